@@ -1,0 +1,398 @@
+//! Deliveries, their attempts, and the dead among them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use http::StatusCode;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::Api;
+use super::input::{NamedDelivery, Query, Tenant};
+use super::page::{Page, ask};
+use super::problem::{InputProblems, Problem, Problems, StateProblems};
+use crate::lifecycle::Gateway;
+use crate::lifecycle::change::change_delivery;
+use crate::lifecycle::deliver::shown_headers;
+use crate::lifecycle::waiting::outlook;
+use crate::model::attempt::{Attempt, Decision, Failure, Timings};
+use crate::model::delivery::{Cause, Delivery, State as DeliveryState, WaitingFor};
+use crate::model::endpoint::Format;
+use crate::model::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
+use crate::model::verdict::Verdict;
+use crate::store::{Change, Claim, DeliveryQuery};
+
+/// A delivery as it is shown.
+#[derive(Serialize, ToSchema)]
+pub struct DeliveryView {
+    /// Its id.
+    #[schema(value_type = String)]
+    pub id: DeliveryId,
+    /// Whose it is.
+    #[schema(value_type = String)]
+    tenant: TenantId,
+    /// The event it carries.
+    #[schema(value_type = String)]
+    event_id: EventId,
+    /// That event's type.
+    event_type: String,
+    /// Where it goes.
+    #[schema(value_type = String)]
+    endpoint_id: EndpointId,
+    /// The event's key.
+    key: Option<String>,
+    /// Its place in its lane, from 1.
+    seq: Option<u64>,
+    /// Where it stands.
+    state: DeliveryState,
+    /// What it waits for: null when finished or in flight.
+    waiting_for: Option<WaitingFor>,
+    /// Whether a request for it is open right now.
+    in_flight: bool,
+    /// How many attempts were made in its whole life.
+    attempts: u32,
+    /// When it was created.
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Timestamp,
+    /// When its very first attempt began.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    first_attempt_at: Option<Timestamp>,
+    /// When the next attempt is planned.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    next_attempt_at: Option<Timestamp>,
+    /// After which no attempt starts: known from the first attempt on.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    give_up_at: Option<Timestamp>,
+    /// When it was delivered, died or was cancelled.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    finished_at: Option<Timestamp>,
+    /// The last attempt's status.
+    last_status: Option<u16>,
+    /// The last attempt's failure.
+    last_error: Option<Failure>,
+    /// Why it died; kept when it was discarded.
+    cause: Option<Cause>,
+    /// SHA-256 of the body in hex: known from the first attempt on.
+    body_sha256: Option<String>,
+}
+
+impl DeliveryView {
+    /// Shows a delivery with what holds at this moment.
+    pub fn of(gateway: &Gateway, delivery: Delivery) -> Self {
+        let outlook = outlook(gateway, &delivery);
+        Self {
+            id: delivery.id,
+            tenant: delivery.tenant,
+            event_id: delivery.event_id,
+            event_type: delivery.event_type,
+            endpoint_id: delivery.endpoint_id,
+            key: delivery.key,
+            seq: delivery.seq,
+            state: delivery.state,
+            waiting_for: outlook.waiting_for,
+            in_flight: outlook.is_in_flight,
+            attempts: delivery.progress.attempts,
+            created_at: delivery.created_at,
+            first_attempt_at: delivery.first_attempt_at,
+            next_attempt_at: outlook.next_attempt_at,
+            give_up_at: outlook.give_up_at,
+            finished_at: delivery.finished_at,
+            last_status: delivery.last_status,
+            last_error: delivery.last_error,
+            cause: delivery.cause,
+            body_sha256: delivery.body_sha256,
+        }
+    }
+}
+
+/// An attempt as it is shown.
+#[derive(Serialize, ToSchema)]
+pub struct AttemptView {
+    /// Its id.
+    #[schema(value_type = String)]
+    id: AttemptId,
+    /// 1, 2, … over the delivery's whole life.
+    number: u32,
+    /// When it began.
+    #[schema(value_type = String, format = DateTime)]
+    started_at: Timestamp,
+    /// How long it took, in milliseconds.
+    duration_ms: f64,
+    /// How long each phase took, in milliseconds.
+    timings: Timings,
+    /// Where it went.
+    url: String,
+    /// The status, when there was an answer.
+    status: Option<u16>,
+    /// The failure, when there was none.
+    error: Option<Failure>,
+    /// The headers sent; the signature and the endpoint's own values are masked.
+    request_headers: BTreeMap<String, String>,
+    /// The headers received, capped at 1 KiB.
+    response_headers: BTreeMap<String, String>,
+    /// The first 4 KiB of the body received.
+    response_body: String,
+    /// Whether the body received went on.
+    truncated: bool,
+    /// What the answer means.
+    verdict: Verdict,
+    /// Everything that went into what happened next.
+    decision: Decision,
+}
+
+impl AttemptView {
+    fn of(claim: &Claim, attempt: Attempt) -> Self {
+        Self {
+            id: AttemptId::of(claim.id, attempt.number, attempt.started_at),
+            request_headers: shown_headers(claim, &attempt).into_iter().collect(),
+            number: attempt.number,
+            started_at: attempt.started_at,
+            duration_ms: attempt.timings.total,
+            timings: attempt.timings,
+            url: attempt.url,
+            status: attempt.status,
+            error: attempt.error,
+            response_headers: joined(attempt.response_headers),
+            response_body: attempt.response_body,
+            truncated: attempt.truncated,
+            verdict: attempt.decision.verdict,
+            decision: attempt.decision,
+        }
+    }
+}
+
+/// Headers that came more than once, as one value each.
+fn joined(headers: Vec<(String, String)>) -> BTreeMap<String, String> {
+    let mut map: BTreeMap<String, String> = BTreeMap::new();
+    for (name, value) in headers {
+        map.entry(name).and_modify(|known| *known = format!("{known}, {value}")).or_insert(value);
+    }
+    map
+}
+
+/// Which deliveries to list.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct DeliveryParams {
+    /// In this state.
+    state: Option<DeliveryState>,
+    /// To this endpoint.
+    #[param(value_type = Option<String>)]
+    endpoint: Option<EndpointId>,
+    /// Of this event type.
+    event_type: Option<String>,
+    /// With this key.
+    key: Option<String>,
+    /// Created at this time or later, RFC 3339.
+    #[param(value_type = Option<String>)]
+    since: Option<Timestamp>,
+    /// Created before this time.
+    #[param(value_type = Option<String>)]
+    until: Option<Timestamp>,
+    /// How many: 1 to 500, 50 if not said.
+    #[param(minimum = 1, maximum = 500)]
+    limit: Option<usize>,
+    /// Where the last page ended.
+    cursor: Option<String>,
+}
+
+/// Which dead letters to list.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct DeadLetterParams {
+    /// To this endpoint.
+    #[param(value_type = Option<String>)]
+    endpoint: Option<EndpointId>,
+    /// Dead for this cause.
+    cause: Option<Cause>,
+    /// Of this event type.
+    event_type: Option<String>,
+    /// With this key.
+    key: Option<String>,
+    /// Created at this time or later, RFC 3339.
+    #[param(value_type = Option<String>)]
+    since: Option<Timestamp>,
+    /// Created before this time.
+    #[param(value_type = Option<String>)]
+    until: Option<Timestamp>,
+    /// How many: 1 to 500, 50 if not said.
+    #[param(minimum = 1, maximum = 500)]
+    limit: Option<usize>,
+    /// Where the last page ended.
+    cursor: Option<String>,
+}
+
+/// List deliveries, newest first
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/deliveries", operation_id = "list_deliveries", tag = "deliveries",
+    params(("tenant" = String, Path, description = "Whose deliveries they are"), DeliveryParams),
+    responses((status = 200, body = Page<DeliveryView>), Problems, InputProblems),
+)]
+pub async fn list(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    Query(params): Query<DeliveryParams>,
+) -> Result<Json<Page<DeliveryView>>, Problem> {
+    let page = ask("deliveries", params.limit, params.cursor.as_deref())?;
+    let query = DeliveryQuery {
+        state: params.state,
+        cause: None,
+        endpoint: params.endpoint,
+        event_type: params.event_type,
+        key: params.key,
+        since: params.since,
+        until: params.until,
+    };
+    let found = api.gateway.store.deliveries(&tenant, query, page).await?;
+    Ok(Json(Page::of("deliveries", found, |delivery| DeliveryView::of(&api.gateway, delivery))))
+}
+
+/// List dead letters, newest first
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/dead-letters", operation_id = "list_dead_letters", tag = "dead letters",
+    params(("tenant" = String, Path, description = "Whose dead letters they are"), DeadLetterParams),
+    responses((status = 200, body = Page<DeliveryView>), Problems, InputProblems),
+)]
+pub async fn list_dead(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    Query(params): Query<DeadLetterParams>,
+) -> Result<Json<Page<DeliveryView>>, Problem> {
+    let page = ask("dead-letters", params.limit, params.cursor.as_deref())?;
+    let query = DeliveryQuery {
+        state: Some(DeliveryState::Dead),
+        cause: params.cause,
+        endpoint: params.endpoint,
+        event_type: params.event_type,
+        key: params.key,
+        since: params.since,
+        until: params.until,
+    };
+    let found = api.gateway.store.deliveries(&tenant, query, page).await?;
+    Ok(Json(Page::of("dead-letters", found, |delivery| DeliveryView::of(&api.gateway, delivery))))
+}
+
+/// Show a delivery
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/deliveries/{delivery}", operation_id = "show_delivery", tag = "deliveries",
+    params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
+    responses((status = 200, body = DeliveryView), Problems),
+)]
+pub async fn show(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    NamedDelivery(id): NamedDelivery,
+) -> Result<Json<DeliveryView>, Problem> {
+    find(&api, &tenant, id).await.map(Json)
+}
+
+async fn find(api: &Api, tenant: &TenantId, id: DeliveryId) -> Result<DeliveryView, Problem> {
+    let found = api.gateway.store.delivery(tenant, id).await?;
+    found.map(|delivery| DeliveryView::of(&api.gateway, delivery)).ok_or_else(|| Problem::not_found("delivery"))
+}
+
+/// List the attempts of a delivery, oldest first
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/deliveries/{delivery}/attempts", operation_id = "list_attempts", tag = "deliveries",
+    params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
+    responses((status = 200, body = Page<AttemptView>), Problems),
+)]
+pub async fn attempts(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    NamedDelivery(id): NamedDelivery,
+) -> Result<Json<Page<AttemptView>>, Problem> {
+    let store = &api.gateway.store;
+    let missing = || Problem::not_found("delivery");
+    let delivery = store.delivery(&tenant, id).await?.ok_or_else(missing)?;
+    let record = store.event(&tenant, &delivery.event_id).await?.ok_or_else(missing)?;
+    let attempts = store.attempts(&tenant, id).await?.ok_or_else(missing)?;
+    let claim = Claim {
+        id,
+        endpoint: delivery.endpoint_id,
+        event: Arc::new(record.event),
+        format: Format::Envelope,
+        lane: delivery.lane.map(Arc::from),
+        seq: delivery.seq,
+        due_at: delivery.due_at,
+        progress: delivery.progress,
+    };
+    Ok(Json(Page::whole(attempts.into_iter().map(|attempt| AttemptView::of(&claim, attempt)).collect())))
+}
+
+type Changed = Result<(StatusCode, Json<DeliveryView>), Problem>;
+
+async fn change(api: &Api, tenant: &TenantId, id: DeliveryId, change: Change) -> Changed {
+    change_delivery(&api.gateway, tenant, id, change).await?;
+    Ok((StatusCode::ACCEPTED, Json(find(api, tenant, id).await?)))
+}
+
+/// Try a waiting delivery now
+///
+/// Skips the wait, never its lane, a pause or the cap.
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/deliveries/{delivery}/retry", operation_id = "retry_delivery", tag = "deliveries",
+    params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
+    responses((status = 202, body = DeliveryView), Problems, StateProblems),
+)]
+pub async fn retry(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery(id): NamedDelivery) -> Changed {
+    change(&api, &tenant, id, Change::RetryNow).await
+}
+
+/// Cancel a waiting delivery
+///
+/// Nothing further is sent. An attempt in flight that succeeds still makes it delivered.
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/deliveries/{delivery}/cancel", operation_id = "cancel_delivery", tag = "deliveries",
+    params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
+    responses((status = 202, body = DeliveryView), Problems, StateProblems),
+)]
+pub async fn cancel(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery(id): NamedDelivery) -> Changed {
+    change(&api, &tenant, id, Change::Cancel).await
+}
+
+/// Deliver a finished delivery again
+///
+/// Same event id, same body, a fresh budget; attempt numbers go on counting.
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/deliveries/{delivery}/replay", operation_id = "replay_delivery", tag = "deliveries",
+    params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
+    responses((status = 202, body = DeliveryView), Problems, StateProblems),
+)]
+pub async fn replay(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery(id): NamedDelivery) -> Changed {
+    change(&api, &tenant, id, Change::Replay).await
+}
+
+/// Deliver a dead letter again
+///
+/// In a lane it is the head again, and those behind it follow in order.
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/dead-letters/{delivery}/replay", operation_id = "replay_dead_letter", tag = "dead letters",
+    params(("tenant" = String, Path, description = "Whose dead letter it is"), ("delivery" = String, Path, description = "The delivery's id")),
+    responses((status = 202, body = DeliveryView), Problems, StateProblems),
+)]
+pub async fn replay_dead(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery(id): NamedDelivery) -> Changed {
+    let known = find(&api, &tenant, id).await?;
+    if known.state != DeliveryState::Dead {
+        let detail = format!("delivery {id} is not a dead letter; replay it under /deliveries");
+        return Err(Problem::new(super::problem::Code::WrongState, detail));
+    }
+    change(&api, &tenant, id, Change::Replay).await
+}
+
+/// Give a dead letter up
+///
+/// It becomes cancelled and keeps its cause; its lane moves on.
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/dead-letters/{delivery}/discard", operation_id = "discard_dead_letter", tag = "dead letters",
+    params(("tenant" = String, Path, description = "Whose dead letter it is"), ("delivery" = String, Path, description = "The delivery's id")),
+    responses((status = 202, body = DeliveryView), Problems, StateProblems),
+)]
+pub async fn discard(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery(id): NamedDelivery) -> Changed {
+    change(&api, &tenant, id, Change::Discard).await
+}

@@ -1,0 +1,385 @@
+//! Endpoints: where events go, their secrets, and pausing them.
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use http::{HeaderMap, StatusCode};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+use utoipa::{IntoParams, ToSchema};
+
+use super::Api;
+use super::events::ReceiptView;
+use super::input::{DOCUMENT_BYTES_MAX, NamedEndpoint, Query, Tenant, document_from_json, from_value, read_body};
+use super::page::{Page, ask};
+use super::problem::{Code, FieldError, InputProblems, Problem, Problems, SpaceProblems};
+use crate::lifecycle::accept::{Submission, accept};
+use crate::lifecycle::change;
+use crate::lifecycle::deliver::guard::BadUrl;
+use crate::model::endpoint::{Endpoint, EndpointState, Settings, Standing};
+use crate::model::headers::MASK;
+use crate::model::id::{EndpointId, TenantId};
+use crate::model::policy::RetryPolicy;
+use crate::store::{EndpointChange, Error, Together};
+
+/// An endpoint as it is shown.
+#[derive(Serialize, ToSchema)]
+pub struct EndpointView {
+    /// Its id.
+    #[schema(value_type = String)]
+    id: EndpointId,
+    /// Whose it is.
+    #[schema(value_type = String)]
+    tenant: TenantId,
+    /// Its owner's decisions. The values of its own headers are masked.
+    #[serde(flatten)]
+    settings: Settings,
+    /// Whether it is being called.
+    state: EndpointState,
+    /// Why, where it is not.
+    state_reason: Option<String>,
+    /// Since when it stands so.
+    #[schema(value_type = String, format = DateTime)]
+    state_since: Timestamp,
+    /// When it was created.
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Timestamp,
+    /// When its settings last changed.
+    #[schema(value_type = String, format = DateTime)]
+    updated_at: Timestamp,
+    /// What it signs with. Shown here only when it is created.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    secret: Option<String>,
+}
+
+impl EndpointView {
+    fn of(endpoint: &Endpoint) -> Self {
+        let mut settings = endpoint.settings.clone();
+        settings.headers.values_mut().for_each(|value| *value = MASK.into());
+        Self {
+            id: endpoint.id,
+            tenant: endpoint.tenant.clone(),
+            settings,
+            state: endpoint.standing.state,
+            state_reason: endpoint.standing.reason.clone(),
+            state_since: endpoint.standing.since,
+            created_at: endpoint.created_at,
+            updated_at: endpoint.updated_at,
+            secret: None,
+        }
+    }
+}
+
+/// Create an endpoint
+///
+/// What is left out comes from the tenant's defaults, then from the gateway's.
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/endpoints", operation_id = "create_endpoint", tag = "endpoints",
+    params(("tenant" = String, Path, description = "Whose endpoint it is")),
+    request_body = Settings,
+    responses((status = 201, body = EndpointView), Problems, InputProblems),
+)]
+pub async fn create(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<(StatusCode, Json<EndpointView>), Problem> {
+    let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
+    let mut settings: Settings = document_from_json(&body)?;
+    fill_from_tenant(&api, &tenant, &body, &mut settings)?;
+    let policy = check(&api, &mut settings)?;
+    let now = api.gateway.clock.now();
+    let secret = super::secrets::mint(now);
+    let endpoint = Endpoint {
+        id: EndpointId::mint(now, rand::random()),
+        tenant,
+        settings,
+        policy,
+        standing: Standing::active(now),
+        secrets: vec![secret.clone()],
+        created_at: now,
+        updated_at: now,
+    };
+    let endpoint = api.gateway.store.create_endpoint(endpoint).await?;
+    let view = EndpointView { secret: Some(secret.text), ..EndpointView::of(&endpoint) };
+    Ok((StatusCode::CREATED, Json(view)))
+}
+
+fn fill_from_tenant(api: &Api, tenant: &TenantId, body: &[u8], settings: &mut Settings) -> Result<(), Problem> {
+    let given: Map<String, Value> = document_from_json(body)?;
+    let known = api.gateway.store.tenant(tenant).ok_or_else(|| Problem::not_found("tenant"))?;
+    let defaults = &known.defaults;
+    let is_open = |name: &str| !given.contains_key(name);
+    if let Some(retry) = defaults.retry.clone().filter(|_| is_open("retry")) {
+        settings.retry = retry;
+    }
+    if let Some(cap) = defaults.max_in_flight.filter(|_| is_open("max_in_flight")) {
+        settings.max_in_flight = cap;
+    }
+    if let Some(timeout) = defaults.timeout.filter(|_| is_open("timeout")) {
+        settings.timeout = timeout;
+    }
+    Ok(())
+}
+
+/// Checks settings whole, and keeps the URL in its canonical form.
+fn check(api: &Api, settings: &mut Settings) -> Result<RetryPolicy, Problem> {
+    let checked = settings.check();
+    let url = api.guard.check(&settings.url);
+    let mut errors: Vec<FieldError> = Vec::new();
+    if let Err(problems) = &checked {
+        errors.extend(problems.iter().map(|p| FieldError { pointer: p.pointer.clone(), detail: p.message.clone() }));
+    }
+    let mut code = Code::InvalidField;
+    match &url {
+        Ok(url) => settings.url = url.to_string(),
+        Err(problem) => {
+            errors.insert(0, FieldError { pointer: "/url".into(), detail: problem.to_string() });
+            if matches!(problem, BadUrl::Forbidden(..)) {
+                code = Code::TargetForbidden;
+            }
+        }
+    }
+    match checked {
+        Ok(policy) if errors.is_empty() => Ok(policy),
+        _ => Err(Problem::fields(code, errors)),
+    }
+}
+
+/// Which part of the list.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct EndpointParams {
+    /// How many: 1 to 500, 50 if not said.
+    #[param(minimum = 1, maximum = 500)]
+    limit: Option<usize>,
+    /// Where the last page ended.
+    cursor: Option<String>,
+}
+
+/// List endpoints, newest first
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/endpoints", operation_id = "list_endpoints", tag = "endpoints",
+    params(("tenant" = String, Path, description = "Whose endpoints they are"), EndpointParams),
+    responses((status = 200, body = Page<EndpointView>), Problems, InputProblems),
+)]
+pub async fn list(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    Query(params): Query<EndpointParams>,
+) -> Result<Json<Page<EndpointView>>, Problem> {
+    let page = ask("endpoints", params.limit, params.cursor.as_deref())?;
+    let below: Option<EndpointId> = match &page.cursor {
+        None => None,
+        Some(text) => Some(text.parse().map_err(|_| Problem::from(Error::NotFound("cursor")))?),
+    };
+    let mut rest = api
+        .gateway
+        .store
+        .endpoints(&tenant)
+        .into_iter()
+        .filter(|endpoint| below.is_none_or(|below| endpoint.id < below));
+    let data: Vec<Arc<Endpoint>> = rest.by_ref().take(page.limit).collect();
+    let next = rest.next().and(data.last()).map(|endpoint| endpoint.id.to_string());
+    let found = crate::store::Page { data, next };
+    Ok(Json(Page::of("endpoints", found, |endpoint| EndpointView::of(&endpoint))))
+}
+
+/// An endpoint of this tenant, or the problem that there is none.
+pub fn find(api: &Api, tenant: &TenantId, id: EndpointId) -> Result<Arc<Endpoint>, Problem> {
+    api.gateway.store.endpoint(tenant, id).ok_or_else(|| Problem::not_found("endpoint"))
+}
+
+/// Show an endpoint
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/endpoints/{endpoint}", operation_id = "show_endpoint", tag = "endpoints",
+    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    responses((status = 200, body = EndpointView), Problems),
+)]
+pub async fn show(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    NamedEndpoint(id): NamedEndpoint,
+) -> Result<Json<EndpointView>, Problem> {
+    Ok(Json(EndpointView::of(&*find(&api, &tenant, id)?)))
+}
+
+/// Change an endpoint
+///
+/// A JSON merge patch: what is left out stays, null goes back to its default.
+#[utoipa::path(
+    patch, path = "/v1/tenants/{tenant}/endpoints/{endpoint}", operation_id = "update_endpoint", tag = "endpoints",
+    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    request_body(content = Settings, description = "Any of the settings"),
+    responses((status = 200, body = EndpointView), Problems, InputProblems),
+)]
+pub async fn update(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    NamedEndpoint(id): NamedEndpoint,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<EndpointView>, Problem> {
+    let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
+    let patch: Map<String, Value> = document_from_json(&body)?;
+    // Somebody else's change in between is merged into, not written over.
+    loop {
+        let current = find(&api, &tenant, id)?;
+        let mut document = serde_json::to_value(&current.settings).expect("settings are plain data");
+        merge(&mut document, Value::Object(patch.clone()));
+        let mut settings: Settings = from_value(document)?;
+        let policy = check(&api, &mut settings)?;
+        let change =
+            EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at: current.updated_at };
+        match change::change_endpoint(&api.gateway, &tenant, id, change).await {
+            Err(Error::Changed) => continue,
+            changed => return Ok(Json(EndpointView::of(&*changed?))),
+        }
+    }
+}
+
+/// RFC 7396.
+pub fn merge(target: &mut Value, patch: Value) {
+    let Value::Object(patch) = patch else {
+        *target = patch;
+        return;
+    };
+    if !target.is_object() {
+        *target = Value::Object(Map::new());
+    }
+    let object = target.as_object_mut().expect("it was just made one");
+    for (name, value) in patch {
+        match value {
+            Value::Null => {
+                object.remove(&name);
+            }
+            value => merge(object.entry(name).or_insert(Value::Null), value),
+        }
+    }
+}
+
+/// Delete an endpoint
+///
+/// What waits for it is cancelled, and no further request goes out.
+#[utoipa::path(
+    delete, path = "/v1/tenants/{tenant}/endpoints/{endpoint}", operation_id = "delete_endpoint", tag = "endpoints",
+    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    responses((status = 204), Problems),
+)]
+pub async fn delete(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    NamedEndpoint(id): NamedEndpoint,
+) -> Result<StatusCode, Problem> {
+    change::delete_endpoint(&api.gateway, &tenant, id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// A word about why.
+#[derive(Deserialize, Default, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Note {
+    /// What others should know, at most 500 bytes.
+    note: Option<String>,
+}
+
+async fn read_note(headers: &HeaderMap, body: Body) -> Result<Option<String>, Problem> {
+    let body = read_body(headers, body, DOCUMENT_BYTES_MAX).await?;
+    if body.trim_ascii().is_empty() {
+        return Ok(None);
+    }
+    let note: Note = document_from_json(&body)?;
+    match note.note {
+        Some(text) if text.len() > 500 || text.chars().any(char::is_control) => Err(Problem::field(
+            Code::InvalidField,
+            "/note",
+            "note is longer than 500 bytes or holds control characters; shorten it",
+        )),
+        note => Ok(note),
+    }
+}
+
+/// Pause an endpoint
+///
+/// Its deliveries, new ones included, are held and do not age. What is in flight finishes.
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/pause", operation_id = "pause_endpoint", tag = "endpoints",
+    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    request_body = Option<Note>,
+    responses((status = 200, body = EndpointView), Problems, InputProblems),
+)]
+pub async fn pause(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    NamedEndpoint(id): NamedEndpoint,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<EndpointView>, Problem> {
+    let note = read_note(&headers, body).await?;
+    let endpoint = change::pause(&api.gateway, &tenant, id, note).await?;
+    Ok(Json(EndpointView::of(&endpoint)))
+}
+
+/// Resume an endpoint, paused or disabled
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/resume", operation_id = "resume_endpoint", tag = "endpoints",
+    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    request_body = Option<Note>,
+    responses((status = 200, body = EndpointView), Problems, InputProblems),
+)]
+pub async fn resume(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    NamedEndpoint(id): NamedEndpoint,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<EndpointView>, Problem> {
+    read_note(&headers, body).await?;
+    let endpoint = change::resume(&api.gateway, &tenant, id).await?;
+    Ok(Json(EndpointView::of(&endpoint)))
+}
+
+/// Send a test event to one endpoint
+///
+/// An ordinary event of type `posthaste.test`, whatever types the endpoint wants.
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/test", operation_id = "test_endpoint", tag = "endpoints",
+    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    responses((status = 202, body = ReceiptView), Problems, SpaceProblems),
+)]
+pub async fn test(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    NamedEndpoint(id): NamedEndpoint,
+) -> Result<(StatusCode, Json<ReceiptView>), Problem> {
+    find(&api, &tenant, id)?;
+    let submission = Submission {
+        id: None,
+        event_type: "posthaste.test".parse().expect("a dotted name"),
+        key: None,
+        timestamp: None,
+        schema_version: None,
+        endpoints: Some(vec![id]),
+        data: bytes::Bytes::from_static(br#"{"message":"a test event from Posthaste"}"#),
+    };
+    let outcomes = accept(&api.gateway, &tenant, vec![submission], Together::All).await?;
+    let outcome = outcomes.into_iter().next().expect("one event in, one outcome out");
+    Ok((StatusCode::ACCEPTED, Json(outcome?.into())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_merge_patch_sets_removes_and_goes_inside() {
+        let mut document = json!({"a":1,"b":{"c":2,"d":3},"e":[1]});
+        merge(&mut document, json!({"a":null,"b":{"c":4},"e":[2],"f":{"g":null,"h":1}}));
+        assert_eq!(document, json!({"b":{"c":4,"d":3},"e":[2],"f":{"h":1}}));
+    }
+}

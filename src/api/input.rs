@@ -1,0 +1,257 @@
+//! Reads requests: bodies, parameters and paths, each refusal a problem that
+//! names the field.
+
+use std::time::Duration;
+
+use axum::RequestPartsExt;
+use axum::body::Body;
+use axum::extract::{FromRequestParts, Path};
+use bytes::Bytes;
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
+use http::request::Parts;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::Api;
+use super::problem::{Code, Problem};
+use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+
+/// How long a body may take to arrive.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// How much of a body is read only to be thrown away.
+const DRAINED_BYTES_MAX: usize = 16 * 1_024 * 1_024;
+/// How large a body may be that carries no event.
+pub const DOCUMENT_BYTES_MAX: usize = 256 * 1_024;
+
+/// Reads a whole body, up to a limit.
+pub async fn read_body(headers: &http::HeaderMap, body: Body, bytes_max: usize) -> Result<Bytes, Problem> {
+    if let Some(encoding) = headers.get(CONTENT_ENCODING)
+        && encoding != "identity"
+    {
+        return Err(Problem::new(
+            Code::UnsupportedMediaType,
+            "the body is compressed; send it as it is, without content-encoding",
+        ));
+    }
+    let announced = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    if announced.is_some_and(|length| length > bytes_max) {
+        drain(body).await;
+        return Err(too_large(bytes_max));
+    }
+    let collected = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, bytes_max).collect()).await;
+    match collected {
+        Err(_) => Err(Problem::new(Code::RequestTimeout, "the body did not arrive within 30s")),
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(problem)) if problem.downcast_ref::<LengthLimitError>().is_some() => Err(too_large(bytes_max)),
+        Ok(Err(problem)) => Err(Problem::new(Code::InvalidJson, format!("the body could not be read: {problem}"))),
+    }
+}
+
+/// Lets a client finish what it is sending, up to a point, so that it can
+/// read the answer instead of meeting a closed connection.
+async fn drain(body: Body) {
+    let reading = Limited::new(body, DRAINED_BYTES_MAX).collect();
+    let _ = tokio::time::timeout(BODY_TIMEOUT, reading).await;
+}
+
+/// The body is larger than the limit.
+pub fn too_large(bytes_max: usize) -> Problem {
+    Problem::new(
+        Code::PayloadTooLarge,
+        format!("the body is larger than {bytes_max} bytes; send less, or raise the limit where it is a setting"),
+    )
+}
+
+/// No query parameters at all.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NoParams {}
+
+/// Places in documents where an object is meant. A list there would be read
+/// as its fields in order, which nobody means.
+const OBJECTS: &[&str] = &[
+    "",
+    "/retry",
+    "/retry/backoff",
+    "/timeout",
+    "/headers",
+    "/metadata",
+    "/defaults",
+    "/defaults/retry",
+    "/defaults/retry/backoff",
+    "/defaults/timeout",
+];
+
+/// Reads a document: a JSON object with nothing but objects where it nests.
+pub fn document_from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
+    let document: serde_json::Value = from_json(bytes)?;
+    for place in OBJECTS {
+        if document.pointer(place).is_some_and(|value| !value.is_object() && !value.is_null()) {
+            let name = place.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or("the body");
+            return Err(Problem::field(
+                Code::InvalidField,
+                *place,
+                format!("{name} is not an object; write it in braces"),
+            ));
+        }
+    }
+    object_from_json(bytes)
+}
+
+/// Reads a JSON object.
+pub fn object_from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
+    match bytes.trim_ascii_start().first() {
+        Some(b'[') => {
+            from_json::<serde::de::IgnoredAny>(bytes)?;
+            Err(Problem::field(Code::InvalidField, "", "the body is a list; write one object in braces"))
+        }
+        _ => from_json(bytes),
+    }
+}
+
+/// Reads JSON; the problem says where it is wrong.
+pub fn from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
+    if let Err(problem) = std::str::from_utf8(bytes) {
+        let detail = format!("the body is not UTF-8 from byte {} on", problem.valid_up_to());
+        return Err(Problem::new(Code::InvalidJson, detail));
+    }
+    // The path is only looked for when there is something to say about it.
+    serde_json::from_slice(bytes).map_err(|problem| explain::<T>(bytes, &problem))
+}
+
+fn explain<'a, T: Deserialize<'a>>(bytes: &'a [u8], problem: &serde_json::Error) -> Problem {
+    if !problem.is_data() {
+        return Problem::new(Code::InvalidJson, format!("the body is not JSON: {problem}"));
+    }
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
+    let pointer = match serde_path_to_error::deserialize::<_, T>(&mut reader) {
+        Err(located) => pointer_of(located.path()),
+        Ok(_) => String::new(),
+    };
+    of_data_error(pointer, problem)
+}
+
+/// Reads a value that is JSON already.
+pub fn from_value<T: DeserializeOwned>(value: serde_json::Value) -> Result<T, Problem> {
+    serde_path_to_error::deserialize(value).map_err(|located| {
+        let pointer = pointer_of(located.path());
+        of_data_error(pointer, located.inner())
+    })
+}
+
+fn of_data_error(pointer: String, problem: &serde_json::Error) -> Problem {
+    let text = problem.to_string();
+    let detail = text.split(" at line ").next().unwrap_or_default().to_owned();
+    // The parser names what is missing or unknown only in its sentence.
+    let named = |prefix: &str| detail.strip_prefix(prefix)?.split('`').next().map(str::to_owned);
+    if let Some(name) = named("unknown field `") {
+        let pointer = match pointer.ends_with(&format!("/{name}")) {
+            true => pointer,
+            false => format!("{pointer}/{name}"),
+        };
+        return Problem::field(Code::UnknownField, pointer, detail);
+    }
+    // A rule inside a filter says where it stands.
+    if let Some((place, wrong)) = detail.strip_prefix("at ").and_then(|rest| rest.split_once(": ")) {
+        return Problem::field(Code::InvalidField, format!("{pointer}{place}"), wrong);
+    }
+    match named("missing field `").or_else(|| named("duplicate field `")) {
+        Some(name) => Problem::field(Code::InvalidField, format!("{pointer}/{name}"), detail),
+        None => Problem::field(Code::InvalidField, pointer, detail),
+    }
+}
+
+fn pointer_of(path: &serde_path_to_error::Path) -> String {
+    use serde_path_to_error::Segment;
+    path.iter()
+        .filter_map(|segment| match segment {
+            Segment::Seq { index } => Some(format!("/{index}")),
+            Segment::Map { key } => Some(format!("/{}", key.replace('~', "~0").replace('/', "~1"))),
+            Segment::Enum { variant } => Some(format!("/{variant}")),
+            Segment::Unknown => None,
+        })
+        .collect()
+}
+
+/// Query parameters, with unknown ones refused by name.
+pub struct Query<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        let parsed = axum::extract::Query::<T>::try_from_uri(&parts.uri);
+        parsed.map(|query| Self(query.0)).map_err(|rejection| {
+            let detail = rejection.body_text();
+            of_query_error(detail.strip_prefix("Failed to deserialize query string: ").unwrap_or(&detail))
+        })
+    }
+}
+
+/// The parser names the parameter first, then what is wrong with it.
+fn of_query_error(detail: &str) -> Problem {
+    let (name, wrong) = detail.split_once(": ").unwrap_or(("", detail));
+    let (code, wrong) = match wrong {
+        wrong if wrong.starts_with("unknown field") => (Code::UnknownField, wrong.to_owned()),
+        wrong if matches!(name, "since" | "until") => (
+            Code::InvalidField,
+            format!("{name} is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z ({wrong})"),
+        ),
+        wrong => (Code::InvalidField, format!("{name}: {wrong}")),
+    };
+    Problem::field(code, format!("?{name}"), wrong)
+}
+
+/// The tenant of a route, which must exist.
+pub struct Tenant(pub TenantId);
+
+impl FromRequestParts<Api> for Tenant {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Problem> {
+        let id: TenantId = path_part(parts, "tenant").await?;
+        match api.gateway.store.tenant(&id) {
+            Some(_) => Ok(Self(id)),
+            None => Err(Problem::not_found("tenant")),
+        }
+    }
+}
+
+macro_rules! path_id {
+    ($(#[$doc:meta])* $name:ident, $id:ty, $part:literal) => {
+        $(#[$doc])*
+        pub struct $name(pub $id);
+
+        impl<S: Send + Sync> FromRequestParts<S> for $name {
+            type Rejection = Problem;
+            async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+                path_part(parts, $part).await.map(Self)
+            }
+        }
+    };
+}
+path_id!(
+    /// The tenant a route names, whether it exists or not.
+    NamedTenant, TenantId, "tenant"
+);
+path_id!(
+    /// The endpoint a route names.
+    NamedEndpoint, EndpointId, "endpoint"
+);
+path_id!(
+    /// The event a route names.
+    NamedEvent, EventId, "event"
+);
+path_id!(
+    /// The delivery a route names.
+    NamedDelivery, DeliveryId, "delivery"
+);
+
+/// An id in the path. One that cannot be an id names nothing.
+async fn path_part<T: std::str::FromStr>(parts: &mut Parts, name: &str) -> Result<T, Problem> {
+    let found = parts.extract::<Path<Vec<(String, String)>>>().await;
+    let Path(found) = found.map_err(|_| Problem::not_found(name))?;
+    let text = found.into_iter().find(|(part, _)| part == name).map(|(_, text)| text);
+    text.and_then(|text| text.parse().ok()).ok_or_else(|| Problem::not_found(name))
+}

@@ -1,0 +1,70 @@
+//! The lanes of an endpoint: who is head, and how many wait behind it.
+
+use axum::Json;
+use axum::extract::State;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::Api;
+use super::endpoints::find;
+use super::input::{NamedEndpoint, Query, Tenant};
+use super::page::{Page, ask};
+use super::problem::{InputProblems, Problem, Problems};
+use crate::model::id::DeliveryId;
+
+/// A lane with members to deliver.
+#[derive(Serialize, ToSchema)]
+pub struct LaneView {
+    /// The key; null for the one lane of a fully ordered endpoint.
+    key: Option<String>,
+    /// The delivery everyone waits for.
+    #[schema(value_type = String)]
+    head: DeliveryId,
+    /// Whether that one is dead.
+    blocked: bool,
+    /// Since when it has been the head.
+    #[schema(value_type = String, format = DateTime)]
+    since: Timestamp,
+    /// How many wait behind it.
+    waiting: u64,
+}
+
+/// Which lanes to list.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct LaneParams {
+    /// Only those behind a dead letter.
+    #[serde(default)]
+    blocked: bool,
+    /// How many: 1 to 500, 50 if not said.
+    #[param(minimum = 1, maximum = 500)]
+    limit: Option<usize>,
+    /// Where the last page ended.
+    cursor: Option<String>,
+}
+
+/// List the lanes of an endpoint that have members to deliver, by key
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/lanes", operation_id = "list_lanes", tag = "endpoints",
+    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id"), LaneParams),
+    responses((status = 200, body = Page<LaneView>), Problems, InputProblems),
+)]
+pub async fn list(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    NamedEndpoint(id): NamedEndpoint,
+    Query(params): Query<LaneParams>,
+) -> Result<Json<Page<LaneView>>, Problem> {
+    find(&api, &tenant, id)?;
+    let page = ask("lanes", params.limit, params.cursor.as_deref())?;
+    let found = api.gateway.store.lanes(&tenant, id, params.blocked, page).await?;
+    Ok(Json(Page::of("lanes", found, |lane| LaneView {
+        key: lane.key,
+        head: lane.head,
+        blocked: lane.is_blocked,
+        since: lane.since,
+        waiting: lane.waiting,
+    })))
+}

@@ -1,0 +1,114 @@
+//! Doors: every route on one page.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::Router;
+use axum::extract::Request;
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::Response;
+use http::HeaderValue;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::lifecycle::Gateway;
+use crate::lifecycle::deliver::guard::Guard;
+
+pub mod auth;
+pub mod deliveries;
+pub mod endpoints;
+pub mod events;
+pub mod input;
+pub mod lanes;
+pub mod openapi;
+pub mod page;
+pub mod problem;
+pub mod secrets;
+pub mod server;
+pub mod status;
+pub mod tenants;
+
+/// What the routes work with. Cheap to clone.
+#[derive(Clone)]
+pub struct Api {
+    /// What events move through.
+    pub gateway: Arc<Gateway>,
+    /// Which URLs an endpoint may have.
+    pub guard: Arc<Guard>,
+    /// The hash of the admin token.
+    pub admin: auth::TokenHash,
+    /// How large an event may be.
+    pub event_bytes_max: usize,
+    /// Set once the gateway has been asked to stop.
+    pub stopping: Arc<AtomicBool>,
+}
+
+impl Api {
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+}
+
+/// Every route, documented.
+pub fn routes() -> OpenApiRouter<Api> {
+    OpenApiRouter::with_openapi(openapi::base())
+        .routes(routes!(tenants::list))
+        .routes(routes!(tenants::show, tenants::put, tenants::update, tenants::delete))
+        .routes(routes!(events::accept_one, events::list))
+        .routes(routes!(events::accept_batch))
+        .routes(routes!(events::show))
+        .routes(routes!(events::deliveries))
+        .routes(routes!(events::matches))
+        .routes(routes!(endpoints::create, endpoints::list))
+        .routes(routes!(endpoints::show, endpoints::update, endpoints::delete))
+        .routes(routes!(endpoints::pause))
+        .routes(routes!(endpoints::resume))
+        .routes(routes!(endpoints::test))
+        .routes(routes!(lanes::list))
+        .routes(routes!(secrets::list))
+        .routes(routes!(secrets::rotate))
+        .routes(routes!(deliveries::list))
+        .routes(routes!(deliveries::show))
+        .routes(routes!(deliveries::attempts))
+        .routes(routes!(deliveries::retry))
+        .routes(routes!(deliveries::cancel))
+        .routes(routes!(deliveries::replay))
+        .routes(routes!(deliveries::list_dead))
+        .routes(routes!(deliveries::replay_dead))
+        .routes(routes!(deliveries::discard))
+        .routes(routes!(status::healthz))
+        .routes(routes!(status::readyz))
+        .routes(routes!(status::openapi))
+}
+
+/// The routes, ready to be served: everything under `/v1` needs a token, and
+/// every error leaves as a problem.
+pub fn router(api: Api) -> Router {
+    let (routes, _) = routes().split_for_parts();
+    routes
+        .method_not_allowed_fallback(status::wrong_method)
+        .fallback(status::nothing_here)
+        .layer(from_fn_with_state(api.clone(), guard_v1))
+        .layer(from_fn(finish))
+        .with_state(api)
+}
+
+async fn guard_v1(state: axum::extract::State<Api>, request: Request, next: Next) -> Response {
+    use axum::response::IntoResponse;
+    match request.uri().path().starts_with("/v1/") {
+        true => auth::require_token(state, request, next).await.into_response(),
+        false => next.run(request).await,
+    }
+}
+
+/// Names the request and writes out the problem, if that is the answer.
+async fn finish(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    let request_id = format!("req_{:016x}", rand::random::<u64>());
+    if let Some(problem) = response.extensions_mut().remove::<problem::Problem>() {
+        problem.render(&mut response, &request_id);
+    }
+    let value = HeaderValue::try_from(request_id).expect("hex is a header value");
+    response.headers_mut().insert("x-request-id", value);
+    response
+}

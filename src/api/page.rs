@@ -1,0 +1,59 @@
+//! Pages of lists: `?limit=&cursor=` in, `{"data":[…],"next":…}` out.
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::problem::{Code, Problem};
+use crate::store::{self, PageAsk};
+
+const LIMIT_DEFAULT: usize = 50;
+const LIMIT_MAX: usize = 500;
+
+/// One page of a list. It may be short and still have a next one.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Page<T> {
+    /// What was found, newest first.
+    pub data: Vec<T>,
+    /// Give this as `cursor` for the next page; null on the last.
+    pub next: Option<String>,
+}
+
+impl<T> Page<T> {
+    /// A list that is always whole.
+    pub fn whole(data: Vec<T>) -> Self {
+        Self { data, next: None }
+    }
+
+    /// A store's page, each item shown in its way.
+    pub fn of<S>(list: &'static str, page: store::Page<S>, show: impl FnMut(S) -> T) -> Self {
+        let next = page.next.map(|cursor| URL_SAFE_NO_PAD.encode(format!("{list}:{cursor}")));
+        Self { data: page.data.into_iter().map(show).collect(), next }
+    }
+}
+
+/// What `limit` and `cursor` ask for. A cursor belongs to its list.
+pub fn ask(list: &'static str, limit: Option<usize>, cursor: Option<&str>) -> Result<PageAsk, Problem> {
+    let limit = limit.unwrap_or(LIMIT_DEFAULT);
+    if !(1..=LIMIT_MAX).contains(&limit) {
+        let detail = format!("limit is {limit}; use 1 to {LIMIT_MAX}");
+        return Err(Problem::field(Code::InvalidField, "?limit", detail));
+    }
+    let cursor = match cursor {
+        None => None,
+        Some(text) => {
+            let decoded = URL_SAFE_NO_PAD.decode(text).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+            let inside = decoded.and_then(|text| Some(text.strip_prefix(list)?.strip_prefix(':')?.to_owned()));
+            let refused = || {
+                Problem::field(
+                    Code::InvalidCursor,
+                    "?cursor",
+                    "the cursor is not one of this list; start again without it",
+                )
+            };
+            Some(inside.ok_or_else(refused)?)
+        }
+    };
+    Ok(PageAsk { cursor, limit })
+}

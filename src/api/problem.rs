@@ -1,0 +1,278 @@
+//! Errors as RFC 9457 problems: a stable code for programs, a sentence for
+//! people, pointers to the fields at fault.
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::{HeaderValue, StatusCode};
+use serde::Serialize;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
+
+use crate::lifecycle::accept::Refusal;
+use crate::store;
+
+/// A problem on its way to the caller.
+#[derive(Debug, Clone)]
+pub struct Problem {
+    code: Code,
+    detail: String,
+    errors: Vec<FieldError>,
+}
+
+/// One field at fault.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct FieldError {
+    /// Where, as a JSON pointer into the request body, or `?name` for a query parameter.
+    #[schema(example = "/type")]
+    pub pointer: String,
+    /// What is wrong and what would be accepted.
+    pub detail: String,
+}
+
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident = $text:literal, $status:ident, $title:literal;)*) => {
+        /// What went wrong, for programs. These never change their meaning.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+        pub enum Code { $($(#[$doc])* #[serde(rename = $text)] $name,)* }
+
+        impl Code {
+            /// Every code there is.
+            pub const ALL: &'static [Code] = &[$(Code::$name,)*];
+            /// The code as it is written.
+            pub fn as_str(self) -> &'static str { match self { $(Code::$name => $text,)* } }
+            /// The status it is answered with.
+            pub fn status(self) -> StatusCode { match self { $(Code::$name => StatusCode::$status,)* } }
+            /// What it means, in a few words.
+            pub fn title(self) -> &'static str { match self { $(Code::$name => $title,)* } }
+        }
+    };
+}
+
+impl PartialSchema for Code {
+    fn schema() -> RefOr<Schema> {
+        let names = Self::ALL.iter().map(|code| code.as_str());
+        ObjectBuilder::new().schema_type(Type::String).enum_values(Some(names)).into()
+    }
+}
+
+impl ToSchema for Code {
+    fn name() -> std::borrow::Cow<'static, str> {
+        "Code".into()
+    }
+}
+
+codes! {
+    /// The body is not JSON, or not UTF-8.
+    InvalidJson = "invalid_json", BAD_REQUEST, "The body is not JSON";
+    /// A field that nobody knows.
+    UnknownField = "unknown_field", UNPROCESSABLE_ENTITY, "There is no such field";
+    /// A field whose value cannot be accepted.
+    InvalidField = "invalid_field", UNPROCESSABLE_ENTITY, "A field has a value that cannot be accepted";
+    /// The event id belongs to other content.
+    IdConflict = "id_conflict", CONFLICT, "The id belongs to other content";
+    /// There is nothing at this address.
+    NotFound = "not_found", NOT_FOUND, "There is no such thing";
+    /// No token, or one that is not valid.
+    Unauthenticated = "unauthenticated", UNAUTHORIZED, "A valid token is needed";
+    /// The state of the thing does not allow this.
+    WrongState = "wrong_state", CONFLICT, "Its state does not allow this";
+    /// The body is larger than allowed.
+    PayloadTooLarge = "payload_too_large", PAYLOAD_TOO_LARGE, "The body is too large";
+    /// Too many deliveries would be made.
+    FanoutLimit = "fanout_limit", UNPROCESSABLE_ENTITY, "Too many deliveries would be made";
+    /// The URL points where the gateway may not call.
+    TargetForbidden = "target_forbidden", UNPROCESSABLE_ENTITY, "The target may not be called";
+    /// The cursor is not one of ours.
+    InvalidCursor = "invalid_cursor", BAD_REQUEST, "The cursor is not valid";
+    /// The method is not known at this address.
+    MethodNotAllowed = "method_not_allowed", METHOD_NOT_ALLOWED, "The method is not known here";
+    /// The body is encoded in a way that is not read.
+    UnsupportedMediaType = "unsupported_media_type", UNSUPPORTED_MEDIA_TYPE, "The encoding is not read";
+    /// The body did not arrive in time.
+    RequestTimeout = "request_timeout", REQUEST_TIMEOUT, "The body did not arrive in time";
+    /// Not now; trying again later is safe.
+    Unavailable = "unavailable", SERVICE_UNAVAILABLE, "Not available at the moment";
+    /// No space is left for new events.
+    StorageFull = "storage_full", INSUFFICIENT_STORAGE, "No space is left";
+}
+
+/// A problem as it is written, `application/problem+json`.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub struct ProblemBody<'a> {
+    /// Always `about:blank`: the code says what kind it is.
+    #[serde(rename = "type")]
+    #[schema(example = "about:blank")]
+    kind: &'static str,
+    /// What the code means.
+    title: &'static str,
+    /// The HTTP status.
+    status: u16,
+    /// What went wrong, for programs.
+    code: Code,
+    /// What went wrong here, and the way out.
+    detail: &'a str,
+    /// The fields at fault.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    errors: &'a [FieldError],
+    /// Names this request in the gateway's log.
+    request_id: &'a str,
+}
+
+/// How soon to try again, where that helps.
+const RETRY_AFTER_SECONDS: u64 = 5;
+
+impl Problem {
+    /// A problem with its sentence.
+    pub fn new(code: Code, detail: impl Into<String>) -> Self {
+        Self { code, detail: detail.into(), errors: Vec::new() }
+    }
+
+    /// A problem with one field.
+    pub fn field(code: Code, pointer: impl Into<String>, detail: impl Into<String>) -> Self {
+        let detail = detail.into();
+        let error = FieldError { pointer: pointer.into(), detail: detail.clone() };
+        Self { code, detail, errors: vec![error] }
+    }
+
+    /// A problem with several fields; the first one's sentence stands for all.
+    pub fn fields(code: Code, errors: Vec<FieldError>) -> Self {
+        let detail = errors.iter().map(|error| error.detail.as_str()).collect::<Vec<_>>().join("; ");
+        Self { code, detail, errors }
+    }
+
+    /// There is no such thing here.
+    pub fn not_found(what: &str) -> Self {
+        Self::new(Code::NotFound, format!("there is no such {what}"))
+    }
+
+    /// The fields at fault, moved below a place in a larger document.
+    pub fn errors_below(self, place: &str) -> (Code, Vec<FieldError>) {
+        let errors = match self.errors.is_empty() {
+            true => vec![FieldError { pointer: String::new(), detail: self.detail }],
+            false => self.errors,
+        };
+        let moved =
+            errors.into_iter().map(|error| FieldError { pointer: format!("{place}{}", error.pointer), ..error });
+        (self.code, moved.collect())
+    }
+
+    /// Writes the problem out, with the request it belongs to.
+    pub fn render(&self, response: &mut Response, request_id: &str) {
+        let status = self.code.status();
+        let body = ProblemBody {
+            kind: "about:blank",
+            title: self.code.title(),
+            status: status.as_u16(),
+            code: self.code,
+            detail: &self.detail,
+            errors: &self.errors,
+            request_id,
+        };
+        *response.status_mut() = status;
+        *response.body_mut() = Body::from(serde_json::to_vec(&body).expect("a problem is plain data"));
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        match self.code {
+            Code::Unauthenticated => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            Code::Unavailable | Code::StorageFull => {
+                headers.insert(RETRY_AFTER, HeaderValue::from(RETRY_AFTER_SECONDS));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The outermost layer writes it out, because it knows the request's id.
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut response = self.code.status().into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+impl From<store::Error> for Problem {
+    fn from(problem: store::Error) -> Self {
+        let detail = problem.to_string();
+        match problem {
+            store::Error::Unavailable(_) | store::Error::Stale(_) | store::Error::Changed => {
+                Self::new(Code::Unavailable, detail)
+            }
+            store::Error::Full(_) => Self::new(Code::StorageFull, detail),
+            store::Error::NotFound("cursor") => {
+                Self::new(Code::InvalidCursor, "the cursor is not one of this list; start again without it")
+            }
+            store::Error::NotFound(what) => Self::not_found(what),
+            store::Error::WrongState(_) => Self::new(Code::WrongState, detail),
+            store::Error::UnknownEndpoint(_) => Self::field(Code::InvalidField, "/endpoints", detail),
+        }
+    }
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        let detail = refusal.to_string();
+        match refusal {
+            Refusal::Conflict { .. } => Self::field(Code::IdConflict, "/id", detail),
+            Refusal::UnknownEndpoint(_) => Self::field(Code::InvalidField, "/endpoints", detail),
+            Refusal::Fanout(_) => Self::new(Code::FanoutLimit, detail),
+            Refusal::StorageFull => Self::new(Code::StorageFull, detail),
+            Refusal::Store(problem) => problem.into(),
+        }
+    }
+}
+
+/// The answers every route may give, for the documentation.
+#[derive(utoipa::IntoResponses)]
+pub enum Problems {
+    /// `unauthenticated`: no token, or one that is not valid.
+    #[response(status = 401, content_type = "application/problem+json")]
+    Unauthenticated(#[to_schema] ProblemBody<'static>),
+    /// `not_found`: there is no such thing.
+    #[response(status = 404, content_type = "application/problem+json")]
+    NotFound(#[to_schema] ProblemBody<'static>),
+    /// `unavailable`: not now; trying again later is safe.
+    #[response(status = 503, content_type = "application/problem+json")]
+    Unavailable(#[to_schema] ProblemBody<'static>),
+}
+
+/// The answers a route with parameters or a body may give besides.
+#[derive(utoipa::IntoResponses)]
+pub enum InputProblems {
+    /// `invalid_json` or `invalid_cursor`: it cannot be read.
+    #[response(status = 400, content_type = "application/problem+json")]
+    Unreadable(#[to_schema] ProblemBody<'static>),
+    /// `request_timeout`: the body did not arrive in time.
+    #[response(status = 408, content_type = "application/problem+json")]
+    Late(#[to_schema] ProblemBody<'static>),
+    /// `payload_too_large`: the body is larger than the limit it names.
+    #[response(status = 413, content_type = "application/problem+json")]
+    TooLarge(#[to_schema] ProblemBody<'static>),
+    /// `unsupported_media_type`: compressed bodies are not read.
+    #[response(status = 415, content_type = "application/problem+json")]
+    Encoded(#[to_schema] ProblemBody<'static>),
+    /// `invalid_field`, `unknown_field`, `target_forbidden` or `fanout_limit`: a value cannot be accepted.
+    #[response(status = 422, content_type = "application/problem+json")]
+    Invalid(#[to_schema] ProblemBody<'static>),
+}
+
+/// The answer when the state of a thing does not allow what was asked.
+#[derive(utoipa::IntoResponses)]
+pub enum StateProblems {
+    /// `wrong_state` or `id_conflict`: it is there, but not like that.
+    #[response(status = 409, content_type = "application/problem+json")]
+    WrongState(#[to_schema] ProblemBody<'static>),
+}
+
+/// The answer when no space is left for new events.
+#[derive(utoipa::IntoResponses)]
+pub enum SpaceProblems {
+    /// `storage_full`: the disk is nearly full; deliveries go on.
+    #[response(status = 507, content_type = "application/problem+json")]
+    Full(#[to_schema] ProblemBody<'static>),
+}

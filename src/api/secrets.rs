@@ -1,0 +1,141 @@
+//! The secrets an endpoint signs with, and giving it a new one.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use http::{HeaderMap, StatusCode};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::Api;
+use super::endpoints::find;
+use super::input::{DOCUMENT_BYTES_MAX, NamedEndpoint, Tenant, document_from_json, read_body};
+use super::page::Page;
+use super::problem::{Code, InputProblems, Problem, Problems, StateProblems};
+use crate::lifecycle::change;
+use crate::lifecycle::deliver::sign::new_secret;
+use crate::model::endpoint::Secret;
+use crate::model::id::SecretId;
+use crate::model::span::Span;
+use crate::store::EndpointChange;
+
+const OVERLAP_DEFAULT: Span = Span::secs(24 * 3_600);
+const OVERLAP_MAX: Span = Span::secs(7 * 86_400);
+const SECRETS_MAX: usize = 11;
+
+/// A secret as it is shown to those who may see it.
+#[derive(Serialize, ToSchema)]
+pub struct SecretView {
+    /// Its id.
+    #[schema(value_type = String)]
+    id: SecretId,
+    /// `whsec_` and the key in base64.
+    secret: String,
+    /// When it was made.
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Timestamp,
+    /// When it stops signing, once it was replaced.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    expires_at: Option<Timestamp>,
+}
+
+/// A new secret.
+#[derive(Serialize, ToSchema)]
+pub struct RotatedView {
+    /// Its id.
+    #[schema(value_type = String)]
+    id: SecretId,
+    /// `whsec_` and the key in base64.
+    secret: String,
+}
+
+/// A secret made now.
+pub fn mint(now: Timestamp) -> Secret {
+    Secret {
+        id: SecretId::mint(now, rand::random()),
+        text: new_secret(rand::random()),
+        created_at: now,
+        expires_at: None,
+    }
+}
+
+/// List an endpoint's secrets, newest first
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/secrets", operation_id = "list_secrets", tag = "endpoints",
+    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    responses((status = 200, body = Page<SecretView>), Problems),
+)]
+pub async fn list(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    NamedEndpoint(id): NamedEndpoint,
+) -> Result<Json<Page<SecretView>>, Problem> {
+    let endpoint = find(&api, &tenant, id)?;
+    let now = api.gateway.clock.now();
+    let active = endpoint.secrets.iter().filter(|secret| secret.is_active(now));
+    let show = |secret: &Secret| SecretView {
+        id: secret.id,
+        secret: secret.text.clone(),
+        created_at: secret.created_at,
+        expires_at: secret.expires_at,
+    };
+    Ok(Json(Page::whole(active.map(show).collect())))
+}
+
+/// How to rotate.
+#[derive(Deserialize, Default, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Rotation {
+    /// How long the old secrets go on signing beside the new one: 0s to 7d, 24h if not said.
+    #[schema(value_type = Option<String>, example = "24h")]
+    overlap: Option<Span>,
+}
+
+/// Give an endpoint a new secret
+///
+/// The old ones go on signing beside it for a while, so receivers can change over without a gap.
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/secrets/rotate", operation_id = "rotate_secret", tag = "endpoints",
+    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    request_body = Option<Rotation>,
+    responses((status = 201, body = RotatedView), Problems, InputProblems, StateProblems),
+)]
+pub async fn rotate(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    NamedEndpoint(id): NamedEndpoint,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<(StatusCode, Json<RotatedView>), Problem> {
+    let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
+    let rotation: Rotation =
+        if body.trim_ascii().is_empty() { Rotation::default() } else { document_from_json(&body)? };
+    let overlap = rotation.overlap.unwrap_or(OVERLAP_DEFAULT);
+    if overlap > OVERLAP_MAX {
+        return Err(Problem::field(
+            Code::InvalidField,
+            "/overlap",
+            format!("overlap is {overlap}; use 0s to {OVERLAP_MAX}"),
+        ));
+    }
+    let endpoint = find(&api, &tenant, id)?;
+    let now = api.gateway.clock.now();
+    if endpoint.secrets.iter().filter(|secret| secret.is_active(now)).count() >= SECRETS_MAX
+        && overlap.0 > Duration::ZERO
+    {
+        return Err(Problem::new(
+            Code::WrongState,
+            format!(
+                "the endpoint has {SECRETS_MAX} active secrets; wait for one to expire, or rotate with an overlap of 0s"
+            ),
+        ));
+    }
+    let secret = mint(now);
+    let view = RotatedView { id: secret.id, secret: secret.text.clone() };
+    let change = EndpointChange::Rotate { secret, overlap: overlap.0 };
+    change::change_endpoint(&api.gateway, &tenant, id, change).await?;
+    Ok((StatusCode::CREATED, Json(view)))
+}

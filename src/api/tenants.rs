@@ -1,0 +1,202 @@
+//! Tenants: whose events these are.
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use http::{HeaderMap, StatusCode};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::{IntoParams, ToSchema};
+
+use super::Api;
+use super::endpoints::merge;
+use super::input::{
+    DOCUMENT_BYTES_MAX, NamedTenant, Query, Tenant as KnownTenant, document_from_json, from_value, read_body,
+};
+use super::page::{Page, ask};
+use super::problem::{Code, FieldError, InputProblems, Problem, Problems, StateProblems};
+use crate::lifecycle::change;
+use crate::model::id::TenantId;
+use crate::model::tenant::{Defaults, Tenant};
+
+const NAME_BYTES_MAX: usize = 256;
+
+/// What may be said of a tenant.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TenantSettings {
+    /// What people call it.
+    #[serde(default)]
+    name: String,
+    /// What its new endpoints get where they say nothing themselves.
+    #[serde(default)]
+    defaults: Defaults,
+}
+
+/// A tenant as it is shown.
+#[derive(Serialize, ToSchema)]
+pub struct TenantView {
+    /// Its id, chosen by the caller.
+    #[schema(value_type = String)]
+    id: TenantId,
+    /// What may be said of it.
+    #[serde(flatten)]
+    settings: TenantSettings,
+    /// When it was created.
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Timestamp,
+}
+
+impl TenantView {
+    fn of(tenant: &Tenant) -> Self {
+        let settings = TenantSettings { name: tenant.name.clone(), defaults: tenant.defaults.clone() };
+        Self { id: tenant.id.clone(), settings, created_at: tenant.created_at }
+    }
+}
+
+/// List tenants, by id
+#[utoipa::path(
+    get, path = "/v1/tenants", operation_id = "list_tenants", tag = "tenants",
+    params(TenantParams),
+    responses((status = 200, body = Page<TenantView>), Problems, InputProblems),
+)]
+pub async fn list(
+    State(api): State<Api>,
+    Query(params): Query<TenantParams>,
+) -> Result<Json<Page<TenantView>>, Problem> {
+    let page = ask("tenants", params.limit, params.cursor.as_deref())?;
+    let after = page.cursor.unwrap_or_default();
+    let mut rest = api.gateway.store.tenants().into_iter().filter(|tenant| tenant.id.as_str() > after.as_str());
+    let data: Vec<_> = rest.by_ref().take(page.limit).collect();
+    let next = rest.next().and(data.last()).map(|tenant| tenant.id.to_string());
+    Ok(Json(Page::of("tenants", crate::store::Page { data, next }, |tenant| TenantView::of(&tenant))))
+}
+
+/// Which part of the list.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct TenantParams {
+    /// How many: 1 to 500, 50 if not said.
+    #[param(minimum = 1, maximum = 500)]
+    limit: Option<usize>,
+    /// Where the last page ended.
+    cursor: Option<String>,
+}
+
+/// Show a tenant
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}", operation_id = "show_tenant", tag = "tenants",
+    params(("tenant" = String, Path, description = "The tenant's id")),
+    responses((status = 200, body = TenantView), Problems),
+)]
+pub async fn show(State(api): State<Api>, KnownTenant(id): KnownTenant) -> Result<Json<TenantView>, Problem> {
+    let tenant = api.gateway.store.tenant(&id).ok_or_else(|| Problem::not_found("tenant"))?;
+    Ok(Json(TenantView::of(&tenant)))
+}
+
+/// Create a tenant, or replace what is known of it
+#[utoipa::path(
+    put, path = "/v1/tenants/{tenant}", operation_id = "put_tenant", tag = "tenants",
+    params(("tenant" = String, Path, description = "The tenant's id: 1 to 64 of `A-Z a-z 0-9 _ -`, not beginning with `_`")),
+    request_body = Option<TenantSettings>,
+    responses((status = 200, body = TenantView), (status = 201, body = TenantView), Problems, InputProblems),
+)]
+pub async fn put(
+    State(api): State<Api>,
+    path: Result<NamedTenant, Problem>,
+    uri: http::Uri,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<(StatusCode, Json<TenantView>), Problem> {
+    let id = match path {
+        Ok(NamedTenant(id)) => id,
+        // What was asked for is no id at all: say what would be one.
+        Err(_) => return Err(bad_id(&uri)),
+    };
+    let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
+    let settings = match body.trim_ascii().is_empty() {
+        true => TenantSettings { name: String::new(), defaults: Defaults::default() },
+        false => document_from_json(&body)?,
+    };
+    let is_known = api.gateway.store.tenant(&id).is_some();
+    let tenant = save(&api, id, settings).await?;
+    Ok((if is_known { StatusCode::OK } else { StatusCode::CREATED }, tenant))
+}
+
+fn bad_id(uri: &http::Uri) -> Problem {
+    let text = uri.path().rsplit('/').next().unwrap_or_default();
+    let detail = match text.parse::<TenantId>() {
+        Err(problem) => problem.to_string(),
+        Ok(_) => "the tenant's id cannot be read".to_owned(),
+    };
+    Problem::field(Code::InvalidField, "tenant", detail)
+}
+
+async fn save(api: &Api, id: TenantId, settings: TenantSettings) -> Result<Json<TenantView>, Problem> {
+    check(&settings)?;
+    let TenantSettings { name, defaults } = settings;
+    let tenant = Tenant { id, name, defaults, created_at: api.gateway.clock.now() };
+    let tenant = api.gateway.store.put_tenant(tenant).await?;
+    Ok(Json(TenantView::of(&tenant)))
+}
+
+fn check(settings: &TenantSettings) -> Result<(), Problem> {
+    let mut errors = Vec::new();
+    let mut refuse = |pointer: &str, detail: String| errors.push(FieldError { pointer: pointer.into(), detail });
+    if settings.name.len() > NAME_BYTES_MAX || settings.name.chars().any(char::is_control) {
+        refuse("/name", format!("name is longer than {NAME_BYTES_MAX} bytes or holds control characters; shorten it"));
+    }
+    let defaults = &settings.defaults;
+    if let Some(Err(problem)) = defaults.retry.as_ref().map(|retry| retry.resolve()) {
+        refuse(&format!("/defaults/retry{}", problem.pointer), problem.message);
+    }
+    if let Some(cap) = defaults.max_in_flight.filter(|cap| !(1..=1_000).contains(cap)) {
+        refuse("/defaults/max_in_flight", format!("max_in_flight is {cap}; use 1 to 1,000"));
+    }
+    if let Some(Err(detail)) = defaults.timeout.as_ref().map(|timeout| timeout.check()) {
+        refuse("/defaults/timeout", detail);
+    }
+    match errors.is_empty() {
+        true => Ok(()),
+        false => Err(Problem::fields(Code::InvalidField, errors)),
+    }
+}
+
+/// Change a tenant
+///
+/// A JSON merge patch: what is left out stays, null goes back to its default.
+#[utoipa::path(
+    patch, path = "/v1/tenants/{tenant}", operation_id = "update_tenant", tag = "tenants",
+    params(("tenant" = String, Path, description = "The tenant's id")),
+    request_body = TenantSettings,
+    responses((status = 200, body = TenantView), Problems, InputProblems),
+)]
+pub async fn update(
+    State(api): State<Api>,
+    KnownTenant(id): KnownTenant,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<TenantView>, Problem> {
+    let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
+    let patch: Map<String, Value> = document_from_json(&body)?;
+    let current = api.gateway.store.tenant(&id).ok_or_else(|| Problem::not_found("tenant"))?;
+    let settings = TenantSettings { name: current.name.clone(), defaults: current.defaults.clone() };
+    let mut document = serde_json::to_value(&settings).expect("settings are plain data");
+    merge(&mut document, Value::Object(patch));
+    save(&api, id, from_value(document)?).await
+}
+
+/// Delete a tenant
+///
+/// Its endpoints are deleted with it, and what waits for them is cancelled.
+#[utoipa::path(
+    delete, path = "/v1/tenants/{tenant}", operation_id = "delete_tenant", tag = "tenants",
+    params(("tenant" = String, Path, description = "The tenant's id")),
+    responses((status = 204), Problems, StateProblems),
+)]
+pub async fn delete(State(api): State<Api>, KnownTenant(id): KnownTenant) -> Result<StatusCode, Problem> {
+    change::delete_tenant(&api.gateway, &id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,209 @@
+//! Joins the parts, starts them, and stops them in the right order.
+//!
+//! The only place that names a concrete store.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tracing::{error, info, warn};
+
+use crate::api::{self, Api, auth};
+use crate::clock::{Clock, SystemClock};
+use crate::config::Settings;
+use crate::lifecycle::Gateway;
+use crate::lifecycle::deliver::connect::Connector;
+use crate::lifecycle::deliver::guard::Guard;
+use crate::lifecycle::deliver::send::HttpSender;
+use crate::lifecycle::dispatch::Dispatcher;
+use crate::lifecycle::retain::{self, Retention};
+use crate::model::id::TenantId;
+use crate::model::tenant::{Defaults, Tenant};
+use crate::store::embedded::{Durability, Embedded};
+use crate::store::{Catalog, Store};
+
+/// How often the free space is looked at: far less than it takes to use up
+/// the reserve.
+const DISK_LOOK_EVERY: Duration = Duration::from_millis(100);
+const ADMIN_TOKEN_FILE: &str = "admin-token";
+const ADMIN_TOKEN_NOTE: &str = "admin_token_sha256";
+
+/// A running gateway.
+pub struct App {
+    /// The address the API is served on.
+    pub address: SocketAddr,
+    /// The admin token, when this start made it.
+    pub new_token: Option<String>,
+    store: Arc<Embedded>,
+    gateway: Arc<Gateway>,
+    stopping: Arc<AtomicBool>,
+    stop_serving: oneshot::Sender<()>,
+    serving: JoinHandle<()>,
+    chores: Vec<JoinHandle<()>>,
+    stop_timeout: Duration,
+}
+
+impl App {
+    /// Opens the store, starts delivering, then opens the door.
+    pub async fn start(settings: &Settings, is_token_renewed: bool) -> anyhow::Result<Self> {
+        // The address first: a start that fails on it leaves nothing behind.
+        let listener = TcpListener::bind(settings.listen.0)
+            .await
+            .with_context(|| format!("cannot listen on {}; choose another address with --listen", settings.listen))?;
+        let address = listener.local_addr()?;
+        let folder = settings.data.0.clone();
+        let store = Embedded::open(&folder, Durability::Synced)?;
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        ensure_default_tenant(&store, clock.as_ref()).await?;
+        let (admin, new_token) = admin_token(&store, &folder, is_token_renewed).await?;
+
+        let store = Arc::new(store);
+        let guard = Arc::new(Guard::allowing(settings.allow_egress.0.clone()));
+        let sender = Arc::new(HttpSender::new(Connector::new(guard.clone())?));
+        let shared: Arc<dyn Store> = store.clone();
+        let dispatcher =
+            Dispatcher::new(shared.clone(), sender, clock.clone(), settings.max_in_flight.0, rand::random());
+        let gateway = Arc::new(Gateway::new(shared, dispatcher, clock.clone()));
+
+        warn_of_forbidden(gateway.store.as_ref(), &guard);
+        let chores = start_chores(&gateway, settings);
+        let stopping = Arc::new(AtomicBool::new(false));
+        let event_bytes_max = usize::try_from(settings.max_event_bytes.0).unwrap_or(usize::MAX);
+        let api = Api { gateway: gateway.clone(), guard, admin, event_bytes_max, stopping: stopping.clone() };
+        let (stop_serving, stop) = oneshot::channel();
+        let serving = tokio::spawn(api::server::serve(listener, api::router(api), stop, settings.stop_timeout.0));
+        Ok(Self {
+            address,
+            new_token,
+            store,
+            gateway,
+            stopping,
+            stop_serving,
+            serving,
+            chores,
+            stop_timeout: settings.stop_timeout.0,
+        })
+    }
+
+    /// Not ready, no new attempts, what is in flight finishes, flush, close.
+    pub async fn stop(self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        let in_flight = self.gateway.dispatcher.in_flight();
+        info!("stopping: no new attempts are started, {in_flight} in flight may finish; a second signal ends them");
+        let left = self.gateway.dispatcher.stop(self.stop_timeout).await;
+        if left > 0 {
+            warn!("{left} attempts were still in flight at the deadline; they will be made again at the next start");
+        }
+        let _ = self.stop_serving.send(());
+        let _ = self.serving.await;
+        for chore in &self.chores {
+            chore.abort();
+        }
+        for chore in self.chores {
+            let _ = chore.await;
+        }
+        drop(self.gateway);
+        match Arc::try_unwrap(self.store) {
+            Ok(store) => store.close().await,
+            // Cut-off attempts still hold it; every commit is on disk anyway.
+            Err(_) => warn!("the store is left to be tidied up at the next start"),
+        }
+        info!("stopped");
+    }
+}
+
+fn start_chores(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<JoinHandle<()>> {
+    let retention = Retention { finished: settings.retention, dead: settings.dead_letter_retention };
+    let (folder, reserve) = (settings.data.0.clone(), settings.disk_reserve.0);
+    let (dispatching, retaining, watching) = (gateway.clone(), gateway.clone(), gateway.clone());
+    watch_disk_once(&watching, &folder, reserve);
+    vec![
+        tokio::spawn(async move {
+            if let Err(problem) = dispatching.dispatcher.run().await {
+                error!("nothing is being delivered, because the store could not be read at the start: {problem}");
+            }
+        }),
+        tokio::spawn(async move {
+            retain::run(retaining.store.as_ref(), retaining.clock.as_ref(), retention).await;
+        }),
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(DISK_LOOK_EVERY).await;
+                watch_disk_once(&watching, &folder, reserve);
+            }
+        }),
+    ]
+}
+
+fn watch_disk_once(gateway: &Gateway, folder: &Path, reserve: u64) {
+    if let Ok(disk) = rustix::fs::statvfs(folder) {
+        gateway.set_disk_low(disk.f_bavail.saturating_mul(disk.f_frsize) < reserve);
+    }
+}
+
+/// Deliveries to an endpoint that may no longer be called die soon, so a
+/// forgotten `--allow-egress` is said aloud at the start.
+fn warn_of_forbidden(store: &dyn Store, guard: &Guard) {
+    let tenants = store.tenants();
+    let endpoints = tenants.iter().flat_map(|tenant| store.endpoints(&tenant.id));
+    let refused: Vec<_> = endpoints
+        .filter_map(|endpoint| guard.check(&endpoint.settings.url).err().map(|why| (endpoint.id, why)))
+        .collect();
+    if let Some((first, why)) = refused.first() {
+        let count = refused.len();
+        warn!(endpoint.id = %first, "{count} endpoints may not be called, so their deliveries will die; the first: {why}");
+    }
+}
+
+async fn ensure_default_tenant(store: &Embedded, clock: &dyn Clock) -> anyhow::Result<()> {
+    let id: TenantId = TenantId::DEFAULT.parse()?;
+    if store.tenant(&id).is_none() {
+        let tenant = Tenant { id, name: "Default".into(), defaults: Defaults::default(), created_at: clock.now() };
+        store.put_tenant(tenant).await?;
+    }
+    Ok(())
+}
+
+/// The admin token's hash. The first start makes the token and writes it
+/// beside the store; afterwards only its hash is known.
+async fn admin_token(
+    store: &Embedded,
+    folder: &Path,
+    is_renewed: bool,
+) -> anyhow::Result<(auth::TokenHash, Option<String>)> {
+    let kept = store.note(ADMIN_TOKEN_NOTE).await?;
+    if let Some(hex) = kept.filter(|_| !is_renewed) {
+        let hash = from_hex(&hex)
+            .ok_or_else(|| anyhow!("the store holds a damaged admin token; start once with --new-admin-token"))?;
+        return Ok((hash, None));
+    }
+    let token = auth::new_admin_token(rand::random());
+    let hash = auth::hash(&token);
+    write_token(folder, &token)?;
+    let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    store.set_note(ADMIN_TOKEN_NOTE, hex).await?;
+    Ok((hash, Some(token)))
+}
+
+fn write_token(folder: &Path, token: &str) -> anyhow::Result<()> {
+    let path = folder.join(ADMIN_TOKEN_FILE);
+    let context = || format!("cannot write the admin token to {}", path.display());
+    let _ = std::fs::remove_file(&path);
+    let mut file =
+        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).with_context(context)?;
+    writeln!(file, "{token}").and_then(|()| file.sync_all()).with_context(context)
+}
+
+fn from_hex(hex: &str) -> Option<auth::TokenHash> {
+    let bytes: Vec<u8> =
+        (0..hex.len() / 2).map(|n| u8::from_str_radix(hex.get(2 * n..2 * n + 2)?, 16).ok()).collect::<Option<_>>()?;
+    bytes.try_into().ok()
+}

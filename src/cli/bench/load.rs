@@ -1,0 +1,162 @@
+//! Load: so many connections, each with one request open at a time.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::bail;
+use bytes::Bytes;
+use hdrhistogram::Histogram;
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use super::gateway::Child;
+use super::receiver::Receiver;
+use crate::clock::{Clock, SystemClock};
+use crate::lifecycle::deliver::sign::{new_secret, signature};
+use crate::model::endpoint::Secret;
+use crate::model::id::SecretId;
+
+/// What a run has shown.
+pub struct Measured {
+    /// How many events arrived.
+    pub events: u64,
+    /// From the first hand-in to the last arrival.
+    pub took: Duration,
+    /// Median and 99th percentile of the answer to the producer, in microseconds.
+    pub answered: Option<(u64, u64)>,
+    /// Median and 99th percentile from hand-in to arrival, in microseconds.
+    pub arrived: Option<(u64, u64)>,
+}
+
+impl Measured {
+    /// Events per second.
+    pub fn per_second(&self) -> f64 {
+        self.events as f64 / self.took.as_secs_f64()
+    }
+}
+
+type Connection = SendRequest<Full<Bytes>>;
+
+async fn connect(address: SocketAddr) -> anyhow::Result<Connection> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    Ok(sender)
+}
+
+async fn exchange(
+    connection: &mut Connection,
+    request: hyper::Request<Full<Bytes>>,
+    expected: u16,
+) -> anyhow::Result<()> {
+    connection.ready().await?;
+    let response = connection.send_request(request).await?;
+    let status = response.status();
+    let body = response.into_body().collect().await?.to_bytes();
+    match status.as_u16() == expected {
+        true => Ok(()),
+        false => bail!("answered {status}: {}", String::from_utf8_lossy(&body)),
+    }
+}
+
+fn data(bytes: usize) -> String {
+    format!(r#"{{"text":"{}"}}"#, "x".repeat(bytes.saturating_sub(11)))
+}
+
+/// Signing clients straight against the receiver.
+pub async fn bare(
+    receiver: &Receiver,
+    connections: usize,
+    bytes: usize,
+    duration: Duration,
+) -> anyhow::Result<Measured> {
+    let address = receiver.address();
+    let before = receiver.arrived();
+    let began = Instant::now();
+    let until = began + duration;
+    let body = Bytes::from(format!(r#"{{"id":"evt_1","type":"bench.single","data":{}}}"#, data(bytes)));
+    let now = SystemClock.now();
+    let secret = Secret { id: SecretId::mint(now, 1), text: new_secret([7; 24]), created_at: now, expires_at: None };
+    let secrets: Arc<[Secret]> = Arc::new([secret]);
+    let tasks: Vec<_> = (0..connections)
+        .map(|n| {
+            let (body, secrets) = (body.clone(), secrets.clone());
+            tokio::spawn(async move {
+                let mut connection = connect(address).await?;
+                let id = format!("evt_{n}");
+                while Instant::now() < until {
+                    let now = SystemClock.now();
+                    let request = hyper::Request::post("/")
+                        .header("host", "receiver")
+                        .header("content-type", "application/json")
+                        .header("webhook-id", &id)
+                        .header("webhook-timestamp", now.as_second())
+                        .header("webhook-signature", signature(&secrets, &id, now, &body))
+                        .body(Full::new(body.clone()))?;
+                    exchange(&mut connection, request, 200).await?;
+                }
+                anyhow::Ok(())
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await??;
+    }
+    receiver.take_latency();
+    Ok(Measured { events: receiver.arrived() - before, took: began.elapsed(), answered: None, arrived: None })
+}
+
+/// Producers through the gateway, until everything handed in has arrived.
+pub async fn through(
+    child: &Child,
+    receiver: &Receiver,
+    producers: usize,
+    bytes: usize,
+    duration: Duration,
+) -> anyhow::Result<Measured> {
+    let (address, token) = (child.address(), Arc::<str>::from(format!("Bearer {}", child.token())));
+    let before = receiver.arrived();
+    receiver.take_latency();
+    let data: Arc<str> = data(bytes).into();
+    let accepted = Arc::new(AtomicU64::new(0));
+    let began = Instant::now();
+    let until = began + duration;
+    let origin = receiver.micros();
+    let tasks: Vec<_> = (0..producers)
+        .map(|producer| {
+            let (token, data, accepted) = (token.clone(), data.clone(), accepted.clone());
+            tokio::spawn(async move {
+                let mut connection = connect(address).await?;
+                let mut answered = Histogram::<u64>::new(3)?;
+                while Instant::now() < until {
+                    let micros = origin + u64::try_from(began.elapsed().as_micros()).unwrap_or(0);
+                    let body = format!(r#"{{"id":"b{producer}-{micros}","type":"bench.single","data":{data}}}"#);
+                    let request = hyper::Request::post("/v1/tenants/default/events")
+                        .header("host", "gateway")
+                        .header("authorization", &*token)
+                        .header("content-type", "application/json")
+                        .body(Full::new(Bytes::from(body)))?;
+                    let asked = Instant::now();
+                    exchange(&mut connection, request, 202).await?;
+                    answered.record(u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX))?;
+                    accepted.fetch_add(1, Ordering::Relaxed);
+                }
+                anyhow::Ok(answered)
+            })
+        })
+        .collect();
+    let mut answered = Histogram::<u64>::new(3)?;
+    for task in tasks {
+        answered.add(task.await??)?;
+    }
+    let events = accepted.load(Ordering::Relaxed);
+    receiver.wait_for(before + events).await;
+    let quantiles = (answered.value_at_quantile(0.5), answered.value_at_quantile(0.99));
+    Ok(Measured { events, took: began.elapsed(), answered: Some(quantiles), arrived: receiver.take_latency() })
+}

@@ -1,0 +1,109 @@
+//! `posthaste bench`: measures this machine's limit, then the gateway on it.
+//!
+//! Everything runs here: generator, receiver and gateway share the cores, so
+//! the bare figure is the physical limit and the others are a share of it,
+//! measured in the same minute.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Subcommand;
+use comfy_table::Table;
+
+mod gateway;
+mod load;
+mod receiver;
+
+use gateway::Child;
+use load::Measured;
+use receiver::Receiver;
+
+/// Measure how fast this machine delivers
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: Option<What>,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// One event per request: a bare signing client against a bare receiver, then producers through the gateway.
+    Single(Single),
+}
+
+#[derive(Debug, clap::Args)]
+struct Single {
+    /// How long each row is measured, in seconds.
+    #[arg(long, default_value_t = 5)]
+    seconds: u64,
+    /// How many producers send at once, one row each.
+    #[arg(long, value_delimiter = ',', default_values_t = [64, 256])]
+    producers: Vec<usize>,
+    /// How many bytes of data each event carries.
+    #[arg(long, default_value_t = 500)]
+    bytes: usize,
+}
+
+/// One row of the table.
+struct Row {
+    what: String,
+    measured: Measured,
+    cpu_micros: Option<f64>,
+}
+
+/// Runs the benchmark and prints its table.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let single = match args.what {
+        Some(What::Single(single)) => single,
+        None => Single { seconds: 5, producers: vec![64, 256], bytes: 500 },
+    };
+    let duration = Duration::from_secs(single.seconds.clamp(1, 600));
+    let receiver = Receiver::start().await?;
+    let bare = load::bare(&receiver, 64, single.bytes, duration).await?;
+    let mut rows = vec![Row { what: "bare client, 64 connections".into(), measured: bare, cpu_micros: None }];
+    for producers in single.producers {
+        rows.push(through_gateway(&receiver, producers, single.bytes, duration).await?);
+    }
+    println!("{}", table(&rows));
+    Ok(())
+}
+
+async fn through_gateway(
+    receiver: &Receiver,
+    producers: usize,
+    bytes: usize,
+    duration: Duration,
+) -> anyhow::Result<Row> {
+    let child = Child::start().await.context("the gateway did not start")?;
+    child.create_endpoint(&receiver.url()).await?;
+    // A short run first, so that connections are open and caches are warm.
+    load::through(&child, receiver, producers, bytes, Duration::from_millis(500)).await?;
+    let before = child.cpu_seconds();
+    let measured = load::through(&child, receiver, producers, bytes, duration).await?;
+    let spent = child.cpu_seconds() - before;
+    child.stop().await;
+    let cpu_micros = Some(spent * 1e6 / measured.events as f64);
+    Ok(Row { what: format!("through the gateway, {producers} producers"), measured, cpu_micros })
+}
+
+fn table(rows: &[Row]) -> Table {
+    let bare = rows[0].measured.per_second();
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(["", "events/s", "of bare", "accept p50", "p99", "arrival p50", "p99", "CPU/event"]);
+    let millis = |micros: Option<u64>| micros.map_or(String::new(), |micros| format!("{:.1} ms", micros as f64 / 1e3));
+    for row in rows {
+        let measured = &row.measured;
+        table.add_row([
+            row.what.clone(),
+            format!("{:.0}", measured.per_second()),
+            format!("{:.1} %", 100.0 * measured.per_second() / bare),
+            millis(measured.answered.map(|p| p.0)),
+            millis(measured.answered.map(|p| p.1)),
+            millis(measured.arrived.map(|p| p.0)),
+            millis(measured.arrived.map(|p| p.1)),
+            row.cpu_micros.map_or(String::new(), |micros| format!("{micros:.0} µs")),
+        ]);
+    }
+    table
+}

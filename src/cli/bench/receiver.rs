@@ -1,0 +1,121 @@
+//! The least a receiver can do: answer 200, count, and note when.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use hdrhistogram::Histogram;
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// A receiver that answers everything with 200.
+pub struct Receiver {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    began: Instant,
+    arrived: AtomicU64,
+    more: Notify,
+    latency: Mutex<Histogram<u64>>,
+}
+
+impl Receiver {
+    /// Listens on a free port of this machine.
+    pub async fn start() -> anyhow::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared {
+            began: Instant::now(),
+            arrived: AtomicU64::new(0),
+            more: Notify::new(),
+            latency: Mutex::new(Histogram::new(3)?),
+        });
+        tokio::spawn(serve(listener, shared.clone()));
+        Ok(Self { address, shared })
+    }
+
+    /// Its address.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Its address as an endpoint's URL.
+    pub fn url(&self) -> String {
+        format!("http://{}/", self.address)
+    }
+
+    /// Microseconds since it began: the clock that event ids carry.
+    pub fn micros(&self) -> u64 {
+        self.shared.micros()
+    }
+
+    /// How many requests have arrived.
+    pub fn arrived(&self) -> u64 {
+        self.shared.arrived.load(Ordering::Relaxed)
+    }
+
+    /// Returns once this many have arrived.
+    pub async fn wait_for(&self, count: u64) {
+        loop {
+            let more = self.shared.more.notified();
+            if self.arrived() >= count {
+                return;
+            }
+            // Notices are cheap to miss: look again now and then.
+            let _ = tokio::time::timeout(std::time::Duration::from_millis(5), more).await;
+        }
+    }
+
+    /// The median and 99th percentile from hand-in to arrival, since asked last.
+    pub fn take_latency(&self) -> Option<(u64, u64)> {
+        let mut latency = self.shared.latency.lock().expect("nothing panics while it is held");
+        let found = (!latency.is_empty()).then(|| (latency.value_at_quantile(0.5), latency.value_at_quantile(0.99)));
+        latency.reset();
+        found
+    }
+}
+
+impl Shared {
+    fn micros(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn note(&self, request: &hyper::Request<Incoming>) {
+        let id = request.headers().get("webhook-id").and_then(|id| id.to_str().ok());
+        let sent: Option<u64> = id.and_then(|id| id.rsplit('-').next()?.parse().ok());
+        if let Some(sent) = sent {
+            let mut latency = self.latency.lock().expect("nothing panics while it is held");
+            let _ = latency.record(self.micros().saturating_sub(sent));
+        }
+        self.arrived.fetch_add(1, Ordering::Relaxed);
+        self.more.notify_waiters();
+    }
+}
+
+async fn serve(listener: TcpListener, shared: Arc<Shared>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let _ = stream.set_nodelay(true);
+        let shared = shared.clone();
+        let service = service_fn(move |request: hyper::Request<Incoming>| {
+            let shared = shared.clone();
+            async move {
+                shared.note(&request);
+                let mut body = request.into_body();
+                while let Some(Ok(_)) = body.frame().await {}
+                Ok::<_, Infallible>(hyper::Response::new(Empty::<Bytes>::new()))
+            }
+        });
+        tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+    }
+}

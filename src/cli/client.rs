@@ -1,0 +1,314 @@
+//! Speaks to a running gateway over its API.
+//!
+//! One connection, kept open between calls. There is no egress guard here:
+//! the address is the operator's own choice.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
+use http::{HeaderValue, Method, Request, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use serde::Deserialize;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use url::{Position, Url};
+
+use super::output::{Format, clean};
+use super::request::Body;
+use crate::model::span::Span;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Which gateway to speak to, as whom, and how to show its answers.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Access {
+    /// Where the gateway listens.
+    #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_SERVER", default_value = "http://127.0.0.1:8400", value_name = "URL", value_parser = server_url)]
+    pub server: Url,
+    /// The token to show; without it, the one in --token-file.
+    #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_TOKEN", hide_env_values = true)]
+    pub token: Option<String>,
+    /// A file that holds the token.
+    #[arg(
+        long,
+        global = true,
+        help_heading = "Gateway",
+        env = "POSTHASTE_TOKEN_FILE",
+        default_value = "./posthaste-data/admin-token",
+        value_name = "FILE"
+    )]
+    pub token_file: PathBuf,
+    /// Whose events, endpoints and deliveries.
+    #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_TENANT", default_value = "default")]
+    pub tenant: String,
+    /// How to show the answer.
+    #[arg(short, long, global = true, help_heading = "Gateway", value_enum, default_value_t = Format::Table)]
+    pub output: Format,
+}
+
+fn server_url(text: &str) -> Result<Url, String> {
+    match text.parse::<Url>() {
+        Ok(url) if matches!(url.scheme(), "http" | "https") && url.has_host() => Ok(url),
+        _ => Err("write http:// or https:// and an address, such as http://127.0.0.1:8400".to_owned()),
+    }
+}
+
+impl Access {
+    /// A client for the chosen gateway. It connects when it is first used.
+    pub fn client(&self) -> anyhow::Result<Client> {
+        let (token, token_from) = self.find_token()?;
+        let mut authorization = HeaderValue::try_from(format!("Bearer {token}"))
+            .map_err(|_| anyhow!("the token from {token_from} has characters no header can carry; copy it again"))?;
+        authorization.set_sensitive(true);
+        Ok(Client {
+            format: self.output,
+            server: self.server.clone(),
+            tenant: self.tenant.clone(),
+            authorization,
+            token_from,
+            open: None,
+        })
+    }
+
+    fn find_token(&self) -> anyhow::Result<(String, String)> {
+        if let Some(token) = &self.token {
+            return Ok((token.trim().to_owned(), "--token or POSTHASTE_TOKEN".to_owned()));
+        }
+        let file = self.token_file.display();
+        let token = std::fs::read_to_string(&self.token_file).map_err(|problem| {
+            anyhow!("no token: {file} cannot be read ({problem}); start `posthaste serve` here first, or give --token, POSTHASTE_TOKEN or --token-file")
+        })?;
+        Ok((token.trim().to_owned(), file.to_string()))
+    }
+}
+
+/// A connection to a gateway.
+pub struct Client {
+    /// How answers are to be shown.
+    pub format: Format,
+    server: Url,
+    /// Whose things are asked for.
+    pub tenant: String,
+    authorization: HeaderValue,
+    token_from: String,
+    open: Option<SendRequest<Full<Bytes>>>,
+}
+
+impl Client {
+    /// The address of something, from its path below `/v1`.
+    pub fn url(&self, path: &[&str]) -> anyhow::Result<Url> {
+        // The URL standard takes these out of a path, and the call would go elsewhere.
+        if let Some(odd) = path.iter().find(|part| matches!(**part, "" | "." | "..")) {
+            bail!("{odd:?} is not an id; copy one from a list");
+        }
+        let mut url = self.server.clone();
+        url.path_segments_mut()
+            .map_err(|()| anyhow!("server {} has no path; use an http:// address", self.server))?
+            .pop_if_empty()
+            .push("v1")
+            .extend(path);
+        Ok(url)
+    }
+
+    /// The address of something of the tenant's.
+    pub fn tenant_url(&self, path: &[&str]) -> anyhow::Result<Url> {
+        self.url(&[&["tenants", self.tenant.as_str()], path].concat())
+    }
+
+    /// Reads.
+    pub async fn get(&mut self, url: Url) -> anyhow::Result<String> {
+        self.call(Method::GET, url, None).await
+    }
+
+    /// Asks for something to be done.
+    pub async fn post(&mut self, url: Url, body: Option<Body>) -> anyhow::Result<String> {
+        self.call(Method::POST, url, body).await
+    }
+
+    /// Reads what may not be there.
+    pub async fn find(&mut self, url: Url) -> anyhow::Result<Option<String>> {
+        match self.answer(Method::GET, url, None).await? {
+            (StatusCode::NOT_FOUND, _) => Ok(None),
+            (status, text) if status.is_success() => Ok(Some(text)),
+            (status, text) => Err(self.explain(status, &text)),
+        }
+    }
+
+    /// Makes one call; an answer that is no success becomes the error.
+    pub async fn call(&mut self, method: Method, url: Url, body: Option<Body>) -> anyhow::Result<String> {
+        match self.answer(method, url, body).await? {
+            (status, text) if status.is_success() => Ok(text),
+            (status, text) => Err(self.explain(status, &text)),
+        }
+    }
+
+    async fn answer(&mut self, method: Method, url: Url, body: Option<Body>) -> anyhow::Result<(StatusCode, String)> {
+        let request = self.request(method, &url, body)?;
+        let exchange = tokio::time::timeout(PATIENCE, self.exchange(request)).await;
+        let (status, bytes) = exchange
+            .map_err(|_| anyhow!("no answer from {} within {}; see its logs", self.server, Span(PATIENCE)))??;
+        Ok((status, String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    fn request(&self, method: Method, url: &Url, body: Option<Body>) -> anyhow::Result<Request<Full<Bytes>>> {
+        let host = &url[Position::BeforeHost..Position::AfterPort];
+        let mut request = Request::builder()
+            .method(method)
+            .uri(&url[Position::BeforePath..Position::AfterQuery])
+            .header(HOST, host)
+            .header(AUTHORIZATION, &self.authorization)
+            .header(USER_AGENT, concat!("posthaste-cli/", env!("CARGO_PKG_VERSION")));
+        if body.is_some() {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        let body = body.map(Body::finish).unwrap_or_default();
+        request.body(Full::from(body)).with_context(|| format!("{url} cannot be asked for"))
+    }
+
+    async fn exchange(&mut self, request: Request<Full<Bytes>>) -> anyhow::Result<(StatusCode, Bytes)> {
+        let mut open = self.connection().await?;
+        let cut_off = || format!("{} closed the connection before it had answered", self.server);
+        let response = open.send_request(request).await.with_context(cut_off)?;
+        let status = response.status();
+        let bytes = response.into_body().collect().await.with_context(cut_off)?.to_bytes();
+        self.open = Some(open);
+        Ok((status, bytes))
+    }
+
+    async fn connection(&mut self) -> anyhow::Result<SendRequest<Full<Bytes>>> {
+        if let Some(mut open) = self.open.take()
+            && open.ready().await.is_ok()
+        {
+            return Ok(open);
+        }
+        self.connect().await
+    }
+
+    async fn connect(&self) -> anyhow::Result<SendRequest<Full<Bytes>>> {
+        let host = self.server.host_str().unwrap_or_default().trim_matches(['[', ']']);
+        let port = self.server.port_or_known_default().unwrap_or(80);
+        let tcp = TcpStream::connect((host, port)).await.map_err(|problem| match problem.kind() {
+            std::io::ErrorKind::ConnectionRefused => anyhow!(
+                "nothing listens at {}; start it with `posthaste serve`, or name another with --server",
+                self.server.as_str().trim_end_matches('/')
+            ),
+            _ => anyhow!("{} cannot be reached: {problem}; check --server", self.server),
+        })?;
+        // Small requests must not wait for company.
+        let _ = tcp.set_nodelay(true);
+        let stream: Box<dyn Stream> = match self.server.scheme() {
+            "https" => Box::new(encrypt(host, tcp).await?),
+            _ => Box::new(tcp),
+        };
+        let (open, connection) = handshake(TokioIo::new(stream)).await?;
+        // How it ends is told by the call that uses it.
+        tokio::spawn(async move { drop(connection.await) });
+        Ok(open)
+    }
+
+    fn explain(&self, status: StatusCode, body: &str) -> anyhow::Error {
+        let Ok(problem) = serde_json::from_str::<Problem>(body) else {
+            return anyhow!("{} answered {status} without an explanation; is it a posthaste gateway?", self.server);
+        };
+        let mut sentence = problem.sentence();
+        if status == StatusCode::UNAUTHORIZED {
+            sentence.push_str(&format!("; the token shown is from {}", self.token_from));
+        }
+        anyhow!(sentence)
+    }
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+async fn encrypt(host: &str, tcp: TcpStream) -> anyhow::Result<impl Stream + use<>> {
+    let mut roots = rustls::RootCertStore::empty();
+    let (added, _ignored) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if added == 0 {
+        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::try_from(host.to_owned())
+        .with_context(|| format!("{host:?} is not a name a certificate can be checked for"))?;
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    connector.connect(name, tcp).await.with_context(|| format!("no secure connection to {host} could be agreed on"))
+}
+
+/// What the gateway says when it refuses.
+#[derive(Deserialize)]
+struct Problem {
+    detail: String,
+    #[serde(default)]
+    errors: Vec<Place>,
+}
+
+/// A field at fault.
+#[derive(Deserialize)]
+struct Place {
+    #[serde(default)]
+    pointer: String,
+    detail: String,
+}
+
+impl Problem {
+    /// The detail, and the fields at fault that it does not name already.
+    fn sentence(&self) -> String {
+        if let [place] = self.errors.as_slice()
+            && place.detail == self.detail
+        {
+            return clean(&format!("{} (at {})", self.detail, place.pointer));
+        }
+        // The gateway joins the fields' sentences; below, each has its own line.
+        let is_joined = self.errors.len() > 1 && self.errors.iter().all(|place| self.detail.contains(&place.detail));
+        let mut sentence = match is_joined {
+            true => format!("{} fields are refused:", self.errors.len()),
+            false => clean(&self.detail),
+        };
+        for place in &self.errors {
+            sentence.push_str(&format!("\n  {}", clean(&format!("{}: {}", place.pointer, place.detail))));
+        }
+        sentence
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sentence(json: &str) -> String {
+        serde_json::from_str::<Problem>(json).unwrap().sentence()
+    }
+
+    #[test]
+    fn a_refusal_names_each_field_once() {
+        assert_eq!(sentence(r#"{"detail":"there is no such event"}"#), "there is no such event");
+        assert_eq!(
+            sentence(r#"{"detail":"type is empty","errors":[{"pointer":"/type","detail":"type is empty"}]}"#),
+            "type is empty (at /type)"
+        );
+        let two = r#"{"detail":"a is 1; b is 2","errors":[{"pointer":"/a","detail":"a is 1"},{"pointer":"/b","detail":"b is 2"}]}"#;
+        assert_eq!(sentence(two), "2 fields are refused:\n  /a: a is 1\n  /b: b is 2");
+        let apart = r#"{"detail":"refused","errors":[{"pointer":"/a","detail":"a is 1"}]}"#;
+        assert_eq!(sentence(apart), "refused\n  /a: a is 1");
+    }
+
+    #[test]
+    fn a_server_is_an_http_address() {
+        assert!(server_url("http://127.0.0.1:8400").is_ok());
+        assert!(server_url("https://hooks.example.com/gateway").is_ok());
+        for text in ["localhost:8400", "127.0.0.1:8400", "ftp://x", ""] {
+            assert!(server_url(text).unwrap_err().contains("such as http://"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! `posthaste dead-letters`: deliveries that died, why, and the ways out.
+
+use std::fmt::Write;
+
+use clap::Subcommand;
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::client::{Access, Client};
+use super::deliveries::{self, answer};
+use super::output::{self, Format, clean, text, time};
+use super::request::{Window, ask};
+use crate::clock::{Clock, SystemClock};
+
+/// What to do with dead letters.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    access: Access,
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// List dead letters, newest first.
+    List(List),
+    /// Tell the story of one.
+    Get {
+        /// The delivery's id.
+        id: String,
+    },
+    /// Deliver one again; its lane follows in order.
+    Replay {
+        /// The delivery's id.
+        id: String,
+    },
+    /// Give one up; its lane moves on.
+    Discard {
+        /// The delivery's id.
+        id: String,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct List {
+    /// To this endpoint.
+    #[arg(long, value_name = "ID")]
+    endpoint: Option<String>,
+    /// Dead for this cause.
+    #[arg(long, value_parser = ["exhausted", "expired", "refused", "gone"])]
+    cause: Option<String>,
+    /// Of this event type.
+    #[arg(long, value_name = "TYPE")]
+    event_type: Option<String>,
+    /// With this key.
+    #[arg(long)]
+    key: Option<String>,
+    #[command(flatten)]
+    window: Window,
+}
+
+/// Does it and prints the answer.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let mut client = args.access.client()?;
+    let format = client.format;
+    match args.action {
+        Action::List(list) => {
+            let mut url = client.tenant_url(&["dead-letters"])?;
+            list.ask(&mut url);
+            output::list(format, &client.get(url).await?, "dead letters", deliveries::COLUMNS)
+        }
+        Action::Get { id } => tell(&mut client, &id).await,
+        Action::Replay { id } => {
+            let url = client.tenant_url(&["dead-letters", &id, "replay"])?;
+            output::record(format, &client.post(url, None).await?)
+        }
+        Action::Discard { id } => {
+            let url = client.tenant_url(&["dead-letters", &id, "discard"])?;
+            output::record(format, &client.post(url, None).await?)
+        }
+    }
+}
+
+impl List {
+    fn ask(&self, url: &mut url::Url) {
+        let filters = [
+            ("endpoint", self.endpoint.as_deref()),
+            ("cause", self.cause.as_deref()),
+            ("event_type", self.event_type.as_deref()),
+            ("key", self.key.as_deref()),
+        ];
+        ask(url, &filters);
+        self.window.ask(url);
+    }
+}
+
+async fn tell(client: &mut Client, id: &str) -> anyhow::Result<()> {
+    let delivery = client.get(client.tenant_url(&["deliveries", id])?).await?;
+    let attempts = client.get(client.tenant_url(&["deliveries", id, "attempts"])?).await?;
+    match client.format {
+        Format::Json => output::print(&output::pretty(&format!(r#"{{"delivery":{delivery},"attempts":{attempts}}}"#))),
+        Format::Table => {
+            let attempts = output::parse(&attempts)?;
+            output::print(&story(&output::parse(&delivery)?, output::items(&attempts), SystemClock.now()))
+        }
+    }
+}
+
+fn story(delivery: &Value, attempts: &[Value], now: Timestamp) -> String {
+    let mut story = format!("{} is {}", text(delivery, "id"), text(delivery, "state"));
+    if delivery["cause"].is_string() {
+        story.push_str(&format!(" ({})", text(delivery, "cause")));
+    }
+    story.push_str(&format!(
+        ": {} {} for {}",
+        text(delivery, "event_type"),
+        text(delivery, "event_id"),
+        text(delivery, "endpoint_id")
+    ));
+    match (&delivery["seq"], &delivery["key"]) {
+        (Value::Null, _) => story.push_str(".\n"),
+        (seq, Value::Null) => story.push_str(&format!(", place {seq} of the endpoint's one lane.\n")),
+        (seq, _) => story.push_str(&format!(", place {seq} in the lane of key {}.\n", text(delivery, "key"))),
+    }
+    story.push_str(&format!("It was accepted {}", time(delivery, "created_at", now)));
+    story.push_str(&match delivery["attempts"].as_u64() {
+        Some(1) => ", tried once".to_owned(),
+        Some(times) => format!(", tried {times} times"),
+        None => String::new(),
+    });
+    match &delivery["finished_at"] {
+        Value::Null => story.push_str(" and is not finished.\n"),
+        _ => story.push_str(&format!(" and ended {}.\n", time(delivery, "finished_at", now))),
+    }
+    tell_attempts(&mut story, attempts, &text(delivery, "id"));
+    tell_ways_out(&mut story, delivery);
+    story
+}
+
+/// How many attempts are told in full; of more, the first and the last.
+const TOLD_MAX: usize = 12;
+const FIRST_TOLD: usize = 3;
+const LAST_TOLD: usize = 5;
+
+fn tell_attempts(story: &mut String, attempts: &[Value], id: &str) {
+    let rows: Vec<Vec<String>> = attempts.iter().map(attempt).collect();
+    if rows.is_empty() {
+        return;
+    }
+    story.push('\n');
+    let table = output::table(&[], &rows);
+    let lines: Vec<&str> = table.lines().collect();
+    let left_out = match lines.len() {
+        n if n > TOLD_MAX => FIRST_TOLD..n - LAST_TOLD,
+        _ => 0..0,
+    };
+    for (n, line) in lines.iter().enumerate() {
+        if n == left_out.start && !left_out.is_empty() {
+            let _ = writeln!(story, "  … {} more: posthaste deliveries attempts {id}", left_out.len());
+        }
+        if !left_out.contains(&n) {
+            let _ = writeln!(story, "  {line}");
+        }
+    }
+    tell_last_words(story, &attempts[attempts.len() - 1]);
+}
+
+fn attempt(attempt: &Value) -> Vec<String> {
+    let decision = &attempt["decision"];
+    let mut verdict = format!("{} by rule {}", text(attempt, "verdict"), text(decision, "rule"));
+    if decision["caps"].as_array().is_some_and(|caps| !caps.is_empty()) {
+        verdict.push_str(&format!("; {}", text(decision, "caps")));
+    }
+    let started = attempt["started_at"].as_str().and_then(|at| at.parse::<Timestamp>().ok());
+    vec![
+        format!("attempt {}", text(attempt, "number")),
+        started.map_or_else(|| "-".to_owned(), |at| format!("{at:.0}")),
+        format!("{} after {} ms", answer(attempt), text(attempt, "duration_ms")),
+        verdict,
+    ]
+}
+
+/// What the receiver said last, or why nothing came.
+fn tell_last_words(story: &mut String, last: &Value) {
+    if let Some(message) = last["error"]["message"].as_str() {
+        let _ = writeln!(story, "\nThe last attempt failed: {}", clean(message));
+    }
+    if let Some(body) = last["response_body"].as_str().map(str::trim_end).filter(|body| !body.is_empty()) {
+        let more = if last["truncated"] == true { " …" } else { "" };
+        let _ = writeln!(story, "\nThe last answer said: {}{more}", clean(body));
+    }
+}
+
+fn tell_ways_out(story: &mut String, delivery: &Value) {
+    if delivery["state"] == "dead" {
+        let id = text(delivery, "id");
+        let _ = write!(
+            story,
+            "\nDeliver it again:  posthaste dead-letters replay {id}\nGive it up:        posthaste dead-letters discard {id}"
+        );
+    }
+    story.truncate(story.trim_end().len());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attempt(number: usize, status: u16, verdict: &str) -> Value {
+        serde_json::json!({
+            "number": number, "started_at": "2023-11-14T22:13:20.5Z", "duration_ms": 12.5, "status": status, "error": null,
+            "response_body": "no\u{1b}pe", "truncated": false, "verdict": verdict, "decision": { "rule": "4xx" }
+        })
+    }
+
+    fn dead() -> Value {
+        serde_json::json!({
+            "id": "dlv_1", "event_id": "evt_1", "event_type": "invoice.paid", "endpoint_id": "ep_1", "key": "acct 7", "seq": 3,
+            "state": "dead", "cause": "refused", "attempts": 2,
+            "created_at": "2023-11-14T22:13:20Z", "finished_at": "2023-11-14T22:13:21Z"
+        })
+    }
+
+    #[test]
+    fn a_dead_letter_tells_its_story_and_the_ways_out() {
+        let now = "2023-11-14T22:14:20Z".parse().unwrap();
+        let told = story(&dead(), &[attempt(1, 503, "retry"), attempt(2, 400, "refused")], now);
+        assert_eq!(
+            told,
+            "dlv_1 is dead (refused): invoice.paid evt_1 for ep_1, place 3 in the lane of key acct 7.
+It was accepted 2023-11-14T22:13:20Z (1m ago), tried 2 times and ended 2023-11-14T22:13:21Z (59s ago).
+
+  attempt 1  2023-11-14T22:13:20Z  503 after 12.5 ms  retry by rule 4xx
+  attempt 2  2023-11-14T22:13:20Z  400 after 12.5 ms  refused by rule 4xx
+
+The last answer said: no\\u{1b}pe
+
+Deliver it again:  posthaste dead-letters replay dlv_1
+Give it up:        posthaste dead-letters discard dlv_1"
+        );
+    }
+
+    #[test]
+    fn a_long_story_leaves_out_its_middle() {
+        let attempts: Vec<Value> = (1..=120).map(|n| attempt(n, 503, "retry")).collect();
+        let told = story(&dead(), &attempts, Timestamp::UNIX_EPOCH);
+        assert!(told.contains("  … 112 more: posthaste deliveries attempts dlv_1\n  attempt 116"), "{told}");
+    }
+}

@@ -1,0 +1,194 @@
+//! `posthaste deliveries`: events on their way, and what can be done to them.
+
+use clap::Subcommand;
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::client::Access;
+use super::output::{self, Column};
+use super::request::{Window, ask};
+
+/// What to do with deliveries.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    access: Access,
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// List deliveries, newest first.
+    List(List),
+    /// Show one, and what it waits for.
+    Get {
+        /// The delivery's id.
+        id: String,
+    },
+    /// List the attempts of one.
+    Attempts {
+        /// The delivery's id.
+        id: String,
+    },
+    /// Make the next attempt of a waiting one now.
+    Retry {
+        /// The delivery's id.
+        id: String,
+    },
+    /// End a waiting one.
+    Cancel {
+        /// The delivery's id.
+        id: String,
+    },
+    /// Put a finished one back to waiting.
+    Replay {
+        /// The delivery's id.
+        id: String,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct List {
+    /// In this state.
+    #[arg(long, value_parser = ["waiting", "delivered", "dead", "cancelled"])]
+    state: Option<String>,
+    /// To this endpoint.
+    #[arg(long, value_name = "ID")]
+    endpoint: Option<String>,
+    /// Of this event type.
+    #[arg(long, value_name = "TYPE")]
+    event_type: Option<String>,
+    /// With this key.
+    #[arg(long)]
+    key: Option<String>,
+    #[command(flatten)]
+    window: Window,
+}
+
+/// What a list shows of a delivery.
+pub const COLUMNS: &[Column] = &[
+    ("id", |row, _| output::text(row, "id")),
+    ("event type", |row, _| output::text(row, "event_type")),
+    ("endpoint", |row, _| output::text(row, "endpoint_id")),
+    ("lane", |row, _| lane(row)),
+    ("state", |row, _| state(row)),
+    ("attempts", |row, _| output::text(row, "attempts")),
+    ("last answer", |row, _| last_answer(row)),
+    ("next or finished", next_or_finished),
+];
+
+const ATTEMPT_COLUMNS: &[Column] = &[
+    ("no", |row, _| output::text(row, "number")),
+    ("started at", |row, now| output::time(row, "started_at", now)),
+    ("took", |row, _| format!("{} ms", output::text(row, "duration_ms"))),
+    ("answer", |row, _| answer(row)),
+    ("verdict", |row, _| output::text(row, "verdict")),
+    ("rule", |row, _| output::text(&row["decision"], "rule")),
+    ("next attempt", |row, now| output::time(&row["decision"], "next_attempt_at", now)),
+];
+
+/// Does it and prints the answer.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let mut client = args.access.client()?;
+    let format = client.format;
+    let (id, verb) = match args.action {
+        Action::List(list) => {
+            let mut url = client.tenant_url(&["deliveries"])?;
+            list.ask(&mut url);
+            return output::list(format, &client.get(url).await?, "deliveries", COLUMNS);
+        }
+        Action::Get { id } => {
+            let url = client.tenant_url(&["deliveries", &id])?;
+            return output::record(format, &client.get(url).await?);
+        }
+        Action::Attempts { id } => {
+            let url = client.tenant_url(&["deliveries", &id, "attempts"])?;
+            return output::list(format, &client.get(url).await?, "attempts", ATTEMPT_COLUMNS);
+        }
+        Action::Retry { id } => (id, "retry"),
+        Action::Cancel { id } => (id, "cancel"),
+        Action::Replay { id } => (id, "replay"),
+    };
+    let url = client.tenant_url(&["deliveries", &id, verb])?;
+    output::record(format, &client.post(url, None).await?)
+}
+
+impl List {
+    fn ask(&self, url: &mut url::Url) {
+        let filters = [
+            ("state", self.state.as_deref()),
+            ("endpoint", self.endpoint.as_deref()),
+            ("event_type", self.event_type.as_deref()),
+            ("key", self.key.as_deref()),
+        ];
+        ask(url, &filters);
+        self.window.ask(url);
+    }
+}
+
+fn lane(delivery: &Value) -> String {
+    match (&delivery["key"], &delivery["seq"]) {
+        (Value::Null, Value::Null) => "-".to_owned(),
+        (Value::Null, seq) => format!("#{seq}"),
+        (_, Value::Null) => output::text(delivery, "key"),
+        (_, seq) => format!("{} #{seq}", output::text(delivery, "key")),
+    }
+}
+
+fn state(delivery: &Value) -> String {
+    let state = output::text(delivery, "state");
+    match (&delivery["in_flight"], &delivery["waiting_for"], &delivery["cause"]) {
+        (Value::Bool(true), _, _) => "in flight".to_owned(),
+        (_, Value::String(what), _) | (_, _, Value::String(what)) => format!("{state} ({})", output::clean(what)),
+        _ => state,
+    }
+}
+
+fn last_answer(delivery: &Value) -> String {
+    match &delivery["last_status"] {
+        Value::Null => output::text(&delivery["last_error"], "kind"),
+        status => status.to_string(),
+    }
+}
+
+fn next_or_finished(delivery: &Value, now: Timestamp) -> String {
+    match &delivery["finished_at"] {
+        Value::Null => output::time(delivery, "next_attempt_at", now),
+        _ => output::time(delivery, "finished_at", now),
+    }
+}
+
+/// What an attempt got: the status, or the kind of failure.
+pub fn answer(attempt: &Value) -> String {
+    match &attempt["status"] {
+        Value::Null => output::text(&attempt["error"], "kind"),
+        status => status.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_says_why_a_delivery_stands_where_it_does() {
+        let told = |json: &str| state(&serde_json::from_str(json).unwrap());
+        assert_eq!(told(r#"{"state":"waiting","waiting_for":"key","in_flight":false,"cause":null}"#), "waiting (key)");
+        assert_eq!(told(r#"{"state":"waiting","waiting_for":null,"in_flight":true,"cause":null}"#), "in flight");
+        assert_eq!(
+            told(r#"{"state":"dead","waiting_for":null,"in_flight":false,"cause":"refused"}"#),
+            "dead (refused)"
+        );
+        assert_eq!(told(r#"{"state":"delivered","waiting_for":null,"in_flight":false}"#), "delivered");
+    }
+
+    #[test]
+    fn a_lane_is_its_key_and_the_place_in_it() {
+        let told = |json: &str| lane(&serde_json::from_str(json).unwrap());
+        assert_eq!(told(r#"{"key":"acct 7","seq":3}"#), "acct 7 #3");
+        assert_eq!(told(r#"{"key":null,"seq":3}"#), "#3");
+        assert_eq!(told(r#"{"key":"acct","seq":null}"#), "acct");
+        assert_eq!(told(r#"{"key":null,"seq":null}"#), "-");
+    }
+}

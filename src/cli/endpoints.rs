@@ -1,0 +1,319 @@
+//! `posthaste endpoints`: the URLs that want events.
+
+use std::collections::BTreeMap;
+
+use anyhow::ensure;
+use clap::Subcommand;
+use http::Method;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::client::{Access, Client};
+use super::output::{self, Column};
+use super::request::{Body, Page, ask};
+use crate::model::span::Span;
+
+/// What to do with endpoints.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    access: Access,
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// List endpoints, newest first.
+    List(Page),
+    /// Show one with all its settings.
+    Get(Id),
+    /// Create one; prints its id and its secret.
+    Create {
+        /// Where deliveries go: http or https.
+        url: String,
+        #[command(flatten)]
+        settings: Box<Settings>,
+    },
+    /// Change one; what is left out stays.
+    Update {
+        #[command(flatten)]
+        id: Id,
+        /// Where deliveries go: http or https.
+        #[arg(long)]
+        url: Option<String>,
+        #[command(flatten)]
+        settings: Box<Settings>,
+    },
+    /// Stop calling one; its deliveries are held.
+    Pause(Noted),
+    /// Call a paused or disabled one again.
+    Resume(Noted),
+    /// Delete one; what waits for it is cancelled.
+    Delete(Id),
+    /// Show the secrets one signs with.
+    Secrets(Id),
+    /// Give one a new secret; the old ones go on signing for a while.
+    Rotate {
+        #[command(flatten)]
+        id: Id,
+        /// How long the old secrets go on signing, 24h when left out.
+        #[arg(long, value_name = "SPAN")]
+        overlap: Option<Span>,
+    },
+    /// List the lanes with deliveries to make.
+    Lanes {
+        #[command(flatten)]
+        id: Id,
+        /// Only those behind a dead letter.
+        #[arg(long)]
+        blocked: bool,
+        #[command(flatten)]
+        page: Page,
+    },
+    /// Send one a test event.
+    Test(Id),
+}
+
+#[derive(Debug, clap::Args)]
+struct Id {
+    /// The endpoint's id.
+    id: String,
+}
+
+#[derive(Debug, clap::Args)]
+struct Noted {
+    /// The endpoint's id.
+    id: String,
+    /// What others should know.
+    #[arg(long)]
+    note: Option<String>,
+}
+
+/// What an endpoint's owner decides, as far as it was given.
+#[derive(Debug, Clone, Default, clap::Args)]
+struct Settings {
+    /// A pattern of event types it wants, such as invoice.*; every type when left out.
+    #[arg(long = "event-type", value_name = "PATTERN", value_delimiter = ',')]
+    event_types: Vec<String>,
+    /// What people call it.
+    #[arg(long, value_name = "TEXT")]
+    description: Option<String>,
+    /// What is delivered in order.
+    #[arg(long, value_parser = ["key", "endpoint", "none"])]
+    ordering: Option<String>,
+    /// What a lane does behind a dead letter.
+    #[arg(long, value_parser = ["block", "skip"])]
+    on_dead: Option<String>,
+    /// What the body looks like.
+    #[arg(long, value_parser = ["envelope", "raw"])]
+    format: Option<String>,
+    /// How many requests may be open at once, 1 to 1,000.
+    #[arg(long, value_name = "N")]
+    max_in_flight: Option<u32>,
+    /// A header to send along, such as X-Team=billing.
+    #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
+    headers: Vec<(String, String)>,
+    /// The retry policy, such as '{"schedule":["30s","2m"],"max_attempts":5}'.
+    #[arg(long, value_name = "JSON", value_parser = json)]
+    retry: Option<String>,
+    /// Rules on the data, such as '{"path":"/amount","gt":100}'; null for none.
+    #[arg(long, value_name = "JSON", value_parser = json)]
+    filter: Option<String>,
+    /// The deadline of an attempt, such as 10s; one below 5s is also the deadline for connecting.
+    #[arg(long, value_name = "SPAN")]
+    timeout: Option<Span>,
+}
+
+const COLUMNS: &[Column] = &[
+    ("id", |row, _| output::text(row, "id")),
+    ("state", |row, _| output::text(row, "state")),
+    ("url", |row, _| output::text(row, "url")),
+    ("event types", |row, _| output::text(row, "event_types")),
+    ("ordering", |row, _| output::text(row, "ordering")),
+    ("description", |row, _| output::text(row, "description")),
+];
+
+const SECRET_COLUMNS: &[Column] = &[
+    ("id", |row, _| output::text(row, "id")),
+    ("secret", |row, _| output::text(row, "secret")),
+    ("created at", |row, now| output::time(row, "created_at", now)),
+    ("expires at", |row, now| output::time(row, "expires_at", now)),
+];
+
+const LANE_COLUMNS: &[Column] = &[
+    ("key", |row, _| output::text(row, "key")),
+    ("head", |row, _| output::text(row, "head")),
+    ("blocked", |row, _| output::text(row, "blocked")),
+    ("since", |row, now| output::time(row, "since", now)),
+    ("waiting behind it", |row, _| output::text(row, "waiting")),
+];
+
+/// Does it and prints the answer.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let mut client = args.access.client()?;
+    match args.action {
+        Action::List(page) => list(&mut client, page).await,
+        Action::Get(Id { id }) => get(&mut client, &id).await,
+        Action::Create { url, settings } => create(&mut client, &url, &settings).await,
+        Action::Update { id, url, settings } => update(&mut client, &id.id, url.as_deref(), &settings).await,
+        Action::Pause(Noted { id, note }) => {
+            post(&mut client, &id, &["pause"], Body::default().field("note", note.as_ref())).await
+        }
+        Action::Resume(Noted { id, note }) => {
+            post(&mut client, &id, &["resume"], Body::default().field("note", note.as_ref())).await
+        }
+        Action::Delete(Id { id }) => delete(&mut client, &id).await,
+        Action::Secrets(Id { id }) => secrets(&mut client, &id).await,
+        Action::Rotate { id: Id { id }, overlap } => {
+            post(&mut client, &id, &["secrets", "rotate"], Body::default().field("overlap", overlap.as_ref())).await
+        }
+        Action::Lanes { id: Id { id }, blocked, page } => lanes(&mut client, &id, blocked, page).await,
+        Action::Test(Id { id }) => post(&mut client, &id, &["test"], Body::default()).await,
+    }
+}
+
+async fn list(client: &mut Client, page: Page) -> anyhow::Result<()> {
+    let mut url = client.tenant_url(&["endpoints"])?;
+    page.ask(&mut url);
+    output::list(client.format, &client.get(url).await?, "endpoints", COLUMNS)
+}
+
+async fn get(client: &mut Client, id: &str) -> anyhow::Result<()> {
+    let url = client.tenant_url(&["endpoints", id])?;
+    output::record(client.format, &client.get(url).await?)
+}
+
+async fn create(client: &mut Client, url: &str, settings: &Settings) -> anyhow::Result<()> {
+    let body = settings.add_to(Body::default().field("url", Some(url)));
+    let answer = client.post(client.tenant_url(&["endpoints"])?, Some(body)).await?;
+    output::extract(client.format, &answer, &["id", "url", "event_types", "state", "secret"])
+}
+
+async fn update(client: &mut Client, id: &str, url: Option<&str>, settings: &Settings) -> anyhow::Result<()> {
+    let body = settings.replacing().add_to(Body::default().field("url", url));
+    ensure!(!body.is_empty(), "nothing to change; give a setting, such as --event-type (see --help)");
+    let address = client.tenant_url(&["endpoints", id])?;
+    output::record(client.format, &client.call(Method::PATCH, address, Some(body)).await?)
+}
+
+async fn post(client: &mut Client, id: &str, verb: &[&str], body: Body) -> anyhow::Result<()> {
+    let url = client.tenant_url(&[&["endpoints", id], verb].concat())?;
+    let body = Some(body).filter(|body| !body.is_empty());
+    output::record(client.format, &client.post(url, body).await?)
+}
+
+async fn delete(client: &mut Client, id: &str) -> anyhow::Result<()> {
+    let url = client.tenant_url(&["endpoints", id])?;
+    client.call(Method::DELETE, url, None).await?;
+    output::done(client.format, &format!("deleted {id}"))
+}
+
+async fn secrets(client: &mut Client, id: &str) -> anyhow::Result<()> {
+    let url = client.tenant_url(&["endpoints", id, "secrets"])?;
+    output::list(client.format, &client.get(url).await?, "secrets", SECRET_COLUMNS)
+}
+
+async fn lanes(client: &mut Client, id: &str, blocked: bool, page: Page) -> anyhow::Result<()> {
+    let mut url = client.tenant_url(&["endpoints", id, "lanes"])?;
+    ask(&mut url, &[("blocked", blocked.then_some("true"))]);
+    page.ask(&mut url);
+    let what = if blocked { "blocked lanes" } else { "lanes with deliveries to make" };
+    output::list(client.format, &client.get(url).await?, what, LANE_COLUMNS)
+}
+
+/// A policy or filter takes the place of the one before it; left to a merge
+/// patch, what the old one said and the new one does not would live on.
+const RETRY_FIELDS: &[&str] = &["preset", "backoff", "schedule", "jitter", "max_attempts", "max_age"];
+const FILTER_FIELDS: &[&str] = &["all", "any", "not", "path", "equals", "in", "exists", "gt", "lt", "prefix"];
+
+fn replaced(json: &str, fields: &[&str]) -> String {
+    let Ok(Value::Object(mut object)) = serde_json::from_str(json) else { return json.to_owned() };
+    for field in fields {
+        object.entry(*field).or_insert(Value::Null);
+    }
+    Value::Object(object).to_string()
+}
+
+impl Settings {
+    /// The same, so that a merge patch replaces what it names as a whole.
+    fn replacing(&self) -> Self {
+        Self {
+            retry: self.retry.as_deref().map(|json| replaced(json, RETRY_FIELDS)),
+            filter: self.filter.as_deref().map(|json| replaced(json, FILTER_FIELDS)),
+            ..self.clone()
+        }
+    }
+
+    fn add_to(&self, body: Body) -> Body {
+        let headers: BTreeMap<&str, &str> =
+            self.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        // The usual deadline for connecting would be past a shorter one for everything.
+        let timeout = self.timeout.map(|total| match total < Span::secs(5) {
+            true => serde_json::json!({ "connect": total, "total": total }),
+            false => serde_json::json!({ "total": total }),
+        });
+        body.field("event_types", Some(&self.event_types).filter(|types| !types.is_empty()))
+            .field("description", self.description.as_ref())
+            .field("ordering", self.ordering.as_ref())
+            .field("on_dead", self.on_dead.as_ref())
+            .field("format", self.format.as_ref())
+            .field("max_in_flight", self.max_in_flight.as_ref())
+            .field("headers", Some(&headers).filter(|headers| !headers.is_empty()))
+            .raw("retry", self.retry.as_deref().map(str::as_bytes))
+            .raw("filter", self.filter.as_deref().map(str::as_bytes))
+            .field("timeout", timeout.as_ref())
+    }
+}
+
+fn header(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.trim().is_empty() => Ok((name.trim().to_owned(), value.trim().to_owned())),
+        _ => Err("write a name, = and a value, such as X-Team=billing".to_owned()),
+    }
+}
+
+fn json(text: &str) -> Result<String, String> {
+    match serde_json::from_str::<&RawValue>(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(problem) => Err(format!("not JSON: {problem}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sent(settings: &Settings) -> String {
+        String::from_utf8(settings.add_to(Body::default()).finish()).unwrap()
+    }
+
+    #[test]
+    fn a_header_is_split_at_its_first_equals_sign() {
+        assert_eq!(header("X-Team=billing"), Ok(("X-Team".into(), "billing".into())));
+        assert_eq!(header("Authorization=Basic YTpi=="), Ok(("Authorization".into(), "Basic YTpi==".into())));
+        assert_eq!(header("X-Empty="), Ok(("X-Empty".into(), String::new())));
+        for text in ["", "X-Team", "=billing", " =x"] {
+            assert!(header(text).unwrap_err().contains("such as X-Team=billing"), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_what_was_given_is_sent() {
+        assert_eq!(sent(&Settings::default()), "{}");
+        let settings = Settings {
+            event_types: vec!["a.*".into()],
+            headers: vec![("X-A".into(), "1".into())],
+            filter: Some("null".into()),
+            ..Settings::default()
+        };
+        assert_eq!(sent(&settings), r#"{"event_types":["a.*"],"headers":{"X-A":"1"},"filter":null}"#);
+    }
+
+    #[test]
+    fn a_short_timeout_shortens_connecting_too() {
+        let with = |timeout| Settings { timeout: Some(timeout), ..Settings::default() };
+        assert_eq!(sent(&with(Span::secs(10))), r#"{"timeout":{"total":"10s"}}"#);
+        assert_eq!(sent(&with(Span::secs(2))), r#"{"timeout":{"connect":"2s","total":"2s"}}"#);
+    }
+}

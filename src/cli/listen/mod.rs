@@ -1,0 +1,241 @@
+//! `posthaste listen`: a local receiver for trying things.
+//!
+//! It verifies, deduplicates and prints what comes, and misbehaves on
+//! request. What it decides, it decides on arrival: a sender that loses
+//! patience with a slow answer finds its repeat recognised.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{anyhow, bail};
+use bytes::Bytes;
+use http::header::RETRY_AFTER;
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use jiff::Timestamp;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{SignalKind, signal};
+
+use self::ledger::{Ledger, Reply, Trust};
+use self::script::{Answer, Script};
+use self::show::Arrival;
+use super::output::print;
+use crate::clock::{Clock, SystemClock};
+use crate::lifecycle::deliver::sign::{secret_key, verify};
+use crate::model::span::Span;
+
+pub mod ledger;
+pub mod script;
+pub mod show;
+
+const BODY_BYTES_MAX: usize = 16 * 1_024 * 1_024;
+
+/// Where to listen, and how to behave.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The address to listen on.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9000")]
+    listen: SocketAddr,
+    /// A secret to verify signatures with; several during a rotation.
+    #[arg(
+        long = "secret",
+        value_name = "SECRET",
+        env = "POSTHASTE_SECRET",
+        hide_env_values = true,
+        value_delimiter = ','
+    )]
+    secrets: Vec<String>,
+    /// What to answer: steps of STATUS[xCOUNT][:RETRY_AFTER], the last one for ever, such as 503x3,429:5s,200.
+    #[arg(long, value_name = "SCRIPT", default_value = "200", hide_default_value = true)]
+    respond: Script,
+    /// Wait so long before each answer; duplicates are answered at once.
+    #[arg(long, value_name = "SPAN")]
+    latency: Option<Span>,
+    /// Close the connection without an answer for this share of requests, such as 10%.
+    #[arg(long, value_name = "PERCENT", value_parser = share)]
+    drop: Option<f64>,
+    /// Print the totals only.
+    #[arg(long)]
+    quiet: bool,
+}
+
+/// Listens until it is told to stop, then prints the totals.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    check_secrets(&args.secrets)?;
+    let listener = TcpListener::bind(args.listen).await.map_err(|problem| {
+        anyhow!("cannot listen on {}: {problem}; choose another address with --listen", args.listen)
+    })?;
+    let mut terminated = signal(SignalKind::terminate())?;
+    print(&banner(listener.local_addr()?, &args))?;
+    let receiver = Arc::new(Receiver {
+        ledger: Mutex::new(Ledger::new(args.respond)),
+        secrets: args.secrets,
+        latency: args.latency.map_or(Duration::ZERO, |span| span.0),
+        drop_share: args.drop.unwrap_or(0.0),
+        is_quiet: args.quiet,
+    });
+    tokio::select! {
+        () = accept(&listener, &receiver) => {}
+        interrupted = tokio::signal::ctrl_c() => interrupted?,
+        _ = terminated.recv() => {}
+    }
+    let totals = receiver.ledger().totals();
+    print(&format!("\n{totals}"))
+}
+
+fn banner(address: SocketAddr, args: &Args) -> String {
+    let mut banner = format!("listening on http://{address}, answering {}\n", args.respond);
+    banner.push_str(&format!("create an endpoint for it:  posthaste endpoints create http://{address}/\n"));
+    if address.ip().is_loopback() {
+        let range = if address.is_ipv4() { "127.0.0.0/8" } else { "::1/128" };
+        banner.push_str(&format!(
+            "(the gateway calls this machine only when it was started with --allow-egress {range})\n"
+        ));
+    }
+    banner.push_str(match args.secrets.is_empty() {
+        true => "signatures are not verified; give the endpoint's secret with --secret\n",
+        false => "signatures are verified\n",
+    });
+    banner
+}
+
+async fn accept(listener: &TcpListener, receiver: &Arc<Receiver>) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                tokio::spawn(serve(stream, receiver.clone()));
+            }
+            // Out of file handles, most likely: others will be given back.
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+}
+
+async fn serve(stream: TcpStream, receiver: Arc<Receiver>) {
+    // Answers are small and must not wait for company.
+    let _ = stream.set_nodelay(true);
+    let service = service_fn(|request| receiver.receive(request));
+    // A connection that breaks is the sender's affair, or was asked for with --drop.
+    let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+}
+
+/// Ends a connection without an answer.
+#[derive(Debug, thiserror::Error)]
+#[error("the connection is dropped, as asked for")]
+struct Dropped;
+
+struct Receiver {
+    ledger: Mutex<Ledger>,
+    secrets: Vec<String>,
+    latency: Duration,
+    drop_share: f64,
+    is_quiet: bool,
+}
+
+impl Receiver {
+    async fn receive(&self, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Dropped> {
+        let (head, body) = request.into_parts();
+        let Ok(body) = Limited::new(body, BODY_BYTES_MAX).collect().await else {
+            return Ok(refusal(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 16 MiB, or broke off"));
+        };
+        let body = body.to_bytes();
+        let now = SystemClock.now();
+        let trust = self.trust(&head.headers, &body, now);
+        let is_dropped = self.drop_share > 0.0 && rand::random::<f64>() < self.drop_share;
+        let id = head.headers.get("webhook-id").and_then(|id| id.to_str().ok());
+
+        let reply = self.ledger().decide(id, &trust, is_dropped);
+        if !self.is_quiet {
+            let arrival = Arrival { at: now, path: head.uri.path(), headers: &head.headers, body: &body };
+            // Whether anyone reads along does not change what is answered.
+            let _ = std::io::stdout().write_all(arrival.told(&trust, reply).as_bytes());
+        }
+        self.answer(trust, reply).await
+    }
+
+    fn trust(&self, headers: &HeaderMap, body: &[u8], now: Timestamp) -> Trust {
+        let mut trust = Trust::NotVerified;
+        for secret in &self.secrets {
+            match verify(secret, headers, body, now) {
+                Ok(()) => return Trust::Verified,
+                Err(why) => trust = Trust::Refused(why),
+            }
+        }
+        trust
+    }
+
+    async fn answer(&self, trust: Trust, reply: Reply) -> Result<Response<Full<Bytes>>, Dropped> {
+        let answer = reply.answer.ok_or(Dropped)?;
+        match (trust, reply.kind) {
+            (Trust::Refused(why), _) => return Ok(refusal(answer.status, &why.to_string())),
+            (_, ledger::Kind::Duplicate) => return Ok(response(answer, Full::default())),
+            (_, ledger::Kind::New | ledger::Kind::Repeat | ledger::Kind::Forged) => {}
+        }
+        if !self.latency.is_zero() {
+            tokio::time::sleep(self.latency).await;
+        }
+        Ok(response(answer, Full::default()))
+    }
+
+    fn ledger(&self) -> std::sync::MutexGuard<'_, Ledger> {
+        self.ledger.lock().expect("nothing panics while it holds the ledger")
+    }
+}
+
+fn refusal(status: StatusCode, why: &str) -> Response<Full<Bytes>> {
+    response(Answer::plain(status), Full::from(format!("{why}\n")))
+}
+
+fn response(answer: Answer, body: Full<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(body);
+    *response.status_mut() = answer.status;
+    if let Some(seconds) = answer.retry_after {
+        response.headers_mut().insert(RETRY_AFTER, seconds.into());
+    }
+    response
+}
+
+/// Not left to the command line's parser, which would repeat the secret.
+fn check_secrets(secrets: &[String]) -> anyhow::Result<()> {
+    match secrets.iter().position(|secret| secret_key(secret).is_none()) {
+        None => Ok(()),
+        Some(n) => bail!(
+            "secret {} of {} is not whsec_ and 24 to 64 bytes in base64; `posthaste endpoints secrets ID` shows it",
+            n + 1,
+            secrets.len()
+        ),
+    }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let percent = text.trim_end_matches('%').parse::<f64>().ok().filter(|percent| (0.0..=100.0).contains(percent));
+    percent.map(|percent| percent / 100.0).ok_or_else(|| "write a share from 0% to 100%, such as 10%".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_a_percentage() {
+        assert_eq!(share("10%"), Ok(0.1));
+        assert_eq!(share("100"), Ok(1.0));
+        for text in ["", "%", "101%", "-1%", "ten", "NaN"] {
+            assert!(share(text).unwrap_err().contains("such as 10%"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_secret_is_refused_without_repeating_it() {
+        let good = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".to_owned();
+        assert!(check_secrets(std::slice::from_ref(&good)).is_ok());
+        let told = check_secrets(&[good, "whsec_short".to_owned()]).unwrap_err().to_string();
+        assert!(told.starts_with("secret 2 of 2 is not") && !told.contains("short"), "{told}");
+    }
+}

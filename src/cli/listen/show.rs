@@ -1,0 +1,110 @@
+//! How a receiver tells what came: one line, and the body below it.
+
+use http::HeaderMap;
+use jiff::Timestamp;
+
+use super::ledger::{Kind, Reply, Trust};
+use crate::cli::output::clean;
+
+const BODY_BYTES_SHOWN: usize = 500;
+
+/// A request that came in.
+#[derive(Debug, Clone, Copy)]
+pub struct Arrival<'a> {
+    /// When.
+    pub at: Timestamp,
+    /// Where.
+    pub path: &'a str,
+    /// With these headers.
+    pub headers: &'a HeaderMap,
+    /// With this body.
+    pub body: &'a [u8],
+}
+
+impl Arrival<'_> {
+    /// The lines to print, with what became of it.
+    pub fn told(&self, trust: &Trust, reply: Reply) -> String {
+        let header = |name: &str| self.headers.get(name).map(|value| clean(&String::from_utf8_lossy(value.as_bytes())));
+        let mut line =
+            format!("{:.3}  {}", self.at, header("webhook-id").unwrap_or_else(|| "no webhook-id".to_owned()));
+        line.extend(header("x-event-type").map(|value| format!("  {value}")));
+        line.extend(header("webhook-attempt").map(|value| format!("  attempt {value}")));
+        line.extend(header("x-key").map(|value| format!("  key {value}")));
+        line.extend(header("x-seq").map(|value| format!("  seq {value}")));
+        if self.path != "/" {
+            line.push_str(&format!("  at {}", clean(self.path)));
+        }
+        line.push_str(&format!("  {trust}  {}\n", outcome(reply)));
+        line.push_str(&format!("    {}\n", shown_body(self.body)));
+        line
+    }
+}
+
+fn outcome(reply: Reply) -> String {
+    let kind = match reply.kind {
+        Kind::New | Kind::Forged => "",
+        Kind::Repeat => "repeat, ",
+        Kind::Duplicate => "duplicate, ",
+    };
+    match reply.answer {
+        None => format!("{kind}dropped"),
+        Some(answer) => format!("{kind}answered {answer}"),
+    }
+}
+
+fn shown_body(body: &[u8]) -> String {
+    if body.is_empty() {
+        return "(empty)".to_owned();
+    }
+    let cut = match body.len() > BODY_BYTES_SHOWN {
+        // Not through the middle of a character.
+        true => (BODY_BYTES_SHOWN - 3..=BODY_BYTES_SHOWN)
+            .rev()
+            .find(|n| body[*n] & 0xC0 != 0x80)
+            .unwrap_or(BODY_BYTES_SHOWN),
+        false => body.len(),
+    };
+    let more = match cut < body.len() {
+        true => format!(" … ({} bytes in all)", body.len()),
+        false => String::new(),
+    };
+    format!("{}{more}", clean(&String::from_utf8_lossy(&body[..cut])))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderName, HeaderValue, StatusCode};
+
+    use super::super::script::Answer;
+    use super::*;
+
+    #[test]
+    fn a_request_is_told_in_one_line_and_its_body() {
+        let pairs = [
+            ("webhook-id", "evt_1"),
+            ("x-event-type", "a.b"),
+            ("webhook-attempt", "2"),
+            ("x-key", "k%201"),
+            ("x-seq", "3"),
+        ];
+        let headers =
+            pairs.into_iter().map(|(n, v)| (HeaderName::from_static(n), HeaderValue::from_static(v))).collect();
+        let at = Timestamp::from_millisecond(1_700_000_000_120).unwrap();
+        let arrival = Arrival { at, path: "/", headers: &headers, body: b"{\n\x1b}" };
+        let answer = Some(Answer { status: StatusCode::TOO_MANY_REQUESTS, retry_after: Some(5) });
+        let told = arrival.told(&Trust::Verified, Reply { kind: Kind::Repeat, answer });
+        assert_eq!(
+            told,
+            "2023-11-14T22:13:20.120Z  evt_1  a.b  attempt 2  key k%201  seq 3  verified  repeat, answered 429 with Retry-After 5\n    {\\n\\u{1b}}\n"
+        );
+    }
+
+    #[test]
+    fn a_long_body_is_cut_between_characters() {
+        let body = format!("x{}", "é".repeat(300));
+        let told = shown_body(body.as_bytes());
+        assert_eq!(told, format!("x{} … (601 bytes in all)", "é".repeat(249)));
+        assert_eq!(shown_body(&[b'a'; 500]).len(), 500);
+        assert_eq!(shown_body(b""), "(empty)");
+    }
+}

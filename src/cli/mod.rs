@@ -1,0 +1,147 @@
+//! The command line: one file per command, one page that names them all.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+pub mod serve;
+
+pub mod dead_letters;
+pub mod deliveries;
+pub mod endpoints;
+pub mod events;
+pub mod send;
+pub mod tenants;
+
+pub mod bench;
+pub mod completions;
+pub mod config;
+pub mod listen;
+pub mod openapi;
+
+mod client;
+mod output;
+mod request;
+
+/// A webhook delivery gateway: takes an event once, keeps it durably, delivers it signed, in order and calmly.
+#[derive(Debug, Parser)]
+#[command(name = "posthaste", version, override_usage = "posthaste [COMMAND]")]
+#[command(after_help = "Without a command, posthaste serves.")]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Everything posthaste can be told to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the gateway.
+    Serve(serve::Args),
+    /// Hand in an event.
+    Send(send::Args),
+    /// Create, change, pause and inspect endpoints.
+    Endpoints(endpoints::Args),
+    /// Look up events and where they went.
+    Events(events::Args),
+    /// Look up deliveries; retry, cancel or replay one.
+    Deliveries(deliveries::Args),
+    /// Look up dead letters; replay or discard one.
+    DeadLetters(dead_letters::Args),
+    /// Create, change and delete tenants.
+    Tenants(tenants::Args),
+    /// Run a local receiver that verifies, deduplicates, prints, and misbehaves on request.
+    Listen(listen::Args),
+    /// Print the API's description as OpenAPI JSON.
+    Openapi(openapi::Args),
+    /// Print completions for a shell.
+    Completions(completions::Args),
+    /// Show the settings in force.
+    Config(config::Args),
+    /// Measure how fast this machine delivers.
+    Bench(bench::Args),
+}
+
+/// Does what the command line asks, and tells how it went.
+pub fn run() -> ExitCode {
+    let cli = Cli::parse_from(or_serve(std::env::args_os().collect()));
+    match in_runtime(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("posthaste: {problem:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn in_runtime(command: Command) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(hand_over(command))
+}
+
+async fn hand_over(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Serve(args) => serve::run(args).await,
+        Command::Send(args) => send::run(args).await,
+        Command::Endpoints(args) => endpoints::run(args).await,
+        Command::Events(args) => events::run(args).await,
+        Command::Deliveries(args) => deliveries::run(args).await,
+        Command::DeadLetters(args) => dead_letters::run(args).await,
+        Command::Tenants(args) => tenants::run(args).await,
+        Command::Listen(args) => listen::run(args).await,
+        Command::Openapi(args) => openapi::run(args).await,
+        Command::Completions(args) => completions::run(args).await,
+        Command::Config(args) => config::run(args).await,
+        Command::Bench(args) => bench::run(args).await,
+    }
+}
+
+/// `posthaste` and `posthaste --data x` mean `posthaste serve …`.
+fn or_serve(mut args: Vec<OsString>) -> Vec<OsString> {
+    let is_serve = match args.get(1).and_then(|first| first.to_str()) {
+        None => args.len() <= 1,
+        Some("-h" | "--help" | "-V" | "--version") => false,
+        // A flag before a command is a mistake, and not one of serve's.
+        Some(first) => first.starts_with('-') && !args.iter().any(is_command),
+    };
+    if is_serve {
+        args.insert(args.len().min(1), "serve".into());
+    }
+    args
+}
+
+fn is_command(arg: &OsString) -> bool {
+    Cli::command().get_subcommands().any(|command| arg == command.get_name())
+}
+
+#[cfg(test)]
+mod tests {
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn without_a_command_posthaste_serves() {
+        let full = |args: &[&str]| or_serve(args.iter().map(OsString::from).collect());
+        assert_eq!(full(&["posthaste"]), ["posthaste", "serve"]);
+        assert_eq!(full(&["posthaste", "--data", "x"]), ["posthaste", "serve", "--data", "x"]);
+        assert_eq!(full(&["posthaste", "--help"]), ["posthaste", "--help"]);
+        assert_eq!(full(&["posthaste", "send", "a"]), ["posthaste", "send", "a"]);
+    }
+
+    #[test]
+    fn the_gateway_can_be_named_after_the_last_word() {
+        for line in [
+            "posthaste endpoints list -o json --tenant t",
+            "posthaste send a.b {} --token x",
+            "posthaste events get e --server http://a",
+        ] {
+            assert!(Cli::try_parse_from(line.split(' ')).is_ok(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! `posthaste openapi`: the API's description, as the gateway serves it.
+
+use anyhow::Context;
+
+use super::output::print;
+use crate::api::openapi::document;
+
+/// Nothing to choose.
+#[derive(Debug, clap::Args)]
+pub struct Args {}
+
+/// Prints the description.
+pub async fn run(_: Args) -> anyhow::Result<()> {
+    print(&document().to_pretty_json().context("the description cannot be written as JSON")?)
+}

@@ -1,0 +1,329 @@
+//! What commands print: plain tables and records for people, JSON for programs.
+//!
+//! Invariant: JSON is printed as the gateway sent it. Only space between
+//! tokens is added, so order, duplicate keys and long numbers survive.
+
+use std::fmt;
+use std::io::{ErrorKind, Write};
+
+use anyhow::Context;
+use comfy_table::{Table, presets};
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::clock::{Clock, SystemClock};
+
+/// How a command shows what it was told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// Plain columns, for people.
+    Table,
+    /// The gateway's own answer, for programs.
+    Json,
+}
+
+/// A column of a list: its title, and what it shows of a row.
+pub type Column = (&'static str, fn(&Value, Timestamp) -> String);
+
+/// Prints a page of a list, and how to get the next one.
+pub fn list(format: Format, body: &str, what: &str, columns: &[Column]) -> anyhow::Result<()> {
+    match format {
+        Format::Json => print(&pretty(body)),
+        Format::Table => print(&page(body, what, columns, SystemClock.now())?),
+    }
+}
+
+/// Prints one thing, field by field.
+pub fn record(format: Format, body: &str) -> anyhow::Result<()> {
+    extract(format, body, &[])
+}
+
+/// Prints the chosen fields of one thing; all of them as JSON, or if none is chosen.
+pub fn extract(format: Format, body: &str, fields: &[&str]) -> anyhow::Result<()> {
+    match format {
+        Format::Json => print(&pretty(body)),
+        Format::Table => print(&facts(body, fields, SystemClock.now())?),
+    }
+}
+
+/// Prints a sentence where there is nothing else to show.
+pub fn done(format: Format, sentence: &str) -> anyhow::Result<()> {
+    match format {
+        Format::Json => Ok(()),
+        Format::Table => print(sentence),
+    }
+}
+
+/// Writes a text and a line end to standard output. A reader that has seen
+/// enough, such as `head`, is no failure.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush());
+    match written {
+        Err(problem) if problem.kind() == ErrorKind::BrokenPipe => Ok(()),
+        other => other.context("cannot write to standard output"),
+    }
+}
+
+/// Columns without borders.
+pub fn table(titles: &[&str], rows: &[Vec<String>]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    if !titles.is_empty() {
+        table.set_header(titles.iter().map(|title| title.to_uppercase()));
+    }
+    table.add_rows(rows.iter().cloned());
+    table.column_iter_mut().for_each(|column| {
+        column.set_padding((0, 2));
+    });
+    table.trim_fmt()
+}
+
+/// The rows of a list as cells.
+pub fn rows(data: &[Value], columns: &[Column], now: Timestamp) -> Vec<Vec<String>> {
+    data.iter().map(|row| columns.iter().map(|(_, show)| show(row, now)).collect()).collect()
+}
+
+fn page(body: &str, what: &str, columns: &[Column], now: Timestamp) -> anyhow::Result<String> {
+    let value = parse(body)?;
+    let data = items(&value);
+    let titles: Vec<&str> = columns.iter().map(|(title, _)| *title).collect();
+    let mut out = match data.is_empty() {
+        true => format!("no {what}"),
+        false => table(&titles, &rows(data, columns, now)),
+    };
+    if let Some(next) = value["next"].as_str() {
+        out.push_str(&format!("\nthere is more: repeat this with --cursor {}", clean(next)));
+    }
+    Ok(out)
+}
+
+fn facts(body: &str, only: &[&str], now: Timestamp) -> anyhow::Result<String> {
+    let Fields(fields) = serde_json::from_str(body).with_context(not_understood)?;
+    let shown = fields.iter().filter(|(name, _)| only.is_empty() || only.contains(&name.as_str()));
+    let rows: Vec<Vec<String>> = shown.map(|(name, raw)| vec![clean(name), fact(name, raw.get(), now)]).collect();
+    Ok(table(&[], &rows))
+}
+
+fn fact(name: &str, raw: &str, now: Timestamp) -> String {
+    let read = || serde_json::from_str::<Value>(raw).unwrap_or(Value::Null);
+    match raw.as_bytes().first() {
+        Some(b'"') if is_time(name) => when(&read(), now),
+        Some(b'"') | Some(b'n') => shown(&read()),
+        _ => raw.replace(['\r', '\t'], " "),
+    }
+}
+
+fn is_time(name: &str) -> bool {
+    name.ends_with("_at") || name.ends_with("since") || name == "timestamp"
+}
+
+/// Reads the gateway's answer.
+pub fn parse(body: &str) -> anyhow::Result<Value> {
+    serde_json::from_str(body).with_context(not_understood)
+}
+
+fn not_understood() -> &'static str {
+    "the server's answer is not the JSON expected; is it a posthaste gateway of this version?"
+}
+
+/// The rows of a page.
+pub fn items(page: &Value) -> &[Value] {
+    page["data"].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// A field as a cell; `-` where there is nothing.
+pub fn text(row: &Value, field: &str) -> String {
+    shown(&row[field])
+}
+
+/// A moment in a field as a cell; `-` where there is none.
+pub fn time(row: &Value, field: &str, now: Timestamp) -> String {
+    when(&row[field], now)
+}
+
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => clean(text),
+        Value::Array(items) => items.iter().map(shown).collect::<Vec<_>>().join(", "),
+        other => other.to_string(),
+    }
+}
+
+fn when(value: &Value, now: Timestamp) -> String {
+    match value.as_str().and_then(|text| text.parse().ok()) {
+        Some(at) => moment(at, now),
+        None => shown(value),
+    }
+}
+
+/// A moment to the second, and how far away it is.
+pub fn moment(at: Timestamp, now: Timestamp) -> String {
+    let whole = Timestamp::from_second(at.as_second()).unwrap_or(at);
+    format!("{whole} ({})", away(at, now))
+}
+
+/// How far a moment is away: `in 4m 12s`, `3s ago`, `now`.
+pub fn away(at: Timestamp, now: Timestamp) -> String {
+    let millis = at.as_millisecond() - now.as_millisecond();
+    let length = length(millis.unsigned_abs() / 1_000);
+    match millis {
+        1_000.. => format!("in {length}"),
+        ..=-1_000 => format!("{length} ago"),
+        _ => "now".to_owned(),
+    }
+}
+
+/// Seconds in the two largest units that say something.
+fn length(seconds: u64) -> String {
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
+    let units = [(days, "d"), (hours, "h"), (minutes, "m"), (seconds % 60, "s")];
+    let first = units.iter().position(|(n, _)| *n > 0).unwrap_or(3);
+    let two = units[first..].iter().take(2).filter(|(n, _)| *n > 0);
+    let words: Vec<String> = two.map(|(n, unit)| format!("{n}{unit}")).collect();
+    match words.is_empty() {
+        true => "0s".to_owned(),
+        false => words.join(" "),
+    }
+}
+
+/// Text that cannot move the cursor or end the line: what receivers and
+/// producers wrote is shown on the operator's terminal.
+pub fn clean(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c.is_control() {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    out
+}
+
+/// JSON with a line per field, every token as it came.
+pub fn pretty(json: &str) -> String {
+    let mut out = String::with_capacity(json.len() * 2);
+    let line = |out: &mut String, depth: usize| {
+        out.push('\n');
+        out.extend(std::iter::repeat_n("  ", depth));
+    };
+    let (mut depth, mut is_text, mut is_escaped, mut is_fresh) = (0_usize, false, false, false);
+    for c in json.chars() {
+        if is_text {
+            out.push(c);
+            is_text = c != '"' || is_escaped;
+            is_escaped = c == '\\' && !is_escaped;
+            continue;
+        }
+        if c.is_ascii_whitespace() {
+            continue;
+        }
+        let closes = c == '}' || c == ']';
+        depth -= usize::from(closes && depth > 0);
+        // An empty list or object stays on its line.
+        if closes != is_fresh {
+            line(&mut out, depth);
+        }
+        is_fresh = c == '{' || c == '[';
+        depth += usize::from(is_fresh);
+        is_text = c == '"';
+        out.push(c);
+        match c {
+            ',' => line(&mut out, depth),
+            ':' => out.push(' '),
+            _ => {}
+        }
+    }
+    out
+}
+
+/// An object's fields in the order they came, each as it was written.
+struct Fields(Vec<(String, Box<RawValue>)>);
+
+impl<'de> Deserialize<'de> for Fields {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Collect;
+        impl<'de> Visitor<'de> for Collect {
+            type Value = Fields;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
+                let mut fields = Vec::new();
+                while let Some(field) = map.next_entry()? {
+                    fields.push(field);
+                }
+                Ok(Fields(fields))
+            }
+        }
+        deserializer.deserialize_map(Collect)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(1_700_000_000 + seconds).unwrap()
+    }
+
+    #[test]
+    fn a_moment_is_told_exactly_and_by_its_distance() {
+        assert_eq!(moment(at(252), at(0)), "2023-11-14T22:17:32Z (in 4m 12s)");
+        assert_eq!(moment(at(-3), at(0)), "2023-11-14T22:13:17Z (3s ago)");
+        let nearly = Timestamp::from_millisecond(1_700_000_000_999).unwrap();
+        assert_eq!(moment(nearly, at(0)), "2023-11-14T22:13:20Z (now)");
+    }
+
+    #[test]
+    fn distances_use_two_units_at_most() {
+        let cases =
+            [(1, "in 1s"), (60, "in 1m"), (3_661, "in 1h 1m"), (3_605, "in 1h"), (86_400 * 3 + 7_200, "in 3d 2h")];
+        for (seconds, told) in cases {
+            assert_eq!(away(at(seconds), at(0)), told);
+        }
+        assert_eq!(away(at(-90), at(0)), "1m 30s ago");
+    }
+
+    #[test]
+    fn pretty_json_keeps_every_token() {
+        let json = r#"{"b":1,"a":12345678901234567890123450,"a":[],"c":{"d":["x,\"{y","\\"]},"e":{}}"#;
+        let shown = pretty(json);
+        assert_eq!(
+            shown,
+            "{\n  \"b\": 1,\n  \"a\": 12345678901234567890123450,\n  \"a\": [],\n  \"c\": {\n    \"d\": [\n      \"x,\\\"{y\",\n      \"\\\\\"\n    ]\n  },\n  \"e\": {}\n}"
+        );
+        assert_eq!(pretty(&shown), shown);
+    }
+
+    #[test]
+    fn a_page_tells_how_to_get_the_next() {
+        let columns: &[Column] = &[("id", |row, _| text(row, "id")), ("key", |row, _| text(row, "key"))];
+        let shown = page(
+            r#"{"data":[{"id":"a","key":null},{"id":"b","key":"x\u001b[2J"}],"next":"c1"}"#,
+            "things",
+            columns,
+            at(0),
+        )
+        .unwrap();
+        assert_eq!(shown, "ID  KEY\na   -\nb   x\\u{1b}[2J\nthere is more: repeat this with --cursor c1");
+        assert_eq!(page(r#"{"data":[],"next":null}"#, "things", columns, at(0)).unwrap(), "no things");
+    }
+
+    #[test]
+    fn a_record_keeps_order_and_long_numbers() {
+        let shown =
+            facts(r#"{"id":"e","accepted_at":"2023-11-14T22:13:17Z","data":{"n":1e400,"n":2}}"#, &[], at(0)).unwrap();
+        assert_eq!(
+            shown,
+            "id           e\naccepted_at  2023-11-14T22:13:17Z (3s ago)\ndata         {\"n\":1e400,\"n\":2}"
+        );
+    }
+}

@@ -1,0 +1,134 @@
+//! What commands ask of the API: bodies written by hand, filters, pages.
+
+use serde::Serialize;
+use url::Url;
+
+use crate::clock::{Clock, SystemClock};
+use crate::model::span::Span;
+
+/// A JSON object written by hand, so that a producer's bytes stay as they are.
+#[derive(Debug, Default)]
+pub struct Body(Vec<u8>);
+
+impl Body {
+    /// Adds a field whose value is JSON already, byte for byte.
+    pub fn raw(mut self, name: &str, json: Option<&[u8]>) -> Self {
+        if let Some(json) = json {
+            self.0.push(if self.0.is_empty() { b'{' } else { b',' });
+            self.0.extend(serde_json::to_vec(name).expect("text can be written as JSON"));
+            self.0.push(b':');
+            self.0.extend(json);
+        }
+        self
+    }
+
+    /// Adds a field, if there is a value.
+    pub fn field<T: Serialize + ?Sized>(self, name: &str, value: Option<&T>) -> Self {
+        let json =
+            value.map(|value| serde_json::to_vec(value).expect("texts, numbers and lists can be written as JSON"));
+        self.raw(name, json.as_deref())
+    }
+
+    /// Whether it has no field.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The bytes to send.
+    pub fn finish(mut self) -> Vec<u8> {
+        if self.0.is_empty() {
+            self.0.push(b'{');
+        }
+        self.0.push(b'}');
+        self.0
+    }
+}
+
+/// Which part of a list to show.
+#[derive(Debug, clap::Args)]
+pub struct Window {
+    /// From this time on: 2026-11-15T08:00:00Z, or 2h for two hours ago.
+    #[arg(long, value_name = "TIME", value_parser = past)]
+    since: Option<String>,
+    /// Before this time: 2026-11-15T08:00:00Z, or 2h for two hours ago.
+    #[arg(long, value_name = "TIME", value_parser = past)]
+    until: Option<String>,
+    #[command(flatten)]
+    page: Page,
+}
+
+/// Which page of a list to show.
+#[derive(Debug, clap::Args)]
+pub struct Page {
+    /// At most so many, 1 to 500.
+    #[arg(long, value_name = "N")]
+    limit: Option<u32>,
+    /// Where the page before ended, as it told.
+    #[arg(long)]
+    cursor: Option<String>,
+}
+
+impl Window {
+    /// Adds what was asked for to a list's address.
+    pub fn ask(&self, url: &mut Url) {
+        ask(url, &[("since", self.since.as_deref()), ("until", self.until.as_deref())]);
+        self.page.ask(url);
+    }
+}
+
+impl Page {
+    /// Adds what was asked for to a list's address.
+    pub fn ask(&self, url: &mut Url) {
+        let limit = self.limit.map(|limit| limit.to_string());
+        ask(url, &[("limit", limit.as_deref()), ("cursor", self.cursor.as_deref())]);
+    }
+}
+
+/// Adds the filters that were given to a list's address.
+pub fn ask(url: &mut Url, filters: &[(&str, Option<&str>)]) {
+    for (name, value) in filters {
+        if let Some(value) = value {
+            url.query_pairs_mut().append_pair(name, value);
+        }
+    }
+}
+
+fn past(text: &str) -> Result<String, String> {
+    match (text.parse::<Span>(), text.parse::<jiff::Timestamp>()) {
+        (Ok(span), _) => SystemClock
+            .now()
+            .checked_sub(span.0)
+            .map(|at| at.to_string())
+            .map_err(|_| format!("{text} reaches back too far")),
+        (_, Ok(_)) => Ok(text.to_owned()),
+        _ => Err("write a time such as 2026-11-15T08:00:00Z, or a span such as 2h for two hours ago".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_escapes_its_fields_and_leaves_raw_json_alone() {
+        let body =
+            Body::default().field("a", Some("x\"\n")).field("b", None::<&str>).raw("c", Some(br#"{ "n":1, "n":2 }"#));
+        assert_eq!(String::from_utf8(body.finish()).unwrap(), r#"{"a":"x\"\n","c":{ "n":1, "n":2 }}"#);
+        assert_eq!(Body::default().finish(), b"{}");
+    }
+
+    #[test]
+    fn a_time_is_a_moment_or_a_span_ago() {
+        assert_eq!(past("2026-11-15T08:00:00Z").unwrap(), "2026-11-15T08:00:00Z");
+        let ago: jiff::Timestamp = past("2h").unwrap().parse().unwrap();
+        assert!((7_200..7_210).contains(&(SystemClock.now().as_second() - ago.as_second())));
+        assert!(past("yesterday").unwrap_err().contains("such as 2h"));
+    }
+
+    #[test]
+    fn filters_are_written_so_that_nothing_can_slip_through() {
+        let mut url: Url = "http://a/v1".parse().unwrap();
+        ask(&mut url, &[("key", Some("a&b=c d")), ("type", None)]);
+        assert_eq!(url.as_str(), "http://a/v1?key=a%26b%3Dc+d");
+    }
+}

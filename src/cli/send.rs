@@ -1,0 +1,189 @@
+//! `posthaste send`: hands in an event.
+//!
+//! Invariant: the data leaves exactly as it was given. It is checked, never
+//! read and written again.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::client::{Access, Client};
+use super::output::{self, Column, Format};
+use super::request::Body;
+use crate::clock::{Clock, SystemClock};
+
+/// The event, and how often to send it.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    access: Access,
+    #[command(flatten)]
+    event: Event,
+    /// What happened, as JSON; `-` reads it from standard input; {} when left out.
+    #[arg(value_name = "DATA", allow_hyphen_values = true)]
+    data: Option<String>,
+    /// Read the data from a file; `-` is standard input.
+    #[arg(long, value_name = "FILE", conflicts_with = "data")]
+    file: Option<PathBuf>,
+    /// Send it so many times, one after the other.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    count: u32,
+}
+
+/// What an event says besides its data.
+#[derive(Debug, Default, clap::Args)]
+struct Event {
+    /// What kind of thing happened, such as invoice.paid.
+    #[arg(value_name = "TYPE")]
+    event_type: String,
+    /// The event's id; sending the same id and content again is safe.
+    #[arg(long)]
+    id: Option<String>,
+    /// What it happened to: events with the same key arrive in order.
+    #[arg(long)]
+    key: Option<String>,
+    /// When it happened; the time of acceptance when left out.
+    #[arg(long, value_name = "TIME")]
+    timestamp: Option<String>,
+    /// Your name for the shape of the data.
+    #[arg(long, value_name = "VERSION")]
+    schema_version: Option<String>,
+    /// Send it to these endpoints alone, whatever they subscribe to.
+    #[arg(long = "endpoint", value_name = "ID")]
+    endpoints: Vec<String>,
+}
+
+const COLUMNS: &[Column] = &[
+    ("id", |row, _| output::text(row, "id")),
+    ("accepted at", |row, now| output::time(row, "accepted_at", now)),
+    ("deliveries", |row, _| output::text(row, "deliveries")),
+    ("duplicate", |row, _| output::text(row, "duplicate")),
+];
+
+/// Sends the event and prints the receipt.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let data = read_data(args.data, args.file.as_deref())?;
+    check(&data)?;
+    let mut client = args.access.client()?;
+    match args.count {
+        1 => send_once(&mut client, &args.event, &data).await,
+        count => send_many(&mut client, &args.event, &data, count).await,
+    }
+}
+
+async fn send_once(client: &mut Client, event: &Event, data: &[u8]) -> anyhow::Result<()> {
+    let answer = client.post(client.tenant_url(&["events"])?, Some(event.body(data))).await?;
+    output::record(client.format, &answer)?;
+    let receipt = output::parse(&answer)?;
+    if receipt["deliveries"] == 0 {
+        let why = format!(
+            "it matched no endpoint; `posthaste events matches {} --tenant {}` says why",
+            output::text(&receipt, "id"),
+            client.tenant
+        );
+        output::done(client.format, &why)?;
+    }
+    Ok(())
+}
+
+/// What was accepted is shown even if a later one is refused.
+async fn send_many(client: &mut Client, event: &Event, data: &[u8], count: u32) -> anyhow::Result<()> {
+    let url = client.tenant_url(&["events"])?;
+    let mut receipts: Vec<Value> = Vec::new();
+    let mut outcome = Ok(());
+    for n in 1..=count {
+        match client.post(url.clone(), Some(event.body(data))).await {
+            Ok(answer) if client.format == Format::Json => output::print(&output::pretty(&answer))?,
+            Ok(answer) => receipts.push(output::parse(&answer)?),
+            Err(problem) => {
+                outcome = Err(problem.context(format!("event {n} of {count} was not accepted")));
+                break;
+            }
+        }
+    }
+    if !receipts.is_empty() {
+        let titles: Vec<&str> = COLUMNS.iter().map(|(title, _)| *title).collect();
+        output::print(&output::table(&titles, &output::rows(&receipts, COLUMNS, SystemClock.now())))?;
+    }
+    outcome
+}
+
+impl Event {
+    fn body(&self, data: &[u8]) -> Body {
+        Body::default()
+            .field("type", Some(&self.event_type))
+            .field("id", self.id.as_ref())
+            .field("key", self.key.as_ref())
+            .field("timestamp", self.timestamp.as_ref())
+            .field("schema_version", self.schema_version.as_ref())
+            .field("endpoints", Some(&self.endpoints).filter(|ids| !ids.is_empty()))
+            .raw("data", Some(data))
+    }
+}
+
+fn read_data(data: Option<String>, file: Option<&Path>) -> anyhow::Result<Vec<u8>> {
+    let is_stdin = data.as_deref() == Some("-") || file == Some(Path::new("-"));
+    match (file, data) {
+        _ if is_stdin => {
+            let mut bytes = Vec::new();
+            std::io::stdin().read_to_end(&mut bytes).context("cannot read the data from standard input")?;
+            Ok(bytes)
+        }
+        (Some(file), _) => std::fs::read(file).with_context(|| format!("cannot read the data from {}", file.display())),
+        (None, Some(data)) => Ok(data.into_bytes()),
+        (None, None) => Ok(b"{}".to_vec()),
+    }
+}
+
+/// What is not JSON could end the field early and stand for others.
+fn check(data: &[u8]) -> anyhow::Result<()> {
+    match serde_json::from_slice::<&RawValue>(data) {
+        Ok(_) => Ok(()),
+        Err(problem) => {
+            anyhow::bail!("data is not JSON ({problem}); quote it for the shell, such as '{{\"amount\": 5}}'")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_leaves_byte_for_byte() {
+        let data = "{ \"a\":12345678901234567890123450,\t\"a\" : \"\\u0000é\",\n\"b\":1.0e0 }";
+        let event = Event { event_type: "invoice.paid".into(), key: Some("Konto \"7\"".into()), ..Event::default() };
+        let sent = String::from_utf8(event.body(data.as_bytes()).finish()).unwrap();
+        assert_eq!(sent, format!(r#"{{"type":"invoice.paid","key":"Konto \"7\"","data":{data}}}"#));
+    }
+
+    #[test]
+    fn every_field_has_its_place() {
+        let event = Event {
+            event_type: "a".into(),
+            id: Some("i".into()),
+            key: Some("k".into()),
+            timestamp: Some("2026-11-15T08:00:00Z".into()),
+            schema_version: Some("2".into()),
+            endpoints: vec!["ep_1".into(), "ep_2".into()],
+        };
+        let sent: Value = serde_json::from_slice(&event.body(b"null").finish()).unwrap();
+        let expected = serde_json::json!({
+            "type": "a", "id": "i", "key": "k", "timestamp": "2026-11-15T08:00:00Z", "schema_version": "2",
+            "endpoints": ["ep_1", "ep_2"], "data": null
+        });
+        assert_eq!(sent, expected);
+    }
+
+    #[test]
+    fn what_is_not_one_json_value_is_refused() {
+        for data in ["", "{", r#"1,"id":"x""#, "{} {}", "{'a':1}"] {
+            assert!(check(data.as_bytes()).is_err(), "{data}");
+        }
+        assert!(check(b" 12345678901234567890123450 \n").is_ok());
+        assert!(check(b"\"\xff\"").is_err());
+    }
+}

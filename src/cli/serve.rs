@@ -1,0 +1,69 @@
+//! `posthaste serve`: runs the gateway until it is told to stop.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{info, warn};
+
+use crate::app::App;
+use crate::config::{self, Given, Settings};
+use crate::telemetry;
+
+/// Run the gateway
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The settings file; posthaste.toml is read when it is there.
+    #[arg(long, env = "POSTHASTE_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Make a new admin token and forget the old one.
+    #[arg(long)]
+    new_admin_token: bool,
+    #[command(flatten)]
+    given: Given,
+}
+
+/// Runs the gateway until SIGTERM or ctrl-c; a second signal ends it at once.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let settings = Settings::resolve(args.given, config::read_file(args.config.as_deref())?);
+    settings.check()?;
+    telemetry::start(settings.log_format, &settings.log.0);
+    for name in config::unknown_variables() {
+        warn!(
+            "{name} is set in the environment, and there is no such setting; `posthaste config --reference` lists them"
+        );
+    }
+    // Heard from the first moment on: a stop during the start is a clean one.
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let app = App::start(&settings, args.new_admin_token).await?;
+    greet(&app, &settings);
+
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    tokio::select! {
+        () = app.stop() => Ok(()),
+        _ = terminate.recv() => anyhow::bail!("stopped at once by a second signal; what was in flight is made again at the next start"),
+        _ = interrupt.recv() => anyhow::bail!("stopped at once by a second signal; what was in flight is made again at the next start"),
+    }
+}
+
+/// What a person wants to know first; the token is printed this once. Nobody
+/// may be reading, which is no reason to stop.
+fn greet(app: &App, settings: &Settings) {
+    let mut text = String::new();
+    if let Some(token) = &app.new_token {
+        let file = settings.data.0.join("admin-token");
+        text +=
+            &format!("admin token: {token}\nIt is shown this once, and kept in {} for you alone.\n", file.display());
+    }
+    if !settings.allow_egress.0.is_empty() {
+        text += &format!("Besides public addresses it may call {}\n", settings.allow_egress);
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    text += &format!("Posthaste {version} serves http://{} from {}\n", app.address, settings.data);
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    info!(address = %app.address, data = %settings.data, "serving");
+}

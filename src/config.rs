@@ -1,0 +1,382 @@
+//! Every setting, its default, its sentence.
+//!
+//! A setting comes from a flag, else from `POSTHASTE_…` in the environment,
+//! else from the file, else from its default. The reference page is made
+//! from the sentences here.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context, bail};
+use ipnet::IpNet;
+use serde::{Deserialize, Deserializer};
+
+use crate::model::span::Span;
+
+/// The file read when none is named and it is there.
+pub const FILE: &str = "posthaste.toml";
+
+macro_rules! settings {
+    ($($(#[doc = $doc:literal])* $name:ident: $type:ty = $default:expr, $env:literal, $hint:literal;)*) => {
+        /// Settings as given: on the command line, in the environment or in
+        /// the file. What is absent is decided elsewhere.
+        #[derive(Debug, Clone, Default, Deserialize, clap::Args)]
+        #[serde(deny_unknown_fields, rename_all = "kebab-case")]
+        pub struct Given {
+            $($(#[doc = $doc])* #[arg(long, env = $env, value_name = $hint, help_heading = "Settings")] pub $name: Option<$type>,)*
+        }
+
+        /// Settings with nothing left open.
+        #[derive(Debug, Clone)]
+        pub struct Settings {
+            $($(#[doc = $doc])* pub $name: $type,)*
+        }
+
+        impl Settings {
+            /// What was given first, then the file, then the defaults.
+            pub fn resolve(first: Given, file: Given) -> Self {
+                Self { $($name: first.$name.or(file.$name).unwrap_or_else(|| $default),)* }
+            }
+
+            /// Every setting with its value, for showing.
+            pub fn shown(&self) -> Vec<(&'static str, String)> {
+                vec![$((stringify!($name), self.$name.to_string()),)*]
+            }
+        }
+
+        /// Every setting there is, for the reference page.
+        pub fn reference() -> Vec<Described> {
+            vec![$(Described {
+                name: stringify!($name),
+                env: $env,
+                hint: $hint,
+                default: { let value: $type = $default; value.to_string() },
+                sentences: concat!($($doc),*).trim(),
+            },)*]
+        }
+    };
+}
+
+/// One setting, described.
+#[derive(Debug, Clone)]
+pub struct Described {
+    /// Its name, with underscores.
+    pub name: &'static str,
+    /// Its variable in the environment.
+    pub env: &'static str,
+    /// What kind of value it takes.
+    pub hint: &'static str,
+    /// Its default.
+    pub default: String,
+    /// What it decides.
+    pub sentences: &'static str,
+}
+
+impl Described {
+    /// Its flag.
+    pub fn flag(&self) -> String {
+        format!("--{}", self.name.replace('_', "-"))
+    }
+}
+
+settings! {
+    /// The directory that holds the store and the admin token. One process at a time may use it.
+    data: Folder = Folder("./posthaste-data".into()), "POSTHASTE_DATA", "DIR";
+    /// The address the API is served on.
+    listen: Address = Address(SocketAddr::from(([127, 0, 0, 1], 8400))), "POSTHASTE_LISTEN", "ADDR";
+    /// Networks that may be called besides public addresses, such as 127.0.0.0/8 for receivers on this machine. Loopback, private, link-local and metadata addresses are refused otherwise.
+    allow_egress: Networks = Networks(Vec::new()), "POSTHASTE_ALLOW_EGRESS", "CIDR[,CIDR]";
+    /// How long delivered and cancelled deliveries are kept, with their attempts and events. Event ids are remembered as long.
+    retention: Span = Span::secs(30 * 86_400), "POSTHASTE_RETENTION", "DURATION";
+    /// How long dead letters are kept. One that blocks a lane others wait in is kept until it is replayed or discarded.
+    dead_letter_retention: Span = Span::secs(90 * 86_400), "POSTHASTE_DEAD_LETTER_RETENTION", "DURATION";
+    /// The largest event accepted, in bytes of its JSON.
+    max_event_bytes: Bytes = Bytes(1_024 * 1_024), "POSTHASTE_MAX_EVENT_BYTES", "BYTES";
+    /// How many requests to receivers may be open at once, over all endpoints.
+    max_in_flight: Count = Count(2_048), "POSTHASTE_MAX_IN_FLIGHT", "COUNT";
+    /// How long a stop waits for requests in flight.
+    stop_timeout: Span = Span::secs(65), "POSTHASTE_STOP_TIMEOUT", "DURATION";
+    /// Below this much free disk space new events are refused (507), while deliveries go on.
+    disk_reserve: Bytes = Bytes(256 * 1_024 * 1_024), "POSTHASTE_DISK_RESERVE", "BYTES";
+    /// How logs are written: `human`, `json`, or `auto` for human on a terminal and JSON otherwise.
+    log_format: LogFormat = LogFormat::Auto, "POSTHASTE_LOG_FORMAT", "FORMAT";
+    /// What is logged, such as `info`, `warn` or `posthaste=debug`.
+    log: Filter = Filter("info".into()), "POSTHASTE_LOG", "FILTER";
+}
+
+/// Reads the settings file. One that was named must be there.
+pub fn read_file(named: Option<&Path>) -> anyhow::Result<Given> {
+    let path = named.unwrap_or(Path::new(FILE));
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(problem) if problem.kind() == std::io::ErrorKind::NotFound && named.is_none() => {
+            return Ok(Given::default());
+        }
+        Err(problem) => {
+            return Err(problem).with_context(|| format!("cannot read the settings file {}", path.display()));
+        }
+    };
+    toml::from_str(&text).with_context(|| format!("the settings file {} is wrong", path.display()))
+}
+
+/// Variables of ours in the environment that nothing reads: most likely
+/// misspelt settings.
+pub fn unknown_variables() -> Vec<String> {
+    const OTHERS: &[&str] = &["CONFIG", "SERVER", "TOKEN", "TOKEN_FILE", "TENANT", "SECRET"];
+    let known = |name: &str| reference().iter().any(|setting| setting.env == name);
+    std::env::vars_os()
+        .filter_map(|(name, _)| name.into_string().ok())
+        .filter(|name| name.strip_prefix("POSTHASTE_").is_some_and(|rest| !OTHERS.contains(&rest) && !known(name)))
+        .collect()
+}
+
+impl Settings {
+    /// Refuses combinations that cannot work.
+    pub fn check(&self) -> anyhow::Result<()> {
+        if self.retention < Span::secs(60) || self.dead_letter_retention < Span::secs(60) {
+            bail!(
+                "retention is {} and dead-letter-retention is {}; use at least 1m for both",
+                self.retention,
+                self.dead_letter_retention
+            );
+        }
+        if !(1_024..=64 * 1_024 * 1_024).contains(&self.max_event_bytes.0) {
+            bail!("max-event-bytes is {}; use 1KiB to 64MiB", self.max_event_bytes);
+        }
+        if !(1..=100_000).contains(&self.max_in_flight.0) {
+            bail!("max-in-flight is {}; use 1 to 100,000", self.max_in_flight);
+        }
+        Ok(())
+    }
+}
+
+/// An address to listen on: host address and port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Address(pub SocketAddr);
+
+impl FromStr for Address {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refused =
+            || format!("{text:?} is not an address with a port; write it like 127.0.0.1:8400 or 0.0.0.0:8400");
+        text.parse().map(Self).map_err(|_| refused())
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A path to a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Folder(pub PathBuf);
+
+/// Networks, written with commas between them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Networks(pub Vec<IpNet>);
+
+/// A number of bytes: plain, or with KiB, MiB or GiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+/// A plain number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Count(pub usize);
+
+/// What is logged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filter(pub String);
+
+/// How logs are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Human on a terminal, JSON otherwise.
+    Auto,
+    /// For people.
+    Human,
+    /// For programs.
+    Json,
+}
+
+impl FromStr for Folder {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.is_empty() {
+            true => Err("the path is empty; name a directory".into()),
+            false => Ok(Self(text.into())),
+        }
+    }
+}
+
+impl fmt::Display for Folder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.display().fmt(f)
+    }
+}
+
+impl FromStr for Networks {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parse = |part: &str| {
+            let single = part.parse::<std::net::IpAddr>().map(IpNet::from).ok();
+            part.parse().ok().or(single).ok_or_else(|| format!("{part:?} is not a network; write it like 127.0.0.0/8"))
+        };
+        text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(parse).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl fmt::Display for Networks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts: Vec<String> = self.0.iter().map(IpNet::to_string).collect();
+        f.write_str(&parts.join(","))
+    }
+}
+
+impl FromStr for Bytes {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        let unit = match text[digits..].trim() {
+            "" | "B" => 1,
+            "KiB" => 1 << 10,
+            "MiB" => 1 << 20,
+            "GiB" => 1 << 30,
+            _ => 0,
+        };
+        let number: Option<u64> = text[..digits].parse().ok();
+        let bytes = number.filter(|_| unit > 0).and_then(|number| number.checked_mul(unit));
+        bytes.map(Self).ok_or_else(|| format!("{text:?} is not a size; write bytes, or a number with KiB, MiB or GiB"))
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (unit, name) in [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")] {
+            if self.0 >= unit && self.0.is_multiple_of(unit) {
+                return write!(f, "{}{name}", self.0 / unit);
+            }
+        }
+        write!(f, "{}", self.0)
+    }
+}
+
+impl FromStr for Count {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|_| format!("{text:?} is not a whole number"))
+    }
+}
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for Filter {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse::<tracing_subscriber::EnvFilter>() {
+            Ok(_) => Ok(Self(text.into())),
+            Err(problem) => Err(format!("{text:?} is not a log filter ({problem}); write a level such as info")),
+        }
+    }
+}
+
+impl fmt::Display for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for LogFormat {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "human" => Ok(Self::Human),
+            "json" => Ok(Self::Json),
+            other => Err(format!("{other:?} is not a log format; use auto, human or json")),
+        }
+    }
+}
+
+impl fmt::Display for LogFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Human => "human",
+            Self::Json => "json",
+        })
+    }
+}
+
+/// A value in the file, written as text or as a plain number.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a text or a whole number")]
+enum Written {
+    Number(u64),
+    Text(String),
+}
+
+macro_rules! read_as_written {
+    ($($name:ty),*) => {$(
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = match Written::deserialize(deserializer)? {
+                    Written::Number(number) => number.to_string(),
+                    Written::Text(text) => text,
+                };
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    )*};
+}
+read_as_written!(Address, Folder, Networks, Bytes, Count, LogFormat, Filter);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flag_beats_the_file_and_the_file_beats_the_default() {
+        let file: Given = toml::from_str("retention = \"7d\"\nallow-egress = \"10.0.0.0/8, 127.0.0.1\"").unwrap();
+        let first = Given { retention: Some("2d".parse().unwrap()), ..Given::default() };
+        let settings = Settings::resolve(first, file);
+        assert_eq!(settings.retention.to_string(), "48h");
+        assert_eq!(settings.allow_egress.to_string(), "10.0.0.0/8,127.0.0.1/32");
+        assert_eq!(settings.listen.to_string(), "127.0.0.1:8400");
+    }
+
+    #[test]
+    fn what_config_prints_the_file_takes() {
+        let settings = Settings::resolve(Given::default(), Given::default());
+        let printed: String =
+            settings.shown().iter().map(|(name, value)| format!("{} = {value:?}\n", name.replace('_', "-"))).collect();
+        let file: Given = toml::from_str(&printed).unwrap();
+        assert_eq!(Settings::resolve(file, Given::default()).shown(), settings.shown());
+        let plain: Given = toml::from_str("max-in-flight = 7\ndisk-reserve = 1000").unwrap();
+        assert_eq!((plain.max_in_flight, plain.disk_reserve), (Some(Count(7)), Some(Bytes(1_000))));
+    }
+
+    #[test]
+    fn a_wrong_setting_is_refused_by_name_with_the_way_out() {
+        let wrong = |text: &str| toml::from_str::<Given>(text).unwrap_err().to_string();
+        assert!(wrong("retentoin = \"7d\"").contains("retentoin"));
+        assert!(wrong("retention = \"week\"").contains("such as 30s"));
+        assert!(wrong("allow-egress = \"here\"").contains("127.0.0.0/8"));
+        assert!(wrong("disk-reserve = \"5 apples\"").contains("MiB"));
+        assert!(wrong("listen = 8400").contains("127.0.0.1:8400"));
+    }
+
+    #[test]
+    fn sizes_read_and_print_alike() {
+        for text in ["1000", "1KiB", "256MiB", "2GiB"] {
+            assert_eq!(text.parse::<Bytes>().unwrap().to_string(), text);
+        }
+    }
+}

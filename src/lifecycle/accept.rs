@@ -1,0 +1,212 @@
+//! Accept: find who wants an event, make it and its deliveries durable in
+//! one commit, then let them go.
+//!
+//! Invariant: whoever is told "accepted" is told so after the commit.
+
+use std::sync::Arc;
+
+use aws_lc_rs::digest;
+use bytes::Bytes;
+use jiff::Timestamp;
+
+use super::Gateway;
+use crate::model::event::{Event, EventType, Key};
+use crate::model::id::{EndpointId, EventId, TenantId};
+use crate::store::{Accepted, Error, NewEvent, Together};
+
+/// How many endpoints may want one event.
+pub const FANOUT_MAX: usize = 1_000;
+/// How many deliveries one request may make.
+pub const DELIVERIES_MAX: usize = 10_000;
+
+/// An event as the producer hands it in, checked field by field.
+#[derive(Debug, Clone)]
+pub struct Submission {
+    /// The producer's id, or nothing: then it gets one of ours.
+    pub id: Option<EventId>,
+    /// What kind of thing happened.
+    pub event_type: EventType,
+    /// What it happened to.
+    pub key: Option<Key>,
+    /// When, in the producer's words.
+    pub timestamp: Option<String>,
+    /// The producer's name for the shape of the data.
+    pub schema_version: Option<String>,
+    /// The endpoints it is addressed to, if it names some.
+    pub endpoints: Option<Vec<EndpointId>>,
+    /// The producer's bytes.
+    pub data: Bytes,
+}
+
+/// What became of one event.
+pub type Outcome = Result<Receipt, Refusal>;
+
+/// What a producer is told of an accepted event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Receipt {
+    /// Its id.
+    pub id: EventId,
+    /// Its type.
+    pub event_type: EventType,
+    /// When it was accepted, the first time.
+    pub accepted_at: Timestamp,
+    /// How many deliveries it has.
+    pub deliveries: u32,
+    /// Whether it was known already.
+    pub is_duplicate: bool,
+}
+
+/// Why an event is not accepted.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Refusal {
+    /// The id was used for other content.
+    #[error(
+        "event {id} was accepted at {accepted_at} with other content; use another id, or send the same content to repeat it"
+    )]
+    Conflict {
+        /// The id.
+        id: EventId,
+        /// When the other was accepted.
+        accepted_at: Timestamp,
+    },
+    /// It names an endpoint that is not there.
+    #[error("endpoints names {0}, which this tenant does not have")]
+    UnknownEndpoint(EndpointId),
+    /// Too many endpoints want it.
+    #[error(
+        "{0} endpoints match, and an event may have at most {FANOUT_MAX} deliveries and a request {DELIVERIES_MAX}"
+    )]
+    Fanout(usize),
+    /// The disk's last reserve must be left to deliveries.
+    #[error("the disk is nearly full, so no new events are accepted; deliveries go on")]
+    StorageFull,
+    /// The store would not take it.
+    #[error(transparent)]
+    Store(Error),
+}
+
+/// Accepts events of one tenant, in order. With [`Together::All`], one
+/// refusal refuses all, and only the refused ones say why.
+pub async fn accept(
+    gateway: &Gateway,
+    tenant: &TenantId,
+    submissions: Vec<Submission>,
+    together: Together,
+) -> Result<Vec<Outcome>, Refusal> {
+    if gateway.is_disk_low() {
+        return Err(Refusal::StorageFull);
+    }
+    let now = gateway.clock.now();
+    let mut outcomes: Vec<Option<Outcome>> = Vec::with_capacity(submissions.len());
+    let mut events = Vec::with_capacity(submissions.len());
+    let mut deliveries = 0;
+    for submission in submissions {
+        match prepare(gateway, tenant, submission, now, &mut deliveries) {
+            Ok(new) => {
+                events.push(new);
+                outcomes.push(None);
+            }
+            Err(refusal) => outcomes.push(Some(Err(refusal))),
+        }
+    }
+    if together == Together::All && outcomes.iter().any(Option::is_some) {
+        return Ok(refused_only(outcomes, &events));
+    }
+    let known: Vec<Arc<Event>> = events.iter().map(|new| new.event.clone()).collect();
+    let accepted = gateway.store.accept(events, together).await.map_err(of_store)?;
+    let mut answers = known.iter().zip(accepted).map(|(event, accepted)| answer(gateway, event, accepted));
+    Ok(outcomes
+        .into_iter()
+        .map(|refused| refused.unwrap_or_else(|| answers.next().expect("one answer per event handed over")))
+        .collect())
+}
+
+fn of_store(problem: Error) -> Refusal {
+    match problem {
+        Error::Full(_) => Refusal::StorageFull,
+        other => Refusal::Store(other),
+    }
+}
+
+/// Nothing was written; those without a fault of their own have no receipt
+/// to show, so they carry what the caller never shows.
+fn refused_only(outcomes: Vec<Option<Outcome>>, events: &[NewEvent]) -> Vec<Outcome> {
+    let mut prepared = events.iter();
+    outcomes
+        .into_iter()
+        .map(|outcome| {
+            outcome.unwrap_or_else(|| {
+                let event = &prepared.next().expect("one event per gap").event;
+                Ok(receipt(event, event.accepted_at, 0, false))
+            })
+        })
+        .collect()
+}
+
+fn prepare(
+    gateway: &Gateway,
+    tenant: &TenantId,
+    submission: Submission,
+    now: Timestamp,
+    deliveries: &mut usize,
+) -> Result<NewEvent, Refusal> {
+    let fingerprint = submission.id.is_some().then(|| fingerprint(&submission));
+    let event = Arc::new(Event {
+        id: submission.id.unwrap_or_else(|| EventId::mint(now, rand::random())),
+        tenant: tenant.clone(),
+        event_type: submission.event_type,
+        key: submission.key,
+        timestamp: submission.timestamp,
+        schema_version: submission.schema_version,
+        endpoints: submission.endpoints,
+        accepted_at: now,
+        data: submission.data,
+    });
+    let targets = gateway.store.matching(&event).map_err(|problem| match problem {
+        Error::UnknownEndpoint(id) => Refusal::UnknownEndpoint(id),
+        other => Refusal::Store(other),
+    })?;
+    *deliveries += targets.len();
+    if targets.len() > FANOUT_MAX || *deliveries > DELIVERIES_MAX {
+        return Err(Refusal::Fanout(targets.len().max(*deliveries)));
+    }
+    Ok(NewEvent { event, fingerprint, targets })
+}
+
+fn answer(gateway: &Gateway, event: &Event, accepted: Accepted) -> Outcome {
+    match accepted {
+        Accepted::New { deliveries, claims } => {
+            gateway.dispatcher.admit(claims);
+            Ok(receipt(event, event.accepted_at, deliveries, false))
+        }
+        Accepted::Duplicate { accepted_at, deliveries } => Ok(receipt(event, accepted_at, deliveries, true)),
+        Accepted::Conflict { accepted_at } => Err(Refusal::Conflict { id: event.id.clone(), accepted_at }),
+    }
+}
+
+fn receipt(event: &Event, accepted_at: Timestamp, deliveries: u32, is_duplicate: bool) -> Receipt {
+    Receipt { id: event.id.clone(), event_type: event.event_type.clone(), accepted_at, deliveries, is_duplicate }
+}
+
+/// A hash of everything the producer sent but the id: each part with its
+/// length before it, so that no two contents run together.
+fn fingerprint(submission: &Submission) -> [u8; 32] {
+    let endpoints =
+        submission.endpoints.as_ref().map(|ids| ids.iter().map(EndpointId::to_string).collect::<Vec<_>>().join(","));
+    let parts = [
+        Some(submission.event_type.as_str().as_bytes()),
+        submission.key.as_ref().map(|key| key.as_str().as_bytes()),
+        submission.timestamp.as_deref().map(str::as_bytes),
+        submission.schema_version.as_deref().map(str::as_bytes),
+        endpoints.as_deref().map(str::as_bytes),
+        Some(&submission.data[..]),
+    ];
+    let mut hash = digest::Context::new(&digest::SHA256);
+    for part in parts {
+        // Absent and empty differ.
+        let length = part.map_or(u64::MAX, |part| part.len() as u64);
+        hash.update(&length.to_be_bytes());
+        hash.update(part.unwrap_or_default());
+    }
+    hash.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
+}

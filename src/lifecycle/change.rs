@@ -1,0 +1,79 @@
+//! What people do: retry, cancel, replay or discard a delivery; change,
+//! pause, resume or delete an endpoint. Durable first, then in force here.
+
+use std::sync::Arc;
+
+use super::Gateway;
+use crate::model::endpoint::{Endpoint, EndpointState};
+use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::store::{Change, EndpointChange, Error, Result};
+
+/// Does what a person asked for with one delivery.
+pub async fn change_delivery(gateway: &Gateway, tenant: &TenantId, id: DeliveryId, change: Change) -> Result<()> {
+    if change == Change::RetryNow {
+        refuse_in_flight(gateway, tenant, id).await?;
+    }
+    let now = gateway.clock.now();
+    let changed = gateway.store.change(tenant, id, change, now).await?;
+    gateway.dispatcher.changed(changed.endpoint, id, changed.due_at);
+    Ok(())
+}
+
+/// What is being tried this moment cannot be tried sooner.
+async fn refuse_in_flight(gateway: &Gateway, tenant: &TenantId, id: DeliveryId) -> Result<()> {
+    let Some(delivery) = gateway.store.delivery(tenant, id).await? else { return Err(Error::NotFound("delivery")) };
+    match gateway.dispatcher.is_in_flight(delivery.endpoint_id, id) {
+        true => Err(Error::WrongState(format!("delivery {id} is in flight already; wait for its answer"))),
+        false => Ok(()),
+    }
+}
+
+/// Changes an endpoint; what it means for deliveries is in force on return.
+pub async fn change_endpoint(
+    gateway: &Gateway,
+    tenant: &TenantId,
+    id: EndpointId,
+    change: EndpointChange,
+) -> Result<Arc<Endpoint>> {
+    let endpoint = gateway.store.change_endpoint(tenant, id, change, gateway.clock.now()).await?;
+    gateway.dispatcher.endpoint_changed(id);
+    Ok(endpoint)
+}
+
+/// Pauses an endpoint: its deliveries, new ones included, are held.
+pub async fn pause(
+    gateway: &Gateway,
+    tenant: &TenantId,
+    id: EndpointId,
+    note: Option<String>,
+) -> Result<Arc<Endpoint>> {
+    let reason = note.unwrap_or_else(|| "paused by a person".to_owned());
+    let change = EndpointChange::Standing { state: EndpointState::Paused, reason: Some(reason) };
+    change_endpoint(gateway, tenant, id, change).await
+}
+
+/// Resumes an endpoint, whoever or whatever stopped it.
+pub async fn resume(gateway: &Gateway, tenant: &TenantId, id: EndpointId) -> Result<Arc<Endpoint>> {
+    let change = EndpointChange::Standing { state: EndpointState::Active, reason: None };
+    change_endpoint(gateway, tenant, id, change).await
+}
+
+/// Deletes an endpoint; what waited for it is cancelled.
+pub async fn delete_endpoint(gateway: &Gateway, tenant: &TenantId, id: EndpointId) -> Result<()> {
+    gateway.store.delete_endpoint(tenant, id, gateway.clock.now()).await?;
+    gateway.dispatcher.endpoint_changed(id);
+    Ok(())
+}
+
+/// Deletes a tenant with its endpoints; what waited for them is cancelled.
+pub async fn delete_tenant(gateway: &Gateway, id: &TenantId) -> Result<()> {
+    if id.as_str() == TenantId::DEFAULT {
+        return Err(Error::WrongState("tenant default always exists; delete its endpoints instead".into()));
+    }
+    let endpoints = gateway.store.endpoints(id);
+    gateway.store.delete_tenant(id, gateway.clock.now()).await?;
+    for endpoint in endpoints {
+        gateway.dispatcher.endpoint_changed(endpoint.id);
+    }
+    Ok(())
+}

@@ -1,0 +1,216 @@
+//! One attempt, told in a straight line: sign, send, judge, decide, settle.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use rand::rngs::StdRng;
+use tracing::{info, warn};
+
+use self::send::Sender;
+use self::sign::{sha256_hex, sign};
+use crate::clock::Clock;
+use crate::model::attempt::{Answer, Attempt, Decision, FailureKind};
+use crate::model::delivery::{Cause, Moment, Next, after, next_state};
+use crate::model::endpoint::Endpoint;
+use crate::model::verdict::judge;
+use crate::store::{Claim, Outcome, Settled, Settlement, Store};
+
+pub mod body;
+pub mod connect;
+pub mod guard;
+pub mod send;
+pub mod sign;
+
+/// What attempts are made with: the three seams, and chance.
+pub struct Desk {
+    /// Where facts rest.
+    pub store: Arc<dyn Store>,
+    /// What makes requests.
+    pub sender: Arc<dyn Sender>,
+    /// What tells the time.
+    pub clock: Arc<dyn Clock>,
+    /// Where draws come from.
+    pub chance: Mutex<StdRng>,
+}
+
+/// Makes one attempt and records it. `answered` is called once the receiver
+/// is no longer being asked anything, before the record is durable; but not
+/// if it asked to be left alone, for then nothing may start in between.
+pub async fn deliver(desk: &Desk, claim: &Claim, mut answered: impl FnMut()) -> Settled {
+    let Some(endpoint) = desk.store.any_endpoint(claim.endpoint) else {
+        return Settled::default();
+    };
+    let started_at = desk.clock.now();
+    if has_expired(claim, &endpoint, started_at) {
+        return settle(desk, claim, &endpoint, Outcome::Expired).await;
+    }
+    let request = sign(claim, &endpoint, started_at);
+    let body_sha256 = sha256_hex(&request.body);
+    let answer = desk.sender.send(request).await;
+    let outcome = decide(desk, claim, started_at, body_sha256, answer);
+    if !is_gone(&outcome) {
+        answered();
+    }
+    log(claim, &endpoint, &outcome);
+    settle(desk, claim, &endpoint, outcome).await
+}
+
+fn is_gone(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Attempted { next: Next::Dead(Cause::Gone), .. })
+}
+
+fn has_expired(claim: &Claim, endpoint: &Endpoint, now: Timestamp) -> bool {
+    let held = endpoint.standing.held(now);
+    claim.progress.give_up_at(&endpoint.policy, held).is_some_and(|at| now > at)
+}
+
+/// What the answer means for the delivery, by the endpoint's policy of now.
+fn decide(desk: &Desk, claim: &Claim, started_at: Timestamp, body_sha256: String, answer: Answer) -> Outcome {
+    let now = desk.clock.now();
+    if matches!(&answer.result, Err(failure) if failure.kind == FailureKind::Ours) {
+        return Outcome::PutBack { due_at: after(now, desk.put_back_delay()) };
+    }
+    let endpoint = desk.store.any_endpoint(claim.endpoint);
+    let (policy, held) = match &endpoint {
+        Some(endpoint) => (endpoint.policy.clone(), endpoint.standing.held(now)),
+        None => Default::default(),
+    };
+    let mut progress = claim.progress;
+    let moment = Moment { started_at, now, held, draw: desk.draw() };
+    let (next, decision) = next_state(&mut progress, &policy, &answer, judge(&answer), moment);
+    let sent = Sent { number: progress.attempts, started_at, body_sha256, endpoint: endpoint.as_deref() };
+    let attempt = Box::new(record(sent, answer, decision));
+    Outcome::Attempted { attempt, next, progress, began_at: started_at }
+}
+
+struct Sent<'a> {
+    number: u32,
+    started_at: Timestamp,
+    body_sha256: String,
+    endpoint: Option<&'a Endpoint>,
+}
+
+fn record(sent: Sent<'_>, answer: Answer, decision: Decision) -> Attempt {
+    let (response, error) = match answer.result {
+        Ok(response) => (Some(response), None),
+        Err(failure) => (None, Some(failure)),
+    };
+    let status = response.as_ref().map(|response| response.status);
+    let response = response.unwrap_or_default();
+    let settings = sent.endpoint.map(|endpoint| &endpoint.settings);
+    Attempt {
+        number: sent.number,
+        started_at: sent.started_at,
+        timings: answer.timings,
+        url: settings.map(|settings| settings.url.clone()).unwrap_or_default(),
+        status,
+        error,
+        custom_headers: settings.map(|settings| settings.headers.keys().cloned().collect()).unwrap_or_default(),
+        response_headers: response.headers,
+        response_body: response.body,
+        truncated: response.is_truncated,
+        body_sha256: sent.body_sha256,
+        decision,
+    }
+}
+
+/// Records the outcome. It is known now, so a store in trouble is asked again
+/// until it takes it: repeating the request instead would be a duplicate.
+async fn settle(desk: &Desk, claim: &Claim, endpoint: &Endpoint, outcome: Outcome) -> Settled {
+    let lease = desk.store.lease(&endpoint.tenant, endpoint.id);
+    let settlement = Settlement { id: claim.id, endpoint: endpoint.id, now: desk.clock.now(), outcome };
+    loop {
+        match desk.store.settle(lease, settlement.clone()).await {
+            Ok(settled) => return settled,
+            Err(crate::store::Error::Stale(_)) => return Settled::default(),
+            Err(problem) => {
+                warn!(delivery.id = %claim.id, "an outcome could not be recorded yet: {problem}");
+                desk.clock.sleep_until(after(desk.clock.now(), Duration::from_secs(1))).await;
+            }
+        }
+    }
+}
+
+/// One line per attempt, for operators.
+fn log(claim: &Claim, endpoint: &Endpoint, outcome: &Outcome) {
+    let Outcome::Attempted { attempt, next, .. } = outcome else {
+        let Outcome::PutBack { due_at } = outcome else { return };
+        warn!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %endpoint.id, next_at = %due_at,
+              "not attempted, through trouble of our own; put back and not counted");
+        return;
+    };
+    let (outcome, next_at) = match next {
+        Next::Delivered => ("delivered".to_owned(), None),
+        Next::Waiting { due_at } => (format!("next attempt at {due_at}"), Some(due_at)),
+        Next::Dead(cause) => (format!("dead: {cause:?}").to_lowercase(), None),
+    };
+    let answer = match (&attempt.status, &attempt.error) {
+        (Some(status), _) => format!("was answered {status}"),
+        (None, Some(failure)) => format!("had no answer ({})", failure.kind.as_str()),
+        (None, None) => "had no answer".to_owned(),
+    };
+    info!(
+        event.id = %claim.event.id,
+        delivery.id = %claim.id,
+        endpoint.id = %endpoint.id,
+        tenant.id = %endpoint.tenant,
+        attempt = attempt.number,
+        status = attempt.status,
+        error = attempt.error.as_ref().map(|failure| failure.kind.as_str()),
+        verdict = attempt.decision.verdict.as_str(),
+        duration_ms = attempt.timings.total,
+        next_at = next_at.map(tracing::field::display),
+        body_sha256 = attempt.body_sha256,
+        "attempt {} {answer}: {outcome}", attempt.number,
+    );
+}
+
+/// The request an attempt was made with, as far as it can be shown: the
+/// signature and the endpoint's own values are masked.
+pub fn shown_headers(claim: &Claim, attempt: &Attempt) -> Vec<(String, String)> {
+    let ours = sign::our_headers(claim, attempt.number, attempt.started_at, "v1,***");
+    let shown = ours
+        .into_iter()
+        .map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned()));
+    let custom = attempt.custom_headers.iter().map(|name| (name.to_ascii_lowercase(), "***".to_owned()));
+    shown.chain(custom).collect()
+}
+
+#[cfg(test)]
+pub mod tests {
+    //! What the tests of this folder share.
+
+    use super::*;
+    use crate::model::delivery::Progress;
+    use crate::model::endpoint::Format;
+    use crate::model::event::Event;
+    use crate::model::id::{DeliveryId, EndpointId, EventId};
+    use bytes::Bytes;
+
+    /// A claim on an event with this data, and nothing special about it.
+    pub fn claim(data: &[u8]) -> Claim {
+        let at = Timestamp::from_second(1_700_000_000).unwrap();
+        let event = Event {
+            id: EventId::from_stored("evt_1"),
+            tenant: "default".parse().unwrap(),
+            event_type: "invoice.paid".parse().unwrap(),
+            key: None,
+            timestamp: None,
+            schema_version: None,
+            endpoints: None,
+            accepted_at: at,
+            data: Bytes::copy_from_slice(data),
+        };
+        Claim {
+            id: DeliveryId::mint(at, 1),
+            endpoint: EndpointId::mint(at, 1),
+            event: Arc::new(event),
+            format: Format::Envelope,
+            lane: None,
+            seq: None,
+            due_at: at,
+            progress: Progress::default(),
+        }
+    }
+}

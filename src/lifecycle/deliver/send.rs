@@ -1,0 +1,197 @@
+//! Sends: one request out, one answer back, within one deadline.
+//!
+//! Nothing is followed, decompressed or sent a second time. The head of the
+//! answer decides; of its body only the beginning is kept.
+
+use std::collections::HashMap;
+use std::error::Error as _;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tokio::time::Instant;
+
+use super::connect::{ConnectFailure, Connector, Opened};
+use super::sign::Request;
+use crate::model::attempt::{Answer, Failure, FailureKind, Response, Timings, millis};
+use crate::model::id::TenantId;
+use crate::model::span::Span;
+
+/// Sends requests. The one seam between deciding and the network.
+#[async_trait]
+pub trait Sender: Send + Sync {
+    /// Makes exactly one request and returns within its deadline.
+    async fn send(&self, request: Request) -> Answer;
+}
+
+/// How much of a response body is kept.
+pub const BODY_BYTES_KEPT: usize = 4 * 1_024;
+/// How much is read past that, so that the connection can be used again.
+const BODY_BYTES_READ: usize = 64 * 1_024;
+const HEADERS_KEPT: usize = 32;
+const HEADER_BYTES_KEPT: usize = 1_024;
+const HEAD_BYTES_MAX: usize = 32 * 1_024;
+const HEAD_FIELDS_MAX: usize = 64;
+/// Receivers commonly close idle connections after five seconds; letting go
+/// first avoids sending into a closing one.
+const POOL_IDLE: Duration = Duration::from_secs(4);
+
+type Http = Client<Connector, Full<Bytes>>;
+
+/// Sends over HTTP, with connections kept per tenant.
+pub struct HttpSender {
+    connector: Connector,
+    // The pool tells connections apart by host alone, so tenants must not
+    // share one; and the connect deadline belongs to the connector.
+    clients: Mutex<HashMap<(TenantId, Span), Arc<Http>>>,
+}
+
+impl HttpSender {
+    /// A sender that opens its connections through this connector.
+    pub fn new(connector: Connector) -> Self {
+        Self { connector, clients: Mutex::new(HashMap::new()) }
+    }
+
+    fn client(&self, tenant: &TenantId, connect: Span) -> Arc<Http> {
+        let mut clients = self.clients.lock().expect("nothing panics while it is held");
+        let client = clients.entry((tenant.clone(), connect)).or_insert_with(|| {
+            let client = Client::builder(TokioExecutor::new())
+                .pool_timer(TokioTimer::new())
+                .pool_idle_timeout(POOL_IDLE)
+                .http1_max_buf_size(HEAD_BYTES_MAX)
+                .http1_max_headers(HEAD_FIELDS_MAX)
+                // Only a request that never started, because its pooled
+                // connection had closed, goes to a fresh one.
+                .retry_canceled_requests(true)
+                .build(self.connector.with_timeout(connect.0));
+            Arc::new(client)
+        });
+        client.clone()
+    }
+}
+
+#[async_trait]
+impl Sender for HttpSender {
+    async fn send(&self, request: Request) -> Answer {
+        let began = Instant::now();
+        let deadline = began + request.timeout.total.0;
+        let mut timings = Timings::default();
+        let result = exchange(self, request, began, deadline, &mut timings).await;
+        timings.total = millis(began.elapsed());
+        Answer { result, timings }
+    }
+}
+
+async fn exchange(
+    sender: &HttpSender,
+    request: Request,
+    began: Instant,
+    deadline: Instant,
+    timings: &mut Timings,
+) -> Result<Response, Failure> {
+    let total = request.timeout.total;
+    let client = sender.client(&request.tenant, request.timeout.connect_within());
+    let mut outgoing = http::Request::post(&request.url)
+        .body(Full::new(request.body))
+        .map_err(|problem| failure(FailureKind::Ours, format!("the request could not be built: {problem}")))?;
+    *outgoing.headers_mut() = request.headers;
+    let response = match tokio::time::timeout_at(deadline, client.request(outgoing)).await {
+        Err(_) => return Err(failure(FailureKind::Timeout, format!("no answer within {total}"))),
+        Ok(Err(problem)) => return Err(explain(&problem, timings)),
+        Ok(Ok(response)) => response,
+    };
+    timings.first_byte = Some(millis(began.elapsed()));
+    if let Some(opened) = response.extensions().get::<Opened>()
+        && opened.at >= began
+    {
+        opened.show(timings);
+    }
+    Ok(read(response, deadline).await)
+}
+
+async fn read(response: http::Response<Incoming>, deadline: Instant) -> Response {
+    let status = response.status().as_u16();
+    let headers = kept_headers(response.headers());
+    let mut body = response.into_body();
+    let (mut kept, mut total) = (Vec::new(), 0);
+    // A body that stalls or breaks changes nothing: the head has spoken.
+    let is_whole = loop {
+        match tokio::time::timeout_at(deadline, body.frame()).await {
+            Ok(None) => break true,
+            Ok(Some(Err(_))) | Err(_) => break false,
+            Ok(Some(Ok(frame))) => {
+                let Some(data) = frame.data_ref() else { continue };
+                total += data.len();
+                let room = BODY_BYTES_KEPT.saturating_sub(kept.len());
+                kept.extend_from_slice(&data[..room.min(data.len())]);
+                if total > BODY_BYTES_READ {
+                    break false;
+                }
+            }
+        }
+    };
+    Response { status, headers, body: lossy(&kept), is_truncated: !is_whole || total > kept.len() }
+}
+
+fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn kept_headers(headers: &http::HeaderMap) -> Vec<(String, String)> {
+    let mut bytes = 0;
+    let mut kept = Vec::with_capacity(headers.len().min(HEADERS_KEPT));
+    for (name, value) in headers.iter().take(HEADERS_KEPT) {
+        bytes += name.as_str().len() + value.len();
+        if bytes > HEADER_BYTES_KEPT {
+            break;
+        }
+        kept.push((name.as_str().to_owned(), lossy(value.as_bytes())));
+    }
+    // Whatever else was cut, this one decides when to come back.
+    if let Some(value) = headers.get("retry-after")
+        && !kept.iter().any(|(name, _)| name == "retry-after")
+    {
+        kept.push(("retry-after".to_owned(), lossy(&value.as_bytes()[..value.len().min(64)])));
+    }
+    kept
+}
+
+/// Finds out what a client error means, by what caused it.
+fn explain(problem: &hyper_util::client::legacy::Error, timings: &mut Timings) -> Failure {
+    let mut cause = problem.source();
+    while let Some(error) = cause {
+        if let Some(connect) = error.downcast_ref::<ConnectFailure>() {
+            connect.opened.show(timings);
+            return connect.failure.clone();
+        }
+        if let Some(http) = error.downcast_ref::<hyper::Error>() {
+            if http.is_parse_too_large() {
+                let limit = format!(
+                    "the head of the answer is larger than {HEAD_BYTES_MAX} bytes or {HEAD_FIELDS_MAX} headers"
+                );
+                return failure(FailureKind::MalformedAnswer, limit);
+            }
+            if http.is_parse() {
+                return failure(FailureKind::MalformedAnswer, format!("the answer is not HTTP: {http}"));
+            }
+            if http.is_incomplete_message() {
+                let text = "the connection was closed before an answer came";
+                return failure(FailureKind::ConnectionReset, text.into());
+            }
+        }
+        if let Some(io) = error.downcast_ref::<std::io::Error>() {
+            return failure(FailureKind::ConnectionReset, format!("the connection broke: {io}"));
+        }
+        cause = error.source();
+    }
+    failure(FailureKind::ConnectionReset, format!("the connection broke: {problem}"))
+}
+
+fn failure(kind: FailureKind, message: String) -> Failure {
+    Failure { kind, message }
+}

@@ -1,0 +1,270 @@
+//! Starts attempts when they are due, within every limit.
+//!
+//! The deciding is in [`queues`]; this holds the lock, reads the store when
+//! the queues ask for it, and runs each attempt as a task of its own. Idle,
+//! it sleeps until the next due time.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use tokio::sync::Notify;
+use tracing::{error, warn};
+
+use self::queues::{Gate, Queues};
+use super::deliver::send::Sender;
+use super::deliver::{Desk, deliver};
+use crate::clock::Clock;
+use crate::model::delivery::after;
+use crate::model::id::{DeliveryId, EndpointId};
+use crate::store::{AskDue, Claim, Settled, Store};
+
+pub mod queues;
+
+/// How long a failed read or a put-back waits: long enough to be calm, and
+/// never the same for all.
+const PUT_BACK_SECONDS: Range<f64> = 1.0..30.0;
+
+/// Starts attempts when they are due. Cheap to clone.
+#[derive(Clone)]
+pub struct Dispatcher {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    queues: Mutex<Queues>,
+    desk: Desk,
+    /// Something is due earlier than the timer thinks, or it is time to stop.
+    earlier: Notify,
+    /// A claim was settled.
+    fewer: Notify,
+}
+
+impl Dispatcher {
+    /// A dispatcher that has not looked into the store yet.
+    pub fn new(store: Arc<dyn Store>, sender: Arc<dyn Sender>, clock: Arc<dyn Clock>, slots: usize, seed: u64) -> Self {
+        let chance = Mutex::new(StdRng::seed_from_u64(seed));
+        let shared = Shared {
+            queues: Mutex::new(Queues::new(slots)),
+            desk: Desk { store, sender, clock, chance },
+            earlier: Notify::new(),
+            fewer: Notify::new(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Learns from the store what is waiting, then keeps time until stopped.
+    pub async fn run(&self) -> crate::store::Result<()> {
+        for (endpoint, due_at) in self.shared.desk.store.earliest_due().await? {
+            let gate = self.gate(endpoint);
+            self.queues().stored(endpoint, due_at, gate);
+        }
+        loop {
+            let earlier = self.shared.earlier.notified();
+            self.pump();
+            let next = self.queues().next_wake();
+            match next {
+                Some(at) => tokio::select! {
+                    () = earlier => {}
+                    () = self.shared.desk.clock.sleep_until(at) => {}
+                },
+                None => earlier.await,
+            }
+        }
+    }
+
+    /// Takes in deliveries that may go at once.
+    pub fn admit(&self, claims: Vec<Claim>) {
+        if claims.is_empty() {
+            return;
+        }
+        let now = self.now();
+        for claim in claims {
+            let gate = self.gate(claim.endpoint);
+            self.queues().admit(claim, gate, now);
+        }
+        self.pump();
+    }
+
+    /// A person changed a delivery.
+    pub fn changed(&self, endpoint: EndpointId, id: DeliveryId, due_at: Option<Timestamp>) {
+        let gate = self.gate(endpoint);
+        self.queues().changed(endpoint, id, due_at, gate);
+        self.pump();
+    }
+
+    /// An endpoint was changed, paused, resumed or deleted.
+    pub fn endpoint_changed(&self, endpoint: EndpointId) {
+        match self.shared.desk.store.any_endpoint(endpoint) {
+            Some(known) => {
+                let gate = Gate::of(Some(&known));
+                let mut queues = self.queues();
+                queues.regate(endpoint, gate);
+                // A change may have freed something, such as a blocked lane.
+                queues.stored(endpoint, self.now(), gate);
+            }
+            None => self.queues().remove(endpoint),
+        }
+        self.pump();
+    }
+
+    /// Whether a request for this delivery is open.
+    pub fn is_in_flight(&self, endpoint: EndpointId, id: DeliveryId) -> bool {
+        self.queues().is_in_flight(endpoint, id)
+    }
+
+    /// Whether whatever is due at an endpoint has to wait for a slot.
+    pub fn is_full(&self, endpoint: EndpointId) -> bool {
+        self.queues().is_full(endpoint)
+    }
+
+    /// How many claims are in flight.
+    pub fn in_flight(&self) -> usize {
+        self.queues().in_flight()
+    }
+
+    /// Whether a lane's one slot is taken.
+    pub fn is_lane_busy(&self, endpoint: EndpointId, lane: &str) -> bool {
+        self.queues().is_lane_busy(endpoint, lane)
+    }
+
+    /// Starts nothing more, and waits for what is in flight. Returns how many
+    /// were still in flight at the deadline.
+    pub async fn stop(&self, deadline: Duration) -> usize {
+        self.queues().stop();
+        let settled = async {
+            loop {
+                let fewer = self.shared.fewer.notified();
+                if self.queues().in_flight() == 0 {
+                    return;
+                }
+                fewer.await;
+            }
+        };
+        let _ = tokio::time::timeout(deadline, settled).await;
+        self.queues().in_flight()
+    }
+
+    fn queues(&self) -> MutexGuard<'_, Queues> {
+        self.shared.queues.lock().expect("the queues' bookkeeping does not panic")
+    }
+
+    fn now(&self) -> Timestamp {
+        self.shared.desk.clock.now()
+    }
+
+    fn gate(&self, endpoint: EndpointId) -> Gate {
+        Gate::of(self.shared.desk.store.any_endpoint(endpoint).as_deref())
+    }
+
+    /// Starts whatever can start and reads whatever should be read.
+    fn pump(&self) {
+        let now = self.now();
+        let (claims, asks) = {
+            let mut queues = self.queues();
+            let claims: Vec<Claim> = std::iter::from_fn(|| queues.take_next()).collect();
+            let asks = queues.take_reads(now);
+            if queues.set_timer() {
+                self.shared.earlier.notify_one();
+            }
+            (claims, asks)
+        };
+        for claim in claims {
+            tokio::spawn(self.clone().attempt(claim));
+        }
+        for ask in asks {
+            tokio::spawn(self.clone().read(ask));
+        }
+    }
+
+    async fn attempt(self, claim: Claim) {
+        let mut held = Held { dispatcher: self.clone(), claim: Some(claim), is_sending: true };
+        let claim = held.claim.clone().expect("it was just put there");
+        let settled = deliver(&self.shared.desk, &claim, || held.answered()).await;
+        held.settled(settled);
+    }
+
+    async fn read(self, ask: AskDue) {
+        let endpoint = ask.endpoint;
+        let store = &self.shared.desk.store;
+        let page = match store.any_endpoint(endpoint) {
+            None => Ok(Default::default()),
+            Some(known) => store.read_due(store.lease(&known.tenant, endpoint), ask).await,
+        };
+        let page =
+            page.inspect_err(|problem| warn!(endpoint.id = %endpoint, "could not read what is due: {problem}")).ok();
+        let again_at = self.put_back_at();
+        self.queues().read_done(endpoint, page, again_at);
+        self.pump();
+    }
+
+    fn put_back_at(&self) -> Timestamp {
+        after(self.now(), self.shared.desk.put_back_delay())
+    }
+}
+
+/// A claim in flight. One that is dropped by a panic goes back as it was.
+struct Held {
+    dispatcher: Dispatcher,
+    claim: Option<Claim>,
+    is_sending: bool,
+}
+
+impl Held {
+    fn answered(&mut self) {
+        if std::mem::take(&mut self.is_sending)
+            && let Some(claim) = &self.claim
+        {
+            self.dispatcher.queues().answered(claim.endpoint);
+            self.dispatcher.pump();
+        }
+    }
+
+    fn settled(&mut self, settled: Settled) {
+        // An endpoint that was disabled is closed before its slot is free.
+        if let Some(endpoint) = settled.disabled {
+            self.dispatcher.endpoint_changed(endpoint);
+        }
+        self.answered();
+        let Some(claim) = self.claim.take() else { return };
+        let dispatcher = &self.dispatcher;
+        dispatcher.queues().settled(&claim, settled.due_again_at);
+        if let Some(endpoint) = settled.disabled {
+            warn!(endpoint.id = %endpoint, tenant.id = %claim.event.tenant, "endpoint disabled, because the receiver answered 410; what comes for it is held until it is resumed");
+        }
+        dispatcher.shared.fewer.notify_waiters();
+        match settled.promoted {
+            Some(promoted) => dispatcher.admit(vec![promoted]),
+            None => dispatcher.pump(),
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let Some(claim) = &self.claim else { return };
+        // Dropped without a panic, it is the whole process that ends.
+        if !std::thread::panicking() {
+            return;
+        }
+        error!(delivery.id = %claim.id, endpoint.id = %claim.endpoint, "an attempt ended inside the gateway; it is put back and not counted");
+        let settled = Settled { due_again_at: Some(self.dispatcher.put_back_at()), ..Settled::default() };
+        self.settled(settled);
+    }
+}
+
+impl Desk {
+    /// A random number in `[0, 1)`.
+    pub fn draw(&self) -> f64 {
+        self.chance.lock().expect("drawing does not panic").random()
+    }
+
+    /// How long something waits that failed through no fault of the receiver.
+    pub fn put_back_delay(&self) -> Duration {
+        let Range { start, end } = PUT_BACK_SECONDS;
+        Duration::from_secs_f64(start + (end - start) * self.draw())
+    }
+}

@@ -1,0 +1,52 @@
+//! Why is it not going? What a waiting delivery waits for, at this moment.
+
+use jiff::Timestamp;
+
+use super::Gateway;
+use crate::model::delivery::{Delivery, State, WaitingFor};
+use crate::model::endpoint::EndpointState;
+
+/// Where a delivery stands right now, beyond what is stored of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Outlook {
+    /// Whether a request for it is open.
+    pub is_in_flight: bool,
+    /// What it waits for, when it waits.
+    pub waiting_for: Option<WaitingFor>,
+    /// When its next attempt is planned, as far as that is known.
+    pub next_attempt_at: Option<Timestamp>,
+    /// After which no attempt starts.
+    pub give_up_at: Option<Timestamp>,
+}
+
+/// Tells a delivery's outlook.
+pub fn outlook(gateway: &Gateway, delivery: &Delivery) -> Outlook {
+    // A cancelled one may still be on the wire.
+    let is_in_flight = gateway.dispatcher.is_in_flight(delivery.endpoint_id, delivery.id);
+    if delivery.state != State::Waiting {
+        return Outlook { is_in_flight, ..Outlook::default() };
+    }
+    let now = gateway.clock.now();
+    let Some(endpoint) = gateway.store.any_endpoint(delivery.endpoint_id) else {
+        return Outlook::default();
+    };
+    let give_up_at = delivery.progress.give_up_at(&endpoint.policy, endpoint.standing.held(now));
+    if is_in_flight {
+        return Outlook { is_in_flight: true, give_up_at, ..Outlook::default() };
+    }
+    let lane = delivery.lane.as_deref();
+    let is_lane_busy = lane.is_some_and(|lane| gateway.dispatcher.is_lane_busy(endpoint.id, lane));
+    let waiting_for = match endpoint.standing.state {
+        EndpointState::Disabled => WaitingFor::Disabled,
+        EndpointState::Paused => WaitingFor::Pause,
+        EndpointState::Active if delivery.is_behind || is_lane_busy => WaitingFor::Key,
+        // Due, and nothing in its way: it starts this very moment.
+        EndpointState::Active if delivery.due_at > now || !gateway.dispatcher.is_full(endpoint.id) => WaitingFor::Due,
+        EndpointState::Active => WaitingFor::Slot,
+    };
+    let next_attempt_at = match waiting_for {
+        WaitingFor::Due | WaitingFor::Slot => Some(delivery.due_at.max(now)),
+        WaitingFor::Disabled | WaitingFor::Pause | WaitingFor::Key => None,
+    };
+    Outlook { is_in_flight: false, waiting_for: Some(waiting_for), next_attempt_at, give_up_at }
+}

@@ -1,0 +1,177 @@
+//! One HTTP request made for a delivery, and what came back.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::verdict::Verdict;
+
+/// What came back from one request, or why nothing did.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    /// The status and body, or the failure that kept them from coming.
+    pub result: Result<Response, Failure>,
+    /// How long each phase took.
+    pub timings: Timings,
+}
+
+/// A complete answer's head, and the beginning of its body.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Response {
+    /// The status code, whatever the server sent: 100 to 999.
+    pub status: u16,
+    /// The response headers, capped.
+    pub headers: Vec<(String, String)>,
+    /// The first bytes of the body, as text.
+    pub body: String,
+    /// Whether there was more than was kept.
+    pub is_truncated: bool,
+}
+
+impl Response {
+    /// The first value of a header, by its lower-case name.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// Why a request had no answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Failure {
+    /// The kind, for programs.
+    pub kind: FailureKind,
+    /// The sentence, for people.
+    pub message: String,
+}
+
+/// The ways a request can fail without an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureKind {
+    /// The receiver's name does not exist, or has no address.
+    NoSuchName,
+    /// The receiver's name servers failed to answer properly.
+    Dns,
+    /// Nothing listens there.
+    ConnectionRefused,
+    /// The receiver could not be reached.
+    Unreachable,
+    /// No secure connection could be agreed on.
+    Tls,
+    /// The deadline passed.
+    Timeout,
+    /// The connection was closed before a whole answer.
+    ConnectionReset,
+    /// What came back is not HTTP, or its head is too large.
+    MalformedAnswer,
+    /// The address may not be called from here.
+    ForbiddenTarget,
+    /// Our own trouble; the receiver is not charged for it.
+    Ours,
+}
+
+impl FailureKind {
+    /// The kind as it is written everywhere.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoSuchName => "no_such_name",
+            Self::Dns => "dns",
+            Self::ConnectionRefused => "connection_refused",
+            Self::Unreachable => "unreachable",
+            Self::Tls => "tls",
+            Self::Timeout => "timeout",
+            Self::ConnectionReset => "connection_reset",
+            Self::MalformedAnswer => "malformed_answer",
+            Self::ForbiddenTarget => "forbidden_target",
+            Self::Ours => "ours",
+        }
+    }
+}
+
+/// How long each phase of an attempt took, in milliseconds. A phase that was
+/// not reached, or not needed on a kept-alive connection, is absent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Timings {
+    /// Looking up the name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dns: Option<f64>,
+    /// Opening the connection.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connect: Option<f64>,
+    /// Agreeing on encryption.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls: Option<f64>,
+    /// From the start until the head of the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_byte: Option<f64>,
+    /// From the start until the end.
+    pub total: f64,
+}
+
+/// Milliseconds with microsecond precision, as timings are shown.
+pub fn millis(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// An attempt as recorded: written once, never changed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Attempt {
+    /// 1, 2, … over the delivery's whole life, replays included.
+    pub number: u32,
+    /// When the request was begun.
+    pub started_at: Timestamp,
+    /// How long each phase took.
+    pub timings: Timings,
+    /// Where it was sent.
+    pub url: String,
+    /// The status, when there was an answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<u16>,
+    /// The failure, when there was none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<Failure>,
+    /// The names of the endpoint's own headers that went along. All others
+    /// can be told from the event, the delivery and this record.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub custom_headers: Vec<String>,
+    /// The response headers, capped.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub response_headers: Vec<(String, String)>,
+    /// The beginning of the response body.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub response_body: String,
+    /// Whether the response body went on.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub truncated: bool,
+    /// SHA-256 of the body sent, in hex.
+    pub body_sha256: String,
+    /// What the answer meant, and what was decided.
+    pub decision: Decision,
+}
+
+/// Why a delivery is where it is after an attempt: everything that went into
+/// the decision, so that it can be explained later.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Decision {
+    /// What the answer means.
+    pub verdict: Verdict,
+    /// The row of the verdict table that matched.
+    pub rule: String,
+    /// The window the delay was drawn from, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window_ms: Option<[u64; 2]>,
+    /// The random draw, from 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draw: Option<f64>,
+    /// The `Retry-After` header as received.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_after: Option<String>,
+    /// What lengthened, shortened or ended the wait.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub caps: Vec<String>,
+    /// When the next attempt is due, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub next_attempt_at: Option<Timestamp>,
+}

@@ -1,0 +1,394 @@
+//! A URL that wants events: what it wants, how it is called, where it stands.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::event::{Event, Key};
+use super::filter::{Data, FilterRule, check_glob, glob_matches};
+use super::id::{EndpointId, SecretId, TenantId};
+use super::policy::{RetryPolicy, RetrySpec};
+use super::span::Span;
+
+/// An endpoint and everything a delivery needs to know of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Endpoint {
+    /// Its name.
+    pub id: EndpointId,
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// What its owner decided.
+    pub settings: Settings,
+    /// The retry policy those settings spell out.
+    pub policy: RetryPolicy,
+    /// Whether it is being called.
+    pub standing: Standing,
+    /// What it signs with, newest first.
+    pub secrets: Vec<Secret>,
+    /// When it was created.
+    pub created_at: Timestamp,
+    /// When its settings last changed.
+    pub updated_at: Timestamp,
+}
+
+/// What an endpoint's owner decides.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// Where deliveries go: http or https.
+    #[schema(example = "https://example.com/webhooks")]
+    pub url: String,
+    /// What people call it.
+    #[serde(default)]
+    pub description: String,
+    /// Anything its owner wants to keep with it, as text.
+    #[serde(default)]
+    pub metadata: BTreeMap<String, String>,
+    /// Patterns of the event types it wants; `*` stands for any text.
+    #[serde(default = "every_type")]
+    #[schema(example = json!(["invoice.*"]))]
+    pub event_types: Vec<String>,
+    /// Rules on the event's data: `{"path":"/amount","gt":100}`, joined by `all`, `any` and `not`.
+    #[serde(default)]
+    #[schema(value_type = Option<Object>)]
+    pub filter: Option<FilterRule>,
+    /// What is delivered in order.
+    #[serde(default)]
+    pub ordering: Ordering,
+    /// What a lane does behind a dead letter.
+    #[serde(default)]
+    pub on_dead: OnDead,
+    /// What the body looks like. Fixed for a delivery when it is accepted.
+    #[serde(default)]
+    pub format: Format,
+    /// Headers sent with every attempt, besides ours.
+    #[serde(default)]
+    pub headers: BTreeMap<String, String>,
+    /// When to try again, and when to stop.
+    #[serde(default = "RetrySpec::standard")]
+    pub retry: RetrySpec,
+    /// How many requests may be open at once: 1 to 1,000.
+    #[serde(default = "ten")]
+    #[schema(minimum = 1, maximum = 1000)]
+    pub max_in_flight: u32,
+    /// The deadlines of an attempt.
+    #[serde(default)]
+    pub timeout: Timeout,
+}
+
+fn every_type() -> Vec<String> {
+    vec!["*".to_owned()]
+}
+
+fn ten() -> u32 {
+    10
+}
+
+/// What is delivered in order.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Ordering {
+    /// Events that share a key.
+    #[default]
+    Key,
+    /// Everything: the endpoint is one lane.
+    Endpoint,
+    /// Nothing; keys are ignored.
+    None,
+}
+
+/// What a lane does behind a dead letter.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnDead {
+    /// It waits until the dead letter is replayed or discarded.
+    #[default]
+    Block,
+    /// It moves on.
+    Skip,
+}
+
+/// What the body of a delivery looks like.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Format {
+    /// The event with its id, type and time around the producer's data.
+    #[default]
+    Envelope,
+    /// The producer's data alone.
+    Raw,
+}
+
+/// The deadlines of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Timeout {
+    /// For the name, the connection and encryption together; never more than `total`.
+    #[serde(default = "five_seconds")]
+    #[schema(value_type = String, example = "5s")]
+    pub connect: Span,
+    /// For everything, the response body included.
+    #[serde(default = "ten_seconds")]
+    #[schema(value_type = String, example = "10s")]
+    pub total: Span,
+}
+
+fn five_seconds() -> Span {
+    Span::secs(5)
+}
+
+fn ten_seconds() -> Span {
+    Span::secs(10)
+}
+
+impl Default for Timeout {
+    fn default() -> Self {
+        Self { connect: five_seconds(), total: ten_seconds() }
+    }
+}
+
+/// Whether an endpoint is being called, and the time it was not.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Standing {
+    /// Where it stands.
+    pub state: EndpointState,
+    /// Why, where it does not stand active.
+    pub reason: Option<String>,
+    /// Since when.
+    pub since: Timestamp,
+    /// How long it has been held in all, up to `since`. Deliveries do not age
+    /// meanwhile, so resuming rewrites none of them.
+    pub held_ms: u64,
+}
+
+/// Where an endpoint stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EndpointState {
+    /// It is called.
+    Active,
+    /// A person paused it; its deliveries are held.
+    Paused,
+    /// The receiver answered 410; its deliveries are held.
+    Disabled,
+}
+
+impl Standing {
+    /// How a new endpoint begins.
+    pub fn active(now: Timestamp) -> Self {
+        Self { state: EndpointState::Active, reason: None, since: now, held_ms: 0 }
+    }
+
+    /// How long the endpoint has been held in all.
+    pub fn held(&self, now: Timestamp) -> Duration {
+        let before = Duration::from_millis(self.held_ms);
+        match self.state {
+            EndpointState::Active => before,
+            EndpointState::Paused | EndpointState::Disabled => before + between(self.since, now),
+        }
+    }
+
+    /// The standing after a change of state.
+    pub fn moved(&self, state: EndpointState, reason: Option<String>, now: Timestamp) -> Self {
+        let held_ms = u64::try_from(self.held(now).as_millis()).unwrap_or(u64::MAX);
+        Self { state, reason, since: now, held_ms }
+    }
+}
+
+fn between(from: Timestamp, to: Timestamp) -> Duration {
+    let millis = to.as_millisecond().saturating_sub(from.as_millisecond());
+    Duration::from_millis(u64::try_from(millis).unwrap_or(0))
+}
+
+/// One signing secret.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret {
+    /// Its name.
+    pub id: SecretId,
+    /// `whsec_` and the key in base64.
+    pub text: String,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// When it stops signing, once it was replaced.
+    pub expires_at: Option<Timestamp>,
+}
+
+impl Secret {
+    /// Whether it signs at this time.
+    pub fn is_active(&self, now: Timestamp) -> bool {
+        self.expires_at.is_none_or(|at| now < at)
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Secret({}, …)", self.id)
+    }
+}
+
+impl Endpoint {
+    /// The lane an event joins here, if order matters: the key's text, or the
+    /// empty text for the one lane of a fully ordered endpoint.
+    pub fn lane(&self, key: Option<&Key>) -> Option<std::sync::Arc<str>> {
+        match self.settings.ordering {
+            Ordering::Key => key.map(Key::shared),
+            Ordering::Endpoint => Some("".into()),
+            Ordering::None => None,
+        }
+    }
+
+    /// Why an event is, or is not, for this endpoint.
+    pub fn matches(&self, event: &Event, data: &mut ParsedData<'_>) -> Match {
+        if let Some(named) = &event.endpoints {
+            return match named.contains(&self.id) {
+                true => Match::yes("the event names this endpoint"),
+                false => Match::no("the event names its endpoints, and this is not one of them"),
+            };
+        }
+        let event_type = event.event_type.as_str();
+        let Some(pattern) = self.settings.event_types.iter().find(|p| glob_matches(p, event_type)) else {
+            return Match::no(format!("type {event_type} matches none of {}", self.settings.event_types.join(", ")));
+        };
+        let by_type = format!("type {event_type} matches {pattern}");
+        match &self.settings.filter {
+            None => Match::yes(by_type),
+            Some(rule) => match rule.filter().check(data.value()) {
+                Ok(()) => Match::yes(format!("{by_type} and the filter holds")),
+                Err(why) => Match::no(format!("{by_type}, but the filter does not hold: {why}")),
+            },
+        }
+    }
+
+    /// [`Endpoint::matches`] without the words, for the path every event takes.
+    pub fn wants(&self, event: &Event, data: &mut ParsedData<'_>) -> bool {
+        let event_type = event.event_type.as_str();
+        self.settings.event_types.iter().any(|pattern| glob_matches(pattern, event_type))
+            && self.settings.filter.as_ref().is_none_or(|rule| rule.filter().check(data.value()).is_ok())
+    }
+}
+
+/// Whether an event is for an endpoint, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Match {
+    /// Whether it is.
+    pub matched: bool,
+    /// The sentence.
+    pub reason: String,
+}
+
+impl Match {
+    fn yes(reason: impl Into<String>) -> Self {
+        Self { matched: true, reason: reason.into() }
+    }
+
+    fn no(reason: impl Into<String>) -> Self {
+        Self { matched: false, reason: reason.into() }
+    }
+}
+
+/// An event's data, parsed when the first filter asks for it.
+pub struct ParsedData<'a> {
+    bytes: &'a [u8],
+    value: Option<Data<'a>>,
+}
+
+impl<'a> ParsedData<'a> {
+    /// Nothing is parsed yet.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, value: None }
+    }
+
+    fn value(&mut self) -> &Data<'a> {
+        self.value.get_or_insert_with(|| Data::of(self.bytes))
+    }
+}
+
+/// A setting that is refused: where, and the sentence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InvalidSetting {
+    /// The place, as a JSON pointer.
+    pub pointer: String,
+    /// The sentence.
+    pub message: String,
+}
+
+impl Settings {
+    /// Checks everything but the URL's target, which the egress guard judges.
+    pub fn check(&self) -> Result<RetryPolicy, Vec<InvalidSetting>> {
+        let mut problems = Vec::new();
+        let mut refuse = |pointer: String, message: String| problems.push(InvalidSetting { pointer, message });
+        if self.event_types.is_empty() || self.event_types.len() > 500 {
+            refuse(
+                "/event_types".into(),
+                format!("event_types has {} patterns; use 1 to 500, or [\"*\"] for every type", self.event_types.len()),
+            );
+        }
+        for (n, pattern) in self.event_types.iter().enumerate() {
+            if let Err(problem) = check_glob(pattern) {
+                refuse(format!("/event_types/{n}"), problem.to_string());
+            }
+        }
+        check_text("/description", "description", &self.description, 1_024, &mut refuse);
+        if self.metadata.len() > 50 {
+            refuse("/metadata".into(), format!("metadata has {} entries; use at most 50", self.metadata.len()));
+        }
+        for (name, value) in &self.metadata {
+            check_text(&format!("/metadata/{name}"), "a metadata name", name, 64, &mut refuse);
+            check_text(&format!("/metadata/{name}"), "a metadata value", value, 512, &mut refuse);
+        }
+        for problem in super::headers::check(&self.headers) {
+            refuse(problem.pointer, problem.message);
+        }
+        if !(1..=1_000).contains(&self.max_in_flight) {
+            refuse(
+                "/max_in_flight".into(),
+                format!(
+                    "max_in_flight is {}; use 1 to 1,000, or pause the endpoint to stop deliveries",
+                    self.max_in_flight
+                ),
+            );
+        }
+        if let Err(message) = self.timeout.check() {
+            refuse("/timeout".into(), message);
+        }
+        let policy = self.retry.resolve();
+        if let Err(problem) = &policy {
+            refuse(format!("/retry{}", problem.pointer), problem.message.clone());
+        }
+        match (policy, problems.is_empty()) {
+            (Ok(policy), true) => Ok(policy),
+            _ => Err(problems),
+        }
+    }
+}
+
+impl Timeout {
+    /// Refuses deadlines that are too short to work or too long to hold a slot.
+    pub fn check(&self) -> Result<(), String> {
+        let range = Span::millis(100)..=Span::secs(60);
+        if !range.contains(&self.total) {
+            return Err(format!("timeout total is {}; use 100ms to 1m", self.total));
+        }
+        if self.connect < Span::millis(100) {
+            return Err(format!("timeout connect is {}; use 100ms to total ({})", self.connect, self.total));
+        }
+        Ok(())
+    }
+
+    /// How long a connection may take to open: what is left out or longer
+    /// ends with the whole.
+    pub fn connect_within(&self) -> Span {
+        self.connect.min(self.total)
+    }
+}
+
+fn check_text(pointer: &str, what: &str, text: &str, bytes_max: usize, refuse: &mut impl FnMut(String, String)) {
+    if text.len() > bytes_max {
+        refuse(pointer.to_owned(), format!("{what} is {} bytes long; use at most {bytes_max}", text.len()));
+    }
+    if let Some(odd) = text.chars().find(|c| c.is_control() && *c != '\n') {
+        refuse(pointer.to_owned(), format!("{what} contains the control character {odd:?}; use printable text"));
+    }
+}

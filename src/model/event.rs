@@ -1,0 +1,208 @@
+//! What happened: an event, accepted once and never changed.
+//!
+//! Invariant: `data` is the producer's bytes. Nothing here or elsewhere
+//! parses and prints them again.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::id::{EndpointId, EventId, TenantId};
+
+/// An event as accepted.
+#[derive(Debug, Clone)]
+pub struct Event {
+    /// Unique within its tenant.
+    pub id: EventId,
+    /// Whose event it is.
+    pub tenant: TenantId,
+    /// What kind of thing happened.
+    pub event_type: EventType,
+    /// What it happened to: events that share a key are delivered in order.
+    pub key: Option<Key>,
+    /// When it happened, in the producer's own words, where it gave any.
+    pub timestamp: Option<String>,
+    /// The producer's name for the shape of `data`.
+    pub schema_version: Option<String>,
+    /// The endpoints it was addressed to, when it names some.
+    pub endpoints: Option<Vec<EndpointId>>,
+    /// When it was accepted.
+    pub accepted_at: Timestamp,
+    /// The producer's bytes: one JSON value.
+    pub data: Bytes,
+}
+
+impl Event {
+    /// When it happened: the producer's words, or else when it was accepted.
+    pub fn timestamp_text(&self) -> String {
+        self.timestamp.clone().unwrap_or_else(|| format!("{:.3}", self.accepted_at))
+    }
+}
+
+/// A dotted name such as `invoice.paid`.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EventType(Arc<str>);
+
+/// What an event happened to; orders the events that share it.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key(Arc<str>);
+
+/// Why a text is not the value it was given for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct InvalidText(pub String);
+
+impl EventType {
+    /// How long a type may be.
+    pub const BYTES_MAX: usize = 256;
+}
+
+impl FromStr for EventType {
+    type Err = InvalidText;
+    fn from_str(text: &str) -> Result<Self, InvalidText> {
+        if text.len() > Self::BYTES_MAX {
+            return Err(InvalidText(format!("type is {} bytes long; use at most {}", text.len(), Self::BYTES_MAX)));
+        }
+        let is_word = |word: &str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+        if !text.split('.').all(is_word) {
+            return Err(InvalidText(format!(
+                "type {text:?} is not words of A-Z a-z 0-9 _ joined by dots, such as invoice.paid"
+            )));
+        }
+        Ok(Self(text.into()))
+    }
+}
+
+impl Key {
+    /// How long a key may be.
+    pub const BYTES_MAX: usize = 256;
+}
+
+impl FromStr for Key {
+    type Err = InvalidText;
+    fn from_str(text: &str) -> Result<Self, InvalidText> {
+        if text.is_empty() {
+            return Err(InvalidText("key is empty; leave it out for an event without order".into()));
+        }
+        if text.len() > Self::BYTES_MAX {
+            return Err(InvalidText(format!("key is {} bytes long; use at most {}", text.len(), Self::BYTES_MAX)));
+        }
+        match text.chars().find(|c| c.is_control()) {
+            Some(odd) => Err(InvalidText(format!("key contains the control character {odd:?}; use printable text"))),
+            None => Ok(Self(text.into())),
+        }
+    }
+}
+
+macro_rules! checked_text {
+    ($name:ident) => {
+        impl $name {
+            /// The text itself.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+            /// Takes a value from the store, where it was put after being checked.
+            pub fn from_stored(text: &str) -> Self {
+                Self(text.into())
+            }
+            /// The shared text, for those who keep it.
+            pub fn shared(&self) -> Arc<str> {
+                self.0.clone()
+            }
+        }
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&*self.0, f)
+            }
+        }
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(&self.0)
+            }
+        }
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    };
+}
+checked_text!(EventType);
+checked_text!(Key);
+
+/// How deep the arrays and objects of a JSON text nest. Reads bytes that are
+/// known to be well-formed JSON; strings are stepped over.
+pub fn json_depth(json: &[u8]) -> usize {
+    let (mut depth, mut deepest) = (0usize, 0usize);
+    let mut bytes = json.iter();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'{' | b'[' => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            b'"' => {
+                while let Some(inside) = bytes.next() {
+                    match inside {
+                        b'\\' => {
+                            bytes.next();
+                        }
+                        b'"' => break,
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    deepest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_are_dotted_words() {
+        for good in ["a", "invoice.paid", "A_1.b.C"] {
+            assert!(good.parse::<EventType>().is_ok(), "{good}");
+        }
+        for bad in ["", ".", "a.", ".a", "a..b", "a b", "a-b", "é", "a\0b", &"x".repeat(257)] {
+            assert!(bad.parse::<EventType>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn keys_are_printable_text_of_any_script() {
+        for good in ["k", "Ключ 7", "a/b?c=d", &"x".repeat(256)] {
+            assert!(good.parse::<Key>().is_ok(), "{good}");
+        }
+        for bad in ["", "a\nb", "\u{0}", "a\u{85}b", &"é".repeat(129)] {
+            assert!(bad.parse::<Key>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn depth_counts_nesting_and_not_what_stands_in_strings() {
+        for (json, depth) in [
+            ("1", 0),
+            ("{}", 1),
+            (r#"{"a":[1,{"b":2}]}"#, 3),
+            (r#""[[[[""#, 0),
+            (r#"["\"[[",[]]"#, 2),
+            (r#"["\\",[]]"#, 2),
+        ] {
+            assert_eq!(json_depth(json.as_bytes()), depth, "{json}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Which headers an endpoint may add to its deliveries.
+//!
+//! Ours, the connection's own and anything that could split a request are
+//! refused here, so that sending never has to decide.
+
+use std::collections::BTreeMap;
+
+use super::endpoint::InvalidSetting;
+
+/// What is shown in the place of a value.
+pub const MASK: &str = "***";
+
+const HEADERS_MAX: usize = 32;
+const NAME_BYTES_MAX: usize = 64;
+const VALUE_BYTES_MAX: usize = 4_096;
+
+/// Written by us on every attempt, or by the connection itself.
+const RESERVED: &[&str] = &[
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "cookie",
+    "expect",
+    "forwarded",
+    "host",
+    "idempotency-key",
+    "keep-alive",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "user-agent",
+    "via",
+    "x-event-id",
+    "x-event-type",
+    "x-key",
+    "x-schema-version",
+    "x-seq",
+    "x-signature",
+    "x-signature-timestamp",
+    "x-hub-signature-256",
+    "stripe-signature",
+];
+const RESERVED_PREFIXES: &[&str] = &["proxy-", "svix-", "webhook-", "x-forwarded-"];
+
+/// Every reason to refuse these headers.
+pub fn check(headers: &BTreeMap<String, String>) -> Vec<InvalidSetting> {
+    let mut problems = Vec::new();
+    if headers.len() > HEADERS_MAX {
+        problems.push(InvalidSetting {
+            pointer: "/headers".into(),
+            message: format!("headers has {} entries; use at most {HEADERS_MAX}", headers.len()),
+        });
+    }
+    let mut seen = std::collections::HashSet::new();
+    for (name, value) in headers {
+        let twice = (!seen.insert(name.to_ascii_lowercase()))
+            .then(|| format!("header {name} is given twice; headers differ by more than case"));
+        let found = check_name(name).or(twice).or_else(|| check_value(name, value));
+        problems.extend(found.map(|message| InvalidSetting { pointer: format!("/headers/{name}"), message }));
+    }
+    problems
+}
+
+fn check_name(name: &str) -> Option<String> {
+    let is_token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(is_token) {
+        return Some(format!("header name {name:?} is not 1 to {NAME_BYTES_MAX} letters, digits or -"));
+    }
+    let lower = name.to_ascii_lowercase();
+    let reserved =
+        RESERVED.contains(&lower.as_str()) || RESERVED_PREFIXES.iter().any(|prefix| lower.starts_with(prefix));
+    reserved.then(|| format!("header {name} is reserved; choose another name"))
+}
+
+fn check_value(name: &str, value: &str) -> Option<String> {
+    if value == MASK {
+        return Some(format!(
+            "header {name} is {MASK}, which stands for a value that is not shown; give the value itself"
+        ));
+    }
+    if value.len() > VALUE_BYTES_MAX {
+        return Some(format!("header {name} is {} bytes long; use at most {VALUE_BYTES_MAX}", value.len()));
+    }
+    if value.trim() != value || !value.bytes().all(|b| (b' '..=b'~').contains(&b)) {
+        return Some(format!("header {name} has a value that is not printable ASCII without space around it"));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problems(name: &str, value: &str) -> usize {
+        check(&BTreeMap::from([(name.to_owned(), value.to_owned())])).len()
+    }
+
+    #[test]
+    fn ours_and_the_connections_headers_are_refused() {
+        for name in [
+            "Webhook-Id",
+            "webhook-signature",
+            "X-Seq",
+            "Host",
+            "Transfer-Encoding",
+            "svix-id",
+            "Proxy-X",
+            "a b",
+            "a:b",
+            "",
+        ] {
+            assert_eq!(problems(name, "x"), 1, "{name}");
+        }
+        assert_eq!(problems("Authorization", "Bearer abc"), 0);
+        assert_eq!(problems("X-Mine", ""), 0);
+    }
+
+    #[test]
+    fn a_value_cannot_split_the_request() {
+        for value in ["a\r\nb: c", "a\0", "é", " a", "a\t", &"x".repeat(4_097)] {
+            assert_eq!(problems("X-Mine", value), 1, "{value:?}");
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! What things are: pure, without I/O, clock, randomness or async.
+
+pub mod id;
+pub mod span;
+
+pub mod endpoint;
+pub mod event;
+pub mod filter;
+pub mod headers;
+pub mod tenant;
+
+pub mod attempt;
+pub mod delivery;
+pub mod policy;
+pub mod verdict;
+
+pub mod shard;

@@ -1,0 +1,106 @@
+//! Spans of time as people write them: `250ms`, `30s`, `2m`, `72h`, `7d`.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A span of time, written as a whole number and one unit.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span(pub Duration);
+
+/// Why a text is not a span.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a duration; write a whole number and a unit (ms, s, m, h or d), such as 30s or 72h")]
+pub struct InvalidSpan(pub String);
+
+impl Span {
+    /// A span of whole milliseconds.
+    pub const fn millis(millis: u64) -> Self {
+        Self(Duration::from_millis(millis))
+    }
+
+    /// A span of whole seconds.
+    pub const fn secs(secs: u64) -> Self {
+        Self(Duration::from_secs(secs))
+    }
+
+    /// The span in whole milliseconds, as stored.
+    pub fn as_millis(self) -> u64 {
+        u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl FromStr for Span {
+    type Err = InvalidSpan;
+
+    fn from_str(text: &str) -> Result<Self, InvalidSpan> {
+        let invalid = || InvalidSpan(text.to_owned());
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        let number: u64 = text[..digits].parse().map_err(|_| invalid())?;
+        let unit_millis = match &text[digits..] {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            _ => return Err(invalid()),
+        };
+        number.checked_mul(unit_millis).map(Self::millis).ok_or_else(invalid)
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = self.as_millis();
+        // Days only from four on: people say 72h, and they say 7d.
+        let units = [(86_400_000, 4, "d"), (3_600_000, 1, "h"), (60_000, 1, "m"), (1_000, 1, "s")];
+        for (unit, least, name) in units {
+            if millis.is_multiple_of(unit) && millis / unit >= least {
+                return write!(f, "{}{name}", millis / unit);
+            }
+        }
+        write!(f, "{millis}ms")
+    }
+}
+
+impl fmt::Debug for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for Span {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Span {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_read_and_print_as_people_write_them() {
+        for text in ["250ms", "1s", "30s", "2m", "90s", "1h", "72h", "7d", "30d"] {
+            assert_eq!(text.parse::<Span>().unwrap().to_string(), text);
+        }
+        assert_eq!("60s".parse::<Span>().unwrap().to_string(), "1m");
+        assert_eq!("0s".parse::<Span>().unwrap().to_string(), "0ms");
+    }
+
+    #[test]
+    fn what_is_not_a_span_is_refused_with_the_way_out() {
+        for text in ["", "5", "s", "-1s", "1.5s", "5 s", "5w", "99999999999999999999s", "9999999999999999d"] {
+            let error = text.parse::<Span>().unwrap_err().to_string();
+            assert!(error.contains("such as 30s"), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Accept: an event and all its deliveries become durable together.
+
+use std::sync::Arc;
+
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::rows::{at, delivery_id, format_code, millis};
+use super::writer::Transaction;
+use crate::model::delivery::Progress;
+use crate::model::endpoint::Endpoint;
+use crate::model::event::Event;
+use crate::store::{Accepted, Claim, Error, NewEvent, Result, Together};
+
+/// Accepts events in order, inside the writer's transaction.
+pub fn accept(
+    transaction: &mut Transaction<'_>,
+    events: &[NewEvent],
+    together: Together,
+) -> rusqlite::Result<Result<Vec<Accepted>>> {
+    // Only a batch can be half done when it meets a conflict.
+    let needs_savepoint = together == Together::All && events.len() > 1;
+    if needs_savepoint {
+        transaction.db.execute_batch("SAVEPOINT batch")?;
+    }
+    let mut accepted = Vec::with_capacity(events.len());
+    for new in events {
+        let Some(tenant) = tenant_no(transaction, new) else {
+            // Nothing of one tenant's batch can be written before this.
+            return Ok(Err(Error::NotFound("tenant")));
+        };
+        accepted.push(accept_one(transaction, tenant, new)?);
+    }
+    if needs_savepoint {
+        let conflict = accepted.iter().any(|outcome| matches!(outcome, Accepted::Conflict { .. }));
+        let end = if conflict { "ROLLBACK TO batch; RELEASE batch" } else { "RELEASE batch" };
+        transaction.db.execute_batch(end)?;
+        if conflict {
+            accepted.iter_mut().for_each(take_back);
+        }
+    }
+    Ok(Ok(accepted))
+}
+
+fn tenant_no(transaction: &Transaction<'_>, new: &NewEvent) -> Option<i64> {
+    let index = transaction.index.read().expect("no writer of the catalogue panics");
+    index.tenant_no(&new.event.tenant)
+}
+
+/// What was rolled back may not be dispatched.
+fn take_back(outcome: &mut Accepted) {
+    if let Accepted::New { deliveries, claims } = outcome {
+        *deliveries = 0;
+        claims.clear();
+    }
+}
+
+fn accept_one(transaction: &mut Transaction<'_>, tenant: i64, new: &NewEvent) -> rusqlite::Result<Accepted> {
+    let event = &new.event;
+    // An endpoint that was deleted since the event was matched is no longer
+    // in the index; the event then simply has one delivery less.
+    let targets: Vec<(i64, &Arc<Endpoint>)> = {
+        let index = transaction.index.read().expect("no writer of the catalogue panics");
+        let number = |endpoint: &Endpoint| index.endpoint_entry(endpoint.id).map(|(no, _)| no);
+        new.targets.iter().filter_map(|endpoint| Some((number(endpoint)?, endpoint))).collect()
+    };
+    let first = *transaction.next_delivery;
+    let Some(event_no) = insert_event(transaction.db, tenant, new, first, targets.len())? else {
+        return seen_before(transaction.db, tenant, new);
+    };
+    let mut claims = Vec::with_capacity(targets.len());
+    for (endpoint_no, endpoint) in &targets {
+        let no = *transaction.next_delivery;
+        *transaction.next_delivery += 1;
+        let row = NewDelivery { no, tenant, endpoint_no: *endpoint_no, event_no, endpoint, event };
+        claims.extend(row.insert(transaction.db)?);
+    }
+    let deliveries = u32::try_from(targets.len()).expect("fan-out is limited");
+    Ok(Accepted::New { deliveries, claims })
+}
+
+fn insert_event(
+    db: &Connection,
+    tenant: i64,
+    new: &NewEvent,
+    first: i64,
+    count: usize,
+) -> rusqlite::Result<Option<i64>> {
+    let event = &new.event;
+    let endpoints = event.endpoints.as_ref().map(|ids| serde_json::to_string(ids).expect("ids are plain text"));
+    let inserted = db
+        .prepare_cached(
+            "INSERT INTO events (tenant, id, type, key, timestamp, accepted_at, schema_version,
+                                 endpoints, fingerprint, first_delivery, deliveries, data)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+             ON CONFLICT (tenant, id) DO NOTHING",
+        )?
+        .execute(params![
+            tenant,
+            event.id.as_str(),
+            event.event_type.as_str(),
+            event.key.as_ref().map(|key| key.as_str()),
+            event.timestamp,
+            millis(event.accepted_at),
+            event.schema_version,
+            endpoints,
+            new.fingerprint,
+            first,
+            count as i64,
+            &event.data[..],
+        ])?;
+    Ok((inserted == 1).then(|| db.last_insert_rowid()))
+}
+
+fn seen_before(db: &Connection, tenant: i64, new: &NewEvent) -> rusqlite::Result<Accepted> {
+    let sql = "SELECT fingerprint, accepted_at, deliveries FROM events WHERE tenant = ? AND id = ?";
+    let (fingerprint, accepted_at, deliveries): (Option<[u8; 32]>, i64, u32) = db
+        .prepare_cached(sql)?
+        .query_row(params![tenant, new.event.id.as_str()], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+    let accepted_at = at(accepted_at);
+    // An id of our own minting has no fingerprint, and whoever sends it back
+    // to us as theirs is not repeating themselves.
+    Ok(match fingerprint.is_some() && fingerprint == new.fingerprint {
+        true => Accepted::Duplicate { accepted_at, deliveries },
+        false => Accepted::Conflict { accepted_at },
+    })
+}
+
+struct NewDelivery<'a> {
+    no: i64,
+    tenant: i64,
+    endpoint_no: i64,
+    event_no: i64,
+    endpoint: &'a Endpoint,
+    event: &'a Arc<Event>,
+}
+
+impl NewDelivery<'_> {
+    /// Inserts the row; returns a claim when nothing holds the delivery back.
+    fn insert(&self, db: &Connection) -> rusqlite::Result<Option<Claim>> {
+        let now = millis(self.event.accepted_at);
+        let lane = self.endpoint.lane(self.event.key.as_ref());
+        let place = match &lane {
+            Some(lane) => Some(self.join_lane(db, lane, now)?),
+            None => None,
+        };
+        let is_behind = place.is_some_and(|(_, is_behind)| is_behind);
+        let seq = place.map(|(seq, _)| seq);
+        let format = self.endpoint.settings.format;
+        db.prepare_cached(
+            "INSERT INTO deliveries (no, tenant, endpoint, event, created_at, format, state, behind, due_at, lane, seq)
+             VALUES (?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?)",
+        )?
+        .execute(params![
+            self.no,
+            self.tenant,
+            self.endpoint_no,
+            self.event_no,
+            now,
+            format_code(format),
+            is_behind,
+            now,
+            lane.as_deref(),
+            seq,
+        ])?;
+        Ok((!is_behind).then(|| Claim {
+            id: delivery_id(self.no, now),
+            endpoint: self.endpoint.id,
+            event: self.event.clone(),
+            format,
+            lane,
+            seq: seq.map(|seq| seq as u64),
+            due_at: self.event.accepted_at,
+            progress: Progress::default(),
+        }))
+    }
+
+    /// Takes the next place in the lane: its number, and whether someone
+    /// stands before it.
+    fn join_lane(&self, db: &Connection, lane: &str, now: i64) -> rusqlite::Result<(i64, bool)> {
+        db.prepare_cached(
+            "INSERT INTO lanes (endpoint, lane, last_seq, head, head_since, touched_at)
+             VALUES (?1, ?2, 1, ?3, ?4, ?4)
+             ON CONFLICT (endpoint, lane) DO UPDATE SET
+                 last_seq = last_seq + 1,
+                 head_since = CASE WHEN head IS NULL THEN excluded.head_since ELSE head_since END,
+                 head = coalesce(head, excluded.head),
+                 touched_at = excluded.touched_at
+             RETURNING last_seq, head",
+        )?
+        .query_row(params![self.endpoint_no, lane, self.no, now], |row| {
+            Ok((row.get(0)?, row.get::<_, i64>(1)? != self.no))
+        })
+        .optional()
+        .map(|place| place.expect("an upsert returns its row"))
+    }
+}

@@ -1,0 +1,106 @@
+//! What a person does to a delivery: retry now, cancel, replay, discard.
+
+use jiff::Timestamp;
+use rusqlite::{OptionalExtension, params};
+
+use super::lane::{Member, pass};
+use super::rows::{at, delivery_id, delivery_no, millis, state_of, uuid_of};
+use super::writer::Transaction;
+use crate::model::delivery::State;
+use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::store::{Change, Changed, Error, Result};
+
+/// Makes the change, or says why the delivery's state does not allow it.
+pub fn change(
+    transaction: &mut Transaction<'_>,
+    tenant: &TenantId,
+    id: DeliveryId,
+    change: Change,
+    now: Timestamp,
+) -> rusqlite::Result<Result<Changed>> {
+    let Some(row) = find(transaction, tenant, id)? else {
+        return Ok(Err(Error::NotFound("delivery")));
+    };
+    if !change.allows(row.state) {
+        let state = format!("{:?}", row.state).to_lowercase();
+        let verb = change.verb();
+        return Ok(Err(Error::WrongState(format!("delivery {id} is {state}, and cannot be changed by {verb}"))));
+    }
+    if change == Change::Replay && row.is_endpoint_deleted {
+        return Ok(Err(Error::WrongState(format!(
+            "delivery {id} cannot be replayed, because its endpoint was deleted"
+        ))));
+    }
+    let db = transaction.db;
+    let due_at = match change {
+        Change::RetryNow => {
+            // Age and attempts stay; only the wait is cut short.
+            db.execute("UPDATE deliveries SET due_at = min(due_at, ?) WHERE no = ?", params![millis(now), row.no])?;
+            Some(now)
+        }
+        Change::Replay => {
+            db.execute(
+                "UPDATE deliveries SET state = 0, cause = NULL, finished_at = NULL, due_at = ?,
+                     attempts_before = attempts, age_from = NULL, held_before = 0,
+                     not_found = 0, no_such_name = 0, forbidden_target = 0
+                 WHERE no = ?",
+                params![millis(now), row.no],
+            )?;
+            Some(now)
+        }
+        Change::Cancel | Change::Discard => {
+            // A discarded one keeps its cause: it is why it ended here.
+            db.execute("UPDATE deliveries SET state = 3, finished_at = ? WHERE no = ?", params![millis(now), row.no])?;
+            match &row.lane {
+                Some(lane) if !row.is_passed => {
+                    let member = Member { endpoint: row.endpoint_no, lane, no: row.no };
+                    let next = pass(db, &member, now)?;
+                    next.map(|no| db.query_row("SELECT due_at FROM deliveries WHERE no = ?", [no], |row| row.get(0)))
+                        .transpose()?
+                        .map(at)
+                }
+                _ => None,
+            }
+        }
+    };
+    Ok(Ok(Changed { endpoint: row.endpoint, due_at }))
+}
+
+struct Found {
+    no: i64,
+    endpoint_no: i64,
+    endpoint: EndpointId,
+    is_endpoint_deleted: bool,
+    state: State,
+    lane: Option<String>,
+    is_passed: bool,
+}
+
+fn find(transaction: &Transaction<'_>, tenant: &TenantId, id: DeliveryId) -> rusqlite::Result<Option<Found>> {
+    let no = delivery_no(id);
+    let sql = "SELECT d.endpoint, p.id, p.deleted_at IS NOT NULL, d.state, d.lane, d.passed, d.created_at
+               FROM deliveries d JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
+               WHERE d.no = ? AND t.id = ? AND t.deleted_at IS NULL";
+    let found = transaction
+        .db
+        .query_row(sql, params![no, tenant.as_str()], |row| {
+            let is_endpoint_deleted: bool = row.get(2)?;
+            let state = match state_of(row.get(3)?) {
+                // Not swept yet, and cancelled all the same.
+                State::Waiting if is_endpoint_deleted => State::Cancelled,
+                state => state,
+            };
+            let found = Found {
+                no,
+                endpoint_no: row.get(0)?,
+                endpoint: EndpointId(uuid_of(row.get(1)?)),
+                is_endpoint_deleted,
+                state,
+                lane: row.get(4)?,
+                is_passed: row.get(5)?,
+            };
+            Ok((found, delivery_id(no, row.get(6)?)))
+        })
+        .optional()?;
+    Ok(found.filter(|(_, found)| *found == id).map(|(found, _)| found))
+}

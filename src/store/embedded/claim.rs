@@ -1,0 +1,86 @@
+//! Reads what is due, with everything an attempt needs.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use super::rows::{PROGRESS, at, delivery_id, format_of, id_bytes, millis, progress_from, uuid_of};
+use crate::model::event::{Event, EventType, Key};
+use crate::model::id::{EndpointId, EventId, TenantId};
+use crate::store::{AskDue, Claim, DuePage};
+
+/// Reads an endpoint's due deliveries, oldest first.
+///
+/// Served by `deliveries_due`; what the asker has in hand stands at the front
+/// of it and is stepped over, which is why `except` must stay small.
+pub fn read_due(db: &Connection, ask: &AskDue) -> rusqlite::Result<DuePage> {
+    let endpoint: Option<i64> = db
+        .prepare_cached("SELECT no FROM endpoints WHERE id = ? AND deleted_at IS NULL")?
+        .query_row([id_bytes(ask.endpoint.0)], |row| row.get(0))
+        .optional()?;
+    let Some(endpoint) = endpoint else { return Ok(DuePage::default()) };
+    let mut statement = db.prepare_cached(
+        "SELECT no, due_at, created_at FROM deliveries INDEXED BY deliveries_due
+         WHERE endpoint = ? AND state = 0 AND behind = 0 ORDER BY due_at",
+    )?;
+    let mut rows = statement.query([endpoint])?;
+    let mut page = DuePage::default();
+    let mut bytes = 0;
+    while let Some(row) = rows.next()? {
+        let (no, due_at): (i64, i64) = (row.get(0)?, row.get(1)?);
+        if ask.except.contains(&delivery_id(no, row.get(2)?)) {
+            continue;
+        }
+        let is_enough = page.claims.len() >= ask.limit || bytes >= ask.bytes_max;
+        if due_at > millis(ask.until) || is_enough {
+            page.next_due = Some(at(due_at));
+            break;
+        }
+        let claim = claim(db, no)?;
+        bytes += claim.event.data.len();
+        page.claims.push(claim);
+    }
+    Ok(page)
+}
+
+/// Reads one delivery as a claim.
+pub fn claim(db: &Connection, no: i64) -> rusqlite::Result<Claim> {
+    let sql = format!(
+        "SELECT d.no, d.created_at, p.id, d.format, d.lane, d.seq, d.due_at, t.id,
+                e.id, e.type, e.key, e.timestamp, e.schema_version, e.accepted_at, e.data, {PROGRESS}
+         FROM deliveries d JOIN events e ON e.no = d.event
+              JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
+         WHERE d.no = ?"
+    );
+    db.prepare_cached(&sql)?.query_row(params![no], claim_from)
+}
+
+fn claim_from(row: &Row<'_>) -> rusqlite::Result<Claim> {
+    let event = Event {
+        id: EventId::from_stored(&row.get::<_, String>(8)?),
+        tenant: stored_tenant(&row.get::<_, String>(7)?),
+        event_type: EventType::from_stored(&row.get::<_, String>(9)?),
+        key: row.get::<_, Option<String>>(10)?.map(|key| Key::from_stored(&key)),
+        timestamp: row.get(11)?,
+        schema_version: row.get(12)?,
+        endpoints: None,
+        accepted_at: at(row.get(13)?),
+        data: Bytes::from(row.get::<_, Vec<u8>>(14)?),
+    };
+    Ok(Claim {
+        id: delivery_id(row.get(0)?, row.get(1)?),
+        endpoint: EndpointId(uuid_of(row.get(2)?)),
+        event: Arc::new(event),
+        format: format_of(row.get(3)?),
+        lane: row.get::<_, Option<String>>(4)?.map(Arc::from),
+        seq: row.get::<_, Option<i64>>(5)?.map(|seq| seq as u64),
+        due_at: at(row.get(6)?),
+        progress: progress_from(row, 15)?,
+    })
+}
+
+/// A tenant's id as it stands in a row.
+pub fn stored_tenant(text: &str) -> TenantId {
+    text.parse().expect("stored tenant ids were checked")
+}

@@ -1,0 +1,155 @@
+//! Forgets what has been kept long enough, a little at a time.
+//!
+//! A reader finds what may go; the writer looks again and deletes it, in
+//! transactions small enough that no event waits noticeably behind one.
+
+use rusqlite::{Connection, params};
+
+use super::rows::millis;
+use crate::store::{Forgotten, Horizon};
+
+/// What one step may delete.
+#[derive(Debug, Default)]
+pub struct Candidates {
+    events: Vec<(i64, i64, i64)>,
+    next: Option<u64>,
+}
+
+/// Looks at the next events, oldest first, and picks those old enough.
+pub fn look(db: &Connection, horizon: &Horizon) -> rusqlite::Result<Candidates> {
+    let mut statement = db.prepare_cached(
+        "SELECT no, first_delivery, deliveries, accepted_at FROM events WHERE no > ? ORDER BY no LIMIT ?",
+    )?;
+    let mut rows = statement.query(params![horizon.after as i64, horizon.step as i64])?;
+    let mut found = Candidates::default();
+    let mut seen = 0;
+    while let Some(row) = rows.next()? {
+        let (no, accepted_at): (i64, i64) = (row.get(0)?, row.get(3)?);
+        if accepted_at >= millis(horizon.finished_before) {
+            return Ok(found_all(found));
+        }
+        seen += 1;
+        found.next = Some(no as u64);
+        found.events.push((no, row.get(1)?, row.get(2)?));
+    }
+    if seen < horizon.step {
+        return Ok(found_all(found));
+    }
+    Ok(found)
+}
+
+fn found_all(found: Candidates) -> Candidates {
+    Candidates { next: None, ..found }
+}
+
+/// Deletes what is finished and old enough; an event goes with its last
+/// delivery.
+pub fn forget(db: &Connection, found: &Candidates, horizon: &Horizon) -> rusqlite::Result<Forgotten> {
+    let mut forgotten = Forgotten { next: found.next, ..Forgotten::default() };
+    for (event, first, count) in &found.events {
+        let range = (*first, first + count);
+        forgotten.deliveries += forget_deliveries(db, range, horizon)?;
+        forgotten.events += db
+            .prepare_cached(
+                "DELETE FROM events WHERE no = ?1 AND accepted_at < ?2
+                 AND NOT EXISTS (SELECT 1 FROM deliveries WHERE no >= ?3 AND no < ?4)",
+            )?
+            .execute(params![event, millis(horizon.finished_before), range.0, range.1])?;
+    }
+    Ok(forgotten)
+}
+
+fn forget_deliveries(db: &Connection, range: (i64, i64), horizon: &Horizon) -> rusqlite::Result<usize> {
+    // A dead letter that blocks its lane stays while others wait behind it.
+    let mut statement = db.prepare_cached(
+        "DELETE FROM deliveries WHERE no >= ?1 AND no < ?2 AND (
+             (state IN (1, 3) AND finished_at < ?3)
+             OR (state = 2 AND finished_at < ?4 AND NOT (passed = 0 AND lane IS NOT NULL AND EXISTS (
+                 SELECT 1 FROM deliveries b INDEXED BY deliveries_by_lane
+                 WHERE b.endpoint = deliveries.endpoint AND b.lane = deliveries.lane
+                   AND b.passed = 0 AND b.seq > deliveries.seq)))
+         ) RETURNING no, endpoint, lane",
+    )?;
+    let gone: Vec<(i64, i64, Option<String>)> = statement
+        .query_map(params![range.0, range.1, millis(horizon.finished_before), millis(horizon.dead_before)], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    for (no, endpoint, lane) in &gone {
+        db.prepare_cached("DELETE FROM attempts WHERE no >= ? AND no < ?")?
+            .execute(params![no << 20, (no + 1) << 20])?;
+        if let Some(lane) = lane {
+            db.prepare_cached("UPDATE lanes SET head = NULL WHERE endpoint = ? AND lane = ? AND head = ?")?
+                .execute(params![endpoint, lane, no])?;
+        }
+    }
+    Ok(gone.len())
+}
+
+/// A lane, by its endpoint's number and its key.
+pub type LaneKey = (i64, String);
+
+/// How many lanes, endpoints or tenants one transaction forgets.
+const STEP: usize = 500;
+
+/// Finds lanes that have been idle for the whole retention.
+pub fn look_for_lanes(db: &Connection, horizon: &Horizon, after: Option<LaneKey>) -> rusqlite::Result<Vec<LaneKey>> {
+    let (endpoint, lane) = after.unwrap_or((i64::MIN, String::new()));
+    db.prepare_cached(
+        "SELECT endpoint, lane FROM lanes WHERE (endpoint, lane) > (?, ?) AND head IS NULL AND touched_at < ?
+         ORDER BY endpoint, lane LIMIT ?",
+    )?
+    .query_map(params![endpoint, lane, millis(horizon.finished_before), STEP as i64], |row| {
+        Ok((row.get(0)?, row.get(1)?))
+    })?
+    .collect()
+}
+
+/// Forgets those of them that are still idle; their places start again at 1.
+pub fn forget_lanes(db: &Connection, lanes: &[LaneKey], horizon: &Horizon) -> rusqlite::Result<()> {
+    let sql = "DELETE FROM lanes WHERE endpoint = ? AND lane = ? AND head IS NULL AND touched_at < ?";
+    let mut statement = db.prepare_cached(sql)?;
+    for (endpoint, lane) in lanes {
+        statement.execute(params![endpoint, lane, millis(horizon.finished_before)])?;
+    }
+    Ok(())
+}
+
+/// Endpoints and tenants that nothing kept refers to any more.
+#[derive(Debug, Default)]
+pub struct Deleted {
+    endpoints: Vec<i64>,
+    tenants: Vec<i64>,
+}
+
+/// Finds deleted endpoints without deliveries and deleted tenants without
+/// endpoints and events.
+pub fn look_for_deleted(db: &Connection, horizon: &Horizon) -> rusqlite::Result<Deleted> {
+    let find = |sql: &str| -> rusqlite::Result<Vec<i64>> {
+        let limits = params![millis(horizon.finished_before), STEP as i64];
+        db.prepare_cached(sql)?.query_map(limits, |row| row.get(0))?.collect()
+    };
+    Ok(Deleted {
+        endpoints: find(
+            "SELECT no FROM endpoints p WHERE deleted_at < ? AND swept_at IS NOT NULL
+             AND NOT EXISTS (SELECT 1 FROM deliveries WHERE endpoint = p.no) LIMIT ?",
+        )?,
+        tenants: find(
+            "SELECT no FROM tenants t WHERE deleted_at < ?
+             AND NOT EXISTS (SELECT 1 FROM events WHERE tenant = t.no)
+             AND NOT EXISTS (SELECT 1 FROM endpoints WHERE tenant = t.no) LIMIT ?",
+        )?,
+    })
+}
+
+/// Forgets them. What is deleted takes no new deliveries, so nothing can have
+/// come to refer to it since.
+pub fn forget_deleted(db: &Connection, deleted: &Deleted) -> rusqlite::Result<()> {
+    for endpoint in &deleted.endpoints {
+        db.execute("DELETE FROM endpoints WHERE no = ?", [endpoint])?;
+    }
+    for tenant in &deleted.tenants {
+        db.execute("DELETE FROM tenants WHERE no = ?", [tenant])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,383 @@
+//! Answers questions about events, deliveries, attempts and lanes.
+//!
+//! Every list walks one index from its newest row and stops after a bounded
+//! number of them, found or not: a page may be short and still have a next.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use jiff::Timestamp;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use super::Embedded;
+use super::claim::stored_tenant;
+use super::rows::{
+    PROGRESS, at, cause_of, delivery_id, delivery_no, id_bytes, millis, progress_from, state_code, state_of, uuid_of,
+};
+use crate::model::attempt::Attempt;
+use crate::model::delivery::{Delivery, State};
+use crate::model::event::{Event, EventType, Key};
+use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use crate::store::{DeliveryQuery, Error, EventQuery, EventRecord, History, Lane, Page, PageAsk, Result};
+
+/// How many bytes of data one page of events carries, the last event whole.
+const BYTES_PER_PAGE_MAX: usize = 4 * 1_024 * 1_024;
+/// How many rows one page looks at.
+const ROWS_PER_PAGE_MAX: usize = 10_000;
+/// How far an event's time may differ from its place in the commit order.
+const ORDER_SLACK_MS: i64 = 60_000;
+
+#[async_trait]
+impl History for Embedded {
+    async fn event(&self, tenant: &TenantId, id: &EventId) -> Result<Option<EventRecord>> {
+        let (tenant, id) = (tenant.clone(), id.clone());
+        self.read(move |db| {
+            let Some(no) = tenant_no(db, &tenant)? else { return Ok(None) };
+            let sql = format!("SELECT {EVENT} FROM events e WHERE e.tenant = ? AND e.id = ?");
+            db.prepare_cached(&sql)?.query_row(params![no, id.as_str()], |row| event_from(row, &tenant)).optional()
+        })
+        .await
+    }
+
+    async fn events(&self, tenant: &TenantId, ask: EventQuery, page: PageAsk) -> Result<Page<EventRecord>> {
+        let tenant = tenant.clone();
+        let cursor = cursor_no(&page)?;
+        self.read(move |db| events(db, &tenant, &ask, cursor, page.limit)).await
+    }
+
+    async fn event_deliveries(&self, tenant: &TenantId, id: &EventId) -> Result<Option<Vec<Delivery>>> {
+        let (tenant, id) = (tenant.clone(), id.clone());
+        self.read(move |db| {
+            let Some(no) = tenant_no(db, &tenant)? else { return Ok(None) };
+            let range: Option<(i64, i64)> = db
+                .prepare_cached("SELECT first_delivery, deliveries FROM events WHERE tenant = ? AND id = ?")?
+                .query_row(params![no, id.as_str()], |row| Ok((row.get(0)?, row.get(1)?)))
+                .optional()?;
+            let Some((first, count)) = range else { return Ok(None) };
+            let sql = delivery_sql("", "WHERE d.no >= ? AND d.no < ? ORDER BY d.no");
+            let mut statement = db.prepare_cached(&sql)?;
+            let rows = statement.query_map([first, first + count], delivery_from)?;
+            rows.collect::<rusqlite::Result<Vec<_>>>().map(Some)
+        })
+        .await
+    }
+
+    async fn delivery(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Delivery>> {
+        let tenant = tenant.clone();
+        self.read(move |db| find(db, &tenant, id)).await
+    }
+
+    async fn deliveries(&self, tenant: &TenantId, ask: DeliveryQuery, page: PageAsk) -> Result<Page<Delivery>> {
+        let tenant = tenant.clone();
+        let cursor = cursor_no(&page)?;
+        self.read(move |db| deliveries(db, &tenant, &ask, cursor, page.limit)).await
+    }
+
+    async fn attempts(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Vec<Attempt>>> {
+        let tenant = tenant.clone();
+        self.read(move |db| {
+            if find(db, &tenant, id)?.is_none() {
+                return Ok(None);
+            }
+            let no = delivery_no(id);
+            let mut statement =
+                db.prepare_cached("SELECT record FROM attempts WHERE no >= ? AND no < ? ORDER BY no")?;
+            let rows = statement.query_map([no << 20, (no + 1) << 20], |row| row.get::<_, String>(0))?;
+            rows.map(|record| record.map(|text| parse_attempt(&text))).collect::<rusqlite::Result<_>>().map(Some)
+        })
+        .await
+    }
+
+    async fn lanes(
+        &self,
+        tenant: &TenantId,
+        endpoint: EndpointId,
+        blocked_only: bool,
+        page: PageAsk,
+    ) -> Result<Page<Lane>> {
+        let tenant = tenant.clone();
+        self.read(move |db| lanes(db, &tenant, endpoint, blocked_only, &page)).await
+    }
+}
+
+fn tenant_no(db: &Connection, tenant: &TenantId) -> rusqlite::Result<Option<i64>> {
+    db.prepare_cached("SELECT no FROM tenants WHERE id = ? AND deleted_at IS NULL")?
+        .query_row([tenant.as_str()], |row| row.get(0))
+        .optional()
+}
+
+fn cursor_no(page: &PageAsk) -> Result<i64> {
+    match &page.cursor {
+        None => Ok(i64::MAX),
+        Some(text) => text.parse().map_err(|_| Error::NotFound("cursor")),
+    }
+}
+
+const EVENT: &str =
+    "e.no, e.id, e.type, e.key, e.timestamp, e.schema_version, e.endpoints, e.accepted_at, e.deliveries, e.data";
+
+fn event_from(row: &Row<'_>, tenant: &TenantId) -> rusqlite::Result<EventRecord> {
+    let endpoints: Option<String> = row.get(6)?;
+    let event = Event {
+        id: EventId::from_stored(&row.get::<_, String>(1)?),
+        tenant: tenant.clone(),
+        event_type: EventType::from_stored(&row.get::<_, String>(2)?),
+        key: row.get::<_, Option<String>>(3)?.map(|key| Key::from_stored(&key)),
+        timestamp: row.get(4)?,
+        schema_version: row.get(5)?,
+        endpoints: endpoints.and_then(|ids| serde_json::from_str(&ids).ok()),
+        accepted_at: at(row.get(7)?),
+        data: Bytes::from(row.get::<_, Vec<u8>>(9)?),
+    };
+    Ok(EventRecord { event, deliveries: row.get(8)? })
+}
+
+fn events(
+    db: &Connection,
+    tenant: &TenantId,
+    ask: &EventQuery,
+    cursor: i64,
+    limit: usize,
+) -> rusqlite::Result<Page<EventRecord>> {
+    let mut page = Page { data: Vec::new(), next: None };
+    let Some(no) = tenant_no(db, tenant)? else { return Ok(page) };
+    let below = below_until(db, "events", "accepted_at", ask.until, cursor)?;
+    let sql = format!(
+        "SELECT {EVENT} FROM events e INDEXED BY events_by_tenant
+         WHERE e.tenant = ? AND e.no < ? ORDER BY e.no DESC"
+    );
+    let mut statement = db.prepare_cached(&sql)?;
+    let mut rows = statement.query([no, below])?;
+    let (mut last, mut bytes) = (None, 0);
+    for looked_at in 0.. {
+        if page.data.len() == limit || looked_at == ROWS_PER_PAGE_MAX || bytes >= BYTES_PER_PAGE_MAX {
+            page.next = last.map(|no: i64| no.to_string());
+            break;
+        }
+        let Some(row) = rows.next()? else { break };
+        let accepted_at: i64 = row.get(7)?;
+        if ask.since.is_some_and(|since| accepted_at < millis(since) - ORDER_SLACK_MS) {
+            break;
+        }
+        last = Some(row.get(0)?);
+        let matches = is_within(accepted_at, ask.since, ask.until)
+            && is_same(row, 2, ask.event_type.as_deref())?
+            && is_same(row, 3, ask.key.as_deref())?;
+        if matches {
+            let record = event_from(row, tenant)?;
+            bytes += record.event.data.len();
+            page.data.push(record);
+        }
+    }
+    Ok(page)
+}
+
+fn is_within(at: i64, since: Option<Timestamp>, until: Option<Timestamp>) -> bool {
+    since.is_none_or(|since| at >= millis(since)) && until.is_none_or(|until| at < millis(until))
+}
+
+fn is_same(row: &Row<'_>, column: usize, wanted: Option<&str>) -> rusqlite::Result<bool> {
+    let Some(wanted) = wanted else { return Ok(true) };
+    Ok(row.get_ref(column)?.as_str_or_null()? == Some(wanted))
+}
+
+/// Where a list that ends at a time begins. Rows are numbered in commit
+/// order, which is the order of their times but for a little slack, so a few
+/// seeks find the place.
+fn below_until(
+    db: &Connection,
+    table: &str,
+    column: &str,
+    until: Option<Timestamp>,
+    cursor: i64,
+) -> rusqlite::Result<i64> {
+    let Some(until) = until else { return Ok(cursor) };
+    let late = millis(until) + ORDER_SLACK_MS;
+    let mut statement =
+        db.prepare_cached(&format!("SELECT no, {column} FROM {table} WHERE no >= ? ORDER BY no LIMIT 1"))?;
+    let newest: i64 = db.query_row(&format!("SELECT coalesce(max(no), 0) FROM {table}"), [], |row| row.get(0))?;
+    let (mut low, mut high) = (0, newest.saturating_add(1));
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let found: Option<(i64, i64)> =
+            statement.query_row([middle], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+        match found {
+            Some((no, at)) if at < late => low = no + 1,
+            _ => high = middle,
+        }
+    }
+    Ok(cursor.min(low))
+}
+
+/// A delivery's columns, with its event's name and its last attempt.
+fn delivery_sql(index: &str, condition: &str) -> String {
+    format!(
+        "SELECT d.no, d.created_at, t.id, e.id, e.type, p.id, e.key, d.seq, d.state, d.cause, d.behind, d.due_at,
+                d.first_attempt_at, d.finished_at, p.deleted_at, a.record, d.lane, {PROGRESS}
+         FROM deliveries d {index} JOIN events e ON e.no = d.event
+              JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
+              LEFT JOIN attempts a ON a.no = (d.no << 20) + d.attempts
+         {condition}"
+    )
+}
+
+fn delivery_from(row: &Row<'_>) -> rusqlite::Result<Delivery> {
+    let last: Option<Attempt> = row.get::<_, Option<String>>(15)?.map(|text| parse_attempt(&text));
+    let (last_status, last_error, body_sha256) = match last {
+        Some(attempt) => (attempt.status, attempt.error, Some(attempt.body_sha256)),
+        None => (None, None, None),
+    };
+    let deleted_at: Option<i64> = row.get(14)?;
+    let (state, finished_at) = shown_state(row.get(8)?, row.get(13)?, deleted_at);
+    Ok(Delivery {
+        id: delivery_id(row.get(0)?, row.get(1)?),
+        tenant: stored_tenant(&row.get::<_, String>(2)?),
+        event_id: EventId::from_stored(&row.get::<_, String>(3)?),
+        event_type: row.get(4)?,
+        endpoint_id: EndpointId(uuid_of(row.get(5)?)),
+        key: row.get(6)?,
+        lane: row.get(16)?,
+        seq: row.get::<_, Option<i64>>(7)?.map(|seq| seq as u64),
+        state,
+        cause: row.get::<_, Option<i64>>(9)?.map(cause_of),
+        is_behind: row.get(10)?,
+        due_at: at(row.get(11)?),
+        progress: progress_from(row, 17)?,
+        created_at: at(row.get(1)?),
+        first_attempt_at: row.get::<_, Option<i64>>(12)?.map(at),
+        finished_at: finished_at.map(at),
+        last_status,
+        last_error,
+        body_sha256,
+    })
+}
+
+/// What waits for a deleted endpoint is cancelled, swept yet or not.
+fn shown_state(state: i64, finished_at: Option<i64>, deleted_at: Option<i64>) -> (State, Option<i64>) {
+    match (state_of(state), deleted_at) {
+        (State::Waiting, Some(deleted_at)) => (State::Cancelled, Some(deleted_at)),
+        (state, _) => (state, finished_at),
+    }
+}
+
+fn parse_attempt(record: &str) -> Attempt {
+    serde_json::from_str(record).expect("the store holds what was written into it")
+}
+
+fn find(db: &Connection, tenant: &TenantId, id: DeliveryId) -> rusqlite::Result<Option<Delivery>> {
+    let sql = delivery_sql("", "WHERE d.no = ? AND t.id = ? AND t.deleted_at IS NULL");
+    let found =
+        db.prepare_cached(&sql)?.query_row(params![delivery_no(id), tenant.as_str()], delivery_from).optional()?;
+    Ok(found.filter(|delivery| delivery.id == id))
+}
+
+fn deliveries(
+    db: &Connection,
+    tenant: &TenantId,
+    ask: &DeliveryQuery,
+    cursor: i64,
+    limit: usize,
+) -> rusqlite::Result<Page<Delivery>> {
+    let mut page = Page { data: Vec::new(), next: None };
+    let Some(tenant_no) = tenant_no(db, tenant)? else { return Ok(page) };
+    let endpoint_no: Option<i64> = match ask.endpoint {
+        None => None,
+        Some(id) => {
+            let sql = "SELECT no FROM endpoints WHERE id = ? AND tenant = ?";
+            match db.query_row(sql, params![id_bytes(id.0), tenant_no], |row| row.get(0)).optional()? {
+                Some(no) => Some(no),
+                None => return Ok(page),
+            }
+        }
+    };
+    let below = below_until(db, "deliveries", "created_at", ask.until, cursor)?;
+    let sql = match (ask.state, endpoint_no) {
+        (Some(State::Waiting | State::Dead | State::Cancelled), _) => delivery_sql(
+            "INDEXED BY deliveries_undelivered",
+            "WHERE d.tenant = ?1 AND d.state = ?2 AND d.state <> 1 AND d.no < ?4 AND ?3 IS ?3 ORDER BY d.no DESC",
+        ),
+        (_, Some(_)) => delivery_sql(
+            "INDEXED BY deliveries_by_endpoint",
+            "WHERE d.endpoint = ?3 AND d.tenant = ?1 AND d.no < ?4 AND ?2 IS ?2 ORDER BY d.no DESC",
+        ),
+        (_, None) => delivery_sql(
+            "INDEXED BY deliveries_by_tenant",
+            "WHERE d.tenant = ?1 AND d.no < ?4 AND ?2 IS ?2 AND ?3 IS ?3 ORDER BY d.no DESC",
+        ),
+    };
+    let mut statement = db.prepare_cached(&sql)?;
+    let mut rows = statement.query(params![tenant_no, ask.state.map(state_code), endpoint_no, below])?;
+    let endpoint = ask.endpoint.map(|id| id_bytes(id.0));
+    let mut last = None;
+    for looked_at in 0.. {
+        if page.data.len() == limit || looked_at == ROWS_PER_PAGE_MAX {
+            page.next = last.map(|no: i64| no.to_string());
+            break;
+        }
+        let Some(row) = rows.next()? else { break };
+        let created_at: i64 = row.get(1)?;
+        if ask.since.is_some_and(|since| created_at < millis(since) - ORDER_SLACK_MS) {
+            break;
+        }
+        last = Some(row.get(0)?);
+        let (state, _) = shown_state(row.get(8)?, row.get(13)?, row.get(14)?);
+        let matches = ask.state.is_none_or(|wanted| wanted == state)
+            && ask
+                .cause
+                .is_none_or(|wanted| row.get(9).is_ok_and(|code: Option<i64>| code.map(cause_of) == Some(wanted)))
+            && endpoint.is_none_or(|wanted| row.get(5).is_ok_and(|id: [u8; 16]| id == wanted))
+            && is_within(created_at, ask.since, ask.until)
+            && is_same(row, 4, ask.event_type.as_deref())?
+            && is_same(row, 6, ask.key.as_deref())?;
+        if matches {
+            page.data.push(delivery_from(row)?);
+        }
+    }
+    Ok(page)
+}
+
+/// A lane's cursor is its key, marked so that the empty key is one too.
+fn lanes(
+    db: &Connection,
+    tenant: &TenantId,
+    endpoint: EndpointId,
+    blocked_only: bool,
+    ask: &PageAsk,
+) -> rusqlite::Result<Page<Lane>> {
+    let mut page = Page { data: Vec::new(), next: None };
+    let after = ask.cursor.as_deref().and_then(|cursor| cursor.strip_prefix('~'));
+    let sql = "SELECT l.lane, l.head, h.created_at, h.state = 2, l.head_since, l.endpoint
+               FROM lanes l JOIN endpoints p ON p.no = l.endpoint JOIN tenants t ON t.no = p.tenant
+                    JOIN deliveries h ON h.no = l.head
+               WHERE p.id = ?1 AND t.id = ?2 AND p.deleted_at IS NULL AND t.deleted_at IS NULL
+                 AND (?3 IS NULL OR l.lane > ?3) ORDER BY l.lane";
+    let mut statement = db.prepare_cached(sql)?;
+    let mut rows = statement.query(params![id_bytes(endpoint.0), tenant.as_str(), after])?;
+    let mut last = None;
+    for looked_at in 0.. {
+        if page.data.len() == ask.limit || looked_at == ROWS_PER_PAGE_MAX {
+            page.next = last.map(|lane: String| format!("~{lane}"));
+            break;
+        }
+        let Some(row) = rows.next()? else { break };
+        let lane: String = row.get(0)?;
+        last = Some(lane.clone());
+        let is_blocked: bool = row.get(3)?;
+        if blocked_only && !is_blocked {
+            continue;
+        }
+        let members: i64 = db
+            .prepare_cached(
+                "SELECT count(*) FROM deliveries INDEXED BY deliveries_by_lane
+                 WHERE endpoint = ? AND lane = ? AND passed = 0",
+            )?
+            .query_row(params![row.get::<_, i64>(5)?, lane], |row| row.get(0))?;
+        page.data.push(Lane {
+            key: Some(lane).filter(|lane| !lane.is_empty()),
+            head: delivery_id(row.get(1)?, row.get(2)?),
+            is_blocked,
+            since: at(row.get(4)?),
+            waiting: (members - 1).max(0) as u64,
+        });
+    }
+    Ok(page)
+}

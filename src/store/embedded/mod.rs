@@ -1,0 +1,204 @@
+//! The embedded store: one SQLite file, one writer, many readers.
+//!
+//! Opening locks the data directory, checks the version, runs the migrations
+//! that are missing and loads the catalogue. WAL with `synchronous=FULL`
+//! means that a commit is on disk before anyone is told of it.
+
+use std::fs::{File, TryLockError};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
+use std::thread::JoinHandle;
+
+use anyhow::{Context, bail};
+use rusqlite::{Connection, OpenFlags};
+use tokio::sync::Semaphore;
+
+use super::{Error, Result};
+use catalog::Index;
+use writer::{Writer, failure_of};
+
+mod accept;
+mod catalog;
+mod change;
+mod claim;
+mod forget;
+mod history;
+mod lane;
+mod queue;
+mod rows;
+mod settle;
+mod sweep;
+mod writer;
+
+const MIGRATIONS: &[&str] = &[include_str!("migrations/0001.sql")];
+
+/// Lists, lookups and due reads share these; each is a second or two of
+/// SQLite at worst, since no read looks at an unbounded number of rows.
+const READERS: usize = 4;
+
+/// The embedded store.
+pub struct Embedded {
+    shared: Arc<Shared>,
+    writer: Writer,
+    writer_thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    index: Arc<RwLock<Index>>,
+    readers: Mutex<Vec<Connection>>,
+    readers_free: Semaphore,
+    // Held for as long as the store is open; the system frees it at a crash.
+    _lock: File,
+}
+
+/// How carefully to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// Every commit is synced to disk before it is answered.
+    Synced,
+    /// The system may still hold it: for simulations on throw-away folders.
+    Unsynced,
+}
+
+impl Embedded {
+    /// Opens the store in a data directory, creating it when it is not there.
+    pub fn open(folder: &Path, durability: Durability) -> anyhow::Result<Self> {
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .with_context(|| format!("cannot create the data directory {}", folder.display()))?;
+        let lock = lock(folder)?;
+        let path = folder.join("posthaste.db");
+        // It holds secrets and payloads. SQLite gives its log the same mode.
+        File::options()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(&path)
+            .with_context(|| format!("cannot write the store {}", path.display()))?;
+        let db = Connection::open(&path).with_context(|| format!("cannot open the store {}", path.display()))?;
+        prepare(&db, durability).with_context(|| format!("cannot prepare the store {}", path.display()))?;
+        migrate(&db, &path)?;
+        let index = Arc::new(RwLock::new(Index::load(&db)?));
+        let next_delivery = next_delivery(&db)?;
+        let readers = (0..READERS).map(|_| reader(&path)).collect::<rusqlite::Result<Vec<_>>>()?;
+        let (writer, thread) = Writer::start(db, index.clone(), next_delivery);
+        let shared =
+            Shared { index, readers_free: Semaphore::new(readers.len()), readers: Mutex::new(readers), _lock: lock };
+        Ok(Self { shared: Arc::new(shared), writer, writer_thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Finishes what is queued, folds the log into the file and closes it.
+    pub async fn close(self) {
+        let thread = self.writer_thread.lock().expect("nothing panics while it is held").take();
+        // The writer's connection must be the last: it then tidies up the log.
+        self.shared.readers.lock().expect("nothing panics while it is held").clear();
+        drop(self.writer);
+        if let Some(thread) = thread {
+            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        }
+    }
+
+    fn index(&self) -> RwLockReadGuard<'_, Index> {
+        self.shared.index.read().expect("no writer of the catalogue panics")
+    }
+
+    /// Runs a question on a read-only connection, away from the async threads.
+    async fn read<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let shared = self.shared.clone();
+        let free = self.shared.readers_free.acquire().await.expect("it is never closed");
+        let answer = tokio::task::spawn_blocking(move || {
+            let db = shared.readers.lock().expect("nothing panics while it is held").pop();
+            let db = db.expect("a permit stands for a connection");
+            let answer = question(&db);
+            shared.readers.lock().expect("nothing panics while it is held").push(db);
+            answer
+        })
+        .await;
+        drop(free);
+        match answer {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(problem)) => Err(failure_of(&problem)),
+            Err(_) => Err(Error::Unavailable("a read panicked; see the log".into())),
+        }
+    }
+}
+
+fn lock(folder: &Path) -> anyhow::Result<File> {
+    let path = folder.join("lock");
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(&path)
+        .with_context(|| format!("cannot open {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => bail!(
+            "the data directory {} is in use by another posthaste; stop that one, or choose another directory with --data",
+            folder.display()
+        ),
+        Err(TryLockError::Error(problem)) => Err(problem).with_context(|| format!("cannot lock {}", path.display())),
+    }
+}
+
+/// The number after every one that a delivery has, or that an event still
+/// counts as its own although that delivery is forgotten.
+fn next_delivery(db: &Connection) -> rusqlite::Result<i64> {
+    db.query_row(
+        "SELECT max(coalesce((SELECT max(no) + 1 FROM deliveries), 1),
+                    coalesce((SELECT first_delivery + deliveries FROM events ORDER BY no DESC LIMIT 1), 1))",
+        [],
+        |row| row.get(0),
+    )
+}
+
+fn prepare(db: &Connection, durability: Durability) -> rusqlite::Result<()> {
+    let synchronous = match durability {
+        Durability::Synced => "FULL",
+        Durability::Unsynced => "OFF",
+    };
+    db.execute_batch(&format!(
+        "PRAGMA journal_mode = WAL;
+         PRAGMA synchronous = {synchronous};
+         PRAGMA busy_timeout = 5000;
+         PRAGMA cache_size = -32768;
+         PRAGMA temp_store = MEMORY;
+         PRAGMA wal_autocheckpoint = 4000;
+         PRAGMA journal_size_limit = 67108864;"
+    ))?;
+    db.set_prepared_statement_cache_capacity(128);
+    Ok(())
+}
+
+fn reader(path: &Path) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let db = Connection::open_with_flags(path, flags)?;
+    db.execute_batch("PRAGMA busy_timeout = 5000; PRAGMA cache_size = -4096;")?;
+    db.set_prepared_statement_cache_capacity(64);
+    Ok(db)
+}
+
+fn migrate(db: &Connection, path: &Path) -> anyhow::Result<()> {
+    let found: i64 = db.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+    let found = usize::try_from(found).unwrap_or(usize::MAX);
+    if found > MIGRATIONS.len() {
+        bail!(
+            "the store {} was written by a newer posthaste (its version is {found}, this one knows {}); run that one, or restore a backup from before",
+            path.display(),
+            MIGRATIONS.len()
+        );
+    }
+    for (n, migration) in MIGRATIONS.iter().enumerate().skip(found) {
+        let version = n + 1;
+        db.execute_batch(&format!("BEGIN IMMEDIATE; {migration} PRAGMA user_version = {version}; COMMIT"))
+            .with_context(|| format!("cannot bring the store {} to version {version}", path.display()))?;
+    }
+    Ok(())
+}

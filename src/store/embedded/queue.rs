@@ -1,0 +1,86 @@
+//! The queue's verbs, each handed to the writer or to a reader.
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+
+use super::rows::{at, uuid_of};
+use super::{Embedded, accept, change, claim, forget, settle};
+use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::model::shard::{Lease, Shard};
+use crate::store::{
+    Accepted, AskDue, Change, Changed, DuePage, Error, Forgotten, Horizon, NewEvent, ONLY_EPOCH, Queue, Result,
+    Settled, Settlement, Together,
+};
+
+#[async_trait]
+impl Queue for Embedded {
+    async fn accept(&self, events: Vec<NewEvent>, together: Together) -> Result<Vec<Accepted>> {
+        self.writer.write(move |transaction| accept::accept(transaction, &events, together)).await?
+    }
+
+    fn lease(&self, tenant: &TenantId, endpoint: EndpointId) -> Lease {
+        Lease { shard: Shard::of(tenant, endpoint), epoch: ONLY_EPOCH }
+    }
+
+    async fn earliest_due(&self) -> Result<Vec<(EndpointId, Timestamp)>> {
+        self.sweep_soon();
+        self.read(|db| {
+            // One seek per endpoint, however many deliveries wait for it.
+            let sql = "SELECT id, (SELECT min(due_at) FROM deliveries INDEXED BY deliveries_due
+                                   WHERE endpoint = p.no AND state = 0 AND behind = 0) AS due_at
+                       FROM endpoints p WHERE deleted_at IS NULL AND due_at IS NOT NULL";
+            db.prepare(sql)?.query_map([], |row| Ok((EndpointId(uuid_of(row.get(0)?)), at(row.get(1)?))))?.collect()
+        })
+        .await
+    }
+
+    async fn read_due(&self, lease: Lease, ask: AskDue) -> Result<DuePage> {
+        check(lease)?;
+        self.read(move |db| claim::read_due(db, &ask)).await
+    }
+
+    async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<Settled> {
+        check(lease)?;
+        self.writer.write(move |transaction| settle::settle(transaction, &settlement)).await
+    }
+
+    async fn change(&self, tenant: &TenantId, id: DeliveryId, change: Change, now: Timestamp) -> Result<Changed> {
+        let tenant = tenant.clone();
+        self.writer.write(move |transaction| change::change(transaction, &tenant, id, change, now)).await?
+    }
+
+    async fn forget(&self, horizon: Horizon) -> Result<Forgotten> {
+        let found = self.read(move |db| forget::look(db, &horizon)).await?;
+        let forgotten = self.writer.write(move |transaction| forget::forget(transaction.db, &found, &horizon)).await?;
+        if forgotten.next.is_none() {
+            self.forget_the_rest(horizon).await?;
+        }
+        Ok(forgotten)
+    }
+}
+
+impl Embedded {
+    /// Idle lanes, and endpoints and tenants that were deleted long ago.
+    async fn forget_the_rest(&self, horizon: Horizon) -> Result<()> {
+        let mut after = None;
+        loop {
+            let from = after.take();
+            let lanes = self.read(move |db| forget::look_for_lanes(db, &horizon, from)).await?;
+            after = lanes.last().cloned();
+            if after.is_none() {
+                break;
+            }
+            self.writer.write(move |transaction| forget::forget_lanes(transaction.db, &lanes, &horizon)).await?;
+        }
+        let deleted = self.read(move |db| forget::look_for_deleted(db, &horizon)).await?;
+        self.writer.write(move |transaction| forget::forget_deleted(transaction.db, &deleted)).await
+    }
+}
+
+/// There is one owner for ever, so any other epoch is somebody's mistake.
+fn check(lease: Lease) -> Result<()> {
+    match lease.epoch == ONLY_EPOCH {
+        true => Ok(()),
+        false => Err(Error::Stale(lease.shard)),
+    }
+}

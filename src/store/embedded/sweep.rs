@@ -1,0 +1,70 @@
+//! Cancels what waited for a deleted endpoint.
+//!
+//! Deleting marks the endpoint; from that moment its waiting deliveries are
+//! read as cancelled and none is attempted. This makes the rows say so, a
+//! thousand at a time, so that deleting an endpoint with a million of them
+//! holds no one up.
+
+use rusqlite::{OptionalExtension, params};
+use tracing::error;
+
+use super::Embedded;
+use crate::store::Result;
+
+const ROWS_PER_STEP: i64 = 1_000;
+
+impl Embedded {
+    /// Starts a sweep in the background.
+    pub(super) fn sweep_soon(&self) {
+        let writer = self.writer.clone();
+        tokio::spawn(async move {
+            if let Err(problem) = sweep(&writer).await {
+                error!(
+                    "cancelling the deliveries of a deleted endpoint stopped; it goes on at the next start: {problem}"
+                );
+            }
+        });
+    }
+}
+
+async fn sweep(writer: &super::writer::Writer) -> Result<()> {
+    let mut place = Some(Place { endpoint: 0, after: 0 });
+    while let Some(here) = place {
+        place = writer.write(move |transaction| step(transaction.db, here)).await?;
+    }
+    Ok(())
+}
+
+/// How far a sweep has come.
+#[derive(Clone, Copy)]
+struct Place {
+    endpoint: i64,
+    after: i64,
+}
+
+/// Cancels some; returns where to go on, or nothing when all is done.
+fn step(db: &rusqlite::Connection, place: Place) -> rusqlite::Result<Option<Place>> {
+    let next = "SELECT no, deleted_at FROM endpoints WHERE deleted_at IS NOT NULL AND swept_at IS NULL LIMIT 1";
+    let found: Option<(i64, i64)> =
+        db.prepare_cached(next)?.query_row([], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+    let Some((endpoint, deleted_at)) = found else { return Ok(None) };
+    // Another sweep may have finished the endpoint this one was at.
+    let after = if endpoint == place.endpoint { place.after } else { 0 };
+    let last: Option<i64> = db.query_row(
+        "SELECT max(no) FROM (SELECT no FROM deliveries INDEXED BY deliveries_by_endpoint
+                              WHERE endpoint = ? AND no > ? ORDER BY no LIMIT ?)",
+        params![endpoint, after, ROWS_PER_STEP],
+        |row| row.get(0),
+    )?;
+    let Some(last) = last else {
+        db.execute("UPDATE endpoints SET swept_at = deleted_at WHERE no = ?", [endpoint])?;
+        db.execute("DELETE FROM lanes WHERE endpoint = ?", [endpoint])?;
+        return Ok(Some(Place { endpoint, after: 0 }));
+    };
+    db.execute(
+        "UPDATE deliveries SET state = 3, finished_at = ?, passed = 1, behind = 0
+         WHERE endpoint = ? AND no > ? AND no <= ? AND state = 0",
+        params![deleted_at, endpoint, after, last],
+    )?;
+    Ok(Some(Place { endpoint, after: last }))
+}

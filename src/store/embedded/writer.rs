@@ -1,0 +1,170 @@
+//! The one writer: commits whatever is waiting as one transaction.
+//!
+//! Jobs queue up while a commit is being made durable; the next transaction
+//! takes all of them. There is no window to wait for: under load batches form
+//! by themselves, and a lone job goes at once.
+//!
+//! Invariant: a job's caller hears of success only after its commit is on
+//! disk and the catalogue in memory shows it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, RwLock};
+use std::thread::JoinHandle;
+
+use rusqlite::Connection;
+use tokio::sync::{mpsc, oneshot};
+use tracing::error;
+
+use super::catalog::Index;
+use crate::store::{Error, Result};
+
+/// How many jobs one transaction takes at most, so that the first of them
+/// does not wait for a whole flood.
+const JOBS_PER_COMMIT: usize = 1_024;
+/// How many jobs may queue up before callers wait their turn.
+const JOBS_WAITING_MAX: usize = 4_096;
+
+type AfterCommit = Box<dyn FnOnce(&mut Index) + Send>;
+
+/// Something to write, and someone to tell.
+trait Job: Send {
+    fn apply(&mut self, transaction: &mut Transaction<'_>) -> rusqlite::Result<()>;
+    fn finish(self: Box<Self>, committed: Result<()>);
+}
+
+struct Asked<F, T> {
+    job: Option<F>,
+    value: Option<T>,
+    answer: oneshot::Sender<Result<T>>,
+}
+
+impl<F, T> Job for Asked<F, T>
+where
+    F: FnOnce(&mut Transaction<'_>) -> rusqlite::Result<T> + Send,
+    T: Send,
+{
+    fn apply(&mut self, transaction: &mut Transaction<'_>) -> rusqlite::Result<()> {
+        let job = self.job.take().expect("a job is applied once");
+        self.value = Some(job(transaction)?);
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>, committed: Result<()>) {
+        let Self { value, answer, .. } = *self;
+        // A caller that went away has lost interest, not the write.
+        let _ = answer.send(committed.map(|()| value.expect("a committed job was applied")));
+    }
+}
+
+/// What a job works with.
+pub struct Transaction<'a> {
+    /// The connection, inside the transaction.
+    pub db: &'a Connection,
+    /// The catalogue as of the last commit.
+    pub index: &'a Arc<RwLock<Index>>,
+    /// The number the next delivery gets.
+    pub next_delivery: &'a mut i64,
+    after_commit: &'a mut Vec<AfterCommit>,
+}
+
+impl Transaction<'_> {
+    /// Changes the catalogue in memory once this transaction is durable.
+    pub fn after_commit(&mut self, change: impl FnOnce(&mut Index) + Send + 'static) {
+        self.after_commit.push(Box::new(change));
+    }
+}
+
+/// The door to the writer.
+#[derive(Clone)]
+pub struct Writer {
+    jobs: mpsc::Sender<Box<dyn Job>>,
+}
+
+impl Writer {
+    /// Starts the writer's thread on its connection.
+    pub fn start(db: Connection, index: Arc<RwLock<Index>>, next_delivery: i64) -> (Self, JoinHandle<()>) {
+        let (jobs, waiting) = mpsc::channel(JOBS_WAITING_MAX);
+        let thread = std::thread::Builder::new()
+            .name("store-writer".into())
+            .spawn(move || run(&db, &index, next_delivery, waiting))
+            .expect("a thread can be started");
+        (Self { jobs }, thread)
+    }
+
+    /// Runs a job inside the next transaction and returns once it is durable.
+    ///
+    /// A job either leaves nothing half done or returns an SQL error, which
+    /// rolls back the whole transaction.
+    pub async fn write<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (answer, answered) = oneshot::channel();
+        let stopped = || Error::Unavailable("it has been closed".into());
+        let job = Box::new(Asked { job: Some(job), value: None, answer });
+        self.jobs.send(job).await.map_err(|_| stopped())?;
+        answered.await.map_err(|_| stopped())?
+    }
+}
+
+fn run(db: &Connection, index: &Arc<RwLock<Index>>, mut next_delivery: i64, mut waiting: mpsc::Receiver<Box<dyn Job>>) {
+    while let Some(first) = waiting.blocking_recv() {
+        let mut jobs = vec![first];
+        while jobs.len() < JOBS_PER_COMMIT
+            && let Ok(job) = waiting.try_recv()
+        {
+            jobs.push(job);
+        }
+        commit(db, index, &mut next_delivery, jobs);
+    }
+    if let Err(problem) = db.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)") {
+        error!("could not fold the write-ahead log into the store while closing: {problem}");
+    }
+}
+
+fn commit(db: &Connection, index: &Arc<RwLock<Index>>, next_delivery: &mut i64, mut jobs: Vec<Box<dyn Job>>) {
+    let mut after_commit = Vec::new();
+    let attempt = catch_unwind(AssertUnwindSafe(|| -> rusqlite::Result<()> {
+        db.execute_batch("BEGIN IMMEDIATE")?;
+        for job in &mut jobs {
+            let mut transaction = Transaction { db, index, next_delivery, after_commit: &mut after_commit };
+            job.apply(&mut transaction)?;
+        }
+        db.execute_batch("COMMIT")
+    }));
+    let outcome = match attempt {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(problem)) => Err(failure_of(&problem)),
+        Err(_) => Err(Error::Unavailable("a write panicked; see the log".into())),
+    };
+    match &outcome {
+        Ok(()) => {
+            let mut index = index.write().expect("no reader of the catalogue panics");
+            after_commit.into_iter().for_each(|change| change(&mut index));
+        }
+        Err(failure) => {
+            error!("nothing of a batch of writes was kept: {failure}");
+            // Rolled back by SQLite itself after some errors; then this says so.
+            let _ = db.execute_batch("ROLLBACK");
+        }
+    }
+    for job in jobs {
+        job.finish(outcome.clone());
+    }
+}
+
+/// Sorts SQLite's errors by what can be done about them. A failed sync leaves
+/// the file in an unknown state, so the process must not go on.
+pub fn failure_of(problem: &rusqlite::Error) -> Error {
+    use rusqlite::ErrorCode;
+    match problem.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => Error::Full(problem.to_string()),
+        Some(ErrorCode::SystemIoFailure | ErrorCode::DatabaseCorrupt) => {
+            error!(
+                "the disk failed under the store ({problem}); stopping, so that nothing is promised that may be lost"
+            );
+            std::process::exit(74);
+        }
+        _ => Error::Unavailable(problem.to_string()),
+    }
+}

@@ -1,0 +1,467 @@
+//! Where facts rest: what every store promises.
+//!
+//! Three traits of lifecycle verbs: [`Queue`] moves deliveries, [`Catalog`]
+//! knows tenants and endpoints, [`History`] answers questions. A store is all
+//! three. Verbs keep atomicity inside the store: whatever one call changes
+//! becomes durable together, before the call returns, or not at all.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+
+use crate::model::attempt::Attempt;
+use crate::model::delivery::{Cause, Delivery, Next, Progress, State};
+use crate::model::endpoint::{Endpoint, EndpointState, Format, Secret, Settings};
+use crate::model::event::Event;
+use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use crate::model::policy::RetryPolicy;
+use crate::model::shard::{Epoch, Lease, Shard};
+use crate::model::tenant::Tenant;
+
+pub mod embedded;
+
+/// What can go wrong, by what the caller can do about it.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// Nothing was written; trying again later may work.
+    #[error("the store is unavailable: {0}")]
+    Unavailable(String),
+    /// Nothing was written; space must be freed first.
+    #[error("the store has no space left: {0}")]
+    Full(String),
+    /// The shard has another owner now; drop what you hold of it.
+    #[error("the lease on shard {} has ended", .0.0)]
+    Stale(Shard),
+    /// There is no such thing.
+    #[error("there is no such {0}")]
+    NotFound(&'static str),
+    /// It exists, but not in a state that allows this.
+    #[error("{0}")]
+    WrongState(String),
+    /// It was changed meanwhile; read it again.
+    #[error("it was changed by someone else meanwhile")]
+    Changed,
+    /// The event names endpoints that do not exist.
+    #[error("there is no endpoint {0}")]
+    UnknownEndpoint(EndpointId),
+}
+
+/// A store's answer.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A store: all three parts.
+pub trait Store: Queue + Catalog + History {}
+impl<T: Queue + Catalog + History> Store for T {}
+
+/// Moves deliveries from acceptance to their end.
+#[async_trait]
+pub trait Queue: Send + Sync {
+    /// Makes events and all their deliveries durable in one commit, in the
+    /// order given, and numbers their lanes inside it. Ids are remembered:
+    /// an event that was accepted before changes nothing.
+    ///
+    /// With [`Together::All`] one conflict leaves nothing written, and
+    /// nothing to be dispatched either.
+    async fn accept(&self, events: Vec<NewEvent>, together: Together) -> Result<Vec<Accepted>>;
+
+    /// The lease under which this node dispatches an endpoint.
+    fn lease(&self, tenant: &TenantId, endpoint: EndpointId) -> Lease;
+
+    /// For each endpoint with something to do, when the first of it is due.
+    async fn earliest_due(&self) -> Result<Vec<(EndpointId, Timestamp)>>;
+
+    /// Reads what is due at an endpoint, oldest first. Lane members appear
+    /// only when no predecessor holds them back.
+    async fn read_due(&self, lease: Lease, ask: AskDue) -> Result<DuePage>;
+
+    /// Records an attempt and the state it led to, as one write. A stale
+    /// lease changes nothing.
+    async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<Settled>;
+
+    /// Does what a person asked for, if the delivery's state allows it.
+    async fn change(&self, tenant: &TenantId, id: DeliveryId, change: Change, now: Timestamp) -> Result<Changed>;
+
+    /// Forgets a little of what has been kept long enough. Returns whether
+    /// there may be more.
+    async fn forget(&self, horizon: Horizon) -> Result<Forgotten>;
+}
+
+/// Whether a batch stands or falls as one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Together {
+    /// One conflict refuses all.
+    All,
+    /// Each event on its own.
+    Each,
+}
+
+/// An event to be accepted, with the endpoints that want it.
+#[derive(Debug, Clone)]
+pub struct NewEvent {
+    /// The event.
+    pub event: Arc<Event>,
+    /// A hash of everything the producer sent, when it chose the id: tells a
+    /// repeat from a conflict.
+    pub fingerprint: Option<[u8; 32]>,
+    /// Who gets it.
+    pub targets: Vec<Arc<Endpoint>>,
+}
+
+/// What became of an event handed in.
+#[derive(Debug, Clone)]
+pub enum Accepted {
+    /// It is durable; these may be dispatched at once.
+    New {
+        /// How many deliveries there are.
+        deliveries: u32,
+        /// Those that nothing in their lane holds back.
+        claims: Vec<Claim>,
+    },
+    /// It was accepted before, with the same content.
+    Duplicate {
+        /// When.
+        accepted_at: Timestamp,
+        /// How many deliveries it had then.
+        deliveries: u32,
+    },
+    /// The id belongs to other content.
+    Conflict {
+        /// When that was accepted.
+        accepted_at: Timestamp,
+    },
+}
+
+/// Everything one attempt needs. Holding it is what "in flight" means.
+#[derive(Debug, Clone)]
+pub struct Claim {
+    /// Which delivery.
+    pub id: DeliveryId,
+    /// Where it goes.
+    pub endpoint: EndpointId,
+    /// What it carries.
+    pub event: Arc<Event>,
+    /// How its body looks.
+    pub format: Format,
+    /// The lane it is in: one in flight at a time.
+    pub lane: Option<Arc<str>>,
+    /// Its place there.
+    pub seq: Option<u64>,
+    /// When it came due.
+    pub due_at: Timestamp,
+    /// How much of its budget is used.
+    pub progress: Progress,
+}
+
+/// A question for due deliveries.
+#[derive(Debug, Clone)]
+pub struct AskDue {
+    /// Of which endpoint.
+    pub endpoint: EndpointId,
+    /// Due at this time or before.
+    pub until: Timestamp,
+    /// At most so many.
+    pub limit: usize,
+    /// Stop once this many bytes of data are read.
+    pub bytes_max: usize,
+    /// Leave these out; the asker has them already.
+    pub except: HashSet<DeliveryId>,
+}
+
+/// Due deliveries, and when to ask again.
+#[derive(Debug, Clone, Default)]
+pub struct DuePage {
+    /// What is due, oldest first.
+    pub claims: Vec<Claim>,
+    /// When the first one that is not among them is due.
+    pub next_due: Option<Timestamp>,
+}
+
+/// What became of a claim.
+#[derive(Debug, Clone)]
+pub struct Settlement {
+    /// Which delivery.
+    pub id: DeliveryId,
+    /// Where it went.
+    pub endpoint: EndpointId,
+    /// When this was decided.
+    pub now: Timestamp,
+    /// What happened.
+    pub outcome: Outcome,
+}
+
+/// How a claim ended.
+#[derive(Debug, Clone)]
+pub enum Outcome {
+    /// A request was made.
+    Attempted {
+        /// Its record.
+        attempt: Box<Attempt>,
+        /// Where the delivery goes.
+        next: Next,
+        /// Its budget after this attempt.
+        progress: Progress,
+        /// How long the endpoint had been held when its clock started.
+        began_at: Timestamp,
+    },
+    /// No request was made and none is charged; it is due again at this time.
+    PutBack {
+        /// When.
+        due_at: Timestamp,
+    },
+    /// It grew too old to be attempted.
+    Expired,
+}
+
+/// What a settlement led to.
+#[derive(Debug, Clone, Default)]
+pub struct Settled {
+    /// When this delivery is due again, if it is.
+    pub due_again_at: Option<Timestamp>,
+    /// The next of its lane, now free to go.
+    pub promoted: Option<Claim>,
+    /// The endpoint, when the answer disabled it.
+    pub disabled: Option<EndpointId>,
+}
+
+/// What a person may do to a delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// A waiting one is due now.
+    RetryNow,
+    /// A waiting one is ended.
+    Cancel,
+    /// A finished one waits again, with a fresh budget.
+    Replay,
+    /// A dead one is ended, its cause kept; its lane moves on.
+    Discard,
+}
+
+impl Change {
+    /// The verb, as it stands in the route.
+    pub fn verb(self) -> &'static str {
+        match self {
+            Self::RetryNow => "retry",
+            Self::Cancel => "cancel",
+            Self::Replay => "replay",
+            Self::Discard => "discard",
+        }
+    }
+
+    /// Whether a delivery in this state may be changed so.
+    pub fn allows(self, state: State) -> bool {
+        match self {
+            Self::RetryNow | Self::Cancel => state == State::Waiting,
+            Self::Replay => state != State::Waiting,
+            Self::Discard => state == State::Dead,
+        }
+    }
+}
+
+/// What a change led to.
+#[derive(Debug, Clone)]
+pub struct Changed {
+    /// The endpoint whose queue it concerns.
+    pub endpoint: EndpointId,
+    /// When something there is due because of it.
+    pub due_at: Option<Timestamp>,
+}
+
+/// What may be forgotten.
+#[derive(Debug, Clone, Copy)]
+pub struct Horizon {
+    /// Delivered and cancelled deliveries finished before this, events
+    /// accepted before it, lanes idle since before it.
+    pub finished_before: Timestamp,
+    /// Dead letters that died before this.
+    pub dead_before: Timestamp,
+    /// Where the last step stopped looking.
+    pub after: u64,
+    /// How many events to look at.
+    pub step: usize,
+}
+
+/// What one step forgot.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Forgotten {
+    /// Events forgotten.
+    pub events: usize,
+    /// Deliveries forgotten, with their attempts.
+    pub deliveries: usize,
+    /// Where to go on, or nothing when all was seen.
+    pub next: Option<u64>,
+}
+
+/// Knows tenants and endpoints. Reading is from memory and never waits;
+/// a change is durable and visible to every reader before its call returns.
+#[async_trait]
+pub trait Catalog: Send + Sync {
+    /// One tenant.
+    fn tenant(&self, id: &TenantId) -> Option<Arc<Tenant>>;
+    /// All tenants, by id.
+    fn tenants(&self) -> Vec<Arc<Tenant>>;
+    /// One endpoint of a tenant.
+    fn endpoint(&self, tenant: &TenantId, id: EndpointId) -> Option<Arc<Endpoint>>;
+    /// An endpoint, whoever owns it.
+    fn any_endpoint(&self, id: EndpointId) -> Option<Arc<Endpoint>>;
+    /// A tenant's endpoints, newest first.
+    fn endpoints(&self, tenant: &TenantId) -> Vec<Arc<Endpoint>>;
+    /// The endpoints that want an event.
+    fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>>;
+
+    /// Creates a tenant or replaces what is known of it.
+    async fn put_tenant(&self, tenant: Tenant) -> Result<Arc<Tenant>>;
+    /// Ends a tenant: its endpoints are deleted with it.
+    async fn delete_tenant(&self, id: &TenantId, now: Timestamp) -> Result<()>;
+    /// Adds an endpoint.
+    async fn create_endpoint(&self, endpoint: Endpoint) -> Result<Arc<Endpoint>>;
+    /// Changes an endpoint.
+    async fn change_endpoint(
+        &self,
+        tenant: &TenantId,
+        id: EndpointId,
+        change: EndpointChange,
+        now: Timestamp,
+    ) -> Result<Arc<Endpoint>>;
+    /// Ends an endpoint: what waits for it is cancelled with the same call.
+    async fn delete_endpoint(&self, tenant: &TenantId, id: EndpointId, now: Timestamp) -> Result<()>;
+
+    /// A small fact about the installation itself, by name.
+    async fn note(&self, name: &'static str) -> Result<Option<String>>;
+    /// Writes such a fact.
+    async fn set_note(&self, name: &'static str, value: String) -> Result<()>;
+}
+
+/// What may change about an endpoint.
+#[derive(Debug, Clone)]
+pub enum EndpointChange {
+    /// Its owner's decisions.
+    Settings {
+        /// The new ones.
+        settings: Box<Settings>,
+        /// The retry policy they spell out.
+        policy: RetryPolicy,
+        /// The change they are based on; another one meanwhile refuses this.
+        if_updated_at: Timestamp,
+    },
+    /// Whether it is called.
+    Standing {
+        /// Where it stands now.
+        state: EndpointState,
+        /// Why.
+        reason: Option<String>,
+    },
+    /// A new secret; the others go on signing for a while.
+    Rotate {
+        /// The new one.
+        secret: Secret,
+        /// How long the others go on.
+        overlap: Duration,
+    },
+}
+
+/// Answers questions about what was.
+#[async_trait]
+pub trait History: Send + Sync {
+    /// One event.
+    async fn event(&self, tenant: &TenantId, id: &EventId) -> Result<Option<EventRecord>>;
+    /// A tenant's events, newest first.
+    async fn events(&self, tenant: &TenantId, ask: EventQuery, page: PageAsk) -> Result<Page<EventRecord>>;
+    /// The deliveries of one event.
+    async fn event_deliveries(&self, tenant: &TenantId, id: &EventId) -> Result<Option<Vec<Delivery>>>;
+    /// One delivery.
+    async fn delivery(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Delivery>>;
+    /// A tenant's deliveries, newest first.
+    async fn deliveries(&self, tenant: &TenantId, ask: DeliveryQuery, page: PageAsk) -> Result<Page<Delivery>>;
+    /// The attempts of a delivery, oldest first.
+    async fn attempts(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Vec<Attempt>>>;
+    /// The lanes of an endpoint that have members to deliver.
+    async fn lanes(
+        &self,
+        tenant: &TenantId,
+        endpoint: EndpointId,
+        blocked_only: bool,
+        page: PageAsk,
+    ) -> Result<Page<Lane>>;
+}
+
+/// An event and how many deliveries it has.
+#[derive(Debug, Clone)]
+pub struct EventRecord {
+    /// The event.
+    pub event: Event,
+    /// How many deliveries it was given.
+    pub deliveries: u32,
+}
+
+/// Which events to list.
+#[derive(Debug, Clone, Default)]
+pub struct EventQuery {
+    /// Of this type.
+    pub event_type: Option<String>,
+    /// With this key.
+    pub key: Option<String>,
+    /// Accepted at this time or later.
+    pub since: Option<Timestamp>,
+    /// Accepted before this time.
+    pub until: Option<Timestamp>,
+}
+
+/// Which deliveries to list.
+#[derive(Debug, Clone, Default)]
+pub struct DeliveryQuery {
+    /// In this state.
+    pub state: Option<State>,
+    /// Dead for this cause.
+    pub cause: Option<Cause>,
+    /// To this endpoint.
+    pub endpoint: Option<EndpointId>,
+    /// Of this event type.
+    pub event_type: Option<String>,
+    /// With this key.
+    pub key: Option<String>,
+    /// Created at this time or later.
+    pub since: Option<Timestamp>,
+    /// Created before this time.
+    pub until: Option<Timestamp>,
+}
+
+/// Which part of a list.
+#[derive(Debug, Clone)]
+pub struct PageAsk {
+    /// Where the last page ended, in the store's own words.
+    pub cursor: Option<String>,
+    /// At most so many.
+    pub limit: usize,
+}
+
+/// One part of a list. It may hold fewer than asked for and still have a
+/// next: a store looks at a bounded number of rows per page, so that no
+/// question can hold up the house.
+#[derive(Debug, Clone)]
+pub struct Page<T> {
+    /// What was found.
+    pub data: Vec<T>,
+    /// Where the next page begins.
+    pub next: Option<String>,
+}
+
+/// A lane with members to deliver.
+#[derive(Debug, Clone)]
+pub struct Lane {
+    /// The key, or nothing for the one lane of a fully ordered endpoint.
+    pub key: Option<String>,
+    /// The delivery everyone waits for.
+    pub head: DeliveryId,
+    /// Whether that one is dead.
+    pub is_blocked: bool,
+    /// Since when it has been the head.
+    pub since: Timestamp,
+    /// How many wait behind it.
+    pub waiting: u64,
+}
+
+/// The one epoch of a store that has a single owner for ever.
+pub const ONLY_EPOCH: Epoch = Epoch(1);

@@ -1,0 +1,27 @@
+//! How the process speaks: one log line per thing that happened.
+//!
+//! Fields are dotted (`event.id`, `delivery.id`, `endpoint.id`, `tenant.id`);
+//! payloads and secrets never appear, only a payload's hash.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::EnvFilter;
+
+use crate::config::LogFormat;
+
+/// Starts logging to standard error.
+pub fn start(format: LogFormat, filter: &str) {
+    let is_human = match format {
+        LogFormat::Human => true,
+        LogFormat::Json => false,
+        LogFormat::Auto => std::io::stderr().is_terminal(),
+    };
+    let is_coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A second start in one process keeps the first.
+    let _ = match is_human {
+        true => builder.with_target(false).with_ansi(is_coloured).try_init(),
+        false => builder.json().flatten_event(true).try_init(),
+    };
+}

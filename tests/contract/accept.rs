@@ -1,0 +1,156 @@
+//! Accept: durable together, once per id, in the order given.
+
+use posthaste::store::{Accepted, Together};
+use serde_json::json;
+
+use crate::house::{House, at, event, event_id, ours, tenant};
+
+for_every_store! {
+    an_event_and_all_its_deliveries_are_there_when_accept_returns,
+    an_event_that_nobody_wants_is_kept,
+    a_repeat_is_told_what_was_answered_before_and_changes_nothing,
+    the_same_id_with_other_content_is_a_conflict_and_changes_nothing,
+    an_id_of_our_own_minting_is_nobody_elses_to_repeat,
+    an_id_belongs_to_its_tenant,
+    a_repeat_inside_one_batch_is_a_duplicate,
+    one_conflict_leaves_nothing_of_a_whole_batch,
+    a_batch_that_stands_each_on_its_own_keeps_what_is_good,
+    an_endpoint_deleted_since_it_was_matched_gets_nothing,
+    ids_and_events_survive_closing,
+}
+
+async fn an_event_and_all_its_deliveries_are_there_when_accept_returns(house: House) {
+    let (one, two) = (house.endpoint(json!({})).await, house.endpoint(json!({"format": "raw"})).await);
+    let claims = house.accept(event("a").key("k").saying(r#"{"n": 1}"#).at(at(5)).to(&one).to(&two)).await;
+    assert_eq!(claims.iter().map(|claim| claim.endpoint).collect::<Vec<_>>(), [one.id, two.id]);
+    assert!(claims.iter().all(|claim| claim.due_at == at(5) && claim.progress.attempts == 0));
+
+    let record = house.store.event(&ours(), &"a".parse().unwrap()).await.unwrap().unwrap();
+    assert_eq!((record.deliveries, &record.event.data[..]), (2, &br#"{"n": 1}"#[..]));
+    assert_eq!((record.event.accepted_at, record.event.key.unwrap().as_str()), (at(5), "k"));
+    let found = house.deliveries_of("a").await;
+    assert_eq!(found.iter().map(|delivery| delivery.id).collect::<Vec<_>>(), [claims[0].id, claims[1].id]);
+    for (endpoint, claim) in [(&one, &claims[0]), (&two, &claims[1])] {
+        let due = house.due(endpoint, at(5)).await.claims;
+        assert_eq!((due.len(), due[0].id, due[0].format), (1, claim.id, endpoint.settings.format));
+        assert_eq!(due[0].event.data, claim.event.data);
+    }
+}
+
+async fn an_event_that_nobody_wants_is_kept(house: House) {
+    assert!(house.accept(event("a")).await.is_empty());
+    assert!(house.is_known("a").await);
+    assert!(house.deliveries_of("a").await.is_empty());
+}
+
+async fn a_repeat_is_told_what_was_answered_before_and_changes_nothing(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    house.accept(event("a").key("k").to(&endpoint)).await;
+    let later = house.endpoint(json!({})).await;
+    let repeat = event("a").key("k").at(at(99)).to(&endpoint).to(&later);
+    let answer = house.accept_all(vec![repeat], Together::All).await;
+    let Accepted::Duplicate { accepted_at, deliveries } = answer[0] else { panic!("{answer:?}") };
+    assert_eq!((accepted_at, deliveries), (at(0), 1));
+    assert_eq!(house.deliveries_of("a").await.len(), 1);
+    assert!(house.due(&later, at(100)).await.claims.is_empty());
+    assert!(house.accept(event("b").key("k").to(&endpoint)).await.is_empty(), "the lane's second waits");
+    assert_eq!(house.deliveries_of("b").await[0].seq, Some(2), "the repeat took no place");
+}
+
+async fn the_same_id_with_other_content_is_a_conflict_and_changes_nothing(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    house.accept(event("a").saying("1").to(&endpoint)).await;
+    let answer = house.accept_all(vec![event("a").saying("2").at(at(9)).to(&endpoint)], Together::All).await;
+    let Accepted::Conflict { accepted_at } = answer[0] else { panic!("{answer:?}") };
+    assert_eq!(accepted_at, at(0));
+    let record = house.store.event(&ours(), &"a".parse().unwrap()).await.unwrap().unwrap();
+    assert_eq!(&record.event.data[..], b"1");
+    assert_eq!(house.due_ids(&endpoint, at(100)).await, ["a"]);
+}
+
+async fn an_id_of_our_own_minting_is_nobody_elses_to_repeat(house: House) {
+    house.accept(event("a").with_minted_id()).await;
+    for repeat in [event("a"), event("a").with_minted_id()] {
+        let answer = house.accept_all(vec![repeat], Together::All).await;
+        assert!(matches!(answer[0], Accepted::Conflict { .. }), "{answer:?}");
+    }
+}
+
+async fn an_id_belongs_to_its_tenant(house: House) {
+    let other = house.put_tenant("other").await;
+    house.accept(event("a").saying("1")).await;
+    house.accept(event("a").saying("2").of(&other)).await;
+    let record = house.store.event(&tenant("other"), &"a".parse().unwrap()).await.unwrap().unwrap();
+    assert_eq!(&record.event.data[..], b"2");
+}
+
+async fn a_repeat_inside_one_batch_is_a_duplicate(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let answer = house.accept_all(vec![event("a").to(&endpoint), event("a").to(&endpoint)], Together::All).await;
+    assert!(matches!(answer[..], [Accepted::New { .. }, Accepted::Duplicate { .. }]), "{answer:?}");
+    assert_eq!(house.due_ids(&endpoint, at(0)).await, ["a"]);
+}
+
+async fn one_conflict_leaves_nothing_of_a_whole_batch(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    house.accept(event("taken").saying("1")).await;
+    let batch = vec![
+        event("a").key("k").to(&endpoint),
+        event("b").key("k").to(&endpoint),
+        event("taken").saying("2").to(&endpoint),
+        event("c").to(&endpoint),
+    ];
+    let answer = house.accept_all(batch, Together::All).await;
+    assert!(matches!(answer[2], Accepted::Conflict { .. }), "{answer:?}");
+    for id in ["a", "b", "c"] {
+        assert!(!house.is_known(id).await, "{id}");
+    }
+    assert!(house.due(&endpoint, at(100)).await.claims.is_empty());
+    assert!(house.store.earliest_due().await.unwrap().is_empty());
+    let claim = house.claim(event("d").key("k").to(&endpoint)).await;
+    assert_eq!(claim.seq, Some(1), "no place in the lane was used up");
+    // What was not written can be handed in again, and is new.
+    house.accept(event("a").key("k").to(&endpoint)).await;
+    assert_eq!(house.deliveries_of("a").await[0].seq, Some(2));
+    assert_eq!(house.deliveries_of("d").await.len(), 1);
+}
+
+async fn a_batch_that_stands_each_on_its_own_keeps_what_is_good(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    house.accept(event("taken").saying("1")).await;
+    let batch = vec![
+        event("a").key("k").to(&endpoint),
+        event("taken").saying("2").key("k").to(&endpoint),
+        event("b").key("k").to(&endpoint),
+        event("c").to(&endpoint),
+    ];
+    let answer = house.accept_all(batch, Together::Each).await;
+    assert!(matches!(answer[1], Accepted::Conflict { .. }), "{answer:?}");
+    let free = |n: usize| match &answer[n] {
+        Accepted::New { deliveries: 1, claims } => claims.iter().map(event_id).collect::<Vec<_>>(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((free(0), free(2), free(3)), (vec!["a".into()], vec![], vec!["c".into()]));
+    assert_eq!(house.deliveries_of("b").await[0].seq, Some(2));
+}
+
+async fn an_endpoint_deleted_since_it_was_matched_gets_nothing(house: House) {
+    let (kept, gone) = (house.endpoint(json!({})).await, house.endpoint(json!({})).await);
+    house.store.delete_endpoint(&ours(), gone.id, at(1)).await.unwrap();
+    let claims = house.accept(event("a").to(&gone).to(&kept)).await;
+    assert_eq!(claims.iter().map(|claim| claim.endpoint).collect::<Vec<_>>(), [kept.id]);
+    assert_eq!(house.deliveries_of("a").await.len(), 1);
+}
+
+async fn ids_and_events_survive_closing(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    house.accept(event("a").saying("[1,  2]").key("k").to(&endpoint)).await;
+    house.accept(event("b").key("k").to(&endpoint)).await;
+    let house = house.reopened().await;
+    let answer = house.accept_all(vec![event("a").saying("[1,  2]"), event("a").saying("3")], Together::Each).await;
+    assert!(matches!(answer[..], [Accepted::Duplicate { .. }, Accepted::Conflict { .. }]), "{answer:?}");
+    let due = house.due(&endpoint, at(0)).await.claims;
+    assert_eq!((due.len(), &due[0].event.data[..]), (1, &b"[1,  2]"[..]));
+    house.accept(event("c").key("k").to(&endpoint)).await;
+    assert_eq!(house.deliveries_of("c").await[0].seq, Some(3), "the lane goes on counting");
+}

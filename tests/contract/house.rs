@@ -1,0 +1,386 @@
+//! A store on ground of its own, with words for what the promises do to it.
+
+use std::collections::HashSet;
+use std::future::Future;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use jiff::Timestamp;
+use posthaste::model::attempt::{Attempt, Decision, Timings};
+use posthaste::model::delivery::{Cause, Delivery, Next, State};
+use posthaste::model::endpoint::{Endpoint, Secret, Settings, Standing};
+use posthaste::model::event::Event;
+use posthaste::model::id::{DeliveryId, EndpointId, SecretId, TenantId};
+use posthaste::model::shard::Lease;
+use posthaste::model::tenant::{Defaults, Tenant};
+use posthaste::model::verdict::Verdict;
+use posthaste::store::embedded::{Durability, Embedded};
+use posthaste::store::{
+    Accepted, AskDue, Change, Changed, Claim, DeliveryQuery, DuePage, Error, Forgotten, Horizon, NewEvent, Outcome,
+    PageAsk, Settled, Settlement, Store, Together,
+};
+use serde_json::{Value, json};
+
+type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Where a store rests: what differs between stores and is no part of their
+/// promises.
+trait Ground: Send + Sync {
+    /// Opens the store, again or for the first time.
+    fn open(&mut self) -> Later<'_, Arc<dyn Store>>;
+    /// Ends what was opened; nobody else holds it any more.
+    fn close(&mut self) -> Later<'_, ()>;
+    /// How much room it takes, in units of its own.
+    fn size(&self) -> u64;
+}
+
+struct EmbeddedGround {
+    folder: tempfile::TempDir,
+    open: Option<Arc<Embedded>>,
+}
+
+impl Ground for EmbeddedGround {
+    fn open(&mut self) -> Later<'_, Arc<dyn Store>> {
+        let store = Arc::new(Embedded::open(self.folder.path(), Durability::Unsynced).expect("it opens"));
+        self.open = Some(store.clone());
+        Box::pin(async move { store as Arc<dyn Store> })
+    }
+
+    fn close(&mut self) -> Later<'_, ()> {
+        let store = self.open.take().expect("it is open");
+        Box::pin(async move { Arc::into_inner(store).expect("nobody else holds it").close().await })
+    }
+
+    fn size(&self) -> u64 {
+        pages(&self.folder.path().join("posthaste.db"))
+    }
+}
+
+fn pages(file: &Path) -> u64 {
+    let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
+    let db = rusqlite::Connection::open_with_flags(file, flags).expect("a second connection");
+    let count: i64 = db.query_row("PRAGMA page_count", [], |row| row.get(0)).expect("a count");
+    count.try_into().expect("a count")
+}
+
+/// A store with the tenant `default`, and the words for what is done to it.
+pub struct House {
+    pub store: Arc<dyn Store>,
+    ground: Box<dyn Ground>,
+    minted: AtomicU64,
+}
+
+/// A moment of the promises' own time.
+pub fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(1_700_000_000 + seconds).expect("in range")
+}
+
+pub fn tenant(id: &str) -> TenantId {
+    id.parse().expect("a tenant's id")
+}
+
+/// The tenant of whatever names no other.
+pub fn ours() -> TenantId {
+    tenant("default")
+}
+
+impl House {
+    pub async fn embedded() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        Self::on(Box::new(EmbeddedGround { folder, open: None })).await
+    }
+
+    async fn on(mut ground: Box<dyn Ground>) -> Self {
+        let store = ground.open().await;
+        let house = Self { store, ground, minted: AtomicU64::new(1) };
+        house.put_tenant("default").await;
+        house
+    }
+
+    /// Closes the store and opens it again.
+    pub async fn reopened(mut self) -> Self {
+        drop(self.store);
+        self.ground.close().await;
+        self.store = self.ground.open().await;
+        self
+    }
+
+    /// How much room the store takes.
+    pub fn size(&self) -> u64 {
+        self.ground.size()
+    }
+
+    pub async fn put_tenant(&self, id: &str) -> TenantId {
+        let new = Tenant { id: tenant(id), name: id.into(), defaults: Defaults::default(), created_at: at(0) };
+        self.store.put_tenant(new).await.expect("a tenant").id.clone()
+    }
+
+    pub fn mint(&self) -> u128 {
+        self.minted.fetch_add(1, Ordering::Relaxed).into()
+    }
+
+    /// An endpoint of ours with these settings over the defaults.
+    pub async fn endpoint(&self, settings: Value) -> Arc<Endpoint> {
+        self.endpoint_of(&ours(), settings).await
+    }
+
+    pub async fn endpoint_of(&self, tenant: &TenantId, changes: Value) -> Arc<Endpoint> {
+        let endpoint = self.new_endpoint(tenant, changes);
+        self.store.create_endpoint(endpoint).await.expect("an endpoint")
+    }
+
+    pub fn new_endpoint(&self, tenant: &TenantId, changes: Value) -> Endpoint {
+        let mut settings = json!({"url": "https://example.com/"});
+        for (name, value) in changes.as_object().expect("settings") {
+            settings[name] = value.clone();
+        }
+        let settings: Settings = serde_json::from_value(settings).expect("settings");
+        Endpoint {
+            id: EndpointId::mint(at(0), self.mint()),
+            tenant: tenant.clone(),
+            policy: settings.check().expect("settings that hold"),
+            settings,
+            standing: Standing::active(at(0)),
+            secrets: vec![self.secret("whsec_AAAA", at(0))],
+            created_at: at(0),
+            updated_at: at(0),
+        }
+    }
+
+    pub fn secret(&self, text: &str, created_at: Timestamp) -> Secret {
+        Secret { id: SecretId::mint(created_at, self.mint()), text: text.into(), created_at, expires_at: None }
+    }
+
+    /// Accepts one event that must be new; what may be dispatched at once.
+    pub async fn accept(&self, draft: Draft) -> Vec<Claim> {
+        let accepted = self.store.accept(vec![draft.into()], Together::All).await.expect("it is written");
+        match accepted.into_iter().next().expect("an answer") {
+            Accepted::New { claims, .. } => claims,
+            other => panic!("not new: {other:?}"),
+        }
+    }
+
+    /// Accepts one event for one endpoint that nothing holds back.
+    pub async fn claim(&self, draft: Draft) -> Claim {
+        let mut claims = self.accept(draft).await;
+        assert_eq!(claims.len(), 1, "one delivery is free to go");
+        claims.remove(0)
+    }
+
+    pub async fn accept_all(&self, drafts: Vec<Draft>, together: Together) -> Vec<Accepted> {
+        let events = drafts.into_iter().map(NewEvent::from).collect();
+        self.store.accept(events, together).await.expect("it is written")
+    }
+
+    pub fn lease(&self, endpoint: EndpointId) -> Lease {
+        let known = self.store.any_endpoint(endpoint).expect("it is known");
+        self.store.lease(&known.tenant, endpoint)
+    }
+
+    /// What is due at an endpoint until then.
+    pub async fn due(&self, endpoint: &Endpoint, until: Timestamp) -> DuePage {
+        let ask = AskDue { endpoint: endpoint.id, until, limit: 1_000, bytes_max: usize::MAX, except: HashSet::new() };
+        self.store.read_due(self.lease(endpoint.id), ask).await.expect("it is read")
+    }
+
+    /// The ids of the events that are due at an endpoint until then.
+    pub async fn due_ids(&self, endpoint: &Endpoint, until: Timestamp) -> Vec<String> {
+        self.due(endpoint, until).await.claims.iter().map(event_id).collect()
+    }
+
+    /// Records an attempt that led to this state.
+    pub async fn attempted(&self, claim: &Claim, next: Next, now: Timestamp) -> Settled {
+        let settlement = settlement(claim, attempted(claim, next, now), now);
+        self.store.settle(self.lease(claim.endpoint), settlement).await.expect("it is written")
+    }
+
+    pub async fn deliver(&self, claim: &Claim, now: Timestamp) -> Settled {
+        self.attempted(claim, Next::Delivered, now).await
+    }
+
+    pub async fn die(&self, claim: &Claim, cause: Cause, now: Timestamp) -> Settled {
+        self.attempted(claim, Next::Dead(cause), now).await
+    }
+
+    pub async fn change(&self, id: DeliveryId, change: Change, now: Timestamp) -> Result<Changed, Error> {
+        self.store.change(&ours(), id, change, now).await
+    }
+
+    pub async fn delivery(&self, id: DeliveryId) -> Delivery {
+        self.store.delivery(&ours(), id).await.expect("it is read").expect("it is there")
+    }
+
+    pub async fn state(&self, id: DeliveryId) -> State {
+        self.delivery(id).await.state
+    }
+
+    pub async fn attempts(&self, id: DeliveryId) -> Vec<Attempt> {
+        self.store.attempts(&ours(), id).await.expect("it is read").expect("it is there")
+    }
+
+    /// The deliveries of one event.
+    pub async fn deliveries_of(&self, event: &str) -> Vec<Delivery> {
+        let id = event.parse().expect("an id");
+        self.store.event_deliveries(&ours(), &id).await.expect("it is read").expect("it is there")
+    }
+
+    pub async fn is_known(&self, event: &str) -> bool {
+        self.store.event(&ours(), &event.parse().expect("an id")).await.expect("it is read").is_some()
+    }
+
+    /// Every delivery that answers to this, page by page.
+    pub async fn list(&self, ask: DeliveryQuery, limit: usize) -> Vec<Delivery> {
+        let mut all = Vec::new();
+        let mut cursor = None;
+        loop {
+            let page = self.store.deliveries(&ours(), ask.clone(), PageAsk { cursor, limit }).await.expect("a page");
+            assert!(page.data.len() <= limit, "a page holds no more than was asked for");
+            all.extend(page.data);
+            match page.next {
+                Some(next) => cursor = Some(next),
+                None => return all,
+            }
+        }
+    }
+
+    /// Forgets all that may go, in small steps.
+    pub async fn forget(&self, finished_before: Timestamp, dead_before: Timestamp) -> Forgotten {
+        let mut total = Forgotten::default();
+        let mut after = 0;
+        loop {
+            let horizon = Horizon { finished_before, dead_before, after, step: 7 };
+            let step = self.store.forget(horizon).await.expect("it is written");
+            total.events += step.events;
+            total.deliveries += step.deliveries;
+            match step.next {
+                Some(next) => after = next,
+                None => return total,
+            }
+        }
+    }
+}
+
+/// What became of a claim, ready to be settled.
+pub fn settlement(claim: &Claim, outcome: Outcome, now: Timestamp) -> Settlement {
+    Settlement { id: claim.id, endpoint: claim.endpoint, now, outcome }
+}
+
+/// An attempt for this claim that led to this state.
+pub fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Outcome {
+    let (verdict, status) = match next {
+        Next::Delivered => (Verdict::Delivered, 200),
+        Next::Waiting { .. } | Next::Dead(Cause::Exhausted | Cause::Expired) => (Verdict::Retry, 503),
+        Next::Dead(Cause::Refused) => (Verdict::Refused, 400),
+        Next::Dead(Cause::Gone) => (Verdict::Gone, 410),
+    };
+    let mut progress = claim.progress;
+    progress.attempts += 1;
+    progress.age_from = progress.age_from.or(Some(now));
+    let attempt = Attempt {
+        number: progress.attempts,
+        started_at: now,
+        timings: Timings::default(),
+        url: "https://example.com/".into(),
+        status: Some(status),
+        error: None,
+        custom_headers: Vec::new(),
+        response_headers: vec![("x-told".into(), "so".into())],
+        response_body: "what came back".into(),
+        truncated: false,
+        body_sha256: "00".into(),
+        decision: Decision {
+            verdict,
+            rule: "a rule".into(),
+            window_ms: None,
+            draw: None,
+            retry_after: None,
+            caps: Vec::new(),
+            next_attempt_at: None,
+        },
+    };
+    Outcome::Attempted { attempt: Box::new(attempt), next, progress, began_at: now }
+}
+
+/// An event to be accepted: `event("a").key("k").to(&endpoint)`.
+pub struct Draft {
+    event: Event,
+    fingerprint: Option<[u8; 32]>,
+    targets: Vec<Arc<Endpoint>>,
+}
+
+/// An event with an id of its producer's, accepted at second 0.
+pub fn event(id: &str) -> Draft {
+    Draft {
+        event: Event {
+            id: id.parse().expect("an id"),
+            tenant: ours(),
+            event_type: "thing.happened".parse().expect("a type"),
+            key: None,
+            timestamp: None,
+            schema_version: None,
+            endpoints: None,
+            accepted_at: at(0),
+            data: "{}".into(),
+        },
+        fingerprint: Some([0; 32]),
+        targets: Vec::new(),
+    }
+}
+
+impl Draft {
+    pub fn key(mut self, key: &str) -> Self {
+        self.event.key = Some(key.parse().expect("a key"));
+        self
+    }
+
+    pub fn kind(mut self, kind: &str) -> Self {
+        self.event.event_type = kind.parse().expect("a type");
+        self
+    }
+
+    pub fn at(mut self, accepted_at: Timestamp) -> Self {
+        self.event.accepted_at = accepted_at;
+        self
+    }
+
+    pub fn of(mut self, tenant: &TenantId) -> Self {
+        self.event.tenant = tenant.clone();
+        self
+    }
+
+    /// Other data, and with it another fingerprint.
+    pub fn saying(mut self, data: &str) -> Self {
+        self.event.data = data.to_owned().into();
+        let mut fingerprint = [0; 32];
+        data.bytes().enumerate().for_each(|(n, byte)| fingerprint[n % 32] ^= byte.rotate_left(n as u32 % 8));
+        self.fingerprint = Some(fingerprint);
+        self
+    }
+
+    /// As if the gateway had chosen the id.
+    pub fn with_minted_id(mut self) -> Self {
+        self.fingerprint = None;
+        self
+    }
+
+    pub fn to(mut self, endpoint: &Arc<Endpoint>) -> Self {
+        self.targets.push(endpoint.clone());
+        self
+    }
+
+    pub fn event(&self) -> &Event {
+        &self.event
+    }
+}
+
+impl From<Draft> for NewEvent {
+    fn from(draft: Draft) -> Self {
+        Self { event: Arc::new(draft.event), fingerprint: draft.fingerprint, targets: draft.targets }
+    }
+}
+
+pub fn event_id(claim: &Claim) -> String {
+    claim.event.id.to_string()
+}

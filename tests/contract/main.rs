@@ -1,0 +1,35 @@
+//! What every store promises, written once and asked of each of them.
+//!
+//! A promise is a function of a [`house::House`]: a store on ground of its
+//! own. [`for_every_store`] makes it a test per store; a second store is one
+//! more module in that macro. Time is handed in, so nothing here sleeps.
+
+#![allow(clippy::unwrap_used, reason = "these are tests; a panic is their answer")]
+
+/// Makes each promise a test of each store. A promise that is left out of the
+/// list is dead code, and the compiler says so; one that is not kept yet is
+/// marked `#[ignore = "why"]`.
+macro_rules! for_every_store {
+    ($($(#[$mark:meta])* $promise:ident,)*) => {
+        mod embedded {
+            $(
+                $(#[$mark])*
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $promise() {
+                    super::$promise(crate::house::House::embedded().await).await;
+                }
+            )*
+        }
+    };
+}
+
+mod house;
+
+mod accept;
+mod catalog;
+mod change;
+mod due;
+mod forget;
+mod history;
+mod lanes;
+mod settle;

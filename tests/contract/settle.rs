@@ -1,0 +1,248 @@
+//! Settle: an attempt and the state it led to, as one write of the owner.
+
+use posthaste::model::delivery::{Cause, Next, State};
+use posthaste::model::endpoint::EndpointState;
+use posthaste::model::shard::{Epoch, Lease};
+use posthaste::store::{Change, Error, Outcome};
+use serde_json::json;
+
+use crate::house::{House, at, attempted, event, ours, settlement};
+
+for_every_store! {
+    an_attempt_and_its_state_are_there_together,
+    a_retry_moves_the_due_time_and_keeps_the_budget,
+    every_attempt_is_kept_in_order,
+    a_delivered_head_passes_the_lane_to_the_next,
+    a_retried_head_goes_on_holding_its_lane,
+    a_dead_head_blocks_its_lane,
+    a_dead_head_is_passed_where_the_lane_skips_its_dead,
+    a_delivery_too_old_to_be_attempted_is_dead_without_an_attempt,
+    gone_disables_the_endpoint_and_holds_its_backlog,
+    a_stale_lease_settles_nothing,
+    what_is_put_back_is_charged_nothing,
+    a_delivery_cancelled_in_flight_is_delivered_when_it_arrived_all_the_same,
+    a_delivery_cancelled_in_flight_stays_cancelled_when_it_did_not_arrive,
+    settling_what_was_forgotten_or_never_was_changes_nothing,
+    outcomes_survive_closing,
+}
+
+async fn an_attempt_and_its_state_are_there_together(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let claim = house.claim(event("a").to(&endpoint)).await;
+    let settled = house.deliver(&claim, at(3)).await;
+    assert!(settled.due_again_at.is_none() && settled.promoted.is_none() && settled.disabled.is_none());
+    let delivery = house.delivery(claim.id).await;
+    assert_eq!((delivery.state, delivery.cause, delivery.finished_at), (State::Delivered, None, Some(at(3))));
+    assert_eq!(
+        (delivery.progress.attempts, delivery.first_attempt_at, delivery.last_status),
+        (1, Some(at(3)), Some(200))
+    );
+    let attempts = house.attempts(claim.id).await;
+    let Outcome::Attempted { attempt, .. } = attempted(&claim, Next::Delivered, at(3)) else { unreachable!() };
+    assert_eq!(attempts, [*attempt]);
+    assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
+}
+
+async fn a_retry_moves_the_due_time_and_keeps_the_budget(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let claim = house.claim(event("a").to(&endpoint)).await;
+    let settled = house.attempted(&claim, Next::Waiting { due_at: at(60) }, at(1)).await;
+    assert_eq!(settled.due_again_at, Some(at(60)));
+    let page = house.due(&endpoint, at(59)).await;
+    assert_eq!((page.claims.len(), page.next_due), (0, Some(at(60))));
+    let again = house.due(&endpoint, at(60)).await.claims.remove(0);
+    assert_eq!((again.id, again.due_at), (claim.id, at(60)));
+    assert_eq!((again.progress.attempts, again.progress.age_from), (1, Some(at(1))));
+    assert_eq!(house.state(claim.id).await, State::Waiting);
+}
+
+async fn every_attempt_is_kept_in_order(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let mut claim = house.claim(event("a").to(&endpoint)).await;
+    for n in 1..=5 {
+        house.attempted(&claim, Next::Waiting { due_at: at(n) }, at(n)).await;
+        claim = house.due(&endpoint, at(n)).await.claims.remove(0);
+    }
+    house.die(&claim, Cause::Exhausted, at(6)).await;
+    let numbers: Vec<_> = house.attempts(claim.id).await.iter().map(|attempt| attempt.number).collect();
+    assert_eq!(numbers, [1, 2, 3, 4, 5, 6]);
+    let delivery = house.delivery(claim.id).await;
+    assert_eq!((delivery.state, delivery.cause), (State::Dead, Some(Cause::Exhausted)));
+    assert_eq!((delivery.first_attempt_at, delivery.last_status), (Some(at(1)), Some(503)));
+}
+
+async fn a_delivered_head_passes_the_lane_to_the_next(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let head = house.claim(event("a").key("k").to(&endpoint)).await;
+    for id in ["b", "c"] {
+        assert!(house.accept(event(id).key("k").saying(id).to(&endpoint)).await.is_empty());
+    }
+    let next = house.deliver(&head, at(1)).await.promoted.unwrap();
+    assert_eq!((next.event.id.as_str(), next.seq, &next.event.data[..]), ("b", Some(2), &b"b"[..]));
+    assert_eq!(house.due_ids(&endpoint, at(100)).await, ["b"]);
+    let last = house.deliver(&next, at(2)).await.promoted.unwrap();
+    assert_eq!(last.event.id.as_str(), "c");
+    assert!(house.deliver(&last, at(3)).await.promoted.is_none());
+    assert_eq!(house.claim(event("d").key("k").to(&endpoint)).await.seq, Some(4), "an empty lane has room");
+}
+
+async fn a_retried_head_goes_on_holding_its_lane(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let head = house.claim(event("a").key("k").to(&endpoint)).await;
+    house.accept(event("b").key("k").to(&endpoint)).await;
+    assert!(house.attempted(&head, Next::Waiting { due_at: at(60) }, at(1)).await.promoted.is_none());
+    assert!(house.due_ids(&endpoint, at(59)).await.is_empty());
+    assert_eq!(house.due_ids(&endpoint, at(60)).await, ["a"]);
+}
+
+async fn a_dead_head_blocks_its_lane(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let head = house.claim(event("a").key("k").to(&endpoint)).await;
+    house.accept(event("b").key("k").to(&endpoint)).await;
+    assert!(house.die(&head, Cause::Refused, at(1)).await.promoted.is_none());
+    assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
+    assert!(house.accept(event("c").key("k").to(&endpoint)).await.is_empty(), "new ones wait too");
+    assert!(house.delivery(house.deliveries_of("b").await[0].id).await.is_behind);
+}
+
+async fn a_dead_head_is_passed_where_the_lane_skips_its_dead(house: House) {
+    let endpoint = house.endpoint(json!({"on_dead": "skip"})).await;
+    let head = house.claim(event("a").key("k").to(&endpoint)).await;
+    house.accept(event("b").key("k").to(&endpoint)).await;
+    let next = house.die(&head, Cause::Refused, at(1)).await.promoted.unwrap();
+    assert_eq!(next.event.id.as_str(), "b");
+    assert_eq!(house.state(head.id).await, State::Dead);
+}
+
+async fn a_delivery_too_old_to_be_attempted_is_dead_without_an_attempt(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let claim = house.claim(event("a").to(&endpoint)).await;
+    let settlement = settlement(&claim, Outcome::Expired, at(9));
+    house.store.settle(house.lease(endpoint.id), settlement).await.unwrap();
+    let delivery = house.delivery(claim.id).await;
+    assert_eq!((delivery.state, delivery.cause), (State::Dead, Some(Cause::Expired)));
+    assert_eq!((delivery.progress.attempts, delivery.finished_at), (0, Some(at(9))));
+    assert!(house.attempts(claim.id).await.is_empty());
+}
+
+async fn gone_disables_the_endpoint_and_holds_its_backlog(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let claim = house.claim(event("a").to(&endpoint)).await;
+    let other = house.claim(event("b").to(&endpoint)).await;
+    assert_eq!(house.die(&claim, Cause::Gone, at(4)).await.disabled, Some(endpoint.id));
+    let standing = &house.store.endpoint(&ours(), endpoint.id).unwrap().standing;
+    assert_eq!((standing.state, standing.since), (EndpointState::Disabled, at(4)));
+    assert!(standing.reason.as_deref().unwrap().contains("410"));
+    assert_eq!(house.state(other.id).await, State::Waiting);
+    assert_eq!(house.die(&other, Cause::Gone, at(5)).await.disabled, None, "it was disabled already");
+    let house = house.reopened().await;
+    assert_eq!(house.store.endpoint(&ours(), endpoint.id).unwrap().standing.since, at(4));
+}
+
+async fn a_stale_lease_settles_nothing(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let claim = house.claim(event("a").key("k").to(&endpoint)).await;
+    house.accept(event("b").key("k").to(&endpoint)).await;
+    let lease = house.lease(endpoint.id);
+    let stale = Lease { epoch: Epoch(lease.epoch.0 - 1), ..lease };
+    for outcome in [
+        attempted(&claim, Next::Delivered, at(1)),
+        attempted(&claim, Next::Dead(Cause::Gone), at(1)),
+        Outcome::PutBack { due_at: at(50) },
+        Outcome::Expired,
+    ] {
+        let refused = house.store.settle(stale, settlement(&claim, outcome, at(1))).await.unwrap_err();
+        assert!(matches!(refused, Error::Stale(shard) if shard == lease.shard), "{refused:?}");
+    }
+    let delivery = house.delivery(claim.id).await;
+    assert_eq!((delivery.state, delivery.due_at, delivery.progress.attempts), (State::Waiting, at(0), 0));
+    assert!(house.attempts(claim.id).await.is_empty());
+    assert_eq!(house.due_ids(&endpoint, at(100)).await, ["a"]);
+    assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().standing.state, EndpointState::Active);
+}
+
+async fn what_is_put_back_is_charged_nothing(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let claim = house.claim(event("a").to(&endpoint)).await;
+    house.attempted(&claim, Next::Waiting { due_at: at(5) }, at(1)).await;
+    let claim = house.due(&endpoint, at(5)).await.claims.remove(0);
+    let put_back = settlement(&claim, Outcome::PutBack { due_at: at(30) }, at(6));
+    let settled = house.store.settle(house.lease(endpoint.id), put_back).await.unwrap();
+    assert_eq!(settled.due_again_at, Some(at(30)));
+    let again = house.due(&endpoint, at(30)).await.claims.remove(0);
+    assert_eq!((again.progress, again.due_at), (claim.progress, at(30)));
+    assert_eq!(house.attempts(claim.id).await.len(), 1);
+}
+
+async fn a_delivery_cancelled_in_flight_is_delivered_when_it_arrived_all_the_same(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let claim = house.claim(event("a").key("k").to(&endpoint)).await;
+    house.accept(event("b").key("k").to(&endpoint)).await;
+    house.change(claim.id, Change::Cancel, at(1)).await.unwrap();
+    let settled = house.deliver(&claim, at(2)).await;
+    assert!(settled.promoted.is_none(), "the lane moved on when it was cancelled");
+    let delivery = house.delivery(claim.id).await;
+    assert_eq!((delivery.state, delivery.finished_at, delivery.progress.attempts), (State::Delivered, Some(at(2)), 1));
+    assert_eq!(house.due_ids(&endpoint, at(100)).await, ["b"]);
+}
+
+async fn a_delivery_cancelled_in_flight_stays_cancelled_when_it_did_not_arrive(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    for (id, outcome) in [
+        ("retry", Next::Waiting { due_at: at(5) }),
+        ("refused", Next::Dead(Cause::Refused)),
+        ("exhausted", Next::Dead(Cause::Exhausted)),
+    ] {
+        let claim = house.claim(event(id).to(&endpoint)).await;
+        house.change(claim.id, Change::Cancel, at(1)).await.unwrap();
+        let settled = house.attempted(&claim, outcome, at(2)).await;
+        assert_eq!(settled.due_again_at, None, "{id}");
+        let delivery = house.delivery(claim.id).await;
+        assert_eq!(
+            (delivery.state, delivery.cause, delivery.finished_at),
+            (State::Cancelled, None, Some(at(1))),
+            "{id}"
+        );
+        assert_eq!(house.attempts(claim.id).await.len(), 1, "the request was made, so it is told");
+    }
+    let claim = house.claim(event("put-back").to(&endpoint)).await;
+    house.change(claim.id, Change::Cancel, at(1)).await.unwrap();
+    for outcome in [Outcome::PutBack { due_at: at(9) }, Outcome::Expired] {
+        house.store.settle(house.lease(endpoint.id), settlement(&claim, outcome, at(2))).await.unwrap();
+        assert_eq!(house.state(claim.id).await, State::Cancelled);
+    }
+    assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
+}
+
+async fn settling_what_was_forgotten_or_never_was_changes_nothing(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let claim = house.claim(event("a").to(&endpoint)).await;
+    house.change(claim.id, Change::Cancel, at(1)).await.unwrap();
+    house.forget(at(50), at(50)).await;
+    house.deliver(&claim, at(60)).await;
+    assert!(house.store.delivery(&ours(), claim.id).await.unwrap().is_none());
+    assert!(!house.is_known("a").await);
+}
+
+async fn outcomes_survive_closing(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let retried = house.claim(event("retried").key("k").to(&endpoint)).await;
+    house.attempted(&retried, Next::Waiting { due_at: at(60) }, at(1)).await;
+    house.accept(event("behind").key("k").to(&endpoint)).await;
+    let dead = house.claim(event("dead").to(&endpoint)).await;
+    house.die(&dead, Cause::Refused, at(2)).await;
+    let delivered = house.claim(event("delivered").to(&endpoint)).await;
+    house.deliver(&delivered, at(3)).await;
+    let before = [house.delivery(retried.id).await, house.delivery(dead.id).await, house.delivery(delivered.id).await];
+
+    let house = house.reopened().await;
+    for delivery in before {
+        let after = house.delivery(delivery.id).await;
+        assert_eq!(format!("{after:?}"), format!("{delivery:?}"));
+        assert_eq!(house.attempts(delivery.id).await.len(), 1);
+    }
+    let due = house.due(&endpoint, at(100)).await.claims;
+    assert_eq!(due.iter().map(|claim| claim.id).collect::<Vec<_>>(), [retried.id]);
+    let next = house.deliver(&due[0], at(61)).await.promoted.unwrap();
+    assert_eq!((next.event.id.as_str(), next.seq), ("behind", Some(2)));
+}

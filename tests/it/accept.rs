@@ -1,0 +1,273 @@
+//! Handing events in: dedupe, matching, batches, and what producers are told.
+
+use serde_json::{Value, json};
+
+use crate::support::{Gateway, Options, Receiver, eventually};
+
+const EVENTS: &str = "/v1/tenants/default/events";
+
+#[tokio::test]
+async fn an_accepted_event_arrives_signed_with_its_headers() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    let endpoint = gateway.create_endpoint(json!({"url": receiver.url(), "headers": {"X-Mine": "yes"}})).await;
+    assert!(endpoint["secret"].as_str().unwrap().starts_with("whsec_"));
+    assert_eq!(endpoint["headers"]["X-Mine"], "***", "values of custom headers are masked");
+    let receipt = gateway.send(json!({"id":"evt_a","type":"invoice.paid","key":"k 1","data":{"n":1}})).await;
+    assert_eq!((&receipt["deliveries"], &receipt["duplicate"]), (&json!(1), &json!(false)));
+
+    let seen = receiver.wait_for(1).await.remove(0);
+    assert_eq!((seen.method.as_str(), seen.path.as_str()), ("POST", "/hook"));
+    for (name, value) in [
+        ("webhook-id", "evt_a"),
+        ("webhook-attempt", "1"),
+        ("x-event-id", "evt_a"),
+        ("x-event-type", "invoice.paid"),
+        ("idempotency-key", "evt_a"),
+        ("x-key", "k%201"),
+        ("x-seq", "1"),
+        ("x-mine", "yes"),
+        ("content-type", "application/json"),
+        ("user-agent", concat!("Posthaste/", env!("CARGO_PKG_VERSION"))),
+    ] {
+        assert_eq!(seen.header(name), value, "{name}");
+    }
+    let verifier = standardwebhooks::Webhook::new(endpoint["secret"].as_str().unwrap()).unwrap();
+    verifier.verify(&seen.body, &seen.headers).expect("the published library verifies it");
+    let body = seen.json();
+    assert_eq!(
+        (&body["id"], &body["seq"], &body["tenant"], &body["data"]["n"]),
+        (&json!("evt_a"), &json!(1), &json!("default"), &json!(1))
+    );
+    let delivery = gateway.wait_for_state("evt_a", "delivered").await;
+    assert_eq!(
+        (&delivery["attempts"], &delivery["last_status"], &delivery["waiting_for"]),
+        (&json!(1), &json!(200), &Value::Null)
+    );
+    let attempts = gateway.attempts_of(&delivery).await;
+    assert_eq!(attempts.len(), 1);
+    assert_eq!(attempts[0]["request_headers"]["webhook-signature"], "v1,***");
+    assert_eq!(attempts[0]["request_headers"]["x-mine"], "***");
+    assert!(
+        attempts[0]["timings"]["connect"].is_number() && attempts[0]["timings"]["first_byte"].is_number(),
+        "{}",
+        attempts[0]
+    );
+}
+
+#[tokio::test]
+async fn the_same_event_twice_is_one_event_and_other_content_is_a_conflict() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    gateway.create_endpoint(json!({"url": receiver.url()})).await;
+    let body = r#"{"id":"evt_1","type":"a.b","data":{"x": 1}}"#;
+    let first = gateway.client.post(EVENTS, body).await.expect(202);
+    let again = gateway.client.post(EVENTS, body).await.expect(202);
+    assert_eq!((&again["duplicate"], &again["accepted_at"]), (&json!(true), &first["accepted_at"]));
+    for other in [
+        r#"{"id":"evt_1","type":"a.b","data":{"x":1}}"#,
+        r#"{"id":"evt_1","type":"a.c","data":{"x": 1}}"#,
+        r#"{"id":"evt_1","type":"a.b","key":"k","data":{"x": 1}}"#,
+        r#"{"id":"evt_1","type":"a.b","schema_version":"1","data":{"x": 1}}"#,
+    ] {
+        let problem = gateway.client.post(EVENTS, other).await.problem(409, "id_conflict");
+        assert_eq!(problem["errors"][0]["pointer"], "/id");
+    }
+    let gateway = {
+        let mut gateway = gateway;
+        gateway.kill().await;
+        gateway.restart().await
+    };
+    assert_eq!(gateway.client.post(EVENTS, body).await.expect(202)["duplicate"], true, "remembered over a crash");
+    assert_eq!(gateway.list("/v1/tenants/default/deliveries").await.len(), 1);
+}
+
+#[tokio::test]
+async fn sixty_four_producers_with_the_same_event_make_one() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    gateway.create_endpoint(json!({"url": receiver.url()})).await;
+    let clients: Vec<_> = (0..64).map(|_| gateway.another_client()).collect();
+    let posts = clients.iter().map(|client| client.post(EVENTS, r#"{"id":"race","type":"a.b","data":1}"#));
+    let answers: Vec<Value> =
+        futures_util::future::join_all(posts).await.iter().map(|answer| answer.expect(202)).collect();
+    assert_eq!(answers.iter().filter(|answer| answer["duplicate"] == false).count(), 1);
+    gateway.wait_for_state("race", "delivered").await;
+    assert_eq!(receiver.count(), 1);
+}
+
+#[tokio::test]
+async fn an_idempotency_key_stands_in_for_an_id() {
+    let gateway = Gateway::start().await;
+    let post = async |key: &str| {
+        let headers = [("idempotency-key", key)];
+        gateway.client.send("POST", EVENTS, &headers, r#"{"type":"a.b","data":1}"#).await.expect("an answer")
+    };
+    assert_eq!(post("order-7").await.expect(202)["id"], "order-7");
+    assert_eq!(post("\"order-7\"").await.expect(202)["duplicate"], true);
+    post("a b").await.problem(422, "invalid_field");
+}
+
+#[tokio::test]
+async fn events_go_to_those_who_want_them_and_matches_tells_why() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    let create = |more: Value| {
+        let mut settings = json!({"url": receiver.url()});
+        settings.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        gateway.create_endpoint(settings)
+    };
+    let all = create(json!({})).await;
+    let invoices = create(json!({"event_types": ["invoice.*"]})).await;
+    let exact = create(json!({"event_types": ["order.paid"]})).await;
+    let large = create(json!({"filter": {"path": "/amount", "gt": 100}})).await;
+
+    let receipt = gateway.send(json!({"id":"e1","type":"invoice.paid","data":{"amount":5}})).await;
+    assert_eq!(receipt["deliveries"], 2);
+    let matches = gateway.client.get(&format!("{EVENTS}/e1/matches")).await.expect(200);
+    let find = |endpoint: &Value| {
+        matches["data"].as_array().unwrap().iter().find(|m| m["endpoint_id"] == endpoint["id"]).unwrap().clone()
+    };
+    assert_eq!(find(&all)["reason"], "type invoice.paid matches *");
+    assert_eq!(find(&invoices)["matched"], true);
+    assert_eq!(find(&exact)["reason"], "type invoice.paid matches none of order.paid");
+    assert_eq!(
+        find(&large)["reason"],
+        "type invoice.paid matches *, but the filter does not hold: /amount must be above 100, but the value is a number that does not fit"
+    );
+    assert!(find(&all)["delivery_id"].is_string() && find(&large)["delivery_id"].is_null());
+
+    assert_eq!(gateway.send(json!({"id":"e2","type":"order.paid","data":{"amount":101}})).await["deliveries"], 3);
+    let odd = r#"{"id":"odd","type":"x","data":{"amount":101,"note":"\ud83d","huge":1e400}}"#;
+    assert_eq!(gateway.client.post(EVENTS, odd).await.expect(202)["deliveries"], 2, "one odd value hides no other");
+    let direct = gateway.send(json!({"id":"e3","type":"x","endpoints":[exact["id"]],"data":null})).await;
+    assert_eq!(direct["deliveries"], 1, "named endpoints get it whatever their types");
+    let later = create(json!({})).await;
+    let matches = gateway.client.get(&format!("{EVENTS}/e1/matches")).await.expect(200);
+    let found = matches["data"].as_array().unwrap().iter().find(|m| m["endpoint_id"] == later["id"]).unwrap();
+    assert!(found["reason"].as_str().unwrap().ends_with("created after the event was accepted"), "{found}");
+}
+
+#[tokio::test]
+async fn an_event_nobody_wants_is_kept_and_says_so() {
+    let gateway = Gateway::start().await;
+    let receipt = gateway.send(json!({"type":"nobody.cares","data":{}})).await;
+    assert_eq!(receipt["deliveries"], 0);
+    let id = receipt["id"].as_str().unwrap();
+    assert!(id.starts_with("evt_"));
+    assert_eq!(gateway.client.get(&format!("{EVENTS}/{id}")).await.expect(200)["deliveries"], 0);
+    assert_eq!(gateway.list(&format!("{EVENTS}?type=nobody.cares")).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_batch_stands_or_falls_as_one_and_partial_answers_for_each() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    gateway.create_endpoint(json!({"url": receiver.url()})).await;
+    let batch = "/v1/tenants/default/events/batch";
+    let good = gateway
+        .client
+        .post(batch, r#"[{"id":"a","type":"t","key":"k","data":1},{"id":"b","type":"t","key":"k","data":2}]"#)
+        .await
+        .expect(202);
+    assert_eq!(good["data"][1], json!({"index":1,"status":202,"id":"b","deliveries":1,"duplicate":false}));
+
+    let mixed =
+        r#"[{"id":"c","type":"t","data":1},{"id":"d","type":"no good","data":1},{"id":"a","type":"other","data":1}]"#;
+    let problem = gateway.client.post(batch, mixed).await.problem(422, "invalid_field");
+    assert_eq!(problem["errors"][0]["pointer"], "/1/type");
+    gateway.client.get(&format!("{EVENTS}/c")).await.problem(404, "not_found");
+    let conflict = r#"[{"id":"c","type":"t","data":1},{"id":"a","type":"other","data":1}]"#;
+    let problem = gateway.client.post(batch, conflict).await.problem(409, "id_conflict");
+    assert_eq!(problem["errors"][0]["pointer"], "/1/id");
+    gateway.client.get(&format!("{EVENTS}/c")).await.problem(404, "not_found");
+
+    let partial = gateway.client.post(&format!("{batch}?partial=true"), mixed).await.expect(202);
+    let statuses: Vec<_> =
+        partial["data"].as_array().unwrap().iter().map(|item| item["status"].as_u64().unwrap()).collect();
+    assert_eq!(statuses, [202, 422, 409]);
+    assert_eq!(partial["data"][1]["error"]["code"], "invalid_field");
+
+    let lines = "{\"id\":\"n1\",\"type\":\"t\",\"data\":1}\n\n{\"id\":\"n2\",\"type\":\"t\",\"data\":2}\n";
+    assert_eq!(gateway.client.post(batch, lines).await.expect(202)["data"].as_array().unwrap().len(), 2);
+    gateway.client.post(batch, "[]").await.problem(422, "invalid_field");
+    let many = format!("[{}]", vec![r#"{"type":"t","data":1}"#; 1001].join(","));
+    gateway.client.post(batch, many).await.problem(422, "invalid_field");
+    eventually("the batch to arrive", || async {
+        if receiver.count() == 5 { Ok(()) } else { Err(receiver.count().to_string()) }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_event_that_too_many_want_is_refused_whole() {
+    let gateway = Gateway::start().await;
+    let clients: Vec<_> = (0..16).map(|_| gateway.another_client()).collect();
+    let settings = json!({"url": "https://example.com/", "event_types": ["crowd"]});
+    for _ in 0..63 {
+        let creating = clients.iter().map(|client| client.post_json("/v1/tenants/default/endpoints", &settings));
+        futures_util::future::join_all(creating).await.iter().for_each(|answer| drop(answer.expect(201)));
+    }
+    let problem =
+        gateway.client.post(EVENTS, r#"{"id":"crowd","type":"crowd","data":1}"#).await.problem(422, "fanout_limit");
+    assert!(problem["detail"].as_str().unwrap().contains("1008"), "{problem}");
+    gateway.client.get(&format!("{EVENTS}/crowd")).await.problem(404, "not_found");
+    let listed = gateway.list("/v1/tenants/default/endpoints").await;
+    let distinct: std::collections::HashSet<_> = listed.iter().map(|endpoint| endpoint["id"].to_string()).collect();
+    assert_eq!((listed.len(), distinct.len()), (1_008, 1_008), "pages neither repeat nor leave out");
+}
+
+#[tokio::test]
+async fn a_page_of_large_events_is_short_and_goes_on() {
+    let gateway = Gateway::start().await;
+    let data = "x".repeat(900_000);
+    for n in 0..12 {
+        gateway.send(json!({"id": format!("large-{n}"), "type":"large","data":data})).await;
+    }
+    let first = gateway.client.get(&format!("{EVENTS}?limit=500")).await;
+    assert!(first.body.len() < 6_000_000 && first.expect(200)["next"].is_string(), "{} bytes", first.body.len());
+    assert_eq!(gateway.list(EVENTS).await.len(), 12);
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_events_and_goes_on_delivering() {
+    let receiver = Receiver::start().await;
+    let gateway = Gateway::start().await;
+    gateway.create_endpoint(json!({"url": receiver.url()})).await;
+    gateway.client.post("/v1/tenants/default/endpoints/none/pause", "").await.problem(404, "not_found");
+    let full = Gateway::start_with(Options::flags(&["--disk-reserve", "1000000GiB"])).await;
+    full.create_endpoint(json!({"url": receiver.url()})).await;
+    let refused = full.client.post_json(EVENTS, &json!({"type":"a","data":1})).await;
+    refused.problem(507, "storage_full");
+    assert!(refused.headers.contains_key("retry-after"));
+}
+
+#[tokio::test]
+async fn a_tenant_has_its_own_ids_endpoints_and_defaults() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    let put = |id: &str, body: &str| {
+        let (path, body) = (format!("/v1/tenants/{id}"), body.to_owned());
+        let client = &gateway.client;
+        async move { client.send("PUT", &path, &[], body).await.unwrap() }
+    };
+    put("acme", r#"{"name":"Acme","defaults":{"max_in_flight":3,"retry":{"max_attempts":7}}}"#).await.expect(201);
+    put("acme", r#"{"name":"Acme Inc","defaults":{"max_in_flight":3,"retry":{"max_attempts":7}}}"#).await.expect(200);
+    put("_system", "").await.problem(422, "invalid_field");
+    let endpoint =
+        gateway.client.post_json("/v1/tenants/acme/endpoints", &json!({"url": receiver.url()})).await.expect(201);
+    assert_eq!((&endpoint["max_in_flight"], &endpoint["retry"]["max_attempts"]), (&json!(3), &json!(7)));
+    gateway.create_endpoint(json!({"url": receiver.url()})).await;
+    for tenant in ["acme", "default"] {
+        let receipt = gateway
+            .client
+            .post(&format!("/v1/tenants/{tenant}/events"), r#"{"id":"same","type":"a","data":1}"#)
+            .await
+            .expect(202);
+        assert_eq!((&receipt["deliveries"], &receipt["duplicate"]), (&json!(1), &json!(false)));
+    }
+    let id = endpoint["id"].as_str().unwrap();
+    gateway.client.get(&format!("/v1/tenants/default/endpoints/{id}")).await.problem(404, "not_found");
+    gateway
+        .client
+        .post(EVENTS, format!(r#"{{"type":"a","data":1,"endpoints":["{id}"]}}"#))
+        .await
+        .problem(422, "invalid_field");
+    gateway.client.send("DELETE", "/v1/tenants/default", &[], "").await.unwrap().problem(409, "wrong_state");
+    gateway.client.send("DELETE", "/v1/tenants/acme", &[], "").await.unwrap().expect(204);
+    gateway.client.get("/v1/tenants/acme").await.problem(404, "not_found");
+}

@@ -1,0 +1,222 @@
+//! Malformed requests of every sort: each a problem that names the field,
+//! none a 500.
+
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::support::{Gateway, Options};
+
+const EVENTS: &str = "/v1/tenants/default/events";
+const ENDPOINTS: &str = "/v1/tenants/default/endpoints";
+
+#[tokio::test]
+async fn every_bad_event_is_refused_at_its_field() {
+    let gateway = Gateway::start().await;
+    let deep = format!(r#"{{"type":"a","data":{}1{}}}"#, "[".repeat(65), "]".repeat(65));
+    let very_deep = format!(r#"{{"type":"a","data":{}}}"#, "[".repeat(200_000));
+    let cases: Vec<(Vec<u8>, u16, &str, &str)> = vec![
+        (b"".to_vec(), 400, "invalid_json", ""),
+        (b"{".to_vec(), 400, "invalid_json", ""),
+        (b"nonsense".to_vec(), 400, "invalid_json", ""),
+        (b"{\"type\":\"a\",\"data\":1} x".to_vec(), 400, "invalid_json", ""),
+        (b"\xef\xbb\xbf{\"type\":\"a\",\"data\":1}".to_vec(), 400, "invalid_json", ""),
+        (b"{\"type\":\"a\",\"data\":\"\xff\"}".to_vec(), 400, "invalid_json", ""),
+        (b"{\"type\":\"a\",\"data\":NaN}".to_vec(), 400, "invalid_json", ""),
+        (very_deep.into_bytes(), 400, "invalid_json", ""),
+        (b"[]".to_vec(), 422, "invalid_field", ""),
+        (b"[\"id\",\"a.b\",\"k\",1,null,null,null]".to_vec(), 422, "invalid_field", ""),
+        (
+            b"{\"type\":\"a\",\"data\":1,\"timestamp\":\"2020-01-01T00:00:00Z[UTC]\"}".to_vec(),
+            422,
+            "invalid_field",
+            "/timestamp",
+        ),
+        (
+            b"{\"type\":\"a\",\"data\":1,\"timestamp\":\"2020-01-01T00:00:00.Z\"}".to_vec(),
+            422,
+            "invalid_field",
+            "/timestamp",
+        ),
+        (
+            b"{\"type\":\"a\",\"data\":1,\"timestamp\":\"2020-01-01T00:00:00+25:59\"}".to_vec(),
+            422,
+            "invalid_field",
+            "/timestamp",
+        ),
+        (b"{\"data\":1}".to_vec(), 422, "invalid_field", "/type"),
+        (b"{\"type\":\"a\"}".to_vec(), 422, "invalid_field", "/data"),
+        (b"{\"type\":\"a\",\"type\":\"b\",\"data\":1}".to_vec(), 422, "invalid_field", "/type"),
+        (b"{\"type\":\"a\",\"data\":1,\"payload\":2}".to_vec(), 422, "unknown_field", "/payload"),
+        (b"{\"type\":\"a b\",\"data\":1}".to_vec(), 422, "invalid_field", "/type"),
+        (b"{\"type\":7,\"data\":1}".to_vec(), 422, "invalid_field", "/type"),
+        (b"{\"type\":\"a\",\"data\":1,\"id\":\"a.b\"}".to_vec(), 422, "invalid_field", "/id"),
+        (b"{\"type\":\"a\",\"data\":1,\"id\":\"\"}".to_vec(), 422, "invalid_field", "/id"),
+        (b"{\"type\":\"a\",\"data\":1,\"key\":\"\"}".to_vec(), 422, "invalid_field", "/key"),
+        (b"{\"type\":\"a\",\"data\":1,\"key\":\"\\u0000\"}".to_vec(), 422, "invalid_field", "/key"),
+        (b"{\"type\":\"a\",\"data\":1,\"key\":{}}".to_vec(), 422, "invalid_field", "/key"),
+        (b"{\"type\":\"a\",\"data\":1,\"timestamp\":\"yesterday\"}".to_vec(), 422, "invalid_field", "/timestamp"),
+        (b"{\"type\":\"a\",\"data\":1,\"schema_version\":\"a b\"}".to_vec(), 422, "invalid_field", "/schema_version"),
+        (b"{\"type\":\"a\",\"data\":1,\"endpoints\":[]}".to_vec(), 422, "invalid_field", "/endpoints"),
+        (b"{\"type\":\"a\",\"data\":1,\"endpoints\":[\"ep_x\"]}".to_vec(), 422, "invalid_field", "/endpoints/0"),
+        (
+            b"{\"type\":\"a\",\"data\":1,\"endpoints\":[\"ep_01k00000000000000000000000\"]}".to_vec(),
+            422,
+            "invalid_field",
+            "/endpoints",
+        ),
+        (deep.into_bytes(), 422, "invalid_field", "/data"),
+    ];
+    for (body, status, code, pointer) in cases {
+        let text = String::from_utf8_lossy(&body[..body.len().min(80)]).into_owned();
+        let answer = gateway.client.post(EVENTS, body).await;
+        let problem = answer.problem(status, code);
+        if !pointer.is_empty() {
+            assert_eq!(problem["errors"][0]["pointer"], pointer, "{text}: {problem}");
+        }
+    }
+    let at_the_limit = format!(r#"{{"type":"a","data":{}1{}}}"#, "[".repeat(64), "]".repeat(64));
+    gateway.client.post(EVENTS, at_the_limit).await.expect(202);
+    for timestamp in ["2020-01-01T00:00:00Z", "2020-01-01t00:00:00.123456789+05:30", "2020-02-29T23:59:59-00:00"] {
+        let event = json!({"type":"a","data":1,"timestamp":timestamp});
+        gateway.client.post_json(EVENTS, &event).await.expect(202);
+    }
+}
+
+#[tokio::test]
+async fn an_event_over_the_limit_is_refused_with_the_limit() {
+    let gateway = Gateway::start_with(Options::flags(&["--max-event-bytes", "2KiB"])).await;
+    let large = format!(r#"{{"type":"a","data":"{}"}}"#, "x".repeat(2_048));
+    let problem = gateway.client.post(EVENTS, large.clone()).await.problem(413, "payload_too_large");
+    assert!(problem["detail"].as_str().unwrap().contains("2048"), "{problem}");
+    let batch = format!(r#"[{{"type":"a","data":1}},{large}]"#);
+    let problem = gateway.client.post(&format!("{EVENTS}/batch"), batch).await.problem(413, "payload_too_large");
+    assert_eq!(problem["errors"][0]["pointer"], "/1");
+    // Without a length announced, the limit holds all the same.
+    let mut raw = tokio::net::TcpStream::connect(gateway.address).await.unwrap();
+    let head = format!(
+        "POST {EVENTS} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ntransfer-encoding: chunked\r\n\r\n",
+        gateway.token()
+    );
+    raw.write_all(head.as_bytes()).await.unwrap();
+    raw.write_all(format!("{:x}\r\n{large}\r\n0\r\n\r\n", large.len()).as_bytes()).await.unwrap();
+    let mut start = [0; 64];
+    let read = raw.read(&mut start).await.unwrap();
+    assert!(start[..read].starts_with(b"HTTP/1.1 413"), "{}", String::from_utf8_lossy(&start[..read]));
+}
+
+#[tokio::test]
+async fn every_bad_endpoint_is_refused_at_its_field() {
+    let gateway = Gateway::start_with(Options::flags(&["--allow-egress", "127.0.0.0/8"])).await;
+    let url = "https://example.com/hook";
+    for (settings, code, pointer) in [
+        (json!({}), "invalid_field", "/url"),
+        (json!({"url": 7}), "invalid_field", "/url"),
+        (json!({"url": "example.com"}), "invalid_field", "/url"),
+        (json!({"url": "ftp://example.com"}), "invalid_field", "/url"),
+        (json!({"url": "https://u:p@example.com"}), "invalid_field", "/url"),
+        (json!({"url": "http://10.0.0.1/"}), "target_forbidden", "/url"),
+        (json!({"url": "http://169.254.169.254/latest"}), "target_forbidden", "/url"),
+        (json!({"url": "http://[::1]/"}), "target_forbidden", "/url"),
+        (json!({"url": url, "rate": {"per_second": 1}}), "unknown_field", "/rate"),
+        (json!({"url": url, "owner_email": "a@b"}), "unknown_field", "/owner_email"),
+        (json!({"url": url, "event_types": []}), "invalid_field", "/event_types"),
+        (json!({"url": url, "event_types": ["a b"]}), "invalid_field", "/event_types/0"),
+        (json!({"url": url, "filter": {"any": [{"path": "a", "equals": 1}]}}), "invalid_field", "/filter/any/0/path"),
+        (json!({"url": url, "ordering": "fifo"}), "invalid_field", "/ordering"),
+        (json!({"url": url, "on_dead": "stop"}), "invalid_field", "/on_dead"),
+        (json!({"url": url, "format": "thin"}), "invalid_field", "/format"),
+        (json!({"url": url, "headers": {"Webhook-Id": "x"}}), "invalid_field", "/headers/Webhook-Id"),
+        (json!({"url": url, "headers": {"X-A": "a\r\nb: c"}}), "invalid_field", "/headers/X-A"),
+        (json!({"url": url, "headers": {"X-A": "1", "x-a": "2"}}), "invalid_field", "/headers/x-a"),
+        (json!({"url": url, "headers": {"X-A": "***"}}), "invalid_field", "/headers/X-A"),
+        (json!({"url": url, "timeout": []}), "invalid_field", "/timeout"),
+        (json!({"url": url, "retry": [1]}), "invalid_field", "/retry"),
+        (json!({"url": url, "max_in_flight": 0}), "invalid_field", "/max_in_flight"),
+        (json!({"url": url, "max_in_flight": -1}), "invalid_field", "/max_in_flight"),
+        (json!({"url": url, "timeout": {"total": "2m"}}), "invalid_field", "/timeout"),
+        (json!({"url": url, "timeout": {"total": "soon"}}), "invalid_field", "/timeout/total"),
+        (json!({"url": url, "timeout": {"read": "1s"}}), "unknown_field", "/timeout/read"),
+        (json!({"url": url, "retry": {"max_attempts": 0}}), "invalid_field", "/retry/max_attempts"),
+        (json!({"url": url, "retry": {"preset": "eager"}}), "invalid_field", "/retry/preset"),
+        (json!({"url": url, "retry": {"jitter": "some"}}), "invalid_field", "/retry/jitter"),
+        (json!({"url": url, "retry": {"schedule": ["-5s"]}}), "invalid_field", "/retry/schedule/0"),
+        (json!({"url": url, "retry": {"backoff": {"base": "2h", "max": "1h"}}}), "invalid_field", "/retry/backoff/max"),
+        (json!({"url": url, "metadata": {"a": 1}}), "invalid_field", "/metadata/a"),
+        (json!({"url": url, "description": "a\u{7}"}), "invalid_field", "/description"),
+    ] {
+        let problem = gateway.client.post_json(ENDPOINTS, &settings).await.problem(422, code);
+        assert_eq!(problem["errors"][0]["pointer"], pointer, "{settings}: {problem}");
+    }
+    let endpoint = gateway.create_endpoint(json!({"url": url})).await;
+    let path = format!("{ENDPOINTS}/{}", endpoint["id"].as_str().unwrap());
+    let patch = |body: &'static str| gateway.client.send("PATCH", &path, &[], body);
+    patch(r#"{"max_in_flight":0}"#).await.unwrap().problem(422, "invalid_field");
+    patch(r#"{"id":"ep_x"}"#).await.unwrap().problem(422, "unknown_field");
+    patch(r#"{"url":null}"#).await.unwrap().problem(422, "invalid_field");
+    patch("[]").await.unwrap().problem(422, "invalid_field");
+    let changed =
+        patch(r#"{"max_in_flight":5,"retry":{"max_attempts":3},"description":"x"}"#).await.unwrap().expect(200);
+    assert_eq!(
+        (&changed["max_in_flight"], &changed["retry"]["preset"], &changed["url"]),
+        (&json!(5), &json!("standard"), &json!(url))
+    );
+    assert_eq!(
+        patch(r#"{"max_in_flight":null}"#).await.unwrap().expect(200)["max_in_flight"],
+        10,
+        "null is the default again"
+    );
+}
+
+#[tokio::test]
+async fn an_endpoint_on_loopback_needs_the_flag_and_the_refusal_names_it() {
+    let gateway = Gateway::start_with(Options::flags(&["--allow-egress", "192.0.2.0/24"])).await;
+    for url in ["http://127.0.0.1:9/", "http://localhost:9/", "http://2130706433/", "http://[::ffff:127.0.0.1]/"] {
+        let problem = gateway.client.post_json(ENDPOINTS, &json!({"url": url})).await.problem(422, "target_forbidden");
+        assert!(problem["detail"].as_str().unwrap().contains("--allow-egress 127.0.0.0/8"), "{problem}");
+    }
+}
+
+#[tokio::test]
+async fn addresses_methods_tokens_and_parameters_are_checked() {
+    let gateway = Gateway::start().await;
+    let client = &gateway.client;
+    client.get("/v1/nothing").await.problem(404, "not_found");
+    client.get("/nothing").await.problem(404, "not_found");
+    client.send("PUT", EVENTS, &[], "").await.unwrap().problem(405, "method_not_allowed");
+    client.get("/v1/tenants/nobody/events").await.problem(404, "not_found");
+    client.get("/v1/tenants/%ff/events").await.problem(404, "not_found");
+    client.get(&format!("{EVENTS}/evt.1")).await.problem(404, "not_found");
+    client.get("/v1/tenants/default/deliveries/dlv_nonsense").await.problem(404, "not_found");
+    client.get("/v1/tenants/default/deliveries/dlv_01k00000000000000000000001").await.problem(404, "not_found");
+    for query in ["limit=0", "limit=501", "limit=many", "since=yesterday"] {
+        let problem = client.get(&format!("{EVENTS}?{query}")).await.problem(422, "invalid_field");
+        let name = format!("?{}", query.split('=').next().unwrap());
+        assert_eq!(problem["errors"][0]["pointer"], name, "{problem}");
+    }
+    client.get("/v1/tenants/default/deliveries?state=lost").await.problem(422, "invalid_field");
+    for (path, field) in [("/v1/tenants?colour=red", "?colour"), ("/v1/tenants?limit=0", "?limit")] {
+        let problem = client.get(path).await.expect(422);
+        assert_eq!(problem["errors"][0]["pointer"], field, "{problem}");
+    }
+    client.get("/v1/tenants?cursor=x").await.problem(400, "invalid_cursor");
+    client.post(&format!("{EVENTS}?partial=true"), "{}").await.problem(422, "unknown_field");
+    client.send("PUT", "/v1/tenants/listed", &[], r#"["N",{}]"#).await.unwrap().problem(422, "invalid_field");
+    let problem = client.get(&format!("{EVENTS}?colour=red")).await.problem(422, "unknown_field");
+    assert_eq!(problem["errors"][0]["pointer"], "?colour");
+    for cursor in ["x", "ZXZlbnRzOnh5eg", "ZGVsaXZlcmllczox"] {
+        client.get(&format!("{EVENTS}?cursor={cursor}")).await.problem(400, "invalid_cursor");
+    }
+    client
+        .send("POST", EVENTS, &[("content-encoding", "gzip")], "x")
+        .await
+        .unwrap()
+        .problem(415, "unsupported_media_type");
+    for token in ["", "Bearer", "Bearer wrong", "Basic abc", "Bearer pha_"] {
+        let refused = client.send("GET", "/v1/tenants", &[("authorization", token)], "").await.unwrap();
+        refused.problem(401, "unauthenticated");
+        assert_eq!(refused.headers["www-authenticate"], "Bearer");
+    }
+    for open in ["/healthz", "/readyz", "/openapi.json"] {
+        client.send("GET", open, &[("authorization", "")], "").await.unwrap().expect(200);
+    }
+}

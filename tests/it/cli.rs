@@ -1,0 +1,295 @@
+//! The command line against a real gateway, as its users type it.
+
+use std::process::{Output, Stdio};
+
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+
+use crate::support::{Gateway, Receiver, Reply, eager_retry};
+
+/// A command that knows no gateway yet.
+fn posthaste(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
+    for name in ["SERVER", "TOKEN", "TOKEN_FILE", "TENANT"] {
+        command.env_remove(format!("POSTHASTE_{name}"));
+    }
+    command.args(args).stdin(Stdio::null()).kill_on_drop(true);
+    command
+}
+
+fn to_gateway(gateway: &Gateway, args: &[&str]) -> Command {
+    let mut command = posthaste(args);
+    command.env("POSTHASTE_SERVER", format!("http://{}", gateway.address));
+    command.env("POSTHASTE_TOKEN_FILE", gateway.folder().join("admin-token"));
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("text")
+}
+
+#[track_caller]
+fn succeeded(args: &[&str], output: &Output) -> String {
+    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+    assert!(output.stderr.is_empty(), "{args:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// What a command prints for people.
+async fn told(gateway: &Gateway, args: &[&str]) -> String {
+    succeeded(args, &to_gateway(gateway, args).output().await.expect("it runs"))
+}
+
+/// What a command prints for programs.
+async fn asked(gateway: &Gateway, args: &[&str]) -> Value {
+    let args = [args, &["-o", "json"]].concat();
+    let out = succeeded(&args, &to_gateway(gateway, &args).output().await.expect("it runs"));
+    serde_json::from_str(&out).unwrap_or_else(|problem| panic!("{args:?} printed no JSON ({problem}): {out}"))
+}
+
+/// The one sentence with which a command fails.
+#[track_caller]
+fn failed(args: &[&str], output: &Output) -> String {
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+    assert!(output.stdout.is_empty(), "{args:?}: nothing is printed but the reason");
+    assert!(said.starts_with("posthaste: ") && said.trim_end().lines().count() == 1, "{args:?}: {said}");
+    said
+}
+
+fn id(value: &Value) -> &str {
+    value["id"].as_str().unwrap_or_else(|| panic!("no id in {value}"))
+}
+
+fn ids(page: &Value) -> Vec<&str> {
+    page["data"].as_array().expect("a list").iter().map(id).collect()
+}
+
+#[tokio::test]
+async fn an_endpoint_lives_its_life_by_commands() {
+    let gateway = Gateway::start().await;
+    let url = "http://127.0.0.1:1/hook";
+    let create = ["endpoints", "create", url, "--event-type", "a.*,b", "--header", "X-Team=billing", "--timeout", "2s"];
+    let created = asked(&gateway, &create).await;
+    let ep = id(&created);
+    assert!(created["secret"].as_str().unwrap().starts_with("whsec_"));
+    assert_eq!(created["event_types"], json!(["a.*", "b"]));
+    assert_eq!(created["headers"], json!({"X-Team": "***"}), "what may be a secret is not shown");
+    assert_eq!(created["timeout"], json!({"connect": "2s", "total": "2s"}));
+
+    let listed = told(&gateway, &["endpoints", "list"]).await;
+    assert!(listed.contains(ep) && listed.contains(url) && listed.contains("active"), "{listed}");
+    let shown = asked(&gateway, &["endpoints", "get", ep]).await;
+    assert!(id(&shown) == ep && shown["secret"].is_null(), "the secret is shown once: {shown}");
+
+    let update = ["endpoints", "update", ep, "--max-in-flight", "3", "--retry", r#"{"max_attempts": 2}"#];
+    let updated = asked(&gateway, &update).await;
+    assert_eq!((&updated["max_in_flight"], &updated["retry"]), (&json!(3), &json!({"max_attempts": 2})));
+    assert_eq!(updated["event_types"], json!(["a.*", "b"]), "what was not named stays");
+
+    let paused = asked(&gateway, &["endpoints", "pause", ep, "--note", "moving house"]).await;
+    assert_eq!(paused["state"], "paused");
+    assert!(paused["state_reason"].as_str().unwrap().contains("moving house"), "{paused}");
+    assert_eq!(asked(&gateway, &["endpoints", "resume", ep]).await["state"], "active");
+
+    let rotated = asked(&gateway, &["endpoints", "rotate", ep, "--overlap", "1h"]).await;
+    assert_ne!(rotated["secret"], created["secret"]);
+    let secrets = asked(&gateway, &["endpoints", "secrets", ep]).await;
+    let texts: Vec<_> = secrets["data"].as_array().unwrap().iter().map(|secret| &secret["secret"]).collect();
+    assert_eq!(texts, [&rotated["secret"], &created["secret"]]);
+    assert_eq!(told(&gateway, &["endpoints", "lanes", ep]).await.trim(), "no lanes with deliveries to make");
+
+    assert_eq!(told(&gateway, &["endpoints", "delete", ep]).await.trim(), format!("deleted {ep}"));
+    assert_eq!(told(&gateway, &["endpoints", "list"]).await.trim(), "no endpoints");
+}
+
+#[tokio::test]
+async fn data_that_is_sent_arrives_byte_for_byte() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::answering(|_| Reply::Status(200)).await;
+    let url = receiver.url();
+    asked(&gateway, &["endpoints", "create", &url, "--format", "raw", "--ordering", "endpoint"]).await;
+    let odd = "{ \"n\":1234567890123456789012345,\t\"n\" : \"\\u0000é\", \"x\":1.0e0 }";
+    let sent = asked(&gateway, &["send", "odd.bytes", odd, "--id", "by-word", "--key", "Konto 7"]).await;
+    assert_eq!((id(&sent), &sent["deliveries"], &sent["duplicate"]), ("by-word", &json!(1), &json!(false)));
+    let again = asked(&gateway, &["send", "odd.bytes", odd, "--id", "by-word", "--key", "Konto 7"]).await;
+    assert_eq!(again["duplicate"], true);
+
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    std::io::Write::write_all(&mut file, odd.as_bytes()).unwrap();
+    asked(&gateway, &["send", "odd.bytes", "--file", file.path().to_str().unwrap()]).await;
+
+    let mut piped = to_gateway(&gateway, &["send", "odd.bytes", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    piped.stdin.take().unwrap().write_all(odd.as_bytes()).await.unwrap();
+    succeeded(&["send", "-"], &piped.wait_with_output().await.unwrap());
+
+    let seen = receiver.wait_for(3).await;
+    assert!(seen.iter().all(|seen| seen.body == odd), "{seen:?}");
+    assert_eq!((seen[0].header("x-event-type"), seen[0].header("x-key")), ("odd.bytes", "Konto%207"));
+    let shown = told(&gateway, &["events", "get", "by-word"]).await;
+    assert!(shown.contains("1234567890123456789012345"), "{shown}");
+
+    let many = told(&gateway, &["send", "odd.bytes", "--count", "3"]).await;
+    assert_eq!(many.lines().count(), 4, "a title and three receipts: {many}");
+    receiver.wait_for(6).await;
+}
+
+#[tokio::test]
+async fn an_event_can_be_followed_by_commands() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::answering(|_| Reply::Status(503)).await;
+    let retry = r#"{"schedule": ["1h"], "jitter": "none"}"#;
+    let url = receiver.url();
+    let endpoint = asked(&gateway, &["endpoints", "create", &url, "--event-type", "order.*", "--retry", retry]).await;
+    let unwanted = told(&gateway, &["send", "other.thing", "--id", "unwanted"]).await;
+    assert!(unwanted.contains("it matched no endpoint; `posthaste events matches unwanted"), "{unwanted}");
+    let why = asked(&gateway, &["events", "matches", "unwanted"]).await;
+    assert_eq!((&why["data"][0]["endpoint_id"], &why["data"][0]["matched"]), (&endpoint["id"], &json!(false)));
+
+    asked(&gateway, &["send", "order.paid", r#"{"n":1}"#, "--id", "wanted", "--key", "7"]).await;
+    receiver.wait_for(1).await;
+    assert_eq!(ids(&asked(&gateway, &["events", "list"]).await), ["wanted", "unwanted"]);
+    assert_eq!(ids(&asked(&gateway, &["events", "list", "--key", "7"]).await), ["wanted"]);
+    let delivery = asked(&gateway, &["events", "deliveries", "wanted"]).await["data"][0].clone();
+    let dlv = id(&delivery);
+    crate::support::eventually("the first attempt to be recorded", || async {
+        let attempts = asked(&gateway, &["deliveries", "attempts", dlv]).await;
+        if attempts["data"][0]["status"] == 503 { Ok(()) } else { Err(attempts.to_string()) }
+    })
+    .await;
+    let listed = told(&gateway, &["deliveries", "list", "--state", "waiting"]).await;
+    assert!(listed.contains(dlv) && listed.contains("waiting (due)") && listed.contains("7 #1"), "{listed}");
+
+    asked(&gateway, &["deliveries", "retry", dlv]).await;
+    receiver.wait_for(2).await;
+    gateway_has_attempts(&gateway, dlv, 2).await;
+    assert_eq!(asked(&gateway, &["deliveries", "cancel", dlv]).await["state"], "cancelled");
+    assert_eq!(asked(&gateway, &["deliveries", "get", dlv]).await["state"], "cancelled");
+    receiver.answer_with(|_| Reply::Status(200));
+    asked(&gateway, &["deliveries", "replay", dlv]).await;
+    gateway.wait_for_state("wanted", "delivered").await;
+    let told = asked(&gateway, &["deliveries", "list", "--event-type", "order.paid"]).await;
+    assert_eq!((ids(&told), &told["data"][0]["state"]), (vec![dlv], &json!("delivered")));
+}
+
+async fn gateway_has_attempts(gateway: &Gateway, delivery: &str, count: usize) {
+    crate::support::eventually("the attempts to be recorded", || async {
+        let attempts = asked(gateway, &["deliveries", "attempts", delivery]).await;
+        if attempts["data"].as_array().map(Vec::len) == Some(count) { Ok(()) } else { Err(attempts.to_string()) }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_dead_letter_is_found_explained_replayed_and_discarded() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::answering(|_| Reply::Body(422, "no such order".into())).await;
+    gateway.create_endpoint(json!({"url": receiver.url(), "retry": eager_retry(3)})).await;
+    for id in ["one", "two"] {
+        asked(&gateway, &["send", "order.paid", "--id", id]).await;
+        gateway.wait_for_state(id, "dead").await;
+    }
+    let listed = asked(&gateway, &["dead-letters", "list", "--cause", "refused"]).await;
+    let (two, one) = (id(&listed["data"][0]), id(&listed["data"][1]));
+    assert_eq!((&listed["data"][0]["event_id"], &listed["data"][1]["event_id"]), (&json!("two"), &json!("one")));
+    assert_eq!(told(&gateway, &["dead-letters", "list", "--cause", "gone"]).await.trim(), "no dead letters");
+
+    let story = told(&gateway, &["dead-letters", "get", one]).await;
+    for part in ["is dead (refused)", "order.paid one", "tried once", "422", "no such order", "dead-letters replay"] {
+        assert!(story.contains(part), "{story} does not say {part:?}");
+    }
+    let facts = asked(&gateway, &["dead-letters", "get", one]).await;
+    assert_eq!((&facts["delivery"]["id"], &facts["attempts"]["data"][0]["status"]), (&json!(one), &json!(422)));
+
+    receiver.answer_with(|_| Reply::Status(200));
+    assert_eq!(asked(&gateway, &["dead-letters", "replay", one]).await["state"], "waiting");
+    gateway.wait_for_state("one", "delivered").await;
+    let discarded = asked(&gateway, &["dead-letters", "discard", two]).await;
+    assert_eq!((&discarded["state"], &discarded["cause"]), (&json!("cancelled"), &json!("refused")));
+    assert_eq!(told(&gateway, &["dead-letters", "list"]).await.trim(), "no dead letters");
+    let args = ["dead-letters", "discard", two];
+    let said = failed(&args, &to_gateway(&gateway, &args).output().await.unwrap());
+    assert!(said.contains(two) && said.contains("cancelled"), "{said}");
+}
+
+#[tokio::test]
+async fn tenants_are_kept_by_commands_and_keep_apart() {
+    let gateway = Gateway::start().await;
+    let created = asked(&gateway, &["tenants", "create", "acme", "--name", "Acme"]).await;
+    assert_eq!((id(&created), &created["name"]), ("acme", &json!("Acme")));
+    assert_eq!(ids(&asked(&gateway, &["tenants", "list"]).await), ["acme", "default"]);
+    let again = ["tenants", "create", "acme"];
+    assert!(failed(&again, &to_gateway(&gateway, &again).output().await.unwrap()).contains("tenants update acme"));
+    assert_eq!(asked(&gateway, &["tenants", "update", "acme", "--name", "Acme Ltd"]).await["name"], "Acme Ltd");
+
+    asked(&gateway, &["send", "t", "--id", "theirs", "--tenant", "acme"]).await;
+    assert_eq!(ids(&asked(&gateway, &["events", "list", "--tenant", "acme"]).await), ["theirs"]);
+    assert_eq!(told(&gateway, &["events", "list"]).await.trim(), "no events");
+    assert_eq!(told(&gateway, &["tenants", "delete", "acme"]).await.trim(), "deleted acme");
+    let gone = ["tenants", "get", "acme"];
+    failed(&gone, &to_gateway(&gateway, &gone).output().await.unwrap());
+}
+
+#[tokio::test]
+async fn errors_are_one_sentence_with_a_way_out() {
+    let gateway = Gateway::start().await;
+    let unknown = "ep_01hf7yat00e008000000000001";
+    for (args, words) in [
+        (&["endpoints", "get", unknown][..], "endpoint"),
+        (&["endpoints", "get", "nonsense"], "endpoint"),
+        (&["endpoints", "get", ".."], "is not an id"),
+        (&["endpoints", "create", "ftp://example.com/"], "url"),
+        (&["endpoints", "create", "http://10.0.0.1/"], "--allow-egress"),
+        (&["endpoints", "update", unknown], "nothing to change"),
+        (&["endpoints", "update", unknown, "--max-in-flight", "2"], "endpoint"),
+        (&["deliveries", "get", "dlv_01hf7yat00e008000000000001"], "delivery"),
+        (&["events", "get", "nothing"], "event"),
+        (&["events", "list", "--tenant", "nobody"], "tenant"),
+        (&["send", "not a type"], "type"),
+        (&["send", "a.b", "{'n':1}"], "quote it for the shell"),
+        (&["send", "a.b", "--file", "/nonexistent/data.json"], "/nonexistent/data.json"),
+        (&["events", "list", "--token", "wrong"], "token"),
+        (&["events", "list", "--server", "http://127.0.0.1:1"], "posthaste serve"),
+    ] {
+        let output = to_gateway(&gateway, args).output().await.unwrap();
+        let said = failed(args, &output);
+        assert!(said.contains(words), "{args:?} did not speak of {words:?}: {said}");
+    }
+    let empty = tempfile::tempdir().unwrap();
+    let lost = posthaste(&["events", "list"]).current_dir(empty.path()).output().await.unwrap();
+    assert!(failed(&["events", "list"], &lost).contains("POSTHASTE_TOKEN"));
+    let misspelt = to_gateway(&gateway, &["deliveries", "list", "--state", "lost"]).output().await.unwrap();
+    assert_eq!(misspelt.status.code(), Some(2), "a misspelt command line is told apart");
+    assert!(text(&misspelt.stderr).contains("waiting, delivered, dead, cancelled"));
+}
+
+#[tokio::test]
+async fn the_description_is_the_one_that_is_served() {
+    let gateway = Gateway::start().await;
+    let printed = succeeded(&["openapi"], &posthaste(&["openapi"]).output().await.unwrap());
+    let printed: Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!(printed, gateway.client.get("/openapi.json").await.expect(200));
+    assert!(printed["paths"]["/v1/tenants/{tenant}/events"]["post"].is_object());
+}
+
+#[tokio::test]
+async fn settings_and_completions_are_printed_without_a_gateway() {
+    let folder = tempfile::tempdir().unwrap();
+    let run =
+        async |args: &[&str]| succeeded(args, &posthaste(args).current_dir(folder.path()).output().await.unwrap());
+    let settings = run(&["config", "--retention", "7d"]).await;
+    assert!(settings.contains("retention = \"7d\"") && settings.contains("127.0.0.1:8400"), "{settings}");
+    assert!(run(&["config", "--reference"]).await.starts_with("# Settings\n"));
+    let script = run(&["completions", "bash"]).await;
+    assert!(script.contains("complete -F _posthaste") && script.contains("dead-letters"), "it completes");
+    let mut bash = Command::new("bash").args(["-n"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    bash.stdin.take().unwrap().write_all(script.as_bytes()).await.unwrap();
+    let checked = bash.wait_with_output().await.unwrap();
+    assert!(checked.status.success(), "{}", text(&checked.stderr));
+}

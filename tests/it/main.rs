@@ -1,0 +1,22 @@
+//! Stories a user would tell: a real gateway process, real receivers, real
+//! sockets, real signals.
+
+#![allow(clippy::unwrap_used, reason = "a story that cannot go on has failed")]
+
+mod support;
+
+mod accept;
+mod backlog;
+mod bad_input;
+mod bytes;
+mod cli;
+mod crash;
+mod dead_letters;
+mod lanes;
+mod listen;
+mod load;
+mod pause;
+mod retry;
+mod signatures;
+mod start_stop;
+mod tls;

@@ -1,0 +1,185 @@
+//! A gateway in its own process, started, stopped and killed for real.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+use super::{Client, eventually};
+
+/// How to start one.
+#[derive(Default, Clone)]
+pub struct Options {
+    /// More flags for `serve`.
+    pub flags: Vec<String>,
+    /// Where to serve; a free port if not said.
+    pub listen: Option<SocketAddr>,
+    /// More of the environment.
+    pub env: Vec<(String, String)>,
+}
+
+impl Options {
+    pub fn flags(flags: &[&str]) -> Self {
+        Self { flags: flags.iter().map(|flag| (*flag).to_owned()).collect(), ..Self::default() }
+    }
+}
+
+/// A running gateway on a folder of its own.
+pub struct Gateway {
+    process: Child,
+    pub address: SocketAddr,
+    pub client: Client,
+    folder: std::sync::Arc<tempfile::TempDir>,
+    options: Options,
+    token: String,
+}
+
+impl Gateway {
+    /// Starts one on an empty folder that may call receivers on this machine.
+    pub async fn start() -> Self {
+        Self::start_with(Options::default()).await
+    }
+
+    pub async fn start_with(options: Options) -> Self {
+        let folder = std::sync::Arc::new(tempfile::tempdir().expect("a folder"));
+        Self::start_on(folder, options).await
+    }
+
+    async fn start_on(folder: std::sync::Arc<tempfile::TempDir>, options: Options) -> Self {
+        let mut process = command(folder.path(), &options).spawn().expect("the gateway starts");
+        let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines();
+        let address = loop {
+            let line = lines.next_line().await.expect("readable output");
+            let line = line.expect("the gateway ended before it served; see its output above");
+            if let Some(rest) = line.split("serves http://").nth(1) {
+                break rest.split(' ').next().expect("an address").parse().expect("an address");
+            }
+        };
+        // Nobody reads on; a full pipe must not stop the gateway.
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        let token = std::fs::read_to_string(folder.path().join("admin-token")).expect("a token");
+        let token = token.trim().to_owned();
+        let client = Client::new(address, &token);
+        Self { process, address, client, folder, options, token }
+    }
+
+    pub fn folder(&self) -> PathBuf {
+        self.folder.path().to_owned()
+    }
+
+    pub fn token(&self) -> &str {
+        &self.token
+    }
+
+    pub fn process_id(&self) -> u32 {
+        self.process.id().expect("it runs")
+    }
+
+    /// Another connection to the same gateway.
+    pub fn another_client(&self) -> Client {
+        Client::new(self.address, &self.token)
+    }
+
+    /// kill -9.
+    pub async fn kill(&mut self) {
+        self.process.kill().await.expect("it can be killed");
+    }
+
+    /// SIGTERM, and how it ended.
+    pub async fn terminate(&mut self) -> ExitStatus {
+        let id = rustix::process::Pid::from_raw(self.process_id() as i32).expect("a process id");
+        rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it can be signalled");
+        self.process.wait().await.expect("it ends")
+    }
+
+    /// Starts again on the same folder and address.
+    pub async fn restart(self) -> Self {
+        let options = Options { listen: Some(self.address), ..self.options.clone() };
+        let folder = self.folder.clone();
+        drop(self);
+        Self::start_on(folder, options).await
+    }
+
+    /// A second process on the same folder: its output.
+    pub async fn start_second(&self) -> std::process::Output {
+        let mut second = command(self.folder.path(), &Options::default());
+        second.stderr(Stdio::piped());
+        second.output().await.expect("it runs")
+    }
+
+    pub async fn create_endpoint(&self, settings: Value) -> Value {
+        self.client.post_json("/v1/tenants/default/endpoints", &settings).await.expect(201)
+    }
+
+    /// Hands in an event; its receipt.
+    pub async fn send(&self, event: Value) -> Value {
+        self.client.post_json("/v1/tenants/default/events", &event).await.expect(202)
+    }
+
+    /// The one delivery of an event.
+    pub async fn delivery_of(&self, event: &str) -> Value {
+        let found = self.client.get(&format!("/v1/tenants/default/events/{event}/deliveries")).await.expect(200);
+        assert_eq!(found["data"].as_array().map(Vec::len), Some(1), "{found}");
+        found["data"][0].clone()
+    }
+
+    /// Waits until the event's one delivery is in this state.
+    pub async fn wait_for_state(&self, event: &str, state: &str) -> Value {
+        eventually(&format!("event {event} to be {state}"), || async {
+            let delivery = self.delivery_of(event).await;
+            if delivery["state"] == state { Ok(delivery) } else { Err(delivery.to_string()) }
+        })
+        .await
+    }
+
+    pub async fn attempts_of(&self, delivery: &Value) -> Vec<Value> {
+        let id = delivery["id"].as_str().expect("an id");
+        let found = self.client.get(&format!("/v1/tenants/default/deliveries/{id}/attempts")).await.expect(200);
+        found["data"].as_array().expect("a list").clone()
+    }
+
+    /// A change to a delivery: retry, cancel, replay.
+    pub async fn act(&self, delivery: &Value, verb: &str) -> super::Answer {
+        let id = delivery["id"].as_str().expect("an id");
+        self.client.post(&format!("/v1/tenants/default/deliveries/{id}/{verb}"), "").await
+    }
+
+    /// Everything in a list, page by page.
+    pub async fn list(&self, path: &str) -> Vec<Value> {
+        let mut all = Vec::new();
+        let mut cursor = String::new();
+        loop {
+            let joint = if path.contains('?') { '&' } else { '?' };
+            let page = self.client.get(&format!("{path}{joint}limit=500{cursor}")).await.expect(200);
+            all.extend(page["data"].as_array().expect("a list").clone());
+            match page["next"].as_str() {
+                Some(next) => cursor = format!("&cursor={next}"),
+                None => return all,
+            }
+        }
+    }
+}
+
+fn command(folder: &Path, options: &Options) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
+    let listen = options.listen.map_or("127.0.0.1:0".to_owned(), |listen| listen.to_string());
+    command
+        .args(["serve", "--listen", &listen, "--log", "warn", "--data"])
+        .arg(folder)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true);
+    if !options.flags.iter().any(|flag| flag == "--allow-egress") {
+        command.args(["--allow-egress", "127.0.0.0/8"]);
+    }
+    command.args(&options.flags).envs(options.env.iter().map(|(name, value)| (name, value)));
+    command
+}
+
+/// A policy that retries at once, so that stories need not wait.
+pub fn eager_retry(max_attempts: u32) -> Value {
+    json!({"schedule": ["10ms"], "jitter": "none", "max_attempts": max_attempts})
+}

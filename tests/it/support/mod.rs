@@ -1,0 +1,30 @@
+//! What the stories share: a gateway, receivers, and a way to wait for
+//! something without sleeping through it.
+
+mod client;
+mod gateway;
+mod receiver;
+
+use std::time::{Duration, Instant};
+
+pub use client::{Answer, Client};
+pub use gateway::{Gateway, Options, eager_retry};
+pub use receiver::{Receiver, Reply, Seen};
+
+/// How long anything may take before the story has failed.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Asks again until the answer is there; fails with the last one otherwise.
+pub async fn eventually<T, F>(what: &str, mut ask: impl FnMut() -> F) -> T
+where
+    F: Future<Output = Result<T, String>>,
+{
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match ask().await {
+            Ok(found) => return found,
+            Err(last) if Instant::now() > until => panic!("waited in vain for {what}: {last}"),
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+}

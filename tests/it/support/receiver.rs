@@ -1,0 +1,250 @@
+//! A receiver programmed the way its users think: "503 twice, then 200".
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, watch};
+
+use super::PATIENCE;
+
+/// How to answer one request.
+#[derive(Debug, Clone)]
+pub enum Reply {
+    /// With this status.
+    Status(u16),
+    /// With a status and one header.
+    With(u16, &'static str, String),
+    /// With a status and a body.
+    Body(u16, Bytes),
+    /// Not before the receiver is told to go on; then with this status.
+    Hold(u16),
+}
+
+/// One request, as received.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    pub headers: http::HeaderMap,
+    pub body: Bytes,
+    pub began: Instant,
+    pub path: String,
+    pub method: String,
+}
+
+impl Seen {
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+
+    pub fn id(&self) -> &str {
+        self.header("webhook-id")
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).expect("a JSON body")
+    }
+}
+
+type Choose = Box<dyn FnMut(&Seen) -> Reply + Send>;
+
+struct Shared {
+    seen: Mutex<Vec<Seen>>,
+    choose: Mutex<Choose>,
+    more: Notify,
+    go_on: watch::Sender<bool>,
+    // Per key: open requests now, and the most there ever were.
+    open: Mutex<HashMap<String, (usize, usize)>>,
+}
+
+/// A receiver on a free port of this machine.
+pub struct Receiver {
+    pub address: SocketAddr,
+    shared: Arc<Shared>,
+    accepting: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+impl Receiver {
+    /// Answers everything with 200.
+    pub async fn start() -> Self {
+        Self::answering(|_| Reply::Status(200)).await
+    }
+
+    /// Answers with these, one after the other; the last for ever.
+    pub async fn scripted(replies: Vec<Reply>) -> Self {
+        let mut replies = VecDeque::from(replies);
+        Self::answering(move |_| {
+            if replies.len() > 1 { replies.pop_front().expect("more than one") } else { replies[0].clone() }
+        })
+        .await
+    }
+
+    /// Answers as it is told for each request.
+    pub async fn answering(choose: impl FnMut(&Seen) -> Reply + Send + 'static) -> Self {
+        Self::listening("127.0.0.1:0".parse().expect("an address"), choose).await
+    }
+
+    pub async fn listening(address: SocketAddr, choose: impl FnMut(&Seen) -> Reply + Send + 'static) -> Self {
+        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+        socket.set_reuseaddr(true).expect("an option");
+        socket.bind(address).expect("a free port");
+        let listener = socket.listen(1_024).expect("a listener");
+        let address = listener.local_addr().expect("an address");
+        let shared = Arc::new(Shared {
+            seen: Mutex::new(Vec::new()),
+            choose: Mutex::new(Box::new(choose)),
+            more: Notify::new(),
+            go_on: watch::Sender::new(false),
+            open: Mutex::new(HashMap::new()),
+        });
+        let accepting = tokio::spawn(accept(listener, shared.clone()));
+        Self { address, shared, accepting }
+    }
+
+    /// Closes every connection at once; what it has seen until then.
+    pub async fn stop(mut self) -> Vec<Seen> {
+        self.accepting.abort();
+        let _ = (&mut self.accepting).await;
+        self.seen()
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}/hook", self.address)
+    }
+
+    /// Changes how it answers from now on.
+    pub fn answer_with(&self, choose: impl FnMut(&Seen) -> Reply + Send + 'static) {
+        *self.shared.choose.lock().expect("nothing panics while it is held") = Box::new(choose);
+    }
+
+    /// Lets held requests go on, these and later ones.
+    pub fn go_on(&self) {
+        self.shared.go_on.send_replace(true);
+    }
+
+    pub fn seen(&self) -> Vec<Seen> {
+        self.shared.seen.lock().expect("nothing panics while it is held").clone()
+    }
+
+    pub fn count(&self) -> usize {
+        self.shared.seen.lock().expect("nothing panics while it is held").len()
+    }
+
+    /// How often each id arrived.
+    pub fn times_by_id(&self) -> HashMap<String, usize> {
+        let mut times = HashMap::new();
+        for seen in self.shared.seen.lock().expect("nothing panics while it is held").iter() {
+            *times.entry(seen.id().to_owned()).or_default() += 1;
+        }
+        times
+    }
+
+    /// The most requests that were ever open at once, over all or for a key.
+    pub fn most_open(&self, key: &str) -> usize {
+        self.shared.open.lock().expect("nothing panics while it is held").get(key).map_or(0, |(_, most)| *most)
+    }
+
+    pub fn most_open_of_any_key(&self) -> usize {
+        let open = self.shared.open.lock().expect("nothing panics while it is held");
+        open.iter().filter(|(key, _)| !key.is_empty()).map(|(_, (_, most))| *most).max().unwrap_or(0)
+    }
+
+    /// Waits until this many requests have come.
+    pub async fn wait_for(&self, count: usize) -> Vec<Seen> {
+        let waiting = async {
+            loop {
+                let more = self.shared.more.notified();
+                if self.count() >= count {
+                    return self.seen();
+                }
+                more.await;
+            }
+        };
+        match tokio::time::timeout(PATIENCE, waiting).await {
+            Ok(seen) => seen,
+            Err(_) => panic!("waited in vain for {count} requests; {} came", self.count()),
+        }
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    // Dropped with this task, so that a receiver that stops closes its connections.
+    let mut connections = tokio::task::JoinSet::new();
+    while let Ok((stream, _)) = listener.accept().await {
+        let shared = shared.clone();
+        connections.spawn(async move {
+            let service = service_fn(move |request| answer(shared.clone(), request));
+            let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+        });
+    }
+}
+
+async fn answer(
+    shared: Arc<Shared>,
+    request: hyper::Request<Incoming>,
+) -> Result<hyper::Response<Full<Bytes>>, Box<dyn std::error::Error + Send + Sync>> {
+    let began = Instant::now();
+    let (head, body) = request.into_parts();
+    let body = body.collect().await?.to_bytes();
+    let seen =
+        Seen { headers: head.headers, body, began, path: head.uri.path().to_owned(), method: head.method.to_string() };
+    let _open = Open::count(&shared, seen.header("x-key"));
+    let reply = (shared.choose.lock().expect("nothing panics while it is held"))(&seen);
+    shared.seen.lock().expect("nothing panics while it is held").push(seen);
+    shared.more.notify_waiters();
+    let respond = |status: u16| hyper::Response::builder().status(status);
+    Ok(match reply {
+        Reply::Status(status) => respond(status).body(Full::default())?,
+        Reply::With(status, name, value) => respond(status).header(name, value).body(Full::default())?,
+        Reply::Body(status, body) => respond(status).body(Full::new(body))?,
+        Reply::Hold(status) => {
+            let mut go_on = shared.go_on.subscribe();
+            let _ = tokio::time::timeout(Duration::from_secs(60), go_on.wait_for(|go| *go)).await;
+            respond(status).body(Full::default())?
+        }
+    })
+}
+
+/// Counts a request as open for as long as it lives, over all and by key.
+struct Open {
+    shared: Arc<Shared>,
+    keys: Vec<String>,
+}
+
+impl Open {
+    fn count(shared: &Arc<Shared>, key: &str) -> Self {
+        let mut keys = vec![String::new()];
+        keys.extend((!key.is_empty()).then(|| key.to_owned()));
+        let mut open = shared.open.lock().expect("nothing panics while it is held");
+        for key in &keys {
+            let (now, most) = open.entry(key.clone()).or_default();
+            *now += 1;
+            *most = (*most).max(*now);
+        }
+        drop(open);
+        Self { shared: shared.clone(), keys }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let mut open = self.shared.open.lock().expect("nothing panics while it is held");
+        for key in &self.keys {
+            open.get_mut(key).expect("it was counted").0 -= 1;
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Receivers behind TLS: trusted ones are called, others are not, and the
+//! reason is told.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use rustls::pki_types::PrivateKeyDer;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_rustls::TlsAcceptor;
+
+use crate::support::{Gateway, Options, PATIENCE, eager_retry};
+
+/// A certificate authority of our own, in a file.
+struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+    file: tempfile::NamedTempFile,
+}
+
+impl Authority {
+    /// A name of its own, so that nobody takes one for the other.
+    fn named(name: &str) -> Self {
+        let mut params = CertificateParams::new(Vec::new()).expect("parameters");
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("an authority");
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), issuer.pem()).expect("a certificate");
+        Self { issuer, file }
+    }
+
+    /// A gateway that trusts this authority and no other.
+    async fn trusting_gateway(&self) -> Gateway {
+        let file = self.file.path().display().to_string();
+        let env = vec![("SSL_CERT_FILE".to_owned(), file), ("SSL_CERT_DIR".to_owned(), "/nonexistent".to_owned())];
+        Gateway::start_with(Options { env, ..Options::default() }).await
+    }
+
+    /// What a server needs to be these names.
+    fn server(&self, names: &[&str]) -> TlsAcceptor {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let key = KeyPair::generate().expect("a key");
+        let leaf = CertificateParams::new(names).expect("names").signed_by(&key, &self.issuer).expect("a certificate");
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_no_client_auth()
+            .with_single_cert(vec![leaf.der().clone()], PrivateKeyDer::Pkcs8(key.serialize_der().into()))
+            .expect("a certificate and its key");
+        TlsAcceptor::from(Arc::new(config))
+    }
+}
+
+/// A receiver that speaks TLS, answers 200 and keeps the bodies.
+struct TlsReceiver {
+    address: SocketAddr,
+    bodies: mpsc::UnboundedReceiver<Bytes>,
+    accepting: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for TlsReceiver {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+impl TlsReceiver {
+    async fn start(acceptor: TlsAcceptor) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let (arrived, bodies) = mpsc::unbounded_channel();
+        let accepting = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (acceptor, arrived) = (acceptor.clone(), arrived.clone());
+                tokio::spawn(async move {
+                    // A client that does not trust us goes away here.
+                    let Ok(stream) = acceptor.accept(stream).await else { return };
+                    let service = service_fn(|request| receive(&arrived, request));
+                    let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+                });
+            }
+        });
+        Self { address, bodies, accepting }
+    }
+
+    fn url(&self, host: &str) -> String {
+        format!("https://{host}:{}/hook", self.address.port())
+    }
+}
+
+async fn receive(
+    arrived: &mpsc::UnboundedSender<Bytes>,
+    request: hyper::Request<Incoming>,
+) -> Result<hyper::Response<Full<Bytes>>, hyper::Error> {
+    let body = request.into_body().collect().await?.to_bytes();
+    let _ = arrived.send(body);
+    Ok(hyper::Response::new(Full::default()))
+}
+
+/// Sends one event there and waits until it has died of TLS; the message.
+async fn dead_of_tls(gateway: &Gateway, url: String) -> String {
+    gateway.create_endpoint(json!({"url": url, "retry": eager_retry(2)})).await;
+    gateway.send(json!({"id": "secret-matter", "type": "t", "data": 1})).await;
+    let dead = gateway.wait_for_state("secret-matter", "dead").await;
+    assert_eq!((&dead["cause"], &dead["attempts"]), (&json!("exhausted"), &json!(2)), "{dead}");
+    assert_eq!((&dead["last_error"]["kind"], &dead["last_status"]), (&json!("tls"), &Value::Null), "{dead}");
+    dead["last_error"]["message"].as_str().expect("a message").to_owned()
+}
+
+#[tokio::test]
+async fn a_receiver_whose_authority_is_trusted_is_called_over_tls() {
+    let authority = Authority::named("ours");
+    let gateway = authority.trusting_gateway().await;
+    let mut receiver = TlsReceiver::start(authority.server(&["127.0.0.1", "localhost"])).await;
+    for host in ["127.0.0.1", "localhost"] {
+        let endpoint = gateway.create_endpoint(json!({"url": receiver.url(host), "format": "raw"})).await;
+        let id = format!("to-{}", host.replace('.', "-"));
+        gateway.send(json!({"id": id, "type": "t", "endpoints": [endpoint["id"]], "data": [host]})).await;
+        let delivery = gateway.wait_for_state(&id, "delivered").await;
+        let attempts = gateway.attempts_of(&delivery).await;
+        let timings = &attempts[0]["timings"];
+        assert!(timings["tls"].as_f64().is_some_and(|tls| tls > 0.0), "{timings}");
+        assert!(timings["connect"].is_number() && timings["first_byte"].is_number(), "{timings}");
+        let body = tokio::time::timeout(PATIENCE, receiver.bodies.recv()).await.expect("a request").expect("a body");
+        assert_eq!(body, format!("[\"{host}\"]"));
+    }
+}
+
+#[tokio::test]
+async fn a_receiver_whose_authority_is_unknown_is_not_called_and_the_reason_is_told() {
+    let (authority, another) = (Authority::named("ours"), Authority::named("another"));
+    let gateway = another.trusting_gateway().await;
+    let mut receiver = TlsReceiver::start(authority.server(&["127.0.0.1"])).await;
+    let message = dead_of_tls(&gateway, receiver.url("127.0.0.1")).await;
+    assert!(message.contains("certificate") && message.contains("UnknownIssuer"), "{message}");
+    assert!(receiver.bodies.try_recv().is_err(), "nothing was said to someone unknown");
+}
+
+#[tokio::test]
+async fn a_certificate_for_another_name_is_refused_and_the_reason_is_told() {
+    let authority = Authority::named("ours");
+    let gateway = authority.trusting_gateway().await;
+    let mut receiver = TlsReceiver::start(authority.server(&["elsewhere.example"])).await;
+    let message = dead_of_tls(&gateway, receiver.url("localhost")).await;
+    assert!(message.contains("not valid for name") && message.contains("elsewhere.example"), "{message}");
+    assert!(receiver.bodies.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn a_receiver_that_does_not_speak_tls_is_told_apart() {
+    let gateway = Gateway::start().await;
+    let plain = crate::support::Receiver::answering(|_| crate::support::Reply::Status(200)).await;
+    let message = dead_of_tls(&gateway, plain.url().replace("http:", "https:")).await;
+    assert!(message.contains("no secure connection"), "{message}");
+    assert_eq!(plain.count(), 0);
+}

@@ -1,0 +1,177 @@
+//! Receivers with moods, and the judge that watches what reaches them.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use jiff::Timestamp;
+use posthaste::clock::Clock;
+use posthaste::lifecycle::deliver::send::Sender;
+use posthaste::lifecycle::deliver::sign::Request;
+use posthaste::model::attempt::{Answer, Failure, FailureKind, Response, Timings};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+/// What the receivers have seen, over all lives of the gateway.
+#[derive(Default)]
+pub struct Ledger {
+    /// The body each (url, event) came with: it must stay the same.
+    bodies: HashMap<(String, String), Bytes>,
+    /// The highest place applied in each (url, key).
+    applied: HashMap<(String, String), u64>,
+    /// The last place tried in each (url, key).
+    tried: HashMap<(String, String), u64>,
+    /// The (url, event)s that were answered 2xx.
+    pub received: HashSet<(String, String)>,
+    /// Lanes with a request open.
+    open: HashSet<(String, String)>,
+    /// Requests open per url.
+    open_by_url: HashMap<String, usize>,
+    /// All requests.
+    pub requests: u64,
+    /// Requests whose answer was cut off by a crash.
+    pub cut_off: u64,
+    /// What must never happen, and did. Kept rather than panicked over: a
+    /// panic inside an attempt would only put it back.
+    pub violations: Vec<String>,
+}
+
+impl Ledger {
+    fn demand(&mut self, holds: bool, otherwise: impl FnOnce() -> String) {
+        if !holds {
+            self.violations.push(otherwise());
+        }
+    }
+}
+
+/// Receivers that are well, down, slow or confused, each in its own time.
+pub struct Moody {
+    pub ledger: Arc<Mutex<Ledger>>,
+    clock: Arc<dyn Clock>,
+    chance: Mutex<StdRng>,
+    cap: usize,
+    /// After this time everyone is well, so that everything can end.
+    healed_at: Timestamp,
+}
+
+impl Moody {
+    pub fn new(ledger: Arc<Mutex<Ledger>>, clock: Arc<dyn Clock>, seed: u64, cap: usize, healed_at: Timestamp) -> Self {
+        Self { ledger, clock, chance: Mutex::new(StdRng::seed_from_u64(seed)), cap, healed_at }
+    }
+
+    fn draw(&self) -> f64 {
+        self.chance.lock().unwrap().random()
+    }
+
+    /// Each receiver has an outage of some hours a day, at its own time.
+    fn is_down(&self, url: &str) -> bool {
+        let now = self.clock.now();
+        let offset = url.bytes().map(i64::from).sum::<i64>() * 3_600;
+        let hour = (now.as_second() + offset) / 3_600 % 24;
+        now < self.healed_at && hour < 5
+    }
+
+    fn mood(&self, url: &str) -> Result<u16, FailureKind> {
+        let draw = self.draw();
+        if self.clock.now() >= self.healed_at {
+            return Ok(200);
+        }
+        match self.is_down(url) {
+            true if draw < 0.5 => Err(FailureKind::ConnectionRefused),
+            true => Ok(503),
+            false if draw < 0.08 => Ok(500),
+            false if draw < 0.12 => Err(FailureKind::Timeout),
+            false if draw < 0.14 => Err(FailureKind::ConnectionReset),
+            false if draw < 0.16 => Err(FailureKind::Ours),
+            false if draw < 0.18 => Ok(429),
+            false => Ok(204),
+        }
+    }
+}
+
+/// Counts a request as open until it is answered or cut off by a crash.
+struct Open<'a> {
+    moody: &'a Moody,
+    url: String,
+    lane: Option<(String, String)>,
+    is_answered: bool,
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        let mut ledger = self.moody.ledger.lock().unwrap();
+        *ledger.open_by_url.get_mut(&self.url).unwrap() -= 1;
+        if let Some(lane) = &self.lane {
+            ledger.open.remove(lane);
+        }
+        ledger.cut_off += u64::from(!self.is_answered);
+    }
+}
+
+#[async_trait]
+impl Sender for Moody {
+    async fn send(&self, request: Request) -> Answer {
+        let header = |name: &str| request.headers.get(name).map(|value| value.to_str().unwrap().to_owned());
+        let id = header("webhook-id").unwrap();
+        let place = header("x-seq").map(|seq| seq.parse::<u64>().unwrap());
+        // The lane of a fully ordered endpoint is the same for every key.
+        let key = header("x-key").filter(|_| !request.url.ends_with("/in-order")).unwrap_or_default();
+        let lane = place.map(|_| (request.url.clone(), key));
+        let mut open = self.open(&request, &id, lane.clone(), place);
+        // The whole way to the receiver and back, within the deadline.
+        let took = Duration::from_millis(5 + (self.draw() * 9_000.0) as u64);
+        tokio::time::sleep(took).await;
+        let mood = self.mood(&request.url);
+        open.is_answered = true;
+        let mut ledger = self.ledger.lock().unwrap();
+        // A receiver that timed out may have applied it all the same.
+        let is_applied =
+            matches!(mood, Ok(200..300)) || (mood == Err(FailureKind::Timeout) && took.as_millis().is_multiple_of(2));
+        if is_applied {
+            if let (Some(lane), Some(place)) = (&lane, place) {
+                let known = ledger.applied.entry(lane.clone()).or_insert(0);
+                *known = (*known).max(place);
+            }
+            if matches!(mood, Ok(200..300)) {
+                ledger.received.insert((request.url.clone(), id));
+            }
+        }
+        let result = match mood {
+            Ok(status) => Ok(Response { status, ..Response::default() }),
+            Err(kind) => Err(Failure { kind, message: "a mood".into() }),
+        };
+        Answer { result, timings: Timings::default() }
+    }
+}
+
+impl Moody {
+    /// Judges a request as it arrives.
+    fn open(&self, request: &Request, id: &str, lane: Option<(String, String)>, place: Option<u64>) -> Open<'_> {
+        let url = request.url.clone();
+        let mut ledger = self.ledger.lock().unwrap();
+        ledger.requests += 1;
+        let known = ledger.bodies.entry((url.clone(), id.to_owned())).or_insert_with(|| request.body.clone()).clone();
+        ledger.demand(known == request.body, || format!("the body of {id} changed between attempts"));
+        let now_open = ledger.open_by_url.entry(url.clone()).or_insert(0);
+        *now_open += 1;
+        let now_open = *now_open;
+        ledger.demand(now_open <= self.cap, || format!("{now_open} requests are open at {url}, over its cap"));
+        if let (Some(lane), Some(place)) = (&lane, place) {
+            let is_alone = ledger.open.insert(lane.clone());
+            ledger.demand(is_alone, || format!("two requests are open in lane {lane:?}"));
+            let before = ledger.tried.insert(lane.clone(), place).unwrap_or(0);
+            ledger.demand(place >= before, || {
+                format!("{id} came after its successor: place {place} of {lane:?} after {before}")
+            });
+            let applied = ledger.applied.get(lane).copied().unwrap_or(0);
+            // A lane that skips its dead may leave places out.
+            let may_skip = url.ends_with("/skips");
+            ledger.demand(may_skip || place <= applied + 1, || {
+                format!("{id} overtook: place {place} of {lane:?} after {applied}")
+            });
+        }
+        Open { moody: self, url, lane, is_answered: false }
+    }
+}

@@ -1,0 +1,101 @@
+//! Forgetting, in simulated time: what is finished goes when its time has
+//! come, and nothing that waits ever does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use posthaste::clock::{Clock, TokioClock};
+use posthaste::lifecycle::retain::{Retention, run};
+use posthaste::model::attempt::{Attempt, Decision, Timings};
+use posthaste::model::delivery::{Cause, Next, Progress, after};
+use posthaste::model::span::Span;
+use posthaste::model::verdict::Verdict;
+use posthaste::store::embedded::{Durability, Embedded};
+use posthaste::store::{
+    Accepted, Catalog, Claim, DeliveryQuery, EventQuery, History, Outcome, PageAsk, Queue, Settlement,
+};
+
+use super::stumbling::Stumbling;
+use super::world::{endpoint, new_event, tenant, tenant_record};
+
+fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Settlement {
+    let decision = Decision {
+        verdict: Verdict::Delivered,
+        rule: "2xx".into(),
+        window_ms: None,
+        draw: None,
+        retry_after: None,
+        caps: Vec::new(),
+        next_attempt_at: None,
+    };
+    let attempt = Attempt {
+        number: 1,
+        started_at: now,
+        timings: Timings::default(),
+        url: String::new(),
+        status: Some(200),
+        error: None,
+        custom_headers: Vec::new(),
+        response_headers: Vec::new(),
+        response_body: String::new(),
+        truncated: false,
+        body_sha256: String::new(),
+        decision,
+    };
+    let progress = Progress { attempts: 1, age_from: Some(now), ..Progress::default() };
+    let outcome = Outcome::Attempted { attempt: Box::new(attempt), next, progress, began_at: now };
+    Settlement { id: claim.id, endpoint: claim.endpoint, now, outcome }
+}
+
+async fn left(store: &Stumbling) -> Vec<String> {
+    let page = || PageAsk { cursor: None, limit: 500 };
+    let deliveries = store.deliveries(&tenant(), DeliveryQuery::default(), page()).await.unwrap().data;
+    let events = store.events(&tenant(), EventQuery::default(), page()).await.unwrap().data;
+    let mut names: Vec<String> = deliveries.iter().map(|delivery| delivery.event_id.to_string()).collect();
+    let mut kept: Vec<String> = events.iter().map(|record| record.event.id.to_string()).collect();
+    names.sort();
+    kept.sort();
+    assert_eq!(names, kept, "an event goes with its last delivery, and not before");
+    names
+}
+
+#[test]
+fn finished_deliveries_go_after_their_retention_and_waiting_ones_never() {
+    let folder = tempfile::tempdir().unwrap();
+    let embedded = Arc::new(Embedded::open(folder.path(), Durability::Unsynced).unwrap());
+    let store = Stumbling::steady(embedded);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let began = Timestamp::from_second(1_800_000_000).unwrap();
+        let clock = Arc::new(TokioClock::starting_at(began));
+        store.put_tenant(tenant_record(began)).await.unwrap();
+        let endpoint = store.create_endpoint(endpoint(0, began)).await.unwrap();
+        let lease = store.lease(&tenant(), endpoint.id);
+        for (id, next) in
+            [("delivered", Some(Next::Delivered)), ("dead", Some(Next::Dead(Cause::Refused))), ("waiting", None)]
+        {
+            let new = new_event(id, None, began, vec![endpoint.clone()]);
+            let accepted = store.accept(vec![new], posthaste::store::Together::All).await.unwrap();
+            let [Accepted::New { claims, .. }] = &accepted[..] else { panic!("it is new") };
+            if let Some(next) = next {
+                store.settle(lease, attempted(&claims[0], next, began)).await.unwrap();
+            }
+        }
+        let retention = Retention { finished: Span::secs(30 * 86_400), dead: Span::secs(90 * 86_400) };
+        let chore = {
+            let (store, clock) = (store.clone(), clock.clone());
+            tokio::spawn(async move { run(&store, clock.as_ref(), retention).await })
+        };
+        let day = |n: u64| after(began, Duration::from_secs(n * 86_400));
+        clock.sleep_until(day(29)).await;
+        assert_eq!(left(&store).await, ["dead", "delivered", "waiting"]);
+        clock.sleep_until(day(31)).await;
+        assert_eq!(left(&store).await, ["dead", "waiting"]);
+        clock.sleep_until(day(91)).await;
+        assert_eq!(left(&store).await, ["waiting"]);
+        clock.sleep_until(day(400)).await;
+        assert_eq!(left(&store).await, ["waiting"]);
+        chore.abort();
+    });
+}

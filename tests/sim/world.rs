@@ -1,0 +1,303 @@
+//! The world of one seed: a gateway that lives, crashes and lives again,
+//! producers that never give up, and the reckoning at the end.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use posthaste::clock::{Clock, TokioClock};
+use posthaste::lifecycle::Gateway;
+use posthaste::lifecycle::accept::{Submission, accept};
+use posthaste::lifecycle::dispatch::Dispatcher;
+use posthaste::model::delivery::{Delivery, State, after};
+use posthaste::model::endpoint::{Endpoint, Secret, Settings, Standing};
+use posthaste::model::event::Event;
+use posthaste::model::id::{EndpointId, SecretId, TenantId};
+use posthaste::model::tenant::{Defaults, Tenant};
+use posthaste::store::embedded::{Durability, Embedded};
+use posthaste::store::{Catalog, DeliveryQuery, History, NewEvent, PageAsk, Together};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use serde_json::json;
+
+use super::moody::{Ledger, Moody};
+use super::stumbling::Stumbling;
+
+const DAYS: u64 = 3;
+const ENDPOINTS: usize = 4;
+const CAP: usize = 3;
+const EVENTS: usize = 150;
+const MAX_ATTEMPTS: u32 = 60;
+
+/// One seed's world.
+pub struct World {
+    seed: u64,
+    chance: StdRng,
+    folder: tempfile::TempDir,
+    ledger: Arc<Mutex<Ledger>>,
+    now: Timestamp,
+    healed_at: Timestamp,
+    ends_at: Timestamp,
+    /// Events still to be handed in, with the time for it.
+    to_come: Vec<(Timestamp, Submission)>,
+    acknowledged: Vec<String>,
+    crashes: u32,
+}
+
+/// What a seed has shown.
+pub struct Summary {
+    acknowledged: usize,
+    requests: u64,
+    cut_off: u64,
+    crashes: u32,
+    delivered: usize,
+    dead: usize,
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} events, {} crashes, {} requests ({} cut off), {} delivered, {} dead, 0 lost",
+            self.acknowledged, self.crashes, self.requests, self.cut_off, self.delivered, self.dead
+        )
+    }
+}
+
+/// The one tenant there is.
+pub fn tenant() -> TenantId {
+    "default".parse().unwrap()
+}
+
+/// That tenant, as created.
+pub fn tenant_record(now: Timestamp) -> Tenant {
+    Tenant { id: tenant(), name: String::new(), defaults: Defaults::default(), created_at: now }
+}
+
+/// The n-th endpoint, each with another kind of order.
+pub fn endpoint(n: usize, now: Timestamp) -> Endpoint {
+    let (ordering, path) = [("key", ""), ("key", "skips"), ("endpoint", "in-order"), ("none", "")][n];
+    let (on_dead, max_attempts) = if path == "skips" { ("skip", 4) } else { ("block", MAX_ATTEMPTS) };
+    let settings: Settings = serde_json::from_value(json!({
+        "url": format!("https://receiver-{n}.example/{path}"),
+        "max_in_flight": CAP,
+        "ordering": ordering,
+        "on_dead": on_dead,
+        "retry": {"max_attempts": max_attempts, "max_age": "72h"},
+    }))
+    .unwrap();
+    let secret = Secret {
+        id: SecretId::mint(now, n as u128),
+        text: posthaste::lifecycle::deliver::sign::new_secret([n as u8; 24]),
+        created_at: now,
+        expires_at: None,
+    };
+    Endpoint {
+        id: EndpointId::mint(now, n as u128),
+        tenant: tenant(),
+        policy: settings.retry.resolve().unwrap(),
+        settings,
+        standing: Standing::active(now),
+        secrets: vec![secret],
+        created_at: now,
+        updated_at: now,
+    }
+}
+
+/// An event for these endpoints, as the store takes it.
+pub fn new_event(id: &str, key: Option<&str>, now: Timestamp, targets: Vec<Arc<Endpoint>>) -> NewEvent {
+    let event = Event {
+        id: id.parse().unwrap(),
+        tenant: tenant(),
+        event_type: "sim.event".parse().unwrap(),
+        key: key.map(|key| key.parse().unwrap()),
+        timestamp: None,
+        schema_version: None,
+        endpoints: None,
+        accepted_at: now,
+        data: Bytes::from_static(b"{}"),
+    };
+    NewEvent { event: Arc::new(event), fingerprint: Some([0; 32]), targets }
+}
+
+impl World {
+    pub fn new(seed: u64) -> Self {
+        let mut chance = StdRng::seed_from_u64(seed);
+        let began = Timestamp::from_second(1_800_000_000).unwrap();
+        let span = Duration::from_secs(DAYS * 86_400);
+        let mut to_come: Vec<_> = (0..EVENTS)
+            .map(|n| {
+                let at = after(began, span.mul_f64(chance.random::<f64>() * 0.8));
+                let key = (chance.random::<f64>() < 0.7).then(|| format!("k{}", chance.random_range(0..6)));
+                let submission = Submission {
+                    id: Some(format!("e{n}").parse().unwrap()),
+                    event_type: "sim.event".parse().unwrap(),
+                    key: key.map(|key| key.parse().unwrap()),
+                    timestamp: None,
+                    schema_version: None,
+                    endpoints: None,
+                    data: Bytes::from(format!("{{\"n\":{n}}}")),
+                };
+                (at, submission)
+            })
+            .collect();
+        to_come.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+        Self {
+            seed,
+            chance,
+            folder: tempfile::tempdir().unwrap(),
+            ledger: Arc::default(),
+            now: began,
+            healed_at: after(began, span.mul_f64(0.9)),
+            ends_at: after(began, span + Duration::from_secs(2 * 86_400)),
+            to_come,
+            acknowledged: Vec::new(),
+            crashes: 0,
+        }
+    }
+
+    /// Lives through all of it, and reckons at the end.
+    pub fn live(mut self) -> Summary {
+        let folder = self.folder.path().to_owned();
+        self.in_life(&folder, async |world, store, clock| world.settle_in(&store, clock.as_ref()).await);
+        while self.now < self.healed_at {
+            self.crashes += 1;
+            let until = self.next_crash().min(self.healed_at);
+            self.in_life(&folder, async |world, store, clock| world.be_a_gateway(store, clock, until, false).await);
+        }
+        let until = self.ends_at;
+        self.in_life(&folder, async |world, store, clock| world.be_a_gateway(store, clock, until, true).await);
+        let mut summary = None;
+        self.in_life(&folder, async |world, store, _| summary = Some(world.reckon(&store).await));
+        summary.expect("the reckoning was made")
+    }
+
+    /// Some hours from now; or, as often, while an event has just come in and
+    /// its requests are on the wire.
+    fn next_crash(&mut self) -> Timestamp {
+        let anywhere = after(self.now, Duration::from_secs(self.chance.random_range(600..12 * 3_600)));
+        let next_event = self.to_come.iter().rev().map(|(at, _)| *at).find(|at| *at > self.now);
+        match next_event {
+            Some(at) if self.chance.random() => after(at, Duration::from_millis(self.chance.random_range(0..9_000))),
+            _ => anywhere,
+        }
+    }
+
+    /// One process: a store opened, a runtime with a clock that jumps, and an
+    /// end without a goodbye.
+    fn in_life(&mut self, folder: &Path, life: impl AsyncFnOnce(&mut Self, Stumbling, Arc<dyn Clock>)) {
+        let store = Arc::new(Embedded::open(folder, Durability::Unsynced).expect("the store opens after every crash"));
+        let stumbling = Stumbling::new(store.clone(), self.chance.random());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(self.now));
+            life(self, stumbling.clone(), clock.clone()).await;
+            self.now = clock.now();
+        });
+        stumbling.crash();
+        drop(runtime);
+        drop(stumbling);
+        let store = Arc::try_unwrap(store).ok().expect("nothing of a dead process holds its store");
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(store.close());
+    }
+
+    async fn settle_in(&mut self, store: &Stumbling, clock: &dyn Clock) {
+        let now = clock.now();
+        store.put_tenant(tenant_record(now)).await.unwrap();
+        for n in 0..ENDPOINTS {
+            store.create_endpoint(endpoint(n, now)).await.unwrap();
+        }
+    }
+
+    /// Accepts and delivers until the time given, or until all is done.
+    async fn be_a_gateway(&mut self, store: Stumbling, clock: Arc<dyn Clock>, until: Timestamp, is_last: bool) {
+        let store: Arc<dyn posthaste::store::Store> = Arc::new(store);
+        let moody = Moody::new(self.ledger.clone(), clock.clone(), self.chance.random(), CAP, self.healed_at);
+        let dispatcher = Dispatcher::new(store.clone(), Arc::new(moody), clock.clone(), 100, self.chance.random());
+        let gateway = Gateway::new(store, dispatcher.clone(), clock.clone());
+        let keeping_time = tokio::spawn(async move { dispatcher.run().await });
+        while let Some((at, submission)) = self.to_come.pop() {
+            if at > until {
+                self.to_come.push((at, submission));
+                break;
+            }
+            clock.sleep_until(at).await;
+            let id = submission.id.clone().expect("it was given one").to_string();
+            match accept(&gateway, &tenant(), vec![submission.clone()], Together::All).await {
+                Ok(_) => self.acknowledged.push(id),
+                // Not answered is not known: the same event comes again.
+                Err(_) => self.to_come.push((after(clock.now(), Duration::from_secs(1)), submission)),
+            }
+        }
+        clock.sleep_until(until).await;
+        if is_last {
+            keeping_time.abort();
+        }
+    }
+
+    /// Everything acknowledged has ended, and the records are true.
+    async fn reckon(&self, store: &Stumbling) -> Summary {
+        let deliveries = all_deliveries(store).await;
+        let mut by_event: HashMap<String, usize> = HashMap::new();
+        let urls: HashMap<EndpointId, String> =
+            store.endpoints(&tenant()).iter().map(|endpoint| (endpoint.id, endpoint.settings.url.clone())).collect();
+        assert!(self.to_come.is_empty(), "every event was handed in");
+        for delivery in &deliveries {
+            *by_event.entry(delivery.event_id.to_string()).or_default() += 1;
+            self.reckon_one(store, delivery, &urls[&delivery.endpoint_id]).await;
+        }
+        for id in &self.acknowledged {
+            assert_eq!(by_event.get(id), Some(&ENDPOINTS), "event {id} was acknowledged and has lost deliveries");
+        }
+        let count = |state: State| deliveries.iter().filter(|delivery| delivery.state == state).count();
+        let ledger = self.ledger.lock().unwrap();
+        assert!(ledger.violations.is_empty(), "seed {}: {:#?}", self.seed, ledger.violations);
+        Summary {
+            acknowledged: self.acknowledged.len(),
+            requests: ledger.requests,
+            cut_off: ledger.cut_off,
+            crashes: self.crashes,
+            delivered: count(State::Delivered),
+            dead: count(State::Dead),
+        }
+    }
+
+    async fn reckon_one(&self, store: &Stumbling, delivery: &Delivery, url: &str) {
+        let seed = self.seed;
+        let attempts = store.attempts(&tenant(), delivery.id).await.unwrap().expect("it is there");
+        let numbers: Vec<u32> = attempts.iter().map(|attempt| attempt.number).collect();
+        let expected: Vec<u32> = (1..=delivery.progress.attempts).collect();
+        assert_eq!(numbers, expected, "seed {seed}: attempts of {} are numbered without a gap", delivery.id);
+        assert!(numbers.len() as u32 <= MAX_ATTEMPTS, "seed {seed}: {} was tried too often", delivery.id);
+        for pair in attempts.windows(2) {
+            let planned = pair[0].decision.next_attempt_at.expect("a further attempt was planned");
+            assert!(pair[1].started_at >= planned, "seed {seed}: {} was tried early", delivery.id);
+        }
+        let has_arrived =
+            self.ledger.lock().unwrap().received.contains(&(url.to_owned(), delivery.event_id.to_string()));
+        match delivery.state {
+            State::Delivered => assert!(has_arrived, "seed {seed}: {} is delivered and never arrived", delivery.id),
+            State::Dead => assert!(delivery.cause.is_some(), "seed {seed}: {} died without a cause", delivery.id),
+            State::Waiting if delivery.is_behind => {}
+            State::Waiting | State::Cancelled => panic!("seed {seed}: {delivery:?} has not ended"),
+        }
+    }
+}
+
+async fn all_deliveries(store: &Stumbling) -> Vec<Delivery> {
+    let mut all = Vec::new();
+    let mut cursor = None;
+    loop {
+        let ask = PageAsk { cursor, limit: 500 };
+        let page = store.deliveries(&tenant(), DeliveryQuery::default(), ask).await.unwrap();
+        all.extend(page.data);
+        cursor = page.next;
+        if cursor.is_none() {
+            return all;
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! Keeps the house tidy: imports go one way, every file says what it is for,
+//! and the documents say what the code does.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use posthaste::api::openapi::document;
+use posthaste::api::problem::Code;
+
+/// What each module may import, besides itself. `main` imports `cli` alone;
+/// tests may import anything.
+const MAY_IMPORT: &[(&str, &[&str])] = &[
+    ("cli", &["app", "api", "lifecycle", "store", "model", "clock", "config", "telemetry"]),
+    ("app", &["api", "lifecycle", "store", "model", "clock", "config", "telemetry"]),
+    ("api", &["lifecycle", "store", "model", "clock"]),
+    ("lifecycle", &["store", "model", "clock"]),
+    ("store", &["model", "clock"]),
+    ("model", &[]),
+    ("clock", &[]),
+    ("config", &["model"]),
+    ("telemetry", &["config"]),
+];
+
+const FILE_LINES_MAX: usize = 600;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A source file, by its path from the root of the repository.
+struct Source {
+    path: String,
+    text: String,
+}
+
+impl Source {
+    /// The module of the crate this file belongs to: `src/api/page.rs` is of
+    /// `api`, `src/app.rs` of `app`.
+    fn module(&self) -> &str {
+        let inside = self.path.strip_prefix("src/").unwrap_or(&self.path);
+        inside.split(['/', '.']).next().unwrap_or_default()
+    }
+
+    /// How many modules deep the file is: `src/app.rs` is 1.
+    fn depth(&self) -> usize {
+        let folders = self.path.matches('/').count();
+        if self.path.ends_with("/mod.rs") { folders - 1 } else { folders }
+    }
+
+    /// The text without comments, so that a link in one is not an import.
+    fn code(&self) -> String {
+        self.text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+    }
+}
+
+fn sources(folders: &[&str]) -> Vec<Source> {
+    let mut found = Vec::new();
+    let mut open: Vec<PathBuf> = folders.iter().map(|folder| root().join(folder)).collect();
+    while let Some(folder) = open.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap_or_else(|problem| panic!("{}: {problem}", folder.display())) {
+            let path = entry.expect("a folder can be read").path();
+            if path.is_dir() {
+                open.push(path);
+            } else if path.extension().is_some_and(|ending| ending == "rs") {
+                let text = std::fs::read_to_string(&path).expect("source is text");
+                let path = path.strip_prefix(root()).expect("below the root").display().to_string();
+                found.push(Source { path, text });
+            }
+        }
+    }
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    assert!(!found.is_empty(), "there is source to look at");
+    found
+}
+
+fn read(path: &str) -> String {
+    let file = root().join(path);
+    std::fs::read_to_string(&file).unwrap_or_else(|problem| panic!("{path} is missing or cannot be read: {problem}"))
+}
+
+/// Fails with one line for each thing found.
+#[track_caller]
+fn expect_none(what: &str, found: Vec<String>) {
+    assert!(found.is_empty(), "{what}:\n  {}", found.join("\n  "));
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// The names that follow a path like `crate::`, alone or in braces.
+fn names_after(code: &str, path: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    for (at, _) in code.match_indices(path) {
+        if code[..at].ends_with(|c: char| is_word(c) || c == ':') {
+            continue;
+        }
+        let rest = &code[at + path.len()..];
+        match rest.strip_prefix('{') {
+            Some(group) => names.extend(names_in_group(group)),
+            None => names.push(rest.chars().take_while(|c| is_word(*c)).collect()),
+        }
+    }
+    names
+}
+
+/// The first names in `a::b, c::{d, e}, f}`: a, c and f.
+fn names_in_group(group: &str) -> Vec<String> {
+    let (mut depth, mut members) = (1, vec![String::new()]);
+    for c in group.chars() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 1 => members.push(String::new()),
+            c if depth == 1 => members.last_mut().expect("one is open").push(c),
+            _ => {}
+        }
+        if depth == 0 {
+            break;
+        }
+    }
+    let first = |member: String| member.trim().chars().take_while(|c| is_word(*c)).collect::<String>();
+    members.into_iter().map(first).filter(|name| !name.is_empty()).collect()
+}
+
+/// The modules of the crate that a file imports, by whatever path.
+fn imports(source: &Source) -> BTreeSet<String> {
+    let code = source.code();
+    let mut found: BTreeSet<String> = names_after(&code, "crate::").into_iter().collect();
+    // Enough `super`s reach the root as well; a test module needs one more.
+    for depth in [source.depth(), source.depth() + 1] {
+        let to_root = "super::".repeat(depth);
+        let modules = names_after(&code, &to_root).into_iter();
+        found.extend(modules.filter(|name| MAY_IMPORT.iter().any(|(module, _)| module == name)));
+    }
+    found.remove(source.module());
+    found
+}
+
+#[test]
+fn imports_go_one_way() {
+    let mut wrong = Vec::new();
+    for source in sources(&["src"]).iter().filter(|source| !matches!(source.module(), "main" | "lib")) {
+        let module = source.module();
+        let Some((_, allowed)) = MAY_IMPORT.iter().find(|(known, _)| *known == module) else {
+            wrong.push(format!("{}: say in MAY_IMPORT what {module} may import", source.path));
+            continue;
+        };
+        for import in imports(source) {
+            if !allowed.contains(&import.as_str()) {
+                wrong.push(format!("{}: {module} may not import crate::{import}", source.path));
+            }
+        }
+    }
+    expect_none("imports against the direction main → cli → app → api → lifecycle → store → model", wrong);
+}
+
+#[test]
+fn main_imports_the_command_line_alone() {
+    let main = Source { path: "src/main.rs".into(), text: read("src/main.rs") };
+    assert_eq!(names_after(&main.code(), "posthaste::"), ["cli"]);
+}
+
+#[test]
+fn only_the_app_names_a_concrete_store() {
+    let is_free = |path: &str| path == "src/app.rs" || path.starts_with("src/store/");
+    let names = |source: &Source| source.code().contains("embedded::") || source.code().contains("store::embedded");
+    let wrong = sources(&["src"])
+        .into_iter()
+        .filter(|source| !is_free(&source.path) && names(source))
+        .map(|source| format!("{}: take `Arc<dyn Store>`, or let src/app.rs open the store", source.path));
+    expect_none("files that name a concrete store", wrong.collect());
+}
+
+#[test]
+fn every_file_opens_with_what_it_is_for() {
+    let says =
+        |text: &str| text.lines().next().and_then(|line| line.strip_prefix("//! ")).is_some_and(|it| it.len() > 8);
+    let wrong = sources(&["src", "tests"]).into_iter().filter(|source| !says(&source.text)).map(|source| source.path);
+    expect_none("files without a `//!` purpose in their first line", wrong.collect());
+}
+
+#[test]
+fn only_the_clock_asks_the_machine_for_the_time() {
+    // Put together here, so that this file does not find itself.
+    let asks = [concat!("Timestamp", "::now"), concat!("SystemTime", "::now")];
+    let wrong = sources(&["src", "tests"])
+        .into_iter()
+        .filter(|source| source.path != "src/clock.rs" && asks.iter().any(|ask| source.code().contains(ask)))
+        .map(|source| format!("{}: take `now` as an argument", source.path));
+    expect_none("files that read the clock", wrong.collect());
+}
+
+#[test]
+fn nothing_is_left_for_later() {
+    let marks = [
+        concat!("TO", "DO"),
+        concat!("FIX", "ME"),
+        concat!("XX", "X"),
+        concat!("todo", "!"),
+        concat!("unimplemented", "!"),
+    ];
+    let mut wrong = Vec::new();
+    for source in sources(&["src", "tests"]) {
+        for (n, line) in source.text.lines().enumerate() {
+            if let Some(mark) = marks.iter().find(|mark| line.contains(**mark)) {
+                wrong.push(format!("{}:{}: {mark}", source.path, n + 1));
+            }
+        }
+    }
+    expect_none("things left for later; do them, or open an issue", wrong);
+}
+
+#[test]
+fn no_file_is_too_long_to_read() {
+    let wrong = sources(&["src"])
+        .into_iter()
+        .map(|source| (source.text.lines().count(), source.path))
+        .filter(|(lines, _)| *lines > FILE_LINES_MAX)
+        .map(|(lines, path)| format!("{path}: {lines} lines"));
+    expect_none(&format!("files longer than {FILE_LINES_MAX} lines; find the second noun in them"), wrong.collect());
+}
+
+#[test]
+fn every_setting_is_documented() {
+    let page = read("docs/settings.md");
+    assert!(
+        page == posthaste::cli::config::reference(),
+        "docs/settings.md is not what the settings say; run `posthaste config --reference > docs/settings.md`"
+    );
+}
+
+#[test]
+fn the_api_description_is_the_one_that_was_agreed_on() {
+    let written = read("docs/openapi.json");
+    let mut now = document().to_pretty_json().expect("the description can be written");
+    now.push('\n');
+    assert!(
+        written == now,
+        "docs/openapi.json is not what the routes say; if the change is meant, run `posthaste openapi > docs/openapi.json`"
+    );
+}
+
+/// Every route there is, as `METHOD /path`.
+fn routes() -> BTreeSet<String> {
+    let document = serde_json::to_value(document()).expect("the description can be written");
+    let paths = document["paths"].as_object().expect("there are paths");
+    let routes = paths.iter().flat_map(|(path, methods)| {
+        let methods = methods.as_object().expect("a path has methods");
+        methods.keys().map(move |method| format!("{} {path}", method.to_uppercase()))
+    });
+    routes.filter(|route| is_route(route)).collect()
+}
+
+fn is_route(text: &str) -> bool {
+    let methods = ["GET", "PUT", "POST", "PATCH", "DELETE"];
+    text.split_once(' ').is_some_and(|(method, path)| methods.contains(&method) && path.starts_with('/'))
+}
+
+/// What stands between backticks on a page, outside its examples.
+fn code_spans(page: &str) -> BTreeSet<String> {
+    let mut is_example = false;
+    let mut spans = BTreeSet::new();
+    for line in page.lines() {
+        if line.trim_start().starts_with("```") {
+            is_example = !is_example;
+        } else if !is_example {
+            spans.extend(line.split('`').skip(1).step_by(2).map(str::to_owned));
+        }
+    }
+    spans
+}
+
+#[test]
+fn every_route_is_documented_and_every_documented_route_exists() {
+    let routes = routes();
+    assert!(routes.len() > 20, "there are routes: {routes:?}");
+    let told: BTreeSet<String> = code_spans(&read("docs/api.md")).into_iter().filter(|span| is_route(span)).collect();
+    let missing = routes.difference(&told).map(|route| format!("`{route}` is not in docs/api.md"));
+    let invented = told.difference(&routes).map(|route| format!("`{route}` is in docs/api.md and nowhere else"));
+    expect_none("routes and their page differ", missing.chain(invented).collect());
+}
+
+#[test]
+fn every_operation_has_a_name_of_its_own() {
+    let document = serde_json::to_value(document()).expect("the description can be written");
+    let mut known = BTreeSet::new();
+    let paths = document["paths"].as_object().expect("there are paths").values();
+    let names = paths.flat_map(|methods| methods.as_object().expect("a path has methods").values());
+    let names = names.filter_map(|operation| operation["operationId"].as_str());
+    let twice = names.filter(|name| !known.insert(*name)).map(str::to_owned);
+    expect_none("operation ids that are there twice, on which client generators stumble", twice.collect());
+}
+
+#[test]
+fn every_error_code_is_documented() {
+    let told = code_spans(&read("docs/api.md"));
+    let codes = Code::ALL.iter().map(|code| code.as_str());
+    let missing = codes.filter(|code| !told.contains(*code)).map(|code| format!("`{code}`"));
+    expect_none("codes that docs/api.md does not explain", missing.collect());
+}
+
+#[test]
+fn imports_are_found_however_they_are_written() {
+    let source = |path: &str, text: &str| Source { path: path.into(), text: text.into() };
+    let found = |path: &str, text: &str| imports(&source(path, text)).into_iter().collect::<Vec<_>>();
+    assert_eq!(found("src/model/id.rs", "use crate::store::Error;"), ["store"]);
+    assert_eq!(found("src/model/id.rs", "use crate::{api::page, cli::{self, app}, model};"), ["api", "cli"]);
+    assert_eq!(found("src/model/id.rs", "fn f() -> crate::app::App { x }"), ["app"]);
+    assert_eq!(found("src/model/id.rs", "use super::super::store::Error;"), ["store"]);
+    assert_eq!(found("src/model/mod.rs", "use super::store::Error;"), ["store"]);
+    assert!(found("src/model/id.rs", "// see crate::store\nuse super::span; use some_crate::store;").is_empty());
+}
