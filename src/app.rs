@@ -25,14 +25,12 @@ use crate::lifecycle::deliver::guard::Guard;
 use crate::lifecycle::deliver::send::HttpSender;
 use crate::lifecycle::dispatch::Dispatcher;
 use crate::lifecycle::retain::{self, Retention};
+use crate::lifecycle::space::Space;
 use crate::model::id::TenantId;
 use crate::model::tenant::{Defaults, Tenant};
 use crate::store::embedded::{Durability, Embedded};
 use crate::store::{Catalog, Store};
 
-/// How often the free space is looked at: far less than it takes to use up
-/// the reserve.
-const DISK_LOOK_EVERY: Duration = Duration::from_millis(100);
 const ADMIN_TOKEN_FILE: &str = "admin-token";
 const ADMIN_TOKEN_NOTE: &str = "admin_token_sha256";
 
@@ -71,7 +69,8 @@ impl App {
         let shared: Arc<dyn Store> = store.clone();
         let dispatcher =
             Dispatcher::new(shared.clone(), sender, clock.clone(), settings.max_in_flight.0, rand::random());
-        let gateway = Arc::new(Gateway::new(shared, dispatcher, clock.clone()));
+        let space = Space::watching(folder, settings.disk_reserve.0);
+        let gateway = Arc::new(Gateway { store: shared, dispatcher, clock, space });
 
         warn_of_forbidden(gateway.store.as_ref(), &guard);
         let chores = start_chores(&gateway, settings);
@@ -122,9 +121,7 @@ impl App {
 
 fn start_chores(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<JoinHandle<()>> {
     let retention = Retention { finished: settings.retention, dead: settings.dead_letter_retention };
-    let (folder, reserve) = (settings.data.0.clone(), settings.disk_reserve.0);
-    let (dispatching, retaining, watching) = (gateway.clone(), gateway.clone(), gateway.clone());
-    watch_disk_once(&watching, &folder, reserve);
+    let (dispatching, retaining) = (gateway.clone(), gateway.clone());
     vec![
         tokio::spawn(async move {
             if let Err(problem) = dispatching.dispatcher.run().await {
@@ -134,19 +131,7 @@ fn start_chores(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<JoinHandle<(
         tokio::spawn(async move {
             retain::run(retaining.store.as_ref(), retaining.clock.as_ref(), retention).await;
         }),
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(DISK_LOOK_EVERY).await;
-                watch_disk_once(&watching, &folder, reserve);
-            }
-        }),
     ]
-}
-
-fn watch_disk_once(gateway: &Gateway, folder: &Path, reserve: u64) {
-    if let Ok(disk) = rustix::fs::statvfs(folder) {
-        gateway.set_disk_low(disk.f_bavail.saturating_mul(disk.f_frsize) < reserve);
-    }
 }
 
 /// Deliveries to an endpoint that may no longer be called die soon, so a

@@ -93,10 +93,10 @@ pub async fn accept(
     submissions: Vec<Submission>,
     together: Together,
 ) -> Result<Vec<Outcome>, Refusal> {
-    if gateway.is_disk_low() {
+    let now = gateway.clock.now();
+    if gateway.space.is_low(now) {
         return Err(Refusal::StorageFull);
     }
-    let now = gateway.clock.now();
     let mut outcomes: Vec<Option<Outcome>> = Vec::with_capacity(submissions.len());
     let mut events = Vec::with_capacity(submissions.len());
     let mut deliveries = 0;

@@ -11,9 +11,9 @@
 //! against a scripted [`deliver::send::Sender`] in simulated time.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use self::dispatch::Dispatcher;
+use self::space::Space;
 use crate::clock::Clock;
 use crate::store::Store;
 
@@ -22,6 +22,7 @@ pub mod change;
 pub mod deliver;
 pub mod dispatch;
 pub mod retain;
+pub mod space;
 pub mod waiting;
 
 /// What every door works with.
@@ -32,22 +33,6 @@ pub struct Gateway {
     pub dispatcher: Dispatcher,
     /// What tells the time.
     pub clock: Arc<dyn Clock>,
-    is_disk_low: AtomicBool,
-}
-
-impl Gateway {
-    /// Joins the parts.
-    pub fn new(store: Arc<dyn Store>, dispatcher: Dispatcher, clock: Arc<dyn Clock>) -> Self {
-        Self { store, dispatcher, clock, is_disk_low: AtomicBool::new(false) }
-    }
-
-    /// Tells whether the disk's last reserve is all that is left. Events are
-    /// refused then, so that deliveries can still be recorded.
-    pub fn set_disk_low(&self, is_low: bool) {
-        self.is_disk_low.store(is_low, Ordering::Relaxed);
-    }
-
-    fn is_disk_low(&self) -> bool {
-        self.is_disk_low.load(Ordering::Relaxed)
-    }
+    /// Whether there is room for more.
+    pub space: Space,
 }

@@ -203,8 +203,6 @@ pub enum Outcome {
         next: Next,
         /// Its budget after this attempt.
         progress: Progress,
-        /// How long the endpoint had been held when its clock started.
-        began_at: Timestamp,
     },
     /// No request was made and none is charged; it is due again at this time.
     PutBack {

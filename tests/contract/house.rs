@@ -300,7 +300,7 @@ pub fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Outcome {
             next_attempt_at: None,
         },
     };
-    Outcome::Attempted { attempt: Box::new(attempt), next, progress, began_at: now }
+    Outcome::Attempted { attempt: Box::new(attempt), next, progress }
 }
 
 /// An event to be accepted: `event("a").key("k").to(&endpoint)`.

@@ -44,7 +44,7 @@ fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Settlement {
         decision,
     };
     let progress = Progress { attempts: 1, age_from: Some(now), ..Progress::default() };
-    let outcome = Outcome::Attempted { attempt: Box::new(attempt), next, progress, began_at: now };
+    let outcome = Outcome::Attempted { attempt: Box::new(attempt), next, progress };
     Settlement { id: claim.id, endpoint: claim.endpoint, now, outcome }
 }
 

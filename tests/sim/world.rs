@@ -13,6 +13,7 @@ use posthaste::clock::{Clock, TokioClock};
 use posthaste::lifecycle::Gateway;
 use posthaste::lifecycle::accept::{Submission, accept};
 use posthaste::lifecycle::dispatch::Dispatcher;
+use posthaste::lifecycle::space::Space;
 use posthaste::model::delivery::{Delivery, State, after};
 use posthaste::model::endpoint::{Endpoint, Secret, Settings, Standing};
 use posthaste::model::event::Event;
@@ -218,7 +219,7 @@ impl World {
         let store: Arc<dyn posthaste::store::Store> = Arc::new(store);
         let moody = Moody::new(self.ledger.clone(), clock.clone(), self.chance.random(), CAP, self.healed_at);
         let dispatcher = Dispatcher::new(store.clone(), Arc::new(moody), clock.clone(), 100, self.chance.random());
-        let gateway = Gateway::new(store, dispatcher.clone(), clock.clone());
+        let gateway = Gateway { store, dispatcher: dispatcher.clone(), clock: clock.clone(), space: Space::endless() };
         let keeping_time = tokio::spawn(async move { dispatcher.run().await });
         while let Some((at, submission)) = self.to_come.pop() {
             if at > until {

@@ -12,7 +12,7 @@ use self::sign::{sha256_hex, sign};
 use crate::clock::Clock;
 use crate::model::attempt::{Answer, Attempt, Decision, FailureKind};
 use crate::model::delivery::{Cause, Moment, Next, after, next_state};
-use crate::model::endpoint::Endpoint;
+use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::verdict::judge;
 use crate::store::{Claim, Outcome, Settled, Settlement, Store};
 
@@ -41,6 +41,10 @@ pub async fn deliver(desk: &Desk, claim: &Claim, mut answered: impl FnMut()) -> 
     let Some(endpoint) = desk.store.any_endpoint(claim.endpoint) else {
         return Settled::default();
     };
+    if endpoint.standing.state != EndpointState::Active {
+        // Paused between its turn and now: it rests where it was.
+        return Settled { due_again_at: Some(claim.due_at), ..Settled::default() };
+    }
     let started_at = desk.clock.now();
     if has_expired(claim, &endpoint, started_at) {
         return settle(desk, claim, &endpoint, Outcome::Expired).await;
@@ -81,7 +85,7 @@ fn decide(desk: &Desk, claim: &Claim, started_at: Timestamp, body_sha256: String
     let (next, decision) = next_state(&mut progress, &policy, &answer, judge(&answer), moment);
     let sent = Sent { number: progress.attempts, started_at, body_sha256, endpoint: endpoint.as_deref() };
     let attempt = Box::new(record(sent, answer, decision));
-    Outcome::Attempted { attempt, next, progress, began_at: started_at }
+    Outcome::Attempted { attempt, next, progress }
 }
 
 struct Sent<'a> {

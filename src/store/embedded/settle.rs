@@ -18,9 +18,9 @@ pub fn settle(transaction: &mut Transaction<'_>, settlement: &Settlement) -> rus
         return Ok(Settled::default());
     };
     let next = match &settlement.outcome {
-        Outcome::Attempted { attempt, next, progress, began_at } => {
+        Outcome::Attempted { attempt, next, progress } => {
             insert_attempt(transaction.db, row.no, attempt)?;
-            write_progress(transaction.db, row.no, progress, millis(*began_at))?;
+            write_progress(transaction.db, row.no, progress, millis(attempt.started_at))?;
             row.allowed(*next)
         }
         Outcome::PutBack { due_at } => row.allowed(Next::Waiting { due_at: *due_at }),
