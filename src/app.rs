@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tracing::{error, info, warn};
 
-use crate::api::{self, Api, auth};
+use crate::api::{self, Doors, auth};
 use crate::clock::{Clock, SystemClock};
 use crate::config::Settings;
 use crate::lifecycle::Gateway;
@@ -42,7 +42,7 @@ pub struct App {
     pub new_token: Option<String>,
     store: Arc<Embedded>,
     gateway: Arc<Gateway>,
-    stopping: Arc<AtomicBool>,
+    doors: Arc<Doors>,
     stop_serving: oneshot::Sender<()>,
     serving: JoinHandle<()>,
     chores: Vec<JoinHandle<()>>,
@@ -74,17 +74,18 @@ impl App {
 
         warn_of_forbidden(gateway.store.as_ref(), &guard);
         let chores = start_chores(&gateway, settings);
-        let stopping = Arc::new(AtomicBool::new(false));
         let event_bytes_max = usize::try_from(settings.max_event_bytes.0).unwrap_or(usize::MAX);
-        let api = Api { gateway: gateway.clone(), guard, admin, event_bytes_max, stopping: stopping.clone() };
+        let stopping = AtomicBool::new(false);
+        let doors = Arc::new(Doors { gateway: gateway.clone(), guard, admin, event_bytes_max, stopping });
         let (stop_serving, stop) = oneshot::channel();
-        let serving = tokio::spawn(api::server::serve(listener, api::router(api), stop, settings.stop_timeout.0));
+        let serving =
+            tokio::spawn(api::server::serve(listener, api::router(doors.clone()), stop, settings.stop_timeout.0));
         Ok(Self {
             address,
             new_token,
             store,
             gateway,
-            stopping,
+            doors,
             stop_serving,
             serving,
             chores,
@@ -94,7 +95,7 @@ impl App {
 
     /// Not ready, no new attempts, what is in flight finishes, flush, close.
     pub async fn stop(self) {
-        self.stopping.store(true, Ordering::Relaxed);
+        self.doors.stopping.store(true, Ordering::Relaxed);
         let in_flight = self.gateway.dispatcher.in_flight();
         info!("stopping: no new attempts are started, {in_flight} in flight may finish; a second signal ends them");
         let left = self.gateway.dispatcher.stop(self.stop_timeout).await;
@@ -109,6 +110,7 @@ impl App {
         for chore in self.chores {
             let _ = chore.await;
         }
+        drop(self.doors);
         drop(self.gateway);
         match Arc::try_unwrap(self.store) {
             Ok(store) => store.close().await,

@@ -28,9 +28,11 @@ pub mod server;
 pub mod status;
 pub mod tenants;
 
-/// What the routes work with. Cheap to clone.
-#[derive(Clone)]
-pub struct Api {
+/// What the routes work with; shared by every request.
+pub type Api = Arc<Doors>;
+
+/// What the routes work with.
+pub struct Doors {
     /// What events move through.
     pub gateway: Arc<Gateway>,
     /// Which URLs an endpoint may have.
@@ -40,10 +42,10 @@ pub struct Api {
     /// How large an event may be.
     pub event_bytes_max: usize,
     /// Set once the gateway has been asked to stop.
-    pub stopping: Arc<AtomicBool>,
+    pub stopping: AtomicBool,
 }
 
-impl Api {
+impl Doors {
     fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
     }

@@ -136,7 +136,7 @@ pub async fn through(
                 let mut answered = Histogram::<u64>::new(3)?;
                 while Instant::now() < until {
                     let micros = origin + u64::try_from(began.elapsed().as_micros()).unwrap_or(0);
-                    let body = format!(r#"{{"id":"b{producer}-{micros}","type":"bench.single","data":{data}}}"#);
+                    let body = format!(r#"{{"id":"{micros:012}-{producer}","type":"bench.single","data":{data}}}"#);
                     let request = hyper::Request::post("/v1/tenants/default/events")
                         .header("host", "gateway")
                         .header("authorization", &*token)

@@ -93,7 +93,7 @@ impl Shared {
 
     fn note(&self, request: &hyper::Request<Incoming>) {
         let id = request.headers().get("webhook-id").and_then(|id| id.to_str().ok());
-        let sent: Option<u64> = id.and_then(|id| id.rsplit('-').next()?.parse().ok());
+        let sent: Option<u64> = id.and_then(|id| id.split('-').next()?.parse().ok());
         if let Some(sent) = sent {
             let mut latency = self.latency.lock().expect("nothing panics while it is held");
             let _ = latency.record(self.micros().saturating_sub(sent));

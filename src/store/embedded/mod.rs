@@ -113,17 +113,18 @@ impl Embedded {
         let shared = self.shared.clone();
         let free = self.shared.readers_free.acquire().await.expect("it is never closed");
         let answer = tokio::task::spawn_blocking(move || {
-            let db = shared.readers.lock().expect("nothing panics while it is held").pop();
-            let db = db.expect("a permit stands for a connection");
+            // A permit stands for a connection, until the store is closed.
+            let db = shared.readers.lock().expect("nothing panics while it is held").pop()?;
             let answer = question(&db);
             shared.readers.lock().expect("nothing panics while it is held").push(db);
-            answer
+            Some(answer)
         })
         .await;
         drop(free);
         match answer {
-            Ok(Ok(value)) => Ok(value),
-            Ok(Err(problem)) => Err(failure_of(&problem)),
+            Ok(Some(Ok(value))) => Ok(value),
+            Ok(Some(Err(problem))) => Err(failure_of(&problem)),
+            Ok(None) => Err(Error::Unavailable("it has been closed".into())),
             Err(_) => Err(Error::Unavailable("a read panicked; see the log".into())),
         }
     }
@@ -170,8 +171,8 @@ fn prepare(db: &Connection, durability: Durability) -> rusqlite::Result<()> {
          PRAGMA busy_timeout = 5000;
          PRAGMA cache_size = -32768;
          PRAGMA temp_store = MEMORY;
-         PRAGMA wal_autocheckpoint = 4000;
-         PRAGMA journal_size_limit = 67108864;"
+         PRAGMA wal_autocheckpoint = 16000;
+         PRAGMA journal_size_limit = 134217728;"
     ))?;
     db.set_prepared_statement_cache_capacity(128);
     Ok(())
