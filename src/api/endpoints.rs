@@ -11,7 +11,7 @@ use std::sync::Arc;
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
-use super::events::ReceiptView;
+use super::accept::ReceiptView;
 use super::input::{DOCUMENT_BYTES_MAX, NamedEndpoint, Query, Tenant, document_from_json, from_value, read_body};
 use super::page::{Page, ask};
 use super::problem::{Code, FieldError, InputProblems, Problem, Problems, SpaceProblems};

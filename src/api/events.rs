@@ -1,10 +1,9 @@
-//! Events: accepting them, and asking what became of them.
+//! Events: asking what became of them, and why.
+
+use std::sync::Arc;
 
 use axum::Json;
-use axum::body::Body;
 use axum::extract::State;
-use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -12,109 +11,12 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
 use super::deliveries::DeliveryView;
-use super::input::{NamedEvent, NoParams, Query, Tenant, from_json, object_from_json, read_body, too_large};
+use super::input::{NamedEvent, Query, Tenant};
 use super::page::{Page, ask};
-use super::problem::{Code, FieldError, InputProblems, Problem, Problems, SpaceProblems, StateProblems};
-use crate::lifecycle::accept::{Outcome, Receipt, Submission, accept};
-use crate::model::endpoint::ParsedData;
-use crate::model::event::{EventType, Key, json_depth};
+use super::problem::{InputProblems, Problem, Problems};
+use crate::model::endpoint::{Endpoint, ParsedData};
 use crate::model::id::{DeliveryId, EndpointId, EventId};
-use crate::store::{EventQuery, EventRecord, Together};
-
-const BATCH_EVENTS_MAX: usize = 1_000;
-const BATCH_BYTES_MAX: usize = 8 * 1_024 * 1_024;
-const DEPTH_MAX: usize = 64;
-const SCHEMA_VERSION_BYTES_MAX: usize = 64;
-
-/// An event to be accepted.
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct NewEvent<'a> {
-    /// Names the event within its tenant: 1 to 128 of `A-Z a-z 0-9 _ -`. Sending the same id and content again is safe. Left out, the `Idempotency-Key` header stands in, or an id is minted.
-    #[schema(value_type = Option<String>, example = "evt_order_1001_paid")]
-    id: Option<EventId>,
-    /// What kind of thing happened: words joined by dots, at most 256 bytes.
-    #[serde(rename = "type")]
-    #[schema(value_type = String, example = "invoice.paid")]
-    event_type: EventType,
-    /// What it happened to. Events that share a key are delivered in order.
-    #[schema(value_type = Option<String>, example = "invoice_1001")]
-    key: Option<Key>,
-    /// Any JSON value, at most 64 levels deep. Its bytes are delivered unchanged.
-    #[serde(borrow)]
-    #[schema(value_type = Value)]
-    data: &'a RawValue,
-    /// When it happened, RFC 3339 with an offset. Left out, the time of acceptance.
-    #[schema(format = DateTime)]
-    timestamp: Option<String>,
-    /// The producer's name for the shape of `data`.
-    schema_version: Option<String>,
-    /// Deliver to these endpoints only, whatever their types and filters.
-    #[schema(value_type = Option<Vec<String>>)]
-    endpoints: Option<Vec<EndpointId>>,
-}
-
-/// What a producer is told of an accepted event.
-#[derive(Serialize, ToSchema)]
-pub struct ReceiptView {
-    /// The event's id.
-    #[schema(value_type = String)]
-    id: EventId,
-    /// Its type.
-    #[serde(rename = "type")]
-    #[schema(value_type = String)]
-    event_type: EventType,
-    /// When it was accepted, the first time.
-    #[schema(value_type = String, format = DateTime)]
-    accepted_at: Timestamp,
-    /// How many endpoints it goes to. Zero is no error: the event is kept.
-    deliveries: u32,
-    /// Whether the same event had been accepted before.
-    duplicate: bool,
-}
-
-impl From<Receipt> for ReceiptView {
-    fn from(receipt: Receipt) -> Self {
-        Self {
-            id: receipt.id,
-            event_type: receipt.event_type,
-            accepted_at: receipt.accepted_at,
-            deliveries: receipt.deliveries,
-            duplicate: receipt.is_duplicate,
-        }
-    }
-}
-
-/// What became of one event of a batch.
-#[derive(Serialize, ToSchema)]
-pub struct BatchItem {
-    /// Its place in the batch, from 0.
-    index: usize,
-    /// 202, or the status it would have had alone.
-    status: u16,
-    /// Its id, when it was accepted.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
-    id: Option<EventId>,
-    /// How many endpoints it goes to.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    deliveries: Option<u32>,
-    /// Whether it had been accepted before.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    duplicate: Option<bool>,
-    /// Why it was not accepted.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<BatchError>,
-}
-
-/// Why one event of a batch was not accepted.
-#[derive(Serialize, ToSchema)]
-pub struct BatchError {
-    /// The code, as in a problem.
-    code: Code,
-    /// The fields at fault.
-    errors: Vec<FieldError>,
-}
+use crate::store::{EventQuery, EventRecord};
 
 /// An event as it is shown.
 #[derive(Serialize, ToSchema)]
@@ -175,242 +77,6 @@ pub struct MatchView {
     /// The delivery that was made for it when the event was accepted.
     #[schema(value_type = Option<String>)]
     delivery_id: Option<DeliveryId>,
-}
-
-/// Hand in an event
-///
-/// Answered once the event and all its deliveries are durable.
-#[utoipa::path(
-    post, path = "/v1/tenants/{tenant}/events", operation_id = "accept_event", tag = "events",
-    params(("tenant" = String, Path, description = "Whose event it is"),
-           ("Idempotency-Key" = Option<String>, Header, description = "Stands in for a missing `id`")),
-    request_body = NewEvent,
-    responses((status = 202, body = ReceiptView), Problems, InputProblems, StateProblems, SpaceProblems),
-)]
-pub async fn accept_one(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
-    _: Query<NoParams>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<(StatusCode, Json<ReceiptView>), Problem> {
-    let body = read_body(&headers, body, api.event_bytes_max).await?;
-    let mut submission = read_event(&body, &body)?;
-    if submission.id.is_none() {
-        submission.id = idempotency_key(&headers)?;
-    }
-    let outcomes = accept(&api.gateway, &tenant, vec![submission], Together::All).await?;
-    let outcome = outcomes.into_iter().next().expect("one event in, one outcome out");
-    Ok((StatusCode::ACCEPTED, Json(outcome?.into())))
-}
-
-/// How a batch is taken.
-#[derive(Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct BatchParams {
-    /// Accept what can be accepted, and answer for each event. Otherwise one refusal refuses all.
-    #[serde(default)]
-    partial: bool,
-}
-
-/// Hand in up to 1,000 events
-///
-/// A JSON array, or one JSON object per line (NDJSON). One commit, in order.
-#[utoipa::path(
-    post, path = "/v1/tenants/{tenant}/events/batch", operation_id = "accept_events", tag = "events",
-    params(("tenant" = String, Path, description = "Whose events they are"), BatchParams),
-    request_body = Vec<NewEvent>,
-    responses((status = 202, body = Page<BatchItem>), Problems, InputProblems, StateProblems, SpaceProblems),
-)]
-pub async fn accept_batch(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
-    Query(params): Query<BatchParams>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<(StatusCode, Json<Page<BatchItem>>), Problem> {
-    let body = read_body(&headers, body, BATCH_BYTES_MAX).await?;
-    let items = split_batch(&body)?;
-    if items.is_empty() || items.len() > BATCH_EVENTS_MAX {
-        return Err(Problem::new(
-            Code::InvalidField,
-            format!("the batch has {} events; send 1 to {BATCH_EVENTS_MAX}", items.len()),
-        ));
-    }
-    let read: Vec<Result<Submission, Problem>> = items.iter().map(|item| read_item(&api, &body, item)).collect();
-    let together = if params.partial { Together::Each } else { Together::All };
-    let mut refused: Vec<Option<Problem>> = Vec::with_capacity(read.len());
-    let mut submissions = Vec::with_capacity(read.len());
-    for item in read {
-        match item {
-            Ok(submission) => {
-                submissions.push(submission);
-                refused.push(None);
-            }
-            Err(problem) => refused.push(Some(problem)),
-        }
-    }
-    if together == Together::All && refused.iter().any(Option::is_some) {
-        return Err(refuse_batch(refused));
-    }
-    let mut outcomes = accept(&api.gateway, &tenant, submissions, together).await?.into_iter();
-    let outcomes: Vec<Result<Receipt, Problem>> = refused
-        .into_iter()
-        .map(|refused| match refused {
-            Some(problem) => Err(problem),
-            None => take(&mut outcomes).map_err(Problem::from),
-        })
-        .collect();
-    if together == Together::All && outcomes.iter().any(Result::is_err) {
-        return Err(refuse_batch(outcomes.into_iter().map(Result::err).collect()));
-    }
-    let data = outcomes.into_iter().enumerate().map(|(index, outcome)| show_item(index, outcome)).collect();
-    Ok((StatusCode::ACCEPTED, Json(Page::whole(data))))
-}
-
-fn take(outcomes: &mut impl Iterator<Item = Outcome>) -> Outcome {
-    outcomes.next().expect("one outcome per event handed over")
-}
-
-fn show_item(index: usize, outcome: Result<Receipt, Problem>) -> BatchItem {
-    match outcome {
-        Ok(receipt) => BatchItem {
-            index,
-            status: 202,
-            id: Some(receipt.id),
-            deliveries: Some(receipt.deliveries),
-            duplicate: Some(receipt.is_duplicate),
-            error: None,
-        },
-        Err(problem) => {
-            let (code, errors) = problem.errors_below("");
-            let error = Some(BatchError { code, errors });
-            BatchItem { index, status: code.status().as_u16(), id: None, deliveries: None, duplicate: None, error }
-        }
-    }
-}
-
-/// One problem for the whole batch, with a pointer to every fault in it.
-fn refuse_batch(refused: Vec<Option<Problem>>) -> Problem {
-    let mut codes = Vec::new();
-    let mut errors = Vec::new();
-    for (index, problem) in refused.into_iter().enumerate() {
-        let Some(problem) = problem else { continue };
-        let (code, found) = problem.errors_below(&format!("/{index}"));
-        codes.push(code);
-        errors.extend(found);
-    }
-    // The first that is not a conflict decides: a conflict alone is a 409.
-    let code = codes.iter().find(|code| **code != Code::IdConflict).or(codes.first());
-    Problem::fields(*code.expect("a refused batch has a fault"), errors)
-}
-
-fn split_batch(body: &Bytes) -> Result<Vec<&[u8]>, Problem> {
-    let is_array = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
-    if is_array {
-        let items: Vec<&RawValue> = from_json(body)?;
-        return Ok(items.into_iter().map(|item| item.get().as_bytes()).collect());
-    }
-    let lines = body.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
-    Ok(lines.filter(|line| !line.is_empty()).collect())
-}
-
-fn read_item(api: &Api, body: &Bytes, item: &[u8]) -> Result<Submission, Problem> {
-    if item.len() > api.event_bytes_max {
-        return Err(too_large(api.event_bytes_max));
-    }
-    read_event(body, item)
-}
-
-/// Reads one event; its data stays a slice of the body it came in.
-fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
-    let new: NewEvent<'_> = object_from_json(json)?;
-    let mut errors = Vec::new();
-    let mut refuse = |pointer: &str, detail: String| errors.push(FieldError { pointer: pointer.into(), detail });
-    let data = new.data.get().as_bytes();
-    let depth = json_depth(data);
-    if depth > DEPTH_MAX {
-        refuse("/data", format!("data is {depth} levels deep; use at most {DEPTH_MAX}"));
-    }
-    if let Some(timestamp) = &new.timestamp
-        && !is_rfc3339(timestamp)
-    {
-        refuse(
-            "/timestamp",
-            format!("timestamp {timestamp:?} is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z"),
-        );
-    }
-    if let Some(version) = &new.schema_version
-        && !is_version(version)
-    {
-        refuse(
-            "/schema_version",
-            format!(
-                "schema_version {version:?} is not 1 to {SCHEMA_VERSION_BYTES_MAX} printable ASCII characters without spaces"
-            ),
-        );
-    }
-    if let Some(endpoints) = &new.endpoints {
-        let distinct: std::collections::HashSet<_> = endpoints.iter().collect();
-        if endpoints.is_empty() || distinct.len() < endpoints.len() {
-            refuse(
-                "/endpoints",
-                "endpoints is empty or names one twice; name each once, or leave it out for all that match".into(),
-            );
-        }
-    }
-    if !errors.is_empty() {
-        return Err(Problem::fields(Code::InvalidField, errors));
-    }
-    Ok(Submission {
-        id: new.id,
-        event_type: new.event_type,
-        key: new.key,
-        timestamp: new.timestamp,
-        schema_version: new.schema_version,
-        endpoints: new.endpoints,
-        data: body.slice_ref(data),
-    })
-}
-
-/// RFC 3339 to the letter: other readers of times may be strict.
-fn is_rfc3339(text: &str) -> bool {
-    let has_shape = |shape: &str, text: &str| {
-        text.len() == shape.len()
-            && text.bytes().zip(shape.bytes()).all(|(byte, wanted)| match wanted {
-                b'0' => byte.is_ascii_digit(),
-                wanted => byte.eq_ignore_ascii_case(&wanted),
-            })
-    };
-    let Some((moment, rest)) = text.split_at_checked(19) else { return false };
-    let zone = match rest.strip_prefix('.') {
-        None => rest,
-        Some(fraction) => fraction.trim_start_matches(|c: char| c.is_ascii_digit()),
-    };
-    let is_zone = ["Z", "+00:00", "-00:00"].iter().any(|shape| has_shape(shape, zone));
-    let is_zone = is_zone && zone.get(1..3).is_none_or(|hours| hours < "24");
-    let is_fraction_empty = rest.starts_with('.') && rest.len() == zone.len() + 1;
-    has_shape("0000-00-00T00:00:00", moment) && is_zone && !is_fraction_empty && text.parse::<Timestamp>().is_ok()
-}
-
-fn is_version(text: &str) -> bool {
-    (1..=SCHEMA_VERSION_BYTES_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
-}
-
-/// The header that stands in for an id, bare or in quotes.
-fn idempotency_key(headers: &HeaderMap) -> Result<Option<EventId>, Problem> {
-    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
-    let text = value.to_str().unwrap_or_default();
-    let bare = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text);
-    let refused = |problem: crate::model::id::InvalidId| {
-        Problem::field(
-            Code::InvalidField,
-            "Idempotency-Key",
-            format!("the Idempotency-Key header cannot be an id: {problem}"),
-        )
-    };
-    bare.parse().map(Some).map_err(refused)
 }
 
 /// Which events to list.
@@ -500,7 +166,7 @@ pub async fn matches(
     let record = store.event(&tenant, &id).await?.ok_or_else(|| Problem::not_found("event"))?;
     let made = store.event_deliveries(&tenant, &id).await?.unwrap_or_default();
     let mut data = ParsedData::new(&record.event.data);
-    let show = |endpoint: std::sync::Arc<crate::model::endpoint::Endpoint>| {
+    let show = |endpoint: Arc<Endpoint>| {
         let found = endpoint.matches(&record.event, &mut data);
         let delivery = made.iter().find(|delivery| delivery.endpoint_id == endpoint.id);
         let note = match (delivery, found.matched) {

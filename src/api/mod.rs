@@ -14,6 +14,7 @@ use utoipa_axum::routes;
 use crate::lifecycle::Gateway;
 use crate::lifecycle::deliver::guard::Guard;
 
+pub mod accept;
 pub mod auth;
 pub mod deliveries;
 pub mod endpoints;
@@ -56,8 +57,8 @@ pub fn routes() -> OpenApiRouter<Api> {
     OpenApiRouter::with_openapi(openapi::base())
         .routes(routes!(tenants::list))
         .routes(routes!(tenants::show, tenants::put, tenants::update, tenants::delete))
-        .routes(routes!(events::accept_one, events::list))
-        .routes(routes!(events::accept_batch))
+        .routes(routes!(accept::accept_one, events::list))
+        .routes(routes!(accept::accept_batch))
         .routes(routes!(events::show))
         .routes(routes!(events::deliveries))
         .routes(routes!(events::matches))

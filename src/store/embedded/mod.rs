@@ -78,6 +78,7 @@ impl Embedded {
             .mode(0o600)
             .open(&path)
             .with_context(|| format!("cannot write the store {}", path.display()))?;
+        sync_folder(folder);
         let db = Connection::open(&path).with_context(|| format!("cannot open the store {}", path.display()))?;
         prepare(&db, durability).with_context(|| format!("cannot prepare the store {}", path.display()))?;
         migrate(&db, &path)?;
@@ -127,6 +128,15 @@ impl Embedded {
             Ok(None) => Err(Error::Unavailable("it has been closed".into())),
             Err(_) => Err(Error::Unavailable("a read panicked; see the log".into())),
         }
+    }
+}
+
+/// Makes the names of a new folder and its files as durable as what is in
+/// them. Where folders cannot be synced there is nothing more to do.
+fn sync_folder(folder: &Path) {
+    let parent = folder.canonicalize().ok().and_then(|path| path.parent().map(Path::to_owned));
+    for folder in [Some(folder.to_owned()), parent].into_iter().flatten() {
+        let _ = File::open(folder).and_then(|folder| folder.sync_all());
     }
 }
 
