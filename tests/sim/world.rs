@@ -14,6 +14,7 @@ use posthaste::lifecycle::Gateway;
 use posthaste::lifecycle::accept::{Submission, accept};
 use posthaste::lifecycle::dispatch::Dispatcher;
 use posthaste::lifecycle::space::Space;
+use posthaste::model::attempt::{Failure, FailureKind};
 use posthaste::model::delivery::{Delivery, State, after};
 use posthaste::model::endpoint::{Endpoint, Secret, Settings, Standing};
 use posthaste::model::event::Event;
@@ -274,6 +275,9 @@ impl World {
         let expected: Vec<u32> = (1..=delivery.progress.attempts).collect();
         assert_eq!(numbers, expected, "seed {seed}: attempts of {} are numbered without a gap", delivery.id);
         assert!(numbers.len() as u32 <= MAX_ATTEMPTS, "seed {seed}: {} was tried too often", delivery.id);
+        let is_ours = |failure: &Failure| failure.kind == FailureKind::Ours;
+        let charged = attempts.iter().filter(|attempt| attempt.error.as_ref().is_some_and(is_ours)).count();
+        assert_eq!(charged, 0, "seed {seed}: {} was charged for our own trouble", delivery.id);
         for pair in attempts.windows(2) {
             let planned = pair[0].decision.next_attempt_at.expect("a further attempt was planned");
             assert!(pair[1].started_at >= planned, "seed {seed}: {} was tried early", delivery.id);
