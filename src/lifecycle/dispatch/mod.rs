@@ -59,8 +59,8 @@ impl Dispatcher {
     /// Learns from the store what is waiting, then keeps time until stopped.
     pub async fn run(&self) -> crate::store::Result<()> {
         for (endpoint, due_at) in self.shared.desk.store.earliest_due().await? {
-            let gate = self.gate(endpoint);
-            self.queues().stored(endpoint, due_at, gate);
+            let mut queues = self.queues();
+            queues.stored(endpoint, due_at, self.gate(endpoint));
         }
         loop {
             let earlier = self.shared.earlier.notified();
@@ -83,30 +83,35 @@ impl Dispatcher {
         }
         let now = self.now();
         for claim in claims {
+            let mut queues = self.queues();
             let gate = self.gate(claim.endpoint);
-            self.queues().admit(claim, gate, now);
+            queues.admit(claim, gate, now);
         }
         self.pump();
     }
 
     /// A person changed a delivery.
     pub fn changed(&self, endpoint: EndpointId, id: DeliveryId, due_at: Option<Timestamp>) {
-        let gate = self.gate(endpoint);
-        self.queues().changed(endpoint, id, due_at, gate);
+        {
+            let mut queues = self.queues();
+            queues.changed(endpoint, id, due_at, self.gate(endpoint));
+        }
         self.pump();
     }
 
     /// An endpoint was changed, paused, resumed or deleted.
     pub fn endpoint_changed(&self, endpoint: EndpointId) {
-        match self.shared.desk.store.any_endpoint(endpoint) {
-            Some(known) => {
-                let gate = Gate::of(Some(&known));
-                let mut queues = self.queues();
-                queues.regate(endpoint, gate);
-                // A change may have freed something, such as a blocked lane.
-                queues.stored(endpoint, self.now(), gate);
+        {
+            let mut queues = self.queues();
+            match self.shared.desk.store.any_endpoint(endpoint) {
+                Some(known) => {
+                    let gate = Gate::of(Some(&known));
+                    queues.regate(endpoint, gate);
+                    // A change may have freed something, such as a blocked lane.
+                    queues.stored(endpoint, self.now(), gate);
+                }
+                None => queues.remove(endpoint),
             }
-            None => self.queues().remove(endpoint),
         }
         self.pump();
     }
@@ -156,6 +161,9 @@ impl Dispatcher {
         self.shared.desk.clock.now()
     }
 
+    /// What an endpoint allows. Asked with the queues locked: a change that
+    /// comes in between would otherwise be overwritten by what was before it,
+    /// and a resumed endpoint could be left with a closed queue.
     fn gate(&self, endpoint: EndpointId) -> Gate {
         Gate::of(self.shared.desk.store.any_endpoint(endpoint).as_deref())
     }
