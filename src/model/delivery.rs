@@ -204,7 +204,7 @@ fn reschedule(
     moment: Moment,
     decision: &mut Decision,
 ) -> Next {
-    let window = policy.window(progress.attempts - progress.attempts_before);
+    let window = policy.window(progress.attempts - progress.attempts_before, None);
     let mut delay = window.at(moment.draw);
     decision.window_ms = Some([as_millis(window.lo), as_millis(window.hi)]);
     decision.draw = Some(moment.draw);
@@ -336,7 +336,7 @@ mod tests {
 
     fn plain(max_attempts: u32) -> RetryPolicy {
         let backoff = Backoff { base: Span::secs(10), factor: 1.0, max: Span::secs(10) };
-        RetryPolicy { delays: Delays::Backoff(backoff), jitter: Jitter::None, max_attempts, ..RetryPolicy::default() }
+        RetryPolicy { delays: Delays { steps: Vec::new(), then: Some(backoff) }, jitter: Jitter::None, max_attempts, ..RetryPolicy::default() }
     }
 
     #[test]
@@ -441,8 +441,8 @@ mod tests {
             max_age in 1u64..500_000, draws in proptest::collection::vec(0.0f64..1.0, 40),
         ) {
             let policy = RetryPolicy {
-                delays: Delays::Schedule(steps.into_iter().map(Span::secs).collect()),
-                jitter: Jitter::Full, max_attempts, max_age: Span::secs(max_age),
+                delays: Delays { steps: steps.into_iter().map(Span::secs).collect(), then: None },
+                jitter: Jitter::Full, max_attempts, max_age: Span::secs(max_age), ..RetryPolicy::default()
             };
             let (mut progress, mut now) = (Progress::default(), at(0));
             for draw in draws {

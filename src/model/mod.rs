@@ -12,6 +12,7 @@ pub mod tenant;
 pub mod attempt;
 pub mod delivery;
 pub mod policy;
+pub mod preset;
 pub mod verdict;
 
 pub mod shard;
