@@ -24,6 +24,7 @@ use crate::lifecycle::deliver::connect::Connector;
 use crate::lifecycle::deliver::guard::Guard;
 use crate::lifecycle::deliver::send::HttpSender;
 use crate::lifecycle::dispatch::Dispatcher;
+use crate::lifecycle::expire::{self, Expiry};
 use crate::lifecycle::retain::{self, Retention};
 use crate::lifecycle::space::Space;
 use crate::model::id::TenantId;
@@ -67,10 +68,11 @@ impl App {
         let guard = Arc::new(Guard::allowing(settings.allow_egress.0.clone()));
         let sender = Arc::new(HttpSender::new(Connector::new(guard.clone())?));
         let shared: Arc<dyn Store> = store.clone();
-        let dispatcher =
-            Dispatcher::new(shared.clone(), sender, clock.clone(), settings.max_in_flight.0, rand::random());
+        let expiry = Arc::new(Expiry::new(settings.hold_max));
+        let slots = settings.max_in_flight.0;
+        let dispatcher = Dispatcher::new(shared.clone(), sender, expiry.clone(), clock.clone(), slots, rand::random());
         let space = Space::watching(folder, settings.disk_reserve.0);
-        let gateway = Arc::new(Gateway { store: shared, dispatcher, clock, space });
+        let gateway = Arc::new(Gateway { store: shared, dispatcher, expiry, clock, space });
 
         warn_of_forbidden(gateway.store.as_ref(), &guard);
         let chores = start_chores(&gateway, settings);
@@ -123,13 +125,14 @@ impl App {
 
 fn start_chores(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<JoinHandle<()>> {
     let retention = Retention { finished: settings.retention, dead: settings.dead_letter_retention };
-    let (dispatching, retaining) = (gateway.clone(), gateway.clone());
+    let (dispatching, expiring, retaining) = (gateway.clone(), gateway.clone(), gateway.clone());
     vec![
         tokio::spawn(async move {
             if let Err(problem) = dispatching.dispatcher.run().await {
                 error!("nothing is being delivered, because the store could not be read at the start: {problem}");
             }
         }),
+        tokio::spawn(expire::run(expiring)),
         tokio::spawn(async move {
             retain::run(retaining.store.as_ref(), retaining.clock.as_ref(), retention).await;
         }),

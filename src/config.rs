@@ -92,6 +92,8 @@ settings! {
     retention: Span = Span::secs(30 * 86_400), "POSTHASTE_RETENTION", "DURATION";
     /// How long dead letters are kept. One that blocks a lane others wait in is kept until it is replayed or discarded.
     dead_letter_retention: Span = Span::secs(90 * 86_400), "POSTHASTE_DEAD_LETTER_RETENTION", "DURATION";
+    /// How long a delivery may wait for its first attempt, held by a pause or behind others in its lane. Then it is a dead letter (`expired`).
+    hold_max: Span = Span::secs(30 * 86_400), "POSTHASTE_HOLD_MAX", "DURATION";
     /// The largest event accepted, in bytes of its JSON.
     max_event_bytes: Bytes = Bytes(1_024 * 1_024), "POSTHASTE_MAX_EVENT_BYTES", "BYTES";
     /// How many requests to receivers may be open at once, over all endpoints.
@@ -141,6 +143,9 @@ impl Settings {
                 self.retention,
                 self.dead_letter_retention
             );
+        }
+        if self.hold_max < Span::secs(1) || self.hold_max > Span::secs(365 * 86_400) {
+            bail!("hold-max is {}; use 1s to 365d", self.hold_max);
         }
         if !(1_024..=64 * 1_024 * 1_024).contains(&self.max_event_bytes.0) {
             bail!("max-event-bytes is {}; use 1KiB to 64MiB", self.max_event_bytes);

@@ -46,6 +46,9 @@ pub struct NewEvent<'a> {
     timestamp: Option<String>,
     /// The producer's name for the shape of `data`.
     schema_version: Option<String>,
+    /// When it is over, RFC 3339 with an offset: what has not been delivered by then is parked as a dead letter (`expired`) and not attempted any more.
+    #[schema(format = DateTime)]
+    expires_at: Option<String>,
     /// Deliver to these endpoints only, whatever their types and filters.
     #[schema(value_type = Option<Vec<String>>)]
     endpoints: Option<Vec<EndpointId>>,
@@ -277,6 +280,14 @@ fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
             format!("timestamp {timestamp:?} is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z"),
         );
     }
+    let expires_at = new.expires_at.as_deref().map(|text| match is_rfc3339(text).then(|| text.parse::<Timestamp>()) {
+        Some(Ok(at)) => Some(at),
+        _ => {
+            let detail = format!("expires_at {text:?} is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z");
+            refuse("/expires_at", detail);
+            None
+        }
+    });
     if let Some(version) = &new.schema_version
         && !is_version(version)
     {
@@ -305,6 +316,7 @@ fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
         key: new.key,
         timestamp: new.timestamp,
         schema_version: new.schema_version,
+        expires_at: expires_at.flatten(),
         endpoints: new.endpoints,
         data: body.slice_ref(data),
     })

@@ -60,10 +60,13 @@ pub struct DeliveryView {
     /// When its very first attempt began.
     #[schema(value_type = Option<String>, format = DateTime)]
     first_attempt_at: Option<Timestamp>,
+    /// When the event is over, if its producer said so and nobody has replayed it since.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    expires_at: Option<Timestamp>,
     /// When the next attempt is planned.
     #[schema(value_type = Option<String>, format = DateTime)]
     next_attempt_at: Option<Timestamp>,
-    /// After which no attempt starts: known from the first attempt on.
+    /// After which no attempt starts: `max_age` after the first attempt, `--hold-max` after its creation as long as there was none, or the event's `expires_at`.
     #[schema(value_type = Option<String>, format = DateTime)]
     give_up_at: Option<Timestamp>,
     /// When it was delivered, died or was cancelled.
@@ -97,6 +100,7 @@ impl DeliveryView {
             attempts: delivery.progress.attempts,
             created_at: delivery.created_at,
             first_attempt_at: delivery.first_attempt_at,
+            expires_at: delivery.expires_at,
             next_attempt_at: outlook.next_attempt_at,
             give_up_at: outlook.give_up_at,
             finished_at: delivery.finished_at,
@@ -320,6 +324,8 @@ pub async fn attempts(
         lane: delivery.lane.map(Arc::from),
         seq: delivery.seq,
         due_at: delivery.due_at,
+        is_urgent: delivery.is_urgent,
+        expires_at: delivery.expires_at,
         progress: delivery.progress,
     };
     Ok(Json(Page::whole(attempts.into_iter().map(|attempt| AttemptView::of(&claim, attempt)).collect())))
@@ -334,7 +340,7 @@ async fn change(api: &Api, tenant: &TenantId, id: DeliveryId, change: Change) ->
 
 /// Try a waiting delivery now
 ///
-/// Skips the wait, never its lane, a pause or the cap.
+/// Skips the wait, also one that the receiver asked for; never its lane, a pause or the cap.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/deliveries/{delivery}/retry", operation_id = "retry_delivery", tag = "deliveries",
     params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),

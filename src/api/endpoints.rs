@@ -43,6 +43,9 @@ pub struct EndpointView {
     /// Since when it stands so.
     #[schema(value_type = String, format = DateTime)]
     state_since: Timestamp,
+    /// Until when its receiver asked to be left alone, with `Retry-After`; null when it did not, or that is over.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    backpressure_until: Option<Timestamp>,
     /// When it was created.
     #[schema(value_type = String, format = DateTime)]
     created_at: Timestamp,
@@ -55,7 +58,7 @@ pub struct EndpointView {
 }
 
 impl EndpointView {
-    fn of(endpoint: &Endpoint) -> Self {
+    fn of(endpoint: &Endpoint, now: Timestamp) -> Self {
         let mut settings = endpoint.settings.clone();
         settings.headers.values_mut().for_each(|value| *value = MASK.into());
         Self {
@@ -65,6 +68,7 @@ impl EndpointView {
             state: endpoint.standing.state,
             state_reason: endpoint.standing.reason.clone(),
             state_since: endpoint.standing.since,
+            backpressure_until: endpoint.quiet_until.filter(|until| *until > now),
             created_at: endpoint.created_at,
             updated_at: endpoint.updated_at,
             secret: None,
@@ -99,12 +103,13 @@ pub async fn create(
         settings,
         policy,
         standing: Standing::active(now),
+        quiet_until: None,
         secrets: vec![secret.clone()],
         created_at: now,
         updated_at: now,
     };
     let endpoint = api.gateway.store.create_endpoint(endpoint).await?;
-    let view = EndpointView { secret: Some(secret.text), ..EndpointView::of(&endpoint) };
+    let view = EndpointView { secret: Some(secret.text), ..EndpointView::of(&endpoint, now) };
     Ok((StatusCode::CREATED, Json(view)))
 }
 
@@ -115,6 +120,9 @@ fn fill_from_tenant(api: &Api, tenant: &TenantId, body: &[u8], settings: &mut Se
     let is_open = |name: &str| !given.contains_key(name);
     if let Some(retry) = defaults.retry.clone().filter(|_| is_open("retry")) {
         settings.retry = retry;
+    }
+    if let Some(rules) = defaults.status_rules.clone().filter(|_| is_open("status_rules")) {
+        settings.status_rules = rules;
     }
     if let Some(cap) = defaults.max_in_flight.filter(|_| is_open("max_in_flight")) {
         settings.max_in_flight = cap;
@@ -186,7 +194,8 @@ pub async fn list(
     let data: Vec<Arc<Endpoint>> = rest.by_ref().take(page.limit).collect();
     let next = rest.next().and(data.last()).map(|endpoint| endpoint.id.to_string());
     let found = crate::store::Page { data, next };
-    Ok(Json(Page::of("endpoints", found, |endpoint| EndpointView::of(&endpoint))))
+    let now = api.gateway.clock.now();
+    Ok(Json(Page::of("endpoints", found, |endpoint| EndpointView::of(&endpoint, now))))
 }
 
 /// An endpoint of this tenant, or the problem that there is none.
@@ -205,7 +214,7 @@ pub async fn show(
     Tenant(tenant): Tenant,
     NamedEndpoint(id): NamedEndpoint,
 ) -> Result<Json<EndpointView>, Problem> {
-    Ok(Json(EndpointView::of(&*find(&api, &tenant, id)?)))
+    Ok(Json(EndpointView::of(&*find(&api, &tenant, id)?, api.gateway.clock.now())))
 }
 
 /// Change an endpoint
@@ -237,7 +246,7 @@ pub async fn update(
             EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at: current.updated_at };
         match change::change_endpoint(&api.gateway, &tenant, id, change).await {
             Err(Error::Changed) => continue,
-            changed => return Ok(Json(EndpointView::of(&*changed?))),
+            changed => return Ok(Json(EndpointView::of(&*changed?, api.gateway.clock.now()))),
         }
     }
 }
@@ -321,7 +330,7 @@ pub async fn pause(
 ) -> Result<Json<EndpointView>, Problem> {
     let note = read_note(&headers, body).await?;
     let endpoint = change::pause(&api.gateway, &tenant, id, note).await?;
-    Ok(Json(EndpointView::of(&endpoint)))
+    Ok(Json(EndpointView::of(&endpoint, api.gateway.clock.now())))
 }
 
 /// Resume an endpoint, paused or disabled
@@ -340,7 +349,7 @@ pub async fn resume(
 ) -> Result<Json<EndpointView>, Problem> {
     read_note(&headers, body).await?;
     let endpoint = change::resume(&api.gateway, &tenant, id).await?;
-    Ok(Json(EndpointView::of(&endpoint)))
+    Ok(Json(EndpointView::of(&endpoint, api.gateway.clock.now())))
 }
 
 /// Send a test event to one endpoint
@@ -363,6 +372,7 @@ pub async fn test(
         key: None,
         timestamp: None,
         schema_version: None,
+        expires_at: None,
         endpoints: Some(vec![id]),
         data: bytes::Bytes::from_static(br#"{"message":"a test event from Posthaste"}"#),
     };

@@ -33,6 +33,9 @@ pub struct EventView {
     timestamp: String,
     /// The producer's name for the shape of `data`.
     schema_version: Option<String>,
+    /// When it is over, if its producer said so.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    expires_at: Option<Timestamp>,
     /// The endpoints it named, if it did.
     #[schema(value_type = Option<Vec<String>>)]
     endpoints: Option<Vec<EndpointId>>,
@@ -55,6 +58,7 @@ impl From<EventRecord> for EventView {
             event_type: event.event_type.to_string(),
             key: event.key.map(|key| key.to_string()),
             schema_version: event.schema_version,
+            expires_at: event.expires_at,
             endpoints: event.endpoints,
             accepted_at: event.accepted_at,
             deliveries,

@@ -74,12 +74,14 @@ const OBJECTS: &[&str] = &[
     "",
     "/retry",
     "/retry/backoff",
+    "/status_rules",
     "/timeout",
     "/headers",
     "/metadata",
     "/defaults",
     "/defaults/retry",
     "/defaults/retry/backoff",
+    "/defaults/status_rules",
     "/defaults/timeout",
 ];
 

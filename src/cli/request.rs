@@ -93,6 +93,21 @@ pub fn ask(url: &mut Url, filters: &[(&str, Option<&str>)]) {
     }
 }
 
+/// A time to come: a moment, or a span from now.
+pub fn coming(text: &str) -> Result<String, String> {
+    match (text.parse::<Span>(), text.parse::<jiff::Timestamp>()) {
+        (Ok(span), _) => SystemClock
+            .now()
+            .checked_add(span.0)
+            .map(|at| format!("{at:.3}"))
+            .map_err(|_| format!("{text} reaches ahead too far")),
+        (_, Ok(_)) => Ok(text.to_owned()),
+        _ => {
+            Err("write a time such as 2026-11-15T08:00:00Z, or a span such as 10m for ten minutes from now".to_owned())
+        }
+    }
+}
+
 fn past(text: &str) -> Result<String, String> {
     match (text.parse::<Span>(), text.parse::<jiff::Timestamp>()) {
         (Ok(span), _) => SystemClock

@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 
 use super::client::{Access, Client};
 use super::output::{self, Column, Format};
-use super::request::Body;
+use super::request::{Body, coming};
 use crate::clock::{Clock, SystemClock};
 
 /// The event, and how often to send it.
@@ -51,6 +51,9 @@ struct Event {
     /// Your name for the shape of the data.
     #[arg(long, value_name = "VERSION")]
     schema_version: Option<String>,
+    /// When it is over: a time, or a span from now such as 10m. What is not delivered by then is not attempted any more.
+    #[arg(long, value_name = "TIME", value_parser = coming)]
+    expires_at: Option<String>,
     /// Send it to these endpoints alone, whatever they subscribe to.
     #[arg(long = "endpoint", value_name = "ID")]
     endpoints: Vec<String>,
@@ -119,6 +122,7 @@ impl Event {
             .field("key", self.key.as_ref())
             .field("timestamp", self.timestamp.as_ref())
             .field("schema_version", self.schema_version.as_ref())
+            .field("expires_at", self.expires_at.as_ref())
             .field("endpoints", Some(&self.endpoints).filter(|ids| !ids.is_empty()))
             .raw("data", Some(data))
     }
@@ -168,11 +172,13 @@ mod tests {
             key: Some("k".into()),
             timestamp: Some("2026-11-15T08:00:00Z".into()),
             schema_version: Some("2".into()),
+            expires_at: Some("2026-11-15T09:00:00Z".into()),
             endpoints: vec!["ep_1".into(), "ep_2".into()],
         };
         let sent: Value = serde_json::from_slice(&event.body(b"null").finish()).unwrap();
         let expected = serde_json::json!({
             "type": "a", "id": "i", "key": "k", "timestamp": "2026-11-15T08:00:00Z", "schema_version": "2",
+            "expires_at": "2026-11-15T09:00:00Z",
             "endpoints": ["ep_1", "ep_2"], "data": null
         });
         assert_eq!(sent, expected);

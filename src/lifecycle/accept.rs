@@ -10,6 +10,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 
 use super::Gateway;
+use super::expire::just_after;
 use crate::model::event::{Event, EventType, Key};
 use crate::model::id::{EndpointId, EventId, TenantId};
 use crate::store::{Accepted, Error, NewEvent, Together};
@@ -32,6 +33,8 @@ pub struct Submission {
     pub timestamp: Option<String>,
     /// The producer's name for the shape of the data.
     pub schema_version: Option<String>,
+    /// When it is over, if it is ever.
+    pub expires_at: Option<Timestamp>,
     /// The endpoints it is addressed to, if it names some.
     pub endpoints: Option<Vec<EndpointId>>,
     /// The producer's bytes.
@@ -158,6 +161,7 @@ fn prepare(
         key: submission.key,
         timestamp: submission.timestamp,
         schema_version: submission.schema_version,
+        expires_at: submission.expires_at,
         endpoints: submission.endpoints,
         accepted_at: now,
         data: submission.data,
@@ -177,6 +181,9 @@ fn answer(gateway: &Gateway, event: &Event, accepted: Accepted) -> Outcome {
     match accepted {
         Accepted::New { deliveries, claims } => {
             gateway.dispatcher.admit(claims);
+            if let Some(at) = event.expires_at {
+                gateway.expiry.note(just_after(at));
+            }
             Ok(receipt(event, event.accepted_at, deliveries, false))
         }
         Accepted::Duplicate { accepted_at, deliveries } => Ok(receipt(event, accepted_at, deliveries, true)),
@@ -201,8 +208,12 @@ fn fingerprint(submission: &Submission) -> [u8; 32] {
         endpoints.as_deref().map(str::as_bytes),
         Some(&submission.data[..]),
     ];
+    // A part that came later says nothing where it is not used, so that what
+    // was remembered before it is still the same.
+    let expires_at = submission.expires_at.map(|at| format!("expires_at={}", at.as_millisecond()));
+    let late = expires_at.as_deref().map(|text| Some(text.as_bytes()));
     let mut hash = digest::Context::new(&digest::SHA256);
-    for part in parts {
+    for part in parts.into_iter().chain(late) {
         // Absent and empty differ.
         let length = part.map_or(u64::MAX, |part| part.len() as u64);
         hash.update(&length.to_be_bytes());

@@ -7,12 +7,16 @@
 //!               └──── change: retry, cancel, replay, discard          └─► delivered, dead
 //! ```
 //!
+//! Beside it: [`expire`] ends what waits too long, [`retain`] forgets what is
+//! over, [`waiting`] tells why something waits.
+//!
 //! Everything here works on the [`crate::store`]'s promises and may run
 //! against a scripted [`deliver::send::Sender`] in simulated time.
 
 use std::sync::Arc;
 
 use self::dispatch::Dispatcher;
+use self::expire::Expiry;
 use self::space::Space;
 use crate::clock::Clock;
 use crate::store::Store;
@@ -21,6 +25,7 @@ pub mod accept;
 pub mod change;
 pub mod deliver;
 pub mod dispatch;
+pub mod expire;
 pub mod retain;
 pub mod space;
 pub mod waiting;
@@ -31,6 +36,8 @@ pub struct Gateway {
     pub store: Arc<dyn Store>,
     /// What starts attempts.
     pub dispatcher: Dispatcher,
+    /// What knows whose time is over.
+    pub expiry: Arc<Expiry>,
     /// What tells the time.
     pub clock: Arc<dyn Clock>,
     /// Whether there is room for more.

@@ -30,7 +30,9 @@ pub fn outlook(gateway: &Gateway, delivery: &Delivery) -> Outlook {
     let Some(endpoint) = gateway.store.any_endpoint(delivery.endpoint_id) else {
         return Outlook::default();
     };
-    let give_up_at = delivery.progress.give_up_at(&endpoint.policy, endpoint.standing.held(now));
+    let limits = gateway.expiry.limits(&endpoint, delivery.expires_at, now);
+    let give_up_at = delivery.progress.end(&limits).map(|end| end.at);
+    let quiet_until = endpoint.quiet_until.filter(|until| *until > now && !delivery.is_urgent);
     if is_in_flight {
         return Outlook { is_in_flight: true, give_up_at, ..Outlook::default() };
     }
@@ -40,12 +42,16 @@ pub fn outlook(gateway: &Gateway, delivery: &Delivery) -> Outlook {
         EndpointState::Disabled => WaitingFor::Disabled,
         EndpointState::Paused => WaitingFor::Pause,
         EndpointState::Active if delivery.is_behind || is_lane_busy => WaitingFor::Key,
+        EndpointState::Active if delivery.due_at > now => WaitingFor::Due,
+        EndpointState::Active if quiet_until.is_some() => WaitingFor::Backpressure,
         // Due, and nothing in its way: it starts this very moment.
-        EndpointState::Active if delivery.due_at > now || !gateway.dispatcher.is_full(endpoint.id) => WaitingFor::Due,
+        EndpointState::Active if !gateway.dispatcher.is_full(endpoint.id) => WaitingFor::Due,
         EndpointState::Active => WaitingFor::Slot,
     };
     let next_attempt_at = match waiting_for {
-        WaitingFor::Due | WaitingFor::Slot => Some(delivery.due_at.max(now)),
+        WaitingFor::Due | WaitingFor::Backpressure | WaitingFor::Slot => {
+            Some(delivery.due_at.max(now).max(quiet_until.unwrap_or(now)))
+        }
         WaitingFor::Disabled | WaitingFor::Pause | WaitingFor::Key => None,
     };
     Outlook { is_in_flight: false, waiting_for: Some(waiting_for), next_attempt_at, give_up_at }

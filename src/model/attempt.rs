@@ -5,6 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::rules::Source;
 use super::verdict::Verdict;
 
 /// What came back from one request, or why nothing did.
@@ -63,8 +64,10 @@ pub enum FailureKind {
     Timeout,
     /// The connection was closed before a whole answer.
     ConnectionReset,
-    /// What came back is not HTTP, or its head is too large.
+    /// What came back is not HTTP.
     MalformedAnswer,
+    /// The head of the answer is larger than is read.
+    OversizedHeaders,
     /// The address may not be called from here.
     ForbiddenTarget,
     /// Our own trouble; the receiver is not charged for it.
@@ -72,6 +75,21 @@ pub enum FailureKind {
 }
 
 impl FailureKind {
+    /// Every one there is.
+    pub const ALL: [Self; 11] = [
+        Self::NoSuchName,
+        Self::Dns,
+        Self::ConnectionRefused,
+        Self::Unreachable,
+        Self::Tls,
+        Self::Timeout,
+        Self::ConnectionReset,
+        Self::MalformedAnswer,
+        Self::OversizedHeaders,
+        Self::ForbiddenTarget,
+        Self::Ours,
+    ];
+
     /// The kind as it is written everywhere.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -83,6 +101,7 @@ impl FailureKind {
             Self::Timeout => "timeout",
             Self::ConnectionReset => "connection_reset",
             Self::MalformedAnswer => "malformed_answer",
+            Self::OversizedHeaders => "oversized_headers",
             Self::ForbiddenTarget => "forbidden_target",
             Self::Ours => "ours",
         }
@@ -156,8 +175,17 @@ pub struct Attempt {
 pub struct Decision {
     /// What the answer means.
     pub verdict: Verdict,
-    /// The row of the verdict table that matched.
+    /// The rule that matched: a row of the verdict table, such as `5xx`, a rule of the endpoint, or the receiver's own word.
     pub rule: String,
+    /// Whose rule it is; the table `default` if not said.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub rule_of: Source,
+    /// The retry policy in force, in one line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+    /// How much of the budget was used after this attempt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<Budget>,
     /// The window the delay was drawn from, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window_ms: Option<[u64; 2]>,
@@ -167,11 +195,45 @@ pub struct Decision {
     /// The `Retry-After` header as received.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_after: Option<String>,
-    /// What lengthened, shortened or ended the wait.
+    /// What lengthened, shortened or ended the wait, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub caps: Vec<String>,
     /// When the next attempt is due, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     pub next_attempt_at: Option<Timestamp>,
+}
+
+impl Decision {
+    /// A verdict by a rule of the default table, and nothing more to weigh.
+    pub fn of(verdict: Verdict, rule: impl Into<String>) -> Self {
+        Self {
+            verdict,
+            rule: rule.into(),
+            rule_of: Source::default(),
+            policy: None,
+            budget: None,
+            window_ms: None,
+            draw: None,
+            retry_after: None,
+            caps: Vec::new(),
+            next_attempt_at: None,
+        }
+    }
+}
+
+/// How much of its budget a delivery had used when an attempt was judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Budget {
+    /// Attempts used of this budget, the one judged included.
+    pub used: u32,
+    /// How many there may be.
+    pub max_attempts: u32,
+    /// After which none may start.
+    #[schema(value_type = String, format = DateTime)]
+    pub give_up_at: Timestamp,
+}
+
+fn is_default(source: &Source) -> bool {
+    *source == Source::default()
 }

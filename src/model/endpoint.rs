@@ -10,6 +10,7 @@ use super::event::{Event, Key};
 use super::filter::{Data, FilterRule, check_glob, glob_matches};
 use super::id::{EndpointId, SecretId, TenantId};
 use super::policy::{RetryPolicy, RetrySpec};
+use super::rules::StatusRules;
 use super::span::Span;
 
 /// An endpoint and everything a delivery needs to know of it.
@@ -25,6 +26,8 @@ pub struct Endpoint {
     pub policy: RetryPolicy,
     /// Whether it is being called.
     pub standing: Standing,
+    /// Until when its receiver asked to be left alone, with `Retry-After`.
+    pub quiet_until: Option<Timestamp>,
     /// What it signs with, newest first.
     pub secrets: Vec<Secret>,
     /// When it was created.
@@ -69,6 +72,9 @@ pub struct Settings {
     /// When to try again, and when to stop.
     #[serde(default = "RetrySpec::standard")]
     pub retry: RetrySpec,
+    /// What answers mean: a table, and what differs from it for this receiver.
+    #[serde(default)]
+    pub status_rules: StatusRules,
     /// How many requests may be open at once: 1 to 1,000.
     #[serde(default = "ten")]
     #[schema(minimum = 1, maximum = 1000)]

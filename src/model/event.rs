@@ -28,6 +28,8 @@ pub struct Event {
     pub timestamp: Option<String>,
     /// The producer's name for the shape of `data`.
     pub schema_version: Option<String>,
+    /// When it is over: what has not been delivered by then no longer matters.
+    pub expires_at: Option<Timestamp>,
     /// The endpoints it was addressed to, when it names some.
     pub endpoints: Option<Vec<EndpointId>>,
     /// When it was accepted.

@@ -11,8 +11,11 @@ pub mod tenant;
 
 pub mod attempt;
 pub mod delivery;
+pub mod next;
 pub mod policy;
 pub mod preset;
+pub mod retry_after;
+pub mod rules;
 pub mod verdict;
 
 pub mod shard;

@@ -83,6 +83,30 @@ impl<'de> Deserialize<'de> for Span {
     }
 }
 
+/// A duration as people say it: `750ms`, `2.5s`, `4m 30s`, `2h 15m`, `3d 4h`.
+pub fn words(duration: Duration) -> String {
+    let millis = duration.as_millis();
+    let two = |whole: u128, unit: &str, rest: u128, part: &str| match rest {
+        0 => format!("{whole}{unit}"),
+        rest => format!("{whole}{unit} {rest}{part}"),
+    };
+    // To the nearest of what is shown, so that 59.9s past the hour is a minute.
+    let (seconds, minutes, hours) =
+        ((millis + 500) / 1_000, (millis + 30_000) / 60_000, (millis + 1_800_000) / 3_600_000);
+    match millis {
+        0..1_000 => format!("{millis}ms"),
+        1_000..59_950 if millis % 1_000 >= 50 && millis % 1_000 < 950 => {
+            format!("{:.1}s", millis as f64 / 1_000.0)
+        }
+        1_000..3_599_500 => match seconds {
+            0..60 => format!("{seconds}s"),
+            seconds => two(seconds / 60, "m", seconds % 60, "s"),
+        },
+        3_599_500..172_770_000 => two(minutes / 60, "h", minutes % 60, "m"),
+        _ => two(hours / 24, "d", hours % 24, "h"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,6 +118,31 @@ mod tests {
         }
         assert_eq!("60s".parse::<Span>().unwrap().to_string(), "1m");
         assert_eq!("0s".parse::<Span>().unwrap().to_string(), "0ms");
+    }
+
+    #[test]
+    fn durations_are_said_with_two_units_at_most() {
+        for (millis, text) in [
+            (0, "0ms"),
+            (750, "750ms"),
+            (1_000, "1s"),
+            (2_500, "2.5s"),
+            (9_980, "10s"),
+            (59_949, "59.9s"),
+            (59_999, "1m"),
+            (60_000, "1m"),
+            (84_600, "1m 25s"),
+            (270_000, "4m 30s"),
+            (3_599_499, "59m 59s"),
+            (3_599_500, "1h"),
+            (8_100_000, "2h 15m"),
+            (86_400_000, "24h"),
+            (172_800_000, "2d"),
+            (273_600_000, "3d 4h"),
+            (604_800_000, "7d"),
+        ] {
+            assert_eq!(words(Duration::from_millis(millis)), text, "{millis}");
+        }
     }
 
     #[test]

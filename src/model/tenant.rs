@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::endpoint::Timeout;
 use super::id::TenantId;
 use super::policy::RetrySpec;
+use super::rules::StatusRules;
 
 /// A tenant: events, endpoints and deliveries of one never meet another's.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,6 +28,9 @@ pub struct Defaults {
     /// The retry policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetrySpec>,
+    /// What answers mean.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status_rules: Option<StatusRules>,
     /// The cap on requests in flight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_in_flight: Option<u32>,

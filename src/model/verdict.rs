@@ -1,14 +1,15 @@
 //! Decides what an endpoint's answer means.
 //!
-//! Turns a status or a failure into a [`Verdict`] and names the row of the
-//! table that matched. It schedules nothing; [`super::delivery::next_state`]
-//! does.
+//! Turns a status or a failure into a [`Judgement`] by a table of [`super::rules`]
+//! and what the receiver itself says. It schedules nothing;
+//! [`super::delivery::next_state`] does.
 //!
 //! Invariant: every status and every failure has exactly one verdict.
 
 use serde::{Deserialize, Serialize};
 
-use super::attempt::{Answer, FailureKind};
+use super::attempt::{Answer, Response};
+use super::rules::{Action, Found, Source, StatusRules};
 
 /// What an attempt's answer means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -36,15 +37,30 @@ impl Verdict {
     }
 }
 
-/// A verdict, and the row of the table it comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+impl From<Action> for Verdict {
+    fn from(action: Action) -> Self {
+        match action {
+            Action::Deliver => Self::Delivered,
+            Action::Retry => Self::Retry,
+            Action::Refuse => Self::Refused,
+            Action::Disable => Self::Gone,
+        }
+    }
+}
+
+/// A verdict, and the rule it comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Judgement {
     /// What the answer means.
     pub verdict: Verdict,
-    /// The row that matched, such as `404` or `timeout`.
-    pub rule: &'static str,
+    /// The rule that matched, such as `404`, `timeout` or `webhook-delivery: abort`.
+    pub rule: String,
+    /// Whose rule it is.
+    pub source: Source,
     /// The shorter budget this answer is counted against, if any.
     pub short_budget: Option<ShortBudget>,
+    /// Why the endpoint is to be disabled, if it is.
+    pub disables: Option<String>,
 }
 
 /// Answers that are retried, but not for long.
@@ -60,7 +76,7 @@ pub enum ShortBudget {
 
 impl ShortBudget {
     /// How many such answers end the delivery.
-    pub fn answers_max(self) -> u32 {
+    pub const fn answers_max(self) -> u32 {
         match self {
             Self::NotFound | Self::NoSuchName => 10,
             Self::ForbiddenTarget => 5,
@@ -68,82 +84,210 @@ impl ShortBudget {
     }
 }
 
-/// Judges an answer by the published table.
-pub fn judge(answer: &Answer) -> Judgement {
-    match &answer.result {
-        Ok(response) => judge_status(response.status),
-        Err(failure) => judge_failure(failure.kind),
+/// What a receiver may say about a delivery, or about itself, in the
+/// response header `webhook-delivery`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Word {
+    /// This delivery is of no use; stop it.
+    Abort,
+    /// Nothing is of use; stop calling.
+    Disable,
+}
+
+/// Judges an answer by an endpoint's rules. What the receiver says in so many
+/// words comes before what its status is taken to mean; but a delivery that
+/// has arrived stays delivered.
+pub fn judge(answer: &Answer, rules: &StatusRules) -> Judgement {
+    let (found, word) = match &answer.result {
+        Ok(response) => (rules.for_status(response.status), word_of(response)),
+        Err(failure) => (rules.for_failure(failure.kind), None),
+    };
+    let judgement = by_rule(found, answer);
+    let says = |word: &str, verdict: Verdict| Judgement {
+        verdict,
+        rule: format!("webhook-delivery: {word}"),
+        source: Source::Receiver,
+        short_budget: None,
+        disables: None,
+    };
+    let disables = Some("the receiver answered with webhook-delivery: disable".to_owned());
+    match (word, judgement.verdict) {
+        (None, _) | (Some(Word::Abort), Verdict::Delivered) => judgement,
+        (Some(Word::Abort), _) => says("abort", Verdict::Refused),
+        (Some(Word::Disable), Verdict::Delivered) => Judgement { disables, ..judgement },
+        (Some(Word::Disable), _) => Judgement { disables, ..says("disable", Verdict::Gone) },
     }
 }
 
-fn judge_status(status: u16) -> Judgement {
-    use Verdict::{Delivered, Gone, Refused, Retry};
-    let (verdict, rule) = match status {
-        200..=299 => (Delivered, "2xx"),
-        300..=399 => (Refused, "3xx"),
-        404 => {
-            return Judgement { verdict: Retry, rule: "404", short_budget: Some(ShortBudget::NotFound) };
-        }
-        408 => (Retry, "408"),
-        409 => (Retry, "409"),
-        410 => (Gone, "410"),
-        425 => (Retry, "425"),
-        429 => (Retry, "429"),
-        400..=499 => (Refused, "4xx"),
-        501 => (Refused, "501"),
-        500..=599 => (Retry, "5xx"),
-        0..=199 => (Retry, "1xx as final"),
-        600.. => (Retry, "600 and above"),
-    };
-    Judgement { verdict, rule, short_budget: None }
+fn by_rule(found: Found, answer: &Answer) -> Judgement {
+    let status = answer.result.as_ref().map_or(0, |response| response.status);
+    let disables = (found.action == Action::Disable).then(|| match (status, found.source) {
+        (410, Source::Default | Source::Strict | Source::Lenient) => "the receiver answered 410 Gone".to_owned(),
+        (status, _) => format!("the receiver answered {status}, and rule {} says disable", found.rule),
+    });
+    Judgement {
+        verdict: found.action.into(),
+        rule: found.rule,
+        source: found.source,
+        short_budget: found.short_budget,
+        disables,
+    }
 }
 
-fn judge_failure(kind: FailureKind) -> Judgement {
-    let short_budget = match kind {
-        FailureKind::NoSuchName => Some(ShortBudget::NoSuchName),
-        FailureKind::ForbiddenTarget => Some(ShortBudget::ForbiddenTarget),
-        FailureKind::Dns
-        | FailureKind::ConnectionRefused
-        | FailureKind::Unreachable
-        | FailureKind::Tls
-        | FailureKind::Timeout
-        | FailureKind::ConnectionReset
-        | FailureKind::MalformedAnswer
-        | FailureKind::Ours => None,
-    };
-    Judgement { verdict: Verdict::Retry, rule: kind.as_str(), short_budget }
+fn word_of(response: &Response) -> Option<Word> {
+    let text = response.header("webhook-delivery")?.trim();
+    // Others call it abort-message; a receiver that knows them is understood.
+    let is = |word: &str| text.eq_ignore_ascii_case(word);
+    match text {
+        _ if is("abort") || is("abort-message") => Some(Word::Abort),
+        _ if is("disable") => Some(Word::Disable),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::attempt::{Failure, FailureKind, Timings};
 
-    /// The published table, written a second time from the documentation.
-    fn published(status: u16) -> Verdict {
-        match status {
-            200..=299 => Verdict::Delivered,
-            404 | 408 | 409 | 425 | 429 => Verdict::Retry,
-            410 => Verdict::Gone,
-            501 => Verdict::Refused,
-            500..=599 => Verdict::Retry,
-            300..=499 => Verdict::Refused,
+    fn answered(status: u16, word: Option<&str>) -> Answer {
+        let headers = word.map(|word| ("webhook-delivery".to_owned(), word.to_owned()));
+        let response = Response { status, headers: headers.into_iter().collect(), ..Response::default() };
+        Answer { result: Ok(response), timings: Timings::default() }
+    }
+
+    fn failed(kind: FailureKind) -> Answer {
+        Answer { result: Err(Failure { kind, message: String::new() }), timings: Timings::default() }
+    }
+
+    fn rules(json: &str) -> StatusRules {
+        serde_json::from_str(json).unwrap()
+    }
+
+    fn verdict(status: u16, rules: &StatusRules) -> Verdict {
+        judge(&answered(status, None), rules).verdict
+    }
+
+    /// The published tables, written a second time from the documentation.
+    fn published(preset: &str, status: u16) -> Verdict {
+        match (preset, status) {
+            (_, 200..=299) => Verdict::Delivered,
+            ("lenient", _) => Verdict::Retry,
+            (_, 410) => Verdict::Gone,
+            (_, 408 | 429) | ("default", 404 | 409 | 425) => Verdict::Retry,
+            ("default", 501) => Verdict::Refused,
+            (_, 500..=599) => Verdict::Retry,
+            (_, 300..=499) => Verdict::Refused,
             _ => Verdict::Retry,
         }
     }
 
     #[test]
-    fn every_status_has_the_published_verdict() {
-        for status in 0..=999 {
-            assert_eq!(judge_status(status).verdict, published(status), "{status}");
+    fn every_status_has_the_published_verdict_in_every_preset() {
+        for preset in ["default", "strict", "lenient"] {
+            let rules = rules(&format!(r#"{{"preset":"{preset}"}}"#));
+            for status in 100..=999 {
+                assert_eq!(verdict(status, &rules), published(preset, status), "{preset} {status}");
+            }
         }
     }
 
     #[test]
-    fn only_ambiguous_answers_have_a_short_budget() {
-        assert_eq!(judge_status(404).short_budget, Some(ShortBudget::NotFound));
-        assert_eq!(judge_failure(FailureKind::NoSuchName).short_budget, Some(ShortBudget::NoSuchName));
-        assert_eq!(judge_failure(FailureKind::ForbiddenTarget).short_budget, Some(ShortBudget::ForbiddenTarget));
-        assert_eq!(judge_failure(FailureKind::Timeout).short_budget, None);
-        assert_eq!(judge_status(500).short_budget, None);
+    fn every_status_can_be_overridden_and_an_exact_code_beats_its_class() {
+        let actions = [
+            ("deliver", Verdict::Delivered),
+            ("retry", Verdict::Retry),
+            ("refuse", Verdict::Refused),
+            ("disable", Verdict::Gone),
+        ];
+        for status in 100..=599u16 {
+            for (action, expected) in actions {
+                let class = status / 100;
+                let other = if action == "deliver" { "retry" } else { "deliver" };
+                let rules = rules(&format!(r#"{{"{status}":"{action}","{class}xx":"{other}"}}"#));
+                let judged = judge(&answered(status, None), &rules);
+                assert_eq!((judged.verdict, judged.rule), (expected, status.to_string()));
+                assert_eq!((judged.source, judged.short_budget), (Source::Endpoint, None));
+                assert_eq!(judged.disables.is_some(), expected == Verdict::Gone);
+                let sibling = if status % 100 == 0 { status + 1 } else { status - 1 };
+                let by_class = judge(&answered(sibling, None), &rules);
+                assert_eq!(by_class.verdict, if other == "retry" { Verdict::Retry } else { Verdict::Delivered });
+                assert_eq!(by_class.rule, format!("{class}xx"));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_overridden_keeps_the_verdict_of_its_preset() {
+        let rules = rules(r#"{"preset":"strict","404":"retry","5xx":"refuse","418":"deliver"}"#);
+        for status in 100..=999 {
+            let expected = match status {
+                404 => Verdict::Retry,
+                418 => Verdict::Delivered,
+                500..=599 => Verdict::Refused,
+                other => published("strict", other),
+            };
+            assert_eq!(verdict(status, &rules), expected, "{status}");
+        }
+    }
+
+    #[test]
+    fn only_ambiguous_answers_have_a_short_budget_and_an_override_lifts_it() {
+        let budget = |answer: &Answer, json: &str| judge(answer, &rules(json)).short_budget;
+        let not_found = answered(404, None);
+        assert_eq!(budget(&not_found, "{}"), Some(ShortBudget::NotFound));
+        assert_eq!(budget(&not_found, r#"{"404":"retry"}"#), None);
+        assert_eq!(budget(&not_found, r#"{"preset":"lenient"}"#), None);
+        let no_name = failed(FailureKind::NoSuchName);
+        assert_eq!(budget(&no_name, "{}"), Some(ShortBudget::NoSuchName));
+        assert_eq!(budget(&no_name, r#"{"preset":"strict"}"#), Some(ShortBudget::NoSuchName));
+        assert_eq!(budget(&no_name, r#"{"preset":"lenient"}"#), None);
+        for preset in ["default", "strict", "lenient"] {
+            let rules = format!(r#"{{"preset":"{preset}"}}"#);
+            let forbidden = failed(FailureKind::ForbiddenTarget);
+            assert_eq!(budget(&forbidden, &rules), Some(ShortBudget::ForbiddenTarget), "{preset}");
+            assert_eq!(budget(&failed(FailureKind::Timeout), &rules), None, "{preset}");
+            assert_eq!(budget(&answered(500, None), &rules), None, "{preset}");
+        }
+    }
+
+    #[test]
+    fn every_failure_is_tried_again() {
+        for kind in FailureKind::ALL {
+            let judged = judge(&failed(kind), &StatusRules::default());
+            assert_eq!((judged.verdict, judged.rule.as_str()), (Verdict::Retry, kind.as_str()));
+        }
+    }
+
+    #[test]
+    fn the_receiver_has_the_first_word() {
+        let lenient = rules(r#"{"preset":"lenient","503":"deliver"}"#);
+        for (status, word, rules, verdict, disables) in [
+            (503, "abort", &StatusRules::default(), Verdict::Refused, false),
+            (503, "Abort-Message", &StatusRules::default(), Verdict::Refused, false),
+            (400, " disable ", &StatusRules::default(), Verdict::Gone, true),
+            (404, "abort", &lenient, Verdict::Refused, false),
+            (500, "DISABLE", &lenient, Verdict::Gone, true),
+            (503, "later", &StatusRules::default(), Verdict::Retry, false),
+            (503, "", &StatusRules::default(), Verdict::Retry, false),
+            (410, "abort", &StatusRules::default(), Verdict::Refused, false),
+            // It has arrived: there is nothing left to abort.
+            (200, "abort", &StatusRules::default(), Verdict::Delivered, false),
+            (503, "abort", &lenient, Verdict::Delivered, false),
+            (200, "disable", &StatusRules::default(), Verdict::Delivered, true),
+        ] {
+            let judged = judge(&answered(status, Some(word)), rules);
+            assert_eq!((judged.verdict, judged.disables.is_some()), (verdict, disables), "{status} {word:?}");
+        }
+        let judged = judge(&answered(503, Some("abort")), &StatusRules::default());
+        assert_eq!((judged.rule.as_str(), judged.source), ("webhook-delivery: abort", Source::Receiver));
+    }
+
+    #[test]
+    fn a_disabled_endpoint_is_told_which_answer_did_it() {
+        let told = |status: u16, json: &str| judge(&answered(status, None), &rules(json)).disables.unwrap();
+        assert_eq!(told(410, "{}"), "the receiver answered 410 Gone");
+        assert_eq!(told(403, r#"{"403":"disable"}"#), "the receiver answered 403, and rule 403 says disable");
+        assert_eq!(told(451, r#"{"4xx":"disable"}"#), "the receiver answered 451, and rule 4xx says disable");
     }
 }

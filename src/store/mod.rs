@@ -13,10 +13,11 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use crate::model::attempt::Attempt;
-use crate::model::delivery::{Cause, Delivery, Next, Progress, State};
+use crate::model::delivery::{Cause, Delivery, EndedBy, Progress, State};
 use crate::model::endpoint::{Endpoint, EndpointState, Format, Secret, Settings};
 use crate::model::event::Event;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use crate::model::next::Next;
 use crate::model::policy::RetryPolicy;
 use crate::model::shard::{Epoch, Lease, Shard};
 use crate::model::tenant::Tenant;
@@ -80,6 +81,15 @@ pub trait Queue: Send + Sync {
     /// Records an attempt and the state it led to, as one write. A stale
     /// lease changes nothing.
     async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<Settled>;
+
+    /// Reads waiting deliveries whose time may be over, whatever they wait
+    /// for, and when to look again.
+    async fn read_overdue(&self, now: Timestamp, limit: usize) -> Result<OverduePage>;
+
+    /// Reads waiting deliveries of a tenant that have had no attempt since
+    /// their budget began, before the time given. Oldest first, after the one
+    /// the last page ended with.
+    async fn read_untried(&self, tenant: &TenantId, ask: AskUntried) -> Result<Vec<Overdue>>;
 
     /// Does what a person asked for, if the delivery's state allows it.
     async fn change(&self, tenant: &TenantId, id: DeliveryId, change: Change, now: Timestamp) -> Result<Changed>;
@@ -151,6 +161,10 @@ pub struct Claim {
     pub seq: Option<u64>,
     /// When it came due.
     pub due_at: Timestamp,
+    /// Whether a person asked for this attempt: it waits for no backpressure.
+    pub is_urgent: bool,
+    /// When the event is over for this delivery.
+    pub expires_at: Option<Timestamp>,
     /// How much of its budget is used.
     pub progress: Progress,
 }
@@ -168,6 +182,8 @@ pub struct AskDue {
     pub bytes_max: usize,
     /// Leave these out; the asker has them already.
     pub except: HashSet<DeliveryId>,
+    /// Only what a person asked for.
+    pub urgent_only: bool,
 }
 
 /// Due deliveries, and when to ask again.
@@ -177,6 +193,39 @@ pub struct DuePage {
     pub claims: Vec<Claim>,
     /// When the first one that is not among them is due.
     pub next_due: Option<Timestamp>,
+}
+
+/// A waiting delivery whose time may be over.
+#[derive(Debug, Clone)]
+pub struct Overdue {
+    /// Which delivery.
+    pub id: DeliveryId,
+    /// Where it goes.
+    pub endpoint: EndpointId,
+    /// When the event is over for it.
+    pub expires_at: Option<Timestamp>,
+    /// How much of its budget is used.
+    pub progress: Progress,
+}
+
+/// Deliveries whose time may be over, and when to look again.
+#[derive(Debug, Clone, Default)]
+pub struct OverduePage {
+    /// Those to look at.
+    pub found: Vec<Overdue>,
+    /// When the first one that is not among them should be looked at.
+    pub next_at: Option<Timestamp>,
+}
+
+/// A question for deliveries without an attempt.
+#[derive(Debug, Clone, Copy)]
+pub struct AskUntried {
+    /// Their budget began before this.
+    pub before: Timestamp,
+    /// After this delivery; all, without one.
+    pub after: Option<DeliveryId>,
+    /// At most so many.
+    pub limit: usize,
 }
 
 /// What became of a claim.
@@ -203,14 +252,35 @@ pub enum Outcome {
         next: Next,
         /// Its budget after this attempt.
         progress: Progress,
+        /// When its time should be looked at, should it still wait then.
+        look_at: Option<Timestamp>,
+        /// What the receiver said about itself.
+        notice: Option<Notice>,
     },
     /// No request was made and none is charged; it is due again at this time.
     PutBack {
         /// When.
         due_at: Timestamp,
     },
-    /// It grew too old to be attempted.
-    Expired,
+    /// Its time was over before an attempt could be made.
+    Over {
+        /// What ended it.
+        by: EndedBy,
+    },
+    /// Its time is not over yet after all; it should be looked at again.
+    LookAgain {
+        /// When.
+        at: Timestamp,
+    },
+}
+
+/// What an answer means for the whole endpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// It asks to be left alone until then.
+    QuietUntil(Timestamp),
+    /// It asks never to be called again, for this reason.
+    Disable(String),
 }
 
 /// What a settlement led to.
@@ -220,8 +290,8 @@ pub struct Settled {
     pub due_again_at: Option<Timestamp>,
     /// The next of its lane, now free to go.
     pub promoted: Option<Claim>,
-    /// The endpoint, when the answer disabled it.
-    pub disabled: Option<EndpointId>,
+    /// What the answer changed about the endpoint, if it did.
+    pub notice: Option<Notice>,
 }
 
 /// What a person may do to a delivery.

@@ -1,6 +1,7 @@
 //! What a person does to a delivery: retry now, cancel, replay, discard.
 
-use posthaste::model::delivery::{Cause, Next, State};
+use posthaste::model::delivery::{Cause, State};
+use posthaste::model::next::Next;
 use posthaste::store::{Change, Claim, Error};
 use serde_json::json;
 
@@ -71,6 +72,8 @@ async fn one_of_each_again(house: &House) -> Vec<(State, Claim)> {
             lane: None,
             seq: delivery.seq,
             due_at: delivery.due_at,
+            is_urgent: false,
+            expires_at: None,
             progress: delivery.progress,
         };
         found.push((delivery.state, claim));

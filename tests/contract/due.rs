@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use posthaste::model::delivery::Next;
 use posthaste::model::endpoint::Endpoint;
+use posthaste::model::next::Next;
 use posthaste::model::shard::{Epoch, Lease};
 use posthaste::store::{AskDue, DuePage, Error};
 use serde_json::json;
@@ -22,7 +22,14 @@ for_every_store! {
 }
 
 fn ask(endpoint: &Endpoint, until: i64, limit: usize) -> AskDue {
-    AskDue { endpoint: endpoint.id, until: at(until), limit, bytes_max: usize::MAX, except: HashSet::new() }
+    AskDue {
+        endpoint: endpoint.id,
+        until: at(until),
+        limit,
+        bytes_max: usize::MAX,
+        except: HashSet::new(),
+        urgent_only: false,
+    }
 }
 
 async fn read(house: &House, ask: AskDue) -> DuePage {

@@ -1,6 +1,7 @@
 //! Forgetting: what is finished and old goes, what waits never does.
 
-use posthaste::model::delivery::{Cause, Next, State};
+use posthaste::model::delivery::{Cause, State};
+use posthaste::model::next::Next;
 use posthaste::store::{Accepted, Change, Forgotten, Horizon, Together};
 use serde_json::json;
 

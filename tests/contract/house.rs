@@ -9,17 +9,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use jiff::Timestamp;
 use posthaste::model::attempt::{Attempt, Decision, Timings};
-use posthaste::model::delivery::{Cause, Delivery, Next, State};
+use posthaste::model::delivery::{Cause, Delivery, State};
 use posthaste::model::endpoint::{Endpoint, Secret, Settings, Standing};
 use posthaste::model::event::Event;
 use posthaste::model::id::{DeliveryId, EndpointId, SecretId, TenantId};
+use posthaste::model::next::Next;
 use posthaste::model::shard::Lease;
 use posthaste::model::tenant::{Defaults, Tenant};
 use posthaste::model::verdict::Verdict;
 use posthaste::store::embedded::{Durability, Embedded};
 use posthaste::store::{
-    Accepted, AskDue, Change, Changed, Claim, DeliveryQuery, DuePage, Error, Forgotten, Horizon, NewEvent, Outcome,
-    PageAsk, Settled, Settlement, Store, Together,
+    Accepted, AskDue, Change, Changed, Claim, DeliveryQuery, DuePage, Error, Forgotten, Horizon, NewEvent, Notice,
+    Outcome, PageAsk, Settled, Settlement, Store, Together,
 };
 use serde_json::{Value, json};
 
@@ -143,6 +144,7 @@ impl House {
             policy: settings.check().expect("settings that hold"),
             settings,
             standing: Standing::active(at(0)),
+            quiet_until: None,
             secrets: vec![self.secret("whsec_AAAA", at(0))],
             created_at: at(0),
             updated_at: at(0),
@@ -181,7 +183,14 @@ impl House {
 
     /// What is due at an endpoint until then.
     pub async fn due(&self, endpoint: &Endpoint, until: Timestamp) -> DuePage {
-        let ask = AskDue { endpoint: endpoint.id, until, limit: 1_000, bytes_max: usize::MAX, except: HashSet::new() };
+        let ask = AskDue {
+            endpoint: endpoint.id,
+            until,
+            limit: 1_000,
+            bytes_max: usize::MAX,
+            except: HashSet::new(),
+            urgent_only: false,
+        };
         self.store.read_due(self.lease(endpoint.id), ask).await.expect("it is read")
     }
 
@@ -271,7 +280,7 @@ pub fn settlement(claim: &Claim, outcome: Outcome, now: Timestamp) -> Settlement
 pub fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Outcome {
     let (verdict, status) = match next {
         Next::Delivered => (Verdict::Delivered, 200),
-        Next::Waiting { .. } | Next::Dead(Cause::Exhausted | Cause::Expired) => (Verdict::Retry, 503),
+        Next::Waiting { .. } | Next::Lapsed | Next::Dead(Cause::Exhausted | Cause::Expired) => (Verdict::Retry, 503),
         Next::Dead(Cause::Refused) => (Verdict::Refused, 400),
         Next::Dead(Cause::Gone) => (Verdict::Gone, 410),
     };
@@ -290,17 +299,10 @@ pub fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Outcome {
         response_body: "what came back".into(),
         truncated: false,
         body_sha256: "00".into(),
-        decision: Decision {
-            verdict,
-            rule: "a rule".into(),
-            window_ms: None,
-            draw: None,
-            retry_after: None,
-            caps: Vec::new(),
-            next_attempt_at: None,
-        },
+        decision: Decision::of(verdict, "a rule"),
     };
-    Outcome::Attempted { attempt: Box::new(attempt), next, progress }
+    let notice = (next == Next::Dead(Cause::Gone)).then(|| Notice::Disable("the receiver answered 410".into()));
+    Outcome::Attempted { attempt: Box::new(attempt), next, progress, look_at: None, notice }
 }
 
 /// An event to be accepted: `event("a").key("k").to(&endpoint)`.
@@ -320,6 +322,7 @@ pub fn event(id: &str) -> Draft {
             key: None,
             timestamp: None,
             schema_version: None,
+            expires_at: None,
             endpoints: None,
             accepted_at: at(0),
             data: "{}".into(),
@@ -342,6 +345,11 @@ impl Draft {
 
     pub fn at(mut self, accepted_at: Timestamp) -> Self {
         self.event.accepted_at = accepted_at;
+        self
+    }
+
+    pub fn expiring(mut self, at: Timestamp) -> Self {
+        self.event.expires_at = Some(at);
         self
     }
 

@@ -32,4 +32,5 @@ mod due;
 mod forget;
 mod history;
 mod lanes;
+mod overdue;
 mod settle;

@@ -1,9 +1,10 @@
 //! Settle: an attempt and the state it led to, as one write of the owner.
 
-use posthaste::model::delivery::{Cause, Next, State};
-use posthaste::model::endpoint::EndpointState;
+use posthaste::model::delivery::{Cause, EndedBy, State};
+use posthaste::model::endpoint::{EndpointState, Settings};
+use posthaste::model::next::Next;
 use posthaste::model::shard::{Epoch, Lease};
-use posthaste::store::{Change, Error, Outcome};
+use posthaste::store::{Change, EndpointChange, Error, Notice, Outcome, Settlement};
 use serde_json::json;
 
 use crate::house::{House, at, attempted, event, ours, settlement};
@@ -24,13 +25,17 @@ for_every_store! {
     a_delivery_cancelled_in_flight_stays_cancelled_when_it_did_not_arrive,
     settling_what_was_forgotten_or_never_was_changes_nothing,
     outcomes_survive_closing,
+    a_receivers_wish_for_quiet_is_kept_and_never_shortened,
+    another_url_has_asked_for_nothing,
+    an_event_over_by_its_own_account_lets_its_lane_move_on,
+    a_replay_in_flight_keeps_its_fresh_budget,
 }
 
 async fn an_attempt_and_its_state_are_there_together(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
     let settled = house.deliver(&claim, at(3)).await;
-    assert!(settled.due_again_at.is_none() && settled.promoted.is_none() && settled.disabled.is_none());
+    assert!(settled.due_again_at.is_none() && settled.promoted.is_none() && settled.notice.is_none());
     let delivery = house.delivery(claim.id).await;
     assert_eq!((delivery.state, delivery.cause, delivery.finished_at), (State::Delivered, None, Some(at(3))));
     assert_eq!(
@@ -117,7 +122,7 @@ async fn a_dead_head_is_passed_where_the_lane_skips_its_dead(house: House) {
 async fn a_delivery_too_old_to_be_attempted_is_dead_without_an_attempt(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
-    let settlement = settlement(&claim, Outcome::Expired, at(9));
+    let settlement = settlement(&claim, Outcome::Over { by: EndedBy::Age }, at(9));
     house.store.settle(house.lease(endpoint.id), settlement).await.unwrap();
     let delivery = house.delivery(claim.id).await;
     assert_eq!((delivery.state, delivery.cause), (State::Dead, Some(Cause::Expired)));
@@ -129,12 +134,15 @@ async fn gone_disables_the_endpoint_and_holds_its_backlog(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
     let other = house.claim(event("b").to(&endpoint)).await;
-    assert_eq!(house.die(&claim, Cause::Gone, at(4)).await.disabled, Some(endpoint.id));
+    assert_eq!(
+        house.die(&claim, Cause::Gone, at(4)).await.notice,
+        Some(Notice::Disable("the receiver answered 410".into()))
+    );
     let standing = &house.store.endpoint(&ours(), endpoint.id).unwrap().standing;
     assert_eq!((standing.state, standing.since), (EndpointState::Disabled, at(4)));
     assert!(standing.reason.as_deref().unwrap().contains("410"));
     assert_eq!(house.state(other.id).await, State::Waiting);
-    assert_eq!(house.die(&other, Cause::Gone, at(5)).await.disabled, None, "it was disabled already");
+    assert_eq!(house.die(&other, Cause::Gone, at(5)).await.notice, None, "it was disabled already");
     let house = house.reopened().await;
     assert_eq!(house.store.endpoint(&ours(), endpoint.id).unwrap().standing.since, at(4));
 }
@@ -149,7 +157,7 @@ async fn a_stale_lease_settles_nothing(house: House) {
         attempted(&claim, Next::Delivered, at(1)),
         attempted(&claim, Next::Dead(Cause::Gone), at(1)),
         Outcome::PutBack { due_at: at(50) },
-        Outcome::Expired,
+        Outcome::Over { by: EndedBy::Age },
     ] {
         let refused = house.store.settle(stale, settlement(&claim, outcome, at(1))).await.unwrap_err();
         assert!(matches!(refused, Error::Stale(shard) if shard == lease.shard), "{refused:?}");
@@ -207,7 +215,7 @@ async fn a_delivery_cancelled_in_flight_stays_cancelled_when_it_did_not_arrive(h
     }
     let claim = house.claim(event("put-back").to(&endpoint)).await;
     house.change(claim.id, Change::Cancel, at(1)).await.unwrap();
-    for outcome in [Outcome::PutBack { due_at: at(9) }, Outcome::Expired] {
+    for outcome in [Outcome::PutBack { due_at: at(9) }, Outcome::Over { by: EndedBy::Age }] {
         house.store.settle(house.lease(endpoint.id), settlement(&claim, outcome, at(2))).await.unwrap();
         assert_eq!(house.state(claim.id).await, State::Cancelled);
     }
@@ -245,4 +253,92 @@ async fn outcomes_survive_closing(house: House) {
     assert_eq!(due.iter().map(|claim| claim.id).collect::<Vec<_>>(), [retried.id]);
     let next = house.deliver(&due[0], at(61)).await.promoted.unwrap();
     assert_eq!((next.event.id.as_str(), next.seq), ("behind", Some(2)));
+}
+
+async fn a_receivers_wish_for_quiet_is_kept_and_never_shortened(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let claim = house.claim(event("a").to(&endpoint)).await;
+    for (until, is_news) in [(60, true), (30, false), (60, false), (90, true)] {
+        let Outcome::Attempted { attempt, next, progress, look_at, .. } =
+            attempted(&claim, Next::Waiting { due_at: at(until) }, at(1))
+        else {
+            unreachable!()
+        };
+        let notice = Notice::QuietUntil(at(until));
+        let outcome = Outcome::Attempted { attempt, next, progress, look_at, notice: Some(notice.clone()) };
+        let settled = house.store.settle(house.lease(endpoint.id), settlement(&claim, outcome, at(1))).await.unwrap();
+        assert_eq!(settled.notice, Some(notice).filter(|_| is_news), "until {until}");
+    }
+    let house = house.reopened().await;
+    assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().quiet_until, Some(at(90)));
+    let standing = EndpointChange::Standing { state: EndpointState::Paused, reason: None };
+    house.store.change_endpoint(&ours(), endpoint.id, standing, at(2)).await.unwrap();
+    assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().quiet_until, Some(at(90)), "a pause changes nothing");
+}
+
+async fn another_url_has_asked_for_nothing(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let claim = house.claim(event("a").to(&endpoint)).await;
+    let Outcome::Attempted { attempt, next, progress, look_at, .. } =
+        attempted(&claim, Next::Waiting { due_at: at(5) }, at(1))
+    else {
+        unreachable!()
+    };
+    let notice = Some(Notice::QuietUntil(at(90)));
+    let outcome = Outcome::Attempted { attempt, next, progress, look_at, notice };
+    house.store.settle(house.lease(endpoint.id), settlement(&claim, outcome, at(1))).await.unwrap();
+    for (url, quiet_until) in [("https://example.com/", Some(at(90))), ("https://example.com/new", None)] {
+        let current = house.store.any_endpoint(endpoint.id).unwrap();
+        let settings = Settings { url: url.into(), description: "new".into(), ..current.settings.clone() };
+        let policy = settings.check().unwrap();
+        let if_updated_at = current.updated_at;
+        let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
+        house.store.change_endpoint(&ours(), endpoint.id, change, at(3)).await.unwrap();
+        assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().quiet_until, quiet_until, "{url}");
+    }
+}
+
+async fn an_event_over_by_its_own_account_lets_its_lane_move_on(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let head = house.claim(event("a").key("k").expiring(at(10)).to(&endpoint)).await;
+    assert_eq!(head.expires_at, Some(at(10)));
+    house.accept(event("b").key("k").expiring(at(20)).to(&endpoint)).await;
+    house.accept(event("c").key("k").to(&endpoint)).await;
+    house.accept(event("d").key("k").to(&endpoint)).await;
+    // One behind the head ends first; the lane does not move for it.
+    let behind = house.deliveries_of("b").await[0].id;
+    let over = Outcome::Over { by: EndedBy::Expiry };
+    let settlement_of = |id, outcome| Settlement { id, endpoint: endpoint.id, now: at(21), outcome };
+    let settled = house.store.settle(house.lease(endpoint.id), settlement_of(behind, over.clone())).await.unwrap();
+    assert!(settled.promoted.is_none());
+    assert_eq!(house.due_ids(&endpoint, at(100)).await, ["a"]);
+    let settled = house.store.settle(house.lease(endpoint.id), settlement_of(head.id, over)).await.unwrap();
+    assert_eq!(settled.promoted.map(|claim| claim.event.id.to_string()), Some("c".into()));
+    for id in [head.id, behind] {
+        let delivery = house.delivery(id).await;
+        assert_eq!((delivery.state, delivery.cause), (State::Dead, Some(Cause::Expired)));
+    }
+    // Any other death blocks, an old age included.
+    let third = house.due(&endpoint, at(100)).await.claims.remove(0);
+    let old = settlement(&third, Outcome::Over { by: EndedBy::Age }, at(30));
+    assert!(house.store.settle(house.lease(endpoint.id), old).await.unwrap().promoted.is_none());
+    assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
+}
+
+async fn a_replay_in_flight_keeps_its_fresh_budget(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let claim = house.claim(event("a").to(&endpoint)).await;
+    house.change(claim.id, Change::Cancel, at(1)).await.unwrap();
+    house.change(claim.id, Change::Replay, at(2)).await.unwrap();
+    // The request that was open all the while ends now.
+    let settled = house.attempted(&claim, Next::Dead(Cause::Refused), at(3)).await;
+    assert_eq!(settled.due_again_at, Some(at(2)));
+    let again = house.due(&endpoint, at(3)).await.claims.remove(0);
+    let progress = again.progress;
+    assert_eq!((progress.attempts, progress.attempts_before), (1, 1), "it is counted, but not in the new budget");
+    assert_eq!((progress.age_from, progress.begun_at), (None, Some(at(2))));
+    assert_eq!(house.attempts(claim.id).await.len(), 1);
+    house.attempted(&again, Next::Delivered, at(4)).await;
+    let numbers: Vec<u32> = house.attempts(claim.id).await.iter().map(|attempt| attempt.number).collect();
+    assert_eq!(numbers, [1, 2]);
 }

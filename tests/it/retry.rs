@@ -36,7 +36,7 @@ async fn a_receiver_that_recovers_gets_the_same_event_with_a_fresh_signature() {
         (&decision["verdict"], &decision["rule"], &decision["retry_after"]),
         (&json!("retry"), &json!("429"), &json!("1"))
     );
-    assert_eq!(decision["caps"], json!(["Retry-After is a floor"]));
+    assert_eq!(decision["caps"], json!(["Retry-After counts: 1s is more than the 10ms drawn"]));
     assert_eq!(attempts[0]["decision"]["window_ms"], json!([10, 10]));
     assert_eq!(attempts[3]["decision"], json!({"verdict":"delivered","rule":"2xx"}));
 }
@@ -124,7 +124,7 @@ async fn attempts_run_out_and_the_dead_letter_tells_the_story() {
     assert_eq!(attempts.len(), 3);
     assert_eq!(attempts[0]["response_body"].as_str().unwrap().len(), 4_096, "only the beginning is kept");
     assert_eq!(attempts[0]["truncated"], true);
-    assert_eq!(attempts[2]["decision"]["caps"], json!(["max_attempts is 3"]));
+    assert_eq!(attempts[2]["decision"]["caps"], json!(["this was attempt 3 of at most 3"]));
 }
 
 /// Answers every connection with these bytes, then waits or closes.

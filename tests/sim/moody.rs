@@ -11,8 +11,12 @@ use posthaste::clock::Clock;
 use posthaste::lifecycle::deliver::send::Sender;
 use posthaste::lifecycle::deliver::sign::Request;
 use posthaste::model::attempt::{Answer, Failure, FailureKind, Response, Timings};
+use posthaste::model::delivery::after;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+
+/// The key of the events that are over after a while.
+pub const EXPIRING_KEY: &str = "passing";
 
 /// What the receivers have seen, over all lives of the gateway.
 #[derive(Default)]
@@ -29,6 +33,12 @@ pub struct Ledger {
     open: HashSet<(String, String)>,
     /// Requests open per url.
     open_by_url: HashMap<String, usize>,
+    /// Until when each url asked to be left alone, and when it did.
+    quiet: HashMap<String, Vec<(Timestamp, Timestamp)>>,
+    /// When events are over: nothing may be sent after that.
+    pub expires: HashMap<String, Timestamp>,
+    /// Requests with `Retry-After` answered.
+    pub asked_for_quiet: u64,
     /// All requests.
     pub requests: u64,
     /// Requests whose answer was cut off by a crash.
@@ -43,6 +53,24 @@ impl Ledger {
         if !holds {
             self.violations.push(otherwise());
         }
+    }
+}
+
+/// How long it may take until an answer is durable and in force: the store
+/// may stumble a few times on the way.
+const IN_FORCE: Duration = Duration::from_secs(10);
+
+impl Ledger {
+    /// What was asked for just before a crash may never have been written.
+    pub fn crash(&mut self, now: Timestamp) {
+        for asked in self.quiet.values_mut() {
+            asked.retain(|(at, _)| after(*at, IN_FORCE) < now);
+        }
+    }
+
+    fn is_quiet(&self, url: &str, now: Timestamp) -> bool {
+        let asked = self.quiet.get(url).into_iter().flatten();
+        asked.into_iter().any(|(at, until)| after(*at, IN_FORCE) < now && now < *until)
     }
 }
 
@@ -138,8 +166,16 @@ impl Sender for Moody {
                 ledger.received.insert((request.url.clone(), id));
             }
         }
+        let quiet_for = (mood == Ok(429)).then(|| 30 + (self.draw() * 1_800.0) as u64);
+        if let Some(seconds) = quiet_for {
+            let now = self.clock.now();
+            ledger.asked_for_quiet += 1;
+            let asked = ledger.quiet.entry(request.url.clone()).or_default();
+            asked.push((now, after(now, Duration::from_secs(seconds))));
+        }
+        let header = quiet_for.map(|seconds| ("retry-after".to_owned(), seconds.to_string()));
         let result = match mood {
-            Ok(status) => Ok(Response { status, ..Response::default() }),
+            Ok(status) => Ok(Response { status, headers: header.into_iter().collect(), ..Response::default() }),
             Err(kind) => Err(Failure { kind, message: "a mood".into() }),
         };
         Answer { result, timings: Timings::default() }
@@ -154,6 +190,11 @@ impl Moody {
         ledger.requests += 1;
         let known = ledger.bodies.entry((url.clone(), id.to_owned())).or_insert_with(|| request.body.clone()).clone();
         ledger.demand(known == request.body, || format!("the body of {id} changed between attempts"));
+        let now = self.clock.now();
+        let is_quiet = ledger.is_quiet(&url, now);
+        ledger.demand(!is_quiet, || format!("{id} was sent at {now} to {url}, which asked to be left alone"));
+        let is_over = ledger.expires.get(id).is_some_and(|at| *at < now);
+        ledger.demand(!is_over, || format!("{id} was sent at {now}, after its event was over"));
         let now_open = ledger.open_by_url.entry(url.clone()).or_insert(0);
         *now_open += 1;
         let now_open = *now_open;
@@ -166,9 +207,14 @@ impl Moody {
                 format!("{id} came after its successor: place {place} of {lane:?} after {before}")
             });
             let applied = ledger.applied.get(lane).copied().unwrap_or(0);
-            // A lane that skips its dead may leave places out.
+            // A lane that skips its dead may leave places out, and so may one
+            // whose events are over by their own account.
             let may_skip = url.ends_with("/skips");
-            ledger.demand(may_skip || place <= applied + 1, || {
+            let has_expiring = lane.1 == EXPIRING_KEY || url.ends_with("/in-order");
+            let now = self.clock.now();
+            let over = ledger.expires.values().filter(|at| **at < now).count() as u64;
+            let left_out = if has_expiring { over } else { 0 };
+            ledger.demand(may_skip || place <= applied + 1 + left_out, || {
                 format!("{id} overtook: place {place} of {lane:?} after {applied}")
             });
         }

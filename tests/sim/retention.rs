@@ -8,7 +8,8 @@ use jiff::Timestamp;
 use posthaste::clock::{Clock, TokioClock};
 use posthaste::lifecycle::retain::{Retention, run};
 use posthaste::model::attempt::{Attempt, Decision, Timings};
-use posthaste::model::delivery::{Cause, Next, Progress, after};
+use posthaste::model::delivery::{Cause, Progress, after};
+use posthaste::model::next::Next;
 use posthaste::model::span::Span;
 use posthaste::model::verdict::Verdict;
 use posthaste::store::embedded::{Durability, Embedded};
@@ -20,15 +21,7 @@ use super::stumbling::Stumbling;
 use super::world::{endpoint, new_event, tenant, tenant_record};
 
 fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Settlement {
-    let decision = Decision {
-        verdict: Verdict::Delivered,
-        rule: "2xx".into(),
-        window_ms: None,
-        draw: None,
-        retry_after: None,
-        caps: Vec::new(),
-        next_attempt_at: None,
-    };
+    let decision = Decision::of(Verdict::Delivered, "2xx");
     let attempt = Attempt {
         number: 1,
         started_at: now,
@@ -43,8 +36,8 @@ fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Settlement {
         body_sha256: String::new(),
         decision,
     };
-    let progress = Progress { attempts: 1, age_from: Some(now), ..Progress::default() };
-    let outcome = Outcome::Attempted { attempt: Box::new(attempt), next, progress };
+    let progress = Progress { attempts: 1, age_from: Some(now), ..claim.progress };
+    let outcome = Outcome::Attempted { attempt: Box::new(attempt), next, progress, look_at: None, notice: None };
     Settlement { id: claim.id, endpoint: claim.endpoint, now, outcome }
 }
 

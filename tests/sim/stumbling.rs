@@ -94,6 +94,14 @@ impl Queue for Stumbling {
         self.stumble()?;
         self.call(async move |store| store.settle(lease, settlement).await).await
     }
+    async fn read_overdue(&self, now: Timestamp, limit: usize) -> Result<OverduePage> {
+        self.stumble()?;
+        self.call(async move |store| store.read_overdue(now, limit).await).await
+    }
+    async fn read_untried(&self, tenant: &TenantId, ask: AskUntried) -> Result<Vec<Overdue>> {
+        let tenant = tenant.clone();
+        self.call(async move |store| store.read_untried(&tenant, ask).await).await
+    }
     async fn change(&self, tenant: &TenantId, id: DeliveryId, change: Change, now: Timestamp) -> Result<Changed> {
         let tenant = tenant.clone();
         self.call(async move |store| store.change(&tenant, id, change, now).await).await

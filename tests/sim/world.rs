@@ -13,12 +13,14 @@ use posthaste::clock::{Clock, TokioClock};
 use posthaste::lifecycle::Gateway;
 use posthaste::lifecycle::accept::{Submission, accept};
 use posthaste::lifecycle::dispatch::Dispatcher;
+use posthaste::lifecycle::expire::{self, Expiry};
 use posthaste::lifecycle::space::Space;
 use posthaste::model::attempt::{Failure, FailureKind};
 use posthaste::model::delivery::{Delivery, State, after};
 use posthaste::model::endpoint::{Endpoint, Secret, Settings, Standing};
 use posthaste::model::event::Event;
 use posthaste::model::id::{EndpointId, SecretId, TenantId};
+use posthaste::model::span::Span;
 use posthaste::model::tenant::{Defaults, Tenant};
 use posthaste::store::embedded::{Durability, Embedded};
 use posthaste::store::{Catalog, DeliveryQuery, History, NewEvent, PageAsk, Together};
@@ -26,7 +28,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::json;
 
-use super::moody::{Ledger, Moody};
+use super::moody::{EXPIRING_KEY, Ledger, Moody};
 use super::stumbling::Stumbling;
 
 const DAYS: u64 = 3;
@@ -56,16 +58,25 @@ pub struct Summary {
     requests: u64,
     cut_off: u64,
     crashes: u32,
+    asked_for_quiet: u64,
     delivered: usize,
     dead: usize,
+    lapsed: usize,
 }
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} events, {} crashes, {} requests ({} cut off), {} delivered, {} dead, 0 lost",
-            self.acknowledged, self.crashes, self.requests, self.cut_off, self.delivered, self.dead
+            "{} events, {} crashes, {} requests ({} cut off, {} asked for quiet), {} delivered, {} dead ({} over by their own account), 0 lost",
+            self.acknowledged,
+            self.crashes,
+            self.requests,
+            self.cut_off,
+            self.asked_for_quiet,
+            self.delivered,
+            self.dead,
+            self.lapsed
         )
     }
 }
@@ -104,6 +115,7 @@ pub fn endpoint(n: usize, now: Timestamp) -> Endpoint {
         policy: settings.retry.resolve().unwrap(),
         settings,
         standing: Standing::active(now),
+        quiet_until: None,
         secrets: vec![secret],
         created_at: now,
         updated_at: now,
@@ -119,6 +131,7 @@ pub fn new_event(id: &str, key: Option<&str>, now: Timestamp, targets: Vec<Arc<E
         key: key.map(|key| key.parse().unwrap()),
         timestamp: None,
         schema_version: None,
+        expires_at: None,
         endpoints: None,
         accepted_at: now,
         data: Bytes::from_static(b"{}"),
@@ -135,12 +148,17 @@ impl World {
             .map(|n| {
                 let at = after(began, span.mul_f64(chance.random::<f64>() * 0.8));
                 let key = (chance.random::<f64>() < 0.7).then(|| format!("k{}", chance.random_range(0..6)));
+                let expires_at = (chance.random::<f64>() < 0.1)
+                    .then(|| after(at, Duration::from_secs(chance.random_range(60..12 * 3_600))));
+                // One lane of its own, so that the others must be without a gap.
+                let key = if expires_at.is_some() { Some(EXPIRING_KEY.to_owned()) } else { key };
                 let submission = Submission {
                     id: Some(format!("e{n}").parse().unwrap()),
                     event_type: "sim.event".parse().unwrap(),
                     key: key.map(|key| key.parse().unwrap()),
                     timestamp: None,
                     schema_version: None,
+                    expires_at,
                     endpoints: None,
                     data: Bytes::from(format!("{{\"n\":{n}}}")),
                 };
@@ -219,15 +237,22 @@ impl World {
     async fn be_a_gateway(&mut self, store: Stumbling, clock: Arc<dyn Clock>, until: Timestamp, is_last: bool) {
         let store: Arc<dyn posthaste::store::Store> = Arc::new(store);
         let moody = Moody::new(self.ledger.clone(), clock.clone(), self.chance.random(), CAP, self.healed_at);
-        let dispatcher = Dispatcher::new(store.clone(), Arc::new(moody), clock.clone(), 100, self.chance.random());
-        let gateway = Gateway { store, dispatcher: dispatcher.clone(), clock: clock.clone(), space: Space::endless() };
+        let expiry = Arc::new(Expiry::new(Span::secs(30 * 86_400)));
+        let seed = self.chance.random();
+        let dispatcher = Dispatcher::new(store.clone(), Arc::new(moody), expiry.clone(), clock.clone(), 100, seed);
+        let space = Space::endless();
+        let gateway = Arc::new(Gateway { store, dispatcher: dispatcher.clone(), expiry, clock: clock.clone(), space });
         let keeping_time = tokio::spawn(async move { dispatcher.run().await });
+        let expiring = tokio::spawn(expire::run(gateway.clone()));
         while let Some((at, submission)) = self.to_come.pop() {
             if at > until {
                 self.to_come.push((at, submission));
                 break;
             }
             clock.sleep_until(at).await;
+            if let Some(expires_at) = submission.expires_at {
+                self.ledger.lock().unwrap().expires.insert(format!("{}", submission.id.as_ref().unwrap()), expires_at);
+            }
             let id = submission.id.clone().expect("it was given one").to_string();
             match accept(&gateway, &tenant(), vec![submission.clone()], Together::All).await {
                 Ok(_) => self.acknowledged.push(id),
@@ -238,7 +263,9 @@ impl World {
         clock.sleep_until(until).await;
         if is_last {
             keeping_time.abort();
+            expiring.abort();
         }
+        self.ledger.lock().unwrap().crash(clock.now());
     }
 
     /// Everything acknowledged has ended, and the records are true.
@@ -265,6 +292,8 @@ impl World {
             crashes: self.crashes,
             delivered: count(State::Delivered),
             dead: count(State::Dead),
+            asked_for_quiet: ledger.asked_for_quiet,
+            lapsed: deliveries.iter().filter(|delivery| is_lapsed(delivery)).count(),
         }
     }
 
@@ -291,6 +320,10 @@ impl World {
             State::Waiting | State::Cancelled => panic!("seed {seed}: {delivery:?} has not ended"),
         }
     }
+}
+
+fn is_lapsed(delivery: &Delivery) -> bool {
+    delivery.state == State::Dead && delivery.expires_at.is_some_and(|at| delivery.finished_at >= Some(at))
 }
 
 async fn all_deliveries(store: &Stumbling) -> Vec<Delivery> {

@@ -9,12 +9,16 @@ use tracing::{info, warn};
 
 use self::send::Sender;
 use self::sign::{sha256_hex, sign};
+use super::expire::{Expiry, just_after};
 use crate::clock::Clock;
 use crate::model::attempt::{Answer, Attempt, Decision, FailureKind};
-use crate::model::delivery::{Cause, Moment, Next, after, next_state};
+use crate::model::delivery::{Limits, after};
 use crate::model::endpoint::{Endpoint, EndpointState};
+use crate::model::next::{Moment, Next, next_state};
+use crate::model::policy::RetryPolicy;
+use crate::model::rules::StatusRules;
 use crate::model::verdict::judge;
-use crate::store::{Claim, Outcome, Settled, Settlement, Store};
+use crate::store::{Claim, Notice, Outcome, Settled, Settlement, Store};
 
 pub mod body;
 pub mod connect;
@@ -28,6 +32,8 @@ pub struct Desk {
     pub store: Arc<dyn Store>,
     /// What makes requests.
     pub sender: Arc<dyn Sender>,
+    /// What knows whose time is over.
+    pub expiry: Arc<Expiry>,
     /// What tells the time.
     pub clock: Arc<dyn Clock>,
     /// Where draws come from.
@@ -36,7 +42,8 @@ pub struct Desk {
 
 /// Makes one attempt and records it. `answered` is called once the receiver
 /// is no longer being asked anything, before the record is durable; but not
-/// if it asked to be left alone, for then nothing may start in between.
+/// if it asked to be left alone, for now or for ever, for then nothing may
+/// start in between.
 pub async fn deliver(desk: &Desk, claim: &Claim, mut answered: impl FnMut()) -> Settled {
     let Some(endpoint) = desk.store.any_endpoint(claim.endpoint) else {
         return Settled::default();
@@ -46,46 +53,47 @@ pub async fn deliver(desk: &Desk, claim: &Claim, mut answered: impl FnMut()) -> 
         return Settled { due_again_at: Some(claim.due_at), ..Settled::default() };
     }
     let started_at = desk.clock.now();
-    if has_expired(claim, &endpoint, started_at) {
-        return settle(desk, claim, &endpoint, Outcome::Expired).await;
+    let limits = desk.expiry.limits(&endpoint, claim.expires_at, started_at);
+    if let Some(end) = claim.progress.end(&limits).filter(|end| started_at > end.at) {
+        return settle(desk, claim, &endpoint, Outcome::Over { by: end.by }).await;
     }
     let request = sign(claim, &endpoint, started_at);
     let body_sha256 = sha256_hex(&request.body);
     let answer = desk.sender.send(request).await;
     let outcome = decide(desk, claim, started_at, body_sha256, answer);
-    if !is_gone(&outcome) {
+    if !matches!(&outcome, Outcome::Attempted { notice: Some(_), .. }) {
         answered();
     }
     log(claim, &endpoint, &outcome);
     settle(desk, claim, &endpoint, outcome).await
 }
 
-fn is_gone(outcome: &Outcome) -> bool {
-    matches!(outcome, Outcome::Attempted { next: Next::Dead(Cause::Gone), .. })
-}
-
-fn has_expired(claim: &Claim, endpoint: &Endpoint, now: Timestamp) -> bool {
-    let held = endpoint.standing.held(now);
-    claim.progress.give_up_at(&endpoint.policy, held).is_some_and(|at| now > at)
-}
-
-/// What the answer means for the delivery, by the endpoint's policy of now.
+/// What the answer means for the delivery, by the endpoint's rules and its
+/// policy of now.
 fn decide(desk: &Desk, claim: &Claim, started_at: Timestamp, body_sha256: String, answer: Answer) -> Outcome {
     let now = desk.clock.now();
     if matches!(&answer.result, Err(failure) if failure.kind == FailureKind::Ours) {
         return Outcome::PutBack { due_at: after(now, desk.put_back_delay()) };
     }
     let endpoint = desk.store.any_endpoint(claim.endpoint);
-    let (policy, held) = match &endpoint {
-        Some(endpoint) => (endpoint.policy.clone(), endpoint.standing.held(now)),
-        None => Default::default(),
+    // Deleted meanwhile: nothing will come of it, but the attempt was made.
+    let (policy, rules) = (RetryPolicy::default(), StatusRules::default());
+    let (limits, rules) = match &endpoint {
+        Some(endpoint) => (desk.expiry.limits(endpoint, claim.expires_at, now), &endpoint.settings.status_rules),
+        None => {
+            let hold_max = desk.expiry.hold_max;
+            (Limits { policy: &policy, held: Duration::ZERO, hold_max, expires_at: claim.expires_at }, &rules)
+        }
     };
+    let judgement = judge(&answer, rules);
     let mut progress = claim.progress;
-    let moment = Moment { started_at, now, held, draw: desk.draw() };
-    let (next, decision) = next_state(&mut progress, &policy, &answer, judge(&answer), moment);
+    let moment = Moment { started_at, now, draw: desk.draw() };
+    let step = next_state(&mut progress, &limits, &answer, &judgement, moment);
+    let notice = judgement.disables.map(Notice::Disable).or(step.quiet_until.map(Notice::QuietUntil));
+    let look_at = progress.end(&limits).map(|end| just_after(end.at));
     let sent = Sent { number: progress.attempts, started_at, body_sha256, endpoint: endpoint.as_deref() };
-    let attempt = Box::new(record(sent, answer, decision));
-    Outcome::Attempted { attempt, next, progress }
+    let attempt = Box::new(record(sent, answer, step.decision));
+    Outcome::Attempted { attempt, next: step.next, progress, look_at, notice }
 }
 
 struct Sent<'a> {
@@ -126,7 +134,12 @@ async fn settle(desk: &Desk, claim: &Claim, endpoint: &Endpoint, outcome: Outcom
     let settlement = Settlement { id: claim.id, endpoint: endpoint.id, now: desk.clock.now(), outcome };
     loop {
         match desk.store.settle(lease, settlement.clone()).await {
-            Ok(settled) => return settled,
+            Ok(settled) => {
+                if let Outcome::Attempted { next: Next::Waiting { .. }, look_at: Some(at), .. } = &settlement.outcome {
+                    desk.expiry.note(*at);
+                }
+                return settled;
+            }
             Err(crate::store::Error::Stale(_)) => return Settled::default(),
             Err(problem) => {
                 warn!(delivery.id = %claim.id, "an outcome could not be recorded yet: {problem}");
@@ -148,6 +161,7 @@ fn log(claim: &Claim, endpoint: &Endpoint, outcome: &Outcome) {
         Next::Delivered => ("delivered".to_owned(), None),
         Next::Waiting { due_at } => (format!("next attempt at {due_at}"), Some(due_at)),
         Next::Dead(cause) => (format!("dead: {cause:?}").to_lowercase(), None),
+        Next::Lapsed => ("dead: expired".to_owned(), None),
     };
     let answer = match (&attempt.status, &attempt.error) {
         (Some(status), _) => format!("was answered {status}"),
@@ -202,6 +216,7 @@ pub mod tests {
             key: None,
             timestamp: None,
             schema_version: None,
+            expires_at: None,
             endpoints: None,
             accepted_at: at,
             data: Bytes::copy_from_slice(data),
@@ -214,6 +229,8 @@ pub mod tests {
             lane: None,
             seq: None,
             due_at: at,
+            is_urgent: false,
+            expires_at: None,
             progress: Progress::default(),
         }
     }

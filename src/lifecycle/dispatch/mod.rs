@@ -12,16 +12,19 @@ use jiff::Timestamp;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::sync::Notify;
-use tracing::{error, warn};
+use tracing::{error, info, warn};
 
-use self::queues::{Gate, Queues};
+use self::gate::Gate;
+use self::queues::Queues;
 use super::deliver::send::Sender;
 use super::deliver::{Desk, deliver};
+use super::expire::Expiry;
 use crate::clock::Clock;
 use crate::model::delivery::after;
 use crate::model::id::{DeliveryId, EndpointId};
-use crate::store::{AskDue, Claim, Settled, Store};
+use crate::store::{AskDue, Claim, Notice, Settled, Store};
 
+pub mod gate;
 pub mod queues;
 
 /// How long a failed read or a put-back waits: long enough to be calm, and
@@ -45,11 +48,18 @@ struct Shared {
 
 impl Dispatcher {
     /// A dispatcher that has not looked into the store yet.
-    pub fn new(store: Arc<dyn Store>, sender: Arc<dyn Sender>, clock: Arc<dyn Clock>, slots: usize, seed: u64) -> Self {
+    pub fn new(
+        store: Arc<dyn Store>,
+        sender: Arc<dyn Sender>,
+        expiry: Arc<Expiry>,
+        clock: Arc<dyn Clock>,
+        slots: usize,
+        seed: u64,
+    ) -> Self {
         let chance = Mutex::new(StdRng::seed_from_u64(seed));
         let shared = Shared {
             queues: Mutex::new(Queues::new(slots)),
-            desk: Desk { store, sender, clock, chance },
+            desk: Desk { store, sender, expiry, clock, chance },
             earlier: Notify::new(),
             fewer: Notify::new(),
         };
@@ -90,11 +100,12 @@ impl Dispatcher {
         self.pump();
     }
 
-    /// A person changed a delivery.
-    pub fn changed(&self, endpoint: EndpointId, id: DeliveryId, due_at: Option<Timestamp>) {
+    /// A delivery was changed by other hands than an attempt's. An urgent one
+    /// is to be tried now, even if its endpoint is being left alone.
+    pub fn changed(&self, endpoint: EndpointId, id: DeliveryId, due_at: Option<Timestamp>, is_urgent: bool) {
         {
             let mut queues = self.queues();
-            queues.changed(endpoint, id, due_at, self.gate(endpoint));
+            queues.changed(endpoint, id, due_at, is_urgent, self.gate(endpoint));
         }
         self.pump();
     }
@@ -106,7 +117,7 @@ impl Dispatcher {
             match self.shared.desk.store.any_endpoint(endpoint) {
                 Some(known) => {
                     let gate = Gate::of(Some(&known));
-                    queues.regate(endpoint, gate);
+                    queues.regate(endpoint, gate, self.now());
                     // A change may have freed something, such as a blocked lane.
                     queues.stored(endpoint, self.now(), gate);
                 }
@@ -205,7 +216,8 @@ impl Dispatcher {
         let page =
             page.inspect_err(|problem| warn!(endpoint.id = %endpoint, "could not read what is due: {problem}")).ok();
         let again_at = self.put_back_at();
-        self.queues().read_done(endpoint, page, again_at);
+        let now = self.now();
+        self.queues().read_done(endpoint, page, now, again_at);
         self.pump();
     }
 
@@ -232,21 +244,32 @@ impl Held {
     }
 
     fn settled(&mut self, settled: Settled) {
-        // An endpoint that was disabled is closed before its slot is free.
-        if let Some(endpoint) = settled.disabled {
-            self.dispatcher.endpoint_changed(endpoint);
+        let Some(claim) = &self.claim else { return };
+        // An endpoint that is to be left alone is closed before its slot is free.
+        if let Some(notice) = &settled.notice {
+            self.dispatcher.endpoint_changed(claim.endpoint);
+            tell(claim, notice);
         }
         self.answered();
         let Some(claim) = self.claim.take() else { return };
         let dispatcher = &self.dispatcher;
         dispatcher.queues().settled(&claim, settled.due_again_at);
-        if let Some(endpoint) = settled.disabled {
-            warn!(endpoint.id = %endpoint, tenant.id = %claim.event.tenant, "endpoint disabled, because the receiver answered 410; what comes for it is held until it is resumed");
-        }
         dispatcher.shared.fewer.notify_waiters();
         match settled.promoted {
             Some(promoted) => dispatcher.admit(vec![promoted]),
             None => dispatcher.pump(),
+        }
+    }
+}
+
+fn tell(claim: &Claim, notice: &Notice) {
+    let (endpoint, tenant) = (claim.endpoint, &claim.event.tenant);
+    match notice {
+        Notice::Disable(reason) => {
+            warn!(endpoint.id = %endpoint, tenant.id = %tenant, "endpoint disabled: {reason}; what comes for it is held until it is resumed");
+        }
+        Notice::QuietUntil(at) => {
+            info!(endpoint.id = %endpoint, tenant.id = %tenant, "endpoint left alone until {at}, because the receiver asked for it with Retry-After");
         }
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use crate::model::endpoint::{Endpoint, EndpointState};
+use super::gate::Gate;
 use crate::model::id::{DeliveryId, EndpointId};
 use crate::store::{AskDue, Claim, DuePage};
 
@@ -26,28 +26,6 @@ const CLAIM_BYTES: usize = 512;
 const FLIGHT_BYTES_MAX: usize = 64 * 1_024 * 1_024;
 /// How many bytes of data one read brings in.
 const READ_BYTES_MAX: usize = 1_024 * 1_024;
-
-/// What an endpoint allows at the moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Gate {
-    /// Whether it is being called at all.
-    pub is_open: bool,
-    /// How many requests may be open at once.
-    pub cap: usize,
-}
-
-impl Gate {
-    /// What this endpoint allows; nothing, when there is none.
-    pub fn of(endpoint: Option<&Endpoint>) -> Self {
-        match endpoint {
-            None => Self { is_open: false, cap: 0 },
-            Some(endpoint) => Self {
-                is_open: endpoint.standing.state == EndpointState::Active,
-                cap: endpoint.settings.max_in_flight as usize,
-            },
-        }
-    }
-}
 
 /// All queues of this node.
 pub struct Queues {
@@ -76,6 +54,8 @@ struct Queue {
     /// Lanes with a claim in flight, and who arrived for them meanwhile.
     busy_lanes: HashMap<Arc<str>, VecDeque<Claim>>,
     stored_due: Option<Timestamp>,
+    /// Whether the store may have something that a person asked for.
+    has_urgent: bool,
     is_reading: bool,
     /// Changed while a read was under way, so the read does not count for them.
     touched: HashSet<DeliveryId>,
@@ -93,6 +73,8 @@ impl Queue {
             sending: 0,
             busy_lanes: HashMap::new(),
             stored_due: None,
+            // A restart does not know; looking once is cheap.
+            has_urgent: gate.quiet_until.is_some(),
             is_reading: false,
             touched: HashSet::new(),
             has_turn: false,
@@ -115,6 +97,16 @@ impl Queue {
 
     fn is_idle(&self) -> bool {
         self.known.is_empty() && self.stored_due.is_none() && !self.is_reading && !self.has_turn
+    }
+
+    /// When to look into the store.
+    fn wake_at(&self) -> Option<Timestamp> {
+        let may_read = self.gate.is_open && !self.is_reading && self.is_low();
+        let due_at = self.stored_due.filter(|_| may_read)?;
+        match self.gate.quiet_until {
+            Some(until) if !self.has_urgent => Some(due_at.max(until)),
+            _ => Some(due_at),
+        }
     }
 
     fn note_stored(&mut self, due_at: Timestamp) {
@@ -143,13 +135,14 @@ impl Queues {
         let is_crowded = self.ready_bytes + cost(&claim) > READY_BYTES_MAX;
         let endpoint = claim.endpoint;
         let queue = self.endpoints.entry(endpoint).or_insert_with(|| Queue::new(gate));
-        let waits_in_store = !queue.gate.is_open
+        let waits_in_store = !queue.gate.passes(&claim, now)
             || is_crowded
             || queue.is_reading
             || queue.ready.len() >= READY_MAX
             || claim.due_at > now
             || queue.stored_due.is_some_and(|due_at| due_at <= now);
         if waits_in_store {
+            queue.has_urgent |= claim.is_urgent;
             queue.note_stored(claim.due_at);
         } else if queue.known.insert(claim.id) {
             self.ready_bytes += cost(&claim);
@@ -213,7 +206,14 @@ impl Queues {
 
     /// A person changed a delivery: whatever is remembered of it is void, and
     /// something of its endpoint may be due at this time.
-    pub fn changed(&mut self, endpoint: EndpointId, id: DeliveryId, due_at: Option<Timestamp>, gate: Gate) {
+    pub fn changed(
+        &mut self,
+        endpoint: EndpointId,
+        id: DeliveryId,
+        due_at: Option<Timestamp>,
+        is_urgent: bool,
+        gate: Gate,
+    ) {
         let queue = self.endpoints.entry(endpoint).or_insert_with(|| Queue::new(gate));
         if !queue.in_flight.contains(&id) && queue.known.remove(&id) {
             let parked = queue.busy_lanes.values_mut();
@@ -227,6 +227,7 @@ impl Queues {
         if queue.is_reading {
             queue.touched.insert(id);
         }
+        queue.has_urgent |= is_urgent;
         if let Some(due_at) = due_at {
             queue.note_stored(due_at);
         }
@@ -240,17 +241,24 @@ impl Queues {
         self.arrange(endpoint);
     }
 
-    /// The endpoint was paused, resumed, disabled, deleted or given another cap.
-    pub fn regate(&mut self, endpoint: EndpointId, gate: Gate) {
+    /// The endpoint was paused, resumed, disabled, deleted or given another
+    /// cap, or asked to be left alone.
+    pub fn regate(&mut self, endpoint: EndpointId, gate: Gate, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
         queue.gate = gate;
-        if !gate.is_open {
+        if !gate.is_open || gate.is_quiet(now) {
             // What has not started goes back to where it rests anyway.
-            let parked = queue.busy_lanes.values_mut().flat_map(std::mem::take);
-            let dropped: Vec<Claim> = queue.ready.drain(..).chain(parked).collect();
+            let mut dropped = Vec::new();
+            for list in queue.busy_lanes.values_mut().chain([&mut queue.ready]) {
+                let (kept, back): (VecDeque<_>, VecDeque<_>) =
+                    list.drain(..).partition(|claim| gate.passes(claim, now));
+                *list = kept;
+                dropped.extend(back);
+            }
             for claim in dropped {
                 self.ready_bytes -= cost(&claim);
                 queue.known.remove(&claim.id);
+                queue.has_urgent |= claim.is_urgent;
                 queue.note_stored(claim.due_at);
             }
         }
@@ -259,7 +267,7 @@ impl Queues {
 
     /// Forgets what an endpoint that is no more had waiting.
     pub fn remove(&mut self, endpoint: EndpointId) {
-        self.regate(endpoint, Gate::of(None));
+        self.regate(endpoint, Gate::of(None), Timestamp::MIN);
         if let Some(queue) = self.endpoints.get_mut(&endpoint) {
             queue.stored_due = None;
         }
@@ -277,6 +285,8 @@ impl Queues {
             let Some(queue) = self.endpoints.get_mut(&endpoint) else { continue };
             queue.wake = None;
             queue.is_reading = true;
+            let urgent_only = queue.gate.is_quiet(now);
+            queue.has_urgent = false;
             queue.stored_due = None;
             asks.push(AskDue {
                 endpoint,
@@ -284,6 +294,7 @@ impl Queues {
                 limit: queue.read_size(),
                 bytes_max: READ_BYTES_MAX,
                 except: queue.known.clone(),
+                urgent_only,
             });
         }
         asks
@@ -291,13 +302,16 @@ impl Queues {
 
     /// A read has come back. Without a page it failed, and is tried again at
     /// the time given.
-    pub fn read_done(&mut self, endpoint: EndpointId, page: Option<DuePage>, again_at: Timestamp) {
+    pub fn read_done(&mut self, endpoint: EndpointId, page: Option<DuePage>, now: Timestamp, again_at: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
         queue.is_reading = false;
         let touched = std::mem::take(&mut queue.touched);
+        // What the failed read was for is not known any more.
+        queue.has_urgent |= page.is_none();
         let page = page.unwrap_or_else(|| DuePage { claims: Vec::new(), next_due: Some(again_at) });
         for claim in page.claims {
-            if !queue.gate.is_open {
+            if !queue.gate.passes(&claim, now) {
+                queue.has_urgent |= claim.is_urgent;
                 queue.note_stored(claim.due_at);
             } else if !touched.contains(&claim.id) && queue.known.insert(claim.id) {
                 self.ready_bytes += cost(&claim);
@@ -364,8 +378,7 @@ impl Queues {
             queue.has_turn = true;
             self.turns.push_back(endpoint);
         }
-        let may_read = queue.gate.is_open && !queue.is_reading && queue.is_low();
-        let wake = queue.stored_due.filter(|_| may_read);
+        let wake = queue.wake_at();
         if wake != queue.wake {
             if let Some(old) = queue.wake {
                 self.wakes.remove(&(old, endpoint));
@@ -405,8 +418,8 @@ mod tests {
     use super::*;
     use crate::lifecycle::deliver::tests::claim as any_claim;
 
-    const OPEN: Gate = Gate { is_open: true, cap: 2 };
-    const CLOSED: Gate = Gate { is_open: false, cap: 2 };
+    const OPEN: Gate = Gate { is_open: true, cap: 2, quiet_until: None };
+    const CLOSED: Gate = Gate { is_open: false, cap: 2, quiet_until: None };
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_second(seconds).unwrap()
@@ -484,7 +497,7 @@ mod tests {
         let asks = queues.take_reads(at(0));
         assert_eq!(asks.len(), 1);
         let rest = (0..10).map(|n| claim(a, READY_MAX as u128 + n, None)).collect();
-        queues.read_done(a, page(rest, None), at(1));
+        queues.read_done(a, page(rest, None), at(0), at(1));
         assert!(queues.take_next().is_some());
         assert!(queues.take_reads(at(0)).is_empty());
     }
@@ -494,7 +507,7 @@ mod tests {
         let (mut queues, a) = (Queues::new(100), endpoint(1));
         queues.stored(a, at(0), OPEN);
         assert_eq!(queues.take_reads(at(0)).len(), 1);
-        queues.read_done(a, page(vec![claim(a, 1, None)], Some(at(0))), at(1));
+        queues.read_done(a, page(vec![claim(a, 1, None)], Some(at(0))), at(0), at(1));
         let first = queues.take_next().unwrap();
         // A second read begins while the first claim is in flight, and its
         // answer was put together before that claim was settled.
@@ -502,7 +515,7 @@ mod tests {
         assert!(asks[0].except.contains(&first.id));
         queues.answered(a);
         queues.settled(&first, None);
-        queues.read_done(a, page(vec![claim(a, 1, None)], None), at(1));
+        queues.read_done(a, page(vec![claim(a, 1, None)], None), at(0), at(1));
         assert!(queues.take_next().is_none());
     }
 
@@ -511,7 +524,7 @@ mod tests {
         let (mut queues, a) = (Queues::new(100), endpoint(1));
         let waiting = claim(a, 1, None);
         queues.admit(waiting.clone(), OPEN, at(0));
-        queues.changed(a, waiting.id, None, OPEN);
+        queues.changed(a, waiting.id, None, false, OPEN);
         assert!(queues.take_next().is_none());
         assert!(queues.endpoints.is_empty(), "nothing is left behind");
         assert_eq!(queues.ready_bytes, 0);
@@ -521,11 +534,11 @@ mod tests {
     fn a_pause_holds_and_a_resume_reads_again() {
         let (mut queues, a) = (Queues::new(100), endpoint(1));
         queues.admit(claim(a, 1, None), OPEN, at(0));
-        queues.regate(a, CLOSED);
+        queues.regate(a, CLOSED, at(0));
         queues.admit(claim(a, 2, None), CLOSED, at(0));
         assert!(queues.take_next().is_none());
         assert!(queues.take_reads(at(9)).is_empty());
-        queues.regate(a, OPEN);
+        queues.regate(a, OPEN, at(9));
         assert_eq!(queues.take_reads(at(9)).len(), 1);
     }
 

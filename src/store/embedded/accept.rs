@@ -90,8 +90,8 @@ fn insert_event(
     let inserted = db
         .prepare_cached(
             "INSERT INTO events (tenant, id, type, key, timestamp, accepted_at, schema_version,
-                                 endpoints, fingerprint, first_delivery, deliveries, data)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                                 endpoints, fingerprint, first_delivery, deliveries, data, expires_at)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
              ON CONFLICT (tenant, id) DO NOTHING",
         )?
         .execute(params![
@@ -107,6 +107,7 @@ fn insert_event(
             first,
             count as i64,
             &event.data[..],
+            event.expires_at.map(millis),
         ])?;
     Ok((inserted == 1).then(|| db.last_insert_rowid()))
 }
@@ -147,8 +148,9 @@ impl NewDelivery<'_> {
         let seq = place.map(|(seq, _)| seq);
         let format = self.endpoint.settings.format;
         db.prepare_cached(
-            "INSERT INTO deliveries (no, tenant, endpoint, event, created_at, format, state, behind, due_at, lane, seq)
-             VALUES (?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?)",
+            "INSERT INTO deliveries (no, tenant, endpoint, event, created_at, format, state, behind, due_at, lane, seq,
+                                     expires_at, look_at)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?7, ?5, ?8, ?9, ?10, ?10 + 1)",
         )?
         .execute(params![
             self.no,
@@ -158,9 +160,9 @@ impl NewDelivery<'_> {
             now,
             format_code(format),
             is_behind,
-            now,
             lane.as_deref(),
             seq,
+            self.event.expires_at.map(millis),
         ])?;
         Ok((!is_behind).then(|| Claim {
             id: delivery_id(self.no, now),
@@ -170,7 +172,9 @@ impl NewDelivery<'_> {
             lane,
             seq: seq.map(|seq| seq as u64),
             due_at: self.event.accepted_at,
-            progress: Progress::default(),
+            is_urgent: false,
+            expires_at: self.event.expires_at,
+            progress: Progress { begun_at: Some(at(now)), ..Progress::default() },
         }))
     }
 

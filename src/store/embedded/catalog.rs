@@ -19,7 +19,7 @@ use crate::model::endpoint::{Endpoint, EndpointState, OnDead, ParsedData, Secret
 use crate::model::event::Event;
 use crate::model::id::{EndpointId, SecretId, TenantId};
 use crate::model::tenant::Tenant;
-use crate::store::{Catalog, EndpointChange, Error, Result};
+use crate::store::{Catalog, EndpointChange, Error, Notice, Result};
 
 /// What is known of tenants and endpoints, in memory.
 #[derive(Default)]
@@ -62,7 +62,7 @@ impl Index {
         }
         let mut secrets = load_secrets(db)?;
         let mut rows = db.prepare(
-            "SELECT no, id, tenant, settings, standing, created_at, updated_at
+            "SELECT no, id, tenant, settings, standing, created_at, updated_at, quiet_until
              FROM endpoints WHERE deleted_at IS NULL",
         )?;
         let mut rows = rows.query([])?;
@@ -79,6 +79,7 @@ impl Index {
                 secrets: secrets.remove(&no).unwrap_or_default(),
                 created_at: at(row.get(5)?),
                 updated_at: at(row.get(6)?),
+                quiet_until: row.get::<_, Option<i64>>(7)?.map(at),
             };
             index.put_endpoint(no, Arc::new(endpoint));
         }
@@ -314,6 +315,10 @@ impl Catalog for Embedded {
                         if endpoint.updated_at != if_updated_at {
                             return Ok(Err(Error::Changed));
                         }
+                        // Another receiver has asked for nothing yet.
+                        if endpoint.settings.url != settings.url {
+                            endpoint.quiet_until = None;
+                        }
                         let unblocks = endpoint.settings.on_dead == OnDead::Block && settings.on_dead == OnDead::Skip;
                         endpoint.settings = *settings;
                         endpoint.policy = policy;
@@ -382,16 +387,19 @@ pub(super) fn current(transaction: &Transaction<'_>, id: EndpointId) -> rusqlite
         index.endpoint_entry(id).map(|(no, endpoint)| (no, Endpoint::clone(endpoint)))
     };
     let Some((no, mut endpoint)) = known else { return Ok(None) };
-    let row: Option<(String, String, i64)> = transaction
+    let row: Option<(String, String, i64, Option<i64>)> = transaction
         .db
-        .prepare_cached("SELECT settings, standing, updated_at FROM endpoints WHERE no = ? AND deleted_at IS NULL")?
-        .query_row([no], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .prepare_cached(
+            "SELECT settings, standing, updated_at, quiet_until FROM endpoints WHERE no = ? AND deleted_at IS NULL",
+        )?
+        .query_row([no], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))
         .optional()?;
-    let Some((settings, standing, updated_at)) = row else { return Ok(None) };
+    let Some((settings, standing, updated_at, quiet_until)) = row else { return Ok(None) };
     endpoint.settings = from_json(&settings);
     endpoint.policy = endpoint.settings.retry.resolve().expect("stored policies were checked");
     endpoint.standing = from_json(&standing);
     endpoint.updated_at = at(updated_at);
+    endpoint.quiet_until = quiet_until.map(at);
     endpoint.secrets = {
         let sql = "SELECT id, text, created_at, expires_at FROM secrets
                    WHERE endpoint = ? ORDER BY created_at DESC, id DESC";
@@ -412,8 +420,14 @@ pub(super) fn current(transaction: &Transaction<'_>, id: EndpointId) -> rusqlite
 /// Writes an endpoint back, and shows it once that is durable.
 pub(super) fn save(transaction: &mut Transaction<'_>, no: i64, endpoint: Endpoint) -> rusqlite::Result<Arc<Endpoint>> {
     transaction.db.execute(
-        "UPDATE endpoints SET settings = ?, standing = ?, updated_at = ? WHERE no = ?",
-        params![to_json(&endpoint.settings), to_json(&endpoint.standing), millis(endpoint.updated_at), no],
+        "UPDATE endpoints SET settings = ?, standing = ?, updated_at = ?, quiet_until = ? WHERE no = ?",
+        params![
+            to_json(&endpoint.settings),
+            to_json(&endpoint.standing),
+            millis(endpoint.updated_at),
+            endpoint.quiet_until.map(millis),
+            no
+        ],
     )?;
     let endpoint = Arc::new(endpoint);
     let known = endpoint.clone();
@@ -421,14 +435,24 @@ pub(super) fn save(transaction: &mut Transaction<'_>, no: i64, endpoint: Endpoin
     Ok(endpoint)
 }
 
-/// Disables an endpoint whose receiver answered 410.
-pub(super) fn disable(transaction: &mut Transaction<'_>, id: EndpointId, now: Timestamp) -> rusqlite::Result<bool> {
+/// Does what a receiver asked for itself; returns whether that changed
+/// anything.
+pub(super) fn heed(
+    transaction: &mut Transaction<'_>,
+    id: EndpointId,
+    notice: &Notice,
+    now: Timestamp,
+) -> rusqlite::Result<bool> {
     let Some((no, mut endpoint)) = current(transaction, id)? else { return Ok(false) };
-    if endpoint.standing.state == EndpointState::Disabled {
-        return Ok(false);
+    match notice {
+        Notice::Disable(_) if endpoint.standing.state == EndpointState::Disabled => return Ok(false),
+        Notice::Disable(reason) => {
+            endpoint.standing = endpoint.standing.moved(EndpointState::Disabled, Some(reason.clone()), now);
+        }
+        // What was asked for once is not taken back by asking for less.
+        Notice::QuietUntil(at) if endpoint.quiet_until.is_some_and(|known| known >= *at) => return Ok(false),
+        Notice::QuietUntil(at) => endpoint.quiet_until = Some(*at),
     }
-    let reason = "the receiver answered 410 Gone".to_owned();
-    endpoint.standing = endpoint.standing.moved(EndpointState::Disabled, Some(reason), now);
     save(transaction, no, endpoint)?;
     Ok(true)
 }

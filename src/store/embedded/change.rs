@@ -35,15 +35,19 @@ pub fn change(
     let due_at = match change {
         Change::RetryNow => {
             // Age and attempts stay; only the wait is cut short.
-            db.execute("UPDATE deliveries SET due_at = min(due_at, ?) WHERE no = ?", params![millis(now), row.no])?;
+            let sql = "UPDATE deliveries SET due_at = min(due_at, ?), urgent = 1 WHERE no = ?";
+            db.execute(sql, params![millis(now), row.no])?;
             Some(now)
         }
         Change::Replay => {
+            // A person's word goes beyond an `expires_at` that has passed.
             db.execute(
-                "UPDATE deliveries SET state = 0, cause = NULL, finished_at = NULL, due_at = ?,
-                     attempts_before = attempts, age_from = NULL, held_before = 0,
-                     not_found = 0, no_such_name = 0, forbidden_target = 0
-                 WHERE no = ?",
+                "UPDATE deliveries SET state = 0, cause = NULL, finished_at = NULL, due_at = ?1, replayed_at = ?1,
+                     attempts_before = attempts, age_from = NULL, held_before = 0, last_delay = NULL, urgent = 0,
+                     not_found = 0, no_such_name = 0, forbidden_target = 0,
+                     expires_at = CASE WHEN expires_at > ?1 THEN expires_at END,
+                     look_at = CASE WHEN expires_at > ?1 THEN expires_at + 1 END
+                 WHERE no = ?2",
                 params![millis(now), row.no],
             )?;
             Some(now)

@@ -20,10 +20,16 @@ pub fn read_due(db: &Connection, ask: &AskDue) -> rusqlite::Result<DuePage> {
         .query_row([id_bytes(ask.endpoint.0)], |row| row.get(0))
         .optional()?;
     let Some(endpoint) = endpoint else { return Ok(DuePage::default()) };
-    let mut statement = db.prepare_cached(
-        "SELECT no, due_at, created_at FROM deliveries INDEXED BY deliveries_due
-         WHERE endpoint = ? AND state = 0 AND behind = 0 ORDER BY due_at",
-    )?;
+    let mut statement = db.prepare_cached(match ask.urgent_only {
+        false => {
+            "SELECT no, due_at, created_at FROM deliveries INDEXED BY deliveries_due
+             WHERE endpoint = ? AND state = 0 AND behind = 0 ORDER BY due_at"
+        }
+        true => {
+            "SELECT no, due_at, created_at FROM deliveries INDEXED BY deliveries_urgent
+             WHERE endpoint = ? AND state = 0 AND urgent = 1 AND behind = 0 ORDER BY due_at"
+        }
+    })?;
     let mut rows = statement.query([endpoint])?;
     let mut page = DuePage::default();
     let mut bytes = 0;
@@ -41,6 +47,11 @@ pub fn read_due(db: &Connection, ask: &AskDue) -> rusqlite::Result<DuePage> {
         bytes += claim.event.data.len();
         page.claims.push(claim);
     }
+    if ask.urgent_only {
+        let sql = "SELECT min(due_at) FROM deliveries INDEXED BY deliveries_due
+                   WHERE endpoint = ? AND state = 0 AND behind = 0";
+        page.next_due = db.prepare_cached(sql)?.query_row([endpoint], |row| row.get::<_, Option<i64>>(0))?.map(at);
+    }
     Ok(page)
 }
 
@@ -48,7 +59,8 @@ pub fn read_due(db: &Connection, ask: &AskDue) -> rusqlite::Result<DuePage> {
 pub fn claim(db: &Connection, no: i64) -> rusqlite::Result<Claim> {
     let sql = format!(
         "SELECT d.no, d.created_at, p.id, d.format, d.lane, d.seq, d.due_at, t.id,
-                e.id, e.type, e.key, e.timestamp, e.schema_version, e.accepted_at, e.data, {PROGRESS}
+                e.id, e.type, e.key, e.timestamp, e.schema_version, e.accepted_at, e.data,
+                d.urgent, d.expires_at, {PROGRESS}
          FROM deliveries d JOIN events e ON e.no = d.event
               JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
          WHERE d.no = ?"
@@ -64,6 +76,8 @@ fn claim_from(row: &Row<'_>) -> rusqlite::Result<Claim> {
         key: row.get::<_, Option<String>>(10)?.map(|key| Key::from_stored(&key)),
         timestamp: row.get(11)?,
         schema_version: row.get(12)?,
+        // What counts is whether it is over for this delivery.
+        expires_at: None,
         endpoints: None,
         accepted_at: at(row.get(13)?),
         data: Bytes::from(row.get::<_, Vec<u8>>(14)?),
@@ -76,7 +90,9 @@ fn claim_from(row: &Row<'_>) -> rusqlite::Result<Claim> {
         lane: row.get::<_, Option<String>>(4)?.map(Arc::from),
         seq: row.get::<_, Option<i64>>(5)?.map(|seq| seq as u64),
         due_at: at(row.get(6)?),
-        progress: progress_from(row, 15)?,
+        is_urgent: row.get(15)?,
+        expires_at: row.get::<_, Option<i64>>(16)?.map(at),
+        progress: progress_from(row, 17)?,
     })
 }
 

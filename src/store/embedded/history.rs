@@ -112,8 +112,7 @@ fn cursor_no(page: &PageAsk) -> Result<i64> {
     }
 }
 
-const EVENT: &str =
-    "e.no, e.id, e.type, e.key, e.timestamp, e.schema_version, e.endpoints, e.accepted_at, e.deliveries, e.data";
+const EVENT: &str = "e.no, e.id, e.type, e.key, e.timestamp, e.schema_version, e.endpoints, e.accepted_at, e.deliveries, e.data, e.expires_at";
 
 fn event_from(row: &Row<'_>, tenant: &TenantId) -> rusqlite::Result<EventRecord> {
     let endpoints: Option<String> = row.get(6)?;
@@ -127,6 +126,7 @@ fn event_from(row: &Row<'_>, tenant: &TenantId) -> rusqlite::Result<EventRecord>
         endpoints: endpoints.and_then(|ids| serde_json::from_str(&ids).ok()),
         accepted_at: at(row.get(7)?),
         data: Bytes::from(row.get::<_, Vec<u8>>(9)?),
+        expires_at: row.get::<_, Option<i64>>(10)?.map(at),
     };
     Ok(EventRecord { event, deliveries: row.get(8)? })
 }
@@ -212,7 +212,8 @@ fn below_until(
 fn delivery_sql(index: &str, condition: &str) -> String {
     format!(
         "SELECT d.no, d.created_at, t.id, e.id, e.type, p.id, e.key, d.seq, d.state, d.cause, d.behind, d.due_at,
-                d.first_attempt_at, d.finished_at, p.deleted_at, a.record, d.lane, {PROGRESS}
+                d.first_attempt_at, d.finished_at, p.deleted_at, a.record, d.lane, d.urgent, d.expires_at,
+                {PROGRESS}
          FROM deliveries d {index} JOIN events e ON e.no = d.event
               JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
               LEFT JOIN attempts a ON a.no = (d.no << 20) + d.attempts
@@ -241,7 +242,9 @@ fn delivery_from(row: &Row<'_>) -> rusqlite::Result<Delivery> {
         cause: row.get::<_, Option<i64>>(9)?.map(cause_of),
         is_behind: row.get(10)?,
         due_at: at(row.get(11)?),
-        progress: progress_from(row, 17)?,
+        is_urgent: row.get(17)?,
+        expires_at: row.get::<_, Option<i64>>(18)?.map(at),
+        progress: progress_from(row, 19)?,
         created_at: at(row.get(1)?),
         first_attempt_at: row.get::<_, Option<i64>>(12)?.map(at),
         finished_at: finished_at.map(at),

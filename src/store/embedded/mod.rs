@@ -25,13 +25,14 @@ mod claim;
 mod forget;
 mod history;
 mod lane;
+mod overdue;
 mod queue;
 mod rows;
 mod settle;
 mod sweep;
 mod writer;
 
-const MIGRATIONS: &[&str] = &[include_str!("migrations/0001.sql")];
+const MIGRATIONS: &[&str] = &[include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql")];
 
 /// Lists, lookups and due reads share these; each is a second or two of
 /// SQLite at worst, since no read looks at an unbounded number of rows.

@@ -4,12 +4,12 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use super::rows::{at, uuid_of};
-use super::{Embedded, accept, change, claim, forget, settle};
+use super::{Embedded, accept, change, claim, forget, overdue, settle};
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
 use crate::model::shard::{Lease, Shard};
 use crate::store::{
-    Accepted, AskDue, Change, Changed, DuePage, Error, Forgotten, Horizon, NewEvent, ONLY_EPOCH, Queue, Result,
-    Settled, Settlement, Together,
+    Accepted, AskDue, AskUntried, Change, Changed, DuePage, Error, Forgotten, Horizon, NewEvent, ONLY_EPOCH, Overdue,
+    OverduePage, Queue, Result, Settled, Settlement, Together,
 };
 
 #[async_trait]
@@ -42,6 +42,15 @@ impl Queue for Embedded {
     async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<Settled> {
         check(lease)?;
         self.writer.write(move |transaction| settle::settle(transaction, &settlement)).await
+    }
+
+    async fn read_overdue(&self, now: Timestamp, limit: usize) -> Result<OverduePage> {
+        self.read(move |db| overdue::read(db, now, limit)).await
+    }
+
+    async fn read_untried(&self, tenant: &TenantId, ask: AskUntried) -> Result<Vec<Overdue>> {
+        let tenant = tenant.clone();
+        self.read(move |db| overdue::read_untried(db, &tenant, &ask)).await
     }
 
     async fn change(&self, tenant: &TenantId, id: DeliveryId, change: Change, now: Timestamp) -> Result<Changed> {

@@ -1,5 +1,7 @@
 //! Turns rows into things and back.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use rusqlite::Row;
 use uuid::Uuid;
@@ -104,20 +106,22 @@ pub fn format_of(code: i64) -> Format {
 
 /// The columns [`progress_from`] reads, of a table called `d`.
 pub const PROGRESS: &str = "d.attempts, d.attempts_before, d.age_from, d.held_before,
-    d.not_found, d.no_such_name, d.forbidden_target";
+    d.not_found, d.no_such_name, d.forbidden_target, coalesce(d.replayed_at, d.created_at), d.last_delay";
 
-/// A budget, from seven columns beginning at `first`.
+/// A budget, from nine columns beginning at `first`.
 pub fn progress_from(row: &Row<'_>, first: usize) -> rusqlite::Result<Progress> {
     Ok(Progress {
         attempts: row.get(first)?,
         attempts_before: row.get(first + 1)?,
         age_from: row.get::<_, Option<i64>>(first + 2)?.map(at),
-        held_before: std::time::Duration::from_millis(row.get::<_, i64>(first + 3)?.max(0) as u64),
+        held_before: Duration::from_millis(row.get::<_, i64>(first + 3)?.max(0) as u64),
         tally: Tally {
             not_found: row.get(first + 4)?,
             no_such_name: row.get(first + 5)?,
             forbidden_target: row.get(first + 6)?,
         },
+        begun_at: Some(at(row.get(first + 7)?)),
+        last_delay: row.get::<_, Option<i64>>(first + 8)?.map(|micros| Duration::from_micros(micros.max(0) as u64)),
     })
 }
 

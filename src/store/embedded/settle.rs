@@ -5,11 +5,12 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::claim::claim;
 use super::lane::{Member, pass};
-use super::rows::{attempt_no, cause_code, delivery_id, delivery_no, millis, state_code, state_of};
+use super::rows::{at, attempt_no, cause_code, delivery_id, delivery_no, millis, state_code, state_of};
 use super::writer::Transaction;
 use crate::model::attempt::Attempt;
-use crate::model::delivery::{Cause, Next, Progress, State};
+use crate::model::delivery::{Cause, End, Progress, State};
 use crate::model::endpoint::OnDead;
+use crate::model::next::Next;
 use crate::store::{Claim, Outcome, Settled, Settlement};
 
 /// Writes what became of a claim.
@@ -19,30 +20,44 @@ pub fn settle(transaction: &mut Transaction<'_>, settlement: &Settlement) -> rus
         return Ok(Settled::default());
     };
     let next = match &settlement.outcome {
-        Outcome::Attempted { attempt, next, .. } => {
+        Outcome::Attempted { attempt, next, progress, .. } => {
             insert_attempt(transaction.db, row.no, attempt)?;
-            row.allowed(*next)
+            row.allowed(*next, progress.begun_at)
         }
-        Outcome::PutBack { due_at } => row.allowed(Next::Waiting { due_at: *due_at }),
-        Outcome::Expired => row.allowed(Next::Dead(Cause::Expired)),
+        Outcome::PutBack { due_at } => row.allowed(Next::Waiting { due_at: *due_at }, None),
+        Outcome::Over { by } => row.allowed(End { at: settlement.now, by: *by }.next(), None),
+        Outcome::LookAgain { at } => {
+            let sql = "UPDATE deliveries SET look_at = ? WHERE no = ?";
+            transaction.db.prepare_cached(sql)?.execute(params![millis(*at), row.no])?;
+            return Ok(Settled::default());
+        }
     };
     let place = row.place_after(next, settlement.now);
     match &settlement.outcome {
-        Outcome::Attempted { attempt, progress, .. } => {
-            write_all(transaction.db, row.no, &place, progress, millis(attempt.started_at))?;
+        Outcome::Attempted { attempt, progress, look_at, .. } if row.is_budget(progress.begun_at) => {
+            write_all(transaction.db, row.no, &place, progress, millis(attempt.started_at), look_at.map(millis))?;
         }
-        Outcome::PutBack { .. } | Outcome::Expired => write_place(transaction.db, row.no, &place)?,
+        Outcome::Attempted { progress, .. } => {
+            // Replayed while the request was open: the attempt is counted,
+            // but the new budget is not charged for it.
+            write_place(transaction.db, row.no, &place)?;
+            let sql = "UPDATE deliveries SET attempts = ?1, attempts_before = ?1 WHERE no = ?2";
+            transaction.db.prepare_cached(sql)?.execute(params![progress.attempts, row.no])?;
+        }
+        _ => write_place(transaction.db, row.no, &place)?,
     }
     let mut settled = Settled::default();
     match next {
         Some(Next::Waiting { due_at }) => settled.due_again_at = Some(due_at),
         Some(next) => settled.promoted = move_lane(transaction, settlement, &row, next)?,
+        None if place.state == State::Waiting => settled.due_again_at = Some(at(place.due_at)),
         None => {}
     }
     // The receiver spoke for itself, whatever became of this delivery.
-    let is_gone = matches!(settlement.outcome, Outcome::Attempted { next: Next::Dead(Cause::Gone), .. });
-    if is_gone && super::catalog::disable(transaction, settlement.endpoint, settlement.now)? {
-        settled.disabled = Some(settlement.endpoint);
+    if let Outcome::Attempted { notice: Some(notice), .. } = &settlement.outcome
+        && super::catalog::heed(transaction, settlement.endpoint, notice, settlement.now)?
+    {
+        settled.notice = Some(notice.clone());
     }
     Ok(settled)
 }
@@ -52,6 +67,8 @@ struct Found {
     endpoint: i64,
     lane: Option<String>,
     is_passed: bool,
+    /// When its present budget began.
+    begun_at: i64,
     place: Place,
 }
 
@@ -66,13 +83,18 @@ struct Place {
 
 impl Found {
     /// What an attempt may still do to the delivery. A person may have ended
-    /// it meanwhile: then only an arrival counts. Or replayed it after that.
-    fn allowed(&self, next: Next) -> Option<Next> {
+    /// it meanwhile, or replayed it after that: then only an arrival counts.
+    fn allowed(&self, next: Next, begun_at: Option<Timestamp>) -> Option<Next> {
         match (self.place.state, next) {
-            (State::Waiting, next) => Some(next),
-            (State::Cancelled | State::Dead, Next::Delivered) => Some(Next::Delivered),
-            (State::Cancelled | State::Dead | State::Delivered, _) => None,
+            (State::Waiting, next) if self.is_budget(begun_at) => Some(next),
+            (State::Waiting | State::Cancelled | State::Dead, Next::Delivered) => Some(Next::Delivered),
+            (State::Waiting | State::Cancelled | State::Dead | State::Delivered, _) => None,
         }
+    }
+
+    /// Whether this is the budget that the delivery has now.
+    fn is_budget(&self, begun_at: Option<Timestamp>) -> bool {
+        begun_at.is_none_or(|begun_at| millis(begun_at) == self.begun_at)
     }
 
     fn place_after(&self, next: Option<Next>, now: Timestamp) -> Place {
@@ -84,6 +106,9 @@ impl Found {
             Some(Next::Dead(cause)) => {
                 Place { state: State::Dead, cause: Some(cause_code(cause)), finished_at, ..self.place }
             }
+            Some(Next::Lapsed) => {
+                Place { state: State::Dead, cause: Some(cause_code(Cause::Expired)), finished_at, ..self.place }
+            }
         }
     }
 }
@@ -92,7 +117,9 @@ fn find(db: &Connection, settlement: &Settlement) -> rusqlite::Result<Option<Fou
     let no = delivery_no(settlement.id);
     let found = db
         .prepare_cached(
-            "SELECT endpoint, state, lane, passed, created_at, cause, due_at, finished_at FROM deliveries WHERE no = ?",
+            "SELECT endpoint, state, lane, passed, created_at, cause, due_at, finished_at,
+                    coalesce(replayed_at, created_at)
+             FROM deliveries WHERE no = ?",
         )?
         .query_row([no], |row| {
             let place = Place {
@@ -101,7 +128,8 @@ fn find(db: &Connection, settlement: &Settlement) -> rusqlite::Result<Option<Fou
                 due_at: row.get(6)?,
                 finished_at: row.get(7)?,
             };
-            let found = Found { no, endpoint: row.get(0)?, lane: row.get(2)?, is_passed: row.get(3)?, place };
+            let (endpoint, lane, is_passed, begun_at) = (row.get(0)?, row.get(2)?, row.get(3)?, row.get(8)?);
+            let found = Found { no, endpoint, lane, is_passed, begun_at, place };
             Ok((found, delivery_id(no, row.get(4)?)))
         })
         .optional()?;
@@ -123,11 +151,18 @@ fn write_place(db: &Connection, no: i64, place: &Place) -> rusqlite::Result<()> 
 
 /// Where it stands and how much of its budget is used, in one update: the
 /// way of every attempt.
-fn write_all(db: &Connection, no: i64, place: &Place, progress: &Progress, started_at: i64) -> rusqlite::Result<()> {
+fn write_all(
+    db: &Connection,
+    no: i64,
+    place: &Place,
+    progress: &Progress,
+    started_at: i64,
+    look_at: Option<i64>,
+) -> rusqlite::Result<()> {
     db.prepare_cached(
         "UPDATE deliveries SET state = ?, cause = ?, due_at = ?, finished_at = ?, attempts = ?, attempts_before = ?,
              age_from = ?, held_before = ?, not_found = ?, no_such_name = ?, forbidden_target = ?,
-             first_attempt_at = coalesce(first_attempt_at, ?)
+             first_attempt_at = coalesce(first_attempt_at, ?), look_at = ?, last_delay = ?, urgent = 0
          WHERE no = ?",
     )?
     .execute(params![
@@ -143,6 +178,8 @@ fn write_all(db: &Connection, no: i64, place: &Place, progress: &Progress, start
         progress.tally.no_such_name,
         progress.tally.forbidden_target,
         started_at,
+        look_at,
+        progress.last_delay.map(|delay| delay.as_micros() as i64),
         no,
     ])?;
     Ok(())
@@ -156,6 +193,7 @@ fn move_lane(
     next: Next,
 ) -> rusqlite::Result<Option<Claim>> {
     let Some(lane) = row.lane.as_deref().filter(|_| !row.is_passed) else { return Ok(None) };
+    // An event that is over by its own account holds up no one.
     if matches!(next, Next::Dead(_)) {
         // As the tables have it: a change of this very commit counts.
         let endpoint = super::catalog::current(transaction, settlement.endpoint)?;

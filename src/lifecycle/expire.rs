@@ -1,0 +1,186 @@
+//! Expire: ends waiting deliveries whose time is over, whatever they wait for.
+//!
+//! No attempt starts after a delivery's time, because each looks before it
+//! starts. This sees to those that cannot start: held back, paused, or behind
+//! others in their lane. Idle, it sleeps until the next one's time.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tracing::{info, warn};
+
+use super::Gateway;
+use crate::model::delivery::{EndedBy, Limits, after};
+use crate::model::endpoint::{Endpoint, EndpointState};
+use crate::model::span::Span;
+use crate::store::{AskUntried, Outcome, Overdue, Result, Settlement};
+
+/// How many are looked at together.
+const STEP: usize = 200;
+/// How long to leave alone what is in flight: longer than any request.
+const IN_FLIGHT: Duration = Duration::from_secs(70);
+/// How long at least to leave alone what does not age at the moment.
+const HELD: Duration = Duration::from_secs(60);
+/// How long to wait after trouble with the store.
+const TROUBLE: Duration = Duration::from_secs(10);
+
+/// Knows when a delivery's time should be looked at next.
+pub struct Expiry {
+    /// How long a delivery may wait for its first attempt.
+    pub hold_max: Span,
+    timer: Mutex<Timestamp>,
+    earlier: Notify,
+}
+
+impl Expiry {
+    /// Nothing is known yet.
+    pub fn new(hold_max: Span) -> Self {
+        Self { hold_max, timer: Mutex::new(Timestamp::MAX), earlier: Notify::new() }
+    }
+
+    /// A delivery's time should be looked at then.
+    pub fn note(&self, at: Timestamp) {
+        if at < *self.timer() {
+            self.earlier.notify_one();
+        }
+    }
+
+    /// What limits a delivery to this endpoint at this moment.
+    pub fn limits<'a>(&self, endpoint: &'a Endpoint, expires_at: Option<Timestamp>, now: Timestamp) -> Limits<'a> {
+        Limits { policy: &endpoint.policy, held: endpoint.standing.held(now), hold_max: self.hold_max, expires_at }
+    }
+
+    fn timer(&self) -> std::sync::MutexGuard<'_, Timestamp> {
+        self.timer.lock().expect("nothing panics while it is held")
+    }
+
+    /// What waits for its first attempt is walked through now and then:
+    /// often enough that it is never much older than it may be.
+    fn walk_every(&self) -> Duration {
+        (self.hold_max.0 / 24).clamp(Duration::from_secs(1), Duration::from_secs(600))
+    }
+}
+
+/// Looks whenever something may be over, for ever.
+pub async fn run(gateway: Arc<Gateway>) {
+    let (expiry, clock) = (gateway.expiry.clone(), gateway.clock.clone());
+    let mut walk_at = clock.now();
+    loop {
+        // Whatever is noted from here on may be missed by the look below.
+        *expiry.timer() = Timestamp::MAX;
+        let earlier = expiry.earlier.notified();
+        let now = clock.now();
+        let next_at = match look_around(&gateway, walk_at <= now).await {
+            Ok(next) => {
+                if walk_at <= now {
+                    walk_at = after(now, expiry.walk_every());
+                }
+                next.map_or(walk_at, |at| at.min(walk_at))
+            }
+            Err(problem) => {
+                warn!("could not look for deliveries whose time is over: {problem}");
+                after(now, TROUBLE)
+            }
+        };
+        *expiry.timer() = next_at;
+        tokio::select! {
+            () = earlier => {}
+            () = clock.sleep_until(next_at) => {}
+        }
+    }
+}
+
+async fn look_around(gateway: &Arc<Gateway>, is_walk_due: bool) -> Result<Option<Timestamp>> {
+    if is_walk_due {
+        walk(gateway).await?;
+    }
+    sweep(gateway).await
+}
+
+/// Looks at everything whose time may be over; returns when to look again.
+pub async fn sweep(gateway: &Arc<Gateway>) -> Result<Option<Timestamp>> {
+    loop {
+        let now = gateway.clock.now();
+        let page = gateway.store.read_overdue(now, STEP).await?;
+        if page.found.is_empty() {
+            return Ok(page.next_at);
+        }
+        look_at_all(gateway, page.found).await?;
+    }
+}
+
+/// Looks at everything that has waited too long for its first attempt.
+pub async fn walk(gateway: &Arc<Gateway>) -> Result<()> {
+    let hold_max = i64::try_from(gateway.expiry.hold_max.as_millis()).unwrap_or(i64::MAX);
+    let before = gateway.clock.now().as_millisecond().saturating_sub(hold_max);
+    let before = Timestamp::from_millisecond(before).unwrap_or(Timestamp::MIN);
+    for tenant in gateway.store.tenants() {
+        let mut last = None;
+        loop {
+            let ask = AskUntried { before, after: last, limit: STEP };
+            let found = gateway.store.read_untried(&tenant.id, ask).await?;
+            let Some(end) = found.last() else { break };
+            last = Some(end.id);
+            look_at_all(gateway, found).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Together, so that one commit takes many.
+async fn look_at_all(gateway: &Arc<Gateway>, found: Vec<Overdue>) -> Result<()> {
+    let mut looks = JoinSet::new();
+    for overdue in found {
+        let gateway = gateway.clone();
+        looks.spawn(async move { look(&gateway, overdue).await });
+    }
+    looks.join_all().await.into_iter().collect()
+}
+
+/// Ends a delivery if its time is over, or notes when to look again.
+async fn look(gateway: &Gateway, overdue: Overdue) -> Result<()> {
+    let Some(endpoint) = gateway.store.any_endpoint(overdue.endpoint) else { return Ok(()) };
+    let now = gateway.clock.now();
+    let outcome = judge(gateway, &endpoint, &overdue, now);
+    let over = match &outcome {
+        Outcome::Over { by } => Some(*by),
+        _ => None,
+    };
+    let lease = gateway.store.lease(&endpoint.tenant, endpoint.id);
+    let settlement = Settlement { id: overdue.id, endpoint: endpoint.id, now, outcome };
+    let settled = gateway.store.settle(lease, settlement).await?;
+    if let Some(by) = over {
+        let why = match by {
+            EndedBy::Age => "its max_age has passed",
+            EndedBy::Hold => "it waited too long for its first attempt",
+            EndedBy::Expiry => "its event's expires_at has passed",
+        };
+        info!(delivery.id = %overdue.id, endpoint.id = %endpoint.id, tenant.id = %endpoint.tenant, "dead: expired without a further attempt, because {why}");
+        gateway.dispatcher.changed(endpoint.id, overdue.id, None, false);
+        gateway.dispatcher.admit(settled.promoted.into_iter().collect());
+    }
+    Ok(())
+}
+
+fn judge(gateway: &Gateway, endpoint: &Endpoint, overdue: &Overdue, now: Timestamp) -> Outcome {
+    // Its answer decides, and settles when to look again.
+    if gateway.dispatcher.is_in_flight(endpoint.id, overdue.id) {
+        return Outcome::LookAgain { at: after(now, IN_FLIGHT) };
+    }
+    let limits = gateway.expiry.limits(endpoint, overdue.expires_at, now);
+    match overdue.progress.end(&limits) {
+        Some(end) if now > end.at => Outcome::Over { by: end.by },
+        Some(end) if endpoint.standing.state == EndpointState::Active => Outcome::LookAgain { at: just_after(end.at) },
+        // While it is held its end moves with the time.
+        Some(end) => Outcome::LookAgain { at: just_after(end.at).max(after(now, HELD)) },
+        None => Outcome::LookAgain { at: after(now, HELD) },
+    }
+}
+
+/// The first moment that is too late.
+pub fn just_after(at: Timestamp) -> Timestamp {
+    after(at, Duration::from_millis(1))
+}

@@ -1,0 +1,431 @@
+//! Decides where a delivery goes after an attempt. The heart of the house.
+//!
+//! Invariant: [`next_state`] is pure. What it needs of time and chance is
+//! given to it, and everything it weighed is in the [`Decision`] it returns.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::attempt::{Answer, Budget, Decision};
+use super::delivery::{Cause, End, EndedBy, Limits, Progress, after};
+use super::policy::RetryPolicy;
+use super::retry_after::asked;
+use super::span::words;
+use super::verdict::{Judgement, ShortBudget, Verdict};
+
+/// Where a delivery goes after an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// It has arrived.
+    Delivered,
+    /// It is tried again at this time.
+    Waiting {
+        /// When.
+        due_at: Timestamp,
+    },
+    /// It is parked.
+    Dead(Cause),
+    /// The event is over, as its producer said it would be: it is dead
+    /// (expired), and its lane moves on.
+    Lapsed,
+}
+
+/// What is known at the moment of deciding.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment {
+    /// When the attempt began.
+    pub started_at: Timestamp,
+    /// When its answer was complete.
+    pub now: Timestamp,
+    /// A random number in `[0, 1)`.
+    pub draw: f64,
+}
+
+/// What an attempt leads to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Step {
+    /// Where the delivery goes.
+    pub next: Next,
+    /// Everything that was weighed.
+    pub decision: Decision,
+    /// Until when the receiver asked to be left alone.
+    pub quiet_until: Option<Timestamp>,
+}
+
+/// Decides where a delivery goes after an attempt, and updates its progress.
+pub fn next_state(
+    progress: &mut Progress,
+    limits: &Limits<'_>,
+    answer: &Answer,
+    judgement: &Judgement,
+    moment: Moment,
+) -> Step {
+    progress.attempts += 1;
+    if progress.age_from.is_none() {
+        progress.age_from = Some(moment.started_at);
+        progress.held_before = limits.held;
+    }
+    let mut decision = Decision {
+        rule_of: judgement.source,
+        retry_after: retry_after_header(answer).map(str::to_owned),
+        ..Decision::of(judgement.verdict, judgement.rule.clone())
+    };
+    let ended = |next: Next, decision: Decision| Step { next, decision, quiet_until: None };
+    match judgement.verdict {
+        Verdict::Delivered => ended(Next::Delivered, decision),
+        Verdict::Refused => ended(Next::Dead(Cause::Refused), decision),
+        Verdict::Gone => ended(Next::Dead(Cause::Gone), decision),
+        Verdict::Retry => {
+            let asked = asked_for(&mut decision, limits.policy, moment.now);
+            let quiet_until = asked.filter(|asked| !asked.is_zero()).map(|asked| after(moment.now, asked));
+            let next = match over_budget(progress, limits.policy, judgement, &mut decision) {
+                Some(cause) => Next::Dead(cause),
+                None => reschedule(progress, limits, answer, asked, moment, &mut decision),
+            };
+            decision.policy = Some(limits.policy.to_string());
+            decision.budget = progress.end(limits).map(|end| Budget {
+                used: progress.used(),
+                max_attempts: limits.policy.max_attempts,
+                give_up_at: end.at,
+            });
+            Step { next, decision, quiet_until }
+        }
+    }
+}
+
+/// How long the receiver asks to be left alone, as far as it may.
+fn asked_for(decision: &mut Decision, policy: &RetryPolicy, now: Timestamp) -> Option<Duration> {
+    let header = decision.retry_after.as_deref()?;
+    let most = policy.retry_after_max;
+    let Some(asked) = asked(header, now) else {
+        decision.caps.push(format!(
+            "Retry-After is {header:?}, which is no number of seconds and no date to come, so it asks for nothing"
+        ));
+        return None;
+    };
+    if most.as_millis() == 0 {
+        decision.caps.push("Retry-After is ignored, because retry_after_max is 0s".into());
+        return None;
+    }
+    if asked > most.0 {
+        let asked = words(asked);
+        decision.caps.push(format!("Retry-After asks for {asked}, and retry_after_max allows {most}"));
+        return Some(most.0);
+    }
+    Some(asked)
+}
+
+fn over_budget(
+    progress: &mut Progress,
+    policy: &RetryPolicy,
+    judgement: &Judgement,
+    decision: &mut Decision,
+) -> Option<Cause> {
+    if let Some(budget) = judgement.short_budget {
+        let (count, most) = (progress.tally.count(budget), budget.answers_max());
+        decision.caps.push(format!("this was answer {count} of this kind, and {most} of them end it"));
+        if count >= most {
+            return Some(match budget {
+                ShortBudget::NotFound | ShortBudget::NoSuchName => Cause::Exhausted,
+                ShortBudget::ForbiddenTarget => Cause::Refused,
+            });
+        }
+    }
+    if progress.used() >= policy.max_attempts {
+        decision.caps.push(format!("this was attempt {} of at most {}", progress.used(), policy.max_attempts));
+        return Some(Cause::Exhausted);
+    }
+    None
+}
+
+fn reschedule(
+    progress: &mut Progress,
+    limits: &Limits<'_>,
+    answer: &Answer,
+    asked: Option<Duration>,
+    moment: Moment,
+    decision: &mut Decision,
+) -> Next {
+    let window = limits.policy.window(progress.used(), progress.last_delay);
+    let drawn = window.at(moment.draw);
+    progress.last_delay = Some(drawn);
+    decision.window_ms = Some([as_millis(window.lo), as_millis(window.hi)]);
+    decision.draw = Some(moment.draw);
+    let is_busy = matches!(&answer.result, Ok(response) if response.status == 429);
+    let delay = match asked {
+        Some(asked) if asked > drawn => {
+            let (asked_for, drawn) = (words(asked), words(drawn));
+            decision.caps.push(format!("Retry-After counts: {asked_for} is more than the {drawn} drawn"));
+            asked
+        }
+        Some(asked) => {
+            let (asked_for, drawn_for) = (words(asked), words(drawn));
+            decision
+                .caps
+                .push(format!("Retry-After changes nothing: {asked_for} is no more than the {drawn_for} drawn"));
+            drawn
+        }
+        None if is_busy => {
+            let (once, twice) = (words(drawn), words(drawn * 2));
+            decision.caps.push(format!("a 429 without a usable Retry-After doubles the wait, from {once} to {twice}"));
+            drawn * 2
+        }
+        None => drawn,
+    };
+    let due_at = after(moment.now, delay);
+    match progress.end(limits) {
+        Some(end) if due_at > end.at => {
+            decision.caps.push(too_late(due_at, end, limits.policy));
+            end.next()
+        }
+        _ => {
+            decision.next_attempt_at = Some(due_at);
+            Next::Waiting { due_at }
+        }
+    }
+}
+
+fn too_late(due_at: Timestamp, end: End, policy: &RetryPolicy) -> String {
+    let why = match end.by {
+        EndedBy::Age => format!("max_age is {}", policy.max_age),
+        EndedBy::Hold => "it waited too long for its first attempt".to_owned(),
+        EndedBy::Expiry => "the event's expires_at".to_owned(),
+    };
+    format!("the next attempt would start at {due_at:.0}, past {:.0} ({why})", end.at)
+}
+
+fn as_millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn retry_after_header(answer: &Answer) -> Option<&str> {
+    answer.result.as_ref().ok().and_then(|response| response.header("retry-after"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::attempt::{Failure, FailureKind, Response, Timings};
+    use crate::model::policy::{Backoff, Delays, Jitter};
+    use crate::model::rules::StatusRules;
+    use crate::model::span::Span;
+    use crate::model::verdict::judge;
+    use proptest::prelude::*;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(1_700_000_000 + seconds).unwrap()
+    }
+
+    fn status(status: u16, retry_after: Option<&str>) -> Answer {
+        let headers = retry_after.map(|value| ("retry-after".to_owned(), value.to_owned()));
+        let response = Response { status, headers: headers.into_iter().collect(), ..Response::default() };
+        Answer { result: Ok(response), timings: Timings::default() }
+    }
+
+    fn failure(kind: FailureKind) -> Answer {
+        Answer { result: Err(Failure { kind, message: String::new() }), timings: Timings::default() }
+    }
+
+    fn limits(policy: &RetryPolicy) -> Limits<'_> {
+        Limits { policy, held: Duration::ZERO, hold_max: Span::secs(30 * 86_400), expires_at: None }
+    }
+
+    fn step_within(progress: &mut Progress, limits: &Limits<'_>, answer: &Answer, now: Timestamp) -> Step {
+        let moment = Moment { started_at: now, now, draw: 0.5 };
+        next_state(progress, limits, answer, &judge(answer, &StatusRules::default()), moment)
+    }
+
+    fn step(progress: &mut Progress, policy: &RetryPolicy, answer: &Answer, now: Timestamp) -> (Next, Decision) {
+        let step = step_within(progress, &limits(policy), answer, now);
+        (step.next, step.decision)
+    }
+
+    fn plain(max_attempts: u32) -> RetryPolicy {
+        let backoff = Backoff { base: Span::secs(10), factor: 1.0, max: Span::secs(10) };
+        RetryPolicy {
+            delays: Delays { steps: Vec::new(), then: Some(backoff) },
+            jitter: Jitter::None,
+            max_attempts,
+            ..RetryPolicy::default()
+        }
+    }
+
+    #[test]
+    fn a_transient_answer_waits_and_the_last_one_is_exhausted() {
+        let (policy, mut progress) = (plain(3), Progress::default());
+        for n in 1..3 {
+            let (next, decision) = step(&mut progress, &policy, &status(503, None), at(n));
+            assert_eq!(next, Next::Waiting { due_at: at(n + 10) });
+            assert_eq!(decision.rule, "5xx");
+        }
+        let (next, _) = step(&mut progress, &policy, &status(503, None), at(3));
+        assert_eq!(next, Next::Dead(Cause::Exhausted));
+        assert_eq!(progress.attempts, 3);
+    }
+
+    #[test]
+    fn no_attempt_is_planned_past_the_age_limit_and_held_time_does_not_count() {
+        let policy = RetryPolicy { max_age: Span::secs(25), ..plain(100) };
+        let mut progress = Progress::default();
+        assert_eq!(step(&mut progress, &policy, &status(500, None), at(0)).0, Next::Waiting { due_at: at(10) });
+        assert_eq!(step(&mut progress, &policy, &status(500, None), at(10)).0, Next::Waiting { due_at: at(20) });
+        let mut held = progress;
+        assert_eq!(step(&mut progress, &policy, &status(500, None), at(20)).0, Next::Dead(Cause::Expired));
+        let limits = Limits { held: Duration::from_secs(5), ..limits(&policy) };
+        let step = step_within(&mut held, &limits, &status(500, None), at(20));
+        assert_eq!(step.next, Next::Waiting { due_at: at(30) });
+    }
+
+    #[test]
+    fn short_budgets_are_counted_apart() {
+        let (policy, mut progress) = (plain(120), Progress::default());
+        for _ in 0..9 {
+            assert!(matches!(step(&mut progress, &policy, &status(404, None), at(0)).0, Next::Waiting { .. }));
+            assert!(matches!(step(&mut progress, &policy, &status(500, None), at(0)).0, Next::Waiting { .. }));
+        }
+        assert_eq!(step(&mut progress, &policy, &status(404, None), at(0)).0, Next::Dead(Cause::Exhausted));
+        let mut progress = Progress::default();
+        for _ in 0..4 {
+            assert!(matches!(
+                step(&mut progress, &policy, &failure(FailureKind::ForbiddenTarget), at(0)).0,
+                Next::Waiting { .. }
+            ));
+        }
+        assert_eq!(
+            step(&mut progress, &policy, &failure(FailureKind::ForbiddenTarget), at(0)).0,
+            Next::Dead(Cause::Refused)
+        );
+    }
+
+    #[test]
+    fn permanent_answers_end_at_once() {
+        let policy = plain(100);
+        for (code, next) in [
+            (200, Next::Delivered),
+            (301, Next::Dead(Cause::Refused)),
+            (400, Next::Dead(Cause::Refused)),
+            (410, Next::Dead(Cause::Gone)),
+            (501, Next::Dead(Cause::Refused)),
+        ] {
+            assert_eq!(step(&mut Progress::default(), &policy, &status(code, None), at(0)).0, next, "{code}");
+        }
+    }
+
+    #[test]
+    fn retry_after_is_a_floor_with_a_ceiling_and_holds_the_endpoint_back() {
+        let policy = plain(100);
+        for (header, waits, quiet) in [
+            (Some("60"), 60, Some(60)),
+            (Some("3"), 10, Some(3)),
+            (Some("0"), 10, None),
+            (Some("-5"), 20, None),
+            (Some("59.5"), 60, Some(60)),
+            (Some("soon"), 20, None),
+            (Some(""), 20, None),
+            (Some("99999999999999999999"), 86_400, Some(86_400)),
+            (None, 20, None),
+        ] {
+            let step = step_within(&mut Progress::default(), &limits(&policy), &status(429, header), at(0));
+            assert_eq!(step.next, Next::Waiting { due_at: at(waits) }, "{header:?}");
+            assert_eq!(step.quiet_until, quiet.map(at), "{header:?}");
+        }
+        let date = httpdate::fmt_http_date(std::time::SystemTime::from(at(300)));
+        let (next, decision) = step(&mut Progress::default(), &policy, &status(503, Some(&date)), at(0));
+        assert_eq!(next, Next::Waiting { due_at: at(300) });
+        assert_eq!(decision.retry_after, Some(date));
+    }
+
+    #[test]
+    fn a_receiver_may_not_ask_for_more_than_the_policy_allows() {
+        let policy = RetryPolicy { retry_after_max: Span::secs(30), ..plain(100) };
+        let (next, decision) = step(&mut Progress::default(), &policy, &status(503, Some("600")), at(0));
+        assert_eq!(next, Next::Waiting { due_at: at(30) });
+        assert_eq!(
+            decision.caps,
+            [
+                "Retry-After asks for 10m, and retry_after_max allows 30s",
+                "Retry-After counts: 30s is more than the 10s drawn"
+            ]
+        );
+        let deaf = RetryPolicy { retry_after_max: Span::secs(0), ..plain(100) };
+        let step = step_within(&mut Progress::default(), &limits(&deaf), &status(429, Some("600")), at(0));
+        assert_eq!((step.next, step.quiet_until), (Next::Waiting { due_at: at(20) }, None));
+    }
+
+    #[test]
+    fn a_wait_past_the_give_up_time_ends_it_at_once() {
+        let policy = RetryPolicy { max_age: Span::secs(3_600), ..plain(100) };
+        let step = step_within(&mut Progress::default(), &limits(&policy), &status(503, Some("3601")), at(0));
+        assert_eq!(step.next, Next::Dead(Cause::Expired));
+        assert_eq!(step.quiet_until, Some(at(3_601)), "the endpoint is left alone all the same");
+        let (next, _) = self::step(&mut Progress::default(), &policy, &status(503, Some("3600")), at(0));
+        assert_eq!(next, Next::Waiting { due_at: at(3_600) });
+    }
+
+    #[test]
+    fn permanent_answers_ask_for_no_patience() {
+        let policy = plain(100);
+        for code in [200, 400, 410] {
+            let step = step_within(&mut Progress::default(), &limits(&policy), &status(code, Some("60")), at(0));
+            assert_eq!(step.quiet_until, None, "{code}");
+        }
+    }
+
+    #[test]
+    fn an_event_that_expires_ends_before_its_age_and_lets_its_lane_go_on() {
+        let policy = plain(100);
+        let limits = Limits { expires_at: Some(at(15)), ..limits(&policy) };
+        let mut progress = Progress::default();
+        let step = step_within(&mut progress, &limits, &status(500, None), at(0));
+        assert_eq!(step.next, Next::Waiting { due_at: at(10) });
+        assert_eq!(step.decision.budget.unwrap().give_up_at, at(15));
+        let step = step_within(&mut progress, &limits, &status(500, None), at(10));
+        assert_eq!(step.next, Next::Lapsed);
+    }
+
+    #[test]
+    fn a_replay_has_a_fresh_budget_and_its_numbers_go_on() {
+        let policy = plain(2);
+        let mut progress = Progress { attempts: 7, attempts_before: 7, ..Progress::default() };
+        assert!(matches!(step(&mut progress, &policy, &status(500, None), at(0)).0, Next::Waiting { .. }));
+        assert_eq!(step(&mut progress, &policy, &status(500, None), at(0)).0, Next::Dead(Cause::Exhausted));
+        assert_eq!(progress.attempts, 9);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #[test]
+        fn both_limits_hold_under_any_schedule(
+            steps in proptest::collection::vec(0u64..100_000, 1..8), max_attempts in 1u32..40,
+            max_age in 1u64..500_000, draws in proptest::collection::vec(0.0f64..1.0, 40),
+            headers in proptest::collection::vec(0u64..200_000, 40), expires in proptest::option::of(0i64..400_000),
+            jitter in prop_oneof![
+                Just(Jitter::Full), Just(Jitter::Equal), Just(Jitter::None),
+                Just(Jitter::Percent(50.0)), Just(Jitter::Add(Span::secs(900))),
+            ],
+        ) {
+            let policy = RetryPolicy {
+                delays: Delays { steps: steps.into_iter().map(Span::secs).collect(), then: None },
+                jitter, max_attempts, max_age: Span::secs(max_age), ..RetryPolicy::default()
+            };
+            let limits = Limits { expires_at: expires.map(at), ..limits(&policy) };
+            let (mut progress, mut now) = (Progress::default(), at(0));
+            for (draw, asked) in draws.into_iter().zip(headers) {
+                let header = (asked > 100).then(|| asked.to_string());
+                let answer = status(if asked % 2 == 0 { 500 } else { 429 }, header.as_deref());
+                let moment = Moment { started_at: now, now, draw };
+                let rules = StatusRules::default();
+                match next_state(&mut progress, &limits, &answer, &judge(&answer, &rules), moment).next {
+                    Next::Waiting { due_at } => now = due_at,
+                    Next::Dead(_) | Next::Lapsed => break,
+                    Next::Delivered => unreachable!(),
+                }
+                let seconds = now.duration_since(at(0)).as_secs();
+                prop_assert!(seconds <= max_age as i64);
+                prop_assert!(expires.is_none_or(|expires| seconds <= expires));
+            }
+            prop_assert!(progress.attempts <= max_attempts);
+        }
+    }
+}

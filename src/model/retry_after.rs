@@ -1,0 +1,81 @@
+//! How long a receiver asks us to stay away: the `Retry-After` header.
+
+use std::time::{Duration, SystemTime};
+
+use jiff::Timestamp;
+
+/// What a header asks for: seconds, or any of the three HTTP dates. What lies
+/// in the past or cannot be read asks for nothing.
+pub fn asked(header: &str, now: Timestamp) -> Option<Duration> {
+    let text = header.trim();
+    match seconds(text) {
+        Some(asked) => Some(asked),
+        None => {
+            let date = httpdate::parse_http_date(text).ok()?;
+            // Nobody who names this very second asks to be left alone.
+            date.duration_since(SystemTime::from(now)).ok().filter(|asked| !asked.is_zero())
+        }
+    }
+}
+
+/// Whole seconds by the letter of HTTP. Fractions are not, but whoever sends
+/// one means it, and rounding up never comes too early.
+fn seconds(text: &str) -> Option<Duration> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    if !is_number(whole) || !is_number(fraction) {
+        return None;
+    }
+    // A number too large to hold is still a wish to wait long.
+    let whole: u64 = whole.parse().unwrap_or(LONG_SECONDS).min(LONG_SECONDS);
+    let rounded_up = u64::from(fraction.bytes().any(|digit| digit != b'0'));
+    Some(Duration::from_secs(whole + rounded_up))
+}
+
+/// More than a century: every limit is shorter.
+const LONG_SECONDS: u64 = u32::MAX as u64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_of_the_header_is_understood() {
+        let now: Timestamp = "1994-11-06T08:49:37Z".parse().unwrap();
+        for (header, expected) in [
+            ("120", Some(120)),
+            (" 7 ", Some(7)),
+            ("007", Some(7)),
+            ("0", Some(0)),
+            ("1.5", Some(2)),
+            ("2.0", Some(2)),
+            ("99999999999999999999", Some(LONG_SECONDS)),
+            ("99999999999999999999.5", Some(LONG_SECONDS + 1)),
+            ("Sun, 06 Nov 1994 08:54:37 GMT", Some(300)),
+            ("Sunday, 06-Nov-94 08:54:37 GMT", Some(300)),
+            ("Sun Nov  6 08:54:37 1994", Some(300)),
+            ("Fri, 31 Dec 9999 23:59:59 GMT", Some(252_618_189_022)),
+            // Past, present, and what is no time at all.
+            ("Sun, 06 Nov 1994 08:49:37 GMT", None),
+            ("Sun, 06 Nov 1994 08:49:36 GMT", None),
+            ("Thu, 01 Jan 1970 00:00:00 GMT", None),
+            ("-5", None),
+            ("+5", None),
+            ("1e3", None),
+            ("1.", None),
+            (".5", None),
+            ("1.5.2", None),
+            ("0x10", None),
+            ("soon", None),
+            ("", None),
+            ("Sun, 06 Nov 1994 08:54:37 CET", None),
+            ("Sun, 32 Nov 1994 08:54:37 GMT", None),
+            ("1994-11-06T08:54:37Z", None),
+            ("120, 60", None),
+            ("١٢", None),
+        ] {
+            let asked = asked(header, now).map(|asked| asked.as_secs());
+            assert_eq!(asked, expected, "{header:?}");
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Finds waiting deliveries whose time may be over.
+
+use jiff::Timestamp;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use super::rows::{PROGRESS, at, delivery_id, delivery_no, millis, progress_from, uuid_of};
+use crate::model::id::{EndpointId, TenantId};
+use crate::store::{AskUntried, Overdue, OverduePage};
+
+/// Reads those to be looked at, the longest overdue first. Served by
+/// `deliveries_overdue`. Those of a deleted endpoint are on their way to be
+/// cancelled and are stepped over.
+pub fn read(db: &Connection, now: Timestamp, limit: usize) -> rusqlite::Result<OverduePage> {
+    let sql = format!(
+        "SELECT d.no, d.created_at, p.id, d.expires_at, {PROGRESS}, d.look_at
+         FROM deliveries d INDEXED BY deliveries_overdue JOIN endpoints p ON p.no = d.endpoint
+         WHERE d.state = 0 AND d.look_at IS NOT NULL AND p.deleted_at IS NULL ORDER BY d.look_at LIMIT ?"
+    );
+    let mut statement = db.prepare_cached(&sql)?;
+    let mut rows = statement.query([limit as i64 + 1])?;
+    let mut page = OverduePage::default();
+    while let Some(row) = rows.next()? {
+        let look_at: i64 = row.get(13)?;
+        if look_at > millis(now) || page.found.len() == limit {
+            page.next_at = Some(at(look_at));
+            break;
+        }
+        page.found.push(overdue_from(row)?);
+    }
+    Ok(page)
+}
+
+/// Reads those that have had no attempt, oldest first. Served by
+/// `deliveries_undelivered`, whose rows stand in order of creation.
+pub fn read_untried(db: &Connection, tenant: &TenantId, ask: &AskUntried) -> rusqlite::Result<Vec<Overdue>> {
+    let sql = "SELECT no FROM tenants WHERE id = ? AND deleted_at IS NULL";
+    let tenant: Option<i64> = db.prepare_cached(sql)?.query_row([tenant.as_str()], |row| row.get(0)).optional()?;
+    let sql = format!(
+        "SELECT d.no, d.created_at, p.id, d.expires_at, {PROGRESS}
+         FROM deliveries d INDEXED BY deliveries_undelivered JOIN endpoints p ON p.no = d.endpoint
+         WHERE d.tenant = ? AND d.state = 0 AND d.state <> 1 AND d.no > ? AND p.deleted_at IS NULL ORDER BY d.no"
+    );
+    let mut statement = db.prepare_cached(&sql)?;
+    let mut rows = statement.query(params![tenant, ask.after.map_or(0, delivery_no)])?;
+    let mut found = Vec::new();
+    while let Some(row) = rows.next()? {
+        let created_at: i64 = row.get(1)?;
+        // Younger ones than this cannot have waited long enough.
+        if created_at >= millis(ask.before) || found.len() == ask.limit {
+            break;
+        }
+        let overdue = overdue_from(row)?;
+        let is_old = overdue.progress.begun_at.is_some_and(|begun| begun < ask.before);
+        if is_old && overdue.progress.age_from.is_none() {
+            found.push(overdue);
+        }
+    }
+    Ok(found)
+}
+
+fn overdue_from(row: &Row<'_>) -> rusqlite::Result<Overdue> {
+    Ok(Overdue {
+        id: delivery_id(row.get(0)?, row.get(1)?),
+        endpoint: EndpointId(uuid_of(row.get(2)?)),
+        expires_at: row.get::<_, Option<i64>>(3)?.map(at),
+        progress: progress_from(row, 4)?,
+    })
+}
