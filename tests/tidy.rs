@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use posthaste::api::openapi::document;
 use posthaste::api::problem::Code;
+use posthaste::model::preset::Preset;
+use posthaste::model::rules::Table;
 
 /// What each module may import, besides itself. `main` imports `cli` alone;
 /// tests may import anything.
@@ -290,6 +292,34 @@ fn every_operation_has_a_name_of_its_own() {
     let names = names.filter_map(|operation| operation["operationId"].as_str());
     let twice = names.filter(|name| !known.insert(*name)).map(str::to_owned);
     expect_none("operation ids that are there twice, on which client generators stumble", twice.collect());
+}
+
+#[test]
+fn the_published_tables_are_the_ones_that_judge() {
+    let page = read("docs/retries.md");
+    for table in Table::ALL {
+        let rows: String =
+            table.rows().map(|row| format!("| `{}` | {} | {} |\n", row.on, row.action.as_str(), row.note)).collect();
+        let written = format!("### The table `{}`\n", table.as_str());
+        let section = page.split_once(&written).map(|(_, rest)| rest.split("\n#").next().unwrap_or_default());
+        let section = section.unwrap_or_else(|| panic!("docs/retries.md has no heading {written:?}"));
+        let found: String =
+            section.lines().filter(|line| line.starts_with("| `")).map(|line| format!("{line}\n")).collect();
+        assert_eq!(found, rows, "docs/retries.md does not say what the table {} does", table.as_str());
+    }
+}
+
+#[test]
+fn the_pictures_of_the_presets_are_drawn_by_the_command() {
+    let page = read("docs/retries.md");
+    for preset in Preset::ALL {
+        let command = ["policy", "preview", "--preset", preset.as_str()];
+        let drawn =
+            std::process::Command::new(env!("CARGO_BIN_EXE_posthaste")).args(command).output().expect("it runs");
+        let drawn = String::from_utf8(drawn.stdout).expect("text");
+        let picture = format!("```console\n$ posthaste {}\n{drawn}```\n", command.join(" "));
+        assert!(page.contains(&picture), "docs/retries.md does not show this:\n{picture}");
+    }
 }
 
 #[test]

@@ -17,10 +17,12 @@ use super::problem::{InputProblems, Problem, Problems, StateProblems};
 use crate::lifecycle::Gateway;
 use crate::lifecycle::change::change_delivery;
 use crate::lifecycle::deliver::shown_headers;
+use crate::lifecycle::explain::explain_delivery;
 use crate::lifecycle::waiting::outlook;
 use crate::model::attempt::{Attempt, Decision, Failure, Timings};
 use crate::model::delivery::{Cause, Delivery, State as DeliveryState, WaitingFor};
 use crate::model::endpoint::Format;
+use crate::model::explain::Explanation;
 use crate::model::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::verdict::Verdict;
 use crate::store::{Change, Claim, DeliveryQuery};
@@ -102,7 +104,7 @@ impl DeliveryView {
             first_attempt_at: delivery.first_attempt_at,
             expires_at: delivery.expires_at,
             next_attempt_at: outlook.next_attempt_at,
-            give_up_at: outlook.give_up_at,
+            give_up_at: outlook.end.map(|end| end.at),
             finished_at: delivery.finished_at,
             last_status: delivery.last_status,
             last_error: delivery.last_error,
@@ -331,6 +333,22 @@ pub async fn attempts(
     Ok(Json(Page::whole(attempts.into_iter().map(|attempt| AttemptView::of(&claim, attempt)).collect())))
 }
 
+/// Explain a delivery
+///
+/// Why it stands where it stands: what was answered, which rule judged it, how the wait came about, when it goes next, and what could change that.
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/deliveries/{delivery}/explain", operation_id = "explain_delivery", tag = "deliveries",
+    params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
+    responses((status = 200, body = Explanation), Problems),
+)]
+pub async fn explain(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    NamedDelivery(id): NamedDelivery,
+) -> Result<Json<Explanation>, Problem> {
+    Ok(Json(explain_delivery(&api.gateway, &tenant, id).await?))
+}
+
 type Changed = Result<(StatusCode, Json<DeliveryView>), Problem>;
 
 async fn change(api: &Api, tenant: &TenantId, id: DeliveryId, change: Change) -> Changed {
@@ -385,7 +403,12 @@ pub async fn replay(State(api): State<Api>, Tenant(tenant): Tenant, NamedDeliver
 pub async fn replay_dead(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery(id): NamedDelivery) -> Changed {
     let known = find(&api, &tenant, id).await?;
     if known.state != DeliveryState::Dead {
-        let detail = format!("delivery {id} is not a dead letter; replay it under /deliveries");
+        let detail = match known.state {
+            DeliveryState::Waiting => {
+                format!("delivery {id} is waiting and not a dead letter; retry it to have it tried now")
+            }
+            state => format!("delivery {id} is {} and not a dead letter; replay it as a delivery", state.as_str()),
+        };
         return Err(Problem::new(super::problem::Code::WrongState, detail));
     }
     change(&api, &tenant, id, Change::Replay).await

@@ -239,6 +239,12 @@ pub async fn update(
     loop {
         let current = find(&api, &tenant, id)?;
         let mut document = serde_json::to_value(&current.settings).expect("settings are plain data");
+        // One jitter takes the place of another; merged, it would be both.
+        if let (Some(Value::Object(_)), Some(retry)) =
+            (patch.get("retry").and_then(|retry| retry.get("jitter")), document.get_mut("retry"))
+        {
+            retry["jitter"] = Value::Null;
+        }
         merge(&mut document, Value::Object(patch.clone()));
         let mut settings: Settings = from_value(document)?;
         let policy = check(&api, &mut settings)?;
@@ -334,6 +340,8 @@ pub async fn pause(
 }
 
 /// Resume an endpoint, paused or disabled
+///
+/// Resuming one that is neither ends the quiet its receiver asked for with `Retry-After`.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/resume", operation_id = "resume_endpoint", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),

@@ -123,7 +123,9 @@ pub fn from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> 
 }
 
 fn explain<'a, T: Deserialize<'a>>(bytes: &'a [u8], problem: &serde_json::Error) -> Problem {
-    if !problem.is_data() {
+    // A number where a word is wanted is called bad syntax, and is not.
+    let is_json = problem.is_data() || serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok();
+    if !is_json {
         return Problem::new(Code::InvalidJson, format!("the body is not JSON: {problem}"));
     }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
@@ -145,6 +147,7 @@ pub fn from_value<T: DeserializeOwned>(value: serde_json::Value) -> Result<T, Pr
 fn of_data_error(pointer: String, problem: &serde_json::Error) -> Problem {
     let text = problem.to_string();
     let detail = text.split(" at line ").next().unwrap_or_default().to_owned();
+    let detail = in_plain_words(detail);
     // The parser names what is missing or unknown only in its sentence.
     let named = |prefix: &str| detail.strip_prefix(prefix)?.split('`').next().map(str::to_owned);
     if let Some(name) = named("unknown field `") {
@@ -162,6 +165,29 @@ fn of_data_error(pointer: String, problem: &serde_json::Error) -> Problem {
         Some(name) => Problem::field(Code::InvalidField, format!("{pointer}/{name}"), detail),
         None => Problem::field(Code::InvalidField, pointer, detail),
     }
+}
+
+/// The parser speaks of Rust's types; a caller need not know them.
+fn in_plain_words(detail: String) -> String {
+    if detail == "expected value" {
+        return "the value is of the wrong type; write a text".to_owned();
+    }
+    if let Some((name, known)) = detail.strip_prefix("unknown variant ").and_then(|rest| rest.split_once(", expected "))
+    {
+        return format!("{name} is not known here; use {known}");
+    }
+    let Some((wrong, expected)) = detail.split_once(", expected ") else { return detail };
+    let expected = match expected {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number",
+        "f64" => "a number",
+        "a string" => "a text",
+        "a sequence" => "a list",
+        "a map" => "an object",
+        object if object.starts_with("struct ") => "an object",
+        word if word.starts_with("enum ") || word == "string or map" => "a text",
+        other => other,
+    };
+    format!("{wrong}, expected {expected}")
 }
 
 fn pointer_of(path: &serde_path_to_error::Path) -> String {

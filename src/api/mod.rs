@@ -23,6 +23,7 @@ pub mod input;
 pub mod lanes;
 pub mod openapi;
 pub mod page;
+pub mod policies;
 pub mod problem;
 pub mod secrets;
 pub mod server;
@@ -73,12 +74,14 @@ pub fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(deliveries::list))
         .routes(routes!(deliveries::show))
         .routes(routes!(deliveries::attempts))
+        .routes(routes!(deliveries::explain))
         .routes(routes!(deliveries::retry))
         .routes(routes!(deliveries::cancel))
         .routes(routes!(deliveries::replay))
         .routes(routes!(deliveries::list_dead))
         .routes(routes!(deliveries::replay_dead))
         .routes(routes!(deliveries::discard))
+        .routes(routes!(policies::preview))
         .routes(routes!(status::healthz))
         .routes(routes!(status::readyz))
         .routes(routes!(status::openapi))

@@ -18,6 +18,7 @@ use utoipa::{Modify, OpenApi};
         (name = "endpoints", description = "Who wants to hear of it"),
         (name = "deliveries", description = "One event on its way to one endpoint"),
         (name = "dead letters", description = "Deliveries that could not be made"),
+        (name = "policies", description = "When to try again, and when to stop"),
         (name = "tenants", description = "Whose events these are"),
         (name = "status", description = "The gateway itself"),
     )

@@ -6,11 +6,12 @@ use anyhow::ensure;
 use clap::Subcommand;
 use http::Method;
 use serde_json::Value;
-use serde_json::value::RawValue;
 
 use super::client::{Access, Client};
 use super::output::{self, Column};
-use super::request::{Body, Page, ask};
+use super::request::{Body, Page, ask, json};
+use crate::model::preset::Preset;
+use crate::model::rules::Table;
 use crate::model::span::Span;
 
 /// What to do with endpoints.
@@ -47,7 +48,7 @@ enum Action {
     },
     /// Stop calling one; its deliveries are held.
     Pause(Noted),
-    /// Call a paused or disabled one again.
+    /// Call a paused or disabled one again; an active one that is left alone because of Retry-After is called now.
     Resume(Noted),
     /// Delete one; what waits for it is cancelled.
     Delete(Id),
@@ -114,9 +115,12 @@ struct Settings {
     /// A header to send along, such as X-Team=billing.
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
     headers: Vec<(String, String)>,
-    /// The retry policy, such as '{"schedule":["30s","2m"],"max_attempts":5}'.
-    #[arg(long, value_name = "JSON", value_parser = json)]
+    /// The retry policy: a preset (standard, quick, hourly, stepped, patient, long), or JSON such as '{"schedule":["30s","2m"],"max_attempts":5}'.
+    #[arg(long, value_name = "PRESET|JSON", value_parser = retry)]
     retry: Option<String>,
+    /// What answers mean here: a table (default, strict, lenient), or JSON such as '{"404":"refuse","5xx":"retry"}'.
+    #[arg(long, value_name = "TABLE|JSON", value_parser = status_rules)]
+    status_rules: Option<String>,
     /// Rules on the data, such as '{"path":"/amount","gt":100}'; null for none.
     #[arg(long, value_name = "JSON", value_parser = json)]
     filter: Option<String>,
@@ -191,9 +195,16 @@ async fn create(client: &mut Client, url: &str, settings: &Settings) -> anyhow::
 }
 
 async fn update(client: &mut Client, id: &str, url: Option<&str>, settings: &Settings) -> anyhow::Result<()> {
-    let body = settings.replacing().add_to(Body::default().field("url", url));
-    ensure!(!body.is_empty(), "nothing to change; give a setting, such as --event-type (see --help)");
     let address = client.tenant_url(&["endpoints", id])?;
+    let mut settings = settings.replacing();
+    if let Some(rules) = &settings.status_rules {
+        let known = output::parse(&client.get(address.clone()).await?)?;
+        let codes: Vec<&str> =
+            known["status_rules"].as_object().into_iter().flat_map(|map| map.keys().map(String::as_str)).collect();
+        settings.status_rules = Some(replaced(rules, &codes));
+    }
+    let body = settings.add_to(Body::default().field("url", url));
+    ensure!(!body.is_empty(), "nothing to change; give a setting, such as --event-type (see --help)");
     output::record(client.format, &client.call(Method::PATCH, address, Some(body)).await?)
 }
 
@@ -224,7 +235,8 @@ async fn lanes(client: &mut Client, id: &str, blocked: bool, page: Page) -> anyh
 
 /// A policy or filter takes the place of the one before it; left to a merge
 /// patch, what the old one said and the new one does not would live on.
-const RETRY_FIELDS: &[&str] = &["preset", "backoff", "schedule", "jitter", "max_attempts", "max_age"];
+const RETRY_FIELDS: &[&str] =
+    &["preset", "backoff", "schedule", "jitter", "max_attempts", "max_age", "retry_after_max"];
 const FILTER_FIELDS: &[&str] = &["all", "any", "not", "path", "equals", "in", "exists", "gt", "lt", "prefix"];
 
 fn replaced(json: &str, fields: &[&str]) -> String {
@@ -261,6 +273,7 @@ impl Settings {
             .field("max_in_flight", self.max_in_flight.as_ref())
             .field("headers", Some(&headers).filter(|headers| !headers.is_empty()))
             .raw("retry", self.retry.as_deref().map(str::as_bytes))
+            .raw("status_rules", self.status_rules.as_deref().map(str::as_bytes))
             .raw("filter", self.filter.as_deref().map(str::as_bytes))
             .field("timeout", timeout.as_ref())
     }
@@ -273,10 +286,23 @@ fn header(text: &str) -> Result<(String, String), String> {
     }
 }
 
-fn json(text: &str) -> Result<String, String> {
-    match serde_json::from_str::<&RawValue>(text) {
-        Ok(_) => Ok(text.to_owned()),
-        Err(problem) => Err(format!("not JSON: {problem}")),
+/// The name of a policy stands for itself.
+fn retry(text: &str) -> Result<String, String> {
+    let names: Vec<&str> = Preset::ALL.iter().map(|preset| preset.as_str()).collect();
+    named(text, &names)
+}
+
+/// The name of a table stands for itself.
+fn status_rules(text: &str) -> Result<String, String> {
+    let names: Vec<&str> = Table::ALL.iter().map(|table| table.as_str()).collect();
+    named(text, &names)
+}
+
+fn named(text: &str, names: &[&str]) -> Result<String, String> {
+    match names.contains(&text) {
+        true => Ok(serde_json::json!({ "preset": text }).to_string()),
+        false if text.trim_start().starts_with('{') => json(text),
+        false => Err(format!("there is none of that name; write one of {}, or JSON in braces", names.join(", "))),
     }
 }
 

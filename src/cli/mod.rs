@@ -11,6 +11,7 @@ pub mod dead_letters;
 pub mod deliveries;
 pub mod endpoints;
 pub mod events;
+pub mod explain;
 pub mod send;
 pub mod tenants;
 
@@ -19,6 +20,7 @@ pub mod completions;
 pub mod config;
 pub mod listen;
 pub mod openapi;
+pub mod policy;
 
 mod client;
 mod output;
@@ -47,12 +49,16 @@ pub enum Command {
     Events(events::Args),
     /// Look up deliveries; retry, cancel or replay one.
     Deliveries(deliveries::Args),
+    /// Tell why a delivery stands where it stands.
+    Explain(explain::Args),
     /// Look up dead letters; replay or discard one.
     DeadLetters(dead_letters::Args),
     /// Create, change and delete tenants.
     Tenants(tenants::Args),
     /// Run a local receiver that verifies, deduplicates, prints, and misbehaves on request.
     Listen(listen::Args),
+    /// Preview retry policies.
+    Policy(policy::Args),
     /// Print the API's description as OpenAPI JSON.
     Openapi(openapi::Args),
     /// Print completions for a shell.
@@ -87,9 +93,11 @@ async fn hand_over(command: Command) -> anyhow::Result<()> {
         Command::Endpoints(args) => endpoints::run(args).await,
         Command::Events(args) => events::run(args).await,
         Command::Deliveries(args) => deliveries::run(args).await,
+        Command::Explain(args) => explain::run(args).await,
         Command::DeadLetters(args) => dead_letters::run(args).await,
         Command::Tenants(args) => tenants::run(args).await,
         Command::Listen(args) => listen::run(args).await,
+        Command::Policy(args) => policy::run(args).await,
         Command::Openapi(args) => openapi::run(args).await,
         Command::Completions(args) => completions::run(args).await,
         Command::Config(args) => config::run(args).await,

@@ -118,7 +118,7 @@ fn fact(name: &str, raw: &str, now: Timestamp) -> String {
 }
 
 fn is_time(name: &str) -> bool {
-    name.ends_with("_at") || name.ends_with("since") || name == "timestamp"
+    name.ends_with("_at") || name.ends_with("_until") || name.ends_with("since") || name == "timestamp"
 }
 
 /// Reads the gateway's answer.
@@ -202,6 +202,46 @@ pub fn clean(text: &str) -> String {
         }
     }
     out
+}
+
+/// How wide a text for people is.
+pub const WIDTH: usize = 80;
+
+/// A text broken between words; every line but the first is indented a
+/// little further, so that sentences can be told apart.
+pub fn wrapped(text: &str, indent: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in unbroken(text) {
+        let line = lines.last_mut().expect("there is a first line");
+        let width = line.chars().count() + 1 + word.chars().count();
+        match line.is_empty() {
+            true => *line = format!("{indent}{word}"),
+            false if width <= WIDTH => {
+                line.push(' ');
+                line.push_str(&word);
+            }
+            false => lines.push(if indent.is_empty() { word } else { format!("{indent}  {word}") }),
+        }
+    }
+    lines.join("\n")
+}
+
+/// The words of a text; a command in backticks is one word, so that it can be
+/// copied.
+fn unbroken(text: &str) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    let mut is_command = false;
+    for word in text.split(' ') {
+        match words.last_mut().filter(|_| is_command) {
+            Some(command) => {
+                command.push(' ');
+                command.push_str(word);
+            }
+            None => words.push(word.to_owned()),
+        }
+        is_command ^= word.matches('`').count() % 2 == 1;
+    }
+    words
 }
 
 /// JSON with a line per field, every token as it came.
@@ -290,6 +330,14 @@ mod tests {
             assert_eq!(away(at(seconds), at(0)), told);
         }
         assert_eq!(away(at(-90), at(0)), "1m 30s ago");
+    }
+
+    #[test]
+    fn a_text_is_broken_between_words_but_never_inside_a_command() {
+        let text = format!("{} `posthaste dead-letters replay dlv_1` tries it again", "a word ".repeat(9).trim());
+        let lines: Vec<String> = wrapped(&text, "  ").lines().map(str::to_owned).collect();
+        assert_eq!(lines[1], "    `posthaste dead-letters replay dlv_1` tries it again");
+        assert!(lines[0].starts_with("  a word") && lines[0].ends_with("word"), "{lines:?}");
     }
 
     #[test]

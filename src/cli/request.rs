@@ -93,6 +93,14 @@ pub fn ask(url: &mut Url, filters: &[(&str, Option<&str>)]) {
     }
 }
 
+/// JSON, left as it was written.
+pub fn json(text: &str) -> Result<String, String> {
+    match serde_json::from_str::<&serde_json::value::RawValue>(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(problem) => Err(format!("not JSON: {problem}")),
+    }
+}
+
 /// A time to come: a moment, or a span from now.
 pub fn coming(text: &str) -> Result<String, String> {
     match (text.parse::<Span>(), text.parse::<jiff::Timestamp>()) {

@@ -5,7 +5,7 @@ use http::Method;
 
 use super::client::Access;
 use super::output::{self, Column};
-use super::request::Body;
+use super::request::{Body, json};
 
 /// What to do with tenants.
 #[derive(Debug, clap::Args)]
@@ -29,23 +29,38 @@ enum Action {
     Create {
         /// The tenant's id.
         id: String,
-        /// What people call it.
-        #[arg(long)]
-        name: Option<String>,
+        #[command(flatten)]
+        settings: Settings,
     },
     /// Change one.
     Update {
         /// The tenant's id.
         id: String,
-        /// What people call it.
-        #[arg(long)]
-        name: Option<String>,
+        #[command(flatten)]
+        settings: Settings,
     },
     /// Delete one, its endpoints with it.
     Delete {
         /// The tenant's id.
         id: String,
     },
+}
+
+/// What is decided about a tenant, as far as it was given.
+#[derive(Debug, clap::Args)]
+struct Settings {
+    /// What people call it.
+    #[arg(long)]
+    name: Option<String>,
+    /// What its new endpoints get where they say nothing, such as '{"retry":{"preset":"hourly"},"status_rules":{"preset":"strict"}}'.
+    #[arg(long, value_name = "JSON", value_parser = json)]
+    defaults: Option<String>,
+}
+
+impl Settings {
+    fn body(&self) -> Body {
+        Body::default().field("name", self.name.as_ref()).raw("defaults", self.defaults.as_deref().map(str::as_bytes))
+    }
 }
 
 const COLUMNS: &[Column] = &[
@@ -67,7 +82,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             let url = client.url(&["tenants", &id])?;
             output::record(format, &client.get(url).await?)
         }
-        Action::Create { id, name } => {
+        Action::Create { id, settings } => {
             let url = client.url(&["tenants", &id])?;
             // Creating means putting, and putting would replace what is known of it.
             let known = client.find(url.clone()).await?;
@@ -75,12 +90,11 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
                 known.is_none(),
                 "tenant {id} is there already; change it with `posthaste tenants update {id}`"
             );
-            let body = Body::default().field("name", name.as_ref());
-            output::record(format, &client.call(Method::PUT, url, Some(body)).await?)
+            output::record(format, &client.call(Method::PUT, url, Some(settings.body())).await?)
         }
-        Action::Update { id, name } => {
-            let body = Body::default().field("name", name.as_ref());
-            anyhow::ensure!(!body.is_empty(), "nothing to change; give --name");
+        Action::Update { id, settings } => {
+            let body = settings.body();
+            anyhow::ensure!(!body.is_empty(), "nothing to change; give --name or --defaults");
             let url = client.url(&["tenants", &id])?;
             output::record(format, &client.call(Method::PATCH, url, Some(body)).await?)
         }

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Beside it: [`expire`] ends what waits too long, [`retain`] forgets what is
-//! over, [`waiting`] tells why something waits.
+//! over, [`waiting`] and
+//! [`explain`] tell why something stands where it stands.
 //!
 //! Everything here works on the [`crate::store`]'s promises and may run
 //! against a scripted [`deliver::send::Sender`] in simulated time.
@@ -26,6 +27,7 @@ pub mod change;
 pub mod deliver;
 pub mod dispatch;
 pub mod expire;
+pub mod explain;
 pub mod retain;
 pub mod space;
 pub mod waiting;

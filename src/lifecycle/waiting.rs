@@ -1,23 +1,8 @@
 //! Why is it not going? What a waiting delivery waits for, at this moment.
 
-use jiff::Timestamp;
-
 use super::Gateway;
-use crate::model::delivery::{Delivery, State, WaitingFor};
+use crate::model::delivery::{Delivery, Outlook, State, WaitingFor};
 use crate::model::endpoint::EndpointState;
-
-/// Where a delivery stands right now, beyond what is stored of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Outlook {
-    /// Whether a request for it is open.
-    pub is_in_flight: bool,
-    /// What it waits for, when it waits.
-    pub waiting_for: Option<WaitingFor>,
-    /// When its next attempt is planned, as far as that is known.
-    pub next_attempt_at: Option<Timestamp>,
-    /// After which no attempt starts.
-    pub give_up_at: Option<Timestamp>,
-}
 
 /// Tells a delivery's outlook.
 pub fn outlook(gateway: &Gateway, delivery: &Delivery) -> Outlook {
@@ -31,10 +16,10 @@ pub fn outlook(gateway: &Gateway, delivery: &Delivery) -> Outlook {
         return Outlook::default();
     };
     let limits = gateway.expiry.limits(&endpoint, delivery.expires_at, now);
-    let give_up_at = delivery.progress.end(&limits).map(|end| end.at);
+    let end = delivery.progress.end(&limits);
     let quiet_until = endpoint.quiet_until.filter(|until| *until > now && !delivery.is_urgent);
     if is_in_flight {
-        return Outlook { is_in_flight: true, give_up_at, ..Outlook::default() };
+        return Outlook { is_in_flight: true, end, ..Outlook::default() };
     }
     let lane = delivery.lane.as_deref();
     let is_lane_busy = lane.is_some_and(|lane| gateway.dispatcher.is_lane_busy(endpoint.id, lane));
@@ -54,5 +39,5 @@ pub fn outlook(gateway: &Gateway, delivery: &Delivery) -> Outlook {
         }
         WaitingFor::Disabled | WaitingFor::Pause | WaitingFor::Key => None,
     };
-    Outlook { is_in_flight: false, waiting_for: Some(waiting_for), next_attempt_at, give_up_at }
+    Outlook { is_in_flight: false, waiting_for: Some(waiting_for), next_attempt_at, end }
 }

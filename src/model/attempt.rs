@@ -192,6 +192,9 @@ pub struct Decision {
     /// The random draw, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub draw: Option<f64>,
+    /// The delay drawn, in milliseconds, before anything below changed it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drawn_ms: Option<u64>,
     /// The `Retry-After` header as received.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_after: Option<String>,
@@ -215,6 +218,7 @@ impl Decision {
             budget: None,
             window_ms: None,
             draw: None,
+            drawn_ms: None,
             retry_after: None,
             caps: Vec::new(),
             next_attempt_at: None,

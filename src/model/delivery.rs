@@ -27,6 +27,18 @@ pub enum State {
     Cancelled,
 }
 
+impl State {
+    /// The state as it is written everywhere.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Delivered => "delivered",
+            Self::Dead => "dead",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
 /// Why a delivery died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -57,6 +69,19 @@ pub enum WaitingFor {
     Backpressure,
     /// A free slot under the endpoint's cap.
     Slot,
+}
+
+/// Where a delivery stands right now, beyond what is stored of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Outlook {
+    /// Whether a request for it is open.
+    pub is_in_flight: bool,
+    /// What it waits for, when it waits.
+    pub waiting_for: Option<WaitingFor>,
+    /// When its next attempt is planned, as far as that is known.
+    pub next_attempt_at: Option<Timestamp>,
+    /// When its time is over.
+    pub end: Option<End>,
 }
 
 /// How many answers of each short-budget kind a delivery has had.

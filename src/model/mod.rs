@@ -11,9 +11,11 @@ pub mod tenant;
 
 pub mod attempt;
 pub mod delivery;
+pub mod explain;
 pub mod next;
 pub mod policy;
 pub mod preset;
+pub mod preview;
 pub mod retry_after;
 pub mod rules;
 pub mod verdict;

@@ -71,6 +71,9 @@ pub fn next_state(
         retry_after: retry_after_header(answer).map(str::to_owned),
         ..Decision::of(judgement.verdict, judgement.rule.clone())
     };
+    if judgement.verdict == Verdict::Delivered && judgement.disables.is_some() {
+        decision.caps.push("the receiver also said webhook-delivery: disable, so its endpoint is disabled".into());
+    }
     let ended = |next: Next, decision: Decision| Step { next, decision, quiet_until: None };
     match judgement.verdict {
         Verdict::Delivered => ended(Next::Delivered, decision),
@@ -124,7 +127,7 @@ fn over_budget(
 ) -> Option<Cause> {
     if let Some(budget) = judgement.short_budget {
         let (count, most) = (progress.tally.count(budget), budget.answers_max());
-        decision.caps.push(format!("this was answer {count} of this kind, and {most} of them end it"));
+        decision.caps.push(format!("this was answer {count} of at most {most} of this kind"));
         if count >= most {
             return Some(match budget {
                 ShortBudget::NotFound | ShortBudget::NoSuchName => Cause::Exhausted,
@@ -152,6 +155,7 @@ fn reschedule(
     progress.last_delay = Some(drawn);
     decision.window_ms = Some([as_millis(window.lo), as_millis(window.hi)]);
     decision.draw = Some(moment.draw);
+    decision.drawn_ms = Some(as_millis(drawn));
     let is_busy = matches!(&answer.result, Ok(response) if response.status == 429);
     let delay = match asked {
         Some(asked) if asked > drawn => {

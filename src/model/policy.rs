@@ -322,7 +322,14 @@ impl fmt::Display for RetryPolicy {
         if let Some(preset) = preset {
             write!(f, "{} (", preset.as_str())?;
         }
-        write!(f, "{}, {}; {} or {}", self.delays, self.jitter, attempts(self.max_attempts), self.max_age)?;
+        match (self.jitter, &self.delays.then) {
+            // The factor plays no part in it.
+            (Jitter::Decorrelated, Some(Backoff { base, max, .. })) => {
+                write!(f, "from {base} up to {max}, {}", self.jitter)?;
+            }
+            _ => write!(f, "{}, {}", self.delays, self.jitter)?,
+        }
+        write!(f, "; {} or {}", attempts(self.max_attempts), self.max_age)?;
         if self.retry_after_max != Preset::Standard.policy().retry_after_max {
             write!(f, "; Retry-After up to {}", self.retry_after_max)?;
         }

@@ -134,8 +134,9 @@ use On::{Above, Class, Failure, Status};
 const ARRIVED: Row = row(Class(2), Deliver, "the receiver has it; the body is ignored");
 const REDIRECT: Row = row(Class(3), Refuse, "redirects are never followed");
 const LATE: Row = row(Status(408), Retry, "the receiver was too slow to read it");
-const BUSY: Row = row(Status(429), Retry, "without Retry-After, twice the usual delay");
-const GONE: Row = row(Status(410), Disable, "the endpoint is disabled and its owner told");
+const BUSY: Row =
+    row(Status(429), Retry, "the receiver is overloaded; without Retry-After it is left alone twice as long");
+const GONE: Row = row(Status(410), Disable, "the receiver asks never to be called again; its endpoint is disabled");
 const INTERIM: Row = row(Class(1), Retry, "an interim answer where a final one was due");
 const UNKNOWN: Row = row(Above, Retry, "not a status HTTP knows");
 const FORBIDDEN: Row = short(

@@ -26,6 +26,11 @@ impl Span {
         Self(Duration::from_secs(secs))
     }
 
+    /// The span as people say it.
+    pub fn words(self) -> String {
+        words(self.0)
+    }
+
     /// The span in whole milliseconds, as stored.
     pub fn as_millis(self) -> u64 {
         u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
@@ -54,6 +59,9 @@ impl FromStr for Span {
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = self.as_millis();
+        if millis == 0 {
+            return f.write_str("0s");
+        }
         // Days only from four on: people say 72h, and they say 7d.
         let units = [(86_400_000, 4, "d"), (3_600_000, 1, "h"), (60_000, 1, "m"), (1_000, 1, "s")];
         for (unit, least, name) in units {
@@ -83,27 +91,26 @@ impl<'de> Deserialize<'de> for Span {
     }
 }
 
-/// A duration as people say it: `750ms`, `2.5s`, `4m 30s`, `2h 15m`, `3d 4h`.
+/// A duration as people say it: `750ms`, `2.5s`, `4m 30s`, `71h 40m`, `6d 9h`.
 pub fn words(duration: Duration) -> String {
-    let millis = duration.as_millis();
-    let two = |whole: u128, unit: &str, rest: u128, part: &str| match rest {
-        0 => format!("{whole}{unit}"),
-        rest => format!("{whole}{unit} {rest}{part}"),
+    const UNITS: [(u64, &str); 4] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")];
+    let millis = Span(duration).as_millis();
+    let (large, small) = match millis {
+        0 => return "0s".to_owned(),
+        1..1_000 => return format!("{millis}ms"),
+        1_000..10_000 => return format!("{}s", (millis as f64 / 10.0).round() / 100.0),
+        10_000..59_950 => return format!("{}s", (millis as f64 / 100.0).round() / 10.0),
+        59_950..3_599_500 => (2, 3),
+        // As elsewhere, days are only said from four on.
+        3_599_500..345_570_000 => (1, 2),
+        _ => (0, 1),
     };
-    // To the nearest of what is shown, so that 59.9s past the hour is a minute.
-    let (seconds, minutes, hours) =
-        ((millis + 500) / 1_000, (millis + 30_000) / 60_000, (millis + 1_800_000) / 3_600_000);
-    match millis {
-        0..1_000 => format!("{millis}ms"),
-        1_000..59_950 if millis % 1_000 >= 50 && millis % 1_000 < 950 => {
-            format!("{:.1}s", millis as f64 / 1_000.0)
-        }
-        1_000..3_599_500 => match seconds {
-            0..60 => format!("{seconds}s"),
-            seconds => two(seconds / 60, "m", seconds % 60, "s"),
-        },
-        3_599_500..172_770_000 => two(minutes / 60, "h", minutes % 60, "m"),
-        _ => two(hours / 24, "d", hours % 24, "h"),
+    let ((unit, name), (part, part_name)) = (UNITS[large], UNITS[small]);
+    let parts = (millis + part / 2) / part;
+    let (whole, rest) = (parts / (unit / part), parts % (unit / part));
+    match rest {
+        0 => format!("{whole}{name}"),
+        rest => format!("{whole}{name} {rest}{part_name}"),
     }
 }
 
@@ -117,31 +124,30 @@ mod tests {
             assert_eq!(text.parse::<Span>().unwrap().to_string(), text);
         }
         assert_eq!("60s".parse::<Span>().unwrap().to_string(), "1m");
-        assert_eq!("0s".parse::<Span>().unwrap().to_string(), "0ms");
+        assert_eq!("0ms".parse::<Span>().unwrap().to_string(), "0s");
     }
 
     #[test]
-    fn durations_are_said_with_two_units_at_most() {
-        for (millis, text) in [
-            (0, "0ms"),
+    fn times_are_told_in_two_units_that_say_something() {
+        for (millis, told) in [
+            (0, "0s"),
             (750, "750ms"),
-            (1_000, "1s"),
             (2_500, "2.5s"),
-            (9_980, "10s"),
+            (9_999, "10s"),
+            (17_500, "17.5s"),
             (59_949, "59.9s"),
-            (59_999, "1m"),
-            (60_000, "1m"),
-            (84_600, "1m 25s"),
+            (59_950, "1m"),
             (270_000, "4m 30s"),
             (3_599_499, "59m 59s"),
             (3_599_500, "1h"),
             (8_100_000, "2h 15m"),
-            (86_400_000, "24h"),
-            (172_800_000, "2d"),
-            (273_600_000, "3d 4h"),
-            (604_800_000, "7d"),
+            (258_000_000, "71h 40m"),
+            (259_200_000, "72h"),
+            (345_569_999, "95h 59m"),
+            (345_570_000, "4d"),
+            (550_800_000, "6d 9h"),
         ] {
-            assert_eq!(words(Duration::from_millis(millis)), text, "{millis}");
+            assert_eq!(words(Duration::from_millis(millis)), told, "{millis}");
         }
     }
 

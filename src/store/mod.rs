@@ -445,6 +445,8 @@ pub trait History: Send + Sync {
     async fn deliveries(&self, tenant: &TenantId, ask: DeliveryQuery, page: PageAsk) -> Result<Page<Delivery>>;
     /// The attempts of a delivery, oldest first.
     async fn attempts(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Vec<Attempt>>>;
+    /// One lane of an endpoint, if it has members to deliver.
+    async fn lane(&self, tenant: &TenantId, endpoint: EndpointId, lane: &str) -> Result<Option<Lane>>;
     /// The lanes of an endpoint that have members to deliver.
     async fn lanes(
         &self,

@@ -274,6 +274,12 @@ async fn a_receivers_wish_for_quiet_is_kept_and_never_shortened(house: House) {
     let standing = EndpointChange::Standing { state: EndpointState::Paused, reason: None };
     house.store.change_endpoint(&ours(), endpoint.id, standing, at(2)).await.unwrap();
     assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().quiet_until, Some(at(90)), "a pause changes nothing");
+    for (n, quiet_until) in [(1, Some(at(90))), (2, None)] {
+        let standing = EndpointChange::Standing { state: EndpointState::Active, reason: None };
+        house.store.change_endpoint(&ours(), endpoint.id, standing, at(2)).await.unwrap();
+        let known = house.store.any_endpoint(endpoint.id).unwrap();
+        assert_eq!(known.quiet_until, quiet_until, "resume {n}: the first ends the pause, the second the quiet");
+    }
 }
 
 async fn another_url_has_asked_for_nothing(house: House) {

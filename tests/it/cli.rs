@@ -9,7 +9,7 @@ use tokio::process::Command;
 use crate::support::{Gateway, Receiver, Reply, eager_retry};
 
 /// A command that knows no gateway yet.
-fn posthaste(args: &[&str]) -> Command {
+pub fn posthaste(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
     for name in ["SERVER", "TOKEN", "TOKEN_FILE", "TENANT"] {
         command.env_remove(format!("POSTHASTE_{name}"));
@@ -18,7 +18,7 @@ fn posthaste(args: &[&str]) -> Command {
     command
 }
 
-fn to_gateway(gateway: &Gateway, args: &[&str]) -> Command {
+pub fn to_gateway(gateway: &Gateway, args: &[&str]) -> Command {
     let mut command = posthaste(args);
     command.env("POSTHASTE_SERVER", format!("http://{}", gateway.address));
     command.env("POSTHASTE_TOKEN_FILE", gateway.folder().join("admin-token"));
@@ -30,19 +30,19 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[track_caller]
-fn succeeded(args: &[&str], output: &Output) -> String {
+pub fn succeeded(args: &[&str], output: &Output) -> String {
     assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
     assert!(output.stderr.is_empty(), "{args:?}: {}", text(&output.stderr));
     text(&output.stdout)
 }
 
 /// What a command prints for people.
-async fn told(gateway: &Gateway, args: &[&str]) -> String {
+pub async fn told(gateway: &Gateway, args: &[&str]) -> String {
     succeeded(args, &to_gateway(gateway, args).output().await.expect("it runs"))
 }
 
 /// What a command prints for programs.
-async fn asked(gateway: &Gateway, args: &[&str]) -> Value {
+pub async fn asked(gateway: &Gateway, args: &[&str]) -> Value {
     let args = [args, &["-o", "json"]].concat();
     let out = succeeded(&args, &to_gateway(gateway, &args).output().await.expect("it runs"));
     serde_json::from_str(&out).unwrap_or_else(|problem| panic!("{args:?} printed no JSON ({problem}): {out}"))
@@ -50,7 +50,7 @@ async fn asked(gateway: &Gateway, args: &[&str]) -> Value {
 
 /// The one sentence with which a command fails.
 #[track_caller]
-fn failed(args: &[&str], output: &Output) -> String {
+pub fn failed(args: &[&str], output: &Output) -> String {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
     assert!(output.stdout.is_empty(), "{args:?}: nothing is printed but the reason");

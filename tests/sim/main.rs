@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a story that cannot go on has failed")]
 
 mod moody;
+mod patience;
 mod retention;
 mod stumbling;
 mod world;

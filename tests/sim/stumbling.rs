@@ -189,6 +189,10 @@ impl History for Stumbling {
         let tenant = tenant.clone();
         self.call(async move |store| store.attempts(&tenant, id).await).await
     }
+    async fn lane(&self, tenant: &TenantId, endpoint: EndpointId, lane: &str) -> Result<Option<Lane>> {
+        let (tenant, lane) = (tenant.clone(), lane.to_owned());
+        self.call(async move |store| store.lane(&tenant, endpoint, &lane).await).await
+    }
     async fn lanes(&self, tenant: &TenantId, endpoint: EndpointId, blocked: bool, page: PageAsk) -> Result<Page<Lane>> {
         let tenant = tenant.clone();
         self.call(async move |store| store.lanes(&tenant, endpoint, blocked, page).await).await

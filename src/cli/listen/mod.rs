@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{anyhow, bail};
 use bytes::Bytes;
 use http::header::RETRY_AFTER;
-use http::{HeaderMap, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -51,7 +51,7 @@ pub struct Args {
         value_delimiter = ','
     )]
     secrets: Vec<String>,
-    /// What to answer: steps of STATUS[xCOUNT][:RETRY_AFTER], the last one for ever, such as 503x3,429:5s,200.
+    /// What to answer: steps of STATUS[xCOUNT][:RETRY_AFTER], the last one for ever, such as 503x3,429:5s,200. With :abort or :disable it says so in webhook-delivery.
     #[arg(long, value_name = "SCRIPT", default_value = "200", hide_default_value = true)]
     respond: Script,
     /// Wait so long before each answer; duplicates are answered at once.
@@ -197,6 +197,9 @@ fn response(answer: Answer, body: Full<Bytes>) -> Response<Full<Bytes>> {
     *response.status_mut() = answer.status;
     if let Some(seconds) = answer.retry_after {
         response.headers_mut().insert(RETRY_AFTER, seconds.into());
+    }
+    if let Some(word) = answer.word {
+        response.headers_mut().insert("webhook-delivery", HeaderValue::from_static(word));
     }
     response
 }

@@ -30,11 +30,15 @@ pub struct Answer {
     pub status: StatusCode,
     /// Its `Retry-After`, in seconds.
     pub retry_after: Option<u64>,
+    /// What it says in `webhook-delivery`: abort or disable.
+    pub word: Option<&'static str>,
 }
 
 /// Why a text is not a script.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("step {step:?} {why}; write steps like 503x3,429:5s,200 (STATUS, then xCOUNT and :RETRY_AFTER where wanted)")]
+#[error(
+    "step {step:?} {why}; write steps like 503x3,429:5s,200 (STATUS, then xCOUNT and :RETRY_AFTER, :abort or :disable where wanted)"
+)]
 pub struct InvalidScript {
     step: String,
     why: &'static str,
@@ -56,7 +60,7 @@ impl Script {
 impl Answer {
     /// An answer with nothing but a status.
     pub const fn plain(status: StatusCode) -> Self {
-        Self { status, retry_after: None }
+        Self { status, retry_after: None, word: None }
     }
 }
 
@@ -73,15 +77,17 @@ impl FromStr for Script {
 }
 
 fn read_step(step: &str) -> Result<Step, &'static str> {
-    let (rest, retry_after) = match step.split_once(':') {
-        None => (step, None),
-        Some((rest, span)) => (rest, Some(read_seconds(span)?)),
+    let (rest, retry_after, word) = match step.split_once(':') {
+        None => (step, None, None),
+        Some((rest, "abort")) => (rest, None, Some("abort")),
+        Some((rest, "disable")) => (rest, None, Some("disable")),
+        Some((rest, span)) => (rest, Some(read_seconds(span)?), None),
     };
     let (status, count) = match rest.split_once('x') {
         None => (rest, 1),
         Some((status, count)) => (status, read_count(count)?),
     };
-    Ok(Step { answer: Answer { status: read_status(status)?, retry_after }, count })
+    Ok(Step { answer: Answer { status: read_status(status)?, retry_after, word }, count })
 }
 
 fn read_status(text: &str) -> Result<StatusCode, &'static str> {
@@ -122,9 +128,10 @@ impl fmt::Display for Script {
 
 impl fmt::Display for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.retry_after {
-            None => write!(f, "{}", self.status.as_u16()),
-            Some(seconds) => write!(f, "{} with Retry-After {seconds}", self.status.as_u16()),
+        match (self.retry_after, self.word) {
+            (Some(seconds), _) => write!(f, "{} with Retry-After {seconds}", self.status.as_u16()),
+            (None, Some(word)) => write!(f, "{} with webhook-delivery {word}", self.status.as_u16()),
+            (None, None) => write!(f, "{}", self.status.as_u16()),
         }
     }
 }
@@ -180,5 +187,9 @@ mod tests {
         let told = |text: &str| text.parse::<Script>().unwrap().to_string();
         assert_eq!(told("503x3,429:5s,200"), "503 (3 times), then 429 with Retry-After 5, then 200 for ever");
         assert_eq!(told("200"), "200");
+        assert_eq!(
+            told("503:abort,200:disable"),
+            "503 with webhook-delivery abort, then 200 with webhook-delivery disable for ever"
+        );
     }
 }

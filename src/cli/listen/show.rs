@@ -91,7 +91,7 @@ mod tests {
             pairs.into_iter().map(|(n, v)| (HeaderName::from_static(n), HeaderValue::from_static(v))).collect();
         let at = Timestamp::from_millisecond(1_700_000_000_120).unwrap();
         let arrival = Arrival { at, path: "/", headers: &headers, body: b"{\n\x1b}" };
-        let answer = Some(Answer { status: StatusCode::TOO_MANY_REQUESTS, retry_after: Some(5) });
+        let answer = Some(Answer { status: StatusCode::TOO_MANY_REQUESTS, retry_after: Some(5), word: None });
         let told = arrival.told(&Trust::Verified, Reply { kind: Kind::Repeat, answer });
         assert_eq!(
             told,

@@ -11,19 +11,17 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hickory_resolver::TokioResolver;
-use hickory_resolver::net::NetError;
 use http::Uri;
-use hyper::rt::{Read, ReadBufCursor, Write};
-use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
 
+use super::failure::{failure, unconnected, unopened_within, unresolved};
 use super::guard::{Guard, loopback_addresses};
+use super::tls;
+use super::wire::{Hearing, Stream, Wire};
 use crate::model::attempt::{Failure, FailureKind, Timings, millis};
+use crate::model::span::Span;
 
 /// Opens guarded connections for the HTTP client.
 #[derive(Clone)]
@@ -34,19 +32,29 @@ pub struct Connector {
     timeout: Duration,
 }
 
-/// When a connection was opened and how long each step took.
-#[derive(Debug, Clone, Copy)]
+/// When a connection was opened, how long each step took, and what is known
+/// of it since.
+#[derive(Debug, Clone)]
 pub struct Opened {
     /// When opening it began.
     pub at: Instant,
-    dns: Option<Duration>,
-    connect: Option<Duration>,
-    tls: Option<Duration>,
+    /// How long looking up the name took, if that was reached.
+    pub dns: Option<Duration>,
+    /// How long connecting took, if that was reached.
+    pub connect: Option<Duration>,
+    /// How long agreeing on encryption took, if that was reached.
+    pub tls: Option<Duration>,
+    /// Whether the server asked for a client certificate.
+    pub is_asked_who_we_are: bool,
+    /// What was heard on it.
+    pub hearing: Hearing,
 }
 
 impl Opened {
-    fn now() -> Self {
-        Self { at: Instant::now(), dns: None, connect: None, tls: None }
+    /// One that begins now.
+    pub fn now() -> Self {
+        let (dns, connect, tls) = (None, None, None);
+        Self { at: Instant::now(), dns, connect, tls, is_asked_who_we_are: false, hearing: Hearing::default() }
     }
 
     /// Writes the steps into an attempt's timings.
@@ -57,7 +65,7 @@ impl Opened {
     }
 }
 
-/// Why no connection was opened, and how far it came.
+/// Why no connection came about, and how far it came.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{}", failure.message)]
 pub struct ConnectFailure {
@@ -71,7 +79,7 @@ impl Connector {
     /// Reads the machine's resolver settings and trusted certificates.
     pub fn new(guard: Arc<Guard>) -> anyhow::Result<Self> {
         let resolver = TokioResolver::builder_tokio().or_else(|_| no_resolver_settings())?.build()?;
-        Ok(Self { guard, resolver: Arc::new(resolver), tls: Arc::new(tls_config()?), timeout: Duration::from_secs(5) })
+        Ok(Self { guard, resolver: Arc::new(resolver), tls: Arc::new(tls::config()?), timeout: Duration::from_secs(5) })
     }
 
     /// The same, with another deadline for opening a connection.
@@ -82,40 +90,37 @@ impl Connector {
     async fn open(self, uri: Uri) -> Result<Wire, ConnectFailure> {
         let mut opened = Opened::now();
         let deadline = opened.at + self.timeout;
-        let opening = self.steps(&uri, &mut opened);
+        let target = Target::of(&uri);
+        let opening = self.steps(&target, &mut opened);
         let result = match tokio::time::timeout_at(deadline, opening).await {
             Ok(result) => result,
-            Err(_) => Err(Failure {
-                kind: FailureKind::Timeout,
-                message: format!("no connection within {}", crate::model::span::Span(self.timeout)),
-            }),
+            Err(_) => Err(unopened_within(Span(self.timeout), target.host, target.port, &opened)),
         };
         match result {
-            Ok(stream) => Ok(Wire { stream, opened }),
+            Ok(stream) => Ok(Wire::new(stream, opened)),
             Err(failure) => Err(ConnectFailure { failure, opened }),
         }
     }
 
-    async fn steps(&self, uri: &Uri, opened: &mut Opened) -> Result<Stream, Failure> {
-        let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
-        let is_tls = uri.scheme_str() == Some("https");
-        let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
-
-        let addresses = self.look_up(host).await?;
+    async fn steps(&self, target: &Target<'_>, opened: &mut Opened) -> Result<Stream, Failure> {
+        let addresses = self.look_up(target.host).await?;
         opened.dns = Some(opened.at.elapsed());
         self.vet(&addresses)?;
 
         let began = Instant::now();
-        let tcp = connect(&addresses, port).await?;
+        let tcp = connect(&addresses, target.port)
+            .await
+            .map_err(|problem| unconnected(target.host, target.port, &problem))?;
         opened.connect = Some(began.elapsed());
-        if !is_tls {
-            return Ok(Stream::Plain(TokioIo::new(tcp)));
+        if !target.is_tls {
+            return Ok(Stream::Plain(tcp));
         }
 
         let began = Instant::now();
-        let tls = encrypt(&self.tls, host, tcp).await?;
+        let (stream, is_asked_who_we_are) = tls::encrypt(&self.tls, target.host, tcp).await?;
         opened.tls = Some(began.elapsed());
-        Ok(Stream::Tls(Box::new(TokioIo::new(tls))))
+        opened.is_asked_who_we_are = is_asked_who_we_are;
+        Ok(Stream::Tls(stream))
     }
 
     async fn look_up(&self, host: &str) -> Result<Vec<IpAddr>, Failure> {
@@ -127,7 +132,7 @@ impl Connector {
         }
         match self.resolver.lookup_ip(host).await {
             Ok(found) => Ok(found.iter().collect()),
-            Err(problem) => Err(explain_lookup(host, &problem)),
+            Err(problem) => Err(unresolved(host, &problem)),
         }
     }
 
@@ -136,13 +141,27 @@ impl Connector {
     fn vet(&self, addresses: &[IpAddr]) -> Result<(), Failure> {
         match addresses.is_empty() || addresses.iter().any(|address| !self.guard.permits(*address)) {
             false => Ok(()),
-            true => Err(Failure {
-                kind: FailureKind::ForbiddenTarget,
-                message:
-                    "the host points at an address that may not be called; the operator can open it with --allow-egress"
-                        .into(),
-            }),
+            true => Err(failure(
+                FailureKind::ForbiddenTarget,
+                "the host points at an address that may not be called; the operator can open it with --allow-egress",
+            )),
         }
+    }
+}
+
+/// Where a URL points.
+struct Target<'a> {
+    host: &'a str,
+    port: u16,
+    is_tls: bool,
+}
+
+impl<'a> Target<'a> {
+    fn of(uri: &'a Uri) -> Self {
+        let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+        let is_tls = uri.scheme_str() == Some("https");
+        let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
+        Self { host, port, is_tls }
     }
 }
 
@@ -154,21 +173,8 @@ fn no_resolver_settings()
     Ok(TokioResolver::builder_with_config(Default::default(), Default::default()))
 }
 
-/// The machine's trusted certificates, or the Mozilla set where there are none.
-fn tls_config() -> anyhow::Result<rustls::ClientConfig> {
-    let mut roots = rustls::RootCertStore::empty();
-    let (added, _ignored) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    if added == 0 {
-        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-    }
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    Ok(rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots)
-        .with_no_client_auth())
-}
-
-async fn connect(addresses: &[IpAddr], port: u16) -> Result<TcpStream, Failure> {
+/// Tries the addresses one after the other; the last one's trouble is told.
+async fn connect(addresses: &[IpAddr], port: u16) -> std::io::Result<TcpStream> {
     let mut last = None;
     for address in addresses {
         match TcpStream::connect(SocketAddr::new(*address, port)).await {
@@ -180,133 +186,20 @@ async fn connect(addresses: &[IpAddr], port: u16) -> Result<TcpStream, Failure> 
             Err(problem) => last = Some(problem),
         }
     }
-    let problem = last.expect("vetted addresses are at least one");
-    let (kind, message) = match problem.kind() {
-        std::io::ErrorKind::ConnectionRefused => {
-            (FailureKind::ConnectionRefused, "nothing listens there: the connection was refused".to_owned())
-        }
-        std::io::ErrorKind::ConnectionReset => {
-            (FailureKind::ConnectionReset, "the connection was reset while it was opened".to_owned())
-        }
-        std::io::ErrorKind::TimedOut => (FailureKind::Timeout, "the connection was not answered".to_owned()),
-        _ if is_ours(&problem) => (FailureKind::Ours, format!("this machine could not open a connection: {problem}")),
-        _ => (FailureKind::Unreachable, format!("the host cannot be reached: {problem}")),
-    };
-    Err(Failure { kind, message })
-}
-
-/// Out of file handles, ports or memory: the receiver has no part in it.
-fn is_ours(problem: &std::io::Error) -> bool {
-    use rustix::io::Errno;
-    let ours = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::ADDRNOTAVAIL];
-    problem.raw_os_error().is_some_and(|code| ours.iter().any(|errno| errno.raw_os_error() == code))
-}
-
-async fn encrypt(
-    config: &Arc<rustls::ClientConfig>,
-    host: &str,
-    tcp: TcpStream,
-) -> Result<TlsStream<TcpStream>, Failure> {
-    let tls = |message: String| Failure { kind: FailureKind::Tls, message };
-    let name = ServerName::try_from(host.to_owned())
-        .map_err(|_| tls(format!("{host:?} is not a name a certificate can be checked for")))?;
-    TlsConnector::from(config.clone())
-        .connect(name, tcp)
-        .await
-        .map_err(|problem| tls(format!("no secure connection could be agreed on: {problem}")))
-}
-
-/// "No such name" and a failing name server are the receiver's; no answer
-/// from any resolver is ours.
-fn explain_lookup(host: &str, problem: &NetError) -> Failure {
-    let (kind, message) = match problem {
-        problem if problem.is_nx_domain() => (FailureKind::NoSuchName, format!("there is no name {host}")),
-        problem if problem.is_no_records_found() => {
-            (FailureKind::NoSuchName, format!("the name {host} has no address"))
-        }
-        NetError::Dns(_) => (FailureKind::Dns, format!("the name servers of {host} failed: {problem}")),
-        _ => (FailureKind::Ours, format!("no resolver answered for {host}: {problem}")),
-    };
-    Failure { kind, message }
+    Err(last.expect("vetted addresses are at least one"))
 }
 
 impl tower::Service<Uri> for Connector {
-    type Response = Wire;
+    type Response = TokioIo<Wire>;
     type Error = ConnectFailure;
-    type Future = Pin<Box<dyn Future<Output = Result<Wire, ConnectFailure>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<TokioIo<Wire>, ConnectFailure>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectFailure>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        Box::pin(self.clone().open(uri))
-    }
-}
-
-/// An open connection, plain or encrypted.
-pub struct Wire {
-    stream: Stream,
-    opened: Opened,
-}
-
-enum Stream {
-    Plain(TokioIo<TcpStream>),
-    Tls(Box<TokioIo<TlsStream<TcpStream>>>),
-}
-
-impl Connection for Wire {
-    fn connected(&self) -> Connected {
-        Connected::new().extra(self.opened)
-    }
-}
-
-impl Read for Wire {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: ReadBufCursor<'_>) -> Poll<std::io::Result<()>> {
-        match &mut self.get_mut().stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
-            Stream::Tls(stream) => Pin::new(&mut **stream).poll_read(cx, buf),
-        }
-    }
-}
-
-impl Write for Wire {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
-        match &mut self.get_mut().stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
-            Stream::Tls(stream) => Pin::new(&mut **stream).poll_write(cx, buf),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        match &mut self.get_mut().stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Stream::Tls(stream) => Pin::new(&mut **stream).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        match &mut self.get_mut().stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Stream::Tls(stream) => Pin::new(&mut **stream).poll_shutdown(cx),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match &self.stream {
-            Stream::Plain(stream) => stream.is_write_vectored(),
-            Stream::Tls(stream) => stream.is_write_vectored(),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[std::io::IoSlice<'_>],
-    ) -> Poll<std::io::Result<usize>> {
-        match &mut self.get_mut().stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Stream::Tls(stream) => Pin::new(&mut **stream).poll_write_vectored(cx, bufs),
-        }
+        let connector = self.clone();
+        Box::pin(async move { connector.open(uri).await.map(TokioIo::new) })
     }
 }

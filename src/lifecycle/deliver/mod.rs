@@ -12,8 +12,9 @@ use self::sign::{sha256_hex, sign};
 use super::expire::{Expiry, just_after};
 use crate::clock::Clock;
 use crate::model::attempt::{Answer, Attempt, Decision, FailureKind};
-use crate::model::delivery::{Limits, after};
+use crate::model::delivery::{Cause, Limits, after};
 use crate::model::endpoint::{Endpoint, EndpointState};
+use crate::model::explain::answer_words;
 use crate::model::next::{Moment, Next, next_state};
 use crate::model::policy::RetryPolicy;
 use crate::model::rules::StatusRules;
@@ -22,9 +23,12 @@ use crate::store::{Claim, Notice, Outcome, Settled, Settlement, Store};
 
 pub mod body;
 pub mod connect;
+pub mod failure;
 pub mod guard;
 pub mod send;
 pub mod sign;
+pub mod tls;
+pub mod wire;
 
 /// What attempts are made with: the three seams, and chance.
 pub struct Desk {
@@ -160,14 +164,10 @@ fn log(claim: &Claim, endpoint: &Endpoint, outcome: &Outcome) {
     let (outcome, next_at) = match next {
         Next::Delivered => ("delivered".to_owned(), None),
         Next::Waiting { due_at } => (format!("next attempt at {due_at}"), Some(due_at)),
-        Next::Dead(cause) => (format!("dead: {cause:?}").to_lowercase(), None),
-        Next::Lapsed => ("dead: expired".to_owned(), None),
+        Next::Dead(cause) => (format!("dead ({})", cause.as_str()), None),
+        Next::Lapsed => (format!("dead ({})", Cause::Expired.as_str()), None),
     };
-    let answer = match (&attempt.status, &attempt.error) {
-        (Some(status), _) => format!("was answered {status}"),
-        (None, Some(failure)) => format!("had no answer ({})", failure.kind.as_str()),
-        (None, None) => "had no answer".to_owned(),
-    };
+    let answer = answer_words(attempt);
     info!(
         event.id = %claim.event.id,
         delivery.id = %claim.id,

@@ -4,7 +4,7 @@
 //! answer decides; of its body only the beginning is kept.
 
 use std::collections::HashMap;
-use std::error::Error as _;
+use std::error::Error;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,10 +13,12 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::{Connected, capture_connection};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::Instant;
 
 use super::connect::{ConnectFailure, Connector, Opened};
+use super::failure::{causes, failure, unanswered, unanswered_within};
 use super::sign::Request;
 use crate::model::attempt::{Answer, Failure, FailureKind, Response, Timings, millis};
 use crate::model::id::TenantId;
@@ -35,8 +37,12 @@ pub const BODY_BYTES_KEPT: usize = 4 * 1_024;
 const BODY_BYTES_READ: usize = 64 * 1_024;
 const HEADERS_KEPT: usize = 32;
 const HEADER_BYTES_KEPT: usize = 1_024;
-const HEAD_BYTES_MAX: usize = 32 * 1_024;
-const HEAD_FIELDS_MAX: usize = 64;
+/// How much of a header that decides something survives the cut.
+const DECISIVE_BYTES_KEPT: usize = 64;
+/// How large the head of an answer may be.
+pub const HEAD_BYTES_MAX: usize = 32 * 1_024;
+/// How many headers it may have.
+pub const HEAD_FIELDS_MAX: usize = 64;
 /// Receivers commonly close idle connections after five seconds; letting go
 /// first avoids sending into a closing one.
 const POOL_IDLE: Duration = Duration::from_secs(4);
@@ -100,16 +106,21 @@ async fn exchange(
         .body(Full::new(request.body))
         .map_err(|problem| failure(FailureKind::Ours, format!("the request could not be built: {problem}")))?;
     *outgoing.headers_mut() = request.headers;
+    let connection = capture_connection(&mut outgoing);
     let response = match tokio::time::timeout_at(deadline, client.request(outgoing)).await {
-        Err(_) => return Err(failure(FailureKind::Timeout, format!("no answer within {total}"))),
-        Ok(Err(problem)) => return Err(explain(&problem, timings)),
+        Err(_) => {
+            let opened = connection.connection_metadata().as_ref().and_then(opened);
+            if let Some(opened) = &opened {
+                show_if_new(opened, began, timings);
+            }
+            return Err(unanswered_within(total, opened.map(|opened| opened.hearing.so_far()).as_ref()));
+        }
+        Ok(Err(problem)) => return Err(explain(&problem, began, timings)),
         Ok(Ok(response)) => response,
     };
     timings.first_byte = Some(millis(began.elapsed()));
-    if let Some(opened) = response.extensions().get::<Opened>()
-        && opened.at >= began
-    {
-        opened.show(timings);
+    if let Some(opened) = response.extensions().get::<Opened>() {
+        show_if_new(opened, began, timings);
     }
     Ok(read(response, deadline).await)
 }
@@ -152,46 +163,65 @@ fn kept_headers(headers: &http::HeaderMap) -> Vec<(String, String)> {
         }
         kept.push((name.as_str().to_owned(), lossy(value.as_bytes())));
     }
-    // Whatever else was cut, this one decides when to come back.
-    if let Some(value) = headers.get("retry-after")
-        && !kept.iter().any(|(name, _)| name == "retry-after")
-    {
-        kept.push(("retry-after".to_owned(), lossy(&value.as_bytes()[..value.len().min(64)])));
+    // Whatever else was cut, these decide when to come back, and whether.
+    for decisive in ["retry-after", "webhook-delivery"] {
+        if let Some(value) = headers.get(decisive)
+            && !kept.iter().any(|(name, _)| name == decisive)
+        {
+            kept.push((decisive.to_owned(), lossy(&value.as_bytes()[..value.len().min(DECISIVE_BYTES_KEPT)])));
+        }
     }
     kept
 }
 
-/// Finds out what a client error means, by what caused it.
-fn explain(problem: &hyper_util::client::legacy::Error, timings: &mut Timings) -> Failure {
-    let mut cause = problem.source();
-    while let Some(error) = cause {
-        if let Some(connect) = error.downcast_ref::<ConnectFailure>() {
-            connect.opened.show(timings);
-            return connect.failure.clone();
-        }
-        if let Some(http) = error.downcast_ref::<hyper::Error>() {
-            if http.is_parse_too_large() {
-                let limit = format!(
-                    "the head of the answer is larger than {HEAD_BYTES_MAX} bytes or {HEAD_FIELDS_MAX} headers"
-                );
-                return failure(FailureKind::MalformedAnswer, limit);
-            }
-            if http.is_parse() {
-                return failure(FailureKind::MalformedAnswer, format!("the answer is not HTTP: {http}"));
-            }
-            if http.is_incomplete_message() {
-                let text = "the connection was closed before an answer came";
-                return failure(FailureKind::ConnectionReset, text.into());
-            }
-        }
-        if let Some(io) = error.downcast_ref::<std::io::Error>() {
-            return failure(FailureKind::ConnectionReset, format!("the connection broke: {io}"));
-        }
-        cause = error.source();
+/// Finds out what a client error means, and how far the attempt came.
+fn explain(problem: &hyper_util::client::legacy::Error, began: Instant, timings: &mut Timings) -> Failure {
+    if let Some(connect) = causes(problem).find_map(connect_failure) {
+        show_if_new(&connect.opened, began, timings);
+        return connect.failure.clone();
     }
-    failure(FailureKind::ConnectionReset, format!("the connection broke: {problem}"))
+    let opened = problem.connect_info().and_then(opened);
+    if let Some(opened) = &opened {
+        show_if_new(opened, began, timings);
+    }
+    unanswered(problem, &opened.map(|opened| opened.hearing.so_far()).unwrap_or_default())
 }
 
-fn failure(kind: FailureKind, message: String) -> Failure {
-    Failure { kind, message }
+/// From the connector, or out of a connection that knew what its error meant.
+fn connect_failure<'a>(cause: &'a (dyn Error + 'static)) -> Option<&'a ConnectFailure> {
+    cause.downcast_ref().or_else(|| cause.downcast_ref::<std::io::Error>()?.get_ref()?.downcast_ref())
+}
+
+fn opened(connected: &Connected) -> Option<Opened> {
+    let mut extras = http::Extensions::new();
+    connected.get_extras(&mut extras);
+    extras.remove()
+}
+
+/// A kept-alive connection was opened for another attempt, which has shown it.
+fn show_if_new(opened: &Opened, began: Instant, timings: &mut Timings) {
+    if opened.at >= began {
+        opened.show(timings);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_that_decide_survive_the_cut() {
+        let mut headers = http::HeaderMap::new();
+        for n in 0..60 {
+            headers
+                .insert(http::HeaderName::try_from(format!("x-filler-{n}")).unwrap(), "x".repeat(100).parse().unwrap());
+        }
+        headers.insert("retry-after", "120".parse().unwrap());
+        headers.insert("webhook-delivery", format!("abort{}", " ".repeat(1_000) + "x").parse().unwrap());
+        let kept = kept_headers(&headers);
+        let value = |name: &str| kept.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str());
+        assert!(kept.len() < 15, "the others are cut: {}", kept.len());
+        assert_eq!(value("retry-after"), Some("120"));
+        assert_eq!(value("webhook-delivery"), Some(format!("{:64}", "abort").as_str()));
+    }
 }

@@ -330,6 +330,12 @@ impl Catalog for Embedded {
                         }
                     }
                     EndpointChange::Standing { state, reason } => {
+                        // Whoever resumes what is not held means the quiet
+                        // that its receiver asked for.
+                        let is_active = |state| state == EndpointState::Active;
+                        if is_active(state) && is_active(endpoint.standing.state) {
+                            endpoint.quiet_until = None;
+                        }
                         endpoint.standing = endpoint.standing.moved(state, reason, now);
                     }
                     EndpointChange::Rotate { secret, overlap } => {

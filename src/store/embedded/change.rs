@@ -22,7 +22,7 @@ pub fn change(
         return Ok(Err(Error::NotFound("delivery")));
     };
     if !change.allows(row.state) {
-        let state = format!("{:?}", row.state).to_lowercase();
+        let state = row.state.as_str();
         let verb = change.verb();
         return Ok(Err(Error::WrongState(format!("delivery {id} is {state}, and cannot be changed by {verb}"))));
     }
@@ -54,7 +54,8 @@ pub fn change(
         }
         Change::Cancel | Change::Discard => {
             // A discarded one keeps its cause: it is why it ended here.
-            db.execute("UPDATE deliveries SET state = 3, finished_at = ? WHERE no = ?", params![millis(now), row.no])?;
+            let sql = "UPDATE deliveries SET state = 3, finished_at = ?, look_at = NULL, urgent = 0 WHERE no = ?";
+            db.execute(sql, params![millis(now), row.no])?;
             match &row.lane {
                 Some(lane) if !row.is_passed => {
                     let member = Member { endpoint: row.endpoint_no, lane, no: row.no };

@@ -87,6 +87,16 @@ impl History for Embedded {
         .await
     }
 
+    async fn lane(&self, tenant: &TenantId, endpoint: EndpointId, lane: &str) -> Result<Option<Lane>> {
+        let (tenant, lane) = (tenant.clone(), lane.to_owned());
+        self.read(move |db| {
+            let sql = lane_sql("l.lane = ?3");
+            let wanted = params![id_bytes(endpoint.0), tenant.as_str(), lane];
+            db.prepare_cached(&sql)?.query_row(wanted, |row| lane_from(db, row)).optional()
+        })
+        .await
+    }
+
     async fn lanes(
         &self,
         tenant: &TenantId,
@@ -348,12 +358,8 @@ fn lanes(
 ) -> rusqlite::Result<Page<Lane>> {
     let mut page = Page { data: Vec::new(), next: None };
     let after = ask.cursor.as_deref().and_then(|cursor| cursor.strip_prefix('~'));
-    let sql = "SELECT l.lane, l.head, h.created_at, h.state = 2, l.head_since, l.endpoint
-               FROM lanes l JOIN endpoints p ON p.no = l.endpoint JOIN tenants t ON t.no = p.tenant
-                    JOIN deliveries h ON h.no = l.head
-               WHERE p.id = ?1 AND t.id = ?2 AND p.deleted_at IS NULL AND t.deleted_at IS NULL
-                 AND (?3 IS NULL OR l.lane > ?3) ORDER BY l.lane";
-    let mut statement = db.prepare_cached(sql)?;
+    let sql = lane_sql("(?3 IS NULL OR l.lane > ?3) ORDER BY l.lane");
+    let mut statement = db.prepare_cached(&sql)?;
     let mut rows = statement.query(params![id_bytes(endpoint.0), tenant.as_str(), after])?;
     let mut last = None;
     for looked_at in 0.. {
@@ -365,22 +371,35 @@ fn lanes(
         let lane: String = row.get(0)?;
         last = Some(lane.clone());
         let is_blocked: bool = row.get(3)?;
-        if blocked_only && !is_blocked {
-            continue;
+        if is_blocked || !blocked_only {
+            page.data.push(lane_from(db, row)?);
         }
-        let members: i64 = db
-            .prepare_cached(
-                "SELECT count(*) FROM deliveries INDEXED BY deliveries_by_lane
-                 WHERE endpoint = ? AND lane = ? AND passed = 0",
-            )?
-            .query_row(params![row.get::<_, i64>(5)?, lane], |row| row.get(0))?;
-        page.data.push(Lane {
-            key: Some(lane).filter(|lane| !lane.is_empty()),
-            head: delivery_id(row.get(1)?, row.get(2)?),
-            is_blocked,
-            since: at(row.get(4)?),
-            waiting: (members - 1).max(0) as u64,
-        });
     }
     Ok(page)
+}
+
+fn lane_sql(condition: &str) -> String {
+    format!(
+        "SELECT l.lane, l.head, h.created_at, h.state = 2, l.head_since, l.endpoint
+         FROM lanes l JOIN endpoints p ON p.no = l.endpoint JOIN tenants t ON t.no = p.tenant
+              JOIN deliveries h ON h.no = l.head
+         WHERE p.id = ?1 AND t.id = ?2 AND p.deleted_at IS NULL AND t.deleted_at IS NULL AND {condition}"
+    )
+}
+
+fn lane_from(db: &Connection, row: &Row<'_>) -> rusqlite::Result<Lane> {
+    let lane: String = row.get(0)?;
+    let members: i64 = db
+        .prepare_cached(
+            "SELECT count(*) FROM deliveries INDEXED BY deliveries_by_lane
+             WHERE endpoint = ? AND lane = ? AND passed = 0",
+        )?
+        .query_row(params![row.get::<_, i64>(5)?, lane], |row| row.get(0))?;
+    Ok(Lane {
+        key: Some(lane).filter(|lane| !lane.is_empty()),
+        head: delivery_id(row.get(1)?, row.get(2)?),
+        is_blocked: row.get(3)?,
+        since: at(row.get(4)?),
+        waiting: (members - 1).max(0) as u64,
+    })
 }

@@ -214,3 +214,39 @@ fn migrate(db: &Connection, path: &Path) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Catalog, Queue};
+
+    #[tokio::test]
+    async fn a_store_of_an_older_version_is_brought_up_with_what_is_in_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let db = Connection::open(folder.path().join("posthaste.db")).unwrap();
+        db.execute_batch(&format!("{} PRAGMA user_version = 1;", MIGRATIONS[0])).unwrap();
+        db.execute_batch(
+            r#"INSERT INTO tenants VALUES (1, 'default', 'Default', '{}', 0, NULL);
+               INSERT INTO endpoints VALUES (1, x'0190a0b0c0d07000800000000000000a', 1, '{"url":"https://a.example/"}',
+                   '{"state":"active","reason":null,"since":"2026-01-01T00:00:00Z","held_ms":0}', 0, 0, NULL, NULL);
+               INSERT INTO events (no, tenant, id, type, accepted_at, first_delivery, deliveries, data)
+                   VALUES (1, 1, 'e', 'a.b', 1000, 1, 2, x'7b7d');
+               INSERT INTO deliveries (no, tenant, endpoint, event, created_at, format, state, behind, due_at)
+                   VALUES (1, 1, 1, 1, 1000, 0, 0, 0, 1000);
+               INSERT INTO deliveries (no, tenant, endpoint, event, created_at, format, state, behind, due_at,
+                                       attempts, first_attempt_at, age_from)
+                   VALUES (2, 1, 1, 1, 1000, 0, 0, 0, 9000, 1, 2000, 2000);"#,
+        )
+        .unwrap();
+        drop(db);
+        let store = Embedded::open(folder.path(), Durability::Unsynced).unwrap();
+        let at = |millis| jiff::Timestamp::from_millisecond(millis).unwrap();
+        let overdue = store.read_overdue(at(10_000), 10).await.unwrap();
+        assert_eq!(overdue.found.len(), 1, "the one that was tried is looked at");
+        assert_eq!(overdue.found[0].progress.begun_at, Some(at(1_000)));
+        let (endpoint, due_at) = store.earliest_due().await.unwrap()[0];
+        assert_eq!(due_at, at(1_000));
+        assert_eq!(store.any_endpoint(endpoint).unwrap().settings.status_rules, Default::default());
+        store.close().await;
+    }
+}

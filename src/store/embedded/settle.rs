@@ -35,16 +35,20 @@ pub fn settle(transaction: &mut Transaction<'_>, settlement: &Settlement) -> rus
     let place = row.place_after(next, settlement.now);
     match &settlement.outcome {
         Outcome::Attempted { attempt, progress, look_at, .. } if row.is_budget(progress.begun_at) => {
-            write_all(transaction.db, row.no, &place, progress, millis(attempt.started_at), look_at.map(millis))?;
+            let look_at = look_at.filter(|_| place.state == State::Waiting);
+            write_budget(transaction.db, row.no, progress, millis(attempt.started_at), &place)?;
+            if place.state == State::Waiting || row.is_watched {
+                watch(transaction.db, row.no, look_at, progress)?;
+            }
         }
         Outcome::Attempted { progress, .. } => {
             // Replayed while the request was open: the attempt is counted,
             // but the new budget is not charged for it.
-            write_place(transaction.db, row.no, &place)?;
+            write_place(transaction.db, row.no, &place, row.is_watched)?;
             let sql = "UPDATE deliveries SET attempts = ?1, attempts_before = ?1 WHERE no = ?2";
             transaction.db.prepare_cached(sql)?.execute(params![progress.attempts, row.no])?;
         }
-        _ => write_place(transaction.db, row.no, &place)?,
+        _ => write_place(transaction.db, row.no, &place, row.is_watched)?,
     }
     let mut settled = Settled::default();
     match next {
@@ -67,6 +71,8 @@ struct Found {
     endpoint: i64,
     lane: Option<String>,
     is_passed: bool,
+    /// Whether its time is looked at, or a person asked for it.
+    is_watched: bool,
     /// When its present budget began.
     begun_at: i64,
     place: Place,
@@ -118,7 +124,7 @@ fn find(db: &Connection, settlement: &Settlement) -> rusqlite::Result<Option<Fou
     let found = db
         .prepare_cached(
             "SELECT endpoint, state, lane, passed, created_at, cause, due_at, finished_at,
-                    coalesce(replayed_at, created_at)
+                    coalesce(replayed_at, created_at), look_at IS NOT NULL OR urgent
              FROM deliveries WHERE no = ?",
         )?
         .query_row([no], |row| {
@@ -128,8 +134,15 @@ fn find(db: &Connection, settlement: &Settlement) -> rusqlite::Result<Option<Fou
                 due_at: row.get(6)?,
                 finished_at: row.get(7)?,
             };
-            let (endpoint, lane, is_passed, begun_at) = (row.get(0)?, row.get(2)?, row.get(3)?, row.get(8)?);
-            let found = Found { no, endpoint, lane, is_passed, begun_at, place };
+            let found = Found {
+                no,
+                endpoint: row.get(0)?,
+                lane: row.get(2)?,
+                is_passed: row.get(3)?,
+                is_watched: row.get(9)?,
+                begun_at: row.get(8)?,
+                place,
+            };
             Ok((found, delivery_id(no, row.get(4)?)))
         })
         .optional()?;
@@ -143,26 +156,22 @@ fn insert_attempt(db: &Connection, delivery: i64, attempt: &Attempt) -> rusqlite
     Ok(())
 }
 
-fn write_place(db: &Connection, no: i64, place: &Place) -> rusqlite::Result<()> {
+fn write_place(db: &Connection, no: i64, place: &Place, is_watched: bool) -> rusqlite::Result<()> {
     db.prepare_cached("UPDATE deliveries SET state = ?, cause = ?, due_at = ?, finished_at = ? WHERE no = ?")?
         .execute(params![state_code(place.state), place.cause, place.due_at, place.finished_at, no])?;
+    if is_watched && place.state != State::Waiting {
+        db.prepare_cached("UPDATE deliveries SET look_at = NULL, urgent = 0 WHERE no = ?")?.execute([no])?;
+    }
     Ok(())
 }
 
 /// Where it stands and how much of its budget is used, in one update: the
 /// way of every attempt.
-fn write_all(
-    db: &Connection,
-    no: i64,
-    place: &Place,
-    progress: &Progress,
-    started_at: i64,
-    look_at: Option<i64>,
-) -> rusqlite::Result<()> {
+fn write_budget(db: &Connection, no: i64, progress: &Progress, started_at: i64, place: &Place) -> rusqlite::Result<()> {
     db.prepare_cached(
         "UPDATE deliveries SET state = ?, cause = ?, due_at = ?, finished_at = ?, attempts = ?, attempts_before = ?,
              age_from = ?, held_before = ?, not_found = ?, no_such_name = ?, forbidden_target = ?,
-             first_attempt_at = coalesce(first_attempt_at, ?), look_at = ?, last_delay = ?, urgent = 0
+             first_attempt_at = coalesce(first_attempt_at, ?)
          WHERE no = ?",
     )?
     .execute(params![
@@ -178,10 +187,17 @@ fn write_all(
         progress.tally.no_such_name,
         progress.tally.forbidden_target,
         started_at,
-        look_at,
-        progress.last_delay.map(|delay| delay.as_micros() as i64),
         no,
     ])?;
+    Ok(())
+}
+
+/// When to look at its time, and what the next draw goes on from. Apart from
+/// the rest, since what arrives at once needs none of it.
+fn watch(db: &Connection, no: i64, look_at: Option<Timestamp>, progress: &Progress) -> rusqlite::Result<()> {
+    let last_delay = progress.last_delay.map(|delay| delay.as_micros() as i64);
+    db.prepare_cached("UPDATE deliveries SET look_at = ?, last_delay = ?, urgent = 0 WHERE no = ?")?
+        .execute(params![look_at.map(millis), last_delay, no])?;
     Ok(())
 }
 

@@ -68,6 +68,10 @@ impl Client {
         self.post(path, body.to_string()).await
     }
 
+    pub async fn patch_json(&self, path: &str, body: &Value) -> Answer {
+        self.send("PATCH", path, &[], Bytes::from(body.to_string())).await.expect("the gateway answers")
+    }
+
     /// Sends a request; an error means that no whole answer came.
     pub async fn send(
         &self,

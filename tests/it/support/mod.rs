@@ -3,12 +3,14 @@
 
 mod client;
 mod gateway;
+mod raw;
 mod receiver;
 
 use std::time::{Duration, Instant};
 
 pub use client::{Answer, Client};
 pub use gateway::{Gateway, Options, eager_retry};
+pub use raw::{Act, RawReceiver};
 pub use receiver::{Receiver, Reply, Seen};
 
 /// How long anything may take before the story has failed.

@@ -18,5 +18,7 @@ ALTER TABLE endpoints ADD COLUMN quiet_until INTEGER;                  -- the re
 -- Those that are being retried already are looked at once, soon.
 UPDATE deliveries SET look_at = age_from WHERE state = 0 AND age_from IS NOT NULL;
 
-CREATE INDEX deliveries_overdue ON deliveries (look_at) WHERE state = 0 AND look_at IS NOT NULL;
-CREATE INDEX deliveries_urgent ON deliveries (endpoint) WHERE state = 0 AND urgent = 1;
+-- Whatever ends a delivery clears both, so that these need not look at
+-- `state`, and an event that arrives at once touches neither.
+CREATE INDEX deliveries_overdue ON deliveries (look_at) WHERE look_at IS NOT NULL;
+CREATE INDEX deliveries_urgent ON deliveries (endpoint) WHERE urgent = 1;

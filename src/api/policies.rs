@@ -1,0 +1,45 @@
+//! Retry policies: what one will do, before it does it.
+
+use axum::Json;
+use axum::body::Body;
+use http::HeaderMap;
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::input::{DOCUMENT_BYTES_MAX, Query, document_from_json, read_body};
+use super::problem::{Code, InputProblems, Problem, Problems};
+use crate::model::policy::RetrySpec;
+use crate::model::preview::{Preview, preview as preview_of};
+use crate::model::span::Span;
+
+/// Which outage to preview.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct PreviewParams {
+    /// Tell the odds for an outage of this length, such as `6h`; a ladder of them if not said.
+    #[param(value_type = Option<String>)]
+    outage: Option<Span>,
+}
+
+/// Preview a retry policy
+///
+/// A policy in, the plan out: when each attempt is made, which outages deliveries get over, and how gently they come back.
+#[utoipa::path(
+    post, path = "/v1/policies/preview", operation_id = "preview_policy", tag = "policies",
+    params(PreviewParams),
+    request_body = RetrySpec,
+    responses((status = 200, body = Preview), Problems, InputProblems),
+)]
+pub async fn preview(
+    Query(params): Query<PreviewParams>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<Preview>, Problem> {
+    let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
+    let spec: RetrySpec = document_from_json(&body)?;
+    let policy = spec.resolve().map_err(|wrong| Problem::field(Code::InvalidField, wrong.pointer, wrong.message))?;
+    // A policy of a thousand attempts is simulated in a good tenth of a second.
+    let plan = tokio::task::spawn_blocking(move || preview_of(&policy, params.outage)).await;
+    plan.map(Json).map_err(|_| Problem::new(Code::Unavailable, "the preview could not be made; see the log"))
+}

@@ -1,0 +1,71 @@
+//! `posthaste explain`: why a delivery stands where it stands.
+
+use serde_json::Value;
+
+use super::client::{Access, Client};
+use super::output::{self, Format};
+
+/// What to explain.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    access: Access,
+    /// The delivery's id, or an event's for all of its deliveries.
+    id: String,
+    /// Tell every attempt, and not only the last.
+    #[arg(long)]
+    attempts: bool,
+}
+
+/// Asks the gateway and prints what it says, sentence by sentence.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let mut client = args.access.client()?;
+    let deliveries = match args.id.starts_with("dlv_") {
+        true => vec![args.id],
+        false => deliveries_of(&mut client, &args.id).await?,
+    };
+    for (n, id) in deliveries.iter().enumerate() {
+        let url = client.tenant_url(&["deliveries", id, "explain"])?;
+        let body = client.get(url).await?;
+        match client.format {
+            Format::Json => output::print(&output::pretty(&body))?,
+            Format::Table => {
+                let gap = if n == 0 { "" } else { "\n" };
+                output::print(&format!("{gap}{}", told(&output::parse(&body)?, args.attempts)))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn deliveries_of(client: &mut Client, event: &str) -> anyhow::Result<Vec<String>> {
+    let url = client.tenant_url(&["events", event, "deliveries"])?;
+    let Some(body) = client.find(url).await? else {
+        anyhow::bail!(
+            "there is no delivery and no event {event}; deliveries are listed by `posthaste deliveries list`"
+        );
+    };
+    let page = output::parse(&body)?;
+    let ids: Vec<String> = output::items(&page).iter().map(|delivery| output::text(delivery, "id")).collect();
+    anyhow::ensure!(!ids.is_empty(), "event {event} has no deliveries; `posthaste events matches {event}` tells why");
+    Ok(ids)
+}
+
+fn told(explanation: &Value, has_attempts: bool) -> String {
+    let mut lines = vec![output::wrapped(&output::text(explanation, "summary"), "")];
+    lines.extend(sentences(explanation));
+    let attempts = explanation["attempts"].as_array().map(Vec::as_slice).unwrap_or_default();
+    for attempt in attempts.iter().filter(|_| has_attempts) {
+        lines.push(format!("\nAttempt {}", output::text(attempt, "number")));
+        lines.extend(sentences(attempt));
+    }
+    if attempts.len() > 1 && !has_attempts {
+        lines.push(format!("\n--attempts tells all {} attempts.", attempts.len()));
+    }
+    lines.join("\n")
+}
+
+fn sentences(value: &Value) -> impl Iterator<Item = String> {
+    let told = value["sentences"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    told.map(|sentence| output::wrapped(&output::clean(sentence), "  "))
+}

@@ -1,0 +1,169 @@
+//! `posthaste policy`: what a retry policy will do, before anything fails.
+//!
+//! Worked out here: there is no gateway to ask and no token to show.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::Subcommand;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
+use super::output::{Format, clean, print};
+use crate::model::policy::{RetryPolicy, RetrySpec};
+use crate::model::preset::Preset;
+use crate::model::preview::preview;
+use crate::model::span::Span;
+
+mod chart;
+
+/// What to do with a policy.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Show when a policy tries again, which outages it gets over, and how gently it comes back.
+    Preview {
+        /// A policy that has a name.
+        #[arg(long, value_name = "NAME", value_parser = preset_parser(), default_value = "standard")]
+        preset: Preset,
+        /// A file that holds a policy as JSON, such as {"preset":"quick","max_attempts":10}; `-` is standard input.
+        #[arg(long, value_name = "FILE", conflicts_with = "preset")]
+        file: Option<PathBuf>,
+        /// How long the receiver is away; a few outages that tell something when left out.
+        #[arg(long, value_name = "SPAN")]
+        outage: Option<Span>,
+        /// How to show it.
+        #[arg(short, long, value_enum, default_value_t = Format::Table)]
+        output: Format,
+    },
+}
+
+fn preset_parser() -> impl TypedValueParser<Value = Preset> {
+    let named = |name: String| Preset::ALL.into_iter().find(|preset| preset.as_str() == name);
+    PossibleValuesParser::new(Preset::ALL.map(Preset::as_str))
+        .map(move |name| named(name).expect("only names of presets are possible"))
+}
+
+/// Does it and prints the answer.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let Action::Preview { preset, file, outage, output } = args.action;
+    let policy = match file {
+        Some(file) => read_policy(&file)?,
+        None => preset.policy(),
+    };
+    let preview = preview(&policy, outage);
+    match output {
+        Format::Json => print(&serde_json::to_string_pretty(&preview)?),
+        Format::Table => print(&chart::draw(&preview)),
+    }
+}
+
+fn read_policy(file: &Path) -> anyhow::Result<RetryPolicy> {
+    if file == Path::new("-") {
+        let mut bytes = Vec::new();
+        std::io::stdin().read_to_end(&mut bytes).context("cannot read the policy from standard input")?;
+        return policy_from_json("standard input", &bytes);
+    }
+    let bytes = std::fs::read(file).with_context(|| format!("cannot read the policy from {}", file.display()))?;
+    policy_from_json(&file.display().to_string(), &bytes)
+}
+
+/// Reads a policy; what is wrong is told with the file, the place and the way out.
+fn policy_from_json(file: &str, bytes: &[u8]) -> anyhow::Result<RetryPolicy> {
+    const SUCH_AS: &str = r#"the file holds a policy alone, such as {"preset":"quick","max_attempts":10}"#;
+    // A list would be taken for the fields in their order.
+    if bytes.trim_ascii_start().first() == Some(&b'[') {
+        bail!("{file}: a list is not a policy; {SUCH_AS}");
+    }
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
+    let spec: RetrySpec = match serde_path_to_error::deserialize(&mut reader) {
+        Ok(spec) => spec,
+        Err(located) if located.inner().is_data() => {
+            let place = pointer(located.path());
+            let problem = located.inner().to_string();
+            let problem = problem.split(" at line ").next().unwrap_or_default();
+            bail!("{file}, at {place}: {}; {SUCH_AS}", clean(problem));
+        }
+        Err(located) => bail!("{file} is not JSON: {}; {SUCH_AS}", located.inner()),
+    };
+    reader.end().with_context(|| format!("{file} goes on after the policy; {SUCH_AS}"))?;
+    spec.resolve().map_err(|refused| anyhow::anyhow!("{file}, at {}: {}", refused.pointer, refused.message))
+}
+
+/// A place as a JSON pointer; `/` for the whole, whose pointer could not be seen.
+fn pointer(path: &serde_path_to_error::Path) -> String {
+    use serde_path_to_error::Segment;
+    let place: String = path
+        .iter()
+        .filter_map(|segment| match segment {
+            Segment::Seq { index } => Some(format!("/{index}")),
+            Segment::Map { key } => Some(format!("/{}", clean(key).replace('~', "~0").replace('/', "~1"))),
+            Segment::Enum { variant } => Some(format!("/{variant}")),
+            Segment::Unknown => None,
+        })
+        .collect();
+    if place.is_empty() { "/".to_owned() } else { place }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(json: &str) -> String {
+        policy_from_json("p.json", json.as_bytes()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_file_holds_a_policy() {
+        let read = |json: &str| policy_from_json("p.json", json.as_bytes()).unwrap();
+        assert_eq!(read("{}"), Preset::Standard.policy());
+        assert_eq!(read(" {\"preset\":\"long\"}\n"), Preset::Long.policy());
+    }
+
+    #[test]
+    fn a_wrong_file_is_told_by_name_place_and_way_out() {
+        for (json, told) in [
+            (
+                r#"{"backoff":{"base":"2h","max":"1h"}}"#,
+                "p.json, at /backoff/max: backoff max is 1h, below base (2h); use a longer max or a shorter base",
+            ),
+            (r#"{"max_attempts":0}"#, "p.json, at /max_attempts: max_attempts is 0; use 1 to 1000"),
+        ] {
+            assert_eq!(refused(json), told);
+        }
+        for (json, place, wrong) in [
+            (r#"{"schedule":["30s","soon"]}"#, "p.json, at /schedule/1: ", "\"soon\" is not a duration"),
+            (r#"{"backoff":{"base":"1s"}}"#, "p.json, at /backoff: ", "missing field `max`"),
+            (r#"{"url":"https://a"}"#, "p.json, at /url: ", "unknown field `url`, expected one of `preset`"),
+            (r#"{"retry":{}}"#, "p.json, at /retry: ", "unknown field `retry`"),
+            (r#"{"preset":"slow"}"#, "p.json, at /preset", "unknown variant `slow`, expected one of `standard`"),
+            ("7", "p.json, at /: ", "invalid type"),
+            ("[]", "p.json: ", "a list is not a policy"),
+            ("{", "p.json is not JSON: ", "EOF"),
+            ("", "p.json is not JSON: ", "EOF"),
+            ("{} {}", "p.json goes on", "after the policy"),
+        ] {
+            let told = refused(json);
+            assert!(told.starts_with(place) && told.contains(wrong), "{json}: {told}");
+            assert!(told.contains("such as {\"preset\""), "{json}: {told}");
+            assert_eq!(told.lines().count(), 1, "{json}: {told}");
+        }
+    }
+
+    #[test]
+    fn a_preset_and_a_file_are_not_both_taken() {
+        let parse = |line: &str| {
+            use clap::Parser;
+            crate::cli::Cli::try_parse_from(line.split(' ')).map(|_| ()).map_err(|problem| problem.to_string())
+        };
+        parse("posthaste policy preview").unwrap();
+        parse("posthaste policy preview --file - --outage 6h -o json").unwrap();
+        assert!(parse("posthaste policy preview --file - --preset quick").unwrap_err().contains("cannot be used with"));
+        assert!(parse("posthaste policy preview --preset slow").unwrap_err().contains("standard, quick, hourly"));
+    }
+}

@@ -1,0 +1,295 @@
+//! Why a request had no answer: the kind for programs, a sentence for people.
+//!
+//! Each function belongs to one phase of an attempt, and its sentences say
+//! how far it came. What TLS has to say is in [`super::tls`].
+
+use std::error::Error;
+use std::io;
+
+use hickory_resolver::net::{DnsError, NetError};
+
+use super::connect::Opened;
+use super::send::{HEAD_BYTES_MAX, HEAD_FIELDS_MAX};
+use super::wire::Heard;
+use crate::model::attempt::{Failure, FailureKind};
+use crate::model::span::Span;
+
+/// A failure of this kind, in these words.
+pub fn failure(kind: FailureKind, message: impl Into<String>) -> Failure {
+    Failure { kind, message: message.into() }
+}
+
+/// The name led to no address. "No such name" and a failing name server are
+/// the receiver's; no answer from any resolver is ours.
+pub fn unresolved(host: &str, problem: &NetError) -> Failure {
+    match problem {
+        problem if problem.is_nx_domain() => {
+            failure(FailureKind::NoSuchName, format!("the name {host} does not exist"))
+        }
+        problem if problem.is_no_records_found() => {
+            failure(FailureKind::NoSuchName, format!("the name {host} exists, but has no address"))
+        }
+        NetError::Dns(DnsError::ResponseCode(code)) => {
+            let code = code.to_str().to_lowercase();
+            failure(FailureKind::Dns, format!("the name servers of {host} failed; they say: {code}"))
+        }
+        NetError::Dns(problem) => failure(FailureKind::Dns, format!("the name servers of {host} failed: {problem}")),
+        _ => failure(FailureKind::Ours, format!("no resolver answered for {host}: {problem}")),
+    }
+}
+
+/// The address was not to be connected to.
+pub fn unconnected(host: &str, port: u16, problem: &io::Error) -> Failure {
+    use io::ErrorKind::{
+        ConnectionRefused, ConnectionReset, HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut,
+    };
+    let unreachable = |why: String| failure(FailureKind::Unreachable, format!("{host} cannot be reached: {why}"));
+    match problem.kind() {
+        ConnectionRefused => failure(
+            FailureKind::ConnectionRefused,
+            format!("nothing listens on port {port} of {host}: the connection was refused"),
+        ),
+        ConnectionReset => failure(FailureKind::ConnectionReset, "the connection was reset while it was being opened"),
+        TimedOut => failure(FailureKind::Timeout, format!("no connection: {host} did not answer on port {port}")),
+        HostUnreachable => unreachable("there is no way to the host".into()),
+        NetworkUnreachable => unreachable("there is no way to its network".into()),
+        NetworkDown => unreachable("the network is down".into()),
+        _ if is_ours(problem) => {
+            failure(FailureKind::Ours, format!("this machine could not open a connection: {problem}"))
+        }
+        _ => unreachable(problem.to_string()),
+    }
+}
+
+/// Out of file handles, ports or memory: the receiver has no part in it.
+fn is_ours(problem: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let ours = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::ADDRNOTAVAIL];
+    problem.raw_os_error().is_some_and(|code| ours.iter().any(|errno| errno.raw_os_error() == code))
+}
+
+/// The deadline for opening a connection passed.
+pub fn unopened_within(timeout: Span, host: &str, port: u16, opened: &Opened) -> Failure {
+    let message = match (opened.dns, opened.connect) {
+        (None, _) => format!("no connection within {timeout}: looking up the name {host} took too long"),
+        (Some(_), None) => format!("no connection within {timeout}: {host} did not answer on port {port}"),
+        (Some(_), Some(_)) => {
+            format!("no secure connection within {timeout}: {host} did not finish the TLS handshake on port {port}")
+        }
+    };
+    failure(FailureKind::Timeout, message)
+}
+
+/// The deadline for everything passed; `heard` is of the connection, if the
+/// request had one.
+pub fn unanswered_within(total: Span, heard: Option<&Heard>) -> Failure {
+    let message = match heard.map(Heard::shown) {
+        None => format!("no connection within {total}"),
+        Some(None) => format!("the connection was opened, but no answer came within {total}"),
+        Some(Some(beginning)) => {
+            format!("an answer began with {beginning}, but its head was not complete within {total}")
+        }
+    };
+    failure(FailureKind::Timeout, message)
+}
+
+/// The exchange ended without an answer: finds out why, by what caused it and
+/// what was heard until then.
+pub fn unanswered(problem: &(dyn Error + 'static), heard: &Heard) -> Failure {
+    let mut is_unexpected = false;
+    for cause in causes(problem) {
+        if let Some(http) = cause.downcast_ref::<hyper::Error>() {
+            if http.is_parse_too_large() {
+                return oversized();
+            }
+            if http.is_parse() {
+                return malformed(http, heard);
+            }
+            if http.is_incomplete_message() {
+                return cut_off("closed", heard);
+            }
+            // The client has no name for what is left when these are not it.
+            is_unexpected |= !http.is_canceled() && !http.is_closed() && !http.is_user();
+        }
+        if let Some(io) = cause.downcast_ref::<io::Error>() {
+            return broken(io, heard);
+        }
+    }
+    // What is left is a request that never started. Mail servers and shells
+    // greet; even a greeting that looks like an answer is none to it.
+    match is_unexpected || !heard.bytes.is_empty() {
+        true => failure(
+            FailureKind::MalformedAnswer,
+            format!("what answered does not speak HTTP: it spoke before it was asked{}", beginning_with(heard)),
+        ),
+        false => cut_off("closed", heard),
+    }
+}
+
+fn beginning_with(heard: &Heard) -> String {
+    heard.shown().map(|beginning| format!(", beginning with {beginning}")).unwrap_or_default()
+}
+
+/// What caused an error, and what caused that, down to the first cause.
+pub fn causes<'a>(problem: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(problem.source(), |cause| (*cause).source())
+}
+
+fn oversized() -> Failure {
+    let kib = HEAD_BYTES_MAX / 1_024;
+    failure(
+        FailureKind::OversizedHeaders,
+        format!(
+            "the head of the answer is too large: it has more than {kib} KiB or more than {HEAD_FIELDS_MAX} headers"
+        ),
+    )
+}
+
+fn malformed(problem: &hyper::Error, heard: &Heard) -> Failure {
+    let line = heard.line();
+    let beginning = heard.shown().unwrap_or_else(|| "nothing that can be shown".into());
+    let is_ours = line.starts_with(b"HTTP/1.1") || line.starts_with(b"HTTP/1.0");
+    let message = if matches!(heard.bytes[..], [0x15 | 0x16, 0x03, ..]) {
+        "what answered speaks TLS; should the URL begin with https?".to_owned()
+    } else if !line.starts_with(b"HTTP/") {
+        format!("what answered does not speak HTTP: it begins with {beginning}")
+    } else if !is_ours {
+        format!("the answer is not in HTTP/1.1: it begins with {beginning}")
+    } else if !is_status_line(line) {
+        format!("the status line of the answer is malformed: {beginning}; it needs a status from 100 to 999")
+    } else if problem.is_parse_status() {
+        format!("the status line of the answer is malformed: {beginning}")
+    } else {
+        format!("the head of the answer is malformed after {beginning}: {problem}")
+    };
+    failure(FailureKind::MalformedAnswer, message)
+}
+
+/// `HTTP/1.1 200`, whatever follows.
+fn is_status_line(line: &[u8]) -> bool {
+    let status = line.strip_prefix(b"HTTP/1.1 ").or_else(|| line.strip_prefix(b"HTTP/1.0 "));
+    matches!(status, Some([b'1'..=b'9', b'0'..=b'9', b'0'..=b'9', rest @ ..]) if matches!(rest, [] | [b' ', ..]))
+}
+
+fn broken(problem: &io::Error, heard: &Heard) -> Failure {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut, UnexpectedEof};
+    match problem.kind() {
+        // TLS that ends without a farewell is an end all the same.
+        UnexpectedEof => cut_off("closed", heard),
+        ConnectionReset | ConnectionAborted | BrokenPipe => cut_off("reset", heard),
+        TimedOut => failure(FailureKind::Timeout, "the connection was opened, but the host stopped answering"),
+        _ => failure(FailureKind::ConnectionReset, format!("the connection broke before an answer came: {problem}")),
+    }
+}
+
+/// Closed or reset, and how far the exchange was.
+fn cut_off(how: &str, heard: &Heard) -> Failure {
+    let message = match heard.shown() {
+        Some(beginning) => {
+            format!(
+                "the connection was {how} before the head of the answer was complete; what came begins with {beginning}"
+            )
+        }
+        None if heard.broke_while_sending => format!("the connection was {how} while the request was being sent"),
+        None => format!("the connection was {how} before an answer came"),
+    };
+    failure(FailureKind::ConnectionReset, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use hickory_resolver::net::NoRecords;
+    use hickory_resolver::proto::op::{Query, ResponseCode};
+
+    use super::*;
+
+    fn told(failure: Failure) -> (FailureKind, String) {
+        (failure.kind, failure.message)
+    }
+
+    #[test]
+    fn a_missing_name_is_not_a_failing_name_server_and_neither_is_our_resolver() {
+        let lookup = |problem: NetError| told(unresolved("a.example", &problem));
+        let without = |code| NetError::Dns(DnsError::NoRecordsFound(NoRecords::new(Query::default(), code)));
+        let cases = [
+            (without(ResponseCode::NXDomain), FailureKind::NoSuchName, "the name a.example does not exist"),
+            (without(ResponseCode::NoError), FailureKind::NoSuchName, "the name a.example exists, but has no address"),
+            (
+                NetError::Dns(DnsError::ResponseCode(ResponseCode::ServFail)),
+                FailureKind::Dns,
+                "the name servers of a.example failed; they say: server failure",
+            ),
+            (NetError::Timeout, FailureKind::Ours, "no resolver answered for a.example: request timed out"),
+            (
+                NetError::NoConnections,
+                FailureKind::Ours,
+                "no resolver answered for a.example: no connections available",
+            ),
+        ];
+        for (problem, kind, message) in cases {
+            assert_eq!(lookup(problem), (kind, message.to_owned()));
+        }
+    }
+
+    #[test]
+    fn each_way_of_not_connecting_has_its_kind() {
+        use rustix::io::Errno;
+        let cases = [
+            (Errno::CONNREFUSED, FailureKind::ConnectionRefused, "nothing listens on port 443 of a.example"),
+            (Errno::HOSTUNREACH, FailureKind::Unreachable, "no way to the host"),
+            (Errno::NETUNREACH, FailureKind::Unreachable, "no way to its network"),
+            (Errno::NETDOWN, FailureKind::Unreachable, "the network is down"),
+            (Errno::ACCESS, FailureKind::Unreachable, "a.example cannot be reached"),
+            (Errno::CONNRESET, FailureKind::ConnectionReset, "while it was being opened"),
+            (Errno::TIMEDOUT, FailureKind::Timeout, "did not answer on port 443"),
+            (Errno::MFILE, FailureKind::Ours, "this machine"),
+            (Errno::ADDRNOTAVAIL, FailureKind::Ours, "this machine"),
+        ];
+        for (errno, kind, words) in cases {
+            let failure = unconnected("a.example", 443, &io::Error::from_raw_os_error(errno.raw_os_error()));
+            assert_eq!(failure.kind, kind, "{failure:?}");
+            assert!(failure.message.contains(words), "{failure:?}");
+        }
+    }
+
+    #[test]
+    fn a_deadline_says_in_which_phase_it_passed() {
+        let message = |dns, connect| {
+            let opened = Opened { dns, connect, ..Opened::now() };
+            unopened_within(Span::secs(5), "a.example", 443, &opened).message
+        };
+        let done = Some(Duration::ZERO);
+        assert_eq!(message(None, None), "no connection within 5s: looking up the name a.example took too long");
+        assert_eq!(message(done, None), "no connection within 5s: a.example did not answer on port 443");
+        assert_eq!(
+            message(done, done),
+            "no secure connection within 5s: a.example did not finish the TLS handshake on port 443"
+        );
+        assert_eq!(unanswered_within(Span::secs(10), None).message, "no connection within 10s");
+    }
+
+    #[test]
+    fn what_breaks_says_how_far_it_came() {
+        let reset = io::Error::from(io::ErrorKind::ConnectionReset);
+        let heard = |bytes: &[u8], broke_while_sending| Heard { bytes: bytes.into(), broke_while_sending };
+        let message = |heard| broken(&reset, &heard).message;
+        assert_eq!(message(heard(b"", false)), "the connection was reset before an answer came");
+        assert_eq!(message(heard(b"", true)), "the connection was reset while the request was being sent");
+        assert_eq!(
+            message(heard(b"HTTP/1.1 200 OK\r\nserver: x", true)),
+            "the connection was reset before the head of the answer was complete; what came begins with \"HTTP/1.1 200 OK\""
+        );
+    }
+
+    #[test]
+    fn a_status_line_has_three_digits() {
+        for line in ["HTTP/1.1 200", "HTTP/1.1 999 ", "HTTP/1.0 100 Continue"] {
+            assert!(is_status_line(line.as_bytes()), "{line}");
+        }
+        for line in ["HTTP/1.1", "HTTP/1.1 99", "HTTP/1.1 1000 X", "HTTP/1.1 099", "HTTP/1.1 abc", "HTTP/1.2 200"] {
+            assert!(!is_status_line(line.as_bytes()), "{line}");
+        }
+    }
+}

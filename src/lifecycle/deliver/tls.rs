@@ -1,0 +1,265 @@
+//! Encrypts a connection, and says in plain words why it could not.
+//!
+//! Certificates are always checked. The words say what the server lacks, for
+//! they are read by whoever has to ask its owner for it.
+
+use std::error::Error as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustls::client::ResolvesClientCert;
+use rustls::pki_types::{ServerName, UnixTime};
+use rustls::sign::CertifiedKey;
+use rustls::{
+    AlertDescription as Alert, CertificateError, ClientConfig, InvalidMessage, PeerIncompatible, SignatureScheme,
+};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::model::attempt::{Failure, FailureKind};
+
+/// How many names of a certificate are told.
+const NAMES_TOLD: usize = 3;
+
+/// The machine's trusted certificates, or the Mozilla set where there are none.
+pub fn config() -> anyhow::Result<ClientConfig> {
+    let mut roots = rustls::RootCertStore::empty();
+    let (added, _ignored) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if added == 0 {
+        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    Ok(ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth())
+}
+
+/// An encrypted connection, and whether its server asked who we are.
+pub async fn encrypt(
+    config: &ClientConfig,
+    host: &str,
+    tcp: TcpStream,
+) -> Result<(Box<TlsStream<TcpStream>>, bool), Failure> {
+    let name = ServerName::try_from(host.to_owned())
+        .map_err(|_| tls(format!("{host:?} is not a name a certificate can be checked for")))?;
+    // A copy for this connection alone: servers that want a certificate and
+    // get none say so in many ways, so it has to be known which one asked.
+    let asked = Arc::new(Asked::default());
+    let mut config = config.clone();
+    config.client_auth_cert_resolver = asked.clone();
+    match TlsConnector::from(Arc::new(config)).connect(name, tcp).await {
+        Ok(stream) => Ok((Box::new(stream), asked.is_asked())),
+        Err(problem) => Err(explain(&problem, asked.is_asked()).unwrap_or_else(|| broken_off(&problem))),
+    }
+}
+
+/// What an error on a connection means, if it comes from TLS.
+pub fn explain(problem: &std::io::Error, is_asked: bool) -> Option<Failure> {
+    let error = problem.get_ref()?.downcast_ref::<rustls::Error>()?;
+    let kind = match error {
+        rustls::Error::FailedToGetCurrentTime | rustls::Error::FailedToGetRandomBytes => FailureKind::Ours,
+        _ => FailureKind::Tls,
+    };
+    Some(Failure { kind, message: words(error, is_asked) })
+}
+
+fn tls(message: String) -> Failure {
+    Failure { kind: FailureKind::Tls, message }
+}
+
+fn broken_off(problem: &std::io::Error) -> Failure {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    tls(match problem.kind() {
+        UnexpectedEof => "the server closed the connection during the TLS handshake; does it speak TLS there?".into(),
+        ConnectionReset | ConnectionAborted | BrokenPipe => {
+            "the server reset the connection during the TLS handshake; does it speak TLS there?".into()
+        }
+        _ => format!("the connection broke during the TLS handshake: {problem}"),
+    })
+}
+
+const NO_VERSION: &str = "the server speaks neither TLS 1.2 nor TLS 1.3";
+const NO_CIPHER: &str = "the server shares no cipher suite or key exchange with us";
+const NO_SIGNATURE: &str = "the server's certificate needs a signature scheme that is not supported here";
+const CERTIFICATE_WANTED: &str = "the server asks for a client certificate, and this endpoint has none";
+
+fn words(error: &rustls::Error, is_asked: bool) -> String {
+    use rustls::Error as E;
+    match error {
+        E::InvalidCertificate(problem) => about_certificate(problem),
+        E::AlertReceived(alert) => about_alert(*alert, is_asked),
+        E::PeerIncompatible(problem) => match problem {
+            PeerIncompatible::ServerDoesNotSupportTls12Or13
+            | PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig => NO_VERSION.into(),
+            PeerIncompatible::NoCipherSuitesInCommon | PeerIncompatible::NoKxGroupsInCommon => NO_CIPHER.into(),
+            PeerIncompatible::NoSignatureSchemesInCommon => NO_SIGNATURE.into(),
+            other => format!("the server's TLS does not fit ours: {other:?}"),
+        },
+        // Nothing that begins like this is TLS.
+        E::InvalidMessage(
+            InvalidMessage::InvalidContentType
+            | InvalidMessage::UnknownProtocolVersion
+            | InvalidMessage::InvalidEmptyPayload
+            | InvalidMessage::MessageTooLarge,
+        ) => "what answered does not speak TLS; is it plain http?".into(),
+        E::InvalidMessage(problem) => format!("the server sent a TLS message that cannot be read: {problem:?}"),
+        E::InappropriateMessage { .. } | E::InappropriateHandshakeMessage { .. } | E::PeerSentOversizedRecord => {
+            format!("the server broke the rules of TLS: {error}")
+        }
+        E::PeerMisbehaved(problem) => format!("the server broke the rules of TLS: {problem:?}"),
+        E::NoCertificatesPresented => "the server presented no certificate".into(),
+        E::DecryptError => "what the server sent was damaged on the way: it could not be decrypted".into(),
+        E::FailedToGetCurrentTime | E::FailedToGetRandomBytes => {
+            format!("this machine could not open a secure connection: {error}")
+        }
+        other => format!("no secure connection could be agreed on: {other}"),
+    }
+}
+
+fn about_certificate(problem: &CertificateError) -> String {
+    use CertificateError as C;
+    match problem {
+        C::Expired => "the certificate has expired".into(),
+        C::ExpiredContext { not_after, .. } => format!("the certificate expired on {}", day(*not_after)),
+        C::NotValidYet => "the certificate is not valid yet; is this machine's clock right?".into(),
+        C::NotValidYetContext { not_before, .. } => {
+            format!("the certificate is not valid before {}; is this machine's clock right?", day(*not_before))
+        }
+        C::NotValidForName => "the certificate is for another name".into(),
+        C::NotValidForNameContext { expected, presented } => match presented.is_empty() {
+            true => format!("the certificate names no host, so it is not for {}", expected.to_str()),
+            false => format!("the certificate is for {}, not for {}", names(presented), expected.to_str()),
+        },
+        C::UnknownIssuer => "the certificate was issued by an authority that is not trusted here; the receiver must \
+                             send its whole chain, or its authority must be trusted by this machine"
+            .into(),
+        C::Revoked => "the certificate was revoked by its issuer".into(),
+        C::BadSignature => "the certificate, or the handshake it vouches for, has a wrong signature".into(),
+        C::BadEncoding => "the certificate cannot be read".into(),
+        C::UnsupportedSignatureAlgorithmContext { .. } | C::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => {
+            NO_SIGNATURE.into()
+        }
+        C::InvalidPurpose | C::InvalidPurposeContext { .. } => "the certificate is not meant for servers".into(),
+        // The usual self-made certificate. The checker's own error has no
+        // public name here but this one.
+        C::Other(other) if is_authority_as_server(other) => {
+            "the certificate is self-signed and marked as an authority; the receiver needs one that an authority \
+             issued for its name"
+                .into()
+        }
+        other => format!("the certificate was not accepted: {other}"),
+    }
+}
+
+fn is_authority_as_server(other: &rustls::OtherError) -> bool {
+    other.source().is_some_and(|source| source.to_string() == "CaUsedAsEndEntity")
+}
+
+fn about_alert(alert: Alert, is_asked: bool) -> String {
+    match alert {
+        Alert::CertificateRequired | Alert::NoCertificate => CERTIFICATE_WANTED.into(),
+        // Before TLS 1.3 there was no word for it, and each server has its own.
+        Alert::HandshakeFailure
+        | Alert::BadCertificate
+        | Alert::UnsupportedCertificate
+        | Alert::CertificateUnknown
+        | Alert::UnknownCA
+        | Alert::AccessDenied
+            if is_asked =>
+        {
+            CERTIFICATE_WANTED.into()
+        }
+        Alert::HandshakeFailure | Alert::InsufficientSecurity => NO_CIPHER.into(),
+        Alert::ProtocolVersion => NO_VERSION.into(),
+        Alert::UnrecognisedName => "the server does not know the name it was called by".into(),
+        Alert::InternalError => "the server failed during the TLS handshake, by its own account".into(),
+        other => format!("the server broke off the TLS handshake with the alert {other:?}"),
+    }
+}
+
+/// The day, as `2026-01-01`.
+fn day(time: UnixTime) -> String {
+    let second = i64::try_from(time.as_secs()).ok().and_then(|second| jiff::Timestamp::from_second(second).ok());
+    second.map_or_else(|| "an impossible day".into(), |moment| moment.strftime("%Y-%m-%d").to_string())
+}
+
+/// `a.example, b.example, c.example and 7 more`.
+fn names(presented: &[String]) -> String {
+    let told: Vec<&str> = presented.iter().take(NAMES_TOLD).map(|name| bare(name)).collect();
+    match presented.len().saturating_sub(NAMES_TOLD) {
+        0 => told.join(", "),
+        more => format!("{} and {more} more", told.join(", ")),
+    }
+}
+
+/// The checker writes `DnsName("a.example")` and `IpAddress(127.0.0.1)`.
+fn bare(name: &str) -> &str {
+    let inner = name.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')')).unwrap_or(name);
+    inner.trim_matches('"')
+}
+
+/// Has no certificate to show, and remembers being asked for one.
+#[derive(Debug, Default)]
+struct Asked(AtomicBool);
+
+impl Asked {
+    fn is_asked(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl ResolvesClientCert for Asked {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.0.store(true, Ordering::Relaxed);
+        None
+    }
+
+    fn has_certs(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_after_a_question_is_about_the_answer() {
+        for alert in [Alert::HandshakeFailure, Alert::BadCertificate, Alert::AccessDenied] {
+            assert_eq!(about_alert(alert, true), CERTIFICATE_WANTED, "{alert:?}");
+            assert_ne!(about_alert(alert, false), CERTIFICATE_WANTED, "{alert:?}");
+        }
+        // Servers may ask without insisting; not every alert is about that.
+        assert_eq!(about_alert(Alert::ProtocolVersion, true), NO_VERSION);
+        assert_eq!(about_alert(Alert::CertificateRequired, false), CERTIFICATE_WANTED);
+    }
+
+    #[test]
+    fn a_certificate_with_many_names_is_told_in_few() {
+        let presented: Vec<String> =
+            ["a", "b", "c", "d", "e"].iter().map(|name| format!("DnsName(\"{name}.example\")")).collect();
+        let problem = |presented: &[String]| {
+            about_certificate(&CertificateError::NotValidForNameContext {
+                expected: ServerName::try_from("z.example").unwrap(),
+                presented: presented.to_vec(),
+            })
+        };
+        assert_eq!(
+            problem(&presented),
+            "the certificate is for a.example, b.example, c.example and 2 more, not for z.example"
+        );
+        assert_eq!(problem(&["IpAddress(::1)".into()]), "the certificate is for ::1, not for z.example");
+        assert_eq!(problem(&[]), "the certificate names no host, so it is not for z.example");
+    }
+
+    #[test]
+    fn a_wrong_clock_of_ours_is_not_charged_to_the_receiver() {
+        let problem = std::io::Error::other(rustls::Error::FailedToGetCurrentTime);
+        assert_eq!(explain(&problem, false).map(|failure| failure.kind), Some(FailureKind::Ours));
+        let problem = std::io::Error::other(rustls::Error::DecryptError);
+        assert_eq!(explain(&problem, false).map(|failure| failure.kind), Some(FailureKind::Tls));
+        assert_eq!(explain(&std::io::Error::other("another matter"), false), None);
+    }
+}

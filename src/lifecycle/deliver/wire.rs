@@ -1,0 +1,194 @@
+//! An open connection, plain or encrypted, and what was heard on it.
+//!
+//! The HTTP client says that an answer is not HTTP, but not what it was
+//! instead. Whoever has to mend the receiver wants to see it.
+
+use std::io::{Error, IoSlice, Result};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, ready};
+
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+
+use super::connect::{ConnectFailure, Opened};
+use super::tls;
+
+/// How much of an answer's beginning is kept for its explanation.
+const HEARD_BYTES_MAX: usize = 64;
+
+/// An open connection, plain or encrypted.
+pub struct Wire {
+    stream: Stream,
+    opened: Opened,
+}
+
+/// What a connection is made of.
+pub enum Stream {
+    /// Bytes as they are.
+    Plain(TcpStream),
+    /// Bytes inside TLS.
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Wire {
+    /// A connection that was just opened.
+    pub fn new(stream: Stream, opened: Opened) -> Self {
+        Self { stream, opened }
+    }
+
+    /// With TLS 1.3 the server's refusal arrives only where its answer
+    /// should. What it means is known here, so it is said here.
+    fn explained(&self, problem: Error) -> Error {
+        match tls::explain(&problem, self.opened.is_asked_who_we_are) {
+            Some(failure) => Error::new(problem.kind(), ConnectFailure { failure, opened: self.opened.clone() }),
+            None => problem,
+        }
+    }
+}
+
+/// What a connection has heard since the last request. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Hearing(Arc<Mutex<Heard>>);
+
+/// The beginning of an answer, however odd.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Heard {
+    /// Its first bytes.
+    pub bytes: Vec<u8>,
+    /// Whether the connection broke while the request was on its way out.
+    pub broke_while_sending: bool,
+}
+
+impl Hearing {
+    /// What was heard until now.
+    pub fn so_far(&self) -> Heard {
+        self.heard().clone()
+    }
+
+    fn heard(&self) -> MutexGuard<'_, Heard> {
+        self.0.lock().expect("nothing panics while it is held")
+    }
+
+    fn hear(&self, bytes: &[u8]) {
+        let mut heard = self.heard();
+        let room = HEARD_BYTES_MAX - heard.bytes.len();
+        heard.bytes.extend_from_slice(&bytes[..room.min(bytes.len())]);
+    }
+
+    /// Whatever is sent begins a new exchange: what came before it belongs
+    /// to the last one.
+    fn sent(&self, result: &Result<usize>) {
+        let mut heard = self.heard();
+        match result {
+            Ok(_) => heard.bytes.clear(),
+            Err(_) => heard.broke_while_sending = true,
+        }
+    }
+}
+
+impl Heard {
+    /// The first line, without what surrounds it.
+    pub fn line(&self) -> &[u8] {
+        let line = self.bytes.trim_ascii_start().split(|byte| matches!(byte, b'\r' | b'\n')).next();
+        line.unwrap_or_default()
+    }
+
+    /// The first line as people can read it, in quotes; nothing if nothing came.
+    pub fn shown(&self) -> Option<String> {
+        let line = self.line();
+        let more = if self.bytes.len() == HEARD_BYTES_MAX && self.bytes.ends_with(line) { "…" } else { "" };
+        (!line.is_empty()).then(|| format!("\"{}{more}\"", line.escape_ascii()))
+    }
+}
+
+impl Connection for Wire {
+    fn connected(&self) -> Connected {
+        Connected::new().extra(self.opened.clone())
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<Result<()>> {
+        let wire = self.get_mut();
+        let before = buf.filled().len();
+        let read = match &mut wire.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Tls(stream) => Pin::new(&mut **stream).poll_read(cx, buf),
+        };
+        let result = ready!(read);
+        wire.opened.hearing.hear(&buf.filled()[before..]);
+        Poll::Ready(result.map_err(|problem| wire.explained(problem)))
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
+        let wire = self.get_mut();
+        let written = match &mut wire.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Stream::Tls(stream) => Pin::new(&mut **stream).poll_write(cx, bytes),
+        };
+        let result = ready!(written);
+        wire.opened.hearing.sent(&result);
+        Poll::Ready(result.map_err(|problem| wire.explained(problem)))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        match &mut self.get_mut().stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Tls(stream) => Pin::new(&mut **stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        match &mut self.get_mut().stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tls(stream) => Pin::new(&mut **stream).poll_shutdown(cx),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match &self.stream {
+            Stream::Plain(stream) => stream.is_write_vectored(),
+            Stream::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<Result<usize>> {
+        let wire = self.get_mut();
+        let written = match &mut wire.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
+            Stream::Tls(stream) => Pin::new(&mut **stream).poll_write_vectored(cx, slices),
+        };
+        let result = ready!(written);
+        wire.opened.hearing.sent(&result);
+        Poll::Ready(result.map_err(|problem| wire.explained(problem)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_beginning_is_heard_and_a_new_request_forgets_it() {
+        let hearing = Hearing::default();
+        hearing.hear(b"\r\nHTTP/1.1 200 OK\r\nserver: x\r\n");
+        assert_eq!(hearing.so_far().shown().as_deref(), Some("\"HTTP/1.1 200 OK\""));
+        hearing.hear(&[b'x'; 1_000]);
+        assert_eq!(hearing.so_far().bytes.len(), HEARD_BYTES_MAX);
+        hearing.sent(&Ok(1));
+        assert_eq!(hearing.so_far().shown(), None);
+        hearing.hear(&[b'x'; 1_000]);
+        assert_eq!(hearing.so_far().shown(), Some(format!("\"{}…\"", "x".repeat(HEARD_BYTES_MAX))));
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_written_out() {
+        let heard = Heard { bytes: b"\x00\xffhi\n".into(), broke_while_sending: false };
+        assert_eq!(heard.shown().as_deref(), Some(r#""\x00\xffhi""#));
+    }
+}

@@ -1,0 +1,29 @@
+//! Explain: gathers what is known of a delivery, and tells it.
+
+use super::Gateway;
+use super::waiting::outlook;
+use crate::model::explain::{Explanation, Facts, explain};
+use crate::model::id::{DeliveryId, TenantId};
+use crate::store::{Error, Result};
+
+/// Tells why a delivery stands where it stands.
+pub async fn explain_delivery(gateway: &Gateway, tenant: &TenantId, id: DeliveryId) -> Result<Explanation> {
+    let missing = || Error::NotFound("delivery");
+    let store = &gateway.store;
+    let delivery = store.delivery(tenant, id).await?.ok_or_else(missing)?;
+    let attempts = store.attempts(tenant, id).await?.ok_or_else(missing)?;
+    let lane = match &delivery.lane {
+        Some(lane) => store.lane(tenant, delivery.endpoint_id, lane).await?,
+        None => None,
+    };
+    let endpoint = store.any_endpoint(delivery.endpoint_id);
+    Ok(explain(&Facts {
+        delivery: &delivery,
+        attempts: &attempts,
+        endpoint: endpoint.as_deref(),
+        head: lane.map(|lane| (lane.head, lane.is_blocked)).filter(|(head, _)| *head != id),
+        outlook: outlook(gateway, &delivery),
+        hold_max: gateway.expiry.hold_max,
+        now: gateway.clock.now(),
+    }))
+}

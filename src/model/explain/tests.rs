@@ -1,0 +1,354 @@
+//! What people read, kept word for word.
+
+use super::*;
+use crate::model::attempt::{Answer, FailureKind, Response, Timings};
+use crate::model::delivery::{Limits, Progress};
+use crate::model::endpoint::{EndpointState, Settings, Standing};
+use crate::model::id::{EndpointId, EventId};
+use crate::model::next::{Moment, Next, next_state};
+use crate::model::verdict::judge;
+use serde_json::{Value, json};
+
+const HOLD_MAX: Span = Span::secs(30 * 86_400);
+
+fn at(seconds: i64) -> Timestamp {
+    let began: Timestamp = "2026-11-15T10:00:00Z".parse().unwrap();
+    began.checked_add(Span::secs(seconds as u64).0).unwrap()
+}
+
+fn endpoint(settings: Value) -> Endpoint {
+    let mut document = json!({"url": "https://shop.example/hooks"});
+    document.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+    let settings: Settings = serde_json::from_value(document).unwrap();
+    Endpoint {
+        id: EndpointId::mint(at(0), 7),
+        tenant: "default".parse().unwrap(),
+        policy: settings.check().unwrap(),
+        settings,
+        standing: Standing::active(at(0)),
+        quiet_until: None,
+        secrets: Vec::new(),
+        created_at: at(0),
+        updated_at: at(0),
+    }
+}
+
+/// A delivery and what has happened to it, decided by the real rules.
+struct Story {
+    delivery: Delivery,
+    attempts: Vec<Attempt>,
+    endpoint: Endpoint,
+    head: Option<(DeliveryId, bool)>,
+}
+
+impl Story {
+    fn of(endpoint: Endpoint) -> Self {
+        let delivery = Delivery {
+            id: DeliveryId::mint(at(0), 9),
+            tenant: "default".parse().unwrap(),
+            event_id: EventId::from_stored("pay-1"),
+            event_type: "invoice.paid".into(),
+            endpoint_id: endpoint.id,
+            key: None,
+            lane: None,
+            seq: None,
+            state: State::Waiting,
+            cause: None,
+            is_behind: false,
+            due_at: at(0),
+            is_urgent: false,
+            expires_at: None,
+            progress: Progress { begun_at: Some(at(0)), ..Progress::default() },
+            created_at: at(0),
+            first_attempt_at: None,
+            finished_at: None,
+            last_status: None,
+            last_error: None,
+            body_sha256: None,
+        };
+        Self { delivery, attempts: Vec::new(), endpoint, head: None }
+    }
+
+    fn limits(&self, now: Timestamp) -> Limits<'_> {
+        let held = self.endpoint.standing.held(now);
+        Limits { policy: &self.endpoint.policy, held, hold_max: HOLD_MAX, expires_at: self.delivery.expires_at }
+    }
+
+    /// An attempt when it is due.
+    fn attempt(mut self, result: Result<Response, Failure>) -> Self {
+        let started_at = self.delivery.due_at.max(at(1));
+        let now = started_at.checked_add(Duration::from_millis(120)).unwrap();
+        let answer = Answer { result, timings: Timings { total: 120.0, ..Timings::default() } };
+        let judgement = judge(&answer, &self.endpoint.settings.status_rules);
+        let mut progress = self.delivery.progress;
+        let moment = Moment { started_at, now, draw: 0.25 };
+        let step = next_state(&mut progress, &self.limits(now), &answer, &judgement, moment);
+        self.delivery.progress = progress;
+        match step.next {
+            Next::Waiting { due_at } => self.delivery.due_at = due_at,
+            Next::Delivered => self = self.finished(State::Delivered, None, now),
+            Next::Dead(cause) => self = self.finished(State::Dead, Some(cause), now),
+            Next::Lapsed => self = self.finished(State::Dead, Some(Cause::Expired), now),
+        }
+        let (status, error) = match answer.result {
+            Ok(response) => (Some(response.status), None),
+            Err(failure) => (None, Some(failure)),
+        };
+        self.attempts.push(Attempt {
+            number: progress.attempts,
+            started_at,
+            timings: answer.timings,
+            url: self.endpoint.settings.url.clone(),
+            status,
+            error,
+            custom_headers: Vec::new(),
+            response_headers: Vec::new(),
+            response_body: String::new(),
+            truncated: false,
+            body_sha256: String::new(),
+            decision: step.decision,
+        });
+        self
+    }
+
+    fn answered(self, status: u16) -> Self {
+        self.attempt(Ok(Response { status, ..Response::default() }))
+    }
+
+    fn answered_with(self, status: u16, name: &str, value: &str) -> Self {
+        let headers = vec![(name.to_owned(), value.to_owned())];
+        self.attempt(Ok(Response { status, headers, ..Response::default() }))
+    }
+
+    fn failed(self, kind: FailureKind, message: &str) -> Self {
+        self.attempt(Err(Failure { kind, message: message.into() }))
+    }
+
+    fn finished(mut self, state: State, cause: Option<Cause>, now: Timestamp) -> Self {
+        (self.delivery.state, self.delivery.cause, self.delivery.finished_at) = (state, cause, Some(now));
+        self
+    }
+
+    fn standing(mut self, state: EndpointState, reason: &str, now: Timestamp) -> Self {
+        self.endpoint.standing = self.endpoint.standing.moved(state, Some(reason.into()), now);
+        self
+    }
+
+    fn in_lane(mut self, seq: u64, head: Option<(DeliveryId, bool)>) -> Self {
+        (self.delivery.key, self.delivery.lane) = (Some("acct 7".into()), Some("acct 7".into()));
+        (self.delivery.seq, self.head) = (Some(seq), head);
+        self.delivery.is_behind = head.is_some();
+        self
+    }
+
+    /// The explanation, as the command line prints it.
+    fn told(&self, waiting_for: Option<WaitingFor>, now: Timestamp) -> String {
+        let next_attempt_at = match waiting_for {
+            Some(WaitingFor::Due | WaitingFor::Slot) => Some(self.delivery.due_at.max(now)),
+            Some(WaitingFor::Backpressure) => self.endpoint.quiet_until,
+            _ => None,
+        };
+        let end = self.delivery.progress.end(&self.limits(now));
+        let is_in_flight = self.delivery.state == State::Waiting && waiting_for.is_none();
+        let outlook = Outlook { is_in_flight, waiting_for, next_attempt_at, end };
+        let explanation = explain(&Facts {
+            delivery: &self.delivery,
+            attempts: &self.attempts,
+            endpoint: Some(&self.endpoint),
+            head: self.head,
+            outlook,
+            hold_max: HOLD_MAX,
+            now,
+        });
+        let mut out = explanation.summary + "\n";
+        explanation.sentences.iter().for_each(|sentence| out.push_str(&format!("  {sentence}\n")));
+        for attempt in explanation.attempts.iter().rev().skip(1).rev() {
+            out.push_str(&format!("attempt {}\n", attempt.number));
+            attempt.sentences.iter().for_each(|sentence| out.push_str(&format!("  {sentence}\n")));
+        }
+        out
+    }
+}
+
+fn standard() -> Endpoint {
+    endpoint(json!({}))
+}
+
+fn head() -> DeliveryId {
+    DeliveryId::mint(at(0), 3)
+}
+
+#[test]
+fn a_waiting_delivery_says_what_was_answered_and_when_it_goes_next() {
+    let story = Story::of(standard()).answered(503).answered(503);
+    insta::assert_snapshot!(story.told(Some(WaitingFor::Due), at(20)));
+}
+
+#[test]
+fn a_delivery_that_has_not_been_tried_says_so() {
+    insta::assert_snapshot!(Story::of(standard()).told(Some(WaitingFor::Due), at(0)));
+}
+
+#[test]
+fn a_retry_after_is_told_with_what_it_changed() {
+    let story = Story::of(standard()).answered_with(429, "retry-after", "600");
+    insta::assert_snapshot!(story.told(Some(WaitingFor::Due), at(2)));
+}
+
+#[test]
+fn a_429_without_one_doubles() {
+    let story = Story::of(standard()).answered_with(429, "retry-after", "soon");
+    insta::assert_snapshot!(story.told(Some(WaitingFor::Due), at(2)));
+}
+
+#[test]
+fn backpressure_names_the_time_and_the_way_through() {
+    let mut story = Story::of(standard()).answered(500);
+    story.endpoint.quiet_until = Some(at(900));
+    insta::assert_snapshot!(story.told(Some(WaitingFor::Backpressure), at(60)));
+}
+
+#[test]
+fn a_pause_is_told_with_its_reason() {
+    let story = Story::of(standard()).answered(500).standing(EndpointState::Paused, "moving house", at(100));
+    insta::assert_snapshot!(story.told(Some(WaitingFor::Pause), at(200)));
+}
+
+#[test]
+fn a_lane_behind_a_dead_letter_names_it() {
+    let story = Story::of(standard()).in_lane(4, Some((head(), true)));
+    insta::assert_snapshot!(story.told(Some(WaitingFor::Key), at(200)));
+}
+
+#[test]
+fn a_lane_behind_a_living_head_names_it() {
+    let story = Story::of(standard()).in_lane(4, Some((head(), false)));
+    insta::assert_snapshot!(story.told(Some(WaitingFor::Key), at(200)));
+}
+
+#[test]
+fn a_missing_slot_names_the_cap() {
+    insta::assert_snapshot!(Story::of(standard()).told(Some(WaitingFor::Slot), at(200)));
+}
+
+#[test]
+fn in_flight_is_told() {
+    insta::assert_snapshot!(Story::of(standard()).answered(500).told(None, at(5)));
+}
+
+#[test]
+fn a_policy_that_changed_is_told_in_the_attempt_and_for_the_next() {
+    let mut story = Story::of(standard()).answered(500);
+    story.endpoint = endpoint(json!({"retry": {"preset": "hourly"}}));
+    let mut story = story.answered(500);
+    story.endpoint = endpoint(json!({"retry": {"preset": "quick", "max_attempts": 3}}));
+    insta::assert_snapshot!(story.told(Some(WaitingFor::Due), at(10)));
+}
+
+#[test]
+fn a_refused_delivery_says_by_which_rule_and_what_to_do() {
+    insta::assert_snapshot!(Story::of(standard()).answered(422).told(None, at(5)));
+}
+
+#[test]
+fn an_endpoints_own_rule_is_named_as_such() {
+    let story = Story::of(endpoint(json!({"status_rules": {"preset": "strict", "404": "refuse"}}))).answered(404);
+    insta::assert_snapshot!(story.told(None, at(5)));
+}
+
+#[test]
+fn the_receivers_own_word_is_named_as_such() {
+    let story = Story::of(standard()).answered_with(503, "webhook-delivery", "abort");
+    insta::assert_snapshot!(story.told(None, at(5)));
+}
+
+#[test]
+fn gone_says_that_the_endpoint_is_disabled() {
+    let story = Story::of(standard()).answered(410).standing(EndpointState::Disabled, "410", at(2));
+    insta::assert_snapshot!(story.told(None, at(5)));
+}
+
+#[test]
+fn an_exhausted_delivery_tells_every_attempt() {
+    let policy = json!({"retry": {"preset": "quick", "max_attempts": 3}});
+    let story = Story::of(endpoint(policy))
+        .failed(FailureKind::ConnectionRefused, "nothing listens there: the connection was refused")
+        .failed(FailureKind::Timeout, "no answer within 10s")
+        .answered(502);
+    insta::assert_snapshot!(story.told(None, at(60)));
+}
+
+#[test]
+fn a_short_budget_is_counted_aloud() {
+    let rules = json!({"retry": {"schedule": ["1s"], "jitter": "none"}});
+    let story = (0..10).fold(Story::of(endpoint(rules)), |story, _| story.answered(404));
+    insta::assert_snapshot!(story.told(None, at(60)).lines().take(9).collect::<Vec<_>>().join("\n"));
+}
+
+#[test]
+fn an_age_that_ran_out_says_what_would_have_been() {
+    let story = Story::of(endpoint(json!({"retry": {"schedule": ["40m"], "max_age": "1h"}})))
+        .answered(500)
+        .answered(500)
+        .answered(500);
+    insta::assert_snapshot!(story.told(None, at(4_000)));
+}
+
+#[test]
+fn an_age_that_ran_out_while_held_back_is_told() {
+    let story = Story::of(standard()).answered(500).finished(State::Dead, Some(Cause::Expired), at(300_000));
+    insta::assert_snapshot!(story.told(None, at(300_001)));
+}
+
+#[test]
+fn an_event_over_by_its_own_account_says_so() {
+    let mut story = Story::of(standard());
+    story.delivery.expires_at = Some(at(600));
+    let story = story.finished(State::Dead, Some(Cause::Expired), at(601));
+    insta::assert_snapshot!(story.told(None, at(700)));
+}
+
+#[test]
+fn a_delivery_held_too_long_says_so() {
+    let story = Story::of(standard()).finished(State::Dead, Some(Cause::Expired), at(31 * 86_400));
+    insta::assert_snapshot!(story.told(None, at(32 * 86_400)));
+}
+
+#[test]
+fn a_delivered_one_tells_how_long_it_took() {
+    let story = Story::of(standard()).answered(503).answered_with(429, "retry-after", "30").answered(200);
+    insta::assert_snapshot!(story.told(None, at(5_000)));
+}
+
+#[test]
+fn what_went_with_its_endpoint_says_so() {
+    let story = Story::of(standard()).answered(500).finished(State::Cancelled, None, at(50));
+    let facts = Facts {
+        delivery: &story.delivery,
+        attempts: &story.attempts,
+        endpoint: None,
+        head: None,
+        outlook: Outlook::default(),
+        hold_max: HOLD_MAX,
+        now: at(60),
+    };
+    let Explanation { summary, sentences, .. } = explain(&facts);
+    assert_eq!(summary, "Cancelled at 2026-11-15T10:00:50Z with its endpoint, after 1 attempt.");
+    assert!(sentences[0].ends_with("which has been deleted."), "{}", sentences[0]);
+}
+
+#[test]
+fn a_discarded_one_keeps_its_cause() {
+    let story = Story::of(standard()).answered(400).finished(State::Cancelled, Some(Cause::Refused), at(50));
+    insta::assert_snapshot!(story.told(None, at(60)));
+}
+
+#[test]
+fn a_replay_is_told_with_its_fresh_budget() {
+    let mut story = Story::of(standard()).answered(400);
+    let replayed = Progress { attempts_before: 1, begun_at: Some(at(500)), ..Progress::default() };
+    story.delivery.progress = Progress { attempts: 1, ..replayed };
+    (story.delivery.state, story.delivery.cause, story.delivery.finished_at) = (State::Waiting, None, None);
+    story.delivery.due_at = at(500);
+    insta::assert_snapshot!(story.answered(503).told(Some(WaitingFor::Due), at(501)));
+}

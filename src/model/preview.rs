@@ -1,0 +1,548 @@
+//! What a retry policy will do, told before anything fails.
+//!
+//! The bounds are sums, and exact. What depends on how the draws add up is
+//! counted over simulated deliveries, whose chance comes from a fixed seed:
+//! the same policy always gets the same answer.
+//!
+//! Invariant: no attempt is planned that the policy's limits would not allow.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::policy::{Jitter, RetryPolicy, Window};
+use super::span::Span;
+
+/// What a retry policy will do with a delivery that keeps failing. Requests
+/// are assumed to be answered at once, and nobody to ask for another wait.
+#[derive(Debug, Clone, PartialEq, Serialize, utoipa::ToSchema)]
+pub struct Preview {
+    /// The policy in one line.
+    #[schema(example = "quick (doubling from 1s up to 1m, full jitter; 5 attempts or 1h)")]
+    pub policy: String,
+    /// Every attempt there can be.
+    pub attempts: Vec<PlannedAttempt>,
+    /// How long a delivery is tried at the longest.
+    #[schema(value_type = String, example = "15s")]
+    pub span: Span,
+    /// The odds of getting over an outage that begins with the first attempt, which is the worst moment.
+    pub survival: Vec<Survival>,
+    /// How gently deliveries come back when an outage ends.
+    pub recovery: Recovery,
+}
+
+/// When an attempt is made, counted from the first.
+#[derive(Debug, Clone, PartialEq, Serialize, utoipa::ToSchema)]
+pub struct PlannedAttempt {
+    /// Which attempt, from 1.
+    pub number: u32,
+    /// With the shortest wait every time.
+    #[schema(value_type = String, example = "0s")]
+    pub earliest: Span,
+    /// On average, over the deliveries that get it.
+    #[schema(value_type = String, example = "7500ms")]
+    pub expected: Span,
+    /// With the longest wait every time, or `max_age`.
+    #[schema(value_type = String, example = "15s")]
+    pub latest: Span,
+    /// The share of failing deliveries that get it; below 1 where `max_age` may come first.
+    pub odds: f64,
+}
+
+/// The odds of getting over an outage.
+#[derive(Debug, Clone, PartialEq, Serialize, utoipa::ToSchema)]
+pub struct Survival {
+    /// How long the receiver is away.
+    #[schema(value_type = String, example = "6h")]
+    pub outage: Span,
+    /// The share of deliveries with an attempt at its end or later.
+    pub odds: f64,
+}
+
+/// What a receiver meets when it is back. First attempts are taken to be
+/// spread evenly over the outage.
+#[derive(Debug, Clone, PartialEq, Serialize, utoipa::ToSchema)]
+pub struct Recovery {
+    /// How long the receiver was away: as asked, or else the longest outage in
+    /// `survival` that more than half get over, or the first if there is none.
+    #[schema(value_type = String, example = "6h")]
+    pub outage: Span,
+    /// Of 1,000 deliveries that still wait, how many are requested within a minute.
+    #[schema(example = 22)]
+    pub first_minute: u32,
+}
+
+/// Draws per pass over the simulated deliveries, of which there are two.
+const DRAWS_MAX: usize = 1_000_000;
+const PATHS_MAX: usize = 250_000;
+const SEED: u64 = 0x0070_6f73_7468_6173;
+const MINUTE: u64 = 60_000;
+
+/// Tells what a policy will do: with this outage, or with those that say
+/// something about it.
+pub fn preview(policy: &RetryPolicy, outage: Option<Span>) -> Preview {
+    let plan = Plan::of(policy);
+    let tally = plan.simulate();
+    let survival = match outage {
+        Some(outage) => vec![tally.survival(outage)],
+        None => tally.ladder(),
+    };
+    let likely = survival.iter().rev().find(|rung| rung.odds > 0.5);
+    let outage = likely.or(survival.first()).map_or(Span::secs(0), |rung| rung.outage);
+    Preview {
+        policy: policy.to_string(),
+        attempts: plan.attempts(&tally),
+        span: plan.bounds.last().map_or(Span::secs(0), |last| Span::millis(plan.clip(last.latest))),
+        survival,
+        recovery: Recovery { outage, first_minute: plan.first_minute(outage) },
+    }
+}
+
+/// A policy, worked out: all in whole milliseconds after the first attempt.
+struct Plan<'a> {
+    policy: &'a RetryPolicy,
+    max_age: u64,
+    /// Every attempt that can be made, the first included.
+    bounds: Vec<Bounds>,
+    /// The window before each attempt, with the longest waits before it.
+    windows: Vec<Window>,
+    /// Whether a window hangs on the wait before.
+    is_chain: bool,
+}
+
+/// When an attempt can be made, whatever its age.
+#[derive(Clone, Copy)]
+struct Bounds {
+    earliest: u64,
+    latest: u64,
+}
+
+impl<'a> Plan<'a> {
+    fn of(policy: &'a RetryPolicy) -> Self {
+        let max_age = policy.max_age.as_millis();
+        let mut bounds = vec![Bounds { earliest: 0, latest: 0 }];
+        let mut windows: Vec<Window> = Vec::new();
+        for failures in 1..policy.max_attempts {
+            // The shortest wait never hangs on the one before; the longest does.
+            let window = policy.window(failures, windows.last().map(|window| window.hi));
+            let before = bounds[bounds.len() - 1];
+            let next = Bounds {
+                earliest: before.earliest + whole_millis(window.lo),
+                latest: before.latest + whole_millis(window.hi),
+            };
+            if next.earliest > max_age {
+                break;
+            }
+            bounds.push(next);
+            windows.push(window);
+        }
+        Self { policy, max_age, bounds, windows, is_chain: policy.jitter == Jitter::Decorrelated }
+    }
+
+    fn clip(&self, at: u64) -> u64 {
+        at.min(self.max_age)
+    }
+
+    /// How many deliveries to simulate: one where there is no chance in it.
+    fn paths(&self) -> usize {
+        match self.windows.iter().all(|window| window.lo == window.hi) {
+            true => 1,
+            false => (DRAWS_MAX / self.windows.len()).min(PATHS_MAX),
+        }
+    }
+
+    /// Fails one delivery to its end, which is returned. Each retry is shown
+    /// with its place in `bounds`, the attempt before it and its own time.
+    fn walk(&self, chance: &mut Chance, mut visit: impl FnMut(usize, u64, u64)) -> u64 {
+        let (mut at, mut last) = (0, None);
+        for (n, window) in self.windows.iter().enumerate() {
+            let window = if self.is_chain { self.policy.window(n as u32 + 1, last) } else { *window };
+            let delay = window.at(chance.draw());
+            let next = at + whole_millis(delay);
+            if next > self.max_age {
+                break;
+            }
+            visit(n + 1, at, next);
+            (at, last) = (next, Some(delay));
+        }
+        at
+    }
+
+    fn simulate(&self) -> Tally {
+        let paths = self.paths();
+        let mut tally = Tally { reached: vec![Reached::default(); self.bounds.len()], ends: Vec::with_capacity(paths) };
+        let mut chance = Chance(SEED);
+        for _ in 0..paths {
+            tally.reached[0].count += 1;
+            let end = self.walk(&mut chance, |n, _, at| {
+                tally.reached[n].count += 1;
+                tally.reached[n].sum += at;
+            });
+            tally.ends.push(end);
+        }
+        tally.ends.sort_unstable();
+        tally
+    }
+
+    fn attempts(&self, tally: &Tally) -> Vec<PlannedAttempt> {
+        // The mean of the bounds is the sum of the mean waits.
+        let is_exact = |bounds: &Bounds| !self.is_chain && bounds.latest <= self.max_age;
+        let mut floor = 0;
+        let mut planned = Vec::with_capacity(self.bounds.len());
+        for (n, (bounds, reached)) in self.bounds.iter().zip(&tally.reached).enumerate() {
+            let latest = self.clip(bounds.latest);
+            let expected = match reached.count {
+                _ if is_exact(bounds) => (bounds.earliest + bounds.latest).div_ceil(2),
+                // Who gets so far against the odds does so shortly before the end.
+                0 => latest,
+                count => rounded(reached.sum / count),
+            };
+            // Rounding must not put an attempt before its neighbour.
+            floor = expected.clamp(bounds.earliest, latest).max(floor);
+            planned.push(PlannedAttempt {
+                number: n as u32 + 1,
+                earliest: Span::millis(bounds.earliest),
+                expected: Span::millis(floor),
+                latest: Span::millis(latest),
+                odds: odds(reached.count as usize, tally.ends.len()),
+            });
+        }
+        planned
+    }
+
+    /// Of 1,000 deliveries that wait at the end of an outage, how many are
+    /// requested within a minute. For one path, the ages at which that is so
+    /// lie in the minute before each retry, so that no age needs to be drawn.
+    fn first_minute(&self, outage: Span) -> u32 {
+        let outage = outage.as_millis();
+        let (mut soon, mut waiting) = (0, 0);
+        let mut chance = Chance(SEED);
+        for _ in 0..self.paths() {
+            let end = self.walk(&mut chance, |_, before, at| {
+                let from = before.max(at.saturating_sub(MINUTE));
+                soon += at.min(outage).saturating_sub(from);
+            });
+            waiting += end.min(outage);
+        }
+        match waiting {
+            0 => 0,
+            waiting => (soon as f64 / waiting as f64 * 1_000.0).round() as u32,
+        }
+    }
+}
+
+/// A delay to the millisecond, rounded up as due times are.
+fn whole_millis(delay: Duration) -> u64 {
+    u64::try_from(delay.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+/// What the simulated deliveries did.
+struct Tally {
+    /// Per attempt, who got it.
+    reached: Vec<Reached>,
+    /// The last attempt of each, in order.
+    ends: Vec<u64>,
+}
+
+#[derive(Clone, Default)]
+struct Reached {
+    count: u64,
+    sum: u64,
+}
+
+/// Outages people think in.
+fn rungs() -> impl Iterator<Item = Span> {
+    const RUNGS: [(u64, &[u64]); 4] = [
+        (1, &[1, 2, 5, 10, 15, 30]),
+        (60, &[1, 2, 5, 10, 15, 30]),
+        (3_600, &[1, 2, 3, 4, 6, 8, 12, 18, 24, 36, 48, 72]),
+        (86_400, &[4, 5, 6, 7, 10, 14, 21, 30]),
+    ];
+    RUNGS.into_iter().flat_map(|(unit, counts)| counts.iter().map(move |count| Span::secs(unit * count)))
+}
+
+impl Tally {
+    fn survival(&self, outage: Span) -> Survival {
+        let short = self.ends.partition_point(|end| *end < outage.as_millis());
+        Survival { outage, odds: odds(self.ends.len() - short, self.ends.len()) }
+    }
+
+    /// The outages that say something about this policy: a few that all get
+    /// over, those that some do, and the first that nobody does.
+    fn ladder(&self) -> Vec<Survival> {
+        const SURE: usize = 3;
+        let mut rungs: Vec<Survival> = rungs().map(|outage| self.survival(outage)).collect();
+        if let Some(none) = rungs.iter().position(|rung| rung.odds == 0.0) {
+            rungs.truncate(none + 1);
+        }
+        if !rungs.iter().any(|rung| (0.1..=0.9).contains(&rung.odds)) {
+            // All fall between two rungs, so the ladder gets one where they do.
+            let half = self.survival(Span::millis(floored(self.ends[self.ends.len() / 2])));
+            let place = rungs.partition_point(|rung| rung.outage < half.outage);
+            if half.outage > Span::secs(0) && rungs.get(place).is_none_or(|rung| rung.outage > half.outage) {
+                rungs.insert(place, half);
+            }
+        }
+        let sure = rungs.iter().filter(|rung| rung.odds == 1.0).count();
+        rungs.split_off(sure.saturating_sub(SURE))
+    }
+}
+
+/// A share to three digits. All and none are only said of all and none.
+fn odds(count: usize, of: usize) -> f64 {
+    match count {
+        0 => 0.0,
+        count if count == of => 1.0,
+        count => ((count as f64 / of as f64 * 1_000.0).round() / 1_000.0).clamp(0.001, 0.999),
+    }
+}
+
+/// A simulated time to about three digits, in steps people read off a clock.
+fn rounded(millis: u64) -> u64 {
+    let steps = [600_000, MINUTE, 10_000, 1_000, 100, 10];
+    let step = steps.into_iter().find(|step| millis >= step * 200).unwrap_or(1);
+    (millis + step / 2) / step * step
+}
+
+/// A time cut to what is said of an outage that long.
+fn floored(millis: u64) -> u64 {
+    let steps = [(24 * 60 * MINUTE, 60 * MINUTE), (10 * MINUTE, MINUTE), (1_000, 1_000), (100, 10), (0, 1)];
+    let (_, step) = steps.into_iter().find(|(from, _)| millis >= *from).expect("the last step is from nothing on");
+    millis / step * step
+}
+
+/// Chance that is the same every time, on every machine and in every version
+/// (splitmix64): a preview is compared with the one before.
+struct Chance(u64);
+
+impl Chance {
+    /// The next draw in `[0, 1)`.
+    fn draw(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^= mixed >> 31;
+        (mixed >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::policy::{Backoff, Delays, RetrySpec};
+    use crate::model::preset::Preset;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn policy(json: serde_json::Value) -> RetryPolicy {
+        serde_json::from_value::<RetrySpec>(json).unwrap().resolve().unwrap()
+    }
+
+    fn span(text: &str) -> Span {
+        text.parse().unwrap()
+    }
+
+    /// The odds of getting over an outage.
+    fn survives(policy: &RetryPolicy, outage: &str) -> f64 {
+        let shown = preview(policy, Some(span(outage)));
+        assert_eq!(shown.survival.len(), 1);
+        shown.survival[0].odds
+    }
+
+    /// Each attempt as `earliest expected latest`.
+    fn times(preview: &Preview) -> Vec<String> {
+        preview.attempts.iter().map(|it| format!("{} {} {}", it.earliest, it.expected, it.latest)).collect()
+    }
+
+    #[test]
+    fn quick_is_over_after_15_seconds_at_the_latest() {
+        let shown = preview(&Preset::Quick.policy(), None);
+        assert_eq!(times(&shown), ["0s 0s 0s", "0s 500ms 1s", "0s 1500ms 3s", "0s 3500ms 7s", "0s 7500ms 15s"]);
+        assert_eq!(shown.span, span("15s"));
+        assert!(shown.attempts.iter().all(|attempt| attempt.odds == 1.0));
+    }
+
+    #[test]
+    fn stepped_adds_up_its_steps_a_fifth_less_or_more() {
+        assert_eq!(
+            times(&preview(&Preset::Stepped.policy(), None)),
+            ["0s 0s 0s", "24s 30s 36s", "2m 150s 3m", "10m 750s 15m", "58m 4350s 87m"]
+        );
+    }
+
+    #[test]
+    fn without_jitter_nothing_is_left_to_chance() {
+        let policy = policy(json!({"schedule":["10s","50s"],"jitter":"none","max_attempts":4}));
+        let shown = preview(&policy, None);
+        assert_eq!(times(&shown), ["0s 0s 0s", "10s 10s 10s", "1m 1m 1m", "110s 110s 110s"]);
+        assert!(shown.survival.iter().all(|rung| rung.odds == 0.0 || rung.odds == 1.0), "{:?}", shown.survival);
+        assert_eq!((survives(&policy, "110s"), survives(&policy, "111s")), (1.0, 0.0));
+        // What falls past max_age is not planned at all.
+        let cut = RetryPolicy { max_age: span("109s"), ..policy };
+        assert_eq!(times(&preview(&cut, None)).len(), 3);
+    }
+
+    #[test]
+    fn standard_has_no_attempt_later_than_its_72_hours() {
+        let shown = preview(&Preset::Standard.policy(), None);
+        assert_eq!(shown.span, span("72h"));
+        assert!(shown.attempts.iter().all(|attempt| attempt.latest <= span("72h")));
+        // 45 minutes on average make some hundred attempts, never all 120.
+        let odds = |number: usize| shown.attempts[number - 1].odds;
+        assert_eq!((odds(80), odds(120)), (1.0, 0.0));
+        assert_eq!(shown.attempts[119].expected, span("72h"));
+        assert!(shown.attempts.iter().any(|attempt| attempt.odds > 0.0 && attempt.odds < 1.0));
+        assert!(shown.attempts.is_sorted_by(|a, b| a.odds >= b.odds));
+        assert_eq!(
+            (survives(&Preset::Standard.policy(), "70h"), survives(&Preset::Standard.policy(), "73h")),
+            (1.0, 0.0)
+        );
+    }
+
+    #[test]
+    fn one_attempt_gets_over_nothing() {
+        let policy = policy(json!({"max_attempts":1}));
+        let shown = preview(&policy, None);
+        assert_eq!((times(&shown), shown.span), (vec!["0s 0s 0s".into()], span("0s")));
+        assert!(!shown.survival.is_empty() && shown.survival.iter().all(|rung| rung.odds == 0.0));
+        assert_eq!((survives(&policy, "0s"), survives(&policy, "1ms")), (1.0, 0.0));
+        assert_eq!(shown.recovery.first_minute, 0);
+    }
+
+    #[test]
+    fn decorrelated_waits_lie_between_the_base_and_three_times_the_last() {
+        let json = json!({"backoff":{"base":"10s","max":"2m"},"jitter":"decorrelated","max_attempts":5});
+        let shown = preview(&policy(json), None);
+        let bounds: Vec<_> = shown.attempts.iter().map(|it| (it.earliest.to_string(), it.latest.to_string())).collect();
+        // The longest waits are 30s, 90s, then 2m, which is the max.
+        let told = [("0s", "0s"), ("10s", "30s"), ("20s", "2m"), ("30s", "4m"), ("40s", "6m")];
+        assert_eq!(bounds, told.map(|(earliest, latest)| (earliest.into(), latest.into())));
+        // The first wait is 20s on average, the second half of 10s and 3 × 20s.
+        let near = |n: usize, secs: f64| (shown.attempts[n].expected.0.as_secs_f64() - secs).abs() < 0.2;
+        assert!(near(1, 20.0) && near(2, 55.0), "{:?}", times(&shown));
+    }
+
+    #[test]
+    fn odds_are_those_that_can_be_worked_out_by_hand() {
+        // One retry, evenly between 50s and 150s.
+        let one = policy(json!({"schedule":["100s"],"jitter":{"percent":50},"max_attempts":2}));
+        for (outage, odds) in [("50s", 1.0), ("80s", 0.7), ("100s", 0.5), ("149s", 0.01), ("151s", 0.0)] {
+            let found = survives(&one, outage);
+            assert!((found - odds).abs() < 0.004, "{outage}: {found}, by hand {odds}");
+        }
+        // All waits are even around their middle, so their sum is, too.
+        let found = survives(&Preset::Quick.policy(), "7500ms");
+        assert!((found - 0.5).abs() < 0.004, "{found}");
+        // Two retries, each evenly in 0 to 60s, and a limit after 60s: half get the second.
+        let two = policy(json!({"schedule":["60s"],"jitter":"full","max_attempts":3,"max_age":"60s"}));
+        let shown = preview(&two, None);
+        assert!((shown.attempts[2].odds - 0.5).abs() < 0.004, "{:?}", shown.attempts);
+        // Of those, at two thirds of it on average.
+        assert!((shown.attempts[2].expected.0.as_secs_f64() - 40.0).abs() < 0.2, "{:?}", shown.attempts);
+    }
+
+    #[test]
+    fn what_is_almost_certain_is_not_called_certain() {
+        assert_eq!([odds(0, 100_000), odds(1, 100_000), odds(50_000, 100_000)], [0.0, 0.001, 0.5]);
+        assert_eq!([odds(99_999, 100_000), odds(100_000, 100_000)], [0.999, 1.0]);
+    }
+
+    #[test]
+    fn the_ladder_ends_with_the_first_outage_that_nobody_gets_over() {
+        for preset in Preset::ALL {
+            let ladder = preview(&preset.policy(), None).survival;
+            assert!(ladder.is_sorted_by(|a, b| a.outage < b.outage && a.odds >= b.odds), "{preset:?}: {ladder:?}");
+            assert!((3..=9).contains(&ladder.len()), "{preset:?}: {ladder:?}");
+            assert_eq!(ladder.iter().filter(|rung| rung.odds == 0.0).count(), 1, "{preset:?}: {ladder:?}");
+            assert!(ladder.iter().any(|rung| rung.odds > 0.5), "{preset:?}: {ladder:?}");
+        }
+        // A plan that ends on a rung needs no other.
+        let ladder = preview(&policy(json!({"schedule":["1m"],"jitter":"none","max_attempts":2})), None).survival;
+        assert_eq!(ladder.iter().map(|rung| rung.outage.to_string()).collect::<Vec<_>>(), ["15s", "30s", "1m", "2m"]);
+    }
+
+    #[test]
+    fn a_longer_outage_is_never_better() {
+        // So close together, two that met other chance would often change places.
+        let quick = Preset::Quick.policy();
+        let odds: Vec<f64> = (5_000..5_020).map(|millis| survives(&quick, &format!("{millis}ms"))).collect();
+        assert!(odds.is_sorted_by(|a, b| a >= b) && odds[0] > odds[19], "{odds:?}");
+    }
+
+    #[test]
+    fn a_minute_holds_its_share_of_those_that_wait() {
+        let first_minute = |policy: &RetryPolicy, outage| preview(policy, Some(span(outage))).recovery.first_minute;
+        let plain = policy(json!({"schedule":["10m"],"jitter":"none","max_attempts":2}));
+        // Every delivery of the last ten minutes waits, a tenth of them for less than a minute.
+        assert_eq!([first_minute(&plain, "10m"), first_minute(&plain, "20m")], [100, 100]);
+        // The oldest has a minute to go, or half of one.
+        assert_eq!([first_minute(&plain, "9m"), first_minute(&plain, "570s")], [0, 53]);
+        assert_eq!(first_minute(&Preset::Quick.policy(), "10s"), 1_000);
+        assert_eq!(first_minute(&plain, "0s"), 0);
+    }
+
+    #[test]
+    fn the_same_policy_gets_the_same_answer() {
+        for preset in Preset::ALL {
+            assert_eq!(preview(&preset.policy(), None), preview(&preset.policy(), None));
+        }
+        // The generator is the published one: its first two numbers for seed 0.
+        let mut chance = Chance(0);
+        let published = [0xe220_a839_7b1d_cdaf_u64, 0x6e78_9e6a_a1b9_65f4];
+        assert_eq!(published.map(|_| chance.draw()), published.map(|n| (n >> 11) as f64 / (1u64 << 53) as f64));
+    }
+
+    fn any_policy() -> impl Strategy<Value = RetryPolicy> {
+        let jitter = prop_oneof![
+            Just(Jitter::Equal),
+            Just(Jitter::Full),
+            Just(Jitter::Decorrelated),
+            Just(Jitter::None),
+            (0.1f64..=100.0).prop_map(Jitter::Percent),
+            (1u64..100_000).prop_map(|millis| Jitter::Add(Span::millis(millis))),
+        ];
+        let backoff = (1u64..10_000_000, 1u64..1_000, 1.0f64..10.0);
+        (backoff, jitter, 1u32..300, 1u64..2_592_000).prop_filter_map(
+            "the second attempt is never made",
+            |((base, times, factor), jitter, max_attempts, max_age)| {
+                let backoff = Backoff { base: Span::millis(base), factor, max: Span::millis(base * times) };
+                let policy = RetryPolicy {
+                    delays: Delays { steps: Vec::new(), then: Some(backoff) },
+                    jitter,
+                    max_attempts,
+                    max_age: Span::secs(max_age),
+                    ..RetryPolicy::default()
+                };
+                (max_attempts == 1 || Span(policy.window(1, None).lo) <= policy.max_age).then_some(policy)
+            },
+        )
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, cases: 64, ..ProptestConfig::default() })]
+        #[test]
+        fn a_plan_keeps_its_order_and_both_limits(policy in any_policy()) {
+            let shown = preview(&policy, None);
+            prop_assert!(shown.attempts.len() <= policy.max_attempts as usize);
+            prop_assert!(shown.span <= policy.max_age);
+            for (n, attempt) in shown.attempts.iter().enumerate() {
+                prop_assert_eq!(attempt.number as usize, n + 1);
+                prop_assert!(attempt.earliest <= attempt.expected, "{:?}", attempt);
+                prop_assert!(attempt.expected <= attempt.latest, "{:?}", attempt);
+                prop_assert!(attempt.latest <= policy.max_age, "{:?}", attempt);
+                prop_assert!((0.0..=1.0).contains(&attempt.odds));
+            }
+            for pair in shown.attempts.windows(2) {
+                prop_assert!(pair[0].earliest <= pair[1].earliest, "{:?}", pair);
+                prop_assert!(pair[0].expected <= pair[1].expected, "{:?}", pair);
+                prop_assert!(pair[0].latest <= pair[1].latest, "{:?}", pair);
+                prop_assert!(pair[0].odds >= pair[1].odds, "{:?}", pair);
+            }
+            for pair in shown.survival.windows(2) {
+                prop_assert!(pair[0].outage < pair[1].outage && pair[0].odds >= pair[1].odds, "{:?}", pair);
+            }
+            prop_assert!(shown.recovery.first_minute <= 1_000);
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! A receiver that speaks in bytes, for answers no HTTP server would give.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// One thing it does on each connection, in turn. At the end it closes.
+#[derive(Debug, Clone)]
+pub enum Act {
+    /// Reads whatever comes first.
+    Hear,
+    /// Reads a whole request.
+    HearRequest,
+    /// Writes these bytes.
+    Say(Bytes),
+    /// Writes these bytes one at a time, over and over, until nobody listens.
+    Drip(Bytes),
+    /// Waits until the other side goes away.
+    Hold,
+    /// Resets the connection instead of closing it.
+    Reset,
+}
+
+/// A receiver on a free port of this machine.
+pub struct RawReceiver {
+    pub address: SocketAddr,
+    accepting: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for RawReceiver {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+impl RawReceiver {
+    /// Hears a request, answers with these bytes and closes.
+    pub async fn saying(answer: impl Into<Bytes>) -> Self {
+        Self::acting(vec![Act::HearRequest, Act::Say(answer.into())]).await
+    }
+
+    pub async fn acting(acts: Vec<Act>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let accepting = tokio::spawn(async move {
+            let mut connections = tokio::task::JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                let acts = acts.clone();
+                connections.spawn(async move {
+                    // A gateway that has gone away ends the act.
+                    let _ = act(stream, acts).await;
+                });
+            }
+        });
+        Self { address, accepting }
+    }
+
+    pub fn url(&self, scheme: &str) -> String {
+        format!("{scheme}://{}/hook", self.address)
+    }
+}
+
+async fn act(mut stream: TcpStream, acts: Vec<Act>) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut buffer = vec![0; 16 * 1_024];
+    for act in acts {
+        match act {
+            Act::Hear => {
+                let _heard = stream.read(&mut buffer).await?;
+            }
+            Act::HearRequest => hear_request(&mut stream).await?,
+            Act::Say(bytes) => stream.write_all(&bytes).await?,
+            Act::Drip(bytes) => loop {
+                for byte in &bytes {
+                    stream.write_all(&[*byte]).await?;
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+            },
+            Act::Hold => while stream.read(&mut buffer).await? > 0 {},
+            Act::Reset => return stream.set_zero_linger(),
+        }
+    }
+    Ok(())
+}
+
+/// Nothing may be left unread, or closing would reset the connection.
+async fn hear_request(stream: &mut TcpStream) -> std::io::Result<()> {
+    let mut request = Vec::new();
+    let head = loop {
+        if let Some(at) = request.windows(4).position(|window| window == b"\r\n\r\n") {
+            break at + 4;
+        }
+        if stream.read_buf(&mut request).await? == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+    };
+    let text = String::from_utf8_lossy(&request[..head]).to_lowercase();
+    let length = text.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok()).unwrap_or(0);
+    let mut rest = vec![0; (head + length).saturating_sub(request.len())];
+    stream.read_exact(&mut rest).await.map(drop)
+}

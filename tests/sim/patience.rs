@@ -1,0 +1,462 @@
+//! Policies, holds and ends in simulated time: days of waiting in a moment,
+//! on the real lifecycle and the real store.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use jiff::Timestamp;
+use posthaste::clock::{Clock, TokioClock};
+use posthaste::lifecycle::accept::{Submission, accept};
+use posthaste::lifecycle::change::{change_delivery, pause, resume};
+use posthaste::lifecycle::deliver::send::Sender;
+use posthaste::lifecycle::deliver::sign::Request;
+use posthaste::lifecycle::dispatch::Dispatcher;
+use posthaste::lifecycle::expire::{self, Expiry};
+use posthaste::lifecycle::explain::explain_delivery;
+use posthaste::lifecycle::space::Space;
+use posthaste::lifecycle::waiting::outlook;
+use posthaste::lifecycle::{Gateway, change};
+use posthaste::model::attempt::{Answer, Attempt, Response, Timings};
+use posthaste::model::delivery::{Cause, Delivery, State, WaitingFor, after};
+use posthaste::model::endpoint::{Endpoint, Settings};
+use posthaste::model::id::EndpointId;
+use posthaste::model::preset::Preset;
+use posthaste::model::span::Span;
+use posthaste::store::embedded::{Durability, Embedded};
+use posthaste::store::{Catalog, Change, EndpointChange, Store, Together};
+use serde_json::{Value, json};
+
+use super::stumbling::Stumbling;
+use super::world::{endpoint, tenant, tenant_record};
+
+/// Answers as it was told, the last for ever, and notes when it was asked.
+#[derive(Default)]
+struct Scripted {
+    replies: Mutex<VecDeque<(u16, Option<String>)>>,
+    asked: Mutex<Vec<(String, Timestamp)>>,
+    clock: Mutex<Option<Arc<dyn Clock>>>,
+}
+
+#[async_trait]
+impl Sender for Scripted {
+    async fn send(&self, request: Request) -> Answer {
+        let now = self.clock.lock().unwrap().as_ref().unwrap().now();
+        let id = request.headers["webhook-id"].to_str().unwrap().to_owned();
+        self.asked.lock().unwrap().push((id, now));
+        let mut replies = self.replies.lock().unwrap();
+        let (status, retry_after) =
+            if replies.len() > 1 { replies.pop_front() } else { replies.front().cloned() }.unwrap();
+        let headers = retry_after.map(|value| ("retry-after".to_owned(), value)).into_iter().collect();
+        Answer { result: Ok(Response { status, headers, ..Response::default() }), timings: Timings::default() }
+    }
+}
+
+/// One endpoint, one scripted receiver, and a gateway that may be restarted.
+struct Town {
+    folder: tempfile::TempDir,
+    receiver: Arc<Scripted>,
+    hold_max: Span,
+    now: Timestamp,
+}
+
+/// The gateway of a town while it runs.
+struct Office {
+    gateway: Arc<Gateway>,
+    clock: Arc<dyn Clock>,
+    receiver: Arc<Scripted>,
+    endpoint: EndpointId,
+    began: Timestamp,
+}
+
+impl Town {
+    fn answering(replies: &[(u16, Option<&str>)]) -> Self {
+        let replies = replies.iter().map(|(status, header)| (*status, header.map(str::to_owned))).collect();
+        let receiver = Arc::new(Scripted { replies: Mutex::new(replies), ..Scripted::default() });
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        Self { folder: tempfile::tempdir().unwrap(), receiver, hold_max: Span::secs(30 * 86_400), now }
+    }
+
+    /// Opens the store and lives until the story is told; then ends without a
+    /// goodbye. The first time, an endpoint is made with these settings.
+    fn live(&mut self, settings: Value, story: impl AsyncFnOnce(&Office)) {
+        let embedded = Arc::new(Embedded::open(self.folder.path(), Durability::Unsynced).unwrap());
+        let steady = Stumbling::steady(embedded.clone());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(self.now));
+            *self.receiver.clock.lock().unwrap() = Some(clock.clone());
+            if steady.tenants().is_empty() {
+                steady.put_tenant(tenant_record(self.now)).await.unwrap();
+                steady.create_endpoint(made(settings, self.now)).await.unwrap();
+            }
+            let endpoint = steady.endpoints(&tenant())[0].id;
+            let store: Arc<dyn Store> = Arc::new(steady.clone());
+            let expiry = Arc::new(Expiry::new(self.hold_max));
+            let sender = self.receiver.clone();
+            let dispatcher = Dispatcher::new(store.clone(), sender, expiry.clone(), clock.clone(), 100, 5);
+            let space = Space::endless();
+            let gateway = Arc::new(Gateway { store, dispatcher, expiry, clock: clock.clone(), space });
+            let (keeping_time, expiring) = (gateway.clone(), gateway.clone());
+            tokio::spawn(async move { keeping_time.dispatcher.run().await });
+            tokio::spawn(expire::run(expiring));
+            let receiver = self.receiver.clone();
+            story(&Office { gateway, clock: clock.clone(), receiver, endpoint, began: self.now }).await;
+            self.now = clock.now();
+        });
+        steady.crash();
+        *self.receiver.clock.lock().unwrap() = None;
+        drop(runtime);
+        drop(steady);
+        let store = Arc::try_unwrap(embedded).ok().expect("nothing of a dead process holds its store");
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(store.close());
+    }
+}
+
+fn made(changes: Value, now: Timestamp) -> Endpoint {
+    let mut settings = json!({"url": "https://receiver.example/"});
+    settings.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    let settings: Settings = serde_json::from_value(settings).unwrap();
+    Endpoint { policy: settings.check().unwrap(), settings, ..endpoint(0, now) }
+}
+
+fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+impl Office {
+    async fn send(&self, id: &str, key: Option<&str>, expires_in: Option<u64>) {
+        let submission = Submission {
+            id: Some(id.parse().unwrap()),
+            event_type: "sim.event".parse().unwrap(),
+            key: key.map(|key| key.parse().unwrap()),
+            timestamp: None,
+            schema_version: None,
+            expires_at: expires_in.map(|seconds| after(self.clock.now(), secs(seconds))),
+            endpoints: None,
+            data: Bytes::from_static(b"{}"),
+        };
+        accept(&self.gateway, &tenant(), vec![submission], Together::All).await.unwrap();
+    }
+
+    async fn wait(&self, seconds: u64) {
+        self.clock.sleep_until(after(self.clock.now(), secs(seconds))).await;
+    }
+
+    async fn delivery(&self, id: &str) -> Delivery {
+        let found = self.gateway.store.event_deliveries(&tenant(), &id.parse().unwrap()).await.unwrap().unwrap();
+        found.into_iter().next().unwrap()
+    }
+
+    async fn attempts(&self, id: &str) -> Vec<Attempt> {
+        let id = self.delivery(id).await.id;
+        self.gateway.store.attempts(&tenant(), id).await.unwrap().unwrap()
+    }
+
+    async fn stands(&self, id: &str) -> (State, Option<Cause>, u32) {
+        let delivery = self.delivery(id).await;
+        (delivery.state, delivery.cause, delivery.progress.attempts)
+    }
+
+    async fn waits_for(&self, id: &str) -> Option<WaitingFor> {
+        outlook(&self.gateway, &self.delivery(id).await).waiting_for
+    }
+
+    /// When the receiver was asked, in seconds since the beginning.
+    fn asked(&self) -> Vec<(String, f64)> {
+        let seconds = |at: &Timestamp| (at.as_millisecond() - self.began.as_millisecond()) as f64 / 1_000.0;
+        self.receiver.asked.lock().unwrap().iter().map(|(id, at)| (id.clone(), seconds(at))).collect()
+    }
+
+    async fn pause(&self) {
+        pause(&self.gateway, &tenant(), self.endpoint, None).await.unwrap();
+    }
+
+    async fn resume(&self) {
+        resume(&self.gateway, &tenant(), self.endpoint).await.unwrap();
+    }
+
+    async fn retry_policy(&self, retry: Value) {
+        let current = self.gateway.store.any_endpoint(self.endpoint).unwrap();
+        let settings = Settings { retry: serde_json::from_value(retry).unwrap(), ..current.settings.clone() };
+        let policy = settings.check().unwrap();
+        let if_updated_at = current.updated_at;
+        let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
+        change::change_endpoint(&self.gateway, &tenant(), self.endpoint, change).await.unwrap();
+    }
+}
+
+/// What each preset promises: its waits one by one, before jitter, the share
+/// of them that jitter may take away or add, its attempts and its age.
+fn promised(preset: Preset) -> (Vec<f64>, f64, f64, usize, f64) {
+    const HOUR: f64 = 3_600.0;
+    match preset {
+        Preset::Standard => (vec![5.0, 30.0, 120.0, 300.0, 600.0, 1_200.0, 2_400.0, HOUR], 0.5, 1.0, 120, 72.0 * HOUR),
+        Preset::Quick => (vec![1.0, 2.0, 4.0, 8.0], 0.0, 1.0, 5, HOUR),
+        Preset::Hourly => (vec![60.0, 120.0, 240.0, 480.0, 960.0, 1_920.0, HOUR], 0.5, 1.0, 16, 72.0 * HOUR),
+        Preset::Stepped => (vec![30.0, 120.0, 600.0, HOUR], 0.8, 1.2, 5, 24.0 * HOUR),
+        Preset::Patient => (vec![2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0], 0.0, 1.0, 100, 72.0 * HOUR),
+        Preset::Long => (
+            [60, 120, 240, 480, 900, 1_800, 3_600, 7_200, 14_400, 28_800, 57_600, 86_400].map(f64::from).to_vec(),
+            0.9,
+            1.1,
+            40,
+            168.0 * HOUR,
+        ),
+    }
+}
+
+#[test]
+fn every_preset_waits_as_it_promises_and_gives_up_as_it_promises() {
+    for preset in Preset::ALL {
+        let (waits, least, most, attempts_max, age_max) = promised(preset);
+        Town::answering(&[(503, None)]).live(json!({"retry": {"preset": preset.as_str()}}), async |office| {
+            office.send("e", None, None).await;
+            office.wait(10 * 86_400).await;
+            let asked: Vec<f64> = office.asked().iter().map(|(_, at)| *at).collect();
+            for (n, pair) in asked.windows(2).enumerate() {
+                let (wait, plain) = (pair[1] - pair[0], waits.get(n).or(waits.last()).unwrap());
+                let window = plain * least..=plain * most + 0.002;
+                assert!(window.contains(&wait), "{}: wait {n} was {wait}, not in {window:?}", preset.as_str());
+            }
+            let span = asked.last().unwrap() - asked[0];
+            assert!(asked.len() <= attempts_max && span <= age_max, "{}: {} in {span}", preset.as_str(), asked.len());
+            let (state, cause, attempts) = office.stands("e").await;
+            // Whichever limit comes first ended it.
+            let expected = if asked.len() == attempts_max { Cause::Exhausted } else { Cause::Expired };
+            assert_eq!(
+                (state, cause, attempts),
+                (State::Dead, Some(expected), asked.len() as u32),
+                "{}",
+                preset.as_str()
+            );
+            println!("{}: {} attempts in {span:.0}s, then {expected:?}", preset.as_str(), asked.len());
+            if preset == Preset::Quick {
+                assert!(asked.len() == 5 && span <= 15.0, "five attempts, and at most 15s of waiting");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_merchant_that_recovers_is_delivered_on_the_fourth_attempt() {
+    let replies = [(503, None), (503, None), (429, None), (200, None)];
+    Town::answering(&replies).live(json!({}), async |office| {
+        office.send("pay-1", None, None).await;
+        office.wait(3_600).await;
+        assert_eq!(office.stands("pay-1").await, (State::Delivered, None, 4));
+        let asked = office.asked();
+        assert!(asked.iter().all(|(id, _)| id == "pay-1"), "{asked:?}");
+        let wait = asked[3].1 - asked[2].1;
+        assert!((120.0..=240.0).contains(&wait), "a 429 without Retry-After doubles 60s to 120s: {wait}");
+    });
+}
+
+#[test]
+fn retry_after_holds_back_the_whole_endpoint_over_a_restart() {
+    let mut town = Town::answering(&[(503, Some("7200")), (200, None)]);
+    town.live(json!({}), async |office| {
+        office.send("first", None, None).await;
+        office.wait(10).await;
+        office.send("second", None, None).await;
+        office.wait(10).await;
+        assert_eq!(office.asked().len(), 1);
+        assert_eq!(office.waits_for("first").await, Some(WaitingFor::Due));
+        assert_eq!(office.waits_for("second").await, Some(WaitingFor::Backpressure));
+        let next = outlook(&office.gateway, &office.delivery("second").await).next_attempt_at.unwrap();
+        assert_eq!(next, after(office.began, secs(7_200)));
+    });
+    town.live(json!({}), async |office| {
+        office.send("third", None, None).await;
+        office.wait(7_000).await;
+        assert_eq!(office.asked().len(), 1, "nothing is sent while it is in force");
+        assert_eq!(office.waits_for("third").await, Some(WaitingFor::Backpressure));
+        // A person goes through it, and only with the one they name.
+        let third = office.delivery("third").await.id;
+        change_delivery(&office.gateway, &tenant(), third, Change::RetryNow).await.unwrap();
+        office.wait(5).await;
+        assert_eq!(office.stands("third").await, (State::Delivered, None, 1));
+        assert_eq!(office.waits_for("second").await, Some(WaitingFor::Backpressure));
+        office.wait(300).await;
+        for id in ["first", "second"] {
+            assert_eq!(office.stands(id).await.0, State::Delivered, "{id}");
+        }
+        let early = office.asked().iter().filter(|(id, _)| id != "third").skip(1).any(|(_, at)| *at < 7_180.0 - 20.0);
+        assert!(!early, "{:?}", office.asked());
+    });
+}
+
+#[test]
+fn what_a_person_asked_for_goes_out_after_a_crash_too() {
+    let mut town = Town::answering(&[(503, Some("7200")), (200, None)]);
+    town.live(json!({"max_in_flight": 1}), async |office| {
+        office.send("first", None, None).await;
+        office.wait(10).await;
+        office.send("second", None, None).await;
+        // Changed in the store, and the gateway ends before it hears of it.
+        let second = office.delivery("second").await.id;
+        office.gateway.store.change(&tenant(), second, Change::RetryNow, office.clock.now()).await.unwrap();
+    });
+    town.live(json!({}), async |office| {
+        office.wait(5).await;
+        assert_eq!(office.stands("second").await, (State::Delivered, None, 1));
+        assert_eq!(office.stands("first").await, (State::Waiting, None, 1));
+    });
+}
+
+#[test]
+fn an_age_that_runs_out_under_backpressure_ends_without_an_attempt() {
+    let retry = json!({"schedule": ["10m"], "jitter": "none", "max_age": "1h"});
+    // The second delivery's answer keeps everyone away past the first one's age.
+    let replies = [(500, None), (503, Some("5400")), (200, None)];
+    Town::answering(&replies).live(json!({"retry": retry}), async |office| {
+        office.send("old", None, None).await;
+        office.wait(300).await;
+        office.send("loud", None, None).await;
+        office.wait(10).await;
+        assert_eq!(office.stands("loud").await, (State::Dead, Some(Cause::Expired), 1), "5400s is past its own age");
+        office.wait(3_000).await;
+        assert_eq!(office.waits_for("old").await, Some(WaitingFor::Backpressure));
+        office.wait(400).await;
+        assert_eq!(office.stands("old").await, (State::Dead, Some(Cause::Expired), 1));
+        let finished = office.delivery("old").await.finished_at.unwrap();
+        let age = finished.as_second() - office.began.as_second();
+        assert!((3_600..=3_602).contains(&age), "it ended when its age did, at {age}");
+        let told = explain_delivery(&office.gateway, &tenant(), office.delivery("old").await.id).await.unwrap();
+        assert!(told.sentences.iter().any(|told| told.contains("max_age passed while it was held back")), "{told:?}");
+        office.wait(86_400).await;
+        assert_eq!(office.asked().len(), 2);
+    });
+}
+
+#[test]
+fn time_paused_by_a_person_does_not_count() {
+    let retry = json!({"schedule": ["10m"], "jitter": "none", "max_age": "1h"});
+    Town::answering(&[(500, None)]).live(json!({"retry": retry}), async |office| {
+        office.send("e", None, None).await;
+        office.wait(60).await;
+        office.pause().await;
+        office.wait(5 * 86_400).await;
+        assert_eq!(office.stands("e").await, (State::Waiting, None, 1), "five days of pause are no age");
+        office.resume().await;
+        office.wait(2 * 86_400).await;
+        let (state, cause, attempts) = office.stands("e").await;
+        assert_eq!((state, cause), (State::Dead, Some(Cause::Expired)));
+        // At 0, when it was resumed, and from then on every ten minutes.
+        assert_eq!(attempts, 7, "{:?}", office.asked());
+    });
+}
+
+#[test]
+fn a_delivery_held_before_its_first_attempt_ends_after_hold_max_and_its_age_begins_with_the_first() {
+    let mut town = Town::answering(&[(500, None)]);
+    town.hold_max = Span::secs(10 * 86_400);
+    let retry = json!({"schedule": ["10m"], "jitter": "none", "max_age": "1h"});
+    town.live(json!({"retry": retry}), async |office| {
+        office.pause().await;
+        office.send("never", None, None).await;
+        office.wait(5 * 86_400).await;
+        office.send("late", None, None).await;
+        office.wait(5 * 86_400 + 700).await;
+        assert_eq!(office.stands("never").await, (State::Dead, Some(Cause::Expired), 0));
+        assert_eq!(office.stands("late").await, (State::Waiting, None, 0));
+        office.resume().await;
+        office.wait(2_000).await;
+        assert_eq!(office.stands("late").await, (State::Waiting, None, 4), "five days of waiting are no age");
+        office.wait(3_600).await;
+        assert_eq!(office.stands("late").await, (State::Dead, Some(Cause::Expired), 7));
+        // A replay begins to wait anew.
+        office.pause().await;
+        let never = office.delivery("never").await.id;
+        change_delivery(&office.gateway, &tenant(), never, Change::Replay).await.unwrap();
+        office.wait(9 * 86_400).await;
+        assert_eq!(office.stands("never").await, (State::Waiting, None, 0));
+        office.wait(86_400 + 700).await;
+        assert_eq!(office.stands("never").await, (State::Dead, Some(Cause::Expired), 0));
+    });
+}
+
+#[test]
+fn an_event_that_expires_ends_wherever_it_waits_and_its_lane_goes_on() {
+    Town::answering(&[(200, None)]).live(json!({}), async |office| {
+        office.pause().await;
+        office.send("head", Some("k"), Some(600)).await;
+        office.send("middle", Some("k"), Some(60)).await;
+        office.send("last", Some("k"), None).await;
+        office.send("unkeyed", None, Some(60)).await;
+        office.wait(61).await;
+        for id in ["middle", "unkeyed"] {
+            assert_eq!(office.stands(id).await, (State::Dead, Some(Cause::Expired), 0), "{id}");
+        }
+        assert_eq!(office.stands("head").await.0, State::Waiting);
+        office.wait(600).await;
+        assert_eq!(office.stands("head").await, (State::Dead, Some(Cause::Expired), 0));
+        office.resume().await;
+        office.wait(1).await;
+        assert_eq!(office.stands("last").await, (State::Delivered, None, 1), "its lane has moved on");
+        assert_eq!(office.asked().len(), 1, "nothing that was over was sent");
+        // A person may send it all the same.
+        let head = office.delivery("head").await.id;
+        change_delivery(&office.gateway, &tenant(), head, Change::Replay).await.unwrap();
+        office.wait(1).await;
+        assert_eq!(office.stands("head").await, (State::Delivered, None, 1));
+    });
+}
+
+#[test]
+fn an_event_that_expires_between_two_attempts_is_not_planned_past_it() {
+    let retry = json!({"schedule": ["10m"], "jitter": "none"});
+    Town::answering(&[(500, None)]).live(json!({"retry": retry}), async |office| {
+        office.send("e", Some("k"), Some(900)).await;
+        office.send("next", Some("k"), None).await;
+        office.wait(601).await;
+        // The attempt at 1200 would come too late, so it is over at 600 already.
+        assert_eq!(office.stands("e").await, (State::Dead, Some(Cause::Expired), 2));
+        assert_eq!(office.stands("next").await.2, 1, "its lane went on at once");
+    });
+}
+
+#[test]
+fn an_event_that_is_over_when_it_comes_is_kept_and_not_sent() {
+    Town::answering(&[(200, None)]).live(json!({}), async |office| {
+        office.wait(100).await;
+        let submission = Submission {
+            id: Some("past".parse().unwrap()),
+            event_type: "sim.event".parse().unwrap(),
+            key: None,
+            timestamp: None,
+            schema_version: None,
+            expires_at: Some(office.began),
+            endpoints: None,
+            data: Bytes::from_static(b"{}"),
+        };
+        accept(&office.gateway, &tenant(), vec![submission], Together::All).await.unwrap();
+        office.wait(1).await;
+        assert_eq!(office.stands("past").await, (State::Dead, Some(Cause::Expired), 0));
+        assert!(office.asked().is_empty());
+    });
+}
+
+#[test]
+fn a_changed_policy_takes_effect_with_the_next_verdict() {
+    let slow = json!({"schedule": ["1h"], "jitter": "none"});
+    Town::answering(&[(500, None)]).live(json!({"retry": slow}), async |office| {
+        office.send("e", None, None).await;
+        office.wait(10).await;
+        office.retry_policy(json!({"schedule": ["10s"], "jitter": "none", "max_attempts": 4})).await;
+        office.wait(3_000).await;
+        assert_eq!(office.asked().len(), 1, "what was decided stands");
+        let told = explain_delivery(&office.gateway, &tenant(), office.delivery("e").await.id).await.unwrap();
+        assert!(told.sentences.iter().any(|told| told.contains("has been changed since")), "{told:?}");
+        office.wait(700).await;
+        let asked: Vec<f64> = office.asked().iter().map(|(_, at)| at.round()).collect();
+        assert_eq!(asked, [0.0, 3_600.0, 3_610.0, 3_620.0]);
+        assert_eq!(office.stands("e").await, (State::Dead, Some(Cause::Exhausted), 4));
+        let told = explain_delivery(&office.gateway, &tenant(), office.delivery("e").await.id).await.unwrap();
+        let second = &told.attempts[1].sentences;
+        assert!(second.iter().any(|told| told.contains("policy had been changed: it was now 10s")), "{second:?}");
+        assert_eq!(office.attempts("e").await.len(), 4);
+    });
+}
