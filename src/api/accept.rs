@@ -280,8 +280,8 @@ fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
             format!("timestamp {timestamp:?} is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z"),
         );
     }
-    let expires_at = new.expires_at.as_deref().map(|text| match is_rfc3339(text).then(|| text.parse::<Timestamp>()) {
-        Some(Ok(at)) => Some(at),
+    let expires_at = new.expires_at.as_deref().map(|text| match is_rfc3339(text).then(|| moment_of(text)) {
+        Some(Some(at)) => Some(at),
         _ => {
             let detail = format!("expires_at {text:?} is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z");
             refuse("/expires_at", detail);
@@ -322,6 +322,19 @@ fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
     })
 }
 
+/// The moment a text names. The last hours that can be written lie past what
+/// can be counted, and stand for never.
+fn moment_of(text: &str) -> Option<Timestamp> {
+    let is_never = text.starts_with("9999-12-3");
+    // Nobody counts finer than this, but some write finer.
+    let digits = text.get(20..).map_or(0, |rest| rest.bytes().take_while(u8::is_ascii_digit).count());
+    let shortened = match text.get(19..20) {
+        Some(".") if digits > 9 => format!("{}{}", &text[..29], &text[20 + digits..]),
+        _ => text.to_owned(),
+    };
+    shortened.parse().ok().or(is_never.then_some(Timestamp::MAX))
+}
+
 /// RFC 3339 to the letter: other readers of times may be strict.
 fn is_rfc3339(text: &str) -> bool {
     let has_shape = |shape: &str, text: &str| {
@@ -339,7 +352,7 @@ fn is_rfc3339(text: &str) -> bool {
     let is_zone = ["Z", "+00:00", "-00:00"].iter().any(|shape| has_shape(shape, zone));
     let is_zone = is_zone && zone.get(1..3).is_none_or(|hours| hours < "24");
     let is_fraction_empty = rest.starts_with('.') && rest.len() == zone.len() + 1;
-    has_shape("0000-00-00T00:00:00", moment) && is_zone && !is_fraction_empty && text.parse::<Timestamp>().is_ok()
+    has_shape("0000-00-00T00:00:00", moment) && is_zone && !is_fraction_empty && moment_of(text).is_some()
 }
 
 fn is_version(text: &str) -> bool {

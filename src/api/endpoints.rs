@@ -94,7 +94,7 @@ pub async fn create(
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
     let mut settings: Settings = document_from_json(&body)?;
     fill_from_tenant(&api, &tenant, &body, &mut settings)?;
-    let policy = check(&api, &mut settings)?;
+    let policy = check(&api, &mut settings, None)?;
     let now = api.gateway.clock.now();
     let secret = super::secrets::mint(now);
     let endpoint = Endpoint {
@@ -133,17 +133,21 @@ fn fill_from_tenant(api: &Api, tenant: &TenantId, body: &[u8], settings: &mut Se
     Ok(())
 }
 
-/// Checks settings whole, and keeps the URL in its canonical form.
-fn check(api: &Api, settings: &mut Settings) -> Result<RetryPolicy, Problem> {
+/// Checks settings whole, and keeps the URL in its canonical form. One that
+/// was accepted before is not in question: it is judged at each attempt.
+fn check(api: &Api, settings: &mut Settings, known: Option<&Settings>) -> Result<RetryPolicy, Problem> {
     let checked = settings.check();
-    let url = api.guard.check(&settings.url);
+    let url = match known {
+        Some(known) if known.url == settings.url => Ok(known.url.clone()),
+        _ => api.guard.check(&settings.url).map(|url| url.to_string()),
+    };
     let mut errors: Vec<FieldError> = Vec::new();
     if let Err(problems) = &checked {
         errors.extend(problems.iter().map(|p| FieldError { pointer: p.pointer.clone(), detail: p.message.clone() }));
     }
     let mut code = Code::InvalidField;
     match &url {
-        Ok(url) => settings.url = url.to_string(),
+        Ok(url) => settings.url = url.clone(),
         Err(problem) => {
             errors.insert(0, FieldError { pointer: "/url".into(), detail: problem.to_string() });
             if matches!(problem, BadUrl::Forbidden(..)) {
@@ -239,15 +243,9 @@ pub async fn update(
     loop {
         let current = find(&api, &tenant, id)?;
         let mut document = serde_json::to_value(&current.settings).expect("settings are plain data");
-        // One jitter takes the place of another; merged, it would be both.
-        if let (Some(Value::Object(_)), Some(retry)) =
-            (patch.get("retry").and_then(|retry| retry.get("jitter")), document.get_mut("retry"))
-        {
-            retry["jitter"] = Value::Null;
-        }
         merge(&mut document, Value::Object(patch.clone()));
         let mut settings: Settings = from_value(document)?;
-        let policy = check(&api, &mut settings)?;
+        let policy = check(&api, &mut settings, Some(&current.settings))?;
         let change =
             EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at: current.updated_at };
         match change::change_endpoint(&api.gateway, &tenant, id, change).await {
@@ -256,6 +254,9 @@ pub async fn update(
         }
     }
 }
+
+/// What is one of several kinds is replaced whole; merged, it would be two.
+const WHOLE: &[&str] = &["jitter"];
 
 /// RFC 7396.
 pub fn merge(target: &mut Value, patch: Value) {
@@ -271,6 +272,9 @@ pub fn merge(target: &mut Value, patch: Value) {
         match value {
             Value::Null => {
                 object.remove(&name);
+            }
+            value if WHOLE.contains(&name.as_str()) => {
+                object.insert(name, value);
             }
             value => merge(object.entry(name).or_insert(Value::Null), value),
         }
@@ -399,5 +403,8 @@ mod tests {
         let mut document = json!({"a":1,"b":{"c":2,"d":3},"e":[1]});
         merge(&mut document, json!({"a":null,"b":{"c":4},"e":[2],"f":{"g":null,"h":1}}));
         assert_eq!(document, json!({"b":{"c":4,"d":3},"e":[2],"f":{"h":1}}));
+        let mut document = json!({"retry":{"jitter":{"percent":20},"max_attempts":5}});
+        merge(&mut document, json!({"retry":{"jitter":{"add":"1s"}}}));
+        assert_eq!(document, json!({"retry":{"jitter":{"add":"1s"},"max_attempts":5}}));
     }
 }

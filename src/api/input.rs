@@ -87,6 +87,7 @@ const OBJECTS: &[&str] = &[
 
 /// Reads a document: a JSON object with nothing but objects where it nests.
 pub fn document_from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
+    from_json::<WithoutRepeats>(bytes)?;
     let document: serde_json::Value = from_json(bytes)?;
     for place in OBJECTS {
         if document.pointer(place).is_some_and(|value| !value.is_object() && !value.is_null()) {
@@ -99,6 +100,57 @@ pub fn document_from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, 
         }
     }
     object_from_json(bytes)
+}
+
+/// JSON in which no object has a name twice. Elsewhere the last would count,
+/// without a word.
+struct WithoutRepeats;
+
+impl<'de> Deserialize<'de> for WithoutRepeats {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(WithoutRepeats)
+    }
+}
+
+impl<'de> serde::de::Visitor<'de> for WithoutRepeats {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("JSON")
+    }
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
+        Ok(self)
+    }
+    fn visit_i64<E>(self, _: i64) -> Result<Self, E> {
+        Ok(self)
+    }
+    fn visit_u64<E>(self, _: u64) -> Result<Self, E> {
+        Ok(self)
+    }
+    fn visit_f64<E>(self, _: f64) -> Result<Self, E> {
+        Ok(self)
+    }
+    fn visit_str<E>(self, _: &str) -> Result<Self, E> {
+        Ok(self)
+    }
+    fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut list: A) -> Result<Self, A::Error> {
+        while list.next_element::<Self>()?.is_some() {}
+        Ok(self)
+    }
+    fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Self, A::Error> {
+        let mut names = std::collections::HashSet::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if names.contains(&name) {
+                return Err(serde::de::Error::custom(format!("at /{name}: {name} is given twice; keep one")));
+            }
+            map.next_value::<Self>()?;
+            names.insert(name);
+        }
+        Ok(self)
+    }
 }
 
 /// Reads a JSON object.
@@ -170,7 +222,7 @@ fn of_data_error(pointer: String, problem: &serde_json::Error) -> Problem {
 /// The parser speaks of Rust's types; a caller need not know them.
 fn in_plain_words(detail: String) -> String {
     if detail == "expected value" {
-        return "the value is of the wrong type; write a text".to_owned();
+        return "the value is of a wrong type or shape".to_owned();
     }
     if let Some((name, known)) = detail.strip_prefix("unknown variant ").and_then(|rest| rest.split_once(", expected "))
     {
@@ -220,6 +272,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
 /// The parser names the parameter first, then what is wrong with it.
 fn of_query_error(detail: &str) -> Problem {
     let (name, wrong) = detail.split_once(": ").unwrap_or(("", detail));
+    let repeated = wrong.strip_prefix("duplicate field `").and_then(|rest| rest.strip_suffix('`'));
+    if let Some(name) = repeated {
+        return Problem::field(Code::InvalidField, format!("?{name}"), format!("{name} is given twice; keep one"));
+    }
     let (code, wrong) = match wrong {
         wrong if wrong.starts_with("unknown field") => (Code::UnknownField, wrong.to_owned()),
         wrong if matches!(name, "since" | "until") => (

@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use super::client::{Access, Client};
 use super::deliveries::{self, answer};
-use super::output::{self, Format, clean, text, time};
+use super::explain;
+use super::output::{self, Format, clean, text};
 use super::request::{Window, ask};
-use crate::clock::{Clock, SystemClock};
 
 /// What to do with dead letters.
 #[derive(Debug, clap::Args)]
@@ -97,44 +97,26 @@ impl List {
 
 async fn tell(client: &mut Client, id: &str) -> anyhow::Result<()> {
     let delivery = client.get(client.tenant_url(&["deliveries", id])?).await?;
+    let explanation = client.get(client.tenant_url(&["deliveries", id, "explain"])?).await?;
     let attempts = client.get(client.tenant_url(&["deliveries", id, "attempts"])?).await?;
     match client.format {
-        Format::Json => output::print(&output::pretty(&format!(r#"{{"delivery":{delivery},"attempts":{attempts}}}"#))),
+        Format::Json => output::print(&output::pretty(&format!(
+            r#"{{"delivery":{delivery},"explanation":{explanation},"attempts":{attempts}}}"#
+        ))),
         Format::Table => {
             let attempts = output::parse(&attempts)?;
-            output::print(&story(&output::parse(&delivery)?, output::items(&attempts), SystemClock.now()))
+            output::print(&story(&output::parse(&explanation)?, output::items(&attempts), id))
         }
     }
 }
 
-fn story(delivery: &Value, attempts: &[Value], now: Timestamp) -> String {
-    let mut story = format!("{} is {}", text(delivery, "id"), text(delivery, "state"));
-    if delivery["cause"].is_string() {
-        story.push_str(&format!(" ({})", text(delivery, "cause")));
-    }
-    story.push_str(&format!(
-        ": {} {} for {}",
-        text(delivery, "event_type"),
-        text(delivery, "event_id"),
-        text(delivery, "endpoint_id")
-    ));
-    match (&delivery["seq"], &delivery["key"]) {
-        (Value::Null, _) => story.push_str(".\n"),
-        (seq, Value::Null) => story.push_str(&format!(", place {seq} of the endpoint's one lane.\n")),
-        (seq, _) => story.push_str(&format!(", place {seq} in the lane of key {}.\n", text(delivery, "key"))),
-    }
-    story.push_str(&format!("It was accepted {}", time(delivery, "created_at", now)));
-    story.push_str(&match delivery["attempts"].as_u64() {
-        Some(1) => ", tried once".to_owned(),
-        Some(times) => format!(", tried {times} times"),
-        None => String::new(),
-    });
-    match &delivery["finished_at"] {
-        Value::Null => story.push_str(" and is not finished.\n"),
-        _ => story.push_str(&format!(" and ended {}.\n", time(delivery, "finished_at", now))),
-    }
-    tell_attempts(&mut story, attempts, &text(delivery, "id"));
-    tell_ways_out(&mut story, delivery);
+/// Why it died and what can be done, then its attempts in short and the last
+/// words of the receiver.
+fn story(explanation: &Value, attempts: &[Value], id: &str) -> String {
+    let mut story = explain::told(explanation, false);
+    story.push('\n');
+    tell_attempts(&mut story, attempts, id);
+    story.truncate(story.trim_end().len());
     story
 }
 
@@ -167,40 +149,21 @@ fn tell_attempts(story: &mut String, attempts: &[Value], id: &str) {
 }
 
 fn attempt(attempt: &Value) -> Vec<String> {
-    let decision = &attempt["decision"];
-    let mut verdict = format!("{} by rule {}", text(attempt, "verdict"), text(decision, "rule"));
-    if decision["caps"].as_array().is_some_and(|caps| !caps.is_empty()) {
-        verdict.push_str(&format!("; {}", text(decision, "caps")));
-    }
     let started = attempt["started_at"].as_str().and_then(|at| at.parse::<Timestamp>().ok());
     vec![
         format!("attempt {}", text(attempt, "number")),
         started.map_or_else(|| "-".to_owned(), |at| format!("{at:.0}")),
         format!("{} after {} ms", answer(attempt), text(attempt, "duration_ms")),
-        verdict,
+        format!("{} by rule {}", text(attempt, "verdict"), text(&attempt["decision"], "rule")),
     ]
 }
 
-/// What the receiver said last, or why nothing came.
+/// What the receiver said last.
 fn tell_last_words(story: &mut String, last: &Value) {
-    if let Some(message) = last["error"]["message"].as_str() {
-        let _ = writeln!(story, "\nThe last attempt failed: {}", clean(message));
-    }
     if let Some(body) = last["response_body"].as_str().map(str::trim_end).filter(|body| !body.is_empty()) {
         let more = if last["truncated"] == true { " …" } else { "" };
         let _ = writeln!(story, "\nThe last answer said: {}{more}", clean(body));
     }
-}
-
-fn tell_ways_out(story: &mut String, delivery: &Value) {
-    if delivery["state"] == "dead" {
-        let id = text(delivery, "id");
-        let _ = write!(
-            story,
-            "\nDeliver it again:  posthaste dead-letters replay {id}\nGive it up:        posthaste dead-letters discard {id}"
-        );
-    }
-    story.truncate(story.trim_end().len());
 }
 
 #[cfg(test)]
@@ -216,35 +179,33 @@ mod tests {
 
     fn dead() -> Value {
         serde_json::json!({
-            "id": "dlv_1", "event_id": "evt_1", "event_type": "invoice.paid", "endpoint_id": "ep_1", "key": "acct 7", "seq": 3,
-            "state": "dead", "cause": "refused", "attempts": 2,
-            "created_at": "2023-11-14T22:13:20Z", "finished_at": "2023-11-14T22:13:21Z"
+            "summary": "Dead (refused) since 2023-11-14T22:13:21Z, after 2 attempts; the last was answered 400 Bad Request.",
+            "sentences": ["Event evt_1 (invoice.paid) was accepted.", "So it is a dead letter (refused)."],
+            "attempts": []
         })
     }
 
     #[test]
-    fn a_dead_letter_tells_its_story_and_the_ways_out() {
-        let now = "2023-11-14T22:14:20Z".parse().unwrap();
-        let told = story(&dead(), &[attempt(1, 503, "retry"), attempt(2, 400, "refused")], now);
+    fn a_dead_letter_tells_why_it_died_what_was_tried_and_what_was_said() {
+        let told = story(&dead(), &[attempt(1, 503, "retry"), attempt(2, 400, "refused")], "dlv_1");
         assert_eq!(
             told,
-            "dlv_1 is dead (refused): invoice.paid evt_1 for ep_1, place 3 in the lane of key acct 7.
-It was accepted 2023-11-14T22:13:20Z (1m ago), tried 2 times and ended 2023-11-14T22:13:21Z (59s ago).
+            "Dead (refused) since 2023-11-14T22:13:21Z, after 2 attempts; the last was
+answered 400 Bad Request.
+  Event evt_1 (invoice.paid) was accepted.
+  So it is a dead letter (refused).
 
   attempt 1  2023-11-14T22:13:20Z  503 after 12.5 ms  retry by rule 4xx
   attempt 2  2023-11-14T22:13:20Z  400 after 12.5 ms  refused by rule 4xx
 
-The last answer said: no\\u{1b}pe
-
-Deliver it again:  posthaste dead-letters replay dlv_1
-Give it up:        posthaste dead-letters discard dlv_1"
+The last answer said: no\\u{1b}pe"
         );
     }
 
     #[test]
     fn a_long_story_leaves_out_its_middle() {
         let attempts: Vec<Value> = (1..=120).map(|n| attempt(n, 503, "retry")).collect();
-        let told = story(&dead(), &attempts, Timestamp::UNIX_EPOCH);
+        let told = story(&dead(), &attempts, "dlv_1");
         assert!(told.contains("  … 112 more: posthaste deliveries attempts dlv_1\n  attempt 116"), "{told}");
     }
 }

@@ -31,7 +31,13 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             Format::Json => output::print(&output::pretty(&body))?,
             Format::Table => {
                 let gap = if n == 0 { "" } else { "\n" };
-                output::print(&format!("{gap}{}", told(&output::parse(&body)?, args.attempts)))?;
+                let explanation = output::parse(&body)?;
+                let count = explanation["attempts"].as_array().map_or(0, Vec::len);
+                let hint = match count > 1 && !args.attempts {
+                    true => format!("\n\n--attempts tells all {count} attempts."),
+                    false => String::new(),
+                };
+                output::print(&format!("{gap}{}{hint}", told(&explanation, args.attempts)))?;
             }
         }
     }
@@ -51,16 +57,14 @@ async fn deliveries_of(client: &mut Client, event: &str) -> anyhow::Result<Vec<S
     Ok(ids)
 }
 
-fn told(explanation: &Value, has_attempts: bool) -> String {
+/// An explanation as lines, with every attempt or the last alone.
+pub fn told(explanation: &Value, has_attempts: bool) -> String {
     let mut lines = vec![output::wrapped(&output::text(explanation, "summary"), "")];
     lines.extend(sentences(explanation));
     let attempts = explanation["attempts"].as_array().map(Vec::as_slice).unwrap_or_default();
     for attempt in attempts.iter().filter(|_| has_attempts) {
         lines.push(format!("\nAttempt {}", output::text(attempt, "number")));
         lines.extend(sentences(attempt));
-    }
-    if attempts.len() > 1 && !has_attempts {
-        lines.push(format!("\n--attempts tells all {} attempts.", attempts.len()));
     }
     lines.join("\n")
 }

@@ -15,7 +15,11 @@ pub async fn change_delivery(gateway: &Gateway, tenant: &TenantId, id: DeliveryI
     }
     let now = gateway.clock.now();
     let changed = gateway.store.change(tenant, id, change, now).await?;
-    gateway.dispatcher.changed(changed.endpoint, id, changed.due_at, change == Change::RetryNow);
+    gateway.dispatcher.changed(changed.endpoint, id, changed.due_at);
+    if change == Change::Replay {
+        // Its time begins anew, and may be short.
+        gateway.expiry.note(now);
+    }
     Ok(())
 }
 

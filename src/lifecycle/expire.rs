@@ -10,13 +10,14 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use tracing::{info, warn};
+use tracing::{error, warn};
 
 use super::Gateway;
-use crate::model::delivery::{EndedBy, Limits, after};
+use super::deliver::log_over;
+use crate::model::delivery::{Limits, after};
 use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::span::Span;
-use crate::store::{AskUntried, Outcome, Overdue, Result, Settlement};
+use crate::store::{AskUntried, Error, Outcome, Overdue, Result, Settlement};
 
 /// How many are looked at together.
 const STEP: usize = 200;
@@ -31,20 +32,31 @@ const TROUBLE: Duration = Duration::from_secs(10);
 pub struct Expiry {
     /// How long a delivery may wait for its first attempt.
     pub hold_max: Span,
-    timer: Mutex<Timestamp>,
+    timer: Mutex<Timer>,
     earlier: Notify,
+}
+
+/// What the expirer is doing.
+#[derive(Debug, Clone, Copy)]
+enum Timer {
+    /// It looks, and may miss what is noted meanwhile: the earliest of it.
+    Looking(Timestamp),
+    /// It sleeps until then.
+    Sleeping(Timestamp),
 }
 
 impl Expiry {
     /// Nothing is known yet.
     pub fn new(hold_max: Span) -> Self {
-        Self { hold_max, timer: Mutex::new(Timestamp::MAX), earlier: Notify::new() }
+        Self { hold_max, timer: Mutex::new(Timer::Looking(Timestamp::MAX)), earlier: Notify::new() }
     }
 
     /// A delivery's time should be looked at then.
     pub fn note(&self, at: Timestamp) {
-        if at < *self.timer() {
-            self.earlier.notify_one();
+        match &mut *self.timer() {
+            Timer::Looking(noted) => *noted = at.min(*noted),
+            Timer::Sleeping(until) if at < *until => self.earlier.notify_one(),
+            Timer::Sleeping(_) => {}
         }
     }
 
@@ -53,7 +65,22 @@ impl Expiry {
         Limits { policy: &endpoint.policy, held: endpoint.standing.held(now), hold_max: self.hold_max, expires_at }
     }
 
-    fn timer(&self) -> std::sync::MutexGuard<'_, Timestamp> {
+    fn look(&self) {
+        *self.timer() = Timer::Looking(Timestamp::MAX);
+    }
+
+    /// Returns until when to sleep: what was noted meanwhile may be earlier.
+    fn sleep(&self, until: Timestamp) -> Timestamp {
+        let mut timer = self.timer();
+        let until = match *timer {
+            Timer::Looking(noted) => until.min(noted),
+            Timer::Sleeping(_) => until,
+        };
+        *timer = Timer::Sleeping(until);
+        until
+    }
+
+    fn timer(&self) -> std::sync::MutexGuard<'_, Timer> {
         self.timer.lock().expect("nothing panics while it is held")
     }
 
@@ -69,8 +96,7 @@ pub async fn run(gateway: Arc<Gateway>) {
     let (expiry, clock) = (gateway.expiry.clone(), gateway.clock.clone());
     let mut walk_at = clock.now();
     loop {
-        // Whatever is noted from here on may be missed by the look below.
-        *expiry.timer() = Timestamp::MAX;
+        expiry.look();
         let earlier = expiry.earlier.notified();
         let now = clock.now();
         let next_at = match look_around(&gateway, walk_at <= now).await {
@@ -85,10 +111,10 @@ pub async fn run(gateway: Arc<Gateway>) {
                 after(now, TROUBLE)
             }
         };
-        *expiry.timer() = next_at;
+        let until = expiry.sleep(next_at);
         tokio::select! {
             () = earlier => {}
-            () = clock.sleep_until(next_at) => {}
+            () = clock.sleep_until(until) => {}
         }
     }
 }
@@ -121,10 +147,12 @@ pub async fn walk(gateway: &Arc<Gateway>) -> Result<()> {
         let mut last = None;
         loop {
             let ask = AskUntried { before, after: last, limit: STEP };
-            let found = gateway.store.read_untried(&tenant.id, ask).await?;
-            let Some(end) = found.last() else { break };
-            last = Some(end.id);
-            look_at_all(gateway, found).await?;
+            let page = gateway.store.read_untried(&tenant.id, ask).await?;
+            look_at_all(gateway, page.found).await?;
+            last = page.next;
+            if last.is_none() {
+                break;
+            }
         }
     }
     Ok(())
@@ -137,7 +165,19 @@ async fn look_at_all(gateway: &Arc<Gateway>, found: Vec<Overdue>) -> Result<()> 
         let gateway = gateway.clone();
         looks.spawn(async move { look(&gateway, overdue).await });
     }
-    looks.join_all().await.into_iter().collect()
+    let mut outcome = Ok(());
+    while let Some(looked) = looks.join_next().await {
+        match looked {
+            Ok(looked) => outcome = outcome.and(looked),
+            // One that cannot be looked at must not keep the others waiting,
+            // nor be looked at again without a pause.
+            Err(panic) => {
+                error!("a look at a delivery's time ended inside the gateway: {panic}");
+                outcome = Err(Error::Unavailable("a look ended inside the gateway".into()));
+            }
+        }
+    }
+    outcome
 }
 
 /// Ends a delivery if its time is over, or notes when to look again.
@@ -146,37 +186,35 @@ async fn look(gateway: &Gateway, overdue: Overdue) -> Result<()> {
     let now = gateway.clock.now();
     let outcome = judge(gateway, &endpoint, &overdue, now);
     let over = match &outcome {
-        Outcome::Over { by } => Some(*by),
+        Outcome::Over { by, .. } => Some(*by),
         _ => None,
     };
     let lease = gateway.store.lease(&endpoint.tenant, endpoint.id);
     let settlement = Settlement { id: overdue.id, endpoint: endpoint.id, now, outcome };
     let settled = gateway.store.settle(lease, settlement).await?;
-    if let Some(by) = over {
-        let why = match by {
-            EndedBy::Age => "its max_age has passed",
-            EndedBy::Hold => "it waited too long for its first attempt",
-            EndedBy::Expiry => "its event's expires_at has passed",
-        };
-        info!(delivery.id = %overdue.id, endpoint.id = %endpoint.id, tenant.id = %endpoint.tenant, "dead: expired without a further attempt, because {why}");
-        gateway.dispatcher.changed(endpoint.id, overdue.id, None, false);
+    if let Some(by) = over.filter(|_| !settled.is_void) {
+        log_over(overdue.id, &endpoint, by);
+        gateway.dispatcher.changed(endpoint.id, overdue.id, None);
         gateway.dispatcher.admit(settled.promoted.into_iter().collect());
     }
     Ok(())
 }
 
 fn judge(gateway: &Gateway, endpoint: &Endpoint, overdue: &Overdue, now: Timestamp) -> Outcome {
+    let progress = overdue.progress;
     // Its answer decides, and settles when to look again.
     if gateway.dispatcher.is_in_flight(endpoint.id, overdue.id) {
-        return Outcome::LookAgain { at: after(now, IN_FLIGHT) };
+        return Outcome::LookAgain { at: after(now, IN_FLIGHT), progress };
     }
     let limits = gateway.expiry.limits(endpoint, overdue.expires_at, now);
-    match overdue.progress.end(&limits) {
-        Some(end) if now > end.at => Outcome::Over { by: end.by },
-        Some(end) if endpoint.standing.state == EndpointState::Active => Outcome::LookAgain { at: just_after(end.at) },
+    match progress.end(&limits) {
+        Some(end) if now > end.at => Outcome::Over { by: end.by, progress },
+        Some(end) if endpoint.standing.state == EndpointState::Active => {
+            Outcome::LookAgain { at: just_after(end.at), progress }
+        }
         // While it is held its end moves with the time.
-        Some(end) => Outcome::LookAgain { at: just_after(end.at).max(after(now, HELD)) },
-        None => Outcome::LookAgain { at: after(now, HELD) },
+        Some(end) => Outcome::LookAgain { at: just_after(end.at).max(after(now, HELD)), progress },
+        None => Outcome::LookAgain { at: after(now, HELD), progress },
     }
 }
 

@@ -12,8 +12,8 @@ pub async fn explain_delivery(gateway: &Gateway, tenant: &TenantId, id: Delivery
     let store = &gateway.store;
     let delivery = store.delivery(tenant, id).await?.ok_or_else(missing)?;
     let attempts = store.attempts(tenant, id).await?.ok_or_else(missing)?;
-    let lane = match &delivery.lane {
-        Some(lane) => store.lane(tenant, delivery.endpoint_id, lane).await?,
+    let head = match &delivery.lane {
+        Some(lane) => store.lane_head(delivery.endpoint_id, lane).await?,
         None => None,
     };
     let endpoint = store.any_endpoint(delivery.endpoint_id);
@@ -21,7 +21,7 @@ pub async fn explain_delivery(gateway: &Gateway, tenant: &TenantId, id: Delivery
         delivery: &delivery,
         attempts: &attempts,
         endpoint: endpoint.as_deref(),
-        head: lane.map(|lane| (lane.head, lane.is_blocked)).filter(|(head, _)| *head != id),
+        head: head.filter(|(head, _)| *head != id),
         outlook: outlook(gateway, &delivery),
         hold_max: gateway.expiry.hold_max,
         now: gateway.clock.now(),

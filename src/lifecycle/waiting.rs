@@ -39,5 +39,7 @@ pub fn outlook(gateway: &Gateway, delivery: &Delivery) -> Outlook {
         }
         WaitingFor::Disabled | WaitingFor::Pause | WaitingFor::Key => None,
     };
+    // What would come too late does not come.
+    let next_attempt_at = next_attempt_at.filter(|at| end.is_none_or(|end| *at <= end.at));
     Outlook { is_in_flight: false, waiting_for: Some(waiting_for), next_attempt_at, end }
 }

@@ -31,9 +31,9 @@ pub struct Response {
 }
 
 impl Response {
-    /// The first value of a header, by its lower-case name.
-    pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
+    /// The values of a header, by its lower-case name.
+    pub fn header(&self, name: &str) -> impl Iterator<Item = &str> {
+        self.headers.iter().filter(move |(n, _)| n == name).map(|(_, value)| value.as_str())
     }
 }
 

@@ -49,8 +49,20 @@ pub enum Cause {
     Expired,
     /// The receiver answered with a permanent status.
     Refused,
-    /// The receiver answered 410; its endpoint is disabled.
+    /// The receiver asked never to be called again; its endpoint is disabled.
     Gone,
+}
+
+impl Cause {
+    /// The cause as it is written everywhere.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Exhausted => "exhausted",
+            Self::Expired => "expired",
+            Self::Refused => "refused",
+            Self::Gone => "gone",
+        }
+    }
 }
 
 /// What a waiting delivery waits for: the first of these that holds.
@@ -122,6 +134,8 @@ pub struct Progress {
     pub age_from: Option<Timestamp>,
     /// How long the endpoint had been held in all when it did.
     pub held_before: Duration,
+    /// The policy's `max_age` when it was last judged.
+    pub max_age: Option<Span>,
     /// The delay drawn after the last attempt of this budget.
     pub last_delay: Option<Duration>,
     /// Answers counted against shorter budgets.
@@ -173,12 +187,15 @@ impl End {
 
 impl Progress {
     /// When this delivery's time is over. Time that the endpoint was held by
-    /// a person does not count against its age.
+    /// a person does not count against its age. A `max_age` that was made
+    /// longer counts at once; one that was made shorter, from the next verdict
+    /// on: no change of a setting kills what waits.
     pub fn end(&self, limits: &Limits<'_>) -> Option<End> {
         let own = match (self.age_from, self.begun_at) {
             (Some(first), _) => {
                 let held_since = limits.held.saturating_sub(self.held_before);
-                Some(End { at: after(first, limits.policy.max_age.0 + held_since), by: EndedBy::Age })
+                let max_age = self.max_age.map_or(limits.policy.max_age, |judged| judged.max(limits.policy.max_age));
+                Some(End { at: after(first, max_age.0 + held_since), by: EndedBy::Age })
             }
             (None, Some(begun)) => Some(End { at: after(begun, limits.hold_max.0), by: EndedBy::Hold }),
             (None, None) => None,
@@ -273,5 +290,9 @@ mod tests {
         assert_eq!(waiting.end(&expiring(50)), Some(End { at: at(50), by: EndedBy::Expiry }));
         assert_eq!(tried.end(&expiring(60)), Some(End { at: at(60), by: EndedBy::Expiry }));
         assert_eq!(Progress::default().end(&limits), None);
+        // A longer age counts at once, a shorter one from the next verdict on.
+        let judged = |seconds| Progress { max_age: Some(Span::secs(seconds)), ..tried };
+        assert_eq!(judged(30).end(&limits), Some(End { at: at(140), by: EndedBy::Age }));
+        assert_eq!(judged(300).end(&limits), Some(End { at: at(340), by: EndedBy::Age }));
     }
 }

@@ -177,7 +177,7 @@ pub enum EndpointState {
     Active,
     /// A person paused it; its deliveries are held.
     Paused,
-    /// The receiver answered 410; its deliveries are held.
+    /// The receiver asked never to be called again; its deliveries are held.
     Disabled,
 }
 

@@ -81,6 +81,7 @@ pub fn explain(facts: &Facts<'_>) -> Explanation {
     sentences.extend(facts.limit());
     sentences.extend(facts.policy_changed());
     sentences.extend(facts.way_out());
+    sentences.extend(facts.last_way_out());
     Explanation {
         summary: facts.summary(),
         sentences,
@@ -100,18 +101,6 @@ pub fn answer_words(attempt: &Attempt) -> String {
         }
         (None, Some(failure)) => format!("had no answer ({}: {})", failure.kind.as_str(), failure.message),
         (None, None) => "had no answer".to_owned(),
-    }
-}
-
-impl Cause {
-    /// The cause as it is written everywhere.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Exhausted => "exhausted",
-            Self::Expired => "expired",
-            Self::Refused => "refused",
-            Self::Gone => "gone",
-        }
     }
 }
 
@@ -170,23 +159,33 @@ impl Facts<'_> {
             return "Waiting.".to_owned();
         };
         let starts = self.outlook.next_attempt_at.filter(|at| *at > self.now);
+        let never = match (self.outlook.next_attempt_at, self.outlook.end) {
+            (None, Some(end)) => Some(format!("it is given up before that, at {:.0}", end.at)),
+            _ => None,
+        };
         let standing = self.endpoint.map(|endpoint| &endpoint.standing);
         let since = standing.map(|standing| format!(" since {:.0}", standing.since)).unwrap_or_default();
         let reason = standing.and_then(|standing| standing.reason.as_deref()).unwrap_or("no reason was given");
         match waiting_for {
             WaitingFor::Due => match starts {
                 Some(at) => format!("Waiting: attempt {next} starts at {at:.0}, in {}.", between(self.now, at)),
-                None => format!("Waiting: attempt {next} is due and starts at any moment."),
+                None => match never {
+                    Some(never) => format!("Waiting: attempt {next} would start too late; {never}."),
+                    None => format!("Waiting: attempt {next} is due and starts at any moment."),
+                },
             },
             WaitingFor::Backpressure => match starts {
                 Some(at) => format!(
                     "Waiting: the receiver asked to be left alone (Retry-After); attempt {next} starts at {at:.0}, in {}.",
                     between(self.now, at)
                 ),
-                None => "Waiting: the receiver asked to be left alone (Retry-After).".to_owned(),
+                None => {
+                    let never = never.map(|never| format!("; {never}")).unwrap_or_default();
+                    format!("Waiting: the receiver asked to be left alone (Retry-After){never}.")
+                }
             },
             WaitingFor::Slot => format!(
-                "Waiting: attempt {next} is due, and all {} requests that may be open at once are.",
+                "Waiting: attempt {next} is due, and no slot is free (max_in_flight is {} here, and the gateway has a limit of its own).",
                 self.endpoint.map_or(0, |endpoint| endpoint.settings.max_in_flight)
             ),
             WaitingFor::Pause => format!("Waiting: its endpoint is paused{since} ({reason})."),
@@ -256,7 +255,9 @@ impl Facts<'_> {
 
     /// What held an attempt back after it was due, as far as can be told.
     fn was_late(&self, attempt: &Attempt) -> Option<String> {
-        let before = self.attempts.iter().find(|other| other.number + 1 == attempt.number)?;
+        // After a replay it was a person who let it wait.
+        let is_replay = attempt.number == self.delivery.progress.attempts_before + 1;
+        let before = self.attempts.iter().find(|other| other.number + 1 == attempt.number && !is_replay)?;
         let planned = before.decision.next_attempt_at?;
         let late = after(planned, LATE) < attempt.started_at;
         late.then(|| {
@@ -283,7 +284,7 @@ impl Facts<'_> {
     }
 
     fn led_to(&self, attempt: &Attempt) -> String {
-        let is_last = self.attempts.last().is_some_and(|last| last.number == attempt.number);
+        let is_last = self.last_of_budget().is_some_and(|last| last.number == attempt.number);
         match (attempt.decision.verdict, attempt.decision.next_attempt_at, self.delivery.cause) {
             (Verdict::Delivered, ..) => "So it is delivered.".to_owned(),
             (Verdict::Refused, ..) => "So it is a dead letter (refused).".to_owned(),
@@ -294,10 +295,15 @@ impl Facts<'_> {
         }
     }
 
+    /// The last attempt since the delivery was accepted or replayed.
+    fn last_of_budget(&self) -> Option<&Attempt> {
+        self.attempts.last().filter(|last| last.number > self.delivery.progress.attempts_before)
+    }
+
     /// Why a delivery died that no answer killed.
     fn ended_without_attempt(&self) -> Option<String> {
         let delivery = self.delivery;
-        let is_by_answer = self.attempts.last().is_some_and(|last| last.decision.next_attempt_at.is_none());
+        let is_by_answer = self.last_of_budget().is_some_and(|last| last.decision.next_attempt_at.is_none());
         if delivery.state != State::Dead || delivery.cause != Some(Cause::Expired) || is_by_answer {
             return None;
         }
@@ -309,7 +315,7 @@ impl Facts<'_> {
                 )
             }
             (_, None) => format!(
-                "It waited for its first attempt for longer than --hold-max allows ({}), held by a pause or behind others in its lane.",
+                "It waited for its first attempt for longer than --hold-max allows ({}), held by a pause, behind others in its lane, or for a slot.",
                 self.hold_max
             ),
             (_, Some(_)) => "Its max_age passed while it was held back, so no further attempt was made.".to_owned(),
@@ -322,6 +328,9 @@ impl Facts<'_> {
             return None;
         }
         let End { at, by } = self.outlook.end?;
+        if by == EndedBy::Hold && self.outlook.is_in_flight {
+            return None;
+        }
         let endpoint = self.endpoint?;
         let policy = &endpoint.policy;
         let left = policy.max_attempts.saturating_sub(self.delivery.progress.used());
@@ -375,7 +384,8 @@ impl Facts<'_> {
                 format!("{retry} tries this one now, without waiting for that.")
             }
             (State::Waiting, Some(WaitingFor::Slot), _) => {
-                "It starts as soon as one of them is answered; a larger max_in_flight lets more go at once.".to_owned()
+                "It starts in its turn, as requests are answered; a larger max_in_flight lets more go at once."
+                    .to_owned()
             }
             (State::Waiting, Some(WaitingFor::Pause | WaitingFor::Disabled), _) => {
                 format!("`posthaste endpoints resume {endpoint}` lets it go on.")
@@ -388,6 +398,7 @@ impl Facts<'_> {
                 None => return None,
             },
             (State::Waiting, None, _) => return None,
+            (State::Delivered, _, _) if self.endpoint.is_none() => return None,
             (State::Delivered, _, _) => format!("`posthaste deliveries replay {id}` sends it once more."),
             (State::Cancelled, _, _) if self.endpoint.is_none() => return None,
             (State::Cancelled, _, _) => format!("`posthaste deliveries replay {id}` tries it after all."),
@@ -400,6 +411,9 @@ impl Facts<'_> {
             (State::Dead, _, Some(Cause::Refused)) if self.is_by_receivers_word() => {
                 format!("Once the receiver wants it after all, {replay}.")
             }
+            (State::Dead, _, Some(Cause::Refused)) if self.is_without_answer() => {
+                format!("Once its address may be called (--allow-egress, or another URL of the endpoint), {replay}.")
+            }
             (State::Dead, _, Some(Cause::Refused)) => format!(
                 "Once the receiver takes it, {replay}; if its answer means something else there, change the endpoint's status_rules first."
             ),
@@ -411,6 +425,20 @@ impl Facts<'_> {
             }
             (State::Dead, _, _) => format!("Once the receiver is well again, {replay} tries it with a fresh budget."),
         })
+    }
+
+    /// A dead letter need not be kept, and its lane need not wait for it.
+    fn last_way_out(&self) -> Option<String> {
+        let is_dead = self.delivery.state == State::Dead && self.endpoint.is_some();
+        let lane = match self.delivery.seq {
+            Some(_) => ", and its lane goes on without it",
+            None => "",
+        };
+        is_dead.then(|| format!("`posthaste dead-letters discard {}` gives it up{lane}.", self.delivery.id))
+    }
+
+    fn is_without_answer(&self) -> bool {
+        self.attempts.last().is_some_and(|last| last.error.is_some())
     }
 
     fn is_by_receivers_word(&self) -> bool {

@@ -62,13 +62,14 @@ pub fn next_state(
     moment: Moment,
 ) -> Step {
     progress.attempts += 1;
+    progress.max_age = Some(limits.policy.max_age);
     if progress.age_from.is_none() {
         progress.age_from = Some(moment.started_at);
         progress.held_before = limits.held;
     }
     let mut decision = Decision {
         rule_of: judgement.source,
-        retry_after: retry_after_header(answer).map(str::to_owned),
+        retry_after: retry_after_header(answer),
         ..Decision::of(judgement.verdict, judgement.rule.clone())
     };
     if judgement.verdict == Verdict::Delivered && judgement.disables.is_some() {
@@ -86,6 +87,9 @@ pub fn next_state(
                 Some(cause) => Next::Dead(cause),
                 None => reschedule(progress, limits, answer, asked, moment, &mut decision),
             };
+            if let (Next::Dead(_) | Next::Lapsed, Some(until)) = (next, quiet_until) {
+                decision.caps.push(format!("Retry-After holds back the endpoint's other deliveries until {until:.0}"));
+            }
             decision.policy = Some(limits.policy.to_string());
             decision.budget = progress.end(limits).map(|end| Budget {
                 used: progress.used(),
@@ -196,15 +200,18 @@ fn too_late(due_at: Timestamp, end: End, policy: &RetryPolicy) -> String {
         EndedBy::Hold => "it waited too long for its first attempt".to_owned(),
         EndedBy::Expiry => "the event's expires_at".to_owned(),
     };
-    format!("the next attempt would start at {due_at:.0}, past {:.0} ({why})", end.at)
+    format!("the next attempt would start at {due_at:.3}, past {:.3} ({why})", end.at)
 }
 
 fn as_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn retry_after_header(answer: &Answer) -> Option<&str> {
-    answer.result.as_ref().ok().and_then(|response| response.header("retry-after"))
+/// The header as received; of several, one after the other.
+fn retry_after_header(answer: &Answer) -> Option<String> {
+    let response = answer.result.as_ref().ok()?;
+    let values: Vec<&str> = response.header("retry-after").collect();
+    (!values.is_empty()).then(|| values.join(", "))
 }
 
 #[cfg(test)]

@@ -139,26 +139,39 @@ impl RetrySpec {
         Self { preset: Some(preset), ..Self::default() }
     }
 
-    /// Fills in what was left out and refuses what makes no sense.
+    /// Fills in what was left out, and refuses what makes no sense.
     pub fn resolve(&self) -> Result<RetryPolicy, InvalidPolicy> {
+        if self.backoff.is_some() && self.schedule.is_some() {
+            return refuse("/schedule", "backoff and schedule are both given; use one of them".into());
+        }
+        if let Some(backoff) = &self.backoff {
+            backoff.check()?;
+        }
+        if let Some(steps) = &self.schedule {
+            check_steps(steps)?;
+        }
+        let policy = self.filled();
+        policy.jitter.check(&policy.delays)?;
+        policy.check_limits()?;
+        Ok(policy)
+    }
+
+    /// Fills in what was left out. For what was accepted once: a rule that
+    /// came later must not keep it from being read.
+    pub fn filled(&self) -> RetryPolicy {
         let preset = self.preset.unwrap_or(Preset::Standard).policy();
         let delays = match (&self.backoff, &self.schedule) {
-            (Some(_), Some(_)) => {
-                return refuse("/schedule", "backoff and schedule are both given; use one of them".into());
-            }
-            (Some(backoff), None) => Delays { steps: Vec::new(), then: Some(backoff.checked()?) },
-            (None, Some(steps)) => Delays { steps: checked_steps(steps)?, then: None },
-            (None, None) => preset.delays,
+            (Some(backoff), _) => Delays { steps: Vec::new(), then: Some(*backoff) },
+            (None, Some(steps)) if !steps.is_empty() => Delays { steps: steps.clone(), then: None },
+            (None, _) => preset.delays,
         };
-        let policy = RetryPolicy {
-            jitter: self.jitter.unwrap_or(preset.jitter).checked(&delays)?,
+        RetryPolicy {
             delays,
+            jitter: self.jitter.unwrap_or(preset.jitter),
             max_attempts: self.max_attempts.unwrap_or(preset.max_attempts),
             max_age: self.max_age.unwrap_or(preset.max_age),
             retry_after_max: self.retry_after_max.unwrap_or(preset.retry_after_max),
-        };
-        policy.check_limits()?;
-        Ok(policy)
+        }
     }
 }
 
@@ -191,7 +204,7 @@ impl RetryPolicy {
 }
 
 impl Backoff {
-    fn checked(self) -> Result<Self, InvalidPolicy> {
+    fn check(&self) -> Result<(), InvalidPolicy> {
         if self.base.as_millis() == 0 || self.base > DELAY_MAX {
             return refuse("/backoff/base", format!("backoff base is {}; use 1ms to {DELAY_MAX}", self.base));
         }
@@ -207,7 +220,7 @@ impl Backoff {
         if !(1.0..=100.0).contains(&self.factor) {
             return refuse("/backoff/factor", format!("backoff factor is {}; use 1 to 100", self.factor));
         }
-        Ok(self)
+        Ok(())
     }
 
     fn delay(&self, n: u32) -> Duration {
@@ -219,7 +232,7 @@ impl Backoff {
     }
 }
 
-fn checked_steps(steps: &[Span]) -> Result<Vec<Span>, InvalidPolicy> {
+fn check_steps(steps: &[Span]) -> Result<(), InvalidPolicy> {
     if steps.is_empty() || steps.len() > STEPS_MAX {
         return refuse("/schedule", format!("schedule has {} steps; use 1 to {STEPS_MAX}", steps.len()));
     }
@@ -228,12 +241,12 @@ fn checked_steps(steps: &[Span]) -> Result<Vec<Span>, InvalidPolicy> {
         Some((n, step)) => {
             refuse(&format!("/schedule/{n}"), format!("schedule step {step} is out of range; use 1ms to {DELAY_MAX}"))
         }
-        None => Ok(steps.to_vec()),
+        None => Ok(()),
     }
 }
 
 impl Jitter {
-    fn checked(self, delays: &Delays) -> Result<Self, InvalidPolicy> {
+    fn check(self, delays: &Delays) -> Result<(), InvalidPolicy> {
         match self {
             Self::Percent(percent) if !(percent > 0.0 && percent <= 100.0) => {
                 refuse("/jitter/percent", format!("jitter percent is {percent}; use more than 0 and at most 100"))
@@ -245,7 +258,7 @@ impl Jitter {
                 "/jitter",
                 "jitter decorrelated draws between the base and three times the last wait, so it needs a backoff and no steps; give backoff, or use another jitter".into(),
             ),
-            jitter => Ok(jitter),
+            _ => Ok(()),
         }
     }
 }
@@ -302,9 +315,9 @@ impl RetryPolicy {
             }
             Jitter::Add(span) => Window::between(delay, delay + span.0),
             Jitter::Decorrelated => {
-                let backoff = self.delays.then.expect("a checked decorrelated policy has a backoff");
-                let drawn_to = last.unwrap_or(backoff.base.0).max(backoff.base.0) * 3;
-                Window { lo: backoff.base.0, hi: drawn_to.min(backoff.max.0), drawn_to }
+                let (base, max) = self.delays.then.map_or((delay, delay), |backoff| (backoff.base.0, backoff.max.0));
+                let drawn_to = last.unwrap_or(base).max(base) * 3;
+                Window { lo: base, hi: drawn_to.min(max), drawn_to }
             }
         }
     }
@@ -377,208 +390,4 @@ impl fmt::Display for Jitter {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use rand::rngs::StdRng;
-    use rand::{RngExt, SeedableRng};
-    use serde_json::json;
-
-    fn spec(json: serde_json::Value) -> RetrySpec {
-        serde_json::from_value(json).unwrap()
-    }
-
-    fn delays(policy: &RetryPolicy, count: u32) -> Vec<u64> {
-        (0..count).map(|n| policy.delays.at(n).as_secs()).collect()
-    }
-
-    #[test]
-    fn what_is_left_out_comes_from_the_preset_or_else_from_standard() {
-        let policy = spec(json!({"schedule":["1s","2s"],"jitter":"none"})).resolve().unwrap();
-        assert_eq!(delays(&policy, 4), [1, 2, 2, 2]);
-        assert_eq!((policy.max_attempts, policy.max_age.to_string()), (120, "72h".into()));
-        let policy = spec(json!({"max_attempts":3})).resolve().unwrap();
-        assert_eq!(policy, RetryPolicy { max_attempts: 3, ..Preset::Standard.policy() });
-        let policy = spec(json!({"preset":"stepped","retry_after_max":"1h"})).resolve().unwrap();
-        assert_eq!(policy, RetryPolicy { retry_after_max: Span::secs(3_600), ..Preset::Stepped.policy() });
-    }
-
-    #[test]
-    fn every_jitter_reads_as_it_is_written() {
-        for text in
-            [r#""equal""#, r#""full""#, r#""decorrelated""#, r#""none""#, r#"{"percent":12.5}"#, r#"{"add":"1s"}"#]
-        {
-            let jitter: Jitter = serde_json::from_str(text).unwrap();
-            assert_eq!(serde_json::to_string(&jitter).unwrap(), text);
-        }
-    }
-
-    #[test]
-    fn policies_that_make_no_sense_are_refused_at_their_place_with_the_reason() {
-        for (json, pointer, reason) in [
-            (json!({"backoff":{"base":"2h","max":"1h"}}), "/backoff/max", "max is 1h, below base (2h)"),
-            (json!({"backoff":{"base":"0s","max":"1h"}}), "/backoff/base", "use 1ms to 7d"),
-            (json!({"backoff":{"base":"1s","max":"1h","factor":0.5}}), "/backoff/factor", "use 1 to 100"),
-            (json!({"backoff":{"base":"1s","max":"8d"}}), "/backoff/max", "use at most 7d"),
-            (json!({"backoff":{"base":"1s","max":"1h"},"schedule":["1s"]}), "/schedule", "use one of them"),
-            (json!({"schedule":[]}), "/schedule", "schedule has 0 steps"),
-            (json!({"schedule":["1s","0s"]}), "/schedule/1", "use 1ms to 7d"),
-            (json!({"schedule":["8d"]}), "/schedule/0", "use 1ms to 7d"),
-            (json!({"max_attempts":0}), "/max_attempts", "use 1 to 1000"),
-            (json!({"max_attempts":1001}), "/max_attempts", "use 1 to 1000"),
-            (json!({"max_age":"0s"}), "/max_age", "use 1s to 30d"),
-            (json!({"max_age":"31d"}), "/max_age", "use 1s to 30d"),
-            (
-                json!({"schedule":["1h"],"jitter":"none","max_age":"59m"}),
-                "/max_age",
-                "1h after the first at the earliest",
-            ),
-            (json!({"retry_after_max":"31d"}), "/retry_after_max", "use 0s to 30d"),
-            (json!({"jitter":{"percent":0}}), "/jitter/percent", "at most 100"),
-            (json!({"jitter":{"percent":101}}), "/jitter/percent", "at most 100"),
-            (json!({"jitter":{"percent":-5}}), "/jitter/percent", "at most 100"),
-            (json!({"jitter":{"add":"0s"}}), "/jitter/add", "use 1ms"),
-            (json!({"jitter":"decorrelated"}), "/jitter", "needs a backoff"),
-            (json!({"preset":"stepped","jitter":"decorrelated"}), "/jitter", "needs a backoff"),
-        ] {
-            let refused = spec(json.clone()).resolve().unwrap_err();
-            assert_eq!(refused.pointer, pointer, "{json}");
-            assert!(refused.message.contains(reason), "{json}: {}", refused.message);
-        }
-        // With one attempt there is no second one to reach.
-        assert!(spec(json!({"schedule":["1h"],"max_age":"1s","max_attempts":1})).resolve().is_ok());
-        let negative = serde_json::from_value::<RetrySpec>(json!({"schedule":["-5s"]})).unwrap_err().to_string();
-        assert!(negative.contains("whole number"), "{negative}");
-    }
-
-    fn any_jitter() -> impl Strategy<Value = Jitter> {
-        prop_oneof![
-            Just(Jitter::Equal),
-            Just(Jitter::Full),
-            Just(Jitter::Decorrelated),
-            Just(Jitter::None),
-            (0.1f64..=100.0).prop_map(Jitter::Percent),
-            (1u64..100_000).prop_map(|millis| Jitter::Add(Span::millis(millis))),
-        ]
-    }
-
-    /// The window of a delay, written a second time from the documentation.
-    fn published(policy: &RetryPolicy, delay: f64, last: Option<Duration>) -> (f64, f64) {
-        match policy.jitter {
-            Jitter::Equal => (delay / 2.0, delay),
-            Jitter::Full => (0.0, delay),
-            Jitter::None => (delay, delay),
-            Jitter::Percent(p) => (delay * (1.0 - p / 100.0), delay * (1.0 + p / 100.0)),
-            Jitter::Add(span) => (delay, delay + span.0.as_secs_f64()),
-            Jitter::Decorrelated => {
-                let Backoff { base, max, .. } = policy.delays.then.unwrap();
-                let last = last.unwrap_or(base.0).as_secs_f64();
-                (base.0.as_secs_f64(), (last * 3.0).min(max.0.as_secs_f64()))
-            }
-        }
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-        #[test]
-        fn every_delay_lies_in_its_published_window(
-            base in 1u64..86_400_000, times in 1u64..1_000, factor in 1.0f64..100.0, jitter in any_jitter(),
-            draws in proptest::collection::vec(0.0f64..1.0, 30),
-        ) {
-            let backoff = Backoff { base: Span::millis(base), factor, max: Span::millis(base * times) };
-            let delays = Delays { steps: Vec::new(), then: Some(backoff) };
-            let policy = RetryPolicy { delays, jitter, ..RetryPolicy::default() };
-            let mut last = None;
-            for (n, draw) in draws.into_iter().enumerate() {
-                let plain = (base as f64 * factor.powi(n as i32)).min((base * times) as f64) / 1_000.0;
-                let (lo, hi) = published(&policy, plain, last);
-                let delay = policy.window(n as u32 + 1, last).at(draw);
-                let seconds = delay.as_secs_f64();
-                prop_assert!(seconds >= lo * (1.0 - 1e-6) - 1e-6 && seconds <= hi * (1.0 + 1e-6) + 1e-6, "{n}: {seconds} is not in {lo}..{hi}");
-                last = Some(delay);
-            }
-        }
-    }
-
-    /// How far 100,000 draws are from falling evenly into 100 bins.
-    fn chi_square(mut place: impl FnMut(f64) -> f64) -> f64 {
-        const DRAWS: usize = 100_000;
-        const BINS: usize = 100;
-        let mut chance = StdRng::seed_from_u64(7);
-        let mut bins = [0u32; BINS];
-        for _ in 0..DRAWS {
-            let place = place(chance.random());
-            assert!((0.0..=1.0).contains(&place), "{place} lies outside of the window");
-            bins[((place * BINS as f64) as usize).min(BINS - 1)] += 1;
-        }
-        let expected = DRAWS as f64 / BINS as f64;
-        bins.iter().map(|count| (f64::from(*count) - expected).powi(2) / expected).sum()
-    }
-
-    /// With 99 degrees of freedom, one in a million even spreads is above it.
-    const CHI_SQUARE_MAX: f64 = 180.0;
-
-    #[test]
-    fn draws_fall_evenly_into_the_window_of_every_jitter() {
-        let policy = |jitter: serde_json::Value| {
-            spec(json!({"backoff":{"base":"10s","max":"1h"},"jitter":jitter})).resolve().unwrap()
-        };
-        let even = [
-            (json!("equal"), 5.0, 10.0),
-            (json!("full"), 0.0, 10.0),
-            (json!("decorrelated"), 10.0, 30.0),
-            (json!({"percent":20}), 8.0, 12.0),
-            (json!({"add":"4s"}), 10.0, 14.0),
-        ];
-        for (jitter, lo, hi) in even {
-            let policy = policy(jitter.clone());
-            let found = chi_square(|draw| (policy.window(1, None).at(draw).as_secs_f64() - lo) / (hi - lo));
-            assert!(found < CHI_SQUARE_MAX, "{jitter}: {found}");
-        }
-        let policy = policy(json!("none"));
-        for draw in 0..100_000 {
-            assert_eq!(policy.window(1, None).at(f64::from(draw) / 100_000.0), Duration::from_secs(10));
-        }
-    }
-
-    #[test]
-    fn decorrelated_goes_on_from_the_last_wait_and_is_cut_at_the_max() {
-        let policy = spec(json!({"backoff":{"base":"10s","max":"2m"},"jitter":"decorrelated"})).resolve().unwrap();
-        let last = Some(Duration::from_secs(20));
-        let found = chi_square(|draw| (policy.window(2, last).at(draw).as_secs_f64() - 10.0) / 50.0);
-        assert!(found < CHI_SQUARE_MAX, "{found}");
-        // Three times 80s is 240s: what is drawn past 120s, half and a bit, waits 120s.
-        let last = Some(Duration::from_secs(80));
-        let mut chance = StdRng::seed_from_u64(7);
-        let draws: Vec<Duration> = (0..100_000).map(|_| policy.window(3, last).at(chance.random())).collect();
-        let cut = draws.iter().filter(|delay| **delay == Duration::from_secs(120)).count();
-        assert!((51_000..=53_400).contains(&cut), "{cut} of 100,000 waits were cut; 120/230 of them are expected");
-    }
-
-    #[test]
-    fn deliveries_that_failed_together_come_back_apart() {
-        // Requests per tenth of the window, for 10,000 deliveries.
-        let wave = |policy: &RetryPolicy| {
-            let mut chance = StdRng::seed_from_u64(11);
-            let window = policy.window(4, Some(policy.window(3, None).hi));
-            let mut slots = [0u32; 10];
-            for _ in 0..10_000 {
-                let into = window.at(chance.random()).saturating_sub(window.lo).as_secs_f64();
-                let width = (window.hi - window.lo).as_secs_f64();
-                slots[((into / width.max(1e-9) * 10.0) as usize).min(9)] += 1;
-            }
-            f64::from(slots.iter().copied().max().unwrap_or_default()) / 1_000.0
-        };
-        for jitter in
-            [json!("equal"), json!("full"), json!({"percent":20}), json!({"add":"10s"}), json!("decorrelated")]
-        {
-            let policy = spec(json!({"backoff":{"base":"10s","max":"24h"},"jitter":jitter})).resolve().unwrap();
-            let ratio = wave(&policy);
-            println!("{}: the next wave of 10,000 has a peak-to-mean of {ratio:.3}", policy.jitter);
-            assert!(ratio < 1.15, "{jitter}: {ratio}");
-        }
-        let ratio = wave(&spec(json!({"jitter":"none"})).resolve().unwrap());
-        println!("no jitter: the next wave of 10,000 has a peak-to-mean of {ratio:.3}");
-        assert!(ratio > 9.0, "without jitter all come at once, or this test shows nothing");
-    }
-}
+mod tests;

@@ -5,9 +5,22 @@ use std::time::{Duration, SystemTime};
 use jiff::Timestamp;
 
 /// What a header asks for: seconds, or any of the three HTTP dates. What lies
-/// in the past or cannot be read asks for nothing.
+/// in the past or cannot be read asks for nothing; of several values, joined
+/// by commas, the longest counts.
 pub fn asked(header: &str, now: Timestamp) -> Option<Duration> {
-    let text = header.trim();
+    match one(header.trim(), now) {
+        Some(asked) => Some(asked),
+        // A date has a comma of its own, so the pieces of two are put together
+        // again: each piece alone, and each with the next.
+        None => {
+            let pieces: Vec<&str> = header.split(',').map(str::trim).collect();
+            let pairs = pieces.windows(2).map(|pair| pair.join(", "));
+            pieces.iter().map(|piece| (*piece).to_owned()).chain(pairs).filter_map(|text| one(&text, now)).max()
+        }
+    }
+}
+
+fn one(text: &str, now: Timestamp) -> Option<Duration> {
     match seconds(text) {
         Some(asked) => Some(asked),
         None => {
@@ -71,7 +84,10 @@ mod tests {
             ("Sun, 06 Nov 1994 08:54:37 CET", None),
             ("Sun, 32 Nov 1994 08:54:37 GMT", None),
             ("1994-11-06T08:54:37Z", None),
-            ("120, 60", None),
+            ("120, 240", Some(240)),
+            ("soon, 60", Some(60)),
+            ("60, Sun, 06 Nov 1994 08:54:37 GMT", Some(300)),
+            ("soon, later", None),
             ("١٢", None),
         ] {
             let asked = asked(header, now).map(|asked| asked.as_secs());

@@ -2,7 +2,7 @@
 //!
 //! Turns a status or a failure into a [`Judgement`] by a table of [`super::rules`]
 //! and what the receiver itself says. It schedules nothing;
-//! [`super::delivery::next_state`] does.
+//! [`super::next::next_state`] does.
 //!
 //! Invariant: every status and every failure has exactly one verdict.
 
@@ -134,15 +134,20 @@ fn by_rule(found: Found, answer: &Answer) -> Judgement {
     }
 }
 
+/// What the receiver says; of several words, the one that asks for more.
 fn word_of(response: &Response) -> Option<Word> {
-    let text = response.header("webhook-delivery")?.trim();
-    // Others call it abort-message; a receiver that knows them is understood.
-    let is = |word: &str| text.eq_ignore_ascii_case(word);
-    match text {
-        _ if is("abort") || is("abort-message") => Some(Word::Abort),
-        _ if is("disable") => Some(Word::Disable),
-        _ => None,
+    let words = response.header("webhook-delivery").flat_map(|value| value.split(',')).map(str::trim);
+    let mut said = None;
+    for word in words {
+        // Others call it abort-message; a receiver that knows them is understood.
+        let is = |known: &str| word.eq_ignore_ascii_case(known);
+        match word {
+            _ if is("disable") => return Some(Word::Disable),
+            _ if is("abort") || is("abort-message") => said = Some(Word::Abort),
+            _ => {}
+        }
     }
+    said
 }
 
 #[cfg(test)]
@@ -269,6 +274,8 @@ mod tests {
             (404, "abort", &lenient, Verdict::Refused, false),
             (500, "DISABLE", &lenient, Verdict::Gone, true),
             (503, "later", &StatusRules::default(), Verdict::Retry, false),
+            (503, "later, abort", &StatusRules::default(), Verdict::Refused, false),
+            (503, "abort,disable", &StatusRules::default(), Verdict::Gone, true),
             (503, "", &StatusRules::default(), Verdict::Retry, false),
             (410, "abort", &StatusRules::default(), Verdict::Refused, false),
             // It has arrived: there is nothing left to abort.

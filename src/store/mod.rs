@@ -89,7 +89,7 @@ pub trait Queue: Send + Sync {
     /// Reads waiting deliveries of a tenant that have had no attempt since
     /// their budget began, before the time given. Oldest first, after the one
     /// the last page ended with.
-    async fn read_untried(&self, tenant: &TenantId, ask: AskUntried) -> Result<Vec<Overdue>>;
+    async fn read_untried(&self, tenant: &TenantId, ask: AskUntried) -> Result<UntriedPage>;
 
     /// Does what a person asked for, if the delivery's state allows it.
     async fn change(&self, tenant: &TenantId, id: DeliveryId, change: Change, now: Timestamp) -> Result<Changed>;
@@ -191,8 +191,11 @@ pub struct AskDue {
 pub struct DuePage {
     /// What is due, oldest first.
     pub claims: Vec<Claim>,
-    /// When the first one that is not among them is due.
+    /// When the first one that is not among them is due, or a moment before.
     pub next_due: Option<Timestamp>,
+    /// When the first urgent one that is not among them is due; told when only
+    /// urgent ones were asked for.
+    pub next_urgent: Option<Timestamp>,
 }
 
 /// A waiting delivery whose time may be over.
@@ -215,6 +218,16 @@ pub struct OverduePage {
     pub found: Vec<Overdue>,
     /// When the first one that is not among them should be looked at.
     pub next_at: Option<Timestamp>,
+}
+
+/// Deliveries without an attempt. It may hold fewer than asked for and still
+/// have a next: a bounded number of rows is looked at.
+#[derive(Debug, Clone, Default)]
+pub struct UntriedPage {
+    /// What was found.
+    pub found: Vec<Overdue>,
+    /// Where to go on, if there may be more.
+    pub next: Option<DeliveryId>,
 }
 
 /// A question for deliveries without an attempt.
@@ -266,11 +279,15 @@ pub enum Outcome {
     Over {
         /// What ended it.
         by: EndedBy,
+        /// What this was decided on. If it has changed, nothing is written.
+        progress: Progress,
     },
     /// Its time is not over yet after all; it should be looked at again.
     LookAgain {
         /// When.
         at: Timestamp,
+        /// What this was decided on. If it has changed, nothing is written.
+        progress: Progress,
     },
 }
 
@@ -292,6 +309,8 @@ pub struct Settled {
     pub promoted: Option<Claim>,
     /// What the answer changed about the endpoint, if it did.
     pub notice: Option<Notice>,
+    /// Whether nothing was written, because the delivery had moved on.
+    pub is_void: bool,
 }
 
 /// What a person may do to a delivery.
@@ -445,8 +464,9 @@ pub trait History: Send + Sync {
     async fn deliveries(&self, tenant: &TenantId, ask: DeliveryQuery, page: PageAsk) -> Result<Page<Delivery>>;
     /// The attempts of a delivery, oldest first.
     async fn attempts(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Vec<Attempt>>>;
-    /// One lane of an endpoint, if it has members to deliver.
-    async fn lane(&self, tenant: &TenantId, endpoint: EndpointId, lane: &str) -> Result<Option<Lane>>;
+    /// The head of a lane, and whether it is dead, if the lane has members to
+    /// deliver.
+    async fn lane_head(&self, endpoint: EndpointId, lane: &str) -> Result<Option<(DeliveryId, bool)>>;
     /// The lanes of an endpoint that have members to deliver.
     async fn lanes(
         &self,

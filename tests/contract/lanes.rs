@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use posthaste::model::delivery::{Cause, State};
-use posthaste::store::{Accepted, Change, Claim, EndpointChange, Lane, PageAsk, Together};
+use posthaste::model::delivery::{Cause, EndedBy, State};
+use posthaste::model::endpoint::{OnDead, Settings};
+use posthaste::store::{Accepted, Change, Claim, EndpointChange, Lane, Outcome, PageAsk, Settlement, Together};
 use serde_json::json;
 
 use crate::house::{Draft, House, at, event, event_id, ours, tenant};
@@ -18,6 +19,7 @@ for_every_store! {
     a_change_to_skip_and_a_death_at_the_same_time_leave_no_lane_blocked,
     lanes_tell_their_head_and_who_waits,
     lanes_page_by_key,
+    a_lane_with_several_dead_waits_behind_each_and_skips_all_when_told,
 }
 
 fn keyed(id: &str, endpoint: &Arc<posthaste::model::endpoint::Endpoint>) -> Draft {
@@ -176,4 +178,43 @@ async fn lanes_page_by_key(house: House) {
         }
     }
     assert_eq!(keys, (0..25).map(|n| format!("k{n:02}")).collect::<Vec<_>>());
+}
+
+async fn a_lane_with_several_dead_waits_behind_each_and_skips_all_when_told(house: House) {
+    // Held too long, a whole lane may die before its turn comes.
+    let over = |progress| Outcome::Over { by: EndedBy::Hold, progress };
+    for (lane, skips) in [("waits", false), ("skips", true)] {
+        let endpoint = house.endpoint(json!({})).await;
+        let mut ids = Vec::new();
+        for n in 0..4 {
+            let id = format!("{lane}-{n}");
+            house.accept(event(&id).key("k").to(&endpoint)).await;
+            ids.push(house.deliveries_of(&id).await[0].id);
+        }
+        for id in &ids[..3] {
+            let outcome = over(house.delivery(*id).await.progress);
+            let settlement = Settlement { id: *id, endpoint: endpoint.id, now: at(9), outcome };
+            let settled = house.store.settle(house.lease(endpoint.id), settlement).await.unwrap();
+            assert!(settled.promoted.is_none(), "a dead letter blocks");
+        }
+        if skips {
+            let current = house.store.any_endpoint(endpoint.id).unwrap();
+            let settings = Settings { on_dead: OnDead::Skip, ..current.settings.clone() };
+            let (policy, if_updated_at) = (settings.check().unwrap(), current.updated_at);
+            let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
+            house.store.change_endpoint(&ours(), endpoint.id, change, at(10)).await.unwrap();
+        } else {
+            // The head is replayed and arrives; the next dead one is head now.
+            house.change(ids[0], Change::Replay, at(10)).await.unwrap();
+            let head = house.due(&endpoint, at(10)).await.claims.remove(0);
+            assert!(house.deliver(&head, at(11)).await.promoted.is_none(), "nobody replayed the second");
+            assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
+            assert_eq!(house.store.lane_head(endpoint.id, "k").await.unwrap(), Some((ids[1], true)));
+            for id in &ids[1..3] {
+                house.change(*id, Change::Discard, at(12)).await.unwrap();
+            }
+        }
+        assert_eq!(house.due_ids(&endpoint, at(100)).await, [format!("{lane}-3")]);
+        assert_eq!(house.store.lane_head(endpoint.id, "k").await.unwrap(), Some((ids[3], false)));
+    }
 }

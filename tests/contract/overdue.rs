@@ -4,6 +4,7 @@
 use posthaste::model::delivery::{Cause, EndedBy, State};
 use posthaste::model::id::DeliveryId;
 use posthaste::model::next::Next;
+use posthaste::model::span::Span;
 use posthaste::store::{AskDue, AskUntried, Change, Claim, Outcome};
 use serde_json::json;
 use std::collections::HashSet;
@@ -16,6 +17,7 @@ for_every_store! {
     a_retried_delivery_is_looked_at_when_its_time_is_over,
     what_is_to_be_looked_at_later_is_not_found_before,
     what_is_over_or_deleted_is_not_looked_at,
+    what_ends_an_attempt_is_not_looked_at_any_more,
     a_page_of_the_overdue_ends_and_says_when_the_next_is,
     those_without_an_attempt_are_found_oldest_first_and_page_by_page,
     a_replay_begins_to_wait_anew_and_goes_beyond_an_expiry,
@@ -31,8 +33,8 @@ impl House {
 
     async fn untried(&self, before: i64, after: Option<DeliveryId>, limit: usize) -> Vec<DeliveryId> {
         let ask = AskUntried { before: at(before), after, limit };
-        let found = self.store.read_untried(&ours(), ask).await.expect("it is read");
-        found.iter().map(|overdue| overdue.id).collect()
+        let page = self.store.read_untried(&ours(), ask).await.expect("it is read");
+        page.found.iter().map(|overdue| overdue.id).collect()
     }
 
     async fn retried(&self, claim: &Claim, look_at: i64) {
@@ -75,7 +77,7 @@ async fn a_retried_delivery_is_looked_at_when_its_time_is_over(house: House) {
 async fn what_is_to_be_looked_at_later_is_not_found_before(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").expiring(at(10)).to(&endpoint)).await;
-    let later = settlement(&claim, Outcome::LookAgain { at: at(70) }, at(11));
+    let later = settlement(&claim, Outcome::LookAgain { at: at(70), progress: claim.progress }, at(11));
     let settled = house.store.settle(house.lease(endpoint.id), later).await.unwrap();
     assert!(settled.due_again_at.is_none() && settled.promoted.is_none());
     assert_eq!(house.overdue(69).await, (vec![], Some(at(70))));
@@ -90,7 +92,7 @@ async fn what_is_over_or_deleted_is_not_looked_at(house: House) {
     let cancelled = house.claim(event("b").expiring(at(10)).to(&endpoint)).await;
     house.change(cancelled.id, Change::Cancel, at(1)).await.unwrap();
     let over = house.claim(event("c").expiring(at(10)).to(&endpoint)).await;
-    let outcome = Outcome::Over { by: EndedBy::Expiry };
+    let outcome = Outcome::Over { by: EndedBy::Expiry, progress: over.progress };
     house.store.settle(house.lease(endpoint.id), settlement(&over, outcome, at(11))).await.unwrap();
     assert_eq!(house.delivery(over.id).await.cause, Some(Cause::Expired));
     let deleted = house.endpoint(json!({})).await;
@@ -99,6 +101,26 @@ async fn what_is_over_or_deleted_is_not_looked_at(house: House) {
     house.store.delete_endpoint(&ours(), deleted.id, at(2)).await.unwrap();
     assert_eq!(house.overdue(100).await, (vec![], None));
     assert!(house.untried(100, None, 10).await.is_empty());
+}
+
+async fn what_ends_an_attempt_is_not_looked_at_any_more(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    for (id, next) in [("delivered", Next::Delivered), ("dead", Next::Dead(Cause::Refused))] {
+        let claim = house.claim(event(id).to(&endpoint)).await;
+        house.retried(&claim, 40).await;
+        let claim = house.due(&endpoint, at(5)).await.claims.remove(0);
+        let Outcome::Attempted { attempt, progress, notice, .. } = attempted(&claim, next, at(6)) else {
+            unreachable!()
+        };
+        // As the lifecycle does it, with the time at which it would have ended.
+        let outcome = Outcome::Attempted { attempt, next, progress, look_at: Some(at(40)), notice };
+        house.store.settle(house.lease(endpoint.id), settlement(&claim, outcome, at(6))).await.unwrap();
+        assert_eq!(house.overdue(100).await, (vec![], None), "{id}");
+        // Replayed, it has an end of its own again, and not that one.
+        house.change(claim.id, Change::Replay, at(7)).await.unwrap();
+        assert_eq!(house.overdue(100).await, (vec![], None), "{id}");
+        house.change(claim.id, Change::Cancel, at(8)).await.unwrap();
+    }
 }
 
 async fn a_page_of_the_overdue_ends_and_says_when_the_next_is(house: House) {
@@ -129,7 +151,7 @@ async fn those_without_an_attempt_are_found_oldest_first_and_page_by_page(house:
     assert!(house.untried(4, Some(ids[3]), 2).await.is_empty());
     let other = house.put_tenant("other").await;
     let ask = AskUntried { before: at(100), after: None, limit: 10 };
-    assert!(house.store.read_untried(&other, ask).await.unwrap().is_empty());
+    assert!(house.store.read_untried(&other, ask).await.unwrap().found.is_empty());
 }
 
 async fn a_replay_begins_to_wait_anew_and_goes_beyond_an_expiry(house: House) {
@@ -174,6 +196,10 @@ async fn what_a_person_asked_for_can_be_read_alone(house: House) {
     let found: Vec<_> = page.claims.iter().map(|claim| (claim.id, claim.is_urgent)).collect();
     assert_eq!(found, [(urgent.id, true)], "not what nobody asked for, and not what has a predecessor");
     assert!(page.next_due.is_some_and(|at_most| at_most <= at(600)));
+    assert_eq!(page.next_urgent, None);
+    let short = AskDue { limit: 0, ..ask() };
+    let page_of_none = house.store.read_due(house.lease(endpoint.id), short).await.unwrap();
+    assert_eq!(page_of_none.next_urgent, Some(at(20)), "there is more than fits");
     // It was for this one attempt.
     house.attempted(&page.claims[0], Next::Waiting { due_at: at(700) }, at(21)).await;
     assert!(!house.delivery(urgent.id).await.is_urgent);
@@ -189,10 +215,12 @@ async fn the_last_delay_is_kept_for_the_next_draw(house: House) {
         unreachable!()
     };
     progress.last_delay = Some(Duration::from_micros(3_000_001));
+    progress.max_age = Some(Span::secs(77));
     let outcome = Outcome::Attempted { attempt, next, progress, look_at, notice };
     house.store.settle(house.lease(endpoint.id), settlement(&claim, outcome, at(1))).await.unwrap();
     assert_eq!(house.due(&endpoint, at(5)).await.claims[0].progress, progress);
     house.change(claim.id, Change::Cancel, at(2)).await.unwrap();
     house.change(claim.id, Change::Replay, at(3)).await.unwrap();
-    assert_eq!(house.delivery(claim.id).await.progress.last_delay, None);
+    let progress = house.delivery(claim.id).await.progress;
+    assert_eq!((progress.last_delay, progress.max_age), (None, None));
 }

@@ -29,6 +29,8 @@ for_every_store! {
     another_url_has_asked_for_nothing,
     an_event_over_by_its_own_account_lets_its_lane_move_on,
     a_replay_in_flight_keeps_its_fresh_budget,
+    what_was_decided_on_old_news_is_not_written,
+    a_receiver_that_is_no_longer_the_endpoints_speaks_for_nobody,
 }
 
 async fn an_attempt_and_its_state_are_there_together(house: House) {
@@ -122,7 +124,7 @@ async fn a_dead_head_is_passed_where_the_lane_skips_its_dead(house: House) {
 async fn a_delivery_too_old_to_be_attempted_is_dead_without_an_attempt(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
-    let settlement = settlement(&claim, Outcome::Over { by: EndedBy::Age }, at(9));
+    let settlement = settlement(&claim, Outcome::Over { by: EndedBy::Age, progress: claim.progress }, at(9));
     house.store.settle(house.lease(endpoint.id), settlement).await.unwrap();
     let delivery = house.delivery(claim.id).await;
     assert_eq!((delivery.state, delivery.cause), (State::Dead, Some(Cause::Expired)));
@@ -157,7 +159,7 @@ async fn a_stale_lease_settles_nothing(house: House) {
         attempted(&claim, Next::Delivered, at(1)),
         attempted(&claim, Next::Dead(Cause::Gone), at(1)),
         Outcome::PutBack { due_at: at(50) },
-        Outcome::Over { by: EndedBy::Age },
+        Outcome::Over { by: EndedBy::Age, progress: claim.progress },
     ] {
         let refused = house.store.settle(stale, settlement(&claim, outcome, at(1))).await.unwrap_err();
         assert!(matches!(refused, Error::Stale(shard) if shard == lease.shard), "{refused:?}");
@@ -215,7 +217,7 @@ async fn a_delivery_cancelled_in_flight_stays_cancelled_when_it_did_not_arrive(h
     }
     let claim = house.claim(event("put-back").to(&endpoint)).await;
     house.change(claim.id, Change::Cancel, at(1)).await.unwrap();
-    for outcome in [Outcome::PutBack { due_at: at(9) }, Outcome::Over { by: EndedBy::Age }] {
+    for outcome in [Outcome::PutBack { due_at: at(9) }, Outcome::Over { by: EndedBy::Age, progress: claim.progress }] {
         house.store.settle(house.lease(endpoint.id), settlement(&claim, outcome, at(2))).await.unwrap();
         assert_eq!(house.state(claim.id).await, State::Cancelled);
     }
@@ -313,12 +315,14 @@ async fn an_event_over_by_its_own_account_lets_its_lane_move_on(house: House) {
     house.accept(event("d").key("k").to(&endpoint)).await;
     // One behind the head ends first; the lane does not move for it.
     let behind = house.deliveries_of("b").await[0].id;
-    let over = Outcome::Over { by: EndedBy::Expiry };
+    let over = |progress| Outcome::Over { by: EndedBy::Expiry, progress };
     let settlement_of = |id, outcome| Settlement { id, endpoint: endpoint.id, now: at(21), outcome };
-    let settled = house.store.settle(house.lease(endpoint.id), settlement_of(behind, over.clone())).await.unwrap();
+    let progress = house.delivery(behind).await.progress;
+    let settled = house.store.settle(house.lease(endpoint.id), settlement_of(behind, over(progress))).await.unwrap();
     assert!(settled.promoted.is_none());
     assert_eq!(house.due_ids(&endpoint, at(100)).await, ["a"]);
-    let settled = house.store.settle(house.lease(endpoint.id), settlement_of(head.id, over)).await.unwrap();
+    let settled =
+        house.store.settle(house.lease(endpoint.id), settlement_of(head.id, over(head.progress))).await.unwrap();
     assert_eq!(settled.promoted.map(|claim| claim.event.id.to_string()), Some("c".into()));
     for id in [head.id, behind] {
         let delivery = house.delivery(id).await;
@@ -326,7 +330,7 @@ async fn an_event_over_by_its_own_account_lets_its_lane_move_on(house: House) {
     }
     // Any other death blocks, an old age included.
     let third = house.due(&endpoint, at(100)).await.claims.remove(0);
-    let old = settlement(&third, Outcome::Over { by: EndedBy::Age }, at(30));
+    let old = settlement(&third, Outcome::Over { by: EndedBy::Age, progress: third.progress }, at(30));
     assert!(house.store.settle(house.lease(endpoint.id), old).await.unwrap().promoted.is_none());
     assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
 }
@@ -347,4 +351,37 @@ async fn a_replay_in_flight_keeps_its_fresh_budget(house: House) {
     house.attempted(&again, Next::Delivered, at(4)).await;
     let numbers: Vec<u32> = house.attempts(claim.id).await.iter().map(|attempt| attempt.number).collect();
     assert_eq!(numbers, [1, 2]);
+}
+
+async fn what_was_decided_on_old_news_is_not_written(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let over = |progress| Outcome::Over { by: EndedBy::Age, progress };
+    let look = |progress| Outcome::LookAgain { at: at(99), progress };
+    // An attempt was faster.
+    let tried = house.claim(event("tried").to(&endpoint)).await;
+    house.attempted(&tried, Next::Waiting { due_at: at(60) }, at(1)).await;
+    // A person was faster.
+    let replayed = house.claim(event("replayed").to(&endpoint)).await;
+    house.change(replayed.id, Change::Cancel, at(1)).await.unwrap();
+    house.change(replayed.id, Change::Replay, at(2)).await.unwrap();
+    let delivered = house.claim(event("delivered").to(&endpoint)).await;
+    house.deliver(&delivered, at(1)).await;
+    for (claim, due_at) in [(&tried, Some(at(60))), (&replayed, Some(at(2))), (&delivered, None)] {
+        for outcome in [over(claim.progress), look(claim.progress)] {
+            let settled =
+                house.store.settle(house.lease(endpoint.id), settlement(claim, outcome, at(50))).await.unwrap();
+            assert!(settled.is_void);
+            assert_eq!(settled.due_again_at, due_at);
+        }
+        assert_ne!(house.state(claim.id).await, State::Dead);
+    }
+    assert!(house.store.read_overdue(at(100), 10).await.unwrap().found.is_empty());
+}
+
+async fn a_receiver_that_is_no_longer_the_endpoints_speaks_for_nobody(house: House) {
+    let endpoint = house.endpoint(json!({"url": "https://example.com/new"})).await;
+    let claim = house.claim(event("a").to(&endpoint)).await;
+    // The house's attempts go to https://example.com/, where the endpoint was.
+    assert_eq!(house.die(&claim, Cause::Gone, at(4)).await.notice, None);
+    assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().standing.state, EndpointState::Active);
 }

@@ -201,7 +201,8 @@ async fn a_dead_letter_is_found_explained_replayed_and_discarded() {
     assert_eq!(told(&gateway, &["dead-letters", "list", "--cause", "gone"]).await.trim(), "no dead letters");
 
     let story = told(&gateway, &["dead-letters", "get", one]).await;
-    for part in ["is dead (refused)", "order.paid one", "tried once", "422", "no such order", "dead-letters replay"] {
+    for part in ["Dead (refused)", "one (order.paid)", "after 1 attempt", "422", "no such order", "dead-letters replay"]
+    {
         assert!(story.contains(part), "{story} does not say {part:?}");
     }
     let facts = asked(&gateway, &["dead-letters", "get", one]).await;

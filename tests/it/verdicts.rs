@@ -117,7 +117,7 @@ async fn rules_can_be_changed_taken_back_and_given_to_a_whole_tenant() {
         (json!({"40": "retry"}), "/status_rules/40", "is not a status; use an exact code such as 404"),
         (json!({"6xx": "retry"}), "/status_rules/6xx", "1xx to 5xx"),
         (json!({"404": "ignore"}), "/status_rules/404", "`ignore` is not known here; use one of `deliver`"),
-        (json!({"404": 1}), "/status_rules/404", "wrong type; write a text"),
+        (json!({"404": 1}), "/status_rules/404", "the value is of a wrong type or shape"),
         (json!({"preset": "loose"}), "/status_rules/preset", "use one of `default`"),
         (json!(["strict"]), "/status_rules", "write it in braces"),
     ] {
@@ -127,6 +127,9 @@ async fn rules_can_be_changed_taken_back_and_given_to_a_whole_tenant() {
         assert_eq!(problem["errors"][0]["pointer"], pointer, "{problem}");
         assert!(problem["detail"].as_str().unwrap().contains(says), "{problem}");
     }
+    let twice = br#"{"status_rules":{"404":"retry","404":"refuse"}}"#;
+    let problem = client.send("PATCH", &path, &[], &twice[..]).await.unwrap().problem(422, "invalid_field");
+    assert_eq!(problem["errors"][0]["pointer"], "/status_rules/404", "{problem}");
 }
 
 #[tokio::test]
@@ -253,6 +256,36 @@ async fn a_receiver_that_asks_for_quiet_is_left_alone_over_kill_9_but_for_whom_a
     assert_eq!(moved["backpressure_until"], Value::Null);
     gateway.wait_for_state("new", "delivered").await;
     assert_eq!(elsewhere.wait_for(20).await.len(), 20);
+}
+
+#[tokio::test]
+async fn what_the_old_receiver_says_is_not_held_against_the_new_one() {
+    let gateway = Gateway::start().await;
+    for (n, status, word) in [(1, 503, "retry-after"), (2, 410, "x-nothing")] {
+        let old = Receiver::answering(move |_| Reply::HoldWith(status, word, "3600".into())).await;
+        let new = Receiver::start().await;
+        let endpoint = gateway.create_endpoint(json!({"url": old.url()})).await;
+        let path = format!("/v1/tenants/default/endpoints/{}", endpoint["id"].as_str().unwrap());
+        let send = |id: String| gateway.send(json!({"id": id, "type":"a", "endpoints":[endpoint["id"]], "data":1}));
+        send(format!("in-flight-{n}")).await;
+        old.wait_for(1).await;
+        gateway.client.patch_json(&path, &json!({"url": new.url()})).await.expect(200);
+        old.go_on();
+        let told = eventually("the old receiver's answer to be recorded", || async {
+            let delivery = gateway.delivery_of(&format!("in-flight-{n}")).await;
+            if delivery["attempts"] == 1 { Ok(delivery) } else { Err(delivery.to_string()) }
+        })
+        .await;
+        assert_eq!(
+            gateway.attempts_of(&told).await[0]["url"],
+            old.url(),
+            "where it was sent, and not where it would be now"
+        );
+        let shown = gateway.client.get(&path).await.expect(200);
+        assert_eq!((&shown["state"], &shown["backpressure_until"]), (&json!("active"), &Value::Null), "{status}");
+        send(format!("new-{n}")).await;
+        gateway.wait_for_state(&format!("new-{n}"), "delivered").await;
+    }
 }
 
 #[tokio::test]

@@ -332,6 +332,59 @@ fn an_age_that_runs_out_under_backpressure_ends_without_an_attempt() {
 }
 
 #[test]
+fn a_shorter_age_counts_from_the_next_verdict_and_a_longer_one_at_once() {
+    let hourly = |max_age: &str| json!({"schedule": ["1h"], "jitter": "none", "max_age": max_age});
+    Town::answering(&[(500, None)]).live(json!({"retry": hourly("5h")}), async |office| {
+        office.send("e", None, None).await;
+        office.wait(10).await;
+        let planned = outlook(&office.gateway, &office.delivery("e").await);
+        office.retry_policy(hourly("1h")).await;
+        office.wait(10).await;
+        let now = outlook(&office.gateway, &office.delivery("e").await);
+        assert_eq!((now.end, now.next_attempt_at), (planned.end, planned.next_attempt_at), "what was decided stands");
+        office.wait(3_700).await;
+        assert_eq!(
+            office.stands("e").await,
+            (State::Dead, Some(Cause::Expired), 2),
+            "and the second verdict is the last"
+        );
+    });
+    // Under backpressure past its age, a delivery is saved by a longer one.
+    let replies = [(500, None), (503, Some("7200")), (500, None)];
+    Town::answering(&replies).live(json!({"retry": hourly("90m")}), async |office| {
+        office.send("saved", None, None).await;
+        office.wait(60).await;
+        office.send("loud", None, None).await;
+        office.wait(60).await;
+        assert_eq!(office.waits_for("saved").await, Some(WaitingFor::Due));
+        let late = outlook(&office.gateway, &office.delivery("saved").await);
+        assert_eq!(late.next_attempt_at, None, "it would come too late, so it does not come");
+        let told = explain_delivery(&office.gateway, &tenant(), office.delivery("saved").await.id).await.unwrap();
+        assert!(told.summary.contains("it is given up before that"), "{told:?}");
+        office.retry_policy(hourly("5h")).await;
+        office.wait(7_200).await;
+        assert_eq!(office.stands("saved").await, (State::Waiting, None, 2));
+    });
+}
+
+#[test]
+fn an_age_shorter_than_any_walk_ends_in_time_too() {
+    // Nothing but the note of this very delivery wakes the expirer in time.
+    let retry = json!({"schedule": ["10s"], "jitter": "none", "max_age": "2m"});
+    Town::answering(&[(500, None), (503, Some("200")), (200, None)]).live(json!({"retry": retry}), async |office| {
+        office.wait(5).await;
+        office.send("old", None, None).await;
+        office.wait(5).await;
+        office.send("loud", None, None).await;
+        office.wait(120).await;
+        let delivery = office.delivery("old").await;
+        assert_eq!((delivery.cause, delivery.progress.attempts), (Some(Cause::Expired), 1));
+        let age = delivery.finished_at.unwrap().as_second() - office.began.as_second() - 5;
+        assert!((120..=121).contains(&age), "{age}");
+    });
+}
+
+#[test]
 fn time_paused_by_a_person_does_not_count() {
     let retry = json!({"schedule": ["10m"], "jitter": "none", "max_age": "1h"});
     Town::answering(&[(500, None)]).live(json!({"retry": retry}), async |office| {

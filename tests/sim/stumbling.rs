@@ -98,7 +98,7 @@ impl Queue for Stumbling {
         self.stumble()?;
         self.call(async move |store| store.read_overdue(now, limit).await).await
     }
-    async fn read_untried(&self, tenant: &TenantId, ask: AskUntried) -> Result<Vec<Overdue>> {
+    async fn read_untried(&self, tenant: &TenantId, ask: AskUntried) -> Result<UntriedPage> {
         let tenant = tenant.clone();
         self.call(async move |store| store.read_untried(&tenant, ask).await).await
     }
@@ -189,9 +189,9 @@ impl History for Stumbling {
         let tenant = tenant.clone();
         self.call(async move |store| store.attempts(&tenant, id).await).await
     }
-    async fn lane(&self, tenant: &TenantId, endpoint: EndpointId, lane: &str) -> Result<Option<Lane>> {
-        let (tenant, lane) = (tenant.clone(), lane.to_owned());
-        self.call(async move |store| store.lane(&tenant, endpoint, &lane).await).await
+    async fn lane_head(&self, endpoint: EndpointId, lane: &str) -> Result<Option<(DeliveryId, bool)>> {
+        let lane = lane.to_owned();
+        self.call(async move |store| store.lane_head(endpoint, &lane).await).await
     }
     async fn lanes(&self, tenant: &TenantId, endpoint: EndpointId, blocked: bool, page: PageAsk) -> Result<Page<Lane>> {
         let tenant = tenant.clone();

@@ -78,7 +78,12 @@ pub struct ConnectFailure {
 impl Connector {
     /// Reads the machine's resolver settings and trusted certificates.
     pub fn new(guard: Arc<Guard>) -> anyhow::Result<Self> {
-        let resolver = TokioResolver::builder_tokio().or_else(|_| no_resolver_settings())?.build()?;
+        let mut resolver = TokioResolver::builder_tokio().or_else(|_| no_resolver_settings())?;
+        // All of it before the usual deadline for a connection, so that it is
+        // known who did not answer.
+        resolver.options_mut().timeout = Duration::from_millis(1_500);
+        resolver.options_mut().attempts = 1;
+        let resolver = resolver.build()?;
         Ok(Self { guard, resolver: Arc::new(resolver), tls: Arc::new(tls::config()?), timeout: Duration::from_secs(5) })
     }
 
@@ -130,7 +135,14 @@ impl Connector {
         if let Some(addresses) = loopback_addresses(host) {
             return Ok(addresses.into_iter().filter(|address| self.guard.permits(*address)).collect());
         }
-        match self.resolver.lookup_ip(host).await {
+        // On its own, so that an answer that comes too late for this attempt is
+        // known to the next.
+        let (resolver, name) = (self.resolver.clone(), host.to_owned());
+        let lookup = tokio::spawn(async move { resolver.lookup_ip(name).await });
+        match lookup
+            .await
+            .unwrap_or_else(|_| Err(hickory_resolver::net::NetError::from("a lookup ended inside the gateway")))
+        {
             Ok(found) => Ok(found.iter().collect()),
             Err(problem) => Err(unresolved(host, &problem)),
         }

@@ -71,7 +71,10 @@ fn is_ours(problem: &io::Error) -> bool {
 /// The deadline for opening a connection passed.
 pub fn unopened_within(timeout: Span, host: &str, port: u16, opened: &Opened) -> Failure {
     let message = match (opened.dns, opened.connect) {
-        (None, _) => format!("no connection within {timeout}: looking up the name {host} took too long"),
+        // Whoever owns the name has answered by then, if only that it fails.
+        (None, _) => {
+            return failure(FailureKind::Ours, format!("no resolver answered for {host} within {timeout}"));
+        }
         (Some(_), None) => format!("no connection within {timeout}: {host} did not answer on port {port}"),
         (Some(_), Some(_)) => {
             format!("no secure connection within {timeout}: {host} did not finish the TLS handshake on port {port}")
@@ -86,11 +89,20 @@ pub fn unanswered_within(total: Span, heard: Option<&Heard>) -> Failure {
     let message = match heard.map(Heard::shown) {
         None => format!("no connection within {total}"),
         Some(None) => format!("the connection was opened, but no answer came within {total}"),
+        Some(Some(beginning)) if heard.is_some_and(Heard::is_interim) => {
+            format!("an interim answer came ({beginning}), but no final one within {total}")
+        }
         Some(Some(beginning)) => {
             format!("an answer began with {beginning}, but its head was not complete within {total}")
         }
     };
     failure(FailureKind::Timeout, message)
+}
+
+/// Interim answers came without end.
+pub fn endless_interim(heard: &Heard) -> Failure {
+    let beginning = heard.shown().unwrap_or_default();
+    failure(FailureKind::MalformedAnswer, format!("interim answers came without end ({beginning}), and no final one"))
 }
 
 /// The exchange ended without an answer: finds out why, by what caused it and
@@ -185,6 +197,9 @@ fn broken(problem: &io::Error, heard: &Heard) -> Failure {
 /// Closed or reset, and how far the exchange was.
 fn cut_off(how: &str, heard: &Heard) -> Failure {
     let message = match heard.shown() {
+        Some(beginning) if heard.is_interim() => {
+            format!("the connection was {how} after an interim answer ({beginning}), before a final one came")
+        }
         Some(beginning) => {
             format!(
                 "the connection was {how} before the head of the answer was complete; what came begins with {beginning}"
@@ -256,12 +271,15 @@ mod tests {
 
     #[test]
     fn a_deadline_says_in_which_phase_it_passed() {
-        let message = |dns, connect| {
+        let failure = |dns, connect| {
             let opened = Opened { dns, connect, ..Opened::now() };
-            unopened_within(Span::secs(5), "a.example", 443, &opened).message
+            unopened_within(Span::secs(5), "a.example", 443, &opened)
         };
+        let message = |dns, connect| failure(dns, connect).message;
         let done = Some(Duration::ZERO);
-        assert_eq!(message(None, None), "no connection within 5s: looking up the name a.example took too long");
+        assert_eq!(failure(None, None).kind, FailureKind::Ours, "a silent resolver is not the receiver's");
+        assert_eq!(failure(done, None).kind, FailureKind::Timeout);
+        assert_eq!(message(None, None), "no resolver answered for a.example within 5s");
         assert_eq!(message(done, None), "no connection within 5s: a.example did not answer on port 443");
         assert_eq!(
             message(done, done),
@@ -273,7 +291,8 @@ mod tests {
     #[test]
     fn what_breaks_says_how_far_it_came() {
         let reset = io::Error::from(io::ErrorKind::ConnectionReset);
-        let heard = |bytes: &[u8], broke_while_sending| Heard { bytes: bytes.into(), broke_while_sending };
+        let heard =
+            |bytes: &[u8], broke_while_sending| Heard { bytes: bytes.into(), broke_while_sending, ..Heard::default() };
         let message = |heard| broken(&reset, &heard).message;
         assert_eq!(message(heard(b"", false)), "the connection was reset before an answer came");
         assert_eq!(message(heard(b"", true)), "the connection was reset while the request was being sent");

@@ -9,15 +9,15 @@ use tracing::{info, warn};
 
 use self::send::Sender;
 use self::sign::{sha256_hex, sign};
+use super::dispatch::gate::Gate;
 use super::expire::{Expiry, just_after};
 use crate::clock::Clock;
 use crate::model::attempt::{Answer, Attempt, Decision, FailureKind};
-use crate::model::delivery::{Cause, Limits, after};
-use crate::model::endpoint::{Endpoint, EndpointState};
+use crate::model::delivery::{Cause, EndedBy, after};
+use crate::model::endpoint::Endpoint;
 use crate::model::explain::answer_words;
+use crate::model::id::DeliveryId;
 use crate::model::next::{Moment, Next, next_state};
-use crate::model::policy::RetryPolicy;
-use crate::model::rules::StatusRules;
 use crate::model::verdict::judge;
 use crate::store::{Claim, Notice, Outcome, Settled, Settlement, Store};
 
@@ -45,84 +45,86 @@ pub struct Desk {
 }
 
 /// Makes one attempt and records it. `answered` is called once the receiver
-/// is no longer being asked anything, before the record is durable; but not
-/// if it asked to be left alone, for now or for ever, for then nothing may
-/// start in between.
-pub async fn deliver(desk: &Desk, claim: &Claim, mut answered: impl FnMut()) -> Settled {
+/// is no longer being asked anything, before the record is durable, with what
+/// it asked for itself: that is in force from then on.
+pub async fn deliver(desk: &Desk, claim: &Claim, mut answered: impl FnMut(Option<&Notice>)) -> Settled {
     let Some(endpoint) = desk.store.any_endpoint(claim.endpoint) else {
         return Settled::default();
     };
-    if endpoint.standing.state != EndpointState::Active {
-        // Paused between its turn and now: it rests where it was.
+    let started_at = desk.clock.now();
+    if !Gate::of(Some(&endpoint)).passes(claim, started_at) {
+        // Closed between its turn and now: it rests where it was.
         return Settled { due_again_at: Some(claim.due_at), ..Settled::default() };
     }
-    let started_at = desk.clock.now();
     let limits = desk.expiry.limits(&endpoint, claim.expires_at, started_at);
     if let Some(end) = claim.progress.end(&limits).filter(|end| started_at > end.at) {
-        return settle(desk, claim, &endpoint, Outcome::Over { by: end.by }).await;
+        let over = Outcome::Over { by: end.by, progress: claim.progress };
+        log(claim, &endpoint, &over);
+        return settle(desk, claim, &endpoint, over).await;
     }
     let request = sign(claim, &endpoint, started_at);
     let body_sha256 = sha256_hex(&request.body);
     let answer = desk.sender.send(request).await;
-    let outcome = decide(desk, claim, started_at, body_sha256, answer);
-    if !matches!(&outcome, Outcome::Attempted { notice: Some(_), .. }) {
-        answered();
-    }
+    let sent = Sent { endpoint: &endpoint, started_at, body_sha256 };
+    let outcome = decide(desk, claim, sent, answer);
+    answered(notice_of(&outcome));
     log(claim, &endpoint, &outcome);
     settle(desk, claim, &endpoint, outcome).await
 }
 
+fn notice_of(outcome: &Outcome) -> Option<&Notice> {
+    match outcome {
+        Outcome::Attempted { notice, .. } => notice.as_ref(),
+        Outcome::PutBack { .. } | Outcome::Over { .. } | Outcome::LookAgain { .. } => None,
+    }
+}
+
+/// What went out: the endpoint as it was then, since it may change meanwhile.
+struct Sent<'a> {
+    endpoint: &'a Endpoint,
+    started_at: Timestamp,
+    body_sha256: String,
+}
+
 /// What the answer means for the delivery, by the endpoint's rules and its
 /// policy of now.
-fn decide(desk: &Desk, claim: &Claim, started_at: Timestamp, body_sha256: String, answer: Answer) -> Outcome {
+fn decide(desk: &Desk, claim: &Claim, sent: Sent<'_>, answer: Answer) -> Outcome {
     let now = desk.clock.now();
     if matches!(&answer.result, Err(failure) if failure.kind == FailureKind::Ours) {
         return Outcome::PutBack { due_at: after(now, desk.put_back_delay()) };
     }
-    let endpoint = desk.store.any_endpoint(claim.endpoint);
-    // Deleted meanwhile: nothing will come of it, but the attempt was made.
-    let (policy, rules) = (RetryPolicy::default(), StatusRules::default());
-    let (limits, rules) = match &endpoint {
-        Some(endpoint) => (desk.expiry.limits(endpoint, claim.expires_at, now), &endpoint.settings.status_rules),
-        None => {
-            let hold_max = desk.expiry.hold_max;
-            (Limits { policy: &policy, held: Duration::ZERO, hold_max, expires_at: claim.expires_at }, &rules)
-        }
-    };
-    let judgement = judge(&answer, rules);
+    // Deleted meanwhile, nothing will come of it; but the attempt was made.
+    let known = desk.store.any_endpoint(claim.endpoint);
+    let endpoint = known.as_deref().unwrap_or(sent.endpoint);
+    let limits = desk.expiry.limits(endpoint, claim.expires_at, now);
+    let judgement = judge(&answer, &endpoint.settings.status_rules);
     let mut progress = claim.progress;
-    let moment = Moment { started_at, now, draw: desk.draw() };
+    let moment = Moment { started_at: sent.started_at, now, draw: desk.draw() };
     let step = next_state(&mut progress, &limits, &answer, &judgement, moment);
     let notice = judgement.disables.map(Notice::Disable).or(step.quiet_until.map(Notice::QuietUntil));
+    // A receiver that is no longer the endpoint's speaks for nobody here.
+    let notice = notice.filter(|_| endpoint.settings.url == sent.endpoint.settings.url);
     let look_at = progress.end(&limits).map(|end| just_after(end.at));
-    let sent = Sent { number: progress.attempts, started_at, body_sha256, endpoint: endpoint.as_deref() };
-    let attempt = Box::new(record(sent, answer, step.decision));
+    let attempt = Box::new(record(progress.attempts, sent, answer, step.decision));
     Outcome::Attempted { attempt, next: step.next, progress, look_at, notice }
 }
 
-struct Sent<'a> {
-    number: u32,
-    started_at: Timestamp,
-    body_sha256: String,
-    endpoint: Option<&'a Endpoint>,
-}
-
-fn record(sent: Sent<'_>, answer: Answer, decision: Decision) -> Attempt {
+fn record(number: u32, sent: Sent<'_>, answer: Answer, decision: Decision) -> Attempt {
     let (response, error) = match answer.result {
         Ok(response) => (Some(response), None),
         Err(failure) => (None, Some(failure)),
     };
     let status = response.as_ref().map(|response| response.status);
     let response = response.unwrap_or_default();
-    let settings = sent.endpoint.map(|endpoint| &endpoint.settings);
+    let settings = &sent.endpoint.settings;
     Attempt {
-        number: sent.number,
+        number,
         started_at: sent.started_at,
         timings: answer.timings,
-        url: settings.map(|settings| settings.url.clone()).unwrap_or_default(),
+        url: settings.url.clone(),
         status,
         error,
-        custom_headers: settings.map(|settings| settings.headers.keys().cloned().collect()).unwrap_or_default(),
+        custom_headers: settings.headers.keys().cloned().collect(),
         response_headers: response.headers,
         response_body: response.body,
         truncated: response.is_truncated,
@@ -153,13 +155,17 @@ async fn settle(desk: &Desk, claim: &Claim, endpoint: &Endpoint, outcome: Outcom
     }
 }
 
-/// One line per attempt, for operators.
+/// One line per attempt, for operators; and one for what is not attempted.
 fn log(claim: &Claim, endpoint: &Endpoint, outcome: &Outcome) {
-    let Outcome::Attempted { attempt, next, .. } = outcome else {
-        let Outcome::PutBack { due_at } = outcome else { return };
-        warn!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %endpoint.id, next_at = %due_at,
-              "not attempted, through trouble of our own; put back and not counted");
-        return;
+    let (attempt, next) = match outcome {
+        Outcome::Attempted { attempt, next, .. } => (attempt, next),
+        Outcome::PutBack { due_at } => {
+            warn!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %endpoint.id, next_at = %due_at,
+                  "not attempted, through trouble of our own; put back and not counted");
+            return;
+        }
+        Outcome::Over { by, .. } => return log_over(claim.id, endpoint, *by),
+        Outcome::LookAgain { .. } => return,
     };
     let (outcome, next_at) = match next {
         Next::Delivered => ("delivered".to_owned(), None),
@@ -182,6 +188,17 @@ fn log(claim: &Claim, endpoint: &Endpoint, outcome: &Outcome) {
         body_sha256 = attempt.body_sha256,
         "attempt {} {answer}: {outcome}", attempt.number,
     );
+}
+
+/// A delivery's time was over before another attempt.
+pub fn log_over(id: DeliveryId, endpoint: &Endpoint, by: EndedBy) {
+    let why = match by {
+        EndedBy::Age => "its max_age has passed",
+        EndedBy::Hold => "it waited too long for its first attempt",
+        EndedBy::Expiry => "its event's expires_at has passed",
+    };
+    info!(delivery.id = %id, endpoint.id = %endpoint.id, tenant.id = %endpoint.tenant,
+          "dead (expired) without a further attempt, because {why}");
 }
 
 /// The request an attempt was made with, as far as it can be shown: the

@@ -38,6 +38,7 @@ const BODY_BYTES_READ: usize = 64 * 1_024;
 const HEADERS_KEPT: usize = 32;
 const HEADER_BYTES_KEPT: usize = 1_024;
 /// How much of a header that decides something survives the cut.
+const DECISIVE_VALUES_KEPT: usize = 4;
 const DECISIVE_BYTES_KEPT: usize = 64;
 /// How large the head of an answer may be.
 pub const HEAD_BYTES_MAX: usize = 32 * 1_024;
@@ -165,9 +166,8 @@ fn kept_headers(headers: &http::HeaderMap) -> Vec<(String, String)> {
     }
     // Whatever else was cut, these decide when to come back, and whether.
     for decisive in ["retry-after", "webhook-delivery"] {
-        if let Some(value) = headers.get(decisive)
-            && !kept.iter().any(|(name, _)| name == decisive)
-        {
+        let known = kept.iter().filter(|(name, _)| name == decisive).count();
+        for value in headers.get_all(decisive).iter().skip(known).take(DECISIVE_VALUES_KEPT) {
             kept.push((decisive.to_owned(), lossy(&value.as_bytes()[..value.len().min(DECISIVE_BYTES_KEPT)])));
         }
     }

@@ -3,9 +3,9 @@
 //! Certificates are always checked. The words say what the server lacks, for
 //! they are read by whoever has to ask its owner for it.
 
+use std::cell::Cell;
 use std::error::Error as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustls::client::ResolvesClientCert;
 use rustls::pki_types::{ServerName, UnixTime};
@@ -33,26 +33,33 @@ pub fn config() -> anyhow::Result<ClientConfig> {
     Ok(ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots)
-        .with_no_client_auth())
+        .with_client_cert_resolver(Arc::new(NoCertificate)))
 }
 
 /// An encrypted connection, and whether its server asked who we are.
 pub async fn encrypt(
-    config: &ClientConfig,
+    config: &Arc<ClientConfig>,
     host: &str,
     tcp: TcpStream,
 ) -> Result<(Box<TlsStream<TcpStream>>, bool), Failure> {
     let name = ServerName::try_from(host.to_owned())
         .map_err(|_| tls(format!("{host:?} is not a name a certificate can be checked for")))?;
-    // A copy for this connection alone: servers that want a certificate and
-    // get none say so in many ways, so it has to be known which one asked.
-    let asked = Arc::new(Asked::default());
-    let mut config = config.clone();
-    config.client_auth_cert_resolver = asked.clone();
-    match TlsConnector::from(Arc::new(config)).connect(name, tcp).await {
-        Ok(stream) => Ok((Box::new(stream), asked.is_asked())),
-        Err(problem) => Err(explain(&problem, asked.is_asked()).unwrap_or_else(|| broken_off(&problem))),
+    let handshake = async {
+        let result = TlsConnector::from(config.clone()).connect(name, tcp).await;
+        (result, IS_ASKED.with(Cell::get))
+    };
+    match IS_ASKED.scope(Cell::new(false), handshake).await {
+        (Ok(stream), is_asked) => Ok((Box::new(stream), is_asked)),
+        (Err(problem), is_asked) => Err(explain(&problem, is_asked).unwrap_or_else(|| broken_off(&problem))),
     }
+}
+
+tokio::task_local! {
+    /// Whether the server of the handshake under way asked who we are. Those
+    /// that want a certificate and get none say so in many ways, so it has to
+    /// be known which one asked. Kept beside the config and not in a copy of
+    /// it: sessions are only resumed with the very same one.
+    static IS_ASKED: Cell<bool>;
 }
 
 /// What an error on a connection means, if it comes from TLS.
@@ -200,19 +207,13 @@ fn bare(name: &str) -> &str {
     inner.trim_matches('"')
 }
 
-/// Has no certificate to show, and remembers being asked for one.
-#[derive(Debug, Default)]
-struct Asked(AtomicBool);
+/// Has no certificate to show, and notes being asked for one.
+#[derive(Debug)]
+struct NoCertificate;
 
-impl Asked {
-    fn is_asked(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-impl ResolvesClientCert for Asked {
+impl ResolvesClientCert for NoCertificate {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        self.0.store(true, Ordering::Relaxed);
+        let _ = IS_ASKED.try_with(|is_asked| is_asked.set(true));
         None
     }
 

@@ -14,8 +14,12 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
 use super::connect::{ConnectFailure, Opened};
+use super::failure::endless_interim;
 use super::tls;
 
+/// How much may come in interim answers before a final one. Nobody means more,
+/// and each of them has to be read.
+const INTERIM_BYTES_MAX: usize = 256 * 1_024;
 /// How much of an answer's beginning is kept for its explanation.
 const HEARD_BYTES_MAX: usize = 64;
 
@@ -60,6 +64,8 @@ pub struct Heard {
     pub bytes: Vec<u8>,
     /// Whether the connection broke while the request was on its way out.
     pub broke_while_sending: bool,
+    /// How many bytes came in all.
+    pub count: usize,
 }
 
 impl Hearing {
@@ -76,6 +82,13 @@ impl Hearing {
         let mut heard = self.heard();
         let room = HEARD_BYTES_MAX - heard.bytes.len();
         heard.bytes.extend_from_slice(&bytes[..room.min(bytes.len())]);
+        heard.count += bytes.len();
+    }
+
+    /// Whether interim answers come without end.
+    fn is_endless(&self) -> bool {
+        let heard = self.heard();
+        heard.count > INTERIM_BYTES_MAX && heard.is_interim()
     }
 
     /// Whatever is sent begins a new exchange: what came before it belongs
@@ -83,13 +96,21 @@ impl Hearing {
     fn sent(&self, result: &Result<usize>) {
         let mut heard = self.heard();
         match result {
-            Ok(_) => heard.bytes.clear(),
+            Ok(_) => {
+                heard.bytes.clear();
+                heard.count = 0;
+            }
             Err(_) => heard.broke_while_sending = true,
         }
     }
 }
 
 impl Heard {
+    /// Whether what came begins with an interim answer, such as 100 or 103.
+    pub fn is_interim(&self) -> bool {
+        [&b"HTTP/1.1 1"[..], b"HTTP/1.0 1"].iter().any(|head| self.bytes.starts_with(head))
+    }
+
     /// The first line, without what surrounds it.
     pub fn line(&self) -> &[u8] {
         let line = self.bytes.trim_ascii_start().split(|byte| matches!(byte, b'\r' | b'\n')).next();
@@ -120,6 +141,10 @@ impl AsyncRead for Wire {
         };
         let result = ready!(read);
         wire.opened.hearing.hear(&buf.filled()[before..]);
+        if wire.opened.hearing.is_endless() {
+            let failure = endless_interim(&wire.opened.hearing.so_far());
+            return Poll::Ready(Err(Error::other(ConnectFailure { failure, opened: wire.opened.clone() })));
+        }
         Poll::Ready(result.map_err(|problem| wire.explained(problem)))
     }
 }
@@ -188,7 +213,7 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_text_are_written_out() {
-        let heard = Heard { bytes: b"\x00\xffhi\n".into(), broke_while_sending: false };
+        let heard = Heard { bytes: b"\x00\xffhi\n".into(), ..Heard::default() };
         assert_eq!(heard.shown().as_deref(), Some(r#""\x00\xffhi""#));
     }
 }

@@ -100,12 +100,11 @@ impl Dispatcher {
         self.pump();
     }
 
-    /// A delivery was changed by other hands than an attempt's. An urgent one
-    /// is to be tried now, even if its endpoint is being left alone.
-    pub fn changed(&self, endpoint: EndpointId, id: DeliveryId, due_at: Option<Timestamp>, is_urgent: bool) {
+    /// A delivery was changed by other hands than an attempt's.
+    pub fn changed(&self, endpoint: EndpointId, id: DeliveryId, due_at: Option<Timestamp>) {
         {
             let mut queues = self.queues();
-            queues.changed(endpoint, id, due_at, is_urgent, self.gate(endpoint));
+            queues.changed(endpoint, id, due_at, self.gate(endpoint));
         }
         self.pump();
     }
@@ -200,9 +199,9 @@ impl Dispatcher {
     }
 
     async fn attempt(self, claim: Claim) {
-        let mut held = Held { dispatcher: self.clone(), claim: Some(claim), is_sending: true };
+        let mut held = Held { dispatcher: self.clone(), claim: Some(claim), is_sending: true, is_hushed: false };
         let claim = held.claim.clone().expect("it was just put there");
-        let settled = deliver(&self.shared.desk, &claim, || held.answered()).await;
+        let settled = deliver(&self.shared.desk, &claim, |notice| held.answered(notice)).await;
         held.settled(settled);
     }
 
@@ -231,29 +230,41 @@ struct Held {
     dispatcher: Dispatcher,
     claim: Option<Claim>,
     is_sending: bool,
+    /// The receiver asked for something about itself.
+    is_hushed: bool,
 }
 
 impl Held {
-    fn answered(&mut self) {
+    /// The receiver is no longer being asked anything, and may have asked for
+    /// something itself.
+    fn answered(&mut self, notice: Option<&Notice>) {
         if std::mem::take(&mut self.is_sending)
             && let Some(claim) = &self.claim
         {
-            self.dispatcher.queues().answered(claim.endpoint);
+            let now = self.dispatcher.now();
+            let mut queues = self.dispatcher.queues();
+            if let Some(notice) = notice {
+                queues.hush(claim.endpoint, notice, now);
+                self.is_hushed = true;
+            }
+            queues.answered(claim.endpoint);
+            drop(queues);
             self.dispatcher.pump();
         }
     }
 
     fn settled(&mut self, settled: Settled) {
-        let Some(claim) = &self.claim else { return };
-        // An endpoint that is to be left alone is closed before its slot is free.
-        if let Some(notice) = &settled.notice {
-            self.dispatcher.endpoint_changed(claim.endpoint);
-            tell(claim, notice);
-        }
-        self.answered();
+        self.answered(None);
         let Some(claim) = self.claim.take() else { return };
         let dispatcher = &self.dispatcher;
         dispatcher.queues().settled(&claim, settled.due_again_at);
+        // What was written is in force from here on.
+        if self.is_hushed {
+            dispatcher.endpoint_changed(claim.endpoint);
+        }
+        if let Some(notice) = &settled.notice {
+            tell(&claim, notice);
+        }
         dispatcher.shared.fewer.notify_waiters();
         match settled.promoted {
             Some(promoted) => dispatcher.admit(vec![promoted]),

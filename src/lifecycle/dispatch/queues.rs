@@ -14,7 +14,7 @@ use jiff::Timestamp;
 
 use super::gate::Gate;
 use crate::model::id::{DeliveryId, EndpointId};
-use crate::store::{AskDue, Claim, DuePage};
+use crate::store::{AskDue, Claim, DuePage, Notice};
 
 /// How many fresh deliveries one endpoint keeps in memory.
 const READY_MAX: usize = 1_024;
@@ -54,8 +54,8 @@ struct Queue {
     /// Lanes with a claim in flight, and who arrived for them meanwhile.
     busy_lanes: HashMap<Arc<str>, VecDeque<Claim>>,
     stored_due: Option<Timestamp>,
-    /// Whether the store may have something that a person asked for.
-    has_urgent: bool,
+    /// When the store may have something due that a person asked for.
+    urgent_due: Option<Timestamp>,
     is_reading: bool,
     /// Changed while a read was under way, so the read does not count for them.
     touched: HashSet<DeliveryId>,
@@ -73,8 +73,7 @@ impl Queue {
             sending: 0,
             busy_lanes: HashMap::new(),
             stored_due: None,
-            // A restart does not know; looking once is cheap.
-            has_urgent: gate.quiet_until.is_some(),
+            urgent_due: None,
             is_reading: false,
             touched: HashSet::new(),
             has_turn: false,
@@ -96,16 +95,30 @@ impl Queue {
     }
 
     fn is_idle(&self) -> bool {
-        self.known.is_empty() && self.stored_due.is_none() && !self.is_reading && !self.has_turn
+        let is_waiting = self.stored_due.is_some() || self.urgent_due.is_some();
+        self.known.is_empty() && !is_waiting && !self.is_reading && !self.has_turn
     }
 
-    /// When to look into the store.
+    /// When to look into the store: for all that is due, but not before the
+    /// receiver wants to be called; for what a person asked for, at any time.
     fn wake_at(&self) -> Option<Timestamp> {
-        let may_read = self.gate.is_open && !self.is_reading && self.is_low();
-        let due_at = self.stored_due.filter(|_| may_read)?;
-        match self.gate.quiet_until {
-            Some(until) if !self.has_urgent => Some(due_at.max(until)),
-            _ => Some(due_at),
+        if !self.gate.is_open || self.is_reading || !self.is_low() {
+            return None;
+        }
+        let quiet_until = self.gate.quiet_until.unwrap_or(Timestamp::MIN);
+        let all = self.stored_due.map(|due_at| due_at.max(quiet_until));
+        all.into_iter().chain(self.urgent_due).min()
+    }
+
+    fn note_urgent(&mut self, due_at: Timestamp) {
+        self.urgent_due = Some(self.urgent_due.map_or(due_at, |known| known.min(due_at)));
+    }
+
+    /// Puts a claim out of mind; it rests in the store.
+    fn note_back(&mut self, claim: &Claim) {
+        self.note_stored(claim.due_at);
+        if claim.is_urgent {
+            self.note_urgent(claim.due_at);
         }
     }
 
@@ -142,8 +155,7 @@ impl Queues {
             || claim.due_at > now
             || queue.stored_due.is_some_and(|due_at| due_at <= now);
         if waits_in_store {
-            queue.has_urgent |= claim.is_urgent;
-            queue.note_stored(claim.due_at);
+            queue.note_back(&claim);
         } else if queue.known.insert(claim.id) {
             self.ready_bytes += cost(&claim);
             queue.ready.push_back(claim);
@@ -200,20 +212,17 @@ impl Queues {
         }
         if let Some(due_at) = due_again_at {
             queue.note_stored(due_at);
+            // Put back, it is still what a person asked for.
+            if claim.is_urgent {
+                queue.note_urgent(due_at);
+            }
         }
         self.arrange(claim.endpoint);
     }
 
     /// A person changed a delivery: whatever is remembered of it is void, and
     /// something of its endpoint may be due at this time.
-    pub fn changed(
-        &mut self,
-        endpoint: EndpointId,
-        id: DeliveryId,
-        due_at: Option<Timestamp>,
-        is_urgent: bool,
-        gate: Gate,
-    ) {
+    pub fn changed(&mut self, endpoint: EndpointId, id: DeliveryId, due_at: Option<Timestamp>, gate: Gate) {
         let queue = self.endpoints.entry(endpoint).or_insert_with(|| Queue::new(gate));
         if !queue.in_flight.contains(&id) && queue.known.remove(&id) {
             let parked = queue.busy_lanes.values_mut();
@@ -227,9 +236,9 @@ impl Queues {
         if queue.is_reading {
             queue.touched.insert(id);
         }
-        queue.has_urgent |= is_urgent;
         if let Some(due_at) = due_at {
             queue.note_stored(due_at);
+            queue.note_urgent(due_at);
         }
         self.arrange(endpoint);
     }
@@ -238,6 +247,8 @@ impl Queues {
     pub fn stored(&mut self, endpoint: EndpointId, due_at: Timestamp, gate: Gate) {
         let queue = self.endpoints.entry(endpoint).or_insert_with(|| Queue::new(gate));
         queue.note_stored(due_at);
+        // Whether any of it is urgent is for the store to say.
+        queue.note_urgent(due_at);
         self.arrange(endpoint);
     }
 
@@ -258,11 +269,24 @@ impl Queues {
             for claim in dropped {
                 self.ready_bytes -= cost(&claim);
                 queue.known.remove(&claim.id);
-                queue.has_urgent |= claim.is_urgent;
-                queue.note_stored(claim.due_at);
+                queue.note_back(&claim);
             }
+            // From now on these are looked for apart.
+            queue.note_urgent(now);
         }
         self.arrange(endpoint);
+    }
+
+    /// The receiver asked for something about itself. It is in force before
+    /// it is durable, so that nothing starts in between; [`Self::regate`]
+    /// follows with what was written.
+    pub fn hush(&mut self, endpoint: EndpointId, notice: &Notice, now: Timestamp) {
+        let Some(queue) = self.endpoints.get(&endpoint) else { return };
+        let gate = match notice {
+            Notice::Disable(_) => Gate { is_open: false, ..queue.gate },
+            Notice::QuietUntil(until) => Gate { quiet_until: queue.gate.quiet_until.max(Some(*until)), ..queue.gate },
+        };
+        self.regate(endpoint, gate, now);
     }
 
     /// Forgets what an endpoint that is no more had waiting.
@@ -270,6 +294,7 @@ impl Queues {
         self.regate(endpoint, Gate::of(None), Timestamp::MIN);
         if let Some(queue) = self.endpoints.get_mut(&endpoint) {
             queue.stored_due = None;
+            queue.urgent_due = None;
         }
         self.arrange(endpoint);
     }
@@ -286,7 +311,7 @@ impl Queues {
             queue.wake = None;
             queue.is_reading = true;
             let urgent_only = queue.gate.is_quiet(now);
-            queue.has_urgent = false;
+            queue.urgent_due = None;
             queue.stored_due = None;
             asks.push(AskDue {
                 endpoint,
@@ -306,13 +331,11 @@ impl Queues {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
         queue.is_reading = false;
         let touched = std::mem::take(&mut queue.touched);
-        // What the failed read was for is not known any more.
-        queue.has_urgent |= page.is_none();
-        let page = page.unwrap_or_else(|| DuePage { claims: Vec::new(), next_due: Some(again_at) });
+        let failed = || DuePage { next_due: Some(again_at), next_urgent: Some(again_at), ..DuePage::default() };
+        let page = page.unwrap_or_else(failed);
         for claim in page.claims {
             if !queue.gate.passes(&claim, now) {
-                queue.has_urgent |= claim.is_urgent;
-                queue.note_stored(claim.due_at);
+                queue.note_back(&claim);
             } else if !touched.contains(&claim.id) && queue.known.insert(claim.id) {
                 self.ready_bytes += cost(&claim);
                 queue.ready.push_back(claim);
@@ -320,6 +343,9 @@ impl Queues {
         }
         if let Some(due_at) = page.next_due {
             queue.note_stored(due_at);
+        }
+        if let Some(due_at) = page.next_urgent {
+            queue.note_urgent(due_at);
         }
         self.arrange(endpoint);
     }
@@ -414,170 +440,4 @@ fn cost(claim: &Claim) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::lifecycle::deliver::tests::claim as any_claim;
-
-    const OPEN: Gate = Gate { is_open: true, cap: 2, quiet_until: None };
-    const CLOSED: Gate = Gate { is_open: false, cap: 2, quiet_until: None };
-
-    fn at(seconds: i64) -> Timestamp {
-        Timestamp::from_second(seconds).unwrap()
-    }
-
-    fn endpoint(n: u128) -> EndpointId {
-        EndpointId::mint(at(0), n)
-    }
-
-    fn claim(of: EndpointId, n: u128, lane: Option<&str>) -> Claim {
-        let id = DeliveryId::mint(at(0), n);
-        Claim { id, endpoint: of, lane: lane.map(Arc::from), due_at: at(0), ..any_claim(b"{}") }
-    }
-
-    fn page(claims: Vec<Claim>, next_due: Option<Timestamp>) -> Option<DuePage> {
-        Some(DuePage { claims, next_due })
-    }
-
-    #[test]
-    fn the_cap_holds_and_frees_with_the_answer() {
-        let (mut queues, a) = (Queues::new(100), endpoint(1));
-        for n in 0..3 {
-            queues.admit(claim(a, n, None), OPEN, at(0));
-        }
-        let first = queues.take_next().unwrap();
-        assert!(queues.take_next().is_some());
-        assert!(queues.take_next().is_none(), "the cap is 2");
-        queues.answered(a);
-        assert!(queues.take_next().is_some());
-        assert!(queues.is_in_flight(a, first.id), "answered, but not settled yet");
-        queues.settled(&first, None);
-        assert!(!queues.is_in_flight(a, first.id));
-    }
-
-    #[test]
-    fn a_stuck_endpoint_is_in_nobodys_way() {
-        let (mut queues, stuck, free) = (Queues::new(100), endpoint(1), endpoint(2));
-        for n in 0..50 {
-            queues.admit(claim(stuck, n, None), OPEN, at(0));
-        }
-        queues.admit(claim(free, 100, None), OPEN, at(0));
-        let started: Vec<EndpointId> = std::iter::from_fn(|| queues.take_next()).map(|claim| claim.endpoint).collect();
-        assert_eq!(started.iter().filter(|id| **id == stuck).count(), 2);
-        assert!(started.contains(&free));
-    }
-
-    #[test]
-    fn a_lane_has_one_in_flight_and_others_park_behind_it() {
-        let (mut queues, a) = (Queues::new(100), endpoint(1));
-        queues.admit(claim(a, 1, Some("k")), OPEN, at(0));
-        queues.admit(claim(a, 2, Some("k")), OPEN, at(0));
-        queues.admit(claim(a, 3, Some("j")), OPEN, at(0));
-        let first = queues.take_next().unwrap();
-        assert_eq!(queues.take_next().unwrap().lane.as_deref(), Some("j"));
-        queues.answered(a);
-        assert!(queues.take_next().is_none(), "answered is not settled: the lane is still taken");
-        queues.settled(&first, None);
-        assert_eq!(queues.take_next().unwrap().id, DeliveryId::mint(at(0), 2));
-    }
-
-    #[test]
-    fn what_does_not_fit_in_memory_is_read_from_the_store_later() {
-        let (mut queues, a) = (Queues::new(10_000), endpoint(1));
-        for n in 0..READY_MAX as u128 + 10 {
-            queues.admit(claim(a, n, None), OPEN, at(0));
-        }
-        assert!(queues.take_reads(at(0)).is_empty(), "there is enough in memory");
-        let mut started = Vec::new();
-        while let Some(claim) = queues.take_next() {
-            queues.answered(a);
-            queues.settled(&claim, None);
-            started.push(claim.id);
-        }
-        assert_eq!(started.len(), READY_MAX);
-        let asks = queues.take_reads(at(0));
-        assert_eq!(asks.len(), 1);
-        let rest = (0..10).map(|n| claim(a, READY_MAX as u128 + n, None)).collect();
-        queues.read_done(a, page(rest, None), at(0), at(1));
-        assert!(queues.take_next().is_some());
-        assert!(queues.take_reads(at(0)).is_empty());
-    }
-
-    #[test]
-    fn a_read_never_brings_back_what_was_settled_meanwhile() {
-        let (mut queues, a) = (Queues::new(100), endpoint(1));
-        queues.stored(a, at(0), OPEN);
-        assert_eq!(queues.take_reads(at(0)).len(), 1);
-        queues.read_done(a, page(vec![claim(a, 1, None)], Some(at(0))), at(0), at(1));
-        let first = queues.take_next().unwrap();
-        // A second read begins while the first claim is in flight, and its
-        // answer was put together before that claim was settled.
-        let asks = queues.take_reads(at(0));
-        assert!(asks[0].except.contains(&first.id));
-        queues.answered(a);
-        queues.settled(&first, None);
-        queues.read_done(a, page(vec![claim(a, 1, None)], None), at(0), at(1));
-        assert!(queues.take_next().is_none());
-    }
-
-    #[test]
-    fn a_cancelled_delivery_is_not_started() {
-        let (mut queues, a) = (Queues::new(100), endpoint(1));
-        let waiting = claim(a, 1, None);
-        queues.admit(waiting.clone(), OPEN, at(0));
-        queues.changed(a, waiting.id, None, false, OPEN);
-        assert!(queues.take_next().is_none());
-        assert!(queues.endpoints.is_empty(), "nothing is left behind");
-        assert_eq!(queues.ready_bytes, 0);
-    }
-
-    #[test]
-    fn a_pause_holds_and_a_resume_reads_again() {
-        let (mut queues, a) = (Queues::new(100), endpoint(1));
-        queues.admit(claim(a, 1, None), OPEN, at(0));
-        queues.regate(a, CLOSED, at(0));
-        queues.admit(claim(a, 2, None), CLOSED, at(0));
-        assert!(queues.take_next().is_none());
-        assert!(queues.take_reads(at(9)).is_empty());
-        queues.regate(a, OPEN, at(9));
-        assert_eq!(queues.take_reads(at(9)).len(), 1);
-    }
-
-    #[test]
-    fn a_retry_wakes_at_its_time_and_not_before() {
-        let (mut queues, a) = (Queues::new(100), endpoint(1));
-        queues.admit(claim(a, 1, None), OPEN, at(0));
-        let claim = queues.take_next().unwrap();
-        queues.answered(a);
-        queues.settled(&claim, Some(at(30)));
-        assert_eq!(queues.next_wake(), Some(at(30)));
-        assert!(queues.set_timer(), "the timer was not set at all");
-        assert!(!queues.set_timer(), "nothing is earlier than what is waited for already");
-        assert!(queues.take_reads(at(29)).is_empty());
-        assert_eq!(queues.take_reads(at(30)).len(), 1);
-    }
-
-    #[test]
-    fn once_stopped_nothing_starts_and_nothing_wakes() {
-        let (mut queues, a) = (Queues::new(100), endpoint(1));
-        queues.admit(claim(a, 1, None), OPEN, at(0));
-        queues.stored(endpoint(2), at(0), OPEN);
-        queues.stop();
-        assert!(queues.take_next().is_none());
-        assert!(queues.take_reads(at(9)).is_empty());
-        assert_eq!(queues.next_wake(), None, "a wake in the past would be waited for in a circle");
-    }
-
-    #[test]
-    fn slots_bound_everything_in_flight() {
-        let mut queues = Queues::new(3);
-        for n in 0..10 {
-            queues.admit(claim(endpoint(n), n, None), OPEN, at(0));
-        }
-        let started: Vec<Claim> = std::iter::from_fn(|| queues.take_next()).collect();
-        assert_eq!((started.len(), queues.in_flight()), (3, 3));
-        queues.answered(started[0].endpoint);
-        assert!(queues.take_next().is_none(), "a slot is held until the claim is settled");
-        queues.settled(&started[0], None);
-        assert!(queues.take_next().is_some());
-    }
-}
+mod tests;

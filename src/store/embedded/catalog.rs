@@ -73,7 +73,7 @@ impl Index {
             let endpoint = Endpoint {
                 id: EndpointId(uuid_of(row.get(1)?)),
                 tenant: tenant.clone(),
-                policy: settings.retry.resolve().expect("stored policies were checked"),
+                policy: settings.retry.filled(),
                 settings,
                 standing: from_json(&row.get::<_, String>(4)?),
                 secrets: secrets.remove(&no).unwrap_or_default(),
@@ -310,6 +310,7 @@ impl Catalog for Embedded {
                 if endpoint.tenant != tenant {
                     return Ok(Err(Error::NotFound("endpoint")));
                 }
+                let mut unblocks = false;
                 match change {
                     EndpointChange::Settings { settings, policy, if_updated_at } => {
                         if endpoint.updated_at != if_updated_at {
@@ -319,15 +320,12 @@ impl Catalog for Embedded {
                         if endpoint.settings.url != settings.url {
                             endpoint.quiet_until = None;
                         }
-                        let unblocks = endpoint.settings.on_dead == OnDead::Block && settings.on_dead == OnDead::Skip;
+                        unblocks = endpoint.settings.on_dead == OnDead::Block && settings.on_dead == OnDead::Skip;
                         endpoint.settings = *settings;
                         endpoint.policy = policy;
                         // Strictly later, so that the next change can tell.
                         let least = millis(endpoint.updated_at) + 1;
                         endpoint.updated_at = at(millis(now).max(least));
-                        if unblocks {
-                            super::lane::pass_dead_heads(transaction.db, no, now)?;
-                        }
                     }
                     EndpointChange::Standing { state, reason } => {
                         // Whoever resumes what is not held means the quiet
@@ -342,7 +340,11 @@ impl Catalog for Embedded {
                         rotate(transaction.db, no, &mut endpoint, secret, overlap, now)?;
                     }
                 }
-                save(transaction, no, endpoint).map(Ok)
+                let endpoint = save(transaction, no, endpoint)?;
+                if unblocks {
+                    super::lane::pass_dead_heads(transaction.db, no, now)?;
+                }
+                Ok(Ok(endpoint))
             })
             .await?
     }
@@ -402,7 +404,7 @@ pub(super) fn current(transaction: &Transaction<'_>, id: EndpointId) -> rusqlite
         .optional()?;
     let Some((settings, standing, updated_at, quiet_until)) = row else { return Ok(None) };
     endpoint.settings = from_json(&settings);
-    endpoint.policy = endpoint.settings.retry.resolve().expect("stored policies were checked");
+    endpoint.policy = endpoint.settings.retry.filled();
     endpoint.standing = from_json(&standing);
     endpoint.updated_at = at(updated_at);
     endpoint.quiet_until = quiet_until.map(at);
@@ -441,15 +443,20 @@ pub(super) fn save(transaction: &mut Transaction<'_>, no: i64, endpoint: Endpoin
     Ok(endpoint)
 }
 
-/// Does what a receiver asked for itself; returns whether that changed
-/// anything.
+/// Does what the receiver at this URL asked for itself; returns whether that
+/// changed anything.
 pub(super) fn heed(
     transaction: &mut Transaction<'_>,
     id: EndpointId,
+    url: &str,
     notice: &Notice,
     now: Timestamp,
 ) -> rusqlite::Result<bool> {
     let Some((no, mut endpoint)) = current(transaction, id)? else { return Ok(false) };
+    // Another receiver has said nothing yet.
+    if endpoint.settings.url != url {
+        return Ok(false);
+    }
     match notice {
         Notice::Disable(_) if endpoint.standing.state == EndpointState::Disabled => return Ok(false),
         Notice::Disable(reason) => {

@@ -43,7 +43,7 @@ pub fn change(
             // A person's word goes beyond an `expires_at` that has passed.
             db.execute(
                 "UPDATE deliveries SET state = 0, cause = NULL, finished_at = NULL, due_at = ?1, replayed_at = ?1,
-                     attempts_before = attempts, age_from = NULL, held_before = 0, last_delay = NULL, urgent = 0,
+                     attempts_before = attempts, age_from = NULL, held_before = 0, last_delay = NULL, max_age = NULL, urgent = 0,
                      not_found = 0, no_such_name = 0, forbidden_target = 0,
                      expires_at = CASE WHEN expires_at > ?1 THEN expires_at END,
                      look_at = CASE WHEN expires_at > ?1 THEN expires_at + 1 END

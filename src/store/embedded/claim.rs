@@ -48,6 +48,7 @@ pub fn read_due(db: &Connection, ask: &AskDue) -> rusqlite::Result<DuePage> {
         page.claims.push(claim);
     }
     if ask.urgent_only {
+        page.next_urgent = page.next_due.take();
         let sql = "SELECT min(due_at) FROM deliveries INDEXED BY deliveries_due
                    WHERE endpoint = ? AND state = 0 AND behind = 0";
         page.next_due = db.prepare_cached(sql)?.query_row([endpoint], |row| row.get::<_, Option<i64>>(0))?.map(at);

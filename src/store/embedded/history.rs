@@ -87,12 +87,17 @@ impl History for Embedded {
         .await
     }
 
-    async fn lane(&self, tenant: &TenantId, endpoint: EndpointId, lane: &str) -> Result<Option<Lane>> {
-        let (tenant, lane) = (tenant.clone(), lane.to_owned());
+    async fn lane_head(&self, endpoint: EndpointId, lane: &str) -> Result<Option<(DeliveryId, bool)>> {
+        let lane = lane.to_owned();
         self.read(move |db| {
-            let sql = lane_sql("l.lane = ?3");
-            let wanted = params![id_bytes(endpoint.0), tenant.as_str(), lane];
-            db.prepare_cached(&sql)?.query_row(wanted, |row| lane_from(db, row)).optional()
+            let sql = "SELECT h.no, h.created_at, h.state = 2 FROM lanes l
+                       JOIN endpoints p ON p.no = l.endpoint JOIN deliveries h ON h.no = l.head
+                       WHERE p.id = ? AND p.deleted_at IS NULL AND l.lane = ?";
+            db.prepare_cached(sql)?
+                .query_row(params![id_bytes(endpoint.0), lane], |row| {
+                    Ok((delivery_id(row.get(0)?, row.get(1)?), row.get(2)?))
+                })
+                .optional()
         })
         .await
     }
@@ -358,8 +363,12 @@ fn lanes(
 ) -> rusqlite::Result<Page<Lane>> {
     let mut page = Page { data: Vec::new(), next: None };
     let after = ask.cursor.as_deref().and_then(|cursor| cursor.strip_prefix('~'));
-    let sql = lane_sql("(?3 IS NULL OR l.lane > ?3) ORDER BY l.lane");
-    let mut statement = db.prepare_cached(&sql)?;
+    let sql = "SELECT l.lane, l.head, h.created_at, h.state = 2, l.head_since, l.endpoint
+               FROM lanes l JOIN endpoints p ON p.no = l.endpoint JOIN tenants t ON t.no = p.tenant
+                    JOIN deliveries h ON h.no = l.head
+               WHERE p.id = ?1 AND t.id = ?2 AND p.deleted_at IS NULL AND t.deleted_at IS NULL
+                 AND (?3 IS NULL OR l.lane > ?3) ORDER BY l.lane";
+    let mut statement = db.prepare_cached(sql)?;
     let mut rows = statement.query(params![id_bytes(endpoint.0), tenant.as_str(), after])?;
     let mut last = None;
     for looked_at in 0.. {
@@ -376,15 +385,6 @@ fn lanes(
         }
     }
     Ok(page)
-}
-
-fn lane_sql(condition: &str) -> String {
-    format!(
-        "SELECT l.lane, l.head, h.created_at, h.state = 2, l.head_since, l.endpoint
-         FROM lanes l JOIN endpoints p ON p.no = l.endpoint JOIN tenants t ON t.no = p.tenant
-              JOIN deliveries h ON h.no = l.head
-         WHERE p.id = ?1 AND t.id = ?2 AND p.deleted_at IS NULL AND t.deleted_at IS NULL AND {condition}"
-    )
 }
 
 fn lane_from(db: &Connection, row: &Row<'_>) -> rusqlite::Result<Lane> {

@@ -1,12 +1,13 @@
 //! Lanes: who is head, and what happens when a member is passed.
 //!
-//! Invariant: `lanes.head` is the lowest member not passed, and it alone of
-//! the unpassed has `behind = 0`.
+//! Invariant: `lanes.head` is the lowest member not passed, dead or waiting,
+//! and it alone of the unpassed has `behind = 0`.
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::rows::millis;
+use super::rows::{millis, state_of};
+use crate::model::delivery::State;
 
 /// A member of a lane.
 pub struct Member<'a> {
@@ -19,9 +20,11 @@ pub struct Member<'a> {
 }
 
 /// Lets a lane move on past a member. Returns the member that may go now, if
-/// the one passed was the head and another waits.
+/// the one passed was the head and a waiting one is next. Dead members on the
+/// way are passed too, where the endpoint skips its dead; otherwise the first
+/// of them is the head, and the lane waits behind it.
 pub fn pass(db: &Connection, member: &Member<'_>, now: Timestamp) -> rusqlite::Result<Option<i64>> {
-    db.prepare_cached("UPDATE deliveries SET passed = 1, behind = 0 WHERE no = ?")?.execute([member.no])?;
+    mark_passed(db, member.no)?;
     let head: Option<i64> = db
         .prepare_cached("SELECT head FROM lanes WHERE endpoint = ? AND lane = ?")?
         .query_row(params![member.endpoint, member.lane], |row| row.get(0))
@@ -30,19 +33,41 @@ pub fn pass(db: &Connection, member: &Member<'_>, now: Timestamp) -> rusqlite::R
     if head != Some(member.no) {
         return Ok(None);
     }
-    let next: Option<i64> = db
-        .prepare_cached(
-            "SELECT no FROM deliveries INDEXED BY deliveries_by_lane
-             WHERE endpoint = ? AND lane = ? AND passed = 0 ORDER BY seq LIMIT 1",
-        )?
-        .query_row(params![member.endpoint, member.lane], |row| row.get(0))
-        .optional()?;
+    let (next, is_waiting) = loop {
+        match first_unpassed(db, member)? {
+            None => break (None, false),
+            Some((no, State::Dead)) if skips_dead(db, member.endpoint)? => mark_passed(db, no)?,
+            Some((no, state)) => break (Some(no), state == State::Waiting),
+        }
+    };
     db.prepare_cached("UPDATE lanes SET head = ?, head_since = ?, touched_at = ? WHERE endpoint = ? AND lane = ?")?
         .execute(params![next, millis(now), millis(now), member.endpoint, member.lane])?;
     if let Some(next) = next {
         db.prepare_cached("UPDATE deliveries SET behind = 0 WHERE no = ?")?.execute([next])?;
     }
-    Ok(next)
+    Ok(next.filter(|_| is_waiting))
+}
+
+fn mark_passed(db: &Connection, no: i64) -> rusqlite::Result<()> {
+    db.prepare_cached("UPDATE deliveries SET passed = 1, behind = 0 WHERE no = ?")?.execute([no])?;
+    Ok(())
+}
+
+fn first_unpassed(db: &Connection, member: &Member<'_>) -> rusqlite::Result<Option<(i64, State)>> {
+    db.prepare_cached(
+        "SELECT no, state FROM deliveries INDEXED BY deliveries_by_lane
+         WHERE endpoint = ? AND lane = ? AND passed = 0 ORDER BY seq LIMIT 1",
+    )?
+    .query_row(params![member.endpoint, member.lane], |row| Ok((row.get(0)?, state_of(row.get(1)?))))
+    .optional()
+}
+
+/// Whether an endpoint's lanes move on past their dead, as the tables have it:
+/// a change of this very commit counts.
+pub fn skips_dead(db: &Connection, endpoint: i64) -> rusqlite::Result<bool> {
+    let sql = "SELECT json_extract(settings, '$.on_dead') = 'skip' FROM endpoints WHERE no = ?";
+    let skips: Option<Option<bool>> = db.prepare_cached(sql)?.query_row([endpoint], |row| row.get(0)).optional()?;
+    Ok(skips.flatten().unwrap_or(false))
 }
 
 /// Lets every lane of an endpoint move on that stands behind a dead letter.

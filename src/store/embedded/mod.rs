@@ -227,7 +227,8 @@ mod tests {
         db.execute_batch(&format!("{} PRAGMA user_version = 1;", MIGRATIONS[0])).unwrap();
         db.execute_batch(
             r#"INSERT INTO tenants VALUES (1, 'default', 'Default', '{}', 0, NULL);
-               INSERT INTO endpoints VALUES (1, x'0190a0b0c0d07000800000000000000a', 1, '{"url":"https://a.example/"}',
+               INSERT INTO endpoints VALUES (1, x'0190a0b0c0d07000800000000000000a', 1,
+                   '{"url":"https://a.example/","retry":{"schedule":["0s","1h"],"max_age":"59m"}}',
                    '{"state":"active","reason":null,"since":"2026-01-01T00:00:00Z","held_ms":0}', 0, 0, NULL, NULL);
                INSERT INTO events (no, tenant, id, type, accepted_at, first_delivery, deliveries, data)
                    VALUES (1, 1, 'e', 'a.b', 1000, 1, 2, x'7b7d');
@@ -246,7 +247,9 @@ mod tests {
         assert_eq!(overdue.found[0].progress.begun_at, Some(at(1_000)));
         let (endpoint, due_at) = store.earliest_due().await.unwrap()[0];
         assert_eq!(due_at, at(1_000));
-        assert_eq!(store.any_endpoint(endpoint).unwrap().settings.status_rules, Default::default());
+        let known = store.any_endpoint(endpoint).unwrap();
+        assert_eq!(known.settings.status_rules, Default::default());
+        assert_eq!(known.policy.max_age.to_string(), "59m", "also what would be refused today");
         store.close().await;
     }
 }

@@ -5,7 +5,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::rows::{PROGRESS, at, delivery_id, delivery_no, millis, progress_from, uuid_of};
 use crate::model::id::{EndpointId, TenantId};
-use crate::store::{AskUntried, Overdue, OverduePage};
+use crate::store::{AskUntried, Overdue, OverduePage, UntriedPage};
 
 /// Reads those to be looked at, the longest overdue first. Served by
 /// `deliveries_overdue`. Those of a deleted endpoint are on their way to be
@@ -20,7 +20,7 @@ pub fn read(db: &Connection, now: Timestamp, limit: usize) -> rusqlite::Result<O
     let mut rows = statement.query([limit as i64 + 1])?;
     let mut page = OverduePage::default();
     while let Some(row) = rows.next()? {
-        let look_at: i64 = row.get(13)?;
+        let look_at: i64 = row.get(14)?;
         if look_at > millis(now) || page.found.len() == limit {
             page.next_at = Some(at(look_at));
             break;
@@ -30,9 +30,12 @@ pub fn read(db: &Connection, now: Timestamp, limit: usize) -> rusqlite::Result<O
     Ok(page)
 }
 
+/// How many rows one page of the untried looks at.
+const ROWS_MAX: usize = 10_000;
+
 /// Reads those that have had no attempt, oldest first. Served by
 /// `deliveries_undelivered`, whose rows stand in order of creation.
-pub fn read_untried(db: &Connection, tenant: &TenantId, ask: &AskUntried) -> rusqlite::Result<Vec<Overdue>> {
+pub fn read_untried(db: &Connection, tenant: &TenantId, ask: &AskUntried) -> rusqlite::Result<UntriedPage> {
     let sql = "SELECT no FROM tenants WHERE id = ? AND deleted_at IS NULL";
     let tenant: Option<i64> = db.prepare_cached(sql)?.query_row([tenant.as_str()], |row| row.get(0)).optional()?;
     let sql = format!(
@@ -42,20 +45,26 @@ pub fn read_untried(db: &Connection, tenant: &TenantId, ask: &AskUntried) -> rus
     );
     let mut statement = db.prepare_cached(&sql)?;
     let mut rows = statement.query(params![tenant, ask.after.map_or(0, delivery_no)])?;
-    let mut found = Vec::new();
-    while let Some(row) = rows.next()? {
+    let mut page = UntriedPage::default();
+    for looked_at in 1.. {
+        let Some(row) = rows.next()? else { break };
         let created_at: i64 = row.get(1)?;
         // Younger ones than this cannot have waited long enough.
-        if created_at >= millis(ask.before) || found.len() == ask.limit {
+        if created_at >= millis(ask.before) {
             break;
         }
         let overdue = overdue_from(row)?;
+        let id = overdue.id;
         let is_old = overdue.progress.begun_at.is_some_and(|begun| begun < ask.before);
         if is_old && overdue.progress.age_from.is_none() {
-            found.push(overdue);
+            page.found.push(overdue);
+        }
+        if page.found.len() == ask.limit || looked_at == ROWS_MAX {
+            page.next = Some(id);
+            break;
         }
     }
-    Ok(found)
+    Ok(page)
 }
 
 fn overdue_from(row: &Row<'_>) -> rusqlite::Result<Overdue> {

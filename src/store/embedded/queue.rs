@@ -8,8 +8,8 @@ use super::{Embedded, accept, change, claim, forget, overdue, settle};
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
 use crate::model::shard::{Lease, Shard};
 use crate::store::{
-    Accepted, AskDue, AskUntried, Change, Changed, DuePage, Error, Forgotten, Horizon, NewEvent, ONLY_EPOCH, Overdue,
-    OverduePage, Queue, Result, Settled, Settlement, Together,
+    Accepted, AskDue, AskUntried, Change, Changed, DuePage, Error, Forgotten, Horizon, NewEvent, ONLY_EPOCH,
+    OverduePage, Queue, Result, Settled, Settlement, Together, UntriedPage,
 };
 
 #[async_trait]
@@ -48,7 +48,7 @@ impl Queue for Embedded {
         self.read(move |db| overdue::read(db, now, limit)).await
     }
 
-    async fn read_untried(&self, tenant: &TenantId, ask: AskUntried) -> Result<Vec<Overdue>> {
+    async fn read_untried(&self, tenant: &TenantId, ask: AskUntried) -> Result<UntriedPage> {
         let tenant = tenant.clone();
         self.read(move |db| overdue::read_untried(db, &tenant, &ask)).await
     }

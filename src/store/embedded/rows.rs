@@ -9,6 +9,7 @@ use uuid::Uuid;
 use crate::model::delivery::{Cause, Progress, State, Tally};
 use crate::model::endpoint::Format;
 use crate::model::id::{DeliveryId, uuid_v7};
+use crate::model::span::Span;
 
 /// A time as stored.
 pub fn millis(at: Timestamp) -> i64 {
@@ -106,9 +107,9 @@ pub fn format_of(code: i64) -> Format {
 
 /// The columns [`progress_from`] reads, of a table called `d`.
 pub const PROGRESS: &str = "d.attempts, d.attempts_before, d.age_from, d.held_before,
-    d.not_found, d.no_such_name, d.forbidden_target, coalesce(d.replayed_at, d.created_at), d.last_delay";
+    d.not_found, d.no_such_name, d.forbidden_target, coalesce(d.replayed_at, d.created_at), d.last_delay, d.max_age";
 
-/// A budget, from nine columns beginning at `first`.
+/// A budget, from ten columns beginning at `first`.
 pub fn progress_from(row: &Row<'_>, first: usize) -> rusqlite::Result<Progress> {
     Ok(Progress {
         attempts: row.get(first)?,
@@ -121,6 +122,7 @@ pub fn progress_from(row: &Row<'_>, first: usize) -> rusqlite::Result<Progress> 
             forbidden_target: row.get(first + 6)?,
         },
         begun_at: Some(at(row.get(first + 7)?)),
+        max_age: row.get::<_, Option<i64>>(first + 9)?.map(|millis| Span::millis(millis.max(0) as u64)),
         last_delay: row.get::<_, Option<i64>>(first + 8)?.map(|micros| Duration::from_micros(micros.max(0) as u64)),
     })
 }

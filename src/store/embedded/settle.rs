@@ -4,12 +4,11 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::claim::claim;
-use super::lane::{Member, pass};
+use super::lane::{Member, pass, skips_dead};
 use super::rows::{at, attempt_no, cause_code, delivery_id, delivery_no, millis, state_code, state_of};
 use super::writer::Transaction;
 use crate::model::attempt::Attempt;
 use crate::model::delivery::{Cause, End, Progress, State};
-use crate::model::endpoint::OnDead;
 use crate::model::next::Next;
 use crate::store::{Claim, Outcome, Settled, Settlement};
 
@@ -25,8 +24,14 @@ pub fn settle(transaction: &mut Transaction<'_>, settlement: &Settlement) -> rus
             row.allowed(*next, progress.begun_at)
         }
         Outcome::PutBack { due_at } => row.allowed(Next::Waiting { due_at: *due_at }, None),
-        Outcome::Over { by } => row.allowed(End { at: settlement.now, by: *by }.next(), None),
-        Outcome::LookAgain { at } => {
+        // Decided on what was read before: an attempt or a person may have
+        // been faster.
+        Outcome::Over { progress, .. } | Outcome::LookAgain { progress, .. } if !row.stands_at(progress) => {
+            let due_again_at = (row.place.state == State::Waiting).then(|| at(row.place.due_at));
+            return Ok(Settled { due_again_at, is_void: true, ..Settled::default() });
+        }
+        Outcome::Over { by, .. } => Some(End { at: settlement.now, by: *by }.next()),
+        Outcome::LookAgain { at, .. } => {
             let sql = "UPDATE deliveries SET look_at = ? WHERE no = ?";
             transaction.db.prepare_cached(sql)?.execute(params![millis(*at), row.no])?;
             return Ok(Settled::default());
@@ -58,8 +63,8 @@ pub fn settle(transaction: &mut Transaction<'_>, settlement: &Settlement) -> rus
         None => {}
     }
     // The receiver spoke for itself, whatever became of this delivery.
-    if let Outcome::Attempted { notice: Some(notice), .. } = &settlement.outcome
-        && super::catalog::heed(transaction, settlement.endpoint, notice, settlement.now)?
+    if let Outcome::Attempted { notice: Some(notice), attempt, .. } = &settlement.outcome
+        && super::catalog::heed(transaction, settlement.endpoint, &attempt.url, notice, settlement.now)?
     {
         settled.notice = Some(notice.clone());
     }
@@ -75,6 +80,8 @@ struct Found {
     is_watched: bool,
     /// When its present budget began.
     begun_at: i64,
+    /// Attempts made in its whole life.
+    attempts: u32,
     place: Place,
 }
 
@@ -103,6 +110,12 @@ impl Found {
         begun_at.is_none_or(|begun_at| millis(begun_at) == self.begun_at)
     }
 
+    /// Whether it waits, and nothing has been tried or changed since this was
+    /// its progress.
+    fn stands_at(&self, progress: &Progress) -> bool {
+        self.place.state == State::Waiting && self.is_budget(progress.begun_at) && self.attempts == progress.attempts
+    }
+
     fn place_after(&self, next: Option<Next>, now: Timestamp) -> Place {
         let finished_at = Some(millis(now));
         match next {
@@ -124,7 +137,7 @@ fn find(db: &Connection, settlement: &Settlement) -> rusqlite::Result<Option<Fou
     let found = db
         .prepare_cached(
             "SELECT endpoint, state, lane, passed, created_at, cause, due_at, finished_at,
-                    coalesce(replayed_at, created_at), look_at IS NOT NULL OR urgent
+                    coalesce(replayed_at, created_at), look_at IS NOT NULL OR urgent, attempts
              FROM deliveries WHERE no = ?",
         )?
         .query_row([no], |row| {
@@ -141,6 +154,7 @@ fn find(db: &Connection, settlement: &Settlement) -> rusqlite::Result<Option<Fou
                 is_passed: row.get(3)?,
                 is_watched: row.get(9)?,
                 begun_at: row.get(8)?,
+                attempts: row.get(10)?,
                 place,
             };
             Ok((found, delivery_id(no, row.get(4)?)))
@@ -196,8 +210,9 @@ fn write_budget(db: &Connection, no: i64, progress: &Progress, started_at: i64, 
 /// the rest, since what arrives at once needs none of it.
 fn watch(db: &Connection, no: i64, look_at: Option<Timestamp>, progress: &Progress) -> rusqlite::Result<()> {
     let last_delay = progress.last_delay.map(|delay| delay.as_micros() as i64);
-    db.prepare_cached("UPDATE deliveries SET look_at = ?, last_delay = ?, urgent = 0 WHERE no = ?")?
-        .execute(params![look_at.map(millis), last_delay, no])?;
+    let max_age = progress.max_age.map(|max_age| max_age.as_millis() as i64);
+    db.prepare_cached("UPDATE deliveries SET look_at = ?, last_delay = ?, max_age = ?, urgent = 0 WHERE no = ?")?
+        .execute(params![look_at.map(millis), last_delay, max_age, no])?;
     Ok(())
 }
 
@@ -210,12 +225,8 @@ fn move_lane(
 ) -> rusqlite::Result<Option<Claim>> {
     let Some(lane) = row.lane.as_deref().filter(|_| !row.is_passed) else { return Ok(None) };
     // An event that is over by its own account holds up no one.
-    if matches!(next, Next::Dead(_)) {
-        // As the tables have it: a change of this very commit counts.
-        let endpoint = super::catalog::current(transaction, settlement.endpoint)?;
-        if endpoint.is_none_or(|(_, endpoint)| endpoint.settings.on_dead == OnDead::Block) {
-            return Ok(None);
-        }
+    if matches!(next, Next::Dead(_)) && !skips_dead(transaction.db, row.endpoint)? {
+        return Ok(None);
     }
     let member = Member { endpoint: row.endpoint, lane, no: row.no };
     let promoted = pass(transaction.db, &member, settlement.now)?;

@@ -28,6 +28,8 @@ pub enum Reply {
     Body(u16, Bytes),
     /// Not before the receiver is told to go on; then with this status.
     Hold(u16),
+    /// The same, with one header.
+    HoldWith(u16, &'static str, String),
 }
 
 /// One request, as received.
@@ -63,6 +65,13 @@ struct Shared {
     go_on: watch::Sender<bool>,
     // Per key: open requests now, and the most there ever were.
     open: Mutex<HashMap<String, (usize, usize)>>,
+}
+
+impl Shared {
+    async fn wait_to_go_on(&self) {
+        let mut go_on = self.go_on.subscribe();
+        let _ = tokio::time::timeout(Duration::from_secs(60), go_on.wait_for(|go| *go)).await;
+    }
 }
 
 /// A receiver on a free port of this machine.
@@ -212,9 +221,12 @@ async fn answer(
         Reply::With(status, name, value) => respond(status).header(name, value).body(Full::default())?,
         Reply::Body(status, body) => respond(status).body(Full::new(body))?,
         Reply::Hold(status) => {
-            let mut go_on = shared.go_on.subscribe();
-            let _ = tokio::time::timeout(Duration::from_secs(60), go_on.wait_for(|go| *go)).await;
+            shared.wait_to_go_on().await;
             respond(status).body(Full::default())?
+        }
+        Reply::HoldWith(status, name, value) => {
+            shared.wait_to_go_on().await;
+            respond(status).header(name, value).body(Full::default())?
         }
     })
 }

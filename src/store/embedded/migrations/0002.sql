@@ -10,6 +10,7 @@ ALTER TABLE events ADD COLUMN expires_at INTEGER;
 ALTER TABLE deliveries ADD COLUMN expires_at INTEGER;                  -- the event's, until a replay after it
 ALTER TABLE deliveries ADD COLUMN look_at INTEGER;                     -- when its time may be over
 ALTER TABLE deliveries ADD COLUMN replayed_at INTEGER;                 -- when its present budget began, if not at its creation
+ALTER TABLE deliveries ADD COLUMN max_age INTEGER;                     -- the policy's, when it was last judged
 ALTER TABLE deliveries ADD COLUMN last_delay INTEGER;                  -- the delay last drawn, in microseconds
 ALTER TABLE deliveries ADD COLUMN urgent INTEGER NOT NULL DEFAULT 0;   -- 1 once a person asked for an attempt now
 
