@@ -325,7 +325,8 @@ fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
 /// The moment a text names. The last hours that can be written lie past what
 /// can be counted, and stand for never.
 fn moment_of(text: &str) -> Option<Timestamp> {
-    let is_never = text.starts_with("9999-12-3");
+    let is_date = text.get(..19).is_some_and(|text| text.parse::<jiff::civil::DateTime>().is_ok());
+    let is_never = text.starts_with("9999-12-3") && is_date;
     // Nobody counts finer than this, but some write finer.
     let digits = text.get(20..).map_or(0, |rest| rest.bytes().take_while(u8::is_ascii_digit).count());
     let shortened = match text.get(19..20) {

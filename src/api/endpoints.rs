@@ -136,7 +136,16 @@ fn fill_from_tenant(api: &Api, tenant: &TenantId, body: &[u8], settings: &mut Se
 /// Checks settings whole, and keeps the URL in its canonical form. One that
 /// was accepted before is not in question: it is judged at each attempt.
 fn check(api: &Api, settings: &mut Settings, known: Option<&Settings>) -> Result<RetryPolicy, Problem> {
-    let checked = settings.check();
+    let mut checked = settings.check();
+    // Nor is a policy that was accepted before, by the rules of its time.
+    if let (Err(problems), Some(known)) = (&mut checked, known)
+        && known.retry == settings.retry
+    {
+        problems.retain(|problem| !problem.pointer.starts_with("/retry"));
+        if problems.is_empty() {
+            checked = Ok(settings.retry.filled());
+        }
+    }
     let url = match known {
         Some(known) if known.url == settings.url => Ok(known.url.clone()),
         _ => api.guard.check(&settings.url).map(|url| url.to_string()),

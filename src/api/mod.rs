@@ -1,7 +1,9 @@
 //! Doors: every route on one page.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 
 use axum::Router;
 use axum::extract::Request;
@@ -109,7 +111,7 @@ async fn guard_v1(state: axum::extract::State<Api>, request: Request, next: Next
 
 /// Names the request and writes out the problem, if that is the answer.
 async fn finish(request: Request, next: Next) -> Response {
-    let mut response = next.run(request).await;
+    let mut response = ToItsEnd::of(next.run(request)).await;
     let request_id = format!("req_{:016x}", rand::random::<u64>());
     if let Some(problem) = response.extensions_mut().remove::<problem::Problem>() {
         problem.render(&mut response, &request_id);
@@ -117,4 +119,36 @@ async fn finish(request: Request, next: Next) -> Response {
     let value = HeaderValue::try_from(request_id).expect("hex is a header value");
     response.headers_mut().insert("x-request-id", value);
     response
+}
+
+/// A handler that is finished even if nobody waits for it any more. A caller
+/// that hangs up takes its handler along; what it changes must not be left
+/// half done by that, written but not in force here.
+struct ToItsEnd<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
+
+impl<F: Future<Output: Send> + Send + 'static> ToItsEnd<F> {
+    fn of(handler: F) -> Self {
+        Self(Some(Box::pin(handler)))
+    }
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Future for ToItsEnd<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let handler = self.0.as_mut().expect("a future is not polled after its end");
+        let polled = handler.as_mut().poll(cx);
+        if polled.is_ready() {
+            self.0 = None;
+        }
+        polled
+    }
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Drop for ToItsEnd<F> {
+    fn drop(&mut self) {
+        if let (Some(rest), Ok(runtime)) = (self.0.take(), tokio::runtime::Handle::try_current()) {
+            runtime.spawn(rest);
+        }
+    }
 }

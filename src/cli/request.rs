@@ -110,6 +110,8 @@ pub fn coming(text: &str) -> Result<String, String> {
             .map(|at| format!("{at:.3}"))
             .map_err(|_| format!("{text} reaches ahead too far")),
         (_, Ok(_)) => Ok(text.to_owned()),
+        // A time, if not one that can be counted here: the gateway decides.
+        _ if text.len() > 19 && text.as_bytes()[10].eq_ignore_ascii_case(&b't') => Ok(text.to_owned()),
         _ => {
             Err("write a time such as 2026-11-15T08:00:00Z, or a span such as 10m for ten minutes from now".to_owned())
         }
@@ -146,6 +148,8 @@ mod tests {
         let ago: jiff::Timestamp = past("2h").unwrap().parse().unwrap();
         assert!((7_200..7_210).contains(&(SystemClock.now().as_second() - ago.as_second())));
         assert!(past("yesterday").unwrap_err().contains("such as 2h"));
+        assert_eq!(coming("9999-12-31T23:59:59Z").unwrap(), "9999-12-31T23:59:59Z");
+        assert!(coming("tomorrow, or the day after").unwrap_err().contains("such as 10m"));
     }
 
     #[test]

@@ -120,10 +120,13 @@ pub async fn run(gateway: Arc<Gateway>) {
 }
 
 async fn look_around(gateway: &Arc<Gateway>, is_walk_due: bool) -> Result<Option<Timestamp>> {
-    if is_walk_due {
-        walk(gateway).await?;
-    }
-    sweep(gateway).await
+    let walked = match is_walk_due {
+        true => walk(gateway).await,
+        false => Ok(()),
+    };
+    // Trouble with the one must not keep the other from being done.
+    let next = sweep(gateway).await?;
+    walked.map(|()| next)
 }
 
 /// Looks at everything whose time may be over; returns when to look again.

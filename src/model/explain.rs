@@ -339,7 +339,10 @@ impl Facts<'_> {
             left => format!("{left} of {} attempts are left", policy.max_attempts),
         };
         let given_up = match by {
-            EndedBy::Age => format!("It is given up at {at:.0}, when max_age ({}) is over", policy.max_age),
+            EndedBy::Age => {
+                let judged = self.delivery.progress.max_age.unwrap_or(policy.max_age);
+                format!("It is given up at {at:.0}, when max_age ({}) is over", judged.max(policy.max_age))
+            }
             EndedBy::Hold => {
                 format!(
                     "It is given up at {at:.0}, should it have had no attempt by then (--hold-max is {})",

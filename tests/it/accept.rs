@@ -271,3 +271,30 @@ async fn a_tenant_has_its_own_ids_endpoints_and_defaults() {
     gateway.client.send("DELETE", "/v1/tenants/acme", &[], "").await.unwrap().expect(204);
     gateway.client.get("/v1/tenants/acme").await.problem(404, "not_found");
 }
+
+#[tokio::test]
+async fn a_producer_that_hangs_up_leaves_nothing_half_done() {
+    use tokio::io::AsyncWriteExt;
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    gateway.create_endpoint(json!({"url": receiver.url()})).await;
+    for n in 0..100 {
+        let event = format!(r#"{{"id":"hung-{n}","type":"a","data":1}}"#);
+        let request = format!(
+            "POST /v1/tenants/default/events HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {}\r\ncontent-length: {}\r\n\r\n{event}",
+            gateway.token(),
+            event.len()
+        );
+        let mut stream = tokio::net::TcpStream::connect(gateway.address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+    }
+    // Whatever was taken is delivered, without anything else happening.
+    eventually("everything that was accepted to be delivered", || async {
+        let waiting = gateway.list("/v1/tenants/default/deliveries?state=waiting").await.len();
+        let accepted = gateway.list("/v1/tenants/default/events").await.len();
+        match waiting == 0 && accepted > 0 && receiver.count() == accepted {
+            true => Ok(()),
+            false => Err(format!("{accepted} accepted, {waiting} waiting, {} received", receiver.count())),
+        }
+    })
+    .await;
+}

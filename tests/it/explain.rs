@@ -128,6 +128,9 @@ async fn what_is_held_too_long_or_over_ends_and_says_why() {
     gateway.client.post_json("/v1/tenants/default/events", &other).await.problem(409, "id_conflict");
     let none = json!({"id":"past","type":"a","data":1});
     gateway.client.post_json("/v1/tenants/default/events", &none).await.problem(409, "id_conflict");
+    for far in ["9999-12-31T23:59:59Z", "2199-01-01T00:00:00.123456789123Z"] {
+        gateway.send(json!({"type":"a","expires_at": far, "data":1})).await;
+    }
     for wrong in [json!("tomorrow"), json!("2026-01-31T12:00:00"), json!("2026-01-31"), json!("")] {
         let event = json!({"type":"a","expires_at": wrong, "data":1});
         let problem =

@@ -7,10 +7,13 @@
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hickory_resolver::TokioResolver;
+use hickory_resolver::net::NetError;
+use hickory_resolver::proto::rr::RecordType;
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
@@ -23,11 +26,18 @@ use super::wire::{Hearing, Stream, Wire};
 use crate::model::attempt::{Failure, FailureKind, Timings, millis};
 use crate::model::span::Span;
 
+/// How long a resolver may take to answer once; it is asked twice, and then
+/// for something else. All of it before the usual deadline for a connection,
+/// so that it is known who did not answer.
+const RESOLVER_TIMEOUT: Duration = Duration::from_millis(1_500);
+
 /// Opens guarded connections for the HTTP client.
 #[derive(Clone)]
 pub struct Connector {
     guard: Arc<Guard>,
     resolver: Arc<TokioResolver>,
+    /// Whether a resolver answered when one was last asked.
+    has_resolver: Arc<AtomicBool>,
     tls: Arc<rustls::ClientConfig>,
     timeout: Duration,
 }
@@ -79,12 +89,11 @@ impl Connector {
     /// Reads the machine's resolver settings and trusted certificates.
     pub fn new(guard: Arc<Guard>) -> anyhow::Result<Self> {
         let mut resolver = TokioResolver::builder_tokio().or_else(|_| no_resolver_settings())?;
-        // All of it before the usual deadline for a connection, so that it is
-        // known who did not answer.
-        resolver.options_mut().timeout = Duration::from_millis(1_500);
+        resolver.options_mut().timeout = RESOLVER_TIMEOUT;
         resolver.options_mut().attempts = 1;
         let resolver = resolver.build()?;
-        Ok(Self { guard, resolver: Arc::new(resolver), tls: Arc::new(tls::config()?), timeout: Duration::from_secs(5) })
+        let (tls, has_resolver) = (Arc::new(tls::config()?), Arc::new(AtomicBool::new(true)));
+        Ok(Self { guard, resolver: Arc::new(resolver), has_resolver, tls, timeout: Duration::from_secs(5) })
     }
 
     /// The same, with another deadline for opening a connection.
@@ -99,7 +108,10 @@ impl Connector {
         let opening = self.steps(&target, &mut opened);
         let result = match tokio::time::timeout_at(deadline, opening).await {
             Ok(result) => result,
-            Err(_) => Err(unopened_within(Span(self.timeout), target.host, target.port, &opened)),
+            Err(_) => {
+                let has_resolver = self.has_resolver.load(Ordering::Relaxed);
+                Err(unopened_within(Span(self.timeout), target.host, target.port, &opened, has_resolver))
+            }
         };
         match result {
             Ok(stream) => Ok(Wire::new(stream, opened)),
@@ -137,14 +149,11 @@ impl Connector {
         }
         // On its own, so that an answer that comes too late for this attempt is
         // known to the next.
-        let (resolver, name) = (self.resolver.clone(), host.to_owned());
-        let lookup = tokio::spawn(async move { resolver.lookup_ip(name).await });
-        match lookup
-            .await
-            .unwrap_or_else(|_| Err(hickory_resolver::net::NetError::from("a lookup ended inside the gateway")))
-        {
-            Ok(found) => Ok(found.iter().collect()),
-            Err(problem) => Err(unresolved(host, &problem)),
+        let lookup = tokio::spawn(ask(self.resolver.clone(), self.has_resolver.clone(), host.to_owned()));
+        match lookup.await {
+            Ok(Ok(found)) => Ok(found),
+            Ok(Err(problem)) => Err(unresolved(host, &problem, self.has_resolver.load(Ordering::Relaxed))),
+            Err(_) => Err(failure(FailureKind::Ours, format!("the lookup of {host} ended inside the gateway"))),
         }
     }
 
@@ -175,6 +184,34 @@ impl<'a> Target<'a> {
         let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
         Self { host, port, is_tls }
     }
+}
+
+/// Asks for a name's addresses. If there is no answer, asks for what every
+/// resolver knows: one that answers that is well, and the name's own servers
+/// are not.
+async fn ask(
+    resolver: Arc<TokioResolver>,
+    has_resolver: Arc<AtomicBool>,
+    name: String,
+) -> Result<Vec<IpAddr>, NetError> {
+    let found = resolver.lookup_ip(name).await;
+    let is_answered = |problem: &NetError| {
+        problem.is_nx_domain() || problem.is_no_records_found() || matches!(problem, NetError::Dns(_))
+    };
+    let is_well = match &found {
+        Ok(_) => true,
+        Err(problem) if is_answered(problem) => true,
+        Err(_) => {
+            let root = resolver.lookup(".", RecordType::NS);
+            match tokio::time::timeout(RESOLVER_TIMEOUT, root).await {
+                Ok(Ok(_)) => true,
+                Ok(Err(problem)) => is_answered(&problem),
+                Err(_) => false,
+            }
+        }
+    };
+    has_resolver.store(is_well, Ordering::Relaxed);
+    found.map(|found| found.iter().collect())
 }
 
 /// Without resolver settings every name fails as our own trouble, and

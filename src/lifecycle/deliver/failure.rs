@@ -21,7 +21,7 @@ pub fn failure(kind: FailureKind, message: impl Into<String>) -> Failure {
 
 /// The name led to no address. "No such name" and a failing name server are
 /// the receiver's; no answer from any resolver is ours.
-pub fn unresolved(host: &str, problem: &NetError) -> Failure {
+pub fn unresolved(host: &str, problem: &NetError, has_resolver: bool) -> Failure {
     match problem {
         problem if problem.is_nx_domain() => {
             failure(FailureKind::NoSuchName, format!("the name {host} does not exist"))
@@ -34,6 +34,9 @@ pub fn unresolved(host: &str, problem: &NetError) -> Failure {
             failure(FailureKind::Dns, format!("the name servers of {host} failed; they say: {code}"))
         }
         NetError::Dns(problem) => failure(FailureKind::Dns, format!("the name servers of {host} failed: {problem}")),
+        problem if has_resolver => {
+            failure(FailureKind::Dns, format!("the name servers of {host} did not answer in time: {problem}"))
+        }
         _ => failure(FailureKind::Ours, format!("no resolver answered for {host}: {problem}")),
     }
 }
@@ -69,12 +72,12 @@ fn is_ours(problem: &io::Error) -> bool {
 }
 
 /// The deadline for opening a connection passed.
-pub fn unopened_within(timeout: Span, host: &str, port: u16, opened: &Opened) -> Failure {
+pub fn unopened_within(timeout: Span, host: &str, port: u16, opened: &Opened, has_resolver: bool) -> Failure {
     let message = match (opened.dns, opened.connect) {
-        // Whoever owns the name has answered by then, if only that it fails.
-        (None, _) => {
+        (None, _) if !has_resolver => {
             return failure(FailureKind::Ours, format!("no resolver answered for {host} within {timeout}"));
         }
+        (None, _) => format!("no connection within {timeout}: looking up the name {host} took too long"),
         (Some(_), None) => format!("no connection within {timeout}: {host} did not answer on port {port}"),
         (Some(_), Some(_)) => {
             format!("no secure connection within {timeout}: {host} did not finish the TLS handshake on port {port}")
@@ -226,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_missing_name_is_not_a_failing_name_server_and_neither_is_our_resolver() {
-        let lookup = |problem: NetError| told(unresolved("a.example", &problem));
+        let lookup = |problem: NetError| told(unresolved("a.example", &problem, false));
         let without = |code| NetError::Dns(DnsError::NoRecordsFound(NoRecords::new(Query::default(), code)));
         let cases = [
             (without(ResponseCode::NXDomain), FailureKind::NoSuchName, "the name a.example does not exist"),
@@ -246,6 +249,9 @@ mod tests {
         for (problem, kind, message) in cases {
             assert_eq!(lookup(problem), (kind, message.to_owned()));
         }
+        // A resolver that answers other questions is well; then it is the name's own servers.
+        let (kind, message) = told(unresolved("a.example", &NetError::Timeout, true));
+        assert_eq!((kind, message.contains("did not answer in time")), (FailureKind::Dns, true));
     }
 
     #[test]
@@ -273,7 +279,7 @@ mod tests {
     fn a_deadline_says_in_which_phase_it_passed() {
         let failure = |dns, connect| {
             let opened = Opened { dns, connect, ..Opened::now() };
-            unopened_within(Span::secs(5), "a.example", 443, &opened)
+            unopened_within(Span::secs(5), "a.example", 443, &opened, dns.is_some())
         };
         let message = |dns, connect| failure(dns, connect).message;
         let done = Some(Duration::ZERO);

@@ -54,13 +54,16 @@ pub async fn deliver(desk: &Desk, claim: &Claim, mut answered: impl FnMut(Option
     let started_at = desk.clock.now();
     if !Gate::of(Some(&endpoint)).passes(claim, started_at) {
         // Closed between its turn and now: it rests where it was.
-        return Settled { due_again_at: Some(claim.due_at), ..Settled::default() };
+        return Settled { due_again_at: Some(claim.due_at), is_void: true, ..Settled::default() };
     }
     let limits = desk.expiry.limits(&endpoint, claim.expires_at, started_at);
     if let Some(end) = claim.progress.end(&limits).filter(|end| started_at > end.at) {
         let over = Outcome::Over { by: end.by, progress: claim.progress };
-        log(claim, &endpoint, &over);
-        return settle(desk, claim, &endpoint, over).await;
+        let settled = settle(desk, claim, &endpoint, over).await;
+        if !settled.is_void {
+            log_over(claim.id, &endpoint, end.by);
+        }
+        return settled;
     }
     let request = sign(claim, &endpoint, started_at);
     let body_sha256 = sha256_hex(&request.body);
@@ -164,8 +167,7 @@ fn log(claim: &Claim, endpoint: &Endpoint, outcome: &Outcome) {
                   "not attempted, through trouble of our own; put back and not counted");
             return;
         }
-        Outcome::Over { by, .. } => return log_over(claim.id, endpoint, *by),
-        Outcome::LookAgain { .. } => return,
+        Outcome::Over { .. } | Outcome::LookAgain { .. } => return,
     };
     let (outcome, next_at) = match next {
         Next::Delivered => ("delivered".to_owned(), None),

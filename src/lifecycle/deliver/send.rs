@@ -121,6 +121,7 @@ async fn exchange(
     };
     timings.first_byte = Some(millis(began.elapsed()));
     if let Some(opened) = response.extensions().get::<Opened>() {
+        opened.hearing.forget();
         show_if_new(opened, began, timings);
     }
     Ok(read(response, deadline).await)

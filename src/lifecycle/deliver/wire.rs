@@ -91,11 +91,20 @@ impl Hearing {
         heard.count > INTERIM_BYTES_MAX && heard.is_interim()
     }
 
-    /// Whatever is sent begins a new exchange: what came before it belongs
-    /// to the last one.
+    /// The answer was heard to the end of its head: what comes next belongs to
+    /// another exchange.
+    pub fn forget(&self) {
+        let mut heard = self.heard();
+        heard.bytes.clear();
+        heard.count = 0;
+    }
+
+    /// Whatever is sent begins a new exchange, and what came before it belongs
+    /// to the last one; but interim answers come while the request goes out.
     fn sent(&self, result: &Result<usize>) {
         let mut heard = self.heard();
         match result {
+            Ok(_) if heard.is_interim() => {}
             Ok(_) => {
                 heard.bytes.clear();
                 heard.count = 0;
@@ -108,7 +117,8 @@ impl Hearing {
 impl Heard {
     /// Whether what came begins with an interim answer, such as 100 or 103.
     pub fn is_interim(&self) -> bool {
-        [&b"HTTP/1.1 1"[..], b"HTTP/1.0 1"].iter().any(|head| self.bytes.starts_with(head))
+        let begun = self.bytes.trim_ascii_start();
+        [&b"HTTP/1.1 1"[..], b"HTTP/1.0 1"].iter().any(|head| begun.starts_with(head))
     }
 
     /// The first line, without what surrounds it.

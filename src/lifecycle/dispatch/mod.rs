@@ -258,8 +258,9 @@ impl Held {
         let Some(claim) = self.claim.take() else { return };
         let dispatcher = &self.dispatcher;
         dispatcher.queues().settled(&claim, settled.due_again_at);
-        // What was written is in force from here on.
-        if self.is_hushed {
+        // What was written is in force from here on. Where nothing was, the
+        // queue may not know how its endpoint stands.
+        if self.is_hushed || settled.is_void {
             dispatcher.endpoint_changed(claim.endpoint);
         }
         if let Some(notice) = &settled.notice {

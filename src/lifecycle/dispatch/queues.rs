@@ -212,8 +212,9 @@ impl Queues {
         }
         if let Some(due_at) = due_again_at {
             queue.note_stored(due_at);
-            // Put back, it is still what a person asked for.
-            if claim.is_urgent {
+            // Put back, it is still what a person asked for, or what they asked
+            // for while it was on its way.
+            if claim.is_urgent || queue.gate.quiet_until.is_some() {
                 queue.note_urgent(due_at);
             }
         }
