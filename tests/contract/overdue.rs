@@ -149,6 +149,10 @@ async fn those_without_an_attempt_are_found_oldest_first_and_page_by_page(house:
     assert_eq!(house.untried(4, None, 2).await, [ids[0], ids[2]]);
     assert_eq!(house.untried(4, Some(ids[2]), 2).await, [ids[3]]);
     assert!(house.untried(4, Some(ids[3]), 2).await.is_empty());
+    let page = house.store.read_untried(&ours(), AskUntried { before: at(4), after: None, limit: 2 }).await.unwrap();
+    assert_eq!(page.next, Some(ids[2]), "there may be more");
+    let rest = AskUntried { before: at(4), after: page.next, limit: 2 };
+    assert_eq!(house.store.read_untried(&ours(), rest).await.unwrap().next, None);
     let other = house.put_tenant("other").await;
     let ask = AskUntried { before: at(100), after: None, limit: 10 };
     assert!(house.store.read_untried(&other, ask).await.unwrap().found.is_empty());

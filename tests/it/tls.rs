@@ -2,7 +2,7 @@
 //! reason is told.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -11,6 +11,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use rcgen::{BasicConstraints, Certificate, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
+use rustls::HandshakeKind;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::server::{WantsServerCert, WebPkiClientVerifier};
@@ -108,6 +109,8 @@ fn present(config: ConfigBuilder<ServerConfig, WantsServerCert>, (leaf, key): (C
 struct TlsReceiver {
     address: SocketAddr,
     bodies: mpsc::UnboundedReceiver<Bytes>,
+    /// How each connection was agreed on.
+    handshakes: Arc<Mutex<Vec<HandshakeKind>>>,
     accepting: tokio::task::JoinHandle<()>,
 }
 
@@ -122,18 +125,21 @@ impl TlsReceiver {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let (arrived, bodies) = mpsc::unbounded_channel();
+        let handshakes = Arc::<Mutex<Vec<HandshakeKind>>>::default();
+        let agreed = handshakes.clone();
         let accepting = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (acceptor, arrived) = (acceptor.clone(), arrived.clone());
+                let (acceptor, arrived, agreed) = (acceptor.clone(), arrived.clone(), agreed.clone());
                 tokio::spawn(async move {
                     // A client that does not trust us goes away here.
                     let Ok(stream) = acceptor.accept(stream).await else { return };
+                    agreed.lock().unwrap().extend(stream.get_ref().1.handshake_kind());
                     let service = service_fn(|request| receive(&arrived, request));
                     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
                 });
             }
         });
-        Self { address, bodies, accepting }
+        Self { address, bodies, handshakes, accepting }
     }
 
     fn url(&self, host: &str) -> String {
@@ -147,7 +153,8 @@ async fn receive(
 ) -> Result<hyper::Response<Full<Bytes>>, hyper::Error> {
     let body = request.into_body().collect().await?.to_bytes();
     let _ = arrived.send(body);
-    Ok(hyper::Response::new(Full::default()))
+    let close = hyper::Response::builder().header("connection", "close");
+    Ok(close.body(Full::default()).expect("a response"))
 }
 
 /// Sends one event there and waits until it has died of TLS; the message.
@@ -162,6 +169,21 @@ async fn dead_of_tls(gateway: &Gateway, url: String) -> String {
         assert_eq!(attempt["decision"]["verdict"], "retry", "{attempt}");
     }
     dead["last_error"]["message"].as_str().expect("a message").to_owned()
+}
+
+#[tokio::test]
+async fn a_receiver_that_closes_its_connections_is_not_made_to_agree_anew_each_time() {
+    let authority = Authority::named("ours");
+    let gateway = authority.trusting_gateway().await;
+    let receiver = TlsReceiver::start(authority.server(&["127.0.0.1"])).await;
+    gateway.create_endpoint(json!({"url": receiver.url("127.0.0.1"), "ordering": "endpoint"})).await;
+    for n in 0..4 {
+        gateway.send(json!({"id": format!("n-{n}"), "type": "t", "data": n})).await;
+        gateway.wait_for_state(&format!("n-{n}"), "delivered").await;
+    }
+    let agreed = receiver.handshakes.lock().unwrap().clone();
+    assert_eq!(agreed.len(), 4, "each answer closes its connection");
+    assert!(agreed[1..].iter().all(|kind| *kind == HandshakeKind::Resumed), "{agreed:?}");
 }
 
 #[tokio::test]

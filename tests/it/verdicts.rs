@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use posthaste::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
-use crate::support::{Gateway, Receiver, Reply, Seen, eager_retry, eventually};
+use crate::support::{Gateway, RawReceiver, Receiver, Reply, Seen, eager_retry, eventually};
 
 /// Answers with the status that the event asks for.
 fn as_asked(seen: &Seen) -> Reply {
@@ -206,6 +206,31 @@ async fn every_form_of_retry_after_is_honoured_or_ignored_as_published() {
         assert!((seconds - 3..=seconds + 3).contains(&waits), "{status} {header:?}: waits {waits}s, not {seconds}s");
         assert_eq!(attempt["decision"]["retry_after"], *header);
     }
+}
+
+#[tokio::test]
+async fn of_several_headers_the_one_that_asks_for_most_counts() {
+    let gateway = Gateway::start().await;
+    let padding: String = (0..40).map(|n| format!("x-pad-{n}: {}\r\n", "y".repeat(60))).collect();
+    let head =
+        format!("HTTP/1.1 503 Busy\r\n{padding}retry-after: soon\r\nretry-after: 200\r\nretry-after: 100\r\n\r\n");
+    let busy = RawReceiver::saying(head).await;
+    let endpoint = gateway.create_endpoint(json!({"url": busy.url("http"), "retry": {"schedule": ["10s"]}})).await;
+    gateway.send(json!({"id":"busy","type":"a","endpoints":[endpoint["id"]],"data":1})).await;
+    let delivery = eventually("the answer to be recorded", || async {
+        let delivery = gateway.delivery_of("busy").await;
+        if delivery["attempts"] == 1 { Ok(delivery) } else { Err(delivery.to_string()) }
+    })
+    .await;
+    let attempt = gateway.attempts_of(&delivery).await.remove(0);
+    assert_eq!(attempt["decision"]["retry_after"], "soon, 200, 100");
+    let waits = at(&delivery["next_attempt_at"]).duration_since(at(&attempt["started_at"])).as_secs();
+    assert!((199..=203).contains(&waits), "{waits}");
+    let head = format!("HTTP/1.1 503 No\r\n{padding}webhook-delivery: later\r\nwebhook-delivery: abort\r\n\r\n");
+    let done = RawReceiver::saying(head).await;
+    let endpoint = gateway.create_endpoint(json!({"url": done.url("http")})).await;
+    gateway.send(json!({"id":"done","type":"a","endpoints":[endpoint["id"]],"data":1})).await;
+    assert_eq!(gateway.wait_for_state("done", "dead").await["cause"], "refused");
 }
 
 #[tokio::test]
