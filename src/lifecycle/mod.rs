@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Beside it: [`expire`] ends what waits too long, [`retain`] forgets what is
-//! over, [`waiting`] and
-//! [`explain`] tell why something stands where it stands.
+//! over, [`waiting`] and [`explain`] tell why something stands where it
+//! stands.
 //!
 //! Everything here works on the [`crate::store`]'s promises and may run
 //! against a scripted [`deliver::send::Sender`] in simulated time.

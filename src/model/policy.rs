@@ -390,4 +390,4 @@ impl fmt::Display for Jitter {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

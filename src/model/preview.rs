@@ -330,6 +330,7 @@ impl Chance {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::policy::tests::any_jitter;
     use crate::model::policy::{Backoff, Delays, RetrySpec};
     use crate::model::preset::Preset;
     use proptest::prelude::*;
@@ -494,16 +495,8 @@ mod tests {
     }
 
     fn any_policy() -> impl Strategy<Value = RetryPolicy> {
-        let jitter = prop_oneof![
-            Just(Jitter::Equal),
-            Just(Jitter::Full),
-            Just(Jitter::Decorrelated),
-            Just(Jitter::None),
-            (0.1f64..=100.0).prop_map(Jitter::Percent),
-            (1u64..100_000).prop_map(|millis| Jitter::Add(Span::millis(millis))),
-        ];
         let backoff = (1u64..10_000_000, 1u64..1_000, 1.0f64..10.0);
-        (backoff, jitter, 1u32..300, 1u64..2_592_000).prop_filter_map(
+        (backoff, any_jitter(), 1u32..300, 1u64..2_592_000).prop_filter_map(
             "the second attempt is never made",
             |((base, times, factor), jitter, max_attempts, max_age)| {
                 let backoff = Backoff { base: Span::millis(base), factor, max: Span::millis(base * times) };

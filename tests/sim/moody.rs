@@ -56,15 +56,18 @@ impl Ledger {
     }
 }
 
-/// How long it may take until an answer is durable and in force: the store
-/// may stumble a few times on the way.
-const IN_FORCE: Duration = Duration::from_secs(10);
+/// How long it may take until an answer is in force: whatever is on its way
+/// at the same moment is not called back.
+const IN_FORCE: Duration = Duration::from_millis(1);
+/// How long it may take until it is durable: the store may stumble a few
+/// times on the way.
+const DURABLE: Duration = Duration::from_secs(10);
 
 impl Ledger {
     /// What was asked for just before a crash may never have been written.
     pub fn crash(&mut self, now: Timestamp) {
         for asked in self.quiet.values_mut() {
-            asked.retain(|(at, _)| after(*at, IN_FORCE) < now);
+            asked.retain(|(at, _)| after(*at, DURABLE) < now);
         }
     }
 

@@ -152,7 +152,7 @@ impl Connector {
         let lookup = tokio::spawn(ask(self.resolver.clone(), self.has_resolver.clone(), host.to_owned()));
         match lookup.await {
             Ok(Ok(found)) => Ok(found),
-            Ok(Err(problem)) => Err(unresolved(host, &problem, self.has_resolver.load(Ordering::Relaxed))),
+            Ok(Err((problem, has_resolver))) => Err(unresolved(host, &problem, has_resolver)),
             Err(_) => Err(failure(FailureKind::Ours, format!("the lookup of {host} ended inside the gateway"))),
         }
     }
@@ -188,12 +188,13 @@ impl<'a> Target<'a> {
 
 /// Asks for a name's addresses. If there is no answer, asks for what every
 /// resolver knows: one that answers that is well, and the name's own servers
-/// are not.
+/// are not. Which it was is told with the problem, and kept for those whose
+/// time is over before they hear of it.
 async fn ask(
     resolver: Arc<TokioResolver>,
     has_resolver: Arc<AtomicBool>,
     name: String,
-) -> Result<Vec<IpAddr>, NetError> {
+) -> Result<Vec<IpAddr>, (NetError, bool)> {
     let found = resolver.lookup_ip(name).await;
     let is_answered = |problem: &NetError| {
         problem.is_nx_domain() || problem.is_no_records_found() || matches!(problem, NetError::Dns(_))
@@ -211,7 +212,7 @@ async fn ask(
         }
     };
     has_resolver.store(is_well, Ordering::Relaxed);
-    found.map(|found| found.iter().collect())
+    found.map(|found| found.iter().collect()).map_err(|problem| (problem, is_well))
 }
 
 /// Without resolver settings every name fails as our own trouble, and

@@ -78,16 +78,12 @@ impl Hearing {
         self.0.lock().expect("nothing panics while it is held")
     }
 
-    fn hear(&self, bytes: &[u8]) {
+    /// Takes in what came; returns whether interim answers come without end.
+    fn hear(&self, bytes: &[u8]) -> bool {
         let mut heard = self.heard();
         let room = HEARD_BYTES_MAX - heard.bytes.len();
         heard.bytes.extend_from_slice(&bytes[..room.min(bytes.len())]);
         heard.count += bytes.len();
-    }
-
-    /// Whether interim answers come without end.
-    fn is_endless(&self) -> bool {
-        let heard = self.heard();
         heard.count > INTERIM_BYTES_MAX && heard.is_interim()
     }
 
@@ -150,8 +146,7 @@ impl AsyncRead for Wire {
             Stream::Tls(stream) => Pin::new(&mut **stream).poll_read(cx, buf),
         };
         let result = ready!(read);
-        wire.opened.hearing.hear(&buf.filled()[before..]);
-        if wire.opened.hearing.is_endless() {
+        if wire.opened.hearing.hear(&buf.filled()[before..]) {
             let failure = endless_interim(&wire.opened.hearing.so_far());
             return Poll::Ready(Err(Error::other(ConnectFailure { failure, opened: wire.opened.clone() })));
         }

@@ -68,7 +68,8 @@ fn policies_that_make_no_sense_are_refused_at_their_place_with_the_reason() {
     assert!(negative.contains("whole number"), "{negative}");
 }
 
-fn any_jitter() -> impl Strategy<Value = Jitter> {
+/// Every kind of jitter, with any figure.
+pub fn any_jitter() -> impl Strategy<Value = Jitter> {
     prop_oneof![
         Just(Jitter::Equal),
         Just(Jitter::Full),
