@@ -28,7 +28,7 @@ use crate::lifecycle::expire::{self, Expiry};
 use crate::lifecycle::retain::{self, Retention};
 use crate::lifecycle::space::Space;
 use crate::model::id::TenantId;
-use crate::model::tenant::{Defaults, Tenant};
+use crate::model::tenant::{Defaults, Quota, Tenant};
 use crate::store::embedded::{Durability, Embedded};
 use crate::store::{Catalog, Store};
 
@@ -156,7 +156,13 @@ fn warn_of_forbidden(store: &dyn Store, guard: &Guard) {
 async fn ensure_default_tenant(store: &Embedded, clock: &dyn Clock) -> anyhow::Result<()> {
     let id: TenantId = TenantId::DEFAULT.parse()?;
     if store.tenant(&id).is_none() {
-        let tenant = Tenant { id, name: "Default".into(), defaults: Defaults::default(), created_at: clock.now() };
+        let tenant = Tenant {
+            id,
+            name: "Default".into(),
+            quota: Quota::default(),
+            defaults: Defaults::default(),
+            created_at: clock.now(),
+        };
         store.put_tenant(tenant).await?;
     }
     Ok(())

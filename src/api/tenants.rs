@@ -18,7 +18,8 @@ use super::page::{Page, ask};
 use super::problem::{Code, FieldError, InputProblems, Problem, Problems, StateProblems};
 use crate::lifecycle::change;
 use crate::model::id::TenantId;
-use crate::model::tenant::{Defaults, Tenant};
+use crate::model::pace::Rate;
+use crate::model::tenant::{Defaults, Quota, Tenant};
 
 const NAME_BYTES_MAX: usize = 256;
 
@@ -29,9 +30,39 @@ pub struct TenantSettings {
     /// What people call it.
     #[serde(default)]
     name: String,
+    /// Its share of the gateway's send slots, against those of the others: 1 to 1,000.
+    #[serde(default = "one")]
+    #[schema(minimum = 1, maximum = 1000)]
+    weight: u32,
+    /// How often its receivers may be called, over all its endpoints; null for as often as theirs allow.
+    #[serde(default)]
+    rate: Option<Rate>,
+    /// How often it may hand events in.
+    #[serde(default = "ingest")]
+    ingest: Rate,
     /// What its new endpoints get where they say nothing themselves.
     #[serde(default)]
     defaults: Defaults,
+}
+
+fn one() -> u32 {
+    Quota::default().weight
+}
+
+fn ingest() -> Rate {
+    Quota::default().ingest
+}
+
+impl TenantSettings {
+    fn of(tenant: &Tenant) -> Self {
+        let Quota { weight, rate, ingest } = tenant.quota;
+        Self { name: tenant.name.clone(), weight, rate, ingest, defaults: tenant.defaults.clone() }
+    }
+
+    fn new() -> Self {
+        let Quota { weight, rate, ingest } = Quota::default();
+        Self { name: String::new(), weight, rate, ingest, defaults: Defaults::default() }
+    }
 }
 
 /// A tenant as it is shown.
@@ -50,8 +81,7 @@ pub struct TenantView {
 
 impl TenantView {
     fn of(tenant: &Tenant) -> Self {
-        let settings = TenantSettings { name: tenant.name.clone(), defaults: tenant.defaults.clone() };
-        Self { id: tenant.id.clone(), settings, created_at: tenant.created_at }
+        Self { id: tenant.id.clone(), settings: TenantSettings::of(tenant), created_at: tenant.created_at }
     }
 }
 
@@ -117,7 +147,7 @@ pub async fn put(
     };
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
     let settings = match body.trim_ascii().is_empty() {
-        true => TenantSettings { name: String::new(), defaults: Defaults::default() },
+        true => TenantSettings::new(),
         false => document_from_json(&body)?,
     };
     let is_known = api.gateway.store.tenant(&id).is_some();
@@ -136,9 +166,10 @@ fn bad_id(uri: &http::Uri) -> Problem {
 
 async fn save(api: &Api, id: TenantId, settings: TenantSettings) -> Result<Json<TenantView>, Problem> {
     check(&settings)?;
-    let TenantSettings { name, defaults } = settings;
-    let tenant = Tenant { id, name, defaults, created_at: api.gateway.clock.now() };
-    let tenant = api.gateway.store.put_tenant(tenant).await?;
+    let TenantSettings { name, weight, rate, ingest, defaults } = settings;
+    let quota = Quota { weight, rate, ingest };
+    let tenant = Tenant { id, name, quota, defaults, created_at: api.gateway.clock.now() };
+    let tenant = change::put_tenant(&api.gateway, tenant).await?;
     Ok(Json(TenantView::of(&tenant)))
 }
 
@@ -147,6 +178,14 @@ fn check(settings: &TenantSettings) -> Result<(), Problem> {
     let mut refuse = |pointer: &str, detail: String| errors.push(FieldError { pointer: pointer.into(), detail });
     if settings.name.len() > NAME_BYTES_MAX || settings.name.chars().any(char::is_control) {
         refuse("/name", format!("name is longer than {NAME_BYTES_MAX} bytes or holds control characters; shorten it"));
+    }
+    if !(1..=1_000).contains(&settings.weight) {
+        refuse("/weight", format!("weight is {}; use 1 to 1,000", settings.weight));
+    }
+    for (place, rate) in [("/rate", settings.rate), ("/ingest", Some(settings.ingest))] {
+        if let Some(Err((field, detail))) = rate.map(|rate| rate.check()) {
+            refuse(&format!("{place}{field}"), detail);
+        }
     }
     let defaults = &settings.defaults;
     if let Some(Err(problem)) = defaults.retry.as_ref().map(|retry| retry.resolve()) {
@@ -182,8 +221,7 @@ pub async fn update(
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
     let patch: Map<String, Value> = document_from_json(&body)?;
     let current = api.gateway.store.tenant(&id).ok_or_else(|| Problem::not_found("tenant"))?;
-    let settings = TenantSettings { name: current.name.clone(), defaults: current.defaults.clone() };
-    let mut document = serde_json::to_value(&settings).expect("settings are plain data");
+    let mut document = serde_json::to_value(TenantSettings::of(&current)).expect("settings are plain data");
     merge(&mut document, Value::Object(patch));
     save(&api, id, from_value(document)?).await
 }

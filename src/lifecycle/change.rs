@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::Gateway;
 use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::model::tenant::Tenant;
 use crate::store::{Change, EndpointChange, Error, Result};
 
 /// Does what a person asked for with one delivery.
@@ -67,6 +68,12 @@ pub async fn delete_endpoint(gateway: &Gateway, tenant: &TenantId, id: EndpointI
     gateway.store.delete_endpoint(tenant, id, gateway.clock.now()).await?;
     gateway.dispatcher.endpoint_changed(id);
     Ok(())
+}
+
+/// Creates a tenant or replaces what is known of it; its shares and limits
+/// are in force on return.
+pub async fn put_tenant(gateway: &Gateway, tenant: Tenant) -> Result<Arc<Tenant>> {
+    gateway.store.put_tenant(tenant).await
 }
 
 /// Deletes a tenant with its endpoints; what waited for them is cancelled.

@@ -6,9 +6,11 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::breaker::BreakerSettings;
 use super::event::{Event, Key};
 use super::filter::{Data, FilterRule, check_glob, glob_matches};
 use super::id::{EndpointId, SecretId, TenantId};
+use super::pace::Rate;
 use super::policy::{RetryPolicy, RetrySpec};
 use super::rules::StatusRules;
 use super::span::Span;
@@ -46,6 +48,10 @@ pub struct Settings {
     /// What people call it.
     #[serde(default)]
     pub description: String,
+    /// Who is written to when it fails for long, if mail is configured.
+    #[serde(default)]
+    #[schema(example = "ops@example.com")]
+    pub owner_email: Option<String>,
     /// Anything its owner wants to keep with it, as text.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
@@ -79,9 +85,15 @@ pub struct Settings {
     #[serde(default = "ten")]
     #[schema(minimum = 1, maximum = 1000)]
     pub max_in_flight: u32,
+    /// How often it may be called.
+    #[serde(default = "five_hundred")]
+    pub rate: Rate,
     /// The deadlines of an attempt.
     #[serde(default)]
     pub timeout: Timeout,
+    /// When it is left alone because it keeps failing.
+    #[serde(default)]
+    pub breaker: BreakerSettings,
 }
 
 fn every_type() -> Vec<String> {
@@ -90,6 +102,10 @@ fn every_type() -> Vec<String> {
 
 fn ten() -> u32 {
     10
+}
+
+fn five_hundred() -> Rate {
+    Rate { per_second: 500.0, burst: 50 }
 }
 
 /// What is delivered in order.
@@ -356,8 +372,20 @@ impl Settings {
                 ),
             );
         }
+        if let Err((field, message)) = self.rate.check() {
+            refuse(format!("/rate{field}"), message);
+        }
         if let Err(message) = self.timeout.check() {
             refuse("/timeout".into(), message);
+        }
+        self.breaker.check(|field, message| refuse(format!("/breaker{field}"), message));
+        if let Some(address) = &self.owner_email
+            && !is_mail_address(address)
+        {
+            refuse(
+                "/owner_email".into(),
+                format!("owner_email {address:?} is not a mail address; write it like ops@example.com"),
+            );
         }
         let policy = self.retry.resolve();
         if let Err(problem) = &policy {
@@ -389,6 +417,15 @@ impl Timeout {
         // A little earlier, so that it is known what the time was spent on.
         self.connect.min(Span(self.total.0 * 9 / 10))
     }
+}
+
+/// One plain address: what stands around the `@` is for the mail server.
+fn is_mail_address(text: &str) -> bool {
+    let is_plain = |c: char| !c.is_control() && !c.is_whitespace() && !"<>()[],;:\\\"@".contains(c);
+    let is_part = |part: &str, bytes_max: usize| {
+        (1..=bytes_max).contains(&part.len()) && part.chars().all(is_plain) && !part.split('.').any(str::is_empty)
+    };
+    text.split_once('@').is_some_and(|(name, host)| is_part(name, 64) && is_part(host, 255))
 }
 
 fn check_text(pointer: &str, what: &str, text: &str, bytes_max: usize, refuse: &mut impl FnMut(String, String)) {

@@ -10,9 +10,11 @@ pub mod headers;
 pub mod tenant;
 
 pub mod attempt;
+pub mod breaker;
 pub mod delivery;
 pub mod explain;
 pub mod next;
+pub mod pace;
 pub mod policy;
 pub mod preset;
 pub mod preview;

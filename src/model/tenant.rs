@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::endpoint::Timeout;
 use super::id::TenantId;
+use super::pace::Rate;
 use super::policy::RetrySpec;
 use super::rules::StatusRules;
 
@@ -15,10 +16,43 @@ pub struct Tenant {
     pub id: TenantId,
     /// What people call it.
     pub name: String,
+    /// How much of the gateway it may use.
+    pub quota: Quota,
     /// What its new endpoints get where they say nothing.
     pub defaults: Defaults,
     /// When it was created.
     pub created_at: Timestamp,
+}
+
+/// How much of the gateway a tenant may use.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Quota {
+    /// Its share of the gateway's send slots, against those of the others: 1 to 1,000.
+    #[serde(default = "one")]
+    #[schema(minimum = 1, maximum = 1000)]
+    pub weight: u32,
+    /// How often its receivers may be called, over all its endpoints; null for as often as theirs allow.
+    #[serde(default)]
+    pub rate: Option<Rate>,
+    /// How often it may hand events in.
+    #[serde(default = "ingest")]
+    pub ingest: Rate,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// More than one node takes in, so nobody meets it who has not set it.
+fn ingest() -> Rate {
+    Rate { per_second: 100_000.0, burst: 100_000 }
+}
+
+impl Default for Quota {
+    fn default() -> Self {
+        Self { weight: one(), rate: None, ingest: ingest() }
+    }
 }
 
 /// What a tenant's new endpoints get where they say nothing themselves.

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use posthaste::model::delivery::State;
 use posthaste::model::endpoint::{Endpoint, EndpointState};
-use posthaste::model::tenant::{Defaults, Tenant};
+use posthaste::model::pace::Rate;
+use posthaste::model::tenant::{Defaults, Quota, Tenant};
 use posthaste::store::{Change, EndpointChange, Error};
 use serde_json::{Value, json};
 
@@ -31,7 +32,9 @@ for_every_store! {
 async fn a_tenant_is_there_when_its_creation_returns_and_after_closing(house: House) {
     assert!(house.store.tenant(&tenant("acme")).is_none());
     let defaults = Defaults { max_in_flight: Some(3), ..Defaults::default() };
-    let acme = Tenant { id: tenant("acme"), name: "Acme".into(), defaults, created_at: at(7) };
+    let ingest = Rate { per_second: 2.5, burst: 7 };
+    let quota = Quota { weight: 3, rate: Some(Rate { per_second: 1.0, burst: 1 }), ingest };
+    let acme = Tenant { id: tenant("acme"), name: "Acme".into(), quota, defaults, created_at: at(7) };
     house.store.put_tenant(acme.clone()).await.unwrap();
     assert_eq!(*house.store.tenant(&acme.id).unwrap(), acme);
     let house = house.reopened().await;
@@ -41,7 +44,13 @@ async fn a_tenant_is_there_when_its_creation_returns_and_after_closing(house: Ho
 }
 
 async fn putting_a_tenant_again_keeps_when_it_was_created(house: House) {
-    let renamed = Tenant { id: ours(), name: "another name".into(), defaults: Defaults::default(), created_at: at(99) };
+    let renamed = Tenant {
+        id: ours(),
+        name: "another name".into(),
+        quota: Quota::default(),
+        defaults: Defaults::default(),
+        created_at: at(99),
+    };
     let known = house.store.put_tenant(renamed).await.unwrap();
     assert_eq!((known.name.as_str(), known.created_at), ("another name", at(0)));
     assert_eq!(house.store.tenant(&ours()).unwrap().name, "another name");

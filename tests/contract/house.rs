@@ -15,7 +15,7 @@ use posthaste::model::event::Event;
 use posthaste::model::id::{DeliveryId, EndpointId, SecretId, TenantId};
 use posthaste::model::next::Next;
 use posthaste::model::shard::Lease;
-use posthaste::model::tenant::{Defaults, Tenant};
+use posthaste::model::tenant::{Defaults, Quota, Tenant};
 use posthaste::model::verdict::Verdict;
 use posthaste::store::embedded::{Durability, Embedded};
 use posthaste::store::{
@@ -114,7 +114,13 @@ impl House {
     }
 
     pub async fn put_tenant(&self, id: &str) -> TenantId {
-        let new = Tenant { id: tenant(id), name: id.into(), defaults: Defaults::default(), created_at: at(0) };
+        let new = Tenant {
+            id: tenant(id),
+            name: id.into(),
+            quota: Quota::default(),
+            defaults: Defaults::default(),
+            created_at: at(0),
+        };
         self.store.put_tenant(new).await.expect("a tenant").id.clone()
     }
 

@@ -21,7 +21,7 @@ use posthaste::model::endpoint::{Endpoint, Secret, Settings, Standing};
 use posthaste::model::event::Event;
 use posthaste::model::id::{EndpointId, SecretId, TenantId};
 use posthaste::model::span::Span;
-use posthaste::model::tenant::{Defaults, Tenant};
+use posthaste::model::tenant::{Defaults, Quota, Tenant};
 use posthaste::store::embedded::{Durability, Embedded};
 use posthaste::store::{Catalog, DeliveryQuery, History, NewEvent, PageAsk, Together};
 use rand::rngs::StdRng;
@@ -88,7 +88,13 @@ pub fn tenant() -> TenantId {
 
 /// That tenant, as created.
 pub fn tenant_record(now: Timestamp) -> Tenant {
-    Tenant { id: tenant(), name: String::new(), defaults: Defaults::default(), created_at: now }
+    Tenant {
+        id: tenant(),
+        name: String::new(),
+        quota: Quota::default(),
+        defaults: Defaults::default(),
+        created_at: now,
+    }
 }
 
 /// The n-th endpoint, each with another kind of order.

@@ -48,7 +48,8 @@ impl Index {
     pub fn load(db: &Connection) -> rusqlite::Result<Self> {
         let mut index = Self::default();
         let mut by_no = HashMap::new();
-        let mut rows = db.prepare("SELECT no, id, name, defaults, created_at FROM tenants WHERE deleted_at IS NULL")?;
+        let mut rows =
+            db.prepare("SELECT no, id, name, defaults, created_at, quota FROM tenants WHERE deleted_at IS NULL")?;
         let mut rows = rows.query([])?;
         while let Some(row) = rows.next()? {
             let tenant = Tenant {
@@ -56,6 +57,7 @@ impl Index {
                 name: row.get(2)?,
                 defaults: from_json(&row.get::<_, String>(3)?),
                 created_at: at(row.get(4)?),
+                quota: from_json(&row.get::<_, String>(5)?),
             };
             by_no.insert(row.get::<_, i64>(0)?, tenant.id.clone());
             index.put_tenant(row.get(0)?, Arc::new(tenant));
@@ -208,7 +210,7 @@ impl Catalog for Embedded {
     async fn put_tenant(&self, tenant: Tenant) -> Result<Arc<Tenant>> {
         self.writer
             .write(move |transaction| {
-                let defaults = to_json(&tenant.defaults);
+                let (defaults, quota) = (to_json(&tenant.defaults), to_json(&tenant.quota));
                 let db = transaction.db;
                 let known: Option<(i64, i64)> = db
                     .query_row(
@@ -219,13 +221,14 @@ impl Catalog for Embedded {
                     .optional()?;
                 let (no, created_at) = match known {
                     Some((no, created_at)) => {
-                        let sql = "UPDATE tenants SET name = ?, defaults = ? WHERE no = ?";
-                        db.execute(sql, params![tenant.name, defaults, no])?;
+                        let sql = "UPDATE tenants SET name = ?, defaults = ?, quota = ? WHERE no = ?";
+                        db.execute(sql, params![tenant.name, defaults, quota, no])?;
                         (no, at(created_at))
                     }
                     None => {
-                        let sql = "INSERT INTO tenants (id, name, defaults, created_at) VALUES (?, ?, ?, ?)";
-                        db.execute(sql, params![tenant.id.as_str(), tenant.name, defaults, millis(tenant.created_at)])?;
+                        let sql = "INSERT INTO tenants (id, name, defaults, quota, created_at) VALUES (?, ?, ?, ?, ?)";
+                        let created_at = millis(tenant.created_at);
+                        db.execute(sql, params![tenant.id.as_str(), tenant.name, defaults, quota, created_at])?;
                         (db.last_insert_rowid(), tenant.created_at)
                     }
                 };

@@ -32,7 +32,8 @@ mod settle;
 mod sweep;
 mod writer;
 
-const MIGRATIONS: &[&str] = &[include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql")];
+const MIGRATIONS: &[&str] =
+    &[include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql"), include_str!("migrations/0003.sql")];
 
 /// Lists, lookups and due reads share these; each is a second or two of
 /// SQLite at worst, since no read looks at an unbounded number of rows.
