@@ -24,9 +24,11 @@ use crate::lifecycle::deliver::connect::Connector;
 use crate::lifecycle::deliver::guard::Guard;
 use crate::lifecycle::deliver::send::HttpSender;
 use crate::lifecycle::dispatch::Dispatcher;
+use crate::lifecycle::dispatch::queues::Limits;
 use crate::lifecycle::expire::{self, Expiry};
 use crate::lifecycle::retain::{self, Retention};
 use crate::lifecycle::space::Space;
+use crate::model::health::Quarantine;
 use crate::model::id::TenantId;
 use crate::model::tenant::{Defaults, Quota, Tenant};
 use crate::store::embedded::{Durability, Embedded};
@@ -61,7 +63,7 @@ impl App {
         let folder = settings.data.0.clone();
         let store = Embedded::open(&folder, Durability::Synced)?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        ensure_default_tenant(&store, clock.as_ref()).await?;
+        ensure_tenants(&store, clock.as_ref()).await?;
         let (admin, new_token) = admin_token(&store, &folder, is_token_renewed).await?;
 
         let store = Arc::new(store);
@@ -69,8 +71,8 @@ impl App {
         let sender = Arc::new(HttpSender::new(Connector::new(guard.clone())?));
         let shared: Arc<dyn Store> = store.clone();
         let expiry = Arc::new(Expiry::new(settings.hold_max));
-        let slots = settings.max_in_flight.0;
-        let dispatcher = Dispatcher::new(shared.clone(), sender, expiry.clone(), clock.clone(), slots, rand::random());
+        let limits = limits(settings);
+        let dispatcher = Dispatcher::new(shared.clone(), sender, expiry.clone(), clock.clone(), limits, rand::random());
         let space = Space::watching(folder, settings.disk_reserve.0);
         let gateway = Arc::new(Gateway { store: shared, dispatcher, expiry, clock, space });
 
@@ -123,6 +125,14 @@ impl App {
     }
 }
 
+fn limits(settings: &Settings) -> Limits {
+    Limits {
+        slots: settings.max_in_flight.0,
+        per_host: Some(settings.max_in_flight_per_host.0).filter(|most| *most > 0),
+        quarantine: Quarantine { refusals: settings.pause_refusals.0, failing_for: settings.pause_failing },
+    }
+}
+
 fn start_chores(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<JoinHandle<()>> {
     let retention = Retention { finished: settings.retention, dead: settings.dead_letter_retention };
     let (dispatching, expiring, retaining) = (gateway.clone(), gateway.clone(), gateway.clone());
@@ -153,12 +163,15 @@ fn warn_of_forbidden(store: &dyn Store, guard: &Guard) {
     }
 }
 
-async fn ensure_default_tenant(store: &Embedded, clock: &dyn Clock) -> anyhow::Result<()> {
-    let id: TenantId = TenantId::DEFAULT.parse()?;
-    if store.tenant(&id).is_none() {
+async fn ensure_tenants(store: &Embedded, clock: &dyn Clock) -> anyhow::Result<()> {
+    for (id, name) in [(TenantId::DEFAULT, "Default"), (TenantId::SYSTEM, "About the gateway itself")] {
+        let id: TenantId = id.parse()?;
+        if store.tenant(&id).is_some() {
+            continue;
+        }
         let tenant = Tenant {
             id,
-            name: "Default".into(),
+            name: name.into(),
             quota: Quota::default(),
             defaults: Defaults::default(),
             created_at: clock.now(),

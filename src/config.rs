@@ -98,6 +98,12 @@ settings! {
     max_event_bytes: Bytes = Bytes(1_024 * 1_024), "POSTHASTE_MAX_EVENT_BYTES", "BYTES";
     /// How many requests to receivers may be open at once, over all endpoints.
     max_in_flight: Count = Count(2_048), "POSTHASTE_MAX_IN_FLIGHT", "COUNT";
+    /// How many requests may be open at once to one host and port, over all endpoints that stand there; 0 for no such limit.
+    max_in_flight_per_host: Count = Count(0), "POSTHASTE_MAX_IN_FLIGHT_PER_HOST", "COUNT";
+    /// After more than this many permanent answers without a success between them an endpoint is paused.
+    pause_refusals: Count = Count(100), "POSTHASTE_PAUSE_REFUSALS", "COUNT";
+    /// After this long with nothing but failures an endpoint is paused.
+    pause_failing: Span = Span::secs(5 * 86_400), "POSTHASTE_PAUSE_FAILING", "DURATION";
     /// How long a stop waits for requests in flight.
     stop_timeout: Span = Span::secs(65), "POSTHASTE_STOP_TIMEOUT", "DURATION";
     /// Below this much free disk space new events are refused (507), while deliveries go on.
@@ -149,6 +155,12 @@ impl Settings {
         }
         if !(1_024..=64 * 1_024 * 1_024).contains(&self.max_event_bytes.0) {
             bail!("max-event-bytes is {}; use 1KiB to 64MiB", self.max_event_bytes);
+        }
+        if !(1..=1_000_000).contains(&self.pause_refusals.0) {
+            bail!("pause-refusals is {}; use 1 to 1,000,000", self.pause_refusals);
+        }
+        if self.pause_failing < Span::secs(60) {
+            bail!("pause-failing is {}; use at least 1m", self.pause_failing);
         }
         if !(1..=100_000).contains(&self.max_in_flight.0) {
             bail!("max-in-flight is {}; use 1 to 100,000", self.max_in_flight);

@@ -20,6 +20,7 @@ use crate::lifecycle::change;
 use crate::lifecycle::deliver::guard::BadUrl;
 use crate::model::endpoint::{Endpoint, EndpointState, Settings, Standing};
 use crate::model::headers::MASK;
+use crate::model::health::Health;
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::policy::RetryPolicy;
 use crate::store::{EndpointChange, Error, Together};
@@ -104,6 +105,8 @@ pub async fn create(
         policy,
         standing: Standing::active(now),
         quiet_until: None,
+        health: Health::default(),
+        mailed_at: None,
         secrets: vec![secret.clone()],
         created_at: now,
         updated_at: now,
@@ -368,8 +371,8 @@ pub async fn resume(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<EndpointView>, Problem> {
-    read_note(&headers, body).await?;
-    let endpoint = change::resume(&api.gateway, &tenant, id).await?;
+    let note = read_note(&headers, body).await?;
+    let endpoint = change::resume(&api.gateway, &tenant, id, note).await?;
     Ok(Json(EndpointView::of(&endpoint, api.gateway.clock.now())))
 }
 

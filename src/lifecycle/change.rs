@@ -4,8 +4,11 @@
 use std::sync::Arc;
 
 use super::Gateway;
+use crate::model::delivery::after;
 use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::model::news::Author;
+use crate::model::span::Span;
 use crate::model::tenant::Tenant;
 use crate::store::{Change, EndpointChange, Error, Result};
 
@@ -17,6 +20,7 @@ pub async fn change_delivery(gateway: &Gateway, tenant: &TenantId, id: DeliveryI
     let now = gateway.clock.now();
     let changed = gateway.store.change(tenant, id, change, now).await?;
     gateway.dispatcher.changed(changed.endpoint, id, changed.due_at);
+    gateway.dispatcher.admit(changed.freed);
     if change == Change::Replay {
         // Its time begins anew, and may be short.
         gateway.expiry.note(now);
@@ -40,9 +44,10 @@ pub async fn change_endpoint(
     id: EndpointId,
     change: EndpointChange,
 ) -> Result<Arc<Endpoint>> {
-    let endpoint = gateway.store.change_endpoint(tenant, id, change, gateway.clock.now()).await?;
+    let changed = gateway.store.change_endpoint(tenant, id, change, gateway.clock.now()).await?;
     gateway.dispatcher.endpoint_changed(id);
-    Ok(endpoint)
+    gateway.dispatcher.admit(changed.freed);
+    Ok(changed.endpoint)
 }
 
 /// Pauses an endpoint: its deliveries, new ones included, are held.
@@ -52,15 +57,43 @@ pub async fn pause(
     id: EndpointId,
     note: Option<String>,
 ) -> Result<Arc<Endpoint>> {
-    let reason = note.unwrap_or_else(|| "paused by a person".to_owned());
-    let change = EndpointChange::Standing { state: EndpointState::Paused, reason: Some(reason) };
+    let reason = Some(note.unwrap_or_else(|| "paused by a person".to_owned()));
+    let change = EndpointChange::Standing { state: EndpointState::Paused, reason, by: Author::Person };
     change_endpoint(gateway, tenant, id, change).await
 }
 
 /// Resumes an endpoint, whoever or whatever stopped it.
-pub async fn resume(gateway: &Gateway, tenant: &TenantId, id: EndpointId) -> Result<Arc<Endpoint>> {
-    let change = EndpointChange::Standing { state: EndpointState::Active, reason: None };
+pub async fn resume(
+    gateway: &Gateway,
+    tenant: &TenantId,
+    id: EndpointId,
+    note: Option<String>,
+) -> Result<Arc<Endpoint>> {
+    let change = EndpointChange::Standing { state: EndpointState::Active, reason: note, by: Author::Person };
     change_endpoint(gateway, tenant, id, change).await
+}
+
+/// Opens an endpoint's breaker, for a time or until it is closed.
+pub async fn open_breaker(
+    gateway: &Gateway,
+    tenant: &TenantId,
+    id: EndpointId,
+    span: Option<Span>,
+    note: Option<String>,
+) -> Result<Arc<Endpoint>> {
+    let until = span.map(|span| after(gateway.clock.now(), span.0));
+    change_endpoint(gateway, tenant, id, EndpointChange::Breaker { is_open: true, until, reason: note }).await
+}
+
+/// Closes an endpoint's breaker, into a ramp.
+pub async fn close_breaker(
+    gateway: &Gateway,
+    tenant: &TenantId,
+    id: EndpointId,
+    note: Option<String>,
+) -> Result<Arc<Endpoint>> {
+    let reason = Some(note.unwrap_or_else(|| "closed by a person".to_owned()));
+    change_endpoint(gateway, tenant, id, EndpointChange::Breaker { is_open: false, until: None, reason }).await
 }
 
 /// Deletes an endpoint; what waited for it is cancelled.
@@ -73,13 +106,15 @@ pub async fn delete_endpoint(gateway: &Gateway, tenant: &TenantId, id: EndpointI
 /// Creates a tenant or replaces what is known of it; its shares and limits
 /// are in force on return.
 pub async fn put_tenant(gateway: &Gateway, tenant: Tenant) -> Result<Arc<Tenant>> {
-    gateway.store.put_tenant(tenant).await
+    let tenant = gateway.store.put_tenant(tenant).await?;
+    gateway.dispatcher.tenant_changed(&tenant.id);
+    Ok(tenant)
 }
 
 /// Deletes a tenant with its endpoints; what waited for them is cancelled.
 pub async fn delete_tenant(gateway: &Gateway, id: &TenantId) -> Result<()> {
-    if id.as_str() == TenantId::DEFAULT {
-        return Err(Error::WrongState("tenant default always exists; delete its endpoints instead".into()));
+    if id.as_str() == TenantId::DEFAULT || id.is_system() {
+        return Err(Error::WrongState(format!("tenant {id} always exists; delete its endpoints instead")));
     }
     let endpoints = gateway.store.endpoints(id);
     gateway.store.delete_tenant(id, gateway.clock.now()).await?;

@@ -198,7 +198,7 @@ async fn look(gateway: &Gateway, overdue: Overdue) -> Result<()> {
     if let Some(by) = over.filter(|_| !settled.is_void) {
         log_over(overdue.id, &endpoint, by);
         gateway.dispatcher.changed(endpoint.id, overdue.id, None);
-        gateway.dispatcher.admit(settled.promoted.into_iter().collect());
+        gateway.dispatcher.admit(settled.freed);
     }
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! Explain: gathers what is known of a delivery, and tells it.
 
+use std::sync::Arc;
+
 use super::Gateway;
 use super::waiting::outlook;
 use crate::model::explain::{Explanation, Facts, explain};
@@ -16,7 +18,11 @@ pub async fn explain_delivery(gateway: &Gateway, tenant: &TenantId, id: Delivery
         Some(lane) => store.lane_head(delivery.endpoint_id, lane).await?,
         None => None,
     };
-    let endpoint = store.any_endpoint(delivery.endpoint_id);
+    let mut endpoint = store.any_endpoint(delivery.endpoint_id);
+    if let Some(endpoint) = &mut endpoint {
+        let health = gateway.dispatcher.health(endpoint);
+        Arc::make_mut(endpoint).health = health;
+    }
     Ok(explain(&Facts {
         delivery: &delivery,
         attempts: &attempts,

@@ -1,6 +1,7 @@
 //! Why is it not going? What a waiting delivery waits for, at this moment.
 
 use super::Gateway;
+use super::dispatch::queues::Hold;
 use crate::model::delivery::{Delivery, Outlook, State, WaitingFor};
 use crate::model::endpoint::EndpointState;
 
@@ -21,6 +22,10 @@ pub fn outlook(gateway: &Gateway, delivery: &Delivery) -> Outlook {
     if is_in_flight {
         return Outlook { is_in_flight: true, end, ..Outlook::default() };
     }
+    let health = gateway.dispatcher.health(&endpoint);
+    let open_until = health.open_until().filter(|until| *until > now && !delivery.is_urgent);
+    let is_open = health.open_until().is_some();
+    let hold = gateway.dispatcher.hold(endpoint.id);
     let lane = delivery.lane.as_deref();
     let is_lane_busy = lane.is_some_and(|lane| gateway.dispatcher.is_lane_busy(endpoint.id, lane));
     let waiting_for = match endpoint.standing.state {
@@ -29,15 +34,25 @@ pub fn outlook(gateway: &Gateway, delivery: &Delivery) -> Outlook {
         EndpointState::Active if delivery.is_behind || is_lane_busy => WaitingFor::Key,
         EndpointState::Active if delivery.due_at > now => WaitingFor::Due,
         EndpointState::Active if quiet_until.is_some() => WaitingFor::Backpressure,
-        // Due, and nothing in its way: it starts this very moment.
-        EndpointState::Active if !gateway.dispatcher.is_full(endpoint.id) => WaitingFor::Due,
-        EndpointState::Active => WaitingFor::Slot,
+        // Half-open, one after the other is tried.
+        EndpointState::Active if is_open && (open_until.is_some() || hold != Hold::Free) => WaitingFor::Breaker,
+        EndpointState::Active => match hold {
+            // Due, and nothing in its way: it starts this very moment.
+            Hold::Free => WaitingFor::Due,
+            Hold::Rate(_) => WaitingFor::Rate,
+            Hold::Slot => WaitingFor::Slot,
+        },
     };
-    let next_attempt_at = match waiting_for {
-        WaitingFor::Due | WaitingFor::Backpressure | WaitingFor::Slot => {
-            Some(delivery.due_at.max(now).max(quiet_until.unwrap_or(now)))
+    let soonest = delivery.due_at.max(now).max(quiet_until.unwrap_or(now));
+    let next_attempt_at = match (waiting_for, hold) {
+        (WaitingFor::Disabled | WaitingFor::Pause | WaitingFor::Key, _) => None,
+        // Only a person knows.
+        (WaitingFor::Breaker, _) if health.is_forced() => None,
+        (WaitingFor::Breaker | WaitingFor::Backpressure | WaitingFor::Due, _) => {
+            Some(soonest.max(open_until.unwrap_or(now)))
         }
-        WaitingFor::Disabled | WaitingFor::Pause | WaitingFor::Key => None,
+        (WaitingFor::Rate, Hold::Rate(until)) => Some(soonest.max(until)),
+        (WaitingFor::Rate | WaitingFor::Slot, _) => Some(soonest),
     };
     // What would come too late does not come.
     let next_attempt_at = next_attempt_at.filter(|at| end.is_none_or(|end| *at <= end.at));

@@ -1,15 +1,7 @@
-//! The breaker: leaves a failing receiver alone, and comes back gently.
-//!
-//! ```text
-//! closed ──► open (cool-down) ──► half-open (one probe at a time) ──► ramp ──► closed
-//!              ▲                        │                               │
-//!              └──── the probe failed ◄─┘◄──── failing again ◄──────────┘
-//! ```
-//!
-//! Pure: it is told what happened and when, and says what may go. An open
-//! breaker whose cool-down is over is half-open; nothing has to happen for
-//! that, so it survives a restart as it is.
+//! What opens an endpoint's breaker, and the counting for it. How it moves is
+//! in [`super::health`].
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::span::Span;
@@ -82,5 +74,53 @@ impl BreakerSettings {
             let (found, least) = (self.cooldown_max, self.cooldown);
             refuse("/cooldown_max", format!("cooldown_max is {found}; use cooldown ({least}) to 24h"));
         }
+    }
+}
+
+/// In how many parts a window is counted.
+const PARTS: usize = 12;
+
+/// How many requests failed lately, of how many; counted in parts of the
+/// window, so that it costs the same however many there are.
+#[derive(Debug, Clone, Default)]
+pub struct Window {
+    parts: [Part; PARTS],
+    part_ms: i64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Part {
+    /// Which stretch of time this counts.
+    number: i64,
+    failed: u32,
+    total: u32,
+}
+
+impl Window {
+    /// Counts a request. Another length than before starts counting anew.
+    pub fn record(&mut self, length: Span, now: Timestamp, is_failure: bool) {
+        let part_ms = i64::try_from(length.as_millis()).unwrap_or(i64::MAX) / PARTS as i64;
+        if part_ms != self.part_ms {
+            *self = Self { part_ms, ..Self::default() };
+        }
+        let number = self.number(now);
+        let part = &mut self.parts[number.rem_euclid(PARTS as i64) as usize];
+        if part.number != number {
+            *part = Part { number, ..Part::default() };
+        }
+        part.failed += u32::from(is_failure);
+        part.total += 1;
+    }
+
+    /// How many failed lately, of how many.
+    pub fn count(&self, now: Timestamp) -> (u32, u32) {
+        let newest = self.number(now);
+        let lately = newest - PARTS as i64 + 1..=newest;
+        let counted = self.parts.iter().filter(|part| lately.contains(&part.number));
+        counted.fold((0, 0), |(failed, total), part| (failed + part.failed, total + part.total))
+    }
+
+    fn number(&self, now: Timestamp) -> i64 {
+        now.as_millisecond().div_euclid(self.part_ms.max(1))
     }
 }

@@ -51,6 +51,8 @@ pub enum Cause {
     Refused,
     /// The receiver asked never to be called again; its endpoint is disabled.
     Gone,
+    /// Its processing failed inside the gateway, again and again.
+    Poisoned,
 }
 
 impl Cause {
@@ -61,9 +63,13 @@ impl Cause {
             Self::Expired => "expired",
             Self::Refused => "refused",
             Self::Gone => "gone",
+            Self::Poisoned => "poisoned",
         }
     }
 }
+
+/// How often a delivery may fail inside the gateway before it is dead.
+pub const STUMBLES_MAX: u32 = 3;
 
 /// What a waiting delivery waits for: the first of these that holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -79,6 +85,10 @@ pub enum WaitingFor {
     Due,
     /// The time that the receiver asked to be left alone.
     Backpressure,
+    /// The endpoint's breaker: it kept failing.
+    Breaker,
+    /// The endpoint's rate, or its tenant's.
+    Rate,
     /// A free slot under the endpoint's cap.
     Slot,
 }
@@ -265,6 +275,10 @@ pub struct Delivery {
     pub last_status: Option<u16>,
     /// The last attempt's failure.
     pub last_error: Option<super::attempt::Failure>,
+    /// How often its processing failed inside the gateway.
+    pub stumbles: u32,
+    /// How, the last time.
+    pub stumble: Option<String>,
     /// SHA-256 of the body, known from the first attempt on.
     pub body_sha256: Option<String>,
 }

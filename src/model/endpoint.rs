@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::breaker::BreakerSettings;
 use super::event::{Event, Key};
 use super::filter::{Data, FilterRule, check_glob, glob_matches};
+use super::health::Health;
 use super::id::{EndpointId, SecretId, TenantId};
+use super::news::Author;
 use super::pace::Rate;
 use super::policy::{RetryPolicy, RetrySpec};
 use super::rules::StatusRules;
@@ -30,6 +32,10 @@ pub struct Endpoint {
     pub standing: Standing,
     /// Until when its receiver asked to be left alone, with `Retry-After`.
     pub quiet_until: Option<Timestamp>,
+    /// How it is doing.
+    pub health: Health,
+    /// When its owner was last written to.
+    pub mailed_at: Option<Timestamp>,
     /// What it signs with, newest first.
     pub secrets: Vec<Secret>,
     /// When it was created.
@@ -178,6 +184,9 @@ pub struct Standing {
     pub state: EndpointState,
     /// Why, where it does not stand active.
     pub reason: Option<String>,
+    /// Through whom it came to stand so.
+    #[serde(default)]
+    pub by: Option<Author>,
     /// Since when.
     pub since: Timestamp,
     /// How long it has been held in all, up to `since`. Deliveries do not age
@@ -191,16 +200,27 @@ pub struct Standing {
 pub enum EndpointState {
     /// It is called.
     Active,
-    /// A person paused it; its deliveries are held.
+    /// It was paused, by a person or because it only failed; its deliveries are held.
     Paused,
     /// The receiver asked never to be called again; its deliveries are held.
     Disabled,
 }
 
+impl EndpointState {
+    /// The state as it is written everywhere.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Paused => "paused",
+            Self::Disabled => "disabled",
+        }
+    }
+}
+
 impl Standing {
     /// How a new endpoint begins.
     pub fn active(now: Timestamp) -> Self {
-        Self { state: EndpointState::Active, reason: None, since: now, held_ms: 0 }
+        Self { state: EndpointState::Active, reason: None, by: None, since: now, held_ms: 0 }
     }
 
     /// How long the endpoint has been held in all.
@@ -213,9 +233,9 @@ impl Standing {
     }
 
     /// The standing after a change of state.
-    pub fn moved(&self, state: EndpointState, reason: Option<String>, now: Timestamp) -> Self {
+    pub fn moved(&self, state: EndpointState, reason: Option<String>, by: Author, now: Timestamp) -> Self {
         let held_ms = u64::try_from(self.held(now).as_millis()).unwrap_or(u64::MAX);
-        Self { state, reason, since: now, held_ms }
+        Self { state, reason, by: Some(by), since: now, held_ms }
     }
 }
 

@@ -76,6 +76,7 @@ pub fn explain(facts: &Facts<'_>) -> Explanation {
     if let Some(last) = facts.attempts.last() {
         sentences.extend(facts.told(last));
     }
+    sentences.extend(facts.stumbled());
     sentences.extend(facts.left_alone());
     sentences.extend(facts.ended_without_attempt());
     sentences.extend(facts.limit());
@@ -134,6 +135,20 @@ impl Facts<'_> {
         }
     }
 
+    /// What went wrong inside the gateway.
+    fn stumbled(&self) -> Option<String> {
+        let error = self.delivery.stumble.as_deref()?;
+        let times = match self.delivery.stumbles {
+            1 => "once".to_owned(),
+            count => format!("{count} times"),
+        };
+        let so_what = match self.delivery.cause {
+            Some(Cause::Poisoned) => "so it is not tried any more",
+            _ => "which is not counted as an attempt",
+        };
+        Some(format!("Its processing failed inside the gateway {times}, {so_what}; the last time: {error}."))
+    }
+
     fn tries(&self) -> String {
         match self.delivery.progress.attempts {
             0 => "no attempt at all".to_owned(),
@@ -184,6 +199,29 @@ impl Facts<'_> {
                     format!("Waiting: the receiver asked to be left alone (Retry-After){never}.")
                 }
             },
+            WaitingFor::Breaker => {
+                let why = self.endpoint.and_then(|endpoint| endpoint.health.reason.as_deref());
+                let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
+                match starts {
+                    Some(at) => format!(
+                        "Waiting: its endpoint keeps failing, so the breaker is open{why}; the next probe starts at {at:.0}, in {}.",
+                        between(self.now, at)
+                    ),
+                    None if self.endpoint.is_some_and(|endpoint| endpoint.health.is_forced()) => {
+                        format!("Waiting: a person opened its endpoint's breaker{why}.")
+                    }
+                    None => match never {
+                        Some(never) => format!("Waiting: its endpoint's breaker is open{why}; {never}."),
+                        None => format!(
+                            "Waiting: its endpoint's breaker is half-open{why}; one delivery at a time is tried."
+                        ),
+                    },
+                }
+            }
+            WaitingFor::Rate => format!(
+                "Waiting: attempt {next} is due, and goes when the rate allows it ({} per second here, unless its tenant has less).",
+                self.endpoint.map_or(0.0, |endpoint| endpoint.settings.rate.per_second)
+            ),
             WaitingFor::Slot => format!(
                 "Waiting: attempt {next} is due, and no slot is free (max_in_flight is {} here, and the gateway has a limit of its own).",
                 self.endpoint.map_or(0, |endpoint| endpoint.settings.max_in_flight)
@@ -386,6 +424,14 @@ impl Facts<'_> {
             (State::Waiting, Some(WaitingFor::Backpressure), _) => {
                 format!("{retry} tries this one now, without waiting for that.")
             }
+            (State::Waiting, Some(WaitingFor::Breaker), _) => {
+                format!(
+                    "{retry} makes it the next probe; `posthaste endpoints close-breaker {endpoint}` lets all go on."
+                )
+            }
+            (State::Waiting, Some(WaitingFor::Rate), _) => {
+                "It starts in its turn; a larger rate lets more go per second.".to_owned()
+            }
             (State::Waiting, Some(WaitingFor::Slot), _) => {
                 "It starts in its turn, as requests are answered; a larger max_in_flight lets more go at once."
                     .to_owned()
@@ -407,6 +453,9 @@ impl Facts<'_> {
             (State::Cancelled, _, _) => format!("`posthaste deliveries replay {id}` tries it after all."),
             (State::Dead, _, _) if self.endpoint.is_none() => {
                 "Its endpoint was deleted, so it cannot be replayed.".to_owned()
+            }
+            (State::Dead, _, Some(Cause::Poisoned)) => {
+                format!("That is a fault of the gateway; once it is mended, {replay} tries it again.")
             }
             (State::Dead, _, Some(Cause::Gone)) => format!(
                 "If the receiver is to be called again, `posthaste endpoints resume {endpoint}`, then {replay}."

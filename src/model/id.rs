@@ -116,14 +116,26 @@ pub struct TenantId(Arc<str>);
 impl TenantId {
     /// The tenant that always exists.
     pub const DEFAULT: &'static str = "default";
+    /// The tenant whose events are about the gateway itself. It always exists.
+    pub const SYSTEM: &'static str = "_system";
     /// How long a tenant's id may be.
     pub const BYTES_MAX: usize = 64;
+
+    /// The tenant whose events are about the gateway itself.
+    pub fn system() -> Self {
+        Self(Self::SYSTEM.into())
+    }
+
+    /// Whether this is that one.
+    pub fn is_system(&self) -> bool {
+        &*self.0 == Self::SYSTEM
+    }
 }
 
 impl FromStr for TenantId {
     type Err = InvalidId;
     fn from_str(text: &str) -> Result<Self, InvalidId> {
-        if text.starts_with('_') {
+        if text.starts_with('_') && text != Self::SYSTEM {
             return Err(InvalidId(format!(
                 "tenant id {text:?} begins with '_', which is reserved; use a letter or a digit first"
             )));
@@ -268,6 +280,7 @@ mod tests {
         }
         assert!("x".repeat(128).parse::<EventId>().is_ok());
         assert!("x".repeat(129).parse::<EventId>().is_err());
-        assert!("_system".parse::<TenantId>().is_err());
+        assert!("_systems".parse::<TenantId>().is_err());
+        assert!("_system".parse::<TenantId>().unwrap().is_system(), "the one that is there");
     }
 }

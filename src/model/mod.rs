@@ -13,6 +13,8 @@ pub mod attempt;
 pub mod breaker;
 pub mod delivery;
 pub mod explain;
+pub mod health;
+pub mod news;
 pub mod next;
 pub mod pace;
 pub mod policy;

@@ -16,7 +16,9 @@ use crate::model::attempt::Attempt;
 use crate::model::delivery::{Cause, Delivery, EndedBy, Progress, State};
 use crate::model::endpoint::{Endpoint, EndpointState, Format, Secret, Settings};
 use crate::model::event::Event;
+use crate::model::health::Health;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use crate::model::news::{Author, Milestone};
 use crate::model::next::Next;
 use crate::model::policy::RetryPolicy;
 use crate::model::shard::{Epoch, Lease, Shard};
@@ -267,13 +269,21 @@ pub enum Outcome {
         progress: Progress,
         /// When its time should be looked at, should it still wait then.
         look_at: Option<Timestamp>,
-        /// What the receiver said about itself.
-        notice: Option<Notice>,
+        /// What it means for the whole endpoint.
+        notice: Notice,
     },
     /// No request was made and none is charged; it is due again at this time.
     PutBack {
         /// When.
         due_at: Timestamp,
+    },
+    /// Its processing failed inside the gateway, before any answer. Nothing is
+    /// charged; it is due again at this time, unless it has failed so too often.
+    Stumbled {
+        /// When.
+        due_at: Timestamp,
+        /// What went wrong.
+        error: String,
     },
     /// Its time was over before an attempt could be made.
     Over {
@@ -292,12 +302,34 @@ pub enum Outcome {
 }
 
 /// What an answer means for the whole endpoint.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Notice {
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Notice {
     /// It asks to be left alone until then.
-    QuietUntil(Timestamp),
-    /// It asks never to be called again, for this reason.
-    Disable(String),
+    pub quiet_until: Option<Timestamp>,
+    /// It is to be held from now on.
+    pub stop: Option<Stop>,
+    /// How it is doing now, if that changed.
+    pub health: Option<Box<Health>>,
+    /// What turned with it.
+    pub milestones: Vec<Milestone>,
+}
+
+impl Notice {
+    /// Whether it says nothing.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Why an endpoint is held.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stop {
+    /// Paused or disabled.
+    pub state: EndpointState,
+    /// Why.
+    pub reason: String,
+    /// Through whom.
+    pub by: Author,
 }
 
 /// What a settlement led to.
@@ -305,10 +337,13 @@ pub enum Notice {
 pub struct Settled {
     /// When this delivery is due again, if it is.
     pub due_again_at: Option<Timestamp>,
-    /// The next of its lane, now free to go.
-    pub promoted: Option<Claim>,
-    /// What the answer changed about the endpoint, if it did.
-    pub notice: Option<Notice>,
+    /// What may go now because of it: the next of its lane, and operational
+    /// events that tell of it.
+    pub freed: Vec<Claim>,
+    /// What the answer changed about the endpoint.
+    pub notice: Notice,
+    /// Why the delivery died with it, if it did.
+    pub died: Option<Cause>,
     /// Whether nothing was written, because the delivery had moved on.
     pub is_void: bool,
 }
@@ -354,6 +389,17 @@ pub struct Changed {
     pub endpoint: EndpointId,
     /// When something there is due because of it.
     pub due_at: Option<Timestamp>,
+    /// Operational events that tell of it.
+    pub freed: Vec<Claim>,
+}
+
+/// What a change of an endpoint led to.
+#[derive(Debug, Clone)]
+pub struct ChangedEndpoint {
+    /// The endpoint, changed.
+    pub endpoint: Arc<Endpoint>,
+    /// Operational events that tell of it.
+    pub freed: Vec<Claim>,
 }
 
 /// What may be forgotten.
@@ -393,6 +439,10 @@ pub trait Catalog: Send + Sync {
     fn endpoint(&self, tenant: &TenantId, id: EndpointId) -> Option<Arc<Endpoint>>;
     /// An endpoint, whoever owns it.
     fn any_endpoint(&self, id: EndpointId) -> Option<Arc<Endpoint>>;
+    /// How many deliveries wait for an endpoint, and for all of them together.
+    fn waiting(&self, endpoint: Option<EndpointId>) -> u64;
+    /// The weights of all tenants that have an endpoint, added up.
+    fn weight_in_use(&self) -> u64;
     /// A tenant's endpoints, newest first.
     fn endpoints(&self, tenant: &TenantId) -> Vec<Arc<Endpoint>>;
     /// The endpoints that want an event.
@@ -411,7 +461,7 @@ pub trait Catalog: Send + Sync {
         id: EndpointId,
         change: EndpointChange,
         now: Timestamp,
-    ) -> Result<Arc<Endpoint>>;
+    ) -> Result<ChangedEndpoint>;
     /// Ends an endpoint: what waits for it is cancelled with the same call.
     async fn delete_endpoint(&self, tenant: &TenantId, id: EndpointId, now: Timestamp) -> Result<()>;
 
@@ -439,7 +489,20 @@ pub enum EndpointChange {
         state: EndpointState,
         /// Why.
         reason: Option<String>,
+        /// Through whom.
+        by: Author,
     },
+    /// A person opens or closes its breaker.
+    Breaker {
+        /// Open, or closed.
+        is_open: bool,
+        /// Until when it is open; without, until it is closed.
+        until: Option<Timestamp>,
+        /// Why.
+        reason: Option<String>,
+    },
+    /// Its owner was written to.
+    Mailed,
     /// A new secret; the others go on signing for a while.
     Rotate {
         /// The new one.
@@ -462,6 +525,10 @@ pub trait History: Send + Sync {
     async fn delivery(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Delivery>>;
     /// A tenant's deliveries, newest first.
     async fn deliveries(&self, tenant: &TenantId, ask: DeliveryQuery, page: PageAsk) -> Result<Page<Delivery>>;
+    /// What has happened to an endpoint, newest first.
+    async fn milestones(&self, endpoint: EndpointId, page: PageAsk) -> Result<Page<Milestone>>;
+    /// When the first of what waits for each of these endpoints is, or was, due.
+    async fn oldest_due(&self, endpoints: Vec<EndpointId>) -> Result<Vec<Option<Timestamp>>>;
     /// The attempts of a delivery, oldest first.
     async fn attempts(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Vec<Attempt>>>;
     /// The head of a lane, and whether it is dead, if the lane has members to

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use posthaste::model::delivery::State;
 use posthaste::model::endpoint::{Endpoint, EndpointState};
+use posthaste::model::news::Author;
 use posthaste::model::pace::Rate;
 use posthaste::model::tenant::{Defaults, Quota, Tenant};
 use posthaste::store::{Change, EndpointChange, Error};
@@ -126,10 +127,10 @@ fn settings(endpoint: &Endpoint, field: &str, value: Value) -> EndpointChange {
 async fn changed_settings_are_seen_at_once_and_survive_closing(house: House) {
     let endpoint = house.endpoint(json!({"event_types": ["a"]})).await;
     let change = settings(&endpoint, "event_types", json!(["b"]));
-    let changed = house.store.change_endpoint(&ours(), endpoint.id, change, at(9)).await.unwrap();
+    let changed = house.store.change_endpoint(&ours(), endpoint.id, change, at(9)).await.unwrap().endpoint;
     assert_eq!((changed.updated_at, changed.created_at), (at(9), at(0)));
     let change = settings(&changed, "retry", json!({"max_attempts": 2}));
-    let changed = house.store.change_endpoint(&ours(), endpoint.id, change, at(9)).await.unwrap();
+    let changed = house.store.change_endpoint(&ours(), endpoint.id, change, at(9)).await.unwrap().endpoint;
     assert!(changed.updated_at > at(9), "two changes in one instant can be told apart");
     assert_eq!(*house.store.endpoint(&ours(), endpoint.id).unwrap(), *changed);
     assert!(house.store.matching(event("x").kind("a").event()).unwrap().is_empty());
@@ -161,13 +162,17 @@ async fn of_two_changes_at_once_one_is_refused(house: House) {
         );
         let (kept, refused) = if one.is_ok() { (one, two) } else { (two, one) };
         assert!(matches!(refused, Err(Error::Changed)), "round {n}: {refused:?}");
-        assert_eq!(*house.store.endpoint(&ours(), endpoint.id).unwrap(), *kept.unwrap());
+        assert_eq!(*house.store.endpoint(&ours(), endpoint.id).unwrap(), *kept.unwrap().endpoint);
     }
 }
 
 async fn a_pause_and_its_length_are_kept(house: House) {
     let endpoint = house.endpoint(json!({})).await;
-    let stand = |state, reason: Option<&str>| EndpointChange::Standing { state, reason: reason.map(str::to_owned) };
+    let stand = |state, reason: Option<&str>| EndpointChange::Standing {
+        state,
+        reason: reason.map(str::to_owned),
+        by: Author::Person,
+    };
     let pause = stand(EndpointState::Paused, Some("moving house"));
     house.store.change_endpoint(&ours(), endpoint.id, pause, at(10)).await.unwrap();
     let house = house.reopened().await;
@@ -181,7 +186,7 @@ async fn a_pause_and_its_length_are_kept(house: House) {
     assert_eq!(house.due_ids(&paused, at(20)).await, ["a"], "the backlog is held, not dropped");
 
     let resume = stand(EndpointState::Active, None);
-    let active = house.store.change_endpoint(&ours(), endpoint.id, resume, at(70)).await.unwrap();
+    let active = house.store.change_endpoint(&ours(), endpoint.id, resume, at(70)).await.unwrap().endpoint;
     assert_eq!(active.standing.held(at(500)), Duration::from_secs(60));
 }
 
@@ -254,7 +259,7 @@ async fn another_tenants_endpoint_is_not_there(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     assert!(house.store.endpoint(&other, endpoint.id).is_none());
     assert!(house.store.endpoints(&other).is_empty());
-    let pause = EndpointChange::Standing { state: EndpointState::Paused, reason: None };
+    let pause = EndpointChange::Standing { state: EndpointState::Paused, reason: None, by: Author::Person };
     let problem = house.store.change_endpoint(&other, endpoint.id, pause, at(1)).await.unwrap_err();
     assert!(matches!(problem, Error::NotFound("endpoint")), "{problem:?}");
     let problem = house.store.delete_endpoint(&other, endpoint.id, at(1)).await.unwrap_err();

@@ -175,12 +175,12 @@ async fn a_replayed_dead_head_is_head_again_and_the_lane_drains_in_order(house: 
 
 async fn a_replayed_passed_member_keeps_its_place_and_holds_no_one_up(house: House) {
     let (endpoint, head) = lane_of_four(&house).await;
-    let second = house.deliver(&head, at(1)).await.promoted.unwrap();
+    let second = house.deliver(&head, at(1)).await.freed.pop().unwrap();
     house.change(head.id, Change::Replay, at(5)).await.unwrap();
     let due = house.due(&endpoint, at(100)).await.claims;
     let places: Vec<_> = due.iter().map(|claim| (claim.event.id.as_str(), claim.seq)).collect();
     assert_eq!(places, [("l2", Some(2)), ("l1", Some(1))], "it waits beside the head, not before it");
-    let third = house.deliver(&second, at(6)).await.promoted.unwrap();
+    let third = house.deliver(&second, at(6)).await.freed.pop().unwrap();
     assert_eq!(third.event.id.as_str(), "l3");
 
     // Dying again, it blocks no one; delivered, it promotes no one.
@@ -188,7 +188,7 @@ async fn a_replayed_passed_member_keeps_its_place_and_holds_no_one_up(house: Hou
     assert_eq!(house.due_ids(&endpoint, at(100)).await, ["l3"]);
     house.change(head.id, Change::Replay, at(8)).await.unwrap();
     let again = house.due(&endpoint, at(100)).await.claims.into_iter().find(|claim| claim.id == head.id).unwrap();
-    assert!(house.deliver(&again, at(9)).await.promoted.is_none());
+    assert!(house.deliver(&again, at(9)).await.freed.is_empty());
     assert_eq!(drain(&house, &endpoint).await, ["l3", "l4"]);
     assert_eq!(house.claim(event("l5").key("k").to(&endpoint)).await.seq, Some(5));
 }

@@ -62,7 +62,7 @@ async fn what_waits_is_never_forgotten(house: House) {
     assert_eq!(house.due_ids(&endpoint, at(1_000_000)).await, ["free", "head"]);
     assert_eq!(house.attempts(claim.id).await.len(), 1);
     let claim = house.due(&endpoint, at(500)).await.claims.pop().unwrap();
-    assert_eq!(house.deliver(&claim, at(501)).await.promoted.unwrap().event.id.as_str(), "behind");
+    assert_eq!(house.deliver(&claim, at(501)).await.freed.pop().unwrap().event.id.as_str(), "behind");
 }
 
 async fn a_dead_letter_stays_until_its_own_horizon(house: House) {
@@ -108,7 +108,7 @@ async fn a_dead_head_that_others_wait_behind_stays(house: House) {
     assert_eq!(house.state(head.id).await, State::Dead);
     house.change(head.id, Change::Replay, at(1_001)).await.unwrap();
     let head = house.due(&endpoint, at(1_001)).await.claims.remove(0);
-    assert_eq!(house.deliver(&head, at(1_002)).await.promoted.unwrap().event.id.as_str(), "b");
+    assert_eq!(house.deliver(&head, at(1_002)).await.freed.pop().unwrap().event.id.as_str(), "b");
 }
 
 async fn an_idle_lane_is_forgotten_and_starts_again_at_one(house: House) {

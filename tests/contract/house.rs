@@ -10,9 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use jiff::Timestamp;
 use posthaste::model::attempt::{Attempt, Decision, Timings};
 use posthaste::model::delivery::{Cause, Delivery, State};
-use posthaste::model::endpoint::{Endpoint, Secret, Settings, Standing};
+use posthaste::model::endpoint::{Endpoint, EndpointState, Secret, Settings, Standing};
 use posthaste::model::event::Event;
+use posthaste::model::health::Health;
 use posthaste::model::id::{DeliveryId, EndpointId, SecretId, TenantId};
+use posthaste::model::news::Author;
 use posthaste::model::next::Next;
 use posthaste::model::shard::Lease;
 use posthaste::model::tenant::{Defaults, Quota, Tenant};
@@ -20,7 +22,7 @@ use posthaste::model::verdict::Verdict;
 use posthaste::store::embedded::{Durability, Embedded};
 use posthaste::store::{
     Accepted, AskDue, Change, Changed, Claim, DeliveryQuery, DuePage, Error, Forgotten, Horizon, NewEvent, Notice,
-    Outcome, PageAsk, Settled, Settlement, Store, Together,
+    Outcome, PageAsk, Settled, Settlement, Stop, Store, Together,
 };
 use serde_json::{Value, json};
 
@@ -151,6 +153,8 @@ impl House {
             settings,
             standing: Standing::active(at(0)),
             quiet_until: None,
+            health: Health::default(),
+            mailed_at: None,
             secrets: vec![self.secret("whsec_AAAA", at(0))],
             created_at: at(0),
             updated_at: at(0),
@@ -286,7 +290,9 @@ pub fn settlement(claim: &Claim, outcome: Outcome, now: Timestamp) -> Settlement
 pub fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Outcome {
     let (verdict, status) = match next {
         Next::Delivered => (Verdict::Delivered, 200),
-        Next::Waiting { .. } | Next::Lapsed | Next::Dead(Cause::Exhausted | Cause::Expired) => (Verdict::Retry, 503),
+        Next::Waiting { .. } | Next::Lapsed | Next::Dead(Cause::Exhausted | Cause::Expired | Cause::Poisoned) => {
+            (Verdict::Retry, 503)
+        }
         Next::Dead(Cause::Refused) => (Verdict::Refused, 400),
         Next::Dead(Cause::Gone) => (Verdict::Gone, 410),
     };
@@ -307,8 +313,18 @@ pub fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Outcome {
         body_sha256: "00".into(),
         decision: Decision::of(verdict, "a rule"),
     };
-    let notice = (next == Next::Dead(Cause::Gone)).then(|| Notice::Disable("the receiver answered 410".into()));
+    let notice = match next == Next::Dead(Cause::Gone) {
+        true => disabling(),
+        false => Notice::default(),
+    };
     Outcome::Attempted { attempt: Box::new(attempt), next, progress, look_at: None, notice }
+}
+
+/// The receiver asked never to be called again.
+pub fn disabling() -> Notice {
+    let reason = "the receiver answered 410".to_owned();
+    let stop = Stop { state: EndpointState::Disabled, reason, by: Author::Receiver };
+    Notice { stop: Some(stop), ..Notice::default() }
 }
 
 /// An event to be accepted: `event("a").key("k").to(&endpoint)`.

@@ -154,7 +154,7 @@ async fn lanes_tell_their_head_and_who_waits(house: House) {
     for claim in claims {
         let mut next = Some(claim);
         while let Some(claim) = next {
-            next = house.deliver(&claim, at(10)).await.promoted;
+            next = house.deliver(&claim, at(10)).await.freed.pop();
         }
     }
     assert!(lanes(&house, &endpoint, false).await.is_empty(), "a lane with nothing to deliver is not listed");
@@ -195,7 +195,7 @@ async fn a_lane_with_several_dead_waits_behind_each_and_skips_all_when_told(hous
             let outcome = over(house.delivery(*id).await.progress);
             let settlement = Settlement { id: *id, endpoint: endpoint.id, now: at(9), outcome };
             let settled = house.store.settle(house.lease(endpoint.id), settlement).await.unwrap();
-            assert!(settled.promoted.is_none(), "a dead letter blocks");
+            assert!(settled.freed.is_empty(), "a dead letter blocks");
         }
         if skips {
             let current = house.store.any_endpoint(endpoint.id).unwrap();
@@ -207,7 +207,7 @@ async fn a_lane_with_several_dead_waits_behind_each_and_skips_all_when_told(hous
             // The head is replayed and arrives; the next dead one is head now.
             house.change(ids[0], Change::Replay, at(10)).await.unwrap();
             let head = house.due(&endpoint, at(10)).await.claims.remove(0);
-            assert!(house.deliver(&head, at(11)).await.promoted.is_none(), "nobody replayed the second");
+            assert!(house.deliver(&head, at(11)).await.freed.is_empty(), "nobody replayed the second");
             assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
             assert_eq!(house.store.lane_head(endpoint.id, "k").await.unwrap(), Some((ids[1], true)));
             for id in &ids[1..3] {

@@ -79,7 +79,7 @@ async fn what_is_to_be_looked_at_later_is_not_found_before(house: House) {
     let claim = house.claim(event("a").expiring(at(10)).to(&endpoint)).await;
     let later = settlement(&claim, Outcome::LookAgain { at: at(70), progress: claim.progress }, at(11));
     let settled = house.store.settle(house.lease(endpoint.id), later).await.unwrap();
-    assert!(settled.due_again_at.is_none() && settled.promoted.is_none());
+    assert!(settled.due_again_at.is_none() && settled.freed.is_empty());
     assert_eq!(house.overdue(69).await, (vec![], Some(at(70))));
     let delivery = house.delivery(claim.id).await;
     assert_eq!((delivery.state, delivery.due_at, delivery.progress.attempts), (State::Waiting, at(0), 0));

@@ -2,12 +2,13 @@
 
 use posthaste::model::delivery::{Cause, EndedBy, State};
 use posthaste::model::endpoint::{EndpointState, Settings};
+use posthaste::model::news::Author;
 use posthaste::model::next::Next;
 use posthaste::model::shard::{Epoch, Lease};
 use posthaste::store::{Change, EndpointChange, Error, Notice, Outcome, Settlement};
 use serde_json::json;
 
-use crate::house::{House, at, attempted, event, ours, settlement};
+use crate::house::{House, at, attempted, disabling, event, ours, settlement};
 
 for_every_store! {
     an_attempt_and_its_state_are_there_together,
@@ -37,7 +38,7 @@ async fn an_attempt_and_its_state_are_there_together(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
     let settled = house.deliver(&claim, at(3)).await;
-    assert!(settled.due_again_at.is_none() && settled.promoted.is_none() && settled.notice.is_none());
+    assert!(settled.due_again_at.is_none() && settled.freed.is_empty() && settled.notice.is_empty());
     let delivery = house.delivery(claim.id).await;
     assert_eq!((delivery.state, delivery.cause, delivery.finished_at), (State::Delivered, None, Some(at(3))));
     assert_eq!(
@@ -84,12 +85,12 @@ async fn a_delivered_head_passes_the_lane_to_the_next(house: House) {
     for id in ["b", "c"] {
         assert!(house.accept(event(id).key("k").saying(id).to(&endpoint)).await.is_empty());
     }
-    let next = house.deliver(&head, at(1)).await.promoted.unwrap();
+    let next = house.deliver(&head, at(1)).await.freed.pop().unwrap();
     assert_eq!((next.event.id.as_str(), next.seq, &next.event.data[..]), ("b", Some(2), &b"b"[..]));
     assert_eq!(house.due_ids(&endpoint, at(100)).await, ["b"]);
-    let last = house.deliver(&next, at(2)).await.promoted.unwrap();
+    let last = house.deliver(&next, at(2)).await.freed.pop().unwrap();
     assert_eq!(last.event.id.as_str(), "c");
-    assert!(house.deliver(&last, at(3)).await.promoted.is_none());
+    assert!(house.deliver(&last, at(3)).await.freed.is_empty());
     assert_eq!(house.claim(event("d").key("k").to(&endpoint)).await.seq, Some(4), "an empty lane has room");
 }
 
@@ -97,7 +98,7 @@ async fn a_retried_head_goes_on_holding_its_lane(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let head = house.claim(event("a").key("k").to(&endpoint)).await;
     house.accept(event("b").key("k").to(&endpoint)).await;
-    assert!(house.attempted(&head, Next::Waiting { due_at: at(60) }, at(1)).await.promoted.is_none());
+    assert!(house.attempted(&head, Next::Waiting { due_at: at(60) }, at(1)).await.freed.is_empty());
     assert!(house.due_ids(&endpoint, at(59)).await.is_empty());
     assert_eq!(house.due_ids(&endpoint, at(60)).await, ["a"]);
 }
@@ -106,7 +107,7 @@ async fn a_dead_head_blocks_its_lane(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let head = house.claim(event("a").key("k").to(&endpoint)).await;
     house.accept(event("b").key("k").to(&endpoint)).await;
-    assert!(house.die(&head, Cause::Refused, at(1)).await.promoted.is_none());
+    assert!(house.die(&head, Cause::Refused, at(1)).await.freed.is_empty());
     assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
     assert!(house.accept(event("c").key("k").to(&endpoint)).await.is_empty(), "new ones wait too");
     assert!(house.delivery(house.deliveries_of("b").await[0].id).await.is_behind);
@@ -116,7 +117,7 @@ async fn a_dead_head_is_passed_where_the_lane_skips_its_dead(house: House) {
     let endpoint = house.endpoint(json!({"on_dead": "skip"})).await;
     let head = house.claim(event("a").key("k").to(&endpoint)).await;
     house.accept(event("b").key("k").to(&endpoint)).await;
-    let next = house.die(&head, Cause::Refused, at(1)).await.promoted.unwrap();
+    let next = house.die(&head, Cause::Refused, at(1)).await.freed.pop().unwrap();
     assert_eq!(next.event.id.as_str(), "b");
     assert_eq!(house.state(head.id).await, State::Dead);
 }
@@ -136,15 +137,12 @@ async fn gone_disables_the_endpoint_and_holds_its_backlog(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
     let other = house.claim(event("b").to(&endpoint)).await;
-    assert_eq!(
-        house.die(&claim, Cause::Gone, at(4)).await.notice,
-        Some(Notice::Disable("the receiver answered 410".into()))
-    );
+    assert_eq!(house.die(&claim, Cause::Gone, at(4)).await.notice.stop, disabling().stop);
     let standing = &house.store.endpoint(&ours(), endpoint.id).unwrap().standing;
     assert_eq!((standing.state, standing.since), (EndpointState::Disabled, at(4)));
     assert!(standing.reason.as_deref().unwrap().contains("410"));
     assert_eq!(house.state(other.id).await, State::Waiting);
-    assert_eq!(house.die(&other, Cause::Gone, at(5)).await.notice, None, "it was disabled already");
+    assert_eq!(house.die(&other, Cause::Gone, at(5)).await.notice, Notice::default(), "it was disabled already");
     let house = house.reopened().await;
     assert_eq!(house.store.endpoint(&ours(), endpoint.id).unwrap().standing.since, at(4));
 }
@@ -190,7 +188,7 @@ async fn a_delivery_cancelled_in_flight_is_delivered_when_it_arrived_all_the_sam
     house.accept(event("b").key("k").to(&endpoint)).await;
     house.change(claim.id, Change::Cancel, at(1)).await.unwrap();
     let settled = house.deliver(&claim, at(2)).await;
-    assert!(settled.promoted.is_none(), "the lane moved on when it was cancelled");
+    assert!(settled.freed.is_empty(), "the lane moved on when it was cancelled");
     let delivery = house.delivery(claim.id).await;
     assert_eq!((delivery.state, delivery.finished_at, delivery.progress.attempts), (State::Delivered, Some(at(2)), 1));
     assert_eq!(house.due_ids(&endpoint, at(100)).await, ["b"]);
@@ -253,7 +251,7 @@ async fn outcomes_survive_closing(house: House) {
     }
     let due = house.due(&endpoint, at(100)).await.claims;
     assert_eq!(due.iter().map(|claim| claim.id).collect::<Vec<_>>(), [retried.id]);
-    let next = house.deliver(&due[0], at(61)).await.promoted.unwrap();
+    let next = house.deliver(&due[0], at(61)).await.freed.pop().unwrap();
     assert_eq!((next.event.id.as_str(), next.seq), ("behind", Some(2)));
 }
 
@@ -266,18 +264,18 @@ async fn a_receivers_wish_for_quiet_is_kept_and_never_shortened(house: House) {
         else {
             unreachable!()
         };
-        let notice = Notice::QuietUntil(at(until));
-        let outcome = Outcome::Attempted { attempt, next, progress, look_at, notice: Some(notice.clone()) };
+        let notice = Notice { quiet_until: Some(at(until)), ..Notice::default() };
+        let outcome = Outcome::Attempted { attempt, next, progress, look_at, notice: notice.clone() };
         let settled = house.store.settle(house.lease(endpoint.id), settlement(&claim, outcome, at(1))).await.unwrap();
-        assert_eq!(settled.notice, Some(notice).filter(|_| is_news), "until {until}");
+        assert_eq!(settled.notice, Some(notice).filter(|_| is_news).unwrap_or_default(), "until {until}");
     }
     let house = house.reopened().await;
     assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().quiet_until, Some(at(90)));
-    let standing = EndpointChange::Standing { state: EndpointState::Paused, reason: None };
+    let standing = EndpointChange::Standing { state: EndpointState::Paused, reason: None, by: Author::Person };
     house.store.change_endpoint(&ours(), endpoint.id, standing, at(2)).await.unwrap();
     assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().quiet_until, Some(at(90)), "a pause changes nothing");
     for (n, quiet_until) in [(1, Some(at(90))), (2, None)] {
-        let standing = EndpointChange::Standing { state: EndpointState::Active, reason: None };
+        let standing = EndpointChange::Standing { state: EndpointState::Active, reason: None, by: Author::Person };
         house.store.change_endpoint(&ours(), endpoint.id, standing, at(2)).await.unwrap();
         let known = house.store.any_endpoint(endpoint.id).unwrap();
         assert_eq!(known.quiet_until, quiet_until, "resume {n}: the first ends the pause, the second the quiet");
@@ -292,7 +290,7 @@ async fn another_url_has_asked_for_nothing(house: House) {
     else {
         unreachable!()
     };
-    let notice = Some(Notice::QuietUntil(at(90)));
+    let notice = Notice { quiet_until: Some(at(90)), ..Notice::default() };
     let outcome = Outcome::Attempted { attempt, next, progress, look_at, notice };
     house.store.settle(house.lease(endpoint.id), settlement(&claim, outcome, at(1))).await.unwrap();
     for (url, quiet_until) in [("https://example.com/", Some(at(90))), ("https://example.com/new", None)] {
@@ -319,11 +317,11 @@ async fn an_event_over_by_its_own_account_lets_its_lane_move_on(house: House) {
     let settlement_of = |id, outcome| Settlement { id, endpoint: endpoint.id, now: at(21), outcome };
     let progress = house.delivery(behind).await.progress;
     let settled = house.store.settle(house.lease(endpoint.id), settlement_of(behind, over(progress))).await.unwrap();
-    assert!(settled.promoted.is_none());
+    assert!(settled.freed.is_empty());
     assert_eq!(house.due_ids(&endpoint, at(100)).await, ["a"]);
     let settled =
         house.store.settle(house.lease(endpoint.id), settlement_of(head.id, over(head.progress))).await.unwrap();
-    assert_eq!(settled.promoted.map(|claim| claim.event.id.to_string()), Some("c".into()));
+    assert_eq!(settled.freed.first().map(|claim| claim.event.id.to_string()), Some("c".into()));
     for id in [head.id, behind] {
         let delivery = house.delivery(id).await;
         assert_eq!((delivery.state, delivery.cause), (State::Dead, Some(Cause::Expired)));
@@ -331,7 +329,7 @@ async fn an_event_over_by_its_own_account_lets_its_lane_move_on(house: House) {
     // Any other death blocks, an old age included.
     let third = house.due(&endpoint, at(100)).await.claims.remove(0);
     let old = settlement(&third, Outcome::Over { by: EndedBy::Age, progress: third.progress }, at(30));
-    assert!(house.store.settle(house.lease(endpoint.id), old).await.unwrap().promoted.is_none());
+    assert!(house.store.settle(house.lease(endpoint.id), old).await.unwrap().freed.is_empty());
     assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
 }
 
@@ -382,6 +380,6 @@ async fn a_receiver_that_is_no_longer_the_endpoints_speaks_for_nobody(house: Hou
     let endpoint = house.endpoint(json!({"url": "https://example.com/new"})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
     // The house's attempts go to https://example.com/, where the endpoint was.
-    assert_eq!(house.die(&claim, Cause::Gone, at(4)).await.notice, None);
+    assert_eq!(house.die(&claim, Cause::Gone, at(4)).await.notice, Notice::default());
     assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().standing.state, EndpointState::Active);
 }

@@ -30,7 +30,7 @@ use posthaste::store::{Catalog, Change, EndpointChange, Store, Together};
 use serde_json::{Value, json};
 
 use super::stumbling::Stumbling;
-use super::world::{endpoint, tenant, tenant_record};
+use super::world::{endpoint, limits, tenant, tenant_record};
 
 /// Answers as it was told, the last for ever, and notes when it was asked.
 #[derive(Default)]
@@ -96,7 +96,7 @@ impl Town {
             let store: Arc<dyn Store> = Arc::new(steady.clone());
             let expiry = Arc::new(Expiry::new(self.hold_max));
             let sender = self.receiver.clone();
-            let dispatcher = Dispatcher::new(store.clone(), sender, expiry.clone(), clock.clone(), 100, 5);
+            let dispatcher = Dispatcher::new(store.clone(), sender, expiry.clone(), clock.clone(), limits(), 5);
             let space = Space::endless();
             let gateway = Arc::new(Gateway { store, dispatcher, expiry, clock: clock.clone(), space });
             let (keeping_time, expiring) = (gateway.clone(), gateway.clone());
@@ -175,7 +175,7 @@ impl Office {
     }
 
     async fn resume(&self) {
-        resume(&self.gateway, &tenant(), self.endpoint).await.unwrap();
+        resume(&self.gateway, &tenant(), self.endpoint, None).await.unwrap();
     }
 
     async fn retry_policy(&self, retry: Value) {

@@ -14,7 +14,7 @@ use posthaste::model::span::Span;
 use posthaste::model::verdict::Verdict;
 use posthaste::store::embedded::{Durability, Embedded};
 use posthaste::store::{
-    Accepted, Catalog, Claim, DeliveryQuery, EventQuery, History, Outcome, PageAsk, Queue, Settlement,
+    Accepted, Catalog, Claim, DeliveryQuery, EventQuery, History, Notice, Outcome, PageAsk, Queue, Settlement,
 };
 
 use super::stumbling::Stumbling;
@@ -37,7 +37,8 @@ fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Settlement {
         decision,
     };
     let progress = Progress { attempts: 1, age_from: Some(now), ..claim.progress };
-    let outcome = Outcome::Attempted { attempt: Box::new(attempt), next, progress, look_at: None, notice: None };
+    let outcome =
+        Outcome::Attempted { attempt: Box::new(attempt), next, progress, look_at: None, notice: Notice::default() };
     Settlement { id: claim.id, endpoint: claim.endpoint, now, outcome }
 }
 

@@ -14,6 +14,7 @@ use posthaste::model::delivery::Delivery;
 use posthaste::model::endpoint::Endpoint;
 use posthaste::model::event::Event;
 use posthaste::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use posthaste::model::news::Milestone;
 use posthaste::model::shard::Lease;
 use posthaste::model::tenant::Tenant;
 use posthaste::store::embedded::Embedded;
@@ -128,6 +129,12 @@ impl Catalog for Stumbling {
     fn endpoints(&self, tenant: &TenantId) -> Vec<Arc<Endpoint>> {
         self.inner.endpoints(tenant)
     }
+    fn waiting(&self, endpoint: Option<EndpointId>) -> u64 {
+        self.inner.waiting(endpoint)
+    }
+    fn weight_in_use(&self) -> u64 {
+        self.inner.weight_in_use()
+    }
     fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
         self.inner.matching(event)
     }
@@ -147,7 +154,7 @@ impl Catalog for Stumbling {
         id: EndpointId,
         change: EndpointChange,
         now: Timestamp,
-    ) -> Result<Arc<Endpoint>> {
+    ) -> Result<ChangedEndpoint> {
         let tenant = tenant.clone();
         self.call(async move |store| store.change_endpoint(&tenant, id, change, now).await).await
     }
@@ -188,6 +195,12 @@ impl History for Stumbling {
     async fn attempts(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Vec<Attempt>>> {
         let tenant = tenant.clone();
         self.call(async move |store| store.attempts(&tenant, id).await).await
+    }
+    async fn milestones(&self, endpoint: EndpointId, page: PageAsk) -> Result<Page<Milestone>> {
+        self.call(async move |store| store.milestones(endpoint, page).await).await
+    }
+    async fn oldest_due(&self, endpoints: Vec<EndpointId>) -> Result<Vec<Option<Timestamp>>> {
+        self.call(async move |store| store.oldest_due(endpoints).await).await
     }
     async fn lane_head(&self, endpoint: EndpointId, lane: &str) -> Result<Option<(DeliveryId, bool)>> {
         let lane = lane.to_owned();

@@ -13,12 +13,14 @@ use posthaste::clock::{Clock, TokioClock};
 use posthaste::lifecycle::Gateway;
 use posthaste::lifecycle::accept::{Submission, accept};
 use posthaste::lifecycle::dispatch::Dispatcher;
+use posthaste::lifecycle::dispatch::queues::Limits;
 use posthaste::lifecycle::expire::{self, Expiry};
 use posthaste::lifecycle::space::Space;
 use posthaste::model::attempt::{Failure, FailureKind};
 use posthaste::model::delivery::{Delivery, State, after};
 use posthaste::model::endpoint::{Endpoint, Secret, Settings, Standing};
 use posthaste::model::event::Event;
+use posthaste::model::health::{Health, Quarantine};
 use posthaste::model::id::{EndpointId, SecretId, TenantId};
 use posthaste::model::span::Span;
 use posthaste::model::tenant::{Defaults, Quota, Tenant};
@@ -87,6 +89,11 @@ pub fn tenant() -> TenantId {
 }
 
 /// That tenant, as created.
+/// The limits of every simulated node.
+pub fn limits() -> Limits {
+    Limits { slots: 100, per_host: None, quarantine: Quarantine::default() }
+}
+
 pub fn tenant_record(now: Timestamp) -> Tenant {
     Tenant {
         id: tenant(),
@@ -122,6 +129,8 @@ pub fn endpoint(n: usize, now: Timestamp) -> Endpoint {
         settings,
         standing: Standing::active(now),
         quiet_until: None,
+        health: Health::default(),
+        mailed_at: None,
         secrets: vec![secret],
         created_at: now,
         updated_at: now,
@@ -245,7 +254,7 @@ impl World {
         let moody = Moody::new(self.ledger.clone(), clock.clone(), self.chance.random(), CAP, self.healed_at);
         let expiry = Arc::new(Expiry::new(Span::secs(30 * 86_400)));
         let seed = self.chance.random();
-        let dispatcher = Dispatcher::new(store.clone(), Arc::new(moody), expiry.clone(), clock.clone(), 100, seed);
+        let dispatcher = Dispatcher::new(store.clone(), Arc::new(moody), expiry.clone(), clock.clone(), limits(), seed);
         let space = Space::endless();
         let gateway = Arc::new(Gateway { store, dispatcher: dispatcher.clone(), expiry, clock: clock.clone(), space });
         let keeping_time = tokio::spawn(async move { dispatcher.run().await });

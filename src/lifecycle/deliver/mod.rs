@@ -5,19 +5,22 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use rand::rngs::StdRng;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use self::send::Sender;
 use self::sign::{sha256_hex, sign};
-use super::dispatch::gate::Gate;
+use super::dispatch::gate::admits;
+use super::dispatch::queues::Answered;
 use super::expire::{Expiry, just_after};
 use crate::clock::Clock;
 use crate::model::attempt::{Answer, Attempt, Decision, FailureKind};
 use crate::model::delivery::{Cause, EndedBy, after};
 use crate::model::endpoint::Endpoint;
 use crate::model::explain::answer_words;
+use crate::model::health::Heard;
 use crate::model::id::DeliveryId;
 use crate::model::next::{Moment, Next, next_state};
+use crate::model::pace::about;
 use crate::model::verdict::judge;
 use crate::store::{Claim, Notice, Outcome, Settled, Settlement, Store};
 
@@ -46,13 +49,14 @@ pub struct Desk {
 
 /// Makes one attempt and records it. `answered` is called once the receiver
 /// is no longer being asked anything, before the record is durable, with what
-/// it asked for itself: that is in force from then on.
-pub async fn deliver(desk: &Desk, claim: &Claim, mut answered: impl FnMut(Option<&Notice>)) -> Settled {
+/// its answer says about the endpoint; what that means is in force from then
+/// on, and is written with the attempt.
+pub async fn deliver(desk: &Desk, claim: &Claim, mut answered: impl FnMut(Option<Answered>) -> Notice) -> Settled {
     let Some(endpoint) = desk.store.any_endpoint(claim.endpoint) else {
         return Settled::default();
     };
     let started_at = desk.clock.now();
-    if !Gate::of(Some(&endpoint)).passes(claim, started_at) {
+    if !admits(&endpoint, claim, started_at) {
         // Closed between its turn and now: it rests where it was.
         return Settled { due_again_at: Some(claim.due_at), is_void: true, ..Settled::default() };
     }
@@ -69,17 +73,23 @@ pub async fn deliver(desk: &Desk, claim: &Claim, mut answered: impl FnMut(Option
     let body_sha256 = sha256_hex(&request.body);
     let answer = desk.sender.send(request).await;
     let sent = Sent { endpoint: &endpoint, started_at, body_sha256 };
-    let outcome = decide(desk, claim, sent, answer);
-    answered(notice_of(&outcome));
+    let (mut outcome, says) = decide(desk, claim, sent, answer);
+    let means = answered(says);
+    if let Outcome::Attempted { notice, .. } = &mut outcome {
+        *notice = means;
+    }
     log(claim, &endpoint, &outcome);
     settle(desk, claim, &endpoint, outcome).await
 }
 
-fn notice_of(outcome: &Outcome) -> Option<&Notice> {
-    match outcome {
-        Outcome::Attempted { notice, .. } => notice.as_ref(),
-        Outcome::PutBack { .. } | Outcome::Over { .. } | Outcome::LookAgain { .. } => None,
-    }
+/// Puts back a claim whose processing failed inside the gateway. One that
+/// fails so again and again is dead, and delays no one outside its lane.
+pub async fn stumble(desk: &Desk, claim: &Claim, problem: String) -> Settled {
+    error!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %claim.endpoint,
+           "an attempt failed inside the gateway; it is put back and not counted: {problem}");
+    let due_at = after(desk.clock.now(), desk.put_back_delay());
+    let Some(endpoint) = desk.store.any_endpoint(claim.endpoint) else { return Settled::default() };
+    settle(desk, claim, &endpoint, Outcome::Stumbled { due_at, error: problem }).await
 }
 
 /// What went out: the endpoint as it was then, since it may change meanwhile.
@@ -90,11 +100,11 @@ struct Sent<'a> {
 }
 
 /// What the answer means for the delivery, by the endpoint's rules and its
-/// policy of now.
-fn decide(desk: &Desk, claim: &Claim, sent: Sent<'_>, answer: Answer) -> Outcome {
+/// policy of now, and what it says about the endpoint.
+fn decide(desk: &Desk, claim: &Claim, sent: Sent<'_>, answer: Answer) -> (Outcome, Option<Answered>) {
     let now = desk.clock.now();
     if matches!(&answer.result, Err(failure) if failure.kind == FailureKind::Ours) {
-        return Outcome::PutBack { due_at: after(now, desk.put_back_delay()) };
+        return (Outcome::PutBack { due_at: after(now, desk.put_back_delay()) }, None);
     }
     // Deleted meanwhile, nothing will come of it; but the attempt was made.
     let known = desk.store.any_endpoint(claim.endpoint);
@@ -104,12 +114,25 @@ fn decide(desk: &Desk, claim: &Claim, sent: Sent<'_>, answer: Answer) -> Outcome
     let mut progress = claim.progress;
     let moment = Moment { started_at: sent.started_at, now, draw: desk.draw() };
     let step = next_state(&mut progress, &limits, &answer, &judgement, moment);
-    let notice = judgement.disables.map(Notice::Disable).or(step.quiet_until.map(Notice::QuietUntil));
     // A receiver that is no longer the endpoint's speaks for nobody here.
-    let notice = notice.filter(|_| endpoint.settings.url == sent.endpoint.settings.url);
+    let is_theirs = endpoint.settings.url == sent.endpoint.settings.url;
     let look_at = progress.end(&limits).map(|end| just_after(end.at));
+    let started_at = sent.started_at;
     let attempt = Box::new(record(progress.attempts, sent, answer, step.decision));
-    Outcome::Attempted { attempt, next: step.next, progress, look_at, notice }
+    let is_timeout = attempt.error.as_ref().is_some_and(|failure| failure.kind == FailureKind::Timeout);
+    let says = is_theirs.then(|| Answered {
+        heard: Heard {
+            verdict: judgement.verdict,
+            is_limited: attempt.status == Some(429),
+            started_at,
+            answer: answer_words(&attempt),
+        },
+        is_answer: !is_timeout,
+        quiet_until: step.quiet_until.filter(|_| judgement.disables.is_none()),
+        disables: judgement.disables,
+        draw: desk.draw(),
+    });
+    (Outcome::Attempted { attempt, next: step.next, progress, look_at, notice: Notice::default() }, says)
 }
 
 fn record(number: u32, sent: Sent<'_>, answer: Answer, decision: Decision) -> Attempt {
@@ -152,7 +175,9 @@ async fn settle(desk: &Desk, claim: &Claim, endpoint: &Endpoint, outcome: Outcom
             Err(crate::store::Error::Stale(_)) => return Settled::default(),
             Err(problem) => {
                 warn!(delivery.id = %claim.id, "an outcome could not be recorded yet: {problem}");
-                desk.clock.sleep_until(after(desk.clock.now(), Duration::from_secs(1))).await;
+                // Never all in step, or the store would be asked by all at once.
+                let pause = about(Duration::from_secs(1), desk.draw());
+                desk.clock.sleep_until(after(desk.clock.now(), pause)).await;
             }
         }
     }
@@ -167,7 +192,7 @@ fn log(claim: &Claim, endpoint: &Endpoint, outcome: &Outcome) {
                   "not attempted, through trouble of our own; put back and not counted");
             return;
         }
-        Outcome::Over { .. } | Outcome::LookAgain { .. } => return,
+        Outcome::Over { .. } | Outcome::LookAgain { .. } | Outcome::Stumbled { .. } => return,
     };
     let (outcome, next_at) = match next {
         Next::Delivered => ("delivered".to_owned(), None),

@@ -1,43 +1,66 @@
-//! What an endpoint allows: whether it is called, how often at once, and from
-//! when on.
+//! What an endpoint allows: whether it is called, how often, how many times
+//! at once, and from when on.
+
+use std::sync::Arc;
 
 use jiff::Timestamp;
 
+use crate::model::breaker::BreakerSettings;
 use crate::model::endpoint::{Endpoint, EndpointState};
+use crate::model::health::Health;
+use crate::model::id::TenantId;
+use crate::model::pace::Rate;
+use crate::model::tenant::Quota;
 use crate::store::Claim;
 
-/// What an endpoint allows at the moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What an endpoint allows at the moment, and all that is known of how it is
+/// doing.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Gate {
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// How much of the gateway that one may use.
+    pub quota: Quota,
+    /// The host it stands on, where that matters.
+    pub host: Option<Arc<str>>,
     /// Whether it is being called at all.
     pub is_open: bool,
     /// How many requests may be open at once.
     pub cap: usize,
+    /// How often it may be called.
+    pub rate: Rate,
     /// Until when the receiver asked to be left alone. Only what a person
     /// asks for goes before that.
     pub quiet_until: Option<Timestamp>,
+    /// When its breaker opens.
+    pub breaker: BreakerSettings,
+    /// How it is doing, as far as that is written down.
+    pub health: Health,
+    /// When it was created: before that it was never called.
+    pub created_at: Timestamp,
 }
 
 impl Gate {
-    /// What this endpoint allows; nothing, when there is none.
-    pub fn of(endpoint: Option<&Endpoint>) -> Self {
-        match endpoint {
-            None => Self { is_open: false, cap: 0, quiet_until: None },
-            Some(endpoint) => Self {
-                is_open: endpoint.standing.state == EndpointState::Active,
-                cap: endpoint.settings.max_in_flight as usize,
-                quiet_until: endpoint.quiet_until,
-            },
+    /// What this endpoint allows.
+    pub fn of(endpoint: &Endpoint, quota: Quota, host: Option<Arc<str>>) -> Self {
+        Self {
+            tenant: endpoint.tenant.clone(),
+            quota,
+            host,
+            is_open: endpoint.standing.state == EndpointState::Active,
+            cap: endpoint.settings.max_in_flight as usize,
+            rate: endpoint.settings.rate,
+            quiet_until: endpoint.quiet_until,
+            breaker: endpoint.settings.breaker,
+            health: endpoint.health.clone(),
+            created_at: endpoint.created_at,
         }
     }
+}
 
-    /// Whether this claim may go at this moment.
-    pub fn passes(&self, claim: &Claim, now: Timestamp) -> bool {
-        self.is_open && (claim.is_urgent || !self.is_quiet(now))
-    }
-
-    /// Whether the receiver is to be left alone at this moment.
-    pub fn is_quiet(&self, now: Timestamp) -> bool {
-        self.quiet_until.is_some_and(|until| until > now)
-    }
+/// Whether this claim may still go, by what is written down: an endpoint may
+/// have been closed between its turn and now.
+pub fn admits(endpoint: &Endpoint, claim: &Claim, now: Timestamp) -> bool {
+    let is_quiet = endpoint.quiet_until.is_some_and(|until| until > now);
+    endpoint.standing.state == EndpointState::Active && (claim.is_urgent || !is_quiet)
 }

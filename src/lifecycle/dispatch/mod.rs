@@ -12,20 +12,26 @@ use jiff::Timestamp;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::sync::Notify;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use self::gate::Gate;
-use self::queues::Queues;
+use self::queues::{Answered, Hold, Limits, Queues, is_hush};
 use super::deliver::send::Sender;
-use super::deliver::{Desk, deliver};
+use super::deliver::{Desk, deliver, stumble};
 use super::expire::Expiry;
 use crate::clock::Clock;
 use crate::model::delivery::after;
-use crate::model::id::{DeliveryId, EndpointId};
+use crate::model::endpoint::Endpoint;
+use crate::model::health::Health;
+use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::model::news::What;
 use crate::store::{AskDue, Claim, Notice, Settled, Store};
 
 pub mod gate;
+pub mod queue;
 pub mod queues;
+pub mod shares;
+mod unwind;
 
 /// How long a failed read or a put-back waits: long enough to be calm, and
 /// never the same for all.
@@ -39,6 +45,7 @@ pub struct Dispatcher {
 
 struct Shared {
     queues: Mutex<Queues>,
+    limits: Limits,
     desk: Desk,
     /// Something is due earlier than the timer thinks, or it is time to stop.
     earlier: Notify,
@@ -53,12 +60,13 @@ impl Dispatcher {
         sender: Arc<dyn Sender>,
         expiry: Arc<Expiry>,
         clock: Arc<dyn Clock>,
-        slots: usize,
+        limits: Limits,
         seed: u64,
     ) -> Self {
         let chance = Mutex::new(StdRng::seed_from_u64(seed));
         let shared = Shared {
-            queues: Mutex::new(Queues::new(slots)),
+            queues: Mutex::new(Queues::new(limits, clock.now())),
+            limits,
             desk: Desk { store, sender, expiry, clock, chance },
             earlier: Notify::new(),
             fewer: Notify::new(),
@@ -69,8 +77,7 @@ impl Dispatcher {
     /// Learns from the store what is waiting, then keeps time until stopped.
     pub async fn run(&self) -> crate::store::Result<()> {
         for (endpoint, due_at) in self.shared.desk.store.earliest_due().await? {
-            let mut queues = self.queues();
-            queues.stored(endpoint, due_at, self.gate(endpoint));
+            self.queues().stored(endpoint, due_at, self.now(), || self.gate(endpoint));
         }
         loop {
             let earlier = self.shared.earlier.notified();
@@ -93,37 +100,41 @@ impl Dispatcher {
         }
         let now = self.now();
         for claim in claims {
-            let mut queues = self.queues();
-            let gate = self.gate(claim.endpoint);
-            queues.admit(claim, gate, now);
+            let endpoint = claim.endpoint;
+            self.queues().admit(claim, now, || self.gate(endpoint));
         }
         self.pump();
     }
 
     /// A delivery was changed by other hands than an attempt's.
     pub fn changed(&self, endpoint: EndpointId, id: DeliveryId, due_at: Option<Timestamp>) {
-        {
-            let mut queues = self.queues();
-            queues.changed(endpoint, id, due_at, self.gate(endpoint));
-        }
+        self.queues().changed(endpoint, id, due_at, self.now(), || self.gate(endpoint));
         self.pump();
     }
 
     /// An endpoint was changed, paused, resumed or deleted.
     pub fn endpoint_changed(&self, endpoint: EndpointId) {
         {
+            let now = self.now();
             let mut queues = self.queues();
-            match self.shared.desk.store.any_endpoint(endpoint) {
-                Some(known) => {
-                    let gate = Gate::of(Some(&known));
-                    queues.regate(endpoint, gate, self.now());
+            match self.gate(endpoint) {
+                Some(gate) => {
+                    queues.regate(endpoint, gate.clone(), now);
                     // A change may have freed something, such as a blocked lane.
-                    queues.stored(endpoint, self.now(), gate);
+                    queues.stored(endpoint, now, now, || Some(gate));
                 }
-                None => queues.remove(endpoint),
+                None => queues.remove(endpoint, now),
             }
         }
         self.pump();
+    }
+
+    /// A tenant's weight or rate was changed.
+    pub fn tenant_changed(&self, tenant: &TenantId) {
+        if let Some(known) = self.shared.desk.store.tenant(tenant) {
+            self.queues().change_quota(tenant, known.quota, self.now());
+            self.pump();
+        }
     }
 
     /// Whether a request for this delivery is open.
@@ -131,9 +142,26 @@ impl Dispatcher {
         self.queues().is_in_flight(endpoint, id)
     }
 
-    /// Whether whatever is due at an endpoint has to wait for a slot.
-    pub fn is_full(&self, endpoint: EndpointId) -> bool {
-        self.queues().is_full(endpoint)
+    /// What keeps a due delivery, where its endpoint is open and not quiet.
+    pub fn hold(&self, endpoint: EndpointId) -> Hold {
+        self.queues().hold(endpoint, self.now())
+    }
+
+    /// How an endpoint is doing at this moment.
+    pub fn health(&self, endpoint: &Endpoint) -> Health {
+        let live = self.queues().health(endpoint.id).cloned();
+        // What a person just wrote may be newer than what was felt.
+        live.filter(|live| !endpoint.health.is_after(live)).unwrap_or_else(|| endpoint.health.clone())
+    }
+
+    /// When the first of what is known to be due, was.
+    pub fn oldest_due(&self) -> Option<Timestamp> {
+        self.queues().oldest_due()
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> usize {
+        self.shared.limits.slots
     }
 
     /// How many claims are in flight.
@@ -174,17 +202,23 @@ impl Dispatcher {
     /// What an endpoint allows. Asked with the queues locked: a change that
     /// comes in between would otherwise be overwritten by what was before it,
     /// and a resumed endpoint could be left with a closed queue.
-    fn gate(&self, endpoint: EndpointId) -> Gate {
-        Gate::of(self.shared.desk.store.any_endpoint(endpoint).as_deref())
+    fn gate(&self, endpoint: EndpointId) -> Option<Gate> {
+        let store = &self.shared.desk.store;
+        let endpoint = store.any_endpoint(endpoint)?;
+        let quota = store.tenant(&endpoint.tenant)?.quota;
+        let host = self.shared.limits.per_host.and_then(|_| host_of(&endpoint.settings.url));
+        Some(Gate::of(&endpoint, quota, host))
     }
 
     /// Starts whatever can start and reads whatever should be read.
     fn pump(&self) {
         let now = self.now();
         let (claims, asks) = {
+            let store = &self.shared.desk.store;
             let mut queues = self.queues();
-            let claims: Vec<Claim> = std::iter::from_fn(|| queues.take_next()).collect();
-            let asks = queues.take_reads(now);
+            let mut asks = queues.look(now);
+            let claims: Vec<Claim> = std::iter::from_fn(|| queues.take_next(now, || store.weight_in_use())).collect();
+            asks.extend(queues.look(now));
             if queues.set_timer() {
                 self.shared.earlier.notify_one();
             }
@@ -201,7 +235,13 @@ impl Dispatcher {
     async fn attempt(self, claim: Claim) {
         let mut held = Held { dispatcher: self.clone(), claim: Some(claim), is_sending: true, is_hushed: false };
         let claim = held.claim.clone().expect("it was just put there");
-        let settled = deliver(&self.shared.desk, &claim, |notice| held.answered(notice)).await;
+        let desk = &self.shared.desk;
+        let delivered = unwind::caught(deliver(desk, &claim, |answer| held.answered(answer))).await;
+        let settled = match delivered {
+            Ok(settled) => settled,
+            // Its own fault or ours: the receiver is not charged, nor asked again at once.
+            Err(panic) => stumble(desk, &claim, panic).await,
+        };
         held.settled(settled);
     }
 
@@ -225,78 +265,78 @@ impl Dispatcher {
     }
 }
 
-/// A claim in flight. One that is dropped by a panic goes back as it was.
+/// A claim in flight. Every way out ends in [`Held::settled`].
 struct Held {
     dispatcher: Dispatcher,
     claim: Option<Claim>,
     is_sending: bool,
-    /// The receiver asked for something about itself.
+    /// The receiver asked for something that is in force before it is durable.
     is_hushed: bool,
 }
 
 impl Held {
-    /// The receiver is no longer being asked anything, and may have asked for
-    /// something itself.
-    fn answered(&mut self, notice: Option<&Notice>) {
+    /// The receiver is no longer being asked anything. Returns what its answer
+    /// means for the whole endpoint.
+    fn answered(&mut self, answer: Option<Answered>) -> Notice {
+        let mut notice = Notice::default();
         if std::mem::take(&mut self.is_sending)
             && let Some(claim) = &self.claim
         {
             let now = self.dispatcher.now();
-            let mut queues = self.dispatcher.queues();
-            if let Some(notice) = notice {
-                queues.hush(claim.endpoint, notice, now);
-                self.is_hushed = true;
-            }
-            queues.answered(claim.endpoint);
-            drop(queues);
+            notice = self.dispatcher.queues().answered(claim.endpoint, answer, now);
+            self.is_hushed = is_hush(&notice);
             self.dispatcher.pump();
         }
+        notice
     }
 
     fn settled(&mut self, settled: Settled) {
         self.answered(None);
         let Some(claim) = self.claim.take() else { return };
         let dispatcher = &self.dispatcher;
-        dispatcher.queues().settled(&claim, settled.due_again_at);
+        {
+            let now = dispatcher.now();
+            let mut queues = dispatcher.queues();
+            queues.settled(&claim, settled.due_again_at, now);
+            if self.is_hushed {
+                queues.hush_over(claim.endpoint);
+            }
+        }
         // What was written is in force from here on. Where nothing was, the
         // queue may not know how its endpoint stands.
         if self.is_hushed || settled.is_void {
             dispatcher.endpoint_changed(claim.endpoint);
         }
-        if let Some(notice) = &settled.notice {
-            tell(&claim, notice);
-        }
+        tell(&claim, &settled.notice);
         dispatcher.shared.fewer.notify_waiters();
-        match settled.promoted {
-            Some(promoted) => dispatcher.admit(vec![promoted]),
-            None => dispatcher.pump(),
+        match settled.freed.is_empty() {
+            true => dispatcher.pump(),
+            false => dispatcher.admit(settled.freed),
         }
     }
 }
 
 fn tell(claim: &Claim, notice: &Notice) {
     let (endpoint, tenant) = (claim.endpoint, &claim.event.tenant);
-    match notice {
-        Notice::Disable(reason) => {
-            warn!(endpoint.id = %endpoint, tenant.id = %tenant, "endpoint disabled: {reason}; what comes for it is held until it is resumed");
+    for milestone in &notice.milestones {
+        let (what, by) = (milestone.what.as_str(), milestone.by.as_str());
+        let reason = milestone.reason.as_deref().unwrap_or("it delivers again");
+        match milestone.what {
+            What::Paused | What::Disabled | What::BreakerOpened => {
+                warn!(endpoint.id = %endpoint, tenant.id = %tenant, what, by, "endpoint {what}: {reason}; what comes for it is held");
+            }
+            _ => info!(endpoint.id = %endpoint, tenant.id = %tenant, what, by, "endpoint {what}: {reason}"),
         }
-        Notice::QuietUntil(at) => {
-            info!(endpoint.id = %endpoint, tenant.id = %tenant, "endpoint left alone until {at}, because the receiver asked for it with Retry-After");
-        }
+    }
+    if let Some(at) = notice.quiet_until {
+        info!(endpoint.id = %endpoint, tenant.id = %tenant, "endpoint left alone until {at}, because the receiver asked for it with Retry-After");
     }
 }
 
-impl Drop for Held {
-    fn drop(&mut self) {
-        let Some(claim) = &self.claim else { return };
-        // Dropped without a panic, it is the whole process that ends.
-        if !std::thread::panicking() {
-            return;
-        }
-        error!(delivery.id = %claim.id, endpoint.id = %claim.endpoint, "an attempt ended inside the gateway; it is put back and not counted");
-        let settled = Settled { due_again_at: Some(self.dispatcher.put_back_at()), ..Settled::default() };
-        self.settled(settled);
-    }
+/// The host and port of a URL, by which endpoints that share them are told.
+fn host_of(url: &str) -> Option<Arc<str>> {
+    let url = url::Url::parse(url).ok()?;
+    Some(format!("{}:{}", url.host_str()?, url.port_or_known_default()?).into())
 }
 
 impl Desk {

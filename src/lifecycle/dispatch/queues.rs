@@ -1,4 +1,4 @@
-//! Decides what goes next: a queue per endpoint, turns between them.
+//! Decides what goes next: a queue per endpoint, fair turns between them.
 //!
 //! Pure bookkeeping; it is told the time and starts nothing itself. Memory
 //! holds what is about to go, and for each endpoint the time at which the
@@ -7,14 +7,20 @@
 //! Invariant: every delivery that may go is either known here (ready, parked
 //! or in flight) or due in the store at `stored_due` or later.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use jiff::Timestamp;
 
 use super::gate::Gate;
-use crate::model::id::{DeliveryId, EndpointId};
-use crate::store::{AskDue, Claim, DuePage, Notice};
+use super::queue::{Hush, Queue, Turn};
+use super::shares::Shares;
+use crate::model::endpoint::EndpointState;
+use crate::model::health::{self, Health, Heard, Quarantine, Thresholds};
+use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::model::news::{Author, Milestone, What};
+use crate::model::tenant::Quota;
+use crate::store::{AskDue, Claim, DuePage, Notice, Stop};
 
 /// How many fresh deliveries one endpoint keeps in memory.
 const READY_MAX: usize = 1_024;
@@ -26,129 +32,115 @@ const CLAIM_BYTES: usize = 512;
 const FLIGHT_BYTES_MAX: usize = 64 * 1_024 * 1_024;
 /// How many bytes of data one read brings in.
 const READ_BYTES_MAX: usize = 1_024 * 1_024;
+/// A node with fewer slots than this has none to keep free for others.
+const SPARE_SLOTS: usize = 64;
+/// Queues with nothing to do are looked through once there are so many.
+const TIDY_AT: usize = 1_024;
+
+/// The limits of a node.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// How many claims it may hold in flight.
+    pub slots: usize,
+    /// How many requests may be open to one host, if that is limited.
+    pub per_host: Option<usize>,
+    /// When an endpoint that only fails is paused.
+    pub quarantine: Quarantine,
+}
 
 /// All queues of this node.
 pub struct Queues {
+    limits: Limits,
+    began_at: Timestamp,
     endpoints: HashMap<EndpointId, Queue>,
-    /// Endpoints that can start something, each once, in turn.
-    turns: VecDeque<EndpointId>,
-    /// When to look into the store next, and for whom.
+    /// Whose turn it is.
+    shares: Shares,
+    /// Those that wait for slots to be less short; see [`Turn::Shy`].
+    shy: VecDeque<EndpointId>,
+    hosts: HashMap<Arc<str>, Host>,
+    /// When to look at an endpoint next: to read from the store, or because
+    /// its rate allows another start.
     wakes: BTreeSet<(Timestamp, EndpointId)>,
     /// When the timer goes off anyway.
     timer: Option<Timestamp>,
     slots_free: usize,
-    slots: usize,
     ready_bytes: usize,
     flight_bytes: usize,
+    tidy_at: usize,
     is_stopped: bool,
 }
 
-struct Queue {
-    gate: Gate,
-    ready: VecDeque<Claim>,
-    /// Everything of this endpoint that is in memory.
-    known: HashSet<DeliveryId>,
-    in_flight: HashSet<DeliveryId>,
-    /// Requests open right now; a claim outlives its request until settled.
-    sending: usize,
-    /// Lanes with a claim in flight, and who arrived for them meanwhile.
-    busy_lanes: HashMap<Arc<str>, VecDeque<Claim>>,
-    stored_due: Option<Timestamp>,
-    /// When the store may have something due that a person asked for.
-    urgent_due: Option<Timestamp>,
-    is_reading: bool,
-    /// Changed while a read was under way, so the read does not count for them.
-    touched: HashSet<DeliveryId>,
-    has_turn: bool,
-    wake: Option<Timestamp>,
+#[derive(Default)]
+struct Host {
+    open: usize,
+    parked: VecDeque<EndpointId>,
 }
 
-impl Queue {
-    fn new(gate: Gate) -> Self {
-        Self {
-            gate,
-            ready: VecDeque::new(),
-            known: HashSet::new(),
-            in_flight: HashSet::new(),
-            sending: 0,
-            busy_lanes: HashMap::new(),
-            stored_due: None,
-            urgent_due: None,
-            is_reading: false,
-            touched: HashSet::new(),
-            has_turn: false,
-            wake: None,
-        }
-    }
+/// What an answer says about its endpoint.
+#[derive(Debug, Clone)]
+pub struct Answered {
+    /// How it sounds.
+    pub heard: Heard,
+    /// Whether the receiver answered at all, and did not just hold the line.
+    pub is_answer: bool,
+    /// Until when the receiver asks to be left alone.
+    pub quiet_until: Option<Timestamp>,
+    /// Why it asks never to be called again, if it does.
+    pub disables: Option<String>,
+    /// A random number in `[0, 1)`.
+    pub draw: f64,
+}
 
-    fn read_size(&self) -> usize {
-        (self.gate.cap * 2).clamp(32, 512)
-    }
-
-    /// Reading ahead begins when this few are left.
-    fn is_low(&self) -> bool {
-        self.ready.len() < self.read_size() / 4
-    }
-
-    fn can_start(&self) -> bool {
-        self.gate.is_open && self.sending < self.gate.cap && !self.ready.is_empty()
-    }
-
-    fn is_idle(&self) -> bool {
-        let is_waiting = self.stored_due.is_some() || self.urgent_due.is_some();
-        self.known.is_empty() && !is_waiting && !self.is_reading && !self.has_turn
-    }
-
-    /// When to look into the store: for all that is due, but not before the
-    /// receiver wants to be called; for what a person asked for, at any time.
-    fn wake_at(&self) -> Option<Timestamp> {
-        if !self.gate.is_open || self.is_reading || !self.is_low() {
-            return None;
-        }
-        let quiet_until = self.gate.quiet_until.unwrap_or(Timestamp::MIN);
-        let all = self.stored_due.map(|due_at| due_at.max(quiet_until));
-        all.into_iter().chain(self.urgent_due).min()
-    }
-
-    fn note_urgent(&mut self, due_at: Timestamp) {
-        self.urgent_due = Some(self.urgent_due.map_or(due_at, |known| known.min(due_at)));
-    }
-
-    /// Puts a claim out of mind; it rests in the store.
-    fn note_back(&mut self, claim: &Claim) {
-        self.note_stored(claim.due_at);
-        if claim.is_urgent {
-            self.note_urgent(claim.due_at);
-        }
-    }
-
-    fn note_stored(&mut self, due_at: Timestamp) {
-        self.stored_due = Some(self.stored_due.map_or(due_at, |known| known.min(due_at)));
-    }
+/// What keeps an endpoint's due deliveries at this moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    /// Nothing.
+    Free,
+    /// A rate, until then.
+    Rate(Timestamp),
+    /// A slot is missing.
+    Slot,
 }
 
 impl Queues {
-    /// Queues for a node that may hold this many claims in flight.
-    pub fn new(slots: usize) -> Self {
+    /// Queues for a node with these limits that begins at this time.
+    pub fn new(limits: Limits, began_at: Timestamp) -> Self {
         Self {
+            limits,
+            began_at,
             endpoints: HashMap::new(),
-            turns: VecDeque::new(),
+            shares: Shares::new(limits.slots, began_at),
+            shy: VecDeque::new(),
+            hosts: HashMap::new(),
             wakes: BTreeSet::new(),
             timer: None,
-            slots_free: slots,
-            slots,
+            slots_free: limits.slots,
             ready_bytes: 0,
             flight_bytes: 0,
+            tidy_at: TIDY_AT,
             is_stopped: false,
         }
     }
 
+    fn queue(&mut self, endpoint: EndpointId, gate: impl FnOnce() -> Option<Gate>) -> Option<&mut Queue> {
+        use std::collections::hash_map::Entry;
+        match self.endpoints.entry(endpoint) {
+            Entry::Occupied(entry) => Some(entry.into_mut()),
+            Entry::Vacant(entry) => {
+                let mut queue = Queue::new(gate()?, self.began_at);
+                queue.tune(self.began_at);
+                Some(entry.insert(queue))
+            }
+        }
+    }
+
     /// Takes in a delivery that may go: freshly accepted, or next of its lane.
-    pub fn admit(&mut self, claim: Claim, gate: Gate, now: Timestamp) {
+    /// `gate` is asked when nothing is known of the endpoint.
+    pub fn admit(&mut self, claim: Claim, now: Timestamp, gate: impl FnOnce() -> Option<Gate>) {
         let is_crowded = self.ready_bytes + cost(&claim) > READY_BYTES_MAX;
         let endpoint = claim.endpoint;
-        let queue = self.endpoints.entry(endpoint).or_insert_with(|| Queue::new(gate));
-        let waits_in_store = !queue.gate.passes(&claim, now)
+        let Some(queue) = self.queue(endpoint, gate) else { return };
+        let waits_in_store = !queue.passes(&claim, now)
             || is_crowded
             || queue.is_reading
             || queue.ready.len() >= READY_MAX
@@ -157,27 +149,59 @@ impl Queues {
         if waits_in_store {
             queue.note_back(&claim);
         } else if queue.known.insert(claim.id) {
-            self.ready_bytes += cost(&claim);
+            let bytes = cost(&claim);
             queue.ready.push_back(claim);
+            self.ready_bytes += bytes;
         }
-        self.arrange(endpoint);
+        self.arrange(endpoint, now);
     }
 
-    /// The next claim to start, or nothing while none can.
-    pub fn take_next(&mut self) -> Option<Claim> {
-        if self.is_stopped || !self.has_room() {
-            return None;
-        }
-        while let Some(endpoint) = self.turns.pop_front() {
+    /// The next claim to start, or nothing while none can. `weight_in_use` is
+    /// what the weights of all tenants add up to.
+    pub fn take_next(&mut self, now: Timestamp, weight_in_use: impl Fn() -> u64) -> Option<Claim> {
+        while !self.is_stopped && self.has_room() {
+            let Some(endpoint) = self.shares.next(self.slots_free, now, &weight_in_use) else {
+                match self.is_short() {
+                    false if self.ask_one_shy(now) => continue,
+                    _ => return None,
+                }
+            };
+            let is_short = self.is_short();
             let Some(queue) = self.endpoints.get_mut(&endpoint) else { continue };
-            queue.has_turn = false;
-            let started = if queue.can_start() { start(queue) } else { None };
-            if let Some(claim) = &started {
-                self.ready_bytes -= cost(claim);
-                self.flight_bytes += cost(claim);
-                self.slots_free -= 1;
+            queue.turn = Turn::Out;
+            if !queue.has_work(now) || !queue.pace.is_ready(now) {
+                self.arrange(endpoint, now);
+                continue;
             }
-            self.arrange(endpoint);
+            if is_short && queue.unheard > 0 {
+                queue.turn = Turn::Shy;
+                self.shy.push_back(endpoint);
+                continue;
+            }
+            let host = queue.gate.host.clone();
+            if let (Some(most), Some(host)) = (self.limits.per_host, host.clone()) {
+                let at_host = self.hosts.entry(host).or_default();
+                if at_host.open >= most {
+                    queue.turn = Turn::AtHost;
+                    at_host.parked.push_back(endpoint);
+                    continue;
+                }
+                at_host.open += 1;
+            }
+            let started = queue.start();
+            match &started {
+                Some(claim) => {
+                    queue.pace.take(now);
+                    self.ready_bytes -= cost(claim);
+                    self.flight_bytes += cost(claim);
+                    self.slots_free -= 1;
+                    let tenant = queue.gate.tenant.clone();
+                    self.shares.took(&tenant, now);
+                }
+                // All that was there stands behind others in its lane.
+                None => self.leave_host(host, now),
+            }
+            self.arrange(endpoint, now);
             if started.is_some() {
                 return started;
             }
@@ -185,18 +209,56 @@ impl Queues {
         None
     }
 
-    /// A request has been answered: its place under the cap is free.
-    pub fn answered(&mut self, endpoint: EndpointId) {
-        if let Some(queue) = self.endpoints.get_mut(&endpoint) {
-            queue.sending = queue.sending.saturating_sub(1);
+    /// A request is over: its place under the cap is free. What the answer
+    /// says about the endpoint is in force from here on, before it is durable;
+    /// returns what is to be written of it.
+    pub fn answered(&mut self, endpoint: EndpointId, answer: Option<Answered>, now: Timestamp) -> Notice {
+        let quarantine = self.limits.quarantine;
+        let Some(queue) = self.endpoints.get_mut(&endpoint) else { return Notice::default() };
+        queue.sending = queue.sending.saturating_sub(1);
+        let host = queue.gate.host.clone();
+        let mut notice = Notice::default();
+        if let Some(answer) = answer {
+            if answer.is_answer {
+                queue.unheard = 0;
+            }
+            notice = hear(queue, answer, quarantine, now);
         }
-        self.arrange(endpoint);
+        // It waits no longer for its own answer.
+        if queue.turn == Turn::Shy && queue.unheard == 0 {
+            queue.turn = Turn::Out;
+        }
+        if queue.sending == 0 {
+            queue.unheard = 0;
+        }
+        if is_hush(&notice) {
+            queue.hush.pending += 1;
+            queue.hush.quiet_until = queue.hush.quiet_until.max(notice.quiet_until);
+            queue.hush.is_stopped |= notice.stop.is_some();
+        }
+        if !notice.is_empty() {
+            self.settle_gate(endpoint, now);
+        }
+        self.leave_host(host, now);
+        self.arrange(endpoint, now);
+        notice
+    }
+
+    /// What an answer asked for is written down, or never will be.
+    pub fn hush_over(&mut self, endpoint: EndpointId) {
+        if let Some(queue) = self.endpoints.get_mut(&endpoint) {
+            queue.hush.pending = queue.hush.pending.saturating_sub(1);
+            if queue.hush.pending == 0 {
+                queue.hush = Hush::default();
+            }
+        }
     }
 
     /// A claim is settled: its lane is free, and it may be due again.
-    pub fn settled(&mut self, claim: &Claim, due_again_at: Option<Timestamp>) {
+    pub fn settled(&mut self, claim: &Claim, due_again_at: Option<Timestamp>, now: Timestamp) {
         self.slots_free += 1;
         self.flight_bytes -= cost(claim);
+        self.shares.freed(&claim.event.tenant);
         let Some(queue) = self.endpoints.get_mut(&claim.endpoint) else { return };
         queue.known.remove(&claim.id);
         queue.in_flight.remove(&claim.id);
@@ -214,26 +276,25 @@ impl Queues {
             queue.note_stored(due_at);
             // Put back, it is still what a person asked for, or what they asked
             // for while it was on its way.
-            if claim.is_urgent || queue.gate.quiet_until.is_some() {
+            if claim.is_urgent || queue.quiet_until().is_some() {
                 queue.note_urgent(due_at);
             }
         }
-        self.arrange(claim.endpoint);
+        self.arrange(claim.endpoint, now);
     }
 
     /// A person changed a delivery: whatever is remembered of it is void, and
     /// something of its endpoint may be due at this time.
-    pub fn changed(&mut self, endpoint: EndpointId, id: DeliveryId, due_at: Option<Timestamp>, gate: Gate) {
-        let queue = self.endpoints.entry(endpoint).or_insert_with(|| Queue::new(gate));
-        if !queue.in_flight.contains(&id) && queue.known.remove(&id) {
-            let parked = queue.busy_lanes.values_mut();
-            for list in parked.chain([&mut queue.ready]) {
-                if let Some(at) = list.iter().position(|claim| claim.id == id) {
-                    let claim = list.remove(at).expect("it was found there");
-                    self.ready_bytes -= cost(&claim);
-                }
-            }
-        }
+    pub fn changed(
+        &mut self,
+        endpoint: EndpointId,
+        id: DeliveryId,
+        due_at: Option<Timestamp>,
+        now: Timestamp,
+        gate: impl FnOnce() -> Option<Gate>,
+    ) {
+        let Some(queue) = self.queue(endpoint, gate) else { return };
+        let taken = queue.take_out(id);
         if queue.is_reading {
             queue.touched.insert(id);
         }
@@ -241,87 +302,83 @@ impl Queues {
             queue.note_stored(due_at);
             queue.note_urgent(due_at);
         }
-        self.arrange(endpoint);
+        self.ready_bytes -= taken.as_ref().map_or(0, cost);
+        self.arrange(endpoint, now);
     }
 
     /// The endpoint has something due in the store at this time.
-    pub fn stored(&mut self, endpoint: EndpointId, due_at: Timestamp, gate: Gate) {
-        let queue = self.endpoints.entry(endpoint).or_insert_with(|| Queue::new(gate));
+    pub fn stored(
+        &mut self,
+        endpoint: EndpointId,
+        due_at: Timestamp,
+        now: Timestamp,
+        gate: impl FnOnce() -> Option<Gate>,
+    ) {
+        let Some(queue) = self.queue(endpoint, gate) else { return };
         queue.note_stored(due_at);
         // Whether any of it is urgent is for the store to say.
         queue.note_urgent(due_at);
-        self.arrange(endpoint);
+        self.arrange(endpoint, now);
     }
 
-    /// The endpoint was paused, resumed, disabled, deleted or given another
-    /// cap, or asked to be left alone.
+    /// The endpoint was paused, resumed, disabled, deleted or given other
+    /// settings, or its receiver asked for something: this is written down.
     pub fn regate(&mut self, endpoint: EndpointId, gate: Gate, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
+        queue.pulse.adopt(&gate.health);
         queue.gate = gate;
-        if !gate.is_open || gate.is_quiet(now) {
-            // What has not started goes back to where it rests anyway.
-            let mut dropped = Vec::new();
-            for list in queue.busy_lanes.values_mut().chain([&mut queue.ready]) {
-                let (kept, back): (VecDeque<_>, VecDeque<_>) =
-                    list.drain(..).partition(|claim| gate.passes(claim, now));
-                *list = kept;
-                dropped.extend(back);
-            }
-            for claim in dropped {
-                self.ready_bytes -= cost(&claim);
-                queue.known.remove(&claim.id);
-                queue.note_back(&claim);
-            }
-            // From now on these are looked for apart.
-            queue.note_urgent(now);
-        }
-        self.arrange(endpoint);
+        self.settle_gate(endpoint, now);
+        self.arrange(endpoint, now);
     }
 
-    /// The receiver asked for something about itself. It is in force before
-    /// it is durable, so that nothing starts in between; [`Self::regate`]
-    /// follows with what was written.
-    pub fn hush(&mut self, endpoint: EndpointId, notice: &Notice, now: Timestamp) {
-        let Some(queue) = self.endpoints.get(&endpoint) else { return };
-        let gate = match notice {
-            Notice::Disable(_) => Gate { is_open: false, ..queue.gate },
-            Notice::QuietUntil(until) => Gate { quiet_until: queue.gate.quiet_until.max(Some(*until)), ..queue.gate },
-        };
-        self.regate(endpoint, gate, now);
+    /// A tenant may use another part of the gateway from now on.
+    pub fn change_quota(&mut self, tenant: &TenantId, quota: Quota, now: Timestamp) {
+        self.shares.change(tenant, &quota, now);
+        for queue in self.endpoints.values_mut().filter(|queue| queue.gate.tenant == *tenant) {
+            queue.gate.quota = quota;
+        }
     }
 
     /// Forgets what an endpoint that is no more had waiting.
-    pub fn remove(&mut self, endpoint: EndpointId) {
-        self.regate(endpoint, Gate::of(None), Timestamp::MIN);
+    pub fn remove(&mut self, endpoint: EndpointId, now: Timestamp) {
+        let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
+        queue.gate.is_open = false;
+        self.settle_gate(endpoint, now);
         if let Some(queue) = self.endpoints.get_mut(&endpoint) {
             queue.stored_due = None;
             queue.urgent_due = None;
         }
-        self.arrange(endpoint);
+        self.arrange(endpoint, now);
     }
 
-    /// The endpoints whose stored deliveries should be read now.
-    pub fn take_reads(&mut self, now: Timestamp) -> Vec<AskDue> {
+    /// Does what time has brought: returns what should be read from the store
+    /// now.
+    pub fn look(&mut self, now: Timestamp) -> Vec<AskDue> {
         let mut asks = Vec::new();
-        while let Some(&(at, endpoint)) = self.wakes.first() {
-            if at > now || self.is_stopped {
-                break;
-            }
+        if self.is_stopped {
+            return asks;
+        }
+        self.shares.wake(now);
+        while let Some(&(at, endpoint)) = self.wakes.first()
+            && at <= now
+        {
             self.wakes.pop_first();
             let Some(queue) = self.endpoints.get_mut(&endpoint) else { continue };
             queue.wake = None;
-            queue.is_reading = true;
-            let urgent_only = queue.gate.is_quiet(now);
-            queue.urgent_due = None;
-            queue.stored_due = None;
-            asks.push(AskDue {
-                endpoint,
-                until: now,
-                limit: queue.read_size(),
-                bytes_max: READ_BYTES_MAX,
-                except: queue.known.clone(),
-                urgent_only,
-            });
+            if queue.read_at().is_some_and(|at| at <= now) {
+                queue.is_reading = true;
+                queue.urgent_due = None;
+                queue.stored_due = None;
+                asks.push(AskDue {
+                    endpoint,
+                    until: now,
+                    limit: queue.read_size(),
+                    bytes_max: READ_BYTES_MAX,
+                    except: queue.known.clone(),
+                    urgent_only: queue.is_quiet(now),
+                });
+            }
+            self.arrange(endpoint, now);
         }
         asks
     }
@@ -335,7 +392,7 @@ impl Queues {
         let failed = || DuePage { next_due: Some(again_at), next_urgent: Some(again_at), ..DuePage::default() };
         let page = page.unwrap_or_else(failed);
         for claim in page.claims {
-            if !queue.gate.passes(&claim, now) {
+            if !queue.passes(&claim, now) {
                 queue.note_back(&claim);
             } else if !touched.contains(&claim.id) && queue.known.insert(claim.id) {
                 self.ready_bytes += cost(&claim);
@@ -348,12 +405,13 @@ impl Queues {
         if let Some(due_at) = page.next_urgent {
             queue.note_urgent(due_at);
         }
-        self.arrange(endpoint);
+        self.arrange(endpoint, now);
     }
 
-    /// When the store should be looked into next; never, once stopped.
+    /// When there is something to do; never, once stopped.
     pub fn next_wake(&self) -> Option<Timestamp> {
-        self.wakes.first().filter(|_| !self.is_stopped).map(|(at, _)| *at)
+        let endpoints = self.wakes.first().map(|(at, _)| *at);
+        endpoints.into_iter().chain(self.shares.next_wake()).min().filter(|_| !self.is_stopped)
     }
 
     /// Sets the timer to the next wake; returns whether that is earlier than
@@ -370,16 +428,36 @@ impl Queues {
         self.endpoints.get(&endpoint).is_some_and(|queue| queue.in_flight.contains(&id))
     }
 
-    /// Whether whatever is due at an endpoint has to wait for a slot: its own
-    /// cap is reached, others stand before it, or the node has no slot left.
-    pub fn is_full(&self, endpoint: EndpointId) -> bool {
-        let has_queue = |queue: &Queue| queue.sending >= queue.gate.cap || !queue.ready.is_empty();
-        !self.has_room() || self.endpoints.get(&endpoint).is_some_and(has_queue)
+    /// What keeps a due delivery, where its endpoint is open and not quiet.
+    pub fn hold(&self, endpoint: EndpointId, now: Timestamp) -> Hold {
+        let Some(queue) = self.endpoints.get(&endpoint) else {
+            return if self.has_room() { Hold::Free } else { Hold::Slot };
+        };
+        let own = (!queue.pace.is_ready(now)).then(|| queue.pace.ready_at());
+        let tenants = self.shares.rate_until(&queue.gate.tenant, now);
+        match own.max(tenants) {
+            Some(until) => Hold::Rate(until),
+            None if !self.has_room() || queue.is_full(now) || !queue.ready.is_empty() => Hold::Slot,
+            None if queue.turn == Turn::AtHost || self.shares.is_crowded(&queue.gate.tenant) => Hold::Slot,
+            None => Hold::Free,
+        }
+    }
+
+    /// How an endpoint is doing, as this node feels it.
+    pub fn health(&self, endpoint: EndpointId) -> Option<&Health> {
+        self.endpoints.get(&endpoint).map(|queue| &queue.pulse.health)
     }
 
     /// Whether a lane's one slot is taken.
     pub fn is_lane_busy(&self, endpoint: EndpointId, lane: &str) -> bool {
         self.endpoints.get(&endpoint).is_some_and(|queue| queue.busy_lanes.contains_key(lane))
+    }
+
+    /// When the first of what is known to be due, was.
+    pub fn oldest_due(&self) -> Option<Timestamp> {
+        let of =
+            |queue: &Queue| queue.ready.front().map(|claim| claim.due_at).into_iter().chain(queue.stored_due).min();
+        self.endpoints.values().filter(|queue| queue.gate.is_open).filter_map(of).min()
     }
 
     /// Starts nothing more.
@@ -389,7 +467,7 @@ impl Queues {
 
     /// How many claims are in flight.
     pub fn in_flight(&self) -> usize {
-        self.slots - self.slots_free
+        self.limits.slots - self.slots_free
     }
 
     /// Whether the node may start one more.
@@ -397,15 +475,64 @@ impl Queues {
         self.slots_free > 0 && self.flight_bytes < FLIGHT_BYTES_MAX
     }
 
-    /// Gives the endpoint a turn if it can start something, plans its next
-    /// read, and lets go of a queue with nothing left to do.
-    fn arrange(&mut self, endpoint: EndpointId) {
-        let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
-        if queue.can_start() && !queue.has_turn {
-            queue.has_turn = true;
-            self.turns.push_back(endpoint);
+    /// Whether fewer than half of the slots are free: then an endpoint gets
+    /// another only once it has answered since its last request, so that many
+    /// that hang cannot take them all.
+    fn is_short(&self) -> bool {
+        self.limits.slots >= SPARE_SLOTS && self.slots_free < self.limits.slots / 2
+    }
+
+    /// Lets one go on that had to wait while slots were short.
+    fn ask_one_shy(&mut self, now: Timestamp) -> bool {
+        while let Some(endpoint) = self.shy.pop_front() {
+            // Those that answered meanwhile wait no longer.
+            if let Some(queue) = self.endpoints.get_mut(&endpoint).filter(|queue| queue.turn == Turn::Shy) {
+                queue.turn = Turn::Out;
+                self.arrange(endpoint, now);
+                return true;
+            }
         }
-        let wake = queue.wake_at();
+        false
+    }
+
+    /// A request to this host is over, or was not made after all.
+    fn leave_host(&mut self, host: Option<Arc<str>>, now: Timestamp) {
+        let Some(host) = host.filter(|_| self.limits.per_host.is_some()) else { return };
+        let Some(at_host) = self.hosts.get_mut(&host) else { return };
+        at_host.open = at_host.open.saturating_sub(1);
+        let next = std::iter::from_fn(|| at_host.parked.pop_front())
+            .find(|id| self.endpoints.get(id).is_some_and(|queue| queue.turn == Turn::AtHost));
+        if at_host.open == 0 && at_host.parked.is_empty() {
+            self.hosts.remove(&host);
+        }
+        if let Some(next) = next {
+            if let Some(queue) = self.endpoints.get_mut(&next) {
+                queue.turn = Turn::Out;
+            }
+            self.arrange(next, now);
+        }
+    }
+
+    /// Puts in force what the gate says, and what is not written down yet.
+    fn settle_gate(&mut self, endpoint: EndpointId, now: Timestamp) {
+        let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
+        queue.gate.quiet_until = queue.gate.quiet_until.max(queue.hush.quiet_until);
+        queue.gate.is_open &= !queue.hush.is_stopped;
+        queue.tune(now);
+        for claim in queue.take_held(now) {
+            self.ready_bytes -= cost(&claim);
+        }
+    }
+
+    /// Gives the endpoint a turn if it can start something, plans when to look
+    /// at it next, and lets go of a queue with nothing left to do.
+    fn arrange(&mut self, endpoint: EndpointId, now: Timestamp) {
+        let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
+        if queue.turn == Turn::Out && queue.has_work(now) && queue.pace.is_ready(now) {
+            queue.turn = Turn::InLine;
+            self.shares.offer(&queue.gate.tenant, &queue.gate.quota, endpoint);
+        }
+        let wake = queue.wake_at(now);
         if wake != queue.wake {
             if let Some(old) = queue.wake {
                 self.wakes.remove(&(old, endpoint));
@@ -413,27 +540,52 @@ impl Queues {
             self.wakes.extend(wake.map(|at| (at, endpoint)));
             queue.wake = wake;
         }
-        if queue.is_idle() {
+        if queue.is_over(now) {
             self.endpoints.remove(&endpoint);
+        } else if self.endpoints.len() > self.tidy_at {
+            // Some had only their rate to remember, and that is over too.
+            self.endpoints.retain(|_, queue| !queue.is_over(now));
+            self.tidy_at = (2 * self.endpoints.len()).max(TIDY_AT);
         }
     }
 }
 
-/// Starts the first claim whose lane is free; the others park behind theirs.
-fn start(queue: &mut Queue) -> Option<Claim> {
-    while let Some(claim) = queue.ready.pop_front() {
-        if let Some(lane) = &claim.lane {
-            if let Some(parked) = queue.busy_lanes.get_mut(lane) {
-                parked.push_back(claim);
-                continue;
+/// Whether a notice is one that [`Queues::hush_over`] has to follow.
+pub fn is_hush(notice: &Notice) -> bool {
+    notice.quiet_until.is_some() || notice.stop.is_some()
+}
+
+/// Hears an answer: changes how the endpoint is doing, and returns what is to
+/// be written of it.
+fn hear(queue: &mut Queue, answer: Answered, quarantine: Quarantine, now: Timestamp) -> Notice {
+    let serial = queue.pulse.health.serial;
+    let by = Thresholds { breaker: &queue.gate.breaker, cap: queue.gate.cap, quarantine };
+    let turns = queue.pulse.hear(&answer.heard, by, now, answer.draw);
+    let mut notice = Notice { quiet_until: answer.quiet_until, ..Notice::default() };
+    let mut happened = |what, reason, by, until| notice.milestones.push(Milestone { at: now, what, reason, by, until });
+    for turn in turns {
+        match turn {
+            health::Turn::Opened { until, reason, is_again } => {
+                let what = if is_again { What::ProbeFailed } else { What::BreakerOpened };
+                happened(what, Some(reason), Author::Gateway, Some(until));
             }
-            queue.busy_lanes.insert(lane.clone(), VecDeque::new());
+            health::Turn::Closed { reason } => happened(What::BreakerClosed, Some(reason), Author::Gateway, None),
+            health::Turn::Recovered => happened(What::Recovered, None, Author::Receiver, None),
+            health::Turn::Quarantined { reason } => {
+                notice.stop = Some(Stop { state: EndpointState::Paused, reason, by: Author::Gateway });
+            }
         }
-        queue.sending += 1;
-        queue.in_flight.insert(claim.id);
-        return Some(claim);
     }
-    None
+    if let Some(reason) = answer.disables {
+        notice.stop = Some(Stop { state: EndpointState::Disabled, reason, by: Author::Receiver });
+    }
+    if notice.stop.is_some() {
+        queue.pulse.note_trouble(now);
+    }
+    if queue.pulse.health.serial != serial {
+        notice.health = Some(Box::new(queue.pulse.health.clone()));
+    }
+    notice
 }
 
 fn cost(claim: &Claim) -> usize {

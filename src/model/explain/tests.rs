@@ -4,7 +4,9 @@ use super::*;
 use crate::model::attempt::{Answer, FailureKind, Response, Timings};
 use crate::model::delivery::{Limits, Progress};
 use crate::model::endpoint::{EndpointState, Settings, Standing};
+use crate::model::health::{Health, Phase};
 use crate::model::id::{EndpointId, EventId};
+use crate::model::news::Author;
 use crate::model::next::{Moment, Next, next_state};
 use crate::model::verdict::judge;
 use serde_json::{Value, json};
@@ -27,6 +29,8 @@ fn endpoint(settings: Value) -> Endpoint {
         settings,
         standing: Standing::active(at(0)),
         quiet_until: None,
+        health: Health::default(),
+        mailed_at: None,
         secrets: Vec::new(),
         created_at: at(0),
         updated_at: at(0),
@@ -64,6 +68,8 @@ impl Story {
             finished_at: None,
             last_status: None,
             last_error: None,
+            stumbles: 0,
+            stumble: None,
             body_sha256: None,
         };
         Self { delivery, attempts: Vec::new(), endpoint, head: None }
@@ -130,7 +136,7 @@ impl Story {
     }
 
     fn standing(mut self, state: EndpointState, reason: &str, now: Timestamp) -> Self {
-        self.endpoint.standing = self.endpoint.standing.moved(state, Some(reason.into()), now);
+        self.endpoint.standing = self.endpoint.standing.moved(state, Some(reason.into()), Author::Person, now);
         self
     }
 
@@ -229,6 +235,36 @@ fn a_lane_behind_a_living_head_names_it() {
 #[test]
 fn a_missing_slot_names_the_cap() {
     insta::assert_snapshot!(Story::of(standard()).told(Some(WaitingFor::Slot), at(200)));
+}
+
+#[test]
+fn an_open_breaker_says_why_and_when_it_is_probed() {
+    let mut story = Story::of(standard()).answered(503);
+    story.endpoint.health = Health {
+        phase: Phase::Open { until: Some(at(60)) },
+        reason: Some("10 failures in a row; the last was answered 503 Service Unavailable".into()),
+        ..Health::default()
+    };
+    insta::assert_snapshot!(story.told(Some(WaitingFor::Breaker), at(30)));
+}
+
+#[test]
+fn a_breaker_that_a_person_opened_is_told_as_such() {
+    let mut story = Story::of(standard());
+    story.endpoint.health = Health::default().forced_open(None, "maintenance".into(), at(0));
+    insta::assert_snapshot!(story.told(Some(WaitingFor::Breaker), at(30)));
+}
+
+#[test]
+fn a_rate_is_named() {
+    insta::assert_snapshot!(Story::of(standard()).told(Some(WaitingFor::Rate), at(200)));
+}
+
+#[test]
+fn poison_is_told_with_the_internal_error() {
+    let mut story = Story::of(standard()).finished(State::Dead, Some(Cause::Poisoned), at(40));
+    (story.delivery.stumbles, story.delivery.stumble) = (3, Some("index out of bounds".into()));
+    insta::assert_snapshot!(story.told(None, at(50)));
 }
 
 #[test]

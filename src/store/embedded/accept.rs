@@ -22,6 +22,7 @@ pub fn accept(
     if needs_savepoint {
         transaction.db.execute_batch("SAVEPOINT batch")?;
     }
+    let tallied = transaction.tallied();
     let mut accepted = Vec::with_capacity(events.len());
     for new in events {
         let Some(tenant) = tenant_no(transaction, new) else {
@@ -36,6 +37,7 @@ pub fn accept(
         transaction.db.execute_batch(end)?;
         if conflict {
             accepted.iter_mut().for_each(take_back);
+            transaction.untally(tallied);
         }
     }
     Ok(Ok(accepted))
@@ -54,7 +56,8 @@ fn take_back(outcome: &mut Accepted) {
     }
 }
 
-fn accept_one(transaction: &mut Transaction<'_>, tenant: i64, new: &NewEvent) -> rusqlite::Result<Accepted> {
+/// Accepts one event of this tenant.
+pub fn accept_one(transaction: &mut Transaction<'_>, tenant: i64, new: &NewEvent) -> rusqlite::Result<Accepted> {
     let event = &new.event;
     // An endpoint that was deleted since the event was matched is no longer
     // in the index; the event then simply has one delivery less.
@@ -71,6 +74,7 @@ fn accept_one(transaction: &mut Transaction<'_>, tenant: i64, new: &NewEvent) ->
     for (endpoint_no, endpoint) in &targets {
         let no = *transaction.next_delivery;
         *transaction.next_delivery += 1;
+        transaction.count_waiting(*endpoint_no, 1);
         let row = NewDelivery { no, tenant, endpoint_no: *endpoint_no, event_no, endpoint, event };
         claims.extend(row.insert(transaction.db)?);
     }

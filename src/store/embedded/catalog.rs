@@ -6,26 +6,31 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::Embedded;
+use super::endpoint::current;
 use super::rows::{at, id_bytes, millis, uuid_of};
-use super::writer::Transaction;
-use crate::model::endpoint::{Endpoint, EndpointState, OnDead, ParsedData, Secret};
+use crate::model::endpoint::{Endpoint, ParsedData, Secret};
 use crate::model::event::Event;
+use crate::model::health::Health;
 use crate::model::id::{EndpointId, SecretId, TenantId};
 use crate::model::tenant::Tenant;
-use crate::store::{Catalog, EndpointChange, Error, Notice, Result};
+use crate::store::{Catalog, ChangedEndpoint, EndpointChange, Error, Result};
 
 /// What is known of tenants and endpoints, in memory.
 #[derive(Default)]
 pub struct Index {
     tenants: BTreeMap<TenantId, TenantEntry>,
     endpoints: HashMap<EndpointId, EndpointEntry>,
+    /// How many deliveries wait, by the number of the endpoint.
+    waiting: HashMap<i64, u64>,
+    waiting_in_all: u64,
+    /// The weights of the tenants that have an endpoint.
+    weight_in_use: u64,
 }
 
 struct TenantEntry {
@@ -64,7 +69,7 @@ impl Index {
         }
         let mut secrets = load_secrets(db)?;
         let mut rows = db.prepare(
-            "SELECT no, id, tenant, settings, standing, created_at, updated_at, quiet_until
+            "SELECT no, id, tenant, settings, standing, created_at, updated_at, quiet_until, health, mailed_at
              FROM endpoints WHERE deleted_at IS NULL",
         )?;
         let mut rows = rows.query([])?;
@@ -82,10 +87,33 @@ impl Index {
                 created_at: at(row.get(5)?),
                 updated_at: at(row.get(6)?),
                 quiet_until: row.get::<_, Option<i64>>(7)?.map(at),
+                health: from_json(&row.get::<_, String>(8)?),
+                mailed_at: row.get::<_, Option<i64>>(9)?.map(at),
             };
             index.put_endpoint(no, Arc::new(endpoint));
         }
+        let mut rows = db.prepare(
+            "SELECT endpoint, count(*) FROM deliveries INDEXED BY deliveries_due WHERE state = 0 GROUP BY endpoint",
+        )?;
+        let mut rows = rows.query([])?;
+        while let Some(row) = rows.next()? {
+            index.count_waiting(row.get(0)?, row.get(1)?);
+        }
         Ok(index)
+    }
+
+    /// Counts deliveries that wait for an endpoint from now on, or no longer
+    /// do. One that is deleted has none.
+    pub fn count_waiting(&mut self, endpoint: i64, more: i64) {
+        if let Some(count) = self.waiting.get_mut(&endpoint) {
+            let before = *count;
+            *count = before.saturating_add_signed(more);
+            self.waiting_in_all = self.waiting_in_all + *count - before;
+        }
+    }
+
+    fn forget_waiting(&mut self, endpoint: i64) {
+        self.waiting_in_all -= self.waiting.remove(&endpoint).unwrap_or(0);
     }
 
     /// The number of a tenant's rows.
@@ -99,6 +127,10 @@ impl Index {
     }
 
     fn put_tenant(&mut self, no: i64, tenant: Arc<Tenant>) {
+        if let Some(entry) = self.tenants.get(&tenant.id).filter(|entry| !entry.endpoints.is_empty()) {
+            let (before, after) = (entry.tenant.quota.weight, tenant.quota.weight);
+            self.weight_in_use = self.weight_in_use + u64::from(after) - u64::from(before);
+        }
         self.tenants.entry(tenant.id.clone()).and_modify(|entry| entry.tenant = tenant.clone()).or_insert_with(|| {
             TenantEntry { no, tenant, by_type: HashMap::new(), by_pattern: Vec::new(), endpoints: BTreeMap::new() }
         });
@@ -106,8 +138,13 @@ impl Index {
 
     fn remove_tenant(&mut self, id: &TenantId) {
         if let Some(entry) = self.tenants.remove(id) {
+            if !entry.endpoints.is_empty() {
+                self.weight_in_use -= u64::from(entry.tenant.quota.weight);
+            }
             for endpoint in entry.endpoints.keys() {
-                self.endpoints.remove(endpoint);
+                if let Some(removed) = self.endpoints.remove(endpoint) {
+                    self.forget_waiting(removed.no);
+                }
             }
         }
     }
@@ -123,14 +160,32 @@ impl Index {
                 entry.by_type.entry(exact.clone()).or_default().push(endpoint.id);
             }
         }
+        if entry.endpoints.is_empty() {
+            self.weight_in_use += u64::from(entry.tenant.quota.weight);
+        }
         entry.endpoints.insert(endpoint.id, endpoint.clone());
+        self.waiting.entry(no).or_insert(0);
         self.endpoints.insert(endpoint.id, EndpointEntry { no, endpoint });
+    }
+
+    /// Shows how an endpoint is doing. What it wants has not changed, so the
+    /// indexes by type need not be touched: this may happen at every attempt.
+    pub(super) fn show_health(&mut self, id: EndpointId, health: Health) {
+        let Some(entry) = self.endpoints.get_mut(&id) else { return };
+        Arc::make_mut(&mut entry.endpoint).health = health;
+        let endpoint = entry.endpoint.clone();
+        if let Some(tenant) = self.tenants.get_mut(&endpoint.tenant) {
+            tenant.endpoints.insert(id, endpoint);
+        }
     }
 
     fn remove_endpoint(&mut self, id: EndpointId) {
         let Some(old) = self.endpoints.remove(&id) else { return };
         let Some(entry) = self.tenants.get_mut(&old.endpoint.tenant) else { return };
         entry.endpoints.remove(&id);
+        if entry.endpoints.is_empty() {
+            self.weight_in_use -= u64::from(entry.tenant.quota.weight);
+        }
         entry.by_pattern.retain(|other| *other != id);
         for exact in &old.endpoint.settings.event_types {
             if let Some(ids) = entry.by_type.get_mut(exact) {
@@ -142,7 +197,8 @@ impl Index {
         }
     }
 
-    fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
+    /// The endpoints that want an event.
+    pub fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
         let Some(entry) = self.tenants.get(&event.tenant) else {
             return Err(Error::NotFound("tenant"));
         };
@@ -201,6 +257,21 @@ impl Catalog for Embedded {
         let index = self.index();
         let Some(entry) = index.tenants.get(tenant) else { return Vec::new() };
         entry.endpoints.values().rev().cloned().collect()
+    }
+
+    fn waiting(&self, endpoint: Option<EndpointId>) -> u64 {
+        let index = self.index();
+        match endpoint {
+            None => index.waiting_in_all,
+            Some(id) => {
+                let no = index.endpoints.get(&id).map(|entry| entry.no);
+                no.and_then(|no| index.waiting.get(&no)).copied().unwrap_or(0)
+            }
+        }
+    }
+
+    fn weight_in_use(&self) -> u64 {
+        self.index().weight_in_use
     }
 
     fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
@@ -287,7 +358,7 @@ impl Catalog for Embedded {
                 )?;
                 let no = db.last_insert_rowid();
                 for secret in &endpoint.secrets {
-                    insert_secret(db, no, secret)?;
+                    super::endpoint::insert_secret(db, no, secret)?;
                 }
                 let endpoint = Arc::new(endpoint);
                 let known = endpoint.clone();
@@ -303,51 +374,17 @@ impl Catalog for Embedded {
         id: EndpointId,
         change: EndpointChange,
         now: Timestamp,
-    ) -> Result<Arc<Endpoint>> {
+    ) -> Result<ChangedEndpoint> {
         let tenant = tenant.clone();
         self.writer
             .write(move |transaction| {
-                let Some((no, mut endpoint)) = current(transaction, id)? else {
+                let Some((no, endpoint)) = current(transaction, id)? else {
                     return Ok(Err(Error::NotFound("endpoint")));
                 };
                 if endpoint.tenant != tenant {
                     return Ok(Err(Error::NotFound("endpoint")));
                 }
-                let mut unblocks = false;
-                match change {
-                    EndpointChange::Settings { settings, policy, if_updated_at } => {
-                        if endpoint.updated_at != if_updated_at {
-                            return Ok(Err(Error::Changed));
-                        }
-                        // Another receiver has asked for nothing yet.
-                        if endpoint.settings.url != settings.url {
-                            endpoint.quiet_until = None;
-                        }
-                        unblocks = endpoint.settings.on_dead == OnDead::Block && settings.on_dead == OnDead::Skip;
-                        endpoint.settings = *settings;
-                        endpoint.policy = policy;
-                        // Strictly later, so that the next change can tell.
-                        let least = millis(endpoint.updated_at) + 1;
-                        endpoint.updated_at = at(millis(now).max(least));
-                    }
-                    EndpointChange::Standing { state, reason } => {
-                        // Whoever resumes what is not held means the quiet
-                        // that its receiver asked for.
-                        let is_active = |state| state == EndpointState::Active;
-                        if is_active(state) && is_active(endpoint.standing.state) {
-                            endpoint.quiet_until = None;
-                        }
-                        endpoint.standing = endpoint.standing.moved(state, reason, now);
-                    }
-                    EndpointChange::Rotate { secret, overlap } => {
-                        rotate(transaction.db, no, &mut endpoint, secret, overlap, now)?;
-                    }
-                }
-                let endpoint = save(transaction, no, endpoint)?;
-                if unblocks {
-                    super::lane::pass_dead_heads(transaction.db, no, now)?;
-                }
-                Ok(Ok(endpoint))
+                super::endpoint::change(transaction, no, endpoint, change, now)
             })
             .await?
     }
@@ -366,7 +403,11 @@ impl Catalog for Embedded {
                 transaction.db.execute("DELETE FROM secrets WHERE endpoint = ?", [no])?;
                 let sql = "UPDATE endpoints SET deleted_at = ? WHERE no = ?";
                 transaction.db.execute(sql, params![millis(now), no])?;
-                transaction.after_commit(move |index| index.remove_endpoint(id));
+                transaction.db.execute("DELETE FROM milestones WHERE endpoint = ?", [no])?;
+                transaction.after_commit(move |index| {
+                    index.remove_endpoint(id);
+                    index.forget_waiting(no);
+                });
                 Ok(Ok(()))
             })
             .await??;
@@ -390,130 +431,10 @@ impl Catalog for Embedded {
     }
 }
 
-/// An endpoint as the transaction sees it. Changes of the same transaction
-/// are in the tables already, but not yet in the index, so the tables decide.
-pub(super) fn current(transaction: &Transaction<'_>, id: EndpointId) -> rusqlite::Result<Option<(i64, Endpoint)>> {
-    let known = {
-        let index = transaction.index.read().expect("no writer of the catalogue panics");
-        index.endpoint_entry(id).map(|(no, endpoint)| (no, Endpoint::clone(endpoint)))
-    };
-    let Some((no, mut endpoint)) = known else { return Ok(None) };
-    let row: Option<(String, String, i64, Option<i64>)> = transaction
-        .db
-        .prepare_cached(
-            "SELECT settings, standing, updated_at, quiet_until FROM endpoints WHERE no = ? AND deleted_at IS NULL",
-        )?
-        .query_row([no], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))
-        .optional()?;
-    let Some((settings, standing, updated_at, quiet_until)) = row else { return Ok(None) };
-    endpoint.settings = from_json(&settings);
-    endpoint.policy = endpoint.settings.retry.filled();
-    endpoint.standing = from_json(&standing);
-    endpoint.updated_at = at(updated_at);
-    endpoint.quiet_until = quiet_until.map(at);
-    endpoint.secrets = {
-        let sql = "SELECT id, text, created_at, expires_at FROM secrets
-                   WHERE endpoint = ? ORDER BY created_at DESC, id DESC";
-        let mut statement = transaction.db.prepare_cached(sql)?;
-        let secrets = statement.query_map([no], |row| {
-            Ok(Secret {
-                id: SecretId(uuid_of(row.get(0)?)),
-                text: row.get(1)?,
-                created_at: at(row.get(2)?),
-                expires_at: row.get::<_, Option<i64>>(3)?.map(at),
-            })
-        })?;
-        secrets.collect::<rusqlite::Result<_>>()?
-    };
-    Ok(Some((no, endpoint)))
-}
-
-/// Writes an endpoint back, and shows it once that is durable.
-pub(super) fn save(transaction: &mut Transaction<'_>, no: i64, endpoint: Endpoint) -> rusqlite::Result<Arc<Endpoint>> {
-    transaction.db.execute(
-        "UPDATE endpoints SET settings = ?, standing = ?, updated_at = ?, quiet_until = ? WHERE no = ?",
-        params![
-            to_json(&endpoint.settings),
-            to_json(&endpoint.standing),
-            millis(endpoint.updated_at),
-            endpoint.quiet_until.map(millis),
-            no
-        ],
-    )?;
-    let endpoint = Arc::new(endpoint);
-    let known = endpoint.clone();
-    transaction.after_commit(move |index| index.put_endpoint(no, known));
-    Ok(endpoint)
-}
-
-/// Does what the receiver at this URL asked for itself; returns whether that
-/// changed anything.
-pub(super) fn heed(
-    transaction: &mut Transaction<'_>,
-    id: EndpointId,
-    url: &str,
-    notice: &Notice,
-    now: Timestamp,
-) -> rusqlite::Result<bool> {
-    let Some((no, mut endpoint)) = current(transaction, id)? else { return Ok(false) };
-    // Another receiver has said nothing yet.
-    if endpoint.settings.url != url {
-        return Ok(false);
-    }
-    match notice {
-        Notice::Disable(_) if endpoint.standing.state == EndpointState::Disabled => return Ok(false),
-        Notice::Disable(reason) => {
-            endpoint.standing = endpoint.standing.moved(EndpointState::Disabled, Some(reason.clone()), now);
-        }
-        // What was asked for once is not taken back by asking for less.
-        Notice::QuietUntil(at) if endpoint.quiet_until.is_some_and(|known| known >= *at) => return Ok(false),
-        Notice::QuietUntil(at) => endpoint.quiet_until = Some(*at),
-    }
-    save(transaction, no, endpoint)?;
-    Ok(true)
-}
-
-fn insert_secret(db: &Connection, endpoint: i64, secret: &Secret) -> rusqlite::Result<()> {
-    db.execute(
-        "INSERT INTO secrets (id, endpoint, text, created_at, expires_at) VALUES (?, ?, ?, ?, ?)",
-        params![
-            id_bytes(secret.id.0),
-            endpoint,
-            secret.text,
-            millis(secret.created_at),
-            secret.expires_at.map(millis),
-        ],
-    )?;
-    Ok(())
-}
-
-fn rotate(
-    db: &Connection,
-    no: i64,
-    endpoint: &mut Endpoint,
-    secret: Secret,
-    overlap: Duration,
-    now: Timestamp,
-) -> rusqlite::Result<()> {
-    let ends_at = crate::model::delivery::after(now, overlap);
-    db.execute("DELETE FROM secrets WHERE endpoint = ? AND expires_at <= ?", params![no, millis(now)])?;
-    db.execute(
-        "UPDATE secrets SET expires_at = ? WHERE endpoint = ? AND (expires_at IS NULL OR expires_at > ?)",
-        params![millis(ends_at), no, millis(ends_at)],
-    )?;
-    insert_secret(db, no, &secret)?;
-    endpoint.secrets.retain(|old| old.is_active(now));
-    for old in &mut endpoint.secrets {
-        old.expires_at = Some(old.expires_at.map_or(ends_at, |earlier| earlier.min(ends_at)));
-    }
-    endpoint.secrets.insert(0, secret);
-    Ok(())
-}
-
-fn to_json(value: &impl serde::Serialize) -> String {
+pub(super) fn to_json(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).expect("the catalogue's values are plain data")
 }
 
-fn from_json<T: serde::de::DeserializeOwned>(text: &str) -> T {
+pub(super) fn from_json<T: serde::de::DeserializeOwned>(text: &str) -> T {
     serde_json::from_str(text).expect("the catalogue holds what was written into it")
 }

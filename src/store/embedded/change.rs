@@ -3,7 +3,8 @@
 use jiff::Timestamp;
 use rusqlite::{OptionalExtension, params};
 
-use super::lane::{Member, pass};
+use super::lane::{Head, Member, is_head, pass};
+use super::news::tell_of_lane;
 use super::rows::{at, delivery_id, delivery_no, millis, state_of, uuid_of};
 use super::writer::Transaction;
 use crate::model::delivery::State;
@@ -32,6 +33,17 @@ pub fn change(
         ))));
     }
     let db = transaction.db;
+    let member = row.lane.as_deref().filter(|_| !row.is_passed).map(|lane| Member {
+        endpoint: row.endpoint_no,
+        lane,
+        no: row.no,
+    });
+    // Whatever is done to a dead letter that a lane stands behind frees it.
+    let unblocks = match &member {
+        Some(member) if row.state == State::Dead => is_head(db, member)?,
+        _ => false,
+    };
+    let mut head = Head::Same;
     let due_at = match change {
         Change::RetryNow => {
             // Age and attempts stay; only the wait is cut short.
@@ -44,6 +56,7 @@ pub fn change(
             db.execute(
                 "UPDATE deliveries SET state = 0, cause = NULL, finished_at = NULL, due_at = ?1, replayed_at = ?1,
                      attempts_before = attempts, age_from = NULL, held_before = 0, last_delay = NULL, max_age = NULL, urgent = 0,
+                     stumbles = 0, stumble = NULL,
                      not_found = 0, no_such_name = 0, forbidden_target = 0,
                      expires_at = CASE WHEN expires_at > ?1 THEN expires_at END,
                      look_at = CASE WHEN expires_at > ?1 THEN expires_at + 1 END
@@ -56,19 +69,27 @@ pub fn change(
             // A discarded one keeps its cause: it is why it ended here.
             let sql = "UPDATE deliveries SET state = 3, finished_at = ?, look_at = NULL, urgent = 0 WHERE no = ?";
             db.execute(sql, params![millis(now), row.no])?;
-            match &row.lane {
-                Some(lane) if !row.is_passed => {
-                    let member = Member { endpoint: row.endpoint_no, lane, no: row.no };
-                    let next = pass(db, &member, now)?;
-                    next.map(|no| db.query_row("SELECT due_at FROM deliveries WHERE no = ?", [no], |row| row.get(0)))
-                        .transpose()?
-                        .map(at)
-                }
-                _ => None,
+            if let Some(member) = &member {
+                head = pass(db, member, now)?;
             }
+            let due = |no| db.query_row("SELECT due_at FROM deliveries WHERE no = ?", [no], |row| row.get(0));
+            head.free().map(due).transpose()?.map(at)
         }
     };
-    Ok(Ok(Changed { endpoint: row.endpoint, due_at }))
+    match change {
+        Change::RetryNow => {}
+        Change::Replay => transaction.count_waiting(row.endpoint_no, 1),
+        Change::Cancel => transaction.count_waiting(row.endpoint_no, -1),
+        Change::Discard => {}
+    }
+    let mut freed = Vec::new();
+    if unblocks {
+        freed.extend(tell_of_lane(transaction, row.no, false, now)?);
+    }
+    if let Head::Dead(next) = head {
+        freed.extend(tell_of_lane(transaction, next, true, now)?);
+    }
+    Ok(Ok(Changed { endpoint: row.endpoint, due_at, freed }))
 }
 
 struct Found {

@@ -17,6 +17,7 @@ use crate::model::attempt::Attempt;
 use crate::model::delivery::{Delivery, State};
 use crate::model::event::{Event, EventType, Key};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use crate::model::news::Milestone;
 use crate::store::{DeliveryQuery, Error, EventQuery, EventRecord, History, Lane, Page, PageAsk, Result};
 
 /// How many bytes of data one page of events carries, the last event whole.
@@ -83,6 +84,40 @@ impl History for Embedded {
                 db.prepare_cached("SELECT record FROM attempts WHERE no >= ? AND no < ? ORDER BY no")?;
             let rows = statement.query_map([no << 20, (no + 1) << 20], |row| row.get::<_, String>(0))?;
             rows.map(|record| record.map(|text| parse_attempt(&text))).collect::<rusqlite::Result<_>>().map(Some)
+        })
+        .await
+    }
+
+    async fn milestones(&self, endpoint: EndpointId, page: PageAsk) -> Result<Page<Milestone>> {
+        let cursor = cursor_no(&page)?;
+        self.read(move |db| {
+            let sql = "SELECT m.no, m.record FROM milestones m JOIN endpoints p ON p.no = m.endpoint
+                       WHERE p.id = ? AND p.deleted_at IS NULL AND m.no < ? ORDER BY m.no DESC LIMIT ?";
+            let mut statement = db.prepare_cached(sql)?;
+            let limit = i64::try_from(page.limit).unwrap_or(i64::MAX).saturating_add(1);
+            let rows = statement.query_map(params![id_bytes(endpoint.0), cursor, limit], |row| {
+                Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?))
+            })?;
+            let mut found: Vec<(i64, String)> = rows.collect::<rusqlite::Result<_>>()?;
+            let has_more = found.len() > page.limit;
+            found.truncate(page.limit);
+            let next = found.last().filter(|_| has_more).map(|(no, _)| no.to_string());
+            let data = found.iter().map(|(_, record)| super::catalog::from_json(record)).collect();
+            Ok(Page { data, next })
+        })
+        .await
+    }
+
+    async fn oldest_due(&self, endpoints: Vec<EndpointId>) -> Result<Vec<Option<Timestamp>>> {
+        self.read(move |db| {
+            let sql = "SELECT min(due_at) FROM deliveries INDEXED BY deliveries_due
+                       WHERE endpoint = (SELECT no FROM endpoints WHERE id = ?) AND state = 0 AND behind = 0";
+            let mut statement = db.prepare_cached(sql)?;
+            let mut oldest = |id: &EndpointId| -> rusqlite::Result<Option<Timestamp>> {
+                let due_at: Option<i64> = statement.query_row([id_bytes(id.0)], |row| row.get(0))?;
+                Ok(due_at.map(at))
+            };
+            endpoints.iter().map(&mut oldest).collect()
         })
         .await
     }
@@ -227,7 +262,7 @@ fn below_until(
 fn delivery_sql(index: &str, condition: &str) -> String {
     format!(
         "SELECT d.no, d.created_at, t.id, e.id, e.type, p.id, e.key, d.seq, d.state, d.cause, d.behind, d.due_at,
-                d.first_attempt_at, d.finished_at, p.deleted_at, a.record, d.lane, d.urgent, d.expires_at,
+                d.first_attempt_at, d.finished_at, p.deleted_at, a.record, d.lane, d.urgent, d.expires_at, d.stumbles, d.stumble,
                 {PROGRESS}
          FROM deliveries d {index} JOIN events e ON e.no = d.event
               JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
@@ -259,7 +294,9 @@ fn delivery_from(row: &Row<'_>) -> rusqlite::Result<Delivery> {
         due_at: at(row.get(11)?),
         is_urgent: row.get(17)?,
         expires_at: row.get::<_, Option<i64>>(18)?.map(at),
-        progress: progress_from(row, 19)?,
+        stumbles: row.get(19)?,
+        stumble: row.get(20)?,
+        progress: progress_from(row, 21)?,
         created_at: at(row.get(1)?),
         first_attempt_at: row.get::<_, Option<i64>>(12)?.map(at),
         finished_at: finished_at.map(at),

@@ -19,19 +19,43 @@ pub struct Member<'a> {
     pub no: i64,
 }
 
-/// Lets a lane move on past a member. Returns the member that may go now, if
-/// the one passed was the head and a waiting one is next. Dead members on the
-/// way are passed too, where the endpoint skips its dead; otherwise the first
-/// of them is the head, and the lane waits behind it.
-pub fn pass(db: &Connection, member: &Member<'_>, now: Timestamp) -> rusqlite::Result<Option<i64>> {
-    mark_passed(db, member.no)?;
-    let head: Option<i64> = db
+/// Who stands at the head of a lane after one was passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Head {
+    /// As before, or no one.
+    Same,
+    /// This one may go now.
+    Free(i64),
+    /// This one is dead, and the lane waits behind it.
+    Dead(i64),
+}
+
+impl Head {
+    /// The one that may go now.
+    pub fn free(self) -> Option<i64> {
+        match self {
+            Self::Free(no) => Some(no),
+            Self::Same | Self::Dead(_) => None,
+        }
+    }
+}
+
+/// Whether this member is the one that its lane waits for.
+pub fn is_head(db: &Connection, member: &Member<'_>) -> rusqlite::Result<bool> {
+    let head: Option<Option<i64>> = db
         .prepare_cached("SELECT head FROM lanes WHERE endpoint = ? AND lane = ?")?
         .query_row(params![member.endpoint, member.lane], |row| row.get(0))
-        .optional()?
-        .flatten();
-    if head != Some(member.no) {
-        return Ok(None);
+        .optional()?;
+    Ok(head.flatten() == Some(member.no))
+}
+
+/// Lets a lane move on past a member. Dead members on the way are passed too,
+/// where the endpoint skips its dead; otherwise the first of them is the
+/// head, and the lane waits behind it.
+pub fn pass(db: &Connection, member: &Member<'_>, now: Timestamp) -> rusqlite::Result<Head> {
+    mark_passed(db, member.no)?;
+    if !is_head(db, member)? {
+        return Ok(Head::Same);
     }
     let (next, is_waiting) = loop {
         match first_unpassed(db, member)? {
@@ -45,7 +69,11 @@ pub fn pass(db: &Connection, member: &Member<'_>, now: Timestamp) -> rusqlite::R
     if let Some(next) = next {
         db.prepare_cached("UPDATE deliveries SET behind = 0 WHERE no = ?")?.execute([next])?;
     }
-    Ok(next.filter(|_| is_waiting))
+    Ok(match next {
+        None => Head::Same,
+        Some(next) if is_waiting => Head::Free(next),
+        Some(next) => Head::Dead(next),
+    })
 }
 
 fn mark_passed(db: &Connection, no: i64) -> rusqlite::Result<()> {
@@ -70,8 +98,9 @@ pub fn skips_dead(db: &Connection, endpoint: i64) -> rusqlite::Result<bool> {
     Ok(skips.flatten().unwrap_or(false))
 }
 
-/// Lets every lane of an endpoint move on that stands behind a dead letter.
-pub fn pass_dead_heads(db: &Connection, endpoint: i64, now: Timestamp) -> rusqlite::Result<()> {
+/// Lets every lane of an endpoint move on that stands behind a dead letter;
+/// returns those dead letters.
+pub fn pass_dead_heads(db: &Connection, endpoint: i64, now: Timestamp) -> rusqlite::Result<Vec<i64>> {
     let blocked: Vec<(String, i64)> = db
         .prepare_cached(
             "SELECT l.lane, l.head FROM lanes l JOIN deliveries d ON d.no = l.head
@@ -79,8 +108,8 @@ pub fn pass_dead_heads(db: &Connection, endpoint: i64, now: Timestamp) -> rusqli
         )?
         .query_map([endpoint], |row| Ok((row.get(0)?, row.get(1)?)))?
         .collect::<rusqlite::Result<_>>()?;
-    for (lane, no) in blocked {
-        pass(db, &Member { endpoint, lane: &lane, no }, now)?;
+    for (lane, no) in &blocked {
+        pass(db, &Member { endpoint, lane, no: *no }, now)?;
     }
-    Ok(())
+    Ok(blocked.into_iter().map(|(_, no)| no).collect())
 }

@@ -76,6 +76,7 @@ pub fn cause_code(cause: Cause) -> i64 {
         Cause::Expired => 1,
         Cause::Refused => 2,
         Cause::Gone => 3,
+        Cause::Poisoned => 4,
     }
 }
 
@@ -85,7 +86,8 @@ pub fn cause_of(code: i64) -> Cause {
         0 => Cause::Exhausted,
         1 => Cause::Expired,
         2 => Cause::Refused,
-        _ => Cause::Gone,
+        3 => Cause::Gone,
+        _ => Cause::Poisoned,
     }
 }
 

@@ -4,11 +4,12 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::claim::claim;
-use super::lane::{Member, pass, skips_dead};
+use super::lane::{Head, Member, is_head, pass, skips_dead};
+use super::news::{Told, tell, tell_of_lane};
 use super::rows::{at, attempt_no, cause_code, delivery_id, delivery_no, millis, state_code, state_of};
 use super::writer::Transaction;
 use crate::model::attempt::Attempt;
-use crate::model::delivery::{Cause, End, Progress, State};
+use crate::model::delivery::{Cause, End, Progress, STUMBLES_MAX, State};
 use crate::model::next::Next;
 use crate::store::{Claim, Outcome, Settled, Settlement};
 
@@ -24,6 +25,14 @@ pub fn settle(transaction: &mut Transaction<'_>, settlement: &Settlement) -> rus
             row.allowed(*next, progress.begun_at)
         }
         Outcome::PutBack { due_at } => row.allowed(Next::Waiting { due_at: *due_at }, None),
+        Outcome::Stumbled { due_at, error } => {
+            let stumbles = stumble(transaction.db, row.no, error)?;
+            let next = match stumbles >= STUMBLES_MAX {
+                true => Next::Dead(Cause::Poisoned),
+                false => Next::Waiting { due_at: *due_at },
+            };
+            row.allowed(next, None)
+        }
         // Decided on what was read before: an attempt or a person may have
         // been faster.
         Outcome::Over { progress, .. } | Outcome::LookAgain { progress, .. } if !row.stands_at(progress) => {
@@ -55,20 +64,48 @@ pub fn settle(transaction: &mut Transaction<'_>, settlement: &Settlement) -> rus
         }
         _ => write_place(transaction.db, row.no, &place, row.is_watched)?,
     }
+    if row.place.state == State::Waiting && place.state != State::Waiting {
+        transaction.count_waiting(row.endpoint, -1);
+    }
     let mut settled = Settled::default();
     match next {
         Some(Next::Waiting { due_at }) => settled.due_again_at = Some(due_at),
-        Some(next) => settled.promoted = move_lane(transaction, settlement, &row, next)?,
+        Some(next) => {
+            settled.died = died(next);
+            settled.freed = move_lane(transaction, settlement, &row, next)?;
+            if let Some(cause) = settled.died
+                && let Some(told) = Told::find(transaction.db, row.no)?
+            {
+                settled.freed.extend(tell(transaction, told.death(cause, settlement.now), settlement.now)?);
+            }
+        }
         None if place.state == State::Waiting => settled.due_again_at = Some(at(place.due_at)),
         None => {}
     }
     // The receiver spoke for itself, whatever became of this delivery.
-    if let Outcome::Attempted { notice: Some(notice), attempt, .. } = &settlement.outcome
-        && super::catalog::heed(transaction, settlement.endpoint, &attempt.url, notice, settlement.now)?
+    if let Outcome::Attempted { notice, attempt, .. } = &settlement.outcome
+        && !notice.is_empty()
     {
-        settled.notice = Some(notice.clone());
+        let (heeded, claims) =
+            super::endpoint::heed(transaction, settlement.endpoint, &attempt.url, notice, settlement.now)?;
+        settled.notice = heeded;
+        settled.freed.extend(claims);
     }
     Ok(settled)
+}
+
+fn died(next: Next) -> Option<Cause> {
+    match next {
+        Next::Dead(cause) => Some(cause),
+        Next::Lapsed => Some(Cause::Expired),
+        Next::Delivered | Next::Waiting { .. } => None,
+    }
+}
+
+/// Counts one more failure of our own; returns how many there are.
+fn stumble(db: &Connection, no: i64, error: &str) -> rusqlite::Result<u32> {
+    db.prepare_cached("UPDATE deliveries SET stumbles = stumbles + 1, stumble = ? WHERE no = ? RETURNING stumbles")?
+        .query_row(params![error, no], |row| row.get(0))
 }
 
 struct Found {
@@ -216,19 +253,25 @@ fn watch(db: &Connection, no: i64, look_at: Option<Timestamp>, progress: &Progre
     Ok(())
 }
 
-/// Lets the lane move on if this delivery is over for it; returns the next.
+/// Lets the lane move on if this delivery is over for it; returns what may
+/// go then.
 fn move_lane(
-    transaction: &Transaction<'_>,
+    transaction: &mut Transaction<'_>,
     settlement: &Settlement,
     row: &Found,
     next: Next,
-) -> rusqlite::Result<Option<Claim>> {
-    let Some(lane) = row.lane.as_deref().filter(|_| !row.is_passed) else { return Ok(None) };
-    // An event that is over by its own account holds up no one.
-    if matches!(next, Next::Dead(_)) && !skips_dead(transaction.db, row.endpoint)? {
-        return Ok(None);
-    }
+) -> rusqlite::Result<Vec<Claim>> {
+    let Some(lane) = row.lane.as_deref().filter(|_| !row.is_passed) else { return Ok(Vec::new()) };
     let member = Member { endpoint: row.endpoint, lane, no: row.no };
-    let promoted = pass(transaction.db, &member, settlement.now)?;
-    promoted.map(|no| claim(transaction.db, no)).transpose()
+    // An event that is over by its own account holds up no one.
+    let head = match matches!(next, Next::Dead(_)) && !skips_dead(transaction.db, row.endpoint)? {
+        true if is_head(transaction.db, &member)? => Head::Dead(row.no),
+        true => Head::Same,
+        false => pass(transaction.db, &member, settlement.now)?,
+    };
+    match head {
+        Head::Same => Ok(Vec::new()),
+        Head::Free(no) => Ok(vec![claim(transaction.db, no)?]),
+        Head::Dead(no) => tell_of_lane(transaction, no, true, settlement.now),
+    }
 }

@@ -65,9 +65,25 @@ pub struct Transaction<'a> {
     /// The number the next delivery gets.
     pub next_delivery: &'a mut i64,
     after_commit: &'a mut Vec<AfterCommit>,
+    tally: &'a mut Vec<(i64, i64)>,
 }
 
 impl Transaction<'_> {
+    /// Counts deliveries that wait for an endpoint from now on, or no longer do.
+    pub fn count_waiting(&mut self, endpoint: i64, more: i64) {
+        self.tally.push((endpoint, more));
+    }
+
+    /// How far counting has come.
+    pub fn tallied(&self) -> usize {
+        self.tally.len()
+    }
+
+    /// Takes back what was counted since, with what was rolled back.
+    pub fn untally(&mut self, tallied: usize) {
+        self.tally.truncate(tallied);
+    }
+
     /// Changes the catalogue in memory once this transaction is durable.
     pub fn after_commit(&mut self, change: impl FnOnce(&mut Index) + Send + 'static) {
         self.after_commit.push(Box::new(change));
@@ -123,11 +139,12 @@ fn run(db: &Connection, index: &Arc<RwLock<Index>>, mut next_delivery: i64, mut 
 }
 
 fn commit(db: &Connection, index: &Arc<RwLock<Index>>, next_delivery: &mut i64, mut jobs: Vec<Box<dyn Job>>) {
-    let mut after_commit = Vec::new();
+    let (mut after_commit, mut tally) = (Vec::new(), Vec::new());
     let attempt = catch_unwind(AssertUnwindSafe(|| -> rusqlite::Result<()> {
         db.execute_batch("BEGIN IMMEDIATE")?;
         for job in &mut jobs {
-            let mut transaction = Transaction { db, index, next_delivery, after_commit: &mut after_commit };
+            let mut transaction =
+                Transaction { db, index, next_delivery, after_commit: &mut after_commit, tally: &mut tally };
             job.apply(&mut transaction)?;
         }
         db.execute_batch("COMMIT")
@@ -140,6 +157,7 @@ fn commit(db: &Connection, index: &Arc<RwLock<Index>>, next_delivery: &mut i64, 
     match &outcome {
         Ok(()) => {
             let mut index = index.write().expect("no reader of the catalogue panics");
+            tally.into_iter().for_each(|(endpoint, more)| index.count_waiting(endpoint, more));
             after_commit.into_iter().for_each(|change| change(&mut index));
         }
         Err(failure) => {

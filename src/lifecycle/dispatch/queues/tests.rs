@@ -2,12 +2,113 @@
 
 use super::*;
 use crate::lifecycle::deliver::tests::claim as any_claim;
-
-const OPEN: Gate = Gate { is_open: true, cap: 2, quiet_until: None };
-const CLOSED: Gate = Gate { is_open: false, cap: 2, quiet_until: None };
+use crate::model::breaker::BreakerSettings;
+use crate::model::pace::Rate;
+use crate::model::verdict::Verdict;
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(seconds).unwrap()
+}
+
+fn at_ms(millis: i64) -> Timestamp {
+    Timestamp::from_millisecond(millis).unwrap()
+}
+
+const CREATED_AT: Timestamp = Timestamp::UNIX_EPOCH;
+
+/// An endpoint that may be called, two times at once.
+fn open() -> Gate {
+    Gate {
+        tenant: "default".parse().unwrap(),
+        quota: Quota::default(),
+        host: None,
+        is_open: true,
+        cap: 2,
+        rate: Rate { per_second: 1_000_000.0, burst: 100_000 },
+        quiet_until: None,
+        breaker: BreakerSettings::default(),
+        health: Health::default(),
+        created_at: CREATED_AT,
+    }
+}
+
+fn closed() -> Gate {
+    Gate { is_open: false, ..open() }
+}
+
+/// Queues, and the time they were last told.
+struct Node {
+    queues: Queues,
+    now: Timestamp,
+}
+
+fn node(slots: usize) -> Node {
+    let limits = Limits { slots, per_host: None, quarantine: Quarantine::default() };
+    Node { queues: Queues::new(limits, at(0)), now: at(0) }
+}
+
+impl std::ops::Deref for Node {
+    type Target = Queues;
+    fn deref(&self) -> &Queues {
+        &self.queues
+    }
+}
+
+impl std::ops::DerefMut for Node {
+    fn deref_mut(&mut self) -> &mut Queues {
+        &mut self.queues
+    }
+}
+
+impl Node {
+    fn admit(&mut self, claim: Claim, gate: Gate, now: Timestamp) {
+        self.now = now;
+        self.queues.admit(claim, now, || Some(gate));
+    }
+
+    fn take_next(&mut self) -> Option<Claim> {
+        self.queues.take_next(self.now, || 4)
+    }
+
+    fn take_all(&mut self) -> Vec<Claim> {
+        std::iter::from_fn(|| self.take_next()).collect()
+    }
+
+    fn take_reads(&mut self, now: Timestamp) -> Vec<AskDue> {
+        self.now = now;
+        self.queues.look(now)
+    }
+
+    fn answered(&mut self, endpoint: EndpointId) {
+        let now = self.now;
+        self.queues.answered(endpoint, None, now);
+    }
+
+    /// Answered with this verdict, to a request that began now.
+    fn hears(&mut self, endpoint: EndpointId, verdict: Verdict) -> Notice {
+        let now = self.now;
+        self.queues.answered(endpoint, Some(answer(verdict, now)), now)
+    }
+
+    fn settled(&mut self, claim: &Claim, due_again_at: Option<Timestamp>) {
+        let now = self.now;
+        self.queues.settled(claim, due_again_at, now);
+    }
+
+    fn changed(&mut self, endpoint: EndpointId, id: DeliveryId, due_at: Option<Timestamp>, gate: Gate) {
+        let now = self.now;
+        self.queues.changed(endpoint, id, due_at, now, || Some(gate));
+    }
+
+    fn stored(&mut self, endpoint: EndpointId, due_at: Timestamp, gate: Gate) {
+        let now = self.now;
+        self.queues.stored(endpoint, due_at, now, || Some(gate));
+    }
+}
+
+fn answer(verdict: Verdict, started_at: Timestamp) -> Answered {
+    let heard = Heard { verdict, is_limited: false, started_at, answer: "was answered".into() };
+    Answered { heard, is_answer: true, quiet_until: None, disables: None, draw: 0.0 }
 }
 
 fn endpoint(n: u128) -> EndpointId {
@@ -25,9 +126,9 @@ fn page(claims: Vec<Claim>, next_due: Option<Timestamp>) -> Option<DuePage> {
 
 #[test]
 fn the_cap_holds_and_frees_with_the_answer() {
-    let (mut queues, a) = (Queues::new(100), endpoint(1));
+    let (mut queues, a) = (node(100), endpoint(1));
     for n in 0..3 {
-        queues.admit(claim(a, n, None), OPEN, at(0));
+        queues.admit(claim(a, n, None), open(), at(0));
     }
     let first = queues.take_next().unwrap();
     assert!(queues.take_next().is_some());
@@ -41,11 +142,11 @@ fn the_cap_holds_and_frees_with_the_answer() {
 
 #[test]
 fn a_stuck_endpoint_is_in_nobodys_way() {
-    let (mut queues, stuck, free) = (Queues::new(100), endpoint(1), endpoint(2));
+    let (mut queues, stuck, free) = (node(100), endpoint(1), endpoint(2));
     for n in 0..50 {
-        queues.admit(claim(stuck, n, None), OPEN, at(0));
+        queues.admit(claim(stuck, n, None), open(), at(0));
     }
-    queues.admit(claim(free, 100, None), OPEN, at(0));
+    queues.admit(claim(free, 100, None), open(), at(0));
     let started: Vec<EndpointId> = std::iter::from_fn(|| queues.take_next()).map(|claim| claim.endpoint).collect();
     assert_eq!(started.iter().filter(|id| **id == stuck).count(), 2);
     assert!(started.contains(&free));
@@ -53,10 +154,10 @@ fn a_stuck_endpoint_is_in_nobodys_way() {
 
 #[test]
 fn a_lane_has_one_in_flight_and_others_park_behind_it() {
-    let (mut queues, a) = (Queues::new(100), endpoint(1));
-    queues.admit(claim(a, 1, Some("k")), OPEN, at(0));
-    queues.admit(claim(a, 2, Some("k")), OPEN, at(0));
-    queues.admit(claim(a, 3, Some("j")), OPEN, at(0));
+    let (mut queues, a) = (node(100), endpoint(1));
+    queues.admit(claim(a, 1, Some("k")), open(), at(0));
+    queues.admit(claim(a, 2, Some("k")), open(), at(0));
+    queues.admit(claim(a, 3, Some("j")), open(), at(0));
     let first = queues.take_next().unwrap();
     assert_eq!(queues.take_next().unwrap().lane.as_deref(), Some("j"));
     queues.answered(a);
@@ -67,9 +168,9 @@ fn a_lane_has_one_in_flight_and_others_park_behind_it() {
 
 #[test]
 fn what_does_not_fit_in_memory_is_read_from_the_store_later() {
-    let (mut queues, a) = (Queues::new(10_000), endpoint(1));
+    let (mut queues, a) = (node(10_000), endpoint(1));
     for n in 0..READY_MAX as u128 + 10 {
-        queues.admit(claim(a, n, None), OPEN, at(0));
+        queues.admit(claim(a, n, None), open(), at(0));
     }
     assert!(queues.take_reads(at(0)).is_empty(), "there is enough in memory");
     let mut started = Vec::new();
@@ -89,8 +190,8 @@ fn what_does_not_fit_in_memory_is_read_from_the_store_later() {
 
 #[test]
 fn a_read_never_brings_back_what_was_settled_meanwhile() {
-    let (mut queues, a) = (Queues::new(100), endpoint(1));
-    queues.stored(a, at(0), OPEN);
+    let (mut queues, a) = (node(100), endpoint(1));
+    queues.stored(a, at(0), open());
     assert_eq!(queues.take_reads(at(0)).len(), 1);
     queues.read_done(a, page(vec![claim(a, 1, None)], Some(at(0))), at(0), at(1));
     let first = queues.take_next().unwrap();
@@ -106,10 +207,10 @@ fn a_read_never_brings_back_what_was_settled_meanwhile() {
 
 #[test]
 fn a_cancelled_delivery_is_not_started() {
-    let (mut queues, a) = (Queues::new(100), endpoint(1));
+    let (mut queues, a) = (node(100), endpoint(1));
     let waiting = claim(a, 1, None);
-    queues.admit(waiting.clone(), OPEN, at(0));
-    queues.changed(a, waiting.id, None, OPEN);
+    queues.admit(waiting.clone(), open(), at(0));
+    queues.changed(a, waiting.id, None, open());
     assert!(queues.take_next().is_none());
     assert!(queues.endpoints.is_empty(), "nothing is left behind");
     assert_eq!(queues.ready_bytes, 0);
@@ -117,20 +218,20 @@ fn a_cancelled_delivery_is_not_started() {
 
 #[test]
 fn a_pause_holds_and_a_resume_reads_again() {
-    let (mut queues, a) = (Queues::new(100), endpoint(1));
-    queues.admit(claim(a, 1, None), OPEN, at(0));
-    queues.regate(a, CLOSED, at(0));
-    queues.admit(claim(a, 2, None), CLOSED, at(0));
+    let (mut queues, a) = (node(100), endpoint(1));
+    queues.admit(claim(a, 1, None), open(), at(0));
+    queues.regate(a, closed(), at(0));
+    queues.admit(claim(a, 2, None), closed(), at(0));
     assert!(queues.take_next().is_none());
     assert!(queues.take_reads(at(9)).is_empty());
-    queues.regate(a, OPEN, at(9));
+    queues.regate(a, open(), at(9));
     assert_eq!(queues.take_reads(at(9)).len(), 1);
 }
 
 #[test]
 fn a_retry_wakes_at_its_time_and_not_before() {
-    let (mut queues, a) = (Queues::new(100), endpoint(1));
-    queues.admit(claim(a, 1, None), OPEN, at(0));
+    let (mut queues, a) = (node(100), endpoint(1));
+    queues.admit(claim(a, 1, None), open(), at(0));
     let claim = queues.take_next().unwrap();
     queues.answered(a);
     queues.settled(&claim, Some(at(30)));
@@ -143,9 +244,9 @@ fn a_retry_wakes_at_its_time_and_not_before() {
 
 #[test]
 fn once_stopped_nothing_starts_and_nothing_wakes() {
-    let (mut queues, a) = (Queues::new(100), endpoint(1));
-    queues.admit(claim(a, 1, None), OPEN, at(0));
-    queues.stored(endpoint(2), at(0), OPEN);
+    let (mut queues, a) = (node(100), endpoint(1));
+    queues.admit(claim(a, 1, None), open(), at(0));
+    queues.stored(endpoint(2), at(0), open());
     queues.stop();
     assert!(queues.take_next().is_none());
     assert!(queues.take_reads(at(9)).is_empty());
@@ -154,9 +255,9 @@ fn once_stopped_nothing_starts_and_nothing_wakes() {
 
 #[test]
 fn slots_bound_everything_in_flight() {
-    let mut queues = Queues::new(3);
+    let mut queues = node(3);
     for n in 0..10 {
-        queues.admit(claim(endpoint(n), n, None), OPEN, at(0));
+        queues.admit(claim(endpoint(n), n, None), open(), at(0));
     }
     let started: Vec<Claim> = std::iter::from_fn(|| queues.take_next()).collect();
     assert_eq!((started.len(), queues.in_flight()), (3, 3));
@@ -166,7 +267,9 @@ fn slots_bound_everything_in_flight() {
     assert!(queues.take_next().is_some());
 }
 
-const QUIET: Gate = Gate { is_open: true, cap: 2, quiet_until: Some(Timestamp::constant(100, 0)) };
+fn quiet() -> Gate {
+    Gate { quiet_until: Some(at(100)), ..open() }
+}
 
 fn urgent(of: EndpointId, n: u128) -> Claim {
     Claim { is_urgent: true, ..claim(of, n, None) }
@@ -174,10 +277,11 @@ fn urgent(of: EndpointId, n: u128) -> Claim {
 
 #[test]
 fn a_receiver_that_is_left_alone_is_read_for_at_the_end_of_it() {
-    let (mut queues, a) = (Queues::new(100), endpoint(1));
-    queues.admit(claim(a, 1, None), OPEN, at(0));
-    queues.hush(a, &Notice::QuietUntil(at(100)), at(0));
-    queues.admit(claim(a, 2, None), QUIET, at(1));
+    let (mut queues, a) = (node(100), endpoint(1));
+    queues.admit(claim(a, 1, None), open(), at(0));
+    let asked = Answered { quiet_until: Some(at(100)), ..answer(Verdict::Retry, at(0)) };
+    queues.queues.answered(a, Some(asked), at(0));
+    queues.admit(claim(a, 2, None), quiet(), at(1));
     assert!(queues.take_next().is_none());
     // One look for what a person may have asked for, and then no more.
     assert!(queues.take_reads(at(1))[0].urgent_only);
@@ -188,8 +292,8 @@ fn a_receiver_that_is_left_alone_is_read_for_at_the_end_of_it() {
 
 #[test]
 fn what_a_person_asked_for_goes_all_the_same_page_by_page_and_put_back() {
-    let (mut queues, a) = (Queues::new(100), endpoint(1));
-    queues.changed(a, DeliveryId::mint(at(0), 1), Some(at(5)), QUIET);
+    let (mut queues, a) = (node(100), endpoint(1));
+    queues.changed(a, DeliveryId::mint(at(0), 1), Some(at(5)), quiet());
     assert!(queues.take_reads(at(5))[0].urgent_only);
     let first = DuePage { claims: vec![urgent(a, 1)], next_due: Some(at(0)), next_urgent: Some(at(5)) };
     queues.read_done(a, Some(first), at(5), at(9));
@@ -204,24 +308,242 @@ fn what_a_person_asked_for_goes_all_the_same_page_by_page_and_put_back() {
     // A pause puts it out of mind, and a resume looks for it again.
     assert_eq!(queues.take_reads(at(7)).len(), 1);
     queues.read_done(a, page(vec![urgent(a, 1)], None), at(7), at(9));
-    queues.regate(a, Gate { is_open: false, ..QUIET }, at(8));
+    queues.regate(a, Gate { is_open: false, ..quiet() }, at(8));
     assert!(queues.take_next().is_none());
-    queues.regate(a, QUIET, at(8));
+    queues.regate(a, quiet(), at(8));
     assert!(queues.take_reads(at(8))[0].urgent_only);
 }
 
 #[test]
 fn what_a_receiver_asked_for_is_in_force_at_once_and_spares_the_urgent() {
-    let (mut queues, a) = (Queues::new(100), endpoint(1));
+    let (mut queues, a) = (node(100), endpoint(1));
     for n in 0..3 {
-        queues.admit(claim(a, n, None), OPEN, at(0));
+        queues.admit(claim(a, n, None), open(), at(0));
     }
-    queues.admit(urgent(a, 9), OPEN, at(0));
-    assert!(queues.take_next().is_some());
-    queues.hush(a, &Notice::QuietUntil(at(100)), at(0));
-    assert_eq!(queues.take_next().map(|claim| claim.is_urgent), Some(true));
-    queues.answered(a);
-    queues.hush(a, &Notice::Disable(String::new()), at(0));
+    queues.admit(urgent(a, 9), open(), at(0));
+    let first = queues.take_next().unwrap();
+    let asked = Answered { quiet_until: Some(at(100)), ..answer(Verdict::Retry, at(0)) };
+    queues.queues.answered(a, Some(asked), at(0));
+    // A change that does not know of it yet does not undo it.
+    queues.regate(a, open(), at(0));
+    let next = queues.take_next().unwrap();
+    assert!(next.is_urgent);
+    queues.hush_over(a);
+    let gone = Answered { disables: Some("gone".into()), ..answer(Verdict::Gone, at(0)) };
+    let notice = queues.queues.answered(a, Some(gone), at(0));
+    assert_eq!(notice.stop.map(|stop| (stop.state, stop.by)), Some((EndpointState::Disabled, Author::Receiver)));
+    queues.regate(a, open(), at(0));
     assert!(queues.take_next().is_none());
-    assert_eq!(queues.next_wake(), None);
+    queues.settled(&first, None);
+    queues.settled(&next, None);
+    queues.hush_over(a);
+    queues.regate(a, open(), at(0));
+    assert!(queues.take_reads(at(0)).len() == 1, "what is written down counts");
+}
+
+#[test]
+fn a_rate_is_waited_for_until_its_next_slot() {
+    let (mut queues, a) = (node(100), endpoint(1));
+    let slow = Gate { rate: Rate { per_second: 10.0, burst: 1 }, cap: 100, ..open() };
+    for n in 0..5 {
+        queues.admit(claim(a, n, None), slow.clone(), at(0));
+    }
+    assert_eq!(queues.take_all().len(), 1);
+    let slot = at_ms(101);
+    assert_eq!(queues.next_wake(), Some(slot));
+    assert!(queues.take_reads(at_ms(100)).is_empty());
+    assert_eq!(queues.take_all().len(), 0, "not before its slot");
+    queues.take_reads(slot);
+    assert_eq!(queues.take_all().len(), 1);
+    // Faster from now on.
+    queues.regate(a, Gate { rate: Rate { per_second: 100.0, burst: 1 }, ..slow }, slot);
+    assert_eq!(queues.next_wake(), Some(at_ms(112)));
+}
+
+#[test]
+fn a_rate_is_remembered_while_nothing_waits() {
+    let (mut queues, a) = (node(100), endpoint(1));
+    let slow = Gate { rate: Rate { per_second: 1.0, burst: 1 }, ..open() };
+    queues.admit(claim(a, 1, None), slow.clone(), at(0));
+    let first = queues.take_next().unwrap();
+    queues.answered(a);
+    queues.settled(&first, None);
+    queues.admit(claim(a, 2, None), slow.clone(), at_ms(500));
+    assert!(queues.take_next().is_none());
+    queues.take_reads(at_ms(1_001));
+    assert!(queues.take_next().is_some());
+    // A node that has just begun does not know what was sent before.
+    let mut later = Node { queues: Queues::new(queues.limits, at(50)), now: at(50) };
+    later.admit(claim(a, 3, None), slow.clone(), at(50));
+    assert!(later.take_next().is_none());
+    later.admit(claim(endpoint(2), 4, None), Gate { created_at: at(50), ..slow }, at(50));
+    assert!(later.take_next().is_some(), "an endpoint that was not there before was never called");
+}
+
+/// An endpoint whose breaker has opened, with others waiting in the store.
+fn broken() -> (Node, EndpointId) {
+    let (mut queues, a) = (node(100), endpoint(1));
+    let gate = Gate { cap: 10, rate: Rate { per_second: 10_000.0, burst: 1_000 }, ..open() };
+    for n in 0..30 {
+        queues.admit(claim(a, n, None), gate.clone(), at(0));
+    }
+    let started = queues.take_all();
+    assert_eq!(started.len(), 10);
+    for (n, claim) in started.iter().enumerate() {
+        let notice = queues.hears(a, Verdict::Retry);
+        assert_eq!(notice.milestones.len(), usize::from(n == 9));
+        assert_eq!(notice.health.unwrap().failures, n as u32 + 1);
+        queues.settled(claim, Some(at(5)));
+        // Whatever was free to go meanwhile is not part of this story.
+        while n < 9
+            && let Some(more) = queues.take_next()
+        {
+            queues.answered(a);
+            queues.settled(&more, Some(at(0)));
+        }
+    }
+    (queues, a)
+}
+
+#[test]
+fn an_open_breaker_holds_all_but_what_a_person_asks_for() {
+    let (mut queues, a) = broken();
+    assert!(queues.take_next().is_none());
+    assert_eq!(queues.health(a).unwrap().open_until(), Some(at(10)));
+    // Only what is urgent is looked for before its time.
+    let asks = queues.take_reads(at(1));
+    assert!(asks.len() == 1 && asks[0].urgent_only);
+    let both = DuePage { claims: vec![urgent(a, 50), urgent(a, 51)], next_due: Some(at(0)), next_urgent: None };
+    queues.read_done(a, Some(both), at(1), at(9));
+    assert_eq!(queues.take_all().len(), 1, "one probe at a time");
+    queues.hears(a, Verdict::Delivered);
+    assert_eq!(queues.health(a).unwrap().breaker(at(1)), health::BreakerState::Ramp);
+}
+
+#[test]
+fn probes_go_one_at_a_time_and_a_failed_one_holds_the_rest_again() {
+    let (mut queues, a) = broken();
+    queues.take_reads(at(1));
+    queues.read_done(a, page(Vec::new(), Some(at(0))), at(1), at(2));
+    assert_eq!(queues.next_wake(), Some(at(10)));
+    assert!(!queues.take_reads(at(10))[0].urgent_only);
+    queues.read_done(a, page((40..60).map(|n| claim(a, n, None)).collect(), None), at(10), at(11));
+    let probe = queues.take_all();
+    assert_eq!(probe.len(), 1);
+    assert_eq!(probe[0].id, DeliveryId::mint(at(0), 40), "the oldest");
+    queues.hears(a, Verdict::Retry);
+    queues.settled(&probe[0], Some(at(70)));
+    assert!(queues.take_next().is_none());
+    assert_eq!(queues.ready_bytes, 0, "the others rest in the store again");
+    queues.take_reads(at(10));
+    queues.read_done(a, page(Vec::new(), Some(at(0))), at(10), at(11));
+    assert_eq!(queues.next_wake(), Some(at(30)), "twice the wait");
+}
+
+#[test]
+fn a_recovered_endpoint_is_called_more_and_more() {
+    let (mut queues, a) = broken();
+    queues.take_reads(at(10));
+    queues.read_done(a, page((40..400).map(|n| claim(a, n, None)).collect(), None), at(10), at(11));
+    // Each request takes 50 ms; how many are open at most, per half a second.
+    let mut open: VecDeque<(i64, Claim)> = queues.take_all().into_iter().map(|claim| (10_050, claim)).collect();
+    let mut most = [0; 6];
+    for millis in 10_000..13_000 {
+        queues.take_reads(at_ms(millis));
+        while let Some((_, claim)) = open.pop_front_if(|(ends_at, _)| *ends_at == millis) {
+            queues.hears(a, Verdict::Delivered);
+            queues.settled(&claim, None);
+        }
+        open.extend(queues.take_all().into_iter().map(|claim| (millis + 50, claim)));
+        let slot = &mut most[(millis as usize - 10_000) / 500];
+        *slot = open.len().max(*slot);
+    }
+    assert_eq!(most, [1, 2, 4, 8, 10, 10], "it doubles, from one to the cap");
+}
+
+#[test]
+fn many_that_hang_leave_room_for_those_that_answer() {
+    let mut queues = node(200);
+    let gate = Gate { cap: 10, ..open() };
+    for n in 0..60 {
+        for m in 0..10 {
+            queues.admit(claim(endpoint(n), n * 100 + m, None), gate.clone(), at(0));
+        }
+    }
+    let hanging = queues.take_all();
+    let mut by_endpoint: HashMap<EndpointId, usize> = HashMap::new();
+    for claim in &hanging {
+        *by_endpoint.entry(claim.endpoint).or_default() += 1;
+    }
+    assert!(hanging.len() < 170, "{} slots are taken", hanging.len());
+    assert_eq!(by_endpoint.len(), 60, "each has at least one");
+    // One that answers gets its next at once, again and again.
+    let healthy = endpoint(1_000);
+    for m in 0..50 {
+        queues.admit(claim(healthy, 100_000 + m, None), gate.clone(), at(0));
+        let started = queues.take_all();
+        assert_eq!(started.len(), 1);
+        queues.hears(healthy, Verdict::Delivered);
+        queues.settled(&started[0], None);
+    }
+    // Those that hang go on once there is room.
+    for claim in hanging {
+        queues.answered(claim.endpoint);
+        queues.settled(&claim, None);
+    }
+    assert!(queues.take_all().len() > 100);
+}
+
+#[test]
+fn endpoints_of_one_host_share_its_limit() {
+    let limits = Limits { slots: 100, per_host: Some(3), quarantine: Quarantine::default() };
+    let mut queues = Node { queues: Queues::new(limits, at(0)), now: at(0) };
+    let on = |host: &str| Gate { host: Some(host.into()), ..open() };
+    for n in 0..4 {
+        for m in 0..2 {
+            queues.admit(claim(endpoint(n), 10 * n + m, None), on("a:443"), at(0));
+        }
+    }
+    queues.admit(claim(endpoint(9), 90, None), on("b:443"), at(0));
+    let mut open = queues.take_all();
+    assert_eq!(open.len(), 4, "three there and one elsewhere");
+    let mut seen = open.len();
+    while let Some(claim) = open.pop() {
+        queues.answered(claim.endpoint);
+        queues.settled(&claim, None);
+        let more = queues.take_all();
+        seen += more.len();
+        open.extend(more);
+        assert!(open.iter().filter(|claim| claim.endpoint != endpoint(9)).count() <= 3);
+    }
+    assert_eq!(seen, 9, "all have had their turn");
+    assert!(queues.hosts.is_empty());
+}
+
+#[test]
+fn a_tenant_with_much_waiting_does_not_hold_up_another() {
+    let mut queues = node(40);
+    let of = |name: &str| Gate { tenant: name.parse().unwrap(), cap: 100, ..open() };
+    for n in 0..200 {
+        let mut claim = claim(endpoint(n % 5), n, None);
+        Arc::make_mut(&mut claim.event).tenant = "loud".parse().unwrap();
+        queues.admit(claim, of("loud"), at(0));
+    }
+    assert_eq!(queues.take_all().len(), 30, "the last quarter is for others");
+    queues.admit(claim(endpoint(9), 900, None), of("default"), at(0));
+    assert_eq!(queues.take_all().len(), 1);
+    assert_eq!(queues.hold(endpoint(0), at(0)), Hold::Slot);
+}
+
+#[test]
+fn idle_queues_are_let_go_of_once_their_rate_is_forgotten() {
+    let mut queues = node(10_000);
+    let slow = Gate { rate: Rate { per_second: 1.0, burst: 1 }, ..open() };
+    for n in 0..2_000 {
+        queues.admit(claim(endpoint(n), n, None), slow.clone(), at(n as i64));
+        let started = queues.take_next().unwrap();
+        queues.answered(started.endpoint);
+        queues.settled(&started, None);
+    }
+    assert!(queues.endpoints.len() <= TIDY_AT + 1, "{}", queues.endpoints.len());
 }

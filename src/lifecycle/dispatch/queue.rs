@@ -1,0 +1,237 @@
+//! The queue of one endpoint: what is about to go, and what keeps it.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use super::gate::Gate;
+use crate::model::health::Pulse;
+use crate::model::id::DeliveryId;
+use crate::model::pace::Pace;
+use crate::store::Claim;
+
+/// What is about to go to one endpoint.
+pub struct Queue {
+    /// What it allows.
+    pub gate: Gate,
+    /// How it is doing.
+    pub pulse: Pulse,
+    /// How often it may be called.
+    pub pace: Pace,
+    /// What may start next.
+    pub ready: VecDeque<Claim>,
+    /// Everything of this endpoint that is in memory.
+    pub known: HashSet<DeliveryId>,
+    /// What is on its way, or being settled.
+    pub in_flight: HashSet<DeliveryId>,
+    /// Requests open right now; a claim outlives its request until settled.
+    pub sending: usize,
+    /// Requests begun since the endpoint last gave an answer.
+    pub unheard: usize,
+    /// Lanes with a claim in flight, and who arrived for them meanwhile.
+    pub busy_lanes: HashMap<Arc<str>, VecDeque<Claim>>,
+    /// When the store has more that is due.
+    pub stored_due: Option<Timestamp>,
+    /// When the store may have something due that a person asked for.
+    pub urgent_due: Option<Timestamp>,
+    /// Whether the store is being read for it.
+    pub is_reading: bool,
+    /// Changed while a read was under way, so the read does not count for them.
+    pub touched: HashSet<DeliveryId>,
+    /// Where it stands in line.
+    pub turn: Turn,
+    /// When it is looked at next.
+    pub wake: Option<Timestamp>,
+    /// What its receiver asked for that is not written down yet.
+    pub hush: Hush,
+}
+
+/// Where a queue stands in line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// Nowhere.
+    Out,
+    /// In its tenant's line.
+    InLine,
+    /// Slots are short, and it has not answered since its last request.
+    Shy,
+    /// Its host has as many open as it may.
+    AtHost,
+}
+
+/// What is in force before it is durable, so that nothing starts in between.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Hush {
+    /// How many answers with such wishes are being written.
+    pub pending: usize,
+    /// The longest quiet asked for.
+    pub quiet_until: Option<Timestamp>,
+    /// Whether it is to be held.
+    pub is_stopped: bool,
+}
+
+impl Queue {
+    /// An empty queue. What was sent before the node began is not known,
+    /// unless there was no such endpoint then.
+    pub fn new(gate: Gate, began_at: Timestamp) -> Self {
+        let pace = match gate.created_at >= began_at {
+            true => Pace::rested(gate.rate),
+            false => Pace::unknown_before(gate.rate, began_at),
+        };
+        Self {
+            pulse: Pulse::of(gate.health.clone()),
+            gate,
+            pace,
+            ready: VecDeque::new(),
+            known: HashSet::new(),
+            in_flight: HashSet::new(),
+            sending: 0,
+            unheard: 0,
+            busy_lanes: HashMap::new(),
+            stored_due: None,
+            urgent_due: None,
+            is_reading: false,
+            touched: HashSet::new(),
+            turn: Turn::Out,
+            wake: None,
+            hush: Hush::default(),
+        }
+    }
+
+    /// How many are read at once.
+    pub fn read_size(&self) -> usize {
+        (self.gate.cap * 2).clamp(32, 512)
+    }
+
+    /// Whether this claim may go at this moment.
+    pub fn passes(&self, claim: &Claim, now: Timestamp) -> bool {
+        self.gate.is_open && (claim.is_urgent || !self.is_quiet(now))
+    }
+
+    /// Until when nothing goes but what a person asks for.
+    pub fn quiet_until(&self) -> Option<Timestamp> {
+        self.gate.quiet_until.max(self.pulse.health.open_until())
+    }
+
+    /// Whether the receiver is left alone at this moment.
+    pub fn is_quiet(&self, now: Timestamp) -> bool {
+        self.quiet_until().is_some_and(|until| until > now)
+    }
+
+    /// Whether there is something to start and a place for it, whatever the
+    /// rate says.
+    pub fn has_work(&self, now: Timestamp) -> bool {
+        self.gate.is_open && !self.ready.is_empty() && !self.is_full(now)
+    }
+
+    /// Whether as many requests are open as may be.
+    pub fn is_full(&self, now: Timestamp) -> bool {
+        self.sending >= self.pulse.health.width(self.gate.cap, now)
+    }
+
+    /// Keeps to the rate that its health allows.
+    pub fn tune(&mut self, now: Timestamp) {
+        self.pace.change(self.pulse.health.rate(self.gate.rate, self.gate.cap, now), now);
+    }
+
+    /// Reading ahead begins when few are left.
+    fn is_low(&self) -> bool {
+        self.ready.len() < self.read_size() / 4
+    }
+
+    /// Whether there is nothing to do for it, and nothing to remember.
+    pub fn is_over(&self, now: Timestamp) -> bool {
+        let is_waiting = self.stored_due.is_some() || self.urgent_due.is_some();
+        let is_idle = self.known.is_empty() && !is_waiting && !self.is_reading && self.turn == Turn::Out;
+        is_idle && self.hush.pending == 0 && self.pace.is_rested(now)
+    }
+
+    /// When to look into the store: for all that is due, but not before the
+    /// receiver wants to be called; for what a person asked for, at any time.
+    pub fn read_at(&self) -> Option<Timestamp> {
+        if !self.gate.is_open || self.is_reading || !self.is_low() {
+            return None;
+        }
+        let quiet_until = self.quiet_until().unwrap_or(Timestamp::MIN);
+        let all = self.stored_due.map(|due_at| due_at.max(quiet_until));
+        all.into_iter().chain(self.urgent_due).min()
+    }
+
+    /// When there is something to do for it.
+    pub fn wake_at(&self, now: Timestamp) -> Option<Timestamp> {
+        let waits_for_rate = self.turn == Turn::Out && self.has_work(now) && !self.pace.is_ready(now);
+        let slot = waits_for_rate.then(|| self.pace.ready_at());
+        self.read_at().into_iter().chain(slot).min()
+    }
+
+    /// Something a person asked for may be due in the store at this time.
+    pub fn note_urgent(&mut self, due_at: Timestamp) {
+        self.urgent_due = Some(self.urgent_due.map_or(due_at, |known| known.min(due_at)));
+    }
+
+    /// Puts a claim out of mind; it rests in the store.
+    pub fn note_back(&mut self, claim: &Claim) {
+        self.note_stored(claim.due_at);
+        if claim.is_urgent {
+            self.note_urgent(claim.due_at);
+        }
+    }
+
+    /// Something is due in the store at this time.
+    pub fn note_stored(&mut self, due_at: Timestamp) {
+        self.stored_due = Some(self.stored_due.map_or(due_at, |known| known.min(due_at)));
+    }
+
+    /// Starts the first claim whose lane is free; the others park behind
+    /// theirs.
+    pub fn start(&mut self) -> Option<Claim> {
+        while let Some(claim) = self.ready.pop_front() {
+            if let Some(lane) = &claim.lane {
+                if let Some(parked) = self.busy_lanes.get_mut(lane) {
+                    parked.push_back(claim);
+                    continue;
+                }
+                self.busy_lanes.insert(lane.clone(), VecDeque::new());
+            }
+            self.sending += 1;
+            self.unheard += 1;
+            self.in_flight.insert(claim.id);
+            return Some(claim);
+        }
+        None
+    }
+
+    /// Takes out what may not go at this moment; it rests in the store anyway.
+    pub fn take_held(&mut self, now: Timestamp) -> Vec<Claim> {
+        let (is_open, is_quiet) = (self.gate.is_open, self.is_quiet(now));
+        if is_open && !is_quiet {
+            return Vec::new();
+        }
+        let mut held = Vec::new();
+        for list in self.busy_lanes.values_mut().chain([&mut self.ready]) {
+            let (kept, back): (VecDeque<_>, VecDeque<_>) = list.drain(..).partition(|claim| is_open && claim.is_urgent);
+            *list = kept;
+            held.extend(back);
+        }
+        for claim in &held {
+            self.known.remove(&claim.id);
+            self.note_back(claim);
+        }
+        // From now on these are looked for apart.
+        self.note_urgent(now);
+        held
+    }
+
+    /// Takes out one delivery that has not started; its claim, if it was here.
+    pub fn take_out(&mut self, id: DeliveryId) -> Option<Claim> {
+        if self.in_flight.contains(&id) || !self.known.remove(&id) {
+            return None;
+        }
+        let mut lists = self.busy_lanes.values_mut().chain([&mut self.ready]);
+        lists.find_map(|list| {
+            let place = list.iter().position(|claim| claim.id == id)?;
+            list.remove(place)
+        })
+    }
+}

@@ -1,0 +1,369 @@
+//! Fairness: whose turn it is for the next send slot.
+//!
+//! Weighted round robin over tenants (each gets its weight's worth of starts
+//! per round), then over a tenant's endpoints. Starts alone would not be
+//! fair: a request that hangs holds its slot for long. So slots *held* are
+//! counted too, and a tenant that holds more than its share never takes the
+//! last quarter of them.
+//!
+//! Pure bookkeeping, like [`super::queues`], which asks it.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use jiff::Timestamp;
+
+use crate::model::id::{EndpointId, TenantId};
+use crate::model::pace::Pace;
+use crate::model::tenant::Quota;
+
+/// All tenants with something to start or something in flight.
+pub struct Shares {
+    slots: usize,
+    began_at: Timestamp,
+    tenants: HashMap<TenantId, Share>,
+    /// Those that may start something, in turn.
+    ring: VecDeque<TenantId>,
+    /// Those above their share, while slots are short.
+    crowded: VecDeque<TenantId>,
+    /// Those whose rate makes them wait, and until when.
+    paced: BTreeSet<(Timestamp, TenantId)>,
+}
+
+struct Share {
+    weight: u32,
+    pace: Option<Pace>,
+    /// Slots held.
+    held: usize,
+    /// Endpoints that can start something, each once, in turn.
+    line: VecDeque<EndpointId>,
+    /// Starts left in this round.
+    credit: u32,
+    place: Place,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Nothing to start.
+    Out,
+    Ring,
+    Crowded,
+    Paced(Timestamp),
+}
+
+impl Shares {
+    /// For a node with so many slots, which knows nothing of what was sent
+    /// before it began.
+    pub fn new(slots: usize, began_at: Timestamp) -> Self {
+        Self {
+            slots,
+            began_at,
+            tenants: HashMap::new(),
+            ring: VecDeque::new(),
+            crowded: VecDeque::new(),
+            paced: BTreeSet::new(),
+        }
+    }
+
+    /// An endpoint of this tenant can start something.
+    pub fn offer(&mut self, tenant: &TenantId, quota: &Quota, endpoint: EndpointId) {
+        let share = match self.tenants.get_mut(tenant) {
+            Some(share) => share,
+            None => {
+                let share = Share {
+                    weight: quota.weight,
+                    pace: quota.rate.map(|rate| Pace::unknown_before(rate, self.began_at)),
+                    held: 0,
+                    line: VecDeque::new(),
+                    credit: 0,
+                    place: Place::Out,
+                };
+                self.tenants.entry(tenant.clone()).or_insert(share)
+            }
+        };
+        share.line.push_back(endpoint);
+        if share.place == Place::Out {
+            share.place = Place::Ring;
+            self.ring.push_back(tenant.clone());
+        }
+    }
+
+    /// Whose turn it is, while so many slots are free. `weight_in_use` is
+    /// what the weights of all tenants add up to.
+    pub fn next(&mut self, free: usize, now: Timestamp, weight_in_use: impl Fn() -> u64) -> Option<EndpointId> {
+        let is_short = free <= self.slots / 4;
+        if !is_short {
+            self.readmit_one();
+        }
+        while let Some(tenant) = self.ring.front() {
+            let Some(share) = self.tenants.get_mut(tenant) else {
+                self.ring.pop_front();
+                continue;
+            };
+            if share.line.is_empty() {
+                share.leave(Place::Out);
+            } else if let Some(at) = share.pace.filter(|pace| !pace.is_ready(now)).map(|pace| pace.ready_at()) {
+                share.leave(Place::Paced(at));
+                self.paced.insert((at, tenant.clone()));
+            } else if is_short && share.held >= share_of(self.slots, share.weight, weight_in_use()) {
+                share.leave(Place::Crowded);
+                self.crowded.push_back(tenant.clone());
+            } else {
+                if share.credit == 0 {
+                    share.credit = share.weight;
+                }
+                return share.line.pop_front();
+            }
+            let left = self.ring.pop_front().expect("it is in front");
+            self.let_go(&left);
+        }
+        None
+    }
+
+    /// The endpoint whose turn it was has started something.
+    pub fn took(&mut self, tenant: &TenantId, now: Timestamp) {
+        let Some(share) = self.tenants.get_mut(tenant) else { return };
+        share.held += 1;
+        if let Some(pace) = &mut share.pace {
+            pace.take(now);
+        }
+        share.credit = share.credit.saturating_sub(1);
+        if share.credit == 0 && self.ring.front() == Some(tenant) {
+            self.ring.rotate_left(1);
+        }
+    }
+
+    /// A slot of this tenant is free again.
+    pub fn freed(&mut self, tenant: &TenantId) {
+        let Some(share) = self.tenants.get_mut(tenant) else { return };
+        share.held = share.held.saturating_sub(1);
+        if share.place == Place::Crowded {
+            share.place = Place::Ring;
+            self.ring.push_back(tenant.clone());
+        }
+        self.let_go(tenant);
+    }
+
+    /// The tenant may use another part of the gateway from now on.
+    pub fn change(&mut self, tenant: &TenantId, quota: &Quota, now: Timestamp) {
+        let Some(share) = self.tenants.get_mut(tenant) else { return };
+        share.weight = quota.weight;
+        share.pace = match (share.pace, quota.rate) {
+            (Some(mut pace), Some(rate)) => {
+                pace.change(rate, now);
+                Some(pace)
+            }
+            (None, Some(rate)) => Some(Pace::unknown_before(rate, now)),
+            (_, None) => None,
+        };
+        if let Place::Paced(at) = share.place {
+            self.paced.remove(&(at, tenant.clone()));
+            share.place = Place::Ring;
+            self.ring.push_back(tenant.clone());
+        }
+    }
+
+    /// Lets those go on whose rate allows it again.
+    pub fn wake(&mut self, now: Timestamp) {
+        while let Some((at, _)) = self.paced.first()
+            && *at <= now
+        {
+            let (_, tenant) = self.paced.pop_first().expect("it is the first");
+            if let Some(share) = self.tenants.get_mut(&tenant) {
+                share.place = Place::Ring;
+                self.ring.push_back(tenant);
+            }
+        }
+    }
+
+    /// When [`Self::wake`] has something to do.
+    pub fn next_wake(&self) -> Option<Timestamp> {
+        self.paced.first().map(|(at, _)| *at)
+    }
+
+    /// When a tenant's rate allows the next start, if it does not now.
+    pub fn rate_until(&self, tenant: &TenantId, now: Timestamp) -> Option<Timestamp> {
+        let pace = self.tenants.get(tenant)?.pace?;
+        (!pace.is_ready(now)).then(|| pace.ready_at())
+    }
+
+    /// Whether a tenant has to wait because it holds more than its share.
+    pub fn is_crowded(&self, tenant: &TenantId) -> bool {
+        self.tenants.get(tenant).is_some_and(|share| share.place == Place::Crowded)
+    }
+
+    /// Slots are no longer short: one that had to wait is in turn again.
+    fn readmit_one(&mut self) {
+        while let Some(tenant) = self.crowded.pop_front() {
+            // Freed ones are in the ring already.
+            if let Some(share) = self.tenants.get_mut(&tenant).filter(|share| share.place == Place::Crowded) {
+                share.place = Place::Ring;
+                self.ring.push_back(tenant);
+                return;
+            }
+        }
+    }
+
+    /// Forgets a tenant of which nothing has to be remembered.
+    fn let_go(&mut self, tenant: &TenantId) {
+        let is_over = |share: &Share| share.held == 0 && share.place == Place::Out && share.pace.is_none();
+        if self.tenants.get(tenant).is_some_and(is_over) {
+            self.tenants.remove(tenant);
+        }
+    }
+}
+
+impl Share {
+    fn leave(&mut self, place: Place) {
+        self.place = place;
+        self.credit = 0;
+    }
+}
+
+/// How many slots a weight stands for; one at the least.
+fn share_of(slots: usize, weight: u32, weight_in_use: u64) -> usize {
+    let share = slots as u64 * u64::from(weight) / weight_in_use.max(u64::from(weight));
+    usize::try_from(share).unwrap_or(usize::MAX).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::pace::Rate;
+
+    fn at(millis: i64) -> Timestamp {
+        Timestamp::from_millisecond(1_700_000_000_000 + millis).unwrap()
+    }
+
+    fn tenant(name: &str) -> TenantId {
+        name.parse().unwrap()
+    }
+
+    fn endpoint(n: u128) -> EndpointId {
+        EndpointId::mint(at(0), n)
+    }
+
+    /// A node whose tenants always have something to start, at as many
+    /// endpoints as asked for.
+    struct Node {
+        shares: Shares,
+        free: usize,
+        quotas: HashMap<TenantId, Quota>,
+        owners: HashMap<EndpointId, TenantId>,
+    }
+
+    impl Node {
+        fn new(slots: usize, tenants: &[(&str, u32, u128)]) -> Self {
+            let mut node =
+                Self { shares: Shares::new(slots, at(0)), free: slots, quotas: HashMap::new(), owners: HashMap::new() };
+            for (n, (name, weight, endpoints)) in tenants.iter().enumerate() {
+                node.quotas.insert(tenant(name), Quota { weight: *weight, ..Quota::default() });
+                for m in 0..*endpoints {
+                    let id = endpoint(1_000 * n as u128 + m);
+                    node.owners.insert(id, tenant(name));
+                    node.shares.offer(&tenant(name), &node.quotas[&tenant(name)], id);
+                }
+            }
+            node
+        }
+
+        /// Starts one; whose it is.
+        fn start(&mut self) -> Option<(TenantId, EndpointId)> {
+            if self.free == 0 {
+                return None;
+            }
+            let weights = self.quotas.values().map(|quota| u64::from(quota.weight)).sum();
+            let endpoint = self.shares.next(self.free, at(0), || weights)?;
+            let owner = self.owners[&endpoint].clone();
+            self.free -= 1;
+            self.shares.took(&owner, at(0));
+            self.shares.offer(&owner, &self.quotas[&owner], endpoint);
+            Some((owner, endpoint))
+        }
+
+        fn end(&mut self, name: &str) {
+            self.free += 1;
+            self.shares.freed(&tenant(name));
+        }
+    }
+
+    #[test]
+    fn starts_go_by_weight_and_evenly_over_endpoints() {
+        let mut node = Node::new(10_000, &[("a", 1, 1), ("b", 3, 2), ("c", 1, 1)]);
+        let mut starts: HashMap<EndpointId, usize> = HashMap::new();
+        for _ in 0..1_000 {
+            let (owner, endpoint) = node.start().unwrap();
+            *starts.entry(endpoint).or_default() += 1;
+            node.end(owner.as_str());
+        }
+        assert_eq!((starts[&endpoint(0)], starts[&endpoint(2_000)]), (200, 200));
+        assert_eq!((starts[&endpoint(1_000)], starts[&endpoint(1_001)]), (300, 300));
+    }
+
+    #[test]
+    fn one_that_holds_more_than_its_share_never_takes_the_last_quarter() {
+        let mut node = Node::new(100, &[("loud", 1, 5)]);
+        node.quotas.insert(tenant("quiet"), Quota::default());
+        let held = std::iter::from_fn(|| node.start()).count();
+        assert_eq!(held, 75, "all of it hangs");
+        // The quiet one finds slots at once, up to its share.
+        let id = endpoint(9_000);
+        node.owners.insert(id, tenant("quiet"));
+        node.shares.offer(&tenant("quiet"), &Quota::default(), id);
+        let started: Vec<TenantId> = std::iter::from_fn(|| node.start()).map(|(owner, _)| owner).collect();
+        assert_eq!(started.len(), 25);
+        assert!(started.iter().all(|owner| owner.as_str() == "quiet"));
+        // What the loud one frees while slots are short, it may not take back.
+        node.end("loud");
+        assert_eq!(node.start().unwrap().0.as_str(), "quiet");
+    }
+
+    #[test]
+    fn one_that_is_alone_may_take_every_slot() {
+        let mut node = Node::new(100, &[("only", 1, 3)]);
+        assert_eq!(std::iter::from_fn(|| node.start()).count(), 100);
+    }
+
+    #[test]
+    fn those_who_had_to_wait_go_on_once_slots_are_no_longer_short() {
+        let mut node = Node::new(8, &[("a", 1, 1), ("b", 1, 1), ("c", 1, 1), ("d", 1, 1)]);
+        assert_eq!(std::iter::from_fn(|| node.start()).count(), 8, "two each are their shares");
+        for name in ["a", "a", "b", "b"] {
+            node.end(name);
+        }
+        let started: Vec<String> = std::iter::from_fn(|| node.start()).map(|(owner, _)| owner.to_string()).collect();
+        assert_eq!(started.len(), 4);
+        assert!(started.iter().filter(|name| *name == "a" || *name == "b").count() >= 2, "{started:?}");
+    }
+
+    #[test]
+    fn a_tenants_rate_makes_it_wait_and_nobody_else() {
+        let mut node = Node::new(1_000, &[("slow", 1, 2), ("fast", 1, 1)]);
+        let slow = Quota { rate: Some(Rate { per_second: 10.0, burst: 1 }), ..Quota::default() };
+        node.shares.change(&tenant("slow"), &slow, at(0));
+        let mut starts = HashMap::new();
+        for _ in 0..100 {
+            let (owner, _) = node.start().unwrap();
+            *starts.entry(owner.to_string()).or_insert(0) += 1;
+        }
+        assert_eq!(starts.get("slow"), None, "what was before the change is not known");
+        assert_eq!(node.shares.next_wake(), Some(at(100)));
+        assert_eq!(node.shares.rate_until(&tenant("slow"), at(0)), Some(at(100)));
+        node.shares.wake(at(100));
+        assert!(node.shares.next(900, at(100), || 2).is_some());
+        // Without a rate it goes at once.
+        node.shares.change(&tenant("slow"), &Quota::default(), at(0));
+        assert_eq!(node.shares.rate_until(&tenant("slow"), at(0)), None);
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_tenant_that_is_done() {
+        let mut shares = Shares::new(10, at(0));
+        let a = tenant("a");
+        shares.offer(&a, &Quota::default(), endpoint(1));
+        assert!(shares.next(10, at(0), || 1).is_some());
+        shares.took(&a, at(0));
+        assert!(shares.next(9, at(0), || 1).is_none());
+        shares.freed(&a);
+        assert!(shares.tenants.is_empty() && shares.ring.is_empty());
+    }
+}

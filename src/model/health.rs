@@ -1,0 +1,518 @@
+//! How an endpoint is doing: its breaker, and its run of failures.
+//!
+//! ```text
+//! closed ──► open (cool-down) ──► half-open (one probe at a time) ──► ramp ──► closed
+//!              ▲                        │                               │
+//!              └──── the probe failed ◄─┘◄──── failing again ◄──────────┘
+//! ```
+//!
+//! Pure: it is told what happened and when, and says what may go. An open
+//! breaker whose cool-down is over is half-open; nothing has to happen for
+//! that, so it survives a restart as it is. [`Health`] is what is kept,
+//! [`Pulse`] hears every answer and says what that changes.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::breaker::{BreakerSettings, Window};
+use super::delivery::after;
+use super::pace::Rate;
+use super::verdict::Verdict;
+use crate::model::span::Span;
+
+/// How many failures in a row send a recovering endpoint back at the latest.
+const RAMP_FAILURES: u32 = 3;
+/// How long each width of a ramp lasts at least, in milliseconds.
+const RAMP_STEP_MS: i64 = 500;
+/// A ramp that nothing has come for counts as passed after this long.
+const RAMP_MAX_MS: i64 = 60_000;
+/// A ramp slows nobody down below this many requests per second.
+const RAMP_RATE_MIN: f64 = 10.0;
+/// So much is added to a cool-down at most, so that what opened together is
+/// not probed together.
+const COOLDOWN_SPREAD: f64 = 0.1;
+/// How many failures there must have been before days of nothing else count.
+const FAILURES_LEAST: u32 = 10;
+
+/// What is kept of an endpoint's health.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Health {
+    /// Counts the fresh starts: what was heard before one says nothing after
+    /// it, and the later of two writes is told by this and `serial`.
+    pub life: u32,
+    /// Counts the changes within one life.
+    pub serial: u64,
+    /// When this life began.
+    pub from: Option<Timestamp>,
+    /// Where the breaker stands.
+    pub phase: Phase,
+    /// Since when.
+    pub since: Option<Timestamp>,
+    /// Why it is open, or was.
+    pub reason: Option<String>,
+    /// How often it has opened without closing for good.
+    pub trips: u32,
+    /// Failures in a row that the breaker counts.
+    pub failures: u32,
+    /// Permanent answers without a success between them.
+    pub refusals: u32,
+    /// Answers of any kind without a success between them.
+    pub misses: u32,
+    /// Since when there has been nothing but failure.
+    pub failing_since: Option<Timestamp>,
+    /// Since when people have been told of trouble.
+    pub trouble_since: Option<Timestamp>,
+}
+
+/// Where a breaker stands.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Everything may go.
+    #[default]
+    Closed,
+    /// Nothing goes before this time; then one probe at a time. Without a
+    /// time, a person opened it, and a person closes it.
+    Open {
+        /// When the next probe may go.
+        until: Option<Timestamp>,
+    },
+    /// It recovers, with so many requests at once.
+    Ramp {
+        /// How many.
+        width: u32,
+    },
+}
+
+/// A breaker's state, as it is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BreakerState {
+    /// Everything may go.
+    Closed,
+    /// Nothing goes.
+    Open,
+    /// One probe at a time.
+    HalfOpen,
+    /// It recovers: step by step up to its cap.
+    Ramp,
+}
+
+impl BreakerState {
+    /// Every one there is.
+    pub const ALL: [Self; 4] = [Self::Closed, Self::Open, Self::HalfOpen, Self::Ramp];
+
+    /// The state as it is written everywhere.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Open => "open",
+            Self::HalfOpen => "half_open",
+            Self::Ramp => "ramp",
+        }
+    }
+}
+
+impl Health {
+    /// Where the breaker stands at this time.
+    pub fn breaker(&self, now: Timestamp) -> BreakerState {
+        match self.phase {
+            Phase::Closed => BreakerState::Closed,
+            Phase::Open { until } if until.is_some_and(|until| until <= now) => BreakerState::HalfOpen,
+            Phase::Open { .. } => BreakerState::Open,
+            Phase::Ramp { .. } if self.is_ramp_over(now) => BreakerState::Closed,
+            Phase::Ramp { .. } => BreakerState::Ramp,
+        }
+    }
+
+    /// Until when nothing goes but what a person asks for.
+    pub fn open_until(&self) -> Option<Timestamp> {
+        match self.phase {
+            Phase::Open { until } => Some(until.unwrap_or(Timestamp::MAX)),
+            Phase::Closed | Phase::Ramp { .. } => None,
+        }
+    }
+
+    /// Whether a person opened it, so that only a person closes it.
+    pub fn is_forced(&self) -> bool {
+        self.phase == Phase::Open { until: None }
+    }
+
+    /// How many requests may be open at once, of a cap.
+    pub fn width(&self, cap: usize, now: Timestamp) -> usize {
+        match self.phase {
+            Phase::Open { .. } => cap.min(1),
+            Phase::Ramp { width } if !self.is_ramp_over(now) => cap.min(width as usize),
+            Phase::Closed | Phase::Ramp { .. } => cap,
+        }
+    }
+
+    /// How often it may be called, of a rate: a ramp is one in this, too.
+    pub fn rate(&self, rate: Rate, cap: usize, now: Timestamp) -> Rate {
+        let width = self.width(cap, now);
+        match self.phase {
+            Phase::Ramp { .. } if width < cap => {
+                let part = rate.per_second * width as f64 / cap as f64;
+                let per_second = part.max(rate.per_second.min(RAMP_RATE_MIN));
+                Rate { per_second, burst: rate.burst.min(u32::try_from(width).unwrap_or(u32::MAX)) }
+            }
+            _ => rate,
+        }
+    }
+
+    fn is_ramp_over(&self, now: Timestamp) -> bool {
+        self.since.is_some_and(|since| now.as_millisecond() - since.as_millisecond() >= RAMP_MAX_MS)
+    }
+
+    /// Whether this was written later than the other.
+    pub fn is_after(&self, other: &Self) -> bool {
+        (self.life, self.serial) > (other.life, other.serial)
+    }
+
+    /// A fresh start, with a ramp: after a pause, another URL, or by a
+    /// person's word. What was told is still told.
+    pub fn fresh(&self, now: Timestamp) -> Self {
+        Self {
+            life: self.life + 1,
+            from: Some(now),
+            phase: Phase::Ramp { width: 1 },
+            since: Some(now),
+            trouble_since: self.trouble_since,
+            ..Self::default()
+        }
+    }
+
+    /// Opened by a person, for a time or until it is closed.
+    pub fn forced_open(&self, until: Option<Timestamp>, reason: String, now: Timestamp) -> Self {
+        Self {
+            life: self.life + 1,
+            from: Some(now),
+            phase: Phase::Open { until },
+            since: Some(now),
+            reason: Some(reason),
+            ..self.clone()
+        }
+    }
+}
+
+/// What an answer means for the health of its endpoint.
+#[derive(Debug, Clone)]
+pub struct Heard {
+    /// What it means for its delivery.
+    pub verdict: Verdict,
+    /// Whether the receiver only asks for less (429).
+    pub is_limited: bool,
+    /// When the request began.
+    pub started_at: Timestamp,
+    /// The answer in words, such as `answered 503`.
+    pub answer: String,
+}
+
+/// Something that changed about an endpoint, of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Turn {
+    /// Its breaker opened.
+    Opened {
+        /// When the next probe may go.
+        until: Timestamp,
+        /// Why.
+        reason: String,
+        /// Whether it had been open, and a probe failed.
+        is_again: bool,
+    },
+    /// Its breaker closed, into a ramp.
+    Closed {
+        /// Why.
+        reason: String,
+    },
+    /// It delivers again after trouble.
+    Recovered,
+    /// It is to be paused.
+    Quarantined {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// When an endpoint that only fails is paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quarantine {
+    /// After more than so many permanent answers without a success.
+    pub refusals: usize,
+    /// After so long without a success.
+    pub failing_for: Span,
+}
+
+impl Default for Quarantine {
+    fn default() -> Self {
+        Self { refusals: 100, failing_for: Span::secs(5 * 86_400) }
+    }
+}
+
+/// By what an answer is judged.
+#[derive(Debug, Clone, Copy)]
+pub struct Thresholds<'a> {
+    /// The endpoint's own.
+    pub breaker: &'a BreakerSettings,
+    /// How many requests it may have open.
+    pub cap: usize,
+    /// The gateway's.
+    pub quarantine: Quarantine,
+}
+
+/// The health of an endpoint, as its node feels it.
+#[derive(Debug, Clone, Default)]
+pub struct Pulse {
+    /// What is kept of it.
+    pub health: Health,
+    window: Window,
+    /// Answers at the ramp's present width, and since when it has that.
+    steps: u32,
+    step_since: Option<Timestamp>,
+}
+
+impl Pulse {
+    /// Goes on from what was kept.
+    pub fn of(health: Health) -> Self {
+        Self { health, ..Self::default() }
+    }
+
+    /// Takes over what was kept, if that is newer than what it knows.
+    pub fn adopt(&mut self, health: &Health) {
+        if health.is_after(&self.health) {
+            let is_new_life = health.life != self.health.life;
+            self.health = health.clone();
+            if is_new_life {
+                *self = Self::of(health.clone());
+            }
+        }
+    }
+
+    /// Hears an answer: returns what turns with it. `draw` is in `[0, 1)`.
+    pub fn hear(&mut self, heard: &Heard, by: Thresholds<'_>, now: Timestamp, draw: f64) -> Vec<Turn> {
+        if self.health.from.is_some_and(|from| heard.started_at < from) {
+            return Vec::new();
+        }
+        let before = self.health.clone();
+        let mut turns = Vec::new();
+        self.count(heard, by.breaker.window, now, &mut turns);
+        let counts = heard.verdict == Verdict::Retry && !heard.is_limited;
+        // What was on its way when the phase began says nothing about it.
+        let is_of_phase = self.health.since.is_none_or(|since| heard.started_at >= since);
+        match self.health.phase {
+            _ if !by.breaker.enabled => {}
+            Phase::Closed => self.hear_closed(heard, counts, by, now, draw, &mut turns),
+            Phase::Open { until: Some(_) } if is_of_phase => self.hear_probe(heard, by, now, draw, &mut turns),
+            Phase::Ramp { width } if is_of_phase => self.hear_ramp(width, heard, counts, by, now, draw, &mut turns),
+            Phase::Open { .. } | Phase::Ramp { .. } => {}
+        }
+        if let Some(reason) = self.quarantine(heard, by.quarantine, now) {
+            turns.push(Turn::Quarantined { reason });
+        }
+        if self.health != before {
+            self.health.serial += 1;
+        }
+        turns
+    }
+
+    /// People are told of trouble from now on, if they were not already.
+    pub fn note_trouble(&mut self, now: Timestamp) {
+        if self.health.trouble_since.is_none() {
+            self.health.trouble_since = Some(now);
+            self.health.serial += 1;
+        }
+    }
+
+    fn count(&mut self, heard: &Heard, window: Span, now: Timestamp, turns: &mut Vec<Turn>) {
+        let health = &mut self.health;
+        match heard.verdict {
+            Verdict::Delivered => {
+                (health.failures, health.refusals, health.misses) = (0, 0, 0);
+                health.failing_since = None;
+                if health.trouble_since.take().is_some() {
+                    turns.push(Turn::Recovered);
+                }
+                self.window.record(window, now, false);
+                return;
+            }
+            Verdict::Refused | Verdict::Gone => {
+                health.failures = 0;
+                health.refusals = health.refusals.saturating_add(1);
+                self.window.record(window, now, false);
+            }
+            Verdict::Retry if heard.is_limited => {}
+            Verdict::Retry => {
+                health.failures = health.failures.saturating_add(1);
+                self.window.record(window, now, true);
+            }
+        }
+        health.misses = health.misses.saturating_add(1);
+        health.failing_since.get_or_insert(heard.started_at);
+    }
+
+    fn hear_closed(
+        &mut self,
+        heard: &Heard,
+        counts: bool,
+        by: Thresholds<'_>,
+        now: Timestamp,
+        draw: f64,
+        turns: &mut Vec<Turn>,
+    ) {
+        let (failed, total) = self.window.count(now);
+        let in_a_row = self.health.failures;
+        let is_share =
+            total >= by.breaker.min_requests && f64::from(failed) >= by.breaker.failure_ratio * f64::from(total);
+        let reason = match counts {
+            true if in_a_row >= by.breaker.consecutive_failures => {
+                format!("{in_a_row} failures in a row; the last {}", heard.answer)
+            }
+            true if is_share => {
+                let window = by.breaker.window;
+                format!("{failed} of {total} requests within {window} failed; the last {}", heard.answer)
+            }
+            _ => return,
+        };
+        self.open(reason, false, by, now, draw, turns);
+    }
+
+    fn hear_probe(&mut self, heard: &Heard, by: Thresholds<'_>, now: Timestamp, draw: f64, turns: &mut Vec<Turn>) {
+        match heard.verdict {
+            Verdict::Retry if heard.is_limited => {
+                // It lives, but has no room: the same wait once more.
+                let until = self.cooldown(by.breaker, now, draw);
+                self.health.phase = Phase::Open { until: Some(until) };
+            }
+            Verdict::Retry => {
+                self.health.trips = self.health.trips.saturating_add(1);
+                let reason = format!("the probe failed too; it {}", heard.answer);
+                self.open(reason, true, by, now, draw, turns);
+            }
+            Verdict::Delivered | Verdict::Refused | Verdict::Gone => {
+                let reason = format!("the probe {}", heard.answer);
+                self.close(now);
+                turns.push(Turn::Closed { reason });
+                self.widen_if_due(1, by.cap, now);
+            }
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one answer, with all that judges it")]
+    fn hear_ramp(
+        &mut self,
+        width: u32,
+        heard: &Heard,
+        counts: bool,
+        by: Thresholds<'_>,
+        now: Timestamp,
+        draw: f64,
+        turns: &mut Vec<Turn>,
+    ) {
+        if self.health.is_ramp_over(now) {
+            self.settle_down(now);
+            return self.hear_closed(heard, counts, by, now, draw, turns);
+        }
+        if !counts {
+            self.steps += 1;
+            return self.widen_if_due(width, by.cap, now);
+        }
+        self.step(width / 2, now);
+        let failures = self.health.failures;
+        if failures >= RAMP_FAILURES.min(by.breaker.consecutive_failures) {
+            self.health.trips = self.health.trips.saturating_add(1);
+            let reason = format!("{failures} failures in a row while it was recovering; the last {}", heard.answer);
+            self.open(reason, false, by, now, draw, turns);
+        }
+    }
+
+    /// As many answers as the ramp is wide, and its time: it doubles.
+    fn widen_if_due(&mut self, width: u32, cap: usize, now: Timestamp) {
+        if width as usize >= cap {
+            return self.settle_down(now);
+        }
+        let since = *self.step_since.get_or_insert(self.health.since.unwrap_or(now));
+        let is_time = now.as_millisecond() - since.as_millisecond() >= RAMP_STEP_MS;
+        if self.steps >= width && is_time {
+            self.step(width.saturating_mul(2), now);
+            if width.saturating_mul(2) as usize >= cap {
+                self.settle_down(now);
+            }
+        }
+    }
+
+    fn step(&mut self, width: u32, now: Timestamp) {
+        self.health.phase = Phase::Ramp { width: width.max(1) };
+        self.steps = 0;
+        self.step_since = Some(now);
+    }
+
+    fn open(
+        &mut self,
+        reason: String,
+        is_again: bool,
+        by: Thresholds<'_>,
+        now: Timestamp,
+        draw: f64,
+        turns: &mut Vec<Turn>,
+    ) {
+        let until = self.cooldown(by.breaker, now, draw);
+        let health = &mut self.health;
+        health.phase = Phase::Open { until: Some(until) };
+        if !is_again {
+            health.since = Some(now);
+            health.trouble_since.get_or_insert(now);
+        }
+        health.reason = Some(reason.clone());
+        self.window = Window::default();
+        turns.push(Turn::Opened { until, reason, is_again });
+    }
+
+    fn cooldown(&self, breaker: &BreakerSettings, now: Timestamp, draw: f64) -> Timestamp {
+        let doubled = breaker.cooldown.0.saturating_mul(1 << self.health.trips.min(20));
+        let cooldown = doubled.min(breaker.cooldown_max.0);
+        after(now, cooldown.mul_f64(1.0 + COOLDOWN_SPREAD * draw))
+    }
+
+    fn close(&mut self, now: Timestamp) {
+        let health = &mut self.health;
+        health.phase = Phase::Ramp { width: 1 };
+        health.since = Some(now);
+        health.failures = 0;
+        (self.steps, self.step_since) = (1, Some(now));
+    }
+
+    /// Recovered for good: the next outage starts from the beginning.
+    fn settle_down(&mut self, now: Timestamp) {
+        let health = &mut self.health;
+        health.phase = Phase::Closed;
+        health.since = Some(now);
+        health.reason = None;
+        health.trips = 0;
+    }
+
+    /// Why the endpoint is to be paused, if it is.
+    fn quarantine(&self, heard: &Heard, by: Quarantine, now: Timestamp) -> Option<String> {
+        let health = &self.health;
+        if heard.verdict == Verdict::Delivered {
+            return None;
+        }
+        if matches!(heard.verdict, Verdict::Refused | Verdict::Gone) && health.refusals as usize > by.refusals {
+            let count = health.refusals;
+            return Some(format!(
+                "{count} permanent answers without a success between them; the last {}",
+                heard.answer
+            ));
+        }
+        let since = health.failing_since?;
+        let failing_ms = u128::try_from(now.as_millisecond() - since.as_millisecond()).unwrap_or(0);
+        if failing_ms >= by.failing_for.0.as_millis() && health.misses >= FAILURES_LEAST {
+            let (misses, span) = (health.misses, by.failing_for.words());
+            return Some(format!("nothing but failures for {span}, {misses} in all; the last {}", heard.answer));
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests;
