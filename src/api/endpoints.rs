@@ -20,9 +20,11 @@ use crate::lifecycle::change;
 use crate::lifecycle::deliver::guard::BadUrl;
 use crate::model::endpoint::{Endpoint, EndpointState, Settings, Standing};
 use crate::model::headers::MASK;
-use crate::model::health::Health;
+use crate::model::health::{BreakerState, Health};
 use crate::model::id::{EndpointId, TenantId};
+use crate::model::news::Author;
 use crate::model::policy::RetryPolicy;
+use crate::model::span::Span;
 use crate::store::{EndpointChange, Error, Together};
 
 /// An endpoint as it is shown.
@@ -44,9 +46,16 @@ pub struct EndpointView {
     /// Since when it stands so.
     #[schema(value_type = String, format = DateTime)]
     state_since: Timestamp,
+    /// Through whom: a person, the receiver or the gateway; null when it was always so.
+    state_by: Option<Author>,
+    /// How it is doing.
+    health: HealthView,
     /// Until when its receiver asked to be left alone, with `Retry-After`; null when it did not, or that is over.
     #[schema(value_type = Option<String>, format = DateTime)]
     backpressure_until: Option<Timestamp>,
+    /// When its owner was last written to.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    mailed_at: Option<Timestamp>,
     /// When it was created.
     #[schema(value_type = String, format = DateTime)]
     created_at: Timestamp,
@@ -58,8 +67,70 @@ pub struct EndpointView {
     secret: Option<String>,
 }
 
+/// How an endpoint is doing.
+#[derive(Serialize, ToSchema)]
+pub struct HealthView {
+    /// Where its breaker stands.
+    breaker: BreakerState,
+    /// Why the breaker is open, or was before it recovers.
+    reason: Option<String>,
+    /// Since when the breaker stands so; null when it never moved.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    since: Option<Timestamp>,
+    /// When the next probe may go; null when the breaker is not open, or a person opened it for good.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    next_probe_at: Option<Timestamp>,
+    /// How many requests may be open at once at this moment.
+    max_in_flight_now: usize,
+    /// Failures in a row.
+    consecutive_failures: u32,
+    /// Permanent answers without a success between them.
+    consecutive_refusals: u32,
+    /// Since when there has been nothing but failure.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    failing_since: Option<Timestamp>,
+    /// How many deliveries wait for it, held or on their way.
+    waiting: u64,
+    /// When the oldest of those that may go next is, or was, due.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    oldest_due_at: Option<Timestamp>,
+    /// How long that has been; null when nothing is due.
+    #[schema(value_type = Option<String>, example = "2m")]
+    oldest_due_age: Option<Span>,
+}
+
+impl HealthView {
+    fn of(api: &Api, endpoint: &Endpoint, oldest_due_at: Option<Timestamp>, now: Timestamp) -> Self {
+        let health = api.gateway.dispatcher.health(endpoint);
+        let breaker = health.breaker(now);
+        let is_open = matches!(breaker, BreakerState::Open | BreakerState::HalfOpen);
+        let age = oldest_due_at.map(|due_at| now.as_millisecond() - due_at.as_millisecond());
+        Self {
+            breaker,
+            reason: health.reason.clone(),
+            since: health.since,
+            next_probe_at: health.open_until().filter(|_| is_open && !health.is_forced()),
+            max_in_flight_now: health.width(endpoint.settings.max_in_flight as usize, now),
+            consecutive_failures: health.failures,
+            consecutive_refusals: health.refusals,
+            failing_since: health.failing_since,
+            waiting: api.gateway.store.waiting(Some(endpoint.id)),
+            oldest_due_at,
+            // To the second, which is enough for an age.
+            oldest_due_age: age.and_then(|age| u64::try_from(age / 1_000).ok()).map(Span::secs),
+        }
+    }
+}
+
 impl EndpointView {
-    fn of(endpoint: &Endpoint, now: Timestamp) -> Self {
+    /// One endpoint, with what has to be read for it.
+    pub(super) async fn read(api: &Api, endpoint: &Endpoint) -> Result<Self, Problem> {
+        let oldest_due = api.gateway.store.oldest_due(vec![endpoint.id]).await?.into_iter().next().flatten();
+        Ok(Self::of(api, endpoint, oldest_due))
+    }
+
+    fn of(api: &Api, endpoint: &Endpoint, oldest_due: Option<Timestamp>) -> Self {
+        let now = api.gateway.clock.now();
         let mut settings = endpoint.settings.clone();
         settings.headers.values_mut().for_each(|value| *value = MASK.into());
         Self {
@@ -69,6 +140,9 @@ impl EndpointView {
             state: endpoint.standing.state,
             state_reason: endpoint.standing.reason.clone(),
             state_since: endpoint.standing.since,
+            state_by: endpoint.standing.by,
+            health: HealthView::of(api, endpoint, oldest_due, now),
+            mailed_at: endpoint.mailed_at,
             backpressure_until: endpoint.quiet_until.filter(|until| *until > now),
             created_at: endpoint.created_at,
             updated_at: endpoint.updated_at,
@@ -112,7 +186,7 @@ pub async fn create(
         updated_at: now,
     };
     let endpoint = api.gateway.store.create_endpoint(endpoint).await?;
-    let view = EndpointView { secret: Some(secret.text), ..EndpointView::of(&endpoint, now) };
+    let view = EndpointView { secret: Some(secret.text), ..EndpointView::of(&api, &endpoint, None) };
     Ok((StatusCode::CREATED, Json(view)))
 }
 
@@ -209,9 +283,10 @@ pub async fn list(
         .filter(|endpoint| below.is_none_or(|below| endpoint.id < below));
     let data: Vec<Arc<Endpoint>> = rest.by_ref().take(page.limit).collect();
     let next = rest.next().and(data.last()).map(|endpoint| endpoint.id.to_string());
+    let oldest_due = api.gateway.store.oldest_due(data.iter().map(|endpoint| endpoint.id).collect()).await?;
+    let data = data.into_iter().zip(oldest_due).collect();
     let found = crate::store::Page { data, next };
-    let now = api.gateway.clock.now();
-    Ok(Json(Page::of("endpoints", found, |endpoint| EndpointView::of(&endpoint, now))))
+    Ok(Json(Page::of("endpoints", found, |(endpoint, oldest_due)| EndpointView::of(&api, &endpoint, oldest_due))))
 }
 
 /// An endpoint of this tenant, or the problem that there is none.
@@ -230,7 +305,7 @@ pub async fn show(
     Tenant(tenant): Tenant,
     NamedEndpoint(id): NamedEndpoint,
 ) -> Result<Json<EndpointView>, Problem> {
-    Ok(Json(EndpointView::of(&*find(&api, &tenant, id)?, api.gateway.clock.now())))
+    Ok(Json(EndpointView::read(&api, &*find(&api, &tenant, id)?).await?))
 }
 
 /// Change an endpoint
@@ -262,7 +337,7 @@ pub async fn update(
             EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at: current.updated_at };
         match change::change_endpoint(&api.gateway, &tenant, id, change).await {
             Err(Error::Changed) => continue,
-            changed => return Ok(Json(EndpointView::of(&*changed?, api.gateway.clock.now()))),
+            changed => return Ok(Json(EndpointView::read(&api, &*changed?).await?)),
         }
     }
 }
@@ -318,13 +393,18 @@ pub struct Note {
     note: Option<String>,
 }
 
-async fn read_note(headers: &HeaderMap, body: Body) -> Result<Option<String>, Problem> {
+pub(super) async fn read_note(headers: &HeaderMap, body: Body) -> Result<Option<String>, Problem> {
     let body = read_body(headers, body, DOCUMENT_BYTES_MAX).await?;
     if body.trim_ascii().is_empty() {
         return Ok(None);
     }
     let note: Note = document_from_json(&body)?;
-    match note.note {
+    check_note(note.note)
+}
+
+/// A note that can be kept.
+pub(super) fn check_note(note: Option<String>) -> Result<Option<String>, Problem> {
+    match note {
         Some(text) if text.len() > 500 || text.chars().any(char::is_control) => Err(Problem::field(
             Code::InvalidField,
             "/note",
@@ -352,12 +432,13 @@ pub async fn pause(
 ) -> Result<Json<EndpointView>, Problem> {
     let note = read_note(&headers, body).await?;
     let endpoint = change::pause(&api.gateway, &tenant, id, note).await?;
-    Ok(Json(EndpointView::of(&endpoint, api.gateway.clock.now())))
+    Ok(Json(EndpointView::read(&api, &endpoint).await?))
 }
 
 /// Resume an endpoint, paused or disabled
 ///
-/// Resuming one that is neither ends the quiet its receiver asked for with `Retry-After`.
+/// What was held goes on in order and with a ramp: one request at a time first, then twice as many, up to the cap.
+/// Resuming one that is neither ends the quiet its receiver asked for with `Retry-After`, and closes its breaker.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/resume", operation_id = "resume_endpoint", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
@@ -373,7 +454,7 @@ pub async fn resume(
 ) -> Result<Json<EndpointView>, Problem> {
     let note = read_note(&headers, body).await?;
     let endpoint = change::resume(&api.gateway, &tenant, id, note).await?;
-    Ok(Json(EndpointView::of(&endpoint, api.gateway.clock.now())))
+    Ok(Json(EndpointView::read(&api, &endpoint).await?))
 }
 
 /// Send a test event to one endpoint

@@ -18,6 +18,7 @@ use crate::lifecycle::deliver::guard::Guard;
 
 pub mod accept;
 pub mod auth;
+pub mod breaker;
 pub mod deliveries;
 pub mod endpoints;
 pub mod events;
@@ -70,6 +71,9 @@ pub fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(endpoints::pause))
         .routes(routes!(endpoints::resume))
         .routes(routes!(endpoints::test))
+        .routes(routes!(breaker::open))
+        .routes(routes!(breaker::close))
+        .routes(routes!(breaker::history))
         .routes(routes!(lanes::list))
         .routes(routes!(secrets::list))
         .routes(routes!(secrets::rotate))

@@ -48,8 +48,25 @@ enum Action {
     },
     /// Stop calling one; its deliveries are held.
     Pause(Noted),
-    /// Call a paused or disabled one again; an active one that is left alone because of Retry-After is called now.
+    /// Call a paused or disabled one again, gently at first; an active one that is left alone because of Retry-After or its breaker is called now.
     Resume(Noted),
+    /// Leave one alone as if it kept failing; its deliveries are held, and age on.
+    OpenBreaker {
+        #[command(flatten)]
+        noted: Noted,
+        /// For how long; until it is closed, when left out.
+        #[arg(long = "for", value_name = "SPAN")]
+        span: Option<Span>,
+    },
+    /// Call one again whose breaker is open, gently at first.
+    CloseBreaker(Noted),
+    /// List what has happened to one: pauses, and every move of its breaker.
+    History {
+        #[command(flatten)]
+        id: Id,
+        #[command(flatten)]
+        page: Page,
+    },
     /// Delete one; what waits for it is cancelled.
     Delete(Id),
     /// Show the secrets one signs with.
@@ -153,6 +170,13 @@ const LANE_COLUMNS: &[Column] = &[
     ("waiting behind it", |row, _| output::text(row, "waiting")),
 ];
 
+const HISTORY_COLUMNS: &[Column] = &[
+    ("at", |row, now| output::time(row, "at", now)),
+    ("what", |row, _| output::text(row, "what")),
+    ("by", |row, _| output::text(row, "by")),
+    ("reason", |row, _| output::text(row, "reason")),
+];
+
 /// Does it and prints the answer.
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
@@ -167,6 +191,14 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         Action::Resume(Noted { id, note }) => {
             post(&mut client, &id, &["resume"], Body::default().field("note", note.as_ref())).await
         }
+        Action::OpenBreaker { noted: Noted { id, note }, span } => {
+            let body = Body::default().field("note", note.as_ref()).field("for", span.as_ref());
+            post(&mut client, &id, &["breaker", "open"], body).await
+        }
+        Action::CloseBreaker(Noted { id, note }) => {
+            post(&mut client, &id, &["breaker", "close"], Body::default().field("note", note.as_ref())).await
+        }
+        Action::History { id: Id { id }, page } => history(&mut client, &id, page).await,
         Action::Delete(Id { id }) => delete(&mut client, &id).await,
         Action::Secrets(Id { id }) => secrets(&mut client, &id).await,
         Action::Rotate { id: Id { id }, overlap } => {
@@ -223,6 +255,12 @@ async fn delete(client: &mut Client, id: &str) -> anyhow::Result<()> {
 async fn secrets(client: &mut Client, id: &str) -> anyhow::Result<()> {
     let url = client.tenant_url(&["endpoints", id, "secrets"])?;
     output::list(client.format, &client.get(url).await?, "secrets", SECRET_COLUMNS)
+}
+
+async fn history(client: &mut Client, id: &str, page: Page) -> anyhow::Result<()> {
+    let mut url = client.tenant_url(&["endpoints", id, "history"])?;
+    page.ask(&mut url);
+    output::list(client.format, &client.get(url).await?, "milestones", HISTORY_COLUMNS)
 }
 
 async fn lanes(client: &mut Client, id: &str, blocked: bool, page: Page) -> anyhow::Result<()> {

@@ -247,7 +247,7 @@ async fn a_tenant_has_its_own_ids_endpoints_and_defaults() {
     };
     put("acme", r#"{"name":"Acme","defaults":{"max_in_flight":3,"retry":{"max_attempts":7}}}"#).await.expect(201);
     put("acme", r#"{"name":"Acme Inc","defaults":{"max_in_flight":3,"retry":{"max_attempts":7}}}"#).await.expect(200);
-    put("_system", "").await.problem(422, "invalid_field");
+    put("_ours", "").await.problem(422, "invalid_field");
     let endpoint =
         gateway.client.post_json("/v1/tenants/acme/endpoints", &json!({"url": receiver.url()})).await.expect(201);
     assert_eq!((&endpoint["max_in_flight"], &endpoint["retry"]["max_attempts"]), (&json!(3), &json!(7)));

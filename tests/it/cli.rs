@@ -224,7 +224,7 @@ async fn tenants_are_kept_by_commands_and_keep_apart() {
     let gateway = Gateway::start().await;
     let created = asked(&gateway, &["tenants", "create", "acme", "--name", "Acme"]).await;
     assert_eq!((id(&created), &created["name"]), ("acme", &json!("Acme")));
-    assert_eq!(ids(&asked(&gateway, &["tenants", "list"]).await), ["acme", "default"]);
+    assert_eq!(ids(&asked(&gateway, &["tenants", "list"]).await), ["_system", "acme", "default"]);
     let again = ["tenants", "create", "acme"];
     assert!(failed(&again, &to_gateway(&gateway, &again).output().await.unwrap()).contains("tenants update acme"));
     assert_eq!(asked(&gateway, &["tenants", "update", "acme", "--name", "Acme Ltd"]).await["name"], "Acme Ltd");

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
 
-use crate::support::{Client, Gateway, Receiver, Reply, Seen, eager_retry, eventually};
+use crate::support::{Client, Gateway, Receiver, Reply, Seen, eager_retry, eventually, unlimited};
 
 /// Hands in keyed events until told to stop; returns the acknowledged ids.
 async fn produce(client: Client, producer: usize, stop: Arc<AtomicBool>) -> Vec<String> {
@@ -62,7 +62,11 @@ async fn under_load(kills: usize, mut stop_it: impl AsyncFnMut(&mut Gateway)) ->
         Reply::Status(if n >> 16 & 0b111 == 0 { 503 } else { 200 })
     })
     .await;
-    gateway.create_endpoint(json!({"url": receiver.url(), "max_in_flight": 20, "retry": eager_retry(1_000)})).await;
+    gateway
+        .create_endpoint(
+            json!({"url": receiver.url(), "max_in_flight": 20, "retry": eager_retry(1_000), "rate": unlimited()}),
+        )
+        .await;
     let stop = Arc::new(AtomicBool::new(false));
     let producers: Vec<_> =
         (0..8).map(|producer| tokio::spawn(produce(gateway.another_client(), producer, stop.clone()))).collect();

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use serde_json::json;
 
-use crate::support::{Gateway, Receiver, Reply, Seen, eventually};
+use crate::support::{Gateway, Receiver, Reply, Seen, eventually, unlimited};
 
 const PRODUCERS: usize = 64;
 const EACH: usize = 40;
@@ -56,7 +56,7 @@ fn check_lanes(seen: &[Seen]) {
 #[tokio::test]
 async fn a_fault_free_run_has_no_duplicates_and_no_losses() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
-    gateway.create_endpoint(json!({"url": receiver.url(), "max_in_flight": 100})).await;
+    gateway.create_endpoint(json!({"url": receiver.url(), "max_in_flight": 100, "rate": unlimited()})).await;
     let acknowledged = produce(&gateway).await;
     receiver.wait_for(acknowledged.len()).await;
     drained(&gateway).await;
@@ -79,7 +79,10 @@ async fn a_receiver_that_fails_dies_and_returns_misses_nothing() {
     };
     let receiver = Receiver::answering(fails_a_fifth()).await;
     let retry = json!({"backoff": {"base": "20ms", "max": "200ms"}, "jitter": "full", "max_attempts": 1_000});
-    gateway.create_endpoint(json!({"url": receiver.url(), "max_in_flight": 100, "retry": retry})).await;
+    gateway
+        .create_endpoint(json!({"url": receiver.url(), "max_in_flight": 100, "retry": retry, "rate": unlimited(),
+                                   "breaker": {"enabled": false}}))
+        .await;
     let producing = produce(&gateway);
     let dying = async {
         receiver.wait_for(500).await;

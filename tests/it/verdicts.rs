@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use posthaste::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
-use crate::support::{Gateway, RawReceiver, Receiver, Reply, Seen, eager_retry, eventually};
+use crate::support::{Gateway, Options, RawReceiver, Receiver, Reply, Seen, eager_retry, eventually};
 
 /// Answers with the status that the event asks for.
 fn as_asked(seen: &Seen) -> Reply {
@@ -34,7 +34,9 @@ fn published(table: &str, status: u16) -> &'static str {
 
 #[tokio::test]
 async fn every_status_ends_as_the_published_tables_say_with_and_without_overrides() {
-    let gateway = Gateway::start().await;
+    // Nobody who only refuses is paused here, nor left alone for failing.
+    let flags = vec!["--pause-refusals=1000".into()];
+    let gateway = Gateway::start_with(Options { flags, ..Options::default() }).await;
     let receiver = Receiver::answering(as_asked).await;
     let tables = [
         ("default", json!({})),
@@ -47,7 +49,8 @@ async fn every_status_ends_as_the_published_tables_say_with_and_without_override
     ];
     let mut names = HashMap::new();
     for (table, rules) in &tables {
-        let settings = json!({"url": receiver.url(), "status_rules": rules, "retry": {"max_attempts": 1}});
+        let settings = json!({"url": receiver.url(), "status_rules": rules, "retry": {"max_attempts": 1},
+                              "breaker": {"enabled": false}});
         let endpoint = gateway.create_endpoint(settings).await;
         names.insert(endpoint["id"].as_str().unwrap().to_owned(), *table);
     }
@@ -82,7 +85,8 @@ async fn an_odd_partner_gets_rules_of_its_own() {
     let mut ends = Vec::new();
     for (id, rules) in [("table", json!({})), ("retries", json!({"404":"retry"})), ("refuses", json!({"404":"refuse"}))]
     {
-        let settings = json!({"url": receiver.url(), "status_rules": rules, "retry": eager_retry(15)});
+        let settings = json!({"url": receiver.url(), "status_rules": rules, "retry": eager_retry(15),
+                              "breaker": {"enabled": false}});
         let endpoint = gateway.create_endpoint(settings).await;
         gateway.send(json!({"id": id, "type":"a", "endpoints":[endpoint["id"]], "data": {"status": 404}})).await;
         let delivery = gateway.wait_for_state(id, "dead").await;

@@ -52,7 +52,7 @@ impl Child {
 
     /// Gives it one endpoint that may be called as fast as it can take it.
     pub async fn create_endpoint(&self, url: &str) -> anyhow::Result<()> {
-        let body = format!(r#"{{"url":"{url}","max_in_flight":256}}"#);
+        let body = format!(r#"{{"url":"{url}","max_in_flight":256,"rate":{{"per_second":1000000,"burst":100000}}}}"#);
         let stream = TcpStream::connect(self.address).await?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(connection);

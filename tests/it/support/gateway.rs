@@ -179,6 +179,11 @@ fn command(folder: &Path, options: &Options) -> Command {
     command
 }
 
+/// A rate that nothing here reaches.
+pub fn unlimited() -> Value {
+    json!({"per_second": 1_000_000, "burst": 100_000})
+}
+
 /// A policy that retries at once, so that stories need not wait.
 pub fn eager_retry(max_attempts: u32) -> Value {
     json!({"schedule": ["10ms"], "jitter": "none", "max_attempts": max_attempts})

@@ -9,7 +9,7 @@ mod receiver;
 use std::time::{Duration, Instant};
 
 pub use client::{Answer, Client};
-pub use gateway::{Gateway, Options, eager_retry};
+pub use gateway::{Gateway, Options, eager_retry, unlimited};
 pub use raw::{Act, RawReceiver};
 pub use receiver::{Receiver, Reply, Seen};
 

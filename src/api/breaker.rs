@@ -1,0 +1,139 @@
+//! An endpoint's breaker, opened and closed by hand, and what has happened to
+//! the endpoint.
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use http::HeaderMap;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::Api;
+use super::endpoints::{EndpointView, check_note, find, read_note};
+use super::input::{DOCUMENT_BYTES_MAX, NamedEndpoint, Query, Tenant, document_from_json, read_body};
+use super::page::{Page, ask};
+use super::problem::{Code, InputProblems, Problem, Problems};
+use crate::lifecycle::change;
+use crate::model::news::{Author, Milestone, What};
+use crate::model::span::Span;
+
+const LONGEST: Span = Span::secs(30 * 86_400);
+
+/// How a breaker is opened.
+#[derive(Deserialize, Default, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OpenBreaker {
+    /// What others should know, at most 500 bytes.
+    note: Option<String>,
+    /// For how long nothing goes, 1s to 30d; then it is probed. Left out, until it is closed.
+    #[serde(rename = "for")]
+    #[schema(value_type = Option<String>, example = "10m")]
+    span: Option<Span>,
+}
+
+/// Open an endpoint's breaker
+///
+/// What waits for it is held, and ages on: to hold it without ageing, pause the endpoint. A `retry` of one delivery still goes.
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/breaker/open", operation_id = "open_breaker", tag = "endpoints",
+    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    request_body = Option<OpenBreaker>,
+    responses((status = 200, body = EndpointView), Problems, InputProblems),
+)]
+pub async fn open(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    NamedEndpoint(id): NamedEndpoint,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<EndpointView>, Problem> {
+    let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
+    let wish = match body.trim_ascii().is_empty() {
+        true => OpenBreaker::default(),
+        false => document_from_json(&body)?,
+    };
+    if let Some(span) = wish.span.filter(|span| !(Span::secs(1)..=LONGEST).contains(span)) {
+        return Err(Problem::field(Code::InvalidField, "/for", format!("for is {span}; use 1s to 30d")));
+    }
+    let note = check_note(wish.note)?;
+    let endpoint = change::open_breaker(&api.gateway, &tenant, id, wish.span, note).await?;
+    Ok(Json(EndpointView::read(&api, &endpoint).await?))
+}
+
+/// Close an endpoint's breaker
+///
+/// What was held goes on with a ramp: one request at a time first, then twice as many, up to the cap. One that is not open is left as it is.
+#[utoipa::path(
+    post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/breaker/close", operation_id = "close_breaker", tag = "endpoints",
+    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
+    request_body = Option<super::endpoints::Note>,
+    responses((status = 200, body = EndpointView), Problems, InputProblems),
+)]
+pub async fn close(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    NamedEndpoint(id): NamedEndpoint,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Json<EndpointView>, Problem> {
+    let note = read_note(&headers, body).await?;
+    let endpoint = change::close_breaker(&api.gateway, &tenant, id, note).await?;
+    Ok(Json(EndpointView::read(&api, &endpoint).await?))
+}
+
+/// Something that happened to an endpoint.
+#[derive(Serialize, ToSchema)]
+pub struct MilestoneView {
+    /// When.
+    #[schema(value_type = String, format = DateTime)]
+    at: Timestamp,
+    /// What.
+    what: What,
+    /// Why, or the note that was left.
+    reason: Option<String>,
+    /// Through whom.
+    by: Author,
+    /// When it is probed next, where its breaker opened.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    next_probe_at: Option<Timestamp>,
+}
+
+impl From<Milestone> for MilestoneView {
+    fn from(milestone: Milestone) -> Self {
+        let Milestone { at, what, reason, by, until } = milestone;
+        Self { at, what, reason, by, next_probe_at: until }
+    }
+}
+
+/// Which part of the list.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct HistoryParams {
+    /// How many: 1 to 500, 50 if not said.
+    #[param(minimum = 1, maximum = 500)]
+    limit: Option<usize>,
+    /// Where the last page ended.
+    cursor: Option<String>,
+}
+
+/// List what has happened to an endpoint, newest first
+///
+/// Pauses, resumes, and every move of its breaker; the last 500 are kept.
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/history", operation_id = "list_history", tag = "endpoints",
+    params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id"), HistoryParams),
+    responses((status = 200, body = Page<MilestoneView>), Problems, InputProblems),
+)]
+pub async fn history(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    NamedEndpoint(id): NamedEndpoint,
+    Query(params): Query<HistoryParams>,
+) -> Result<Json<Page<MilestoneView>>, Problem> {
+    let page = ask("history", params.limit, params.cursor.as_deref())?;
+    find(&api, &tenant, id)?;
+    let found = api.gateway.store.milestones(id, page).await?;
+    Ok(Json(Page::of("history", found, MilestoneView::from)))
+}
