@@ -140,7 +140,7 @@ fn remedy(facts: &Facts) -> String {
 
 fn why_you(facts: &Facts) -> String {
     let often = match facts.what {
-        What::BreakerOpened | What::Dead => "There is one such mail for one outage.",
+        What::BreakerOpened | What::Dead => "There is at most one such mail a day.",
         What::Paused | What::Disabled => "There are no further mails about it.",
     };
     format!("You get this because you are the owner_email of the endpoint. {often}")
