@@ -11,7 +11,7 @@ use posthaste::lifecycle::mail::words::{Facts, What, trouble_letter};
 use posthaste::lifecycle::mail::{Letter, MailProblem, Patience, Post, Postmaster};
 use serde_json::json;
 
-use crate::support::{Gateway, MailServer, Manner, Mood, PATIENCE, eventually};
+use crate::support::{Gateway, Mail, MailServer, Manner, Mood, PATIENCE, eventually};
 
 /// Retries come soon, so that stories do not wait for them.
 const EAGER: Patience = Patience { first: Duration::from_millis(5), max: Duration::from_millis(50), give_up: PATIENCE };
@@ -94,7 +94,7 @@ async fn no_subject_can_begin_a_header_of_its_own() {
     let server = MailServer::start(Manner::default()).await;
     let office = Office::of(post(&server.url(""), None));
     for subject in [
-        "Trouble\r\nBcc: everybody@example.com\r\n\r\nBuy this",
+        "Trouble\r\nBcc: everybody@example.com\r\n\r\n",
         "Störung\r\nBcc: everybody@example.com",
         "Störung\nBcc: everybody@example.com",
         "Trouble\rBcc: everybody@example.com",
@@ -102,6 +102,8 @@ async fn no_subject_can_begin_a_header_of_its_own() {
         office.post(Letter { subject: subject.into(), ..letter("ops@example.com") });
     }
     office.until(4, 0).await;
+    let plain = |mail: &Mail| mail.head().contains("Subject: Trouble Bcc: everybody@example.com");
+    assert_eq!(server.mails().iter().filter(|mail| plain(mail)).count(), 2, "line ends are gone: {:?}", server.mails());
     for mail in server.mails() {
         assert_eq!(mail.to, ["ops@example.com"]);
         assert!(mail.message.is_ascii(), "{}", mail.message);

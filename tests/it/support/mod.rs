@@ -13,7 +13,7 @@ pub use client::{Answer, Client};
 pub use gateway::{Gateway, Options, eager_retry};
 pub use raw::{Act, RawReceiver};
 pub use receiver::{Receiver, Reply, Seen};
-pub use smtp::{MailServer, Manner, Mood};
+pub use smtp::{Mail, MailServer, Manner, Mood};
 
 /// How long anything may take before the story has failed.
 pub const PATIENCE: Duration = Duration::from_secs(30);
