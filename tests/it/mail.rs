@@ -11,7 +11,7 @@ use posthaste::lifecycle::mail::words::{Facts, What, trouble_letter};
 use posthaste::lifecycle::mail::{Letter, MailProblem, Patience, Post, Postmaster};
 use serde_json::json;
 
-use crate::support::{Gateway, Mail, MailServer, Manner, Mood, PATIENCE, eventually};
+use crate::support::{Gateway, Mail, MailServer, Manner, Mood, Options, PATIENCE, eventually};
 
 /// Retries come soon, so that stories do not wait for them.
 const EAGER: Patience = Patience { first: Duration::from_millis(5), max: Duration::from_millis(50), give_up: PATIENCE };
@@ -330,6 +330,16 @@ async fn a_password_in_the_url_is_refused_and_not_repeated() {
     }
     let told = refused(&["--smtp", "smtp://ops:hush@mail.example.com"], &[]).await;
     assert!(told.contains("smtp-password-file"), "{told}");
+}
+
+#[tokio::test]
+async fn the_gateway_starts_and_stops_whether_its_mail_server_is_there_or_not() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "hush\n").unwrap();
+    let mut options = Options::flags(&["--smtp", "smtp://ops@mail.invalid", "--mail-from", "Ops <ops@example.com>"]);
+    options.env = vec![("POSTHASTE_SMTP_PASSWORD_FILE".into(), file.path().display().to_string())];
+    let mut gateway = Gateway::start_with(options).await;
+    assert!(gateway.terminate().await.success());
 }
 
 /// The lines of a letter that somebody may copy.
