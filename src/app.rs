@@ -18,7 +18,7 @@ use tracing::{error, info, warn};
 
 use crate::api::{self, Doors, auth};
 use crate::clock::{Clock, SystemClock};
-use crate::config::Settings;
+use crate::config::{Settings, Smtp};
 use crate::lifecycle::Gateway;
 use crate::lifecycle::deliver::connect::Connector;
 use crate::lifecycle::deliver::guard::Guard;
@@ -26,6 +26,8 @@ use crate::lifecycle::deliver::send::HttpSender;
 use crate::lifecycle::dispatch::Dispatcher;
 use crate::lifecycle::dispatch::queues::Limits;
 use crate::lifecycle::expire::{self, Expiry};
+use crate::lifecycle::mail::smtp::{SmtpPost, read_password};
+use crate::lifecycle::mail::{Post, Postmaster};
 use crate::lifecycle::retain::{self, Retention};
 use crate::lifecycle::space::Space;
 use crate::model::health::Quarantine;
@@ -60,9 +62,10 @@ impl App {
             .await
             .with_context(|| format!("cannot listen on {}; choose another address with --listen", settings.listen))?;
         let address = listener.local_addr()?;
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let mail = Postmaster::new(post(settings, &clock)?, clock.clone());
         let folder = settings.data.0.clone();
         let store = Embedded::open(&folder, Durability::Synced)?;
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         ensure_tenants(&store, clock.as_ref()).await?;
         let (admin, new_token) = admin_token(&store, &folder, is_token_renewed).await?;
 
@@ -74,7 +77,7 @@ impl App {
         let limits = limits(settings);
         let dispatcher = Dispatcher::new(shared.clone(), sender, expiry.clone(), clock.clone(), limits, rand::random());
         let space = Space::watching(folder, settings.disk_reserve.0);
-        let gateway = Arc::new(Gateway { store: shared, dispatcher, expiry, clock, space });
+        let gateway = Arc::new(Gateway { store: shared, dispatcher, expiry, clock, space, mail });
 
         warn_of_forbidden(gateway.store.as_ref(), &guard);
         let chores = start_chores(&gateway, settings);
@@ -114,6 +117,10 @@ impl App {
         for chore in self.chores {
             let _ = chore.await;
         }
+        let unsent = self.gateway.mail.close();
+        if unsent > 0 {
+            warn!("{unsent} mails to owners of endpoints were still waiting to be sent, and are dropped");
+        }
         drop(self.doors);
         drop(self.gateway);
         match Arc::try_unwrap(self.store) {
@@ -136,6 +143,7 @@ fn limits(settings: &Settings) -> Limits {
 fn start_chores(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<JoinHandle<()>> {
     let retention = Retention { finished: settings.retention, dead: settings.dead_letter_retention };
     let (dispatching, expiring, retaining) = (gateway.clone(), gateway.clone(), gateway.clone());
+    let mail = gateway.mail.clone();
     vec![
         tokio::spawn(async move {
             if let Err(problem) = dispatching.dispatcher.run().await {
@@ -146,7 +154,16 @@ fn start_chores(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<JoinHandle<(
         tokio::spawn(async move {
             retain::run(retaining.store.as_ref(), retaining.clock.as_ref(), retention).await;
         }),
+        tokio::spawn(async move { mail.run().await }),
     ]
+}
+
+/// Where mails are handed over, if anywhere.
+fn post(settings: &Settings, clock: &Arc<dyn Clock>) -> anyhow::Result<Option<Arc<dyn Post>>> {
+    let Smtp::Server(server) = &settings.smtp else { return Ok(None) };
+    let password = settings.smtp_password_file.0.as_deref().map(read_password).transpose()?;
+    let post = SmtpPost::new(server.clone(), password, settings.mail_from.0.clone(), clock.clone());
+    Ok(Some(Arc::new(post.context("cannot prepare mails for smtp")?)))
 }
 
 /// Deliveries to an endpoint that may no longer be called die soon, so a

@@ -13,6 +13,7 @@ use anyhow::{Context, bail};
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer};
 
+use crate::model::mail::MailServer;
 use crate::model::span::Span;
 
 /// The file read when none is named and it is there.
@@ -108,6 +109,12 @@ settings! {
     stop_timeout: Span = Span::secs(65), "POSTHASTE_STOP_TIMEOUT", "DURATION";
     /// Below this much free disk space new events are refused (507), while deliveries go on.
     disk_reserve: Bytes = Bytes(256 * 1_024 * 1_024), "POSTHASTE_DISK_RESERVE", "BYTES";
+    /// The mail server through which owners of endpoints are told of trouble, such as `smtp://user@mail.example.com:587` or `smtps://user@mail.example.com`. Without it nobody is mailed. `smtp` is encrypted with STARTTLS, and not encrypted to a loopback address; `?tls=none`, `?tls=opportunistic` and `?tls=required` change that. The usual ports are 587, 465 for `smtps`, and 25 to a loopback address. The URL never holds a password.
+    smtp: Smtp = Smtp::None, "POSTHASTE_SMTP", "URL";
+    /// The file that holds the password of the user in `--smtp`, read at start.
+    smtp_password_file: File = File(None), "POSTHASTE_SMTP_PASSWORD_FILE", "FILE";
+    /// Whom mails are from.
+    mail_from: Mailbox = Mailbox(house()), "POSTHASTE_MAIL_FROM", "MAILBOX";
     /// How logs are written: `human`, `json`, or `auto` for human on a terminal and JSON otherwise.
     log_format: LogFormat = LogFormat::Auto, "POSTHASTE_LOG_FORMAT", "FORMAT";
     /// What is logged, such as `info`, `warn` or `posthaste=debug`.
@@ -165,7 +172,27 @@ impl Settings {
         if !(1..=100_000).contains(&self.max_in_flight.0) {
             bail!("max-in-flight is {}; use 1 to 100,000", self.max_in_flight);
         }
-        Ok(())
+        self.check_mail()
+    }
+
+    fn check_mail(&self) -> anyhow::Result<()> {
+        let server = match &self.smtp {
+            Smtp::None => None,
+            Smtp::Server(server) => Some(server),
+            Smtp::Wrong(why) => bail!("smtp is wrong: {why}"),
+        };
+        let user = server.and_then(|server| server.user.as_deref());
+        match (user, &self.smtp_password_file.0) {
+            (Some(user), None) => {
+                bail!("smtp names the user {user:?}, and there is no password; name its file with smtp-password-file")
+            }
+            (None, Some(file)) => bail!(
+                "smtp-password-file is {}, and smtp names no user to go with it; write smtp like \
+                 smtp://user@mail.example.com, or leave smtp-password-file out",
+                file.display()
+            ),
+            (Some(_), Some(_)) | (None, None) => Ok(()),
+        }
     }
 }
 
@@ -191,6 +218,27 @@ impl fmt::Display for Address {
 /// A path to a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Folder(pub PathBuf);
+
+/// A path to a file, or none: an empty text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct File(pub Option<PathBuf>);
+
+/// The mail server, or none: an empty text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Smtp {
+    /// Nobody is mailed.
+    None,
+    /// Mails are handed over here.
+    Server(MailServer),
+    /// It cannot be used, and why. [`Settings::check`] says so and not the
+    /// parser, since whoever asks the parser prints the whole text it
+    /// refuses, and there may be a password in it.
+    Wrong(String),
+}
+
+/// A mail address, with a name where one is given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mailbox(pub lettre::message::Mailbox);
 
 /// Networks, written with commas between them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -233,6 +281,61 @@ impl fmt::Display for Folder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.display().fmt(f)
     }
+}
+
+impl FromStr for File {
+    type Err = std::convert::Infallible;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(Some(text).filter(|text| !text.is_empty()).map(PathBuf::from)))
+    }
+}
+
+impl fmt::Display for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.as_deref().unwrap_or(Path::new("")).display().fmt(f)
+    }
+}
+
+impl FromStr for Smtp {
+    type Err = std::convert::Infallible;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text.is_empty() {
+            true => Self::None,
+            false => text.parse().map_or_else(Self::Wrong, Self::Server),
+        })
+    }
+}
+
+impl fmt::Display for Smtp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None | Self::Wrong(_) => Ok(()),
+            Self::Server(server) => server.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Mailbox {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refused = || format!("{text:?} is not a mailbox; write it like Posthaste <posthaste@example.com>");
+        match text.chars().any(char::is_control) {
+            true => Err(refused()),
+            false => text.parse().map(Self).map_err(|_| refused()),
+        }
+    }
+}
+
+impl fmt::Display for Mailbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Whom mails are from when nobody said.
+fn house() -> lettre::message::Mailbox {
+    let address = lettre::Address::new("posthaste", "localhost").expect("it is an address");
+    lettre::message::Mailbox::new(Some("Posthaste".into()), address)
 }
 
 impl FromStr for Networks {
@@ -353,7 +456,7 @@ macro_rules! read_as_written {
         }
     )*};
 }
-read_as_written!(Address, Folder, Networks, Bytes, Count, LogFormat, Filter);
+read_as_written!(Address, Folder, File, Smtp, Mailbox, Networks, Bytes, Count, LogFormat, Filter);
 
 #[cfg(test)]
 mod tests {
@@ -388,6 +491,39 @@ mod tests {
         assert!(wrong("allow-egress = \"here\"").contains("127.0.0.0/8"));
         assert!(wrong("disk-reserve = \"5 apples\"").contains("MiB"));
         assert!(wrong("listen = 8400").contains("127.0.0.1:8400"));
+    }
+
+    #[test]
+    fn a_mail_server_that_cannot_be_used_is_refused_and_its_password_is_not_shown() {
+        let refused = |text: &str| {
+            let given: Given = toml::from_str(text).unwrap();
+            let settings = Settings::resolve(given, Given::default());
+            let why = settings.check().unwrap_err().to_string();
+            assert!(!why.contains("hush") && !format!("{settings:?}").contains("hush"), "{why}");
+            why
+        };
+        assert!(refused("smtp = \"smtp://ops:hush@mail.example.com\"").contains("smtp-password-file"));
+        assert!(refused("smtp = \"smtp://ops:hu#sh@mail.example.com\"").starts_with("smtp is wrong"));
+        assert!(refused("smtp = \"smtp://ops@mail.example.com\"").contains("\"ops\""));
+        assert!(refused("smtp-password-file = \"pw\"").contains("smtp names no user"));
+        assert!(refused("smtp = \"smtp://mail.example.com\"\nsmtp-password-file = \"pw\"").contains("pw"));
+        let wrong = toml::from_str::<Given>("mail-from = \"somebody\"").unwrap_err().to_string();
+        assert!(wrong.contains("mail-from") && wrong.contains("<posthaste@example.com>"), "{wrong}");
+        assert!("A <a@example.com>\r\nBcc: b@example.com".parse::<Mailbox>().is_err());
+    }
+
+    #[test]
+    fn mail_settings_read_and_print_alike() {
+        let text = "smtp = \"smtp://ops@mail.example.com:2587?tls=required\"\nsmtp-password-file = \"/run/pw\"\n\
+                    mail-from = \"Hooks <hooks@example.com>\"\n";
+        let settings = Settings::resolve(toml::from_str(text).unwrap(), Given::default());
+        settings.check().unwrap();
+        for (name, value) in settings.shown() {
+            let line = format!("{} = {value:?}", name.replace('_', "-"));
+            assert_eq!(text.contains(&line), name.contains("smtp") || name.contains("mail"), "{line}");
+        }
+        let nothing: Given = toml::from_str("smtp = \"\"\nsmtp-password-file = \"\"").unwrap();
+        assert_eq!((nothing.smtp, nothing.smtp_password_file), (Some(Smtp::None), Some(File(None))));
     }
 
     #[test]

@@ -17,11 +17,31 @@ pub fn start(format: LogFormat, filter: &str) {
         LogFormat::Auto => std::io::stderr().is_terminal(),
     };
     let is_coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(wanted(filter)).with_writer(std::io::stderr);
     // A second start in one process keeps the first.
     let _ = match is_human {
         true => builder.with_target(false).with_ansi(is_coloured).try_init(),
         false => builder.json().flatten_event(true).try_init(),
     };
+}
+
+/// What is logged: as asked for, and nothing of rustls unless it is named. It
+/// warns of receivers that fumble a handshake, which the attempt's own
+/// line says already; whatever is built with its `logging` turns that on for
+/// all.
+fn wanted(filter: &str) -> EnvFilter {
+    EnvFilter::try_new(format!("rustls=off,{filter}")).unwrap_or_else(|_| EnvFilter::new("info"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rustls_speaks_only_when_it_is_asked() {
+        let shown = |filter: &str| wanted(filter).to_string();
+        assert_eq!(shown("info"), "rustls=off,info");
+        assert_eq!(shown("posthaste=debug,warn"), "posthaste=debug,rustls=off,warn");
+        assert_eq!(shown("rustls=debug"), "rustls=debug");
+    }
 }

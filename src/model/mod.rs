@@ -7,6 +7,7 @@ pub mod endpoint;
 pub mod event;
 pub mod filter;
 pub mod headers;
+pub mod mail;
 pub mod tenant;
 
 pub mod attempt;

@@ -16,6 +16,7 @@ use posthaste::lifecycle::deliver::sign::Request;
 use posthaste::lifecycle::dispatch::Dispatcher;
 use posthaste::lifecycle::expire::{self, Expiry};
 use posthaste::lifecycle::explain::explain_delivery;
+use posthaste::lifecycle::mail::Postmaster;
 use posthaste::lifecycle::space::Space;
 use posthaste::lifecycle::waiting::outlook;
 use posthaste::lifecycle::{Gateway, change};
@@ -98,7 +99,8 @@ impl Town {
             let sender = self.receiver.clone();
             let dispatcher = Dispatcher::new(store.clone(), sender, expiry.clone(), clock.clone(), limits(), 5);
             let space = Space::endless();
-            let gateway = Arc::new(Gateway { store, dispatcher, expiry, clock: clock.clone(), space });
+            let mail = Postmaster::new(None, clock.clone());
+            let gateway = Arc::new(Gateway { store, dispatcher, expiry, clock: clock.clone(), space, mail });
             let (keeping_time, expiring) = (gateway.clone(), gateway.clone());
             tokio::spawn(async move { keeping_time.dispatcher.run().await });
             tokio::spawn(expire::run(expiring));

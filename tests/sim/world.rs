@@ -15,6 +15,7 @@ use posthaste::lifecycle::accept::{Submission, accept};
 use posthaste::lifecycle::dispatch::Dispatcher;
 use posthaste::lifecycle::dispatch::queues::Limits;
 use posthaste::lifecycle::expire::{self, Expiry};
+use posthaste::lifecycle::mail::Postmaster;
 use posthaste::lifecycle::space::Space;
 use posthaste::model::attempt::{Failure, FailureKind};
 use posthaste::model::delivery::{Delivery, State, after};
@@ -256,7 +257,9 @@ impl World {
         let seed = self.chance.random();
         let dispatcher = Dispatcher::new(store.clone(), Arc::new(moody), expiry.clone(), clock.clone(), limits(), seed);
         let space = Space::endless();
-        let gateway = Arc::new(Gateway { store, dispatcher: dispatcher.clone(), expiry, clock: clock.clone(), space });
+        let mail = Postmaster::new(None, clock.clone());
+        let gateway =
+            Arc::new(Gateway { store, dispatcher: dispatcher.clone(), expiry, clock: clock.clone(), space, mail });
         let keeping_time = tokio::spawn(async move { dispatcher.run().await });
         let expiring = tokio::spawn(expire::run(gateway.clone()));
         while let Some((at, submission)) = self.to_come.pop() {

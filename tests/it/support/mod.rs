@@ -5,6 +5,7 @@ mod client;
 mod gateway;
 mod raw;
 mod receiver;
+mod smtp;
 
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ pub use client::{Answer, Client};
 pub use gateway::{Gateway, Options, eager_retry, unlimited};
 pub use raw::{Act, RawReceiver};
 pub use receiver::{Receiver, Reply, Seen};
+pub use smtp::{Mail, MailServer, Manner, Mood};
 
 /// How long anything may take before the story has failed.
 pub const PATIENCE: Duration = Duration::from_secs(30);

@@ -1,0 +1,227 @@
+//! Hands letters to a mail server over SMTP.
+//!
+//! Each letter has a connection of its own. Mails are rare, and a kept one
+//! that was left in the middle of a conversation would take the answer to the
+//! last letter for the answer to the next.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, bail};
+use async_trait::async_trait;
+use lettre::address::Address;
+use lettre::message::header::{ContentType, HeaderName, HeaderValue};
+use lettre::message::{Mailbox, Message};
+use lettre::transport::smtp::Error as SmtpError;
+use lettre::transport::smtp::authentication::{Credentials, DEFAULT_MECHANISMS};
+use lettre::transport::smtp::client::{
+    AsyncSmtpConnection, Certificate, CertificateStore, TlsParameters, TlsParametersBuilder,
+};
+use lettre::transport::smtp::extension::ClientId;
+use tokio::time::timeout;
+
+use super::words::one_line;
+use super::{Letter, MailProblem, Post};
+use crate::clock::Clock;
+use crate::model::mail::{Encryption, MailServer};
+use crate::model::span::Span;
+
+/// How long handing over one letter may take.
+const WITHIN: Duration = Duration::from_secs(30);
+/// How long we wait to be told goodbye; the letter is theirs by then.
+const GOODBYE: Duration = Duration::from_secs(1);
+/// How much of an answer is told.
+const ANSWER_CHARS_MAX: usize = 300;
+
+/// A mail server, and who we are there.
+pub struct SmtpPost {
+    server: MailServer,
+    credentials: Option<Credentials>,
+    from: Mailbox,
+    tls: TlsParameters,
+    within: Duration,
+    clock: Arc<dyn Clock>,
+}
+
+impl SmtpPost {
+    /// Mails go through this server; the password is its user's.
+    pub fn new(
+        server: MailServer,
+        password: Option<String>,
+        from: Mailbox,
+        clock: Arc<dyn Clock>,
+    ) -> anyhow::Result<Self> {
+        // The machine's trusted certificates, or the Mozilla set where there
+        // are none, as for receivers.
+        let roots = match rustls_native_certs::load_native_certs().certs.is_empty() {
+            true => CertificateStore::WebpkiRoots,
+            false => CertificateStore::Default,
+        };
+        let tls = TlsParametersBuilder::new(server.host.clone()).certificate_store(roots).build()?;
+        let credentials = server.user.clone().zip(password).map(|(user, password)| Credentials::new(user, password));
+        Ok(Self { server, credentials, from, tls, within: WITHIN, clock })
+    }
+
+    /// The same, trusting the authority with this certificate and no other.
+    pub fn trusting(self, pem: &str) -> anyhow::Result<Self> {
+        let tls = TlsParametersBuilder::new(self.server.host.clone())
+            .certificate_store(CertificateStore::None)
+            .add_root_certificate(Certificate::from_pem(pem.as_bytes())?)
+            .build()?;
+        Ok(Self { tls, ..self })
+    }
+
+    /// The same, with less or more time for each letter.
+    pub fn within(self, within: Duration) -> Self {
+        Self { within, ..self }
+    }
+
+    /// Connects, encrypts and signs in.
+    async fn connect(&self) -> Result<AsyncSmtpConnection, SmtpError> {
+        let name = ClientId::default();
+        let from_the_start = (self.server.encryption == Encryption::FromTheStart).then(|| self.tls.clone());
+        let to = (&*self.server.host, self.server.port);
+        let mut line = AsyncSmtpConnection::connect_tokio1(to, Some(self.within), &name, from_the_start, None).await?;
+        let is_upgraded = match self.server.encryption {
+            Encryption::Never | Encryption::FromTheStart => false,
+            Encryption::IfOffered => line.can_starttls(),
+            Encryption::Required => true,
+        };
+        if is_upgraded {
+            line.starttls(self.tls.clone(), &name).await?;
+        }
+        if let Some(credentials) = &self.credentials {
+            line.auth(DEFAULT_MECHANISMS, credentials).await?;
+        }
+        Ok(line)
+    }
+
+    async fn hand_over(&self, message: &Message) -> Result<AsyncSmtpConnection, SmtpError> {
+        let mut line = self.connect().await?;
+        line.send(message.envelope(), &message.formatted()).await?;
+        Ok(line)
+    }
+
+    fn write(&self, letter: &Letter) -> Result<Message, MailProblem> {
+        let refused = |what: &str| MailProblem::Permanent(format!("the mail cannot be written: {what}"));
+        let to: Address = letter.to.parse().map_err(|_| refused("its address is not one"))?;
+        let domain = self.from.email.domain();
+        Message::builder()
+            .from(self.from.clone())
+            .to(Mailbox::new(None, to))
+            .subject(one_line(&letter.subject))
+            .date(SystemTime::from(self.clock.now()))
+            .message_id(Some(format!("<{}@{domain}>", fingerprint(letter))))
+            // Nobody's absence needs to be told to us.
+            .raw_header(HeaderValue::new(HeaderName::new_from_ascii_str("Auto-Submitted"), "auto-generated".into()))
+            .header(ContentType::TEXT_PLAIN)
+            .body(letter.text.clone())
+            .map_err(|problem| refused(&problem.to_string()))
+    }
+
+    fn problem(&self, problem: &SmtpError, letter: &Letter) -> MailProblem {
+        let (host, port) = (&self.server.host, self.server.port);
+        let mut told = problem.to_string();
+        let mut cause = std::error::Error::source(problem).and_then(std::error::Error::source);
+        while let Some(deeper) = cause {
+            told += &format!(": {deeper}");
+            cause = deeper.source();
+        }
+        let told = without_address(&one_line(&told), &letter.to);
+        let why = format!("{host}:{port}: {}", told.chars().take(ANSWER_CHARS_MAX).collect::<String>());
+        match problem.is_permanent() || problem.is_client() {
+            true => MailProblem::Permanent(why),
+            false => MailProblem::Temporary(why),
+        }
+    }
+}
+
+#[async_trait]
+impl Post for SmtpPost {
+    async fn send(&self, letter: &Letter) -> Result<(), MailProblem> {
+        let message = self.write(letter)?;
+        let mut line = match timeout(self.within, self.hand_over(&message)).await {
+            Ok(Ok(line)) => line,
+            Ok(Err(problem)) => return Err(self.problem(&problem, letter)),
+            Err(_) => {
+                let (host, port, within) = (&self.server.host, self.server.port, Span(self.within).words());
+                return Err(MailProblem::Temporary(format!(
+                    "{host}:{port}: the mail server took longer than {within}"
+                )));
+            }
+        };
+        // It was accepted; however the goodbye goes, it is not sent again.
+        let _ = timeout(GOODBYE, line.quit()).await;
+        Ok(())
+    }
+}
+
+/// The password in a file: its text without the line's end.
+pub fn read_password(file: &Path) -> anyhow::Result<String> {
+    let text = std::fs::read_to_string(file).with_context(|| {
+        format!("cannot read smtp-password-file {}; name a file this user may read", file.display())
+    })?;
+    let password = text.trim_end_matches(['\r', '\n']);
+    if password.is_empty() || password.contains(char::is_control) {
+        bail!("smtp-password-file {} does not hold a password; write it there as one line", file.display());
+    }
+    Ok(password.to_owned())
+}
+
+/// The same for the same letter: one that is sent again because its answer
+/// was lost is known to whoever has seen it.
+fn fingerprint(letter: &Letter) -> String {
+    let mut digest = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA256);
+    for part in [&letter.to, &letter.subject, &letter.text] {
+        digest.update(&(part.len() as u64).to_be_bytes());
+        digest.update(part.as_bytes());
+    }
+    digest.finish().as_ref()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Servers like to repeat whom they refused; logs show only the domain.
+fn without_address(text: &str, address: &str) -> String {
+    let user = address.rsplit_once('@').map_or(address, |(user, _)| user);
+    let is_end = |c: char| c.is_whitespace() || "<>()[]:;,'\"`".contains(c);
+    let words = text.split_inclusive(is_end).map(|word| {
+        let bare = word.trim_end_matches(is_end).trim_end_matches('.');
+        match bare.eq_ignore_ascii_case(address) || bare.eq_ignore_ascii_case(user) {
+            true => format!("…{}", &word[bare.len()..]),
+            false => word.to_owned(),
+        }
+    });
+    words.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_told_without_the_address() {
+        let told = |text: &str| without_address(text, "Ops.Team@example.com");
+        assert_eq!(told("550 5.1.1 <ops.team@example.com>: unknown"), "550 5.1.1 <…>: unknown");
+        assert_eq!(told("no user ops.team here"), "no user … here");
+        assert_eq!(told("no mailbox OPS.TEAM@EXAMPLE.COM."), "no mailbox ….");
+        assert_eq!(told("relaying to example.com denied"), "relaying to example.com denied");
+    }
+
+    #[test]
+    fn a_password_is_one_line_of_its_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (text, password) in [("hush\n", Some("hush")), (" a b \r\n", Some(" a b ")), ("\n", None), ("a\nb", None)] {
+            std::fs::write(file.path(), text).unwrap();
+            assert_eq!(read_password(file.path()).ok().as_deref(), password, "{text:?}");
+        }
+        let problem = format!("{:#}", read_password(Path::new("/nonexistent/pw")).unwrap_err());
+        assert!(problem.contains("smtp-password-file /nonexistent/pw"), "{problem}");
+    }
+
+    #[test]
+    fn the_same_letter_has_the_same_fingerprint_and_no_other_has() {
+        let letter = |to: &str, subject: &str| Letter { to: to.into(), subject: subject.into(), text: "t".into() };
+        assert_eq!(fingerprint(&letter("a", "bc")), fingerprint(&letter("a", "bc")));
+        assert_ne!(fingerprint(&letter("a", "bc")), fingerprint(&letter("ab", "c")));
+    }
+}

@@ -1,0 +1,189 @@
+//! Where mail is handed over: a mail server, written as a URL.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use url::Url;
+
+/// A mail server, written like `smtp://user@mail.example.com:587?tls=required`.
+///
+/// It never holds a password: the URL is shown, and ends up in files and in
+/// lists of processes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MailServer {
+    /// Its name or address, without brackets.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// Whom to sign in as.
+    pub user: Option<String>,
+    /// How the connection is encrypted.
+    pub encryption: Encryption,
+    written: String,
+}
+
+/// How a connection to a mail server is encrypted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Encryption {
+    /// Not at all.
+    Never,
+    /// With STARTTLS if the server offers it.
+    IfOffered,
+    /// With STARTTLS, or no mail is sent.
+    Required,
+    /// From the first byte.
+    FromTheStart,
+}
+
+const LIKE: &str = "write it like smtp://user@mail.example.com:587 or smtps://user@mail.example.com";
+
+impl FromStr for MailServer {
+    type Err = String;
+
+    /// The sentence of a refusal holds nothing of the text but the part that
+    /// is wrong and cannot be a password.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let url: Url = text.parse().map_err(|problem| format!("it is not a URL ({problem}); {LIKE}"))?;
+        if url.password().is_some() {
+            return Err("it holds a password, which would be seen in lists of settings and of processes; \
+                        write the password into a file and name that with smtp-password-file"
+                .into());
+        }
+        let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+        if host.is_empty() || !matches!(url.path(), "" | "/") || url.fragment().is_some() {
+            return Err(format!("it must be a host, with a port and a user where they are needed; {LIKE}"));
+        }
+        let is_near = is_loopback(&host);
+        let encryption = match (url.scheme(), asked(&url)?) {
+            ("smtps", None) => Encryption::FromTheStart,
+            ("smtps", Some(_)) => return Err("smtps is encrypted from the start; leave tls out, or use smtp".into()),
+            ("smtp", Some(asked)) => asked,
+            ("smtp", None) if is_near => Encryption::Never,
+            ("smtp", None) => Encryption::Required,
+            (other, _) => return Err(format!("{other:?} is not a way to send mail; {LIKE}")),
+        };
+        let usual_port = match encryption {
+            Encryption::FromTheStart => 465,
+            _ if is_near => 25,
+            _ => 587,
+        };
+        let user = match url.username() {
+            "" => None,
+            user => Some(decoded(user).ok_or("its user is not text; write special characters like %40")?),
+        };
+        Ok(Self { host, port: url.port().unwrap_or(usual_port), user, encryption, written: text.to_owned() })
+    }
+}
+
+impl fmt::Display for MailServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.written)
+    }
+}
+
+/// What `?tls=` asks for.
+fn asked(url: &Url) -> Result<Option<Encryption>, String> {
+    let mut asked = None;
+    for (name, value) in url.query_pairs() {
+        let found = match (&*name, &*value) {
+            ("tls", "none") => Encryption::Never,
+            ("tls", "opportunistic") => Encryption::IfOffered,
+            ("tls", "required") => Encryption::Required,
+            ("tls", other) => return Err(format!("tls is {other:?}; use none, opportunistic or required")),
+            // Not repeated here: a ? in a password would make it one.
+            (_, _) => return Err("after the ? there is only tls, such as ?tls=required".into()),
+        };
+        if asked.replace(found).is_some() {
+            return Err("tls is there twice; say it once".into());
+        }
+    }
+    Ok(asked)
+}
+
+fn is_loopback(host: &str) -> bool {
+    let address = host.parse::<IpAddr>().ok();
+    address.map_or_else(|| host.eq_ignore_ascii_case("localhost"), |address| address.to_canonical().is_loopback())
+}
+
+/// The text with its `%40` and the like undone.
+fn decoded(text: &str) -> Option<String> {
+    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
+    while let Some((first, after)) = rest.split_first() {
+        let pair = after.get(..2).filter(|pair| *first == b'%' && pair.iter().all(u8::is_ascii_hexdigit));
+        match pair.and_then(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8(bytes).ok().filter(|text| !text.chars().any(char::is_control))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> MailServer {
+        text.parse().unwrap_or_else(|problem| panic!("{text}: {problem}"))
+    }
+
+    #[test]
+    fn what_is_left_out_is_the_safe_thing() {
+        for (text, host, port, encryption) in [
+            ("smtp://mail.example.com", "mail.example.com", 587, Encryption::Required),
+            ("smtp://mail.example.com:2525/", "mail.example.com", 2525, Encryption::Required),
+            ("smtp://mail.example.com?tls=opportunistic", "mail.example.com", 587, Encryption::IfOffered),
+            ("smtp://10.1.2.3:25?tls=none", "10.1.2.3", 25, Encryption::Never),
+            ("smtps://mail.example.com", "mail.example.com", 465, Encryption::FromTheStart),
+            ("smtp://127.0.0.1:2525", "127.0.0.1", 2525, Encryption::Never),
+            ("smtp://127.0.0.1:2525?tls=required", "127.0.0.1", 2525, Encryption::Required),
+            ("smtp://localhost", "localhost", 25, Encryption::Never),
+            ("smtp://[::1]:2525", "::1", 2525, Encryption::Never),
+            ("smtp://[2001:db8::1]", "2001:db8::1", 587, Encryption::Required),
+            ("smtp://localhost.example.com", "localhost.example.com", 587, Encryption::Required),
+        ] {
+            let server = read(text);
+            assert_eq!((&*server.host, server.port, server.encryption), (host, port, encryption), "{text}");
+            assert_eq!(server.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_user_may_be_a_mail_address() {
+        let user = |text: &str| read(text).user;
+        assert_eq!(user("smtp://mail.example.com"), None);
+        assert_eq!(user("smtp://ops@mail.example.com").as_deref(), Some("ops"));
+        assert_eq!(user("smtp://ops%40example.com@mail.example.com").as_deref(), Some("ops@example.com"));
+        assert_eq!(user("smtp://ops@example.com@mail.example.com").as_deref(), Some("ops@example.com"));
+    }
+
+    #[test]
+    fn a_wrong_one_is_refused_with_the_way_out_and_without_its_secrets() {
+        for (text, way_out) in [
+            ("mail.example.com", "smtp://user@mail"),
+            ("smtp://", "smtp://user@mail"),
+            ("http://mail.example.com", "smtps://user@mail"),
+            ("smtp://ops:hush-hush@mail.example.com", "smtp-password-file"),
+            ("smtps://:hush-hush@mail.example.com", "smtp-password-file"),
+            ("smtp://ops:hush#hush@mail.example.com", "smtp://user@mail"),
+            ("smtp://ops:hush/hush@mail.example.com", "smtp://user@mail"),
+            ("smtp://mail.example.com/inbox", "smtp://user@mail"),
+            ("smtp://mail.example.com?tls=maybe", "none, opportunistic or required"),
+            ("smtp://mail.example.com?tls=none&tls=required", "once"),
+            ("smtp://mail.example.com?starttls=no", "only tls"),
+            ("smtp://ops:25?hush@mail.example.com", "only tls"),
+            ("smtps://mail.example.com?tls=none", "leave tls out"),
+            ("smtp://ops%0D%0A@mail.example.com", "%40"),
+        ] {
+            let problem = text.parse::<MailServer>().unwrap_err();
+            assert!(problem.contains(way_out), "{text}: {problem}");
+            assert!(!problem.contains("hush"), "{text}: {problem}");
+        }
+    }
+}
