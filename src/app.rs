@@ -18,13 +18,14 @@ use tracing::{error, info, warn};
 
 use crate::api::{self, Doors, auth};
 use crate::clock::{Clock, SystemClock};
-use crate::config::Settings;
+use crate::config::{Bytes, Settings};
 use crate::lifecycle::Gateway;
 use crate::lifecycle::deliver::connect::Connector;
 use crate::lifecycle::deliver::guard::Guard;
 use crate::lifecycle::deliver::send::HttpSender;
 use crate::lifecycle::dispatch::Dispatcher;
 use crate::lifecycle::expire::{self, Expiry};
+use crate::lifecycle::intake::Intake;
 use crate::lifecycle::retain::{self, Retention};
 use crate::lifecycle::space::Space;
 use crate::model::id::TenantId;
@@ -72,11 +73,12 @@ impl App {
         let slots = settings.max_in_flight.0;
         let dispatcher = Dispatcher::new(shared.clone(), sender, expiry.clone(), clock.clone(), slots, rand::random());
         let space = Space::watching(folder, settings.disk_reserve.0);
-        let gateway = Arc::new(Gateway { store: shared, dispatcher, expiry, clock, space });
+        let intake = Intake::new(bytes(settings.ingest_memory), settings.ingest_waiting.0);
+        let gateway = Arc::new(Gateway { store: shared, dispatcher, expiry, clock, space, intake });
 
         warn_of_forbidden(gateway.store.as_ref(), &guard);
         let chores = start_chores(&gateway, settings);
-        let event_bytes_max = usize::try_from(settings.max_event_bytes.0).unwrap_or(usize::MAX);
+        let event_bytes_max = bytes(settings.max_event_bytes);
         let stopping = AtomicBool::new(false);
         let doors = Arc::new(Doors { gateway: gateway.clone(), guard, admin, event_bytes_max, stopping });
         let (stop_serving, stop) = oneshot::channel();
@@ -121,6 +123,10 @@ impl App {
         }
         info!("stopped");
     }
+}
+
+fn bytes(setting: Bytes) -> usize {
+    usize::try_from(setting.0).unwrap_or(usize::MAX)
 }
 
 fn start_chores(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<JoinHandle<()>> {

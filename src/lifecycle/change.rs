@@ -73,7 +73,9 @@ pub async fn delete_endpoint(gateway: &Gateway, tenant: &TenantId, id: EndpointI
 /// Creates a tenant or replaces what is known of it; its shares and limits
 /// are in force on return.
 pub async fn put_tenant(gateway: &Gateway, tenant: Tenant) -> Result<Arc<Tenant>> {
-    gateway.store.put_tenant(tenant).await
+    let tenant = gateway.store.put_tenant(tenant).await?;
+    gateway.intake.change(&tenant.id, tenant.quota.ingest, gateway.clock.now());
+    Ok(tenant)
 }
 
 /// Deletes a tenant with its endpoints; what waited for them is cancelled.

@@ -7,9 +7,9 @@
 //!               └──── change: retry, cancel, replay, discard          └─► delivered, dead
 //! ```
 //!
-//! Beside it: [`expire`] ends what waits too long, [`retain`] forgets what is
-//! over, [`waiting`] and [`explain`] tell why something stands where it
-//! stands.
+//! Beside it: [`intake`] says how much may come in, [`expire`] ends what waits
+//! too long, [`retain`] forgets what is over, [`waiting`] and [`explain`] tell
+//! why something stands where it stands.
 //!
 //! Everything here works on the [`crate::store`]'s promises and may run
 //! against a scripted [`deliver::send::Sender`] in simulated time.
@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use self::dispatch::Dispatcher;
 use self::expire::Expiry;
+use self::intake::Intake;
 use self::space::Space;
 use crate::clock::Clock;
 use crate::store::Store;
@@ -28,6 +29,7 @@ pub mod deliver;
 pub mod dispatch;
 pub mod expire;
 pub mod explain;
+pub mod intake;
 pub mod retain;
 pub mod space;
 pub mod waiting;
@@ -44,4 +46,6 @@ pub struct Gateway {
     pub clock: Arc<dyn Clock>,
     /// Whether there is room for more.
     pub space: Space,
+    /// How much may come in.
+    pub intake: Intake,
 }

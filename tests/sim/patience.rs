@@ -16,6 +16,7 @@ use posthaste::lifecycle::deliver::sign::Request;
 use posthaste::lifecycle::dispatch::Dispatcher;
 use posthaste::lifecycle::expire::{self, Expiry};
 use posthaste::lifecycle::explain::explain_delivery;
+use posthaste::lifecycle::intake::Intake;
 use posthaste::lifecycle::space::Space;
 use posthaste::lifecycle::waiting::outlook;
 use posthaste::lifecycle::{Gateway, change};
@@ -97,8 +98,8 @@ impl Town {
             let expiry = Arc::new(Expiry::new(self.hold_max));
             let sender = self.receiver.clone();
             let dispatcher = Dispatcher::new(store.clone(), sender, expiry.clone(), clock.clone(), 100, 5);
-            let space = Space::endless();
-            let gateway = Arc::new(Gateway { store, dispatcher, expiry, clock: clock.clone(), space });
+            let (space, intake) = (Space::endless(), Intake::endless());
+            let gateway = Arc::new(Gateway { store, dispatcher, expiry, clock: clock.clone(), space, intake });
             let (keeping_time, expiring) = (gateway.clone(), gateway.clone());
             tokio::spawn(async move { keeping_time.dispatcher.run().await });
             tokio::spawn(expire::run(expiring));

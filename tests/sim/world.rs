@@ -14,6 +14,7 @@ use posthaste::lifecycle::Gateway;
 use posthaste::lifecycle::accept::{Submission, accept};
 use posthaste::lifecycle::dispatch::Dispatcher;
 use posthaste::lifecycle::expire::{self, Expiry};
+use posthaste::lifecycle::intake::Intake;
 use posthaste::lifecycle::space::Space;
 use posthaste::model::attempt::{Failure, FailureKind};
 use posthaste::model::delivery::{Delivery, State, after};
@@ -142,7 +143,7 @@ pub fn new_event(id: &str, key: Option<&str>, now: Timestamp, targets: Vec<Arc<E
         accepted_at: now,
         data: Bytes::from_static(b"{}"),
     };
-    NewEvent { event: Arc::new(event), fingerprint: Some([0; 32]), targets }
+    NewEvent { event: Arc::new(event), fingerprint: Some([0; 32]), targets, due_at: None }
 }
 
 impl World {
@@ -246,8 +247,9 @@ impl World {
         let expiry = Arc::new(Expiry::new(Span::secs(30 * 86_400)));
         let seed = self.chance.random();
         let dispatcher = Dispatcher::new(store.clone(), Arc::new(moody), expiry.clone(), clock.clone(), 100, seed);
-        let space = Space::endless();
-        let gateway = Arc::new(Gateway { store, dispatcher: dispatcher.clone(), expiry, clock: clock.clone(), space });
+        let (space, intake) = (Space::endless(), Intake::endless());
+        let gateway =
+            Arc::new(Gateway { store, dispatcher: dispatcher.clone(), expiry, clock: clock.clone(), space, intake });
         let keeping_time = tokio::spawn(async move { dispatcher.run().await });
         let expiring = tokio::spawn(expire::run(gateway.clone()));
         while let Some((at, submission)) = self.to_come.pop() {
