@@ -140,11 +140,19 @@ fn event_of(bytes: usize) -> Value {
     json!({"type": "a", "data": "y".repeat(bytes)})
 }
 
-/// Asks until an event of this size is answered like this.
-async fn until_answered(gateway: &Gateway, bytes: usize, status: u16) -> Answer {
-    eventually(&format!("an event to be answered {status}"), || async {
-        let answer = gateway.client.post_json(EVENTS, &event_of(bytes)).await;
-        if answer.status == status { Ok(answer) } else { Err(answer.json().to_string()) }
+/// An upload that stands still and holds 50,000 bytes, and what an event that
+/// is too much besides is answered. Should that one come while the upload is
+/// still coming in, either may be turned away; then it is tried again.
+async fn upload_that_holds(gateway: &Gateway) -> (TcpStream, Answer) {
+    eventually("an upload to hold its bytes", || async {
+        let upload = upload(gateway, 50_000, 60_000).await;
+        gateway.list(EVENTS).await;
+        let first = gateway.client.post_json(EVENTS, &event_of(20_000)).await;
+        let second = gateway.client.post_json(EVENTS, &event_of(20_000)).await;
+        match (first.status, second.status) {
+            (503, 503) => Ok((upload, first)),
+            other => Err(format!("{other:?}")),
+        }
     })
     .await
 }
@@ -152,8 +160,7 @@ async fn until_answered(gateway: &Gateway, bytes: usize, status: u16) -> Answer 
 #[tokio::test]
 async fn bodies_on_their_way_in_are_bounded_together() {
     let gateway = Gateway::start_with(Options::flags(&["--ingest-memory", "64KiB"])).await;
-    let mut slow = upload(&gateway, 50_000, 60_000).await;
-    let refused = until_answered(&gateway, 20_000, 503).await;
+    let (mut slow, refused) = upload_that_holds(&gateway).await;
     refused.problem(503, "unavailable");
     assert!(["1", "2", "3"].contains(&header(&refused, "retry-after")), "{:?}", refused.headers);
     let before = gateway.list(EVENTS).await.len();
@@ -169,10 +176,13 @@ async fn bodies_on_their_way_in_are_bounded_together() {
     assert_eq!(&answer, b"HTTP/1.1 202");
     gateway.client.post_json(EVENTS, &event_of(60_000)).await.expect(202);
 
-    let gone = upload(&gateway, 50_000, 60_000).await;
-    until_answered(&gateway, 20_000, 503).await;
+    let (gone, _) = upload_that_holds(&gateway).await;
     drop(gone);
-    until_answered(&gateway, 60_000, 202).await;
+    eventually("the account to be free again", || async {
+        let answer = gateway.client.post_json(EVENTS, &event_of(60_000)).await;
+        if answer.status == 202 { Ok(()) } else { Err(answer.json().to_string()) }
+    })
+    .await;
 }
 
 #[tokio::test]
