@@ -24,6 +24,7 @@ use posthaste::model::attempt::{Answer, Attempt, Response, Timings};
 use posthaste::model::delivery::{Cause, Delivery, State, WaitingFor, after};
 use posthaste::model::endpoint::{Endpoint, Settings};
 use posthaste::model::id::EndpointId;
+use posthaste::model::pace::Rate;
 use posthaste::model::preset::Preset;
 use posthaste::model::span::Span;
 use posthaste::store::embedded::{Durability, Embedded};
@@ -512,5 +513,27 @@ fn a_changed_policy_takes_effect_with_the_next_verdict() {
         let second = &told.attempts[1].sentences;
         assert!(second.iter().any(|told| told.contains("policy had been changed: it was now 10s")), "{second:?}");
         assert_eq!(office.attempts("e").await.len(), 4);
+    });
+}
+
+#[test]
+fn another_ingest_rate_counts_from_the_moment_it_is_changed() {
+    Town::answering(&[(200, None)]).live(json!({}), async |office| {
+        let limit_to = async |per_second| {
+            let mut limited = tenant_record(office.clock.now());
+            limited.quota.ingest = Rate { per_second, burst: 1 };
+            change::put_tenant(&office.gateway, limited).await.unwrap();
+        };
+        let is_taken = || {
+            let rate = office.gateway.store.tenant(&tenant()).unwrap().quota.ingest;
+            office.gateway.intake.charge(&tenant(), rate, 1, office.clock.now()).is_ok()
+        };
+        limit_to(0.001).await;
+        assert!(is_taken() && !is_taken());
+        limit_to(0.1).await;
+        office.wait(10).await;
+        assert!(is_taken(), "ten seconds at one in ten");
+        office.wait(9).await;
+        assert!(!is_taken());
     });
 }
