@@ -18,7 +18,7 @@ use tracing::{error, info, warn};
 
 use crate::api::{self, Doors, auth};
 use crate::clock::{Clock, SystemClock};
-use crate::config::{Settings, Smtp};
+use crate::config::{Bytes, Settings, Smtp};
 use crate::lifecycle::Gateway;
 use crate::lifecycle::deliver::connect::Connector;
 use crate::lifecycle::deliver::guard::Guard;
@@ -26,6 +26,7 @@ use crate::lifecycle::deliver::send::HttpSender;
 use crate::lifecycle::dispatch::Dispatcher;
 use crate::lifecycle::dispatch::queues::Limits;
 use crate::lifecycle::expire::{self, Expiry};
+use crate::lifecycle::intake::Intake;
 use crate::lifecycle::mail::smtp::{SmtpPost, read_password};
 use crate::lifecycle::mail::{Post, Postmaster};
 use crate::lifecycle::retain::{self, Retention};
@@ -77,11 +78,12 @@ impl App {
         let limits = limits(settings);
         let dispatcher = Dispatcher::new(shared.clone(), sender, expiry.clone(), clock.clone(), limits, rand::random());
         let space = Space::watching(folder, settings.disk_reserve.0);
-        let gateway = Arc::new(Gateway { store: shared, dispatcher, expiry, clock, space, mail });
+        let intake = Intake::new(bytes(settings.ingest_memory), settings.ingest_waiting.0);
+        let gateway = Arc::new(Gateway { store: shared, dispatcher, expiry, clock, space, intake, mail });
 
         warn_of_forbidden(gateway.store.as_ref(), &guard);
         let chores = start_chores(&gateway, settings);
-        let event_bytes_max = usize::try_from(settings.max_event_bytes.0).unwrap_or(usize::MAX);
+        let event_bytes_max = bytes(settings.max_event_bytes);
         let stopping = AtomicBool::new(false);
         let doors = Arc::new(Doors { gateway: gateway.clone(), guard, admin, event_bytes_max, stopping });
         let (stop_serving, stop) = oneshot::channel();
@@ -138,6 +140,10 @@ fn limits(settings: &Settings) -> Limits {
         per_host: Some(settings.max_in_flight_per_host.0).filter(|most| *most > 0),
         quarantine: Quarantine { refusals: settings.pause_refusals.0, failing_for: settings.pause_failing },
     }
+}
+
+fn bytes(setting: Bytes) -> usize {
+    usize::try_from(setting.0).unwrap_or(usize::MAX)
 }
 
 fn start_chores(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<JoinHandle<()>> {

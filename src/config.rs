@@ -97,6 +97,10 @@ settings! {
     hold_max: Span = Span::secs(30 * 86_400), "POSTHASTE_HOLD_MAX", "DURATION";
     /// The largest event accepted, in bytes of its JSON.
     max_event_bytes: Bytes = Bytes(1_024 * 1_024), "POSTHASTE_MAX_EVENT_BYTES", "BYTES";
+    /// How many bytes of events may be on their way in at once, from the first byte of a body to its commit. Beyond it producers are answered 503 at once; one request is always possible.
+    ingest_memory: Bytes = Bytes(64 * 1_024 * 1_024), "POSTHASTE_INGEST_MEMORY", "BYTES";
+    /// How many requests with events may wait for their commit at once. Beyond it producers are answered 503 at once.
+    ingest_waiting: Count = Count(4_096), "POSTHASTE_INGEST_WAITING", "COUNT";
     /// How many requests to receivers may be open at once, over all endpoints.
     max_in_flight: Count = Count(2_048), "POSTHASTE_MAX_IN_FLIGHT", "COUNT";
     /// How many requests may be open at once to one host and port, over all endpoints that stand there; 0 for no such limit.
@@ -168,6 +172,12 @@ impl Settings {
         }
         if self.pause_failing < Span::secs(60) {
             bail!("pause-failing is {}; use at least 1m", self.pause_failing);
+        }
+        if !(1_024..=1 << 40).contains(&self.ingest_memory.0) {
+            bail!("ingest-memory is {}; use 1KiB to 1024GiB", self.ingest_memory);
+        }
+        if !(1..=1_000_000).contains(&self.ingest_waiting.0) {
+            bail!("ingest-waiting is {}; use 1 to 1,000,000", self.ingest_waiting);
         }
         if !(1..=100_000).contains(&self.max_in_flight.0) {
             bail!("max-in-flight is {}; use 1 to 100,000", self.max_in_flight);

@@ -11,16 +11,20 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
-use super::input::{NoParams, Query, Tenant, from_json, object_from_json, read_body, too_large};
+use super::input::{NoParams, Producer, Query, from_json, object_from_json, read_events, too_large};
+use super::limits::{self, LimitHeaders};
 use super::page::Page;
-use super::problem::{Code, FieldError, InputProblems, Problem, Problems, SpaceProblems, StateProblems};
-use crate::lifecycle::accept::{Outcome, Receipt, Submission, accept};
+use super::problem::{Code, FieldError, InputProblems, LimitProblems, Problem, Problems, SpaceProblems, StateProblems};
+use crate::lifecycle::accept::{Outcome, Receipt, Submission, accept, accept_over};
 use crate::model::event::{EventType, Key, json_depth};
 use crate::model::id::{EndpointId, EventId};
+use crate::model::span::Span;
 use crate::store::Together;
 
 const BATCH_EVENTS_MAX: usize = 1_000;
 const BATCH_BYTES_MAX: usize = 8 * 1_024 * 1_024;
+const SPREAD_MIN: Span = Span::secs(1);
+const SPREAD_MAX: Span = Span::secs(24 * 3_600);
 const DEPTH_MAX: usize = 64;
 const SCHEMA_VERSION_BYTES_MAX: usize = 64;
 /// An event to be accepted.
@@ -124,23 +128,24 @@ pub struct BatchError {
     params(("tenant" = String, Path, description = "Whose event it is"),
            ("Idempotency-Key" = Option<String>, Header, description = "Stands in for a missing `id`")),
     request_body = NewEvent,
-    responses((status = 202, body = ReceiptView), Problems, InputProblems, StateProblems, SpaceProblems),
+    responses((status = 202, body = ReceiptView), Problems, InputProblems, StateProblems, LimitProblems, SpaceProblems),
 )]
 pub async fn accept_one(
     State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    Producer(tenant): Producer,
     _: Query<NoParams>,
     headers: HeaderMap,
     body: Body,
-) -> Result<(StatusCode, Json<ReceiptView>), Problem> {
-    let body = read_body(&headers, body, api.event_bytes_max).await?;
+) -> Result<(StatusCode, Option<LimitHeaders>, Json<ReceiptView>), Problem> {
+    let share = api.gateway.intake.share();
+    let (body, _share) = read_events(&headers, body, api.event_bytes_max, share).await?;
     let mut submission = read_event(&body, &body)?;
     if submission.id.is_none() {
         submission.id = idempotency_key(&headers)?;
     }
-    let outcomes = accept(&api.gateway, &tenant, vec![submission], Together::All).await?;
+    let outcomes = accept(&api.gateway, &tenant.id, vec![submission], Together::All).await?;
     let outcome = outcomes.into_iter().next().expect("one event in, one outcome out");
-    Ok((StatusCode::ACCEPTED, Json(outcome?.into())))
+    Ok((StatusCode::ACCEPTED, limits::told(&api, &tenant), Json(outcome?.into())))
 }
 
 /// How a batch is taken.
@@ -151,6 +156,9 @@ pub struct BatchParams {
     /// Accept what can be accepted, and answer for each event. Otherwise one refusal refuses all.
     #[serde(default)]
     partial: bool,
+    /// Draw the first attempt of each event without a key over this time, 1s to 24h, instead of making all at once.
+    #[param(value_type = Option<String>, example = "10m")]
+    spread: Option<Span>,
 }
 
 /// Hand in up to 1,000 events
@@ -160,16 +168,18 @@ pub struct BatchParams {
     post, path = "/v1/tenants/{tenant}/events/batch", operation_id = "accept_events", tag = "events",
     params(("tenant" = String, Path, description = "Whose events they are"), BatchParams),
     request_body = Vec<NewEvent>,
-    responses((status = 202, body = Page<BatchItem>), Problems, InputProblems, StateProblems, SpaceProblems),
+    responses((status = 202, body = Page<BatchItem>), Problems, InputProblems, StateProblems, LimitProblems, SpaceProblems),
 )]
 pub async fn accept_batch(
     State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    Producer(tenant): Producer,
     Query(params): Query<BatchParams>,
     headers: HeaderMap,
     body: Body,
-) -> Result<(StatusCode, Json<Page<BatchItem>>), Problem> {
-    let body = read_body(&headers, body, BATCH_BYTES_MAX).await?;
+) -> Result<(StatusCode, Option<LimitHeaders>, Json<Page<BatchItem>>), Problem> {
+    check_spread(&api, params.spread)?;
+    let share = api.gateway.intake.share();
+    let (body, _share) = read_events(&headers, body, BATCH_BYTES_MAX, share).await?;
     let items = split_batch(&body)?;
     if items.is_empty() || items.len() > BATCH_EVENTS_MAX {
         return Err(Problem::new(
@@ -193,7 +203,8 @@ pub async fn accept_batch(
     if together == Together::All && refused.iter().any(Option::is_some) {
         return Err(refuse_batch(refused));
     }
-    let mut outcomes = accept(&api.gateway, &tenant, submissions, together).await?.into_iter();
+    let accepted = accept_over(&api.gateway, &tenant.id, submissions, together, params.spread).await?;
+    let mut outcomes = accepted.into_iter();
     let outcomes: Vec<Result<Receipt, Problem>> = refused
         .into_iter()
         .map(|refused| match refused {
@@ -205,7 +216,21 @@ pub async fn accept_batch(
         return Err(refuse_batch(outcomes.into_iter().map(Result::err).collect()));
     }
     let data = outcomes.into_iter().enumerate().map(|(index, outcome)| show_item(index, outcome)).collect();
-    Ok((StatusCode::ACCEPTED, Json(Page::whole(data))))
+    Ok((StatusCode::ACCEPTED, limits::told(&api, &tenant), Json(Page::whole(data))))
+}
+
+/// What waits for longer than anything may wait would never be sent.
+fn check_spread(api: &Api, spread: Option<Span>) -> Result<(), Problem> {
+    let Some(spread) = spread else { return Ok(()) };
+    let most = SPREAD_MAX.min(api.gateway.expiry.hold_max);
+    match (SPREAD_MIN..=most).contains(&spread) {
+        true => Ok(()),
+        false => Err(Problem::field(
+            Code::InvalidField,
+            "?spread",
+            format!("spread is {spread}; use {SPREAD_MIN} to {most}, or leave it out to send at once"),
+        )),
+    }
 }
 
 fn take(outcomes: &mut impl Iterator<Item = Outcome>) -> Outcome {

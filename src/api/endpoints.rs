@@ -14,7 +14,7 @@ use super::Api;
 use super::accept::ReceiptView;
 use super::input::{DOCUMENT_BYTES_MAX, NamedEndpoint, Query, Tenant, document_from_json, from_value, read_body};
 use super::page::{Page, ask};
-use super::problem::{Code, FieldError, InputProblems, Problem, Problems, SpaceProblems};
+use super::problem::{Code, FieldError, InputProblems, LimitProblems, Problem, Problems, SpaceProblems};
 use crate::lifecycle::accept::{Submission, accept};
 use crate::lifecycle::change;
 use crate::lifecycle::deliver::guard::BadUrl;
@@ -463,7 +463,7 @@ pub async fn resume(
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/test", operation_id = "test_endpoint", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
-    responses((status = 202, body = ReceiptView), Problems, SpaceProblems),
+    responses((status = 202, body = ReceiptView), Problems, LimitProblems, SpaceProblems),
 )]
 pub async fn test(
     State(api): State<Api>,

@@ -1,12 +1,13 @@
 //! Reads requests: bodies, parameters and paths, each refusal a problem that
 //! names the field.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use axum::RequestPartsExt;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Path};
-use bytes::Bytes;
+use axum::{BoxError, RequestPartsExt};
+use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
 use http::request::Parts;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -15,10 +16,13 @@ use serde::de::DeserializeOwned;
 
 use super::Api;
 use super::problem::{Code, Problem};
+use crate::lifecycle::intake::{Overload, Share};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 
 /// How long a body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the rest of a body may take that is turned away.
+const SHED_TIMEOUT: Duration = Duration::from_secs(1);
 /// How much of a body is read only to be thrown away.
 const DRAINED_BYTES_MAX: usize = 16 * 1_024 * 1_024;
 /// How large a body may be that carries no event.
@@ -26,6 +30,16 @@ pub const DOCUMENT_BYTES_MAX: usize = 256 * 1_024;
 
 /// Reads a whole body, up to a limit.
 pub async fn read_body(headers: &http::HeaderMap, body: Body, bytes_max: usize) -> Result<Bytes, Problem> {
+    let body = check_head(headers, body, bytes_max).await?;
+    match tokio::time::timeout(BODY_TIMEOUT, body.collect()).await {
+        Err(_) => Err(late()),
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(problem)) => Err(cannot_read(&problem, bytes_max)),
+    }
+}
+
+/// Refuses what need not be read to be refused.
+async fn check_head(headers: &http::HeaderMap, body: Body, bytes_max: usize) -> Result<Limited<Body>, Problem> {
     if let Some(encoding) = headers.get(CONTENT_ENCODING)
         && encoding != "identity"
     {
@@ -36,23 +50,69 @@ pub async fn read_body(headers: &http::HeaderMap, body: Body, bytes_max: usize) 
     }
     let announced = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     if announced.is_some_and(|length| length > bytes_max) {
-        drain(body).await;
+        drain(Limited::new(body, DRAINED_BYTES_MAX), BODY_TIMEOUT).await;
         return Err(too_large(bytes_max));
     }
-    let collected = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, bytes_max).collect()).await;
-    match collected {
-        Err(_) => Err(Problem::new(Code::RequestTimeout, "the body did not arrive within 30s")),
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(problem)) if problem.downcast_ref::<LengthLimitError>().is_some() => Err(too_large(bytes_max)),
-        Ok(Err(problem)) => Err(Problem::new(Code::InvalidJson, format!("the body could not be read: {problem}"))),
+    Ok(Limited::new(body, bytes_max))
+}
+
+/// Reads a body with events. What has come of it is held by the share, which
+/// is given back with it, waiting for its commit.
+pub async fn read_events<'a>(
+    headers: &http::HeaderMap,
+    body: Body,
+    bytes_max: usize,
+    mut share: Share<'a>,
+) -> Result<(Bytes, Share<'a>), Problem> {
+    let mut body = check_head(headers, body, bytes_max).await?;
+    match tokio::time::timeout(BODY_TIMEOUT, gather(&mut body, &mut share)).await {
+        Err(_) => Err(late()),
+        Ok(Ok(bytes)) => {
+            share.wait()?;
+            Ok((bytes, share))
+        }
+        Ok(Err(problem)) if problem.is::<Overload>() => {
+            drop(share);
+            drain(body, SHED_TIMEOUT).await;
+            Err(Overload.into())
+        }
+        Ok(Err(problem)) => Err(cannot_read(&problem, bytes_max)),
+    }
+}
+
+/// Puts a body together from its parts; mostly it comes as one.
+async fn gather(body: &mut Limited<Body>, share: &mut Share<'_>) -> Result<Bytes, BoxError> {
+    let mut whole = Bytes::new();
+    let mut parts = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame?.into_data() else { continue };
+        share.grow(data.len())?;
+        if whole.is_empty() && parts.is_empty() {
+            whole = data;
+            continue;
+        }
+        parts.extend_from_slice(&std::mem::take(&mut whole));
+        parts.extend_from_slice(&data);
+    }
+    Ok(if parts.is_empty() { whole } else { parts.freeze() })
+}
+
+fn late() -> Problem {
+    Problem::new(Code::RequestTimeout, "the body did not arrive within 30s")
+}
+
+fn cannot_read(problem: &BoxError, bytes_max: usize) -> Problem {
+    match problem.is::<LengthLimitError>() {
+        true => too_large(bytes_max),
+        false => Problem::new(Code::InvalidJson, format!("the body could not be read: {problem}")),
     }
 }
 
 /// Lets a client finish what it is sending, up to a point, so that it can
 /// read the answer instead of meeting a closed connection.
-async fn drain(body: Body) {
-    let reading = Limited::new(body, DRAINED_BYTES_MAX).collect();
-    let _ = tokio::time::timeout(BODY_TIMEOUT, reading).await;
+async fn drain(mut body: Limited<Body>, timeout: Duration) {
+    let reading = async { while let Some(Ok(_)) = body.frame().await {} };
+    let _ = tokio::time::timeout(timeout, reading).await;
 }
 
 /// The body is larger than the limit.
@@ -299,6 +359,18 @@ impl FromRequestParts<Api> for Tenant {
             Some(_) => Ok(Self(id)),
             None => Err(Problem::not_found("tenant")),
         }
+    }
+}
+
+/// The tenant whose events are handed in, which must exist.
+pub struct Producer(pub Arc<crate::model::tenant::Tenant>);
+
+impl FromRequestParts<Api> for Producer {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Problem> {
+        let id: TenantId = path_part(parts, "tenant").await?;
+        api.gateway.store.tenant(&id).map(Self).ok_or_else(|| Problem::not_found("tenant"))
     }
 }
 

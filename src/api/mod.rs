@@ -24,6 +24,7 @@ pub mod endpoints;
 pub mod events;
 pub mod input;
 pub mod lanes;
+pub mod limits;
 pub mod openapi;
 pub mod page;
 pub mod policies;

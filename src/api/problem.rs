@@ -1,16 +1,20 @@
 //! Errors as RFC 9457 problems: a stable code for programs, a sentence for
 //! people, pointers to the fields at fault.
 
+use std::ops::RangeInclusive;
+
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
-use http::{HeaderValue, StatusCode};
+use http::{HeaderName, HeaderValue, StatusCode};
 use serde::Serialize;
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
+use super::limits;
 use crate::lifecycle::accept::Refusal;
+use crate::lifecycle::intake::Overload;
 use crate::store;
 
 /// A problem on its way to the caller.
@@ -19,6 +23,7 @@ pub struct Problem {
     code: Code,
     detail: String,
     errors: Vec<FieldError>,
+    headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 /// One field at fault.
@@ -92,6 +97,8 @@ codes! {
     UnsupportedMediaType = "unsupported_media_type", UNSUPPORTED_MEDIA_TYPE, "The encoding is not read";
     /// The body did not arrive in time.
     RequestTimeout = "request_timeout", REQUEST_TIMEOUT, "The body did not arrive in time";
+    /// More events than the tenant's rate allows.
+    RateLimited = "rate_limited", TOO_MANY_REQUESTS, "Too many events at once";
     /// Not now; trying again later is safe.
     Unavailable = "unavailable", SERVICE_UNAVAILABLE, "Not available at the moment";
     /// No space is left for new events.
@@ -121,26 +128,40 @@ pub struct ProblemBody<'a> {
     request_id: &'a str,
 }
 
-/// How soon to try again, where that helps.
-const RETRY_AFTER_SECONDS: u64 = 5;
+/// How soon to try again, where nobody knows better. Drawn, so that those who
+/// were refused together do not come back together.
+const RETRY_AFTER_SECONDS: RangeInclusive<u64> = 3..=7;
+/// The same when there is only too much at once, which is over quickly.
+const OVERLOAD_SECONDS: RangeInclusive<u64> = 1..=3;
 
 impl Problem {
     /// A problem with its sentence.
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
-        Self { code, detail: detail.into(), errors: Vec::new() }
+        Self { code, detail: detail.into(), errors: Vec::new(), headers: Vec::new() }
     }
 
     /// A problem with one field.
     pub fn field(code: Code, pointer: impl Into<String>, detail: impl Into<String>) -> Self {
         let detail = detail.into();
         let error = FieldError { pointer: pointer.into(), detail: detail.clone() };
-        Self { code, detail, errors: vec![error] }
+        Self { errors: vec![error], ..Self::new(code, detail) }
     }
 
     /// A problem with several fields; the first one's sentence stands for all.
     pub fn fields(code: Code, errors: Vec<FieldError>) -> Self {
         let detail = errors.iter().map(|error| error.detail.as_str()).collect::<Vec<_>>().join("; ");
-        Self { code, detail, errors }
+        Self { errors, ..Self::new(code, detail) }
+    }
+
+    /// A problem that is over in so many seconds, as far as can be told.
+    pub fn retry_after(self, seconds: u64) -> Self {
+        self.with_headers([(RETRY_AFTER, HeaderValue::from(seconds))])
+    }
+
+    /// A problem that says more in its answer's head.
+    pub fn with_headers(mut self, headers: impl IntoIterator<Item = (HeaderName, HeaderValue)>) -> Self {
+        self.headers.extend(headers);
+        self
     }
 
     /// There is no such thing here.
@@ -180,9 +201,12 @@ impl Problem {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
             Code::Unavailable | Code::StorageFull => {
-                headers.insert(RETRY_AFTER, HeaderValue::from(RETRY_AFTER_SECONDS));
+                headers.insert(RETRY_AFTER, HeaderValue::from(rand::random_range(RETRY_AFTER_SECONDS)));
             }
             _ => {}
+        }
+        for (name, value) in &self.headers {
+            headers.insert(name, value.clone());
         }
     }
 }
@@ -222,8 +246,20 @@ impl From<Refusal> for Problem {
             Refusal::UnknownEndpoint(_) => Self::field(Code::InvalidField, "/endpoints", detail),
             Refusal::Fanout(_) => Self::new(Code::FanoutLimit, detail),
             Refusal::StorageFull => Self::new(Code::StorageFull, detail),
+            Refusal::Limited(limited) => {
+                let seconds = limits::whole_seconds(limited.ready_in).max(1);
+                let headers = limits::headers(&limited.standing);
+                Self::new(Code::RateLimited, detail).retry_after(seconds).with_headers(headers)
+            }
             Refusal::Store(problem) => problem.into(),
         }
+    }
+}
+
+impl From<Overload> for Problem {
+    fn from(overload: Overload) -> Self {
+        let seconds = rand::random_range(OVERLOAD_SECONDS);
+        Self::new(Code::Unavailable, overload.to_string()).retry_after(seconds)
     }
 }
 
@@ -275,4 +311,12 @@ pub enum SpaceProblems {
     /// `storage_full`: the disk is nearly full; deliveries go on.
     #[response(status = 507, content_type = "application/problem+json")]
     Full(#[to_schema] ProblemBody<'static>),
+}
+
+/// The answer when a tenant hands in too many events.
+#[derive(utoipa::IntoResponses)]
+pub enum LimitProblems {
+    /// `rate_limited`: more events than the tenant's `ingest` allows. `Retry-After` says when they may come; nothing was written.
+    #[response(status = 429, content_type = "application/problem+json")]
+    Limited(#[to_schema] ProblemBody<'static>),
 }

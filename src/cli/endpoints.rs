@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::client::{Access, Client};
 use super::output::{self, Column};
-use super::request::{Body, Page, ask, json};
+use super::request::{Body, Page, ask, json, rate};
 use crate::model::preset::Preset;
 use crate::model::rules::Table;
 use crate::model::span::Span;
@@ -129,6 +129,15 @@ struct Settings {
     /// How many requests may be open at once, 1 to 1,000.
     #[arg(long, value_name = "N")]
     max_in_flight: Option<u32>,
+    /// How often it may be called: per second and at once, such as 500/50; none for the default.
+    #[arg(long, value_name = "N/BURST", value_parser = rate)]
+    rate: Option<String>,
+    /// Who is written to when it fails for long; none for nobody.
+    #[arg(long, value_name = "ADDRESS")]
+    owner_email: Option<String>,
+    /// When it is left alone because it keeps failing: off, on, or JSON such as '{"consecutive_failures":5,"cooldown":"30s"}'.
+    #[arg(long, value_name = "on|off|JSON", value_parser = breaker)]
+    breaker: Option<String>,
     /// A header to send along, such as X-Team=billing.
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
     headers: Vec<(String, String)>,
@@ -221,7 +230,7 @@ async fn get(client: &mut Client, id: &str) -> anyhow::Result<()> {
 }
 
 async fn create(client: &mut Client, url: &str, settings: &Settings) -> anyhow::Result<()> {
-    let body = settings.add_to(Body::default().field("url", Some(url)));
+    let body = settings.of_a_new_one().add_to(Body::default().field("url", Some(url)));
     let answer = client.post(client.tenant_url(&["endpoints"])?, Some(body)).await?;
     output::extract(client.format, &answer, &["id", "url", "event_types", "state", "secret"])
 }
@@ -295,6 +304,11 @@ impl Settings {
         }
     }
 
+    /// What is new has its defaults already, so there is nothing to go back to.
+    fn of_a_new_one(&self) -> Self {
+        Self { rate: self.rate.clone().filter(|json| json != "null"), ..self.clone() }
+    }
+
     fn add_to(&self, body: Body) -> Body {
         let headers: BTreeMap<&str, &str> =
             self.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
@@ -309,11 +323,28 @@ impl Settings {
             .field("on_dead", self.on_dead.as_ref())
             .field("format", self.format.as_ref())
             .field("max_in_flight", self.max_in_flight.as_ref())
+            .raw("rate", self.rate.as_deref().map(str::as_bytes))
+            .field("owner_email", self.owner_email.as_deref().map(nobody).as_ref())
+            .raw("breaker", self.breaker.as_deref().map(str::as_bytes))
             .field("headers", Some(&headers).filter(|headers| !headers.is_empty()))
             .raw("retry", self.retry.as_deref().map(str::as_bytes))
             .raw("status_rules", self.status_rules.as_deref().map(str::as_bytes))
             .raw("filter", self.filter.as_deref().map(str::as_bytes))
             .field("timeout", timeout.as_ref())
+    }
+}
+
+fn nobody(address: &str) -> Option<&str> {
+    Some(address).filter(|address| *address != "none")
+}
+
+/// A word for the usual choices; JSON says the rest.
+fn breaker(text: &str) -> Result<String, String> {
+    match text {
+        "off" => Ok(r#"{"enabled":false}"#.to_owned()),
+        "on" => Ok(r#"{"enabled":true}"#.to_owned()),
+        text if text.trim_start().starts_with('{') => json(text),
+        _ => Err("write off, on, or JSON in braces such as '{\"consecutive_failures\":5}'".to_owned()),
     }
 }
 
@@ -372,6 +403,21 @@ mod tests {
             ..Settings::default()
         };
         assert_eq!(sent(&settings), r#"{"event_types":["a.*"],"headers":{"X-A":"1"},"filter":null}"#);
+    }
+
+    #[test]
+    fn a_breaker_has_words_for_the_usual_and_nobody_is_nobody() {
+        let settings = Settings {
+            rate: Some(rate("100/20").unwrap()),
+            owner_email: Some("none".into()),
+            breaker: Some(breaker("off").unwrap()),
+            ..Settings::default()
+        };
+        let expected = r#"{"rate":{"burst":20,"per_second":100.0},"owner_email":null,"breaker":{"enabled":false}}"#;
+        assert_eq!(sent(&settings), expected);
+        let usual = Settings { rate: Some(rate("none").unwrap()), ..Settings::default() };
+        assert_eq!((sent(&usual), sent(&usual.of_a_new_one())), (r#"{"rate":null}"#.into(), "{}".into()));
+        assert!(breaker("never").unwrap_err().contains("in braces"));
     }
 
     #[test]

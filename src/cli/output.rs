@@ -145,6 +145,14 @@ pub fn time(row: &Value, field: &str, now: Timestamp) -> String {
     when(&row[field], now)
 }
 
+/// A rate in a field as a cell, per second and at once; `-` where there is none.
+pub fn rate(row: &Value, field: &str) -> String {
+    match &row[field] {
+        Value::Object(rate) => format!("{}/{}", shown(&rate["per_second"]), shown(&rate["burst"])),
+        other => shown(other),
+    }
+}
+
 fn shown(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),

@@ -101,6 +101,27 @@ pub fn json(text: &str) -> Result<String, String> {
     }
 }
 
+/// A rate in short, such as 100/20 for 100 per second and 20 at once, as JSON;
+/// `none` goes back to the default.
+pub fn rate(text: &str) -> Result<String, String> {
+    if text == "none" {
+        return Ok("null".to_owned());
+    }
+    let (per_second, burst) = match text.split_once('/') {
+        Some((per_second, burst)) => (per_second, Some(burst)),
+        None => (text, None),
+    };
+    let per_second: Option<f64> = per_second.trim().parse().ok().filter(|number: &f64| number.is_finite());
+    let burst: Option<Option<u32>> = burst.map(|burst| burst.trim().parse().ok());
+    match (per_second, burst) {
+        (Some(per_second), None) => Ok(serde_json::json!({ "per_second": per_second, "burst": null }).to_string()),
+        (Some(per_second), Some(Some(burst))) => {
+            Ok(serde_json::json!({ "per_second": per_second, "burst": burst }).to_string())
+        }
+        _ => Err("write how many per second and how many at once, such as 100/20, or none for the default".to_owned()),
+    }
+}
+
 /// A time to come: a moment, or a span from now.
 pub fn coming(text: &str) -> Result<String, String> {
     match (text.parse::<Span>(), text.parse::<jiff::Timestamp>()) {
@@ -150,6 +171,18 @@ mod tests {
         assert!(past("yesterday").unwrap_err().contains("such as 2h"));
         assert_eq!(coming("9999-12-31T23:59:59Z").unwrap(), "9999-12-31T23:59:59Z");
         assert!(coming("tomorrow, or the day after").unwrap_err().contains("such as 10m"));
+    }
+
+    #[test]
+    fn a_rate_is_written_in_short() {
+        assert_eq!(rate("100/20").unwrap(), r#"{"burst":20,"per_second":100.0}"#);
+        assert_eq!(rate("0.5 / 1").unwrap(), r#"{"burst":1,"per_second":0.5}"#);
+        assert_eq!(rate("none").unwrap(), "null");
+        for text in ["", "fast", "100/", "/20", "100/2.5", "inf/1", "NaN", "100/20/3"] {
+            assert!(rate(text).unwrap_err().contains("such as 100/20"), "{text}");
+        }
+        let alone: crate::model::pace::Rate = serde_json::from_str(&rate("500").unwrap()).unwrap();
+        assert_eq!((alone.per_second, alone.burst), (500.0, 50), "without a burst, a tenth of a second's worth");
     }
 
     #[test]

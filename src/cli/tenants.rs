@@ -5,7 +5,7 @@ use http::Method;
 
 use super::client::Access;
 use super::output::{self, Column};
-use super::request::{Body, json};
+use super::request::{Body, json, rate};
 
 /// What to do with tenants.
 #[derive(Debug, clap::Args)]
@@ -52,6 +52,15 @@ struct Settings {
     /// What people call it.
     #[arg(long)]
     name: Option<String>,
+    /// Its share of the send slots against the others', 1 to 1,000.
+    #[arg(long, value_name = "N")]
+    weight: Option<u32>,
+    /// How often its receivers may be called over all its endpoints: per second and at once, such as 100/20; none for no limit of its own.
+    #[arg(long, value_name = "N/BURST", value_parser = rate)]
+    rate: Option<String>,
+    /// How many events it may hand in: per second and at once, such as 50/100; none for the default.
+    #[arg(long, value_name = "N/BURST", value_parser = rate)]
+    ingest: Option<String>,
     /// What its new endpoints get where they say nothing, such as '{"retry":{"preset":"hourly"},"status_rules":{"preset":"strict"}}'.
     #[arg(long, value_name = "JSON", value_parser = json)]
     defaults: Option<String>,
@@ -59,13 +68,28 @@ struct Settings {
 
 impl Settings {
     fn body(&self) -> Body {
-        Body::default().field("name", self.name.as_ref()).raw("defaults", self.defaults.as_deref().map(str::as_bytes))
+        Body::default()
+            .field("name", self.name.as_ref())
+            .field("weight", self.weight.as_ref())
+            .raw("rate", self.rate.as_deref().map(str::as_bytes))
+            .raw("ingest", self.ingest.as_deref().map(str::as_bytes))
+            .raw("defaults", self.defaults.as_deref().map(str::as_bytes))
+    }
+
+    /// What is new has its defaults already, so there is nothing to go back to.
+    fn of_a_new_one(mut self) -> Self {
+        self.rate = self.rate.filter(|json| json != "null");
+        self.ingest = self.ingest.filter(|json| json != "null");
+        self
     }
 }
 
 const COLUMNS: &[Column] = &[
     ("id", |row, _| output::text(row, "id")),
     ("name", |row, _| output::text(row, "name")),
+    ("weight", |row, _| output::text(row, "weight")),
+    ("rate", |row, _| output::rate(row, "rate")),
+    ("ingest", |row, _| output::rate(row, "ingest")),
     ("created at", |row, now| output::time(row, "created_at", now)),
 ];
 
@@ -90,11 +114,14 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
                 known.is_none(),
                 "tenant {id} is there already; change it with `posthaste tenants update {id}`"
             );
-            output::record(format, &client.call(Method::PUT, url, Some(settings.body())).await?)
+            output::record(format, &client.call(Method::PUT, url, Some(settings.of_a_new_one().body())).await?)
         }
         Action::Update { id, settings } => {
             let body = settings.body();
-            anyhow::ensure!(!body.is_empty(), "nothing to change; give --name or --defaults");
+            anyhow::ensure!(
+                !body.is_empty(),
+                "nothing to change; give --name, --weight, --rate, --ingest or --defaults"
+            );
             let url = client.url(&["tenants", &id])?;
             output::record(format, &client.call(Method::PATCH, url, Some(body)).await?)
         }

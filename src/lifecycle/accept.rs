@@ -11,8 +11,11 @@ use jiff::Timestamp;
 
 use super::Gateway;
 use super::expire::just_after;
+use super::intake::Limited;
+use crate::model::delivery::after;
 use crate::model::event::{Event, EventType, Key};
 use crate::model::id::{EndpointId, EventId, TenantId};
+use crate::model::span::Span;
 use crate::store::{Accepted, Error, NewEvent, Together};
 
 /// How many endpoints may want one event.
@@ -83,6 +86,9 @@ pub enum Refusal {
     /// The disk's last reserve must be left to deliveries.
     #[error("the disk is nearly full, so no new events are accepted; deliveries go on")]
     StorageFull,
+    /// Its tenant hands in too many.
+    #[error(transparent)]
+    Limited(#[from] Box<Limited>),
     /// The store would not take it.
     #[error(transparent)]
     Store(Error),
@@ -96,16 +102,31 @@ pub async fn accept(
     submissions: Vec<Submission>,
     together: Together,
 ) -> Result<Vec<Outcome>, Refusal> {
+    accept_over(gateway, tenant, submissions, together, None).await
+}
+
+/// The same; if a window is given, the first attempts of events without a key
+/// are drawn over it, so that what comes together does not go out together.
+pub async fn accept_over(
+    gateway: &Gateway,
+    tenant: &TenantId,
+    submissions: Vec<Submission>,
+    together: Together,
+    spread: Option<Span>,
+) -> Result<Vec<Outcome>, Refusal> {
     let now = gateway.clock.now();
     if gateway.space.is_low(now) {
         return Err(Refusal::StorageFull);
     }
+    let Some(known) = gateway.store.tenant(tenant) else { return Err(Refusal::Store(Error::NotFound("tenant"))) };
+    gateway.intake.charge(tenant, known.quota.ingest, submissions.len(), now)?;
     let mut outcomes: Vec<Option<Outcome>> = Vec::with_capacity(submissions.len());
     let mut events = Vec::with_capacity(submissions.len());
     let mut deliveries = 0;
     for submission in submissions {
         match prepare(gateway, tenant, submission, now, &mut deliveries) {
-            Ok(new) => {
+            Ok(mut new) => {
+                new.due_at = spread.and_then(|window| draw_due(&new.event, window, now));
                 events.push(new);
                 outcomes.push(None);
             }
@@ -174,7 +195,12 @@ fn prepare(
     if targets.len() > FANOUT_MAX || *deliveries > DELIVERIES_MAX {
         return Err(Refusal::Fanout(targets.len().max(*deliveries)));
     }
-    Ok(NewEvent { event, fingerprint, targets })
+    Ok(NewEvent { event, fingerprint, targets, due_at: None })
+}
+
+/// Events with a key stay as they come: their order is what is wanted of them.
+fn draw_due(event: &Event, window: Span, now: Timestamp) -> Option<Timestamp> {
+    event.key.is_none().then(|| after(now, window.0.mul_f64(rand::random())))
 }
 
 fn answer(gateway: &Gateway, event: &Event, accepted: Accepted) -> Outcome {

@@ -16,6 +16,7 @@ use super::Gateway;
 use super::deliver::log_over;
 use crate::model::delivery::{Limits, after};
 use crate::model::endpoint::{Endpoint, EndpointState};
+use crate::model::pace::about;
 use crate::model::span::Span;
 use crate::store::{AskUntried, Error, Outcome, Overdue, Result, Settlement};
 
@@ -86,8 +87,9 @@ impl Expiry {
 
     /// What waits for its first attempt is walked through now and then:
     /// often enough that it is never much older than it may be.
-    fn walk_every(&self) -> Duration {
-        (self.hold_max.0 / 24).clamp(Duration::from_secs(1), Duration::from_secs(600))
+    /// Never ten minutes apart, whatever is drawn.
+    fn walk_every(&self, draw: f64) -> Duration {
+        about((self.hold_max.0 / 24).clamp(Duration::from_secs(1), Duration::from_secs(545)), draw)
     }
 }
 
@@ -102,13 +104,13 @@ pub async fn run(gateway: Arc<Gateway>) {
         let next_at = match look_around(&gateway, walk_at <= now).await {
             Ok(next) => {
                 if walk_at <= now {
-                    walk_at = after(now, expiry.walk_every());
+                    walk_at = after(now, expiry.walk_every(rand::random()));
                 }
                 next.map_or(walk_at, |at| at.min(walk_at))
             }
             Err(problem) => {
                 warn!("could not look for deliveries whose time is over: {problem}");
-                after(now, TROUBLE)
+                after(now, about(TROUBLE, rand::random()))
             }
         };
         let until = expiry.sleep(next_at);
@@ -224,4 +226,18 @@ fn judge(gateway: &Gateway, endpoint: &Endpoint, overdue: &Overdue, now: Timesta
 /// The first moment that is too late.
 pub fn just_after(at: Timestamp) -> Timestamp {
     after(at, Duration::from_millis(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn walks_are_not_in_step_and_never_ten_minutes_apart() {
+        let (month, minute) = (Expiry::new(Span::secs(30 * 86_400)), Expiry::new(Span::secs(60)));
+        assert!(month.walk_every(0.1) < month.walk_every(0.9));
+        assert!(month.walk_every(0.999_999) < Duration::from_secs(600));
+        assert_eq!(minute.walk_every(0.5), Duration::from_millis(2_500));
+        assert_eq!(Expiry::new(Span::secs(1)).walk_every(0.5), Duration::from_secs(1));
+    }
 }

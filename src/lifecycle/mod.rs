@@ -7,9 +7,10 @@
 //!               └──── change: retry, cancel, replay, discard          └─► delivered, dead
 //! ```
 //!
-//! Beside it: [`expire`] ends what waits too long, [`retain`] forgets what is
-//! over, [`mail`] writes to the owners of endpoints, [`waiting`] and
-//! [`explain`] tell why something stands where it stands.
+//! Beside it: [`intake`] says how much may come in, [`expire`] ends what waits
+//! too long, [`retain`] forgets what is over, [`mail`] writes to the owners of
+//! endpoints, [`waiting`] and [`explain`] tell why something stands where it
+//! stands.
 //!
 //! Everything here works on the [`crate::store`]'s promises and may run
 //! against a scripted [`deliver::send::Sender`] in simulated time.
@@ -18,6 +19,7 @@ use std::sync::Arc;
 
 use self::dispatch::Dispatcher;
 use self::expire::Expiry;
+use self::intake::Intake;
 use self::mail::Postmaster;
 use self::space::Space;
 use crate::clock::Clock;
@@ -29,6 +31,7 @@ pub mod deliver;
 pub mod dispatch;
 pub mod expire;
 pub mod explain;
+pub mod intake;
 pub mod mail;
 pub mod retain;
 pub mod space;
@@ -48,4 +51,6 @@ pub struct Gateway {
     pub space: Space,
     /// What writes to the owners of endpoints.
     pub mail: Postmaster,
+    /// How much may come in.
+    pub intake: Intake,
 }

@@ -1,5 +1,6 @@
 //! Retain: forgets what has been kept long enough, a little at a time.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -7,6 +8,7 @@ use tracing::{info, warn};
 
 use crate::clock::Clock;
 use crate::model::delivery::after;
+use crate::model::pace::about;
 use crate::model::span::Span;
 use crate::store::{Forgotten, Horizon, Queue, Result};
 
@@ -24,10 +26,14 @@ const STEP: usize = 200;
 /// A breath between steps, so that a long sweep is never in anyone's way.
 const BREATH: Duration = Duration::from_millis(20);
 
-/// Sweeps now and then, for ever. Never more often than once a minute and
-/// never less than once an hour, so short retentions are kept in time.
+/// When the first sweep is: a process that starts has better things to do at
+/// first, and many that start together should not sweep together.
+const FIRST_SECONDS: Range<f64> = 10.0..60.0;
+
+/// Sweeps now and then, for ever.
 pub async fn run(store: &dyn Queue, clock: &dyn Clock, retention: Retention) {
-    let every = (retention.finished.0 / 24).clamp(Duration::from_secs(60), Duration::from_secs(3_600));
+    let first_in = Duration::from_secs_f64(rand::random_range(FIRST_SECONDS));
+    clock.sleep_until(after(clock.now(), first_in)).await;
     loop {
         match sweep(store, clock, retention).await {
             Ok(Forgotten { events: 0, deliveries: 0, .. }) => {}
@@ -36,8 +42,15 @@ pub async fn run(store: &dyn Queue, clock: &dyn Clock, retention: Retention) {
             }
             Err(problem) => warn!("forgetting stopped and is tried again later: {problem}"),
         }
-        clock.sleep_until(after(clock.now(), every)).await;
+        clock.sleep_until(after(clock.now(), pause(retention, rand::random()))).await;
     }
+}
+
+/// How long to rest between sweeps. About a minute at least and about an hour
+/// at most, so short retentions are kept in time.
+fn pause(retention: Retention, draw: f64) -> Duration {
+    let every = (retention.finished.0 / 24).clamp(Duration::from_secs(60), Duration::from_secs(3_600));
+    about(every, draw)
 }
 
 /// Looks at everything once, and forgets what is old enough.
@@ -68,4 +81,18 @@ pub async fn sweep(store: &dyn Queue, clock: &dyn Clock, retention: Retention) -
 fn before(now: Timestamp, span: Span) -> Timestamp {
     let millis = i64::try_from(span.as_millis()).unwrap_or(i64::MAX);
     Timestamp::from_millisecond(now.as_millisecond().saturating_sub(millis)).unwrap_or(Timestamp::MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_sweeps_are_in_step_and_none_is_late() {
+        let kept_for = |seconds| Retention { finished: Span::secs(seconds), dead: Span::secs(seconds) };
+        let minutes = |seconds, draw| pause(kept_for(seconds), draw).as_secs_f64() / 60.0;
+        assert_eq!((minutes(60, 0.0), minutes(60, 0.5)), (0.9, 1.0));
+        assert_eq!((minutes(30 * 86_400, 0.0), minutes(30 * 86_400, 0.5)), (54.0, 60.0));
+        assert!(minutes(30 * 86_400, 0.999_999) < 66.0);
+    }
 }

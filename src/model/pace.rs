@@ -84,12 +84,20 @@ pub struct Pace {
     rate: Rate,
     /// When the bucket is full again, in nanoseconds since 1970.
     full_at: i64,
+    /// What is kept back of a burst, in nanoseconds.
+    slack: i64,
 }
 
 impl Pace {
     /// Nothing has happened yet: the bucket is full.
     pub fn rested(rate: Rate) -> Self {
-        Self { rate, full_at: i64::MIN / 2 }
+        Self { rate, full_at: i64::MIN / 2, slack: SLACK }
+    }
+
+    /// The same for what is counted where it happens: there is no way from the
+    /// decision to the deed, so a whole burst may come within one tick.
+    pub fn at_the_door(rate: Rate) -> Self {
+        Self { slack: -TICK, ..Self::rested(rate) }
     }
 
     /// What happened before this time is not known: the bucket was empty then.
@@ -163,7 +171,7 @@ impl Pace {
     /// How far ahead of the steady flow a burst may run, in nanoseconds.
     fn depth(&self) -> i64 {
         let whole = self.rate.interval().saturating_mul(i64::from(self.rate.burst - 1));
-        whole - SLACK.min(whole / 2)
+        whole - self.slack.min(whole / 2)
     }
 }
 

@@ -120,6 +120,9 @@ pub struct NewEvent {
     pub fingerprint: Option<[u8; 32]>,
     /// Who gets it.
     pub targets: Vec<Arc<Endpoint>>,
+    /// When deliveries outside any lane are due, if not at once. Those in a
+    /// lane never wait for it: they would hold others up.
+    pub due_at: Option<Timestamp>,
 }
 
 /// What became of an event handed in.

@@ -17,6 +17,8 @@ for_every_store! {
     a_batch_that_stands_each_on_its_own_keeps_what_is_good,
     an_endpoint_deleted_since_it_was_matched_gets_nothing,
     ids_and_events_survive_closing,
+    a_delivery_with_a_time_of_its_own_waits_for_it_unless_it_is_in_a_lane,
+    a_repeat_moves_no_due_time,
 }
 
 async fn an_event_and_all_its_deliveries_are_there_when_accept_returns(house: House) {
@@ -140,6 +142,39 @@ async fn an_endpoint_deleted_since_it_was_matched_gets_nothing(house: House) {
     let claims = house.accept(event("a").to(&gone).to(&kept)).await;
     assert_eq!(claims.iter().map(|claim| claim.endpoint).collect::<Vec<_>>(), [kept.id]);
     assert_eq!(house.deliveries_of("a").await.len(), 1);
+}
+
+async fn a_delivery_with_a_time_of_its_own_waits_for_it_unless_it_is_in_a_lane(house: House) {
+    let (plain, whole) = (house.endpoint(json!({})).await, house.endpoint(json!({"ordering": "endpoint"})).await);
+    let unordered = house.endpoint(json!({"ordering": "none"})).await;
+    let all = |draft: crate::house::Draft| draft.to(&plain).to(&whole).to(&unordered);
+    let claims = house.accept(all(event("a").at(at(5)).due(at(65)))).await;
+    let due: Vec<_> = claims.iter().map(|claim| (claim.endpoint, claim.due_at)).collect();
+    assert_eq!(due, [(plain.id, at(65)), (whole.id, at(5)), (unordered.id, at(65))]);
+    let claims = house.accept(all(event("b").key("k").at(at(6)).due(at(66)))).await;
+    let due: Vec<_> = claims.iter().map(|claim| (claim.endpoint, claim.due_at)).collect();
+    assert_eq!(due, [(plain.id, at(6)), (unordered.id, at(66))], "the first in its lane, and one without a lane");
+
+    let house = house.reopened().await;
+    assert_eq!(house.due_ids(&plain, at(64)).await, ["b"]);
+    assert_eq!(house.due_ids(&plain, at(65)).await, ["b", "a"]);
+    assert_eq!(house.due_ids(&whole, at(5)).await, ["a"]);
+    let page = house.due(&unordered, at(64)).await;
+    assert!(page.claims.is_empty());
+    assert_eq!(page.next_due, Some(at(65)));
+    let delivery = &house.deliveries_of("a").await[0];
+    assert_eq!((delivery.created_at, delivery.due_at), (at(5), at(65)));
+}
+
+async fn a_repeat_moves_no_due_time(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    house.accept(event("a").due(at(60)).to(&endpoint)).await;
+    for repeat in [event("a"), event("a").due(at(30))] {
+        let answer = house.accept_all(vec![repeat.at(at(9)).to(&endpoint)], Together::All).await;
+        assert!(matches!(answer[0], Accepted::Duplicate { .. }), "{answer:?}");
+    }
+    assert!(house.due_ids(&endpoint, at(59)).await.is_empty());
+    assert_eq!(house.due_ids(&endpoint, at(60)).await, ["a"]);
 }
 
 async fn ids_and_events_survive_closing(house: House) {

@@ -332,6 +332,7 @@ pub struct Draft {
     event: Event,
     fingerprint: Option<[u8; 32]>,
     targets: Vec<Arc<Endpoint>>,
+    due_at: Option<Timestamp>,
 }
 
 /// An event with an id of its producer's, accepted at second 0.
@@ -351,6 +352,7 @@ pub fn event(id: &str) -> Draft {
         },
         fingerprint: Some([0; 32]),
         targets: Vec::new(),
+        due_at: None,
     }
 }
 
@@ -372,6 +374,12 @@ impl Draft {
 
     pub fn expiring(mut self, at: Timestamp) -> Self {
         self.event.expires_at = Some(at);
+        self
+    }
+
+    /// With a first attempt later than its acceptance.
+    pub fn due(mut self, at: Timestamp) -> Self {
+        self.due_at = Some(at);
         self
     }
 
@@ -407,7 +415,8 @@ impl Draft {
 
 impl From<Draft> for NewEvent {
     fn from(draft: Draft) -> Self {
-        Self { event: Arc::new(draft.event), fingerprint: draft.fingerprint, targets: draft.targets }
+        let Draft { event, fingerprint, targets, due_at } = draft;
+        Self { event: Arc::new(event), fingerprint, targets, due_at }
     }
 }
 

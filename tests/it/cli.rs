@@ -228,6 +228,17 @@ async fn tenants_are_kept_by_commands_and_keep_apart() {
     let again = ["tenants", "create", "acme"];
     assert!(failed(&again, &to_gateway(&gateway, &again).output().await.unwrap()).contains("tenants update acme"));
     assert_eq!(asked(&gateway, &["tenants", "update", "acme", "--name", "Acme Ltd"]).await["name"], "Acme Ltd");
+    let limits = ["--weight", "3", "--rate", "100/20", "--ingest", "50/100"];
+    let limited = asked(&gateway, &[&["tenants", "update", "acme"][..], &limits].concat()).await;
+    assert_eq!((&limited["weight"], &limited["rate"]), (&json!(3), &json!({"per_second": 100, "burst": 20})));
+    assert_eq!((&limited["ingest"], &limited["name"]), (&json!({"per_second": 50, "burst": 100}), &json!("Acme Ltd")));
+    let table = told(&gateway, &["tenants", "list"]).await;
+    assert!(table.contains("100/20") && table.contains("50/100"), "{table}");
+    let unset = ["tenants", "update", "acme", "--rate", "none", "--ingest", "none"];
+    let unset = asked(&gateway, &unset).await;
+    assert_eq!((&unset["rate"], &unset["ingest"]["burst"]), (&json!(null), &json!(100_000)));
+    asked(&gateway, &["tenants", "create", "other", "--rate", "none", "--ingest", "none"]).await;
+    told(&gateway, &["tenants", "delete", "other"]).await;
 
     asked(&gateway, &["send", "t", "--id", "theirs", "--tenant", "acme"]).await;
     assert_eq!(ids(&asked(&gateway, &["events", "list", "--tenant", "acme"]).await), ["theirs"]);

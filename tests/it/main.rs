@@ -14,6 +14,7 @@ mod crash;
 mod dead_letters;
 mod explain;
 mod failures;
+mod intake;
 mod lanes;
 mod listen;
 mod load;

@@ -16,6 +16,7 @@ use posthaste::lifecycle::deliver::sign::Request;
 use posthaste::lifecycle::dispatch::Dispatcher;
 use posthaste::lifecycle::expire::{self, Expiry};
 use posthaste::lifecycle::explain::explain_delivery;
+use posthaste::lifecycle::intake::Intake;
 use posthaste::lifecycle::mail::Postmaster;
 use posthaste::lifecycle::space::Space;
 use posthaste::lifecycle::waiting::outlook;
@@ -24,6 +25,7 @@ use posthaste::model::attempt::{Answer, Attempt, Response, Timings};
 use posthaste::model::delivery::{Cause, Delivery, State, WaitingFor, after};
 use posthaste::model::endpoint::{Endpoint, Settings};
 use posthaste::model::id::EndpointId;
+use posthaste::model::pace::Rate;
 use posthaste::model::preset::Preset;
 use posthaste::model::span::Span;
 use posthaste::store::embedded::{Durability, Embedded};
@@ -98,9 +100,10 @@ impl Town {
             let expiry = Arc::new(Expiry::new(self.hold_max));
             let sender = self.receiver.clone();
             let dispatcher = Dispatcher::new(store.clone(), sender, expiry.clone(), clock.clone(), limits(), 5);
-            let space = Space::endless();
+            let (space, intake) = (Space::endless(), Intake::endless());
             let mail = Postmaster::new(None, clock.clone());
-            let gateway = Arc::new(Gateway { store, dispatcher, expiry, clock: clock.clone(), space, mail });
+            let clock_too = clock.clone();
+            let gateway = Arc::new(Gateway { store, dispatcher, expiry, clock: clock_too, space, intake, mail });
             let (keeping_time, expiring) = (gateway.clone(), gateway.clone());
             tokio::spawn(async move { keeping_time.dispatcher.run().await });
             tokio::spawn(expire::run(expiring));
@@ -521,5 +524,27 @@ fn a_changed_policy_takes_effect_with_the_next_verdict() {
         let second = &told.attempts[1].sentences;
         assert!(second.iter().any(|told| told.contains("policy had been changed: it was now 10s")), "{second:?}");
         assert_eq!(office.attempts("e").await.len(), 4);
+    });
+}
+
+#[test]
+fn another_ingest_rate_counts_from_the_moment_it_is_changed() {
+    Town::answering(&[(200, None)]).live(json!({}), async |office| {
+        let limit_to = async |per_second| {
+            let mut limited = tenant_record(office.clock.now());
+            limited.quota.ingest = Rate { per_second, burst: 1 };
+            change::put_tenant(&office.gateway, limited).await.unwrap();
+        };
+        let is_taken = || {
+            let rate = office.gateway.store.tenant(&tenant()).unwrap().quota.ingest;
+            office.gateway.intake.charge(&tenant(), rate, 1, office.clock.now()).is_ok()
+        };
+        limit_to(0.001).await;
+        assert!(is_taken() && !is_taken());
+        limit_to(0.1).await;
+        office.wait(10).await;
+        assert!(is_taken(), "ten seconds at one in ten");
+        office.wait(9).await;
+        assert!(!is_taken());
     });
 }

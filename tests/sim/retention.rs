@@ -55,6 +55,37 @@ async fn left(store: &Stumbling) -> Vec<String> {
 }
 
 #[test]
+fn a_process_that_starts_sweeps_within_its_first_minute_but_not_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Stumbling::steady(Arc::new(Embedded::open(folder.path(), Durability::Unsynced).unwrap()));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let began = Timestamp::from_second(1_800_000_000).unwrap();
+        let clock = Arc::new(TokioClock::starting_at(began));
+        let long_ago = after(Timestamp::UNIX_EPOCH, Duration::from_secs(1_700_000_000));
+        store.put_tenant(tenant_record(long_ago)).await.unwrap();
+        let old = new_event("old", None, long_ago, Vec::new());
+        store.accept(vec![old], posthaste::store::Together::All).await.unwrap();
+        let retention = Retention { finished: Span::secs(86_400), dead: Span::secs(86_400) };
+        let chore = {
+            let (store, clock) = (store.clone(), clock.clone());
+            tokio::spawn(async move { run(&store, clock.as_ref(), retention).await })
+        };
+        clock.sleep_until(after(began, Duration::from_secs(9))).await;
+        assert_eq!(left_events(&store).await, ["old"]);
+        clock.sleep_until(after(began, Duration::from_secs(61))).await;
+        assert!(left_events(&store).await.is_empty());
+        chore.abort();
+    });
+}
+
+async fn left_events(store: &Stumbling) -> Vec<String> {
+    let page = PageAsk { cursor: None, limit: 500 };
+    let events = store.events(&tenant(), EventQuery::default(), page).await.unwrap().data;
+    events.iter().map(|record| record.event.id.to_string()).collect()
+}
+
+#[test]
 fn finished_deliveries_go_after_their_retention_and_waiting_ones_never() {
     let folder = tempfile::tempdir().unwrap();
     let embedded = Arc::new(Embedded::open(folder.path(), Durability::Unsynced).unwrap());

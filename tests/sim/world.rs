@@ -15,6 +15,7 @@ use posthaste::lifecycle::accept::{Submission, accept};
 use posthaste::lifecycle::dispatch::Dispatcher;
 use posthaste::lifecycle::dispatch::queues::Limits;
 use posthaste::lifecycle::expire::{self, Expiry};
+use posthaste::lifecycle::intake::Intake;
 use posthaste::lifecycle::mail::Postmaster;
 use posthaste::lifecycle::space::Space;
 use posthaste::model::attempt::{Failure, FailureKind};
@@ -152,7 +153,7 @@ pub fn new_event(id: &str, key: Option<&str>, now: Timestamp, targets: Vec<Arc<E
         accepted_at: now,
         data: Bytes::from_static(b"{}"),
     };
-    NewEvent { event: Arc::new(event), fingerprint: Some([0; 32]), targets }
+    NewEvent { event: Arc::new(event), fingerprint: Some([0; 32]), targets, due_at: None }
 }
 
 impl World {
@@ -256,10 +257,11 @@ impl World {
         let expiry = Arc::new(Expiry::new(Span::secs(30 * 86_400)));
         let seed = self.chance.random();
         let dispatcher = Dispatcher::new(store.clone(), Arc::new(moody), expiry.clone(), clock.clone(), limits(), seed);
-        let space = Space::endless();
+        let (space, intake) = (Space::endless(), Intake::endless());
         let mail = Postmaster::new(None, clock.clone());
         let gateway =
-            Arc::new(Gateway { store, dispatcher: dispatcher.clone(), expiry, clock: clock.clone(), space, mail });
+            Gateway { store, dispatcher: dispatcher.clone(), expiry, clock: clock.clone(), space, intake, mail };
+        let gateway = Arc::new(gateway);
         let keeping_time = tokio::spawn(async move { dispatcher.run().await });
         let expiring = tokio::spawn(expire::run(gateway.clone()));
         while let Some((at, submission)) = self.to_come.pop() {

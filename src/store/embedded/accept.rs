@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::rows::{at, delivery_id, format_code, millis};
@@ -75,7 +76,7 @@ pub fn accept_one(transaction: &mut Transaction<'_>, tenant: i64, new: &NewEvent
         let no = *transaction.next_delivery;
         *transaction.next_delivery += 1;
         transaction.count_waiting(*endpoint_no, 1);
-        let row = NewDelivery { no, tenant, endpoint_no: *endpoint_no, event_no, endpoint, event };
+        let row = NewDelivery { no, tenant, endpoint_no: *endpoint_no, event_no, endpoint, event, due_at: new.due_at };
         claims.extend(row.insert(transaction.db)?);
     }
     let deliveries = u32::try_from(targets.len()).expect("fan-out is limited");
@@ -137,6 +138,7 @@ struct NewDelivery<'a> {
     event_no: i64,
     endpoint: &'a Endpoint,
     event: &'a Arc<Event>,
+    due_at: Option<Timestamp>,
 }
 
 impl NewDelivery<'_> {
@@ -151,10 +153,11 @@ impl NewDelivery<'_> {
         let is_behind = place.is_some_and(|(_, is_behind)| is_behind);
         let seq = place.map(|(seq, _)| seq);
         let format = self.endpoint.settings.format;
+        let due_at = self.due_at.filter(|_| lane.is_none()).unwrap_or(self.event.accepted_at);
         db.prepare_cached(
             "INSERT INTO deliveries (no, tenant, endpoint, event, created_at, format, state, behind, due_at, lane, seq,
                                      expires_at, look_at)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?7, ?5, ?8, ?9, ?10, ?10 + 1)",
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?7, ?11, ?8, ?9, ?10, ?10 + 1)",
         )?
         .execute(params![
             self.no,
@@ -167,6 +170,7 @@ impl NewDelivery<'_> {
             lane.as_deref(),
             seq,
             self.event.expires_at.map(millis),
+            millis(due_at),
         ])?;
         Ok((!is_behind).then(|| Claim {
             id: delivery_id(self.no, now),
@@ -175,7 +179,7 @@ impl NewDelivery<'_> {
             format,
             lane,
             seq: seq.map(|seq| seq as u64),
-            due_at: self.event.accepted_at,
+            due_at,
             is_urgent: false,
             expires_at: self.event.expires_at,
             progress: Progress { begun_at: Some(at(now)), ..Progress::default() },

@@ -52,7 +52,7 @@ pub fn tell(transaction: &mut Transaction<'_>, news: News, now: Timestamp) -> ru
         index.tenant_no(&event.tenant).zip(index.matching(&event).ok())
     };
     let Some((tenant, targets)) = found else { return Ok(Vec::new()) };
-    let new = NewEvent { event: Arc::new(event), fingerprint: None, targets };
+    let new = NewEvent { event: Arc::new(event), fingerprint: None, targets, due_at: None };
     match accept_one(transaction, tenant, &new)? {
         Accepted::New { claims, .. } => Ok(claims),
         Accepted::Duplicate { .. } | Accepted::Conflict { .. } => Ok(Vec::new()),

@@ -1,0 +1,69 @@
+//! How a tenant stands with its ingest rate, in an answer's head.
+//!
+//! The fields of draft-ietf-httpapi-ratelimit-headers: `RateLimit-Policy` says
+//! what is allowed (`q` at once, again after `w` seconds), `RateLimit` what is
+//! left of it (`r`) and in how many seconds it is all there again (`t`).
+
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue};
+
+use super::Api;
+use crate::lifecycle::intake::Standing;
+use crate::model::tenant::{Quota, Tenant};
+
+/// Two lines of an answer's head.
+pub type LimitHeaders = [(HeaderName, HeaderValue); 2];
+
+const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const STANDING: HeaderName = HeaderName::from_static("ratelimit");
+
+/// What a tenant with a rate of its own is told with every receipt. The usual
+/// rate is more than anyone meets, and is not spoken of.
+pub fn told(api: &Api, tenant: &Tenant) -> Option<LimitHeaders> {
+    let rate = tenant.quota.ingest;
+    let is_usual = rate == Quota::default().ingest;
+    (!is_usual).then(|| headers(&api.gateway.intake.standing(&tenant.id, rate, api.gateway.clock.now())))
+}
+
+/// How it stands, written down.
+pub fn headers(standing: &Standing) -> LimitHeaders {
+    let Standing { rate, left, full_in } = *standing;
+    let window = whole_seconds(Duration::from_secs_f64(f64::from(rate.burst) / rate.per_second)).max(1);
+    let value = |text: String| HeaderValue::try_from(text).expect("digits and letters are a header value");
+    [
+        (POLICY, value(format!(r#""ingest";q={};w={window}"#, rate.burst))),
+        (STANDING, value(format!(r#""ingest";r={left};t={}"#, whole_seconds(full_in)))),
+    ]
+}
+
+/// Rounded up: whoever waits as long is not early.
+pub fn whole_seconds(span: Duration) -> u64 {
+    span.as_secs() + u64::from(span.subsec_nanos() > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::pace::Rate;
+
+    #[test]
+    fn the_headers_are_structured_fields_in_whole_seconds() {
+        let written = |per_second, burst, left, full_in| {
+            let standing = Standing { rate: Rate { per_second, burst }, left, full_in: Duration::from_millis(full_in) };
+            headers(&standing).map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
+        };
+        assert_eq!(
+            written(50.0, 100, 7, 1_801),
+            [r#"ratelimit-policy: "ingest";q=100;w=2"#, r#"ratelimit: "ingest";r=7;t=2"#]
+        );
+        assert_eq!(
+            written(0.5, 1, 0, 2_000),
+            [r#"ratelimit-policy: "ingest";q=1;w=2"#, r#"ratelimit: "ingest";r=0;t=2"#]
+        );
+        assert_eq!(
+            written(1_000.0, 10, 10, 0),
+            [r#"ratelimit-policy: "ingest";q=10;w=1"#, r#"ratelimit: "ingest";r=10;t=0"#]
+        );
+    }
+}

@@ -1,0 +1,319 @@
+//! Intake: how much may come in, per tenant over time and over all at once.
+//!
+//! Two limits, asked before anything is written. A tenant's own rate is told
+//! to it with 429 and the time to come back; what all requests hold together
+//! in memory, between the first byte of a body and the commit, is bounded, so
+//! that a store that cannot keep up is felt by producers as a quick 503 and
+//! never as a gateway that swells.
+//!
+//! Invariant: whatever a request holds of the account is given back when its
+//! [`Share`] is dropped, on every way out.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::model::id::TenantId;
+use crate::model::pace::{Pace, Rate};
+use crate::model::span::words;
+
+/// How many tenants' paces are kept before those that have rested are let go.
+const PACES_LEAST: usize = 1_024;
+/// The most that one request can owe beyond a burst: a whole batch.
+const OWED_MAX: f64 = 1_000.0;
+
+/// How much may come in.
+#[derive(Debug)]
+pub struct Intake {
+    paces: Mutex<Paces>,
+    bytes: AtomicUsize,
+    bytes_max: usize,
+    waiting: AtomicUsize,
+    waiting_max: usize,
+}
+
+/// The paces of tenants that handed something in of late.
+#[derive(Debug)]
+struct Paces {
+    by_tenant: HashMap<TenantId, Pace>,
+    /// With this many, those that have rested are let go of.
+    full_at: usize,
+}
+
+/// How a tenant stands with its rate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Standing {
+    /// The rate.
+    pub rate: Rate,
+    /// How many more may come now.
+    pub left: u32,
+    /// How long until a whole burst may come again.
+    pub full_in: Duration,
+}
+
+/// A tenant hands in more than its rate allows.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error(
+    "tenant {tenant} may hand in {} events per second, {} at once, and {count} more are too many now; try again in {}, or have the tenant's ingest rate raised",
+    .standing.rate.per_second, .standing.rate.burst, words(*.ready_in)
+)]
+pub struct Limited {
+    /// Whose events they are.
+    pub tenant: TenantId,
+    /// How many came.
+    pub count: usize,
+    /// How long until as many may come.
+    pub ready_in: Duration,
+    /// How it stands.
+    pub standing: Standing,
+}
+
+/// So much is being taken in that this request would be too much.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the gateway is taking in as much as it can hold; try again in a moment, nothing of this was written")]
+pub struct Overload;
+
+impl Intake {
+    /// Bounds what requests hold together: bytes of their bodies, and how
+    /// many wait for their commit.
+    pub fn new(bytes_max: usize, waiting_max: usize) -> Self {
+        let paces = Paces { by_tenant: HashMap::new(), full_at: PACES_LEAST };
+        Self {
+            paces: Mutex::new(paces),
+            bytes: AtomicUsize::new(0),
+            bytes_max,
+            waiting: AtomicUsize::new(0),
+            waiting_max,
+        }
+    }
+
+    /// Never has too much; tenants keep to their rates all the same.
+    pub fn endless() -> Self {
+        Self::new(usize::MAX, usize::MAX)
+    }
+
+    /// Counts events against their tenant's rate, or says when they may come.
+    /// More than a whole burst pass when the bucket is full, and are owed.
+    pub fn charge(&self, tenant: &TenantId, rate: Rate, count: usize, now: Timestamp) -> Result<(), Box<Limited>> {
+        let many = u32::try_from(count).unwrap_or(u32::MAX);
+        let mut paces = self.paces();
+        let pace = paces.of(tenant, rate, now);
+        if pace.ready_for(many) <= now {
+            pace.take_many(many, now);
+            return Ok(());
+        }
+        // Nobody can owe as much as that: the clock has been set back.
+        let longest = Duration::from_secs_f64((f64::from(rate.burst) + OWED_MAX) / rate.per_second + 1.0);
+        if until(pace.ready_for(many), now) > longest {
+            *pace = Pace::at_the_door(rate);
+            pace.take_many(rate.burst, now);
+        }
+        let (ready_in, standing) = (until(pace.ready_for(many), now), standing(pace, now));
+        Err(Box::new(Limited { tenant: tenant.clone(), count, ready_in, standing }))
+    }
+
+    /// A tenant's rate was changed; what is left in its bucket stays.
+    pub fn change(&self, tenant: &TenantId, rate: Rate, now: Timestamp) {
+        if let Some(pace) = self.paces().by_tenant.get_mut(tenant) {
+            pace.change(rate, now);
+        }
+    }
+
+    /// How a tenant stands with its rate.
+    pub fn standing(&self, tenant: &TenantId, rate: Rate, now: Timestamp) -> Standing {
+        let mut pace = self.paces().by_tenant.get(tenant).copied().unwrap_or(Pace::at_the_door(rate));
+        pace.change(rate, now);
+        standing(&pace, now)
+    }
+
+    /// A request begins to come in.
+    pub fn share(&self) -> Share<'_> {
+        Share { intake: self, bytes: 0, is_waiting: false }
+    }
+
+    fn paces(&self) -> MutexGuard<'_, Paces> {
+        self.paces.lock().expect("counting does not panic")
+    }
+}
+
+fn standing(pace: &Pace, now: Timestamp) -> Standing {
+    let rate = pace.rate();
+    Standing { rate, left: pace.left(now), full_in: until(pace.ready_for(rate.burst), now) }
+}
+
+fn until(at: Timestamp, now: Timestamp) -> Duration {
+    Duration::from_millis(u64::try_from(at.as_millisecond() - now.as_millisecond()).unwrap_or(0))
+}
+
+impl Paces {
+    /// A tenant's pace, at the rate it has now.
+    fn of(&mut self, tenant: &TenantId, rate: Rate, now: Timestamp) -> &mut Pace {
+        if !self.by_tenant.contains_key(tenant) {
+            self.make_room(now);
+            self.by_tenant.insert(tenant.clone(), Pace::at_the_door(rate));
+        }
+        let pace = self.by_tenant.get_mut(tenant).expect("it was just put there");
+        pace.change(rate, now);
+        pace
+    }
+
+    /// Nothing is lost with a pace that has rested: it would begin the same.
+    fn make_room(&mut self, now: Timestamp) {
+        if self.by_tenant.len() >= self.full_at {
+            self.by_tenant.retain(|_, pace| !pace.is_rested(now));
+            self.full_at = PACES_LEAST.max(2 * self.by_tenant.len());
+        }
+    }
+}
+
+/// What one request holds of the account; given back when it is dropped.
+#[derive(Debug)]
+pub struct Share<'a> {
+    intake: &'a Intake,
+    bytes: usize,
+    is_waiting: bool,
+}
+
+impl Share<'_> {
+    /// More of the body has come. A request that is alone may hold any
+    /// amount, so that one is always possible.
+    pub fn grow(&mut self, bytes: usize) -> Result<(), Overload> {
+        let Intake { bytes: held, bytes_max, .. } = self.intake;
+        let more = |held: usize| {
+            let grown = held.saturating_add(bytes);
+            (grown <= *bytes_max || held == self.bytes).then_some(grown)
+        };
+        held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| Overload)?;
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// The whole body is here, and waits for its commit from now on.
+    pub fn wait(&mut self) -> Result<(), Overload> {
+        let Intake { waiting, waiting_max, .. } = self.intake;
+        let more = |waiting: usize| (waiting < *waiting_max).then_some(waiting + 1);
+        waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| Overload)?;
+        self.is_waiting = true;
+        Ok(())
+    }
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        self.intake.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.intake.waiting.fetch_sub(usize::from(self.is_waiting), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SLOW: Rate = Rate { per_second: 10.0, burst: 5 };
+
+    fn at(millis: i64) -> Timestamp {
+        Timestamp::from_millisecond(1_700_000_000_000 + millis).unwrap()
+    }
+
+    fn tenant(id: &str) -> TenantId {
+        id.parse().unwrap()
+    }
+
+    #[test]
+    fn a_whole_burst_passes_and_the_next_one_is_told_when() {
+        let intake = Intake::endless();
+        for n in (0..5).rev() {
+            intake.charge(&tenant("a"), SLOW, 1, at(0)).unwrap();
+            assert_eq!(intake.standing(&tenant("a"), SLOW, at(0)).left, n);
+        }
+        let limited = intake.charge(&tenant("a"), SLOW, 1, at(0)).unwrap_err();
+        assert_eq!((limited.ready_in, limited.standing.left), (Duration::from_millis(100), 0));
+        assert_eq!(limited.standing.full_in, Duration::from_millis(500));
+        let sentence = limited.to_string();
+        assert!(sentence.contains("tenant a may hand in 10 events per second, 5 at once"), "{sentence}");
+        intake.charge(&tenant("b"), SLOW, 5, at(0)).unwrap();
+        assert!(intake.charge(&tenant("a"), SLOW, 1, at(99)).is_err(), "what was refused is not counted");
+        intake.charge(&tenant("a"), SLOW, 1, at(100)).unwrap();
+        assert!(intake.charge(&tenant("a"), SLOW, 1, at(101)).is_err());
+    }
+
+    #[test]
+    fn a_batch_over_the_burst_passes_when_the_bucket_is_full_and_is_owed() {
+        let intake = Intake::endless();
+        intake.charge(&tenant("a"), SLOW, 1, at(0)).unwrap();
+        let limited = intake.charge(&tenant("a"), SLOW, 20, at(0)).unwrap_err();
+        assert_eq!((limited.ready_in, limited.standing.left), (Duration::from_millis(100), 4));
+        intake.charge(&tenant("a"), SLOW, 20, at(200)).unwrap();
+        assert!(intake.charge(&tenant("a"), SLOW, 1, at(1_799)).is_err(), "15 are owed, and then one is wanted");
+        intake.charge(&tenant("a"), SLOW, 1, at(1_801)).unwrap();
+    }
+
+    #[test]
+    fn another_rate_counts_at_once_and_is_no_fresh_burst() {
+        let intake = Intake::endless();
+        let hourly = Rate { per_second: 0.001, burst: 1 };
+        let fast = Rate { per_second: 1_000.0, burst: 100 };
+        intake.charge(&tenant("a"), hourly, 1, at(0)).unwrap();
+        assert!(intake.charge(&tenant("a"), hourly, 1, at(1_000)).is_err());
+        intake.change(&tenant("a"), fast, at(1_000));
+        assert!(intake.charge(&tenant("a"), fast, 100, at(1_000)).is_err(), "the bucket was empty");
+        intake.charge(&tenant("a"), fast, 50, at(1_050)).unwrap();
+        assert!(intake.charge(&tenant("a"), hourly, 50, at(1_050)).is_err());
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_limits_nobody_for_long() {
+        let intake = Intake::endless();
+        intake.charge(&tenant("a"), SLOW, 5, at(0)).unwrap();
+        let limited = intake.charge(&tenant("a"), SLOW, 1, at(-3_600_000)).unwrap_err();
+        assert!(limited.ready_in <= Duration::from_millis(101), "{:?}", limited.ready_in);
+        intake.charge(&tenant("a"), SLOW, 1, at(-3_599_000)).unwrap();
+    }
+
+    #[test]
+    fn rested_paces_are_let_go_of_and_others_stay() {
+        let intake = Intake::endless();
+        let daily = Rate { per_second: 0.001, burst: 1 };
+        intake.charge(&tenant("debtor"), daily, 1, at(0)).unwrap();
+        for n in 0..100_000 {
+            intake.charge(&tenant(&format!("t{n}")), SLOW, 1, at(n)).unwrap();
+        }
+        let kept = intake.paces().by_tenant.len();
+        assert!(kept <= PACES_LEAST, "{kept} are kept");
+        assert!(intake.charge(&tenant("debtor"), daily, 1, at(100_000)).is_err(), "a debt is not forgotten");
+    }
+
+    #[test]
+    fn bytes_are_held_until_the_share_is_dropped() {
+        let intake = Intake::new(100, 10);
+        let (mut slow, mut other) = (intake.share(), intake.share());
+        slow.grow(60).unwrap();
+        other.grow(40).unwrap();
+        assert_eq!(other.grow(1), Err(Overload), "the account is full");
+        assert_eq!(slow.grow(1), Err(Overload));
+        drop(other);
+        slow.grow(40).unwrap();
+        assert_eq!(intake.share().grow(1), Err(Overload));
+        drop(slow);
+        assert_eq!(intake.bytes.load(Ordering::Relaxed), 0);
+        intake.share().grow(100).unwrap();
+    }
+
+    #[test]
+    fn one_request_is_always_possible_however_large() {
+        let intake = Intake::new(10, 1);
+        let mut only = intake.share();
+        only.grow(8).unwrap();
+        only.grow(1_000).unwrap();
+        only.wait().unwrap();
+        let mut other = intake.share();
+        assert_eq!((other.grow(1), other.wait()), (Err(Overload), Err(Overload)));
+        drop((only, other));
+        let mut next = intake.share();
+        next.grow(11).unwrap();
+        next.wait().unwrap();
+    }
+}
