@@ -27,6 +27,7 @@ use crate::lifecycle::dispatch::Dispatcher;
 use crate::lifecycle::expire::{self, Expiry};
 use crate::lifecycle::retain::{self, Retention};
 use crate::lifecycle::space::Space;
+use crate::metrics::Metrics;
 use crate::model::id::TenantId;
 use crate::model::tenant::{Defaults, Quota, Tenant};
 use crate::store::embedded::{Durability, Embedded};
@@ -59,8 +60,9 @@ impl App {
             .with_context(|| format!("cannot listen on {}; choose another address with --listen", settings.listen))?;
         let address = listener.local_addr()?;
         let folder = settings.data.0.clone();
-        let store = Embedded::open(&folder, Durability::Synced)?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let metrics = Arc::new(Metrics::new(clock.now()));
+        let store = Embedded::open_counted(&folder, Durability::Synced, metrics.commits())?;
         ensure_default_tenant(&store, clock.as_ref()).await?;
         let (admin, new_token) = admin_token(&store, &folder, is_token_renewed).await?;
 
@@ -72,7 +74,7 @@ impl App {
         let slots = settings.max_in_flight.0;
         let dispatcher = Dispatcher::new(shared.clone(), sender, expiry.clone(), clock.clone(), slots, rand::random());
         let space = Space::watching(folder, settings.disk_reserve.0);
-        let gateway = Arc::new(Gateway { store: shared, dispatcher, expiry, clock, space });
+        let gateway = Arc::new(Gateway { store: shared, dispatcher, expiry, clock, space, metrics });
 
         warn_of_forbidden(gateway.store.as_ref(), &guard);
         let chores = start_chores(&gateway, settings);

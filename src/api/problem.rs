@@ -130,6 +130,11 @@ impl Problem {
         Self { code, detail: detail.into(), errors: Vec::new() }
     }
 
+    /// What went wrong, for programs.
+    pub fn code(&self) -> Code {
+        self.code
+    }
+
     /// A problem with one field.
     pub fn field(code: Code, pointer: impl Into<String>, detail: impl Into<String>) -> Self {
         let detail = detail.into();

@@ -2,12 +2,16 @@
 
 use axum::Json;
 use axum::extract::State;
-use http::StatusCode;
+use http::header::CONTENT_TYPE;
+use http::{HeaderName, StatusCode};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::Api;
 use super::problem::Problem;
+use crate::lifecycle::Gateway;
+use crate::metrics::{self, Gauges};
+use crate::model::endpoint::EndpointState;
 
 /// A one-word answer.
 #[derive(Serialize, ToSchema)]
@@ -37,6 +41,34 @@ pub async fn readyz(State(api): State<Api>) -> (StatusCode, Json<StatusView>) {
         Ok(_) => (StatusCode::OK, Json(StatusView { status: "ok" })),
         Err(_) => (StatusCode::SERVICE_UNAVAILABLE, Json(StatusView { status: "the store does not answer" })),
     }
+}
+
+/// What is counted and measured
+///
+/// OpenMetrics text, for Prometheus and the like. No label names a tenant, an endpoint or a type of event.
+#[utoipa::path(
+    get, path = "/metrics", tag = "status", security(()),
+    responses((status = 200, body = String, content_type = "application/openmetrics-text")),
+)]
+pub async fn metrics(State(api): State<Api>) -> ([(HeaderName, &'static str); 1], String) {
+    let gateway = &api.gateway;
+    ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], gateway.metrics.encode(&gauges(gateway)))
+}
+
+/// What stands at this moment, as far as memory knows it.
+fn gauges(gateway: &Gateway) -> Gauges {
+    let mut endpoints = metrics::Endpoints::default();
+    for tenant in gateway.store.tenants() {
+        for endpoint in gateway.store.endpoints(&tenant.id) {
+            match endpoint.standing.state {
+                EndpointState::Active => endpoints.active += 1,
+                EndpointState::Paused => endpoints.paused += 1,
+                EndpointState::Disabled => endpoints.disabled += 1,
+            }
+        }
+    }
+    let dispatcher = &gateway.dispatcher;
+    Gauges { in_flight: dispatcher.in_flight(), slots: dispatcher.slots(), endpoints, ..Gauges::default() }
 }
 
 /// This document

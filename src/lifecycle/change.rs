@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::Gateway;
+use crate::metrics;
 use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
 use crate::model::tenant::Tenant;
@@ -17,6 +18,9 @@ pub async fn change_delivery(gateway: &Gateway, tenant: &TenantId, id: DeliveryI
     let now = gateway.clock.now();
     let changed = gateway.store.change(tenant, id, change, now).await?;
     gateway.dispatcher.changed(changed.endpoint, id, changed.due_at);
+    if change == Change::Cancel {
+        gateway.metrics.cancelled(1);
+    }
     if change == Change::Replay {
         // Its time begins anew, and may be short.
         gateway.expiry.note(now);
@@ -54,7 +58,9 @@ pub async fn pause(
 ) -> Result<Arc<Endpoint>> {
     let reason = note.unwrap_or_else(|| "paused by a person".to_owned());
     let change = EndpointChange::Standing { state: EndpointState::Paused, reason: Some(reason) };
-    change_endpoint(gateway, tenant, id, change).await
+    let paused = change_endpoint(gateway, tenant, id, change).await?;
+    gateway.metrics.endpoint_paused(metrics::Pause::Person);
+    Ok(paused)
 }
 
 /// Resumes an endpoint, whoever or whatever stopped it.

@@ -14,7 +14,7 @@ use tracing::{error, warn};
 
 use super::Gateway;
 use super::deliver::log_over;
-use crate::model::delivery::{Limits, after};
+use crate::model::delivery::{Cause, Limits, after};
 use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::span::Span;
 use crate::store::{AskUntried, Error, Outcome, Overdue, Result, Settlement};
@@ -197,6 +197,7 @@ async fn look(gateway: &Gateway, overdue: Overdue) -> Result<()> {
     let settled = gateway.store.settle(lease, settlement).await?;
     if let Some(by) = over.filter(|_| !settled.is_void) {
         log_over(overdue.id, &endpoint, by);
+        gateway.metrics.died(Cause::Expired, overdue.progress.used());
         gateway.dispatcher.changed(endpoint.id, overdue.id, None);
         gateway.dispatcher.admit(settled.promoted.into_iter().collect());
     }

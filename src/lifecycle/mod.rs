@@ -20,6 +20,7 @@ use self::dispatch::Dispatcher;
 use self::expire::Expiry;
 use self::space::Space;
 use crate::clock::Clock;
+use crate::metrics::Metrics;
 use crate::store::Store;
 
 pub mod accept;
@@ -44,4 +45,6 @@ pub struct Gateway {
     pub clock: Arc<dyn Clock>,
     /// Whether there is room for more.
     pub space: Space,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
 }

@@ -17,6 +17,7 @@ mod failures;
 mod lanes;
 mod listen;
 mod load;
+mod metrics;
 mod pause;
 mod retry;
 mod signatures;

@@ -19,6 +19,7 @@ use posthaste::lifecycle::explain::explain_delivery;
 use posthaste::lifecycle::space::Space;
 use posthaste::lifecycle::waiting::outlook;
 use posthaste::lifecycle::{Gateway, change};
+use posthaste::metrics::Metrics;
 use posthaste::model::attempt::{Answer, Attempt, Response, Timings};
 use posthaste::model::delivery::{Cause, Delivery, State, WaitingFor, after};
 use posthaste::model::endpoint::{Endpoint, Settings};
@@ -98,7 +99,8 @@ impl Town {
             let sender = self.receiver.clone();
             let dispatcher = Dispatcher::new(store.clone(), sender, expiry.clone(), clock.clone(), 100, 5);
             let space = Space::endless();
-            let gateway = Arc::new(Gateway { store, dispatcher, expiry, clock: clock.clone(), space });
+            let metrics = Arc::new(Metrics::new(self.now));
+            let gateway = Arc::new(Gateway { store, dispatcher, expiry, clock: clock.clone(), space, metrics });
             let (keeping_time, expiring) = (gateway.clone(), gateway.clone());
             tokio::spawn(async move { keeping_time.dispatcher.run().await });
             tokio::spawn(expire::run(expiring));

@@ -15,6 +15,7 @@ use posthaste::lifecycle::accept::{Submission, accept};
 use posthaste::lifecycle::dispatch::Dispatcher;
 use posthaste::lifecycle::expire::{self, Expiry};
 use posthaste::lifecycle::space::Space;
+use posthaste::metrics::Metrics;
 use posthaste::model::attempt::{Failure, FailureKind};
 use posthaste::model::delivery::{Delivery, State, after};
 use posthaste::model::endpoint::{Endpoint, Secret, Settings, Standing};
@@ -247,7 +248,9 @@ impl World {
         let seed = self.chance.random();
         let dispatcher = Dispatcher::new(store.clone(), Arc::new(moody), expiry.clone(), clock.clone(), 100, seed);
         let space = Space::endless();
-        let gateway = Arc::new(Gateway { store, dispatcher: dispatcher.clone(), expiry, clock: clock.clone(), space });
+        let metrics = Arc::new(Metrics::new(clock.now()));
+        let (dispatching, clock_too) = (dispatcher.clone(), clock.clone());
+        let gateway = Arc::new(Gateway { store, dispatcher: dispatching, expiry, clock: clock_too, space, metrics });
         let keeping_time = tokio::spawn(async move { dispatcher.run().await });
         let expiring = tokio::spawn(expire::run(gateway.clone()));
         while let Some((at, submission)) = self.to_come.pop() {

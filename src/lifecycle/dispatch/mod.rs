@@ -141,6 +141,11 @@ impl Dispatcher {
         self.queues().in_flight()
     }
 
+    /// How many claims may be in flight.
+    pub fn slots(&self) -> usize {
+        self.queues().slots()
+    }
+
     /// Whether a lane's one slot is taken.
     pub fn is_lane_busy(&self, endpoint: EndpointId, lane: &str) -> bool {
         self.queues().is_lane_busy(endpoint, lane)

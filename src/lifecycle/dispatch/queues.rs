@@ -387,6 +387,11 @@ impl Queues {
         self.is_stopped = true;
     }
 
+    /// How many claims may be in flight.
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
     /// How many claims are in flight.
     pub fn in_flight(&self) -> usize {
         self.slots - self.slots_free

@@ -15,6 +15,7 @@ use rusqlite::{Connection, OpenFlags};
 use tokio::sync::Semaphore;
 
 use super::{Error, Result};
+use crate::metrics::Commits;
 use catalog::Index;
 use writer::{Writer, failure_of};
 
@@ -66,6 +67,11 @@ pub enum Durability {
 impl Embedded {
     /// Opens the store in a data directory, creating it when it is not there.
     pub fn open(folder: &Path, durability: Durability) -> anyhow::Result<Self> {
+        Self::open_counted(folder, durability, Arc::default())
+    }
+
+    /// Opens it as [`Embedded::open`] does, and counts what is written.
+    pub fn open_counted(folder: &Path, durability: Durability, commits: Arc<Commits>) -> anyhow::Result<Self> {
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -87,7 +93,7 @@ impl Embedded {
         let index = Arc::new(RwLock::new(Index::load(&db)?));
         let next_delivery = next_delivery(&db)?;
         let readers = (0..READERS).map(|_| reader(&path)).collect::<rusqlite::Result<Vec<_>>>()?;
-        let (writer, thread) = Writer::start(db, index.clone(), next_delivery);
+        let (writer, thread) = Writer::start(db, index.clone(), next_delivery, commits);
         let shared =
             Shared { index, readers_free: Semaphore::new(readers.len()), readers: Mutex::new(readers), _lock: lock };
         Ok(Self { shared: Arc::new(shared), writer, writer_thread: Mutex::new(Some(thread)) })

@@ -10,12 +10,14 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, RwLock};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 use tracing::error;
 
 use super::catalog::Index;
+use crate::metrics::Commits;
 use crate::store::{Error, Result};
 
 /// How many jobs one transaction takes at most, so that the first of them
@@ -82,11 +84,16 @@ pub struct Writer {
 
 impl Writer {
     /// Starts the writer's thread on its connection.
-    pub fn start(db: Connection, index: Arc<RwLock<Index>>, next_delivery: i64) -> (Self, JoinHandle<()>) {
+    pub fn start(
+        db: Connection,
+        index: Arc<RwLock<Index>>,
+        next_delivery: i64,
+        commits: Arc<Commits>,
+    ) -> (Self, JoinHandle<()>) {
         let (jobs, waiting) = mpsc::channel(JOBS_WAITING_MAX);
         let thread = std::thread::Builder::new()
             .name("store-writer".into())
-            .spawn(move || run(&db, &index, next_delivery, waiting))
+            .spawn(move || run(&db, &index, next_delivery, &commits, waiting))
             .expect("a thread can be started");
         (Self { jobs }, thread)
     }
@@ -107,7 +114,13 @@ impl Writer {
     }
 }
 
-fn run(db: &Connection, index: &Arc<RwLock<Index>>, mut next_delivery: i64, mut waiting: mpsc::Receiver<Box<dyn Job>>) {
+fn run(
+    db: &Connection,
+    index: &Arc<RwLock<Index>>,
+    mut next_delivery: i64,
+    commits: &Commits,
+    mut waiting: mpsc::Receiver<Box<dyn Job>>,
+) {
     while let Some(first) = waiting.blocking_recv() {
         let mut jobs = vec![first];
         while jobs.len() < JOBS_PER_COMMIT
@@ -115,14 +128,21 @@ fn run(db: &Connection, index: &Arc<RwLock<Index>>, mut next_delivery: i64, mut 
         {
             jobs.push(job);
         }
-        commit(db, index, &mut next_delivery, jobs);
+        commit(db, index, &mut next_delivery, commits, jobs);
     }
     if let Err(problem) = db.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)") {
         error!("could not fold the write-ahead log into the store while closing: {problem}");
     }
 }
 
-fn commit(db: &Connection, index: &Arc<RwLock<Index>>, next_delivery: &mut i64, mut jobs: Vec<Box<dyn Job>>) {
+fn commit(
+    db: &Connection,
+    index: &Arc<RwLock<Index>>,
+    next_delivery: &mut i64,
+    commits: &Commits,
+    mut jobs: Vec<Box<dyn Job>>,
+) {
+    let began = Instant::now();
     let mut after_commit = Vec::new();
     let attempt = catch_unwind(AssertUnwindSafe(|| -> rusqlite::Result<()> {
         db.execute_batch("BEGIN IMMEDIATE")?;
@@ -139,10 +159,12 @@ fn commit(db: &Connection, index: &Arc<RwLock<Index>>, next_delivery: &mut i64, 
     };
     match &outcome {
         Ok(()) => {
+            commits.committed(jobs.len(), began.elapsed());
             let mut index = index.write().expect("no reader of the catalogue panics");
             after_commit.into_iter().for_each(|change| change(&mut index));
         }
         Err(failure) => {
+            commits.failed(jobs.len());
             error!("nothing of a batch of writes was kept: {failure}");
             // Rolled back by SQLite itself after some errors; then this says so.
             let _ = db.execute_batch("ROLLBACK");
