@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 
-use crate::support::{Client, Gateway, Receiver, eventually};
+use crate::support::{Client, Gateway, Options, Receiver, eventually};
 
 const EVENTS: &str = "/v1/tenants/default/events";
 
@@ -191,4 +191,15 @@ async fn what_expires_unattempted_is_counted_as_dead() {
         if dead == 1.0 { Ok(()) } else { Err(format!("{dead} are counted")) }
     })
     .await;
+}
+
+#[tokio::test]
+async fn events_turned_away_for_want_of_space_are_counted() {
+    let gateway = Gateway::start_with(Options::flags(&["--disk-reserve", "1000000GiB"])).await;
+    let event = r#"{"type":"a.b","data":1}"#;
+    gateway.client.post(EVENTS, event).await.problem(507, "storage_full");
+    let scrape = Scrape::of(&gateway.client).await;
+    assert_eq!(scrape.value("posthaste_storage_refused_total"), 1.0);
+    assert_eq!(scrape.refused("storage_full"), 1.0);
+    assert_eq!(scrape.value("posthaste_events_accepted_total"), 0.0);
 }

@@ -225,6 +225,7 @@ fn migrate(db: &Connection, path: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::Metrics;
     use crate::store::{Catalog, Queue};
 
     #[tokio::test]
@@ -257,6 +258,26 @@ mod tests {
         let known = store.any_endpoint(endpoint).unwrap();
         assert_eq!(known.settings.status_rules, Default::default());
         assert_eq!(known.policy.max_age.to_string(), "59m", "also what would be refused today");
+        store.close().await;
+    }
+
+    #[tokio::test]
+    async fn a_commit_is_counted_as_made_or_as_failed() {
+        let folder = tempfile::tempdir().unwrap();
+        let metrics = Metrics::new(jiff::Timestamp::UNIX_EPOCH);
+        let store = Embedded::open_counted(folder.path(), Durability::Unsynced, metrics.commits()).unwrap();
+        let count = |name: &str| -> u64 {
+            let text = metrics.encode(&Default::default());
+            let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("it is shown");
+            line.trim().parse().expect("a number")
+        };
+        let (made, failed) = ("posthaste_store_commit_jobs_count", "posthaste_store_writes_failed_total");
+        store.set_note("a", "1".into()).await.unwrap();
+        assert_eq!((count(made), count(failed)), (1, 0));
+        let refused = store.writer.write(|transaction| transaction.db.execute("INSERT INTO nowhere VALUES (1)", []));
+        assert!(refused.await.is_err());
+        assert_eq!((count(made), count(failed)), (1, 1));
+        assert_eq!(count("posthaste_store_commit_duration_seconds_count"), 1);
         store.close().await;
     }
 }
