@@ -31,6 +31,8 @@ use crate::lifecycle::mail::smtp::{SmtpPost, read_password};
 use crate::lifecycle::mail::{Post, Postmaster};
 use crate::lifecycle::retain::{self, Retention};
 use crate::lifecycle::space::Space;
+use crate::lifecycle::tell::Teller;
+use crate::metrics::Metrics;
 use crate::model::health::Quarantine;
 use crate::model::id::TenantId;
 use crate::model::tenant::{Defaults, Quota, Tenant};
@@ -66,7 +68,8 @@ impl App {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let mail = Postmaster::new(post(settings, &clock)?, clock.clone());
         let folder = settings.data.0.clone();
-        let store = Embedded::open(&folder, Durability::Synced)?;
+        let metrics = Arc::new(Metrics::new(clock.now()));
+        let store = Embedded::open_counted(&folder, Durability::Synced, metrics.commits())?;
         ensure_tenants(&store, clock.as_ref()).await?;
         let (admin, new_token) = admin_token(&store, &folder, is_token_renewed).await?;
 
@@ -76,10 +79,22 @@ impl App {
         let shared: Arc<dyn Store> = store.clone();
         let expiry = Arc::new(Expiry::new(settings.hold_max));
         let limits = limits(settings);
-        let dispatcher = Dispatcher::new(shared.clone(), sender, expiry.clone(), clock.clone(), limits, rand::random());
+        let teller = Teller::new(shared.clone(), mail.clone(), metrics.clone(), clock.clone());
+        let dispatcher = Dispatcher::new(
+            shared.clone(),
+            sender,
+            expiry.clone(),
+            teller.clone(),
+            clock.clone(),
+            limits,
+            rand::random(),
+        );
         let space = Space::watching(folder, settings.disk_reserve.0);
         let intake = Intake::new(bytes(settings.ingest_memory), settings.ingest_waiting.0);
-        let gateway = Arc::new(Gateway { store: shared, dispatcher, expiry, clock, space, intake, mail });
+        let gateway =
+            Arc::new(Gateway { store: shared, dispatcher, expiry, clock, space, intake, mail, teller, metrics });
+        gateway.mail.count_in(gateway.metrics.clone());
+        gateway.teller.catch_up();
 
         warn_of_forbidden(gateway.store.as_ref(), &guard);
         let chores = start_chores(&gateway, settings);

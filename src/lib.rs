@@ -7,8 +7,9 @@
 // What things are.
 pub mod model;
 
-// Where facts rest, and the only place that reads the clock.
+// Where facts rest, what is counted, and the only place that reads the clock.
 pub mod clock;
+pub mod metrics;
 pub mod store;
 
 // How an event moves.

@@ -3,9 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use posthaste::api::openapi::document;
 use posthaste::api::problem::Code;
+use posthaste::metrics::{Breakers, Gauges, Metrics};
 use posthaste::model::preset::Preset;
 use posthaste::model::rules::Table;
 
@@ -13,10 +15,11 @@ use posthaste::model::rules::Table;
 /// tests may import anything.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("cli", &["app", "api", "lifecycle", "store", "model", "clock", "config", "telemetry"]),
-    ("app", &["api", "lifecycle", "store", "model", "clock", "config", "telemetry"]),
-    ("api", &["lifecycle", "store", "model", "clock"]),
-    ("lifecycle", &["store", "model", "clock"]),
-    ("store", &["model", "clock"]),
+    ("app", &["api", "lifecycle", "store", "metrics", "model", "clock", "config", "telemetry"]),
+    ("api", &["lifecycle", "store", "metrics", "model", "clock"]),
+    ("lifecycle", &["store", "metrics", "model", "clock"]),
+    ("store", &["metrics", "model", "clock"]),
+    ("metrics", &["model"]),
     ("model", &[]),
     ("clock", &[]),
     ("config", &["model"]),
@@ -328,6 +331,85 @@ fn every_error_code_is_documented() {
     let codes = Code::ALL.iter().map(|code| code.as_str());
     let missing = codes.filter(|code| !told.contains(*code)).map(|code| format!("`{code}`"));
     expect_none("codes that docs/api.md does not explain", missing.collect());
+}
+
+/// Everything that `/metrics` can show, as text.
+fn metrics() -> String {
+    let gauges = Gauges {
+        waiting: Some(0),
+        oldest_due: Some(Duration::ZERO),
+        breakers: Some(Breakers::default()),
+        ..Gauges::default()
+    };
+    Metrics::new(jiff::Timestamp::UNIX_EPOCH).encode(&gauges)
+}
+
+/// The labels of a family with all their values, as they stand in the table.
+fn labels_of(text: &str, family: &str, kind: &str) -> String {
+    let mut labels: Vec<(&str, Vec<&str>)> = Vec::new();
+    let samples = text.lines().filter_map(|line| line.strip_prefix(family)?.split_once('{')?.1.split_once('}'));
+    let samples = samples.map(|(labels, _)| labels.split(','));
+    for (label, value) in samples.flatten().filter_map(|pair| pair.split_once('=')).filter(|(label, _)| *label != "le")
+    {
+        let value = value.trim_matches('"');
+        match labels.iter_mut().find(|(known, _)| *known == label) {
+            Some((_, values)) if values.contains(&value) => {}
+            Some((_, values)) => values.push(value),
+            None => labels.push((label, vec![value])),
+        }
+    }
+    let shown = labels.iter().map(|(label, values)| match kind {
+        // Its value is another one in every version.
+        "info" => format!("`{label}`"),
+        _ => format!("`{label}`: `{}`", values.join("`, `")),
+    });
+    shown.collect::<Vec<_>>().join("; ")
+}
+
+#[test]
+fn every_metric_is_documented_with_all_its_labels() {
+    let (text, page) = (metrics(), read("docs/metrics.md"));
+    let helps = text.lines().filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '));
+    let kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let rows = helps.zip(kinds).map(|((family, help), (_, kind))| {
+        let name = match kind {
+            "counter" => format!("{family}_total"),
+            "info" => format!("{family}_info"),
+            _ => family.to_owned(),
+        };
+        let labels = labels_of(&text, &name, kind);
+        format!("| `{name}` | {kind} | {labels} | {help} |\n")
+    });
+    let rows: String = rows.collect();
+    assert!(rows.lines().count() > 30, "there are metrics: {rows}");
+    let told: String =
+        page.lines().filter(|line| line.starts_with("| `posthaste_")).map(|line| format!("{line}\n")).collect();
+    assert!(told == rows, "docs/metrics.md does not list what is measured; its rows should be:\n{rows}");
+}
+
+#[test]
+fn every_code_that_can_refuse_an_event_is_counted_by_its_name() {
+    // What no request to take events is answered with.
+    let elsewhere = ["wrong_state", "target_forbidden", "invalid_cursor", "method_not_allowed"];
+    let text = metrics();
+    let is_counted = |code: &str| text.contains(&format!("posthaste_ingest_refused_total{{code=\"{code}\"}} 0\n"));
+    let codes = Code::ALL.iter().map(|code| code.as_str());
+    let missing = codes.filter(|code| !elsewhere.contains(code) && !is_counted(code)).map(str::to_owned);
+    expect_none("codes that src/metrics/labels.rs does not know", missing.collect());
+}
+
+#[test]
+fn every_metric_that_a_query_names_exists() {
+    let text = metrics();
+    let samples = text.lines().filter(|line| !line.starts_with('#'));
+    let known: BTreeSet<&str> = samples.filter_map(|line| line.split(['{', ' ']).next()).collect();
+    let page = read("docs/metrics.md");
+    let queries = page.split("```promql\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let named = queries.flat_map(|query| query.split(|c| !is_word(c))).filter(|word| word.starts_with("posthaste_"));
+    let named: BTreeSet<&str> = named.collect();
+    assert!(named.len() > 8, "there are queries: {named:?}");
+    let invented = named.difference(&known).map(|name| format!("`{name}`"));
+    expect_none("metrics in the queries of docs/metrics.md that nothing shows", invented.collect());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, Method, StatusCode};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -120,6 +120,11 @@ pub struct BatchError {
     errors: Vec<FieldError>,
 }
 
+/// Whether a route takes events.
+pub fn takes_events(method: &Method, route: &str) -> bool {
+    method == Method::POST && matches!(route, "/v1/tenants/{tenant}/events" | "/v1/tenants/{tenant}/events/batch")
+}
+
 /// Hand in an event
 ///
 /// Answered once the event and all its deliveries are durable.
@@ -214,6 +219,9 @@ pub async fn accept_batch(
         .collect();
     if together == Together::All && outcomes.iter().any(Result::is_err) {
         return Err(refuse_batch(outcomes.into_iter().map(Result::err).collect()));
+    }
+    for problem in outcomes.iter().filter_map(|outcome| outcome.as_ref().err()) {
+        api.gateway.metrics.refused(problem.code().as_str());
     }
     let data = outcomes.into_iter().enumerate().map(|(index, outcome)| show_item(index, outcome)).collect();
     Ok((StatusCode::ACCEPTED, limits::told(&api, &tenant), Json(Page::whole(data))))

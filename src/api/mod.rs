@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use axum::Router;
-use axum::extract::Request;
-use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::extract::{MatchedPath, Request, State};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use http::HeaderValue;
 use utoipa_axum::router::OpenApiRouter;
@@ -91,6 +91,7 @@ pub fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(policies::preview))
         .routes(routes!(status::healthz))
         .routes(routes!(status::readyz))
+        .routes(routes!(status::metrics))
         .routes(routes!(status::openapi))
 }
 
@@ -102,11 +103,11 @@ pub fn router(api: Api) -> Router {
         .method_not_allowed_fallback(status::wrong_method)
         .fallback(status::nothing_here)
         .layer(from_fn_with_state(api.clone(), guard_v1))
-        .layer(from_fn(finish))
+        .layer(from_fn_with_state(api.clone(), finish))
         .with_state(api)
 }
 
-async fn guard_v1(state: axum::extract::State<Api>, request: Request, next: Next) -> Response {
+async fn guard_v1(state: State<Api>, request: Request, next: Next) -> Response {
     use axum::response::IntoResponse;
     match request.uri().path().starts_with("/v1/") {
         true => auth::require_token(state, request, next).await.into_response(),
@@ -115,10 +116,18 @@ async fn guard_v1(state: axum::extract::State<Api>, request: Request, next: Next
 }
 
 /// Names the request and writes out the problem, if that is the answer.
-async fn finish(request: Request, next: Next) -> Response {
+async fn finish(State(api): State<Api>, request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>();
+    let takes_events = route.is_some_and(|route| accept::takes_events(request.method(), route.as_str()));
     let mut response = ToItsEnd::of(next.run(request)).await;
     let request_id = format!("req_{:016x}", rand::random::<u64>());
     if let Some(problem) = response.extensions_mut().remove::<problem::Problem>() {
+        if takes_events {
+            api.gateway.metrics.refused(problem.code().as_str());
+            if let Some(limit) = problem.limit() {
+                api.gateway.metrics.limited(limit);
+            }
+        }
         problem.render(&mut response, &request_id);
     }
     let value = HeaderValue::try_from(request_id).expect("hex is a header value");

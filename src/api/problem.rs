@@ -15,6 +15,7 @@ use utoipa::{PartialSchema, ToSchema};
 use super::limits;
 use crate::lifecycle::accept::Refusal;
 use crate::lifecycle::intake::Overload;
+use crate::metrics::Limit;
 use crate::store;
 
 /// A problem on its way to the caller.
@@ -24,6 +25,7 @@ pub struct Problem {
     detail: String,
     errors: Vec<FieldError>,
     headers: Vec<(HeaderName, HeaderValue)>,
+    limit: Option<Limit>,
 }
 
 /// One field at fault.
@@ -137,7 +139,21 @@ const OVERLOAD_SECONDS: RangeInclusive<u64> = 1..=3;
 impl Problem {
     /// A problem with its sentence.
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
-        Self { code, detail: detail.into(), errors: Vec::new(), headers: Vec::new() }
+        Self { code, detail: detail.into(), errors: Vec::new(), headers: Vec::new(), limit: None }
+    }
+
+    /// Whose limit stood in the way, if one did.
+    pub fn limit(&self) -> Option<Limit> {
+        self.limit
+    }
+
+    fn of_limit(self, limit: Limit) -> Self {
+        Self { limit: Some(limit), ..self }
+    }
+
+    /// What went wrong, for programs.
+    pub fn code(&self) -> Code {
+        self.code
     }
 
     /// A problem with one field.
@@ -249,7 +265,7 @@ impl From<Refusal> for Problem {
             Refusal::Limited(limited) => {
                 let seconds = limits::whole_seconds(limited.ready_in).max(1);
                 let headers = limits::headers(&limited.standing);
-                Self::new(Code::RateLimited, detail).retry_after(seconds).with_headers(headers)
+                Self::new(Code::RateLimited, detail).retry_after(seconds).with_headers(headers).of_limit(Limit::Tenant)
             }
             Refusal::Store(problem) => problem.into(),
         }
@@ -259,7 +275,7 @@ impl From<Refusal> for Problem {
 impl From<Overload> for Problem {
     fn from(overload: Overload) -> Self {
         let seconds = rand::random_range(OVERLOAD_SECONDS);
-        Self::new(Code::Unavailable, overload.to_string()).retry_after(seconds)
+        Self::new(Code::Unavailable, overload.to_string()).retry_after(seconds).of_limit(Limit::Gateway)
     }
 }
 

@@ -4,6 +4,7 @@
 //! Invariant: whoever is told "accepted" is told so after the commit.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use aws_lc_rs::digest;
 use bytes::Bytes;
@@ -12,6 +13,7 @@ use jiff::Timestamp;
 use super::Gateway;
 use super::expire::just_after;
 use super::intake::Limited;
+use crate::metrics::Metrics;
 use crate::model::delivery::after;
 use crate::model::event::{Event, EventType, Key};
 use crate::model::id::{EndpointId, EventId, TenantId};
@@ -114,8 +116,9 @@ pub async fn accept_over(
     together: Together,
     spread: Option<Span>,
 ) -> Result<Vec<Outcome>, Refusal> {
-    let now = gateway.clock.now();
+    let (now, began) = (gateway.clock.now(), Instant::now());
     if gateway.space.is_low(now) {
+        gateway.metrics.storage_refused();
         return Err(Refusal::StorageFull);
     }
     let Some(known) = gateway.store.tenant(tenant) else { return Err(Refusal::Store(Error::NotFound("tenant"))) };
@@ -137,7 +140,12 @@ pub async fn accept_over(
         return Ok(refused_only(outcomes, &events));
     }
     let known: Vec<Arc<Event>> = events.iter().map(|new| new.event.clone()).collect();
-    let accepted = gateway.store.accept(events, together).await.map_err(of_store)?;
+    let accepted = gateway.store.accept(events, together).await.map_err(|problem| of_store(gateway, problem))?;
+    gateway.metrics.accept_took(began.elapsed());
+    let is_undone = together == Together::All && accepted.iter().any(|one| matches!(one, Accepted::Conflict { .. }));
+    if !is_undone {
+        count(&gateway.metrics, &known, &accepted);
+    }
     let mut answers = known.iter().zip(accepted).map(|(event, accepted)| answer(gateway, event, accepted));
     Ok(outcomes
         .into_iter()
@@ -145,9 +153,23 @@ pub async fn accept_over(
         .collect())
 }
 
-fn of_store(problem: Error) -> Refusal {
+fn count(metrics: &Metrics, events: &[Arc<Event>], accepted: &[Accepted]) {
+    for (event, accepted) in events.iter().zip(accepted) {
+        match accepted {
+            Accepted::New { .. } => metrics.accepted(event.data.len()),
+            Accepted::Duplicate { .. } => metrics.duplicate(),
+            // It is refused, and counted as that.
+            Accepted::Conflict { .. } => {}
+        }
+    }
+}
+
+fn of_store(gateway: &Gateway, problem: Error) -> Refusal {
     match problem {
-        Error::Full(_) => Refusal::StorageFull,
+        Error::Full(_) => {
+            gateway.metrics.storage_refused();
+            Refusal::StorageFull
+        }
         other => Refusal::Store(other),
     }
 }

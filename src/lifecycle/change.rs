@@ -21,6 +21,10 @@ pub async fn change_delivery(gateway: &Gateway, tenant: &TenantId, id: DeliveryI
     let changed = gateway.store.change(tenant, id, change, now).await?;
     gateway.dispatcher.changed(changed.endpoint, id, changed.due_at);
     gateway.dispatcher.admit(changed.freed);
+    gateway.teller.told(&changed.told);
+    if change == Change::Cancel {
+        gateway.metrics.cancelled(1);
+    }
     if change == Change::Replay {
         // Its time begins anew, and may be short.
         gateway.expiry.note(now);
@@ -47,6 +51,8 @@ pub async fn change_endpoint(
     let changed = gateway.store.change_endpoint(tenant, id, change, gateway.clock.now()).await?;
     gateway.dispatcher.endpoint_changed(id);
     gateway.dispatcher.admit(changed.freed);
+    gateway.teller.told(&changed.told);
+    gateway.teller.happened(id, &changed.milestones);
     Ok(changed.endpoint)
 }
 

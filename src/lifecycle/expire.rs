@@ -196,9 +196,10 @@ async fn look(gateway: &Gateway, overdue: Overdue) -> Result<()> {
     };
     let lease = gateway.store.lease(&endpoint.tenant, endpoint.id);
     let settlement = Settlement { id: overdue.id, endpoint: endpoint.id, now, outcome };
-    let settled = gateway.store.settle(lease, settlement).await?;
+    let settled = gateway.store.settle(lease, settlement.clone()).await?;
     if let Some(by) = over.filter(|_| !settled.is_void) {
         log_over(overdue.id, &endpoint, by);
+        gateway.teller.settled(endpoint.id, now, &settlement.outcome, &settled);
         gateway.dispatcher.changed(endpoint.id, overdue.id, None);
         gateway.dispatcher.admit(settled.freed);
     }

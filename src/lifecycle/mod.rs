@@ -8,9 +8,9 @@
 //! ```
 //!
 //! Beside it: [`intake`] says how much may come in, [`expire`] ends what waits
-//! too long, [`retain`] forgets what is over, [`mail`] writes to the owners of
-//! endpoints, [`waiting`] and [`explain`] tell why something stands where it
-//! stands.
+//! too long, [`retain`] forgets what is over, [`tell`] counts and writes to the
+//! owners of endpoints by [`mail`], [`waiting`] and [`explain`] say why
+//! something stands where it stands.
 //!
 //! Everything here works on the [`crate::store`]'s promises and may run
 //! against a scripted [`deliver::send::Sender`] in simulated time.
@@ -22,7 +22,9 @@ use self::expire::Expiry;
 use self::intake::Intake;
 use self::mail::Postmaster;
 use self::space::Space;
+use self::tell::Teller;
 use crate::clock::Clock;
+use crate::metrics::Metrics;
 use crate::store::Store;
 
 pub mod accept;
@@ -35,6 +37,7 @@ pub mod intake;
 pub mod mail;
 pub mod retain;
 pub mod space;
+pub mod tell;
 pub mod waiting;
 
 /// What every door works with.
@@ -51,6 +54,10 @@ pub struct Gateway {
     pub space: Space,
     /// What writes to the owners of endpoints.
     pub mail: Postmaster,
+    /// What counts and tells.
+    pub teller: Teller,
     /// How much may come in.
     pub intake: Intake,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
 }

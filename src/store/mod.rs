@@ -345,6 +345,8 @@ pub struct Settled {
     pub freed: Vec<Claim>,
     /// What the answer changed about the endpoint.
     pub notice: Notice,
+    /// The types of those operational events.
+    pub told: Vec<&'static str>,
     /// Why the delivery died with it, if it did.
     pub died: Option<Cause>,
     /// Whether nothing was written, because the delivery had moved on.
@@ -394,6 +396,8 @@ pub struct Changed {
     pub due_at: Option<Timestamp>,
     /// Operational events that tell of it.
     pub freed: Vec<Claim>,
+    /// Their types.
+    pub told: Vec<&'static str>,
 }
 
 /// What a change of an endpoint led to.
@@ -401,8 +405,12 @@ pub struct Changed {
 pub struct ChangedEndpoint {
     /// The endpoint, changed.
     pub endpoint: Arc<Endpoint>,
+    /// What that means in its life.
+    pub milestones: Vec<Milestone>,
     /// Operational events that tell of it.
     pub freed: Vec<Claim>,
+    /// Their types.
+    pub told: Vec<&'static str>,
 }
 
 /// What may be forgotten.

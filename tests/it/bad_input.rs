@@ -121,7 +121,7 @@ async fn every_bad_endpoint_is_refused_at_its_field() {
         (json!({"url": url, "rate": {"per_second": 1e7}}), "invalid_field", "/rate/per_second"),
         (json!({"url": url, "rate": {"per_second": 1, "burst": 0}}), "invalid_field", "/rate/burst"),
         (json!({"url": url, "rate": {"per_second": 1, "bursts": 1}}), "unknown_field", "/rate/bursts"),
-        (json!({"url": url, "rate": {"burst": 1}}), "invalid_field", "/rate"),
+        (json!({"url": url, "rate": {"burst": 1}}), "invalid_field", "/rate/per_second"),
         (json!({"url": url, "breaker": {"failure_ratio": 1.5}}), "invalid_field", "/breaker/failure_ratio"),
         (
             json!({"url": url, "breaker": {"cooldown": "1m", "cooldown_max": "10s"}}),

@@ -19,6 +19,7 @@ mod lanes;
 mod listen;
 mod load;
 mod mail;
+mod metrics;
 mod pause;
 mod retry;
 mod signatures;

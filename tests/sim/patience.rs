@@ -19,8 +19,10 @@ use posthaste::lifecycle::explain::explain_delivery;
 use posthaste::lifecycle::intake::Intake;
 use posthaste::lifecycle::mail::Postmaster;
 use posthaste::lifecycle::space::Space;
+use posthaste::lifecycle::tell::Teller;
 use posthaste::lifecycle::waiting::outlook;
 use posthaste::lifecycle::{Gateway, change};
+use posthaste::metrics::Metrics;
 use posthaste::model::attempt::{Answer, Attempt, Response, Timings};
 use posthaste::model::delivery::{Cause, Delivery, State, WaitingFor, after};
 use posthaste::model::endpoint::{Endpoint, Settings};
@@ -99,11 +101,22 @@ impl Town {
             let store: Arc<dyn Store> = Arc::new(steady.clone());
             let expiry = Arc::new(Expiry::new(self.hold_max));
             let sender = self.receiver.clone();
-            let dispatcher = Dispatcher::new(store.clone(), sender, expiry.clone(), clock.clone(), limits(), 5);
-            let (space, intake) = (Space::endless(), Intake::endless());
+            let metrics = Arc::new(Metrics::new(self.now));
             let mail = Postmaster::new(None, clock.clone());
-            let clock_too = clock.clone();
-            let gateway = Arc::new(Gateway { store, dispatcher, expiry, clock: clock_too, space, intake, mail });
+            let teller = Teller::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
+            let dispatcher =
+                Dispatcher::new(store.clone(), sender, expiry.clone(), teller.clone(), clock.clone(), limits(), 5);
+            let gateway = Arc::new(Gateway {
+                store,
+                dispatcher,
+                expiry,
+                clock: clock.clone(),
+                space: Space::endless(),
+                intake: Intake::endless(),
+                mail,
+                teller,
+                metrics,
+            });
             let (keeping_time, expiring) = (gateway.clone(), gateway.clone());
             tokio::spawn(async move { keeping_time.dispatcher.run().await });
             tokio::spawn(expire::run(expiring));

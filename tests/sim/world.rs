@@ -18,6 +18,8 @@ use posthaste::lifecycle::expire::{self, Expiry};
 use posthaste::lifecycle::intake::Intake;
 use posthaste::lifecycle::mail::Postmaster;
 use posthaste::lifecycle::space::Space;
+use posthaste::lifecycle::tell::Teller;
+use posthaste::metrics::Metrics;
 use posthaste::model::attempt::{Failure, FailureKind};
 use posthaste::model::delivery::{Delivery, State, after};
 use posthaste::model::endpoint::{Endpoint, Secret, Settings, Standing};
@@ -256,12 +258,23 @@ impl World {
         let moody = Moody::new(self.ledger.clone(), clock.clone(), self.chance.random(), CAP, self.healed_at);
         let expiry = Arc::new(Expiry::new(Span::secs(30 * 86_400)));
         let seed = self.chance.random();
-        let dispatcher = Dispatcher::new(store.clone(), Arc::new(moody), expiry.clone(), clock.clone(), limits(), seed);
-        let (space, intake) = (Space::endless(), Intake::endless());
+        let metrics = Arc::new(Metrics::new(clock.now()));
         let mail = Postmaster::new(None, clock.clone());
-        let gateway =
-            Gateway { store, dispatcher: dispatcher.clone(), expiry, clock: clock.clone(), space, intake, mail };
-        let gateway = Arc::new(gateway);
+        let teller = Teller::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
+        let moody = Arc::new(moody);
+        let dispatcher =
+            Dispatcher::new(store.clone(), moody, expiry.clone(), teller.clone(), clock.clone(), limits(), seed);
+        let gateway = Arc::new(Gateway {
+            store,
+            dispatcher: dispatcher.clone(),
+            expiry,
+            clock: clock.clone(),
+            space: Space::endless(),
+            intake: Intake::endless(),
+            mail,
+            teller,
+            metrics,
+        });
         let keeping_time = tokio::spawn(async move { dispatcher.run().await });
         let expiring = tokio::spawn(expire::run(gateway.clone()));
         while let Some((at, submission)) = self.to_come.pop() {

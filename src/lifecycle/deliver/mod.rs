@@ -12,6 +12,7 @@ use self::sign::{sha256_hex, sign};
 use super::dispatch::gate::admits;
 use super::dispatch::queues::Answered;
 use super::expire::{Expiry, just_after};
+use super::tell::Teller;
 use crate::clock::Clock;
 use crate::model::attempt::{Answer, Attempt, Decision, FailureKind};
 use crate::model::delivery::{Cause, EndedBy, after};
@@ -41,6 +42,8 @@ pub struct Desk {
     pub sender: Arc<dyn Sender>,
     /// What knows whose time is over.
     pub expiry: Arc<Expiry>,
+    /// What counts and tells.
+    pub teller: Teller,
     /// What tells the time.
     pub clock: Arc<dyn Clock>,
     /// Where draws come from.
@@ -169,6 +172,10 @@ async fn settle(desk: &Desk, claim: &Claim, endpoint: &Endpoint, outcome: Outcom
             Ok(settled) => {
                 if let Outcome::Attempted { next: Next::Waiting { .. }, look_at: Some(at), .. } = &settlement.outcome {
                     desk.expiry.note(*at);
+                }
+                if !settled.is_void {
+                    let (outcome, accepted_at) = (&settlement.outcome, claim.event.accepted_at);
+                    desk.teller.settled(endpoint.id, accepted_at, outcome, &settled);
                 }
                 return settled;
             }

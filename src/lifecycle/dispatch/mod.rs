@@ -19,7 +19,9 @@ use self::queues::{Answered, Hold, Limits, Queues, is_hush};
 use super::deliver::send::Sender;
 use super::deliver::{Desk, deliver, stumble};
 use super::expire::Expiry;
+use super::tell::Teller;
 use crate::clock::Clock;
+use crate::metrics::Wait;
 use crate::model::delivery::after;
 use crate::model::endpoint::Endpoint;
 use crate::model::health::Health;
@@ -59,6 +61,7 @@ impl Dispatcher {
         store: Arc<dyn Store>,
         sender: Arc<dyn Sender>,
         expiry: Arc<Expiry>,
+        teller: Teller,
         clock: Arc<dyn Clock>,
         limits: Limits,
         seed: u64,
@@ -67,7 +70,7 @@ impl Dispatcher {
         let shared = Shared {
             queues: Mutex::new(Queues::new(limits, clock.now())),
             limits,
-            desk: Desk { store, sender, expiry, clock, chance },
+            desk: Desk { store, sender, expiry, teller, clock, chance },
             earlier: Notify::new(),
             fewer: Notify::new(),
         };
@@ -219,6 +222,10 @@ impl Dispatcher {
             let mut asks = queues.look(now);
             let claims: Vec<Claim> = std::iter::from_fn(|| queues.take_next(now, || store.weight_in_use())).collect();
             asks.extend(queues.look(now));
+            let waits = queues.take_waits();
+            let metrics = self.shared.desk.teller.metrics();
+            metrics.waited(Wait::Rate, waits.rate);
+            metrics.waited(Wait::Share, waits.share);
             if queues.set_timer() {
                 self.shared.earlier.notify_one();
             }

@@ -160,9 +160,13 @@ impl Queue {
 
     /// When there is something to do for it.
     pub fn wake_at(&self, now: Timestamp) -> Option<Timestamp> {
-        let waits_for_rate = self.turn == Turn::Out && self.has_work(now) && !self.pace.is_ready(now);
-        let slot = waits_for_rate.then(|| self.pace.ready_at());
+        let slot = self.waits_for_rate(now).then(|| self.pace.ready_at());
         self.read_at().into_iter().chain(slot).min()
+    }
+
+    /// Whether only its rate keeps it.
+    pub fn waits_for_rate(&self, now: Timestamp) -> bool {
+        self.turn == Turn::Out && self.has_work(now) && !self.pace.is_ready(now)
     }
 
     /// Something a person asked for may be due in the store at this time.

@@ -67,7 +67,17 @@ pub struct Queues {
     ready_bytes: usize,
     flight_bytes: usize,
     tidy_at: usize,
+    rate_waits: u64,
     is_stopped: bool,
+}
+
+/// How often something due had to wait for a limit, since it was last asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Waits {
+    /// For a rate.
+    pub rate: u64,
+    /// Because its tenant holds more than its share.
+    pub share: u64,
 }
 
 #[derive(Default)]
@@ -118,6 +128,7 @@ impl Queues {
             ready_bytes: 0,
             flight_bytes: 0,
             tidy_at: TIDY_AT,
+            rate_waits: 0,
             is_stopped: false,
         }
     }
@@ -460,6 +471,11 @@ impl Queues {
         self.endpoints.values().filter(|queue| queue.gate.is_open).filter_map(of).min()
     }
 
+    /// How often something had to wait, since this was last asked.
+    pub fn take_waits(&mut self) -> Waits {
+        Waits { rate: std::mem::take(&mut self.rate_waits), share: self.shares.take_waits() }
+    }
+
     /// Starts nothing more.
     pub fn stop(&mut self) {
         self.is_stopped = true;
@@ -534,6 +550,7 @@ impl Queues {
         }
         let wake = queue.wake_at(now);
         if wake != queue.wake {
+            self.rate_waits += u64::from(queue.waits_for_rate(now));
             if let Some(old) = queue.wake {
                 self.wakes.remove(&(old, endpoint));
             }

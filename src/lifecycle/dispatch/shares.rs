@@ -27,6 +27,8 @@ pub struct Shares {
     crowded: VecDeque<TenantId>,
     /// Those whose rate makes them wait, and until when.
     paced: BTreeSet<(Timestamp, TenantId)>,
+    /// How often one had to wait for its share.
+    waits: u64,
 }
 
 struct Share {
@@ -61,6 +63,7 @@ impl Shares {
             ring: VecDeque::new(),
             crowded: VecDeque::new(),
             paced: BTreeSet::new(),
+            waits: 0,
         }
     }
 
@@ -106,6 +109,7 @@ impl Shares {
                 self.paced.insert((at, tenant.clone()));
             } else if is_short && share.held >= share_of(self.slots, share.weight, weight_in_use()) {
                 share.leave(Place::Crowded);
+                self.waits += 1;
                 self.crowded.push_back(tenant.clone());
             } else {
                 if share.credit == 0 {
@@ -178,6 +182,11 @@ impl Shares {
     /// When [`Self::wake`] has something to do.
     pub fn next_wake(&self) -> Option<Timestamp> {
         self.paced.first().map(|(at, _)| *at)
+    }
+
+    /// How often one had to wait for its share, since this was last asked.
+    pub fn take_waits(&mut self) -> u64 {
+        std::mem::take(&mut self.waits)
     }
 
     /// When a tenant's rate allows the next start, if it does not now.

@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -21,6 +21,7 @@ use tokio::task::JoinSet;
 use tracing::{debug, error, info, warn};
 
 use crate::clock::Clock;
+use crate::metrics::{Mail, Metrics};
 use crate::model::delivery::after;
 use crate::model::pace::about;
 use crate::model::span::Span;
@@ -107,6 +108,7 @@ struct Office {
     news: Notify,
     sent: AtomicU64,
     failed: AtomicU64,
+    metrics: OnceLock<Arc<Metrics>>,
 }
 
 /// The letters that wait, by the time they may go.
@@ -134,7 +136,22 @@ impl Postmaster {
     /// The same, with a patience of one's own.
     pub fn with_patience(post: Option<Arc<dyn Post>>, clock: Arc<dyn Clock>, patience: Patience) -> Self {
         let (desk, news) = (Mutex::default(), Notify::new());
-        Self(Arc::new(Office { post, clock, patience, desk, news, sent: AtomicU64::new(0), failed: AtomicU64::new(0) }))
+        Self(Arc::new(Office {
+            post,
+            clock,
+            patience,
+            desk,
+            news,
+            sent: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            metrics: OnceLock::new(),
+        }))
+    }
+
+    /// Counts letters here from now on, too.
+    pub fn count_in(&self, metrics: Arc<Metrics>) {
+        // Told twice, the first counts.
+        let _ = self.0.metrics.set(metrics);
     }
 
     /// Whether there is a mail server at all.
@@ -154,7 +171,7 @@ impl Postmaster {
         match self.0.put(task, now, LETTERS_MAX) {
             Ok(()) => {}
             Err(task) => {
-                self.0.failed.fetch_add(1, Ordering::Relaxed);
+                self.0.count(Mail::Failed);
                 let domain = task.letter.domain();
                 error!(mail.domain = domain, "a mail to {domain} was dropped: {LETTERS_MAX} are waiting already");
             }
@@ -185,7 +202,7 @@ impl Postmaster {
                 () = until(self.0.clock.as_ref(), next_at) => {}
                 Some(ended) = under_way.join_next() => {
                     if let Err(problem) = ended {
-                        self.0.failed.fetch_add(1, Ordering::Relaxed);
+                        self.0.count(Mail::Failed);
                         error!("seeing to a mail failed inside Posthaste, and it is not tried again: {problem}");
                     }
                 }
@@ -242,6 +259,17 @@ impl Office {
         Ok(())
     }
 
+    fn count(&self, end: Mail) {
+        let counter = match end {
+            Mail::Sent => &self.sent,
+            Mail::Failed => &self.failed,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        if let Some(metrics) = self.metrics.get() {
+            metrics.mailed(end);
+        }
+    }
+
     fn take(&self, now: Timestamp) -> Taken {
         let mut desk = self.desk();
         match desk.waiting.first_entry() {
@@ -257,12 +285,12 @@ impl Office {
         let domain = task.letter.domain().to_owned();
         let why = match problem {
             None => {
-                self.sent.fetch_add(1, Ordering::Relaxed);
+                self.count(Mail::Sent);
                 info!(mail.domain = domain, "mailed the owner of an endpoint at {domain}");
                 return (task.sent)();
             }
             Some(MailProblem::Permanent(why)) => {
-                self.failed.fetch_add(1, Ordering::Relaxed);
+                self.count(Mail::Failed);
                 error!(mail.domain = domain, "a mail to {domain} was refused and is not tried again: {why}");
                 return;
             }
@@ -272,7 +300,7 @@ impl Office {
         let now = self.clock.now();
         let due_at = after(now, self.patience.wait(task.failures, rand::random()));
         if due_at > after(task.written_at, self.patience.give_up) {
-            self.failed.fetch_add(1, Ordering::Relaxed);
+            self.count(Mail::Failed);
             let tries = task.failures;
             error!(mail.domain = domain, tries, "a mail to {domain} was given up after {tries} tries: {why}");
             return;

@@ -89,7 +89,8 @@ pub fn change(
     if let Head::Dead(next) = head {
         freed.extend(tell_of_lane(transaction, next, true, now)?);
     }
-    Ok(Ok(Changed { endpoint: row.endpoint, due_at, freed }))
+    let told = std::mem::take(&mut transaction.told);
+    Ok(Ok(Changed { endpoint: row.endpoint, due_at, freed, told }))
 }
 
 struct Found {

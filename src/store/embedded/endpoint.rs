@@ -163,7 +163,8 @@ pub fn change(
             freed.extend(tell_of_lane(transaction, dead, false, now)?);
         }
     }
-    Ok(Ok(ChangedEndpoint { endpoint, freed }))
+    let told = std::mem::take(&mut transaction.told);
+    Ok(Ok(ChangedEndpoint { endpoint, milestones, freed, told }))
 }
 
 /// Takes over new settings; returns why the breaker closed with them, if it

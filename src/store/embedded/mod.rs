@@ -15,6 +15,7 @@ use rusqlite::{Connection, OpenFlags};
 use tokio::sync::Semaphore;
 
 use super::{Error, Result};
+use crate::metrics::Commits;
 use catalog::Index;
 use writer::{Writer, failure_of};
 
@@ -68,6 +69,11 @@ pub enum Durability {
 impl Embedded {
     /// Opens the store in a data directory, creating it when it is not there.
     pub fn open(folder: &Path, durability: Durability) -> anyhow::Result<Self> {
+        Self::open_counted(folder, durability, Arc::default())
+    }
+
+    /// Opens it as [`Embedded::open`] does, and counts what is written.
+    pub fn open_counted(folder: &Path, durability: Durability, commits: Arc<Commits>) -> anyhow::Result<Self> {
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -89,7 +95,7 @@ impl Embedded {
         let index = Arc::new(RwLock::new(Index::load(&db)?));
         let next_delivery = next_delivery(&db)?;
         let readers = (0..READERS).map(|_| reader(&path)).collect::<rusqlite::Result<Vec<_>>>()?;
-        let (writer, thread) = Writer::start(db, index.clone(), next_delivery);
+        let (writer, thread) = Writer::start(db, index.clone(), next_delivery, commits);
         let shared =
             Shared { index, readers_free: Semaphore::new(readers.len()), readers: Mutex::new(readers), _lock: lock };
         Ok(Self { shared: Arc::new(shared), writer, writer_thread: Mutex::new(Some(thread)) })
@@ -221,6 +227,7 @@ fn migrate(db: &Connection, path: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::Metrics;
     use crate::store::{Catalog, Queue};
 
     #[tokio::test]
@@ -253,6 +260,26 @@ mod tests {
         let known = store.any_endpoint(endpoint).unwrap();
         assert_eq!(known.settings.status_rules, Default::default());
         assert_eq!(known.policy.max_age.to_string(), "59m", "also what would be refused today");
+        store.close().await;
+    }
+
+    #[tokio::test]
+    async fn a_commit_is_counted_as_made_or_as_failed() {
+        let folder = tempfile::tempdir().unwrap();
+        let metrics = Metrics::new(jiff::Timestamp::UNIX_EPOCH);
+        let store = Embedded::open_counted(folder.path(), Durability::Unsynced, metrics.commits()).unwrap();
+        let count = |name: &str| -> u64 {
+            let text = metrics.encode(&Default::default());
+            let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("it is shown");
+            line.trim().parse().expect("a number")
+        };
+        let (made, failed) = ("posthaste_store_commit_jobs_count", "posthaste_store_writes_failed_total");
+        store.set_note("a", "1".into()).await.unwrap();
+        assert_eq!((count(made), count(failed)), (1, 0));
+        let refused = store.writer.write(|transaction| transaction.db.execute("INSERT INTO nowhere VALUES (1)", []));
+        assert!(refused.await.is_err());
+        assert_eq!((count(made), count(failed)), (1, 1));
+        assert_eq!(count("posthaste_store_commit_duration_seconds_count"), 1);
         store.close().await;
     }
 }

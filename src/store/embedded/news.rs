@@ -46,12 +46,14 @@ pub fn mark(
 
 /// Accepts an operational event; returns what may be dispatched of it.
 pub fn tell(transaction: &mut Transaction<'_>, news: News, now: Timestamp) -> rusqlite::Result<Vec<Claim>> {
+    let news_type = news.event_type;
     let Some(event) = news.event(now, rand::random()) else { return Ok(Vec::new()) };
     let found = {
         let index = transaction.index.read().expect("no writer of the catalogue panics");
         index.tenant_no(&event.tenant).zip(index.matching(&event).ok())
     };
     let Some((tenant, targets)) = found else { return Ok(Vec::new()) };
+    transaction.told.push(news_type);
     let new = NewEvent { event: Arc::new(event), fingerprint: None, targets, due_at: None };
     match accept_one(transaction, tenant, &new)? {
         Accepted::New { claims, .. } => Ok(claims),

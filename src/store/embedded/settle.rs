@@ -91,6 +91,7 @@ pub fn settle(transaction: &mut Transaction<'_>, settlement: &Settlement) -> rus
         settled.notice = heeded;
         settled.freed.extend(claims);
     }
+    settled.told = std::mem::take(&mut transaction.told);
     Ok(settled)
 }
 

@@ -10,12 +10,14 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, RwLock};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 use tracing::error;
 
 use super::catalog::Index;
+use crate::metrics::Commits;
 use crate::store::{Error, Result};
 
 /// How many jobs one transaction takes at most, so that the first of them
@@ -66,6 +68,8 @@ pub struct Transaction<'a> {
     pub next_delivery: &'a mut i64,
     after_commit: &'a mut Vec<AfterCommit>,
     tally: &'a mut Vec<(i64, i64)>,
+    /// The types of the operational events that this job wrote.
+    pub told: Vec<&'static str>,
 }
 
 impl Transaction<'_> {
@@ -98,11 +102,16 @@ pub struct Writer {
 
 impl Writer {
     /// Starts the writer's thread on its connection.
-    pub fn start(db: Connection, index: Arc<RwLock<Index>>, next_delivery: i64) -> (Self, JoinHandle<()>) {
+    pub fn start(
+        db: Connection,
+        index: Arc<RwLock<Index>>,
+        next_delivery: i64,
+        commits: Arc<Commits>,
+    ) -> (Self, JoinHandle<()>) {
         let (jobs, waiting) = mpsc::channel(JOBS_WAITING_MAX);
         let thread = std::thread::Builder::new()
             .name("store-writer".into())
-            .spawn(move || run(&db, &index, next_delivery, waiting))
+            .spawn(move || run(&db, &index, next_delivery, &commits, waiting))
             .expect("a thread can be started");
         (Self { jobs }, thread)
     }
@@ -123,7 +132,13 @@ impl Writer {
     }
 }
 
-fn run(db: &Connection, index: &Arc<RwLock<Index>>, mut next_delivery: i64, mut waiting: mpsc::Receiver<Box<dyn Job>>) {
+fn run(
+    db: &Connection,
+    index: &Arc<RwLock<Index>>,
+    mut next_delivery: i64,
+    commits: &Commits,
+    mut waiting: mpsc::Receiver<Box<dyn Job>>,
+) {
     while let Some(first) = waiting.blocking_recv() {
         let mut jobs = vec![first];
         while jobs.len() < JOBS_PER_COMMIT
@@ -131,20 +146,33 @@ fn run(db: &Connection, index: &Arc<RwLock<Index>>, mut next_delivery: i64, mut 
         {
             jobs.push(job);
         }
-        commit(db, index, &mut next_delivery, jobs);
+        commit(db, index, &mut next_delivery, commits, jobs);
     }
     if let Err(problem) = db.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)") {
         error!("could not fold the write-ahead log into the store while closing: {problem}");
     }
 }
 
-fn commit(db: &Connection, index: &Arc<RwLock<Index>>, next_delivery: &mut i64, mut jobs: Vec<Box<dyn Job>>) {
+fn commit(
+    db: &Connection,
+    index: &Arc<RwLock<Index>>,
+    next_delivery: &mut i64,
+    commits: &Commits,
+    mut jobs: Vec<Box<dyn Job>>,
+) {
+    let began = Instant::now();
     let (mut after_commit, mut tally) = (Vec::new(), Vec::new());
     let attempt = catch_unwind(AssertUnwindSafe(|| -> rusqlite::Result<()> {
         db.execute_batch("BEGIN IMMEDIATE")?;
         for job in &mut jobs {
-            let mut transaction =
-                Transaction { db, index, next_delivery, after_commit: &mut after_commit, tally: &mut tally };
+            let mut transaction = Transaction {
+                db,
+                index,
+                next_delivery,
+                after_commit: &mut after_commit,
+                tally: &mut tally,
+                told: Vec::new(),
+            };
             job.apply(&mut transaction)?;
         }
         db.execute_batch("COMMIT")
@@ -156,11 +184,13 @@ fn commit(db: &Connection, index: &Arc<RwLock<Index>>, next_delivery: &mut i64, 
     };
     match &outcome {
         Ok(()) => {
+            commits.committed(jobs.len(), began.elapsed());
             let mut index = index.write().expect("no reader of the catalogue panics");
             tally.into_iter().for_each(|(endpoint, more)| index.count_waiting(endpoint, more));
             after_commit.into_iter().for_each(|change| change(&mut index));
         }
         Err(failure) => {
+            commits.failed(jobs.len());
             error!("nothing of a batch of writes was kept: {failure}");
             // Rolled back by SQLite itself after some errors; then this says so.
             let _ = db.execute_batch("ROLLBACK");

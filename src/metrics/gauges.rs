@@ -1,0 +1,79 @@
+//! What stands at this much right now: asked for when somebody looks, and
+//! kept up by nobody in between.
+
+use std::time::Duration;
+
+use prometheus_client::registry::Unit;
+
+use super::figures::{Book, Label, Levels};
+
+/// What is measured at the moment of asking. What is not known is not shown.
+#[derive(Debug, Clone, Default)]
+pub struct Gauges {
+    /// Claims in flight.
+    pub in_flight: usize,
+    /// How many there may be.
+    pub slots: usize,
+    /// Deliveries that wait.
+    pub waiting: Option<u64>,
+    /// How long the delivery that is due the longest has been due; zero if none is.
+    pub oldest_due: Option<Duration>,
+    /// Endpoints, by how they stand.
+    pub endpoints: Endpoints,
+    /// Breakers, by how they stand.
+    pub breakers: Option<Breakers>,
+}
+
+/// How many endpoints stand how.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Endpoints {
+    /// Called.
+    pub active: u64,
+    /// Held, and resumed by a person.
+    pub paused: u64,
+    /// Held, because the receiver asked never to be called again.
+    pub disabled: u64,
+}
+
+/// How many breakers stand how.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Breakers {
+    /// Everything may go.
+    pub closed: u64,
+    /// Nothing may go.
+    pub open: u64,
+    /// One at a time may go.
+    pub half_open: u64,
+    /// More and more may go.
+    pub ramp: u64,
+}
+
+impl Gauges {
+    /// Writes them down.
+    pub(super) fn write(&self, text: &mut String) {
+        let mut book = Book::default();
+        let known = |value: Option<u64>| Levels::of(value.map(|value| value as f64));
+        book.enter("in_flight", "Claims in flight", Levels::of(Some(self.in_flight as f64)));
+        book.enter("slots", "How many claims may be in flight at once", Levels::of(Some(self.slots as f64)));
+        book.enter("deliveries_waiting", "Deliveries that wait, for whatever reason", known(self.waiting));
+        book.enter_in(
+            Unit::Seconds,
+            "oldest_due_age",
+            "How long the delivery that is due the longest has been due, zero if none is",
+            Levels::of(self.oldest_due.map(|age| age.as_secs_f64())),
+        );
+        let Endpoints { active, paused, disabled } = self.endpoints;
+        let endpoints = [("active", active), ("paused", paused), ("disabled", disabled)];
+        book.enter("endpoints", "Endpoints by how they stand", by_state(&endpoints));
+        let breakers = self.breakers.map(|Breakers { closed, open, half_open, ramp }| {
+            by_state(&[("closed", closed), ("open", open), ("half_open", half_open), ("ramp", ramp)])
+        });
+        book.enter("breakers", "Breakers of endpoints by how they stand", breakers.unwrap_or(Levels::of(None)));
+        book.write(text);
+    }
+}
+
+fn by_state(levels: &[(&'static str, u64)]) -> Levels {
+    let label = |state: &'static str| -> Vec<Label> { vec![("state", state)] };
+    Levels(levels.iter().map(|(state, value)| (label(state), *value as f64)).collect())
+}

@@ -1,0 +1,228 @@
+//! What the figures promise: they add up, they are few, and their names stay.
+
+use super::*;
+use crate::model::attempt::{Decision, Failure, FailureKind, Timings};
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(1_700_000_000 + seconds).unwrap()
+}
+
+fn fresh() -> Metrics {
+    Metrics::new(at(0))
+}
+
+/// Gauges of which every one is known.
+fn known() -> Gauges {
+    Gauges {
+        in_flight: 3,
+        slots: 1_000,
+        waiting: Some(12),
+        oldest_due: Some(Duration::from_millis(1_500)),
+        endpoints: Endpoints { active: 5, paused: 1, disabled: 2 },
+        breakers: Some(Breakers { closed: 6, open: 1, half_open: 1, ramp: 0 }),
+    }
+}
+
+fn attempt(number: u32, verdict: Verdict, result: Result<u16, FailureKind>) -> Attempt {
+    Attempt {
+        number,
+        started_at: at(10),
+        timings: Timings { total: 40.0, ..Timings::default() },
+        url: "https://example.com/".into(),
+        status: result.ok(),
+        error: result.err().map(|kind| Failure { kind, message: String::new() }),
+        custom_headers: Vec::new(),
+        response_headers: Vec::new(),
+        response_body: String::new(),
+        truncated: false,
+        body_sha256: String::new(),
+        decision: Decision::of(verdict, "a rule"),
+    }
+}
+
+/// The value of one series, by its name and labels as written.
+#[track_caller]
+fn value(metrics: &Metrics, series: &str) -> f64 {
+    let text = metrics.encode(&known());
+    let line = text.lines().find(|line| line.strip_prefix(series).is_some_and(|rest| rest.starts_with(' ')));
+    let line = line.unwrap_or_else(|| panic!("there is no {series} in\n{text}"));
+    line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")
+}
+
+#[test]
+fn the_names_helps_types_and_labels_are_those_that_were_agreed_on() {
+    let text = fresh().encode(&known());
+    insta::assert_snapshot!(text.replace(env!("CARGO_PKG_VERSION"), "VERSION"));
+}
+
+#[test]
+fn no_amount_of_work_makes_more_series() {
+    let series = |metrics: &Metrics| -> Vec<String> {
+        let text = metrics.encode(&known());
+        let samples = text.lines().filter(|line| !line.starts_with('#'));
+        samples.map(|line| line.rsplit_once(' ').unwrap().0.to_owned()).collect()
+    };
+    let metrics = fresh();
+    let before = series(&metrics);
+    assert!(before.len() <= 320, "{} series are many", before.len());
+    let distinct: std::collections::BTreeSet<_> = before.iter().collect();
+    assert_eq!(distinct.len(), before.len(), "no series is there twice");
+    for code in ["id_conflict", "something_new", ""] {
+        metrics.refused(code);
+    }
+    for status in 100..=999 {
+        for verdict in [Verdict::Delivered, Verdict::Retry, Verdict::Refused, Verdict::Gone] {
+            metrics.attempted(&attempt(1, verdict, Ok(status)), Next::Delivered, 1, at(0), at(11));
+        }
+    }
+    metrics.died(Cause::Gone, 1_000_000);
+    metrics.commits().committed(1_000_000, Duration::from_secs(1_000_000));
+    assert_eq!(series(&metrics), before);
+}
+
+#[test]
+fn what_is_not_known_is_not_shown() {
+    let text = fresh().encode(&Gauges::default());
+    for name in ["deliveries_waiting", "oldest_due_age", "breakers"] {
+        assert!(!text.contains(&format!("posthaste_{name}")), "{name}");
+    }
+    assert!(text.contains("\nposthaste_in_flight 0\n"), "{text}");
+}
+
+#[test]
+fn an_attempt_counts_by_its_verdict_and_by_what_came_back() {
+    let metrics = fresh();
+    let series =
+        |verdict: &str, result: &str| format!("posthaste_attempts_total{{verdict=\"{verdict}\",result=\"{result}\"}}");
+    let cases = [
+        (Verdict::Delivered, Ok(204), "delivered", "2xx"),
+        (Verdict::Retry, Ok(302), "retry", "3xx"),
+        (Verdict::Refused, Ok(400), "refused", "4xx"),
+        (Verdict::Retry, Ok(429), "retry", "429"),
+        (Verdict::Retry, Ok(503), "retry", "5xx"),
+        (Verdict::Gone, Ok(410), "gone", "4xx"),
+        (Verdict::Retry, Ok(700), "retry", "other"),
+        (Verdict::Retry, Ok(199), "retry", "other"),
+    ];
+    for (verdict, result, verdict_text, result_text) in cases {
+        let before = value(&metrics, &series(verdict_text, result_text));
+        metrics.attempted(&attempt(3, verdict, result), Next::Waiting { due_at: at(60) }, 3, at(0), at(11));
+        assert_eq!(value(&metrics, &series(verdict_text, result_text)), before + 1.0, "{result:?}");
+    }
+    for kind in FailureKind::ALL {
+        metrics.attempted(&attempt(3, Verdict::Retry, Err(kind)), Next::Waiting { due_at: at(60) }, 3, at(0), at(11));
+        assert_eq!(value(&metrics, &series("retry", kind.as_str())), 1.0, "{kind:?}");
+    }
+    let attempts = (cases.len() + FailureKind::ALL.len()) as f64;
+    assert_eq!(value(&metrics, "posthaste_attempt_duration_seconds_count"), attempts);
+    let sum = value(&metrics, "posthaste_attempt_duration_seconds_sum");
+    assert!((sum - 0.04 * attempts).abs() < 1e-9, "milliseconds became seconds: {sum}");
+    assert_eq!(value(&metrics, "posthaste_delivery_attempts_count{state=\"dead\"}"), 0.0, "none is finished");
+}
+
+#[test]
+fn every_end_of_a_delivery_has_its_own_figure() {
+    let metrics = fresh();
+    let finished = |state: &str, cause: &str| {
+        value(&metrics, &format!("posthaste_deliveries_finished_total{{state=\"{state}\",cause=\"{cause}\"}}"))
+    };
+    let ended = |next| metrics.attempted(&attempt(2, Verdict::Retry, Ok(500)), next, 2, at(0), at(11));
+    ended(Next::Dead(Cause::Exhausted));
+    ended(Next::Dead(Cause::Refused));
+    ended(Next::Dead(Cause::Gone));
+    ended(Next::Delivered);
+    assert_eq!(finished("dead", "expired"), 0.0);
+    ended(Next::Lapsed);
+    metrics.died(Cause::Expired, 0);
+    metrics.cancelled(7);
+    for cause in [Cause::Exhausted, Cause::Refused, Cause::Gone] {
+        assert_eq!(finished("dead", cause.as_str()), 1.0, "{cause:?}");
+    }
+    assert_eq!((finished("dead", "expired"), finished("delivered", "none")), (2.0, 1.0));
+    assert_eq!((finished("cancelled", "none"), finished("dead", "poisoned")), (7.0, 0.0));
+    let attempts =
+        |what: &str, state: &str| value(&metrics, &format!("posthaste_delivery_attempts_{what}{{state=\"{state}\"}}"));
+    assert_eq!((attempts("count", "dead"), attempts("sum", "dead")), (5.0, 8.0));
+    assert_eq!((attempts("count", "delivered"), attempts("sum", "delivered")), (1.0, 2.0));
+}
+
+#[test]
+fn second_attempts_are_told_from_first_ones_and_a_replay_begins_anew() {
+    let metrics = fresh();
+    let early = |number: &str, delivered: &str| {
+        value(&metrics, &format!("posthaste_early_attempts_total{{number=\"{number}\",delivered=\"{delivered}\"}}"))
+    };
+    let waiting = Next::Waiting { due_at: at(60) };
+    metrics.attempted(&attempt(1, Verdict::Retry, Ok(503)), waiting, 1, at(0), at(11));
+    metrics.attempted(&attempt(2, Verdict::Delivered, Ok(200)), Next::Delivered, 2, at(0), at(20));
+    assert_eq!((early("first", "no"), early("second", "yes")), (1.0, 1.0));
+    assert_eq!(value(&metrics, "posthaste_time_to_deliver_seconds_sum"), 20.0);
+    // A month later a person replays it.
+    metrics.attempted(&attempt(3, Verdict::Delivered, Ok(200)), Next::Delivered, 1, at(0), at(2_600_000));
+    assert_eq!((early("first", "yes"), early("second", "no")), (1.0, 0.0));
+    assert_eq!(value(&metrics, "posthaste_time_to_deliver_seconds_count"), 1.0);
+    assert_eq!(value(&metrics, "posthaste_first_attempt_delay_seconds_count"), 1.0);
+    assert_eq!(value(&metrics, "posthaste_first_attempt_delay_seconds_sum"), 10.0);
+}
+
+#[test]
+fn a_bucket_holds_what_is_not_above_its_bound() {
+    let histogram = Histogram::new(&[1.0, 2.0]);
+    let mut book = Book::default();
+    book.enter("h", "A histogram", histogram.clone());
+    // A clock that was set back makes spans that are below zero.
+    for observed in [-5.0, 1.0, 1.5, 2.0, 2.000001, 1e9] {
+        histogram.observe(observed);
+    }
+    let mut text = String::new();
+    book.write(&mut text);
+    for line in
+        ["bucket{le=\"1.0\"} 2", "bucket{le=\"2.0\"} 4", "bucket{le=\"+Inf\"} 6", "count 6", "sum 1000000006.500001"]
+    {
+        assert!(text.contains(&format!("posthaste_h_{line}\n")), "{line} in {text}");
+    }
+}
+
+#[test]
+fn every_other_happening_moves_its_own_figure() {
+    let metrics = fresh();
+    type Happening = (&'static str, fn(&Metrics));
+    let happenings: [Happening; 26] = [
+        ("events_accepted_total", |metrics| metrics.accepted(1)),
+        ("event_data_bytes_total", |metrics| metrics.accepted(1)),
+        ("events_duplicate_total", |metrics| metrics.duplicate()),
+        ("ingest_refused_total{code=\"id_conflict\"}", |metrics| metrics.refused("id_conflict")),
+        ("ingest_refused_total{code=\"other\"}", |metrics| metrics.refused("never_heard_of")),
+        ("ingest_limited_total{by=\"tenant\"}", |metrics| metrics.limited(Limit::Tenant)),
+        ("ingest_limited_total{by=\"gateway\"}", |metrics| metrics.limited(Limit::Gateway)),
+        ("storage_refused_total", |metrics| metrics.storage_refused()),
+        ("accept_duration_seconds_count", |metrics| metrics.accept_took(Duration::ZERO)),
+        ("put_back_total", |metrics| metrics.put_back()),
+        ("stumbles_total", |metrics| metrics.stumbled()),
+        ("breaker_transitions_total{to=\"open\"}", |metrics| metrics.breaker_moved(BreakerMove::Open)),
+        ("breaker_transitions_total{to=\"open_again\"}", |metrics| metrics.breaker_moved(BreakerMove::OpenAgain)),
+        ("breaker_transitions_total{to=\"ramp\"}", |metrics| metrics.breaker_moved(BreakerMove::Ramp)),
+        ("endpoint_pauses_total{reason=\"person\"}", |metrics| metrics.endpoint_paused(Pause::Person)),
+        ("endpoint_pauses_total{reason=\"refusals\"}", |metrics| metrics.endpoint_paused(Pause::Refusals)),
+        ("endpoint_pauses_total{reason=\"failing\"}", |metrics| metrics.endpoint_paused(Pause::Failing)),
+        ("endpoint_pauses_total{reason=\"gone\"}", |metrics| metrics.endpoint_paused(Pause::Gone)),
+        ("lane_blocks_total", |metrics| metrics.lane_blocked()),
+        ("lane_unblocks_total", |metrics| metrics.lane_unblocked()),
+        ("waits_total{for=\"rate\"}", |metrics| metrics.waited(Wait::Rate, 1)),
+        ("waits_total{for=\"share\"}", |metrics| metrics.waited(Wait::Share, 1)),
+        ("operational_events_total", |metrics| metrics.told()),
+        ("mails_total{outcome=\"sent\"}", |metrics| metrics.mailed(Mail::Sent)),
+        ("mails_total{outcome=\"failed\"}", |metrics| metrics.mailed(Mail::Failed)),
+        ("store_writes_failed_total", |metrics| metrics.commits().failed(1)),
+    ];
+    for (series, happening) in happenings {
+        let series = format!("posthaste_{series}");
+        let before = value(&metrics, &series);
+        happening(&metrics);
+        assert_eq!(value(&metrics, &series), before + 1.0, "{series}");
+    }
+    metrics.commits().committed(16, Duration::from_millis(3));
+    assert_eq!(value(&metrics, "posthaste_store_commit_jobs_sum"), 16.0);
+    assert_eq!(value(&metrics, "posthaste_store_commit_duration_seconds_bucket{le=\"0.0025\"}"), 0.0);
+    assert_eq!(value(&metrics, "posthaste_store_commit_duration_seconds_bucket{le=\"0.005\"}"), 1.0);
+}

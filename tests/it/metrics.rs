@@ -1,0 +1,205 @@
+//! What `/metrics` shows of a real gateway: readable to the letter, and the
+//! figures add up.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::json;
+
+use crate::support::{Client, Gateway, Options, Receiver, eventually};
+
+const EVENTS: &str = "/v1/tenants/default/events";
+
+/// One scrape: each series by its name and labels as written.
+struct Scrape(BTreeMap<String, f64>);
+
+impl Scrape {
+    async fn of(client: &Client) -> Self {
+        // Whoever scrapes has no token.
+        let answer = client.send("GET", "/metrics", &[("authorization", "none")], "").await.unwrap();
+        assert_eq!(answer.status, 200);
+        assert_eq!(answer.headers["content-type"], "application/openmetrics-text; version=1.0.0; charset=utf-8");
+        Self(read_openmetrics(std::str::from_utf8(&answer.body).unwrap()))
+    }
+
+    #[track_caller]
+    fn value(&self, series: &str) -> f64 {
+        *self.0.get(series).unwrap_or_else(|| panic!("there is no {series} in {:#?}", self.0))
+    }
+
+    fn refused(&self, code: &str) -> f64 {
+        self.value(&format!("posthaste_ingest_refused_total{{code=\"{code}\"}}"))
+    }
+}
+
+/// Reads OpenMetrics strictly: families are declared once and before their
+/// samples, samples belong to the family above them and have the endings of
+/// its type, no series is there twice, buckets rise, and the end is marked.
+fn read_openmetrics(text: &str) -> BTreeMap<String, f64> {
+    let body = text.strip_suffix("# EOF\n").expect("the end is marked");
+    let mut series = BTreeMap::new();
+    let mut families = BTreeSet::new();
+    let (mut family, mut kind) = ("", "");
+    // Per histogram: its last bucket so far, and its count.
+    let (mut buckets, mut counts) = (BTreeMap::new(), BTreeMap::new());
+    for line in body.lines() {
+        if let Some(declared) = line.strip_prefix("# ") {
+            let [what, name, rest] = declared.splitn(3, ' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
+            match what {
+                "HELP" => {
+                    assert!(families.insert(name), "{name} is declared once");
+                    assert!(rest.ends_with('.') && !rest.contains('\\'), "{line}");
+                    (family, kind) = (name, "");
+                }
+                "TYPE" => {
+                    assert_eq!((name, kind), (family, ""), "{line}");
+                    assert!(["counter", "gauge", "histogram", "info"].contains(&rest), "{line}");
+                    kind = rest;
+                }
+                "UNIT" => assert!(name == family && name.ends_with(&format!("_{rest}")), "{line}"),
+                _ => panic!("{line}"),
+            }
+            continue;
+        }
+        let (name_and_labels, number) = line.rsplit_once(' ').expect("a value");
+        let (name, labels) = match name_and_labels.split_once('{') {
+            Some((name, labels)) => (name, labels.strip_suffix('}').expect("labels end")),
+            None => (name_and_labels, ""),
+        };
+        let ending = name.strip_prefix(family).unwrap_or_else(|| panic!("{name} stands below {family}"));
+        let endings: &[&str] = match kind {
+            "counter" => &["_total"],
+            "gauge" => &[""],
+            "info" => &["_info"],
+            "histogram" => &["_bucket", "_count", "_sum"],
+            _ => panic!("{family} has no type"),
+        };
+        assert!(endings.contains(&ending), "{line}");
+        for label in labels.split(',').filter(|label| !label.is_empty()) {
+            let (label, value) = label.split_once('=').expect("a label");
+            assert!(label.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{line}");
+            let value = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).expect("in quotes");
+            assert!(!value.is_empty() && !value.contains(['"', '\\']), "{line}");
+        }
+        let number: f64 = number.parse().expect("a number");
+        assert!(number >= 0.0, "{line}");
+        let others = labels.split(',').filter(|label| !label.is_empty() && !label.starts_with("le="));
+        let histogram = (family, others.collect::<Vec<_>>());
+        if ending == "_bucket" {
+            let below = buckets.insert(histogram, number).unwrap_or(0.0);
+            assert!(number >= below, "buckets rise: {line}");
+        } else if ending == "_count" {
+            counts.insert(histogram, number);
+        }
+        assert!(series.insert(name_and_labels.to_owned(), number).is_none(), "{line} is there twice");
+    }
+    assert_eq!(buckets, counts, "the last bucket holds all");
+    series
+}
+
+#[tokio::test]
+async fn what_is_handed_in_adds_up_in_the_metrics() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    gateway.create_endpoint(json!({"url": receiver.url()})).await;
+    let client = &gateway.client;
+    let before = Scrape::of(client).await;
+    assert!(before.0.iter().all(|(series, value)| !series.starts_with("posthaste_events_") || *value == 0.0));
+
+    for n in 0..5 {
+        gateway.send(json!({"id": format!("evt_{n}"), "type": "a.b", "data": "0123456789"})).await;
+    }
+    gateway.send(json!({"id": "evt_0", "type": "a.b", "data": "0123456789"})).await;
+    client.post(EVENTS, r#"{"id":"evt_0","type":"a.b","data":2}"#).await.problem(409, "id_conflict");
+    client.post(EVENTS, "{").await.problem(400, "invalid_json");
+    client.post(EVENTS, r#"{"type":"a.b","data":1,"colour":"red"}"#).await.problem(422, "unknown_field");
+    client.post("/v1/tenants/nobody/events", r#"{"type":"a.b","data":1}"#).await.problem(404, "not_found");
+    client.send("POST", EVENTS, &[("authorization", "Bearer no")], "{}").await.unwrap().problem(401, "unauthenticated");
+    // Elsewhere the same codes refuse no event.
+    client.get("/v1/tenants/nobody/events").await.problem(404, "not_found");
+    client.post("/v1/tenants/default/endpoints", "{").await.problem(400, "invalid_json");
+
+    let after = Scrape::of(client).await;
+    assert_eq!(after.value("posthaste_events_accepted_total"), 5.0);
+    assert_eq!(after.value("posthaste_event_data_bytes_total"), 60.0);
+    assert_eq!(after.value("posthaste_events_duplicate_total"), 1.0);
+    for code in ["id_conflict", "invalid_json", "unknown_field", "not_found", "unauthenticated"] {
+        assert_eq!(after.refused(code), 1.0, "{code}");
+    }
+    assert_eq!(after.value("posthaste_accept_duration_seconds_count"), 7.0, "a conflict is found in the store");
+    assert_eq!(after.value("posthaste_endpoints{state=\"active\"}"), 1.0);
+    assert_eq!(after.value("posthaste_slots"), 2_048.0);
+    let commits = after.value("posthaste_store_commit_duration_seconds_count");
+    assert!(commits >= 7.0, "one caller after the other shares no commit: {commits}");
+    assert_eq!(after.value("posthaste_store_commit_jobs_count"), commits);
+    assert!(after.value("posthaste_store_commit_jobs_sum") >= commits);
+    assert!(after.value("posthaste_store_commit_duration_seconds_sum") > 0.0);
+    assert_eq!(after.value("posthaste_store_writes_failed_total"), 0.0);
+    let series = |scrape: &Scrape| scrape.0.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(series(&before), series(&after), "the same series, whatever happens");
+}
+
+#[tokio::test]
+async fn a_batch_counts_its_events_and_one_that_is_refused_as_a_whole_counts_once() {
+    let gateway = Gateway::start().await;
+    let client = &gateway.client;
+    gateway.send(json!({"id": "old", "type": "a.b", "data": 1})).await;
+    let conflict = json!([{"id": "x", "type": "a.b", "data": 1}, {"id": "y", "type": "a.b", "data": 1}, {"id": "old", "type": "a.b", "data": 2}]);
+    let batch = format!("{EVENTS}/batch");
+    client.post_json(&batch, &conflict).await.problem(409, "id_conflict");
+    let scrape = Scrape::of(client).await;
+    assert_eq!(scrape.value("posthaste_events_accepted_total"), 1.0, "nothing of the batch was kept");
+    assert_eq!(scrape.refused("id_conflict"), 1.0);
+
+    let partial = json!([
+        {"id": "x", "type": "a.b", "data": 1}, {"id": "x", "type": "a.b", "data": 1},
+        {"id": "old", "type": "a.b", "data": 2}, {"type": "no good", "data": 1}, {"type": "", "data": 1},
+    ]);
+    client.post_json(&format!("{batch}?partial=true"), &partial).await.expect(202);
+    let scrape = Scrape::of(client).await;
+    assert_eq!(scrape.value("posthaste_events_accepted_total"), 2.0);
+    assert_eq!(scrape.value("posthaste_events_duplicate_total"), 1.0);
+    assert_eq!(scrape.refused("id_conflict"), 2.0);
+    assert_eq!(scrape.refused("invalid_field"), 2.0);
+}
+
+#[tokio::test]
+async fn what_people_do_is_counted_and_shown() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    let endpoint = gateway.create_endpoint(json!({"url": receiver.url()})).await;
+    let path = format!("/v1/tenants/default/endpoints/{}", endpoint["id"].as_str().unwrap());
+    gateway.client.post(&format!("{path}/pause"), "").await.expect(200);
+    gateway.send(json!({"id": "held", "type": "a.b", "data": 1})).await;
+    gateway.act(&gateway.delivery_of("held").await, "cancel").await.expect(202);
+    let scrape = Scrape::of(&gateway.client).await;
+    assert_eq!(scrape.value("posthaste_endpoints{state=\"paused\"}"), 1.0);
+    assert_eq!(scrape.value("posthaste_endpoints{state=\"active\"}"), 0.0);
+    assert_eq!(scrape.value("posthaste_endpoint_pauses_total{reason=\"person\"}"), 1.0);
+    assert_eq!(scrape.value("posthaste_deliveries_finished_total{state=\"cancelled\",cause=\"none\"}"), 1.0);
+}
+
+#[tokio::test]
+async fn what_expires_unattempted_is_counted_as_dead() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    let endpoint = gateway.create_endpoint(json!({"url": receiver.url()})).await;
+    let path = format!("/v1/tenants/default/endpoints/{}", endpoint["id"].as_str().unwrap());
+    gateway.client.post(&format!("{path}/pause"), "").await.expect(200);
+    gateway.send(json!({"id": "late", "type": "a.b", "data": 1, "expires_at": "2026-01-31T12:00:00Z"})).await;
+    gateway.wait_for_state("late", "dead").await;
+    // It is counted once it is on disk, so a moment after it can be seen.
+    eventually("it to be counted", || async {
+        let scrape = Scrape::of(&gateway.client).await;
+        let dead = scrape.value("posthaste_deliveries_finished_total{state=\"dead\",cause=\"expired\"}");
+        if dead == 1.0 { Ok(()) } else { Err(format!("{dead} are counted")) }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn events_turned_away_for_want_of_space_are_counted() {
+    let gateway = Gateway::start_with(Options::flags(&["--disk-reserve", "1000000GiB"])).await;
+    let event = r#"{"type":"a.b","data":1}"#;
+    gateway.client.post(EVENTS, event).await.problem(507, "storage_full");
+    let scrape = Scrape::of(&gateway.client).await;
+    assert_eq!(scrape.value("posthaste_storage_refused_total"), 1.0);
+    assert_eq!(scrape.refused("storage_full"), 1.0);
+    assert_eq!(scrape.value("posthaste_events_accepted_total"), 0.0);
+}
