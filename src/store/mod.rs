@@ -7,24 +7,24 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
 
 use crate::model::attempt::Attempt;
 use crate::model::delivery::{Cause, Delivery, EndedBy, Progress, State};
-use crate::model::endpoint::{Endpoint, EndpointState, Format, Secret, Settings};
+use crate::model::endpoint::{Endpoint, Format};
 use crate::model::event::Event;
-use crate::model::health::Health;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::model::news::{Author, Milestone};
+use crate::model::news::Milestone;
 use crate::model::next::Next;
-use crate::model::policy::RetryPolicy;
 use crate::model::shard::{Epoch, Lease, Shard};
 use crate::model::tenant::Tenant;
 
+mod changes;
 pub mod embedded;
+
+pub use changes::{Change, Changed, ChangedEndpoint, EndpointChange, Notice, Stop};
 
 /// What can go wrong, by what the caller can do about it.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -304,37 +304,6 @@ pub enum Outcome {
     },
 }
 
-/// What an answer means for the whole endpoint.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Notice {
-    /// It asks to be left alone until then.
-    pub quiet_until: Option<Timestamp>,
-    /// It is to be held from now on.
-    pub stop: Option<Stop>,
-    /// How it is doing now, if that changed.
-    pub health: Option<Box<Health>>,
-    /// What turned with it.
-    pub milestones: Vec<Milestone>,
-}
-
-impl Notice {
-    /// Whether it says nothing.
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
-/// Why an endpoint is held.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stop {
-    /// Paused or disabled.
-    pub state: EndpointState,
-    /// Why.
-    pub reason: String,
-    /// Through whom.
-    pub by: Author,
-}
-
 /// What a settlement led to.
 #[derive(Debug, Clone, Default)]
 pub struct Settled {
@@ -351,66 +320,6 @@ pub struct Settled {
     pub died: Option<Cause>,
     /// Whether nothing was written, because the delivery had moved on.
     pub is_void: bool,
-}
-
-/// What a person may do to a delivery.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
-    /// A waiting one is due now.
-    RetryNow,
-    /// A waiting one is ended.
-    Cancel,
-    /// A finished one waits again, with a fresh budget.
-    Replay,
-    /// A dead one is ended, its cause kept; its lane moves on.
-    Discard,
-}
-
-impl Change {
-    /// The verb, as it stands in the route.
-    pub fn verb(self) -> &'static str {
-        match self {
-            Self::RetryNow => "retry",
-            Self::Cancel => "cancel",
-            Self::Replay => "replay",
-            Self::Discard => "discard",
-        }
-    }
-
-    /// Whether a delivery in this state may be changed so.
-    pub fn allows(self, state: State) -> bool {
-        match self {
-            Self::RetryNow | Self::Cancel => state == State::Waiting,
-            Self::Replay => state != State::Waiting,
-            Self::Discard => state == State::Dead,
-        }
-    }
-}
-
-/// What a change led to.
-#[derive(Debug, Clone)]
-pub struct Changed {
-    /// The endpoint whose queue it concerns.
-    pub endpoint: EndpointId,
-    /// When something there is due because of it.
-    pub due_at: Option<Timestamp>,
-    /// Operational events that tell of it.
-    pub freed: Vec<Claim>,
-    /// Their types.
-    pub told: Vec<&'static str>,
-}
-
-/// What a change of an endpoint led to.
-#[derive(Debug, Clone)]
-pub struct ChangedEndpoint {
-    /// The endpoint, changed.
-    pub endpoint: Arc<Endpoint>,
-    /// What that means in its life.
-    pub milestones: Vec<Milestone>,
-    /// Operational events that tell of it.
-    pub freed: Vec<Claim>,
-    /// Their types.
-    pub told: Vec<&'static str>,
 }
 
 /// What may be forgotten.
@@ -480,47 +389,6 @@ pub trait Catalog: Send + Sync {
     async fn note(&self, name: &'static str) -> Result<Option<String>>;
     /// Writes such a fact.
     async fn set_note(&self, name: &'static str, value: String) -> Result<()>;
-}
-
-/// What may change about an endpoint.
-#[derive(Debug, Clone)]
-pub enum EndpointChange {
-    /// Its owner's decisions.
-    Settings {
-        /// The new ones.
-        settings: Box<Settings>,
-        /// The retry policy they spell out.
-        policy: RetryPolicy,
-        /// The change they are based on; another one meanwhile refuses this.
-        if_updated_at: Timestamp,
-    },
-    /// Whether it is called.
-    Standing {
-        /// Where it stands now.
-        state: EndpointState,
-        /// Why.
-        reason: Option<String>,
-        /// Through whom.
-        by: Author,
-    },
-    /// A person opens or closes its breaker.
-    Breaker {
-        /// Open, or closed.
-        is_open: bool,
-        /// Until when it is open; without, until it is closed.
-        until: Option<Timestamp>,
-        /// Why.
-        reason: Option<String>,
-    },
-    /// Its owner was written to.
-    Mailed,
-    /// A new secret; the others go on signing for a while.
-    Rotate {
-        /// The new one.
-        secret: Secret,
-        /// How long the others go on.
-        overlap: Duration,
-    },
 }
 
 /// Answers questions about what was.

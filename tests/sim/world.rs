@@ -95,7 +95,11 @@ pub fn tenant() -> TenantId {
 /// That tenant, as created.
 /// The limits of every simulated node.
 pub fn limits() -> Limits {
-    Limits { slots: 100, per_host: None, quarantine: Quarantine::default() }
+    Limits {
+        slots: 100,
+        per_host: None,
+        quarantine: Quarantine { failing_for: Span::secs(365 * 86_400), ..Quarantine::default() },
+    }
 }
 
 pub fn tenant_record(now: Timestamp) -> Tenant {

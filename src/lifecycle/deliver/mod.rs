@@ -10,7 +10,7 @@ use tracing::{error, info, warn};
 use self::send::Sender;
 use self::sign::{sha256_hex, sign};
 use super::dispatch::gate::admits;
-use super::dispatch::queues::Answered;
+use super::dispatch::hear::Answered;
 use super::expire::{Expiry, just_after};
 use super::tell::Teller;
 use crate::clock::Clock;

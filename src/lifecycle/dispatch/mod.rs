@@ -15,7 +15,8 @@ use tokio::sync::Notify;
 use tracing::{info, warn};
 
 use self::gate::Gate;
-use self::queues::{Answered, Hold, Limits, Queues, is_hush};
+use self::hear::{Answered, is_hush};
+use self::queues::{Hold, Limits, Queues};
 use super::deliver::send::Sender;
 use super::deliver::{Desk, deliver, stumble};
 use super::expire::Expiry;
@@ -30,6 +31,7 @@ use crate::model::news::What;
 use crate::store::{AskDue, Claim, Notice, Settled, Store};
 
 pub mod gate;
+pub mod hear;
 pub mod queue;
 pub mod queues;
 pub mod shares;

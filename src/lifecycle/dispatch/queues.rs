@@ -13,14 +13,13 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::gate::Gate;
+use super::hear::{Answered, hear, is_hush};
 use super::queue::{Hush, Queue, Turn};
 use super::shares::Shares;
-use crate::model::endpoint::EndpointState;
-use crate::model::health::{self, Health, Heard, Quarantine, Thresholds};
+use crate::model::health::{Health, Quarantine};
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
-use crate::model::news::{Author, Milestone, What};
 use crate::model::tenant::Quota;
-use crate::store::{AskDue, Claim, DuePage, Notice, Stop};
+use crate::store::{AskDue, Claim, DuePage, Notice};
 
 /// How many fresh deliveries one endpoint keeps in memory.
 const READY_MAX: usize = 1_024;
@@ -84,21 +83,6 @@ pub struct Waits {
 struct Host {
     open: usize,
     parked: VecDeque<EndpointId>,
-}
-
-/// What an answer says about its endpoint.
-#[derive(Debug, Clone)]
-pub struct Answered {
-    /// How it sounds.
-    pub heard: Heard,
-    /// Whether the receiver answered at all, and did not just hold the line.
-    pub is_answer: bool,
-    /// Until when the receiver asks to be left alone.
-    pub quiet_until: Option<Timestamp>,
-    /// Why it asks never to be called again, if it does.
-    pub disables: Option<String>,
-    /// A random number in `[0, 1)`.
-    pub draw: f64,
 }
 
 /// What keeps an endpoint's due deliveries at this moment.
@@ -565,44 +549,6 @@ impl Queues {
             self.tidy_at = (2 * self.endpoints.len()).max(TIDY_AT);
         }
     }
-}
-
-/// Whether a notice is one that [`Queues::hush_over`] has to follow.
-pub fn is_hush(notice: &Notice) -> bool {
-    notice.quiet_until.is_some() || notice.stop.is_some()
-}
-
-/// Hears an answer: changes how the endpoint is doing, and returns what is to
-/// be written of it.
-fn hear(queue: &mut Queue, answer: Answered, quarantine: Quarantine, now: Timestamp) -> Notice {
-    let serial = queue.pulse.health.serial;
-    let by = Thresholds { breaker: &queue.gate.breaker, cap: queue.gate.cap, quarantine };
-    let turns = queue.pulse.hear(&answer.heard, by, now, answer.draw);
-    let mut notice = Notice { quiet_until: answer.quiet_until, ..Notice::default() };
-    let mut happened = |what, reason, by, until| notice.milestones.push(Milestone { at: now, what, reason, by, until });
-    for turn in turns {
-        match turn {
-            health::Turn::Opened { until, reason, is_again } => {
-                let what = if is_again { What::ProbeFailed } else { What::BreakerOpened };
-                happened(what, Some(reason), Author::Gateway, Some(until));
-            }
-            health::Turn::Closed { reason } => happened(What::BreakerClosed, Some(reason), Author::Gateway, None),
-            health::Turn::Recovered => happened(What::Recovered, None, Author::Receiver, None),
-            health::Turn::Quarantined { reason } => {
-                notice.stop = Some(Stop { state: EndpointState::Paused, reason, by: Author::Gateway });
-            }
-        }
-    }
-    if let Some(reason) = answer.disables {
-        notice.stop = Some(Stop { state: EndpointState::Disabled, reason, by: Author::Receiver });
-    }
-    if notice.stop.is_some() {
-        queue.pulse.note_trouble(now);
-    }
-    if queue.pulse.health.serial != serial {
-        notice.health = Some(Box::new(queue.pulse.health.clone()));
-    }
-    notice
 }
 
 fn cost(claim: &Claim) -> usize {

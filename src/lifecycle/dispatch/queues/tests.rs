@@ -3,6 +3,9 @@
 use super::*;
 use crate::lifecycle::deliver::tests::claim as any_claim;
 use crate::model::breaker::BreakerSettings;
+use crate::model::endpoint::EndpointState;
+use crate::model::health::{BreakerState, Heard};
+use crate::model::news::Author;
 use crate::model::pace::Rate;
 use crate::model::verdict::Verdict;
 
@@ -417,7 +420,7 @@ fn an_open_breaker_holds_all_but_what_a_person_asks_for() {
     queues.read_done(a, Some(both), at(1), at(9));
     assert_eq!(queues.take_all().len(), 1, "one probe at a time");
     queues.hears(a, Verdict::Delivered);
-    assert_eq!(queues.health(a).unwrap().breaker(at(1)), health::BreakerState::Ramp);
+    assert_eq!(queues.health(a).unwrap().breaker(at(1)), BreakerState::Ramp);
 }
 
 #[test]
