@@ -5,6 +5,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
+use http::Method;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -53,19 +54,27 @@ impl Child {
     /// Gives it one endpoint that may be called as fast as it can take it.
     pub async fn create_endpoint(&self, url: &str) -> anyhow::Result<()> {
         let body = format!(r#"{{"url":"{url}","max_in_flight":256,"rate":{{"per_second":1000000,"burst":100000}}}}"#);
+        self.call(Method::POST, "/v1/tenants/default/endpoints", &body).await.map(|_| ())
+    }
+
+    /// Asks it for something; the body of its answer.
+    pub async fn call(&self, method: Method, path: &str, body: &str) -> anyhow::Result<String> {
         let stream = TcpStream::connect(self.address).await?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(connection);
-        let request = hyper::Request::post("/v1/tenants/default/endpoints")
+        let request = hyper::Request::builder()
+            .method(method.clone())
+            .uri(path)
             .header("host", self.address.to_string())
             .header("authorization", format!("Bearer {}", self.token))
-            .body(Full::new(Bytes::from(body)))?;
+            .body(Full::new(Bytes::copy_from_slice(body.as_bytes())))?;
         let response = sender.send_request(request).await?;
         let status = response.status();
         let body = response.into_body().collect().await?.to_bytes();
-        match status.as_u16() {
-            201 => Ok(()),
-            _ => bail!("creating the endpoint was answered {status}: {}", String::from_utf8_lossy(&body)),
+        let body = String::from_utf8_lossy(&body).into_owned();
+        match status.is_success() {
+            true => Ok(body),
+            false => bail!("{method} {path} was answered {status}: {body}"),
         }
     }
 

@@ -12,6 +12,7 @@ use comfy_table::Table;
 
 mod gateway;
 mod load;
+mod neighbour;
 mod receiver;
 
 use gateway::Child;
@@ -29,6 +30,8 @@ pub struct Args {
 enum What {
     /// One event per request: a bare signing client against a bare receiver, then producers through the gateway.
     Single(Single),
+    /// A quiet tenant alone, then beside a loud one: how much of it is felt.
+    Neighbour(neighbour::Args),
 }
 
 #[derive(Debug, clap::Args)]
@@ -54,6 +57,7 @@ struct Row {
 /// Runs the benchmark and prints its table.
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let single = match args.what {
+        Some(What::Neighbour(args)) => return neighbour::run(args).await,
         Some(What::Single(single)) => single,
         None => Single { seconds: 5, producers: vec![64, 256], bytes: 500 },
     };

@@ -1,0 +1,159 @@
+//! How much a quiet tenant feels of a loud one: the same paced load, alone
+//! and beside it, in one run.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::ValueEnum;
+use http::Method;
+use tokio::io::AsyncReadExt;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+
+use super::gateway::Child;
+use super::load;
+use super::receiver::Receiver;
+
+/// How to be loud.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Noise {
+    /// A large backlog falls due at once.
+    Backlog,
+    /// Receivers take a request and never answer.
+    Hanging,
+    /// Receivers answer with 5 MB.
+    Large,
+}
+
+/// What is measured beside what.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// How the other tenant is loud.
+    #[arg(long, value_enum, default_value = "backlog")]
+    noise: Noise,
+    /// How many deliveries the loud tenant has waiting.
+    #[arg(long, default_value_t = 100_000)]
+    waiting: usize,
+    /// At how many endpoints.
+    #[arg(long, default_value_t = 20)]
+    endpoints: usize,
+    /// How many events the quiet tenant hands in per second.
+    #[arg(long, default_value_t = 100)]
+    per_second: u64,
+    /// How long each of the two is measured, in seconds.
+    #[arg(long, default_value_t = 10)]
+    seconds: u64,
+    /// Settings of the loud endpoints, as JSON.
+    #[arg(long, default_value = "{}")]
+    settings: String,
+}
+
+/// Measures, and prints both and their ratio.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let child = Child::start().await.context("the gateway did not start")?;
+    let receiver = Receiver::start().await?;
+    child.call(Method::PUT, "/v1/tenants/quiet", "").await?;
+    child.call(Method::PUT, "/v1/tenants/loud", "").await?;
+    let body = format!(r#"{{"url":"{}"}}"#, receiver.url());
+    child.call(Method::POST, "/v1/tenants/quiet/endpoints", &body).await?;
+    let duration = Duration::from_secs(args.seconds.clamp(1, 600));
+    let pace = Duration::from_micros(1_000_000 / args.per_second.max(1));
+    load::paced(&child, "quiet", pace, Duration::from_secs(1), &receiver).await?;
+    let url = noisy_receiver(args.noise).await?;
+    let endpoints = prepare(&child, &args, &url).await?;
+    let alone = load::paced(&child, "quiet", pace, duration, &receiver).await?;
+    for endpoint in &endpoints {
+        child.call(Method::POST, &format!("/v1/tenants/loud/endpoints/{endpoint}/resume"), "").await?;
+    }
+    let beside = load::paced(&child, "quiet", pace, duration, &receiver).await?;
+    let left = child.call(Method::GET, "/metrics", "").await?;
+    child.stop().await;
+    let waiting = left.lines().find_map(|line| line.strip_prefix("posthaste_deliveries_waiting "));
+    println!(
+        "{:?}: {} due at {} endpoints beside {} events/s",
+        args.noise, args.waiting, args.endpoints, args.per_second
+    );
+    for (name, (p50, p99)) in [("alone", alone), ("beside", beside)] {
+        println!("  {name:<8} hand-in to arrival p50 {:.2} ms, p99 {:.2} ms", p50 as f64 / 1e3, p99 as f64 / 1e3);
+    }
+    let ratio = |beside: u64, alone: u64| beside as f64 / alone.max(1) as f64;
+    println!("  ratio    p50 {:.2}, p99 {:.2}", ratio(beside.0, alone.0), ratio(beside.1, alone.1));
+    println!("  waiting at the end: {}", waiting.unwrap_or("unknown"));
+    Ok(())
+}
+
+/// Paused endpoints of the loud tenant, with everything waiting.
+async fn prepare(child: &Child, args: &Args, url: &str) -> anyhow::Result<Vec<String>> {
+    let mut ids = Vec::new();
+    for n in 0..args.endpoints.max(1) {
+        let mut settings: serde_json::Value = serde_json::from_str(&args.settings).context("--settings is not JSON")?;
+        settings["url"] = format!("{url}{n}").into();
+        settings["event_types"] = serde_json::json!([format!("loud.e{n}")]);
+        let made = child.call(Method::POST, "/v1/tenants/loud/endpoints", &settings.to_string()).await?;
+        let made: serde_json::Value = serde_json::from_str(&made)?;
+        let id = made["id"].as_str().context("an endpoint has an id")?.to_owned();
+        child.call(Method::POST, &format!("/v1/tenants/loud/endpoints/{id}/pause"), "").await?;
+        ids.push(id);
+    }
+    let mut sent = 0;
+    while sent < args.waiting {
+        let count = (args.waiting - sent).min(1_000);
+        let events: Vec<String> = (sent..sent + count)
+            .map(|n| format!(r#"{{"type":"loud.e{}","data":{{"n":{n}}}}}"#, n % ids.len()))
+            .collect();
+        let body = format!("[{}]", events.join(","));
+        child.call(Method::POST, "/v1/tenants/loud/events/batch", &body).await?;
+        sent += count;
+    }
+    Ok(ids)
+}
+
+/// Where the loud tenant's deliveries go.
+async fn noisy_receiver(noise: Noise) -> anyhow::Result<String> {
+    if noise == Noise::Backlog {
+        let receiver = Receiver::start().await?;
+        return Ok(receiver.url());
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("http://{}/", listener.local_addr()?);
+    let body: Arc<[u8]> = vec![b'x'; 5 * 1_024 * 1_024].into();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let body = body.clone();
+            tokio::spawn(async move {
+                let mut heard = vec![0; 16 * 1_024];
+                while let Ok(1..) = stream.read(&mut heard).await {
+                    if noise == Noise::Hanging {
+                        continue;
+                    }
+                    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+                    if stream.write_all(head.as_bytes()).await.is_err() || stream.write_all(&body).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    Ok(url)
+}
+
+/// Returns at each beat of a steady pace, late ones at once.
+pub struct Beat {
+    next: Instant,
+    pace: Duration,
+}
+
+impl Beat {
+    /// Beats from now on.
+    pub fn new(pace: Duration) -> Self {
+        Self { next: Instant::now(), pace }
+    }
+
+    /// The next beat.
+    pub async fn wait(&mut self) {
+        tokio::time::sleep_until(self.next).await;
+        self.next += self.pace;
+    }
+}
