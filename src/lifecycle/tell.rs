@@ -124,7 +124,12 @@ impl Teller {
                 EndpointState::Disabled => (words::What::Disabled, &standing.reason, standing.since),
                 EndpointState::Active => (words::What::BreakerOpened, &endpoint.health.reason, since),
             };
-            if standing.by != Some(Author::Person) {
+            let is_open = endpoint.health.open_until().is_some() && !endpoint.health.is_forced();
+            let is_due = match standing.state {
+                EndpointState::Active => is_open && is_past(endpoint.mailed_at, OPENED_AGAIN, self.0.clock.now()),
+                EndpointState::Paused | EndpointState::Disabled => standing.by != Some(Author::Person),
+            };
+            if is_due {
                 let (reason, until) = (reason.clone(), endpoint.health.open_until());
                 let milestone = Milestone { at, what: What::BreakerOpened, reason, by: Author::Gateway, until };
                 self.write(&endpoint, what, &milestone);
@@ -170,7 +175,9 @@ impl Teller {
 
     fn write(&self, endpoint: &Endpoint, what: words::What, milestone: &Milestone) {
         let Some(to) = endpoint.settings.owner_email.clone().filter(|_| self.0.mail.is_open()) else { return };
-        if !self.under_way().insert(endpoint.id) {
+        let is_first = self.under_way().insert(endpoint.id);
+        // A stop is told in any case.
+        if !is_first && !matches!(what, words::What::Paused | words::What::Disabled) {
             return;
         }
         let (subject, text) = trouble_letter(&Facts {

@@ -424,6 +424,11 @@ impl Facts<'_> {
             (State::Waiting, Some(WaitingFor::Backpressure), _) => {
                 format!("{retry} tries this one now, without waiting for that.")
             }
+            (State::Waiting, Some(WaitingFor::Breaker), _)
+                if self.endpoint.is_some_and(|endpoint| endpoint.health.is_forced()) =>
+            {
+                format!("`posthaste endpoints close-breaker {endpoint}` lets all go on; {retry} sends this one alone.")
+            }
             (State::Waiting, Some(WaitingFor::Breaker), _) => {
                 format!(
                     "{retry} makes it the next probe; `posthaste endpoints close-breaker {endpoint}` lets all go on."

@@ -301,7 +301,7 @@ impl Pulse {
         // What was on its way when the phase began says nothing about it.
         let is_of_phase = self.health.since.is_none_or(|since| heard.started_at >= since);
         match self.health.phase {
-            _ if !by.breaker.enabled => {}
+            Phase::Closed if !by.breaker.enabled => {}
             Phase::Closed => self.hear_closed(heard, counts, by, now, draw, &mut turns),
             Phase::Open { until: Some(_) } if is_of_phase => self.hear_probe(heard, by, now, draw, &mut turns),
             Phase::Ramp { width } if is_of_phase => self.hear_ramp(width, heard, counts, by, now, draw, &mut turns),
@@ -384,6 +384,8 @@ impl Pulse {
                 let until = self.cooldown(by.breaker, now, draw);
                 self.health.phase = Phase::Open { until: Some(until) };
             }
+            // There is no breaker any more that could stay open.
+            Verdict::Retry if !by.breaker.enabled => self.settle_down(now),
             Verdict::Retry => {
                 self.health.trips = self.health.trips.saturating_add(1);
                 let reason = format!("the probe failed too; it {}", heard.answer);
@@ -413,13 +415,17 @@ impl Pulse {
             self.settle_down(now);
             return self.hear_closed(heard, counts, by, now, draw, turns);
         }
+        if heard.is_limited && heard.verdict == Verdict::Retry {
+            // It asks for less, so it does not get more.
+            return;
+        }
         if !counts {
             self.steps += 1;
             return self.widen_if_due(width, by.cap, now);
         }
         self.step(width / 2, now);
         let failures = self.health.failures;
-        if failures >= RAMP_FAILURES.min(by.breaker.consecutive_failures) {
+        if by.breaker.enabled && failures >= RAMP_FAILURES.min(by.breaker.consecutive_failures) {
             self.health.trips = self.health.trips.saturating_add(1);
             let reason = format!("{failures} failures in a row while it was recovering; the last {}", heard.answer);
             self.open(reason, false, by, now, draw, turns);

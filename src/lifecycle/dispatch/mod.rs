@@ -5,6 +5,7 @@
 //! it sleeps until the next due time.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use jiff::Timestamp;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 use self::gate::Gate;
@@ -35,6 +37,7 @@ pub mod hear;
 pub mod queue;
 pub mod queues;
 pub mod shares;
+pub mod strain;
 mod unwind;
 
 /// How long a failed read or a put-back waits: long enough to be calm, and
@@ -53,6 +56,8 @@ struct Shared {
     desk: Desk,
     /// Something is due earlier than the timer thinks, or it is time to stop.
     earlier: Notify,
+    /// The shortest time, in microseconds, that an attempt waited to be run.
+    shortest_wait: AtomicU64,
     /// A claim was settled.
     fewer: Notify,
 }
@@ -74,6 +79,7 @@ impl Dispatcher {
             limits,
             desk: Desk { store, sender, expiry, teller, clock, chance },
             earlier: Notify::new(),
+            shortest_wait: AtomicU64::new(u64::MAX),
             fewer: Notify::new(),
         };
         Self { shared: Arc::new(shared) }
@@ -221,6 +227,10 @@ impl Dispatcher {
         let (claims, asks) = {
             let store = &self.shared.desk.store;
             let mut queues = self.queues();
+            let felt = self.shared.shortest_wait.swap(u64::MAX, Ordering::Relaxed);
+            if felt < u64::MAX {
+                queues.felt(Duration::from_micros(felt));
+            }
             let mut asks = queues.look(now);
             let claims: Vec<Claim> = std::iter::from_fn(|| queues.take_next(now, || store.weight_in_use())).collect();
             asks.extend(queues.look(now));
@@ -233,15 +243,18 @@ impl Dispatcher {
             }
             (claims, asks)
         };
+        let spawned = Instant::now();
         for claim in claims {
-            tokio::spawn(self.clone().attempt(claim));
+            tokio::spawn(self.clone().attempt(claim, spawned));
         }
         for ask in asks {
             tokio::spawn(self.clone().read(ask));
         }
     }
 
-    async fn attempt(self, claim: Claim) {
+    async fn attempt(self, claim: Claim, spawned: Instant) {
+        let waited = u64::try_from(spawned.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.shared.shortest_wait.fetch_min(waited, Ordering::Relaxed);
         let mut held = Held { dispatcher: self.clone(), claim: Some(claim), is_sending: true, is_hushed: false };
         let claim = held.claim.clone().expect("it was just put there");
         let desk = &self.shared.desk;

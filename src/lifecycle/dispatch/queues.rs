@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 
@@ -16,6 +17,7 @@ use super::gate::Gate;
 use super::hear::{Answered, hear, is_hush};
 use super::queue::{Hush, Queue, Turn};
 use super::shares::Shares;
+use super::strain::Strain;
 use crate::model::health::{Health, Quarantine};
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
 use crate::model::tenant::Quota;
@@ -54,6 +56,8 @@ pub struct Queues {
     endpoints: HashMap<EndpointId, Queue>,
     /// Whose turn it is.
     shares: Shares,
+    /// How strained the machine is.
+    strain: Strain,
     /// Those that wait for slots to be less short; see [`Turn::Shy`].
     shy: VecDeque<EndpointId>,
     hosts: HashMap<Arc<str>, Host>,
@@ -104,6 +108,7 @@ impl Queues {
             began_at,
             endpoints: HashMap::new(),
             shares: Shares::new(limits.slots, began_at),
+            strain: Strain::none(),
             shy: VecDeque::new(),
             hosts: HashMap::new(),
             wakes: BTreeSet::new(),
@@ -155,7 +160,7 @@ impl Queues {
     /// what the weights of all tenants add up to.
     pub fn take_next(&mut self, now: Timestamp, weight_in_use: impl Fn() -> u64) -> Option<Claim> {
         while !self.is_stopped && self.has_room() {
-            let Some(endpoint) = self.shares.next(self.slots_free, now, &weight_in_use) else {
+            let Some(endpoint) = self.shares.next(self.slots_free, self.strain.rate(), now, &weight_in_use) else {
                 match self.is_short() {
                     false if self.ask_one_shy(now) => continue,
                     _ => return None,
@@ -190,6 +195,7 @@ impl Queues {
                     self.ready_bytes -= cost(claim);
                     self.flight_bytes += cost(claim);
                     self.slots_free -= 1;
+                    self.strain.started();
                     let tenant = queue.gate.tenant.clone();
                     self.shares.took(&tenant, now);
                 }
@@ -346,6 +352,12 @@ impl Queues {
         self.arrange(endpoint, now);
     }
 
+    /// The shortest time that an attempt had to wait to be run at all, of
+    /// those since this was last said.
+    pub fn felt(&mut self, shortest_wait: Duration) {
+        self.strain.waited(shortest_wait);
+    }
+
     /// Does what time has brought: returns what should be read from the store
     /// now.
     pub fn look(&mut self, now: Timestamp) -> Vec<AskDue> {
@@ -353,6 +365,7 @@ impl Queues {
         if self.is_stopped {
             return asks;
         }
+        self.strain.look(now);
         self.shares.wake(now);
         while let Some(&(at, endpoint)) = self.wakes.first()
             && at <= now

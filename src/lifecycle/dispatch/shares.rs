@@ -4,7 +4,8 @@
 //! per round), then over a tenant's endpoints. Starts alone would not be
 //! fair: a request that hangs holds its slot for long. So slots *held* are
 //! counted too, and a tenant that holds more than its share never takes the
-//! last quarter of them.
+//! last quarter of them. And while the machine is under [`super::strain`],
+//! each tenant's starts are paced, so that nobody waits behind one of them.
 //!
 //! Pure bookkeeping, like [`super::queues`], which asks it.
 
@@ -13,8 +14,13 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use jiff::Timestamp;
 
 use crate::model::id::{EndpointId, TenantId};
-use crate::model::pace::Pace;
+use crate::model::pace::{Pace, Rate};
 use crate::model::tenant::Quota;
+
+/// For how long a tenant that started something counts as sharing the node.
+const SHARED_MS: i64 = 60_000;
+/// As good as no rate at all.
+const UNSTRAINED: Rate = Rate { per_second: 100_000.0, burst: 1_000 };
 
 /// All tenants with something to start or something in flight.
 pub struct Shares {
@@ -29,11 +35,15 @@ pub struct Shares {
     paced: BTreeSet<(Timestamp, TenantId)>,
     /// How often one had to wait for its share.
     waits: u64,
+    /// The two that started something last, and when.
+    last: [Option<(TenantId, Timestamp)>; 2],
 }
 
 struct Share {
     weight: u32,
     pace: Option<Pace>,
+    /// Its pace while the machine is under strain.
+    strained: Pace,
     /// Slots held.
     held: usize,
     /// Endpoints that can start something, each once, in turn.
@@ -64,6 +74,7 @@ impl Shares {
             crowded: VecDeque::new(),
             paced: BTreeSet::new(),
             waits: 0,
+            last: [None, None],
         }
     }
 
@@ -75,6 +86,7 @@ impl Shares {
                 let share = Share {
                     weight: quota.weight,
                     pace: quota.rate.map(|rate| Pace::unknown_before(rate, self.began_at)),
+                    strained: Pace::rested(UNSTRAINED),
                     held: 0,
                     line: VecDeque::new(),
                     credit: 0,
@@ -91,8 +103,14 @@ impl Shares {
     }
 
     /// Whose turn it is, while so many slots are free. `weight_in_use` is
-    /// what the weights of all tenants add up to.
-    pub fn next(&mut self, free: usize, now: Timestamp, weight_in_use: impl Fn() -> u64) -> Option<EndpointId> {
+    /// what the weights of all tenants add up to, `strain` what each may start.
+    pub fn next(
+        &mut self,
+        free: usize,
+        strain: Option<Rate>,
+        now: Timestamp,
+        weight_in_use: impl Fn() -> u64,
+    ) -> Option<EndpointId> {
         let is_short = free <= self.slots / 4;
         if !is_short {
             self.readmit_one();
@@ -105,6 +123,13 @@ impl Shares {
             if share.line.is_empty() {
                 share.leave(Place::Out);
             } else if let Some(at) = share.pace.filter(|pace| !pace.is_ready(now)).map(|pace| pace.ready_at()) {
+                share.leave(Place::Paced(at));
+                self.paced.insert((at, tenant.clone()));
+            } else if let Some(rate) = strain
+                && is_shared(&self.last, tenant, now)
+                && !share.strained_at(rate, now)
+            {
+                let at = share.strained.ready_at();
                 share.leave(Place::Paced(at));
                 self.paced.insert((at, tenant.clone()));
             } else if is_short && share.held >= share_of(self.slots, share.weight, weight_in_use()) {
@@ -127,6 +152,8 @@ impl Shares {
     pub fn took(&mut self, tenant: &TenantId, now: Timestamp) {
         let Some(share) = self.tenants.get_mut(tenant) else { return };
         share.held += 1;
+        share.strained.take(now);
+        note_last(&mut self.last, tenant, now);
         if let Some(pace) = &mut share.pace {
             pace.take(now);
         }
@@ -221,7 +248,29 @@ impl Shares {
     }
 }
 
+/// Whether another tenant has started something lately.
+fn is_shared(last: &[Option<(TenantId, Timestamp)>; 2], tenant: &TenantId, now: Timestamp) -> bool {
+    let is_recent = |at: Timestamp| now.as_millisecond() - at.as_millisecond() < SHARED_MS;
+    last.iter().flatten().any(|(other, at)| other != tenant && is_recent(*at))
+}
+
+fn note_last(last: &mut [Option<(TenantId, Timestamp)>; 2], tenant: &TenantId, now: Timestamp) {
+    match last {
+        [Some((known, at)), _] | [_, Some((known, at))] if known == tenant => *at = now,
+        _ => {
+            last.swap(0, 1);
+            last[0] = Some((tenant.clone(), now));
+        }
+    }
+}
+
 impl Share {
+    /// Whether its pace under strain allows one more start.
+    fn strained_at(&mut self, rate: Rate, now: Timestamp) -> bool {
+        self.strained.change(rate, now);
+        self.strained.is_ready(now)
+    }
+
     fn leave(&mut self, place: Place) {
         self.place = place;
         self.credit = 0;
@@ -237,7 +286,6 @@ fn share_of(slots: usize, weight: u32, weight_in_use: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::pace::Rate;
 
     fn at(millis: i64) -> Timestamp {
         Timestamp::from_millisecond(1_700_000_000_000 + millis).unwrap()
@@ -281,7 +329,7 @@ mod tests {
                 return None;
             }
             let weights = self.quotas.values().map(|quota| u64::from(quota.weight)).sum();
-            let endpoint = self.shares.next(self.free, at(0), || weights)?;
+            let endpoint = self.shares.next(self.free, None, at(0), || weights)?;
             let owner = self.owners[&endpoint].clone();
             self.free -= 1;
             self.shares.took(&owner, at(0));
@@ -358,10 +406,39 @@ mod tests {
         assert_eq!(node.shares.next_wake(), Some(at(100)));
         assert_eq!(node.shares.rate_until(&tenant("slow"), at(0)), Some(at(100)));
         node.shares.wake(at(100));
-        assert!(node.shares.next(900, at(100), || 2).is_some());
+        assert!(node.shares.next(900, None, at(100), || 2).is_some());
         // Without a rate it goes at once.
         node.shares.change(&tenant("slow"), &Quota::default(), at(0));
         assert_eq!(node.shares.rate_until(&tenant("slow"), at(0)), None);
+    }
+
+    #[test]
+    fn under_strain_those_who_share_the_node_are_paced_and_one_alone_is_not() {
+        let strain = Some(Rate { per_second: 1_000.0, burst: 10 });
+        let (a, b) = (tenant("a"), tenant("b"));
+        let mut shares = Shares::new(10_000, at(0));
+        let starts = |shares: &mut Shares, owner: &TenantId, n: u128, now: i64| {
+            let mut count = 0;
+            shares.wake(at(now));
+            shares.offer(owner, &Quota::default(), endpoint(n));
+            while count < 100 && shares.next(9_000, strain, at(now), || 2).is_some() {
+                shares.took(owner, at(now));
+                shares.offer(owner, &Quota::default(), endpoint(n));
+                count += 1;
+            }
+            count
+        };
+        assert_eq!(starts(&mut shares, &a, 1, 0), 100, "alone");
+        let mut shares = Shares::new(10_000, at(0));
+        shares.offer(&b, &Quota::default(), endpoint(2));
+        assert!(shares.next(9_000, strain, at(0), || 2).is_some());
+        shares.took(&b, at(0));
+        let first = starts(&mut shares, &a, 1, 0);
+        assert!((1..=10).contains(&first), "a burst at most: {first}");
+        let later: usize = (1..=1_000).map(|now| starts(&mut shares, &a, 1, now)).sum();
+        assert!((900..=1_010).contains(&later), "{later} in a second");
+        // The other one has not been there for long.
+        assert_eq!(starts(&mut shares, &a, 1, 70_000), 100);
     }
 
     #[test]
@@ -369,9 +446,9 @@ mod tests {
         let mut shares = Shares::new(10, at(0));
         let a = tenant("a");
         shares.offer(&a, &Quota::default(), endpoint(1));
-        assert!(shares.next(10, at(0), || 1).is_some());
+        assert!(shares.next(10, None, at(0), || 1).is_some());
         shares.took(&a, at(0));
-        assert!(shares.next(9, at(0), || 1).is_none());
+        assert!(shares.next(9, None, at(0), || 1).is_none());
         shares.freed(&a);
         assert!(shares.tenants.is_empty() && shares.ring.is_empty());
     }

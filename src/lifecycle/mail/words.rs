@@ -113,7 +113,7 @@ fn remedy(facts: &Facts) -> String {
     let resume = choice(&format!("endpoints resume {endpoint}"), &format!("POST {of_endpoint}/resume"));
     match facts.what {
         What::BreakerOpened => format!(
-            "Please look at the receiver. Once it answers with a 2xx status, deliveries go on by themselves. If it \
+            "Please look at the receiver. Once it answers again, deliveries go on by themselves. If it \
              will be away for long, pause the endpoint, so that nothing grows too old meanwhile, on the command \
              line or over the API:\n\n{}",
             choice(&format!("endpoints pause {endpoint}"), &format!("POST {of_endpoint}/pause"))
@@ -140,7 +140,8 @@ fn remedy(facts: &Facts) -> String {
 
 fn why_you(facts: &Facts) -> String {
     let often = match facts.what {
-        What::BreakerOpened | What::Dead => "There is at most one such mail a day.",
+        What::BreakerOpened => "There is one such mail per outage, and at most one an hour.",
+        What::Dead => "There is at most one such mail a day.",
         What::Paused | What::Disabled => "There are no further mails about it.",
     };
     format!("You get this because you are the owner_email of the endpoint. {often}")

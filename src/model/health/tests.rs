@@ -208,6 +208,38 @@ fn a_breaker_that_is_switched_off_hears_nothing() {
 }
 
 #[test]
+fn a_ramp_goes_on_also_where_the_breaker_is_switched_off() {
+    let mut patient = Patient::new();
+    patient.breaker.enabled = false;
+    patient.pulse.adopt(&Health::default().forced_open(Some(at(1_000)), "a moment".into(), at(0)));
+    patient.now = 1_000;
+    assert_eq!(patient.state(), BreakerState::HalfOpen);
+    patient.says(Verdict::Retry);
+    assert_eq!((patient.state(), patient.width()), (BreakerState::Closed, 10), "nothing keeps it open");
+    patient.pulse.adopt(&patient.pulse.health.fresh(at(2_000)));
+    for n in 0..210 {
+        patient.now = 2_000 + 10 * n;
+        patient.says(if n % 7 == 6 { Verdict::Retry } else { Verdict::Delivered });
+        assert_ne!(patient.state(), BreakerState::Open);
+    }
+    patient.now += 60_000;
+    assert_eq!(patient.width(), 10);
+}
+
+#[test]
+fn one_that_asks_for_less_while_recovering_does_not_get_more() {
+    let mut patient = Patient::opened();
+    patient.now += patient.probe_in();
+    patient.says(Verdict::Delivered);
+    for _ in 0..100 {
+        patient.now += 10;
+        let limited = Heard { is_limited: true, ..heard(Verdict::Retry, patient.now) };
+        patient.hear(&limited);
+    }
+    assert_eq!((patient.state(), patient.width()), (BreakerState::Ramp, 1));
+}
+
+#[test]
 fn a_person_opens_it_for_good_or_for_a_time_and_closes_it_into_a_ramp() {
     let mut patient = Patient::new();
     patient.pulse.adopt(&Health::default().forced_open(None, "maintenance".into(), at(0)));

@@ -41,7 +41,7 @@ impl Queue for Embedded {
 
     async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<Settled> {
         check(lease)?;
-        self.writer.write(move |transaction| settle::settle(transaction, &settlement)).await
+        self.writer.write_later(move |transaction| settle::settle(transaction, &settlement)).await
     }
 
     async fn read_overdue(&self, now: Timestamp, limit: usize) -> Result<OverduePage> {

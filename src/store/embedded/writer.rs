@@ -2,11 +2,14 @@
 //!
 //! Jobs queue up while a commit is being made durable; the next transaction
 //! takes all of them. There is no window to wait for: under load batches form
-//! by themselves, and a lone job goes at once.
+//! by themselves, and a lone job goes at once. What somebody waits for, such
+//! as an event being accepted, goes before what only has to be kept, and never
+//! waits behind more than a little of it.
 //!
 //! Invariant: a job's caller hears of success only after its commit is on
 //! disk and the catalogue in memory shows it.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, RwLock};
 use std::thread::JoinHandle;
@@ -23,10 +26,19 @@ use crate::store::{Error, Result};
 /// How many jobs one transaction takes at most, so that the first of them
 /// does not wait for a whole flood.
 const JOBS_PER_COMMIT: usize = 1_024;
+/// How many of those that only have to be kept it takes: a few milliseconds.
+const LATER_PER_COMMIT: usize = 128;
 /// How many jobs may queue up before callers wait their turn.
 const JOBS_WAITING_MAX: usize = 4_096;
 
 type AfterCommit = Box<dyn FnOnce(&mut Index) + Send>;
+
+/// Whether somebody waits for a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    First,
+    Later,
+}
 
 /// Something to write, and someone to tell.
 trait Job: Send {
@@ -97,7 +109,7 @@ impl Transaction<'_> {
 /// The door to the writer.
 #[derive(Clone)]
 pub struct Writer {
-    jobs: mpsc::Sender<Box<dyn Job>>,
+    jobs: mpsc::Sender<(Turn, Box<dyn Job>)>,
 }
 
 impl Writer {
@@ -124,11 +136,65 @@ impl Writer {
         &self,
         job: impl FnOnce(&mut Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
+        self.ask(Turn::First, job).await
+    }
+
+    /// The same for what nobody waits for: it lets others go before it.
+    pub async fn write_later<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.ask(Turn::Later, job).await
+    }
+
+    async fn ask<T: Send + 'static>(
+        &self,
+        turn: Turn,
+        job: impl FnOnce(&mut Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
         let (answer, answered) = oneshot::channel();
         let stopped = || Error::Unavailable("it has been closed".into());
         let job = Box::new(Asked { job: Some(job), value: None, answer });
-        self.jobs.send(job).await.map_err(|_| stopped())?;
+        self.jobs.send((turn, job)).await.map_err(|_| stopped())?;
         answered.await.map_err(|_| stopped())?
+    }
+}
+
+/// Those whose turn comes next.
+#[derive(Default)]
+struct Line {
+    first: VecDeque<Box<dyn Job>>,
+    later: VecDeque<Box<dyn Job>>,
+}
+
+impl Line {
+    /// Returns once there is something to do, or false when never again.
+    fn wait(&mut self, waiting: &mut mpsc::Receiver<(Turn, Box<dyn Job>)>) -> bool {
+        if self.first.is_empty() && self.later.is_empty() {
+            match waiting.blocking_recv() {
+                Some(job) => self.push(job),
+                None => return false,
+            }
+        }
+        while self.first.len() < JOBS_PER_COMMIT
+            && let Ok(job) = waiting.try_recv()
+        {
+            self.push(job);
+        }
+        true
+    }
+
+    fn push(&mut self, (turn, job): (Turn, Box<dyn Job>)) {
+        match turn {
+            Turn::First => self.first.push_back(job),
+            Turn::Later => self.later.push_back(job),
+        }
+    }
+
+    /// What the next transaction takes.
+    fn take(&mut self) -> Vec<Box<dyn Job>> {
+        let (first, later) = (self.first.len().min(JOBS_PER_COMMIT), self.later.len().min(LATER_PER_COMMIT));
+        self.first.drain(..first).chain(self.later.drain(..later)).collect()
     }
 }
 
@@ -137,16 +203,11 @@ fn run(
     index: &Arc<RwLock<Index>>,
     mut next_delivery: i64,
     commits: &Commits,
-    mut waiting: mpsc::Receiver<Box<dyn Job>>,
+    mut waiting: mpsc::Receiver<(Turn, Box<dyn Job>)>,
 ) {
-    while let Some(first) = waiting.blocking_recv() {
-        let mut jobs = vec![first];
-        while jobs.len() < JOBS_PER_COMMIT
-            && let Ok(job) = waiting.try_recv()
-        {
-            jobs.push(job);
-        }
-        commit(db, index, &mut next_delivery, commits, jobs);
+    let mut line = Line::default();
+    while line.wait(&mut waiting) {
+        commit(db, index, &mut next_delivery, commits, line.take());
     }
     if let Err(problem) = db.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)") {
         error!("could not fold the write-ahead log into the store while closing: {problem}");
