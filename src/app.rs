@@ -75,7 +75,7 @@ impl App {
 
         let store = Arc::new(store);
         let guard = Arc::new(Guard::allowing(settings.allow_egress.0.clone()));
-        let sender = Arc::new(HttpSender::new(Connector::new(guard.clone())?));
+        let sender = Arc::new(HttpSender::new(Connector::new(guard.clone())?, settings.max_in_flight.0));
         let shared: Arc<dyn Store> = store.clone();
         let expiry = Arc::new(Expiry::new(settings.hold_max));
         let limits = limits(settings);

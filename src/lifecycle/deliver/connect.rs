@@ -7,7 +7,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -40,6 +40,29 @@ pub struct Connector {
     has_resolver: Arc<AtomicBool>,
     tls: Arc<rustls::ClientConfig>,
     timeout: Duration,
+    sockets: Sockets,
+}
+
+/// Counts open connections.
+#[derive(Debug, Clone, Default)]
+pub struct Sockets(Arc<AtomicUsize>);
+
+impl Sockets {
+    /// One more is open, until this is dropped.
+    pub fn one(&self) -> Socket {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Socket(self.0.clone())
+    }
+}
+
+/// A connection that counts as open for as long as this lives.
+#[derive(Debug)]
+pub struct Socket(Arc<AtomicUsize>);
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// When a connection was opened, how long each step took, and what is known
@@ -93,12 +116,24 @@ impl Connector {
         resolver.options_mut().attempts = 1;
         let resolver = resolver.build()?;
         let (tls, has_resolver) = (Arc::new(tls::config()?), Arc::new(AtomicBool::new(true)));
-        Ok(Self { guard, resolver: Arc::new(resolver), has_resolver, tls, timeout: Duration::from_secs(5) })
+        Ok(Self {
+            guard,
+            resolver: Arc::new(resolver),
+            has_resolver,
+            tls,
+            timeout: Duration::from_secs(5),
+            sockets: Sockets::default(),
+        })
     }
 
     /// The same, with another deadline for opening a connection.
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self { timeout, ..self.clone() }
+    }
+
+    /// How many connections are open, in use or kept for later.
+    pub fn open_sockets(&self) -> usize {
+        self.sockets.0.load(Ordering::Relaxed)
     }
 
     async fn open(self, uri: Uri) -> Result<Wire, ConnectFailure> {
@@ -114,7 +149,7 @@ impl Connector {
             }
         };
         match result {
-            Ok(stream) => Ok(Wire::new(stream, opened)),
+            Ok(stream) => Ok(Wire::new(stream, opened, self.sockets.one())),
             Err(failure) => Err(ConnectFailure { failure, opened }),
         }
     }

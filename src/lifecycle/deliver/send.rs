@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use http::HeaderValue;
+use http::header::CONNECTION;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
@@ -53,15 +55,19 @@ type Http = Client<Connector, Full<Bytes>>;
 /// Sends over HTTP, with connections kept per tenant.
 pub struct HttpSender {
     connector: Connector,
+    /// How many connections may be kept for later.
+    kept_max: usize,
     // The pool tells connections apart by host alone, so tenants must not
     // share one; and the connect deadline belongs to the connector.
     clients: Mutex<HashMap<(TenantId, Span), Arc<Http>>>,
 }
 
 impl HttpSender {
-    /// A sender that opens its connections through this connector.
-    pub fn new(connector: Connector) -> Self {
-        Self { connector, clients: Mutex::new(HashMap::new()) }
+    /// A sender that opens its connections through this connector. Once so
+    /// many are open, none is kept for later: all there ever are is these and
+    /// one per request in flight.
+    pub fn new(connector: Connector, kept_max: usize) -> Self {
+        Self { connector, kept_max, clients: Mutex::new(HashMap::new()) }
     }
 
     fn client(&self, tenant: &TenantId, connect: Span) -> Arc<Http> {
@@ -107,6 +113,9 @@ async fn exchange(
         .body(Full::new(request.body))
         .map_err(|problem| failure(FailureKind::Ours, format!("the request could not be built: {problem}")))?;
     *outgoing.headers_mut() = request.headers;
+    if sender.connector.open_sockets() >= sender.kept_max {
+        outgoing.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     let connection = capture_connection(&mut outgoing);
     let response = match tokio::time::timeout_at(deadline, client.request(outgoing)).await {
         Err(_) => {

@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-use super::connect::{ConnectFailure, Opened};
+use super::connect::{ConnectFailure, Opened, Socket};
 use super::failure::endless_interim;
 use super::tls;
 
@@ -27,6 +27,7 @@ const HEARD_BYTES_MAX: usize = 64;
 pub struct Wire {
     stream: Stream,
     opened: Opened,
+    _socket: Socket,
 }
 
 /// What a connection is made of.
@@ -39,8 +40,8 @@ pub enum Stream {
 
 impl Wire {
     /// A connection that was just opened.
-    pub fn new(stream: Stream, opened: Opened) -> Self {
-        Self { stream, opened }
+    pub fn new(stream: Stream, opened: Opened, socket: Socket) -> Self {
+        Self { stream, opened, _socket: socket }
     }
 
     /// With TLS 1.3 the server's refusal arrives only where its answer

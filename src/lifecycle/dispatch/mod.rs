@@ -5,7 +5,6 @@
 //! it sleeps until the next due time.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -13,11 +12,11 @@ use jiff::Timestamp;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::sync::Notify;
-use tokio::time::Instant;
 use tracing::{info, warn};
 
 use self::gate::Gate;
 use self::hear::{Answered, is_hush};
+use self::pressure::{Gauge, Pressure};
 use self::queues::{Hold, Limits, Queues};
 use super::deliver::send::Sender;
 use super::deliver::{Desk, deliver, stumble};
@@ -34,6 +33,7 @@ use crate::store::{AskDue, Claim, Notice, Settled, Store};
 
 pub mod gate;
 pub mod hear;
+pub mod pressure;
 pub mod queue;
 pub mod queues;
 pub mod shares;
@@ -56,8 +56,8 @@ struct Shared {
     desk: Desk,
     /// Something is due earlier than the timer thinks, or it is time to stop.
     earlier: Notify,
-    /// The shortest time, in microseconds, that an attempt waited to be run.
-    shortest_wait: AtomicU64,
+    /// What tells how much the machine is wanted.
+    gauge: Mutex<Gauge>,
     /// A claim was settled.
     fewer: Notify,
 }
@@ -79,7 +79,7 @@ impl Dispatcher {
             limits,
             desk: Desk { store, sender, expiry, teller, clock, chance },
             earlier: Notify::new(),
-            shortest_wait: AtomicU64::new(u64::MAX),
+            gauge: Mutex::new(Gauge::new()),
             fewer: Notify::new(),
         };
         Self { shared: Arc::new(shared) }
@@ -227,9 +227,8 @@ impl Dispatcher {
         let (claims, asks) = {
             let store = &self.shared.desk.store;
             let mut queues = self.queues();
-            let felt = self.shared.shortest_wait.swap(u64::MAX, Ordering::Relaxed);
-            if felt < u64::MAX {
-                queues.felt(Duration::from_micros(felt));
+            if let Some((pressure, seconds)) = self.pressure() {
+                queues.felt(pressure, seconds);
             }
             let mut asks = queues.look(now);
             let claims: Vec<Claim> = std::iter::from_fn(|| queues.take_next(now, || store.weight_in_use())).collect();
@@ -243,18 +242,20 @@ impl Dispatcher {
             }
             (claims, asks)
         };
-        let spawned = Instant::now();
         for claim in claims {
-            tokio::spawn(self.clone().attempt(claim, spawned));
+            tokio::spawn(self.clone().attempt(claim));
         }
         for ask in asks {
             tokio::spawn(self.clone().read(ask));
         }
     }
 
-    async fn attempt(self, claim: Claim, spawned: Instant) {
-        let waited = u64::try_from(spawned.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.shared.shortest_wait.fetch_min(waited, Ordering::Relaxed);
+    /// What the machine felt since it was last told, if a while has passed.
+    fn pressure(&self) -> Option<(Pressure, f64)> {
+        self.shared.gauge.try_lock().ok()?.read()
+    }
+
+    async fn attempt(self, claim: Claim) {
         let mut held = Held { dispatcher: self.clone(), claim: Some(claim), is_sending: true, is_hushed: false };
         let claim = held.claim.clone().expect("it was just put there");
         let desk = &self.shared.desk;

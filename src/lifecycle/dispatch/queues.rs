@@ -9,12 +9,12 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::Timestamp;
 
 use super::gate::Gate;
 use super::hear::{Answered, hear, is_hush};
+use super::pressure::Pressure;
 use super::queue::{Hush, Queue, Turn};
 use super::shares::Shares;
 use super::strain::Strain;
@@ -352,10 +352,9 @@ impl Queues {
         self.arrange(endpoint, now);
     }
 
-    /// The shortest time that an attempt had to wait to be run at all, of
-    /// those since this was last said.
-    pub fn felt(&mut self, shortest_wait: Duration) {
-        self.strain.waited(shortest_wait);
+    /// The machine was under this much pressure for so many seconds.
+    pub fn felt(&mut self, pressure: Pressure, seconds: f64) {
+        self.strain.felt(pressure, seconds);
     }
 
     /// Does what time has brought: returns what should be read from the store
@@ -365,7 +364,6 @@ impl Queues {
         if self.is_stopped {
             return asks;
         }
-        self.strain.look(now);
         self.shares.wake(now);
         while let Some(&(at, endpoint)) = self.wakes.first()
             && at <= now

@@ -1,82 +1,63 @@
 //! Strain: keeps one tenant's flood from using up the machine that all share.
 //!
 //! Slots bound what is open; they do not bound the work. A backlog that is
-//! delivered as fast as the machine can leaves a standing queue of runnable
-//! work, and whoever comes next waits behind it. So how long an attempt waits
-//! to be run at all is measured, and while even the shortest wait of a moment
-//! is long, each tenant's starts are paced, slower and slower; when it is
-//! short again, faster. Only where tenants share the node: one that is alone
-//! waits for nobody but itself.
+//! delivered as fast as the machine can makes everything else wait for a
+//! processor, also what another tenant hands in. So while the processors are
+//! wanted by more than they can serve, and much of that is our own doing, each
+//! tenant's starts are paced, slower and slower; when it is over, faster. Only
+//! where tenants share the node: one that is alone waits for nobody but itself.
 //!
-//! Pure: it is told the waits and the time.
+//! Pure: it is told what was felt.
 
-use std::time::Duration;
-
-use jiff::Timestamp;
-
+use super::pressure::Pressure;
 use crate::model::pace::Rate;
 
-/// How long a moment is, in milliseconds.
-const MOMENT_MS: i64 = 20;
-/// A shortest wait above this is a standing queue.
-const WAIT_MAX: Duration = Duration::from_micros(200);
+/// Above this share of the time spent waiting, the machine is strained.
+const WAITING_MAX: f64 = 0.20;
+/// Below this it is at ease.
+const WAITING_MIN: f64 = 0.10;
+/// What others cause is not made better by us, if we use less than this.
+const OURS_MIN: f64 = 0.25;
 /// No tenant is paced below this many starts per second.
 const LEAST: f64 = 500.0;
 /// Above this nobody is paced at all.
-const MOST: f64 = 100_000.0;
-/// What a rate is multiplied with under strain, and without.
-const SLOWER: f64 = 0.85;
-const FASTER: f64 = 1.05;
+const MOST: f64 = 50_000.0;
+/// What a rate is multiplied with under strain, and at ease.
+const SLOWER: f64 = 0.7;
+const FASTER: f64 = 1.1;
 
 /// How strained the machine is.
 #[derive(Debug)]
 pub struct Strain {
     per_second: f64,
-    moment: i64,
-    shortest_wait: Option<Duration>,
+    /// Starts since it was last told, and in all tenants together.
     starts: u32,
 }
 
 impl Strain {
     /// Not at all.
     pub fn none() -> Self {
-        Self { per_second: MOST, moment: i64::MIN, shortest_wait: None, starts: 0 }
+        Self { per_second: MOST, starts: 0 }
     }
 
     /// Something was started.
     pub fn started(&mut self) {
-        self.starts += 1;
+        self.starts = self.starts.saturating_add(1);
     }
 
-    /// The shortest wait to be run, of all since this was last said.
-    pub fn waited(&mut self, wait: Duration) {
-        self.shortest_wait = Some(self.shortest_wait.map_or(wait, |known| known.min(wait)));
-    }
-
-    /// Draws its conclusions from each moment that is over.
-    pub fn look(&mut self, now: Timestamp) {
-        let moment = now.as_millisecond().div_euclid(MOMENT_MS);
-        if moment == self.moment {
-            return;
+    /// This much pressure was felt over the last so many seconds.
+    pub fn felt(&mut self, pressure: Pressure, seconds: f64) {
+        let seen = f64::from(std::mem::take(&mut self.starts)) / seconds.max(1e-3);
+        if pressure.waiting > WAITING_MAX && pressure.ours > OURS_MIN {
+            self.per_second = (self.per_second.min(seen) * SLOWER).max(LEAST);
+        } else if pressure.waiting < WAITING_MIN || pressure.ours < OURS_MIN {
+            self.per_second = (self.per_second * FASTER).min(MOST);
         }
-        let passed = moment.saturating_sub(self.moment).clamp(1, 1_000);
-        let Some(wait) = self.shortest_wait.take() else {
-            // Nothing was run: there was nothing to wait for.
-            self.per_second = (self.per_second * FASTER.powi(passed as i32)).min(MOST);
-            (self.moment, self.starts) = (moment, 0);
-            return;
-        };
-        let seen = f64::from(self.starts) * 1_000.0 / (passed * MOMENT_MS) as f64;
-        self.per_second = match wait > WAIT_MAX {
-            true => (self.per_second.min(seen) * SLOWER).max(LEAST),
-            false => (self.per_second * FASTER).min(MOST),
-        };
-        (self.moment, self.starts) = (moment, 0);
     }
 
     /// How often one tenant may start something, while it shares the node.
     pub fn rate(&self) -> Option<Rate> {
-        let burst = (self.per_second / 100.0) as u32;
+        let burst = (self.per_second / 200.0) as u32;
         (self.per_second < MOST).then(|| Rate { per_second: self.per_second, burst: burst.max(4) })
     }
 }
@@ -85,52 +66,36 @@ impl Strain {
 mod tests {
     use super::*;
 
-    fn at(millis: i64) -> Timestamp {
-        Timestamp::from_millisecond(1_700_000_000_000 + millis).unwrap()
-    }
-
-    /// A machine that can start so many per second, for so many moments.
-    fn run(strain: &mut Strain, from: i64, moments: i64, capacity: f64) -> f64 {
-        for n in 0..moments {
+    /// A machine that is at ease up to so many starts per second.
+    fn run(strain: &mut Strain, whiles: usize, capacity: f64, ours: f64) -> f64 {
+        for _ in 0..whiles {
             let wanted = strain.rate().map_or(MOST, |rate| rate.per_second);
-            let starts = wanted.min(capacity) * MOMENT_MS as f64 / 1_000.0;
-            (0..starts as u32).for_each(|_| strain.started());
-            // What cannot be done stands in line.
-            strain.waited(Duration::from_micros(if wanted > capacity { 2_000 } else { 20 }));
-            strain.look(at(from + (n + 1) * MOMENT_MS));
+            (0..(wanted.min(2.0 * capacity) * 0.05) as u32).for_each(|_| strain.started());
+            let waiting = if wanted > capacity { 0.8 } else { 0.05 };
+            strain.felt(Pressure { waiting, ours }, 0.05);
         }
         strain.rate().map_or(MOST, |rate| rate.per_second)
     }
 
     #[test]
-    fn a_standing_queue_slows_everyone_down_until_it_is_gone() {
+    fn a_strained_machine_slows_everyone_down_until_it_is_at_ease() {
         let mut strain = Strain::none();
         assert_eq!(strain.rate(), None);
-        let settled = run(&mut strain, 0, 200, 8_000.0);
-        assert!((5_000.0..8_500.0).contains(&settled), "{settled}");
-        // The machine is free again.
-        assert_eq!(run(&mut strain, 4_000, 200, 1e9), MOST);
+        let settled = run(&mut strain, 100, 4_000.0, 0.6);
+        assert!((2_500.0..4_500.0).contains(&settled), "{settled}");
+        assert_eq!(run(&mut strain, 100, 1e9, 0.6), MOST);
         assert_eq!(strain.rate(), None);
+    }
+
+    #[test]
+    fn what_others_cause_slows_nobody_down() {
+        let mut strain = Strain::none();
+        assert_eq!(run(&mut strain, 100, 0.0, 0.1), MOST);
     }
 
     #[test]
     fn nobody_is_slowed_down_below_the_least() {
         let mut strain = Strain::none();
-        for n in 0..500 {
-            strain.waited(Duration::from_millis(50));
-            strain.look(at(n * MOMENT_MS));
-        }
-        assert_eq!(strain.rate().unwrap().per_second, LEAST);
-    }
-
-    #[test]
-    fn one_long_wait_among_short_ones_is_no_queue() {
-        let mut strain = Strain::none();
-        for n in 0..100 {
-            strain.waited(Duration::from_millis(30));
-            strain.waited(Duration::from_micros(10));
-            strain.look(at(n * MOMENT_MS));
-        }
-        assert_eq!(strain.rate(), None);
+        assert_eq!(run(&mut strain, 100, 0.0, 0.9), LEAST);
     }
 }

@@ -17,6 +17,7 @@ use tokio::sync::Semaphore;
 use super::{Error, Result};
 use crate::metrics::Commits;
 use catalog::Index;
+use fold::{Folder, Folding};
 use writer::{Writer, failure_of};
 
 mod accept;
@@ -24,6 +25,7 @@ mod catalog;
 mod change;
 mod claim;
 mod endpoint;
+mod fold;
 mod forget;
 mod history;
 mod lane;
@@ -47,6 +49,7 @@ pub struct Embedded {
     shared: Arc<Shared>,
     writer: Writer,
     writer_thread: Mutex<Option<JoinHandle<()>>>,
+    folder: Folder,
 }
 
 struct Shared {
@@ -95,14 +98,19 @@ impl Embedded {
         let index = Arc::new(RwLock::new(Index::load(&db)?));
         let next_delivery = next_delivery(&db)?;
         let readers = (0..READERS).map(|_| reader(&path)).collect::<rusqlite::Result<Vec<_>>>()?;
-        let (writer, thread) = Writer::start(db, index.clone(), next_delivery, commits);
+        let beside = Connection::open(&path)?;
+        prepare(&beside, durability)?;
+        let folding = Folding::default();
+        let folder = Folder::start(folding.clone(), beside);
+        let (writer, thread) = Writer::start(db, index.clone(), next_delivery, commits, folding);
         let shared =
             Shared { index, readers_free: Semaphore::new(readers.len()), readers: Mutex::new(readers), _lock: lock };
-        Ok(Self { shared: Arc::new(shared), writer, writer_thread: Mutex::new(Some(thread)) })
+        Ok(Self { shared: Arc::new(shared), writer, writer_thread: Mutex::new(Some(thread)), folder })
     }
 
     /// Finishes what is queued, folds the log into the file and closes it.
     pub async fn close(self) {
+        let _ = tokio::task::spawn_blocking(move || self.folder.end()).await;
         let thread = self.writer_thread.lock().expect("nothing panics while it is held").take();
         // The writer's connection must be the last: it then tidies up the log.
         self.shared.readers.lock().expect("nothing panics while it is held").clear();

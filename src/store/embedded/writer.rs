@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::error;
 
 use super::catalog::Index;
+use super::fold::Folding;
 use crate::metrics::Commits;
 use crate::store::{Error, Result};
 
@@ -119,11 +120,12 @@ impl Writer {
         index: Arc<RwLock<Index>>,
         next_delivery: i64,
         commits: Arc<Commits>,
+        folding: Folding,
     ) -> (Self, JoinHandle<()>) {
         let (jobs, waiting) = mpsc::channel(JOBS_WAITING_MAX);
         let thread = std::thread::Builder::new()
             .name("store-writer".into())
-            .spawn(move || run(&db, &index, next_delivery, &commits, waiting))
+            .spawn(move || run(&db, &index, next_delivery, &commits, &folding, waiting))
             .expect("a thread can be started");
         (Self { jobs }, thread)
     }
@@ -203,11 +205,15 @@ fn run(
     index: &Arc<RwLock<Index>>,
     mut next_delivery: i64,
     commits: &Commits,
+    folding: &Folding,
     mut waiting: mpsc::Receiver<(Turn, Box<dyn Job>)>,
 ) {
     let mut line = Line::default();
     while line.wait(&mut waiting) {
-        commit(db, index, &mut next_delivery, commits, line.take());
+        let jobs = line.take();
+        let count = jobs.len();
+        commit(db, index, &mut next_delivery, commits, jobs);
+        folding.wrote(count);
     }
     if let Err(problem) = db.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)") {
         error!("could not fold the write-ahead log into the store while closing: {problem}");

@@ -1,0 +1,96 @@
+//! How much the machine's processors are wanted, and how much of that is us.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use tokio::time::Instant;
+
+/// What was felt over a while.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pressure {
+    /// The share of the time in which something was ready to run and could not.
+    pub waiting: f64,
+    /// The share of all processors that this process used.
+    pub ours: f64,
+}
+
+/// Reads it where the system tells it (Linux, `/proc/pressure/cpu`).
+#[derive(Debug)]
+pub struct Gauge {
+    file: Option<File>,
+    processors: f64,
+    last: Option<Reading>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Reading {
+    at: Instant,
+    waited: Duration,
+    used: Duration,
+}
+
+/// How long a while is at least.
+const WHILE: Duration = Duration::from_millis(50);
+
+impl Default for Gauge {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Gauge {
+    /// Nothing was read yet.
+    pub fn new() -> Self {
+        let processors = std::thread::available_parallelism().map_or(1.0, |count| count.get() as f64);
+        Self { file: File::open("/proc/pressure/cpu").ok(), processors, last: None }
+    }
+
+    /// What was felt since it was last told, and for how many seconds, once a
+    /// while has passed; nothing where the system does not tell.
+    pub fn read(&mut self) -> Option<(Pressure, f64)> {
+        let now = Instant::now();
+        if self.last.is_some_and(|last| now - last.at < WHILE) {
+            return None;
+        }
+        let mut text = [0; 128];
+        let length = self.file.as_ref()?.read_at(&mut text, 0).ok()?;
+        let waited = waited(std::str::from_utf8(&text[..length]).ok()?)?;
+        let used = clock_gettime(ClockId::ProcessCPUTime);
+        let used = Duration::new(u64::try_from(used.tv_sec).ok()?, u32::try_from(used.tv_nsec).ok()?);
+        let last = self.last.replace(Reading { at: now, waited, used })?;
+        let passed = (now - last.at).as_secs_f64();
+        let pressure = Pressure {
+            waiting: waited.saturating_sub(last.waited).as_secs_f64() / passed,
+            ours: used.saturating_sub(last.used).as_secs_f64() / passed / self.processors,
+        };
+        Some((pressure, passed))
+    }
+}
+
+/// The time in which some task waited for a processor, since the system began.
+fn waited(text: &str) -> Option<Duration> {
+    let line = text.lines().find(|line| line.starts_with("some "))?;
+    let micros = line.rsplit_once("total=")?.1.trim().parse().ok()?;
+    Some(Duration::from_micros(micros))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_systems_line_is_read() {
+        let text = "some avg10=12.81 avg60=19.65 avg300=18.47 total=4176722025\nfull avg10=0.00 total=0\n";
+        assert_eq!(waited(text), Some(Duration::from_micros(4_176_722_025)));
+        assert_eq!(waited("nothing of the kind"), None);
+    }
+
+    #[test]
+    fn it_is_told_once_in_a_while() {
+        let mut gauge = Gauge::new();
+        assert_eq!(gauge.read(), None, "there is nothing to compare with yet");
+        assert_eq!(gauge.read(), None, "no while has passed");
+    }
+}

@@ -1,0 +1,99 @@
+//! Folds the log into the file while it grows, beside the writer.
+//!
+//! Left to the writer, that is done all at once by whichever commit makes the
+//! log too long, and everyone waits for it: a tenth of a second and more.
+//! Done here, a little at a time, only a remainder is left to the writer.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+
+use rusqlite::Connection;
+use tracing::warn;
+
+/// After so many jobs there is something to fold.
+const JOBS: usize = 1_000;
+
+/// Tells the folder that something was written.
+#[derive(Clone, Default)]
+pub struct Folding(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    written: usize,
+    is_over: bool,
+}
+
+/// The thread that folds. Dropped, it ends by itself.
+pub struct Folder {
+    folding: Folding,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Folder {
+    /// Starts folding on a connection of its own.
+    pub fn start(folding: Folding, db: Connection) -> Self {
+        let told = folding.clone();
+        let thread = std::thread::Builder::new()
+            .name("store-fold".into())
+            .spawn(move || told.run(&db))
+            .expect("a thread can be started");
+        Self { folding, thread: Some(thread) }
+    }
+
+    /// Returns once its connection is closed.
+    pub fn end(mut self) {
+        self.folding.end();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        self.folding.end();
+    }
+}
+
+impl Folding {
+    /// So many jobs were written.
+    pub fn wrote(&self, jobs: usize) {
+        let mut state = self.state();
+        state.written += jobs;
+        if state.written >= JOBS {
+            self.0.more.notify_one();
+        }
+    }
+
+    fn end(&self) {
+        self.state().is_over = true;
+        self.0.more.notify_one();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().expect("nothing panics while it is held")
+    }
+
+    fn run(&self, db: &Connection) {
+        loop {
+            {
+                let is_idle = |state: &mut State| state.written < JOBS && !state.is_over;
+                let mut state = self.0.more.wait_while(self.state(), is_idle).expect("nothing panics while it is held");
+                if state.is_over {
+                    return;
+                }
+                state.written = 0;
+            }
+            // It waits for nobody: what a reader or the writer needs is left for later.
+            if let Err(problem) = db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())) {
+                warn!("the log could not be folded into the store, and is tried again later: {problem}");
+            }
+        }
+    }
+}
