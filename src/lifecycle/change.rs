@@ -98,6 +98,11 @@ pub async fn close_breaker(
     id: EndpointId,
     note: Option<String>,
 ) -> Result<Arc<Endpoint>> {
+    let Some(endpoint) = gateway.store.endpoint(tenant, id) else { return Err(Error::NotFound("endpoint")) };
+    // What was just felt may not be written down yet.
+    if gateway.dispatcher.health(&endpoint).open_until().is_none() {
+        return Ok(endpoint);
+    }
     let reason = Some(note.unwrap_or_else(|| "closed by a person".to_owned()));
     change_endpoint(gateway, tenant, id, EndpointChange::Breaker { is_open: false, until: None, reason }).await
 }

@@ -19,8 +19,10 @@ use crate::clock::Clock;
 use crate::metrics::{BreakerMove, Metrics, Pause};
 use crate::model::delivery::Cause;
 use crate::model::endpoint::{Endpoint, EndpointState};
+use crate::model::health::FAILING;
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::news::{Author, Milestone, What};
+use crate::model::next::Next;
 use crate::store::{EndpointChange, Outcome, Settled, Store};
 
 /// An endpoint that opens and closes is not written of more often than this.
@@ -58,7 +60,13 @@ impl Teller {
         let metrics = &self.0.metrics;
         match outcome {
             Outcome::Attempted { attempt, next, progress, .. } => {
-                metrics.attempted(attempt, *next, progress.used(), accepted_at, self.0.clock.now());
+                let now = self.0.clock.now();
+                // What was ended or replayed meanwhile did not die of this.
+                let next = match (next, settled.died) {
+                    (Next::Dead(_) | Next::Lapsed, None) => Next::Waiting { due_at: now },
+                    (next, _) => *next,
+                };
+                metrics.attempted(attempt, next, progress.used(), accepted_at, now);
             }
             Outcome::PutBack { .. } => metrics.put_back(),
             Outcome::Stumbled { .. } => metrics.stumbled(),
@@ -145,8 +153,8 @@ impl Teller {
             (What::BreakerClosed, _) => metrics.breaker_moved(BreakerMove::Ramp),
             (What::Paused, Author::Person) => metrics.endpoint_paused(Pause::Person),
             (What::Paused, _) => {
-                let is_refused = milestone.reason.as_deref().is_some_and(|reason| reason.contains("permanent"));
-                metrics.endpoint_paused(if is_refused { Pause::Refusals } else { Pause::Failing });
+                let is_failing = milestone.reason.as_deref().is_some_and(|reason| reason.starts_with(FAILING));
+                metrics.endpoint_paused(if is_failing { Pause::Failing } else { Pause::Refusals });
             }
             (What::Disabled, _) => metrics.endpoint_paused(Pause::Gone),
             (What::Resumed | What::Recovered, _) => {}

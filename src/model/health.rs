@@ -24,7 +24,8 @@ use crate::model::span::Span;
 const RAMP_FAILURES: u32 = 3;
 /// How long each width of a ramp lasts at least, in milliseconds.
 const RAMP_STEP_MS: i64 = 500;
-/// A ramp that nothing has come for counts as passed after this long.
+/// A ramp that has not changed for this long, because nothing comes for it,
+/// counts as passed.
 const RAMP_MAX_MS: i64 = 60_000;
 /// A ramp slows nobody down below this many requests per second.
 const RAMP_RATE_MIN: f64 = 10.0;
@@ -33,6 +34,9 @@ const RAMP_RATE_MIN: f64 = 10.0;
 const COOLDOWN_SPREAD: f64 = 0.1;
 /// How many failures there must have been before days of nothing else count.
 const FAILURES_LEAST: u32 = 10;
+
+/// How the reason of a pause for failing too long begins.
+pub const FAILING: &str = "nothing but failures";
 
 /// What is kept of an endpoint's health.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -49,6 +53,8 @@ pub struct Health {
     pub phase: Phase,
     /// Since when.
     pub since: Option<Timestamp>,
+    /// When the ramp last became wider or narrower.
+    pub stepped_at: Option<Timestamp>,
     /// Why it is open, or was.
     pub reason: Option<String>,
     /// How often it has opened without closing for good.
@@ -162,7 +168,8 @@ impl Health {
     }
 
     fn is_ramp_over(&self, now: Timestamp) -> bool {
-        self.since.is_some_and(|since| now.as_millisecond() - since.as_millisecond() >= RAMP_MAX_MS)
+        let last = self.stepped_at.max(self.since);
+        last.is_some_and(|last| now.as_millisecond() - last.as_millisecond() >= RAMP_MAX_MS)
     }
 
     /// Whether this was written later than the other.
@@ -201,6 +208,8 @@ impl Health {
 pub struct Heard {
     /// What it means for its delivery.
     pub verdict: Verdict,
+    /// Whether a person asked for it: then it is a probe at any time.
+    pub is_urgent: bool,
     /// Whether the receiver only asks for less (429).
     pub is_limited: bool,
     /// When the request began.
@@ -267,9 +276,8 @@ pub struct Pulse {
     /// What is kept of it.
     pub health: Health,
     window: Window,
-    /// Answers at the ramp's present width, and since when it has that.
+    /// Answers at the ramp's present width.
     steps: u32,
-    step_since: Option<Timestamp>,
 }
 
 impl Pulse {
@@ -296,12 +304,15 @@ impl Pulse {
         }
         let before = self.health.clone();
         let mut turns = Vec::new();
-        self.count(heard, by.breaker.window, now, &mut turns);
-        let counts = heard.verdict == Verdict::Retry && !heard.is_limited;
         // What was on its way when the phase began says nothing about it.
-        let is_of_phase = self.health.since.is_none_or(|since| heard.started_at >= since);
+        let is_of_phase = match self.health.phase {
+            Phase::Open { until: Some(until) } => heard.is_urgent || heard.started_at >= until,
+            Phase::Open { until: None } => false,
+            Phase::Closed | Phase::Ramp { .. } => self.health.since.is_none_or(|since| heard.started_at >= since),
+        };
+        self.count(heard, is_of_phase, by.breaker.window, now, &mut turns);
+        let counts = heard.verdict == Verdict::Retry && !heard.is_limited;
         match self.health.phase {
-            Phase::Closed if !by.breaker.enabled => {}
             Phase::Closed => self.hear_closed(heard, counts, by, now, draw, &mut turns),
             Phase::Open { until: Some(_) } if is_of_phase => self.hear_probe(heard, by, now, draw, &mut turns),
             Phase::Ramp { width } if is_of_phase => self.hear_ramp(width, heard, counts, by, now, draw, &mut turns),
@@ -324,13 +335,13 @@ impl Pulse {
         }
     }
 
-    fn count(&mut self, heard: &Heard, window: Span, now: Timestamp, turns: &mut Vec<Turn>) {
+    fn count(&mut self, heard: &Heard, is_of_phase: bool, window: Span, now: Timestamp, turns: &mut Vec<Turn>) {
         let health = &mut self.health;
         match heard.verdict {
             Verdict::Delivered => {
                 (health.failures, health.refusals, health.misses) = (0, 0, 0);
                 health.failing_since = None;
-                if health.trouble_since.take().is_some() {
+                if is_of_phase && health.trouble_since.take().is_some() {
                     turns.push(Turn::Recovered);
                 }
                 self.window.record(window, now, false);
@@ -360,6 +371,9 @@ impl Pulse {
         draw: f64,
         turns: &mut Vec<Turn>,
     ) {
+        if !by.breaker.enabled {
+            return;
+        }
         let (failed, total) = self.window.count(now);
         let in_a_row = self.health.failures;
         let is_share =
@@ -437,7 +451,7 @@ impl Pulse {
         if width as usize >= cap {
             return self.settle_down(now);
         }
-        let since = *self.step_since.get_or_insert(self.health.since.unwrap_or(now));
+        let since = self.health.stepped_at.max(self.health.since).unwrap_or(now);
         let is_time = now.as_millisecond() - since.as_millisecond() >= RAMP_STEP_MS;
         if self.steps >= width && is_time {
             self.step(width.saturating_mul(2), now);
@@ -449,8 +463,8 @@ impl Pulse {
 
     fn step(&mut self, width: u32, now: Timestamp) {
         self.health.phase = Phase::Ramp { width: width.max(1) };
+        self.health.stepped_at = Some(now);
         self.steps = 0;
-        self.step_since = Some(now);
     }
 
     fn open(
@@ -462,7 +476,9 @@ impl Pulse {
         draw: f64,
         turns: &mut Vec<Turn>,
     ) {
-        let until = self.cooldown(by.breaker, now, draw);
+        // What was to last longer is not cut short by a probe before its time.
+        let before = self.health.open_until().filter(|_| is_again);
+        let until = self.cooldown(by.breaker, now, draw).max(before.unwrap_or(Timestamp::MIN));
         let health = &mut self.health;
         health.phase = Phase::Open { until: Some(until) };
         if !is_again {
@@ -485,7 +501,8 @@ impl Pulse {
         health.phase = Phase::Ramp { width: 1 };
         health.since = Some(now);
         health.failures = 0;
-        (self.steps, self.step_since) = (1, Some(now));
+        health.stepped_at = Some(now);
+        self.steps = 1;
     }
 
     /// Recovered for good: the next outage starts from the beginning.
@@ -514,7 +531,7 @@ impl Pulse {
         let failing_ms = u128::try_from(now.as_millisecond() - since.as_millisecond()).unwrap_or(0);
         if failing_ms >= by.failing_for.0.as_millis() && health.misses >= FAILURES_LEAST {
             let (misses, span) = (health.misses, by.failing_for.words());
-            return Some(format!("nothing but failures for {span}, {misses} in all; the last {}", heard.answer));
+            return Some(format!("{FAILING} for {span}, {misses} in all; the last {}", heard.answer));
         }
         None
     }

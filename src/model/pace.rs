@@ -116,6 +116,13 @@ impl Pace {
         to_timestamp(self.full_at.saturating_sub(self.depth()))
     }
 
+    /// Owes no more than ever can be owed one by one: otherwise the clock has
+    /// been set back, and would be waited for.
+    pub fn mend(&mut self, now: Timestamp) {
+        let most = self.rate.interval().saturating_mul(i64::from(self.rate.burst) + 1).saturating_add(TICK);
+        self.full_at = self.full_at.min(nanos(now).saturating_add(most));
+    }
+
     /// Whether one more may happen at this time.
     pub fn is_ready(&self, now: Timestamp) -> bool {
         self.full_at.saturating_sub(self.depth()) <= nanos(now)
@@ -270,6 +277,16 @@ mod tests {
         assert!(pace.is_ready(at(2_120)));
         assert!(pace.ready_for(1_000) <= at(3_002), "more than ever fit together wait for a full bucket");
         assert_eq!(pace.left(at(0)), 0);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_is_not_waited_for() {
+        let mut pace = Pace::rested(Rate { per_second: 10.0, burst: 3 });
+        let taken = run(&mut pace, [3_600_000]).len();
+        pace.mend(at(3_600_000));
+        assert!(taken > 0 && !pace.is_ready(at(3_600_000)), "it changes nothing otherwise");
+        pace.mend(at(0));
+        assert!(pace.is_ready(at(500)));
     }
 
     #[test]

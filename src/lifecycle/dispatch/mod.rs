@@ -306,7 +306,7 @@ impl Held {
             && let Some(claim) = &self.claim
         {
             let now = self.dispatcher.now();
-            notice = self.dispatcher.queues().answered(claim.endpoint, answer, now);
+            notice = self.dispatcher.queues().answered(claim.endpoint, claim.id, answer, now);
             self.is_hushed = is_hush(&notice);
             self.dispatcher.pump();
         }
@@ -335,6 +335,17 @@ impl Held {
         match settled.freed.is_empty() {
             true => dispatcher.pump(),
             false => dispatcher.admit(settled.freed),
+        }
+    }
+}
+
+impl Drop for Held {
+    /// A panic on the way to being settled: it goes back as it was. Dropped
+    /// without one, it is the whole process that ends.
+    fn drop(&mut self) {
+        if self.claim.is_some() && std::thread::panicking() {
+            let due_again_at = Some(self.dispatcher.put_back_at());
+            self.settled(Settled { due_again_at, ..Settled::default() });
         }
     }
 }

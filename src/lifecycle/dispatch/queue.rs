@@ -25,6 +25,10 @@ pub struct Queue {
     pub known: HashSet<DeliveryId>,
     /// What is on its way, or being settled.
     pub in_flight: HashSet<DeliveryId>,
+    /// The hosts that its open requests went to, where that matters.
+    pub hosts: HashMap<DeliveryId, Arc<str>>,
+    /// Whether it stands in the list of the shy.
+    pub is_listed: bool,
     /// Requests open right now; a claim outlives its request until settled.
     pub sending: usize,
     /// Requests begun since the endpoint last gave an answer.
@@ -43,6 +47,8 @@ pub struct Queue {
     pub turn: Turn,
     /// When it is looked at next.
     pub wake: Option<Timestamp>,
+    /// Whether there is no such endpoint any more.
+    pub is_removed: bool,
     /// What its receiver asked for that is not written down yet.
     pub hush: Hush,
 }
@@ -86,6 +92,8 @@ impl Queue {
             ready: VecDeque::new(),
             known: HashSet::new(),
             in_flight: HashSet::new(),
+            hosts: HashMap::new(),
+            is_listed: false,
             sending: 0,
             unheard: 0,
             busy_lanes: HashMap::new(),
@@ -95,6 +103,7 @@ impl Queue {
             touched: HashSet::new(),
             turn: Turn::Out,
             wake: None,
+            is_removed: false,
             hush: Hush::default(),
         }
     }
@@ -144,6 +153,7 @@ impl Queue {
     pub fn is_over(&self, now: Timestamp) -> bool {
         let is_waiting = self.stored_due.is_some() || self.urgent_due.is_some();
         let is_idle = self.known.is_empty() && !is_waiting && !self.is_reading && self.turn == Turn::Out;
+        let is_idle = is_idle && self.hosts.is_empty() && !self.is_listed;
         is_idle && self.hush.pending == 0 && self.pace.is_rested(now)
     }
 

@@ -122,13 +122,18 @@ impl Queues {
         }
     }
 
-    fn queue(&mut self, endpoint: EndpointId, gate: impl FnOnce() -> Option<Gate>) -> Option<&mut Queue> {
+    fn queue(
+        &mut self,
+        endpoint: EndpointId,
+        now: Timestamp,
+        gate: impl FnOnce() -> Option<Gate>,
+    ) -> Option<&mut Queue> {
         use std::collections::hash_map::Entry;
         match self.endpoints.entry(endpoint) {
             Entry::Occupied(entry) => Some(entry.into_mut()),
             Entry::Vacant(entry) => {
                 let mut queue = Queue::new(gate()?, self.began_at);
-                queue.tune(self.began_at);
+                queue.tune(now);
                 Some(entry.insert(queue))
             }
         }
@@ -139,7 +144,7 @@ impl Queues {
     pub fn admit(&mut self, claim: Claim, now: Timestamp, gate: impl FnOnce() -> Option<Gate>) {
         let is_crowded = self.ready_bytes + cost(&claim) > READY_BYTES_MAX;
         let endpoint = claim.endpoint;
-        let Some(queue) = self.queue(endpoint, gate) else { return };
+        let Some(queue) = self.queue(endpoint, now, gate) else { return };
         let waits_in_store = !queue.passes(&claim, now)
             || is_crowded
             || queue.is_reading
@@ -170,15 +175,21 @@ impl Queues {
             let Some(queue) = self.endpoints.get_mut(&endpoint) else { continue };
             queue.turn = Turn::Out;
             if !queue.has_work(now) || !queue.pace.is_ready(now) {
+                let host = queue.gate.host.clone();
                 self.arrange(endpoint, now);
+                self.pass_on(host, now);
                 continue;
             }
             if is_short && queue.unheard > 0 {
                 queue.turn = Turn::Shy;
-                self.shy.push_back(endpoint);
+                if !std::mem::replace(&mut queue.is_listed, true) {
+                    self.shy.push_back(endpoint);
+                }
+                let host = queue.gate.host.clone();
+                self.pass_on(host, now);
                 continue;
             }
-            let host = queue.gate.host.clone();
+            let host = queue.gate.host.clone().filter(|_| self.limits.per_host.is_some());
             if let (Some(most), Some(host)) = (self.limits.per_host, host.clone()) {
                 let at_host = self.hosts.entry(host).or_default();
                 if at_host.open >= most {
@@ -191,6 +202,7 @@ impl Queues {
             let started = queue.start();
             match &started {
                 Some(claim) => {
+                    queue.hosts.extend(host.map(|host| (claim.id, host)));
                     queue.pace.take(now);
                     self.ready_bytes -= cost(claim);
                     self.flight_bytes += cost(claim);
@@ -213,11 +225,18 @@ impl Queues {
     /// A request is over: its place under the cap is free. What the answer
     /// says about the endpoint is in force from here on, before it is durable;
     /// returns what is to be written of it.
-    pub fn answered(&mut self, endpoint: EndpointId, answer: Option<Answered>, now: Timestamp) -> Notice {
+    pub fn answered(
+        &mut self,
+        endpoint: EndpointId,
+        id: DeliveryId,
+        answer: Option<Answered>,
+        now: Timestamp,
+    ) -> Notice {
         let quarantine = self.limits.quarantine;
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return Notice::default() };
         queue.sending = queue.sending.saturating_sub(1);
-        let host = queue.gate.host.clone();
+        // Where it went, wherever its endpoint stands by now.
+        let host = queue.hosts.remove(&id);
         let mut notice = Notice::default();
         if let Some(answer) = answer {
             if answer.is_answer {
@@ -225,12 +244,12 @@ impl Queues {
             }
             notice = hear(queue, answer, quarantine, now);
         }
+        if queue.sending == 0 {
+            queue.unheard = 0;
+        }
         // It waits no longer for its own answer.
         if queue.turn == Turn::Shy && queue.unheard == 0 {
             queue.turn = Turn::Out;
-        }
-        if queue.sending == 0 {
-            queue.unheard = 0;
         }
         if is_hush(&notice) {
             queue.hush.pending += 1;
@@ -273,7 +292,7 @@ impl Queues {
                 queue.ready.push_front(waiting);
             }
         }
-        if let Some(due_at) = due_again_at {
+        if let Some(due_at) = due_again_at.filter(|_| !queue.is_removed) {
             queue.note_stored(due_at);
             // Put back, it is still what a person asked for, or what they asked
             // for while it was on its way.
@@ -294,7 +313,7 @@ impl Queues {
         now: Timestamp,
         gate: impl FnOnce() -> Option<Gate>,
     ) {
-        let Some(queue) = self.queue(endpoint, gate) else { return };
+        let Some(queue) = self.queue(endpoint, now, gate) else { return };
         let taken = queue.take_out(id);
         if queue.is_reading {
             queue.touched.insert(id);
@@ -315,7 +334,7 @@ impl Queues {
         now: Timestamp,
         gate: impl FnOnce() -> Option<Gate>,
     ) {
-        let Some(queue) = self.queue(endpoint, gate) else { return };
+        let Some(queue) = self.queue(endpoint, now, gate) else { return };
         queue.note_stored(due_at);
         // Whether any of it is urgent is for the store to say.
         queue.note_urgent(due_at);
@@ -346,6 +365,7 @@ impl Queues {
         queue.gate.is_open = false;
         self.settle_gate(endpoint, now);
         if let Some(queue) = self.endpoints.get_mut(&endpoint) {
+            queue.is_removed = true;
             queue.stored_due = None;
             queue.urgent_due = None;
         }
@@ -496,10 +516,15 @@ impl Queues {
     /// Lets one go on that had to wait while slots were short.
     fn ask_one_shy(&mut self, now: Timestamp) -> bool {
         while let Some(endpoint) = self.shy.pop_front() {
+            let Some(queue) = self.endpoints.get_mut(&endpoint) else { continue };
+            queue.is_listed = false;
             // Those that answered meanwhile wait no longer.
-            if let Some(queue) = self.endpoints.get_mut(&endpoint).filter(|queue| queue.turn == Turn::Shy) {
+            let is_shy = queue.turn == Turn::Shy;
+            if is_shy {
                 queue.turn = Turn::Out;
-                self.arrange(endpoint, now);
+            }
+            self.arrange(endpoint, now);
+            if is_shy {
                 return true;
             }
         }
@@ -508,19 +533,32 @@ impl Queues {
 
     /// A request to this host is over, or was not made after all.
     fn leave_host(&mut self, host: Option<Arc<str>>, now: Timestamp) {
-        let Some(host) = host.filter(|_| self.limits.per_host.is_some()) else { return };
-        let Some(at_host) = self.hosts.get_mut(&host) else { return };
-        at_host.open = at_host.open.saturating_sub(1);
-        let next = std::iter::from_fn(|| at_host.parked.pop_front())
-            .find(|id| self.endpoints.get(id).is_some_and(|queue| queue.turn == Turn::AtHost));
-        if at_host.open == 0 && at_host.parked.is_empty() {
-            self.hosts.remove(&host);
+        if let Some(at_host) = host.as_ref().and_then(|host| self.hosts.get_mut(host)) {
+            at_host.open = at_host.open.saturating_sub(1);
         }
-        if let Some(next) = next {
-            if let Some(queue) = self.endpoints.get_mut(&next) {
-                queue.turn = Turn::Out;
-            }
+        self.pass_on(host, now);
+    }
+
+    /// Gives a free place at this host to the next that can use it.
+    fn pass_on(&mut self, host: Option<Arc<str>>, now: Timestamp) {
+        let (Some(most), Some(host)) = (self.limits.per_host, host) else { return };
+        while let Some(at_host) = self.hosts.get_mut(&host)
+            && at_host.open < most
+        {
+            let Some(next) = at_host.parked.pop_front() else {
+                if at_host.open == 0 {
+                    self.hosts.remove(&host);
+                }
+                return;
+            };
+            let Some(queue) = self.endpoints.get_mut(&next).filter(|queue| queue.turn == Turn::AtHost) else {
+                continue;
+            };
+            queue.turn = Turn::Out;
             self.arrange(next, now);
+            if self.endpoints.get(&next).is_some_and(|queue| queue.turn == Turn::InLine) {
+                return;
+            }
         }
     }
 
@@ -539,6 +577,7 @@ impl Queues {
     /// at it next, and lets go of a queue with nothing left to do.
     fn arrange(&mut self, endpoint: EndpointId, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
+        queue.pace.mend(now);
         if queue.turn == Turn::Out && queue.has_work(now) && queue.pace.is_ready(now) {
             queue.turn = Turn::InLine;
             self.shares.offer(&queue.gate.tenant, &queue.gate.quota, endpoint);

@@ -7,7 +7,7 @@ fn at(millis: i64) -> Timestamp {
 }
 
 fn heard(verdict: Verdict, started: i64) -> Heard {
-    Heard { verdict, is_limited: false, started_at: at(started), answer: "answered so".into() }
+    Heard { verdict, is_urgent: false, is_limited: false, started_at: at(started), answer: "answered so".into() }
 }
 
 /// An endpoint under these settings, told answers one after the other.
@@ -133,6 +133,14 @@ fn any_other_answer_to_a_probe_closes_it_into_a_ramp() {
     let limited = Heard { is_limited: true, ..heard(Verdict::Retry, patient.now) };
     assert!(patient.hear(&limited).is_empty());
     assert_eq!(patient.probe_in(), 10_500);
+    // One that a person asked for before its time.
+    let mut patient = Patient::opened();
+    patient.now = 1_000;
+    let failed = Heard { is_urgent: true, ..heard(Verdict::Retry, 1_000) };
+    assert!(matches!(patient.hear(&failed)[..], [Turn::Opened { is_again: true, .. }]));
+    assert_eq!(patient.probe_in(), 21_000);
+    let arrived = Heard { is_urgent: true, ..heard(Verdict::Delivered, 1_000) };
+    assert!(patient.hear(&arrived).contains(&Turn::Recovered));
 }
 
 #[test]
@@ -144,8 +152,8 @@ fn what_was_on_its_way_when_it_opened_neither_closes_nor_prolongs_it() {
     }
     let until = patient.pulse.health.open_until();
     patient.now = 2_000;
-    for verdict in [Verdict::Delivered, Verdict::Retry, Verdict::Refused] {
-        patient.hear(&heard(verdict, 999));
+    for (verdict, started) in [(Verdict::Delivered, 999), (Verdict::Retry, 1_000), (Verdict::Refused, 1_001)] {
+        assert!(patient.hear(&heard(verdict, started)).is_empty(), "{verdict:?}");
         assert_eq!((patient.state(), patient.pulse.health.open_until()), (BreakerState::Open, until));
     }
 }

@@ -322,6 +322,8 @@ impl Catalog for Embedded {
                 let Some(no) = no else { return Ok(Err(Error::NotFound("tenant"))) };
                 let sql = "DELETE FROM secrets WHERE endpoint IN (SELECT no FROM endpoints WHERE tenant = ?)";
                 db.execute(sql, [no])?;
+                let sql = "DELETE FROM milestones WHERE endpoint IN (SELECT no FROM endpoints WHERE tenant = ?)";
+                db.execute(sql, [no])?;
                 let sql = "UPDATE endpoints SET deleted_at = ? WHERE tenant = ? AND deleted_at IS NULL";
                 db.execute(sql, params![millis(now), no])?;
                 transaction.after_commit(move |index| index.remove_tenant(&id));

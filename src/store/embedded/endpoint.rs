@@ -143,10 +143,8 @@ pub fn change(
             });
         }
         EndpointChange::Breaker { is_open: false, reason, .. } => {
-            if matches!(endpoint.health.phase, Phase::Open { .. }) {
-                happened(What::BreakerClosed, reason, Author::Person);
-                endpoint.health = endpoint.health.fresh(now);
-            }
+            happened(What::BreakerClosed, reason, Author::Person);
+            endpoint.health = endpoint.health.fresh(now);
         }
         EndpointChange::Mailed => endpoint.mailed_at = Some(now),
         EndpointChange::Rotate { secret, overlap } => {
@@ -219,10 +217,13 @@ pub fn heed(
         heeded.quiet_until = Some(at);
     }
     let mut happened = Vec::new();
+    // What happened, happened, also if a later answer was written before it.
+    if health.as_ref().is_none_or(|health| health.life >= endpoint.health.life) {
+        happened.clone_from(milestones);
+    }
     if let Some(health) = health.as_ref().filter(|health| health.is_after(&endpoint.health)) {
         endpoint.health = Health::clone(health);
         heeded.health = Some(health.clone());
-        happened.clone_from(milestones);
     }
     let is_news = match stop.as_ref().map(|stop| stop.state) {
         Some(EndpointState::Disabled) => endpoint.standing.state != EndpointState::Disabled,

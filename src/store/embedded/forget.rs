@@ -146,6 +146,7 @@ pub fn look_for_deleted(db: &Connection, horizon: &Horizon) -> rusqlite::Result<
 /// come to refer to it since.
 pub fn forget_deleted(db: &Connection, deleted: &Deleted) -> rusqlite::Result<()> {
     for endpoint in &deleted.endpoints {
+        db.execute("DELETE FROM milestones WHERE endpoint = ?", [endpoint])?;
         db.execute("DELETE FROM endpoints WHERE no = ?", [endpoint])?;
     }
     for tenant in &deleted.tenants {

@@ -84,13 +84,13 @@ impl Node {
 
     fn answered(&mut self, endpoint: EndpointId) {
         let now = self.now;
-        self.queues.answered(endpoint, None, now);
+        self.queues.answered(endpoint, DeliveryId::mint(at(0), 0), None, now);
     }
 
     /// Answered with this verdict, to a request that began now.
     fn hears(&mut self, endpoint: EndpointId, verdict: Verdict) -> Notice {
         let now = self.now;
-        self.queues.answered(endpoint, Some(answer(verdict, now)), now)
+        self.queues.answered(endpoint, DeliveryId::mint(at(0), 0), Some(answer(verdict, now)), now)
     }
 
     fn settled(&mut self, claim: &Claim, due_again_at: Option<Timestamp>) {
@@ -110,7 +110,7 @@ impl Node {
 }
 
 fn answer(verdict: Verdict, started_at: Timestamp) -> Answered {
-    let heard = Heard { verdict, is_limited: false, started_at, answer: "was answered".into() };
+    let heard = Heard { verdict, is_urgent: false, is_limited: false, started_at, answer: "was answered".into() };
     Answered { heard, is_answer: true, quiet_until: None, disables: None, draw: 0.0 }
 }
 
@@ -283,7 +283,7 @@ fn a_receiver_that_is_left_alone_is_read_for_at_the_end_of_it() {
     let (mut queues, a) = (node(100), endpoint(1));
     queues.admit(claim(a, 1, None), open(), at(0));
     let asked = Answered { quiet_until: Some(at(100)), ..answer(Verdict::Retry, at(0)) };
-    queues.queues.answered(a, Some(asked), at(0));
+    queues.queues.answered(a, DeliveryId::mint(at(0), 0), Some(asked), at(0));
     queues.admit(claim(a, 2, None), quiet(), at(1));
     assert!(queues.take_next().is_none());
     // One look for what a person may have asked for, and then no more.
@@ -326,14 +326,14 @@ fn what_a_receiver_asked_for_is_in_force_at_once_and_spares_the_urgent() {
     queues.admit(urgent(a, 9), open(), at(0));
     let first = queues.take_next().unwrap();
     let asked = Answered { quiet_until: Some(at(100)), ..answer(Verdict::Retry, at(0)) };
-    queues.queues.answered(a, Some(asked), at(0));
+    queues.queues.answered(a, DeliveryId::mint(at(0), 0), Some(asked), at(0));
     // A change that does not know of it yet does not undo it.
     queues.regate(a, open(), at(0));
     let next = queues.take_next().unwrap();
     assert!(next.is_urgent);
     queues.hush_over(a);
     let gone = Answered { disables: Some("gone".into()), ..answer(Verdict::Gone, at(0)) };
-    let notice = queues.queues.answered(a, Some(gone), at(0));
+    let notice = queues.queues.answered(a, DeliveryId::mint(at(0), 0), Some(gone), at(0));
     assert_eq!(notice.stop.map(|stop| (stop.state, stop.by)), Some((EndpointState::Disabled, Author::Receiver)));
     queues.regate(a, open(), at(0));
     assert!(queues.take_next().is_none());
@@ -419,7 +419,9 @@ fn an_open_breaker_holds_all_but_what_a_person_asks_for() {
     let both = DuePage { claims: vec![urgent(a, 50), urgent(a, 51)], next_due: Some(at(0)), next_urgent: None };
     queues.read_done(a, Some(both), at(1), at(9));
     assert_eq!(queues.take_all().len(), 1, "one probe at a time");
-    queues.hears(a, Verdict::Delivered);
+    let mut arrived = answer(Verdict::Delivered, at(1));
+    arrived.heard.is_urgent = true;
+    queues.queues.answered(a, DeliveryId::mint(at(0), 0), Some(arrived), at(1));
     assert_eq!(queues.health(a).unwrap().breaker(at(1)), BreakerState::Ramp);
 }
 
@@ -511,13 +513,18 @@ fn endpoints_of_one_host_share_its_limit() {
     let mut open = queues.take_all();
     assert_eq!(open.len(), 4, "three there and one elsewhere");
     let mut seen = open.len();
+    let mut moved = false;
     while let Some(claim) = open.pop() {
-        queues.answered(claim.endpoint);
+        // One of them moves elsewhere while it is being called.
+        if !std::mem::replace(&mut moved, true) {
+            queues.regate(claim.endpoint, on("c:443"), at(0));
+        }
+        queues.queues.answered(claim.endpoint, claim.id, None, at(0));
         queues.settled(&claim, None);
         let more = queues.take_all();
         seen += more.len();
         open.extend(more);
-        assert!(open.iter().filter(|claim| claim.endpoint != endpoint(9)).count() <= 3);
+        assert!(queues.hosts.values().all(|host| host.open <= 3));
     }
     assert_eq!(seen, 9, "all have had their turn");
     assert!(queues.hosts.is_empty());
@@ -549,4 +556,41 @@ fn idle_queues_are_let_go_of_once_their_rate_is_forgotten() {
         queues.settled(&started, None);
     }
     assert!(queues.endpoints.len() <= TIDY_AT + 1, "{}", queues.endpoints.len());
+}
+
+#[test]
+fn a_place_at_a_host_goes_to_the_next_that_can_use_it() {
+    let limits = Limits { slots: 100, per_host: Some(1), quarantine: Quarantine::default() };
+    let mut queues = Node { queues: Queues::new(limits, at(0)), now: at(0) };
+    let here = || Gate { host: Some("a:443".into()), ..open() };
+    for n in 0..3 {
+        queues.admit(claim(endpoint(n), n, None), here(), at(0));
+    }
+    let first = queues.take_all();
+    assert_eq!(first.len(), 1);
+    // The next in line is paused meanwhile.
+    queues.regate(endpoint(1), Gate { is_open: false, ..here() }, at(0));
+    queues.queues.answered(first[0].endpoint, first[0].id, None, at(0));
+    queues.settled(&first[0], None);
+    assert_eq!(queues.take_all().iter().map(|claim| claim.endpoint).collect::<Vec<_>>(), [endpoint(2)]);
+}
+
+#[test]
+fn one_that_timed_out_while_slots_are_short_may_try_again() {
+    let mut queues = node(64);
+    let gate = || Gate { cap: 64, ..open() };
+    for n in 0..64 {
+        queues.admit(claim(endpoint(1), n, None), gate(), at(0));
+    }
+    assert_eq!(queues.take_all().len(), 33, "fewer than half are free");
+    for n in 100..102 {
+        queues.admit(claim(endpoint(2), n, None), gate(), at(0));
+    }
+    let quiet = queues.take_all();
+    assert_eq!(quiet.len(), 1);
+    let timeout = Answered { is_answer: false, ..answer(Verdict::Retry, at(0)) };
+    queues.queues.answered(endpoint(2), quiet[0].id, Some(timeout), at(0));
+    queues.settled(&quiet[0], Some(at(5)));
+    assert_eq!(queues.take_all().len(), 1, "nothing of it is open");
+    assert!(queues.shy.len() <= 2, "each is listed once");
 }
