@@ -124,7 +124,10 @@ impl Teller {
                 EndpointState::Disabled => (words::What::Disabled, &standing.reason, standing.since),
                 EndpointState::Active => (words::What::BreakerOpened, &endpoint.health.reason, since),
             };
-            if standing.by != Some(Author::Person) {
+            // An outage soon after another is not written of, however often this starts.
+            let is_again = standing.state == EndpointState::Active
+                && !is_past(endpoint.mailed_at, OPENED_AGAIN, self.0.clock.now());
+            if standing.by != Some(Author::Person) && !is_again {
                 let (reason, until) = (reason.clone(), endpoint.health.open_until());
                 let milestone = Milestone { at, what: What::BreakerOpened, reason, by: Author::Gateway, until };
                 self.write(&endpoint, what, &milestone);

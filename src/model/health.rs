@@ -330,7 +330,9 @@ impl Pulse {
             Verdict::Delivered => {
                 (health.failures, health.refusals, health.misses) = (0, 0, 0);
                 health.failing_since = None;
-                if health.trouble_since.take().is_some() {
+                // One that was on its way when the breaker opened ends no trouble.
+                let is_late = health.since.is_some_and(|since| heard.started_at < since);
+                if !is_late && health.trouble_since.take().is_some() {
                     turns.push(Turn::Recovered);
                 }
                 self.window.record(window, now, false);

@@ -63,8 +63,7 @@ async fn resettled(house: &House, endpoint: &Endpoint, changes: Value, seconds: 
     }
     let settings: Settings = serde_json::from_value(settings).unwrap();
     let policy = settings.check().unwrap();
-    let change =
-        EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at: current.updated_at };
+    let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at: current.updated_at };
     changed(house, endpoint, change, seconds).await
 }
 
@@ -125,7 +124,10 @@ async fn what_a_person_does_to_the_breaker_begins_a_life_that_stale_health_canno
     for (until, life) in [(Some(600), 1), (None, 2)] {
         let opened = changed(&house, &endpoint, breaker(true, until), 20).await;
         let health = &opened.endpoint.health;
-        assert_eq!((health.life, health.phase, health.since), (life, Phase::Open { until: until.map(at) }, Some(at(20))));
+        assert_eq!(
+            (health.life, health.phase, health.since),
+            (life, Phase::Open { until: until.map(at) }, Some(at(20)))
+        );
         assert_eq!(health.reason.as_deref(), Some("maintenance"));
         let [told] = &opened.milestones[..] else { panic!("{opened:?}") };
         assert_eq!((told.what, told.by, told.until), (What::BreakerOpened, Author::Person, until.map(at)));
@@ -187,7 +189,8 @@ async fn milestones_are_kept_newest_first_page_by_page(house: House) {
     felt(&house, &endpoint, open(0, 1, 15), vec![milestone(What::BreakerOpened, at(5))]).await;
     felt(&house, &endpoint, open(0, 2, 35), vec![milestone(What::ProbeFailed, at(15))]).await;
     let well = Health { life: 0, serial: 3, ..Health::default() };
-    felt(&house, &endpoint, well, vec![milestone(What::BreakerClosed, at(35)), milestone(What::Recovered, at(35))]).await;
+    felt(&house, &endpoint, well, vec![milestone(What::BreakerClosed, at(35)), milestone(What::Recovered, at(35))])
+        .await;
     changed(&house, &endpoint, standing(EndpointState::Paused), 40).await;
     changed(&house, &endpoint, standing(EndpointState::Active), 50).await;
     let house = house.reopened().await;

@@ -69,7 +69,8 @@ fn standing(state: EndpointState) -> EndpointChange {
 
 async fn a_pause_is_told_in_the_commit_that_makes_it_true(house: House) {
     let listener = listener(&house, &["*"]).await;
-    let endpoint = house.endpoint(json!({"url": "https://me:pw@a.example/hook?token=1", "description": "theirs"})).await;
+    let endpoint =
+        house.endpoint(json!({"url": "https://me:pw@a.example/hook?token=1", "description": "theirs"})).await;
     let change = standing(EndpointState::Paused);
     let changed = house.store.change_endpoint(&ours(), endpoint.id, change, at(7)).await.unwrap();
     assert_eq!(changed.told, ["endpoint.paused"]);
@@ -164,7 +165,10 @@ async fn a_dead_letter_is_told_with_its_cause(house: House) {
         let settled = house.die(&claim, cause, at(3)).await;
         assert_eq!((settled.died, &settled.told[..]), (Some(cause), &["delivery.dead"][..]));
         let said = data(&settled.freed[0]);
-        assert_eq!((&said["cause"], &said["event"], &said["event_type"]), (&json!(name), &json!(name), &json!("invoice.paid")));
+        assert_eq!(
+            (&said["cause"], &said["event"], &said["event_type"]),
+            (&json!(name), &json!(name), &json!("invoice.paid"))
+        );
         assert_eq!((&said["delivery"], &said["attempts"]), (&json!(claim.id), &json!(1)));
     }
     let claim = house.claim(event("fine").to(&endpoint)).await;
@@ -200,7 +204,10 @@ async fn a_lane_is_told_blocked_when_its_head_dies_and_unblocked_by_a_replay(hou
     let replayed = house.change(head.id, Change::Replay, at(5)).await.unwrap();
     assert_eq!((&replayed.told[..], types(&replayed.freed)), (&["lane.unblocked"][..], vec!["lane.unblocked"]));
     let said = data(&replayed.freed[0]);
-    assert_eq!((&said["key"], &said["delivery"], &said["endpoint"]), (&json!("k"), &json!(head.id), &json!(endpoint.id)));
+    assert_eq!(
+        (&said["key"], &said["delivery"], &said["endpoint"]),
+        (&json!("k"), &json!(head.id), &json!(endpoint.id))
+    );
     // Dying again blocks it again.
     let again = house.due(&endpoint, at(9)).await.claims.remove(0);
     assert_eq!(house.die(&again, Cause::Refused, at(9)).await.told, ["lane.blocked", "delivery.dead"]);
