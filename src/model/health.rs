@@ -316,6 +316,11 @@ impl Pulse {
         turns
     }
 
+    /// Whether no failure is counted that would be forgotten with it.
+    pub fn is_calm(&self, now: Timestamp) -> bool {
+        self.window.count(now).0 == 0
+    }
+
     /// People are told of trouble from now on, if they were not already.
     pub fn note_trouble(&mut self, now: Timestamp) {
         if self.health.trouble_since.is_none() {

@@ -144,7 +144,7 @@ impl Queue {
     pub fn is_over(&self, now: Timestamp) -> bool {
         let is_waiting = self.stored_due.is_some() || self.urgent_due.is_some();
         let is_idle = self.known.is_empty() && !is_waiting && !self.is_reading && self.turn == Turn::Out;
-        is_idle && self.hush.pending == 0 && self.pace.is_rested(now)
+        is_idle && self.hush.pending == 0 && self.pace.is_rested(now) && self.pulse.is_calm(now)
     }
 
     /// When to look into the store: for all that is due, but not before the
