@@ -161,6 +161,16 @@ impl Health {
         }
     }
 
+    /// What was on its way when the phase began says nothing about it: a probe
+    /// begins when its time has come, or because a person asked for it.
+    fn is_of_phase(&self, heard: &Heard) -> bool {
+        let is_since = self.since.is_none_or(|since| heard.started_at >= since);
+        match self.open_until() {
+            Some(until) => is_since && (heard.is_asked || heard.started_at >= until),
+            None => is_since,
+        }
+    }
+
     fn is_ramp_over(&self, now: Timestamp) -> bool {
         self.since.is_some_and(|since| now.as_millisecond() - since.as_millisecond() >= RAMP_MAX_MS)
     }
@@ -203,6 +213,8 @@ pub struct Heard {
     pub verdict: Verdict,
     /// Whether the receiver only asks for less (429).
     pub is_limited: bool,
+    /// Whether a person asked for it.
+    pub is_asked: bool,
     /// When the request began.
     pub started_at: Timestamp,
     /// The answer in words, such as `answered 503`.
@@ -298,8 +310,7 @@ impl Pulse {
         let mut turns = Vec::new();
         self.count(heard, by.breaker.window, now, &mut turns);
         let counts = heard.verdict == Verdict::Retry && !heard.is_limited;
-        // What was on its way when the phase began says nothing about it.
-        let is_of_phase = self.health.since.is_none_or(|since| heard.started_at >= since);
+        let is_of_phase = self.health.is_of_phase(heard);
         match self.health.phase {
             _ if !by.breaker.enabled => {}
             Phase::Closed => self.hear_closed(heard, counts, by, now, draw, &mut turns),
@@ -330,14 +341,14 @@ impl Pulse {
     }
 
     fn count(&mut self, heard: &Heard, window: Span, now: Timestamp, turns: &mut Vec<Turn>) {
+        let is_of_phase = self.health.is_of_phase(heard);
         let health = &mut self.health;
         match heard.verdict {
             Verdict::Delivered => {
                 (health.failures, health.refusals, health.misses) = (0, 0, 0);
                 health.failing_since = None;
                 // One that was on its way when the breaker opened ends no trouble.
-                let is_late = health.since.is_some_and(|since| heard.started_at < since);
-                if !is_late && health.trouble_since.take().is_some() {
+                if is_of_phase && health.trouble_since.take().is_some() {
                     turns.push(Turn::Recovered);
                 }
                 self.window.record(window, now, false);

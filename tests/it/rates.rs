@@ -114,3 +114,16 @@ async fn a_restart_is_no_fresh_burst() {
     gateway.drained(&endpoint).await;
     check_windows("over three restarts", &arrivals(&receiver.seen()), 20.0, 20.0);
 }
+
+#[tokio::test]
+async fn a_change_is_no_fresh_burst() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    let settings = json!({"url": receiver.url(), "rate": rate(20, 10), "max_in_flight": 100});
+    let endpoint = gateway.create_endpoint(settings).await;
+    gateway.send_many("n", "t", 50, |_| None).await;
+    for n in 0..10 {
+        gateway.patch(&endpoint, json!({"rate": rate(20 + n % 2, 10)})).await;
+    }
+    gateway.drained(&endpoint).await;
+    check_windows("over ten changes", &arrivals(&receiver.seen()), 21.0, 11.0);
+}

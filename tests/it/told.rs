@@ -146,7 +146,7 @@ async fn producers_cannot_speak_for_the_gateway() {
 async fn an_endpoint_that_only_refuses_is_paused_by_the_gateway_and_can_be_resumed() {
     let gateway = Gateway::start_with(Options::flags(&["--pause-refusals", "3"])).await;
     // Three refusals and a success do not count; four in a row do.
-    let mut answers = [400, 400, 422, 200, 400, 401, 400, 404].into_iter();
+    let mut answers = [400, 400, 422, 200, 400, 401, 400, 422].into_iter();
     let receiver = Receiver::answering(move |_| Reply::Status(answers.next().unwrap_or(400))).await;
     let settings = json!({"url": receiver.url(), "max_in_flight": 1, "retry": eager_retry(1)});
     let endpoint = gateway.create_endpoint(settings).await;

@@ -127,6 +127,7 @@ fn decide(desk: &Desk, claim: &Claim, sent: Sent<'_>, answer: Answer) -> (Outcom
         heard: Heard {
             verdict: judgement.verdict,
             is_limited: attempt.status == Some(429),
+            is_asked: claim.is_urgent,
             started_at,
             answer: answer_words(&attempt),
         },

@@ -7,7 +7,7 @@ fn at(millis: i64) -> Timestamp {
 }
 
 fn heard(verdict: Verdict, started: i64) -> Heard {
-    Heard { verdict, is_limited: false, started_at: at(started), answer: "answered so".into() }
+    Heard { verdict, is_limited: false, is_asked: false, started_at: at(started), answer: "answered so".into() }
 }
 
 /// An endpoint under these settings, told answers one after the other.
@@ -115,6 +115,24 @@ fn a_failed_probe_doubles_the_wait_up_to_its_limit() {
     assert_eq!(waits[..4], [21_000, 42_000, 84_000, 168_000]);
     assert_eq!(waits[8], 630_000, "ten minutes, and a little by chance");
     assert_eq!(patient.pulse.health.since, Some(at(0)), "one outage");
+}
+
+#[test]
+fn what_was_on_its_way_when_it_opened_is_no_probe() {
+    for verdict in [Verdict::Delivered, Verdict::Refused, Verdict::Retry] {
+        let mut patient = Patient::opened();
+        let probe_in = patient.probe_in();
+        // Begun before it opened, in the same tick, or just after: its turn had come before.
+        for started in [patient.now - 1, patient.now, patient.now + 1] {
+            let turns = patient.hear(&heard(verdict, started));
+            assert!(turns.is_empty(), "{verdict:?}: {turns:?}");
+            assert_eq!((patient.state(), patient.probe_in()), (BreakerState::Open, probe_in));
+        }
+        let asked = Heard { is_asked: true, ..heard(Verdict::Delivered, patient.now + 1) };
+        let turns = patient.hear(&asked);
+        assert!(turns.contains(&Turn::Recovered), "what a person asks for is a probe: {turns:?}");
+        assert_eq!(patient.state(), BreakerState::Ramp);
+    }
 }
 
 #[test]

@@ -110,7 +110,7 @@ impl Node {
 }
 
 fn answer(verdict: Verdict, started_at: Timestamp) -> Answered {
-    let heard = Heard { verdict, is_limited: false, started_at, answer: "was answered".into() };
+    let heard = Heard { verdict, is_limited: false, is_asked: false, started_at, answer: "was answered".into() };
     Answered { heard, is_answer: true, quiet_until: None, disables: None, draw: 0.0 }
 }
 
