@@ -419,7 +419,9 @@ fn an_open_breaker_holds_all_but_what_a_person_asks_for() {
     let both = DuePage { claims: vec![urgent(a, 50), urgent(a, 51)], next_due: Some(at(0)), next_urgent: None };
     queues.read_done(a, Some(both), at(1), at(9));
     assert_eq!(queues.take_all().len(), 1, "one probe at a time");
-    queues.hears(a, Verdict::Delivered);
+    let mut answer = answer(Verdict::Delivered, at(1));
+    answer.heard.is_asked = true;
+    queues.queues.answered(a, Some(answer), at(1));
     assert_eq!(queues.health(a).unwrap().breaker(at(1)), BreakerState::Ramp);
 }
 
