@@ -24,7 +24,7 @@ use crate::lifecycle::deliver::connect::Connector;
 use crate::lifecycle::deliver::guard::Guard;
 use crate::lifecycle::deliver::send::HttpSender;
 use crate::lifecycle::dispatch::Dispatcher;
-use crate::lifecycle::dispatch::queues::Limits;
+use crate::lifecycle::dispatch::limits::Limits;
 use crate::lifecycle::expire::{self, Expiry};
 use crate::lifecycle::intake::Intake;
 use crate::lifecycle::mail::smtp::{SmtpPost, read_password};

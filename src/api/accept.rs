@@ -17,7 +17,7 @@ use super::page::Page;
 use super::problem::{Code, FieldError, InputProblems, LimitProblems, Problem, Problems, SpaceProblems, StateProblems};
 use crate::lifecycle::accept::{Outcome, Receipt, Submission, accept, accept_over};
 use crate::model::event::{EventType, Key, json_depth};
-use crate::model::id::{EndpointId, EventId};
+use crate::model::id::{EndpointId, EventId, TenantId};
 use crate::model::span::Span;
 use crate::store::Together;
 
@@ -142,6 +142,7 @@ pub async fn accept_one(
     headers: HeaderMap,
     body: Body,
 ) -> Result<(StatusCode, Option<LimitHeaders>, Json<ReceiptView>), Problem> {
+    refuse_system(&tenant.id)?;
     let share = api.gateway.intake.share();
     let (body, _share) = read_events(&headers, body, api.event_bytes_max, share).await?;
     let mut submission = read_event(&body, &body)?;
@@ -182,6 +183,7 @@ pub async fn accept_batch(
     headers: HeaderMap,
     body: Body,
 ) -> Result<(StatusCode, Option<LimitHeaders>, Json<Page<BatchItem>>), Problem> {
+    refuse_system(&tenant.id)?;
     check_spread(&api, params.spread)?;
     let share = api.gateway.intake.share();
     let (body, _share) = read_events(&headers, body, BATCH_BYTES_MAX, share).await?;
@@ -225,6 +227,17 @@ pub async fn accept_batch(
     }
     let data = outcomes.into_iter().enumerate().map(|(index, outcome)| show_item(index, outcome)).collect();
     Ok((StatusCode::ACCEPTED, limits::told(&api, &tenant), Json(Page::whole(data))))
+}
+
+/// What is told of the gateway comes from the gateway, so that it can be trusted.
+fn refuse_system(tenant: &TenantId) -> Result<(), Problem> {
+    match tenant.is_system() {
+        true => Err(Problem::new(
+            Code::WrongState,
+            "tenant _system is fed by the gateway itself; hand events in to another tenant, or try its endpoints with a test event",
+        )),
+        false => Ok(()),
+    }
 }
 
 /// What waits for longer than anything may wait would never be sent.

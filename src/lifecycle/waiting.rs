@@ -1,7 +1,7 @@
 //! Why is it not going? What a waiting delivery waits for, at this moment.
 
 use super::Gateway;
-use super::dispatch::queues::Hold;
+use super::dispatch::limits::Hold;
 use crate::model::delivery::{Delivery, Outlook, State, WaitingFor};
 use crate::model::endpoint::EndpointState;
 

@@ -167,6 +167,16 @@ impl Health {
         }
     }
 
+    /// What was on its way when the phase began says nothing about it: a probe
+    /// begins when its time has come, or because a person asked for it.
+    fn is_of_phase(&self, heard: &Heard) -> bool {
+        let is_since = self.since.is_none_or(|since| heard.started_at >= since);
+        match self.open_until() {
+            Some(until) => is_since && (heard.is_asked || heard.started_at >= until),
+            None => is_since,
+        }
+    }
+
     fn is_ramp_over(&self, now: Timestamp) -> bool {
         let last = self.stepped_at.max(self.since);
         last.is_some_and(|last| now.as_millisecond() - last.as_millisecond() >= RAMP_MAX_MS)
@@ -208,10 +218,10 @@ impl Health {
 pub struct Heard {
     /// What it means for its delivery.
     pub verdict: Verdict,
-    /// Whether a person asked for it: then it is a probe at any time.
-    pub is_urgent: bool,
     /// Whether the receiver only asks for less (429).
     pub is_limited: bool,
+    /// Whether a person asked for it: then it is a probe at any time.
+    pub is_asked: bool,
     /// When the request began.
     pub started_at: Timestamp,
     /// The answer in words, such as `answered 503`.
@@ -304,14 +314,9 @@ impl Pulse {
         }
         let before = self.health.clone();
         let mut turns = Vec::new();
-        // What was on its way when the phase began says nothing about it.
-        let is_of_phase = match self.health.phase {
-            Phase::Open { until: Some(until) } => heard.is_urgent || heard.started_at >= until,
-            Phase::Open { until: None } => false,
-            Phase::Closed | Phase::Ramp { .. } => self.health.since.is_none_or(|since| heard.started_at >= since),
-        };
-        self.count(heard, is_of_phase, by.breaker.window, now, &mut turns);
+        self.count(heard, by.breaker.window, now, &mut turns);
         let counts = heard.verdict == Verdict::Retry && !heard.is_limited;
+        let is_of_phase = self.health.is_of_phase(heard);
         match self.health.phase {
             Phase::Closed => self.hear_closed(heard, counts, by, now, draw, &mut turns),
             Phase::Open { until: Some(_) } if is_of_phase => self.hear_probe(heard, by, now, draw, &mut turns),
@@ -327,6 +332,11 @@ impl Pulse {
         turns
     }
 
+    /// Whether no failure is counted that would be forgotten with it.
+    pub fn is_calm(&self, now: Timestamp) -> bool {
+        self.window.count(now).0 == 0
+    }
+
     /// People are told of trouble from now on, if they were not already.
     pub fn note_trouble(&mut self, now: Timestamp) {
         if self.health.trouble_since.is_none() {
@@ -335,12 +345,14 @@ impl Pulse {
         }
     }
 
-    fn count(&mut self, heard: &Heard, is_of_phase: bool, window: Span, now: Timestamp, turns: &mut Vec<Turn>) {
+    fn count(&mut self, heard: &Heard, window: Span, now: Timestamp, turns: &mut Vec<Turn>) {
+        let is_of_phase = self.health.is_of_phase(heard);
         let health = &mut self.health;
         match heard.verdict {
             Verdict::Delivered => {
                 (health.failures, health.refusals, health.misses) = (0, 0, 0);
                 health.failing_since = None;
+                // One that was on its way when the breaker opened ends no trouble.
                 if is_of_phase && health.trouble_since.take().is_some() {
                     turns.push(Turn::Recovered);
                 }

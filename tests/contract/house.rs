@@ -14,7 +14,7 @@ use posthaste::model::endpoint::{Endpoint, EndpointState, Secret, Settings, Stan
 use posthaste::model::event::Event;
 use posthaste::model::health::Health;
 use posthaste::model::id::{DeliveryId, EndpointId, SecretId, TenantId};
-use posthaste::model::news::Author;
+use posthaste::model::news::{Author, Milestone};
 use posthaste::model::next::Next;
 use posthaste::model::shard::Lease;
 use posthaste::model::tenant::{Defaults, Quota, Tenant};
@@ -215,6 +215,16 @@ impl House {
         self.store.settle(self.lease(claim.endpoint), settlement).await.expect("it is written")
     }
 
+    /// The same, with an answer that means this for the whole endpoint.
+    pub async fn noticed(&self, claim: &Claim, next: Next, means: Notice, now: Timestamp) -> Settled {
+        let mut outcome = attempted(claim, next, now);
+        if let Outcome::Attempted { notice, .. } = &mut outcome {
+            *notice = means;
+        }
+        let settlement = settlement(claim, outcome, now);
+        self.store.settle(self.lease(claim.endpoint), settlement).await.expect("it is written")
+    }
+
     pub async fn deliver(&self, claim: &Claim, now: Timestamp) -> Settled {
         self.attempted(claim, Next::Delivered, now).await
     }
@@ -255,6 +265,21 @@ impl House {
         let mut cursor = None;
         loop {
             let page = self.store.deliveries(&ours(), ask.clone(), PageAsk { cursor, limit }).await.expect("a page");
+            assert!(page.data.len() <= limit, "a page holds no more than was asked for");
+            all.extend(page.data);
+            match page.next {
+                Some(next) => cursor = Some(next),
+                None => return all,
+            }
+        }
+    }
+
+    /// What has happened to an endpoint, newest first, page by page.
+    pub async fn milestones(&self, endpoint: &Endpoint, limit: usize) -> Vec<Milestone> {
+        let mut all = Vec::new();
+        let mut cursor = None;
+        loop {
+            let page = self.store.milestones(endpoint.id, PageAsk { cursor, limit }).await.expect("a page");
             assert!(page.data.len() <= limit, "a page holds no more than was asked for");
             all.extend(page.data);
             match page.next {

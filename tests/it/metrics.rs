@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 
-use crate::support::{Client, Gateway, Options, Receiver, eventually};
+use crate::support::{Client, Gateway, MailServer, Manner, Options, Receiver, Reply, eager_retry, eventually, path_of};
 
 const EVENTS: &str = "/v1/tenants/default/events";
 
@@ -202,4 +202,79 @@ async fn events_turned_away_for_want_of_space_are_counted() {
     assert_eq!(scrape.value("posthaste_storage_refused_total"), 1.0);
     assert_eq!(scrape.refused("storage_full"), 1.0);
     assert_eq!(scrape.value("posthaste_events_accepted_total"), 0.0);
+}
+
+#[tokio::test]
+async fn trouble_and_what_is_done_about_it_is_counted() {
+    let server = MailServer::start(Manner::default()).await;
+    let gateway = Gateway::start_with(Options::flags(&["--smtp", &server.url(""), "--pause-refusals", "2"])).await;
+    let client = &gateway.client;
+    // An outage of two failures and one failed probe, with somebody to tell.
+    let flaky = Receiver::scripted([503, 503, 503, 200].map(Reply::Status).to_vec()).await;
+    let settings = json!({
+        "url": flaky.url(), "event_types": ["flaky"], "owner_email": "owner@example.com", "retry": eager_retry(9),
+        "breaker": {"consecutive_failures": 2, "cooldown": "100ms"}, "max_in_flight": 1,
+    });
+    let endpoint = gateway.create_endpoint(settings).await;
+    gateway.send(json!({"id": "flaky", "type": "flaky", "data": 1})).await;
+    gateway.wait_for_state("flaky", "delivered").await;
+    // Three refusals pause; the third in a lane that others wait in.
+    let picky = Receiver::answering(|_| Reply::Status(400)).await;
+    let settings = json!({"url": picky.url(), "event_types": ["picky"], "max_in_flight": 1});
+    let paused = gateway.create_endpoint(settings).await;
+    gateway.send_many("picky", "picky", 5, |n| Some(format!("k{n}"))).await;
+    gateway.wait_for_endpoint(&paused, "it to be paused", |found| found["state"] == "paused").await;
+    let gone = Receiver::answering(|_| Reply::Status(410)).await;
+    gateway.create_endpoint(json!({"url": gone.url(), "event_types": ["gone"]})).await;
+    gateway.send(json!({"id": "gone", "type": "gone", "data": 1})).await;
+    gateway.wait_for_state("gone", "dead").await;
+    // A rate that makes three of four wait, and a breaker opened by hand.
+    let slow = Receiver::start().await;
+    let rate = json!({"per_second": 20, "burst": 1});
+    let slow_one = gateway.create_endpoint(json!({"url": slow.url(), "event_types": ["slow"], "rate": rate})).await;
+    gateway.send_many("slow", "slow", 4, |_| None).await;
+    gateway.drained(&slow_one).await;
+    client.post(&format!("{}/breaker/open", path_of(&slow_one)), "").await.expect(200);
+    gateway.send(json!({"id": "held", "type": "slow", "data": 1})).await;
+    gateway.wait_for_endpoint(&endpoint, "its mail", |found| !found["mailed_at"].is_null()).await;
+
+    let expected = [
+        ("posthaste_attempts_total{verdict=\"retry\",result=\"5xx\"}", 3.0),
+        ("posthaste_attempts_total{verdict=\"delivered\",result=\"2xx\"}", 5.0),
+        ("posthaste_attempts_total{verdict=\"refused\",result=\"4xx\"}", 3.0),
+        ("posthaste_attempts_total{verdict=\"gone\",result=\"4xx\"}", 1.0),
+        ("posthaste_breaker_transitions_total{to=\"open\"}", 2.0),
+        ("posthaste_breaker_transitions_total{to=\"open_again\"}", 1.0),
+        ("posthaste_breaker_transitions_total{to=\"ramp\"}", 1.0),
+        ("posthaste_endpoint_pauses_total{reason=\"refusals\"}", 1.0),
+        ("posthaste_endpoint_pauses_total{reason=\"gone\"}", 1.0),
+        ("posthaste_endpoint_pauses_total{reason=\"person\"}", 0.0),
+        ("posthaste_lane_blocks_total", 3.0),
+        ("posthaste_lane_unblocks_total", 0.0),
+        ("posthaste_mails_total{outcome=\"sent\"}", 1.0),
+        ("posthaste_deliveries_finished_total{state=\"dead\",cause=\"refused\"}", 3.0),
+        ("posthaste_deliveries_finished_total{state=\"dead\",cause=\"gone\"}", 1.0),
+        ("posthaste_deliveries_waiting", 3.0),
+        ("posthaste_endpoints{state=\"active\"}", 2.0),
+        ("posthaste_endpoints{state=\"paused\"}", 1.0),
+        ("posthaste_endpoints{state=\"disabled\"}", 1.0),
+        ("posthaste_breakers{state=\"open\"}", 1.0),
+        ("posthaste_breakers{state=\"half_open\"}", 0.0),
+        // Opened twice, closed, recovered; three died and blocked, one died; paused, disabled.
+        ("posthaste_operational_events_total", 13.0),
+        ("posthaste_in_flight", 0.0),
+    ];
+    eventually("everything to be counted", || async {
+        let scrape = Scrape::of(client).await;
+        let wrong: Vec<_> = expected
+            .iter()
+            .map(|(series, value)| (series, *value, scrape.value(series)))
+            .filter(|(_, value, found)| value != found)
+            .collect();
+        if wrong.is_empty() { Ok(()) } else { Err(format!("series, expected, found: {wrong:#?}")) }
+    })
+    .await;
+    let scrape = Scrape::of(client).await;
+    assert!(scrape.value("posthaste_waits_total{for=\"rate\"}") >= 3.0);
+    assert!(scrape.value("posthaste_oldest_due_age_seconds") >= 0.0);
 }

@@ -10,6 +10,7 @@ mod moody;
 mod patience;
 mod retention;
 mod stumbling;
+mod trouble;
 mod world;
 
 use world::World;

@@ -13,7 +13,7 @@ use posthaste::clock::{Clock, TokioClock};
 use posthaste::lifecycle::Gateway;
 use posthaste::lifecycle::accept::{Submission, accept};
 use posthaste::lifecycle::dispatch::Dispatcher;
-use posthaste::lifecycle::dispatch::queues::Limits;
+use posthaste::lifecycle::dispatch::limits::Limits;
 use posthaste::lifecycle::expire::{self, Expiry};
 use posthaste::lifecycle::intake::Intake;
 use posthaste::lifecycle::mail::Postmaster;

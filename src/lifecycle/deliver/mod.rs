@@ -126,8 +126,8 @@ fn decide(desk: &Desk, claim: &Claim, sent: Sent<'_>, answer: Answer) -> (Outcom
     let says = is_theirs.then(|| Answered {
         heard: Heard {
             verdict: judgement.verdict,
-            is_urgent: claim.is_urgent,
             is_limited: attempt.status == Some(429),
+            is_asked: claim.is_urgent,
             started_at,
             answer: answer_words(&attempt),
         },

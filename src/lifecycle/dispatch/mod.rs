@@ -16,8 +16,9 @@ use tracing::{info, warn};
 
 use self::gate::Gate;
 use self::hear::{Answered, is_hush};
+use self::limits::{Hold, Limits};
 use self::pressure::{Gauge, Pressure};
-use self::queues::{Hold, Limits, Queues};
+use self::queues::Queues;
 use super::deliver::send::Sender;
 use super::deliver::{Desk, deliver, stumble};
 use super::expire::Expiry;
@@ -33,6 +34,7 @@ use crate::store::{AskDue, Claim, Notice, Settled, Store};
 
 pub mod gate;
 pub mod hear;
+pub mod limits;
 pub mod pressure;
 pub mod queue;
 pub mod queues;

@@ -154,7 +154,7 @@ impl Queue {
         let is_waiting = self.stored_due.is_some() || self.urgent_due.is_some();
         let is_idle = self.known.is_empty() && !is_waiting && !self.is_reading && self.turn == Turn::Out;
         let is_idle = is_idle && self.hosts.is_empty() && !self.is_listed;
-        is_idle && self.hush.pending == 0 && self.pace.is_rested(now)
+        is_idle && self.hush.pending == 0 && self.pace.is_rested(now) && self.pulse.is_calm(now)
     }
 
     /// When to look into the store: for all that is due, but not before the

@@ -14,6 +14,7 @@ use jiff::Timestamp;
 
 use super::gate::Gate;
 use super::hear::{Answered, hear, is_hush};
+use super::limits::{Hold, Limits, Waits};
 use super::pressure::Pressure;
 use super::queue::{Hush, Queue, Turn};
 use super::shares::Shares;
@@ -37,17 +38,6 @@ const READ_BYTES_MAX: usize = 1_024 * 1_024;
 const SPARE_SLOTS: usize = 64;
 /// Queues with nothing to do are looked through once there are so many.
 const TIDY_AT: usize = 1_024;
-
-/// The limits of a node.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// How many claims it may hold in flight.
-    pub slots: usize,
-    /// How many requests may be open to one host, if that is limited.
-    pub per_host: Option<usize>,
-    /// When an endpoint that only fails is paused.
-    pub quarantine: Quarantine,
-}
 
 /// All queues of this node.
 pub struct Queues {
@@ -74,30 +64,10 @@ pub struct Queues {
     is_stopped: bool,
 }
 
-/// How often something due had to wait for a limit, since it was last asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Waits {
-    /// For a rate.
-    pub rate: u64,
-    /// Because its tenant holds more than its share.
-    pub share: u64,
-}
-
 #[derive(Default)]
 struct Host {
     open: usize,
     parked: VecDeque<EndpointId>,
-}
-
-/// What keeps an endpoint's due deliveries at this moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hold {
-    /// Nothing.
-    Free,
-    /// A rate, until then.
-    Rate(Timestamp),
-    /// A slot is missing.
-    Slot,
 }
 
 impl Queues {

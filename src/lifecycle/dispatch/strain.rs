@@ -13,17 +13,17 @@ use super::pressure::Pressure;
 use crate::model::pace::Rate;
 
 /// Above this share of the time spent waiting, the machine is strained.
-const WAITING_MAX: f64 = 0.20;
+const WAITING_MAX: f64 = 0.25;
 /// Below this it is at ease.
 const WAITING_MIN: f64 = 0.10;
 /// What others cause is not made better by us, if we use less than this.
-const OURS_MIN: f64 = 0.25;
+const OURS_MIN: f64 = 0.30;
 /// No tenant is paced below this many starts per second.
-const LEAST: f64 = 500.0;
+const LEAST: f64 = 1_000.0;
 /// Above this nobody is paced at all.
 const MOST: f64 = 50_000.0;
 /// What a rate is multiplied with under strain, and at ease.
-const SLOWER: f64 = 0.7;
+const SLOWER: f64 = 0.8;
 const FASTER: f64 = 1.1;
 
 /// How strained the machine is.

@@ -7,7 +7,7 @@ fn at(millis: i64) -> Timestamp {
 }
 
 fn heard(verdict: Verdict, started: i64) -> Heard {
-    Heard { verdict, is_urgent: false, is_limited: false, started_at: at(started), answer: "answered so".into() }
+    Heard { verdict, is_limited: false, is_asked: false, started_at: at(started), answer: "answered so".into() }
 }
 
 /// An endpoint under these settings, told answers one after the other.
@@ -118,6 +118,24 @@ fn a_failed_probe_doubles_the_wait_up_to_its_limit() {
 }
 
 #[test]
+fn what_was_on_its_way_when_it_opened_is_no_probe() {
+    for verdict in [Verdict::Delivered, Verdict::Refused, Verdict::Retry] {
+        let mut patient = Patient::opened();
+        let probe_in = patient.probe_in();
+        // Begun before it opened, in the same tick, or just after: its turn had come before.
+        for started in [patient.now - 1, patient.now, patient.now + 1] {
+            let turns = patient.hear(&heard(verdict, started));
+            assert!(turns.is_empty(), "{verdict:?}: {turns:?}");
+            assert_eq!((patient.state(), patient.probe_in()), (BreakerState::Open, probe_in));
+        }
+        let asked = Heard { is_asked: true, ..heard(Verdict::Delivered, patient.now + 1) };
+        let turns = patient.hear(&asked);
+        assert!(turns.contains(&Turn::Recovered), "what a person asks for is a probe: {turns:?}");
+        assert_eq!(patient.state(), BreakerState::Ramp);
+    }
+}
+
+#[test]
 fn any_other_answer_to_a_probe_closes_it_into_a_ramp() {
     for verdict in [Verdict::Delivered, Verdict::Refused, Verdict::Gone] {
         let mut patient = Patient::opened();
@@ -136,10 +154,10 @@ fn any_other_answer_to_a_probe_closes_it_into_a_ramp() {
     // One that a person asked for before its time.
     let mut patient = Patient::opened();
     patient.now = 1_000;
-    let failed = Heard { is_urgent: true, ..heard(Verdict::Retry, 1_000) };
+    let failed = Heard { is_asked: true, ..heard(Verdict::Retry, 1_000) };
     assert!(matches!(patient.hear(&failed)[..], [Turn::Opened { is_again: true, .. }]));
     assert_eq!(patient.probe_in(), 21_000);
-    let arrived = Heard { is_urgent: true, ..heard(Verdict::Delivered, 1_000) };
+    let arrived = Heard { is_asked: true, ..heard(Verdict::Delivered, 1_000) };
     assert!(patient.hear(&arrived).contains(&Turn::Recovered));
 }
 

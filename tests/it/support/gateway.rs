@@ -119,6 +119,63 @@ impl Gateway {
         self.client.post_json("/v1/tenants/default/events", &event).await.expect(202)
     }
 
+    /// Hands in so many events with these ids and this type, in batches.
+    pub async fn send_many(&self, prefix: &str, kind: &str, count: usize, key: impl Fn(usize) -> Option<String>) {
+        let event = |n: usize| json!({"id": format!("{prefix}-{n}"), "type": kind, "key": key(n), "data": n});
+        let events: Vec<Value> = (0..count).map(event).collect();
+        for batch in events.chunks(500) {
+            self.client.post_json("/v1/tenants/default/events/batch", &json!(batch)).await.expect(202);
+        }
+    }
+
+    /// An endpoint as it is now.
+    pub async fn endpoint(&self, endpoint: &Value) -> Value {
+        self.client.get(&path_of(endpoint)).await.expect(200)
+    }
+
+    /// Changes an endpoint's settings.
+    pub async fn patch(&self, endpoint: &Value, changes: Value) -> Value {
+        self.client.patch_json(&path_of(endpoint), &changes).await.expect(200)
+    }
+
+    /// Does something to an endpoint: pause, resume, breaker/open.
+    pub async fn tell(&self, endpoint: &Value, verb: &str, body: &str) -> Value {
+        self.client.post(&format!("{}/{verb}", path_of(endpoint)), body.to_owned()).await.expect(200)
+    }
+
+    /// What has happened to an endpoint, newest first.
+    pub async fn history(&self, endpoint: &Value) -> Vec<Value> {
+        self.list(&format!("{}/history", path_of(endpoint))).await
+    }
+
+    /// Waits until an endpoint shows this.
+    pub async fn wait_for_endpoint(&self, endpoint: &Value, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        eventually(what, || async {
+            let endpoint = self.endpoint(endpoint).await;
+            if is_so(&endpoint) { Ok(endpoint) } else { Err(endpoint.to_string()) }
+        })
+        .await
+    }
+
+    /// Waits until an endpoint's breaker stands so.
+    pub async fn wait_for_breaker(&self, endpoint: &Value, state: &str) -> Value {
+        self.wait_for_endpoint(endpoint, &format!("a breaker that is {state}"), |endpoint| {
+            endpoint["health"]["breaker"] == state
+        })
+        .await
+    }
+
+    /// Waits until nothing waits for an endpoint any more.
+    pub async fn drained(&self, endpoint: &Value) -> Value {
+        self.wait_for_endpoint(endpoint, "its backlog to drain", |endpoint| endpoint["health"]["waiting"] == 0).await
+    }
+
+    /// kill -9, and a start on the same folder and address.
+    pub async fn killed_and_restarted(mut self) -> Self {
+        self.kill().await;
+        self.restart().await
+    }
+
     /// The one delivery of an event.
     pub async fn delivery_of(&self, event: &str) -> Value {
         let found = self.client.get(&format!("/v1/tenants/default/events/{event}/deliveries")).await.expect(200);
@@ -177,6 +234,12 @@ fn command(folder: &Path, options: &Options) -> Command {
     }
     command.args(&options.flags).envs(options.env.iter().map(|(name, value)| (name, value)));
     command
+}
+
+/// Where an endpoint is found.
+pub fn path_of(endpoint: &Value) -> String {
+    let part = |name: &str| endpoint[name].as_str().expect("an endpoint").to_owned();
+    format!("/v1/tenants/{}/endpoints/{}", part("tenant"), part("id"))
 }
 
 /// A rate that nothing here reaches.

@@ -10,9 +10,9 @@ mod smtp;
 use std::time::{Duration, Instant};
 
 pub use client::{Answer, Client};
-pub use gateway::{Gateway, Options, eager_retry, unlimited};
+pub use gateway::{Gateway, Options, eager_retry, path_of, unlimited};
 pub use raw::{Act, RawReceiver};
-pub use receiver::{Receiver, Reply, Seen};
+pub use receiver::{Receiver, Reply, Seen, overlaps};
 pub use smtp::{Mail, MailServer, Manner, Mood};
 
 /// How long anything may take before the story has failed.

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -26,6 +26,8 @@ pub enum Reply {
     With(u16, &'static str, String),
     /// With a status and a body.
     Body(u16, Bytes),
+    /// With this status, after as long as a receiver may work on it.
+    After(Duration, u16),
     /// Not before the receiver is told to go on; then with this status.
     Hold(u16),
     /// The same, with one header.
@@ -38,8 +40,16 @@ pub struct Seen {
     pub headers: http::HeaderMap,
     pub body: Bytes,
     pub began: Instant,
+    /// When it was answered, if it is.
+    pub ended: Arc<OnceLock<Instant>>,
     pub path: String,
     pub method: String,
+}
+
+/// How many were open when each of these began, itself included.
+pub fn overlaps(seen: &[Seen]) -> Vec<usize> {
+    let is_open = |at: Instant, other: &&Seen| other.began <= at && other.ended.get().is_none_or(|end| *end > at);
+    seen.iter().map(|one| seen.iter().filter(|other| is_open(one.began, other)).count()).collect()
 }
 
 impl Seen {
@@ -209,9 +219,9 @@ async fn answer(
     let began = Instant::now();
     let (head, body) = request.into_parts();
     let body = body.collect().await?.to_bytes();
-    let seen =
-        Seen { headers: head.headers, body, began, path: head.uri.path().to_owned(), method: head.method.to_string() };
-    let _open = Open::count(&shared, seen.header("x-key"));
+    let (path, method) = (head.uri.path().to_owned(), head.method.to_string());
+    let seen = Seen { headers: head.headers, body, began, ended: Arc::default(), path, method };
+    let _open = Open::count(&shared, &seen);
     let reply = (shared.choose.lock().expect("nothing panics while it is held"))(&seen);
     shared.seen.lock().expect("nothing panics while it is held").push(seen);
     shared.more.notify_waiters();
@@ -220,6 +230,10 @@ async fn answer(
         Reply::Status(status) => respond(status).body(Full::default())?,
         Reply::With(status, name, value) => respond(status).header(name, value).body(Full::default())?,
         Reply::Body(status, body) => respond(status).body(Full::new(body))?,
+        Reply::After(work, status) => {
+            tokio::time::sleep(work).await;
+            respond(status).body(Full::default())?
+        }
         Reply::Hold(status) => {
             shared.wait_to_go_on().await;
             respond(status).body(Full::default())?
@@ -235,10 +249,12 @@ async fn answer(
 struct Open {
     shared: Arc<Shared>,
     keys: Vec<String>,
+    ended: Arc<OnceLock<Instant>>,
 }
 
 impl Open {
-    fn count(shared: &Arc<Shared>, key: &str) -> Self {
+    fn count(shared: &Arc<Shared>, seen: &Seen) -> Self {
+        let (key, ended) = (seen.header("x-key"), seen.ended.clone());
         let mut keys = vec![String::new()];
         keys.extend((!key.is_empty()).then(|| key.to_owned()));
         let mut open = shared.open.lock().expect("nothing panics while it is held");
@@ -248,12 +264,13 @@ impl Open {
             *most = (*most).max(*now);
         }
         drop(open);
-        Self { shared: shared.clone(), keys }
+        Self { shared: shared.clone(), keys, ended }
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
+        let _ = self.ended.set(Instant::now());
         let mut open = self.shared.open.lock().expect("nothing panics while it is held");
         for key in &self.keys {
             open.get_mut(key).expect("it was counted").0 -= 1;

@@ -110,7 +110,7 @@ impl Node {
 }
 
 fn answer(verdict: Verdict, started_at: Timestamp) -> Answered {
-    let heard = Heard { verdict, is_urgent: false, is_limited: false, started_at, answer: "was answered".into() };
+    let heard = Heard { verdict, is_limited: false, is_asked: false, started_at, answer: "was answered".into() };
     Answered { heard, is_answer: true, quiet_until: None, disables: None, draw: 0.0 }
 }
 
@@ -420,7 +420,7 @@ fn an_open_breaker_holds_all_but_what_a_person_asks_for() {
     queues.read_done(a, Some(both), at(1), at(9));
     assert_eq!(queues.take_all().len(), 1, "one probe at a time");
     let mut arrived = answer(Verdict::Delivered, at(1));
-    arrived.heard.is_urgent = true;
+    arrived.heard.is_asked = true;
     queues.queues.answered(a, DeliveryId::mint(at(0), 0), Some(arrived), at(1));
     assert_eq!(queues.health(a).unwrap().breaker(at(1)), BreakerState::Ramp);
 }

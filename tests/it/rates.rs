@@ -1,0 +1,129 @@
+//! Rates: smooth, never exceeded in any window, and no attempt is used by
+//! waiting.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::support::{Gateway, Receiver, Seen, eventually, path_of};
+
+/// What the way to the receiver may shift.
+const ON_THE_WAY: f64 = 0.020;
+
+/// Checks every window from 100 ms on: at most the burst, and the rate's worth.
+#[track_caller]
+fn check_windows(what: &str, arrivals: &[Instant], per_second: f64, burst: f64) {
+    for (n, first) in arrivals.iter().enumerate() {
+        for (m, last) in arrivals.iter().enumerate().skip(n) {
+            let window = last.duration_since(*first).as_secs_f64().max(0.1);
+            let (found, allowed) = ((m - n + 1) as f64, burst + per_second * (window + ON_THE_WAY));
+            assert!(found <= allowed, "{what}: {found} within {window:.3} s, and {allowed:.1} are allowed");
+        }
+    }
+}
+
+fn arrivals(seen: &[Seen]) -> Vec<Instant> {
+    let mut arrivals: Vec<Instant> = seen.iter().map(|seen| seen.began).collect();
+    arrivals.sort();
+    arrivals
+}
+
+fn rate(per_second: u32, burst: u32) -> Value {
+    json!({"per_second": per_second, "burst": burst})
+}
+
+#[tokio::test]
+async fn a_rate_holds_in_every_window_also_while_it_is_changed_and_waiting_uses_no_attempt() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    let settings = json!({"url": receiver.url(), "rate": rate(50, 5), "max_in_flight": 100});
+    let endpoint = gateway.create_endpoint(settings).await;
+    gateway.send_many("r", "t", 330, |_| None).await;
+    receiver.wait_for(50).await;
+    let page = gateway.client.get("/v1/tenants/default/deliveries?state=waiting&limit=500").await.expect(200);
+    let waiting = page["data"].as_array().unwrap();
+    assert!(waiting.len() > 200, "{} wait", waiting.len());
+    // One or two may be on their way this very moment.
+    let idle: Vec<&Value> = waiting.iter().filter(|delivery| delivery["in_flight"] != true).collect();
+    assert!(idle.iter().all(|delivery| delivery["attempts"] == 0 && delivery["waiting_for"] == "rate"), "{idle:?}");
+
+    let slow = receiver.wait_for(75).await;
+    check_windows("at 50/s", &arrivals(&slow), 50.0, 5.0);
+    gateway.patch(&endpoint, json!({"rate": rate(200, 10)})).await;
+    let fast = receiver.wait_for(255).await;
+    check_windows("faster", &arrivals(&fast), 200.0, 10.0);
+    gateway.patch(&endpoint, json!({"rate": rate(25, 1)})).await;
+    let changed = Instant::now();
+    let all = receiver.wait_for(330).await;
+    gateway.drained(&endpoint).await;
+    check_windows("all of it", &arrivals(&all), 200.0, 10.0);
+    let slowest: Vec<Instant> = arrivals(&all).into_iter().filter(|at| *at > changed).collect();
+    assert!(slowest.len() >= 40, "{} came after the last change", slowest.len());
+    check_windows("slower", &slowest, 25.0, 1.0);
+    // Smooth: at a burst of one, they come one by one.
+    let gap = slowest.windows(2).skip(2).map(|pair| pair[1] - pair[0]).min().unwrap();
+    assert!(gap > Duration::from_millis(15), "{gap:?} between two at 25/s");
+    assert!(receiver.times_by_id().values().all(|times| *times == 1));
+    let span = slowest[slowest.len() - 1] - slowest[0];
+    let least = (slowest.len() - 1) as f64 / 25.0;
+    assert!(span.as_secs_f64() < 1.5 * least, "it is used, too: {span:?} for {} requests", slowest.len());
+}
+
+#[tokio::test]
+async fn a_tenants_rate_is_shared_by_its_endpoints() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    let tenant = json!({"name": "Acme", "rate": rate(40, 4)}).to_string();
+    gateway.client.send("PUT", "/v1/tenants/acme", &[], tenant).await.unwrap();
+    let mut endpoint = Value::Null;
+    for path in ["one", "two"] {
+        let settings = json!({"url": format!("http://{}/{path}", receiver.address), "max_in_flight": 100});
+        endpoint = gateway.client.post_json("/v1/tenants/acme/endpoints", &settings).await.expect(201);
+    }
+    let events: Vec<Value> = (0..50).map(|n| json!({"id": format!("t-{n}"), "type": "t", "data": n})).collect();
+    gateway.client.post_json("/v1/tenants/acme/events/batch", &json!(events)).await.expect(202);
+    let half = receiver.wait_for(40).await;
+    check_windows("at 40/s", &arrivals(&half), 40.0, 4.0);
+    for path in ["/one", "/two"] {
+        let theirs = half.iter().filter(|seen| seen.path == path).count();
+        assert!((15..=25).contains(&theirs), "{theirs} of {} went to {path}", half.len());
+    }
+    // Faster from now on.
+    let tenant = json!({"name": "Acme", "rate": rate(200, 4)}).to_string();
+    gateway.client.send("PUT", "/v1/tenants/acme", &[], tenant).await.unwrap();
+    let all = receiver.wait_for(100).await;
+    check_windows("at 200/s", &arrivals(&all), 200.0, 4.0);
+    gateway.drained(&endpoint).await;
+    assert_eq!(gateway.client.get(&path_of(&endpoint)).await.expect(200)["health"]["waiting"], 0);
+}
+
+#[tokio::test]
+async fn a_restart_is_no_fresh_burst() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    let settings = json!({"url": receiver.url(), "rate": rate(20, 20), "max_in_flight": 100});
+    let endpoint = gateway.create_endpoint(settings).await;
+    gateway.send_many("b", "t", 80, |_| None).await;
+    let mut gateway = gateway;
+    for _ in 0..3 {
+        receiver.wait_for(receiver.count() + 8).await;
+        gateway = gateway.killed_and_restarted().await;
+    }
+    eventually("all to arrive", || async {
+        let found = receiver.times_by_id().len();
+        if found == 80 { Ok(()) } else { Err(format!("{found} came")) }
+    })
+    .await;
+    gateway.drained(&endpoint).await;
+    check_windows("over three restarts", &arrivals(&receiver.seen()), 20.0, 20.0);
+}
+
+#[tokio::test]
+async fn a_change_is_no_fresh_burst() {
+    let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
+    let settings = json!({"url": receiver.url(), "rate": rate(20, 10), "max_in_flight": 100});
+    let endpoint = gateway.create_endpoint(settings).await;
+    gateway.send_many("n", "t", 50, |_| None).await;
+    for n in 0..10 {
+        gateway.patch(&endpoint, json!({"rate": rate(20 + n % 2, 10)})).await;
+    }
+    gateway.drained(&endpoint).await;
+    check_windows("over ten changes", &arrivals(&receiver.seen()), 21.0, 11.0);
+}

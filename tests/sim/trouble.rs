@@ -1,0 +1,306 @@
+//! Trouble in simulated time: processing that fails inside the gateway,
+//! receivers that fail for days, and who is told.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use posthaste::clock::{Clock, TokioClock};
+use posthaste::lifecycle::Gateway;
+use posthaste::lifecycle::accept::{Submission, accept};
+use posthaste::lifecycle::deliver::send::Sender;
+use posthaste::lifecycle::deliver::sign::Request;
+use posthaste::lifecycle::dispatch::Dispatcher;
+use posthaste::lifecycle::dispatch::limits::Limits;
+use posthaste::lifecycle::expire::{self, Expiry};
+use posthaste::lifecycle::intake::Intake;
+use posthaste::lifecycle::mail::{Letter, MailProblem, Post, Postmaster};
+use posthaste::lifecycle::space::Space;
+use posthaste::lifecycle::tell::Teller;
+use posthaste::metrics::Metrics;
+use posthaste::model::attempt::{Answer, Response, Timings};
+use posthaste::model::delivery::{Cause, Delivery, State, after};
+use posthaste::model::endpoint::{Endpoint, EndpointState, Settings};
+use posthaste::model::health::{Phase, Quarantine};
+use posthaste::model::id::{EndpointId, TenantId};
+use posthaste::model::news::{Author, Milestone, What};
+use posthaste::model::span::Span;
+use posthaste::store::embedded::{Durability, Embedded};
+use posthaste::store::{Catalog, EventQuery, PageAsk, Store, Together};
+use serde_json::{Value, json};
+
+use super::stumbling::Stumbling;
+use super::world::{endpoint, limits, tenant, tenant_record};
+
+/// Answers by the id and the time, and notes who was asked when.
+struct Fickle {
+    clock: Arc<dyn Clock>,
+    began: Timestamp,
+    answer: fn(&str, Duration) -> u16,
+    asked: Mutex<Vec<(String, Duration)>>,
+}
+
+#[async_trait]
+impl Sender for Fickle {
+    async fn send(&self, request: Request) -> Answer {
+        let id = request.headers["webhook-id"].to_str().unwrap().to_owned();
+        let since = self.clock.now().duration_since(self.began).unsigned_abs();
+        self.asked.lock().unwrap().push((id.clone(), since));
+        let status = (self.answer)(&id, since);
+        Answer { result: Ok(Response { status, ..Response::default() }), timings: Timings::default() }
+    }
+}
+
+/// Keeps the letters it is handed.
+#[derive(Default)]
+struct Letterbox(Mutex<Vec<Letter>>);
+
+#[async_trait]
+impl Post for Letterbox {
+    async fn send(&self, letter: &Letter) -> Result<(), MailProblem> {
+        self.0.lock().unwrap().push(letter.clone());
+        Ok(())
+    }
+}
+
+/// A gateway with one endpoint, somebody who is told, and a mail server.
+struct House {
+    gateway: Arc<Gateway>,
+    clock: Arc<dyn Clock>,
+    sender: Arc<Fickle>,
+    letters: Arc<Letterbox>,
+    endpoint: EndpointId,
+    began: Timestamp,
+}
+
+impl House {
+    async fn send(&self, id: &str, key: Option<&str>) {
+        let submission = Submission {
+            id: Some(id.parse().unwrap()),
+            event_type: "sim.event".parse().unwrap(),
+            key: key.map(|key| key.parse().unwrap()),
+            timestamp: None,
+            schema_version: None,
+            expires_at: None,
+            endpoints: None,
+            data: "{}".into(),
+        };
+        accept(&self.gateway, &tenant(), vec![submission], Together::All).await.unwrap();
+    }
+
+    async fn until(&self, span: Duration) {
+        self.clock.sleep_until(after(self.began, span)).await;
+    }
+
+    async fn delivery(&self, event: &str) -> Delivery {
+        let id = event.parse().unwrap();
+        self.gateway.store.event_deliveries(&tenant(), &id).await.unwrap().unwrap().remove(0)
+    }
+
+    fn endpoint(&self) -> Arc<Endpoint> {
+        self.gateway.store.any_endpoint(self.endpoint).unwrap()
+    }
+
+    fn asked(&self) -> Vec<(String, Duration)> {
+        self.sender.asked.lock().unwrap().clone()
+    }
+
+    /// What has happened to the endpoint, oldest first.
+    async fn milestones(&self) -> Vec<Milestone> {
+        let page = PageAsk { cursor: None, limit: 500 };
+        let mut found = self.gateway.store.milestones(self.endpoint, page).await.unwrap().data;
+        found.reverse();
+        found
+    }
+
+    /// The types of the operational events told, oldest first.
+    async fn told(&self) -> Vec<String> {
+        let page = PageAsk { cursor: None, limit: 500 };
+        let found = self.gateway.store.events(&TenantId::system(), EventQuery::default(), page).await.unwrap();
+        found.data.iter().rev().map(|record| record.event.event_type.to_string()).collect()
+    }
+}
+
+/// Lives in simulated time with an endpoint of these settings.
+fn live(settings: Value, limits: Limits, answer: fn(&str, Duration) -> u16, story: impl AsyncFnOnce(&House)) {
+    let folder = tempfile::tempdir().unwrap();
+    let embedded = Arc::new(Embedded::open(folder.path(), Durability::Unsynced).unwrap());
+    let steady = Stumbling::steady(embedded.clone());
+    let began = Timestamp::from_second(1_800_000_000).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(began));
+        steady.put_tenant(tenant_record(began)).await.unwrap();
+        let mut system = tenant_record(began);
+        system.id = TenantId::system();
+        steady.put_tenant(system).await.unwrap();
+        let mut whole = json!({"url": "https://receiver.example/", "owner_email": "owner@example.com"});
+        whole.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+        let settings: Settings = serde_json::from_value(whole).unwrap();
+        let made = Endpoint { policy: settings.check().unwrap(), settings, ..endpoint(0, began) };
+        let id = made.id;
+        steady.create_endpoint(made).await.unwrap();
+        let store: Arc<dyn Store> = Arc::new(steady.clone());
+        let expiry = Arc::new(Expiry::new(Span::secs(30 * 86_400)));
+        let sender = Arc::new(Fickle { clock: clock.clone(), began, answer, asked: Mutex::default() });
+        let letters = Arc::new(Letterbox::default());
+        let metrics = Arc::new(Metrics::new(began));
+        let mail = Postmaster::new(Some(letters.clone()), clock.clone());
+        let teller = Teller::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
+        let dispatcher =
+            Dispatcher::new(store.clone(), sender.clone(), expiry.clone(), teller.clone(), clock.clone(), limits, 5);
+        let gateway = Arc::new(Gateway {
+            store,
+            dispatcher,
+            expiry,
+            clock: clock.clone(),
+            space: Space::endless(),
+            intake: Intake::endless(),
+            mail: mail.clone(),
+            teller,
+            metrics,
+        });
+        let (keeping_time, expiring) = (gateway.clone(), gateway.clone());
+        tokio::spawn(async move { keeping_time.dispatcher.run().await });
+        tokio::spawn(expire::run(expiring));
+        tokio::spawn(async move { mail.run().await });
+        story(&House { gateway, clock, sender, letters, endpoint: id, began }).await;
+    });
+    steady.crash();
+    drop(runtime);
+    drop(steady);
+    let store = Arc::try_unwrap(embedded).ok().expect("nothing of a dead process holds its store");
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(store.close());
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3_600);
+const DAY: Duration = Duration::from_secs(86_400);
+
+#[test]
+fn a_delivery_that_makes_the_sender_panic_three_times_is_poisoned_and_delays_no_one_else() {
+    let answer = |id: &str, _| match id {
+        "poison" => panic!("no way to send {id}"),
+        _ => 200,
+    };
+    live(json!({}), limits(), answer, async |house| {
+        house.send("poison", Some("k")).await;
+        house.send("behind", Some("k")).await;
+        for n in 0..20 {
+            house.send(&format!("other-{n}"), (n % 2 == 0).then_some("j")).await;
+        }
+        house.until(Duration::from_millis(900)).await;
+        for n in 0..20 {
+            let delivery = house.delivery(&format!("other-{n}")).await;
+            assert_eq!(delivery.state, State::Delivered, "before the poison comes again");
+        }
+        let delivery = house.delivery("poison").await;
+        assert_eq!((delivery.state, delivery.stumbles, delivery.progress.attempts), (State::Waiting, 1, 0));
+        house.until(2 * MINUTE).await;
+        let delivery = house.delivery("poison").await;
+        assert_eq!((delivery.state, delivery.cause), (State::Dead, Some(Cause::Poisoned)));
+        assert_eq!(delivery.stumble.as_deref(), Some("no way to send poison"), "in the panic's own words");
+        assert_eq!((delivery.stumbles, delivery.progress.attempts), (3, 0), "no attempt of the receiver's is used");
+        let tries: Vec<Duration> = house.asked().iter().filter(|(id, _)| id == "poison").map(|(_, at)| *at).collect();
+        assert_eq!(tries.len(), 3);
+        assert!(tries.windows(2).all(|pair| pair[1] - pair[0] >= Duration::from_secs(1)), "{tries:?}");
+        assert_eq!(house.delivery("behind").await.state, State::Waiting, "its lane is blocked");
+        house.send("after", Some("j")).await;
+        house.until(3 * MINUTE).await;
+        assert_eq!(house.delivery("after").await.state, State::Delivered, "other lanes go on");
+        assert_eq!(house.endpoint().health.failures, 0, "it says nothing about the receiver");
+        assert_eq!(house.gateway.dispatcher.in_flight(), 0, "and no slot is lost");
+        assert_eq!(house.told().await, ["lane.blocked", "delivery.dead"]);
+        let letters = house.letters.0.lock().unwrap().clone();
+        assert_eq!(letters.len(), 1, "its owner is told of the dead letter: {letters:?}");
+    });
+}
+
+#[test]
+fn five_days_of_nothing_but_failure_pause_the_endpoint_and_its_owner_is_told() {
+    let limits = Limits { quarantine: Quarantine::default(), ..limits() };
+    live(
+        json!({"retry": {"max_attempts": 12}}),
+        limits,
+        |_, _| 503,
+        async |house| {
+            for n in 0..30 {
+                house.until(n * 6 * HOUR).await;
+                house.send(&format!("e-{n}"), None).await;
+                let expected = if n <= 20 { EndpointState::Active } else { EndpointState::Paused };
+                assert_eq!(house.endpoint().standing.state, expected, "after {} hours", n * 6);
+            }
+            let standing = house.endpoint().standing.clone();
+            assert_eq!(standing.by, Some(Author::Gateway));
+            let held_after = standing.since.duration_since(house.began).unsigned_abs();
+            assert!((5 * DAY..5 * DAY + HOUR).contains(&held_after), "paused after {held_after:?}");
+            let reason = standing.reason.unwrap();
+            assert!(
+                reason.starts_with("nothing but failures for 5d") && reason.contains("was answered 503"),
+                "{reason}"
+            );
+            let asked = house.asked();
+            let last = asked.last().unwrap().1;
+            house.until(10 * DAY).await;
+            assert_eq!(house.asked().len(), asked.len(), "and it is left alone");
+            assert!(last <= held_after, "{last:?}");
+            assert_eq!(house.delivery("e-29").await.state, State::Waiting, "what comes for it is held");
+            let told = house.told().await;
+            let count = |kind: &str| told.iter().filter(|told| *told == kind).count();
+            assert_eq!(
+                (count("breaker.opened"), count("endpoint.paused"), count("breaker.closed")),
+                (1, 1, 0),
+                "{told:?}"
+            );
+            // One letter when it began, and one when it was stopped.
+            let letters = house.letters.0.lock().unwrap().clone();
+            assert_eq!(letters.len(), 2, "{letters:#?}");
+            assert!(letters[0].text.contains("keeps failing"), "{}", letters[0].text);
+            assert!(letters[1].text.contains("We have paused your webhook endpoint"), "{}", letters[1].text);
+            assert!(letters.iter().all(|letter| letter.to == "owner@example.com"));
+        },
+    );
+}
+
+#[test]
+fn an_open_breaker_lets_nothing_through_but_probes_ever_further_apart() {
+    let answer = |_: &str, since| if since < DAY { 503 } else { 200 };
+    let retry = json!({"schedule": ["10s"], "jitter": "none", "max_attempts": 1_000, "max_age": "72h"});
+    live(json!({"retry": retry, "max_in_flight": 10}), limits(), answer, async |house| {
+        for n in 0..50 {
+            house.send(&format!("e-{n}"), Some(&format!("k{}", n % 5))).await;
+        }
+        house.until(DAY - MINUTE).await;
+        let opened = house.milestones().await;
+        assert_eq!(opened[0].what, What::BreakerOpened);
+        assert!(opened[1..].iter().all(|milestone| milestone.what == What::ProbeFailed), "{opened:?}");
+        let open_at = opened[0].at.duration_since(house.began).unsigned_abs();
+        let probes: Vec<Duration> = house.asked().into_iter().map(|(_, at)| at).filter(|at| *at > open_at).collect();
+        assert_eq!(probes.len(), opened.len() - 1, "every request is a probe");
+        let mut last = open_at;
+        for (n, probe) in probes.iter().enumerate() {
+            let cooldown = (Duration::from_secs(10) * (1 << n.min(10))).min(10 * MINUTE);
+            let gap = *probe - last;
+            let most = cooldown.mul_f64(1.1) + Duration::from_secs(1);
+            assert!((cooldown..=most).contains(&gap), "probe {n} came after {gap:?}, cool-down {cooldown:?}");
+            last = *probe;
+        }
+        assert!((130..160).contains(&probes.len()), "{} probes a day", probes.len());
+        let mut attempts = 0;
+        for n in 0..50 {
+            attempts += house.delivery(&format!("e-{n}")).await.progress.attempts as usize;
+        }
+        assert_eq!(attempts, house.asked().len(), "no attempt is used by waiting");
+        house.until(DAY + HOUR).await;
+        for n in 0..50 {
+            assert_eq!(house.delivery(&format!("e-{n}")).await.state, State::Delivered);
+        }
+        let health = house.endpoint().health.clone();
+        assert_eq!((health.failures, health.trouble_since), (0, None));
+        assert!(matches!(health.phase, Phase::Closed | Phase::Ramp { .. }));
+        assert_eq!(house.letters.0.lock().unwrap().len(), 1, "one outage is one letter");
+        let told = house.told().await;
+        assert_eq!(told, ["breaker.opened", "endpoint.recovered", "breaker.closed"]);
+    });
+}
