@@ -30,8 +30,9 @@ async fn data_arrives_byte_for_byte_in_both_formats_on_retries_and_after_a_resta
         move |seen: &crate::support::Seen| Reply::Status(if first.insert(seen.id().to_owned()) { 503 } else { 200 })
     };
     let (enveloped, raw) = (Receiver::answering(once()).await, Receiver::answering(once()).await);
-    gateway.create_endpoint(json!({"url": enveloped.url(), "retry": eager_retry(5)})).await;
-    gateway.create_endpoint(json!({"url": raw.url(), "format": "raw", "retry": eager_retry(5)})).await;
+    let off = json!({"enabled": false});
+    gateway.create_endpoint(json!({"url": enveloped.url(), "retry": eager_retry(5), "breaker": off})).await;
+    gateway.create_endpoint(json!({"url": raw.url(), "format": "raw", "retry": eager_retry(5), "breaker": off})).await;
     for (n, data) in ODD.iter().enumerate() {
         let body = format!(r#"{{ "data":{data}, "id":"odd-{n}","type":"odd.bytes"}}"#);
         gateway.client.post("/v1/tenants/default/events", body).await.expect(202);

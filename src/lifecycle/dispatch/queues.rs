@@ -19,7 +19,7 @@ use super::pressure::Pressure;
 use super::queue::{Hush, Queue, Turn};
 use super::shares::Shares;
 use super::strain::Strain;
-use crate::model::health::{Health, Quarantine};
+use crate::model::health::Health;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
 use crate::model::tenant::Quota;
 use crate::store::{AskDue, Claim, DuePage, Notice};

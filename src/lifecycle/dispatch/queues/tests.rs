@@ -4,7 +4,7 @@ use super::*;
 use crate::lifecycle::deliver::tests::claim as any_claim;
 use crate::model::breaker::BreakerSettings;
 use crate::model::endpoint::EndpointState;
-use crate::model::health::{BreakerState, Heard};
+use crate::model::health::{BreakerState, Heard, Quarantine};
 use crate::model::news::Author;
 use crate::model::pace::Rate;
 use crate::model::verdict::Verdict;
