@@ -158,6 +158,8 @@ struct Settings {
 const COLUMNS: &[Column] = &[
     ("id", |row, _| output::text(row, "id")),
     ("state", |row, _| output::text(row, "state")),
+    ("breaker", |row, _| output::text(&row["health"], "breaker")),
+    ("waiting", |row, _| output::text(&row["health"], "waiting")),
     ("url", |row, _| output::text(row, "url")),
     ("event types", |row, _| output::text(row, "event_types")),
     ("ordering", |row, _| output::text(row, "ordering")),

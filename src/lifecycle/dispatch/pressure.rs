@@ -2,10 +2,9 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
-use tokio::time::Instant;
 
 /// What was felt over a while.
 #[derive(Debug, Clone, Copy, PartialEq)]
