@@ -172,3 +172,23 @@ async fn after_a_delete_nothing_more_is_asked_of_the_receiver() {
     .await;
     gateway.client.get(&crate::support::path_of(&theirs)).await.problem(404, "not_found");
 }
+
+#[tokio::test]
+async fn connections_are_not_kept_beyond_a_bound_over_all_hosts() {
+    let flags = vec!["--max-in-flight=4".into()];
+    let gateway = Gateway::start_with(Options { flags, ..Options::default() }).await;
+    let mut wishes = Vec::new();
+    // One host after the other; each connection would be kept for a while.
+    for n in 0..10 {
+        let receiver = Receiver::start().await;
+        let endpoint =
+            gateway.create_endpoint(json!({"url": receiver.url(), "event_types": [format!("to.n{n}")]})).await;
+        gateway.send(json!({"id": format!("s-{n}"), "type": format!("to.n{n}"), "data": n})).await;
+        let seen = receiver.wait_for(1).await;
+        gateway.wait_for_state(&format!("s-{n}"), "delivered").await;
+        wishes.push((seen[0].header("connection").to_owned(), receiver, endpoint));
+    }
+    let closed: Vec<bool> = wishes.iter().map(|(wish, ..)| wish == "close").collect();
+    assert_eq!(closed[..4], [false; 4], "so many are kept");
+    assert_eq!(closed[4..], [true; 6], "and no more");
+}

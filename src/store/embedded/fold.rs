@@ -97,3 +97,39 @@ impl Folding {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn the_log_is_folded_once_enough_was_written_and_nobody_is_told_to_wait() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.db");
+        let open = || {
+            let db = Connection::open(&path).unwrap();
+            db.execute_batch("PRAGMA journal_mode = WAL; PRAGMA wal_autocheckpoint = 0;").unwrap();
+            db
+        };
+        let db = open();
+        db.execute_batch("CREATE TABLE t (text TEXT)").unwrap();
+        for _ in 0..100 {
+            db.execute("INSERT INTO t VALUES (?)", ["x".repeat(4_000)]).unwrap();
+        }
+        let size = || std::fs::metadata(&path).unwrap().len();
+        let folding = Folding::default();
+        let folder = Folder::start(folding.clone(), open());
+        folding.wrote(JOBS - 1);
+        let before = size();
+        assert!(before < 100_000, "all of it is in the log");
+        folding.wrote(1);
+        let until = Instant::now() + Duration::from_secs(20);
+        while size() < 400_000 {
+            assert!(Instant::now() < until, "it is not folded");
+            std::thread::yield_now();
+        }
+        folder.end();
+    }
+}
