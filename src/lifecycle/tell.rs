@@ -108,9 +108,12 @@ impl Teller {
             match (milestone.what, milestone.by) {
                 // Who did it knows it.
                 (_, Author::Person) => {}
-                (What::BreakerOpened, _) => self.write_if_due(&endpoint, words::What::BreakerOpened, milestone),
-                (What::Paused, _) => self.write(&endpoint, words::What::Paused, milestone),
-                (What::Disabled, _) => self.write(&endpoint, words::What::Disabled, milestone),
+                (What::BreakerOpened, _) if is_past(endpoint.mailed_at, OPENED_AGAIN, milestone.at) => {
+                    self.write(&endpoint, Occasion::of(milestone, words::What::BreakerOpened));
+                }
+                (What::BreakerOpened, _) => {}
+                (What::Paused, _) => self.write(&endpoint, Occasion::of(milestone, words::What::Paused)),
+                (What::Disabled, _) => self.write(&endpoint, Occasion::of(milestone, words::What::Disabled)),
                 (What::Resumed | What::ProbeFailed | What::BreakerClosed | What::Recovered, _) => {}
             }
         }
@@ -127,7 +130,7 @@ impl Teller {
                 continue;
             }
             let standing = &endpoint.standing;
-            let (what, reason, at) = match standing.state {
+            let (what, reason, since) = match standing.state {
                 EndpointState::Paused => (words::What::Paused, &standing.reason, standing.since),
                 EndpointState::Disabled => (words::What::Disabled, &standing.reason, standing.since),
                 EndpointState::Active => (words::What::BreakerOpened, &endpoint.health.reason, since),
@@ -138,9 +141,8 @@ impl Teller {
                 EndpointState::Paused | EndpointState::Disabled => standing.by != Some(Author::Person),
             };
             if is_due {
-                let (reason, until) = (reason.clone(), endpoint.health.open_until());
-                let milestone = Milestone { at, what: What::BreakerOpened, reason, by: Author::Gateway, until };
-                self.write(&endpoint, what, &milestone);
+                let (reason, next_probe_at) = (reason.clone().unwrap_or_default(), endpoint.health.open_until());
+                self.write(&endpoint, Occasion { what, reason, since, next_probe_at });
             }
         }
     }
@@ -170,22 +172,15 @@ impl Teller {
         if !is_told || endpoint.health.trouble_since.is_some() || !is_past(endpoint.mailed_at, DIED_AGAIN, now) {
             return;
         }
-        let reason = Some(format!("a delivery is dead ({})", cause.as_str()));
-        let milestone = Milestone { at: now, what: What::Recovered, reason, by: Author::Gateway, until: None };
-        self.write(&endpoint, words::What::Dead, &milestone);
+        let reason = format!("a delivery is dead ({})", cause.as_str());
+        self.write(&endpoint, Occasion { what: words::What::Dead, reason, since: now, next_probe_at: None });
     }
 
-    fn write_if_due(&self, endpoint: &Endpoint, what: words::What, milestone: &Milestone) {
-        if is_past(endpoint.mailed_at, OPENED_AGAIN, milestone.at) {
-            self.write(endpoint, what, milestone);
-        }
-    }
-
-    fn write(&self, endpoint: &Endpoint, what: words::What, milestone: &Milestone) {
+    fn write(&self, endpoint: &Endpoint, occasion: Occasion) {
         let Some(to) = endpoint.settings.owner_email.clone().filter(|_| self.0.mail.is_open()) else { return };
         let is_first = self.under_way().insert(endpoint.id);
         // A stop is told in any case.
-        if !is_first && !matches!(what, words::What::Paused | words::What::Disabled) {
+        if !is_first && !matches!(occasion.what, words::What::Paused | words::What::Disabled) {
             return;
         }
         let (subject, text) = trouble_letter(&Facts {
@@ -193,11 +188,11 @@ impl Teller {
             tenant: endpoint.tenant.to_string(),
             url: endpoint.settings.url.clone(),
             description: endpoint.settings.description.clone(),
-            reason: milestone.reason.clone().unwrap_or_default(),
-            since: milestone.at,
+            reason: occasion.reason,
+            since: occasion.since,
             waiting: self.0.store.waiting(Some(endpoint.id)),
-            next_probe_at: milestone.until,
-            what,
+            next_probe_at: occasion.next_probe_at,
+            what: occasion.what,
         });
         let (teller, tenant, id) = (self.clone(), endpoint.tenant.clone(), endpoint.id);
         let on_its_way = OnItsWay { teller: self.clone(), id };
@@ -218,6 +213,21 @@ impl Teller {
 
     fn under_way(&self) -> std::sync::MutexGuard<'_, HashSet<EndpointId>> {
         self.0.under_way.lock().expect("nothing panics while it is held")
+    }
+}
+
+/// What a letter is written for.
+struct Occasion {
+    what: words::What,
+    reason: String,
+    since: Timestamp,
+    next_probe_at: Option<Timestamp>,
+}
+
+impl Occasion {
+    fn of(milestone: &Milestone, what: words::What) -> Self {
+        let reason = milestone.reason.clone().unwrap_or_default();
+        Self { what, reason, since: milestone.at, next_probe_at: milestone.until }
     }
 }
 

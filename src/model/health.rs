@@ -280,6 +280,22 @@ pub struct Thresholds<'a> {
     pub quarantine: Quarantine,
 }
 
+/// An answer, with all that it is judged by.
+#[derive(Clone, Copy)]
+struct Sign<'a> {
+    heard: &'a Heard,
+    by: Thresholds<'a>,
+    now: Timestamp,
+    draw: f64,
+}
+
+impl Sign<'_> {
+    /// Whether it is a failure that the breaker counts.
+    fn counts(&self) -> bool {
+        self.heard.verdict == Verdict::Retry && !self.heard.is_limited
+    }
+}
+
 /// The health of an endpoint, as its node feels it.
 #[derive(Debug, Clone, Default)]
 pub struct Pulse {
@@ -298,12 +314,10 @@ impl Pulse {
 
     /// Takes over what was kept, if that is newer than what it knows.
     pub fn adopt(&mut self, health: &Health) {
-        if health.is_after(&self.health) {
-            let is_new_life = health.life != self.health.life;
+        if health.life > self.health.life {
+            *self = Self::of(health.clone());
+        } else if health.is_after(&self.health) {
             self.health = health.clone();
-            if is_new_life {
-                *self = Self::of(health.clone());
-            }
         }
     }
 
@@ -314,16 +328,16 @@ impl Pulse {
         }
         let before = self.health.clone();
         let mut turns = Vec::new();
-        self.count(heard, by.breaker.window, now, &mut turns);
-        let counts = heard.verdict == Verdict::Retry && !heard.is_limited;
+        let sign = Sign { heard, by, now, draw };
         let is_of_phase = self.health.is_of_phase(heard);
+        self.count(sign, is_of_phase, &mut turns);
         match self.health.phase {
-            Phase::Closed => self.hear_closed(heard, counts, by, now, draw, &mut turns),
-            Phase::Open { until: Some(_) } if is_of_phase => self.hear_probe(heard, by, now, draw, &mut turns),
-            Phase::Ramp { width } if is_of_phase => self.hear_ramp(width, heard, counts, by, now, draw, &mut turns),
+            Phase::Closed => self.hear_closed(sign, &mut turns),
+            Phase::Open { until: Some(_) } if is_of_phase => self.hear_probe(sign, &mut turns),
+            Phase::Ramp { width } if is_of_phase => self.hear_ramp(width, sign, &mut turns),
             Phase::Open { .. } | Phase::Ramp { .. } => {}
         }
-        if let Some(reason) = self.quarantine(heard, by.quarantine, now) {
+        if let Some(reason) = self.quarantine(sign) {
             turns.push(Turn::Quarantined { reason });
         }
         if self.health != before {
@@ -345,8 +359,8 @@ impl Pulse {
         }
     }
 
-    fn count(&mut self, heard: &Heard, window: Span, now: Timestamp, turns: &mut Vec<Turn>) {
-        let is_of_phase = self.health.is_of_phase(heard);
+    fn count(&mut self, sign: Sign<'_>, is_of_phase: bool, turns: &mut Vec<Turn>) {
+        let (heard, window, now) = (sign.heard, sign.by.breaker.window, sign.now);
         let health = &mut self.health;
         match heard.verdict {
             Verdict::Delivered => {
@@ -374,40 +388,30 @@ impl Pulse {
         health.failing_since.get_or_insert(heard.started_at);
     }
 
-    fn hear_closed(
-        &mut self,
-        heard: &Heard,
-        counts: bool,
-        by: Thresholds<'_>,
-        now: Timestamp,
-        draw: f64,
-        turns: &mut Vec<Turn>,
-    ) {
-        if !by.breaker.enabled {
+    fn hear_closed(&mut self, sign: Sign<'_>, turns: &mut Vec<Turn>) {
+        let breaker = sign.by.breaker;
+        if !breaker.enabled || !sign.counts() {
             return;
         }
-        let (failed, total) = self.window.count(now);
+        let (failed, total) = self.window.count(sign.now);
         let in_a_row = self.health.failures;
-        let is_share =
-            total >= by.breaker.min_requests && f64::from(failed) >= by.breaker.failure_ratio * f64::from(total);
-        let reason = match counts {
-            true if in_a_row >= by.breaker.consecutive_failures => {
-                format!("{in_a_row} failures in a row; the last {}", heard.answer)
-            }
-            true if is_share => {
-                let window = by.breaker.window;
-                format!("{failed} of {total} requests within {window} failed; the last {}", heard.answer)
-            }
-            _ => return,
-        };
-        self.open(reason, false, by, now, draw, turns);
+        let is_share = total >= breaker.min_requests && f64::from(failed) >= breaker.failure_ratio * f64::from(total);
+        let last = &sign.heard.answer;
+        if in_a_row >= breaker.consecutive_failures {
+            self.open(format!("{in_a_row} failures in a row; the last {last}"), false, sign, turns);
+        } else if is_share {
+            let window = breaker.window;
+            let reason = format!("{failed} of {total} requests within {window} failed; the last {last}");
+            self.open(reason, false, sign, turns);
+        }
     }
 
-    fn hear_probe(&mut self, heard: &Heard, by: Thresholds<'_>, now: Timestamp, draw: f64, turns: &mut Vec<Turn>) {
+    fn hear_probe(&mut self, sign: Sign<'_>, turns: &mut Vec<Turn>) {
+        let Sign { heard, by, now, .. } = sign;
         match heard.verdict {
             Verdict::Retry if heard.is_limited => {
                 // It lives, but has no room: the same wait once more.
-                let until = self.cooldown(by.breaker, now, draw);
+                let until = self.cooldown(sign);
                 self.health.phase = Phase::Open { until: Some(until) };
             }
             // There is no breaker any more that could stay open.
@@ -415,7 +419,7 @@ impl Pulse {
             Verdict::Retry => {
                 self.health.trips = self.health.trips.saturating_add(1);
                 let reason = format!("the probe failed too; it {}", heard.answer);
-                self.open(reason, true, by, now, draw, turns);
+                self.open(reason, true, sign, turns);
             }
             Verdict::Delivered | Verdict::Refused | Verdict::Gone => {
                 let reason = format!("the probe {}", heard.answer);
@@ -426,26 +430,17 @@ impl Pulse {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one answer, with all that judges it")]
-    fn hear_ramp(
-        &mut self,
-        width: u32,
-        heard: &Heard,
-        counts: bool,
-        by: Thresholds<'_>,
-        now: Timestamp,
-        draw: f64,
-        turns: &mut Vec<Turn>,
-    ) {
+    fn hear_ramp(&mut self, width: u32, sign: Sign<'_>, turns: &mut Vec<Turn>) {
+        let Sign { heard, by, now, .. } = sign;
         if self.health.is_ramp_over(now) {
             self.settle_down(now);
-            return self.hear_closed(heard, counts, by, now, draw, turns);
+            return self.hear_closed(sign, turns);
         }
         if heard.is_limited && heard.verdict == Verdict::Retry {
             // It asks for less, so it does not get more.
             return;
         }
-        if !counts {
+        if !sign.counts() {
             self.steps += 1;
             return self.widen_if_due(width, by.cap, now);
         }
@@ -454,7 +449,7 @@ impl Pulse {
         if by.breaker.enabled && failures >= RAMP_FAILURES.min(by.breaker.consecutive_failures) {
             self.health.trips = self.health.trips.saturating_add(1);
             let reason = format!("{failures} failures in a row while it was recovering; the last {}", heard.answer);
-            self.open(reason, false, by, now, draw, turns);
+            self.open(reason, false, sign, turns);
         }
     }
 
@@ -479,33 +474,27 @@ impl Pulse {
         self.steps = 0;
     }
 
-    fn open(
-        &mut self,
-        reason: String,
-        is_again: bool,
-        by: Thresholds<'_>,
-        now: Timestamp,
-        draw: f64,
-        turns: &mut Vec<Turn>,
-    ) {
+    fn open(&mut self, reason: String, is_again: bool, sign: Sign<'_>, turns: &mut Vec<Turn>) {
         // What was to last longer is not cut short by a probe before its time.
         let before = self.health.open_until().filter(|_| is_again);
-        let until = self.cooldown(by.breaker, now, draw).max(before.unwrap_or(Timestamp::MIN));
+        let until = self.cooldown(sign).max(before.unwrap_or(Timestamp::MIN));
         let health = &mut self.health;
         health.phase = Phase::Open { until: Some(until) };
         if !is_again {
-            health.since = Some(now);
-            health.trouble_since.get_or_insert(now);
+            health.since = Some(sign.now);
+            health.trouble_since.get_or_insert(sign.now);
         }
         health.reason = Some(reason.clone());
         self.window = Window::default();
         turns.push(Turn::Opened { until, reason, is_again });
     }
 
-    fn cooldown(&self, breaker: &BreakerSettings, now: Timestamp, draw: f64) -> Timestamp {
+    /// When the next probe may go, if it opens now.
+    fn cooldown(&self, sign: Sign<'_>) -> Timestamp {
+        let breaker = sign.by.breaker;
         let doubled = breaker.cooldown.0.saturating_mul(1 << self.health.trips.min(20));
         let cooldown = doubled.min(breaker.cooldown_max.0);
-        after(now, cooldown.mul_f64(1.0 + COOLDOWN_SPREAD * draw))
+        after(sign.now, cooldown.mul_f64(1.0 + COOLDOWN_SPREAD * sign.draw))
     }
 
     fn close(&mut self, now: Timestamp) {
@@ -527,8 +516,8 @@ impl Pulse {
     }
 
     /// Why the endpoint is to be paused, if it is.
-    fn quarantine(&self, heard: &Heard, by: Quarantine, now: Timestamp) -> Option<String> {
-        let health = &self.health;
+    fn quarantine(&self, sign: Sign<'_>) -> Option<String> {
+        let (heard, by, now, health) = (sign.heard, sign.by.quarantine, sign.now, &self.health);
         if heard.verdict == Verdict::Delivered {
             return None;
         }

@@ -283,3 +283,36 @@ pub fn failure_of(problem: &rusqlite::Error) -> Error {
         _ => Error::Unavailable(problem.to_string()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nothing;
+
+    impl Job for Nothing {
+        fn apply(&mut self, _: &mut Transaction<'_>) -> rusqlite::Result<()> {
+            Ok(())
+        }
+        fn finish(self: Box<Self>, _: Result<()>) {}
+    }
+
+    #[test]
+    fn what_somebody_waits_for_goes_before_what_only_has_to_be_kept() {
+        let (jobs, mut waiting) = mpsc::channel(JOBS_WAITING_MAX);
+        for n in 0..1_000 {
+            let turn = if n % 100 == 99 { Turn::First } else { Turn::Later };
+            jobs.try_send((turn, Box::new(Nothing) as Box<dyn Job>)).unwrap();
+        }
+        let mut line = Line::default();
+        assert!(line.wait(&mut waiting));
+        assert_eq!(line.take().len(), 10 + LATER_PER_COMMIT, "all of the first, and a little of the others");
+        // Nobody is forgotten.
+        drop(jobs);
+        let mut left = 0;
+        while line.wait(&mut waiting) {
+            left += line.take().len();
+        }
+        assert_eq!(left, 990 - LATER_PER_COMMIT);
+    }
+}
