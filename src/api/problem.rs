@@ -240,7 +240,7 @@ impl From<store::Error> for Problem {
     fn from(problem: store::Error) -> Self {
         let detail = problem.to_string();
         match problem {
-            store::Error::Unavailable(_) | store::Error::Stale(_) | store::Error::Changed => {
+            store::Error::Unavailable(_) | store::Error::Stale(_) | store::Error::Changed | store::Error::Outdated => {
                 Self::new(Code::Unavailable, detail)
             }
             store::Error::Full(_) => Self::new(Code::StorageFull, detail),

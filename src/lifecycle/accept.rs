@@ -140,7 +140,7 @@ pub async fn accept_over(
         return Ok(refused_only(outcomes, &events));
     }
     let known: Vec<Arc<Event>> = events.iter().map(|new| new.event.clone()).collect();
-    let accepted = gateway.store.accept(events, together).await.map_err(|problem| of_store(gateway, problem))?;
+    let accepted = write(gateway, events, together).await.map_err(|problem| of_store(gateway, problem))?;
     gateway.metrics.accept_took(began.elapsed());
     let is_undone = together == Together::All && accepted.iter().any(|one| matches!(one, Accepted::Conflict { .. }));
     if !is_undone {
@@ -151,6 +151,21 @@ pub async fn accept_over(
         .into_iter()
         .map(|refused| refused.unwrap_or_else(|| answers.next().expect("one answer per event handed over")))
         .collect())
+}
+
+/// Makes them durable. A store that knows of other endpoints by now than they
+/// were matched with asks for them again.
+async fn write(gateway: &Gateway, events: Vec<NewEvent>, together: Together) -> Result<Vec<Accepted>, Error> {
+    let kept: Vec<_> = events.iter().map(|new| (new.event.clone(), new.fingerprint, new.due_at)).collect();
+    let mut answer = gateway.store.accept(events, together).await;
+    while let Err(Error::Outdated) = answer {
+        let matched = kept.iter().map(|(event, fingerprint, due_at)| {
+            let targets = gateway.store.matching(event)?;
+            Ok(NewEvent { event: event.clone(), fingerprint: *fingerprint, targets, due_at: *due_at })
+        });
+        answer = gateway.store.accept(matched.collect::<Result<_, Error>>()?, together).await;
+    }
+    answer
 }
 
 fn count(metrics: &Metrics, events: &[Arc<Event>], accepted: &[Accepted]) {

@@ -24,7 +24,27 @@ pub struct Lease {
     pub epoch: Epoch,
 }
 
+impl Lease {
+    /// What a node has on a shard that is not its own.
+    pub fn none(shard: Shard) -> Self {
+        Self { shard, epoch: Epoch(0) }
+    }
+
+    /// Whether it is a lease at all.
+    pub fn is_held(self) -> bool {
+        self.epoch > Epoch(0)
+    }
+}
+
+/// How many shards there are.
+pub const SHARDS: usize = 256;
+
 impl Shard {
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..=u8::MAX).map(Self)
+    }
+
     /// Where an endpoint belongs. Stable for ever: it is FNV-1a over the
     /// tenant's id and the endpoint's bytes, not the standard library's hash.
     pub fn of(tenant: &TenantId, endpoint: EndpointId) -> Self {

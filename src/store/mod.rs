@@ -1,8 +1,8 @@
 //! Where facts rest: what every store promises.
 //!
-//! Three traits of lifecycle verbs: [`Queue`] moves deliveries, [`Catalog`]
-//! knows tenants and endpoints, [`History`] answers questions. A store is all
-//! three. Verbs keep atomicity inside the store: whatever one call changes
+//! Four traits of lifecycle verbs: [`Queue`] moves deliveries, [`Catalog`]
+//! knows tenants and endpoints, [`History`] answers questions, [`Cluster`]
+//! knows the other nodes. A store is all four. Verbs keep atomicity inside the store: whatever one call changes
 //! becomes durable together, before the call returns, or not at all.
 
 use std::collections::HashSet;
@@ -22,9 +22,11 @@ use crate::model::shard::{Epoch, Lease, Shard};
 use crate::model::tenant::Tenant;
 
 mod changes;
+mod cluster;
 pub mod embedded;
 
 pub use changes::{Change, Changed, ChangedEndpoint, EndpointChange, Notice, Stop};
+pub use cluster::{Cluster, Node, Pulse, ShardView, Tiding, View};
 
 /// What can go wrong, by what the caller can do about it.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -47,6 +49,9 @@ pub enum Error {
     /// It was changed meanwhile; read it again.
     #[error("it was changed by someone else meanwhile")]
     Changed,
+    /// The catalogue is newer than what this was based on; match again.
+    #[error("the endpoints have changed meanwhile")]
+    Outdated,
     /// The event names endpoints that do not exist.
     #[error("there is no endpoint {0}")]
     UnknownEndpoint(EndpointId),
@@ -55,9 +60,9 @@ pub enum Error {
 /// A store's answer.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A store: all three parts.
-pub trait Store: Queue + Catalog + History {}
-impl<T: Queue + Catalog + History> Store for T {}
+/// A store: all four parts.
+pub trait Store: Queue + Catalog + History + Cluster {}
+impl<T: Queue + Catalog + History + Cluster> Store for T {}
 
 /// Moves deliveries from acceptance to their end.
 #[async_trait]
@@ -70,10 +75,12 @@ pub trait Queue: Send + Sync {
     /// nothing to be dispatched either.
     async fn accept(&self, events: Vec<NewEvent>, together: Together) -> Result<Vec<Accepted>>;
 
-    /// The lease under which this node dispatches an endpoint.
+    /// The lease under which this node dispatches an endpoint. Where another
+    /// node does, it is one that every write refuses.
     fn lease(&self, tenant: &TenantId, endpoint: EndpointId) -> Lease;
 
-    /// For each endpoint with something to do, when the first of it is due.
+    /// For each endpoint of this node's with something to do, when the first
+    /// of it is due.
     async fn earliest_due(&self) -> Result<Vec<(EndpointId, Timestamp)>>;
 
     /// Reads what is due at an endpoint, oldest first. Lane members appear
@@ -84,11 +91,11 @@ pub trait Queue: Send + Sync {
     /// lease changes nothing.
     async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<Settled>;
 
-    /// Reads waiting deliveries whose time may be over, whatever they wait
-    /// for, and when to look again.
+    /// Reads waiting deliveries of this node's whose time may be over,
+    /// whatever they wait for, and when to look again.
     async fn read_overdue(&self, now: Timestamp, limit: usize) -> Result<OverduePage>;
 
-    /// Reads waiting deliveries of a tenant that have had no attempt since
+    /// Reads waiting deliveries of a tenant, this node's, that have had no attempt since
     /// their budget began, before the time given. Oldest first, after the one
     /// the last page ended with.
     async fn read_untried(&self, tenant: &TenantId, ask: AskUntried) -> Result<UntriedPage>;
@@ -320,6 +327,9 @@ pub struct Settled {
     pub died: Option<Cause>,
     /// Whether nothing was written, because the delivery had moved on.
     pub is_void: bool,
+    /// Whether it was written before, by a call whose answer got lost: what
+    /// it freed then is for the asker to look up.
+    pub is_repeat: bool,
 }
 
 /// What may be forgotten.

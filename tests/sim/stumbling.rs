@@ -113,6 +113,29 @@ impl Queue for Stumbling {
 }
 
 #[async_trait]
+impl Cluster for Stumbling {
+    fn tidings(&self) -> tokio::sync::mpsc::UnboundedReceiver<Tiding> {
+        self.inner.tidings()
+    }
+    fn leased_until(&self) -> Option<std::time::Instant> {
+        self.inner.leased_until()
+    }
+    async fn ask_owner(&self, tenant: &TenantId, endpoint: EndpointId, question: String) -> Result<Option<String>> {
+        let tenant = tenant.clone();
+        self.call(async move |store| store.ask_owner(&tenant, endpoint, question).await).await
+    }
+    async fn view(&self) -> Result<View> {
+        self.call(async |store| store.view().await).await
+    }
+    fn pulse(&self) -> Pulse {
+        self.inner.pulse()
+    }
+    async fn leave(&self) -> Result<()> {
+        self.call(async |store| store.leave().await).await
+    }
+}
+
+#[async_trait]
 impl Catalog for Stumbling {
     fn tenant(&self, id: &TenantId) -> Option<Arc<Tenant>> {
         self.inner.tenant(id)

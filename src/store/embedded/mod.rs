@@ -24,6 +24,7 @@ mod accept;
 mod catalog;
 mod change;
 mod claim;
+mod cluster;
 mod endpoint;
 mod fold;
 mod forget;

@@ -1,0 +1,148 @@
+//! Who owns what: what a node hears of its shards and of other nodes.
+//!
+//! A store of one process owns everything for ever and has nothing to tell.
+//! One that many nodes share leases shards, and moves them: the lifecycle
+//! hears of it as [`Tiding`]s, in order, and answers those that ask for it.
+
+use std::time::Instant;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use tokio::sync::{mpsc, oneshot};
+
+use super::Result;
+use crate::model::id::{EndpointId, TenantId};
+use crate::model::shard::{Epoch, Shard};
+
+/// Knows the other nodes.
+#[async_trait]
+pub trait Cluster: Send + Sync {
+    /// What this node hears from now on. There is one listener: a second call
+    /// gets nothing.
+    fn tidings(&self) -> mpsc::UnboundedReceiver<Tiding>;
+
+    /// Until when what this node owns is surely still its own, by the
+    /// monotonic clock; for ever, without. Whatever is not over by then must
+    /// not be begun, and what is still going on then must be dropped.
+    fn leased_until(&self) -> Option<Instant>;
+
+    /// Asks whichever node owns an endpoint. Nothing, if that is nobody at
+    /// the moment, or the node ends before it answers. Words and answers are
+    /// the lifecycle's own; the store only carries them.
+    async fn ask_owner(&self, tenant: &TenantId, endpoint: EndpointId, question: String) -> Result<Option<String>>;
+
+    /// All nodes and shards, as the store has them.
+    async fn view(&self) -> Result<View>;
+
+    /// How the store is doing, without asking it anything.
+    fn pulse(&self) -> Pulse;
+
+    /// Gives everything back, so that others may take it at once. Nothing is
+    /// in flight any more.
+    async fn leave(&self) -> Result<()>;
+}
+
+/// What a node hears. Each is to be dealt with before the next.
+#[derive(Debug)]
+pub enum Tiding {
+    /// These shards are this node's from now on.
+    Gained {
+        /// Which.
+        shards: Vec<Shard>,
+        /// Their endpoints with something to do, and when the first of it is due.
+        due: Vec<(EndpointId, Timestamp)>,
+        /// Whether others may have called their endpoints a moment ago: then
+        /// no burst may follow at once.
+        were_owned: bool,
+    },
+    /// These are to go to another node: nothing more of them is started, and
+    /// `done` is told once nothing of them is in flight.
+    Wanted {
+        /// Which.
+        shards: Vec<Shard>,
+        /// To be told.
+        done: oneshot::Sender<()>,
+    },
+    /// These are no longer this node's. Whatever it holds of them is void.
+    Lost {
+        /// Which.
+        shards: Vec<Shard>,
+    },
+    /// Another node accepted something for an endpoint of ours.
+    Arrived {
+        /// Which.
+        endpoint: EndpointId,
+        /// When it is due.
+        due_at: Timestamp,
+        /// When the first of it should be looked at, whatever it waits for.
+        look_at: Option<Timestamp>,
+    },
+    /// Another node changed these; they are in the catalogue already. `done`
+    /// is told once that is in force here.
+    Changed {
+        /// Endpoints changed or deleted.
+        endpoints: Vec<EndpointId>,
+        /// Tenants changed or deleted.
+        tenants: Vec<TenantId>,
+        /// To be told.
+        done: oneshot::Sender<()>,
+    },
+    /// Another node asks.
+    Asked {
+        /// What.
+        question: String,
+        /// Where the answer goes.
+        answer: oneshot::Sender<String>,
+    },
+}
+
+/// The cluster at one moment.
+#[derive(Debug, Clone, Default)]
+pub struct View {
+    /// Its nodes.
+    pub nodes: Vec<Node>,
+    /// Its shards, in order.
+    pub shards: Vec<ShardView>,
+}
+
+/// One process of the cluster.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// Its id.
+    pub id: String,
+    /// What it calls itself: its host and process.
+    pub name: String,
+    /// How many shards it owns.
+    pub shards: usize,
+    /// How long its lease still lasts, in milliseconds; below zero, it has
+    /// ended. Nothing, where there are no leases.
+    pub lease_ms: Option<i64>,
+    /// Whether it is the one that tells this.
+    pub is_self: bool,
+}
+
+/// One shard.
+#[derive(Debug, Clone, Copy)]
+pub struct ShardView {
+    /// Which.
+    pub shard: Shard,
+    /// Its owner's place in the list of nodes, if it has one.
+    pub node: Option<usize>,
+    /// How many owners it has had.
+    pub epoch: Epoch,
+    /// For how long the oldest of what could go has been due.
+    pub lag_ms: u64,
+}
+
+/// How a store is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pulse {
+    /// Whether it answered when it was last asked.
+    pub is_answering: bool,
+    /// How many shards this node owns.
+    pub shards: usize,
+    /// How long its lease still lasts, if there are leases.
+    pub lease_ms: Option<u64>,
+    /// How many writes were refused because a shard had another owner.
+    pub stale_writes: u64,
+}

@@ -1,0 +1,41 @@
+//! A cluster of one: this process owns every shard for ever.
+
+use std::time::Instant;
+
+use async_trait::async_trait;
+use tokio::sync::mpsc;
+
+use super::Embedded;
+use crate::model::id::{EndpointId, TenantId};
+use crate::model::shard::{SHARDS, Shard};
+use crate::store::{Cluster, Node, ONLY_EPOCH, Pulse, Result, ShardView, Tiding, View};
+
+#[async_trait]
+impl Cluster for Embedded {
+    fn tidings(&self) -> mpsc::UnboundedReceiver<Tiding> {
+        // Nobody else is there to tell anything of.
+        mpsc::unbounded_channel().1
+    }
+
+    fn leased_until(&self) -> Option<Instant> {
+        None
+    }
+
+    async fn ask_owner(&self, _: &TenantId, _: EndpointId, _: String) -> Result<Option<String>> {
+        Ok(None)
+    }
+
+    async fn view(&self) -> Result<View> {
+        let node = Node { id: "1".into(), name: "embedded".into(), shards: SHARDS, lease_ms: None, is_self: true };
+        let shards = Shard::all().map(|shard| ShardView { shard, node: Some(0), epoch: ONLY_EPOCH, lag_ms: 0 });
+        Ok(View { nodes: vec![node], shards: shards.collect() })
+    }
+
+    fn pulse(&self) -> Pulse {
+        Pulse { is_answering: true, shards: SHARDS, lease_ms: None, stale_writes: 0 }
+    }
+
+    async fn leave(&self) -> Result<()> {
+        Ok(())
+    }
+}
