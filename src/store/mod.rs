@@ -23,7 +23,9 @@ use crate::model::tenant::Tenant;
 
 mod changes;
 mod cluster;
+mod codes;
 pub mod embedded;
+mod index;
 
 pub use changes::{Change, Changed, ChangedEndpoint, EndpointChange, Notice, Stop};
 pub use cluster::{Cluster, Node, Pulse, ShardView, Tiding, View};
