@@ -24,6 +24,7 @@ use crate::model::tenant::Tenant;
 mod changes;
 mod cluster;
 pub mod embedded;
+pub mod seal;
 
 pub use changes::{Change, Changed, ChangedEndpoint, EndpointChange, Notice, Stop};
 pub use cluster::{Cluster, Node, Pulse, ShardView, Tiding, View};
