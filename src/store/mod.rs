@@ -23,7 +23,9 @@ use crate::model::tenant::Tenant;
 
 mod changes;
 mod cluster;
+mod codes;
 pub mod embedded;
+mod index;
 pub mod seal;
 
 pub use changes::{Change, Changed, ChangedEndpoint, EndpointChange, Notice, Stop};

@@ -1,10 +1,8 @@
 //! Tenants and endpoints, durable in tables and readable from memory.
 //!
-//! Every event asks who wants it, so the answer must cost no I/O. The index
-//! is changed by the writer alone, after the commit that made a change
-//! durable and before the change's caller is answered.
+//! The index is changed by the writer alone.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -14,209 +12,64 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::Embedded;
 use super::endpoint::current;
 use super::rows::{at, id_bytes, millis, uuid_of};
-use crate::model::endpoint::{Endpoint, ParsedData, Secret};
+use crate::model::endpoint::{Endpoint, Secret};
 use crate::model::event::Event;
-use crate::model::health::Health;
 use crate::model::id::{EndpointId, SecretId, TenantId};
 use crate::model::tenant::Tenant;
+use crate::store::index::Index;
 use crate::store::{Catalog, ChangedEndpoint, EndpointChange, Error, Result};
 
-/// What is known of tenants and endpoints, in memory.
-#[derive(Default)]
-pub struct Index {
-    tenants: BTreeMap<TenantId, TenantEntry>,
-    endpoints: HashMap<EndpointId, EndpointEntry>,
-    /// How many deliveries wait, by the number of the endpoint.
-    waiting: HashMap<i64, u64>,
-    waiting_in_all: u64,
-    /// The weights of the tenants that have an endpoint.
-    weight_in_use: u64,
-}
-
-struct TenantEntry {
-    no: i64,
-    tenant: Arc<Tenant>,
-    /// Endpoints that name their types exactly, by type.
-    by_type: HashMap<String, Vec<EndpointId>>,
-    /// Endpoints with at least one pattern; every event asks them.
-    by_pattern: Vec<EndpointId>,
-    endpoints: BTreeMap<EndpointId, Arc<Endpoint>>,
-}
-
-struct EndpointEntry {
-    no: i64,
-    endpoint: Arc<Endpoint>,
-}
-
-impl Index {
-    /// Reads everything that is not deleted.
-    pub fn load(db: &Connection) -> rusqlite::Result<Self> {
-        let mut index = Self::default();
-        let mut by_no = HashMap::new();
-        let mut rows =
-            db.prepare("SELECT no, id, name, defaults, created_at, quota FROM tenants WHERE deleted_at IS NULL")?;
-        let mut rows = rows.query([])?;
-        while let Some(row) = rows.next()? {
-            let tenant = Tenant {
-                id: row.get::<_, String>(1)?.parse().expect("stored tenant ids were checked"),
-                name: row.get(2)?,
-                defaults: from_json(&row.get::<_, String>(3)?),
-                created_at: at(row.get(4)?),
-                quota: from_json(&row.get::<_, String>(5)?),
-            };
-            by_no.insert(row.get::<_, i64>(0)?, tenant.id.clone());
-            index.put_tenant(row.get(0)?, Arc::new(tenant));
-        }
-        let mut secrets = load_secrets(db)?;
-        let mut rows = db.prepare(
-            "SELECT no, id, tenant, settings, standing, created_at, updated_at, quiet_until, health, mailed_at
-             FROM endpoints WHERE deleted_at IS NULL",
-        )?;
-        let mut rows = rows.query([])?;
-        while let Some(row) = rows.next()? {
-            let no: i64 = row.get(0)?;
-            let Some(tenant) = by_no.get(&row.get(2)?) else { continue };
-            let settings: crate::model::endpoint::Settings = from_json(&row.get::<_, String>(3)?);
-            let endpoint = Endpoint {
-                id: EndpointId(uuid_of(row.get(1)?)),
-                tenant: tenant.clone(),
-                policy: settings.retry.filled(),
-                settings,
-                standing: from_json(&row.get::<_, String>(4)?),
-                secrets: secrets.remove(&no).unwrap_or_default(),
-                created_at: at(row.get(5)?),
-                updated_at: at(row.get(6)?),
-                quiet_until: row.get::<_, Option<i64>>(7)?.map(at),
-                health: from_json(&row.get::<_, String>(8)?),
-                mailed_at: row.get::<_, Option<i64>>(9)?.map(at),
-            };
-            index.put_endpoint(no, Arc::new(endpoint));
-        }
-        let mut rows = db.prepare(
-            "SELECT endpoint, count(*) FROM deliveries INDEXED BY deliveries_due WHERE state = 0 GROUP BY endpoint",
-        )?;
-        let mut rows = rows.query([])?;
-        while let Some(row) = rows.next()? {
-            index.count_waiting(row.get(0)?, row.get(1)?);
-        }
-        Ok(index)
-    }
-
-    /// Counts deliveries that wait for an endpoint from now on, or no longer
-    /// do. One that is deleted has none.
-    pub fn count_waiting(&mut self, endpoint: i64, more: i64) {
-        if let Some(count) = self.waiting.get_mut(&endpoint) {
-            let before = *count;
-            *count = before.saturating_add_signed(more);
-            self.waiting_in_all = self.waiting_in_all + *count - before;
-        }
-    }
-
-    fn forget_waiting(&mut self, endpoint: i64) {
-        self.waiting_in_all -= self.waiting.remove(&endpoint).unwrap_or(0);
-    }
-
-    /// The number of a tenant's rows.
-    pub fn tenant_no(&self, id: &TenantId) -> Option<i64> {
-        self.tenants.get(id).map(|entry| entry.no)
-    }
-
-    /// The number of an endpoint's rows, and the endpoint.
-    pub fn endpoint_entry(&self, id: EndpointId) -> Option<(i64, &Arc<Endpoint>)> {
-        self.endpoints.get(&id).map(|entry| (entry.no, &entry.endpoint))
-    }
-
-    fn put_tenant(&mut self, no: i64, tenant: Arc<Tenant>) {
-        if let Some(entry) = self.tenants.get(&tenant.id).filter(|entry| !entry.endpoints.is_empty()) {
-            let (before, after) = (entry.tenant.quota.weight, tenant.quota.weight);
-            self.weight_in_use = self.weight_in_use + u64::from(after) - u64::from(before);
-        }
-        self.tenants.entry(tenant.id.clone()).and_modify(|entry| entry.tenant = tenant.clone()).or_insert_with(|| {
-            TenantEntry { no, tenant, by_type: HashMap::new(), by_pattern: Vec::new(), endpoints: BTreeMap::new() }
-        });
-    }
-
-    fn remove_tenant(&mut self, id: &TenantId) {
-        if let Some(entry) = self.tenants.remove(id) {
-            if !entry.endpoints.is_empty() {
-                self.weight_in_use -= u64::from(entry.tenant.quota.weight);
-            }
-            for endpoint in entry.endpoints.keys() {
-                if let Some(removed) = self.endpoints.remove(endpoint) {
-                    self.forget_waiting(removed.no);
-                }
-            }
-        }
-    }
-
-    pub(super) fn put_endpoint(&mut self, no: i64, endpoint: Arc<Endpoint>) {
-        self.remove_endpoint(endpoint.id);
-        let Some(entry) = self.tenants.get_mut(&endpoint.tenant) else { return };
-        let types = &endpoint.settings.event_types;
-        if types.iter().any(|pattern| pattern.contains('*')) {
-            entry.by_pattern.push(endpoint.id);
-        } else {
-            for exact in types {
-                entry.by_type.entry(exact.clone()).or_default().push(endpoint.id);
-            }
-        }
-        if entry.endpoints.is_empty() {
-            self.weight_in_use += u64::from(entry.tenant.quota.weight);
-        }
-        entry.endpoints.insert(endpoint.id, endpoint.clone());
-        self.waiting.entry(no).or_insert(0);
-        self.endpoints.insert(endpoint.id, EndpointEntry { no, endpoint });
-    }
-
-    /// Shows how an endpoint is doing. What it wants has not changed, so the
-    /// indexes by type need not be touched: this may happen at every attempt.
-    pub(super) fn show_health(&mut self, id: EndpointId, health: Health) {
-        let Some(entry) = self.endpoints.get_mut(&id) else { return };
-        Arc::make_mut(&mut entry.endpoint).health = health;
-        let endpoint = entry.endpoint.clone();
-        if let Some(tenant) = self.tenants.get_mut(&endpoint.tenant) {
-            tenant.endpoints.insert(id, endpoint);
-        }
-    }
-
-    fn remove_endpoint(&mut self, id: EndpointId) {
-        let Some(old) = self.endpoints.remove(&id) else { return };
-        let Some(entry) = self.tenants.get_mut(&old.endpoint.tenant) else { return };
-        entry.endpoints.remove(&id);
-        if entry.endpoints.is_empty() {
-            self.weight_in_use -= u64::from(entry.tenant.quota.weight);
-        }
-        entry.by_pattern.retain(|other| *other != id);
-        for exact in &old.endpoint.settings.event_types {
-            if let Some(ids) = entry.by_type.get_mut(exact) {
-                ids.retain(|other| *other != id);
-                if ids.is_empty() {
-                    entry.by_type.remove(exact);
-                }
-            }
-        }
-    }
-
-    /// The endpoints that want an event.
-    pub fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
-        let Some(entry) = self.tenants.get(&event.tenant) else {
-            return Err(Error::NotFound("tenant"));
+/// Reads everything that is not deleted.
+pub fn load(db: &Connection) -> rusqlite::Result<Index> {
+    let mut index = Index::default();
+    let mut by_no = HashMap::new();
+    let mut rows =
+        db.prepare("SELECT no, id, name, defaults, created_at, quota FROM tenants WHERE deleted_at IS NULL")?;
+    let mut rows = rows.query([])?;
+    while let Some(row) = rows.next()? {
+        let tenant = Tenant {
+            id: row.get::<_, String>(1)?.parse().expect("stored tenant ids were checked"),
+            name: row.get(2)?,
+            defaults: from_json(&row.get::<_, String>(3)?),
+            created_at: at(row.get(4)?),
+            quota: from_json(&row.get::<_, String>(5)?),
         };
-        if let Some(named) = &event.endpoints {
-            return named
-                .iter()
-                .map(|id| entry.endpoints.get(id).cloned().ok_or(Error::UnknownEndpoint(*id)))
-                .collect();
-        }
-        let mut data = ParsedData::new(&event.data);
-        let by_type = entry.by_type.get(event.event_type.as_str());
-        let candidates = by_type.into_iter().flatten().chain(&entry.by_pattern);
-        Ok(candidates
-            .filter_map(|id| entry.endpoints.get(id))
-            .filter(|endpoint| endpoint.wants(event, &mut data))
-            .cloned()
-            .collect())
+        by_no.insert(row.get::<_, i64>(0)?, tenant.id.clone());
+        index.put_tenant(row.get(0)?, Arc::new(tenant));
     }
+    let mut secrets = load_secrets(db)?;
+    let mut rows = db.prepare(
+        "SELECT no, id, tenant, settings, standing, created_at, updated_at, quiet_until, health, mailed_at
+             FROM endpoints WHERE deleted_at IS NULL",
+    )?;
+    let mut rows = rows.query([])?;
+    while let Some(row) = rows.next()? {
+        let no: i64 = row.get(0)?;
+        let Some(tenant) = by_no.get(&row.get(2)?) else { continue };
+        let settings: crate::model::endpoint::Settings = from_json(&row.get::<_, String>(3)?);
+        let endpoint = Endpoint {
+            id: EndpointId(uuid_of(row.get(1)?)),
+            tenant: tenant.clone(),
+            policy: settings.retry.filled(),
+            settings,
+            standing: from_json(&row.get::<_, String>(4)?),
+            secrets: secrets.remove(&no).unwrap_or_default(),
+            created_at: at(row.get(5)?),
+            updated_at: at(row.get(6)?),
+            quiet_until: row.get::<_, Option<i64>>(7)?.map(at),
+            health: from_json(&row.get::<_, String>(8)?),
+            mailed_at: row.get::<_, Option<i64>>(9)?.map(at),
+        };
+        index.put_endpoint(no, Arc::new(endpoint));
+    }
+    let mut rows = db.prepare(
+        "SELECT endpoint, count(*) FROM deliveries INDEXED BY deliveries_due WHERE state = 0 GROUP BY endpoint",
+    )?;
+    let mut rows = rows.query([])?;
+    while let Some(row) = rows.next()? {
+        index.count_waiting(row.get(0)?, row.get(1)?);
+    }
+    Ok(index)
 }
 
 fn load_secrets(db: &Connection) -> rusqlite::Result<HashMap<i64, Vec<Secret>>> {
@@ -238,11 +91,11 @@ fn load_secrets(db: &Connection) -> rusqlite::Result<HashMap<i64, Vec<Secret>>> 
 #[async_trait]
 impl Catalog for Embedded {
     fn tenant(&self, id: &TenantId) -> Option<Arc<Tenant>> {
-        self.index().tenants.get(id).map(|entry| entry.tenant.clone())
+        self.index().tenant(id)
     }
 
     fn tenants(&self) -> Vec<Arc<Tenant>> {
-        self.index().tenants.values().map(|entry| entry.tenant.clone()).collect()
+        self.index().tenants()
     }
 
     fn endpoint(&self, tenant: &TenantId, id: EndpointId) -> Option<Arc<Endpoint>> {
@@ -250,28 +103,19 @@ impl Catalog for Embedded {
     }
 
     fn any_endpoint(&self, id: EndpointId) -> Option<Arc<Endpoint>> {
-        self.index().endpoints.get(&id).map(|entry| entry.endpoint.clone())
+        self.index().endpoint(id)
     }
 
     fn endpoints(&self, tenant: &TenantId) -> Vec<Arc<Endpoint>> {
-        let index = self.index();
-        let Some(entry) = index.tenants.get(tenant) else { return Vec::new() };
-        entry.endpoints.values().rev().cloned().collect()
+        self.index().endpoints(tenant)
     }
 
     fn waiting(&self, endpoint: Option<EndpointId>) -> u64 {
-        let index = self.index();
-        match endpoint {
-            None => index.waiting_in_all,
-            Some(id) => {
-                let no = index.endpoints.get(&id).map(|entry| entry.no);
-                no.and_then(|no| index.waiting.get(&no)).copied().unwrap_or(0)
-            }
-        }
+        self.index().waiting(endpoint)
     }
 
     fn weight_in_use(&self) -> u64 {
-        self.index().weight_in_use
+        self.index().weight_in_use()
     }
 
     fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {

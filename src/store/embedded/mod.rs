@@ -14,9 +14,9 @@ use anyhow::{Context, bail};
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::Semaphore;
 
+use super::index::Index;
 use super::{Error, Result};
 use crate::metrics::Commits;
-use catalog::Index;
 use fold::{Folder, Folding};
 use writer::{Writer, failure_of};
 
@@ -96,7 +96,7 @@ impl Embedded {
         let db = Connection::open(&path).with_context(|| format!("cannot open the store {}", path.display()))?;
         prepare(&db, durability).with_context(|| format!("cannot prepare the store {}", path.display()))?;
         migrate(&db, &path)?;
-        let index = Arc::new(RwLock::new(Index::load(&db)?));
+        let index = Arc::new(RwLock::new(catalog::load(&db)?));
         let next_delivery = next_delivery(&db)?;
         let readers = (0..READERS).map(|_| reader(&path)).collect::<rusqlite::Result<Vec<_>>>()?;
         let beside = Connection::open(&path)?;

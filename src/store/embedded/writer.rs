@@ -19,9 +19,9 @@ use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 use tracing::error;
 
-use super::catalog::Index;
 use super::fold::Folding;
 use crate::metrics::Commits;
+use crate::store::index::Index;
 use crate::store::{Error, Result};
 
 /// How many jobs one transaction takes at most, so that the first of them

@@ -61,6 +61,8 @@ CREATE INDEX endpoints_unswept ON posthaste.endpoints (no) WHERE deleted_at IS N
 -- Apart from the endpoint, so that it is no change of the catalogue.
 CREATE TABLE posthaste.health (
     endpoint bigint PRIMARY KEY,
+    life     bigint NOT NULL,                          -- with `serial`, tells the later of two
+    serial   bigint NOT NULL,
     health   text NOT NULL
 ) WITH (fillfactor = 50);
 
@@ -143,7 +145,6 @@ CREATE TABLE posthaste.queue (
     max_age          bigint,                           -- the policy's, when it was last judged
     stumbles         integer NOT NULL DEFAULT 0,       -- how often its processing failed inside the gateway
     stumble          text,                             -- how, the last time
-    last             text,                             -- its last attempt
     due_at           bigint NOT NULL,
     behind           boolean NOT NULL,                 -- a predecessor in its lane holds it back
     look_at          bigint,                           -- when its time may be over
@@ -241,7 +242,7 @@ CREATE TABLE posthaste.finished_rest PARTITION OF posthaste.finished DEFAULT;
 CREATE VIEW posthaste.deliveries AS
     SELECT no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed, expires_at, replayed_at,
            attempts, attempts_before, first_attempt_at, age_from, held_before, not_found, no_such_name,
-           forbidden_target, last_delay, max_age, stumbles, stumble, last, 0::smallint AS state, NULL::smallint AS cause,
+           forbidden_target, last_delay, max_age, stumbles, stumble, NULL::text AS last, 0::smallint AS state, NULL::smallint AS cause,
            due_at, NULL::bigint AS finished_at, behind, urgent
     FROM posthaste.queue
     UNION ALL
@@ -255,7 +256,7 @@ CREATE VIEW posthaste.deliveries AS
            forbidden_target, last_delay, max_age, stumbles, stumble, last, state, cause, due_at, finished_at, false, false
     FROM posthaste.finished;
 
--- Attempts but the last of each delivery, which its own row holds.
+-- Attempts; but the last of what is finished or dead is in its own row.
 CREATE TABLE posthaste.attempts (
     delivery bigint NOT NULL,
     number   integer NOT NULL,

@@ -1,0 +1,178 @@
+//! The shared store: one PostgreSQL, any number of nodes.
+//!
+//! Any node accepts; the owner of a shard alone dispatches its endpoints.
+//! [`accept`] and [`settle`] each have a line of their own that commits
+//! whatever waits together; [`membership`] holds this node's shards and hears
+//! what others do.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
+
+use anyhow::Context;
+use deadpool_postgres::{Object, Pool};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::index::Index;
+use super::seal::Seal;
+use super::{Result, Tiding};
+use crate::metrics::Commits;
+use membership::Owned;
+use numbers::Numbers;
+use tx::{Tx, connection};
+
+mod accept;
+mod catalog;
+mod change;
+mod connect;
+mod due;
+mod endpoint;
+mod forget;
+mod history;
+mod lane;
+mod line;
+mod membership;
+mod migrate;
+mod news;
+mod numbers;
+mod overdue;
+mod partitions;
+mod queue;
+mod rows;
+mod settle;
+mod settle_one;
+mod sweep;
+mod tx;
+
+/// How to open a shared store.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Where the database is.
+    pub url: String,
+    /// How long a node that is not heard of keeps its shards.
+    pub lease: Duration,
+    /// What this node calls itself.
+    pub name: String,
+    /// What secrets are sealed with.
+    pub seal: Seal,
+    /// What counts the commits.
+    pub commits: Arc<Commits>,
+    /// How many connections it may use.
+    pub connections: usize,
+}
+
+impl Options {
+    /// The usual ones.
+    pub fn new(url: &str, seal: Seal) -> Self {
+        Self {
+            url: url.into(),
+            lease: Duration::from_secs(15),
+            name: format!("process {}", std::process::id()),
+            seal,
+            commits: Arc::default(),
+            connections: 16,
+        }
+    }
+}
+
+/// The shared store, as one node has it.
+pub struct Postgres {
+    shared: Arc<Shared>,
+    accepting: line::Line<accept::Job>,
+    settling: line::Line<settle::Job>,
+    chores: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What every part of the store works with.
+struct Shared {
+    pool: Pool,
+    options: Options,
+    index: RwLock<Index>,
+    /// The catalogue's version that the index has.
+    version: AtomicI64,
+    /// What this node owns.
+    owned: Owned,
+    numbers: RwLock<Arc<Numbers>>,
+    /// What the lifecycle is told.
+    told: mpsc::UnboundedSender<Tiding>,
+    listener: Mutex<Option<mpsc::UnboundedReceiver<Tiding>>>,
+    is_answering: AtomicBool,
+    stale_writes: AtomicU64,
+    /// Where reads of what is due may begin, by endpoint.
+    floors: due::Floors,
+}
+
+impl Postgres {
+    /// Connects, brings the tables up to date, joins the cluster and takes
+    /// its share of the shards.
+    pub async fn open(options: Options) -> anyhow::Result<Self> {
+        let pool = connect::pool(&options.url, options.connections)?;
+        {
+            let mut client = pool.get().await.context("cannot reach the database")?;
+            migrate::migrate(&mut client).await?;
+        }
+        let (told, listener) = mpsc::unbounded_channel();
+        let shared = Arc::new(Shared {
+            pool,
+            options,
+            index: RwLock::default(),
+            version: AtomicI64::new(0),
+            owned: Owned::default(),
+            numbers: RwLock::new(Arc::new(Numbers::of(0))),
+            told,
+            listener: Mutex::new(Some(listener)),
+            is_answering: AtomicBool::new(true),
+            stale_writes: AtomicU64::new(0),
+            floors: due::Floors::default(),
+        });
+        shared.fit_key().await?;
+        partitions::ensure(&shared).await?;
+        shared.refresh_catalogue().await?;
+        let membership = membership::join(&shared).await?;
+        let accepting = line::Line::start(shared.clone());
+        let settling = line::Line::start(shared.clone());
+        Ok(Self { shared, accepting, settling, chores: Mutex::new(vec![membership]) })
+    }
+
+    /// Gives up what is owned, if that has not been done, and lets go of the
+    /// connections.
+    pub async fn close(self) {
+        let _ = super::Cluster::leave(&self).await;
+        let chores = std::mem::take(&mut *self.chores.lock().expect("nothing panics while it is held"));
+        for chore in chores {
+            chore.abort();
+            let _ = chore.await;
+        }
+        self.shared.pool.close();
+    }
+}
+
+impl Shared {
+    fn index(&self) -> RwLockReadGuard<'_, Index> {
+        self.index.read().expect("no writer of the catalogue panics")
+    }
+
+    fn index_mut(&self) -> RwLockWriteGuard<'_, Index> {
+        self.index.write().expect("no writer of the catalogue panics")
+    }
+
+    /// A connection for single statements.
+    async fn connection(&self) -> Result<Object> {
+        connection(&self.pool).await
+    }
+
+    /// A transaction.
+    async fn begin(&self) -> Result<Tx> {
+        Tx::begin(&self.pool).await
+    }
+
+    fn numbers(&self) -> Arc<Numbers> {
+        self.numbers.read().expect("nothing panics while it is held").clone()
+    }
+
+    /// A write came too late: its shard has another owner.
+    fn count_stale(&self, writes: u64) {
+        self.stale_writes.fetch_add(writes, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,193 @@
+//! Talking to the server: typed parameters, transactions that never linger,
+//! and what its errors mean.
+
+use std::time::Duration;
+
+use deadpool_postgres::{Object, Pool};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Row};
+use uuid::Uuid;
+
+use crate::store::{Error, Result};
+
+/// Every transaction begins so. A node that freezes inside one must not hold
+/// its locks over the cluster, and a lock that cannot be had is trouble to be
+/// told, not to be waited for. `SET LOCAL`, because a pooler may give the
+/// next transaction another session.
+pub const BEGIN: &str = "BEGIN; SET LOCAL lock_timeout = '5s'; SET LOCAL statement_timeout = '10s'; \
+                         SET LOCAL idle_in_transaction_session_timeout = '5s'";
+
+/// No answer for so long means that the server cannot be reached.
+pub const PATIENCE: Duration = Duration::from_secs(15);
+
+/// A parameter with its type: statements are sent with their types, so that
+/// no prepared statement is needed.
+pub type Bound<'a> = (&'a (dyn ToSql + Sync), Type);
+
+/// Tells the type of a parameter.
+pub trait Sql: ToSql + Sync {
+    /// It.
+    fn sql() -> Type;
+}
+
+macro_rules! sql_types {
+    ($($rust:ty => $one:ident, $many:ident);* $(;)?) => {$(
+        impl Sql for $rust {
+            fn sql() -> Type {
+                Type::$one
+            }
+        }
+        impl Sql for Option<$rust> {
+            fn sql() -> Type {
+                Type::$one
+            }
+        }
+        impl Sql for Vec<$rust> {
+            fn sql() -> Type {
+                Type::$many
+            }
+        }
+        impl Sql for Vec<Option<$rust>> {
+            fn sql() -> Type {
+                Type::$many
+            }
+        }
+    )*};
+}
+sql_types! {
+    i64 => INT8, INT8_ARRAY;
+    i32 => INT4, INT4_ARRAY;
+    i16 => INT2, INT2_ARRAY;
+    bool => BOOL, BOOL_ARRAY;
+    f64 => FLOAT8, FLOAT8_ARRAY;
+    &str => TEXT, TEXT_ARRAY;
+    String => TEXT, TEXT_ARRAY;
+    &[u8] => BYTEA, BYTEA_ARRAY;
+    Vec<u8> => BYTEA, BYTEA_ARRAY;
+    Uuid => UUID, UUID_ARRAY;
+}
+
+/// Binds one parameter.
+pub fn bound<T: Sql>(value: &T) -> Bound<'_> {
+    (value, T::sql())
+}
+
+/// The parameters of a statement, each with its type.
+macro_rules! bind {
+    ($($value:expr),* $(,)?) => { &[$($crate::store::postgres::tx::bound(&$value)),*] };
+}
+pub(crate) use bind;
+
+/// Takes a connection from the pool.
+pub async fn connection(pool: &Pool) -> Result<Object> {
+    pool.get().await.map_err(|problem| Error::Unavailable(format!("the database cannot be reached: {problem}")))
+}
+
+/// A transaction on a connection of its own. Dropped before its end, the
+/// connection is closed with it, so that nothing half done goes back to the
+/// pool.
+pub struct Tx {
+    client: Option<Object>,
+}
+
+impl Tx {
+    /// Begins one.
+    pub async fn begin(pool: &Pool) -> Result<Self> {
+        let tx = Self::open(pool).await?;
+        patiently(tx.client().batch_execute(BEGIN)).await?;
+        Ok(tx)
+    }
+
+    /// Begins one that only reads, at one moment.
+    pub async fn begin_reading(pool: &Pool) -> Result<Self> {
+        let tx = Self::open(pool).await?;
+        let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = '10s'";
+        patiently(tx.client().batch_execute(begin)).await?;
+        Ok(tx)
+    }
+
+    /// A connection for a transaction whose `BEGIN` goes out with its first
+    /// statements.
+    pub async fn open(pool: &Pool) -> Result<Self> {
+        Ok(Self { client: Some(connection(pool).await?) })
+    }
+
+    /// The connection itself, to send several statements at once.
+    pub fn client(&self) -> &Client {
+        self.client.as_ref().expect("it is there until the end")
+    }
+
+    /// Reads rows.
+    pub async fn query(&self, sql: &str, bound: &[Bound<'_>]) -> Result<Vec<Row>> {
+        patiently(self.client().query_typed(sql, bound)).await
+    }
+
+    /// Reads at most one row.
+    pub async fn query_opt(&self, sql: &str, bound: &[Bound<'_>]) -> Result<Option<Row>> {
+        patiently(self.client().query_typed_opt(sql, bound)).await
+    }
+
+    /// Writes; returns how many rows.
+    pub async fn execute(&self, sql: &str, bound: &[Bound<'_>]) -> Result<u64> {
+        patiently(self.client().execute_typed(sql, bound)).await
+    }
+
+    /// Makes it durable. An error leaves open whether it is.
+    pub async fn commit(mut self) -> Result<()> {
+        patiently(self.client().batch_execute("COMMIT")).await?;
+        self.client = self.client.take().inspect(|_| ());
+        self.done();
+        Ok(())
+    }
+
+    /// Takes everything back.
+    pub async fn roll_back(mut self) {
+        if patiently(self.client().batch_execute("ROLLBACK")).await.is_ok() {
+            self.done();
+        }
+    }
+
+    /// The transaction has ended; the connection may be used again.
+    pub fn done(&mut self) {
+        drop(self.client.take());
+    }
+}
+
+impl Drop for Tx {
+    fn drop(&mut self) {
+        if let Some(client) = self.client.take() {
+            drop(Object::take(client));
+        }
+    }
+}
+
+/// Waits for an answer, but not for ever.
+pub async fn patiently<T>(answer: impl Future<Output = std::result::Result<T, tokio_postgres::Error>>) -> Result<T> {
+    match tokio::time::timeout(PATIENCE, answer).await {
+        Ok(answer) => answer.map_err(|problem| failure_of(&problem)),
+        Err(_) => Err(Error::Unavailable(format!("the database did not answer for {} s", PATIENCE.as_secs()))),
+    }
+}
+
+/// What a problem means for the caller.
+pub fn failure_of(problem: &tokio_postgres::Error) -> Error {
+    let words = match problem.as_db_error() {
+        Some(told) => format!("the database says: {} ({})", told.message(), told.code().code()),
+        None => format!("the database cannot be reached: {}", chain(problem)),
+    };
+    match problem.code() {
+        Some(code) if *code == SqlState::DISK_FULL => Error::Full(words),
+        _ => Error::Unavailable(words),
+    }
+}
+
+/// Whether a number was given twice: another try gets another.
+pub fn is_taken(problem: &Error) -> bool {
+    matches!(problem, Error::Unavailable(words) if words.ends_with("(23505)"))
+}
+
+fn chain(problem: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(problem.source(), |cause| cause.source());
+    std::iter::once(problem.to_string()).chain(causes.map(|cause| cause.to_string())).collect::<Vec<_>>().join(": ")
+}
