@@ -26,6 +26,7 @@ mod cluster;
 mod codes;
 pub mod embedded;
 mod index;
+pub mod moved;
 pub mod seal;
 
 pub use changes::{Change, Changed, ChangedEndpoint, EndpointChange, Notice, Stop};
@@ -402,6 +403,9 @@ pub trait Catalog: Send + Sync {
     async fn note(&self, name: &'static str) -> Result<Option<String>>;
     /// Writes such a fact.
     async fn set_note(&self, name: &'static str, value: String) -> Result<()>;
+    /// Writes such a fact if there is none of that name, and returns the one
+    /// that stands there now: of several that write at once, one is first.
+    async fn note_once(&self, name: &'static str, value: String) -> Result<String>;
 }
 
 /// Answers questions about what was.
