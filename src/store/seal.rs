@@ -10,7 +10,8 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
@@ -20,10 +21,23 @@ const KEY_BYTES: usize = 32;
 const ID_BYTES: usize = 4;
 
 /// The master key, ready to use.
+#[derive(Clone)]
 pub struct Seal {
-    key: RandomizedNonceKey,
+    key: Arc<RandomizedNonceKey>,
     id: [u8; ID_BYTES],
     check: String,
+    file: Option<PathBuf>,
+}
+
+/// What is there was sealed under another key.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the master key{} does not fit this database, whose secrets are sealed under another; copy the master-key file of \
+     the node that first used it, and name it with --master-key-file", .file.as_ref().map(|file| format!(" in {}", file.display())).unwrap_or_default()
+)]
+pub struct WrongKey {
+    /// Where the wrong key is.
+    pub file: Option<PathBuf>,
 }
 
 impl Seal {
@@ -37,7 +51,7 @@ impl Seal {
         let mut id = [0; ID_BYTES];
         id.copy_from_slice(&derived("posthaste: id, 1").as_ref()[..ID_BYTES]);
         let check = hex(derived("posthaste: check, 1").as_ref());
-        Self { key, id, check }
+        Self { key: Arc::new(key), id, check, file: None }
     }
 
     /// Reads the key from a file, or makes one and writes it there. Tells
@@ -59,7 +73,7 @@ impl Seal {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read the master key from {}", path.display()))?;
         match from_hex(text.trim()) {
-            Some(key) => Ok(Self::from_key(key)),
+            Some(key) => Ok(Self { file: Some(path.to_owned()), ..Self::from_key(key) }),
             None => bail!(
                 "the master key file {} does not hold 64 hexadecimal digits; restore it from where you keep it",
                 path.display()
@@ -96,6 +110,12 @@ impl Seal {
     /// Whether that text was made by this key.
     pub fn fits(&self, check: &str) -> bool {
         constant_time::verify_slices_are_equal(self.check.as_bytes(), check.trim().as_bytes()).is_ok()
+    }
+
+    /// Refuses to work with what another key sealed, naming the file of this
+    /// one and the way out.
+    pub fn must_fit(&self, check: &str) -> Result<(), WrongKey> {
+        if self.fits(check) { Ok(()) } else { Err(WrongKey { file: self.file.clone() }) }
     }
 }
 
@@ -194,6 +214,9 @@ mod tests {
         let (second, is_made) = Seal::load_or_create(&path).unwrap();
         assert!(!is_made && second.fits(&first.check()));
         assert!(Seal::read(&path).unwrap().fits(&first.check()));
+        assert_eq!(second.must_fit(&first.check()), Ok(()));
+        let why = second.must_fit(&seal(1).check()).unwrap_err().to_string();
+        assert!(why.contains(&path.display().to_string()) && why.contains("--master-key-file"), "{why}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
     }
 

@@ -10,6 +10,7 @@ use tokio_postgres::{Client, Transaction};
 use tracing::{info, warn};
 
 use super::connect::told;
+use crate::store::moved::{HALF_MOVED, MOVING_NOTE};
 
 const MIGRATIONS: &[&str] = &[include_str!("migrations/0001.sql")];
 
@@ -21,14 +22,24 @@ const LOCK: i64 = 0x706f_7374_6861_7374;
 const VERSION_MIN: i32 = 150_000;
 
 /// Creates or brings up to date the schema `posthaste`. Refuses a server that
-/// is too old, a standby, and a database that a newer posthaste has changed;
-/// says aloud when the server may lose what it has confirmed.
+/// is too old, a standby, a database that a newer posthaste has changed, and
+/// one that is being filled from elsewhere; says aloud when the server may
+/// lose what it has confirmed.
 pub async fn migrate(client: &mut Client) -> anyhow::Result<()> {
+    bring_up(client).await?;
+    let sql = "SELECT 1 FROM posthaste.notes WHERE name = $1";
+    let moving = client.query_typed(sql, &[(&MOVING_NOTE, Type::TEXT)]).await;
+    let moving = moving.map_err(|problem| anyhow!("cannot read the database: {}", told(&problem)))?;
+    if moving.is_empty() { Ok(()) } else { bail!("{HALF_MOVED}") }
+}
+
+/// Does the same to a database that may be half filled.
+pub async fn bring_up(client: &mut Client) -> anyhow::Result<()> {
+    check_server(client).await?;
     to_version(client, MIGRATIONS).await
 }
 
 async fn to_version(client: &mut Client, migrations: &[&str]) -> anyhow::Result<()> {
-    check_server(client).await?;
     let failed = |problem: tokio_postgres::Error| anyhow!("cannot prepare the database: {}", told(&problem));
     let transaction = client.transaction().await.map_err(failed)?;
     lock(&transaction).await?;
