@@ -242,6 +242,9 @@ impl Catalog for Stumbling {
     async fn set_note(&self, name: &'static str, value: String) -> Result<()> {
         self.call(async move |store| store.set_note(name, value).await).await
     }
+    async fn note_once(&self, name: &'static str, value: String) -> Result<String> {
+        self.call(async move |store| store.note_once(name, value).await).await
+    }
 }
 
 #[async_trait]
