@@ -11,6 +11,7 @@ mod ownership;
 mod patience;
 mod retention;
 mod seats;
+mod storm;
 mod stumbling;
 mod trouble;
 mod world;

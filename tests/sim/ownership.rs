@@ -14,14 +14,17 @@ use posthaste::lifecycle::cluster;
 use posthaste::lifecycle::deliver::send::Sender;
 use posthaste::lifecycle::deliver::sign::Request;
 use posthaste::lifecycle::dispatch::Dispatcher;
+use posthaste::lifecycle::dispatch::limits::Hold;
 use posthaste::lifecycle::expire::{self, Expiry};
+use posthaste::lifecycle::felt::{About, felt};
 use posthaste::lifecycle::intake::Intake;
 use posthaste::lifecycle::mail::Postmaster;
 use posthaste::lifecycle::space::Space;
 use posthaste::lifecycle::tell::Teller;
+use posthaste::lifecycle::waiting::outlooks;
 use posthaste::metrics::{Gauges, Metrics};
 use posthaste::model::attempt::{Answer, Response, Timings};
-use posthaste::model::delivery::{Delivery, State, after};
+use posthaste::model::delivery::{Delivery, State, WaitingFor, after};
 use posthaste::model::endpoint::{Endpoint, Settings};
 use posthaste::model::id::{EndpointId, SecretId};
 use posthaste::model::pace::Rate;
@@ -30,11 +33,8 @@ use posthaste::model::span::Span;
 use posthaste::model::tenant::Quota;
 use posthaste::store::embedded::{Durability, Embedded};
 use posthaste::store::{Catalog, Change, Error, Store, Tiding, Together};
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 
-use super::moody::{Ledger, Moody};
 use super::seats::{LEASE, Table};
 use super::stumbling::Stumbling;
 use super::world::{endpoint, limits, tenant, tenant_record};
@@ -97,16 +97,16 @@ impl Sender for Line {
 }
 
 /// A few nodes that share a store.
-struct Cluster {
-    table: Arc<Table>,
+pub struct Cluster {
+    pub table: Arc<Table>,
     nodes: Vec<Arc<Gateway>>,
-    clock: Arc<dyn Clock>,
-    began: Timestamp,
-    endpoints: Vec<EndpointId>,
+    pub clock: Arc<dyn Clock>,
+    pub began: Timestamp,
+    pub endpoints: Vec<EndpointId>,
 }
 
 impl Cluster {
-    async fn send(&self, node: usize, id: &str, key: Option<&str>) {
+    pub async fn send(&self, node: usize, id: &str, key: Option<&str>) {
         self.send_to(node, id, key, None).await;
     }
 
@@ -124,7 +124,7 @@ impl Cluster {
         accept(&self.nodes[node], &tenant(), vec![submission], Together::All).await.unwrap();
     }
 
-    async fn until(&self, span: Duration) {
+    pub async fn until(&self, span: Duration) {
         self.clock.sleep_until(after(self.began, span)).await;
     }
 
@@ -144,7 +144,7 @@ impl Cluster {
     }
 
     /// Moves shards from one node to another, as it is done in peace.
-    async fn hand_over(&self, from: usize, to: usize, shards: &[Shard]) {
+    pub async fn hand_over(&self, from: usize, to: usize, shards: &[Shard]) {
         self.table.want(from, shards).await.expect("they are given");
         self.table.take(from, shards);
         self.table.give(to, shards, true).await;
@@ -177,7 +177,7 @@ fn start(store: Stumbling, sender: Arc<dyn Sender>, clock: &Arc<dyn Clock>, seed
 
 /// Lives with so many nodes, and endpoints of these settings, each in a shard
 /// of its own.
-fn live(
+pub fn live(
     nodes: usize,
     settings: Vec<Value>,
     sender: impl Fn(usize, &Arc<dyn Clock>, Timestamp) -> Arc<dyn Sender>,
@@ -249,6 +249,10 @@ fn ids(calls: &[Call]) -> Vec<(&str, usize)> {
     calls.iter().map(|call| (call.id.as_str(), call.node)).collect()
 }
 
+fn capped(max_in_flight: usize) -> Value {
+    json!({"url": "https://receiver.example/", "max_in_flight": max_in_flight})
+}
+
 fn plain() -> Value {
     json!({"url": "https://receiver.example/"})
 }
@@ -278,28 +282,23 @@ fn only_the_owner_delivers_whoever_accepts() {
 #[test]
 fn a_wanted_shard_starts_nothing_more_and_goes_once_nothing_of_it_is_in_flight() {
     let takes = |id: &str| if id == "slow" { 9 * SECOND } else { SECOND / 10 };
-    live_calmly(
-        2,
-        vec![json!({"url": "https://receiver.example/", "max_in_flight": 2})],
-        takes,
-        async |cluster, receiver| {
-            cluster.table.give(0, &cluster.shard(), false).await;
-            for (id, key) in [("slow", "k"), ("behind", "k"), ("a", "a"), ("b", "b"), ("c", "c")] {
-                cluster.send(0, id, Some(key)).await;
-            }
-            let began = cluster.clock.now();
-            cluster.hand_over(0, 1, &cluster.shard()).await;
-            let took = cluster.clock.now().duration_since(began).unsigned_abs();
-            assert!((8 * SECOND..10 * SECOND).contains(&took), "the slow one is waited for: {took:?}");
-            cluster.until(20 * SECOND).await;
-            let seen = calls(receiver);
-            assert_eq!(ids(&seen)[..2], [("slow", 0), ("a", 0)], "what was open");
-            let mut rest = ids(&seen[2..]);
-            rest.sort_unstable();
-            assert_eq!(rest, [("b", 1), ("behind", 1), ("c", 1)], "each once, and there");
-            assert!(seen.iter().all(|call| call.is_answered));
-        },
-    );
+    live_calmly(2, vec![capped(2)], takes, async |cluster, receiver| {
+        cluster.table.give(0, &cluster.shard(), false).await;
+        for (id, key) in [("slow", "k"), ("behind", "k"), ("a", "a"), ("b", "b"), ("c", "c")] {
+            cluster.send(0, id, Some(key)).await;
+        }
+        let began = cluster.clock.now();
+        cluster.hand_over(0, 1, &cluster.shard()).await;
+        let took = cluster.clock.now().duration_since(began).unsigned_abs();
+        assert!((8 * SECOND..10 * SECOND).contains(&took), "the slow one is waited for: {took:?}");
+        cluster.until(20 * SECOND).await;
+        let seen = calls(receiver);
+        assert_eq!(ids(&seen)[..2], [("slow", 0), ("a", 0)], "what was open");
+        let mut rest = ids(&seen[2..]);
+        rest.sort_unstable();
+        assert_eq!(rest, [("b", 1), ("behind", 1), ("c", 1)], "each once, and there");
+        assert!(seen.iter().all(|call| call.is_answered));
+    });
 }
 
 #[test]
@@ -486,32 +485,60 @@ fn a_tenants_rate_is_one_over_all_nodes() {
 #[test]
 fn what_a_person_does_elsewhere_is_in_force_at_the_owner_before_it_is_answered() {
     let takes = |_: &str| 2 * SECOND;
-    live_calmly(
-        2,
-        vec![json!({"url": "https://receiver.example/", "max_in_flight": 1})],
-        takes,
-        async |cluster, receiver| {
-            cluster.table.give(1, &cluster.shard(), false).await;
-            for id in ["open", "cancelled", "last"] {
-                cluster.send(1, id, None).await;
+    live_calmly(2, vec![capped(1)], takes, async |cluster, receiver| {
+        cluster.table.give(1, &cluster.shard(), false).await;
+        for id in ["open", "cancelled", "last"] {
+            cluster.send(1, id, None).await;
+        }
+        cluster.until(SECOND).await;
+        cluster.change(0, "cancelled", Change::Cancel).await.unwrap();
+        let refused = cluster.change(0, "open", Change::RetryNow).await;
+        assert!(matches!(&refused, Err(Error::WrongState(words)) if words.contains("in flight")), "{refused:?}");
+        cluster.until(10 * SECOND).await;
+        assert_eq!(ids(&calls(receiver)), [("open", 1), ("last", 1)]);
+        cluster.change(0, "cancelled", Change::Replay).await.unwrap();
+        cluster.until(13 * SECOND).await;
+        assert_eq!(ids(&calls(receiver))[2..], [("cancelled", 1)], "at once");
+        // Nobody owns it: that is for whoever comes next.
+        cluster.table.take(1, &cluster.shard());
+        cluster.change(0, "cancelled", Change::Replay).await.unwrap();
+        cluster.table.give(0, &cluster.shard(), true).await;
+        cluster.until(20 * SECOND).await;
+        assert_eq!(ids(&calls(receiver))[3..], [("cancelled", 0)]);
+    });
+}
+
+#[test]
+fn any_node_shows_what_the_owner_feels() {
+    let takes = |_: &str| 2 * SECOND;
+    live_calmly(3, vec![capped(1), capped(1)], takes, async |cluster, _| {
+        let shards = cluster.endpoints.iter().map(|id| Shard::of(&tenant(), *id)).collect::<Vec<_>>();
+        cluster.table.give(1, &shards[..1], false).await;
+        cluster.table.give(2, &shards[1..], false).await;
+        for id in ["open", "waits"] {
+            cluster.send(0, id, Some("k")).await;
+        }
+        cluster.until(SECOND).await;
+        for node in 0..3 {
+            let gateway = &cluster.nodes[node];
+            for (event, is_in_flight, waiting_for) in [("open", true, None), ("waits", false, Some(WaitingFor::Key))] {
+                let id = event.parse().unwrap();
+                let deliveries = gateway.store.event_deliveries(&tenant(), &id).await.unwrap().unwrap();
+                assert_eq!(deliveries.len(), 2);
+                for seen in outlooks(gateway, &deliveries).await {
+                    assert_eq!((seen.is_in_flight, seen.waiting_for), (is_in_flight, waiting_for), "{event}, {node}");
+                }
             }
-            cluster.until(SECOND).await;
-            cluster.change(0, "cancelled", Change::Cancel).await.unwrap();
-            let refused = cluster.change(0, "open", Change::RetryNow).await;
-            assert!(matches!(&refused, Err(Error::WrongState(words)) if words.contains("in flight")), "{refused:?}");
-            cluster.until(10 * SECOND).await;
-            assert_eq!(ids(&calls(receiver)), [("open", 1), ("last", 1)]);
-            cluster.change(0, "cancelled", Change::Replay).await.unwrap();
-            cluster.until(13 * SECOND).await;
-            assert_eq!(ids(&calls(receiver))[2..], [("cancelled", 1)], "at once");
-            // Nobody owns it: that is for whoever comes next.
-            cluster.table.take(1, &cluster.shard());
-            cluster.change(0, "cancelled", Change::Replay).await.unwrap();
-            cluster.table.give(0, &cluster.shard(), true).await;
-            cluster.until(20 * SECOND).await;
-            assert_eq!(ids(&calls(receiver))[3..], [("cancelled", 0)]);
-        },
-    );
+            let about = cluster.endpoints.iter().map(|id| About::endpoint(&tenant(), *id)).collect();
+            let felt = felt(gateway, about).await;
+            assert_eq!(felt.len(), 2);
+            assert!(felt.values().all(|felt| felt.waiting == 2 && felt.hold == Hold::Slot), "{node}: {felt:?}");
+        }
+        // Without an owner there is only what is written down.
+        cluster.table.take(2, &shards[1..]);
+        let felt = felt(&cluster.nodes[0], vec![About::endpoint(&tenant(), cluster.endpoints[1])]).await;
+        assert_eq!(felt[&cluster.endpoints[1]].hold, Hold::Free);
+    });
 }
 
 #[test]
@@ -526,80 +553,4 @@ fn a_node_that_stops_leaves_nothing_open_behind() {
         assert_eq!(seen[0].ended, Some(2 * SECOND), "it is cut off before others may begin with it");
         assert_eq!(cluster.delivery("slow").await.progress.attempts, 0);
     });
-}
-
-/// Everyone's moods, and a hand that moves shards about: in peace, by taking
-/// them away, and by cutting nodes off until their leases end.
-#[test]
-fn a_day_of_moves_loses_nothing_and_keeps_order_caps_and_quiet() {
-    for seed in 1..9 {
-        println!("seed {seed}");
-        let ledger: Arc<Mutex<Ledger>> = Arc::default();
-        let settings = ["", "", "in-order", ""].iter().enumerate().map(|(n, path)| {
-            let ordering = if *path == "in-order" { "endpoint" } else { "key" };
-            let retry = json!({"max_attempts": 60, "max_age": "72h"});
-            json!({"url": format!("https://receiver-{n}.example/{path}"), "max_in_flight": 3, "ordering": ordering, "retry": retry})
-        });
-        let judge = ledger.clone();
-        let sender = move |node: usize, clock: &Arc<dyn Clock>, began| -> Arc<dyn Sender> {
-            let healed_at = after(began, Duration::from_secs(2 * 86_400));
-            Arc::new(Moody::new(judge.clone(), clock.clone(), seed * 10 + node as u64, 3, healed_at))
-        };
-        live(3, settings.collect(), sender, async |cluster| storm(cluster, seed).await);
-        let ledger = ledger.lock().unwrap();
-        assert!(ledger.violations.is_empty(), "seed {seed}: {:#?}", ledger.violations);
-        assert_eq!(ledger.received.len(), 4 * 150, "seed {seed}: all have arrived");
-        assert!(ledger.cut_off > 5, "seed {seed}: {} were cut off", ledger.cut_off);
-    }
-}
-
-async fn storm(cluster: &Cluster, seed: u64) {
-    let mut chance = StdRng::seed_from_u64(seed);
-    let shards: Vec<Shard> = cluster.endpoints.iter().map(|id| Shard::of(&tenant(), *id)).collect();
-    for shard in &shards {
-        cluster.table.give(chance.random_range(0..3), &[*shard], false).await;
-    }
-    let mut at = Duration::ZERO;
-    for n in 0..150 {
-        at += Duration::from_millis(chance.random_range(0..600_000));
-        cluster.until(at).await;
-        let key = (chance.random::<f64>() < 0.7).then(|| format!("k{}", chance.random_range(0..6)));
-        cluster.send(chance.random_range(0..3), &format!("e{n}"), key.as_deref()).await;
-        if chance.random::<f64>() < 0.7 {
-            // While its requests are on the wire.
-            let soon = Duration::from_millis(chance.random_range(0..4_000));
-            cluster.clock.sleep_until(after(cluster.clock.now(), soon)).await;
-            let shard = shards[chance.random_range(0..shards.len())];
-            move_one(cluster, shard, &mut chance).await;
-        }
-        at = at.max(cluster.clock.now().duration_since(cluster.began).unsigned_abs());
-    }
-    // Until everyone is well, and a while longer.
-    cluster.until(Duration::from_secs(3 * 86_400)).await;
-}
-
-async fn move_one(cluster: &Cluster, shard: Shard, chance: &mut StdRng) {
-    let (Some(from), to) = (cluster.table.owner(shard), chance.random_range(0..3)) else { return };
-    match chance.random_range(0..3) {
-        0 => cluster.hand_over(from, to, &[shard]).await,
-        1 => {
-            // Taken away, and told at once: as after a hiccup.
-            cluster.table.take(from, &[shard]);
-            cluster.table.give(to, &[shard], true).await;
-        }
-        _ => {
-            // Cut off from the store: its lease ends before anyone else's begins.
-            cluster.table.cut_off(from);
-            let ends = after(cluster.clock.now(), LEASE);
-            cluster.clock.sleep_until(ends).await;
-            let all: Vec<Shard> = Shard::all().filter(|shard| cluster.table.owner(*shard) == Some(from)).collect();
-            cluster.table.steal(&all);
-            for shard in &all {
-                cluster.table.give((from + 1 + chance.random_range(0..2)) % 3, &[*shard], true).await;
-            }
-            cluster.clock.sleep_until(after(ends, Duration::from_millis(chance.random_range(0..5_000)))).await;
-            cluster.table.take(from, &all);
-            cluster.table.renew(from);
-        }
-    }
 }
