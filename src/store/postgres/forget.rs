@@ -64,9 +64,13 @@ async fn forget_rest(shared: &Shared, horizon: &Horizon) -> Result<Forgotten> {
     let column = |index: usize| -> Vec<i64> { old.iter().map(|row| row.get(index)).collect() };
     let (events, first, end) = (column(0), column(1), column(2));
     let tx = shared.begin().await?;
-    let gone = tx.query(include_str!("sql/forget_finished.sql"), bind![first, end, accepted_before]).await?;
+    let gone = tx.query(include_str!("sql/old_finished.sql"), bind![first, end, accepted_before]).await?;
+    let gone: Vec<i64> = gone.iter().map(|row| row.get(0)).collect();
+    if !gone.is_empty() {
+        tx.execute(include_str!("sql/forget_finished.sql"), bind![gone]).await?;
+    }
     forgotten.deliveries = gone.len();
-    forget_attempts(&tx, gone.iter().map(|row| row.get(0)).collect()).await?;
+    forget_attempts(&tx, gone).await?;
     let gone = tx.query_opt(include_str!("sql/forget_events.sql"), bind![events, accepted_before]).await?;
     forgotten.events = gone.map_or(0, |row| row.get::<_, i64>(0) as usize);
     tx.commit().await?;

@@ -1,19 +1,8 @@
--- Forgets deliveries of these events that finished long ago.
+-- Forgets these deliveries.
 --
--- Two nodes at once: a row that a person is replaying at this moment is
--- locked, and stepped over; one that is locked here is gone for a replay that
--- comes later.
+-- Two nodes at once: they are locked by this transaction.
 --
--- Served by: the primary key of finished, a run of numbers per event.
+-- Served by: the primary key of finished, in the days that hold the numbers.
 --
--- $1 the first number of each run, $2 the number after each run, $3 finished
--- before this
-WITH old AS MATERIALIZED (
-    SELECT f.no FROM unnest($1::bigint[], $2::bigint[]) AS r (first, after)
-    CROSS JOIN LATERAL (
-        SELECT f.no FROM posthaste.finished f
-        WHERE f.no >= r.first AND f.no < r.after AND f.finished_at < $3
-        FOR UPDATE SKIP LOCKED
-    ) f
-)
-DELETE FROM posthaste.finished f WHERE f.no = ANY (ARRAY(SELECT no FROM old)) RETURNING f.no
+-- $1 deliveries
+DELETE FROM posthaste.finished f WHERE f.no = ANY ($1)

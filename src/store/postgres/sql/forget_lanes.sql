@@ -12,8 +12,12 @@ WITH looked AS MATERIALIZED (
     SELECT l.endpoint, l.lane FROM posthaste.lanes l WHERE (l.endpoint, l.lane) > ($1, $2)
     ORDER BY l.endpoint, l.lane LIMIT $3
 ), idle AS MATERIALIZED (
-    SELECT l.endpoint, l.lane FROM looked k JOIN posthaste.lanes l ON l.endpoint = k.endpoint AND l.lane = k.lane
-    WHERE l.head IS NULL AND l.touched_at < $4 FOR UPDATE OF l SKIP LOCKED
+    SELECT l.endpoint, l.lane FROM looked k
+    CROSS JOIN LATERAL (
+        SELECT l.endpoint, l.lane FROM posthaste.lanes l
+        WHERE l.endpoint = k.endpoint AND l.lane = k.lane AND l.head IS NULL AND l.touched_at < $4
+        FOR UPDATE SKIP LOCKED
+    ) l
 ), gone AS (
     DELETE FROM posthaste.lanes l USING idle i WHERE l.endpoint = i.endpoint AND l.lane = i.lane
 )
