@@ -4,7 +4,6 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +19,7 @@ use crate::api::{self, Doors, auth};
 use crate::clock::{Clock, SystemClock};
 use crate::config::{Bytes, Settings, Smtp};
 use crate::lifecycle::Gateway;
+use crate::lifecycle::cluster;
 use crate::lifecycle::deliver::connect::Connector;
 use crate::lifecycle::deliver::guard::Guard;
 use crate::lifecycle::deliver::send::HttpSender;
@@ -36,11 +36,16 @@ use crate::metrics::Metrics;
 use crate::model::health::Quarantine;
 use crate::model::id::TenantId;
 use crate::model::tenant::{Defaults, Quota, Tenant};
-use crate::store::embedded::{Durability, Embedded};
-use crate::store::{Catalog, Store};
+use crate::store::Store;
+use kept::Kept;
+
+mod kept;
 
 const ADMIN_TOKEN_FILE: &str = "admin-token";
 const ADMIN_TOKEN_NOTE: &str = "admin_token_sha256";
+
+/// How soon a node hears that another has made a new admin token.
+const ADMIN_TOKEN_LOOK: Duration = Duration::from_secs(5);
 
 /// A running gateway.
 pub struct App {
@@ -48,7 +53,9 @@ pub struct App {
     pub address: SocketAddr,
     /// The admin token, when this start made it.
     pub new_token: Option<String>,
-    store: Arc<Embedded>,
+    /// Where the store is, in words.
+    pub place: String,
+    kept: Kept,
     gateway: Arc<Gateway>,
     doors: Arc<Doors>,
     stop_serving: oneshot::Sender<()>,
@@ -67,16 +74,14 @@ impl App {
         let address = listener.local_addr()?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let mail = Postmaster::new(post(settings, &clock)?, clock.clone());
-        let folder = settings.data.0.clone();
         let metrics = Arc::new(Metrics::new(clock.now()));
-        let store = Embedded::open_counted(&folder, Durability::Synced, metrics.commits())?;
-        ensure_tenants(&store, clock.as_ref()).await?;
-        let (admin, new_token) = admin_token(&store, &folder, is_token_renewed).await?;
+        let kept = Kept::open(settings, metrics.commits()).await?;
+        let shared = kept.store();
+        ensure_tenants(shared.as_ref(), clock.as_ref()).await?;
+        let (admin, new_token) = admin_token(shared.as_ref(), &settings.data.0, is_token_renewed).await?;
 
-        let store = Arc::new(store);
         let guard = Arc::new(Guard::allowing(settings.allow_egress.0.clone()));
         let sender = Arc::new(HttpSender::new(Connector::new(guard.clone())?, settings.max_in_flight.0));
-        let shared: Arc<dyn Store> = store.clone();
         let expiry = Arc::new(Expiry::new(settings.hold_max));
         let limits = limits(settings);
         let teller = Teller::new(shared.clone(), mail.clone(), metrics.clone(), clock.clone());
@@ -89,25 +94,34 @@ impl App {
             limits,
             rand::random(),
         );
-        let space = Space::watching(folder, settings.disk_reserve.0);
+        let space = match kept.is_shared() {
+            false => Space::watching(settings.data.0.clone(), settings.disk_reserve.0),
+            // The database's disk is elsewhere; it says itself when it is full.
+            true => Space::endless(),
+        };
         let intake = Intake::new(bytes(settings.ingest_memory), settings.ingest_waiting.0);
         let gateway =
             Arc::new(Gateway { store: shared, dispatcher, expiry, clock, space, intake, mail, teller, metrics });
         gateway.mail.count_in(gateway.metrics.clone());
-        gateway.teller.catch_up();
+        gateway.teller.catch_up(|_| true);
 
         warn_of_forbidden(gateway.store.as_ref(), &guard);
-        let chores = start_chores(&gateway, settings);
+        let mut chores = start_chores(&gateway, settings);
         let event_bytes_max = bytes(settings.max_event_bytes);
         let stopping = AtomicBool::new(false);
+        let admin = auth::Admin::new(admin);
         let doors = Arc::new(Doors { gateway: gateway.clone(), guard, admin, event_bytes_max, stopping });
+        if kept.is_shared() {
+            chores.push(tokio::spawn(watch_admin_token(doors.clone())));
+        }
         let (stop_serving, stop) = oneshot::channel();
         let serving =
             tokio::spawn(api::server::serve(listener, api::router(doors.clone()), stop, settings.stop_timeout.0));
         Ok(Self {
             address,
             new_token,
-            store,
+            place: kept.place().to_owned(),
+            kept,
             gateway,
             doors,
             stop_serving,
@@ -123,8 +137,15 @@ impl App {
         let in_flight = self.gateway.dispatcher.in_flight();
         info!("stopping: no new attempts are started, {in_flight} in flight may finish; a second signal ends them");
         let left = self.gateway.dispatcher.stop(self.stop_timeout).await;
-        if left > 0 {
-            warn!("{left} attempts were still in flight at the deadline; they will be made again at the next start");
+        match left {
+            // Others may go on with it at once, while the last answers are given here.
+            0 => self.kept.leave().await,
+            _ => {
+                warn!("{left} attempts were still in flight at the deadline; they will be made again at the next start")
+            }
+        }
+        if let Err(problem) = self.gateway.store.leave().await {
+            warn!("this node's shards could not be given back, so others take them when its lease ends: {problem}");
         }
         let _ = self.stop_serving.send(());
         let _ = self.serving.await;
@@ -140,11 +161,7 @@ impl App {
         }
         drop(self.doors);
         drop(self.gateway);
-        match Arc::try_unwrap(self.store) {
-            Ok(store) => store.close().await,
-            // Cut-off attempts still hold it; every commit is on disk anyway.
-            Err(_) => warn!("the store is left to be tidied up at the next start"),
-        }
+        self.kept.close().await;
         info!("stopped");
     }
 }
@@ -172,6 +189,7 @@ fn start_chores(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<JoinHandle<(
             }
         }),
         tokio::spawn(expire::run(expiring)),
+        tokio::spawn(cluster::listen(gateway.clone())),
         tokio::spawn(async move {
             retain::run(retaining.store.as_ref(), retaining.clock.as_ref(), retention).await;
         }),
@@ -201,7 +219,8 @@ fn warn_of_forbidden(store: &dyn Store, guard: &Guard) {
     }
 }
 
-async fn ensure_tenants(store: &Embedded, clock: &dyn Clock) -> anyhow::Result<()> {
+/// Several nodes may do this at once: whoever comes later says the same.
+async fn ensure_tenants(store: &dyn Store, clock: &dyn Clock) -> anyhow::Result<()> {
     for (id, name) in [(TenantId::DEFAULT, "Default"), (TenantId::SYSTEM, "About the gateway itself")] {
         let id: TenantId = id.parse()?;
         if store.tenant(&id).is_some() {
@@ -219,34 +238,60 @@ async fn ensure_tenants(store: &Embedded, clock: &dyn Clock) -> anyhow::Result<(
     Ok(())
 }
 
-/// The admin token's hash. The first start makes the token and writes it
-/// beside the store; afterwards only its hash is known.
+/// The admin token's hash, and the token itself if this start made it. There
+/// is one for the whole store: the first start makes it and writes it to its
+/// data directory; afterwards only its hash is known.
 async fn admin_token(
-    store: &Embedded,
+    store: &dyn Store,
     folder: &Path,
     is_renewed: bool,
 ) -> anyhow::Result<(auth::TokenHash, Option<String>)> {
-    let kept = store.note(ADMIN_TOKEN_NOTE).await?;
-    if let Some(hex) = kept.filter(|_| !is_renewed) {
-        let hash = from_hex(&hex)
-            .ok_or_else(|| anyhow!("the store holds a damaged admin token; start once with --new-admin-token"))?;
-        return Ok((hash, None));
+    if let Some(hex) = store.note(ADMIN_TOKEN_NOTE).await?.filter(|_| !is_renewed) {
+        return Ok((kept_hash(&hex)?, None));
     }
     let token = auth::new_admin_token(rand::random());
     let hash = auth::hash(&token);
-    write_token(folder, &token)?;
+    // On disk before its hash counts, and under its name only if it does:
+    // of several first starts at once, the token of one is the token.
+    let path = folder.join(ADMIN_TOKEN_FILE);
+    let file =
+        write_token(folder, &token).with_context(|| format!("cannot write the admin token to {}", path.display()))?;
     let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
-    store.set_note(ADMIN_TOKEN_NOTE, hex).await?;
+    if is_renewed {
+        store.set_note(ADMIN_TOKEN_NOTE, hex).await?;
+    } else {
+        let kept = store.note_once(ADMIN_TOKEN_NOTE, hex.clone()).await?;
+        if kept != hex {
+            return Ok((kept_hash(&kept)?, None));
+        }
+    }
+    file.persist(&path).with_context(|| format!("cannot write the admin token to {}", path.display()))?;
     Ok((hash, Some(token)))
 }
 
-fn write_token(folder: &Path, token: &str) -> anyhow::Result<()> {
-    let path = folder.join(ADMIN_TOKEN_FILE);
-    let context = || format!("cannot write the admin token to {}", path.display());
-    let _ = std::fs::remove_file(&path);
-    let mut file =
-        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).with_context(context)?;
-    writeln!(file, "{token}").and_then(|()| file.sync_all()).with_context(context)
+fn write_token(folder: &Path, token: &str) -> std::io::Result<tempfile::NamedTempFile> {
+    // Nobody but the owner may read a file made so.
+    let mut file = tempfile::Builder::new().prefix(".admin-token-").tempfile_in(folder)?;
+    writeln!(file, "{token}")?;
+    file.as_file().sync_all()?;
+    Ok(file)
+}
+
+fn kept_hash(hex: &str) -> anyhow::Result<auth::TokenHash> {
+    from_hex(hex).ok_or_else(|| anyhow!("the store holds a damaged admin token; start once with --new-admin-token"))
+}
+
+/// Takes over a token that another node has made with `--new-admin-token`.
+async fn watch_admin_token(doors: Arc<Doors>) {
+    loop {
+        tokio::time::sleep(ADMIN_TOKEN_LOOK).await;
+        let note = doors.gateway.store.note(ADMIN_TOKEN_NOTE).await;
+        if let Some(hash) = note.ok().flatten().and_then(|hex| from_hex(&hex))
+            && doors.admin.replace(hash)
+        {
+            info!("another node has made a new admin token; the last one is no longer good here either");
+        }
+    }
 }
 
 fn from_hex(hex: &str) -> Option<auth::TokenHash> {

@@ -4,17 +4,18 @@
 //! else from the file, else from its default. The reference page is made
 //! from the sentences here.
 
-use std::fmt;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
 
-use anyhow::{Context, bail};
-use ipnet::IpNet;
-use serde::{Deserialize, Deserializer};
+use anyhow::{Context, anyhow, bail};
+use serde::Deserialize;
 
-use crate::model::mail::MailServer;
+use crate::model::database::DatabaseUrl;
 use crate::model::span::Span;
+use values::house;
+pub use values::{Address, Bytes, Count, Database, File, Filter, Folder, LogFormat, Mailbox, Networks, Smtp};
+
+mod values;
 
 /// The file read when none is named and it is there.
 pub const FILE: &str = "posthaste.toml";
@@ -26,7 +27,7 @@ macro_rules! settings {
         #[derive(Debug, Clone, Default, Deserialize, clap::Args)]
         #[serde(deny_unknown_fields, rename_all = "kebab-case")]
         pub struct Given {
-            $($(#[doc = $doc])* #[arg(long, env = $env, value_name = $hint, help_heading = "Settings")] pub $name: Option<$type>,)*
+            $($(#[doc = $doc])* #[arg(long, env = $env, hide_env_values = true, value_name = $hint, help_heading = "Settings")] pub $name: Option<$type>,)*
         }
 
         /// Settings with nothing left open.
@@ -83,8 +84,16 @@ impl Described {
 }
 
 settings! {
-    /// The directory that holds the store and the admin token. One process at a time may use it.
+    /// The directory that holds the store and the admin token. One process at a time may use it. With `--database-url` it holds the admin token and the master key alone, and nodes on one machine may share it.
     data: Folder = Folder("./posthaste-data".into()), "POSTHASTE_DATA", "DIR";
+    /// The PostgreSQL that holds everything, such as `postgres://user:password@db.example.com:5432/posthaste`; any number of nodes may share one. Without it everything is in the data directory. `sslmode`, `sslrootcert`, `connect_timeout` and the like are written after a `?`, as for psql. It is never shown with its password; where others can see the command line, use the environment or a file.
+    database_url: Database = Database::None, "POSTHASTE_DATABASE_URL", "URL";
+    /// The file that holds the database's URL, read at start, instead of `--database-url`.
+    database_url_file: File = File(None), "POSTHASTE_DATABASE_URL_FILE", "FILE";
+    /// The file that holds the key under which secrets in the database are sealed, the same for every node. Without it that is `master-key` in the data directory, which the first start makes. It is used with `--database-url` alone.
+    master_key_file: File = File(None), "POSTHASTE_MASTER_KEY_FILE", "FILE";
+    /// How long a node that is no longer heard of keeps its share of the work; then the others take it over. Used with `--database-url` alone.
+    lease: Span = Span::secs(15), "POSTHASTE_LEASE", "DURATION";
     /// The address the API is served on.
     listen: Address = Address(SocketAddr::from(([127, 0, 0, 1], 8400))), "POSTHASTE_LISTEN", "ADDR";
     /// Networks that may be called besides public addresses, such as 127.0.0.0/8 for receivers on this machine. Loopback, private, link-local and metadata addresses are refused otherwise.
@@ -137,7 +146,21 @@ pub fn read_file(named: Option<&Path>) -> anyhow::Result<Given> {
             return Err(problem).with_context(|| format!("cannot read the settings file {}", path.display()));
         }
     };
-    toml::from_str(&text).with_context(|| format!("the settings file {} is wrong", path.display()))
+    parse(&text).map_err(|why| anyhow!("the settings file {} is wrong{why}", path.display()))
+}
+
+/// What is wrong is told by its line and its setting alone: the rest of the
+/// line may hold a password.
+fn parse(text: &str) -> Result<Given, String> {
+    toml::from_str(text).map_err(|problem| {
+        let start = problem.span().map_or(0, |span| span.start.min(text.len()));
+        let before = &text[..start];
+        let line = before.matches('\n').count();
+        let name = text.lines().nth(line).and_then(|line| line.split_once('=')).map(|(name, _)| name.trim());
+        let name = name.filter(|name| name.bytes().all(|c| c.is_ascii_lowercase() || c == b'-')).unwrap_or_default();
+        let name = Some(name).filter(|name| !name.is_empty()).map(|name| format!(", {name}")).unwrap_or_default();
+        format!(" in line {}{name}: {}", line + 1, problem.message())
+    })
 }
 
 /// Variables of ours in the environment that nothing reads: most likely
@@ -182,7 +205,36 @@ impl Settings {
         if !(1..=100_000).contains(&self.max_in_flight.0) {
             bail!("max-in-flight is {}; use 1 to 100,000", self.max_in_flight);
         }
+        if !(Span::secs(2)..=Span::secs(300)).contains(&self.lease) {
+            bail!("lease is {}; use 2s to 5m", self.lease);
+        }
+        self.check_database()?;
         self.check_mail()
+    }
+
+    /// Where the database is, if there is one. Reads its file.
+    pub fn database(&self) -> anyhow::Result<Option<DatabaseUrl>> {
+        match (&self.database_url, &self.database_url_file.0) {
+            (Database::Url(url), _) => Ok(Some(url.clone())),
+            (Database::Wrong(why), _) => bail!("database-url is wrong: {why}"),
+            (Database::None, None) => Ok(None),
+            (Database::None, Some(file)) => {
+                let text = std::fs::read_to_string(file)
+                    .with_context(|| format!("cannot read the database's URL from {}", file.display()))?;
+                let url = text.parse().map_err(|why| anyhow!("the URL in {} is wrong: {why}", file.display()))?;
+                Ok(Some(url))
+            }
+        }
+    }
+
+    fn check_database(&self) -> anyhow::Result<()> {
+        match (&self.database_url, &self.database_url_file.0) {
+            (Database::Wrong(why), _) => bail!("database-url is wrong: {why}"),
+            (Database::Url(_), Some(file)) => {
+                bail!("database-url is given, and database-url-file is {}; leave one of them out", file.display())
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check_mail(&self) -> anyhow::Result<()> {
@@ -205,268 +257,6 @@ impl Settings {
         }
     }
 }
-
-/// An address to listen on: host address and port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Address(pub SocketAddr);
-
-impl FromStr for Address {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let refused =
-            || format!("{text:?} is not an address with a port; write it like 127.0.0.1:8400 or 0.0.0.0:8400");
-        text.parse().map(Self).map_err(|_| refused())
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// A path to a directory.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Folder(pub PathBuf);
-
-/// A path to a file, or none: an empty text.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct File(pub Option<PathBuf>);
-
-/// The mail server, or none: an empty text.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Smtp {
-    /// Nobody is mailed.
-    None,
-    /// Mails are handed over here.
-    Server(MailServer),
-    /// It cannot be used, and why. [`Settings::check`] says so and not the
-    /// parser, since whoever asks the parser prints the whole text it
-    /// refuses, and there may be a password in it.
-    Wrong(String),
-}
-
-/// A mail address, with a name where one is given.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mailbox(pub lettre::message::Mailbox);
-
-/// Networks, written with commas between them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Networks(pub Vec<IpNet>);
-
-/// A number of bytes: plain, or with KiB, MiB or GiB.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bytes(pub u64);
-
-/// A plain number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Count(pub usize);
-
-/// What is logged.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Filter(pub String);
-
-/// How logs are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogFormat {
-    /// Human on a terminal, JSON otherwise.
-    Auto,
-    /// For people.
-    Human,
-    /// For programs.
-    Json,
-}
-
-impl FromStr for Folder {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.is_empty() {
-            true => Err("the path is empty; name a directory".into()),
-            false => Ok(Self(text.into())),
-        }
-    }
-}
-
-impl fmt::Display for Folder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.display().fmt(f)
-    }
-}
-
-impl FromStr for File {
-    type Err = std::convert::Infallible;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(Self(Some(text).filter(|text| !text.is_empty()).map(PathBuf::from)))
-    }
-}
-
-impl fmt::Display for File {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.as_deref().unwrap_or(Path::new("")).display().fmt(f)
-    }
-}
-
-impl FromStr for Smtp {
-    type Err = std::convert::Infallible;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(match text.is_empty() {
-            true => Self::None,
-            false => text.parse().map_or_else(Self::Wrong, Self::Server),
-        })
-    }
-}
-
-impl fmt::Display for Smtp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::None | Self::Wrong(_) => Ok(()),
-            Self::Server(server) => server.fmt(f),
-        }
-    }
-}
-
-impl FromStr for Mailbox {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let refused = || format!("{text:?} is not a mailbox; write it like Posthaste <posthaste@example.com>");
-        match text.chars().any(char::is_control) {
-            true => Err(refused()),
-            false => text.parse().map(Self).map_err(|_| refused()),
-        }
-    }
-}
-
-impl fmt::Display for Mailbox {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// Whom mails are from when nobody said.
-fn house() -> lettre::message::Mailbox {
-    let address = lettre::Address::new("posthaste", "localhost").expect("it is an address");
-    lettre::message::Mailbox::new(Some("Posthaste".into()), address)
-}
-
-impl FromStr for Networks {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parse = |part: &str| {
-            let single = part.parse::<std::net::IpAddr>().map(IpNet::from).ok();
-            part.parse().ok().or(single).ok_or_else(|| format!("{part:?} is not a network; write it like 127.0.0.0/8"))
-        };
-        text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(parse).collect::<Result<_, _>>().map(Self)
-    }
-}
-
-impl fmt::Display for Networks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parts: Vec<String> = self.0.iter().map(IpNet::to_string).collect();
-        f.write_str(&parts.join(","))
-    }
-}
-
-impl FromStr for Bytes {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-        let unit = match text[digits..].trim() {
-            "" | "B" => 1,
-            "KiB" => 1 << 10,
-            "MiB" => 1 << 20,
-            "GiB" => 1 << 30,
-            _ => 0,
-        };
-        let number: Option<u64> = text[..digits].parse().ok();
-        let bytes = number.filter(|_| unit > 0).and_then(|number| number.checked_mul(unit));
-        bytes.map(Self).ok_or_else(|| format!("{text:?} is not a size; write bytes, or a number with KiB, MiB or GiB"))
-    }
-}
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (unit, name) in [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")] {
-            if self.0 >= unit && self.0.is_multiple_of(unit) {
-                return write!(f, "{}{name}", self.0 / unit);
-            }
-        }
-        write!(f, "{}", self.0)
-    }
-}
-
-impl FromStr for Count {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        text.parse().map(Self).map_err(|_| format!("{text:?} is not a whole number"))
-    }
-}
-
-impl fmt::Display for Count {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl FromStr for Filter {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse::<tracing_subscriber::EnvFilter>() {
-            Ok(_) => Ok(Self(text.into())),
-            Err(problem) => Err(format!("{text:?} is not a log filter ({problem}); write a level such as info")),
-        }
-    }
-}
-
-impl fmt::Display for Filter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl FromStr for LogFormat {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "human" => Ok(Self::Human),
-            "json" => Ok(Self::Json),
-            other => Err(format!("{other:?} is not a log format; use auto, human or json")),
-        }
-    }
-}
-
-impl fmt::Display for LogFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Human => "human",
-            Self::Json => "json",
-        })
-    }
-}
-
-/// A value in the file, written as text or as a plain number.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "a text or a whole number")]
-enum Written {
-    Number(u64),
-    Text(String),
-}
-
-macro_rules! read_as_written {
-    ($($name:ty),*) => {$(
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let text = match Written::deserialize(deserializer)? {
-                    Written::Number(number) => number.to_string(),
-                    Written::Text(text) => text,
-                };
-                text.parse().map_err(serde::de::Error::custom)
-            }
-        }
-    )*};
-}
-read_as_written!(Address, Folder, File, Smtp, Mailbox, Networks, Bytes, Count, LogFormat, Filter);
 
 #[cfg(test)]
 mod tests {
@@ -495,9 +285,10 @@ mod tests {
 
     #[test]
     fn a_wrong_setting_is_refused_by_name_with_the_way_out() {
-        let wrong = |text: &str| toml::from_str::<Given>(text).unwrap_err().to_string();
+        let wrong = |text: &str| parse(text).unwrap_err();
         assert!(wrong("retentoin = \"7d\"").contains("retentoin"));
-        assert!(wrong("retention = \"week\"").contains("such as 30s"));
+        let week = wrong("log = \"info\"\nretention = \"week\"");
+        assert!(week.contains("in line 2, retention: ") && week.contains("such as 30s"), "{week}");
         assert!(wrong("allow-egress = \"here\"").contains("127.0.0.0/8"));
         assert!(wrong("disk-reserve = \"5 apples\"").contains("MiB"));
         assert!(wrong("listen = 8400").contains("127.0.0.1:8400"));
@@ -534,6 +325,54 @@ mod tests {
         }
         let nothing: Given = toml::from_str("smtp = \"\"\nsmtp-password-file = \"\"").unwrap();
         assert_eq!((nothing.smtp, nothing.smtp_password_file), (Some(Smtp::None), Some(File(None))));
+    }
+
+    #[test]
+    fn a_database_is_never_shown_with_its_password() {
+        let url = "postgres://ops:hush@db.example.com/app";
+        let given = parse(&format!("database-url = {url:?}")).unwrap();
+        assert!(!format!("{given:?}").contains("hush"));
+        let settings = Settings::resolve(given, Given::default());
+        settings.check().unwrap();
+        let shown = settings.shown().into_iter().find(|(name, _)| *name == "database_url").unwrap();
+        assert_eq!(shown.1, "postgres://ops@db.example.com/app");
+        assert!(!format!("{settings:?}").contains("hush"));
+        assert_eq!(settings.database().unwrap().unwrap().reveal(), url);
+        for text in [
+            "database-url = \"postgres://ops:hush@db",
+            "database-url = postgres://ops:hush@db",
+            "database-url = \"mysql://ops:hush@db/app\"",
+            "database-url = \"postgres://ops:hush@db/app\"\ndatabase-url-file = \"x\"",
+            "database-url = \"postgres://ops:hush@db/app\"\ndatabase-url = \"postgres://ops:hush@db/app\"",
+        ] {
+            let settings = parse(text).map(|given| Settings::resolve(given, Given::default()));
+            let why = settings.map_or_else(|why| why, |settings| settings.check().unwrap_err().to_string());
+            assert!(why.contains("database-url") && !why.contains("hush"), "{text}: {why}");
+        }
+    }
+
+    #[test]
+    fn a_database_can_be_named_in_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("url");
+        let settings = Settings::resolve(parse(&format!("database-url-file = {file:?}")).unwrap(), Given::default());
+        let missing = format!("{:#}", settings.database().unwrap_err());
+        assert!(missing.contains(&file.display().to_string()), "{missing}");
+        std::fs::write(&file, "postgres://ops:hu sh@db/app").unwrap();
+        let wrong = format!("{:#}", settings.database().unwrap_err());
+        assert!(wrong.contains("blank") && !wrong.contains("sh@"), "{wrong}");
+        std::fs::write(&file, "postgres://ops:hush@db/app\n").unwrap();
+        assert_eq!(settings.database().unwrap().unwrap().reveal(), "postgres://ops:hush@db/app");
+        let none = Settings::resolve(Given::default(), Given::default());
+        assert_eq!(none.database().unwrap(), None);
+    }
+
+    #[test]
+    fn a_lease_is_neither_a_blink_nor_an_hour() {
+        for (lease, is_fine) in [("1s", false), ("2s", true), ("5m", true), ("301s", false)] {
+            let settings = Settings::resolve(parse(&format!("lease = {lease:?}")).unwrap(), Given::default());
+            assert_eq!(settings.check().is_ok(), is_fine, "{lease}");
+        }
     }
 
     #[test]

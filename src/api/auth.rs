@@ -1,5 +1,7 @@
 //! Who is asking? Bearer tokens, of which only hashes are kept.
 
+use std::sync::RwLock;
+
 use aws_lc_rs::{constant_time, digest};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
@@ -18,6 +20,29 @@ const ADMIN_PREFIX: &str = "pha_";
 /// The hash of a token, as kept.
 pub type TokenHash = [u8; 32];
 
+/// The hash of the admin token in force. Another node may replace it.
+#[derive(Debug)]
+pub struct Admin(RwLock<TokenHash>);
+
+impl Admin {
+    /// With this hash.
+    pub fn new(hash: TokenHash) -> Self {
+        Self(RwLock::new(hash))
+    }
+
+    /// Puts another token in force, and the last one out of it. Tells whether
+    /// that changed anything.
+    pub fn replace(&self, hash: TokenHash) -> bool {
+        let mut kept = self.0.write().expect("nothing panics while it is held");
+        std::mem::replace(&mut *kept, hash) != hash
+    }
+
+    fn is(&self, token: &str) -> bool {
+        let kept = *self.0.read().expect("nothing panics while it is held");
+        constant_time::verify_slices_are_equal(&hash(token), &kept).is_ok()
+    }
+}
+
 /// A fresh admin token.
 pub fn new_admin_token(random: [u8; 32]) -> String {
     format!("{ADMIN_PREFIX}{}", URL_SAFE_NO_PAD.encode(random))
@@ -31,9 +56,7 @@ pub fn hash(token: &str) -> TokenHash {
 
 /// Lets a request through that carries a valid token.
 pub async fn require_token(State(api): State<Api>, request: Request, next: Next) -> Result<Response, Problem> {
-    let is_valid = bearer(request.headers())
-        .is_some_and(|token| constant_time::verify_slices_are_equal(&hash(token), &api.admin).is_ok());
-    match is_valid {
+    match bearer(request.headers()).is_some_and(|token| api.admin.is(token)) {
         true => Ok(next.run(request).await),
         false => Err(Problem::new(
             Code::Unauthenticated,
@@ -45,4 +68,17 @@ pub async fn require_token(State(api): State<Api>, request: Request, next: Next)
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_token_is_in_force_at_a_time() {
+        let admin = Admin::new(hash("old"));
+        assert!(admin.is("old") && !admin.is("new"));
+        assert!(admin.replace(hash("new")) && !admin.replace(hash("new")));
+        assert!(admin.is("new") && !admin.is("old"));
+    }
 }

@@ -43,8 +43,8 @@ pub struct Doors {
     pub gateway: Arc<Gateway>,
     /// Which URLs an endpoint may have.
     pub guard: Arc<Guard>,
-    /// The hash of the admin token.
-    pub admin: auth::TokenHash,
+    /// The admin token.
+    pub admin: auth::Admin,
     /// How large an event may be.
     pub event_bytes_max: usize,
     /// Set once the gateway has been asked to stop.

@@ -63,7 +63,7 @@ fn greet(app: &App, settings: &Settings) {
         text += &format!("Besides public addresses it may call {}\n", settings.allow_egress);
     }
     let version = env!("CARGO_PKG_VERSION");
-    text += &format!("Posthaste {version} serves http://{} from {}\n", app.address, settings.data);
+    text += &format!("Posthaste {version} serves http://{} from {}\n", app.address, app.place);
     let _ = std::io::stdout().write_all(text.as_bytes());
-    info!(address = %app.address, data = %settings.data, "serving");
+    info!(address = %app.address, store = %app.place, "serving");
 }

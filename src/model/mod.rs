@@ -3,6 +3,7 @@
 pub mod id;
 pub mod span;
 
+pub mod database;
 pub mod endpoint;
 pub mod event;
 pub mod filter;

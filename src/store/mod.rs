@@ -24,8 +24,12 @@ use crate::model::tenant::Tenant;
 mod changes;
 mod cluster;
 mod codes;
+mod decide;
 pub mod embedded;
 mod index;
+pub mod moved;
+pub mod postgres;
+pub mod seal;
 
 pub use changes::{Change, Changed, ChangedEndpoint, EndpointChange, Notice, Stop};
 pub use cluster::{Cluster, Node, Pulse, ShardView, Tiding, View};
@@ -401,6 +405,9 @@ pub trait Catalog: Send + Sync {
     async fn note(&self, name: &'static str) -> Result<Option<String>>;
     /// Writes such a fact.
     async fn set_note(&self, name: &'static str, value: String) -> Result<()>;
+    /// Writes such a fact if there is none of that name, and returns the one
+    /// that stands there now: of several that write at once, one is first.
+    async fn note_once(&self, name: &'static str, value: String) -> Result<String>;
 }
 
 /// Answers questions about what was.

@@ -28,6 +28,7 @@ for_every_store! {
     what_was_finished_at_a_deleted_endpoint_stays_as_it_was,
     another_tenants_endpoint_is_not_there,
     a_note_is_kept,
+    of_several_first_notes_one_stands,
 }
 
 async fn a_tenant_is_there_when_its_creation_returns_and_after_closing(house: House) {
@@ -265,6 +266,22 @@ async fn another_tenants_endpoint_is_not_there(house: House) {
     let problem = house.store.delete_endpoint(&other, endpoint.id, at(1)).await.unwrap_err();
     assert!(matches!(problem, Error::NotFound("endpoint")), "{problem:?}");
     assert_eq!(house.store.endpoint(&ours(), endpoint.id).unwrap().standing.state, EndpointState::Active);
+}
+
+async fn of_several_first_notes_one_stands(house: House) {
+    let write = |value: String| {
+        let store = house.store.clone();
+        tokio::spawn(async move { store.note_once("first", value).await.unwrap() })
+    };
+    let writers: Vec<_> = (0..5).map(|n| write(n.to_string())).collect();
+    let mut heard = Vec::new();
+    for writer in writers {
+        heard.push(writer.await.unwrap());
+    }
+    assert!(heard.iter().all(|value| *value == heard[0]), "{heard:?}");
+    assert_eq!(house.store.note("first").await.unwrap().as_deref(), Some(heard[0].as_str()));
+    house.store.set_note("first", "other".into()).await.unwrap();
+    assert_eq!(house.store.note_once("first", "late".into()).await.unwrap(), "other");
 }
 
 async fn a_note_is_kept(house: House) {

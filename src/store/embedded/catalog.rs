@@ -275,6 +275,16 @@ impl Catalog for Embedded {
             })
             .await
     }
+
+    async fn note_once(&self, name: &'static str, value: String) -> Result<String> {
+        self.writer
+            .write(move |transaction| {
+                let sql = "INSERT INTO notes (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING";
+                transaction.db.execute(sql, params![name, value])?;
+                transaction.db.query_row("SELECT value FROM notes WHERE name = ?", [name], |row| row.get(0))
+            })
+            .await
+    }
 }
 
 pub(super) fn to_json(value: &impl serde::Serialize) -> String {

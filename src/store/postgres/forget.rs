@@ -120,7 +120,7 @@ async fn lock_lanes(tx: &Tx, laned: &[(i64, i64, String)]) -> Result<Vec<i64>> {
     }
     let lanes: HashSet<(i64, &str)> = laned.iter().map(|(_, endpoint, lane)| (*endpoint, lane.as_str())).collect();
     let (endpoints, keys): (Vec<i64>, Vec<&str>) = lanes.into_iter().unzip();
-    let rows = tx.query(include_str!("sql/lock_lanes.sql"), bind![endpoints, keys]).await?;
+    let rows = tx.query(include_str!("sql/try_lock_lanes.sql"), bind![endpoints, keys]).await?;
     let locked: HashSet<(i64, &str)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
     let got = laned.iter().filter(|(_, endpoint, lane)| locked.contains(&(*endpoint, lane.as_str())));
     Ok(got.map(|(no, ..)| *no).collect())

@@ -1,11 +1,10 @@
--- Locks lanes, and says which.
+-- Locks the lanes of these deliveries, in order.
 --
--- Two nodes at once: a lane that anyone is adding to or moving on at this
--- moment is stepped over; one that is locked here waits until the commit.
---
--- Served by: the primary key of lanes.
---
--- $1 endpoints, $2 lanes
-SELECT l.endpoint, l.lane FROM unnest($1::bigint[], $2::text[]) AS w (endpoint, lane)
-JOIN posthaste.lanes l ON l.endpoint = w.endpoint AND l.lane = w.lane
-FOR UPDATE OF l SKIP LOCKED
+-- Safe when two nodes run it at once: lanes are locked in the order of accept
+-- (endpoint, lane), and whatever is read of them after this, in statements of
+-- their own, includes what was committed before the lock was given. Served by
+-- the primary keys of queue and lanes.
+SELECT l.head FROM posthaste.lanes l
+WHERE (l.endpoint, l.lane) IN (SELECT q.endpoint, q.lane FROM posthaste.queue q
+                               WHERE q.no = ANY($1) AND q.lane IS NOT NULL AND NOT q.passed)
+ORDER BY l.endpoint, l.lane FOR UPDATE

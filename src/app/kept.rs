@@ -1,0 +1,167 @@
+//! Which store holds everything, opened as the settings say: the data
+//! directory's own, or a PostgreSQL that many nodes share.
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use tracing::warn;
+
+use crate::config::Settings;
+use crate::metrics::Commits;
+use crate::model::database::DatabaseUrl;
+use crate::store::embedded::{Durability, Embedded};
+use crate::store::postgres::{self, Postgres};
+use crate::store::seal::{Seal, WrongKey};
+use crate::store::{Catalog, Cluster, Store, moved};
+
+const MASTER_KEY_FILE: &str = "master-key";
+
+/// The store, as the one who has to close it holds it.
+pub struct Kept {
+    store: Which,
+    place: String,
+}
+
+enum Which {
+    Embedded(Arc<Embedded>),
+    Postgres(Arc<Postgres>),
+}
+
+impl Kept {
+    /// Opens the store that the settings name.
+    pub async fn open(settings: &Settings, commits: Arc<Commits>) -> anyhow::Result<Self> {
+        let folder = &settings.data.0;
+        match settings.database()? {
+            None => {
+                moved::refuse_if_moved(folder)?;
+                let store = Embedded::open_counted(folder, Durability::Synced, commits)?;
+                Ok(Self { store: Which::Embedded(Arc::new(store)), place: settings.data.to_string() })
+            }
+            Some(url) => {
+                let store = open_shared(&url, settings, commits).await?;
+                let place = format!("PostgreSQL at {}", url.place());
+                Ok(Self { store: Which::Postgres(Arc::new(store)), place })
+            }
+        }
+    }
+
+    /// The store, as everyone else holds it.
+    pub fn store(&self) -> Arc<dyn Store> {
+        match &self.store {
+            Which::Embedded(store) => store.clone(),
+            Which::Postgres(store) => store.clone(),
+        }
+    }
+
+    /// Whether other nodes may work on it, too.
+    pub fn is_shared(&self) -> bool {
+        matches!(self.store, Which::Postgres(_))
+    }
+
+    /// Where it is, in words.
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// Gives back what this node owns. Nothing may be in flight any more.
+    pub async fn leave(&self) {
+        let left = match &self.store {
+            Which::Embedded(store) => store.leave().await,
+            Which::Postgres(store) => store.leave().await,
+        };
+        if let Err(problem) = left {
+            warn!("this node could not sign off, so others take over only when its lease ends: {problem}");
+        }
+    }
+
+    /// Finishes what is queued and closes it.
+    pub async fn close(self) {
+        let is_closed = match self.store {
+            Which::Embedded(store) => match Arc::try_unwrap(store) {
+                Ok(store) => {
+                    store.close().await;
+                    true
+                }
+                Err(_) => false,
+            },
+            Which::Postgres(store) => match Arc::try_unwrap(store) {
+                Ok(store) => {
+                    store.close().await;
+                    true
+                }
+                Err(_) => false,
+            },
+        };
+        if !is_closed {
+            // Cut-off attempts still hold it; every commit is on disk anyway.
+            warn!("the store is left to be tidied up at the next start");
+        }
+    }
+}
+
+async fn open_shared(url: &DatabaseUrl, settings: &Settings, commits: Arc<Commits>) -> anyhow::Result<Postgres> {
+    let folder = &settings.data.0;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+        .with_context(|| format!("cannot create the data directory {}", folder.display()))?;
+    if moved::is_unmoved(folder) {
+        warn!(
+            "{} holds a store of its own, which is not looked at with --database-url; `posthaste migrate-store` moves it over",
+            folder.display()
+        );
+    }
+    let (seal, made_key) = master_key(settings)?;
+    let options = postgres::Options {
+        lease: settings.lease.0,
+        name: node_name(),
+        commits,
+        ..postgres::Options::new(url.reveal(), seal)
+    };
+    let store = Postgres::open(options).await.inspect_err(|problem| {
+        // A key that was made for nothing would only lead astray.
+        if let (Some(file), true) = (&made_key, problem.is::<WrongKey>()) {
+            let _ = std::fs::remove_file(file);
+        }
+    })?;
+    // Asked once more: a move may have begun before this node was seen.
+    match store.note(moved::MOVING_NOTE).await {
+        Ok(None) => Ok(store),
+        Ok(Some(_)) => {
+            store.close().await;
+            bail!("{}", moved::HALF_MOVED)
+        }
+        Err(problem) => {
+            store.close().await;
+            Err(problem.into())
+        }
+    }
+}
+
+/// The key under which secrets are sealed, and its file if it was made now.
+pub fn master_key(settings: &Settings) -> anyhow::Result<(Seal, Option<PathBuf>)> {
+    match &settings.master_key_file.0 {
+        Some(file) if !file.exists() => bail!(
+            "there is no master key file {}; copy it from the first node, or make one with `openssl rand -hex 32`",
+            file.display()
+        ),
+        Some(file) => Ok((Seal::read(file)?, None)),
+        None => {
+            let file = settings.data.0.join(MASTER_KEY_FILE);
+            let (seal, is_made) = Seal::load_or_create(&file)?;
+            Ok((seal, is_made.then_some(file)))
+        }
+    }
+}
+
+/// What this node calls itself: its host and process.
+fn node_name() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = Some(host.trim()).filter(|host| !host.is_empty()).map(str::to_owned);
+    let host = host.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_else(|| "node".into());
+    format!("{host}/{}", std::process::id())
+}

@@ -1,0 +1,304 @@
+//! The kinds of values settings have: how each is written, read and shown.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Deserializer};
+
+use crate::model::database::DatabaseUrl;
+use crate::model::mail::MailServer;
+
+/// An address to listen on: host address and port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Address(pub SocketAddr);
+
+impl FromStr for Address {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refused =
+            || format!("{text:?} is not an address with a port; write it like 127.0.0.1:8400 or 0.0.0.0:8400");
+        text.parse().map(Self).map_err(|_| refused())
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A path to a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Folder(pub PathBuf);
+
+/// A path to a file, or none: an empty text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct File(pub Option<PathBuf>);
+
+/// The mail server, or none: an empty text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Smtp {
+    /// Nobody is mailed.
+    None,
+    /// Mails are handed over here.
+    Server(MailServer),
+    /// It cannot be used, and why. [`Settings::check`](super::Settings::check) says so and not the
+    /// parser, since whoever asks the parser prints the whole text it
+    /// refuses, and there may be a password in it.
+    Wrong(String),
+}
+
+/// The database, or none: an empty text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Database {
+    /// Everything is in the data directory.
+    None,
+    /// Everything is here.
+    Url(DatabaseUrl),
+    /// It cannot be used, and why; told as that of [`Smtp`] is.
+    Wrong(String),
+}
+
+/// A mail address, with a name where one is given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mailbox(pub lettre::message::Mailbox);
+
+/// Networks, written with commas between them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Networks(pub Vec<IpNet>);
+
+/// A number of bytes: plain, or with KiB, MiB or GiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+/// A plain number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Count(pub usize);
+
+/// What is logged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filter(pub String);
+
+/// How logs are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Human on a terminal, JSON otherwise.
+    Auto,
+    /// For people.
+    Human,
+    /// For programs.
+    Json,
+}
+
+impl FromStr for Folder {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.is_empty() {
+            true => Err("the path is empty; name a directory".into()),
+            false => Ok(Self(text.into())),
+        }
+    }
+}
+
+impl fmt::Display for Folder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.display().fmt(f)
+    }
+}
+
+impl FromStr for File {
+    type Err = std::convert::Infallible;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(Some(text).filter(|text| !text.is_empty()).map(PathBuf::from)))
+    }
+}
+
+impl fmt::Display for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.as_deref().unwrap_or(Path::new("")).display().fmt(f)
+    }
+}
+
+impl FromStr for Smtp {
+    type Err = std::convert::Infallible;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text.is_empty() {
+            true => Self::None,
+            false => text.parse().map_or_else(Self::Wrong, Self::Server),
+        })
+    }
+}
+
+impl fmt::Display for Smtp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None | Self::Wrong(_) => Ok(()),
+            Self::Server(server) => server.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Database {
+    type Err = std::convert::Infallible;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text.is_empty() {
+            true => Self::None,
+            false => text.parse().map_or_else(Self::Wrong, Self::Url),
+        })
+    }
+}
+
+impl fmt::Display for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None | Self::Wrong(_) => Ok(()),
+            Self::Url(url) => url.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Mailbox {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refused = || format!("{text:?} is not a mailbox; write it like Posthaste <posthaste@example.com>");
+        match text.chars().any(char::is_control) {
+            true => Err(refused()),
+            false => text.parse().map(Self).map_err(|_| refused()),
+        }
+    }
+}
+
+impl fmt::Display for Mailbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Whom mails are from when nobody said.
+pub(super) fn house() -> lettre::message::Mailbox {
+    let address = lettre::Address::new("posthaste", "localhost").expect("it is an address");
+    lettre::message::Mailbox::new(Some("Posthaste".into()), address)
+}
+
+impl FromStr for Networks {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parse = |part: &str| {
+            let single = part.parse::<std::net::IpAddr>().map(IpNet::from).ok();
+            part.parse().ok().or(single).ok_or_else(|| format!("{part:?} is not a network; write it like 127.0.0.0/8"))
+        };
+        text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(parse).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl fmt::Display for Networks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts: Vec<String> = self.0.iter().map(IpNet::to_string).collect();
+        f.write_str(&parts.join(","))
+    }
+}
+
+impl FromStr for Bytes {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        let unit = match text[digits..].trim() {
+            "" | "B" => 1,
+            "KiB" => 1 << 10,
+            "MiB" => 1 << 20,
+            "GiB" => 1 << 30,
+            _ => 0,
+        };
+        let number: Option<u64> = text[..digits].parse().ok();
+        let bytes = number.filter(|_| unit > 0).and_then(|number| number.checked_mul(unit));
+        bytes.map(Self).ok_or_else(|| format!("{text:?} is not a size; write bytes, or a number with KiB, MiB or GiB"))
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (unit, name) in [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")] {
+            if self.0 >= unit && self.0.is_multiple_of(unit) {
+                return write!(f, "{}{name}", self.0 / unit);
+            }
+        }
+        write!(f, "{}", self.0)
+    }
+}
+
+impl FromStr for Count {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|_| format!("{text:?} is not a whole number"))
+    }
+}
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for Filter {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse::<tracing_subscriber::EnvFilter>() {
+            Ok(_) => Ok(Self(text.into())),
+            Err(problem) => Err(format!("{text:?} is not a log filter ({problem}); write a level such as info")),
+        }
+    }
+}
+
+impl fmt::Display for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for LogFormat {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "human" => Ok(Self::Human),
+            "json" => Ok(Self::Json),
+            other => Err(format!("{other:?} is not a log format; use auto, human or json")),
+        }
+    }
+}
+
+impl fmt::Display for LogFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Human => "human",
+            Self::Json => "json",
+        })
+    }
+}
+
+/// A value in the file, written as text or as a plain number.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a text or a whole number")]
+enum Written {
+    Number(u64),
+    Text(String),
+}
+
+macro_rules! read_as_written {
+    ($($name:ty),*) => {$(
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = match Written::deserialize(deserializer)? {
+                    Written::Number(number) => number.to_string(),
+                    Written::Text(text) => text,
+                };
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    )*};
+}
+read_as_written!(Address, Database, Folder, File, Smtp, Mailbox, Networks, Bytes, Count, LogFormat, Filter);

@@ -1,0 +1,406 @@
+//! Connects to PostgreSQL: what the URL asks for, and TLS as libpq means it.
+//!
+//! `sslmode` says how sure we are of whom we speak to: `prefer` and `require`
+//! encrypt and check nothing (with `sslrootcert` they check as `verify-ca`
+//! does), `verify-ca` checks who signed the certificate, `verify-full` also
+//! for which host. Nothing here depends on a session: a pooler such as
+//! PgBouncer may hand every transaction to another one.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use deadpool_postgres::{Manager, ManagerConfig, Pool, QueueMode, RecyclingMethod, Runtime};
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use tokio_postgres::config::{Host, SslMode, SslNegotiation, TargetSessionAttrs};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use crate::model::database::DatabaseUrl;
+
+/// How long connecting may take, when the URL does not say.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A peer that acknowledges nothing for so long is gone.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// What we read ourselves: tokio-postgres does not know these, or means
+/// something else by them than libpq.
+const OURS: &[&str] = &["sslmode", "sslrootcert", "tcp_user_timeout", "keepalives_count"];
+
+/// Connections to the database in a URL, at most so many; none is opened yet.
+///
+/// A connection that comes back is not asked whether it still lives: asking
+/// costs a round trip each time, and proves nothing about the next moment.
+/// Nor is it cleaned: there is nothing of a session to clean.
+pub fn pool(url: &str, size: usize) -> anyhow::Result<Pool> {
+    let url: DatabaseUrl = url.parse().map_err(|why| anyhow!("database-url is wrong: {why}"))?;
+    let (config, tls) = prepare(&url)?;
+    // What the timeout of the socket does not cover: TLS and signing in.
+    let patience = config.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT) * 2;
+    let manager = Manager::from_config(config, tls, ManagerConfig { recycling_method: RecyclingMethod::Fast });
+    let pool = Pool::builder(manager)
+        .max_size(size)
+        .runtime(Runtime::Tokio1)
+        .create_timeout(Some(patience))
+        .wait_timeout(Some(patience))
+        // The same few are used over and over, so that the rest may rest.
+        .queue_mode(QueueMode::Lifo);
+    pool.build().with_context(|| format!("cannot prepare connections to {}", url.place()))
+}
+
+/// A connection from the pool. What prevents one is told with the host, the
+/// database and the user.
+pub async fn get(pool: &Pool, url: &str) -> anyhow::Result<deadpool_postgres::Object> {
+    pool.get().await.map_err(|problem| {
+        let place = url.parse::<DatabaseUrl>().map(|url| url.place().to_owned()).unwrap_or_default();
+        let told = told(&problem);
+        match told.contains("UnknownIssuer") {
+            true => anyhow!(
+                "cannot reach PostgreSQL at {place}: {told}; name the file of the authority's certificate with \
+                 sslrootcert=FILE in the URL"
+            ),
+            false => anyhow!("cannot reach PostgreSQL at {place}: {told}"),
+        }
+    })
+}
+
+/// An error with all its causes, in one line. What the drivers say of
+/// themselves alone is "db error".
+pub fn told(problem: &(dyn std::error::Error + 'static)) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    let mut next = Some(problem);
+    while let Some(problem) = next {
+        let text = problem.to_string();
+        // Some tell their cause already.
+        match parts.last_mut() {
+            Some(last) if last.ends_with(&text) => {}
+            _ => parts.push(text),
+        }
+        next = problem.source();
+    }
+    parts.join(": ")
+}
+
+/// How sure we must be of whom we speak to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Check {
+    /// Of nothing.
+    Nothing,
+    /// That someone we trust signed the certificate.
+    Authority,
+    /// That it is for this host, too.
+    Host,
+}
+
+fn prepare(url: &DatabaseUrl) -> anyhow::Result<(tokio_postgres::Config, MakeRustlsConnect)> {
+    // Its words never repeat a value.
+    let parsed = url.reveal_without(OURS).parse::<tokio_postgres::Config>();
+    let mut config = parsed.map_err(|problem| anyhow!("database-url is wrong: {}", told(&problem)))?;
+    if config.get_application_name().is_none() {
+        config.application_name("posthaste");
+    }
+    if config.get_connect_timeout().is_none() {
+        config.connect_timeout(CONNECT_TIMEOUT);
+    }
+    // Of several hosts one may be a standby, where nothing can be written.
+    let hosts = config.get_hosts().len().max(config.get_hostaddrs().len());
+    if hosts > 1 && url.param("target_session_attrs").is_none() {
+        config.target_session_attrs(TargetSessionAttrs::ReadWrite);
+    }
+    watch_the_line(&mut config, url)?;
+    let tls = tls(&mut config, url)?;
+    Ok((config, MakeRustlsConnect::new(tls)))
+}
+
+/// A network that swallows everything must not hold a connection for the
+/// quarter of an hour the system would give it.
+fn watch_the_line(config: &mut tokio_postgres::Config, url: &DatabaseUrl) -> anyhow::Result<()> {
+    let number = |name: &str| match url.param(name).map(str::parse::<u32>) {
+        None => Ok(None),
+        Some(Ok(number)) => Ok(Some(number)),
+        Some(Err(_)) => Err(anyhow!("database-url is wrong: its {name} is not a whole number")),
+    };
+    match number("tcp_user_timeout")? {
+        None => config.tcp_user_timeout(SILENCE_MAX),
+        // The system's own.
+        Some(0) => config,
+        Some(millis) => config.tcp_user_timeout(Duration::from_millis(millis.into())),
+    };
+    if url.param("keepalives_idle").is_none() {
+        config.keepalives_idle(SILENCE_MAX);
+    }
+    if url.param("keepalives_interval").is_none() {
+        config.keepalives_interval(SILENCE_MAX / 4);
+    }
+    if url.param("keepalives_retries").is_none() {
+        config.keepalives_retries(number("keepalives_count")?.unwrap_or(3));
+    }
+    Ok(())
+}
+
+fn tls(config: &mut tokio_postgres::Config, url: &DatabaseUrl) -> anyhow::Result<ClientConfig> {
+    let (mode, verifier) = verifier(url)?;
+    // A socket on this machine is never encrypted, whatever is asked for.
+    let is_local = config.get_hosts().iter().all(|host| matches!(host, Host::Unix(_)));
+    config.ssl_mode(if is_local && !config.get_hosts().is_empty() { SslMode::Disable } else { mode });
+    let mut tls = ClientConfig::builder_with_provider(verifier.provider.clone())
+        .with_safe_default_protocol_versions()?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_no_client_auth();
+    if config.get_ssl_negotiation() == SslNegotiation::Direct {
+        tls.alpn_protocols = vec![b"postgresql".to_vec()];
+    }
+    Ok(tls)
+}
+
+fn verifier(url: &DatabaseUrl) -> anyhow::Result<(SslMode, Verifier)> {
+    let file = url.param("sslrootcert").filter(|file| !file.is_empty() && *file != "system");
+    let (mode, check) = match url.param("sslmode").unwrap_or("prefer") {
+        "disable" => (SslMode::Disable, Check::Nothing),
+        // Who names an authority wants it asked.
+        "prefer" if file.is_some() => (SslMode::Prefer, Check::Authority),
+        "require" if file.is_some() => (SslMode::Require, Check::Authority),
+        "prefer" => (SslMode::Prefer, Check::Nothing),
+        "require" => (SslMode::Require, Check::Nothing),
+        "verify-ca" => (SslMode::Require, Check::Authority),
+        "verify-full" => (SslMode::Require, Check::Host),
+        _ => bail!("database-url is wrong: its sslmode is none of disable, prefer, require, verify-ca and verify-full"),
+    };
+    let (roots, pinned) = match (check, file) {
+        (Check::Nothing, _) => (RootCertStore::empty(), Vec::new()),
+        (_, Some(file)) => roots_in(Path::new(file))?,
+        (_, None) => (usual_roots(), Vec::new()),
+    };
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let inner = match check {
+        Check::Nothing => None,
+        Check::Authority | Check::Host => {
+            let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone());
+            Some(verifier.build().context("database-url is wrong: its sslrootcert cannot be used")?)
+        }
+    };
+    Ok((mode, Verifier { check, pinned, inner, provider }))
+}
+
+/// The machine's trusted certificates, or the Mozilla set where there are none.
+fn usual_roots() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    let (added, _ignored) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if added == 0 {
+        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    }
+    roots
+}
+
+fn roots_in(file: &Path) -> anyhow::Result<(RootCertStore, Vec<CertificateDer<'static>>)> {
+    let context = || format!("cannot read certificates from {}, which sslrootcert names", file.display());
+    let text = std::fs::read(file).with_context(context)?;
+    let found = CertificateDer::pem_slice_iter(&text).collect::<Result<Vec<_>, _>>().with_context(context)?;
+    let mut roots = RootCertStore::empty();
+    let (added, _ignored) = roots.add_parsable_certificates(found.iter().cloned());
+    if added == 0 {
+        bail!("there is no certificate in {}, which sslrootcert names; it must hold them as PEM", file.display());
+    }
+    Ok((roots, found))
+}
+
+/// Checks a server's certificate as far as `sslmode` asks for it.
+#[derive(Debug)]
+struct Verifier {
+    check: Check,
+    /// What the file holds, to the letter: a server's own self-signed
+    /// certificate, as PostgreSQL's manual makes it, is no authority's.
+    pinned: Vec<CertificateDer<'static>>,
+    inner: Option<Arc<WebPkiServerVerifier>>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let Some(inner) = &self.inner else { return Ok(ServerCertVerified::assertion()) };
+        if self.pinned.iter().any(|known| known == end_entity) {
+            return match self.check {
+                Check::Nothing | Check::Authority => Ok(ServerCertVerified::assertion()),
+                Check::Host => rustls::client::verify_server_name(&ParsedCertificate::try_from(end_entity)?, name)
+                    .map(|()| ServerCertVerified::assertion()),
+            };
+        }
+        match inner.verify_server_cert(end_entity, intermediates, name, ocsp, now) {
+            // The name is looked at last: everything else was right.
+            Err(rustls::Error::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) if self.check == Check::Authority => Ok(ServerCertVerified::assertion()),
+            other => other,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, cert, signed, &self.provider.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, cert, signed, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(url: &str) -> tokio_postgres::Config {
+        prepare(&url.parse().unwrap()).unwrap_or_else(|problem| panic!("{url}: {problem:#}")).0
+    }
+
+    fn refused(url: &str) -> String {
+        format!("{:#}", pool(url, 1).map(|_| ()).expect_err(url))
+    }
+
+    #[test]
+    fn what_the_url_leaves_out_is_filled_in_and_what_it_says_is_kept() {
+        let bare = config("postgres://ops:hush@db/app");
+        assert_eq!(bare.get_application_name(), Some("posthaste"));
+        assert_eq!(bare.get_connect_timeout(), Some(&Duration::from_secs(5)));
+        assert_eq!(bare.get_tcp_user_timeout(), Some(&SILENCE_MAX));
+        assert_eq!(bare.get_keepalives_idle(), SILENCE_MAX);
+        assert_eq!(bare.get_target_session_attrs(), TargetSessionAttrs::Any);
+        assert_eq!(bare.get_password(), Some(b"hush".as_slice()));
+        let full = config(
+            "postgres://ops@db/app?application_name=eu&connect_timeout=2&tcp_user_timeout=1500&keepalives_idle=60&keepalives_count=9",
+        );
+        assert_eq!(full.get_application_name(), Some("eu"));
+        assert_eq!(full.get_connect_timeout(), Some(&Duration::from_secs(2)));
+        assert_eq!(full.get_tcp_user_timeout(), Some(&Duration::from_millis(1_500)), "milliseconds, as libpq has it");
+        assert_eq!(full.get_keepalives_idle(), Duration::from_secs(60));
+        assert_eq!(full.get_keepalives_retries(), Some(9));
+        assert_eq!(config("postgres://o@db/app?tcp_user_timeout=0").get_tcp_user_timeout(), None);
+        let several = config("postgres://o@a,b:7000/app");
+        assert_eq!(several.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
+        assert_eq!(
+            config("postgres://o@a,b/app?target_session_attrs=any").get_target_session_attrs(),
+            TargetSessionAttrs::Any
+        );
+    }
+
+    #[test]
+    fn sslmode_means_what_libpq_means_by_it() {
+        for (url, mode) in [
+            ("postgres://o@db/app", SslMode::Prefer),
+            ("postgres://o@db/app?sslmode=disable", SslMode::Disable),
+            ("postgres://o@db/app?sslmode=require", SslMode::Require),
+            ("postgres://o@db/app?sslmode=verify-ca", SslMode::Require),
+            ("postgres://o@db/app?sslmode=verify-full", SslMode::Require),
+            ("postgres://o@db/app?sslmode=verify-full&sslrootcert=system", SslMode::Require),
+            ("postgres:///app?host=/run/postgresql&user=o&sslmode=require", SslMode::Disable),
+        ] {
+            assert_eq!(config(url).get_ssl_mode(), mode, "{url}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_by_name_and_never_with_the_password() {
+        for (url, word) in [
+            ("postgres://ops:hush@db/app?sslmode=allow", "verify-full"),
+            ("postgres://ops:hush@db/app?sslrootcert=/no/such.pem&sslmode=verify-ca", "/no/such.pem"),
+            ("postgres://ops:hush@db/app?tcp_user_timeout=hush", "tcp_user_timeout"),
+            ("postgres://ops:hush@db/app?connect_timeout=hush", "connect_timeout"),
+            ("postgres://ops:hush@db/app?sslcert=x", "sslcert"),
+            ("mysql://ops:hush@db/app", "postgres://"),
+        ] {
+            let why = refused(url);
+            assert!(why.contains(word) && !why.contains("hush"), "{url}: {why}");
+        }
+        let empty = tempfile::NamedTempFile::new().unwrap();
+        let path = empty.path().display();
+        let why = refused(&format!("postgres://ops:hush@db/app?sslmode=require&sslrootcert={path}"));
+        assert!(why.contains("no certificate in"), "{why}");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_cannot_be_reached_is_told_with_host_database_and_user_alone() {
+        // Bound and dropped: nobody listens there.
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let url = format!("postgres://ops:hush@127.0.0.1:{port}/app");
+        let why = get(&pool(&url, 1).unwrap(), &url).await.map(|_| ()).unwrap_err().to_string();
+        assert!(why.contains(&format!("127.0.0.1:{port}, database app, user ops")), "{why}");
+        assert!(why.contains("refused") && !why.contains("hush"), "{why}");
+    }
+
+    /// A certificate for a name, signed by an authority, and both as PEM.
+    fn authority() -> (String, CertificateDer<'static>, CertificateDer<'static>) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        params.distinguished_name.push(rcgen::DnType::CommonName, "authority");
+        let root = params.self_signed(&key).unwrap();
+        let issuer = rcgen::Issuer::new(params, key);
+        let leaf_key = rcgen::KeyPair::generate().unwrap();
+        let leaf = rcgen::CertificateParams::new(vec!["db.example.com".into()]).unwrap();
+        let leaf = leaf.signed_by(&leaf_key, &issuer).unwrap();
+        (root.pem(), root.der().clone(), leaf.der().clone())
+    }
+
+    fn verifies(query: &str, certificate: &CertificateDer<'static>, host: &'static str) -> bool {
+        let url: DatabaseUrl = format!("postgres://o@db/app?{query}").parse().unwrap();
+        let (_, verifier) = verifier(&url).unwrap();
+        let host = ServerName::try_from(host).unwrap();
+        verifier.verify_server_cert(certificate, &[], &host, &[], UnixTime::now()).is_ok()
+    }
+
+    #[test]
+    fn a_certificate_is_checked_as_far_as_sslmode_asks() {
+        let (pem, root, leaf) = authority();
+        let (_, _, foreign) = authority();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), pem).unwrap();
+        let with = |mode: &str| format!("sslmode={mode}&sslrootcert={}", file.path().display());
+        let (ours, other) = ("db.example.com", "elsewhere.example.com");
+        for (query, certificate, host, is_fine) in [
+            ("sslmode=require".to_owned(), &foreign, other, true),
+            ("sslmode=prefer".to_owned(), &foreign, other, true),
+            ("sslmode=verify-full".to_owned(), &leaf, ours, false),
+            ("sslmode=verify-ca".to_owned(), &leaf, ours, false),
+            (with("require"), &leaf, other, true),
+            (with("require"), &foreign, ours, false),
+            (with("prefer"), &foreign, ours, false),
+            (with("verify-ca"), &leaf, other, true),
+            (with("verify-ca"), &foreign, ours, false),
+            (with("verify-full"), &leaf, ours, true),
+            (with("verify-full"), &leaf, other, false),
+            (with("verify-full"), &foreign, ours, false),
+            // The file's own certificate, shown by the server itself.
+            (with("verify-ca"), &root, ours, true),
+            (with("verify-full"), &root, ours, false),
+        ] {
+            assert_eq!(verifies(&query, certificate, host), is_fine, "{query} for {host}");
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Seals what must not be read by whoever reads the database.
+//!
+//! One master key per installation, kept in a file beside no database. From
+//! it come the key that seals, a short id of it that stands before whatever
+//! it sealed, and a text that tells whether a key fits without telling the key.
+//!
+//! Invariant: a sealed text opens only under its own key and for what it was
+//! sealed about, so a row copied to another endpoint is worth nothing there.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
+use aws_lc_rs::{constant_time, hmac};
+
+const KEY_BYTES: usize = 32;
+const ID_BYTES: usize = 4;
+
+/// The master key, ready to use.
+#[derive(Clone)]
+pub struct Seal {
+    key: Arc<RandomizedNonceKey>,
+    id: [u8; ID_BYTES],
+    check: String,
+    file: Option<PathBuf>,
+}
+
+/// What is there was sealed under another key.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the master key{} does not fit this database, whose secrets are sealed under another; copy the master-key file of \
+     the node that first used it, and name it with --master-key-file", .file.as_ref().map(|file| format!(" in {}", file.display())).unwrap_or_default()
+)]
+pub struct WrongKey {
+    /// Where the wrong key is.
+    pub file: Option<PathBuf>,
+}
+
+impl Seal {
+    /// A seal under this master key.
+    pub fn from_key(master: [u8; KEY_BYTES]) -> Self {
+        let master = hmac::Key::new(hmac::HMAC_SHA256, &master);
+        // One key, one purpose: what is made public tells nothing of what seals.
+        let derived = |purpose: &str| hmac::sign(&master, purpose.as_bytes());
+        let key = RandomizedNonceKey::new(&AES_256_GCM, derived("posthaste: seal, 1").as_ref())
+            .expect("the hash is as long as a key");
+        let mut id = [0; ID_BYTES];
+        id.copy_from_slice(&derived("posthaste: id, 1").as_ref()[..ID_BYTES]);
+        let check = hex(derived("posthaste: check, 1").as_ref());
+        Self { key: Arc::new(key), id, check, file: None }
+    }
+
+    /// Reads the key from a file, or makes one and writes it there. Tells
+    /// whether it was made now. Of several that do so at once, one makes it
+    /// and all get the same.
+    pub fn load_or_create(path: &Path) -> anyhow::Result<(Self, bool)> {
+        match path.try_exists() {
+            Ok(false) => {
+                let is_made =
+                    create(path).with_context(|| format!("cannot write a master key to {}", path.display()))?;
+                Ok((Self::read(path)?, is_made))
+            }
+            Ok(true) | Err(_) => Ok((Self::read(path)?, false)),
+        }
+    }
+
+    /// Reads the key from a file: 64 hexadecimal digits.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read the master key from {}", path.display()))?;
+        match from_hex(text.trim()) {
+            Some(key) => Ok(Self { file: Some(path.to_owned()), ..Self::from_key(key) }),
+            None => bail!(
+                "the master key file {} does not hold 64 hexadecimal digits; restore it from where you keep it",
+                path.display()
+            ),
+        }
+    }
+
+    /// Seals a text. It opens again only for the same `about`.
+    pub fn seal(&self, about: &[u8], text: &str) -> Vec<u8> {
+        let mut body = text.as_bytes().to_vec();
+        let nonce = self
+            .key
+            .seal_in_place_append_tag(Aad::from(about), &mut body)
+            .expect("a text in memory is not too long to be sealed");
+        [self.id.as_slice(), nonce.as_ref(), &body].concat()
+    }
+
+    /// The text, if this key sealed it about the same thing.
+    pub fn open(&self, about: &[u8], sealed: &[u8]) -> Option<String> {
+        let rest = sealed.strip_prefix(&self.id)?;
+        let (nonce, body) = rest.split_at_checked(NONCE_LEN)?;
+        let mut body = body.to_vec();
+        let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
+        let text = self.key.open_in_place(nonce, Aad::from(about), &mut body).ok()?;
+        String::from_utf8(text.to_vec()).ok()
+    }
+
+    /// A text to keep with what is sealed, from which [`Seal::fits`] tells
+    /// whether a key is the one. It does not tell the key.
+    pub fn check(&self) -> String {
+        self.check.clone()
+    }
+
+    /// Whether that text was made by this key.
+    pub fn fits(&self, check: &str) -> bool {
+        constant_time::verify_slices_are_equal(self.check.as_bytes(), check.trim().as_bytes()).is_ok()
+    }
+
+    /// Refuses to work with what another key sealed, naming the file of this
+    /// one and the way out.
+    pub fn must_fit(&self, check: &str) -> Result<(), WrongKey> {
+        if self.fits(check) { Ok(()) } else { Err(WrongKey { file: self.file.clone() }) }
+    }
+}
+
+/// Shows nothing.
+impl fmt::Debug for Seal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Seal")
+    }
+}
+
+/// Writes a new key where there is none. Tells whether it did: not, when
+/// another was quicker.
+fn create(path: &Path) -> anyhow::Result<bool> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    // Nobody but the owner may read a file made so. It gets its name only
+    // when all of it is on disk, so nobody can read half a key.
+    let mut file = tempfile::Builder::new().prefix(".master-key-").tempfile_in(folder)?;
+    let key: [u8; KEY_BYTES] = rand::random();
+    writeln!(file, "{}", hex(&key))?;
+    file.as_file().sync_all()?;
+    match file.persist_noclobber(path) {
+        Ok(_) => {
+            // Where folders cannot be synced there is nothing more to do.
+            let _ = File::open(folder).and_then(|folder| folder.sync_all());
+            Ok(true)
+        }
+        Err(problem) if problem.error.kind() == ErrorKind::AlreadyExists => Ok(false),
+        Err(problem) => Err(problem.error.into()),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(hex: &str) -> Option<[u8; KEY_BYTES]> {
+    let is_hex = hex.len() == 2 * KEY_BYTES && hex.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let digits = Some(hex).filter(|_| is_hex)?;
+    let byte = |n: usize| u8::from_str_radix(&digits[2 * n..2 * n + 2], 16).ok();
+    (0..KEY_BYTES).map(byte).collect::<Option<Vec<u8>>>()?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn seal(n: u8) -> Seal {
+        Seal::from_key([n; KEY_BYTES])
+    }
+
+    #[test]
+    fn a_sealed_text_opens_only_under_its_key_and_for_what_it_is_about() {
+        let sealed = seal(1).seal(b"endpoint a", "whsec_1");
+        assert_eq!(seal(1).open(b"endpoint a", &sealed).as_deref(), Some("whsec_1"));
+        assert_eq!(seal(1).open(b"endpoint b", &sealed), None);
+        assert_eq!(seal(2).open(b"endpoint a", &sealed), None);
+        for n in 0..sealed.len() {
+            let mut changed = sealed.clone();
+            changed[n] ^= 1;
+            assert_eq!(seal(1).open(b"endpoint a", &changed), None, "byte {n} was changed");
+            assert_eq!(seal(1).open(b"endpoint a", &sealed[..n]), None, "cut off at {n}");
+        }
+    }
+
+    #[test]
+    fn the_same_text_is_sealed_differently_each_time_and_is_not_in_it() {
+        let (one, two) = (seal(1).seal(b"a", "whsec_same"), seal(1).seal(b"a", "whsec_same"));
+        assert_ne!(one, two);
+        assert!(!one.windows(6).any(|part| part == b"whsec_"));
+        assert_eq!(one[..ID_BYTES], two[..ID_BYTES], "both begin with the key's id");
+    }
+
+    #[test]
+    fn a_check_fits_its_own_key_alone_and_neither_it_nor_debug_tells_the_key() {
+        let check = seal(1).check();
+        assert!(seal(1).fits(&check) && seal(1).fits(&format!("{check}\n")));
+        assert!(!seal(2).fits(&check) && !seal(1).fits("") && !seal(1).fits(&check[1..]));
+        assert!(!check.contains(&hex(&[1; 4])));
+        assert_eq!(format!("{:?}", seal(1)), "Seal");
+    }
+
+    #[test]
+    fn a_key_is_made_once_for_its_owner_alone_and_read_afterwards() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("master-key");
+        let (first, is_made) = Seal::load_or_create(&path).unwrap();
+        assert!(is_made);
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.len() == 65 && text.ends_with('\n'), "{text:?}");
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let (second, is_made) = Seal::load_or_create(&path).unwrap();
+        assert!(!is_made && second.fits(&first.check()));
+        assert!(Seal::read(&path).unwrap().fits(&first.check()));
+        assert_eq!(second.must_fit(&first.check()), Ok(()));
+        let why = second.must_fit(&seal(1).check()).unwrap_err().to_string();
+        assert!(why.contains(&path.display().to_string()) && why.contains("--master-key-file"), "{why}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn of_many_who_make_a_key_at_once_all_get_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("master-key");
+        let found: Vec<(String, bool)> = std::thread::scope(|scope| {
+            let one = || Seal::load_or_create(&path).map(|(seal, is_made)| (seal.check(), is_made)).unwrap();
+            let all: Vec<_> = (0..16).map(|_| scope.spawn(one)).collect();
+            all.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        assert_eq!(found.iter().filter(|(_, is_made)| *is_made).count(), 1);
+        assert!(found.iter().all(|(check, _)| *check == found[0].0));
+    }
+
+    #[test]
+    fn a_file_that_holds_no_key_is_refused_by_name_and_left_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("master-key");
+        for text in ["", "hush", &"+1".repeat(32), &"ab".repeat(31), &"ab".repeat(33)] {
+            std::fs::write(&path, text).unwrap();
+            let why = format!("{:#}", Seal::load_or_create(&path).unwrap_err());
+            assert!(why.contains("master-key") && why.contains("64 hexadecimal digits"), "{why}");
+            assert!(text.is_empty() || !why.contains(text));
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+        let missing = format!("{:#}", Seal::read(&folder.path().join("elsewhere")).unwrap_err());
+        assert!(missing.contains("elsewhere"), "{missing}");
+    }
+}
