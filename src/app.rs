@@ -19,6 +19,7 @@ use crate::api::{self, Doors, auth};
 use crate::clock::{Clock, SystemClock};
 use crate::config::{Bytes, Settings, Smtp};
 use crate::lifecycle::Gateway;
+use crate::lifecycle::cluster;
 use crate::lifecycle::deliver::connect::Connector;
 use crate::lifecycle::deliver::guard::Guard;
 use crate::lifecycle::deliver::send::HttpSender;
@@ -103,7 +104,7 @@ impl App {
         let gateway =
             Arc::new(Gateway { store: shared, dispatcher, expiry, clock, space, intake, mail, teller, metrics });
         gateway.mail.count_in(gateway.metrics.clone());
-        gateway.teller.catch_up();
+        gateway.teller.catch_up(|_| true);
 
         warn_of_forbidden(gateway.store.as_ref(), &guard);
         let mut chores = start_chores(&gateway, settings);
@@ -143,6 +144,9 @@ impl App {
             _ => {
                 warn!("{left} attempts were still in flight at the deadline; they will be made again at the next start")
             }
+        }
+        if let Err(problem) = self.gateway.store.leave().await {
+            warn!("this node's shards could not be given back, so others take them when its lease ends: {problem}");
         }
         let _ = self.stop_serving.send(());
         let _ = self.serving.await;
@@ -186,6 +190,7 @@ fn start_chores(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<JoinHandle<(
             }
         }),
         tokio::spawn(expire::run(expiring)),
+        tokio::spawn(cluster::listen(gateway.clone())),
         tokio::spawn(async move {
             retain::run(retaining.store.as_ref(), retaining.clock.as_ref(), retention).await;
         }),

@@ -185,7 +185,7 @@ pub async fn create(
         created_at: now,
         updated_at: now,
     };
-    let endpoint = api.gateway.store.create_endpoint(endpoint).await?;
+    let endpoint = change::create_endpoint(&api.gateway, endpoint).await?;
     let view = EndpointView { secret: Some(secret.text), ..EndpointView::of(&api, &endpoint, None) };
     Ok((StatusCode::CREATED, Json(view)))
 }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::Gateway;
+use super::cluster::{self, Question};
 use crate::model::delivery::after;
 use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
@@ -29,16 +30,26 @@ pub async fn change_delivery(gateway: &Gateway, tenant: &TenantId, id: DeliveryI
         // Its time begins anew, and may be short.
         gateway.expiry.note(now);
     }
-    Ok(())
+    let (endpoint, due_at) = (changed.endpoint, changed.due_at);
+    let question = Question::Changed { endpoint, delivery: id, due_at, is_anew: change == Change::Replay };
+    // Whoever owns it by now without having heard of it has read the store since.
+    cluster::ask(gateway, tenant, endpoint, &question).await.map(|_| ())
 }
 
 /// What is being tried this moment cannot be tried sooner.
 async fn refuse_in_flight(gateway: &Gateway, tenant: &TenantId, id: DeliveryId) -> Result<()> {
     let Some(delivery) = gateway.store.delivery(tenant, id).await? else { return Err(Error::NotFound("delivery")) };
-    match gateway.dispatcher.is_in_flight(delivery.endpoint_id, id) {
+    match cluster::is_in_flight(gateway, tenant, delivery.endpoint_id, id).await? {
         true => Err(Error::WrongState(format!("delivery {id} is in flight already; wait for its answer"))),
         false => Ok(()),
     }
+}
+
+/// Adds an endpoint.
+pub async fn create_endpoint(gateway: &Gateway, endpoint: Endpoint) -> Result<Arc<Endpoint>> {
+    let endpoint = gateway.store.create_endpoint(endpoint).await?;
+    gateway.dispatcher.recount();
+    Ok(endpoint)
 }
 
 /// Changes an endpoint; what it means for deliveries is in force on return.
@@ -111,6 +122,7 @@ pub async fn close_breaker(
 pub async fn delete_endpoint(gateway: &Gateway, tenant: &TenantId, id: EndpointId) -> Result<()> {
     gateway.store.delete_endpoint(tenant, id, gateway.clock.now()).await?;
     gateway.dispatcher.endpoint_changed(id);
+    gateway.dispatcher.recount();
     Ok(())
 }
 

@@ -196,7 +196,11 @@ async fn look(gateway: &Gateway, overdue: Overdue) -> Result<()> {
     };
     let lease = gateway.store.lease(&endpoint.tenant, endpoint.id);
     let settlement = Settlement { id: overdue.id, endpoint: endpoint.id, now, outcome };
-    let settled = gateway.store.settle(lease, settlement.clone()).await?;
+    let settled = match gateway.store.settle(lease, settlement.clone()).await {
+        // It is for another node to look at.
+        Err(Error::Stale(_)) => return Ok(()),
+        settled => settled?,
+    };
     if let Some(by) = over.filter(|_| !settled.is_void) {
         log_over(overdue.id, &endpoint, by);
         gateway.teller.settled(endpoint.id, now, &settlement.outcome, &settled);

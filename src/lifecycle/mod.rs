@@ -10,7 +10,7 @@
 //! Beside it: [`intake`] says how much may come in, [`expire`] ends what waits
 //! too long, [`retain`] forgets what is over, [`tell`] counts and writes to the
 //! owners of endpoints by [`mail`], [`waiting`] and [`explain`] say why
-//! something stands where it stands.
+//! something stands where it stands, [`cluster`] listens to other nodes.
 //!
 //! Everything here works on the [`crate::store`]'s promises and may run
 //! against a scripted [`deliver::send::Sender`] in simulated time.
@@ -29,6 +29,7 @@ use crate::store::Store;
 
 pub mod accept;
 pub mod change;
+pub mod cluster;
 pub mod deliver;
 pub mod dispatch;
 pub mod expire;

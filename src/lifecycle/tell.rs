@@ -120,11 +120,16 @@ impl Teller {
     }
 
     /// Writes the letters that a stop or a crash kept from being sent: for
-    /// every endpoint in trouble whose owner has not been told of it.
-    pub fn catch_up(&self) {
+    /// every endpoint of this node's, among those asked for, that is in trouble
+    /// and whose owner has not been told of it.
+    pub fn catch_up(&self, is_asked: impl Fn(&Endpoint) -> bool) {
         let store = &self.0.store;
         let tenants = store.tenants();
+        let is_ours = |endpoint: &Endpoint| store.lease(&endpoint.tenant, endpoint.id).is_held();
         for endpoint in tenants.iter().flat_map(|tenant| store.endpoints(&tenant.id)) {
+            if !is_asked(&endpoint) || !is_ours(&endpoint) {
+                continue;
+            }
             let Some(since) = endpoint.health.trouble_since else { continue };
             if endpoint.mailed_at.is_some_and(|mailed_at| mailed_at >= since) {
                 continue;

@@ -66,6 +66,7 @@ pub struct Metrics {
     first_attempt_delay: Histogram,
     put_back: Counter,
     stumbles: Counter,
+    stale_writes: Counter,
     deliveries_finished: Counters,
     delivery_attempts: BySet<Histogram>,
     time_to_deliver: Histogram,
@@ -121,6 +122,8 @@ impl Metrics {
             ),
             put_back: book.counter("put_back", "Attempts not made, and not counted, through trouble of our own"),
             stumbles: book.counter("stumbles", "Attempts that ended in a fault inside the gateway"),
+            stale_writes: book
+                .counter("stale_writes", "Outcomes refused, because their shard had another owner by then"),
             deliveries_finished: book.counters(
                 "deliveries_finished",
                 "Deliveries that reached an end, once more after a replay",
@@ -261,6 +264,11 @@ impl Metrics {
     /// An attempt ended in a fault inside the gateway.
     pub fn stumbled(&self) {
         self.stumbles.inc();
+    }
+
+    /// An outcome was refused, because its shard had another owner by then.
+    pub fn stale_write(&self) {
+        self.stale_writes.inc();
     }
 }
 

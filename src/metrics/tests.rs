@@ -187,7 +187,7 @@ fn a_bucket_holds_what_is_not_above_its_bound() {
 fn every_other_happening_moves_its_own_figure() {
     let metrics = fresh();
     type Happening = (&'static str, fn(&Metrics));
-    let happenings: [Happening; 26] = [
+    let happenings: [Happening; 27] = [
         ("events_accepted_total", |metrics| metrics.accepted(1)),
         ("event_data_bytes_total", |metrics| metrics.accepted(1)),
         ("events_duplicate_total", |metrics| metrics.duplicate()),
@@ -199,6 +199,7 @@ fn every_other_happening_moves_its_own_figure() {
         ("accept_duration_seconds_count", |metrics| metrics.accept_took(Duration::ZERO)),
         ("put_back_total", |metrics| metrics.put_back()),
         ("stumbles_total", |metrics| metrics.stumbled()),
+        ("stale_writes_total", |metrics| metrics.stale_write()),
         ("breaker_transitions_total{to=\"open\"}", |metrics| metrics.breaker_moved(BreakerMove::Open)),
         ("breaker_transitions_total{to=\"open_again\"}", |metrics| metrics.breaker_moved(BreakerMove::OpenAgain)),
         ("breaker_transitions_total{to=\"ramp\"}", |metrics| metrics.breaker_moved(BreakerMove::Ramp)),

@@ -163,6 +163,14 @@ impl EventId {
     pub fn from_stored(text: &str) -> Self {
         Self(text.into())
     }
+
+    /// The millisecond at which it was minted, if it looks like one of ours.
+    /// What a producer chose may look so, too.
+    pub fn minted_ms(&self) -> Option<i64> {
+        let uuid = Uuid::from_u128(self.0.strip_prefix("evt_").and_then(from_base32)?);
+        let is_ours = uuid.get_version_num() == 7 && uuid.get_variant() == uuid::Variant::RFC4122;
+        is_ours.then_some((uuid.as_u128() >> 80) as i64)
+    }
 }
 
 impl FromStr for EventId {
@@ -256,6 +264,16 @@ mod tests {
         assert_eq!(text.len(), 4 + 26);
         assert_eq!(text.parse::<DeliveryId>().unwrap(), id);
         assert_eq!(id.0.get_version_num(), 7);
+    }
+
+    #[test]
+    fn an_event_id_of_ours_tells_when_it_was_minted() {
+        let id = EventId::mint(at(1_700_000_000_123), u128::MAX);
+        assert_eq!(id.minted_ms(), Some(1_700_000_000_123));
+        let other = format!("evt_{}", base32(0x0123_4567_89ab_4def_8000_0000_0000_0000, &mut [0; 26]));
+        for text in ["evt_1", "order-17", "evt_", &id.as_str()[4..], &other] {
+            assert_eq!(EventId::from_stored(text).minted_ms(), None, "{text}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! One that many nodes share leases shards, and moves them: the lifecycle
 //! hears of it as [`Tiding`]s, in order, and answers those that ask for it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -25,6 +25,11 @@ pub trait Cluster: Send + Sync {
     /// monotonic clock; for ever, without. Whatever is not over by then must
     /// not be begun, and what is still going on then must be dropped.
     fn leased_until(&self) -> Option<Instant>;
+
+    /// How long a fresh lease lasts; nothing, where there are no leases. What
+    /// takes longer than that can never lie inside one, so this says what
+    /// must.
+    fn lease_length(&self) -> Option<Duration>;
 
     /// Asks whichever node owns an endpoint. Nothing, if that is nobody at
     /// the moment, or the node ends before it answers. Words and answers are

@@ -11,6 +11,7 @@ use crate::model::endpoint::{Endpoint, ParsedData};
 use crate::model::event::Event;
 use crate::model::health::Health;
 use crate::model::id::{EndpointId, TenantId};
+use crate::model::shard::Shard;
 use crate::model::tenant::Tenant;
 use crate::store::{Error, Result};
 
@@ -50,6 +51,22 @@ impl Index {
             *count = before.saturating_add_signed(more);
             self.waiting_in_all = self.waiting_in_all + *count - before;
         }
+    }
+
+    /// Takes over counts of what waits, by the number of the endpoint. For
+    /// each shard it is asked whether it was counted; one that was not is left
+    /// alone, or has nothing that is counted here.
+    pub fn recount(&mut self, counted: &[(i64, u64)], was_counted: impl Fn(Shard) -> Option<bool>) {
+        let counted: HashMap<i64, u64> = counted.iter().copied().collect();
+        for entry in self.endpoints.values() {
+            let count = match was_counted(Shard::of(&entry.endpoint.tenant, entry.endpoint.id)) {
+                None => continue,
+                Some(true) => counted.get(&entry.no).copied().unwrap_or(0),
+                Some(false) => 0,
+            };
+            self.waiting.insert(entry.no, count);
+        }
+        self.waiting_in_all = self.waiting.values().sum();
     }
 
     /// Nothing waits for this one any more.

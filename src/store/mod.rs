@@ -24,9 +24,11 @@ use crate::model::tenant::Tenant;
 mod changes;
 mod cluster;
 mod codes;
+mod decide;
 pub mod embedded;
 mod index;
 pub mod moved;
+pub mod postgres;
 pub mod seal;
 
 pub use changes::{Change, Changed, ChangedEndpoint, EndpointChange, Notice, Stop};

@@ -215,7 +215,7 @@ async fn the_store_does_not_grow_without_bound(house: House) {
         for claim in house.due(&endpoint, at(start + 1)).await.claims {
             house.deliver(&claim, at(start + 2)).await;
         }
-        sizes.push(house.size());
+        sizes.push(house.size().await);
         let forgotten = house.forget(at(start + 500), at(start + 500)).await;
         assert_eq!((forgotten.events, forgotten.deliveries), (300, 300));
     }

@@ -20,11 +20,15 @@ use posthaste::model::shard::Lease;
 use posthaste::model::tenant::{Defaults, Quota, Tenant};
 use posthaste::model::verdict::Verdict;
 use posthaste::store::embedded::{Durability, Embedded};
+use posthaste::store::postgres::{Options, Postgres};
+use posthaste::store::seal::Seal;
 use posthaste::store::{
     Accepted, AskDue, Change, Changed, Claim, DeliveryQuery, DuePage, Error, Forgotten, Horizon, NewEvent, Notice,
     Outcome, PageAsk, Settled, Settlement, Stop, Store, Together,
 };
 use serde_json::{Value, json};
+
+use crate::ground::postgres::{Database, Server};
 
 type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -36,7 +40,7 @@ trait Ground: Send + Sync {
     /// Ends what was opened; nobody else holds it any more.
     fn close(&mut self) -> Later<'_, ()>;
     /// How much room it takes, in units of its own.
-    fn size(&self) -> u64;
+    fn size(&self) -> Later<'_, u64>;
 }
 
 struct EmbeddedGround {
@@ -56,8 +60,8 @@ impl Ground for EmbeddedGround {
         Box::pin(async move { Arc::into_inner(store).expect("nobody else holds it").close().await })
     }
 
-    fn size(&self) -> u64 {
-        pages(&self.folder.path().join("posthaste.db"))
+    fn size(&self) -> Later<'_, u64> {
+        Box::pin(async { pages(&self.folder.path().join("posthaste.db")) })
     }
 }
 
@@ -66,6 +70,44 @@ fn pages(file: &Path) -> u64 {
     let db = rusqlite::Connection::open_with_flags(file, flags).expect("a second connection");
     let count: i64 = db.query_row("PRAGMA page_count", [], |row| row.get(0)).expect("a count");
     count.try_into().expect("a count")
+}
+
+struct PostgresGround {
+    // Dropped first: it may still be open when a promise was broken.
+    open: Option<Arc<Postgres>>,
+    database: Database,
+}
+
+impl PostgresGround {
+    async fn new() -> Self {
+        // What is promised here survives a closed store, not a lost disk.
+        let server = Server::shared(&["fsync=off", "full_page_writes=off", "synchronous_commit=off"]).await;
+        let database = server.database_like(async |url| opened(url).await.close().await).await;
+        Self { open: None, database }
+    }
+}
+
+async fn opened(url: &str) -> Postgres {
+    Postgres::open(Options::new(url, Seal::from_key([7; 32]))).await.expect("it opens")
+}
+
+impl Ground for PostgresGround {
+    fn open(&mut self) -> Later<'_, Arc<dyn Store>> {
+        Box::pin(async {
+            let store = Arc::new(opened(self.database.url()).await);
+            self.open = Some(store.clone());
+            store as Arc<dyn Store>
+        })
+    }
+
+    fn close(&mut self) -> Later<'_, ()> {
+        let store = self.open.take().expect("it is open");
+        Box::pin(async move { Arc::into_inner(store).expect("nobody else holds it").close().await })
+    }
+
+    fn size(&self) -> Later<'_, u64> {
+        Box::pin(async { self.database.size().await.try_into().expect("a size") })
+    }
 }
 
 /// A store with the tenant `default`, and the words for what is done to it.
@@ -95,6 +137,10 @@ impl House {
         Self::on(Box::new(EmbeddedGround { folder, open: None })).await
     }
 
+    pub async fn postgres() -> Self {
+        Self::on(Box::new(PostgresGround::new().await)).await
+    }
+
     async fn on(mut ground: Box<dyn Ground>) -> Self {
         let store = ground.open().await;
         let house = Self { store, ground, minted: AtomicU64::new(1) };
@@ -111,8 +157,8 @@ impl House {
     }
 
     /// How much room the store takes.
-    pub fn size(&self) -> u64 {
-        self.ground.size()
+    pub async fn size(&self) -> u64 {
+        self.ground.size().await
     }
 
     pub async fn put_tenant(&self, id: &str) -> TenantId {

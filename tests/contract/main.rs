@@ -1,8 +1,8 @@
 //! What every store promises, written once and asked of each of them.
 //!
 //! A promise is a function of a [`house::House`]: a store on ground of its
-//! own. [`for_every_store`] makes it a test per store; a second store is one
-//! more module in that macro. Time is handed in, so nothing here sleeps.
+//! own. [`for_every_store`] makes it a test per store; another store would be
+//! one more module in that macro. Time is handed in, so nothing here sleeps.
 
 #![allow(clippy::unwrap_used, reason = "these are tests; a panic is their answer")]
 
@@ -20,9 +20,21 @@ macro_rules! for_every_store {
                 }
             )*
         }
+        mod postgres {
+            $(
+                $(#[$mark])*
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $promise() {
+                    super::$promise(crate::house::House::postgres().await).await;
+                }
+            )*
+        }
     };
 }
 
+#[path = "../ground/mod.rs"]
+#[allow(dead_code, reason = "other tests need more of it")]
+mod ground;
 mod house;
 
 mod accept;

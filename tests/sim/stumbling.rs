@@ -120,6 +120,9 @@ impl Cluster for Stumbling {
     fn leased_until(&self) -> Option<std::time::Instant> {
         self.inner.leased_until()
     }
+    fn lease_length(&self) -> Option<std::time::Duration> {
+        self.inner.lease_length()
+    }
     async fn ask_owner(&self, tenant: &TenantId, endpoint: EndpointId, question: String) -> Result<Option<String>> {
         let tenant = tenant.clone();
         self.call(async move |store| store.ask_owner(&tenant, endpoint, question).await).await

@@ -1,14 +1,17 @@
 //! One attempt, told in a straight line: sign, send, judge, decide, settle.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use rand::rngs::StdRng;
+use tokio::sync::Notify;
 use tracing::{error, info, warn};
 
 use self::send::Sender;
 use self::sign::{sha256_hex, sign};
+use self::within::{Term, needed, within};
 use super::dispatch::gate::admits;
 use super::dispatch::hear::Answered;
 use super::expire::{Expiry, just_after};
@@ -22,8 +25,9 @@ use crate::model::health::Heard;
 use crate::model::id::DeliveryId;
 use crate::model::next::{Moment, Next, next_state};
 use crate::model::pace::about;
+use crate::model::shard::Lease;
 use crate::model::verdict::judge;
-use crate::store::{Claim, Notice, Outcome, Settled, Settlement, Store};
+use crate::store::{Claim, Error, Notice, Outcome, Settled, Settlement, Store};
 
 pub mod body;
 pub mod connect;
@@ -33,6 +37,7 @@ pub mod send;
 pub mod sign;
 pub mod tls;
 pub mod wire;
+pub mod within;
 
 /// What attempts are made with: the three seams, and chance.
 pub struct Desk {
@@ -48,33 +53,99 @@ pub struct Desk {
     pub clock: Arc<dyn Clock>,
     /// Where draws come from.
     pub chance: Mutex<StdRng>,
+    /// Told when shards have gone, or all is to end.
+    pub moved: Notify,
+    /// Whether all is to end.
+    pub is_cut: AtomicBool,
+}
+
+/// How a claim left the desk.
+#[derive(Debug)]
+pub enum Ended {
+    /// Its outcome is written down, or there is none to write.
+    Settled(Settled),
+    /// Its outcome was written down before, by a call whose answer got lost.
+    Repeated(Settled),
+    /// The lease was too short: no request was made, or none whose answer
+    /// counts. It rests where it was, and may be looked at again at this time.
+    Unsent {
+        /// When.
+        due_at: Timestamp,
+    },
+    /// Its endpoint is dispatched by another node.
+    Stale,
+}
+
+/// The right to call one endpoint.
+struct Grant<'a> {
+    desk: &'a Desk,
+    endpoint: &'a Endpoint,
+    lease: Lease,
+}
+
+impl Grant<'_> {
+    fn is_current(&self) -> bool {
+        self.desk.store.lease(&self.endpoint.tenant, self.endpoint.id) == self.lease
+    }
+
+    /// How a claim ends whose time this is not.
+    fn ended(&self) -> Ended {
+        match self.is_current() {
+            true => Ended::Unsent { due_at: after(self.desk.clock.now(), self.desk.lease_delay()) },
+            false => Ended::Stale,
+        }
+    }
+}
+
+impl Term for Grant<'_> {
+    fn until(&self) -> Option<Instant> {
+        self.desk.store.leased_until()
+    }
+
+    fn is_revoked(&self) -> bool {
+        self.desk.is_cut.load(Ordering::SeqCst) || !self.is_current()
+    }
+
+    fn moved(&self) -> &Notify {
+        &self.desk.moved
+    }
 }
 
 /// Makes one attempt and records it. `answered` is called once the receiver
 /// is no longer being asked anything, before the record is durable, with what
 /// its answer says about the endpoint; what that means is in force from then
 /// on, and is written with the attempt.
-pub async fn deliver(desk: &Desk, claim: &Claim, mut answered: impl FnMut(Option<Answered>) -> Notice) -> Settled {
+pub async fn deliver(
+    desk: &Desk,
+    claim: &Claim,
+    lease: Lease,
+    mut answered: impl FnMut(Option<Answered>) -> Notice,
+) -> Ended {
     let Some(endpoint) = desk.store.any_endpoint(claim.endpoint) else {
-        return Settled::default();
+        return Ended::Settled(Settled::default());
     };
     let started_at = desk.clock.now();
     if !admits(&endpoint, claim, started_at) {
         // Closed between its turn and now: it rests where it was.
-        return Settled { due_again_at: Some(claim.due_at), is_void: true, ..Settled::default() };
+        let settled = Settled { due_again_at: Some(claim.due_at), is_void: true, ..Settled::default() };
+        return Ended::Settled(settled);
+    }
+    let grant = Grant { desk, endpoint: &endpoint, lease };
+    if !grant.fits(needed(endpoint.settings.timeout.total.0, desk.store.lease_length())) {
+        return grant.ended();
     }
     let limits = desk.expiry.limits(&endpoint, claim.expires_at, started_at);
     if let Some(end) = claim.progress.end(&limits).filter(|end| started_at > end.at) {
         let over = Outcome::Over { by: end.by, progress: claim.progress };
-        let settled = settle(desk, claim, &endpoint, over).await;
-        if !settled.is_void {
+        let ended = settle(&grant, claim, over).await;
+        if matches!(&ended, Ended::Settled(settled) if !settled.is_void) {
             log_over(claim.id, &endpoint, end.by);
         }
-        return settled;
+        return ended;
     }
     let request = sign(claim, &endpoint, started_at);
     let body_sha256 = sha256_hex(&request.body);
-    let answer = desk.sender.send(request).await;
+    let Some(answer) = within(&grant, desk.sender.send(request)).await else { return grant.ended() };
     let sent = Sent { endpoint: &endpoint, started_at, body_sha256 };
     let (mut outcome, says) = decide(desk, claim, sent, answer);
     let means = answered(says);
@@ -82,17 +153,17 @@ pub async fn deliver(desk: &Desk, claim: &Claim, mut answered: impl FnMut(Option
         *notice = means;
     }
     log(claim, &endpoint, &outcome);
-    settle(desk, claim, &endpoint, outcome).await
+    settle(&grant, claim, outcome).await
 }
 
 /// Puts back a claim whose processing failed inside the gateway. One that
 /// fails so again and again is dead, and delays no one outside its lane.
-pub async fn stumble(desk: &Desk, claim: &Claim, problem: String) -> Settled {
+pub async fn stumble(desk: &Desk, claim: &Claim, lease: Lease, problem: String) -> Ended {
     error!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %claim.endpoint,
            "an attempt failed inside the gateway; it is put back and not counted: {problem}");
     let due_at = after(desk.clock.now(), desk.put_back_delay());
-    let Some(endpoint) = desk.store.any_endpoint(claim.endpoint) else { return Settled::default() };
-    settle(desk, claim, &endpoint, Outcome::Stumbled { due_at, error: problem }).await
+    let Some(endpoint) = desk.store.any_endpoint(claim.endpoint) else { return Ended::Settled(Settled::default()) };
+    settle(&Grant { desk, endpoint: &endpoint, lease }, claim, Outcome::Stumbled { due_at, error: problem }).await
 }
 
 /// What went out: the endpoint as it was then, since it may change meanwhile.
@@ -164,9 +235,11 @@ fn record(number: u32, sent: Sent<'_>, answer: Answer, decision: Decision) -> At
 }
 
 /// Records the outcome. It is known now, so a store in trouble is asked again
-/// until it takes it: repeating the request instead would be a duplicate.
-async fn settle(desk: &Desk, claim: &Claim, endpoint: &Endpoint, outcome: Outcome) -> Settled {
-    let lease = desk.store.lease(&endpoint.tenant, endpoint.id);
+/// until it takes it: repeating the request instead would be a duplicate. It
+/// is written under the lease that the attempt was made under, so once another
+/// node has taken over, the store says so.
+async fn settle(grant: &Grant<'_>, claim: &Claim, outcome: Outcome) -> Ended {
+    let Grant { desk, endpoint, lease } = *grant;
     let settlement = Settlement { id: claim.id, endpoint: endpoint.id, now: desk.clock.now(), outcome };
     loop {
         match desk.store.settle(lease, settlement.clone()).await {
@@ -178,9 +251,17 @@ async fn settle(desk: &Desk, claim: &Claim, endpoint: &Endpoint, outcome: Outcom
                     let (outcome, accepted_at) = (&settlement.outcome, claim.event.accepted_at);
                     desk.teller.settled(endpoint.id, accepted_at, outcome, &settled);
                 }
-                return settled;
+                return match settled.is_repeat {
+                    true => Ended::Repeated(settled),
+                    false => Ended::Settled(settled),
+                };
             }
-            Err(crate::store::Error::Stale(_)) => return Settled::default(),
+            Err(Error::Stale(shard)) => {
+                info!(delivery.id = %claim.id, endpoint.id = %endpoint.id,
+                      "an outcome is not recorded, because shard {} has another owner", shard.0);
+                desk.teller.metrics().stale_write();
+                return Ended::Stale;
+            }
             Err(problem) => {
                 warn!(delivery.id = %claim.id, "an outcome could not be recorded yet: {problem}");
                 // Never all in step, or the store would be asked by all at once.

@@ -2,6 +2,7 @@
 //! at once, and from when on.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 
@@ -10,6 +11,7 @@ use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::health::Health;
 use crate::model::id::TenantId;
 use crate::model::pace::Rate;
+use crate::model::shard::Lease;
 use crate::model::tenant::Quota;
 use crate::store::Claim;
 
@@ -38,11 +40,24 @@ pub struct Gate {
     pub health: Health,
     /// When it was created: before that it was never called.
     pub created_at: Timestamp,
+    /// What it is dispatched under.
+    pub tenure: Tenure,
+}
+
+/// What a node dispatches an endpoint under.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tenure {
+    /// The right to.
+    pub lease: Lease,
+    /// Since when, if others may have called it until then.
+    pub since: Option<Timestamp>,
+    /// How long an attempt needs to have ahead of it under that lease.
+    pub needed: Duration,
 }
 
 impl Gate {
     /// What this endpoint allows.
-    pub fn of(endpoint: &Endpoint, quota: Quota, host: Option<Arc<str>>) -> Self {
+    pub fn of(endpoint: &Endpoint, quota: Quota, host: Option<Arc<str>>, tenure: Tenure) -> Self {
         Self {
             tenant: endpoint.tenant.clone(),
             quota,
@@ -54,6 +69,7 @@ impl Gate {
             breaker: endpoint.settings.breaker,
             health: endpoint.health.clone(),
             created_at: endpoint.created_at,
+            tenure,
         }
     }
 }

@@ -5,6 +5,7 @@
 //! it sleeps until the next due time.
 
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -14,13 +15,15 @@ use rand::{RngExt, SeedableRng};
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use self::gate::Gate;
+use self::gate::{Gate, Tenure};
 use self::hear::{Answered, is_hush};
+use self::holdings::Holdings;
 use self::limits::{Hold, Limits};
 use self::pressure::{Gauge, Pressure};
 use self::queues::Queues;
 use super::deliver::send::Sender;
-use super::deliver::{Desk, deliver, stumble};
+use super::deliver::within::{left, needed};
+use super::deliver::{Desk, Ended, deliver, stumble};
 use super::expire::Expiry;
 use super::tell::Teller;
 use crate::clock::Clock;
@@ -30,11 +33,15 @@ use crate::model::endpoint::Endpoint;
 use crate::model::health::Health;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
 use crate::model::news::What;
-use crate::store::{AskDue, Claim, Notice, Settled, Store};
+use crate::model::shard::{Lease, Shard};
+use crate::model::tenant::Quota;
+use crate::store::{AskDue, Claim, Error, Notice, Settled, Store};
 
 pub mod gate;
 pub mod hear;
+pub mod holdings;
 pub mod limits;
+mod moves;
 pub mod pressure;
 pub mod queue;
 pub mod queues;
@@ -45,6 +52,10 @@ mod unwind;
 /// How long a failed read or a put-back waits: long enough to be calm, and
 /// never the same for all.
 const PUT_BACK_SECONDS: Range<f64> = 1.0..30.0;
+/// How long attempts that are cut off have to end.
+const CUT: Duration = Duration::from_secs(1);
+/// How long something waits that the lease was too short for.
+const LEASE_SECONDS: Range<f64> = 0.05..0.5;
 
 /// Starts attempts when they are due. Cheap to clone.
 #[derive(Clone)]
@@ -54,6 +65,10 @@ pub struct Dispatcher {
 
 struct Shared {
     queues: Mutex<Queues>,
+    /// Which shards are this node's. Locked after the queues, never before.
+    holdings: Mutex<Holdings>,
+    /// Whether there are no other nodes, and never will be.
+    is_alone: bool,
     limits: Limits,
     desk: Desk,
     /// Something is due earlier than the timer thinks, or it is time to stop.
@@ -76,10 +91,15 @@ impl Dispatcher {
         seed: u64,
     ) -> Self {
         let chance = Mutex::new(StdRng::seed_from_u64(seed));
+        let is_alone = store.lease_length().is_none();
+        let holdings = if is_alone { Holdings::all() } else { Holdings::none() };
+        let (moved, is_cut) = (Notify::new(), AtomicBool::new(false));
         let shared = Shared {
             queues: Mutex::new(Queues::new(limits, clock.now())),
+            holdings: Mutex::new(holdings),
+            is_alone,
             limits,
-            desk: Desk { store, sender, expiry, teller, clock, chance },
+            desk: Desk { store, sender, expiry, teller, clock, chance, moved, is_cut },
             earlier: Notify::new(),
             gauge: Mutex::new(Gauge::new()),
             fewer: Notify::new(),
@@ -88,15 +108,19 @@ impl Dispatcher {
     }
 
     /// Learns from the store what is waiting, then keeps time until stopped.
+    /// One of many nodes is told what is waiting with every shard it gains.
     pub async fn run(&self) -> crate::store::Result<()> {
-        for (endpoint, due_at) in self.shared.desk.store.earliest_due().await? {
-            self.queues().stored(endpoint, due_at, self.now(), || self.gate(endpoint));
+        if self.shared.is_alone {
+            for (endpoint, due_at) in self.shared.desk.store.earliest_due().await? {
+                self.stored(endpoint, due_at);
+            }
         }
+        let mut lease_at = None;
         loop {
             let earlier = self.shared.earlier.notified();
-            self.pump();
+            self.try_lease(&mut lease_at);
             let next = self.queues().next_wake();
-            match next {
+            match next.into_iter().chain(lease_at).min() {
                 Some(at) => tokio::select! {
                     () = earlier => {}
                     () = self.shared.desk.clock.sleep_until(at) => {}
@@ -114,14 +138,33 @@ impl Dispatcher {
         let now = self.now();
         for claim in claims {
             let endpoint = claim.endpoint;
-            self.queues().admit(claim, now, || self.gate(endpoint));
+            let mut queues = self.queues();
+            if self.is_ours(&claim.event.tenant, endpoint, claim.due_at) {
+                queues.admit(claim, now, || self.gate(endpoint));
+            }
+        }
+        self.pump();
+    }
+
+    /// Something of an endpoint is due in the store at this time.
+    pub fn stored(&self, endpoint: EndpointId, due_at: Timestamp) {
+        {
+            let mut queues = self.queues();
+            if self.knows_as_ours(endpoint, due_at) {
+                queues.stored(endpoint, due_at, self.now(), || self.gate(endpoint));
+            }
         }
         self.pump();
     }
 
     /// A delivery was changed by other hands than an attempt's.
     pub fn changed(&self, endpoint: EndpointId, id: DeliveryId, due_at: Option<Timestamp>) {
-        self.queues().changed(endpoint, id, due_at, self.now(), || self.gate(endpoint));
+        {
+            let (now, mut queues) = (self.now(), self.queues());
+            if self.knows_as_ours(endpoint, due_at.unwrap_or(now)) {
+                queues.changed(endpoint, id, due_at, now, || self.gate(endpoint));
+            }
+        }
         self.pump();
     }
 
@@ -130,7 +173,10 @@ impl Dispatcher {
         {
             let now = self.now();
             let mut queues = self.queues();
+            let is_known = self.shared.desk.store.any_endpoint(endpoint).is_some();
+            let is_ours = is_known && self.knows_as_ours(endpoint, now);
             match self.gate(endpoint) {
+                Some(_) if !is_ours => {}
                 Some(gate) => {
                     queues.regate(endpoint, gate.clone(), now);
                     // A change may have freed something, such as a blocked lane.
@@ -145,7 +191,10 @@ impl Dispatcher {
     /// A tenant's weight or rate was changed.
     pub fn tenant_changed(&self, tenant: &TenantId) {
         if let Some(known) = self.shared.desk.store.tenant(tenant) {
-            self.queues().change_quota(tenant, known.quota, self.now());
+            let mut queues = self.queues();
+            self.count_part(tenant);
+            queues.change_quota(tenant, self.quota_here(tenant, known.quota), self.now());
+            drop(queues);
             self.pump();
         }
     }
@@ -191,17 +240,24 @@ impl Dispatcher {
     /// were still in flight at the deadline.
     pub async fn stop(&self, deadline: Duration) -> usize {
         self.queues().stop();
-        let settled = async {
-            loop {
-                let fewer = self.shared.fewer.notified();
-                if self.queues().in_flight() == 0 {
-                    return;
-                }
-                fewer.await;
+        let _ = tokio::time::timeout(deadline, self.all_settled()).await;
+        let left = self.queues().in_flight();
+        if left > 0 && !self.shared.is_alone {
+            // Others begin with them as soon as they may, so they end here.
+            self.cut();
+            let _ = tokio::time::timeout(CUT, self.all_settled()).await;
+        }
+        left
+    }
+
+    async fn all_settled(&self) {
+        loop {
+            let fewer = self.shared.fewer.notified();
+            if self.queues().in_flight() == 0 {
+                return;
             }
-        };
-        let _ = tokio::time::timeout(deadline, settled).await;
-        self.queues().in_flight()
+            fewer.await;
+        }
     }
 
     fn queues(&self) -> MutexGuard<'_, Queues> {
@@ -218,9 +274,12 @@ impl Dispatcher {
     fn gate(&self, endpoint: EndpointId) -> Option<Gate> {
         let store = &self.shared.desk.store;
         let endpoint = store.any_endpoint(endpoint)?;
-        let quota = store.tenant(&endpoint.tenant)?.quota;
+        let quota = self.quota_here(&endpoint.tenant, store.tenant(&endpoint.tenant)?.quota);
         let host = self.shared.limits.per_host.and_then(|_| host_of(&endpoint.settings.url));
-        Some(Gate::of(&endpoint, quota, host))
+        let lease = store.lease(&endpoint.tenant, endpoint.id);
+        let since = self.holdings().since(lease.shard);
+        let needed = needed(endpoint.settings.timeout.total.0, store.lease_length());
+        Some(Gate::of(&endpoint, quota, host, Tenure { lease, since, needed }))
     }
 
     /// Starts whatever can start and reads whatever should be read.
@@ -228,27 +287,32 @@ impl Dispatcher {
         let now = self.now();
         let (claims, asks) = {
             let store = &self.shared.desk.store;
+            let lease_left = left(store.leased_until());
             let mut queues = self.queues();
             if let Some((pressure, seconds)) = self.pressure() {
                 queues.felt(pressure, seconds);
             }
             let mut asks = queues.look(now);
-            let claims: Vec<Claim> = std::iter::from_fn(|| queues.take_next(now, || store.weight_in_use())).collect();
+            let waited_for_lease = queues.waits_for_lease();
+            let take_next = || queues.take_next(now, lease_left, || store.weight_in_use());
+            let claims: Vec<(Claim, Lease)> = std::iter::from_fn(take_next).collect();
             asks.extend(queues.look(now));
+            let asks: Vec<_> = asks.into_iter().filter_map(|ask| Some((queues.lease(ask.endpoint)?, ask))).collect();
             let waits = queues.take_waits();
             let metrics = self.shared.desk.teller.metrics();
             metrics.waited(Wait::Rate, waits.rate);
             metrics.waited(Wait::Share, waits.share);
-            if queues.set_timer() {
+            let waits_for_lease = queues.waits_for_lease() && !waited_for_lease;
+            if queues.set_timer() || waits_for_lease {
                 self.shared.earlier.notify_one();
             }
             (claims, asks)
         };
-        for claim in claims {
-            tokio::spawn(self.clone().attempt(claim));
+        for (claim, lease) in claims {
+            tokio::spawn(self.clone().attempt(claim, lease));
         }
-        for ask in asks {
-            tokio::spawn(self.clone().read(ask));
+        for (lease, ask) in asks {
+            tokio::spawn(self.clone().read(lease, ask));
         }
     }
 
@@ -257,31 +321,44 @@ impl Dispatcher {
         self.shared.gauge.try_lock().ok()?.read()
     }
 
-    async fn attempt(self, claim: Claim) {
+    async fn attempt(self, claim: Claim, lease: Lease) {
         let mut held = Held { dispatcher: self.clone(), claim: Some(claim), is_sending: true, is_hushed: false };
         let claim = held.claim.clone().expect("it was just put there");
         let desk = &self.shared.desk;
-        let delivered = unwind::caught(deliver(desk, &claim, |answer| held.answered(answer))).await;
-        let settled = match delivered {
-            Ok(settled) => settled,
+        let delivered = unwind::caught(deliver(desk, &claim, lease, |answer| held.answered(answer))).await;
+        let ended = match delivered {
+            Ok(ended) => ended,
             // Its own fault or ours: the receiver is not charged, nor asked again at once.
-            Err(panic) => stumble(desk, &claim, panic).await,
+            Err(panic) => stumble(desk, &claim, lease, panic).await,
         };
-        held.settled(settled);
+        held.ended(ended);
     }
 
-    async fn read(self, ask: AskDue) {
+    async fn read(self, lease: Lease, ask: AskDue) {
         let endpoint = ask.endpoint;
         let store = &self.shared.desk.store;
         let page = match store.any_endpoint(endpoint) {
             None => Ok(Default::default()),
-            Some(known) => store.read_due(store.lease(&known.tenant, endpoint), ask).await,
+            Some(_) => store.read_due(lease, ask).await,
         };
-        let page =
-            page.inspect_err(|problem| warn!(endpoint.id = %endpoint, "could not read what is due: {problem}")).ok();
         let again_at = self.put_back_at();
         let now = self.now();
-        self.queues().read_done(endpoint, page, now, again_at);
+        {
+            let mut queues = self.queues();
+            match page {
+                _ if queues.lease(endpoint) != Some(lease) => queues.read_void(endpoint, now),
+                Ok(page) => queues.read_done(endpoint, Some(page), now, again_at),
+                Err(Error::Stale(_)) => {
+                    // That it is lost is still to be heard of, and perhaps that it is ours again.
+                    self.knows_as_ours(endpoint, now);
+                    queues.read_done(endpoint, Some(Default::default()), now, again_at);
+                }
+                Err(problem) => {
+                    warn!(endpoint.id = %endpoint, "could not read what is due: {problem}");
+                    queues.read_done(endpoint, None, now, again_at);
+                }
+            }
+        }
         self.pump();
     }
 
@@ -290,7 +367,7 @@ impl Dispatcher {
     }
 }
 
-/// A claim in flight. Every way out ends in [`Held::settled`].
+/// A claim in flight. Every way out ends in [`Held::ended`].
 struct Held {
     dispatcher: Dispatcher,
     claim: Option<Claim>,
@@ -315,16 +392,26 @@ impl Held {
         notice
     }
 
-    fn settled(&mut self, settled: Settled) {
+    fn ended(&mut self, ended: Ended) {
         self.answered(None);
         let Some(claim) = self.claim.take() else { return };
         let dispatcher = &self.dispatcher;
+        // What a write of others, or a lost answer, led to is for the store to say.
+        let (settled, is_unknown) = match ended {
+            Ended::Settled(settled) => (settled, false),
+            Ended::Repeated(settled) => (settled, true),
+            Ended::Unsent { due_at } => (Settled { due_again_at: Some(due_at), ..Settled::default() }, false),
+            Ended::Stale => (Settled::default(), true),
+        };
         {
             let now = dispatcher.now();
             let mut queues = dispatcher.queues();
             queues.settled(&claim, settled.due_again_at, now);
             if self.is_hushed {
                 queues.hush_over(claim.endpoint);
+            }
+            if is_unknown && dispatcher.knows_as_ours(claim.endpoint, now) {
+                queues.stored(claim.endpoint, now, now, || dispatcher.gate(claim.endpoint));
             }
         }
         // What was written is in force from here on. Where nothing was, the
@@ -347,7 +434,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         if self.claim.is_some() && std::thread::panicking() {
             let due_again_at = Some(self.dispatcher.put_back_at());
-            self.settled(Settled { due_again_at, ..Settled::default() });
+            self.ended(Ended::Settled(Settled { due_again_at, ..Settled::default() }));
         }
     }
 }
@@ -383,7 +470,15 @@ impl Desk {
 
     /// How long something waits that failed through no fault of the receiver.
     pub fn put_back_delay(&self) -> Duration {
-        let Range { start, end } = PUT_BACK_SECONDS;
+        self.drawn_from(PUT_BACK_SECONDS)
+    }
+
+    /// How long something waits that the lease was too short for.
+    pub fn lease_delay(&self) -> Duration {
+        self.drawn_from(LEASE_SECONDS)
+    }
+
+    fn drawn_from(&self, Range { start, end }: Range<f64>) -> Duration {
         Duration::from_secs_f64(start + (end - start) * self.draw())
     }
 }

@@ -49,6 +49,9 @@ pub struct Queue {
     pub wake: Option<Timestamp>,
     /// Whether there is no such endpoint any more.
     pub is_removed: bool,
+    /// Whether it is another node's, or about to be: it is here only for what
+    /// is still in flight.
+    pub is_foreign: bool,
     /// What its receiver asked for that is not written down yet.
     pub hush: Hush,
 }
@@ -81,14 +84,10 @@ impl Queue {
     /// An empty queue. What was sent before the node began is not known,
     /// unless there was no such endpoint then.
     pub fn new(gate: Gate, began_at: Timestamp) -> Self {
-        let pace = match gate.created_at >= began_at {
-            true => Pace::rested(gate.rate),
-            false => Pace::unknown_before(gate.rate, began_at),
-        };
         Self {
             pulse: Pulse::of(gate.health.clone()),
+            pace: first_pace(&gate, began_at),
             gate,
-            pace,
             ready: VecDeque::new(),
             known: HashSet::new(),
             in_flight: HashSet::new(),
@@ -104,8 +103,18 @@ impl Queue {
             turn: Turn::Out,
             wake: None,
             is_removed: false,
+            is_foreign: false,
             hush: Hush::default(),
         }
+    }
+
+    /// Goes on as this node's, from what is written down: nothing is known of
+    /// what others did meanwhile. What is still in flight stays so.
+    pub fn regain(&mut self, gate: Gate, began_at: Timestamp) {
+        self.is_foreign = false;
+        self.pulse = Pulse::of(gate.health.clone());
+        self.pace = first_pace(&gate, began_at);
+        self.gate = gate;
     }
 
     /// How many are read at once.
@@ -154,13 +163,18 @@ impl Queue {
         let is_waiting = self.stored_due.is_some() || self.urgent_due.is_some();
         let is_idle = self.known.is_empty() && !is_waiting && !self.is_reading && self.turn == Turn::Out;
         let is_idle = is_idle && self.hosts.is_empty() && !self.is_listed;
-        is_idle && self.hush.pending == 0 && self.pace.is_rested(now) && self.pulse.is_calm(now)
+        // How it is doing, and what was sent, is for its new owner to know.
+        is_idle && (self.is_foreign || self.is_calm(now))
+    }
+
+    fn is_calm(&self, now: Timestamp) -> bool {
+        self.hush.pending == 0 && self.pace.is_rested(now) && self.pulse.is_calm(now)
     }
 
     /// When to look into the store: for all that is due, but not before the
     /// receiver wants to be called; for what a person asked for, at any time.
     pub fn read_at(&self) -> Option<Timestamp> {
-        if !self.gate.is_open || self.is_reading || !self.is_low() {
+        if !self.gate.is_open || self.is_foreign || self.is_reading || !self.is_low() {
             return None;
         }
         let quiet_until = self.quiet_until().unwrap_or(Timestamp::MIN);
@@ -247,5 +261,15 @@ impl Queue {
             let place = list.iter().position(|claim| claim.id == id)?;
             list.remove(place)
         })
+    }
+}
+
+/// The pace of an endpoint of which this node knows nothing before this time,
+/// or before it became this node's.
+fn first_pace(gate: &Gate, began_at: Timestamp) -> Pace {
+    let known_from = gate.tenure.since.map_or(began_at, |since| since.max(began_at));
+    match gate.created_at >= known_from {
+        true => Pace::rested(gate.rate),
+        false => Pace::unknown_before(gate.rate, known_from),
     }
 }

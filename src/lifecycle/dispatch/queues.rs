@@ -9,10 +9,12 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::gate::Gate;
+use self::hosts::Host;
+use super::gate::{Gate, Tenure};
 use super::hear::{Answered, hear, is_hush};
 use super::limits::{Hold, Limits, Waits};
 use super::pressure::Pressure;
@@ -21,6 +23,7 @@ use super::shares::Shares;
 use super::strain::Strain;
 use crate::model::health::Health;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::model::shard::Lease;
 use crate::model::tenant::Quota;
 use crate::store::{AskDue, Claim, DuePage, Notice};
 
@@ -61,13 +64,9 @@ pub struct Queues {
     flight_bytes: usize,
     tidy_at: usize,
     rate_waits: u64,
+    /// Whether something was not started because the lease is too short.
+    waits_for_lease: bool,
     is_stopped: bool,
-}
-
-#[derive(Default)]
-struct Host {
-    open: usize,
-    parked: VecDeque<EndpointId>,
 }
 
 impl Queues {
@@ -88,6 +87,7 @@ impl Queues {
             flight_bytes: 0,
             tidy_at: TIDY_AT,
             rate_waits: 0,
+            waits_for_lease: false,
             is_stopped: false,
         }
     }
@@ -131,9 +131,15 @@ impl Queues {
         self.arrange(endpoint, now);
     }
 
-    /// The next claim to start, or nothing while none can. `weight_in_use` is
+    /// The next claim to start, or nothing while none can, and the lease to
+    /// start it under. `left` is how long that lasts, if it ends; `weight_in_use`
     /// what the weights of all tenants add up to.
-    pub fn take_next(&mut self, now: Timestamp, weight_in_use: impl Fn() -> u64) -> Option<Claim> {
+    pub fn take_next(
+        &mut self,
+        now: Timestamp,
+        left: Option<Duration>,
+        weight_in_use: impl Fn() -> u64,
+    ) -> Option<(Claim, Lease)> {
         while !self.is_stopped && self.has_room() {
             let Some(endpoint) = self.shares.next(self.slots_free, self.strain.rate(), now, &weight_in_use) else {
                 match self.is_short() {
@@ -147,6 +153,12 @@ impl Queues {
             if !queue.has_work(now) || !queue.pace.is_ready(now) {
                 let host = queue.gate.host.clone();
                 self.arrange(endpoint, now);
+                self.pass_on(host, now);
+                continue;
+            }
+            if left.is_some_and(|left| queue.gate.tenure.needed > left) {
+                let host = queue.gate.host.clone();
+                self.waits_for_lease = true;
                 self.pass_on(host, now);
                 continue;
             }
@@ -169,6 +181,7 @@ impl Queues {
                 }
                 at_host.open += 1;
             }
+            let lease = queue.gate.tenure.lease;
             let started = queue.start();
             match &started {
                 Some(claim) => {
@@ -185,8 +198,8 @@ impl Queues {
                 None => self.leave_host(host, now),
             }
             self.arrange(endpoint, now);
-            if started.is_some() {
-                return started;
+            if let Some(claim) = started {
+                return Some((claim, lease));
             }
         }
         None
@@ -262,7 +275,7 @@ impl Queues {
                 queue.ready.push_front(waiting);
             }
         }
-        if let Some(due_at) = due_again_at.filter(|_| !queue.is_removed) {
+        if let Some(due_at) = due_again_at.filter(|_| !queue.is_removed && !queue.is_foreign) {
             queue.note_stored(due_at);
             // Put back, it is still what a person asked for, or what they asked
             // for while it was on its way.
@@ -316,7 +329,9 @@ impl Queues {
     pub fn regate(&mut self, endpoint: EndpointId, gate: Gate, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
         queue.pulse.adopt(&gate.health);
-        queue.gate = gate;
+        // What is held of it was read under the lease it has.
+        let tenure = Tenure { needed: gate.tenure.needed, ..queue.gate.tenure };
+        queue.gate = Gate { tenure, ..gate };
         self.settle_gate(endpoint, now);
         self.arrange(endpoint, now);
     }
@@ -441,7 +456,7 @@ impl Queues {
 
     /// How an endpoint is doing, as this node feels it.
     pub fn health(&self, endpoint: EndpointId) -> Option<&Health> {
-        self.endpoints.get(&endpoint).map(|queue| &queue.pulse.health)
+        self.endpoints.get(&endpoint).filter(|queue| !queue.is_foreign).map(|queue| &queue.pulse.health)
     }
 
     /// Whether a lane's one slot is taken.
@@ -501,37 +516,6 @@ impl Queues {
         false
     }
 
-    /// A request to this host is over, or was not made after all.
-    fn leave_host(&mut self, host: Option<Arc<str>>, now: Timestamp) {
-        if let Some(at_host) = host.as_ref().and_then(|host| self.hosts.get_mut(host)) {
-            at_host.open = at_host.open.saturating_sub(1);
-        }
-        self.pass_on(host, now);
-    }
-
-    /// Gives a free place at this host to the next that can use it.
-    fn pass_on(&mut self, host: Option<Arc<str>>, now: Timestamp) {
-        let (Some(most), Some(host)) = (self.limits.per_host, host) else { return };
-        while let Some(at_host) = self.hosts.get_mut(&host)
-            && at_host.open < most
-        {
-            let Some(next) = at_host.parked.pop_front() else {
-                if at_host.open == 0 {
-                    self.hosts.remove(&host);
-                }
-                return;
-            };
-            let Some(queue) = self.endpoints.get_mut(&next).filter(|queue| queue.turn == Turn::AtHost) else {
-                continue;
-            };
-            queue.turn = Turn::Out;
-            self.arrange(next, now);
-            if self.endpoints.get(&next).is_some_and(|queue| queue.turn == Turn::InLine) {
-                return;
-            }
-        }
-    }
-
     /// Puts in force what the gate says, and what is not written down yet.
     fn settle_gate(&mut self, endpoint: EndpointId, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
@@ -575,5 +559,7 @@ fn cost(claim: &Claim) -> usize {
     claim.event.data.len() + CLAIM_BYTES
 }
 
+mod hosts;
+mod moves;
 #[cfg(test)]
 mod tests;

@@ -80,6 +80,11 @@ impl Shares {
         }
     }
 
+    /// What others sent for their tenants before this time is not known.
+    pub fn unknown_before(&mut self, at: Timestamp) {
+        self.began_at = at;
+    }
+
     /// An endpoint of this tenant can start something.
     pub fn offer(&mut self, tenant: &TenantId, quota: &Quota, endpoint: EndpointId) {
         let share = match self.tenants.get_mut(tenant) {

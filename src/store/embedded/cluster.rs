@@ -1,6 +1,6 @@
 //! A cluster of one: this process owns every shard for ever.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use tokio::sync::mpsc;
@@ -18,6 +18,10 @@ impl Cluster for Embedded {
     }
 
     fn leased_until(&self) -> Option<Instant> {
+        None
+    }
+
+    fn lease_length(&self) -> Option<Duration> {
         None
     }
 

@@ -1,7 +1,6 @@
 //! An endpoint's row: how it is changed by people, and by its receiver.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -11,12 +10,11 @@ use super::lane::pass_dead_heads;
 use super::news::{mark, tell_of_lane};
 use super::rows::{at, id_bytes, millis, uuid_of};
 use super::writer::Transaction;
-use crate::model::endpoint::{Endpoint, EndpointState, OnDead, Secret, Settings};
-use crate::model::health::{Health, Phase};
+use crate::model::endpoint::{Endpoint, Secret, Settings};
+use crate::model::health::Health;
 use crate::model::id::{EndpointId, SecretId};
-use crate::model::news::{Author, Milestone, What};
-use crate::model::policy::RetryPolicy;
-use crate::store::{ChangedEndpoint, Claim, EndpointChange, Error, Notice, Result};
+use crate::store::decide::{self, is_only_health};
+use crate::store::{ChangedEndpoint, Claim, EndpointChange, Notice, Result};
 
 /// An endpoint as the transaction sees it. Changes of the same transaction
 /// are in the tables already, but not yet in the index, so the tables decide.
@@ -95,100 +93,25 @@ pub fn change(
     change: EndpointChange,
     now: Timestamp,
 ) -> rusqlite::Result<Result<ChangedEndpoint>> {
-    let mut milestones = Vec::new();
-    let mut happened = |what, reason, by| milestones.push(Milestone { at: now, what, reason, by, until: None });
-    let mut unblocks = false;
-    match change {
-        EndpointChange::Settings { settings, policy, if_updated_at } => {
-            if endpoint.updated_at != if_updated_at {
-                return Ok(Err(Error::Changed));
-            }
-            unblocks = endpoint.settings.on_dead == OnDead::Block && settings.on_dead == OnDead::Skip;
-            if let Some(reason) = resettle(&mut endpoint, *settings, policy, now) {
-                happened(What::BreakerClosed, Some(reason), Author::Person);
-            }
-        }
-        EndpointChange::Standing { state, reason, by } => {
-            let was = endpoint.standing.state;
-            if state == EndpointState::Active {
-                // Whoever resumes what is not held means what keeps it quiet.
-                if was == EndpointState::Active {
-                    endpoint.quiet_until = None;
-                }
-                let is_open = matches!(endpoint.health.phase, Phase::Open { .. });
-                if was != EndpointState::Active {
-                    happened(What::Resumed, reason.clone(), by);
-                } else if is_open {
-                    happened(What::BreakerClosed, Some(reason.clone().unwrap_or_else(|| "resumed".into())), by);
-                }
-                if was != EndpointState::Active || is_open {
-                    endpoint.health = endpoint.health.fresh(now);
-                }
-                endpoint.standing = endpoint.standing.moved(state, None, by, now);
-            } else {
-                let what = if state == EndpointState::Paused { What::Paused } else { What::Disabled };
-                happened(what, reason.clone(), by);
-                endpoint.standing = endpoint.standing.moved(state, reason, by, now);
-            }
-        }
-        EndpointChange::Breaker { is_open: true, until, reason } => {
-            let why = reason.unwrap_or_else(|| "opened by a person".into());
-            endpoint.health = endpoint.health.forced_open(until, why.clone(), now);
-            milestones.push(Milestone {
-                at: now,
-                what: What::BreakerOpened,
-                reason: Some(why),
-                by: Author::Person,
-                until,
-            });
-        }
-        EndpointChange::Breaker { is_open: false, reason, .. } => {
-            happened(What::BreakerClosed, reason, Author::Person);
-            endpoint.health = endpoint.health.fresh(now);
-        }
-        EndpointChange::Mailed => endpoint.mailed_at = Some(now),
-        EndpointChange::Rotate { secret, overlap } => {
-            rotate(transaction.db, no, &mut endpoint, secret, overlap, now)?;
-        }
+    let turned = match decide::change(&mut endpoint, change, now) {
+        Ok(turned) => turned,
+        Err(refused) => return Ok(Err(refused)),
+    };
+    if let Some((secret, ends_at)) = &turned.rotated {
+        rotate(transaction.db, no, secret, *ends_at, now)?;
     }
     let endpoint = save(transaction, no, endpoint)?;
     let mut freed = Vec::new();
-    for milestone in &milestones {
+    for milestone in &turned.milestones {
         freed.extend(mark(transaction, no, &endpoint, milestone)?);
     }
-    if unblocks {
+    if turned.unblocks {
         for dead in pass_dead_heads(transaction.db, no, now)? {
             freed.extend(tell_of_lane(transaction, dead, false, now)?);
         }
     }
     let told = std::mem::take(&mut transaction.told);
-    Ok(Ok(ChangedEndpoint { endpoint, milestones, freed, told }))
-}
-
-/// Takes over new settings; returns why the breaker closed with them, if it
-/// did.
-fn resettle(endpoint: &mut Endpoint, settings: Settings, policy: RetryPolicy, now: Timestamp) -> Option<String> {
-    let is_elsewhere = endpoint.settings.url != settings.url;
-    let is_switched_off = endpoint.settings.breaker.enabled && !settings.breaker.enabled;
-    endpoint.settings = settings;
-    endpoint.policy = policy;
-    // Strictly later, so that the next change can tell.
-    let least = millis(endpoint.updated_at) + 1;
-    endpoint.updated_at = at(millis(now).max(least));
-    // Another receiver has asked for nothing yet, nor failed.
-    if is_elsewhere {
-        endpoint.quiet_until = None;
-    }
-    // What a person opened, a person closes.
-    if endpoint.health.is_forced() || !(is_elsewhere || is_switched_off) {
-        return None;
-    }
-    let was_open = matches!(endpoint.health.phase, Phase::Open { .. });
-    if was_open || (is_elsewhere && endpoint.health.misses > 0) {
-        endpoint.health = endpoint.health.fresh(now);
-    }
-    let why = if is_elsewhere { "its URL was changed" } else { "its breaker was switched off" };
-    was_open.then(|| why.to_owned())
+    Ok(Ok(ChangedEndpoint { endpoint, milestones: turned.milestones, freed, told }))
 }
 
 /// Does what the answer of the receiver at this URL means for the endpoint;
@@ -200,49 +123,18 @@ pub fn heed(
     notice: &Notice,
     now: Timestamp,
 ) -> rusqlite::Result<(Notice, Vec<Claim>)> {
-    let Notice { quiet_until, stop, health, milestones } = notice;
-    if let (None, None, Some(health), true) = (quiet_until, stop, health, milestones.is_empty()) {
+    if let (Some(health), true) = (&notice.health, is_only_health(notice)) {
         keep_health(transaction, id, health)?;
         return Ok((Notice::default(), Vec::new()));
     }
     let Some((no, mut endpoint)) = current(transaction, id)? else { return Ok(Default::default()) };
-    // Another receiver has said nothing yet.
-    if endpoint.settings.url != url {
-        return Ok(Default::default());
-    }
-    let mut heeded = Notice::default();
-    // What was asked for once is not taken back by asking for less.
-    if let Some(at) = quiet_until.filter(|at| endpoint.quiet_until.is_none_or(|known| known < *at)) {
-        endpoint.quiet_until = Some(at);
-        heeded.quiet_until = Some(at);
-    }
-    let mut happened = Vec::new();
-    // What happened, happened, also if a later answer was written before it.
-    if health.as_ref().is_none_or(|health| health.life >= endpoint.health.life) {
-        happened.clone_from(milestones);
-    }
-    if let Some(health) = health.as_ref().filter(|health| health.is_after(&endpoint.health)) {
-        endpoint.health = Health::clone(health);
-        heeded.health = Some(health.clone());
-    }
-    let is_news = match stop.as_ref().map(|stop| stop.state) {
-        Some(EndpointState::Disabled) => endpoint.standing.state != EndpointState::Disabled,
-        Some(_) => endpoint.standing.state == EndpointState::Active,
-        None => false,
-    };
-    if let Some(stop) = stop.as_ref().filter(|_| is_news) {
-        let what = if stop.state == EndpointState::Paused { What::Paused } else { What::Disabled };
-        endpoint.standing = endpoint.standing.moved(stop.state, Some(stop.reason.clone()), stop.by, now);
-        happened.push(Milestone { at: now, what, reason: Some(stop.reason.clone()), by: stop.by, until: None });
-        heeded.stop = Some(stop.clone());
-    }
-    heeded.milestones = happened.clone();
+    let heeded = decide::heed(&mut endpoint, url, notice, now);
     if heeded.is_empty() {
         return Ok(Default::default());
     }
     let endpoint = save(transaction, no, endpoint)?;
     let mut freed = Vec::new();
-    for milestone in &happened {
+    for milestone in &heeded.milestones {
         freed.extend(mark(transaction, no, &endpoint, milestone)?);
     }
     Ok((heeded, freed))
@@ -282,25 +174,11 @@ pub fn insert_secret(db: &Connection, endpoint: i64, secret: &Secret) -> rusqlit
     Ok(())
 }
 
-fn rotate(
-    db: &Connection,
-    no: i64,
-    endpoint: &mut Endpoint,
-    secret: Secret,
-    overlap: Duration,
-    now: Timestamp,
-) -> rusqlite::Result<()> {
-    let ends_at = crate::model::delivery::after(now, overlap);
+fn rotate(db: &Connection, no: i64, secret: &Secret, ends_at: Timestamp, now: Timestamp) -> rusqlite::Result<()> {
     db.execute("DELETE FROM secrets WHERE endpoint = ? AND expires_at <= ?", params![no, millis(now)])?;
     db.execute(
         "UPDATE secrets SET expires_at = ? WHERE endpoint = ? AND (expires_at IS NULL OR expires_at > ?)",
         params![millis(ends_at), no, millis(ends_at)],
     )?;
-    insert_secret(db, no, &secret)?;
-    endpoint.secrets.retain(|old| old.is_active(now));
-    for old in &mut endpoint.secrets {
-        old.expires_at = Some(old.expires_at.map_or(ends_at, |earlier| earlier.min(ends_at)));
-    }
-    endpoint.secrets.insert(0, secret);
-    Ok(())
+    insert_secret(db, no, secret)
 }

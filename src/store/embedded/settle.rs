@@ -11,6 +11,7 @@ use super::writer::Transaction;
 use crate::model::attempt::Attempt;
 use crate::model::delivery::{Cause, End, Progress, STUMBLES_MAX, State};
 use crate::model::next::Next;
+use crate::store::decide::Stand;
 use crate::store::{Claim, Outcome, Settled, Settlement};
 
 /// Writes what became of a claim.
@@ -22,20 +23,20 @@ pub fn settle(transaction: &mut Transaction<'_>, settlement: &Settlement) -> rus
     let next = match &settlement.outcome {
         Outcome::Attempted { attempt, next, progress, .. } => {
             insert_attempt(transaction.db, row.no, attempt)?;
-            row.allowed(*next, progress.begun_at)
+            row.stand.allowed(*next, progress.begun_at)
         }
-        Outcome::PutBack { due_at } => row.allowed(Next::Waiting { due_at: *due_at }, None),
+        Outcome::PutBack { due_at } => row.stand.allowed(Next::Waiting { due_at: *due_at }, None),
         Outcome::Stumbled { due_at, error } => {
             let stumbles = stumble(transaction.db, row.no, error)?;
             let next = match stumbles >= STUMBLES_MAX {
                 true => Next::Dead(Cause::Poisoned),
                 false => Next::Waiting { due_at: *due_at },
             };
-            row.allowed(next, None)
+            row.stand.allowed(next, None)
         }
         // Decided on what was read before: an attempt or a person may have
         // been faster.
-        Outcome::Over { progress, .. } | Outcome::LookAgain { progress, .. } if !row.stands_at(progress) => {
+        Outcome::Over { progress, .. } | Outcome::LookAgain { progress, .. } if !row.stand.stands_at(progress) => {
             let due_again_at = (row.place.state == State::Waiting).then(|| at(row.place.due_at));
             return Ok(Settled { due_again_at, is_void: true, ..Settled::default() });
         }
@@ -48,7 +49,7 @@ pub fn settle(transaction: &mut Transaction<'_>, settlement: &Settlement) -> rus
     };
     let place = row.place_after(next, settlement.now);
     match &settlement.outcome {
-        Outcome::Attempted { attempt, progress, look_at, .. } if row.is_budget(progress.begun_at) => {
+        Outcome::Attempted { attempt, progress, look_at, .. } if row.stand.is_budget(progress.begun_at) => {
             let look_at = look_at.filter(|_| place.state == State::Waiting);
             write_budget(transaction.db, row.no, progress, millis(attempt.started_at), &place)?;
             if place.state == State::Waiting || row.is_watched {
@@ -116,10 +117,7 @@ struct Found {
     is_passed: bool,
     /// Whether its time is looked at, or a person asked for it.
     is_watched: bool,
-    /// When its present budget began.
-    begun_at: i64,
-    /// Attempts made in its whole life.
-    attempts: u32,
+    stand: Stand,
     place: Place,
 }
 
@@ -133,27 +131,6 @@ struct Place {
 }
 
 impl Found {
-    /// What an attempt may still do to the delivery. A person may have ended
-    /// it meanwhile, or replayed it after that: then only an arrival counts.
-    fn allowed(&self, next: Next, begun_at: Option<Timestamp>) -> Option<Next> {
-        match (self.place.state, next) {
-            (State::Waiting, next) if self.is_budget(begun_at) => Some(next),
-            (State::Waiting | State::Cancelled | State::Dead, Next::Delivered) => Some(Next::Delivered),
-            (State::Waiting | State::Cancelled | State::Dead | State::Delivered, _) => None,
-        }
-    }
-
-    /// Whether this is the budget that the delivery has now.
-    fn is_budget(&self, begun_at: Option<Timestamp>) -> bool {
-        begun_at.is_none_or(|begun_at| millis(begun_at) == self.begun_at)
-    }
-
-    /// Whether it waits, and nothing has been tried or changed since this was
-    /// its progress.
-    fn stands_at(&self, progress: &Progress) -> bool {
-        self.place.state == State::Waiting && self.is_budget(progress.begun_at) && self.attempts == progress.attempts
-    }
-
     fn place_after(&self, next: Option<Next>, now: Timestamp) -> Place {
         let finished_at = Some(millis(now));
         match next {
@@ -191,8 +168,7 @@ fn find(db: &Connection, settlement: &Settlement) -> rusqlite::Result<Option<Fou
                 lane: row.get(2)?,
                 is_passed: row.get(3)?,
                 is_watched: row.get(9)?,
-                begun_at: row.get(8)?,
-                attempts: row.get(10)?,
+                stand: Stand { state: place.state, begun_at: row.get(8)?, attempts: row.get(10)? },
                 place,
             };
             Ok((found, delivery_id(no, row.get(4)?)))

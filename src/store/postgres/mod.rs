@@ -5,11 +5,11 @@
 //! whatever waits together; [`membership`] holds this node's shards and hears
 //! what others do.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use anyhow::Context;
 use deadpool_postgres::{Object, Pool};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -18,13 +18,15 @@ use super::index::Index;
 use super::seal::Seal;
 use super::{Result, Tiding};
 use crate::metrics::Commits;
-use membership::Owned;
 use numbers::Numbers;
+use owned::Owned;
 use tx::{Tx, connection};
 
 mod accept;
+mod act;
 mod catalog;
 mod change;
+mod cluster;
 mod connect;
 mod due;
 mod endpoint;
@@ -34,19 +36,22 @@ mod lane;
 mod line;
 mod membership;
 mod migrate;
-mod news;
 mod numbers;
 mod overdue;
+mod owned;
 mod partitions;
+mod place;
 mod queue;
+mod reading;
 mod rows;
 mod settle;
 mod settle_one;
 mod sweep;
 mod tx;
+mod writing;
 
 /// How to open a shared store.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Options {
     /// Where the database is.
     pub url: String,
@@ -101,6 +106,14 @@ struct Shared {
     stale_writes: AtomicU64,
     /// Where reads of what is due may begin, by endpoint.
     floors: due::Floors,
+    /// How every transaction begins.
+    begin: String,
+    /// The catalogue in memory is changed by one at a time.
+    catalogue_turn: tokio::sync::Mutex<()>,
+    /// The catalogue's version that the others know this node has heard of.
+    heard: AtomicI64,
+    /// Questions of other nodes that are being answered.
+    asked: Mutex<HashSet<i64>>,
 }
 
 impl Postgres {
@@ -109,10 +122,11 @@ impl Postgres {
     pub async fn open(options: Options) -> anyhow::Result<Self> {
         let pool = connect::pool(&options.url, options.connections)?;
         {
-            let mut client = pool.get().await.context("cannot reach the database")?;
+            let mut client = connect::get(&pool, &options.url).await?;
             migrate::migrate(&mut client).await?;
         }
         let (told, listener) = mpsc::unbounded_channel();
+        let begin = tx::begin(options.lease);
         let shared = Arc::new(Shared {
             pool,
             options,
@@ -125,10 +139,13 @@ impl Postgres {
             is_answering: AtomicBool::new(true),
             stale_writes: AtomicU64::new(0),
             floors: due::Floors::default(),
+            begin,
+            catalogue_turn: tokio::sync::Mutex::default(),
+            heard: AtomicI64::new(0),
+            asked: Mutex::default(),
         });
         shared.fit_key().await?;
         partitions::ensure(&shared).await?;
-        shared.refresh_catalogue().await?;
         let membership = membership::join(&shared).await?;
         let accepting = line::Line::start(shared.clone());
         let settling = line::Line::start(shared.clone());
@@ -139,16 +156,37 @@ impl Postgres {
     /// connections.
     pub async fn close(self) {
         let _ = super::Cluster::leave(&self).await;
+        self.shared.pool.close();
+    }
+}
+
+impl Postgres {
+    /// Ends what goes on in the background.
+    async fn end_chores(&self) {
         let chores = std::mem::take(&mut *self.chores.lock().expect("nothing panics while it is held"));
         for chore in chores {
             chore.abort();
             let _ = chore.await;
         }
-        self.shared.pool.close();
     }
 }
 
 impl Shared {
+    /// Refuses a key that is not the one secrets here are sealed with. The
+    /// first node's key is the one.
+    async fn fit_key(&self) -> anyhow::Result<()> {
+        let client = self.connection().await?;
+        let sql = "INSERT INTO posthaste.notes (name, value) VALUES ('master_key_check', $1) ON CONFLICT DO NOTHING";
+        tx::patiently(client.execute_typed(sql, tx::bind![self.options.seal.check()])).await?;
+        let sql = "SELECT value FROM posthaste.notes WHERE name = 'master_key_check'";
+        let rows = tx::patiently(client.query_typed(sql, tx::bind![])).await?;
+        anyhow::ensure!(
+            self.options.seal.fits(rows[0].get(0)),
+            "the master key does not fit this database; name the key of its other nodes with --master-key-file"
+        );
+        Ok(())
+    }
+
     fn index(&self) -> RwLockReadGuard<'_, Index> {
         self.index.read().expect("no writer of the catalogue panics")
     }
@@ -164,7 +202,7 @@ impl Shared {
 
     /// A transaction.
     async fn begin(&self) -> Result<Tx> {
-        Tx::begin(&self.pool).await
+        Tx::begin(&self.pool, &self.begin).await
     }
 
     fn numbers(&self) -> Arc<Numbers> {

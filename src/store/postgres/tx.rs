@@ -11,12 +11,17 @@ use uuid::Uuid;
 
 use crate::store::{Error, Result};
 
-/// Every transaction begins so. A node that freezes inside one must not hold
-/// its locks over the cluster, and a lock that cannot be had is trouble to be
-/// told, not to be waited for. `SET LOCAL`, because a pooler may give the
-/// next transaction another session.
-pub const BEGIN: &str = "BEGIN; SET LOCAL lock_timeout = '5s'; SET LOCAL statement_timeout = '10s'; \
-                         SET LOCAL idle_in_transaction_session_timeout = '5s'";
+/// How every transaction begins. A node that freezes inside one must not hold
+/// its locks over the cluster, least of all beyond its lease, and a lock that
+/// cannot be had is trouble to be told, not to be waited for. `SET LOCAL`,
+/// because a pooler may give the next transaction another session.
+pub fn begin(lease: Duration) -> String {
+    let idle = (lease / 2).min(Duration::from_secs(5)).as_millis();
+    format!(
+        "BEGIN; SET LOCAL lock_timeout = '5s'; SET LOCAL statement_timeout = '10s'; \
+         SET LOCAL idle_in_transaction_session_timeout = '{idle}ms'"
+    )
+}
 
 /// No answer for so long means that the server cannot be reached.
 pub const PATIENCE: Duration = Duration::from_secs(15);
@@ -93,9 +98,9 @@ pub struct Tx {
 
 impl Tx {
     /// Begins one.
-    pub async fn begin(pool: &Pool) -> Result<Self> {
+    pub async fn begin(pool: &Pool, begin: &str) -> Result<Self> {
         let tx = Self::open(pool).await?;
-        patiently(tx.client().batch_execute(BEGIN)).await?;
+        patiently(tx.client().batch_execute(begin)).await?;
         Ok(tx)
     }
 
@@ -136,7 +141,6 @@ impl Tx {
     /// Makes it durable. An error leaves open whether it is.
     pub async fn commit(mut self) -> Result<()> {
         patiently(self.client().batch_execute("COMMIT")).await?;
-        self.client = self.client.take().inspect(|_| ());
         self.done();
         Ok(())
     }

@@ -7,7 +7,9 @@ use crate::model::endpoint::EndpointState;
 use crate::model::health::{BreakerState, Heard, Quarantine};
 use crate::model::news::Author;
 use crate::model::pace::Rate;
+use crate::model::shard::Shard;
 use crate::model::verdict::Verdict;
+use crate::store::ONLY_EPOCH;
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(seconds).unwrap()
@@ -32,6 +34,7 @@ fn open() -> Gate {
         breaker: BreakerSettings::default(),
         health: Health::default(),
         created_at: CREATED_AT,
+        tenure: Tenure { lease: Lease { shard: Shard(1), epoch: ONLY_EPOCH }, since: None, needed: Duration::ZERO },
     }
 }
 
@@ -70,7 +73,7 @@ impl Node {
     }
 
     fn take_next(&mut self) -> Option<Claim> {
-        self.queues.take_next(self.now, || 4)
+        self.queues.take_next(self.now, None, || 4).map(|(claim, _)| claim)
     }
 
     fn take_all(&mut self) -> Vec<Claim> {

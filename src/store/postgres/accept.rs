@@ -1,0 +1,305 @@
+//! Accept: events and all their deliveries become durable together, whoever
+//! owns the endpoints.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::sync::oneshot;
+
+use super::Shared;
+use super::line::{Work, Written};
+use super::numbers::first_of;
+use super::rows::{at, millis};
+use super::tx::{Tx, bind, bound, is_taken, patiently};
+use super::writing::Writing;
+use crate::store::{Accepted, Error, NewEvent, Result, Together};
+
+/// Events that wait to be accepted.
+pub struct Job {
+    /// They.
+    pub events: Vec<NewEvent>,
+    /// Whether they stand or fall as one.
+    pub together: Together,
+    /// Who waits for it.
+    pub answer: oneshot::Sender<Result<Vec<Accepted>>>,
+}
+
+/// How often numbers that another node gave out at the same time are given up
+/// for others.
+const TRIES: usize = 3;
+
+impl Work for Job {
+    const ABREAST: usize = 2;
+    const MOST: usize = 1_024;
+
+    fn size(&self) -> usize {
+        // Large payloads count for more.
+        self.events.iter().map(|new| 1 + new.targets.len() / 4 + new.event.data.len() / 16_384).sum()
+    }
+
+    async fn write(shared: &Arc<Shared>, mut jobs: Vec<Self>) -> Written<Self> {
+        let later = set_aside(&mut jobs);
+        let mut outcome = Err(Error::Outdated);
+        for _ in 0..TRIES {
+            outcome = accept(shared, &jobs).await;
+            if !outcome.as_ref().is_err_and(is_taken) {
+                break;
+            }
+        }
+        let is_written = outcome.is_ok();
+        match outcome {
+            Ok(answers) => {
+                for (job, answer) in jobs.into_iter().zip(answers) {
+                    let _ = job.answer.send(answer);
+                }
+            }
+            Err(problem) => {
+                if matches!(problem, Error::Outdated) {
+                    // Whoever asks again is matched with what is known then.
+                    let _ = shared.refresh_catalogue().await;
+                }
+                for job in jobs {
+                    let _ = job.answer.send(Err(problem.clone()));
+                }
+            }
+        }
+        Written { is_written, later }
+    }
+}
+
+/// Takes out the jobs that hand in an id which an earlier one of this batch
+/// does: what became of that one must be known first.
+fn set_aside(jobs: &mut Vec<Job>) -> Vec<Job> {
+    let mut seen = HashSet::new();
+    let mut later = Vec::new();
+    let mut now = Vec::with_capacity(jobs.len());
+    for job in jobs.drain(..) {
+        let ids = || job.events.iter().filter(|new| new.fingerprint.is_some()).map(|new| &new.event);
+        if ids().any(|event| seen.contains(&(event.tenant.clone(), event.id.clone()))) {
+            later.push(job);
+            continue;
+        }
+        seen.extend(ids().map(|event| (event.tenant.clone(), event.id.clone())));
+        now.push(job);
+    }
+    *jobs = now;
+    later
+}
+
+/// What is known of an event before it is written.
+enum Fate {
+    /// It is new, with this number.
+    New,
+    /// It was accepted before, or its id was.
+    Known(Accepted),
+    /// An earlier one of its own batch has the same id.
+    Repeats(usize),
+}
+
+async fn accept(shared: &Arc<Shared>, jobs: &[Job]) -> Result<Vec<Result<Vec<Accepted>>>> {
+    let version = shared.version.load(Ordering::Acquire);
+    let numbers = shared.numbers();
+    let tenants: Vec<Option<i64>> = {
+        let index = shared.index();
+        jobs.iter().map(|job| job.events.first().and_then(|new| index.tenant_no(&new.event.tenant))).collect()
+    };
+    let mut tx = Tx::open(&shared.pool).await?;
+    let mut has_begun = false;
+    let mut fates: Vec<Vec<Fate>> = jobs.iter().map(|job| job.events.iter().map(|_| Fate::New).collect()).collect();
+    let event_nos: Vec<Vec<i64>> = jobs
+        .iter()
+        .map(|job| job.events.iter().map(|new| numbers.take(millis(new.event.accepted_at), 1)).collect())
+        .collect();
+    if jobs.iter().any(|job| job.events.iter().any(|new| new.fingerprint.is_some())) {
+        has_begun = true;
+        meet(&tx, shared, jobs, &tenants, &event_nos, &mut fates).await?;
+    }
+    let mut writing = Writing::default();
+    let mut answers = Vec::with_capacity(jobs.len());
+    {
+        let index = shared.index();
+        for (n, job) in jobs.iter().enumerate() {
+            let Some(tenant) = tenants[n] else {
+                answers.push(match job.events.is_empty() {
+                    true => Ok(Vec::new()),
+                    false => Err(Error::NotFound("tenant")),
+                });
+                continue;
+            };
+            let is_undone = is_undone(job, &fates[n]);
+            let mut accepted: Vec<Accepted> = Vec::with_capacity(job.events.len());
+            for (k, new) in job.events.iter().enumerate() {
+                let one = match &fates[n][k] {
+                    Fate::New if is_undone => Accepted::New { deliveries: 0, claims: Vec::new() },
+                    Fate::New => writing.add(&index, &numbers, tenant, event_nos[n][k], new),
+                    Fate::Known(known) => known.clone(),
+                    Fate::Repeats(first) => repeat_of(&job.events[*first], new, &accepted[*first]),
+                };
+                accepted.push(one);
+            }
+            answers.push(Ok(accepted));
+        }
+    }
+    let node = shared.owned.node();
+    let places = match has_begun {
+        true => {
+            let places = writing.write(&tx, Some(version), node).await?;
+            if places.is_none() {
+                // The ids must be forgotten with the rest.
+                tx.roll_back().await;
+                return Err(Error::Outdated);
+            }
+            patiently(tx.client().batch_execute("COMMIT")).await?;
+            places
+        }
+        false => {
+            // One round trip: if a statement fails, the commit ends in nothing.
+            let (begun, places, committed) = tokio::join!(
+                biased;
+                patiently(tx.client().batch_execute(&shared.begin)),
+                writing.write(&tx, Some(version), node),
+                patiently(tx.client().batch_execute("COMMIT")),
+            );
+            begun?;
+            let places = places?;
+            committed?;
+            places
+        }
+    };
+    tx.done();
+    let Some(places) = places else { return Err(Error::Outdated) };
+    {
+        let mut index = shared.index_mut();
+        for (endpoint, more) in writing.counts() {
+            if shared.owned.holds(endpoint.1) {
+                index.count_waiting(endpoint.0, more);
+            }
+        }
+    }
+    for accepted in answers.iter_mut().flatten().flatten() {
+        if let Accepted::New { claims, .. } = accepted {
+            places.fill(claims);
+        }
+    }
+    Ok(answers)
+}
+
+/// Whether a batch that stands or falls as one has met a conflict.
+fn is_undone(job: &Job, fates: &[Fate]) -> bool {
+    job.together == Together::All
+        && fates.iter().zip(&job.events).any(|(fate, new)| match fate {
+            Fate::Known(Accepted::Conflict { .. }) => true,
+            Fate::Repeats(first) => job.events[*first].fingerprint != new.fingerprint,
+            _ => false,
+        })
+}
+
+fn repeat_of(first: &NewEvent, again: &NewEvent, became: &Accepted) -> Accepted {
+    let (accepted_at, deliveries) = match became {
+        Accepted::New { deliveries, .. } => (first.event.accepted_at, *deliveries),
+        Accepted::Duplicate { accepted_at, deliveries } => (*accepted_at, *deliveries),
+        Accepted::Conflict { accepted_at } => return Accepted::Conflict { accepted_at: *accepted_at },
+    };
+    match first.fingerprint == again.fingerprint {
+        true => Accepted::Duplicate { accepted_at, deliveries },
+        false => Accepted::Conflict { accepted_at },
+    }
+}
+
+/// Remembers the ids that producers chose, and finds out which were known.
+async fn meet(
+    tx: &Tx,
+    shared: &Shared,
+    jobs: &[Job],
+    tenants: &[Option<i64>],
+    event_nos: &[Vec<i64>],
+    fates: &mut [Vec<Fate>],
+) -> Result<()> {
+    let mut given: Vec<(usize, usize)> = Vec::new();
+    for (n, job) in jobs.iter().enumerate().filter(|(n, _)| tenants[*n].is_some()) {
+        let mut first: HashMap<&str, usize> = HashMap::new();
+        for (k, new) in job.events.iter().enumerate().filter(|(_, new)| new.fingerprint.is_some()) {
+            match first.get(new.event.id.as_str()) {
+                Some(first) => fates[n][k] = Fate::Repeats(*first),
+                None => {
+                    first.insert(new.event.id.as_str(), k);
+                    given.push((n, k));
+                }
+            }
+        }
+    }
+    let of = |(n, k): &(usize, usize)| (tenants[*n].expect("those without were left out"), &jobs[*n].events[*k]);
+    let tenant_nos: Vec<i64> = given.iter().map(|at| of(at).0).collect();
+    let ids: Vec<&str> = given.iter().map(|at| of(at).1.event.id.as_str()).collect();
+    let nos: Vec<i64> = given.iter().map(|(n, k)| event_nos[*n][*k]).collect();
+    let prints: Vec<&[u8]> = given.iter().map(|at| &of(at).1.fingerprint.as_ref().expect("it has one")[..]).collect();
+    let times: Vec<i64> = given.iter().map(|at| millis(of(at).1.event.accepted_at)).collect();
+    let counts: Vec<i32> = {
+        let index = shared.index();
+        let is_there = |new: &NewEvent| new.targets.iter().filter(|p| index.endpoint_entry(p.id).is_some()).count();
+        given.iter().map(|at| i32::try_from(is_there(of(at).1)).expect("fan-out is limited")).collect()
+    };
+    let bound = [bound(&tenant_nos), bound(&ids), bound(&nos), bound(&prints), bound(&times), bound(&counts)];
+    let (begun, fresh) = tokio::join!(
+        biased;
+        patiently(tx.client().batch_execute(&shared.begin)),
+        tx.query(include_str!("sql/remember_ids.sql"), &bound),
+    );
+    begun?;
+    let mut fresh: HashSet<i64> = fresh?.iter().map(|row| row.get(0)).collect();
+    recognise_ours(tx, &given, &tenant_nos, &ids, &nos, &mut fresh, fates).await?;
+    if fresh.len() < given.len() {
+        let missing: Vec<usize> = (0..given.len()).filter(|i| !fresh.contains(&nos[*i])).collect();
+        let tenant_nos: Vec<i64> = missing.iter().map(|i| tenant_nos[*i]).collect();
+        let ids: Vec<&str> = missing.iter().map(|i| ids[*i]).collect();
+        let sql = "SELECT w.place, i.fingerprint, i.accepted_at, i.deliveries
+                   FROM unnest($1::int8[], $2::text[]) WITH ORDINALITY AS w (tenant, id, place)
+                        JOIN posthaste.ids i ON i.tenant = w.tenant AND i.id = w.id";
+        for row in tx.query(sql, bind![tenant_nos, ids]).await? {
+            let (n, k) = given[missing[row.get::<_, i64>(0) as usize - 1]];
+            let accepted_at = at(row.get(2));
+            let known = match row.get::<_, &[u8]>(1) == prints[missing[row.get::<_, i64>(0) as usize - 1]] {
+                true => Accepted::Duplicate { accepted_at, deliveries: row.get::<_, i32>(3).max(0) as u32 },
+                false => Accepted::Conflict { accepted_at },
+            };
+            if matches!(fates[n][k], Fate::New) {
+                fates[n][k] = Fate::Known(known);
+            }
+        }
+    }
+    // What stands or falls as one and has fallen is not remembered.
+    let fallen = given.iter().zip(&nos).filter(|((n, k), no)| {
+        fresh.contains(no) && matches!(fates[*n][*k], Fate::New) && is_undone(&jobs[*n], &fates[*n])
+    });
+    let fallen: Vec<i64> = fallen.map(|(_, no)| *no).collect();
+    if !fallen.is_empty() {
+        tx.execute("DELETE FROM posthaste.ids WHERE event = ANY($1)", bind![fallen]).await?;
+    }
+    Ok(())
+}
+
+/// An id of our own minting is not remembered apart from its event; whoever
+/// sends one back to us as theirs is not repeating themselves.
+async fn recognise_ours(
+    tx: &Tx,
+    given: &[(usize, usize)],
+    tenants: &[i64],
+    ids: &[&str],
+    nos: &[i64],
+    fresh: &mut HashSet<i64>,
+    fates: &mut [Vec<Fate>],
+) -> Result<()> {
+    for (i, id) in ids.iter().enumerate().filter(|(i, _)| fresh.contains(&nos[*i])) {
+        let Some(ms) = crate::model::id::EventId::from_stored(id).minted_ms() else { continue };
+        let sql = "SELECT accepted_at FROM posthaste.events
+                   WHERE no >= $1 AND no < $2 AND tenant = $3 AND id = $4 AND no <> $5";
+        let known = tx.query_opt(sql, bind![first_of(ms), first_of(ms + 8), tenants[i], *id, nos[i]]).await?;
+        if let Some(row) = known {
+            let (n, k) = given[i];
+            fates[n][k] = Fate::Known(Accepted::Conflict { accepted_at: at(row.get(0)) });
+            tx.execute("DELETE FROM posthaste.ids WHERE event = $1", bind![nos[i]]).await?;
+        }
+    }
+    Ok(())
+}

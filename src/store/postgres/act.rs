@@ -1,0 +1,188 @@
+//! What one transaction does beside its rows: what it tells, and what the
+//! index must learn once it is durable.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use super::Shared;
+use super::rows::{delivery_id, millis, stored_tenant};
+use super::tx::{Tx, bind};
+use super::writing::Writing;
+use crate::model::delivery::Cause;
+use crate::model::endpoint::Endpoint;
+use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use crate::model::news::{Milestone, News, Subject};
+use crate::model::shard::Shard;
+use crate::store::index::Index;
+use crate::store::{Accepted, Claim, NewEvent, Result};
+
+/// How many milestones of an endpoint are kept.
+const MILESTONES_KEPT: i64 = 500;
+
+type AfterCommit = Box<dyn FnOnce(&mut Index) + Send + Sync>;
+
+/// A transaction under way.
+pub struct Act<'a> {
+    /// The store.
+    pub shared: &'a Arc<Shared>,
+    /// The transaction.
+    pub tx: &'a Tx,
+    /// The types of the operational events written in it.
+    pub told: Vec<&'static str>,
+    done: Done,
+}
+
+/// What follows from a transaction once it is durable.
+#[derive(Default)]
+pub struct Done {
+    /// The catalogue's version that it brought.
+    pub version: Option<i64>,
+    after: Vec<AfterCommit>,
+    counts: HashMap<(i64, Shard), i64>,
+}
+
+impl<'a> Act<'a> {
+    /// Nothing is done yet.
+    pub fn new(shared: &'a Arc<Shared>, tx: &'a Tx) -> Self {
+        Self { shared, tx, told: Vec::new(), done: Done::default() }
+    }
+
+    /// What follows once it is durable.
+    pub fn end(self) -> Done {
+        self.done
+    }
+
+    /// The index is to learn this.
+    pub fn after_commit(&mut self, change: impl FnOnce(&mut Index) + Send + Sync + 'static) {
+        self.done.after.push(Box::new(change));
+    }
+
+    /// More deliveries wait for an endpoint, or fewer.
+    pub fn count_waiting(&mut self, endpoint: i64, shard: Shard, more: i64) {
+        *self.done.counts.entry((endpoint, shard)).or_insert(0) += more;
+    }
+
+    /// This transaction changes the catalogue. The row stays locked until its
+    /// end, so versions become visible in order.
+    pub async fn bump(&mut self) -> Result<i64> {
+        if let Some(version) = self.done.version {
+            return Ok(version);
+        }
+        let sql = "UPDATE posthaste.catalogue SET version = version + 1 RETURNING version";
+        let version = self.tx.query(sql, bind![]).await?[0].get(0);
+        self.done.version = Some(version);
+        Ok(version)
+    }
+
+    /// Writes down what happened to an endpoint, and tells of it.
+    pub async fn mark(&mut self, no: i64, endpoint: &Endpoint, milestone: &Milestone) -> Result<Vec<Claim>> {
+        let record = serde_json::to_string(milestone).expect("a milestone is plain data");
+        let sql = "INSERT INTO posthaste.milestones (endpoint, at, record) VALUES ($1, $2, $3)";
+        self.tx.execute(sql, bind![no, millis(milestone.at), record]).await?;
+        let sql = "DELETE FROM posthaste.milestones WHERE endpoint = $1 AND no <= (
+                       SELECT no FROM posthaste.milestones WHERE endpoint = $1 ORDER BY no DESC LIMIT 1 OFFSET $2)";
+        self.tx.execute(sql, bind![no, MILESTONES_KEPT]).await?;
+        match News::of_milestone(endpoint, milestone) {
+            Some(news) => self.tell(news, milestone.at).await,
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Accepts an operational event; returns what may be dispatched of it.
+    pub async fn tell(&mut self, news: News, now: Timestamp) -> Result<Vec<Claim>> {
+        let news_type = news.event_type;
+        let Some(event) = news.event(now, rand::random()) else { return Ok(Vec::new()) };
+        let mut writing = Writing::default();
+        let accepted = {
+            let index = self.shared.index();
+            let Some((tenant, targets)) = index.tenant_no(&event.tenant).zip(index.matching(&event).ok()) else {
+                return Ok(Vec::new());
+            };
+            let new = NewEvent { event: Arc::new(event), fingerprint: None, targets, due_at: None };
+            let numbers = self.shared.numbers();
+            writing.add(&index, &numbers, tenant, numbers.take(millis(now), 1), &new)
+        };
+        self.told.push(news_type);
+        let places = writing.write(self.tx, None, self.shared.owned.node()).await?;
+        for ((endpoint, shard), more) in writing.counts() {
+            self.count_waiting(endpoint, shard, more);
+        }
+        let Accepted::New { mut claims, .. } = accepted else { return Ok(Vec::new()) };
+        if let Some(places) = places {
+            places.fill(&mut claims);
+        }
+        Ok(claims)
+    }
+
+    /// A lane stands behind this dead letter now, or no longer does.
+    pub async fn tell_of_lane(&mut self, no: i64, is_blocked: bool, now: Timestamp) -> Result<Vec<Claim>> {
+        let Some(told) = Told::find(self.tx, no).await? else { return Ok(Vec::new()) };
+        let news = match is_blocked {
+            true => News::of_blocked_lane(told.subject(), now),
+            false => News::of_unblocked_lane(told.subject(), now),
+        };
+        self.tell(news, now).await
+    }
+}
+
+impl Shared {
+    /// Takes in what follows from a transaction that is durable now.
+    pub async fn adopt(&self, done: Done) {
+        if !done.counts.is_empty() {
+            let mut index = self.index_mut();
+            for ((endpoint, shard), more) in done.counts {
+                if self.owned.holds(shard) {
+                    index.count_waiting(endpoint, more);
+                }
+            }
+        }
+        let Some(version) = done.version else {
+            let mut index = self.index_mut();
+            done.after.into_iter().for_each(|change| change(&mut index));
+            return;
+        };
+        self.adopt_version(version, done.after).await;
+    }
+}
+
+/// A delivery, with what news of it say.
+pub struct Told {
+    tenant: TenantId,
+    endpoint: EndpointId,
+    delivery: DeliveryId,
+    key: Option<String>,
+    event: EventId,
+    event_type: String,
+    attempts: u32,
+}
+
+impl Told {
+    /// Reads what is told of a delivery; nothing, where nothing is.
+    pub async fn find(tx: &Tx, no: i64) -> Result<Option<Self>> {
+        let sql = "SELECT t.id, p.id, d.created_at, e.key, e.id, e.type, d.attempts
+                   FROM posthaste.deliveries d JOIN posthaste.events e ON e.no = d.event
+                        JOIN posthaste.endpoints p ON p.no = d.endpoint JOIN posthaste.tenants t ON t.no = d.tenant
+                   WHERE d.no = $1";
+        let told = tx.query_opt(sql, bind![no]).await?.map(|row| Self {
+            tenant: stored_tenant(row.get(0)),
+            endpoint: EndpointId(row.get(1)),
+            delivery: delivery_id(no, row.get(2)),
+            key: row.get(3),
+            event: EventId::from_stored(row.get(4)),
+            event_type: row.get(5),
+            attempts: super::rows::count(&row, 6),
+        });
+        Ok(told.filter(|told| !told.tenant.is_system()))
+    }
+
+    fn subject(&self) -> Subject<'_> {
+        Subject { tenant: &self.tenant, endpoint: self.endpoint, delivery: self.delivery, key: self.key.as_deref() }
+    }
+
+    /// It died.
+    pub fn death(&self, cause: Cause, now: Timestamp) -> News {
+        News::of_death(self.subject(), &self.event, &self.event_type, cause, self.attempts, now)
+    }
+}

@@ -1,0 +1,337 @@
+//! Tenants and endpoints, durable in tables and readable from memory.
+//!
+//! A change locks the catalogue's one row and raises its version, so versions
+//! become visible in order: a node that has version n knows everything up to
+//! n. The call that makes a change answers once every node that is alive has
+//! heard of it. A node that has not, because it was frozen or cut off, finds
+//! out when it next accepts: its version is not the catalogue's.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+
+use super::act::{Act, Done};
+use super::endpoint::{self, ENDPOINT, endpoint_from, from_json, insert_secret, keep_health, secret_from, to_json};
+use super::rows::{at, millis};
+use super::tx::{bind, patiently};
+use super::{Postgres, Shared};
+use crate::model::endpoint::{Endpoint, Secret};
+use crate::model::event::Event;
+use crate::model::id::{EndpointId, TenantId};
+use crate::model::shard::Shard;
+use crate::model::tenant::Tenant;
+use crate::store::index::Index;
+use crate::store::{Catalog, ChangedEndpoint, EndpointChange, Error, Result};
+
+/// How often it is asked whether every node has heard.
+const ASK_EVERY: Duration = Duration::from_millis(5);
+
+/// What a look at the catalogue brought.
+#[derive(Debug, Default)]
+pub struct Fresh {
+    /// Endpoints changed or deleted.
+    pub endpoints: Vec<EndpointId>,
+    /// Tenants changed or deleted.
+    pub tenants: Vec<TenantId>,
+}
+
+impl Shared {
+    /// Reads what has changed since this node last looked, and shows it.
+    pub async fn refresh_catalogue(&self) -> Result<Fresh> {
+        let _turn = self.catalogue_turn.lock().await;
+        self.load_after(self.version.load(Ordering::Acquire)).await
+    }
+
+    async fn load_after(&self, known: i64) -> Result<Fresh> {
+        let tx = super::tx::Tx::begin_reading(&self.pool).await?;
+        let version: i64 = tx.query("SELECT version FROM posthaste.catalogue", bind![]).await?[0].get(0);
+        let sql = "SELECT no, id, name, defaults, quota, created_at, deleted_at IS NOT NULL
+                   FROM posthaste.tenants WHERE version > $1 ORDER BY deleted_at IS NULL";
+        let tenants = tx.query(sql, bind![known]).await?;
+        let sql = format!(
+            "SELECT {ENDPOINT} FROM posthaste.endpoints p JOIN posthaste.tenants t ON t.no = p.tenant
+             LEFT JOIN posthaste.health h ON h.endpoint = p.no WHERE p.version > $1"
+        );
+        let endpoints = tx.query(&sql, bind![known]).await?;
+        let sql = "SELECT s.endpoint, p.id, s.id, s.sealed, s.created_at, s.expires_at
+                   FROM posthaste.secrets s JOIN posthaste.endpoints p ON p.no = s.endpoint
+                   WHERE p.version > $1 ORDER BY s.created_at DESC, s.id DESC";
+        let mut secrets: HashMap<i64, Vec<Secret>> = HashMap::new();
+        for row in tx.query(sql, bind![known]).await? {
+            let secret = secret_from(self, EndpointId(row.get(1)), &row, 2)?;
+            secrets.entry(row.get(0)).or_default().push(secret);
+        }
+        tx.commit().await?;
+        let mut fresh = Fresh::default();
+        let mut index = self.index_mut();
+        for row in tenants {
+            let id: TenantId = super::rows::stored_tenant(row.get(1));
+            match row.get(6) {
+                true => index.remove_tenant(&id),
+                false => {
+                    let tenant = Tenant {
+                        id: id.clone(),
+                        name: row.get(2),
+                        defaults: from_json(row.get(3)),
+                        quota: from_json(row.get(4)),
+                        created_at: at(row.get(5)),
+                    };
+                    index.put_tenant(row.get(0), Arc::new(tenant));
+                }
+            }
+            fresh.tenants.push(id);
+        }
+        for row in endpoints {
+            let (no, mut endpoint) = endpoint_from(&row);
+            fresh.endpoints.push(endpoint.id);
+            match row.get(10) {
+                true => {
+                    index.remove_endpoint(endpoint.id);
+                    index.forget_waiting(no);
+                }
+                false => {
+                    endpoint.secrets = secrets.remove(&no).unwrap_or_default();
+                    index.put_endpoint(no, Arc::new(endpoint));
+                }
+            }
+        }
+        self.version.store(version, Ordering::Release);
+        Ok(fresh)
+    }
+
+    /// Shows what a transaction of this node changed, which is durable now.
+    pub(super) async fn adopt_version(&self, version: i64, after: Vec<Box<dyn FnOnce(&mut Index) + Send + Sync>>) {
+        let _turn = self.catalogue_turn.lock().await;
+        let known = self.version.load(Ordering::Acquire);
+        if version == known + 1 {
+            let mut index = self.index_mut();
+            after.into_iter().for_each(|change| change(&mut index));
+            self.version.store(version, Ordering::Release);
+        } else if version > known {
+            // Others changed something in between: read it all.
+            let _ = self.load_after(known).await;
+        }
+    }
+
+    /// Waits until every node that is alive has heard of this version.
+    pub async fn heard(&self, version: i64) -> Result<()> {
+        let client = self.connection().await?;
+        let sql = "SELECT count(*) FROM posthaste.nodes
+                   WHERE id <> $1 AND version < $2 AND lease_until > clock_timestamp()";
+        loop {
+            let rows = patiently(client.query_typed(sql, bind![self.owned.node(), version])).await?;
+            if rows[0].get::<_, i64>(0) == 0 {
+                return Ok(());
+            }
+            tokio::time::sleep(ASK_EVERY).await;
+        }
+    }
+}
+
+impl Postgres {
+    /// Runs a change of the catalogue, and answers once it is known
+    /// everywhere.
+    async fn change_catalogue<T: Send>(&self, change: impl AsyncFnOnce(&mut Act<'_>) -> Result<T> + Send) -> Result<T> {
+        let tx = self.shared.begin().await?;
+        let mut act = Act::new(&self.shared, &tx);
+        // First of all, so that two changes wait for each other here and
+        // nowhere else.
+        act.bump().await?;
+        let outcome = change(&mut act).await;
+        let done: Done = act.end();
+        match outcome {
+            Ok(value) => {
+                tx.commit().await?;
+                let version = done.version;
+                self.shared.adopt(done).await;
+                if let Some(version) = version {
+                    self.shared.heard(version).await?;
+                }
+                Ok(value)
+            }
+            Err(refused) => {
+                tx.roll_back().await;
+                Err(refused)
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Catalog for Postgres {
+    fn tenant(&self, id: &TenantId) -> Option<Arc<Tenant>> {
+        self.shared.index().tenant(id)
+    }
+
+    fn tenants(&self) -> Vec<Arc<Tenant>> {
+        self.shared.index().tenants()
+    }
+
+    fn endpoint(&self, tenant: &TenantId, id: EndpointId) -> Option<Arc<Endpoint>> {
+        self.any_endpoint(id).filter(|endpoint| endpoint.tenant == *tenant)
+    }
+
+    fn any_endpoint(&self, id: EndpointId) -> Option<Arc<Endpoint>> {
+        self.shared.index().endpoint(id)
+    }
+
+    fn endpoints(&self, tenant: &TenantId) -> Vec<Arc<Endpoint>> {
+        self.shared.index().endpoints(tenant)
+    }
+
+    fn waiting(&self, endpoint: Option<EndpointId>) -> u64 {
+        self.shared.index().waiting(endpoint)
+    }
+
+    fn weight_in_use(&self) -> u64 {
+        self.shared.index().weight_in_use()
+    }
+
+    fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
+        self.shared.index().matching(event)
+    }
+
+    async fn put_tenant(&self, tenant: Tenant) -> Result<Arc<Tenant>> {
+        self.change_catalogue(async move |act| {
+            let (defaults, quota) = (to_json(&tenant.defaults), to_json(&tenant.quota));
+            let version = act.bump().await?;
+            let sql = "INSERT INTO posthaste.tenants (id, name, defaults, quota, created_at, version)
+                       VALUES ($1, $2, $3, $4, $5, $6)
+                       ON CONFLICT (id) WHERE deleted_at IS NULL DO UPDATE SET
+                           name = excluded.name, defaults = excluded.defaults, quota = excluded.quota,
+                           version = excluded.version
+                       RETURNING no, created_at";
+            let row = &act
+                .tx
+                .query(sql, bind![tenant.id.as_str(), tenant.name, defaults, quota, millis(tenant.created_at), version])
+                .await?[0];
+            let (no, created_at): (i64, i64) = (row.get(0), row.get(1));
+            let tenant = Arc::new(Tenant { created_at: at(created_at), ..tenant });
+            let known = tenant.clone();
+            act.after_commit(move |index| index.put_tenant(no, known));
+            Ok(tenant)
+        })
+        .await
+    }
+
+    async fn delete_tenant(&self, id: &TenantId, now: Timestamp) -> Result<()> {
+        let id = id.clone();
+        self.change_catalogue(async move |act| {
+            let version = act.bump().await?;
+            let sql = "UPDATE posthaste.tenants SET deleted_at = $2, version = $3
+                       WHERE id = $1 AND deleted_at IS NULL RETURNING no";
+            let row = act.tx.query_opt(sql, bind![id.as_str(), millis(now), version]).await?;
+            let no: i64 = row.ok_or(Error::NotFound("tenant"))?.get(0);
+            for table in ["secrets", "milestones", "health"] {
+                let sql = format!(
+                    "DELETE FROM posthaste.{table}
+                     WHERE endpoint IN (SELECT no FROM posthaste.endpoints WHERE tenant = $1)"
+                );
+                act.tx.execute(&sql, bind![no]).await?;
+            }
+            let sql = "UPDATE posthaste.endpoints SET deleted_at = $2, version = $3
+                       WHERE tenant = $1 AND deleted_at IS NULL";
+            act.tx.execute(sql, bind![no, millis(now), version]).await?;
+            act.after_commit(move |index| index.remove_tenant(&id));
+            Ok(())
+        })
+        .await?;
+        self.shared.sweep_soon();
+        Ok(())
+    }
+
+    async fn create_endpoint(&self, endpoint: Endpoint) -> Result<Arc<Endpoint>> {
+        self.change_catalogue(async move |act| {
+            let version = act.bump().await?;
+            let sql = "INSERT INTO posthaste.endpoints (id, tenant, shard, settings, standing, quiet_until, mailed_at,
+                                                        created_at, updated_at, version)
+                       SELECT $2, t.no, $3, $4, $5, $6, $7, $8, $9, $10 FROM posthaste.tenants t
+                       WHERE t.id = $1 AND t.deleted_at IS NULL RETURNING no";
+            let row = act
+                .tx
+                .query_opt(
+                    sql,
+                    bind![
+                        endpoint.tenant.as_str(),
+                        endpoint.id.0,
+                        i16::from(Shard::of(&endpoint.tenant, endpoint.id).0),
+                        to_json(&endpoint.settings),
+                        to_json(&endpoint.standing),
+                        endpoint.quiet_until.map(millis),
+                        endpoint.mailed_at.map(millis),
+                        millis(endpoint.created_at),
+                        millis(endpoint.updated_at),
+                        version,
+                    ],
+                )
+                .await?;
+            let no: i64 = row.ok_or(Error::NotFound("tenant"))?.get(0);
+            keep_health(act.tx, &[(no, &endpoint.health)]).await?;
+            for secret in &endpoint.secrets {
+                insert_secret(act, no, endpoint.id, secret).await?;
+            }
+            let endpoint = Arc::new(endpoint);
+            let known = endpoint.clone();
+            act.after_commit(move |index| index.put_endpoint(no, known));
+            Ok(endpoint)
+        })
+        .await
+    }
+
+    async fn change_endpoint(
+        &self,
+        tenant: &TenantId,
+        id: EndpointId,
+        change: EndpointChange,
+        now: Timestamp,
+    ) -> Result<ChangedEndpoint> {
+        let tenant = tenant.clone();
+        self.change_catalogue(async move |act| {
+            let found = endpoint::current(act, id).await?.filter(|(_, endpoint)| endpoint.tenant == tenant);
+            let (no, endpoint) = found.ok_or(Error::NotFound("endpoint"))?;
+            endpoint::change(act, no, endpoint, change, now).await
+        })
+        .await
+    }
+
+    async fn delete_endpoint(&self, tenant: &TenantId, id: EndpointId, now: Timestamp) -> Result<()> {
+        let tenant = tenant.clone();
+        self.change_catalogue(async move |act| {
+            let found = endpoint::current(act, id).await?.filter(|(_, endpoint)| endpoint.tenant == tenant);
+            let (no, _) = found.ok_or(Error::NotFound("endpoint"))?;
+            let version = act.bump().await?;
+            // Its secrets are of no more use to anyone.
+            for table in ["secrets", "milestones", "health"] {
+                let sql = format!("DELETE FROM posthaste.{table} WHERE endpoint = $1");
+                act.tx.execute(&sql, bind![no]).await?;
+            }
+            let sql = "UPDATE posthaste.endpoints SET deleted_at = $2, version = $3 WHERE no = $1";
+            act.tx.execute(sql, bind![no, millis(now), version]).await?;
+            act.after_commit(move |index| {
+                index.remove_endpoint(id);
+                index.forget_waiting(no);
+            });
+            Ok(())
+        })
+        .await?;
+        self.shared.sweep_soon();
+        Ok(())
+    }
+
+    async fn note(&self, name: &'static str) -> Result<Option<String>> {
+        let client = self.shared.connection().await?;
+        let sql = "SELECT value FROM posthaste.notes WHERE name = $1";
+        Ok(patiently(client.query_typed_opt(sql, bind![name])).await?.map(|row| row.get(0)))
+    }
+
+    async fn set_note(&self, name: &'static str, value: String) -> Result<()> {
+        let client = self.shared.connection().await?;
+        let sql = "INSERT INTO posthaste.notes (name, value) VALUES ($1, $2)
+                   ON CONFLICT (name) DO UPDATE SET value = excluded.value";
+        patiently(client.execute_typed(sql, bind![name, value])).await.map(|_| ())
+    }
+}

@@ -1,0 +1,182 @@
+//! An endpoint's rows: how they are changed by people, and by its receiver.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use tokio_postgres::Row;
+
+use super::Shared;
+use super::act::Act;
+use super::lane::pass_dead_heads;
+use super::rows::{at, millis, stored_tenant};
+use super::tx::{Tx, bind};
+use crate::model::endpoint::{Endpoint, Secret, Settings};
+use crate::model::id::{EndpointId, SecretId};
+use crate::store::{ChangedEndpoint, Claim, EndpointChange, Error, Notice, Result, decide};
+
+/// The columns [`endpoint_from`] reads, with what health says beside them.
+pub const ENDPOINT: &str = "p.no, p.id, t.id, p.settings, p.standing, p.quiet_until, p.mailed_at, p.created_at, \
+                            p.updated_at, h.health, p.deleted_at IS NOT NULL OR t.deleted_at IS NOT NULL";
+
+/// An endpoint without its secrets.
+pub fn endpoint_from(row: &Row) -> (i64, Endpoint) {
+    let settings: Settings = from_json(row.get(3));
+    let endpoint = Endpoint {
+        id: EndpointId(row.get(1)),
+        tenant: stored_tenant(row.get(2)),
+        policy: settings.retry.filled(),
+        settings,
+        standing: from_json(row.get(4)),
+        quiet_until: row.get::<_, Option<i64>>(5).map(at),
+        mailed_at: row.get::<_, Option<i64>>(6).map(at),
+        created_at: at(row.get(7)),
+        updated_at: at(row.get(8)),
+        health: row.get::<_, Option<&str>>(9).map(from_json).unwrap_or_default(),
+        secrets: Vec::new(),
+    };
+    (row.get(0), endpoint)
+}
+
+/// A secret, opened. One that another key sealed cannot be used.
+pub fn secret_from(shared: &Shared, endpoint: EndpointId, row: &Row, first: usize) -> Result<Secret> {
+    let id = SecretId(row.get(first));
+    let text = shared.options.seal.open(endpoint.0.as_bytes(), row.get(first + 1));
+    Ok(Secret {
+        id,
+        text: text.ok_or_else(|| Error::Unavailable(format!("secret {id} was sealed with another master key")))?,
+        created_at: at(row.get(first + 2)),
+        expires_at: row.get::<_, Option<i64>>(first + 3).map(at),
+    })
+}
+
+/// An endpoint as the transaction sees it, locked until its end.
+pub async fn current(act: &Act<'_>, id: EndpointId) -> Result<Option<(i64, Endpoint)>> {
+    let sql = format!(
+        "SELECT {ENDPOINT} FROM posthaste.endpoints p JOIN posthaste.tenants t ON t.no = p.tenant
+         LEFT JOIN posthaste.health h ON h.endpoint = p.no WHERE p.id = $1 FOR UPDATE OF p"
+    );
+    let Some(row) = act.tx.query_opt(&sql, bind![id.0]).await? else { return Ok(None) };
+    if row.get::<_, bool>(10) {
+        return Ok(None);
+    }
+    let (no, mut endpoint) = endpoint_from(&row);
+    let sql = "SELECT id, sealed, created_at, expires_at FROM posthaste.secrets
+               WHERE endpoint = $1 ORDER BY created_at DESC, id DESC";
+    for row in act.tx.query(sql, bind![no]).await? {
+        endpoint.secrets.push(secret_from(act.shared, id, &row, 0)?);
+    }
+    Ok(Some((no, endpoint)))
+}
+
+/// Writes an endpoint back, and shows it once that is durable.
+async fn save(act: &mut Act<'_>, no: i64, endpoint: Endpoint) -> Result<Arc<Endpoint>> {
+    let version = act.bump().await?;
+    let sql = "UPDATE posthaste.endpoints SET settings = $2, standing = $3, updated_at = $4, quiet_until = $5,
+                   mailed_at = $6, version = $7 WHERE no = $1";
+    let (settings, standing) = (to_json(&endpoint.settings), to_json(&endpoint.standing));
+    act.tx
+        .execute(
+            sql,
+            bind![
+                no,
+                settings,
+                standing,
+                millis(endpoint.updated_at),
+                endpoint.quiet_until.map(millis),
+                endpoint.mailed_at.map(millis),
+                version,
+            ],
+        )
+        .await?;
+    keep_health(act.tx, &[(no, &endpoint.health)]).await?;
+    let endpoint = Arc::new(endpoint);
+    let known = endpoint.clone();
+    act.after_commit(move |index| index.put_endpoint(no, known));
+    Ok(endpoint)
+}
+
+/// Keeps how endpoints are doing, where that is newer than what is known.
+pub async fn keep_health(tx: &Tx, all: &[(i64, &crate::model::health::Health)]) -> Result<()> {
+    let nos: Vec<i64> = all.iter().map(|(no, _)| *no).collect();
+    let lives: Vec<i64> = all.iter().map(|(_, health)| i64::from(health.life)).collect();
+    let serials: Vec<i64> = all.iter().map(|(_, health)| health.serial as i64).collect();
+    let texts: Vec<String> = all.iter().map(|(_, health)| to_json(health)).collect();
+    tx.execute(include_str!("sql/keep_health.sql"), bind![nos, lives, serials, texts]).await?;
+    Ok(())
+}
+
+/// Makes a change that was asked for.
+pub async fn change(
+    act: &mut Act<'_>,
+    no: i64,
+    mut endpoint: Endpoint,
+    change: EndpointChange,
+    now: Timestamp,
+) -> Result<ChangedEndpoint> {
+    let turned = decide::change(&mut endpoint, change, now)?;
+    if let Some((secret, ends_at)) = &turned.rotated {
+        let sql = "DELETE FROM posthaste.secrets WHERE endpoint = $1 AND expires_at <= $2";
+        act.tx.execute(sql, bind![no, millis(now)]).await?;
+        let sql = "UPDATE posthaste.secrets SET expires_at = $2
+                   WHERE endpoint = $1 AND (expires_at IS NULL OR expires_at > $2)";
+        act.tx.execute(sql, bind![no, millis(*ends_at)]).await?;
+        insert_secret(act, no, endpoint.id, secret).await?;
+    }
+    let endpoint = save(act, no, endpoint).await?;
+    let mut freed = Vec::new();
+    for milestone in &turned.milestones {
+        freed.extend(act.mark(no, &endpoint, milestone).await?);
+    }
+    if turned.unblocks {
+        for dead in pass_dead_heads(act, no, now).await? {
+            freed.extend(act.tell_of_lane(dead, false, now).await?);
+        }
+    }
+    let told = std::mem::take(&mut act.told);
+    Ok(ChangedEndpoint { endpoint, milestones: turned.milestones, freed, told })
+}
+
+/// Adds a secret, sealed.
+pub async fn insert_secret(act: &Act<'_>, no: i64, endpoint: EndpointId, secret: &Secret) -> Result<()> {
+    let sealed = act.shared.options.seal.seal(endpoint.0.as_bytes(), &secret.text);
+    let sql =
+        "INSERT INTO posthaste.secrets (id, endpoint, sealed, created_at, expires_at) VALUES ($1, $2, $3, $4, $5)";
+    act.tx
+        .execute(sql, bind![secret.id.0, no, sealed, millis(secret.created_at), secret.expires_at.map(millis)])
+        .await?;
+    Ok(())
+}
+
+/// Does what the answer of the receiver at this URL means for the endpoint;
+/// returns what of it changed anything, and what tells of it.
+pub async fn heed(
+    act: &mut Act<'_>,
+    id: EndpointId,
+    url: &str,
+    notice: &Notice,
+    now: Timestamp,
+) -> Result<(Notice, Vec<Claim>)> {
+    // The catalogue first, as whoever changes an endpoint does.
+    act.bump().await?;
+    let Some((no, mut endpoint)) = current(act, id).await? else { return Ok(Default::default()) };
+    let heeded = decide::heed(&mut endpoint, url, notice, now);
+    if heeded.is_empty() {
+        return Ok(Default::default());
+    }
+    let endpoint = save(act, no, endpoint).await?;
+    let mut freed = Vec::new();
+    for milestone in &heeded.milestones {
+        freed.extend(act.mark(no, &endpoint, milestone).await?);
+    }
+    Ok((heeded, freed))
+}
+
+/// A value of the catalogue as text.
+pub fn to_json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).expect("the catalogue's values are plain data")
+}
+
+/// A value of the catalogue from its text.
+pub fn from_json<T: serde::de::DeserializeOwned>(text: &str) -> T {
+    serde_json::from_str(text).expect("the catalogue holds what was written into it")
+}

@@ -1,0 +1,221 @@
+//! Answers questions about events, deliveries, attempts and lanes.
+//!
+//! Every list walks one index from its newest row and stops after a bounded
+//! number of them, found or not: a page may be short and still have a next.
+//! Each question is one statement, and so sees one moment.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use tokio_postgres::Row;
+
+use super::reading::{ask, ask_one};
+use super::rows::{at, delivery_id, delivery_no, millis};
+use super::tx::bind;
+use super::{Postgres, Shared};
+use crate::model::attempt::Attempt;
+use crate::model::delivery::Delivery;
+use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use crate::model::news::Milestone;
+use crate::store::{DeliveryQuery, Error, EventQuery, EventRecord, History, Lane, Page, PageAsk, Result};
+
+use walk::number_at;
+
+mod deliveries;
+mod events;
+pub mod walk;
+
+/// How many rows one page looks at.
+const ROWS_PER_PAGE_MAX: usize = 10_000;
+
+/// How long after the time in its id an event's number may be: a millisecond
+/// whose numbers are used up lends from the next.
+const LENT_MS_MAX: i64 = 1_000;
+
+#[async_trait]
+impl History for Postgres {
+    async fn event(&self, tenant: &TenantId, id: &EventId) -> Result<Option<EventRecord>> {
+        let found = find_event(&self.shared, tenant, id, events::COLUMNS).await?;
+        Ok(found.map(|row| events::event_from(&row, 0, tenant)))
+    }
+
+    async fn events(&self, tenant: &TenantId, ask: EventQuery, page: PageAsk) -> Result<Page<EventRecord>> {
+        events::list(&self.shared, tenant, &ask, &page).await
+    }
+
+    async fn event_deliveries(&self, tenant: &TenantId, id: &EventId) -> Result<Option<Vec<Delivery>>> {
+        let found = find_event(&self.shared, tenant, id, "e.first_delivery, e.deliveries").await?;
+        let Some(row) = found else { return Ok(None) };
+        let (first, count): (i64, i32) = (row.get(0), row.get(1));
+        deliveries::of_event(&self.shared, tenant, first..first + i64::from(count)).await.map(Some)
+    }
+
+    async fn delivery(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Delivery>> {
+        deliveries::find(&self.shared, tenant, id).await
+    }
+
+    async fn deliveries(&self, tenant: &TenantId, ask: DeliveryQuery, page: PageAsk) -> Result<Page<Delivery>> {
+        deliveries::list(&self.shared, tenant, &ask, &page).await
+    }
+
+    async fn attempts(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Vec<Attempt>>> {
+        let Some(tenant) = self.shared.index().tenant_no(tenant) else { return Ok(None) };
+        let no = delivery_no(id);
+        let rows = ask(&self.shared, include_str!("sql/attempts.sql"), bind![no, tenant]).await?;
+        let is_it = rows.first().is_some_and(|row| delivery_id(no, row.get(1)) == id);
+        if !is_it {
+            return Ok(None);
+        }
+        Ok(Some(attempts_from(rows.iter().filter_map(|row| row.get::<_, Option<&str>>(2)))))
+    }
+
+    async fn milestones(&self, endpoint: EndpointId, page: PageAsk) -> Result<Page<Milestone>> {
+        let below = cursor_no(&page)?;
+        let Some(endpoint) = endpoint_no(&self.shared, endpoint) else {
+            return Ok(Page { data: Vec::new(), next: None });
+        };
+        let limit = i64::try_from(page.limit).unwrap_or(i64::MAX).saturating_add(1);
+        let mut rows = ask(&self.shared, include_str!("sql/milestones.sql"), bind![endpoint, below, limit]).await?;
+        let has_more = rows.len() > page.limit;
+        rows.truncate(page.limit);
+        let next = rows.last().filter(|_| has_more).map(|row| row.get::<_, i64>(0).to_string());
+        Ok(Page { data: rows.iter().map(|row| parse(row.get(1))).collect(), next })
+    }
+
+    async fn oldest_due(&self, endpoints: Vec<EndpointId>) -> Result<Vec<Option<Timestamp>>> {
+        // No endpoint has the number 0: one that is not known has nothing due.
+        let numbers: Vec<i64> = endpoints.iter().map(|id| endpoint_no(&self.shared, *id).unwrap_or_default()).collect();
+        let rows = ask(&self.shared, include_str!("sql/oldest_due.sql"), bind![numbers]).await?;
+        Ok(rows.iter().map(|row| row.get::<_, Option<i64>>(0).map(at)).collect())
+    }
+
+    async fn lane_head(&self, endpoint: EndpointId, lane: &str) -> Result<Option<(DeliveryId, bool)>> {
+        let Some(endpoint) = endpoint_no(&self.shared, endpoint) else { return Ok(None) };
+        let head = ask_one(&self.shared, include_str!("sql/lane_head.sql"), bind![endpoint, lane]).await?;
+        Ok(head.map(|row| (delivery_id(row.get(0), row.get(1)), row.get(2))))
+    }
+
+    async fn lanes(
+        &self,
+        tenant: &TenantId,
+        endpoint: EndpointId,
+        blocked_only: bool,
+        page: PageAsk,
+    ) -> Result<Page<Lane>> {
+        lanes(&self.shared, tenant, endpoint, blocked_only, &page).await
+    }
+}
+
+/// The number of an endpoint that is not deleted.
+fn endpoint_no(shared: &Shared, id: EndpointId) -> Option<i64> {
+    shared.index().endpoint_entry(id).map(|(no, _)| no)
+}
+
+fn cursor_no(page: &PageAsk) -> Result<i64> {
+    match &page.cursor {
+        None => Ok(i64::MAX),
+        Some(text) => text.parse().map_err(|_| Error::NotFound("cursor")),
+    }
+}
+
+/// Finds an event by its id.
+async fn find_event(shared: &Shared, tenant: &TenantId, id: &EventId, columns: &str) -> Result<Option<Row>> {
+    let Some(tenant) = shared.index().tenant_no(tenant) else { return Ok(None) };
+    let (from, below) = match id.minted_ms() {
+        Some(ms) => (number_at(ms), number_at(ms + LENT_MS_MAX)),
+        None => (0, 0),
+    };
+    let sql = include_str!("sql/event.sql").replace(":columns", columns);
+    ask_one(shared, &sql, bind![tenant, id.as_str(), from, below]).await
+}
+
+/// Attempts in order; of two with one number, the delivery's own. That one
+/// comes first.
+fn attempts_from<'a>(records: impl Iterator<Item = &'a str>) -> Vec<Attempt> {
+    let mut by_number = BTreeMap::new();
+    for record in records {
+        let attempt: Attempt = parse(record);
+        by_number.entry(attempt.number).or_insert(attempt);
+    }
+    by_number.into_values().collect()
+}
+
+fn parse<T: serde::de::DeserializeOwned>(record: &str) -> T {
+    serde_json::from_str(record).expect("the store holds what was written into it")
+}
+
+/// A lane's cursor is its key, marked so that the empty key is one too.
+async fn lanes(
+    shared: &Shared,
+    tenant: &TenantId,
+    endpoint: EndpointId,
+    blocked_only: bool,
+    page: &PageAsk,
+) -> Result<Page<Lane>> {
+    let mut found = Page { data: Vec::new(), next: None };
+    let known = shared.index().endpoint_entry(endpoint).map(|(no, endpoint)| (no, endpoint.tenant.clone()));
+    let Some((endpoint, _)) = known.filter(|(_, owner)| owner == tenant) else { return Ok(found) };
+    let after = page.cursor.as_deref().and_then(|cursor| cursor.strip_prefix('~')).map(str::to_owned);
+    let looked_max = ROWS_PER_PAGE_MAX as i64;
+    let limit = i64::try_from(page.limit).unwrap_or(i64::MAX);
+    let sql = include_str!("sql/lanes.sql");
+    let rows = ask(shared, sql, bind![endpoint, after, looked_max, limit, blocked_only]).await?;
+    let Some(first) = rows.first() else { return Ok(found) };
+    let (looked, last): (i64, Option<String>) = (first.get(0), first.get(1));
+    found.data = rows.iter().filter_map(lane_from).collect();
+    if found.data.len() == page.limit {
+        let last = rows.last().and_then(|row| row.get::<_, Option<&str>>(2));
+        found.next = last.map(|lane| format!("~{lane}"));
+    } else if looked == looked_max {
+        found.next = last.map(|lane| format!("~{lane}"));
+    }
+    Ok(found)
+}
+
+fn lane_from(row: &Row) -> Option<Lane> {
+    let lane: String = row.get::<_, Option<String>>(2)?;
+    Some(Lane {
+        key: Some(lane).filter(|lane| !lane.is_empty()),
+        head: delivery_id(row.get(3), row.get(4)),
+        is_blocked: row.get(5),
+        since: at(row.get(6)),
+        waiting: (row.get::<_, i64>(7) - 1).max(0) as u64,
+    })
+}
+
+/// A time as a bound, where one was asked for.
+fn bound_of(time: Option<Timestamp>) -> Option<i64> {
+    time.map(millis)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(number: u32, body: &str) -> String {
+        let attempt = Attempt {
+            number,
+            started_at: at(1_000),
+            timings: Default::default(),
+            url: String::new(),
+            status: Some(200),
+            error: None,
+            custom_headers: Vec::new(),
+            response_headers: Vec::new(),
+            response_body: body.into(),
+            truncated: false,
+            body_sha256: String::new(),
+            decision: crate::model::attempt::Decision::of(crate::model::verdict::Verdict::Delivered, "a rule"),
+        };
+        serde_json::to_string(&attempt).unwrap()
+    }
+
+    #[test]
+    fn an_attempt_in_both_places_counts_once_and_the_deliverys_own_counts() {
+        let records = [record(2, "own"), record(1, "first"), record(2, "other")];
+        let attempts = attempts_from(records.iter().map(String::as_str));
+        let told: Vec<_> = attempts.iter().map(|a| (a.number, a.response_body.as_str())).collect();
+        assert_eq!(told, [(1, "first"), (2, "own")]);
+    }
+}

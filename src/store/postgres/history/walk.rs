@@ -1,0 +1,178 @@
+//! How a list walks down its numbers, a bounded part of them per page.
+
+use jiff::Timestamp;
+
+use crate::store::postgres::numbers::first_of;
+use crate::store::postgres::rows::millis;
+
+/// Numbers below this were given by an embedded store that was moved over.
+/// They tell no time, and are older than all others.
+pub const MOVED_BELOW: i64 = 1 << 40;
+
+/// How far a number may lie after the time it was given for, and how far the
+/// times of moved rows may be out of order.
+pub const SLACK_MS: i64 = 60_000;
+
+/// Times after this have no numbers: 2089.
+const MS_MAX: i64 = 3_776_000_000_000;
+
+/// How many rows the first statement of a filtered page looks at, or the
+/// second of any other; the next ones look at more.
+const FIRST_LOOK: usize = 500;
+const LOOK_MAX: usize = 4_000;
+
+/// Where a list is, and where it ends.
+#[derive(Debug)]
+pub struct Walk {
+    /// The stretch at hand: from this number, below that one.
+    pub from: i64,
+    pub below: i64,
+    /// The stretch after it, if there is one.
+    then: Option<i64>,
+    since: Option<i64>,
+    /// How many rows may still be looked at.
+    left: usize,
+    /// How many the next statement looks at, if more than are wanted.
+    look: usize,
+}
+
+/// What one statement looked at.
+#[derive(Debug, Clone, Copy)]
+pub struct Looked {
+    /// How many rows.
+    pub rows: usize,
+    /// The lowest number among them.
+    pub lowest: Option<i64>,
+    /// The earliest time among them.
+    pub oldest: Option<i64>,
+}
+
+/// Whether to go on.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// There is more to look at, now.
+    On,
+    /// Enough was looked at; the next page begins below this.
+    Pause(i64),
+    /// All was seen.
+    End,
+}
+
+impl Walk {
+    /// Begins below a cursor. Rows in `since..until` are all met; others may
+    /// be, too.
+    pub fn begin(cursor: i64, since: Option<Timestamp>, until: Option<Timestamp>, rows_max: usize) -> Self {
+        let since = since.map(millis);
+        let from = since.map_or(0, number_at);
+        let below = until.map_or(i64::MAX, |until| number_at(millis(until).saturating_add(SLACK_MS))).min(cursor);
+        let (mut from, mut below, mut then) = (from, below, Some(cursor.min(MOVED_BELOW)));
+        if from <= MOVED_BELOW && below >= MOVED_BELOW.min(cursor) {
+            // One stretch covers it all.
+            (from, then) = (0, None);
+        }
+        if from >= below
+            && let Some(rest) = then.take()
+        {
+            (from, below) = (0, rest);
+        }
+        Self { from, below, then, since, left: rows_max, look: 0 }
+    }
+
+    /// How many rows the next statement looks at, to find this many more.
+    pub fn look(&self, wanted: usize, is_filtered: bool) -> usize {
+        let least = if is_filtered { FIRST_LOOK } else { 1 };
+        self.look.max(wanted).max(least).min(self.left)
+    }
+
+    /// Takes in what was looked at.
+    pub fn step(&mut self, asked: usize, looked: Looked) -> Step {
+        self.left -= looked.rows.min(self.left);
+        self.look = (self.look * 3).clamp(FIRST_LOOK, LOOK_MAX);
+        let is_too_old = self.below <= MOVED_BELOW
+            && self.since.zip(looked.oldest).is_some_and(|(since, oldest)| oldest < since - SLACK_MS);
+        match looked.lowest {
+            _ if is_too_old => return Step::End,
+            Some(lowest) if looked.rows == asked => self.below = lowest,
+            _ => match self.then.take() {
+                Some(rest) => (self.from, self.below) = (0, rest),
+                None => return Step::End,
+            },
+        }
+        match self.left {
+            0 => Step::Pause(self.below),
+            _ => Step::On,
+        }
+    }
+}
+
+/// The lowest number that a time can have.
+pub fn number_at(ms: i64) -> i64 {
+    match ms < MS_MAX {
+        true => first_of(ms),
+        false => i64::MAX,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: i64) -> Option<Timestamp> {
+        Some(Timestamp::from_millisecond(ms).unwrap())
+    }
+
+    const NOON: i64 = 1_800_000_000_000;
+
+    fn looked(rows: usize, lowest: i64) -> Looked {
+        Looked { rows, lowest: Some(lowest), oldest: Some(NOON) }
+    }
+
+    #[test]
+    fn a_list_without_bounds_is_one_stretch() {
+        let mut walk = Walk::begin(i64::MAX, None, None, 1_000);
+        assert_eq!((walk.from, walk.below), (0, i64::MAX));
+        assert_eq!(walk.step(50, looked(50, 77 << 40)), Step::On);
+        assert_eq!(walk.below, 77 << 40);
+        assert_eq!(walk.step(50, looked(49, 3)), Step::End);
+    }
+
+    #[test]
+    fn what_was_moved_over_is_looked_at_after_the_bounds_that_it_does_not_know() {
+        let mut walk = Walk::begin(i64::MAX, at(NOON), at(NOON + 1), 1_000);
+        assert_eq!((walk.from, walk.below), (first_of(NOON), first_of(NOON + 1 + SLACK_MS)));
+        assert_eq!(walk.step(50, Looked { rows: 0, lowest: None, oldest: None }), Step::On);
+        assert_eq!((walk.from, walk.below), (0, MOVED_BELOW));
+        assert_eq!(walk.step(50, Looked { oldest: Some(NOON - SLACK_MS), ..looked(50, 9) }), Step::On);
+        assert_eq!((walk.from, walk.below), (0, 9));
+        let old = Looked { oldest: Some(NOON - SLACK_MS - 1), ..looked(50, 5) };
+        assert_eq!(walk.step(50, old), Step::End, "all below is older still");
+    }
+
+    #[test]
+    fn a_cursor_among_the_moved_goes_on_there() {
+        for (since, until) in [(None, None), (at(NOON), None), (None, at(NOON)), (None, at(5)), (at(5), at(9))] {
+            let walk = Walk::begin(12, since, until, 1_000);
+            assert_eq!((walk.from, walk.below, walk.then), (0, 12, None), "{since:?} {until:?}");
+        }
+    }
+
+    #[test]
+    fn times_without_numbers_are_bounds_too() {
+        let walk = Walk::begin(i64::MAX, None, Some(Timestamp::MAX), 10);
+        assert_eq!((walk.from, walk.below), (0, i64::MAX));
+        let walk = Walk::begin(i64::MAX, Some(Timestamp::MAX), None, 10);
+        assert_eq!((walk.from, walk.below), (0, MOVED_BELOW), "only what tells no time can be so late");
+        let walk = Walk::begin(i64::MAX, None, Some(Timestamp::MIN), 10);
+        assert_eq!((walk.from, walk.below), (0, MOVED_BELOW));
+    }
+
+    #[test]
+    fn a_page_looks_at_no_more_rows_than_it_may() {
+        let mut walk = Walk::begin(i64::MAX, None, None, 700);
+        assert_eq!(walk.look(50, true), FIRST_LOOK);
+        assert_eq!(walk.look(50, false), 50);
+        assert_eq!(walk.step(500, looked(500, 1 << 50)), Step::On);
+        assert_eq!((walk.look(50, true), walk.look(50, false)), (200, 200), "what was not found at once is sought");
+        assert_eq!(walk.step(200, looked(200, 1 << 49)), Step::Pause(1 << 49));
+    }
+}

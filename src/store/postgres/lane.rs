@@ -1,0 +1,118 @@
+//! Lanes: who is head, and what happens when a member is passed.
+//!
+//! Invariant: `lanes.head` is the lowest member not passed, dead or waiting,
+//! and it alone of the unpassed is not behind. The row of a lane is locked
+//! before any of its members is looked for, and they are looked for in a
+//! statement of their own: so a member that another node accepts meanwhile
+//! either sees the lane as it is after this, or is seen here.
+
+use jiff::Timestamp;
+
+use super::act::Act;
+use super::rows::millis;
+use super::tx::{Tx, bind};
+use crate::store::Result;
+
+/// A member of a lane.
+#[derive(Debug, Clone, Copy)]
+pub struct Member<'a> {
+    /// The endpoint's number.
+    pub endpoint: i64,
+    /// The lane's key.
+    pub lane: &'a str,
+    /// The delivery's number.
+    pub no: i64,
+}
+
+/// Who stands at the head of a lane after one was passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Head {
+    /// As before, or no one.
+    Same,
+    /// This one may go now.
+    Free(i64),
+    /// This one is dead, and the lane waits behind it.
+    Dead(i64),
+}
+
+/// Whether this member is the one that its lane waits for. Locks the lane.
+pub async fn is_head(tx: &Tx, member: Member<'_>) -> Result<bool> {
+    let sql = "SELECT head FROM posthaste.lanes WHERE endpoint = $1 AND lane = $2 FOR UPDATE";
+    let row = tx.query_opt(sql, bind![member.endpoint, member.lane]).await?;
+    Ok(row.and_then(|row| row.get::<_, Option<i64>>(0)) == Some(member.no))
+}
+
+/// Lets a lane move on past a member. Dead members on the way are passed too,
+/// where the endpoint skips its dead; otherwise the first of them is the
+/// head, and the lane waits behind it.
+pub async fn pass(act: &Act<'_>, member: Member<'_>, now: Timestamp) -> Result<Head> {
+    let tx = act.tx;
+    let was_head = is_head(tx, member).await?;
+    mark_passed(tx, member.no).await?;
+    if !was_head {
+        return Ok(Head::Same);
+    }
+    let (next, is_dead) = loop {
+        match first_unpassed(tx, member).await? {
+            None => break (None, false),
+            Some((no, true)) if skips_dead(tx, member.endpoint).await? => mark_passed(tx, no).await?,
+            Some((no, is_dead)) => break (Some(no), is_dead),
+        }
+    };
+    let sql =
+        "UPDATE posthaste.lanes SET head = $1, head_since = $2, touched_at = $2 WHERE endpoint = $3 AND lane = $4";
+    tx.execute(sql, bind![next, millis(now), member.endpoint, member.lane]).await?;
+    Ok(match next {
+        None => Head::Same,
+        Some(next) if is_dead => Head::Dead(next),
+        Some(next) => {
+            let sql = "UPDATE posthaste.queue SET behind = false WHERE no = $1 RETURNING due_at";
+            for row in tx.query(sql, bind![next]).await? {
+                act.shared.floors.lower(member.endpoint, row.get(0));
+            }
+            Head::Free(next)
+        }
+    })
+}
+
+async fn mark_passed(tx: &Tx, no: i64) -> Result<()> {
+    let sql = "WITH q AS (UPDATE posthaste.queue SET passed = true, behind = false WHERE no = $1)
+               UPDATE posthaste.dead SET passed = true WHERE no = $1";
+    tx.execute(sql, bind![no]).await?;
+    Ok(())
+}
+
+/// The lowest member not passed, and whether it is dead.
+async fn first_unpassed(tx: &Tx, member: Member<'_>) -> Result<Option<(i64, bool)>> {
+    let sql = "SELECT no, is_dead FROM (
+                   (SELECT no, seq, false AS is_dead FROM posthaste.queue
+                    WHERE endpoint = $1 AND lane = $2 AND NOT passed ORDER BY seq LIMIT 1)
+                   UNION ALL
+                   (SELECT no, seq, true FROM posthaste.dead
+                    WHERE endpoint = $1 AND lane = $2 AND NOT passed ORDER BY seq LIMIT 1)) both_kinds
+               ORDER BY seq LIMIT 1";
+    let row = tx.query_opt(sql, bind![member.endpoint, member.lane]).await?;
+    Ok(row.map(|row| (row.get(0), row.get(1))))
+}
+
+/// Whether an endpoint's lanes move on past their dead, as the tables have it:
+/// a change of this very transaction counts.
+pub async fn skips_dead(tx: &Tx, endpoint: i64) -> Result<bool> {
+    let sql = "SELECT settings::json ->> 'on_dead' = 'skip' FROM posthaste.endpoints WHERE no = $1";
+    let row = tx.query_opt(sql, bind![endpoint]).await?;
+    Ok(row.and_then(|row| row.get::<_, Option<bool>>(0)).unwrap_or(false))
+}
+
+/// Lets every lane of an endpoint move on that stands behind a dead letter;
+/// returns those dead letters.
+pub async fn pass_dead_heads(act: &Act<'_>, endpoint: i64, now: Timestamp) -> Result<Vec<i64>> {
+    let sql = "SELECT l.lane, l.head FROM posthaste.lanes l JOIN posthaste.dead d ON d.no = l.head
+               WHERE l.endpoint = $1 ORDER BY l.lane FOR UPDATE OF l";
+    let mut passed = Vec::new();
+    for row in act.tx.query(sql, bind![endpoint]).await? {
+        let no: i64 = row.get(1);
+        pass(act, Member { endpoint, lane: row.get(0), no }, now).await?;
+        passed.push(no);
+    }
+    Ok(passed)
+}

@@ -1,0 +1,460 @@
+//! Being one of many: joining, holding shards, hearing what others do.
+//!
+//! One task does all of it, so a node's view changes in one order: it polls,
+//! renews its lease, takes out the dead, claims its share, hands over what is
+//! more than that, and tells the lifecycle.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tracing::{info, warn};
+
+use super::endpoint::from_json;
+use super::numbers::Numbers;
+use super::rows::at;
+use super::tx::{bind, bound, patiently};
+use super::{Shared, due, partitions};
+use crate::model::health::Health;
+use crate::model::id::EndpointId;
+use crate::model::pace::about;
+use crate::model::shard::{Epoch, Lease, SHARDS, Shard};
+use crate::store::{Result, Tiding};
+
+/// How often a node looks while others are there, and while it is alone.
+const TOGETHER: Duration = Duration::from_millis(20);
+const ALONE: Duration = Duration::from_millis(100);
+/// How often it is counted anew how much waits.
+const RECOUNT_EVERY: Duration = Duration::from_secs(30);
+/// How often partitions are looked after.
+const PARTITIONS_EVERY: Duration = Duration::from_secs(1_800);
+/// How long the lifecycle may take to put a change in force.
+const IN_FORCE: Duration = Duration::from_secs(2);
+/// How long it waits before it tries to reach the database again, at most.
+const TROUBLE_MAX: Duration = Duration::from_secs(2);
+
+/// Joins the cluster and takes what is free; then goes on in the background.
+pub async fn join(shared: &Arc<Shared>) -> anyhow::Result<JoinHandle<()>> {
+    let mut member = Member::join(shared.clone()).await?;
+    member.step().await?;
+    Ok(tokio::spawn(async move { member.run().await }))
+}
+
+struct Member {
+    shared: Arc<Shared>,
+    /// The last snapshot: its end, and what was under way then.
+    seen: (String, Vec<String>),
+    is_alone: bool,
+    renewed_at: Instant,
+    recounted_at: Instant,
+    partitioned_at: Instant,
+    /// Shards that are being handed over.
+    leaving: HashSet<Shard>,
+    handed_over: tokio::sync::mpsc::UnboundedReceiver<Vec<Shard>>,
+    hand_over: tokio::sync::mpsc::UnboundedSender<Vec<Shard>>,
+}
+
+impl Member {
+    async fn join(shared: Arc<Shared>) -> Result<Self> {
+        let seen = enter(&shared).await?;
+        let (hand_over, handed_over) = tokio::sync::mpsc::unbounded_channel();
+        let now = Instant::now();
+        Ok(Self {
+            shared,
+            seen,
+            is_alone: true,
+            renewed_at: now,
+            recounted_at: now,
+            partitioned_at: now,
+            leaving: HashSet::new(),
+            handed_over,
+            hand_over,
+        })
+    }
+
+    async fn run(mut self) {
+        let mut trouble = Duration::ZERO;
+        loop {
+            let pause = match trouble {
+                Duration::ZERO if self.is_alone => ALONE,
+                Duration::ZERO => TOGETHER,
+                trouble => about(trouble, rand::random()),
+            };
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                Some(shards) = self.handed_over.recv() => {
+                    if let Err(problem) = self.release(shards).await {
+                        warn!("shards could not be handed over yet: {problem}");
+                    }
+                }
+            }
+            match self.look().await {
+                Ok(()) => {
+                    if !self.shared.is_answering.swap(true, Ordering::Relaxed) {
+                        info!("the database answers again");
+                    }
+                    trouble = Duration::ZERO;
+                }
+                Err(problem) => {
+                    if self.shared.is_answering.swap(false, Ordering::Relaxed) {
+                        warn!("the database does not answer; nothing new is accepted or started meanwhile: {problem}");
+                    }
+                    trouble = (trouble * 2).clamp(Duration::from_millis(100), TROUBLE_MAX);
+                }
+            }
+        }
+    }
+
+    /// Looks once, and does what that asks for.
+    async fn look(&mut self) -> Result<()> {
+        let found = self.poll().await?;
+        let is_renewal_due = self.renewed_at.elapsed() >= self.shared.options.lease / 6;
+        if is_renewal_due || found.is_something_free || found.is_someone_dead || found.nodes_changed {
+            self.step().await?;
+        }
+        self.hear(found).await?;
+        if self.recounted_at.elapsed() >= RECOUNT_EVERY {
+            self.recounted_at = Instant::now();
+            self.recount(self.shared.owned.numbers()).await?;
+        }
+        if self.partitioned_at.elapsed() >= PARTITIONS_EVERY {
+            self.partitioned_at = Instant::now();
+            if let Err(problem) = partitions::ensure(&self.shared).await {
+                warn!("the partitions of the coming days could not be made yet: {problem:#}");
+            }
+        }
+        Ok(())
+    }
+
+    async fn poll(&mut self) -> Result<Found> {
+        let shared = &self.shared;
+        let client = shared.connection().await?;
+        let node = shared.owned.node();
+        let shards = shared.owned.numbers();
+        let (end, under_way) = &self.seen;
+        let questions = "SELECT no, question FROM posthaste.calls WHERE node = $1 AND answer IS NULL ORDER BY no";
+        let (seen, me) = ([bound(end), bound(under_way), bound(&node), bound(&shards)], [bound(&node)]);
+        let (rows, questions) = tokio::join!(
+            biased;
+            patiently(client.query_typed(include_str!("sql/poll.sql"), &seen)),
+            patiently(client.query_typed(questions, &me)),
+        );
+        let (rows, questions) = (rows?, questions?);
+        let mut found =
+            Found { questions: questions.iter().map(|row| (row.get(0), row.get(1))).collect(), ..Found::default() };
+        for row in &rows {
+            found.version = row.get(1);
+            found.is_something_free = row.get(2);
+            found.is_someone_dead = row.get(3);
+            let is_alone = row.get::<_, i64>(4) < 2;
+            found.nodes_changed |= std::mem::replace(&mut self.is_alone, is_alone) != is_alone;
+            if let Some(id) = row.get::<_, Option<uuid::Uuid>>(5) {
+                found.arrived.push(Arrived {
+                    endpoint: EndpointId(id),
+                    no: row.get(6),
+                    due_at: row.get(7),
+                    look_at: row.get(8),
+                    count: row.get(9),
+                });
+            }
+        }
+        if let Some(row) = rows.first() {
+            self.seen = parse_snapshot(row.get(0));
+        }
+        Ok(found)
+    }
+
+    /// Tells the lifecycle what a look has found.
+    async fn hear(&mut self, found: Found) -> Result<()> {
+        let shared = &self.shared;
+        if found.version > shared.version.load(Ordering::Acquire) {
+            let fresh = shared.refresh_catalogue().await?;
+            shared.floors.clear();
+            let (done, in_force) = oneshot::channel();
+            let _ = shared.told.send(Tiding::Changed { endpoints: fresh.endpoints, tenants: fresh.tenants, done });
+            let _ = tokio::time::timeout(IN_FORCE, in_force).await;
+        }
+        if found.version > shared.heard.load(Ordering::Acquire) {
+            shared.tell_heard().await?;
+        }
+        for arrived in found.arrived {
+            shared.index_mut().count_waiting(arrived.no, arrived.count);
+            if let Some(due_at) = arrived.due_at {
+                shared.floors.lower(arrived.no, due_at);
+                let (endpoint, due_at, look_at) = (arrived.endpoint, at(due_at), arrived.look_at.map(at));
+                let _ = shared.told.send(Tiding::Arrived { endpoint, due_at, look_at });
+            }
+        }
+        for (no, question) in found.questions {
+            if shared.asked.lock().expect("nothing panics while it is held").insert(no) {
+                // Whatever is asked for may have changed what is due.
+                shared.floors.clear();
+                tokio::spawn(answer(shared.clone(), no, question));
+            }
+        }
+        Ok(())
+    }
+
+    /// Renews the lease, takes out the dead, and claims or hands over shards.
+    async fn step(&mut self) -> Result<()> {
+        let shared = self.shared.clone();
+        let began = Instant::now();
+        let node = shared.owned.node();
+        let lease = shared.options.lease;
+        let tx = shared.begin().await?;
+        if tx.query_opt(include_str!("sql/renew.sql"), bind![node, lease.as_secs_f64()]).await?.is_none() {
+            tx.roll_back().await;
+            return self.rejoin().await;
+        }
+        for row in tx.query(include_str!("sql/expel.sql"), bind![node]).await? {
+            let (id, name): (i64, &str) = (row.get(0), row.get(1));
+            warn!(node = id, "node {id} ({name}) was not heard of for the length of its lease; its shards are free");
+        }
+        let nodes = tx.query("SELECT id FROM posthaste.nodes ORDER BY id", bind![]).await?;
+        let nodes: Vec<i64> = nodes.iter().map(|row| row.get(0)).collect();
+        let held = tx.query("SELECT shard, epoch FROM posthaste.shards WHERE node = $1", bind![node]).await?;
+        let share = share(&nodes, node);
+        let mut gained = Vec::new();
+        if held.len() < share {
+            let most = (share - held.len()) as i64;
+            let claimed = tx.query(include_str!("sql/claim_shards.sql"), bind![node, most]).await?;
+            gained.extend(claimed.iter().map(lease_from));
+        }
+        tx.commit().await?;
+        // Counted from before the renewal was sent, with a margin for clocks
+        // that run at different speeds.
+        shared.owned.renew(began + lease - lease / 20);
+        self.renewed_at = began;
+        // A claim whose commit was not heard of is ours all the same.
+        gained.extend(held.iter().map(lease_from).filter(|lease| shared.owned.lease(lease.shard) != *lease));
+        if !gained.is_empty() {
+            self.gain(gained).await?;
+        }
+        let surplus = shared.owned.shards().len().saturating_sub(self.leaving.len()).saturating_sub(share);
+        self.hand_over(surplus);
+        Ok(())
+    }
+
+    /// These are this node's from now on.
+    async fn gain(&mut self, leases: Vec<Lease>) -> Result<()> {
+        let shared = self.shared.clone();
+        let shards: Vec<Shard> = leases.iter().map(|lease| lease.shard).collect();
+        let numbers: Vec<i16> = shards.iter().map(|shard| i16::from(shard.0)).collect();
+        let were_owned = leases.iter().any(|lease| lease.epoch > Epoch(1));
+        // Owned first, read then: what is accepted here meanwhile is either
+        // dispatched from memory or found by the read.
+        leases.into_iter().for_each(|lease| shared.owned.gain(lease));
+        shared.floors.clear();
+        if let Err(problem) = shared.refresh_health(&numbers).await {
+            shards.iter().for_each(|shard| shared.owned.lose(*shard));
+            return Err(problem);
+        }
+        let due = match due::earliest_due(&shared, numbers.clone()).await {
+            Ok(due) => due,
+            Err(problem) => {
+                // Not told of, so not owned: the next step tries again.
+                shards.iter().for_each(|shard| shared.owned.lose(*shard));
+                return Err(problem);
+            }
+        };
+        info!(shards = shards.len(), owned = shared.owned.shards().len(), "{} shards are ours now", shards.len());
+        let _ = shared.told.send(Tiding::Gained { shards, due, were_owned });
+        shared.sweep_soon();
+        self.recount(numbers).await
+    }
+
+    /// Asks the lifecycle to let go of some shards.
+    fn hand_over(&mut self, surplus: usize) {
+        if surplus == 0 {
+            return;
+        }
+        let shards = self.shared.owned.shards().into_iter().filter(|shard| !self.leaving.contains(shard));
+        let shards: Vec<Shard> = shards.take(surplus).collect();
+        self.leaving.extend(&shards);
+        let (done, is_done) = oneshot::channel();
+        let _ = self.shared.told.send(Tiding::Wanted { shards: shards.clone(), done });
+        let hand_over = self.hand_over.clone();
+        tokio::spawn(async move {
+            // Nobody to listen is nobody to have anything in flight.
+            let _ = is_done.await;
+            let _ = hand_over.send(shards);
+        });
+    }
+
+    /// Gives shards back, now that nothing of them is in flight.
+    async fn release(&mut self, shards: Vec<Shard>) -> Result<()> {
+        let numbers: Vec<i16> = shards.iter().map(|shard| i16::from(shard.0)).collect();
+        for shard in &shards {
+            self.shared.owned.lose(*shard);
+            self.leaving.remove(shard);
+        }
+        let _ = self.shared.told.send(Tiding::Lost { shards });
+        self.recount(Vec::new()).await?;
+        let client = self.shared.connection().await?;
+        let sql = "UPDATE posthaste.shards SET node = NULL WHERE shard = ANY($1) AND node = $2";
+        patiently(client.execute_typed(sql, bind![numbers, self.shared.owned.node()])).await?;
+        Ok(())
+    }
+
+    /// This node was taken out, because nobody heard of it for too long. It
+    /// comes back as another.
+    async fn rejoin(&mut self) -> Result<()> {
+        let shards = self.shared.owned.shards();
+        warn!(
+            shards = shards.len(),
+            "this node was not heard of for the length of its lease, and its shards went to others; it joins anew"
+        );
+        shards.iter().for_each(|shard| self.shared.owned.lose(*shard));
+        self.leaving.clear();
+        let _ = self.shared.told.send(Tiding::Lost { shards });
+        self.seen = enter(&self.shared).await?;
+        self.renewed_at = Instant::now() - self.shared.options.lease;
+        Ok(())
+    }
+
+    /// Counts anew what waits for the endpoints of these shards, and forgets
+    /// the counts of those that are not this node's.
+    async fn recount(&self, shards: Vec<i16>) -> Result<()> {
+        let shared = &self.shared;
+        let counted = due::count_waiting(shared, shards.clone()).await?;
+        let shards: HashSet<i16> = shards.into_iter().collect();
+        shared.index_mut().recount(&counted, |shard| match shards.contains(&i16::from(shard.0)) {
+            true => Some(true),
+            false if shared.owned.holds(shard) => None,
+            false => Some(false),
+        });
+        Ok(())
+    }
+}
+
+/// What one look found.
+#[derive(Default)]
+struct Found {
+    version: i64,
+    is_something_free: bool,
+    is_someone_dead: bool,
+    nodes_changed: bool,
+    arrived: Vec<Arrived>,
+    questions: Vec<(i64, String)>,
+}
+
+struct Arrived {
+    endpoint: EndpointId,
+    no: i64,
+    due_at: Option<i64>,
+    look_at: Option<i64>,
+    count: i64,
+}
+
+fn lease_from(row: &tokio_postgres::Row) -> Lease {
+    Lease { shard: Shard(row.get::<_, i16>(0) as u8), epoch: Epoch(row.get::<_, i64>(1).max(0) as u64) }
+}
+
+/// How many shards a node should have: all have the same, but for one more
+/// with the first of them.
+fn share(nodes: &[i64], node: i64) -> usize {
+    let Some(rank) = nodes.iter().position(|id| *id == node) else { return 0 };
+    SHARDS / nodes.len() + usize::from(rank < SHARDS % nodes.len())
+}
+
+/// The end of a snapshot, and what was under way in it.
+fn parse_snapshot(text: &str) -> (String, Vec<String>) {
+    let mut parts = text.splitn(3, ':').skip(1);
+    let end = parts.next().unwrap_or("0").to_owned();
+    let under_way = parts.next().unwrap_or("").split(',').filter(|xid| !xid.is_empty()).map(str::to_owned).collect();
+    (end, under_way)
+}
+
+/// Enters the node under a new id; returns the snapshot from which it hears
+/// what others accept.
+async fn enter(shared: &Shared) -> Result<(String, Vec<String>)> {
+    let began = Instant::now();
+    let tx = shared.begin().await?;
+    let sql = "INSERT INTO posthaste.nodes (id, name, version, joined_at, lease_until)
+               VALUES (nextval('posthaste.node_ids'), $1, 0, clock_timestamp(),
+                       clock_timestamp() + make_interval(secs => $2))
+               RETURNING id, pg_current_snapshot()::text";
+    let lease = shared.options.lease;
+    let row = &tx.query(sql, bind![shared.options.name, lease.as_secs_f64()]).await?[0];
+    let (node, snapshot): (i64, String) = (row.get(0), row.get(1));
+    tx.commit().await?;
+    shared.owned.join(node);
+    shared.owned.renew(began + lease - lease / 20);
+    *shared.numbers.write().expect("nothing panics while it is held") = Arc::new(Numbers::of(node));
+    // In the list of nodes first, so that no change is made without it.
+    shared.refresh_catalogue().await?;
+    shared.tell_heard().await?;
+    info!(node, "joined the cluster as node {node}");
+    Ok(parse_snapshot(&snapshot))
+}
+
+impl Shared {
+    /// Tells the others how much of the catalogue this node has heard of.
+    async fn tell_heard(&self) -> Result<()> {
+        let version = self.version.load(Ordering::Acquire);
+        let client = self.connection().await?;
+        let sql = "UPDATE posthaste.nodes SET version = $2 WHERE id = $1";
+        patiently(client.execute_typed(sql, bind![self.owned.node(), version])).await?;
+        self.heard.store(version, Ordering::Release);
+        Ok(())
+    }
+
+    /// Reads how the endpoints of these shards are doing: others have written
+    /// it down.
+    async fn refresh_health(&self, shards: &[i16]) -> Result<()> {
+        let client = self.connection().await?;
+        let sql = "SELECT p.id, h.health FROM posthaste.endpoints p JOIN posthaste.health h ON h.endpoint = p.no
+                   WHERE p.deleted_at IS NULL AND p.shard = ANY($1)";
+        let rows = patiently(client.query_typed(sql, bind![shards.to_vec()])).await?;
+        let mut index = self.index_mut();
+        for row in rows {
+            let health: Health = from_json(row.get(1));
+            let id = EndpointId(row.get(0));
+            if index.endpoint_entry(id).is_some_and(|(_, known)| health.is_after(&known.health)) {
+                index.show_health(id, health);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Has a question answered by the lifecycle.
+async fn answer(shared: Arc<Shared>, no: i64, question: String) {
+    let (answer, answered) = oneshot::channel();
+    let _ = shared.told.send(Tiding::Asked { question, answer });
+    if let Ok(Ok(answer)) = tokio::time::timeout(IN_FORCE, answered).await
+        && let Ok(client) = shared.connection().await
+    {
+        let sql = "UPDATE posthaste.calls SET answer = $2 WHERE no = $1";
+        if let Err(problem) = patiently(client.execute_typed(sql, bind![no, answer])).await {
+            warn!("a question of another node could not be answered: {problem}");
+        }
+    }
+    shared.asked.lock().expect("nothing panics while it is held").remove(&no);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shard_is_in_somebodys_share_and_shares_differ_by_one_at_most() {
+        for count in 1..=300 {
+            let nodes: Vec<i64> = (0..count).map(|n| n * 7).collect();
+            let shares: Vec<usize> = nodes.iter().map(|node| share(&nodes, *node)).collect();
+            assert_eq!(shares.iter().sum::<usize>(), SHARDS);
+            let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
+            assert!(most - least <= 1, "{shares:?}");
+        }
+        assert_eq!(share(&[1, 2], 3), 0, "whoever is not in the list has none");
+    }
+
+    #[test]
+    fn a_snapshot_tells_its_end_and_what_was_under_way() {
+        assert_eq!(parse_snapshot("10:20:12,15"), ("20".into(), vec!["12".into(), "15".into()]));
+        assert_eq!(parse_snapshot("10:10:"), ("10".into(), vec![]));
+    }
+}

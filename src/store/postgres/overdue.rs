@@ -1,0 +1,73 @@
+//! Finds waiting deliveries whose time may be over.
+
+use jiff::Timestamp;
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use super::Shared;
+use super::history::walk::{MOVED_BELOW, SLACK_MS, number_at};
+use super::reading::ask;
+use super::rows::{at, delivery_id, delivery_no, millis, progress_from};
+use super::tx::bind;
+use crate::model::id::{EndpointId, TenantId};
+use crate::store::{AskUntried, Overdue, OverduePage, Result, UntriedPage};
+
+/// Reads those of these shards that are to be looked at, the longest overdue
+/// first.
+pub async fn read_overdue(shared: &Shared, now: Timestamp, limit: usize, shards: Vec<i16>) -> Result<OverduePage> {
+    let one_more = limit as i64 + 1;
+    let rows = ask(shared, include_str!("sql/overdue.sql"), bind![shards, one_more]).await?;
+    let mut page = OverduePage::default();
+    for row in &rows {
+        let look_at: i64 = row.get(14);
+        if look_at > millis(now) || page.found.len() == limit {
+            page.next_at = Some(at(look_at));
+            break;
+        }
+        page.found.push(overdue_from(row, 0));
+    }
+    Ok(page)
+}
+
+/// How many rows one page of the untried looks at.
+const ROWS_MAX: i64 = 10_000;
+
+/// Reads those of these shards that have had no attempt, oldest first.
+pub async fn read_untried(
+    shared: &Shared,
+    tenant: &TenantId,
+    ask_for: AskUntried,
+    shards: Vec<i16>,
+) -> Result<UntriedPage> {
+    let mut page = UntriedPage::default();
+    let Some(tenant) = shared.index().tenant_no(tenant) else { return Ok(page) };
+    let after = ask_for.after.map_or(0, delivery_no);
+    // Younger ones than this cannot have waited long enough.
+    let before = millis(ask_for.before);
+    let below = number_at(before.saturating_add(SLACK_MS)).max(MOVED_BELOW);
+    let limit = ask_for.limit as i64;
+    let sql = include_str!("sql/untried.sql");
+    let rows = ask(shared, sql, bind![tenant, after, below, ROWS_MAX, limit, shards, before]).await?;
+    let Some(first) = rows.first() else { return Ok(page) };
+    let (looked, last): (i64, _) = (first.get(0), delivery_id(first.get(1), first.get(2)));
+    page.found = rows.iter().filter(|row| is_found(row)).map(|row| overdue_from(row, 3)).collect();
+    page.next = match page.found.last() {
+        Some(last) if page.found.len() == ask_for.limit => Some(last.id),
+        _ => (looked == ROWS_MAX).then_some(last),
+    };
+    Ok(page)
+}
+
+/// Whether a row tells of a delivery, and not only how far the walk has come.
+fn is_found(row: &Row) -> bool {
+    row.get::<_, Option<i64>>(3).is_some()
+}
+
+fn overdue_from(row: &Row, first: usize) -> Overdue {
+    Overdue {
+        id: delivery_id(row.get(first), row.get(first + 1)),
+        endpoint: EndpointId(row.get::<_, Uuid>(first + 2)),
+        expires_at: row.get::<_, Option<i64>>(first + 3).map(at),
+        progress: progress_from(row, first + 4),
+    }
+}

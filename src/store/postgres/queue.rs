@@ -1,0 +1,68 @@
+//! The queue's verbs, each handed to the line or the read that does it.
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use tokio::sync::oneshot;
+
+use super::{Postgres, accept, change, due, forget, overdue, settle};
+use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::model::shard::{Lease, Shard};
+use crate::store::{
+    Accepted, AskDue, AskUntried, Change, Changed, DuePage, Error, Forgotten, Horizon, NewEvent, OverduePage, Queue,
+    Result, Settled, Settlement, Together, UntriedPage,
+};
+
+#[async_trait]
+impl Queue for Postgres {
+    async fn accept(&self, events: Vec<NewEvent>, together: Together) -> Result<Vec<Accepted>> {
+        let (answer, answered) = oneshot::channel();
+        self.accepting.push(accept::Job { events, together, answer });
+        answered.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    fn lease(&self, tenant: &TenantId, endpoint: EndpointId) -> Lease {
+        self.shared.owned.lease(Shard::of(tenant, endpoint))
+    }
+
+    async fn earliest_due(&self) -> Result<Vec<(EndpointId, Timestamp)>> {
+        self.shared.sweep_soon();
+        due::earliest_due(&self.shared, self.shared.owned.numbers()).await
+    }
+
+    async fn read_due(&self, lease: Lease, ask: AskDue) -> Result<DuePage> {
+        match self.shared.owned.lease(lease.shard) == lease && lease.is_held() {
+            true => due::read_due(&self.shared, &ask).await,
+            false => Err(Error::Stale(lease.shard)),
+        }
+    }
+
+    async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<Settled> {
+        let (answer, answered) = oneshot::channel();
+        self.settling.push(settle::Job { lease, settlement, answer });
+        answered.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    async fn read_overdue(&self, now: Timestamp, limit: usize) -> Result<OverduePage> {
+        overdue::read_overdue(&self.shared, now, limit, self.shared.owned.numbers()).await
+    }
+
+    async fn read_untried(&self, tenant: &TenantId, ask: AskUntried) -> Result<UntriedPage> {
+        overdue::read_untried(&self.shared, tenant, ask, self.shared.owned.numbers()).await
+    }
+
+    async fn change(&self, tenant: &TenantId, id: DeliveryId, change: Change, now: Timestamp) -> Result<Changed> {
+        change::change(&self.shared, tenant, id, change, now).await
+    }
+
+    async fn forget(&self, horizon: Horizon) -> Result<Forgotten> {
+        // One node at a time: whoever owns the first shard.
+        match self.shared.owned.holds(Shard(0)) {
+            true => forget::forget(&self.shared, horizon).await,
+            false => Ok(Forgotten::default()),
+        }
+    }
+}
+
+fn closed() -> Error {
+    Error::Unavailable("the store has been closed".into())
+}

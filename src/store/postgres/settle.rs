@@ -1,0 +1,383 @@
+//! Settle: an attempt and the state it led to are one write.
+//!
+//! What arrives and what is tried again later goes through two statements,
+//! many at a time. Whatever asks for more (a death, a pause, something that a
+//! person changed meanwhile) is looked at one by one, in the same
+//! transaction: [`super::settle_one`].
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::Shared;
+use super::act::{Act, Done};
+use super::endpoint::keep_health;
+use super::line::{Work, Written};
+use super::rows::{CLAIM, claim_from, delivery_no, millis};
+use super::tx::{Tx, bind, bound, patiently};
+use super::{lane, settle_one};
+use crate::model::attempt::Attempt;
+use crate::model::delivery::Progress;
+use crate::model::health::Health;
+use crate::model::next::Next;
+use crate::model::shard::Lease;
+use crate::store::decide::is_only_health;
+use crate::store::{Error, Outcome, Result, Settled, Settlement};
+
+/// A settlement that waits to be written.
+pub struct Job {
+    /// What it is written under.
+    pub lease: Lease,
+    /// What happened.
+    pub settlement: Settlement,
+    /// Who waits for it.
+    pub answer: oneshot::Sender<Result<Settled>>,
+}
+
+/// How many of those that are looked at one by one share a transaction.
+const ONE_BY_ONE: usize = 64;
+
+impl Work for Job {
+    const ABREAST: usize = 2;
+    const MOST: usize = 512;
+
+    fn size(&self) -> usize {
+        1
+    }
+
+    async fn write(shared: &Arc<Shared>, mut jobs: Vec<Self>) -> Written<Self> {
+        let later = set_aside(&mut jobs);
+        let outcome = settle(shared, &jobs).await;
+        let is_written = outcome.is_ok();
+        match outcome {
+            Ok(answers) => {
+                for (job, answer) in jobs.into_iter().zip(answers) {
+                    if matches!(answer, Err(Error::Stale(_))) {
+                        shared.count_stale(1);
+                    }
+                    let _ = job.answer.send(answer);
+                }
+            }
+            Err(problem) => {
+                for job in jobs {
+                    let _ = job.answer.send(Err(problem.clone()));
+                }
+            }
+        }
+        Written { is_written, later }
+    }
+}
+
+/// One settlement per delivery in a transaction, and not too many that take
+/// long.
+fn set_aside(jobs: &mut Vec<Job>) -> Vec<Job> {
+    let mut seen = HashSet::new();
+    let mut slow = 0;
+    let mut later = Vec::new();
+    let mut now = Vec::with_capacity(jobs.len());
+    for job in jobs.drain(..) {
+        slow += usize::from(matches!(Kind::of(&job.settlement), Kind::One));
+        match seen.insert(job.settlement.id) && slow <= ONE_BY_ONE {
+            true => now.push(job),
+            false => later.push(job),
+        }
+    }
+    *jobs = now;
+    later
+}
+
+/// How a settlement is written.
+enum Kind<'a> {
+    Delivered(&'a Attempt, &'a Progress),
+    Retry(&'a Attempt, &'a Progress),
+    LookAgain(&'a Progress),
+    One,
+}
+
+impl<'a> Kind<'a> {
+    fn of(settlement: &'a Settlement) -> Self {
+        match &settlement.outcome {
+            Outcome::Attempted { attempt, next: Next::Delivered, progress, notice, .. } if is_only_health(notice) => {
+                Self::Delivered(attempt, progress)
+            }
+            Outcome::Attempted { attempt, next: Next::Waiting { .. }, progress, notice, .. }
+                if is_only_health(notice) =>
+            {
+                Self::Retry(attempt, progress)
+            }
+            Outcome::LookAgain { progress, .. } => Self::LookAgain(progress),
+            _ => Self::One,
+        }
+    }
+}
+
+async fn settle(shared: &Arc<Shared>, jobs: &[Job]) -> Result<Vec<Result<Settled>>> {
+    let node = shared.owned.node();
+    let mut answers: Vec<Option<Result<Settled>>> = jobs.iter().map(|_| None).collect();
+    let tx = Tx::open(&shared.pool).await?;
+    let nos: Vec<i64> = jobs.iter().map(|job| delivery_no(job.settlement.id)).collect();
+    let places: HashMap<i64, usize> = nos.iter().enumerate().map(|(place, no)| (*no, place)).collect();
+    let delivered = Columns::gather(jobs, |kind| match kind {
+        Kind::Delivered(attempt, progress) => Some((attempt, progress)),
+        _ => None,
+    });
+    let retried = Columns::gather(jobs, |kind| match kind {
+        Kind::Retry(attempt, progress) => Some((attempt, progress)),
+        _ => None,
+    });
+    let (me, all) = ([bound(&node)], [bound(&nos)]);
+    let (begun, held, locked, gone, kept) = tokio::join!(
+        biased;
+        patiently(tx.client().batch_execute(&shared.begin)),
+        tx.query(include_str!("sql/hold_node.sql"), &me),
+        tx.query(include_str!("sql/lock_lanes.sql"), &all),
+        delivered.write_delivered(&tx, node),
+        retried.write_retried(&tx, node),
+    );
+    begun?;
+    let is_member = !held?.is_empty();
+    locked?;
+    let (gone, kept) = (gone?, kept?);
+    if !is_member {
+        tx.roll_back().await;
+        return Ok(jobs.iter().map(|job| Err(Error::Stale(job.lease.shard))).collect());
+    }
+    let mut act = Act::new(shared, &tx);
+    for row in &gone {
+        let (no, endpoint): (i64, i64) = (row.get(0), row.get(1));
+        let place = places[&no];
+        let job = &jobs[place];
+        act.count_waiting(endpoint, job.lease.shard, -1);
+        let mut settled = Settled::default();
+        let next: Option<i64> = row.get(2);
+        match next.zip(row.get::<_, Option<bool>>(3)) {
+            None => {}
+            Some((_, false)) => {
+                let claim = claim_from(row, 5);
+                shared.floors.lower(endpoint, millis(claim.due_at));
+                settled.freed.push(claim);
+            }
+            Some((dead, true)) => {
+                let lane: String = row.get(4);
+                settled.freed = stand_behind(&mut act, endpoint, &lane, dead, job).await?;
+            }
+        }
+        settled.told = std::mem::take(&mut act.told);
+        answers[place] = Some(Ok(settled));
+    }
+    for row in &kept {
+        let place = places[&row.get::<_, i64>(0)];
+        let Outcome::Attempted { next: Next::Waiting { due_at }, .. } = jobs[place].settlement.outcome else {
+            continue;
+        };
+        shared.floors.lower(row.get(1), millis(due_at));
+        answers[place] = Some(Ok(Settled { due_again_at: Some(due_at), ..Settled::default() }));
+    }
+    look_again(&tx, node, jobs, &places, &mut answers).await?;
+    for (place, job) in jobs.iter().enumerate() {
+        if answers[place].is_none() {
+            answers[place] = Some(settle_one::settle(&mut act, job.lease, &job.settlement).await?);
+        }
+    }
+    let health = write_health(shared, &tx, jobs, &answers).await?;
+    let done: Done = act.end();
+    tx.commit().await?;
+    show_health(shared, health);
+    shared.adopt(done).await;
+    Ok(answers.into_iter().map(|answer| answer.expect("each was looked at")).collect())
+}
+
+/// The next of the lane is dead: the lane waits behind it, or passes it.
+async fn stand_behind(
+    act: &mut Act<'_>,
+    endpoint: i64,
+    lane: &str,
+    dead: i64,
+    job: &Job,
+) -> Result<Vec<crate::store::Claim>> {
+    let now = job.settlement.now;
+    let head = match lane::skips_dead(act.tx, endpoint).await? {
+        true => lane::pass(act, lane::Member { endpoint, lane, no: dead }, now).await?,
+        false => lane::Head::Dead(dead),
+    };
+    settle_one::after_move(act, head, now).await
+}
+
+async fn look_again(
+    tx: &Tx,
+    node: i64,
+    jobs: &[Job],
+    places: &HashMap<i64, usize>,
+    answers: &mut [Option<Result<Settled>>],
+) -> Result<()> {
+    let asked: Vec<(&Job, &Progress)> = jobs
+        .iter()
+        .filter_map(|job| match Kind::of(&job.settlement) {
+            Kind::LookAgain(progress) => Some((job, progress)),
+            _ => None,
+        })
+        .collect();
+    if asked.is_empty() {
+        return Ok(());
+    }
+    let nos: Vec<i64> = asked.iter().map(|(job, _)| delivery_no(job.settlement.id)).collect();
+    let epochs: Vec<i64> = asked.iter().map(|(job, _)| job.lease.epoch.0 as i64).collect();
+    let begun: Vec<i64> = asked.iter().map(|(_, progress)| progress.begun_at.map_or(0, millis)).collect();
+    let attempts: Vec<i32> = asked.iter().map(|(_, progress)| progress.attempts as i32).collect();
+    let times: Vec<i64> = asked
+        .iter()
+        .map(|(job, _)| match &job.settlement.outcome {
+            Outcome::LookAgain { at, .. } => millis(*at),
+            _ => 0,
+        })
+        .collect();
+    for row in tx.query(include_str!("sql/look_again.sql"), bind![node, nos, epochs, begun, attempts, times]).await? {
+        answers[places[&row.get::<_, i64>(0)]] = Some(Ok(Settled::default()));
+    }
+    Ok(())
+}
+
+/// Keeps how endpoints are doing, for those whose answers said so.
+async fn write_health<'a>(
+    shared: &Shared,
+    tx: &Tx,
+    jobs: &'a [Job],
+    answers: &[Option<Result<Settled>>],
+) -> Result<Vec<(crate::model::id::EndpointId, &'a Health)>> {
+    let mut all = Vec::new();
+    let mut nos = Vec::new();
+    {
+        let index = shared.index();
+        for (job, answer) in jobs.iter().zip(answers) {
+            if let (Outcome::Attempted { notice, .. }, Some(Ok(_))) = (&job.settlement.outcome, answer)
+                && is_only_health(notice)
+                && let Some(health) = notice.health.as_deref()
+                && let Some((no, _)) = index.endpoint_entry(job.settlement.endpoint)
+            {
+                nos.push((no, health));
+                all.push((job.settlement.endpoint, health));
+            }
+        }
+    }
+    if !nos.is_empty() {
+        keep_health(tx, &nos).await?;
+    }
+    Ok(all)
+}
+
+fn show_health(shared: &Shared, all: Vec<(crate::model::id::EndpointId, &Health)>) {
+    let mut index = shared.index_mut();
+    for (id, health) in all {
+        if index.endpoint_entry(id).is_some_and(|(_, known)| health.is_after(&known.health)) {
+            index.show_health(id, health.clone());
+        }
+    }
+}
+
+/// Settlements of one kind as columns.
+#[derive(Default)]
+struct Columns {
+    no: Vec<i64>,
+    epoch: Vec<i64>,
+    begun_at: Vec<i64>,
+    /// When it finished, or is due again.
+    at: Vec<i64>,
+    record: Vec<String>,
+    attempts: Vec<i32>,
+    attempts_before: Vec<i32>,
+    age_from: Vec<Option<i64>>,
+    held_before: Vec<i64>,
+    not_found: Vec<i32>,
+    no_such_name: Vec<i32>,
+    forbidden_target: Vec<i32>,
+    started_at: Vec<i64>,
+    last_delay: Vec<Option<i64>>,
+    max_age: Vec<Option<i64>>,
+    look_at: Vec<Option<i64>>,
+}
+
+impl Columns {
+    fn gather<'a>(jobs: &'a [Job], pick: impl Fn(Kind<'a>) -> Option<(&'a Attempt, &'a Progress)>) -> Self {
+        let mut rows = Self::default();
+        for job in jobs {
+            let Some((attempt, progress)) = pick(Kind::of(&job.settlement)) else { continue };
+            let (at, look_at) = match &job.settlement.outcome {
+                Outcome::Attempted { next: Next::Waiting { due_at }, look_at, .. } => (*due_at, *look_at),
+                _ => (job.settlement.now, None),
+            };
+            rows.no.push(delivery_no(job.settlement.id));
+            rows.epoch.push(job.lease.epoch.0 as i64);
+            rows.begun_at.push(progress.begun_at.map_or(0, millis));
+            rows.at.push(millis(at));
+            rows.record.push(serde_json::to_string(attempt).expect("an attempt is plain data"));
+            rows.attempts.push(progress.attempts as i32);
+            rows.attempts_before.push(progress.attempts_before as i32);
+            rows.age_from.push(progress.age_from.map(millis));
+            rows.held_before.push(progress.held_before.as_millis() as i64);
+            rows.not_found.push(progress.tally.not_found as i32);
+            rows.no_such_name.push(progress.tally.no_such_name as i32);
+            rows.forbidden_target.push(progress.tally.forbidden_target as i32);
+            rows.started_at.push(millis(attempt.started_at));
+            rows.last_delay.push(progress.last_delay.map(|delay| delay.as_micros() as i64));
+            rows.max_age.push(progress.max_age.map(|age| age.as_millis() as i64));
+            rows.look_at.push(look_at.map(millis));
+        }
+        rows
+    }
+
+    async fn write_delivered(&self, tx: &Tx, node: i64) -> Result<Vec<tokio_postgres::Row>> {
+        if self.no.is_empty() {
+            return Ok(Vec::new());
+        }
+        tx.query(
+            &include_str!("sql/settle_delivered.sql").replace("{CLAIM}", CLAIM),
+            bind![
+                node,
+                self.no,
+                self.epoch,
+                self.begun_at,
+                self.at,
+                self.record,
+                self.attempts,
+                self.attempts_before,
+                self.age_from,
+                self.held_before,
+                self.not_found,
+                self.no_such_name,
+                self.forbidden_target,
+                self.started_at,
+            ],
+        )
+        .await
+    }
+
+    async fn write_retried(&self, tx: &Tx, node: i64) -> Result<Vec<tokio_postgres::Row>> {
+        if self.no.is_empty() {
+            return Ok(Vec::new());
+        }
+        tx.query(
+            include_str!("sql/settle_retry.sql"),
+            bind![
+                node,
+                self.no,
+                self.epoch,
+                self.begun_at,
+                self.at,
+                self.record,
+                self.attempts,
+                self.attempts_before,
+                self.age_from,
+                self.held_before,
+                self.not_found,
+                self.no_such_name,
+                self.forbidden_target,
+                self.started_at,
+                self.last_delay,
+                self.max_age,
+                self.look_at,
+            ],
+        )
+        .await
+    }
+}

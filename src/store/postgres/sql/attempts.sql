@@ -1,0 +1,16 @@
+-- A delivery and its attempts: the first row is the delivery's own, with its
+-- last attempt if that is kept there, the others are attempts.
+--
+-- Two nodes at once: it reads, at one moment, so an attempt that moves from
+-- its delivery's row into one of its own is never missed.
+--
+-- Served by: the primary keys of queue, dead, finished and attempts.
+--
+-- $1 delivery, $2 tenant
+WITH known AS MATERIALIZED (
+    SELECT d.created_at, d.last FROM posthaste.deliveries d WHERE d.no = $1 AND d.tenant = $2
+)
+SELECT 0, k.created_at, k.last FROM known k
+UNION ALL
+SELECT a.number, k.created_at, a.record FROM known k CROSS JOIN posthaste.attempts a WHERE a.delivery = $1
+ORDER BY 1

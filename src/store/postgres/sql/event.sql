@@ -1,0 +1,20 @@
+-- One event by its id. Ids that producers chose are written down; one that
+-- we minted holds its time, and its number lies a little after that. What a
+-- producer chose may look like ours, so what is written down goes first.
+--
+-- Two nodes at once: it reads, at one moment, and events never change.
+--
+-- Served by: the primary key of ids, then that of events; or
+-- events_by_tenant over the numbers of a second.
+--
+-- $1 tenant, $2 id, $3 the lowest number of a minted id, $4 below this number
+WITH chosen AS MATERIALIZED (
+    SELECT i.event FROM posthaste.ids i WHERE i.tenant = $1 AND i.id = $2
+)
+SELECT :columns FROM posthaste.events e
+WHERE e.no = (SELECT event FROM chosen) AND e.tenant = $1 AND e.id = $2
+UNION ALL
+(SELECT :columns FROM posthaste.events e
+ WHERE NOT EXISTS (SELECT 1 FROM chosen) AND e.tenant = $1 AND e.no >= $3 AND e.no < $4 AND e.id = $2
+ ORDER BY e.no LIMIT 1)
+LIMIT 1

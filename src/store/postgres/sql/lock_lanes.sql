@@ -1,0 +1,10 @@
+-- Locks the lanes of these deliveries, in order.
+--
+-- Safe when two nodes run it at once: lanes are locked in the order of accept
+-- (endpoint, lane), and whatever is read of them after this, in statements of
+-- their own, includes what was committed before the lock was given. Served by
+-- the primary keys of queue and lanes.
+SELECT l.head FROM posthaste.lanes l
+WHERE (l.endpoint, l.lane) IN (SELECT q.endpoint, q.lane FROM posthaste.queue q
+                               WHERE q.no = ANY($1) AND q.lane IS NOT NULL AND NOT q.passed)
+ORDER BY l.endpoint, l.lane FOR UPDATE

@@ -1,0 +1,8 @@
+-- What has happened to an endpoint, newest first.
+--
+-- Two nodes at once: it reads, and milestones never change.
+--
+-- Served by: milestones_by_endpoint.
+--
+-- $1 endpoint, $2 below this number, $3 how many
+SELECT m.no, m.record FROM posthaste.milestones m WHERE m.endpoint = $1 AND m.no < $2 ORDER BY m.no DESC LIMIT $3

@@ -1,0 +1,9 @@
+-- Everything an attempt needs, for deliveries chosen before.
+--
+-- Safe when two nodes run it at once: it only reads; what was settled or
+-- cancelled since is not among it. Served by the primary keys.
+SELECT {CLAIM}
+FROM posthaste.queue d JOIN posthaste.events e ON e.no = d.event
+     JOIN posthaste.endpoints p ON p.no = d.endpoint JOIN posthaste.tenants t ON t.no = d.tenant
+WHERE d.no = ANY($1) AND NOT d.behind
+ORDER BY d.due_at, d.no

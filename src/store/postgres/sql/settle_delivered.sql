@@ -1,0 +1,56 @@
+-- Settle: what arrived leaves the queue, its lane moves on, and the next of
+-- the lane is free to go.
+--
+-- Safe when two nodes run it at once: only the owner of a shard settles its
+-- deliveries, this node's row is held (hold_node), and a row whose shard has
+-- another owner or epoch is left alone, as is one that a person has cancelled
+-- or replayed meanwhile; those are looked at one by one. Lanes are locked
+-- already (lock_lanes). Served by the primary keys of queue, lanes and shards,
+-- and by queue_by_lane and dead_by_lane for the next of a lane.
+WITH said AS (
+    SELECT * FROM unnest($2::int8[], $3::int8[], $4::int8[], $5::int8[], $6::text[], $7::int4[], $8::int4[], $9::int8[],
+                         $10::int8[], $11::int4[], $12::int4[], $13::int4[], $14::int8[])
+        AS s (no, epoch, begun_at, finished_at, last, attempts, attempts_before, age_from, held_before, not_found,
+              no_such_name, forbidden_target, started_at)
+), gone AS (
+    DELETE FROM posthaste.queue q USING said s, posthaste.shards h
+    WHERE q.no = s.no AND h.shard = q.shard AND h.node = $1 AND h.epoch = s.epoch
+      AND coalesce(q.replayed_at, q.created_at) = s.begun_at
+    RETURNING q.no, q.tenant, q.endpoint, q.shard, q.event, q.created_at, q.format, q.lane, q.seq, q.passed,
+              q.expires_at, q.replayed_at, q.first_attempt_at, q.stumbles, q.stumble, q.due_at,
+              s.finished_at, s.last, s.attempts, s.attempts_before, s.age_from, s.held_before, s.not_found,
+              s.no_such_name, s.forbidden_target, s.started_at
+), kept AS (
+    INSERT INTO posthaste.finished (no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed,
+        expires_at, replayed_at, attempts, attempts_before, first_attempt_at, age_from, held_before, not_found,
+        no_such_name, forbidden_target, stumbles, stumble, last, state, due_at, finished_at)
+    SELECT no, tenant, endpoint, shard, event, created_at, format, lane, seq, true, expires_at, replayed_at, attempts,
+           attempts_before, coalesce(first_attempt_at, started_at), age_from, held_before, not_found, no_such_name,
+           forbidden_target, stumbles, stumble, last, 1, due_at, finished_at
+    FROM gone
+), next AS (
+    SELECT g.no, g.endpoint, g.lane, g.finished_at, n.no AS next, n.is_dead
+    FROM gone g JOIN posthaste.lanes l ON l.endpoint = g.endpoint AND l.lane = g.lane AND l.head = g.no
+         LEFT JOIN LATERAL (
+             SELECT * FROM (
+                 (SELECT w.no, w.seq, false AS is_dead FROM posthaste.queue w
+                  WHERE w.endpoint = g.endpoint AND w.lane = g.lane AND NOT w.passed AND w.seq > g.seq
+                  ORDER BY w.seq LIMIT 1)
+                 UNION ALL
+                 (SELECT w.no, w.seq, true FROM posthaste.dead w
+                  WHERE w.endpoint = g.endpoint AND w.lane = g.lane AND NOT w.passed AND w.seq > g.seq
+                  ORDER BY w.seq LIMIT 1)) both_kinds
+             ORDER BY seq LIMIT 1) n ON true
+    WHERE g.lane IS NOT NULL AND NOT g.passed
+), moved AS (
+    UPDATE posthaste.lanes l SET head = n.next, head_since = n.finished_at, touched_at = n.finished_at
+    FROM next n WHERE l.endpoint = n.endpoint AND l.lane = n.lane
+), freed AS (
+    UPDATE posthaste.queue q SET behind = false FROM next n WHERE q.no = n.next AND NOT n.is_dead
+)
+SELECT g.no, g.endpoint, n.next, n.is_dead, g.lane, {CLAIM}
+FROM gone g LEFT JOIN next n ON n.no = g.no
+     LEFT JOIN posthaste.queue d ON d.no = n.next AND NOT n.is_dead
+     LEFT JOIN posthaste.events e ON e.no = d.event
+     LEFT JOIN posthaste.endpoints p ON p.no = d.endpoint
+     LEFT JOIN posthaste.tenants t ON t.no = d.tenant

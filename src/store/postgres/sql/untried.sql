@@ -1,0 +1,27 @@
+-- Waiting deliveries of a tenant, in some shards, that have had no attempt
+-- since their budget began, oldest first, and how far the walk has come.
+--
+-- Two nodes at once: it reads; each asks for its own shards.
+--
+-- Served by: queue_by_tenant. `= ANY` and the order by tenant and number
+-- leave no other index to choose.
+--
+-- $1 tenant, $2 after this number, $3 below this number, $4 how many to look
+-- at, $5 how many to find, $6 shards, $7 their budget began before this
+WITH looked AS MATERIALIZED (
+    SELECT d.* FROM posthaste.queue d WHERE d.tenant = ANY (ARRAY[$1]) AND d.no > $2 AND d.no < $3
+    ORDER BY d.tenant, d.no LIMIT $4
+), found AS (
+    SELECT d.*, p.id AS endpoint_id FROM looked d
+    CROSS JOIN LATERAL (SELECT p.id, p.deleted_at FROM posthaste.endpoints p WHERE p.no = d.endpoint LIMIT 1) p
+    WHERE d.shard = ANY ($6) AND d.age_from IS NULL AND p.deleted_at IS NULL
+      AND coalesce(d.replayed_at, d.created_at) < $7
+    ORDER BY d.no LIMIT $5
+)
+SELECT w.looked, w.no, w.created_at,
+       d.no, d.created_at, d.endpoint_id, d.expires_at,
+       d.attempts, d.attempts_before, d.age_from, d.held_before, d.not_found, d.no_such_name, d.forbidden_target,
+       coalesce(d.replayed_at, d.created_at), d.last_delay, d.max_age
+FROM (SELECT count(*) OVER () AS looked, l.no, l.created_at FROM looked l ORDER BY l.no DESC LIMIT 1) w
+LEFT JOIN found d ON true
+ORDER BY d.no

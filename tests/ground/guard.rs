@@ -1,0 +1,133 @@
+//! Runs a server beside the tests that does not outlive them, as a user other
+//! than root.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+/// A folder, and a server that works in it. Both are gone when the guard is,
+/// and also when the test process is, in whatever way it ends.
+pub struct Guard {
+    folder: PathBuf,
+    line: Mutex<Line>,
+}
+
+struct Line {
+    shell: Child,
+    words: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+    server: Option<u32>,
+}
+
+impl Guard {
+    /// Guards a server in this folder; it is not started yet.
+    pub fn new(folder: PathBuf, server: &Command) -> Self {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", include_str!("guard.sh"), "guard"]).arg(&folder);
+        shell.arg(server.get_program()).args(server.get_args());
+        // In a group of its own, so that Ctrl-C ends the tests first.
+        shell.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
+        let mut shell = shell.spawn().expect("there is a shell");
+        let words = shell.stdin.take();
+        let answers = BufReader::new(shell.stdout.take().expect("piped"));
+        Self { folder, line: Mutex::new(Line { shell, words, answers, server: None }) }
+    }
+
+    /// Starts the server; whether it serves is for the caller to see.
+    pub async fn start(self: &Arc<Self>) {
+        self.say("start").await;
+    }
+
+    /// SIGINT, and its end.
+    pub async fn stop(self: &Arc<Self>) {
+        self.say("stop").await;
+    }
+
+    /// SIGKILL to the server and all its children.
+    pub async fn kill(self: &Arc<Self>) {
+        self.say("kill").await;
+    }
+
+    /// Whether the server was started and has ended by itself.
+    pub fn has_ended(&self) -> bool {
+        let Some(server) = self.line.lock().expect("nothing panics while it is held").server else { return false };
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/{server}/stat")) else { return true };
+        // The state follows the name, which stands in brackets.
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z'))
+    }
+
+    /// The end of what the server has said.
+    pub fn log(&self) -> String {
+        let log = std::fs::read_to_string(self.folder.join("log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(30)..].join("\n")
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    async fn say(self: &Arc<Self>, word: &'static str) {
+        let guard = self.clone();
+        let saying = tokio::task::spawn_blocking(move || {
+            let mut line = guard.line.lock().expect("nothing panics while it is held");
+            let words = line.words.as_mut().expect("it is there until the guard is dropped");
+            writeln!(words, "{word}").expect("the guard listens");
+            let mut answer = String::new();
+            line.answers.read_line(&mut answer).expect("the guard answers");
+            line.server = answer.trim().parse().ok();
+        });
+        saying.await.expect("it is said");
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let line = self.line.get_mut().expect("nothing panics while it is held");
+        // The end of its input is its sign.
+        line.words = None;
+        let _ = line.shell.wait();
+    }
+}
+
+/// A command that is not run as root: servers refuse that.
+pub fn command(program: impl AsRef<OsStr>) -> Command {
+    if !is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=postgres", "--regid=postgres", "--init-groups", "--"]).arg(program);
+    command
+}
+
+/// A new folder that such a command may write to, with these files in it.
+pub fn folder(name: &str, files: &[(&str, &str)]) -> PathBuf {
+    let folder = tempfile::Builder::new().prefix(name).tempdir().expect("a folder").keep();
+    for (name, text) in files {
+        std::fs::write(folder.join(name), text).expect("a file");
+    }
+    if is_root() {
+        let owned = Command::new("chown").args(["-R", "postgres:"]).arg(&folder).status().expect("there is chown");
+        assert!(owned.success(), "the user postgres is missing: install Debian's package postgresql, or run ./check");
+    }
+    folder
+}
+
+/// A port that is free now, and that no outgoing connection will take while
+/// its server is away.
+pub fn free_port() -> u16 {
+    loop {
+        let port = rand::random_range(15_000..30_000);
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}

@@ -1,0 +1,259 @@
+//! A throwaway PostgreSQL, from the Debian package.
+//!
+//! One server per test process, started on first use; stories that stop or
+//! kill the database start one of their own. Each test has a database to
+//! itself, which is dropped with its handle.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::OnceCell;
+use tokio_postgres::NoTls;
+use url::Url;
+
+use super::guard::{self, Guard};
+
+/// Names a server to be used instead of a throwaway one, with a role that may
+/// create databases.
+const OVERRIDE: &str = "POSTHASTE_TEST_DATABASE_URL";
+/// The oldest version the gateway works with.
+const OLDEST: u32 = 15;
+/// How long a server may take to start.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+static SHARED: OnceCell<Server> = OnceCell::const_new();
+
+/// A running server.
+pub struct Server {
+    /// Who makes and drops databases.
+    admin: Url,
+    /// Who owns them: an ordinary role, as the gateway should have.
+    owner: Url,
+    /// Nothing, if the server is somebody else's.
+    guard: Option<Arc<Guard>>,
+    template: OnceCell<Database>,
+}
+
+/// A database of its own, dropped with this.
+pub struct Database {
+    name: String,
+    url: Url,
+    admin: Url,
+}
+
+impl Server {
+    /// The server that this test process shares, with these settings if it is
+    /// the first to ask.
+    pub async fn shared(settings: &[&str]) -> &'static Self {
+        SHARED
+            .get_or_init(|| async {
+                let Ok(url) = std::env::var(OVERRIDE) else { return Self::start(settings).await };
+                let admin: Url = url.parse().unwrap_or_else(|problem| panic!("{OVERRIDE} is no URL: {problem}"));
+                Self { owner: admin.clone(), admin, guard: None, template: OnceCell::new() }
+            })
+            .await
+    }
+
+    /// A server of one's own, with these settings, such as `fsync=off`.
+    pub async fn start(settings: &[&str]) -> Self {
+        let binaries = binaries();
+        let (password, port) = (format!("{:032x}", rand::random::<u128>()), guard::free_port());
+        let folder = guard::folder("posthaste-postgres-", &[("password", &password)]);
+        let data = folder.join("data");
+        let mut initdb = guard::command(binaries.join("initdb"));
+        initdb.args(["-U", "admin", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync", "-D"]);
+        initdb.arg(&data).arg(format!("--pwfile={}", folder.join("password").display())).current_dir("/");
+        run(initdb).await;
+
+        let mut server = guard::command(binaries.join("postgres"));
+        server.arg("-D").arg(&data);
+        let port = format!("port={port}");
+        let ours = ["listen_addresses=127.0.0.1", "unix_socket_directories=", &port, "max_connections=300"];
+        for setting in ours.iter().chain(settings) {
+            server.args(["-c", setting]);
+        }
+        let address = format!("127.0.0.1:{}", &port["port=".len()..]);
+        let url = |role: &str, database: &str| {
+            Url::parse(&format!("postgres://{role}:{password}@{address}/{database}")).expect("a URL")
+        };
+        let started = Self {
+            admin: url("admin", "postgres"),
+            owner: url("posthaste", ""),
+            guard: Some(Arc::new(Guard::new(folder, &server))),
+            template: OnceCell::new(),
+        };
+        started.start_again().await;
+        execute(&started.admin, &format!("CREATE ROLE posthaste LOGIN PASSWORD '{password}'")).await.expect("a role");
+        started
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        let port = self.admin.port().unwrap_or(5432);
+        format!("127.0.0.1:{port}").parse().expect("an address")
+    }
+
+    /// Ends it at once, as an operator does; connections are cut.
+    pub async fn stop(&self) {
+        self.guard().stop().await;
+    }
+
+    /// kill -9, of all its processes.
+    pub async fn kill(&self) {
+        self.guard().kill().await;
+    }
+
+    /// Starts it again, on the same port; returns when it answers.
+    pub async fn start_again(&self) {
+        let guard = self.guard();
+        let until = Instant::now() + PATIENCE;
+        guard.start().await;
+        while let Err(problem) = execute(&self.admin, "SELECT 1").await {
+            assert!(Instant::now() < until, "PostgreSQL does not start: {problem}\n{}", guard.log());
+            if guard.has_ended() {
+                // What was killed may hold its memory for a moment longer.
+                guard.start().await;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// A new and empty database.
+    pub async fn database(&self) -> Database {
+        self.create("").await
+    }
+
+    /// A copy of a database that is prepared once, by whoever asks first.
+    pub async fn database_like(&self, prepare: impl AsyncFnOnce(&str)) -> Database {
+        if self.guard.is_none() {
+            // Nobody would drop the template there.
+            return self.create("").await;
+        }
+        let prepared = async {
+            let template = self.create("").await;
+            prepare(template.url()).await;
+            template
+        };
+        let template = self.template.get_or_init(|| prepared).await;
+        self.create(&format!("TEMPLATE {}", template.name)).await
+    }
+
+    async fn create(&self, how: &str) -> Database {
+        let name = format!("posthaste_test_{:016x}", rand::random::<u64>());
+        let owner = self.owner.username();
+        let create = format!("CREATE DATABASE {name} OWNER {owner} {how}");
+        execute(&self.admin, &create).await.unwrap_or_else(|problem| panic!("{create}: {problem}"));
+        let mut url = self.owner.clone();
+        url.set_path(&name);
+        Database { name, url, admin: self.admin.clone() }
+    }
+
+    fn guard(&self) -> &Arc<Guard> {
+        self.guard.as_ref().expect("only a server of one's own is stopped; start one")
+    }
+}
+
+impl Database {
+    pub fn url(&self) -> &str {
+        self.url.as_str()
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The same database by way of another address: a proxy's or a pooler's.
+    pub fn url_through(&self, address: SocketAddr) -> String {
+        let mut url = self.url.clone();
+        url.set_ip_host(address.ip()).expect("a host");
+        url.set_port(Some(address.port())).expect("a port");
+        url.into()
+    }
+
+    /// Who may log in.
+    pub fn role_and_password(&self) -> (&str, &str) {
+        (self.url.username(), self.url.password().unwrap_or_default())
+    }
+
+    /// Runs statements as the one who made it.
+    pub async fn execute(&self, statements: &str) {
+        execute(&self.own_admin(), statements).await.unwrap_or_else(|problem| panic!("{statements}: {problem}"));
+    }
+
+    /// Asks for one number.
+    pub async fn number(&self, question: &str) -> i64 {
+        let asked = async {
+            let (client, connection) = tokio_postgres::connect(self.own_admin().as_str(), NoTls).await?;
+            let connection = tokio::spawn(connection);
+            let number = client.query_one(question, &[]).await?.try_get(0)?;
+            drop(client);
+            let _ = connection.await;
+            Ok::<i64, tokio_postgres::Error>(number)
+        };
+        asked.await.unwrap_or_else(|problem| panic!("{question}: {problem}"))
+    }
+
+    /// How much room everything of the gateway takes, in bytes, without what
+    /// the server would clean up by itself.
+    pub async fn size(&self) -> i64 {
+        self.execute("VACUUM").await;
+        self.number(
+            "SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class c JOIN pg_namespace n
+             ON n.oid = c.relnamespace WHERE n.nspname = 'posthaste' AND c.relkind IN ('r', 'S')",
+        )
+        .await
+    }
+
+    fn own_admin(&self) -> Url {
+        let mut url = self.admin.clone();
+        url.set_path(&self.name);
+        url
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        let (admin, drop) = (self.admin.clone(), format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name));
+        // The test's own runtime may be ending.
+        let dropping = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            // A server that is gone has no databases either.
+            let _ = runtime.block_on(execute(&admin, &drop));
+        });
+        let _ = dropping.join();
+    }
+}
+
+/// Runs statements on a connection of their own.
+async fn execute(url: &Url, statements: &str) -> Result<(), tokio_postgres::Error> {
+    let (client, connection) = tokio_postgres::connect(url.as_str(), NoTls).await?;
+    let connection = tokio::spawn(connection);
+    let done = client.batch_execute(statements).await;
+    drop(client);
+    let _ = connection.await;
+    done
+}
+
+/// Where the newest installed version has its programs.
+fn binaries() -> PathBuf {
+    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let known = versions.filter_map(|entry| Some((entry.file_name().to_str()?.parse::<u32>().ok()?, entry.path())));
+    let usable = known.filter(|(version, path)| *version >= OLDEST && path.join("bin/initdb").exists());
+    let newest = usable.max_by_key(|(version, _)| *version);
+    let (_, path) = newest.unwrap_or_else(|| {
+        panic!(
+            "there is no PostgreSQL {OLDEST} or newer in /usr/lib/postgresql: install Debian's package postgresql, \
+             or run ./check, which does"
+        )
+    });
+    path.join("bin")
+}
+
+async fn run(mut command: Command) {
+    let output = tokio::task::spawn_blocking(move || command.output()).await.expect("it is run").expect("it is there");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "no database could be made: {said}");
+}

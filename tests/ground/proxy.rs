@@ -1,0 +1,139 @@
+//! A proxy in front of a server that can be told to lose the network.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+
+/// What the network is like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weather {
+    /// Everything arrives.
+    Fair,
+    /// Everything arrives so much later.
+    Slow(Duration),
+    /// Nothing arrives, and nobody is told. What was on its way arrives when
+    /// the weather changes.
+    Silent,
+    /// Questions arrive; answers do not.
+    Deaf,
+    /// Connections are reset, new ones too.
+    Torn,
+}
+
+/// A proxy on a free port of this machine.
+pub struct Proxy {
+    pub address: SocketAddr,
+    network: watch::Sender<Network>,
+    accepting: JoinHandle<()>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Network {
+    weather: Weather,
+    /// How often everything was cut.
+    cuts: u64,
+}
+
+/// Which way something goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    There,
+    Back,
+}
+
+impl Proxy {
+    /// In front of this server, in fair weather.
+    pub async fn start(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let network = watch::Sender::new(Network { weather: Weather::Fair, cuts: 0 });
+        let accepting = tokio::spawn(accept(listener, server, network.subscribe()));
+        Self { address, network, accepting }
+    }
+
+    /// Changes the weather, for what is on its way too.
+    pub fn set(&self, weather: Weather) {
+        self.network.send_modify(|network| {
+            network.weather = weather;
+            network.cuts += u64::from(weather == Weather::Torn);
+        });
+    }
+
+    /// Resets every open connection; new ones are as the weather is.
+    pub fn cut(&self) {
+        self.network.send_modify(|network| network.cuts += 1);
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, server: SocketAddr, network: watch::Receiver<Network>) {
+    // Dropped with this task, and every connection with it.
+    let mut connections = JoinSet::new();
+    while let Ok((client, _)) = listener.accept().await {
+        while connections.try_join_next().is_some() {}
+        connections.spawn(serve(client, server, network.clone()));
+    }
+}
+
+async fn serve(client: TcpStream, server: SocketAddr, mut network: watch::Receiver<Network>) {
+    let now = *network.borrow();
+    if now.weather == Weather::Torn {
+        let _ = client.set_zero_linger();
+        return;
+    }
+    let Ok(server) = TcpStream::connect(server).await else {
+        let _ = client.set_zero_linger();
+        return;
+    };
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    let (from_client, mut to_client) = client.into_split();
+    let (from_server, mut to_server) = server.into_split();
+    let there = carry(from_client, &mut to_server, network.clone(), Way::There);
+    let back = carry(from_server, &mut to_client, network.clone(), Way::Back);
+    let is_cut = tokio::select! {
+        carried = async { tokio::try_join!(there, back) } => carried.is_err(),
+        _ = network.wait_for(|network| network.cuts != now.cuts) => true,
+    };
+    if is_cut {
+        let _ = (to_client.as_ref().set_zero_linger(), to_server.as_ref().set_zero_linger());
+    }
+}
+
+/// Carries bytes one way, until their end.
+async fn carry(
+    mut from: OwnedReadHalf,
+    to: &mut OwnedWriteHalf,
+    mut network: watch::Receiver<Network>,
+    way: Way,
+) -> std::io::Result<()> {
+    let mut buffer = vec![0; 64 * 1_024];
+    loop {
+        let count = from.read(&mut buffer).await?;
+        let passes = |network: &Network| match network.weather {
+            Weather::Silent => false,
+            Weather::Deaf => way == Way::There,
+            Weather::Fair | Weather::Slow(_) | Weather::Torn => true,
+        };
+        let weather = match network.wait_for(passes).await {
+            Ok(network) => network.weather,
+            Err(_) => return Ok(()),
+        };
+        if let Weather::Slow(delay) = weather {
+            tokio::time::sleep(delay).await;
+        }
+        if count == 0 {
+            return to.shutdown().await;
+        }
+        to.write_all(&buffer[..count]).await?;
+    }
+}
