@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::output::count;
 use crate::app::moving::{Move, Moved, Progress};
 use crate::config::{Database, File, Given, Settings};
 
@@ -96,8 +95,11 @@ impl Teller {
 }
 
 fn summary(moving: &Move, moved: &Moved) -> String {
-    let parts: Vec<String> =
-        moved.iter().filter(|(name, _)| *name != "event ids").map(|(name, n)| format!("{} {name}", count(*n))).collect();
+    let parts: Vec<String> = moved
+        .iter()
+        .filter(|(name, _)| *name != "event ids")
+        .map(|(name, n)| format!("{} {name}", count(*n)))
+        .collect();
     format!(
         "Moved everything from {} to PostgreSQL at {}:\n{}.\nBoth sides were counted, and agree. \
          Start the nodes with --database-url, each with the key in {}.",
@@ -106,4 +108,29 @@ fn summary(moving: &Move, moved: &Moved) -> String {
         parts.join(", "),
         moving.key_file().display()
     )
+}
+
+/// A number with commas between its thousands.
+fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (n, digit) in digits.chars().enumerate() {
+        if n > 0 && (digits.len() - n).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_easy_to_read() {
+        for (number, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (12_345_678, "12,345,678")] {
+            assert_eq!(count(number), text);
+        }
+    }
 }

@@ -63,7 +63,8 @@ pub async fn run(
     let parts = parts::all();
     let total = parts.iter().map(|part| source.count(part.count)).sum::<anyhow::Result<u64>>()?;
     let first = parts.iter().position(|part| part.name == place.part);
-    let first = first.ok_or_else(|| anyhow!("the move stands at {:?}, which this posthaste does not know", place.part))?;
+    let first =
+        first.ok_or_else(|| anyhow!("the move stands at {:?}, which this posthaste does not know", place.part))?;
     for part in &parts[first..] {
         if place.part != part.name {
             place.part = part.name.to_owned();

@@ -32,6 +32,7 @@ mod due;
 mod endpoint;
 mod forget;
 mod history;
+pub mod import;
 mod lane;
 mod line;
 mod membership;
@@ -40,6 +41,7 @@ mod numbers;
 mod overdue;
 mod owned;
 mod partitions;
+mod parts;
 mod place;
 mod queue;
 mod reading;
@@ -180,11 +182,7 @@ impl Shared {
         tx::patiently(client.execute_typed(sql, tx::bind![self.options.seal.check()])).await?;
         let sql = "SELECT value FROM posthaste.notes WHERE name = 'master_key_check'";
         let rows = tx::patiently(client.query_typed(sql, tx::bind![])).await?;
-        anyhow::ensure!(
-            self.options.seal.fits(rows[0].get(0)),
-            "the master key does not fit this database; name the key of its other nodes with --master-key-file"
-        );
-        Ok(())
+        Ok(self.options.seal.must_fit(rows[0].get(0))?)
     }
 
     fn index(&self) -> RwLockReadGuard<'_, Index> {

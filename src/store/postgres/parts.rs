@@ -89,7 +89,8 @@ pub fn all() -> Vec<Part> {
         },
         Part {
             name: "endpoints",
-            select: "SELECT p.no AS _1, p.no, lower(hex(p.id)) AS id, p.tenant, t.id AS _tenant, p.settings, p.standing,
+            select:
+                "SELECT p.no AS _1, p.no, lower(hex(p.id)) AS id, p.tenant, t.id AS _tenant, p.settings, p.standing,
                             p.quiet_until, p.mailed_at, p.created_at, p.updated_at, p.deleted_at, p.swept_at,
                             1 AS version, p.no AS endpoint, p.health,
                             coalesce(json_extract(p.health, '$.life'), 0) AS life,
@@ -111,7 +112,8 @@ pub fn all() -> Vec<Part> {
         },
         Part {
             name: "secrets",
-            select: "SELECT s.rowid AS _1, lower(hex(s.id)) AS id, s.endpoint, lower(hex(p.id)) AS _id, s.text AS _text,
+            select:
+                "SELECT s.rowid AS _1, lower(hex(s.id)) AS id, s.endpoint, lower(hex(p.id)) AS _id, s.text AS _text,
                             s.created_at, s.expires_at
                      FROM secrets s JOIN endpoints p ON p.no = s.endpoint WHERE s.rowid > ?1 ORDER BY s.rowid LIMIT ?2",
             begin: first,
@@ -222,28 +224,25 @@ fn deliveries() -> Part {
         into: &[
             Into { table: "queue", columns: WAITING, otherwise: "", takes: |row| row["state"] == 0 },
             Into { table: "dead", columns: OVER, otherwise: "", takes: |row| row["state"] == 2 },
-            Into { table: "finished", columns: OVER, otherwise: "", takes: |row| row["state"] == 1 || row["state"] == 3 },
+            Into {
+                table: "finished",
+                columns: OVER,
+                otherwise: "",
+                takes: |row| row["state"] == 1 || row["state"] == 3,
+            },
         ],
     }
 }
 
 /// What is counted on both sides when all is moved.
 pub const CHECKS: &[Check] = &[
-    Check {
-        name: "tenants",
-        source: "SELECT count(*) FROM tenants",
-        target: "SELECT count(*) FROM posthaste.tenants",
-    },
+    Check { name: "tenants", source: "SELECT count(*) FROM tenants", target: "SELECT count(*) FROM posthaste.tenants" },
     Check {
         name: "endpoints",
         source: "SELECT count(*) FROM endpoints",
         target: "SELECT count(*) FROM posthaste.endpoints",
     },
-    Check {
-        name: "secrets",
-        source: "SELECT count(*) FROM secrets",
-        target: "SELECT count(*) FROM posthaste.secrets",
-    },
+    Check { name: "secrets", source: "SELECT count(*) FROM secrets", target: "SELECT count(*) FROM posthaste.secrets" },
     Check {
         name: "milestones",
         source: "SELECT count(*) FROM milestones",
