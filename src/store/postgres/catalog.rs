@@ -334,4 +334,12 @@ impl Catalog for Postgres {
                    ON CONFLICT (name) DO UPDATE SET value = excluded.value";
         patiently(client.execute_typed(sql, bind![name, value])).await.map(|_| ())
     }
+
+    async fn note_once(&self, name: &'static str, value: String) -> Result<String> {
+        let client = self.shared.connection().await?;
+        let sql = "INSERT INTO posthaste.notes (name, value) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+        patiently(client.execute_typed(sql, bind![name, value])).await?;
+        let sql = "SELECT value FROM posthaste.notes WHERE name = $1";
+        Ok(patiently(client.query_typed(sql, bind![name])).await?[0].get(0))
+    }
 }

@@ -27,6 +27,10 @@ impl Cluster for Postgres {
         Some(self.shared.owned.leased_until().unwrap_or_else(Instant::now))
     }
 
+    fn lease_length(&self) -> Option<Duration> {
+        Some(self.shared.options.lease)
+    }
+
     async fn ask_owner(&self, tenant: &TenantId, endpoint: EndpointId, question: String) -> Result<Option<String>> {
         let client = self.shared.connection().await?;
         let shard = i16::from(Shard::of(tenant, endpoint).0);

@@ -180,11 +180,7 @@ impl Shared {
         tx::patiently(client.execute_typed(sql, tx::bind![self.options.seal.check()])).await?;
         let sql = "SELECT value FROM posthaste.notes WHERE name = 'master_key_check'";
         let rows = tx::patiently(client.query_typed(sql, tx::bind![])).await?;
-        anyhow::ensure!(
-            self.options.seal.fits(rows[0].get(0)),
-            "the master key does not fit this database; name the key of its other nodes with --master-key-file"
-        );
-        Ok(())
+        Ok(self.options.seal.must_fit(rows[0].get(0))?)
     }
 
     fn index(&self) -> RwLockReadGuard<'_, Index> {
