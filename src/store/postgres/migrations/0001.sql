@@ -20,7 +20,7 @@ CREATE TABLE posthaste.notes (
 -- row first, so versions become visible in order; whoever accepts events
 -- reads it, and matches again when it has moved on.
 CREATE TABLE posthaste.catalogue (
-    only    boolean PRIMARY KEY DEFAULT true CHECK (only),
+    one     boolean PRIMARY KEY DEFAULT true CHECK (one),
     version bigint NOT NULL
 ) WITH (fillfactor = 20);
 INSERT INTO posthaste.catalogue (version) VALUES (1);
