@@ -56,10 +56,6 @@ impl Handed {
         }
         runs
     }
-
-    pub fn add(&mut self, other: Self) {
-        self.by_producer.extend(other.by_producer);
-    }
 }
 
 /// Producers at work. Each waits for a receipt before it hands in its next;

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a story that cannot go on has failed")]
 
 #[path = "../ground/mod.rs"]
+#[allow(dead_code, reason = "other tests need more of it")]
 mod ground;
 #[path = "../it/support/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "other stories need more of it")]

@@ -207,28 +207,17 @@ impl Cluster {
         Load::start(name, &self.doors, self.nodes[0].gateway().token(), self.endpoints.len())
     }
 
-    /// Who owns what, as a node sees it: by process, the shards.
-    pub async fn view(&self, node: usize) -> Result<BTreeMap<u32, Vec<u8>>, String> {
-        let seen = self.nodes[node].client().send("GET", "/v1/cluster", &[], "").await?;
-        if seen.status != 200 {
-            return Err(String::from_utf8_lossy(&seen.body).into_owned());
-        }
-        let seen = seen.json();
-        let name_of = |node: &Value| node["name"].as_str().expect("a name").to_owned();
+    /// Who owns what, as the database has it: by process, the shards.
+    pub async fn view(&self) -> Result<BTreeMap<u32, Vec<u8>>, String> {
         let process_of = |name: &str| name.rsplit(|c: char| !c.is_ascii_digit()).next().and_then(|id| id.parse().ok());
         let mut owned = BTreeMap::new();
-        let mut by_id = BTreeMap::new();
-        for node in seen["nodes"].as_array().expect("nodes") {
-            let process: u32 = process_of(&name_of(node)).unwrap_or_else(|| panic!("no process in {node}"));
-            by_id.insert(node["id"].to_string(), process);
-            owned.insert(process, Vec::new());
-        }
-        for shard in seen["shards"].as_array().expect("shards") {
-            let Some(process) = by_id.get(&shard["node"].to_string()) else {
-                return Err(format!("nobody owns {shard}"));
-            };
-            let number = shard["shard"].as_u64().and_then(|shard| shard.try_into().ok()).expect("a shard");
-            owned.get_mut(process).expect("it is known").push(number);
+        let question = "SELECT n.name, s.shard FROM posthaste.nodes n FULL JOIN posthaste.shards s ON s.node = n.id";
+        for row in self.database.rows(question).await {
+            let [name, shard] = &row[..] else { panic!("{row:?}") };
+            let Some(name) = name else { return Err(format!("nobody owns {shard:?}")) };
+            let process: u32 = process_of(name).unwrap_or_else(|| panic!("there is no process in {name}"));
+            let shards: &mut Vec<u8> = owned.entry(process).or_default();
+            shards.extend(shard.iter().map(|shard| shard.parse::<u8>().expect("a shard")));
         }
         Ok(owned)
     }
@@ -239,7 +228,7 @@ impl Cluster {
         let mut wanted: Vec<u32> = self.nodes.iter().map(|node| node.gateway().process_id()).collect();
         wanted.sort_unstable();
         eventually("every node to own its share", || async {
-            let owned = self.view(0).await?;
+            let owned = self.view().await?;
             let counts: Vec<usize> = owned.values().map(Vec::len).collect();
             let is_fair = counts.iter().max() <= counts.iter().min().map(|least| least + 1).as_ref();
             if owned.keys().eq(&wanted) && is_fair { Ok(()) } else { Err(format!("{counts:?}")) }
@@ -250,7 +239,7 @@ impl Cluster {
     /// Which of the endpoints a node owns.
     pub async fn owned_by(&self, node: usize) -> Vec<String> {
         let process = self.nodes[node].gateway().process_id();
-        let owned = eventually("the cluster to be whole", || self.view(0)).await;
+        let owned = eventually("the cluster to be whole", || self.view()).await;
         let shards = &owned[&process];
         let is_owned = |n: &usize| shards.contains(&shard_of(&self.endpoints[*n]));
         (0..self.endpoints.len()).filter(is_owned).map(|n| format!("e{n}")).collect()
@@ -293,7 +282,8 @@ impl Cluster {
         for node in 0..self.nodes.len() {
             stale += self.metric(node, "posthaste_stale_writes_total").await;
         }
-        println!("{findings:?}, {stale} stale writes refused");
+        let Findings { requests, acknowledged, repeats } = &findings;
+        println!("{requests} requests, {acknowledged} acknowledged, {repeats} repeats, {stale} stale writes refused");
         findings
     }
 
