@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::OnceCell;
-use tokio_postgres::NoTls;
+use tokio_postgres::{NoTls, SimpleQueryMessage};
 use url::Url;
 
 use super::guard::{self, Guard};
@@ -185,15 +185,27 @@ impl Database {
 
     /// Asks for one number.
     pub async fn number(&self, question: &str) -> i64 {
+        let rows = self.rows(question).await;
+        let number = rows.first().and_then(|row| row.first()?.as_ref()?.parse().ok());
+        number.unwrap_or_else(|| panic!("{question}: not a number in {rows:?}"))
+    }
+
+    /// Asks for anything; each row as text.
+    pub async fn rows(&self, question: &str) -> Vec<Vec<Option<String>>> {
         let asked = async {
             let (client, connection) = tokio_postgres::connect(self.own_admin().as_str(), NoTls).await?;
             let connection = tokio::spawn(connection);
-            let number = client.query_one(question, &[]).await?.try_get(0)?;
+            let told = client.simple_query(question).await?;
             drop(client);
             let _ = connection.await;
-            Ok::<i64, tokio_postgres::Error>(number)
+            Ok::<_, tokio_postgres::Error>(told)
         };
-        asked.await.unwrap_or_else(|problem| panic!("{question}: {problem}"))
+        let told = asked.await.unwrap_or_else(|problem| panic!("{question}: {problem}"));
+        let row = |told: SimpleQueryMessage| match told {
+            SimpleQueryMessage::Row(row) => Some((0..row.len()).map(|n| row.get(n).map(str::to_owned)).collect()),
+            _ => None,
+        };
+        told.into_iter().filter_map(row).collect()
     }
 
     /// How much room everything of the gateway takes, in bytes, without what
