@@ -138,16 +138,11 @@ impl App {
         let in_flight = self.gateway.dispatcher.in_flight();
         info!("stopping: no new attempts are started, {in_flight} in flight may finish; a second signal ends them");
         let left = self.gateway.dispatcher.stop(self.stop_timeout).await;
-        match left {
-            // Others may go on with it at once, while the last answers are given here.
-            0 => self.kept.leave().await,
-            _ => {
-                warn!("{left} attempts were still in flight at the deadline; they will be made again at the next start")
-            }
+        if left > 0 {
+            warn!("{left} attempts were still in flight at the deadline; they will be made again");
         }
-        if let Err(problem) = self.gateway.store.leave().await {
-            warn!("this node's shards could not be given back, so others take them when its lease ends: {problem}");
-        }
+        // Others may go on at once, while the last answers are given here.
+        self.kept.leave().await;
         let _ = self.stop_serving.send(());
         let _ = self.serving.await;
         for chore in &self.chores {

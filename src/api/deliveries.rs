@@ -18,9 +18,9 @@ use crate::lifecycle::Gateway;
 use crate::lifecycle::change::change_delivery;
 use crate::lifecycle::deliver::shown_headers;
 use crate::lifecycle::explain::explain_delivery;
-use crate::lifecycle::waiting::outlook;
+use crate::lifecycle::waiting::outlooks;
 use crate::model::attempt::{Attempt, Decision, Failure, Timings};
-use crate::model::delivery::{Cause, Delivery, State as DeliveryState, WaitingFor};
+use crate::model::delivery::{Cause, Delivery, Outlook, State as DeliveryState, WaitingFor};
 use crate::model::endpoint::Format;
 use crate::model::explain::Explanation;
 use crate::model::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
@@ -85,9 +85,13 @@ pub struct DeliveryView {
 }
 
 impl DeliveryView {
-    /// Shows a delivery with what holds at this moment.
-    pub fn of(gateway: &Gateway, delivery: Delivery) -> Self {
-        let outlook = outlook(gateway, &delivery);
+    /// Shows deliveries with what holds at this moment.
+    pub async fn all(gateway: &Gateway, deliveries: Vec<Delivery>) -> Vec<Self> {
+        let outlooks = outlooks(gateway, &deliveries).await;
+        deliveries.into_iter().zip(outlooks).map(|(delivery, outlook)| Self::of(delivery, outlook)).collect()
+    }
+
+    fn of(delivery: Delivery, outlook: Outlook) -> Self {
         Self {
             id: delivery.id,
             tenant: delivery.tenant,
@@ -255,7 +259,7 @@ pub async fn list(
         until: params.until,
     };
     let found = api.gateway.store.deliveries(&tenant, query, page).await?;
-    Ok(Json(Page::of("deliveries", found, |delivery| DeliveryView::of(&api.gateway, delivery))))
+    Ok(Json(view_page(&api, "deliveries", found).await))
 }
 
 /// List dead letters, newest first
@@ -280,7 +284,12 @@ pub async fn list_dead(
         until: params.until,
     };
     let found = api.gateway.store.deliveries(&tenant, query, page).await?;
-    Ok(Json(Page::of("dead-letters", found, |delivery| DeliveryView::of(&api.gateway, delivery))))
+    Ok(Json(view_page(&api, "dead-letters", found).await))
+}
+
+async fn view_page(api: &Api, list: &'static str, found: crate::store::Page<Delivery>) -> Page<DeliveryView> {
+    let data = DeliveryView::all(&api.gateway, found.data).await;
+    Page::of(list, crate::store::Page { data, next: found.next }, |view| view)
 }
 
 /// Show a delivery
@@ -299,7 +308,8 @@ pub async fn show(
 
 async fn find(api: &Api, tenant: &TenantId, id: DeliveryId) -> Result<DeliveryView, Problem> {
     let found = api.gateway.store.delivery(tenant, id).await?;
-    found.map(|delivery| DeliveryView::of(&api.gateway, delivery)).ok_or_else(|| Problem::not_found("delivery"))
+    let delivery = found.ok_or_else(|| Problem::not_found("delivery"))?;
+    Ok(DeliveryView::all(&api.gateway, vec![delivery]).await.remove(0))
 }
 
 /// List the attempts of a delivery, oldest first

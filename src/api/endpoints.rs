@@ -18,6 +18,7 @@ use super::problem::{Code, FieldError, InputProblems, LimitProblems, Problem, Pr
 use crate::lifecycle::accept::{Submission, accept};
 use crate::lifecycle::change;
 use crate::lifecycle::deliver::guard::BadUrl;
+use crate::lifecycle::felt::{About, Felt, felt};
 use crate::model::endpoint::{Endpoint, EndpointState, Settings, Standing};
 use crate::model::headers::MASK;
 use crate::model::health::{BreakerState, Health};
@@ -100,8 +101,8 @@ pub struct HealthView {
 }
 
 impl HealthView {
-    fn of(api: &Api, endpoint: &Endpoint, oldest_due_at: Option<Timestamp>, now: Timestamp) -> Self {
-        let health = api.gateway.dispatcher.health(endpoint);
+    fn of(endpoint: &Endpoint, felt: &Felt, oldest_due_at: Option<Timestamp>, now: Timestamp) -> Self {
+        let health = felt.health.as_ref().unwrap_or(&endpoint.health);
         let breaker = health.breaker(now);
         let is_open = matches!(breaker, BreakerState::Open | BreakerState::HalfOpen);
         let age = oldest_due_at.map(|due_at| now.as_millisecond() - due_at.as_millisecond());
@@ -114,7 +115,7 @@ impl HealthView {
             consecutive_failures: health.failures,
             consecutive_refusals: health.refusals,
             failing_since: health.failing_since,
-            waiting: api.gateway.store.waiting(Some(endpoint.id)),
+            waiting: felt.waiting,
             oldest_due_at,
             // To the second, which is enough for an age.
             oldest_due_age: age.and_then(|age| u64::try_from(age / 1_000).ok()).map(Span::secs),
@@ -125,12 +126,20 @@ impl HealthView {
 impl EndpointView {
     /// One endpoint, with what has to be read for it.
     pub(super) async fn read(api: &Api, endpoint: &Endpoint) -> Result<Self, Problem> {
-        let oldest_due = api.gateway.store.oldest_due(vec![endpoint.id]).await?.into_iter().next().flatten();
-        Ok(Self::of(api, endpoint, oldest_due))
+        Ok(Self::all(api, &[endpoint]).await?.remove(0))
     }
 
-    fn of(api: &Api, endpoint: &Endpoint, oldest_due: Option<Timestamp>) -> Self {
-        let now = api.gateway.clock.now();
+    /// Several, with what has to be read for them.
+    async fn all(api: &Api, endpoints: &[&Endpoint]) -> Result<Vec<Self>, Problem> {
+        let about = endpoints.iter().map(|endpoint| About::endpoint(&endpoint.tenant, endpoint.id)).collect();
+        let ids = endpoints.iter().map(|endpoint| endpoint.id).collect();
+        let (felt, oldest_due) = tokio::join!(felt(&api.gateway, about), api.gateway.store.oldest_due(ids));
+        let (now, oldest_due) = (api.gateway.clock.now(), oldest_due?);
+        let views = endpoints.iter().zip(oldest_due);
+        Ok(views.map(|(endpoint, oldest_due)| Self::of(endpoint, &felt[&endpoint.id], oldest_due, now)).collect())
+    }
+
+    fn of(endpoint: &Endpoint, felt: &Felt, oldest_due: Option<Timestamp>, now: Timestamp) -> Self {
         let mut settings = endpoint.settings.clone();
         settings.headers.values_mut().for_each(|value| *value = MASK.into());
         Self {
@@ -141,7 +150,7 @@ impl EndpointView {
             state_reason: endpoint.standing.reason.clone(),
             state_since: endpoint.standing.since,
             state_by: endpoint.standing.by,
-            health: HealthView::of(api, endpoint, oldest_due, now),
+            health: HealthView::of(endpoint, felt, oldest_due, now),
             mailed_at: endpoint.mailed_at,
             backpressure_until: endpoint.quiet_until.filter(|until| *until > now),
             created_at: endpoint.created_at,
@@ -186,7 +195,7 @@ pub async fn create(
         updated_at: now,
     };
     let endpoint = change::create_endpoint(&api.gateway, endpoint).await?;
-    let view = EndpointView { secret: Some(secret.text), ..EndpointView::of(&api, &endpoint, None) };
+    let view = EndpointView { secret: Some(secret.text), ..EndpointView::read(&api, &endpoint).await? };
     Ok((StatusCode::CREATED, Json(view)))
 }
 
@@ -283,10 +292,8 @@ pub async fn list(
         .filter(|endpoint| below.is_none_or(|below| endpoint.id < below));
     let data: Vec<Arc<Endpoint>> = rest.by_ref().take(page.limit).collect();
     let next = rest.next().and(data.last()).map(|endpoint| endpoint.id.to_string());
-    let oldest_due = api.gateway.store.oldest_due(data.iter().map(|endpoint| endpoint.id).collect()).await?;
-    let data = data.into_iter().zip(oldest_due).collect();
-    let found = crate::store::Page { data, next };
-    Ok(Json(Page::of("endpoints", found, |(endpoint, oldest_due)| EndpointView::of(&api, &endpoint, oldest_due))))
+    let data = EndpointView::all(&api, &data.iter().map(Arc::as_ref).collect::<Vec<_>>()).await?;
+    Ok(Json(Page::of("endpoints", crate::store::Page { data, next }, |view| view)))
 }
 
 /// An endpoint of this tenant, or the problem that there is none.

@@ -150,7 +150,7 @@ pub async fn deliveries(
     NamedEvent(id): NamedEvent,
 ) -> Result<Json<Page<DeliveryView>>, Problem> {
     let found = api.gateway.store.event_deliveries(&tenant, &id).await?.ok_or_else(|| Problem::not_found("event"))?;
-    Ok(Json(Page::whole(found.into_iter().map(|delivery| DeliveryView::of(&api.gateway, delivery)).collect())))
+    Ok(Json(Page::whole(DeliveryView::all(&api.gateway, found).await)))
 }
 
 /// Tell why each endpoint got an event, or did not

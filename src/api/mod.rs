@@ -19,6 +19,7 @@ use crate::lifecycle::deliver::guard::Guard;
 pub mod accept;
 pub mod auth;
 pub mod breaker;
+pub mod cluster;
 pub mod deliveries;
 pub mod endpoints;
 pub mod events;
@@ -89,6 +90,7 @@ pub fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(deliveries::replay_dead))
         .routes(routes!(deliveries::discard))
         .routes(routes!(policies::preview))
+        .routes(routes!(cluster::show))
         .routes(routes!(status::healthz))
         .routes(routes!(status::readyz))
         .routes(routes!(status::metrics))

@@ -30,21 +30,65 @@ pub async fn healthz() -> Json<StatusView> {
     Json(StatusView { status: "ok" })
 }
 
+/// Whether it should be sent work, and what that depends on.
+#[derive(Serialize, ToSchema)]
+pub struct ReadyView {
+    /// `ok`, or why not.
+    status: &'static str,
+    /// The store.
+    store: StoreView,
+    /// What this node owns.
+    leases: LeasesView,
+    /// For how long the oldest of what this node could deliver has been due, in milliseconds.
+    lag_ms: u64,
+}
+
+/// How the store is doing.
+#[derive(Serialize, ToSchema)]
+pub struct StoreView {
+    /// Whether it answers.
+    answering: bool,
+}
+
+/// What a node owns.
+#[derive(Serialize, ToSchema)]
+pub struct LeasesView {
+    /// How many of the 256 shards.
+    shards: usize,
+    /// How long the lease on them still lasts, in milliseconds; null where there are no leases.
+    lease_ms: Option<u64>,
+}
+
 /// Should it be sent work?
 ///
-/// 503 while the gateway stops or its store does not answer.
+/// 503 while the gateway stops, its store does not answer, or the lease on its shards has ended.
 #[utoipa::path(
     get, path = "/readyz", tag = "status", security(()),
-    responses((status = 200, body = StatusView), (status = 503, body = StatusView)),
+    responses((status = 200, body = ReadyView), (status = 503, body = ReadyView)),
 )]
-pub async fn readyz(State(api): State<Api>) -> (StatusCode, Json<StatusView>) {
-    if api.is_stopping() {
-        return (StatusCode::SERVICE_UNAVAILABLE, Json(StatusView { status: "stopping" }));
-    }
-    match api.gateway.store.note("admin_token_sha256").await {
-        Ok(_) => (StatusCode::OK, Json(StatusView { status: "ok" })),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, Json(StatusView { status: "the store does not answer" })),
-    }
+pub async fn readyz(State(api): State<Api>) -> (StatusCode, Json<ReadyView>) {
+    let gateway = &api.gateway;
+    let pulse = gateway.store.pulse();
+    let is_stopping = api.is_stopping();
+    let answering = match is_stopping {
+        true => pulse.is_answering,
+        false => gateway.store.note("admin_token_sha256").await.is_ok(),
+    };
+    let (code, status) = match pulse.lease_ms {
+        _ if is_stopping => (StatusCode::SERVICE_UNAVAILABLE, "stopping"),
+        _ if !answering => (StatusCode::SERVICE_UNAVAILABLE, "the store does not answer"),
+        Some(0) => (StatusCode::SERVICE_UNAVAILABLE, "the lease on this node's shards has ended"),
+        _ => (StatusCode::OK, "ok"),
+    };
+    let leases = LeasesView { shards: pulse.shards, lease_ms: pulse.lease_ms };
+    let lag_ms = u64::try_from(oldest_due_age(gateway).as_millis()).unwrap_or(u64::MAX);
+    (code, Json(ReadyView { status, store: StoreView { answering }, leases, lag_ms }))
+}
+
+fn oldest_due_age(gateway: &Gateway) -> Duration {
+    let now = gateway.clock.now();
+    let age = |due_at: Timestamp| u64::try_from(now.as_millisecond() - due_at.as_millisecond()).unwrap_or(0);
+    Duration::from_millis(gateway.dispatcher.oldest_due().map_or(0, age))
 }
 
 /// What is counted and measured
@@ -80,14 +124,16 @@ fn gauges(gateway: &Gateway) -> Gauges {
         }
     }
     let dispatcher = &gateway.dispatcher;
-    let age = |due_at: Timestamp| u64::try_from(now.as_millisecond() - due_at.as_millisecond()).unwrap_or(0);
+    let pulse = gateway.store.pulse();
     Gauges {
         in_flight: dispatcher.in_flight(),
         slots: dispatcher.slots(),
         waiting: Some(gateway.store.waiting(None)),
-        oldest_due: Some(Duration::from_millis(dispatcher.oldest_due().map_or(0, age))),
+        oldest_due: Some(oldest_due_age(gateway)),
         endpoints,
         breakers: Some(breakers),
+        shards_owned: pulse.shards,
+        lease_remaining: pulse.lease_ms.map(Duration::from_millis),
     }
 }
 

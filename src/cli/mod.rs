@@ -7,6 +7,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 pub mod serve;
 
+pub mod cluster;
 pub mod dead_letters;
 pub mod deliveries;
 pub mod endpoints;
@@ -56,6 +57,8 @@ pub enum Command {
     DeadLetters(dead_letters::Args),
     /// Create, change and delete tenants.
     Tenants(tenants::Args),
+    /// Show the nodes that share a store, and their shards.
+    Cluster(cluster::Args),
     /// Run a local receiver that verifies, deduplicates, prints, and misbehaves on request.
     Listen(listen::Args),
     /// Preview retry policies.
@@ -99,6 +102,7 @@ async fn hand_over(command: Command) -> anyhow::Result<()> {
         Command::Explain(args) => explain::run(args).await,
         Command::DeadLetters(args) => dead_letters::run(args).await,
         Command::Tenants(args) => tenants::run(args).await,
+        Command::Cluster(args) => cluster::run(args).await,
         Command::Listen(args) => listen::run(args).await,
         Command::Policy(args) => policy::run(args).await,
         Command::Openapi(args) => openapi::run(args).await,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::Gateway;
 use super::cluster::{self, Question};
+use super::felt::{About, felt};
 use crate::model::delivery::after;
 use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
@@ -111,7 +112,8 @@ pub async fn close_breaker(
 ) -> Result<Arc<Endpoint>> {
     let Some(endpoint) = gateway.store.endpoint(tenant, id) else { return Err(Error::NotFound("endpoint")) };
     // What was just felt may not be written down yet.
-    if gateway.dispatcher.health(&endpoint).open_until().is_none() {
+    let felt = felt(gateway, vec![About::endpoint(tenant, id)]).await.remove(&id).and_then(|felt| felt.health);
+    if felt.unwrap_or_else(|| endpoint.health.clone()).open_until().is_none() {
         return Ok(endpoint);
     }
     let reason = Some(note.unwrap_or_else(|| "closed by a person".to_owned()));

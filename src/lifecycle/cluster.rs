@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use tracing::{debug, info, warn};
 
 use super::Gateway;
+use super::felt::{About, Felt, feel};
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
 use crate::model::pace::about;
 use crate::model::shard::Shard;
@@ -44,16 +45,26 @@ pub enum Question {
         /// Which.
         delivery: DeliveryId,
     },
+    /// How are these doing, as far as they are yours?
+    Felt {
+        /// Which, and what of them.
+        about: Vec<About>,
+    },
 }
 
 /// What it answers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
     /// It is in force.
     Done,
     /// Whether one is.
     InFlight(bool),
+    /// How those are doing that are its own.
+    Felt {
+        /// Each of them.
+        felt: Vec<Felt>,
+    },
     /// The question makes no sense to this version.
     Unknown,
 }
@@ -131,6 +142,10 @@ fn reply(gateway: &Gateway, question: Question) -> Answer {
         Question::InFlight { endpoint, delivery } => {
             Answer::InFlight(gateway.dispatcher.is_in_flight(endpoint, delivery))
         }
+        Question::Felt { about } => {
+            let ours = about.iter().filter(|about| gateway.store.lease(&about.tenant, about.endpoint).is_held());
+            Answer::Felt { felt: ours.map(|about| feel(gateway, about)).collect() }
+        }
     }
 }
 
@@ -143,22 +158,31 @@ pub async fn ask(
     endpoint: EndpointId,
     question: &Question,
 ) -> Result<Option<Answer>> {
-    let store = &gateway.store;
-    let until = tokio::time::Instant::now() + store.lease_length().unwrap_or(ASK_FOR);
-    let text = serde_json::to_string(question).expect("a question is plain data");
+    let until = tokio::time::Instant::now() + gateway.store.lease_length().unwrap_or(ASK_FOR);
     loop {
-        if store.lease(tenant, endpoint).is_held() {
-            return Ok(None);
-        }
-        match store.ask_owner(tenant, endpoint, text.clone()).await {
-            Ok(answer) => return Ok(answer.and_then(|answer| understand(&answer))),
+        match ask_once(gateway, tenant, endpoint, question).await {
             Err(Error::Unavailable(problem)) if tokio::time::Instant::now() < until => {
                 debug!(endpoint.id = %endpoint, "its owner could not be asked yet: {problem}");
                 tokio::time::sleep(about(ASK_AGAIN, rand::random())).await;
             }
-            Err(problem) => return Err(problem),
+            asked => return asked,
         }
     }
+}
+
+/// The same, without asking again.
+pub async fn ask_once(
+    gateway: &Gateway,
+    tenant: &TenantId,
+    endpoint: EndpointId,
+    question: &Question,
+) -> Result<Option<Answer>> {
+    if gateway.store.lease(tenant, endpoint).is_held() {
+        return Ok(None);
+    }
+    let text = serde_json::to_string(question).expect("a question is plain data");
+    let answer = gateway.store.ask_owner(tenant, endpoint, text).await?;
+    Ok(answer.and_then(|answer| understand(&answer)))
 }
 
 /// Whether a request for a delivery is open, at whatever node.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Gateway;
+use super::felt::{About, felt};
 use super::waiting::outlook;
 use crate::model::explain::{Explanation, Facts, explain};
 use crate::model::id::{DeliveryId, TenantId};
@@ -20,15 +21,17 @@ pub async fn explain_delivery(gateway: &Gateway, tenant: &TenantId, id: Delivery
     };
     let mut endpoint = store.any_endpoint(delivery.endpoint_id);
     if let Some(endpoint) = &mut endpoint {
-        let health = gateway.dispatcher.health(endpoint);
-        Arc::make_mut(endpoint).health = health;
+        let about = About::endpoint(tenant, endpoint.id);
+        if let Some(health) = felt(gateway, vec![about]).await.remove(&endpoint.id).and_then(|felt| felt.health) {
+            Arc::make_mut(endpoint).health = health;
+        }
     }
     Ok(explain(&Facts {
         delivery: &delivery,
         attempts: &attempts,
         endpoint: endpoint.as_deref(),
         head: head.filter(|(head, _)| *head != id),
-        outlook: outlook(gateway, &delivery),
+        outlook: outlook(gateway, &delivery).await,
         hold_max: gateway.expiry.hold_max,
         now: gateway.clock.now(),
     }))

@@ -10,7 +10,8 @@
 //! Beside it: [`intake`] says how much may come in, [`expire`] ends what waits
 //! too long, [`retain`] forgets what is over, [`tell`] counts and writes to the
 //! owners of endpoints by [`mail`], [`waiting`] and [`explain`] say why
-//! something stands where it stands, [`cluster`] listens to other nodes.
+//! something stands where it stands, [`cluster`] listens to other nodes, [`felt`]
+//! asks them.
 //!
 //! Everything here works on the [`crate::store`]'s promises and may run
 //! against a scripted [`deliver::send::Sender`] in simulated time.
@@ -34,6 +35,7 @@ pub mod deliver;
 pub mod dispatch;
 pub mod expire;
 pub mod explain;
+pub mod felt;
 pub mod intake;
 pub mod mail;
 pub mod retain;

@@ -1,14 +1,45 @@
 //! Why is it not going? What a waiting delivery waits for, at this moment.
 
+use std::collections::HashMap;
+use std::time::Duration;
+
 use super::Gateway;
 use super::dispatch::limits::Hold;
-use crate::model::delivery::{Delivery, Outlook, State, WaitingFor};
+use super::felt::{About, Felt, felt};
+use crate::model::delivery::{Delivery, Outlook, State, WaitingFor, after};
 use crate::model::endpoint::EndpointState;
+use crate::model::id::EndpointId;
+
+/// For how long after its end a cancelled one may still be on the wire.
+const ON_THE_WIRE: Duration = Duration::from_secs(120);
 
 /// Tells a delivery's outlook.
-pub fn outlook(gateway: &Gateway, delivery: &Delivery) -> Outlook {
+pub async fn outlook(gateway: &Gateway, delivery: &Delivery) -> Outlook {
+    outlooks(gateway, std::slice::from_ref(delivery)).await.remove(0)
+}
+
+/// Tells the outlook of each; other nodes are asked once for all of them.
+pub async fn outlooks(gateway: &Gateway, deliveries: &[Delivery]) -> Vec<Outlook> {
+    let now = gateway.clock.now();
+    let mut about: HashMap<EndpointId, About> = HashMap::new();
+    let may_be_open = |delivery: &&Delivery| match delivery.state {
+        State::Waiting => true,
+        State::Cancelled => delivery.finished_at.is_some_and(|at| after(at, ON_THE_WIRE) > now),
+        State::Delivered | State::Dead => false,
+    };
+    for delivery in deliveries.iter().filter(may_be_open) {
+        let endpoint = delivery.endpoint_id;
+        let about = about.entry(endpoint).or_insert_with(|| About::endpoint(&delivery.tenant, endpoint));
+        about.deliveries.push(delivery.id);
+        about.lanes.extend(delivery.lane.clone());
+    }
+    let felt = felt(gateway, about.into_values().collect()).await;
+    deliveries.iter().map(|delivery| outlook_of(gateway, delivery, felt.get(&delivery.endpoint_id))).collect()
+}
+
+fn outlook_of(gateway: &Gateway, delivery: &Delivery, felt: Option<&Felt>) -> Outlook {
     // A cancelled one may still be on the wire.
-    let is_in_flight = gateway.dispatcher.is_in_flight(delivery.endpoint_id, delivery.id);
+    let is_in_flight = felt.is_some_and(|felt| felt.in_flight.contains(&delivery.id));
     if delivery.state != State::Waiting {
         return Outlook { is_in_flight, ..Outlook::default() };
     }
@@ -22,12 +53,12 @@ pub fn outlook(gateway: &Gateway, delivery: &Delivery) -> Outlook {
     if is_in_flight {
         return Outlook { is_in_flight: true, end, ..Outlook::default() };
     }
-    let health = gateway.dispatcher.health(&endpoint);
+    let health = felt.and_then(|felt| felt.health.as_ref()).unwrap_or(&endpoint.health);
     let open_until = health.open_until().filter(|until| *until > now && !delivery.is_urgent);
     let is_open = health.open_until().is_some();
-    let hold = gateway.dispatcher.hold(endpoint.id);
-    let lane = delivery.lane.as_deref();
-    let is_lane_busy = lane.is_some_and(|lane| gateway.dispatcher.is_lane_busy(endpoint.id, lane));
+    let hold = felt.map_or(Hold::Free, |felt| felt.hold);
+    let is_busy = |lane: &String| felt.is_some_and(|felt| felt.busy_lanes.contains(lane));
+    let is_lane_busy = delivery.lane.as_ref().is_some_and(is_busy);
     let waiting_for = match endpoint.standing.state {
         EndpointState::Disabled => WaitingFor::Disabled,
         EndpointState::Paused => WaitingFor::Pause,

@@ -22,6 +22,10 @@ pub struct Gauges {
     pub endpoints: Endpoints,
     /// Breakers, by how they stand.
     pub breakers: Option<Breakers>,
+    /// Shards that this node owns.
+    pub shards_owned: usize,
+    /// How long its lease still lasts, if there are leases.
+    pub lease_remaining: Option<Duration>,
 }
 
 /// How many endpoints stand how.
@@ -69,6 +73,13 @@ impl Gauges {
             by_state(&[("closed", closed), ("open", open), ("half_open", half_open), ("ramp", ramp)])
         });
         book.enter("breakers", "Breakers of endpoints by how they stand", breakers.unwrap_or(Levels::of(None)));
+        book.enter("shards_owned", "Shards that this node owns", Levels::of(Some(self.shards_owned as f64)));
+        book.enter_in(
+            Unit::Seconds,
+            "lease_remaining",
+            "How long this node's lease on its shards still lasts, if there are leases",
+            Levels::of(self.lease_remaining.map(|left| left.as_secs_f64())),
+        );
         book.write(text);
     }
 }

@@ -20,6 +20,8 @@ fn known() -> Gauges {
         oldest_due: Some(Duration::from_millis(1_500)),
         endpoints: Endpoints { active: 5, paused: 1, disabled: 2 },
         breakers: Some(Breakers { closed: 6, open: 1, half_open: 1, ramp: 0 }),
+        shards_owned: 86,
+        lease_remaining: Some(Duration::from_millis(12_500)),
     }
 }
 

@@ -7,8 +7,11 @@
 #![allow(clippy::unwrap_used, reason = "a story that cannot go on has failed")]
 
 mod moody;
+mod ownership;
 mod patience;
 mod retention;
+mod seats;
+mod storm;
 mod stumbling;
 mod trouble;
 mod world;

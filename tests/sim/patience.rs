@@ -179,7 +179,7 @@ impl Office {
     }
 
     async fn waits_for(&self, id: &str) -> Option<WaitingFor> {
-        outlook(&self.gateway, &self.delivery(id).await).waiting_for
+        outlook(&self.gateway, &self.delivery(id).await).await.waiting_for
     }
 
     /// When the receiver was asked, in seconds since the beginning.
@@ -291,7 +291,7 @@ fn retry_after_holds_back_the_whole_endpoint_over_a_restart() {
         assert_eq!(office.asked().len(), 1);
         assert_eq!(office.waits_for("first").await, Some(WaitingFor::Due));
         assert_eq!(office.waits_for("second").await, Some(WaitingFor::Backpressure));
-        let next = outlook(&office.gateway, &office.delivery("second").await).next_attempt_at.unwrap();
+        let next = outlook(&office.gateway, &office.delivery("second").await).await.next_attempt_at.unwrap();
         assert_eq!(next, after(office.began, secs(7_200)));
     });
     town.live(json!({}), async |office| {
@@ -363,10 +363,10 @@ fn a_shorter_age_counts_from_the_next_verdict_and_a_longer_one_at_once() {
     Town::answering(&[(500, None)]).live(json!({"retry": hourly("5h")}), async |office| {
         office.send("e", None, None).await;
         office.wait(10).await;
-        let planned = outlook(&office.gateway, &office.delivery("e").await);
+        let planned = outlook(&office.gateway, &office.delivery("e").await).await;
         office.retry_policy(hourly("1h")).await;
         office.wait(10).await;
-        let now = outlook(&office.gateway, &office.delivery("e").await);
+        let now = outlook(&office.gateway, &office.delivery("e").await).await;
         assert_eq!((now.end, now.next_attempt_at), (planned.end, planned.next_attempt_at), "what was decided stands");
         office.wait(3_700).await;
         assert_eq!(
@@ -383,7 +383,7 @@ fn a_shorter_age_counts_from_the_next_verdict_and_a_longer_one_at_once() {
         office.send("loud", None, None).await;
         office.wait(60).await;
         assert_eq!(office.waits_for("saved").await, Some(WaitingFor::Due));
-        let late = outlook(&office.gateway, &office.delivery("saved").await);
+        let late = outlook(&office.gateway, &office.delivery("saved").await).await;
         assert_eq!(late.next_attempt_at, None, "it would come too late, so it does not come");
         let told = explain_delivery(&office.gateway, &tenant(), office.delivery("saved").await.id).await.unwrap();
         assert!(told.summary.contains("it is given up before that"), "{told:?}");

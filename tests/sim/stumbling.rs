@@ -22,6 +22,8 @@ use posthaste::store::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
+use super::seats::{LEASE, Seat};
+
 /// How often a call of the dispatcher fails.
 const STUMBLES: f64 = 0.02;
 
@@ -32,17 +34,43 @@ pub struct Stumbling {
     has_crashed: Arc<AtomicBool>,
     chance: Arc<Mutex<StdRng>>,
     stumbles: f64,
+    /// Its place, where it is one of many nodes.
+    seat: Option<Seat>,
 }
 
 impl Stumbling {
     pub fn new(inner: Arc<Embedded>, seed: u64) -> Self {
         let chance = Arc::new(Mutex::new(StdRng::seed_from_u64(seed)));
-        Self { inner, has_crashed: Arc::default(), chance, stumbles: STUMBLES }
+        Self { inner, has_crashed: Arc::default(), chance, stumbles: STUMBLES, seat: None }
     }
 
     /// One that never stumbles, and only keeps time from running ahead.
     pub fn steady(inner: Arc<Embedded>) -> Self {
         Self { stumbles: 0.0, ..Self::new(inner, 0) }
+    }
+
+    /// The same for one node of many.
+    pub fn seated(inner: Arc<Embedded>, seat: Seat) -> Self {
+        Self { seat: Some(seat), ..Self::steady(inner) }
+    }
+
+    /// Refuses what another node has the right to, as a shared store does.
+    /// What is left is written as the one owner that the embedded store knows.
+    fn fenced(&self, lease: Lease) -> Result<Lease> {
+        match &self.seat {
+            Some(seat) => seat.check(lease).map(|()| Lease { epoch: ONLY_EPOCH, ..lease }),
+            None => Ok(lease),
+        }
+    }
+
+    fn owns(&self, endpoint: EndpointId) -> bool {
+        self.seat.as_ref().is_none_or(|seat| seat.owns(endpoint))
+    }
+
+    fn keep(&self, claims: &mut Vec<Claim>) {
+        if let Some(seat) = &self.seat {
+            *claims = seat.keep(std::mem::take(claims));
+        }
     }
 
     /// From now on nothing is read or written.
@@ -79,33 +107,51 @@ impl Stumbling {
 impl Queue for Stumbling {
     async fn accept(&self, events: Vec<NewEvent>, together: Together) -> Result<Vec<Accepted>> {
         self.stumble()?;
-        self.call(async move |store| store.accept(events, together).await).await
+        let mut accepted = self.call(async move |store| store.accept(events, together).await).await?;
+        for accepted in &mut accepted {
+            if let Accepted::New { claims, .. } = accepted {
+                self.keep(claims);
+            }
+        }
+        Ok(accepted)
     }
     fn lease(&self, tenant: &TenantId, endpoint: EndpointId) -> Lease {
-        self.inner.lease(tenant, endpoint)
+        self.seat.as_ref().map_or_else(|| self.inner.lease(tenant, endpoint), |seat| seat.lease(tenant, endpoint))
     }
     async fn earliest_due(&self) -> Result<Vec<(EndpointId, Timestamp)>> {
-        self.call(async |store| store.earliest_due().await).await
+        let due = self.call(async |store| store.earliest_due().await).await?;
+        Ok(due.into_iter().filter(|(endpoint, _)| self.owns(*endpoint)).collect())
     }
     async fn read_due(&self, lease: Lease, ask: AskDue) -> Result<DuePage> {
         self.stumble()?;
-        self.call(async move |store| store.read_due(lease, ask).await).await
+        let fenced = self.fenced(lease)?;
+        let page = self.call(async move |store| store.read_due(fenced, ask).await).await;
+        self.fenced(lease).and(page)
     }
     async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<Settled> {
         self.stumble()?;
-        self.call(async move |store| store.settle(lease, settlement).await).await
+        let fenced = self.fenced(lease)?;
+        let mut settled = self.call(async move |store| store.settle(fenced, settlement).await).await?;
+        self.keep(&mut settled.freed);
+        Ok(settled)
     }
     async fn read_overdue(&self, now: Timestamp, limit: usize) -> Result<OverduePage> {
         self.stumble()?;
-        self.call(async move |store| store.read_overdue(now, limit).await).await
+        let mut page = self.call(async move |store| store.read_overdue(now, limit).await).await?;
+        page.found.retain(|overdue| self.owns(overdue.endpoint));
+        Ok(page)
     }
     async fn read_untried(&self, tenant: &TenantId, ask: AskUntried) -> Result<UntriedPage> {
         let tenant = tenant.clone();
-        self.call(async move |store| store.read_untried(&tenant, ask).await).await
+        let mut page = self.call(async move |store| store.read_untried(&tenant, ask).await).await?;
+        page.found.retain(|overdue| self.owns(overdue.endpoint));
+        Ok(page)
     }
     async fn change(&self, tenant: &TenantId, id: DeliveryId, change: Change, now: Timestamp) -> Result<Changed> {
         let tenant = tenant.clone();
-        self.call(async move |store| store.change(&tenant, id, change, now).await).await
+        let mut changed = self.call(async move |store| store.change(&tenant, id, change, now).await).await?;
+        self.keep(&mut changed.freed);
+        Ok(changed)
     }
     async fn forget(&self, horizon: Horizon) -> Result<Forgotten> {
         self.call(async move |store| store.forget(horizon).await).await
@@ -115,17 +161,19 @@ impl Queue for Stumbling {
 #[async_trait]
 impl Cluster for Stumbling {
     fn tidings(&self) -> tokio::sync::mpsc::UnboundedReceiver<Tiding> {
-        self.inner.tidings()
+        self.seat.as_ref().map_or_else(|| self.inner.tidings(), Seat::tidings)
     }
     fn leased_until(&self) -> Option<std::time::Instant> {
-        self.inner.leased_until()
+        self.seat.as_ref().map(Seat::leased_until)
     }
     fn lease_length(&self) -> Option<std::time::Duration> {
-        self.inner.lease_length()
+        self.seat.as_ref().map(|_| LEASE)
     }
     async fn ask_owner(&self, tenant: &TenantId, endpoint: EndpointId, question: String) -> Result<Option<String>> {
-        let tenant = tenant.clone();
-        self.call(async move |store| store.ask_owner(&tenant, endpoint, question).await).await
+        match &self.seat {
+            Some(seat) => seat.ask_owner(endpoint, question).await,
+            None => self.inner.ask_owner(tenant, endpoint, question).await,
+        }
     }
     async fn view(&self) -> Result<View> {
         self.call(async |store| store.view().await).await

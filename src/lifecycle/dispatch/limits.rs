@@ -1,6 +1,7 @@
 //! The limits of a node, and what it means to meet one.
 
 use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 
 use crate::model::health::Quarantine;
 
@@ -25,7 +26,8 @@ pub struct Waits {
 }
 
 /// What keeps an endpoint's due deliveries at this moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Hold {
     /// Nothing.
     Free,

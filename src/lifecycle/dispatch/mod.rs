@@ -54,6 +54,9 @@ mod unwind;
 const PUT_BACK_SECONDS: Range<f64> = 1.0..30.0;
 /// How long attempts that are cut off have to end.
 const CUT: Duration = Duration::from_secs(1);
+/// The same for a read of a store that many nodes share: it is away now and
+/// then, and what is due should not wait for long once it is back.
+const READ_AGAIN_SECONDS: Range<f64> = 0.5..5.0;
 /// How long something waits that the lease was too short for.
 const LEASE_SECONDS: Range<f64> = 0.05..0.5;
 
@@ -341,7 +344,8 @@ impl Dispatcher {
             None => Ok(Default::default()),
             Some(_) => store.read_due(lease, ask).await,
         };
-        let again_at = self.put_back_at();
+        let delay = if self.shared.is_alone { PUT_BACK_SECONDS } else { READ_AGAIN_SECONDS };
+        let again_at = after(self.now(), self.shared.desk.drawn_from(delay));
         let now = self.now();
         {
             let mut queues = self.queues();

@@ -4,6 +4,7 @@
 //! tiding of its gain to that of its being wanted or lost, whatever the store
 //! knows by then. What falls in between is remembered by [`Holdings`].
 
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use tokio::sync::oneshot;
@@ -79,6 +80,11 @@ impl Dispatcher {
             self.count_parts(&mut self.queues());
             self.pump();
         }
+    }
+
+    /// For each shard with something that could go, when the first of it was due.
+    pub fn oldest_due_by_shard(&self) -> HashMap<Shard, Timestamp> {
+        self.queues().oldest_due_by_shard()
     }
 
     /// Drops what is in flight: nothing is recorded of it, and nothing charged.

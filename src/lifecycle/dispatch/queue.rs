@@ -188,6 +188,12 @@ impl Queue {
         self.read_at().into_iter().chain(slot).min()
     }
 
+    /// When the first of what is known to be due was, while it is being called.
+    pub fn oldest_due(&self) -> Option<Timestamp> {
+        let ready = self.ready.front().map(|claim| claim.due_at);
+        ready.into_iter().chain(self.stored_due).min().filter(|_| self.gate.is_open)
+    }
+
     /// Whether only its rate keeps it.
     pub fn waits_for_rate(&self, now: Timestamp) -> bool {
         self.turn == Turn::Out && self.has_work(now) && !self.pace.is_ready(now)

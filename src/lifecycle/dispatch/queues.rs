@@ -466,9 +466,7 @@ impl Queues {
 
     /// When the first of what is known to be due, was.
     pub fn oldest_due(&self) -> Option<Timestamp> {
-        let of =
-            |queue: &Queue| queue.ready.front().map(|claim| claim.due_at).into_iter().chain(queue.stored_due).min();
-        self.endpoints.values().filter(|queue| queue.gate.is_open).filter_map(of).min()
+        self.endpoints.values().filter_map(Queue::oldest_due).min()
     }
 
     /// How often something had to wait, since this was last asked.

@@ -1,5 +1,7 @@
 //! What moves of shards between nodes mean for the queues.
 
+use std::collections::HashMap;
+
 use jiff::Timestamp;
 
 use super::{Queues, cost};
@@ -72,6 +74,18 @@ impl Queues {
         self.arrange(endpoint, now);
     }
 
+    /// For each shard with something that could go, when the first of it was due.
+    pub fn oldest_due_by_shard(&self) -> HashMap<Shard, Timestamp> {
+        let mut oldest: HashMap<Shard, Timestamp> = HashMap::new();
+        for queue in self.endpoints.values() {
+            if let Some(due_at) = queue.oldest_due() {
+                let known = oldest.entry(queue.gate.tenure.lease.shard).or_insert(due_at);
+                *known = due_at.min(*known);
+            }
+        }
+        oldest
+    }
+
     /// Whether something waits only for the lease to be renewed.
     pub fn waits_for_lease(&self) -> bool {
         self.waits_for_lease
@@ -90,5 +104,188 @@ impl Queues {
         let is_theirs = |lease: Lease| shards.contains(&lease.shard);
         let theirs = self.endpoints.iter().filter(|(_, queue)| is_theirs(queue.gate.tenure.lease));
         theirs.map(|(endpoint, _)| *endpoint).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::lifecycle::deliver::tests::claim as any_claim;
+    use crate::lifecycle::dispatch::gate::Tenure;
+    use crate::lifecycle::dispatch::limits::Limits;
+    use crate::model::breaker::BreakerSettings;
+    use crate::model::health::{Health, Quarantine};
+    use crate::model::id::DeliveryId;
+    use crate::model::pace::Rate;
+    use crate::model::shard::Epoch;
+    use crate::model::tenant::Quota;
+    use crate::store::{Claim, DuePage};
+
+    const HERE: [Shard; 1] = [Shard(7)];
+
+    fn at(millis: i64) -> Timestamp {
+        Timestamp::from_millisecond(1_700_000_000_000 + millis).unwrap()
+    }
+
+    fn endpoint() -> EndpointId {
+        EndpointId::mint(at(0), 1)
+    }
+
+    fn gate(epoch: u64, since: Option<Timestamp>) -> Gate {
+        Gate {
+            tenant: "default".parse().unwrap(),
+            quota: Quota::default(),
+            host: None,
+            is_open: true,
+            cap: 2,
+            rate: Rate { per_second: 10.0, burst: 8 },
+            quiet_until: None,
+            breaker: BreakerSettings::default(),
+            health: Health::default(),
+            created_at: at(-1_000_000),
+            tenure: Tenure {
+                lease: Lease { shard: Shard(7), epoch: Epoch(epoch) },
+                since,
+                needed: Duration::from_secs(5),
+            },
+        }
+    }
+
+    fn claim(n: u128, lane: Option<&str>) -> Claim {
+        Claim { id: DeliveryId::mint(at(0), n), endpoint: endpoint(), lane: lane.map(Arc::from), ..any_claim(b"{}") }
+    }
+
+    fn node() -> Queues {
+        let limits = Limits { slots: 100, per_host: None, quarantine: Quarantine::default() };
+        Queues::new(limits, at(-1_000_000))
+    }
+
+    fn take(queues: &mut Queues, now: i64) -> Vec<(Claim, Lease)> {
+        std::iter::from_fn(|| queues.take_next(at(now), None, || 1)).collect()
+    }
+
+    #[test]
+    fn what_goes_is_forgotten_but_for_what_is_in_flight() {
+        let mut queues = node();
+        for (n, lane) in [(1, Some("k")), (2, Some("k")), (3, None), (4, None)] {
+            queues.admit(claim(n, lane), at(0), || Some(gate(1, None)));
+        }
+        let started = take(&mut queues, 0);
+        assert_eq!(started.len(), 2, "the cap");
+        assert_eq!(queues.let_go(&[Shard(8)], at(0)), [], "others' shards are not ours");
+        assert_eq!(queues.let_go(&HERE, at(0)), [endpoint()]);
+        assert_eq!((queues.ready_bytes, queues.lease(endpoint()), queues.next_wake()), (0, None, None));
+        assert!(queues.is_in_flight(endpoint(), started[0].0.id));
+        // Its end frees the lane, and nothing follows from it.
+        for (claim, _) in &started {
+            queues.answered(claim.endpoint, claim.id, None, at(1));
+            queues.settled(claim, Some(at(1)), at(1));
+        }
+        assert!(queues.endpoints.is_empty(), "nothing is left behind");
+        assert!(take(&mut queues, 9_000).is_empty() && queues.look(at(9_000)).is_empty());
+        assert_eq!((queues.flight_bytes, queues.in_flight()), (0, 0));
+    }
+
+    #[test]
+    fn a_shard_that_comes_back_leaves_out_what_is_still_in_flight_and_keeps_its_lane() {
+        let mut queues = node();
+        queues.admit(claim(1, Some("k")), at(0), || Some(gate(1, None)));
+        let (old, lease) = take(&mut queues, 0).remove(0);
+        queues.let_go(&HERE, at(0));
+        queues.gained(&HERE, true, at(5_000), |_| Some(gate(3, Some(at(5_000)))));
+        queues.stored(endpoint(), at(0), at(5_000), || unreachable!("it is known"));
+        let ask = queues.look(at(5_000)).remove(0);
+        assert!(ask.except.contains(&old.id));
+        let page = DuePage { claims: vec![claim(2, Some("k")), claim(3, None)], ..DuePage::default() };
+        queues.read_done(endpoint(), Some(page), at(5_000), at(6_000));
+        let now = take(&mut queues, 6_000);
+        assert_eq!(now.iter().map(|(claim, _)| claim.id).collect::<Vec<_>>(), [claim(3, None).id], "the lane is taken");
+        assert_eq!((lease.epoch, now[0].1.epoch), (Epoch(1), Epoch(3)));
+        queues.answered(endpoint(), old.id, None, at(6_000));
+        queues.settled(&old, None, at(6_000));
+        assert_eq!(take(&mut queues, 6_000).len(), 1);
+    }
+
+    #[test]
+    fn a_read_for_a_shard_that_went_is_void_and_made_again_if_it_came_back() {
+        let mut queues = node();
+        queues.stored(endpoint(), at(0), at(0), || Some(gate(1, None)));
+        assert_eq!(queues.look(at(0)).len(), 1);
+        queues.let_go(&HERE, at(0));
+        assert!(!queues.endpoints.is_empty(), "until the read is back");
+        queues.gained(&HERE, true, at(10), |_| Some(gate(3, Some(at(10)))));
+        queues.stored(endpoint(), at(0), at(10), || unreachable!("it is known"));
+        assert!(queues.look(at(10)).is_empty(), "one read at a time");
+        queues.read_void(endpoint(), at(20));
+        assert_eq!(queues.look(at(20)).len(), 1);
+        queues.let_go(&HERE, at(20));
+        queues.read_void(endpoint(), at(30));
+        assert!(queues.endpoints.is_empty());
+    }
+
+    #[test]
+    fn what_the_lease_is_too_short_for_waits_in_its_place_and_pays_nothing() {
+        let mut queues = node();
+        for n in 1..4 {
+            queues.admit(claim(n, None), at(0), || Some(gate(1, None)));
+        }
+        let left = |seconds| Some(Duration::from_secs(seconds));
+        assert!(queues.take_next(at(0), left(4), || 1).is_none());
+        assert!(queues.waits_for_lease());
+        assert_eq!(queues.oldest_due_by_shard().len(), 1);
+        assert!(queues.take_next(at(0), left(15), || 1).is_none(), "it has its turn when it is tried again");
+        queues.try_lease(at(0));
+        assert!(!queues.waits_for_lease());
+        assert!(queues.take_next(at(0), left(5), || 1).is_some());
+        assert!(queues.take_next(at(0), left(5), || 1).is_some());
+    }
+
+    proptest! {
+        /// However often and whenever an endpoint moves, all its owners
+        /// together keep to its rate.
+        #[test]
+        fn a_rate_is_kept_over_any_moves(
+            per_second in 5u32..100, burst in 1u32..30,
+            moves in prop::collection::vec((1i64..900, 0usize..3), 1..12),
+        ) {
+            let rate = Rate { per_second: f64::from(per_second), burst };
+            let gate = |since| Gate { rate, cap: 1_000, ..gate(1, since) };
+            let mut nodes = [node(), node(), node()];
+            let (mut owner, mut now, mut n, mut taken) = (0, 0, 0, Vec::new());
+            nodes[0].gained(&HERE, false, at(0), |_| Some(gate(None)));
+            let mut since = None;
+            for (span, next) in moves.into_iter().chain([(2_000, 0)]) {
+                for moment in now..now + span {
+                    let queues = &mut nodes[owner];
+                    while queues.endpoints.get(&endpoint()).is_none_or(|queue| queue.ready.len() < 40) {
+                        n += 1;
+                        queues.admit(claim(n, None), at(moment), || Some(gate(since)));
+                    }
+                    queues.look(at(moment));
+                    for (claim, _) in take(queues, moment) {
+                        taken.push(moment);
+                        queues.answered(claim.endpoint, claim.id, None, at(moment));
+                        queues.settled(&claim, None, at(moment));
+                    }
+                }
+                now += span;
+                if next != owner {
+                    nodes[owner].let_go(&HERE, at(now));
+                    (owner, since) = (next, Some(at(now)));
+                    nodes[owner].gained(&HERE, true, at(now), |_| Some(gate(since)));
+                }
+            }
+            for (first, from) in taken.iter().enumerate() {
+                for (last, to) in taken.iter().enumerate().skip(first) {
+                    let allowed = f64::from(burst) + f64::from(per_second) * ((to - from) as f64 / 1_000.0);
+                    prop_assert!((last - first + 1) as f64 <= allowed + 1e-6, "{} in {} ms", last - first + 1, to - from);
+                }
+            }
+        }
     }
 }

@@ -1,0 +1,109 @@
+//! `posthaste cluster`: the nodes that share a store, and how the shards are
+//! divided over them.
+
+use serde_json::Value;
+
+use super::client::Access;
+use super::output::{self, Format};
+
+/// Which gateway to ask.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    access: Access,
+}
+
+/// Asks and prints: any node knows all of them.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let mut client = args.access.client()?;
+    let url = client.url(&["cluster"])?;
+    let body = client.get(url).await?;
+    match client.format {
+        Format::Json => output::print(&output::pretty(&body)),
+        Format::Table => output::print(&told(&output::parse(&body)?)),
+    }
+}
+
+/// The nodes as a table, the shards as a sentence: nobody reads 256 lines.
+fn told(cluster: &Value) -> String {
+    let list = |field: &str| cluster[field].as_array().map(Vec::as_slice).unwrap_or_default();
+    let (nodes, shards) = (list("nodes"), list("shards"));
+    let lag_of = |node: &Value| {
+        let theirs = shards.iter().filter(|shard| shard["node"] == node["id"]);
+        theirs.filter_map(|shard| shard["lag_ms"].as_u64()).max().unwrap_or(0)
+    };
+    let row = |node: &Value| {
+        let lease = match node["lease_ms"].as_i64() {
+            None => "-".to_owned(),
+            Some(left) if left < 0 => "ended".to_owned(),
+            Some(left) => seconds(left.unsigned_abs()),
+        };
+        let name = match node["self"].as_bool() {
+            Some(true) => format!("{} (this one)", output::text(node, "name")),
+            _ => output::text(node, "name"),
+        };
+        vec![output::text(node, "id"), name, output::text(node, "shards"), lease, seconds(lag_of(node))]
+    };
+    let rows: Vec<Vec<String>> = nodes.iter().map(row).collect();
+    let table = output::table(&["node", "name", "shards", "lease", "lag"], &rows);
+    format!("{table}\n\n{}", summary(nodes.len(), shards))
+}
+
+fn summary(nodes: usize, shards: &[Value]) -> String {
+    let free: Vec<&Value> = shards.iter().filter(|shard| shard["node"].is_null()).collect();
+    let moves = shards.iter().filter_map(|shard| shard["epoch"].as_u64()).max().unwrap_or(0);
+    let lag = |shards: &mut dyn Iterator<Item = &Value>| shards.filter_map(|shard| shard["lag_ms"].as_u64()).max();
+    let late = seconds(lag(&mut shards.iter()).unwrap_or(0));
+    let mut words = format!(
+        "{} shards on {nodes} {}, epoch {moves} at most; the oldest of what could go has been due for {late}.",
+        shards.len(),
+        if nodes == 1 { "node" } else { "nodes" },
+    );
+    if !free.is_empty() {
+        let late = seconds(lag(&mut free.iter().copied()).unwrap_or(0));
+        words.push_str(&format!(
+            "\n{} shards are nobody's, and what is due in them waits ({late}): a node takes them within a moment, or once the lease of the last one has ended.",
+            free.len(),
+        ));
+    }
+    words
+}
+
+fn seconds(millis: u64) -> String {
+    match millis {
+        0..10_000 => format!("{}.{}s", millis / 1_000, millis % 1_000 / 100),
+        _ => format!("{}s", millis / 1_000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn nodes_are_a_table_and_shards_a_summary() {
+        let cluster = json!({
+            "nodes": [
+                {"id": "3", "name": "a:17", "shards": 2, "lease_ms": 12_345, "self": true},
+                {"id": "4", "name": "b:18", "shards": 1, "lease_ms": -20, "self": false},
+            ],
+            "shards": [
+                {"shard": 0, "node": "3", "epoch": 2, "lag_ms": 0},
+                {"shard": 1, "node": "3", "epoch": 7, "lag_ms": 1_250},
+                {"shard": 2, "node": "4", "epoch": 1, "lag_ms": 40},
+                {"shard": 3, "node": null, "epoch": 1, "lag_ms": 60_000},
+            ],
+        });
+        insta::assert_snapshot!(told(&cluster), @"");
+    }
+
+    #[test]
+    fn one_process_is_a_cluster_of_one() {
+        let cluster = json!({
+            "nodes": [{"id": "1", "name": "embedded", "shards": 256, "lease_ms": null, "self": true}],
+            "shards": (0..256).map(|n| json!({"shard": n, "node": "1", "epoch": 1, "lag_ms": 0})).collect::<Vec<_>>(),
+        });
+        insta::assert_snapshot!(told(&cluster), @"");
+    }
+}

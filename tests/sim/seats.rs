@@ -1,0 +1,189 @@
+//! Several nodes at one table: the embedded store, shared as a store of many
+//! nodes is. Who owns what is moved by the story, not by a clock.
+//!
+//! What a node believes and what is true are two things: a node may be the
+//! last to hear that its shards have gone.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use posthaste::model::id::{EndpointId, TenantId};
+use posthaste::model::shard::{Epoch, Lease, Shard};
+use posthaste::store::embedded::Embedded;
+use posthaste::store::*;
+use tokio::sync::{mpsc, oneshot};
+
+/// How long a lease lasts.
+pub const LEASE: Duration = Duration::from_secs(15);
+/// How long it takes until a node hears what another has accepted for it.
+const NEWS: Duration = Duration::from_millis(20);
+
+/// What is true, and what each node believes.
+pub struct Table {
+    inner: Arc<Embedded>,
+    state: Mutex<State>,
+}
+
+struct State {
+    owners: Vec<(Option<usize>, u64)>,
+    nodes: Vec<Node>,
+}
+
+struct Node {
+    believes: Vec<Lease>,
+    /// When its lease ends, if it is no longer renewed.
+    ends: Option<Instant>,
+    tell: mpsc::UnboundedSender<Tiding>,
+    tidings: Option<mpsc::UnboundedReceiver<Tiding>>,
+}
+
+/// One node's place.
+#[derive(Clone)]
+pub struct Seat {
+    table: Arc<Table>,
+    node: usize,
+}
+
+impl Table {
+    pub fn new(inner: Arc<Embedded>, nodes: usize) -> Arc<Self> {
+        let node = |_| {
+            let (tell, tidings) = mpsc::unbounded_channel();
+            Node { believes: Shard::all().map(Lease::none).collect(), ends: None, tell, tidings: Some(tidings) }
+        };
+        let state = State { owners: vec![(None, 0); 256], nodes: (0..nodes).map(node).collect() };
+        Arc::new(Self { inner, state: Mutex::new(state) })
+    }
+
+    pub fn seat(self: &Arc<Self>, node: usize) -> Seat {
+        Seat { table: self.clone(), node }
+    }
+
+    /// These shards are a node's from now on, and it is told so.
+    pub async fn give(&self, node: usize, shards: &[Shard], were_owned: bool) {
+        for shard in shards {
+            let mut state = self.state.lock().unwrap();
+            let (owner, epoch) = &mut state.owners[usize::from(shard.0)];
+            (*owner, *epoch) = (Some(node), *epoch + 1);
+            let lease = Lease { shard: *shard, epoch: Epoch(*epoch) };
+            state.nodes[node].believes[usize::from(shard.0)] = lease;
+        }
+        self.keep(node, shards, were_owned).await;
+    }
+
+    /// These shards stay a node's after all, and it is told so.
+    pub async fn keep(&self, node: usize, shards: &[Shard], were_owned: bool) {
+        let inner = self.inner.clone();
+        let runtime = tokio::runtime::Handle::current();
+        let due = tokio::task::spawn_blocking(move || runtime.block_on(inner.earliest_due())).await.unwrap().unwrap();
+        let due = due.into_iter().filter(|(endpoint, _)| shards.contains(&self.shard(*endpoint))).collect();
+        self.tell(node, Tiding::Gained { shards: shards.to_vec(), due, were_owned });
+    }
+
+    /// These shards are to go; returns once the node says that they may.
+    pub async fn want(&self, node: usize, shards: &[Shard]) -> std::result::Result<(), oneshot::error::RecvError> {
+        let (done, told) = oneshot::channel();
+        self.tell(node, Tiding::Wanted { shards: shards.to_vec(), done });
+        told.await
+    }
+
+    /// These shards are nobody's any more, whatever their node believes.
+    pub fn steal(&self, shards: &[Shard]) {
+        let mut state = self.state.lock().unwrap();
+        for shard in shards {
+            state.owners[usize::from(shard.0)].0 = None;
+        }
+    }
+
+    /// These shards are no longer a node's, and it is told so.
+    pub fn take(&self, node: usize, shards: &[Shard]) {
+        let mut state = self.state.lock().unwrap();
+        for shard in shards {
+            if state.owners[usize::from(shard.0)].0 == Some(node) {
+                state.owners[usize::from(shard.0)].0 = None;
+            }
+            state.nodes[node].believes[usize::from(shard.0)] = Lease::none(*shard);
+        }
+        drop(state);
+        self.tell(node, Tiding::Lost { shards: shards.to_vec() });
+    }
+
+    /// From now on a node's lease is not renewed.
+    pub fn cut_off(&self, node: usize) {
+        self.state.lock().unwrap().nodes[node].ends = Some(now() + LEASE);
+    }
+
+    /// It is renewed again.
+    pub fn renew(&self, node: usize) {
+        self.state.lock().unwrap().nodes[node].ends = None;
+    }
+
+    pub fn owner(&self, shard: Shard) -> Option<usize> {
+        self.state.lock().unwrap().owners[usize::from(shard.0)].0
+    }
+
+    pub fn tell(&self, node: usize, tiding: Tiding) {
+        let _ = self.state.lock().unwrap().nodes[node].tell.send(tiding);
+    }
+
+    fn shard(&self, endpoint: EndpointId) -> Shard {
+        let known = self.inner.any_endpoint(endpoint).expect("nothing is deleted here");
+        Shard::of(&known.tenant, endpoint)
+    }
+}
+
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+impl Seat {
+    pub fn lease(&self, tenant: &TenantId, endpoint: EndpointId) -> Lease {
+        let shard = Shard::of(tenant, endpoint);
+        self.table.state.lock().unwrap().nodes[self.node].believes[usize::from(shard.0)]
+    }
+
+    /// Refuses what is not written under the present ownership.
+    pub fn check(&self, lease: Lease) -> Result<()> {
+        let (owner, epoch) = self.table.state.lock().unwrap().owners[usize::from(lease.shard.0)];
+        match owner == Some(self.node) && Epoch(epoch) == lease.epoch {
+            true => Ok(()),
+            false => Err(Error::Stale(lease.shard)),
+        }
+    }
+
+    /// Whether an endpoint is this node's, by what it believes.
+    pub fn owns(&self, endpoint: EndpointId) -> bool {
+        self.table.inner.any_endpoint(endpoint).is_some_and(|known| self.lease(&known.tenant, endpoint).is_held())
+    }
+
+    /// Keeps this node's claims; the owners of the others hear of theirs.
+    pub fn keep(&self, claims: Vec<Claim>) -> Vec<Claim> {
+        let (ours, others): (Vec<Claim>, Vec<Claim>) = claims.into_iter().partition(|claim| self.owns(claim.endpoint));
+        for claim in others {
+            let table = self.table.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(NEWS).await;
+                if let Some(owner) = table.owner(table.shard(claim.endpoint)) {
+                    let (endpoint, due_at) = (claim.endpoint, claim.due_at);
+                    table.tell(owner, Tiding::Arrived { endpoint, due_at, look_at: claim.expires_at });
+                }
+            });
+        }
+        ours
+    }
+
+    pub fn tidings(&self) -> mpsc::UnboundedReceiver<Tiding> {
+        let tidings = self.table.state.lock().unwrap().nodes[self.node].tidings.take();
+        tidings.expect("there is one listener")
+    }
+
+    pub fn leased_until(&self) -> Instant {
+        self.table.state.lock().unwrap().nodes[self.node].ends.unwrap_or_else(|| now() + LEASE)
+    }
+
+    pub async fn ask_owner(&self, endpoint: EndpointId, question: String) -> Result<Option<String>> {
+        let Some(owner) = self.table.owner(self.table.shard(endpoint)) else { return Ok(None) };
+        let (answer, told) = oneshot::channel();
+        self.table.tell(owner, Tiding::Asked { question, answer });
+        Ok(told.await.ok())
+    }
+}
