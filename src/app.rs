@@ -40,6 +40,7 @@ use crate::store::Store;
 use kept::Kept;
 
 mod kept;
+pub mod moving;
 
 const ADMIN_TOKEN_FILE: &str = "admin-token";
 const ADMIN_TOKEN_NOTE: &str = "admin_token_sha256";

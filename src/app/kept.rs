@@ -17,7 +17,8 @@ use crate::store::postgres::{self, Postgres};
 use crate::store::seal::{Seal, WrongKey};
 use crate::store::{Catalog, Cluster, Store, moved};
 
-const MASTER_KEY_FILE: &str = "master-key";
+/// The master key's file in a data directory.
+pub const MASTER_KEY_FILE: &str = "master-key";
 
 /// The store, as the one who has to close it holds it.
 pub struct Kept {

@@ -20,6 +20,7 @@ pub mod bench;
 pub mod completions;
 pub mod config;
 pub mod listen;
+pub mod migrate_store;
 pub mod openapi;
 pub mod policy;
 
@@ -66,6 +67,8 @@ pub enum Command {
     Openapi(openapi::Args),
     /// Print completions for a shell.
     Completions(completions::Args),
+    /// Move an embedded installation to a PostgreSQL.
+    MigrateStore(migrate_store::Args),
     /// Show the settings in force.
     Config(config::Args),
     /// Measure how fast this machine delivers.
@@ -104,6 +107,7 @@ async fn hand_over(command: Command) -> anyhow::Result<()> {
         Command::Policy(args) => policy::run(args).await,
         Command::Openapi(args) => openapi::run(args).await,
         Command::Completions(args) => completions::run(args).await,
+        Command::MigrateStore(args) => migrate_store::run(args).await,
         Command::Config(args) => config::run(args).await,
         Command::Bench(args) => bench::run(args).await,
     }

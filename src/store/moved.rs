@@ -4,6 +4,7 @@
 //! everything went, at the target a note for as long as it is not complete.
 //! Whoever opens either store looks for them.
 
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 use anyhow::{Context, bail};
@@ -22,31 +23,73 @@ const MARK: &str = "moved";
 pub const HALF_MOVED: &str = "a move into this database has begun and is not complete; run `posthaste migrate-store` \
                               again, which goes on where it stopped, or drop the schema posthaste to begin anew";
 
+/// How far a move is, as its source knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mark {
+    /// Where everything goes, in words.
+    pub place: String,
+    /// Which move this is. The target has the same, so that a source that was
+    /// used again meanwhile is told from one that was not.
+    pub id: String,
+    /// Whether everything is there.
+    pub is_done: bool,
+}
+
+impl Mark {
+    /// The mark in a data directory, if there is one.
+    pub fn read(folder: &Path) -> anyhow::Result<Option<Self>> {
+        let file = folder.join(MARK);
+        let text = match std::fs::read_to_string(&file) {
+            Ok(text) => text,
+            Err(problem) if problem.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(problem) => return Err(problem).with_context(|| format!("cannot read {}", file.display())),
+        };
+        let mut lines = text.lines().map(str::to_owned);
+        let mut next = || lines.next().unwrap_or_default();
+        let (place, id) = (next(), next());
+        Ok(Some(Self { place, id, is_done: next() == "done" }))
+    }
+
+    /// Puts it into a data directory, in place of one that is there.
+    pub fn write(&self, folder: &Path) -> anyhow::Result<()> {
+        let state = if self.is_done { "done" } else { "begun" };
+        let write = || {
+            let mut file = tempfile::Builder::new().prefix(".moved-").tempfile_in(folder)?;
+            write!(file, "{}\n{}\n{state}\n", self.place, self.id)?;
+            file.as_file().sync_all()?;
+            file.persist(folder.join(MARK)).map_err(|problem| problem.error)
+        };
+        write().map(|_| ()).with_context(|| format!("cannot write {}", folder.join(MARK).display()))
+    }
+
+    /// Takes it away again.
+    pub fn remove(folder: &Path) {
+        let _ = std::fs::remove_file(folder.join(MARK));
+    }
+}
+
 /// Refuses to open a data directory whose store was moved elsewhere: what it
 /// still holds as waiting has been, or will be, delivered from there.
 pub fn refuse_if_moved(folder: &Path) -> anyhow::Result<()> {
-    let mark = folder.join(MARK);
-    match std::fs::read_to_string(&mark) {
-        Ok(place) => bail!(
-            "the store in {} was moved to {}; start with --database-url, or, to go back and deliver from here what \
-             may have been delivered since, remove the file {}",
-            folder.display(),
-            place.trim(),
-            mark.display()
+    let Some(mark) = Mark::read(folder)? else { return Ok(()) };
+    let (here, there, file) = (folder.display(), &mark.place, folder.join(MARK));
+    match mark.is_done {
+        true => bail!(
+            "the store in {here} was moved to {there}; start with --database-url, or, to go back and deliver from here \
+             what may have been delivered since, remove the file {}",
+            file.display()
         ),
-        Err(_) => Ok(()),
+        false => bail!(
+            "the store in {here} is being moved to {there}; run `posthaste migrate-store` again, which goes on where it \
+             stopped, or, to give the move up, remove the file {}",
+            file.display()
+        ),
     }
 }
 
 /// Whether a data directory holds a store that was not moved elsewhere.
 pub fn is_unmoved(folder: &Path) -> bool {
     folder.join("posthaste.db").exists() && !folder.join(MARK).exists()
-}
-
-/// Says in a data directory where its store went.
-pub fn mark(folder: &Path, place: &str) -> anyhow::Result<()> {
-    let mark = folder.join(MARK);
-    std::fs::write(&mark, format!("{place}\n")).with_context(|| format!("cannot write {}", mark.display()))
 }
 
 #[cfg(test)]
@@ -60,12 +103,17 @@ mod tests {
         assert!(refuse_if_moved(path).is_ok() && !is_unmoved(path), "nothing is there");
         std::fs::write(path.join("posthaste.db"), "").unwrap();
         assert!(refuse_if_moved(path).is_ok() && is_unmoved(path));
-        mark(path, "PostgreSQL at db:5432, database app, user ops").unwrap();
-        assert!(!is_unmoved(path));
-        let why = refuse_if_moved(path).unwrap_err().to_string();
-        assert!(why.contains("PostgreSQL at db:5432") && why.contains("--database-url"), "{why}");
-        assert!(why.contains(&path.join(MARK).display().to_string()), "{why}");
-        std::fs::remove_file(path.join(MARK)).unwrap();
-        assert!(refuse_if_moved(path).is_ok());
+        let place = "PostgreSQL at db:5432, database app, user ops".to_owned();
+        for (is_done, words) in [(false, "is being moved to"), (true, "was moved to")] {
+            let mark = Mark { place: place.clone(), id: "7".into(), is_done };
+            mark.write(path).unwrap();
+            assert_eq!(Mark::read(path).unwrap(), Some(mark));
+            assert!(!is_unmoved(path));
+            let why = refuse_if_moved(path).unwrap_err().to_string();
+            assert!(why.contains(&format!("{words} {place}")), "{why}");
+            assert!(why.contains(&path.join(MARK).display().to_string()), "{why}");
+        }
+        Mark::remove(path);
+        assert!(refuse_if_moved(path).is_ok() && Mark::read(path).unwrap().is_none());
     }
 }

@@ -1,9 +1,26 @@
-//! Stories of many nodes: real gateway processes on one PostgreSQL.
+//! Stories of many nodes: real gateway processes on one PostgreSQL, and a
+//! receiver that keeps an exact ledger.
 
 #![allow(clippy::unwrap_used, reason = "a story that cannot go on has failed")]
 
 #[path = "../ground/mod.rs"]
 #[allow(dead_code, reason = "other tests need more of it")]
 mod ground;
+#[path = "../it/support/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "other stories need more of it")]
+mod support;
 
+mod ledger;
+mod load;
+mod nodes;
+mod sockets;
+
+mod anywhere;
+mod changes;
+mod chaos;
+mod ends;
 mod footing;
+mod frozen;
+mod joining;
+mod pooler;
+mod trouble;

@@ -4,8 +4,9 @@
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
@@ -67,10 +68,6 @@ impl Guard {
         lines[lines.len().saturating_sub(30)..].join("\n")
     }
 
-    pub fn folder(&self) -> &Path {
-        &self.folder
-    }
-
     async fn say(self: &Arc<Self>, word: &'static str) {
         let guard = self.clone();
         let saying = tokio::task::spawn_blocking(move || {
@@ -108,7 +105,9 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
 pub fn folder(name: &str, files: &[(&str, &str)]) -> PathBuf {
     let folder = tempfile::Builder::new().prefix(name).tempdir().expect("a folder").keep();
     for (name, text) in files {
-        std::fs::write(folder.join(name), text).expect("a file");
+        let file = folder.join(name);
+        std::fs::write(&file, text).expect("a file");
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("a file of our own");
     }
     if is_root() {
         let owned = Command::new("chown").args(["-R", "postgres:"]).arg(&folder).status().expect("there is chown");

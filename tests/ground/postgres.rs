@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::OnceCell;
-use tokio_postgres::NoTls;
+use tokio_postgres::{NoTls, SimpleQueryMessage};
 use url::Url;
 
 use super::guard::{self, Guard};
@@ -59,9 +59,19 @@ impl Server {
 
     /// A server of one's own, with these settings, such as `fsync=off`.
     pub async fn start(settings: &[&str]) -> Self {
+        Self::start_with(settings, &[]).await
+    }
+
+    /// One that can speak TLS, with this certificate and its key, as PEM.
+    pub async fn start_with_tls(certificate: &str, key: &str) -> Self {
+        let settings = ["ssl=on", "ssl_cert_file=../server.crt", "ssl_key_file=../server.key"];
+        Self::start_with(&settings, &[("server.crt", certificate), ("server.key", key)]).await
+    }
+
+    async fn start_with(settings: &[&str], files: &[(&str, &str)]) -> Self {
         let binaries = binaries();
         let (password, port) = (format!("{:032x}", rand::random::<u128>()), guard::free_port());
-        let folder = guard::folder("posthaste-postgres-", &[("password", &password)]);
+        let folder = guard::folder("posthaste-postgres-", &[&[("password", password.as_str())], files].concat());
         let data = folder.join("data");
         let mut initdb = guard::command(binaries.join("initdb"));
         initdb.args(["-U", "admin", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync", "-D"]);
@@ -185,21 +195,33 @@ impl Database {
 
     /// Asks for one number.
     pub async fn number(&self, question: &str) -> i64 {
+        let rows = self.rows(question).await;
+        let number = rows.first().and_then(|row| row.first()?.as_ref()?.parse().ok());
+        number.unwrap_or_else(|| panic!("{question}: not a number in {rows:?}"))
+    }
+
+    /// Asks for anything; each row as text.
+    pub async fn rows(&self, question: &str) -> Vec<Vec<Option<String>>> {
         let asked = async {
             let (client, connection) = tokio_postgres::connect(self.own_admin().as_str(), NoTls).await?;
             let connection = tokio::spawn(connection);
-            let number = client.query_one(question, &[]).await?.try_get(0)?;
+            let told = client.simple_query(question).await?;
             drop(client);
             let _ = connection.await;
-            Ok::<i64, tokio_postgres::Error>(number)
+            Ok::<_, tokio_postgres::Error>(told)
         };
-        asked.await.unwrap_or_else(|problem| panic!("{question}: {problem}"))
+        let told = asked.await.unwrap_or_else(|problem| panic!("{question}: {problem}"));
+        let row = |told: SimpleQueryMessage| match told {
+            SimpleQueryMessage::Row(row) => Some((0..row.len()).map(|n| row.get(n).map(str::to_owned)).collect()),
+            _ => None,
+        };
+        told.into_iter().filter_map(row).collect()
     }
 
     /// How much room everything of the gateway takes, in bytes, without what
     /// the server would clean up by itself.
     pub async fn size(&self) -> i64 {
-        self.execute("VACUUM").await;
+        self.execute("VACUUM FULL").await;
         self.number(
             "SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class c JOIN pg_namespace n
              ON n.oid = c.relnamespace WHERE n.nspname = 'posthaste' AND c.relkind IN ('r', 'S')",

@@ -4,9 +4,22 @@ use serde_json::{Value, json};
 
 use crate::support::{Gateway, Options, Receiver, eventually};
 
+for_every_store! {
+    an_accepted_event_arrives_signed_with_its_headers,
+    the_same_event_twice_is_one_event_and_other_content_is_a_conflict,
+    sixty_four_producers_with_the_same_event_make_one,
+    an_idempotency_key_stands_in_for_an_id,
+    events_go_to_those_who_want_them_and_matches_tells_why,
+    an_event_nobody_wants_is_kept_and_says_so,
+    a_batch_stands_or_falls_as_one_and_partial_answers_for_each,
+    an_event_that_too_many_want_is_refused_whole,
+    a_page_of_large_events_is_short_and_goes_on,
+    a_tenant_has_its_own_ids_endpoints_and_defaults,
+    a_producer_that_hangs_up_leaves_nothing_half_done,
+}
+
 const EVENTS: &str = "/v1/tenants/default/events";
 
-#[tokio::test]
 async fn an_accepted_event_arrives_signed_with_its_headers() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     let endpoint = gateway.create_endpoint(json!({"url": receiver.url(), "headers": {"X-Mine": "yes"}})).await;
@@ -54,7 +67,6 @@ async fn an_accepted_event_arrives_signed_with_its_headers() {
     );
 }
 
-#[tokio::test]
 async fn the_same_event_twice_is_one_event_and_other_content_is_a_conflict() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     gateway.create_endpoint(json!({"url": receiver.url()})).await;
@@ -80,7 +92,6 @@ async fn the_same_event_twice_is_one_event_and_other_content_is_a_conflict() {
     assert_eq!(gateway.list("/v1/tenants/default/deliveries").await.len(), 1);
 }
 
-#[tokio::test]
 async fn sixty_four_producers_with_the_same_event_make_one() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     gateway.create_endpoint(json!({"url": receiver.url()})).await;
@@ -93,7 +104,6 @@ async fn sixty_four_producers_with_the_same_event_make_one() {
     assert_eq!(receiver.count(), 1);
 }
 
-#[tokio::test]
 async fn an_idempotency_key_stands_in_for_an_id() {
     let gateway = Gateway::start().await;
     let post = async |key: &str| {
@@ -105,7 +115,6 @@ async fn an_idempotency_key_stands_in_for_an_id() {
     post("a b").await.problem(422, "invalid_field");
 }
 
-#[tokio::test]
 async fn events_go_to_those_who_want_them_and_matches_tells_why() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     let create = |more: Value| {
@@ -144,7 +153,6 @@ async fn events_go_to_those_who_want_them_and_matches_tells_why() {
     assert!(found["reason"].as_str().unwrap().ends_with("created after the event was accepted"), "{found}");
 }
 
-#[tokio::test]
 async fn an_event_nobody_wants_is_kept_and_says_so() {
     let gateway = Gateway::start().await;
     let receipt = gateway.send(json!({"type":"nobody.cares","data":{}})).await;
@@ -155,7 +163,6 @@ async fn an_event_nobody_wants_is_kept_and_says_so() {
     assert_eq!(gateway.list(&format!("{EVENTS}?type=nobody.cares")).await.len(), 1);
 }
 
-#[tokio::test]
 async fn a_batch_stands_or_falls_as_one_and_partial_answers_for_each() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     gateway.create_endpoint(json!({"url": receiver.url()})).await;
@@ -194,7 +201,6 @@ async fn a_batch_stands_or_falls_as_one_and_partial_answers_for_each() {
     .await;
 }
 
-#[tokio::test]
 async fn an_event_that_too_many_want_is_refused_whole() {
     let gateway = Gateway::start().await;
     let clients: Vec<_> = (0..16).map(|_| gateway.another_client()).collect();
@@ -212,7 +218,6 @@ async fn an_event_that_too_many_want_is_refused_whole() {
     assert_eq!((listed.len(), distinct.len()), (1_008, 1_008), "pages neither repeat nor leave out");
 }
 
-#[tokio::test]
 async fn a_page_of_large_events_is_short_and_goes_on() {
     let gateway = Gateway::start().await;
     let data = "x".repeat(900_000);
@@ -237,7 +242,6 @@ async fn a_full_disk_refuses_events_and_goes_on_delivering() {
     assert!(refused.headers.contains_key("retry-after"));
 }
 
-#[tokio::test]
 async fn a_tenant_has_its_own_ids_endpoints_and_defaults() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     let put = |id: &str, body: &str| {
@@ -272,7 +276,6 @@ async fn a_tenant_has_its_own_ids_endpoints_and_defaults() {
     gateway.client.get("/v1/tenants/acme").await.problem(404, "not_found");
 }
 
-#[tokio::test]
 async fn a_producer_that_hangs_up_leaves_nothing_half_done() {
     use tokio::io::AsyncWriteExt;
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);

@@ -8,6 +8,14 @@ use serde_json::{Value, json};
 use crate::cli::{asked, told};
 use crate::support::{Gateway, Receiver, Reply, Seen, eager_retry, overlaps, unlimited};
 
+for_every_store! {
+    it_opens_after_failures_in_a_row_and_holds_without_using_attempts,
+    it_probes_with_patience_and_recovers_step_by_step,
+    a_share_of_failures_opens_it_too,
+    a_person_opens_and_closes_it_by_hand,
+    every_state_of_it_survives_kill_nine,
+}
+
 /// How long a receiver that is well works on a request.
 const WORK: Duration = Duration::from_millis(5);
 
@@ -50,7 +58,6 @@ async fn others_are_served(gateway: &Gateway, round: &str) {
     gateway.drained(&endpoint).await;
 }
 
-#[tokio::test]
 async fn it_opens_after_failures_in_a_row_and_holds_without_using_attempts() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::answering(|_| Reply::Status(503)).await;
@@ -90,7 +97,6 @@ async fn it_opens_after_failures_in_a_row_and_holds_without_using_attempts() {
     assert_eq!(whats(&gateway, &endpoint).await, ["breaker_opened", "recovered", "breaker_closed"]);
 }
 
-#[tokio::test]
 async fn it_probes_with_patience_and_recovers_step_by_step() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::answering(failing(5)).await;
@@ -151,7 +157,6 @@ fn is_well(seen: &Seen) -> bool {
     seen.ended.get().is_some_and(|ended| *ended - seen.began >= WORK)
 }
 
-#[tokio::test]
 async fn a_share_of_failures_opens_it_too() {
     let gateway = Gateway::start().await;
     let mut n = 0;
@@ -180,7 +185,6 @@ async fn a_share_of_failures_opens_it_too() {
     assert!((20..=25).contains(&receiver.count()), "{} came", receiver.count());
 }
 
-#[tokio::test]
 async fn a_person_opens_and_closes_it_by_hand() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     let endpoint = gateway.create_endpoint(json!({"url": receiver.url(), "event_types": ["t"]})).await;
@@ -227,7 +231,6 @@ async fn a_person_opens_and_closes_it_by_hand() {
     }
 }
 
-#[tokio::test]
 async fn every_state_of_it_survives_kill_nine() {
     let gateway = Gateway::start().await;
     let once_an_hour = json!({"schedule": ["1h"], "jitter": "none", "max_attempts": 5});

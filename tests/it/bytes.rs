@@ -4,6 +4,10 @@ use serde_json::json;
 
 use crate::support::{Gateway, Receiver, Reply, eager_retry};
 
+for_every_store! {
+    data_arrives_byte_for_byte_in_both_formats_on_retries_and_after_a_restart,
+}
+
 /// Data that a parse-and-print would change.
 const ODD: &[&str] = &[
     r#"{"a":1,"a":2}"#,
@@ -21,7 +25,6 @@ const ODD: &[&str] = &[
     "true",
 ];
 
-#[tokio::test]
 async fn data_arrives_byte_for_byte_in_both_formats_on_retries_and_after_a_restart() {
     let gateway = Gateway::start().await;
     // Each receiver refuses once, so that what arrives was read back.

@@ -7,6 +7,13 @@ use serde_json::json;
 
 use crate::support::{Gateway, Options, Receiver, Reply, eager_retry, eventually, overlaps, unlimited};
 
+for_every_store! {
+    a_cap_is_kept_while_it_is_changed_again_and_again,
+    pausing_and_resuming_under_load_in_a_loop_loses_nothing_and_keeps_cap_and_order,
+    the_gateway_never_has_more_open_than_it_may,
+    after_a_delete_nothing_more_is_asked_of_the_receiver,
+}
+
 /// How long a receiver works on a request.
 const WORK: Duration = Duration::from_millis(15);
 
@@ -19,7 +26,6 @@ struct Stretch {
     until: usize,
 }
 
-#[tokio::test]
 async fn a_cap_is_kept_while_it_is_changed_again_and_again() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::answering(|_| Reply::After(WORK, 200)).await;
@@ -49,7 +55,6 @@ async fn a_cap_is_kept_while_it_is_changed_again_and_again() {
     assert!(receiver.times_by_id().values().all(|times| *times == 1));
 }
 
-#[tokio::test]
 async fn pausing_and_resuming_under_load_in_a_loop_loses_nothing_and_keeps_cap_and_order() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::answering(|_| Reply::After(Duration::from_millis(3), 200)).await;
@@ -126,7 +131,6 @@ async fn endpoints_on_one_host_share_what_the_host_may_have_open() {
     elsewhere.wait_for(60).await;
 }
 
-#[tokio::test]
 async fn the_gateway_never_has_more_open_than_it_may() {
     let gateway = Gateway::start_with(Options::flags(&["--max-in-flight", "5"])).await;
     let receiver = Receiver::answering(|_| Reply::After(WORK, 200)).await;
@@ -139,7 +143,6 @@ async fn the_gateway_never_has_more_open_than_it_may() {
     assert_eq!(overlaps(&seen).into_iter().max(), Some(5));
 }
 
-#[tokio::test]
 async fn after_a_delete_nothing_more_is_asked_of_the_receiver() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::answering(|_| Reply::Hold(503)).await;

@@ -4,9 +4,13 @@ use serde_json::{Value, json};
 
 use crate::support::{Gateway, Receiver, Reply, eager_retry, eventually};
 
+for_every_store! {
+    dead_letters_are_listed_by_cause_endpoint_type_and_key_and_replayed,
+    a_replay_of_what_is_waiting_or_of_a_deleted_endpoint_is_refused,
+}
+
 const DEAD: &str = "/v1/tenants/default/dead-letters";
 
-#[tokio::test]
 async fn dead_letters_are_listed_by_cause_endpoint_type_and_key_and_replayed() {
     let gateway = Gateway::start().await;
     let refusing = Receiver::scripted(vec![Reply::Status(400)]).await;
@@ -55,7 +59,6 @@ async fn dead_letters_are_listed_by_cause_endpoint_type_and_key_and_replayed() {
     assert_eq!(gateway.attempts_of(&letter).await.len(), 6);
 }
 
-#[tokio::test]
 async fn a_replay_of_what_is_waiting_or_of_a_deleted_endpoint_is_refused() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::scripted(vec![Reply::Status(503)]).await;

@@ -6,6 +6,12 @@ use serde_json::{Value, json};
 use crate::cli::{asked, failed, posthaste, succeeded, to_gateway, told};
 use crate::support::{Gateway, Options, Receiver, Reply, eager_retry, eventually};
 
+for_every_store! {
+    a_delivery_tells_its_story_the_same_to_programs_and_to_people,
+    what_waits_behind_a_dead_letter_names_it_and_the_way_out,
+    what_is_held_too_long_or_over_ends_and_says_why,
+}
+
 async fn explained(gateway: &Gateway, delivery: &Value) -> Value {
     let id = delivery["id"].as_str().unwrap();
     gateway.client.get(&format!("/v1/tenants/default/deliveries/{id}/explain")).await.expect(200)
@@ -16,7 +22,6 @@ fn sentences(explanation: &Value) -> String {
     told.collect::<Vec<_>>().join("\n")
 }
 
-#[tokio::test]
 async fn a_delivery_tells_its_story_the_same_to_programs_and_to_people() {
     let gateway = Gateway::start().await;
     let replies = vec![Reply::Status(503), Reply::With(429, "retry-after", "3600".into()), Reply::Status(200)];
@@ -77,7 +82,6 @@ async fn a_delivery_tells_its_story_the_same_to_programs_and_to_people() {
     missing.problem(404, "not_found");
 }
 
-#[tokio::test]
 async fn what_waits_behind_a_dead_letter_names_it_and_the_way_out() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::scripted(vec![Reply::Status(400), Reply::Status(200)]).await;
@@ -99,7 +103,6 @@ async fn what_waits_behind_a_dead_letter_names_it_and_the_way_out() {
     assert!(discarded["summary"].as_str().unwrap().contains("it had died (refused)"), "{discarded}");
 }
 
-#[tokio::test]
 async fn what_is_held_too_long_or_over_ends_and_says_why() {
     let gateway = Gateway::start_with(Options::flags(&["--hold-max", "1s"])).await;
     let receiver = Receiver::start().await;

@@ -10,6 +10,11 @@ use tokio::net::TcpStream;
 
 use crate::support::{Answer, Gateway, Options, Receiver, eventually};
 
+for_every_store! {
+    what_is_spread_waits_in_the_store_and_an_event_that_is_over_ends,
+    a_changed_limit_counts_at_once,
+}
+
 const EVENTS: &str = "/v1/tenants/default/events";
 const BATCH: &str = "/v1/tenants/default/events/batch";
 
@@ -103,7 +108,6 @@ async fn a_limit_refills_with_time() {
     assert!(began.elapsed() >= Duration::from_millis(1_990), "one every two seconds: {:?}", began.elapsed());
 }
 
-#[tokio::test]
 async fn a_changed_limit_counts_at_once() {
     let gateway = Gateway::start().await;
     tenant(&gateway, "small", 0.001, 1).await;
@@ -257,7 +261,6 @@ async fn a_spread_batch_arrives_over_its_window_and_keyed_events_at_once_in_orde
     assert!(last < began[150], "keyed events do not wait for the window");
 }
 
-#[tokio::test]
 async fn what_is_spread_waits_in_the_store_and_an_event_that_is_over_ends() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     let plain = gateway.create_endpoint(json!({"url": receiver.url()})).await;

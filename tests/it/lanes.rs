@@ -6,11 +6,20 @@ use serde_json::{Value, json};
 
 use crate::support::{Gateway, Receiver, Reply, Seen, eager_retry, eventually};
 
+for_every_store! {
+    a_timeout_holds_its_key_while_another_goes_and_the_repeat_is_a_no_op,
+    keys_never_overtake_or_overlap_under_random_failures,
+    a_dead_head_blocks_its_lane_until_it_is_replayed_and_then_drains_in_order,
+    discarding_a_dead_head_lets_the_lane_move_on_and_keeps_the_cause,
+    a_lane_that_skips_its_dead_moves_on_by_itself,
+    an_endpoint_can_be_one_lane_or_ignore_keys,
+    cancelling_a_lane_member_in_flight_does_not_let_the_next_overlap,
+}
+
 async fn waiting_for(gateway: &Gateway, event: &str) -> Value {
     gateway.delivery_of(event).await["waiting_for"].clone()
 }
 
-#[tokio::test]
 async fn a_timeout_holds_its_key_while_another_goes_and_the_repeat_is_a_no_op() {
     let gateway = Gateway::start().await;
     // The receiver applies A:1 and then hangs, so its answer never comes.
@@ -39,7 +48,6 @@ async fn a_timeout_holds_its_key_while_another_goes_and_the_repeat_is_a_no_op() 
     assert_eq!(gateway.attempts_of(&delivery).await[0]["error"]["kind"], "timeout");
 }
 
-#[tokio::test]
 async fn keys_never_overtake_or_overlap_under_random_failures() {
     let gateway = Gateway::start().await;
     let mut n = 0u32;
@@ -77,7 +85,6 @@ fn fail_once_per_boot(bad: &'static str) -> impl FnMut(&Seen) -> Reply + Send {
     move |seen| Reply::Status(if seen.id() == bad { 400 } else { 200 })
 }
 
-#[tokio::test]
 async fn a_dead_head_blocks_its_lane_until_it_is_replayed_and_then_drains_in_order() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::answering(fail_once_per_boot("b-2")).await;
@@ -107,7 +114,6 @@ async fn a_dead_head_blocks_its_lane_until_it_is_replayed_and_then_drains_in_ord
     gateway.client.post(&path, "").await.problem(409, "wrong_state");
 }
 
-#[tokio::test]
 async fn discarding_a_dead_head_lets_the_lane_move_on_and_keeps_the_cause() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::answering(fail_once_per_boot("d-1")).await;
@@ -127,7 +133,6 @@ async fn discarding_a_dead_head_lets_the_lane_move_on_and_keeps_the_cause() {
     assert_eq!(receiver.seen().last().unwrap().header("x-seq"), "1");
 }
 
-#[tokio::test]
 async fn a_lane_that_skips_its_dead_moves_on_by_itself() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::answering(|seen| Reply::Status(if seen.id().ends_with("-bad") { 400 } else { 200 })).await;
@@ -149,7 +154,6 @@ async fn a_lane_that_skips_its_dead_moves_on_by_itself() {
     gateway.wait_for_state("s-4", "delivered").await;
 }
 
-#[tokio::test]
 async fn an_endpoint_can_be_one_lane_or_ignore_keys() {
     let gateway = Gateway::start().await;
     let held = Receiver::answering(|_| Reply::Hold(200)).await;
@@ -176,7 +180,6 @@ async fn an_endpoint_can_be_one_lane_or_ignore_keys() {
     free.go_on();
 }
 
-#[tokio::test]
 async fn cancelling_a_lane_member_in_flight_does_not_let_the_next_overlap() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::answering(|_| Reply::Hold(503)).await;

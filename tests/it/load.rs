@@ -7,6 +7,11 @@ use serde_json::json;
 
 use crate::support::{Gateway, Receiver, Reply, Seen, eventually, unlimited};
 
+for_every_store! {
+    a_fault_free_run_has_no_duplicates_and_no_losses,
+    a_receiver_that_fails_dies_and_returns_misses_nothing,
+}
+
 const PRODUCERS: usize = 64;
 const EACH: usize = 40;
 
@@ -53,7 +58,6 @@ fn check_lanes(seen: &[Seen]) {
     }
 }
 
-#[tokio::test]
 async fn a_fault_free_run_has_no_duplicates_and_no_losses() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     gateway.create_endpoint(json!({"url": receiver.url(), "max_in_flight": 100, "rate": unlimited()})).await;
@@ -67,7 +71,6 @@ async fn a_fault_free_run_has_no_duplicates_and_no_losses() {
     assert_eq!(receiver.most_open_of_any_key(), 1);
 }
 
-#[tokio::test]
 async fn a_receiver_that_fails_dies_and_returns_misses_nothing() {
     let gateway = Gateway::start().await;
     let fails_a_fifth = || {

@@ -3,6 +3,32 @@
 
 #![allow(clippy::unwrap_used, reason = "a story that cannot go on has failed")]
 
+/// Makes each story a test on each store: the gateway it starts keeps its facts
+/// in its folder, or in a PostgreSQL database of its own.
+macro_rules! for_every_store {
+    ($($story:ident,)*) => {
+        mod embedded {
+            $(
+                #[tokio::test]
+                async fn $story() {
+                    super::$story().await;
+                }
+            )*
+        }
+        mod postgres {
+            $(
+                #[tokio::test]
+                async fn $story() {
+                    crate::support::on_postgres(super::$story()).await;
+                }
+            )*
+        }
+    };
+}
+
+#[path = "../ground/mod.rs"]
+#[allow(dead_code, reason = "other tests need more of it")]
+mod ground;
 mod support;
 
 mod accept;
@@ -23,6 +49,8 @@ mod listen;
 mod load;
 mod mail;
 mod metrics;
+mod migrate_store;
+mod on_postgres;
 mod pause;
 mod rates;
 mod retry;

@@ -7,6 +7,14 @@ use serde_json::json;
 
 use crate::support::{Client, Gateway, MailServer, Manner, Options, Receiver, Reply, eager_retry, eventually, path_of};
 
+for_every_store! {
+    what_is_handed_in_adds_up_in_the_metrics,
+    a_batch_counts_its_events_and_one_that_is_refused_as_a_whole_counts_once,
+    what_people_do_is_counted_and_shown,
+    what_expires_unattempted_is_counted_as_dead,
+    trouble_and_what_is_done_about_it_is_counted,
+}
+
 const EVENTS: &str = "/v1/tenants/default/events";
 
 /// One scrape: each series by its name and labels as written.
@@ -96,7 +104,6 @@ fn read_openmetrics(text: &str) -> BTreeMap<String, f64> {
     series
 }
 
-#[tokio::test]
 async fn what_is_handed_in_adds_up_in_the_metrics() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     gateway.create_endpoint(json!({"url": receiver.url()})).await;
@@ -137,7 +144,6 @@ async fn what_is_handed_in_adds_up_in_the_metrics() {
     assert_eq!(series(&before), series(&after), "the same series, whatever happens");
 }
 
-#[tokio::test]
 async fn a_batch_counts_its_events_and_one_that_is_refused_as_a_whole_counts_once() {
     let gateway = Gateway::start().await;
     let client = &gateway.client;
@@ -161,7 +167,6 @@ async fn a_batch_counts_its_events_and_one_that_is_refused_as_a_whole_counts_onc
     assert_eq!(scrape.refused("invalid_field"), 2.0);
 }
 
-#[tokio::test]
 async fn what_people_do_is_counted_and_shown() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     let endpoint = gateway.create_endpoint(json!({"url": receiver.url()})).await;
@@ -176,7 +181,6 @@ async fn what_people_do_is_counted_and_shown() {
     assert_eq!(scrape.value("posthaste_deliveries_finished_total{state=\"cancelled\",cause=\"none\"}"), 1.0);
 }
 
-#[tokio::test]
 async fn what_expires_unattempted_is_counted_as_dead() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     let endpoint = gateway.create_endpoint(json!({"url": receiver.url()})).await;
@@ -204,7 +208,6 @@ async fn events_turned_away_for_want_of_space_are_counted() {
     assert_eq!(scrape.value("posthaste_events_accepted_total"), 0.0);
 }
 
-#[tokio::test]
 async fn trouble_and_what_is_done_about_it_is_counted() {
     let server = MailServer::start(Manner::default()).await;
     let gateway = Gateway::start_with(Options::flags(&["--smtp", &server.url(""), "--pause-refusals", "2"])).await;

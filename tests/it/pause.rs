@@ -4,7 +4,12 @@ use serde_json::json;
 
 use crate::support::{Gateway, Receiver, Reply, eventually};
 
-#[tokio::test]
+for_every_store! {
+    a_pause_holds_everything_over_a_restart_and_a_resume_lets_it_go,
+    a_pause_lets_what_is_in_flight_finish_and_starts_nothing,
+    a_stuck_endpoint_is_in_nobody_elses_way,
+}
+
 async fn a_pause_holds_everything_over_a_restart_and_a_resume_lets_it_go() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     let endpoint = gateway.create_endpoint(json!({"url": receiver.url()})).await;
@@ -34,7 +39,6 @@ async fn a_pause_holds_everything_over_a_restart_and_a_resume_lets_it_go() {
     }
 }
 
-#[tokio::test]
 async fn a_pause_lets_what_is_in_flight_finish_and_starts_nothing() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::answering(|_| Reply::Hold(200)).await;
@@ -54,7 +58,6 @@ async fn a_pause_lets_what_is_in_flight_finish_and_starts_nothing() {
     receiver.wait_for(3).await;
 }
 
-#[tokio::test]
 async fn a_stuck_endpoint_is_in_nobody_elses_way() {
     let gateway = Gateway::start().await;
     let stuck = Receiver::answering(|_| Reply::Hold(200)).await;

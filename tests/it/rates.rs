@@ -7,6 +7,13 @@ use serde_json::{Value, json};
 
 use crate::support::{Gateway, Receiver, Seen, eventually, path_of};
 
+for_every_store! {
+    a_rate_holds_in_every_window_also_while_it_is_changed_and_waiting_uses_no_attempt,
+    a_tenants_rate_is_shared_by_its_endpoints,
+    a_restart_is_no_fresh_burst,
+    a_change_is_no_fresh_burst,
+}
+
 /// What the way to the receiver may shift.
 const ON_THE_WAY: f64 = 0.020;
 
@@ -32,7 +39,6 @@ fn rate(per_second: u32, burst: u32) -> Value {
     json!({"per_second": per_second, "burst": burst})
 }
 
-#[tokio::test]
 async fn a_rate_holds_in_every_window_also_while_it_is_changed_and_waiting_uses_no_attempt() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     let settings = json!({"url": receiver.url(), "rate": rate(50, 5), "max_in_flight": 100});
@@ -68,7 +74,6 @@ async fn a_rate_holds_in_every_window_also_while_it_is_changed_and_waiting_uses_
     assert!(span.as_secs_f64() < 1.5 * least, "it is used, too: {span:?} for {} requests", slowest.len());
 }
 
-#[tokio::test]
 async fn a_tenants_rate_is_shared_by_its_endpoints() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     let tenant = json!({"name": "Acme", "rate": rate(40, 4)}).to_string();
@@ -95,7 +100,6 @@ async fn a_tenants_rate_is_shared_by_its_endpoints() {
     assert_eq!(gateway.client.get(&path_of(&endpoint)).await.expect(200)["health"]["waiting"], 0);
 }
 
-#[tokio::test]
 async fn a_restart_is_no_fresh_burst() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     let settings = json!({"url": receiver.url(), "rate": rate(20, 20), "max_in_flight": 100});
@@ -115,7 +119,6 @@ async fn a_restart_is_no_fresh_burst() {
     check_windows("over three restarts", &arrivals(&receiver.seen()), 20.0, 20.0);
 }
 
-#[tokio::test]
 async fn a_change_is_no_fresh_burst() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     let settings = json!({"url": receiver.url(), "rate": rate(20, 10), "max_in_flight": 100});

@@ -8,7 +8,19 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{Gateway, Receiver, Reply, eager_retry, eventually};
 
-#[tokio::test]
+for_every_store! {
+    a_receiver_that_recovers_gets_the_same_event_with_a_fresh_signature,
+    permanent_answers_are_parked_after_one_attempt,
+    a_410_disables_the_endpoint_and_holds_what_comes_after,
+    a_receiver_that_said_410_is_asked_nothing_more,
+    a_410_for_a_cancelled_delivery_disables_the_endpoint_all_the_same,
+    attempts_run_out_and_the_dead_letter_tells_the_story,
+    retry_now_skips_the_wait_and_cancel_ends_it,
+    cancelling_what_is_in_flight_sends_nothing_more_and_an_arrival_still_counts,
+    a_cap_is_never_exceeded,
+    secrets_rotate_with_an_overlap,
+}
+
 async fn a_receiver_that_recovers_gets_the_same_event_with_a_fresh_signature() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::scripted(vec![
@@ -41,7 +53,6 @@ async fn a_receiver_that_recovers_gets_the_same_event_with_a_fresh_signature() {
     assert_eq!(attempts[3]["decision"], json!({"verdict":"delivered","rule":"2xx"}));
 }
 
-#[tokio::test]
 async fn permanent_answers_are_parked_after_one_attempt() {
     let gateway = Gateway::start().await;
     for (status, cause) in [(400, "refused"), (301, "refused"), (501, "refused"), (422, "refused")] {
@@ -55,7 +66,6 @@ async fn permanent_answers_are_parked_after_one_attempt() {
     }
 }
 
-#[tokio::test]
 async fn a_410_disables_the_endpoint_and_holds_what_comes_after() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::scripted(vec![Reply::Status(410), Reply::Status(200)]).await;
@@ -74,7 +84,6 @@ async fn a_410_disables_the_endpoint_and_holds_what_comes_after() {
     gateway.wait_for_state("gone-2", "delivered").await;
 }
 
-#[tokio::test]
 async fn a_receiver_that_said_410_is_asked_nothing_more() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::scripted(vec![Reply::Status(410)]).await;
@@ -87,7 +96,6 @@ async fn a_receiver_that_said_410_is_asked_nothing_more() {
     assert_eq!(receiver.count(), 1);
 }
 
-#[tokio::test]
 async fn a_410_for_a_cancelled_delivery_disables_the_endpoint_all_the_same() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::answering(|_| Reply::Hold(410)).await;
@@ -109,7 +117,6 @@ async fn a_410_for_a_cancelled_delivery_disables_the_endpoint_all_the_same() {
     assert_eq!(gateway.delivery_of("c").await["state"], "cancelled");
 }
 
-#[tokio::test]
 async fn attempts_run_out_and_the_dead_letter_tells_the_story() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::scripted(vec![Reply::Body(500, Bytes::from("x".repeat(10_000)))]).await;
@@ -190,7 +197,6 @@ async fn the_head_of_the_answer_decides_however_the_body_goes_on() {
     assert_eq!((&attempt["response_body"], &attempt["truncated"]), (&json!("begin"), &json!(true)));
 }
 
-#[tokio::test]
 async fn retry_now_skips_the_wait_and_cancel_ends_it() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::scripted(vec![Reply::Status(503), Reply::Status(503), Reply::Status(200)]).await;
@@ -221,7 +227,6 @@ async fn retry_now_skips_the_wait_and_cancel_ends_it() {
     assert_eq!(receiver.count(), 4);
 }
 
-#[tokio::test]
 async fn cancelling_what_is_in_flight_sends_nothing_more_and_an_arrival_still_counts() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::answering(|seen| Reply::Hold(if seen.id() == "lucky" { 200 } else { 503 })).await;
@@ -246,7 +251,6 @@ async fn cancelling_what_is_in_flight_sends_nothing_more_and_an_arrival_still_co
     assert_eq!(receiver.count(), 2);
 }
 
-#[tokio::test]
 async fn a_cap_is_never_exceeded() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::answering(|_| Reply::Hold(200)).await;
@@ -263,7 +267,6 @@ async fn a_cap_is_never_exceeded() {
     assert_eq!(receiver.most_open(""), 3);
 }
 
-#[tokio::test]
 async fn secrets_rotate_with_an_overlap() {
     let (gateway, receiver) = (Gateway::start().await, Receiver::start().await);
     let endpoint = gateway.create_endpoint(json!({"url": receiver.url()})).await;

@@ -6,6 +6,10 @@ use serde_json::json;
 
 use crate::support::{Gateway, Options, Receiver, Reply};
 
+for_every_store! {
+    sigterm_finishes_what_is_in_flight_and_nothing_is_lost_or_repeated,
+}
+
 #[tokio::test]
 async fn the_first_start_writes_a_token_for_its_owner_alone() {
     let gateway = Gateway::start().await;
@@ -78,7 +82,6 @@ async fn a_taken_address_is_refused_with_the_way_out() {
     assert!(!output.status.success() && said.contains("--listen"), "{said}");
 }
 
-#[tokio::test]
 async fn sigterm_finishes_what_is_in_flight_and_nothing_is_lost_or_repeated() {
     let gateway = Gateway::start_with(Options::flags(&["--stop-timeout", "20s"])).await;
     let receiver = Receiver::answering(|_| Reply::Hold(200)).await;

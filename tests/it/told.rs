@@ -9,6 +9,14 @@ use serde_json::{Value, json};
 
 use crate::support::{Gateway, MailServer, Manner, Mood, Options, Receiver, Reply, eager_retry, eventually, path_of};
 
+for_every_store! {
+    whoever_subscribes_hears_of_everything_once_and_signed,
+    a_listener_that_is_broken_itself_makes_no_further_alarms,
+    an_endpoint_that_only_refuses_is_paused_by_the_gateway_and_can_be_resumed,
+    one_outage_is_one_mail_however_long_it_lasts,
+    a_mail_that_could_not_be_sent_before_a_crash_is_sent_after_it,
+}
+
 async fn listener(gateway: &Gateway, settings: Value) -> Value {
     gateway.client.post_json("/v1/tenants/_system/endpoints", &settings).await.expect(201)
 }
@@ -22,7 +30,6 @@ fn by_type(receiver: &Receiver) -> BTreeMap<String, usize> {
     found
 }
 
-#[tokio::test]
 async fn whoever_subscribes_hears_of_everything_once_and_signed() {
     let gateway = Gateway::start().await;
     let ear = Receiver::start().await;
@@ -99,7 +106,6 @@ async fn whoever_subscribes_hears_of_everything_once_and_signed() {
     );
 }
 
-#[tokio::test]
 async fn a_listener_that_is_broken_itself_makes_no_further_alarms() {
     let gateway = Gateway::start_with(Options::flags(&["--pause-refusals", "30"])).await;
     let deaf =
@@ -142,7 +148,6 @@ async fn producers_cannot_speak_for_the_gateway() {
     gateway.client.send("DELETE", "/v1/tenants/_system", &[], "").await.unwrap().problem(409, "wrong_state");
 }
 
-#[tokio::test]
 async fn an_endpoint_that_only_refuses_is_paused_by_the_gateway_and_can_be_resumed() {
     let gateway = Gateway::start_with(Options::flags(&["--pause-refusals", "3"])).await;
     // Three refusals and a success do not count; four in a row do.
@@ -206,7 +211,6 @@ async fn another_is_told(gateway: &Gateway, server: &MailServer, name: &str) {
     assert!(mail.body().contains("paused your webhook endpoint"), "{}", mail.body());
 }
 
-#[tokio::test]
 async fn one_outage_is_one_mail_however_long_it_lasts() {
     let server = MailServer::start(Manner::default()).await;
     let gateway = mailing(&server).await;
@@ -258,7 +262,6 @@ async fn one_outage_is_one_mail_however_long_it_lasts() {
     assert_eq!(server.mails().len(), 5, "one for each who is in trouble");
 }
 
-#[tokio::test]
 async fn a_mail_that_could_not_be_sent_before_a_crash_is_sent_after_it() {
     let server = MailServer::start(Manner::moody("HELLO", &[Mood::Hang])).await;
     let gateway = mailing(&server).await;

@@ -10,6 +10,12 @@ use serde_json::{Value, json};
 
 use crate::support::{Gateway, Options, RawReceiver, Receiver, Reply, Seen, eager_retry, eventually};
 
+for_every_store! {
+    a_receiver_that_asks_for_quiet_is_left_alone_over_kill_9_but_for_whom_a_person_sends,
+    rules_can_be_changed_taken_back_and_given_to_a_whole_tenant,
+    whoever_resumes_an_endpoint_that_is_left_alone_has_it_called_at_once,
+}
+
 /// Answers with the status that the event asks for.
 fn as_asked(seen: &Seen) -> Reply {
     Reply::Status(seen.json()["data"]["status"].as_u64().unwrap() as u16)
@@ -103,7 +109,6 @@ async fn an_odd_partner_gets_rules_of_its_own() {
     assert_eq!(ends[2], (json!("refused"), json!(1), json!("endpoint")));
 }
 
-#[tokio::test]
 async fn rules_can_be_changed_taken_back_and_given_to_a_whole_tenant() {
     let gateway = Gateway::start().await;
     let client = &gateway.client;
@@ -248,7 +253,6 @@ async fn a_retry_after_past_the_give_up_time_ends_the_delivery_at_once() {
     assert_eq!((&delivery["cause"], &delivery["attempts"]), (&json!("expired"), &json!(1)));
 }
 
-#[tokio::test]
 async fn a_receiver_that_asks_for_quiet_is_left_alone_over_kill_9_but_for_whom_a_person_sends() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::scripted(vec![Reply::With(429, "retry-after", "3600".into()), Reply::Status(200)]).await;
@@ -317,7 +321,6 @@ async fn what_the_old_receiver_says_is_not_held_against_the_new_one() {
     }
 }
 
-#[tokio::test]
 async fn whoever_resumes_an_endpoint_that_is_left_alone_has_it_called_at_once() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::scripted(vec![Reply::With(503, "retry-after", "3600".into()), Reply::Status(200)]).await;

@@ -35,6 +35,7 @@ mod overdue;
 mod queue;
 mod rows;
 mod settle;
+pub mod source;
 mod sweep;
 mod writer;
 

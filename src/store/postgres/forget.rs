@@ -1,10 +1,167 @@
 //! Forgets what has been kept long enough, a little at a time.
+//!
+//! Whole days go first. What outlived its day, or never had one, is looked at
+//! row by row, in transactions small enough that nobody waits noticeably
+//! behind one. One node forgets; others accept and replay meanwhile.
+
+use std::collections::HashSet;
+use std::sync::Arc;
 
 use super::Shared;
+use super::history::walk::{MOVED_BELOW, SLACK_MS, number_at};
+use super::partitions;
+use super::reading::ask;
+use super::rows::millis;
+use super::tx::{Tx, bind};
 use crate::store::{Forgotten, Horizon, Result};
 
-/// Forgets a little; the first step of a sweep also drops whole days.
-pub async fn forget(shared: &Shared, horizon: Horizon) -> Result<Forgotten> {
-    let _ = (shared, horizon);
-    Ok(Forgotten::default())
+/// How many dead letters, endpoints or tenants one transaction forgets.
+const STEP: i64 = 500;
+/// How many lanes and ids one transaction looks at.
+const LOOK: i64 = 5_000;
+const DAY_MS: i64 = 86_400_000;
+
+/// Forgets a little. The first step of a sweep also drops whole days and dead
+/// letters; the last one what is left of lanes, ids, endpoints and tenants.
+pub async fn forget(shared: &Arc<Shared>, horizon: Horizon) -> Result<Forgotten> {
+    let mut forgotten = Forgotten::default();
+    if horizon.after == 0 {
+        // A sweep that was cut short is taken up again.
+        shared.sweep_soon();
+        let days = partitions::drop_old(shared, &horizon).await?;
+        forgotten.events = days.events;
+        forgotten.deliveries = days.deliveries + forget_dead(shared, &horizon).await?;
+    }
+    let step = forget_rest(shared, &horizon).await?;
+    forgotten.events += step.events;
+    forgotten.deliveries += step.deliveries;
+    forgotten.next = step.next;
+    if forgotten.next.is_none() {
+        forget_lanes(shared, &horizon).await?;
+        forget_ids(shared, &horizon).await?;
+        forget_deleted(shared, &horizon).await?;
+    }
+    Ok(forgotten)
+}
+
+/// Looks at the next events of the rest, oldest first, and forgets those
+/// deliveries that are finished and old enough; an event goes with its last
+/// delivery.
+async fn forget_rest(shared: &Shared, horizon: &Horizon) -> Result<Forgotten> {
+    let accepted_before = millis(horizon.finished_before);
+    let after = i64::try_from(horizon.after).unwrap_or(i64::MAX);
+    let below = number_at(accepted_before.saturating_add(SLACK_MS)).max(MOVED_BELOW);
+    let step = i64::try_from(horizon.step).unwrap_or(i64::MAX);
+    let seen = ask(shared, include_str!("sql/forget_look.sql"), bind![after, below, step, accepted_before]).await?;
+    let mut forgotten = Forgotten::default();
+    if seen.len() >= horizon.step {
+        forgotten.next = seen.last().map(|row| row.get::<_, i64>(0) as u64);
+    }
+    let old: Vec<_> = seen.iter().filter(|row| row.get::<_, bool>(3)).collect();
+    if old.is_empty() {
+        return Ok(forgotten);
+    }
+    let column = |index: usize| -> Vec<i64> { old.iter().map(|row| row.get(index)).collect() };
+    let (events, first, end) = (column(0), column(1), column(2));
+    let tx = shared.begin().await?;
+    let gone = tx.query(include_str!("sql/old_finished.sql"), bind![first, end, accepted_before]).await?;
+    let gone: Vec<i64> = gone.iter().map(|row| row.get(0)).collect();
+    if !gone.is_empty() {
+        tx.execute(include_str!("sql/forget_finished.sql"), bind![gone]).await?;
+    }
+    forgotten.deliveries = gone.len();
+    forget_attempts(&tx, gone).await?;
+    let gone = tx.query_opt(include_str!("sql/forget_events.sql"), bind![events, accepted_before]).await?;
+    forgotten.events = gone.map_or(0, |row| row.get::<_, i64>(0) as usize);
+    tx.commit().await?;
+    Ok(forgotten)
+}
+
+async fn forget_attempts(tx: &Tx, deliveries: Vec<i64>) -> Result<()> {
+    if !deliveries.is_empty() {
+        tx.execute(include_str!("sql/forget_attempts.sql"), bind![deliveries]).await?;
+    }
+    Ok(())
+}
+
+/// Forgets dead letters past their retention; returns how many.
+async fn forget_dead(shared: &Shared, horizon: &Horizon) -> Result<usize> {
+    let died_before = millis(horizon.dead_before);
+    let mut forgotten = 0;
+    let (mut after_at, mut after_no) = (i64::MIN, 0_i64);
+    loop {
+        let sql = include_str!("sql/old_dead.sql");
+        let old = ask(shared, sql, bind![died_before, after_at, after_no, STEP]).await?;
+        let Some(last) = old.last() else { return Ok(forgotten) };
+        (after_no, after_at) = (last.get(0), last.get(1));
+        let numbers: Vec<i64> = old.iter().map(|row| row.get(0)).collect();
+        let laned: Vec<(i64, i64, String)> = old
+            .iter()
+            .filter(|row| !row.get::<_, bool>(4))
+            .filter_map(|row| Some((row.get(0), row.get(2), row.get::<_, Option<String>>(3)?)))
+            .collect();
+        let tx = shared.begin().await?;
+        let locked = lock_lanes(&tx, &laned).await?;
+        let sql = include_str!("sql/forget_dead.sql");
+        let gone = tx.query(sql, bind![numbers, locked, died_before]).await?;
+        forgotten += gone.len();
+        forget_attempts(&tx, gone.iter().map(|row| row.get(0)).collect()).await?;
+        tx.commit().await?;
+        if old.len() < STEP as usize {
+            return Ok(forgotten);
+        }
+    }
+}
+
+/// Locks the lanes of these dead letters; returns those whose lane it got.
+async fn lock_lanes(tx: &Tx, laned: &[(i64, i64, String)]) -> Result<Vec<i64>> {
+    if laned.is_empty() {
+        return Ok(Vec::new());
+    }
+    let lanes: HashSet<(i64, &str)> = laned.iter().map(|(_, endpoint, lane)| (*endpoint, lane.as_str())).collect();
+    let (endpoints, keys): (Vec<i64>, Vec<&str>) = lanes.into_iter().unzip();
+    let rows = tx.query(include_str!("sql/try_lock_lanes.sql"), bind![endpoints, keys]).await?;
+    let locked: HashSet<(i64, &str)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let got = laned.iter().filter(|(_, endpoint, lane)| locked.contains(&(*endpoint, lane.as_str())));
+    Ok(got.map(|(no, ..)| *no).collect())
+}
+
+/// Forgets lanes that have been idle for the whole retention.
+async fn forget_lanes(shared: &Shared, horizon: &Horizon) -> Result<()> {
+    let touched_before = millis(horizon.finished_before);
+    let (mut endpoint, mut lane) = (i64::MIN, String::new());
+    loop {
+        let tx = shared.begin().await?;
+        let sql = include_str!("sql/forget_lanes.sql");
+        let last = tx.query_opt(sql, bind![endpoint, lane, LOOK, touched_before]).await?;
+        tx.commit().await?;
+        let Some(last) = last else { return Ok(()) };
+        (endpoint, lane) = (last.get(0), last.get(1));
+    }
+}
+
+/// Forgets the ids of events that went with their day.
+async fn forget_ids(shared: &Shared, horizon: &Horizon) -> Result<()> {
+    let below = number_at(millis(horizon.finished_before).div_euclid(DAY_MS) * DAY_MS);
+    let mut after = MOVED_BELOW;
+    loop {
+        let tx = shared.begin().await?;
+        let looked = tx.query_opt(include_str!("sql/forget_ids.sql"), bind![after, below, LOOK]).await?;
+        tx.commit().await?;
+        match looked.and_then(|row| row.get::<_, Option<i64>>(1).filter(|_| row.get::<_, i64>(0) == LOOK)) {
+            Some(last) => after = last,
+            None => return Ok(()),
+        }
+    }
+}
+
+/// Forgets endpoints and tenants that were deleted long ago, and questions
+/// that nobody waits for.
+async fn forget_deleted(shared: &Shared, horizon: &Horizon) -> Result<()> {
+    let deleted_before = millis(horizon.finished_before);
+    let tx = shared.begin().await?;
+    tx.execute(include_str!("sql/forget_endpoints.sql"), bind![deleted_before, STEP]).await?;
+    tx.execute(include_str!("sql/forget_tenants.sql"), bind![deleted_before, STEP]).await?;
+    tx.execute(include_str!("sql/forget_calls.sql"), &[]).await?;
+    tx.commit().await
 }

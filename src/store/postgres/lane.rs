@@ -96,9 +96,10 @@ async fn first_unpassed(tx: &Tx, member: Member<'_>) -> Result<Option<(i64, bool
 }
 
 /// Whether an endpoint's lanes move on past their dead, as the tables have it:
-/// a change of this very transaction counts.
+/// a change of this very transaction counts, and one that is under way is
+/// waited for, or waits.
 pub async fn skips_dead(tx: &Tx, endpoint: i64) -> Result<bool> {
-    let sql = "SELECT settings::json ->> 'on_dead' = 'skip' FROM posthaste.endpoints WHERE no = $1";
+    let sql = "SELECT settings::json ->> 'on_dead' = 'skip' FROM posthaste.endpoints WHERE no = $1 FOR SHARE";
     let row = tx.query_opt(sql, bind![endpoint]).await?;
     Ok(row.and_then(|row| row.get::<_, Option<bool>>(0)).unwrap_or(false))
 }

@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
+use uuid::Uuid;
 
 use super::Shared;
 use super::act::{Act, Done};
@@ -112,6 +113,11 @@ impl<'a> Kind<'a> {
     }
 }
 
+/// Whether an answer changes what the catalogue says of its endpoint.
+fn changes_endpoint(settlement: &Settlement) -> bool {
+    matches!(&settlement.outcome, Outcome::Attempted { notice, .. } if !is_only_health(notice))
+}
+
 async fn settle(shared: &Arc<Shared>, jobs: &[Job]) -> Result<Vec<Result<Settled>>> {
     let node = shared.owned.node();
     let mut answers: Vec<Option<Result<Settled>>> = jobs.iter().map(|_| None).collect();
@@ -126,24 +132,44 @@ async fn settle(shared: &Arc<Shared>, jobs: &[Job]) -> Result<Vec<Result<Settled
         Kind::Retry(attempt, progress) => Some((attempt, progress)),
         _ => None,
     });
-    let (me, all) = ([bound(&node)], [bound(&nos)]);
-    let (begun, held, locked, gone, kept) = tokio::join!(
+    let closely: Vec<Uuid> = jobs
+        .iter()
+        .filter(|job| matches!(Kind::of(&job.settlement), Kind::One))
+        .map(|job| job.settlement.endpoint.0)
+        .collect();
+    let (me, all, these) = ([bound(&node)], [bound(&nos)], [bound(&closely)]);
+    let mut act = Act::new(shared, &tx);
+    let (begun, held) = tokio::join!(
         biased;
         patiently(tx.client().batch_execute(&shared.begin)),
         tx.query(include_str!("sql/hold_node.sql"), &me),
+    );
+    begun?;
+    if held?.is_empty() {
+        drop(act);
+        tx.roll_back().await;
+        return Ok(jobs.iter().map(|job| Err(Error::Stale(job.lease.shard))).collect());
+    }
+    if jobs.iter().any(|job| changes_endpoint(&job.settlement)) {
+        act.bump().await?;
+    }
+    // In the order in which whoever changes an endpoint takes them: the
+    // catalogue, endpoints, lanes.
+    let (endpoints, lanes, gone, kept) = tokio::join!(
+        biased;
+        async {
+            match closely.is_empty() {
+                true => Ok(Vec::new()),
+                false => tx.query(include_str!("sql/lock_endpoints.sql"), &these).await,
+            }
+        },
         tx.query(include_str!("sql/lock_lanes.sql"), &all),
         delivered.write_delivered(&tx, node),
         retried.write_retried(&tx, node),
     );
-    begun?;
-    let is_member = !held?.is_empty();
-    locked?;
+    endpoints?;
+    lanes?;
     let (gone, kept) = (gone?, kept?);
-    if !is_member {
-        tx.roll_back().await;
-        return Ok(jobs.iter().map(|job| Err(Error::Stale(job.lease.shard))).collect());
-    }
-    let mut act = Act::new(shared, &tx);
     for row in &gone {
         let (no, endpoint): (i64, i64) = (row.get(0), row.get(1));
         let place = places[&no];

@@ -29,8 +29,11 @@ pub async fn settle(act: &mut Act<'_>, lease: Lease, settlement: &Settlement) ->
         Outcome::Attempted { attempt, progress, .. }
             if place.stand.attempts >= attempt.number && place.stand.is_budget(progress.begun_at) =>
         {
+            // Written before, by a call whose answer got lost.
             let due_again_at = (place.stand.state == State::Waiting).then(|| at(place.due_at));
-            return Ok(Ok(Settled { due_again_at, is_repeat: true, ..Settled::default() }));
+            let mut settled = Settled { due_again_at, is_repeat: true, ..Settled::default() };
+            listen(act, settlement, &mut settled, true).await?;
+            return Ok(Ok(settled));
         }
         Outcome::Attempted { next, progress, .. } => place.stand.allowed(*next, progress.begun_at),
         Outcome::PutBack { due_at } => place.stand.allowed(Next::Waiting { due_at: *due_at }, None),
@@ -68,16 +71,26 @@ pub async fn settle(act: &mut Act<'_>, lease: Lease, settlement: &Settlement) ->
         None if place.stand.state == State::Waiting => settled.due_again_at = Some(at(place.due_at)),
         None => {}
     }
-    // The receiver spoke for itself, whatever became of this delivery.
+    listen(act, settlement, &mut settled, false).await?;
+    Ok(Ok(settled))
+}
+
+/// The receiver spoke for itself, whatever became of this delivery. What was
+/// heard before is not told of again.
+async fn listen(act: &mut Act<'_>, settlement: &Settlement, settled: &mut Settled, is_repeat: bool) -> Result<()> {
     if let Outcome::Attempted { notice, attempt, .. } = &settlement.outcome
         && !is_only_health(notice)
     {
-        let (heeded, claims) = heed(act, settlement.endpoint, &attempt.url, notice, settlement.now).await?;
+        let mut notice = notice.clone();
+        if is_repeat {
+            notice.milestones.clear();
+        }
+        let (heeded, claims) = heed(act, settlement.endpoint, &attempt.url, &notice, settlement.now).await?;
         settled.notice = heeded;
         settled.freed.extend(claims);
     }
     settled.told = std::mem::take(&mut act.told);
-    Ok(Ok(settled))
+    Ok(())
 }
 
 /// Whether the shard is still this node's, under the epoch it had then.

@@ -3,12 +3,30 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use super::{Client, eventually};
+use crate::ground::postgres::{Database, Server};
+
+tokio::task_local! {
+    /// Whether the story that runs is one on PostgreSQL.
+    static ON_POSTGRES: ();
+}
+
+/// Tells a story in which gateways are started on PostgreSQL.
+pub async fn on_postgres(story: impl Future<Output = ()>) {
+    ON_POSTGRES.scope((), story).await;
+}
+
+pub fn is_on_postgres() -> bool {
+    ON_POSTGRES.try_with(|()| ()).is_ok()
+}
 
 /// How to start one.
 #[derive(Default, Clone)]
@@ -32,9 +50,11 @@ pub struct Gateway {
     process: Child,
     pub address: SocketAddr,
     pub client: Client,
-    folder: std::sync::Arc<tempfile::TempDir>,
+    folder: Arc<TempDir>,
     options: Options,
     token: String,
+    // Dropped when the last gateway on it is.
+    database: Option<Arc<Database>>,
 }
 
 impl Gateway {
@@ -44,11 +64,19 @@ impl Gateway {
     }
 
     pub async fn start_with(options: Options) -> Self {
-        let folder = std::sync::Arc::new(tempfile::tempdir().expect("a folder"));
-        Self::start_on(folder, options).await
+        let folder = Arc::new(tempfile::tempdir().expect("a folder"));
+        if !is_on_postgres() {
+            return Self::start_in(folder, options).await;
+        }
+        let database = Arc::new(Server::shared(&[]).await.database().await);
+        // A story that kills its gateway waits for the lease.
+        let flags = ["--database-url", database.url(), "--lease", "2s"].map(str::to_owned);
+        let options = Options { flags: options.flags.iter().cloned().chain(flags).collect(), ..options };
+        Self { database: Some(database), ..Self::start_in(folder, options).await }
     }
 
-    async fn start_on(folder: std::sync::Arc<tempfile::TempDir>, options: Options) -> Self {
+    /// Starts one in this folder, which others may be in as well.
+    pub async fn start_in(folder: Arc<TempDir>, options: Options) -> Self {
         let mut process = command(folder.path(), &options).spawn().expect("the gateway starts");
         let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines();
         let address = loop {
@@ -63,7 +91,7 @@ impl Gateway {
         let token = std::fs::read_to_string(folder.path().join("admin-token")).expect("a token");
         let token = token.trim().to_owned();
         let client = Client::new(address, &token);
-        Self { process, address, client, folder, options, token }
+        Self { process, address, client, folder, options, token, database: None }
     }
 
     pub fn folder(&self) -> PathBuf {
@@ -90,17 +118,21 @@ impl Gateway {
 
     /// SIGTERM, and how it ended.
     pub async fn terminate(&mut self) -> ExitStatus {
-        let id = rustix::process::Pid::from_raw(self.process_id() as i32).expect("a process id");
-        rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it can be signalled");
+        self.signal(Signal::TERM);
         self.process.wait().await.expect("it ends")
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let id = Pid::from_raw(self.process_id() as i32).expect("a process id");
+        kill_process(id, signal).expect("it can be signalled");
     }
 
     /// Starts again on the same folder and address.
     pub async fn restart(self) -> Self {
         let options = Options { listen: Some(self.address), ..self.options.clone() };
-        let folder = self.folder.clone();
+        let (folder, database) = (self.folder.clone(), self.database.clone());
         drop(self);
-        Self::start_on(folder, options).await
+        Self { database, ..Self::start_in(folder, options).await }
     }
 
     /// A second process on the same folder: its output.

@@ -1,0 +1,136 @@
+//! `posthaste migrate-store`: moves an embedded installation to a PostgreSQL.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::app::moving::{Move, Moved, Progress};
+use crate::config::{Database, File, Given, Settings};
+
+/// How often progress is told where there is no terminal.
+const TOLD_EVERY: Duration = Duration::from_secs(10);
+
+/// Move an embedded installation to a PostgreSQL
+///
+/// Everything goes: tenants, endpoints and their secrets, the admin token, events, deliveries in every state, attempts and
+/// lanes, under the same ids. The gateway must be stopped meanwhile. Stopped or killed, the same command goes on where it
+/// was. Nothing of the source is changed; a file named `moved` there keeps a gateway from starting on it again.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The data directory of the embedded store.
+    #[arg(long, value_name = "DIR")]
+    from: PathBuf,
+    /// The PostgreSQL, empty or half filled by the same command.
+    #[arg(long, env = "POSTHASTE_DATABASE_URL", hide_env_values = true, value_name = "URL")]
+    to: Option<Database>,
+    /// The file that holds the PostgreSQL's URL, instead.
+    #[arg(long, env = "POSTHASTE_DATABASE_URL_FILE", value_name = "FILE")]
+    to_file: Option<File>,
+    /// The key under which secrets are sealed there; without it, `master-key` in the data directory, made if it is not there.
+    #[arg(long, env = "POSTHASTE_MASTER_KEY_FILE", value_name = "FILE")]
+    master_key_file: Option<File>,
+    /// How many rows go in one transaction.
+    #[arg(long, value_name = "COUNT", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    batch: u32,
+}
+
+/// Moves everything, and says what there is.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    // Named on the command line, one of the two beats what the environment says of the other.
+    let given = Given { database_url: args.to, database_url_file: args.to_file, ..Given::default() };
+    let settings = Settings::resolve(given, Given::default());
+    settings.check()?;
+    let Some(to) = settings.database()? else {
+        bail!("it is not said where to move to; name a PostgreSQL with --to postgres://…")
+    };
+    let moving = Move {
+        from: args.from,
+        to,
+        master_key_file: args.master_key_file.and_then(|file| file.0),
+        batch: args.batch as usize,
+    };
+    let mut teller = Teller::new();
+    let moved = moving.run(&mut |progress| teller.tell(progress)).await;
+    teller.end();
+    match moved? {
+        Some(moved) => println!("{}", summary(&moving, &moved)),
+        None => println!("Everything in {} was moved there before; nothing was left to do.", moving.from.display()),
+    }
+    Ok(())
+}
+
+/// Tells how far it is: a bar on a terminal, else a line now and then.
+struct Teller {
+    bar: ProgressBar,
+    is_terminal: bool,
+    told_at: Option<Instant>,
+}
+
+impl Teller {
+    fn new() -> Self {
+        let style = ProgressStyle::with_template("{bar:40} {pos} of {len} rows, {eta} left; {msg}")
+            .expect("the template is well formed");
+        let bar = ProgressBar::new(0).with_style(style);
+        Self { bar, is_terminal: std::io::stderr().is_terminal(), told_at: None }
+    }
+
+    fn tell(&mut self, progress: Progress) {
+        if self.is_terminal {
+            self.bar.set_length(progress.total);
+            self.bar.set_position(progress.done);
+            self.bar.set_message(progress.part);
+        } else if self.told_at.is_none_or(|at| at.elapsed() >= TOLD_EVERY) {
+            self.told_at = Some(Instant::now());
+            let (done, total) = (count(progress.done), count(progress.total));
+            eprintln!("moving {}: {done} of {total} rows", progress.part);
+        }
+    }
+
+    fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+fn summary(moving: &Move, moved: &Moved) -> String {
+    let parts: Vec<String> = moved
+        .iter()
+        .filter(|(name, _)| *name != "event ids")
+        .map(|(name, n)| format!("{} {name}", count(*n)))
+        .collect();
+    format!(
+        "Moved everything from {} to PostgreSQL at {}:\n{}.\nBoth sides were counted, and agree. \
+         Start the nodes with --database-url, each with the key in {}.",
+        moving.from.display(),
+        moving.to.place(),
+        parts.join(", "),
+        moving.key_file().display()
+    )
+}
+
+/// A number with commas between its thousands.
+fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (n, digit) in digits.chars().enumerate() {
+        if n > 0 && (digits.len() - n).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_easy_to_read() {
+        for (number, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (12_345_678, "12,345,678")] {
+            assert_eq!(count(number), text);
+        }
+    }
+}

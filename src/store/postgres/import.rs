@@ -1,0 +1,260 @@
+//! Moves an embedded installation here.
+//!
+//! Batch by batch, each in one transaction with the note of how far it came,
+//! so that a move can be stopped, killed, and gone on with. A note keeps
+//! nodes away from a database that is half filled, and the source has a mark
+//! of its own; both bear the move's id, so that a source which was used again
+//! meanwhile is refused.
+
+use anyhow::{Context, anyhow, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Transaction};
+
+use super::connect::{self, told};
+use super::migrate;
+use super::parts::{self, CHECKS, Into, Part};
+use crate::model::database::DatabaseUrl;
+use crate::store::embedded::source::{Row, Source};
+use crate::store::moved::{MOVED_NOTE, MOVING_NOTE, Mark};
+use crate::store::seal::Seal;
+
+/// How many bytes a batch may hold, one large event aside.
+const BATCH_BYTES: usize = 8 << 20;
+
+/// How far a move is.
+#[derive(Debug, Clone, Copy)]
+pub struct Progress {
+    /// What is being moved, in words.
+    pub part: &'static str,
+    /// How many rows have been.
+    pub done: u64,
+    /// Of so many.
+    pub total: u64,
+}
+
+/// What was moved: how many of what.
+pub type Moved = Vec<(&'static str, u64)>;
+
+/// Where a move stands, as its note says.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Place {
+    id: String,
+    part: String,
+    after: Vec<Value>,
+    done: u64,
+}
+
+/// Moves everything, or what is left of it. Returns what there is now, or
+/// nothing if all of it was moved before.
+pub async fn run(
+    source: &Source,
+    url: &DatabaseUrl,
+    seal: &Seal,
+    batch: usize,
+    tell: &mut (dyn FnMut(Progress) + Send),
+) -> anyhow::Result<Option<Moved>> {
+    let pool = connect::pool(url.reveal(), 1)?;
+    let mut client = connect::get(&pool, url.reveal()).await?;
+    migrate::bring_up(&mut client).await?;
+    let words = format!("PostgreSQL at {}", url.place());
+    let Some(mut place) = begin(&mut client, source, &words, seal).await? else { return Ok(None) };
+    let parts = parts::all();
+    let total = parts.iter().map(|part| source.count(part.count)).sum::<anyhow::Result<u64>>()?;
+    let first = parts.iter().position(|part| part.name == place.part);
+    let first =
+        first.ok_or_else(|| anyhow!("the move stands at {:?}, which this posthaste does not know", place.part))?;
+    for part in &parts[first..] {
+        if place.part != part.name {
+            place.part = part.name.to_owned();
+            place.after = (part.begin)();
+        }
+        loop {
+            tell(Progress { part: part.name, done: place.done, total });
+            let rows = tokio::task::block_in_place(|| source.rows(part.select, &place.after, batch, BATCH_BYTES))
+                .with_context(|| format!("cannot read the {} of {}", part.name, source.folder().display()))?;
+            let Some(last) = rows.last() else { break };
+            let after = (1..=place.after.len()).map(|n| last[&format!("_{n}")].clone()).collect();
+            let next = Place { after, done: place.done + rows.len() as u64, ..place.clone() };
+            write(&mut client, part, rows, seal, &place, &next).await.with_context(|| {
+                format!("the move stopped at the {}; run the same command again to go on", part.name)
+            })?;
+            place = next;
+        }
+    }
+    tell(Progress { part: "everything", done: total, total });
+    let moved = finish(&mut client, source, &place).await?;
+    Mark { place: words, id: place.id, is_done: true }.write(source.folder())?;
+    Ok(Some(moved))
+}
+
+/// Begins a move, or finds where it stopped; nothing, if it has ended.
+async fn begin(client: &mut Client, source: &Source, words: &str, seal: &Seal) -> anyhow::Result<Option<Place>> {
+    let transaction = client.transaction().await.map_err(failed)?;
+    migrate::lock(&transaction).await?;
+    // Who joins later waits until this is committed, and then finds the note.
+    transaction.batch_execute("LOCK TABLE posthaste.nodes IN SHARE MODE").await.map_err(failed)?;
+    let mark = Mark::read(source.folder())?;
+    let is_known = |id: &str| mark.as_ref().is_some_and(|mark| mark.id == id);
+    if let Some(id) = note(&transaction, MOVED_NOTE).await?
+        && is_known(&id)
+    {
+        return Ok(None);
+    }
+    if let Some(stood) = note(&transaction, MOVING_NOTE).await? {
+        let place: Place = serde_json::from_str(&stood).context("the note of the move in the database is damaged")?;
+        if !is_known(&place.id) {
+            bail!(
+                "a move into this database was begun from another source, or from this one before it was used again; \
+                 drop the schema posthaste to begin anew"
+            );
+        }
+        check_key(&transaction, seal).await?;
+        transaction.commit().await.map_err(failed)?;
+        return Ok(Some(place));
+    }
+    if let Some(mark) = mark.as_ref().filter(|mark| mark.is_done) {
+        bail!(
+            "the store in {} was moved to {} already; remove the file named moved there to move it once more",
+            source.folder().display(),
+            mark.place
+        );
+    }
+    refuse_unless_empty(&transaction).await?;
+    check_key(&transaction, seal).await?;
+    let id = mark.as_ref().map_or_else(|| format!("{:032x}", rand::random::<u128>()), |mark| mark.id.clone());
+    let first = parts::all().into_iter().next().expect("there are parts");
+    let place = Place { id: id.clone(), part: first.name.into(), after: (first.begin)(), done: 0 };
+    set_place(&transaction, None, &place).await?;
+    Mark { place: words.to_owned(), id, is_done: false }.write(source.folder())?;
+    let begun = transaction.commit().await.map_err(failed);
+    if begun.is_err() && mark.is_none() {
+        Mark::remove(source.folder());
+    }
+    begun.map(|()| Some(place))
+}
+
+async fn refuse_unless_empty(transaction: &Transaction<'_>) -> anyhow::Result<()> {
+    let sql = "SELECT (SELECT count(*) FROM posthaste.nodes WHERE lease_until > now()),
+                      EXISTS (SELECT FROM posthaste.endpoints) OR EXISTS (SELECT FROM posthaste.events)
+                      OR EXISTS (SELECT FROM posthaste.deliveries) OR EXISTS (SELECT FROM posthaste.ids)";
+    let row = transaction.query_typed_one(sql, &[]).await.map_err(failed)?;
+    let (nodes, is_used): (i64, bool) = (row.get(0), row.get(1));
+    if nodes > 0 {
+        bail!("{nodes} nodes are running on this database; stop them first");
+    }
+    if is_used {
+        bail!("the database holds endpoints or events already; name an empty one, or drop the schema posthaste in it");
+    }
+    // What a node that was started once leaves behind.
+    let clear = "DELETE FROM posthaste.tenants; DELETE FROM posthaste.notes WHERE name <> 'master_key_check'";
+    transaction.batch_execute(clear).await.map_err(failed)
+}
+
+/// The key must be that of the database, or the database has none yet.
+async fn check_key(transaction: &Transaction<'_>, seal: &Seal) -> anyhow::Result<()> {
+    let sql = "INSERT INTO posthaste.notes (name, value) VALUES ('master_key_check', $1) ON CONFLICT DO NOTHING";
+    transaction.execute_typed(sql, &[(&seal.check(), Type::TEXT)]).await.map_err(failed)?;
+    let check = note(transaction, "master_key_check").await?.unwrap_or_default();
+    Ok(seal.must_fit(&check)?)
+}
+
+/// Writes a batch and where the move stands after it.
+async fn write(
+    client: &mut Client,
+    part: &Part,
+    mut rows: Vec<Row>,
+    seal: &Seal,
+    before: &Place,
+    after: &Place,
+) -> anyhow::Result<()> {
+    for row in &mut rows {
+        (part.complete)(seal, row).ok_or_else(|| anyhow!("the store holds damaged {}: {:?}", part.name, row["_1"]))?;
+    }
+    let transaction = client.transaction().await.map_err(failed)?;
+    // What a crash of the server takes back, it takes back with its note; the
+    // end of the move waits for all of it.
+    let begin = "SET LOCAL statement_timeout = 0; SET LOCAL synchronous_commit = off";
+    transaction.batch_execute(begin).await.map_err(failed)?;
+    for into in part.into {
+        let picked: Vec<Row> = rows.iter().filter(|row| (into.takes)(row)).map(|row| pick(into, row)).collect();
+        if picked.is_empty() {
+            continue;
+        }
+        let Into { table, columns, otherwise, .. } = into;
+        let sql = format!(
+            "INSERT INTO posthaste.{table} ({columns}) OVERRIDING SYSTEM VALUE
+             SELECT {columns} FROM json_populate_recordset(NULL::posthaste.{table}, $1::text::json) {otherwise}"
+        );
+        let json = serde_json::to_string(&picked)?;
+        transaction.execute_typed(&sql, &[(&json, Type::TEXT)]).await.map_err(failed)?;
+    }
+    set_place(&transaction, Some(before), after).await?;
+    transaction.commit().await.map_err(failed)
+}
+
+fn pick(into: &Into, row: &Row) -> Row {
+    let value = |name: &str| (name.to_owned(), row[name].clone());
+    into.columns.split(',').map(str::trim).map(value).collect()
+}
+
+/// Notes where the move stands, if it stood where this one thinks.
+async fn set_place(transaction: &Transaction<'_>, before: Option<&Place>, place: &Place) -> anyhow::Result<()> {
+    let (text, before) = (serde_json::to_string(place)?, before.map(serde_json::to_string).transpose()?);
+    let sql = "INSERT INTO posthaste.notes AS kept (name, value) VALUES ($1, $2)
+               ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE kept.value = $3";
+    let bound = [(&MOVING_NOTE as _, Type::TEXT), (&text as _, Type::TEXT), (&before as _, Type::TEXT)];
+    match transaction.execute_typed(sql, &bound).await.map_err(failed)? {
+        1 => Ok(()),
+        _ => bail!("someone else is moving into this database, too"),
+    }
+}
+
+async fn note(transaction: &Transaction<'_>, name: &str) -> anyhow::Result<Option<String>> {
+    let sql = "SELECT value FROM posthaste.notes WHERE name = $1";
+    let found = transaction.query_typed_opt(sql, &[(&name, Type::TEXT)]).await.map_err(failed)?;
+    Ok(found.map(|row| row.get(0)))
+}
+
+/// Counts both sides, and opens the database to nodes.
+async fn finish(client: &mut Client, source: &Source, place: &Place) -> anyhow::Result<Moved> {
+    let transaction = client.transaction().await.map_err(failed)?;
+    transaction.batch_execute("SET LOCAL statement_timeout = 0").await.map_err(failed)?;
+    let mut moved = Moved::new();
+    for check in CHECKS {
+        let there = transaction.query_typed_one(check.target, &[]).await.map_err(failed)?;
+        let there = u64::try_from(there.get::<_, i64>(0))?;
+        let here = tokio::task::block_in_place(|| source.count(check.source))?;
+        if here != there {
+            bail!(
+                "there are {here} {} in {}, and {there} in the database; drop the schema posthaste there and move again",
+                check.name,
+                source.folder().display()
+            );
+        }
+        moved.push((check.name, there));
+    }
+    // Numbers that were brought along are taken.
+    for table in ["tenants", "endpoints", "milestones"] {
+        let sql = format!(
+            "SELECT setval(pg_get_serial_sequence('posthaste.{table}', 'no'), greatest(max(no), 1), max(no) IS NOT NULL)
+             FROM posthaste.{table}"
+        );
+        transaction.batch_execute(&sql).await.map_err(failed)?;
+    }
+    let analyze = "ANALYZE posthaste.events; ANALYZE posthaste.ids; ANALYZE posthaste.queue; ANALYZE posthaste.dead;
+                   ANALYZE posthaste.finished; ANALYZE posthaste.attempts; ANALYZE posthaste.lanes";
+    transaction.batch_execute(analyze).await.map_err(failed)?;
+    let end = "WITH ended AS (DELETE FROM posthaste.notes WHERE name = $1)
+               INSERT INTO posthaste.notes (name, value) VALUES ($2, $3)
+               ON CONFLICT (name) DO UPDATE SET value = excluded.value";
+    let bound = [(&MOVING_NOTE as _, Type::TEXT), (&MOVED_NOTE as _, Type::TEXT), (&place.id as _, Type::TEXT)];
+    transaction.execute_typed(end, &bound).await.map_err(failed)?;
+    transaction.commit().await.map_err(failed)?;
+    Ok(moved)
+}
+
+fn failed(problem: tokio_postgres::Error) -> anyhow::Error {
+    anyhow!("the database says: {}", told(&problem))
+}

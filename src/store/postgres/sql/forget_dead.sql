@@ -1,0 +1,31 @@
+-- Forgets these dead letters, but for those that others wait behind, and
+-- leaves no lane standing behind something that is gone.
+--
+-- Two nodes at once: one that a person is replaying or discarding at this
+-- moment is locked, and stepped over. Nothing is added behind one whose lane
+-- is locked here; this statement is a later one than the locks, so it sees
+-- whatever was added before. A lane without a row belongs to a deleted
+-- endpoint: nothing waits there.
+--
+-- Served by: the primary keys of dead and lanes; queue_by_lane and
+-- dead_by_lane.
+--
+-- $1 dead letters, $2 those whose lane is locked, $3 died before this
+WITH old AS MATERIALIZED (
+    SELECT d.no FROM posthaste.dead d
+    WHERE d.no = ANY ($1) AND d.finished_at < $3
+      AND (d.lane IS NULL OR d.passed
+           OR NOT EXISTS (SELECT 1 FROM posthaste.lanes l WHERE l.endpoint = d.endpoint AND l.lane = d.lane)
+           OR (d.no = ANY ($2)
+               AND NOT EXISTS (SELECT 1 FROM posthaste.queue b WHERE b.endpoint = d.endpoint AND b.lane = d.lane
+                                                               AND NOT b.passed AND b.seq > d.seq)
+               AND NOT EXISTS (SELECT 1 FROM posthaste.dead b WHERE b.endpoint = d.endpoint AND b.lane = d.lane
+                                                              AND NOT b.passed AND b.seq > d.seq)))
+    FOR UPDATE OF d SKIP LOCKED
+), gone AS (
+    DELETE FROM posthaste.dead d WHERE d.no = ANY (ARRAY(SELECT no FROM old)) RETURNING d.no, d.endpoint, d.lane
+), freed AS (
+    UPDATE posthaste.lanes l SET head = NULL FROM gone g
+    WHERE l.endpoint = g.endpoint AND l.lane = g.lane AND l.head = g.no
+)
+SELECT no FROM gone

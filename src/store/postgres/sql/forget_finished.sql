@@ -1,0 +1,8 @@
+-- Forgets these deliveries.
+--
+-- Two nodes at once: they are locked by this transaction.
+--
+-- Served by: the primary key of finished, in the days that hold the numbers.
+--
+-- $1 deliveries
+DELETE FROM posthaste.finished f WHERE f.no = ANY ($1)

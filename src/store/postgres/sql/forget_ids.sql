@@ -1,0 +1,18 @@
+-- Forgets the ids of events that went with their day, and says how far it has
+-- come.
+--
+-- Two nodes at once: an id and its event are written by one commit, so an id
+-- without an event is one whose event is gone.
+--
+-- Served by: ids_by_event, then the primary key of events for each.
+--
+-- $1 after this event, $2 below this event, $3 how many to look at
+WITH looked AS MATERIALIZED (
+    SELECT i.tenant, i.id, i.event FROM posthaste.ids i WHERE i.event > $1 AND i.event < $2
+    ORDER BY i.event LIMIT $3
+), gone AS (
+    DELETE FROM posthaste.ids i USING looked l
+    WHERE i.tenant = l.tenant AND i.id = l.id
+      AND (SELECT e.no FROM posthaste.events e WHERE e.no = l.event LIMIT 1) IS NULL
+)
+SELECT count(*), max(event) FROM looked

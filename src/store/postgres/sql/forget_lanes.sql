@@ -1,0 +1,24 @@
+-- Forgets lanes that have been idle for the whole retention, and says how far
+-- it has come. Their places start again at 1.
+--
+-- Two nodes at once: a lane that is being added to is locked, and stepped
+-- over; one that is forgotten here is made anew by whoever adds to it next.
+--
+-- Served by: the primary key of lanes.
+--
+-- $1 and $2 after this endpoint's lane, $3 how many to look at, $4 touched
+-- before this
+WITH looked AS MATERIALIZED (
+    SELECT l.endpoint, l.lane FROM posthaste.lanes l WHERE (l.endpoint, l.lane) > ($1, $2)
+    ORDER BY l.endpoint, l.lane LIMIT $3
+), idle AS MATERIALIZED (
+    SELECT l.endpoint, l.lane FROM looked k
+    CROSS JOIN LATERAL (
+        SELECT l.endpoint, l.lane FROM posthaste.lanes l
+        WHERE l.endpoint = k.endpoint AND l.lane = k.lane AND l.head IS NULL AND l.touched_at < $4
+        FOR UPDATE SKIP LOCKED
+    ) l
+), gone AS (
+    DELETE FROM posthaste.lanes l USING idle i WHERE l.endpoint = i.endpoint AND l.lane = i.lane
+)
+SELECT k.endpoint, k.lane FROM looked k ORDER BY k.endpoint DESC, k.lane DESC LIMIT 1

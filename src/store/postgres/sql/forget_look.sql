@@ -1,0 +1,9 @@
+-- The next events of the rest that were accepted long ago, oldest first.
+--
+-- Two nodes at once: it reads, and one node alone forgets.
+--
+-- Served by: the primary key of events_rest.
+--
+-- $1 after this number, $2 below this number, $3 how many, $4 accepted before
+SELECT e.no, e.first_delivery, e.first_delivery + e.deliveries, e.accepted_at < $4
+FROM posthaste.events_rest e WHERE e.no > $1 AND e.no < $2 ORDER BY e.no LIMIT $3

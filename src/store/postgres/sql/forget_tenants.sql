@@ -1,0 +1,16 @@
+-- Forgets tenants that were deleted long ago and have neither endpoints nor
+-- events any more.
+--
+-- Two nodes at once: a deleted tenant gets neither.
+--
+-- Served by: endpoints_by_tenant, events_by_tenant, the primary key of ids.
+--
+-- $1 deleted before this, $2 how many
+DELETE FROM posthaste.tenants t WHERE t.no = ANY (ARRAY(
+    SELECT t.no FROM posthaste.tenants t
+    WHERE t.deleted_at < $1
+      AND (SELECT p.no FROM posthaste.endpoints p WHERE p.tenant = t.no LIMIT 1) IS NULL
+      AND (SELECT e.no FROM posthaste.events e WHERE e.tenant = t.no LIMIT 1) IS NULL
+      AND (SELECT i.event FROM posthaste.ids i WHERE i.tenant = t.no LIMIT 1) IS NULL
+    LIMIT $2
+))

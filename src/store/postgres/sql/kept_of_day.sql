@@ -1,0 +1,28 @@
+-- What must outlive its day: deliveries that wait, are dead, or finished
+-- lately, and the events they need. One row for each; a number of an event,
+-- or of a delivery and whether its own row is among the finished of the day.
+--
+-- Two nodes at once: the day's partitions are locked, so nothing is added to
+-- them and nothing is replayed out of them until this is over. What waits
+-- may die meanwhile and the dead may be replayed; they need the same either
+-- way, and one statement sees each of them in one place.
+--
+-- Served by: the primary keys of queue and dead; finished_late. An event's
+-- deliveries are numbered a little after it, perhaps beyond its day.
+--
+-- $1 the day's lowest number, $2 below this number, $3 the slack after it,
+-- $4 finished at this time or later, $5 how many to name at most
+WITH kept AS MATERIALIZED (
+    SELECT q.no, q.event, false AS is_finished FROM posthaste.queue q WHERE q.no >= $1 AND q.no < $2 + $3
+    UNION ALL
+    SELECT d.no, d.event, false FROM posthaste.dead d WHERE d.no >= $1 AND d.no < $2 + $3
+    UNION ALL
+    SELECT f.no, f.event, true FROM posthaste.finished f
+    WHERE f.no >= $1 AND f.no < $2 AND f.finished_at >= $4 AND f.finished_at - f.created_at > 3600000
+    UNION ALL
+    SELECT f.no, f.event, false FROM posthaste.finished f WHERE f.no >= $2 AND f.no < $2 + $3 AND f.event < $2
+)
+SELECT k.no, k.is_finished, true AS is_delivery FROM kept k WHERE k.no < $2
+UNION ALL
+SELECT DISTINCT k.event, false, false FROM kept k WHERE k.event >= $1 AND k.event < $2
+LIMIT $5

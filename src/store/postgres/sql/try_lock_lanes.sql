@@ -1,0 +1,11 @@
+-- Locks lanes, and says which.
+--
+-- Two nodes at once: a lane that anyone is adding to or moving on at this
+-- moment is stepped over; one that is locked here waits until the commit.
+--
+-- Served by: the primary key of lanes.
+--
+-- $1 endpoints, $2 lanes
+SELECT l.endpoint, l.lane FROM unnest($1::bigint[], $2::text[]) AS w (endpoint, lane)
+JOIN posthaste.lanes l ON l.endpoint = w.endpoint AND l.lane = w.lane
+FOR UPDATE OF l SKIP LOCKED

@@ -1,0 +1,198 @@
+//! What a person changes through any node is in force at the owner when the
+//! call answers.
+
+use serde_json::{Value, json};
+
+use crate::ledger::{Entry, Ledger, Reply};
+use crate::nodes::{CAP, Cluster};
+use crate::support::{Client, eager_retry, eventually};
+
+const TENANT: &str = "/v1/tenants/default";
+
+/// Two nodes; an endpoint of the second and all it may have open, held, with a
+/// backlog behind that; and a second endpoint there.
+struct Scene {
+    cluster: Cluster,
+    ledger: Ledger,
+    name: String,
+    other: String,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let ledger = Ledger::start(|_| Reply::Hold(200)).await;
+        let cluster = Cluster::started(2, &ledger).await;
+        let owned = cluster.owned_by(1).await;
+        let (name, other) = (owned[0].clone(), owned[1].clone());
+        let scene = Self { cluster, ledger, name, other };
+        // It is held for as long as the story takes.
+        let patient = json!({"timeout": {"connect": "1s", "total": "30s"}});
+        scene.stranger().patch_json(&scene.path(), &patient).await.expect(200);
+        scene.hand_in("evt", 30).await;
+        let busy = |entries: &[Entry]| entries.len() == CAP;
+        scene.ledger.wait_until("it to have all open that it may", busy).await;
+        scene
+    }
+
+    /// The node that is not the owner.
+    fn stranger(&self) -> &Client {
+        self.cluster.nodes[0].client()
+    }
+
+    fn path(&self) -> String {
+        self.cluster.path(&self.name)
+    }
+
+    async fn hand_in(&self, prefix: &str, count: usize) {
+        let event = |n| json!({"id": format!("{prefix}-{n}"), "type": self.name, "data": n});
+        let events: Vec<Value> = (0..count).map(event).collect();
+        self.stranger().post_json(&format!("{TENANT}/events/batch"), &json!(events)).await.expect(202);
+    }
+
+    fn count(&self) -> usize {
+        self.ledger.entries().iter().filter(|entry| entry.endpoint == self.name).count()
+    }
+
+    /// What was open is answered; returns when the owner has had every
+    /// occasion to go on.
+    async fn let_go(&self) {
+        self.ledger.go_on();
+        self.ledger.wait_until("what is open to end", |entries| entries.iter().all(|e| e.ended.is_some())).await;
+        eventually("what was open to be settled", || async {
+            let open: Vec<String> = self.ledger.entries().iter().map(|entry| entry.id.clone()).collect();
+            for id in open {
+                let found = self.delivery(&id).await;
+                if found["state"] == "waiting" {
+                    return Err(found.to_string());
+                }
+            }
+            Ok(())
+        })
+        .await;
+        self.another_arrives("witness").await;
+    }
+
+    /// The owner delivers something else meanwhile.
+    async fn another_arrives(&self, id: &str) {
+        let event = json!({"id": id, "type": self.other, "data": 1});
+        self.stranger().post_json(&format!("{TENANT}/events"), &event).await.expect(202);
+        self.ledger.wait_until("another to arrive", |entries| entries.iter().any(|entry| entry.id == id)).await;
+    }
+
+    async fn delivery(&self, event: &str) -> Value {
+        let found = self.stranger().get(&format!("{TENANT}/events/{event}/deliveries")).await.expect(200);
+        found["data"][0].clone()
+    }
+
+    /// One of its deliveries that no request was made for.
+    async fn untouched(&self) -> Value {
+        let begun: Vec<String> = self.ledger.entries().iter().map(|entry| entry.id.clone()).collect();
+        let id = (0..30).map(|n| format!("evt-{n}")).find(|id| !begun.contains(id)).expect("30 are more than may go");
+        self.delivery(&id).await
+    }
+
+    async fn act(&self, delivery: &Value, verb: &str) {
+        let id = delivery["id"].as_str().expect("an id");
+        self.stranger().post(&format!("{TENANT}/deliveries/{id}/{verb}"), "").await.expect(202);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pause_through_another_node_holds_everything_but_what_is_in_flight() {
+    let scene = Scene::new().await;
+    scene.stranger().post(&format!("{}/pause", scene.path()), "").await.expect(200);
+    scene.let_go().await;
+    assert_eq!(scene.count(), CAP, "nothing was begun after the pause");
+    scene.stranger().post(&format!("{}/resume", scene.path()), "").await.expect(200);
+    scene.cluster.drained().await;
+    assert_eq!(scene.count(), 30);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_delete_through_another_node_ends_everything_but_what_is_in_flight() {
+    let scene = Scene::new().await;
+    let answer = scene.stranger().send("DELETE", &scene.path(), &[], "").await.unwrap();
+    assert!((200..300).contains(&answer.status), "{answer:?}");
+    scene.let_go().await;
+    assert_eq!(scene.count(), CAP, "nothing was begun after the end");
+    scene.cluster.drained().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancel_through_another_node_keeps_a_delivery_from_going() {
+    let scene = Scene::new().await;
+    let cancelled = scene.untouched().await;
+    scene.act(&cancelled, "cancel").await;
+    scene.ledger.go_on();
+    scene.cluster.drained().await;
+    assert_eq!(scene.count(), 29);
+    let id = cancelled["event_id"].as_str().unwrap();
+    assert!(scene.ledger.entries().iter().all(|entry| entry.id != id));
+    assert_eq!(scene.delivery(id).await["state"], "cancelled");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cap_changed_through_another_node_is_kept_from_then_on() {
+    let scene = Scene::new().await;
+    scene.stranger().patch_json(&scene.path(), &json!({"max_in_flight": 1})).await.expect(200);
+    scene.ledger.answer_with(|_| Reply::Status(200));
+    scene.ledger.go_on();
+    scene.cluster.drained().await;
+    let entries = scene.ledger.entries();
+    for entry in &entries[CAP..] {
+        let open = entries.iter().filter(|other| other.began <= entry.began && other.ended.unwrap() > entry.began);
+        assert_eq!(open.count(), 1, "{entry:?}");
+    }
+
+    let scene = Scene { ledger: Ledger::start(|_| Reply::Hold(200)).await, ..scene };
+    let wider = json!({"max_in_flight": 2 * CAP, "url": scene.ledger.url(&scene.name)});
+    scene.stranger().patch_json(&scene.path(), &wider).await.expect(200);
+    scene.hand_in("more", 30).await;
+    scene.ledger.wait_until("more to be open", |entries| entries.len() == 2 * CAP).await;
+    scene.ledger.go_on();
+    scene.cluster.drained().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_retry_and_a_replay_through_another_node_go_at_once() {
+    let scene = Scene::new().await;
+    scene.ledger.go_on();
+    scene.cluster.drained().await;
+    // One that would wait for an hour, and one that is dead.
+    let slow = json!({"retry": {"schedule": ["1h"], "jitter": "none", "max_attempts": 5}});
+    scene.stranger().patch_json(&scene.path(), &slow).await.expect(200);
+    for (id, status) in [("late", 503), ("dead", 400)] {
+        scene.ledger.answer_with(move |_| Reply::Status(status));
+        let event = json!({"id": id, "type": scene.name, "data": 1});
+        scene.stranger().post_json(&format!("{TENANT}/events"), &event).await.expect(202);
+        let verb = eventually("its first attempt to be settled", || async {
+            let found = scene.delivery(id).await;
+            match (&found["state"], &found["attempts"]) {
+                (state, attempts) if *state == "waiting" && *attempts == 1 => Ok("retry"),
+                (state, _) if *state == "dead" => Ok("replay"),
+                _ => Err(found.to_string()),
+            }
+        })
+        .await;
+        scene.ledger.answer_with(|_| Reply::Status(200));
+        scene.act(&scene.delivery(id).await, verb).await;
+        let again = |entries: &[Entry]| entries.iter().filter(|entry| entry.id == id).count() == 2;
+        scene.ledger.wait_until("it to go again", again).await;
+    }
+    scene.stranger().patch_json(&scene.path(), &json!({"retry": eager_retry(5)})).await.expect(200);
+    scene.cluster.drained().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whichever_node_is_asked_a_delivery_in_flight_is_shown_as_such() {
+    let scene = Scene::new().await;
+    let open = scene.ledger.entries().remove(0).id;
+    for node in &scene.cluster.nodes {
+        let found = node.client().get(&format!("{TENANT}/events/{open}/deliveries")).await.expect(200);
+        let id = found["data"][0]["id"].as_str().unwrap().to_owned();
+        let delivery = node.client().get(&format!("{TENANT}/deliveries/{id}")).await.expect(200);
+        assert_eq!(delivery["in_flight"], true, "{}: {delivery}", node.name);
+    }
+    scene.ledger.go_on();
+    scene.cluster.drained().await;
+}

@@ -1,0 +1,191 @@
+//! Producers that hand in events through all nodes, and know exactly what was
+//! acknowledged.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+use std::time::{Duration, Instant};
+
+use rand::RngExt;
+use serde_json::json;
+use tokio::task::JoinHandle;
+
+use crate::support::{Client, PATIENCE};
+
+const PRODUCERS: usize = 6;
+/// How many keys each endpoint has.
+const KEYS: usize = 4;
+
+/// Where the nodes are that events may be handed to.
+pub type Doors = Arc<RwLock<Vec<SocketAddr>>>;
+
+/// One acknowledged event.
+#[derive(Debug, Clone)]
+struct Receipt {
+    id: String,
+    endpoint: String,
+    key: String,
+}
+
+/// Everything that was acknowledged, by producer, in order.
+#[derive(Debug, Default)]
+pub struct Handed {
+    by_producer: Vec<Vec<Receipt>>,
+}
+
+impl Handed {
+    pub fn len(&self) -> usize {
+        self.by_producer.iter().map(Vec::len).sum()
+    }
+
+    /// Each event, and the endpoint it is for.
+    pub fn ids(&self) -> impl Iterator<Item = (&String, &str)> {
+        self.by_producer.iter().flatten().map(|receipt| (&receipt.id, &*receipt.endpoint))
+    }
+
+    /// What each producer handed in for each lane, in order: ids and where
+    /// they go.
+    pub fn runs(&self) -> BTreeMap<(usize, String, String), Vec<(String, String)>> {
+        let mut runs: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for (producer, receipts) in self.by_producer.iter().enumerate() {
+            for Receipt { id, endpoint, key } in receipts.iter().filter(|receipt| !receipt.key.is_empty()) {
+                let run = runs.entry((producer, endpoint.clone(), key.clone())).or_default();
+                run.push((id.clone(), endpoint.clone()));
+            }
+        }
+        runs
+    }
+}
+
+/// Producers at work. Each waits for a receipt before it hands in its next;
+/// what was refused, or had no answer, is handed in again under its id.
+pub struct Load {
+    stop: Arc<AtomicBool>,
+    refused: Arc<AtomicU64>,
+    handed: Arc<AtomicU64>,
+    producers: Vec<JoinHandle<Vec<Receipt>>>,
+}
+
+impl Load {
+    /// Events for endpoints `e0` to `e{endpoints - 1}`, most of them keyed.
+    /// Ids begin with the name, which is for one load alone.
+    pub fn start(name: &str, doors: &Doors, token: &str, endpoints: usize) -> Self {
+        let (stop, refused, handed) = (Arc::default(), Arc::default(), Arc::default());
+        let producers = (0..PRODUCERS)
+            .map(|producer| {
+                let producer = Producer {
+                    name: format!("{name}{producer}"),
+                    doors: doors.clone(),
+                    token: token.to_owned(),
+                    endpoints,
+                    clients: HashMap::new(),
+                    stop: Arc::clone(&stop),
+                    refused: Arc::clone(&refused),
+                    handed: Arc::clone(&handed),
+                };
+                tokio::spawn(producer.work())
+            })
+            .collect();
+        Self { stop, refused, handed, producers }
+    }
+
+    /// How often an event was refused for the time being.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// How many are acknowledged.
+    pub fn handed(&self) -> u64 {
+        self.handed.load(Ordering::Relaxed)
+    }
+
+    /// Ends it; what was begun is handed in.
+    pub async fn finish(self) -> Handed {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut by_producer = Vec::new();
+        for producer in self.producers {
+            by_producer.push(producer.await.expect("a producer does not fail"));
+        }
+        Handed { by_producer }
+    }
+}
+
+struct Producer {
+    name: String,
+    doors: Doors,
+    token: String,
+    endpoints: usize,
+    clients: HashMap<SocketAddr, Client>,
+    stop: Arc<AtomicBool>,
+    refused: Arc<AtomicU64>,
+    handed: Arc<AtomicU64>,
+}
+
+impl Producer {
+    async fn work(mut self) -> Vec<Receipt> {
+        let mut receipts = Vec::new();
+        for n in 0.. {
+            if self.stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let (endpoint, key) = {
+                let mut rng = rand::rng();
+                let key = rng.random_range(0..=KEYS);
+                let key = if key == KEYS { String::new() } else { format!("k{key}") };
+                (format!("e{}", rng.random_range(0..self.endpoints)), key)
+            };
+            let receipt = Receipt { id: format!("{}-{n}", self.name), endpoint, key };
+            self.hand_in(&receipt).await;
+            self.handed.fetch_add(1, Ordering::Relaxed);
+            receipts.push(receipt);
+            // A producer has other things to do, too.
+            tokio::time::sleep(Duration::from_millis(3)).await;
+        }
+        receipts
+    }
+
+    async fn hand_in(&mut self, receipt: &Receipt) {
+        let Receipt { id, endpoint, key } = receipt;
+        let key = (!key.is_empty()).then_some(key);
+        let body = json!({"id": id, "type": endpoint, "key": key, "data": {"of": id}}).to_string();
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let last = match self.door() {
+                Some(door) => match self.try_at(door, body.clone()).await {
+                    Ok(()) => return,
+                    Err(last) => last,
+                },
+                None => "no node is there".to_owned(),
+            };
+            assert!(Instant::now() < until, "{id} could not be handed in: {last}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn door(&self) -> Option<SocketAddr> {
+        let doors = self.doors.read().expect("nothing panics while it is held");
+        (!doors.is_empty()).then(|| doors[rand::rng().random_range(0..doors.len())])
+    }
+
+    async fn try_at(&mut self, door: SocketAddr, body: String) -> Result<(), String> {
+        let client = self.clients.entry(door).or_insert_with(|| Client::new(door, &self.token));
+        // One that is frozen does not answer at all.
+        let sending = client.send("POST", "/v1/tenants/default/events", &[], body);
+        let Ok(answer) = tokio::time::timeout(Duration::from_secs(1), sending).await else {
+            self.clients.remove(&door);
+            return Err("no answer".into());
+        };
+        let answer = answer?;
+        match answer.status {
+            202 => Ok(()),
+            503 => {
+                let wait = answer.headers.get("retry-after").and_then(|wait| wait.to_str().ok());
+                assert!(wait.is_some_and(|wait| wait.parse::<u32>().is_ok()), "no Retry-After in {answer:?}");
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                Err(String::from_utf8_lossy(&answer.body).into_owned())
+            }
+            _ => panic!("{answer:?}"),
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! Nodes on one database, and what is done to them.
+
+use std::collections::BTreeMap;
+use std::process::{Output, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use posthaste::model::id::{EndpointId, TenantId};
+use posthaste::model::shard::Shard;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::sync::{Mutex, MutexGuard};
+
+use crate::ground::postgres::{Database, Server};
+use crate::ground::proxy::Proxy;
+use crate::ledger::{Findings, Ledger};
+use crate::load::{Doors, Handed, Load};
+use crate::sockets;
+use crate::support::{Client, Gateway, Options, eager_retry, eventually, path_of, unlimited};
+
+/// How long a node that is not heard of keeps its shards, in every story.
+pub const LEASE: Duration = Duration::from_secs(2);
+/// How many requests each endpoint may have open.
+pub const CAP: usize = 3;
+/// Enough for every one of a few nodes to own several.
+pub const ENDPOINTS: usize = 24;
+
+/// A story has the machine to itself: what is measured in seconds must not be
+/// measured beside ten others.
+static TURN: Mutex<()> = Mutex::const_new(());
+
+/// Nodes that share a database and a folder, as on one machine.
+pub struct Cluster {
+    pub nodes: Vec<Node>,
+    pub doors: Doors,
+    pub endpoints: Vec<Value>,
+    folder: Arc<TempDir>,
+    database: Arc<Database>,
+    // Of a story that kills the database.
+    server: Option<Server>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// One of them.
+pub struct Node {
+    pub name: String,
+    /// Between it and the database, if there is one.
+    pub proxy: Option<Proxy>,
+    gateway: Option<Gateway>,
+}
+
+impl Node {
+    pub fn client(&self) -> &Client {
+        &self.gateway().client
+    }
+
+    pub fn gateway(&self) -> &Gateway {
+        self.gateway.as_ref().expect("it was started")
+    }
+
+    /// SIGSTOP.
+    pub fn freeze(&self) {
+        self.gateway().signal(Signal::STOP);
+    }
+
+    /// SIGCONT.
+    pub fn thaw(&self) {
+        self.gateway().signal(Signal::CONT);
+    }
+
+    /// Changes the weather between it and the database.
+    pub fn proxy(&self) -> &Proxy {
+        self.proxy.as_ref().expect("it was started behind a proxy")
+    }
+}
+
+impl Cluster {
+    /// No nodes yet, on an empty database.
+    pub async fn new() -> Self {
+        let turn = TURN.lock().await;
+        let database = Server::shared(&[]).await.database().await;
+        Self::on(turn, database, None)
+    }
+
+    /// The same on a server of its own, which may be killed.
+    pub async fn on_server_of_its_own() -> Self {
+        let turn = TURN.lock().await;
+        let server = Server::start(&[]).await;
+        let database = server.database().await;
+        Self::on(turn, database, Some(server))
+    }
+
+    /// So many nodes, and endpoints that call this receiver.
+    pub async fn started(nodes: usize, ledger: &Ledger) -> Self {
+        let mut cluster = Self::new().await;
+        cluster.start(nodes).await;
+        cluster.create_endpoints(ledger, ENDPOINTS).await;
+        cluster.settled().await;
+        cluster
+    }
+
+    fn on(turn: MutexGuard<'static, ()>, database: Database, server: Option<Server>) -> Self {
+        let folder = Arc::new(tempfile::tempdir().expect("a folder"));
+        let (nodes, doors, endpoints) = (Vec::new(), Doors::default(), Vec::new());
+        Self { nodes, doors, endpoints, folder, database: Arc::new(database), server, _turn: turn }
+    }
+
+    pub fn server(&self) -> &Server {
+        self.server.as_ref().expect("it has a server of its own")
+    }
+
+    pub fn database(&self) -> &Database {
+        &self.database
+    }
+
+    pub fn folder(&self) -> &Arc<TempDir> {
+        &self.folder
+    }
+
+    /// Starts so many nodes at once.
+    pub async fn start(&mut self, count: usize) {
+        let url = self.database.url().to_owned();
+        self.start_all((0..count).map(|_| (url.clone(), None)).collect()).await;
+    }
+
+    /// The same, each behind a proxy of its own.
+    pub async fn start_behind_proxies(&mut self, count: usize) {
+        let address = match &self.server {
+            Some(server) => server.address(),
+            None => Server::shared(&[]).await.address(),
+        };
+        let proxies = join_all((0..count).map(|_| Proxy::start(address))).await;
+        let ways = proxies.into_iter().map(|proxy| (self.database.url_through(proxy.address), Some(proxy)));
+        self.start_all(ways.collect()).await;
+    }
+
+    /// The same, by way of a pooler.
+    pub async fn start_through(&mut self, url: &str, count: usize) {
+        self.start_all((0..count).map(|_| (url.to_owned(), None)).collect()).await;
+    }
+
+    async fn start_all(&mut self, ways: Vec<(String, Option<Proxy>)>) {
+        let starting = ways.into_iter().map(|(url, proxy)| {
+            let options = Options::flags(&["--database-url", &url, "--lease", &format!("{}s", LEASE.as_secs())]);
+            let folder = self.folder.clone();
+            async move { (Gateway::start_in(folder, options).await, proxy) }
+        });
+        for (gateway, proxy) in join_all(starting).await {
+            let name = format!("n{}", self.nodes.len());
+            sockets::introduce(gateway.process_id(), &name);
+            self.doors.write().expect("nothing panics while it is held").push(gateway.address);
+            self.nodes.push(Node { name, proxy, gateway: Some(gateway) });
+        }
+    }
+
+    /// Starts one in this folder that is expected to refuse: what it said.
+    pub async fn refused(&self, folder: &TempDir) -> Output {
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_posthaste"));
+        command.args(["serve", "--listen", "127.0.0.1:0", "--database-url", self.database.url(), "--data"]);
+        command.arg(folder.path()).stdin(Stdio::null()).kill_on_drop(true);
+        let ending = tokio::time::timeout(crate::support::PATIENCE, command.output());
+        ending.await.expect("it does not serve").expect("it runs")
+    }
+
+    /// kill -9.
+    pub async fn kill(&mut self, node: usize) {
+        self.nodes[node].gateway.as_mut().expect("it runs").kill().await;
+    }
+
+    /// SIGTERM, and its end.
+    pub async fn terminate(&mut self, node: usize) {
+        let ended = self.nodes[node].gateway.as_mut().expect("it runs").terminate().await;
+        assert!(ended.success(), "{ended}");
+    }
+
+    /// Starts one again that has ended, at the same address.
+    pub async fn restart(&mut self, node: usize) {
+        let node = &mut self.nodes[node];
+        let gateway = node.gateway.take().expect("it was started").restart().await;
+        sockets::introduce(gateway.process_id(), &node.name);
+        node.gateway = Some(gateway);
+    }
+
+    /// Ends the last one with SIGTERM, for good.
+    pub async fn leave(&mut self, node: usize) {
+        let address = self.nodes[node].gateway().address;
+        self.doors.write().expect("nothing panics while it is held").retain(|door| *door != address);
+        self.terminate(node).await;
+        self.nodes.remove(node);
+    }
+
+    /// Endpoints `e0`, `e1` and so on, created through one node after the
+    /// other. Each wants the events of its name.
+    pub async fn create_endpoints(&mut self, ledger: &Ledger, count: usize) {
+        for n in 0..count {
+            let settings = settings(&format!("e{n}"), ledger);
+            let client = self.nodes[n % self.nodes.len()].client();
+            let created = client.post_json("/v1/tenants/default/endpoints", &settings).await.expect(201);
+            self.endpoints.push(created);
+        }
+    }
+
+    /// Producers that hand in through all nodes.
+    pub fn load(&self, name: &str) -> Load {
+        Load::start(name, &self.doors, self.nodes[0].gateway().token(), self.endpoints.len())
+    }
+
+    /// Who owns what, as the database has it: by process, the shards.
+    pub async fn view(&self) -> Result<BTreeMap<u32, Vec<u8>>, String> {
+        let process_of = |name: &str| name.rsplit(|c: char| !c.is_ascii_digit()).next().and_then(|id| id.parse().ok());
+        let mut owned = BTreeMap::new();
+        let question = "SELECT n.name, s.shard FROM posthaste.nodes n FULL JOIN posthaste.shards s ON s.node = n.id";
+        for row in self.database.rows(question).await {
+            let [name, shard] = &row[..] else { panic!("{row:?}") };
+            let Some(name) = name else { return Err(format!("nobody owns {shard:?}")) };
+            let process: u32 = process_of(name).unwrap_or_else(|| panic!("there is no process in {name}"));
+            let shards: &mut Vec<u8> = owned.entry(process).or_default();
+            shards.extend(shard.iter().map(|shard| shard.parse::<u8>().expect("a shard")));
+        }
+        Ok(owned)
+    }
+
+    /// Waits until every node that runs owns its share, and nobody else
+    /// anything.
+    pub async fn settled(&self) {
+        let mut wanted: Vec<u32> = self.nodes.iter().map(|node| node.gateway().process_id()).collect();
+        wanted.sort_unstable();
+        eventually("every node to own its share", || async {
+            let owned = self.view().await?;
+            let counts: Vec<usize> = owned.values().map(Vec::len).collect();
+            let is_fair = counts.iter().max() <= counts.iter().min().map(|least| least + 1).as_ref();
+            if owned.keys().eq(&wanted) && is_fair { Ok(()) } else { Err(format!("{counts:?}")) }
+        })
+        .await;
+    }
+
+    /// Which of the endpoints a node owns.
+    pub async fn owned_by(&self, node: usize) -> Vec<String> {
+        let process = self.nodes[node].gateway().process_id();
+        let owned = eventually("the cluster to be whole", || self.view()).await;
+        let shards = &owned[&process];
+        let is_owned = |n: &usize| shards.contains(&shard_of(&self.endpoints[*n]));
+        (0..self.endpoints.len()).filter(is_owned).map(|n| format!("e{n}")).collect()
+    }
+
+    /// An endpoint by its name.
+    pub fn endpoint(&self, name: &str) -> &Value {
+        &self.endpoints[name[1..].parse::<usize>().expect("a number")]
+    }
+
+    pub fn path(&self, name: &str) -> String {
+        path_of(self.endpoint(name))
+    }
+
+    /// Waits until nothing waits any more, and checks that nothing died.
+    pub async fn drained(&self) {
+        let client = self.nodes[0].client();
+        eventually("everything to arrive", || async {
+            let page = client.send("GET", "/v1/tenants/default/deliveries?state=waiting&limit=1", &[], "").await?;
+            if page.status == 200 && page.json()["data"] == json!([]) {
+                return Ok(());
+            }
+            Err(String::from_utf8_lossy(&page.body).into_owned())
+        })
+        .await;
+        let dead = client.get("/v1/tenants/default/dead-letters").await.expect(200);
+        assert_eq!(dead["data"], json!([]), "no trouble of ours kills anything");
+    }
+
+    /// Lets everything arrive, and checks the ledger.
+    pub async fn check(
+        &self,
+        ledger: &Ledger,
+        handed: &Handed,
+        may_be_lost: impl Fn(&crate::ledger::Entry) -> bool,
+    ) -> Findings {
+        self.drained().await;
+        let findings = ledger.check(handed, CAP, may_be_lost);
+        let mut stale = 0.0;
+        for node in 0..self.nodes.len() {
+            stale += self.metric(node, "posthaste_stale_writes_total").await;
+        }
+        let Findings { requests, acknowledged, repeats } = &findings;
+        println!("{requests} requests, {acknowledged} acknowledged, {repeats} repeats, {stale} stale writes refused");
+        findings
+    }
+
+    /// One figure of a node's metrics.
+    pub async fn metric(&self, node: usize, series: &str) -> f64 {
+        let scraped = self.nodes[node].client().get("/metrics").await;
+        let text = String::from_utf8_lossy(&scraped.body).into_owned();
+        let found = text.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok());
+        found.unwrap_or_else(|| panic!("there is no {series} in {text}"))
+    }
+}
+
+/// How long it was until each of these had been called again after a moment.
+pub fn called_again(ledger: &Ledger, endpoints: &[String], since: Instant) -> Option<Duration> {
+    let entries = ledger.entries();
+    let first_after = |name: &String| {
+        let first = entries.iter().find(|entry| entry.began > since && entry.endpoint == *name);
+        first.map(|entry| entry.began - since)
+    };
+    let times: Option<Vec<Duration>> = endpoints.iter().map(first_after).collect();
+    times.map(|times| times.into_iter().max().unwrap_or_default())
+}
+
+/// What an endpoint of this name is like.
+pub fn settings(name: &str, ledger: &Ledger) -> Value {
+    json!({"url": ledger.url(name), "event_types": [name], "max_in_flight": CAP, "retry": eager_retry(1_000),
+           "rate": unlimited(), "timeout": {"connect": "1s", "total": "1s"}, "breaker": {"enabled": false}})
+}
+
+fn shard_of(endpoint: &Value) -> u8 {
+    let part = |name: &str| endpoint[name].as_str().expect("an endpoint");
+    let tenant: TenantId = part("tenant").parse().expect("a tenant");
+    let id: EndpointId = part("id").parse().expect("an id");
+    Shard::of(&tenant, id).0
+}

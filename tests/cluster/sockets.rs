@@ -1,0 +1,41 @@
+//! Tells which node is at the other end of a connection, as the kernel has it.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, LazyLock, Mutex};
+
+static NODES: LazyLock<Mutex<HashMap<u32, Arc<str>>>> = LazyLock::new(Mutex::default);
+
+/// From now on connections of this process are this node's.
+pub fn introduce(process: u32, node: &str) {
+    NODES.lock().expect("nothing panics while it is held").insert(process, node.into());
+}
+
+/// Whose connection this is, seen from the other end. Nobody's, if its process
+/// has ended meanwhile.
+pub fn node_at(theirs: SocketAddr, ours: SocketAddr) -> Option<Arc<str>> {
+    let socket = format!("socket:[{}]", inode(theirs, ours)?);
+    let nodes = NODES.lock().expect("nothing panics while it is held").clone();
+    nodes.into_iter().find_map(|(process, node)| holds(process, &socket).then_some(node))
+}
+
+fn holds(process: u32, socket: &str) -> bool {
+    let files = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+    files.into_iter().any(|file| std::fs::read_link(file.path()).is_ok_and(|target| target.as_os_str() == socket))
+}
+
+/// The socket between two addresses of this machine, at the side of the first.
+fn inode(local: SocketAddr, remote: SocketAddr) -> Option<u64> {
+    let (local, remote) = (as_listed(local), as_listed(remote));
+    let table = std::fs::read_to_string("/proc/net/tcp").ok()?;
+    let line = table.lines().find(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        words.next() == Some(&local) && words.next() == Some(&remote)
+    })?;
+    line.split_whitespace().nth(9)?.parse().ok()
+}
+
+fn as_listed(address: SocketAddr) -> String {
+    let IpAddr::V4(ip) = address.ip() else { panic!("{address} is not of this test") };
+    format!("{:08X}:{:04X}", u32::from_le_bytes(ip.octets()), address.port())
+}

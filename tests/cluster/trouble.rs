@@ -1,0 +1,129 @@
+//! Trouble with the database: a node that is cut off from it, and one that is
+//! killed itself.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::ground::proxy::Weather;
+use crate::ledger::{Entry, Ledger, moody};
+use crate::nodes::{Cluster, ENDPOINTS, called_again};
+use crate::support::eventually;
+
+const EVENTS: &str = "/v1/tenants/default/events";
+
+/// Between its answer and its commit an attempt may be forgotten.
+const MOMENT: Duration = Duration::from_secs(1);
+
+async fn partition(weather: Weather) {
+    let ledger = Ledger::start(moody).await;
+    let mut cluster = Cluster::new().await;
+    cluster.start_behind_proxies(3).await;
+    cluster.create_endpoints(&ledger, ENDPOINTS).await;
+    cluster.settled().await;
+    let load = cluster.load("a");
+    ledger.wait_for_more(300).await;
+    let orphans = cluster.owned_by(1).await;
+    cluster.nodes[1].proxy().set(weather);
+    let cut_off = Instant::now();
+
+    let prober = cluster.nodes[1].gateway().another_client();
+    let event = json!({"type": "e0", "data": 1});
+    eventually("the node that is cut off to say so", || async {
+        let answer = prober.post_json(EVENTS, &event).await;
+        if answer.status == 202 {
+            return Err("it still takes events".to_owned());
+        }
+        answer.problem(503, "unavailable");
+        assert!(answer.headers.contains_key("retry-after"), "{answer:?}");
+        Ok(())
+    })
+    .await;
+    ledger
+        .wait_until("its endpoints to be called by others", |entries| {
+            orphans.iter().all(|name| {
+                entries.iter().any(|entry| entry.endpoint == *name && !entry.is_of("n1") && entry.began > cut_off)
+            })
+        })
+        .await;
+    let took = called_again(&ledger, &orphans, cut_off).unwrap();
+    println!("{weather:?}: taken over {took:?} after the cut");
+    eventually("readyz to say so", || async {
+        let answer = prober.get("/readyz").await;
+        if answer.status == 503 { Ok(()) } else { Err(answer.status.to_string()) }
+    })
+    .await;
+
+    cluster.nodes[1].proxy().set(Weather::Fair);
+    let healed = Instant::now();
+    cluster.settled().await;
+    prober.post_json(EVENTS, &event).await.expect(202);
+    prober.get("/readyz").await.expect(200);
+    ledger.wait_for_more(300).await;
+    let handed = load.finish().await;
+    let was_cut_off = |entry: &Entry| entry.is_of("n1") && entry.began + MOMENT > cut_off && entry.began < healed;
+    cluster.check(&ledger, &handed, was_cut_off).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_database_is_silent_says_so_and_others_take_over() {
+    partition(Weather::Silent).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_database_refuses_it_says_so_and_others_take_over() {
+    partition(Weather::Torn).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_hears_no_answers_of_its_database_promises_nothing() {
+    partition(Weather::Deaf).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_database_that_comes_back_has_lost_nothing_and_charged_nothing() {
+    let ledger = Ledger::start(moody).await;
+    let mut cluster = Cluster::on_server_of_its_own().await;
+    cluster.start(3).await;
+    cluster.create_endpoints(&ledger, ENDPOINTS).await;
+    cluster.settled().await;
+    let load = cluster.load("a");
+    let mut troubles = Vec::new();
+    for _ in 0..2 {
+        ledger.wait_for_more(300).await;
+        let killed = Instant::now();
+        cluster.server().kill().await;
+        let refused = load.refused();
+        eventually("events to be refused", || async {
+            if load.refused() > refused + 20 { Ok(()) } else { Err(load.refused().to_string()) }
+        })
+        .await;
+        cluster.server().start_again().await;
+        let handed = load.handed();
+        eventually("events to be taken again", || async {
+            if load.handed() > handed + 100 { Ok(()) } else { Err(load.handed().to_string()) }
+        })
+        .await;
+        troubles.push((killed, Instant::now()));
+    }
+    let handed = load.finish().await;
+    let in_trouble =
+        |entry: &Entry| troubles.iter().any(|(killed, over)| entry.began + MOMENT > *killed && entry.began < *over);
+    cluster.check(&ledger, &handed, in_trouble).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_is_slow_slows_everything_and_breaks_nothing() {
+    let ledger = Ledger::start(moody).await;
+    let mut cluster = Cluster::new().await;
+    cluster.start_behind_proxies(2).await;
+    cluster.create_endpoints(&ledger, ENDPOINTS).await;
+    cluster.settled().await;
+    for node in &cluster.nodes {
+        node.proxy().set(Weather::Slow(Duration::from_millis(20)));
+    }
+    let load = cluster.load("a");
+    ledger.wait_for_more(200).await;
+    let handed = load.finish().await;
+    cluster.check(&ledger, &handed, |_| false).await;
+}
