@@ -62,8 +62,9 @@ fn summary(nodes: usize, shards: &[Value]) -> String {
     if !free.is_empty() {
         let late = seconds(lag(&mut free.iter().copied()).unwrap_or(0));
         words.push_str(&format!(
-            "\n{} shards are nobody's, and what is due in them waits ({late}): a node takes them within a moment, or once the lease of the last one has ended.",
+            "\n{} {} nobody's, and what is due there waits ({late}): a node takes it within a moment, or once the lease of its last owner has ended.",
             free.len(),
+            if free.len() == 1 { "shard is" } else { "shards are" },
         ));
     }
     words
@@ -101,7 +102,7 @@ mod tests {
         4     b:18             1       ended  0.0s
 
         4 shards on 2 nodes, epoch 7 at most; the oldest of what could go has been due for 60s.
-        1 shards are nobody's, and what is due in them waits (60s): a node takes them within a moment, or once the lease of the last one has ended.
+        1 shard is nobody's, and what is due there waits (60s): a node takes it within a moment, or once the lease of its last owner has ended.
         ");
     }
 
