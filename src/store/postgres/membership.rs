@@ -33,6 +33,8 @@ const RECOUNT_EVERY: Duration = Duration::from_secs(30);
 const PARTITIONS_EVERY: Duration = Duration::from_secs(1_800);
 /// How long the lifecycle may take to put a change in force.
 const IN_FORCE: Duration = Duration::from_secs(2);
+/// No transaction whose answer got lost is still under way after this.
+const ENDED_WITHIN: Duration = Duration::from_secs(30);
 /// How long it waits before it tries to reach the database again, at most.
 const TROUBLE_MAX: Duration = Duration::from_secs(2);
 
@@ -47,6 +49,12 @@ struct Member {
     shared: Arc<Shared>,
     /// The last snapshot: its end, and what was under way then.
     seen: (String, Vec<String>),
+    /// What was seen to arrive, until it is told.
+    arrived: Vec<Arrived>,
+    /// Since when the server runs that was last asked.
+    server: Option<String>,
+    /// When everything that is due is looked for, the first of it first.
+    afresh: Vec<Instant>,
     is_alone: bool,
     renewed_at: Instant,
     recounted_at: Instant,
@@ -67,6 +75,9 @@ impl Member {
         Ok(Self {
             shared,
             seen,
+            arrived: Vec::new(),
+            server: None,
+            afresh: Vec::new(),
             is_alone: true,
             renewed_at: now,
             recounted_at: now,
@@ -122,6 +133,7 @@ impl Member {
             self.step().await?;
         }
         self.hear(found).await?;
+        self.look_afresh().await?;
         if self.recounted_at.elapsed() >= RECOUNT_EVERY {
             self.recounted_at = Instant::now();
             self.recount(self.shared.owned.numbers()).await?;
@@ -160,8 +172,12 @@ impl Member {
             let nodes = row.get::<_, i64>(4).max(1) as usize;
             found.nodes_changed |= shared.nodes.swap(nodes, Ordering::Relaxed) != nodes;
             self.is_alone = nodes == 1;
+            let server = Some(row.get::<_, String>(10));
+            if self.server != server && std::mem::replace(&mut self.server, server).is_some() {
+                shared.is_unsure.store(true, Ordering::Release);
+            }
             if let Some(id) = row.get::<_, Option<uuid::Uuid>>(5) {
-                found.arrived.push(Arrived {
+                self.arrived.push(Arrived {
                     endpoint: EndpointId(id),
                     no: row.get(6),
                     due_at: row.get(7),
@@ -196,7 +212,8 @@ impl Member {
         if self.in_force.is_none() && found.version > shared.heard.load(Ordering::Acquire) {
             shared.tell_heard().await?;
         }
-        for arrived in found.arrived {
+        // Kept until here: what was seen once is not seen again.
+        for arrived in std::mem::take(&mut self.arrived) {
             shared.index_mut().count_waiting(arrived.no, arrived.count);
             if let Some(due_at) = arrived.due_at {
                 shared.floors.lower(arrived.no, due_at);
@@ -211,6 +228,25 @@ impl Member {
                 tokio::spawn(answer(shared.clone(), no, question));
             }
         }
+        Ok(())
+    }
+
+    /// Looks for everything that is due, if something may be so without this
+    /// node's knowing: a commit whose answer got lost, or a server that began
+    /// anew. And once more when no transaction of before can be under way.
+    async fn look_afresh(&mut self) -> Result<()> {
+        let (shared, now) = (&self.shared, Instant::now());
+        if shared.is_unsure.swap(false, Ordering::AcqRel) {
+            self.afresh = vec![now, now + ENDED_WITHIN];
+        }
+        if self.afresh.first().is_none_or(|at| *at > now) {
+            return Ok(());
+        }
+        shared.floors.clear();
+        for (endpoint, due_at) in due::earliest_due(shared, shared.owned.numbers()).await? {
+            let _ = shared.told.send(Tiding::Arrived { endpoint, due_at, look_at: Some(due_at) });
+        }
+        self.afresh.remove(0);
         Ok(())
     }
 
@@ -353,7 +389,6 @@ struct Found {
     is_something_free: bool,
     is_someone_dead: bool,
     nodes_changed: bool,
-    arrived: Vec<Arrived>,
     questions: Vec<(i64, String)>,
 }
 

@@ -108,6 +108,8 @@ struct Shared {
     /// How many nodes there were at the last look.
     nodes: AtomicUsize,
     stale_writes: AtomicU64,
+    /// Something may have been accepted here without anyone's knowing.
+    is_unsure: AtomicBool,
     /// Where reads of what is due may begin, by endpoint.
     floors: due::Floors,
     /// How every transaction begins.
@@ -143,6 +145,7 @@ impl Postgres {
             is_answering: AtomicBool::new(true),
             nodes: AtomicUsize::new(1),
             stale_writes: AtomicU64::new(0),
+            is_unsure: AtomicBool::new(false),
             floors: due::Floors::default(),
             begin,
             catalogue_turn: tokio::sync::Mutex::default(),
