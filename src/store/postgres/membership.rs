@@ -120,10 +120,7 @@ impl Member {
                     }
                 }
             }
-            // A look that hangs would let the lease run out unseen.
-            let limit = (self.shared.options.lease / 3).max(Duration::from_secs(1));
-            let looked = tokio::time::timeout(limit, self.look()).await;
-            match looked.unwrap_or_else(|_| Err(Error::Unavailable("it did not answer in time".into()))) {
+            match self.look().await {
                 Ok(()) => {
                     if !self.shared.is_answering.swap(true, Ordering::Relaxed) {
                         info!("the database answers again");
@@ -142,7 +139,11 @@ impl Member {
 
     /// Looks once, and does what that asks for.
     async fn look(&mut self) -> Result<()> {
-        let found = self.poll().await?;
+        // One that hangs would let the lease run out unseen. Only the poll can be
+        // given up halfway: whatever follows it changes what is owned.
+        let limit = (self.shared.options.lease / 3).max(Duration::from_secs(1));
+        let polled = tokio::time::timeout(limit, self.poll()).await;
+        let found = polled.unwrap_or_else(|_| Err(Error::Unavailable("it did not answer in time".into())))?;
         let is_renewal_due = self.renewed_at.elapsed() >= self.shared.options.lease / 6;
         let is_retiring = self.shared.is_retiring.load(Ordering::Acquire) && self.leaving.is_empty();
         if is_renewal_due || is_retiring || found.is_something_free || found.is_someone_dead || found.nodes_changed {
