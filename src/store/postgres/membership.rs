@@ -51,6 +51,8 @@ struct Member {
     renewed_at: Instant,
     recounted_at: Instant,
     partitioned_at: Instant,
+    /// Told once the last change of the catalogue is in force here.
+    in_force: Option<oneshot::Receiver<()>>,
     /// Shards that are being handed over.
     leaving: HashSet<Shard>,
     handed_over: tokio::sync::mpsc::UnboundedReceiver<Vec<Shard>>,
@@ -69,6 +71,7 @@ impl Member {
             renewed_at: now,
             recounted_at: now,
             partitioned_at: now,
+            in_force: None,
             leaving: HashSet::new(),
             handed_over,
             hand_over,
@@ -175,9 +178,19 @@ impl Member {
             shared.floors.clear();
             let (done, in_force) = oneshot::channel();
             let _ = shared.told.send(Tiding::Changed { endpoints: fresh.endpoints, tenants: fresh.tenants, done });
-            let _ = tokio::time::timeout(IN_FORCE, in_force).await;
+            // Whoever does not listen yet has nothing going on that it could
+            // change, and may itself wait for others to hear.
+            let is_listening = shared.listener.lock().expect("nothing panics while it is held").is_none();
+            self.in_force = is_listening.then_some(in_force);
         }
-        if found.version > shared.heard.load(Ordering::Acquire) {
+        if let Some(in_force) = &mut self.in_force {
+            // Not for long: a lease that is not renewed meanwhile would end.
+            let waiting = tokio::time::timeout(shared.options.lease / 12, in_force);
+            if waiting.await.is_ok() {
+                self.in_force = None;
+            }
+        }
+        if self.in_force.is_none() && found.version > shared.heard.load(Ordering::Acquire) {
             shared.tell_heard().await?;
         }
         for arrived in found.arrived {
