@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -104,7 +105,9 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
 pub fn folder(name: &str, files: &[(&str, &str)]) -> PathBuf {
     let folder = tempfile::Builder::new().prefix(name).tempdir().expect("a folder").keep();
     for (name, text) in files {
-        std::fs::write(folder.join(name), text).expect("a file");
+        let file = folder.join(name);
+        std::fs::write(&file, text).expect("a file");
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("a file of our own");
     }
     if is_root() {
         let owned = Command::new("chown").args(["-R", "postgres:"]).arg(&folder).status().expect("there is chown");

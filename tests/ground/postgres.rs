@@ -59,9 +59,19 @@ impl Server {
 
     /// A server of one's own, with these settings, such as `fsync=off`.
     pub async fn start(settings: &[&str]) -> Self {
+        Self::start_with(settings, &[]).await
+    }
+
+    /// One that can speak TLS, with this certificate and its key, as PEM.
+    pub async fn start_with_tls(certificate: &str, key: &str) -> Self {
+        let settings = ["ssl=on", "ssl_cert_file=../server.crt", "ssl_key_file=../server.key"];
+        Self::start_with(&settings, &[("server.crt", certificate), ("server.key", key)]).await
+    }
+
+    async fn start_with(settings: &[&str], files: &[(&str, &str)]) -> Self {
         let binaries = binaries();
         let (password, port) = (format!("{:032x}", rand::random::<u128>()), guard::free_port());
-        let folder = guard::folder("posthaste-postgres-", &[("password", &password)]);
+        let folder = guard::folder("posthaste-postgres-", &[&[("password", password.as_str())], files].concat());
         let data = folder.join("data");
         let mut initdb = guard::command(binaries.join("initdb"));
         initdb.args(["-U", "admin", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync", "-D"]);
@@ -211,7 +221,7 @@ impl Database {
     /// How much room everything of the gateway takes, in bytes, without what
     /// the server would clean up by itself.
     pub async fn size(&self) -> i64 {
-        self.execute("VACUUM").await;
+        self.execute("VACUUM FULL").await;
         self.number(
             "SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class c JOIN pg_namespace n
              ON n.oid = c.relnamespace WHERE n.nspname = 'posthaste' AND c.relkind IN ('r', 'S')",

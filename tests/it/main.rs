@@ -49,6 +49,8 @@ mod listen;
 mod load;
 mod mail;
 mod metrics;
+mod migrate_store;
+mod on_postgres;
 mod pause;
 mod rates;
 mod retry;

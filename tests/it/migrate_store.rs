@@ -1,0 +1,268 @@
+//! An embedded installation moves to PostgreSQL: everything is there
+//! afterwards, under the same ids, and what waited goes on.
+
+use std::path::Path;
+use std::process::Output;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::process::Command;
+
+use crate::ground::postgres::{Database, Server};
+use crate::support::{Gateway, Options, Receiver, Reply, eager_retry, eventually, path_of, unlimited};
+
+/// `posthaste migrate-store`, ready to run.
+fn migrate_store(folder: &Path, database: &str, flags: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
+    command.args(["migrate-store", "--from"]).arg(folder).args(["--to", database]).args(flags).kill_on_drop(true);
+    command
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
+}
+
+/// A start that is expected to fail: what it said.
+async fn refused(folder: &Path, flags: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
+    command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(folder).args(flags).kill_on_drop(true);
+    let output = tokio::time::timeout(Duration::from_secs(60), command.output()).await.expect("it ends").unwrap();
+    assert!(!output.status.success(), "{}", said(&output));
+    said(&output)
+}
+
+/// Everything the API tells of an installation.
+async fn told(gateway: &Gateway, endpoints: &[&Value]) -> Value {
+    let mut all = serde_json::Map::new();
+    for list in ["tenants", "tenants/default/endpoints", "tenants/default/events", "tenants/acme/endpoints"] {
+        all.insert(list.into(), gateway.list(&format!("/v1/{list}")).await.into());
+    }
+    for state in ["waiting", "delivered", "dead", "cancelled"] {
+        let found = gateway.list(&format!("/v1/tenants/default/deliveries?state={state}")).await;
+        assert!(!found.is_empty(), "there is something {state} to be moved");
+        for delivery in &found {
+            let attempts = gateway.attempts_of(delivery).await;
+            all.insert(format!("attempts of {}", delivery["id"]), attempts.into());
+            let one = format!("/v1/tenants/default/deliveries/{}", delivery["id"].as_str().unwrap());
+            assert_eq!(gateway.client.get(&one).await.expect(200)["id"], delivery["id"], "it is found by its id");
+        }
+        all.insert(format!("deliveries {state}"), found.into());
+    }
+    for endpoint in endpoints {
+        for list in ["secrets", "lanes", "history"] {
+            let path = format!("{}/{list}", path_of(endpoint));
+            all.insert(path.clone(), gateway.client.get(&path).await.expect(200));
+        }
+    }
+    all.into()
+}
+
+/// The endpoints of the story.
+struct Story {
+    receiver: Receiver,
+    lanes: Value,
+    slow: Value,
+    paused: Value,
+}
+
+/// An installation with something of everything.
+async fn live(gateway: &Gateway) -> Story {
+    let receiver = Receiver::answering(|seen| match seen.header("x-key") {
+        "poison" => Reply::Status(400),
+        _ if seen.path.contains("slow") => Reply::Status(503),
+        _ => Reply::Status(200),
+    })
+    .await;
+    gateway.client.send("PUT", "/v1/tenants/acme", &[], r#"{"name":"Acme"}"#).await.unwrap().expect(201);
+    let theirs = json!({"url": receiver.url(), "description": "theirs"});
+    gateway.client.post_json("/v1/tenants/acme/endpoints", &theirs).await.expect(201);
+    let url = |part: &str| format!("{}/{part}", receiver.url());
+    let lanes = gateway
+        .create_endpoint(
+            json!({"url": url("lanes"), "event_types": ["lane"], "retry": eager_retry(3), "rate": unlimited()}),
+        )
+        .await;
+    let hourly = json!({"schedule": ["1h"], "jitter": "none", "max_attempts": 9});
+    let slow = gateway.create_endpoint(json!({"url": url("slow"), "event_types": ["slow"], "retry": hourly})).await;
+    let paused = gateway.create_endpoint(json!({"url": url("paused"), "event_types": ["paused"]})).await;
+    let gone = gateway.create_endpoint(json!({"url": url("gone"), "event_types": ["gone"]})).await;
+    gateway.tell(&paused, "pause", "").await;
+
+    // Ten lanes go through, and one is blocked by its dead first member.
+    gateway.send_many("lane", "lane", 100, |n| Some(format!("k{}", n % 10))).await;
+    gateway.send_many("poison", "lane", 5, |_| Some("poison".into())).await;
+    gateway.send_many("slow", "slow", 5, |_| None).await;
+    gateway.send_many("paused", "paused", 40, |n| (n % 2 == 0).then(|| "p".into())).await;
+    gateway.send_many("gone", "gone", 3, |_| None).await;
+    gateway.send(json!({"type": "slow", "data": {"minted": true}})).await;
+    gateway.wait_for_state("poison-0", "dead").await;
+    for event in ["lane-99", "lane-95", "gone-0", "gone-2"] {
+        gateway.wait_for_state(event, "delivered").await;
+    }
+    for n in 0..100 {
+        gateway.wait_for_state(&format!("lane-{n}"), "delivered").await;
+    }
+    for n in 0..5 {
+        eventually("the first attempt", || async {
+            let delivery = gateway.delivery_of(&format!("slow-{n}")).await;
+            if delivery["attempts"] == 1 { Ok(()) } else { Err(delivery.to_string()) }
+        })
+        .await;
+    }
+    // Replayed, cancelled, and deleted with what was delivered and what waited.
+    gateway.act(&gateway.delivery_of("lane-7").await, "replay").await.expect(200);
+    gateway.wait_for_state("lane-7", "delivered").await;
+    gateway.act(&gateway.delivery_of("paused-39").await, "cancel").await.expect(200);
+    gateway.client.post(&format!("{}/secrets/rotate", path_of(&lanes)), "{}").await.expect(201);
+    gateway.tell(&gone, "pause", "").await;
+    gateway.send_many("late", "gone", 2, |_| None).await;
+    gateway.client.send("DELETE", &path_of(&gone), &[], "").await.unwrap();
+    Story { receiver, lanes, slow, paused }
+}
+
+/// Kills a move once it has written so many deliveries.
+async fn kill_half_way(folder: &Path, database: &Database) {
+    let mut moving = migrate_store(folder, database.url(), &["--batch", "1"]).spawn().unwrap();
+    let is_made = "SELECT count(*) FROM pg_tables WHERE schemaname = 'posthaste' AND tablename = 'attempts'";
+    while database.number(is_made).await == 0 || database.number("SELECT count(*) FROM posthaste.finished").await < 5 {
+        assert!(moving.try_wait().unwrap().is_none(), "it ended before it could be killed");
+    }
+    moving.kill().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_installation_moves_with_everything_and_goes_on() {
+    let folder = Arc::new(tempfile::tempdir().unwrap());
+    let mut gateway = Gateway::start_in(folder.clone(), Options::default()).await;
+    let story = live(&gateway).await;
+    let endpoints = [&story.lanes, &story.slow, &story.paused];
+    let before = told(&gateway, &endpoints).await;
+    let gone_before = gateway.delivery_of("gone-0").await;
+    let late_before = gateway.delivery_of("late-0").await;
+
+    let database = Server::shared(&[]).await.database().await;
+    let to = ["--database-url", database.url()];
+    let running = migrate_store(folder.path(), database.url(), &[]).output().await.unwrap();
+    assert!(!running.status.success() && said(&running).contains("must be stopped"), "{}", said(&running));
+    assert!(gateway.terminate().await.success());
+
+    // Killed in the middle, neither end may be used, and it goes on from there.
+    kill_half_way(folder.path(), &database).await;
+    let half = refused(folder.path(), &to).await;
+    assert!(half.contains("is not complete") && half.contains("posthaste migrate-store"), "{half}");
+    let source = refused(folder.path(), &[]).await;
+    assert!(source.contains("is being moved to PostgreSQL at"), "{source}");
+    let moved = migrate_store(folder.path(), database.url(), &["--batch", "7"]).output().await.unwrap();
+    assert!(moved.status.success(), "{}", said(&moved));
+    let words = said(&moved);
+    assert!(words.contains("3 tenants, 5 endpoints") && words.contains("1 dead letters"), "{words}");
+    assert!(words.contains("master-key") && !words.contains(database.role_and_password().1), "{words}");
+    let again = migrate_store(folder.path(), database.url(), &[]).output().await.unwrap();
+    assert!(again.status.success() && said(&again).contains("nothing was left to do"), "{}", said(&again));
+    let source = refused(folder.path(), &[]).await;
+    assert!(source.contains("was moved to PostgreSQL at") && source.contains("--database-url"), "{source}");
+
+    let sent = story.receiver.count();
+    let gateway = Gateway::start_in(folder.clone(), Options::flags(&to)).await;
+    gateway.client.get("/v1/tenants").await.expect(200);
+    let after = told(&gateway, &endpoints).await;
+    for (what, before) in before.as_object().unwrap() {
+        assert_eq!(&after[what], before, "{what}");
+    }
+    assert_eq!(gateway.delivery_of("gone-0").await, gone_before);
+    assert_eq!(gateway.delivery_of("late-0").await, late_before);
+    assert_eq!(story.receiver.count(), sent, "nothing was sent by moving");
+
+    goes_on(&gateway, &story).await;
+}
+
+/// What waited is delivered, in order; ids are still known.
+async fn goes_on(gateway: &Gateway, story: &Story) {
+    let repeat = json!({"id": "lane-5", "type": "lane", "key": "k5", "data": 5});
+    let again = gateway.client.post_json("/v1/tenants/default/events", &repeat).await.expect(202);
+    assert_eq!(again["duplicate"], true, "{again}");
+    let other = json!({"id": "lane-5", "type": "lane", "key": "k5", "data": 6});
+    gateway.client.post_json("/v1/tenants/default/events", &other).await.problem(409, "conflict");
+    let events = gateway.list("/v1/tenants/default/events?type=slow").await;
+    let minted = events.iter().find(|event| event["data"]["minted"] == true).expect("it was moved");
+    let claimed = json!({"id": minted["id"], "type": "slow", "data": {"minted": true}});
+    gateway.client.post_json("/v1/tenants/default/events", &claimed).await.problem(409, "conflict");
+
+    story.receiver.answer_with(|_| Reply::Status(200));
+    let seen = story.receiver.count();
+    gateway.tell(&story.paused, "resume", "").await;
+    gateway.drained(&story.paused).await;
+    for n in 0..5 {
+        gateway.act(&gateway.delivery_of(&format!("slow-{n}")).await, "retry").await.expect(200);
+        gateway.wait_for_state(&format!("slow-{n}"), "delivered").await;
+    }
+    gateway.act(&gateway.delivery_of("poison-0").await, "replay").await.expect(200);
+    gateway.drained(&story.lanes).await;
+    gateway.send(json!({"id": "new", "type": "lane", "key": "poison", "data": 1})).await;
+    let new = gateway.wait_for_state("new", "delivered").await;
+    assert_eq!(new["seq"], 6, "its lane counts on: {new}");
+    let seen = story.receiver.seen().split_off(seen);
+    let order = |prefix: &str, key: &str| -> Vec<String> {
+        let of_lane = seen.iter().filter(|seen| seen.id().starts_with(prefix) && seen.header("x-key") == key);
+        of_lane.map(|seen| seen.id().to_owned()).collect()
+    };
+    let poison: Vec<String> = (0..5).map(|n| format!("poison-{n}")).collect();
+    assert_eq!(order("poison", "poison"), poison);
+    let paused: Vec<String> = (0..40).step_by(2).map(|n| format!("paused-{n}")).collect();
+    assert_eq!(order("paused", "p"), paused);
+    let secrets = gateway.client.get(&format!("{}/secrets", path_of(&story.lanes))).await.expect(200);
+    let verifier = standardwebhooks::Webhook::new(secrets["data"][0]["secret"].as_str().unwrap()).unwrap();
+    let signed = seen.iter().find(|seen| seen.id() == "new").unwrap();
+    verifier.verify(&signed.body, &signed.headers).expect("it is signed with the secret that was moved");
+}
+
+/// An embedded installation with one event, stopped.
+async fn small() -> (Arc<TempDir>, Receiver) {
+    let folder = Arc::new(tempfile::tempdir().unwrap());
+    let mut gateway = Gateway::start_in(folder.clone(), Options::default()).await;
+    let receiver = Receiver::start().await;
+    gateway.create_endpoint(json!({"url": receiver.url()})).await;
+    gateway.send(json!({"id": "one", "type": "a", "data": 1})).await;
+    gateway.wait_for_state("one", "delivered").await;
+    assert!(gateway.terminate().await.success());
+    (folder, receiver)
+}
+
+#[tokio::test]
+async fn nothing_is_moved_onto_what_is_there_and_nothing_over_what_has_changed() {
+    let server = Server::shared(&[]).await;
+    let (folder, receiver) = small().await;
+    let used = server.database().await;
+    let other = Arc::new(tempfile::tempdir().unwrap());
+    let to = ["--database-url", used.url()];
+    let mut node = Gateway::start_in(other.clone(), Options::flags(&to)).await;
+    let onto = |flags: &'static [&'static str]| migrate_store(folder.path(), used.url(), flags).output();
+    let running = onto(&[]).await.unwrap();
+    assert!(!running.status.success(), "{}", said(&running));
+    node.create_endpoint(json!({"url": receiver.url()})).await;
+    assert!(node.terminate().await.success());
+    let filled = onto(&[]).await.unwrap();
+    assert!(!filled.status.success() && said(&filled).contains("already; name an empty one"), "{}", said(&filled));
+    // What was refused leaves the source as it was.
+    let mut gateway = Gateway::start_in(folder.clone(), Options::default()).await;
+    assert!(gateway.terminate().await.success());
+
+    // Given up in the middle and used again, the source no longer fits.
+    let database = server.database().await;
+    let moved = migrate_store(folder.path(), database.url(), &[]).output().await.unwrap();
+    assert!(moved.status.success(), "{}", said(&moved));
+    database
+        .execute(
+            "UPDATE posthaste.notes SET name = 'moving', value = '{\"id\":\"' || value || '\",\"part\":\"lanes\",\
+                      \"after\":[0,\"\"],\"done\":3}' WHERE name = 'moved_from'",
+        )
+        .await;
+    std::fs::remove_file(folder.path().join("moved")).unwrap();
+    let mut gateway = Gateway::start_in(folder.clone(), Options::default()).await;
+    gateway.send(json!({"id": "two", "type": "a", "data": 1})).await;
+    assert!(gateway.terminate().await.success());
+    let changed = migrate_store(folder.path(), database.url(), &[]).output().await.unwrap();
+    assert!(!changed.status.success() && said(&changed).contains("before it was used again"), "{}", said(&changed));
+}
