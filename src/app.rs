@@ -137,6 +137,7 @@ impl App {
         self.doors.stopping.store(true, Ordering::Relaxed);
         let in_flight = self.gateway.dispatcher.in_flight();
         info!("stopping: no new attempts are started, {in_flight} in flight may finish; a second signal ends them");
+        self.gateway.store.retire();
         let left = self.gateway.dispatcher.stop(self.stop_timeout).await;
         if left > 0 {
             warn!("{left} attempts were still in flight at the deadline; they will be made again");

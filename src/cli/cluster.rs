@@ -62,8 +62,9 @@ fn summary(nodes: usize, shards: &[Value]) -> String {
     if !free.is_empty() {
         let late = seconds(lag(&mut free.iter().copied()).unwrap_or(0));
         words.push_str(&format!(
-            "\n{} shards are nobody's, and what is due in them waits ({late}): a node takes them within a moment, or once the lease of the last one has ended.",
+            "\n{} {} nobody's, and what is due there waits ({late}): a node takes it within a moment, or once the lease of its last owner has ended.",
             free.len(),
+            if free.len() == 1 { "shard is" } else { "shards are" },
         ));
     }
     words
@@ -95,7 +96,14 @@ mod tests {
                 {"shard": 3, "node": null, "epoch": 1, "lag_ms": 60_000},
             ],
         });
-        insta::assert_snapshot!(told(&cluster), @"");
+        insta::assert_snapshot!(told(&cluster), @r"
+        NODE  NAME             SHARDS  LEASE  LAG
+        3     a:17 (this one)  2       12s    1.2s
+        4     b:18             1       ended  0.0s
+
+        4 shards on 2 nodes, epoch 7 at most; the oldest of what could go has been due for 60s.
+        1 shard is nobody's, and what is due there waits (60s): a node takes it within a moment, or once the lease of its last owner has ended.
+        ");
     }
 
     #[test]
@@ -104,6 +112,11 @@ mod tests {
             "nodes": [{"id": "1", "name": "embedded", "shards": 256, "lease_ms": null, "self": true}],
             "shards": (0..256).map(|n| json!({"shard": n, "node": "1", "epoch": 1, "lag_ms": 0})).collect::<Vec<_>>(),
         });
-        insta::assert_snapshot!(told(&cluster), @"");
+        insta::assert_snapshot!(told(&cluster), @r"
+        NODE  NAME                 SHARDS  LEASE  LAG
+        1     embedded (this one)  256     -      0.0s
+
+        256 shards on 1 node, epoch 1 at most; the oldest of what could go has been due for 0.0s.
+        ");
     }
 }

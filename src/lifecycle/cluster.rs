@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use super::Gateway;
 use super::felt::{About, Felt, feel};
@@ -82,18 +82,18 @@ pub fn hear(gateway: &Gateway, tiding: Tiding) {
     let (dispatcher, now) = (&gateway.dispatcher, gateway.clock.now());
     match tiding {
         Tiding::Gained { shards, due, were_owned } => {
-            info!(shards = shards.len(), endpoints_due = due.len(), "{} shards are this node's now", shards.len());
+            debug!(shards = shards.len(), endpoints_due = due.len(), "{} shards are this node's now", shards.len());
             dispatcher.gained(&shards, due, were_owned);
             gateway.expiry.note(now);
             // A letter that their last owner could not send any more.
             gateway.teller.catch_up(|endpoint| shards.contains(&Shard::of(&endpoint.tenant, endpoint.id)));
         }
         Tiding::Wanted { shards, done } => {
-            info!(shards = shards.len(), "{} shards are to go to another node", shards.len());
+            debug!(shards = shards.len(), "{} shards are to go to another node", shards.len());
             dispatcher.wanted(shards, done);
         }
         Tiding::Lost { shards } => {
-            info!(shards = shards.len(), "{} shards are no longer this node's", shards.len());
+            debug!(shards = shards.len(), "{} shards are no longer this node's", shards.len());
             dispatcher.lost(&shards);
         }
         Tiding::Arrived { endpoint, due_at, look_at } => {

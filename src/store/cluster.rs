@@ -47,6 +47,10 @@ pub trait Cluster: Send + Sync {
     /// How the store is doing, without asking it anything.
     fn pulse(&self) -> Pulse;
 
+    /// This node is about to leave: from now on it gives its shards to others
+    /// as soon as nothing of them is in flight, and takes none.
+    fn retire(&self) {}
+
     /// Gives everything back, so that others may take it at once. Nothing is
     /// in flight any more.
     async fn leave(&self) -> Result<()>;

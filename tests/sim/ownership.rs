@@ -280,6 +280,26 @@ fn only_the_owner_delivers_whoever_accepts() {
 }
 
 #[test]
+fn what_is_accepted_before_a_gain_is_heard_of_goes_with_it() {
+    live_calmly(1, vec![plain()], AT_ONCE, async |cluster, receiver| {
+        // Once when it is new, and once when the loss is not heard of either.
+        for (n, id) in ["first", "second"].into_iter().enumerate() {
+            let at = 10 * SECOND * (n as u32 + 1);
+            let gained = cluster.table.give_untold(0, &cluster.shard()).await;
+            cluster.send(0, id, None).await;
+            cluster.until(at).await;
+            assert_eq!(calls(receiver).len(), n, "it is not known to be ours");
+            if n > 0 {
+                cluster.table.tell(0, Tiding::Lost { shards: cluster.shard().to_vec() });
+            }
+            cluster.table.tell(0, gained);
+            cluster.until(at + SECOND).await;
+            assert_eq!(calls(receiver).len(), n + 1, "{id}");
+        }
+    });
+}
+
+#[test]
 fn a_wanted_shard_starts_nothing_more_and_goes_once_nothing_of_it_is_in_flight() {
     let takes = |id: &str| if id == "slow" { 9 * SECOND } else { SECOND / 10 };
     live_calmly(2, vec![capped(2)], takes, async |cluster, receiver| {

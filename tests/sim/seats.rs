@@ -7,6 +7,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use posthaste::model::id::{EndpointId, TenantId};
 use posthaste::model::shard::{Epoch, Lease, Shard};
 use posthaste::store::embedded::Embedded;
@@ -60,6 +61,18 @@ impl Table {
 
     /// These shards are a node's from now on, and it is told so.
     pub async fn give(&self, node: usize, shards: &[Shard], were_owned: bool) {
+        self.claim(node, shards);
+        self.keep(node, shards, were_owned).await;
+    }
+
+    /// These shards are a node's from now on. Returns what is to be told.
+    pub async fn give_untold(&self, node: usize, shards: &[Shard]) -> Tiding {
+        self.claim(node, shards);
+        let due = self.due(shards).await;
+        Tiding::Gained { shards: shards.to_vec(), due, were_owned: true }
+    }
+
+    fn claim(&self, node: usize, shards: &[Shard]) {
         for shard in shards {
             let mut state = self.state.lock().unwrap();
             let (owner, epoch) = &mut state.owners[usize::from(shard.0)];
@@ -67,16 +80,19 @@ impl Table {
             let lease = Lease { shard: *shard, epoch: Epoch(*epoch) };
             state.nodes[node].believes[usize::from(shard.0)] = lease;
         }
-        self.keep(node, shards, were_owned).await;
     }
 
     /// These shards stay a node's after all, and it is told so.
     pub async fn keep(&self, node: usize, shards: &[Shard], were_owned: bool) {
+        let due = self.due(shards).await;
+        self.tell(node, Tiding::Gained { shards: shards.to_vec(), due, were_owned });
+    }
+
+    async fn due(&self, shards: &[Shard]) -> Vec<(EndpointId, Timestamp)> {
         let inner = self.inner.clone();
         let runtime = tokio::runtime::Handle::current();
         let due = tokio::task::spawn_blocking(move || runtime.block_on(inner.earliest_due())).await.unwrap().unwrap();
-        let due = due.into_iter().filter(|(endpoint, _)| shards.contains(&self.shard(*endpoint))).collect();
-        self.tell(node, Tiding::Gained { shards: shards.to_vec(), due, were_owned });
+        due.into_iter().filter(|(endpoint, _)| shards.contains(&self.shard(*endpoint))).collect()
     }
 
     /// These shards are to go; returns once the node says that they may.

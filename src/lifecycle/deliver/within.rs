@@ -171,6 +171,25 @@ mod tests {
         assert_eq!(within(&lease, async { panic!("it must not begin") as u32 }).await, None);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_timer_that_has_not_gone_off_yet_is_not_waited_for() {
+        // As after a freeze: the clock is past the end, and the runtime has
+        // not looked at its timers since.
+        let lease = Lease::of(Some(10 * SECOND));
+        let polls = AtomicU32::new(0);
+        let mut attempt = pin!(within(
+            &lease,
+            poll_fn(|_| match polls.fetch_add(1, Ordering::SeqCst) {
+                0 => Poll::Pending,
+                _ => Poll::Ready(7),
+            })
+        ));
+        assert!(futures_poll(attempt.as_mut()).await.is_pending());
+        lease.renew(Duration::ZERO);
+        assert_eq!(futures_poll(attempt.as_mut()).await, Poll::Ready(None));
+        assert_eq!(polls.load(Ordering::SeqCst), 1);
+    }
+
     async fn futures_poll<F: Future>(mut future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
         poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await
     }

@@ -15,6 +15,8 @@ use crate::model::shard::{Epoch, SHARDS, Shard};
 /// What a node holds.
 pub struct Holdings {
     shards: Vec<Holding>,
+    /// Whether each was this node's before.
+    was_ours: Vec<bool>,
     /// What came for a shard before its gain was heard of.
     early: HashMap<EndpointId, (Shard, Timestamp)>,
     /// How much of each tenant that has a rate is this node's.
@@ -58,7 +60,12 @@ impl Holdings {
     }
 
     fn of(holding: Holding) -> Self {
-        Self { shards: vec![holding; SHARDS], early: HashMap::new(), parts: HashMap::new() }
+        Self {
+            shards: vec![holding; SHARDS],
+            was_ours: vec![false; SHARDS],
+            early: HashMap::new(),
+            parts: HashMap::new(),
+        }
     }
 
     /// How this node stands to a shard.
@@ -88,9 +95,15 @@ impl Holdings {
         }
     }
 
-    /// These are this node's from now on. Returns what came too early for them.
-    pub fn gained(&mut self, shards: &[Shard], since: Option<Timestamp>) -> Vec<(EndpointId, Timestamp)> {
-        self.set(shards, Holding::Ours { since, epoch: None });
+    /// These are this node's from now on; with `were_owned`, others may have
+    /// called their endpoints until then. Where they were this node's before,
+    /// it has forgotten itself what it did. Returns what came too early for them.
+    pub fn gained(&mut self, shards: &[Shard], were_owned: bool, now: Timestamp) -> Vec<(EndpointId, Timestamp)> {
+        for shard in shards {
+            let was_ours = std::mem::replace(&mut self.was_ours[usize::from(shard.0)], true);
+            let since = (were_owned || was_ours).then_some(now);
+            self.set(&[*shard], Holding::Ours { since, epoch: None });
+        }
         let early = self.early.extract_if(|_, (shard, _)| shards.contains(shard));
         early.map(|(endpoint, (_, due_at))| (endpoint, due_at)).collect()
     }
@@ -156,8 +169,10 @@ mod tests {
         holdings.note_early(Shard(1), endpoint, at(9));
         holdings.note_early(Shard(1), endpoint, at(7));
         holdings.note_early(Shard(2), EndpointId::mint(at(0), 2), at(1));
-        assert_eq!(holdings.gained(&[Shard(1)], None), [(endpoint, at(7))]);
-        assert_eq!(holdings.gained(&[Shard(1)], None), [], "once");
+        assert_eq!(holdings.gained(&[Shard(1)], false, at(9)), [(endpoint, at(7))]);
+        assert_eq!(holdings.since(Shard(1)), None, "nobody has called anyone there before");
+        assert_eq!(holdings.gained(&[Shard(1)], false, at(9)), [], "once");
+        assert_eq!(holdings.since(Shard(1)), Some(at(9)), "what it did itself is forgotten");
         assert!(holdings.is_ours(Shard(1)) && !holdings.is_ours(Shard(2)));
     }
 
@@ -165,14 +180,14 @@ mod tests {
     fn another_epoch_is_another_ownership() {
         let mut holdings = Holdings::none();
         assert!(!holdings.is_ours_under(Shard(1), Epoch(3)));
-        holdings.gained(&[Shard(1)], Some(at(5)));
+        holdings.gained(&[Shard(1)], true, at(5));
         assert!(holdings.is_ours_under(Shard(1), Epoch(3)));
         assert!(!holdings.is_ours_under(Shard(1), Epoch(5)), "lost and gained, and not heard of yet");
         assert_eq!(holdings.since(Shard(1)), Some(at(5)));
         holdings.wanted(&[Shard(1)]);
         assert!(!holdings.is_ours_under(Shard(1), Epoch(3)));
         holdings.lost(&[Shard(1)]);
-        holdings.gained(&[Shard(1)], None);
+        holdings.gained(&[Shard(1)], false, at(5));
         assert!(holdings.is_ours_under(Shard(1), Epoch(5)));
     }
 

@@ -115,7 +115,7 @@ impl Dispatcher {
     pub async fn run(&self) -> crate::store::Result<()> {
         if self.shared.is_alone {
             for (endpoint, due_at) in self.shared.desk.store.earliest_due().await? {
-                self.stored(endpoint, due_at);
+                self.queues().stored(endpoint, due_at, self.now(), || self.gate(endpoint));
             }
         }
         let mut lease_at = None;

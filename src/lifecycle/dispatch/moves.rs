@@ -19,8 +19,8 @@ impl Dispatcher {
         {
             let now = self.now();
             let mut queues = self.queues();
-            let early = self.holdings().gained(shards, were_owned.then_some(now));
-            queues.gained(shards, were_owned, now, |endpoint| self.gate(endpoint));
+            let early = self.holdings().gained(shards, were_owned, now);
+            queues.gained(shards, now, |endpoint| self.gate(endpoint));
             self.count_parts(&mut queues);
             for (endpoint, due_at) in due.into_iter().chain(early) {
                 if self.knows_as_ours(endpoint, due_at) {
@@ -112,8 +112,8 @@ impl Dispatcher {
     /// The same for an endpoint of whatever tenant. One that is no more is
     /// nobody's.
     pub(super) fn knows_as_ours(&self, endpoint: EndpointId, due_at: Timestamp) -> bool {
-        let known = self.shared.desk.store.any_endpoint(endpoint);
-        self.shared.is_alone || known.is_some_and(|known| self.is_ours(&known.tenant, endpoint, due_at))
+        let known = || self.shared.desk.store.any_endpoint(endpoint);
+        self.shared.is_alone || known().is_some_and(|known| self.is_ours(&known.tenant, endpoint, due_at))
     }
 
     /// Starts what can be started. What the lease is too short for has its

@@ -59,6 +59,9 @@ impl Work for Job {
                 if matches!(problem, Error::Outdated) {
                     // Whoever asks again is matched with what is known then.
                     let _ = shared.refresh_catalogue().await;
+                } else {
+                    // It may be durable all the same, and nobody else looks for it.
+                    shared.is_unsure.store(true, Ordering::Release);
                 }
                 for job in jobs {
                     let _ = job.answer.send(Err(problem.clone()));
@@ -176,6 +179,8 @@ async fn accept(shared: &Arc<Shared>, jobs: &[Job]) -> Result<Vec<Result<Vec<Acc
     };
     tx.done();
     let Some(places) = places else { return Err(Error::Outdated) };
+    // What is not taken up from memory is read, from a floor that is not above it.
+    writing.due().for_each(|(endpoint, due_at)| shared.floors.lower(endpoint, due_at));
     {
         let mut index = shared.index_mut();
         for (endpoint, more) in writing.counts() {

@@ -2,7 +2,7 @@
 //! index must learn once it is durable.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use jiff::Timestamp;
 
@@ -31,6 +31,7 @@ pub struct Act<'a> {
     pub tx: &'a Tx,
     /// The types of the operational events written in it.
     pub told: Vec<&'static str>,
+    due: Mutex<Vec<(i64, i64)>>,
     done: Done,
 }
 
@@ -41,17 +42,25 @@ pub struct Done {
     pub version: Option<i64>,
     after: Vec<AfterCommit>,
     counts: HashMap<(i64, Shard), i64>,
+    /// What is due because of it: endpoints, and when.
+    due: Vec<(i64, i64)>,
 }
 
 impl<'a> Act<'a> {
     /// Nothing is done yet.
     pub fn new(shared: &'a Arc<Shared>, tx: &'a Tx) -> Self {
-        Self { shared, tx, told: Vec::new(), done: Done::default() }
+        Self { shared, tx, told: Vec::new(), due: Mutex::default(), done: Done::default() }
     }
 
     /// What follows once it is durable.
     pub fn end(self) -> Done {
-        self.done
+        let due = self.due.into_inner().expect("nothing panics while it is held");
+        Done { due, ..self.done }
+    }
+
+    /// Something of this endpoint is due at this time, once it is durable.
+    pub fn makes_due(&self, endpoint: i64, due_at: i64) {
+        self.due.lock().expect("nothing panics while it is held").push((endpoint, due_at));
     }
 
     /// The index is to learn this.
@@ -109,6 +118,7 @@ impl<'a> Act<'a> {
         for ((endpoint, shard), more) in writing.counts() {
             self.count_waiting(endpoint, shard, more);
         }
+        writing.due().for_each(|(endpoint, due_at)| self.makes_due(endpoint, due_at));
         let Accepted::New { mut claims, .. } = accepted else { return Ok(Vec::new()) };
         if let Some(places) = places {
             places.fill(&mut claims);
@@ -130,6 +140,8 @@ impl<'a> Act<'a> {
 impl Shared {
     /// Takes in what follows from a transaction that is durable now.
     pub async fn adopt(&self, done: Done) {
+        // Now, and not before: a read that cannot see it yet must not pass it.
+        done.due.iter().for_each(|(endpoint, due_at)| self.floors.lower(*endpoint, *due_at));
         if !done.counts.is_empty() {
             let mut index = self.index_mut();
             for ((endpoint, shard), more) in done.counts {

@@ -76,12 +76,12 @@ async fn make(act: &mut Act<'_>, tenant: &TenantId, id: DeliveryId, change: Chan
             // Age and attempts stay; only the wait is cut short.
             let sql = "UPDATE posthaste.queue SET due_at = least(due_at, $2), urgent = true WHERE no = $1";
             act.tx.execute(sql, bind![place.no, now_ms]).await?;
-            act.shared.floors.lower(place.endpoint, now_ms.min(place.due_at));
+            act.makes_due(place.endpoint, now_ms.min(place.due_at));
             Some(now)
         }
         Change::Replay => {
             place.replay(act.tx, now_ms, act.shared.owned.node()).await?;
-            act.shared.floors.lower(place.endpoint, now_ms);
+            act.makes_due(place.endpoint, now_ms);
             act.count_waiting(place.endpoint, place.shard, 1);
             Some(now)
         }

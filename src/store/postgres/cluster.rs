@@ -102,6 +102,10 @@ impl Cluster for Postgres {
         }
     }
 
+    fn retire(&self) {
+        self.shared.is_retiring.store(true, Ordering::Release);
+    }
+
     async fn leave(&self) -> Result<()> {
         self.end_chores().await;
         let node = self.shared.owned.node();

@@ -16,37 +16,62 @@ use jiff::Timestamp;
 /// anyone holds an old snapshot they cannot be cleaned away. A read that began
 /// there would step over all of them, every time. The owner hears of whatever
 /// becomes due, so it can begin where the last read found the first row.
+///
+/// Invariant: whatever becomes due is told here after its commit. A read that
+/// was under way then may not have seen it, however late it is due, so such a
+/// read raises nothing.
 #[derive(Default)]
-pub struct Floors(Mutex<HashMap<i64, i64>>);
+pub struct Floors(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    floors: HashMap<i64, Floor>,
+    /// Counts what was told, over all endpoints.
+    told: u64,
+}
+
+/// Where a read of an endpoint may begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Floor {
+    due_at: i64,
+    /// Which of all that was told it was told by.
+    told: u64,
+}
 
 impl Floors {
-    /// Something of this endpoint is due at this time.
+    /// Something of this endpoint is due at this time, and can be read.
     pub fn lower(&self, endpoint: i64, due_at: i64) {
-        if let Some(floor) = self.all().get_mut(&endpoint) {
-            *floor = due_at.min(*floor);
+        let mut known = self.known();
+        known.told += 1;
+        let told = known.told;
+        if let Some(floor) = known.floors.get_mut(&endpoint) {
+            *floor = Floor { due_at: due_at.min(floor.due_at), told };
         }
     }
 
     /// Others may have made anything due.
     pub fn clear(&self) {
-        self.all().clear();
+        self.known().floors.clear();
     }
 
-    fn of(&self, endpoint: i64) -> i64 {
-        // From now on it is known, so that what is lowered meanwhile counts.
-        *self.all().entry(endpoint).or_insert(i64::MIN)
+    fn of(&self, endpoint: i64) -> Floor {
+        let mut known = self.known();
+        known.told += 1;
+        let told = known.told;
+        // From now on it is known, so that what is told meanwhile counts.
+        *known.floors.entry(endpoint).or_insert(Floor { due_at: i64::MIN, told })
     }
 
     /// A read that began at this floor found nothing before this time.
-    fn raise(&self, endpoint: i64, from: i64, to: i64) {
-        if let Some(floor) = self.all().get_mut(&endpoint)
-            && *floor == from
+    fn raise(&self, endpoint: i64, from: Floor, to: i64) {
+        if let Some(floor) = self.known().floors.get_mut(&endpoint)
+            && floor.told == from.told
         {
-            *floor = to;
+            floor.due_at = floor.due_at.max(to);
         }
     }
 
-    fn all(&self) -> std::sync::MutexGuard<'_, HashMap<i64, i64>> {
+    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
         self.0.lock().expect("nothing panics while it is held")
     }
 }
@@ -61,10 +86,10 @@ pub async fn read_due(shared: &Shared, ask: &AskDue) -> Result<DuePage> {
     let client = shared.connection().await?;
     let (sql, floor) = match ask.urgent_only {
         false => (include_str!("sql/read_due.sql"), shared.floors.of(endpoint)),
-        true => (include_str!("sql/read_urgent.sql"), i64::MIN),
+        true => (include_str!("sql/read_urgent.sql"), Floor { due_at: i64::MIN, told: 0 }),
     };
     let limit = i64::try_from(ask.limit.saturating_add(ask.except.len()).saturating_add(1)).unwrap_or(i64::MAX);
-    let rows = patiently(client.query_typed(sql, bind![endpoint, floor, limit])).await?;
+    let rows = patiently(client.query_typed(sql, bind![endpoint, floor.due_at, limit])).await?;
     let mut page = DuePage::default();
     let mut chosen: Vec<i64> = Vec::new();
     let mut bytes = 0;
@@ -83,7 +108,7 @@ pub async fn read_due(shared: &Shared, ask: &AskDue) -> Result<DuePage> {
     }
     if !ask.urgent_only {
         let first = rows.first().map_or(millis(ask.until), |row| row.get(1));
-        shared.floors.raise(endpoint, floor, first.max(floor));
+        shared.floors.raise(endpoint, floor, first);
     }
     if !chosen.is_empty() {
         let sql = include_str!("sql/read_claims.sql").replace("{CLAIM}", CLAIM);
@@ -92,7 +117,7 @@ pub async fn read_due(shared: &Shared, ask: &AskDue) -> Result<DuePage> {
     }
     if ask.urgent_only {
         page.next_urgent = page.next_due.take();
-        let floor = shared.floors.of(endpoint);
+        let floor = shared.floors.of(endpoint).due_at;
         let row =
             patiently(client.query_typed(include_str!("sql/read_due.sql"), bind![endpoint, floor, 1_i64])).await?;
         page.next_due = row.first().map(|row| at(row.get(1)));
@@ -122,14 +147,40 @@ mod tests {
     #[test]
     fn what_becomes_due_during_a_read_keeps_the_floor_down() {
         let floors = Floors::default();
-        assert_eq!(floors.of(1), i64::MIN);
-        floors.raise(1, i64::MIN, 500);
         let floor = floors.of(1);
-        assert_eq!(floor, 500);
+        assert_eq!(floor.due_at, i64::MIN);
+        floors.raise(1, floor, 500);
+        let floor = floors.of(1);
+        assert_eq!(floor.due_at, 500);
         floors.lower(1, 300);
         floors.raise(1, floor, 900);
-        assert_eq!(floors.of(1), 300, "the read may not have seen it");
+        assert_eq!(floors.of(1).due_at, 300, "the read may not have seen it");
         floors.clear();
-        assert_eq!(floors.of(1), i64::MIN);
+        assert_eq!(floors.of(1).due_at, i64::MIN);
+    }
+
+    #[test]
+    fn what_becomes_due_after_the_floor_during_a_read_is_below_no_later_floor() {
+        let floors = Floors::default();
+        let floor = floors.of(1);
+        floors.raise(1, floor, 500);
+        let read = floors.of(1);
+        // Accepted at 600, committed while the read was under way.
+        floors.lower(1, 600);
+        floors.raise(1, read, 900);
+        assert_eq!(floors.of(1).due_at, 500, "the read may not have seen it");
+        let read = floors.of(1);
+        floors.raise(1, read, 600);
+        assert_eq!(floors.of(1).due_at, 600, "the next one has");
+    }
+
+    #[test]
+    fn a_read_from_before_everything_was_forgotten_raises_nothing() {
+        let floors = Floors::default();
+        let read = floors.of(1);
+        floors.clear();
+        floors.of(1);
+        floors.raise(1, read, 900);
+        assert_eq!(floors.of(1).due_at, i64::MIN);
     }
 }

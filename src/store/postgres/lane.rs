@@ -68,7 +68,7 @@ pub async fn pass(act: &Act<'_>, member: Member<'_>, now: Timestamp) -> Result<H
         Some(next) => {
             let sql = "UPDATE posthaste.queue SET behind = false WHERE no = $1 RETURNING due_at";
             for row in tx.query(sql, bind![next]).await? {
-                act.shared.floors.lower(member.endpoint, row.get(0));
+                act.makes_due(member.endpoint, row.get(0));
             }
             Head::Free(next)
         }

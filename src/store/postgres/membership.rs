@@ -33,6 +33,8 @@ const RECOUNT_EVERY: Duration = Duration::from_secs(30);
 const PARTITIONS_EVERY: Duration = Duration::from_secs(1_800);
 /// How long the lifecycle may take to put a change in force.
 const IN_FORCE: Duration = Duration::from_secs(2);
+/// No transaction whose answer got lost is still under way after this.
+const ENDED_WITHIN: Duration = Duration::from_secs(30);
 /// How long it waits before it tries to reach the database again, at most.
 const TROUBLE_MAX: Duration = Duration::from_secs(2);
 
@@ -40,6 +42,9 @@ const TROUBLE_MAX: Duration = Duration::from_secs(2);
 pub async fn join(shared: &Arc<Shared>) -> anyhow::Result<JoinHandle<()>> {
     let mut member = Member::join(shared.clone()).await?;
     member.step().await?;
+    if let Some(counting) = member.counting.take() {
+        let _ = counting.await;
+    }
     Ok(tokio::spawn(async move { member.run().await }))
 }
 
@@ -47,16 +52,24 @@ struct Member {
     shared: Arc<Shared>,
     /// The last snapshot: its end, and what was under way then.
     seen: (String, Vec<String>),
+    /// What was seen to arrive, until it is told.
+    arrived: Vec<Arrived>,
+    /// Since when the server runs that was last asked.
+    server: Option<String>,
+    /// When everything that is due is looked for, the first of it first.
+    afresh: Vec<Instant>,
     is_alone: bool,
     renewed_at: Instant,
     recounted_at: Instant,
     partitioned_at: Instant,
     /// Told once the last change of the catalogue is in force here.
     in_force: Option<oneshot::Receiver<()>>,
+    /// What counts what waits for shards just gained.
+    counting: Option<JoinHandle<()>>,
     /// Shards that are being handed over.
     leaving: HashSet<Shard>,
-    handed_over: tokio::sync::mpsc::UnboundedReceiver<Vec<Shard>>,
-    hand_over: tokio::sync::mpsc::UnboundedSender<Vec<Shard>>,
+    handed_over: tokio::sync::mpsc::UnboundedReceiver<(Shard, bool)>,
+    hand_over: tokio::sync::mpsc::UnboundedSender<(Shard, bool)>,
 }
 
 impl Member {
@@ -67,11 +80,15 @@ impl Member {
         Ok(Self {
             shared,
             seen,
+            arrived: Vec::new(),
+            server: None,
+            afresh: Vec::new(),
             is_alone: true,
             renewed_at: now,
             recounted_at: now,
             partitioned_at: now,
             in_force: None,
+            counting: None,
             leaving: HashSet::new(),
             handed_over,
             hand_over,
@@ -88,7 +105,16 @@ impl Member {
             };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                Some(shards) = self.handed_over.recv() => {
+                Some(first) = self.handed_over.recv() => {
+                    let mut shards = Vec::new();
+                    let rest = std::iter::from_fn(|| self.handed_over.try_recv().ok());
+                    for (shard, is_free) in std::iter::once(first).chain(rest) {
+                        match is_free {
+                            true => shards.push(shard),
+                            // It was lost meanwhile, and may have come back.
+                            false => drop(self.leaving.remove(&shard)),
+                        }
+                    }
                     if let Err(problem) = self.release(shards).await {
                         warn!("shards could not be handed over yet: {problem}");
                     }
@@ -118,13 +144,15 @@ impl Member {
     async fn look(&mut self) -> Result<()> {
         let found = self.poll().await?;
         let is_renewal_due = self.renewed_at.elapsed() >= self.shared.options.lease / 6;
-        if is_renewal_due || found.is_something_free || found.is_someone_dead || found.nodes_changed {
+        let is_retiring = self.shared.is_retiring.load(Ordering::Acquire) && self.leaving.is_empty();
+        if is_renewal_due || is_retiring || found.is_something_free || found.is_someone_dead || found.nodes_changed {
             self.step().await?;
         }
         self.hear(found).await?;
+        self.look_afresh().await?;
         if self.recounted_at.elapsed() >= RECOUNT_EVERY {
             self.recounted_at = Instant::now();
-            self.recount(self.shared.owned.numbers()).await?;
+            tokio::spawn(recount_beside(self.shared.clone(), self.shared.owned.numbers()));
         }
         if self.partitioned_at.elapsed() >= PARTITIONS_EVERY {
             self.partitioned_at = Instant::now();
@@ -160,8 +188,12 @@ impl Member {
             let nodes = row.get::<_, i64>(4).max(1) as usize;
             found.nodes_changed |= shared.nodes.swap(nodes, Ordering::Relaxed) != nodes;
             self.is_alone = nodes == 1;
+            let server = Some(row.get::<_, String>(10));
+            if self.server != server && std::mem::replace(&mut self.server, server).is_some() {
+                shared.is_unsure.store(true, Ordering::Release);
+            }
             if let Some(id) = row.get::<_, Option<uuid::Uuid>>(5) {
-                found.arrived.push(Arrived {
+                self.arrived.push(Arrived {
                     endpoint: EndpointId(id),
                     no: row.get(6),
                     due_at: row.get(7),
@@ -184,7 +216,10 @@ impl Member {
             shared.floors.clear();
             let (done, in_force) = oneshot::channel();
             let _ = shared.told.send(Tiding::Changed { endpoints: fresh.endpoints, tenants: fresh.tenants, done });
-            self.in_force = Some(in_force);
+            // Before anybody listens there is nothing that it could be in
+            // force for; to wait would be to wait for one's own start.
+            let is_listened_to = shared.listener.lock().expect("nothing panics while it is held").is_none();
+            self.in_force = is_listened_to.then_some(in_force);
         }
         if let Some(in_force) = &mut self.in_force {
             // Not for long: a lease that is not renewed meanwhile would end.
@@ -196,7 +231,8 @@ impl Member {
         if self.in_force.is_none() && found.version > shared.heard.load(Ordering::Acquire) {
             shared.tell_heard().await?;
         }
-        for arrived in found.arrived {
+        // Kept until here: what was seen once is not seen again.
+        for arrived in std::mem::take(&mut self.arrived) {
             shared.index_mut().count_waiting(arrived.no, arrived.count);
             if let Some(due_at) = arrived.due_at {
                 shared.floors.lower(arrived.no, due_at);
@@ -211,6 +247,25 @@ impl Member {
                 tokio::spawn(answer(shared.clone(), no, question));
             }
         }
+        Ok(())
+    }
+
+    /// Looks for everything that is due, if something may be so without this
+    /// node's knowing: a commit whose answer got lost, or a server that began
+    /// anew. And once more when no transaction of before can be under way.
+    async fn look_afresh(&mut self) -> Result<()> {
+        let (shared, now) = (&self.shared, Instant::now());
+        if shared.is_unsure.swap(false, Ordering::AcqRel) {
+            self.afresh = vec![now, now + ENDED_WITHIN];
+        }
+        if self.afresh.first().is_none_or(|at| *at > now) {
+            return Ok(());
+        }
+        shared.floors.clear();
+        for (endpoint, due_at) in due::earliest_due(shared, shared.owned.numbers()).await? {
+            let _ = shared.told.send(Tiding::Arrived { endpoint, due_at, look_at: Some(due_at) });
+        }
+        self.afresh.remove(0);
         Ok(())
     }
 
@@ -232,7 +287,10 @@ impl Member {
         let nodes = tx.query("SELECT id FROM posthaste.nodes ORDER BY id", bind![]).await?;
         let nodes: Vec<i64> = nodes.iter().map(|row| row.get(0)).collect();
         let held = tx.query("SELECT shard, epoch FROM posthaste.shards WHERE node = $1", bind![node]).await?;
-        let share = share(&nodes, node);
+        let share = match shared.is_retiring.load(Ordering::Acquire) {
+            true => 0,
+            false => share(&nodes, node),
+        };
         let mut gained = Vec::new();
         if held.len() < share {
             let most = (share - held.len()) as i64;
@@ -279,7 +337,8 @@ impl Member {
         info!(shards = shards.len(), owned = shared.owned.shards().len(), "{} shards are ours now", shards.len());
         let _ = shared.told.send(Tiding::Gained { shards, due, were_owned });
         shared.sweep_soon();
-        self.recount(numbers).await
+        self.counting = Some(tokio::spawn(recount_beside(shared, numbers)));
+        Ok(())
     }
 
     /// Asks the lifecycle to let go of some shards.
@@ -288,16 +347,20 @@ impl Member {
             return;
         }
         let shards = self.shared.owned.shards().into_iter().filter(|shard| !self.leaving.contains(shard));
-        let shards: Vec<Shard> = shards.take(surplus).collect();
-        self.leaving.extend(&shards);
-        let (done, is_done) = oneshot::channel();
-        let _ = self.shared.told.send(Tiding::Wanted { shards: shards.clone(), done });
-        let hand_over = self.hand_over.clone();
-        tokio::spawn(async move {
-            // Nobody to listen is nobody to have anything in flight.
-            let _ = is_done.await;
-            let _ = hand_over.send(shards);
-        });
+        // One by one: a request that hangs keeps no more than its own.
+        for shard in shards.take(surplus).collect::<Vec<_>>() {
+            self.leaving.insert(shard);
+            let (done, is_done) = oneshot::channel();
+            let _ = self.shared.told.send(Tiding::Wanted { shards: vec![shard], done });
+            let hand_over = self.hand_over.clone();
+            let shared = self.shared.clone();
+            tokio::spawn(async move {
+                let is_done = is_done.await.is_ok();
+                // Nobody to listen is nobody to have anything in flight.
+                let listener = shared.listener.lock().expect("nothing panics while it is held").is_some();
+                let _ = hand_over.send((shard, is_done || listener));
+            });
+        }
     }
 
     /// Gives shards back, now that nothing of them is in flight.
@@ -308,7 +371,7 @@ impl Member {
             self.leaving.remove(shard);
         }
         let _ = self.shared.told.send(Tiding::Lost { shards });
-        self.recount(Vec::new()).await?;
+        recount(&self.shared, Vec::new()).await?;
         let client = self.shared.connection().await?;
         let sql = "UPDATE posthaste.shards SET node = NULL WHERE shard = ANY($1) AND node = $2";
         patiently(client.execute_typed(sql, bind![numbers, self.shared.owned.node()])).await?;
@@ -330,19 +393,25 @@ impl Member {
         self.renewed_at = Instant::now().checked_sub(self.shared.options.lease).unwrap_or_else(Instant::now);
         Ok(())
     }
+}
 
-    /// Counts anew what waits for the endpoints of these shards, and forgets
-    /// the counts of those that are not this node's.
-    async fn recount(&self, shards: Vec<i16>) -> Result<()> {
-        let shared = &self.shared;
-        let counted = due::count_waiting(shared, shards.clone()).await?;
-        let shards: HashSet<i16> = shards.into_iter().collect();
-        shared.index_mut().recount(&counted, |shard| match shards.contains(&i16::from(shard.0)) {
-            true => Some(true),
-            false if shared.owned.holds(shard) => None,
-            false => Some(false),
-        });
-        Ok(())
+/// Counts anew what waits for the endpoints of these shards, and forgets the
+/// counts of those that are not this node's. Beside the loop: with millions
+/// waiting it takes longer than a lease may go without being renewed.
+async fn recount(shared: &Shared, shards: Vec<i16>) -> Result<()> {
+    let counted = due::count_waiting(shared, shards.clone()).await?;
+    let shards: HashSet<i16> = shards.into_iter().collect();
+    shared.index_mut().recount(&counted, |shard| match shards.contains(&i16::from(shard.0)) {
+        true => Some(true),
+        false if shared.owned.holds(shard) => None,
+        false => Some(false),
+    });
+    Ok(())
+}
+
+async fn recount_beside(shared: Arc<Shared>, shards: Vec<i16>) {
+    if let Err(problem) = recount(&shared, shards).await {
+        warn!("what waits could not be counted anew, and is counted later: {problem}");
     }
 }
 
@@ -353,7 +422,6 @@ struct Found {
     is_something_free: bool,
     is_someone_dead: bool,
     nodes_changed: bool,
-    arrived: Vec<Arrived>,
     questions: Vec<(i64, String)>,
 }
 

@@ -105,9 +105,13 @@ struct Shared {
     told: mpsc::UnboundedSender<Tiding>,
     listener: Mutex<Option<mpsc::UnboundedReceiver<Tiding>>>,
     is_answering: AtomicBool,
+    /// Whether this node is about to leave: it keeps nothing that it can give away.
+    is_retiring: AtomicBool,
     /// How many nodes there were at the last look.
     nodes: AtomicUsize,
     stale_writes: AtomicU64,
+    /// Something may have been accepted here without anyone's knowing.
+    is_unsure: AtomicBool,
     /// Where reads of what is due may begin, by endpoint.
     floors: due::Floors,
     /// How every transaction begins.
@@ -141,8 +145,10 @@ impl Postgres {
             told,
             listener: Mutex::new(Some(listener)),
             is_answering: AtomicBool::new(true),
+            is_retiring: AtomicBool::new(false),
             nodes: AtomicUsize::new(1),
             stale_writes: AtomicU64::new(0),
+            is_unsure: AtomicBool::new(false),
             floors: due::Floors::default(),
             begin,
             catalogue_turn: tokio::sync::Mutex::default(),

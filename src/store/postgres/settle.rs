@@ -181,7 +181,7 @@ async fn settle(shared: &Arc<Shared>, jobs: &[Job]) -> Result<Vec<Result<Settled
             None => {}
             Some((_, false)) => {
                 let claim = claim_from(row, 5);
-                shared.floors.lower(endpoint, millis(claim.due_at));
+                act.makes_due(endpoint, millis(claim.due_at));
                 settled.freed.push(claim);
             }
             Some((dead, true)) => {
@@ -197,7 +197,7 @@ async fn settle(shared: &Arc<Shared>, jobs: &[Job]) -> Result<Vec<Result<Settled
         let Outcome::Attempted { next: Next::Waiting { due_at }, .. } = jobs[place].settlement.outcome else {
             continue;
         };
-        shared.floors.lower(row.get(1), millis(due_at));
+        act.makes_due(row.get(1), millis(due_at));
         answers[place] = Some(Ok(Settled { due_again_at: Some(due_at), ..Settled::default() }));
     }
     look_again(&tx, node, jobs, &places, &mut answers).await?;

@@ -29,7 +29,8 @@ pub async fn settle(act: &mut Act<'_>, lease: Lease, settlement: &Settlement) ->
         Outcome::Attempted { attempt, progress, .. }
             if place.stand.attempts >= attempt.number && place.stand.is_budget(progress.begun_at) =>
         {
-            // Written before, by a call whose answer got lost.
+            // Written before, by a call whose answer got lost, and so was what it made due.
+            act.shared.floors.clear();
             let due_again_at = (place.stand.state == State::Waiting).then(|| at(place.due_at));
             let mut settled = Settled { due_again_at, is_repeat: true, ..Settled::default() };
             listen(act, settlement, &mut settled, true).await?;
@@ -143,7 +144,7 @@ async fn write(act: &mut Act<'_>, settlement: &Settlement, place: &Place, next: 
         Some(Next::Waiting { due_at }) => {
             let sql = "UPDATE posthaste.queue SET due_at = $2 WHERE no = $1";
             act.tx.execute(sql, bind![place.no, millis(due_at)]).await?;
-            act.shared.floors.lower(place.endpoint, millis(due_at));
+            act.makes_due(place.endpoint, millis(due_at));
             None
         }
         None => None,

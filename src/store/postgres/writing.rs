@@ -184,6 +184,11 @@ impl Writing {
         counts
     }
 
+    /// The endpoints something waits for because of it, and when that is due.
+    pub fn due(&self) -> impl Iterator<Item = (i64, i64)> {
+        self.deliveries.endpoint.iter().copied().zip(self.deliveries.due_at.iter().copied())
+    }
+
     /// Writes all of it; nothing at all, if a version is given and the
     /// catalogue has moved on from it.
     pub async fn write(&self, tx: &Tx, version: Option<i64>, node: i64) -> Result<Option<Places>> {

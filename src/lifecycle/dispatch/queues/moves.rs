@@ -11,18 +11,10 @@ use crate::model::shard::{Lease, Shard};
 
 impl Queues {
     /// These shards are this node's. A queue that is still there for what was
-    /// in flight when they went goes on as if it were new; with `were_owned`,
-    /// others may have used up what tenants may send.
-    pub fn gained(
-        &mut self,
-        shards: &[Shard],
-        were_owned: bool,
-        now: Timestamp,
-        gate: impl Fn(EndpointId) -> Option<Gate>,
-    ) {
-        if were_owned {
-            self.shares.unknown_before(now);
-        }
+    /// in flight when they went goes on as if it were new; and others may have
+    /// used up what tenants may send.
+    pub fn gained(&mut self, shards: &[Shard], now: Timestamp, gate: impl Fn(EndpointId) -> Option<Gate>) {
+        self.shares.unknown_before(now);
         for endpoint in self.of(shards) {
             let (Some(queue), Some(gate)) = (self.endpoints.get_mut(&endpoint), gate(endpoint)) else { continue };
             queue.regain(gate, self.began_at);
@@ -197,12 +189,13 @@ mod tests {
         queues.admit(claim(1, Some("k")), at(0), || Some(gate(1, None)));
         let (old, lease) = take(&mut queues, 0).remove(0);
         queues.let_go(&HERE, at(0));
-        queues.gained(&HERE, true, at(5_000), |_| Some(gate(3, Some(at(5_000)))));
+        queues.gained(&HERE, at(5_000), |_| Some(gate(3, Some(at(5_000)))));
         queues.stored(endpoint(), at(0), at(5_000), || unreachable!("it is known"));
         let ask = queues.look(at(5_000)).remove(0);
         assert!(ask.except.contains(&old.id));
         let page = DuePage { claims: vec![claim(2, Some("k")), claim(3, None)], ..DuePage::default() };
         queues.read_done(endpoint(), Some(page), at(5_000), at(6_000));
+        queues.look(at(6_000));
         let now = take(&mut queues, 6_000);
         assert_eq!(now.iter().map(|(claim, _)| claim.id).collect::<Vec<_>>(), [claim(3, None).id], "the lane is taken");
         assert_eq!((lease.epoch, now[0].1.epoch), (Epoch(1), Epoch(3)));
@@ -218,7 +211,7 @@ mod tests {
         assert_eq!(queues.look(at(0)).len(), 1);
         queues.let_go(&HERE, at(0));
         assert!(!queues.endpoints.is_empty(), "until the read is back");
-        queues.gained(&HERE, true, at(10), |_| Some(gate(3, Some(at(10)))));
+        queues.gained(&HERE, at(10), |_| Some(gate(3, Some(at(10)))));
         queues.stored(endpoint(), at(0), at(10), || unreachable!("it is known"));
         assert!(queues.look(at(10)).is_empty(), "one read at a time");
         queues.read_void(endpoint(), at(20));
@@ -257,7 +250,7 @@ mod tests {
             let gate = |since| Gate { rate, cap: 1_000, ..gate(1, since) };
             let mut nodes = [node(), node(), node()];
             let (mut owner, mut now, mut n, mut taken) = (0, 0, 0, Vec::new());
-            nodes[0].gained(&HERE, false, at(0), |_| Some(gate(None)));
+            nodes[0].gained(&HERE, at(0), |_| Some(gate(None)));
             let mut since = None;
             for (span, next) in moves.into_iter().chain([(2_000, 0)]) {
                 for moment in now..now + span {
@@ -277,7 +270,7 @@ mod tests {
                 if next != owner {
                     nodes[owner].let_go(&HERE, at(now));
                     (owner, since) = (next, Some(at(now)));
-                    nodes[owner].gained(&HERE, true, at(now), |_| Some(gate(since)));
+                    nodes[owner].gained(&HERE, at(now), |_| Some(gate(since)));
                 }
             }
             for (first, from) in taken.iter().enumerate() {
