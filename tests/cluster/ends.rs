@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::ledger::{Ledger, moody};
+use crate::ledger::{Entry, Ledger, moody};
 use crate::nodes::{Cluster, LEASE, called_again};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -15,8 +15,10 @@ async fn kill_nine_of_one_of_three_loses_nothing_and_others_take_over() {
     let orphans = cluster.owned_by(1).await;
     cluster.kill(1).await;
     let killed = Instant::now();
-    ledger.wait_until("its endpoints to be called again", |_| called_again(&ledger, &orphans, killed).is_some()).await;
-    let took = called_again(&ledger, &orphans, killed).unwrap();
+    ledger
+        .wait_until("its endpoints to be called again", |entries| called_again(entries, &orphans, killed).is_some())
+        .await;
+    let took = called_again(&ledger.entries(), &orphans, killed).unwrap();
     println!("taken over {took:?} after kill -9; the lease is {LEASE:?}");
     cluster.restart(1).await;
     cluster.settled().await;
@@ -24,7 +26,7 @@ async fn kill_nine_of_one_of_three_loses_nothing_and_others_take_over() {
     let handed = load.finish().await;
     // What it had just heard when it was killed may not have been written down.
     let since = killed - Duration::from_secs(1);
-    let is_its_own = |entry: &crate::ledger::Entry| entry.node.is_none() || entry.is_of("n1");
+    let is_its_own = |entry: &Entry| entry.node.is_none() || entry.is_of("n1");
     cluster.check(&ledger, &handed, |entry| is_its_own(entry) && entry.began > since && entry.began < killed).await;
 }
 
@@ -37,8 +39,10 @@ async fn sigterm_hands_over_at_once_and_repeats_nothing() {
     let orphans = cluster.owned_by(2).await;
     cluster.terminate(2).await;
     let ended = Instant::now();
-    ledger.wait_until("its endpoints to be called again", |_| called_again(&ledger, &orphans, ended).is_some()).await;
-    let took = called_again(&ledger, &orphans, ended).unwrap();
+    ledger
+        .wait_until("its endpoints to be called again", |entries| called_again(entries, &orphans, ended).is_some())
+        .await;
+    let took = called_again(&ledger.entries(), &orphans, ended).unwrap();
     println!("taken over {took:?} after the end");
     assert!(took < LEASE, "nobody waits for a lease that was given back: {took:?}");
     cluster.restart(2).await;

@@ -335,3 +335,73 @@ impl Drop for Open {
         self.book.more.notify_waiters();
     }
 }
+
+mod tests {
+    use super::*;
+
+    /// A request for the event of this place in the lane `k`, open from one
+    /// millisecond to another.
+    fn entry(seq: u64, attempt: u32, from: u64, to: u64, status: u16) -> Entry {
+        static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
+        let at = |ms| *START + Duration::from_millis(ms);
+        Entry {
+            endpoint: "e0".into(),
+            id: format!("evt-{seq}"),
+            key: "k".into(),
+            seq,
+            attempt,
+            node: None,
+            began: at(from),
+            ended: Some(at(to)),
+            status: Some(status),
+        }
+    }
+
+    fn is_refused(check: impl FnOnce() + std::panic::UnwindSafe) -> bool {
+        std::panic::catch_unwind(check).is_err()
+    }
+
+    #[test]
+    fn what_is_in_order_is_found_in_order() {
+        let entries = [entry(1, 1, 0, 5, 503), entry(1, 2, 6, 9, 200), entry(2, 1, 9, 12, 200)];
+        lanes_are_kept(&entries);
+        attempts_are_counted(&entries);
+        caps_are_kept(&entries, 1);
+        assert_eq!(repeats(&entries, |_| false), 0);
+        // Cut off by a crash, and made again before the next.
+        let crashed = [entry(1, 1, 0, 5, 200), entry(1, 1, 7, 9, 200), entry(2, 1, 9, 12, 200)];
+        lanes_are_kept(&crashed);
+        assert_eq!(repeats(&crashed, |entry| entry.seq == 1), 1);
+    }
+
+    #[test]
+    fn whatever_is_out_of_order_is_found() {
+        let first = || entry(1, 1, 0, 5, 200);
+        for (what, entries) in [
+            ("two at once", [first(), entry(2, 1, 4, 8, 200)]),
+            ("a place left out", [first(), entry(3, 1, 6, 8, 200)]),
+            ("one after its successor", [entry(2, 1, 0, 5, 200), entry(1, 1, 6, 8, 200)]),
+            ("overtaken", [entry(1, 1, 0, 5, 503), entry(2, 1, 6, 8, 200)]),
+        ] {
+            assert!(is_refused(|| lanes_are_kept(&entries)), "{what}");
+        }
+        assert!(is_refused(|| caps_are_kept(&[first(), entry(2, 1, 4, 8, 200)], 1)));
+        assert!(is_refused(|| attempts_are_counted(&[first(), entry(1, 3, 6, 8, 200)])));
+        assert!(is_refused(|| drop(repeats(&[first(), entry(1, 1, 6, 8, 200)], |_| false))));
+        let frozen = Entry { ended: None, status: None, ..first() };
+        caps_are_kept(&[frozen.clone(), entry(2, 1, 1_001, 1_005, 200)], 1);
+        assert!(is_refused(move || caps_are_kept(&[frozen, entry(2, 1, 999, 1_005, 200)], 1)));
+    }
+
+    #[test]
+    fn what_is_lost_or_in_another_order_than_it_was_handed_in_is_found() {
+        let handed = || Handed::of(&[("evt-1", "e0", "k"), ("evt-2", "e0", "k")]);
+        let both = [entry(1, 1, 0, 5, 200), entry(2, 1, 6, 8, 200)];
+        nothing_is_lost(&both, &handed());
+        places_follow_hand_in(&both, &handed());
+        assert!(is_refused(|| nothing_is_lost(&both[..1], &handed())));
+        assert!(is_refused(|| nothing_is_lost(&[entry(1, 1, 0, 5, 200), entry(2, 1, 6, 8, 503)], &handed())));
+        let swapped = Handed::of(&[("evt-2", "e0", "k"), ("evt-1", "e0", "k")]);
+        assert!(is_refused(|| places_follow_hand_in(&both, &swapped)));
+    }
+}

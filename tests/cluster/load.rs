@@ -35,6 +35,16 @@ pub struct Handed {
 }
 
 impl Handed {
+    /// What one producer handed in: id, endpoint and key.
+    pub fn of(events: &[(&str, &str, &str)]) -> Self {
+        let receipt = |&(id, endpoint, key): &(&str, &str, &str)| Receipt {
+            id: id.into(),
+            endpoint: endpoint.into(),
+            key: key.into(),
+        };
+        Self { by_producer: vec![events.iter().map(receipt).collect()] }
+    }
+
     pub fn len(&self) -> usize {
         self.by_producer.iter().map(Vec::len).sum()
     }

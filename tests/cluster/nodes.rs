@@ -15,7 +15,7 @@ use tokio::sync::{Mutex, MutexGuard};
 
 use crate::ground::postgres::{Database, Server};
 use crate::ground::proxy::Proxy;
-use crate::ledger::{Findings, Ledger};
+use crate::ledger::{Entry, Findings, Ledger};
 use crate::load::{Doors, Handed, Load};
 use crate::sockets;
 use crate::support::{Client, Gateway, Options, eager_retry, eventually, path_of, unlimited};
@@ -270,12 +270,7 @@ impl Cluster {
     }
 
     /// Lets everything arrive, and checks the ledger.
-    pub async fn check(
-        &self,
-        ledger: &Ledger,
-        handed: &Handed,
-        may_be_lost: impl Fn(&crate::ledger::Entry) -> bool,
-    ) -> Findings {
+    pub async fn check(&self, ledger: &Ledger, handed: &Handed, may_be_lost: impl Fn(&Entry) -> bool) -> Findings {
         self.drained().await;
         let findings = ledger.check(handed, CAP, may_be_lost);
         let mut stale = 0.0;
@@ -297,8 +292,7 @@ impl Cluster {
 }
 
 /// How long it was until each of these had been called again after a moment.
-pub fn called_again(ledger: &Ledger, endpoints: &[String], since: Instant) -> Option<Duration> {
-    let entries = ledger.entries();
+pub fn called_again(entries: &[Entry], endpoints: &[String], since: Instant) -> Option<Duration> {
     let first_after = |name: &String| {
         let first = entries.iter().find(|entry| entry.began > since && entry.endpoint == *name);
         first.map(|entry| entry.began - since)

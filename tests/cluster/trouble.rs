@@ -46,7 +46,7 @@ async fn partition(weather: Weather) {
             })
         })
         .await;
-    let took = called_again(&ledger, &orphans, cut_off).unwrap();
+    let took = called_again(&ledger.entries(), &orphans, cut_off).unwrap();
     println!("{weather:?}: taken over {took:?} after the cut");
     eventually("readyz to say so", || async {
         let answer = prober.get("/readyz").await;

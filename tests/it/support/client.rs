@@ -10,6 +10,8 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
+use super::PATIENCE;
+
 /// One kept-alive connection to a gateway.
 pub struct Client {
     address: SocketAddr,
@@ -80,6 +82,12 @@ impl Client {
         headers: &[(&str, &str)],
         body: impl Into<Bytes>,
     ) -> Result<Answer, String> {
+        let answering = self.ask(method, path, headers, body.into());
+        let answer = tokio::time::timeout(PATIENCE, answering).await;
+        answer.unwrap_or_else(|_| Err(format!("{method} {path} was not answered")))
+    }
+
+    async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: Bytes) -> Result<Answer, String> {
         let mut slot = self.connection.lock().await;
         if slot.as_ref().is_none_or(SendRequest::is_closed) {
             *slot = Some(self.connect().await?);
@@ -91,7 +99,7 @@ impl Client {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let request = request.body(Full::new(body.into())).expect("a request");
+        let request = request.body(Full::new(body)).expect("a request");
         let connection = slot.as_mut().expect("just opened");
         connection.ready().await.map_err(|problem| problem.to_string())?;
         let response = connection.send_request(request).await.map_err(|problem| problem.to_string())?;

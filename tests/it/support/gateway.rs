@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-use super::{Client, eventually};
+use super::{Client, PATIENCE, eventually};
 use crate::ground::postgres::{Database, Server};
 
 tokio::task_local! {
@@ -80,7 +80,8 @@ impl Gateway {
         let mut process = command(folder.path(), &options).spawn().expect("the gateway starts");
         let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines();
         let address = loop {
-            let line = lines.next_line().await.expect("readable output");
+            let line = tokio::time::timeout(PATIENCE, lines.next_line()).await.expect("the gateway serves in time");
+            let line = line.expect("readable output");
             let line = line.expect("the gateway ended before it served; see its output above");
             if let Some(rest) = line.split("serves http://").nth(1) {
                 break rest.split(' ').next().expect("an address").parse().expect("an address");
