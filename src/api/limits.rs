@@ -21,8 +21,8 @@ const STANDING: HeaderName = HeaderName::from_static("ratelimit");
 /// What a tenant with a rate of its own is told with every receipt. The usual
 /// rate is more than anyone meets, and is not spoken of.
 pub fn told(api: &Api, tenant: &Tenant) -> Option<LimitHeaders> {
-    let rate = tenant.quota.ingest;
-    let is_usual = rate == Quota::default().ingest;
+    let is_usual = tenant.quota.ingest == Quota::default().ingest;
+    let rate = api.gateway.ingest_rate(tenant);
     (!is_usual).then(|| headers(&api.gateway.intake.standing(&tenant.id, rate, api.gateway.clock.now())))
 }
 

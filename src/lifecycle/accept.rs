@@ -122,7 +122,7 @@ pub async fn accept_over(
         return Err(Refusal::StorageFull);
     }
     let Some(known) = gateway.store.tenant(tenant) else { return Err(Refusal::Store(Error::NotFound("tenant"))) };
-    gateway.intake.charge(tenant, known.quota.ingest, submissions.len(), now)?;
+    gateway.intake.charge(tenant, gateway.ingest_rate(&known), submissions.len(), now)?;
     let mut outcomes: Vec<Option<Outcome>> = Vec::with_capacity(submissions.len());
     let mut events = Vec::with_capacity(submissions.len());
     let mut deliveries = 0;

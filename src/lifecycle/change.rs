@@ -133,7 +133,7 @@ pub async fn delete_endpoint(gateway: &Gateway, tenant: &TenantId, id: EndpointI
 pub async fn put_tenant(gateway: &Gateway, tenant: Tenant) -> Result<Arc<Tenant>> {
     let tenant = gateway.store.put_tenant(tenant).await?;
     gateway.dispatcher.tenant_changed(&tenant.id);
-    gateway.intake.change(&tenant.id, tenant.quota.ingest, gateway.clock.now());
+    gateway.intake.change(&tenant.id, gateway.ingest_rate(&tenant), gateway.clock.now());
     Ok(tenant)
 }
 

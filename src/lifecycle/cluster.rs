@@ -110,7 +110,7 @@ pub fn hear(gateway: &Gateway, tiding: Tiding) {
             for tenant in tenants {
                 dispatcher.tenant_changed(&tenant);
                 if let Some(known) = gateway.store.tenant(&tenant) {
-                    gateway.intake.change(&tenant, known.quota.ingest, now);
+                    gateway.intake.change(&tenant, gateway.ingest_rate(&known), now);
                 }
             }
             let _ = done.send(());

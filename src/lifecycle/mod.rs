@@ -26,6 +26,8 @@ use self::space::Space;
 use self::tell::Teller;
 use crate::clock::Clock;
 use crate::metrics::Metrics;
+use crate::model::pace::Rate;
+use crate::model::tenant::Tenant;
 use crate::store::Store;
 
 pub mod accept;
@@ -63,4 +65,20 @@ pub struct Gateway {
     pub intake: Intake,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+}
+
+impl Gateway {
+    /// How fast a tenant may hand events in through this node. All nodes
+    /// together let in no more than the tenant's rate: each has the same part
+    /// of it, since whatever spreads requests over nodes does so evenly.
+    pub fn ingest_rate(&self, tenant: &Tenant) -> Rate {
+        let rate = tenant.quota.ingest;
+        match self.store.nodes() {
+            1 => rate,
+            nodes => Rate {
+                per_second: rate.per_second / nodes as f64,
+                burst: u32::try_from(rate.burst as usize / nodes).unwrap_or(1).max(1),
+            },
+        }
+    }
 }

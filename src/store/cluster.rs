@@ -36,6 +36,11 @@ pub trait Cluster: Send + Sync {
     /// the lifecycle's own; the store only carries them.
     async fn ask_owner(&self, tenant: &TenantId, endpoint: EndpointId, question: String) -> Result<Option<String>>;
 
+    /// How many nodes there are, this one among them.
+    fn nodes(&self) -> usize {
+        1
+    }
+
     /// All nodes and shards, as the store has them.
     async fn view(&self) -> Result<View>;
 

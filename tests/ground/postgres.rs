@@ -221,7 +221,7 @@ impl Database {
     /// How much room everything of the gateway takes, in bytes, without what
     /// the server would clean up by itself.
     pub async fn size(&self) -> i64 {
-        self.execute("VACUUM").await;
+        self.execute("VACUUM FULL").await;
         self.number(
             "SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class c JOIN pg_namespace n
              ON n.oid = c.relnamespace WHERE n.nspname = 'posthaste' AND c.relkind IN ('r', 'S')",

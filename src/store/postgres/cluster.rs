@@ -59,6 +59,10 @@ impl Cluster for Postgres {
         Ok(answer)
     }
 
+    fn nodes(&self) -> usize {
+        self.shared.nodes.load(Ordering::Relaxed).max(1)
+    }
+
     async fn view(&self) -> Result<View> {
         let tx = Tx::begin_reading(&self.shared.pool).await?;
         let sql = "SELECT n.id, n.name, (extract(epoch FROM n.lease_until - clock_timestamp()) * 1000)::bigint,

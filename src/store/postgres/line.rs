@@ -61,8 +61,13 @@ async fn run<J: Work>(shared: Arc<Shared>, waiting: Arc<Mutex<mpsc::UnboundedRec
     let mut later: Vec<J> = Vec::new();
     loop {
         let mut batch = std::mem::take(&mut later);
-        {
-            let mut waiting = waiting.lock().await;
+        // Whoever waits for the next job holds the line meanwhile; what was
+        // set aside must not wait for that.
+        let line = match batch.is_empty() {
+            true => Some(waiting.lock().await),
+            false => waiting.try_lock().ok(),
+        };
+        if let Some(mut waiting) = line {
             if batch.is_empty() {
                 match waiting.recv().await {
                     Some(job) => batch.push(job),

@@ -16,13 +16,13 @@ use tracing::{info, warn};
 use super::endpoint::from_json;
 use super::numbers::Numbers;
 use super::rows::at;
-use super::tx::{bind, bound, patiently};
+use super::tx::{Tx, bind, bound, patiently};
 use super::{Shared, due, partitions};
 use crate::model::health::Health;
 use crate::model::id::EndpointId;
 use crate::model::pace::about;
 use crate::model::shard::{Epoch, Lease, SHARDS, Shard};
-use crate::store::{Result, Tiding};
+use crate::store::{Error, Result, Tiding};
 
 /// How often a node looks while others are there, and while it is alone.
 const TOGETHER: Duration = Duration::from_millis(20);
@@ -51,6 +51,8 @@ struct Member {
     renewed_at: Instant,
     recounted_at: Instant,
     partitioned_at: Instant,
+    /// Told once the last change of the catalogue is in force here.
+    in_force: Option<oneshot::Receiver<()>>,
     /// Shards that are being handed over.
     leaving: HashSet<Shard>,
     handed_over: tokio::sync::mpsc::UnboundedReceiver<Vec<Shard>>,
@@ -69,6 +71,7 @@ impl Member {
             renewed_at: now,
             recounted_at: now,
             partitioned_at: now,
+            in_force: None,
             leaving: HashSet::new(),
             handed_over,
             hand_over,
@@ -91,7 +94,10 @@ impl Member {
                     }
                 }
             }
-            match self.look().await {
+            // A look that hangs would let the lease run out unseen.
+            let limit = (self.shared.options.lease / 3).max(Duration::from_secs(1));
+            let looked = tokio::time::timeout(limit, self.look()).await;
+            match looked.unwrap_or_else(|_| Err(Error::Unavailable("it did not answer in time".into()))) {
                 Ok(()) => {
                     if !self.shared.is_answering.swap(true, Ordering::Relaxed) {
                         info!("the database answers again");
@@ -131,7 +137,8 @@ impl Member {
 
     async fn poll(&mut self) -> Result<Found> {
         let shared = &self.shared;
-        let client = shared.connection().await?;
+        let mut tx = Tx::open(&shared.pool).await?;
+        let client = tx.client();
         let node = shared.owned.node();
         let shards = shared.owned.numbers();
         let (end, under_way) = &self.seen;
@@ -143,14 +150,16 @@ impl Member {
             patiently(client.query_typed(questions, &me)),
         );
         let (rows, questions) = (rows?, questions?);
+        tx.done();
         let mut found =
             Found { questions: questions.iter().map(|row| (row.get(0), row.get(1))).collect(), ..Found::default() };
         for row in &rows {
             found.version = row.get(1);
             found.is_something_free = row.get(2);
             found.is_someone_dead = row.get(3);
-            let is_alone = row.get::<_, i64>(4) < 2;
-            found.nodes_changed |= std::mem::replace(&mut self.is_alone, is_alone) != is_alone;
+            let nodes = row.get::<_, i64>(4).max(1) as usize;
+            found.nodes_changed |= shared.nodes.swap(nodes, Ordering::Relaxed) != nodes;
+            self.is_alone = nodes == 1;
             if let Some(id) = row.get::<_, Option<uuid::Uuid>>(5) {
                 found.arrived.push(Arrived {
                     endpoint: EndpointId(id),
@@ -175,9 +184,16 @@ impl Member {
             shared.floors.clear();
             let (done, in_force) = oneshot::channel();
             let _ = shared.told.send(Tiding::Changed { endpoints: fresh.endpoints, tenants: fresh.tenants, done });
-            let _ = tokio::time::timeout(IN_FORCE, in_force).await;
+            self.in_force = Some(in_force);
         }
-        if found.version > shared.heard.load(Ordering::Acquire) {
+        if let Some(in_force) = &mut self.in_force {
+            // Not for long: a lease that is not renewed meanwhile would end.
+            let waiting = tokio::time::timeout(shared.options.lease / 12, in_force);
+            if waiting.await.is_ok() {
+                self.in_force = None;
+            }
+        }
+        if self.in_force.is_none() && found.version > shared.heard.load(Ordering::Acquire) {
             shared.tell_heard().await?;
         }
         for arrived in found.arrived {
@@ -311,7 +327,7 @@ impl Member {
         self.leaving.clear();
         let _ = self.shared.told.send(Tiding::Lost { shards });
         self.seen = enter(&self.shared).await?;
-        self.renewed_at = Instant::now() - self.shared.options.lease;
+        self.renewed_at = Instant::now().checked_sub(self.shared.options.lease).unwrap_or_else(Instant::now);
         Ok(())
     }
 

@@ -6,7 +6,7 @@
 //! what others do.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
@@ -105,6 +105,8 @@ struct Shared {
     told: mpsc::UnboundedSender<Tiding>,
     listener: Mutex<Option<mpsc::UnboundedReceiver<Tiding>>>,
     is_answering: AtomicBool,
+    /// How many nodes there were at the last look.
+    nodes: AtomicUsize,
     stale_writes: AtomicU64,
     /// Where reads of what is due may begin, by endpoint.
     floors: due::Floors,
@@ -139,6 +141,7 @@ impl Postgres {
             told,
             listener: Mutex::new(Some(listener)),
             is_answering: AtomicBool::new(true),
+            nodes: AtomicUsize::new(1),
             stale_writes: AtomicU64::new(0),
             floors: due::Floors::default(),
             begin,

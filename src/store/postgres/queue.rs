@@ -1,5 +1,7 @@
 //! The queue's verbs, each handed to the line or the read that does it.
 
+use std::sync::atomic::Ordering;
+
 use async_trait::async_trait;
 use jiff::Timestamp;
 use tokio::sync::oneshot;
@@ -15,6 +17,10 @@ use crate::store::{
 #[async_trait]
 impl Queue for Postgres {
     async fn accept(&self, events: Vec<NewEvent>, together: Together) -> Result<Vec<Accepted>> {
+        // Whoever waits for a database that is not there gets no answer sooner.
+        if !self.shared.is_answering.load(Ordering::Relaxed) {
+            return Err(Error::Unavailable("the database does not answer at the moment".into()));
+        }
         let (answer, answered) = oneshot::channel();
         self.accepting.push(accept::Job { events, together, answer });
         answered.await.unwrap_or_else(|_| Err(closed()))

@@ -14,10 +14,6 @@ use crate::model::span::Span;
 use crate::store::Claim;
 pub use crate::store::codes::*;
 
-/// The columns [`progress_from`] reads, of something called `d`.
-pub const PROGRESS: &str = "d.attempts, d.attempts_before, d.age_from, d.held_before, d.not_found, d.no_such_name, \
-                            d.forbidden_target, coalesce(d.replayed_at, d.created_at), d.last_delay, d.max_age";
-
 /// A budget, from ten columns beginning at `first`.
 pub fn progress_from(row: &Row, first: usize) -> Progress {
     let span = |index: usize| row.get::<_, Option<i64>>(index).map(|n| n.max(0) as u64);

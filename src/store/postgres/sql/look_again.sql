@@ -4,8 +4,8 @@
 -- Safe when two nodes run it at once: as settle_delivered. Served by the
 -- primary keys of queue and shards.
 UPDATE posthaste.queue q SET look_at = s.look_at
-FROM unnest($2::int8[], $3::int8[], $4::int8[], $5::int4[], $6::int8[]) AS s (no, epoch, begun_at, attempts, look_at),
-     posthaste.shards h
-WHERE q.no = s.no AND h.shard = q.shard AND h.node = $1 AND h.epoch = s.epoch
+FROM unnest($2::int8[], $3::int8[], $4::int8[], $5::int4[], $6::int8[]) AS s (no, epoch, begun_at, attempts, look_at)
+WHERE q.no = s.no
+  AND s.epoch = (SELECT h.epoch FROM posthaste.shards h WHERE h.shard = q.shard AND h.node = $1)
   AND coalesce(q.replayed_at, q.created_at) = s.begun_at AND q.attempts = s.attempts
 RETURNING q.no

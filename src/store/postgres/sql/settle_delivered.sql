@@ -13,8 +13,9 @@ WITH said AS (
         AS s (no, epoch, begun_at, finished_at, last, attempts, attempts_before, age_from, held_before, not_found,
               no_such_name, forbidden_target, started_at)
 ), gone AS (
-    DELETE FROM posthaste.queue q USING said s, posthaste.shards h
-    WHERE q.no = s.no AND h.shard = q.shard AND h.node = $1 AND h.epoch = s.epoch
+    DELETE FROM posthaste.queue q USING said s
+    WHERE q.no = s.no
+      AND s.epoch = (SELECT h.epoch FROM posthaste.shards h WHERE h.shard = q.shard AND h.node = $1)
       AND coalesce(q.replayed_at, q.created_at) = s.begun_at
     RETURNING q.no, q.tenant, q.endpoint, q.shard, q.event, q.created_at, q.format, q.lane, q.seq, q.passed,
               q.expires_at, q.replayed_at, q.first_attempt_at, q.stumbles, q.stumble, q.due_at,

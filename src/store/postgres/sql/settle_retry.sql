@@ -15,8 +15,9 @@ WITH said AS (
         held_before = s.held_before, not_found = s.not_found, no_such_name = s.no_such_name,
         forbidden_target = s.forbidden_target, first_attempt_at = coalesce(q.first_attempt_at, s.started_at),
         last_delay = s.last_delay, max_age = s.max_age, look_at = s.look_at, urgent = false
-    FROM said s, posthaste.shards h
-    WHERE q.no = s.no AND h.shard = q.shard AND h.node = $1 AND h.epoch = s.epoch
+    FROM said s
+    WHERE q.no = s.no
+      AND s.epoch = (SELECT h.epoch FROM posthaste.shards h WHERE h.shard = q.shard AND h.node = $1)
       AND coalesce(q.replayed_at, q.created_at) = s.begun_at AND q.attempts < s.attempts
     RETURNING q.no, q.endpoint, s.attempts, s.record
 ), told AS (
