@@ -23,7 +23,7 @@ pub struct Args {
     /// The data directory of the embedded store.
     #[arg(long, value_name = "DIR")]
     from: PathBuf,
-    /// The PostgreSQL, empty or half filled by the same command.
+    /// The PostgreSQL, empty or half filled by the same command, such as postgres://user:password@db.example.com/posthaste.
     #[arg(long, env = "POSTHASTE_DATABASE_URL", hide_env_values = true, value_name = "URL")]
     to: Option<Database>,
     /// The file that holds the PostgreSQL's URL, instead.
@@ -39,8 +39,9 @@ pub struct Args {
 
 /// Moves everything, and says what there is.
 pub async fn run(args: Args) -> anyhow::Result<()> {
-    // Named on the command line, one of the two beats what the environment says of the other.
-    let given = Given { database_url: args.to, database_url_file: args.to_file, ..Given::default() };
+    // Where both are said, one of them in the environment, the URL itself counts.
+    let to_file = args.to_file.filter(|_| args.to.is_none());
+    let given = Given { database_url: args.to, database_url_file: to_file, ..Given::default() };
     let settings = Settings::resolve(given, Given::default());
     settings.check()?;
     let Some(to) = settings.database()? else {

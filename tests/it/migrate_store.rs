@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::process::Command;
+use tokio_postgres::NoTls;
 
 use crate::ground::postgres::{Database, Server};
 use crate::support::{Gateway, Options, Receiver, Reply, eager_retry, eventually, path_of, unlimited};
@@ -112,9 +113,9 @@ async fn live(gateway: &Gateway) -> Story {
         .await;
     }
     // Replayed, cancelled, and deleted with what was delivered and what waited.
-    gateway.act(&gateway.delivery_of("lane-7").await, "replay").await.expect(200);
+    gateway.act(&gateway.delivery_of("lane-7").await, "replay").await.expect(202);
     gateway.wait_for_state("lane-7", "delivered").await;
-    gateway.act(&gateway.delivery_of("paused-39").await, "cancel").await.expect(200);
+    gateway.act(&gateway.delivery_of("paused-39").await, "cancel").await.expect(202);
     gateway.client.post(&format!("{}/secrets/rotate", path_of(&lanes)), "{}").await.expect(201);
     gateway.tell(&gone, "pause", "").await;
     gateway.send_many("late", "gone", 2, |_| None).await;
@@ -122,14 +123,25 @@ async fn live(gateway: &Gateway) -> Story {
     Story { receiver, lanes, slow, paused }
 }
 
-/// Kills a move once it has written so many deliveries.
+/// Kills a move in the middle: where it meets the dead letter, which comes
+/// after a hundred deliveries and before the rest.
 async fn kill_half_way(folder: &Path, database: &Database) {
     let mut moving = migrate_store(folder, database.url(), &["--batch", "1"]).spawn().unwrap();
-    let is_made = "SELECT count(*) FROM pg_tables WHERE schemaname = 'posthaste' AND tablename = 'attempts'";
-    while database.number(is_made).await == 0 || database.number("SELECT count(*) FROM posthaste.finished").await < 5 {
+    let is_made = "SELECT count(*) FROM pg_tables WHERE schemaname = 'posthaste' AND tablename = 'calls'";
+    while database.number(is_made).await == 0 {
+        assert!(moving.try_wait().unwrap().is_none(), "it ended before it began");
+    }
+    let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client.batch_execute("BEGIN; LOCK TABLE posthaste.dead").await.unwrap();
+    let is_stuck = "SELECT count(*) FROM pg_locks WHERE relation = 'posthaste.dead'::regclass AND NOT granted";
+    while database.number(is_stuck).await == 0 {
         assert!(moving.try_wait().unwrap().is_none(), "it ended before it could be killed");
     }
     moving.kill().await.unwrap();
+    client.batch_execute("ROLLBACK").await.unwrap();
+    assert!(database.number("SELECT count(*) FROM posthaste.finished").await >= 100);
+    assert_eq!(database.number("SELECT count(*) FROM posthaste.queue").await, 0);
 }
 
 #[tokio::test]
@@ -195,10 +207,10 @@ async fn goes_on(gateway: &Gateway, story: &Story) {
     gateway.tell(&story.paused, "resume", "").await;
     gateway.drained(&story.paused).await;
     for n in 0..5 {
-        gateway.act(&gateway.delivery_of(&format!("slow-{n}")).await, "retry").await.expect(200);
+        gateway.act(&gateway.delivery_of(&format!("slow-{n}")).await, "retry").await.expect(202);
         gateway.wait_for_state(&format!("slow-{n}"), "delivered").await;
     }
-    gateway.act(&gateway.delivery_of("poison-0").await, "replay").await.expect(200);
+    gateway.act(&gateway.delivery_of("poison-0").await, "replay").await.expect(202);
     gateway.drained(&story.lanes).await;
     gateway.send(json!({"id": "new", "type": "lane", "key": "poison", "data": 1})).await;
     let new = gateway.wait_for_state("new", "delivered").await;

@@ -177,11 +177,11 @@ async fn a_server_that_may_lose_what_it_confirmed_is_warned_of() {
 
 /// A certificate for a name, signed by an authority: its PEM, the
 /// certificate's, and the key's.
-fn certificates(name: &str) -> (String, String, String) {
+fn certificates(authority: &str, name: &str) -> (String, String, String) {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    params.distinguished_name.push(rcgen::DnType::CommonName, "authority");
+    params.distinguished_name.push(rcgen::DnType::CommonName, authority);
     let root = params.self_signed(&key).unwrap();
     let issuer = rcgen::Issuer::new(params, key);
     let leaf_key = rcgen::KeyPair::generate().unwrap();
@@ -191,13 +191,13 @@ fn certificates(name: &str) -> (String, String, String) {
 
 #[tokio::test]
 async fn the_database_is_spoken_to_over_tls_as_sslmode_asks() {
-    let (root, certificate, key) = certificates("localhost");
+    let (root, certificate, key) = certificates("ours", "localhost");
     let server = Server::start_with_tls(&certificate, &key).await;
     let database = server.database().await;
     let ca = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(ca.path(), root).unwrap();
     let other_ca = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(other_ca.path(), certificates("localhost").0).unwrap();
+    std::fs::write(other_ca.path(), certificates("another", "localhost").0).unwrap();
     let url = |host: &str, query: &str| format!("{}?{query}", database.url().replace("127.0.0.1", host));
     let here = folder();
     let verify = |mode: &str, ca: &Path| format!("sslmode={mode}&sslrootcert={}", ca.display());

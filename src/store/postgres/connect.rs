@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use deadpool_postgres::{Manager, ManagerConfig, Pool, QueueMode, RecyclingMethod, Runtime};
+use deadpool_postgres::{Manager, ManagerConfig, Pool, PoolError, QueueMode, RecyclingMethod, Runtime, TimeoutType};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
@@ -60,8 +60,8 @@ pub fn pool(url: &str, size: usize) -> anyhow::Result<Pool> {
 pub async fn get(pool: &Pool, url: &str) -> anyhow::Result<deadpool_postgres::Object> {
     pool.get().await.map_err(|problem| {
         let place = url.parse::<DatabaseUrl>().map(|url| url.place().to_owned()).unwrap_or_default();
-        let told = told(&problem);
-        match told.contains("UnknownIssuer") {
+        let told = why_none(&problem);
+        match told.contains("UnknownIssuer") || told.contains("BadSignature") {
             true => anyhow!(
                 "cannot reach PostgreSQL at {place}: {told}; name the file of the authority's certificate with \
                  sslrootcert=FILE in the URL"
@@ -69,6 +69,16 @@ pub async fn get(pool: &Pool, url: &str) -> anyhow::Result<deadpool_postgres::Ob
             false => anyhow!("cannot reach PostgreSQL at {place}: {told}"),
         }
     })
+}
+
+/// Why there is no connection to be had.
+pub fn why_none(problem: &PoolError) -> String {
+    match problem {
+        PoolError::Timeout(TimeoutType::Wait) => "all connections are in use".into(),
+        PoolError::Timeout(TimeoutType::Create) => "it takes too long to connect".into(),
+        PoolError::Backend(problem) => told(problem),
+        other => told(other),
+    }
 }
 
 /// An error with all its causes, in one line. What the drivers say of

@@ -59,24 +59,28 @@ pub async fn run(
     let mut client = connect::get(&pool, url.reveal()).await?;
     migrate::bring_up(&mut client).await?;
     let words = format!("PostgreSQL at {}", url.place());
-    let Some(mut place) = begin(&mut client, source, &words, seal).await? else { return Ok(None) };
+    let Some(mut place) = begin(&mut client, source, &words, seal).await? else {
+        // It may have been killed just before it said so.
+        if let Some(mark) = Mark::read(source.folder())? {
+            Mark { is_done: true, ..mark }.write(source.folder())?;
+        }
+        return Ok(None);
+    };
     let parts = parts::all();
     let total = parts.iter().map(|part| source.count(part.count)).sum::<anyhow::Result<u64>>()?;
     let first = parts.iter().position(|part| part.name == place.part);
     let first =
         first.ok_or_else(|| anyhow!("the move stands at {:?}, which this posthaste does not know", place.part))?;
     for part in &parts[first..] {
-        if place.part != part.name {
-            place.part = part.name.to_owned();
-            place.after = (part.begin)();
-        }
+        let mut after = if place.part == part.name { place.after.clone() } else { (part.begin)() };
         loop {
             tell(Progress { part: part.name, done: place.done, total });
-            let rows = tokio::task::block_in_place(|| source.rows(part.select, &place.after, batch, BATCH_BYTES))
+            let rows = tokio::task::block_in_place(|| source.rows(part.select, &after, batch, BATCH_BYTES))
                 .with_context(|| format!("cannot read the {} of {}", part.name, source.folder().display()))?;
             let Some(last) = rows.last() else { break };
-            let after = (1..=place.after.len()).map(|n| last[&format!("_{n}")].clone()).collect();
-            let next = Place { after, done: place.done + rows.len() as u64, ..place.clone() };
+            after = (1..=after.len()).map(|n| last[&format!("_{n}")].clone()).collect();
+            let (part_name, after) = (part.name.to_owned(), after.clone());
+            let next = Place { part: part_name, after, done: place.done + rows.len() as u64, id: place.id.clone() };
             write(&mut client, part, rows, seal, &place, &next).await.with_context(|| {
                 format!("the move stopped at the {}; run the same command again to go on", part.name)
             })?;

@@ -52,8 +52,8 @@ mod sweep;
 mod tx;
 mod writing;
 
-/// How to open a shared store.
-#[derive(Debug)]
+/// How to open a shared store. It cannot be printed: the URL may hold a
+/// password.
 pub struct Options {
     /// Where the database is.
     pub url: String,

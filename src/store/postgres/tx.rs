@@ -9,6 +9,7 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row};
 use uuid::Uuid;
 
+use super::connect::why_none;
 use crate::store::{Error, Result};
 
 /// How every transaction begins. A node that freezes inside one must not hold
@@ -86,7 +87,8 @@ pub(crate) use bind;
 
 /// Takes a connection from the pool.
 pub async fn connection(pool: &Pool) -> Result<Object> {
-    pool.get().await.map_err(|problem| Error::Unavailable(format!("the database cannot be reached: {problem}")))
+    let reached = |problem| Error::Unavailable(format!("the database cannot be reached: {}", why_none(&problem)));
+    pool.get().await.map_err(reached)
 }
 
 /// A transaction on a connection of its own. Dropped before its end, the
