@@ -340,6 +340,7 @@ fn metrics() -> String {
         waiting: Some(0),
         oldest_due: Some(Duration::ZERO),
         breakers: Some(Breakers::default()),
+        lease_remaining: Some(Duration::ZERO),
         ..Gauges::default()
     };
     Metrics::new(jiff::Timestamp::UNIX_EPOCH).encode(&gauges)
