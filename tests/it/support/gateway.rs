@@ -89,8 +89,7 @@ impl Gateway {
         };
         // Nobody reads on; a full pipe must not stop the gateway.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        let token = std::fs::read_to_string(folder.path().join("admin-token")).expect("a token");
-        let token = token.trim().to_owned();
+        let token = written_token(&folder.path().join("admin-token")).await;
         let client = Client::new(address, &token);
         Self { process, address, client, folder, options, token, database: None }
     }
@@ -283,4 +282,17 @@ pub fn unlimited() -> Value {
 /// A policy that retries at once, so that stories need not wait.
 pub fn eager_retry(max_attempts: u32) -> Value {
     json!({"schedule": ["10ms"], "jitter": "none", "max_attempts": max_attempts})
+}
+
+/// The admin token, once it is written: of several nodes that start together
+/// in one folder, another may have made it and be about to write it down.
+async fn written_token(file: &std::path::Path) -> String {
+    let until = std::time::Instant::now() + PATIENCE;
+    loop {
+        match std::fs::read_to_string(file) {
+            Ok(token) if token.ends_with('\n') => return token.trim().to_owned(),
+            _ if std::time::Instant::now() < until => tokio::time::sleep(std::time::Duration::from_millis(5)).await,
+            other => panic!("no token in {}: {other:?}", file.display()),
+        }
+    }
 }
