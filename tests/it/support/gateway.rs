@@ -89,8 +89,11 @@ impl Gateway {
         };
         // Nobody reads on; a full pipe must not stop the gateway.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        let token = std::fs::read_to_string(folder.path().join("admin-token")).expect("a token");
-        let token = token.trim().to_owned();
+        // Of several that start at once, one writes it; another may serve before that.
+        let token = eventually("a token", || async {
+            std::fs::read_to_string(folder.path().join("admin-token")).map_err(|problem| problem.to_string())
+        });
+        let token = token.await.trim().to_owned();
         let client = Client::new(address, &token);
         Self { process, address, client, folder, options, token, database: None }
     }
