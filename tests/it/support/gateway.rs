@@ -132,7 +132,21 @@ impl Gateway {
         let options = Options { listen: Some(self.address), ..self.options.clone() };
         let (folder, database) = (self.folder.clone(), self.database.clone());
         drop(self);
-        Self { database, ..Self::start_in(folder, options).await }
+        let restarted = Self { database, ..Self::start_in(folder, options).await };
+        if restarted.database.is_some() {
+            restarted.owns_everything().await;
+        }
+        restarted
+    }
+
+    /// Waits for the lease of the one before, should that have been killed.
+    async fn owns_everything(&self) {
+        eventually("it to own everything", || async {
+            let cluster = self.client.get("/v1/cluster").await.expect(200);
+            let owned = cluster["nodes"].as_array().expect("nodes").iter().map(|node| node["shards"].as_u64());
+            if owned.eq([Some(256)]) { Ok(()) } else { Err(cluster["nodes"].to_string()) }
+        })
+        .await;
     }
 
     /// A second process on the same folder: its output.
