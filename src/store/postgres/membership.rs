@@ -154,9 +154,13 @@ impl Member {
         }
         if self.partitioned_at.elapsed() >= PARTITIONS_EVERY {
             self.partitioned_at = Instant::now();
-            if let Err(problem) = partitions::ensure(&self.shared).await {
-                warn!("the partitions of the coming days could not be made yet: {problem:#}");
-            }
+            // Beside the loop: it may have to wait for others.
+            let shared = self.shared.clone();
+            tokio::spawn(async move {
+                if let Err(problem) = partitions::ensure(&shared).await {
+                    warn!("the partitions of the coming days could not be made yet: {problem:#}");
+                }
+            });
         }
         Ok(())
     }

@@ -236,6 +236,8 @@ CREATE TABLE posthaste.finished (
 CREATE INDEX finished_by_tenant ON posthaste.finished (tenant, no);
 CREATE INDEX finished_by_endpoint ON posthaste.finished (endpoint, no);
 CREATE INDEX finished_cancelled ON posthaste.finished (tenant, no) WHERE state = 3;
+-- Finds what finished long after it was accepted: it may outlive its day.
+CREATE INDEX finished_late ON posthaste.finished (finished_at) WHERE finished_at - created_at > 3600000;
 CREATE TABLE posthaste.finished_rest PARTITION OF posthaste.finished DEFAULT;
 
 -- A delivery wherever it is.
