@@ -50,7 +50,7 @@ async fn lanes_are_one_order_over_all_nodes_and_a_calm_run_repeats_nothing() {
 async fn an_event_accepted_on_a_node_that_does_not_own_its_endpoint_arrives() {
     let ledger = Ledger::start(|_| Reply::Status(200)).await;
     let cluster = Cluster::started(3, &ledger).await;
-    let mut owner = vec![0; ENDPOINTS];
+    let mut owner = [0; ENDPOINTS];
     for node in 0..3 {
         for name in cluster.owned_by(node).await {
             owner[name[1..].parse::<usize>().unwrap()] = node;

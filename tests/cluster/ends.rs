@@ -20,6 +20,7 @@ async fn kill_nine_of_one_of_three_loses_nothing_and_others_take_over() {
         .await;
     let took = called_again(&ledger.entries(), &orphans, killed).unwrap();
     println!("taken over {took:?} after kill -9; the lease is {LEASE:?}");
+    let restarted = Instant::now();
     cluster.restart(1).await;
     cluster.settled().await;
     ledger.wait_for_more(300).await;
@@ -27,7 +28,7 @@ async fn kill_nine_of_one_of_three_loses_nothing_and_others_take_over() {
     // What it had just heard when it was killed may not have been written down.
     let since = killed - Duration::from_secs(1);
     let is_its_own = |entry: &Entry| entry.node.is_none() || entry.is_of("n1");
-    cluster.check(&ledger, &handed, |entry| is_its_own(entry) && entry.began > since && entry.began < killed).await;
+    cluster.check(&ledger, &handed, |entry| is_its_own(entry) && entry.began > since && entry.began < restarted).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -387,7 +387,9 @@ mod tests {
         }
         assert!(is_refused(|| caps_are_kept(&[first(), entry(2, 1, 4, 8, 200)], 1)));
         assert!(is_refused(|| attempts_are_counted(&[first(), entry(1, 3, 6, 8, 200)])));
-        assert!(is_refused(|| drop(repeats(&[first(), entry(1, 1, 6, 8, 200)], |_| false))));
+        assert!(is_refused(|| {
+            let _ = repeats(&[first(), entry(1, 1, 6, 8, 200)], |_| false);
+        }));
         let frozen = Entry { ended: None, status: None, ..first() };
         caps_are_kept(&[frozen.clone(), entry(2, 1, 1_001, 1_005, 200)], 1);
         assert!(is_refused(move || caps_are_kept(&[frozen, entry(2, 1, 999, 1_005, 200)], 1)));

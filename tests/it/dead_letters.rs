@@ -46,7 +46,7 @@ async fn dead_letters_are_listed_by_cause_endpoint_type_and_key_and_replayed() {
     let delivered = gateway.wait_for_state("e3", "delivered").await;
     assert_eq!((&delivered["attempts"], &delivered["cause"]), (&json!(3), &Value::Null));
     let seen = failing.seen();
-    assert!(seen.iter().all(|seen| seen.id() == "e3" && seen.body == seen.body) && seen[0].body == seen[2].body);
+    assert!(seen.iter().all(|one| one.id() == "e3" && one.body == seen[0].body));
     assert_eq!(seen[2].header("webhook-attempt"), "3", "numbers go on counting");
     gateway.client.post(&format!("{path}/discard"), "").await.problem(409, "wrong_state");
 

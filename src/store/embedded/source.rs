@@ -53,7 +53,7 @@ impl Source {
         let mut bound: Vec<Stored> = after.iter().map(stored).collect();
         bound.push(Stored::Integer(i64::try_from(limit)?));
         let mut statement = self.db.prepare_cached(sql)?;
-        let names: Vec<String> = statement.column_names().into_iter().map(str::to_owned).collect();
+        let names: Vec<String> = statement.column_names().map(str::to_owned).collect();
         let mut found = statement.query(params_from_iter(bound))?;
         let (mut rows, mut bytes) = (Vec::new(), 0);
         while let Some(row) = found.next()? {

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
+use tokio::sync::oneshot;
 
 use super::act::{Act, Done};
 use super::endpoint::{self, ENDPOINT, endpoint_from, from_json, insert_secret, keep_health, secret_from, to_json};
@@ -25,28 +26,44 @@ use crate::model::id::{EndpointId, TenantId};
 use crate::model::shard::Shard;
 use crate::model::tenant::Tenant;
 use crate::store::index::Index;
-use crate::store::{Catalog, ChangedEndpoint, EndpointChange, Error, Result};
+use crate::store::{Catalog, ChangedEndpoint, EndpointChange, Error, Result, Tiding};
 
 /// How often it is asked whether every node has heard.
 const ASK_EVERY: Duration = Duration::from_millis(5);
 
 /// What a look at the catalogue brought.
 #[derive(Debug, Default)]
-pub struct Fresh {
+struct Fresh {
     /// Endpoints changed or deleted.
-    pub endpoints: Vec<EndpointId>,
+    endpoints: Vec<EndpointId>,
     /// Tenants changed or deleted.
-    pub tenants: Vec<TenantId>,
+    tenants: Vec<TenantId>,
 }
 
 impl Shared {
     /// Reads what has changed since this node last looked, and shows it.
-    pub async fn refresh_catalogue(&self) -> Result<Fresh> {
+    pub async fn refresh_catalogue(&self) -> Result<()> {
         let _turn = self.catalogue_turn.lock().await;
         self.load_after(self.version.load(Ordering::Acquire)).await
     }
 
-    async fn load_after(&self, known: i64) -> Result<Fresh> {
+    /// Tells the lifecycle what others changed. Whoever comes to know of it
+    /// first, by whatever way, this is the only one that tells.
+    fn tell_changed(&self, fresh: Fresh) {
+        if fresh.endpoints.is_empty() && fresh.tenants.is_empty() {
+            return;
+        }
+        self.floors.clear();
+        let (done, in_force) = oneshot::channel();
+        let _ = self.told.send(Tiding::Changed { endpoints: fresh.endpoints, tenants: fresh.tenants, done });
+        // Before anybody listens there is nothing that it could be in force
+        // for; to wait would be to wait for one's own start.
+        if self.listener.lock().expect("nothing panics while it is held").is_none() {
+            self.in_force.lock().expect("nothing panics while it is held").push(in_force);
+        }
+    }
+
+    async fn load_after(&self, known: i64) -> Result<()> {
         let tx = super::tx::Tx::begin_reading(&self.pool).await?;
         let version: i64 = tx.query("SELECT version FROM posthaste.catalogue", bind![]).await?[0].get(0);
         let sql = "SELECT no, id, name, defaults, quota, created_at, deleted_at IS NOT NULL
@@ -67,40 +84,43 @@ impl Shared {
         }
         tx.commit().await?;
         let mut fresh = Fresh::default();
-        let mut index = self.index_mut();
-        for row in tenants {
-            let id: TenantId = super::rows::stored_tenant(row.get(1));
-            match row.get(6) {
-                true => index.remove_tenant(&id),
-                false => {
-                    let tenant = Tenant {
-                        id: id.clone(),
-                        name: row.get(2),
-                        defaults: from_json(row.get(3)),
-                        quota: from_json(row.get(4)),
-                        created_at: at(row.get(5)),
-                    };
-                    index.put_tenant(row.get(0), Arc::new(tenant));
+        {
+            let mut index = self.index_mut();
+            for row in tenants {
+                let id: TenantId = super::rows::stored_tenant(row.get(1));
+                match row.get(6) {
+                    true => index.remove_tenant(&id),
+                    false => {
+                        let tenant = Tenant {
+                            id: id.clone(),
+                            name: row.get(2),
+                            defaults: from_json(row.get(3)),
+                            quota: from_json(row.get(4)),
+                            created_at: at(row.get(5)),
+                        };
+                        index.put_tenant(row.get(0), Arc::new(tenant));
+                    }
                 }
+                fresh.tenants.push(id);
             }
-            fresh.tenants.push(id);
-        }
-        for row in endpoints {
-            let (no, mut endpoint) = endpoint_from(&row);
-            fresh.endpoints.push(endpoint.id);
-            match row.get(10) {
-                true => {
-                    index.remove_endpoint(endpoint.id);
-                    index.forget_waiting(no);
-                }
-                false => {
-                    endpoint.secrets = secrets.remove(&no).unwrap_or_default();
-                    index.put_endpoint(no, Arc::new(endpoint));
+            for row in endpoints {
+                let (no, mut endpoint) = endpoint_from(&row);
+                fresh.endpoints.push(endpoint.id);
+                match row.get(10) {
+                    true => {
+                        index.remove_endpoint(endpoint.id);
+                        index.forget_waiting(no);
+                    }
+                    false => {
+                        endpoint.secrets = secrets.remove(&no).unwrap_or_default();
+                        index.put_endpoint(no, Arc::new(endpoint));
+                    }
                 }
             }
         }
         self.version.store(version, Ordering::Release);
-        Ok(fresh)
+        self.tell_changed(fresh);
+        Ok(())
     }
 
     /// Shows what a transaction of this node changed, which is durable now.

@@ -31,7 +31,7 @@ const ALONE: Duration = Duration::from_millis(100);
 const RECOUNT_EVERY: Duration = Duration::from_secs(30);
 /// How often partitions are looked after.
 const PARTITIONS_EVERY: Duration = Duration::from_secs(1_800);
-/// How long the lifecycle may take to put a change in force.
+/// How long the lifecycle may take to answer a question.
 const IN_FORCE: Duration = Duration::from_secs(2);
 /// No transaction whose answer got lost is still under way after this.
 const ENDED_WITHIN: Duration = Duration::from_secs(30);
@@ -62,8 +62,6 @@ struct Member {
     renewed_at: Instant,
     recounted_at: Instant,
     partitioned_at: Instant,
-    /// Told once the last change of the catalogue is in force here.
-    in_force: Option<oneshot::Receiver<()>>,
     /// What counts what waits for shards just gained.
     counting: Option<JoinHandle<()>>,
     /// Shards that are being handed over.
@@ -87,7 +85,6 @@ impl Member {
             renewed_at: now,
             recounted_at: now,
             partitioned_at: now,
-            in_force: None,
             counting: None,
             leaving: HashSet::new(),
             handed_over,
@@ -213,23 +210,11 @@ impl Member {
     async fn hear(&mut self, found: Found) -> Result<()> {
         let shared = &self.shared;
         if found.version > shared.version.load(Ordering::Acquire) {
-            let fresh = shared.refresh_catalogue().await?;
-            shared.floors.clear();
-            let (done, in_force) = oneshot::channel();
-            let _ = shared.told.send(Tiding::Changed { endpoints: fresh.endpoints, tenants: fresh.tenants, done });
-            // Before anybody listens there is nothing that it could be in
-            // force for; to wait would be to wait for one's own start.
-            let is_listened_to = shared.listener.lock().expect("nothing panics while it is held").is_none();
-            self.in_force = is_listened_to.then_some(in_force);
+            shared.refresh_catalogue().await?;
         }
-        if let Some(in_force) = &mut self.in_force {
-            // Not for long: a lease that is not renewed meanwhile would end.
-            let waiting = tokio::time::timeout(shared.options.lease / 12, in_force);
-            if waiting.await.is_ok() {
-                self.in_force = None;
-            }
-        }
-        if self.in_force.is_none() && found.version > shared.heard.load(Ordering::Acquire) {
+        // Not for long: a lease that is not renewed meanwhile would end.
+        let is_in_force = tokio::time::timeout(shared.options.lease / 12, shared.all_in_force()).await.is_ok();
+        if is_in_force && found.version > shared.heard.load(Ordering::Acquire) {
             shared.tell_heard().await?;
         }
         // Kept until here: what was seen once is not seen again.
@@ -323,7 +308,12 @@ impl Member {
         // dispatched from memory or found by the read.
         leases.into_iter().for_each(|lease| shared.owned.gain(lease));
         shared.floors.clear();
-        if let Err(problem) = shared.refresh_health(&numbers).await {
+        // What their last owner changed a moment ago, too.
+        let known = match shared.refresh_catalogue().await {
+            Ok(()) => shared.refresh_health(&numbers).await,
+            Err(problem) => Err(problem),
+        };
+        if let Err(problem) = known {
             shards.iter().for_each(|shard| shared.owned.lose(*shard));
             return Err(problem);
         }
@@ -487,6 +477,20 @@ impl Shared {
         Ok(())
     }
 
+    /// Waits until what others changed is in force here. What it has not
+    /// waited for when it is given up is waited for the next time.
+    async fn all_in_force(&self) {
+        loop {
+            let next = self.in_force.lock().expect("nothing panics while it is held").pop();
+            let Some(next) = next else { return };
+            let mut waiting = Waiting { shared: self, next: Some(next) };
+            if let Some(next) = &mut waiting.next {
+                let _ = next.await;
+            }
+            waiting.next = None;
+        }
+    }
+
     /// Reads how the endpoints of these shards are doing: others have written
     /// it down.
     async fn refresh_health(&self, shards: &[i16]) -> Result<()> {
@@ -503,6 +507,19 @@ impl Shared {
             }
         }
         Ok(())
+    }
+}
+
+/// A change that is being waited for; given up, it goes back.
+struct Waiting<'a> {
+    shared: &'a Shared,
+    next: Option<oneshot::Receiver<()>>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut all = self.shared.in_force.lock().expect("nothing panics while it is held");
+        all.extend(self.next.take());
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use deadpool_postgres::{Object, Pool};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::index::Index;
@@ -120,6 +120,8 @@ struct Shared {
     catalogue_turn: tokio::sync::Mutex<()>,
     /// The catalogue's version that the others know this node has heard of.
     heard: AtomicI64,
+    /// Told once what others changed is in force here.
+    in_force: Mutex<Vec<oneshot::Receiver<()>>>,
     /// Questions of other nodes that are being answered.
     asked: Mutex<HashSet<i64>>,
 }
@@ -153,6 +155,7 @@ impl Postgres {
             begin,
             catalogue_turn: tokio::sync::Mutex::default(),
             heard: AtomicI64::new(0),
+            in_force: Mutex::default(),
             asked: Mutex::default(),
         });
         shared.fit_key().await?;

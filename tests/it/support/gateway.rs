@@ -89,8 +89,7 @@ impl Gateway {
         };
         // Nobody reads on; a full pipe must not stop the gateway.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        let token = std::fs::read_to_string(folder.path().join("admin-token")).expect("a token");
-        let token = token.trim().to_owned();
+        let token = written_token(&folder.path().join("admin-token")).await;
         let client = Client::new(address, &token);
         Self { process, address, client, folder, options, token, database: None }
     }
@@ -133,7 +132,21 @@ impl Gateway {
         let options = Options { listen: Some(self.address), ..self.options.clone() };
         let (folder, database) = (self.folder.clone(), self.database.clone());
         drop(self);
-        Self { database, ..Self::start_in(folder, options).await }
+        let restarted = Self { database, ..Self::start_in(folder, options).await };
+        if restarted.database.is_some() {
+            restarted.owns_everything().await;
+        }
+        restarted
+    }
+
+    /// Waits for the lease of the one before, should that have been killed.
+    async fn owns_everything(&self) {
+        eventually("it to own everything", || async {
+            let cluster = self.client.get("/v1/cluster").await.expect(200);
+            let owned = cluster["nodes"].as_array().expect("nodes").iter().map(|node| node["shards"].as_u64());
+            if owned.eq([Some(256)]) { Ok(()) } else { Err(cluster["nodes"].to_string()) }
+        })
+        .await;
     }
 
     /// A second process on the same folder: its output.
@@ -283,4 +296,17 @@ pub fn unlimited() -> Value {
 /// A policy that retries at once, so that stories need not wait.
 pub fn eager_retry(max_attempts: u32) -> Value {
     json!({"schedule": ["10ms"], "jitter": "none", "max_attempts": max_attempts})
+}
+
+/// The admin token, once it is written: of several nodes that start together
+/// in one folder, another may have made it and be about to write it down.
+async fn written_token(file: &std::path::Path) -> String {
+    let until = std::time::Instant::now() + PATIENCE;
+    loop {
+        match std::fs::read_to_string(file) {
+            Ok(token) if token.ends_with('\n') => return token.trim().to_owned(),
+            _ if std::time::Instant::now() < until => tokio::time::sleep(std::time::Duration::from_millis(5)).await,
+            other => panic!("no token in {}: {other:?}", file.display()),
+        }
+    }
 }
