@@ -210,11 +210,11 @@ async fn goes_on(gateway: &Gateway, story: &Story) {
     let again = gateway.client.post_json("/v1/tenants/default/events", &repeat).await.expect(202);
     assert_eq!(again["duplicate"], true, "{again}");
     let other = json!({"id": "lane-5", "type": "lane", "key": "k5", "data": 6});
-    gateway.client.post_json("/v1/tenants/default/events", &other).await.problem(409, "conflict");
+    gateway.client.post_json("/v1/tenants/default/events", &other).await.problem(409, "id_conflict");
     let events = gateway.list("/v1/tenants/default/events?type=slow").await;
     let minted = events.iter().find(|event| event["data"]["minted"] == true).expect("it was moved");
     let claimed = json!({"id": minted["id"], "type": "slow", "data": {"minted": true}});
-    gateway.client.post_json("/v1/tenants/default/events", &claimed).await.problem(409, "conflict");
+    gateway.client.post_json("/v1/tenants/default/events", &claimed).await.problem(409, "id_conflict");
 
     story.receiver.answer_with(|_| Reply::Status(200));
     let seen = story.receiver.count();
