@@ -1,6 +1,7 @@
 //! Runs a server beside the tests that does not outlive them, as a user other
 //! than root.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener};
@@ -116,12 +117,14 @@ pub fn folder(name: &str, files: &[(&str, &str)]) -> PathBuf {
     folder
 }
 
-/// A port that is free now, and that no outgoing connection will take while
-/// its server is away.
+/// A port that is free now, and that neither another test nor an outgoing
+/// connection will take while its server is away.
 pub fn free_port() -> u16 {
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     loop {
-        let port = rand::random_range(15_000..30_000);
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+        let port = rand::random_range(10_000..32_000);
+        let is_new = GIVEN.lock().expect("nothing panics while it is held").insert(port);
+        if is_new && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
             return port;
         }
     }

@@ -5,3 +5,5 @@ mod guard;
 pub mod pgbouncer;
 pub mod postgres;
 pub mod proxy;
+
+pub use guard::free_port;

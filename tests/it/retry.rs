@@ -6,6 +6,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use crate::ground::free_port;
 use crate::support::{Gateway, Receiver, Reply, eager_retry, eventually};
 
 for_every_store! {
@@ -156,9 +157,9 @@ async fn raw_receiver(answer: &'static [u8], stays_open: bool) -> String {
 #[tokio::test]
 async fn failures_without_an_answer_are_told_apart_by_name() {
     let gateway = Gateway::start().await;
-    let closed = { tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap() };
+    let closed = free_port();
     let cases = [
-        ("refused", format!("http://{closed}/"), "connection_refused"),
+        ("refused", format!("http://127.0.0.1:{closed}/"), "connection_refused"),
         ("silent", raw_receiver(b"", true).await, "timeout"),
         ("half", raw_receiver(b"HTTP/1.1 200 OK\r\ncontent-le", true).await, "timeout"),
         ("cut", raw_receiver(b"", false).await, "connection_reset"),

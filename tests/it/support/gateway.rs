@@ -1,6 +1,6 @@
 //! A gateway in its own process, started, stopped and killed for real.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use super::{Client, PATIENCE, eventually};
+use crate::ground::free_port;
 use crate::ground::postgres::{Database, Server};
 
 tokio::task_local! {
@@ -268,7 +269,7 @@ impl Gateway {
 
 fn command(folder: &Path, options: &Options) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
-    let listen = options.listen.map_or("127.0.0.1:0".to_owned(), |listen| listen.to_string());
+    let listen = options.listen.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, free_port()).into()).to_string();
     command
         .args(["serve", "--listen", &listen, "--log", "warn", "--data"])
         .arg(folder)

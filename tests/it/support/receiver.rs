@@ -1,7 +1,7 @@
 //! A receiver programmed the way its users think: "503 twice, then 200".
 
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 
 use super::PATIENCE;
+use crate::ground::free_port;
 
 /// How to answer one request.
 #[derive(Debug, Clone)]
@@ -114,7 +115,7 @@ impl Receiver {
 
     /// Answers as it is told for each request.
     pub async fn answering(choose: impl FnMut(&Seen) -> Reply + Send + 'static) -> Self {
-        Self::listening("127.0.0.1:0".parse().expect("an address"), choose).await
+        Self::listening((Ipv4Addr::LOCALHOST, free_port()).into(), choose).await
     }
 
     pub async fn listening(address: SocketAddr, choose: impl FnMut(&Seen) -> Reply + Send + 'static) -> Self {
