@@ -41,6 +41,10 @@ trait Ground: Send + Sync {
     fn close(&mut self) -> Later<'_, ()>;
     /// How much room it takes, in units of its own.
     fn size(&self) -> Later<'_, u64>;
+    /// The database, if it rests in one.
+    fn database(&self) -> Option<&Database> {
+        None
+    }
 }
 
 struct EmbeddedGround {
@@ -108,6 +112,10 @@ impl Ground for PostgresGround {
     fn size(&self) -> Later<'_, u64> {
         Box::pin(async { self.database.size().await.try_into().expect("a size") })
     }
+
+    fn database(&self) -> Option<&Database> {
+        Some(&self.database)
+    }
 }
 
 /// A store with the tenant `default`, and the words for what is done to it.
@@ -159,6 +167,11 @@ impl House {
     /// How much room the store takes.
     pub async fn size(&self) -> u64 {
         self.ground.size().await
+    }
+
+    /// The database that the shared store rests in.
+    pub fn database(&self) -> &Database {
+        self.ground.database().expect("the shared store rests in one")
     }
 
     pub async fn put_tenant(&self, id: &str) -> TenantId {

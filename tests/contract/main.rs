@@ -47,5 +47,6 @@ mod history;
 mod lanes;
 mod overdue;
 mod settle;
+mod shared;
 mod told;
 mod waiting;

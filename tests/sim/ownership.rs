@@ -39,21 +39,21 @@ use super::seats::{LEASE, Table};
 use super::stumbling::Stumbling;
 use super::world::{endpoint, limits, tenant, tenant_record};
 
-const SECOND: Duration = Duration::from_secs(1);
+pub const SECOND: Duration = Duration::from_secs(1);
 
 /// One request: which event, from which node, when, until when, and whether
 /// it was answered or dropped.
 #[derive(Debug, Clone, PartialEq)]
-struct Call {
+pub struct Call {
     id: String,
     node: usize,
-    began: Duration,
+    pub began: Duration,
     ended: Option<Duration>,
     is_answered: bool,
 }
 
 /// Answers each event after its own time; the receiver that all nodes call.
-struct Receiver {
+pub struct Receiver {
     clock: Arc<dyn Clock>,
     began: Timestamp,
     takes: fn(&str) -> Duration,
@@ -128,7 +128,7 @@ impl Cluster {
         self.clock.sleep_until(after(self.began, span)).await;
     }
 
-    async fn delivery(&self, event: &str) -> Delivery {
+    pub async fn delivery(&self, event: &str) -> Delivery {
         let id = event.parse().unwrap();
         self.nodes[0].store.event_deliveries(&tenant(), &id).await.unwrap().unwrap().remove(0)
     }
@@ -139,7 +139,7 @@ impl Cluster {
     }
 
     /// The shard of the first endpoint.
-    fn shard(&self) -> [Shard; 1] {
+    pub fn shard(&self) -> [Shard; 1] {
         [Shard::of(&tenant(), self.endpoints[0])]
     }
 
@@ -150,7 +150,7 @@ impl Cluster {
         self.table.give(to, shards, true).await;
     }
 
-    fn stale_writes(&self, node: usize) -> String {
+    pub fn stale_writes(&self, node: usize) -> String {
         let text = self.nodes[node].metrics.encode(&Gauges::default());
         let line = text.lines().find(|line| line.starts_with("posthaste_stale_writes_total")).unwrap();
         line.rsplit(' ').next().unwrap().to_owned()
@@ -221,7 +221,7 @@ pub fn live(
 }
 
 /// The same with one receiver that takes its own time for each event.
-fn live_calmly(
+pub fn live_calmly(
     nodes: usize,
     settings: Vec<Value>,
     takes: fn(&str) -> Duration,
@@ -241,11 +241,11 @@ fn live_calmly(
     });
 }
 
-fn calls(receiver: &Receiver) -> Vec<Call> {
+pub fn calls(receiver: &Receiver) -> Vec<Call> {
     receiver.calls.lock().unwrap().clone()
 }
 
-fn ids(calls: &[Call]) -> Vec<(&str, usize)> {
+pub fn ids(calls: &[Call]) -> Vec<(&str, usize)> {
     calls.iter().map(|call| (call.id.as_str(), call.node)).collect()
 }
 
@@ -253,7 +253,7 @@ fn capped(max_in_flight: usize) -> Value {
     json!({"url": "https://receiver.example/", "max_in_flight": max_in_flight})
 }
 
-fn plain() -> Value {
+pub fn plain() -> Value {
     json!({"url": "https://receiver.example/"})
 }
 

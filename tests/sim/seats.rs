@@ -4,6 +4,7 @@
 //! What a node believes and what is true are two things: a node may be the
 //! last to hear that its shards have gone.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,10 @@ const NEWS: Duration = Duration::from_millis(20);
 pub struct Table {
     inner: Arc<Embedded>,
     state: Mutex<State>,
+    /// Whether outcomes can be written at the moment.
+    is_away: AtomicBool,
+    /// How long a read takes until its answer is here.
+    reads_take: Mutex<Duration>,
 }
 
 struct State {
@@ -52,7 +57,8 @@ impl Table {
             Node { believes: Shard::all().map(Lease::none).collect(), ends: None, tell, tidings: Some(tidings) }
         };
         let state = State { owners: vec![(None, 0); 256], nodes: (0..nodes).map(node).collect() };
-        Arc::new(Self { inner, state: Mutex::new(state) })
+        let (is_away, reads_take) = (AtomicBool::new(false), Mutex::default());
+        Arc::new(Self { inner, state: Mutex::new(state), is_away, reads_take })
     }
 
     pub fn seat(self: &Arc<Self>, node: usize) -> Seat {
@@ -133,6 +139,16 @@ impl Table {
         self.state.lock().unwrap().nodes[node].ends = None;
     }
 
+    /// From now on outcomes cannot be written, or can be again.
+    pub fn be_away(&self, is_away: bool) {
+        self.is_away.store(is_away, Ordering::SeqCst);
+    }
+
+    /// From now on the answer to a read takes so long.
+    pub fn let_reads_take(&self, span: Duration) {
+        *self.reads_take.lock().unwrap() = span;
+    }
+
     pub fn owner(&self, shard: Shard) -> Option<usize> {
         self.state.lock().unwrap().owners[usize::from(shard.0)].0
     }
@@ -164,6 +180,20 @@ impl Seat {
             true => Ok(()),
             false => Err(Error::Stale(lease.shard)),
         }
+    }
+
+    /// Fails while outcomes cannot be written.
+    pub fn reach(&self) -> Result<()> {
+        match self.table.is_away.load(Ordering::SeqCst) {
+            true => Err(Error::Unavailable("it is away".into())),
+            false => Ok(()),
+        }
+    }
+
+    /// Waits as long as the answer to a read is on its way.
+    pub async fn linger(&self) {
+        let span = *self.table.reads_take.lock().unwrap();
+        tokio::time::sleep(span).await;
     }
 
     /// Whether an endpoint is this node's, by what it believes.

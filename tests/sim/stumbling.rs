@@ -126,10 +126,14 @@ impl Queue for Stumbling {
         self.stumble()?;
         let fenced = self.fenced(lease)?;
         let page = self.call(async move |store| store.read_due(fenced, ask).await).await;
+        if let Some(seat) = &self.seat {
+            seat.linger().await;
+        }
         self.fenced(lease).and(page)
     }
     async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<Settled> {
         self.stumble()?;
+        self.seat.as_ref().map_or(Ok(()), Seat::reach)?;
         let fenced = self.fenced(lease)?;
         let mut settled = self.call(async move |store| store.settle(fenced, settlement).await).await?;
         self.keep(&mut settled.freed);

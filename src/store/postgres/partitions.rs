@@ -4,6 +4,8 @@
 //! acceptance, by the database's clock. What has no day of its own, and what
 //! outlives its day, stands in the rest.
 
+use std::sync::{Arc, Weak};
+
 use anyhow::Context;
 use tracing::{debug, info, warn};
 
@@ -41,14 +43,15 @@ const KEPT_MAX: usize = 200_000;
 
 /// Makes today's partitions and those of the next days, where they are
 /// missing. Many nodes may do so at once.
-pub async fn ensure(shared: &Shared) -> anyhow::Result<()> {
+pub async fn ensure(shared: &Arc<Shared>) -> anyhow::Result<()> {
     let missing = ask(shared, include_str!("sql/missing_days.sql"), bind![DAYS_AHEAD]).await;
     if missing.context("cannot read which days have partitions")?.is_empty() {
         return Ok(());
     }
     let made = make(shared).await.context("cannot make the partitions of the next days")?;
     if made > 0 {
-        analyze(shared).await;
+        let shared = Arc::downgrade(shared);
+        tokio::spawn(async move { analyze(&shared).await });
     }
     Ok(())
 }
@@ -81,9 +84,11 @@ async fn make(shared: &Shared) -> Result<usize> {
 }
 
 /// Tables divided into partitions are not analysed by the server on its own
-/// account. Without it the plans are still the same; estimates are worse.
-async fn analyze(shared: &Shared) {
+/// account. Without it the plans are still the same; estimates are worse. It
+/// may take a while, and nobody waits for it.
+async fn analyze(shared: &Weak<Shared>) {
     for table in TABLES {
+        let Some(shared) = shared.upgrade() else { return };
         let analyzed = async {
             let tx = shared.begin().await?;
             run(&tx, &format!("ANALYZE posthaste.{}", table.parent)).await?;
@@ -113,7 +118,7 @@ pub async fn drop_old(shared: &Shared, horizon: &Horizon) -> Result<Forgotten> {
             Err(problem) => {
                 // Others wait behind a lock that this one waits for: not
                 // another try before the next sweep.
-                warn!("the day {} is dropped at the next sweep, since it is in use: {problem}", day.name);
+                warn!("the day {} could not be dropped; the next sweep tries again: {problem}", day.name);
                 break;
             }
         }

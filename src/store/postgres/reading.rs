@@ -28,6 +28,28 @@ pub async fn ask(shared: &Shared, sql: &str, bound: &[Bound<'_>]) -> Result<Vec<
     answer
 }
 
+/// Asks two questions with one round trip. Each sees a moment of its own.
+pub async fn ask_both(
+    shared: &Shared,
+    (one, one_bound): (&str, &[Bound<'_>]),
+    (two, two_bound): (&str, &[Bound<'_>]),
+) -> Result<(Vec<Row>, Vec<Row>)> {
+    let mut tx = Tx::open(&shared.pool).await?;
+    let client = tx.client();
+    let (begun, one, two, ended) = tokio::join!(
+        biased;
+        patiently(client.batch_execute(BEGIN)),
+        patiently(client.query_typed(one, one_bound)),
+        patiently(client.query_typed(two, two_bound)),
+        patiently(client.batch_execute("COMMIT")),
+    );
+    if ended.is_ok() {
+        tx.done();
+    }
+    begun?;
+    Ok((one?, two?))
+}
+
 /// Asks for at most one row.
 pub async fn ask_one(shared: &Shared, sql: &str, bound: &[Bound<'_>]) -> Result<Option<Row>> {
     Ok(ask(shared, sql, bound).await?.into_iter().next())

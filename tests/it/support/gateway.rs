@@ -12,7 +12,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use super::{Client, PATIENCE, eventually};
-use crate::ground::free_port;
+use crate::ground::guard::free_port;
 use crate::ground::postgres::{Database, Server};
 
 tokio::task_local! {

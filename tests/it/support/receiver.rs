@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 
 use super::PATIENCE;
-use crate::ground::free_port;
+use crate::ground::guard::free_port;
 
 /// How to answer one request.
 #[derive(Debug, Clone)]

@@ -1,18 +1,18 @@
 //! Lists deliveries, wherever they are.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use super::events::looked;
-use super::walk::{Step, Walk};
+use super::walk::{Looked, Step, Walk};
 use super::{ROWS_PER_PAGE_MAX, bound_of, cursor_no, parse};
 use crate::model::attempt::Attempt;
 use crate::model::delivery::{Delivery, State};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::postgres::Shared;
-use crate::store::postgres::reading::{ask, ask_one};
+use crate::store::postgres::reading::{ask, ask_both, ask_one};
 use crate::store::postgres::rows::{
     at, cause_code, cause_of, count, delivery_id, delivery_no, progress_from, state_code, state_of,
 };
@@ -29,7 +29,7 @@ use crate::store::{DeliveryQuery, Page, PageAsk, Result};
 /// often until noon.
 const BY_TENANT: &str = "posthaste.deliveries d \
     WHERE d.tenant = ANY (ARRAY[$1]) AND d.no >= $2 AND d.no < $3:states ORDER BY d.tenant DESC, d.no DESC";
-const BY_ENDPOINT: &str = "posthaste.deliveries d WHERE d.endpoint = ANY (ARRAY[$6]) AND d.tenant = $1 \
+const BY_ENDPOINT: &str = "posthaste.deliveries d WHERE d.endpoint = ANY (ARRAY[$5]) AND d.tenant = $1 \
     AND d.no >= $2 AND d.no < $3:states ORDER BY d.endpoint DESC, d.no DESC";
 
 /// What was cancelled, and what waited for an endpoint that is deleted and
@@ -62,8 +62,16 @@ fn source(query: &DeliveryQuery) -> String {
     }
 }
 
-fn statement(source: &str) -> String {
-    include_str!("../sql/deliveries.sql").replace("FROM :source", &format!("FROM {source}"))
+/// What is read of a delivery `d` and its endpoint `p`.
+const COLUMNS: &str = "d.no, d.created_at, d.event, p.id, d.seq, d.state, d.cause, d.behind, d.due_at, \
+    d.first_attempt_at, d.finished_at, p.deleted_at, d.last, d.lane, d.urgent, d.expires_at, d.stumbles, d.stumble, \
+    d.attempts, d.attempts_before, d.age_from, d.held_before, d.not_found, d.no_such_name, d.forbidden_target, \
+    coalesce(d.replayed_at, d.created_at), d.last_delay, d.max_age";
+/// Where those end.
+const LOOKED: usize = 28;
+
+fn statement(sql: &str, source: &str) -> String {
+    sql.replace(":columns", COLUMNS).replace("FROM :source", &format!("FROM {source}"))
 }
 
 /// A page of a tenant's deliveries, newest first.
@@ -81,38 +89,118 @@ pub async fn list(shared: &Shared, tenant: &TenantId, query: &DeliveryQuery, pag
     if page.limit == 0 {
         return Ok(found);
     }
-    let filter = Filter {
-        endpoint,
-        state: query.state.map(|state| state_code(state) as i16),
-        cause: query.cause.map(|cause| cause_code(cause) as i16),
-        event_type: query.event_type.as_deref(),
-        key: query.key.as_deref(),
-        since: bound_of(query.since),
-        until: bound_of(query.until),
-    };
-    let sql = statement(&source(query));
-    let is_filtered = query.cause.is_some()
-        || query.event_type.is_some()
-        || query.key.is_some()
-        || (query.state == Some(State::Cancelled) && query.endpoint.is_some());
+    let list = List { tenant: tenant_no, endpoint, query };
+    let mut rows = Vec::new();
     let mut walk = Walk::begin(cursor, query.since, query.until, ROWS_PER_PAGE_MAX);
     loop {
-        let wanted = page.limit - found.data.len();
-        let look = walk.look(wanted, is_filtered);
-        let rows = read(shared, &sql, tenant_no, (walk.from, walk.below), (look, wanted), &filter).await?;
-        found.data.extend(rows.iter().filter_map(|row| delivery_from(row, tenant)));
-        if found.data.len() == page.limit {
-            found.next = rows.last().and_then(|row| row.get::<_, Option<i64>>(3)).map(|no| no.to_string());
-            return Ok(found);
+        let wanted = page.limit - rows.len();
+        let look = walk.look(wanted, list.is_filtered());
+        let looked = match list.is_filtered() {
+            true => list.matching(shared, &walk, look, wanted, &mut rows).await?,
+            false => list.all(shared, &walk, look, wanted, &mut rows).await?,
+        };
+        if rows.len() == page.limit {
+            found.next = rows.last().map(|row| row.get::<_, i64>(0).to_string());
+            break;
         }
-        match walk.step(look, looked(&rows)) {
+        match walk.step(look, looked) {
             Step::On => {}
             Step::Pause(below) => {
                 found.next = Some(below.to_string());
-                return Ok(found);
+                break;
             }
-            Step::End => return Ok(found),
+            Step::End => break,
         }
+    }
+    found.data = complete(shared, tenant, &rows).await?;
+    Ok(found)
+}
+
+/// What a list is of.
+struct List<'a> {
+    tenant: i64,
+    endpoint: Option<i64>,
+    query: &'a DeliveryQuery,
+}
+
+impl List<'_> {
+    /// Whether a walk may meet much that is not asked for.
+    fn is_filtered(&self) -> bool {
+        let query = self.query;
+        query.cause.is_some()
+            || query.event_type.is_some()
+            || query.key.is_some()
+            || (query.state == Some(State::Cancelled) && query.endpoint.is_some())
+    }
+
+    /// Reads a stretch, of which nearly all is asked for.
+    async fn all(
+        &self,
+        shared: &Shared,
+        walk: &Walk,
+        look: usize,
+        wanted: usize,
+        rows: &mut Vec<Row>,
+    ) -> Result<Looked> {
+        let sql = statement(include_str!("../sql/deliveries.sql"), &source(self.query));
+        let look = look as i64;
+        let read = ask(shared, &sql, bind![self.tenant, walk.from, walk.below, look, self.endpoint]).await?;
+        let looked = Looked {
+            rows: read.len(),
+            lowest: read.last().map(|row| row.get(0)),
+            oldest: read.iter().map(|row| row.get(1)).min(),
+        };
+        let is_asked_for = |row: &Row| {
+            let created_at = row.get::<_, i64>(1);
+            self.query.state.is_none_or(|state| state == shown_state(row).0)
+                && bound_of(self.query.since).is_none_or(|since| created_at >= since)
+                && bound_of(self.query.until).is_none_or(|until| created_at < until)
+        };
+        rows.extend(read.into_iter().filter(is_asked_for).take(wanted));
+        Ok(looked)
+    }
+
+    /// Reads a stretch, of which the database picks what is asked for.
+    async fn matching(
+        &self,
+        shared: &Shared,
+        walk: &Walk,
+        look: usize,
+        wanted: usize,
+        rows: &mut Vec<Row>,
+    ) -> Result<Looked> {
+        let query = self.query;
+        let sql = statement(include_str!("../sql/matching_deliveries.sql"), &source(query));
+        let (look, wanted) = (look as i64, wanted as i64);
+        let state = query.state.map(|state| state_code(state) as i16);
+        let cause = query.cause.map(|cause| cause_code(cause) as i16);
+        let (since, until) = (bound_of(query.since), bound_of(query.until));
+        let bound = bind![
+            self.tenant,
+            walk.from,
+            walk.below,
+            look,
+            self.endpoint,
+            wanted,
+            state,
+            cause,
+            query.event_type,
+            query.key,
+            since,
+            until
+        ];
+        let read = ask(shared, &sql, bound).await?;
+        let looked = match read.first() {
+            None => Looked { rows: 0, lowest: None, oldest: None },
+            Some(row) => Looked {
+                rows: row.get::<_, i64>(LOOKED).max(0) as usize,
+                lowest: row.get(LOOKED + 1),
+                oldest: row.get(LOOKED + 2),
+            },
+        };
+        // Where nothing was found, one row still says how far the list is.
+        rows.extend(read.into_iter().filter(|row| row.get::<_, Option<i64>>(0).is_some()));
+        Ok(looked)
     }
 }
 
@@ -132,48 +220,10 @@ pub async fn of_event(shared: &Shared, tenant: &TenantId, numbers: Range<i64>) -
 
 async fn in_range(shared: &Shared, tenant: &TenantId, numbers: Range<i64>) -> Result<Vec<Delivery>> {
     let Some(tenant_no) = shared.index().tenant_no(tenant) else { return Ok(Vec::new()) };
-    let all = usize::try_from(numbers.end - numbers.start).unwrap_or(0);
-    let sql = statement(BY_NUMBER);
-    let rows = read(shared, &sql, tenant_no, (numbers.start, numbers.end), (all, all), &Filter::default()).await?;
-    Ok(rows.iter().filter_map(|row| delivery_from(row, tenant)).collect())
-}
-
-/// What a delivery must be to be found.
-#[derive(Default)]
-struct Filter<'a> {
-    endpoint: Option<i64>,
-    state: Option<i16>,
-    cause: Option<i16>,
-    event_type: Option<&'a str>,
-    key: Option<&'a str>,
-    since: Option<i64>,
-    until: Option<i64>,
-}
-
-async fn read(
-    shared: &Shared,
-    sql: &str,
-    tenant: i64,
-    (from, below): (i64, i64),
-    (look, wanted): (usize, usize),
-    filter: &Filter<'_>,
-) -> Result<Vec<Row>> {
-    let (look, wanted) = (look as i64, wanted as i64);
-    let bound = bind![
-        tenant,
-        from,
-        below,
-        look,
-        wanted,
-        filter.endpoint,
-        filter.state,
-        filter.cause,
-        filter.event_type,
-        filter.key,
-        filter.since,
-        filter.until
-    ];
-    ask(shared, sql, bound).await
+    let sql = statement(include_str!("../sql/deliveries.sql"), BY_NUMBER);
+    let (count, endpoint) = (numbers.end - numbers.start, None::<i64>);
+    let rows = ask(shared, &sql, bind![tenant_no, numbers.start, numbers.end, count, endpoint]).await?;
+    complete(shared, tenant, &rows).await
 }
 
 /// The number of an endpoint of this tenant's, deleted or not.
@@ -182,47 +232,76 @@ async fn any_endpoint_no(shared: &Shared, tenant: i64, id: EndpointId) -> Result
     Ok(ask_one(shared, sql, bind![id.0, tenant]).await?.map(|row| row.get(0)))
 }
 
-/// A delivery; nothing, from a row that only says how far the list has come.
-fn delivery_from(row: &Row, tenant: &TenantId) -> Option<Delivery> {
-    let no: i64 = row.get::<_, Option<i64>>(3)?;
-    let created_at: i64 = row.get(4);
-    let last: Option<Attempt> = row.get::<_, Option<&str>>(17).map(parse);
-    let (last_status, last_error, body_sha256) = match last {
+/// Adds what deliveries are shown with: their events and last attempts. One
+/// that was forgotten since is left out.
+async fn complete(shared: &Shared, tenant: &TenantId, rows: &[Row]) -> Result<Vec<Delivery>> {
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut events: Vec<i64> = rows.iter().map(|row| row.get(2)).collect();
+    events.dedup();
+    let (tried, numbers): (Vec<i64>, Vec<i32>) = rows
+        .iter()
+        .filter(|row| row.get::<_, i32>(18) > 0 && row.get::<_, Option<&str>>(12).is_none())
+        .map(|row| (row.get::<_, i64>(0), row.get::<_, i32>(18)))
+        .unzip();
+    let events_sql = include_str!("../sql/events_of.sql");
+    let (events, attempts) = match tried.is_empty() {
+        true => (ask(shared, events_sql, bind![events]).await?, Vec::new()),
+        false => {
+            let attempts_sql = include_str!("../sql/last_attempts.sql");
+            ask_both(shared, (events_sql, bind![events]), (attempts_sql, bind![tried, numbers])).await?
+        }
+    };
+    let events: HashMap<i64, &Row> = events.iter().map(|row| (row.get(0), row)).collect();
+    let attempts: HashMap<i64, &str> = attempts.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let shown = |row: &Row| {
+        let event = events.get(&row.get::<_, i64>(2))?;
+        let last = row.get::<_, Option<&str>>(12).or_else(|| attempts.get(&row.get::<_, i64>(0)).copied());
+        Some(delivery_from(row, tenant, event, last))
+    };
+    Ok(rows.iter().filter_map(shown).collect())
+}
+
+fn delivery_from(row: &Row, tenant: &TenantId, event: &Row, last: Option<&str>) -> Delivery {
+    let (no, created_at): (i64, i64) = (row.get(0), row.get(1));
+    let (last_status, last_error, body_sha256) = match last.map(parse::<Attempt>) {
         Some(attempt) => (attempt.status, attempt.error, Some(attempt.body_sha256)),
         None => (None, None, None),
     };
-    let (state, finished_at) = shown_state(row.get(10), row.get(15), row.get(16));
-    Some(Delivery {
+    let (state, finished_at) = shown_state(row);
+    Delivery {
         id: delivery_id(no, created_at),
         tenant: tenant.clone(),
-        event_id: EventId::from_stored(row.get(5)),
-        event_type: row.get(6),
-        endpoint_id: EndpointId(row.get::<_, Uuid>(7)),
-        key: row.get(8),
-        lane: row.get(18),
-        seq: row.get::<_, Option<i64>>(9).map(|seq| seq as u64),
+        event_id: EventId::from_stored(event.get(1)),
+        event_type: event.get(2),
+        endpoint_id: EndpointId(row.get::<_, Uuid>(3)),
+        key: event.get(3),
+        lane: row.get(13),
+        seq: row.get::<_, Option<i64>>(4).map(|seq| seq as u64),
         state,
-        cause: row.get::<_, Option<i16>>(11).map(|code| cause_of(code.into())),
-        is_behind: row.get(12),
-        due_at: at(row.get(13)),
-        is_urgent: row.get(19),
-        expires_at: row.get::<_, Option<i64>>(20).map(at),
-        stumbles: count(row, 21),
-        stumble: row.get(22),
-        progress: progress_from(row, 23),
+        cause: row.get::<_, Option<i16>>(6).map(|code| cause_of(code.into())),
+        is_behind: row.get(7),
+        due_at: at(row.get(8)),
+        is_urgent: row.get(14),
+        expires_at: row.get::<_, Option<i64>>(15).map(at),
+        stumbles: count(row, 16),
+        stumble: row.get(17),
+        progress: progress_from(row, 18),
         created_at: at(created_at),
-        first_attempt_at: row.get::<_, Option<i64>>(14).map(at),
+        first_attempt_at: row.get::<_, Option<i64>>(9).map(at),
         finished_at: finished_at.map(at),
         last_status,
         last_error,
         body_sha256,
-    })
+    }
 }
 
 /// What waits for a deleted endpoint is cancelled, swept yet or not.
-fn shown_state(state: i16, finished_at: Option<i64>, deleted_at: Option<i64>) -> (State, Option<i64>) {
-    match (state_of(state.into()), deleted_at) {
+fn shown_state(row: &Row) -> (State, Option<i64>) {
+    let deleted_at: Option<i64> = row.get(11);
+    match (state_of(row.get::<_, i16>(5).into()), deleted_at) {
         (State::Waiting, Some(deleted_at)) => (State::Cancelled, Some(deleted_at)),
-        (state, _) => (state, finished_at),
+        (state, _) => (state, row.get(10)),
     }
 }

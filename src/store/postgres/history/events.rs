@@ -90,7 +90,7 @@ pub async fn list(shared: &Shared, tenant: &TenantId, query: &EventQuery, page: 
 }
 
 /// What a statement looked at, as its first three columns say.
-pub fn looked(rows: &[Row]) -> Looked {
+fn looked(rows: &[Row]) -> Looked {
     match rows.first() {
         None => Looked { rows: 0, lowest: None, oldest: None },
         Some(row) => Looked { rows: row.get::<_, i64>(0).max(0) as usize, lowest: row.get(1), oldest: row.get(2) },
