@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{Answer, Gateway, Options, Receiver, eventually};
+use crate::support::{Answer, Gateway, Options, Receiver, eventually, time};
 
 for_every_store! {
     what_is_spread_waits_in_the_store_and_an_event_that_is_over_ends,
@@ -278,7 +278,7 @@ async fn what_is_spread_waits_in_the_store_and_an_event_that_is_over_ends() {
     assert_eq!(over["cause"], "expired");
     let late = gateway.delivery_of("late").await;
     assert_eq!((&late["state"], &late["waiting_for"]), (&json!("waiting"), &json!("due")));
-    assert!(late["next_attempt_at"].as_str() > late["created_at"].as_str(), "{late}");
+    assert!(time(&late["next_attempt_at"]) > time(&late["created_at"]), "{late}");
     assert_eq!(receiver.count(), 1);
 
     // A person may send it before its time, also after a restart.

@@ -7,7 +7,9 @@ use posthaste::clock::{Clock, SystemClock};
 use posthaste::lifecycle::deliver::sign::verify;
 use serde_json::{Value, json};
 
-use crate::support::{Gateway, MailServer, Manner, Mood, Options, Receiver, Reply, eager_retry, eventually, path_of};
+use crate::support::{
+    Gateway, MailServer, Manner, Mood, Options, Receiver, Reply, eager_retry, eventually, path_of, time,
+};
 
 for_every_store! {
     whoever_subscribes_hears_of_everything_once_and_signed,
@@ -163,7 +165,7 @@ async fn an_endpoint_that_only_refuses_is_paused_by_the_gateway_and_can_be_resum
         reason.starts_with("4 permanent answers without a success between them; the last was answered 4"),
         "{reason}"
     );
-    assert!(paused["state_since"].as_str() > paused["created_at"].as_str());
+    assert!(time(&paused["state_since"]) > time(&paused["created_at"]));
     assert_eq!((receiver.count(), &paused["health"]["waiting"]), (8, &json!(12)), "what is left is held");
     let held = gateway.list("/v1/tenants/default/deliveries?state=waiting").await;
     assert!(held.iter().all(|delivery| delivery["waiting_for"] == "pause" && delivery["attempts"] == 0), "{held:?}");

@@ -11,8 +11,8 @@ use super::Shared;
 use super::line::{Work, Written};
 use super::numbers::first_of;
 use super::rows::{at, millis};
-use super::tx::{Tx, bind, bound, is_taken, patiently};
-use super::writing::Writing;
+use super::tx::{Tx, bind, bound, is_known_id, is_taken, patiently};
+use super::writing::{Ids, Writing};
 use crate::store::{Accepted, Error, NewEvent, Result, Together};
 
 /// Events that wait to be accepted.
@@ -107,7 +107,29 @@ enum Fate {
     Repeats(usize),
 }
 
+/// Writes these. Ids that producers chose are taken to be new at first, which
+/// is one round trip; if one is not, each is looked at.
 async fn accept(shared: &Arc<Shared>, jobs: &[Job]) -> Result<Vec<Result<Vec<Accepted>>>> {
+    let hope = match Given::of(jobs).is_plain(jobs) {
+        true => accept_as(shared, jobs, Manner::New).await,
+        false => return accept_as(shared, jobs, Manner::LookFirst).await,
+    };
+    match hope {
+        Err(problem) if is_known_id(&problem) => accept_as(shared, jobs, Manner::LookFirst).await,
+        other => other,
+    }
+}
+
+/// How ids that producers chose are dealt with.
+#[derive(Clone, Copy, PartialEq)]
+enum Manner {
+    /// All are new; the write fails if one is not.
+    New,
+    /// Each is looked at before anything is written.
+    LookFirst,
+}
+
+async fn accept_as(shared: &Arc<Shared>, jobs: &[Job], manner: Manner) -> Result<Vec<Result<Vec<Accepted>>>> {
     let version = shared.version.load(Ordering::Acquire);
     let numbers = shared.numbers();
     let tenants: Vec<Option<i64>> = {
@@ -115,15 +137,17 @@ async fn accept(shared: &Arc<Shared>, jobs: &[Job]) -> Result<Vec<Result<Vec<Acc
         jobs.iter().map(|job| job.events.first().and_then(|new| index.tenant_no(&new.event.tenant))).collect()
     };
     let mut tx = Tx::open(&shared.pool).await?;
-    let mut has_begun = false;
     let mut fates: Vec<Vec<Fate>> = jobs.iter().map(|job| job.events.iter().map(|_| Fate::New).collect()).collect();
     let event_nos: Vec<Vec<i64>> = jobs
         .iter()
         .map(|job| job.events.iter().map(|new| numbers.take(millis(new.event.accepted_at), 1)).collect())
         .collect();
-    if jobs.iter().any(|job| job.events.iter().any(is_given)) {
-        has_begun = true;
-        meet(&tx, shared, jobs, &tenants, &event_nos, &mut fates).await?;
+    let given = Given::of(jobs).known_to(&tenants);
+    let mut ids = given.ids(shared, jobs, &tenants, &event_nos);
+    if manner == Manner::LookFirst {
+        meet(&tx, shared, jobs, &given, &ids, &mut fates).await?;
+        // They are remembered.
+        ids = Ids::default();
     }
     let mut writing = Writing::default();
     let mut answers = Vec::with_capacity(jobs.len());
@@ -152,25 +176,29 @@ async fn accept(shared: &Arc<Shared>, jobs: &[Job]) -> Result<Vec<Result<Vec<Acc
         }
     }
     let node = shared.owned.node();
-    let places = match has_begun {
-        true => {
-            let places = writing.write(&tx, Some(version), node).await?;
-            if places.is_none() {
-                // The ids must be forgotten with the rest.
-                tx.roll_back().await;
-                return Err(Error::Outdated);
-            }
+    let places = match manner {
+        Manner::LookFirst => {
+            let places = match writing.write(&tx, &ids, Some(version), node).await {
+                Ok(places) => places,
+                Err(problem) => {
+                    tx.roll_back().await;
+                    return Err(problem);
+                }
+            };
             patiently(tx.client().batch_execute("COMMIT")).await?;
             places
         }
-        false => {
-            // One round trip: if a statement fails, the commit ends in nothing.
+        // One round trip: if a statement fails, the commit ends in nothing.
+        Manner::New => {
             let (begun, places, committed) = tokio::join!(
                 biased;
                 patiently(tx.client().batch_execute(&shared.begin)),
-                writing.write(&tx, Some(version), node),
+                writing.write(&tx, &ids, Some(version), node),
                 patiently(tx.client().batch_execute("COMMIT")),
             );
+            if committed.is_ok() {
+                tx.done();
+            }
             begun?;
             let places = places?;
             committed?;
@@ -178,7 +206,6 @@ async fn accept(shared: &Arc<Shared>, jobs: &[Job]) -> Result<Vec<Result<Vec<Acc
         }
     };
     tx.done();
-    let Some(places) = places else { return Err(Error::Outdated) };
     // What is not taken up from memory is read, from a floor that is not above it.
     writing.due().for_each(|(endpoint, due_at)| shared.floors.lower(endpoint, due_at));
     {
@@ -195,6 +222,62 @@ async fn accept(shared: &Arc<Shared>, jobs: &[Job]) -> Result<Vec<Result<Vec<Acc
         }
     }
     Ok(answers)
+}
+
+/// The events with ids that producers chose, by job and place, and those that
+/// repeat an id of their own batch.
+struct Given {
+    first: Vec<(usize, usize)>,
+    repeats: Vec<(usize, usize, usize)>,
+}
+
+impl Given {
+    fn of(jobs: &[Job]) -> Self {
+        let mut given = Self { first: Vec::new(), repeats: Vec::new() };
+        for (n, job) in jobs.iter().enumerate() {
+            let mut seen: HashMap<&str, usize> = HashMap::new();
+            for (k, new) in job.events.iter().enumerate().filter(|(_, new)| is_given(new)) {
+                match seen.get(new.event.id.as_str()) {
+                    Some(first) => given.repeats.push((n, k, *first)),
+                    None => {
+                        seen.insert(new.event.id.as_str(), k);
+                        given.first.push((n, k));
+                    }
+                }
+            }
+        }
+        given
+    }
+
+    /// Whether nothing but a known id can stand in the way. An id that looks
+    /// like one of our own minting may be an event's that is not remembered.
+    fn is_plain(&self, jobs: &[Job]) -> bool {
+        let is_ours = |(n, k): &(usize, usize)| jobs[*n].events[*k].event.id.minted_ms().is_some();
+        self.repeats.is_empty() && !self.first.iter().any(is_ours)
+    }
+
+    /// Without those of tenants that are not there.
+    fn known_to(mut self, tenants: &[Option<i64>]) -> Self {
+        self.first.retain(|(n, _)| tenants[*n].is_some());
+        self.repeats.retain(|(n, ..)| tenants[*n].is_some());
+        self
+    }
+
+    fn ids<'a>(&self, shared: &Shared, jobs: &'a [Job], tenants: &[Option<i64>], event_nos: &[Vec<i64>]) -> Ids<'a> {
+        let index = shared.index();
+        let mut ids = Ids::default();
+        for (n, k) in &self.first {
+            let new = &jobs[*n].events[*k];
+            let targets = new.targets.iter().filter(|p| index.endpoint_entry(p.id).is_some()).count();
+            ids.tenant.push(tenants[*n].expect("those without were left out"));
+            ids.id.push(new.event.id.as_str());
+            ids.event.push(event_nos[*n][*k]);
+            ids.fingerprint.push(new.fingerprint.map_or(Vec::new(), |print| print.to_vec()));
+            ids.accepted_at.push(millis(new.event.accepted_at));
+            ids.deliveries.push(i32::try_from(targets).expect("fan-out is limited"));
+        }
+        ids
+    }
 }
 
 /// Whether a batch that stands or falls as one has met a conflict.
@@ -219,41 +302,21 @@ fn repeat_of(first: &NewEvent, again: &NewEvent, became: &Accepted) -> Accepted 
     }
 }
 
-/// Remembers the ids that producers chose, and finds out which were known.
+/// Begins, remembers the ids that producers chose, and finds out which were
+/// known.
 async fn meet(
     tx: &Tx,
     shared: &Shared,
     jobs: &[Job],
-    tenants: &[Option<i64>],
-    event_nos: &[Vec<i64>],
+    given: &Given,
+    ids: &Ids<'_>,
     fates: &mut [Vec<Fate>],
 ) -> Result<()> {
-    let mut given: Vec<(usize, usize)> = Vec::new();
-    for (n, job) in jobs.iter().enumerate().filter(|(n, _)| tenants[*n].is_some()) {
-        let mut first: HashMap<&str, usize> = HashMap::new();
-        for (k, new) in job.events.iter().enumerate().filter(|(_, new)| is_given(new)) {
-            match first.get(new.event.id.as_str()) {
-                Some(first) => fates[n][k] = Fate::Repeats(*first),
-                None => {
-                    first.insert(new.event.id.as_str(), k);
-                    given.push((n, k));
-                }
-            }
-        }
+    for (n, k, first) in &given.repeats {
+        fates[*n][*k] = Fate::Repeats(*first);
     }
-    let of = |(n, k): &(usize, usize)| (tenants[*n].expect("those without were left out"), &jobs[*n].events[*k]);
-    let tenant_nos: Vec<i64> = given.iter().map(|at| of(at).0).collect();
-    let ids: Vec<&str> = given.iter().map(|at| of(at).1.event.id.as_str()).collect();
-    let nos: Vec<i64> = given.iter().map(|(n, k)| event_nos[*n][*k]).collect();
-    let print = |new: &NewEvent| new.fingerprint.map_or(Vec::new(), |print| print.to_vec());
-    let prints: Vec<Vec<u8>> = given.iter().map(|at| print(of(at).1)).collect();
-    let times: Vec<i64> = given.iter().map(|at| millis(of(at).1.event.accepted_at)).collect();
-    let counts: Vec<i32> = {
-        let index = shared.index();
-        let is_there = |new: &NewEvent| new.targets.iter().filter(|p| index.endpoint_entry(p.id).is_some()).count();
-        given.iter().map(|at| i32::try_from(is_there(of(at).1)).expect("fan-out is limited")).collect()
-    };
-    let bound = [bound(&tenant_nos), bound(&ids), bound(&nos), bound(&prints), bound(&times), bound(&counts)];
+    let Ids { tenant, id, event: nos, fingerprint, accepted_at, deliveries } = ids;
+    let bound = [bound(tenant), bound(id), bound(nos), bound(fingerprint), bound(accepted_at), bound(deliveries)];
     let (begun, fresh) = tokio::join!(
         biased;
         patiently(tx.client().batch_execute(&shared.begin)),
@@ -261,18 +324,20 @@ async fn meet(
     );
     begun?;
     let mut fresh: HashSet<i64> = fresh?.iter().map(|row| row.get(0)).collect();
-    recognise_ours(tx, &given, &tenant_nos, &ids, &nos, &mut fresh, fates).await?;
+    let given = &given.first;
+    recognise_ours(tx, given, tenant, id, nos, &mut fresh, fates).await?;
     if fresh.len() < given.len() {
         let missing: Vec<usize> = (0..given.len()).filter(|i| !fresh.contains(&nos[*i])).collect();
-        let tenant_nos: Vec<i64> = missing.iter().map(|i| tenant_nos[*i]).collect();
-        let ids: Vec<&str> = missing.iter().map(|i| ids[*i]).collect();
+        let tenants: Vec<i64> = missing.iter().map(|i| tenant[*i]).collect();
+        let ids: Vec<&str> = missing.iter().map(|i| id[*i]).collect();
         let sql = "SELECT w.place, i.fingerprint, i.accepted_at, i.deliveries
                    FROM unnest($1::int8[], $2::text[]) WITH ORDINALITY AS w (tenant, id, place)
                         JOIN posthaste.ids i ON i.tenant = w.tenant AND i.id = w.id";
-        for row in tx.query(sql, bind![tenant_nos, ids]).await? {
-            let (n, k) = given[missing[row.get::<_, i64>(0) as usize - 1]];
+        for row in tx.query(sql, bind![tenants, ids]).await? {
+            let which = missing[row.get::<_, i64>(0) as usize - 1];
+            let (n, k) = given[which];
             let accepted_at = at(row.get(2));
-            let (then, now) = (row.get::<_, &[u8]>(1), &prints[missing[row.get::<_, i64>(0) as usize - 1]]);
+            let (then, now) = (row.get::<_, &[u8]>(1), &fingerprint[which]);
             let known = match !then.is_empty() && then == now {
                 true => Accepted::Duplicate { accepted_at, deliveries: row.get::<_, i32>(3).max(0) as u32 },
                 false => Accepted::Conflict { accepted_at },
@@ -283,7 +348,7 @@ async fn meet(
         }
     }
     // What stands or falls as one and has fallen is not remembered.
-    let fallen = given.iter().zip(&nos).filter(|((n, k), no)| {
+    let fallen = given.iter().zip(nos).filter(|((n, k), no)| {
         fresh.contains(no) && matches!(fates[*n][*k], Fate::New) && is_undone(&jobs[*n], &fates[*n])
     });
     let fallen: Vec<i64> = fallen.map(|(_, no)| *no).collect();

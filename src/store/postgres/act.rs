@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use super::Shared;
 use super::rows::{delivery_id, millis, stored_tenant};
 use super::tx::{Tx, bind};
-use super::writing::Writing;
+use super::writing::{Ids, Writing};
 use crate::model::delivery::Cause;
 use crate::model::endpoint::Endpoint;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
@@ -114,15 +114,13 @@ impl<'a> Act<'a> {
             writing.add(&index, &numbers, tenant, numbers.take(millis(now), 1), &new)
         };
         self.told.push(news_type);
-        let places = writing.write(self.tx, None, self.shared.owned.node()).await?;
+        let places = writing.write(self.tx, &Ids::default(), None, self.shared.owned.node()).await?;
         for ((endpoint, shard), more) in writing.counts() {
             self.count_waiting(endpoint, shard, more);
         }
         writing.due().for_each(|(endpoint, due_at)| self.makes_due(endpoint, due_at));
         let Accepted::New { mut claims, .. } = accepted else { return Ok(Vec::new()) };
-        if let Some(places) = places {
-            places.fill(&mut claims);
-        }
+        places.fill(&mut claims);
         Ok(claims)
     }
 

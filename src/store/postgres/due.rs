@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 
 use super::Shared;
-use super::rows::{CLAIM, at, claim_from, delivery_id, millis};
+use super::claims::{self, Wanted};
+use super::rows::{at, delivery_id, millis};
 use super::tx::{bind, patiently};
 use crate::model::id::EndpointId;
 use crate::store::{AskDue, DuePage, Result};
@@ -91,29 +92,27 @@ pub async fn read_due(shared: &Shared, ask: &AskDue) -> Result<DuePage> {
     let limit = i64::try_from(ask.limit.saturating_add(ask.except.len()).saturating_add(1)).unwrap_or(i64::MAX);
     let rows = patiently(client.query_typed(sql, bind![endpoint, floor.due_at, limit])).await?;
     let mut page = DuePage::default();
-    let mut chosen: Vec<i64> = Vec::new();
-    let mut bytes = 0;
+    let mut chosen: Vec<(Wanted, i64)> = Vec::new();
     for row in &rows {
         let (no, due_at): (i64, i64) = (row.get(0), row.get(1));
         if ask.except.contains(&delivery_id(no, row.get(2))) {
             continue;
         }
-        let is_enough = chosen.len() >= ask.limit || bytes >= ask.bytes_max;
-        if due_at > millis(ask.until) || is_enough {
+        if due_at > millis(ask.until) || chosen.len() >= ask.limit {
             page.next_due = Some(at(due_at));
             break;
         }
-        bytes += row.get::<_, i32>(3).max(0) as usize;
-        chosen.push(no);
+        chosen.push((Wanted { no, event: row.get(3) }, due_at));
     }
     if !ask.urgent_only {
         let first = rows.first().map_or(millis(ask.until), |row| row.get(1));
         shared.floors.raise(endpoint, floor, first);
     }
-    if !chosen.is_empty() {
-        let sql = include_str!("sql/read_claims.sql").replace("{CLAIM}", CLAIM);
-        let rows = patiently(client.query_typed(&sql, bind![chosen])).await?;
-        page.claims = rows.iter().map(|row| claim_from(row, 0)).collect();
+    let wanted: Vec<Wanted> = chosen.iter().map(|(wanted, _)| *wanted).collect();
+    let found = claims::read(&client, &wanted, ask.bytes_max).await?;
+    page.claims = found.claims;
+    if let Some((_, due_at)) = chosen.get(found.reached) {
+        page.next_due = Some(at(*due_at));
     }
     if ask.urgent_only {
         page.next_urgent = page.next_due.take();

@@ -10,6 +10,7 @@ use tokio_postgres::{Client, Transaction};
 use tracing::{info, warn};
 
 use super::connect::told;
+use super::routine;
 use crate::store::moved::{HALF_MOVED, MOVING_NOTE};
 
 const MIGRATIONS: &[&str] = &[include_str!("migrations/0001.sql")];
@@ -61,6 +62,7 @@ async fn to_version(client: &mut Client, migrations: &[&str]) -> anyhow::Result<
         let place = || format!("cannot bring the database to version {version}");
         step.await.map_err(|problem| anyhow!("{}", told(&problem))).with_context(place)?;
     }
+    routine::keep(&transaction).await.map_err(failed)?;
     transaction.commit().await.map_err(failed)?;
     if found < migrations.len() {
         info!("the database was brought from version {found} to {}", migrations.len());

@@ -9,13 +9,16 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
+use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::Shared;
 use super::act::{Act, Done};
+use super::claims::{self, Wanted};
 use super::endpoint::keep_health;
 use super::line::{Work, Written};
-use super::rows::{CLAIM, claim_from, delivery_no, millis};
+use super::routine::{HOLD_NODE, LOCK_LANES, SETTLE_DELIVERED, SETTLE_RETRY};
+use super::rows::{delivery_no, millis};
 use super::tx::{Tx, bind, bound, patiently};
 use super::{lane, settle_one};
 use crate::model::attempt::Attempt;
@@ -137,55 +140,30 @@ async fn settle(shared: &Arc<Shared>, jobs: &[Job]) -> Result<Vec<Result<Settled
         .filter(|job| matches!(Kind::of(&job.settlement), Kind::One))
         .map(|job| job.settlement.endpoint.0)
         .collect();
-    let (me, all, these) = ([bound(&node)], [bound(&nos)], [bound(&closely)]);
     let mut act = Act::new(shared, &tx);
-    let (begun, held) = tokio::join!(
-        biased;
-        patiently(tx.client().batch_execute(&shared.begin)),
-        tx.query(include_str!("sql/hold_node.sql"), &me),
-    );
-    begun?;
-    if held?.is_empty() {
+    let batch = Batch { jobs, node, nos, closely, delivered, retried };
+    let Some((gone, kept)) = batch.write(&mut act).await? else {
         drop(act);
         tx.roll_back().await;
         return Ok(jobs.iter().map(|job| Err(Error::Stale(job.lease.shard))).collect());
-    }
-    if jobs.iter().any(|job| changes_endpoint(&job.settlement)) {
-        act.bump().await?;
-    }
-    // In the order in which whoever changes an endpoint takes them: the
-    // catalogue, endpoints, lanes.
-    let (endpoints, lanes, gone, kept) = tokio::join!(
-        biased;
-        async {
-            match closely.is_empty() {
-                true => Ok(Vec::new()),
-                false => tx.query(include_str!("sql/lock_endpoints.sql"), &these).await,
-            }
-        },
-        tx.query(include_str!("sql/lock_lanes.sql"), &all),
-        delivered.write_delivered(&tx, node),
-        retried.write_retried(&tx, node),
-    );
-    endpoints?;
-    lanes?;
-    let (gone, kept) = (gone?, kept?);
+    };
+    let mut free = free_next(&tx, &gone).await?;
     for row in &gone {
         let (no, endpoint): (i64, i64) = (row.get(0), row.get(1));
         let place = places[&no];
         let job = &jobs[place];
         act.count_waiting(endpoint, job.lease.shard, -1);
         let mut settled = Settled::default();
-        let next: Option<i64> = row.get(2);
-        match next.zip(row.get::<_, Option<bool>>(3)) {
+        match row.get::<_, Option<i64>>(3).zip(row.get::<_, Option<bool>>(4)) {
             None => {}
-            Some((_, false)) => {
-                let claim = claim_from(row, 5);
-                act.makes_due(endpoint, millis(claim.due_at));
-                settled.freed.push(claim);
+            Some((next, false)) => {
+                if let Some(claim) = free.remove(&next) {
+                    act.makes_due(endpoint, millis(claim.due_at));
+                    settled.freed.push(claim);
+                }
             }
             Some((dead, true)) => {
-                let lane: String = row.get(4);
+                let lane: String = row.get(2);
                 settled.freed = stand_behind(&mut act, endpoint, &lane, dead, job).await?;
             }
         }
@@ -212,6 +190,76 @@ async fn settle(shared: &Arc<Shared>, jobs: &[Job]) -> Result<Vec<Result<Settled
     show_health(shared, health);
     shared.adopt(done).await;
     Ok(answers.into_iter().map(|answer| answer.expect("each was looked at")).collect())
+}
+
+/// What is written together, as it is written.
+struct Batch<'a> {
+    jobs: &'a [Job],
+    node: i64,
+    nos: Vec<i64>,
+    /// The endpoints of those that are looked at one by one.
+    closely: Vec<Uuid>,
+    delivered: Columns,
+    retried: Columns,
+}
+
+impl Batch<'_> {
+    /// Begins, and writes what needs no closer look; returns what left the
+    /// queue and what waits again. Nothing, if the node was taken out.
+    async fn write(&self, act: &mut Act<'_>) -> Result<Option<(Vec<Row>, Vec<Row>)>> {
+        let (tx, begin) = (act.tx, &act.shared.begin);
+        let (me, all, these) = ([bound(&self.node)], [bound(&self.nos)], [bound(&self.closely)]);
+        let opening = async {
+            tokio::join!(biased; patiently(tx.client().batch_execute(begin)), tx.query(HOLD_NODE.call(), &me))
+        };
+        let writing = async {
+            tokio::join!(
+                biased;
+                tx.query(LOCK_LANES.call(), &all),
+                self.delivered.write_delivered(tx, self.node),
+                self.retried.write_retried(tx, self.node),
+            )
+        };
+        tokio::pin!(writing);
+        let changes_any = self.jobs.iter().any(|job| changes_endpoint(&job.settlement));
+        let ((begun, held), written) = match changes_any || !self.closely.is_empty() {
+            // One round trip: a node that was taken out owns no shard, so what
+            // is not held is not written.
+            false => {
+                let (opened, written) = tokio::join!(biased; opening, &mut writing);
+                (opened, Some(written))
+            }
+            true => (opening.await, None),
+        };
+        begun?;
+        if held?.is_empty() {
+            return Ok(None);
+        }
+        let (lanes, gone, kept) = match written {
+            Some(written) => written,
+            // In the order in which whoever changes an endpoint takes them:
+            // the catalogue, endpoints, lanes.
+            None => {
+                if changes_any {
+                    act.bump().await?;
+                }
+                if !self.closely.is_empty() {
+                    tx.query(include_str!("sql/lock_endpoints.sql"), &these).await?;
+                }
+                writing.await
+            }
+        };
+        lanes?;
+        Ok(Some((gone?, kept?)))
+    }
+}
+
+/// Reads those that their lanes let go, by their numbers.
+async fn free_next(tx: &Tx, gone: &[Row]) -> Result<HashMap<i64, crate::store::Claim>> {
+    let free = gone.iter().filter(|row| row.get::<_, Option<bool>>(4) == Some(false));
+    let wanted: Vec<Wanted> = free.map(|row| Wanted { no: row.get(3), event: row.get(5) }).collect();
+    let found = claims::read(tx.client(), &wanted, usize::MAX).await?;
+    Ok(found.claims.into_iter().map(|claim| (delivery_no(claim.id), claim)).collect())
 }
 
 /// The next of the lane is dead: the lane waits behind it, or passes it.
@@ -352,12 +400,12 @@ impl Columns {
         rows
     }
 
-    async fn write_delivered(&self, tx: &Tx, node: i64) -> Result<Vec<tokio_postgres::Row>> {
+    async fn write_delivered(&self, tx: &Tx, node: i64) -> Result<Vec<Row>> {
         if self.no.is_empty() {
             return Ok(Vec::new());
         }
         tx.query(
-            &include_str!("sql/settle_delivered.sql").replace("{CLAIM}", CLAIM),
+            SETTLE_DELIVERED.call(),
             bind![
                 node,
                 self.no,
@@ -378,12 +426,12 @@ impl Columns {
         .await
     }
 
-    async fn write_retried(&self, tx: &Tx, node: i64) -> Result<Vec<tokio_postgres::Row>> {
+    async fn write_retried(&self, tx: &Tx, node: i64) -> Result<Vec<Row>> {
         if self.no.is_empty() {
             return Ok(Vec::new());
         }
         tx.query(
-            include_str!("sql/settle_retry.sql"),
+            SETTLE_RETRY.call(),
             bind![
                 node,
                 self.no,

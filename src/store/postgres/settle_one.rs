@@ -4,10 +4,11 @@
 use jiff::Timestamp;
 
 use super::act::{Act, Told};
+use super::claims::{self, Wanted};
 use super::endpoint::heed;
 use super::lane::{Head, Member, is_head, pass, skips_dead};
 use super::place::{Place, Table};
-use super::rows::{CLAIM, at, cause_code, claim_from, delivery_no, millis};
+use super::rows::{at, cause_code, delivery_no, millis};
 use super::tx::bind;
 use crate::model::delivery::{Cause, End, Progress, STUMBLES_MAX, State};
 use crate::model::next::Next;
@@ -218,12 +219,10 @@ pub async fn after_move(act: &mut Act<'_>, head: Head, now: Timestamp) -> Result
     match head {
         Head::Same => Ok(Vec::new()),
         Head::Free(no) => {
-            let sql = format!(
-                "SELECT {CLAIM} FROM posthaste.queue d JOIN posthaste.events e ON e.no = d.event
-                 JOIN posthaste.endpoints p ON p.no = d.endpoint JOIN posthaste.tenants t ON t.no = d.tenant
-                 WHERE d.no = $1"
-            );
-            Ok(act.tx.query(&sql, bind![no]).await?.iter().map(|row| claim_from(row, 0)).collect())
+            let sql = "SELECT event FROM posthaste.queue WHERE no = $1";
+            let Some(row) = act.tx.query_opt(sql, bind![no]).await? else { return Ok(Vec::new()) };
+            let wanted = Wanted { no, event: row.get(0) };
+            Ok(claims::read(act.tx.client(), &[wanted], usize::MAX).await?.claims)
         }
         Head::Dead(no) => act.tell_of_lane(no, true, now).await,
     }

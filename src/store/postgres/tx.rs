@@ -184,6 +184,8 @@ pub fn failure_of(problem: &tokio_postgres::Error) -> Error {
     };
     match problem.code() {
         Some(code) if *code == SqlState::DISK_FULL => Error::Full(words),
+        // A routine's own word for it.
+        Some(code) if code.code() == "PH002" => Error::Outdated,
         _ => Error::Unavailable(words),
     }
 }
@@ -191,6 +193,11 @@ pub fn failure_of(problem: &tokio_postgres::Error) -> Error {
 /// Whether a number was given twice: another try gets another.
 pub fn is_taken(problem: &Error) -> bool {
     matches!(problem, Error::Unavailable(words) if words.ends_with("(23505)"))
+}
+
+/// Whether an id was chosen before, by a routine's own word for it.
+pub fn is_known_id(problem: &Error) -> bool {
+    matches!(problem, Error::Unavailable(words) if words.ends_with("(PH001)"))
 }
 
 fn chain(problem: &dyn std::error::Error) -> String {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::numbers::Numbers;
+use super::routine::ACCEPT;
 use super::rows::{at, delivery_id, format_code, millis};
 use super::tx::{Tx, bind};
 use crate::model::delivery::Progress;
@@ -58,6 +59,17 @@ struct Deliveries {
     place: Vec<i64>,
     expires_at: Vec<Option<i64>>,
     due_at: Vec<i64>,
+}
+
+/// Ids that producers chose, as columns.
+#[derive(Default)]
+pub struct Ids<'a> {
+    pub tenant: Vec<i64>,
+    pub id: Vec<&'a str>,
+    pub event: Vec<i64>,
+    pub fingerprint: Vec<Vec<u8>>,
+    pub accepted_at: Vec<i64>,
+    pub deliveries: Vec<i32>,
 }
 
 /// Bytes that are written without being copied first.
@@ -189,11 +201,13 @@ impl Writing {
         self.deliveries.endpoint.iter().copied().zip(self.deliveries.due_at.iter().copied())
     }
 
-    /// Writes all of it; nothing at all, if a version is given and the
-    /// catalogue has moved on from it.
-    pub async fn write(&self, tx: &Tx, version: Option<i64>, node: i64) -> Result<Option<Places>> {
+    /// Writes all of it, and remembers these ids. An id that is known
+    /// ([`is_known_id`](super::tx::is_known_id)) or a catalogue that has moved
+    /// on from the version, if one is given, is an error that ends the
+    /// transaction.
+    pub async fn write(&self, tx: &Tx, ids: &Ids<'_>, version: Option<i64>, node: i64) -> Result<Places> {
         if self.is_empty() {
-            return Ok(Some(Places(HashMap::new())));
+            return Ok(Places(HashMap::new()));
         }
         let (e, d) = (&self.events, &self.deliveries);
         let lane_endpoints: Vec<i64> = self.lanes.keys().map(|(endpoint, _)| *endpoint).collect();
@@ -212,7 +226,7 @@ impl Writing {
             .collect();
         let rows = tx
             .query(
-                include_str!("sql/accept.sql"),
+                ACCEPT.call(),
                 bind![
                     version,
                     node,
@@ -244,14 +258,17 @@ impl Writing {
                     d.lane,
                     back,
                     d.expires_at,
-                    d.due_at
+                    d.due_at,
+                    ids.tenant,
+                    ids.id,
+                    ids.event,
+                    ids.fingerprint,
+                    ids.accepted_at,
+                    ids.deliveries,
                 ],
             )
             .await?;
-        if version.is_some_and(|version| rows.first().is_none_or(|row| row.get::<_, i64>(0) != version)) {
-            return Ok(None);
-        }
         let placed = rows.iter().filter_map(|row| Some((row.get::<_, Option<i64>>(1)?, (row.get(2), row.get(3)))));
-        Ok(Some(Places(placed.collect())))
+        Ok(Places(placed.collect()))
     }
 }

@@ -18,6 +18,11 @@ pub use smtp::{Mail, MailServer, Manner, Mood};
 /// How long anything may take before the story has failed.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+/// A time in an answer.
+pub fn time(value: &serde_json::Value) -> jiff::Timestamp {
+    value.as_str().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("not a time: {value}"))
+}
+
 /// Asks again until the answer is there; fails with the last one otherwise.
 pub async fn eventually<T, F>(what: &str, mut ask: impl FnMut() -> F) -> T
 where

@@ -2,9 +2,8 @@
 --
 -- Safe when two nodes run it at once: it only reads, and only the owner of the
 -- endpoint's shard acts on it. Served by queue_due, from a floor below which
--- nothing is due; the size of the data is read without the data.
-SELECT d.no, d.due_at, d.created_at, octet_length(e.data)
+-- nothing is due.
+SELECT d.no, d.due_at, d.created_at, d.event
 FROM (SELECT no, due_at, created_at, event FROM posthaste.queue
       WHERE endpoint = $1 AND NOT behind AND due_at >= $2 ORDER BY due_at LIMIT $3) d
-     JOIN posthaste.events e ON e.no = d.event
 ORDER BY d.due_at, d.no

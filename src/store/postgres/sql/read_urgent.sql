@@ -1,8 +1,7 @@
 -- What a person asked for at an endpoint, oldest first.
 --
 -- Safe when two nodes run it at once: it only reads. Served by queue_urgent.
-SELECT d.no, d.due_at, d.created_at, octet_length(e.data)
+SELECT d.no, d.due_at, d.created_at, d.event
 FROM (SELECT no, due_at, created_at, event FROM posthaste.queue
       WHERE endpoint = $1 AND urgent AND NOT behind AND due_at >= $2 ORDER BY due_at LIMIT $3) d
-     JOIN posthaste.events e ON e.no = d.event
 ORDER BY d.due_at, d.no

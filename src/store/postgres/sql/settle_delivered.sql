@@ -30,28 +30,23 @@ WITH said AS (
            forbidden_target, stumbles, stumble, last, 1, due_at, finished_at
     FROM gone
 ), next AS (
-    SELECT g.no, g.endpoint, g.lane, g.finished_at, n.no AS next, n.is_dead
-    FROM gone g JOIN posthaste.lanes l ON l.endpoint = g.endpoint AND l.lane = g.lane AND l.head = g.no
+    SELECT g.no, g.endpoint, g.lane, g.finished_at, l.head IS NOT NULL AS is_head, n.no AS next, n.is_dead, n.event
+    FROM gone g
+         LEFT JOIN posthaste.lanes l ON l.endpoint = g.endpoint AND l.lane = g.lane AND l.head = g.no AND NOT g.passed
          LEFT JOIN LATERAL (
              SELECT * FROM (
-                 (SELECT w.no, w.seq, false AS is_dead FROM posthaste.queue w
+                 (SELECT w.no, w.seq, w.event, false AS is_dead FROM posthaste.queue w
                   WHERE w.endpoint = g.endpoint AND w.lane = g.lane AND NOT w.passed AND w.seq > g.seq
                   ORDER BY w.seq LIMIT 1)
                  UNION ALL
-                 (SELECT w.no, w.seq, true FROM posthaste.dead w
+                 (SELECT w.no, w.seq, w.event, true FROM posthaste.dead w
                   WHERE w.endpoint = g.endpoint AND w.lane = g.lane AND NOT w.passed AND w.seq > g.seq
                   ORDER BY w.seq LIMIT 1)) both_kinds
-             ORDER BY seq LIMIT 1) n ON true
-    WHERE g.lane IS NOT NULL AND NOT g.passed
+             ORDER BY seq LIMIT 1) n ON l.head IS NOT NULL
 ), moved AS (
     UPDATE posthaste.lanes l SET head = n.next, head_since = n.finished_at, touched_at = n.finished_at
-    FROM next n WHERE l.endpoint = n.endpoint AND l.lane = n.lane
+    FROM next n WHERE n.is_head AND l.endpoint = n.endpoint AND l.lane = n.lane
 ), freed AS (
     UPDATE posthaste.queue q SET behind = false FROM next n WHERE q.no = n.next AND NOT n.is_dead
 )
-SELECT g.no, g.endpoint, n.next, n.is_dead, g.lane, {CLAIM}
-FROM gone g LEFT JOIN next n ON n.no = g.no
-     LEFT JOIN posthaste.queue d ON d.no = n.next AND NOT n.is_dead
-     LEFT JOIN posthaste.events e ON e.no = d.event
-     LEFT JOIN posthaste.endpoints p ON p.no = d.endpoint
-     LEFT JOIN posthaste.tenants t ON t.no = d.tenant
+SELECT n.no, n.endpoint, n.lane, n.next, n.is_dead, n.event FROM next n
