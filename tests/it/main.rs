@@ -54,6 +54,7 @@ mod on_postgres;
 mod pause;
 mod rates;
 mod retry;
+mod secrets;
 mod signatures;
 mod start_stop;
 mod tls;

@@ -78,12 +78,9 @@ fn load_secrets(db: &Connection) -> rusqlite::Result<HashMap<i64, Vec<Secret>>> 
         db.prepare("SELECT endpoint, id, text, created_at, expires_at FROM secrets ORDER BY created_at DESC, id DESC")?;
     let mut rows = rows.query([])?;
     while let Some(row) = rows.next()? {
-        secrets.entry(row.get(0)?).or_default().push(Secret {
-            id: SecretId(uuid_of(row.get(1)?)),
-            text: row.get(2)?,
-            created_at: at(row.get(3)?),
-            expires_at: row.get::<_, Option<i64>>(4)?.map(at),
-        });
+        let (id, expires_at) = (SecretId(uuid_of(row.get(1)?)), row.get::<_, Option<i64>>(4)?.map(at));
+        let secret = Secret::from_kept(id, &row.get::<_, String>(2)?, at(row.get(3)?), expires_at);
+        secrets.entry(row.get(0)?).or_default().push(secret);
     }
     Ok(secrets)
 }

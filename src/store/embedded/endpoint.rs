@@ -54,12 +54,8 @@ fn secrets(db: &Connection, no: i64) -> rusqlite::Result<Vec<Secret>> {
                WHERE endpoint = ? ORDER BY created_at DESC, id DESC";
     db.prepare_cached(sql)?
         .query_map([no], |row| {
-            Ok(Secret {
-                id: SecretId(uuid_of(row.get(0)?)),
-                text: row.get(1)?,
-                created_at: at(row.get(2)?),
-                expires_at: row.get::<_, Option<i64>>(3)?.map(at),
-            })
+            let (id, expires_at) = (SecretId(uuid_of(row.get(0)?)), row.get::<_, Option<i64>>(3)?.map(at));
+            Ok(Secret::from_kept(id, &row.get::<_, String>(1)?, at(row.get(2)?), expires_at))
         })?
         .collect()
 }
@@ -166,7 +162,7 @@ pub fn insert_secret(db: &Connection, endpoint: i64, secret: &Secret) -> rusqlit
         params![
             id_bytes(secret.id.0),
             endpoint,
-            secret.text,
+            secret.kept(),
             millis(secret.created_at),
             secret.expires_at.map(millis),
         ],

@@ -40,13 +40,9 @@ pub fn endpoint_from(row: &Row) -> (i64, Endpoint) {
 /// A secret, opened. One that another key sealed cannot be used.
 pub fn secret_from(shared: &Shared, endpoint: EndpointId, row: &Row, first: usize) -> Result<Secret> {
     let id = SecretId(row.get(first));
-    let text = shared.options.seal.open(endpoint.0.as_bytes(), row.get(first + 1));
-    Ok(Secret {
-        id,
-        text: text.ok_or_else(|| Error::Unavailable(format!("secret {id} was sealed with another master key")))?,
-        created_at: at(row.get(first + 2)),
-        expires_at: row.get::<_, Option<i64>>(first + 3).map(at),
-    })
+    let kept = shared.options.seal.open(endpoint.0.as_bytes(), row.get(first + 1));
+    let kept = kept.ok_or_else(|| Error::Unavailable(format!("secret {id} was sealed with another master key")))?;
+    Ok(Secret::from_kept(id, &kept, at(row.get(first + 2)), row.get::<_, Option<i64>>(first + 3).map(at)))
 }
 
 /// An endpoint as the transaction sees it, locked until its end.
@@ -138,7 +134,7 @@ pub async fn change(
 
 /// Adds a secret, sealed.
 pub async fn insert_secret(act: &Act<'_>, no: i64, endpoint: EndpointId, secret: &Secret) -> Result<()> {
-    let sealed = act.shared.options.seal.seal(endpoint.0.as_bytes(), &secret.text);
+    let sealed = act.shared.options.seal.seal(endpoint.0.as_bytes(), &secret.kept());
     let sql =
         "INSERT INTO posthaste.secrets (id, endpoint, sealed, created_at, expires_at) VALUES ($1, $2, $3, $4, $5)";
     act.tx

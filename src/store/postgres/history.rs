@@ -202,6 +202,7 @@ mod tests {
             status: Some(200),
             error: None,
             custom_headers: Vec::new(),
+            signatures: Vec::new(),
             response_headers: Vec::new(),
             response_body: body.into(),
             truncated: false,
