@@ -32,6 +32,7 @@ mod ground;
 mod support;
 
 mod accept;
+mod at_rest;
 mod backlog;
 mod bad_input;
 mod breaker;
