@@ -4,7 +4,7 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -40,6 +40,7 @@ use crate::store::Store;
 use kept::Kept;
 
 mod kept;
+pub mod keys;
 pub mod moving;
 
 const ADMIN_TOKEN_FILE: &str = "admin-token";
@@ -54,6 +55,8 @@ pub struct App {
     pub address: SocketAddr,
     /// The admin token, when this start made it.
     pub new_token: Option<String>,
+    /// Where the master key is, when this start made it.
+    pub new_key: Option<PathBuf>,
     /// Where the store is, in words.
     pub place: String,
     kept: Kept,
@@ -111,7 +114,9 @@ impl App {
         let event_bytes_max = bytes(settings.max_event_bytes);
         let stopping = AtomicBool::new(false);
         let admin = auth::Admin::new(admin);
-        let doors = Arc::new(Doors { gateway: gateway.clone(), guard, admin, event_bytes_max, stopping });
+        let redacts_payloads = settings.redact_payloads.0;
+        let doors =
+            Arc::new(Doors { gateway: gateway.clone(), guard, admin, event_bytes_max, redacts_payloads, stopping });
         if kept.is_shared() {
             chores.push(tokio::spawn(watch_admin_token(doors.clone())));
         }
@@ -121,6 +126,7 @@ impl App {
         Ok(Self {
             address,
             new_token,
+            new_key: kept.new_key().map(Path::to_owned),
             place: kept.place().to_owned(),
             kept,
             gateway,

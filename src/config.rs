@@ -13,7 +13,7 @@ use serde::Deserialize;
 use crate::model::database::DatabaseUrl;
 use crate::model::span::Span;
 use values::house;
-pub use values::{Address, Bytes, Count, Database, File, Filter, Folder, LogFormat, Mailbox, Networks, Smtp};
+pub use values::{Address, Bytes, Count, Database, File, Filter, Folder, LogFormat, Mailbox, Networks, Smtp, Switch};
 
 mod values;
 
@@ -21,13 +21,13 @@ mod values;
 pub const FILE: &str = "posthaste.toml";
 
 macro_rules! settings {
-    ($($(#[doc = $doc:literal])* $name:ident: $type:ty = $default:expr, $env:literal, $hint:literal;)*) => {
+    ($($(#[doc = $doc:literal])* $name:ident: $type:ty = $default:expr, $env:literal, $hint:literal $(, alone means $alone:literal)?;)*) => {
         /// Settings as given: on the command line, in the environment or in
         /// the file. What is absent is decided elsewhere.
         #[derive(Debug, Clone, Default, Deserialize, clap::Args)]
         #[serde(deny_unknown_fields, rename_all = "kebab-case")]
         pub struct Given {
-            $($(#[doc = $doc])* #[arg(long, env = $env, hide_env_values = true, value_name = $hint, help_heading = "Settings")] pub $name: Option<$type>,)*
+            $($(#[doc = $doc])* #[arg(long, env = $env, hide_env_values = true, value_name = $hint, help_heading = "Settings" $(, num_args = 0..=1, require_equals = true, default_missing_value = $alone)?)] pub $name: Option<$type>,)*
         }
 
         /// Settings with nothing left open.
@@ -84,13 +84,13 @@ impl Described {
 }
 
 settings! {
-    /// The directory that holds the store and the admin token. One process at a time may use it. With `--database-url` it holds the admin token and the master key alone, and nodes on one machine may share it.
+    /// The directory that holds the store, the admin token and the master key. One process at a time may use it. With `--database-url` it holds the admin token and the master key alone, and nodes on one machine may share it.
     data: Folder = Folder("./posthaste-data".into()), "POSTHASTE_DATA", "DIR";
     /// The PostgreSQL that holds everything, such as `postgres://user:password@db.example.com:5432/posthaste`; any number of nodes may share one. Without it everything is in the data directory. `sslmode`, `sslrootcert`, `connect_timeout` and the like are written after a `?`, as for psql. It is never shown with its password; where others can see the command line, use the environment or a file.
     database_url: Database = Database::None, "POSTHASTE_DATABASE_URL", "URL";
     /// The file that holds the database's URL, read at start, instead of `--database-url`.
     database_url_file: File = File(None), "POSTHASTE_DATABASE_URL_FILE", "FILE";
-    /// The file that holds the key under which secrets in the database are sealed, the same for every node. Without it that is `master-key` in the data directory, which the first start makes. It is used with `--database-url` alone.
+    /// The file that holds the key under which the secrets of endpoints, their headers and the rest of their settings are sealed, the same for every node of a database. Without it that is `master-key` in the data directory, which the first start makes. `posthaste keys rotate` replaces it.
     master_key_file: File = File(None), "POSTHASTE_MASTER_KEY_FILE", "FILE";
     /// How long a node that is no longer heard of keeps its share of the work; then the others take it over. Used with `--database-url` alone.
     lease: Span = Span::secs(15), "POSTHASTE_LEASE", "DURATION";
@@ -106,6 +106,8 @@ settings! {
     hold_max: Span = Span::secs(30 * 86_400), "POSTHASTE_HOLD_MAX", "DURATION";
     /// The largest event accepted, in bytes of its JSON.
     max_event_bytes: Bytes = Bytes(1_024 * 1_024), "POSTHASTE_MAX_EVENT_BYTES", "BYTES";
+    /// Keeps payloads out of the API's answers: the data of events, and what receivers answered. They are delivered all the same.
+    redact_payloads: Switch = Switch(false), "POSTHASTE_REDACT_PAYLOADS", "BOOL", alone means "true";
     /// How many bytes of events may be on their way in at once, from the first byte of a body to its commit. Beyond it producers are answered 503 at once; one request is always possible.
     ingest_memory: Bytes = Bytes(64 * 1_024 * 1_024), "POSTHASTE_INGEST_MEMORY", "BYTES";
     /// How many requests with events may wait for their commit at once. Beyond it producers are answered 503 at once.

@@ -28,9 +28,14 @@ pub fn start(format: LogFormat, filter: &str) {
 /// What is logged: as asked for, and nothing of rustls unless it is named. It
 /// warns of receivers that fumble a handshake, which the attempt's own
 /// line says already; whatever is built with its `logging` turns that on for
-/// all.
+/// all. The database's driver never says more than a warning, named or not: it
+/// would write down what it is given, and that is payloads.
 fn wanted(filter: &str) -> EnvFilter {
-    EnvFilter::try_new(format!("rustls=off,{filter}")).unwrap_or_else(|_| EnvFilter::new("info"))
+    let quiet = |filter: EnvFilter| {
+        let directive = "tokio_postgres=warn".parse().expect("a directive");
+        filter.add_directive(directive)
+    };
+    EnvFilter::try_new(format!("rustls=off,{filter}")).map(quiet).unwrap_or_else(|_| EnvFilter::new("info"))
 }
 
 #[cfg(test)]
@@ -40,8 +45,16 @@ mod tests {
     #[test]
     fn rustls_speaks_only_when_it_is_asked() {
         let shown = |filter: &str| wanted(filter).to_string();
-        assert_eq!(shown("info"), "rustls=off,info");
-        assert_eq!(shown("posthaste=debug,warn"), "posthaste=debug,rustls=off,warn");
-        assert_eq!(shown("rustls=debug"), "rustls=debug");
+        assert_eq!(shown("info"), "tokio_postgres=warn,rustls=off,info");
+        assert_eq!(shown("posthaste=debug,warn"), "tokio_postgres=warn,posthaste=debug,rustls=off,warn");
+        assert_eq!(shown("rustls=debug"), "tokio_postgres=warn,rustls=debug");
+    }
+
+    #[test]
+    fn the_database_driver_never_writes_down_what_it_is_given() {
+        for filter in ["trace", "tokio_postgres=trace", "debug,tokio_postgres=debug"] {
+            let shown = wanted(filter).to_string();
+            assert!(shown.contains("tokio_postgres=warn") && !shown.contains("tokio_postgres=trace"), "{shown}");
+        }
     }
 }

@@ -13,7 +13,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::Api;
 use super::input::{NamedDelivery, Query, Tenant};
 use super::page::{Page, ask};
-use super::problem::{InputProblems, Problem, Problems, StateProblems};
+use super::problem::{GoneProblems, InputProblems, Problem, Problems, StateProblems};
 use crate::lifecycle::Gateway;
 use crate::lifecycle::change::change_delivery;
 use crate::lifecycle::deliver::shown_headers;
@@ -143,8 +143,8 @@ pub struct AttemptView {
     request_headers: BTreeMap<String, String>,
     /// The headers received, capped at 1 KiB.
     response_headers: BTreeMap<String, String>,
-    /// The first 4 KiB of the body received.
-    response_body: String,
+    /// The first 4 KiB of the body received; null where the gateway shows none (`--redact-payloads`).
+    response_body: Option<String>,
     /// Whether the body received went on.
     truncated: bool,
     /// What the answer means.
@@ -154,7 +154,7 @@ pub struct AttemptView {
 }
 
 impl AttemptView {
-    fn of(claim: &Claim, attempt: Attempt) -> Self {
+    fn of(claim: &Claim, attempt: Attempt, is_redacted: bool) -> Self {
         Self {
             id: AttemptId::of(claim.id, attempt.number, attempt.started_at),
             request_headers: shown_headers(claim, &attempt).into_iter().collect(),
@@ -166,7 +166,7 @@ impl AttemptView {
             status: attempt.status,
             error: attempt.error,
             response_headers: joined(attempt.response_headers),
-            response_body: attempt.response_body,
+            response_body: Some(attempt.response_body).filter(|_| !is_redacted),
             truncated: attempt.truncated,
             verdict: attempt.decision.verdict,
             decision: attempt.decision,
@@ -340,7 +340,9 @@ pub async fn attempts(
         expires_at: delivery.expires_at,
         progress: delivery.progress,
     };
-    Ok(Json(Page::whole(attempts.into_iter().map(|attempt| AttemptView::of(&claim, attempt)).collect())))
+    Ok(Json(Page::whole(
+        attempts.into_iter().map(|attempt| AttemptView::of(&claim, attempt, api.redacts_payloads)).collect(),
+    )))
 }
 
 /// Explain a delivery
@@ -396,7 +398,7 @@ pub async fn cancel(State(api): State<Api>, Tenant(tenant): Tenant, NamedDeliver
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/deliveries/{delivery}/replay", operation_id = "replay_delivery", tag = "deliveries",
     params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
-    responses((status = 202, body = DeliveryView), Problems, StateProblems),
+    responses((status = 202, body = DeliveryView), Problems, StateProblems, GoneProblems),
 )]
 pub async fn replay(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery(id): NamedDelivery) -> Changed {
     change(&api, &tenant, id, Change::Replay).await
@@ -408,7 +410,7 @@ pub async fn replay(State(api): State<Api>, Tenant(tenant): Tenant, NamedDeliver
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/dead-letters/{delivery}/replay", operation_id = "replay_dead_letter", tag = "dead letters",
     params(("tenant" = String, Path, description = "Whose dead letter it is"), ("delivery" = String, Path, description = "The delivery's id")),
-    responses((status = 202, body = DeliveryView), Problems, StateProblems),
+    responses((status = 202, body = DeliveryView), Problems, StateProblems, GoneProblems),
 )]
 pub async fn replay_dead(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery(id): NamedDelivery) -> Changed {
     let known = find(&api, &tenant, id).await?;

@@ -15,9 +15,11 @@ use super::accept::ReceiptView;
 use super::input::{DOCUMENT_BYTES_MAX, NamedEndpoint, Query, Tenant, document_from_json, from_value, read_body};
 use super::page::{Page, ask};
 use super::problem::{Code, FieldError, InputProblems, LimitProblems, Problem, Problems, SpaceProblems};
+use super::secrets::{Brought, NewEndpoint};
 use crate::lifecycle::accept::{Submission, accept};
 use crate::lifecycle::change;
 use crate::lifecycle::deliver::guard::BadUrl;
+use crate::lifecycle::deliver::keys::public_key;
 use crate::lifecycle::felt::{About, Felt, felt};
 use crate::model::endpoint::{Endpoint, EndpointState, Settings, Standing};
 use crate::model::headers::MASK;
@@ -25,6 +27,7 @@ use crate::model::health::{BreakerState, Health};
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::news::Author;
 use crate::model::policy::RetryPolicy;
+use crate::model::signing::Signing;
 use crate::model::span::Span;
 use crate::store::{EndpointChange, Error, Together};
 
@@ -63,6 +66,8 @@ pub struct EndpointView {
     /// When its settings last changed.
     #[schema(value_type = String, format = DateTime)]
     updated_at: Timestamp,
+    /// The newest public key, where `signing` is `ed25519`: it verifies `v1a` signatures.
+    public_key: Option<String>,
     /// What it signs with. Shown here only when it is created.
     #[serde(skip_serializing_if = "Option::is_none")]
     secret: Option<String>,
@@ -155,6 +160,10 @@ impl EndpointView {
             backpressure_until: endpoint.quiet_until.filter(|until| *until > now),
             created_at: endpoint.created_at,
             updated_at: endpoint.updated_at,
+            public_key: match endpoint.settings.signing {
+                Signing::Hmac => None,
+                Signing::Ed25519 => endpoint.secrets.first().and_then(|secret| public_key(&secret.key)),
+            },
             secret: None,
         }
     }
@@ -166,7 +175,7 @@ impl EndpointView {
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/endpoints", operation_id = "create_endpoint", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is")),
-    request_body = Settings,
+    request_body = NewEndpoint,
     responses((status = 201, body = EndpointView), Problems, InputProblems),
 )]
 pub async fn create(
@@ -176,11 +185,13 @@ pub async fn create(
     body: Body,
 ) -> Result<(StatusCode, Json<EndpointView>), Problem> {
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
-    let mut settings: Settings = document_from_json(&body)?;
-    fill_from_tenant(&api, &tenant, &body, &mut settings)?;
+    let mut document: Map<String, Value> = document_from_json(&body)?;
+    let brought = Brought::take(&mut document)?;
+    let mut settings: Settings = from_value(Value::Object(document.clone()))?;
+    fill_from_tenant(&api, &tenant, &document, &mut settings)?;
     let policy = check(&api, &mut settings, None)?;
     let now = api.gateway.clock.now();
-    let secret = super::secrets::mint(now);
+    let secret = brought.mint(now)?;
     let endpoint = Endpoint {
         id: EndpointId::mint(now, rand::random()),
         tenant,
@@ -199,8 +210,12 @@ pub async fn create(
     Ok((StatusCode::CREATED, Json(view)))
 }
 
-fn fill_from_tenant(api: &Api, tenant: &TenantId, body: &[u8], settings: &mut Settings) -> Result<(), Problem> {
-    let given: Map<String, Value> = document_from_json(body)?;
+fn fill_from_tenant(
+    api: &Api,
+    tenant: &TenantId,
+    given: &Map<String, Value>,
+    settings: &mut Settings,
+) -> Result<(), Problem> {
     let known = api.gateway.store.tenant(tenant).ok_or_else(|| Problem::not_found("tenant"))?;
     let defaults = &known.defaults;
     let is_open = |name: &str| !given.contains_key(name);

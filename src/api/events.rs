@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use http::StatusCode;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -13,10 +14,11 @@ use super::Api;
 use super::deliveries::DeliveryView;
 use super::input::{NamedEvent, Query, Tenant};
 use super::page::{Page, ask};
-use super::problem::{InputProblems, Problem, Problems};
+use super::problem::{GoneProblems, InputProblems, Problem, Problems};
+use crate::lifecycle::change::expunge_event;
 use crate::model::endpoint::{Endpoint, ParsedData};
-use crate::model::id::{DeliveryId, EndpointId, EventId};
-use crate::store::{EventQuery, EventRecord};
+use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use crate::store::{Error, EventQuery, EventRecord};
 
 /// An event as it is shown.
 #[derive(Serialize, ToSchema)]
@@ -44,16 +46,34 @@ pub struct EventView {
     accepted_at: Timestamp,
     /// How many deliveries it was given.
     deliveries: u32,
-    /// The producer's data, byte for byte.
+    /// The producer's data, byte for byte; null where it is withheld.
     #[schema(value_type = Value)]
-    data: Box<RawValue>,
+    data: Option<Box<RawValue>>,
+    /// Why `data` is not shown; null where it is.
+    data_withheld: Option<Withheld>,
 }
 
-impl From<EventRecord> for EventView {
-    fn from(record: EventRecord) -> Self {
+/// Why an event's data is not shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Withheld {
+    /// It was forgotten on request.
+    Expunged,
+    /// The gateway shows none (`--redact-payloads`).
+    Redacted,
+}
+
+impl EventView {
+    fn of(record: EventRecord, is_redacted: bool) -> Self {
         let EventRecord { event, deliveries } = record;
-        let data = String::from_utf8_lossy(&event.data).into_owned();
+        let data_withheld = match event.is_expunged() {
+            true => Some(Withheld::Expunged),
+            false => is_redacted.then_some(Withheld::Redacted),
+        };
+        let shown = || RawValue::from_string(String::from_utf8_lossy(&event.data).into_owned());
         Self {
+            data: data_withheld.is_none().then(|| shown().expect("accepted data is JSON")),
+            data_withheld,
             timestamp: event.timestamp_text(),
             event_type: event.event_type.to_string(),
             key: event.key.map(|key| key.to_string()),
@@ -62,7 +82,6 @@ impl From<EventRecord> for EventView {
             endpoints: event.endpoints,
             accepted_at: event.accepted_at,
             deliveries,
-            data: RawValue::from_string(data).expect("accepted data is JSON"),
             id: event.id,
         }
     }
@@ -120,22 +139,48 @@ pub async fn list(
     let page = ask("events", params.limit, params.cursor.as_deref())?;
     let query = EventQuery { event_type: params.event_type, key: params.key, since: params.since, until: params.until };
     let found = api.gateway.store.events(&tenant, query, page).await?;
-    Ok(Json(Page::of("events", found, EventView::from)))
+    Ok(Json(Page::of("events", found, |record| EventView::of(record, api.redacts_payloads))))
 }
 
 /// Show an event
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/events/{event}", operation_id = "show_event", tag = "events",
     params(("tenant" = String, Path, description = "Whose event it is"), ("event" = String, Path, description = "The event's id")),
-    responses((status = 200, body = EventView), Problems),
+    responses((status = 200, body = EventView), Problems, GoneProblems),
 )]
 pub async fn show(
     State(api): State<Api>,
     Tenant(tenant): Tenant,
     NamedEvent(id): NamedEvent,
 ) -> Result<Json<EventView>, Problem> {
-    let found = api.gateway.store.event(&tenant, &id).await?;
-    found.map(|record| Json(record.into())).ok_or_else(|| Problem::not_found("event"))
+    let record = find(&api, &tenant, &id).await?;
+    Ok(Json(EventView::of(record, api.redacts_payloads)))
+}
+
+/// An event that still has its data.
+async fn find(api: &Api, tenant: &TenantId, id: &EventId) -> Result<EventRecord, Problem> {
+    let record = api.gateway.store.event(tenant, id).await?.ok_or_else(|| Problem::not_found("event"))?;
+    match record.event.is_expunged() {
+        true => Err(Error::Expunged(id.clone()).into()),
+        false => Ok(record),
+    }
+}
+
+/// Forget an event's data
+///
+/// What waits of it is cancelled, and nothing of it can be sent again. All else that is known of it stays: its id is still recognised when it is handed in once more.
+#[utoipa::path(
+    delete, path = "/v1/tenants/{tenant}/events/{event}/data", operation_id = "expunge_event", tag = "events",
+    params(("tenant" = String, Path, description = "Whose event it is"), ("event" = String, Path, description = "The event's id")),
+    responses((status = 204), Problems),
+)]
+pub async fn expunge(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    NamedEvent(id): NamedEvent,
+) -> Result<StatusCode, Problem> {
+    expunge_event(&api.gateway, &tenant, &id).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// List the deliveries of an event
@@ -159,7 +204,7 @@ pub async fn deliveries(
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/events/{event}/matches", operation_id = "list_event_matches", tag = "events",
     params(("tenant" = String, Path, description = "Whose event it is"), ("event" = String, Path, description = "The event's id")),
-    responses((status = 200, body = Page<MatchView>), Problems),
+    responses((status = 200, body = Page<MatchView>), Problems, GoneProblems),
 )]
 pub async fn matches(
     State(api): State<Api>,
@@ -167,7 +212,7 @@ pub async fn matches(
     NamedEvent(id): NamedEvent,
 ) -> Result<Json<Page<MatchView>>, Problem> {
     let store = &api.gateway.store;
-    let record = store.event(&tenant, &id).await?.ok_or_else(|| Problem::not_found("event"))?;
+    let record = find(&api, &tenant, &id).await?;
     let made = store.event_deliveries(&tenant, &id).await?.unwrap_or_default();
     let mut data = ParsedData::new(&record.event.data);
     let show = |endpoint: Arc<Endpoint>| {

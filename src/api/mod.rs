@@ -48,6 +48,8 @@ pub struct Doors {
     pub admin: auth::Admin,
     /// How large an event may be.
     pub event_bytes_max: usize,
+    /// Whether payloads are kept out of answers.
+    pub redacts_payloads: bool,
     /// Set once the gateway has been asked to stop.
     pub stopping: AtomicBool,
 }
@@ -68,6 +70,7 @@ pub fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(events::show))
         .routes(routes!(events::deliveries))
         .routes(routes!(events::matches))
+        .routes(routes!(events::expunge))
         .routes(routes!(endpoints::create, endpoints::list))
         .routes(routes!(endpoints::show, endpoints::update, endpoints::delete))
         .routes(routes!(endpoints::pause))

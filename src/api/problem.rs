@@ -87,6 +87,8 @@ codes! {
     WrongState = "wrong_state", CONFLICT, "Its state does not allow this";
     /// The body is larger than allowed.
     PayloadTooLarge = "payload_too_large", PAYLOAD_TOO_LARGE, "The body is too large";
+    /// The event's data was forgotten on request.
+    DataExpunged = "data_expunged", GONE, "The event's data was expunged";
     /// Too many deliveries would be made.
     FanoutLimit = "fanout_limit", UNPROCESSABLE_ENTITY, "Too many deliveries would be made";
     /// The URL points where the gateway may not call.
@@ -249,6 +251,7 @@ impl From<store::Error> for Problem {
             }
             store::Error::NotFound(what) => Self::not_found(what),
             store::Error::WrongState(_) => Self::new(Code::WrongState, detail),
+            store::Error::Expunged(_) => Self::new(Code::DataExpunged, detail),
             store::Error::UnknownEndpoint(_) => Self::field(Code::InvalidField, "/endpoints", detail),
         }
     }
@@ -319,6 +322,14 @@ pub enum StateProblems {
     /// `wrong_state` or `id_conflict`: it is there, but not like that.
     #[response(status = 409, content_type = "application/problem+json")]
     WrongState(#[to_schema] ProblemBody<'static>),
+}
+
+/// The answer when an event is there, and its data no longer is.
+#[derive(utoipa::IntoResponses)]
+pub enum GoneProblems {
+    /// `data_expunged`: the event's data was forgotten on request.
+    #[response(status = 410, content_type = "application/problem+json")]
+    Expunged(#[to_schema] ProblemBody<'static>),
 }
 
 /// The answer when no space is left for new events.

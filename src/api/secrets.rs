@@ -1,13 +1,12 @@
 //! The secrets an endpoint signs with, and giving it a new one.
 
-use std::time::Duration;
-
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use http::{HeaderMap, StatusCode};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::Api;
@@ -16,15 +15,14 @@ use super::input::{DOCUMENT_BYTES_MAX, NamedEndpoint, Tenant, document_from_json
 use super::page::Page;
 use super::problem::{Code, InputProblems, Problem, Problems, StateProblems};
 use crate::lifecycle::change;
-use crate::lifecycle::deliver::sign::new_secret;
-use crate::model::endpoint::Secret;
+use crate::lifecycle::deliver::keys::{BAD_KEY, BAD_SECRET, key_pair, new_key, new_secret, public_key, secret_key};
+use crate::model::endpoint::{Secret, Settings};
 use crate::model::id::SecretId;
 use crate::model::span::Span;
 use crate::store::EndpointChange;
 
 const OVERLAP_DEFAULT: Span = Span::secs(24 * 3_600);
 const OVERLAP_MAX: Span = Span::secs(7 * 86_400);
-const SECRETS_MAX: usize = 11;
 
 /// A secret as it is shown to those who may see it.
 #[derive(Serialize, ToSchema)]
@@ -32,8 +30,10 @@ pub struct SecretView {
     /// Its id.
     #[schema(value_type = String)]
     id: SecretId,
-    /// `whsec_` and the key in base64.
+    /// `whsec_` and the shared key in base64.
     secret: String,
+    /// `whpk_` and the public key in base64, which verifies `v1a` signatures. Its private half is never shown.
+    public_key: Option<String>,
     /// When it was made.
     #[schema(value_type = String, format = DateTime)]
     created_at: Timestamp,
@@ -48,17 +48,58 @@ pub struct RotatedView {
     /// Its id.
     #[schema(value_type = String)]
     id: SecretId,
-    /// `whsec_` and the key in base64.
+    /// `whsec_` and the shared key in base64.
     secret: String,
+    /// `whpk_` and the public key in base64, which verifies `v1a` signatures.
+    public_key: Option<String>,
 }
 
-/// A secret made now.
-pub fn mint(now: Timestamp) -> Secret {
-    Secret {
-        id: SecretId::mint(now, rand::random()),
-        text: new_secret(rand::random()),
-        created_at: now,
-        expires_at: None,
+/// An endpoint to be created.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is read as a document, and described here")]
+pub struct NewEndpoint {
+    #[serde(flatten)]
+    settings: Settings,
+    /// A secret to sign with, `whsec_` and 24 to 64 bytes in base64. One is made if it is left out.
+    secret: Option<String>,
+    /// An Ed25519 key to sign with, `whsk_` and 64 bytes in base64. One is made if it is left out.
+    private_key: Option<String>,
+}
+
+/// What is signed with, as far as it was brought along.
+#[derive(Default)]
+pub struct Brought {
+    secret: Option<String>,
+    private_key: Option<String>,
+}
+
+impl Brought {
+    /// Takes it out of a document that describes an endpoint.
+    pub fn take(document: &mut Map<String, Value>) -> Result<Self, Problem> {
+        let mut text = |name: &str| match document.remove(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(_) => Err(Problem::field(Code::InvalidField, format!("/{name}"), format!("{name} is not a text"))),
+        };
+        Ok(Self { secret: text("secret")?, private_key: text("private_key")? })
+    }
+
+    /// A secret to sign with from now on: what was brought, and what is
+    /// missing made.
+    pub fn mint(self, now: Timestamp) -> Result<Secret, Problem> {
+        if self.secret.as_deref().is_some_and(|secret| secret_key(secret).is_none()) {
+            return Err(Problem::field(Code::InvalidField, "/secret", BAD_SECRET));
+        }
+        if self.private_key.as_deref().is_some_and(|key| key_pair(key).is_none()) {
+            return Err(Problem::field(Code::InvalidField, "/private_key", BAD_KEY));
+        }
+        Ok(Secret {
+            id: SecretId::mint(now, rand::random()),
+            text: self.secret.unwrap_or_else(|| new_secret(rand::random())),
+            key: self.private_key.unwrap_or_else(|| new_key(rand::random())),
+            created_at: now,
+            expires_at: None,
+        })
     }
 }
 
@@ -79,6 +120,7 @@ pub async fn list(
     let show = |secret: &Secret| SecretView {
         id: secret.id,
         secret: secret.text.clone(),
+        public_key: public_key(&secret.key),
         created_at: secret.created_at,
         expires_at: secret.expires_at,
     };
@@ -92,6 +134,10 @@ pub struct Rotation {
     /// How long the old secrets go on signing beside the new one: 0s to 7d, 24h if not said.
     #[schema(value_type = Option<String>, example = "24h")]
     overlap: Option<Span>,
+    /// The new secret, `whsec_` and 24 to 64 bytes in base64; one is made if it is left out.
+    secret: Option<String>,
+    /// The new Ed25519 key, `whsk_` and 64 bytes in base64; one is made if it is left out.
+    private_key: Option<String>,
 }
 
 /// Give an endpoint a new secret
@@ -121,20 +167,9 @@ pub async fn rotate(
             format!("overlap is {overlap}; use 0s to {OVERLAP_MAX}"),
         ));
     }
-    let endpoint = find(&api, &tenant, id)?;
-    let now = api.gateway.clock.now();
-    if endpoint.secrets.iter().filter(|secret| secret.is_active(now)).count() >= SECRETS_MAX
-        && overlap.0 > Duration::ZERO
-    {
-        return Err(Problem::new(
-            Code::WrongState,
-            format!(
-                "the endpoint has {SECRETS_MAX} active secrets; wait for one to expire, or rotate with an overlap of 0s"
-            ),
-        ));
-    }
-    let secret = mint(now);
-    let view = RotatedView { id: secret.id, secret: secret.text.clone() };
+    let brought = Brought { secret: rotation.secret, private_key: rotation.private_key };
+    let secret = brought.mint(api.gateway.clock.now())?;
+    let view = RotatedView { id: secret.id, secret: secret.text.clone(), public_key: public_key(&secret.key) };
     let change = EndpointChange::Rotate { secret, overlap: overlap.0 };
     change::change_endpoint(&api.gateway, &tenant, id, change).await?;
     Ok((StatusCode::CREATED, Json(view)))

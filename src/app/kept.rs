@@ -1,29 +1,25 @@
 //! Which store holds everything, opened as the settings say: the data
 //! directory's own, or a PostgreSQL that many nodes share.
 
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use tracing::warn;
 
 use crate::config::Settings;
 use crate::metrics::Commits;
 use crate::model::database::DatabaseUrl;
-use crate::store::embedded::{Durability, Embedded};
+use crate::store::embedded::{Durability, Embedded, create_folder};
 use crate::store::postgres::{self, Postgres};
-use crate::store::seal::{Seal, WrongKey};
+use crate::store::seal::{MASTER_KEY_FILE, Seal, WrongKey};
 use crate::store::{Catalog, Cluster, Store, moved};
-
-/// The master key's file in a data directory.
-pub const MASTER_KEY_FILE: &str = "master-key";
 
 /// The store, as the one who has to close it holds it.
 pub struct Kept {
     store: Which,
     place: String,
+    new_key: Option<PathBuf>,
 }
 
 enum Which {
@@ -38,13 +34,16 @@ impl Kept {
         match settings.database()? {
             None => {
                 moved::refuse_if_moved(folder)?;
-                let store = Embedded::open_counted(folder, Durability::Synced, commits)?;
-                Ok(Self { store: Which::Embedded(Arc::new(store)), place: settings.data.to_string() })
+                create_folder(folder)?;
+                let (seal, new_key) = master_key(settings)?;
+                let store = Embedded::open_with(folder, Durability::Synced, seal, commits)
+                    .inspect_err(|problem| take_back(new_key.as_deref(), problem))?;
+                Ok(Self { store: Which::Embedded(Arc::new(store)), place: settings.data.to_string(), new_key })
             }
             Some(url) => {
-                let store = open_shared(&url, settings, commits).await?;
+                let (store, new_key) = open_shared(&url, settings, commits).await?;
                 let place = format!("PostgreSQL at {}", url.place());
-                Ok(Self { store: Which::Postgres(Arc::new(store)), place })
+                Ok(Self { store: Which::Postgres(Arc::new(store)), place, new_key })
             }
         }
     }
@@ -60,6 +59,11 @@ impl Kept {
     /// Whether other nodes may work on it, too.
     pub fn is_shared(&self) -> bool {
         matches!(self.store, Which::Postgres(_))
+    }
+
+    /// Where the master key is, when this start made it.
+    pub fn new_key(&self) -> Option<&Path> {
+        self.new_key.as_deref()
     }
 
     /// Where it is, in words.
@@ -103,13 +107,13 @@ impl Kept {
     }
 }
 
-async fn open_shared(url: &DatabaseUrl, settings: &Settings, commits: Arc<Commits>) -> anyhow::Result<Postgres> {
+async fn open_shared(
+    url: &DatabaseUrl,
+    settings: &Settings,
+    commits: Arc<Commits>,
+) -> anyhow::Result<(Postgres, Option<PathBuf>)> {
     let folder = &settings.data.0;
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)
-        .with_context(|| format!("cannot create the data directory {}", folder.display()))?;
+    create_folder(folder)?;
     if moved::is_unmoved(folder) {
         warn!(
             "{} holds a store of its own, which is not looked at with --database-url; `posthaste migrate-store` moves it over",
@@ -123,15 +127,10 @@ async fn open_shared(url: &DatabaseUrl, settings: &Settings, commits: Arc<Commit
         commits,
         ..postgres::Options::new(url.reveal(), seal)
     };
-    let store = Postgres::open(options).await.inspect_err(|problem| {
-        // A key that was made for nothing would only lead astray.
-        if let (Some(file), true) = (&made_key, problem.is::<WrongKey>()) {
-            let _ = std::fs::remove_file(file);
-        }
-    })?;
+    let store = Postgres::open(options).await.inspect_err(|problem| take_back(made_key.as_deref(), problem))?;
     // Asked once more: a move may have begun before this node was seen.
     match store.note(moved::MOVING_NOTE).await {
-        Ok(None) => Ok(store),
+        Ok(None) => Ok((store, made_key)),
         Ok(Some(_)) => {
             store.close().await;
             bail!("{}", moved::HALF_MOVED)
@@ -143,6 +142,13 @@ async fn open_shared(url: &DatabaseUrl, settings: &Settings, commits: Arc<Commit
     }
 }
 
+/// A key that was made for nothing would only lead astray.
+fn take_back(made_key: Option<&Path>, problem: &anyhow::Error) {
+    if let (Some(file), true) = (made_key, problem.is::<WrongKey>()) {
+        let _ = std::fs::remove_file(file);
+    }
+}
+
 /// The key under which secrets are sealed, and its file if it was made now.
 pub fn master_key(settings: &Settings) -> anyhow::Result<(Seal, Option<PathBuf>)> {
     match &settings.master_key_file.0 {
@@ -150,13 +156,21 @@ pub fn master_key(settings: &Settings) -> anyhow::Result<(Seal, Option<PathBuf>)
             "there is no master key file {}; copy it from the first node, or make one with `openssl rand -hex 32`",
             file.display()
         ),
-        Some(file) => Ok((Seal::read(file)?, None)),
+        Some(file) => Ok((warned(Seal::read(file)?), None)),
         None => {
             let file = settings.data.0.join(MASTER_KEY_FILE);
             let (seal, is_made) = Seal::load_or_create(&file)?;
-            Ok((seal, is_made.then_some(file)))
+            Ok((warned(seal), is_made.then_some(file)))
         }
     }
+}
+
+/// A replacement of the key that was not finished is said aloud.
+fn warned(seal: Seal) -> Seal {
+    if seal.is_rotating() {
+        warn!("the master key was being replaced when that was stopped; `posthaste keys rotate` finishes it");
+    }
+    seal
 }
 
 /// What this node calls itself: its host and process.

@@ -1,13 +1,12 @@
 //! Moves an embedded installation to a PostgreSQL.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use super::kept::MASTER_KEY_FILE;
 use crate::model::database::DatabaseUrl;
 use crate::store::embedded::source::Source;
 use crate::store::postgres::import;
 pub use crate::store::postgres::import::{Moved, Progress};
-use crate::store::seal::Seal;
+use crate::store::seal::{MASTER_KEY_FILE, Seal};
 
 /// What to move, where to, and how.
 #[derive(Debug, Clone)]
@@ -16,8 +15,8 @@ pub struct Move {
     pub from: PathBuf,
     /// Where everything goes.
     pub to: DatabaseUrl,
-    /// The key under which secrets are sealed there; `master-key` in the data
-    /// directory, without.
+    /// The key under which secrets are sealed, here and there; `master-key` in
+    /// the data directory, without.
     pub master_key_file: Option<PathBuf>,
     /// How many rows go in one transaction.
     pub batch: usize,
@@ -33,14 +32,8 @@ impl Move {
     /// many of what there are now, or nothing if it was all moved before.
     pub async fn run(&self, tell: &mut (dyn FnMut(Progress) + Send)) -> anyhow::Result<Option<Moved>> {
         let source = Source::open(&self.from)?;
-        let seal = self.seal()?;
+        // What is sealed goes as it is, so the nodes there need the same key.
+        let seal = source.fit_key(&Seal::read(&self.key_file())?)?;
         import::run(&source, &self.to, &seal, self.batch, tell).await
-    }
-
-    fn seal(&self) -> anyhow::Result<Seal> {
-        match self.master_key_file.as_deref() {
-            Some(file) => Seal::read(file),
-            None => Ok(Seal::load_or_create(Path::new(&self.key_file()))?.0),
-        }
     }
 }

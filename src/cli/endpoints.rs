@@ -1,8 +1,9 @@
 //! `posthaste endpoints`: the URLs that want events.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use clap::Subcommand;
 use http::Method;
 use serde_json::Value;
@@ -35,6 +36,8 @@ enum Action {
         url: String,
         #[command(flatten)]
         settings: Box<Settings>,
+        #[command(flatten)]
+        brought: Brought,
     },
     /// Change one; what is left out stays.
     Update {
@@ -78,6 +81,8 @@ enum Action {
         /// How long the old secrets go on signing, 24h when left out.
         #[arg(long, value_name = "SPAN")]
         overlap: Option<Span>,
+        #[command(flatten)]
+        brought: Brought,
     },
     /// List the lanes with deliveries to make.
     Lanes {
@@ -108,6 +113,30 @@ struct Noted {
     note: Option<String>,
 }
 
+/// What is signed with, where it is not to be made. Read from files, since
+/// others can see the command line.
+#[derive(Debug, Clone, Default, clap::Args)]
+struct Brought {
+    /// The file with a secret to sign with, whsec_ and 24 to 64 bytes in base64; one is made when left out.
+    #[arg(long, value_name = "FILE")]
+    secret_file: Option<PathBuf>,
+    /// The file with an Ed25519 key to sign with, whsk_ and 64 bytes in base64; one is made when left out.
+    #[arg(long, value_name = "FILE")]
+    private_key_file: Option<PathBuf>,
+}
+
+impl Brought {
+    fn add_to(&self, body: Body) -> anyhow::Result<Body> {
+        let read = |file: &PathBuf| {
+            let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+            anyhow::Ok(text.trim().to_owned())
+        };
+        let (secret, key) =
+            (self.secret_file.as_ref().map(read).transpose()?, self.private_key_file.as_ref().map(read).transpose()?);
+        Ok(body.field("secret", secret.as_ref()).field("private_key", key.as_ref()))
+    }
+}
+
 /// What an endpoint's owner decides, as far as it was given.
 #[derive(Debug, Clone, Default, clap::Args)]
 struct Settings {
@@ -126,6 +155,13 @@ struct Settings {
     /// What the body looks like.
     #[arg(long, value_parser = ["envelope", "raw"])]
     format: Option<String>,
+    /// What signs webhook-signature: hmac, or ed25519 for both.
+    #[arg(long, value_parser = ["hmac", "ed25519"])]
+    signing: Option<String>,
+    /// A further way to sign, besides the standard one.
+    #[arg(long = "signature", value_name = "PROFILE", value_delimiter = ',',
+          value_parser = ["standard", "sha256", "timestamped", "svix", "stripe", "github"])]
+    signatures: Vec<String>,
     /// How many requests may be open at once, 1 to 1,000.
     #[arg(long, value_name = "N")]
     max_in_flight: Option<u32>,
@@ -169,6 +205,7 @@ const COLUMNS: &[Column] = &[
 const SECRET_COLUMNS: &[Column] = &[
     ("id", |row, _| output::text(row, "id")),
     ("secret", |row, _| output::text(row, "secret")),
+    ("public key", |row, _| output::text(row, "public_key")),
     ("created at", |row, now| output::time(row, "created_at", now)),
     ("expires at", |row, now| output::time(row, "expires_at", now)),
 ];
@@ -194,7 +231,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     match args.action {
         Action::List(page) => list(&mut client, page).await,
         Action::Get(Id { id }) => get(&mut client, &id).await,
-        Action::Create { url, settings } => create(&mut client, &url, &settings).await,
+        Action::Create { url, settings, brought } => create(&mut client, &url, &settings, &brought).await,
         Action::Update { id, url, settings } => update(&mut client, &id.id, url.as_deref(), &settings).await,
         Action::Pause(Noted { id, note }) => {
             post(&mut client, &id, &["pause"], Body::default().field("note", note.as_ref())).await
@@ -212,8 +249,9 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         Action::History { id: Id { id }, page } => history(&mut client, &id, page).await,
         Action::Delete(Id { id }) => delete(&mut client, &id).await,
         Action::Secrets(Id { id }) => secrets(&mut client, &id).await,
-        Action::Rotate { id: Id { id }, overlap } => {
-            post(&mut client, &id, &["secrets", "rotate"], Body::default().field("overlap", overlap.as_ref())).await
+        Action::Rotate { id: Id { id }, overlap, brought } => {
+            let body = brought.add_to(Body::default().field("overlap", overlap.as_ref()))?;
+            post(&mut client, &id, &["secrets", "rotate"], body).await
         }
         Action::Lanes { id: Id { id }, blocked, page } => lanes(&mut client, &id, blocked, page).await,
         Action::Test(Id { id }) => post(&mut client, &id, &["test"], Body::default()).await,
@@ -231,10 +269,12 @@ async fn get(client: &mut Client, id: &str) -> anyhow::Result<()> {
     output::record(client.format, &client.get(url).await?)
 }
 
-async fn create(client: &mut Client, url: &str, settings: &Settings) -> anyhow::Result<()> {
+async fn create(client: &mut Client, url: &str, settings: &Settings, brought: &Brought) -> anyhow::Result<()> {
     let body = settings.of_a_new_one().add_to(Body::default().field("url", Some(url)));
-    let answer = client.post(client.tenant_url(&["endpoints"])?, Some(body)).await?;
-    output::extract(client.format, &answer, &["id", "url", "event_types", "state", "secret"])
+    let answer = client.post(client.tenant_url(&["endpoints"])?, Some(brought.add_to(body)?)).await?;
+    let mut shown = vec!["id", "url", "event_types", "state", "secret"];
+    shown.extend(Some("public_key").filter(|_| settings.signing.as_deref() == Some("ed25519")));
+    output::extract(client.format, &answer, &shown)
 }
 
 async fn update(client: &mut Client, id: &str, url: Option<&str>, settings: &Settings) -> anyhow::Result<()> {
@@ -324,6 +364,8 @@ impl Settings {
             .field("ordering", self.ordering.as_ref())
             .field("on_dead", self.on_dead.as_ref())
             .field("format", self.format.as_ref())
+            .field("signing", self.signing.as_ref())
+            .field("signatures", Some(&self.signatures).filter(|profiles| !profiles.is_empty()))
             .field("max_in_flight", self.max_in_flight.as_ref())
             .raw("rate", self.rate.as_deref().map(str::as_bytes))
             .field("owner_email", self.owner_email.as_deref().map(nobody).as_ref())

@@ -1,6 +1,7 @@
 //! `posthaste events`: what was handed in, and where it went.
 
 use clap::Subcommand;
+use http::Method;
 
 use super::client::Access;
 use super::deliveries;
@@ -27,6 +28,11 @@ enum Action {
     },
     /// List the deliveries of one.
     Deliveries {
+        /// The event's id.
+        id: String,
+    },
+    /// Forget the data of one; what waits of it is cancelled.
+    Expunge {
         /// The event's id.
         id: String,
     },
@@ -82,6 +88,11 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         Action::Deliveries { id } => {
             let url = client.tenant_url(&["events", &id, "deliveries"])?;
             output::list(format, &client.get(url).await?, "deliveries", deliveries::COLUMNS)
+        }
+        Action::Expunge { id } => {
+            let url = client.tenant_url(&["events", &id, "data"])?;
+            client.call(Method::DELETE, url, None).await?;
+            output::done(format, &format!("the data of {id} is forgotten"))
         }
         Action::Matches { id } => {
             let url = client.tenant_url(&["events", &id, "matches"])?;

@@ -29,7 +29,7 @@ pub struct Args {
     /// The file that holds the PostgreSQL's URL, instead.
     #[arg(long, env = "POSTHASTE_DATABASE_URL_FILE", value_name = "FILE")]
     to_file: Option<File>,
-    /// The key under which secrets are sealed there; without it, `master-key` in the data directory, made if it is not there.
+    /// The key under which secrets are sealed, here and there; without it, `master-key` in the data directory.
     #[arg(long, env = "POSTHASTE_MASTER_KEY_FILE", value_name = "FILE")]
     master_key_file: Option<File>,
     /// How many rows go in one transaction.

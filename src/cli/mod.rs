@@ -19,6 +19,7 @@ pub mod tenants;
 pub mod bench;
 pub mod completions;
 pub mod config;
+pub mod keys;
 pub mod listen;
 pub mod migrate_store;
 pub mod openapi;
@@ -69,6 +70,8 @@ pub enum Command {
     Completions(completions::Args),
     /// Move an embedded installation to a PostgreSQL.
     MigrateStore(migrate_store::Args),
+    /// Replace the master key that secrets are sealed under.
+    Keys(keys::Args),
     /// Show the settings in force.
     Config(config::Args),
     /// Measure how fast this machine delivers.
@@ -108,6 +111,7 @@ async fn hand_over(command: Command) -> anyhow::Result<()> {
         Command::Openapi(args) => openapi::run(args).await,
         Command::Completions(args) => completions::run(args).await,
         Command::MigrateStore(args) => migrate_store::run(args).await,
+        Command::Keys(args) => keys::run(args).await,
         Command::Config(args) => config::run(args).await,
         Command::Bench(args) => bench::run(args).await,
     }

@@ -59,6 +59,12 @@ fn greet(app: &App, settings: &Settings) {
         text +=
             &format!("admin token: {token}\nIt is shown this once, and kept in {} for you alone.\n", file.display());
     }
+    if let Some(file) = &app.new_key {
+        text += &format!(
+            "A master key was made in {}. Secrets are sealed under it: keep a copy, apart from the store.\n",
+            file.display()
+        );
+    }
     if !settings.allow_egress.0.is_empty() {
         text += &format!("Besides public addresses it may call {}\n", settings.allow_egress);
     }

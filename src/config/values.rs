@@ -70,6 +70,10 @@ pub struct Mailbox(pub lettre::message::Mailbox);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Networks(pub Vec<IpNet>);
 
+/// Yes or no.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Switch(pub bool);
+
 /// A number of bytes: plain, or with KiB, MiB or GiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bytes(pub u64);
@@ -201,6 +205,23 @@ impl fmt::Display for Networks {
     }
 }
 
+impl FromStr for Switch {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "true" | "yes" | "on" | "1" => Ok(Self(true)),
+            "false" | "no" | "off" | "0" | "" => Ok(Self(false)),
+            other => Err(format!("{other:?} is neither true nor false")),
+        }
+    }
+}
+
+impl fmt::Display for Switch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 impl FromStr for Bytes {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
@@ -280,10 +301,11 @@ impl fmt::Display for LogFormat {
     }
 }
 
-/// A value in the file, written as text or as a plain number.
+/// A value in the file, written as text, as a plain number, or as yes or no.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "a text or a whole number")]
+#[serde(untagged, expecting = "a text, a whole number, true or false")]
 enum Written {
+    Switch(bool),
     Number(u64),
     Text(String),
 }
@@ -293,6 +315,7 @@ macro_rules! read_as_written {
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let text = match Written::deserialize(deserializer)? {
+                    Written::Switch(is_on) => is_on.to_string(),
                     Written::Number(number) => number.to_string(),
                     Written::Text(text) => text,
                 };
@@ -301,4 +324,4 @@ macro_rules! read_as_written {
         }
     )*};
 }
-read_as_written!(Address, Database, Folder, File, Smtp, Mailbox, Networks, Bytes, Count, LogFormat, Filter);
+read_as_written!(Address, Database, Folder, File, Smtp, Mailbox, Networks, Switch, Bytes, Count, LogFormat, Filter);

@@ -1,14 +1,14 @@
-//! What people do: retry, cancel, replay or discard a delivery; change,
-//! pause, resume or delete an endpoint. Durable first, then in force here.
+//! What people do: retry, cancel, replay or discard a delivery; expunge an
+//! event; change, pause, resume or delete an endpoint. Durable first, then in force here.
 
 use std::sync::Arc;
 
 use super::Gateway;
 use super::cluster::{self, Question};
 use super::felt::{About, felt};
-use crate::model::delivery::after;
+use crate::model::delivery::{State, after};
 use crate::model::endpoint::{Endpoint, EndpointState};
-use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::news::Author;
 use crate::model::span::Span;
 use crate::model::tenant::Tenant;
@@ -35,6 +35,26 @@ pub async fn change_delivery(gateway: &Gateway, tenant: &TenantId, id: DeliveryI
     let question = Question::Changed { endpoint, delivery: id, due_at, is_anew: change == Change::Replay };
     // Whoever owns it by now without having heard of it has read the store since.
     cluster::ask(gateway, tenant, endpoint, &question).await.map(|_| ())
+}
+
+/// Forgets what an event carried: what waits of it is cancelled first, and
+/// nothing of it can be sent again. Done once more, it changes nothing.
+pub async fn expunge_event(gateway: &Gateway, tenant: &TenantId, id: &EventId) -> Result<()> {
+    loop {
+        let found = gateway.store.event_deliveries(tenant, id).await?;
+        let deliveries = found.ok_or(Error::NotFound("event"))?;
+        for delivery in deliveries.iter().filter(|delivery| delivery.state == State::Waiting) {
+            match change_delivery(gateway, tenant, delivery.id, Change::Cancel).await {
+                // It ended by itself meanwhile.
+                Ok(()) | Err(Error::WrongState(_)) => {}
+                Err(problem) => return Err(problem),
+            }
+        }
+        // Somebody may have replayed one in between.
+        if gateway.store.expunge(tenant, id).await? {
+            return Ok(());
+        }
+    }
 }
 
 /// What is being tried this moment cannot be tried sooner.

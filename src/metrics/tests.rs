@@ -34,6 +34,7 @@ fn attempt(number: u32, verdict: Verdict, result: Result<u16, FailureKind>) -> A
         status: result.ok(),
         error: result.err().map(|kind| Failure { kind, message: String::new() }),
         custom_headers: Vec::new(),
+        signatures: Vec::new(),
         response_headers: Vec::new(),
         response_body: String::new(),
         truncated: false,

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::rules::Source;
+use super::signing::Profile;
 use super::verdict::Verdict;
 
 /// What came back from one request, or why nothing did.
@@ -154,6 +155,9 @@ pub struct Attempt {
     /// can be told from the event, the delivery and this record.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub custom_headers: Vec<String>,
+    /// How it was signed, besides the standard way.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub signatures: Vec<Profile>,
     /// The response headers, capped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub response_headers: Vec<(String, String)>,

@@ -10,11 +10,13 @@ use super::breaker::BreakerSettings;
 use super::event::{Event, Key};
 use super::filter::{Data, FilterRule, check_glob, glob_matches};
 use super::health::Health;
-use super::id::{EndpointId, SecretId, TenantId};
+use super::id::{EndpointId, TenantId};
 use super::news::Author;
 use super::pace::Rate;
 use super::policy::{RetryPolicy, RetrySpec};
 use super::rules::StatusRules;
+pub use super::signing::Secret;
+use super::signing::{self, Hidden, Profile, Signing};
 use super::span::Span;
 
 /// An endpoint and everything a delivery needs to know of it.
@@ -78,9 +80,16 @@ pub struct Settings {
     /// What the body looks like. Fixed for a delivery when it is accepted.
     #[serde(default)]
     pub format: Format,
+    /// What signs `webhook-signature`. With `ed25519`, receivers can verify with the endpoint's public key.
+    #[serde(default)]
+    pub signing: Signing,
+    /// How attempts are signed, any number of ways at once; `standard` always is. `sha256` and `timestamped` exclude each other.
+    #[serde(default = "standard_signature")]
+    pub signatures: Vec<Profile>,
     /// Headers sent with every attempt, besides ours.
     #[serde(default)]
-    pub headers: BTreeMap<String, String>,
+    #[schema(value_type = BTreeMap<String, String>)]
+    pub headers: BTreeMap<String, Hidden>,
     /// When to try again, and when to stop.
     #[serde(default = "RetrySpec::standard")]
     pub retry: RetrySpec,
@@ -104,6 +113,10 @@ pub struct Settings {
 
 fn every_type() -> Vec<String> {
     vec!["*".to_owned()]
+}
+
+fn standard_signature() -> Vec<Profile> {
+    vec![Profile::Standard]
 }
 
 fn ten() -> u32 {
@@ -244,32 +257,6 @@ fn between(from: Timestamp, to: Timestamp) -> Duration {
     Duration::from_millis(u64::try_from(millis).unwrap_or(0))
 }
 
-/// One signing secret.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret {
-    /// Its name.
-    pub id: SecretId,
-    /// `whsec_` and the key in base64.
-    pub text: String,
-    /// When it was made.
-    pub created_at: Timestamp,
-    /// When it stops signing, once it was replaced.
-    pub expires_at: Option<Timestamp>,
-}
-
-impl Secret {
-    /// Whether it signs at this time.
-    pub fn is_active(&self, now: Timestamp) -> bool {
-        self.expires_at.is_none_or(|at| now < at)
-    }
-}
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Secret({}, …)", self.id)
-    }
-}
-
 impl Endpoint {
     /// The lane an event joins here, if order matters: the key's text, or the
     /// empty text for the one lane of a fully ordered endpoint.
@@ -379,6 +366,9 @@ impl Settings {
         for (name, value) in &self.metadata {
             check_text(&format!("/metadata/{name}"), "a metadata name", name, 64, &mut refuse);
             check_text(&format!("/metadata/{name}"), "a metadata value", value, 512, &mut refuse);
+        }
+        for (n, message) in signing::check(&self.signatures) {
+            refuse(format!("/signatures/{n}"), message);
         }
         for problem in super::headers::check(&self.headers) {
             refuse(problem.pointer, problem.message);

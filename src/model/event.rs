@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::id::{EndpointId, EventId, TenantId};
 
 /// An event as accepted.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Event {
     /// Unique within its tenant.
     pub id: EventId,
@@ -34,11 +34,23 @@ pub struct Event {
     pub endpoints: Option<Vec<EndpointId>>,
     /// When it was accepted.
     pub accepted_at: Timestamp,
-    /// The producer's bytes: one JSON value.
+    /// The producer's bytes: one JSON value; none, once they were expunged.
     pub data: Bytes,
 }
 
+/// Shows how much it carries, and not what.
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Event({} of {}, {}, {} bytes)", self.id, self.tenant, self.event_type, self.data.len())
+    }
+}
+
 impl Event {
+    /// Whether its data was forgotten on request. No JSON value is empty.
+    pub fn is_expunged(&self) -> bool {
+        self.data.is_empty()
+    }
+
     /// When it happened: the producer's words, or else when it was accepted.
     pub fn timestamp_text(&self) -> String {
         self.timestamp.clone().unwrap_or_else(|| format!("{:.3}", self.accepted_at))

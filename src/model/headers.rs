@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::endpoint::InvalidSetting;
+use super::signing::Hidden;
 
 /// What is shown in the place of a value.
 pub const MASK: &str = "***";
@@ -45,7 +46,7 @@ const RESERVED: &[&str] = &[
 const RESERVED_PREFIXES: &[&str] = &["proxy-", "svix-", "webhook-", "x-forwarded-"];
 
 /// Every reason to refuse these headers.
-pub fn check(headers: &BTreeMap<String, String>) -> Vec<InvalidSetting> {
+pub fn check(headers: &BTreeMap<String, Hidden>) -> Vec<InvalidSetting> {
     let mut problems = Vec::new();
     if headers.len() > HEADERS_MAX {
         problems.push(InvalidSetting {
@@ -57,7 +58,7 @@ pub fn check(headers: &BTreeMap<String, String>) -> Vec<InvalidSetting> {
     for (name, value) in headers {
         let twice = (!seen.insert(name.to_ascii_lowercase()))
             .then(|| format!("header {name} is given twice; headers differ by more than case"));
-        let found = check_name(name).or(twice).or_else(|| check_value(name, value));
+        let found = check_name(name).or(twice).or_else(|| check_value(name, value.reveal()));
         problems.extend(found.map(|message| InvalidSetting { pointer: format!("/headers/{name}"), message }));
     }
     problems
@@ -94,7 +95,7 @@ mod tests {
     use super::*;
 
     fn problems(name: &str, value: &str) -> usize {
-        check(&BTreeMap::from([(name.to_owned(), value.to_owned())])).len()
+        check(&BTreeMap::from([(name.to_owned(), value.into())])).len()
     }
 
     #[test]

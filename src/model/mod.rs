@@ -24,6 +24,7 @@ pub mod preset;
 pub mod preview;
 pub mod retry_after;
 pub mod rules;
+pub mod signing;
 pub mod verdict;
 
 pub mod shard;

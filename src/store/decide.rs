@@ -74,7 +74,7 @@ pub fn change(endpoint: &mut Endpoint, change: EndpointChange, now: Timestamp) -
         }
         EndpointChange::Mailed => endpoint.mailed_at = Some(now),
         EndpointChange::Rotate { secret, overlap } => {
-            turned.rotated = Some((secret.clone(), rotate(endpoint, secret, overlap, now)));
+            turned.rotated = Some((secret.clone(), rotate(endpoint, secret, overlap, now)?));
         }
     }
     Ok(turned)
@@ -106,15 +106,25 @@ fn resettle(endpoint: &mut Endpoint, settings: Settings, policy: RetryPolicy, no
     was_open.then(|| why.to_owned())
 }
 
+/// How many replaced secrets may go on signing beside the new one.
+const OLD_SECRETS_MAX: usize = 10;
+
 /// Adds a secret; returns when the others end.
-fn rotate(endpoint: &mut Endpoint, secret: Secret, overlap: Duration, now: Timestamp) -> Timestamp {
+fn rotate(endpoint: &mut Endpoint, secret: Secret, overlap: Duration, now: Timestamp) -> Result<Timestamp> {
     let ends_at = after(now, overlap);
     endpoint.secrets.retain(|old| old.is_active(now));
+    if endpoint.secrets.len() > OLD_SECRETS_MAX && overlap > Duration::ZERO {
+        return Err(Error::WrongState(format!(
+            "the endpoint has {} active secrets, and at most {OLD_SECRETS_MAX} may go on signing beside a new one; \
+             wait for one to expire, or rotate with an overlap of 0s",
+            endpoint.secrets.len()
+        )));
+    }
     for old in &mut endpoint.secrets {
         old.expires_at = Some(old.expires_at.map_or(ends_at, |earlier| earlier.min(ends_at)));
     }
     endpoint.secrets.insert(0, secret);
-    ends_at
+    Ok(ends_at)
 }
 
 /// Whether an answer says no more than how the endpoint is doing: the way of

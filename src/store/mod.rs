@@ -58,6 +58,9 @@ pub enum Error {
     /// The catalogue is newer than what this was based on; match again.
     #[error("the endpoints have changed meanwhile")]
     Outdated,
+    /// The event is there, and its data no longer is.
+    #[error("the data of event {0} was expunged")]
+    Expunged(EventId),
     /// The event names endpoints that do not exist.
     #[error("there is no endpoint {0}")]
     UnknownEndpoint(EndpointId),
@@ -108,6 +111,11 @@ pub trait Queue: Send + Sync {
 
     /// Does what a person asked for, if the delivery's state allows it.
     async fn change(&self, tenant: &TenantId, id: DeliveryId, change: Change, now: Timestamp) -> Result<Changed>;
+
+    /// Forgets an event's data, and what receivers answered to it, if nothing
+    /// of the event waits any more; tells whether it did. All else that is
+    /// known of the event stays, and none of it can be replayed.
+    async fn expunge(&self, tenant: &TenantId, id: &EventId) -> Result<bool>;
 
     /// Forgets a little of what has been kept long enough. Returns whether
     /// there may be more.

@@ -1,8 +1,10 @@
-//! Seals what must not be read by whoever reads the database.
+//! Seals what must not be read by whoever reads the store.
 //!
-//! One master key per installation, kept in a file beside no database. From
-//! it come the key that seals, a short id of it that stands before whatever
-//! it sealed, and a text that tells whether a key fits without telling the key.
+//! One master key per installation, kept in a file. From it come the key that
+//! seals, a short id of it that stands before whatever it sealed, and a text
+//! that tells whether a key fits without telling the key. While a key is being
+//! replaced the file holds both, the new one first; which of them seals is for
+//! the store to say, by the text it has kept.
 //!
 //! Invariant: a sealed text opens only under its own key and for what it was
 //! sealed about, so a row copied to another endpoint is worth nothing there.
@@ -17,32 +19,51 @@ use anyhow::{Context, bail};
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
 use aws_lc_rs::{constant_time, hmac};
 
+use crate::model::id::EndpointId;
+
+/// The master key's file in a data directory.
+pub const MASTER_KEY_FILE: &str = "master-key";
+/// The note that tells which key a store is sealed under.
+pub const CHECK_NOTE: &str = "master_key_check";
+
 const KEY_BYTES: usize = 32;
 const ID_BYTES: usize = 4;
 
 /// The master key, ready to use.
 #[derive(Clone)]
 pub struct Seal {
-    key: Arc<RandomizedNonceKey>,
+    /// All of them open.
+    keys: Arc<[Master]>,
+    /// The one that seals.
+    first: usize,
+    file: Option<PathBuf>,
+}
+
+struct Master {
+    key: RandomizedNonceKey,
     id: [u8; ID_BYTES],
     check: String,
-    file: Option<PathBuf>,
 }
 
 /// What is there was sealed under another key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the master key{} does not fit this database, whose secrets are sealed under another; copy the master-key file of \
-     the node that first used it, and name it with --master-key-file", .file.as_ref().map(|file| format!(" in {}", file.display())).unwrap_or_default()
+    "the master key{} does not fit this database, whose secrets are sealed under another; put the master-key file in its \
+     place with which it was first used, or name that with --master-key-file", .file.as_ref().map(|file| format!(" in {}", file.display())).unwrap_or_default()
 )]
 pub struct WrongKey {
     /// Where the wrong key is.
     pub file: Option<PathBuf>,
 }
 
-impl Seal {
-    /// A seal under this master key.
-    pub fn from_key(master: [u8; KEY_BYTES]) -> Self {
+/// What was sealed cannot be opened: it is damaged, or was put where it does
+/// not belong.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0} cannot be opened with the master key: it is damaged, or was sealed for something else")]
+pub struct Unopened(pub String);
+
+impl Master {
+    fn new(master: [u8; KEY_BYTES]) -> Self {
         let master = hmac::Key::new(hmac::HMAC_SHA256, &master);
         // One key, one purpose: what is made public tells nothing of what seals.
         let derived = |purpose: &str| hmac::sign(&master, purpose.as_bytes());
@@ -50,8 +71,32 @@ impl Seal {
             .expect("the hash is as long as a key");
         let mut id = [0; ID_BYTES];
         id.copy_from_slice(&derived("posthaste: id, 1").as_ref()[..ID_BYTES]);
-        let check = hex(derived("posthaste: check, 1").as_ref());
-        Self { key: Arc::new(key), id, check, file: None }
+        Self { key, id, check: hex(derived("posthaste: check, 1").as_ref()) }
+    }
+
+    fn fits(&self, check: &str) -> bool {
+        constant_time::verify_slices_are_equal(self.check.as_bytes(), check.trim().as_bytes()).is_ok()
+    }
+
+    fn open(&self, about: &[u8], sealed: &[u8]) -> Option<String> {
+        let rest = sealed.strip_prefix(&self.id)?;
+        let (nonce, body) = rest.split_at_checked(NONCE_LEN)?;
+        let mut body = body.to_vec();
+        let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
+        let text = self.key.open_in_place(nonce, Aad::from(about), &mut body).ok()?;
+        String::from_utf8(text.to_vec()).ok()
+    }
+}
+
+impl Seal {
+    /// A seal under this master key.
+    pub fn from_key(master: [u8; KEY_BYTES]) -> Self {
+        Self::from_keys(&[master])
+    }
+
+    /// A seal under the first of these, that opens what any of them sealed.
+    fn from_keys(masters: &[[u8; KEY_BYTES]]) -> Self {
+        Self { keys: masters.iter().map(|master| Master::new(*master)).collect(), first: 0, file: None }
     }
 
     /// Reads the key from a file, or makes one and writes it there. Tells
@@ -68,55 +113,90 @@ impl Seal {
         }
     }
 
-    /// Reads the key from a file: 64 hexadecimal digits.
+    /// Reads the key from a file: 64 hexadecimal digits; the old one in a
+    /// second line, while it is being replaced.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read the master key from {}", path.display()))?;
-        match from_hex(text.trim()) {
-            Some(key) => Ok(Self { file: Some(path.to_owned()), ..Self::from_key(key) }),
-            None => bail!(
-                "the master key file {} does not hold 64 hexadecimal digits; restore it from where you keep it",
-                path.display()
-            ),
+        Ok(Self { file: Some(path.to_owned()), ..Self::from_keys(&read_keys(path)?) })
+    }
+
+    /// Begins to replace the key in a file: from now on it holds a new one,
+    /// and the old one after it. Where that was begun before, it goes on.
+    pub fn begin_rotation(path: &Path) -> anyhow::Result<Self> {
+        let keys = read_keys(path)?;
+        if let [old] = keys[..] {
+            let text = format!("{}\n{}\n", hex(&rand::random::<[u8; KEY_BYTES]>()), hex(&old));
+            replace(path, &text).with_context(|| format!("cannot write a master key to {}", path.display()))?;
         }
+        Self::read(path)
+    }
+
+    /// Takes the old key out of a file: nothing is sealed under it any more.
+    pub fn end_rotation(path: &Path) -> anyhow::Result<()> {
+        let keys = read_keys(path)?;
+        replace(path, &format!("{}\n", hex(&keys[0])))
+            .with_context(|| format!("cannot take the old master key out of {}", path.display()))
+    }
+
+    fn first(&self) -> &Master {
+        &self.keys[self.first]
     }
 
     /// Seals a text. It opens again only for the same `about`.
     pub fn seal(&self, about: &[u8], text: &str) -> Vec<u8> {
         let mut body = text.as_bytes().to_vec();
-        let nonce = self
+        let master = self.first();
+        let nonce = master
             .key
             .seal_in_place_append_tag(Aad::from(about), &mut body)
             .expect("a text in memory is not too long to be sealed");
-        [self.id.as_slice(), nonce.as_ref(), &body].concat()
+        [master.id.as_slice(), nonce.as_ref(), &body].concat()
     }
 
-    /// The text, if this key sealed it about the same thing.
+    /// Whether an old key is still among these.
+    pub fn is_rotating(&self) -> bool {
+        self.keys.len() > 1
+    }
+
+    /// The text, if a key of these sealed it about the same thing.
     pub fn open(&self, about: &[u8], sealed: &[u8]) -> Option<String> {
-        let rest = sealed.strip_prefix(&self.id)?;
-        let (nonce, body) = rest.split_at_checked(NONCE_LEN)?;
-        let mut body = body.to_vec();
-        let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
-        let text = self.key.open_in_place(nonce, Aad::from(about), &mut body).ok()?;
-        String::from_utf8(text.to_vec()).ok()
+        self.keys.iter().find_map(|master| master.open(about, sealed))
+    }
+
+    /// The same text, sealed under the key that seals now.
+    pub fn reseal(&self, about: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
+        self.open(about, sealed).map(|text| self.seal(about, &text))
     }
 
     /// A text to keep with what is sealed, from which [`Seal::fits`] tells
     /// whether a key is the one. It does not tell the key.
     pub fn check(&self) -> String {
-        self.check.clone()
+        self.first().check.clone()
     }
 
-    /// Whether that text was made by this key.
+    /// Whether that text was made by a key of these.
     pub fn fits(&self, check: &str) -> bool {
-        constant_time::verify_slices_are_equal(self.check.as_bytes(), check.trim().as_bytes()).is_ok()
+        self.keys.iter().any(|master| master.fits(check))
     }
 
-    /// Refuses to work with what another key sealed, naming the file of this
-    /// one and the way out.
-    pub fn must_fit(&self, check: &str) -> Result<(), WrongKey> {
-        if self.fits(check) { Ok(()) } else { Err(WrongKey { file: self.file.clone() }) }
+    /// The same keys, of which the one seals that made this text. Refuses to
+    /// work with what another key sealed, naming the file of this one and the
+    /// way out.
+    pub fn fitted(&self, check: &str) -> Result<Self, WrongKey> {
+        match self.keys.iter().position(|master| master.fits(check)) {
+            Some(first) => Ok(Self { first, ..self.clone() }),
+            None => Err(WrongKey { file: self.file.clone() }),
+        }
     }
+}
+
+/// What an endpoint's settings are sealed about: its id, and that it is they.
+pub fn about_settings(endpoint: EndpointId) -> Vec<u8> {
+    [endpoint.0.as_bytes().as_slice(), b" settings"].concat()
+}
+
+/// What an endpoint's secrets are sealed about: its id.
+pub fn about_secret(endpoint: EndpointId) -> Vec<u8> {
+    endpoint.0.as_bytes().to_vec()
 }
 
 /// Shows nothing.
@@ -126,28 +206,57 @@ impl fmt::Debug for Seal {
     }
 }
 
+fn read_keys(path: &Path) -> anyhow::Result<Vec<[u8; KEY_BYTES]>> {
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read the master key from {}", path.display()))?;
+    let keys: Option<Vec<_>> = text.trim().lines().map(|line| from_hex(line.trim())).collect();
+    match keys.filter(|keys| (1..=2).contains(&keys.len())) {
+        Some(keys) => Ok(keys),
+        None => bail!(
+            "the master key file {} does not hold 64 hexadecimal digits; restore it from where you keep it",
+            path.display()
+        ),
+    }
+}
+
 /// Writes a new key where there is none. Tells whether it did: not, when
 /// another was quicker.
 fn create(path: &Path) -> anyhow::Result<bool> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    // Nobody but the owner may read a file made so. It gets its name only
-    // when all of it is on disk, so nobody can read half a key.
-    let mut file = tempfile::Builder::new().prefix(".master-key-").tempfile_in(folder)?;
     let key: [u8; KEY_BYTES] = rand::random();
-    writeln!(file, "{}", hex(&key))?;
-    file.as_file().sync_all()?;
-    match file.persist_noclobber(path) {
+    match written(path, &format!("{}\n", hex(&key)))?.persist_noclobber(path) {
         Ok(_) => {
-            // Where folders cannot be synced there is nothing more to do.
-            let _ = File::open(folder).and_then(|folder| folder.sync_all());
+            sync_folder(path);
             Ok(true)
         }
         Err(problem) if problem.error.kind() == ErrorKind::AlreadyExists => Ok(false),
         Err(problem) => Err(problem.error.into()),
     }
+}
+
+/// Puts a text in the place of a file, whole or not at all.
+fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
+    written(path, text)?.persist(path)?;
+    sync_folder(path);
+    Ok(())
+}
+
+/// A file beside that one with this text, on disk. Nobody but the owner may
+/// read it. It gets its name only when all of it is there, so nobody can read
+/// half a key.
+fn written(path: &Path, text: &str) -> anyhow::Result<tempfile::NamedTempFile> {
+    let mut file = tempfile::Builder::new().prefix(".master-key-").tempfile_in(folder_of(path))?;
+    file.write_all(text.as_bytes())?;
+    file.as_file().sync_all()?;
+    Ok(file)
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Where folders cannot be synced there is nothing more to do.
+fn sync_folder(path: &Path) {
+    let _ = File::open(folder_of(path)).and_then(|folder| folder.sync_all());
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -214,9 +323,35 @@ mod tests {
         let (second, is_made) = Seal::load_or_create(&path).unwrap();
         assert!(!is_made && second.fits(&first.check()));
         assert!(Seal::read(&path).unwrap().fits(&first.check()));
-        assert_eq!(second.must_fit(&first.check()), Ok(()));
-        let why = second.must_fit(&seal(1).check()).unwrap_err().to_string();
+        assert!(second.fitted(&first.check()).is_ok());
+        let why = second.fitted(&seal(1).check()).map(|_| ()).unwrap_err().to_string();
         assert!(why.contains(&path.display().to_string()) && why.contains("--master-key-file"), "{why}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn a_key_is_replaced_in_two_steps_and_between_them_both_open() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("master-key");
+        let (old, _) = Seal::load_or_create(&path).unwrap();
+        let before = old.seal(b"a", "whsec_1");
+        let both = Seal::begin_rotation(&path).unwrap();
+        assert!(both.fits(&old.check()) && both.check() != old.check());
+        let until_then = both.fitted(&old.check()).unwrap().seal(b"a", "whsec_2");
+        assert_eq!(old.open(b"a", &until_then).as_deref(), Some("whsec_2"), "a store's own key seals what it keeps");
+        assert_eq!(both.open(b"a", &before).as_deref(), Some("whsec_1"));
+        let after = both.reseal(b"a", &before).unwrap();
+        assert_eq!(both.reseal(b"b", &before), None, "nor does it help to move it");
+        assert_ne!(after[..ID_BYTES], before[..ID_BYTES], "the key's id stands before what it sealed");
+        // Stopped in between, it goes on with the same new key.
+        let again = Seal::begin_rotation(&path).unwrap();
+        assert_eq!(again.check(), both.check());
+        Seal::end_rotation(&path).unwrap();
+        let new = Seal::read(&path).unwrap();
+        assert_eq!((new.check(), new.fits(&old.check())), (both.check(), false));
+        assert_eq!((new.open(b"a", &after).as_deref(), new.open(b"a", &before)), (Some("whsec_1"), None));
+        assert_eq!(old.open(b"a", &after), None);
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
     }
 
@@ -237,7 +372,8 @@ mod tests {
     fn a_file_that_holds_no_key_is_refused_by_name_and_left_as_it_is() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("master-key");
-        for text in ["", "hush", &"+1".repeat(32), &"ab".repeat(31), &"ab".repeat(33)] {
+        let three = format!("{0}\n{0}\n{0}\n", "ab".repeat(32));
+        for text in ["", "hush", &"+1".repeat(32), &"ab".repeat(31), &"ab".repeat(33), &three] {
             std::fs::write(&path, text).unwrap();
             let why = format!("{:#}", Seal::load_or_create(&path).unwrap_err());
             assert!(why.contains("master-key") && why.contains("64 hexadecimal digits"), "{why}");

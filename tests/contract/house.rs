@@ -221,7 +221,8 @@ impl House {
     }
 
     pub fn secret(&self, text: &str, created_at: Timestamp) -> Secret {
-        Secret { id: SecretId::mint(created_at, self.mint()), text: text.into(), created_at, expires_at: None }
+        let (id, key) = (SecretId::mint(created_at, self.mint()), format!("whsk_beside_{text}"));
+        Secret { id, text: text.into(), key, created_at, expires_at: None }
     }
 
     /// Accepts one event that must be new; what may be dispatched at once.
@@ -391,6 +392,7 @@ pub fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Outcome {
         status: Some(status),
         error: None,
         custom_headers: Vec::new(),
+        signatures: Vec::new(),
         response_headers: vec![("x-told".into(), "so".into())],
         response_body: "what came back".into(),
         truncated: false,

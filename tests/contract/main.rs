@@ -41,6 +41,7 @@ mod accept;
 mod catalog;
 mod change;
 mod due;
+mod expunge;
 mod forget;
 mod health;
 mod history;

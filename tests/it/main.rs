@@ -32,6 +32,7 @@ mod ground;
 mod support;
 
 mod accept;
+mod at_rest;
 mod backlog;
 mod bad_input;
 mod breaker;
@@ -54,6 +55,7 @@ mod on_postgres;
 mod pause;
 mod rates;
 mod retry;
+mod secrets;
 mod signatures;
 mod start_stop;
 mod tls;

@@ -30,6 +30,7 @@ fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Settlement {
         status: Some(200),
         error: None,
         custom_headers: Vec::new(),
+        signatures: Vec::new(),
         response_headers: Vec::new(),
         response_body: String::new(),
         truncated: false,

@@ -157,6 +157,10 @@ impl Queue for Stumbling {
         self.keep(&mut changed.freed);
         Ok(changed)
     }
+    async fn expunge(&self, tenant: &TenantId, id: &EventId) -> Result<bool> {
+        let (tenant, id) = (tenant.clone(), id.clone());
+        self.call(async move |store| store.expunge(&tenant, &id).await).await
+    }
     async fn forget(&self, horizon: Horizon) -> Result<Forgotten> {
         self.call(async move |store| store.forget(horizon).await).await
     }

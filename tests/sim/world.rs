@@ -126,7 +126,8 @@ pub fn endpoint(n: usize, now: Timestamp) -> Endpoint {
     .unwrap();
     let secret = Secret {
         id: SecretId::mint(now, n as u128),
-        text: posthaste::lifecycle::deliver::sign::new_secret([n as u8; 24]),
+        text: posthaste::lifecycle::deliver::keys::new_secret([n as u8; 24]),
+        key: posthaste::lifecycle::deliver::keys::new_key([n as u8; 32]),
         created_at: now,
         expires_at: None,
     };

@@ -18,9 +18,11 @@ use super::gateway::Child;
 use super::neighbour::Beat;
 use super::receiver::Receiver;
 use crate::clock::{Clock, SystemClock};
-use crate::lifecycle::deliver::sign::{new_secret, signature};
+use crate::lifecycle::deliver::keys::{new_key, new_secret};
+use crate::lifecycle::deliver::sign::signature;
 use crate::model::endpoint::Secret;
 use crate::model::id::SecretId;
+use crate::model::signing::Signing;
 
 /// What a run has shown.
 pub struct Measured {
@@ -86,7 +88,8 @@ pub async fn bare(
     let until = began + duration;
     let body = Bytes::from(format!(r#"{{"id":"evt_1","type":"bench.single","data":{}}}"#, data(bytes)));
     let now = SystemClock.now();
-    let secret = Secret { id: SecretId::mint(now, 1), text: new_secret([7; 24]), created_at: now, expires_at: None };
+    let (text, key) = (new_secret([7; 24]), new_key([7; 32]));
+    let secret = Secret { id: SecretId::mint(now, 1), text, key, created_at: now, expires_at: None };
     let secrets: Arc<[Secret]> = Arc::new([secret]);
     let tasks: Vec<_> = (0..connections)
         .map(|n| {
@@ -101,7 +104,7 @@ pub async fn bare(
                         .header("content-type", "application/json")
                         .header("webhook-id", &id)
                         .header("webhook-timestamp", now.as_second())
-                        .header("webhook-signature", signature(&secrets, &id, now, &body))
+                        .header("webhook-signature", signature(&secrets, Signing::Hmac, &id, now, &body))
                         .body(Full::new(body.clone()))?;
                     exchange(&mut connection, request, 200).await?;
                 }

@@ -27,7 +27,8 @@ use self::script::{Answer, Script};
 use self::show::Arrival;
 use super::output::print;
 use crate::clock::{Clock, SystemClock};
-use crate::lifecycle::deliver::sign::{secret_key, verify};
+use crate::lifecycle::deliver::keys::{public_half, secret_key};
+use crate::lifecycle::deliver::sign::verify;
 use crate::model::span::Span;
 
 pub mod ledger;
@@ -206,10 +207,10 @@ fn response(answer: Answer, body: Full<Bytes>) -> Response<Full<Bytes>> {
 
 /// Not left to the command line's parser, which would repeat the secret.
 fn check_secrets(secrets: &[String]) -> anyhow::Result<()> {
-    match secrets.iter().position(|secret| secret_key(secret).is_none()) {
+    match secrets.iter().position(|secret| secret_key(secret).is_none() && public_half(secret).is_none()) {
         None => Ok(()),
         Some(n) => bail!(
-            "secret {} of {} is not whsec_ and 24 to 64 bytes in base64; `posthaste endpoints secrets ID` shows it",
+            "secret {} of {} is neither whsec_ and 24 to 64 bytes in base64 nor whpk_ and 32; `posthaste endpoints secrets ID` shows both",
             n + 1,
             secrets.len()
         ),
@@ -239,6 +240,6 @@ mod tests {
         let good = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".to_owned();
         assert!(check_secrets(std::slice::from_ref(&good)).is_ok());
         let told = check_secrets(&[good, "whsec_short".to_owned()]).unwrap_err().to_string();
-        assert!(told.starts_with("secret 2 of 2 is not") && !told.contains("short"), "{told}");
+        assert!(told.starts_with("secret 2 of 2 is neither") && !told.contains("short"), "{told}");
     }
 }

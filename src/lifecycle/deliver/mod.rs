@@ -26,6 +26,7 @@ use crate::model::id::DeliveryId;
 use crate::model::next::{Moment, Next, next_state};
 use crate::model::pace::about;
 use crate::model::shard::Lease;
+use crate::model::signing::Profile;
 use crate::model::verdict::judge;
 use crate::store::{Claim, Error, Notice, Outcome, Settled, Settlement, Store};
 
@@ -33,6 +34,7 @@ pub mod body;
 pub mod connect;
 pub mod failure;
 pub mod guard;
+pub mod keys;
 pub mod send;
 pub mod sign;
 pub mod tls;
@@ -226,6 +228,7 @@ fn record(number: u32, sent: Sent<'_>, answer: Answer, decision: Decision) -> At
         status,
         error,
         custom_headers: settings.headers.keys().cloned().collect(),
+        signatures: settings.signatures.iter().copied().filter(|profile| *profile != Profile::Standard).collect(),
         response_headers: response.headers,
         response_body: response.body,
         truncated: response.is_truncated,
@@ -320,9 +323,11 @@ pub fn log_over(id: DeliveryId, endpoint: &Endpoint, by: EndedBy) {
 /// The request an attempt was made with, as far as it can be shown: the
 /// signature and the endpoint's own values are masked.
 pub fn shown_headers(claim: &Claim, attempt: &Attempt) -> Vec<(String, String)> {
-    let ours = sign::our_headers(claim, attempt.number, attempt.started_at, "v1,***");
+    let ours = sign::our_headers(claim, attempt.number, attempt.started_at);
+    let vouching = sign::masked_headers(claim.event.id.as_str(), attempt.started_at, &attempt.signatures);
     let shown = ours
         .into_iter()
+        .chain(vouching)
         .map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned()));
     let custom = attempt.custom_headers.iter().map(|name| (name.to_ascii_lowercase(), "***".to_owned()));
     shown.chain(custom).collect()

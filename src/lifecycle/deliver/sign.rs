@@ -3,7 +3,13 @@
 //! The id and the body are the same on every attempt; timestamp and
 //! signature are fresh each time. Standard Webhooks: HMAC-SHA256 over
 //! `id.timestamp.body`, one `v1,…` token per active secret, newest first,
-//! single spaces between them.
+//! single spaces between them, and `v1a,…` tokens where Ed25519 signs, too.
+//! Other profiles say the same in other words.
+//!
+//! Invariant: where there is room for one signature alone, it is that of the
+//! oldest secret that is active, until a rotation's overlap has ended.
+
+use std::fmt;
 
 use aws_lc_rs::{constant_time, digest, hmac};
 use base64::Engine;
@@ -14,15 +20,15 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use jiff::Timestamp;
 
 use super::body::body;
+use super::keys::{key_pair, public_half, secret_key};
 use crate::model::endpoint::{Endpoint, Secret, Timeout};
+use crate::model::headers::MASK;
 use crate::model::id::TenantId;
+use crate::model::signing::{Profile, Signing};
 use crate::store::Claim;
 
-/// What every secret begins with.
-pub const SECRET_PREFIX: &str = "whsec_";
-
 /// A request ready to be sent.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Request {
     /// Whose connections it may use.
     pub tenant: TenantId,
@@ -36,6 +42,13 @@ pub struct Request {
     pub timeout: Timeout,
 }
 
+/// Shows neither what it carries nor what vouches for it.
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Request({} bytes for {})", self.body.len(), self.tenant)
+    }
+}
+
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
 const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
@@ -46,28 +59,31 @@ const X_KEY: HeaderName = HeaderName::from_static("x-key");
 const X_SEQ: HeaderName = HeaderName::from_static("x-seq");
 const X_SCHEMA_VERSION: HeaderName = HeaderName::from_static("x-schema-version");
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+const X_SIGNATURE: HeaderName = HeaderName::from_static("x-signature");
+const X_SIGNATURE_TIMESTAMP: HeaderName = HeaderName::from_static("x-signature-timestamp");
+const X_HUB_SIGNATURE_256: HeaderName = HeaderName::from_static("x-hub-signature-256");
+const STRIPE_SIGNATURE: HeaderName = HeaderName::from_static("stripe-signature");
+const SVIX_ID: HeaderName = HeaderName::from_static("svix-id");
+const SVIX_TIMESTAMP: HeaderName = HeaderName::from_static("svix-timestamp");
+const SVIX_SIGNATURE: HeaderName = HeaderName::from_static("svix-signature");
 
 /// Builds and signs the request for a claim's next attempt.
 pub fn sign(claim: &Claim, endpoint: &Endpoint, now: Timestamp) -> Request {
     let body = body(claim);
-    let signature = signature(&endpoint.secrets, claim.event.id.as_str(), now, &body);
-    let custom = endpoint.settings.headers.iter().filter_map(|(name, value)| {
-        Some((HeaderName::try_from(name.as_str()).ok()?, HeaderValue::try_from(value.as_str()).ok()?))
+    let settings = &endpoint.settings;
+    let custom = settings.headers.iter().filter_map(|(name, value)| {
+        Some((HeaderName::try_from(name.as_str()).ok()?, HeaderValue::try_from(value.reveal()).ok()?))
     });
     let mut headers: HeaderMap = custom.collect();
     // Ours come last, so that nothing can stand in for them.
-    headers.extend(our_headers(claim, claim.progress.attempts + 1, now, &signature));
-    Request {
-        tenant: endpoint.tenant.clone(),
-        url: endpoint.settings.url.clone(),
-        headers,
-        body,
-        timeout: endpoint.settings.timeout,
-    }
+    headers.extend(our_headers(claim, claim.progress.attempts + 1, now));
+    let signer = Signer::new(&endpoint.secrets, settings.signing, claim.event.id.as_str(), now, &body);
+    headers.extend(signer.headers(&settings.signatures));
+    Request { tenant: endpoint.tenant.clone(), url: settings.url.clone(), headers, body, timeout: settings.timeout }
 }
 
-/// The headers of section "on the wire", for an attempt of this number.
-pub fn our_headers(claim: &Claim, number: u32, now: Timestamp, signature: &str) -> Vec<(HeaderName, HeaderValue)> {
+/// The headers of an attempt of this number, but for those that vouch for it.
+pub fn our_headers(claim: &Claim, number: u32, now: Timestamp) -> Vec<(HeaderName, HeaderValue)> {
     let event = &claim.event;
     let id = text(event.id.as_str());
     let mut headers = vec![
@@ -75,7 +91,6 @@ pub fn our_headers(claim: &Claim, number: u32, now: Timestamp, signature: &str) 
         (USER_AGENT, HeaderValue::from_static(concat!("Posthaste/", env!("CARGO_PKG_VERSION")))),
         (WEBHOOK_ID, id.clone()),
         (WEBHOOK_TIMESTAMP, HeaderValue::from(now.as_second())),
-        (WEBHOOK_SIGNATURE, text(signature)),
         (WEBHOOK_ATTEMPT, HeaderValue::from(number)),
         (X_EVENT_ID, id.clone()),
         (X_EVENT_TYPE, text(event.event_type.as_str())),
@@ -86,6 +101,30 @@ pub fn our_headers(claim: &Claim, number: u32, now: Timestamp, signature: &str) 
         headers.extend(event.key.as_ref().map(|key| (X_KEY, text(&percent_encode(key.as_str())))));
     }
     headers.extend(event.schema_version.as_ref().map(|version| (X_SCHEMA_VERSION, text(version))));
+    headers
+}
+
+/// The headers that vouched for an attempt, as far as they can be shown.
+pub fn masked_headers(id: &str, at: Timestamp, profiles: &[Profile]) -> Vec<(HeaderName, HeaderValue)> {
+    let hidden = || HeaderValue::from_static(MASK);
+    let mut headers = vec![(WEBHOOK_SIGNATURE, HeaderValue::from_static("v1,***"))];
+    for profile in profiles {
+        match profile {
+            Profile::Standard => {}
+            Profile::Sha256 => headers.push((X_SIGNATURE, hidden())),
+            Profile::Timestamped => {
+                headers.push((X_SIGNATURE, hidden()));
+                headers.push((X_SIGNATURE_TIMESTAMP, HeaderValue::from(at.as_second())));
+            }
+            Profile::Svix => {
+                headers.push((SVIX_ID, text(id)));
+                headers.push((SVIX_TIMESTAMP, HeaderValue::from(at.as_second())));
+                headers.push((SVIX_SIGNATURE, HeaderValue::from_static("v1,***")));
+            }
+            Profile::Stripe => headers.push((STRIPE_SIGNATURE, hidden())),
+            Profile::Github => headers.push((X_HUB_SIGNATURE_256, hidden())),
+        }
+    }
     headers
 }
 
@@ -105,41 +144,109 @@ fn percent_encode(text: &str) -> String {
 }
 
 /// The value of `webhook-signature`: a token for each secret active now.
-pub fn signature(secrets: &[Secret], id: &str, now: Timestamp, body: &[u8]) -> String {
-    let mut tokens = String::new();
-    for secret in secrets.iter().filter(|secret| secret.is_active(now)) {
-        if !tokens.is_empty() {
-            tokens.push(' ');
-        }
-        tokens.push_str("v1,");
-        STANDARD.encode_string(tag(&secret.text, id, now.as_second(), body), &mut tokens);
-    }
-    tokens
+pub fn signature(secrets: &[Secret], signing: Signing, id: &str, now: Timestamp, body: &[u8]) -> String {
+    Signer::new(secrets, signing, id, now, body).tokens()
 }
 
-fn tag(secret: &str, id: &str, timestamp: i64, body: &[u8]) -> hmac::Tag {
-    let key = secret_key(secret).expect("secrets are checked before they are kept");
-    let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, &key));
-    context.update(format!("{id}.{timestamp}.").as_bytes());
+/// What signs one attempt.
+struct Signer<'a> {
+    /// Newest first.
+    active: Vec<&'a Secret>,
+    signing: Signing,
+    id: &'a str,
+    seconds: i64,
+    body: &'a [u8],
+}
+
+impl<'a> Signer<'a> {
+    fn new(secrets: &'a [Secret], signing: Signing, id: &'a str, now: Timestamp, body: &'a [u8]) -> Self {
+        let active = secrets.iter().filter(|secret| secret.is_active(now)).collect();
+        Self { active, signing, id, seconds: now.as_second(), body }
+    }
+
+    /// What is signed: the parts and the body, joined by dots.
+    fn prefix(&self) -> String {
+        format!("{}.{}.", self.id, self.seconds)
+    }
+
+    fn tokens(&self) -> String {
+        let prefix = self.prefix();
+        let mut tokens = String::new();
+        let mut add = |version: &str, signature: &[u8]| {
+            if !tokens.is_empty() {
+                tokens.push(' ');
+            }
+            tokens.push_str(version);
+            STANDARD.encode_string(signature, &mut tokens);
+        };
+        for secret in &self.active {
+            let key = secret_key(&secret.text).expect("secrets are checked before they are kept");
+            add("v1,", mac(&key, &prefix, self.body).as_ref());
+        }
+        if self.signing == Signing::Ed25519 {
+            let message = [prefix.as_bytes(), self.body].concat();
+            for secret in &self.active {
+                let pair = key_pair(&secret.key).expect("keys are checked before they are kept");
+                add("v1a,", pair.sign(&message).as_ref());
+            }
+        }
+        tokens
+    }
+
+    /// The secret that signs alone: whoever has not changed over still has it.
+    fn only(&self) -> &'a Secret {
+        self.active.last().expect("the newest secret never expires")
+    }
+
+    /// Over the prefix and the body, under the whole text of a secret.
+    fn hex(&self, secret: &Secret, prefix: &str) -> String {
+        hex(mac(secret.text.as_bytes(), prefix, self.body).as_ref())
+    }
+
+    fn headers(&self, profiles: &[Profile]) -> Vec<(HeaderName, HeaderValue)> {
+        let (tokens, seconds) = (text(&self.tokens()), self.seconds);
+        let timed = format!("{seconds}.");
+        let over_body = || text(&format!("sha256={}", self.hex(self.only(), "")));
+        let mut headers = vec![(WEBHOOK_SIGNATURE, tokens.clone())];
+        for profile in profiles {
+            match profile {
+                Profile::Standard => {}
+                Profile::Sha256 => headers.push((X_SIGNATURE, over_body())),
+                Profile::Github => headers.push((X_HUB_SIGNATURE_256, over_body())),
+                Profile::Timestamped => {
+                    let value = format!("scheme=v1,ts={seconds},sig={}", self.hex(self.only(), &timed));
+                    headers.push((X_SIGNATURE, text(&value)));
+                    headers.push((X_SIGNATURE_TIMESTAMP, HeaderValue::from(seconds)));
+                }
+                Profile::Stripe => {
+                    let each = self.active.iter().map(|secret| format!(",v1={}", self.hex(secret, &timed)));
+                    headers.push((STRIPE_SIGNATURE, text(&format!("t={seconds}{}", each.collect::<String>()))));
+                }
+                Profile::Svix => {
+                    headers.push((SVIX_ID, text(self.id)));
+                    headers.push((SVIX_TIMESTAMP, HeaderValue::from(seconds)));
+                    headers.push((SVIX_SIGNATURE, tokens.clone()));
+                }
+            }
+        }
+        headers
+    }
+}
+
+fn mac(key: &[u8], prefix: &str, body: &[u8]) -> hmac::Tag {
+    let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, key));
+    context.update(prefix.as_bytes());
     context.update(body);
     context.sign()
 }
 
-/// The key inside a secret, or nothing when it is not one.
-pub fn secret_key(secret: &str) -> Option<Vec<u8>> {
-    let encoded = secret.strip_prefix(SECRET_PREFIX)?;
-    STANDARD.decode(encoded).ok().filter(|key| (24..=64).contains(&key.len()))
-}
-
-/// A fresh secret from 24 random bytes: 32 characters, no padding.
-pub fn new_secret(random: [u8; 24]) -> String {
-    format!("{SECRET_PREFIX}{}", STANDARD.encode(random))
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// SHA-256 in hex.
 pub fn sha256_hex(bytes: &[u8]) -> String {
-    let hash = digest::digest(&digest::SHA256, bytes);
-    hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(digest::digest(&digest::SHA256, bytes).as_ref())
 }
 
 /// Why a received request is not to be trusted.
@@ -159,7 +266,8 @@ pub enum Untrusted {
     NoMatch,
 }
 
-/// Checks a received request as a receiver should.
+/// Checks a received request as a receiver should: with a shared secret, or
+/// with a public key.
 pub fn verify(secret: &str, headers: &HeaderMap, body: &[u8], now: Timestamp) -> Result<(), Untrusted> {
     let header = |name: &'static str| {
         headers.get(name).and_then(|value| value.to_str().ok()).ok_or(Untrusted::MissingHeader(name))
@@ -170,79 +278,166 @@ pub fn verify(secret: &str, headers: &HeaderMap, body: &[u8], now: Timestamp) ->
     if away > 300 {
         return Err(Untrusted::Stale(away));
     }
-    let expected = STANDARD.encode(tag(secret, id, seconds, body));
-    let fits = |token: &str| {
-        token
-            .strip_prefix("v1,")
-            .is_some_and(|given| constant_time::verify_slices_are_equal(given.as_bytes(), expected.as_bytes()).is_ok())
+    let prefix = format!("{id}.{seconds}.");
+    let tokens = header("webhook-signature")?.split(' ');
+    let fits = match public_half(secret) {
+        Some(public) => {
+            let message = [prefix.as_bytes(), body].concat();
+            tokens
+                .filter_map(|token| STANDARD.decode(token.strip_prefix("v1a,")?).ok())
+                .any(|given| public.verify(&message, &given).is_ok())
+        }
+        None => {
+            let key = secret_key(secret).ok_or(Untrusted::NoMatch)?;
+            let expected = STANDARD.encode(mac(&key, &prefix, body));
+            let is_equal = |given: &str| constant_time::verify_slices_are_equal(given.as_bytes(), expected.as_bytes());
+            tokens.filter_map(|token| token.strip_prefix("v1,")).any(|given| is_equal(given).is_ok())
+        }
     };
-    match header("webhook-signature")?.split(' ').any(fits) {
-        true => Ok(()),
-        false => Err(Untrusted::NoMatch),
-    }
+    if fits { Ok(()) } else { Err(Untrusted::NoMatch) }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::keys::{new_key, new_secret, public_key};
     use super::super::tests::claim;
     use super::*;
     use crate::model::id::SecretId;
 
+    const ID: &str = "msg_p5jXN8AQM9LWM0D4loKWxJek";
+    const BODY: &[u8] = br#"{"test": 2432232314}"#;
+    const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+    const KEY: &str = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==";
+
     fn secret(text: &str, expires_at: Option<Timestamp>) -> Secret {
-        Secret {
-            id: SecretId::mint(Timestamp::UNIX_EPOCH, 1),
-            text: text.into(),
-            created_at: Timestamp::UNIX_EPOCH,
-            expires_at,
-        }
+        let id = SecretId::mint(Timestamp::UNIX_EPOCH, 1);
+        Secret { id, text: text.into(), key: KEY.into(), created_at: Timestamp::UNIX_EPOCH, expires_at }
+    }
+
+    fn second(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    /// One header of what a profile sends.
+    fn sent(secrets: &[Secret], profile: Profile, name: &str, now: Timestamp) -> String {
+        let headers = Signer::new(secrets, Signing::Hmac, ID, now, BODY).headers(&[profile]);
+        let found: Vec<_> = headers.iter().filter(|(found, _)| found == name).collect();
+        assert_eq!(found.len(), 1, "{name} is sent once");
+        found[0].1.to_str().unwrap().to_owned()
     }
 
     #[test]
     fn signs_the_published_vectors() {
-        let at = Timestamp::from_second(1_614_265_330).unwrap();
-        let first = secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", None);
-        let tokens =
-            signature(std::slice::from_ref(&first), "msg_p5jXN8AQM9LWM0D4loKWxJek", at, br#"{"test": 2432232314}"#);
+        let hmac = |text: &str, id: &str, at: i64, body: &[u8]| {
+            signature(std::slice::from_ref(&secret(text, None)), Signing::Hmac, id, second(at), body)
+        };
+        let tokens = hmac(SECRET, ID, 1_614_265_330, BODY);
         assert_eq!(tokens, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
-        let at = Timestamp::from_second(1_649_367_553).unwrap();
-        let second = secret("whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD", None);
         let body = br#"{"email":"test@example.com","username":"test_user"}"#;
-        let tokens = signature(std::slice::from_ref(&second), "msg_27UH4WbU6Z5A5EzD8u03UvzRbpk", at, body);
+        let other = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
+        let tokens = hmac(other, "msg_27UH4WbU6Z5A5EzD8u03UvzRbpk", 1_649_367_553, body);
         assert_eq!(tokens, "v1,tZ1I4/hDygAJgO5TYxiSd6Sd0kDW6hPenDe+bTa3Kkw=");
+        let both = signature(&[secret(SECRET, None)], Signing::Ed25519, ID, second(1_614_265_330), BODY);
+        assert_eq!(
+            both,
+            "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE= \
+             v1a,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5BdqzCInXqYXFymVJaA7AZdpXwVLPo3mNl8EM+m7TBAg=="
+        );
     }
 
     #[test]
     fn every_active_secret_signs_and_expired_ones_do_not() {
-        let now = Timestamp::from_second(1_700_000_000).unwrap();
-        let later = Timestamp::from_second(1_700_000_001).unwrap();
+        let (now, later) = (second(1_700_000_000), second(1_700_000_001));
         let secrets = [
-            secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", None),
+            secret(SECRET, None),
             secret("whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD", Some(later)),
             secret("whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", Some(now)),
         ];
-        let tokens = signature(&secrets, "evt_1", now, b"{}");
+        let tokens = signature(&secrets, Signing::Hmac, "evt_1", now, b"{}");
         assert_eq!(tokens.split(' ').count(), 2);
         assert!(tokens.split(' ').all(|token| token.starts_with("v1,") && token.matches(',').count() == 1));
+        let tokens = signature(&secrets, Signing::Ed25519, "evt_1", now, b"{}");
+        let versions: Vec<&str> = tokens.split(' ').map(|token| token.split_once(',').unwrap().0).collect();
+        assert_eq!(versions, ["v1", "v1", "v1a", "v1a"]);
+    }
+
+    #[test]
+    fn each_profile_says_it_in_its_own_words() {
+        let now = second(1_614_265_330);
+        let secrets = [secret(SECRET, None)];
+        let sent = |profile, name| sent(&secrets, profile, name, now);
+        // Each made with `openssl dgst -sha256 -hmac "$secret"`.
+        let over_body = "sha256=80ec8a89ce3cd22133a1066caecb4d04fea7467657c8514d717ec42c38a5c94c";
+        let over_both = "2e37df5d4a028c51a7f3133d64ae1e300d2c2c900f1b1d49d4369ad2530f8964";
+        assert_eq!(sent(Profile::Sha256, "x-signature"), over_body);
+        assert_eq!(sent(Profile::Github, "x-hub-signature-256"), over_body);
+        assert_eq!(sent(Profile::Timestamped, "x-signature"), format!("scheme=v1,ts=1614265330,sig={over_both}"));
+        assert_eq!(sent(Profile::Timestamped, "x-signature-timestamp"), "1614265330");
+        assert_eq!(sent(Profile::Stripe, "stripe-signature"), format!("t=1614265330,v1={over_both}"));
+        assert_eq!(sent(Profile::Svix, "svix-id"), ID);
+        assert_eq!(sent(Profile::Svix, "svix-timestamp"), "1614265330");
+        for profile in [Profile::Standard, Profile::Svix, Profile::Github] {
+            assert_eq!(sent(profile, "webhook-signature"), "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
+        }
+        assert_eq!(sent(Profile::Svix, "svix-signature"), sent(Profile::Standard, "webhook-signature"));
+    }
+
+    #[test]
+    fn where_there_is_room_for_one_signature_the_old_secret_signs_until_the_overlap_ends() {
+        let (now, end) = (second(1_700_000_000), second(1_700_000_100));
+        let (old, new) = (new_secret([1; 24]), new_secret([2; 24]));
+        let during = [secret(&new, None), secret(&old, Some(end))];
+        for (profile, name) in [
+            (Profile::Sha256, "x-signature"),
+            (Profile::Timestamped, "x-signature"),
+            (Profile::Github, "x-hub-signature-256"),
+        ] {
+            let alone = |text: &str, at| sent(&[secret(text, None)], profile, name, at);
+            assert_eq!(sent(&during, profile, name, now), alone(&old, now), "{profile:?}");
+            assert_eq!(sent(&during, profile, name, end), alone(&new, end), "{profile:?}");
+        }
+        let stripe = sent(&during, Profile::Stripe, "stripe-signature", now);
+        assert_eq!(stripe.matches(",v1=").count(), 2, "there is room for both: {stripe}");
     }
 
     #[test]
     fn what_we_sign_we_can_verify_and_a_changed_byte_we_refuse() {
-        let now = Timestamp::from_second(1_700_000_000).unwrap();
+        let now = second(1_700_000_000);
         let key = new_secret([7; 24]);
         let claim = claim(b"{}");
         let body = body(&claim);
-        let signature = signature(&[secret(&key, None)], "evt_1", now, &body);
-        let headers: HeaderMap = our_headers(&claim, 1, now, &signature).into_iter().collect();
-        assert_eq!(verify(&key, &headers, &body, now), Ok(()));
+        let secrets = [secret(&key, None)];
+        let signer = Signer::new(&secrets, Signing::Ed25519, "evt_1", now, &body);
+        let mut headers: HeaderMap = our_headers(&claim, 1, now).into_iter().collect();
+        headers.extend(signer.headers(&[]));
         let mut changed = body.to_vec();
         changed[0] ^= 1;
-        assert_eq!(verify(&key, &headers, &changed, now), Err(Untrusted::NoMatch));
-        assert_eq!(verify(&new_secret([8; 24]), &headers, &body, now), Err(Untrusted::NoMatch));
-        let late = Timestamp::from_second(1_700_000_301).unwrap();
-        assert_eq!(verify(&key, &headers, &body, late), Err(Untrusted::Stale(301)));
+        let late = second(1_700_000_301);
+        for (right, wrong) in
+            [(key.clone(), new_secret([8; 24])), (public_key(KEY).unwrap(), public_key(&new_key([8; 32])).unwrap())]
+        {
+            assert_eq!(verify(&right, &headers, &body, now), Ok(()));
+            assert_eq!(verify(&right, &headers, &changed, now), Err(Untrusted::NoMatch));
+            assert_eq!(verify(&wrong, &headers, &body, now), Err(Untrusted::NoMatch));
+            assert_eq!(verify(&right, &headers, &body, late), Err(Untrusted::Stale(301)));
+        }
         let oracle = standardwebhooks::Webhook::new(&key).unwrap();
         let fresh = oracle.sign("evt_1", now.as_second(), &body).unwrap();
-        assert_eq!(fresh, signature);
+        assert_eq!(headers["webhook-signature"].to_str().unwrap().split(' ').next(), Some(fresh.as_str()));
+    }
+
+    #[test]
+    fn a_request_that_is_printed_shows_neither_payload_nor_signature() {
+        let mut headers = HeaderMap::new();
+        headers.insert("authorization", HeaderValue::from_static("Bearer hush"));
+        let request = Request {
+            tenant: "default".parse().unwrap(),
+            url: "https://a.example/hush".into(),
+            headers,
+            body: Bytes::from_static(b"hush"),
+            timeout: Timeout::default(),
+        };
+        assert_eq!(format!("{request:?}"), "Request(4 bytes for default)");
     }
 
     #[test]
@@ -250,7 +445,7 @@ mod tests {
         let mut claim = claim(b"{}");
         claim.seq = Some(3);
         std::sync::Arc::make_mut(&mut claim.event).key = Some("Konto 7/é".parse().unwrap());
-        let headers: HeaderMap = our_headers(&claim, 2, Timestamp::UNIX_EPOCH, "v1,x").into_iter().collect();
+        let headers: HeaderMap = our_headers(&claim, 2, Timestamp::UNIX_EPOCH).into_iter().collect();
         assert_eq!(headers["x-key"], "Konto%207%2F%C3%A9");
         assert_eq!(headers["x-seq"], "3");
         assert_eq!(headers["webhook-attempt"], "2");

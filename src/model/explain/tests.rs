@@ -108,6 +108,7 @@ impl Story {
             status,
             error,
             custom_headers: Vec::new(),
+            signatures: Vec::new(),
             response_headers: Vec::new(),
             response_body: String::new(),
             truncated: false,

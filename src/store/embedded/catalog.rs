@@ -10,17 +10,18 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::Embedded;
-use super::endpoint::current;
+use super::endpoint::{current, insert_secret, open_secret, open_settings, seal_settings};
 use super::rows::{at, id_bytes, millis, uuid_of};
-use crate::model::endpoint::{Endpoint, Secret};
+use crate::model::endpoint::{Endpoint, OnDead, Secret};
 use crate::model::event::Event;
 use crate::model::id::{EndpointId, SecretId, TenantId};
 use crate::model::tenant::Tenant;
 use crate::store::index::Index;
+use crate::store::seal::Seal;
 use crate::store::{Catalog, ChangedEndpoint, EndpointChange, Error, Result};
 
 /// Reads everything that is not deleted.
-pub fn load(db: &Connection) -> rusqlite::Result<Index> {
+pub fn load(db: &Connection, seal: &Seal) -> rusqlite::Result<Index> {
     let mut index = Index::default();
     let mut by_no = HashMap::new();
     let mut rows =
@@ -37,7 +38,7 @@ pub fn load(db: &Connection) -> rusqlite::Result<Index> {
         by_no.insert(row.get::<_, i64>(0)?, tenant.id.clone());
         index.put_tenant(row.get(0)?, Arc::new(tenant));
     }
-    let mut secrets = load_secrets(db)?;
+    let mut secrets = load_secrets(db, seal)?;
     let mut rows = db.prepare(
         "SELECT no, id, tenant, settings, standing, created_at, updated_at, quiet_until, health, mailed_at
              FROM endpoints WHERE deleted_at IS NULL",
@@ -46,9 +47,10 @@ pub fn load(db: &Connection) -> rusqlite::Result<Index> {
     while let Some(row) = rows.next()? {
         let no: i64 = row.get(0)?;
         let Some(tenant) = by_no.get(&row.get(2)?) else { continue };
-        let settings: crate::model::endpoint::Settings = from_json(&row.get::<_, String>(3)?);
+        let id = EndpointId(uuid_of(row.get(1)?));
+        let settings = open_settings(seal, id, &row.get::<_, Vec<u8>>(3)?)?;
         let endpoint = Endpoint {
-            id: EndpointId(uuid_of(row.get(1)?)),
+            id,
             tenant: tenant.clone(),
             policy: settings.retry.filled(),
             settings,
@@ -72,18 +74,18 @@ pub fn load(db: &Connection) -> rusqlite::Result<Index> {
     Ok(index)
 }
 
-fn load_secrets(db: &Connection) -> rusqlite::Result<HashMap<i64, Vec<Secret>>> {
+fn load_secrets(db: &Connection, seal: &Seal) -> rusqlite::Result<HashMap<i64, Vec<Secret>>> {
     let mut secrets: HashMap<i64, Vec<Secret>> = HashMap::new();
-    let mut rows =
-        db.prepare("SELECT endpoint, id, text, created_at, expires_at FROM secrets ORDER BY created_at DESC, id DESC")?;
+    let mut rows = db.prepare(
+        "SELECT s.endpoint, s.id, s.sealed, s.created_at, s.expires_at, p.id
+         FROM secrets s JOIN endpoints p ON p.no = s.endpoint ORDER BY s.created_at DESC, s.id DESC",
+    )?;
     let mut rows = rows.query([])?;
     while let Some(row) = rows.next()? {
-        secrets.entry(row.get(0)?).or_default().push(Secret {
-            id: SecretId(uuid_of(row.get(1)?)),
-            text: row.get(2)?,
-            created_at: at(row.get(3)?),
-            expires_at: row.get::<_, Option<i64>>(4)?.map(at),
-        });
+        let (id, expires_at) = (SecretId(uuid_of(row.get(1)?)), row.get::<_, Option<i64>>(4)?.map(at));
+        let kept = open_secret(seal, EndpointId(uuid_of(row.get(5)?)), id, &row.get::<_, Vec<u8>>(2)?)?;
+        let secret = Secret::from_kept(id, &kept, at(row.get(3)?), expires_at);
+        secrets.entry(row.get(0)?).or_default().push(secret);
     }
     Ok(secrets)
 }
@@ -191,20 +193,21 @@ impl Catalog for Embedded {
                     .optional()?;
                 let Some(tenant) = tenant else { return Ok(Err(Error::NotFound("tenant"))) };
                 db.execute(
-                    "INSERT INTO endpoints (id, tenant, settings, standing, created_at, updated_at)
-                     VALUES (?, ?, ?, ?, ?, ?)",
+                    "INSERT INTO endpoints (id, tenant, settings, standing, created_at, updated_at, skips)
+                     VALUES (?, ?, ?, ?, ?, ?, ?)",
                     params![
                         id_bytes(endpoint.id.0),
                         tenant,
-                        to_json(&endpoint.settings),
+                        seal_settings(transaction.seal, &endpoint),
                         to_json(&endpoint.standing),
                         millis(endpoint.created_at),
                         millis(endpoint.updated_at),
+                        endpoint.settings.on_dead == OnDead::Skip,
                     ],
                 )?;
                 let no = db.last_insert_rowid();
                 for secret in &endpoint.secrets {
-                    super::endpoint::insert_secret(db, no, secret)?;
+                    insert_secret(transaction, no, endpoint.id, secret)?;
                 }
                 let endpoint = Arc::new(endpoint);
                 let known = endpoint.clone();

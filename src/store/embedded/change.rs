@@ -8,7 +8,7 @@ use super::news::tell_of_lane;
 use super::rows::{at, delivery_id, delivery_no, millis, state_of, uuid_of};
 use super::writer::Transaction;
 use crate::model::delivery::State;
-use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::{Change, Changed, Error, Result};
 
 /// Makes the change, or says why the delivery's state does not allow it.
@@ -31,6 +31,9 @@ pub fn change(
         return Ok(Err(Error::WrongState(format!(
             "delivery {id} cannot be replayed, because its endpoint was deleted"
         ))));
+    }
+    if let (Change::Replay, Some(event)) = (change, row.expunged.clone()) {
+        return Ok(Err(Error::Expunged(event)));
     }
     let db = transaction.db;
     let member = row.lane.as_deref().filter(|_| !row.is_passed).map(|lane| Member {
@@ -101,12 +104,16 @@ struct Found {
     state: State,
     lane: Option<String>,
     is_passed: bool,
+    /// Its event, if that has no data any more.
+    expunged: Option<EventId>,
 }
 
 fn find(transaction: &Transaction<'_>, tenant: &TenantId, id: DeliveryId) -> rusqlite::Result<Option<Found>> {
     let no = delivery_no(id);
-    let sql = "SELECT d.endpoint, p.id, p.deleted_at IS NOT NULL, d.state, d.lane, d.passed, d.created_at
+    let sql = "SELECT d.endpoint, p.id, p.deleted_at IS NOT NULL, d.state, d.lane, d.passed, d.created_at,
+                      CASE WHEN length(e.data) = 0 THEN e.id END
                FROM deliveries d JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
+                    JOIN events e ON e.no = d.event
                WHERE d.no = ? AND t.id = ? AND t.deleted_at IS NULL";
     let found = transaction
         .db
@@ -125,6 +132,7 @@ fn find(transaction: &Transaction<'_>, tenant: &TenantId, id: DeliveryId) -> rus
                 state,
                 lane: row.get(4)?,
                 is_passed: row.get(5)?,
+                expunged: row.get::<_, Option<String>>(7)?.map(|id| EventId::from_stored(&id)),
             };
             Ok((found, delivery_id(no, row.get(6)?)))
         })

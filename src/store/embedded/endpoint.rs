@@ -3,17 +3,18 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{OptionalExtension, params};
 
 use super::catalog::{from_json, to_json};
 use super::lane::pass_dead_heads;
 use super::news::{mark, tell_of_lane};
 use super::rows::{at, id_bytes, millis, uuid_of};
 use super::writer::Transaction;
-use crate::model::endpoint::{Endpoint, Secret, Settings};
+use crate::model::endpoint::{Endpoint, OnDead, Secret, Settings};
 use crate::model::health::Health;
 use crate::model::id::{EndpointId, SecretId};
 use crate::store::decide::{self, is_only_health};
+use crate::store::seal::{Seal, Unopened, about_secret, about_settings};
 use crate::store::{ChangedEndpoint, Claim, EndpointChange, Notice, Result};
 
 /// An endpoint as the transaction sees it. Changes of the same transaction
@@ -24,7 +25,7 @@ pub fn current(transaction: &Transaction<'_>, id: EndpointId) -> rusqlite::Resul
         index.endpoint_entry(id).map(|(no, endpoint)| (no, Endpoint::clone(endpoint)))
     };
     let Some((no, known)) = known else { return Ok(None) };
-    let secrets = secrets(transaction.db, no)?;
+    let secrets = secrets(transaction, no, id)?;
     let endpoint = transaction
         .db
         .prepare_cached(
@@ -32,7 +33,7 @@ pub fn current(transaction: &Transaction<'_>, id: EndpointId) -> rusqlite::Resul
              FROM endpoints WHERE no = ? AND deleted_at IS NULL",
         )?
         .query_row([no], |row| {
-            let settings: Settings = from_json(&row.get::<_, String>(0)?);
+            let settings = open_settings(transaction.seal, id, &row.get::<_, Vec<u8>>(0)?)?;
             Ok(Endpoint {
                 policy: settings.retry.filled(),
                 settings,
@@ -49,33 +50,53 @@ pub fn current(transaction: &Transaction<'_>, id: EndpointId) -> rusqlite::Resul
     Ok(endpoint.map(|endpoint| (no, endpoint)))
 }
 
-fn secrets(db: &Connection, no: i64) -> rusqlite::Result<Vec<Secret>> {
-    let sql = "SELECT id, text, created_at, expires_at FROM secrets
+fn secrets(transaction: &Transaction<'_>, no: i64, endpoint: EndpointId) -> rusqlite::Result<Vec<Secret>> {
+    let sql = "SELECT id, sealed, created_at, expires_at FROM secrets
                WHERE endpoint = ? ORDER BY created_at DESC, id DESC";
-    db.prepare_cached(sql)?
+    transaction
+        .db
+        .prepare_cached(sql)?
         .query_map([no], |row| {
-            Ok(Secret {
-                id: SecretId(uuid_of(row.get(0)?)),
-                text: row.get(1)?,
-                created_at: at(row.get(2)?),
-                expires_at: row.get::<_, Option<i64>>(3)?.map(at),
-            })
+            let (id, expires_at) = (SecretId(uuid_of(row.get(0)?)), row.get::<_, Option<i64>>(3)?.map(at));
+            let kept = open_secret(transaction.seal, endpoint, id, &row.get::<_, Vec<u8>>(1)?)?;
+            Ok(Secret::from_kept(id, &kept, at(row.get(2)?), expires_at))
         })?
         .collect()
+}
+
+/// An endpoint's settings, as they are kept.
+pub fn seal_settings(seal: &Seal, endpoint: &Endpoint) -> Vec<u8> {
+    seal.seal(&about_settings(endpoint.id), &to_json(&endpoint.settings))
+}
+
+/// An endpoint's settings, opened.
+pub fn open_settings(seal: &Seal, endpoint: EndpointId, sealed: &[u8]) -> rusqlite::Result<Settings> {
+    let text = seal.open(&about_settings(endpoint), sealed);
+    text.map(|text| from_json(&text)).ok_or_else(|| unopened(format!("what is kept of endpoint {endpoint}")))
+}
+
+/// Both halves of a secret, opened.
+pub fn open_secret(seal: &Seal, endpoint: EndpointId, id: SecretId, sealed: &[u8]) -> rusqlite::Result<String> {
+    seal.open(&about_secret(endpoint), sealed).ok_or_else(|| unopened(format!("secret {id} of endpoint {endpoint}")))
+}
+
+fn unopened(what: String) -> rusqlite::Error {
+    rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Blob, Box::new(Unopened(what)))
 }
 
 /// Writes an endpoint back, and shows it once that is durable.
 fn save(transaction: &mut Transaction<'_>, no: i64, endpoint: Endpoint) -> rusqlite::Result<Arc<Endpoint>> {
     transaction.db.execute(
-        "UPDATE endpoints SET settings = ?, standing = ?, updated_at = ?, quiet_until = ?, health = ?, mailed_at = ?
-         WHERE no = ?",
+        "UPDATE endpoints SET settings = ?, standing = ?, updated_at = ?, quiet_until = ?, health = ?, mailed_at = ?,
+             skips = ? WHERE no = ?",
         params![
-            to_json(&endpoint.settings),
+            seal_settings(transaction.seal, &endpoint),
             to_json(&endpoint.standing),
             millis(endpoint.updated_at),
             endpoint.quiet_until.map(millis),
             to_json(&endpoint.health),
             endpoint.mailed_at.map(millis),
+            endpoint.settings.on_dead == OnDead::Skip,
             no
         ],
     )?;
@@ -98,7 +119,7 @@ pub fn change(
         Err(refused) => return Ok(Err(refused)),
     };
     if let Some((secret, ends_at)) = &turned.rotated {
-        rotate(transaction.db, no, secret, *ends_at, now)?;
+        rotate(transaction, no, endpoint.id, secret, *ends_at, now)?;
     }
     let endpoint = save(transaction, no, endpoint)?;
     let mut freed = Vec::new();
@@ -159,14 +180,19 @@ fn keep_health(transaction: &mut Transaction<'_>, id: EndpointId, health: &Healt
     Ok(())
 }
 
-/// Adds a secret.
-pub fn insert_secret(db: &Connection, endpoint: i64, secret: &Secret) -> rusqlite::Result<()> {
-    db.execute(
-        "INSERT INTO secrets (id, endpoint, text, created_at, expires_at) VALUES (?, ?, ?, ?, ?)",
+/// Adds a secret, sealed.
+pub fn insert_secret(
+    transaction: &Transaction<'_>,
+    no: i64,
+    endpoint: EndpointId,
+    secret: &Secret,
+) -> rusqlite::Result<()> {
+    transaction.db.execute(
+        "INSERT INTO secrets (id, endpoint, sealed, created_at, expires_at) VALUES (?, ?, ?, ?, ?)",
         params![
             id_bytes(secret.id.0),
-            endpoint,
-            secret.text,
+            no,
+            transaction.seal.seal(&about_secret(endpoint), &secret.kept()),
             millis(secret.created_at),
             secret.expires_at.map(millis),
         ],
@@ -174,11 +200,19 @@ pub fn insert_secret(db: &Connection, endpoint: i64, secret: &Secret) -> rusqlit
     Ok(())
 }
 
-fn rotate(db: &Connection, no: i64, secret: &Secret, ends_at: Timestamp, now: Timestamp) -> rusqlite::Result<()> {
+fn rotate(
+    transaction: &Transaction<'_>,
+    no: i64,
+    endpoint: EndpointId,
+    secret: &Secret,
+    ends_at: Timestamp,
+    now: Timestamp,
+) -> rusqlite::Result<()> {
+    let db = transaction.db;
     db.execute("DELETE FROM secrets WHERE endpoint = ? AND expires_at <= ?", params![no, millis(now)])?;
     db.execute(
         "UPDATE secrets SET expires_at = ? WHERE endpoint = ? AND (expires_at IS NULL OR expires_at > ?)",
         params![millis(ends_at), no, millis(ends_at)],
     )?;
-    insert_secret(db, no, secret)
+    insert_secret(transaction, no, endpoint, secret)
 }

@@ -3,15 +3,20 @@
 //! Left to the writer, that is done all at once by whichever commit makes the
 //! log too long, and everyone waits for it: a tenth of a second and more.
 //! Done here, a little at a time, only a remainder is left to the writer.
+//! What was expunged may not stay in the log either, so that is emptied once
+//! nobody reads it.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rusqlite::Connection;
 use tracing::warn;
 
 /// After so many jobs there is something to fold.
 const JOBS: usize = 1_000;
+/// How long emptying the log waits for readers, and between two tries.
+const WIPE_PATIENCE: Duration = Duration::from_millis(50);
 
 /// Tells the folder that something was written.
 #[derive(Clone, Default)]
@@ -26,6 +31,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     written: usize,
+    is_wiped: bool,
     is_over: bool,
 }
 
@@ -44,6 +50,12 @@ impl Folder {
             .spawn(move || told.run(&db))
             .expect("a thread can be started");
         Self { folding, thread: Some(thread) }
+    }
+
+    /// Empties the log soon: it holds what was expunged.
+    pub fn wipe(&self) {
+        self.folding.state().is_wiped = true;
+        self.folding.0.more.notify_one();
     }
 
     /// Returns once its connection is closed.
@@ -82,25 +94,45 @@ impl Folding {
 
     fn run(&self, db: &Connection) {
         loop {
-            {
-                let is_idle = |state: &mut State| state.written < JOBS && !state.is_over;
+            let is_wiped = {
+                let is_idle = |state: &mut State| state.written < JOBS && !state.is_wiped && !state.is_over;
                 let mut state = self.0.more.wait_while(self.state(), is_idle).expect("nothing panics while it is held");
                 if state.is_over {
                     return;
                 }
                 state.written = 0;
-            }
+                std::mem::take(&mut state.is_wiped)
+            };
             // It waits for nobody: what a reader or the writer needs is left for later.
-            if let Err(problem) = db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())) {
+            let folded = match is_wiped {
+                false => db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())),
+                true => self.empty(db),
+            };
+            if let Err(problem) = folded {
                 warn!("the log could not be folded into the store, and is tried again later: {problem}");
             }
         }
+    }
+
+    /// Folds the whole log and empties it, as soon as nobody reads it.
+    fn empty(&self, db: &Connection) -> rusqlite::Result<()> {
+        // Whoever waits for this one holds up the writer, so it never waits long.
+        db.busy_timeout(WIPE_PATIENCE)?;
+        let emptied = loop {
+            match db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get::<_, bool>(0)) {
+                Ok(true) if !self.state().is_over => std::thread::sleep(WIPE_PATIENCE),
+                Ok(_) => break Ok(()),
+                Err(problem) => break Err(problem),
+            }
+        };
+        db.busy_timeout(Duration::from_secs(5))?;
+        emptied
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use super::*;
 

@@ -93,7 +93,7 @@ fn first_unpassed(db: &Connection, member: &Member<'_>) -> rusqlite::Result<Opti
 /// Whether an endpoint's lanes move on past their dead, as the tables have it:
 /// a change of this very commit counts.
 pub fn skips_dead(db: &Connection, endpoint: i64) -> rusqlite::Result<bool> {
-    let sql = "SELECT json_extract(settings, '$.on_dead') = 'skip' FROM endpoints WHERE no = ?";
+    let sql = "SELECT skips FROM endpoints WHERE no = ?";
     let skips: Option<Option<bool>> = db.prepare_cached(sql)?.query_row([endpoint], |row| row.get(0)).optional()?;
     Ok(skips.flatten().unwrap_or(false))
 }

@@ -15,6 +15,7 @@ use rusqlite::{Connection, OpenFlags};
 use tokio::sync::Semaphore;
 
 use super::index::Index;
+use super::seal::{CHECK_NOTE, MASTER_KEY_FILE, Seal};
 use super::{Error, Result};
 use crate::metrics::Commits;
 use fold::{Folder, Folding};
@@ -26,6 +27,7 @@ mod change;
 mod claim;
 mod cluster;
 mod endpoint;
+mod expunge;
 mod fold;
 mod forget;
 mod history;
@@ -33,6 +35,7 @@ mod lane;
 mod news;
 mod overdue;
 mod queue;
+pub mod rewrap;
 mod rows;
 mod settle;
 pub mod source;
@@ -72,18 +75,18 @@ pub enum Durability {
 }
 
 impl Embedded {
-    /// Opens the store in a data directory, creating it when it is not there.
+    /// Opens the store in a data directory, creating it when it is not there,
+    /// with the master key that is kept there.
     pub fn open(folder: &Path, durability: Durability) -> anyhow::Result<Self> {
-        Self::open_counted(folder, durability, Arc::default())
+        create_folder(folder)?;
+        let (seal, _) = Seal::load_or_create(&folder.join(MASTER_KEY_FILE))?;
+        Self::open_with(folder, durability, seal, Arc::default())
     }
 
-    /// Opens it as [`Embedded::open`] does, and counts what is written.
-    pub fn open_counted(folder: &Path, durability: Durability, commits: Arc<Commits>) -> anyhow::Result<Self> {
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(folder)
-            .with_context(|| format!("cannot create the data directory {}", folder.display()))?;
+    /// Opens it as [`Embedded::open`] does, with a key from elsewhere, and
+    /// counts what is written.
+    pub fn open_with(folder: &Path, durability: Durability, seal: Seal, commits: Arc<Commits>) -> anyhow::Result<Self> {
+        create_folder(folder)?;
         let lock = lock(folder)?;
         let path = folder.join("posthaste.db");
         // It holds secrets and payloads. SQLite gives its log the same mode.
@@ -97,14 +100,15 @@ impl Embedded {
         let db = Connection::open(&path).with_context(|| format!("cannot open the store {}", path.display()))?;
         prepare(&db, durability).with_context(|| format!("cannot prepare the store {}", path.display()))?;
         migrate(&db, &path)?;
-        let index = Arc::new(RwLock::new(catalog::load(&db)?));
+        let seal = fit_key(&db, &seal)?;
+        let index = Arc::new(RwLock::new(catalog::load(&db, &seal)?));
         let next_delivery = next_delivery(&db)?;
         let readers = (0..READERS).map(|_| reader(&path)).collect::<rusqlite::Result<Vec<_>>>()?;
         let beside = Connection::open(&path)?;
         prepare(&beside, durability)?;
         let folding = Folding::default();
         let folder = Folder::start(folding.clone(), beside);
-        let (writer, thread) = Writer::start(db, index.clone(), next_delivery, commits, folding);
+        let (writer, thread) = Writer::start(db, seal, index.clone(), next_delivery, commits, folding);
         let shared =
             Shared { index, readers_free: Semaphore::new(readers.len()), readers: Mutex::new(readers), _lock: lock };
         Ok(Self { shared: Arc::new(shared), writer, writer_thread: Mutex::new(Some(thread)), folder })
@@ -149,6 +153,24 @@ impl Embedded {
             Err(_) => Err(Error::Unavailable("a read panicked; see the log".into())),
         }
     }
+}
+
+/// Makes a data directory, for its owner alone.
+pub fn create_folder(folder: &Path) -> anyhow::Result<()> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+        .with_context(|| format!("cannot create the data directory {}", folder.display()))
+}
+
+/// Refuses a key that is not the one secrets here are sealed with. The first
+/// one is the one.
+fn fit_key(db: &Connection, seal: &Seal) -> anyhow::Result<Seal> {
+    let sql = "INSERT INTO notes (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING";
+    db.execute(sql, [CHECK_NOTE, &seal.check()])?;
+    let check: String = db.query_row("SELECT value FROM notes WHERE name = ?", [CHECK_NOTE], |row| row.get(0))?;
+    Ok(seal.fitted(&check)?)
 }
 
 /// Makes the names of a new folder and its files as durable as what is in
@@ -245,11 +267,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let db = Connection::open(folder.path().join("posthaste.db")).unwrap();
         db.execute_batch(&format!("{} PRAGMA user_version = 1;", MIGRATIONS[0])).unwrap();
+        let (seal, _) = Seal::load_or_create(&folder.path().join(MASTER_KEY_FILE)).unwrap();
+        let id = crate::model::id::EndpointId(uuid::Uuid::from_u128(0x0190_a0b0_c0d0_7000_8000_0000_0000_000a));
+        let settings = r#"{"url":"https://a.example/","retry":{"schedule":["0s","1h"],"max_age":"59m"}}"#;
+        let sealed = seal.seal(&crate::store::seal::about_settings(id), settings);
         db.execute_batch(
             r#"INSERT INTO tenants VALUES (1, 'default', 'Default', '{}', 0, NULL);
-               INSERT INTO endpoints VALUES (1, x'0190a0b0c0d07000800000000000000a', 1,
-                   '{"url":"https://a.example/","retry":{"schedule":["0s","1h"],"max_age":"59m"}}',
-                   '{"state":"active","reason":null,"since":"2026-01-01T00:00:00Z","held_ms":0}', 0, 0, NULL, NULL);
+               INSERT INTO endpoints VALUES (1, x'0190a0b0c0d07000800000000000000a', 1, x'',
+                   '{"state":"active","reason":null,"since":"2026-01-01T00:00:00Z","held_ms":0}', 0, 0, NULL, NULL, 0);
                INSERT INTO events (no, tenant, id, type, accepted_at, first_delivery, deliveries, data)
                    VALUES (1, 1, 'e', 'a.b', 1000, 1, 2, x'7b7d');
                INSERT INTO deliveries (no, tenant, endpoint, event, created_at, format, state, behind, due_at)
@@ -259,6 +284,7 @@ mod tests {
                    VALUES (2, 1, 1, 1, 1000, 0, 0, 0, 9000, 1, 2000, 2000);"#,
         )
         .unwrap();
+        db.execute("UPDATE endpoints SET settings = ?", [sealed]).unwrap();
         drop(db);
         let store = Embedded::open(folder.path(), Durability::Unsynced).unwrap();
         let at = |millis| jiff::Timestamp::from_millisecond(millis).unwrap();
@@ -277,7 +303,9 @@ mod tests {
     async fn a_commit_is_counted_as_made_or_as_failed() {
         let folder = tempfile::tempdir().unwrap();
         let metrics = Metrics::new(jiff::Timestamp::UNIX_EPOCH);
-        let store = Embedded::open_counted(folder.path(), Durability::Unsynced, metrics.commits()).unwrap();
+        let store =
+            Embedded::open_with(folder.path(), Durability::Unsynced, Seal::from_key([1; 32]), metrics.commits())
+                .unwrap();
         let count = |name: &str| -> u64 {
             let text = metrics.encode(&Default::default());
             let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("it is shown");

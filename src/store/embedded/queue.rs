@@ -4,8 +4,8 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use super::rows::{at, uuid_of};
-use super::{Embedded, accept, change, claim, forget, overdue, settle};
-use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use super::{Embedded, accept, change, claim, expunge, forget, overdue, settle};
+use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::shard::{Lease, Shard};
 use crate::store::{
     Accepted, AskDue, AskUntried, Change, Changed, DuePage, Error, Forgotten, Horizon, NewEvent, ONLY_EPOCH,
@@ -56,6 +56,15 @@ impl Queue for Embedded {
     async fn change(&self, tenant: &TenantId, id: DeliveryId, change: Change, now: Timestamp) -> Result<Changed> {
         let tenant = tenant.clone();
         self.writer.write(move |transaction| change::change(transaction, &tenant, id, change, now)).await?
+    }
+
+    async fn expunge(&self, tenant: &TenantId, id: &EventId) -> Result<bool> {
+        let (tenant, id) = (tenant.clone(), id.clone());
+        let is_done = self.writer.write(move |transaction| expunge::expunge(transaction, &tenant, &id)).await??;
+        if is_done {
+            self.folder.wipe();
+        }
+        Ok(is_done)
     }
 
     async fn forget(&self, horizon: Horizon) -> Result<Forgotten> {

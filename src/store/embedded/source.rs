@@ -10,6 +10,7 @@ use rusqlite::{Connection, params_from_iter};
 use serde_json::{Map, Value};
 
 use super::{Durability, lock, migrate, prepare};
+use crate::store::seal::Seal;
 
 /// A row, by the names of its columns. Bytes are written as PostgreSQL does.
 pub type Row = Map<String, Value>;
@@ -33,6 +34,11 @@ impl Source {
         prepare(&db, Durability::Synced).with_context(|| format!("cannot prepare the store {}", path.display()))?;
         migrate(&db, &path)?;
         Ok(Self { db, folder: folder.to_owned(), _lock: lock })
+    }
+
+    /// The key its secrets are sealed with, if that is among these.
+    pub fn fit_key(&self, seal: &Seal) -> anyhow::Result<Seal> {
+        super::fit_key(&self.db, seal)
     }
 
     /// Its data directory.

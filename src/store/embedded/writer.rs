@@ -22,6 +22,7 @@ use tracing::error;
 use super::fold::Folding;
 use crate::metrics::Commits;
 use crate::store::index::Index;
+use crate::store::seal::Seal;
 use crate::store::{Error, Result};
 
 /// How many jobs one transaction takes at most, so that the first of them
@@ -75,6 +76,8 @@ where
 pub struct Transaction<'a> {
     /// The connection, inside the transaction.
     pub db: &'a Connection,
+    /// What secrets are sealed with.
+    pub seal: &'a Seal,
     /// The catalogue as of the last commit.
     pub index: &'a Arc<RwLock<Index>>,
     /// The number the next delivery gets.
@@ -117,6 +120,7 @@ impl Writer {
     /// Starts the writer's thread on its connection.
     pub fn start(
         db: Connection,
+        seal: Seal,
         index: Arc<RwLock<Index>>,
         next_delivery: i64,
         commits: Arc<Commits>,
@@ -125,7 +129,7 @@ impl Writer {
         let (jobs, waiting) = mpsc::channel(JOBS_WAITING_MAX);
         let thread = std::thread::Builder::new()
             .name("store-writer".into())
-            .spawn(move || run(&db, &index, next_delivery, &commits, &folding, waiting))
+            .spawn(move || run(&db, &seal, &index, next_delivery, &commits, &folding, waiting))
             .expect("a thread can be started");
         (Self { jobs }, thread)
     }
@@ -202,6 +206,7 @@ impl Line {
 
 fn run(
     db: &Connection,
+    seal: &Seal,
     index: &Arc<RwLock<Index>>,
     mut next_delivery: i64,
     commits: &Commits,
@@ -212,7 +217,7 @@ fn run(
     while line.wait(&mut waiting) {
         let jobs = line.take();
         let count = jobs.len();
-        commit(db, index, &mut next_delivery, commits, jobs);
+        commit(db, seal, index, &mut next_delivery, commits, jobs);
         folding.wrote(count);
     }
     if let Err(problem) = db.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)") {
@@ -222,6 +227,7 @@ fn run(
 
 fn commit(
     db: &Connection,
+    seal: &Seal,
     index: &Arc<RwLock<Index>>,
     next_delivery: &mut i64,
     commits: &Commits,
@@ -234,6 +240,7 @@ fn commit(
         for job in &mut jobs {
             let mut transaction = Transaction {
                 db,
+                seal,
                 index,
                 next_delivery,
                 after_commit: &mut after_commit,

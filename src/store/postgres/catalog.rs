@@ -16,11 +16,13 @@ use jiff::Timestamp;
 use tokio::sync::oneshot;
 
 use super::act::{Act, Done};
-use super::endpoint::{self, ENDPOINT, endpoint_from, from_json, insert_secret, keep_health, secret_from, to_json};
+use super::endpoint::{
+    self, ENDPOINT, endpoint_from, from_json, insert_secret, keep_health, seal_settings, secret_from, to_json,
+};
 use super::rows::{at, millis};
 use super::tx::{bind, patiently};
 use super::{Postgres, Shared};
-use crate::model::endpoint::{Endpoint, Secret};
+use crate::model::endpoint::{Endpoint, OnDead, Secret};
 use crate::model::event::Event;
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::shard::Shard;
@@ -73,7 +75,10 @@ impl Shared {
             "SELECT {ENDPOINT} FROM posthaste.endpoints p JOIN posthaste.tenants t ON t.no = p.tenant
              LEFT JOIN posthaste.health h ON h.endpoint = p.no WHERE p.version > $1"
         );
-        let endpoints = tx.query(&sql, bind![known]).await?;
+        let mut endpoints = Vec::new();
+        for row in tx.query(&sql, bind![known]).await? {
+            endpoints.push((endpoint_from(self, &row)?, row.get::<_, bool>(10)));
+        }
         let sql = "SELECT s.endpoint, p.id, s.id, s.sealed, s.created_at, s.expires_at
                    FROM posthaste.secrets s JOIN posthaste.endpoints p ON p.no = s.endpoint
                    WHERE p.version > $1 ORDER BY s.created_at DESC, s.id DESC";
@@ -103,10 +108,9 @@ impl Shared {
                 }
                 fresh.tenants.push(id);
             }
-            for row in endpoints {
-                let (no, mut endpoint) = endpoint_from(&row);
+            for ((no, mut endpoint), is_deleted) in endpoints {
                 fresh.endpoints.push(endpoint.id);
-                match row.get(10) {
+                match is_deleted {
                     true => {
                         index.remove_endpoint(endpoint.id);
                         index.forget_waiting(no);
@@ -268,8 +272,8 @@ impl Catalog for Postgres {
         self.change_catalogue(async move |act| {
             let version = act.bump().await?;
             let sql = "INSERT INTO posthaste.endpoints (id, tenant, shard, settings, standing, quiet_until, mailed_at,
-                                                        created_at, updated_at, version)
-                       SELECT $2, t.no, $3, $4, $5, $6, $7, $8, $9, $10 FROM posthaste.tenants t
+                                                        created_at, updated_at, version, skips)
+                       SELECT $2, t.no, $3, $4, $5, $6, $7, $8, $9, $10, $11 FROM posthaste.tenants t
                        WHERE t.id = $1 AND t.deleted_at IS NULL RETURNING no";
             let row = act
                 .tx
@@ -279,13 +283,14 @@ impl Catalog for Postgres {
                         endpoint.tenant.as_str(),
                         endpoint.id.0,
                         i16::from(Shard::of(&endpoint.tenant, endpoint.id).0),
-                        to_json(&endpoint.settings),
+                        seal_settings(act.shared, &endpoint),
                         to_json(&endpoint.standing),
                         endpoint.quiet_until.map(millis),
                         endpoint.mailed_at.map(millis),
                         millis(endpoint.created_at),
                         millis(endpoint.updated_at),
                         version,
+                        endpoint.settings.on_dead == OnDead::Skip,
                     ],
                 )
                 .await?;

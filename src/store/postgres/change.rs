@@ -11,7 +11,7 @@ use super::place::Place;
 use super::rows::{at, delivery_no, millis};
 use super::tx::bind;
 use crate::model::delivery::State;
-use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::{Change, Changed, Error, Result};
 
 /// Makes the change, or says why the delivery's state does not allow it.
@@ -58,6 +58,9 @@ async fn make(act: &mut Act<'_>, tenant: &TenantId, id: DeliveryId, change: Chan
     }
     if change == Change::Replay && is_deleted {
         return Err(Error::WrongState(format!("delivery {id} cannot be replayed, because its endpoint was deleted")));
+    }
+    if change == Change::Replay {
+        refuse_expunged(act, place.no).await?;
     }
     let member = place.lane.as_deref().filter(|_| !place.is_passed).map(|lane| Member {
         endpoint: place.endpoint,
@@ -114,4 +117,15 @@ async fn make(act: &mut Act<'_>, tenant: &TenantId, id: DeliveryId, change: Chan
     }
     let told = std::mem::take(&mut act.told);
     Ok(Changed { endpoint, due_at, freed, told })
+}
+
+/// What has no data any more cannot be replayed. The event stays as it is
+/// until the transaction ends.
+async fn refuse_expunged(act: &Act<'_>, no: i64) -> Result<()> {
+    let sql = "SELECT id, octet_length(data) = 0 FROM posthaste.events
+               WHERE no = (SELECT event FROM posthaste.deliveries WHERE no = $1) FOR SHARE";
+    match act.tx.query_opt(sql, bind![no]).await? {
+        Some(row) if row.get(1) => Err(Error::Expunged(EventId::from_stored(row.get(0)))),
+        _ => Ok(()),
+    }
 }

@@ -10,19 +10,25 @@ use super::act::Act;
 use super::lane::pass_dead_heads;
 use super::rows::{at, millis, stored_tenant};
 use super::tx::{Tx, bind};
-use crate::model::endpoint::{Endpoint, Secret, Settings};
+use crate::model::endpoint::{Endpoint, OnDead, Secret, Settings};
 use crate::model::id::{EndpointId, SecretId};
+use crate::store::seal::{Unopened, about_secret, about_settings};
 use crate::store::{ChangedEndpoint, Claim, EndpointChange, Error, Notice, Result, decide};
 
 /// The columns [`endpoint_from`] reads, with what health says beside them.
 pub const ENDPOINT: &str = "p.no, p.id, t.id, p.settings, p.standing, p.quiet_until, p.mailed_at, p.created_at, \
                             p.updated_at, h.health, p.deleted_at IS NOT NULL OR t.deleted_at IS NOT NULL";
 
-/// An endpoint without its secrets.
-pub fn endpoint_from(row: &Row) -> (i64, Endpoint) {
-    let settings: Settings = from_json(row.get(3));
+/// An endpoint without its secrets. One that another key sealed cannot be
+/// used.
+pub fn endpoint_from(shared: &Shared, row: &Row) -> Result<(i64, Endpoint)> {
+    let id = EndpointId(row.get(1));
+    let settings = shared.options.seal.open(&about_settings(id), row.get(3));
+    let settings: Settings = settings
+        .map(|text| from_json(&text))
+        .ok_or_else(|| Error::Unavailable(Unopened(format!("what is kept of endpoint {id}")).to_string()))?;
     let endpoint = Endpoint {
-        id: EndpointId(row.get(1)),
+        id,
         tenant: stored_tenant(row.get(2)),
         policy: settings.retry.filled(),
         settings,
@@ -34,19 +40,21 @@ pub fn endpoint_from(row: &Row) -> (i64, Endpoint) {
         health: row.get::<_, Option<&str>>(9).map(from_json).unwrap_or_default(),
         secrets: Vec::new(),
     };
-    (row.get(0), endpoint)
+    Ok((row.get(0), endpoint))
+}
+
+/// An endpoint's settings, as they are kept.
+pub fn seal_settings(shared: &Shared, endpoint: &Endpoint) -> Vec<u8> {
+    shared.options.seal.seal(&about_settings(endpoint.id), &to_json(&endpoint.settings))
 }
 
 /// A secret, opened. One that another key sealed cannot be used.
 pub fn secret_from(shared: &Shared, endpoint: EndpointId, row: &Row, first: usize) -> Result<Secret> {
     let id = SecretId(row.get(first));
-    let text = shared.options.seal.open(endpoint.0.as_bytes(), row.get(first + 1));
-    Ok(Secret {
-        id,
-        text: text.ok_or_else(|| Error::Unavailable(format!("secret {id} was sealed with another master key")))?,
-        created_at: at(row.get(first + 2)),
-        expires_at: row.get::<_, Option<i64>>(first + 3).map(at),
-    })
+    let kept = shared.options.seal.open(&about_secret(endpoint), row.get(first + 1));
+    let unopened = || Error::Unavailable(Unopened(format!("secret {id} of endpoint {endpoint}")).to_string());
+    let kept = kept.ok_or_else(unopened)?;
+    Ok(Secret::from_kept(id, &kept, at(row.get(first + 2)), row.get::<_, Option<i64>>(first + 3).map(at)))
 }
 
 /// An endpoint as the transaction sees it, locked until its end.
@@ -59,7 +67,7 @@ pub async fn current(act: &Act<'_>, id: EndpointId) -> Result<Option<(i64, Endpo
     if row.get::<_, bool>(10) {
         return Ok(None);
     }
-    let (no, mut endpoint) = endpoint_from(&row);
+    let (no, mut endpoint) = endpoint_from(act.shared, &row)?;
     let sql = "SELECT id, sealed, created_at, expires_at FROM posthaste.secrets
                WHERE endpoint = $1 ORDER BY created_at DESC, id DESC";
     for row in act.tx.query(sql, bind![no]).await? {
@@ -72,8 +80,8 @@ pub async fn current(act: &Act<'_>, id: EndpointId) -> Result<Option<(i64, Endpo
 async fn save(act: &mut Act<'_>, no: i64, endpoint: Endpoint) -> Result<Arc<Endpoint>> {
     let version = act.bump().await?;
     let sql = "UPDATE posthaste.endpoints SET settings = $2, standing = $3, updated_at = $4, quiet_until = $5,
-                   mailed_at = $6, version = $7 WHERE no = $1";
-    let (settings, standing) = (to_json(&endpoint.settings), to_json(&endpoint.standing));
+                   mailed_at = $6, version = $7, skips = $8 WHERE no = $1";
+    let (settings, standing) = (seal_settings(act.shared, &endpoint), to_json(&endpoint.standing));
     act.tx
         .execute(
             sql,
@@ -85,6 +93,7 @@ async fn save(act: &mut Act<'_>, no: i64, endpoint: Endpoint) -> Result<Arc<Endp
                 endpoint.quiet_until.map(millis),
                 endpoint.mailed_at.map(millis),
                 version,
+                endpoint.settings.on_dead == OnDead::Skip,
             ],
         )
         .await?;
@@ -138,7 +147,7 @@ pub async fn change(
 
 /// Adds a secret, sealed.
 pub async fn insert_secret(act: &Act<'_>, no: i64, endpoint: EndpointId, secret: &Secret) -> Result<()> {
-    let sealed = act.shared.options.seal.seal(endpoint.0.as_bytes(), &secret.text);
+    let sealed = act.shared.options.seal.seal(&about_secret(endpoint), &secret.kept());
     let sql =
         "INSERT INTO posthaste.secrets (id, endpoint, sealed, created_at, expires_at) VALUES ($1, $2, $3, $4, $5)";
     act.tx

@@ -120,7 +120,7 @@ fn cursor_no(page: &PageAsk) -> Result<i64> {
 }
 
 /// Finds an event by its id.
-async fn find_event(shared: &Shared, tenant: &TenantId, id: &EventId, columns: &str) -> Result<Option<Row>> {
+pub async fn find_event(shared: &Shared, tenant: &TenantId, id: &EventId, columns: &str) -> Result<Option<Row>> {
     let Some(tenant) = shared.index().tenant_no(tenant) else { return Ok(None) };
     let (from, below) = match id.minted_ms() {
         Some(ms) => (number_at(ms), number_at(ms + LENT_MS_MAX)),
@@ -202,6 +202,7 @@ mod tests {
             status: Some(200),
             error: None,
             custom_headers: Vec::new(),
+            signatures: Vec::new(),
             response_headers: Vec::new(),
             response_body: body.into(),
             truncated: false,

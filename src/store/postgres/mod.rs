@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::index::Index;
-use super::seal::Seal;
+use super::seal::{CHECK_NOTE, Seal};
 use super::{Result, Tiding};
 use crate::metrics::Commits;
 use numbers::Numbers;
@@ -31,6 +31,7 @@ mod cluster;
 mod connect;
 mod due;
 mod endpoint;
+mod expunge;
 mod forget;
 mod history;
 pub mod import;
@@ -46,6 +47,7 @@ mod parts;
 mod place;
 mod queue;
 mod reading;
+pub mod rewrap;
 mod routine;
 mod rows;
 mod settle;
@@ -131,11 +133,12 @@ struct Shared {
 impl Postgres {
     /// Connects, brings the tables up to date, joins the cluster and takes
     /// its share of the shards.
-    pub async fn open(options: Options) -> anyhow::Result<Self> {
+    pub async fn open(mut options: Options) -> anyhow::Result<Self> {
         let pool = connect::pool(&options.url, options.connections)?;
         {
             let mut client = connect::get(&pool, &options.url).await?;
             migrate::migrate(&mut client).await?;
+            options.seal = fit_key(&client, &options.seal).await?;
         }
         let (told, listener) = mpsc::unbounded_channel();
         let begin = tx::begin(options.lease);
@@ -160,7 +163,6 @@ impl Postgres {
             in_force: Mutex::default(),
             asked: Mutex::default(),
         });
-        shared.fit_key().await?;
         partitions::ensure(&shared).await?;
         let membership = membership::join(&shared).await?;
         let accepting = line::Line::start(shared.clone());
@@ -187,18 +189,17 @@ impl Postgres {
     }
 }
 
-impl Shared {
-    /// Refuses a key that is not the one secrets here are sealed with. The
-    /// first node's key is the one.
-    async fn fit_key(&self) -> anyhow::Result<()> {
-        let client = self.connection().await?;
-        let sql = "INSERT INTO posthaste.notes (name, value) VALUES ('master_key_check', $1) ON CONFLICT DO NOTHING";
-        tx::patiently(client.execute_typed(sql, tx::bind![self.options.seal.check()])).await?;
-        let sql = "SELECT value FROM posthaste.notes WHERE name = 'master_key_check'";
-        let rows = tx::patiently(client.query_typed(sql, tx::bind![])).await?;
-        Ok(self.options.seal.must_fit(rows[0].get(0))?)
-    }
+/// The key that secrets here are sealed with, if it is among these. The
+/// first node's key is the one.
+async fn fit_key(client: &Object, seal: &Seal) -> anyhow::Result<Seal> {
+    let sql = "INSERT INTO posthaste.notes (name, value) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+    tx::patiently(client.execute_typed(sql, tx::bind![CHECK_NOTE, seal.check()])).await?;
+    let sql = "SELECT value FROM posthaste.notes WHERE name = $1";
+    let rows = tx::patiently(client.query_typed(sql, tx::bind![CHECK_NOTE])).await?;
+    Ok(seal.fitted(rows[0].get(0))?)
+}
 
+impl Shared {
     fn index(&self) -> RwLockReadGuard<'_, Index> {
         self.index.read().expect("no writer of the catalogue panics")
     }

@@ -11,7 +11,6 @@ use crate::model::id::EndpointId;
 use crate::model::shard::Shard;
 use crate::store::embedded::source::Row;
 use crate::store::postgres::rows::stored_tenant;
-use crate::store::seal::Seal;
 
 /// One table of the source.
 pub struct Part {
@@ -26,7 +25,7 @@ pub struct Part {
     /// How many rows it has.
     pub count: &'static str,
     /// Adds to a row what the source does not know.
-    pub complete: fn(&Seal, &mut Row) -> Option<()>,
+    pub complete: fn(&mut Row) -> Option<()>,
     /// Where its rows go.
     pub into: &'static [Into],
 }
@@ -102,7 +101,7 @@ pub fn all() -> Vec<Part> {
             name: "endpoints",
             select:
                 "SELECT p.no AS _1, p.no, lower(hex(p.id)) AS id, p.tenant, t.id AS _tenant, p.settings, p.standing,
-                            p.quiet_until, p.mailed_at, p.created_at, p.updated_at, p.deleted_at, p.swept_at,
+                            p.quiet_until, p.mailed_at, p.created_at, p.updated_at, p.deleted_at, p.swept_at, p.skips,
                             1 AS version, p.no AS endpoint, p.health,
                             coalesce(json_extract(p.health, '$.life'), 0) AS life,
                             coalesce(json_extract(p.health, '$.serial'), 0) AS serial
@@ -114,7 +113,7 @@ pub fn all() -> Vec<Part> {
                 Into {
                     table: "endpoints",
                     columns: "no, id, tenant, shard, settings, standing, quiet_until, mailed_at, created_at, updated_at, \
-                              deleted_at, swept_at, version",
+                              deleted_at, swept_at, skips, version",
                     otherwise: "",
                     takes: every,
                 },
@@ -123,13 +122,11 @@ pub fn all() -> Vec<Part> {
         },
         Part {
             name: "secrets",
-            select:
-                "SELECT s.rowid AS _1, lower(hex(s.id)) AS id, s.endpoint, lower(hex(p.id)) AS _id, s.text AS _text,
-                            s.created_at, s.expires_at
-                     FROM secrets s JOIN endpoints p ON p.no = s.endpoint WHERE s.rowid > ?1 ORDER BY s.rowid LIMIT ?2",
+            select: "SELECT rowid AS _1, lower(hex(id)) AS id, endpoint, sealed, created_at, expires_at
+                     FROM secrets WHERE rowid > ?1 ORDER BY rowid LIMIT ?2",
             begin: first,
             count: "SELECT count(*) FROM secrets",
-            complete: sealed,
+            complete: as_it_is,
             into: &[Into {
                 table: "secrets",
                 columns: "id, endpoint, sealed, created_at, expires_at",
@@ -291,7 +288,7 @@ fn every(_: &Row) -> bool {
     true
 }
 
-fn as_it_is(_: &Seal, _: &mut Row) -> Option<()> {
+fn as_it_is(_: &mut Row) -> Option<()> {
     Some(())
 }
 
@@ -299,16 +296,9 @@ fn has_health(row: &Row) -> bool {
     row["health"] != "{}"
 }
 
-fn with_shard(_: &Seal, row: &mut Row) -> Option<()> {
+fn with_shard(row: &mut Row) -> Option<()> {
     let shard = Shard::of(&stored_tenant(row["_tenant"].as_str()?), endpoint(&row["id"])?);
     row.insert("shard".into(), shard.0.into());
-    Some(())
-}
-
-fn sealed(seal: &Seal, row: &mut Row) -> Option<()> {
-    let sealed = seal.seal(endpoint(&row["_id"])?.0.as_bytes(), row["_text"].as_str()?);
-    let hex: String = sealed.iter().map(|byte| format!("{byte:02x}")).collect();
-    row.insert("sealed".into(), format!("\\x{hex}").into());
     Some(())
 }
 

@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use tokio::sync::oneshot;
 
-use super::{Postgres, accept, change, due, forget, overdue, settle};
-use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use super::{Postgres, accept, change, due, expunge, forget, overdue, settle};
+use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::shard::{Lease, Shard};
 use crate::store::{
     Accepted, AskDue, AskUntried, Change, Changed, DuePage, Error, Forgotten, Horizon, NewEvent, OverduePage, Queue,
@@ -58,6 +58,10 @@ impl Queue for Postgres {
 
     async fn change(&self, tenant: &TenantId, id: DeliveryId, change: Change, now: Timestamp) -> Result<Changed> {
         change::change(&self.shared, tenant, id, change, now).await
+    }
+
+    async fn expunge(&self, tenant: &TenantId, id: &EventId) -> Result<bool> {
+        expunge::expunge(&self.shared, tenant, id).await
     }
 
     async fn forget(&self, horizon: Horizon) -> Result<Forgotten> {

@@ -3,12 +3,12 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use super::{Client, PATIENCE, eventually};
@@ -38,6 +38,32 @@ pub struct Options {
     pub listen: Option<SocketAddr>,
     /// More of the environment.
     pub env: Vec<(String, String)>,
+    /// Keeps whatever it prints and logs, if asked to.
+    pub output: Option<Printed>,
+}
+
+/// Everything that a gateway has printed and logged until now.
+#[derive(Default, Clone)]
+pub struct Printed(Arc<Mutex<Vec<u8>>>);
+
+impl Printed {
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().expect("nothing panics while it is held")).into_owned()
+    }
+
+    fn add(&self, bytes: &[u8]) {
+        self.0.lock().expect("nothing panics while it is held").extend_from_slice(bytes);
+    }
+
+    /// Takes in whatever comes, until nothing more does.
+    fn listen(self, mut from: impl AsyncRead + Unpin + Send + 'static) {
+        tokio::spawn(async move {
+            let mut buffer = vec![0; 16 * 1_024];
+            while let Ok(count @ 1..) = from.read(&mut buffer).await {
+                self.add(&buffer[..count]);
+            }
+        });
+    }
 }
 
 impl Options {
@@ -79,11 +105,16 @@ impl Gateway {
     /// Starts one in this folder, which others may be in as well.
     pub async fn start_in(folder: Arc<TempDir>, options: Options) -> Self {
         let mut process = command(folder.path(), &options).spawn().expect("the gateway starts");
+        let printed = options.output.clone().unwrap_or_default();
+        if let Some(log) = process.stderr.take() {
+            printed.clone().listen(log);
+        }
         let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines();
         let address = loop {
             let line = tokio::time::timeout(PATIENCE, lines.next_line()).await.expect("the gateway serves in time");
             let line = line.expect("readable output");
             let line = line.expect("the gateway ended before it served; see its output above");
+            printed.add(line.as_bytes());
             if let Some(rest) = line.split("serves http://").nth(1) {
                 break rest.split(' ').next().expect("an address").parse().expect("an address");
             }
@@ -97,6 +128,11 @@ impl Gateway {
 
     pub fn folder(&self) -> PathBuf {
         self.folder.path().to_owned()
+    }
+
+    /// The database it keeps its facts in, if it does.
+    pub fn database(&self) -> Option<&Database> {
+        self.database.as_deref()
     }
 
     pub fn token(&self) -> &str {
@@ -271,11 +307,17 @@ fn command(folder: &Path, options: &Options) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
     let listen = options.listen.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, free_port()).into()).to_string();
     command
-        .args(["serve", "--listen", &listen, "--log", "warn", "--data"])
+        .args(["serve", "--listen", &listen, "--data"])
         .arg(folder)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .kill_on_drop(true);
+    if options.output.is_some() {
+        command.stderr(Stdio::piped());
+    }
+    if !options.flags.iter().any(|flag| flag == "--log") {
+        command.args(["--log", "warn"]);
+    }
     if !options.flags.iter().any(|flag| flag == "--allow-egress") {
         command.args(["--allow-egress", "127.0.0.0/8"]);
     }

@@ -10,7 +10,7 @@ mod smtp;
 use std::time::{Duration, Instant};
 
 pub use client::{Answer, Client};
-pub use gateway::{Gateway, Options, eager_retry, is_on_postgres, on_postgres, path_of, unlimited};
+pub use gateway::{Gateway, Options, Printed, eager_retry, is_on_postgres, on_postgres, path_of, unlimited};
 pub use raw::{Act, RawReceiver};
 pub use receiver::{Receiver, Reply, Seen, overlaps};
 pub use smtp::{Mail, MailServer, Manner, Mood};

@@ -23,18 +23,19 @@ CREATE TABLE endpoints (
     no         INTEGER PRIMARY KEY,
     id         BLOB NOT NULL UNIQUE,
     tenant     INTEGER NOT NULL,
-    settings   TEXT NOT NULL,
+    settings   BLOB NOT NULL,                    -- sealed under the master key, with the endpoint's id
     standing   TEXT NOT NULL,
     created_at INTEGER NOT NULL,
     updated_at INTEGER NOT NULL,
     deleted_at INTEGER,
-    swept_at   INTEGER                           -- when the last delivery that waited for it was cancelled
+    swept_at   INTEGER,                          -- when the last delivery that waited for it was cancelled
+    skips      INTEGER NOT NULL DEFAULT 0        -- 1 where lanes move on past their dead: the one setting that SQL asks for
 ) STRICT;
 
 CREATE TABLE secrets (
     id         BLOB PRIMARY KEY,
     endpoint   INTEGER NOT NULL,
-    text       TEXT NOT NULL,
+    sealed     BLOB NOT NULL,                    -- under the master key, with the endpoint's id
     created_at INTEGER NOT NULL,
     expires_at INTEGER
 ) STRICT;

@@ -43,7 +43,7 @@ CREATE TABLE posthaste.endpoints (
     id          uuid NOT NULL UNIQUE,
     tenant      bigint NOT NULL,
     shard       smallint NOT NULL,
-    settings    text NOT NULL,
+    settings    bytea NOT NULL,                   -- sealed under the master key, with the endpoint's id
     standing    text NOT NULL,
     quiet_until bigint,                           -- the receiver's Retry-After
     mailed_at   bigint,                           -- when its owner was last written to
@@ -51,6 +51,7 @@ CREATE TABLE posthaste.endpoints (
     updated_at  bigint NOT NULL,
     deleted_at  bigint,
     swept_at    bigint,                           -- when the last delivery that waited for it was cancelled
+    skips       boolean NOT NULL,                 -- lanes move on past their dead: the one setting that SQL asks for
     version     bigint NOT NULL
 );
 CREATE INDEX endpoints_by_version ON posthaste.endpoints (version);

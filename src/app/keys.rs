@@ -1,0 +1,44 @@
+//! Replaces the master key, under which everything secret is sealed.
+//!
+//! The new key is on disk beside the old one before anything is sealed under
+//! it, and the old one goes when nothing is any more. Stopped or killed at any
+//! moment, the store opens with the file as it is, and the same command
+//! finishes what was begun.
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+
+use crate::config::Settings;
+use crate::store::embedded::rewrap as embedded;
+use crate::store::postgres::rewrap as postgres;
+use crate::store::seal::{MASTER_KEY_FILE, Seal};
+
+/// What was done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rotated {
+    /// Where the new key is.
+    pub file: PathBuf,
+    /// How many texts were sealed under it.
+    pub count: usize,
+}
+
+/// Makes a new master key and seals everything under it.
+pub async fn rotate(settings: &Settings) -> anyhow::Result<Rotated> {
+    let file = settings.master_key_file.0.clone().unwrap_or_else(|| settings.data.0.join(MASTER_KEY_FILE));
+    if !file.exists() {
+        bail!(
+            "there is no master key file {}; name it with --master-key-file, or its folder with --data",
+            file.display()
+        );
+    }
+    let count = match settings.database()? {
+        None => {
+            let (folder, file) = (settings.data.0.clone(), file.clone());
+            tokio::task::spawn_blocking(move || embedded::rewrap(&folder, &file)).await??
+        }
+        Some(url) => postgres::rewrap(&url, &file).await?,
+    };
+    Seal::end_rotation(&file)?;
+    Ok(Rotated { file, count })
+}

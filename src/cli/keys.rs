@@ -1,0 +1,65 @@
+//! `posthaste keys`: the master key, under which everything secret is sealed.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+
+use crate::app::keys;
+use crate::config::{self, Database, File, Folder, Given, Settings};
+
+/// What to do with the master key.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Make a new master key, and seal every secret anew under it.
+    ///
+    /// The gateway must be stopped meanwhile; on a PostgreSQL, every node. The new key takes the place of the old one in its
+    /// file; with several nodes, copy that to each of them. Stopped or killed, the same command finishes what was begun.
+    Rotate(Where),
+}
+
+/// Which installation it is.
+#[derive(Debug, clap::Args)]
+struct Where {
+    /// The settings file; posthaste.toml is read when it is there.
+    #[arg(long, env = "POSTHASTE_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The data directory.
+    #[arg(long, env = "POSTHASTE_DATA", value_name = "DIR")]
+    data: Option<Folder>,
+    /// The PostgreSQL that holds everything, if one does.
+    #[arg(long, env = "POSTHASTE_DATABASE_URL", hide_env_values = true, value_name = "URL")]
+    database_url: Option<Database>,
+    /// The file that holds the PostgreSQL's URL, instead.
+    #[arg(long, env = "POSTHASTE_DATABASE_URL_FILE", value_name = "FILE")]
+    database_url_file: Option<File>,
+    /// The file that holds the key; without it, `master-key` in the data directory.
+    #[arg(long, env = "POSTHASTE_MASTER_KEY_FILE", value_name = "FILE")]
+    master_key_file: Option<File>,
+}
+
+/// Does it and says what was done.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let Action::Rotate(which) = args.action;
+    let given = Given {
+        data: which.data,
+        database_url: which.database_url,
+        database_url_file: which.database_url_file,
+        master_key_file: which.master_key_file,
+        ..Given::default()
+    };
+    let settings = Settings::resolve(given, config::read_file(which.config.as_deref())?);
+    settings.check()?;
+    let rotated = keys::rotate(&settings).await?;
+    println!(
+        "Sealed {} secrets and settings anew. The new master key is in {}; the old one opens nothing any more.",
+        rotated.count,
+        rotated.file.display()
+    );
+    Ok(())
+}

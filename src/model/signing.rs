@@ -1,0 +1,170 @@
+//! What vouches for a delivery: the secrets, and the headers they sign.
+
+use std::fmt;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::id::SecretId;
+
+/// What signs `webhook-signature`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Signing {
+    /// The shared secret alone: `v1`.
+    #[default]
+    Hmac,
+    /// The shared secret, and a private key whose public half the receiver has: `v1` and `v1a`.
+    Ed25519,
+}
+
+/// A way to sign, as receivers know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Profile {
+    /// `webhook-id`, `webhook-timestamp` and `webhook-signature`. Always sent.
+    Standard,
+    /// `X-Signature: sha256=…`, over the body.
+    Sha256,
+    /// `X-Signature: scheme=v1,ts=…,sig=…`, over time and body, and `X-Signature-Timestamp`.
+    Timestamped,
+    /// `svix-id`, `svix-timestamp` and `svix-signature`.
+    Svix,
+    /// `Stripe-Signature: t=…,v1=…`, over time and body.
+    Stripe,
+    /// `X-Hub-Signature-256: sha256=…`, over the body.
+    Github,
+}
+
+impl Profile {
+    /// The profile as it is written everywhere.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Standard => "standard",
+            Self::Sha256 => "sha256",
+            Self::Timestamped => "timestamped",
+            Self::Svix => "svix",
+            Self::Stripe => "stripe",
+            Self::Github => "github",
+        }
+    }
+}
+
+/// Every reason to refuse these profiles, with its place in the list.
+pub fn check(profiles: &[Profile]) -> Vec<(usize, String)> {
+    let mut problems = Vec::new();
+    for (n, profile) in profiles.iter().enumerate() {
+        let before = &profiles[..n];
+        let name = profile.as_str();
+        if before.contains(profile) {
+            problems.push((n, format!("signatures names {name} twice; name it once")));
+        } else if before.iter().any(|other| shares_a_header(*other, *profile)) {
+            problems.push((
+                n,
+                "signatures names sha256 and timestamped, which share the header X-Signature; choose one of them"
+                    .to_owned(),
+            ));
+        }
+    }
+    problems
+}
+
+fn shares_a_header(one: Profile, other: Profile) -> bool {
+    matches!((one, other), (Profile::Sha256, Profile::Timestamped) | (Profile::Timestamped, Profile::Sha256))
+}
+
+/// What an endpoint signs with: a secret that its receiver has, too, and a
+/// private key that nobody else has. It has both from the beginning, so that
+/// a receiver can be given the public key before it is used.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret {
+    /// Its name.
+    pub id: SecretId,
+    /// `whsec_` and the shared key in base64.
+    pub text: String,
+    /// `whsk_` and the private key in base64.
+    pub key: String,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// When it stops signing, once it was replaced.
+    pub expires_at: Option<Timestamp>,
+}
+
+impl Secret {
+    /// Whether it signs at this time.
+    pub fn is_active(&self, now: Timestamp) -> bool {
+        self.expires_at.is_none_or(|at| now < at)
+    }
+
+    /// Both halves as one text, for a store to keep.
+    pub fn kept(&self) -> String {
+        format!("{} {}", self.text, self.key)
+    }
+
+    /// Takes both halves from the text that a store has kept.
+    pub fn from_kept(id: SecretId, kept: &str, created_at: Timestamp, expires_at: Option<Timestamp>) -> Self {
+        let (text, key) = kept.split_once(' ').unwrap_or((kept, ""));
+        Self { id, text: text.into(), key: key.into(), created_at, expires_at }
+    }
+}
+
+/// Shows its name alone.
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Secret({}, …)", self.id)
+    }
+}
+
+/// A text that is sent to receivers and shown to nobody: not even to those
+/// who print what it is part of.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Hidden(pub String);
+
+impl Hidden {
+    /// The text itself.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Shows nothing of it.
+impl fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl From<&str> for Hidden {
+    fn from(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn profiles_go_together_unless_they_share_a_header() {
+        use Profile::{Github, Sha256, Standard, Stripe, Svix, Timestamped};
+        assert_eq!(check(&[]), []);
+        assert_eq!(check(&[Standard, Sha256, Svix, Stripe, Github]), []);
+        assert_eq!(check(&[Timestamped, Github, Stripe]), []);
+        for clash in [[Sha256, Timestamped], [Timestamped, Sha256]] {
+            let problems = check(&clash);
+            assert!(problems.len() == 1 && problems[0].0 == 1 && problems[0].1.contains("X-Signature"), "{problems:?}");
+        }
+        assert_eq!(check(&[Github, Svix, Github])[0].0, 2);
+    }
+
+    #[test]
+    fn what_is_printed_tells_no_secret() {
+        let id = SecretId::mint(Timestamp::UNIX_EPOCH, 1);
+        let secret = Secret::from_kept(id, "whsec_hush whsk_hush", Timestamp::UNIX_EPOCH, None);
+        assert_eq!((secret.text.as_str(), secret.key.as_str()), ("whsec_hush", "whsk_hush"));
+        assert_eq!(secret.kept(), "whsec_hush whsk_hush");
+        assert!(!format!("{secret:?}").contains("hush"));
+        assert_eq!(format!("{:?}", Hidden::from("hush")), "***");
+    }
+}

@@ -1,0 +1,72 @@
+//! Seals everything in an embedded store anew, under another master key.
+//!
+//! In one transaction, and only while nobody has the store open. What was
+//! sealed under the old key is overwritten where it stood, and the log is
+//! folded in, so that the old key opens nothing of the files afterwards.
+
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use rusqlite::Connection;
+
+use super::rows::uuid_of;
+use super::{Durability, fit_key, lock, migrate, prepare};
+use crate::model::id::EndpointId;
+use crate::store::seal::{CHECK_NOTE, Seal, Unopened, about_secret, about_settings};
+
+/// Puts a new key into this file, before the old one, and seals everything
+/// under it. Returns how many texts there were.
+pub fn rewrap(folder: &Path, file: &Path) -> anyhow::Result<usize> {
+    let path = folder.join("posthaste.db");
+    if !path.exists() {
+        bail!("there is no store in {}; name the data directory that holds posthaste.db", folder.display());
+    }
+    let _lock = lock(folder).context("the gateway must be stopped while its master key is replaced")?;
+    let mut db = Connection::open(&path).with_context(|| format!("cannot open the store {}", path.display()))?;
+    prepare(&db, Durability::Synced).with_context(|| format!("cannot prepare the store {}", path.display()))?;
+    migrate(&db, &path)?;
+    fit_key(&db, &Seal::read(file)?)?;
+    let seal = &Seal::begin_rotation(file)?;
+    db.execute_batch("PRAGMA secure_delete = ON")?;
+    let transaction = db.transaction()?;
+    let settings = each(&transaction, seal, "SELECT no, id, settings FROM endpoints", about_settings)?;
+    let secrets = each(
+        &transaction,
+        seal,
+        "SELECT s.rowid, p.id, s.sealed FROM secrets s JOIN endpoints p ON p.no = s.endpoint",
+        about_secret,
+    )?;
+    let count = settings.len() + secrets.len();
+    for (sql, rows) in [
+        ("UPDATE endpoints SET settings = ? WHERE no = ?", settings),
+        ("UPDATE secrets SET sealed = ? WHERE rowid = ?", secrets),
+    ] {
+        let mut update = transaction.prepare(sql)?;
+        for (no, sealed) in rows {
+            update.execute((sealed, no))?;
+        }
+    }
+    transaction.execute("UPDATE notes SET value = ? WHERE name = ?", [&seal.check(), CHECK_NOTE])?;
+    transaction.commit()?;
+    db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
+    Ok(count)
+}
+
+/// Each sealed text of a question, sealed anew: its number, and the text.
+fn each(
+    db: &Connection,
+    seal: &Seal,
+    sql: &str,
+    about: fn(EndpointId) -> Vec<u8>,
+) -> anyhow::Result<Vec<(i64, Vec<u8>)>> {
+    let mut statement = db.prepare(sql)?;
+    let mut rows = statement.query([])?;
+    let mut found = Vec::new();
+    while let Some(row) = rows.next()? {
+        let endpoint = EndpointId(uuid_of(row.get(1)?));
+        let sealed = seal.reseal(&about(endpoint), &row.get::<_, Vec<u8>>(2)?);
+        let sealed = sealed.ok_or_else(|| Unopened(format!("what is kept of endpoint {endpoint}")))?;
+        found.push((row.get(0)?, sealed));
+    }
+    Ok(found)
+}

@@ -1,0 +1,68 @@
+//! Forgets what an event carried, and nothing else of it.
+//!
+//! Two nodes at once: the deliveries that are over are locked first and the
+//! event after them, as a replay does. So a replay either comes first, and
+//! its delivery is found waiting, or finds the event without its data.
+
+use std::sync::Arc;
+
+use super::Shared;
+use super::history::find_event;
+use super::tx::{Tx, bind};
+use crate::model::attempt::Attempt;
+use crate::model::id::{EventId, TenantId};
+use crate::store::{Error, Result};
+
+/// Forgets an event's data, and what receivers answered to it, if nothing of
+/// it waits.
+pub async fn expunge(shared: &Arc<Shared>, tenant: &TenantId, id: &EventId) -> Result<bool> {
+    let found = find_event(shared, tenant, id, "e.no, e.first_delivery, e.deliveries").await?;
+    let row = found.ok_or(Error::NotFound("event"))?;
+    let (no, first, below): (i64, i64, i64) =
+        (row.get(0), row.get(1), row.get::<_, i64>(1) + i64::from(row.get::<_, i32>(2)));
+    let tx = shared.begin().await?;
+    let is_done = wipe(&tx, no, first, below).await;
+    match is_done {
+        Ok(true) => tx.commit().await?,
+        Ok(false) | Err(_) => tx.roll_back().await,
+    }
+    is_done
+}
+
+async fn wipe(tx: &Tx, no: i64, first: i64, below: i64) -> Result<bool> {
+    let mut answers = Vec::new();
+    for table in ["dead", "finished"] {
+        let sql = format!("SELECT no, last FROM posthaste.{table} WHERE no >= $1 AND no < $2 ORDER BY no FOR UPDATE");
+        let rows = tx.query(&sql, bind![first, below]).await?;
+        answers.extend(
+            rows.iter().filter_map(|row| Some((table, row.get::<_, i64>(0), row.get::<_, Option<String>>(1)?))),
+        );
+    }
+    tx.query("SELECT 1 FROM posthaste.events WHERE no = $1 FOR UPDATE", bind![no]).await?;
+    // What waits for an endpoint that was deleted is cancelled already, swept or not.
+    let sql = "SELECT EXISTS (SELECT 1 FROM posthaste.queue q JOIN posthaste.endpoints p ON p.no = q.endpoint
+               WHERE q.no >= $1 AND q.no < $2 AND p.deleted_at IS NULL)";
+    if tx.query(sql, bind![first, below]).await?[0].get(0) {
+        return Ok(false);
+    }
+    tx.execute("UPDATE posthaste.events SET data = '' WHERE no = $1", bind![no]).await?;
+    for (table, delivery, record) in answers {
+        let sql = format!("UPDATE posthaste.{table} SET last = $2 WHERE no = $1");
+        tx.execute(&sql, bind![delivery, unanswered(&record)]).await?;
+    }
+    let sql = "SELECT delivery, number, record FROM posthaste.attempts WHERE delivery >= $1 AND delivery < $2";
+    for row in tx.query(sql, bind![first, below]).await? {
+        let (delivery, number): (i64, i32) = (row.get(0), row.get(1));
+        let sql = "UPDATE posthaste.attempts SET record = $3 WHERE delivery = $1 AND number = $2";
+        tx.execute(sql, bind![delivery, number, unanswered(row.get(2))]).await?;
+    }
+    Ok(true)
+}
+
+/// A record without what was answered. Not left to the database, whose JSON
+/// knows no `\u0000`.
+fn unanswered(record: &str) -> String {
+    let attempt: Attempt = serde_json::from_str(record).expect("the store holds what was written into it");
+    let attempt = Attempt { response_body: String::new(), ..attempt };
+    serde_json::to_string(&attempt).expect("an attempt is plain data")
+}

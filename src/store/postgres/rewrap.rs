@@ -1,0 +1,87 @@
+//! Seals everything in a shared store anew, under another master key.
+//!
+//! In one transaction, while no node is running: each holds its key in
+//! memory, and one that has the old key alone could not read what is new.
+
+use std::path::Path;
+
+use anyhow::{anyhow, bail};
+use tokio_postgres::Transaction;
+use tokio_postgres::types::Type;
+use uuid::Uuid;
+
+use super::connect::{self, told};
+use super::migrate;
+use crate::model::database::DatabaseUrl;
+use crate::model::id::EndpointId;
+use crate::store::seal::{CHECK_NOTE, Seal, Unopened, about_secret, about_settings};
+
+/// Puts a new key into this file, before the old one, and seals everything
+/// under it. Returns how many texts there were.
+pub async fn rewrap(url: &DatabaseUrl, file: &Path) -> anyhow::Result<usize> {
+    let pool = connect::pool(url.reveal(), 1)?;
+    let mut client = connect::get(&pool, url.reveal()).await?;
+    migrate::migrate(&mut client).await?;
+    let transaction = client.transaction().await.map_err(failed)?;
+    migrate::lock(&transaction).await?;
+    // Who joins later waits until this is committed, and reads what is new.
+    transaction.batch_execute("LOCK TABLE posthaste.nodes IN SHARE MODE").await.map_err(failed)?;
+    let sql = "SELECT count(*) FROM posthaste.nodes WHERE lease_until > now()";
+    let nodes: i64 = transaction.query_typed_one(sql, &[]).await.map_err(failed)?.get(0);
+    if nodes > 0 {
+        bail!(
+            "{nodes} nodes are running on this database; stop them, replace the key, copy the new master-key file to \
+             each of them, and start them again"
+        );
+    }
+    check_key(&transaction, &Seal::read(file)?).await?;
+    let seal = Seal::begin_rotation(file)?;
+    let mut count = 0;
+    for (table, column, sql, about) in [
+        (
+            "endpoints",
+            "settings",
+            "SELECT id, id, settings FROM posthaste.endpoints",
+            about_settings as fn(EndpointId) -> Vec<u8>,
+        ),
+        (
+            "secrets",
+            "sealed",
+            "SELECT s.id, p.id, s.sealed FROM posthaste.secrets s JOIN posthaste.endpoints p ON p.no = s.endpoint",
+            about_secret,
+        ),
+    ] {
+        let (mut ids, mut texts) = (Vec::<Uuid>::new(), Vec::<Vec<u8>>::new());
+        for row in transaction.query_typed(sql, &[]).await.map_err(failed)? {
+            let endpoint = EndpointId(row.get(1));
+            let sealed = seal.reseal(&about(endpoint), row.get(2));
+            texts.push(sealed.ok_or_else(|| Unopened(format!("what is kept of endpoint {endpoint}")))?);
+            ids.push(row.get(0));
+        }
+        count += ids.len();
+        let sql = format!(
+            "UPDATE posthaste.{table} t SET {column} = n.sealed FROM unnest($1, $2) AS n (id, sealed)
+             WHERE t.id = n.id"
+        );
+        let bound = [(&ids as _, Type::UUID_ARRAY), (&texts as _, Type::BYTEA_ARRAY)];
+        transaction.execute_typed(&sql, &bound).await.map_err(failed)?;
+    }
+    let sql = "UPDATE posthaste.notes SET value = $1 WHERE name = $2";
+    let bound = [(&seal.check() as _, Type::TEXT), (&CHECK_NOTE as _, Type::TEXT)];
+    transaction.execute_typed(sql, &bound).await.map_err(failed)?;
+    transaction.commit().await.map_err(failed)?;
+    Ok(count)
+}
+
+async fn check_key(transaction: &Transaction<'_>, seal: &Seal) -> anyhow::Result<()> {
+    let sql = "SELECT value FROM posthaste.notes WHERE name = $1";
+    let found = transaction.query_typed_opt(sql, &[(&CHECK_NOTE, Type::TEXT)]).await.map_err(failed)?;
+    match found {
+        Some(row) => Ok(seal.fitted(row.get(0)).map(|_| ())?),
+        None => bail!("nothing in this database is sealed yet; start a node on it first"),
+    }
+}
+
+fn failed(problem: tokio_postgres::Error) -> anyhow::Error {
+    anyhow!("the database says: {}", told(&problem))
+}
