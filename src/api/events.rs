@@ -111,6 +111,7 @@ pub struct EventParams {
     get, path = "/v1/tenants/{tenant}/events", operation_id = "list_events", tag = "events",
     params(("tenant" = String, Path, description = "Whose events they are"), EventParams),
     responses((status = 200, body = Page<EventView>), Problems, InputProblems),
+    security(("token" = ["read"])),
 )]
 pub async fn list(
     State(api): State<Api>,
@@ -128,6 +129,7 @@ pub async fn list(
     get, path = "/v1/tenants/{tenant}/events/{event}", operation_id = "show_event", tag = "events",
     params(("tenant" = String, Path, description = "Whose event it is"), ("event" = String, Path, description = "The event's id")),
     responses((status = 200, body = EventView), Problems),
+    security(("token" = ["read"])),
 )]
 pub async fn show(
     State(api): State<Api>,
@@ -143,6 +145,7 @@ pub async fn show(
     get, path = "/v1/tenants/{tenant}/events/{event}/deliveries", operation_id = "list_event_deliveries", tag = "events",
     params(("tenant" = String, Path, description = "Whose event it is"), ("event" = String, Path, description = "The event's id")),
     responses((status = 200, body = Page<DeliveryView>), Problems),
+    security(("token" = ["read"])),
 )]
 pub async fn deliveries(
     State(api): State<Api>,
@@ -160,6 +163,7 @@ pub async fn deliveries(
     get, path = "/v1/tenants/{tenant}/events/{event}/matches", operation_id = "list_event_matches", tag = "events",
     params(("tenant" = String, Path, description = "Whose event it is"), ("event" = String, Path, description = "The event's id")),
     responses((status = 200, body = Page<MatchView>), Problems),
+    security(("token" = ["read"])),
 )]
 pub async fn matches(
     State(api): State<Api>,

@@ -27,3 +27,6 @@ pub mod rules;
 pub mod verdict;
 
 pub mod shard;
+
+pub mod audit;
+pub mod token;

@@ -21,8 +21,9 @@ use tracing::error;
 
 use super::fold::Folding;
 use crate::metrics::Commits;
+use crate::model::audit::Asker;
 use crate::store::index::Index;
-use crate::store::{Error, Result};
+use crate::store::{Error, Result, asker};
 
 /// How many jobs one transaction takes at most, so that the first of them
 /// does not wait for a whole flood.
@@ -49,6 +50,7 @@ trait Job: Send {
 
 struct Asked<F, T> {
     job: Option<F>,
+    asker: Option<Arc<Asker>>,
     value: Option<T>,
     answer: oneshot::Sender<Result<T>>,
 }
@@ -60,6 +62,7 @@ where
 {
     fn apply(&mut self, transaction: &mut Transaction<'_>) -> rusqlite::Result<()> {
         let job = self.job.take().expect("a job is applied once");
+        transaction.asker = self.asker.take();
         self.value = Some(job(transaction)?);
         Ok(())
     }
@@ -83,6 +86,8 @@ pub struct Transaction<'a> {
     tally: &'a mut Vec<(i64, i64)>,
     /// The types of the operational events that this job wrote.
     pub told: Vec<&'static str>,
+    /// In whose name this job is done, if in anybody's.
+    pub asker: Option<Arc<Asker>>,
 }
 
 impl Transaction<'_> {
@@ -156,7 +161,7 @@ impl Writer {
     ) -> Result<T> {
         let (answer, answered) = oneshot::channel();
         let stopped = || Error::Unavailable("it has been closed".into());
-        let job = Box::new(Asked { job: Some(job), value: None, answer });
+        let job = Box::new(Asked { job: Some(job), asker: asker(), value: None, answer });
         self.jobs.send((turn, job)).await.map_err(|_| stopped())?;
         answered.await.map_err(|_| stopped())?
     }
@@ -239,6 +244,7 @@ fn commit(
                 after_commit: &mut after_commit,
                 tally: &mut tally,
                 told: Vec::new(),
+                asker: None,
             };
             job.apply(&mut transaction)?;
         }

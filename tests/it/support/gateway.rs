@@ -38,6 +38,8 @@ pub struct Options {
     pub listen: Option<SocketAddr>,
     /// More of the environment.
     pub env: Vec<(String, String)>,
+    /// Where its log goes; to the test's own output, if not said.
+    pub log: Option<PathBuf>,
 }
 
 impl Options {
@@ -271,11 +273,17 @@ fn command(folder: &Path, options: &Options) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
     let listen = options.listen.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, free_port()).into()).to_string();
     command
-        .args(["serve", "--listen", &listen, "--log", "warn", "--data"])
+        .args(["serve", "--listen", &listen, "--data"])
         .arg(folder)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .kill_on_drop(true);
+    if !options.flags.iter().any(|flag| flag == "--log") {
+        command.args(["--log", "warn"]);
+    }
+    if let Some(log) = &options.log {
+        command.stderr(std::fs::File::create(log).expect("a file"));
+    }
     if !options.flags.iter().any(|flag| flag == "--allow-egress") {
         command.args(["--allow-egress", "127.0.0.0/8"]);
     }
