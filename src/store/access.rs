@@ -5,6 +5,7 @@
 //! the gateway does of its own accord has no asker, and is no part of the log.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -26,6 +27,14 @@ pub async fn asked_by<T>(asker: Arc<Asker>, deed: impl Future<Output = T>) -> T 
 /// In whose name this task acts, if in anybody's.
 pub fn asker() -> Option<Arc<Asker>> {
     ASKER.try_with(Arc::clone).ok()
+}
+
+/// What tells entries of the same millisecond apart: this process's own count
+/// first, so that they are listed in the order they were made in.
+pub(super) fn draw() -> u128 {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed) & 0xff_ffff;
+    (u128::from(count) << 50) | u128::from(rand::random::<u64>() >> 14)
 }
 
 /// Knows tokens, and keeps the audit log.

@@ -251,6 +251,14 @@ async fn the_audit_log_is_listed_newest_first_by_time_and_tenant(house: House) {
         asked_by(asker(at(n)), house.store.record(deed)).await.unwrap();
     }
     let told = |entries: &[Entry]| entries.iter().map(|entry| entry.record.resource.clone()).collect::<Vec<_>>();
+    // Those of one moment stay in the order they were made in.
+    for n in 1..=50 {
+        let deed = Deed::new(Action::EndpointTested, &ours(), n);
+        asked_by(asker(at(-9)), house.store.record(deed)).await.unwrap();
+    }
+    let moment = audit(&house, AuditQuery { until: Some(at(-8)), ..AuditQuery::default() }).await;
+    assert_eq!(told(&moment), (1..=50).rev().map(|n| n.to_string()).collect::<Vec<_>>());
+    house.store.forget_audit(at(0), 100).await.unwrap();
     let first = house.store.audit(AuditQuery::default(), page(4, None)).await.unwrap();
     assert_eq!(told(&first.data), ["6", "5", "4", "3"]);
     let last = house.store.audit(AuditQuery::default(), page(4, first.next)).await.unwrap();

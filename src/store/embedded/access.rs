@@ -13,6 +13,7 @@ use super::writer::Transaction;
 use crate::model::audit::{Action, Deed, Entry};
 use crate::model::id::{AuditId, TenantId, TokenId};
 use crate::model::token::Token;
+use crate::store::access::draw;
 use crate::store::index::Index;
 use crate::store::{Access, AuditQuery, Error, Page, PageAsk, Result};
 
@@ -46,7 +47,7 @@ impl Transaction<'_> {
     /// Records a deed, if somebody asked for this.
     pub fn record(&self, tenant: i64, deed: &Deed) -> rusqlite::Result<()> {
         let Some(asker) = &self.asker else { return Ok(()) };
-        let entry = Entry::of(asker, deed, rand::random());
+        let entry = Entry::of(asker, deed, draw());
         let sql = "INSERT INTO audit (id, tenant, tenant_id, record) VALUES (?, ?, ?, ?)";
         let bound = params![id_bytes(entry.id.0), tenant, deed.tenant.as_str(), to_json(&entry.record)];
         self.db.prepare_cached(sql)?.execute(bound).map(|_| ())

@@ -22,6 +22,7 @@ use crate::model::audit::{Action, Deed, Entry};
 use crate::model::id::{AuditId, TenantId, TokenId};
 use crate::model::shard::Shard;
 use crate::model::token::Token;
+use crate::store::access::draw;
 use crate::store::{Access, AuditQuery, Error, Page, PageAsk, Result, asker};
 
 /// What is read of a token, and whether it was revoked.
@@ -51,7 +52,7 @@ fn token_from(row: &Row) -> Token {
 /// Records a deed in a transaction, if somebody asked for it.
 pub async fn record(tx: &Tx, tenant: i64, deed: &Deed) -> Result<()> {
     let Some(asker) = asker() else { return Ok(()) };
-    let entry = Entry::of(&asker, deed, rand::random());
+    let entry = Entry::of(&asker, deed, draw());
     let sql = "INSERT INTO posthaste.audit (id, tenant, tenant_id, record) VALUES ($1, $2, $3, $4)";
     tx.execute(sql, bind![entry.id.0, tenant, deed.tenant.as_str(), to_json(&entry.record)]).await.map(|_| ())
 }
