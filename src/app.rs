@@ -39,6 +39,7 @@ use crate::model::tenant::{Defaults, Quota, Tenant};
 use crate::store::Store;
 use kept::Kept;
 
+mod files;
 mod kept;
 pub mod keys;
 pub mod moving;
@@ -76,6 +77,7 @@ impl App {
             .await
             .with_context(|| format!("cannot listen on {}; choose another address with --listen", settings.listen))?;
         let address = listener.local_addr()?;
+        files::make_room(settings.max_connections.0 + settings.max_in_flight.0);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let mail = Postmaster::new(post(settings, &clock)?, clock.clone());
         let metrics = Arc::new(Metrics::new(clock.now()));
@@ -115,14 +117,31 @@ impl App {
         let stopping = AtomicBool::new(false);
         let admin = auth::Admin::new(admin);
         let redacts_payloads = settings.redact_payloads.0;
-        let doors =
-            Arc::new(Doors { gateway: gateway.clone(), guard, admin, event_bytes_max, redacts_payloads, stopping });
+        let (uses, trusted_proxies) = (auth::Uses::default(), settings.trusted_proxies.0.clone());
+        let doors = Doors {
+            gateway: gateway.clone(),
+            guard,
+            admin,
+            uses,
+            trusted_proxies,
+            event_bytes_max,
+            redacts_payloads,
+            stopping,
+        };
+        let doors = Arc::new(doors);
+        chores.push(tokio::spawn(auth::keep_uses(doors.clone())));
         if kept.is_shared() {
             chores.push(tokio::spawn(watch_admin_token(doors.clone())));
         }
         let (stop_serving, stop) = oneshot::channel();
-        let serving =
-            tokio::spawn(api::server::serve(listener, api::router(doors.clone()), stop, settings.stop_timeout.0));
+        let serving = api::server::serve(
+            listener,
+            api::router(doors.clone()),
+            api::server::Limits::of(settings.max_connections.0),
+            stop,
+            settings.stop_timeout.0,
+        );
+        let serving = tokio::spawn(serving);
         Ok(Self {
             address,
             new_token,
@@ -148,6 +167,7 @@ impl App {
         if left > 0 {
             warn!("{left} attempts were still in flight at the deadline; they will be made again");
         }
+        auth::write_uses(&self.doors).await;
         // Others may go on at once, while the last answers are given here.
         self.kept.leave().await;
         let _ = self.stop_serving.send(());
@@ -182,7 +202,11 @@ fn bytes(setting: Bytes) -> usize {
 }
 
 fn start_chores(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<JoinHandle<()>> {
-    let retention = Retention { finished: settings.retention, dead: settings.dead_letter_retention };
+    let retention = Retention {
+        finished: settings.retention,
+        dead: settings.dead_letter_retention,
+        audit: settings.audit_retention,
+    };
     let (dispatching, expiring, retaining) = (gateway.clone(), gateway.clone(), gateway.clone());
     let mail = gateway.mail.clone();
     vec![

@@ -96,12 +96,18 @@ settings! {
     lease: Span = Span::secs(15), "POSTHASTE_LEASE", "DURATION";
     /// The address the API is served on.
     listen: Address = Address(SocketAddr::from(([127, 0, 0, 1], 8400))), "POSTHASTE_LISTEN", "ADDR";
+    /// How many connections to the API may be open at once. Beyond it health checks are still answered, everything else is answered 503.
+    max_connections: Count = Count(10_000), "POSTHASTE_MAX_CONNECTIONS", "COUNT";
+    /// Networks of proxies before the gateway that are believed when they say in `X-Forwarded-For` for whom they speak. It decides which address the audit log shows, and nothing else.
+    trusted_proxies: Networks = Networks(Vec::new()), "POSTHASTE_TRUSTED_PROXIES", "CIDR[,CIDR]";
     /// Networks that may be called besides public addresses, such as 127.0.0.0/8 for receivers on this machine. Loopback, private, link-local and metadata addresses are refused otherwise.
     allow_egress: Networks = Networks(Vec::new()), "POSTHASTE_ALLOW_EGRESS", "CIDR[,CIDR]";
     /// How long delivered and cancelled deliveries are kept, with their attempts and events. Event ids are remembered as long.
     retention: Span = Span::secs(30 * 86_400), "POSTHASTE_RETENTION", "DURATION";
     /// How long dead letters are kept. One that blocks a lane others wait in is kept until it is replayed or discarded.
     dead_letter_retention: Span = Span::secs(90 * 86_400), "POSTHASTE_DEAD_LETTER_RETENTION", "DURATION";
+    /// How long it is kept who changed what.
+    audit_retention: Span = Span::secs(90 * 86_400), "POSTHASTE_AUDIT_RETENTION", "DURATION";
     /// How long a delivery may wait for its first attempt, held by a pause or behind others in its lane. Then it is a dead letter (`expired`).
     hold_max: Span = Span::secs(30 * 86_400), "POSTHASTE_HOLD_MAX", "DURATION";
     /// The largest event accepted, in bytes of its JSON.
@@ -185,6 +191,12 @@ impl Settings {
                 self.retention,
                 self.dead_letter_retention
             );
+        }
+        if self.audit_retention < Span::secs(60) {
+            bail!("audit-retention is {}; use at least 1m", self.audit_retention);
+        }
+        if !(1..=1_000_000).contains(&self.max_connections.0) {
+            bail!("max-connections is {}; use 1 to 1,000,000", self.max_connections);
         }
         if self.hold_max < Span::secs(1) || self.hold_max > Span::secs(365 * 86_400) {
             bail!("hold-max is {}; use 1s to 365d", self.hold_max);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use posthaste::api::openapi::document;
 use posthaste::api::problem::Code;
 use posthaste::metrics::{Breakers, Gauges, Metrics};
+use posthaste::model::audit::Action;
 use posthaste::model::preset::Preset;
 use posthaste::model::rules::Table;
 
@@ -285,6 +286,31 @@ fn every_route_is_documented_and_every_documented_route_exists() {
     let missing = routes.difference(&told).map(|route| format!("`{route}` is not in docs/api.md"));
     let invented = told.difference(&routes).map(|route| format!("`{route}` is in docs/api.md and nowhere else"));
     expect_none("routes and their page differ", missing.chain(invented).collect());
+}
+
+#[test]
+fn every_route_is_documented_with_the_right_it_takes() {
+    let document = serde_json::to_value(document()).expect("the description can be written");
+    let page = read("docs/api.md");
+    let mut wrong = Vec::new();
+    for route in routes() {
+        let (method, path) = route.split_once(' ').expect("a method and a path");
+        let security = &document["paths"][path][method.to_lowercase()]["security"][0]["token"][0];
+        let right = security.as_str().map_or("none".to_owned(), |right| format!("`{right}`"));
+        let row = page.lines().find(|line| line.starts_with(&format!("| `{route}` |"))).unwrap_or_default();
+        if !row.contains(&format!(" | {right} | ")) {
+            wrong.push(format!("{route} takes {right}: {row}"));
+        }
+    }
+    expect_none("routes whose row in docs/api.md names another right", wrong);
+}
+
+#[test]
+fn everything_that_is_recorded_is_documented() {
+    let told = code_spans(&read("docs/api.md"));
+    let actions = Action::ALL.iter().map(|action| action.as_str());
+    let missing = actions.filter(|action| !told.contains(*action)).map(|action| format!("`{action}`"));
+    expect_none("actions of the audit log that docs/api.md does not name", missing.collect());
 }
 
 #[test]

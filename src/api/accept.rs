@@ -25,7 +25,8 @@ const BATCH_EVENTS_MAX: usize = 1_000;
 const BATCH_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 const SPREAD_MIN: Span = Span::secs(1);
 const SPREAD_MAX: Span = Span::secs(24 * 3_600);
-const DEPTH_MAX: usize = 64;
+/// How deep JSON may nest.
+pub const DEPTH_MAX: usize = 64;
 const SCHEMA_VERSION_BYTES_MAX: usize = 64;
 /// An event to be accepted.
 #[derive(Deserialize, ToSchema)]
@@ -134,6 +135,7 @@ pub fn takes_events(method: &Method, route: &str) -> bool {
            ("Idempotency-Key" = Option<String>, Header, description = "Stands in for a missing `id`")),
     request_body = NewEvent,
     responses((status = 202, body = ReceiptView), Problems, InputProblems, StateProblems, LimitProblems, SpaceProblems),
+    security(("token" = ["publish"])),
 )]
 pub async fn accept_one(
     State(api): State<Api>,
@@ -175,6 +177,7 @@ pub struct BatchParams {
     params(("tenant" = String, Path, description = "Whose events they are"), BatchParams),
     request_body = Vec<NewEvent>,
     responses((status = 202, body = Page<BatchItem>), Problems, InputProblems, StateProblems, LimitProblems, SpaceProblems),
+    security(("token" = ["publish"])),
 )]
 pub async fn accept_batch(
     State(api): State<Api>,

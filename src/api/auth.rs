@@ -1,24 +1,41 @@
-//! Who is asking? Bearer tokens, of which only hashes are kept.
+//! Who is asking, and may they? Bearer tokens, of which only hashes are kept.
+//!
+//! A token of a tenant meets one rule before any other: whatever names another
+//! tenant is not there. So what it is told of another tenant's things, of
+//! things that do not exist and of tenants that do not is the same.
 
-use std::sync::RwLock;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
 
 use aws_lc_rs::{constant_time, digest};
-use axum::extract::{Request, State};
+use axum::RequestExt;
+use axum::extract::{FromRequestParts, MatchedPath, Path, Request, State};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use http::HeaderMap;
-use http::header::AUTHORIZATION;
+use http::header::{ALLOW, AUTHORIZATION};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue};
+use jiff::Timestamp;
+use tracing::{info, warn};
 
-use super::Api;
+use super::origin::RequestId;
 use super::problem::{Code, Problem};
+use super::rights::{Need, Rights};
+use super::{Api, accept, origin, status};
+use crate::model::audit::{Asker, By};
+use crate::model::id::{TenantId, TokenId};
+use crate::model::token::{PREFIX, Right, Token};
+use crate::store::asked_by;
+
+pub use crate::model::token::TokenHash;
 
 /// What every admin token begins with, so that scanners can find lost ones.
 const ADMIN_PREFIX: &str = "pha_";
-
-/// The hash of a token, as kept.
-pub type TokenHash = [u8; 32];
+/// How often it is written down that a token was used.
+const USES_KEPT_EVERY: Duration = Duration::from_secs(60);
 
 /// The hash of the admin token in force. Another node may replace it.
 #[derive(Debug)]
@@ -39,7 +56,7 @@ impl Admin {
 
     fn is(&self, token: &str) -> bool {
         let kept = *self.0.read().expect("nothing panics while it is held");
-        constant_time::verify_slices_are_equal(&hash(token), &kept).is_ok()
+        is_hash_of(&kept, token)
     }
 }
 
@@ -48,26 +65,259 @@ pub fn new_admin_token(random: [u8; 32]) -> String {
     format!("{ADMIN_PREFIX}{}", URL_SAFE_NO_PAD.encode(random))
 }
 
+/// A fresh token of a tenant, which its id finds again.
+pub fn new_token(id: TokenId, random: [u8; 32]) -> String {
+    let id = id.to_string();
+    let id = id.strip_prefix(TokenId::PREFIX).expect("an id begins with its prefix");
+    format!("{PREFIX}{id}_{}", URL_SAFE_NO_PAD.encode(random))
+}
+
+/// The id of the token that this claims to be.
+fn id_of(token: &str) -> Option<TokenId> {
+    let (id, _) = token.strip_prefix(PREFIX)?.split_once('_')?;
+    format!("{}{id}", TokenId::PREFIX).parse().ok()
+}
+
 /// The hash to keep of a token. It has 256 random bits, so a fast hash is enough.
 pub fn hash(token: &str) -> TokenHash {
     let hash = digest::digest(&digest::SHA256, token.as_bytes());
     hash.as_ref().try_into().expect("SHA-256 has 32 bytes")
 }
 
-/// Lets a request through that carries a valid token.
-pub async fn require_token(State(api): State<Api>, request: Request, next: Next) -> Result<Response, Problem> {
-    match bearer(request.headers()).is_some_and(|token| api.admin.is(token)) {
-        true => Ok(next.run(request).await),
-        false => Err(Problem::new(
-            Code::Unauthenticated,
-            "a valid token is needed: send `Authorization: Bearer <token>`; the first start wrote one to admin-token in the data directory",
-        )),
+fn is_hash_of(kept: &TokenHash, token: &str) -> bool {
+    constant_time::verify_slices_are_equal(&hash(token), kept).is_ok()
+}
+
+/// Who is asking.
+#[derive(Debug, Clone)]
+pub enum Caller {
+    /// Whoever has the admin token.
+    Admin,
+    /// Whoever has this token of a tenant.
+    Token(Arc<Token>),
+}
+
+impl Caller {
+    /// The one tenant whose things it may see; the admin sees all.
+    pub fn tenant(&self) -> Option<&TenantId> {
+        match self {
+            Self::Admin => None,
+            Self::Token(token) => Some(&token.tenant),
+        }
+    }
+
+    fn by(&self) -> By {
+        match self {
+            Self::Admin => By::Admin,
+            Self::Token(token) => By::Token(token.id),
+        }
+    }
+
+    /// Whether it may do this, there.
+    fn may(&self, need: Need, named: Option<&str>) -> Result<(), Problem> {
+        let Self::Token(token) = self else { return Ok(()) };
+        // First of all, so that nothing else can be learnt.
+        if named.is_some_and(|named| named != token.tenant.as_str()) {
+            return Err(Problem::not_found("tenant"));
+        }
+        let is_held = match need {
+            Need::Nothing => true,
+            Need::Right(right) => token.may(right),
+            Need::Admin => false,
+        };
+        match is_held {
+            true => Ok(()),
+            false => Err(missing(token, need)),
+        }
     }
 }
 
+fn missing(token: &Token, need: Need) -> Problem {
+    let has: Vec<&str> = token.rights.iter().map(|right| Right::as_str(*right)).collect();
+    let way_out = match need {
+        Need::Admin => "use the admin token".to_owned(),
+        Need::Nothing | Need::Right(_) => format!("use a token with {}", need.as_str()),
+    };
+    let detail =
+        format!("this needs the right {}, and token {} has {}; {way_out}", need.as_str(), token.id, has.join(", "));
+    Problem::new(Code::MissingRight, detail)
+}
+
+/// As the layer that admits has found out.
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        parts.extensions.get::<Self>().cloned().ok_or_else(unauthenticated)
+    }
+}
+
+/// Lets a request through that may do what it asks for, in its caller's name.
+pub async fn admit(State((api, rights)): State<(Api, Arc<Rights>)>, mut request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let route = route.as_ref().map(MatchedPath::as_str);
+    let is_v1 = route.unwrap_or(request.uri().path()).starts_with("/v1/");
+    let need = match route {
+        Some(route) => rights.need(route, request.method()),
+        // That nothing is here is told to whoever may ask at all.
+        None => Some(Need::Nothing),
+    };
+    match need {
+        Some(Need::Nothing) if !is_v1 => return next.run(request).await,
+        None if !is_v1 => return wrong_method(&rights, route, &request),
+        Some(_) | None => {}
+    }
+    let caller = match identify(&api, request.headers()) {
+        Ok(caller) => caller,
+        Err(problem) => return problem.into_response(),
+    };
+    let named = match &caller {
+        Caller::Admin => None,
+        Caller::Token(_) => named_tenant(route, &mut request).await,
+    };
+    if let Err(problem) = caller.may(need.unwrap_or(Need::Nothing), named.as_deref()) {
+        return problem.into_response();
+    }
+    if need.is_none() {
+        return wrong_method(&rights, route, &request);
+    }
+    // The way of every event: it records nothing.
+    if route.is_some_and(|route| accept::takes_events(request.method(), route)) {
+        return next.run(request).await;
+    }
+    let asker = Asker {
+        by: caller.by(),
+        from: origin::of(&request, &api.trusted_proxies),
+        request_id: request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default(),
+        at: api.gateway.clock.now(),
+    };
+    let by = asker.by;
+    request.extensions_mut().insert(caller);
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let response = asked_by(Arc::new(asker), next.run(request)).await;
+    if !method.is_safe() {
+        let status = response.status().as_u16();
+        info!(token.id = %by, status, "{method} {path} was answered {status}");
+    }
+    response
+}
+
+/// Which tenant a request names in its path. One that cannot be read is
+/// nobody's.
+async fn named_tenant(route: Option<&str>, request: &mut Request) -> Option<String> {
+    if !route?.contains("{tenant}") {
+        return None;
+    }
+    let parts = request.extract_parts::<Path<Vec<(String, String)>>>().await;
+    let parts = parts.map(|Path(parts)| parts).unwrap_or_default();
+    Some(parts.into_iter().find(|(name, _)| name == "tenant").map(|(_, tenant)| tenant).unwrap_or_default())
+}
+
+fn wrong_method(rights: &Rights, route: Option<&str>, request: &Request) -> Response {
+    let allow = HeaderValue::try_from(rights.allowed(route.unwrap_or_default()));
+    let problem = status::unknown_method(request.method(), request.uri());
+    problem.with_headers(allow.ok().map(|methods| (ALLOW, methods))).into_response()
+}
+
+fn unauthenticated() -> Problem {
+    Problem::new(
+        Code::Unauthenticated,
+        "a valid token is needed: send `Authorization: Bearer <token>`; the first start wrote one to admin-token in the data directory",
+    )
+}
+
+/// Whose token a request carries.
+fn identify(api: &Api, headers: &HeaderMap) -> Result<Caller, Problem> {
+    let token = bearer(headers).ok_or_else(unauthenticated)?;
+    if !token.starts_with(PREFIX) {
+        return if api.admin.is(token) { Ok(Caller::Admin) } else { Err(unauthenticated()) };
+    }
+    let store = &api.gateway.store;
+    let known = id_of(token).and_then(|id| store.token(id));
+    // Compared with something in any case, which takes the same time.
+    let is_it = is_hash_of(&known.as_ref().map_or([0; 32], |known| known.hash), token);
+    let known = known.filter(|_| is_it).ok_or_else(unauthenticated)?;
+    let now = api.gateway.clock.now();
+    if known.is_over(now) {
+        return Err(Problem::new(Code::Unauthenticated, format!("token {} has expired; ask for a new one", known.id)));
+    }
+    // It may have been revoked without this node's having heard.
+    if !store.is_in_touch() {
+        return Err(Problem::new(
+            Code::Unavailable,
+            "this node has lost touch with the others, and cannot tell which tokens are still good; ask another one",
+        ));
+    }
+    api.uses.note(known.id, now);
+    Ok(Caller::Token(known))
+}
+
 fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    let mut given = headers.get_all(AUTHORIZATION).iter();
+    let (Some(one), None) = (given.next(), given.next()) else { return None };
+    let (scheme, token) = one.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+/// When tokens were last used here, as far as that is not written down yet.
+/// A request only takes a note; the store hears of it later.
+#[derive(Debug, Default)]
+pub struct Uses(Mutex<HashMap<TokenId, Use>>);
+
+#[derive(Debug, Clone, Copy)]
+struct Use {
+    at: Timestamp,
+    is_kept: bool,
+}
+
+impl Uses {
+    /// A token is used. Once a minute is often enough to know.
+    fn note(&self, id: TokenId, now: Timestamp) {
+        let mut uses = self.0.lock().expect("nothing panics while it is held");
+        let is_news = uses.get(&id).is_none_or(|known| now.duration_since(known.at).unsigned_abs() >= USES_KEPT_EVERY);
+        if is_news {
+            uses.insert(id, Use { at: now, is_kept: false });
+        }
+    }
+
+    /// When a token was last used here.
+    pub fn last(&self, id: TokenId) -> Option<Timestamp> {
+        self.0.lock().expect("nothing panics while it is held").get(&id).map(|known| known.at)
+    }
+
+    fn unkept(&self) -> Vec<(TokenId, Timestamp)> {
+        let uses = self.0.lock().expect("nothing panics while it is held");
+        uses.iter().filter(|(_, known)| !known.is_kept).map(|(id, known)| (*id, known.at)).collect()
+    }
+
+    fn keep(&self, kept: &[(TokenId, Timestamp)]) {
+        let mut uses = self.0.lock().expect("nothing panics while it is held");
+        for (id, at) in kept {
+            if let Some(known) = uses.get_mut(id).filter(|known| known.at == *at) {
+                known.is_kept = true;
+            }
+        }
+    }
+}
+
+/// Writes down now and then when tokens were used, for ever.
+pub async fn keep_uses(api: Api) {
+    loop {
+        tokio::time::sleep(USES_KEPT_EVERY).await;
+        write_uses(&api).await;
+    }
+}
+
+/// Writes down when tokens were used, as far as that is not written yet.
+pub async fn write_uses(api: &Api) {
+    let unkept = api.uses.unkept();
+    if unkept.is_empty() {
+        return;
+    }
+    match api.gateway.store.use_tokens(unkept.clone()).await {
+        Ok(()) => api.uses.keep(&unkept),
+        Err(problem) => warn!("when tokens were last used could not be written down yet: {problem}"),
+    }
 }
 
 #[cfg(test)]
@@ -80,5 +330,40 @@ mod tests {
         assert!(admin.is("old") && !admin.is("new"));
         assert!(admin.replace(hash("new")) && !admin.replace(hash("new")));
         assert!(admin.is("new") && !admin.is("old"));
+    }
+
+    #[test]
+    fn a_token_is_found_by_its_id_and_shows_nothing_else() {
+        let id = TokenId::mint(Timestamp::from_second(1_700_000_000).unwrap(), 7);
+        let token = new_token(id, [0xfb; 32]);
+        assert!(token.starts_with("pht_") && token.len() == 4 + 26 + 1 + 43, "{token}");
+        assert_eq!(id_of(&token), Some(id));
+        for other in ["pht_", "pht_x_y", "pha_abc", &token[..30], &token.replace("pht_", "pht__")] {
+            assert_eq!(id_of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_request_with_two_tokens_has_none() {
+        let mut headers = HeaderMap::new();
+        headers.append(AUTHORIZATION, HeaderValue::from_static("bearer a"));
+        assert_eq!(bearer(&headers), Some("a"));
+        headers.append(AUTHORIZATION, HeaderValue::from_static("Bearer b"));
+        assert_eq!(bearer(&headers), None);
+    }
+
+    #[test]
+    fn a_use_is_noted_once_a_minute_and_written_once() {
+        let (uses, id) = (Uses::default(), TokenId::mint(Timestamp::UNIX_EPOCH, 1));
+        let at = |second| Timestamp::from_second(second).unwrap();
+        uses.note(id, at(0));
+        uses.note(id, at(59));
+        assert_eq!(uses.unkept(), [(id, at(0))]);
+        uses.keep(&[(id, at(0))]);
+        assert!(uses.unkept().is_empty());
+        uses.note(id, at(60));
+        assert_eq!((uses.unkept(), uses.last(id)), (vec![(id, at(60))], Some(at(60))));
+        uses.keep(&[(id, at(0))]);
+        assert_eq!(uses.unkept(), [(id, at(60))], "what came meanwhile is not lost");
     }
 }

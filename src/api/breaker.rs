@@ -40,6 +40,7 @@ pub struct OpenBreaker {
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
     request_body = Option<OpenBreaker>,
     responses((status = 200, body = EndpointView), Problems, InputProblems),
+    security(("token" = ["manage"])),
 )]
 pub async fn open(
     State(api): State<Api>,
@@ -69,6 +70,7 @@ pub async fn open(
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
     request_body = Option<super::endpoints::Note>,
     responses((status = 200, body = EndpointView), Problems, InputProblems),
+    security(("token" = ["manage"])),
 )]
 pub async fn close(
     State(api): State<Api>,
@@ -125,6 +127,7 @@ pub struct HistoryParams {
     get, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/history", operation_id = "list_history", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id"), HistoryParams),
     responses((status = 200, body = Page<MilestoneView>), Problems, InputProblems),
+    security(("token" = ["read"])),
 )]
 pub async fn history(
     State(api): State<Api>,

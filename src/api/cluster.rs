@@ -57,6 +57,7 @@ pub struct ShardView {
 #[utoipa::path(
     get, path = "/v1/cluster", operation_id = "show_cluster", tag = "status",
     responses((status = 200, body = ClusterView), Problems),
+    security(("token" = ["admin"])),
 )]
 pub async fn show(State(api): State<Api>) -> Result<Json<ClusterView>, Problem> {
     let view = api.gateway.store.view().await?;

@@ -242,6 +242,7 @@ pub struct DeadLetterParams {
     get, path = "/v1/tenants/{tenant}/deliveries", operation_id = "list_deliveries", tag = "deliveries",
     params(("tenant" = String, Path, description = "Whose deliveries they are"), DeliveryParams),
     responses((status = 200, body = Page<DeliveryView>), Problems, InputProblems),
+    security(("token" = ["read"])),
 )]
 pub async fn list(
     State(api): State<Api>,
@@ -267,6 +268,7 @@ pub async fn list(
     get, path = "/v1/tenants/{tenant}/dead-letters", operation_id = "list_dead_letters", tag = "dead letters",
     params(("tenant" = String, Path, description = "Whose dead letters they are"), DeadLetterParams),
     responses((status = 200, body = Page<DeliveryView>), Problems, InputProblems),
+    security(("token" = ["read"])),
 )]
 pub async fn list_dead(
     State(api): State<Api>,
@@ -297,6 +299,7 @@ async fn view_page(api: &Api, list: &'static str, found: crate::store::Page<Deli
     get, path = "/v1/tenants/{tenant}/deliveries/{delivery}", operation_id = "show_delivery", tag = "deliveries",
     params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 200, body = DeliveryView), Problems),
+    security(("token" = ["read"])),
 )]
 pub async fn show(
     State(api): State<Api>,
@@ -317,6 +320,7 @@ async fn find(api: &Api, tenant: &TenantId, id: DeliveryId) -> Result<DeliveryVi
     get, path = "/v1/tenants/{tenant}/deliveries/{delivery}/attempts", operation_id = "list_attempts", tag = "deliveries",
     params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 200, body = Page<AttemptView>), Problems),
+    security(("token" = ["read"])),
 )]
 pub async fn attempts(
     State(api): State<Api>,
@@ -352,6 +356,7 @@ pub async fn attempts(
     get, path = "/v1/tenants/{tenant}/deliveries/{delivery}/explain", operation_id = "explain_delivery", tag = "deliveries",
     params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 200, body = Explanation), Problems),
+    security(("token" = ["read"])),
 )]
 pub async fn explain(
     State(api): State<Api>,
@@ -375,6 +380,7 @@ async fn change(api: &Api, tenant: &TenantId, id: DeliveryId, change: Change) ->
     post, path = "/v1/tenants/{tenant}/deliveries/{delivery}/retry", operation_id = "retry_delivery", tag = "deliveries",
     params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 202, body = DeliveryView), Problems, StateProblems),
+    security(("token" = ["manage"])),
 )]
 pub async fn retry(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery(id): NamedDelivery) -> Changed {
     change(&api, &tenant, id, Change::RetryNow).await
@@ -387,6 +393,7 @@ pub async fn retry(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery
     post, path = "/v1/tenants/{tenant}/deliveries/{delivery}/cancel", operation_id = "cancel_delivery", tag = "deliveries",
     params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 202, body = DeliveryView), Problems, StateProblems),
+    security(("token" = ["manage"])),
 )]
 pub async fn cancel(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery(id): NamedDelivery) -> Changed {
     change(&api, &tenant, id, Change::Cancel).await
@@ -399,6 +406,7 @@ pub async fn cancel(State(api): State<Api>, Tenant(tenant): Tenant, NamedDeliver
     post, path = "/v1/tenants/{tenant}/deliveries/{delivery}/replay", operation_id = "replay_delivery", tag = "deliveries",
     params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 202, body = DeliveryView), Problems, StateProblems, GoneProblems),
+    security(("token" = ["manage"])),
 )]
 pub async fn replay(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery(id): NamedDelivery) -> Changed {
     change(&api, &tenant, id, Change::Replay).await
@@ -411,6 +419,7 @@ pub async fn replay(State(api): State<Api>, Tenant(tenant): Tenant, NamedDeliver
     post, path = "/v1/tenants/{tenant}/dead-letters/{delivery}/replay", operation_id = "replay_dead_letter", tag = "dead letters",
     params(("tenant" = String, Path, description = "Whose dead letter it is"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 202, body = DeliveryView), Problems, StateProblems, GoneProblems),
+    security(("token" = ["manage"])),
 )]
 pub async fn replay_dead(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery(id): NamedDelivery) -> Changed {
     let known = find(&api, &tenant, id).await?;
@@ -433,6 +442,7 @@ pub async fn replay_dead(State(api): State<Api>, Tenant(tenant): Tenant, NamedDe
     post, path = "/v1/tenants/{tenant}/dead-letters/{delivery}/discard", operation_id = "discard_dead_letter", tag = "dead letters",
     params(("tenant" = String, Path, description = "Whose dead letter it is"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 202, body = DeliveryView), Problems, StateProblems),
+    security(("token" = ["manage"])),
 )]
 pub async fn discard(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery(id): NamedDelivery) -> Changed {
     change(&api, &tenant, id, Change::Discard).await

@@ -21,6 +21,7 @@ use crate::lifecycle::change;
 use crate::lifecycle::deliver::guard::BadUrl;
 use crate::lifecycle::deliver::keys::public_key;
 use crate::lifecycle::felt::{About, Felt, felt};
+use crate::model::audit::{Action, Deed};
 use crate::model::endpoint::{Endpoint, EndpointState, Settings, Standing};
 use crate::model::headers::MASK;
 use crate::model::health::{BreakerState, Health};
@@ -177,6 +178,7 @@ impl EndpointView {
     params(("tenant" = String, Path, description = "Whose endpoint it is")),
     request_body = NewEndpoint,
     responses((status = 201, body = EndpointView), Problems, InputProblems),
+    security(("token" = ["manage"])),
 )]
 pub async fn create(
     State(api): State<Api>,
@@ -288,6 +290,7 @@ pub struct EndpointParams {
     get, path = "/v1/tenants/{tenant}/endpoints", operation_id = "list_endpoints", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoints they are"), EndpointParams),
     responses((status = 200, body = Page<EndpointView>), Problems, InputProblems),
+    security(("token" = ["read"])),
 )]
 pub async fn list(
     State(api): State<Api>,
@@ -321,6 +324,7 @@ pub fn find(api: &Api, tenant: &TenantId, id: EndpointId) -> Result<Arc<Endpoint
     get, path = "/v1/tenants/{tenant}/endpoints/{endpoint}", operation_id = "show_endpoint", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
     responses((status = 200, body = EndpointView), Problems),
+    security(("token" = ["read"])),
 )]
 pub async fn show(
     State(api): State<Api>,
@@ -338,6 +342,7 @@ pub async fn show(
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
     request_body(content = Settings, description = "Any of the settings"),
     responses((status = 200, body = EndpointView), Problems, InputProblems),
+    security(("token" = ["manage"])),
 )]
 pub async fn update(
     State(api): State<Api>,
@@ -397,6 +402,7 @@ pub fn merge(target: &mut Value, patch: Value) {
     delete, path = "/v1/tenants/{tenant}/endpoints/{endpoint}", operation_id = "delete_endpoint", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
     responses((status = 204), Problems),
+    security(("token" = ["manage"])),
 )]
 pub async fn delete(
     State(api): State<Api>,
@@ -444,6 +450,7 @@ pub(super) fn check_note(note: Option<String>) -> Result<Option<String>, Problem
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
     request_body = Option<Note>,
     responses((status = 200, body = EndpointView), Problems, InputProblems),
+    security(("token" = ["manage"])),
 )]
 pub async fn pause(
     State(api): State<Api>,
@@ -466,6 +473,7 @@ pub async fn pause(
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
     request_body = Option<Note>,
     responses((status = 200, body = EndpointView), Problems, InputProblems),
+    security(("token" = ["manage"])),
 )]
 pub async fn resume(
     State(api): State<Api>,
@@ -486,6 +494,7 @@ pub async fn resume(
     post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/test", operation_id = "test_endpoint", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
     responses((status = 202, body = ReceiptView), Problems, LimitProblems, SpaceProblems),
+    security(("token" = ["manage"])),
 )]
 pub async fn test(
     State(api): State<Api>,
@@ -504,8 +513,9 @@ pub async fn test(
         data: bytes::Bytes::from_static(br#"{"message":"a test event from Posthaste"}"#),
     };
     let outcomes = accept(&api.gateway, &tenant, vec![submission], Together::All).await?;
-    let outcome = outcomes.into_iter().next().expect("one event in, one outcome out");
-    Ok((StatusCode::ACCEPTED, Json(outcome?.into())))
+    let outcome = outcomes.into_iter().next().expect("one event in, one outcome out")?;
+    api.gateway.store.record(Deed::new(Action::EndpointTested, &tenant, id)).await?;
+    Ok((StatusCode::ACCEPTED, Json(outcome.into())))
 }
 
 #[cfg(test)]

@@ -130,6 +130,7 @@ pub struct EventParams {
     get, path = "/v1/tenants/{tenant}/events", operation_id = "list_events", tag = "events",
     params(("tenant" = String, Path, description = "Whose events they are"), EventParams),
     responses((status = 200, body = Page<EventView>), Problems, InputProblems),
+    security(("token" = ["read"])),
 )]
 pub async fn list(
     State(api): State<Api>,
@@ -147,6 +148,7 @@ pub async fn list(
     get, path = "/v1/tenants/{tenant}/events/{event}", operation_id = "show_event", tag = "events",
     params(("tenant" = String, Path, description = "Whose event it is"), ("event" = String, Path, description = "The event's id")),
     responses((status = 200, body = EventView), Problems, GoneProblems),
+    security(("token" = ["read"])),
 )]
 pub async fn show(
     State(api): State<Api>,
@@ -173,6 +175,7 @@ async fn find(api: &Api, tenant: &TenantId, id: &EventId) -> Result<EventRecord,
     delete, path = "/v1/tenants/{tenant}/events/{event}/data", operation_id = "expunge_event", tag = "events",
     params(("tenant" = String, Path, description = "Whose event it is"), ("event" = String, Path, description = "The event's id")),
     responses((status = 204), Problems),
+    security(("token" = ["manage"])),
 )]
 pub async fn expunge(
     State(api): State<Api>,
@@ -188,6 +191,7 @@ pub async fn expunge(
     get, path = "/v1/tenants/{tenant}/events/{event}/deliveries", operation_id = "list_event_deliveries", tag = "events",
     params(("tenant" = String, Path, description = "Whose event it is"), ("event" = String, Path, description = "The event's id")),
     responses((status = 200, body = Page<DeliveryView>), Problems),
+    security(("token" = ["read"])),
 )]
 pub async fn deliveries(
     State(api): State<Api>,
@@ -205,6 +209,7 @@ pub async fn deliveries(
     get, path = "/v1/tenants/{tenant}/events/{event}/matches", operation_id = "list_event_matches", tag = "events",
     params(("tenant" = String, Path, description = "Whose event it is"), ("event" = String, Path, description = "The event's id")),
     responses((status = 200, body = Page<MatchView>), Problems, GoneProblems),
+    security(("token" = ["read"])),
 )]
 pub async fn matches(
     State(api): State<Api>,

@@ -15,9 +15,11 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::Api;
+use super::accept::DEPTH_MAX;
 use super::problem::{Code, Problem};
 use crate::lifecycle::intake::{Overload, Share};
-use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use crate::model::event::json_depth;
+use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
 
 /// How long a body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -147,6 +149,11 @@ const OBJECTS: &[&str] = &[
 
 /// Reads a document: a JSON object with nothing but objects where it nests.
 pub fn document_from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
+    let depth = json_depth(bytes);
+    if depth > DEPTH_MAX {
+        let detail = format!("the body is {depth} levels deep; use at most {DEPTH_MAX}");
+        return Err(Problem::field(Code::InvalidField, "", detail));
+    }
     from_json::<WithoutRepeats>(bytes)?;
     let document: serde_json::Value = from_json(bytes)?;
     for place in OBJECTS {
@@ -392,6 +399,10 @@ path_id!(
     NamedTenant, TenantId, "tenant"
 );
 path_id!(
+    /// The token a route names.
+    NamedToken, TokenId, "token"
+);
+path_id!(
     /// The endpoint a route names.
     NamedEndpoint, EndpointId, "endpoint"
 );
@@ -410,4 +421,36 @@ async fn path_part<T: std::str::FromStr>(parts: &mut Parts, name: &str) -> Resul
     let Path(found) = found.map_err(|_| Problem::not_found(name))?;
     let text = found.into_iter().find(|(part, _)| part == name).map(|(_, text)| text);
     text.and_then(|text| text.parse().ok()).ok_or_else(|| Problem::not_found(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderMap;
+
+    /// A body that drips in, a byte every few seconds.
+    fn dripping(every: Duration) -> Body {
+        let drip = futures_util::stream::unfold((), move |()| async move {
+            tokio::time::sleep(every).await;
+            Some((Ok::<_, std::io::Error>(Bytes::from_static(b" ")), ()))
+        });
+        Body::from_stream(drip)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_drips_in_is_given_up_in_time() {
+        let began = tokio::time::Instant::now();
+        let body = dripping(Duration::from_secs(2));
+        let problem = read_body(&HeaderMap::new(), body, DOCUMENT_BYTES_MAX).await.unwrap_err();
+        assert_eq!((problem.code(), began.elapsed().as_secs()), (Code::RequestTimeout, 30));
+    }
+
+    #[test]
+    fn a_document_is_not_deeper_than_what_may_be_read() {
+        let nested = |depth: usize| format!("{{\"a\":{}{}}}", "[".repeat(depth - 1), "]".repeat(depth - 1));
+        let read = |depth| document_from_json::<serde_json::Value>(nested(depth).as_bytes()).map_err(|why| why.code());
+        assert!(read(DEPTH_MAX).is_ok());
+        assert_eq!(read(DEPTH_MAX + 1), Err(Code::InvalidField));
+        assert_eq!(read(100_000), Err(Code::InvalidField), "and it costs no stack");
+    }
 }

@@ -50,6 +50,7 @@ pub struct LaneParams {
     get, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/lanes", operation_id = "list_lanes", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id"), LaneParams),
     responses((status = 200, body = Page<LaneView>), Problems, InputProblems),
+    security(("token" = ["read"])),
 )]
 pub async fn list(
     State(api): State<Api>,

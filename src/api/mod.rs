@@ -8,8 +8,11 @@ use std::task::{Context, Poll};
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{Next, from_fn_with_state};
-use axum::response::Response;
-use http::HeaderValue;
+use axum::response::{IntoResponse, Response};
+use http::header::CONNECTION;
+use http::{HeaderName, HeaderValue};
+use ipnet::IpNet;
+use tracing::{Instrument, error_span};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -17,6 +20,7 @@ use crate::lifecycle::Gateway;
 use crate::lifecycle::deliver::guard::Guard;
 
 pub mod accept;
+pub mod audit;
 pub mod auth;
 pub mod breaker;
 pub mod cluster;
@@ -27,13 +31,17 @@ pub mod input;
 pub mod lanes;
 pub mod limits;
 pub mod openapi;
+pub mod origin;
 pub mod page;
 pub mod policies;
 pub mod problem;
+pub mod rights;
 pub mod secrets;
 pub mod server;
+pub mod stall;
 pub mod status;
 pub mod tenants;
+pub mod tokens;
 
 /// What the routes work with; shared by every request.
 pub type Api = Arc<Doors>;
@@ -46,6 +54,10 @@ pub struct Doors {
     pub guard: Arc<Guard>,
     /// The admin token.
     pub admin: auth::Admin,
+    /// When tenants' tokens were last used.
+    pub uses: auth::Uses,
+    /// Proxies that are believed when they say whom they speak for.
+    pub trusted_proxies: Vec<IpNet>,
     /// How large an event may be.
     pub event_bytes_max: usize,
     /// Whether payloads are kept out of answers.
@@ -92,6 +104,10 @@ pub fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(deliveries::list_dead))
         .routes(routes!(deliveries::replay_dead))
         .routes(routes!(deliveries::discard))
+        .routes(routes!(audit::of_tenant))
+        .routes(routes!(audit::list))
+        .routes(routes!(tokens::create, tokens::list))
+        .routes(routes!(tokens::revoke))
         .routes(routes!(policies::preview))
         .routes(routes!(cluster::show))
         .routes(routes!(status::healthz))
@@ -100,32 +116,36 @@ pub fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(status::openapi))
 }
 
-/// The routes, ready to be served: everything under `/v1` needs a token, and
-/// every error leaves as a problem.
+/// The routes, ready to be served: each to those who may use it, and every
+/// error leaves as a problem.
 pub fn router(api: Api) -> Router {
     let (routes, _) = routes().split_for_parts();
+    let rights = rights::Rights::of(&openapi::document()).expect("every route says who may use it");
     routes
         .method_not_allowed_fallback(status::wrong_method)
         .fallback(status::nothing_here)
-        .layer(from_fn_with_state(api.clone(), guard_v1))
+        .layer(from_fn_with_state((api.clone(), Arc::new(rights)), auth::admit))
         .layer(from_fn_with_state(api.clone(), finish))
         .with_state(api)
 }
 
-async fn guard_v1(state: State<Api>, request: Request, next: Next) -> Response {
-    use axum::response::IntoResponse;
-    match request.uri().path().starts_with("/v1/") {
-        true => auth::require_token(state, request, next).await.into_response(),
-        false => next.run(request).await,
-    }
-}
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Names the request and writes out the problem, if that is the answer.
-async fn finish(State(api): State<Api>, request: Request, next: Next) -> Response {
+async fn finish(State(api): State<Api>, mut request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>();
     let takes_events = route.is_some_and(|route| accept::takes_events(request.method(), route.as_str()));
-    let mut response = ToItsEnd::of(next.run(request)).await;
-    let request_id = format!("req_{:016x}", rand::random::<u64>());
+    let is_spare = request.extensions().get::<server::Spare>().is_some();
+    let id = origin::RequestId::of(request.headers(), rand::random());
+    let request_id = id.0.clone();
+    request.extensions_mut().insert(id);
+    let mut response = match is_spare && !server::is_vital(request.uri().path()) {
+        true => server::full().into_response(),
+        false => {
+            let span = error_span!("request", request.id = %request_id);
+            ToItsEnd::of(next.run(request).instrument(span)).await
+        }
+    };
     if let Some(problem) = response.extensions_mut().remove::<problem::Problem>() {
         if takes_events {
             api.gateway.metrics.refused(problem.code().as_str());
@@ -135,8 +155,11 @@ async fn finish(State(api): State<Api>, request: Request, next: Next) -> Respons
         }
         problem.render(&mut response, &request_id);
     }
-    let value = HeaderValue::try_from(request_id).expect("hex is a header value");
-    response.headers_mut().insert("x-request-id", value);
+    let value = HeaderValue::try_from(request_id).expect("a sane id is a header value");
+    response.headers_mut().insert(REQUEST_ID, value);
+    if is_spare {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     response
 }
 

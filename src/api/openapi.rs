@@ -20,6 +20,8 @@ use utoipa::{Modify, OpenApi};
         (name = "dead letters", description = "Deliveries that could not be made"),
         (name = "policies", description = "When to try again, and when to stop"),
         (name = "tenants", description = "Whose events these are"),
+        (name = "tokens", description = "What lets programs use the API, and how far"),
+        (name = "audit", description = "Who changed what, when, and from where"),
         (name = "status", description = "The gateway itself"),
     )
 )]

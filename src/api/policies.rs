@@ -30,6 +30,7 @@ pub struct PreviewParams {
     params(PreviewParams),
     request_body = RetrySpec,
     responses((status = 200, body = Preview), Problems, InputProblems),
+    security(("token" = ["read"])),
 )]
 pub async fn preview(
     Query(params): Query<PreviewParams>,

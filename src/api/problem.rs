@@ -83,6 +83,8 @@ codes! {
     NotFound = "not_found", NOT_FOUND, "There is no such thing";
     /// No token, or one that is not valid.
     Unauthenticated = "unauthenticated", UNAUTHORIZED, "A valid token is needed";
+    /// The token is good, but not for this.
+    MissingRight = "missing_right", FORBIDDEN, "The token does not have the right to do this";
     /// The state of the thing does not allow this.
     WrongState = "wrong_state", CONFLICT, "Its state does not allow this";
     /// The body is larger than allowed.
@@ -288,7 +290,10 @@ pub enum Problems {
     /// `unauthenticated`: no token, or one that is not valid.
     #[response(status = 401, content_type = "application/problem+json")]
     Unauthenticated(#[to_schema] ProblemBody<'static>),
-    /// `not_found`: there is no such thing.
+    /// `missing_right`: the token may not do this; `detail` names the right.
+    #[response(status = 403, content_type = "application/problem+json")]
+    MissingRight(#[to_schema] ProblemBody<'static>),
+    /// `not_found`: there is no such thing, or it is another tenant's.
     #[response(status = 404, content_type = "application/problem+json")]
     NotFound(#[to_schema] ProblemBody<'static>),
     /// `unavailable`: not now; trying again later is safe.

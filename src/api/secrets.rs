@@ -16,6 +16,7 @@ use super::page::Page;
 use super::problem::{Code, InputProblems, Problem, Problems, StateProblems};
 use crate::lifecycle::change;
 use crate::lifecycle::deliver::keys::{BAD_KEY, BAD_SECRET, key_pair, new_key, new_secret, public_key, secret_key};
+use crate::model::audit::{Action, Deed};
 use crate::model::endpoint::{Secret, Settings};
 use crate::model::id::SecretId;
 use crate::model::span::Span;
@@ -108,6 +109,7 @@ impl Brought {
     get, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/secrets", operation_id = "list_secrets", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
     responses((status = 200, body = Page<SecretView>), Problems),
+    security(("token" = ["manage"])),
 )]
 pub async fn list(
     State(api): State<Api>,
@@ -115,6 +117,8 @@ pub async fn list(
     NamedEndpoint(id): NamedEndpoint,
 ) -> Result<Json<Page<SecretView>>, Problem> {
     let endpoint = find(&api, &tenant, id)?;
+    // On record before they are shown.
+    api.gateway.store.record(Deed::new(Action::SecretsShown, &tenant, id)).await?;
     let now = api.gateway.clock.now();
     let active = endpoint.secrets.iter().filter(|secret| secret.is_active(now));
     let show = |secret: &Secret| SecretView {
@@ -148,6 +152,7 @@ pub struct Rotation {
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
     request_body = Option<Rotation>,
     responses((status = 201, body = RotatedView), Problems, InputProblems, StateProblems),
+    security(("token" = ["manage"])),
 )]
 pub async fn rotate(
     State(api): State<Api>,

@@ -153,6 +153,11 @@ pub async fn nothing_here(uri: http::Uri) -> Problem {
 
 /// Something is at this address, but not for this method.
 pub async fn wrong_method(method: http::Method, uri: http::Uri) -> Problem {
+    unknown_method(&method, &uri)
+}
+
+/// What is said of a method that is not known at an address.
+pub fn unknown_method(method: &http::Method, uri: &http::Uri) -> Problem {
     let detail = format!("{method} is not known at {}; the API is described at /openapi.json", uri.path());
     Problem::new(super::problem::Code::MethodNotAllowed, detail)
 }

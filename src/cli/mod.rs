@@ -7,6 +7,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 pub mod serve;
 
+pub mod audit;
 pub mod cluster;
 pub mod dead_letters;
 pub mod deliveries;
@@ -15,6 +16,7 @@ pub mod events;
 pub mod explain;
 pub mod send;
 pub mod tenants;
+pub mod tokens;
 
 pub mod bench;
 pub mod completions;
@@ -58,6 +60,10 @@ pub enum Command {
     DeadLetters(dead_letters::Args),
     /// Create, change and delete tenants.
     Tenants(tenants::Args),
+    /// Make, list and revoke tokens.
+    Tokens(tokens::Args),
+    /// Show who changed what, when, and from where.
+    Audit(audit::Args),
     /// Show the nodes that share a store, and their shards.
     Cluster(cluster::Args),
     /// Run a local receiver that verifies, deduplicates, prints, and misbehaves on request.
@@ -105,6 +111,8 @@ async fn hand_over(command: Command) -> anyhow::Result<()> {
         Command::Explain(args) => explain::run(args).await,
         Command::DeadLetters(args) => dead_letters::run(args).await,
         Command::Tenants(args) => tenants::run(args).await,
+        Command::Tokens(args) => tokens::run(args).await,
+        Command::Audit(args) => audit::run(args).await,
         Command::Cluster(args) => cluster::run(args).await,
         Command::Listen(args) => listen::run(args).await,
         Command::Policy(args) => policy::run(args).await,

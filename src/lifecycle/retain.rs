@@ -10,7 +10,7 @@ use crate::clock::Clock;
 use crate::model::delivery::after;
 use crate::model::pace::about;
 use crate::model::span::Span;
-use crate::store::{Forgotten, Horizon, Queue, Result};
+use crate::store::{Access, Forgotten, Horizon, Queue, Result, Store};
 
 /// How long things are kept.
 #[derive(Debug, Clone, Copy)]
@@ -19,6 +19,8 @@ pub struct Retention {
     pub finished: Span,
     /// Dead letters.
     pub dead: Span,
+    /// The audit log.
+    pub audit: Span,
 }
 
 /// How many events one step looks at: a few milliseconds of the writer.
@@ -31,10 +33,13 @@ const BREATH: Duration = Duration::from_millis(20);
 const FIRST_SECONDS: Range<f64> = 10.0..60.0;
 
 /// Sweeps now and then, for ever.
-pub async fn run(store: &dyn Queue, clock: &dyn Clock, retention: Retention) {
+pub async fn run(store: &dyn Store, clock: &dyn Clock, retention: Retention) {
     let first_in = Duration::from_secs_f64(rand::random_range(FIRST_SECONDS));
     clock.sleep_until(after(clock.now(), first_in)).await;
     loop {
+        if let Err(problem) = sweep_audit(store, clock, retention).await {
+            warn!("the audit log could not be swept, and is next time: {problem}");
+        }
         match sweep(store, clock, retention).await {
             Ok(Forgotten { events: 0, deliveries: 0, .. }) => {}
             Ok(Forgotten { events, deliveries, .. }) => {
@@ -78,6 +83,20 @@ pub async fn sweep(store: &dyn Queue, clock: &dyn Clock, retention: Retention) -
     }
 }
 
+/// Forgets what of the audit log is old enough; returns how many entries.
+pub async fn sweep_audit(store: &dyn Access, clock: &dyn Clock, retention: Retention) -> Result<usize> {
+    let end = before(clock.now(), retention.audit);
+    let mut total = 0;
+    loop {
+        let gone = store.forget_audit(end, STEP).await?;
+        total += gone;
+        if gone < STEP {
+            return Ok(total);
+        }
+        clock.sleep_until(after(clock.now(), BREATH)).await;
+    }
+}
+
 fn before(now: Timestamp, span: Span) -> Timestamp {
     let millis = i64::try_from(span.as_millis()).unwrap_or(i64::MAX);
     Timestamp::from_millisecond(now.as_millisecond().saturating_sub(millis)).unwrap_or(Timestamp::MIN)
@@ -89,7 +108,11 @@ mod tests {
 
     #[test]
     fn no_two_sweeps_are_in_step_and_none_is_late() {
-        let kept_for = |seconds| Retention { finished: Span::secs(seconds), dead: Span::secs(seconds) };
+        let kept_for = |seconds| Retention {
+            finished: Span::secs(seconds),
+            dead: Span::secs(seconds),
+            audit: Span::secs(seconds),
+        };
         let minutes = |seconds, draw| pause(kept_for(seconds), draw).as_secs_f64() / 60.0;
         assert_eq!((minutes(60, 0.0), minutes(60, 0.5)), (0.9, 1.0));
         assert_eq!((minutes(30 * 86_400, 0.0), minutes(30 * 86_400, 0.5)), (54.0, 60.0));

@@ -90,6 +90,14 @@ minted_id!(
     /// Names one signing secret of an endpoint.
     SecretId, "sec"
 );
+minted_id!(
+    /// Names a token.
+    TokenId, "key"
+);
+minted_id!(
+    /// Names an entry of the audit log.
+    AuditId, "aud"
+);
 
 impl AttemptId {
     /// The id of a delivery's attempt: the same whenever it is asked for, so

@@ -28,3 +28,6 @@ pub mod signing;
 pub mod verdict;
 
 pub mod shard;
+
+pub mod audit;
+pub mod token;

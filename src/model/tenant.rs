@@ -24,6 +24,16 @@ pub struct Tenant {
     pub created_at: Timestamp,
 }
 
+impl Tenant {
+    /// What may be said of it, by field.
+    pub fn fields(&self) -> serde_json::Value {
+        let Quota { weight, rate, ingest } = self.quota;
+        serde_json::json!({
+            "name": self.name, "weight": weight, "rate": rate, "ingest": ingest, "defaults": self.defaults
+        })
+    }
+}
+
 /// How much of the gateway a tenant may use.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::Claim;
+use crate::model::audit::Action;
 use crate::model::delivery::State;
 use crate::model::endpoint::{Endpoint, EndpointState, Secret, Settings};
 use crate::model::health::Health;
@@ -65,6 +66,16 @@ impl Change {
             Self::Cancel => "cancel",
             Self::Replay => "replay",
             Self::Discard => "discard",
+        }
+    }
+
+    /// What is recorded of it.
+    pub fn action(self) -> Action {
+        match self {
+            Self::RetryNow => Action::DeliveryRetried,
+            Self::Cancel => Action::DeliveryCancelled,
+            Self::Replay => Action::DeliveryReplayed,
+            Self::Discard => Action::DeliveryDiscarded,
         }
     }
 
@@ -143,4 +154,20 @@ pub enum EndpointChange {
         /// How long the others go on.
         overlap: Duration,
     },
+}
+
+impl EndpointChange {
+    /// What is recorded of it, where it is somebody's doing.
+    pub fn action(&self) -> Option<Action> {
+        match self {
+            Self::Settings { .. } => Some(Action::EndpointChanged),
+            Self::Standing { state: EndpointState::Active, .. } => Some(Action::EndpointResumed),
+            Self::Standing { state: EndpointState::Paused, .. } => Some(Action::EndpointPaused),
+            Self::Standing { state: EndpointState::Disabled, .. } => Some(Action::EndpointDisabled),
+            Self::Breaker { is_open: true, .. } => Some(Action::BreakerOpened),
+            Self::Breaker { is_open: false, .. } => Some(Action::BreakerClosed),
+            Self::Rotate { .. } => Some(Action::SecretRotated),
+            Self::Mailed => None,
+        }
+    }
 }

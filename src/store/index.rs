@@ -10,9 +10,10 @@ use std::sync::Arc;
 use crate::model::endpoint::{Endpoint, ParsedData};
 use crate::model::event::Event;
 use crate::model::health::Health;
-use crate::model::id::{EndpointId, TenantId};
+use crate::model::id::{EndpointId, TenantId, TokenId};
 use crate::model::shard::Shard;
 use crate::model::tenant::Tenant;
+use crate::model::token::Token;
 use crate::store::{Error, Result};
 
 /// What is known of tenants and endpoints, in memory.
@@ -20,6 +21,7 @@ use crate::store::{Error, Result};
 pub struct Index {
     tenants: BTreeMap<TenantId, TenantEntry>,
     endpoints: HashMap<EndpointId, EndpointEntry>,
+    tokens: HashMap<TokenId, Arc<Token>>,
     /// How many deliveries wait, by the number of the endpoint.
     waiting: HashMap<i64, u64>,
     waiting_in_all: u64,
@@ -132,8 +134,24 @@ impl Index {
         });
     }
 
-    /// Takes out a tenant and its endpoints.
+    /// One token.
+    pub fn token(&self, id: TokenId) -> Option<Arc<Token>> {
+        self.tokens.get(&id).cloned()
+    }
+
+    /// Takes in a token.
+    pub fn put_token(&mut self, token: Arc<Token>) {
+        self.tokens.insert(token.id, token);
+    }
+
+    /// Takes out a token.
+    pub fn remove_token(&mut self, id: TokenId) {
+        self.tokens.remove(&id);
+    }
+
+    /// Takes out a tenant, its endpoints and its tokens.
     pub fn remove_tenant(&mut self, id: &TenantId) {
+        self.tokens.retain(|_, token| token.tenant != *id);
         if let Some(entry) = self.tenants.remove(id) {
             if !entry.endpoints.is_empty() {
                 self.weight_in_use -= u64::from(entry.tenant.quota.weight);

@@ -1,8 +1,8 @@
 //! Where facts rest: what every store promises.
 //!
-//! Four traits of lifecycle verbs: [`Queue`] moves deliveries, [`Catalog`]
+//! Five traits of lifecycle verbs: [`Queue`] moves deliveries, [`Catalog`]
 //! knows tenants and endpoints, [`History`] answers questions, [`Cluster`]
-//! knows the other nodes. A store is all four. Verbs keep atomicity inside the store: whatever one call changes
+//! knows the other nodes, [`Access`] who may use the API. A store is all five. Verbs keep atomicity inside the store: whatever one call changes
 //! becomes durable together, before the call returns, or not at all.
 
 use std::collections::HashSet;
@@ -21,6 +21,7 @@ use crate::model::next::Next;
 use crate::model::shard::{Epoch, Lease, Shard};
 use crate::model::tenant::Tenant;
 
+mod access;
 mod changes;
 mod cluster;
 mod codes;
@@ -31,6 +32,7 @@ pub mod moved;
 pub mod postgres;
 pub mod seal;
 
+pub use access::{Access, AuditQuery, asked_by, asker};
 pub use changes::{Change, Changed, ChangedEndpoint, EndpointChange, Notice, Stop};
 pub use cluster::{Cluster, Node, Pulse, ShardView, Tiding, View};
 
@@ -69,9 +71,9 @@ pub enum Error {
 /// A store's answer.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A store: all four parts.
-pub trait Store: Queue + Catalog + History + Cluster {}
-impl<T: Queue + Catalog + History + Cluster> Store for T {}
+/// A store: all five parts.
+pub trait Store: Queue + Catalog + History + Cluster + Access {}
+impl<T: Queue + Catalog + History + Cluster + Access> Store for T {}
 
 /// Moves deliveries from acceptance to their end.
 #[async_trait]
@@ -509,6 +511,17 @@ pub struct Page<T> {
     pub data: Vec<T>,
     /// Where the next page begins.
     pub next: Option<String>,
+}
+
+impl<T> Page<T> {
+    /// The first so many of what was found, with a next page if there was
+    /// more.
+    fn cut(mut found: Vec<T>, limit: usize, place: impl Fn(&T) -> String) -> Self {
+        let has_more = found.len() > limit;
+        found.truncate(limit);
+        let next = found.last().filter(|_| has_more).map(place);
+        Self { data: found, next }
+    }
 }
 
 /// A lane with members to deliver.

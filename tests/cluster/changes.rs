@@ -196,3 +196,31 @@ async fn whichever_node_is_asked_a_delivery_in_flight_is_shown_as_such() {
     scene.ledger.go_on();
     scene.cluster.drained().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_is_good_everywhere_when_it_is_made_and_nowhere_when_it_is_revoked() {
+    let ledger = Ledger::start(|_| Reply::Status(200)).await;
+    let cluster = Cluster::started(2, &ledger).await;
+    let nodes = [&cluster.nodes[0], &cluster.nodes[1]];
+    for round in 0..20 {
+        let (here, there) = (nodes[round % 2], nodes[(round + 1) % 2]);
+        let new = json!({"tenant": "default", "rights": ["read"]});
+        let made = here.client().post_json("/v1/tokens", &new).await.expect(201);
+        let (id, token) = (made["id"].as_str().unwrap(), made["token"].as_str().unwrap());
+        let user = Client::new(there.gateway().address, token);
+        user.get(&format!("{TENANT}/endpoints")).await.expect(200);
+        here.client().send("DELETE", &format!("/v1/tokens/{id}"), &[], "").await.unwrap().expect(204);
+        user.get(&format!("{TENANT}/endpoints")).await.problem(401, "unauthenticated");
+    }
+    // One that has slept through a revocation trusts nobody's word until it knows.
+    let made = nodes[0].client().post_json("/v1/tokens", &json!({"tenant": "default", "rights": ["read"]})).await;
+    let made = made.expect(201);
+    let user = Client::new(nodes[1].gateway().address, made["token"].as_str().unwrap());
+    user.get(&format!("{TENANT}/endpoints")).await.expect(200);
+    nodes[1].freeze();
+    let path = format!("/v1/tokens/{}", made["id"].as_str().unwrap());
+    nodes[0].client().send("DELETE", &path, &[], "").await.unwrap().expect(204);
+    nodes[1].thaw();
+    let answer = user.get(&format!("{TENANT}/endpoints")).await;
+    assert!(matches!(answer.status, 401 | 503), "{}", answer.status);
+}

@@ -38,6 +38,7 @@ mod ground;
 mod house;
 
 mod accept;
+mod access;
 mod catalog;
 mod change;
 mod due;

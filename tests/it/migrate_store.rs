@@ -37,7 +37,14 @@ async fn refused(folder: &Path, flags: &[&str]) -> String {
 /// Everything the API tells of an installation.
 async fn told(gateway: &Gateway, endpoints: &[&Value]) -> Value {
     let mut all = serde_json::Map::new();
-    for list in ["tenants", "tenants/default/endpoints", "tenants/default/events", "tenants/acme/endpoints"] {
+    for list in [
+        "tenants",
+        "tokens",
+        "tenants/default/endpoints",
+        "tenants/default/events",
+        "tenants/acme/endpoints",
+        "tenants/acme/audit",
+    ] {
         all.insert(list.into(), gateway.list(&format!("/v1/{list}")).await.into());
     }
     for state in ["waiting", "delivered", "dead", "cancelled"] {
@@ -91,6 +98,8 @@ async fn live(gateway: &Gateway) -> Story {
     })
     .await;
     gateway.client.send("PUT", "/v1/tenants/acme", &[], r#"{"name":"Acme"}"#).await.unwrap().expect(201);
+    let reader = json!({"tenant": "acme", "rights": ["read"], "expires_at": "2100-01-01T00:00:00Z"});
+    gateway.client.post_json("/v1/tokens", &reader).await.expect(201);
     let theirs = json!({"url": receiver.url(), "description": "theirs"});
     gateway.client.post_json("/v1/tenants/acme/endpoints", &theirs).await.expect(201);
     let url = |part: &str| format!("{}/{part}", receiver.url());

@@ -10,13 +10,15 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use jiff::Timestamp;
 use posthaste::model::attempt::Attempt;
+use posthaste::model::audit::{Deed, Entry};
 use posthaste::model::delivery::Delivery;
 use posthaste::model::endpoint::Endpoint;
 use posthaste::model::event::Event;
-use posthaste::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use posthaste::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
 use posthaste::model::news::Milestone;
 use posthaste::model::shard::Lease;
 use posthaste::model::tenant::Tenant;
+use posthaste::model::token::Token;
 use posthaste::store::embedded::Embedded;
 use posthaste::store::*;
 use rand::rngs::StdRng;
@@ -252,6 +254,39 @@ impl Catalog for Stumbling {
     }
     async fn note_once(&self, name: &'static str, value: String) -> Result<String> {
         self.call(async move |store| store.note_once(name, value).await).await
+    }
+}
+
+#[async_trait]
+impl Access for Stumbling {
+    fn token(&self, id: TokenId) -> Option<Arc<Token>> {
+        self.inner.token(id)
+    }
+    fn is_in_touch(&self) -> bool {
+        self.inner.is_in_touch()
+    }
+    async fn create_token(&self, token: Token) -> Result<()> {
+        self.call(async move |store| store.create_token(token).await).await
+    }
+    async fn revoke_token(&self, id: TokenId, tenant: Option<&TenantId>, now: Timestamp) -> Result<()> {
+        let tenant = tenant.cloned();
+        self.call(async move |store| store.revoke_token(id, tenant.as_ref(), now).await).await
+    }
+    async fn use_tokens(&self, used: Vec<(TokenId, Timestamp)>) -> Result<()> {
+        self.call(async move |store| store.use_tokens(used).await).await
+    }
+    async fn tokens(&self, tenant: Option<&TenantId>, page: PageAsk) -> Result<Page<Token>> {
+        let tenant = tenant.cloned();
+        self.call(async move |store| store.tokens(tenant.as_ref(), page).await).await
+    }
+    async fn record(&self, deed: Deed) -> Result<()> {
+        self.call(async move |store| store.record(deed).await).await
+    }
+    async fn audit(&self, ask: AuditQuery, page: PageAsk) -> Result<Page<Entry>> {
+        self.call(async move |store| store.audit(ask, page).await).await
+    }
+    async fn forget_audit(&self, before: Timestamp, most: usize) -> Result<usize> {
+        self.call(async move |store| store.forget_audit(before, most).await).await
     }
 }
 

@@ -12,6 +12,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::Embedded;
 use super::endpoint::{current, insert_secret, open_secret, open_settings, seal_settings};
 use super::rows::{at, id_bytes, millis, uuid_of};
+use crate::model::audit::{Action, Deed, differing};
 use crate::model::endpoint::{Endpoint, OnDead, Secret};
 use crate::model::event::Event;
 use crate::model::id::{EndpointId, SecretId, TenantId};
@@ -71,6 +72,7 @@ pub fn load(db: &Connection, seal: &Seal) -> rusqlite::Result<Index> {
     while let Some(row) = rows.next()? {
         index.count_waiting(row.get(0)?, row.get(1)?);
     }
+    super::access::load(db, &mut index)?;
     Ok(index)
 }
 
@@ -129,18 +131,32 @@ impl Catalog for Embedded {
             .write(move |transaction| {
                 let (defaults, quota) = (to_json(&tenant.defaults), to_json(&tenant.quota));
                 let db = transaction.db;
-                let known: Option<(i64, i64)> = db
+                let known = db
                     .query_row(
-                        "SELECT no, created_at FROM tenants WHERE id = ? AND deleted_at IS NULL",
+                        "SELECT no, created_at, name, defaults, quota FROM tenants WHERE id = ? AND deleted_at IS NULL",
                         [tenant.id.as_str()],
-                        |row| Ok((row.get(0)?, row.get(1)?)),
+                        |row| {
+                            let before = Tenant {
+                                id: tenant.id.clone(),
+                                created_at: at(row.get(1)?),
+                                name: row.get(2)?,
+                                defaults: from_json(&row.get::<_, String>(3)?),
+                                quota: from_json(&row.get::<_, String>(4)?),
+                            };
+                            Ok((row.get::<_, i64>(0)?, before))
+                        },
                     )
                     .optional()?;
+                let deed = match &known {
+                    Some((_, before)) => Deed::new(Action::TenantChanged, &tenant.id, &tenant.id)
+                        .changing(differing(&before.fields(), &tenant.fields())),
+                    None => Deed::new(Action::TenantCreated, &tenant.id, &tenant.id),
+                };
                 let (no, created_at) = match known {
-                    Some((no, created_at)) => {
+                    Some((no, before)) => {
                         let sql = "UPDATE tenants SET name = ?, defaults = ?, quota = ? WHERE no = ?";
                         db.execute(sql, params![tenant.name, defaults, quota, no])?;
-                        (no, at(created_at))
+                        (no, before.created_at)
                     }
                     None => {
                         let sql = "INSERT INTO tenants (id, name, defaults, quota, created_at) VALUES (?, ?, ?, ?, ?)";
@@ -149,6 +165,7 @@ impl Catalog for Embedded {
                         (db.last_insert_rowid(), tenant.created_at)
                     }
                 };
+                transaction.record(no, &deed)?;
                 let tenant = Arc::new(Tenant { created_at, ..tenant });
                 let known = tenant.clone();
                 transaction.after_commit(move |index| index.put_tenant(no, known));
@@ -172,6 +189,8 @@ impl Catalog for Embedded {
                 db.execute(sql, [no])?;
                 let sql = "UPDATE endpoints SET deleted_at = ? WHERE tenant = ? AND deleted_at IS NULL";
                 db.execute(sql, params![millis(now), no])?;
+                db.execute("DELETE FROM tokens WHERE tenant = ?", [no])?;
+                transaction.record(no, &Deed::new(Action::TenantDeleted, &id, &id))?;
                 transaction.after_commit(move |index| index.remove_tenant(&id));
                 Ok(Ok(()))
             })
@@ -209,6 +228,7 @@ impl Catalog for Embedded {
                 for secret in &endpoint.secrets {
                     insert_secret(transaction, no, endpoint.id, secret)?;
                 }
+                transaction.record(tenant, &Deed::new(Action::EndpointCreated, &endpoint.tenant, endpoint.id))?;
                 let endpoint = Arc::new(endpoint);
                 let known = endpoint.clone();
                 transaction.after_commit(move |index| index.put_endpoint(no, known));
@@ -253,6 +273,7 @@ impl Catalog for Embedded {
                 let sql = "UPDATE endpoints SET deleted_at = ? WHERE no = ?";
                 transaction.db.execute(sql, params![millis(now), no])?;
                 transaction.db.execute("DELETE FROM milestones WHERE endpoint = ?", [no])?;
+                transaction.record_of_endpoint(no, &Deed::new(Action::EndpointDeleted, &tenant, id))?;
                 transaction.after_commit(move |index| {
                     index.remove_endpoint(id);
                     index.forget_waiting(no);

@@ -7,6 +7,7 @@ use super::lane::{Head, Member, is_head, pass};
 use super::news::tell_of_lane;
 use super::rows::{at, delivery_id, delivery_no, millis, state_of, uuid_of};
 use super::writer::Transaction;
+use crate::model::audit::Deed;
 use crate::model::delivery::State;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::{Change, Changed, Error, Result};
@@ -92,6 +93,7 @@ pub fn change(
     if let Head::Dead(next) = head {
         freed.extend(tell_of_lane(transaction, next, true, now)?);
     }
+    transaction.record_of_endpoint(row.endpoint_no, &Deed::new(change.action(), tenant, id))?;
     let told = std::mem::take(&mut transaction.told);
     Ok(Ok(Changed { endpoint: row.endpoint, due_at, freed, told }))
 }

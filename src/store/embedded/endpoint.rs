@@ -10,6 +10,7 @@ use super::lane::pass_dead_heads;
 use super::news::{mark, tell_of_lane};
 use super::rows::{at, id_bytes, millis, uuid_of};
 use super::writer::Transaction;
+use crate::model::audit::{Deed, differing};
 use crate::model::endpoint::{Endpoint, OnDead, Secret, Settings};
 use crate::model::health::Health;
 use crate::model::id::{EndpointId, SecretId};
@@ -114,12 +115,18 @@ pub fn change(
     change: EndpointChange,
     now: Timestamp,
 ) -> rusqlite::Result<Result<ChangedEndpoint>> {
+    let action = change.action();
+    let before = transaction.asker.is_some().then(|| endpoint.settings.clone());
     let turned = match decide::change(&mut endpoint, change, now) {
         Ok(turned) => turned,
         Err(refused) => return Ok(Err(refused)),
     };
     if let Some((secret, ends_at)) = &turned.rotated {
         rotate(transaction, no, endpoint.id, secret, *ends_at, now)?;
+    }
+    if let (Some(action), Some(before)) = (action, before) {
+        let deed = Deed::new(action, &endpoint.tenant, endpoint.id).changing(differing(&before, &endpoint.settings));
+        transaction.record_of_endpoint(no, &deed)?;
     }
     let endpoint = save(transaction, no, endpoint)?;
     let mut freed = Vec::new();

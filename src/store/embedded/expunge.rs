@@ -3,6 +3,7 @@
 use rusqlite::{OptionalExtension, params};
 
 use super::writer::Transaction;
+use crate::model::audit::{Action, Deed};
 use crate::model::id::{EventId, TenantId};
 use crate::store::{Error, Result};
 
@@ -10,18 +11,21 @@ use crate::store::{Error, Result};
 /// it waits. The bytes are overwritten in the pages they stood in.
 pub fn expunge(transaction: &Transaction<'_>, tenant: &TenantId, id: &EventId) -> rusqlite::Result<Result<bool>> {
     let db = transaction.db;
-    let sql = "SELECT e.no, e.first_delivery, e.first_delivery + e.deliveries FROM events e
+    let sql = "SELECT e.no, e.first_delivery, e.first_delivery + e.deliveries, t.no FROM events e
                JOIN tenants t ON t.no = e.tenant WHERE t.id = ? AND t.deleted_at IS NULL AND e.id = ?";
-    let found: Option<(i64, i64, i64)> = db
-        .query_row(sql, params![tenant.as_str(), id.as_str()], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+    let found: Option<(i64, i64, i64, i64)> = db
+        .query_row(sql, params![tenant.as_str(), id.as_str()], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
+        })
         .optional()?;
-    let Some((no, first, below)) = found else { return Ok(Err(Error::NotFound("event"))) };
+    let Some((no, first, below, tenant_no)) = found else { return Ok(Err(Error::NotFound("event"))) };
     // What waits for an endpoint that was deleted is cancelled already, swept or not.
     let sql = "SELECT EXISTS (SELECT 1 FROM deliveries d JOIN endpoints p ON p.no = d.endpoint
                WHERE d.no >= ? AND d.no < ? AND d.state = 0 AND p.deleted_at IS NULL)";
     if db.query_row(sql, [first, below], |row| row.get(0))? {
         return Ok(Ok(false));
     }
+    transaction.record(tenant_no, &Deed::new(Action::EventExpunged, tenant, id))?;
     // What was freed is zeroed, for as long as this takes.
     db.execute_batch("PRAGMA secure_delete = ON")?;
     let wiped = wipe(transaction, no, first, below);

@@ -137,6 +137,7 @@ pub fn look_for_deleted(db: &Connection, horizon: &Horizon) -> rusqlite::Result<
         tenants: find(
             "SELECT no FROM tenants t WHERE deleted_at < ?
              AND NOT EXISTS (SELECT 1 FROM events WHERE tenant = t.no)
+             AND NOT EXISTS (SELECT 1 FROM audit WHERE tenant_id = t.id AND tenant = t.no)
              AND NOT EXISTS (SELECT 1 FROM endpoints WHERE tenant = t.no) LIMIT ?",
         )?,
     })

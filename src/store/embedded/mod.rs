@@ -22,6 +22,7 @@ use fold::{Folder, Folding};
 use writer::{Writer, failure_of};
 
 mod accept;
+mod access;
 mod catalog;
 mod change;
 mod claim;

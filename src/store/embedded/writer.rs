@@ -21,9 +21,10 @@ use tracing::error;
 
 use super::fold::Folding;
 use crate::metrics::Commits;
+use crate::model::audit::Asker;
 use crate::store::index::Index;
 use crate::store::seal::Seal;
-use crate::store::{Error, Result};
+use crate::store::{Error, Result, asker};
 
 /// How many jobs one transaction takes at most, so that the first of them
 /// does not wait for a whole flood.
@@ -50,6 +51,7 @@ trait Job: Send {
 
 struct Asked<F, T> {
     job: Option<F>,
+    asker: Option<Arc<Asker>>,
     value: Option<T>,
     answer: oneshot::Sender<Result<T>>,
 }
@@ -61,6 +63,7 @@ where
 {
     fn apply(&mut self, transaction: &mut Transaction<'_>) -> rusqlite::Result<()> {
         let job = self.job.take().expect("a job is applied once");
+        transaction.asker = self.asker.take();
         self.value = Some(job(transaction)?);
         Ok(())
     }
@@ -86,6 +89,8 @@ pub struct Transaction<'a> {
     tally: &'a mut Vec<(i64, i64)>,
     /// The types of the operational events that this job wrote.
     pub told: Vec<&'static str>,
+    /// In whose name this job is done, if in anybody's.
+    pub asker: Option<Arc<Asker>>,
 }
 
 impl Transaction<'_> {
@@ -160,7 +165,7 @@ impl Writer {
     ) -> Result<T> {
         let (answer, answered) = oneshot::channel();
         let stopped = || Error::Unavailable("it has been closed".into());
-        let job = Box::new(Asked { job: Some(job), value: None, answer });
+        let job = Box::new(Asked { job: Some(job), asker: asker(), value: None, answer });
         self.jobs.send((turn, job)).await.map_err(|_| stopped())?;
         answered.await.map_err(|_| stopped())?
     }
@@ -246,6 +251,7 @@ fn commit(
                 after_commit: &mut after_commit,
                 tally: &mut tally,
                 told: Vec::new(),
+                asker: None,
             };
             job.apply(&mut transaction)?;
         }

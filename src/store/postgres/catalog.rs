@@ -15,6 +15,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use tokio::sync::oneshot;
 
+use super::access::{self, record};
 use super::act::{Act, Done};
 use super::endpoint::{
     self, ENDPOINT, endpoint_from, from_json, insert_secret, keep_health, seal_settings, secret_from, to_json,
@@ -22,6 +23,7 @@ use super::endpoint::{
 use super::rows::{at, millis};
 use super::tx::{bind, patiently};
 use super::{Postgres, Shared};
+use crate::model::audit::{Action, Deed, differing};
 use crate::model::endpoint::{Endpoint, OnDead, Secret};
 use crate::model::event::Event;
 use crate::model::id::{EndpointId, TenantId};
@@ -87,6 +89,7 @@ impl Shared {
             let secret = secret_from(self, EndpointId(row.get(1)), &row, 2)?;
             secrets.entry(row.get(0)).or_default().push(secret);
         }
+        let tokens = access::changed_after(&tx, known).await?;
         tx.commit().await?;
         let mut fresh = Fresh::default();
         {
@@ -119,6 +122,12 @@ impl Shared {
                         endpoint.secrets = secrets.remove(&no).unwrap_or_default();
                         index.put_endpoint(no, Arc::new(endpoint));
                     }
+                }
+            }
+            for (token, is_revoked) in tokens {
+                match is_revoked {
+                    true => index.remove_token(token.id),
+                    false => index.put_token(Arc::new(token)),
                 }
             }
         }
@@ -159,7 +168,10 @@ impl Shared {
 impl Postgres {
     /// Runs a change of the catalogue, and answers once it is known
     /// everywhere.
-    async fn change_catalogue<T: Send>(&self, change: impl AsyncFnOnce(&mut Act<'_>) -> Result<T> + Send) -> Result<T> {
+    pub(super) async fn change_catalogue<T: Send>(
+        &self,
+        change: impl AsyncFnOnce(&mut Act<'_>) -> Result<T> + Send,
+    ) -> Result<T> {
         let tx = self.shared.begin().await?;
         let mut act = Act::new(&self.shared, &tx);
         // First of all, so that two changes wait for each other here and
@@ -223,6 +235,21 @@ impl Catalog for Postgres {
         self.change_catalogue(async move |act| {
             let (defaults, quota) = (to_json(&tenant.defaults), to_json(&tenant.quota));
             let version = act.bump().await?;
+            let sql = "SELECT name, defaults, quota FROM posthaste.tenants WHERE id = $1 AND deleted_at IS NULL";
+            let before = act.tx.query_opt(sql, bind![tenant.id.as_str()]).await?;
+            let deed = match before {
+                None => Deed::new(Action::TenantCreated, &tenant.id, &tenant.id),
+                Some(row) => {
+                    let before = Tenant {
+                        name: row.get(0),
+                        defaults: from_json(row.get(1)),
+                        quota: from_json(row.get(2)),
+                        ..tenant.clone()
+                    };
+                    Deed::new(Action::TenantChanged, &tenant.id, &tenant.id)
+                        .changing(differing(&before.fields(), &tenant.fields()))
+                }
+            };
             let sql = "INSERT INTO posthaste.tenants (id, name, defaults, quota, created_at, version)
                        VALUES ($1, $2, $3, $4, $5, $6)
                        ON CONFLICT (id) WHERE deleted_at IS NULL DO UPDATE SET
@@ -234,6 +261,7 @@ impl Catalog for Postgres {
                 .query(sql, bind![tenant.id.as_str(), tenant.name, defaults, quota, millis(tenant.created_at), version])
                 .await?[0];
             let (no, created_at): (i64, i64) = (row.get(0), row.get(1));
+            record(act.tx, no, &deed).await?;
             let tenant = Arc::new(Tenant { created_at: at(created_at), ..tenant });
             let known = tenant.clone();
             act.after_commit(move |index| index.put_tenant(no, known));
@@ -260,6 +288,10 @@ impl Catalog for Postgres {
             let sql = "UPDATE posthaste.endpoints SET deleted_at = $2, version = $3
                        WHERE tenant = $1 AND deleted_at IS NULL";
             act.tx.execute(sql, bind![no, millis(now), version]).await?;
+            let sql = "UPDATE posthaste.tokens SET deleted_at = $2, version = $3
+                       WHERE tenant = $1 AND deleted_at IS NULL";
+            act.tx.execute(sql, bind![no, millis(now), version]).await?;
+            record(act.tx, no, &Deed::new(Action::TenantDeleted, &id, &id)).await?;
             act.after_commit(move |index| index.remove_tenant(&id));
             Ok(())
         })
@@ -299,6 +331,8 @@ impl Catalog for Postgres {
             for secret in &endpoint.secrets {
                 insert_secret(act, no, endpoint.id, secret).await?;
             }
+            let deed = Deed::new(Action::EndpointCreated, &endpoint.tenant, endpoint.id);
+            act.record_of_endpoint(no, &deed).await?;
             let endpoint = Arc::new(endpoint);
             let known = endpoint.clone();
             act.after_commit(move |index| index.put_endpoint(no, known));
@@ -336,6 +370,7 @@ impl Catalog for Postgres {
             }
             let sql = "UPDATE posthaste.endpoints SET deleted_at = $2, version = $3 WHERE no = $1";
             act.tx.execute(sql, bind![no, millis(now), version]).await?;
+            act.record_of_endpoint(no, &Deed::new(Action::EndpointDeleted, &tenant, id)).await?;
             act.after_commit(move |index| {
                 index.remove_endpoint(id);
                 index.forget_waiting(no);

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::Shared;
+use super::access::record;
 use super::act::{Act, Done};
 use super::lane::{Head, Member, is_head, pass};
 use super::place::Place;
 use super::rows::{at, delivery_no, millis};
 use super::tx::bind;
+use crate::model::audit::Deed;
 use crate::model::delivery::State;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::{Change, Changed, Error, Result};
@@ -115,6 +117,7 @@ async fn make(act: &mut Act<'_>, tenant: &TenantId, id: DeliveryId, change: Chan
     if let Head::Dead(next) = head {
         freed.extend(act.tell_of_lane(next, true, now).await?);
     }
+    record(act.tx, tenant_no, &Deed::new(change.action(), tenant, id)).await?;
     let told = std::mem::take(&mut act.told);
     Ok(Changed { endpoint, due_at, freed, told })
 }

@@ -10,6 +10,7 @@ use super::act::Act;
 use super::lane::pass_dead_heads;
 use super::rows::{at, millis, stored_tenant};
 use super::tx::{Tx, bind};
+use crate::model::audit::{Deed, differing};
 use crate::model::endpoint::{Endpoint, OnDead, Secret, Settings};
 use crate::model::id::{EndpointId, SecretId};
 use crate::store::seal::{Unopened, about_secret, about_settings};
@@ -122,7 +123,12 @@ pub async fn change(
     change: EndpointChange,
     now: Timestamp,
 ) -> Result<ChangedEndpoint> {
+    let (action, before) = (change.action(), endpoint.settings.clone());
     let turned = decide::change(&mut endpoint, change, now)?;
+    if let Some(action) = action {
+        let deed = Deed::new(action, &endpoint.tenant, endpoint.id).changing(differing(&before, &endpoint.settings));
+        act.record_of_endpoint(no, &deed).await?;
+    }
     if let Some((secret, ends_at)) = &turned.rotated {
         let sql = "DELETE FROM posthaste.secrets WHERE endpoint = $1 AND expires_at <= $2";
         act.tx.execute(sql, bind![no, millis(now)]).await?;

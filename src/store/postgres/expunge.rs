@@ -7,21 +7,28 @@
 use std::sync::Arc;
 
 use super::Shared;
+use super::access::record;
 use super::history::find_event;
 use super::tx::{Tx, bind};
 use crate::model::attempt::Attempt;
+use crate::model::audit::{Action, Deed};
 use crate::model::id::{EventId, TenantId};
 use crate::store::{Error, Result};
 
 /// Forgets an event's data, and what receivers answered to it, if nothing of
 /// it waits.
 pub async fn expunge(shared: &Arc<Shared>, tenant: &TenantId, id: &EventId) -> Result<bool> {
-    let found = find_event(shared, tenant, id, "e.no, e.first_delivery, e.deliveries").await?;
+    let found = find_event(shared, tenant, id, "e.no, e.first_delivery, e.deliveries, e.tenant").await?;
     let row = found.ok_or(Error::NotFound("event"))?;
     let (no, first, below): (i64, i64, i64) =
         (row.get(0), row.get(1), row.get::<_, i64>(1) + i64::from(row.get::<_, i32>(2)));
     let tx = shared.begin().await?;
-    let is_done = wipe(&tx, no, first, below).await;
+    let is_done = async {
+        let is_done = wipe(&tx, no, first, below).await?;
+        record(&tx, row.get(3), &Deed::new(Action::EventExpunged, tenant, id)).await?;
+        Ok(is_done)
+    };
+    let is_done = is_done.await;
     match is_done {
         Ok(true) => tx.commit().await?,
         Ok(false) | Err(_) => tx.roll_back().await,

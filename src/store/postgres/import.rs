@@ -142,6 +142,7 @@ async fn begin(client: &mut Client, source: &Source, words: &str, seal: &Seal) -
 async fn refuse_unless_empty(transaction: &Transaction<'_>) -> anyhow::Result<()> {
     let sql = "SELECT (SELECT count(*) FROM posthaste.nodes WHERE lease_until > now()),
                       EXISTS (SELECT FROM posthaste.endpoints) OR EXISTS (SELECT FROM posthaste.events)
+                      OR EXISTS (SELECT FROM posthaste.tokens)
                       OR EXISTS (SELECT FROM posthaste.deliveries) OR EXISTS (SELECT FROM posthaste.ids)";
     let row = transaction.query_typed_one(sql, &[]).await.map_err(failed)?;
     let (nodes, is_used): (i64, bool) = (row.get(0), row.get(1));
@@ -149,10 +150,12 @@ async fn refuse_unless_empty(transaction: &Transaction<'_>) -> anyhow::Result<()
         bail!("{nodes} nodes are running on this database; stop them first");
     }
     if is_used {
-        bail!("the database holds endpoints or events already; name an empty one, or drop the schema posthaste in it");
+        bail!(
+            "the database holds endpoints, events or tokens already; name an empty one, or drop the schema posthaste in it"
+        );
     }
     // What a node that was started once leaves behind.
-    let clear = "DELETE FROM posthaste.tenants; DELETE FROM posthaste.notes WHERE name <> 'master_key_check'";
+    let clear = "DELETE FROM posthaste.tenants; DELETE FROM posthaste.audit; DELETE FROM posthaste.notes WHERE name <> 'master_key_check'";
     transaction.batch_execute(clear).await.map_err(failed)
 }
 

@@ -460,6 +460,8 @@ async fn enter(shared: &Shared) -> Result<(String, Vec<String>)> {
     let row = &tx.query(sql, bind![shared.options.name, lease.as_secs_f64()]).await?[0];
     let (node, snapshot): (i64, String) = (row.get(0), row.get(1));
     tx.commit().await?;
+    // Of nothing yet, as far as this node's row says.
+    shared.heard.store(0, Ordering::Release);
     shared.owned.join(node);
     shared.owned.renew(began + lease - lease / 20);
     *shared.numbers.write().expect("nothing panics while it is held") = Arc::new(Numbers::of(node));

@@ -23,6 +23,7 @@ use owned::Owned;
 use tx::{Tx, connection};
 
 mod accept;
+mod access;
 mod act;
 mod catalog;
 mod change;

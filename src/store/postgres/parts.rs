@@ -121,6 +121,30 @@ pub fn all() -> Vec<Part> {
             ],
         },
         Part {
+            name: "tokens",
+            select: "SELECT rowid AS _1, lower(hex(id)) AS id, tenant, name, rights, '\\x' || lower(hex(hash)) AS hash,
+                            created_at, expires_at, used_at, 1 AS version
+                     FROM tokens WHERE rowid > ?1 ORDER BY rowid LIMIT ?2",
+            begin: first,
+            count: "SELECT count(*) FROM tokens",
+            complete: as_it_is,
+            into: &[Into {
+                table: "tokens",
+                columns: "id, tenant, name, rights, hash, created_at, expires_at, used_at, version",
+                otherwise: "",
+                takes: every,
+            }],
+        },
+        Part {
+            name: "audit log",
+            select: "SELECT lower(hex(id)) AS _1, lower(hex(id)) AS id, tenant, tenant_id, record
+                     FROM audit WHERE id > unhex(?1) ORDER BY id LIMIT ?2",
+            begin: || vec!["".into()],
+            count: "SELECT count(*) FROM audit",
+            complete: as_it_is,
+            into: &[Into { table: "audit", columns: "id, tenant, tenant_id, record", otherwise: "", takes: every }],
+        },
+        Part {
             name: "secrets",
             select: "SELECT rowid AS _1, lower(hex(id)) AS id, endpoint, sealed, created_at, expires_at
                      FROM secrets WHERE rowid > ?1 ORDER BY rowid LIMIT ?2",
@@ -244,6 +268,12 @@ pub const CHECKS: &[Check] = &[
         target: "SELECT count(*) FROM posthaste.endpoints",
     },
     Check { name: "secrets", source: "SELECT count(*) FROM secrets", target: "SELECT count(*) FROM posthaste.secrets" },
+    Check { name: "tokens", source: "SELECT count(*) FROM tokens", target: "SELECT count(*) FROM posthaste.tokens" },
+    Check {
+        name: "entries of the audit log",
+        source: "SELECT count(*) FROM audit",
+        target: "SELECT count(*) FROM posthaste.audit",
+    },
     Check {
         name: "milestones",
         source: "SELECT count(*) FROM milestones",

@@ -40,6 +40,8 @@ pub struct Options {
     pub env: Vec<(String, String)>,
     /// Keeps whatever it prints and logs, if asked to.
     pub output: Option<Printed>,
+    /// Where its log goes; to the test's own output, if not said.
+    pub log: Option<PathBuf>,
 }
 
 /// Everything that a gateway has printed and logged until now.
@@ -317,6 +319,9 @@ fn command(folder: &Path, options: &Options) -> Command {
     }
     if !options.flags.iter().any(|flag| flag == "--log") {
         command.args(["--log", "warn"]);
+    }
+    if let Some(log) = &options.log {
+        command.stderr(std::fs::File::create(log).expect("a file"));
     }
     if !options.flags.iter().any(|flag| flag == "--allow-egress") {
         command.args(["--allow-egress", "127.0.0.0/8"]);

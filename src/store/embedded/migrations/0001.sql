@@ -41,6 +41,29 @@ CREATE TABLE secrets (
 ) STRICT;
 CREATE INDEX secrets_by_endpoint ON secrets (endpoint);
 
+-- What lets programs use the API; of a token itself only its SHA-256.
+CREATE TABLE tokens (
+    id         BLOB PRIMARY KEY,
+    tenant     INTEGER NOT NULL,
+    name       TEXT NOT NULL,
+    rights     TEXT NOT NULL,
+    hash       BLOB NOT NULL,
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER,
+    used_at    INTEGER                           -- to the minute or so
+) STRICT;
+CREATE INDEX tokens_by_tenant ON tokens (tenant);
+
+-- Who changed what. The id begins with its time. `tenant` is who had that id
+-- then: another one that has it later must not see it.
+CREATE TABLE audit (
+    id        BLOB PRIMARY KEY,
+    tenant    INTEGER NOT NULL,
+    tenant_id TEXT NOT NULL,
+    record    TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX audit_by_tenant ON audit (tenant_id, id);
+
 -- An event's deliveries are numbered in one run from `first_delivery`, so
 -- they need no index to be found by. `data` comes last: lists never read it.
 CREATE TABLE events (

@@ -76,6 +76,33 @@ CREATE TABLE posthaste.secrets (
 );
 CREATE INDEX secrets_by_endpoint ON posthaste.secrets (endpoint);
 
+-- What lets programs use the API. A revoked one stays for a while, so that
+-- every node hears of it.
+CREATE TABLE posthaste.tokens (
+    id         uuid PRIMARY KEY,
+    tenant     bigint NOT NULL,
+    name       text NOT NULL,
+    rights     text NOT NULL,
+    hash       bytea NOT NULL,                    -- SHA-256 of the token
+    created_at bigint NOT NULL,
+    expires_at bigint,
+    used_at    bigint,                            -- to the minute or so
+    deleted_at bigint,
+    version    bigint NOT NULL
+) WITH (fillfactor = 50);
+CREATE INDEX tokens_by_version ON posthaste.tokens (version);
+CREATE INDEX tokens_by_tenant ON posthaste.tokens (tenant);
+
+-- Who changed what. The id begins with its time. `tenant` is who had that id
+-- then: another one that has it later must not see it.
+CREATE TABLE posthaste.audit (
+    id        uuid PRIMARY KEY,
+    tenant    bigint NOT NULL,
+    tenant_id text NOT NULL,
+    record    text NOT NULL
+);
+CREATE INDEX audit_by_tenant ON posthaste.audit (tenant_id, id);
+
 CREATE TABLE posthaste.milestones (
     no       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     endpoint bigint NOT NULL,

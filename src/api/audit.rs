@@ -1,0 +1,128 @@
+//! The audit log: who changed what, when, and from where.
+
+use std::net::IpAddr;
+
+use axum::Json;
+use axum::extract::State;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::Api;
+use super::input::{Query, Tenant};
+use super::page::{Page, ask};
+use super::problem::{Code, InputProblems, Problem, Problems};
+use crate::model::audit::{Action, Entry, Record};
+use crate::model::id::{AuditId, TenantId};
+use crate::store::AuditQuery;
+
+/// Something that was done through the API.
+#[derive(Serialize, ToSchema)]
+pub struct AuditView {
+    /// Its id.
+    #[schema(value_type = String)]
+    id: AuditId,
+    /// When.
+    #[schema(value_type = String, format = DateTime)]
+    at: Timestamp,
+    /// Who: `admin`, or the id of a token.
+    by: String,
+    /// From which address; null when that is not known.
+    #[schema(value_type = Option<String>)]
+    from: Option<IpAddr>,
+    /// With which request, as its answer's `x-request-id` said.
+    request_id: String,
+    /// What.
+    action: Action,
+    /// Whose thing it was done to.
+    #[schema(value_type = String)]
+    tenant: TenantId,
+    /// The id of what it was done to.
+    resource: String,
+    /// The names of the settings that differ from before; of a new token its rights.
+    fields: Vec<String>,
+}
+
+impl From<Entry> for AuditView {
+    fn from(entry: Entry) -> Self {
+        let Record { at, by, from, request_id, action, tenant, resource, fields } = entry.record;
+        Self { id: entry.id, at, by, from, request_id, action, tenant, resource, fields }
+    }
+}
+
+/// Which entries to list.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct AuditParams {
+    /// Done at this time or later, RFC 3339.
+    #[param(value_type = Option<String>)]
+    since: Option<Timestamp>,
+    /// Done before this time, RFC 3339.
+    #[param(value_type = Option<String>)]
+    until: Option<Timestamp>,
+    /// How many: 1 to 500, 50 if not said.
+    #[param(minimum = 1, maximum = 500)]
+    limit: Option<usize>,
+    /// Where the last page ended.
+    cursor: Option<String>,
+}
+
+/// List what was done to a tenant and its things, newest first
+#[utoipa::path(
+    get, path = "/v1/tenants/{tenant}/audit", operation_id = "list_tenant_audit", tag = "audit",
+    params(("tenant" = String, Path, description = "Whose things they are"), AuditParams),
+    responses((status = 200, body = Page<AuditView>), Problems, InputProblems),
+    security(("token" = ["read"])),
+)]
+pub async fn of_tenant(
+    State(api): State<Api>,
+    Tenant(tenant): Tenant,
+    Query(params): Query<AuditParams>,
+) -> Result<Json<Page<AuditView>>, Problem> {
+    let page = ask("audit", params.limit, params.cursor.as_deref())?;
+    let AuditParams { since, until, .. } = params;
+    let query = AuditQuery { tenant: Some(tenant), is_present_only: true, since, until };
+    let found = api.gateway.store.audit(query, page).await?;
+    Ok(Json(Page::of("audit", found, AuditView::from)))
+}
+
+/// Which entries of all to list.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct AuditOfAllParams {
+    /// Of tenants with this id, those that were deleted included.
+    tenant: Option<String>,
+    /// Done at this time or later, RFC 3339.
+    #[param(value_type = Option<String>)]
+    since: Option<Timestamp>,
+    /// Done before this time, RFC 3339.
+    #[param(value_type = Option<String>)]
+    until: Option<Timestamp>,
+    /// How many: 1 to 500, 50 if not said.
+    #[param(minimum = 1, maximum = 500)]
+    limit: Option<usize>,
+    /// Where the last page ended.
+    cursor: Option<String>,
+}
+
+/// List what was done through the API, newest first
+#[utoipa::path(
+    get, path = "/v1/audit", operation_id = "list_audit", tag = "audit",
+    params(AuditOfAllParams),
+    responses((status = 200, body = Page<AuditView>), Problems, InputProblems),
+    security(("token" = ["admin"])),
+)]
+pub async fn list(
+    State(api): State<Api>,
+    Query(params): Query<AuditOfAllParams>,
+) -> Result<Json<Page<AuditView>>, Problem> {
+    let page = ask("audit", params.limit, params.cursor.as_deref())?;
+    let tenant = params.tenant.map(|text| text.parse::<TenantId>()).transpose();
+    let tenant = tenant.map_err(|wrong| Problem::field(Code::InvalidField, "?tenant", wrong.to_string()))?;
+    let AuditOfAllParams { since, until, .. } = params;
+    let query = AuditQuery { tenant, is_present_only: false, since, until };
+    let found = api.gateway.store.audit(query, page).await?;
+    Ok(Json(Page::of("audit", found, AuditView::from)))
+}

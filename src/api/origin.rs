@@ -1,0 +1,100 @@
+//! Where a request comes from, and what it is called.
+
+use std::net::IpAddr;
+
+use axum::extract::Request;
+use http::{HeaderMap, HeaderName};
+use ipnet::IpNet;
+
+/// The address at the other end of the connection.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer(pub IpAddr);
+
+/// The id of a request, in every answer, problem and log line of it.
+#[derive(Debug, Clone)]
+pub struct RequestId(pub String);
+
+const ID_BYTES_MAX: usize = 128;
+const ID: HeaderName = HeaderName::from_static("x-request-id");
+const FORWARDED: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+impl RequestId {
+    /// The caller's, if it has a sane one, or else one of ours.
+    pub fn of(headers: &HeaderMap, random: u64) -> Self {
+        let given = headers.get(ID).and_then(|value| value.to_str().ok());
+        match given.filter(|text| is_sane(text)) {
+            Some(given) => Self(given.to_owned()),
+            None => Self(format!("req_{random:016x}")),
+        }
+    }
+}
+
+fn is_sane(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b':' | b'-');
+    (1..=ID_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_plain)
+}
+
+/// From which address a request comes. What proxies say is believed as far as
+/// they are ours: the last address that none of them has.
+pub fn of(request: &Request, trusted: &[IpNet]) -> Option<IpAddr> {
+    let Peer(peer) = request.extensions().get::<Peer>()?;
+    Some(behind(peer.to_canonical(), request.headers(), trusted))
+}
+
+fn behind(peer: IpAddr, headers: &HeaderMap, trusted: &[IpNet]) -> IpAddr {
+    let is_ours = |address: &IpAddr| trusted.iter().any(|network| network.contains(address));
+    let mut address = peer;
+    let lines: Vec<&str> = headers.get_all(FORWARDED).iter().filter_map(|line| line.to_str().ok()).collect();
+    for said in lines.iter().rev().flat_map(|line| line.rsplit(',')) {
+        if !is_ours(&address) {
+            break;
+        }
+        // What cannot be read is nothing to go on with.
+        let Ok(before) = said.trim().parse::<IpAddr>() else { break };
+        address = before.to_canonical();
+    }
+    address
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    #[test]
+    fn a_sane_id_is_kept_and_any_other_replaced() {
+        let id = |text: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(ID, HeaderValue::try_from(text).unwrap());
+            RequestId::of(&headers, 7).0
+        };
+        let long = "a".repeat(128);
+        for sane in ["a", "01J-x_y.z:7", &long] {
+            assert_eq!(id(sane), sane);
+        }
+        for odd in ["", "a b", "a\"b", "a/b", "<x>", &"a".repeat(129)] {
+            assert_eq!(id(odd), "req_0000000000000007", "{odd}");
+        }
+        assert_eq!(RequestId::of(&HeaderMap::new(), 1).0, "req_0000000000000001");
+    }
+
+    #[test]
+    fn only_proxies_of_ours_are_believed() {
+        let from = |peer: &str, said: &[&str], trusted: &str| {
+            let mut headers = HeaderMap::new();
+            for line in said {
+                headers.append(FORWARDED, line.parse().unwrap());
+            }
+            let trusted: Vec<IpNet> = trusted.split_whitespace().map(|text| text.parse().unwrap()).collect();
+            behind(peer.parse().unwrap(), &headers, &trusted).to_string()
+        };
+        assert_eq!(from("10.0.0.1", &["1.1.1.1"], ""), "10.0.0.1", "nobody is trusted");
+        assert_eq!(from("10.0.0.1", &["1.1.1.1"], "10.0.0.0/8"), "1.1.1.1");
+        assert_eq!(from("10.0.0.1", &["9.9.9.9, 1.1.1.1"], "10.0.0.0/8"), "1.1.1.1", "what it was told is hearsay");
+        assert_eq!(from("10.0.0.1", &["9.9.9.9", "1.1.1.1, 10.0.0.2"], "10.0.0.0/8"), "1.1.1.1");
+        assert_eq!(from("8.8.8.8", &["1.1.1.1"], "10.0.0.0/8"), "8.8.8.8");
+        assert_eq!(from("10.0.0.1", &["nonsense"], "10.0.0.0/8"), "10.0.0.1");
+        assert_eq!(from("10.0.0.1", &["::ffff:1.1.1.1"], "10.0.0.0/8"), "1.1.1.1");
+        assert_eq!(from("10.0.0.1", &[], "10.0.0.0/8"), "10.0.0.1");
+    }
+}

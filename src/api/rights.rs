@@ -1,0 +1,144 @@
+//! What each route asks for, read from the API's own description.
+//!
+//! An operation says in its `security` who may use it: `publish`, `manage` or
+//! `read` for those who have that right, `admin` for the admin token alone, an
+//! empty requirement for everybody. There is no other list to keep in step,
+//! and a route that says nothing is not served.
+
+use std::collections::HashMap;
+
+use http::Method;
+use serde_json::Value;
+use utoipa::openapi::OpenApi;
+
+use crate::model::token::Right;
+
+/// Who may use a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// Everybody.
+    Nothing,
+    /// Whoever has this right, and the admin.
+    Right(Right),
+    /// The admin alone.
+    Admin,
+}
+
+impl Need {
+    /// What has to be held, in a word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::Right(right) => right.as_str(),
+            Self::Admin => "admin",
+        }
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        let rights = [Right::Publish, Right::Manage, Right::Read];
+        let right = rights.into_iter().find(|right| right.as_str() == name).map(Self::Right);
+        right.or_else(|| (name == "admin").then_some(Self::Admin))
+    }
+}
+
+/// Every route, with what it asks for.
+#[derive(Debug, Default)]
+pub struct Rights(HashMap<String, Vec<(Method, Need)>>);
+
+impl Rights {
+    /// As described; or the operations that do not say who may use them.
+    pub fn of(document: &OpenApi) -> Result<Self, Vec<String>> {
+        let document = serde_json::to_value(document).expect("the description is plain data");
+        let (mut rights, mut silent) = (Self::default(), Vec::new());
+        for (path, methods) in document["paths"].as_object().into_iter().flatten() {
+            for (method, operation) in methods.as_object().into_iter().flatten() {
+                let Ok(method) = method.to_uppercase().parse::<Method>() else { continue };
+                match need_of(&operation["security"]) {
+                    Some(need) => rights.0.entry(path.clone()).or_default().push((method, need)),
+                    None => silent.push(format!("{method} {path}")),
+                }
+            }
+        }
+        if silent.is_empty() { Ok(rights) } else { Err(silent) }
+    }
+
+    /// What a route asks for; nothing, where it does not know the method. A
+    /// route that is not described is the admin's.
+    pub fn need(&self, route: &str, method: &Method) -> Option<Need> {
+        let Some(methods) = self.0.get(route) else { return Some(Need::Admin) };
+        let asked = if method == Method::HEAD { &Method::GET } else { method };
+        methods.iter().find(|(known, _)| known == asked).map(|(_, need)| *need)
+    }
+
+    /// The methods that a route knows, as the header `Allow` lists them.
+    pub fn allowed(&self, route: &str) -> String {
+        let methods = self.0.get(route).into_iter().flatten().map(|(method, _)| method.as_str());
+        let mut names: Vec<&str> =
+            methods.flat_map(|name| [name].into_iter().chain((name == "GET").then_some("HEAD"))).collect();
+        names.sort_unstable();
+        names.join(",")
+    }
+}
+
+/// One requirement with one word, or an empty one for everybody.
+fn need_of(security: &Value) -> Option<Need> {
+    let [requirement] = security.as_array()?.as_slice() else { return None };
+    let requirement = requirement.as_object()?;
+    if requirement.is_empty() {
+        return Some(Need::Nothing);
+    }
+    match requirement.get("token")?.as_array()?.as_slice() {
+        [Value::String(name)] if requirement.len() == 1 => Need::named(name),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn every_route_says_who_may_use_it() {
+        let rights = Rights::of(&crate::api::openapi::document()).unwrap();
+        assert!(rights.0.len() > 30);
+        let public: Vec<&str> = rights
+            .0
+            .iter()
+            .filter(|(_, methods)| methods.iter().any(|(_, need)| *need == Need::Nothing))
+            .map(|(path, _)| path.as_str())
+            .collect();
+        assert!(public.iter().all(|path| !path.starts_with("/v1/")), "{public:?}");
+    }
+
+    #[test]
+    fn a_route_that_says_nothing_or_something_unknown_is_refused() {
+        for security in [
+            json!(null),
+            json!([]),
+            json!([{"token": []}]),
+            json!([{"token": ["write"]}]),
+            json!([{"token": ["read", "manage"]}]),
+            json!([{"token": ["read"]}, {}]),
+            json!([{"other": ["read"]}]),
+        ] {
+            assert_eq!(need_of(&security), None, "{security}");
+        }
+        assert_eq!(need_of(&json!([{"token": ["read"]}])), Some(Need::Right(Right::Read)));
+        assert_eq!(need_of(&json!([{}])), Some(Need::Nothing));
+        let mut document = crate::api::openapi::document();
+        document.paths.paths.values_mut().next().unwrap().get.as_mut().unwrap().security = None;
+        assert_eq!(Rights::of(&document).unwrap_err().len(), 1);
+    }
+
+    #[test]
+    fn what_is_not_described_is_the_admins_and_head_is_get() {
+        let rights = Rights::of(&crate::api::openapi::document()).unwrap();
+        assert_eq!(rights.need("/v1/hidden", &Method::GET), Some(Need::Admin));
+        let events = "/v1/tenants/{tenant}/events";
+        assert_eq!(rights.need(events, &Method::HEAD), Some(Need::Right(Right::Read)));
+        assert_eq!(rights.need(events, &Method::POST), Some(Need::Right(Right::Publish)));
+        assert_eq!(rights.need(events, &Method::DELETE), None);
+        assert_eq!(rights.allowed(events), "GET,HEAD,POST");
+    }
+}

@@ -1,0 +1,205 @@
+//! Tokens of tenants: made by the admin, shown once, revoked by whoever
+//! manages the tenant.
+//!
+//! Only the admin makes them: a token that could make others would outlive
+//! its own end.
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use http::{HeaderMap, StatusCode};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::Api;
+use super::auth::{Caller, hash, new_token};
+use super::input::{DOCUMENT_BYTES_MAX, NamedToken, Query, document_from_json, read_body};
+use super::page::{Page, ask};
+use super::problem::{Code, FieldError, InputProblems, Problem, Problems};
+use crate::model::id::{TenantId, TokenId};
+use crate::model::token::{Right, Token};
+use crate::store::Error;
+
+const NAME_BYTES_MAX: usize = 256;
+
+/// A token to be made.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewToken {
+    /// Whose it is.
+    tenant: String,
+    /// What it may do, each once: `publish` hands in events, `read` sees everything but secrets, `manage` reads and changes everything of the tenant.
+    rights: Vec<Right>,
+    /// When it stops being good, RFC 3339 with an offset; never, if not said.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    expires_at: Option<Timestamp>,
+    /// What people call it, at most 256 bytes.
+    #[serde(default)]
+    name: String,
+}
+
+/// A new token.
+#[derive(Serialize, ToSchema)]
+pub struct MadeToken {
+    /// Its id.
+    #[schema(value_type = String)]
+    id: TokenId,
+    /// The token itself. It is shown this once; the store keeps only its hash.
+    token: String,
+}
+
+/// A token as it is shown.
+#[derive(Serialize, ToSchema)]
+pub struct TokenView {
+    /// Its id.
+    #[schema(value_type = String)]
+    id: TokenId,
+    /// Whose it is.
+    #[schema(value_type = String)]
+    tenant: TenantId,
+    /// What people call it.
+    name: String,
+    /// What it may do.
+    rights: Vec<Right>,
+    /// When it was made.
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Timestamp,
+    /// When it stops being good; null for never.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    expires_at: Option<Timestamp>,
+    /// When it was last used, to the minute or so; null for never.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    last_used_at: Option<Timestamp>,
+}
+
+/// Make a token for a tenant
+///
+/// It is shown in this answer and never again.
+#[utoipa::path(
+    post, path = "/v1/tokens", operation_id = "create_token", tag = "tokens",
+    request_body = NewToken,
+    responses((status = 201, body = MadeToken), Problems, InputProblems),
+    security(("token" = ["admin"])),
+)]
+pub async fn create(
+    State(api): State<Api>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<(StatusCode, Json<MadeToken>), Problem> {
+    let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
+    let new: NewToken = document_from_json(&body)?;
+    let now = api.gateway.clock.now();
+    let tenant = check(&api, &new, now)?;
+    let id = TokenId::mint(now, rand::random());
+    let token = new_token(id, rand::random());
+    let kept = Token {
+        id,
+        tenant,
+        name: new.name,
+        rights: new.rights,
+        hash: hash(&token),
+        created_at: now,
+        expires_at: new.expires_at,
+        used_at: None,
+    };
+    match api.gateway.store.create_token(kept).await {
+        Err(Error::NotFound(_)) => Err(no_tenant(&new.tenant)),
+        made => made.map(|()| (StatusCode::CREATED, Json(MadeToken { id, token }))).map_err(Problem::from),
+    }
+}
+
+fn no_tenant(text: &str) -> Problem {
+    let detail = format!("there is no tenant {text:?}; create it first with PUT /v1/tenants/<id>");
+    Problem::field(Code::InvalidField, "/tenant", detail)
+}
+
+fn check(api: &Api, new: &NewToken, now: Timestamp) -> Result<TenantId, Problem> {
+    let tenant = new.tenant.parse().ok().filter(|id| api.gateway.store.tenant(id).is_some());
+    let tenant: TenantId = tenant.ok_or_else(|| no_tenant(&new.tenant))?;
+    let mut errors = Vec::new();
+    let mut refuse = |pointer: &str, detail: String| errors.push(FieldError { pointer: pointer.into(), detail });
+    let mut distinct = new.rights.clone();
+    distinct.sort();
+    distinct.dedup();
+    if new.rights.is_empty() || distinct.len() < new.rights.len() {
+        let detail = "rights is empty or names one twice; name each of publish, manage and read at most once";
+        refuse("/rights", detail.into());
+    }
+    if new.expires_at.is_some_and(|end| end <= now) {
+        refuse("/expires_at", "expires_at has passed; use a time to come, or leave it out".into());
+    }
+    if new.name.len() > NAME_BYTES_MAX || new.name.chars().any(char::is_control) {
+        refuse("/name", format!("name is longer than {NAME_BYTES_MAX} bytes or holds control characters; shorten it"));
+    }
+    match errors.is_empty() {
+        true => Ok(tenant),
+        false => Err(Problem::fields(Code::InvalidField, errors)),
+    }
+}
+
+/// Which tokens to list.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct TokenParams {
+    /// Of this tenant; of all that the caller may see, if not said.
+    tenant: Option<String>,
+    /// How many: 1 to 500, 50 if not said.
+    #[param(minimum = 1, maximum = 500)]
+    limit: Option<usize>,
+    /// Where the last page ended.
+    cursor: Option<String>,
+}
+
+/// List tokens, newest first
+///
+/// With the admin token all of them; with a tenant's token those of its tenant. The tokens themselves are not shown.
+#[utoipa::path(
+    get, path = "/v1/tokens", operation_id = "list_tokens", tag = "tokens",
+    params(TokenParams),
+    responses((status = 200, body = Page<TokenView>), Problems, InputProblems),
+    security(("token" = ["manage"])),
+)]
+pub async fn list(
+    State(api): State<Api>,
+    caller: Caller,
+    Query(params): Query<TokenParams>,
+) -> Result<Json<Page<TokenView>>, Problem> {
+    let page = ask("tokens", params.limit, params.cursor.as_deref())?;
+    let tenant = match params.tenant {
+        None => caller.tenant().cloned(),
+        Some(named) => Some(visible(&api, &caller, &named)?),
+    };
+    let found = api.gateway.store.tokens(tenant.as_ref(), page).await?;
+    Ok(Json(Page::of("tokens", found, |token| TokenView {
+        last_used_at: token.used_at.max(api.uses.last(token.id)),
+        id: token.id,
+        tenant: token.tenant,
+        name: token.name,
+        rights: token.rights,
+        created_at: token.created_at,
+        expires_at: token.expires_at,
+    })))
+}
+
+/// A tenant that the caller may know of.
+fn visible(api: &Api, caller: &Caller, named: &str) -> Result<TenantId, Problem> {
+    let is_open = caller.tenant().is_none_or(|own| own.as_str() == named);
+    let tenant = named.parse().ok().filter(|id| is_open && api.gateway.store.tenant(id).is_some());
+    tenant.ok_or_else(|| Problem::not_found("tenant"))
+}
+
+/// Revoke a token
+///
+/// It is good nowhere any more when this is answered. A token may revoke itself, and others of its tenant.
+#[utoipa::path(
+    delete, path = "/v1/tokens/{token}", operation_id = "revoke_token", tag = "tokens",
+    params(("token" = String, Path, description = "The token's id, `key_…`")),
+    responses((status = 204), Problems),
+    security(("token" = ["manage"])),
+)]
+pub async fn revoke(State(api): State<Api>, caller: Caller, NamedToken(id): NamedToken) -> Result<StatusCode, Problem> {
+    api.gateway.store.revoke_token(id, caller.tenant(), api.gateway.clock.now()).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,38 @@
+//! `posthaste audit`: who changed what, when, and from where.
+
+use super::client::Access;
+use super::output::{self, Column};
+use super::request::Window;
+
+/// Which entries to show.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    access: Access,
+    /// Those of every tenant, deleted ones included; it takes the admin token.
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    window: Window,
+}
+
+const COLUMNS: &[Column] = &[
+    ("at", |row, now| output::time(row, "at", now)),
+    ("by", |row, _| output::text(row, "by")),
+    ("from", |row, _| output::text(row, "from")),
+    ("action", |row, _| output::text(row, "action")),
+    ("tenant", |row, _| output::text(row, "tenant")),
+    ("resource", |row, _| output::text(row, "resource")),
+    ("fields", |row, _| output::text(row, "fields")),
+];
+
+/// Asks for them and prints them.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let mut client = args.access.client()?;
+    let mut url = match args.all {
+        true => client.url(&["audit"])?,
+        false => client.tenant_url(&["audit"])?,
+    };
+    args.window.ask(&mut url);
+    output::list(client.format, &client.get(url).await?, "entries", COLUMNS)
+}

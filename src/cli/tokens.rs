@@ -1,0 +1,84 @@
+//! `posthaste tokens`: what lets programs use the API, and how far.
+
+use clap::Subcommand;
+use http::Method;
+
+use super::client::Access;
+use super::output::{self, Column};
+use super::request::{Body, Page, ask, coming};
+
+/// What to do with tokens.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    access: Access,
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Make one for the tenant; it is shown this once.
+    Create {
+        /// What it may do: publish, manage or read, with commas between them.
+        #[arg(long, value_name = "RIGHT[,RIGHT]", required = true, value_delimiter = ',')]
+        rights: Vec<String>,
+        /// When it stops being good: 2026-11-15T08:00:00Z, or 30d for thirty days from now.
+        #[arg(long, value_name = "TIME", value_parser = coming)]
+        expires_at: Option<String>,
+        /// What people call it.
+        #[arg(long)]
+        name: Option<String>,
+    },
+    /// List those of all tenants that the token in use may see.
+    List {
+        /// Only those of this tenant.
+        #[arg(long, value_name = "TENANT")]
+        of: Option<String>,
+        #[command(flatten)]
+        page: Page,
+    },
+    /// Revoke one: it is good nowhere any more.
+    Revoke {
+        /// The token's id, key_….
+        id: String,
+    },
+}
+
+const COLUMNS: &[Column] = &[
+    ("id", |row, _| output::text(row, "id")),
+    ("tenant", |row, _| output::text(row, "tenant")),
+    ("name", |row, _| output::text(row, "name")),
+    ("rights", |row, _| output::text(row, "rights")),
+    ("created at", |row, now| output::time(row, "created_at", now)),
+    ("expires at", |row, now| output::time(row, "expires_at", now)),
+    ("last used at", |row, now| output::time(row, "last_used_at", now)),
+];
+
+/// Does it and prints the answer.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let mut client = args.access.client()?;
+    let format = client.format;
+    match args.action {
+        Action::Create { rights, expires_at, name } => {
+            let url = client.url(&["tokens"])?;
+            let body = Body::default()
+                .field("tenant", Some(&client.tenant))
+                .field("rights", Some(&rights))
+                .field("expires_at", expires_at.as_ref())
+                .field("name", name.as_ref());
+            output::record(format, &client.post(url, Some(body)).await?)
+        }
+        Action::List { of, page } => {
+            let mut url = client.url(&["tokens"])?;
+            ask(&mut url, &[("tenant", of.as_deref())]);
+            page.ask(&mut url);
+            output::list(format, &client.get(url).await?, "tokens", COLUMNS)
+        }
+        Action::Revoke { id } => {
+            let url = client.url(&["tokens", &id])?;
+            client.call(Method::DELETE, url, None).await?;
+            output::done(format, &format!("revoked {id}"))
+        }
+    }
+}

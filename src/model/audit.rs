@@ -1,0 +1,222 @@
+//! The audit log: who changed what, when, and from where.
+//!
+//! An entry names things and fields, and holds no value of any of them, so
+//! that no secret or payload can get into it.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::id::{AuditId, TenantId, TokenId};
+
+/// Who asks for something, from where, and with which request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asker {
+    /// Who.
+    pub by: By,
+    /// From which address, where that is known.
+    pub from: Option<IpAddr>,
+    /// The request's id.
+    pub request_id: String,
+    /// When it was asked.
+    pub at: Timestamp,
+}
+
+/// Whose token it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// The admin token.
+    Admin,
+    /// One of a tenant's.
+    Token(TokenId),
+}
+
+impl fmt::Display for By {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Admin => f.write_str("admin"),
+            Self::Token(id) => id.fmt(f),
+        }
+    }
+}
+
+macro_rules! actions {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// What was done.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+        pub enum Action { $($(#[$doc])* #[serde(rename = $text)] $name,)* }
+
+        impl Action {
+            /// Everything that is recorded.
+            pub const ALL: &'static [Action] = &[$(Action::$name,)*];
+            /// The action as it is written.
+            pub fn as_str(self) -> &'static str { match self { $(Action::$name => $text,)* } }
+        }
+    };
+}
+
+actions! {
+    /// A tenant was created.
+    TenantCreated = "tenant.created",
+    /// What is known of a tenant was changed.
+    TenantChanged = "tenant.changed",
+    /// A tenant was deleted, its endpoints and tokens with it.
+    TenantDeleted = "tenant.deleted",
+    /// An endpoint was created.
+    EndpointCreated = "endpoint.created",
+    /// An endpoint's settings were changed.
+    EndpointChanged = "endpoint.changed",
+    /// An endpoint was paused.
+    EndpointPaused = "endpoint.paused",
+    /// An endpoint was disabled.
+    EndpointDisabled = "endpoint.disabled",
+    /// An endpoint was resumed.
+    EndpointResumed = "endpoint.resumed",
+    /// An endpoint was deleted.
+    EndpointDeleted = "endpoint.deleted",
+    /// A test event was sent to an endpoint.
+    EndpointTested = "endpoint.tested",
+    /// An endpoint's breaker was opened.
+    BreakerOpened = "breaker.opened",
+    /// An endpoint's breaker was closed.
+    BreakerClosed = "breaker.closed",
+    /// An endpoint was given a new secret.
+    SecretRotated = "secret.rotated",
+    /// An endpoint's secrets were looked at.
+    SecretsShown = "secrets.shown",
+    /// A waiting delivery was made due.
+    DeliveryRetried = "delivery.retried",
+    /// A waiting delivery was ended.
+    DeliveryCancelled = "delivery.cancelled",
+    /// A finished delivery was made to wait again.
+    DeliveryReplayed = "delivery.replayed",
+    /// A dead letter was given up.
+    DeliveryDiscarded = "delivery.discarded",
+    /// An event's data was expunged.
+    EventExpunged = "event.expunged",
+    /// A token was made.
+    TokenCreated = "token.created",
+    /// A token was revoked.
+    TokenRevoked = "token.revoked",
+}
+
+/// Something that was done, without who did it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Deed {
+    /// What was done.
+    pub action: Action,
+    /// Whose thing it was done to.
+    pub tenant: TenantId,
+    /// The id of what it was done to.
+    pub resource: String,
+    /// The names of the fields that differ from before.
+    pub fields: Vec<String>,
+}
+
+impl Deed {
+    /// One that changes no fields.
+    pub fn new(action: Action, tenant: &TenantId, resource: impl fmt::Display) -> Self {
+        Self { action, tenant: tenant.clone(), resource: resource.to_string(), fields: Vec::new() }
+    }
+
+    /// The same, with the names of what differs.
+    pub fn changing(self, fields: Vec<String>) -> Self {
+        Self { fields, ..self }
+    }
+}
+
+/// One line of the audit log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its id, which begins with its time.
+    pub id: AuditId,
+    /// What is kept with it.
+    pub record: Record,
+}
+
+/// What is kept of a deed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// When.
+    pub at: Timestamp,
+    /// Who: `admin`, or the id of a token.
+    pub by: String,
+    /// From which address.
+    pub from: Option<IpAddr>,
+    /// With which request.
+    pub request_id: String,
+    /// What.
+    pub action: Action,
+    /// Whose thing.
+    pub tenant: TenantId,
+    /// Which thing.
+    pub resource: String,
+    /// The names of the fields that differ from before.
+    pub fields: Vec<String>,
+}
+
+impl Entry {
+    /// What is to be kept of a deed.
+    pub fn of(asker: &Asker, deed: &Deed, random: u128) -> Self {
+        let record = Record {
+            at: asker.at,
+            by: asker.by.to_string(),
+            from: asker.from,
+            request_id: asker.request_id.clone(),
+            action: deed.action,
+            tenant: deed.tenant.clone(),
+            resource: deed.resource.clone(),
+            fields: deed.fields.clone(),
+        };
+        Self { id: AuditId::mint(asker.at, random), record }
+    }
+}
+
+/// The names of the fields in which two things differ.
+pub fn differing(before: &impl Serialize, after: &impl Serialize) -> Vec<String> {
+    let fields = |thing: Result<Value, _>| match thing {
+        Ok(Value::Object(fields)) => fields,
+        Ok(_) | Err(_) => serde_json::Map::new(),
+    };
+    let (before, after) = (fields(serde_json::to_value(before)), fields(serde_json::to_value(after)));
+    let gone = before.keys().filter(|name| !after.contains_key(*name));
+    let other = after.iter().filter(|(name, value)| before.get(*name) != Some(value)).map(|(name, _)| name);
+    let mut names: Vec<String> = gone.chain(other).cloned().collect();
+    names.sort();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_differs_is_told_by_name_and_never_by_value() {
+        let before = json!({"url": "a", "headers": {"x": "hush"}, "rate": 1, "old": 0});
+        let after = json!({"url": "b", "headers": {"x": "hush hush"}, "rate": 1, "new": 0});
+        assert_eq!(differing(&before, &after), ["headers", "new", "old", "url"]);
+        assert!(differing(&before, &before).is_empty());
+    }
+
+    #[test]
+    fn what_is_recorded_is_read_back_as_it_was() {
+        for action in Action::ALL {
+            assert_eq!(serde_json::to_value(action).unwrap(), action.as_str());
+        }
+        let asker = Asker {
+            by: By::Admin,
+            from: Some([127, 0, 0, 1].into()),
+            request_id: "req_1".into(),
+            at: Timestamp::from_second(7).unwrap(),
+        };
+        let deed = Deed::new(Action::EndpointChanged, &"acme".parse().unwrap(), "ep_1").changing(vec!["url".into()]);
+        let entry = Entry::of(&asker, &deed, 9);
+        let text = serde_json::to_string(&entry.record).unwrap();
+        assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), entry.record);
+        assert_eq!((entry.record.by.as_str(), entry.record.from), ("admin", asker.from));
+    }
+}

@@ -1,0 +1,92 @@
+//! Who may use the API, and what was done with it: tokens and the audit log.
+//!
+//! Who asks travels with the task that asks, as its request id does: whatever
+//! a store changes inside [`asked_by`] it records in the same commit. What
+//! the gateway does of its own accord has no asker, and is no part of the log.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+
+use super::{Page, PageAsk, Result};
+use crate::model::audit::{Asker, Deed, Entry};
+use crate::model::id::{AuditId, TenantId, TokenId};
+use crate::model::token::Token;
+
+tokio::task_local! {
+    static ASKER: Arc<Asker>;
+}
+
+/// Does something in somebody's name.
+pub async fn asked_by<T>(asker: Arc<Asker>, deed: impl Future<Output = T>) -> T {
+    ASKER.scope(asker, deed).await
+}
+
+/// In whose name this task acts, if in anybody's.
+pub fn asker() -> Option<Arc<Asker>> {
+    ASKER.try_with(Arc::clone).ok()
+}
+
+/// What tells entries of the same millisecond apart: this process's own count
+/// first, so that they are listed in the order they were made in.
+pub(super) fn draw() -> u128 {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed) & 0xff_ffff;
+    (u128::from(count) << 50) | u128::from(rand::random::<u64>() >> 14)
+}
+
+/// Knows tokens, and keeps the audit log.
+#[async_trait]
+pub trait Access: Send + Sync {
+    /// A token that has not been revoked. From memory; it never waits.
+    fn token(&self, id: TokenId) -> Option<Arc<Token>>;
+
+    /// Whether a token that was revoked elsewhere would not be among them.
+    fn is_in_touch(&self) -> bool;
+
+    /// Adds a token. It is good everywhere when the call returns.
+    async fn create_token(&self, token: Token) -> Result<()>;
+    /// Revokes a token of a tenant, or of any. It is good nowhere any more
+    /// when the call returns.
+    async fn revoke_token(&self, id: TokenId, tenant: Option<&TenantId>, now: Timestamp) -> Result<()>;
+    /// Keeps when tokens were last used; what is known to be later stays.
+    async fn use_tokens(&self, used: Vec<(TokenId, Timestamp)>) -> Result<()>;
+    /// Tokens that have not been revoked, newest first: of a tenant, or all.
+    async fn tokens(&self, tenant: Option<&TenantId>, page: PageAsk) -> Result<Page<Token>>;
+
+    /// Records something that changes nothing in the store, in the name of
+    /// whoever asks for it.
+    async fn record(&self, deed: Deed) -> Result<()>;
+    /// The audit log, newest first.
+    async fn audit(&self, ask: AuditQuery, page: PageAsk) -> Result<Page<Entry>>;
+    /// Forgets entries of before this time, and of revoked tokens what is
+    /// left. Returns how many entries, at most so many.
+    async fn forget_audit(&self, before: Timestamp, most: usize) -> Result<usize>;
+}
+
+/// Which entries of the audit log to list.
+#[derive(Debug, Clone, Default)]
+pub struct AuditQuery {
+    /// Of the tenant that has this id, or of all who ever had one.
+    pub tenant: Option<TenantId>,
+    /// Only of the one that has the id now: what happened to a deleted tenant
+    /// of the same name is none of its business.
+    pub is_present_only: bool,
+    /// Recorded at this time or later.
+    pub since: Option<Timestamp>,
+    /// Recorded before this time.
+    pub until: Option<Timestamp>,
+}
+
+impl AuditQuery {
+    /// Between which ids it asks, the first one included: an id begins with
+    /// its time.
+    pub(super) fn bounds(&self, below: Option<AuditId>) -> (AuditId, AuditId) {
+        let at = |time: Timestamp| AuditId(crate::model::id::uuid_v7(time, 0));
+        let first = self.since.map_or(AuditId(uuid::Uuid::nil()), at);
+        let until = self.until.map_or(AuditId(uuid::Uuid::max()), at);
+        (first, below.map_or(until, |below| below.min(until)))
+    }
+}

@@ -1,0 +1,211 @@
+//! Tokens and the audit log, in tables of their own.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use super::Embedded;
+use super::catalog::{from_json, to_json};
+use super::rows::{at, id_bytes, millis, uuid_of};
+use super::writer::Transaction;
+use crate::model::audit::{Action, Deed, Entry};
+use crate::model::id::{AuditId, TenantId, TokenId};
+use crate::model::token::Token;
+use crate::store::access::draw;
+use crate::store::index::Index;
+use crate::store::{Access, AuditQuery, Error, Page, PageAsk, Result};
+
+const TOKEN: &str = "k.id, t.id, k.name, k.rights, k.hash, k.created_at, k.expires_at, k.used_at
+                     FROM tokens k JOIN tenants t ON t.no = k.tenant";
+
+/// Takes every token into the index.
+pub fn load(db: &Connection, index: &mut Index) -> rusqlite::Result<()> {
+    let mut statement = db.prepare(&format!("SELECT {TOKEN} WHERE t.deleted_at IS NULL"))?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        index.put_token(Arc::new(token_from(row)?));
+    }
+    Ok(())
+}
+
+fn token_from(row: &Row<'_>) -> rusqlite::Result<Token> {
+    Ok(Token {
+        id: TokenId(uuid_of(row.get(0)?)),
+        tenant: row.get::<_, String>(1)?.parse().expect("stored tenant ids were checked"),
+        name: row.get(2)?,
+        rights: from_json(&row.get::<_, String>(3)?),
+        hash: row.get(4)?,
+        created_at: at(row.get(5)?),
+        expires_at: row.get::<_, Option<i64>>(6)?.map(at),
+        used_at: row.get::<_, Option<i64>>(7)?.map(at),
+    })
+}
+
+impl Transaction<'_> {
+    /// Records a deed, if somebody asked for this.
+    pub fn record(&self, tenant: i64, deed: &Deed) -> rusqlite::Result<()> {
+        let Some(asker) = &self.asker else { return Ok(()) };
+        let entry = Entry::of(asker, deed, draw());
+        let sql = "INSERT INTO audit (id, tenant, tenant_id, record) VALUES (?, ?, ?, ?)";
+        let bound = params![id_bytes(entry.id.0), tenant, deed.tenant.as_str(), to_json(&entry.record)];
+        self.db.prepare_cached(sql)?.execute(bound).map(|_| ())
+    }
+
+    /// Records what was done to an endpoint, by its number.
+    pub fn record_of_endpoint(&self, endpoint: i64, deed: &Deed) -> rusqlite::Result<()> {
+        if self.asker.is_none() {
+            return Ok(());
+        }
+        let sql = "SELECT tenant FROM endpoints WHERE no = ?";
+        let tenant = self.db.prepare_cached(sql)?.query_row([endpoint], |row| row.get(0))?;
+        self.record(tenant, deed)
+    }
+
+    /// The number of a tenant that is there.
+    fn tenant_no(&self, id: &TenantId) -> rusqlite::Result<Option<i64>> {
+        let sql = "SELECT no FROM tenants WHERE id = ? AND deleted_at IS NULL";
+        self.db.query_row(sql, [id.as_str()], |row| row.get(0)).optional()
+    }
+}
+
+/// Where the last page of a list ended.
+fn below<T: std::str::FromStr>(page: &PageAsk) -> Result<Option<T>> {
+    page.cursor.as_deref().map(|text| text.parse().map_err(|_| Error::NotFound("cursor"))).transpose()
+}
+
+#[async_trait]
+impl Access for Embedded {
+    fn token(&self, id: TokenId) -> Option<Arc<Token>> {
+        self.index().token(id)
+    }
+
+    fn is_in_touch(&self) -> bool {
+        true
+    }
+
+    async fn create_token(&self, token: Token) -> Result<()> {
+        self.writer
+            .write(move |transaction| {
+                let Some(tenant) = transaction.tenant_no(&token.tenant)? else {
+                    return Ok(Err(Error::NotFound("tenant")));
+                };
+                transaction.db.execute(
+                    "INSERT INTO tokens (id, tenant, name, rights, hash, created_at, expires_at)
+                     VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    params![
+                        id_bytes(token.id.0),
+                        tenant,
+                        token.name,
+                        to_json(&token.rights),
+                        token.hash,
+                        millis(token.created_at),
+                        token.expires_at.map(millis),
+                    ],
+                )?;
+                let deed = Deed::new(Action::TokenCreated, &token.tenant, token.id);
+                let rights = token.rights.iter().map(|right| right.to_string()).collect();
+                transaction.record(tenant, &deed.changing(rights))?;
+                transaction.after_commit(move |index| index.put_token(Arc::new(token)));
+                Ok(Ok(()))
+            })
+            .await?
+    }
+
+    async fn revoke_token(&self, id: TokenId, tenant: Option<&TenantId>, _: Timestamp) -> Result<()> {
+        let tenant = tenant.cloned();
+        self.writer
+            .write(move |transaction| {
+                let sql = "SELECT t.no, t.id FROM tokens k JOIN tenants t ON t.no = k.tenant
+                           WHERE k.id = ?1 AND t.id = coalesce(?2, t.id)";
+                let bound = params![id_bytes(id.0), tenant.as_ref().map(TenantId::as_str)];
+                let found: Option<(i64, String)> =
+                    transaction.db.query_row(sql, bound, |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+                let Some((no, tenant)) = found else { return Ok(Err(Error::NotFound("token"))) };
+                transaction.db.execute("DELETE FROM tokens WHERE id = ?", [id_bytes(id.0)])?;
+                let tenant = tenant.parse().expect("stored tenant ids were checked");
+                transaction.record(no, &Deed::new(Action::TokenRevoked, &tenant, id))?;
+                transaction.after_commit(move |index| index.remove_token(id));
+                Ok(Ok(()))
+            })
+            .await?
+    }
+
+    async fn use_tokens(&self, used: Vec<(TokenId, Timestamp)>) -> Result<()> {
+        self.writer
+            .write_later(move |transaction| {
+                let sql = "UPDATE tokens SET used_at = max(coalesce(used_at, 0), ?) WHERE id = ?";
+                let mut statement = transaction.db.prepare_cached(sql)?;
+                for (id, used_at) in &used {
+                    statement.execute(params![millis(*used_at), id_bytes(id.0)])?;
+                }
+                Ok(())
+            })
+            .await
+    }
+
+    async fn tokens(&self, tenant: Option<&TenantId>, page: PageAsk) -> Result<Page<Token>> {
+        let (tenant, below) = (tenant.cloned(), below::<TokenId>(&page)?);
+        self.read(move |db| {
+            let sql = format!(
+                "SELECT {TOKEN} WHERE t.deleted_at IS NULL AND k.id < ?1 AND t.id = coalesce(?2, t.id)
+                 ORDER BY k.id DESC LIMIT ?3"
+            );
+            let below = below.map_or([0xff; 16], |below| id_bytes(below.0));
+            let bound = params![below, tenant.as_ref().map(TenantId::as_str), one_more(&page)];
+            let found = db.prepare_cached(&sql)?.query_map(bound, token_from)?.collect::<rusqlite::Result<Vec<_>>>()?;
+            Ok(Page::cut(found, page.limit, |token| token.id.to_string()))
+        })
+        .await
+    }
+
+    async fn record(&self, deed: Deed) -> Result<()> {
+        self.writer
+            .write(move |transaction| match transaction.tenant_no(&deed.tenant)? {
+                Some(tenant) => transaction.record(tenant, &deed),
+                None => Ok(()),
+            })
+            .await
+    }
+
+    async fn audit(&self, ask: AuditQuery, page: PageAsk) -> Result<Page<Entry>> {
+        let (first, end) = ask.bounds(below::<AuditId>(&page)?);
+        self.read(move |db| {
+            let is_of = match (&ask.tenant, ask.is_present_only) {
+                (None, _) => "?4 IS NULL",
+                (Some(_), false) => "tenant_id = ?4",
+                (Some(_), true) => {
+                    "tenant_id = ?4 AND tenant = (SELECT no FROM tenants WHERE id = ?4 AND deleted_at IS NULL)"
+                }
+            };
+            let sql = format!(
+                "SELECT id, record FROM audit WHERE id >= ?1 AND id < ?2 AND {is_of} ORDER BY id DESC LIMIT ?3"
+            );
+            let tenant = ask.tenant.as_ref().map(TenantId::as_str);
+            let bound = params![id_bytes(first.0), id_bytes(end.0), one_more(&page), tenant];
+            let mut statement = db.prepare_cached(&sql)?;
+            let found = statement.query_map(bound, |row| {
+                Ok(Entry { id: AuditId(uuid_of(row.get(0)?)), record: from_json(&row.get::<_, String>(1)?) })
+            })?;
+            let found = found.collect::<rusqlite::Result<Vec<_>>>()?;
+            Ok(Page::cut(found, page.limit, |entry| entry.id.to_string()))
+        })
+        .await
+    }
+
+    async fn forget_audit(&self, before: Timestamp, most: usize) -> Result<usize> {
+        let (_, end) = AuditQuery { until: Some(before), ..AuditQuery::default() }.bounds(None);
+        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        self.writer
+            .write_later(move |transaction| {
+                let sql = "DELETE FROM audit WHERE id IN (SELECT id FROM audit WHERE id < ? ORDER BY id LIMIT ?)";
+                transaction.db.execute(sql, params![id_bytes(end.0), most])
+            })
+            .await
+    }
+}
+
+fn one_more(page: &PageAsk) -> i64 {
+    i64::try_from(page.limit).unwrap_or(i64::MAX).saturating_add(1)
+}

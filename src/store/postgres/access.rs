@@ -1,0 +1,213 @@
+//! Tokens and the audit log.
+//!
+//! A token is part of the catalogue: whoever makes or revokes one raises the
+//! catalogue's version, and answers once every node that is alive has heard.
+//! A node whose lease has ended may not have; it must not trust what it knows.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use tokio_postgres::Row;
+
+use super::Postgres;
+use super::act::Act;
+use super::endpoint::{from_json, to_json};
+use super::reading::ask as question;
+use super::rows::{at, millis, stored_tenant};
+use super::tx::{Tx, bind};
+use crate::model::audit::{Action, Deed, Entry};
+use crate::model::id::{AuditId, TenantId, TokenId};
+use crate::model::shard::Shard;
+use crate::model::token::Token;
+use crate::store::access::draw;
+use crate::store::{Access, AuditQuery, Error, Page, PageAsk, Result, asker};
+
+/// What is read of a token, and whether it was revoked.
+const TOKEN: &str = "k.id, t.id, k.name, k.rights, k.hash, k.created_at, k.expires_at, k.used_at,
+                     k.deleted_at IS NOT NULL OR t.deleted_at IS NOT NULL
+                     FROM posthaste.tokens k JOIN posthaste.tenants t ON t.no = k.tenant";
+
+/// Tokens made or revoked after a version of the catalogue, and which it is.
+pub async fn changed_after(tx: &Tx, version: i64) -> Result<Vec<(Token, bool)>> {
+    let rows = tx.query(&format!("SELECT {TOKEN} WHERE k.version > $1"), bind![version]).await?;
+    Ok(rows.iter().map(|row| (token_from(row), row.get(8))).collect())
+}
+
+fn token_from(row: &Row) -> Token {
+    Token {
+        id: TokenId(row.get(0)),
+        tenant: stored_tenant(row.get(1)),
+        name: row.get(2),
+        rights: from_json(row.get(3)),
+        hash: row.get::<_, &[u8]>(4).try_into().expect("a kept hash has 32 bytes"),
+        created_at: at(row.get(5)),
+        expires_at: row.get::<_, Option<i64>>(6).map(at),
+        used_at: row.get::<_, Option<i64>>(7).map(at),
+    }
+}
+
+/// Records a deed in a transaction, if somebody asked for it.
+pub async fn record(tx: &Tx, tenant: i64, deed: &Deed) -> Result<()> {
+    let Some(asker) = asker() else { return Ok(()) };
+    let entry = Entry::of(&asker, deed, draw());
+    let sql = "INSERT INTO posthaste.audit (id, tenant, tenant_id, record) VALUES ($1, $2, $3, $4)";
+    tx.execute(sql, bind![entry.id.0, tenant, deed.tenant.as_str(), to_json(&entry.record)]).await.map(|_| ())
+}
+
+impl Act<'_> {
+    /// Records what was done to an endpoint, by its number.
+    pub async fn record_of_endpoint(&self, endpoint: i64, deed: &Deed) -> Result<()> {
+        if asker().is_none() {
+            return Ok(());
+        }
+        let sql = "SELECT tenant FROM posthaste.endpoints WHERE no = $1";
+        let tenant = self.tx.query(sql, bind![endpoint]).await?[0].get(0);
+        record(self.tx, tenant, deed).await
+    }
+}
+
+/// Where the last page of a list ended.
+fn below<T: std::str::FromStr>(page: &PageAsk) -> Result<Option<T>> {
+    page.cursor.as_deref().map(|text| text.parse().map_err(|_| Error::NotFound("cursor"))).transpose()
+}
+
+fn one_more(page: &PageAsk) -> i64 {
+    i64::try_from(page.limit).unwrap_or(i64::MAX).saturating_add(1)
+}
+
+#[async_trait]
+impl Access for Postgres {
+    fn token(&self, id: TokenId) -> Option<Arc<Token>> {
+        self.shared.index().token(id)
+    }
+
+    /// Others wait for this node as long as its lease lasts, from the moment
+    /// it has read the catalogue.
+    fn is_in_touch(&self) -> bool {
+        let is_leased = self.shared.owned.leased_until().is_some_and(|until| until > Instant::now());
+        is_leased && self.shared.heard.load(Ordering::Acquire) > 0
+    }
+
+    async fn create_token(&self, token: Token) -> Result<()> {
+        self.change_catalogue(async move |act| {
+            let version = act.bump().await?;
+            let sql = "INSERT INTO posthaste.tokens (id, tenant, name, rights, hash, created_at, expires_at, version)
+                       SELECT $2, t.no, $3, $4, $5, $6, $7, $8 FROM posthaste.tenants t
+                       WHERE t.id = $1 AND t.deleted_at IS NULL RETURNING tenant";
+            let row = act
+                .tx
+                .query_opt(
+                    sql,
+                    bind![
+                        token.tenant.as_str(),
+                        token.id.0,
+                        token.name,
+                        to_json(&token.rights),
+                        token.hash.as_slice(),
+                        millis(token.created_at),
+                        token.expires_at.map(millis),
+                        version,
+                    ],
+                )
+                .await?;
+            let tenant: i64 = row.ok_or(Error::NotFound("tenant"))?.get(0);
+            let deed = Deed::new(Action::TokenCreated, &token.tenant, token.id);
+            let rights = token.rights.iter().map(|right| right.to_string()).collect();
+            record(act.tx, tenant, &deed.changing(rights)).await?;
+            act.after_commit(move |index| index.put_token(Arc::new(token)));
+            Ok(())
+        })
+        .await
+    }
+
+    async fn revoke_token(&self, id: TokenId, tenant: Option<&TenantId>, now: Timestamp) -> Result<()> {
+        let tenant = tenant.cloned();
+        self.change_catalogue(async move |act| {
+            let version = act.bump().await?;
+            let sql = "UPDATE posthaste.tokens k SET deleted_at = $3, version = $4 FROM posthaste.tenants t
+                       WHERE k.id = $1 AND t.no = k.tenant AND t.id = coalesce($2, t.id) AND k.deleted_at IS NULL
+                       RETURNING t.no, t.id";
+            let of = tenant.as_ref().map(|tenant| tenant.as_str().to_owned());
+            let row = act.tx.query_opt(sql, bind![id.0, of, millis(now), version]).await?;
+            let row = row.ok_or(Error::NotFound("token"))?;
+            let deed = Deed::new(Action::TokenRevoked, &stored_tenant(row.get(1)), id);
+            record(act.tx, row.get(0), &deed).await?;
+            act.after_commit(move |index| index.remove_token(id));
+            Ok(())
+        })
+        .await
+    }
+
+    async fn use_tokens(&self, used: Vec<(TokenId, Timestamp)>) -> Result<()> {
+        // In one order, so that two nodes wait for each other at most.
+        let mut used = used;
+        used.sort();
+        let (ids, times): (Vec<uuid::Uuid>, Vec<i64>) = used.into_iter().map(|(id, at)| (id.0, millis(at))).unzip();
+        let sql = "WITH used AS (
+                       SELECT k.id, u.at FROM unnest($1, $2) AS u (id, at)
+                       JOIN posthaste.tokens k ON k.id = u.id ORDER BY k.id FOR UPDATE OF k)
+                   UPDATE posthaste.tokens k SET used_at = greatest(k.used_at, used.at) FROM used WHERE k.id = used.id";
+        let tx = self.shared.begin().await?;
+        tx.execute(sql, bind![ids, times]).await?;
+        tx.commit().await
+    }
+
+    async fn tokens(&self, tenant: Option<&TenantId>, page: PageAsk) -> Result<Page<Token>> {
+        let below = below::<TokenId>(&page)?.map_or(uuid::Uuid::max(), |below| below.0);
+        let sql = format!(
+            "SELECT {TOKEN} WHERE k.id < $1 AND t.id = coalesce($2, t.id)
+                              AND k.deleted_at IS NULL AND t.deleted_at IS NULL
+             ORDER BY k.id DESC LIMIT $3"
+        );
+        let of = tenant.map(|tenant| tenant.as_str().to_owned());
+        let rows = question(&self.shared, &sql, bind![below, of, one_more(&page)]).await?;
+        Ok(Page::cut(rows.iter().map(token_from).collect(), page.limit, |token| token.id.to_string()))
+    }
+
+    async fn record(&self, deed: Deed) -> Result<()> {
+        let Some(tenant) = self.shared.index().tenant_no(&deed.tenant) else { return Ok(()) };
+        let tx = self.shared.begin().await?;
+        record(&tx, tenant, &deed).await?;
+        tx.commit().await
+    }
+
+    async fn audit(&self, ask: AuditQuery, page: PageAsk) -> Result<Page<Entry>> {
+        let (first, end) = ask.bounds(below::<AuditId>(&page)?);
+        // Written out, so that each is one walk down one index.
+        let is_of = match (&ask.tenant, ask.is_present_only) {
+            (None, _) => "$4::text IS NULL",
+            (Some(_), false) => "tenant_id = $4",
+            (Some(_), true) => {
+                "tenant_id = $4 AND tenant = (SELECT no FROM posthaste.tenants WHERE id = $4 AND deleted_at IS NULL)"
+            }
+        };
+        let sql = format!(
+            "SELECT id, record FROM posthaste.audit WHERE id >= $1 AND id < $2 AND {is_of} ORDER BY id DESC LIMIT $3"
+        );
+        let of = ask.tenant.as_ref().map(|tenant| tenant.as_str().to_owned());
+        let rows = question(&self.shared, &sql, bind![first.0, end.0, one_more(&page), of]).await?;
+        let entry = |row: &Row| Entry { id: AuditId(row.get(0)), record: from_json(row.get(1)) };
+        Ok(Page::cut(rows.iter().map(entry).collect(), page.limit, |entry| entry.id.to_string()))
+    }
+
+    async fn forget_audit(&self, before: Timestamp, most: usize) -> Result<usize> {
+        // One node at a time: whoever owns the first shard.
+        if !self.shared.owned.holds(Shard(0)) {
+            return Ok(0);
+        }
+        let (_, end) = AuditQuery { until: Some(before), ..AuditQuery::default() }.bounds(None);
+        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        let tx = self.shared.begin().await?;
+        let sql = "DELETE FROM posthaste.audit WHERE id IN (
+                       SELECT id FROM posthaste.audit WHERE id < $1 ORDER BY id LIMIT $2)";
+        let gone = tx.execute(sql, bind![end.0, most]).await?;
+        // Every node has long heard of these.
+        let sql = "DELETE FROM posthaste.tokens WHERE deleted_at < $1";
+        tx.execute(sql, bind![millis(before)]).await?;
+        tx.commit().await?;
+        Ok(usize::try_from(gone).unwrap_or(usize::MAX))
+    }
+}

@@ -1,0 +1,301 @@
+//! Tokens and the audit log: what is revoked is gone at once, and what was
+//! changed in somebody's name is on record with the change.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use posthaste::model::audit::{Action, Asker, By, Deed, Entry};
+use posthaste::model::id::{TenantId, TokenId};
+use posthaste::model::pace::Rate;
+use posthaste::model::tenant::{Quota, Tenant};
+use posthaste::model::token::{Right, Token};
+use posthaste::store::{AuditQuery, Change, EndpointChange, Error, PageAsk, asked_by};
+use serde_json::json;
+
+use crate::house::{House, at, event, ours, tenant};
+
+for_every_store! {
+    a_token_is_there_when_its_creation_returns_and_after_closing,
+    a_revoked_token_is_gone_at_once_and_after_closing,
+    a_tenants_token_is_not_revoked_for_another,
+    a_deleted_tenant_takes_its_tokens_along,
+    a_token_for_no_tenant_is_refused,
+    tokens_are_listed_newest_first_page_by_page,
+    the_latest_use_of_a_token_is_kept,
+    what_somebody_changes_is_recorded_with_the_change,
+    what_nobody_asked_for_is_not_recorded,
+    what_is_refused_is_not_recorded,
+    the_audit_log_is_listed_newest_first_by_time_and_tenant,
+    a_tenant_that_has_the_id_of_another_does_not_see_its_past,
+    old_entries_are_forgotten_a_step_at_a_time,
+}
+
+fn token(house: &House, of: &TenantId, seconds: i64) -> Token {
+    Token {
+        id: TokenId::mint(at(seconds), house.mint()),
+        tenant: of.clone(),
+        name: format!("made at {seconds}"),
+        rights: vec![Right::Read, Right::Publish],
+        hash: [seconds as u8; 32],
+        created_at: at(seconds),
+        expires_at: Some(at(1_000)),
+        used_at: None,
+    }
+}
+
+fn page(limit: usize, cursor: Option<String>) -> PageAsk {
+    PageAsk { cursor, limit }
+}
+
+async fn tokens(house: &House, of: Option<&TenantId>) -> Vec<Token> {
+    house.store.tokens(of, page(100, None)).await.unwrap().data
+}
+
+async fn audit(house: &House, ask: AuditQuery) -> Vec<Entry> {
+    house.store.audit(ask, page(100, None)).await.unwrap().data
+}
+
+fn asker(at: Timestamp) -> Arc<Asker> {
+    let from = Some("192.0.2.7".parse().unwrap());
+    Arc::new(Asker { by: By::Admin, from, request_id: "req_1".into(), at })
+}
+
+async fn a_token_is_there_when_its_creation_returns_and_after_closing(house: House) {
+    let made = token(&house, &ours(), 1);
+    assert!(house.store.token(made.id).is_none());
+    house.store.create_token(made.clone()).await.unwrap();
+    assert_eq!(*house.store.token(made.id).unwrap(), made);
+    assert_eq!(tokens(&house, None).await, std::slice::from_ref(&made));
+    let house = house.reopened().await;
+    assert_eq!(*house.store.token(made.id).unwrap(), made);
+}
+
+async fn a_revoked_token_is_gone_at_once_and_after_closing(house: House) {
+    let (made, kept) = (token(&house, &ours(), 1), token(&house, &ours(), 2));
+    house.store.create_token(made.clone()).await.unwrap();
+    house.store.create_token(kept.clone()).await.unwrap();
+    house.store.revoke_token(made.id, None, at(3)).await.unwrap();
+    assert!(house.store.token(made.id).is_none());
+    assert!(matches!(house.store.revoke_token(made.id, None, at(4)).await, Err(Error::NotFound("token"))));
+    let house = house.reopened().await;
+    assert!(house.store.token(made.id).is_none());
+    assert_eq!(tokens(&house, Some(&ours())).await, [kept]);
+}
+
+async fn a_tenants_token_is_not_revoked_for_another(house: House) {
+    let acme = house.put_tenant("acme").await;
+    let made = token(&house, &ours(), 1);
+    house.store.create_token(made.clone()).await.unwrap();
+    let refused = house.store.revoke_token(made.id, Some(&acme), at(2)).await;
+    assert!(matches!(refused, Err(Error::NotFound("token"))));
+    assert!(house.store.token(made.id).is_some());
+    house.store.revoke_token(made.id, Some(&ours()), at(2)).await.unwrap();
+    assert!(house.store.token(made.id).is_none());
+}
+
+async fn a_deleted_tenant_takes_its_tokens_along(house: House) {
+    let acme = house.put_tenant("acme").await;
+    let (made, kept) = (token(&house, &acme, 1), token(&house, &ours(), 1));
+    house.store.create_token(made.clone()).await.unwrap();
+    house.store.create_token(kept.clone()).await.unwrap();
+    house.store.delete_tenant(&acme, at(2)).await.unwrap();
+    assert!(house.store.token(made.id).is_none() && house.store.token(kept.id).is_some());
+    house.put_tenant("acme").await;
+    let house = house.reopened().await;
+    assert!(house.store.token(made.id).is_none(), "also not for another tenant of that name");
+    assert_eq!(tokens(&house, None).await, [kept]);
+}
+
+async fn a_token_for_no_tenant_is_refused(house: House) {
+    let refused = house.store.create_token(token(&house, &tenant("nobody"), 1)).await;
+    assert!(matches!(refused, Err(Error::NotFound("tenant"))));
+}
+
+async fn tokens_are_listed_newest_first_page_by_page(house: House) {
+    let acme = house.put_tenant("acme").await;
+    let ours = ours();
+    let made: Vec<Token> = (1..=5).map(|n| token(&house, if n == 3 { &acme } else { &ours }, n)).collect();
+    for token in &made {
+        house.store.create_token(token.clone()).await.unwrap();
+    }
+    let names = |tokens: &[Token]| tokens.iter().map(|token| token.created_at).collect::<Vec<_>>();
+    let first = house.store.tokens(Some(&ours), page(3, None)).await.unwrap();
+    assert_eq!(names(&first.data), [at(5), at(4), at(2)]);
+    let last = house.store.tokens(Some(&ours), page(3, first.next)).await.unwrap();
+    assert_eq!((names(&last.data), last.next), (vec![at(1)], None));
+    assert_eq!(names(&tokens(&house, None).await), [at(5), at(4), at(3), at(2), at(1)]);
+    assert_eq!(names(&tokens(&house, Some(&acme)).await), [at(3)]);
+    let wrong = house.store.tokens(None, page(3, Some("nonsense".into()))).await;
+    assert!(matches!(wrong, Err(Error::NotFound("cursor"))));
+}
+
+async fn the_latest_use_of_a_token_is_kept(house: House) {
+    let (made, other) = (token(&house, &ours(), 1), token(&house, &ours(), 2));
+    house.store.create_token(made.clone()).await.unwrap();
+    house.store.create_token(other.clone()).await.unwrap();
+    let gone = TokenId::mint(at(3), 9);
+    house.store.use_tokens(vec![(made.id, at(20)), (gone, at(20))]).await.unwrap();
+    house.store.use_tokens(vec![(made.id, at(10))]).await.unwrap();
+    let house = house.reopened().await;
+    let uses: Vec<_> = tokens(&house, None).await.iter().map(|token| token.used_at).collect();
+    assert_eq!(uses, [None, Some(at(20))]);
+}
+
+async fn what_somebody_changes_is_recorded_with_the_change(house: House) {
+    let acme = tenant("acme");
+    let named = |name: &str, quota| Tenant {
+        id: acme.clone(),
+        name: name.into(),
+        quota,
+        defaults: Default::default(),
+        created_at: at(0),
+    };
+    let quota = Quota { rate: Some(Rate { per_second: 1.0, burst: 1 }), ..Quota::default() };
+    let new = house.new_endpoint(&acme, json!({}));
+    let id = new.id;
+    let made = token(&house, &acme, 1);
+    let by = By::Token(made.id);
+    let store = house.store.clone();
+    // Everything that can be asked for, each at a second of its own.
+    let mut second = 10;
+    macro_rules! ask {
+        ($deed:expr) => {{
+            second += 1;
+            let asker = Arc::new(Asker { by, ..Asker::clone(&asker(at(second))) });
+            asked_by(asker, $deed).await.unwrap()
+        }};
+    }
+    ask!(store.put_tenant(named("Acme", Quota::default())));
+    ask!(store.put_tenant(named("Acme Inc", quota)));
+    ask!(store.create_token(made.clone()));
+    ask!(store.create_endpoint(new));
+    let current = store.endpoint(&acme, id).unwrap();
+    let mut settings = current.settings.clone();
+    settings.description = "another".into();
+    settings.headers.insert("x-key".into(), "hush".into());
+    let (policy, if_updated_at) = (current.policy.clone(), current.updated_at);
+    let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
+    ask!(store.change_endpoint(&acme, id, change, at(30)));
+    ask!(store.change_endpoint(
+        &acme,
+        id,
+        EndpointChange::Breaker { is_open: true, until: None, reason: None },
+        at(31)
+    ));
+    ask!(store.change_endpoint(&acme, id, EndpointChange::Mailed, at(32)));
+    let endpoint = store.endpoint(&acme, id).unwrap();
+    let claim = house.claim(event("a").of(&acme).to(&endpoint)).await;
+    ask!(store.change(&acme, claim.id, Change::Cancel, at(33)));
+    ask!(store.change(&acme, claim.id, Change::Replay, at(34)));
+    ask!(store.record(Deed::new(Action::SecretsShown, &acme, id)));
+    ask!(store.delete_endpoint(&acme, id, at(35)));
+    ask!(store.revoke_token(made.id, None, at(36)));
+    ask!(store.delete_tenant(&acme, at(37)));
+    drop(store);
+    let house = house.reopened().await;
+    let log = audit(&house, AuditQuery { tenant: Some(acme.clone()), ..AuditQuery::default() }).await;
+    let told: Vec<String> = log
+        .iter()
+        .rev()
+        .map(|entry| {
+            let record = &entry.record;
+            assert_eq!((record.by.as_str(), &record.tenant), (made.id.to_string().as_str(), &acme));
+            assert_eq!((record.request_id.as_str(), record.from), ("req_1", asker(at(0)).from));
+            format!("{} {} {}", record.action.as_str(), record.resource, record.fields.join(","))
+        })
+        .collect();
+    let (delivery, token) = (claim.id, made.id);
+    assert_eq!(
+        told,
+        [
+            "tenant.created acme ".to_owned(),
+            "tenant.changed acme name,rate".to_owned(),
+            format!("token.created {token} read,publish"),
+            format!("endpoint.created {id} "),
+            format!("endpoint.changed {id} description,headers"),
+            format!("breaker.opened {id} "),
+            format!("delivery.cancelled {delivery} "),
+            format!("delivery.replayed {delivery} "),
+            format!("secrets.shown {id} "),
+            format!("endpoint.deleted {id} "),
+            format!("token.revoked {token} "),
+            "tenant.deleted acme ".to_owned(),
+        ]
+    );
+}
+
+async fn what_nobody_asked_for_is_not_recorded(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let change = EndpointChange::Breaker { is_open: true, until: None, reason: None };
+    house.store.change_endpoint(&ours(), endpoint.id, change, at(3)).await.unwrap();
+    house.store.record(Deed::new(Action::EndpointTested, &ours(), endpoint.id)).await.unwrap();
+    assert!(audit(&house, AuditQuery::default()).await.is_empty());
+}
+
+async fn what_is_refused_is_not_recorded(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    let claim = house.claim(event("a").to(&endpoint)).await;
+    let store = &house.store;
+    let refused = asked_by(asker(at(1)), store.change(&ours(), claim.id, Change::Replay, at(1))).await;
+    assert!(matches!(refused, Err(Error::WrongState(_))));
+    let refused = asked_by(asker(at(1)), store.delete_endpoint(&tenant("other"), endpoint.id, at(1))).await;
+    assert!(matches!(refused, Err(Error::NotFound("endpoint"))));
+    assert!(audit(&house, AuditQuery::default()).await.is_empty());
+}
+
+async fn the_audit_log_is_listed_newest_first_by_time_and_tenant(house: House) {
+    let acme = house.put_tenant("acme").await;
+    for n in 1..=6 {
+        let of = if n % 2 == 0 { &acme } else { &ours() };
+        let deed = Deed::new(Action::EndpointTested, of, n);
+        asked_by(asker(at(n)), house.store.record(deed)).await.unwrap();
+    }
+    let told = |entries: &[Entry]| entries.iter().map(|entry| entry.record.resource.clone()).collect::<Vec<_>>();
+    // Those of one moment stay in the order they were made in.
+    for n in 1..=50 {
+        let deed = Deed::new(Action::EndpointTested, &ours(), n);
+        asked_by(asker(at(-9)), house.store.record(deed)).await.unwrap();
+    }
+    let moment = audit(&house, AuditQuery { until: Some(at(-8)), ..AuditQuery::default() }).await;
+    assert_eq!(told(&moment), (1..=50).rev().map(|n| n.to_string()).collect::<Vec<_>>());
+    house.store.forget_audit(at(0), 100).await.unwrap();
+    let first = house.store.audit(AuditQuery::default(), page(4, None)).await.unwrap();
+    assert_eq!(told(&first.data), ["6", "5", "4", "3"]);
+    let last = house.store.audit(AuditQuery::default(), page(4, first.next)).await.unwrap();
+    assert_eq!((told(&last.data), last.next), (vec!["2".to_owned(), "1".to_owned()], None));
+    let between = AuditQuery { since: Some(at(2)), until: Some(at(5)), ..AuditQuery::default() };
+    assert_eq!(told(&audit(&house, between.clone()).await), ["4", "3", "2"], "the end itself is not in it");
+    let of = AuditQuery { tenant: Some(acme.clone()), is_present_only: true, ..between };
+    let first = house.store.audit(of.clone(), page(1, None)).await.unwrap();
+    assert_eq!(told(&first.data), ["4"]);
+    let last = house.store.audit(of, page(1, first.next)).await.unwrap();
+    assert_eq!((told(&last.data), last.next), (vec!["2".to_owned()], None));
+}
+
+async fn a_tenant_that_has_the_id_of_another_does_not_see_its_past(house: House) {
+    let acme = house.put_tenant("acme").await;
+    asked_by(asker(at(1)), house.store.record(Deed::new(Action::EndpointTested, &acme, "old"))).await.unwrap();
+    house.store.delete_tenant(&acme, at(2)).await.unwrap();
+    let present = AuditQuery { tenant: Some(acme.clone()), is_present_only: true, ..AuditQuery::default() };
+    assert!(audit(&house, present.clone()).await.is_empty());
+    // Long enough that nothing else is left of it.
+    house.forget(at(1_000), at(1_000)).await;
+    house.put_tenant("acme").await;
+    assert!(audit(&house, present.clone()).await.is_empty());
+    asked_by(asker(at(3)), house.store.record(Deed::new(Action::EndpointTested, &acme, "new"))).await.unwrap();
+    assert_eq!(audit(&house, present.clone()).await.len(), 1);
+    let all = AuditQuery { is_present_only: false, ..present };
+    assert_eq!(audit(&house, all).await.len(), 2, "the operator sees both");
+}
+
+async fn old_entries_are_forgotten_a_step_at_a_time(house: House) {
+    for n in 1..=5 {
+        let deed = Deed::new(Action::EndpointTested, &ours(), n);
+        asked_by(asker(at(n)), house.store.record(deed)).await.unwrap();
+    }
+    assert_eq!(house.store.forget_audit(at(4), 2).await.unwrap(), 2);
+    assert_eq!(house.store.forget_audit(at(4), 2).await.unwrap(), 1);
+    assert_eq!(house.store.forget_audit(at(4), 2).await.unwrap(), 0);
+    let left = audit(&house, AuditQuery::default()).await;
+    assert_eq!(left.iter().map(|entry| entry.record.at).collect::<Vec<_>>(), [at(5), at(4)]);
+}

@@ -1,0 +1,301 @@
+//! Tenants cannot see, address or guess anything of each other: every route
+//! of the gateway's own description, with the ids of another tenant's things.
+//! And every route takes the right it says it takes, and no less.
+
+use std::collections::BTreeMap;
+
+use http::HeaderMap;
+use serde_json::{Value, json};
+
+use crate::support::{Answer, Client, Gateway, Receiver, Reply, eventually};
+
+for_every_store! {
+    what_is_another_tenants_is_like_what_does_not_exist,
+    every_route_takes_the_right_it_declares_and_no_less,
+    what_is_named_in_a_query_or_a_body_is_no_way_around,
+}
+
+/// One operation of the description.
+struct Operation {
+    method: String,
+    path: String,
+    /// `publish`, `manage`, `read`, `admin`, or nothing for everybody.
+    need: Option<String>,
+    queries: Vec<String>,
+}
+
+/// Every operation that the gateway says it has.
+async fn operations(gateway: &Gateway) -> Vec<Operation> {
+    let document = gateway.client.get("/openapi.json").await.expect(200);
+    let mut found = Vec::new();
+    for (path, methods) in document["paths"].as_object().expect("paths") {
+        for (method, operation) in methods.as_object().expect("methods") {
+            let security = operation["security"].as_array().unwrap_or_else(|| panic!("{method} {path} says nothing"));
+            assert_eq!(security.len(), 1, "{method} {path} says one thing");
+            let need = match &security[0]["token"] {
+                Value::Null => None,
+                words => Some(words[0].as_str().unwrap_or_else(|| panic!("{method} {path} names no right")).to_owned()),
+            };
+            let named = operation["parameters"].as_array().into_iter().flatten();
+            let queries = named.filter(|one| one["in"] == "query").map(|one| one["name"].as_str().unwrap().to_owned());
+            let (method, path, queries) = (method.to_uppercase(), path.clone(), queries.collect());
+            found.push(Operation { method, path, need, queries });
+        }
+    }
+    assert!(found.len() > 40, "there are routes");
+    found
+}
+
+impl Operation {
+    /// Its path with these ids in it.
+    fn at(&self, ids: &BTreeMap<&str, String>) -> String {
+        let parts = self.path.split('/').map(|part| match part.strip_prefix('{').and_then(|p| p.strip_suffix('}')) {
+            Some(name) => ids.get(name).unwrap_or_else(|| panic!("no id for {{{name}}} of {}", self.path)).as_str(),
+            None => part,
+        });
+        parts.collect::<Vec<_>>().join("/")
+    }
+
+    fn names(&self, part: &str) -> bool {
+        self.path.contains(&format!("{{{part}}}"))
+    }
+
+    async fn ask(&self, client: &Client, path: &str) -> Answer {
+        let body = if matches!(self.method.as_str(), "POST" | "PUT" | "PATCH") { "{}" } else { "" };
+        client.send(&self.method, path, &[], body).await.expect("the gateway answers")
+    }
+}
+
+/// A tenant with one of everything.
+struct Household {
+    tenant: &'static str,
+    /// The ids of its things, by the names that paths have for them.
+    ids: BTreeMap<&'static str, String>,
+    token: String,
+}
+
+async fn token(gateway: &Gateway, tenant: &str, rights: &[&str]) -> (String, String) {
+    let made = gateway.client.post_json("/v1/tokens", &json!({"tenant": tenant, "rights": rights})).await.expect(201);
+    (made["id"].as_str().unwrap().to_owned(), made["token"].as_str().unwrap().to_owned())
+}
+
+async fn household(gateway: &Gateway, receiver: &Receiver, tenant: &'static str) -> Household {
+    let put = gateway.client.send("PUT", &format!("/v1/tenants/{tenant}"), &[], "{}").await.unwrap();
+    assert!(matches!(put.status, 200 | 201));
+    let below = |rest: &str| format!("/v1/tenants/{tenant}/{rest}");
+    let endpoint = gateway.client.post_json(&below("endpoints"), &json!({"url": receiver.url()})).await.expect(201);
+    // Two, so that lists have a second page.
+    for n in 0..2 {
+        let event = json!({"id": format!("{tenant}-{n}"), "type": "a", "key": "k", "data": n});
+        gateway.client.post_json(&below("events"), &event).await.expect(202);
+    }
+    let event = format!("{tenant}-0");
+    let dead = eventually("a dead letter", || async {
+        let found = gateway.client.get(&below("dead-letters")).await.expect(200);
+        found["data"][0]["id"].as_str().map(str::to_owned).ok_or(found.to_string())
+    })
+    .await;
+    let (id, token) = token(gateway, tenant, &["publish", "manage", "read"]).await;
+    let ids = [
+        ("tenant", tenant.to_owned()),
+        ("endpoint", endpoint["id"].as_str().unwrap().to_owned()),
+        ("event", event),
+        ("delivery", dead),
+        ("token", id),
+    ];
+    Household { tenant, ids: ids.into(), token }
+}
+
+/// Ids like those of real things, of things that are not there.
+fn ghosts() -> BTreeMap<&'static str, String> {
+    let word = "01k9zzzzzzzzzzzzzzzzzzzzzz";
+    [
+        ("tenant", "nobody".to_owned()),
+        ("endpoint", format!("ep_{word}")),
+        ("event", "nothing-0".to_owned()),
+        ("delivery", format!("dlv_{word}")),
+        ("token", format!("key_{word}")),
+    ]
+    .into()
+}
+
+/// The same ids, below our own tenant.
+fn in_ours(mut ids: BTreeMap<&'static str, String>) -> BTreeMap<&'static str, String> {
+    ids.insert("tenant", "ours".to_owned());
+    ids
+}
+
+/// What an answer tells, apart from which request it was and which ids were
+/// asked for.
+fn tells(answer: &Answer, ids: &BTreeMap<&str, String>) -> (u16, HeaderMap, String) {
+    let mut headers = answer.headers.clone();
+    for own in ["date", "x-request-id", "content-length"] {
+        headers.remove(own);
+    }
+    let mut text = String::from_utf8_lossy(&answer.body).into_owned();
+    if let Ok(Value::Object(mut fields)) = serde_json::from_str(&text) {
+        fields.remove("request_id");
+        text = Value::Object(fields).to_string();
+    }
+    for (name, id) in ids {
+        text = text.replace(id.as_str(), name);
+    }
+    (answer.status, headers, text)
+}
+
+/// Everything there is of a tenant, as the admin sees it. What was done to it
+/// is part of it.
+async fn everything(gateway: &Gateway, tenant: &str) -> Vec<Value> {
+    let mut all = vec![gateway.client.get(&format!("/v1/tenants/{tenant}")).await.expect(200)];
+    for list in ["endpoints", "events", "deliveries", "dead-letters", "audit"] {
+        all.extend(gateway.list(&format!("/v1/tenants/{tenant}/{list}")).await);
+    }
+    all.extend(gateway.list(&format!("/v1/tokens?tenant={tenant}")).await);
+    all.iter_mut().for_each(|one| {
+        one["health"]["oldest_due_age"].take();
+    });
+    all
+}
+
+async fn refusing() -> (Gateway, Receiver) {
+    (Gateway::start().await, Receiver::scripted(vec![Reply::Status(400)]).await)
+}
+
+async fn what_is_another_tenants_is_like_what_does_not_exist() {
+    let (gateway, receiver) = refusing().await;
+    let theirs = household(&gateway, &receiver, "theirs").await;
+    let ours = household(&gateway, &receiver, "ours").await;
+    let client = Client::new(gateway.address, &ours.token);
+    let before = everything(&gateway, theirs.tenant).await;
+    let (mut foreign, mut inside) = (0, 0);
+    for operation in operations(&gateway).await {
+        let what = format!("{} {}", operation.method, operation.path);
+        if operation.names("tenant") || operation.names("token") {
+            let real = operation.ask(&client, &operation.at(&theirs.ids)).await;
+            let ghost = operation.ask(&client, &operation.at(&ghosts())).await;
+            assert_eq!(tells(&real, &theirs.ids), tells(&ghost, &ghosts()), "{what} tells them apart");
+            real.problem(404, "not_found");
+            foreign += 1;
+        }
+        // Their things, as if they were ours.
+        if operation.names("tenant") && operation.path.matches('{').count() > 1 {
+            let real = operation.ask(&client, &operation.at(&in_ours(theirs.ids.clone()))).await;
+            let ghost = operation.ask(&client, &operation.at(&in_ours(ghosts()))).await;
+            assert_eq!(tells(&real, &theirs.ids), tells(&ghost, &ghosts()), "{what} in ours tells them apart");
+            real.problem(404, "not_found");
+            inside += 1;
+        }
+        // Nor is a method that is not there a way to find out.
+        if operation.names("tenant") {
+            for method in ["HEAD", "OPTIONS", "TRACE"] {
+                let odd =
+                    Operation { method: method.into(), path: operation.path.clone(), need: None, queries: vec![] };
+                let real = odd.ask(&client, &odd.at(&theirs.ids)).await;
+                let ghost = odd.ask(&client, &odd.at(&ghosts())).await;
+                assert_eq!(tells(&real, &theirs.ids), tells(&ghost, &ghosts()), "{method} {}", odd.path);
+            }
+        }
+    }
+    assert!(foreign > 30 && inside > 20, "{foreign} and {inside} were tried");
+    assert_eq!(everything(&gateway, theirs.tenant).await, before, "and nothing was done to theirs");
+    // The same ids do name something, to those who may know.
+    let own = Client::new(gateway.address, &theirs.token);
+    own.get(&format!("/v1/tenants/theirs/deliveries/{}", theirs.ids["delivery"])).await.expect(200);
+    // What the path does not quite spell is nobody's, too.
+    for odd in ["Theirs", "theirs%00", "%74heirs", "ours%2F..%2Ftheirs", "%ff"] {
+        let path = format!("/v1/tenants/{odd}/endpoints");
+        client.get(&path).await.problem(404, "not_found");
+    }
+    client.get("/v1/tenants/%6Furs/endpoints").await.expect(200);
+}
+
+async fn every_route_takes_the_right_it_declares_and_no_less() {
+    let (gateway, _) = refusing().await;
+    gateway.client.send("PUT", "/v1/tenants/ours", &[], "{}").await.unwrap().expect(201);
+    let holders: &[(&[&str], &[&str])] = &[
+        (&["publish"], &["publish"]),
+        (&["read"], &["read"]),
+        (&["manage"], &["manage", "read"]),
+        (&["publish", "read"], &["publish", "read"]),
+    ];
+    let mut clients = Vec::new();
+    for (rights, holds) in holders {
+        let (_, token) = token(&gateway, "ours", rights).await;
+        clients.push((rights, holds, Client::new(gateway.address, &token)));
+    }
+    let ids = in_ours(ghosts());
+    let (nobody, stranger) = (Client::new(gateway.address, ""), Client::new(gateway.address, "pht_x_y"));
+    for operation in operations(&gateway).await {
+        let what = format!("{} {}", operation.method, operation.path);
+        let path = operation.at(&ids);
+        let Some(need) = &operation.need else {
+            assert!(!operation.path.starts_with("/v1/"), "{what} is open to everybody");
+            assert_eq!(operation.ask(&nobody, &path).await.status, 200, "{what}");
+            continue;
+        };
+        for unknown in [&nobody, &stranger] {
+            operation.ask(unknown, &path).await.problem(401, "unauthenticated");
+        }
+        // In a tenant that is not there, so that nothing is undone.
+        let admin = operation.ask(&gateway.client, &operation.at(&ghosts())).await;
+        assert!(!matches!(admin.status, 401 | 403), "{what} refuses the admin: {}", admin.status);
+        for (rights, holds, client) in &clients {
+            let answer = operation.ask(client, &path).await;
+            if holds.contains(&need.as_str()) {
+                assert!(!matches!(answer.status, 401 | 403), "{what} refuses {rights:?}: {}", answer.status);
+            } else {
+                let problem = answer.problem(403, "missing_right");
+                let detail = problem["detail"].as_str().unwrap();
+                assert!(detail.contains(&format!("the right {need},")), "{what} with {rights:?}: {detail}");
+            }
+            if operation.method == "GET" {
+                let head = client.send("HEAD", &path, &[], "").await.unwrap();
+                assert_eq!(head.status, answer.status, "HEAD {}", operation.path);
+            }
+        }
+    }
+}
+
+async fn what_is_named_in_a_query_or_a_body_is_no_way_around() {
+    let (gateway, receiver) = refusing().await;
+    let theirs = household(&gateway, &receiver, "theirs").await;
+    let ours = household(&gateway, &receiver, "ours").await;
+    let client = Client::new(gateway.address, &ours.token);
+    let mut asked = 0;
+    for operation in operations(&gateway).await {
+        for (query, thing) in [("endpoint", "endpoint"), ("tenant", "tenant"), ("event", "event")] {
+            if !operation.queries.iter().any(|name| name == query) {
+                continue;
+            }
+            let at = |id: &str| format!("{}?{query}={id}", operation.at(&ours.ids));
+            let real = operation.ask(&client, &at(&theirs.ids[thing])).await;
+            let ghost = operation.ask(&client, &at(&ghosts()[thing])).await;
+            let what = format!("{} {}?{query}=", operation.method, operation.path);
+            assert_eq!(tells(&real, &theirs.ids), tells(&ghost, &ghosts()), "{what} tells them apart");
+            asked += 1;
+        }
+        // A cursor of theirs shows nothing of theirs.
+        if operation.queries.iter().any(|name| name == "cursor") && operation.names("tenant") {
+            let first = gateway.client.get(&format!("{}?limit=1", operation.at(&theirs.ids))).await.json();
+            if let Some(cursor) = first["next"].as_str() {
+                let answer = client.get(&format!("{}?cursor={cursor}", operation.at(&ours.ids))).await;
+                let text = String::from_utf8_lossy(&answer.body);
+                assert!(theirs.ids.values().all(|id| !text.contains(id.as_str())), "{}: {text}", operation.path);
+                asked += 1;
+            }
+        }
+    }
+    assert!(asked > 5, "{asked} were tried");
+    let event = |id: &str| json!({"type": "a", "data": 1, "endpoints": [id]});
+    let real = client.post_json("/v1/tenants/ours/events", &event(&theirs.ids["endpoint"])).await;
+    let ghost = client.post_json("/v1/tenants/ours/events", &event(&ghosts()["endpoint"])).await;
+    assert_eq!(tells(&real, &theirs.ids), tells(&ghost, &ghosts()));
+    real.problem(422, "invalid_field");
+    // The same id as one of theirs is nobody's conflict.
+    client.post_json("/v1/tenants/ours/events", &json!({"id": "theirs-0", "type": "b", "data": 2})).await.expect(202);
+    // Whoever only has a tenant's token makes none, for whomever.
+    for tenant in ["ours", "theirs", "nobody"] {
+        let new = json!({"tenant": tenant, "rights": ["read"]});
+        client.post_json("/v1/tokens", &new).await.problem(403, "missing_right");
+    }
+}

@@ -1,0 +1,185 @@
+//! Tokens of tenants: made, shown once, used, listed, revoked, and over in
+//! time; and the record of who changed what.
+
+use serde_json::{Value, json};
+
+use crate::cli::{asked, told};
+use crate::support::{Client, Gateway, Options, Receiver, Reply, eventually};
+
+for_every_store! {
+    a_token_is_shown_once_and_good_until_it_is_revoked,
+    a_token_is_over_in_time,
+    what_a_token_cannot_be_is_refused_by_field,
+    who_changed_what_is_on_record,
+}
+
+async fn made(gateway: &Gateway, new: Value) -> (String, Client) {
+    let made = gateway.client.post_json("/v1/tokens", &new).await.expect(201);
+    let names: Vec<&String> = made.as_object().unwrap().keys().collect();
+    assert_eq!(names, ["id", "token"]);
+    (made["id"].as_str().unwrap().to_owned(), Client::new(gateway.address, made["token"].as_str().unwrap()))
+}
+
+async fn a_token_is_shown_once_and_good_until_it_is_revoked() {
+    let gateway = Gateway::start().await;
+    let new = json!({"tenant": "default", "rights": ["manage"], "name": "the office"});
+    let (id, client) = made(&gateway, new).await;
+    let (other, _) = made(&gateway, json!({"tenant": "default", "rights": ["publish"]})).await;
+    let listed = gateway.list("/v1/tokens").await;
+    assert_eq!(listed.iter().map(|token| &token["id"]).collect::<Vec<_>>(), [&other, &id]);
+    assert_eq!(listed[1]["last_used_at"], Value::Null);
+    client.get("/v1/tenants/default/endpoints").await.expect(200);
+    // It sees those of its tenant, and when they were used; none is shown whole.
+    let listed = client.get("/v1/tokens").await;
+    let shown = String::from_utf8_lossy(&listed.body).into_owned();
+    assert!(!shown.contains("pht_") && !shown.contains("hash"), "{shown}");
+    let listed = listed.expect(200);
+    assert_eq!((&listed["data"][1]["name"], &listed["data"][1]["rights"]), (&json!("the office"), &json!(["manage"])));
+    let used_at = listed["data"][1]["last_used_at"].clone();
+    assert!(used_at.is_string(), "{used_at}");
+    // All of it survives a stop, the use as well.
+    let mut gateway = gateway;
+    gateway.terminate().await;
+    let gateway = gateway.restart().await;
+    let again = gateway.list("/v1/tokens?tenant=default").await;
+    assert_eq!(again[1]["last_used_at"], used_at);
+    client.get("/v1/tenants/default/endpoints").await.expect(200);
+    // A token may revoke another of its tenant, and itself.
+    client.send("DELETE", &format!("/v1/tokens/{other}"), &[], "").await.unwrap().expect(204);
+    client.send("DELETE", &format!("/v1/tokens/{id}"), &[], "").await.unwrap().expect(204);
+    client.get("/v1/tenants/default/endpoints").await.problem(401, "unauthenticated");
+    gateway.client.send("DELETE", &format!("/v1/tokens/{id}"), &[], "").await.unwrap().problem(404, "not_found");
+    assert!(gateway.list("/v1/tokens").await.is_empty());
+    // A tenant's tokens go with it.
+    gateway.client.send("PUT", "/v1/tenants/acme", &[], "{}").await.unwrap().expect(201);
+    let (_, client) = made(&gateway, json!({"tenant": "acme", "rights": ["read"]})).await;
+    client.get("/v1/tenants/acme").await.expect(200);
+    gateway.client.send("DELETE", "/v1/tenants/acme", &[], "").await.unwrap().expect(204);
+    client.get("/v1/tenants/acme").await.problem(401, "unauthenticated");
+}
+
+async fn a_token_is_over_in_time() {
+    let gateway = Gateway::start().await;
+    let now = gateway.client.send("PUT", "/v1/tenants/acme", &[], "{}").await.unwrap().expect(201);
+    let now: jiff::Timestamp = now["created_at"].as_str().unwrap().parse().unwrap();
+    let end = (now + jiff::SignedDuration::from_secs(5)).to_string();
+    let (id, client) = made(&gateway, json!({"tenant": "acme", "rights": ["read"], "expires_at": end})).await;
+    let first = client.get("/v1/tenants/acme").await;
+    assert_eq!(first.status, 200, "it is good for five seconds");
+    let over = eventually("its end", || async {
+        let answer = client.get("/v1/tenants/acme").await;
+        if answer.status == 401 { Ok(answer) } else { Err(answer.status.to_string()) }
+    })
+    .await;
+    let detail = over.problem(401, "unauthenticated")["detail"].as_str().unwrap().to_owned();
+    assert!(detail.contains(&id) && detail.contains("expired"), "{detail}");
+}
+
+async fn what_a_token_cannot_be_is_refused_by_field() {
+    let gateway = Gateway::start().await;
+    for (new, pointer) in [
+        (json!({"tenant": "nobody", "rights": ["read"]}), "/tenant"),
+        (json!({"tenant": "_x", "rights": ["read"]}), "/tenant"),
+        (json!({"tenant": "default", "rights": []}), "/rights"),
+        (json!({"tenant": "default", "rights": ["read", "read"]}), "/rights"),
+        (json!({"tenant": "default", "rights": ["admin"]}), "/rights/0"),
+        (json!({"tenant": "default", "rights": "read"}), "/rights"),
+        (json!({"tenant": "default", "rights": ["read"], "expires_at": "2020-01-01T00:00:00Z"}), "/expires_at"),
+        (json!({"tenant": "default", "rights": ["read"], "expires_at": "soon"}), "/expires_at"),
+        (json!({"tenant": "default", "rights": ["read"], "name": "a\u{7}"}), "/name"),
+        (json!({"rights": ["read"]}), "/tenant"),
+    ] {
+        let problem = gateway.client.post_json("/v1/tokens", &new).await.problem(422, "invalid_field");
+        assert_eq!(problem["errors"][0]["pointer"], pointer, "{new}: {problem}");
+    }
+    let odd = json!({"tenant": "default", "rights": ["read"], "scopes": []});
+    gateway.client.post_json("/v1/tokens", &odd).await.problem(422, "unknown_field");
+    gateway.client.get("/v1/tokens?tenant=nobody").await.problem(404, "not_found");
+    gateway.client.get("/v1/tokens?cursor=nonsense").await.problem(400, "invalid_cursor");
+    assert!(gateway.list("/v1/tokens").await.is_empty());
+}
+
+async fn who_changed_what_is_on_record() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::scripted(vec![Reply::Status(400), Reply::Status(200)]).await;
+    let (id, client) = made(&gateway, json!({"tenant": "default", "rights": ["manage"]})).await;
+    let new = json!({"url": receiver.url(), "headers": {"x-key": "hush-hush"}}).to_string();
+    let path = "/v1/tenants/default/endpoints";
+    let made = client.send("POST", path, &[("x-request-id", "req_of-mine")], new).await.unwrap();
+    assert_eq!(made.headers["x-request-id"], "req_of-mine");
+    let made = made.expect(201);
+    let (endpoint, secret) = (made["id"].as_str().unwrap(), made["secret"].as_str().unwrap());
+    let path = format!("{path}/{endpoint}");
+    client.patch_json(&path, &json!({"description": "x", "max_in_flight": 3})).await.expect(200);
+    client.patch_json(&path, &json!({"max_in_flight": 0})).await.problem(422, "invalid_field");
+    client.get(&format!("{path}/secrets")).await.expect(200);
+    gateway.send(json!({"id": "e", "type": "a", "data": {"payload": "hush-hush"}})).await;
+    let dead = gateway.wait_for_state("e", "dead").await;
+    let dead = dead["id"].as_str().unwrap();
+    client.post(&format!("/v1/tenants/default/dead-letters/{dead}/replay"), "").await.expect(202);
+    gateway.client.post(&format!("{path}/pause"), "").await.expect(200);
+    let log = client.get("/v1/tenants/default/audit").await;
+    let text = String::from_utf8_lossy(&log.body).into_owned();
+    assert!(!text.contains("hush") && !text.contains(secret), "{text}");
+    let log = log.expect(200)["data"].as_array().unwrap().clone();
+    let words = |entry: &Value| {
+        let word = |name: &str| entry[name].as_str().unwrap_or_default().to_owned();
+        (word("by"), word("action"), word("resource"), entry["fields"].to_string())
+    };
+    let told_of: Vec<_> = log.iter().rev().map(words).collect();
+    let line = |by: &str, action: &str, resource: &str, fields: &str| {
+        (by.to_owned(), action.to_owned(), resource.to_owned(), fields.to_owned())
+    };
+    assert_eq!(
+        told_of,
+        [
+            line("admin", "token.created", &id, r#"["manage"]"#),
+            line(&id, "endpoint.created", endpoint, "[]"),
+            line(&id, "endpoint.changed", endpoint, r#"["description","max_in_flight"]"#),
+            line(&id, "secrets.shown", endpoint, "[]"),
+            line(&id, "delivery.replayed", dead, "[]"),
+            line("admin", "endpoint.paused", endpoint, "[]"),
+        ]
+    );
+    assert_eq!(log[4]["request_id"], "req_of-mine");
+    assert!(log.iter().all(|entry| entry["from"] == "127.0.0.1" && entry["at"].is_string()), "{text}");
+    // The operator sees all of it, by time as well.
+    let all = gateway.list("/v1/audit").await;
+    assert_eq!(all, log);
+    let at = log[2]["at"].as_str().unwrap();
+    let later = gateway.list(&format!("/v1/audit?since={at}&tenant=default")).await;
+    assert!(later.len() >= 3 && later.iter().all(|entry| entry["at"].as_str().unwrap() >= at), "{later:?}");
+    gateway.client.get("/v1/audit?tenant=_x").await.problem(422, "invalid_field");
+}
+
+#[tokio::test]
+async fn tokens_and_the_audit_log_on_the_command_line() {
+    let gateway = Gateway::start().await;
+    let made =
+        asked(&gateway, &["tokens", "create", "--rights", "publish,read", "--expires-at", "30d", "--name", "ci"]).await;
+    let (id, token) = (made["id"].as_str().unwrap(), made["token"].as_str().unwrap());
+    let client = Client::new(gateway.address, token);
+    client.get("/v1/tenants/default/events").await.expect(200);
+    let listed = told(&gateway, &["tokens", "list", "--of", "default"]).await;
+    assert!(listed.contains(id) && listed.contains("publish, read") && listed.contains("ci"), "{listed}");
+    assert!(!listed.contains(token));
+    let revoked = told(&gateway, &["tokens", "revoke", id]).await;
+    assert_eq!(revoked.trim(), format!("revoked {id}"));
+    client.get("/v1/tenants/default/events").await.problem(401, "unauthenticated");
+    for args in [&["audit"][..], &["audit", "--all", "--since", "1h"]] {
+        let log = told(&gateway, args).await;
+        assert!(log.contains("token.revoked") && log.contains("token.created") && log.contains("127.0.0.1"), "{log}");
+    }
+}
+
+#[tokio::test]
+async fn a_proxy_of_ours_says_whom_it_speaks_for() {
+    let ours = Gateway::start_with(Options::flags(&["--trusted-proxies", "127.0.0.0/8"])).await;
+    let stranger = Gateway::start().await;
+    for (gateway, from) in [(ours, "203.0.113.9"), (stranger, "127.0.0.1")] {
+        let headers = [("x-forwarded-for", "198.51.100.1, 203.0.113.9")];
+        gateway.client.send("PUT", "/v1/tenants/acme", &headers, "{}").await.unwrap().expect(201);
+        let log = gateway.list("/v1/audit").await;
+        assert_eq!((&log[0]["action"], &log[0]["from"]), (&json!("tenant.created"), &json!(from)));
+    }
+}
