@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer};
 
 use crate::model::database::DatabaseUrl;
+use crate::model::egress::{Dns, ProxyUrl};
 use crate::model::mail::MailServer;
 
 /// An address to listen on: host address and port.
@@ -62,6 +63,17 @@ pub enum Database {
     Wrong(String),
 }
 
+/// The proxy on the way out, or none: an empty text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Proxy {
+    /// Receivers are called directly.
+    None,
+    /// They are called through this one.
+    Url(ProxyUrl),
+    /// It cannot be used, and why; told as that of [`Smtp`] is.
+    Wrong(String),
+}
+
 /// A mail address, with a name where one is given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mailbox(pub lettre::message::Mailbox);
@@ -69,6 +81,14 @@ pub struct Mailbox(pub lettre::message::Mailbox);
 /// Networks, written with commas between them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Networks(pub Vec<IpNet>);
+
+/// Ports, written with commas between them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ports(pub Vec<u16>);
+
+/// Yes or no.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Switch(pub bool);
 
 /// A number of bytes: plain, or with KiB, MiB or GiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,6 +180,25 @@ impl fmt::Display for Database {
     }
 }
 
+impl FromStr for Proxy {
+    type Err = std::convert::Infallible;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text.is_empty() {
+            true => Self::None,
+            false => text.parse().map_or_else(Self::Wrong, Self::Url),
+        })
+    }
+}
+
+impl fmt::Display for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None | Self::Wrong(_) => Ok(()),
+            Self::Url(url) => url.fmt(f),
+        }
+    }
+}
+
 impl FromStr for Mailbox {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
@@ -198,6 +237,41 @@ impl fmt::Display for Networks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts: Vec<String> = self.0.iter().map(IpNet::to_string).collect();
         f.write_str(&parts.join(","))
+    }
+}
+
+impl FromStr for Ports {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parse = |part: &str| {
+            let port = part.parse().ok().filter(|port| *port > 0);
+            port.ok_or_else(|| format!("{part:?} is not a port; use 1 to 65535, with commas between them"))
+        };
+        text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(parse).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl fmt::Display for Ports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts: Vec<String> = self.0.iter().map(u16::to_string).collect();
+        f.write_str(&parts.join(","))
+    }
+}
+
+impl FromStr for Switch {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "true" | "yes" | "on" | "1" => Ok(Self(true)),
+            "false" | "no" | "off" | "0" | "" => Ok(Self(false)),
+            other => Err(format!("{other:?} is neither true nor false")),
+        }
+    }
+}
+
+impl fmt::Display for Switch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 
@@ -280,10 +354,11 @@ impl fmt::Display for LogFormat {
     }
 }
 
-/// A value in the file, written as text or as a plain number.
+/// A value in the file, written as text, as a plain number, or as yes or no.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "a text or a whole number")]
+#[serde(untagged, expecting = "a text, a whole number, true or false")]
 enum Written {
+    Switch(bool),
     Number(u64),
     Text(String),
 }
@@ -293,6 +368,7 @@ macro_rules! read_as_written {
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let text = match Written::deserialize(deserializer)? {
+                    Written::Switch(is_on) => is_on.to_string(),
                     Written::Number(number) => number.to_string(),
                     Written::Text(text) => text,
                 };
@@ -301,4 +377,7 @@ macro_rules! read_as_written {
         }
     )*};
 }
-read_as_written!(Address, Database, Folder, File, Smtp, Mailbox, Networks, Bytes, Count, LogFormat, Filter);
+read_as_written!(
+    Address, Database, Folder, File, Smtp, Mailbox, Networks, Ports, Switch, Dns, Proxy, Bytes, Count, LogFormat,
+    Filter
+);

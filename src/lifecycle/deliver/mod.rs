@@ -32,7 +32,6 @@ use crate::store::{Claim, Error, Notice, Outcome, Settled, Settlement, Store};
 pub mod body;
 pub mod connect;
 pub mod failure;
-pub mod guard;
 pub mod send;
 pub mod sign;
 pub mod tls;

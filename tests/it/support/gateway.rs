@@ -38,6 +38,8 @@ pub struct Options {
     pub listen: Option<SocketAddr>,
     /// More of the environment.
     pub env: Vec<(String, String)>,
+    /// The file its log goes to, if not to where the story's does.
+    pub log: Option<PathBuf>,
 }
 
 impl Options {
@@ -280,6 +282,9 @@ fn command(folder: &Path, options: &Options) -> Command {
         command.args(["--allow-egress", "127.0.0.0/8"]);
     }
     command.args(&options.flags).envs(options.env.iter().map(|(name, value)| (name, value)));
+    if let Some(log) = &options.log {
+        command.stderr(std::fs::File::options().create(true).append(true).open(log).expect("a file"));
+    }
     command
 }
 
