@@ -21,10 +21,12 @@ use crate::config::{Bytes, Settings, Smtp};
 use crate::lifecycle::Gateway;
 use crate::lifecycle::cluster;
 use crate::lifecycle::deliver::connect::Connector;
-use crate::lifecycle::deliver::guard::Guard;
 use crate::lifecycle::deliver::send::HttpSender;
 use crate::lifecycle::dispatch::Dispatcher;
 use crate::lifecycle::dispatch::limits::Limits;
+use crate::lifecycle::egress::Egress;
+use crate::lifecycle::egress::guard::Guard;
+use crate::lifecycle::egress::names::Names;
 use crate::lifecycle::expire::{self, Expiry};
 use crate::lifecycle::intake::Intake;
 use crate::lifecycle::mail::smtp::{SmtpPost, read_password};
@@ -86,8 +88,8 @@ impl App {
         ensure_tenants(shared.as_ref(), clock.as_ref()).await?;
         let (admin, new_token) = admin_token(shared.as_ref(), &settings.data.0, is_token_renewed).await?;
 
-        let guard = Arc::new(Guard::allowing(settings.allow_egress.0.clone()));
-        let sender = Arc::new(HttpSender::new(Connector::new(guard.clone())?, settings.max_in_flight.0));
+        let egress = Arc::new(egress(settings, address)?);
+        let sender = Arc::new(HttpSender::new(Connector::new(egress.clone())?, settings.max_in_flight.0));
         let expiry = Arc::new(Expiry::new(settings.hold_max));
         let limits = limits(settings);
         let teller = Teller::new(shared.clone(), mail.clone(), metrics.clone(), clock.clone());
@@ -111,7 +113,7 @@ impl App {
         gateway.mail.count_in(gateway.metrics.clone());
         gateway.teller.catch_up(|_| true);
 
-        warn_of_forbidden(gateway.store.as_ref(), &guard);
+        warn_of_forbidden(gateway.store.as_ref(), &egress);
         let mut chores = start_chores(&gateway, settings);
         let event_bytes_max = bytes(settings.max_event_bytes);
         let stopping = AtomicBool::new(false);
@@ -120,7 +122,7 @@ impl App {
         let (uses, trusted_proxies) = (auth::Uses::default(), settings.trusted_proxies.0.clone());
         let doors = Doors {
             gateway: gateway.clone(),
-            guard,
+            egress,
             admin,
             uses,
             trusted_proxies,
@@ -197,6 +199,22 @@ fn limits(settings: &Settings) -> Limits {
     }
 }
 
+/// The way out, for a gateway that listens here.
+fn egress(settings: &Settings, own: SocketAddr) -> anyhow::Result<Egress> {
+    let guard = Guard {
+        allowed: settings.allow_egress.0.clone(),
+        denied: settings.deny_egress.0.clone(),
+        ports: settings.allow_port.0.clone(),
+        is_http_allowed: settings.allow_http.0,
+        own: Some(own),
+    };
+    let proxy = settings.proxy()?;
+    if let Some(proxy) = &proxy {
+        info!("receivers are called through the proxy {proxy}, by addresses that are looked up and judged here");
+    }
+    Ok(Egress::new(guard, Names::new(&settings.dns)?, proxy))
+}
+
 fn bytes(setting: Bytes) -> usize {
     usize::try_from(setting.0).unwrap_or(usize::MAX)
 }
@@ -234,11 +252,11 @@ fn post(settings: &Settings, clock: &Arc<dyn Clock>) -> anyhow::Result<Option<Ar
 
 /// Deliveries to an endpoint that may no longer be called die soon, so a
 /// forgotten `--allow-egress` is said aloud at the start.
-fn warn_of_forbidden(store: &dyn Store, guard: &Guard) {
+fn warn_of_forbidden(store: &dyn Store, egress: &Egress) {
     let tenants = store.tenants();
     let endpoints = tenants.iter().flat_map(|tenant| store.endpoints(&tenant.id));
     let refused: Vec<_> = endpoints
-        .filter_map(|endpoint| guard.check(&endpoint.settings.url).err().map(|why| (endpoint.id, why)))
+        .filter_map(|endpoint| egress.check_text(&endpoint.settings.url).err().map(|why| (endpoint.id, why)))
         .collect();
     if let Some((first, why)) = refused.first() {
         let count = refused.len();

@@ -11,9 +11,12 @@ use anyhow::{Context, anyhow, bail};
 use serde::Deserialize;
 
 use crate::model::database::DatabaseUrl;
+use crate::model::egress::{Dns, ProxyUrl};
 use crate::model::span::Span;
 use values::house;
-pub use values::{Address, Bytes, Count, Database, File, Filter, Folder, LogFormat, Mailbox, Networks, Smtp, Switch};
+pub use values::{
+    Address, Bytes, Count, Database, File, Filter, Folder, LogFormat, Mailbox, Networks, Ports, Proxy, Smtp, Switch,
+};
 
 mod values;
 
@@ -100,8 +103,18 @@ settings! {
     max_connections: Count = Count(10_000), "POSTHASTE_MAX_CONNECTIONS", "COUNT";
     /// Networks of proxies before the gateway that are believed when they say in `X-Forwarded-For` for whom they speak. It decides which address the audit log shows, and nothing else.
     trusted_proxies: Networks = Networks(Vec::new()), "POSTHASTE_TRUSTED_PROXIES", "CIDR[,CIDR]";
-    /// Networks that may be called besides public addresses, such as 127.0.0.0/8 for receivers on this machine. Loopback, private, link-local and metadata addresses are refused otherwise.
+    /// Networks that may be called besides public addresses, such as 127.0.0.0/8 for receivers on this machine. Loopback, private, link-local and metadata addresses are refused otherwise. Names that mean this machine or its network (`localhost`, and whatever ends in `.local`, `.internal`, `.localdomain` or `.home.arpa`) are called when all their addresses are opened here.
     allow_egress: Networks = Networks(Vec::new()), "POSTHASTE_ALLOW_EGRESS", "CIDR[,CIDR]";
+    /// Networks that are never called, public or not. It wins over `--allow-egress`. The address the gateway listens on is never called either; those of other nodes, and a load balancer in front of them, belong here if tenants are not to reach them.
+    deny_egress: Networks = Networks(Vec::new()), "POSTHASTE_DENY_EGRESS", "CIDR[,CIDR]";
+    /// Ports that may be called though they usually belong to other services: 22, 23, 25, 53, 110, 111, 135, 139, 143, 445, 465, 587, 993, 995, 1433, 2375, 2379, 3306, 5432, 6379, 9200, 11211 and 27017 are refused otherwise, also in networks that `--allow-egress` opens. All other ports are open.
+    allow_port: Ports = Ports(Vec::new()), "POSTHASTE_ALLOW_PORT", "PORT[,PORT]";
+    /// Calls receivers without encryption where their URL says `http`. Without it that is done on this machine alone (loopback addresses), and everyone else needs `https`.
+    allow_http: Switch = Switch(false), "POSTHASTE_ALLOW_HTTP", "BOOL", alone means "true";
+    /// Who looks up the names of receivers: `own` for the gateway's own resolver at this machine's name servers, `system` for the machine's resolver with whatever it was told to ask, or name servers such as `9.9.9.9` or `127.0.0.1:5353` for the own resolver at those. The own resolver takes names as absolute and tries no search list.
+    dns: Dns = Dns::Own, "POSTHASTE_DNS", "own|system|ADDR[,ADDR]";
+    /// The proxy through which receivers are called, such as `http://proxy.example.com:3128` (with CONNECT) or `socks5://user:password@proxy.example.com:1080`. Names are looked up and judged here first, and the proxy is given the address. `HTTP_PROXY` and the like mean nothing to the gateway. It is never shown with its password.
+    egress_proxy: Proxy = Proxy::None, "POSTHASTE_EGRESS_PROXY", "URL";
     /// How long delivered and cancelled deliveries are kept, with their attempts and events. Event ids are remembered as long.
     retention: Span = Span::secs(30 * 86_400), "POSTHASTE_RETENTION", "DURATION";
     /// How long dead letters are kept. One that blocks a lane others wait in is kept until it is replayed or discarded.
@@ -222,8 +235,18 @@ impl Settings {
         if !(Span::secs(2)..=Span::secs(300)).contains(&self.lease) {
             bail!("lease is {}; use 2s to 5m", self.lease);
         }
+        self.proxy()?;
         self.check_database()?;
         self.check_mail()
+    }
+
+    /// The proxy on the way out, if there is one.
+    pub fn proxy(&self) -> anyhow::Result<Option<ProxyUrl>> {
+        match &self.egress_proxy {
+            Proxy::None => Ok(None),
+            Proxy::Url(url) => Ok(Some(url.clone())),
+            Proxy::Wrong(why) => bail!("egress-proxy is wrong: {why}"),
+        }
     }
 
     /// Where the database is, if there is one. Reads its file.

@@ -228,6 +228,65 @@ fn no_file_is_too_long_to_read() {
     expect_none(&format!("files longer than {FILE_LINES_MAX} lines; find the second noun in them"), wrong.collect());
 }
 
+/// What opens a socket to somewhere, or asks where something is.
+const OPENS_SOCKETS: &[&str] = &[
+    "TcpStream::connect",
+    "TcpSocket::",
+    "UdpSocket::",
+    "UnixStream::connect",
+    "UnixDatagram::",
+    "lookup_host",
+    "to_socket_addrs",
+    "TokioResolver::",
+    "SmtpConnection::connect",
+    "SmtpTransport",
+    "Manager::from_config",
+    "tokio_postgres::connect",
+    ".connect_raw(",
+    "HttpConnector",
+    "Client::builder(",
+    "client::conn::",
+    "socket2::",
+    "rustix::net",
+    "reqwest",
+];
+
+/// Who may do which of it, and why that goes nowhere a stranger has chosen.
+const MAY_OPEN_SOCKETS: &[(&str, &[&str], &str)] = &[
+    ("src/lifecycle/deliver/connect.rs", &["TcpStream::connect"], "to what the guard has passed, or to the proxy"),
+    ("src/lifecycle/deliver/send.rs", &["Client::builder("], "over the guarded connector alone"),
+    ("src/lifecycle/egress/names.rs", &["TokioResolver::", "lookup_host"], "the operator's name servers"),
+    ("src/lifecycle/egress/guard.rs", &["UdpSocket::"], "bound to an address to see whether it is ours; sends nothing"),
+    ("src/lifecycle/mail/smtp.rs", &["SmtpConnection::connect"], "the operator's mail server"),
+    ("src/store/postgres/connect.rs", &["Manager::from_config"], "the operator's database"),
+    ("src/cli/client.rs", &["TcpStream::connect", "client::conn::"], "the command line's own gateway"),
+    ("src/cli/bench/gateway.rs", &["TcpStream::connect", "client::conn::"], "a gateway of the benchmark's own"),
+    ("src/cli/bench/load.rs", &["TcpStream::connect", "client::conn::"], "a gateway of the benchmark's own"),
+];
+
+#[test]
+fn every_place_that_opens_a_socket_is_known() {
+    let mut wrong = Vec::new();
+    let mut needed = BTreeSet::new();
+    for source in sources(&["src"]) {
+        let code = source.code();
+        // What tests do there is their own affair.
+        let code = code.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        for way in OPENS_SOCKETS.iter().filter(|way| code.contains(**way)) {
+            let known = MAY_OPEN_SOCKETS.iter().find(|(path, ways, _)| *path == source.path && ways.contains(way));
+            match known {
+                Some((path, _, _)) => drop(needed.insert((*path, *way))),
+                None => wrong.push(format!("{}: {way}; go through lifecycle/egress, or say here why not", source.path)),
+            }
+        }
+    }
+    for (path, ways, _) in MAY_OPEN_SOCKETS {
+        let idle = ways.iter().filter(|way| !needed.contains(&(*path, **way)));
+        wrong.extend(idle.map(|way| format!("{path}: may use {way} and does not; take it off the list")));
+    }
+    expect_none("sockets that the egress guard does not know of", wrong);
+}
+
 #[test]
 fn every_setting_is_documented() {
     let page = read("docs/settings.md");

@@ -8,18 +8,22 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::sync::Arc;
+use tracing::warn;
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
 use super::accept::ReceiptView;
 use super::input::{DOCUMENT_BYTES_MAX, NamedEndpoint, Query, Tenant, document_from_json, from_value, read_body};
+use super::limits::whole_seconds;
 use super::page::{Page, ask};
-use super::problem::{Code, FieldError, InputProblems, LimitProblems, Problem, Problems, SpaceProblems};
+use super::problem::{
+    Code, FieldError, InputProblems, LimitProblems, Problem, Problems, SpaceProblems, TargetProblems,
+};
 use super::secrets::{Brought, NewEndpoint};
 use crate::lifecycle::accept::{Submission, accept};
 use crate::lifecycle::change;
-use crate::lifecycle::deliver::guard::BadUrl;
 use crate::lifecycle::deliver::keys::public_key;
+use crate::lifecycle::egress::BadUrl;
 use crate::lifecycle::felt::{About, Felt, felt};
 use crate::model::audit::{Action, Deed};
 use crate::model::endpoint::{Endpoint, EndpointState, Settings, Standing};
@@ -29,7 +33,7 @@ use crate::model::id::{EndpointId, TenantId};
 use crate::model::news::Author;
 use crate::model::policy::RetryPolicy;
 use crate::model::signing::Signing;
-use crate::model::span::Span;
+use crate::model::span::{Span, words};
 use crate::store::{EndpointChange, Error, Together};
 
 /// An endpoint as it is shown.
@@ -191,7 +195,7 @@ pub async fn create(
     let brought = Brought::take(&mut document)?;
     let mut settings: Settings = from_value(Value::Object(document.clone()))?;
     fill_from_tenant(&api, &tenant, &document, &mut settings)?;
-    let policy = check(&api, &mut settings, None)?;
+    let policy = check(&api, &tenant, &mut settings, None).await?;
     let now = api.gateway.clock.now();
     let secret = brought.mint(now)?;
     let endpoint = Endpoint {
@@ -238,7 +242,12 @@ fn fill_from_tenant(
 
 /// Checks settings whole, and keeps the URL in its canonical form. One that
 /// was accepted before is not in question: it is judged at each attempt.
-fn check(api: &Api, settings: &mut Settings, known: Option<&Settings>) -> Result<RetryPolicy, Problem> {
+async fn check(
+    api: &Api,
+    tenant: &TenantId,
+    settings: &mut Settings,
+    known: Option<&Settings>,
+) -> Result<RetryPolicy, Problem> {
     let mut checked = settings.check();
     // Nor is a policy that was accepted before, by the rules of its time.
     if let (Err(problems), Some(known)) = (&mut checked, known)
@@ -249,27 +258,41 @@ fn check(api: &Api, settings: &mut Settings, known: Option<&Settings>) -> Result
             checked = Ok(settings.retry.filled());
         }
     }
-    let url = match known {
-        Some(known) if known.url == settings.url => Ok(known.url.clone()),
-        _ => api.guard.check(&settings.url).map(|url| url.to_string()),
-    };
-    let mut errors: Vec<FieldError> = Vec::new();
-    if let Err(problems) = &checked {
-        errors.extend(problems.iter().map(|p| FieldError { pointer: p.pointer.clone(), detail: p.message.clone() }));
-    }
     let mut code = Code::InvalidField;
-    match &url {
-        Ok(url) => settings.url = url.clone(),
-        Err(problem) => {
-            errors.insert(0, FieldError { pointer: "/url".into(), detail: problem.to_string() });
-            if matches!(problem, BadUrl::Forbidden(..)) {
-                code = Code::TargetForbidden;
+    let mut errors: Vec<FieldError> = Vec::new();
+    if known.is_none_or(|known| known.url != settings.url) {
+        match check_url(api, tenant, &settings.url).await {
+            Ok(url) => settings.url = url,
+            Err(problem) => {
+                code = problem.code();
+                errors.extend(problem.errors_below("").1);
             }
         }
+    }
+    if let Err(problems) = &checked {
+        errors.extend(problems.iter().map(|p| FieldError { pointer: p.pointer.clone(), detail: p.message.clone() }));
     }
     match checked {
         Ok(policy) if errors.is_empty() => Ok(policy),
         _ => Err(Problem::fields(code, errors)),
+    }
+}
+
+/// The canonical form of a URL that may be called, as far as can be told now.
+/// Why one may not is for the operator's eyes alone.
+async fn check_url(api: &Api, tenant: &TenantId, url: &str) -> Result<String, Problem> {
+    match api.egress.check(url).await {
+        Ok(url) => Ok(url.into()),
+        Err(problem) => {
+            let code = match &problem {
+                BadUrl::Invalid(_) | BadUrl::Plain => Code::InvalidField,
+                BadUrl::Forbidden(why) => {
+                    warn!(tenant.id = %tenant, "a url of tenant {tenant} is refused: {why}");
+                    Code::TargetForbidden
+                }
+            };
+            Err(Problem::field(code, "/url", problem.to_string()))
+        }
     }
 }
 
@@ -359,7 +382,7 @@ pub async fn update(
         let mut document = serde_json::to_value(&current.settings).expect("settings are plain data");
         merge(&mut document, Value::Object(patch.clone()));
         let mut settings: Settings = from_value(document)?;
-        let policy = check(&api, &mut settings, Some(&current.settings))?;
+        let policy = check(&api, &tenant, &mut settings, Some(&current.settings)).await?;
         let change =
             EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at: current.updated_at };
         match change::change_endpoint(&api.gateway, &tenant, id, change).await {
@@ -489,11 +512,11 @@ pub async fn resume(
 
 /// Send a test event to one endpoint
 ///
-/// An ordinary event of type `posthaste.test`, whatever types the endpoint wants.
+/// An ordinary event of type `posthaste.test`, whatever types the endpoint wants. A tenant may do this ten times a minute.
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/test", operation_id = "test_endpoint", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
-    responses((status = 202, body = ReceiptView), Problems, LimitProblems, SpaceProblems),
+    responses((status = 202, body = ReceiptView), Problems, TargetProblems, LimitProblems, SpaceProblems),
     security(("token" = ["manage"])),
 )]
 pub async fn test(
@@ -501,7 +524,12 @@ pub async fn test(
     Tenant(tenant): Tenant,
     NamedEndpoint(id): NamedEndpoint,
 ) -> Result<(StatusCode, Json<ReceiptView>), Problem> {
-    find(&api, &tenant, id)?;
+    let endpoint = find(&api, &tenant, id)?;
+    if let Err(wait) = api.gateway.intake.charge_test(&tenant, api.gateway.clock.now()) {
+        let detail = format!("tenant {tenant} may test its endpoints ten times a minute; try again in {}", words(wait));
+        return Err(Problem::new(Code::RateLimited, detail).retry_after(whole_seconds(wait).max(1)));
+    }
+    check_url(&api, &tenant, &endpoint.settings.url).await?;
     let submission = Submission {
         id: None,
         event_type: "posthaste.test".parse().expect("a dotted name"),

@@ -17,7 +17,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::lifecycle::Gateway;
-use crate::lifecycle::deliver::guard::Guard;
+use crate::lifecycle::egress::Egress;
 
 pub mod accept;
 pub mod audit;
@@ -51,7 +51,7 @@ pub struct Doors {
     /// What events move through.
     pub gateway: Arc<Gateway>,
     /// Which URLs an endpoint may have.
-    pub guard: Arc<Guard>,
+    pub egress: Arc<Egress>,
     /// The admin token.
     pub admin: auth::Admin,
     /// When tenants' tokens were last used.

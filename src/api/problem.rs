@@ -103,7 +103,7 @@ codes! {
     UnsupportedMediaType = "unsupported_media_type", UNSUPPORTED_MEDIA_TYPE, "The encoding is not read";
     /// The body did not arrive in time.
     RequestTimeout = "request_timeout", REQUEST_TIMEOUT, "The body did not arrive in time";
-    /// More events than the tenant's rate allows.
+    /// More events, or tests, than the tenant's rate allows.
     RateLimited = "rate_limited", TOO_MANY_REQUESTS, "Too many events at once";
     /// Not now; trying again later is safe.
     Unavailable = "unavailable", SERVICE_UNAVAILABLE, "Not available at the moment";
@@ -345,10 +345,18 @@ pub enum SpaceProblems {
     Full(#[to_schema] ProblemBody<'static>),
 }
 
+/// The answer when an endpoint may not be called from here.
+#[derive(utoipa::IntoResponses)]
+pub enum TargetProblems {
+    /// `target_forbidden`: its URL points where the gateway may not call.
+    #[response(status = 422, content_type = "application/problem+json")]
+    Forbidden(#[to_schema] ProblemBody<'static>),
+}
+
 /// The answer when a tenant hands in too many events.
 #[derive(utoipa::IntoResponses)]
 pub enum LimitProblems {
-    /// `rate_limited`: more events than the tenant's `ingest` allows. `Retry-After` says when they may come; nothing was written.
+    /// `rate_limited`: more events than the tenant's `ingest` allows, or more tests of its endpoints than a minute has room for. `Retry-After` says when they may come; nothing was written.
     #[response(status = 429, content_type = "application/problem+json")]
     Limited(#[to_schema] ProblemBody<'static>),
 }

@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer};
 
 use crate::model::database::DatabaseUrl;
+use crate::model::egress::{Dns, ProxyUrl};
 use crate::model::mail::MailServer;
 
 /// An address to listen on: host address and port.
@@ -62,6 +63,17 @@ pub enum Database {
     Wrong(String),
 }
 
+/// The proxy on the way out, or none: an empty text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Proxy {
+    /// Receivers are called directly.
+    None,
+    /// They are called through this one.
+    Url(ProxyUrl),
+    /// It cannot be used, and why; told as that of [`Smtp`] is.
+    Wrong(String),
+}
+
 /// A mail address, with a name where one is given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mailbox(pub lettre::message::Mailbox);
@@ -69,6 +81,10 @@ pub struct Mailbox(pub lettre::message::Mailbox);
 /// Networks, written with commas between them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Networks(pub Vec<IpNet>);
+
+/// Ports, written with commas between them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ports(pub Vec<u16>);
 
 /// Yes or no.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,6 +180,25 @@ impl fmt::Display for Database {
     }
 }
 
+impl FromStr for Proxy {
+    type Err = std::convert::Infallible;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text.is_empty() {
+            true => Self::None,
+            false => text.parse().map_or_else(Self::Wrong, Self::Url),
+        })
+    }
+}
+
+impl fmt::Display for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None | Self::Wrong(_) => Ok(()),
+            Self::Url(url) => url.fmt(f),
+        }
+    }
+}
+
 impl FromStr for Mailbox {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
@@ -201,6 +236,24 @@ impl FromStr for Networks {
 impl fmt::Display for Networks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts: Vec<String> = self.0.iter().map(IpNet::to_string).collect();
+        f.write_str(&parts.join(","))
+    }
+}
+
+impl FromStr for Ports {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parse = |part: &str| {
+            let port = part.parse().ok().filter(|port| *port > 0);
+            port.ok_or_else(|| format!("{part:?} is not a port; use 1 to 65535, with commas between them"))
+        };
+        text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(parse).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl fmt::Display for Ports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts: Vec<String> = self.0.iter().map(u16::to_string).collect();
         f.write_str(&parts.join(","))
     }
 }
@@ -324,4 +377,7 @@ macro_rules! read_as_written {
         }
     )*};
 }
-read_as_written!(Address, Database, Folder, File, Smtp, Mailbox, Networks, Switch, Bytes, Count, LogFormat, Filter);
+read_as_written!(
+    Address, Database, Folder, File, Smtp, Mailbox, Networks, Ports, Switch, Dns, Proxy, Bytes, Count, LogFormat,
+    Filter
+);

@@ -4,7 +4,8 @@
 //! to it with 429 and the time to come back; what all requests hold together
 //! in memory, between the first byte of a body and the commit, is bounded, so
 //! that a store that cannot keep up is felt by producers as a quick 503 and
-//! never as a gateway that swells.
+//! never as a gateway that swells. Tests of endpoints have a rate of their own,
+//! so that nobody looks around with them.
 //!
 //! Invariant: whatever a request holds of the account is given back when its
 //! [`Share`] is dropped, on every way out.
@@ -24,11 +25,14 @@ use crate::model::span::words;
 const PACES_LEAST: usize = 1_024;
 /// The most that one request can owe beyond a burst: a whole batch.
 const OWED_MAX: f64 = 1_000.0;
+/// How often a tenant may test its endpoints: ten a minute, and ten at once.
+pub const TEST_RATE: Rate = Rate { per_second: 10.0 / 60.0, burst: 10 };
 
 /// How much may come in.
 #[derive(Debug)]
 pub struct Intake {
     paces: Mutex<Paces>,
+    tests: Mutex<Paces>,
     bytes: AtomicUsize,
     bytes_max: usize,
     waiting: AtomicUsize,
@@ -80,9 +84,10 @@ impl Intake {
     /// Bounds what requests hold together: bytes of their bodies, and how
     /// many wait for their commit.
     pub fn new(bytes_max: usize, waiting_max: usize) -> Self {
-        let paces = Paces { by_tenant: HashMap::new(), full_at: PACES_LEAST };
+        let paces = || Mutex::new(Paces { by_tenant: HashMap::new(), full_at: PACES_LEAST });
         Self {
-            paces: Mutex::new(paces),
+            paces: paces(),
+            tests: paces(),
             bytes: AtomicUsize::new(0),
             bytes_max,
             waiting: AtomicUsize::new(0),
@@ -113,6 +118,18 @@ impl Intake {
         }
         let (ready_in, standing) = (until(pace.ready_for(many), now), standing(pace, now));
         Err(Box::new(Limited { tenant: tenant.clone(), count, ready_in, standing }))
+    }
+
+    /// Counts a test of an endpoint, or says how long until there may be one.
+    pub fn charge_test(&self, tenant: &TenantId, now: Timestamp) -> Result<(), Duration> {
+        let mut tests = self.tests.lock().expect("counting does not panic");
+        let pace = tests.of(tenant, TEST_RATE, now);
+        pace.mend(now);
+        if pace.is_ready(now) {
+            pace.take(now);
+            return Ok(());
+        }
+        Err(until(pace.ready_at(), now))
     }
 
     /// A tenant's rate was changed; what is left in its bucket stays.
@@ -220,6 +237,19 @@ mod tests {
 
     fn tenant(id: &str) -> TenantId {
         id.parse().unwrap()
+    }
+
+    #[test]
+    fn tests_of_endpoints_are_counted_apart_and_per_tenant() {
+        let intake = Intake::endless();
+        for n in 0..TEST_RATE.burst {
+            assert_eq!(intake.charge_test(&tenant("a"), at(0)), Ok(()), "{n}");
+        }
+        let wait = intake.charge_test(&tenant("a"), at(0)).unwrap_err();
+        assert!((Duration::from_secs(5)..=Duration::from_secs(7)).contains(&wait), "{wait:?}");
+        assert_eq!(intake.charge_test(&tenant("b"), at(0)), Ok(()));
+        intake.charge(&tenant("a"), SLOW, 1, at(0)).unwrap();
+        assert_eq!(intake.charge_test(&tenant("a"), at(7_000)), Ok(()));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! How an event moves, in this order.
 //!
 //! ```text
-//! accept ──► dispatch ──► deliver (sign, guard, send) ──► judge ──► settle
+//! accept ──► dispatch ──► deliver (sign, egress, send) ──► judge ──► settle
 //!               ▲                                                     │
 //!               ├──── waiting again ◄────────────────────────────────┤
 //!               └──── change: retry, cancel, replay, discard          └─► delivered, dead
@@ -9,7 +9,7 @@
 //!
 //! Beside it: [`intake`] says how much may come in, [`expire`] ends what waits
 //! too long, [`retain`] forgets what is over, [`tell`] counts and writes to the
-//! owners of endpoints by [`mail`], [`waiting`] and [`explain`] say why
+//! owners of endpoints by [`mail`], [`egress`] says who may be called, [`waiting`] and [`explain`] say why
 //! something stands where it stands, [`cluster`] listens to other nodes, [`felt`]
 //! asks them.
 //!
@@ -35,6 +35,7 @@ pub mod change;
 pub mod cluster;
 pub mod deliver;
 pub mod dispatch;
+pub mod egress;
 pub mod expire;
 pub mod explain;
 pub mod felt;

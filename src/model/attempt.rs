@@ -69,8 +69,8 @@ pub enum FailureKind {
     MalformedAnswer,
     /// The head of the answer is larger than is read.
     OversizedHeaders,
-    /// The address may not be called from here.
-    ForbiddenTarget,
+    /// The target may not be called from here.
+    TargetForbidden,
     /// Our own trouble; the receiver is not charged for it.
     Ours,
 }
@@ -87,7 +87,7 @@ impl FailureKind {
         Self::ConnectionReset,
         Self::MalformedAnswer,
         Self::OversizedHeaders,
-        Self::ForbiddenTarget,
+        Self::TargetForbidden,
         Self::Ours,
     ];
 
@@ -103,7 +103,7 @@ impl FailureKind {
             Self::ConnectionReset => "connection_reset",
             Self::MalformedAnswer => "malformed_answer",
             Self::OversizedHeaders => "oversized_headers",
-            Self::ForbiddenTarget => "forbidden_target",
+            Self::TargetForbidden => "target_forbidden",
             Self::Ours => "ours",
         }
     }

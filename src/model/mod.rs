@@ -4,6 +4,7 @@ pub mod id;
 pub mod span;
 
 pub mod database;
+pub mod egress;
 pub mod endpoint;
 pub mod event;
 pub mod filter;

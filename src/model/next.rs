@@ -299,12 +299,12 @@ mod tests {
         let mut progress = Progress::default();
         for _ in 0..4 {
             assert!(matches!(
-                step(&mut progress, &policy, &failure(FailureKind::ForbiddenTarget), at(0)).0,
+                step(&mut progress, &policy, &failure(FailureKind::TargetForbidden), at(0)).0,
                 Next::Waiting { .. }
             ));
         }
         assert_eq!(
-            step(&mut progress, &policy, &failure(FailureKind::ForbiddenTarget), at(0)).0,
+            step(&mut progress, &policy, &failure(FailureKind::TargetForbidden), at(0)).0,
             Next::Dead(Cause::Refused)
         );
     }

@@ -140,7 +140,7 @@ const GONE: Row = row(Status(410), Disable, "the receiver asks never to be calle
 const INTERIM: Row = row(Class(1), Retry, "an interim answer where a final one was due");
 const UNKNOWN: Row = row(Above, Retry, "not a status HTTP knows");
 const FORBIDDEN: Row = short(
-    Failure(FailureKind::ForbiddenTarget),
+    Failure(FailureKind::TargetForbidden),
     ShortBudget::ForbiddenTarget,
     "names can be repointed; 5 such answers, then refused",
 );

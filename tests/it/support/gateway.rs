@@ -327,6 +327,9 @@ fn command(folder: &Path, options: &Options) -> Command {
         command.args(["--allow-egress", "127.0.0.0/8"]);
     }
     command.args(&options.flags).envs(options.env.iter().map(|(name, value)| (name, value)));
+    if let Some(log) = &options.log {
+        command.stderr(std::fs::File::options().create(true).append(true).open(log).expect("a file"));
+    }
     command
 }
 

@@ -2,7 +2,9 @@
 //! something without sleeping through it.
 
 mod client;
+mod dns;
 mod gateway;
+mod proxy;
 mod raw;
 mod receiver;
 mod smtp;
@@ -10,7 +12,9 @@ mod smtp;
 use std::time::{Duration, Instant};
 
 pub use client::{Answer, Client};
+pub use dns::{NameServer, Says};
 pub use gateway::{Gateway, Options, Printed, eager_retry, is_on_postgres, on_postgres, path_of, unlimited};
+pub use proxy::{Proxy, Speaks};
 pub use raw::{Act, RawReceiver};
 pub use receiver::{Receiver, Reply, Seen, overlaps};
 pub use smtp::{Mail, MailServer, Manner, Mood};

@@ -1,6 +1,8 @@
 //! A receiver that speaks in bytes, for answers no HTTP server would give.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,6 +20,9 @@ pub enum Act {
     Say(Bytes),
     /// Writes these bytes one at a time, over and over, until nobody listens.
     Drip(Bytes),
+    /// Writes these bytes over and over, as fast as they are taken, until
+    /// nobody listens.
+    Flood(Bytes),
     /// Waits until the other side goes away.
     Hold,
     /// Resets the connection instead of closing it.
@@ -27,6 +32,10 @@ pub enum Act {
 /// A receiver on a free port of this machine.
 pub struct RawReceiver {
     pub address: SocketAddr,
+    /// How many bytes were taken from it, and lie unread at the most.
+    pub said: Arc<AtomicUsize>,
+    /// How many connections it had.
+    pub heard: Arc<AtomicUsize>,
     accepting: tokio::task::JoinHandle<()>,
 }
 
@@ -45,17 +54,20 @@ impl RawReceiver {
     pub async fn acting(acts: Vec<Act>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
+        let (said, heard) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        let (saying, hearing) = (said.clone(), heard.clone());
         let accepting = tokio::spawn(async move {
             let mut connections = tokio::task::JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                let acts = acts.clone();
+                hearing.fetch_add(1, Ordering::SeqCst);
+                let (acts, said) = (acts.clone(), saying.clone());
                 connections.spawn(async move {
                     // A gateway that has gone away ends the act.
-                    let _ = act(stream, acts).await;
+                    let _ = act(stream, acts, &said).await;
                 });
             }
         });
-        Self { address, accepting }
+        Self { address, said, heard, accepting }
     }
 
     pub fn url(&self, scheme: &str) -> String {
@@ -63,7 +75,7 @@ impl RawReceiver {
     }
 }
 
-async fn act(mut stream: TcpStream, acts: Vec<Act>) -> std::io::Result<()> {
+async fn act(mut stream: TcpStream, acts: Vec<Act>, said: &AtomicUsize) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut buffer = vec![0; 16 * 1_024];
     for act in acts {
@@ -78,6 +90,10 @@ async fn act(mut stream: TcpStream, acts: Vec<Act>) -> std::io::Result<()> {
                     stream.write_all(&[*byte]).await?;
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
+            },
+            Act::Flood(bytes) => loop {
+                stream.write_all(&bytes).await?;
+                said.fetch_add(bytes.len(), Ordering::SeqCst);
             },
             Act::Hold => while stream.read(&mut buffer).await? > 0 {},
             Act::Reset => return stream.set_zero_linger(),

@@ -1,0 +1,209 @@
+//! Decides who may be called.
+//!
+//! URLs come from strangers, so nothing of our own network may be behind one.
+//! The same rule is asked when an endpoint is made, when it is tested and, on
+//! the addresses actually connected to, at every connection.
+//!
+//! Whoever owns the URL is told the same of every target that may not be
+//! called, so that the gateway shows nobody what is there. Why is for the
+//! operator.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+use ipnet::IpNet;
+
+use super::address::{embedded, is_public};
+use super::target::{Host, Target};
+
+/// Who may be called.
+#[derive(Debug, Clone, Default)]
+pub struct Guard {
+    /// Networks that are open besides the public ones.
+    pub allowed: Vec<IpNet>,
+    /// Networks that are closed, whatever opens them.
+    pub denied: Vec<IpNet>,
+    /// Ports that are open though other services usually have them.
+    pub ports: Vec<u16>,
+    /// Whether others than this machine may be called without encryption.
+    pub is_http_allowed: bool,
+    /// Where the gateway itself listens.
+    pub own: Option<SocketAddr>,
+}
+
+/// What the owner of a URL is told when its target may not be called.
+pub const FORBIDDEN: &str = "the url points where this gateway may not call; its log says why, and its operator can open it with --allow-egress";
+
+/// Ports of services that speak something else, and do what they are told by
+/// lines in it.
+const SERVICE_PORTS: [u16; 24] = [
+    0, 22, 23, 25, 53, 110, 111, 135, 139, 143, 445, 465, 587, 993, 995, 1433, 2375, 2379, 3306, 5432, 6379, 9200,
+    11211, 27017,
+];
+
+/// Names that mean this machine or its network, wherever they are asked for.
+const LOCAL_NAMES: [&str; 5] = ["localhost", "localdomain", "local", "internal", "home.arpa"];
+
+/// Why a target may not be called, for the operator.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Why {
+    /// It is not public.
+    #[error(
+        "{0} is loopback, private, link-local or otherwise not public; --allow-egress {net} opens it", net = way_out(*.0)
+    )]
+    NotPublic(IpAddr),
+    /// A translator or tunnel may take it to an address that is not public.
+    #[error("{0} leads to {1}, which is not public; --allow-egress {net} opens it", net = way_out((*.1).into()))]
+    LeadsTo(IpAddr, std::net::Ipv4Addr),
+    /// The operator has closed it.
+    #[error("{0} is in {1}, which --deny-egress closes")]
+    Denied(IpAddr, IpNet),
+    /// It is the gateway.
+    #[error("{0} is where the gateway itself listens")]
+    Own(SocketAddr),
+    /// Another service has the port.
+    #[error("port {0} belongs to another service; {way}", way = match .0 { 0 => "nothing listens there".to_owned(), port => format!("--allow-port {port} opens it") })]
+    Port(u16),
+    /// The name means this machine or its network.
+    #[error("{0} is a name for this machine or its network; it is called once --allow-egress opens all its addresses")]
+    Local(String),
+    /// It would be called without encryption.
+    #[error("it would be called without encryption; write https, or start with --allow-http")]
+    Plain,
+}
+
+impl Guard {
+    /// Judges a target as far as it can be without looking up its name.
+    pub fn check(&self, target: &Target) -> Result<(), Why> {
+        match known_addresses(&target.host) {
+            Some(addresses) => self.pick(target, addresses).map(drop),
+            None if self.allowed.is_empty() && is_local(&target.host) => Err(Why::Local(target.host.to_string())),
+            None => self.check_port(target.port),
+        }
+    }
+
+    /// Judges a target whose name has no address yet.
+    pub fn check_unknown(&self, target: &Target) -> Result<(), Why> {
+        self.check(target)?;
+        match () {
+            () if is_local(&target.host) => Err(Why::Local(target.host.to_string())),
+            () if !target.is_tls && !self.is_http_allowed => Err(Why::Plain),
+            () => Ok(()),
+        }
+    }
+
+    /// The addresses to connect to, of all that the target has. One that may
+    /// not be called is enough to refuse: whoever controls the name chose to
+    /// mix it in. But names for this machine have two, of which one may be
+    /// open and the other not.
+    pub fn pick(&self, target: &Target, addresses: Vec<IpAddr>) -> Result<Vec<IpAddr>, Why> {
+        self.check_port(target.port)?;
+        let mut addresses: Vec<IpAddr> = addresses.into_iter().map(|address| address.to_canonical()).collect();
+        if is_this_machine(&target.host) {
+            let is_open = |address: &IpAddr| self.check_address(*address).is_ok();
+            if !addresses.iter().any(is_open) {
+                return Err(Why::NotPublic(addresses.first().copied().unwrap_or(IpAddr::from([127, 0, 0, 1]))));
+            }
+            addresses.retain(is_open);
+        }
+        for address in &addresses {
+            self.check_address(*address)?;
+            self.check_own(*address, target.port)?;
+        }
+        if is_local(&target.host) && !addresses.iter().all(|address| self.is_opened(*address)) {
+            return Err(Why::Local(target.host.to_string()));
+        }
+        let is_near = addresses.iter().all(IpAddr::is_loopback);
+        match target.is_tls || self.is_http_allowed || is_near {
+            true => Ok(addresses),
+            false => Err(Why::Plain),
+        }
+    }
+
+    /// Whether an address may be called.
+    pub fn check_address(&self, address: IpAddr) -> Result<(), Why> {
+        let address = address.to_canonical();
+        let inside = embedded(address);
+        let all = || std::iter::once(address).chain(inside.iter().map(|inner| IpAddr::V4(*inner)));
+        if let Some((found, net)) =
+            all().find_map(|one| Some((one, self.denied.iter().find(|net| net.contains(&one))?)))
+        {
+            return Err(Why::Denied(found, *net));
+        }
+        if let Some(inner) =
+            inside.iter().find(|inner| !self.is_opened((**inner).into()) && !is_public((**inner).into()))
+        {
+            return Err(Why::LeadsTo(address, *inner));
+        }
+        match self.is_opened(address) || is_public(address) {
+            true => Ok(()),
+            false => Err(Why::NotPublic(address)),
+        }
+    }
+
+    fn is_opened(&self, address: IpAddr) -> bool {
+        self.allowed.iter().any(|net| net.contains(&address))
+    }
+
+    fn check_port(&self, port: u16) -> Result<(), Why> {
+        match port == 0 || SERVICE_PORTS.contains(&port) && !self.ports.contains(&port) {
+            true => Err(Why::Port(port)),
+            false => Ok(()),
+        }
+    }
+
+    /// Nobody calls the gateway through the gateway, whatever is open.
+    fn check_own(&self, address: IpAddr, port: u16) -> Result<(), Why> {
+        let Some(own) = self.own.filter(|own| own.port() == port) else { return Ok(()) };
+        let listens_there = match own.ip().to_canonical() {
+            everywhere if everywhere.is_unspecified() => is_of_this_machine(address),
+            one => one == address || address.is_unspecified(),
+        };
+        match listens_there {
+            true => Err(Why::Own(SocketAddr::new(address, port))),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The addresses of a host that need no looking up: those of an address, and
+/// of the names that mean this machine. Those are never asked for.
+pub fn known_addresses(host: &Host) -> Option<Vec<IpAddr>> {
+    match host {
+        Host::Address(address) => Some(vec![*address]),
+        Host::Name(_) if is_this_machine(host) => {
+            Some(vec![IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), IpAddr::V6(std::net::Ipv6Addr::LOCALHOST)])
+        }
+        Host::Name(_) => None,
+    }
+}
+
+/// `localhost`, and whatever is below it.
+fn is_this_machine(host: &Host) -> bool {
+    matches!(host, Host::Name(name) if is_below(name, "localhost"))
+}
+
+fn is_local(host: &Host) -> bool {
+    matches!(host, Host::Name(name) if LOCAL_NAMES.iter().any(|zone| is_below(name, zone)))
+}
+
+fn is_below(name: &str, zone: &str) -> bool {
+    name.strip_suffix(zone).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
+/// Whether an address is one of this machine's. A socket can be bound to
+/// those and to no others, and nothing is sent by that.
+fn is_of_this_machine(address: IpAddr) -> bool {
+    address.is_unspecified() || UdpSocket::bind((address, 0)).is_ok()
+}
+
+/// The network to open for an address: all of loopback, or just this one.
+fn way_out(address: IpAddr) -> String {
+    match address {
+        IpAddr::V4(address) if address.is_loopback() => "127.0.0.0/8".into(),
+        IpAddr::V4(address) => format!("{address}/32"),
+        IpAddr::V6(address) => format!("{address}/128"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! How the way out is set: who looks up names, and which proxy is gone through.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+use url::Url;
+
+use super::mail::decoded;
+
+/// Who looks up names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Dns {
+    /// Our own resolver, at the machine's name servers.
+    Own,
+    /// The machine's resolver.
+    System,
+    /// Our own resolver, at these name servers.
+    Servers(Vec<SocketAddr>),
+}
+
+impl FromStr for Dns {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let server = |part: &str| {
+            let address = part.parse::<IpAddr>().map(|address| SocketAddr::new(address, 53));
+            address.or_else(|_| part.parse()).map_err(|_| {
+                format!("{part:?} is no way to look up names; use own, system, or name servers like 9.9.9.9 or 127.0.0.1:5353")
+            })
+        };
+        match text.trim() {
+            "own" => Ok(Self::Own),
+            "system" => Ok(Self::System),
+            servers => servers.split(',').map(str::trim).map(server).collect::<Result<_, _>>().map(Self::Servers),
+        }
+    }
+}
+
+impl fmt::Display for Dns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Own => f.write_str("own"),
+            Self::System => f.write_str("system"),
+            Self::Servers(servers) => {
+                let servers: Vec<String> = servers.iter().map(SocketAddr::to_string).collect();
+                f.write_str(&servers.join(","))
+            }
+        }
+    }
+}
+
+/// A proxy, written like `http://user:password@proxy.example.com:3128`. It is
+/// never shown with its password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ProxyUrl {
+    /// How it is spoken to.
+    pub kind: ProxyKind,
+    /// Its name or address, without brackets.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// Whom to sign in as, and with which password.
+    pub login: Option<(String, String)>,
+}
+
+/// How a proxy is spoken to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProxyKind {
+    /// HTTP CONNECT.
+    Connect,
+    /// SOCKS5.
+    Socks5,
+}
+
+const LIKE: &str = "write it like http://proxy.example.com:3128 or socks5://proxy.example.com:1080";
+
+impl FromStr for ProxyUrl {
+    type Err = String;
+
+    /// The sentence of a refusal holds nothing of the text, which may hold a
+    /// password.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let url: Url = text.parse().map_err(|problem| format!("it is not a URL ({problem}); {LIKE}"))?;
+        let (kind, usual_port) = match url.scheme() {
+            "http" => (ProxyKind::Connect, 80),
+            "socks5" | "socks5h" => (ProxyKind::Socks5, 1080),
+            _ => return Err(format!("it is neither an http nor a socks5 proxy; {LIKE}")),
+        };
+        let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']).to_ascii_lowercase();
+        if host.is_empty() || !matches!(url.path(), "" | "/") || url.query().is_some() || url.fragment().is_some() {
+            return Err(format!("it must be a host, with a port and a login where they are needed; {LIKE}"));
+        }
+        let part = |text: &str| decoded(text).filter(|part| part.len() <= 255);
+        let login = match (url.username(), url.password()) {
+            ("", None) => None,
+            (user, password) => Some(
+                part(user)
+                    .zip(part(password.unwrap_or_default()))
+                    .ok_or("its login is not text of at most 255 bytes; write special characters like %40")?,
+            ),
+        };
+        Ok(Self { kind, host, port: url.port().unwrap_or(usual_port), login })
+    }
+}
+
+impl fmt::Display for ProxyUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = match self.kind {
+            ProxyKind::Connect => "http",
+            ProxyKind::Socks5 => "socks5",
+        };
+        let login = if self.login.is_some() { "***@" } else { "" };
+        match self.host.contains(':') {
+            true => write!(f, "{scheme}://{login}[{}]:{}", self.host, self.port),
+            false => write!(f, "{scheme}://{login}{}:{}", self.host, self.port),
+        }
+    }
+}
+
+impl fmt::Debug for ProxyUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ProxyUrl({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_can_be_read_again() {
+        for text in ["own", "system", "9.9.9.9:53", "127.0.0.1:5353,[::1]:53"] {
+            assert_eq!(text.parse::<Dns>().unwrap().to_string(), text);
+        }
+        assert_eq!("9.9.9.9, ::1".parse::<Dns>().unwrap().to_string(), "9.9.9.9:53,[::1]:53");
+        for text in ["", "dns.example", "9.9.9.9:", "udp://9.9.9.9", "9.9.9.9,own"] {
+            assert!(text.parse::<Dns>().unwrap_err().contains("own, system"), "{text}");
+        }
+        for text in ["http://proxy.example:3128", "socks5://[::1]:1080"] {
+            assert_eq!(text.parse::<ProxyUrl>().unwrap().to_string(), text);
+        }
+        let usual: ProxyUrl = "socks5://Proxy.example".parse().unwrap();
+        assert_eq!((usual.host.as_str(), usual.port), ("proxy.example", 1080));
+    }
+
+    #[test]
+    fn a_proxys_password_is_never_shown() {
+        let proxy: ProxyUrl = "http://me:s%40cret@proxy.example:3128".parse().unwrap();
+        assert_eq!(proxy.login, Some(("me".into(), "s@cret".into())));
+        assert_eq!(format!("{proxy} {proxy:?}").matches("cret").count(), 0);
+        for text in
+            ["ftp://me:s3cret@x", "http://me:s3cret@", "http://me:s3cret@x/path", "s3cret", "http://me:s3cret@x:y"]
+        {
+            let why = text.parse::<ProxyUrl>().unwrap_err();
+            assert!(!why.contains("s3cret") && why.contains("socks5://"), "{why}");
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! A name server that says what it is told to, and may say something else
+//! the next time.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
+
+use tokio::net::UdpSocket;
+
+/// What a name server says about a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Says {
+    /// These are its addresses.
+    Addresses(Vec<IpAddr>),
+    /// It goes by another name, which has these addresses.
+    Alias(&'static str, Vec<IpAddr>),
+    /// There is no such name.
+    Nothing,
+    /// It fails.
+    Failure,
+    /// Not a word.
+    Silence,
+}
+
+impl Says {
+    pub fn addresses(addresses: &[&str]) -> Self {
+        Self::Addresses(addresses.iter().map(|text| text.parse().expect("an address")).collect())
+    }
+}
+
+type Choose = Box<dyn FnMut(&str) -> Says + Send>;
+
+/// A name server on a free port of this machine. Its answers are not to be kept.
+pub struct NameServer {
+    pub address: SocketAddr,
+    asked: Arc<Mutex<Vec<String>>>,
+    choose: Arc<Mutex<Choose>>,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for NameServer {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+impl NameServer {
+    /// Answers as it is told for each name, lower case and without a dot at
+    /// its end. A question for either kind of address asks anew.
+    pub async fn answering(choose: impl FnMut(&str) -> Says + Send + 'static) -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
+        let address = socket.local_addr().expect("an address");
+        let asked = Arc::<Mutex<Vec<String>>>::default();
+        let choose: Arc<Mutex<Choose>> = Arc::new(Mutex::new(Box::new(choose)));
+        let (noted, chosen) = (asked.clone(), choose.clone());
+        let serving = tokio::spawn(async move {
+            let mut buffer = [0; 1_500];
+            while let Ok((length, from)) = socket.recv_from(&mut buffer).await {
+                let Some(question) = Question::read(&buffer[..length]) else { continue };
+                noted.lock().unwrap().push(question.name.clone());
+                let says = (chosen.lock().unwrap())(&question.name);
+                if let Some(answer) = question.answer(&says) {
+                    let _ = socket.send_to(&answer, from).await;
+                }
+            }
+        });
+        Self { address, asked, choose, serving }
+    }
+
+    /// Changes what it says from now on.
+    pub fn answer_with(&self, choose: impl FnMut(&str) -> Says + Send + 'static) {
+        *self.choose.lock().unwrap() = Box::new(choose);
+    }
+
+    /// Which names it was asked for.
+    pub fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+const A: u16 = 1;
+const CNAME: u16 = 5;
+const AAAA: u16 = 28;
+
+struct Question {
+    id: [u8; 2],
+    name: String,
+    kind: u16,
+    /// The question as it was put.
+    bytes: Vec<u8>,
+}
+
+impl Question {
+    fn read(message: &[u8]) -> Option<Self> {
+        let (mut at, mut labels) = (12, Vec::new());
+        loop {
+            let length = usize::from(*message.get(at)?);
+            at += 1;
+            if length == 0 {
+                break;
+            }
+            labels.push(String::from_utf8_lossy(message.get(at..at + length)?).to_lowercase());
+            at += length;
+        }
+        let kind = u16::from_be_bytes(message.get(at..at + 2)?.try_into().ok()?);
+        let bytes = message.get(12..at + 4)?.to_vec();
+        Some(Self { id: message[..2].try_into().ok()?, name: labels.join("."), kind, bytes })
+    }
+
+    fn answer(&self, says: &Says) -> Option<Vec<u8>> {
+        let (code, records) = match says {
+            Says::Silence => return None,
+            Says::Nothing => (3, Vec::new()),
+            Says::Failure => (2, Vec::new()),
+            Says::Addresses(addresses) => (0, self.records(&self.name, addresses)),
+            Says::Alias(other, addresses) => {
+                let alias = record(&self.name, CNAME, &encoded(other));
+                (0, std::iter::once(alias).chain(self.records(other, addresses)).collect())
+            }
+        };
+        let count = u16::try_from(records.len()).expect("few answers").to_be_bytes();
+        let mut message = self.id.to_vec();
+        message.extend([0x81, 0x80 | code, 0, 1, count[0], count[1], 0, 0, 0, 0]);
+        message.extend(&self.bytes);
+        message.extend(records.concat());
+        Some(message)
+    }
+
+    fn records(&self, name: &str, addresses: &[IpAddr]) -> Vec<Vec<u8>> {
+        let data = |address: &IpAddr| match (address, self.kind) {
+            (IpAddr::V4(address), A) => Some(address.octets().to_vec()),
+            (IpAddr::V6(address), AAAA) => Some(address.octets().to_vec()),
+            _ => None,
+        };
+        addresses.iter().filter_map(data).map(|data| record(name, self.kind, &data)).collect()
+    }
+}
+
+fn encoded(name: &str) -> Vec<u8> {
+    let labels = name
+        .split('.')
+        .flat_map(|label| std::iter::once(u8::try_from(label.len()).expect("a short label")).chain(label.bytes()));
+    labels.chain([0]).collect()
+}
+
+/// One that is not to be kept.
+fn record(name: &str, kind: u16, data: &[u8]) -> Vec<u8> {
+    let mut record = encoded(name);
+    record.extend(kind.to_be_bytes());
+    record.extend([0, 1, 0, 0, 0, 0]);
+    record.extend(u16::try_from(data.len()).expect("short data").to_be_bytes());
+    record.extend(data);
+    record
+}
