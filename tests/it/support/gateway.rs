@@ -40,7 +40,7 @@ pub struct Options {
     pub env: Vec<(String, String)>,
     /// Keeps whatever it prints and logs, if asked to.
     pub output: Option<Printed>,
-    /// Where its log goes; to the test's own output, if not said.
+    /// The file its log goes to, if not to where the story's does.
     pub log: Option<PathBuf>,
 }
 
@@ -319,9 +319,6 @@ fn command(folder: &Path, options: &Options) -> Command {
     }
     if !options.flags.iter().any(|flag| flag == "--log") {
         command.args(["--log", "warn"]);
-    }
-    if let Some(log) = &options.log {
-        command.stderr(std::fs::File::create(log).expect("a file"));
     }
     if !options.flags.iter().any(|flag| flag == "--allow-egress") {
         command.args(["--allow-egress", "127.0.0.0/8"]);
