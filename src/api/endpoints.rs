@@ -20,6 +20,7 @@ use crate::lifecycle::accept::{Submission, accept};
 use crate::lifecycle::change;
 use crate::lifecycle::deliver::guard::BadUrl;
 use crate::lifecycle::deliver::keys::public_key;
+use crate::lifecycle::deliver::tls;
 use crate::lifecycle::felt::{About, Felt, felt};
 use crate::model::endpoint::{Endpoint, EndpointState, Settings, Standing};
 use crate::model::headers::MASK;
@@ -147,6 +148,7 @@ impl EndpointView {
     fn of(endpoint: &Endpoint, felt: &Felt, oldest_due: Option<Timestamp>, now: Timestamp) -> Self {
         let mut settings = endpoint.settings.clone();
         settings.headers.values_mut().for_each(|value| *value = MASK.into());
+        settings.tls = Arc::new(settings.tls.masked());
         Self {
             id: endpoint.id,
             tenant: endpoint.tenant.clone(),
@@ -252,6 +254,9 @@ fn check(api: &Api, settings: &mut Settings, known: Option<&Settings>) -> Result
         _ => api.guard.check(&settings.url).map(|url| url.to_string()),
     };
     let mut errors: Vec<FieldError> = Vec::new();
+    if let (Ok(_), Err(problem)) = (&checked, tls::check(&settings.tls)) {
+        errors.push(FieldError { pointer: problem.pointer, detail: problem.message });
+    }
     if let Err(problems) = &checked {
         errors.extend(problems.iter().map(|p| FieldError { pointer: p.pointer.clone(), detail: p.message.clone() }));
     }

@@ -138,6 +138,7 @@ const OBJECTS: &[&str] = &[
     "/timeout",
     "/headers",
     "/metadata",
+    "/tls",
     "/defaults",
     "/defaults/retry",
     "/defaults/retry/backoff",

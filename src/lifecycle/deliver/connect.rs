@@ -21,10 +21,12 @@ use tokio::time::Instant;
 
 use super::failure::{failure, unconnected, unopened_within, unresolved};
 use super::guard::{Guard, loopback_addresses};
-use super::tls;
+use super::tls::{self, Trust};
 use super::wire::{Hearing, Stream, Wire};
 use crate::model::attempt::{Failure, FailureKind, Timings, millis};
+use crate::model::endpoint::InvalidSetting;
 use crate::model::span::Span;
+use crate::model::tls::Tls;
 
 /// How long a resolver may take to answer once; it is asked twice, and then
 /// for something else. All of it before the usual deadline for a connection,
@@ -38,7 +40,7 @@ pub struct Connector {
     resolver: Arc<TokioResolver>,
     /// Whether a resolver answered when one was last asked.
     has_resolver: Arc<AtomicBool>,
-    tls: Arc<rustls::ClientConfig>,
+    tls: Arc<Trust>,
     timeout: Duration,
     sockets: Sockets,
 }
@@ -115,7 +117,7 @@ impl Connector {
         resolver.options_mut().timeout = RESOLVER_TIMEOUT;
         resolver.options_mut().attempts = 1;
         let resolver = resolver.build()?;
-        let (tls, has_resolver) = (Arc::new(tls::config()?), Arc::new(AtomicBool::new(true)));
+        let (tls, has_resolver) = (Arc::new(Trust::of_machine()?), Arc::new(AtomicBool::new(true)));
         Ok(Self {
             guard,
             resolver: Arc::new(resolver),
@@ -129,6 +131,11 @@ impl Connector {
     /// The same, with another deadline for opening a connection.
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self { timeout, ..self.clone() }
+    }
+
+    /// The same, for an endpoint whose connections are special.
+    pub fn with_tls(&self, settings: &Tls) -> Result<Self, InvalidSetting> {
+        Ok(Self { tls: Arc::new(self.tls.for_endpoint(settings)?), ..self.clone() })
     }
 
     /// How many connections are open, in use or kept for later.
