@@ -477,7 +477,7 @@ fn every_metric_is_documented_with_all_its_labels() {
 #[test]
 fn every_code_that_can_refuse_an_event_is_counted_by_its_name() {
     // What no request to take events is answered with.
-    let elsewhere = ["wrong_state", "target_forbidden", "invalid_cursor", "method_not_allowed"];
+    let elsewhere = ["wrong_state", "target_forbidden", "invalid_cursor", "method_not_allowed", "data_expunged"];
     let text = metrics();
     let is_counted = |code: &str| text.contains(&format!("posthaste_ingest_refused_total{{code=\"{code}\"}} 0\n"));
     let codes = Code::ALL.iter().map(|code| code.as_str());

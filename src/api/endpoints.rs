@@ -23,6 +23,7 @@ use super::secrets::{Brought, NewEndpoint};
 use crate::lifecycle::accept::{Submission, accept};
 use crate::lifecycle::change;
 use crate::lifecycle::deliver::keys::public_key;
+use crate::lifecycle::deliver::tls;
 use crate::lifecycle::egress::BadUrl;
 use crate::lifecycle::felt::{About, Felt, felt};
 use crate::model::audit::{Action, Deed};
@@ -152,6 +153,7 @@ impl EndpointView {
     fn of(endpoint: &Endpoint, felt: &Felt, oldest_due: Option<Timestamp>, now: Timestamp) -> Self {
         let mut settings = endpoint.settings.clone();
         settings.headers.values_mut().for_each(|value| *value = MASK.into());
+        settings.tls = Arc::new(settings.tls.masked());
         Self {
             id: endpoint.id,
             tenant: endpoint.tenant.clone(),
@@ -268,6 +270,9 @@ async fn check(
                 errors.extend(problem.errors_below("").1);
             }
         }
+    }
+    if let (Ok(_), Err(problem)) = (&checked, tls::check(&settings.tls)) {
+        errors.push(FieldError { pointer: problem.pointer, detail: problem.message });
     }
     if let Err(problems) = &checked {
         errors.extend(problems.iter().map(|p| FieldError { pointer: p.pointer.clone(), detail: p.message.clone() }));

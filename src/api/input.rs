@@ -140,6 +140,7 @@ const OBJECTS: &[&str] = &[
     "/timeout",
     "/headers",
     "/metadata",
+    "/tls",
     "/defaults",
     "/defaults/retry",
     "/defaults/retry/backoff",

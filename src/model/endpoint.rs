@@ -1,6 +1,7 @@
 //! A URL that wants events: what it wants, how it is called, where it stands.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -18,6 +19,7 @@ use super::rules::StatusRules;
 pub use super::signing::Secret;
 use super::signing::{self, Hidden, Profile, Signing};
 use super::span::Span;
+use super::tls::Tls;
 
 /// An endpoint and everything a delivery needs to know of it.
 #[derive(Debug, Clone, PartialEq)]
@@ -109,6 +111,10 @@ pub struct Settings {
     /// When it is left alone because it keeps failing.
     #[serde(default)]
     pub breaker: BreakerSettings,
+    /// How its connections are encrypted, where that is special.
+    #[serde(default)]
+    #[schema(value_type = Tls)]
+    pub tls: Arc<Tls>,
 }
 
 fn every_type() -> Vec<String> {
@@ -260,7 +266,7 @@ fn between(from: Timestamp, to: Timestamp) -> Duration {
 impl Endpoint {
     /// The lane an event joins here, if order matters: the key's text, or the
     /// empty text for the one lane of a fully ordered endpoint.
-    pub fn lane(&self, key: Option<&Key>) -> Option<std::sync::Arc<str>> {
+    pub fn lane(&self, key: Option<&Key>) -> Option<Arc<str>> {
         match self.settings.ordering {
             Ordering::Key => key.map(Key::shared),
             Ordering::Endpoint => Some("".into()),
@@ -396,6 +402,9 @@ impl Settings {
                 "/owner_email".into(),
                 format!("owner_email {address:?} is not a mail address; write it like ops@example.com"),
             );
+        }
+        for problem in self.tls.check() {
+            refuse(problem.pointer, problem.message);
         }
         let policy = self.retry.resolve();
         if let Err(problem) = &policy {

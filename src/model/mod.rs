@@ -26,6 +26,7 @@ pub mod preview;
 pub mod retry_after;
 pub mod rules;
 pub mod signing;
+pub mod tls;
 pub mod verdict;
 
 pub mod shard;

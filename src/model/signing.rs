@@ -117,7 +117,7 @@ impl fmt::Debug for Secret {
 
 /// A text that is sent to receivers and shown to nobody: not even to those
 /// who print what it is part of.
-#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Hidden(pub String);
 

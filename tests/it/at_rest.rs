@@ -35,16 +35,20 @@ struct Canaries {
     key: String,
     header: String,
     payload: String,
+    /// A certificate, and the private key that belongs to it.
+    certificate: (String, String),
 }
 
 impl Canaries {
     fn new() -> Self {
+        let certified = rcgen::generate_simple_self_signed(vec!["posthaste.example".into()]).expect("a certificate");
         Self {
             secret: format!("whsec_{}", STANDARD.encode(b"canary of a shared secret...")),
             replaced: format!("whsec_{}", STANDARD.encode(b"canary of a replaced secret.")),
             key: new_key(*b"canary of a private key........."),
             header: "Bearer canary-of-a-header".to_owned(),
             payload: "canary-of-a-payload".to_owned(),
+            certificate: (certified.cert.pem(), certified.signing_key.serialize_pem()),
         }
     }
 
@@ -58,6 +62,7 @@ impl Canaries {
             canary("the private key", &self.key[5..40]),
             canary("the private key's bytes", "canary of a private key"),
             canary("the header", "canary-of-a-header"),
+            canary("the client key", self.certificate.1.lines().nth(1).expect("a line of the key")),
         ]
     }
 
@@ -106,7 +111,7 @@ async fn search_store(gateway: &Gateway, canaries: &[Canary]) {
 
 /// Bad requests that hold what is secret.
 async fn stumble(gateway: &Gateway, canaries: &Canaries) {
-    let Canaries { secret, key, header, payload, .. } = canaries;
+    let Canaries { secret, key, header, payload, certificate, .. } = canaries;
     let url = "https://example.com/";
     let endpoints = "/v1/tenants/default/endpoints";
     for body in [
@@ -116,6 +121,9 @@ async fn stumble(gateway: &Gateway, canaries: &Canaries) {
         json!({"url": url, "headers": {"Authorization": format!("{header}\r\n")}}).to_string(),
         json!({"url": url, "headers": {"Authorization": [header]}}).to_string(),
         json!({"url": url, "headers": header}).to_string(),
+        json!({"url": url, "tls": {"client_key": certificate.1}}).to_string(),
+        json!({"url": url, "tls": certificate.1}).to_string(),
+        json!({"url": url, "tls": {"ca": certificate.1, "client_key": [certificate.1]}}).to_string(),
         json!({"url": url, "headers": {"Host": header}}).to_string(),
         json!({"url": "ftp://example.com/", "secret": secret, "headers": {"Authorization": header}}).to_string(),
         format!(r#"{{"url":"{url}","secret":"{secret}","secret":"{secret}"}}"#),
@@ -191,7 +199,8 @@ async fn no_secret_is_printed_logged_counted_answered_or_stored_in_the_open() {
     for url in urls {
         let settings = json!({"url": url, "secret": canaries.replaced, "private_key": canaries.key,
             "signing": "ed25519", "signatures": ["svix", "stripe", "github", "sha256"],
-            "headers": {"Authorization": canaries.header}, "retry": eager_retry(2)});
+            "headers": {"Authorization": canaries.header},
+            "tls": {"client_certificate": canaries.certificate.0, "client_key": canaries.certificate.1}, "retry": eager_retry(2)});
         let endpoint = gateway.create_endpoint(settings).await;
         let rotate = format!("{}/secrets/rotate", path_of(&endpoint));
         let body = json!({"secret": canaries.secret, "private_key": canaries.key});

@@ -55,6 +55,12 @@ impl Authority {
         Gateway::start_with(options).await
     }
 
+    /// A certificate of this authority's with its key, as an endpoint takes them.
+    fn identity(&self) -> (String, String) {
+        let (certificate, key) = self.certificate(&["posthaste.example"], |_| {});
+        (certificate.pem(), key.serialize_pem())
+    }
+
     /// What a server needs to be these names.
     pub fn server(&self, names: &[&str]) -> TlsAcceptor {
         self.server_with(names, |_| {})
@@ -79,6 +85,12 @@ impl Authority {
             .expect("a version")
             .with_client_cert_verifier(verifier.expect("a verifier"));
         present(config, self.certificate(&["127.0.0.1"], |_| {}))
+    }
+
+    /// The same as [`Authority::server`], in one version alone.
+    fn server_of_version(&self, version: &'static SupportedProtocolVersion) -> TlsAcceptor {
+        let config = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[version]);
+        present(config.expect("a version").with_no_client_auth(), self.certificate(&["127.0.0.1"], |_| {}))
     }
 
     fn certificate(&self, names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> (Certificate, KeyPair) {
@@ -128,6 +140,15 @@ impl Drop for TlsReceiver {
 
 impl TlsReceiver {
     pub async fn start(acceptor: TlsAcceptor) -> Self {
+        Self::answering(acceptor, "close").await
+    }
+
+    /// One that leaves its connections open for more.
+    async fn keeping(acceptor: TlsAcceptor) -> Self {
+        Self::answering(acceptor, "keep-alive").await
+    }
+
+    async fn answering(acceptor: TlsAcceptor, connection: &'static str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let (arrived, bodies) = mpsc::unbounded_channel();
@@ -140,7 +161,7 @@ impl TlsReceiver {
                     // A client that does not trust us goes away here.
                     let Ok(stream) = acceptor.accept(stream).await else { return };
                     agreed.lock().unwrap().extend(stream.get_ref().1.handshake_kind());
-                    let service = service_fn(|request| receive(&arrived, request));
+                    let service = service_fn(|request| receive(&arrived, connection, request));
                     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
                 });
             }
@@ -155,17 +176,23 @@ impl TlsReceiver {
 
 async fn receive(
     arrived: &mpsc::UnboundedSender<Bytes>,
+    connection: &'static str,
     request: hyper::Request<Incoming>,
 ) -> Result<hyper::Response<Full<Bytes>>, hyper::Error> {
     let body = request.into_body().collect().await?.to_bytes();
     let _ = arrived.send(body);
-    let close = hyper::Response::builder().header("connection", "close");
-    Ok(close.body(Full::default()).expect("a response"))
+    let response = hyper::Response::builder().header("connection", connection);
+    Ok(response.body(Full::default()).expect("a response"))
 }
 
 /// Sends one event there and waits until it has died of TLS; the message.
 async fn dead_of_tls(gateway: &Gateway, url: String) -> String {
-    let endpoint = gateway.create_endpoint(json!({"url": url, "retry": eager_retry(2)})).await;
+    dead_of_tls_with(gateway, url, json!({})).await
+}
+
+/// The same, to an endpoint with these settings.
+async fn dead_of_tls_with(gateway: &Gateway, url: String, tls: Value) -> String {
+    let endpoint = gateway.create_endpoint(json!({"url": url, "retry": eager_retry(2), "tls": tls})).await;
     let id = format!("for-{}", endpoint["id"].as_str().expect("an id"));
     gateway.send(json!({"id": id, "type": "t", "endpoints": [endpoint["id"]], "data": 1})).await;
     let dead = gateway.wait_for_state(&id, "dead").await;
@@ -277,4 +304,135 @@ async fn a_receiver_that_does_not_speak_tls_is_told_apart() {
     let message = dead_of_tls(&gateway, plain.url().replace("http:", "https:")).await;
     assert_eq!(message, "what answered does not speak TLS; is it plain http?");
     assert_eq!(plain.count(), 0);
+}
+
+/// Sends one event to an endpoint with these settings and waits until it has
+/// arrived.
+async fn delivered_with(gateway: &Gateway, url: String, tls: Value) -> Value {
+    let endpoint = gateway.create_endpoint(json!({"url": url, "tls": tls})).await;
+    delivered_to(gateway, &endpoint, "first").await;
+    endpoint
+}
+
+async fn delivered_to(gateway: &Gateway, endpoint: &Value, name: &str) {
+    let id = format!("{name}-{}", endpoint["id"].as_str().expect("an id"));
+    gateway.send(json!({"id": id, "type": "t", "endpoints": [endpoint["id"]], "data": 1})).await;
+    gateway.wait_for_state(&id, "delivered").await;
+}
+
+for_every_store! {
+    an_endpoint_may_have_an_authority_and_a_certificate_of_its_own,
+}
+
+async fn an_endpoint_may_have_an_authority_and_a_certificate_of_its_own() {
+    let (authority, another) = (Authority::named("ours"), Authority::named("another"));
+    let gateway = another.trusting_gateway().await;
+    let ca = authority.issuer.pem();
+    let (certificate, key) = authority.identity();
+    let ours = json!({"ca": ca, "client_certificate": certificate, "client_key": key});
+    let mut endpoints = Vec::new();
+    let mut receivers = Vec::new();
+    for version in [&TLS12, &TLS13] {
+        let receiver = TlsReceiver::start(authority.demanding_server(version)).await;
+        endpoints.push(delivered_with(&gateway, receiver.url("127.0.0.1"), ours.clone()).await);
+        let none = dead_of_tls_with(&gateway, receiver.url("127.0.0.1"), json!({"ca": ca})).await;
+        assert_eq!(none, "the server asks for a client certificate, and this endpoint has none", "{version:?}");
+        let (certificate, key) = another.identity();
+        let theirs = json!({"ca": ca, "client_certificate": certificate, "client_key": key});
+        let wrong = dead_of_tls_with(&gateway, receiver.url("127.0.0.1"), theirs).await;
+        assert!(wrong.starts_with("the server does not accept the client certificate of this endpoint"), "{wrong}");
+        let unknown = dead_of_tls(&gateway, receiver.url("127.0.0.1")).await;
+        assert!(unknown.contains("must be trusted by this machine"), "its own authority counts for itself alone");
+        receivers.push(receiver);
+    }
+    // The key is never shown again, and is still there after a crash.
+    let shown = gateway.endpoint(&endpoints[0]).await;
+    assert_eq!((&shown["tls"]["client_key"], &shown["tls"]["ca"]), (&json!("***"), &json!(ca)));
+    assert!(!endpoints[0].to_string().contains(key.lines().nth(1).unwrap()));
+    let changed = gateway.patch(&endpoints[0], json!({"description": "changed", "tls": {"min_version": "1.2"}})).await;
+    assert_eq!(changed["tls"]["client_key"], "***");
+    let gateway = gateway.killed_and_restarted().await;
+    for endpoint in &endpoints {
+        delivered_to(&gateway, endpoint, "again").await;
+    }
+    gateway.patch(&endpoints[0], json!({"tls": null})).await;
+    assert_eq!(gateway.endpoint(&endpoints[0]).await["tls"]["client_key"], Value::Null);
+}
+
+#[tokio::test]
+async fn an_authority_of_an_endpoints_own_takes_the_place_of_the_machines() {
+    let (authority, another) = (Authority::named("ours"), Authority::named("another"));
+    let gateway = authority.trusting_gateway().await;
+    let mut receiver = TlsReceiver::start(authority.server(&["127.0.0.1"])).await;
+    let tls = json!({"ca": another.issuer.pem()});
+    let message = dead_of_tls_with(&gateway, receiver.url("127.0.0.1"), tls).await;
+    assert_eq!(
+        message,
+        "the certificate was issued by an authority that is not in this endpoint's tls ca; the receiver must send its \
+         whole chain, or its authority must be named there"
+    );
+    assert!(receiver.bodies.try_recv().is_err(), "nothing was said to it");
+}
+
+#[tokio::test]
+async fn connections_that_one_endpoint_trusts_are_not_lent_to_another() {
+    let (authority, another) = (Authority::named("ours"), Authority::named("another"));
+    let gateway = another.trusting_gateway().await;
+    let receiver = TlsReceiver::keeping(authority.server(&["127.0.0.1"])).await;
+    let tls = json!({"ca": authority.issuer.pem()});
+    let trusting = delivered_with(&gateway, receiver.url("127.0.0.1"), tls).await;
+    delivered_to(&gateway, &trusting, "second").await;
+    assert_eq!(receiver.handshakes.lock().unwrap().len(), 1, "its own are used again");
+    let message = dead_of_tls(&gateway, receiver.url("127.0.0.1")).await;
+    assert!(message.contains("not trusted here"), "{message}");
+}
+
+#[tokio::test]
+async fn an_endpoint_may_insist_on_tls_1_3() {
+    let authority = Authority::named("ours");
+    let gateway = authority.trusting_gateway().await;
+    let old = TlsReceiver::start(authority.server_of_version(&TLS12)).await;
+    let new = TlsReceiver::start(authority.server_of_version(&TLS13)).await;
+    for receiver in [&old, &new] {
+        delivered_with(&gateway, receiver.url("127.0.0.1"), json!({"min_version": "1.2"})).await;
+    }
+    delivered_with(&gateway, new.url("127.0.0.1"), json!({"min_version": "1.3"})).await;
+    let message = dead_of_tls_with(&gateway, old.url("127.0.0.1"), json!({"min_version": "1.3"})).await;
+    assert_eq!(message, "the server does not speak TLS 1.3, which this endpoint asks for");
+}
+
+#[tokio::test]
+async fn tls_settings_that_cannot_work_are_refused_by_name_and_without_the_key() {
+    let gateway = Gateway::start().await;
+    let authority = Authority::named("ours");
+    let (certificate, key) = authority.identity();
+    let (_, other) = authority.identity();
+    let both = |certificate: &str, key: &str| json!({"client_certificate": certificate, "client_key": key});
+    for (tls, pointer, words) in [
+        (json!({"ca": "hush"}), "/tls/ca", "no certificate in PEM"),
+        (json!({"ca": key}), "/tls/ca", "no certificate in PEM"),
+        (json!({"ca": 5}), "/tls/ca", "expected a text"),
+        (json!({"min_version": "1.1"}), "/tls/min_version", "`1.2`"),
+        (json!({"client_certificate": certificate}), "/tls/client_key", "give both"),
+        (json!({"client_key": key}), "/tls/client_certificate", "give both"),
+        (both("hush", &key), "/tls/client_certificate", "no certificate in PEM"),
+        (both(&certificate, "hush"), "/tls/client_key", "no private key in PEM"),
+        (both(&certificate, &certificate), "/tls/client_key", "no private key in PEM"),
+        (both(&certificate, &other), "/tls/client_key", "does not belong"),
+        (both(&certificate, "***"), "/tls/client_key", "give the key itself"),
+        (both(&certificate, &"x".repeat(70_000)), "/tls/client_key", "use at most 65536"),
+    ] {
+        let settings = json!({"url": "https://example.com/", "tls": tls});
+        let answer = gateway.client.post_json("/v1/tenants/default/endpoints", &settings).await;
+        let problem = answer.problem(422, "invalid_field");
+        assert_eq!(problem["errors"][0]["pointer"], pointer, "{problem}");
+        assert!(problem["detail"].as_str().unwrap().contains(words), "{problem}");
+        for line in key.lines().chain(other.lines()).filter(|line| line.len() > 40) {
+            assert!(!problem.to_string().contains(line), "{problem}");
+        }
+    }
+    let list = json!({"url": "https://example.com/", "tls": [certificate]});
+    gateway.client.post_json("/v1/tenants/default/endpoints", &list).await.problem(422, "invalid_field");
+    let unknown = json!({"url": "https://example.com/", "tls": {"verify": false}});
+    gateway.client.post_json("/v1/tenants/default/endpoints", &unknown).await.problem(422, "unknown_field");
 }

@@ -17,12 +17,14 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::failure::{failure, unconnected, unopened_within};
-use super::tls;
+use super::tls::{self, Trust};
 use super::wire::{Hearing, Stream, Wire};
 use crate::lifecycle::egress::target::Target;
 use crate::lifecycle::egress::{Egress, proxy};
 use crate::model::attempt::{Failure, FailureKind, Timings, millis};
+use crate::model::endpoint::InvalidSetting;
 use crate::model::span::Span;
+use crate::model::tls::Tls;
 
 /// How many addresses of a name are tried; one that works is among them, or
 /// its owner has other trouble.
@@ -32,7 +34,7 @@ const ADDRESSES_TRIED: usize = 8;
 #[derive(Clone)]
 pub struct Connector {
     egress: Arc<Egress>,
-    tls: Arc<rustls::ClientConfig>,
+    tls: Arc<Trust>,
     timeout: Duration,
     sockets: Sockets,
 }
@@ -105,13 +107,18 @@ pub struct ConnectFailure {
 impl Connector {
     /// Goes this way out; reads the machine's trusted certificates.
     pub fn new(egress: Arc<Egress>) -> anyhow::Result<Self> {
-        let tls = Arc::new(tls::config()?);
+        let tls = Arc::new(Trust::of_machine()?);
         Ok(Self { egress, tls, timeout: Duration::from_secs(5), sockets: Sockets::default() })
     }
 
     /// The same, with another deadline for opening a connection.
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self { timeout, ..self.clone() }
+    }
+
+    /// The same, for an endpoint whose connections are special.
+    pub fn with_tls(&self, settings: &Tls) -> Result<Self, InvalidSetting> {
+        Ok(Self { tls: Arc::new(self.tls.for_endpoint(settings)?), ..self.clone() })
     }
 
     /// How many connections are open, in use or kept for later.

@@ -25,6 +25,7 @@ use super::sign::Request;
 use crate::model::attempt::{Answer, Failure, FailureKind, Response, Timings, millis};
 use crate::model::id::TenantId;
 use crate::model::span::Span;
+use crate::model::tls::Tls;
 
 /// Sends requests. The one seam between deciding and the network.
 #[async_trait]
@@ -49,17 +50,34 @@ pub const HEAD_FIELDS_MAX: usize = 64;
 /// Receivers commonly close idle connections after five seconds; letting go
 /// first avoids sending into a closing one.
 const POOL_IDLE: Duration = Duration::from_secs(4);
+/// After this long without a request a pool is given up.
+const CLIENT_IDLE: Duration = Duration::from_secs(300);
 
 type Http = Client<Connector, Full<Bytes>>;
 
-/// Sends over HTTP, with connections kept per tenant.
+/// Sends over HTTP, with connections kept per tenant and kind of TLS.
 pub struct HttpSender {
     connector: Connector,
     /// How many connections may be kept for later.
     kept_max: usize,
-    // The pool tells connections apart by host alone, so tenants must not
-    // share one; and the connect deadline belongs to the connector.
-    clients: Mutex<HashMap<(TenantId, Span), Arc<Http>>>,
+    clients: Mutex<HashMap<Kind, Pooled>>,
+}
+
+/// What connections have in common that may be used for one another. The pool
+/// tells them apart by host alone, so tenants must not share one, nor may
+/// endpoints that trust others, or are someone else, than each other; and the
+/// connect deadline belongs to the connector.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Kind {
+    tenant: TenantId,
+    connect: Span,
+    /// What is special about their TLS, if anything is.
+    tls: Option<Arc<Tls>>,
+}
+
+struct Pooled {
+    client: Arc<Http>,
+    used_at: Instant,
 }
 
 impl HttpSender {
@@ -70,21 +88,32 @@ impl HttpSender {
         Self { connector, kept_max, clients: Mutex::new(HashMap::new()) }
     }
 
-    fn client(&self, tenant: &TenantId, connect: Span) -> Arc<Http> {
+    fn client(&self, kind: Kind) -> Result<Arc<Http>, Failure> {
+        let now = Instant::now();
         let mut clients = self.clients.lock().expect("nothing panics while it is held");
-        let client = clients.entry((tenant.clone(), connect)).or_insert_with(|| {
-            let client = Client::builder(TokioExecutor::new())
-                .pool_timer(TokioTimer::new())
-                .pool_idle_timeout(POOL_IDLE)
-                .http1_max_buf_size(HEAD_BYTES_MAX)
-                .http1_max_headers(HEAD_FIELDS_MAX)
-                // Only a request that never started, because its pooled
-                // connection had closed, goes to a fresh one.
-                .retry_canceled_requests(true)
-                .build(self.connector.with_timeout(connect.0));
-            Arc::new(client)
-        });
-        client.clone()
+        if let Some(known) = clients.get_mut(&kind) {
+            known.used_at = now;
+            return Ok(known.client.clone());
+        }
+        let connector = self.connector.with_timeout(kind.connect.0);
+        let connector = match &kind.tls {
+            None => connector,
+            Some(tls) => connector.with_tls(tls).map_err(|problem| failure(FailureKind::Ours, problem.message))?,
+        };
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(POOL_IDLE)
+            .http1_max_buf_size(HEAD_BYTES_MAX)
+            .http1_max_headers(HEAD_FIELDS_MAX)
+            // Only a request that never started, because its pooled
+            // connection had closed, goes to a fresh one.
+            .retry_canceled_requests(true)
+            .build(connector);
+        let client = Arc::new(client);
+        // Settings that were changed, and keys that were replaced, go in time.
+        clients.retain(|_, pooled| now.saturating_duration_since(pooled.used_at) < CLIENT_IDLE);
+        clients.insert(kind, Pooled { client: client.clone(), used_at: now });
+        Ok(client)
     }
 }
 
@@ -112,7 +141,8 @@ async fn exchange(
     timings: &mut Timings,
 ) -> Result<Response, Failure> {
     let total = request.timeout.total;
-    let client = sender.client(&request.tenant, request.timeout.connect_within());
+    let tls = Some(request.tls).filter(|tls| !tls.is_usual());
+    let client = sender.client(Kind { tenant: request.tenant, connect: request.timeout.connect_within(), tls })?;
     let mut outgoing = http::Request::post(&request.url)
         .body(Full::new(request.body))
         .map_err(|problem| failure(FailureKind::Ours, format!("the request could not be built: {problem}")))?;

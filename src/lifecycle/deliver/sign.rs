@@ -10,6 +10,7 @@
 //! oldest secret that is active, until a rotation's overlap has ended.
 
 use std::fmt;
+use std::sync::Arc;
 
 use aws_lc_rs::{constant_time, digest, hmac};
 use base64::Engine;
@@ -25,6 +26,7 @@ use crate::model::endpoint::{Endpoint, Secret, Timeout};
 use crate::model::headers::MASK;
 use crate::model::id::TenantId;
 use crate::model::signing::{Profile, Signing};
+use crate::model::tls::Tls;
 use crate::store::Claim;
 
 /// A request ready to be sent.
@@ -40,6 +42,8 @@ pub struct Request {
     pub body: Bytes,
     /// When to give up waiting.
     pub timeout: Timeout,
+    /// How its connection is encrypted.
+    pub tls: Arc<Tls>,
 }
 
 /// Shows neither what it carries nor what vouches for it.
@@ -79,7 +83,14 @@ pub fn sign(claim: &Claim, endpoint: &Endpoint, now: Timestamp) -> Request {
     headers.extend(our_headers(claim, claim.progress.attempts + 1, now));
     let signer = Signer::new(&endpoint.secrets, settings.signing, claim.event.id.as_str(), now, &body);
     headers.extend(signer.headers(&settings.signatures));
-    Request { tenant: endpoint.tenant.clone(), url: settings.url.clone(), headers, body, timeout: settings.timeout }
+    Request {
+        tenant: endpoint.tenant.clone(),
+        url: settings.url.clone(),
+        headers,
+        body,
+        timeout: settings.timeout,
+        tls: settings.tls.clone(),
+    }
 }
 
 /// The headers of an attempt of this number, but for those that vouch for it.
@@ -436,6 +447,7 @@ mod tests {
             headers,
             body: Bytes::from_static(b"hush"),
             timeout: Timeout::default(),
+            tls: Arc::default(),
         };
         assert_eq!(format!("{request:?}"), "Request(4 bytes for default)");
     }

@@ -8,49 +8,164 @@ use std::error::Error as _;
 use std::sync::Arc;
 
 use rustls::client::ResolvesClientCert;
-use rustls::pki_types::{ServerName, UnixTime};
-use rustls::sign::CertifiedKey;
+use rustls::crypto::aws_lc_rs::default_provider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::version::{TLS12, TLS13};
 use rustls::{
-    AlertDescription as Alert, CertificateError, ClientConfig, InvalidMessage, PeerIncompatible, SignatureScheme,
+    AlertDescription as Alert, CertificateError, ClientConfig, InconsistentKeys, InvalidMessage, PeerIncompatible,
+    RootCertStore, SignatureScheme, SupportedProtocolVersion,
 };
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::model::attempt::{Failure, FailureKind};
+use crate::model::endpoint::InvalidSetting;
+use crate::model::tls::{Tls, TlsVersion};
 
 /// How many names of a certificate are told.
 const NAMES_TOLD: usize = 3;
 
-/// The machine's trusted certificates, or the Mozilla set where there are none.
-pub fn config() -> anyhow::Result<ClientConfig> {
-    let mut roots = rustls::RootCertStore::empty();
-    let (added, _ignored) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    if added == 0 {
-        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-    }
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    Ok(ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots)
-        .with_client_cert_resolver(Arc::new(NoCertificate)))
+/// Whom connections trust, and who we say we are.
+pub struct Trust {
+    config: Arc<ClientConfig>,
+    /// What this machine trusts.
+    roots: Arc<RootCertStore>,
+    has_own_ca: bool,
+    min_version: TlsVersion,
 }
 
-/// An encrypted connection, and whether its server asked who we are.
-pub async fn encrypt(
-    config: &Arc<ClientConfig>,
-    host: &str,
-    tcp: TcpStream,
-) -> Result<(Box<TlsStream<TcpStream>>, bool), Failure> {
+impl Trust {
+    /// The machine's trusted certificates, or the Mozilla set where there are
+    /// none; we are nobody in particular.
+    pub fn of_machine() -> anyhow::Result<Self> {
+        let mut roots = RootCertStore::empty();
+        let (added, _ignored) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        if added == 0 {
+            roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+        }
+        let roots = Arc::new(roots);
+        let min_version = TlsVersion::V12;
+        let config = Arc::new(config(roots.clone(), min_version, Arc::new(NoCertificate))?);
+        Ok(Self { config, roots, has_own_ca: false, min_version })
+    }
+
+    /// The same, as an endpoint wants it.
+    pub fn for_endpoint(&self, settings: &Tls) -> Result<Self, InvalidSetting> {
+        let Read { authorities, certificate } = read(settings)?;
+        let has_own_ca = authorities.is_some();
+        let trusted = authorities.map_or_else(|| self.roots.clone(), Arc::new);
+        let shown: Arc<dyn ResolvesClientCert> = match certificate {
+            Some(certificate) => Arc::new(SingleCertAndKey::from(certificate)),
+            None => Arc::new(NoCertificate),
+        };
+        let min_version = settings.min_version;
+        let config = config(trusted, min_version, shown)
+            .map_err(|problem| invalid("min_version", format!("tls cannot be used: {problem}")))?;
+        Ok(Self { config: Arc::new(config), roots: self.roots.clone(), has_own_ca, min_version })
+    }
+
+    /// Why no connection came about, in words that fit these settings.
+    fn told(&self, failure: Failure) -> Failure {
+        match failure.message.as_str() {
+            UNKNOWN_ISSUER if self.has_own_ca => tls(NOT_OUR_ISSUER.into()),
+            NO_VERSION if self.min_version == TlsVersion::V13 => tls(NOT_13.into()),
+            _ => failure,
+        }
+    }
+}
+
+fn config(
+    roots: Arc<RootCertStore>,
+    min_version: TlsVersion,
+    shown: Arc<dyn ResolvesClientCert>,
+) -> Result<ClientConfig, rustls::Error> {
+    let versions: &[&SupportedProtocolVersion] = match min_version {
+        TlsVersion::V12 => &[&TLS13, &TLS12],
+        TlsVersion::V13 => &[&TLS13],
+    };
+    Ok(ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_protocol_versions(versions)?
+        .with_root_certificates(roots)
+        .with_client_cert_resolver(shown))
+}
+
+/// What an endpoint's settings hold.
+struct Read {
+    authorities: Option<RootCertStore>,
+    certificate: Option<CertifiedKey>,
+}
+
+/// Refuses settings that no connection could be made with.
+pub fn check(settings: &Tls) -> Result<(), InvalidSetting> {
+    if settings.is_usual() { Ok(()) } else { read(settings).map(|_| ()) }
+}
+
+fn read(settings: &Tls) -> Result<Read, InvalidSetting> {
+    let authorities = settings.ca.as_deref().map(authorities).transpose()?;
+    let certificate = match (&settings.client_certificate, &settings.client_key) {
+        (Some(chain), Some(key)) => Some(certificate(chain, key.reveal())?),
+        _ => None,
+    };
+    Ok(Read { authorities, certificate })
+}
+
+fn authorities(pem: &str) -> Result<RootCertStore, InvalidSetting> {
+    let mut roots = RootCertStore::empty();
+    for one in certificates("ca", pem)? {
+        let why =
+            |problem| invalid("ca", format!("tls ca holds a certificate that cannot vouch for others: {problem}"));
+        roots.add(one).map_err(why)?;
+    }
+    Ok(roots)
+}
+
+fn certificates(name: &str, pem: &str) -> Result<Vec<CertificateDer<'static>>, InvalidSetting> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
+    found.ok().filter(|found| !found.is_empty()).ok_or_else(|| {
+        let message = format!("tls {name} holds no certificate in PEM; it begins with -----BEGIN CERTIFICATE-----");
+        invalid(name, message)
+    })
+}
+
+fn certificate(chain: &str, key: &str) -> Result<CertifiedKey, InvalidSetting> {
+    let chain = certificates("client_certificate", chain)?;
+    let unread = "tls client_key holds no private key in PEM; it begins with -----BEGIN PRIVATE KEY-----, and \
+                  encrypted ones are not read";
+    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|_| invalid("client_key", unread.into()))?;
+    let key = default_provider().key_provider.load_private_key(key);
+    let unknown = "tls client_key is of a kind that is not supported; use RSA, ECDSA (P-256, P-384) or Ed25519";
+    let certified = CertifiedKey::new(chain, key.map_err(|_| invalid("client_key", unknown.into()))?);
+    match certified.keys_match() {
+        Ok(()) | Err(rustls::Error::InconsistentKeys(InconsistentKeys::Unknown)) => Ok(certified),
+        Err(rustls::Error::InconsistentKeys(_)) => {
+            let message = "tls client_key does not belong to the first certificate in client_certificate";
+            Err(invalid("client_key", message.into()))
+        }
+        Err(problem) => Err(invalid("client_certificate", format!("tls client_certificate cannot be read: {problem}"))),
+    }
+}
+
+fn invalid(name: &str, message: String) -> InvalidSetting {
+    InvalidSetting { pointer: format!("/tls/{name}"), message }
+}
+
+/// An encrypted connection, and whether its server asked who we are and got
+/// no answer.
+pub async fn encrypt(trust: &Trust, host: &str, tcp: TcpStream) -> Result<(Box<TlsStream<TcpStream>>, bool), Failure> {
     let name = ServerName::try_from(host.to_owned())
         .map_err(|_| tls(format!("{host:?} is not a name a certificate can be checked for")))?;
     let handshake = async {
-        let result = TlsConnector::from(config.clone()).connect(name, tcp).await;
+        let result = TlsConnector::from(trust.config.clone()).connect(name, tcp).await;
         (result, IS_ASKED.with(Cell::get))
     };
     match IS_ASKED.scope(Cell::new(false), handshake).await {
         (Ok(stream), is_asked) => Ok((Box::new(stream), is_asked)),
-        (Err(problem), is_asked) => Err(explain(&problem, is_asked).unwrap_or_else(|| broken_off(&problem))),
+        (Err(problem), is_asked) => {
+            Err(trust.told(explain(&problem, is_asked).unwrap_or_else(|| broken_off(&problem))))
+        }
     }
 }
 
@@ -91,6 +206,12 @@ const NO_VERSION: &str = "the server speaks neither TLS 1.2 nor TLS 1.3";
 const NO_CIPHER: &str = "the server shares no cipher suite or key exchange with us";
 const NO_SIGNATURE: &str = "the server's certificate needs a signature scheme that is not supported here";
 const CERTIFICATE_WANTED: &str = "the server asks for a client certificate, and this endpoint has none";
+const CERTIFICATE_REFUSED: &str = "the server does not accept the client certificate of this endpoint";
+const UNKNOWN_ISSUER: &str = "the certificate was issued by an authority that is not trusted here; the receiver must send \
+                              its whole chain, or its authority must be trusted by this machine";
+const NOT_OUR_ISSUER: &str = "the certificate was issued by an authority that is not in this endpoint's tls ca; the receiver \
+                              must send its whole chain, or its authority must be named there";
+const NOT_13: &str = "the server does not speak TLS 1.3, which this endpoint asks for";
 
 fn words(error: &rustls::Error, is_asked: bool) -> String {
     use rustls::Error as E;
@@ -139,9 +260,7 @@ fn about_certificate(problem: &CertificateError) -> String {
             true => format!("the certificate names no host, so it is not for {}", expected.to_str()),
             false => format!("the certificate is for {}, not for {}", names(presented), expected.to_str()),
         },
-        C::UnknownIssuer => "the certificate was issued by an authority that is not trusted here; the receiver must \
-                             send its whole chain, or its authority must be trusted by this machine"
-            .into(),
+        C::UnknownIssuer => UNKNOWN_ISSUER.into(),
         C::Revoked => "the certificate was revoked by its issuer".into(),
         C::BadSignature => "the certificate, or the handshake it vouches for, has a wrong signature".into(),
         C::BadEncoding => "the certificate cannot be read".into(),
@@ -178,6 +297,15 @@ fn about_alert(alert: Alert, is_asked: bool) -> String {
         {
             CERTIFICATE_WANTED.into()
         }
+        // Servers check no certificate but ours.
+        Alert::BadCertificate
+        | Alert::UnsupportedCertificate
+        | Alert::CertificateRevoked
+        | Alert::CertificateExpired
+        | Alert::CertificateUnknown
+        | Alert::UnknownCA
+        | Alert::DecryptError
+        | Alert::AccessDenied => format!("{CERTIFICATE_REFUSED} (alert {alert:?})"),
         Alert::HandshakeFailure | Alert::InsufficientSecurity => NO_CIPHER.into(),
         Alert::ProtocolVersion => NO_VERSION.into(),
         Alert::UnrecognisedName => "the server does not know the name it was called by".into(),
