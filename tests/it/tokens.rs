@@ -8,6 +8,7 @@ use crate::support::{Client, Gateway, Options, Receiver, Reply, eventually};
 
 for_every_store! {
     a_token_is_shown_once_and_good_until_it_is_revoked,
+    a_token_is_good_as_a_whole_or_not_at_all,
     a_token_is_over_in_time,
     what_a_token_cannot_be_is_refused_by_field,
     who_changed_what_is_on_record,
@@ -58,6 +59,20 @@ async fn a_token_is_shown_once_and_good_until_it_is_revoked() {
     client.get("/v1/tenants/acme").await.problem(401, "unauthenticated");
 }
 
+async fn a_token_is_good_as_a_whole_or_not_at_all() {
+    let gateway = Gateway::start().await;
+    let made = gateway.client.post_json("/v1/tokens", &json!({"tenant": "default", "rights": ["read"]})).await;
+    let token = made.expect(201)["token"].as_str().unwrap().to_owned();
+    let ask = async |token: &str| Client::new(gateway.address, token).get("/v1/tenants/default").await.status;
+    assert_eq!(ask(&token).await, 200);
+    let (id, secret) = token.rsplit_once('_').expect("an id and a secret");
+    let other = if token.ends_with('A') { "B" } else { "A" };
+    let changed = format!("{}{other}", &token[..token.len() - 1]);
+    for wrong in [&changed, &token[..token.len() - 1], &format!("{token}A"), id, secret, &format!("{id}_"), "pht_"] {
+        assert_eq!(ask(wrong).await, 401, "{wrong}");
+    }
+}
+
 async fn a_token_is_over_in_time() {
     let gateway = Gateway::start().await;
     let now = gateway.client.send("PUT", "/v1/tenants/acme", &[], "{}").await.unwrap().expect(201);
@@ -103,7 +118,7 @@ async fn who_changed_what_is_on_record() {
     let gateway = Gateway::start().await;
     let receiver = Receiver::scripted(vec![Reply::Status(400), Reply::Status(200)]).await;
     let (id, client) = made(&gateway, json!({"tenant": "default", "rights": ["manage"]})).await;
-    let new = json!({"url": receiver.url(), "headers": {"x-key": "hush-hush"}}).to_string();
+    let new = json!({"url": receiver.url(), "headers": {"x-mine": "hush-hush"}}).to_string();
     let path = "/v1/tenants/default/endpoints";
     let made = client.send("POST", path, &[("x-request-id", "req_of-mine")], new).await.unwrap();
     assert_eq!(made.headers["x-request-id"], "req_of-mine");
