@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::failure::{failure, unconnected, unopened_within};
-use super::tls::{self, Trust};
+use super::tls::{self, Asked, Trust};
 use super::wire::{Hearing, Stream, Wire};
 use crate::lifecycle::egress::target::Target;
 use crate::lifecycle::egress::{Egress, proxy};
@@ -73,8 +73,8 @@ pub struct Opened {
     pub connect: Option<Duration>,
     /// How long agreeing on encryption took, if that was reached.
     pub tls: Option<Duration>,
-    /// Whether the server asked for a client certificate.
-    pub is_asked_who_we_are: bool,
+    /// Whether the server asked for a client certificate, and got one.
+    pub asked: Asked,
     /// What was heard on it.
     pub hearing: Hearing,
 }
@@ -83,7 +83,7 @@ impl Opened {
     /// One that begins now.
     pub fn now() -> Self {
         let (dns, connect, tls) = (None, None, None);
-        Self { at: Instant::now(), dns, connect, tls, is_asked_who_we_are: false, hearing: Hearing::default() }
+        Self { at: Instant::now(), dns, connect, tls, asked: Asked::No, hearing: Hearing::default() }
     }
 
     /// Writes the steps into an attempt's timings.
@@ -166,9 +166,9 @@ impl Connector {
         }
 
         let began = Instant::now();
-        let (stream, is_asked_who_we_are) = tls::encrypt(&self.tls, name, tcp).await?;
+        let (stream, asked) = tls::encrypt(&self.tls, name, tcp).await?;
         opened.tls = Some(began.elapsed());
-        opened.is_asked_who_we_are = is_asked_who_we_are;
+        opened.asked = asked;
         Ok(Stream::Tls(stream))
     }
 

@@ -58,7 +58,7 @@ impl Trust {
         let has_own_ca = authorities.is_some();
         let trusted = authorities.map_or_else(|| self.roots.clone(), Arc::new);
         let shown: Arc<dyn ResolvesClientCert> = match certificate {
-            Some(certificate) => Arc::new(SingleCertAndKey::from(certificate)),
+            Some(certificate) => Arc::new(OwnCertificate(certificate.into())),
             None => Arc::new(NoCertificate),
         };
         let min_version = settings.min_version;
@@ -152,20 +152,29 @@ fn invalid(name: &str, message: String) -> InvalidSetting {
     InvalidSetting { pointer: format!("/tls/{name}"), message }
 }
 
-/// An encrypted connection, and whether its server asked who we are and got
-/// no answer.
-pub async fn encrypt(trust: &Trust, host: &str, tcp: TcpStream) -> Result<(Box<TlsStream<TcpStream>>, bool), Failure> {
+/// Whether a server asked who we are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Asked {
+    /// It did not.
+    #[default]
+    No,
+    /// It did, and we had no certificate to show.
+    Unanswered,
+    /// It did, and we have shown ours.
+    Answered,
+}
+
+/// An encrypted connection, and whether its server asked who we are.
+pub async fn encrypt(trust: &Trust, host: &str, tcp: TcpStream) -> Result<(Box<TlsStream<TcpStream>>, Asked), Failure> {
     let name = ServerName::try_from(host.to_owned())
         .map_err(|_| tls(format!("{host:?} is not a name a certificate can be checked for")))?;
     let handshake = async {
         let result = TlsConnector::from(trust.config.clone()).connect(name, tcp).await;
-        (result, IS_ASKED.with(Cell::get))
+        (result, ASKED.with(Cell::get))
     };
-    match IS_ASKED.scope(Cell::new(false), handshake).await {
-        (Ok(stream), is_asked) => Ok((Box::new(stream), is_asked)),
-        (Err(problem), is_asked) => {
-            Err(trust.told(explain(&problem, is_asked).unwrap_or_else(|| broken_off(&problem))))
-        }
+    match ASKED.scope(Cell::default(), handshake).await {
+        (Ok(stream), asked) => Ok((Box::new(stream), asked)),
+        (Err(problem), asked) => Err(trust.told(explain(&problem, asked).unwrap_or_else(|| broken_off(&problem)))),
     }
 }
 
@@ -174,17 +183,17 @@ tokio::task_local! {
     /// that want a certificate and get none say so in many ways, so it has to
     /// be known which one asked. Kept beside the config and not in a copy of
     /// it: sessions are only resumed with the very same one.
-    static IS_ASKED: Cell<bool>;
+    static ASKED: Cell<Asked>;
 }
 
 /// What an error on a connection means, if it comes from TLS.
-pub fn explain(problem: &std::io::Error, is_asked: bool) -> Option<Failure> {
+pub fn explain(problem: &std::io::Error, asked: Asked) -> Option<Failure> {
     let error = problem.get_ref()?.downcast_ref::<rustls::Error>()?;
     let kind = match error {
         rustls::Error::FailedToGetCurrentTime | rustls::Error::FailedToGetRandomBytes => FailureKind::Ours,
         _ => FailureKind::Tls,
     };
-    Some(Failure { kind, message: words(error, is_asked) })
+    Some(Failure { kind, message: words(error, asked) })
 }
 
 fn tls(message: String) -> Failure {
@@ -213,11 +222,11 @@ const NOT_OUR_ISSUER: &str = "the certificate was issued by an authority that is
                               must send its whole chain, or its authority must be named there";
 const NOT_13: &str = "the server does not speak TLS 1.3, which this endpoint asks for";
 
-fn words(error: &rustls::Error, is_asked: bool) -> String {
+fn words(error: &rustls::Error, asked: Asked) -> String {
     use rustls::Error as E;
     match error {
         E::InvalidCertificate(problem) => about_certificate(problem),
-        E::AlertReceived(alert) => about_alert(*alert, is_asked),
+        E::AlertReceived(alert) => about_alert(*alert, asked),
         E::PeerIncompatible(problem) => match problem {
             PeerIncompatible::ServerDoesNotSupportTls12Or13
             | PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig => NO_VERSION.into(),
@@ -283,7 +292,7 @@ fn is_authority_as_server(other: &rustls::OtherError) -> bool {
     other.source().is_some_and(|source| source.to_string() == "CaUsedAsEndEntity")
 }
 
-fn about_alert(alert: Alert, is_asked: bool) -> String {
+fn about_alert(alert: Alert, asked: Asked) -> String {
     match alert {
         Alert::CertificateRequired | Alert::NoCertificate => CERTIFICATE_WANTED.into(),
         // Before TLS 1.3 there was no word for it, and each server has its own.
@@ -293,11 +302,10 @@ fn about_alert(alert: Alert, is_asked: bool) -> String {
         | Alert::CertificateUnknown
         | Alert::UnknownCA
         | Alert::AccessDenied
-            if is_asked =>
+            if asked == Asked::Unanswered =>
         {
             CERTIFICATE_WANTED.into()
         }
-        // Servers check no certificate but ours.
         Alert::BadCertificate
         | Alert::UnsupportedCertificate
         | Alert::CertificateRevoked
@@ -305,7 +313,11 @@ fn about_alert(alert: Alert, is_asked: bool) -> String {
         | Alert::CertificateUnknown
         | Alert::UnknownCA
         | Alert::DecryptError
-        | Alert::AccessDenied => format!("{CERTIFICATE_REFUSED} (alert {alert:?})"),
+        | Alert::AccessDenied
+            if asked == Asked::Answered =>
+        {
+            format!("{CERTIFICATE_REFUSED} (alert {alert:?})")
+        }
         Alert::HandshakeFailure | Alert::InsufficientSecurity => NO_CIPHER.into(),
         Alert::ProtocolVersion => NO_VERSION.into(),
         Alert::UnrecognisedName => "the server does not know the name it was called by".into(),
@@ -341,12 +353,27 @@ struct NoCertificate;
 
 impl ResolvesClientCert for NoCertificate {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        let _ = IS_ASKED.try_with(|is_asked| is_asked.set(true));
+        let _ = ASKED.try_with(|asked| asked.set(Asked::Unanswered));
         None
     }
 
     fn has_certs(&self) -> bool {
         false
+    }
+}
+
+/// Has one, and notes being asked for it.
+#[derive(Debug)]
+struct OwnCertificate(SingleCertAndKey);
+
+impl ResolvesClientCert for OwnCertificate {
+    fn resolve(&self, issuers: &[&[u8]], schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        let _ = ASKED.try_with(|asked| asked.set(Asked::Answered));
+        ResolvesClientCert::resolve(&self.0, issuers, schemes)
+    }
+
+    fn has_certs(&self) -> bool {
+        true
     }
 }
 
@@ -357,12 +384,14 @@ mod tests {
     #[test]
     fn a_refusal_after_a_question_is_about_the_answer() {
         for alert in [Alert::HandshakeFailure, Alert::BadCertificate, Alert::AccessDenied] {
-            assert_eq!(about_alert(alert, true), CERTIFICATE_WANTED, "{alert:?}");
-            assert_ne!(about_alert(alert, false), CERTIFICATE_WANTED, "{alert:?}");
+            assert_eq!(about_alert(alert, Asked::Unanswered), CERTIFICATE_WANTED, "{alert:?}");
+            assert_ne!(about_alert(alert, Asked::No), CERTIFICATE_WANTED, "{alert:?}");
         }
         // Servers may ask without insisting; not every alert is about that.
-        assert_eq!(about_alert(Alert::ProtocolVersion, true), NO_VERSION);
-        assert_eq!(about_alert(Alert::CertificateRequired, false), CERTIFICATE_WANTED);
+        assert_eq!(about_alert(Alert::ProtocolVersion, Asked::Unanswered), NO_VERSION);
+        assert_eq!(about_alert(Alert::CertificateRequired, Asked::No), CERTIFICATE_WANTED);
+        assert!(about_alert(Alert::UnknownCA, Asked::Answered).starts_with(CERTIFICATE_REFUSED));
+        assert!(!about_alert(Alert::UnknownCA, Asked::No).starts_with(CERTIFICATE_REFUSED));
     }
 
     #[test]
@@ -386,9 +415,9 @@ mod tests {
     #[test]
     fn a_wrong_clock_of_ours_is_not_charged_to_the_receiver() {
         let problem = std::io::Error::other(rustls::Error::FailedToGetCurrentTime);
-        assert_eq!(explain(&problem, false).map(|failure| failure.kind), Some(FailureKind::Ours));
+        assert_eq!(explain(&problem, Asked::No).map(|failure| failure.kind), Some(FailureKind::Ours));
         let problem = std::io::Error::other(rustls::Error::DecryptError);
-        assert_eq!(explain(&problem, false).map(|failure| failure.kind), Some(FailureKind::Tls));
-        assert_eq!(explain(&std::io::Error::other("another matter"), false), None);
+        assert_eq!(explain(&problem, Asked::No).map(|failure| failure.kind), Some(FailureKind::Tls));
+        assert_eq!(explain(&std::io::Error::other("another matter"), Asked::No), None);
     }
 }

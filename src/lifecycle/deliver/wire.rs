@@ -51,7 +51,7 @@ impl Wire {
     /// With TLS 1.3 the server's refusal arrives only where its answer
     /// should. What it means is known here, so it is said here.
     fn explained(&self, problem: Error) -> Error {
-        match tls::explain(&problem, self.opened.is_asked_who_we_are) {
+        match tls::explain(&problem, self.opened.asked) {
             Some(failure) => Error::new(problem.kind(), ConnectFailure { failure, opened: self.opened.clone() }),
             None => problem,
         }
