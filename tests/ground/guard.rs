@@ -117,12 +117,13 @@ pub fn folder(name: &str, files: &[(&str, &str)]) -> PathBuf {
     folder
 }
 
-/// A port that is free now, and that neither another test nor an outgoing
-/// connection will take while its server is away.
+/// A port that is free now, that neither another test nor an outgoing
+/// connection will take while its server is away, and that no other service
+/// is known by.
 pub fn free_port() -> u16 {
     static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     loop {
-        let port = rand::random_range(10_000..32_000);
+        let port = rand::random_range(12_000..27_000);
         let is_new = GIVEN.lock().expect("nothing panics while it is held").insert(port);
         if is_new && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
             return port;

@@ -154,6 +154,10 @@ async fn kill_half_way(folder: &Path, database: &Database) {
     while database.number(is_made).await == 0 {
         assert!(moving.try_wait().unwrap().is_none(), "it ended before it began");
     }
+    // Before it fills anything it looks whether there is something, also there.
+    while database.number("SELECT count(*) FROM posthaste.finished").await == 0 {
+        assert!(moving.try_wait().unwrap().is_none(), "it ended before it began");
+    }
     let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
     tokio::spawn(connection);
     client.batch_execute("BEGIN; LOCK TABLE posthaste.dead").await.unwrap();

@@ -166,8 +166,8 @@ async fn an_endpoint_that_only_refuses_is_paused_by_the_gateway_and_can_be_resum
         "{reason}"
     );
     assert!(time(&paused["state_since"]) > time(&paused["created_at"]));
-    assert_eq!((receiver.count(), &paused["health"]["waiting"]), (8, &json!(12)), "what is left is held");
     let held = gateway.list("/v1/tenants/default/deliveries?state=waiting").await;
+    assert_eq!((receiver.count(), held.len()), (8, 12), "what is left is held");
     assert!(held.iter().all(|delivery| delivery["waiting_for"] == "pause" && delivery["attempts"] == 0), "{held:?}");
     let gateway = gateway.killed_and_restarted().await;
     let again = gateway.endpoint(&endpoint).await;
