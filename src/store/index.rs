@@ -55,14 +55,29 @@ impl Index {
         }
     }
 
+    /// What is counted now, by the number of the endpoint.
+    pub fn counts(&self) -> HashMap<i64, u64> {
+        self.waiting.clone()
+    }
+
     /// Takes over counts of what waits, by the number of the endpoint. For
     /// each shard it is asked whether it was counted; one that was not is left
-    /// alone, or has nothing that is counted here.
-    pub fn recount(&mut self, counted: &[(i64, u64)], was_counted: impl Fn(Shard) -> Option<bool>) {
+    /// alone, or has nothing that is counted here. An endpoint that had
+    /// another count before the counting began is left alone, too: what came
+    /// or went meanwhile may be counted or not.
+    pub fn recount(
+        &mut self,
+        counted: &[(i64, u64)],
+        before: Option<&HashMap<i64, u64>>,
+        was_counted: impl Fn(Shard) -> Option<bool>,
+    ) {
         let counted: HashMap<i64, u64> = counted.iter().copied().collect();
         for entry in self.endpoints.values() {
             let count = match was_counted(Shard::of(&entry.endpoint.tenant, entry.endpoint.id)) {
                 None => continue,
+                Some(true) if before.is_some_and(|before| before.get(&entry.no) != self.waiting.get(&entry.no)) => {
+                    continue;
+                }
                 Some(true) => counted.get(&entry.no).copied().unwrap_or(0),
                 Some(false) => 0,
             };

@@ -4,9 +4,9 @@
 //! renews its lease, takes out the dead, claims its share, hands over what is
 //! more than that, and tells the lifecycle.
 
-use std::collections::HashSet;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
@@ -27,8 +27,10 @@ use crate::store::{Error, Result, Tiding};
 /// How often a node looks while others are there, and while it is alone.
 const TOGETHER: Duration = Duration::from_millis(20);
 const ALONE: Duration = Duration::from_millis(100);
-/// How often it is counted anew how much waits.
-const RECOUNT_EVERY: Duration = Duration::from_secs(30);
+/// How often it is counted anew how much waits, at most: counting takes no
+/// more than a hundredth of the time.
+const RECOUNT_EVERY: Duration = Duration::from_secs(5);
+const RECOUNT_SHARE: u32 = 100;
 /// How often partitions are looked after.
 const PARTITIONS_EVERY: Duration = Duration::from_secs(1_800);
 /// How long the lifecycle may take to answer a question.
@@ -60,7 +62,8 @@ struct Member {
     afresh: Vec<Instant>,
     is_alone: bool,
     renewed_at: Instant,
-    recounted_at: Instant,
+    /// When it is counted anew how much waits.
+    recount_at: Arc<Mutex<Instant>>,
     partitioned_at: Instant,
     /// What counts what waits for shards just gained.
     counting: Option<JoinHandle<()>>,
@@ -83,7 +86,7 @@ impl Member {
             afresh: Vec::new(),
             is_alone: true,
             renewed_at: now,
-            recounted_at: now,
+            recount_at: Arc::new(Mutex::new(now + RECOUNT_EVERY)),
             partitioned_at: now,
             counting: None,
             leaving: HashSet::new(),
@@ -148,10 +151,7 @@ impl Member {
         }
         self.hear(found).await?;
         self.look_afresh().await?;
-        if self.recounted_at.elapsed() >= RECOUNT_EVERY {
-            self.recounted_at = Instant::now();
-            tokio::spawn(recount_beside(self.shared.clone(), self.shared.owned.numbers()));
-        }
+        self.recount_in_time();
         if self.partitioned_at.elapsed() >= PARTITIONS_EVERY {
             self.partitioned_at = Instant::now();
             // Beside the loop: it may have to wait for others.
@@ -332,8 +332,26 @@ impl Member {
         info!(shards = shards.len(), owned = shared.owned.shards().len(), "{} shards are ours now", shards.len());
         let _ = shared.told.send(Tiding::Gained { shards, due, were_owned });
         shared.sweep_soon();
-        self.counting = Some(tokio::spawn(recount_beside(shared, numbers)));
+        self.counting = Some(tokio::spawn(async move { log_uncounted(recount(&shared, numbers, None).await) }));
         Ok(())
+    }
+
+    /// Counts anew what waits, now and then.
+    fn recount_in_time(&self) {
+        let mut next = self.recount_at.lock().expect("nothing panics while it is held");
+        let began = Instant::now();
+        if *next > began {
+            return;
+        }
+        // The end of this one decides when the next is.
+        *next = began + Duration::from_secs(3_600);
+        let (shared, recount_at) = (self.shared.clone(), self.recount_at.clone());
+        tokio::spawn(async move {
+            let before = shared.index().counts();
+            log_uncounted(recount(&shared, shared.owned.numbers(), Some(before)).await);
+            let rest = (began.elapsed() * RECOUNT_SHARE).max(RECOUNT_EVERY);
+            *recount_at.lock().expect("nothing panics while it is held") = Instant::now() + rest;
+        });
     }
 
     /// Asks the lifecycle to let go of some shards.
@@ -366,7 +384,7 @@ impl Member {
             self.leaving.remove(shard);
         }
         let _ = self.shared.told.send(Tiding::Lost { shards });
-        recount(&self.shared, Vec::new()).await?;
+        recount(&self.shared, Vec::new(), None).await?;
         let client = self.shared.connection().await?;
         let sql = "UPDATE posthaste.shards SET node = NULL WHERE shard = ANY($1) AND node = $2";
         patiently(client.execute_typed(sql, bind![numbers, self.shared.owned.node()])).await?;
@@ -393,10 +411,10 @@ impl Member {
 /// Counts anew what waits for the endpoints of these shards, and forgets the
 /// counts of those that are not this node's. Beside the loop: with millions
 /// waiting it takes longer than a lease may go without being renewed.
-async fn recount(shared: &Shared, shards: Vec<i16>) -> Result<()> {
+async fn recount(shared: &Shared, shards: Vec<i16>, before: Option<HashMap<i64, u64>>) -> Result<()> {
     let counted = due::count_waiting(shared, shards.clone()).await?;
     let shards: HashSet<i16> = shards.into_iter().collect();
-    shared.index_mut().recount(&counted, |shard| match shards.contains(&i16::from(shard.0)) {
+    shared.index_mut().recount(&counted, before.as_ref(), |shard| match shards.contains(&i16::from(shard.0)) {
         true => Some(true),
         false if shared.owned.holds(shard) => None,
         false => Some(false),
@@ -404,8 +422,8 @@ async fn recount(shared: &Shared, shards: Vec<i16>) -> Result<()> {
     Ok(())
 }
 
-async fn recount_beside(shared: Arc<Shared>, shards: Vec<i16>) {
-    if let Err(problem) = recount(&shared, shards).await {
+fn log_uncounted(outcome: Result<()>) {
+    if let Err(problem) = outcome {
         warn!("what waits could not be counted anew, and is counted later: {problem}");
     }
 }
