@@ -269,7 +269,10 @@ async fn every_state_of_it_survives_kill_nine() {
     let gateway = gateway.killed_and_restarted().await;
     let after = gateway.endpoint(&closed).await;
     assert_eq!(after["health"]["consecutive_failures"], 3, "{after}");
-    let after = gateway.endpoint(&open).await;
+    // What waits for shards that were taken over is counted beside everything else.
+    let waiting = &before.1["health"]["waiting"];
+    let is_counted = |found: &Value| found["health"]["waiting"] == *waiting;
+    let after = gateway.wait_for_endpoint(&open, "what waits to be counted", is_counted).await;
     for part in ["breaker", "reason", "since", "next_probe_at", "consecutive_failures", "waiting", "failing_since"] {
         assert_eq!(after["health"][part], before.1["health"][part], "{part}");
     }
