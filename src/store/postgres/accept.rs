@@ -12,7 +12,7 @@ use super::line::{Work, Written};
 use super::numbers::first_of;
 use super::rows::{at, millis};
 use super::tx::{Tx, bind, bound, is_known_id, is_taken, patiently};
-use super::writing::{Ids, Writing};
+use super::writing::{Ids, Places, Writing};
 use crate::store::{Accepted, Error, NewEvent, Result, Together};
 
 /// Events that wait to be accepted.
@@ -40,7 +40,12 @@ impl Work for Job {
     }
 
     async fn write(shared: &Arc<Shared>, mut jobs: Vec<Self>) -> Written<Self> {
+        // Whoever has given up sends it again.
+        jobs.retain(|job| !job.answer.is_closed());
         let later = set_aside(&mut jobs);
+        if jobs.is_empty() {
+            return Written { is_written: true, later };
+        }
         let mut outcome = Err(Error::Outdated);
         for _ in 0..TRIES {
             outcome = accept(shared, &jobs).await;
@@ -110,14 +115,18 @@ enum Fate {
 /// Writes these. Ids that producers chose are taken to be new at first, which
 /// is one round trip; if one is not, each is looked at.
 async fn accept(shared: &Arc<Shared>, jobs: &[Job]) -> Result<Vec<Result<Vec<Accepted>>>> {
-    let hope = match Given::of(jobs).is_plain(jobs) {
-        true => accept_as(shared, jobs, Manner::New).await,
-        false => return accept_as(shared, jobs, Manner::LookFirst).await,
+    let tenants: Vec<Option<i64>> = {
+        let index = shared.index();
+        jobs.iter().map(|job| job.events.first().and_then(|new| index.tenant_no(&new.event.tenant))).collect()
     };
-    match hope {
-        Err(problem) if is_known_id(&problem) => accept_as(shared, jobs, Manner::LookFirst).await,
-        other => other,
+    let given = Given::of(jobs, &tenants);
+    if given.is_plain(jobs) {
+        match accept_as(shared, jobs, &tenants, &given, Manner::New).await {
+            Err(problem) if is_known_id(&problem) => {}
+            outcome => return outcome,
+        }
     }
+    accept_as(shared, jobs, &tenants, &given, Manner::LookFirst).await
 }
 
 /// How ids that producers chose are dealt with.
@@ -129,83 +138,30 @@ enum Manner {
     LookFirst,
 }
 
-async fn accept_as(shared: &Arc<Shared>, jobs: &[Job], manner: Manner) -> Result<Vec<Result<Vec<Accepted>>>> {
+async fn accept_as(
+    shared: &Arc<Shared>,
+    jobs: &[Job],
+    tenants: &[Option<i64>],
+    given: &Given,
+    manner: Manner,
+) -> Result<Vec<Result<Vec<Accepted>>>> {
     let version = shared.version.load(Ordering::Acquire);
     let numbers = shared.numbers();
-    let tenants: Vec<Option<i64>> = {
-        let index = shared.index();
-        jobs.iter().map(|job| job.events.first().and_then(|new| index.tenant_no(&new.event.tenant))).collect()
-    };
-    let mut tx = Tx::open(&shared.pool).await?;
+    let tx = Tx::open(&shared.pool).await?;
     let mut fates: Vec<Vec<Fate>> = jobs.iter().map(|job| job.events.iter().map(|_| Fate::New).collect()).collect();
     let event_nos: Vec<Vec<i64>> = jobs
         .iter()
         .map(|job| job.events.iter().map(|new| numbers.take(millis(new.event.accepted_at), 1)).collect())
         .collect();
-    let given = Given::of(jobs).known_to(&tenants);
-    let mut ids = given.ids(shared, jobs, &tenants, &event_nos);
+    let ids = given.ids(shared, jobs, tenants, &event_nos);
     if manner == Manner::LookFirst {
-        meet(&tx, shared, jobs, &given, &ids, &mut fates).await?;
-        // They are remembered.
-        ids = Ids::default();
+        meet(&tx, shared, jobs, given, &ids, &mut fates).await?;
     }
-    let mut writing = Writing::default();
-    let mut answers = Vec::with_capacity(jobs.len());
-    {
-        let index = shared.index();
-        for (n, job) in jobs.iter().enumerate() {
-            let Some(tenant) = tenants[n] else {
-                answers.push(match job.events.is_empty() {
-                    true => Ok(Vec::new()),
-                    false => Err(Error::NotFound("tenant")),
-                });
-                continue;
-            };
-            let is_undone = is_undone(job, &fates[n]);
-            let mut accepted: Vec<Accepted> = Vec::with_capacity(job.events.len());
-            for (k, new) in job.events.iter().enumerate() {
-                let one = match &fates[n][k] {
-                    Fate::New if is_undone => Accepted::New { deliveries: 0, claims: Vec::new() },
-                    Fate::New => writing.add(&index, &numbers, tenant, event_nos[n][k], new),
-                    Fate::Known(known) => known.clone(),
-                    Fate::Repeats(first) => repeat_of(&job.events[*first], new, &accepted[*first]),
-                };
-                accepted.push(one);
-            }
-            answers.push(Ok(accepted));
-        }
-    }
-    let node = shared.owned.node();
+    let (writing, mut answers) = compose(shared, jobs, tenants, &event_nos, &fates);
     let places = match manner {
-        Manner::LookFirst => {
-            let places = match writing.write(&tx, &ids, Some(version), node).await {
-                Ok(places) => places,
-                Err(problem) => {
-                    tx.roll_back().await;
-                    return Err(problem);
-                }
-            };
-            patiently(tx.client().batch_execute("COMMIT")).await?;
-            places
-        }
-        // One round trip: if a statement fails, the commit ends in nothing.
-        Manner::New => {
-            let (begun, places, committed) = tokio::join!(
-                biased;
-                patiently(tx.client().batch_execute(&shared.begin)),
-                writing.write(&tx, &ids, Some(version), node),
-                patiently(tx.client().batch_execute("COMMIT")),
-            );
-            if committed.is_ok() {
-                tx.done();
-            }
-            begun?;
-            let places = places?;
-            committed?;
-            places
-        }
+        Manner::New => write_new(shared, tx, &writing, &ids, version).await?,
+        Manner::LookFirst => write_met(shared, tx, &writing, version).await?,
     };
-    tx.done();
     // What is not taken up from memory is read, from a floor that is not above it.
     writing.due().for_each(|(endpoint, due_at)| shared.floors.lower(endpoint, due_at));
     {
@@ -224,6 +180,71 @@ async fn accept_as(shared: &Arc<Shared>, jobs: &[Job], manner: Manner) -> Result
     Ok(answers)
 }
 
+/// What is to be written, and what is answered once it is.
+fn compose(
+    shared: &Shared,
+    jobs: &[Job],
+    tenants: &[Option<i64>],
+    event_nos: &[Vec<i64>],
+    fates: &[Vec<Fate>],
+) -> (Writing, Vec<Result<Vec<Accepted>>>) {
+    let (index, numbers) = (shared.index(), shared.numbers());
+    let mut writing = Writing::default();
+    let mut answers = Vec::with_capacity(jobs.len());
+    for (n, job) in jobs.iter().enumerate() {
+        let Some(tenant) = tenants[n] else {
+            answers.push(match job.events.is_empty() {
+                true => Ok(Vec::new()),
+                false => Err(Error::NotFound("tenant")),
+            });
+            continue;
+        };
+        let is_undone = is_undone(job, &fates[n]);
+        let mut accepted: Vec<Accepted> = Vec::with_capacity(job.events.len());
+        for (k, new) in job.events.iter().enumerate() {
+            let one = match &fates[n][k] {
+                Fate::New if is_undone => Accepted::New { deliveries: 0, claims: Vec::new() },
+                Fate::New => writing.add(&index, &numbers, tenant, event_nos[n][k], new),
+                Fate::Known(known) => known.clone(),
+                Fate::Repeats(first) => repeat_of(&job.events[*first], new, &accepted[*first]),
+            };
+            accepted.push(one);
+        }
+        answers.push(Ok(accepted));
+    }
+    (writing, answers)
+}
+
+/// Writes all of it with its ids, in one round trip: if a statement fails, the
+/// commit ends in nothing.
+async fn write_new(shared: &Shared, mut tx: Tx, writing: &Writing, ids: &Ids<'_>, version: i64) -> Result<Places> {
+    let (begun, places, committed) = tokio::join!(
+        biased;
+        patiently(tx.client().batch_execute(&shared.begin)),
+        writing.write(&tx, ids, Some(version), shared.owned.node()),
+        patiently(tx.client().batch_execute("COMMIT")),
+    );
+    if committed.is_ok() {
+        tx.done();
+    }
+    begun?;
+    let places = places?;
+    committed?;
+    Ok(places)
+}
+
+/// Writes the rest, in the transaction in which ids were looked at and
+/// remembered.
+async fn write_met(shared: &Shared, tx: Tx, writing: &Writing, version: i64) -> Result<Places> {
+    match writing.write(&tx, &Ids::default(), Some(version), shared.owned.node()).await {
+        Ok(places) => tx.commit().await.map(|()| places),
+        Err(problem) => {
+            tx.roll_back().await;
+            Err(problem)
+        }
+    }
+}
+
 /// The events with ids that producers chose, by job and place, and those that
 /// repeat an id of their own batch.
 struct Given {
@@ -232,9 +253,10 @@ struct Given {
 }
 
 impl Given {
-    fn of(jobs: &[Job]) -> Self {
+    /// Those of tenants that are there.
+    fn of(jobs: &[Job], tenants: &[Option<i64>]) -> Self {
         let mut given = Self { first: Vec::new(), repeats: Vec::new() };
-        for (n, job) in jobs.iter().enumerate() {
+        for (n, job) in jobs.iter().enumerate().filter(|(n, _)| tenants[*n].is_some()) {
             let mut seen: HashMap<&str, usize> = HashMap::new();
             for (k, new) in job.events.iter().enumerate().filter(|(_, new)| is_given(new)) {
                 match seen.get(new.event.id.as_str()) {
@@ -254,13 +276,6 @@ impl Given {
     fn is_plain(&self, jobs: &[Job]) -> bool {
         let is_ours = |(n, k): &(usize, usize)| jobs[*n].events[*k].event.id.minted_ms().is_some();
         self.repeats.is_empty() && !self.first.iter().any(is_ours)
-    }
-
-    /// Without those of tenants that are not there.
-    fn known_to(mut self, tenants: &[Option<i64>]) -> Self {
-        self.first.retain(|(n, _)| tenants[*n].is_some());
-        self.repeats.retain(|(n, ..)| tenants[*n].is_some());
-        self
     }
 
     fn ids<'a>(&self, shared: &Shared, jobs: &'a [Job], tenants: &[Option<i64>], event_nos: &[Vec<i64>]) -> Ids<'a> {

@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use tokio::sync::oneshot;
 
+use super::tx::{PATIENCE, silence};
 use super::{Postgres, accept, change, due, expunge, forget, overdue, settle};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::shard::{Lease, Shard};
@@ -23,7 +24,12 @@ impl Queue for Postgres {
         }
         let (answer, answered) = oneshot::channel();
         self.accepting.push(accept::Job { events, together, answer });
-        answered.await.unwrap_or_else(|_| Err(closed()))
+        // The batch before it may wait as long as its own, and a producer is
+        // not to wait for both.
+        match tokio::time::timeout(PATIENCE, answered).await {
+            Ok(answer) => answer.unwrap_or_else(|_| Err(closed())),
+            Err(_) => Err(silence()),
+        }
     }
 
     fn lease(&self, tenant: &TenantId, endpoint: EndpointId) -> Lease {

@@ -147,9 +147,11 @@ impl Tx {
         Ok(())
     }
 
-    /// Takes everything back.
+    /// Takes everything back. A server that does not say so at once is left
+    /// with the connection closed, which comes to the same.
     pub async fn roll_back(mut self) {
-        if patiently(self.client().batch_execute("ROLLBACK")).await.is_ok() {
+        let rolled_back = tokio::time::timeout(Duration::from_secs(1), self.client().batch_execute("ROLLBACK")).await;
+        if matches!(rolled_back, Ok(Ok(()))) {
             self.done();
         }
     }
@@ -172,8 +174,13 @@ impl Drop for Tx {
 pub async fn patiently<T>(answer: impl Future<Output = std::result::Result<T, tokio_postgres::Error>>) -> Result<T> {
     match tokio::time::timeout(PATIENCE, answer).await {
         Ok(answer) => answer.map_err(|problem| failure_of(&problem)),
-        Err(_) => Err(Error::Unavailable(format!("the database did not answer for {} s", PATIENCE.as_secs()))),
+        Err(_) => Err(silence()),
     }
+}
+
+/// What is said when no answer came.
+pub fn silence() -> Error {
+    Error::Unavailable(format!("the database did not answer for {} s", PATIENCE.as_secs()))
 }
 
 /// What a problem means for the caller.
