@@ -173,6 +173,13 @@ pub struct Attempt {
     pub decision: Decision,
 }
 
+impl Attempt {
+    /// Without what was answered.
+    pub fn unanswered(self) -> Self {
+        Self { response_body: String::new(), ..self }
+    }
+}
+
 /// Why a delivery is where it is after an attempt: everything that went into
 /// the decision, so that it can be explained later.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]

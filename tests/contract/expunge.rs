@@ -11,6 +11,7 @@ use crate::house::{House, at, event, ours};
 for_every_store! {
     what_waits_keeps_its_data,
     an_expunged_event_has_no_data_and_no_answers_and_cannot_be_replayed,
+    what_is_answered_after_an_expunge_is_not_kept,
     an_expunged_event_is_still_recognised,
     another_tenants_event_is_not_expunged,
 }
@@ -56,6 +57,22 @@ async fn an_expunged_event_has_no_data_and_no_answers_and_cannot_be_replayed(hou
     house.change(dead.id, Change::Discard, at(9)).await.unwrap();
     assert!(!house.store.event(&ours(), &"other".parse().unwrap()).await.unwrap().unwrap().event.is_expunged());
     house.change(other.id, Change::Replay, at(9)).await.unwrap();
+}
+
+async fn what_is_answered_after_an_expunge_is_not_kept(house: House) {
+    let endpoint = house.endpoint(json!({})).await;
+    for (id, next) in [("refused", Next::Dead(Cause::Refused)), ("arrived", Next::Delivered)] {
+        let on_its_way = house.claim(event(id).to(&endpoint)).await;
+        house.change(on_its_way.id, Change::Cancel, at(1)).await.unwrap();
+        assert!(house.store.expunge(&ours(), &id.parse().unwrap()).await.unwrap());
+        house.attempted(&on_its_way, next, at(2)).await;
+        let attempts = house.attempts(on_its_way.id).await;
+        assert_eq!(attempts.iter().map(|attempt| attempt.response_body.as_str()).collect::<Vec<_>>(), [""], "{id}");
+    }
+    let kept = house.claim(event("kept").to(&endpoint)).await;
+    house.change(kept.id, Change::Cancel, at(1)).await.unwrap();
+    house.attempted(&kept, Next::Delivered, at(2)).await;
+    assert!(!house.attempts(kept.id).await[0].response_body.is_empty(), "a mere cancel forgets nothing");
 }
 
 async fn an_expunged_event_is_still_recognised(house: House) {

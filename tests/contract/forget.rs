@@ -219,5 +219,7 @@ async fn the_store_does_not_grow_without_bound(house: House) {
         let forgotten = house.forget(at(start + 500), at(start + 500)).await;
         assert_eq!((forgotten.events, forgotten.deliveries), (300, 300));
     }
-    assert!(sizes[5] <= sizes[1] + sizes[1] / 20, "it goes on growing: {sizes:?}");
+    // A server that has just not swept is larger for a moment; one that grows does not come back.
+    let least = *sizes[3..].iter().min().expect("three rounds");
+    assert!(least <= sizes[1] + sizes[1] / 20, "it goes on growing: {sizes:?}");
 }

@@ -22,7 +22,10 @@ pub fn settle(transaction: &mut Transaction<'_>, settlement: &Settlement) -> rus
     };
     let next = match &settlement.outcome {
         Outcome::Attempted { attempt, next, progress, .. } => {
-            insert_attempt(transaction.db, row.no, attempt)?;
+            match row.is_expunged(transaction.db)? {
+                true => insert_attempt(transaction.db, row.no, &attempt.clone().unanswered())?,
+                false => insert_attempt(transaction.db, row.no, attempt)?,
+            }
             row.stand.allowed(*next, progress.begun_at)
         }
         Outcome::PutBack { due_at } => row.stand.allowed(Next::Waiting { due_at: *due_at }, None),
@@ -131,6 +134,16 @@ struct Place {
 }
 
 impl Found {
+    /// Whether what it carried was forgotten while it was on its way. That
+    /// happens to nothing that waits.
+    fn is_expunged(&self, db: &Connection) -> rusqlite::Result<bool> {
+        if self.place.state == State::Waiting {
+            return Ok(false);
+        }
+        let sql = "SELECT length(e.data) = 0 FROM deliveries d JOIN events e ON e.no = d.event WHERE d.no = ?";
+        db.prepare_cached(sql)?.query_row([self.no], |row| row.get(0))
+    }
+
     fn place_after(&self, next: Option<Next>, now: Timestamp) -> Place {
         let finished_at = Some(millis(now));
         match next {

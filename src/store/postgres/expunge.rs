@@ -70,6 +70,5 @@ async fn wipe(tx: &Tx, no: i64, first: i64, below: i64) -> Result<bool> {
 /// knows no `\u0000`.
 fn unanswered(record: &str) -> String {
     let attempt: Attempt = serde_json::from_str(record).expect("the store holds what was written into it");
-    let attempt = Attempt { response_body: String::new(), ..attempt };
-    serde_json::to_string(&attempt).expect("an attempt is plain data")
+    serde_json::to_string(&attempt.unanswered()).expect("an attempt is plain data")
 }

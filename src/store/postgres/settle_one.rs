@@ -120,12 +120,29 @@ async fn stumble(act: &Act<'_>, no: i64, error: &str) -> Result<u32> {
     Ok(row.map_or(0, |row| super::rows::count(&row, 0)))
 }
 
+/// Whether what it carried was forgotten while it was on its way. That happens
+/// to nothing that waits.
+async fn is_expunged(act: &Act<'_>, place: &Place) -> Result<bool> {
+    if place.stand.state == State::Waiting {
+        return Ok(false);
+    }
+    let sql = format!(
+        "SELECT 1 FROM {} d JOIN posthaste.events e ON e.no = d.event WHERE d.no = $1 AND e.data = ''",
+        place.table.name()
+    );
+    Ok(act.tx.query_opt(&sql, bind![place.no]).await?.is_some())
+}
+
 /// Writes where the delivery stands now, its budget and its attempt.
 async fn write(act: &mut Act<'_>, settlement: &Settlement, place: &Place, next: Option<Next>) -> Result<()> {
     let mut record = None;
     if let Outcome::Attempted { attempt, progress, look_at, .. } = &settlement.outcome {
         place.put_away_last(act.tx).await?;
-        record = Some(serde_json::to_string(attempt).expect("an attempt is plain data"));
+        let kept = match is_expunged(act, place).await? {
+            true => &attempt.clone().unanswered(),
+            false => attempt.as_ref(),
+        };
+        record = Some(serde_json::to_string(kept).expect("an attempt is plain data"));
         match place.stand.is_budget(progress.begun_at) {
             true => write_budget(act, place, progress, attempt.started_at, *look_at).await?,
             // Replayed while the request was open: the attempt is counted, but
