@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -17,18 +17,19 @@ use tracing::{error, info, warn};
 
 use crate::api::{self, Doors, auth};
 use crate::clock::{Clock, SystemClock};
-use crate::config::{Bytes, Settings, Smtp};
+use crate::config::{Settings, Smtp};
 use crate::lifecycle::Gateway;
 use crate::lifecycle::cluster;
 use crate::lifecycle::deliver::connect::Connector;
 use crate::lifecycle::deliver::send::HttpSender;
-use crate::lifecycle::dispatch::Dispatcher;
 use crate::lifecycle::dispatch::limits::Limits;
+use crate::lifecycle::dispatch::{Dispatcher, Means};
 use crate::lifecycle::egress::Egress;
 use crate::lifecycle::egress::guard::Guard;
 use crate::lifecycle::egress::names::Names;
 use crate::lifecycle::expire::{self, Expiry};
 use crate::lifecycle::intake::Intake;
+use crate::lifecycle::links::{Links, NoPublicUrl};
 use crate::lifecycle::mail::smtp::{SmtpPost, read_password};
 use crate::lifecycle::mail::{Post, Postmaster};
 use crate::lifecycle::retain::{self, Retention};
@@ -37,6 +38,7 @@ use crate::lifecycle::tell::Teller;
 use crate::metrics::Metrics;
 use crate::model::health::Quarantine;
 use crate::model::id::TenantId;
+use crate::model::size::Size;
 use crate::model::tenant::{Defaults, Quota, Tenant};
 use crate::store::Store;
 use kept::Kept;
@@ -84,65 +86,32 @@ impl App {
         let mail = Postmaster::new(post(settings, &clock)?, clock.clone());
         let metrics = Arc::new(Metrics::new(clock.now()));
         let kept = Kept::open(settings, metrics.commits()).await?;
-        let shared = kept.store();
-        ensure_tenants(shared.as_ref(), clock.as_ref()).await?;
-        let (admin, new_token) = admin_token(shared.as_ref(), &settings.data.0, is_token_renewed).await?;
-
+        ensure_tenants(kept.store().as_ref(), clock.as_ref()).await?;
+        let (admin, new_token) = admin_token(kept.store().as_ref(), &settings.data.0, is_token_renewed).await?;
         let egress = Arc::new(egress(settings, address)?);
-        let sender = Arc::new(HttpSender::new(Connector::new(egress.clone())?, settings.max_in_flight.0));
-        let expiry = Arc::new(Expiry::new(settings.hold_max));
-        let limits = limits(settings);
-        let teller = Teller::new(shared.clone(), mail.clone(), metrics.clone(), clock.clone());
-        let dispatcher = Dispatcher::new(
-            shared.clone(),
-            sender,
-            expiry.clone(),
-            teller.clone(),
-            clock.clone(),
-            limits,
-            rand::random(),
-        );
-        let space = match kept.is_shared() {
-            false => Space::watching(settings.data.0.clone(), settings.disk_reserve.0),
-            // The database's disk is elsewhere; it says itself when it is full.
-            true => Space::endless(),
-        };
-        let intake = Intake::new(bytes(settings.ingest_memory), settings.ingest_waiting.0);
-        let gateway =
-            Arc::new(Gateway { store: shared, dispatcher, expiry, clock, space, intake, mail, teller, metrics });
+        let gateway = Arc::new(gateway(settings, &kept, egress.clone(), mail, metrics, clock).await?);
         gateway.mail.count_in(gateway.metrics.clone());
         gateway.teller.catch_up(|_| true);
-
         warn_of_forbidden(gateway.store.as_ref(), &egress);
+
         let mut chores = start_chores(&gateway, settings);
-        let event_bytes_max = bytes(settings.max_event_bytes);
-        let stopping = AtomicBool::new(false);
-        let admin = auth::Admin::new(admin);
-        let redacts_payloads = settings.redact_payloads.0;
-        let (uses, trusted_proxies) = (auth::Uses::default(), settings.trusted_proxies.0.clone());
-        let doors = Doors {
+        let doors = Arc::new(Doors {
             gateway: gateway.clone(),
             egress,
-            admin,
-            uses,
-            trusted_proxies,
-            event_bytes_max,
-            redacts_payloads,
-            stopping,
-        };
-        let doors = Arc::new(doors);
+            admin: auth::Admin::new(admin),
+            uses: auth::Uses::default(),
+            trusted_proxies: settings.trusted_proxies.0.clone(),
+            event_bytes_max: bytes(settings.max_event_bytes),
+            redacts_payloads: settings.redact_payloads.0,
+            stopping: AtomicBool::new(false),
+        });
         chores.push(tokio::spawn(auth::keep_uses(doors.clone())));
         if kept.is_shared() {
             chores.push(tokio::spawn(watch_admin_token(doors.clone())));
         }
         let (stop_serving, stop) = oneshot::channel();
-        let serving = api::server::serve(
-            listener,
-            api::router(doors.clone()),
-            api::server::Limits::of(settings.max_connections.0),
-            stop,
-            settings.stop_timeout.0,
-        );
+        let limits = api::server::Limits::of(settings.max_connections.0);
+        let serving = api::server::serve(listener, api::router(doors.clone()), limits, stop, settings.stop_timeout.0);
         let serving = tokio::spawn(serving);
         Ok(Self {
             address,
@@ -191,6 +160,39 @@ impl App {
     }
 }
 
+/// What events move through, on this store.
+async fn gateway(
+    settings: &Settings,
+    kept: &Kept,
+    egress: Arc<Egress>,
+    mail: Postmaster,
+    metrics: Arc<Metrics>,
+    clock: Arc<dyn Clock>,
+) -> anyhow::Result<Gateway> {
+    let store = kept.store();
+    let links = Links::new(settings.public_url.0.clone(), &kept.link_key().await?, retention(settings));
+    refuse_thin_without_links(store.as_ref(), &links)?;
+    let links = Arc::new(links);
+    let expiry = Arc::new(Expiry::new(settings.hold_max));
+    let teller = Teller::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
+    let means = Means {
+        store: store.clone(),
+        sender: Arc::new(HttpSender::new(Connector::new(egress)?, settings.max_in_flight.0)),
+        links: links.clone(),
+        expiry: expiry.clone(),
+        teller: teller.clone(),
+        clock: clock.clone(),
+    };
+    let dispatcher = Dispatcher::new(means, limits(settings), rand::random());
+    let space = match kept.is_shared() {
+        false => Space::watching(settings.data.0.clone(), settings.disk_reserve.0),
+        // The database's disk is elsewhere; it says itself when it is full.
+        true => Space::endless(),
+    };
+    let intake = Intake::new(bytes(settings.ingest_memory), settings.ingest_waiting.0);
+    Ok(Gateway { store, dispatcher, expiry, clock, space, intake, links, mail, teller, metrics })
+}
+
 fn limits(settings: &Settings) -> Limits {
     Limits {
         slots: settings.max_in_flight.0,
@@ -215,16 +217,28 @@ fn egress(settings: &Settings, own: SocketAddr) -> anyhow::Result<Egress> {
     Ok(Egress::new(guard, Names::new(&settings.dns)?, proxy))
 }
 
-fn bytes(setting: Bytes) -> usize {
+fn bytes(setting: Size) -> usize {
     usize::try_from(setting.0).unwrap_or(usize::MAX)
 }
 
+fn retention(settings: &Settings) -> Retention {
+    Retention { finished: settings.retention, dead: settings.dead_letter_retention, audit: settings.audit_retention }
+}
+
+/// What could not be delivered is not even begun with.
+fn refuse_thin_without_links(store: &dyn Store, links: &Links) -> anyhow::Result<()> {
+    let tenants = store.tenants();
+    let mut endpoints = tenants.iter().flat_map(|tenant| store.endpoints(&tenant.id));
+    match endpoints.find(|endpoint| endpoint.settings.may_be_thin() && !links.is_open()) {
+        None => Ok(()),
+        Some(endpoint) => {
+            bail!("endpoint {} of tenant {} is sent thin events: {NoPublicUrl}", endpoint.id, endpoint.tenant)
+        }
+    }
+}
+
 fn start_chores(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<JoinHandle<()>> {
-    let retention = Retention {
-        finished: settings.retention,
-        dead: settings.dead_letter_retention,
-        audit: settings.audit_retention,
-    };
+    let retention = retention(settings);
     let (dispatching, expiring, retaining) = (gateway.clone(), gateway.clone(), gateway.clone());
     let mail = gateway.mail.clone();
     vec![

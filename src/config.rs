@@ -12,10 +12,11 @@ use serde::Deserialize;
 
 use crate::model::database::DatabaseUrl;
 use crate::model::egress::{Dns, ProxyUrl};
+use crate::model::size::Size;
 use crate::model::span::Span;
 use values::house;
 pub use values::{
-    Address, Bytes, Count, Database, File, Filter, Folder, LogFormat, Mailbox, Networks, Ports, Proxy, Smtp, Switch,
+    Address, Count, Database, File, Filter, Folder, LogFormat, Mailbox, Networks, Ports, Proxy, Public, Smtp, Switch,
 };
 
 mod values;
@@ -99,6 +100,8 @@ settings! {
     lease: Span = Span::secs(15), "POSTHASTE_LEASE", "DURATION";
     /// The address the API is served on.
     listen: Address = Address(SocketAddr::from(([127, 0, 0, 1], 8400))), "POSTHASTE_LISTEN", "ADDR";
+    /// Where receivers reach the API, such as `https://hooks.example.com`: the beginning of the links from which they fetch the data of thin events. The paths below `/data/` are all they need. The same on every node.
+    public_url: Public = Public(None), "POSTHASTE_PUBLIC_URL", "URL";
     /// How many connections to the API may be open at once. Beyond it health checks are still answered, everything else is answered 503.
     max_connections: Count = Count(10_000), "POSTHASTE_MAX_CONNECTIONS", "COUNT";
     /// Networks of proxies before the gateway that are believed when they say in `X-Forwarded-For` for whom they speak. It decides which address the audit log shows, and nothing else.
@@ -124,11 +127,11 @@ settings! {
     /// How long a delivery may wait for its first attempt, held by a pause or behind others in its lane. Then it is a dead letter (`expired`).
     hold_max: Span = Span::secs(30 * 86_400), "POSTHASTE_HOLD_MAX", "DURATION";
     /// The largest event accepted, in bytes of its JSON.
-    max_event_bytes: Bytes = Bytes(1_024 * 1_024), "POSTHASTE_MAX_EVENT_BYTES", "BYTES";
+    max_event_bytes: Size = Size(1_024 * 1_024), "POSTHASTE_MAX_EVENT_BYTES", "BYTES";
     /// Keeps payloads out of the API's answers: the data of events, and what receivers answered. They are delivered all the same.
     redact_payloads: Switch = Switch(false), "POSTHASTE_REDACT_PAYLOADS", "BOOL", alone means "true";
-    /// How many bytes of events may be on their way in at once, from the first byte of a body to its commit. Beyond it producers are answered 503 at once; one request is always possible.
-    ingest_memory: Bytes = Bytes(64 * 1_024 * 1_024), "POSTHASTE_INGEST_MEMORY", "BYTES";
+    /// How many bytes of events may be on their way in at once, from the first byte of a body to its commit. One tenant may hold three times what it leaves to all others. Beyond it producers are answered 503 at once; one request is always possible.
+    ingest_memory: Size = Size(64 * 1_024 * 1_024), "POSTHASTE_INGEST_MEMORY", "BYTES";
     /// How many requests with events may wait for their commit at once. Beyond it producers are answered 503 at once.
     ingest_waiting: Count = Count(4_096), "POSTHASTE_INGEST_WAITING", "COUNT";
     /// How many requests to receivers may be open at once, over all endpoints.
@@ -142,7 +145,7 @@ settings! {
     /// How long a stop waits for requests in flight.
     stop_timeout: Span = Span::secs(65), "POSTHASTE_STOP_TIMEOUT", "DURATION";
     /// Below this much free disk space new events are refused (507), while deliveries go on.
-    disk_reserve: Bytes = Bytes(256 * 1_024 * 1_024), "POSTHASTE_DISK_RESERVE", "BYTES";
+    disk_reserve: Size = Size(256 * 1_024 * 1_024), "POSTHASTE_DISK_RESERVE", "BYTES";
     /// The mail server through which owners of endpoints are told of trouble, such as `smtp://user@mail.example.com:587` or `smtps://user@mail.example.com`. Without it nobody is mailed. `smtp` is encrypted with STARTTLS, and not encrypted to a loopback address; `?tls=none`, `?tls=opportunistic` and `?tls=required` change that. The usual ports are 587, 465 for `smtps`, and 25 to a loopback address. The URL never holds a password.
     smtp: Smtp = Smtp::None, "POSTHASTE_SMTP", "URL";
     /// The file that holds the password of the user in `--smtp`, read at start.
@@ -317,7 +320,7 @@ mod tests {
         let file: Given = toml::from_str(&printed).unwrap();
         assert_eq!(Settings::resolve(file, Given::default()).shown(), settings.shown());
         let plain: Given = toml::from_str("max-in-flight = 7\ndisk-reserve = 1000").unwrap();
-        assert_eq!((plain.max_in_flight, plain.disk_reserve), (Some(Count(7)), Some(Bytes(1_000))));
+        assert_eq!((plain.max_in_flight, plain.disk_reserve), (Some(Count(7)), Some(Size(1_000))));
     }
 
     #[test]
@@ -413,9 +416,24 @@ mod tests {
     }
 
     #[test]
-    fn sizes_read_and_print_alike() {
-        for text in ["1000", "1KiB", "256MiB", "2GiB"] {
-            assert_eq!(text.parse::<Bytes>().unwrap().to_string(), text);
+    fn the_public_url_is_one_that_links_can_begin_with() {
+        for (text, kept) in [
+            ("", ""),
+            ("https://hooks.example.com", "https://hooks.example.com"),
+            ("https://example.com/hooks/", "https://example.com/hooks"),
+            ("http://127.0.0.1:8400/", "http://127.0.0.1:8400"),
+        ] {
+            assert_eq!(text.parse::<Public>().unwrap().to_string(), kept);
+        }
+        for text in [
+            "example.com",
+            "ftp://example.com",
+            "https://u:p@example.com",
+            "https://example.com/?a",
+            "https://e.com/#x",
+            "https://e.com/\n",
+        ] {
+            assert!(text.parse::<Public>().unwrap_err().contains("https://hooks.example.com"), "{text}");
         }
     }
 }

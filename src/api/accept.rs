@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
-use super::input::{NoParams, Producer, Query, from_json, object_from_json, read_events, too_large};
+use super::input::{Producer, Query, from_json, object_from_json, read_events, too_large};
 use super::limits::{self, LimitHeaders};
 use super::page::Page;
 use super::problem::{Code, FieldError, InputProblems, LimitProblems, Problem, Problems, SpaceProblems, StateProblems};
@@ -21,7 +21,8 @@ use crate::model::id::{EndpointId, EventId, TenantId};
 use crate::model::span::Span;
 use crate::store::Together;
 
-const BATCH_EVENTS_MAX: usize = 1_000;
+/// How many events one request may carry.
+pub const BATCH_EVENTS_MAX: usize = 1_000;
 const BATCH_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 const SPREAD_MIN: Span = Span::secs(1);
 const SPREAD_MAX: Span = Span::secs(24 * 3_600);
@@ -33,14 +34,14 @@ const SCHEMA_VERSION_BYTES_MAX: usize = 64;
 #[serde(deny_unknown_fields)]
 pub struct NewEvent<'a> {
     /// Names the event within its tenant: 1 to 128 of `A-Z a-z 0-9 _ -`. Sending the same id and content again is safe. Left out, the `Idempotency-Key` header stands in, or an id is minted.
-    #[schema(value_type = Option<String>, example = "evt_order_1001_paid")]
+    #[schema(value_type = Option<String>, pattern = "^[A-Za-z0-9_-]{1,128}$", example = "evt_order_1001_paid")]
     id: Option<EventId>,
     /// What kind of thing happened: words joined by dots, at most 256 bytes.
     #[serde(rename = "type")]
-    #[schema(value_type = String, example = "invoice.paid")]
+    #[schema(value_type = String, pattern = r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", max_length = 256, example = "invoice.paid")]
     event_type: EventType,
     /// What it happened to. Events that share a key are delivered in order.
-    #[schema(value_type = Option<String>, example = "invoice_1001")]
+    #[schema(value_type = Option<String>, min_length = 1, max_length = 256, example = "invoice_1001")]
     key: Option<Key>,
     /// Any JSON value, at most 64 levels deep. Its bytes are delivered unchanged.
     #[serde(borrow)]
@@ -55,7 +56,7 @@ pub struct NewEvent<'a> {
     #[schema(format = DateTime)]
     expires_at: Option<String>,
     /// Deliver to these endpoints only, whatever their types and filters.
-    #[schema(value_type = Option<Vec<String>>)]
+    #[schema(value_type = Option<Vec<String>>, min_items = 1)]
     endpoints: Option<Vec<EndpointId>>,
 }
 
@@ -140,12 +141,11 @@ pub fn takes_events(method: &Method, route: &str) -> bool {
 pub async fn accept_one(
     State(api): State<Api>,
     Producer(tenant): Producer,
-    _: Query<NoParams>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<(StatusCode, Option<LimitHeaders>, Json<ReceiptView>), Problem> {
     refuse_system(&tenant.id)?;
-    let share = api.gateway.intake.share();
+    let share = api.gateway.intake.share(&tenant.id);
     let (body, _share) = read_events(&headers, body, api.event_bytes_max, share).await?;
     let mut submission = read_event(&body, &body)?;
     if submission.id.is_none() {
@@ -188,7 +188,7 @@ pub async fn accept_batch(
 ) -> Result<(StatusCode, Option<LimitHeaders>, Json<Page<BatchItem>>), Problem> {
     refuse_system(&tenant.id)?;
     check_spread(&api, params.spread)?;
-    let share = api.gateway.intake.share();
+    let share = api.gateway.intake.share(&tenant.id);
     let (body, _share) = read_events(&headers, body, BATCH_BYTES_MAX, share).await?;
     let items = split_batch(&body)?;
     if items.is_empty() || items.len() > BATCH_EVENTS_MAX {
@@ -412,7 +412,10 @@ fn is_version(text: &str) -> bool {
 /// The header that stands in for an id, bare or in quotes.
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<EventId>, Problem> {
     let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
-    let text = value.to_str().unwrap_or_default();
+    let Ok(text) = value.to_str() else {
+        let detail = "the Idempotency-Key header cannot be an id: it is not printable ASCII";
+        return Err(Problem::field(Code::InvalidField, "Idempotency-Key", detail));
+    };
     let bare = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text);
     let refused = |problem: crate::model::id::InvalidId| {
         Problem::field(

@@ -20,12 +20,14 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue};
 use jiff::Timestamp;
 use tracing::{info, warn};
+use url::form_urlencoded;
 
 use super::origin::RequestId;
 use super::problem::{Code, Problem};
 use super::rights::{Need, Rights};
 use super::{Api, accept, origin, status};
 use crate::model::audit::{Asker, By};
+use crate::model::headers::MASK;
 use crate::model::id::{TenantId, TokenId};
 use crate::model::token::{PREFIX, Right, Token};
 use crate::store::asked_by;
@@ -181,6 +183,9 @@ pub async fn admit(State((api, rights)): State<(Api, Arc<Rights>)>, mut request:
     if need.is_none() {
         return wrong_method(&rights, route, &request);
     }
+    if let Some(problem) = route.and_then(|route| unasked_query(&rights, route, &request)) {
+        return problem.into_response();
+    }
     // The way of every event: it records nothing.
     if route.is_some_and(|route| accept::takes_events(request.method(), route)) {
         return next.run(request).await;
@@ -193,7 +198,7 @@ pub async fn admit(State((api, rights)): State<(Api, Arc<Rights>)>, mut request:
     };
     let by = asker.by;
     request.extensions_mut().insert(caller);
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let (method, path) = (request.method().clone(), logged(request.uri().path()));
     let response = asked_by(Arc::new(asker), next.run(request)).await;
     if !method.is_safe() {
         let status = response.status().as_u16();
@@ -211,6 +216,26 @@ async fn named_tenant(route: Option<&str>, request: &mut Request) -> Option<Stri
     let parts = request.extract_parts::<Path<Vec<(String, String)>>>().await;
     let parts = parts.map(|Path(parts)| parts).unwrap_or_default();
     Some(parts.into_iter().find(|(name, _)| name == "tenant").map(|(_, tenant)| tenant).unwrap_or_default())
+}
+
+/// A query where none is read is more likely a mistake than an ornament.
+fn unasked_query(rights: &Rights, route: &str, request: &Request) -> Option<Problem> {
+    if rights.takes_query(route, request.method()) {
+        return None;
+    }
+    let (name, _) = form_urlencoded::parse(request.uri().query()?.as_bytes()).next()?;
+    let detail = format!("unknown field `{name}`, there are no query parameters here");
+    Some(Problem::field(Code::UnknownField, format!("?{name}"), detail))
+}
+
+/// A path as it may be logged: a token in it, by mistake or not, is none of
+/// the log's business.
+fn logged(path: &str) -> String {
+    let shown = |segment: &str| match [ADMIN_PREFIX, PREFIX].into_iter().find(|prefix| segment.starts_with(prefix)) {
+        Some(prefix) => format!("{prefix}{MASK}"),
+        None => segment.to_owned(),
+    };
+    path.split('/').map(shown).collect::<Vec<_>>().join("/")
 }
 
 fn wrong_method(rights: &Rights, route: Option<&str>, request: &Request) -> Response {
@@ -341,6 +366,15 @@ mod tests {
         for other in ["pht_", "pht_x_y", "pha_abc", &token[..30], &token.replace("pht_", "pht__")] {
             assert_eq!(id_of(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn a_token_in_a_path_is_not_logged() {
+        let id = TokenId::mint(Timestamp::from_second(1_700_000_000).unwrap(), 7);
+        let (theirs, admins) = (new_token(id, [0xfb; 32]), new_admin_token([0xfb; 32]));
+        assert_eq!(logged(&format!("/v1/tokens/{theirs}")), "/v1/tokens/pht_***");
+        assert_eq!(logged(&format!("/v1/{admins}/x")), "/v1/pha_***/x");
+        assert_eq!(logged(&format!("/v1/tokens/{id}")), format!("/v1/tokens/{id}"));
     }
 
     #[test]

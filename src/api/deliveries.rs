@@ -1,7 +1,6 @@
 //! Deliveries, their attempts, and the dead among them.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
@@ -48,6 +47,8 @@ pub struct DeliveryView {
     key: Option<String>,
     /// Its place in its lane, from 1.
     seq: Option<u64>,
+    /// What its body looks like, as it was decided when the event was accepted.
+    format: Format,
     /// Where it stands.
     state: DeliveryState,
     /// What it waits for: null when finished or in flight.
@@ -100,6 +101,7 @@ impl DeliveryView {
             endpoint_id: delivery.endpoint_id,
             key: delivery.key,
             seq: delivery.seq,
+            format: delivery.format,
             state: delivery.state,
             waiting_for: outlook.waiting_for,
             in_flight: outlook.is_in_flight,
@@ -332,18 +334,7 @@ pub async fn attempts(
     let delivery = store.delivery(&tenant, id).await?.ok_or_else(missing)?;
     let record = store.event(&tenant, &delivery.event_id).await?.ok_or_else(missing)?;
     let attempts = store.attempts(&tenant, id).await?.ok_or_else(missing)?;
-    let claim = Claim {
-        id,
-        endpoint: delivery.endpoint_id,
-        event: Arc::new(record.event),
-        format: Format::Envelope,
-        lane: delivery.lane.map(Arc::from),
-        seq: delivery.seq,
-        due_at: delivery.due_at,
-        is_urgent: delivery.is_urgent,
-        expires_at: delivery.expires_at,
-        progress: delivery.progress,
-    };
+    let claim = Claim::of(delivery, record.event);
     Ok(Json(Page::whole(
         attempts.into_iter().map(|attempt| AttemptView::of(&claim, attempt, api.redacts_payloads)).collect(),
     )))

@@ -26,8 +26,9 @@ use crate::lifecycle::deliver::keys::public_key;
 use crate::lifecycle::deliver::tls;
 use crate::lifecycle::egress::BadUrl;
 use crate::lifecycle::felt::{About, Felt, felt};
+use crate::lifecycle::links::NoPublicUrl;
 use crate::model::audit::{Action, Deed};
-use crate::model::endpoint::{Endpoint, EndpointState, Settings, Standing};
+use crate::model::endpoint::{Endpoint, EndpointState, Format, Settings, Standing};
 use crate::model::headers::MASK;
 use crate::model::health::{BreakerState, Health};
 use crate::model::id::{EndpointId, TenantId};
@@ -270,6 +271,10 @@ async fn check(
                 errors.extend(problem.errors_below("").1);
             }
         }
+    }
+    if settings.may_be_thin() && !api.gateway.links.is_open() {
+        let pointer = if settings.format == Format::Thin { "/format" } else { "/thin_above" };
+        errors.push(FieldError { pointer: pointer.into(), detail: NoPublicUrl.to_string() });
     }
     if let (Ok(_), Err(problem)) = (&checked, tls::check(&settings.tls)) {
         errors.push(FieldError { pointer: problem.pointer, detail: problem.message });

@@ -13,11 +13,13 @@ use http::request::Parts;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use url::form_urlencoded;
 
 use super::Api;
 use super::accept::DEPTH_MAX;
 use super::problem::{Code, Problem};
 use crate::lifecycle::intake::{Overload, Share};
+use crate::model::endpoint::pointer as child;
 use crate::model::event::json_depth;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
 
@@ -125,11 +127,6 @@ pub fn too_large(bytes_max: usize) -> Problem {
     )
 }
 
-/// No query parameters at all.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NoParams {}
-
 /// Places in documents where an object is meant. A list there would be read
 /// as its fields in order, which nobody means.
 const OBJECTS: &[&str] = &[
@@ -212,7 +209,8 @@ impl<'de> serde::de::Visitor<'de> for WithoutRepeats {
         let mut names = std::collections::HashSet::new();
         while let Some(name) = map.next_key::<String>()? {
             if names.contains(&name) {
-                return Err(serde::de::Error::custom(format!("at /{name}: {name} is given twice; keep one")));
+                let place = child("", &name);
+                return Err(serde::de::Error::custom(format!("at {place}: {name} is given twice; keep one")));
             }
             map.next_value::<Self>()?;
             names.insert(name);
@@ -271,10 +269,8 @@ fn of_data_error(pointer: String, problem: &serde_json::Error) -> Problem {
     // The parser names what is missing or unknown only in its sentence.
     let named = |prefix: &str| detail.strip_prefix(prefix)?.split('`').next().map(str::to_owned);
     if let Some(name) = named("unknown field `") {
-        let pointer = match pointer.ends_with(&format!("/{name}")) {
-            true => pointer,
-            false => format!("{pointer}/{name}"),
-        };
+        let last = child("", &name);
+        let pointer = if pointer.ends_with(&last) { pointer } else { pointer + &last };
         return Problem::field(Code::UnknownField, pointer, detail);
     }
     // A rule inside a filter says where it stands.
@@ -315,7 +311,7 @@ fn pointer_of(path: &serde_path_to_error::Path) -> String {
     path.iter()
         .filter_map(|segment| match segment {
             Segment::Seq { index } => Some(format!("/{index}")),
-            Segment::Map { key } => Some(format!("/{}", key.replace('~', "~0").replace('/', "~1"))),
+            Segment::Map { key } => Some(child("", key)),
             Segment::Enum { variant } => Some(format!("/{variant}")),
             Segment::Unknown => None,
         })
@@ -329,6 +325,12 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        // No text here has one, and not every store can even ask for it.
+        let fields = form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
+        if let Some((name, _)) = fields.into_iter().find(|(_, value)| value.contains('\0')) {
+            let detail = format!("{name} holds the character NUL, which nothing here does");
+            return Err(Problem::field(Code::InvalidField, format!("?{name}"), detail));
+        }
         let parsed = axum::extract::Query::<T>::try_from_uri(&parts.uri);
         parsed.map(|query| Self(query.0)).map_err(|rejection| {
             let detail = rejection.body_text();
@@ -350,7 +352,8 @@ fn of_query_error(detail: &str) -> Problem {
             Code::InvalidField,
             format!("{name} is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z ({wrong})"),
         ),
-        wrong => (Code::InvalidField, format!("{name}: {wrong}")),
+        _ if name == "limit" => (Code::InvalidField, "limit is not a whole number; use 1 to 500".to_owned()),
+        wrong => (Code::InvalidField, format!("{name}: {}", in_plain_words(wrong.to_owned()))),
     };
     Problem::field(code, format!("?{name}"), wrong)
 }

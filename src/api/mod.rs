@@ -30,6 +30,7 @@ pub mod events;
 pub mod input;
 pub mod lanes;
 pub mod limits;
+pub mod links;
 pub mod openapi;
 pub mod origin;
 pub mod page;
@@ -110,6 +111,7 @@ pub fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(tokens::revoke))
         .routes(routes!(policies::preview))
         .routes(routes!(cluster::show))
+        .routes(routes!(links::fetch))
         .routes(routes!(status::healthz))
         .routes(routes!(status::readyz))
         .routes(routes!(status::metrics))

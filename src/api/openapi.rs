@@ -1,9 +1,10 @@
 //! The API's own description, made from the routes themselves.
 
-use utoipa::openapi::RefOr;
-use utoipa::openapi::schema::Schema;
+use serde_json::{Value, json};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::{Modify, OpenApi};
+
+use super::accept::BATCH_EVENTS_MAX;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -21,6 +22,7 @@ use utoipa::{Modify, OpenApi};
         (name = "policies", description = "When to try again, and when to stop"),
         (name = "tenants", description = "Whose events these are"),
         (name = "tokens", description = "What lets programs use the API, and how far"),
+        (name = "receivers", description = "What receivers of thin events fetch"),
         (name = "audit", description = "Who changed what, when, and from where"),
         (name = "status", description = "The gateway itself"),
     )
@@ -42,15 +44,17 @@ pub fn base() -> utoipa::openapi::OpenApi {
     Described::openapi()
 }
 
-/// The whole document.
-pub fn document() -> utoipa::openapi::OpenApi {
-    let mut document = super::routes().into_openapi();
-    let schemas = document.components.iter_mut().flat_map(|components| components.schemas.iter_mut());
-    for (name, schema) in schemas {
-        // Answers hold these settings beside other fields, so their schema
-        // cannot say that there are none.
-        if let (true, RefOr::T(Schema::Object(object))) = (SHARED.contains(&name.as_str()), schema) {
-            object.additional_properties = None;
+/// The whole document: what the routes say of themselves, and what is the same
+/// for all of them.
+pub fn document() -> Value {
+    let mut document = serde_json::to_value(super::routes().into_openapi()).expect("the description is plain data");
+    finish_schemas(&mut document["components"]["schemas"]);
+    let paths = document["paths"].as_object_mut().into_iter().flatten();
+    for (path, methods) in paths {
+        for (method, operation) in methods.as_object_mut().into_iter().flatten() {
+            finish_parameters(&mut operation["parameters"]);
+            finish_body(path, method, operation);
+            finish_answers(path, method, &mut operation["responses"]);
         }
     }
     document
@@ -58,3 +62,145 @@ pub fn document() -> utoipa::openapi::OpenApi {
 
 /// Settings that are both taken in and shown as part of something larger.
 const SHARED: &[&str] = &["Settings", "TenantSettings"];
+/// What a patch of those is called.
+const PATCHES: &[(&str, &str)] = &[("Settings", "EndpointPatch"), ("TenantSettings", "TenantPatch")];
+
+fn finish_schemas(schemas: &mut Value) {
+    for (settings, patch) in PATCHES {
+        schemas[patch] = patch_of(&schemas[settings]);
+    }
+    // Answers hold these settings beside other fields, so their schema cannot
+    // say that there are none.
+    for name in SHARED {
+        if let Some(schema) = schemas[name].as_object_mut() {
+            schema.remove("additionalProperties");
+        }
+    }
+}
+
+/// Any of the fields, each of which null takes back to its default.
+fn patch_of(settings: &Value) -> Value {
+    let mut patch = settings.clone();
+    for field in patch["properties"].as_object_mut().into_iter().flatten().map(|(_, field)| field) {
+        let description = field["description"].take();
+        *field = json!({"anyOf": [field, {"type": "null"}], "description": description});
+        drop_nulls(field);
+        drop_nulls(&mut field["anyOf"][0]);
+    }
+    if let Some(patch) = patch.as_object_mut() {
+        patch.remove("required");
+    }
+    patch
+}
+
+fn drop_nulls(object: &mut Value) {
+    if let Some(object) = object.as_object_mut() {
+        object.retain(|_, value| !value.is_null());
+    }
+}
+
+fn finish_parameters(parameters: &mut Value) {
+    for parameter in parameters.as_array_mut().into_iter().flatten() {
+        let is_query = parameter["in"] == "query";
+        match parameter["name"].as_str() {
+            Some("since" | "until") => parameter["schema"]["format"] = "date-time".into(),
+            Some("endpoint") if is_query => parameter["schema"]["pattern"] = "^ep_[0-9a-z]{26}$".into(),
+            _ => {}
+        }
+    }
+}
+
+fn finish_body(path: &str, method: &str, operation: &mut Value) {
+    let Some(body) = operation.get_mut("requestBody") else { return };
+    let schema = &mut body["content"]["application/json"]["schema"];
+    // A body that may be left out is left out, and not null.
+    let given = schema["oneOf"].as_array().and_then(|kinds| kinds.iter().find(|kind| kind["type"] != "null"));
+    if let Some(given) = given.cloned() {
+        *schema = given;
+        body["required"] = false.into();
+    }
+    let schema = &mut body["content"]["application/json"]["schema"];
+    if method == "patch" {
+        let named = |name: &str| Value::from(format!("#/components/schemas/{name}"));
+        let patch = PATCHES.iter().find(|(settings, _)| schema["$ref"] == named(settings));
+        *schema = json!({"$ref": patch.map(|(_, patch)| named(patch))});
+    }
+    if path.ends_with("/events/batch") {
+        schema["minItems"] = 1.into();
+        schema["maxItems"] = BATCH_EVENTS_MAX.into();
+        let lines = json!({"type": "string", "description": "One event per line."});
+        body["content"]["application/x-ndjson"] = json!({"schema": lines});
+    }
+}
+
+/// What stands in the heads of answers, and which answers there are not.
+fn finish_answers(path: &str, method: &str, answers: &mut Value) {
+    let Some(answers) = answers.as_object_mut() else { return };
+    if method == "get" {
+        // What has no body cannot be wrong with it.
+        answers.retain(|status, _| !matches!(status.as_str(), "408" | "413" | "415"));
+    }
+    let takes_events = method == "post" && (path.ends_with("/events") || path.ends_with("/events/batch"));
+    for (status, answer) in answers {
+        let mut head = |name: &str, kind: &str, description: &str| {
+            answer["headers"][name] = json!({"description": description, "schema": {"type": kind}});
+        };
+        head("x-request-id", "string", "Names this request in the gateway's log.");
+        match status.as_str() {
+            "401" => head("WWW-Authenticate", "string", "`Bearer`."),
+            "429" | "503" | "507" => head("Retry-After", "integer", "In how many seconds to try again."),
+            _ => {}
+        }
+        if takes_events && matches!(status.as_str(), "202" | "429") {
+            head("RateLimit-Policy", "string", "What the tenant may hand in, where it has a rate of its own.");
+            head("RateLimit", "string", "What is left of that.");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::audit;
+
+    #[test]
+    fn no_two_kinds_of_things_share_a_name() {
+        let schemas = &document()["components"]["schemas"];
+        let texts: Vec<&str> = audit::Action::ALL.iter().map(|action| action.as_str()).collect();
+        assert_eq!(schemas["AuditAction"]["enum"], json!(texts));
+        let rule = &schemas["StatusRules"]["additionalProperties"]["$ref"];
+        assert_eq!(*rule, "#/components/schemas/StatusAction");
+        let actions: Vec<&Value> = schemas["StatusAction"].as_object().unwrap().values().collect();
+        assert!(actions.iter().any(|value| value.to_string().contains("deliver")), "{actions:?}");
+    }
+
+    #[test]
+    fn a_patch_is_any_of_the_settings_or_null() {
+        let document = document();
+        let patch = &document["components"]["schemas"]["EndpointPatch"];
+        assert_eq!((patch.get("required"), &patch["additionalProperties"]), (None, &json!(false)));
+        assert_eq!(patch["properties"]["url"]["anyOf"][1], json!({"type": "null"}));
+        for (path, name) in
+            [("/v1/tenants/{tenant}/endpoints/{endpoint}", "EndpointPatch"), ("/v1/tenants/{tenant}", "TenantPatch")]
+        {
+            let body = &document["paths"][path]["patch"]["requestBody"]["content"]["application/json"]["schema"];
+            assert_eq!(*body, json!({"$ref": format!("#/components/schemas/{name}")}));
+        }
+    }
+
+    #[test]
+    fn what_is_the_same_for_all_is_said_of_all() {
+        let document = document();
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            for (method, operation) in methods.as_object().unwrap() {
+                for (status, answer) in operation["responses"].as_object().unwrap() {
+                    assert!(answer["headers"].get("x-request-id").is_some(), "{method} {path} {status}");
+                    let is_later = matches!(status.as_str(), "429" | "503" | "507");
+                    assert_eq!(answer["headers"].get("Retry-After").is_some(), is_later, "{method} {path} {status}");
+                }
+                let body = &operation["requestBody"]["content"]["application/json"]["schema"];
+                assert!(body.get("oneOf").is_none(), "{method} {path} takes null");
+            }
+        }
+    }
+}

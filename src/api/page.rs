@@ -45,6 +45,7 @@ pub fn ask(list: &'static str, limit: Option<usize>, cursor: Option<&str>) -> Re
         Some(text) => {
             let decoded = URL_SAFE_NO_PAD.decode(text).ok().and_then(|bytes| String::from_utf8(bytes).ok());
             let inside = decoded.and_then(|text| Some(text.strip_prefix(list)?.strip_prefix(':')?.to_owned()));
+            let inside = inside.filter(|text| !text.contains('\0'));
             let refused = || {
                 Problem::field(
                     Code::InvalidCursor,

@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderName, HeaderValue, StatusCode};
 use serde::Serialize;
+use tracing::info;
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
@@ -15,6 +16,7 @@ use utoipa::{PartialSchema, ToSchema};
 use super::limits;
 use crate::lifecycle::accept::Refusal;
 use crate::lifecycle::intake::Overload;
+use crate::lifecycle::links::NotServed;
 use crate::metrics::Limit;
 use crate::store;
 
@@ -91,6 +93,10 @@ codes! {
     PayloadTooLarge = "payload_too_large", PAYLOAD_TOO_LARGE, "The body is too large";
     /// The event's data was forgotten on request.
     DataExpunged = "data_expunged", GONE, "The event's data was expunged";
+    /// The link was not made here, or was changed.
+    LinkInvalid = "link_invalid", FORBIDDEN, "The link is not valid";
+    /// What the link led to is no longer kept.
+    LinkExpired = "link_expired", GONE, "The link has expired";
     /// Too many deliveries would be made.
     FanoutLimit = "fanout_limit", UNPROCESSABLE_ENTITY, "Too many deliveries would be made";
     /// The URL points where the gateway may not call.
@@ -103,8 +109,8 @@ codes! {
     UnsupportedMediaType = "unsupported_media_type", UNSUPPORTED_MEDIA_TYPE, "The encoding is not read";
     /// The body did not arrive in time.
     RequestTimeout = "request_timeout", REQUEST_TIMEOUT, "The body did not arrive in time";
-    /// More events, or tests, than the tenant's rate allows.
-    RateLimited = "rate_limited", TOO_MANY_REQUESTS, "Too many events at once";
+    /// More events, tests or fetches than their rate allows.
+    RateLimited = "rate_limited", TOO_MANY_REQUESTS, "Too many at once";
     /// Not now; trying again later is safe.
     Unavailable = "unavailable", SERVICE_UNAVAILABLE, "Not available at the moment";
     /// No space is left for new events.
@@ -244,10 +250,18 @@ impl From<store::Error> for Problem {
     fn from(problem: store::Error) -> Self {
         let detail = problem.to_string();
         match problem {
-            store::Error::Unavailable(_) | store::Error::Stale(_) | store::Error::Changed | store::Error::Outdated => {
+            // What the database says is for its operator.
+            store::Error::Unavailable(_) => {
+                info!("answered 503: {detail}");
+                Self::new(Code::Unavailable, "the store is unavailable at the moment; try again in a few seconds")
+            }
+            store::Error::Full(_) => {
+                info!("answered 507: {detail}");
+                Self::new(Code::StorageFull, "the store has no space left; try again when its operator has made some")
+            }
+            store::Error::Stale(_) | store::Error::Changed | store::Error::Outdated => {
                 Self::new(Code::Unavailable, detail)
             }
-            store::Error::Full(_) => Self::new(Code::StorageFull, detail),
             store::Error::NotFound("cursor") => {
                 Self::new(Code::InvalidCursor, "the cursor is not one of this list; start again without it")
             }
@@ -255,6 +269,20 @@ impl From<store::Error> for Problem {
             store::Error::WrongState(_) => Self::new(Code::WrongState, detail),
             store::Error::Expunged(_) => Self::new(Code::DataExpunged, detail),
             store::Error::UnknownEndpoint(_) => Self::field(Code::InvalidField, "/endpoints", detail),
+        }
+    }
+}
+
+impl From<NotServed> for Problem {
+    fn from(why: NotServed) -> Self {
+        let detail = why.to_string();
+        match why {
+            NotServed::Foreign => Self::new(Code::LinkInvalid, detail),
+            NotServed::Over => Self::new(Code::LinkExpired, detail),
+            NotServed::TooOften(wait) => {
+                Self::new(Code::RateLimited, detail).retry_after(limits::whole_seconds(wait).max(1))
+            }
+            NotServed::Store(problem) => problem.into(),
         }
     }
 }
@@ -335,6 +363,23 @@ pub enum GoneProblems {
     /// `data_expunged`: the event's data was forgotten on request.
     #[response(status = 410, content_type = "application/problem+json")]
     Expunged(#[to_schema] ProblemBody<'static>),
+}
+
+/// The answers to whoever follows a link.
+#[derive(utoipa::IntoResponses)]
+pub enum LinkProblems {
+    /// `link_invalid`: the link was not made here, or was changed on its way.
+    #[response(status = 403, content_type = "application/problem+json")]
+    Invalid(#[to_schema] ProblemBody<'static>),
+    /// `link_expired` or `data_expunged`: what it led to is no longer kept, or was forgotten on request.
+    #[response(status = 410, content_type = "application/problem+json")]
+    Over(#[to_schema] ProblemBody<'static>),
+    /// `rate_limited`: it is followed too often. `Retry-After` says when it may be again.
+    #[response(status = 429, content_type = "application/problem+json")]
+    Limited(#[to_schema] ProblemBody<'static>),
+    /// `unavailable`: not now; trying again later is safe.
+    #[response(status = 503, content_type = "application/problem+json")]
+    Unavailable(#[to_schema] ProblemBody<'static>),
 }
 
 /// The answer when no space is left for new events.

@@ -9,7 +9,6 @@ use std::collections::HashMap;
 
 use http::Method;
 use serde_json::Value;
-use utoipa::openapi::OpenApi;
 
 use crate::model::token::Right;
 
@@ -43,18 +42,28 @@ impl Need {
 
 /// Every route, with what it asks for.
 #[derive(Debug, Default)]
-pub struct Rights(HashMap<String, Vec<(Method, Need)>>);
+pub struct Rights(HashMap<String, Vec<Operation>>);
+
+#[derive(Debug)]
+struct Operation {
+    method: Method,
+    need: Need,
+    takes_query: bool,
+}
 
 impl Rights {
     /// As described; or the operations that do not say who may use them.
-    pub fn of(document: &OpenApi) -> Result<Self, Vec<String>> {
-        let document = serde_json::to_value(document).expect("the description is plain data");
+    pub fn of(document: &Value) -> Result<Self, Vec<String>> {
         let (mut rights, mut silent) = (Self::default(), Vec::new());
         for (path, methods) in document["paths"].as_object().into_iter().flatten() {
             for (method, operation) in methods.as_object().into_iter().flatten() {
                 let Ok(method) = method.to_uppercase().parse::<Method>() else { continue };
+                let mut parameters = operation["parameters"].as_array().into_iter().flatten();
+                let takes_query = parameters.any(|parameter| parameter["in"] == "query");
                 match need_of(&operation["security"]) {
-                    Some(need) => rights.0.entry(path.clone()).or_default().push((method, need)),
+                    Some(need) => {
+                        rights.0.entry(path.clone()).or_default().push(Operation { method, need, takes_query });
+                    }
                     None => silent.push(format!("{method} {path}")),
                 }
             }
@@ -65,14 +74,25 @@ impl Rights {
     /// What a route asks for; nothing, where it does not know the method. A
     /// route that is not described is the admin's.
     pub fn need(&self, route: &str, method: &Method) -> Option<Need> {
-        let Some(methods) = self.0.get(route) else { return Some(Need::Admin) };
+        if !self.0.contains_key(route) {
+            return Some(Need::Admin);
+        }
+        self.operation(route, method).map(|operation| operation.need)
+    }
+
+    /// Whether a route knows any query parameters.
+    pub fn takes_query(&self, route: &str, method: &Method) -> bool {
+        self.operation(route, method).is_none_or(|operation| operation.takes_query)
+    }
+
+    fn operation(&self, route: &str, method: &Method) -> Option<&Operation> {
         let asked = if method == Method::HEAD { &Method::GET } else { method };
-        methods.iter().find(|(known, _)| known == asked).map(|(_, need)| *need)
+        self.0.get(route)?.iter().find(|operation| operation.method == *asked)
     }
 
     /// The methods that a route knows, as the header `Allow` lists them.
     pub fn allowed(&self, route: &str) -> String {
-        let methods = self.0.get(route).into_iter().flatten().map(|(method, _)| method.as_str());
+        let methods = self.0.get(route).into_iter().flatten().map(|operation| operation.method.as_str());
         let mut names: Vec<&str> =
             methods.flat_map(|name| [name].into_iter().chain((name == "GET").then_some("HEAD"))).collect();
         names.sort_unstable();
@@ -105,7 +125,7 @@ mod tests {
         let public: Vec<&str> = rights
             .0
             .iter()
-            .filter(|(_, methods)| methods.iter().any(|(_, need)| *need == Need::Nothing))
+            .filter(|(_, operations)| operations.iter().any(|operation| operation.need == Need::Nothing))
             .map(|(path, _)| path.as_str())
             .collect();
         assert!(public.iter().all(|path| !path.starts_with("/v1/")), "{public:?}");
@@ -127,7 +147,7 @@ mod tests {
         assert_eq!(need_of(&json!([{"token": ["read"]}])), Some(Need::Right(Right::Read)));
         assert_eq!(need_of(&json!([{}])), Some(Need::Nothing));
         let mut document = crate::api::openapi::document();
-        document.paths.paths.values_mut().next().unwrap().get.as_mut().unwrap().security = None;
+        document["paths"]["/v1/tenants"]["get"]["security"].take();
         assert_eq!(Rights::of(&document).unwrap_err().len(), 1);
     }
 
@@ -140,5 +160,6 @@ mod tests {
         assert_eq!(rights.need(events, &Method::POST), Some(Need::Right(Right::Publish)));
         assert_eq!(rights.need(events, &Method::DELETE), None);
         assert_eq!(rights.allowed(events), "GET,HEAD,POST");
+        assert!(rights.takes_query(events, &Method::GET) && !rights.takes_query(events, &Method::POST));
     }
 }

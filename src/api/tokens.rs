@@ -30,6 +30,7 @@ pub struct NewToken {
     /// Whose it is.
     tenant: String,
     /// What it may do, each once: `publish` hands in events, `read` sees everything but secrets, `manage` reads and changes everything of the tenant.
+    #[schema(min_items = 1)]
     rights: Vec<Right>,
     /// When it stops being good, RFC 3339 with an offset; never, if not said.
     #[schema(value_type = Option<String>, format = DateTime)]

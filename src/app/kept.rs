@@ -12,13 +12,14 @@ use crate::metrics::Commits;
 use crate::model::database::DatabaseUrl;
 use crate::store::embedded::{Durability, Embedded, create_folder};
 use crate::store::postgres::{self, Postgres};
-use crate::store::seal::{MASTER_KEY_FILE, Seal, WrongKey};
+use crate::store::seal::{LINK_KEY_NOTE, MASTER_KEY_FILE, Seal, WrongKey};
 use crate::store::{Catalog, Cluster, Store, moved};
 
 /// The store, as the one who has to close it holds it.
 pub struct Kept {
     store: Which,
     place: String,
+    seal: Seal,
     new_key: Option<PathBuf>,
 }
 
@@ -36,14 +37,19 @@ impl Kept {
                 moved::refuse_if_moved(folder)?;
                 create_folder(folder)?;
                 let (seal, new_key) = master_key(settings)?;
-                let store = Embedded::open_with(folder, Durability::Synced, seal, commits)
+                let store = Embedded::open_with(folder, Durability::Synced, seal.clone(), commits)
                     .inspect_err(|problem| take_back(new_key.as_deref(), problem))?;
-                Ok(Self { store: Which::Embedded(Arc::new(store)), place: settings.data.to_string(), new_key })
+                let store = Which::Embedded(Arc::new(store));
+                Ok(Self { store, place: settings.data.to_string(), seal, new_key })
             }
             Some(url) => {
-                let (store, new_key) = open_shared(&url, settings, commits).await?;
+                create_folder(folder)?;
+                let (seal, new_key) = master_key(settings)?;
+                let store = open_shared(&url, settings, seal.clone(), commits)
+                    .await
+                    .inspect_err(|problem| take_back(new_key.as_deref(), problem))?;
                 let place = format!("PostgreSQL at {}", url.place());
-                Ok(Self { store: Which::Postgres(Arc::new(store)), place, new_key })
+                Ok(Self { store: Which::Postgres(Arc::new(store)), place, seal, new_key })
             }
         }
     }
@@ -59,6 +65,13 @@ impl Kept {
     /// Whether other nodes may work on it, too.
     pub fn is_shared(&self) -> bool {
         matches!(self.store, Which::Postgres(_))
+    }
+
+    /// The key that links are signed with: the first start makes it, and
+    /// whoever shares the store has the same.
+    pub async fn link_key(&self) -> anyhow::Result<[u8; 32]> {
+        let kept = self.store().note_once(LINK_KEY_NOTE, self.seal.new_link_key()).await?;
+        Ok(self.seal.link_key(&kept)?)
     }
 
     /// Where the master key is, when this start made it.
@@ -110,27 +123,26 @@ impl Kept {
 async fn open_shared(
     url: &DatabaseUrl,
     settings: &Settings,
+    seal: Seal,
     commits: Arc<Commits>,
-) -> anyhow::Result<(Postgres, Option<PathBuf>)> {
+) -> anyhow::Result<Postgres> {
     let folder = &settings.data.0;
-    create_folder(folder)?;
     if moved::is_unmoved(folder) {
         warn!(
             "{} holds a store of its own, which is not looked at with --database-url; `posthaste migrate-store` moves it over",
             folder.display()
         );
     }
-    let (seal, made_key) = master_key(settings)?;
     let options = postgres::Options {
         lease: settings.lease.0,
         name: node_name(),
         commits,
         ..postgres::Options::new(url.reveal(), seal)
     };
-    let store = Postgres::open(options).await.inspect_err(|problem| take_back(made_key.as_deref(), problem))?;
+    let store = Postgres::open(options).await?;
     // Asked once more: a move may have begun before this node was seen.
     match store.note(moved::MOVING_NOTE).await {
-        Ok(None) => Ok((store, made_key)),
+        Ok(None) => Ok(store),
         Ok(Some(_)) => {
             store.close().await;
             bail!("{}", moved::HALF_MOVED)

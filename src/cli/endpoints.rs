@@ -1,7 +1,7 @@
 //! `posthaste endpoints`: the URLs that want events.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use clap::Subcommand;
@@ -127,13 +127,53 @@ struct Brought {
 
 impl Brought {
     fn add_to(&self, body: Body) -> anyhow::Result<Body> {
-        let read = |file: &PathBuf| {
-            let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-            anyhow::Ok(text.trim().to_owned())
-        };
-        let (secret, key) =
-            (self.secret_file.as_ref().map(read).transpose()?, self.private_key_file.as_ref().map(read).transpose()?);
+        let (secret, key) = (read(self.secret_file.as_deref())?, read(self.private_key_file.as_deref())?);
         Ok(body.field("secret", secret.as_ref()).field("private_key", key.as_ref()))
+    }
+}
+
+/// The text of a file, if one is named.
+fn read(file: Option<&Path>) -> anyhow::Result<Option<String>> {
+    let Some(file) = file else { return Ok(None) };
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    Ok(Some(text.trim().to_owned()))
+}
+
+/// How its connections are encrypted, where that is special. Certificates and
+/// keys are read from files.
+#[derive(Debug, Clone, Default, clap::Args)]
+struct Tls {
+    /// The file with the authorities that may vouch for the receiver, in PEM; none for those this machine trusts.
+    #[arg(long, value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
+    /// The file with the certificate to show to the receiver, in PEM; none for none.
+    #[arg(long, value_name = "FILE")]
+    tls_client_certificate: Option<PathBuf>,
+    /// The file with the private key that belongs to it, in PEM; none for none.
+    #[arg(long, value_name = "FILE")]
+    tls_client_key: Option<PathBuf>,
+    /// The oldest version of TLS that is spoken with it.
+    #[arg(long, value_parser = ["1.2", "1.3"])]
+    tls_min_version: Option<String>,
+}
+
+impl Tls {
+    /// As a patch, if anything was given: what is null is taken away.
+    fn json(&self) -> anyhow::Result<Option<Value>> {
+        let mut fields = serde_json::Map::new();
+        for (name, file) in [
+            ("ca", &self.tls_ca),
+            ("client_certificate", &self.tls_client_certificate),
+            ("client_key", &self.tls_client_key),
+        ] {
+            let Some(file) = file else { continue };
+            let text = read(Some(file.as_path()).filter(|file| *file != Path::new("none")))?;
+            fields.insert(name.to_owned(), text.into());
+        }
+        if let Some(version) = &self.tls_min_version {
+            fields.insert("min_version".to_owned(), version.as_str().into());
+        }
+        Ok((!fields.is_empty()).then_some(Value::Object(fields)))
     }
 }
 
@@ -153,8 +193,11 @@ struct Settings {
     #[arg(long, value_parser = ["block", "skip"])]
     on_dead: Option<String>,
     /// What the body looks like.
-    #[arg(long, value_parser = ["envelope", "raw"])]
+    #[arg(long, value_parser = ["envelope", "raw", "thin", "cloudevents"])]
     format: Option<String>,
+    /// Send events thin whose data is larger than this, such as 256KiB; none for none.
+    #[arg(long, value_name = "SIZE")]
+    thin_above: Option<String>,
     /// What signs webhook-signature: hmac, or ed25519 for both.
     #[arg(long, value_parser = ["hmac", "ed25519"])]
     signing: Option<String>,
@@ -189,6 +232,8 @@ struct Settings {
     /// The deadline of an attempt, such as 10s; one below 5s is also the deadline for connecting.
     #[arg(long, value_name = "SPAN")]
     timeout: Option<Span>,
+    #[command(flatten)]
+    tls: Tls,
 }
 
 const COLUMNS: &[Column] = &[
@@ -270,7 +315,7 @@ async fn get(client: &mut Client, id: &str) -> anyhow::Result<()> {
 }
 
 async fn create(client: &mut Client, url: &str, settings: &Settings, brought: &Brought) -> anyhow::Result<()> {
-    let body = settings.of_a_new_one().add_to(Body::default().field("url", Some(url)));
+    let body = settings.of_a_new_one().add_to(Body::default().field("url", Some(url)))?;
     let answer = client.post(client.tenant_url(&["endpoints"])?, Some(brought.add_to(body)?)).await?;
     let mut shown = vec!["id", "url", "event_types", "state", "secret"];
     shown.extend(Some("public_key").filter(|_| settings.signing.as_deref() == Some("ed25519")));
@@ -286,7 +331,7 @@ async fn update(client: &mut Client, id: &str, url: Option<&str>, settings: &Set
             known["status_rules"].as_object().into_iter().flat_map(|map| map.keys().map(String::as_str)).collect();
         settings.status_rules = Some(replaced(rules, &codes));
     }
-    let body = settings.add_to(Body::default().field("url", url));
+    let body = settings.add_to(Body::default().field("url", url))?;
     ensure!(!body.is_empty(), "nothing to change; give a setting, such as --event-type (see --help)");
     output::record(client.format, &client.call(Method::PATCH, address, Some(body)).await?)
 }
@@ -351,7 +396,7 @@ impl Settings {
         Self { rate: self.rate.clone().filter(|json| json != "null"), ..self.clone() }
     }
 
-    fn add_to(&self, body: Body) -> Body {
+    fn add_to(&self, body: Body) -> anyhow::Result<Body> {
         let headers: BTreeMap<&str, &str> =
             self.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         // The usual deadline for connecting would be past a shorter one for everything.
@@ -359,11 +404,13 @@ impl Settings {
             true => serde_json::json!({ "connect": total, "total": total }),
             false => serde_json::json!({ "total": total }),
         });
-        body.field("event_types", Some(&self.event_types).filter(|types| !types.is_empty()))
+        let body = body
+            .field("event_types", Some(&self.event_types).filter(|types| !types.is_empty()))
             .field("description", self.description.as_ref())
             .field("ordering", self.ordering.as_ref())
             .field("on_dead", self.on_dead.as_ref())
             .field("format", self.format.as_ref())
+            .field("thin_above", self.thin_above.as_deref().map(nobody).as_ref())
             .field("signing", self.signing.as_ref())
             .field("signatures", Some(&self.signatures).filter(|profiles| !profiles.is_empty()))
             .field("max_in_flight", self.max_in_flight.as_ref())
@@ -375,6 +422,8 @@ impl Settings {
             .raw("status_rules", self.status_rules.as_deref().map(str::as_bytes))
             .raw("filter", self.filter.as_deref().map(str::as_bytes))
             .field("timeout", timeout.as_ref())
+            .field("tls", self.tls.json()?.as_ref());
+        Ok(body)
     }
 }
 
@@ -424,7 +473,7 @@ mod tests {
     use super::*;
 
     fn sent(settings: &Settings) -> String {
-        String::from_utf8(settings.add_to(Body::default()).finish()).unwrap()
+        String::from_utf8(settings.add_to(Body::default()).unwrap().finish()).unwrap()
     }
 
     #[test]
@@ -469,5 +518,18 @@ mod tests {
         let with = |timeout| Settings { timeout: Some(timeout), ..Settings::default() };
         assert_eq!(sent(&with(Span::secs(10))), r#"{"timeout":{"total":"10s"}}"#);
         assert_eq!(sent(&with(Span::secs(2))), r#"{"timeout":{"connect":"2s","total":"2s"}}"#);
+    }
+
+    #[test]
+    fn certificates_are_read_from_files_and_taken_away_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ca.pem");
+        std::fs::write(&file, "-----BEGIN\n").unwrap();
+        let (tls_client_key, tls_min_version) = (Some("none".into()), Some("1.3".into()));
+        let tls = Tls { tls_ca: Some(file), tls_client_key, tls_min_version, ..Tls::default() };
+        let body = sent(&Settings { tls, ..Settings::default() });
+        assert_eq!(body, r#"{"tls":{"ca":"-----BEGIN","client_key":null,"min_version":"1.3"}}"#);
+        let missing = Tls { tls_ca: Some(folder.path().join("gone.pem")), ..Tls::default() };
+        assert!(missing.json().unwrap_err().to_string().contains("gone.pem"));
     }
 }

@@ -11,5 +11,5 @@ pub struct Args {}
 
 /// Prints the description.
 pub async fn run(_: Args) -> anyhow::Result<()> {
-    print(&document().to_pretty_json().context("the description cannot be written as JSON")?)
+    print(&serde_json::to_string_pretty(&document()).context("the description cannot be written as JSON")?)
 }

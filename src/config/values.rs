@@ -90,9 +90,10 @@ pub struct Ports(pub Vec<u16>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Switch(pub bool);
 
-/// A number of bytes: plain, or with KiB, MiB or GiB.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bytes(pub u64);
+/// Where the API is reached from outside, if that was said: without a slash at
+/// its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Public(pub Option<String>);
 
 /// A plain number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -275,31 +276,31 @@ impl fmt::Display for Switch {
     }
 }
 
-impl FromStr for Bytes {
+impl FromStr for Public {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-        let unit = match text[digits..].trim() {
-            "" | "B" => 1,
-            "KiB" => 1 << 10,
-            "MiB" => 1 << 20,
-            "GiB" => 1 << 30,
-            _ => 0,
-        };
-        let number: Option<u64> = text[..digits].parse().ok();
-        let bytes = number.filter(|_| unit > 0).and_then(|number| number.checked_mul(unit));
-        bytes.map(Self).ok_or_else(|| format!("{text:?} is not a size; write bytes, or a number with KiB, MiB or GiB"))
+        if text.is_empty() {
+            return Ok(Self(None));
+        }
+        let refused = || format!("{text:?} is not a public URL; write it like https://hooks.example.com");
+        let url: url::Url = text.parse().map_err(|_| refused())?;
+        let is_plain = matches!(url.scheme(), "http" | "https")
+            && url.has_host()
+            && url.username().is_empty()
+            && url.password().is_none()
+            && url.query().is_none()
+            && url.fragment().is_none()
+            && !text.chars().any(|c| c.is_control() || c.is_whitespace());
+        match is_plain {
+            true => Ok(Self(Some(url.as_str().trim_end_matches('/').to_owned()))),
+            false => Err(refused()),
+        }
     }
 }
 
-impl fmt::Display for Bytes {
+impl fmt::Display for Public {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (unit, name) in [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")] {
-            if self.0 >= unit && self.0.is_multiple_of(unit) {
-                return write!(f, "{}{name}", self.0 / unit);
-            }
-        }
-        write!(f, "{}", self.0)
+        f.write_str(self.0.as_deref().unwrap_or_default())
     }
 }
 
@@ -378,6 +379,6 @@ macro_rules! read_as_written {
     )*};
 }
 read_as_written!(
-    Address, Database, Folder, File, Smtp, Mailbox, Networks, Ports, Switch, Dns, Proxy, Bytes, Count, LogFormat,
+    Address, Database, Folder, File, Smtp, Mailbox, Networks, Ports, Switch, Dns, Proxy, Public, Count, LogFormat,
     Filter
 );

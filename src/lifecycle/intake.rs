@@ -5,44 +5,50 @@
 //! in memory, between the first byte of a body and the commit, is bounded, so
 //! that a store that cannot keep up is felt by producers as a quick 503 and
 //! never as a gateway that swells. Tests of endpoints have a rate of their own,
-//! so that nobody looks around with them.
+//! so that nobody looks around with them; so have fetches of thin events' data,
+//! so that a link that got about is nobody's lever.
 //!
 //! Invariant: whatever a request holds of the account is given back when its
 //! [`Share`] is dropped, on every way out.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::model::id::TenantId;
+use crate::model::id::{DeliveryId, TenantId};
 use crate::model::pace::{Pace, Rate};
 use crate::model::span::words;
 
-/// How many tenants' paces are kept before those that have rested are let go.
+/// How many paces of a kind are kept before those that have rested are let go.
 const PACES_LEAST: usize = 1_024;
 /// The most that one request can owe beyond a burst: a whole batch.
 const OWED_MAX: f64 = 1_000.0;
 /// How often a tenant may test its endpoints: ten a minute, and ten at once.
 pub const TEST_RATE: Rate = Rate { per_second: 10.0 / 60.0, burst: 10 };
+/// How often the link of one delivery may be followed: once a second, and
+/// twenty times at once.
+pub const FETCH_RATE: Rate = Rate { per_second: 1.0, burst: 20 };
 
 /// How much may come in.
 #[derive(Debug)]
 pub struct Intake {
-    paces: Mutex<Paces>,
-    tests: Mutex<Paces>,
-    bytes: AtomicUsize,
+    paces: Mutex<Paces<TenantId>>,
+    tests: Mutex<Paces<TenantId>>,
+    fetches: Mutex<Paces<DeliveryId>>,
+    held: Mutex<Held>,
     bytes_max: usize,
     waiting: AtomicUsize,
     waiting_max: usize,
 }
 
-/// The paces of tenants that handed something in of late.
+/// The paces of those that were here of late.
 #[derive(Debug)]
-struct Paces {
-    by_tenant: HashMap<TenantId, Pace>,
+struct Paces<K> {
+    by_whom: HashMap<K, Pace>,
     /// With this many, those that have rested are let go of.
     full_at: usize,
 }
@@ -84,11 +90,11 @@ impl Intake {
     /// Bounds what requests hold together: bytes of their bodies, and how
     /// many wait for their commit.
     pub fn new(bytes_max: usize, waiting_max: usize) -> Self {
-        let paces = || Mutex::new(Paces { by_tenant: HashMap::new(), full_at: PACES_LEAST });
         Self {
-            paces: paces(),
-            tests: paces(),
-            bytes: AtomicUsize::new(0),
+            paces: Mutex::default(),
+            tests: Mutex::default(),
+            fetches: Mutex::default(),
+            held: Mutex::default(),
             bytes_max,
             waiting: AtomicUsize::new(0),
             waiting_max,
@@ -122,36 +128,39 @@ impl Intake {
 
     /// Counts a test of an endpoint, or says how long until there may be one.
     pub fn charge_test(&self, tenant: &TenantId, now: Timestamp) -> Result<(), Duration> {
-        let mut tests = self.tests.lock().expect("counting does not panic");
-        let pace = tests.of(tenant, TEST_RATE, now);
-        pace.mend(now);
-        if pace.is_ready(now) {
-            pace.take(now);
-            return Ok(());
-        }
-        Err(until(pace.ready_at(), now))
+        self.tests.lock().expect("counting does not panic").charge(tenant, TEST_RATE, now)
+    }
+
+    /// Counts a fetch of a delivery's data, or says how long until there may
+    /// be one.
+    pub fn charge_fetch(&self, delivery: DeliveryId, now: Timestamp) -> Result<(), Duration> {
+        self.fetches.lock().expect("counting does not panic").charge(&delivery, FETCH_RATE, now)
     }
 
     /// A tenant's rate was changed; what is left in its bucket stays.
     pub fn change(&self, tenant: &TenantId, rate: Rate, now: Timestamp) {
-        if let Some(pace) = self.paces().by_tenant.get_mut(tenant) {
+        if let Some(pace) = self.paces().by_whom.get_mut(tenant) {
             pace.change(rate, now);
         }
     }
 
     /// How a tenant stands with its rate.
     pub fn standing(&self, tenant: &TenantId, rate: Rate, now: Timestamp) -> Standing {
-        let mut pace = self.paces().by_tenant.get(tenant).copied().unwrap_or(Pace::at_the_door(rate));
+        let mut pace = self.paces().by_whom.get(tenant).copied().unwrap_or(Pace::at_the_door(rate));
         pace.change(rate, now);
         standing(&pace, now)
     }
 
-    /// A request begins to come in.
-    pub fn share(&self) -> Share<'_> {
-        Share { intake: self, bytes: 0, is_waiting: false }
+    /// A request of a tenant's begins to come in.
+    pub fn share(&self, tenant: &TenantId) -> Share<'_> {
+        Share { intake: self, tenant: tenant.clone(), bytes: 0, is_waiting: false }
     }
 
-    fn paces(&self) -> MutexGuard<'_, Paces> {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().expect("counting does not panic")
+    }
+
+    fn paces(&self) -> MutexGuard<'_, Paces<TenantId>> {
         self.paces.lock().expect("counting does not panic")
     }
 }
@@ -165,45 +174,75 @@ fn until(at: Timestamp, now: Timestamp) -> Duration {
     Duration::from_millis(u64::try_from(at.as_millisecond() - now.as_millisecond()).unwrap_or(0))
 }
 
-impl Paces {
-    /// A tenant's pace, at the rate it has now.
-    fn of(&mut self, tenant: &TenantId, rate: Rate, now: Timestamp) -> &mut Pace {
-        if !self.by_tenant.contains_key(tenant) {
-            self.make_room(now);
-            self.by_tenant.insert(tenant.clone(), Pace::at_the_door(rate));
+impl<K> Default for Paces<K> {
+    fn default() -> Self {
+        Self { by_whom: HashMap::new(), full_at: PACES_LEAST }
+    }
+}
+
+impl<K: Clone + Eq + Hash> Paces<K> {
+    /// Counts one, or says how long until there may be one.
+    fn charge(&mut self, whom: &K, rate: Rate, now: Timestamp) -> Result<(), Duration> {
+        let pace = self.of(whom, rate, now);
+        pace.mend(now);
+        if pace.is_ready(now) {
+            pace.take(now);
+            return Ok(());
         }
-        let pace = self.by_tenant.get_mut(tenant).expect("it was just put there");
+        Err(until(pace.ready_at(), now))
+    }
+
+    /// Someone's pace, at the rate it has now.
+    fn of(&mut self, whom: &K, rate: Rate, now: Timestamp) -> &mut Pace {
+        if !self.by_whom.contains_key(whom) {
+            self.make_room(now);
+            self.by_whom.insert(whom.clone(), Pace::at_the_door(rate));
+        }
+        let pace = self.by_whom.get_mut(whom).expect("it was just put there");
         pace.change(rate, now);
         pace
     }
 
     /// Nothing is lost with a pace that has rested: it would begin the same.
     fn make_room(&mut self, now: Timestamp) {
-        if self.by_tenant.len() >= self.full_at {
-            self.by_tenant.retain(|_, pace| !pace.is_rested(now));
-            self.full_at = PACES_LEAST.max(2 * self.by_tenant.len());
+        if self.by_whom.len() >= self.full_at {
+            self.by_whom.retain(|_, pace| !pace.is_rested(now));
+            self.full_at = PACES_LEAST.max(2 * self.by_whom.len());
         }
     }
+}
+
+/// What is on its way in.
+#[derive(Debug, Default)]
+struct Held {
+    bytes: usize,
+    by_tenant: HashMap<TenantId, usize>,
 }
 
 /// What one request holds of the account; given back when it is dropped.
 #[derive(Debug)]
 pub struct Share<'a> {
     intake: &'a Intake,
+    tenant: TenantId,
     bytes: usize,
     is_waiting: bool,
 }
 
 impl Share<'_> {
     /// More of the body has come. A request that is alone may hold any
-    /// amount, so that one is always possible.
+    /// amount, so that one is always possible. A tenant may hold three times
+    /// what is left for the others: so however many send slowly on purpose,
+    /// there is something left for whoever comes next.
     pub fn grow(&mut self, bytes: usize) -> Result<(), Overload> {
-        let Intake { bytes: held, bytes_max, .. } = self.intake;
-        let more = |held: usize| {
-            let grown = held.saturating_add(bytes);
-            (grown <= *bytes_max || held == self.bytes).then_some(grown)
-        };
-        held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| Overload)?;
+        let mut held = self.intake.held();
+        let theirs = held.by_tenant.get(&self.tenant).copied().unwrap_or(0).saturating_add(bytes);
+        let left = self.intake.bytes_max.checked_sub(held.bytes.saturating_add(bytes));
+        let is_alone = held.bytes == self.bytes;
+        if !is_alone && left.is_none_or(|left| theirs > left.saturating_mul(3)) {
+            return Err(Overload);
+        }
+        held.bytes += bytes;
+        held.by_tenant.insert(self.tenant.clone(), theirs);
         self.bytes += bytes;
         Ok(())
     }
@@ -220,7 +259,15 @@ impl Share<'_> {
 
 impl Drop for Share<'_> {
     fn drop(&mut self) {
-        self.intake.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        if self.bytes > 0 {
+            let mut held = self.intake.held();
+            held.bytes -= self.bytes;
+            let theirs = held.by_tenant.get(&self.tenant).copied().unwrap_or(0) - self.bytes;
+            match theirs {
+                0 => held.by_tenant.remove(&self.tenant),
+                theirs => held.by_tenant.insert(self.tenant.clone(), theirs),
+            };
+        }
         self.intake.waiting.fetch_sub(usize::from(self.is_waiting), Ordering::Relaxed);
     }
 }
@@ -311,7 +358,7 @@ mod tests {
         for n in 0..100_000 {
             intake.charge(&tenant(&format!("t{n}")), SLOW, 1, at(n)).unwrap();
         }
-        let kept = intake.paces().by_tenant.len();
+        let kept = intake.paces().by_whom.len();
         assert!(kept <= PACES_LEAST, "{kept} are kept");
         assert!(intake.charge(&tenant("debtor"), daily, 1, at(100_000)).is_err(), "a debt is not forgotten");
     }
@@ -319,30 +366,50 @@ mod tests {
     #[test]
     fn bytes_are_held_until_the_share_is_dropped() {
         let intake = Intake::new(100, 10);
-        let (mut slow, mut other) = (intake.share(), intake.share());
-        slow.grow(60).unwrap();
-        other.grow(40).unwrap();
-        assert_eq!(other.grow(1), Err(Overload), "the account is full");
+        let (mut slow, mut other) = (intake.share(&tenant("a")), intake.share(&tenant("a")));
+        slow.grow(50).unwrap();
+        other.grow(25).unwrap();
+        assert_eq!(other.grow(1), Err(Overload), "a quarter is left for others");
         assert_eq!(slow.grow(1), Err(Overload));
         drop(other);
-        slow.grow(40).unwrap();
-        assert_eq!(intake.share().grow(1), Err(Overload));
+        slow.grow(50).unwrap();
+        assert_eq!(intake.share(&tenant("b")).grow(1), Err(Overload));
         drop(slow);
-        assert_eq!(intake.bytes.load(Ordering::Relaxed), 0);
-        intake.share().grow(100).unwrap();
+        assert!(intake.held().by_tenant.is_empty() && intake.held().bytes == 0);
+        intake.share(&tenant("a")).grow(100).unwrap();
+    }
+
+    #[test]
+    fn however_much_some_tenants_hold_there_is_something_left_for_the_next() {
+        let intake = Intake::new(1_000_000, 10);
+        let mut shares = Vec::new();
+        for n in 0..4 {
+            let mut taken = 0;
+            loop {
+                let mut share = intake.share(&tenant(&format!("greedy{n}")));
+                if share.grow(1_000).is_err() {
+                    break;
+                }
+                taken += 1;
+                shares.push(share);
+            }
+            assert!(taken > 0, "there was something left for number {n}");
+        }
+        assert_eq!(intake.share(&tenant("next")).grow(1), Ok(()));
+        assert!(intake.held().bytes <= 1_000_000);
     }
 
     #[test]
     fn one_request_is_always_possible_however_large() {
         let intake = Intake::new(10, 1);
-        let mut only = intake.share();
+        let mut only = intake.share(&tenant("a"));
         only.grow(8).unwrap();
         only.grow(1_000).unwrap();
         only.wait().unwrap();
-        let mut other = intake.share();
+        let mut other = intake.share(&tenant("b"));
         assert_eq!((other.grow(1), other.wait()), (Err(Overload), Err(Overload)));
         drop((only, other));
-        let mut next = intake.share();
+        let mut next = intake.share(&tenant("b"));
         next.grow(11).unwrap();
         next.wait().unwrap();
     }

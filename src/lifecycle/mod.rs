@@ -9,7 +9,8 @@
 //!
 //! Beside it: [`intake`] says how much may come in, [`expire`] ends what waits
 //! too long, [`retain`] forgets what is over, [`tell`] counts and writes to the
-//! owners of endpoints by [`mail`], [`egress`] says who may be called, [`waiting`] and [`explain`] say why
+//! owners of endpoints by [`mail`], [`egress`] says who may be called, [`links`]
+//! lets receivers fetch what they were told of alone, [`waiting`] and [`explain`] say why
 //! something stands where it stands, [`cluster`] listens to other nodes, [`felt`]
 //! asks them.
 //!
@@ -21,6 +22,7 @@ use std::sync::Arc;
 use self::dispatch::Dispatcher;
 use self::expire::Expiry;
 use self::intake::Intake;
+use self::links::Links;
 use self::mail::Postmaster;
 use self::space::Space;
 use self::tell::Teller;
@@ -40,6 +42,7 @@ pub mod expire;
 pub mod explain;
 pub mod felt;
 pub mod intake;
+pub mod links;
 pub mod mail;
 pub mod retain;
 pub mod space;
@@ -64,6 +67,8 @@ pub struct Gateway {
     pub teller: Teller,
     /// How much may come in.
     pub intake: Intake,
+    /// What makes the links of thin events, and knows them again.
+    pub links: Arc<Links>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
 }

@@ -29,6 +29,24 @@ label_values! {
 }
 
 label_values! {
+    /// What became of a request for the data of a thin event.
+    Fetch {
+        /// It was handed out.
+        Served = "served",
+        /// The link was not one of ours.
+        Invalid = "invalid",
+        /// It is no longer kept.
+        Expired = "expired",
+        /// It was forgotten on request.
+        Expunged = "expunged",
+        /// The link was followed too often.
+        Limited = "limited",
+        /// The store could not be read.
+        Failed = "failed",
+    }
+}
+
+label_values! {
     /// Where a breaker moved to.
     BreakerMove {
         /// Nothing may go.

@@ -27,7 +27,7 @@ mod gauges;
 mod labels;
 
 pub use gauges::{Breakers, Endpoints, Gauges};
-pub use labels::{BreakerMove, Limit, Mail, Pause, Wait};
+pub use labels::{BreakerMove, Fetch, Limit, Mail, Pause, Wait};
 
 #[cfg(test)]
 mod tests;
@@ -59,6 +59,7 @@ pub struct Metrics {
     ingest_refused: Counters,
     ingest_limited: Counters,
     storage_refused: Counter,
+    fetches: Counters,
     accept_duration: Histogram,
     attempts: Counters,
     attempt_duration: Histogram,
@@ -103,6 +104,11 @@ impl Metrics {
                 each("by", Limit::TEXTS),
             ),
             storage_refused: book.counter("storage_refused", "Times that events were turned away for want of space"),
+            fetches: book.counters(
+                "data_fetches",
+                "Requests for the data of thin events, by what became of them",
+                each("outcome", Fetch::TEXTS),
+            ),
             accept_duration: book.seconds(
                 "accept_duration",
                 "From the events of a request being read to their being durable",
@@ -211,6 +217,11 @@ impl Metrics {
     /// Events were turned away for want of space.
     pub fn storage_refused(&self) {
         self.storage_refused.inc();
+    }
+
+    /// Somebody asked for the data of a thin event.
+    pub fn fetched(&self, outcome: Fetch) {
+        self.fetches.at(outcome as usize).inc();
     }
 }
 

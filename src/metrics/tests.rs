@@ -190,7 +190,7 @@ fn a_bucket_holds_what_is_not_above_its_bound() {
 fn every_other_happening_moves_its_own_figure() {
     let metrics = fresh();
     type Happening = (&'static str, fn(&Metrics));
-    let happenings: [Happening; 27] = [
+    let happenings: [Happening; 29] = [
         ("events_accepted_total", |metrics| metrics.accepted(1)),
         ("event_data_bytes_total", |metrics| metrics.accepted(1)),
         ("events_duplicate_total", |metrics| metrics.duplicate()),
@@ -199,6 +199,8 @@ fn every_other_happening_moves_its_own_figure() {
         ("ingest_limited_total{by=\"tenant\"}", |metrics| metrics.limited(Limit::Tenant)),
         ("ingest_limited_total{by=\"gateway\"}", |metrics| metrics.limited(Limit::Gateway)),
         ("storage_refused_total", |metrics| metrics.storage_refused()),
+        ("data_fetches_total{outcome=\"served\"}", |metrics| metrics.fetched(Fetch::Served)),
+        ("data_fetches_total{outcome=\"failed\"}", |metrics| metrics.fetched(Fetch::Failed)),
         ("accept_duration_seconds_count", |metrics| metrics.accept_took(Duration::ZERO)),
         ("put_back_total", |metrics| metrics.put_back()),
         ("stumbles_total", |metrics| metrics.stumbled()),

@@ -9,6 +9,9 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
 
 use super::id::{AuditId, TenantId, TokenId};
 
@@ -46,7 +49,7 @@ impl fmt::Display for By {
 macro_rules! actions {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
         /// What was done.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
         pub enum Action { $($(#[$doc])* #[serde(rename = $text)] $name,)* }
 
         impl Action {
@@ -101,6 +104,19 @@ actions! {
     TokenCreated = "token.created",
     /// A token was revoked.
     TokenRevoked = "token.revoked",
+}
+
+impl PartialSchema for Action {
+    fn schema() -> RefOr<Schema> {
+        let names = Self::ALL.iter().map(|action| action.as_str());
+        ObjectBuilder::new().schema_type(Type::String).enum_values(Some(names)).into()
+    }
+}
+
+impl ToSchema for Action {
+    fn name() -> std::borrow::Cow<'static, str> {
+        "AuditAction".into()
+    }
 }
 
 /// Something that was done, without who did it.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::endpoint::Format;
 use super::id::{DeliveryId, EndpointId, EventId, TenantId};
 use super::next::Next;
 use super::policy::RetryPolicy;
@@ -250,6 +251,8 @@ pub struct Delivery {
     pub lane: Option<String>,
     /// Its place in its lane.
     pub seq: Option<u64>,
+    /// What its body looks like.
+    pub format: Format,
     /// Where it stands.
     pub state: State,
     /// Why it died, also after it was discarded.

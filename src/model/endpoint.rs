@@ -18,6 +18,7 @@ use super::policy::{RetryPolicy, RetrySpec};
 use super::rules::StatusRules;
 pub use super::signing::Secret;
 use super::signing::{self, Hidden, Profile, Signing};
+use super::size::Size;
 use super::span::Span;
 use super::tls::Tls;
 
@@ -82,6 +83,10 @@ pub struct Settings {
     /// What the body looks like. Fixed for a delivery when it is accepted.
     #[serde(default)]
     pub format: Format,
+    /// Events whose data is larger than this are sent `thin`, all others in `format` (as `envelope`, if that is `thin`). Fixed for a delivery when it is accepted.
+    #[serde(default)]
+    #[schema(value_type = Option<String>, example = "256KiB")]
+    pub thin_above: Option<Size>,
     /// What signs `webhook-signature`. With `ed25519`, receivers can verify with the endpoint's public key.
     #[serde(default)]
     pub signing: Signing,
@@ -166,6 +171,10 @@ pub enum Format {
     Envelope,
     /// The producer's data alone.
     Raw,
+    /// The event's id, type and time, and a link from which the receiver fetches the rest; needs `--public-url`.
+    Thin,
+    /// A CloudEvent 1.0, structured.
+    Cloudevents,
 }
 
 /// The deadlines of an attempt.
@@ -349,7 +358,26 @@ pub struct InvalidSetting {
     pub message: String,
 }
 
+/// The JSON pointer to what has this name, below another.
+pub fn pointer(above: &str, name: &str) -> String {
+    format!("{above}/{}", name.replace('~', "~0").replace('/', "~1"))
+}
+
 impl Settings {
+    /// What the body looks like for data of this length.
+    pub fn format_for(&self, data: &[u8]) -> Format {
+        match (self.thin_above, self.format) {
+            (Some(Size(above)), _) if data.len() as u64 > above => Format::Thin,
+            (Some(_), Format::Thin) => Format::Envelope,
+            (_, format) => format,
+        }
+    }
+
+    /// Whether it may be sent links instead of data.
+    pub fn may_be_thin(&self) -> bool {
+        self.format == Format::Thin || self.thin_above.is_some()
+    }
+
     /// Checks everything but the URL's target, which the egress guard judges.
     pub fn check(&self) -> Result<RetryPolicy, Vec<InvalidSetting>> {
         let mut problems = Vec::new();
@@ -370,8 +398,8 @@ impl Settings {
             refuse("/metadata".into(), format!("metadata has {} entries; use at most 50", self.metadata.len()));
         }
         for (name, value) in &self.metadata {
-            check_text(&format!("/metadata/{name}"), "a metadata name", name, 64, &mut refuse);
-            check_text(&format!("/metadata/{name}"), "a metadata value", value, 512, &mut refuse);
+            check_text(&pointer("/metadata", name), "a metadata name", name, 64, &mut refuse);
+            check_text(&pointer("/metadata", name), "a metadata value", value, 512, &mut refuse);
         }
         for (n, message) in signing::check(&self.signatures) {
             refuse(format!("/signatures/{n}"), message);

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::endpoint::InvalidSetting;
+use super::endpoint::{InvalidSetting, pointer};
 use super::signing::Hidden;
 
 /// What is shown in the place of a value.
@@ -56,10 +56,10 @@ pub fn check(headers: &BTreeMap<String, Hidden>) -> Vec<InvalidSetting> {
     }
     let mut seen = std::collections::HashSet::new();
     for (name, value) in headers {
-        let twice = (!seen.insert(name.to_ascii_lowercase()))
-            .then(|| format!("header {name} is given twice; headers differ by more than case"));
+        let twice = (!seen.insert(folded(name)))
+            .then(|| format!("header {name} is given twice; headers differ by more than case, - and _"));
         let found = check_name(name).or(twice).or_else(|| check_value(name, value.reveal()));
-        problems.extend(found.map(|message| InvalidSetting { pointer: format!("/headers/{name}"), message }));
+        problems.extend(found.map(|message| InvalidSetting { pointer: pointer("/headers", name), message }));
     }
     problems
 }
@@ -67,12 +67,18 @@ pub fn check(headers: &BTreeMap<String, Hidden>) -> Vec<InvalidSetting> {
 fn check_name(name: &str) -> Option<String> {
     let is_token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(is_token) {
-        return Some(format!("header name {name:?} is not 1 to {NAME_BYTES_MAX} letters, digits or -"));
+        let allowed = "letters, digits or !#$%&'*+-.^_`|~";
+        return Some(format!("header name {name:?} is not 1 to {NAME_BYTES_MAX} {allowed}"));
     }
-    let lower = name.to_ascii_lowercase();
+    let lower = folded(name);
     let reserved =
         RESERVED.contains(&lower.as_str()) || RESERVED_PREFIXES.iter().any(|prefix| lower.starts_with(prefix));
     reserved.then(|| format!("header {name} is reserved; choose another name"))
+}
+
+/// A name as the least careful of receivers reads it: many take `_` for `-`.
+fn folded(name: &str) -> String {
+    name.to_ascii_lowercase().replace('_', "-")
 }
 
 fn check_value(name: &str, value: &str) -> Option<String> {
@@ -102,6 +108,9 @@ mod tests {
     fn ours_and_the_connections_headers_are_refused() {
         for name in [
             "Webhook-Id",
+            "webhook_id",
+            "Content_Length",
+            "X_Forwarded_For",
             "webhook-signature",
             "X-Seq",
             "Host",

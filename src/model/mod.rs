@@ -1,6 +1,7 @@
 //! What things are: pure, without I/O, clock, randomness or async.
 
 pub mod id;
+pub mod size;
 pub mod span;
 
 pub mod database;

@@ -20,6 +20,7 @@ use super::verdict::ShortBudget;
 /// What a rule says is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = StatusAction)]
 pub enum Action {
     /// It counts as delivered.
     Deliver,
@@ -383,7 +384,7 @@ impl PartialSchema for StatusRules {
     fn schema() -> RefOr<Schema> {
         ObjectBuilder::new()
             .property("preset", Ref::from_schema_name("Table"))
-            .additional_properties(Some(AdditionalProperties::RefOr(Ref::from_schema_name("Action").into())))
+            .additional_properties(Some(AdditionalProperties::RefOr(Ref::from_schema_name("StatusAction").into())))
             .description(Some(
                 "A table (`default`, `strict` or `lenient`) and what differs from it, by exact code or class: `{\"preset\":\"strict\",\"404\":\"retry\",\"5xx\":\"refuse\"}`. An exact code beats its class.",
             ))
@@ -398,7 +399,7 @@ impl ToSchema for StatusRules {
 
     fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
         schemas.push(("Table".into(), Table::schema()));
-        schemas.push(("Action".into(), Action::schema()));
+        schemas.push(("StatusAction".into(), Action::schema()));
     }
 }
 

@@ -77,6 +77,7 @@ pub struct Defaults {
     pub status_rules: Option<StatusRules>,
     /// The cap on requests in flight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 1000)]
     pub max_in_flight: Option<u32>,
     /// The deadlines of an attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -77,6 +77,8 @@ pub fn format_code(format: Format) -> i64 {
     match format {
         Format::Envelope => 0,
         Format::Raw => 1,
+        Format::Thin => 2,
+        Format::Cloudevents => 3,
     }
 }
 
@@ -84,7 +86,9 @@ pub fn format_code(format: Format) -> i64 {
 pub fn format_of(code: i64) -> Format {
     match code {
         0 => Format::Envelope,
-        _ => Format::Raw,
+        1 => Format::Raw,
+        2 => Format::Thin,
+        _ => Format::Cloudevents,
     }
 }
 

@@ -197,6 +197,24 @@ pub struct Claim {
     pub progress: Progress,
 }
 
+impl Claim {
+    /// What an attempt at this delivery would need.
+    pub fn of(delivery: Delivery, event: Event) -> Self {
+        Self {
+            id: delivery.id,
+            endpoint: delivery.endpoint_id,
+            event: Arc::new(event),
+            format: delivery.format,
+            lane: delivery.lane.map(Arc::from),
+            seq: delivery.seq,
+            due_at: delivery.due_at,
+            is_urgent: delivery.is_urgent,
+            expires_at: delivery.expires_at,
+            progress: delivery.progress,
+        }
+    }
+}
+
 /// A question for due deliveries.
 #[derive(Debug, Clone)]
 pub struct AskDue {

@@ -18,6 +18,8 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
 use aws_lc_rs::{constant_time, hmac};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 
 use crate::model::id::EndpointId;
 
@@ -26,6 +28,10 @@ pub const MASTER_KEY_FILE: &str = "master-key";
 /// The note that tells which key a store is sealed under.
 pub const CHECK_NOTE: &str = "master_key_check";
 
+/// The note that keeps what links are signed with, sealed.
+pub const LINK_KEY_NOTE: &str = "link_key";
+
+const ABOUT_LINKS: &[u8] = b"link key";
 const KEY_BYTES: usize = 32;
 const ID_BYTES: usize = 4;
 
@@ -165,6 +171,23 @@ impl Seal {
     /// The same text, sealed under the key that seals now.
     pub fn reseal(&self, about: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
         self.open(about, sealed).map(|text| self.seal(about, &text))
+    }
+
+    /// A fresh key to sign links with, as it is kept.
+    pub fn new_link_key(&self) -> String {
+        STANDARD.encode(self.seal(ABOUT_LINKS, &hex(&rand::random::<[u8; KEY_BYTES]>())))
+    }
+
+    /// The key that is kept so.
+    pub fn link_key(&self, kept: &str) -> Result<[u8; KEY_BYTES], Unopened> {
+        let text = STANDARD.decode(kept).ok().and_then(|sealed| self.open(ABOUT_LINKS, &sealed));
+        text.and_then(|text| from_hex(&text)).ok_or_else(|| Unopened("the key of links".into()))
+    }
+
+    /// The same key, sealed under the key that seals now.
+    pub fn reseal_link_key(&self, kept: &str) -> Result<String, Unopened> {
+        let sealed = STANDARD.decode(kept).ok().and_then(|sealed| self.reseal(ABOUT_LINKS, &sealed));
+        sealed.map(|sealed| STANDARD.encode(sealed)).ok_or_else(|| Unopened("the key of links".into()))
     }
 
     /// A text to keep with what is sealed, from which [`Seal::fits`] tells
@@ -353,6 +376,21 @@ mod tests {
         assert_eq!(old.open(b"a", &after), None);
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn the_key_of_links_outlives_the_master_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("master-key");
+        let (old, _) = Seal::load_or_create(&path).unwrap();
+        let kept = old.new_link_key();
+        let key = old.link_key(&kept).unwrap();
+        assert_ne!(key, old.link_key(&old.new_link_key()).unwrap());
+        let resealed = Seal::begin_rotation(&path).unwrap().reseal_link_key(&kept).unwrap();
+        Seal::end_rotation(&path).unwrap();
+        let new = Seal::read(&path).unwrap();
+        assert_eq!(new.link_key(&resealed), Ok(key));
+        assert!(new.link_key(&kept).is_err() && new.reseal_link_key(&kept).is_err() && new.link_key("?").is_err());
     }
 
     #[test]

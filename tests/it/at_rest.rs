@@ -249,7 +249,7 @@ async fn no_secret_is_printed_logged_counted_answered_or_stored_in_the_open() {
 
 /// Runs `posthaste keys rotate` on a gateway's installation: whether it
 /// succeeded, and what it said.
-async fn rotate(gateway: &Gateway) -> (bool, String) {
+pub async fn rotate(gateway: &Gateway) -> (bool, String) {
     let folder = gateway.folder().display().to_string();
     let mut args = vec!["keys", "rotate", "--data", &folder];
     if let Some(database) = gateway.database() {

@@ -4,10 +4,42 @@
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::{Gateway, Options};
+use crate::support::{Gateway, Options, path_of};
 
 const EVENTS: &str = "/v1/tenants/default/events";
 const ENDPOINTS: &str = "/v1/tenants/default/endpoints";
+
+for_every_store! {
+    what_no_store_can_hold_is_not_asked_for,
+}
+
+/// Also where the store cannot even be asked for it.
+async fn what_no_store_can_hold_is_not_asked_for() {
+    let gateway = Gateway::start().await;
+    let client = &gateway.client;
+    for (list, name) in [
+        ("events", "key"),
+        ("events", "type"),
+        ("deliveries", "key"),
+        ("deliveries", "event_type"),
+        ("dead-letters", "key"),
+        ("dead-letters", "event_type"),
+    ] {
+        let path = format!("/v1/tenants/default/{list}?{name}=a%00");
+        let problem = client.get(&path).await.problem(422, "invalid_field");
+        assert_eq!(problem["errors"][0]["pointer"], format!("?{name}"));
+    }
+    let endpoint = gateway.create_endpoint(json!({"url": "https://example.com/"})).await;
+    let lanes = format!("{}/lanes", path_of(&endpoint));
+    // `lanes:~` and a NUL.
+    client.get(&format!("{lanes}?cursor=bGFuZXM6fgA")).await.problem(400, "invalid_cursor");
+    // Nor is a query looked over where none is read.
+    for path in [path_of(&endpoint), format!("{}/secrets", path_of(&endpoint)), "/v1/tenants/default".to_owned()] {
+        let problem = client.get(&format!("{path}?colour=red&limit=1")).await.problem(422, "unknown_field");
+        assert_eq!(problem["errors"][0]["pointer"], "?colour");
+        client.get(&format!("{path}?")).await.expect(200);
+    }
+}
 
 #[tokio::test]
 async fn every_bad_event_is_refused_at_its_field() {
@@ -125,6 +157,10 @@ async fn every_bad_endpoint_is_refused_at_its_field() {
         (json!({"url": url, "rate": {"per_second": 1e7}}), "invalid_field", "/rate/per_second"),
         (json!({"url": url, "rate": {"per_second": 1, "burst": 0}}), "invalid_field", "/rate/burst"),
         (json!({"url": url, "rate": {"per_second": 1, "bursts": 1}}), "unknown_field", "/rate/bursts"),
+        (json!({"url": url, "a/b~c": 1}), "unknown_field", "/a~1b~0c"),
+        (json!({"url": url, "headers": {"a/b": "1"}}), "invalid_field", "/headers/a~1b"),
+        (json!({"url": url, "headers": {"Webhook_Id": "1"}}), "invalid_field", "/headers/Webhook_Id"),
+        (json!({"url": url, "metadata": {"a/b": "\0"}}), "invalid_field", "/metadata/a~1b"),
         (json!({"url": url, "rate": {"burst": 1}}), "invalid_field", "/rate/per_second"),
         (json!({"url": url, "breaker": {"failure_ratio": 1.5}}), "invalid_field", "/breaker/failure_ratio"),
         (

@@ -62,6 +62,7 @@ mod retry;
 mod secrets;
 mod signatures;
 mod start_stop;
+mod thin;
 mod tls;
 mod tokens;
 mod told;

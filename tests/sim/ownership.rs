@@ -13,16 +13,12 @@ use posthaste::lifecycle::change::{change_delivery, put_tenant};
 use posthaste::lifecycle::cluster;
 use posthaste::lifecycle::deliver::send::Sender;
 use posthaste::lifecycle::deliver::sign::Request;
-use posthaste::lifecycle::dispatch::Dispatcher;
 use posthaste::lifecycle::dispatch::limits::Hold;
-use posthaste::lifecycle::expire::{self, Expiry};
+use posthaste::lifecycle::expire;
 use posthaste::lifecycle::felt::{About, felt};
-use posthaste::lifecycle::intake::Intake;
 use posthaste::lifecycle::mail::Postmaster;
-use posthaste::lifecycle::space::Space;
-use posthaste::lifecycle::tell::Teller;
 use posthaste::lifecycle::waiting::outlooks;
-use posthaste::metrics::{Gauges, Metrics};
+use posthaste::metrics::Gauges;
 use posthaste::model::attempt::{Answer, Response, Timings};
 use posthaste::model::delivery::{Delivery, State, WaitingFor, after};
 use posthaste::model::endpoint::{Endpoint, Settings};
@@ -37,7 +33,7 @@ use serde_json::{Value, json};
 
 use super::seats::{LEASE, Table};
 use super::stumbling::Stumbling;
-use super::world::{endpoint, limits, tenant, tenant_record};
+use super::world::{endpoint, gateway, limits, tenant, tenant_record};
 
 pub const SECOND: Duration = Duration::from_secs(1);
 
@@ -159,15 +155,8 @@ impl Cluster {
 
 fn start(store: Stumbling, sender: Arc<dyn Sender>, clock: &Arc<dyn Clock>, seed: u64) -> Arc<Gateway> {
     let store: Arc<dyn Store> = Arc::new(store);
-    let expiry = Arc::new(Expiry::new(Span::secs(30 * 86_400)));
-    let metrics = Arc::new(Metrics::new(clock.now()));
     let mail = Postmaster::new(None, clock.clone());
-    let teller = Teller::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
-    let dispatcher =
-        Dispatcher::new(store.clone(), sender, expiry.clone(), teller.clone(), clock.clone(), limits(), seed);
-    let (space, intake) = (Space::endless(), Intake::endless());
-    let clock = clock.clone();
-    let gateway = Arc::new(Gateway { store, dispatcher, expiry, clock, space, intake, mail, teller, metrics });
+    let gateway = gateway(store, sender, clock, mail, Span::secs(30 * 86_400), limits(), seed);
     let (keeping_time, expiring, listening) = (gateway.clone(), gateway.clone(), gateway.clone());
     tokio::spawn(async move { keeping_time.dispatcher.run().await.unwrap() });
     tokio::spawn(expire::run(expiring));

@@ -13,16 +13,11 @@ use posthaste::lifecycle::accept::{Submission, accept};
 use posthaste::lifecycle::change::{change_delivery, pause, resume};
 use posthaste::lifecycle::deliver::send::Sender;
 use posthaste::lifecycle::deliver::sign::Request;
-use posthaste::lifecycle::dispatch::Dispatcher;
-use posthaste::lifecycle::expire::{self, Expiry};
+use posthaste::lifecycle::expire;
 use posthaste::lifecycle::explain::explain_delivery;
-use posthaste::lifecycle::intake::Intake;
 use posthaste::lifecycle::mail::Postmaster;
-use posthaste::lifecycle::space::Space;
-use posthaste::lifecycle::tell::Teller;
 use posthaste::lifecycle::waiting::outlook;
 use posthaste::lifecycle::{Gateway, change};
-use posthaste::metrics::Metrics;
 use posthaste::model::attempt::{Answer, Attempt, Response, Timings};
 use posthaste::model::delivery::{Cause, Delivery, State, WaitingFor, after};
 use posthaste::model::endpoint::{Endpoint, Settings};
@@ -35,7 +30,7 @@ use posthaste::store::{Catalog, Change, EndpointChange, Store, Together};
 use serde_json::{Value, json};
 
 use super::stumbling::Stumbling;
-use super::world::{endpoint, limits, tenant, tenant_record};
+use super::world::{endpoint, gateway, limits, tenant, tenant_record};
 
 /// Answers as it was told, the last for ever, and notes when it was asked.
 #[derive(Default)]
@@ -99,24 +94,9 @@ impl Town {
             }
             let endpoint = steady.endpoints(&tenant())[0].id;
             let store: Arc<dyn Store> = Arc::new(steady.clone());
-            let expiry = Arc::new(Expiry::new(self.hold_max));
             let sender = self.receiver.clone();
-            let metrics = Arc::new(Metrics::new(self.now));
             let mail = Postmaster::new(None, clock.clone());
-            let teller = Teller::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
-            let dispatcher =
-                Dispatcher::new(store.clone(), sender, expiry.clone(), teller.clone(), clock.clone(), limits(), 5);
-            let gateway = Arc::new(Gateway {
-                store,
-                dispatcher,
-                expiry,
-                clock: clock.clone(),
-                space: Space::endless(),
-                intake: Intake::endless(),
-                mail,
-                teller,
-                metrics,
-            });
+            let gateway = gateway(store, sender, &clock, mail, self.hold_max, limits(), 5);
             let (keeping_time, expiring) = (gateway.clone(), gateway.clone());
             tokio::spawn(async move { keeping_time.dispatcher.run().await });
             tokio::spawn(expire::run(expiring));

@@ -6,8 +6,12 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use posthaste::clock::{Clock, TokioClock};
+use posthaste::lifecycle::deliver::send::Sender;
+use posthaste::lifecycle::deliver::sign::Request;
+use posthaste::lifecycle::links::{NotServed, follow};
+use posthaste::lifecycle::mail::Postmaster;
 use posthaste::lifecycle::retain::{Retention, run};
-use posthaste::model::attempt::{Attempt, Decision, Timings};
+use posthaste::model::attempt::{Answer, Attempt, Decision, Timings};
 use posthaste::model::delivery::{Cause, Progress, after};
 use posthaste::model::next::Next;
 use posthaste::model::span::Span;
@@ -18,7 +22,7 @@ use posthaste::store::{
 };
 
 use super::stumbling::Stumbling;
-use super::world::{endpoint, new_event, tenant, tenant_record};
+use super::world::{endpoint, gateway, limits, new_event, tenant, tenant_record};
 
 fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Settlement {
     let decision = Decision::of(Verdict::Delivered, "2xx");
@@ -84,6 +88,66 @@ async fn left_events(store: &Stumbling) -> Vec<String> {
     let page = PageAsk { cursor: None, limit: 500 };
     let events = store.events(&tenant(), EventQuery::default(), page).await.unwrap().data;
     events.iter().map(|record| record.event.id.to_string()).collect()
+}
+
+/// Calls nobody.
+struct Nobody;
+
+#[async_trait::async_trait]
+impl Sender for Nobody {
+    async fn send(&self, request: Request) -> Answer {
+        panic!("{request:?} is not to be sent")
+    }
+}
+
+/// Also before the next sweep, when everything is still there.
+#[test]
+fn a_link_is_good_as_long_as_its_delivery_is_to_be_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let embedded = Embedded::open(folder.path(), Durability::Unsynced).unwrap();
+    let store = Stumbling::steady(Arc::new(embedded));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let began = Timestamp::from_second(1_800_000_000).unwrap();
+        let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(began));
+        store.put_tenant(tenant_record(began)).await.unwrap();
+        let endpoint = store.create_endpoint(endpoint(0, began)).await.unwrap();
+        let mail = Postmaster::new(None, clock.clone());
+        let day = Span::secs(86_400);
+        let gateway = gateway(Arc::new(store.clone()), Arc::new(Nobody), &clock, mail, day, limits(), 1);
+        let lease = store.lease(&tenant(), endpoint.id);
+        let mut deliveries = Vec::new();
+        for (id, next) in
+            [("delivered", Some(Next::Delivered)), ("dead", Some(Next::Dead(Cause::Refused))), ("waiting", None)]
+        {
+            let new = new_event(id, None, began, vec![endpoint.clone()]);
+            let accepted = store.accept(vec![new], posthaste::store::Together::All).await.unwrap();
+            let [Accepted::New { claims, .. }] = &accepted[..] else { panic!("it is new") };
+            if let Some(next) = next {
+                store.settle(lease, attempted(&claims[0], next, began)).await.unwrap();
+            }
+            deliveries.push((id, claims[0].id));
+        }
+        let good = async || {
+            let mut good = Vec::new();
+            for (id, delivery) in &deliveries {
+                let url = gateway.links.url(&tenant(), *delivery).unwrap();
+                let signature = url.split_once("?signature=").unwrap().1;
+                match follow(&gateway, &tenant(), *delivery, signature).await {
+                    Ok(found) => good.push(found.event.to_string()),
+                    Err(why) => assert!(matches!(why, NotServed::Over), "{id}: {why}"),
+                }
+            }
+            good
+        };
+        assert_eq!(good().await, ["delivered", "dead", "waiting"]);
+        clock.sleep_until(after(began, day.0)).await;
+        assert_eq!(good().await, ["delivered", "dead", "waiting"]);
+        clock.sleep_until(after(began, day.0 + Duration::from_secs(1))).await;
+        assert_eq!(good().await, ["dead", "waiting"]);
+        clock.sleep_until(after(began, 3 * day.0 + Duration::from_secs(1))).await;
+        assert_eq!(good().await, ["waiting"]);
+    });
 }
 
 #[test]

@@ -11,14 +11,9 @@ use posthaste::lifecycle::Gateway;
 use posthaste::lifecycle::accept::{Submission, accept};
 use posthaste::lifecycle::deliver::send::Sender;
 use posthaste::lifecycle::deliver::sign::Request;
-use posthaste::lifecycle::dispatch::Dispatcher;
 use posthaste::lifecycle::dispatch::limits::Limits;
-use posthaste::lifecycle::expire::{self, Expiry};
-use posthaste::lifecycle::intake::Intake;
+use posthaste::lifecycle::expire;
 use posthaste::lifecycle::mail::{Letter, MailProblem, Post, Postmaster};
-use posthaste::lifecycle::space::Space;
-use posthaste::lifecycle::tell::Teller;
-use posthaste::metrics::Metrics;
 use posthaste::model::attempt::{Answer, Response, Timings};
 use posthaste::model::delivery::{Cause, Delivery, State, after};
 use posthaste::model::endpoint::{Endpoint, EndpointState, Settings};
@@ -31,7 +26,7 @@ use posthaste::store::{Catalog, EventQuery, PageAsk, Store, Together};
 use serde_json::{Value, json};
 
 use super::stumbling::Stumbling;
-use super::world::{endpoint, limits, tenant, tenant_record};
+use super::world::{endpoint, gateway, limits, tenant, tenant_record};
 
 /// Answers by the id and the time, and notes who was asked when.
 struct Fickle {
@@ -142,25 +137,11 @@ fn live(settings: Value, limits: Limits, answer: fn(&str, Duration) -> u16, stor
         let id = made.id;
         steady.create_endpoint(made).await.unwrap();
         let store: Arc<dyn Store> = Arc::new(steady.clone());
-        let expiry = Arc::new(Expiry::new(Span::secs(30 * 86_400)));
         let sender = Arc::new(Fickle { clock: clock.clone(), began, answer, asked: Mutex::default() });
         let letters = Arc::new(Letterbox::default());
-        let metrics = Arc::new(Metrics::new(began));
         let mail = Postmaster::new(Some(letters.clone()), clock.clone());
-        let teller = Teller::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
-        let dispatcher =
-            Dispatcher::new(store.clone(), sender.clone(), expiry.clone(), teller.clone(), clock.clone(), limits, 5);
-        let gateway = Arc::new(Gateway {
-            store,
-            dispatcher,
-            expiry,
-            clock: clock.clone(),
-            space: Space::endless(),
-            intake: Intake::endless(),
-            mail: mail.clone(),
-            teller,
-            metrics,
-        });
+        let hold_max = Span::secs(30 * 86_400);
+        let gateway = gateway(store, sender.clone(), &clock, mail.clone(), hold_max, limits, 5);
         let (keeping_time, expiring) = (gateway.clone(), gateway.clone());
         tokio::spawn(async move { keeping_time.dispatcher.run().await });
         tokio::spawn(expire::run(expiring));

@@ -12,11 +12,14 @@ use jiff::Timestamp;
 use posthaste::clock::{Clock, TokioClock};
 use posthaste::lifecycle::Gateway;
 use posthaste::lifecycle::accept::{Submission, accept};
-use posthaste::lifecycle::dispatch::Dispatcher;
+use posthaste::lifecycle::deliver::send::Sender;
 use posthaste::lifecycle::dispatch::limits::Limits;
+use posthaste::lifecycle::dispatch::{Dispatcher, Means};
 use posthaste::lifecycle::expire::{self, Expiry};
 use posthaste::lifecycle::intake::Intake;
+use posthaste::lifecycle::links::Links;
 use posthaste::lifecycle::mail::Postmaster;
+use posthaste::lifecycle::retain::Retention;
 use posthaste::lifecycle::space::Space;
 use posthaste::lifecycle::tell::Teller;
 use posthaste::metrics::Metrics;
@@ -261,25 +264,10 @@ impl World {
     async fn be_a_gateway(&mut self, store: Stumbling, clock: Arc<dyn Clock>, until: Timestamp, is_last: bool) {
         let store: Arc<dyn posthaste::store::Store> = Arc::new(store);
         let moody = Moody::new(self.ledger.clone(), clock.clone(), self.chance.random(), CAP, self.healed_at);
-        let expiry = Arc::new(Expiry::new(Span::secs(30 * 86_400)));
         let seed = self.chance.random();
-        let metrics = Arc::new(Metrics::new(clock.now()));
         let mail = Postmaster::new(None, clock.clone());
-        let teller = Teller::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
-        let moody = Arc::new(moody);
-        let dispatcher =
-            Dispatcher::new(store.clone(), moody, expiry.clone(), teller.clone(), clock.clone(), limits(), seed);
-        let gateway = Arc::new(Gateway {
-            store,
-            dispatcher: dispatcher.clone(),
-            expiry,
-            clock: clock.clone(),
-            space: Space::endless(),
-            intake: Intake::endless(),
-            mail,
-            teller,
-            metrics,
-        });
+        let gateway = gateway(store, Arc::new(moody), &clock, mail, Span::secs(30 * 86_400), limits(), seed);
+        let dispatcher = gateway.dispatcher.clone();
         let keeping_time = tokio::spawn(async move { dispatcher.run().await });
         let expiring = tokio::spawn(expire::run(gateway.clone()));
         while let Some((at, submission)) = self.to_come.pop() {
@@ -376,4 +364,34 @@ async fn all_deliveries(store: &Stumbling) -> Vec<Delivery> {
             return all;
         }
     }
+}
+
+/// A gateway of these parts, and of those that no story is about. It keeps
+/// what is finished as long as it holds what waits, and dead letters three
+/// times as long.
+pub fn gateway(
+    store: Arc<dyn posthaste::store::Store>,
+    sender: Arc<dyn Sender>,
+    clock: &Arc<dyn Clock>,
+    mail: Postmaster,
+    hold_max: Span,
+    limits: Limits,
+    seed: u64,
+) -> Arc<Gateway> {
+    let expiry = Arc::new(Expiry::new(hold_max));
+    let metrics = Arc::new(Metrics::new(clock.now()));
+    let teller = Teller::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
+    let kept = Retention { finished: hold_max, dead: Span(3 * hold_max.0), audit: hold_max };
+    let links = Arc::new(Links::new(Some("https://hooks.example.com".into()), &[7; 32], kept));
+    let means = Means {
+        store: store.clone(),
+        sender,
+        links: links.clone(),
+        expiry: expiry.clone(),
+        teller: teller.clone(),
+        clock: clock.clone(),
+    };
+    let dispatcher = Dispatcher::new(means, limits, seed);
+    let (space, intake, clock) = (Space::endless(), Intake::endless(), clock.clone());
+    Arc::new(Gateway { store, dispatcher, expiry, clock, space, intake, links, mail, teller, metrics })
 }

@@ -2,58 +2,124 @@
 
 use bytes::Bytes;
 
+use crate::lifecycle::links::{Links, NoPublicUrl};
 use crate::model::endpoint::Format;
+use crate::model::event::Key;
 use crate::store::Claim;
 
 /// Builds the body of a delivery. The producer's data goes in byte for byte.
-pub fn body(claim: &Claim) -> Bytes {
-    match claim.format {
-        Format::Raw => claim.event.data.clone(),
+pub fn body(claim: &Claim, links: &Links) -> Result<Bytes, NoPublicUrl> {
+    Ok(match claim.format {
         Format::Envelope => envelope(claim),
+        Format::Raw => claim.event.data.clone(),
+        Format::Thin => thin(claim, &links.url(&claim.event.tenant, claim.id)?),
+        Format::Cloudevents => cloud_event(claim),
+    })
+}
+
+/// What the body is, for its receiver.
+pub fn content_type(format: Format) -> &'static str {
+    match format {
+        Format::Envelope | Format::Raw | Format::Thin => "application/json",
+        Format::Cloudevents => "application/cloudevents+json",
     }
 }
 
-fn envelope(claim: &Claim) -> Bytes {
+/// The event, whole.
+pub fn envelope(claim: &Claim) -> Bytes {
     let event = &claim.event;
-    let mut out = Vec::with_capacity(event.data.len() + 256);
-    let mut field = |name: &str, value: &str| {
-        out.extend_from_slice(if out.is_empty() { b"{\"" } else { b",\"" });
-        out.extend_from_slice(name.as_bytes());
-        out.extend_from_slice(b"\":");
-        serde_json::to_writer(&mut out, value).expect("text can be written to memory");
-    };
-    field("id", event.id.as_str());
-    field("type", event.event_type.as_str());
-    field("timestamp", &event.timestamp_text());
-    if let Some(key) = &event.key {
-        field("key", key.as_str());
-    }
+    let mut object = Object::with_room(event.data.len());
+    object.text("id", event.id.as_str());
+    object.text("type", event.event_type.as_str());
+    object.text("timestamp", &event.timestamp_text());
+    object.some_text("key", event.key.as_ref().map(Key::as_str));
     if let Some(seq) = claim.seq {
-        out.extend_from_slice(format!(",\"seq\":{seq}").as_bytes());
+        object.json("seq", seq.to_string().as_bytes());
     }
-    let mut field = |name: &str, value: &str| {
-        out.extend_from_slice(format!(",\"{name}\":").as_bytes());
-        serde_json::to_writer(&mut out, value).expect("text can be written to memory");
-    };
-    if let Some(version) = &event.schema_version {
-        field("schema_version", version);
+    object.some_text("schema_version", event.schema_version.as_deref());
+    object.text("tenant", event.tenant.as_str());
+    object.json("data", &event.data);
+    object.end()
+}
+
+/// Where the event is, instead of the event.
+fn thin(claim: &Claim, data_url: &str) -> Bytes {
+    let event = &claim.event;
+    let mut object = Object::with_room(0);
+    object.text("id", event.id.as_str());
+    object.text("type", event.event_type.as_str());
+    object.text("timestamp", &event.timestamp_text());
+    object.text("data_url", data_url);
+    object.end()
+}
+
+/// The event as CloudEvents 1.0 have it, structured. Key and place in a lane
+/// are its extensions `partitionkey` and `sequence`; the latter is compared
+/// as text, so all are of one length.
+fn cloud_event(claim: &Claim) -> Bytes {
+    let event = &claim.event;
+    let mut object = Object::with_room(event.data.len());
+    object.text("specversion", "1.0");
+    object.text("id", event.id.as_str());
+    object.text("source", &format!("/tenants/{}", event.tenant));
+    object.text("type", event.event_type.as_str());
+    object.text("time", &event.timestamp_text());
+    object.some_text("partitionkey", event.key.as_ref().map(Key::as_str));
+    object.some_text("sequence", claim.seq.map(|seq| format!("{seq:020}")).as_deref());
+    object.some_text("schemaversion", event.schema_version.as_deref());
+    object.text("datacontenttype", "application/json");
+    object.json("data", &event.data);
+    object.end()
+}
+
+/// A JSON object that is being written.
+struct Object(Vec<u8>);
+
+impl Object {
+    fn with_room(bytes: usize) -> Self {
+        Self(Vec::with_capacity(bytes + 256))
     }
-    field("tenant", event.tenant.as_str());
-    out.extend_from_slice(b",\"data\":");
-    out.extend_from_slice(&event.data);
-    out.push(b'}');
-    Bytes::from(out)
+
+    /// A field whose value is JSON already.
+    fn json(&mut self, name: &str, value: &[u8]) {
+        self.name(name);
+        self.0.extend_from_slice(value);
+    }
+
+    fn text(&mut self, name: &str, value: &str) {
+        self.name(name);
+        serde_json::to_writer(&mut self.0, value).expect("text can be written to memory");
+    }
+
+    fn some_text(&mut self, name: &str, value: Option<&str>) {
+        if let Some(value) = value {
+            self.text(name, value);
+        }
+    }
+
+    fn name(&mut self, name: &str) {
+        self.0.extend_from_slice(if self.0.is_empty() { b"{\"" } else { b",\"" });
+        self.0.extend_from_slice(name.as_bytes());
+        self.0.extend_from_slice(b"\":");
+    }
+
+    fn end(mut self) -> Bytes {
+        self.0.push(b'}');
+        Bytes::from(self.0)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::claim;
+    use super::super::tests::{claim, links};
     use super::*;
 
     #[test]
     fn the_envelope_carries_the_producers_bytes_unchanged() {
         let data = br#"{ "a":1,"a":2, "n":12345678901234567890123.10, "u":"\u0000\ud800 \u00e9"}"#;
         let mut claim = claim(data);
+        let links = links(None);
+        let body = |claim: &Claim| body(claim, &links).unwrap();
         assert_eq!(
             body(&claim),
             format!(
@@ -72,5 +138,33 @@ mod tests {
         );
         claim.format = Format::Raw;
         assert_eq!(body(&claim), &data[..]);
+    }
+
+    #[test]
+    fn a_thin_event_is_a_link_and_none_without_a_public_url() {
+        let mut claim = claim(br#"{"secret":1}"#);
+        claim.format = Format::Thin;
+        assert_eq!(body(&claim, &links(None)), Err(NoPublicUrl));
+        let links = links(Some("https://hooks.example.com"));
+        let url = links.url(&claim.event.tenant, claim.id).unwrap();
+        let thin = format!(
+            r#"{{"id":"evt_1","type":"invoice.paid","timestamp":"2023-11-14T22:13:20.000Z","data_url":"{url}"}}"#
+        );
+        assert_eq!(body(&claim, &links).unwrap(), thin);
+        claim.progress.attempts = 7;
+        assert_eq!(body(&claim, &links).unwrap(), thin, "on every attempt");
+    }
+
+    #[test]
+    fn a_cloud_event_has_what_the_specification_asks_for() {
+        let mut claim = claim(br#"{ "n":1.10}"#);
+        claim.format = Format::Cloudevents;
+        claim.seq = Some(7);
+        let event = std::sync::Arc::make_mut(&mut claim.event);
+        event.key = Some("k".parse().unwrap());
+        event.schema_version = Some("2".into());
+        let expected = r#"{"specversion":"1.0","id":"evt_1","source":"/tenants/default","type":"invoice.paid","time":"2023-11-14T22:13:20.000Z","partitionkey":"k","sequence":"00000000000000000007","schemaversion":"2","datacontenttype":"application/json","data":{ "n":1.10}}"#;
+        assert_eq!(body(&claim, &links(None)).unwrap(), expected);
+        assert_eq!(content_type(claim.format), "application/cloudevents+json");
     }
 }

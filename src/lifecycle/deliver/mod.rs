@@ -15,6 +15,7 @@ use self::within::{Term, needed, within};
 use super::dispatch::gate::admits;
 use super::dispatch::hear::Answered;
 use super::expire::{Expiry, just_after};
+use super::links::Links;
 use super::tell::Teller;
 use crate::clock::Clock;
 use crate::model::attempt::{Answer, Attempt, Decision, FailureKind};
@@ -46,6 +47,8 @@ pub struct Desk {
     pub store: Arc<dyn Store>,
     /// What makes requests.
     pub sender: Arc<dyn Sender>,
+    /// What makes the links of thin events.
+    pub links: Arc<Links>,
     /// What knows whose time is over.
     pub expiry: Arc<Expiry>,
     /// What counts and tells.
@@ -144,7 +147,15 @@ pub async fn deliver(
         }
         return ended;
     }
-    let request = sign(claim, &endpoint, started_at);
+    let request = match sign(claim, &endpoint, &desk.links, started_at) {
+        Ok(request) => request,
+        Err(why) => {
+            let outcome = Outcome::PutBack { due_at: after(started_at, desk.put_back_delay()) };
+            error!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %endpoint.id,
+                   "not attempted, put back and not counted: {why}");
+            return settle(&grant, claim, outcome).await;
+        }
+    };
     let body_sha256 = sha256_hex(&request.body);
     let Some(answer) = within(&grant, desk.sender.send(request)).await else { return grant.ended() };
     let sent = Sent { endpoint: &endpoint, started_at, body_sha256 };
@@ -337,11 +348,19 @@ pub mod tests {
     //! What the tests of this folder share.
 
     use super::*;
+    use crate::lifecycle::retain::Retention;
     use crate::model::delivery::Progress;
     use crate::model::endpoint::Format;
     use crate::model::event::Event;
     use crate::model::id::{DeliveryId, EndpointId, EventId};
+    use crate::model::span::Span;
     use bytes::Bytes;
+
+    /// Links that begin so.
+    pub fn links(base: Option<&str>) -> Links {
+        let span = Span::secs(60);
+        Links::new(base.map(str::to_owned), &[7; 32], Retention { finished: span, dead: span, audit: span })
+    }
 
     /// A claim on an event with this data, and nothing special about it.
     pub fn claim(data: &[u8]) -> Claim {

@@ -20,8 +20,9 @@ use http::header::{CONTENT_TYPE, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use jiff::Timestamp;
 
-use super::body::body;
+use super::body::{body, content_type};
 use super::keys::{key_pair, public_half, secret_key};
+use crate::lifecycle::links::{Links, NoPublicUrl};
 use crate::model::endpoint::{Endpoint, Secret, Timeout};
 use crate::model::headers::MASK;
 use crate::model::id::TenantId;
@@ -72,8 +73,8 @@ const SVIX_TIMESTAMP: HeaderName = HeaderName::from_static("svix-timestamp");
 const SVIX_SIGNATURE: HeaderName = HeaderName::from_static("svix-signature");
 
 /// Builds and signs the request for a claim's next attempt.
-pub fn sign(claim: &Claim, endpoint: &Endpoint, now: Timestamp) -> Request {
-    let body = body(claim);
+pub fn sign(claim: &Claim, endpoint: &Endpoint, links: &Links, now: Timestamp) -> Result<Request, NoPublicUrl> {
+    let body = body(claim, links)?;
     let settings = &endpoint.settings;
     let custom = settings.headers.iter().filter_map(|(name, value)| {
         Some((HeaderName::try_from(name.as_str()).ok()?, HeaderValue::try_from(value.reveal()).ok()?))
@@ -83,14 +84,14 @@ pub fn sign(claim: &Claim, endpoint: &Endpoint, now: Timestamp) -> Request {
     headers.extend(our_headers(claim, claim.progress.attempts + 1, now));
     let signer = Signer::new(&endpoint.secrets, settings.signing, claim.event.id.as_str(), now, &body);
     headers.extend(signer.headers(&settings.signatures));
-    Request {
+    Ok(Request {
         tenant: endpoint.tenant.clone(),
         url: settings.url.clone(),
         headers,
         body,
         timeout: settings.timeout,
         tls: settings.tls.clone(),
-    }
+    })
 }
 
 /// The headers of an attempt of this number, but for those that vouch for it.
@@ -98,7 +99,7 @@ pub fn our_headers(claim: &Claim, number: u32, now: Timestamp) -> Vec<(HeaderNam
     let event = &claim.event;
     let id = text(event.id.as_str());
     let mut headers = vec![
-        (CONTENT_TYPE, HeaderValue::from_static("application/json")),
+        (CONTENT_TYPE, HeaderValue::from_static(content_type(claim.format))),
         (USER_AGENT, HeaderValue::from_static(concat!("Posthaste/", env!("CARGO_PKG_VERSION")))),
         (WEBHOOK_ID, id.clone()),
         (WEBHOOK_TIMESTAMP, HeaderValue::from(now.as_second())),
@@ -310,6 +311,7 @@ pub fn verify(secret: &str, headers: &HeaderMap, body: &[u8], now: Timestamp) ->
 
 #[cfg(test)]
 mod tests {
+    use super::super::body::envelope;
     use super::super::keys::{new_key, new_secret, public_key};
     use super::super::tests::claim;
     use super::*;
@@ -416,7 +418,7 @@ mod tests {
         let now = second(1_700_000_000);
         let key = new_secret([7; 24]);
         let claim = claim(b"{}");
-        let body = body(&claim);
+        let body = envelope(&claim);
         let secrets = [secret(&key, None)];
         let signer = Signer::new(&secrets, Signing::Ed25519, "evt_1", now, &body);
         let mut headers: HeaderMap = our_headers(&claim, 1, now).into_iter().collect();

@@ -25,6 +25,7 @@ use super::deliver::send::Sender;
 use super::deliver::within::{left, needed};
 use super::deliver::{Desk, Ended, deliver, stumble};
 use super::expire::Expiry;
+use super::links::Links;
 use super::tell::Teller;
 use crate::clock::Clock;
 use crate::metrics::Wait;
@@ -82,17 +83,26 @@ struct Shared {
     fewer: Notify,
 }
 
+/// What a dispatcher works with.
+pub struct Means {
+    /// Where facts rest.
+    pub store: Arc<dyn Store>,
+    /// What makes requests.
+    pub sender: Arc<dyn Sender>,
+    /// What makes the links of thin events.
+    pub links: Arc<Links>,
+    /// What knows whose time is over.
+    pub expiry: Arc<Expiry>,
+    /// What counts and tells.
+    pub teller: Teller,
+    /// What tells the time.
+    pub clock: Arc<dyn Clock>,
+}
+
 impl Dispatcher {
     /// A dispatcher that has not looked into the store yet.
-    pub fn new(
-        store: Arc<dyn Store>,
-        sender: Arc<dyn Sender>,
-        expiry: Arc<Expiry>,
-        teller: Teller,
-        clock: Arc<dyn Clock>,
-        limits: Limits,
-        seed: u64,
-    ) -> Self {
+    pub fn new(means: Means, limits: Limits, seed: u64) -> Self {
+        let Means { store, sender, links, expiry, teller, clock } = means;
         let chance = Mutex::new(StdRng::seed_from_u64(seed));
         let is_alone = store.lease_length().is_none();
         let holdings = if is_alone { Holdings::all() } else { Holdings::none() };
@@ -102,7 +112,7 @@ impl Dispatcher {
             holdings: Mutex::new(holdings),
             is_alone,
             limits,
-            desk: Desk { store, sender, expiry, teller, clock, chance, moved, is_cut },
+            desk: Desk { store, sender, links, expiry, teller, clock, chance, moved, is_cut },
             earlier: Notify::new(),
             gauge: Mutex::new(Gauge::new()),
             fewer: Notify::new(),

@@ -113,7 +113,8 @@ fn host(host: url::Host<String>) -> Result<Host, String> {
     let name = name.strip_suffix('.').unwrap_or(&name).to_ascii_lowercase();
     let is_label = |label: &str| {
         let is_plain = label.bytes().all(|c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_'));
-        (1..=LABEL_BYTES_MAX).contains(&label.len()) && is_plain
+        let is_framed = label.starts_with('-') || label.ends_with('-');
+        (1..=LABEL_BYTES_MAX).contains(&label.len()) && is_plain && !is_framed
     };
     match name.len() <= NAME_BYTES_MAX && name.split('.').all(is_label) {
         true => Ok(Host::Name(name)),
@@ -146,6 +147,14 @@ mod tests {
         ] {
             assert_eq!(read(text), (url.to_owned(), host.to_owned(), port), "{text}");
         }
+    }
+
+    #[test]
+    fn a_host_that_is_no_name_is_refused() {
+        for host in ["-", "-a.example", "a-.example", "a..example", "a b", &"a".repeat(64)] {
+            assert!(Target::read(&format!("https://{host}/")).is_err(), "{host}");
+        }
+        read("https://a-b.example/");
     }
 
     #[test]

@@ -48,6 +48,7 @@ struct Story {
 impl Story {
     fn of(endpoint: Endpoint) -> Self {
         let delivery = Delivery {
+            format: Default::default(),
             id: DeliveryId::mint(at(0), 9),
             tenant: "default".parse().unwrap(),
             event_id: EventId::from_stored("pay-1"),

@@ -152,7 +152,7 @@ impl NewDelivery<'_> {
         };
         let is_behind = place.is_some_and(|(_, is_behind)| is_behind);
         let seq = place.map(|(seq, _)| seq);
-        let format = self.endpoint.settings.format;
+        let format = self.endpoint.settings.format_for(&self.event.data);
         let due_at = self.due_at.filter(|_| lane.is_none()).unwrap_or(self.event.accepted_at);
         db.prepare_cached(
             "INSERT INTO deliveries (no, tenant, endpoint, event, created_at, format, state, behind, due_at, lane, seq,

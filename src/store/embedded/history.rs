@@ -11,7 +11,8 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use super::Embedded;
 use super::claim::stored_tenant;
 use super::rows::{
-    PROGRESS, at, cause_of, delivery_id, delivery_no, id_bytes, millis, progress_from, state_code, state_of, uuid_of,
+    PROGRESS, at, cause_of, delivery_id, delivery_no, format_of, id_bytes, millis, progress_from, state_code, state_of,
+    uuid_of,
 };
 use crate::model::attempt::Attempt;
 use crate::model::delivery::{Delivery, State};
@@ -263,7 +264,7 @@ fn delivery_sql(index: &str, condition: &str) -> String {
     format!(
         "SELECT d.no, d.created_at, t.id, e.id, e.type, p.id, e.key, d.seq, d.state, d.cause, d.behind, d.due_at,
                 d.first_attempt_at, d.finished_at, p.deleted_at, a.record, d.lane, d.urgent, d.expires_at, d.stumbles, d.stumble,
-                {PROGRESS}
+                d.format, {PROGRESS}
          FROM deliveries d {index} JOIN events e ON e.no = d.event
               JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
               LEFT JOIN attempts a ON a.no = (d.no << 20) + d.attempts
@@ -296,7 +297,8 @@ fn delivery_from(row: &Row<'_>) -> rusqlite::Result<Delivery> {
         expires_at: row.get::<_, Option<i64>>(18)?.map(at),
         stumbles: row.get(19)?,
         stumble: row.get(20)?,
-        progress: progress_from(row, 21)?,
+        format: format_of(row.get(21)?),
+        progress: progress_from(row, 22)?,
         created_at: at(row.get(1)?),
         first_attempt_at: row.get::<_, Option<i64>>(12)?.map(at),
         finished_at: finished_at.map(at),

@@ -7,12 +7,12 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use rusqlite::Connection;
+use rusqlite::{Connection, OptionalExtension};
 
 use super::rows::uuid_of;
 use super::{Durability, fit_key, lock, migrate, prepare};
 use crate::model::id::EndpointId;
-use crate::store::seal::{CHECK_NOTE, Seal, Unopened, about_secret, about_settings};
+use crate::store::seal::{CHECK_NOTE, LINK_KEY_NOTE, Seal, Unopened, about_secret, about_settings};
 
 /// Puts a new key into this file, before the old one, and seals everything
 /// under it. Returns how many texts there were.
@@ -46,7 +46,15 @@ pub fn rewrap(folder: &Path, file: &Path) -> anyhow::Result<usize> {
             update.execute((sealed, no))?;
         }
     }
-    transaction.execute("UPDATE notes SET value = ? WHERE name = ?", [&seal.check(), CHECK_NOTE])?;
+    let set_note = |name: &str, value: String| {
+        transaction.execute("UPDATE notes SET value = ? WHERE name = ?", [value.as_str(), name])
+    };
+    let kept = "SELECT value FROM notes WHERE name = ?";
+    let links: Option<String> = transaction.query_row(kept, [LINK_KEY_NOTE], |row| row.get(0)).optional()?;
+    if let Some(links) = &links {
+        set_note(LINK_KEY_NOTE, seal.reseal_link_key(links)?)?;
+    }
+    set_note(CHECK_NOTE, seal.check())?;
     transaction.commit()?;
     db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
     Ok(count)

@@ -14,7 +14,7 @@ use super::connect::{self, told};
 use super::migrate;
 use crate::model::database::DatabaseUrl;
 use crate::model::id::EndpointId;
-use crate::store::seal::{CHECK_NOTE, Seal, Unopened, about_secret, about_settings};
+use crate::store::seal::{CHECK_NOTE, LINK_KEY_NOTE, Seal, Unopened, about_secret, about_settings};
 
 /// Puts a new key into this file, before the old one, and seals everything
 /// under it. Returns how many texts there were.
@@ -66,20 +66,31 @@ pub async fn rewrap(url: &DatabaseUrl, file: &Path) -> anyhow::Result<usize> {
         let bound = [(&ids as _, Type::UUID_ARRAY), (&texts as _, Type::BYTEA_ARRAY)];
         transaction.execute_typed(&sql, &bound).await.map_err(failed)?;
     }
-    let sql = "UPDATE posthaste.notes SET value = $1 WHERE name = $2";
-    let bound = [(&seal.check() as _, Type::TEXT), (&CHECK_NOTE as _, Type::TEXT)];
-    transaction.execute_typed(sql, &bound).await.map_err(failed)?;
+    if let Some(links) = note(&transaction, LINK_KEY_NOTE).await? {
+        set_note(&transaction, LINK_KEY_NOTE, &seal.reseal_link_key(&links)?).await?;
+    }
+    set_note(&transaction, CHECK_NOTE, &seal.check()).await?;
     transaction.commit().await.map_err(failed)?;
     Ok(count)
 }
 
 async fn check_key(transaction: &Transaction<'_>, seal: &Seal) -> anyhow::Result<()> {
-    let sql = "SELECT value FROM posthaste.notes WHERE name = $1";
-    let found = transaction.query_typed_opt(sql, &[(&CHECK_NOTE, Type::TEXT)]).await.map_err(failed)?;
-    match found {
-        Some(row) => Ok(seal.fitted(row.get(0)).map(|_| ())?),
+    match note(transaction, CHECK_NOTE).await? {
+        Some(check) => Ok(seal.fitted(&check).map(|_| ())?),
         None => bail!("nothing in this database is sealed yet; start a node on it first"),
     }
+}
+
+async fn note(transaction: &Transaction<'_>, name: &str) -> anyhow::Result<Option<String>> {
+    let sql = "SELECT value FROM posthaste.notes WHERE name = $1";
+    let found = transaction.query_typed_opt(sql, &[(&name, Type::TEXT)]).await.map_err(failed)?;
+    Ok(found.map(|row| row.get(0)))
+}
+
+async fn set_note(transaction: &Transaction<'_>, name: &str, value: &str) -> anyhow::Result<()> {
+    let sql = "UPDATE posthaste.notes SET value = $1 WHERE name = $2";
+    transaction.execute_typed(sql, &[(&value, Type::TEXT), (&name, Type::TEXT)]).await.map_err(failed)?;
+    Ok(())
 }
 
 fn failed(problem: tokio_postgres::Error) -> anyhow::Error {

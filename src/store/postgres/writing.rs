@@ -152,6 +152,7 @@ impl Writing {
                     growth.members
                 }
             };
+            let format = endpoint.settings.format_for(&event.data);
             let rows = &mut self.deliveries;
             rows.no.push(no);
             rows.tenant.push(tenant);
@@ -159,7 +160,7 @@ impl Writing {
             rows.shard.push(i16::from(Shard::of(&endpoint.tenant, endpoint.id).0));
             rows.event.push(event_no);
             rows.created_at.push(now);
-            rows.format.push(format_code(endpoint.settings.format) as i16);
+            rows.format.push(format_code(format) as i16);
             rows.lane.push(lane.as_deref().map(str::to_owned));
             rows.place.push(place);
             rows.expires_at.push(event.expires_at.map(millis));
@@ -168,7 +169,7 @@ impl Writing {
                 id: delivery_id(no, now),
                 endpoint: endpoint.id,
                 event: event.clone(),
-                format: endpoint.settings.format,
+                format,
                 lane,
                 seq: None,
                 due_at,

@@ -14,7 +14,7 @@ use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::postgres::Shared;
 use crate::store::postgres::reading::{ask, ask_both, ask_one};
 use crate::store::postgres::rows::{
-    at, cause_code, cause_of, count, delivery_id, delivery_no, progress_from, state_code, state_of,
+    at, cause_code, cause_of, count, delivery_id, delivery_no, format_of, progress_from, state_code, state_of,
 };
 use crate::store::postgres::tx::bind;
 use crate::store::{DeliveryQuery, Page, PageAsk, Result};
@@ -66,9 +66,9 @@ fn source(query: &DeliveryQuery) -> String {
 const COLUMNS: &str = "d.no, d.created_at, d.event, p.id, d.seq, d.state, d.cause, d.behind, d.due_at, \
     d.first_attempt_at, d.finished_at, p.deleted_at, d.last, d.lane, d.urgent, d.expires_at, d.stumbles, d.stumble, \
     d.attempts, d.attempts_before, d.age_from, d.held_before, d.not_found, d.no_such_name, d.forbidden_target, \
-    coalesce(d.replayed_at, d.created_at), d.last_delay, d.max_age";
+    coalesce(d.replayed_at, d.created_at), d.last_delay, d.max_age, d.format";
 /// Where those end.
-const LOOKED: usize = 28;
+const LOOKED: usize = 29;
 
 fn statement(sql: &str, source: &str) -> String {
     sql.replace(":columns", COLUMNS).replace("FROM :source", &format!("FROM {source}"))
@@ -287,6 +287,7 @@ fn delivery_from(row: &Row, tenant: &TenantId, event: &Row, last: Option<&str>) 
         expires_at: row.get::<_, Option<i64>>(15).map(at),
         stumbles: count(row, 16),
         stumble: row.get(17),
+        format: format_of(row.get::<_, i16>(28).into()),
         progress: progress_from(row, 18),
         created_at: at(created_at),
         first_attempt_at: row.get::<_, Option<i64>>(9).map(at),

@@ -1,0 +1,100 @@
+//! Links: the one door for receivers, who have no token.
+
+use axum::extract::{Path, Request, State};
+use axum::response::{IntoResponse, Response};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use tracing::info;
+use url::form_urlencoded;
+use utoipa::ToSchema;
+
+use super::problem::{LinkProblems, Problem};
+use super::{Api, origin};
+use crate::lifecycle::links::{Found, NotServed, follow};
+use crate::metrics::Fetch;
+use crate::store::Error;
+
+/// An event as the format `envelope` sends it.
+#[derive(ToSchema)]
+pub struct Envelope {
+    /// Its id.
+    pub id: String,
+    /// Its type.
+    #[schema(rename = "type")]
+    pub event_type: String,
+    /// When it happened.
+    pub timestamp: String,
+    /// What it happened to.
+    pub key: Option<String>,
+    /// Its place in its lane.
+    pub seq: Option<u64>,
+    /// The producer's name for the shape of `data`.
+    pub schema_version: Option<String>,
+    /// Whose it is.
+    pub tenant: String,
+    /// The producer's data, byte for byte.
+    pub data: serde_json::Value,
+}
+
+/// Fetch the event that a thin delivery told of
+///
+/// The `data_url` of a thin event leads here; its signature stands for a token. The answer is the event as the format `envelope` has it. A link is good as long as its delivery is kept, and may be followed once a second, twenty times at once.
+#[utoipa::path(
+    get, path = "/data/{tenant}/{delivery}", operation_id = "fetch_data", tag = "receivers",
+    params(
+        ("tenant" = String, Path, description = "Whose event it is"),
+        ("delivery" = String, Path, description = "The delivery's id"),
+        ("signature" = String, Query, description = "What the gateway signed the link with"),
+    ),
+    responses((status = 200, body = Envelope), LinkProblems),
+    security(()),
+)]
+pub async fn fetch(
+    State(api): State<Api>,
+    Path((tenant, delivery)): Path<(String, String)>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let from = origin::of(&request, &api.trusted_proxies).map(|address| address.to_string()).unwrap_or_default();
+    let signature = signature(request.uri().query().unwrap_or_default());
+    // What cannot be read was not made here.
+    let followed = match (tenant.parse(), delivery.parse()) {
+        (Ok(tenant), Ok(delivery)) => follow(&api.gateway, &tenant, delivery, &signature).await,
+        _ => Err(NotServed::Foreign),
+    };
+    api.gateway.metrics.fetched(outcome(&followed));
+    match followed {
+        Ok(Found { body, event, endpoint }) => {
+            info!(tenant.id = tenant, event.id = %event, delivery.id = delivery, endpoint.id = %endpoint, from,
+                  "the data of event {event} was fetched by its link");
+            let headers = [
+                (CONTENT_TYPE, "application/json"),
+                (CACHE_CONTROL, "private, no-store"),
+                (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+            ];
+            Ok((headers, body).into_response())
+        }
+        Err(why) => {
+            // Of whoever has no link of ours, not even what they name is worth a word.
+            match why {
+                NotServed::Foreign => info!(from, "a link was not followed: {why}"),
+                _ => info!(tenant.id = tenant, delivery.id = delivery, from, "a link was not followed: {why}"),
+            }
+            Err(why.into())
+        }
+    }
+}
+
+fn signature(query: &str) -> String {
+    let mut fields = form_urlencoded::parse(query.as_bytes());
+    fields.find(|(name, _)| name == "signature").map(|(_, value)| value.into_owned()).unwrap_or_default()
+}
+
+fn outcome(followed: &Result<Found, NotServed>) -> Fetch {
+    match followed {
+        Ok(_) => Fetch::Served,
+        Err(NotServed::Foreign) => Fetch::Invalid,
+        Err(NotServed::Over) => Fetch::Expired,
+        Err(NotServed::TooOften(_)) => Fetch::Limited,
+        Err(NotServed::Store(Error::Expunged(_))) => Fetch::Expunged,
+        Err(NotServed::Store(_)) => Fetch::Failed,
+    }
+}

@@ -1,0 +1,174 @@
+//! Links: where the data of a thin event is fetched, by whoever was sent the
+//! link.
+//!
+//! A link names a delivery and is signed with a key that the store keeps
+//! sealed, so every node knows its own links again, and a delivery's link is
+//! the same on every attempt. It says nothing of time, because how long it is
+//! good is decided when it is followed: as long as the delivery is kept.
+//!
+//! Invariant: nothing is looked up for a link that is not ours.
+
+use std::time::Duration;
+
+use aws_lc_rs::hmac;
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::Bytes;
+use jiff::Timestamp;
+
+use super::Gateway;
+use super::deliver::body::envelope;
+use super::retain::Retention;
+use crate::model::delivery::{Delivery, State, after};
+use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use crate::model::span::words;
+use crate::store::{Claim, Error};
+
+/// What makes links and knows them again.
+#[derive(Debug)]
+pub struct Links {
+    base: Option<String>,
+    key: hmac::Key,
+    retention: Retention,
+}
+
+/// What a link led to.
+#[derive(Debug)]
+pub struct Found {
+    /// The event, as the format `envelope` has it.
+    pub body: Bytes,
+    /// Its id.
+    pub event: EventId,
+    /// Whose link it was.
+    pub endpoint: EndpointId,
+}
+
+/// Why a link leads nowhere.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum NotServed {
+    /// It was not made here, or was changed on its way.
+    #[error("the signature of this link is not ours; use the data_url as it was sent, without a change")]
+    Foreign,
+    /// What it led to is no longer kept.
+    #[error("this link has expired: what it led to is no longer kept")]
+    Over,
+    /// It is followed too often.
+    #[error("this link is followed too often; try again in {}", words(*.0))]
+    TooOften(Duration),
+    /// The data is not there, or cannot be read now.
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
+/// Thin events need an address that links can begin with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("thin events need links that receivers can follow; start the gateway with --public-url")]
+pub struct NoPublicUrl;
+
+impl Links {
+    /// Links that begin so, signed with this key, to what is kept so long.
+    pub fn new(base: Option<String>, key: &[u8; 32], retention: Retention) -> Self {
+        Self { base, key: hmac::Key::new(hmac::HMAC_SHA256, key), retention }
+    }
+
+    /// Whether links can be made.
+    pub fn is_open(&self) -> bool {
+        self.base.is_some()
+    }
+
+    /// The link of a delivery.
+    pub fn url(&self, tenant: &TenantId, delivery: DeliveryId) -> Result<String, NoPublicUrl> {
+        let base = self.base.as_ref().ok_or(NoPublicUrl)?;
+        let signature = hmac::sign(&self.key, &signed(tenant, delivery));
+        Ok(format!("{base}/data/{tenant}/{delivery}?signature={}", URL_SAFE_NO_PAD.encode(signature)))
+    }
+
+    fn is_ours(&self, tenant: &TenantId, delivery: DeliveryId, signature: &str) -> bool {
+        let signature = URL_SAFE_NO_PAD.decode(signature).unwrap_or_default();
+        hmac::verify(&self.key, &signed(tenant, delivery), &signature).is_ok()
+    }
+
+    /// Whether a delivery's time is over, swept yet or not.
+    fn is_over(&self, delivery: &Delivery, now: Timestamp) -> bool {
+        let kept = match delivery.state {
+            State::Waiting => return false,
+            State::Delivered | State::Cancelled => self.retention.finished,
+            State::Dead => self.retention.dead,
+        };
+        delivery.finished_at.is_some_and(|finished_at| after(finished_at, kept.0) < now)
+    }
+}
+
+/// What is signed. Neither part can hold the line's end between them.
+fn signed(tenant: &TenantId, delivery: DeliveryId) -> Vec<u8> {
+    format!("data\n{tenant}\n{delivery}").into_bytes()
+}
+
+/// Follows a link.
+pub async fn follow(
+    gateway: &Gateway,
+    tenant: &TenantId,
+    delivery: DeliveryId,
+    signature: &str,
+) -> Result<Found, NotServed> {
+    let now = gateway.clock.now();
+    if !gateway.links.is_ours(tenant, delivery, signature) {
+        return Err(NotServed::Foreign);
+    }
+    gateway.intake.charge_fetch(delivery, now).map_err(NotServed::TooOften)?;
+    // It was there once: the signature says so.
+    let found = gateway.store.delivery(tenant, delivery).await?.ok_or(NotServed::Over)?;
+    let is_live = gateway.store.endpoint(tenant, found.endpoint_id).is_some();
+    if !is_live || gateway.links.is_over(&found, now) {
+        return Err(NotServed::Over);
+    }
+    let record = gateway.store.event(tenant, &found.event_id).await?.ok_or(NotServed::Over)?;
+    if record.event.is_expunged() {
+        return Err(Error::Expunged(found.event_id).into());
+    }
+    let claim = Claim::of(found, record.event);
+    Ok(Found { body: envelope(&claim), event: claim.event.id.clone(), endpoint: claim.endpoint })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::span::Span;
+
+    fn links(key: u8) -> Links {
+        let span = Span::secs(60);
+        let retention = Retention { finished: span, dead: span, audit: span };
+        Links::new(Some("https://hooks.example.com/a".into()), &[key; 32], retention)
+    }
+
+    #[test]
+    fn a_link_is_ours_as_it_was_made_and_in_no_other_shape() {
+        let (tenant, other): (TenantId, TenantId) = ("default".parse().unwrap(), "defaul".parse().unwrap());
+        let at = Timestamp::from_second(1_700_000_000).unwrap();
+        let (one, two) = (DeliveryId::mint(at, 1), DeliveryId::mint(at, 2));
+        let url = links(1).url(&tenant, one).unwrap();
+        assert_eq!(url, links(1).url(&tenant, one).unwrap(), "the same on every attempt");
+        let (path, signature) = url.split_once("?signature=").unwrap();
+        assert_eq!(path, format!("https://hooks.example.com/a/data/default/{one}"));
+        assert!(links(1).is_ours(&tenant, one, signature));
+        assert!(!links(2).is_ours(&tenant, one, signature), "another key");
+        assert!(!links(1).is_ours(&other, one, signature), "another tenant");
+        assert!(!links(1).is_ours(&tenant, two, signature), "another delivery");
+        for n in 0..signature.len() {
+            let mut changed = signature.as_bytes().to_vec();
+            changed[n] = if changed[n] == b'A' { b'B' } else { b'A' };
+            assert!(!links(1).is_ours(&tenant, one, std::str::from_utf8(&changed).unwrap()), "{n}");
+        }
+        for changed in ["", &signature[..42], &format!("{signature}="), &format!("{signature}A"), "é"] {
+            assert!(!links(1).is_ours(&tenant, one, changed), "{changed}");
+        }
+    }
+
+    #[test]
+    fn without_a_public_url_there_are_no_links() {
+        let links = Links { base: None, ..links(1) };
+        let at = Timestamp::from_second(1_700_000_000).unwrap();
+        assert!(!links.is_open());
+        assert_eq!(links.url(&"default".parse().unwrap(), DeliveryId::mint(at, 1)), Err(NoPublicUrl));
+    }
+}
