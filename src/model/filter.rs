@@ -47,10 +47,39 @@ fn step_into<'a>(raw: &'a RawValue, step: &str) -> Option<&'a RawValue> {
     let text = raw.get();
     if text.starts_with('[') {
         let items: Vec<&RawValue> = serde_json::from_str(text).ok()?;
-        return items.get(step.parse::<usize>().ok()?).copied();
+        // A place in a list is written in one way alone.
+        let place = step.parse::<usize>().ok().filter(|place| place.to_string() == step)?;
+        return items.get(place).copied();
     }
-    let fields: HashMap<Cow<'a, str>, &'a RawValue> = serde_json::from_str(text).ok()?;
-    fields.get(step).copied()
+    let fields: HashMap<Name, &'a RawValue> = serde_json::from_str(text).ok()?;
+    fields.get(step.as_bytes()).copied()
+}
+
+/// A name as bytes, since half a surrogate pair in one is no text.
+#[derive(PartialEq, Eq, Hash)]
+struct Name(Vec<u8>);
+
+impl std::borrow::Borrow<[u8]> for Name {
+    fn borrow(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Letters;
+        impl serde::de::Visitor<'_> for Letters {
+            type Value = Name;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a name")
+            }
+            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Name, E> {
+                Ok(Name(bytes.to_vec()))
+            }
+        }
+        deserializer.deserialize_bytes(Letters)
+    }
 }
 
 /// A value, or the nearest to one that no value can hold.
@@ -387,6 +416,19 @@ mod tests {
         ]});
         let data = br#"{"half":"\ud83d","huge":1e400,"amount":50,"list":["a","b"],"deep":{"/x":null}}"#;
         assert_eq!(Filter::parse(&rules).unwrap().check(&Data::of(data)), Ok(()));
+        let named = br#"{"\ud83d":0,"amount":50}"#;
+        let rule = json!({"path":"/amount","equals":50});
+        assert_eq!(Filter::parse(&rule).unwrap().check(&Data::of(named)), Ok(()), "nor does an odd name");
+    }
+
+    #[test]
+    fn a_place_in_a_list_is_written_in_one_way() {
+        for data in [&br#"["a","b"]"#[..], br#"["a","b",1e400]"#] {
+            for (path, expected) in [("/1", true), ("/01", false), ("/+1", false), ("/-", false), ("/3", false)] {
+                let rule = Filter::parse(&json!({"path":path,"exists":true})).unwrap();
+                assert_eq!(rule.check(&Data::of(data)).is_ok(), expected, "{path}");
+            }
+        }
     }
 
     #[test]
