@@ -270,7 +270,10 @@ fn of_data_error(pointer: String, problem: &serde_json::Error) -> Problem {
     let detail = in_plain_words(detail);
     // The parser names what is missing or unknown only in its sentence.
     let named = |prefix: &str| detail.strip_prefix(prefix)?.split('`').next().map(str::to_owned);
-    if let Some(name) = named("unknown field `") {
+    // What is unknown may have any name, ticks and slashes in it.
+    let unknown = detail.strip_prefix("unknown field `");
+    if let Some(name) = unknown.and_then(|rest| rest.split("`, expected ").next()?.split("`, there are no ").next()) {
+        let name = escaped(name);
         let pointer = match pointer.ends_with(&format!("/{name}")) {
             true => pointer,
             false => format!("{pointer}/{name}"),
@@ -310,12 +313,17 @@ fn in_plain_words(detail: String) -> String {
     format!("{wrong}, expected {expected}")
 }
 
+/// A name as it stands in a JSON pointer.
+fn escaped(name: &str) -> String {
+    name.replace('~', "~0").replace('/', "~1")
+}
+
 fn pointer_of(path: &serde_path_to_error::Path) -> String {
     use serde_path_to_error::Segment;
     path.iter()
         .filter_map(|segment| match segment {
             Segment::Seq { index } => Some(format!("/{index}")),
-            Segment::Map { key } => Some(format!("/{}", key.replace('~', "~0").replace('/', "~1"))),
+            Segment::Map { key } => Some(format!("/{}", escaped(key))),
             Segment::Enum { variant } => Some(format!("/{variant}")),
             Segment::Unknown => None,
         })
@@ -453,5 +461,19 @@ mod tests {
         assert!(read(DEPTH_MAX).is_ok());
         assert_eq!(read(DEPTH_MAX + 1), Err(Code::InvalidField));
         assert_eq!(read(100_000), Err(Code::InvalidField), "and it costs no stack");
+    }
+
+    #[test]
+    fn an_unknown_field_is_pointed_to_whatever_its_name() {
+        #[derive(Debug, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Known {
+            #[serde(rename = "known")]
+            _known: Option<u8>,
+        }
+        for (name, pointer) in [("a", "/a"), ("a/b", "/a~1b"), ("~", "/~0"), ("a`b", "/a`b"), ("", "/")] {
+            let (code, errors) = from_json::<Known>(format!("{{{name:?}:1}}").as_bytes()).unwrap_err().errors_below("");
+            assert_eq!((code, errors[0].pointer.as_str()), (Code::UnknownField, pointer), "{name:?}");
+        }
     }
 }

@@ -304,7 +304,7 @@ fn parse(json: &Value, at: &str, depth: usize, rules: &mut usize) -> Result<Filt
             "any" => Ok(Filter::Any(list("any", value, rules)?)),
             "not" => Ok(Filter::Not(Box::new(parse(value, &format!("{at}/not"), depth + 1, rules)?))),
             other => refuse(
-                &format!("{at}/{other}"),
+                &format!("{at}/{}", escaped(other)),
                 format!(
                     "{other:?} is not part of a filter; use all, any, not, or path with equals, in, exists, gt, lt or prefix"
                 ),
@@ -315,7 +315,7 @@ fn parse(json: &Value, at: &str, depth: usize, rules: &mut usize) -> Result<Filt
 }
 
 fn parse_field(object: &Map<String, Value>, at: &str) -> Result<Filter, (String, InvalidText)> {
-    let refuse = |name: &str, text: &str| Err((format!("{at}/{name}"), InvalidText(text.to_owned())));
+    let refuse = |name: &str, text: &str| Err((format!("{at}/{}", escaped(name)), InvalidText(text.to_owned())));
     let mut path = None;
     let mut tests = Vec::new();
     for (name, value) in object {
@@ -342,6 +342,11 @@ fn parse_field(object: &Map<String, Value>, at: &str) -> Result<Filter, (String,
         Some(path) if !tests.is_empty() => Ok(Filter::Field { path, tests }),
         _ => refuse("path", "a path needs at least one of equals, in, exists, gt, lt and prefix"),
     }
+}
+
+/// A name as it stands in a JSON pointer.
+fn escaped(name: &str) -> String {
+    name.replace('~', "~0").replace('/', "~1")
 }
 
 /// A filter is kept and shown as the JSON it was given as.
@@ -493,6 +498,8 @@ mod tests {
             (json!({"path":"/a","gt":true}), "/gt"),
             (json!({"path":"/a","regex":"x"}), "/regex"),
             (json!({"some":[]}), "/some"),
+            (json!({"a/b~":[]}), "/a~1b~0"),
+            (json!({"path":"/a","a/b":1}), "/a~1b"),
         ] {
             assert_eq!(Filter::parse(&filter).unwrap_err().0, place, "{filter}");
         }
