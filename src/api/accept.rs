@@ -294,7 +294,8 @@ fn refuse_batch(refused: Vec<Option<Problem>>) -> Problem {
     Problem::fields(*code.expect("a refused batch has a fault"), errors)
 }
 
-fn split_batch(body: &Bytes) -> Result<Vec<&[u8]>, Problem> {
+/// The events of a batch, each as it stands in the body.
+pub fn split_batch(body: &Bytes) -> Result<Vec<&[u8]>, Problem> {
     let is_array = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
     if is_array {
         let items: Vec<&RawValue> = from_json(body)?;
@@ -312,7 +313,7 @@ fn read_item(api: &Api, body: &Bytes, item: &[u8]) -> Result<Submission, Problem
 }
 
 /// Reads one event; its data stays a slice of the body it came in.
-fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
+pub fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
     let new: NewEvent<'_> = object_from_json(json)?;
     let mut errors = Vec::new();
     let mut refuse = |pointer: &str, detail: String| errors.push(FieldError { pointer: pointer.into(), detail });
