@@ -183,7 +183,8 @@ fn only_the_app_names_a_concrete_store() {
 fn every_file_opens_with_what_it_is_for() {
     let says =
         |text: &str| text.lines().next().and_then(|line| line.strip_prefix("//! ")).is_some_and(|it| it.len() > 8);
-    let wrong = sources(&["src", "tests"]).into_iter().filter(|source| !says(&source.text)).map(|source| source.path);
+    let wrong = sources(&["src", "tests", "fuzz/src", "fuzz/fuzz_targets"]);
+    let wrong = wrong.into_iter().filter(|source| !says(&source.text)).map(|source| source.path);
     expect_none("files without a `//!` purpose in their first line", wrong.collect());
 }
 
@@ -208,7 +209,7 @@ fn nothing_is_left_for_later() {
         concat!("unimplemented", "!"),
     ];
     let mut wrong = Vec::new();
-    for source in sources(&["src", "tests"]) {
+    for source in sources(&["src", "tests", "fuzz/src"]) {
         for (n, line) in source.text.lines().enumerate() {
             if let Some(mark) = marks.iter().find(|mark| line.contains(**mark)) {
                 wrong.push(format!("{}:{}: {mark}", source.path, n + 1));

@@ -294,7 +294,8 @@ fn refuse_batch(refused: Vec<Option<Problem>>) -> Problem {
     Problem::fields(*code.expect("a refused batch has a fault"), errors)
 }
 
-fn split_batch(body: &Bytes) -> Result<Vec<&[u8]>, Problem> {
+/// The events of a batch, each as it stands in the body.
+pub fn split_batch(body: &Bytes) -> Result<Vec<&[u8]>, Problem> {
     let is_array = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
     if is_array {
         let items: Vec<&RawValue> = from_json(body)?;
@@ -312,7 +313,7 @@ fn read_item(api: &Api, body: &Bytes, item: &[u8]) -> Result<Submission, Problem
 }
 
 /// Reads one event; its data stays a slice of the body it came in.
-fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
+pub fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
     let new: NewEvent<'_> = object_from_json(json)?;
     let mut errors = Vec::new();
     let mut refuse = |pointer: &str, detail: String| errors.push(FieldError { pointer: pointer.into(), detail });
@@ -375,7 +376,8 @@ fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
 /// can be counted, and stand for never.
 fn moment_of(text: &str) -> Option<Timestamp> {
     let is_date = text.get(..19).is_some_and(|text| text.parse::<jiff::civil::DateTime>().is_ok());
-    let is_never = text.starts_with("9999-12-3") && is_date;
+    let is_last = ["9999-12-29", "9999-12-30", "9999-12-31"].iter().any(|day| text.starts_with(day));
+    let is_never = is_last && is_date;
     // Nobody counts finer than this, but some write finer.
     let digits = text.get(20..).map_or(0, |rest| rest.bytes().take_while(u8::is_ascii_digit).count());
     let shortened = match text.get(19..20) {
@@ -401,6 +403,7 @@ fn is_rfc3339(text: &str) -> bool {
     };
     let is_zone = ["Z", "+00:00", "-00:00"].iter().any(|shape| has_shape(shape, zone));
     let is_zone = is_zone && zone.get(1..3).is_none_or(|hours| hours < "24");
+    let is_zone = is_zone && zone.get(4..6).is_none_or(|minutes| minutes < "60");
     let is_fraction_empty = rest.starts_with('.') && rest.len() == zone.len() + 1;
     has_shape("0000-00-00T00:00:00", moment) && is_zone && !is_fraction_empty && moment_of(text).is_some()
 }
@@ -425,4 +428,19 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<EventId>, Problem> {
         )
     };
     bare.parse().map(Some).map_err(refused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_times_that_can_be_written_are_times() {
+        for text in ["9999-12-31T23:59:59Z", "9999-12-29T23:59:59-23:59", "9999-12-30T22:00:01Z"] {
+            assert!(is_rfc3339(text) && moment_of(text) == Some(Timestamp::MAX), "{text}");
+        }
+        for text in ["9999-12-32T00:00:00Z", "9999-12-31T00:00:00+00:60", "9999-12-31T00:00:00+24:00"] {
+            assert!(!is_rfc3339(text), "{text}");
+        }
+    }
 }

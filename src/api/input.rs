@@ -19,9 +19,9 @@ use super::Api;
 use super::accept::DEPTH_MAX;
 use super::problem::{Code, Problem};
 use crate::lifecycle::intake::{Overload, Share};
-use crate::model::endpoint::pointer as child;
 use crate::model::event::json_depth;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
+use crate::model::pointer::child;
 
 /// How long a body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -268,8 +268,10 @@ fn of_data_error(pointer: String, problem: &serde_json::Error) -> Problem {
     let detail = in_plain_words(detail);
     // The parser names what is missing or unknown only in its sentence.
     let named = |prefix: &str| detail.strip_prefix(prefix)?.split('`').next().map(str::to_owned);
-    if let Some(name) = named("unknown field `") {
-        let last = child("", &name);
+    // What is unknown may have any name, ticks and slashes in it.
+    let unknown = detail.strip_prefix("unknown field `");
+    if let Some(name) = unknown.and_then(|rest| rest.split("`, expected ").next()?.split("`, there are no ").next()) {
+        let last = child("", name);
         let pointer = if pointer.ends_with(&last) { pointer } else { pointer + &last };
         return Problem::field(Code::UnknownField, pointer, detail);
     }
@@ -456,5 +458,19 @@ mod tests {
         assert!(read(DEPTH_MAX).is_ok());
         assert_eq!(read(DEPTH_MAX + 1), Err(Code::InvalidField));
         assert_eq!(read(100_000), Err(Code::InvalidField), "and it costs no stack");
+    }
+
+    #[test]
+    fn an_unknown_field_is_pointed_to_whatever_its_name() {
+        #[derive(Debug, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Known {
+            #[serde(rename = "known")]
+            _known: Option<u8>,
+        }
+        for (name, pointer) in [("a", "/a"), ("a/b", "/a~1b"), ("~", "/~0"), ("a`b", "/a`b"), ("", "/")] {
+            let (code, errors) = from_json::<Known>(format!("{{{name:?}:1}}").as_bytes()).unwrap_err().errors_below("");
+            assert_eq!((code, errors[0].pointer.as_str()), (Code::UnknownField, pointer), "{name:?}");
+        }
     }
 }

@@ -14,6 +14,7 @@ use super::health::Health;
 use super::id::{EndpointId, TenantId};
 use super::news::Author;
 use super::pace::Rate;
+use super::pointer::child;
 use super::policy::{RetryPolicy, RetrySpec};
 use super::rules::StatusRules;
 pub use super::signing::Secret;
@@ -358,11 +359,6 @@ pub struct InvalidSetting {
     pub message: String,
 }
 
-/// The JSON pointer to what has this name, below another.
-pub fn pointer(above: &str, name: &str) -> String {
-    format!("{above}/{}", name.replace('~', "~0").replace('/', "~1"))
-}
-
 impl Settings {
     /// What the body looks like for data of this length.
     pub fn format_for(&self, data: &[u8]) -> Format {
@@ -398,8 +394,8 @@ impl Settings {
             refuse("/metadata".into(), format!("metadata has {} entries; use at most 50", self.metadata.len()));
         }
         for (name, value) in &self.metadata {
-            check_text(&pointer("/metadata", name), "a metadata name", name, 64, &mut refuse);
-            check_text(&pointer("/metadata", name), "a metadata value", value, 512, &mut refuse);
+            check_text(&child("/metadata", name), "a metadata name", name, 64, &mut refuse);
+            check_text(&child("/metadata", name), "a metadata value", value, 512, &mut refuse);
         }
         for (n, message) in signing::check(&self.signatures) {
             refuse(format!("/signatures/{n}"), message);

@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::event::InvalidText;
+use super::pointer::child;
 
 /// An event's data, as filters look at it.
 pub enum Data<'a> {
@@ -47,10 +48,39 @@ fn step_into<'a>(raw: &'a RawValue, step: &str) -> Option<&'a RawValue> {
     let text = raw.get();
     if text.starts_with('[') {
         let items: Vec<&RawValue> = serde_json::from_str(text).ok()?;
-        return items.get(step.parse::<usize>().ok()?).copied();
+        // A place in a list is written in one way alone.
+        let place = step.parse::<usize>().ok().filter(|place| place.to_string() == step)?;
+        return items.get(place).copied();
     }
-    let fields: HashMap<Cow<'a, str>, &'a RawValue> = serde_json::from_str(text).ok()?;
-    fields.get(step).copied()
+    let fields: HashMap<Name, &'a RawValue> = serde_json::from_str(text).ok()?;
+    fields.get(step.as_bytes()).copied()
+}
+
+/// A name as bytes, since half a surrogate pair in one is no text.
+#[derive(PartialEq, Eq, Hash)]
+struct Name(Vec<u8>);
+
+impl std::borrow::Borrow<[u8]> for Name {
+    fn borrow(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Letters;
+        impl serde::de::Visitor<'_> for Letters {
+            type Value = Name;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a name")
+            }
+            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Name, E> {
+                Ok(Name(bytes.to_vec()))
+            }
+        }
+        deserializer.deserialize_bytes(Letters)
+    }
 }
 
 /// A value, or the nearest to one that no value can hold.
@@ -142,10 +172,15 @@ impl Filter {
         match self {
             Self::All(rules) => rules.iter().try_for_each(|rule| rule.check(data)),
             Self::Any(rules) => {
-                if rules.iter().any(|rule| rule.check(data).is_ok()) {
-                    return Ok(());
+                // Each is asked once: asked again for its reason, lists in
+                // lists would double the work with every level.
+                let mut reasons = Vec::with_capacity(rules.len());
+                for rule in rules {
+                    match rule.check(data) {
+                        Ok(()) => return Ok(()),
+                        Err(reason) => reasons.push(reason),
+                    }
                 }
-                let reasons: Vec<String> = rules.iter().filter_map(|rule| rule.check(data).err()).collect();
                 Err(format!("none of {} rules holds: {}", rules.len(), reasons.join("; ")))
             }
             Self::Not(rule) => match rule.check(data) {
@@ -270,7 +305,7 @@ fn parse(json: &Value, at: &str, depth: usize, rules: &mut usize) -> Result<Filt
             "any" => Ok(Filter::Any(list("any", value, rules)?)),
             "not" => Ok(Filter::Not(Box::new(parse(value, &format!("{at}/not"), depth + 1, rules)?))),
             other => refuse(
-                &format!("{at}/{other}"),
+                &child(at, other),
                 format!(
                     "{other:?} is not part of a filter; use all, any, not, or path with equals, in, exists, gt, lt or prefix"
                 ),
@@ -281,7 +316,7 @@ fn parse(json: &Value, at: &str, depth: usize, rules: &mut usize) -> Result<Filt
 }
 
 fn parse_field(object: &Map<String, Value>, at: &str) -> Result<Filter, (String, InvalidText)> {
-    let refuse = |name: &str, text: &str| Err((format!("{at}/{name}"), InvalidText(text.to_owned())));
+    let refuse = |name: &str, text: &str| Err((child(at, name), InvalidText(text.to_owned())));
     let mut path = None;
     let mut tests = Vec::new();
     for (name, value) in object {
@@ -387,6 +422,30 @@ mod tests {
         ]});
         let data = br#"{"half":"\ud83d","huge":1e400,"amount":50,"list":["a","b"],"deep":{"/x":null}}"#;
         assert_eq!(Filter::parse(&rules).unwrap().check(&Data::of(data)), Ok(()));
+        let named = br#"{"\ud83d":0,"amount":50}"#;
+        let rule = json!({"path":"/amount","equals":50});
+        assert_eq!(Filter::parse(&rule).unwrap().check(&Data::of(named)), Ok(()), "nor does an odd name");
+    }
+
+    #[test]
+    fn a_place_in_a_list_is_written_in_one_way() {
+        for data in [&br#"["a","b"]"#[..], br#"["a","b",1e400]"#] {
+            for (path, expected) in [("/1", true), ("/01", false), ("/+1", false), ("/-", false), ("/3", false)] {
+                let rule = Filter::parse(&json!({"path":path,"exists":true})).unwrap();
+                assert_eq!(rule.check(&Data::of(data)).is_ok(), expected, "{path}");
+            }
+        }
+    }
+
+    #[test]
+    fn lists_in_lists_cost_no_more_than_their_rules() {
+        let rules = vec![json!({"path":"/zz","exists":true}); 90];
+        let nested = (1..DEPTH_MAX).fold(json!({"any":rules}), |inner, _| json!({"any":[inner]}));
+        let data = format!("[1e400{}]", ",0".repeat(250_000));
+        let began = std::time::Instant::now();
+        assert!(Filter::parse(&nested).unwrap().check(&Data::of(data.as_bytes())).is_err());
+        // Asked twice on every level, each rule would be asked 256 times.
+        assert!(began.elapsed().as_secs() < 10, "it took {:?}", began.elapsed());
     }
 
     #[test]
@@ -435,6 +494,8 @@ mod tests {
             (json!({"path":"/a","gt":true}), "/gt"),
             (json!({"path":"/a","regex":"x"}), "/regex"),
             (json!({"some":[]}), "/some"),
+            (json!({"a/b~":[]}), "/a~1b~0"),
+            (json!({"path":"/a","a/b":1}), "/a~1b"),
         ] {
             assert_eq!(Filter::parse(&filter).unwrap_err().0, place, "{filter}");
         }

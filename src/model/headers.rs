@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use super::endpoint::{InvalidSetting, pointer};
+use super::endpoint::InvalidSetting;
+use super::pointer::child;
 use super::signing::Hidden;
 
 /// What is shown in the place of a value.
@@ -59,7 +60,7 @@ pub fn check(headers: &BTreeMap<String, Hidden>) -> Vec<InvalidSetting> {
         let twice = (!seen.insert(folded(name)))
             .then(|| format!("header {name} is given twice; headers differ by more than case, - and _"));
         let found = check_name(name).or(twice).or_else(|| check_value(name, value.reveal()));
-        problems.extend(found.map(|message| InvalidSetting { pointer: pointer("/headers", name), message }));
+        problems.extend(found.map(|message| InvalidSetting { pointer: child("/headers", name), message }));
     }
     problems
 }

@@ -21,6 +21,7 @@ pub mod health;
 pub mod news;
 pub mod next;
 pub mod pace;
+pub mod pointer;
 pub mod policy;
 pub mod preset;
 pub mod preview;

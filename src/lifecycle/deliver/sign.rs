@@ -161,7 +161,7 @@ pub fn signature(secrets: &[Secret], signing: Signing, id: &str, now: Timestamp,
 }
 
 /// What signs one attempt.
-struct Signer<'a> {
+pub struct Signer<'a> {
     /// Newest first.
     active: Vec<&'a Secret>,
     signing: Signing,
@@ -171,7 +171,8 @@ struct Signer<'a> {
 }
 
 impl<'a> Signer<'a> {
-    fn new(secrets: &'a [Secret], signing: Signing, id: &'a str, now: Timestamp, body: &'a [u8]) -> Self {
+    /// What signs an attempt of now, with each of these that is active.
+    pub fn new(secrets: &'a [Secret], signing: Signing, id: &'a str, now: Timestamp, body: &'a [u8]) -> Self {
         let active = secrets.iter().filter(|secret| secret.is_active(now)).collect();
         Self { active, signing, id, seconds: now.as_second(), body }
     }
@@ -215,7 +216,8 @@ impl<'a> Signer<'a> {
         hex(mac(secret.text.as_bytes(), prefix, self.body).as_ref())
     }
 
-    fn headers(&self, profiles: &[Profile]) -> Vec<(HeaderName, HeaderValue)> {
+    /// The headers that vouch for it, in the words of these profiles.
+    pub fn headers(&self, profiles: &[Profile]) -> Vec<(HeaderName, HeaderValue)> {
         let (tokens, seconds) = (text(&self.tokens()), self.seconds);
         let timed = format!("{seconds}.");
         let over_body = || text(&format!("sha256={}", self.hex(self.only(), "")));

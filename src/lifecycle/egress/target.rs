@@ -67,6 +67,10 @@ impl Target {
         if let Host::Name(name) = &host {
             url.set_host(Some(name)).map_err(|_| nowhere())?;
         }
+        if url.as_str().len() > URL_BYTES_MAX {
+            let length = url.as_str().len();
+            return Err(format!("url is {length} bytes long once it is encoded; use at most {URL_BYTES_MAX}"));
+        }
         let port = url.port_or_known_default().ok_or_else(nowhere)?;
         let is_tls = url.scheme() == "https";
         Ok((url, Self { host, port, is_tls }))
@@ -155,6 +159,14 @@ mod tests {
             assert!(Target::read(&format!("https://{host}/")).is_err(), "{host}");
         }
         read("https://a-b.example/");
+    }
+
+    #[test]
+    fn what_is_kept_is_no_longer_than_what_can_be_read() {
+        let long = |letter: &str, count| Target::read(&format!("https://a.example/{}", letter.repeat(count)));
+        assert!(long("x", URL_BYTES_MAX - 18).is_ok() && long("x", URL_BYTES_MAX - 17).is_err());
+        // Each takes two bytes, and six once it is encoded.
+        assert!(long("ü", 338).is_ok() && long("ü", 339).unwrap_err().contains("2052 bytes"));
     }
 
     #[test]

@@ -1,0 +1,4 @@
+//! Fuzzes `signing` of `src/signing.rs`, which says what must hold.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| posthaste_fuzz::run("signing", bytes));
