@@ -75,7 +75,7 @@ fn since_epoch(at: Timestamp) -> Duration {
 /// What a text asks for that is a number, with a fraction or without.
 fn number(text: &str) -> Option<u64> {
     let mut parts = text.splitn(2, '.');
-    let is_number = |part: &&str| !part.is_empty() && part.chars().all(|c| c.is_ascii_digit());
+    let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     let whole = parts.next().filter(is_number)?;
     // What is too long for 64 bits is too long for 32.
     let whole = whole.parse::<u64>().map_or(LONG_SECONDS, |seconds| seconds.min(LONG_SECONDS));
