@@ -166,8 +166,11 @@ impl Gateway {
         kill_process(id, signal).expect("it can be signalled");
     }
 
-    /// Starts again on the same folder and address.
-    pub async fn restart(self) -> Self {
+    /// Starts again on the same folder and address, which the one before has
+    /// left by then.
+    pub async fn restart(mut self) -> Self {
+        let _ = self.process.start_kill();
+        let _ = self.process.wait().await;
         let options = Options { listen: Some(self.address), ..self.options.clone() };
         let (folder, database) = (self.folder.clone(), self.database.clone());
         drop(self);
