@@ -52,9 +52,9 @@ pub fn document() -> Value {
     let paths = document["paths"].as_object_mut().into_iter().flatten();
     for (path, methods) in paths {
         for (method, operation) in methods.as_object_mut().into_iter().flatten() {
-            finish_parameters(&mut operation["parameters"]);
+            finish_parameters(operation);
             finish_body(path, method, operation);
-            finish_answers(path, method, &mut operation["responses"]);
+            finish_answers(path, method, operation);
         }
     }
     document
@@ -99,8 +99,9 @@ fn drop_nulls(object: &mut Value) {
     }
 }
 
-fn finish_parameters(parameters: &mut Value) {
-    for parameter in parameters.as_array_mut().into_iter().flatten() {
+fn finish_parameters(operation: &mut Value) {
+    let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
+    for parameter in parameters.into_iter().flatten() {
         let is_query = parameter["in"] == "query";
         match parameter["name"].as_str() {
             Some("since" | "until") => parameter["schema"]["format"] = "date-time".into(),
@@ -134,14 +135,22 @@ fn finish_body(path: &str, method: &str, operation: &mut Value) {
 }
 
 /// What stands in the heads of answers, and which answers there are not.
-fn finish_answers(path: &str, method: &str, answers: &mut Value) {
-    let Some(answers) = answers.as_object_mut() else { return };
+fn finish_answers(path: &str, method: &str, operation: &mut Value) {
+    let Some(answers) = operation["responses"].as_object_mut() else { return };
     if method == "get" {
         // What has no body cannot be wrong with it.
         answers.retain(|status, _| !matches!(status.as_str(), "408" | "413" | "415"));
     }
     let takes_events = method == "post" && (path.ends_with("/events") || path.ends_with("/events/batch"));
     for (status, answer) in answers {
+        if answer.get("description").is_none() {
+            answer["description"] = match status.as_str() {
+                "201" => "It was made.".into(),
+                "202" => "It was taken in, and is durable.".into(),
+                "204" => "It was done; there is nothing to tell.".into(),
+                _ => "What was asked for.".into(),
+            };
+        }
         let mut head = |name: &str, kind: &str, description: &str| {
             answer["headers"][name] = json!({"description": description, "schema": {"type": kind}});
         };
@@ -193,7 +202,9 @@ mod tests {
         let document = document();
         for (path, methods) in document["paths"].as_object().unwrap() {
             for (method, operation) in methods.as_object().unwrap() {
+                assert!(operation.get("parameters").is_none_or(Value::is_array), "{method} {path}");
                 for (status, answer) in operation["responses"].as_object().unwrap() {
+                    assert!(answer["description"].is_string(), "{method} {path} {status}");
                     assert!(answer["headers"].get("x-request-id").is_some(), "{method} {path} {status}");
                     let is_later = matches!(status.as_str(), "429" | "503" | "507");
                     assert_eq!(answer["headers"].get("Retry-After").is_some(), is_later, "{method} {path} {status}");
