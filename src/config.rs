@@ -130,7 +130,7 @@ settings! {
     max_event_bytes: Size = Size(1_024 * 1_024), "POSTHASTE_MAX_EVENT_BYTES", "BYTES";
     /// Keeps payloads out of the API's answers: the data of events, and what receivers answered. They are delivered all the same.
     redact_payloads: Switch = Switch(false), "POSTHASTE_REDACT_PAYLOADS", "BOOL", alone means "true";
-    /// How many bytes of events may be on their way in at once, from the first byte of a body to its commit. One tenant may hold three times what it leaves to all others. Beyond it producers are answered 503 at once; one request is always possible.
+    /// How many bytes of events may be on their way in at once, from the first byte of a body to its commit. Of bodies that are still coming in, one tenant may hold three times what is left. Beyond it producers are answered 503 at once; one request is always possible.
     ingest_memory: Size = Size(64 * 1_024 * 1_024), "POSTHASTE_INGEST_MEMORY", "BYTES";
     /// How many requests with events may wait for their commit at once. Beyond it producers are answered 503 at once.
     ingest_waiting: Count = Count(4_096), "POSTHASTE_INGEST_WAITING", "COUNT";

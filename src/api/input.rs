@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use axum::extract::{FromRequestParts, Path};
 use axum::{BoxError, RequestPartsExt};
 use bytes::{Bytes, BytesMut};
@@ -91,6 +91,9 @@ async fn gather(body: &mut Limited<Body>, share: &mut Share<'_>) -> Result<Bytes
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame?.into_data() else { continue };
         share.grow(data.len())?;
+        if !HttpBody::is_end_stream(body) {
+            share.linger()?;
+        }
         if whole.is_empty() && parts.is_empty() {
             whole = data;
             continue;

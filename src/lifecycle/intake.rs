@@ -39,8 +39,10 @@ pub struct Intake {
     paces: Mutex<Paces<TenantId>>,
     tests: Mutex<Paces<TenantId>>,
     fetches: Mutex<Paces<DeliveryId>>,
-    held: Mutex<Held>,
+    bytes: AtomicUsize,
     bytes_max: usize,
+    /// What each tenant holds of bodies that are still coming in.
+    lingering: Mutex<HashMap<TenantId, usize>>,
     waiting: AtomicUsize,
     waiting_max: usize,
 }
@@ -94,7 +96,8 @@ impl Intake {
             paces: Mutex::default(),
             tests: Mutex::default(),
             fetches: Mutex::default(),
-            held: Mutex::default(),
+            bytes: AtomicUsize::new(0),
+            lingering: Mutex::default(),
             bytes_max,
             waiting: AtomicUsize::new(0),
             waiting_max,
@@ -152,12 +155,12 @@ impl Intake {
     }
 
     /// A request of a tenant's begins to come in.
-    pub fn share(&self, tenant: &TenantId) -> Share<'_> {
-        Share { intake: self, tenant: tenant.clone(), bytes: 0, is_waiting: false }
+    pub fn share<'a>(&'a self, tenant: &'a TenantId) -> Share<'a> {
+        Share { intake: self, tenant, bytes: 0, lingering: 0, is_waiting: false }
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().expect("counting does not panic")
+    fn lingering(&self) -> MutexGuard<'_, HashMap<TenantId, usize>> {
+        self.lingering.lock().expect("counting does not panic")
     }
 
     fn paces(&self) -> MutexGuard<'_, Paces<TenantId>> {
@@ -212,38 +215,44 @@ impl<K: Clone + Eq + Hash> Paces<K> {
     }
 }
 
-/// What is on its way in.
-#[derive(Debug, Default)]
-struct Held {
-    bytes: usize,
-    by_tenant: HashMap<TenantId, usize>,
-}
-
 /// What one request holds of the account; given back when it is dropped.
 #[derive(Debug)]
 pub struct Share<'a> {
     intake: &'a Intake,
-    tenant: TenantId,
+    tenant: &'a TenantId,
     bytes: usize,
+    /// How much of that is counted with its tenant, because more is to come.
+    lingering: usize,
     is_waiting: bool,
 }
 
 impl Share<'_> {
     /// More of the body has come. A request that is alone may hold any
-    /// amount, so that one is always possible. A tenant may hold three times
-    /// what is left for the others: so however many send slowly on purpose,
-    /// there is something left for whoever comes next.
+    /// amount, so that one is always possible.
     pub fn grow(&mut self, bytes: usize) -> Result<(), Overload> {
-        let mut held = self.intake.held();
-        let theirs = held.by_tenant.get(&self.tenant).copied().unwrap_or(0).saturating_add(bytes);
-        let left = self.intake.bytes_max.checked_sub(held.bytes.saturating_add(bytes));
-        let is_alone = held.bytes == self.bytes;
-        if !is_alone && left.is_none_or(|left| theirs > left.saturating_mul(3)) {
+        let Intake { bytes: held, bytes_max, .. } = self.intake;
+        let more = |held: usize| {
+            let grown = held.saturating_add(bytes);
+            (grown <= *bytes_max || held == self.bytes).then_some(grown)
+        };
+        held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| Overload)?;
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// The rest of the body is still to come. Of such bodies a tenant may hold
+    /// three times what is left: so however many send slowly on purpose, there
+    /// is something left for whoever comes next.
+    pub fn linger(&mut self) -> Result<(), Overload> {
+        let held = self.intake.bytes.load(Ordering::Relaxed);
+        let left = self.intake.bytes_max.saturating_sub(held);
+        let mut lingering = self.intake.lingering();
+        let theirs = lingering.get(self.tenant).copied().unwrap_or(0) - self.lingering + self.bytes;
+        if theirs > left.saturating_mul(3) && held != self.bytes {
             return Err(Overload);
         }
-        held.bytes += bytes;
-        held.by_tenant.insert(self.tenant.clone(), theirs);
-        self.bytes += bytes;
+        lingering.insert(self.tenant.clone(), theirs);
+        self.lingering = self.bytes;
         Ok(())
     }
 
@@ -259,13 +268,12 @@ impl Share<'_> {
 
 impl Drop for Share<'_> {
     fn drop(&mut self) {
-        if self.bytes > 0 {
-            let mut held = self.intake.held();
-            held.bytes -= self.bytes;
-            let theirs = held.by_tenant.get(&self.tenant).copied().unwrap_or(0) - self.bytes;
-            match theirs {
-                0 => held.by_tenant.remove(&self.tenant),
-                theirs => held.by_tenant.insert(self.tenant.clone(), theirs),
+        self.intake.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        if self.lingering > 0 {
+            let mut lingering = self.intake.lingering();
+            match lingering.get(self.tenant).copied().unwrap_or(0) - self.lingering {
+                0 => lingering.remove(self.tenant),
+                theirs => lingering.insert(self.tenant.clone(), theirs),
             };
         }
         self.intake.waiting.fetch_sub(usize::from(self.is_waiting), Ordering::Relaxed);
@@ -365,51 +373,59 @@ mod tests {
 
     #[test]
     fn bytes_are_held_until_the_share_is_dropped() {
-        let intake = Intake::new(100, 10);
-        let (mut slow, mut other) = (intake.share(&tenant("a")), intake.share(&tenant("a")));
-        slow.grow(50).unwrap();
-        other.grow(25).unwrap();
-        assert_eq!(other.grow(1), Err(Overload), "a quarter is left for others");
+        let (intake, a) = (Intake::new(100, 10), tenant("a"));
+        let (mut slow, mut other) = (intake.share(&a), intake.share(&a));
+        slow.grow(60).unwrap();
+        other.grow(40).unwrap();
+        assert_eq!(other.grow(1), Err(Overload), "the account is full");
         assert_eq!(slow.grow(1), Err(Overload));
         drop(other);
-        slow.grow(50).unwrap();
-        assert_eq!(intake.share(&tenant("b")).grow(1), Err(Overload));
+        slow.grow(40).unwrap();
+        assert_eq!(intake.share(&a).grow(1), Err(Overload));
         drop(slow);
-        assert!(intake.held().by_tenant.is_empty() && intake.held().bytes == 0);
-        intake.share(&tenant("a")).grow(100).unwrap();
+        assert_eq!(intake.bytes.load(Ordering::Relaxed), 0);
+        intake.share(&a).grow(100).unwrap();
     }
 
     #[test]
     fn however_much_some_tenants_hold_there_is_something_left_for_the_next() {
         let intake = Intake::new(1_000_000, 10);
+        let tenants: Vec<TenantId> = (0..4).map(|n| tenant(&format!("greedy{n}"))).collect();
         let mut shares = Vec::new();
-        for n in 0..4 {
-            let mut taken = 0;
+        for greedy in &tenants {
+            let before = shares.len();
             loop {
-                let mut share = intake.share(&tenant(&format!("greedy{n}")));
-                if share.grow(1_000).is_err() {
+                let mut share = intake.share(greedy);
+                if share.grow(1_000).and_then(|()| share.linger()).is_err() {
                     break;
                 }
-                taken += 1;
                 shares.push(share);
             }
-            assert!(taken > 0, "there was something left for number {n}");
+            assert!(shares.len() > before, "there was something left for {greedy}");
         }
-        assert_eq!(intake.share(&tenant("next")).grow(1), Ok(()));
-        assert!(intake.held().bytes <= 1_000_000);
+        assert_eq!(intake.share(&tenant("next")).grow(1_000), Ok(()));
+        // One that grows is counted once.
+        let mut last = shares.pop().unwrap();
+        shares.clear();
+        last.grow(10).unwrap();
+        last.linger().unwrap();
+        assert_eq!(intake.lingering().values().sum::<usize>(), 1_010);
+        drop(last);
+        assert!(intake.lingering().is_empty() && intake.bytes.load(Ordering::Relaxed) == 0);
     }
 
     #[test]
     fn one_request_is_always_possible_however_large() {
-        let intake = Intake::new(10, 1);
-        let mut only = intake.share(&tenant("a"));
+        let (intake, a, b) = (Intake::new(10, 1), tenant("a"), tenant("b"));
+        let mut only = intake.share(&a);
         only.grow(8).unwrap();
         only.grow(1_000).unwrap();
+        only.linger().unwrap();
         only.wait().unwrap();
-        let mut other = intake.share(&tenant("b"));
+        let mut other = intake.share(&b);
         assert_eq!((other.grow(1), other.wait()), (Err(Overload), Err(Overload)));
         drop((only, other));
-        let mut next = intake.share(&tenant("b"));
+        let mut next = intake.share(&b);
         next.grow(11).unwrap();
         next.wait().unwrap();
     }

@@ -188,7 +188,11 @@ async fn only_what_is_large_is_sent_thin() {
     let cloud = body("cloudevents", "small");
     assert_eq!(cloud.header("content-type"), "application/cloudevents+json");
     assert_eq!((&cloud.json()["specversion"], &cloud.json()["data"]), (&json!("1.0"), &small));
-    let deliveries = gateway.list("/v1/tenants/default/deliveries").await;
+    let deliveries = eventually("all to be recorded", || async {
+        let found = gateway.list("/v1/tenants/default/deliveries?state=delivered").await;
+        if found.len() == 8 { Ok(found) } else { Err(format!("{} are", found.len())) }
+    })
+    .await;
     let of = |format: &str| deliveries.iter().filter(|delivery| delivery["format"] == format).count();
     assert_eq!((of("thin"), of("envelope"), of("raw"), of("cloudevents")), (4, 2, 1, 1));
     // What an attempt is shown with is what was sent.
