@@ -1,6 +1,7 @@
 //! Tokens of tenants: made, shown once, used, listed, revoked, and over in
 //! time; and the record of who changed what.
 
+use posthaste::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
 use crate::cli::{asked, told};
@@ -25,6 +26,12 @@ async fn a_token_is_shown_once_and_good_until_it_is_revoked() {
     let gateway = Gateway::start().await;
     let new = json!({"tenant": "default", "rights": ["manage"], "name": "the office"});
     let (id, client) = made(&gateway, new).await;
+    // In another millisecond: those of one have no order.
+    let later = SystemClock.now();
+    eventually("the next millisecond", || async {
+        if SystemClock.now().as_millisecond() > later.as_millisecond() { Ok(()) } else { Err(String::new()) }
+    })
+    .await;
     let (other, _) = made(&gateway, json!({"tenant": "default", "rights": ["publish"]})).await;
     let listed = gateway.list("/v1/tokens").await;
     assert_eq!(listed.iter().map(|token| &token["id"]).collect::<Vec<_>>(), [&other, &id]);
