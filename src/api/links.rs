@@ -1,5 +1,6 @@
 //! Links: the one door for receivers, who have no token.
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
@@ -50,12 +51,13 @@ pub struct Envelope {
 )]
 pub async fn fetch(
     State(api): State<Api>,
-    Path((tenant, delivery)): Path<(String, String)>,
+    path: Result<Path<(String, String)>, PathRejection>,
     request: Request,
 ) -> Result<Response, Problem> {
     let from = origin::of(&request, &api.trusted_proxies).map(|address| address.to_string()).unwrap_or_default();
     let signature = signature(request.uri().query().unwrap_or_default());
     // What cannot be read was not made here.
+    let (tenant, delivery) = path.map(|Path(parts)| parts).unwrap_or_default();
     let followed = match (tenant.parse(), delivery.parse()) {
         (Ok(tenant), Ok(delivery)) => follow(&api.gateway, &tenant, delivery, &signature).await,
         _ => Err(NotServed::Foreign),

@@ -115,6 +115,7 @@ async fn a_link_that_was_changed_is_nobodys() {
         one.replace("/default/", "/other/"),
         one.replace("/default/", "/nobody/"),
         one.replace("/default/", "/%00/"),
+        one.replace("/default/", "/%ff/"),
     ];
     let mut told: Vec<Value> = Vec::new();
     for path in &foreign {
@@ -126,7 +127,7 @@ async fn a_link_that_was_changed_is_nobodys() {
     }
     assert!(told.iter().all(|problem| *problem == told[0]), "one sentence for all of them: {told:?}");
     follow(&gateway, &format!("{one}&utm_source=mail")).await.expect(200);
-    let figure = r#"posthaste_data_fetches_total{outcome="invalid"} 24"#;
+    let figure = r#"posthaste_data_fetches_total{outcome="invalid"} 26"#;
     let metrics = gateway.client.get("/metrics").await;
     assert!(String::from_utf8_lossy(&metrics.body).contains(figure), "{figure}");
     assert!(!printed.text().contains(signature), "a link is not logged");
