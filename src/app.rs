@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tracing::{error, info, warn};
 
 use crate::api::{self, Doors, auth};
-use crate::clock::{Clock, SystemClock};
+use crate::clock::{Clock, EngineClock, WallSource};
 use crate::config::{Settings, Smtp};
 use crate::lifecycle::Gateway;
 use crate::lifecycle::cluster;
@@ -33,6 +33,7 @@ use crate::lifecycle::links::{Links, NoPublicUrl};
 use crate::lifecycle::mail::smtp::{SmtpPost, read_password};
 use crate::lifecycle::mail::{Post, Postmaster};
 use crate::lifecycle::retain::{self, Retention};
+use crate::lifecycle::scrub;
 use crate::lifecycle::space::Space;
 use crate::lifecycle::tell::Teller;
 use crate::metrics::Metrics;
@@ -47,6 +48,7 @@ mod files;
 mod kept;
 pub mod keys;
 pub mod moving;
+mod time;
 
 const ADMIN_TOKEN_FILE: &str = "admin-token";
 const ADMIN_TOKEN_NOTE: &str = "admin_token_sha256";
@@ -67,6 +69,7 @@ pub struct App {
     kept: Kept,
     gateway: Arc<Gateway>,
     doors: Arc<Doors>,
+    checkpoints: Option<time::Checkpoints>,
     stop_serving: oneshot::Sender<()>,
     serving: JoinHandle<()>,
     chores: Vec<JoinHandle<()>>,
@@ -82,10 +85,13 @@ impl App {
             .with_context(|| format!("cannot listen on {}; choose another address with --listen", settings.listen))?;
         let address = listener.local_addr()?;
         files::make_room(settings.max_connections.0 + settings.max_in_flight.0);
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let source = if settings.database()?.is_some() { WallSource::Database } else { WallSource::Machine };
+        let engine = Arc::new(EngineClock::new(source));
+        let clock: Arc<dyn Clock> = engine.clone();
         let mail = Postmaster::new(post(settings, &clock)?, clock.clone());
-        let metrics = Arc::new(Metrics::new(clock.now()));
-        let kept = Kept::open(settings, metrics.commits()).await?;
+        let metrics = Arc::new(Metrics::new(clock.wall()));
+        let kept = Kept::open(settings, metrics.commits(), engine.clone()).await?;
+        let checkpoints = time::resume(&kept, engine).await?;
         ensure_tenants(kept.store().as_ref(), clock.as_ref()).await?;
         let (admin, new_token) = admin_token(kept.store().as_ref(), &settings.data.0, is_token_renewed).await?;
         let egress = Arc::new(egress(settings, address)?);
@@ -106,6 +112,7 @@ impl App {
             stopping: AtomicBool::new(false),
         });
         chores.push(tokio::spawn(auth::keep_uses(doors.clone())));
+        chores.extend(checkpoints.clone().map(|checkpoints| tokio::spawn(async move { checkpoints.run().await })));
         if kept.is_shared() {
             chores.push(tokio::spawn(watch_admin_token(doors.clone())));
         }
@@ -121,6 +128,7 @@ impl App {
             kept,
             gateway,
             doors,
+            checkpoints,
             stop_serving,
             serving,
             chores,
@@ -139,6 +147,9 @@ impl App {
             warn!("{left} attempts were still in flight at the deadline; they will be made again");
         }
         auth::write_uses(&self.doors).await;
+        if let Some(checkpoints) = self.checkpoints {
+            checkpoints.write().await;
+        }
         // Others may go on at once, while the last answers are given here.
         self.kept.leave().await;
         let _ = self.stop_serving.send(());
@@ -248,6 +259,7 @@ fn start_chores(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<JoinHandle<(
             }
         }),
         tokio::spawn(expire::run(expiring)),
+        tokio::spawn(scrub::run(gateway.clone())),
         tokio::spawn(cluster::listen(gateway.clone())),
         tokio::spawn(async move {
             retain::run(retaining.store.as_ref(), retaining.clock.as_ref(), retention).await;

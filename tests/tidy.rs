@@ -22,7 +22,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("store", &["metrics", "model", "clock"]),
     ("metrics", &["model"]),
     ("model", &[]),
-    ("clock", &[]),
+    ("clock", &["model"]),
     ("config", &["model"]),
     ("telemetry", &["config"]),
 ];
@@ -484,6 +484,7 @@ fn every_code_that_can_refuse_an_event_is_counted_by_its_name() {
         "invalid_cursor",
         "method_not_allowed",
         "data_expunged",
+        "data_damaged",
         "link_invalid",
         "link_expired",
     ];

@@ -194,7 +194,7 @@ pub async fn admit(State((api, rights)): State<(Api, Arc<Rights>)>, mut request:
         by: caller.by(),
         from: origin::of(&request, &api.trusted_proxies),
         request_id: request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default(),
-        at: api.gateway.clock.now(),
+        at: api.gateway.clock.wall(),
     };
     let by = asker.by;
     request.extensions_mut().insert(caller);
@@ -262,7 +262,7 @@ fn identify(api: &Api, headers: &HeaderMap) -> Result<Caller, Problem> {
     // Compared with something in any case, which takes the same time.
     let is_it = is_hash_of(&known.as_ref().map_or([0; 32], |known| known.hash), token);
     let known = known.filter(|_| is_it).ok_or_else(unauthenticated)?;
-    let now = api.gateway.clock.now();
+    let now = api.gateway.clock.wall();
     if known.is_over(now) {
         return Err(Problem::new(Code::Unauthenticated, format!("token {} has expired; ask for a new one", known.id)));
     }

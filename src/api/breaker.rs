@@ -17,6 +17,7 @@ use super::problem::{Code, InputProblems, Problem, Problems};
 use crate::lifecycle::change;
 use crate::model::news::{Author, Milestone, What};
 use crate::model::span::Span;
+use crate::model::wall::WallOffset;
 
 const LONGEST: Span = Span::secs(30 * 86_400);
 
@@ -101,10 +102,10 @@ pub struct MilestoneView {
     next_probe_at: Option<Timestamp>,
 }
 
-impl From<Milestone> for MilestoneView {
-    fn from(milestone: Milestone) -> Self {
+impl MilestoneView {
+    fn of(milestone: Milestone, offset: WallOffset) -> Self {
         let Milestone { at, what, reason, by, until } = milestone;
-        Self { at, what, reason, by, next_probe_at: until }
+        Self { at: offset.wall(at), what, reason, by, next_probe_at: until.map(|at| offset.wall(at)) }
     }
 }
 
@@ -138,5 +139,6 @@ pub async fn history(
     let page = ask("history", params.limit, params.cursor.as_deref())?;
     find(&api, &tenant, id)?;
     let found = api.gateway.store.milestones(id, page).await?;
-    Ok(Json(Page::of("history", found, MilestoneView::from)))
+    let offset = api.gateway.clock.wall_offset();
+    Ok(Json(Page::of("history", found, |milestone| MilestoneView::of(milestone, offset))))
 }

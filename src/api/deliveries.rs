@@ -89,7 +89,9 @@ impl DeliveryView {
     /// Shows deliveries with what holds at this moment.
     pub async fn all(gateway: &Gateway, deliveries: Vec<Delivery>) -> Vec<Self> {
         let outlooks = outlooks(gateway, &deliveries).await;
-        deliveries.into_iter().zip(outlooks).map(|(delivery, outlook)| Self::of(delivery, outlook)).collect()
+        let offset = gateway.clock.wall_offset();
+        let shown = deliveries.into_iter().zip(outlooks);
+        shown.map(|(delivery, outlook)| Self::of(delivery.on_wall(offset), outlook.on_wall(offset))).collect()
     }
 
     fn of(delivery: Delivery, outlook: Outlook) -> Self {
@@ -252,14 +254,15 @@ pub async fn list(
     Query(params): Query<DeliveryParams>,
 ) -> Result<Json<Page<DeliveryView>>, Problem> {
     let page = ask("deliveries", params.limit, params.cursor.as_deref())?;
+    let offset = api.gateway.clock.wall_offset();
     let query = DeliveryQuery {
         state: params.state,
         cause: None,
         endpoint: params.endpoint,
         event_type: params.event_type,
         key: params.key,
-        since: params.since,
-        until: params.until,
+        since: params.since.map(|at| offset.engine(at)),
+        until: params.until.map(|at| offset.engine(at)),
     };
     let found = api.gateway.store.deliveries(&tenant, query, page).await?;
     Ok(Json(view_page(&api, "deliveries", found).await))
@@ -278,14 +281,15 @@ pub async fn list_dead(
     Query(params): Query<DeadLetterParams>,
 ) -> Result<Json<Page<DeliveryView>>, Problem> {
     let page = ask("dead-letters", params.limit, params.cursor.as_deref())?;
+    let offset = api.gateway.clock.wall_offset();
     let query = DeliveryQuery {
         state: Some(DeliveryState::Dead),
         cause: params.cause,
         endpoint: params.endpoint,
         event_type: params.event_type,
         key: params.key,
-        since: params.since,
-        until: params.until,
+        since: params.since.map(|at| offset.engine(at)),
+        until: params.until.map(|at| offset.engine(at)),
     };
     let found = api.gateway.store.deliveries(&tenant, query, page).await?;
     Ok(Json(view_page(&api, "dead-letters", found).await))

@@ -146,9 +146,14 @@ impl EndpointView {
         let about = endpoints.iter().map(|endpoint| About::endpoint(&endpoint.tenant, endpoint.id)).collect();
         let ids = endpoints.iter().map(|endpoint| endpoint.id).collect();
         let (felt, oldest_due) = tokio::join!(felt(&api.gateway, about), api.gateway.store.oldest_due(ids));
-        let (now, oldest_due) = (api.gateway.clock.now(), oldest_due?);
-        let views = endpoints.iter().zip(oldest_due);
-        Ok(views.map(|(endpoint, oldest_due)| Self::of(endpoint, &felt[&endpoint.id], oldest_due, now)).collect())
+        let (now, offset) = (api.gateway.clock.wall(), api.gateway.clock.wall_offset());
+        let show = |(endpoint, oldest_due): (&&Endpoint, Option<Timestamp>)| {
+            let endpoint = (*endpoint).clone().on_wall(offset);
+            let mut felt = felt[&endpoint.id].clone();
+            felt.health = felt.health.map(|health| health.on_wall(offset));
+            Self::of(&endpoint, &felt, oldest_due.map(|at| offset.wall(at)), now)
+        };
+        Ok(endpoints.iter().zip(oldest_due?).map(show).collect())
     }
 
     fn of(endpoint: &Endpoint, felt: &Felt, oldest_due: Option<Timestamp>, now: Timestamp) -> Self {
@@ -200,7 +205,7 @@ pub async fn create(
     fill_from_tenant(&api, &tenant, &document, &mut settings)?;
     let policy = check(&api, &tenant, &mut settings, None).await?;
     let now = api.gateway.clock.now();
-    let secret = brought.mint(now)?;
+    let secret = brought.mint(api.gateway.clock.wall())?;
     let endpoint = Endpoint {
         id: EndpointId::mint(now, rand::random()),
         tenant,

@@ -61,18 +61,23 @@ pub enum Withheld {
     Expunged,
     /// The gateway shows none (`--redact-payloads`).
     Redacted,
+    /// What is stored is no longer what was accepted.
+    Damaged,
 }
 
 impl EventView {
-    fn of(record: EventRecord, is_redacted: bool) -> Self {
-        let EventRecord { event, deliveries } = record;
-        let data_withheld = match event.is_expunged() {
-            true => Some(Withheld::Expunged),
-            false => is_redacted.then_some(Withheld::Redacted),
+    fn of(api: &Api, record: EventRecord) -> Self {
+        let (offset, is_redacted) = (api.gateway.clock.wall_offset(), api.redacts_payloads);
+        let EventRecord { event, deliveries, is_damaged } = record;
+        let shown = RawValue::from_string(String::from_utf8_lossy(&event.data).into_owned()).ok();
+        let data_withheld = match (event.is_expunged(), is_redacted) {
+            (true, _) => Some(Withheld::Expunged),
+            (false, true) => Some(Withheld::Redacted),
+            // Accepted data is JSON.
+            (false, false) => (is_damaged || shown.is_none()).then_some(Withheld::Damaged),
         };
-        let shown = || RawValue::from_string(String::from_utf8_lossy(&event.data).into_owned());
         Self {
-            data: data_withheld.is_none().then(|| shown().expect("accepted data is JSON")),
+            data: shown.filter(|_| data_withheld.is_none()),
             data_withheld,
             timestamp: event.timestamp_text(),
             event_type: event.event_type.to_string(),
@@ -80,7 +85,7 @@ impl EventView {
             schema_version: event.schema_version,
             expires_at: event.expires_at,
             endpoints: event.endpoints,
-            accepted_at: event.accepted_at,
+            accepted_at: offset.wall(event.accepted_at),
             deliveries,
             id: event.id,
         }
@@ -138,9 +143,15 @@ pub async fn list(
     Query(params): Query<EventParams>,
 ) -> Result<Json<Page<EventView>>, Problem> {
     let page = ask("events", params.limit, params.cursor.as_deref())?;
-    let query = EventQuery { event_type: params.event_type, key: params.key, since: params.since, until: params.until };
+    let offset = api.gateway.clock.wall_offset();
+    let query = EventQuery {
+        event_type: params.event_type,
+        key: params.key,
+        since: params.since.map(|at| offset.engine(at)),
+        until: params.until.map(|at| offset.engine(at)),
+    };
     let found = api.gateway.store.events(&tenant, query, page).await?;
-    Ok(Json(Page::of("events", found, |record| EventView::of(record, api.redacts_payloads))))
+    Ok(Json(Page::of("events", found, |record| EventView::of(&api, record))))
 }
 
 /// Show an event
@@ -156,7 +167,7 @@ pub async fn show(
     NamedEvent(id): NamedEvent,
 ) -> Result<Json<EventView>, Problem> {
     let record = find(&api, &tenant, &id).await?;
-    Ok(Json(EventView::of(record, api.redacts_payloads)))
+    Ok(Json(EventView::of(&api, record)))
 }
 
 /// An event that still has its data.

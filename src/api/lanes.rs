@@ -61,11 +61,12 @@ pub async fn list(
     find(&api, &tenant, id)?;
     let page = ask("lanes", params.limit, params.cursor.as_deref())?;
     let found = api.gateway.store.lanes(&tenant, id, params.blocked, page).await?;
+    let offset = api.gateway.clock.wall_offset();
     Ok(Json(Page::of("lanes", found, |lane| LaneView {
         key: lane.key,
         head: lane.head,
         blocked: lane.is_blocked,
-        since: lane.since,
+        since: offset.wall(lane.since),
         waiting: lane.waiting,
     })))
 }

@@ -93,6 +93,8 @@ codes! {
     PayloadTooLarge = "payload_too_large", PAYLOAD_TOO_LARGE, "The body is too large";
     /// The event's data was forgotten on request.
     DataExpunged = "data_expunged", GONE, "The event's data was expunged";
+    /// The event's data is no longer what was accepted.
+    DataDamaged = "data_damaged", GONE, "The event's data is damaged";
     /// The link was not made here, or was changed.
     LinkInvalid = "link_invalid", FORBIDDEN, "The link is not valid";
     /// What the link led to is no longer kept.
@@ -268,6 +270,7 @@ impl From<store::Error> for Problem {
             store::Error::NotFound(what) => Self::not_found(what),
             store::Error::WrongState(_) => Self::new(Code::WrongState, detail),
             store::Error::Expunged(_) => Self::new(Code::DataExpunged, detail),
+            store::Error::Damaged(_) => Self::new(Code::DataDamaged, detail),
             store::Error::UnknownEndpoint(_) => Self::field(Code::InvalidField, "/endpoints", detail),
         }
     }
@@ -371,7 +374,7 @@ pub enum LinkProblems {
     /// `link_invalid`: the link was not made here, or was changed on its way.
     #[response(status = 403, content_type = "application/problem+json")]
     Invalid(#[to_schema] ProblemBody<'static>),
-    /// `link_expired` or `data_expunged`: what it led to is no longer kept, or was forgotten on request.
+    /// `link_expired`, `data_expunged` or `data_damaged`: what it led to is no longer kept, was forgotten on request, or is no longer what was accepted.
     #[response(status = 410, content_type = "application/problem+json")]
     Over(#[to_schema] ProblemBody<'static>),
     /// `rate_limited`: it is followed too often. `Retry-After` says when it may be again.

@@ -119,7 +119,7 @@ pub async fn list(
     let endpoint = find(&api, &tenant, id)?;
     // On record before they are shown.
     api.gateway.store.record(Deed::new(Action::SecretsShown, &tenant, id)).await?;
-    let now = api.gateway.clock.now();
+    let now = api.gateway.clock.wall();
     let active = endpoint.secrets.iter().filter(|secret| secret.is_active(now));
     let show = |secret: &Secret| SecretView {
         id: secret.id,
@@ -173,7 +173,7 @@ pub async fn rotate(
         ));
     }
     let brought = Brought { secret: rotation.secret, private_key: rotation.private_key };
-    let secret = brought.mint(api.gateway.clock.now())?;
+    let secret = brought.mint(api.gateway.clock.wall())?;
     let view = RotatedView { id: secret.id, secret: secret.text.clone(), public_key: public_key(&secret.key) };
     let change = EndpointChange::Rotate { secret, overlap: overlap.0 };
     change::change_endpoint(&api.gateway, &tenant, id, change).await?;

@@ -134,6 +134,8 @@ fn gauges(gateway: &Gateway) -> Gauges {
         breakers: Some(breakers),
         shards_owned: pulse.shards,
         lease_remaining: pulse.lease_ms.map(Duration::from_millis),
+        clock_jumps: gateway.clock.jumps(),
+        clock_off: gateway.clock.machine_ahead_ms() as f64 / 1_000.0,
     }
 }
 

@@ -80,8 +80,9 @@ pub struct TenantView {
 }
 
 impl TenantView {
-    fn of(tenant: &Tenant) -> Self {
-        Self { id: tenant.id.clone(), settings: TenantSettings::of(tenant), created_at: tenant.created_at }
+    fn of(api: &Api, tenant: &Tenant) -> Self {
+        let created_at = api.gateway.clock.wall_offset().wall(tenant.created_at);
+        Self { id: tenant.id.clone(), settings: TenantSettings::of(tenant), created_at }
     }
 }
 
@@ -101,7 +102,7 @@ pub async fn list(
     let mut rest = api.gateway.store.tenants().into_iter().filter(|tenant| tenant.id.as_str() > after.as_str());
     let data: Vec<_> = rest.by_ref().take(page.limit).collect();
     let next = rest.next().and(data.last()).map(|tenant| tenant.id.to_string());
-    Ok(Json(Page::of("tenants", crate::store::Page { data, next }, |tenant| TenantView::of(&tenant))))
+    Ok(Json(Page::of("tenants", crate::store::Page { data, next }, |tenant| TenantView::of(&api, &tenant))))
 }
 
 /// Which part of the list.
@@ -125,7 +126,7 @@ pub struct TenantParams {
 )]
 pub async fn show(State(api): State<Api>, KnownTenant(id): KnownTenant) -> Result<Json<TenantView>, Problem> {
     let tenant = api.gateway.store.tenant(&id).ok_or_else(|| Problem::not_found("tenant"))?;
-    Ok(Json(TenantView::of(&tenant)))
+    Ok(Json(TenantView::of(&api, &tenant)))
 }
 
 /// Create a tenant, or replace what is known of it
@@ -173,7 +174,7 @@ async fn save(api: &Api, id: TenantId, settings: TenantSettings) -> Result<Json<
     let quota = Quota { weight, rate, ingest };
     let tenant = Tenant { id, name, quota, defaults, created_at: api.gateway.clock.now() };
     let tenant = change::put_tenant(&api.gateway, tenant).await?;
-    Ok(Json(TenantView::of(&tenant)))
+    Ok(Json(TenantView::of(&api, &tenant)))
 }
 
 fn check(settings: &TenantSettings) -> Result<(), Problem> {

@@ -90,7 +90,7 @@ pub async fn create(
 ) -> Result<(StatusCode, Json<MadeToken>), Problem> {
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
     let new: NewToken = document_from_json(&body)?;
-    let now = api.gateway.clock.now();
+    let now = api.gateway.clock.wall();
     let tenant = check(&api, &new, now)?;
     let id = TokenId::mint(now, rand::random());
     let token = new_token(id, rand::random());

@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::bail;
+use jiff::Timestamp;
 use tracing::warn;
 
+use crate::clock::EngineClock;
 use crate::config::Settings;
 use crate::metrics::Commits;
 use crate::model::database::DatabaseUrl;
@@ -30,7 +32,7 @@ enum Which {
 
 impl Kept {
     /// Opens the store that the settings name.
-    pub async fn open(settings: &Settings, commits: Arc<Commits>) -> anyhow::Result<Self> {
+    pub async fn open(settings: &Settings, commits: Arc<Commits>, clock: Arc<EngineClock>) -> anyhow::Result<Self> {
         let folder = &settings.data.0;
         match settings.database()? {
             None => {
@@ -45,7 +47,7 @@ impl Kept {
             Some(url) => {
                 create_folder(folder)?;
                 let (seal, new_key) = master_key(settings)?;
-                let store = open_shared(&url, settings, seal.clone(), commits)
+                let store = open_shared(&url, settings, seal.clone(), commits, clock)
                     .await
                     .inspect_err(|problem| take_back(new_key.as_deref(), problem))?;
                 let place = format!("PostgreSQL at {}", url.place());
@@ -72,6 +74,15 @@ impl Kept {
     pub async fn link_key(&self) -> anyhow::Result<[u8; 32]> {
         let kept = self.store().note_once(LINK_KEY_NOTE, self.seal.new_link_key()).await?;
         Ok(self.seal.link_key(&kept)?)
+    }
+
+    /// The engine time of the last event that was accepted, where this store
+    /// is the only one to know it.
+    pub async fn latest_accepted(&self) -> anyhow::Result<Option<Timestamp>> {
+        match &self.store {
+            Which::Embedded(store) => Ok(store.latest_accepted().await?),
+            Which::Postgres(_) => Ok(None),
+        }
     }
 
     /// Where the master key is, when this start made it.
@@ -125,6 +136,7 @@ async fn open_shared(
     settings: &Settings,
     seal: Seal,
     commits: Arc<Commits>,
+    clock: Arc<EngineClock>,
 ) -> anyhow::Result<Postgres> {
     let folder = &settings.data.0;
     if moved::is_unmoved(folder) {
@@ -137,6 +149,7 @@ async fn open_shared(
         lease: settings.lease.0,
         name: node_name(),
         commits,
+        clock: Some(clock),
         ..postgres::Options::new(url.reveal(), seal)
     };
     let store = Postgres::open(options).await?;

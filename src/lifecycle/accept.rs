@@ -156,13 +156,11 @@ pub async fn accept_over(
 /// Makes them durable. A store that knows of other endpoints by now than they
 /// were matched with asks for them again.
 async fn write(gateway: &Gateway, events: Vec<NewEvent>, together: Together) -> Result<Vec<Accepted>, Error> {
-    let kept: Vec<_> = events.iter().map(|new| (new.event.clone(), new.fingerprint, new.due_at)).collect();
+    let unmatched: Vec<NewEvent> = events.iter().map(NewEvent::unmatched).collect();
     let mut answer = gateway.store.accept(events, together).await;
     while let Err(Error::Outdated) = answer {
-        let matched = kept.iter().map(|(event, fingerprint, due_at)| {
-            let targets = gateway.store.matching(event)?;
-            Ok(NewEvent { event: event.clone(), fingerprint: *fingerprint, targets, due_at: *due_at })
-        });
+        let matched =
+            unmatched.iter().map(|new| Ok(NewEvent { targets: gateway.store.matching(&new.event)?, ..new.clone() }));
         answer = gateway.store.accept(matched.collect::<Result<_, Error>>()?, together).await;
     }
     answer
@@ -217,7 +215,7 @@ fn prepare(
         tenant: tenant.clone(),
         event_type: submission.event_type,
         key: submission.key,
-        timestamp: submission.timestamp,
+        timestamp: submission.timestamp.or_else(|| shown_timestamp(gateway, now)),
         schema_version: submission.schema_version,
         expires_at: submission.expires_at,
         endpoints: submission.endpoints,
@@ -232,7 +230,15 @@ fn prepare(
     if targets.len() > FANOUT_MAX || *deliveries > DELIVERIES_MAX {
         return Err(Refusal::Fanout(targets.len().max(*deliveries)));
     }
-    Ok(NewEvent { event, fingerprint, targets, due_at: None })
+    let expires_at = event.expires_at.map(|at| gateway.clock.wall_offset().engine(at));
+    Ok(NewEvent { event, fingerprint, targets, due_at: None, expires_at })
+}
+
+/// The wall time of acceptance, where that is not the engine time that is
+/// stored: a body must stay the same whatever is done to the clock later.
+fn shown_timestamp(gateway: &Gateway, now: Timestamp) -> Option<String> {
+    let offset = gateway.clock.wall_offset();
+    (!offset.is_zero()).then(|| format!("{:.3}", offset.wall(now)))
 }
 
 /// Events with a key stay as they come: their order is what is wanted of them.
@@ -241,16 +247,21 @@ fn draw_due(event: &Event, window: Span, now: Timestamp) -> Option<Timestamp> {
 }
 
 fn answer(gateway: &Gateway, event: &Event, accepted: Accepted) -> Outcome {
+    let offset = gateway.clock.wall_offset();
     match accepted {
         Accepted::New { deliveries, claims } => {
             gateway.dispatcher.admit(claims);
             if let Some(at) = event.expires_at {
-                gateway.expiry.note(just_after(at));
+                gateway.expiry.note(just_after(offset.engine(at)));
             }
-            Ok(receipt(event, event.accepted_at, deliveries, false))
+            Ok(receipt(event, offset.wall(event.accepted_at), deliveries, false))
         }
-        Accepted::Duplicate { accepted_at, deliveries } => Ok(receipt(event, accepted_at, deliveries, true)),
-        Accepted::Conflict { accepted_at } => Err(Refusal::Conflict { id: event.id.clone(), accepted_at }),
+        Accepted::Duplicate { accepted_at, deliveries } => {
+            Ok(receipt(event, offset.wall(accepted_at), deliveries, true))
+        }
+        Accepted::Conflict { accepted_at } => {
+            Err(Refusal::Conflict { id: event.id.clone(), accepted_at: offset.wall(accepted_at) })
+        }
     }
 }
 

@@ -26,13 +26,18 @@ pub async fn explain_delivery(gateway: &Gateway, tenant: &TenantId, id: Delivery
             Arc::make_mut(endpoint).health = health;
         }
     }
+    // Told in wall time, as attempts are recorded.
+    let offset = gateway.clock.wall_offset();
+    let outlook = outlook(gateway, &delivery).await.on_wall(offset);
+    let delivery = delivery.on_wall(offset);
+    let endpoint = endpoint.map(|endpoint| Arc::unwrap_or_clone(endpoint).on_wall(offset));
     Ok(explain(&Facts {
         delivery: &delivery,
         attempts: &attempts,
-        endpoint: endpoint.as_deref(),
+        endpoint: endpoint.as_ref(),
         head: head.filter(|(head, _)| *head != id),
-        outlook: outlook(gateway, &delivery).await,
+        outlook,
         hold_max: gateway.expiry.hold_max,
-        now: gateway.clock.now(),
+        now: gateway.clock.wall(),
     }))
 }

@@ -126,6 +126,9 @@ pub async fn follow(
     if record.event.is_expunged() {
         return Err(Error::Expunged(found.event_id).into());
     }
+    if record.is_damaged {
+        return Err(Error::Damaged(found.event_id).into());
+    }
     let claim = Claim::of(found, record.event);
     Ok(Found { body: envelope(&claim), event: claim.event.id.clone(), endpoint: claim.endpoint })
 }

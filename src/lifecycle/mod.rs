@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Beside it: [`intake`] says how much may come in, [`expire`] ends what waits
-//! too long, [`retain`] forgets what is over, [`tell`] counts and writes to the
+//! too long, [`retain`] forgets what is over, [`scrub`] looks for damage, [`tell`] counts and writes to the
 //! owners of endpoints by [`mail`], [`egress`] says who may be called, [`links`]
 //! lets receivers fetch what they were told of alone, [`waiting`] and [`explain`] say why
 //! something stands where it stands, [`cluster`] listens to other nodes, [`felt`]
@@ -45,6 +45,7 @@ pub mod intake;
 pub mod links;
 pub mod mail;
 pub mod retain;
+pub mod scrub;
 pub mod space;
 pub mod tell;
 pub mod waiting;

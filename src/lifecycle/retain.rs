@@ -85,7 +85,7 @@ pub async fn sweep(store: &dyn Queue, clock: &dyn Clock, retention: Retention) -
 
 /// Forgets what of the audit log is old enough; returns how many entries.
 pub async fn sweep_audit(store: &dyn Access, clock: &dyn Clock, retention: Retention) -> Result<usize> {
-    let end = before(clock.now(), retention.audit);
+    let end = before(clock.wall(), retention.audit);
     let mut total = 0;
     loop {
         let gone = store.forget_audit(end, STEP).await?;

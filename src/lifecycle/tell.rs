@@ -70,6 +70,7 @@ impl Teller {
             }
             Outcome::PutBack { .. } => metrics.put_back(),
             Outcome::Stumbled { .. } => metrics.stumbled(),
+            Outcome::Damaged => metrics.damaged(1),
             Outcome::Over { .. } | Outcome::LookAgain { .. } => {}
         }
         if let Some(cause) = settled.died {
@@ -171,7 +172,7 @@ impl Teller {
     /// A delivery died. What a receiver refuses one by one is no outage.
     fn died(&self, endpoint: EndpointId, cause: Cause) {
         let Some(endpoint) = self.0.store.any_endpoint(endpoint) else { return };
-        let is_told = matches!(cause, Cause::Exhausted | Cause::Expired | Cause::Poisoned);
+        let is_told = matches!(cause, Cause::Exhausted | Cause::Expired | Cause::Poisoned | Cause::Damaged);
         let now = self.0.clock.now();
         // While its endpoint is in trouble, its owner has been told of it.
         if !is_told || endpoint.health.trouble_since.is_some() || !is_past(endpoint.mailed_at, DIED_AGAIN, now) {
@@ -188,15 +189,16 @@ impl Teller {
         if !is_first && !matches!(occasion.what, words::What::Paused | words::What::Disabled) {
             return;
         }
+        let offset = self.0.clock.wall_offset();
         let (subject, text) = trouble_letter(&Facts {
             endpoint: endpoint.id.to_string(),
             tenant: endpoint.tenant.to_string(),
             url: endpoint.settings.url.clone(),
             description: endpoint.settings.description.clone(),
             reason: occasion.reason,
-            since: occasion.since,
+            since: offset.wall(occasion.since),
             waiting: self.0.store.waiting(Some(endpoint.id)),
-            next_probe_at: occasion.next_probe_at,
+            next_probe_at: occasion.next_probe_at.map(|at| offset.wall(at)),
             what: occasion.what,
         });
         let (teller, tenant, id) = (self.clone(), endpoint.tenant.clone(), endpoint.id);

@@ -26,6 +26,10 @@ pub struct Gauges {
     pub shards_owned: usize,
     /// How long its lease still lasts, if there are leases.
     pub lease_remaining: Option<Duration>,
+    /// How often the wall clock was set.
+    pub clock_jumps: u64,
+    /// How far this machine's wall clock is ahead of the time that counts, in seconds.
+    pub clock_off: f64,
 }
 
 /// How many endpoints stand how.
@@ -79,6 +83,17 @@ impl Gauges {
             "lease_remaining",
             "How long this node's lease on its shards still lasts, if there are leases",
             Levels::of(self.lease_remaining.map(|left| left.as_secs_f64())),
+        );
+        book.enter(
+            "clock_jumps",
+            "How often the wall clock was set since the process started",
+            Levels::of(Some(self.clock_jumps as f64)),
+        );
+        book.enter_in(
+            Unit::Seconds,
+            "clock_off",
+            "How far this machine's wall clock is ahead of the time that counts: with many nodes, the database's",
+            Levels::of(Some(self.clock_off)),
         );
         book.write(text);
     }

@@ -102,7 +102,7 @@ pub(super) enum End {
 
 impl End {
     /// The state and the cause of each end, by [`End::place`].
-    const ALL: [(&'static str, &'static str); 7] = [
+    const ALL: [(&'static str, &'static str); 8] = [
         ("delivered", "none"),
         ("cancelled", "none"),
         ("dead", "exhausted"),
@@ -110,6 +110,7 @@ impl End {
         ("dead", "refused"),
         ("dead", "gone"),
         ("dead", "poisoned"),
+        ("dead", "damaged"),
     ];
 
     pub fn place(self) -> usize {
@@ -121,6 +122,7 @@ impl End {
             Self::Dead(Cause::Refused) => 4,
             Self::Dead(Cause::Gone) => 5,
             Self::Dead(Cause::Poisoned) => 6,
+            Self::Dead(Cause::Damaged) => 7,
         }
     }
 

@@ -67,6 +67,7 @@ pub struct Metrics {
     first_attempt_delay: Histogram,
     put_back: Counter,
     stumbles: Counter,
+    damaged_events: Counter,
     stale_writes: Counter,
     deliveries_finished: Counters,
     delivery_attempts: BySet<Histogram>,
@@ -128,6 +129,8 @@ impl Metrics {
             ),
             put_back: book.counter("put_back", "Attempts not made, and not counted, through trouble of our own"),
             stumbles: book.counter("stumbles", "Attempts that ended in a fault inside the gateway"),
+            damaged_events: book
+                .counter("damaged_events", "Events found to be no longer what was accepted, each time they were read"),
             stale_writes: book
                 .counter("stale_writes", "Outcomes refused, because their shard had another owner by then"),
             deliveries_finished: book.counters(
@@ -275,6 +278,11 @@ impl Metrics {
     /// An attempt ended in a fault inside the gateway.
     pub fn stumbled(&self) {
         self.stumbles.inc();
+    }
+
+    /// So many events were read that are no longer what was accepted.
+    pub fn damaged(&self, events: usize) {
+        self.damaged_events.inc_by(events as u64);
     }
 
     /// An outcome was refused, because its shard had another owner by then.

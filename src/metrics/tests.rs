@@ -22,6 +22,8 @@ fn known() -> Gauges {
         breakers: Some(Breakers { closed: 6, open: 1, half_open: 1, ramp: 0 }),
         shards_owned: 86,
         lease_remaining: Some(Duration::from_millis(12_500)),
+        clock_jumps: 1,
+        clock_off: 0.25,
     }
 }
 

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::rules::Source;
 use super::signing::Profile;
 use super::verdict::Verdict;
+use super::wall::WallOffset;
 
 /// What came back from one request, or why nothing did.
 #[derive(Debug, Clone, PartialEq)]
@@ -219,6 +220,15 @@ pub struct Decision {
 }
 
 impl Decision {
+    /// The same with its times as people read them.
+    pub fn on_wall(self, offset: WallOffset) -> Self {
+        Self {
+            budget: self.budget.map(|budget| Budget { give_up_at: offset.wall(budget.give_up_at), ..budget }),
+            next_attempt_at: self.next_attempt_at.map(|at| offset.wall(at)),
+            ..self
+        }
+    }
+
     /// A verdict by a rule of the default table, and nothing more to weigh.
     pub fn of(verdict: Verdict, rule: impl Into<String>) -> Self {
         Self {

@@ -12,6 +12,7 @@ use super::next::Next;
 use super::policy::RetryPolicy;
 use super::span::Span;
 use super::verdict::ShortBudget;
+use super::wall::WallOffset;
 
 /// Where a delivery stands. "In flight" is a claim on a waiting one, and
 /// "ready" is `due_at <= now`; neither is a state.
@@ -54,6 +55,8 @@ pub enum Cause {
     Gone,
     /// Its processing failed inside the gateway, again and again.
     Poisoned,
+    /// What is stored of it is no longer what was accepted, so it is never sent.
+    Damaged,
 }
 
 impl Cause {
@@ -65,6 +68,7 @@ impl Cause {
             Self::Refused => "refused",
             Self::Gone => "gone",
             Self::Poisoned => "poisoned",
+            Self::Damaged => "damaged",
         }
     }
 }
@@ -105,6 +109,17 @@ pub struct Outlook {
     pub next_attempt_at: Option<Timestamp>,
     /// When its time is over.
     pub end: Option<End>,
+}
+
+impl Outlook {
+    /// The same with its times as people read them.
+    pub fn on_wall(self, offset: WallOffset) -> Self {
+        Self {
+            next_attempt_at: self.next_attempt_at.map(|at| offset.wall(at)),
+            end: self.end.map(|end| End { at: offset.wall(end.at), ..end }),
+            ..self
+        }
+    }
 }
 
 /// How many answers of each short-budget kind a delivery has had.
@@ -270,7 +285,7 @@ pub struct Delivery {
     pub progress: Progress,
     /// When it was created.
     pub created_at: Timestamp,
-    /// When its very first attempt began.
+    /// When its very first attempt began, in wall time.
     pub first_attempt_at: Option<Timestamp>,
     /// When it reached its present state, if finished.
     pub finished_at: Option<Timestamp>,
@@ -284,6 +299,25 @@ pub struct Delivery {
     pub stumble: Option<String>,
     /// SHA-256 of the body, known from the first attempt on.
     pub body_sha256: Option<String>,
+}
+
+impl Delivery {
+    /// The same with its times as people read them.
+    pub fn on_wall(self, offset: WallOffset) -> Self {
+        let wall = |at: Timestamp| offset.wall(at);
+        Self {
+            due_at: wall(self.due_at),
+            expires_at: self.expires_at.map(wall),
+            created_at: wall(self.created_at),
+            finished_at: self.finished_at.map(wall),
+            progress: Progress {
+                begun_at: self.progress.begun_at.map(wall),
+                age_from: self.progress.age_from.map(wall),
+                ..self.progress
+            },
+            ..self
+        }
+    }
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ use super::signing::{self, Hidden, Profile, Signing};
 use super::size::Size;
 use super::span::Span;
 use super::tls::Tls;
+use super::wall::WallOffset;
 
 /// An endpoint and everything a delivery needs to know of it.
 #[derive(Debug, Clone, PartialEq)]
@@ -242,6 +243,22 @@ impl EndpointState {
             Self::Active => "active",
             Self::Paused => "paused",
             Self::Disabled => "disabled",
+        }
+    }
+}
+
+impl Endpoint {
+    /// The same with its times as people read them.
+    pub fn on_wall(self, offset: WallOffset) -> Self {
+        let wall = |at: Timestamp| offset.wall(at);
+        Self {
+            standing: Standing { since: wall(self.standing.since), ..self.standing },
+            quiet_until: self.quiet_until.map(wall),
+            health: self.health.on_wall(offset),
+            mailed_at: self.mailed_at.map(wall),
+            created_at: wall(self.created_at),
+            updated_at: wall(self.updated_at),
+            ..self
         }
     }
 }

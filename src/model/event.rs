@@ -11,6 +11,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::checksum::Checksum;
 use super::id::{EndpointId, EventId, TenantId};
 
 /// An event as accepted.
@@ -49,6 +50,26 @@ impl Event {
     /// Whether its data was forgotten on request. No JSON value is empty.
     pub fn is_expunged(&self) -> bool {
         self.data.is_empty()
+    }
+
+    /// A checksum over everything of it that goes on the wire.
+    pub fn checksum(&self) -> i64 {
+        Checksum::default()
+            .text(Some(self.id.as_str()))
+            .text(Some(self.tenant.as_str()))
+            .text(Some(self.event_type.as_str()))
+            .text(self.key.as_ref().map(Key::as_str))
+            .text(self.timestamp.as_deref())
+            .number(self.accepted_at.as_millisecond().cast_unsigned())
+            .text(self.schema_version.as_deref())
+            .bytes(&self.data)
+            .end()
+    }
+
+    /// Whether it is no longer what was stored. Stores of older versions have
+    /// no checksum to tell by, and expunged data is not what was stored.
+    pub fn is_damaged(&self, stored: Option<i64>) -> bool {
+        !self.is_expunged() && stored.is_some_and(|stored| stored != self.checksum())
     }
 
     /// When it happened: the producer's words, or else when it was accepted.

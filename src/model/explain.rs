@@ -459,6 +459,10 @@ impl Facts<'_> {
             (State::Dead, _, _) if self.endpoint.is_none() => {
                 "Its endpoint was deleted, so it cannot be replayed.".to_owned()
             }
+            (State::Dead, _, Some(Cause::Damaged)) => {
+                "It cannot be replayed: have its producer hand it in again under another id, and check the disk."
+                    .to_owned()
+            }
             (State::Dead, _, Some(Cause::Poisoned)) => {
                 format!("That is a fault of the gateway; once it is mended, {replay} tries it again.")
             }

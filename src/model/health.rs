@@ -18,6 +18,7 @@ use super::breaker::{BreakerSettings, Window};
 use super::delivery::after;
 use super::pace::Rate;
 use super::verdict::Verdict;
+use super::wall::WallOffset;
 use crate::model::span::Span;
 
 /// How many failures in a row send a recovering endpoint back at the latest.
@@ -121,6 +122,24 @@ impl BreakerState {
 }
 
 impl Health {
+    /// The same with its times as people read them.
+    pub fn on_wall(self, offset: WallOffset) -> Self {
+        let wall = |at: Option<Timestamp>| at.map(|at| offset.wall(at));
+        let phase = match self.phase {
+            Phase::Open { until } => Phase::Open { until: wall(until) },
+            other => other,
+        };
+        Self {
+            phase,
+            from: wall(self.from),
+            since: wall(self.since),
+            stepped_at: wall(self.stepped_at),
+            failing_since: wall(self.failing_since),
+            trouble_since: wall(self.trouble_since),
+            ..self
+        }
+    }
+
     /// Where the breaker stands at this time.
     pub fn breaker(&self, now: Timestamp) -> BreakerState {
         match self.phase {

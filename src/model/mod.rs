@@ -1,8 +1,10 @@
 //! What things are: pure, without I/O, clock, randomness or async.
 
+pub mod checksum;
 pub mod id;
 pub mod size;
 pub mod span;
+pub mod wall;
 
 pub mod database;
 pub mod egress;

@@ -38,6 +38,8 @@ pub struct Moment {
     pub started_at: Timestamp,
     /// When its answer was complete.
     pub now: Timestamp,
+    /// The wall time then: what an HTTP date in the answer is compared with.
+    pub wall: Timestamp,
     /// A random number in `[0, 1)`.
     pub draw: f64,
 }
@@ -81,7 +83,7 @@ pub fn next_state(
         Verdict::Refused => ended(Next::Dead(Cause::Refused), decision),
         Verdict::Gone => ended(Next::Dead(Cause::Gone), decision),
         Verdict::Retry => {
-            let asked = asked_for(&mut decision, limits.policy, moment.now);
+            let asked = asked_for(&mut decision, limits.policy, moment.wall);
             let quiet_until = asked.filter(|asked| !asked.is_zero()).map(|asked| after(moment.now, asked));
             let next = match over_budget(progress, limits.policy, judgement, &mut decision) {
                 Some(cause) => Next::Dead(cause),
@@ -102,10 +104,10 @@ pub fn next_state(
 }
 
 /// How long the receiver asks to be left alone, as far as it may.
-fn asked_for(decision: &mut Decision, policy: &RetryPolicy, now: Timestamp) -> Option<Duration> {
+fn asked_for(decision: &mut Decision, policy: &RetryPolicy, wall: Timestamp) -> Option<Duration> {
     let header = decision.retry_after.as_deref()?;
     let most = policy.retry_after_max;
-    let Some(asked) = asked(header, now) else {
+    let Some(asked) = asked(header, wall) else {
         decision.caps.push(format!(
             "Retry-After is {header:?}, which is no number of seconds and no date to come, so it asks for nothing"
         ));
@@ -243,7 +245,7 @@ mod tests {
     }
 
     fn step_within(progress: &mut Progress, limits: &Limits<'_>, answer: &Answer, now: Timestamp) -> Step {
-        let moment = Moment { started_at: now, now, draw: 0.5 };
+        let moment = Moment { started_at: now, now, wall: now, draw: 0.5 };
         next_state(progress, limits, answer, &judge(answer, &StatusRules::default()), moment)
     }
 
@@ -425,7 +427,7 @@ mod tests {
             for (draw, asked) in draws.into_iter().zip(headers) {
                 let header = (asked > 100).then(|| asked.to_string());
                 let answer = status(if asked % 2 == 0 { 500 } else { 429 }, header.as_deref());
-                let moment = Moment { started_at: now, now, draw };
+                let moment = Moment { started_at: now, now, wall: now, draw };
                 let rules = StatusRules::default();
                 match next_state(&mut progress, &limits, &answer, &judge(&answer, &rules), moment).next {
                     Next::Waiting { due_at } => now = due_at,

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::Claim;
+use super::{Claim, Error};
 use crate::model::audit::Action;
 use crate::model::delivery::State;
 use crate::model::endpoint::{Endpoint, EndpointState, Secret, Settings};
 use crate::model::health::Health;
-use crate::model::id::EndpointId;
+use crate::model::id::{DeliveryId, EndpointId};
 use crate::model::news::{Author, Milestone};
 use crate::model::policy::RetryPolicy;
 
@@ -56,6 +56,14 @@ pub enum Change {
     Replay,
     /// A dead one is ended, its cause kept; its lane moves on.
     Discard,
+}
+
+/// A damaged delivery stays dead, however often it is asked for.
+pub fn damaged_replay(id: DeliveryId) -> Error {
+    Error::WrongState(format!(
+        "delivery {id} cannot be replayed, because what is stored of it is damaged; \
+         have its producer hand the event in again under another id"
+    ))
 }
 
 impl Change {

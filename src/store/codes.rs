@@ -58,6 +58,7 @@ pub fn cause_code(cause: Cause) -> i64 {
         Cause::Refused => 2,
         Cause::Gone => 3,
         Cause::Poisoned => 4,
+        Cause::Damaged => 5,
     }
 }
 
@@ -68,6 +69,7 @@ pub fn cause_of(code: i64) -> Cause {
         1 => Cause::Expired,
         2 => Cause::Refused,
         3 => Cause::Gone,
+        5 => Cause::Damaged,
         _ => Cause::Poisoned,
     }
 }

@@ -74,7 +74,7 @@ pub fn change(endpoint: &mut Endpoint, change: EndpointChange, now: Timestamp) -
         }
         EndpointChange::Mailed => endpoint.mailed_at = Some(now),
         EndpointChange::Rotate { secret, overlap } => {
-            turned.rotated = Some((secret.clone(), rotate(endpoint, secret, overlap, now)?));
+            turned.rotated = Some((secret.clone(), rotate(endpoint, secret, overlap)?));
         }
     }
     Ok(turned)
@@ -110,7 +110,9 @@ fn resettle(endpoint: &mut Endpoint, settings: Settings, policy: RetryPolicy, no
 const OLD_SECRETS_MAX: usize = 10;
 
 /// Adds a secret; returns when the others end.
-fn rotate(endpoint: &mut Endpoint, secret: Secret, overlap: Duration, now: Timestamp) -> Result<Timestamp> {
+fn rotate(endpoint: &mut Endpoint, secret: Secret, overlap: Duration) -> Result<Timestamp> {
+    // Secrets live in wall time, which is what the new one was made at.
+    let now = secret.created_at;
     let ends_at = after(now, overlap);
     endpoint.secrets.retain(|old| old.is_active(now));
     if endpoint.secrets.len() > OLD_SECRETS_MAX && overlap > Duration::ZERO {

@@ -30,11 +30,13 @@ pub mod embedded;
 mod index;
 pub mod moved;
 pub mod postgres;
+mod scrub;
 pub mod seal;
 
 pub use access::{Access, AuditQuery, asked_by, asker};
 pub use changes::{Change, Changed, ChangedEndpoint, EndpointChange, Notice, Stop};
 pub use cluster::{Cluster, Node, Pulse, ShardView, Tiding, View};
+pub use scrub::{ScrubStep, Scrubbed};
 
 /// What can go wrong, by what the caller can do about it.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -63,6 +65,9 @@ pub enum Error {
     /// The event is there, and its data no longer is.
     #[error("the data of event {0} was expunged")]
     Expunged(EventId),
+    /// The event is there, and its data is no longer what was accepted.
+    #[error("what is stored of event {0} is damaged; it is not the data that was accepted")]
+    Damaged(EventId),
     /// The event names endpoints that do not exist.
     #[error("there is no endpoint {0}")]
     UnknownEndpoint(EndpointId),
@@ -119,6 +124,10 @@ pub trait Queue: Send + Sync {
     /// known of the event stays, and none of it can be replayed.
     async fn expunge(&self, tenant: &TenantId, id: &EventId) -> Result<bool>;
 
+    /// Compares some events with their checksums, in the order of their
+    /// numbers, and gives those of older versions one. One node does it for all.
+    async fn scrub(&self, step: ScrubStep) -> Result<Scrubbed>;
+
     /// Forgets a little of what has been kept long enough. Returns whether
     /// there may be more.
     async fn forget(&self, horizon: Horizon) -> Result<Forgotten>;
@@ -146,6 +155,21 @@ pub struct NewEvent {
     /// When deliveries outside any lane are due, if not at once. Those in a
     /// lane never wait for it: they would hold others up.
     pub due_at: Option<Timestamp>,
+    /// When the event is over for its deliveries, in engine time.
+    pub expires_at: Option<Timestamp>,
+}
+
+impl NewEvent {
+    /// The same before it is known who gets it.
+    pub fn unmatched(&self) -> Self {
+        Self {
+            event: self.event.clone(),
+            fingerprint: self.fingerprint,
+            targets: Vec::new(),
+            due_at: self.due_at,
+            expires_at: self.expires_at,
+        }
+    }
 }
 
 /// What became of an event handed in.
@@ -191,10 +215,13 @@ pub struct Claim {
     pub due_at: Timestamp,
     /// Whether a person asked for this attempt: it waits for no backpressure.
     pub is_urgent: bool,
-    /// When the event is over for this delivery.
+    /// When the event is over for this delivery, in engine time.
     pub expires_at: Option<Timestamp>,
     /// How much of its budget is used.
     pub progress: Progress,
+    /// Whether what is stored of it is no longer what was accepted: it must
+    /// never be sent.
+    pub is_damaged: bool,
 }
 
 impl Claim {
@@ -211,6 +238,7 @@ impl Claim {
             is_urgent: delivery.is_urgent,
             expires_at: delivery.expires_at,
             progress: delivery.progress,
+            is_damaged: false,
         }
     }
 }
@@ -329,6 +357,8 @@ pub enum Outcome {
         /// What went wrong.
         error: String,
     },
+    /// What is stored of it is damaged, so it was not sent.
+    Damaged,
     /// Its time was over before an attempt could be made.
     Over {
         /// What ended it.
@@ -477,6 +507,8 @@ pub struct EventRecord {
     pub event: Event,
     /// How many deliveries it was given.
     pub deliveries: u32,
+    /// Whether what is stored of it is no longer what was accepted.
+    pub is_damaged: bool,
 }
 
 /// Which events to list.

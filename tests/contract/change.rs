@@ -75,6 +75,7 @@ async fn one_of_each_again(house: &House) -> Vec<(State, Claim)> {
             is_urgent: false,
             expires_at: None,
             progress: delivery.progress,
+            is_damaged: false,
         };
         found.push((delivery.state, claim));
     }

@@ -41,6 +41,8 @@ trait Ground: Send + Sync {
     fn close(&mut self) -> Later<'_, ()>;
     /// How much room it takes, in units of its own.
     fn size(&self) -> Later<'_, u64>;
+    /// Runs a statement on its tables, behind the store's back.
+    fn execute<'a>(&'a self, sql: &'a str) -> Later<'a, ()>;
     /// The database, if it rests in one.
     fn database(&self) -> Option<&Database> {
         None
@@ -66,6 +68,12 @@ impl Ground for EmbeddedGround {
 
     fn size(&self) -> Later<'_, u64> {
         Box::pin(async { pages(&self.folder.path().join("posthaste.db")) })
+    }
+
+    fn execute<'a>(&'a self, sql: &'a str) -> Later<'a, ()> {
+        let db = rusqlite::Connection::open(self.folder.path().join("posthaste.db")).expect("a second connection");
+        db.execute_batch(sql).unwrap_or_else(|problem| panic!("{sql}: {problem}"));
+        Box::pin(std::future::ready(()))
     }
 }
 
@@ -111,6 +119,10 @@ impl Ground for PostgresGround {
 
     fn size(&self) -> Later<'_, u64> {
         Box::pin(async { self.database.size().await.try_into().expect("a size") })
+    }
+
+    fn execute<'a>(&'a self, sql: &'a str) -> Later<'a, ()> {
+        Box::pin(async move { self.database.execute(&format!("SET search_path TO posthaste; {sql}")).await })
     }
 
     fn database(&self) -> Option<&Database> {
@@ -167,6 +179,11 @@ impl House {
     /// How much room the store takes.
     pub async fn size(&self) -> u64 {
         self.ground.size().await
+    }
+
+    /// Changes the store behind its back. Tables have their plain names.
+    pub async fn execute(&self, sql: &str) {
+        self.ground.execute(sql).await;
     }
 
     /// The database that the shared store rests in.
@@ -375,9 +392,9 @@ pub fn settlement(claim: &Claim, outcome: Outcome, now: Timestamp) -> Settlement
 pub fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Outcome {
     let (verdict, status) = match next {
         Next::Delivered => (Verdict::Delivered, 200),
-        Next::Waiting { .. } | Next::Lapsed | Next::Dead(Cause::Exhausted | Cause::Expired | Cause::Poisoned) => {
-            (Verdict::Retry, 503)
-        }
+        Next::Waiting { .. }
+        | Next::Lapsed
+        | Next::Dead(Cause::Exhausted | Cause::Expired | Cause::Poisoned | Cause::Damaged) => (Verdict::Retry, 503),
         Next::Dead(Cause::Refused) => (Verdict::Refused, 400),
         Next::Dead(Cause::Gone) => (Verdict::Gone, 410),
     };
@@ -502,7 +519,8 @@ impl Draft {
 impl From<Draft> for NewEvent {
     fn from(draft: Draft) -> Self {
         let Draft { event, fingerprint, targets, due_at } = draft;
-        Self { event: Arc::new(event), fingerprint, targets, due_at }
+        let expires_at = event.expires_at;
+        Self { event: Arc::new(event), fingerprint, targets, due_at, expires_at }
     }
 }
 

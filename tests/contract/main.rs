@@ -41,6 +41,7 @@ mod accept;
 mod access;
 mod catalog;
 mod change;
+mod damage;
 mod due;
 mod expunge;
 mod forget;

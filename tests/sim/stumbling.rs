@@ -163,6 +163,10 @@ impl Queue for Stumbling {
         let (tenant, id) = (tenant.clone(), id.clone());
         self.call(async move |store| store.expunge(&tenant, &id).await).await
     }
+    async fn scrub(&self, step: ScrubStep) -> Result<Scrubbed> {
+        self.call(async move |store| store.scrub(step).await).await
+    }
+
     async fn forget(&self, horizon: Horizon) -> Result<Forgotten> {
         self.call(async move |store| store.forget(horizon).await).await
     }

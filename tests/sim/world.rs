@@ -163,7 +163,7 @@ pub fn new_event(id: &str, key: Option<&str>, now: Timestamp, targets: Vec<Arc<E
         accepted_at: now,
         data: Bytes::from_static(b"{}"),
     };
-    NewEvent { event: Arc::new(event), fingerprint: Some([0; 32]), targets, due_at: None }
+    NewEvent { event: Arc::new(event), fingerprint: Some([0; 32]), targets, due_at: None, expires_at: None }
 }
 
 impl World {

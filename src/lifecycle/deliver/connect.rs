@@ -16,6 +16,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
+use super::deadline::RunTime;
 use super::failure::{failure, unconnected, unopened_within};
 use super::tls::{self, Asked, Trust};
 use super::wire::{Hearing, Stream, Wire};
@@ -37,6 +38,7 @@ pub struct Connector {
     tls: Arc<Trust>,
     timeout: Duration,
     sockets: Sockets,
+    run_time: RunTime,
 }
 
 /// Counts open connections.
@@ -108,7 +110,8 @@ impl Connector {
     /// Goes this way out; reads the machine's trusted certificates.
     pub fn new(egress: Arc<Egress>) -> anyhow::Result<Self> {
         let tls = Arc::new(Trust::of_machine()?);
-        Ok(Self { egress, tls, timeout: Duration::from_secs(5), sockets: Sockets::default() })
+        let (sockets, run_time) = (Sockets::default(), RunTime::default());
+        Ok(Self { egress, tls, timeout: Duration::from_secs(5), sockets, run_time })
     }
 
     /// The same, with another deadline for opening a connection.
@@ -126,18 +129,23 @@ impl Connector {
         self.sockets.0.load(Ordering::Relaxed)
     }
 
+    /// What measures the time in which requests could be served.
+    pub fn run_time(&self) -> RunTime {
+        self.run_time.clone()
+    }
+
     async fn open(self, uri: Uri) -> Result<Wire, ConnectFailure> {
         let mut opened = Opened::now();
-        let deadline = opened.at + self.timeout;
+        let mut deadline = self.run_time.deadline(self.timeout);
         let Some(target) = Target::of(&uri) else {
             let failure = failure(FailureKind::Ours, "the endpoint's url cannot be read; set it again");
             return Err(ConnectFailure { failure, opened });
         };
         let name = target.host.to_string();
-        let opening = self.steps(&target, &name, deadline, &mut opened);
-        let result = match tokio::time::timeout_at(deadline, opening).await {
-            Ok(result) => result,
-            Err(_) => {
+        let opening = Box::pin(self.steps(&target, &name, &mut opened));
+        let result = match deadline.wait(opening).await {
+            Some(result) => result,
+            None => {
                 let has_resolver = self.egress.is_resolver_well();
                 Err(unopened_within(Span(self.timeout), &name, target.port, &opened, has_resolver))
             }
@@ -148,18 +156,12 @@ impl Connector {
         }
     }
 
-    async fn steps(
-        &self,
-        target: &Target,
-        name: &str,
-        deadline: Instant,
-        opened: &mut Opened,
-    ) -> Result<Stream, Failure> {
+    async fn steps(&self, target: &Target, name: &str, opened: &mut Opened) -> Result<Stream, Failure> {
         let addresses = self.egress.vet(target).await?;
         opened.dns = Some(opened.at.elapsed());
 
         let began = Instant::now();
-        let tcp = self.reach(&addresses, target.port, name, deadline).await?;
+        let tcp = self.reach(&addresses, target.port, name, opened.at + self.timeout).await?;
         opened.connect = Some(began.elapsed());
         if !target.is_tls {
             return Ok(Stream::Plain(tcp));
@@ -183,24 +185,21 @@ impl Connector {
         deadline: Instant,
     ) -> Result<TcpStream, Failure> {
         let addresses = &addresses[..addresses.len().min(ADDRESSES_TRIED)];
-        let mut last = None;
         for (n, address) in addresses.iter().enumerate() {
+            let trying = self.reach_one(SocketAddr::new(*address, port), name);
+            // The last one has all that is left, which is for the caller to measure.
+            if n + 1 == addresses.len() {
+                return trying.await;
+            }
             let left = deadline.saturating_duration_since(Instant::now());
             let part = left / u32::try_from(addresses.len() - n).unwrap_or(1);
-            let trying = self.reach_one(SocketAddr::new(*address, port), name);
-            match (tokio::time::timeout(part, trying).await, n + 1 == addresses.len()) {
-                (Ok(Ok(tcp)), _) => return Ok(tcp),
-                (Ok(Err(failure)), _) if failure.kind == FailureKind::Ours => return Err(failure),
-                (Ok(Err(failure)), _) => last = Some(failure),
-                // The last one has all that is left; what is told of that is told by the caller.
-                (Err(_), true) => std::future::pending().await,
-                (Err(_), false) => {}
+            match tokio::time::timeout(part, trying).await {
+                Ok(Ok(tcp)) => return Ok(tcp),
+                Ok(Err(failure)) if failure.kind == FailureKind::Ours => return Err(failure),
+                Ok(Err(_)) | Err(_) => {}
             }
         }
-        match last {
-            Some(failure) => Err(failure),
-            None => std::future::pending().await,
-        }
+        std::future::pending().await
     }
 
     /// Connects to a vetted address, through the proxy if there is one.

@@ -33,6 +33,7 @@ use crate::store::{Claim, Error, Notice, Outcome, Settled, Settlement, Store};
 
 pub mod body;
 pub mod connect;
+pub mod deadline;
 pub mod failure;
 pub mod keys;
 pub mod send;
@@ -138,6 +139,11 @@ pub async fn deliver(
     if !grant.fits(needed(endpoint.settings.timeout.total.0, desk.store.lease_length())) {
         return grant.ended();
     }
+    if claim.is_damaged {
+        error!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %endpoint.id, tenant.id = %endpoint.tenant,
+               "dead (damaged) without being sent: what is stored of it is not what was accepted; check the disk");
+        return settle(&grant, claim, Outcome::Damaged).await;
+    }
     let limits = desk.expiry.limits(&endpoint, claim.expires_at, started_at);
     if let Some(end) = claim.progress.end(&limits).filter(|end| started_at > end.at) {
         let over = Outcome::Over { by: end.by, progress: claim.progress };
@@ -147,7 +153,8 @@ pub async fn deliver(
         }
         return ended;
     }
-    let request = match sign(claim, &endpoint, &desk.links, started_at) {
+    let wall = desk.clock.wall();
+    let request = match sign(claim, &endpoint, &desk.links, wall) {
         Ok(request) => request,
         Err(why) => {
             let outcome = Outcome::PutBack { due_at: after(started_at, desk.put_back_delay()) };
@@ -158,7 +165,7 @@ pub async fn deliver(
     };
     let body_sha256 = sha256_hex(&request.body);
     let Some(answer) = within(&grant, desk.sender.send(request)).await else { return grant.ended() };
-    let sent = Sent { endpoint: &endpoint, started_at, body_sha256 };
+    let sent = Sent { endpoint: &endpoint, started_at, wall, body_sha256 };
     let (mut outcome, says) = decide(desk, claim, sent, answer);
     let means = answered(says);
     if let Outcome::Attempted { notice, .. } = &mut outcome {
@@ -182,6 +189,8 @@ pub async fn stumble(desk: &Desk, claim: &Claim, lease: Lease, problem: String) 
 struct Sent<'a> {
     endpoint: &'a Endpoint,
     started_at: Timestamp,
+    /// The wall time then, as it was signed.
+    wall: Timestamp,
     body_sha256: String,
 }
 
@@ -198,13 +207,14 @@ fn decide(desk: &Desk, claim: &Claim, sent: Sent<'_>, answer: Answer) -> (Outcom
     let limits = desk.expiry.limits(endpoint, claim.expires_at, now);
     let judgement = judge(&answer, &endpoint.settings.status_rules);
     let mut progress = claim.progress;
-    let moment = Moment { started_at: sent.started_at, now, draw: desk.draw() };
+    let moment = Moment { started_at: sent.started_at, now, wall: desk.clock.wall(), draw: desk.draw() };
     let step = next_state(&mut progress, &limits, &answer, &judgement, moment);
     // A receiver that is no longer the endpoint's speaks for nobody here.
     let is_theirs = endpoint.settings.url == sent.endpoint.settings.url;
     let look_at = progress.end(&limits).map(|end| just_after(end.at));
     let started_at = sent.started_at;
-    let attempt = Box::new(record(progress.attempts, sent, answer, step.decision));
+    let decision = step.decision.on_wall(desk.clock.wall_offset());
+    let attempt = Box::new(record(progress.attempts, sent, answer, decision));
     let is_timeout = attempt.error.as_ref().is_some_and(|failure| failure.kind == FailureKind::Timeout);
     let says = is_theirs.then(|| Answered {
         heard: Heard {
@@ -232,7 +242,7 @@ fn record(number: u32, sent: Sent<'_>, answer: Answer, decision: Decision) -> At
     let settings = &sent.endpoint.settings;
     Attempt {
         number,
-        started_at: sent.started_at,
+        started_at: sent.wall,
         timings: answer.timings,
         url: settings.url.clone(),
         status,
@@ -294,7 +304,7 @@ fn log(claim: &Claim, endpoint: &Endpoint, outcome: &Outcome) {
                   "not attempted, through trouble of our own; put back and not counted");
             return;
         }
-        Outcome::Over { .. } | Outcome::LookAgain { .. } | Outcome::Stumbled { .. } => return,
+        Outcome::Over { .. } | Outcome::LookAgain { .. } | Outcome::Stumbled { .. } | Outcome::Damaged => return,
     };
     let (outcome, next_at) = match next {
         Next::Delivered => ("delivered".to_owned(), None),
@@ -388,6 +398,7 @@ pub mod tests {
             is_urgent: false,
             expires_at: None,
             progress: Progress::default(),
+            is_damaged: false,
         }
     }
 }

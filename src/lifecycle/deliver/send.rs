@@ -20,6 +20,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::Instant;
 
 use super::connect::{ConnectFailure, Connector, Opened};
+use super::deadline::{Deadline, RunTime};
 use super::failure::{causes, failure, unanswered, unanswered_within};
 use super::sign::Request;
 use crate::model::attempt::{Answer, Failure, FailureKind, Response, Timings, millis};
@@ -61,6 +62,7 @@ pub struct HttpSender {
     /// How many connections may be kept for later.
     kept_max: usize,
     clients: Mutex<HashMap<Kind, Pooled>>,
+    run_time: RunTime,
 }
 
 /// What connections have in common that may be used for one another. The pool
@@ -85,7 +87,8 @@ impl HttpSender {
     /// many are open, none is kept for later: all there ever are is these and
     /// one per request in flight.
     pub fn new(connector: Connector, kept_max: usize) -> Self {
-        Self { connector, kept_max, clients: Mutex::new(HashMap::new()) }
+        let run_time = connector.run_time();
+        Self { connector, kept_max, clients: Mutex::new(HashMap::new()), run_time }
     }
 
     fn client(&self, kind: Kind) -> Result<Arc<Http>, Failure> {
@@ -121,9 +124,9 @@ impl HttpSender {
 impl Sender for HttpSender {
     async fn send(&self, request: Request) -> Answer {
         let began = Instant::now();
-        let deadline = began + request.timeout.total.0;
+        let mut deadline = self.run_time.deadline(request.timeout.total.0);
         let mut timings = Timings::default();
-        let result = exchange(self, request, began, deadline, &mut timings).await;
+        let result = exchange(self, request, began, &mut deadline, &mut timings).await;
         timings.total = millis(began.elapsed());
         // How long a refusal took says something about what is there.
         if matches!(&result, Err(failure) if failure.kind == FailureKind::TargetForbidden) {
@@ -137,7 +140,7 @@ async fn exchange(
     sender: &HttpSender,
     request: Request,
     began: Instant,
-    deadline: Instant,
+    deadline: &mut Deadline,
     timings: &mut Timings,
 ) -> Result<Response, Failure> {
     let total = request.timeout.total;
@@ -151,16 +154,16 @@ async fn exchange(
         outgoing.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     let connection = capture_connection(&mut outgoing);
-    let response = match tokio::time::timeout_at(deadline, client.request(outgoing)).await {
-        Err(_) => {
+    let response = match deadline.wait(client.request(outgoing)).await {
+        None => {
             let opened = connection.connection_metadata().as_ref().and_then(opened);
             if let Some(opened) = &opened {
                 show_if_new(opened, began, timings);
             }
             return Err(unanswered_within(total, opened.map(|opened| opened.hearing.so_far()).as_ref()));
         }
-        Ok(Err(problem)) => return Err(explain(&problem, began, timings)),
-        Ok(Ok(response)) => response,
+        Some(Err(problem)) => return Err(explain(&problem, began, timings)),
+        Some(Ok(response)) => response,
     };
     timings.first_byte = Some(millis(began.elapsed()));
     if let Some(opened) = response.extensions().get::<Opened>() {
@@ -170,17 +173,17 @@ async fn exchange(
     Ok(read(response, deadline).await)
 }
 
-async fn read(response: http::Response<Incoming>, deadline: Instant) -> Response {
+async fn read(response: http::Response<Incoming>, deadline: &mut Deadline) -> Response {
     let status = response.status().as_u16();
     let headers = kept_headers(response.headers());
     let mut body = response.into_body();
     let (mut kept, mut total) = (Vec::new(), 0);
     // A body that stalls or breaks changes nothing: the head has spoken.
     let is_whole = loop {
-        match tokio::time::timeout_at(deadline, body.frame()).await {
-            Ok(None) => break true,
-            Ok(Some(Err(_))) | Err(_) => break false,
-            Ok(Some(Ok(frame))) => {
+        match deadline.wait(body.frame()).await {
+            Some(None) => break true,
+            Some(Some(Err(_))) | None => break false,
+            Some(Some(Ok(frame))) => {
                 let Some(data) = frame.data_ref() else { continue };
                 total += data.len();
                 let room = BODY_BYTES_KEPT.saturating_sub(kept.len());

@@ -111,7 +111,7 @@ impl SmtpPost {
             .from(self.from.clone())
             .to(Mailbox::new(None, to))
             .subject(one_line(&letter.subject))
-            .date(SystemTime::from(self.clock.now()))
+            .date(SystemTime::from(self.clock.wall()))
             .message_id(Some(format!("<{}@{domain}>", fingerprint(letter))))
             // Nobody's absence needs to be told to us.
             .raw_header(HeaderValue::new(HeaderName::new_from_ascii_str("Auto-Submitted"), "auto-generated".into()))

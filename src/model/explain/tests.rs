@@ -88,7 +88,7 @@ impl Story {
         let answer = Answer { result, timings: Timings { total: 120.0, ..Timings::default() } };
         let judgement = judge(&answer, &self.endpoint.settings.status_rules);
         let mut progress = self.delivery.progress;
-        let moment = Moment { started_at, now, draw: 0.25 };
+        let moment = Moment { started_at, now, wall: now, draw: 0.25 };
         let step = next_state(&mut progress, &self.limits(now), &answer, &judgement, moment);
         self.delivery.progress = progress;
         match step.next {

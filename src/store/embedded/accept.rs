@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::rows::{at, delivery_id, format_code, millis};
+use super::rows::{SentColumns, at, delivery_id, format_code, millis};
 use super::writer::Transaction;
 use crate::model::delivery::Progress;
 use crate::model::endpoint::Endpoint;
-use crate::model::event::Event;
 use crate::store::{Accepted, Claim, Error, NewEvent, Result, Together};
 
 /// Accepts events in order, inside the writer's transaction.
@@ -59,7 +57,6 @@ fn take_back(outcome: &mut Accepted) {
 
 /// Accepts one event of this tenant.
 pub fn accept_one(transaction: &mut Transaction<'_>, tenant: i64, new: &NewEvent) -> rusqlite::Result<Accepted> {
-    let event = &new.event;
     // An endpoint that was deleted since the event was matched is no longer
     // in the index; the event then simply has one delivery less.
     let targets: Vec<(i64, &Arc<Endpoint>)> = {
@@ -68,7 +65,8 @@ pub fn accept_one(transaction: &mut Transaction<'_>, tenant: i64, new: &NewEvent
         new.targets.iter().filter_map(|endpoint| Some((number(endpoint)?, endpoint))).collect()
     };
     let first = *transaction.next_delivery;
-    let Some(event_no) = insert_event(transaction.db, tenant, new, first, targets.len())? else {
+    let checksum = new.event.checksum();
+    let Some(event_no) = insert_event(transaction.db, tenant, new, first, targets.len(), checksum)? else {
         return seen_before(transaction.db, tenant, new);
     };
     let mut claims = Vec::with_capacity(targets.len());
@@ -76,7 +74,7 @@ pub fn accept_one(transaction: &mut Transaction<'_>, tenant: i64, new: &NewEvent
         let no = *transaction.next_delivery;
         *transaction.next_delivery += 1;
         transaction.count_waiting(*endpoint_no, 1);
-        let row = NewDelivery { no, tenant, endpoint_no: *endpoint_no, event_no, endpoint, event, due_at: new.due_at };
+        let row = NewDelivery { no, tenant, endpoint_no: *endpoint_no, event_no, endpoint, new, checksum };
         claims.extend(row.insert(transaction.db)?);
     }
     let deliveries = u32::try_from(targets.len()).expect("fan-out is limited");
@@ -89,14 +87,16 @@ fn insert_event(
     new: &NewEvent,
     first: i64,
     count: usize,
+    checksum: i64,
 ) -> rusqlite::Result<Option<i64>> {
     let event = &new.event;
     let endpoints = event.endpoints.as_ref().map(|ids| serde_json::to_string(ids).expect("ids are plain text"));
     let inserted = db
         .prepare_cached(
             "INSERT INTO events (tenant, id, type, key, timestamp, accepted_at, schema_version,
-                                 endpoints, fingerprint, first_delivery, deliveries, data, expires_at)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                                 endpoints, fingerprint, first_delivery, deliveries, data, expires_at,
+                                 checksum)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
              ON CONFLICT (tenant, id) DO NOTHING",
         )?
         .execute(params![
@@ -113,6 +113,7 @@ fn insert_event(
             count as i64,
             &event.data[..],
             event.expires_at.map(millis),
+            checksum,
         ])?;
     Ok((inserted == 1).then(|| db.last_insert_rowid()))
 }
@@ -137,27 +138,30 @@ struct NewDelivery<'a> {
     endpoint_no: i64,
     event_no: i64,
     endpoint: &'a Endpoint,
-    event: &'a Arc<Event>,
-    due_at: Option<Timestamp>,
+    new: &'a NewEvent,
+    /// The event's.
+    checksum: i64,
 }
 
 impl NewDelivery<'_> {
     /// Inserts the row; returns a claim when nothing holds the delivery back.
     fn insert(&self, db: &Connection) -> rusqlite::Result<Option<Claim>> {
-        let now = millis(self.event.accepted_at);
-        let lane = self.endpoint.lane(self.event.key.as_ref());
+        let NewEvent { event, due_at, expires_at, .. } = self.new;
+        let now = millis(event.accepted_at);
+        let lane = self.endpoint.lane(event.key.as_ref());
         let place = match &lane {
             Some(lane) => Some(self.join_lane(db, lane, now)?),
             None => None,
         };
         let is_behind = place.is_some_and(|(_, is_behind)| is_behind);
         let seq = place.map(|(seq, _)| seq);
-        let format = self.endpoint.settings.format_for(&self.event.data);
-        let due_at = self.due_at.filter(|_| lane.is_none()).unwrap_or(self.event.accepted_at);
+        let format = self.endpoint.settings.format_for(&event.data);
+        let due_at = due_at.filter(|_| lane.is_none()).unwrap_or(event.accepted_at);
+        let sent = SentColumns { no: self.no, created_at: now, format: format_code(format), seq };
         db.prepare_cached(
             "INSERT INTO deliveries (no, tenant, endpoint, event, created_at, format, state, behind, due_at, lane, seq,
-                                     expires_at, look_at)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?7, ?11, ?8, ?9, ?10, ?10 + 1)",
+                                     expires_at, look_at, checksum)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, ?7, ?11, ?8, ?9, ?10, ?10 + 1, ?12)",
         )?
         .execute(params![
             self.no,
@@ -169,20 +173,22 @@ impl NewDelivery<'_> {
             is_behind,
             lane.as_deref(),
             seq,
-            self.event.expires_at.map(millis),
+            expires_at.map(millis),
             millis(due_at),
+            sent.checksum(self.checksum),
         ])?;
         Ok((!is_behind).then(|| Claim {
             id: delivery_id(self.no, now),
             endpoint: self.endpoint.id,
-            event: self.event.clone(),
+            event: event.clone(),
             format,
             lane,
             seq: seq.map(|seq| seq as u64),
             due_at,
             is_urgent: false,
-            expires_at: self.event.expires_at,
+            expires_at: *expires_at,
             progress: Progress { begun_at: Some(at(now)), ..Progress::default() },
+            is_damaged: false,
         }))
     }
 

@@ -5,11 +5,12 @@ use rusqlite::{OptionalExtension, params};
 
 use super::lane::{Head, Member, is_head, pass};
 use super::news::tell_of_lane;
-use super::rows::{at, delivery_id, delivery_no, millis, state_of, uuid_of};
+use super::rows::{at, cause_of, delivery_id, delivery_no, millis, state_of, uuid_of};
 use super::writer::Transaction;
 use crate::model::audit::Deed;
-use crate::model::delivery::State;
+use crate::model::delivery::{Cause, State};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use crate::store::changes::damaged_replay;
 use crate::store::{Change, Changed, Error, Result};
 
 /// Makes the change, or says why the delivery's state does not allow it.
@@ -35,6 +36,9 @@ pub fn change(
     }
     if let (Change::Replay, Some(event)) = (change, row.expunged.clone()) {
         return Ok(Err(Error::Expunged(event)));
+    }
+    if change == Change::Replay && row.cause == Some(Cause::Damaged) {
+        return Ok(Err(damaged_replay(id)));
     }
     let db = transaction.db;
     let member = row.lane.as_deref().filter(|_| !row.is_passed).map(|lane| Member {
@@ -106,6 +110,7 @@ struct Found {
     state: State,
     lane: Option<String>,
     is_passed: bool,
+    cause: Option<Cause>,
     /// Its event, if that has no data any more.
     expunged: Option<EventId>,
 }
@@ -113,7 +118,7 @@ struct Found {
 fn find(transaction: &Transaction<'_>, tenant: &TenantId, id: DeliveryId) -> rusqlite::Result<Option<Found>> {
     let no = delivery_no(id);
     let sql = "SELECT d.endpoint, p.id, p.deleted_at IS NOT NULL, d.state, d.lane, d.passed, d.created_at,
-                      CASE WHEN length(e.data) = 0 THEN e.id END
+                      CASE WHEN length(e.data) = 0 THEN e.id END, d.cause
                FROM deliveries d JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
                     JOIN events e ON e.no = d.event
                WHERE d.no = ? AND t.id = ? AND t.deleted_at IS NULL";
@@ -134,6 +139,7 @@ fn find(transaction: &Transaction<'_>, tenant: &TenantId, id: DeliveryId) -> rus
                 state,
                 lane: row.get(4)?,
                 is_passed: row.get(5)?,
+                cause: row.get::<_, Option<i64>>(8)?.map(cause_of),
                 expunged: row.get::<_, Option<String>>(7)?.map(|id| EventId::from_stored(&id)),
             };
             Ok((found, delivery_id(no, row.get(6)?)))

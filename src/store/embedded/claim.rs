@@ -5,7 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::rows::{PROGRESS, at, delivery_id, format_of, id_bytes, millis, progress_from, uuid_of};
+use super::rows::{PROGRESS, SentColumns, at, delivery_id, format_of, id_bytes, millis, progress_from, uuid_of};
+use crate::model::delivery::Progress;
+use crate::model::endpoint::Format;
 use crate::model::event::{Event, EventType, Key};
 use crate::model::id::{EndpointId, EventId, TenantId};
 use crate::store::{AskDue, Claim, DuePage};
@@ -61,12 +63,57 @@ pub fn claim(db: &Connection, no: i64) -> rusqlite::Result<Claim> {
     let sql = format!(
         "SELECT d.no, d.created_at, p.id, d.format, d.lane, d.seq, d.due_at, t.id,
                 e.id, e.type, e.key, e.timestamp, e.schema_version, e.accepted_at, e.data,
-                d.urgent, d.expires_at, {PROGRESS}
+                d.urgent, d.expires_at, {PROGRESS}, e.checksum, d.checksum
          FROM deliveries d JOIN events e ON e.no = d.event
               JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
          WHERE d.no = ?"
     );
-    db.prepare_cached(&sql)?.query_row(params![no], claim_from)
+    match db.prepare_cached(&sql)?.query_row(params![no], claim_from) {
+        Err(problem) if is_unreadable(&problem) => unreadable(db, no),
+        claim => claim,
+    }
+}
+
+/// Whether a row is there and does not hold what such a row holds.
+fn is_unreadable(problem: &rusqlite::Error) -> bool {
+    use rusqlite::Error::{FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType, Utf8Error};
+    matches!(
+        problem,
+        FromSqlConversionFailure(..) | IntegralValueOutOfRange(..) | InvalidColumnType(..) | Utf8Error(..)
+    )
+}
+
+/// A claim on a delivery whose rows cannot be read: it can only be ended.
+fn unreadable(db: &Connection, no: i64) -> rusqlite::Result<Claim> {
+    let sql = "SELECT d.created_at, p.id, t.id, d.due_at FROM deliveries d
+               JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant WHERE d.no = ?";
+    db.query_row(sql, [no], |row| {
+        let event = Event {
+            id: EventId::from_stored("unreadable"),
+            tenant: stored_tenant(&row.get::<_, String>(2)?),
+            event_type: EventType::from_stored("unreadable"),
+            key: None,
+            timestamp: None,
+            schema_version: None,
+            expires_at: None,
+            endpoints: None,
+            accepted_at: at(row.get(0)?),
+            data: Bytes::new(),
+        };
+        Ok(Claim {
+            id: delivery_id(no, row.get(0)?),
+            endpoint: EndpointId(uuid_of(row.get(1)?)),
+            event: Arc::new(event),
+            format: Format::Envelope,
+            lane: None,
+            seq: None,
+            due_at: at(row.get(3)?),
+            is_urgent: false,
+            expires_at: None,
+            progress: Progress::default(),
+            is_damaged: true,
+        })
+    })
 }
 
 fn claim_from(row: &Row<'_>) -> rusqlite::Result<Claim> {
@@ -83,6 +130,10 @@ fn claim_from(row: &Row<'_>) -> rusqlite::Result<Claim> {
         accepted_at: at(row.get(13)?),
         data: Bytes::from(row.get::<_, Vec<u8>>(14)?),
     };
+    let sent = SentColumns { no: row.get(0)?, created_at: row.get(1)?, format: row.get(3)?, seq: row.get(5)? };
+    let (of_event, of_delivery): (Option<i64>, Option<i64>) = (row.get(27)?, row.get(28)?);
+    let is_row_damaged = of_event.zip(of_delivery).is_some_and(|(event, row)| sent.checksum(event) != row);
+    let is_damaged = is_row_damaged || event.is_damaged(of_event);
     Ok(Claim {
         id: delivery_id(row.get(0)?, row.get(1)?),
         endpoint: EndpointId(uuid_of(row.get(2)?)),
@@ -94,6 +145,7 @@ fn claim_from(row: &Row<'_>) -> rusqlite::Result<Claim> {
         is_urgent: row.get(15)?,
         expires_at: row.get::<_, Option<i64>>(16)?.map(at),
         progress: progress_from(row, 17)?,
+        is_damaged,
     })
 }
 

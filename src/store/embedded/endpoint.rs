@@ -122,7 +122,7 @@ pub fn change(
         Err(refused) => return Ok(Err(refused)),
     };
     if let Some((secret, ends_at)) = &turned.rotated {
-        rotate(transaction, no, endpoint.id, secret, *ends_at, now)?;
+        rotate(transaction, no, endpoint.id, secret, *ends_at)?;
     }
     if let (Some(action), Some(before)) = (action, before) {
         let deed = Deed::new(action, &endpoint.tenant, endpoint.id).changing(differing(&before, &endpoint.settings));
@@ -213,10 +213,9 @@ fn rotate(
     endpoint: EndpointId,
     secret: &Secret,
     ends_at: Timestamp,
-    now: Timestamp,
 ) -> rusqlite::Result<()> {
     let db = transaction.db;
-    db.execute("DELETE FROM secrets WHERE endpoint = ? AND expires_at <= ?", params![no, millis(now)])?;
+    db.execute("DELETE FROM secrets WHERE endpoint = ? AND expires_at <= ?", params![no, millis(secret.created_at)])?;
     db.execute(
         "UPDATE secrets SET expires_at = ? WHERE endpoint = ? AND (expires_at IS NULL OR expires_at > ?)",
         params![millis(ends_at), no, millis(ends_at)],

@@ -13,6 +13,8 @@ use std::time::Duration;
 use rusqlite::Connection;
 use tracing::warn;
 
+use super::writer::failure_of;
+
 /// After so many jobs there is something to fold.
 const JOBS: usize = 1_000;
 /// How long emptying the log waits for readers, and between two tries.
@@ -109,7 +111,9 @@ impl Folding {
                 true => self.empty(db),
             };
             if let Err(problem) = folded {
-                warn!("the log could not be folded into the store, and is tried again later: {problem}");
+                // A disk that fails ends the process here.
+                let failure = failure_of(&problem);
+                warn!("the log could not be folded into the store, and is tried again later: {failure}");
             }
         }
     }

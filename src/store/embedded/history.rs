@@ -163,7 +163,7 @@ fn cursor_no(page: &PageAsk) -> Result<i64> {
     }
 }
 
-const EVENT: &str = "e.no, e.id, e.type, e.key, e.timestamp, e.schema_version, e.endpoints, e.accepted_at, e.deliveries, e.data, e.expires_at";
+const EVENT: &str = "e.no, e.id, e.type, e.key, e.timestamp, e.schema_version, e.endpoints, e.accepted_at, e.deliveries, e.data, e.expires_at, e.checksum";
 
 fn event_from(row: &Row<'_>, tenant: &TenantId) -> rusqlite::Result<EventRecord> {
     let endpoints: Option<String> = row.get(6)?;
@@ -179,7 +179,8 @@ fn event_from(row: &Row<'_>, tenant: &TenantId) -> rusqlite::Result<EventRecord>
         data: Bytes::from(row.get::<_, Vec<u8>>(9)?),
         expires_at: row.get::<_, Option<i64>>(10)?.map(at),
     };
-    Ok(EventRecord { event, deliveries: row.get(8)? })
+    let is_damaged = event.is_damaged(row.get(11)?);
+    Ok(EventRecord { event, deliveries: row.get(8)?, is_damaged })
 }
 
 fn events(

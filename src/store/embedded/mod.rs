@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, bail};
-use rusqlite::{Connection, OpenFlags};
+use jiff::Timestamp;
+use rusqlite::{Connection, OpenFlags, OptionalExtension};
 use tokio::sync::Semaphore;
 
 use super::index::Index;
@@ -36,15 +37,22 @@ mod lane;
 mod news;
 mod overdue;
 mod queue;
+mod recover;
 pub mod rewrap;
 mod rows;
+mod scrub;
 mod settle;
 pub mod source;
 mod sweep;
+mod wal;
 mod writer;
 
-const MIGRATIONS: &[&str] =
-    &[include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql"), include_str!("migrations/0003.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("migrations/0001.sql"),
+    include_str!("migrations/0002.sql"),
+    include_str!("migrations/0003.sql"),
+    include_str!("migrations/0004.sql"),
+];
 
 /// Lists, lookups and due reads share these; each is a second or two of
 /// SQLite at worst, since no read looks at an unbounded number of rows.
@@ -98,9 +106,9 @@ impl Embedded {
             .open(&path)
             .with_context(|| format!("cannot write the store {}", path.display()))?;
         sync_folder(folder);
-        let db = Connection::open(&path).with_context(|| format!("cannot open the store {}", path.display()))?;
-        prepare(&db, durability).with_context(|| format!("cannot prepare the store {}", path.display()))?;
+        let db = recover::open(&path, durability)?;
         migrate(&db, &path)?;
+        recover::check(&db, &path)?;
         let seal = fit_key(&db, &seal)?;
         let index = Arc::new(RwLock::new(catalog::load(&db, &seal)?));
         let next_delivery = next_delivery(&db)?;
@@ -125,6 +133,12 @@ impl Embedded {
         if let Some(thread) = thread {
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
         }
+    }
+
+    /// When the last event was accepted.
+    pub async fn latest_accepted(&self) -> Result<Option<Timestamp>> {
+        let sql = "SELECT accepted_at FROM events ORDER BY no DESC LIMIT 1";
+        self.read(|db| db.query_row(sql, [], |row| row.get(0)).optional()).await.map(|latest| latest.map(rows::at))
     }
 
     fn index(&self) -> RwLockReadGuard<'_, Index> {

@@ -54,7 +54,7 @@ pub fn tell(transaction: &mut Transaction<'_>, news: News, now: Timestamp) -> ru
     };
     let Some((tenant, targets)) = found else { return Ok(Vec::new()) };
     transaction.told.push(news_type);
-    let new = NewEvent { event: Arc::new(event), fingerprint: None, targets, due_at: None };
+    let new = NewEvent { event: Arc::new(event), fingerprint: None, targets, due_at: None, expires_at: None };
     match accept_one(transaction, tenant, &new)? {
         Accepted::New { claims, .. } => Ok(claims),
         Accepted::Duplicate { .. } | Accepted::Conflict { .. } => Ok(Vec::new()),

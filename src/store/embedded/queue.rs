@@ -4,12 +4,12 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use super::rows::{at, uuid_of};
-use super::{Embedded, accept, change, claim, expunge, forget, overdue, settle};
+use super::{Embedded, accept, change, claim, expunge, forget, overdue, scrub, settle};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::shard::{Lease, Shard};
 use crate::store::{
     Accepted, AskDue, AskUntried, Change, Changed, DuePage, Error, Forgotten, Horizon, NewEvent, ONLY_EPOCH,
-    OverduePage, Queue, Result, Settled, Settlement, Together, UntriedPage,
+    OverduePage, Queue, Result, ScrubStep, Scrubbed, Settled, Settlement, Together, UntriedPage,
 };
 
 #[async_trait]
@@ -65,6 +65,15 @@ impl Queue for Embedded {
             self.folder.wipe();
         }
         Ok(is_done)
+    }
+
+    async fn scrub(&self, step: ScrubStep) -> Result<Scrubbed> {
+        let found = self.read(move |db| scrub::compare(db, step)).await?;
+        if !found.unfilled.is_empty() {
+            let unfilled = found.unfilled;
+            self.writer.write_later(move |transaction| scrub::fill(transaction.db, &unfilled)).await?;
+        }
+        Ok(found.scrubbed)
     }
 
     async fn forget(&self, horizon: Horizon) -> Result<Forgotten> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use rusqlite::Row;
 use uuid::Uuid;
 
+use crate::model::checksum::Checksum;
 use crate::model::delivery::{Progress, Tally};
 use crate::model::span::Span;
 pub use crate::store::codes::*;
@@ -22,6 +23,29 @@ pub fn uuid_of(bytes: [u8; 16]) -> Uuid {
 /// An attempt's row number.
 pub fn attempt_no(delivery: i64, number: u32) -> i64 {
     (delivery << 20) | i64::from(number & 0xf_ffff)
+}
+
+/// What of a delivery's own row goes on the wire, apart from its event.
+#[derive(Debug, Clone, Copy)]
+pub struct SentColumns {
+    /// Its number.
+    pub no: i64,
+    /// When it was created: with its number, its id.
+    pub created_at: i64,
+    /// Its format.
+    pub format: i64,
+    /// Its place in its lane.
+    pub seq: Option<i64>,
+}
+
+impl SentColumns {
+    /// The row's checksum, which goes on from its event's.
+    pub fn checksum(&self, of_event: i64) -> i64 {
+        [of_event, self.no, self.created_at, self.format, self.seq.unwrap_or(-1)]
+            .into_iter()
+            .fold(Checksum::default(), |sum, number| sum.number(number.cast_unsigned()))
+            .end()
+    }
 }
 
 /// The columns [`progress_from`] reads, of a table called `d`.

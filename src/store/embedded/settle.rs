@@ -37,6 +37,7 @@ pub fn settle(transaction: &mut Transaction<'_>, settlement: &Settlement) -> rus
             };
             row.stand.allowed(next, None)
         }
+        Outcome::Damaged => row.stand.allowed(Next::Dead(Cause::Damaged), None),
         // Decided on what was read before: an attempt or a person may have
         // been faster.
         Outcome::Over { progress, .. } | Outcome::LookAgain { progress, .. } if !row.stand.stands_at(progress) => {

@@ -225,8 +225,9 @@ fn run(
         commit(db, seal, index, &mut next_delivery, commits, jobs);
         folding.wrote(count);
     }
+    // What is left in the log is made durable once more by the next start.
     if let Err(problem) = db.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)") {
-        error!("could not fold the write-ahead log into the store while closing: {problem}");
+        error!("could not fold the write-ahead log into the store while closing: {}", failure_of(&problem));
     }
 }
 
@@ -281,17 +282,20 @@ fn commit(
     }
 }
 
+/// `EX_IOERR` of sysexits.h: the disk failed, or what is on it is damaged.
+const EXIT_IO: i32 = 74;
+
 /// Sorts SQLite's errors by what can be done about them. A failed sync leaves
 /// the file in an unknown state, so the process must not go on.
 pub fn failure_of(problem: &rusqlite::Error) -> Error {
     use rusqlite::ErrorCode;
     match problem.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => Error::Full(problem.to_string()),
-        Some(ErrorCode::SystemIoFailure | ErrorCode::DatabaseCorrupt) => {
+        Some(ErrorCode::SystemIoFailure | ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
             error!(
-                "the disk failed under the store ({problem}); stopping, so that nothing is promised that may be lost"
+                "the disk failed under the store ({problem}); stopping with exit code 74, so that nothing is promised that may be lost"
             );
-            std::process::exit(74);
+            std::process::exit(EXIT_IO);
         }
         _ => Error::Unavailable(problem.to_string()),
     }

@@ -109,7 +109,7 @@ impl<'a> Act<'a> {
             let Some((tenant, targets)) = index.tenant_no(&event.tenant).zip(index.matching(&event).ok()) else {
                 return Ok(Vec::new());
             };
-            let new = NewEvent { event: Arc::new(event), fingerprint: None, targets, due_at: None };
+            let new = NewEvent { event: Arc::new(event), fingerprint: None, targets, due_at: None, expires_at: None };
             let numbers = self.shared.numbers();
             writing.add(&index, &numbers, tenant, numbers.take(millis(now), 1), &new)
         };

@@ -9,11 +9,12 @@ use super::access::record;
 use super::act::{Act, Done};
 use super::lane::{Head, Member, is_head, pass};
 use super::place::Place;
-use super::rows::{at, delivery_no, millis};
+use super::rows::{at, cause_of, delivery_no, millis};
 use super::tx::bind;
 use crate::model::audit::Deed;
-use crate::model::delivery::State;
+use crate::model::delivery::{Cause, State};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use crate::store::changes::damaged_replay;
 use crate::store::{Change, Changed, Error, Result};
 
 /// Makes the change, or says why the delivery's state does not allow it.
@@ -63,6 +64,7 @@ async fn make(act: &mut Act<'_>, tenant: &TenantId, id: DeliveryId, change: Chan
     }
     if change == Change::Replay {
         refuse_expunged(act, place.no).await?;
+        refuse_damaged(act, place.no, id).await?;
     }
     let member = place.lane.as_deref().filter(|_| !place.is_passed).map(|lane| Member {
         endpoint: place.endpoint,
@@ -120,6 +122,13 @@ async fn make(act: &mut Act<'_>, tenant: &TenantId, id: DeliveryId, change: Chan
     record(act.tx, tenant_no, &Deed::new(change.action(), tenant, id)).await?;
     let told = std::mem::take(&mut act.told);
     Ok(Changed { endpoint, due_at, freed, told })
+}
+
+/// What is damaged cannot be replayed.
+async fn refuse_damaged(act: &Act<'_>, no: i64, id: DeliveryId) -> Result<()> {
+    let row = act.tx.query_opt("SELECT cause FROM posthaste.deliveries WHERE no = $1", bind![no]).await?;
+    let cause = row.and_then(|row| row.get::<_, Option<i16>>(0)).map(|code| cause_of(code.into()));
+    if cause == Some(Cause::Damaged) { Err(damaged_replay(id)) } else { Ok(()) }
 }
 
 /// What has no data any more cannot be replayed. The event stays as it is

@@ -58,6 +58,7 @@ pub async fn read(client: &Client, wanted: &[Wanted], bytes_max: usize) -> Resul
 }
 
 fn claim_from(row: &Row, event: &Row) -> Claim {
+    let checksum: Option<i64> = event.get(8);
     let event = Event {
         id: EventId::from_stored(event.get(1)),
         tenant: stored_tenant(row.get(7)),
@@ -71,6 +72,7 @@ fn claim_from(row: &Row, event: &Row) -> Claim {
         accepted_at: at(event.get(6)),
         data: Bytes::copy_from_slice(event.get(7)),
     };
+    let is_damaged = event.is_damaged(checksum);
     Claim {
         id: delivery_id(row.get(0), row.get(1)),
         endpoint: EndpointId(row.get::<_, Uuid>(2)),
@@ -82,5 +84,6 @@ fn claim_from(row: &Row, event: &Row) -> Claim {
         is_urgent: row.get(9),
         expires_at: row.get::<_, Option<i64>>(10).map(at),
         progress: progress_from(row, 11),
+        is_damaged,
     }
 }

@@ -131,7 +131,7 @@ pub async fn change(
     }
     if let Some((secret, ends_at)) = &turned.rotated {
         let sql = "DELETE FROM posthaste.secrets WHERE endpoint = $1 AND expires_at <= $2";
-        act.tx.execute(sql, bind![no, millis(now)]).await?;
+        act.tx.execute(sql, bind![no, millis(secret.created_at)]).await?;
         let sql = "UPDATE posthaste.secrets SET expires_at = $2
                    WHERE endpoint = $1 AND (expires_at IS NULL OR expires_at > $2)";
         act.tx.execute(sql, bind![no, millis(*ends_at)]).await?;

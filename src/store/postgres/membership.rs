@@ -13,11 +13,13 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
+use super::database_time::{Observed, Reading};
 use super::endpoint::from_json;
 use super::numbers::Numbers;
 use super::rows::at;
 use super::tx::{Tx, bind, bound, patiently};
 use super::{Shared, due, partitions};
+use crate::clock::boot_ms;
 use crate::model::health::Health;
 use crate::model::id::EndpointId;
 use crate::model::pace::about;
@@ -173,6 +175,7 @@ impl Member {
         let shards = shared.owned.numbers();
         let (end, under_way) = &self.seen;
         let questions = "SELECT no, question FROM posthaste.calls WHERE node = $1 AND answer IS NULL ORDER BY no";
+        let asked_ms = boot_ms();
         let (seen, me) = ([bound(end), bound(under_way), bound(&node), bound(&shards)], [bound(&node)]);
         let (rows, questions) = tokio::join!(
             biased;
@@ -206,6 +209,10 @@ impl Member {
         }
         if let Some(row) = rows.first() {
             self.seen = parse_snapshot(row.get(0));
+            let reading = Reading { asked_ms, database_ms: row.get(11) };
+            if shared.time.observe(reading) == Observed::Step {
+                shared.time.settle_step(shared).await?;
+            }
         }
         Ok(found)
     }

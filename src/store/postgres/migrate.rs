@@ -13,7 +13,7 @@ use super::connect::told;
 use super::routine;
 use crate::store::moved::{HALF_MOVED, MOVING_NOTE};
 
-const MIGRATIONS: &[&str] = &[include_str!("migrations/0001.sql")];
+const MIGRATIONS: &[&str] = &[include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql")];
 
 /// Who changes the shape of the database, or fills it from elsewhere, holds
 /// this. "posthast" as a number.

@@ -17,7 +17,9 @@ use tokio::task::JoinHandle;
 use super::index::Index;
 use super::seal::{CHECK_NOTE, Seal};
 use super::{Result, Tiding};
+use crate::clock::EngineClock;
 use crate::metrics::Commits;
+use database_time::DatabaseTime;
 use numbers::Numbers;
 use owned::Owned;
 use tx::{Tx, connection};
@@ -30,6 +32,7 @@ mod change;
 mod claims;
 mod cluster;
 mod connect;
+mod database_time;
 mod due;
 mod endpoint;
 mod expunge;
@@ -51,6 +54,7 @@ mod reading;
 pub mod rewrap;
 mod routine;
 mod rows;
+mod scrub;
 mod settle;
 mod settle_one;
 mod sweep;
@@ -72,6 +76,8 @@ pub struct Options {
     pub commits: Arc<Commits>,
     /// How many connections it may use.
     pub connections: usize,
+    /// What follows the database's time, if anything does.
+    pub clock: Option<Arc<EngineClock>>,
 }
 
 impl Options {
@@ -84,6 +90,7 @@ impl Options {
             seal,
             commits: Arc::default(),
             connections: 16,
+            clock: None,
         }
     }
 }
@@ -129,6 +136,8 @@ struct Shared {
     in_force: Mutex<Vec<oneshot::Receiver<()>>>,
     /// Questions of other nodes that are being answered.
     asked: Mutex<HashSet<i64>>,
+    /// What keeps engine time with the database's.
+    time: DatabaseTime,
 }
 
 impl Postgres {
@@ -136,10 +145,12 @@ impl Postgres {
     /// its share of the shards.
     pub async fn open(mut options: Options) -> anyhow::Result<Self> {
         let pool = connect::pool(&options.url, options.connections)?;
+        let time = DatabaseTime::new(options.clock.take());
         {
             let mut client = connect::get(&pool, &options.url).await?;
             migrate::migrate(&mut client).await?;
             options.seal = fit_key(&client, &options.seal).await?;
+            time.begin(&client).await?;
         }
         let (told, listener) = mpsc::unbounded_channel();
         let begin = tx::begin(options.lease);
@@ -163,6 +174,7 @@ impl Postgres {
             heard: AtomicI64::new(0),
             in_force: Mutex::default(),
             asked: Mutex::default(),
+            time,
         });
         partitions::ensure(&shared).await?;
         let membership = membership::join(&shared).await?;

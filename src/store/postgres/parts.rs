@@ -171,7 +171,7 @@ pub fn all() -> Vec<Part> {
             // An id of our own minting has no fingerprint; an empty one is
             // nobody's, so whoever sends it as theirs meets a conflict.
             select: "SELECT no AS _1, no, no AS event, tenant, id, type, key, timestamp, accepted_at, schema_version,
-                            endpoints, expires_at, first_delivery, deliveries, data,
+                            endpoints, expires_at, first_delivery, deliveries, data, checksum,
                             coalesce(fingerprint, x'') AS fingerprint
                      FROM events WHERE no > ?1 ORDER BY no LIMIT ?2",
             begin: first,
@@ -181,7 +181,7 @@ pub fn all() -> Vec<Part> {
                 Into {
                     table: "events",
                     columns: "no, tenant, id, type, key, timestamp, accepted_at, schema_version, endpoints, expires_at, \
-                              first_delivery, deliveries, data",
+                              first_delivery, deliveries, data, checksum",
                     otherwise: "",
                     takes: every,
                 },

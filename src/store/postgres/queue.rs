@@ -7,12 +7,12 @@ use jiff::Timestamp;
 use tokio::sync::oneshot;
 
 use super::tx::{PATIENCE, silence};
-use super::{Postgres, accept, change, due, expunge, forget, overdue, settle};
+use super::{Postgres, accept, change, due, expunge, forget, overdue, scrub, settle};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::shard::{Lease, Shard};
 use crate::store::{
     Accepted, AskDue, AskUntried, Change, Changed, DuePage, Error, Forgotten, Horizon, NewEvent, OverduePage, Queue,
-    Result, Settled, Settlement, Together, UntriedPage,
+    Result, ScrubStep, Scrubbed, Settled, Settlement, Together, UntriedPage,
 };
 
 #[async_trait]
@@ -68,6 +68,14 @@ impl Queue for Postgres {
 
     async fn expunge(&self, tenant: &TenantId, id: &EventId) -> Result<bool> {
         expunge::expunge(&self.shared, tenant, id).await
+    }
+
+    async fn scrub(&self, step: ScrubStep) -> Result<Scrubbed> {
+        // One node at a time: whoever owns the first shard.
+        match self.shared.owned.holds(Shard(0)) {
+            true => scrub::scrub(&self.shared, step).await,
+            false => Ok(Scrubbed::default()),
+        }
     }
 
     async fn forget(&self, horizon: Horizon) -> Result<Forgotten> {

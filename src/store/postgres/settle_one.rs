@@ -46,6 +46,7 @@ pub async fn settle(act: &mut Act<'_>, lease: Lease, settlement: &Settlement) ->
             };
             place.stand.allowed(next, None)
         }
+        Outcome::Damaged => place.stand.allowed(Next::Dead(Cause::Damaged), None),
         // Decided on what was read before: an attempt or a person may have
         // been faster.
         Outcome::Over { progress, .. } if place.stand.stands_at(progress) => match &settlement.outcome {

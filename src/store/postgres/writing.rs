@@ -43,6 +43,7 @@ struct Events {
     first_delivery: Vec<i64>,
     deliveries: Vec<i32>,
     data: Vec<Shown>,
+    checksum: Vec<i64>,
 }
 
 #[derive(Default)]
@@ -139,6 +140,7 @@ impl Writing {
         rows.first_delivery.push(first);
         rows.deliveries.push(i32::try_from(targets.len()).expect("fan-out is limited"));
         rows.data.push(Shown(event.data.clone()));
+        rows.checksum.push(event.checksum());
         let mut claims = Vec::with_capacity(targets.len());
         for (no, (endpoint_no, endpoint)) in (first..).zip(&targets) {
             let lane = endpoint.lane(event.key.as_ref());
@@ -163,7 +165,7 @@ impl Writing {
             rows.format.push(format_code(format) as i16);
             rows.lane.push(lane.as_deref().map(str::to_owned));
             rows.place.push(place);
-            rows.expires_at.push(event.expires_at.map(millis));
+            rows.expires_at.push(new.expires_at.map(millis));
             rows.due_at.push(millis(due_at));
             claims.push(Claim {
                 id: delivery_id(no, now),
@@ -174,8 +176,9 @@ impl Writing {
                 seq: None,
                 due_at,
                 is_urgent: false,
-                expires_at: event.expires_at,
+                expires_at: new.expires_at,
                 progress: Progress { begun_at: Some(at(now)), ..Progress::default() },
+                is_damaged: false,
             });
         }
         let deliveries = u32::try_from(targets.len()).expect("fan-out is limited");
@@ -266,6 +269,7 @@ impl Writing {
                     ids.fingerprint,
                     ids.accepted_at,
                     ids.deliveries,
+                    e.checksum,
                 ],
             )
             .await?;

@@ -18,7 +18,7 @@ const BYTES_PER_PAGE_MAX: usize = 4 * 1_024 * 1_024;
 
 /// The columns [`event_from`] reads.
 pub const COLUMNS: &str = "e.no, e.id, e.type, e.key, e.timestamp, e.schema_version, e.endpoints, e.accepted_at, \
-                           e.deliveries, e.data, e.expires_at";
+                           e.deliveries, e.data, e.expires_at, e.checksum";
 
 /// An event, from the columns of [`COLUMNS`] beginning at `first`.
 pub fn event_from(row: &Row, first: usize, tenant: &TenantId) -> EventRecord {
@@ -35,7 +35,8 @@ pub fn event_from(row: &Row, first: usize, tenant: &TenantId) -> EventRecord {
         data: Bytes::copy_from_slice(row.get(first + 9)),
         expires_at: row.get::<_, Option<i64>>(first + 10).map(at),
     };
-    EventRecord { event, deliveries: count(row, first + 8) }
+    let is_damaged = event.is_damaged(row.get(first + 11));
+    EventRecord { event, deliveries: count(row, first + 8), is_damaged }
 }
 
 /// A page of a tenant's events, newest first.

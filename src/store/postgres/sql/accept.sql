@@ -11,11 +11,12 @@ WITH known AS (
     SELECT version FROM posthaste.catalogue WHERE version = coalesce($1, version)
 ), written AS (
     INSERT INTO posthaste.events (no, tenant, id, type, key, timestamp, accepted_at, schema_version, endpoints,
-                                  expires_at, first_delivery, deliveries, data)
+                                  expires_at, first_delivery, deliveries, data, checksum)
     SELECT e.* FROM known, unnest($3::int8[], $4::int8[], $5::text[], $6::text[], $7::text[], $8::text[], $9::int8[],
-                                  $10::text[], $11::text[], $12::int8[], $13::int8[], $14::int4[], $15::bytea[])
+                                  $10::text[], $11::text[], $12::int8[], $13::int8[], $14::int4[], $15::bytea[],
+                                  $38::int8[])
         AS e (no, tenant, id, type, key, timestamp, accepted_at, schema_version, endpoints, expires_at,
-              first_delivery, deliveries, data)
+              first_delivery, deliveries, data, checksum)
 ), grown AS (
     INSERT INTO posthaste.lanes AS l (endpoint, lane, last_seq, head, head_since, touched_at)
     SELECT n.endpoint, n.lane, n.members, n.first, n.at, n.at

@@ -5,6 +5,7 @@
 -- Safe when two nodes run it at once: as remember_ids, then as accept.
 --
 -- $32 to $37: tenants, ids, events, fingerprints, times and counts of the ids
+-- $38: checksums of the events
 DECLARE
     remembered bigint;
 BEGIN

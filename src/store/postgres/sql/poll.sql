@@ -1,6 +1,6 @@
 -- What a node should know of, in one look: what others accepted for it since
 -- the last one, the catalogue's version, whether a shard is free, whether a
--- node is dead, how many there are, and since when the server runs.
+-- node is dead, how many there are, since when the server runs, and its time.
 --
 -- Safe when two nodes run it at once: it only reads. What is new is told by
 -- two snapshots: a transaction that this one sees and the last one did not
@@ -13,7 +13,8 @@ SELECT pg_current_snapshot()::text, c.version,
        EXISTS (SELECT FROM posthaste.shards WHERE node IS NULL),
        EXISTS (SELECT FROM posthaste.nodes WHERE lease_until < clock_timestamp()),
        (SELECT count(*) FROM posthaste.nodes),
-       p.id, p.no, a.due_at, a.look_at, a.arrived, extract(epoch FROM pg_postmaster_start_time())::text
+       p.id, p.no, a.due_at, a.look_at, a.arrived, extract(epoch FROM pg_postmaster_start_time())::text,
+       (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 FROM posthaste.catalogue c LEFT JOIN (
     SELECT q.endpoint, min(q.due_at) FILTER (WHERE NOT q.behind) AS due_at, min(q.look_at) AS look_at, count(*) AS arrived
     FROM posthaste.queue q

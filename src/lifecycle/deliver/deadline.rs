@@ -1,0 +1,171 @@
+//! Deadlines that count only the time in which this process ran.
+//!
+//! A process that was stopped, or a machine that was suspended, wakes with
+//! every timer past and with answers that arrived meanwhile still unread. Such
+//! a timer says nothing about the receiver. So before a deadline is taken as
+//! missed, what has arrived is read, and time in which nothing ran is given
+//! back.
+//!
+//! A ticker measures that time while requests are open: a tick that comes much
+//! too late was not run in time, and neither was anything else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// How often the ticker looks while requests are open.
+const TICK: Duration = Duration::from_millis(50);
+/// A tick that is later than this was held up. Less is ordinary scheduling.
+const LATE: Duration = Duration::from_millis(100);
+
+/// Measures the time in which this process did not run.
+#[derive(Debug, Clone, Default)]
+pub struct RunTime(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// The time in which nothing ran, in all, in microseconds.
+    stalled_us: AtomicU64,
+    /// How many deadlines there are.
+    open: AtomicUsize,
+    is_ticking: AtomicBool,
+    ticked: Notify,
+}
+
+/// A deadline of one request.
+#[derive(Debug)]
+pub struct Deadline {
+    run_time: RunTime,
+    at: Instant,
+    /// The time in which nothing ran that is part of `at` already.
+    stalled: Duration,
+}
+
+impl RunTime {
+    /// A deadline so long from now.
+    pub fn deadline(&self, after: Duration) -> Deadline {
+        self.0.open.fetch_add(1, Ordering::SeqCst);
+        if !self.0.is_ticking.load(Ordering::SeqCst) && !self.0.is_ticking.swap(true, Ordering::SeqCst) {
+            tokio::spawn(self.clone().tick());
+        }
+        Deadline { run_time: self.clone(), at: Instant::now() + after, stalled: self.stalled() }
+    }
+
+    fn stalled(&self) -> Duration {
+        Duration::from_micros(self.0.stalled_us.load(Ordering::Acquire))
+    }
+
+    /// Ticks until no request is open.
+    async fn tick(self) {
+        loop {
+            let began = Instant::now();
+            tokio::time::sleep(TICK).await;
+            let late = began.elapsed().saturating_sub(TICK);
+            if late > LATE {
+                let late = u64::try_from(late.as_micros()).unwrap_or(u64::MAX);
+                self.0.stalled_us.fetch_add(late, Ordering::AcqRel);
+            }
+            self.0.ticked.notify_waiters();
+            if self.is_over() {
+                return;
+            }
+        }
+    }
+}
+
+impl RunTime {
+    /// Whether the ticker may end: nobody needs it, and who comes from now on
+    /// starts another.
+    fn is_over(&self) -> bool {
+        if self.0.open.load(Ordering::SeqCst) > 0 {
+            return false;
+        }
+        self.0.is_ticking.store(false, Ordering::SeqCst);
+        self.0.open.load(Ordering::SeqCst) == 0 || self.0.is_ticking.swap(true, Ordering::SeqCst)
+    }
+}
+
+impl Deadline {
+    /// Waits for a future until the deadline: nothing, if that is missed.
+    pub async fn wait<F: Future + Unpin>(&mut self, mut future: F) -> Option<F::Output> {
+        loop {
+            if let Ok(output) = tokio::time::timeout_at(self.at, &mut future).await {
+                return Some(output);
+            }
+            // The next tick knows whether anything ran, and until then what
+            // has arrived can be read.
+            let ticked = self.run_time.0.ticked.notified();
+            tokio::select! {
+                biased;
+                output = &mut future => return Some(output),
+                () = ticked => {}
+            }
+            let stalled = self.run_time.stalled();
+            if stalled <= self.stalled {
+                return None;
+            }
+            self.at += stalled - self.stalled;
+            self.stalled = stalled;
+        }
+    }
+}
+
+impl Drop for Deadline {
+    fn drop(&mut self) {
+        self.run_time.0.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Another task than the one that waits reads the answer, as in the HTTP
+    /// client: it may run after the timer has gone off.
+    async fn answered_after(span: Duration) -> tokio::sync::oneshot::Receiver<u32> {
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        tokio::spawn(async move {
+            tokio::time::sleep(span).await;
+            let _ = answer.send(7);
+        });
+        tokio::task::yield_now().await;
+        answered
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_too_late_is_not_waited_for() {
+        let run_time = RunTime::default();
+        let began = Instant::now();
+        let mut deadline = run_time.deadline(Duration::from_secs(2));
+        let answered = answered_after(Duration::from_secs(10)).await;
+        assert!(deadline.wait(answered).await.is_none());
+        assert!(began.elapsed() < Duration::from_millis(2_200), "{:?}", began.elapsed());
+        let mut deadline = run_time.deadline(Duration::from_secs(2));
+        let answered = answered_after(Duration::from_secs(1)).await;
+        assert_eq!(deadline.wait(answered).await, Some(Ok(7)));
+    }
+
+    #[tokio::test]
+    async fn time_in_which_nothing_ran_is_nobodys() {
+        let run_time = RunTime::default();
+        let mut deadline = run_time.deadline(Duration::from_millis(400));
+        // The answer comes after the deadline, and within it if the time in
+        // which this one thread was blocked does not count.
+        let answered = answered_after(Duration::from_millis(900)).await;
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        std::thread::sleep(Duration::from_millis(700));
+        assert_eq!(deadline.wait(answered).await, Some(Ok(7)));
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_arrived_while_nothing_ran_is_read() {
+        let run_time = RunTime::default();
+        let mut deadline = run_time.deadline(Duration::from_millis(100));
+        let answered = answered_after(Duration::from_millis(90)).await;
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(deadline.wait(answered).await, Some(Ok(7)));
+    }
+}

@@ -1,0 +1,146 @@
+//! Opens the store's file after whatever the last run was: a clean stop, a
+//! crash, a failed disk, or a power cut.
+//!
+//! Invariant: nothing is acknowledged before everything that this start found
+//! in the log is in the file, and synced.
+
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use rusqlite::{Connection, OptionalExtension};
+use tracing::{error, info};
+
+use super::wal::{self, LogState};
+use super::{Durability, prepare, scrub};
+use crate::store::ScrubStep;
+
+/// Tables that are read whole at every start, and are small.
+const SMALL_TABLES: [&str; 5] = ["notes", "tenants", "endpoints", "secrets", "tokens"];
+/// How many of the newest events are compared with their checksums at a start.
+const NEWEST: usize = 1_000;
+
+/// Opens the file, with everything of the log in it.
+pub fn open(path: &Path, durability: Durability) -> anyhow::Result<Connection> {
+    let (began, log) = (Instant::now(), with_suffix(path, "-wal"));
+    let state = wal::secure(&log).with_context(|| format!("cannot make the log {} durable", log.display()))?;
+    if let LogState::Damaged { usable, unusable } = state {
+        let kept = with_suffix(path, "-wal.damaged");
+        let is_kept = std::fs::copy(&log, &kept).is_ok();
+        error!(
+            usable,
+            unusable,
+            "the write-ahead log {} is damaged behind its first {usable} frames: {unusable} frames cannot be used. \
+             After a power cut these were never acknowledged; otherwise the newest acknowledged events may be lost, \
+             so compare with what producers handed in{}",
+            log.display(),
+            if is_kept { format!(". The log as it was is kept as {}", kept.display()) } else { String::new() }
+        );
+    }
+    let db = Connection::open(path).with_context(|| format!("cannot open the store {}", path.display()))?;
+    prepare(&db, durability).with_context(|| format!("cannot prepare the store {}", path.display()))?;
+    if state == LogState::Empty {
+        return Ok(db);
+    }
+    fold(&db, &log).with_context(|| format!("cannot fold the log {} into the store", log.display()))?;
+    if matches!(state, LogState::Damaged { .. }) {
+        // The file may hold pages that are newer than what is left of the log.
+        whole(&db, path, "quick_check", None)?;
+    }
+    let millis = began.elapsed().as_millis();
+    info!(millis, "the last run did not close the store; its log was made durable in {millis} ms");
+    Ok(db)
+}
+
+/// Folds the whole log into the file, and empties it for good.
+fn fold(db: &Connection, log: &Path) -> anyhow::Result<()> {
+    let is_busy: bool = db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))?;
+    if is_busy {
+        bail!("something else reads it; end what has the store open");
+    }
+    // SQLite does not sync this, and an old log must not come back.
+    match std::fs::File::options().write(true).open(log) {
+        Ok(file) => Ok(file.sync_all()?),
+        Err(problem) if problem.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(problem) => Err(problem.into()),
+    }
+}
+
+/// Refuses a store that is damaged where that would be noticed too late, and
+/// says so where single events are. It takes a moment, whatever the size.
+pub fn check(db: &Connection, path: &Path) -> anyhow::Result<()> {
+    for table in SMALL_TABLES {
+        whole(db, path, "quick_check", Some(table))?;
+    }
+    let newest: Option<i64> = db.query_row("SELECT max(no) FROM events", [], |row| row.get(0)).optional()?.flatten();
+    let after = newest.unwrap_or(0).saturating_sub_unsigned(NEWEST as u64).max(0);
+    let step = ScrubStep { after: after.cast_unsigned(), limit: NEWEST };
+    let found = scrub::compare(db, step).with_context(|| damaged(path, "its newest events cannot be read"))?;
+    for (tenant, event) in &found.scrubbed.damaged {
+        error!(event.id = %event, tenant.id = %tenant, "what is stored of event {event} is damaged; it is never sent");
+    }
+    Ok(())
+}
+
+/// Asks SQLite whether a table, or everything, fits together.
+fn whole(db: &Connection, path: &Path, check: &str, table: Option<&str>) -> anyhow::Result<()> {
+    let of = table.map_or(String::from("(1)"), |table| format!("({table})"));
+    let answer: String = db
+        .query_row(&format!("PRAGMA {check}{of}"), [], |row| row.get(0))
+        .with_context(|| damaged(path, "SQLite cannot read it"))?;
+    if answer == "ok" { Ok(()) } else { bail!("{}", damaged(path, &answer)) }
+}
+
+fn damaged(path: &Path, how: &str) -> String {
+    format!("the store {} is damaged ({how}); restore a backup, and check the disk", path.display())
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> std::path::PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store(folder: &Path) -> std::path::PathBuf {
+        let path = folder.join("posthaste.db");
+        drop(super::super::Embedded::open(folder, Durability::Unsynced).unwrap());
+        path
+    }
+
+    #[test]
+    fn what_a_crash_left_in_the_log_is_in_the_file_before_anything_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = store(folder.path());
+        let db = open(&path, Durability::Synced).unwrap();
+        db.execute("INSERT INTO notes VALUES ('a', 'b')", []).unwrap();
+        let log = with_suffix(&path, "-wal");
+        let bytes = std::fs::read(&log).unwrap();
+        drop(db);
+        std::fs::write(&log, bytes).unwrap();
+        let db = open(&path, Durability::Synced).unwrap();
+        assert_eq!(std::fs::metadata(&log).map_or(0, |log| log.len()), 0, "the log is empty");
+        let known: String = db.query_row("SELECT value FROM notes WHERE name = 'a'", [], |row| row.get(0)).unwrap();
+        assert_eq!(known, "b");
+    }
+
+    #[test]
+    fn a_store_whose_settings_are_damaged_is_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = store(folder.path());
+        let db = Connection::open(&path).unwrap();
+        let root: i64 =
+            db.query_row("SELECT rootpage FROM sqlite_schema WHERE name = 'tenants'", [], |row| row.get(0)).unwrap();
+        drop(db);
+        let mut bytes = std::fs::read(&path).unwrap();
+        let at = usize::try_from(root - 1).unwrap() * 4_096;
+        bytes[at..at + 8].fill(0xff);
+        std::fs::write(&path, bytes).unwrap();
+        let db = open(&path, Durability::Unsynced).unwrap();
+        let refused = format!("{:#}", check(&db, &path).unwrap_err());
+        assert!(refused.contains("is damaged") && refused.contains("restore a backup"), "{refused}");
+    }
+}

@@ -1,0 +1,165 @@
+//! Keeps engine time with the database's, so that all nodes have the same.
+//!
+//! Every poll reads the database's clock, and engine time follows it within
+//! what the round trip leaves open. A database whose clock is set back must
+//! not hold up what waits: engine time goes on, and how far it is ahead of the
+//! database's clock is a note in the database, from which every node that
+//! comes later begins. A clock that is set forward is followed, after what it
+//! was ahead is used up.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+
+use deadpool_postgres::Object;
+use tracing::{info, warn};
+
+use super::Shared;
+use super::tx::{bind, patiently};
+use crate::clock::{Clock, DatabaseReading, EngineClock, boot_ms};
+use crate::store::Result;
+
+const AHEAD_NOTE: &str = "engine_ahead_ms";
+/// A clock that is off by more than this was set.
+const STEP_MS: i64 = 2_000;
+/// A node whose own wall clock is off by more than this says so.
+const OFF_MS: i64 = 1_000;
+
+/// A reading of the database's clock.
+#[derive(Debug, Clone, Copy)]
+pub struct Reading {
+    /// This machine's time since boot before it was asked.
+    pub asked_ms: i64,
+    /// What the database's clock showed.
+    pub database_ms: i64,
+}
+
+/// What a reading led to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Observed {
+    /// Engine time follows it.
+    Followed,
+    /// The database's clock was set; nothing was done about it yet.
+    Step,
+}
+
+/// Engine time by the database's clock.
+pub struct DatabaseTime {
+    clock: Option<Arc<EngineClock>>,
+    /// How far engine time is ahead of the database's clock.
+    ahead_ms: AtomicI64,
+    is_off: AtomicBool,
+}
+
+impl DatabaseTime {
+    /// For a clock that is to follow the database's, if there is one.
+    pub fn new(clock: Option<Arc<EngineClock>>) -> Self {
+        Self { clock, ahead_ms: AtomicI64::new(0), is_off: AtomicBool::new(false) }
+    }
+
+    /// Sets the clock to the database's time, before anything works with it.
+    pub async fn begin(&self, client: &Object) -> Result<()> {
+        let (reading, ahead_ms) = read(client).await?;
+        self.ahead_ms.store(ahead_ms.unwrap_or(0), Ordering::Relaxed);
+        if let Some(clock) = &self.clock {
+            clock.start_from(self.engine(reading));
+        }
+        Ok(())
+    }
+
+    /// Follows a reading, unless it shows that the database's clock was set.
+    pub fn observe(&self, reading: Reading) -> Observed {
+        let Some(clock) = &self.clock else { return Observed::Followed };
+        let reading = self.engine(reading);
+        if clock.off_by(reading).abs() > STEP_MS {
+            return Observed::Step;
+        }
+        clock.follow(reading);
+        self.tell_if_off(clock.machine_ahead_ms());
+        Observed::Followed
+    }
+
+    /// The database's clock was set: agrees with the other nodes on what that
+    /// means for engine time.
+    pub async fn settle_step(&self, shared: &Shared) -> Result<()> {
+        let Some(clock) = &self.clock else { return Ok(()) };
+        let client = shared.connection().await?;
+        let (reading, noted) = read(&client).await?;
+        let noted_ms = noted.unwrap_or(0);
+        self.ahead_ms.store(noted_ms, Ordering::Relaxed);
+        let step_ms = clock.off_by(self.engine(reading));
+        // Another node may have seen it first.
+        if step_ms.abs() <= STEP_MS {
+            clock.follow(self.engine(reading));
+            return Ok(());
+        }
+        let ahead_ms = agreed_ahead(noted_ms, step_ms);
+        let sql = "INSERT INTO posthaste.notes (name, value) VALUES ($1, $2)
+                   ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE notes.value = $3";
+        let (new, old) = (ahead_ms.to_string(), noted_ms.to_string());
+        if patiently(client.execute_typed(sql, bind![AHEAD_NOTE, new, old])).await? == 0 {
+            // It is looked at again with the next poll.
+            return Ok(());
+        }
+        self.ahead_ms.store(ahead_ms, Ordering::Relaxed);
+        clock.count_jump();
+        clock.follow(self.engine(reading));
+        let seconds = step_ms as f64 / 1_000.0;
+        warn!("the database's clock was set by {seconds:+.1} s; what waits goes on, and is never held up by it");
+        Ok(())
+    }
+
+    fn engine(&self, reading: Reading) -> DatabaseReading {
+        let Reading { asked_ms, database_ms } = reading;
+        let engine_ms = database_ms + self.ahead_ms.load(Ordering::Relaxed);
+        DatabaseReading { asked_ms, engine_ms, wall_ms: database_ms }
+    }
+
+    fn tell_if_off(&self, ahead_ms: i64) {
+        let is_off = ahead_ms.abs() > OFF_MS;
+        if self.is_off.swap(is_off, Ordering::Relaxed) == is_off {
+            return;
+        }
+        let seconds = ahead_ms as f64 / 1_000.0;
+        match is_off {
+            true => warn!(
+                clock_off = seconds,
+                "this node's clock is off by {seconds:+.1} s from the database's, which is the one that counts; set it by NTP"
+            ),
+            false => info!("this node's clock agrees with the database's again"),
+        }
+    }
+}
+
+/// How far engine time is ahead of the database's clock after that was set by
+/// `step_ms`. One that is set back is made up for; one that is set forward
+/// uses up what was made up for before, and is followed beyond that.
+fn agreed_ahead(ahead_ms: i64, step_ms: i64) -> i64 {
+    match step_ms < 0 {
+        true => ahead_ms - step_ms,
+        false => ahead_ms.min((ahead_ms - step_ms).max(0)),
+    }
+}
+
+/// The database's clock, and how far engine time is ahead of it, if that was
+/// ever written down.
+async fn read(client: &Object) -> Result<(Reading, Option<i64>)> {
+    let asked_ms = boot_ms();
+    let sql = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint,
+                      (SELECT value::bigint FROM posthaste.notes WHERE name = $1)";
+    let rows = patiently(client.query_typed(sql, bind![AHEAD_NOTE])).await?;
+    Ok((Reading { asked_ms, database_ms: rows[0].get(0) }, rows[0].get(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_set_back_is_made_up_for_and_one_set_forward_gives_it_back() {
+        assert_eq!(agreed_ahead(0, -7_200_000), 7_200_000);
+        assert_eq!(agreed_ahead(7_200_000, 7_200_000), 0, "set right again");
+        assert_eq!(agreed_ahead(7_200_000, 3_600_000), 3_600_000);
+        assert_eq!(agreed_ahead(0, 3_600_000), 0, "followed");
+        assert_eq!(agreed_ahead(3_600_000, 7_200_000), 0, "followed beyond what was made up for");
+    }
+}

@@ -1,0 +1,55 @@
+//! Compares events with their checksums, and gives one to those that have
+//! none: they were written by an older version.
+
+use bytes::Bytes;
+use tokio_postgres::Row;
+
+use super::Shared;
+use super::reading::ask;
+use super::rows::{at, stored_tenant};
+use super::tx::{bind, patiently};
+use crate::model::event::{Event, EventType, Key};
+use crate::model::id::EventId;
+use crate::store::{Result, ScrubStep, Scrubbed};
+
+/// Compares the next events with their checksums.
+pub async fn scrub(shared: &Shared, step: ScrubStep) -> Result<Scrubbed> {
+    let (after, limit) = (step.after.cast_signed(), step.limit as i64);
+    let rows = ask(shared, include_str!("sql/scrub.sql"), bind![after, limit]).await?;
+    let (mut nos, mut checksums) = (Vec::new(), Vec::new());
+    let mut found = Scrubbed { checked: rows.len(), ..Scrubbed::default() };
+    for row in &rows {
+        let event = event_from(row);
+        match row.get::<_, Option<i64>>(9) {
+            None if !event.is_expunged() => {
+                nos.push(row.get::<_, i64>(0));
+                checksums.push(event.checksum());
+            }
+            stored if event.is_damaged(stored) => found.damaged.push((event.tenant, event.id)),
+            _ => {}
+        }
+    }
+    found.filled = nos.len();
+    if !nos.is_empty() {
+        let client = shared.connection().await?;
+        patiently(client.execute_typed(include_str!("sql/fill_checksums.sql"), bind![nos, checksums])).await?;
+    }
+    let last = rows.last().map(|row| row.get::<_, i64>(0).cast_unsigned());
+    found.next = last.filter(|_| rows.len() == step.limit);
+    Ok(found)
+}
+
+fn event_from(row: &Row) -> Event {
+    Event {
+        tenant: stored_tenant(row.get(1)),
+        id: EventId::from_stored(row.get(2)),
+        event_type: EventType::from_stored(row.get(3)),
+        key: row.get::<_, Option<&str>>(4).map(Key::from_stored),
+        timestamp: row.get(5),
+        schema_version: row.get(6),
+        expires_at: None,
+        endpoints: None,
+        accepted_at: at(row.get(7)),
+        data: Bytes::copy_from_slice(row.get(8)),
+    }
+}

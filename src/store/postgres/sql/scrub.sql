@@ -1,0 +1,9 @@
+-- The next events, with what their checksums are made from.
+--
+-- Safe when two nodes run it at once: it only reads, and events never change.
+-- Served by the primary key of events, merged over the days.
+--
+-- $1 after this number, $2 how many
+SELECT e.no, t.id, e.id, e.type, e.key, e.timestamp, e.schema_version, e.accepted_at, e.data, e.checksum
+FROM posthaste.events e JOIN posthaste.tenants t ON t.no = e.tenant
+WHERE e.no > $1 ORDER BY e.no LIMIT $2
