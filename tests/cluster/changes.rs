@@ -1,6 +1,8 @@
 //! What a person changes through any node is in force at the owner when the
 //! call answers.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 
 use crate::ledger::{Entry, Ledger, Reply};
@@ -223,4 +225,45 @@ async fn a_token_is_good_everywhere_when_it_is_made_and_nowhere_when_it_is_revok
     nodes[1].thaw();
     let answer = user.get(&format!("{TENANT}/endpoints")).await;
     assert!(matches!(answer.status, 401 | 503), "{}", answer.status);
+}
+
+/// How many wait is what the owner counts. While nobody has counted, nobody
+/// says anything.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_is_right_or_unknown_while_an_endpoint_is_taken_over() {
+    let ledger = Ledger::start(|_| Reply::Status(200)).await;
+    let cluster = Cluster::started(2, &ledger).await;
+    let name = cluster.owned_by(1).await.remove(0);
+    let stranger = cluster.nodes[0].gateway().another_client();
+    stranger.post(&format!("{}/pause", cluster.path(&name)), "").await.expect(200);
+    let events: Vec<Value> = (0..100).map(|n| json!({"type": name, "data": n})).collect();
+    for _ in 0..50 {
+        stranger.post_json(&format!("{TENANT}/events/batch"), &json!(events)).await.expect(202);
+    }
+    let waiting = async || stranger.get(&cluster.path(&name)).await.expect(200)["health"]["waiting"].clone();
+    eventually("all of them to be counted", || async {
+        let waiting = waiting().await;
+        if waiting == 5_000 { Ok(()) } else { Err(waiting.to_string()) }
+    })
+    .await;
+    let owned = async || cluster.view().await.is_ok_and(|owned| owned.len() == 1);
+    let (mut seen, mut is_over) = (Vec::new(), false);
+    let killed = cluster.nodes[1].gateway().process_id();
+    kill(killed);
+    let until = Instant::now() + Duration::from_secs(60);
+    while !(is_over && seen.last() == Some(&json!(5_000))) {
+        assert!(Instant::now() < until, "nobody has taken it over; {:?}", seen.last());
+        let now = waiting().await;
+        if seen.last() != Some(&now) {
+            seen.push(now);
+        }
+        is_over = is_over || owned().await;
+    }
+    println!("seen: {seen:?}");
+    assert!(seen.iter().all(|waiting| waiting.is_null() || *waiting == 5_000), "{seen:?}");
+}
+
+fn kill(process: u32) {
+    let id = rustix::process::Pid::from_raw(process as i32).expect("a process id");
+    rustix::process::kill_process(id, rustix::process::Signal::KILL).expect("it can be killed");
 }

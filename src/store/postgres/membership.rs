@@ -4,7 +4,7 @@
 //! renews its lease, takes out the dead, claims its share, hands over what is
 //! more than that, and tells the lifecycle.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
+use super::due::{log_uncounted, recount};
 use super::endpoint::from_json;
 use super::numbers::Numbers;
 use super::rows::at;
@@ -310,6 +311,7 @@ impl Member {
         let were_owned = leases.iter().any(|lease| lease.epoch > Epoch(1));
         // Owned first, read then: what is accepted here meanwhile is either
         // dispatched from memory or found by the read.
+        shared.index_mut().uncount(&shards);
         leases.into_iter().for_each(|lease| shared.owned.gain(lease));
         shared.floors.clear();
         // What their last owner changed a moment ago, too.
@@ -402,29 +404,10 @@ impl Member {
         shards.iter().for_each(|shard| self.shared.owned.lose(*shard));
         self.leaving.clear();
         let _ = self.shared.told.send(Tiding::Lost { shards });
+        self.shared.index_mut().recount(&[], None, |_| Some(false));
         self.seen = enter(&self.shared).await?;
         self.renewed_at = Instant::now().checked_sub(self.shared.options.lease).unwrap_or_else(Instant::now);
         Ok(())
-    }
-}
-
-/// Counts anew what waits for the endpoints of these shards, and forgets the
-/// counts of those that are not this node's. Beside the loop: with millions
-/// waiting it takes longer than a lease may go without being renewed.
-async fn recount(shared: &Shared, shards: Vec<i16>, before: Option<HashMap<i64, u64>>) -> Result<()> {
-    let counted = due::count_waiting(shared, shards.clone()).await?;
-    let shards: HashSet<i16> = shards.into_iter().collect();
-    shared.index_mut().recount(&counted, before.as_ref(), |shard| match shards.contains(&i16::from(shard.0)) {
-        true => Some(true),
-        false if shared.owned.holds(shard) => None,
-        false => Some(false),
-    });
-    Ok(())
-}
-
-fn log_uncounted(outcome: Result<()>) {
-    if let Err(problem) = outcome {
-        warn!("what waits could not be counted anew, and is counted later: {problem}");
     }
 }
 

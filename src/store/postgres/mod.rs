@@ -18,6 +18,7 @@ use super::index::Index;
 use super::seal::{CHECK_NOTE, Seal};
 use super::{Result, Tiding};
 use crate::metrics::Commits;
+pub use connect::is_away;
 use numbers::Numbers;
 use owned::Owned;
 use tx::{Tx, connection};
