@@ -2,7 +2,6 @@
 //!
 //! The only place that names a concrete store.
 
-use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 use tracing::{error, info, warn};
 
@@ -42,12 +41,14 @@ use crate::model::id::TenantId;
 use crate::model::size::Size;
 use crate::model::tenant::{Defaults, Quota, Tenant};
 use crate::store::Store;
+use crate::store::durable_file::{put_in_place, write_unnamed};
 use kept::Kept;
 
 mod files;
 mod kept;
 pub mod keys;
 pub mod moving;
+mod starting;
 mod time;
 
 const ADMIN_TOKEN_FILE: &str = "admin-token";
@@ -55,6 +56,17 @@ const ADMIN_TOKEN_NOTE: &str = "admin_token_sha256";
 
 /// How soon a node hears that another has made a new admin token.
 const ADMIN_TOKEN_LOOK: Duration = Duration::from_secs(5);
+
+/// What one start is told besides the settings.
+#[derive(Debug, Clone, Default)]
+pub struct StartOptions {
+    /// Make a new admin token.
+    pub is_token_renewed: bool,
+    /// Begin with an empty store where there was one before.
+    pub is_store_new: bool,
+    /// Ends a start that waits for its database.
+    pub stop: Arc<Notify>,
+}
 
 /// A running gateway.
 pub struct App {
@@ -78,7 +90,7 @@ pub struct App {
 
 impl App {
     /// Opens the store, starts delivering, then opens the door.
-    pub async fn start(settings: &Settings, is_token_renewed: bool) -> anyhow::Result<Self> {
+    pub async fn start(settings: &Settings, options: StartOptions) -> anyhow::Result<Self> {
         // The address first: a start that fails on it leaves nothing behind.
         let listener = TcpListener::bind(settings.listen.0)
             .await
@@ -90,10 +102,18 @@ impl App {
         let clock: Arc<dyn Clock> = engine.clone();
         let mail = Postmaster::new(post(settings, &clock)?, clock.clone());
         let metrics = Arc::new(Metrics::new(clock.wall()));
-        let kept = Kept::open(settings, metrics.commits(), engine.clone()).await?;
+        let kept = match settings.database()? {
+            None => Kept::open_embedded(settings, metrics.commits(), options.is_store_new)?,
+            Some(url) => {
+                let waiting = starting::Answering::start(&listener)?;
+                let kept = Kept::open_shared(settings, &url, metrics.commits(), &engine, &options.stop).await;
+                waiting.end().await;
+                kept?
+            }
+        };
         let checkpoints = time::resume(&kept, engine).await?;
         ensure_tenants(kept.store().as_ref(), clock.as_ref()).await?;
-        let (admin, new_token) = admin_token(kept.store().as_ref(), &settings.data.0, is_token_renewed).await?;
+        let (admin, new_token) = admin_token(kept.store().as_ref(), &settings.data.0, options.is_token_renewed).await?;
         let egress = Arc::new(egress(settings, address)?);
         let gateway = Arc::new(gateway(settings, &kept, egress.clone(), mail, metrics, clock).await?);
         gateway.mail.count_in(gateway.metrics.clone());
@@ -325,8 +345,8 @@ async fn admin_token(
     // On disk before its hash counts, and under its name only if it does:
     // of several first starts at once, the token of one is the token.
     let path = folder.join(ADMIN_TOKEN_FILE);
-    let file =
-        write_token(folder, &token).with_context(|| format!("cannot write the admin token to {}", path.display()))?;
+    let cannot = || format!("cannot write the admin token to {}", path.display());
+    let file = write_unnamed(folder, ".admin-token-", &format!("{token}\n")).with_context(cannot)?;
     let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
     if is_renewed {
         store.set_note(ADMIN_TOKEN_NOTE, hex).await?;
@@ -336,16 +356,8 @@ async fn admin_token(
             return Ok((kept_hash(&kept)?, None));
         }
     }
-    file.persist(&path).with_context(|| format!("cannot write the admin token to {}", path.display()))?;
+    put_in_place(file, &path).with_context(cannot)?;
     Ok((hash, Some(token)))
-}
-
-fn write_token(folder: &Path, token: &str) -> std::io::Result<tempfile::NamedTempFile> {
-    // Nobody but the owner may read a file made so.
-    let mut file = tempfile::Builder::new().prefix(".admin-token-").tempfile_in(folder)?;
-    writeln!(file, "{token}")?;
-    file.as_file().sync_all()?;
-    Ok(file)
 }
 
 fn kept_hash(hex: &str) -> anyhow::Result<auth::TokenHash> {

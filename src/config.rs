@@ -96,6 +96,8 @@ settings! {
     database_url_file: File = File(None), "POSTHASTE_DATABASE_URL_FILE", "FILE";
     /// The file that holds the key under which the secrets of endpoints, their headers and the rest of their settings are sealed, the same for every node of a database. Without it that is `master-key` in the data directory, which the first start makes. `posthaste keys rotate` replaces it.
     master_key_file: File = File(None), "POSTHASTE_MASTER_KEY_FILE", "FILE";
+    /// How long a start waits for a database that is away or takes no writes. Meanwhile `/healthz` is answered 200 and everything else 503; then the gateway ends with the reason. Used with `--database-url` alone.
+    database_wait: Span = Span::secs(60), "POSTHASTE_DATABASE_WAIT", "DURATION";
     /// How long a node that is no longer heard of keeps its share of the work; then the others take it over. Used with `--database-url` alone.
     lease: Span = Span::secs(15), "POSTHASTE_LEASE", "DURATION";
     /// The address the API is served on.

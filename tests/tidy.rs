@@ -199,6 +199,19 @@ fn only_the_clock_asks_the_machine_for_the_time() {
     expect_none("files that read the clock", wrong.collect());
 }
 
+/// A name that is not synced is gone after a power cut, and what it stood for
+/// with it.
+#[test]
+fn files_get_their_names_in_one_place_that_syncs_them() {
+    let renames = [".persist(", ".persist_noclobber(", "fs::rename"];
+    let wrong = sources(&["src"])
+        .into_iter()
+        .filter(|source| source.path != "src/store/durable_file.rs")
+        .filter(|source| renames.iter().any(|rename| source.code().contains(rename)))
+        .map(|source| format!("{}: use store::durable_file", source.path));
+    expect_none("files that are renamed and not synced", wrong.collect());
+}
+
 #[test]
 fn nothing_is_left_for_later() {
     let marks = [

@@ -102,8 +102,8 @@ pub struct HealthView {
     /// Since when there has been nothing but failure.
     #[schema(value_type = Option<String>, format = DateTime)]
     failing_since: Option<Timestamp>,
-    /// How many deliveries wait for it, held or on their way.
-    waiting: u64,
+    /// How many deliveries wait for it, held or on their way; null while that is not known, as for a moment after another node took the endpoint over.
+    waiting: Option<u64>,
     /// When the oldest of those that may go next is, or was, due.
     #[schema(value_type = Option<String>, format = DateTime)]
     oldest_due_at: Option<Timestamp>,

@@ -40,6 +40,7 @@ pub mod rights;
 pub mod secrets;
 pub mod server;
 pub mod stall;
+pub mod starting;
 pub mod status;
 pub mod tenants;
 pub mod tokens;

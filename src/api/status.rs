@@ -34,34 +34,34 @@ pub async fn healthz() -> Json<StatusView> {
 #[derive(Serialize, ToSchema)]
 pub struct ReadyView {
     /// `ok`, or why not.
-    status: &'static str,
+    pub(super) status: &'static str,
     /// The store.
-    store: StoreView,
+    pub(super) store: StoreView,
     /// What this node owns.
-    leases: LeasesView,
+    pub(super) leases: LeasesView,
     /// For how long the oldest of what this node could deliver has been due, in milliseconds.
-    lag_ms: u64,
+    pub(super) lag_ms: u64,
 }
 
 /// How the store is doing.
 #[derive(Serialize, ToSchema)]
 pub struct StoreView {
     /// Whether it answers.
-    answering: bool,
+    pub(super) answering: bool,
 }
 
 /// What a node owns.
 #[derive(Serialize, ToSchema)]
 pub struct LeasesView {
     /// How many of the 256 shards.
-    shards: usize,
+    pub(super) shards: usize,
     /// How long the lease on them still lasts, in milliseconds; null where there are no leases.
-    lease_ms: Option<u64>,
+    pub(super) lease_ms: Option<u64>,
 }
 
 /// Should it be sent work?
 ///
-/// 503 while the gateway stops, its store does not answer, or the lease on its shards has ended.
+/// 503 while the gateway waits for its database at start, stops, its store does not answer, or the lease on its shards has ended.
 #[utoipa::path(
     get, path = "/readyz", tag = "status", security(()),
     responses((status = 200, body = ReadyView), (status = 503, body = ReadyView)),
@@ -128,7 +128,7 @@ fn gauges(gateway: &Gateway) -> Gauges {
     Gauges {
         in_flight: dispatcher.in_flight(),
         slots: dispatcher.slots(),
-        waiting: Some(gateway.store.waiting(None)),
+        waiting: gateway.store.waiting(None),
         oldest_due: Some(oldest_due_age(gateway)),
         endpoints,
         breakers: Some(breakers),

@@ -1,21 +1,30 @@
 //! Which store holds everything, opened as the settings say: the data
 //! directory's own, or a PostgreSQL that many nodes share.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::bail;
 use jiff::Timestamp;
-use tracing::warn;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tracing::{info, warn};
 
 use crate::clock::EngineClock;
 use crate::config::Settings;
 use crate::metrics::Commits;
 use crate::model::database::DatabaseUrl;
-use crate::store::embedded::{Durability, Embedded, create_folder};
+use crate::model::pace::about;
+use crate::store::embedded::{Durability, Embedded, STORE_FILE, create_folder};
 use crate::store::postgres::{self, Postgres};
-use crate::store::seal::{LINK_KEY_NOTE, MASTER_KEY_FILE, Seal, WrongKey};
+use crate::store::seal::{LINK_KEY_NOTE, MASTER_KEY_FILE, MissingKey, Seal, WrongKey};
 use crate::store::{Catalog, Cluster, Store, moved};
+
+/// How long a start waits before it tries the database again.
+const OPEN_AGAIN_MIN: Duration = Duration::from_millis(250);
+const OPEN_AGAIN_MAX: Duration = Duration::from_secs(2);
 
 /// The store, as the one who has to close it holds it.
 pub struct Kept {
@@ -31,29 +40,37 @@ enum Which {
 }
 
 impl Kept {
-    /// Opens the store that the settings name.
-    pub async fn open(settings: &Settings, commits: Arc<Commits>, clock: Arc<EngineClock>) -> anyhow::Result<Self> {
+    /// Opens the store of the data directory.
+    pub fn open_embedded(settings: &Settings, commits: Arc<Commits>, is_new_meant: bool) -> anyhow::Result<Self> {
         let folder = &settings.data.0;
-        match settings.database()? {
-            None => {
-                moved::refuse_if_moved(folder)?;
-                create_folder(folder)?;
-                let (seal, new_key) = master_key(settings)?;
-                let store = Embedded::open_with(folder, Durability::Synced, seal.clone(), commits)
-                    .inspect_err(|problem| take_back(new_key.as_deref(), problem))?;
-                let store = Which::Embedded(Arc::new(store));
-                Ok(Self { store, place: settings.data.to_string(), seal, new_key })
-            }
-            Some(url) => {
-                create_folder(folder)?;
-                let (seal, new_key) = master_key(settings)?;
-                let store = open_shared(&url, settings, seal.clone(), commits, clock)
-                    .await
-                    .inspect_err(|problem| take_back(new_key.as_deref(), problem))?;
-                let place = format!("PostgreSQL at {}", url.place());
-                Ok(Self { store: Which::Postgres(Arc::new(store)), place, seal, new_key })
-            }
+        moved::refuse_if_moved(folder)?;
+        if !is_new_meant {
+            refuse_if_store_is_gone(folder)?;
         }
+        create_folder(folder)?;
+        let (seal, new_key) = master_key(settings)?;
+        let store = Embedded::open_with(folder, Durability::Synced, seal.clone(), commits)
+            .map_err(|problem| take_back(new_key.as_deref(), problem))?;
+        let store = Which::Embedded(Arc::new(store));
+        Ok(Self { store, place: settings.data.to_string(), seal, new_key })
+    }
+
+    /// Opens the PostgreSQL at this URL, and waits for it while it is away or
+    /// takes no writes.
+    pub async fn open_shared(
+        settings: &Settings,
+        url: &DatabaseUrl,
+        commits: Arc<Commits>,
+        clock: &Arc<EngineClock>,
+        stop: &Notify,
+    ) -> anyhow::Result<Self> {
+        create_folder(&settings.data.0)?;
+        let (seal, new_key) = master_key(settings)?;
+        let store = open_patiently(url, settings, &seal, &commits, clock, stop)
+            .await
+            .map_err(|problem| take_back(new_key.as_deref(), problem))?;
+        let place = format!("PostgreSQL at {}", url.place());
+        Ok(Self { store: Which::Postgres(Arc::new(store)), place, seal, new_key })
     }
 
     /// The store, as everyone else holds it.
@@ -131,12 +148,31 @@ impl Kept {
     }
 }
 
-async fn open_shared(
+/// A data directory whose admin token is there had a store once. Without one
+/// it would start as a new installation and forget everything it accepted.
+fn refuse_if_store_is_gone(folder: &Path) -> anyhow::Result<()> {
+    let store = folder.join(STORE_FILE);
+    let is_empty =
+        std::fs::metadata(&store).map_or_else(|why| why.kind() == ErrorKind::NotFound, |file| file.len() == 0);
+    if !is_empty || !folder.join(super::ADMIN_TOKEN_FILE).exists() {
+        return Ok(());
+    }
+    bail!(
+        "the store {} is missing or empty, though {} holds the admin token of one; restore the store, name its database \
+         with --database-url, or start once with --new-store if a new one is meant",
+        store.display(),
+        folder.display()
+    )
+}
+
+/// Opens the database, again and again while it is away or takes no writes.
+async fn open_patiently(
     url: &DatabaseUrl,
     settings: &Settings,
-    seal: Seal,
-    commits: Arc<Commits>,
-    clock: Arc<EngineClock>,
+    seal: &Seal,
+    commits: &Arc<Commits>,
+    clock: &Arc<EngineClock>,
+    stop: &Notify,
 ) -> anyhow::Result<Postgres> {
     let folder = &settings.data.0;
     if moved::is_unmoved(folder) {
@@ -145,12 +181,47 @@ async fn open_shared(
             folder.display()
         );
     }
+    let until = Instant::now() + settings.database_wait.0;
+    let mut pause = OPEN_AGAIN_MIN;
+    let mut has_failed = false;
+    loop {
+        let problem = match open_once(url, settings, seal, commits, clock).await {
+            Ok(store) => {
+                if has_failed {
+                    info!("the database at {} answers", url.place());
+                }
+                return Ok(store);
+            }
+            Err(problem) if !postgres::is_away(&problem) => return Err(problem),
+            Err(problem) => problem,
+        };
+        if Instant::now() >= until {
+            return Err(problem.context(format!("gave up after waiting {} (--database-wait)", settings.database_wait)));
+        }
+        if !std::mem::replace(&mut has_failed, true) {
+            warn!("{problem:#}; trying again for {} (--database-wait)", settings.database_wait);
+        }
+        tokio::select! {
+            () = tokio::time::sleep_until(until.min(Instant::now() + about(pause, rand::random()))) => {}
+            () = stop.notified() => bail!("stopped while waiting for the database: {problem:#}"),
+        }
+        pause = (pause * 2).min(OPEN_AGAIN_MAX);
+    }
+}
+
+async fn open_once(
+    url: &DatabaseUrl,
+    settings: &Settings,
+    seal: &Seal,
+    commits: &Arc<Commits>,
+    clock: &Arc<EngineClock>,
+) -> anyhow::Result<Postgres> {
     let options = postgres::Options {
         lease: settings.lease.0,
         name: node_name(),
-        commits,
-        clock: Some(clock),
-        ..postgres::Options::new(url.reveal(), seal)
+        commits: commits.clone(),
+        clock: Some(clock.clone()),
+        ..postgres::Options::new(url.reveal(), seal.clone())
     };
     let store = Postgres::open(options).await?;
     // Asked once more: a move may have begun before this node was seen.
@@ -167,10 +238,15 @@ async fn open_shared(
     }
 }
 
-/// A key that was made for nothing would only lead astray.
-fn take_back(made_key: Option<&Path>, problem: &anyhow::Error) {
-    if let (Some(file), true) = (made_key, problem.is::<WrongKey>()) {
-        let _ = std::fs::remove_file(file);
+/// A key that was made for nothing would only lead astray: it is removed, and
+/// what is said is that the right one is missing.
+fn take_back(made_key: Option<&Path>, problem: anyhow::Error) -> anyhow::Error {
+    match made_key {
+        Some(file) if problem.is::<WrongKey>() => {
+            let _ = std::fs::remove_file(file);
+            MissingKey { file: file.to_owned() }.into()
+        }
+        _ => problem,
     }
 }
 

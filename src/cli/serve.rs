@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
-use crate::app::App;
+use crate::app::{App, StartOptions};
 use crate::config::{self, Given, Settings};
 use crate::telemetry;
 
@@ -19,6 +19,9 @@ pub struct Args {
     /// Make a new admin token and forget the old one.
     #[arg(long)]
     new_admin_token: bool,
+    /// Begin with an empty store in a data directory that has lost its own.
+    #[arg(long)]
+    new_store: bool,
     #[command(flatten)]
     given: Given,
 }
@@ -36,12 +39,36 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     // Heard from the first moment on: a stop during the start is a clean one.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let app = App::start(&settings, args.new_admin_token).await?;
+    let options = StartOptions {
+        is_token_renewed: args.new_admin_token,
+        is_store_new: args.new_store,
+        ..StartOptions::default()
+    };
+    let stop = options.stop.clone();
+    let starting = App::start(&settings, options);
+    tokio::pin!(starting);
+    let mut is_stopped = false;
+    let app = loop {
+        tokio::select! {
+            started = &mut starting => match started {
+                Err(problem) if is_stopped => {
+                    info!("{problem:#}");
+                    return Ok(());
+                }
+                started => break started?,
+            },
+            _ = terminate.recv(), if !is_stopped => is_stopped = true,
+            _ = interrupt.recv(), if !is_stopped => is_stopped = true,
+        }
+        stop.notify_one();
+    };
     greet(&app, &settings);
 
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+    if !is_stopped {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
     }
     tokio::select! {
         () = app.stop() => Ok(()),

@@ -45,8 +45,8 @@ pub struct Felt {
     pub health: Option<Health>,
     /// What keeps its due deliveries.
     pub hold: Hold,
-    /// How many wait for it.
-    pub waiting: u64,
+    /// How many wait for it, if that is known.
+    pub waiting: Option<u64>,
     /// Of those asked about, which are on the wire.
     pub in_flight: Vec<DeliveryId>,
     /// Of the lanes asked about, which are taken.

@@ -4,7 +4,7 @@
 //! changes the index after the commit that made a change durable and before
 //! the change's caller is answered.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::model::endpoint::{Endpoint, ParsedData};
@@ -25,6 +25,8 @@ pub struct Index {
     /// How many deliveries wait, by the number of the endpoint.
     waiting: HashMap<i64, u64>,
     waiting_in_all: u64,
+    /// Shards whose endpoints have not been counted since they were gained.
+    uncounted: HashSet<Shard>,
     /// The weights of the tenants that have an endpoint.
     weight_in_use: u64,
 }
@@ -73,8 +75,10 @@ impl Index {
     ) {
         let counted: HashMap<i64, u64> = counted.iter().copied().collect();
         for entry in self.endpoints.values() {
-            let count = match was_counted(Shard::of(&entry.endpoint.tenant, entry.endpoint.id)) {
+            let shard = Shard::of(&entry.endpoint.tenant, entry.endpoint.id);
+            let count = match was_counted(shard) {
                 None => continue,
+                Some(true) if self.uncounted.contains(&shard) => counted.get(&entry.no).copied().unwrap_or(0),
                 Some(true) if before.is_some_and(|before| before.get(&entry.no) != self.waiting.get(&entry.no)) => {
                     continue;
                 }
@@ -83,6 +87,7 @@ impl Index {
             };
             self.waiting.insert(entry.no, count);
         }
+        self.uncounted.retain(|shard| was_counted(*shard).is_none());
         self.waiting_in_all = self.waiting.values().sum();
     }
 
@@ -112,15 +117,21 @@ impl Index {
         entry.endpoints.values().rev().cloned().collect()
     }
 
-    /// How many deliveries wait for an endpoint, or for all of them together.
-    pub fn waiting(&self, endpoint: Option<EndpointId>) -> u64 {
-        match endpoint {
-            None => self.waiting_in_all,
-            Some(id) => {
-                let no = self.endpoints.get(&id).map(|entry| entry.no);
-                no.and_then(|no| self.waiting.get(&no)).copied().unwrap_or(0)
-            }
-        }
+    /// How many deliveries wait for an endpoint, or for all of them together,
+    /// if they have been counted.
+    pub fn waiting(&self, endpoint: Option<EndpointId>) -> Option<u64> {
+        let Some(id) = endpoint else {
+            return self.uncounted.is_empty().then_some(self.waiting_in_all);
+        };
+        let Some(entry) = self.endpoints.get(&id) else { return Some(0) };
+        let is_counted = self.uncounted.is_empty() || !self.uncounted.contains(&Shard::of(&entry.endpoint.tenant, id));
+        is_counted.then(|| self.waiting.get(&entry.no).copied().unwrap_or(0))
+    }
+
+    /// These shards were gained: what waits for their endpoints is not known
+    /// until it is counted.
+    pub fn uncount(&mut self, shards: &[Shard]) {
+        self.uncounted.extend(shards);
     }
 
     /// The weights of all tenants that have an endpoint, added up.

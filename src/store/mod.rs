@@ -26,6 +26,7 @@ mod changes;
 mod cluster;
 mod codes;
 mod decide;
+pub mod durable_file;
 pub mod embedded;
 mod index;
 pub mod moved;
@@ -433,8 +434,10 @@ pub trait Catalog: Send + Sync {
     fn endpoint(&self, tenant: &TenantId, id: EndpointId) -> Option<Arc<Endpoint>>;
     /// An endpoint, whoever owns it.
     fn any_endpoint(&self, id: EndpointId) -> Option<Arc<Endpoint>>;
-    /// How many deliveries wait for an endpoint, and for all of them together.
-    fn waiting(&self, endpoint: Option<EndpointId>) -> u64;
+    /// How many deliveries wait for an endpoint, or for all of this node's
+    /// together. Nothing where this node does not know: another owns the
+    /// endpoint, or it was gained a moment ago and is being counted.
+    fn waiting(&self, endpoint: Option<EndpointId>) -> Option<u64>;
     /// The weights of all tenants that have an endpoint, added up.
     fn weight_in_use(&self) -> u64;
     /// A tenant's endpoints, newest first.

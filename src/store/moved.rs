@@ -4,10 +4,12 @@
 //! everything went, at the target a note for as long as it is not complete.
 //! Whoever opens either store looks for them.
 
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::{Context, bail};
+
+use super::durable_file::{put_in_place, write_unnamed};
 
 /// The note in a target that a move has begun and not ended: nothing may be
 /// accepted or delivered there meanwhile.
@@ -53,13 +55,11 @@ impl Mark {
     /// Puts it into a data directory, in place of one that is there.
     pub fn write(&self, folder: &Path) -> anyhow::Result<()> {
         let state = if self.is_done { "done" } else { "begun" };
-        let write = || {
-            let mut file = tempfile::Builder::new().prefix(".moved-").tempfile_in(folder)?;
-            write!(file, "{}\n{}\n{state}\n", self.place, self.id)?;
-            file.as_file().sync_all()?;
-            file.persist(folder.join(MARK)).map_err(|problem| problem.error)
-        };
-        write().map(|_| ()).with_context(|| format!("cannot write {}", folder.join(MARK).display()))
+        let text = format!("{}\n{}\n{state}\n", self.place, self.id);
+        let path = folder.join(MARK);
+        write_unnamed(folder, ".moved-", &text)
+            .and_then(|file| put_in_place(file, &path))
+            .with_context(|| format!("cannot write {}", path.display()))
     }
 
     /// Takes it away again.

@@ -10,8 +10,6 @@
 //! sealed about, so a row copied to another endpoint is worth nothing there.
 
 use std::fmt;
-use std::fs::File;
-use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,6 +19,7 @@ use aws_lc_rs::{constant_time, hmac};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
+use super::durable_file::{folder_of, put_if_absent, put_in_place, write_unnamed};
 use crate::model::id::EndpointId;
 
 /// The master key's file in a data directory.
@@ -60,6 +59,18 @@ struct Master {
 pub struct WrongKey {
     /// Where the wrong key is.
     pub file: Option<PathBuf>,
+}
+
+/// There is no master key, and what is there was sealed under one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the master key is missing: there is no file {}, and the secrets of this database are sealed under a key; restore \
+     the master-key file with which it was first used (on a further node, copy that of the first), or name it with \
+     --master-key-file", .file.display()
+)]
+pub struct MissingKey {
+    /// Where it was looked for.
+    pub file: PathBuf,
 }
 
 /// What was sealed cannot be opened: it is damaged, or was put where it does
@@ -246,40 +257,17 @@ fn read_keys(path: &Path) -> anyhow::Result<Vec<[u8; KEY_BYTES]>> {
 /// another was quicker.
 fn create(path: &Path) -> anyhow::Result<bool> {
     let key: [u8; KEY_BYTES] = rand::random();
-    match written(path, &format!("{}\n", hex(&key)))?.persist_noclobber(path) {
-        Ok(_) => {
-            sync_folder(path);
-            Ok(true)
-        }
-        Err(problem) if problem.error.kind() == ErrorKind::AlreadyExists => Ok(false),
-        Err(problem) => Err(problem.error.into()),
-    }
+    Ok(put_if_absent(written(path, &format!("{}\n", hex(&key)))?, path)?)
 }
 
 /// Puts a text in the place of a file, whole or not at all.
 fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
-    written(path, text)?.persist(path)?;
-    sync_folder(path);
-    Ok(())
+    Ok(put_in_place(written(path, text)?, path)?)
 }
 
-/// A file beside that one with this text, on disk. Nobody but the owner may
-/// read it. It gets its name only when all of it is there, so nobody can read
-/// half a key.
-fn written(path: &Path, text: &str) -> anyhow::Result<tempfile::NamedTempFile> {
-    let mut file = tempfile::Builder::new().prefix(".master-key-").tempfile_in(folder_of(path))?;
-    file.write_all(text.as_bytes())?;
-    file.as_file().sync_all()?;
-    Ok(file)
-}
-
-fn folder_of(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// Where folders cannot be synced there is nothing more to do.
-fn sync_folder(path: &Path) {
-    let _ = File::open(folder_of(path)).and_then(|folder| folder.sync_all());
+/// A file beside that one with this text, which nobody reads half written.
+fn written(path: &Path, text: &str) -> std::io::Result<tempfile::NamedTempFile> {
+    write_unnamed(folder_of(path), ".master-key-", text)
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -1,10 +1,13 @@
 //! What a person changes through any node is in force at the owner when the
 //! call answers.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 
+use crate::ground::proxy::Weather;
 use crate::ledger::{Entry, Ledger, Reply};
-use crate::nodes::{CAP, Cluster};
+use crate::nodes::{CAP, Cluster, ENDPOINTS, LEASE};
 use crate::support::{Client, eager_retry, eventually};
 
 const TENANT: &str = "/v1/tenants/default";
@@ -223,4 +226,115 @@ async fn a_token_is_good_everywhere_when_it_is_made_and_nowhere_when_it_is_revok
     nodes[1].thaw();
     let answer = user.get(&format!("{TENANT}/endpoints")).await;
     assert!(matches!(answer.status, 401 | 503), "{}", answer.status);
+}
+
+/// A change does not wait for a node whose lease has ended. So that node must
+/// not go on with what it knows when it is heard of again, but join anew.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pause_holds_at_a_node_that_comes_back_after_its_lease_has_ended() {
+    let ledger = Ledger::start(|_| Reply::Hold(200)).await;
+    let mut cluster = Cluster::new().await;
+    cluster.start_behind_proxies(2).await;
+    cluster.create_endpoints(&ledger, ENDPOINTS).await;
+    let stranger = cluster.nodes[0].gateway().another_client();
+    let mut is_begun = false;
+    for _ in 0..2 {
+        cluster.settled().await;
+        let paused = cluster.owned_by(1).await;
+        // Each is tried again and again: there is always something to begin with.
+        for name in paused.iter().filter(|_| !is_begun) {
+            let events: Vec<Value> = (0..40).map(|n| json!({"type": name, "data": n})).collect();
+            stranger.post_json(&format!("{TENANT}/events/batch"), &json!(events)).await.expect(202);
+        }
+        is_begun = true;
+        ledger.wait_for_more(3 * CAP).await;
+        let answered = paused_while_away(&cluster, &stranger, &paused).await;
+        let late = |entry: &Entry| answered.get(&entry.endpoint).is_some_and(|at| entry.began > *at);
+        let late: Vec<Entry> = ledger.entries().into_iter().filter(late).collect();
+        assert!(late.is_empty(), "{} were begun after their pause was answered: {:?}", late.len(), late[0]);
+        for name in &paused {
+            stranger.post(&format!("{}/resume", cluster.path(name)), "").await.expect(200);
+        }
+    }
+    ledger.answer_with(|_| Reply::Status(200));
+    ledger.go_on();
+    cluster.drained().await;
+}
+
+/// Pauses endpoints of the second node while that is cut off and its lease has
+/// ended; returns when each pause was answered, once the node is back.
+async fn paused_while_away(
+    cluster: &Cluster,
+    stranger: &Client,
+    paused: &[String],
+) -> std::collections::HashMap<String, Instant> {
+    let nodes = cluster.nodes[1].client().get("/v1/cluster").await.expect(200)["nodes"].clone();
+    let owner = nodes.as_array().unwrap().iter().find(|node| node["self"] == true).unwrap()["id"].clone();
+    let owner = owner.as_str().unwrap();
+    // Nobody takes it out meanwhile, as when all come back at once after an outage of the database.
+    let (lock, connection) = tokio_postgres::connect(cluster.database().url(), tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    lock.batch_execute(&format!("BEGIN; SELECT FROM posthaste.nodes WHERE id = {owner} FOR KEY SHARE")).await.unwrap();
+    cluster.nodes[1].proxy().set(Weather::Silent);
+    let leased = format!("SELECT count(*) FROM posthaste.nodes WHERE id = {owner} AND lease_until > clock_timestamp()");
+    eventually("its lease to end", || async {
+        if cluster.database().number(&leased).await == 0 { Ok(()) } else { Err("it has not".to_owned()) }
+    })
+    .await;
+    let mut answered = std::collections::HashMap::new();
+    for name in paused {
+        stranger.post(&format!("{}/pause", cluster.path(name)), "").await.expect(200);
+        answered.insert(name.clone(), Instant::now());
+    }
+    // What was changed cannot be read for a while, whatever else it does.
+    let (reads, connection) = tokio_postgres::connect(cluster.database().url(), tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    reads.batch_execute("BEGIN; LOCK TABLE posthaste.secrets IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    cluster.nodes[1].proxy().set(Weather::Fair);
+    tokio::time::sleep(2 * LEASE).await;
+    lock.batch_execute("COMMIT").await.unwrap();
+    reads.batch_execute("COMMIT").await.unwrap();
+    cluster.settled().await;
+    answered
+}
+
+/// How many wait is what the owner counts. While nobody has counted, nobody
+/// says anything.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_is_right_or_unknown_while_an_endpoint_is_taken_over() {
+    let ledger = Ledger::start(|_| Reply::Status(200)).await;
+    let cluster = Cluster::started(2, &ledger).await;
+    let name = cluster.owned_by(1).await.remove(0);
+    let stranger = cluster.nodes[0].gateway().another_client();
+    stranger.post(&format!("{}/pause", cluster.path(&name)), "").await.expect(200);
+    let events: Vec<Value> = (0..100).map(|n| json!({"type": name, "data": n})).collect();
+    for _ in 0..50 {
+        stranger.post_json(&format!("{TENANT}/events/batch"), &json!(events)).await.expect(202);
+    }
+    let waiting = async || stranger.get(&cluster.path(&name)).await.expect(200)["health"]["waiting"].clone();
+    eventually("all of them to be counted", || async {
+        let waiting = waiting().await;
+        if waiting == 5_000 { Ok(()) } else { Err(waiting.to_string()) }
+    })
+    .await;
+    let owned = async || cluster.view().await.is_ok_and(|owned| owned.len() == 1);
+    let (mut seen, mut is_over) = (Vec::new(), false);
+    let killed = cluster.nodes[1].gateway().process_id();
+    kill(killed);
+    let until = Instant::now() + Duration::from_secs(60);
+    while !(is_over && seen.last() == Some(&json!(5_000))) {
+        assert!(Instant::now() < until, "nobody has taken it over; {:?}", seen.last());
+        let now = waiting().await;
+        if seen.last() != Some(&now) {
+            seen.push(now);
+        }
+        is_over = is_over || owned().await;
+    }
+    println!("seen: {seen:?}");
+    assert!(seen.iter().all(|waiting| waiting.is_null() || *waiting == 5_000), "{seen:?}");
+}
+
+fn kill(process: u32) {
+    let id = rustix::process::Pid::from_raw(process as i32).expect("a process id");
+    rustix::process::kill_process(id, rustix::process::Signal::KILL).expect("it can be killed");
 }

@@ -32,7 +32,7 @@ async fn a_node_elsewhere_needs_the_key_and_takes_the_token_that_is_there() {
     let refused = cluster.refused(&folder).await;
     let said = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(1), "{said}");
-    assert!(said.contains("does not fit this database") && said.contains("--master-key-file"), "{said}");
+    assert!(said.contains("the master key is missing") && said.contains("--master-key-file"), "{said}");
 
     let key = cluster.folder().path().join("master-key");
     let flags = ["--database-url", cluster.database().url(), "--master-key-file", key.to_str().unwrap()];

@@ -303,3 +303,23 @@ async fn a_lane_whose_dead_head_is_forgotten_while_others_join_is_never_stuck() 
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_has_ended_is_over_and_its_node_joins_anew() {
+    let house = House::postgres().await;
+    let before = house.store.view().await.unwrap();
+    let epochs = before.shards.iter().map(|shard| shard.epoch).max().unwrap();
+    // As after an outage longer than the lease, in which nobody else was there to take the node out.
+    house.database().execute("UPDATE posthaste.nodes SET lease_until = clock_timestamp() - interval '1 ms'").await;
+    let until = Instant::now() + Duration::from_secs(20);
+    let after = loop {
+        let after = house.store.view().await.unwrap();
+        let is_back = after.nodes.len() == 1 && after.nodes[0].shards == 256 && after.nodes[0].lease_ms > Some(0);
+        if is_back && after.shards.iter().all(|shard| shard.epoch > epochs) {
+            break after;
+        }
+        assert!(Instant::now() < until, "the node was {:?} and is {:?}", before.nodes, after.nodes);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert_ne!(before.nodes[0].id, after.nodes[0].id, "an ended lease is not renewed");
+}

@@ -351,7 +351,7 @@ fn remedies(gateway: &Gateway, endpoint: &str, what: What) -> (Vec<String>, Stri
         description: String::new(),
         reason: "tests".into(),
         since: clock().now(),
-        waiting: 0,
+        waiting: Some(0),
         next_probe_at: None,
         what,
     };

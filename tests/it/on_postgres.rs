@@ -3,7 +3,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,8 +11,9 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::process::Command;
 
+use crate::ground::guard::free_port;
 use crate::ground::postgres::{Database, Server};
-use crate::support::{Client, Gateway, Options, eventually};
+use crate::support::{Client, Gateway, Options, Printed, eventually};
 
 fn folder() -> Arc<TempDir> {
     Arc::new(tempfile::tempdir().unwrap())
@@ -77,12 +78,13 @@ async fn a_node_whose_key_does_not_fit_refuses_and_leaves_no_key_behind() {
     let node = Gateway::start_in(first.clone(), Options::flags(&flags)).await;
     let why = refused(second.path(), &flags).await;
     let file = second.path().join("master-key");
+    assert!(why.contains("the master key is missing") && !why.contains("does not fit"), "{why}");
     assert!(why.contains(&file.display().to_string()) && why.contains("--master-key-file"), "{why}");
     assert!(names(second.path()).is_empty(), "{:?}", names(second.path()));
     // A wrong one that was there before stays.
     std::fs::write(&file, "ab".repeat(32)).unwrap();
-    refused(second.path(), &flags).await;
-    assert!(file.exists());
+    let why = refused(second.path(), &flags).await;
+    assert!(why.contains("does not fit") && file.exists(), "{why}");
     let missing = refused(second.path(), &[&flags[..], &["--master-key-file", "/no/such/key"]].concat()).await;
     assert!(missing.contains("/no/such/key") && missing.contains("openssl rand -hex 32"), "{missing}");
     // Given the key of the first, it starts.
@@ -118,7 +120,7 @@ async fn a_new_token_counts_at_every_node() {
 async fn a_password_is_never_shown() {
     let hush = "postgres://ops:hu%73hhush@127.0.0.1:1/app";
     let here = folder();
-    let why = refused(here.path(), &["--database-url", hush]).await;
+    let why = refused(here.path(), &["--database-url", hush, "--database-wait", "0s"]).await;
     assert!(why.contains("127.0.0.1:1, database app, user ops") && !why.contains("hush"), "{why}");
     let why = refused(here.path(), &["--database-url", "postgres://ops:hush@hush:hush@db/app"]).await;
     assert!(why.contains("%40") && !why.contains("hush"), "{why}");
@@ -225,4 +227,89 @@ async fn the_database_is_spoken_to_over_tls_as_sslmode_asks() {
         assert_eq!(database.number(over_tls).await > 0, is_encrypted, "{query}");
         assert!(node.terminate().await.success());
     }
+}
+
+/// A start on a database that is not there yet, in a process of its own.
+struct Start {
+    client: Client,
+    printed: Printed,
+    process: tokio::process::Child,
+}
+
+impl Start {
+    fn new(folder: &Path, url: &str, wait: &str) -> Self {
+        let address = std::net::SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
+        command.args(["serve", "--listen", &address.to_string(), "--database-url", url, "--database-wait", wait]);
+        command.arg("--data").arg(folder).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut process = command.spawn().expect("it runs");
+        let printed = Printed::default();
+        printed.clone().listen(process.stderr.take().expect("piped"));
+        printed.clone().listen(process.stdout.take().expect("piped"));
+        Self { client: Client::new(address, "none"), printed, process }
+    }
+
+    /// Waits until it answers that it is alive and not ready.
+    async fn answers(&self) {
+        eventually("it to say that it waits", || async {
+            let answer = self.client.send("GET", "/readyz", &[], "").await?;
+            if answer.status == 503 { Ok(()) } else { Err(answer.status.to_string()) }
+        })
+        .await;
+        self.client.get("/healthz").await.expect(200);
+        self.client.get("/v1/tenants").await.problem(503, "unavailable");
+    }
+}
+
+#[tokio::test]
+async fn a_start_waits_for_a_database_that_is_away_and_says_so_once() {
+    let server = Server::start(&[]).await;
+    let (database, here) = (server.database().await, folder());
+    server.stop().await;
+    let start = Start::new(here.path(), database.url(), "60s");
+    start.answers().await;
+    server.start_again().await;
+    eventually("it to serve", || async {
+        let answer = start.client.send("GET", "/readyz", &[], "").await?;
+        if answer.status == 200 { Ok(()) } else { Err(answer.status.to_string()) }
+    })
+    .await;
+    let said = start.printed.text();
+    assert_eq!(said.matches("cannot reach PostgreSQL").count(), 1, "{said}");
+    assert_eq!(said.matches("answers\"").count() + said.matches(" answers\n").count(), 1, "{said}");
+}
+
+#[tokio::test]
+async fn a_start_waits_for_a_database_that_takes_no_writes_and_gives_up_with_the_reason() {
+    let (database, here) = (database().await, folder());
+    database.execute(&format!("ALTER DATABASE {} SET default_transaction_read_only = on", database.name())).await;
+    let mut start = Start::new(here.path(), database.url(), "3s");
+    start.answers().await;
+    let ended =
+        tokio::time::timeout(Duration::from_secs(30), start.process.wait()).await.expect("it gives up").unwrap();
+    assert_eq!(ended.code(), Some(1));
+    eventually("the reason", || async {
+        let said = start.printed.text();
+        let is_told = said.contains("gave up after waiting 3s (--database-wait): the database takes no writes");
+        if is_told { Ok(()) } else { Err(said) }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_start_that_waits_can_be_stopped_and_one_that_cannot_succeed_does_not_wait() {
+    let here = folder();
+    let url = format!("postgres://ops@127.0.0.1:{}/app", free_port());
+    let mut start = Start::new(here.path(), &url, "60s");
+    start.answers().await;
+    let id = rustix::process::Pid::from_raw(start.process.id().expect("it runs") as i32).expect("a process id");
+    rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it can be signalled");
+    let ended = tokio::time::timeout(Duration::from_secs(20), start.process.wait()).await.expect("it ends").unwrap();
+    assert!(ended.success(), "{ended}: {}", start.printed.text());
+
+    let database = database().await;
+    let nowhere = database.url().replace(database.name(), "no_such_database");
+    let began = std::time::Instant::now();
+    let why = refused(here.path(), &["--database-url", &nowhere, "--database-wait", "50s"]).await;
+    assert!(began.elapsed() < Duration::from_secs(20), "it waited for what nobody makes: {why}");
 }

@@ -50,6 +50,45 @@ async fn a_store_from_a_newer_version_is_refused() {
 }
 
 #[tokio::test]
+async fn a_missing_master_key_is_said_to_be_missing_and_where_it_was_looked_for() {
+    let mut gateway = Gateway::start().await;
+    assert!(gateway.terminate().await.success());
+    let key = gateway.folder().join("master-key");
+    let kept = std::fs::read(&key).unwrap();
+    std::fs::remove_file(&key).unwrap();
+    let second = gateway.start_second().await;
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert!(!second.status.success() && said.contains("the master key is missing"), "{said}");
+    assert!(said.contains(&key.display().to_string()) && said.contains("--master-key-file"), "{said}");
+    assert!(!key.exists(), "no other key is put in its place");
+    std::fs::write(&key, kept).unwrap();
+    gateway.restart().await.client.get("/v1/tenants").await.expect(200);
+}
+
+#[tokio::test]
+async fn a_data_directory_that_lost_its_store_is_refused_unless_a_new_one_is_meant() {
+    let mut gateway = Gateway::start().await;
+    assert!(gateway.terminate().await.success());
+    let store = gateway.folder().join("posthaste.db");
+    for is_there in [false, true] {
+        match is_there {
+            false => std::fs::remove_file(&store).unwrap(),
+            true => std::fs::write(&store, "").unwrap(),
+        }
+        let second = gateway.start_second().await;
+        let said = String::from_utf8_lossy(&second.stderr);
+        assert!(!second.status.success() && said.contains("--new-store"), "{said}");
+        assert!(said.contains(&store.display().to_string()) && said.lines().count() == 1, "{said}");
+        assert_eq!(std::fs::metadata(&store).map_or(0, |file| file.len()), 0, "nothing was made");
+    }
+    let old = gateway.token().to_owned();
+    let options = Options::flags(&["--new-store"]);
+    let anew = Gateway::start_in(gateway.shared_folder(), options).await;
+    assert_ne!(anew.token(), old, "a new store has a new token");
+    anew.client.get("/v1/tenants").await.expect(200);
+}
+
+#[tokio::test]
 async fn a_wrong_setting_is_refused_by_name() {
     for (flags, needle) in [
         (vec!["--retention", "soon"], "such as 30s"),

@@ -217,7 +217,7 @@ impl Catalog for Stumbling {
     fn endpoints(&self, tenant: &TenantId) -> Vec<Arc<Endpoint>> {
         self.inner.endpoints(tenant)
     }
-    fn waiting(&self, endpoint: Option<EndpointId>) -> u64 {
+    fn waiting(&self, endpoint: Option<EndpointId>) -> Option<u64> {
         self.inner.waiting(endpoint)
     }
     fn weight_in_use(&self) -> u64 {

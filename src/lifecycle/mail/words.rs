@@ -35,8 +35,8 @@ pub struct Facts {
     pub reason: String,
     /// When it began.
     pub since: Timestamp,
-    /// How many deliveries wait for it.
-    pub waiting: u64,
+    /// How many deliveries wait for it, if that is known.
+    pub waiting: Option<u64>,
     /// When it is tried again, where that is known.
     pub next_probe_at: Option<Timestamp>,
     /// What befell it.
@@ -82,7 +82,7 @@ fn particulars(facts: &Facts) -> String {
     rows.push(("Tenant", facts.tenant.clone()));
     rows.push(("Since", moment(facts.since)));
     rows.push(("Reason", cut(one_line(&facts.reason), LINE_CHARS_MAX)));
-    rows.push(("Waiting", deliveries(facts.waiting)));
+    rows.extend(facts.waiting.map(|waiting| ("Waiting", deliveries(waiting))));
     let rows: Vec<String> = rows.iter().map(|(name, value)| format!("  {:<12} {value}", format!("{name}:"))).collect();
     rows.join("\n")
 }
@@ -195,7 +195,7 @@ mod tests {
             description: String::new(),
             reason: "10 answers in a row were 503".into(),
             since: "2026-11-15T10:39:50.123Z".parse().unwrap(),
-            waiting: 1_204,
+            waiting: Some(1_204),
             next_probe_at: None,
             what,
         }
@@ -216,13 +216,13 @@ mod tests {
     #[test]
     fn a_pause_is_told() {
         let reason = "101 answers in a row were refusals, the last a 401".into();
-        insta::assert_snapshot!(told(&Facts { reason, waiting: 1, ..facts(What::Paused) }));
+        insta::assert_snapshot!(told(&Facts { reason, waiting: Some(1), ..facts(What::Paused) }));
     }
 
     #[test]
     fn a_disabled_endpoint_is_told() {
         let reason = "the receiver answered 410".into();
-        insta::assert_snapshot!(told(&Facts { reason, waiting: 0, ..facts(What::Disabled) }));
+        insta::assert_snapshot!(told(&Facts { reason, waiting: Some(0), ..facts(What::Disabled) }));
     }
 
     #[test]

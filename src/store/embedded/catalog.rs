@@ -114,7 +114,7 @@ impl Catalog for Embedded {
         self.index().endpoints(tenant)
     }
 
-    fn waiting(&self, endpoint: Option<EndpointId>) -> u64 {
+    fn waiting(&self, endpoint: Option<EndpointId>) -> Option<u64> {
         self.index().waiting(endpoint)
     }
 

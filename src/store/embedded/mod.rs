@@ -47,6 +47,9 @@ mod sweep;
 mod wal;
 mod writer;
 
+/// The store's file in a data directory.
+pub const STORE_FILE: &str = "posthaste.db";
+
 const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0001.sql"),
     include_str!("migrations/0002.sql"),
@@ -97,7 +100,7 @@ impl Embedded {
     pub fn open_with(folder: &Path, durability: Durability, seal: Seal, commits: Arc<Commits>) -> anyhow::Result<Self> {
         create_folder(folder)?;
         let lock = lock(folder)?;
-        let path = folder.join("posthaste.db");
+        let path = folder.join(STORE_FILE);
         // It holds secrets and payloads. SQLite gives its log the same mode.
         File::options()
             .create(true)

@@ -219,8 +219,14 @@ impl Catalog for Postgres {
         self.shared.index().endpoints(tenant)
     }
 
-    fn waiting(&self, endpoint: Option<EndpointId>) -> u64 {
-        self.shared.index().waiting(endpoint)
+    fn waiting(&self, endpoint: Option<EndpointId>) -> Option<u64> {
+        let index = self.shared.index();
+        let known = endpoint.and_then(|id| index.endpoint(id));
+        let shard = known.map(|endpoint| Shard::of(&endpoint.tenant, endpoint.id));
+        match shard {
+            Some(shard) if !self.shared.owned.holds(shard) => None,
+            Some(_) | None => index.waiting(endpoint),
+        }
     }
 
     fn weight_in_use(&self) -> u64 {

@@ -6,6 +6,7 @@
 //! for which host. Nothing here depends on a session: a pooler such as
 //! PgBouncer may hand every transaction to another one.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +24,7 @@ use tokio_postgres::config::{Host, SslMode, SslNegotiation, TargetSessionAttrs};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::model::database::DatabaseUrl;
+use crate::store;
 
 /// How long connecting may take, when the URL does not say.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -61,14 +63,63 @@ pub async fn get(pool: &Pool, url: &str) -> anyhow::Result<deadpool_postgres::Ob
     pool.get().await.map_err(|problem| {
         let place = url.parse::<DatabaseUrl>().map(|url| url.place().to_owned()).unwrap_or_default();
         let told = why_none(&problem);
+        let is_passing = match &problem {
+            PoolError::Timeout(_) => true,
+            PoolError::Backend(problem) => is_passing(problem),
+            _ => false,
+        };
         match told.contains("UnknownIssuer") || told.contains("BadSignature") {
             true => anyhow!(
                 "cannot reach PostgreSQL at {place}: {told}; name the file of the authority's certificate with \
                  sslrootcert=FILE in the URL"
             ),
+            false if is_passing => Away(format!("cannot reach PostgreSQL at {place}: {told}")).into(),
             false => anyhow!("cannot reach PostgreSQL at {place}: {told}"),
         }
     })
+}
+
+/// The database is away or takes no writes. It may be there a little later.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Away(pub String);
+
+/// An error of the database while the store is being opened, after what was
+/// being done.
+pub fn failed(doing: &str, problem: &tokio_postgres::Error) -> anyhow::Error {
+    let words = format!("{doing}: {}", told(problem));
+    if is_passing(problem) { Away(words).into() } else { anyhow!(words) }
+}
+
+/// Whether the store could not be opened because the database is away or takes
+/// no writes, and not because something is wrong with what was asked for.
+pub fn is_away(problem: &anyhow::Error) -> bool {
+    let is_passing = |words: &str| {
+        let code = words.strip_suffix(')').and_then(|words| words.rsplit_once('(')).map(|(_, code)| code);
+        words.starts_with("the database cannot be reached")
+            || words.starts_with("the database did not answer")
+            || code.is_some_and(is_passing_code)
+    };
+    problem.is::<Away>()
+        || matches!(problem.downcast_ref::<store::Error>(), Some(store::Error::Unavailable(words)) if is_passing(words))
+}
+
+/// Whether a later try may do without a change of anything by anyone.
+fn is_passing(problem: &tokio_postgres::Error) -> bool {
+    if let Some(code) = problem.code() {
+        return is_passing_code(code.code());
+    }
+    let causes = std::iter::successors(std::error::Error::source(problem), |cause| cause.source());
+    let mut broken = causes.filter_map(|cause| cause.downcast_ref::<std::io::Error>());
+    // What TLS objects to is told as data that is not valid.
+    problem.is_closed()
+        || broken.next().is_some_and(|why| !matches!(why.kind(), ErrorKind::InvalidData | ErrorKind::InvalidInput))
+}
+
+/// Connections that break, a server short of something, one that starts or
+/// stops, and one that takes no writes.
+fn is_passing_code(code: &str) -> bool {
+    ["08", "53", "57P"].iter().any(|class| code.starts_with(class)) || code == "25006"
 }
 
 /// Why there is no connection to be had.

@@ -1,6 +1,6 @@
 //! Reads what is due, with everything an attempt needs.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 
 use super::Shared;
@@ -10,6 +10,7 @@ use super::tx::{bind, patiently};
 use crate::model::id::EndpointId;
 use crate::store::{AskDue, DuePage, Result};
 use jiff::Timestamp;
+use tracing::warn;
 
 /// For each endpoint, a time before which nothing of its queue is due.
 ///
@@ -132,8 +133,29 @@ pub async fn earliest_due(shared: &Shared, shards: Vec<i16>) -> Result<Vec<(Endp
     Ok(rows.iter().map(|row| (EndpointId(row.get(0)), at(row.get(1)))).collect())
 }
 
+/// Counts anew what waits for the endpoints of these shards, and forgets the
+/// counts of those that are not this node's. Beside the loop: with millions
+/// waiting it takes longer than a lease may go without being renewed.
+pub async fn recount(shared: &Shared, shards: Vec<i16>, before: Option<HashMap<i64, u64>>) -> Result<()> {
+    let counted = count_waiting(shared, shards.clone()).await?;
+    let shards: HashSet<i16> = shards.into_iter().collect();
+    shared.index_mut().recount(&counted, before.as_ref(), |shard| match shards.contains(&i16::from(shard.0)) {
+        true => Some(true),
+        false if shared.owned.holds(shard) => None,
+        false => Some(false),
+    });
+    Ok(())
+}
+
+/// Says that counting failed.
+pub fn log_uncounted(outcome: Result<()>) {
+    if let Err(problem) = outcome {
+        warn!("what waits could not be counted anew, and is counted later: {problem}");
+    }
+}
+
 /// Counts what waits for the endpoints of these shards, by their numbers.
-pub async fn count_waiting(shared: &Shared, shards: Vec<i16>) -> Result<Vec<(i64, u64)>> {
+async fn count_waiting(shared: &Shared, shards: Vec<i16>) -> Result<Vec<(i64, u64)>> {
     let client = shared.connection().await?;
     let rows = patiently(client.query_typed(include_str!("sql/count_waiting.sql"), bind![shards])).await?;
     Ok(rows.iter().map(|row| (row.get(0), row.get::<_, i64>(1).max(0) as u64)).collect())

@@ -4,7 +4,7 @@
 //! renews its lease, takes out the dead, claims its share, hands over what is
 //! more than that, and tells the lifecycle.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
 use super::database_time::{Observed, Reading};
+use super::due::{log_uncounted, recount};
 use super::endpoint::from_json;
 use super::numbers::Numbers;
 use super::rows::at;
@@ -272,6 +273,7 @@ impl Member {
         let began = Instant::now();
         let node = shared.owned.node();
         let lease = shared.options.lease;
+        let leased_until = shared.owned.leased_until();
         let tx = shared.begin().await?;
         if tx.query_opt(include_str!("sql/renew.sql"), bind![node, lease.as_secs_f64()]).await?.is_none() {
             tx.roll_back().await;
@@ -295,6 +297,14 @@ impl Member {
             gained.extend(claimed.iter().map(lease_from));
         }
         tx.commit().await?;
+        match leased_until {
+            // Until the commit others saw the old lease, and it ended meanwhile:
+            // they may have changed something without waiting for this node.
+            Some(until) if until <= Instant::now() => return self.rejoin().await,
+            Some(_) => {}
+            // Joining was cut short before the catalogue was read.
+            None => shared.refresh_catalogue().await?,
+        }
         // Counted from before the renewal was sent, with a margin for clocks
         // that run at different speeds.
         shared.owned.renew(began + lease - lease / 20);
@@ -317,6 +327,7 @@ impl Member {
         let were_owned = leases.iter().any(|lease| lease.epoch > Epoch(1));
         // Owned first, read then: what is accepted here meanwhile is either
         // dispatched from memory or found by the read.
+        shared.index_mut().uncount(&shards);
         leases.into_iter().for_each(|lease| shared.owned.gain(lease));
         shared.floors.clear();
         // What their last owner changed a moment ago, too.
@@ -398,40 +409,21 @@ impl Member {
         Ok(())
     }
 
-    /// This node was taken out, because nobody heard of it for too long. It
-    /// comes back as another.
+    /// The lease has ended, because nobody heard of this node for too long.
+    /// Its shards are lost, and it comes back as another node.
     async fn rejoin(&mut self) -> Result<()> {
         let shards = self.shared.owned.shards();
         warn!(
             shards = shards.len(),
-            "this node was not heard of for the length of its lease, and its shards went to others; it joins anew"
+            "this node was not heard of for the length of its lease and has lost its shards; it joins anew"
         );
         shards.iter().for_each(|shard| self.shared.owned.lose(*shard));
         self.leaving.clear();
         let _ = self.shared.told.send(Tiding::Lost { shards });
+        self.shared.index_mut().recount(&[], None, |_| Some(false));
         self.seen = enter(&self.shared).await?;
         self.renewed_at = Instant::now().checked_sub(self.shared.options.lease).unwrap_or_else(Instant::now);
         Ok(())
-    }
-}
-
-/// Counts anew what waits for the endpoints of these shards, and forgets the
-/// counts of those that are not this node's. Beside the loop: with millions
-/// waiting it takes longer than a lease may go without being renewed.
-async fn recount(shared: &Shared, shards: Vec<i16>, before: Option<HashMap<i64, u64>>) -> Result<()> {
-    let counted = due::count_waiting(shared, shards.clone()).await?;
-    let shards: HashSet<i16> = shards.into_iter().collect();
-    shared.index_mut().recount(&counted, before.as_ref(), |shard| match shards.contains(&i16::from(shard.0)) {
-        true => Some(true),
-        false if shared.owned.holds(shard) => None,
-        false => Some(false),
-    });
-    Ok(())
-}
-
-fn log_uncounted(outcome: Result<()>) {
-    if let Err(problem) = outcome {
-        warn!("what waits could not be counted anew, and is counted later: {problem}");
     }
 }
 
@@ -472,11 +464,14 @@ fn parse_snapshot(text: &str) -> (String, Vec<String>) {
     (end, under_way)
 }
 
-/// Enters the node under a new id; returns the snapshot from which it hears
-/// what others accept.
+/// Enters the node under a new id, and takes it out under the one it had;
+/// returns the snapshot from which it hears what others accept.
 async fn enter(shared: &Shared) -> Result<(String, Vec<String>)> {
     let began = Instant::now();
+    let old = shared.owned.node();
     let tx = shared.begin().await?;
+    tx.execute("UPDATE posthaste.shards SET node = NULL WHERE node = $1", bind![old]).await?;
+    tx.execute("DELETE FROM posthaste.nodes WHERE id = $1", bind![old]).await?;
     let sql = "INSERT INTO posthaste.nodes (id, name, version, joined_at, lease_until)
                VALUES (nextval('posthaste.node_ids'), $1, 0, clock_timestamp(),
                        clock_timestamp() + make_interval(secs => $2))
@@ -488,11 +483,12 @@ async fn enter(shared: &Shared) -> Result<(String, Vec<String>)> {
     // Of nothing yet, as far as this node's row says.
     shared.heard.store(0, Ordering::Release);
     shared.owned.join(node);
-    shared.owned.renew(began + lease - lease / 20);
     *shared.numbers.write().expect("nothing panics while it is held") = Arc::new(Numbers::of(node));
     // In the list of nodes first, so that no change is made without it.
     shared.refresh_catalogue().await?;
     shared.tell_heard().await?;
+    // Not before: under a lease what is known of the catalogue is acted on.
+    shared.owned.renew(began + lease - lease / 20);
     info!(node, "joined the cluster as node {node}");
     Ok(parse_snapshot(&snapshot))
 }

@@ -4,12 +4,12 @@
 //! so of five nodes started at once one does it and four find it done, and a
 //! crash in between leaves nothing behind.
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{anyhow, bail};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Transaction};
 use tracing::{info, warn};
 
-use super::connect::told;
+use super::connect::{self, Away};
 use super::routine;
 use crate::store::moved::{HALF_MOVED, MOVING_NOTE};
 
@@ -30,7 +30,7 @@ pub async fn migrate(client: &mut Client) -> anyhow::Result<()> {
     bring_up(client).await?;
     let sql = "SELECT 1 FROM posthaste.notes WHERE name = $1";
     let moving = client.query_typed(sql, &[(&MOVING_NOTE, Type::TEXT)]).await;
-    let moving = moving.map_err(|problem| anyhow!("cannot read the database: {}", told(&problem)))?;
+    let moving = moving.map_err(|problem| connect::failed("cannot read the database", &problem))?;
     if moving.is_empty() { Ok(()) } else { bail!("{HALF_MOVED}") }
 }
 
@@ -41,7 +41,7 @@ pub async fn bring_up(client: &mut Client) -> anyhow::Result<()> {
 }
 
 async fn to_version(client: &mut Client, migrations: &[&str]) -> anyhow::Result<()> {
-    let failed = |problem: tokio_postgres::Error| anyhow!("cannot prepare the database: {}", told(&problem));
+    let failed = |problem: tokio_postgres::Error| connect::failed("cannot prepare the database", &problem);
     let transaction = client.transaction().await.map_err(failed)?;
     lock(&transaction).await?;
     let found = version(&transaction).await.map_err(failed)?;
@@ -59,8 +59,8 @@ async fn to_version(client: &mut Client, migrations: &[&str]) -> anyhow::Result<
             transaction.batch_execute(migration).await?;
             transaction.batch_execute(&applied).await
         };
-        let place = || format!("cannot bring the database to version {version}");
-        step.await.map_err(|problem| anyhow!("{}", told(&problem))).with_context(place)?;
+        let doing = format!("cannot bring the database to version {version}");
+        step.await.map_err(|problem| connect::failed(&doing, &problem))?;
     }
     routine::keep(&transaction).await.map_err(failed)?;
     transaction.commit().await.map_err(failed)?;
@@ -74,7 +74,7 @@ async fn to_version(client: &mut Client, migrations: &[&str]) -> anyhow::Result<
 /// it, until the transaction ends. `CREATE … IF NOT EXISTS` alone would not:
 /// two that run it at once both find nothing, and one fails.
 pub async fn lock(transaction: &Transaction<'_>) -> anyhow::Result<()> {
-    let failed = |problem: tokio_postgres::Error| anyhow!("cannot lock the database: {}", told(&problem));
+    let failed = |problem: tokio_postgres::Error| connect::failed("cannot lock the database", &problem);
     // A limit that is fine for questions would end a long change of shape.
     transaction
         .batch_execute("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = '10min'")
@@ -117,14 +117,15 @@ async fn check_server(client: &Client) -> anyhow::Result<()> {
                       current_setting('fsync', true), current_setting('full_page_writes', true),
                       current_setting('synchronous_commit', true)";
     let row = client.query_typed(ask, &[]).await;
-    let row = row.map_err(|problem| anyhow!("cannot ask the database what it is: {}", told(&problem)))?;
+    let row = row.map_err(|problem| connect::failed("cannot ask the database what it is", &problem))?;
     let row = row.first().ok_or_else(|| anyhow!("the database does not say what it is"))?;
     let (number, version): (i32, String) = (row.get(0), row.get(1));
     if number < VERSION_MIN {
         bail!("the server is PostgreSQL {version}; posthaste needs 15 or newer");
     }
     if row.get(2) {
-        bail!("the database takes no writes, as a standby does; name the primary in --database-url");
+        let words = "the database takes no writes, as a standby does; name the primary in --database-url";
+        return Err(Away(words.into()).into());
     }
     for warning in warnings(row.get(3), row.get(4), row.get(5)) {
         warn!("{warning}");

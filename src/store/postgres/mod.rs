@@ -19,6 +19,7 @@ use super::seal::{CHECK_NOTE, Seal};
 use super::{Result, Tiding};
 use crate::clock::EngineClock;
 use crate::metrics::Commits;
+pub use connect::is_away;
 use database_time::DatabaseTime;
 use numbers::Numbers;
 use owned::Owned;

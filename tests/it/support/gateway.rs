@@ -58,7 +58,7 @@ impl Printed {
     }
 
     /// Takes in whatever comes, until nothing more does.
-    fn listen(self, mut from: impl AsyncRead + Unpin + Send + 'static) {
+    pub fn listen(self, mut from: impl AsyncRead + Unpin + Send + 'static) {
         tokio::spawn(async move {
             let mut buffer = vec![0; 16 * 1_024];
             while let Ok(count @ 1..) = from.read(&mut buffer).await {
@@ -132,6 +132,11 @@ impl Gateway {
         self.folder.path().to_owned()
     }
 
+    /// The folder, kept for as long as anyone holds it.
+    pub fn shared_folder(&self) -> Arc<TempDir> {
+        self.folder.clone()
+    }
+
     /// The database it keeps its facts in, if it does.
     pub fn database(&self) -> Option<&Database> {
         self.database.as_deref()
@@ -195,7 +200,7 @@ impl Gateway {
     pub async fn start_second(&self) -> std::process::Output {
         let mut second = command(self.folder.path(), &Options::default());
         second.stderr(Stdio::piped());
-        second.output().await.expect("it runs")
+        tokio::time::timeout(PATIENCE, second.output()).await.expect("it does not serve").expect("it runs")
     }
 
     pub async fn create_endpoint(&self, settings: Value) -> Value {

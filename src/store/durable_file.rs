@@ -1,0 +1,48 @@
+//! Small files that are there whole or not at all: keys, tokens, marks.
+//!
+//! The text is on disk before the file gets its name, and the name is on disk
+//! before anyone relies on it. `tests/tidy.rs` keeps renames in here.
+
+use std::fs::File;
+use std::io::{ErrorKind, Result, Write};
+use std::path::Path;
+
+use tempfile::NamedTempFile;
+
+/// Writes a text into a file without a name of its own yet, in this folder.
+/// Nobody but the owner may read it.
+pub fn write_unnamed(folder: &Path, prefix: &str, text: &str) -> Result<NamedTempFile> {
+    let mut file = tempfile::Builder::new().prefix(prefix).tempfile_in(folder)?;
+    file.write_all(text.as_bytes())?;
+    file.as_file().sync_all()?;
+    Ok(file)
+}
+
+/// Gives a file its name, in place of one that has it.
+pub fn put_in_place(file: NamedTempFile, path: &Path) -> Result<()> {
+    file.persist(path)?;
+    sync_folder_of(path);
+    Ok(())
+}
+
+/// Gives a file its name if no other has it. Returns whether it did.
+pub fn put_if_absent(file: NamedTempFile, path: &Path) -> Result<bool> {
+    match file.persist_noclobber(path) {
+        Ok(_) => {
+            sync_folder_of(path);
+            Ok(true)
+        }
+        Err(problem) if problem.error.kind() == ErrorKind::AlreadyExists => Ok(false),
+        Err(problem) => Err(problem.error),
+    }
+}
+
+/// The folder that a file is in.
+pub fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Where folders cannot be synced there is nothing more to do.
+fn sync_folder_of(path: &Path) {
+    let _ = File::open(folder_of(path)).and_then(|folder| folder.sync_all());
+}
