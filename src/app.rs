@@ -33,7 +33,7 @@ use crate::lifecycle::mail::smtp::{SmtpPost, read_password};
 use crate::lifecycle::mail::{Post, Postmaster};
 use crate::lifecycle::retain::{self, Retention};
 use crate::lifecycle::scrub;
-use crate::lifecycle::space::Space;
+use crate::lifecycle::space::{self, Space};
 use crate::lifecycle::tell::Teller;
 use crate::metrics::Metrics;
 use crate::model::health::Quarantine;
@@ -42,6 +42,7 @@ use crate::model::size::Size;
 use crate::model::tenant::{Defaults, Quota, Tenant};
 use crate::store::Store;
 use crate::store::durable_file::{put_in_place, write_unnamed};
+use crate::store::embedded::LOG_BYTES_MAX;
 use kept::Kept;
 
 mod files;
@@ -56,6 +57,9 @@ const ADMIN_TOKEN_NOTE: &str = "admin_token_sha256";
 
 /// How soon a node hears that another has made a new admin token.
 const ADMIN_TOKEN_LOOK: Duration = Duration::from_secs(5);
+
+/// How often the disk is looked at while nobody hands anything in.
+const DISK_LOOK: Duration = Duration::from_secs(1);
 
 /// What one start is told besides the settings.
 #[derive(Debug, Clone, Default)]
@@ -103,7 +107,10 @@ impl App {
         let mail = Postmaster::new(post(settings, &clock)?, clock.clone());
         let metrics = Arc::new(Metrics::new(clock.wall()));
         let kept = match settings.database()? {
-            None => Kept::open_embedded(settings, metrics.commits(), options.is_store_new)?,
+            None => {
+                refuse_small_reserve(settings)?;
+                Kept::open_embedded(settings, metrics.commits(), options.is_store_new)?
+            }
             Some(url) => {
                 let waiting = starting::Answering::start(&listener)?;
                 let kept = Kept::open_shared(settings, &url, metrics.commits(), &engine, &options.stop).await;
@@ -224,6 +231,21 @@ async fn gateway(
     Ok(Gateway { store, dispatcher, expiry, clock, space, intake, links, mail, teller, metrics })
 }
 
+/// Below this the store's own log could use up what is kept for outcomes.
+fn refuse_small_reserve(settings: &Settings) -> anyhow::Result<()> {
+    let least = space::reserve_min(LOG_BYTES_MAX, settings.max_in_flight.0);
+    if settings.disk_reserve < least {
+        bail!(
+            "disk-reserve is {}; use at least {least}: the store's log may grow by {}, and the outcomes of {} requests \
+             in flight (max-in-flight) must be written after that",
+            settings.disk_reserve,
+            Size(LOG_BYTES_MAX),
+            settings.max_in_flight
+        );
+    }
+    Ok(())
+}
+
 fn limits(settings: &Settings) -> Limits {
     Limits {
         slots: settings.max_in_flight.0,
@@ -285,7 +307,17 @@ fn start_chores(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<JoinHandle<(
             retain::run(retaining.store.as_ref(), retaining.clock.as_ref(), retention).await;
         }),
         tokio::spawn(async move { mail.run().await }),
+        tokio::spawn(watch_disk(gateway.clone())),
     ]
+}
+
+/// Looks at the disk now and then, so that its reserve is told of also while
+/// nobody hands anything in.
+async fn watch_disk(gateway: Arc<Gateway>) {
+    while gateway.space.is_watching() {
+        gateway.space.is_low(gateway.clock.now());
+        tokio::time::sleep(DISK_LOOK).await;
+    }
 }
 
 /// Where mails are handed over, if anywhere.

@@ -146,7 +146,7 @@ settings! {
     pause_failing: Span = Span::secs(5 * 86_400), "POSTHASTE_PAUSE_FAILING", "DURATION";
     /// How long a stop waits for requests in flight.
     stop_timeout: Span = Span::secs(65), "POSTHASTE_STOP_TIMEOUT", "DURATION";
-    /// Below this much free disk space new events are refused (507), while deliveries go on.
+    /// Below this much free disk space new events are refused (507), while deliveries go on. At least what finishing needs: 128 MiB for the store's log, and 8 KiB for each of `--max-in-flight`. Not used with `--database-url`.
     disk_reserve: Size = Size(256 * 1_024 * 1_024), "POSTHASTE_DISK_RESERVE", "BYTES";
     /// The mail server through which owners of endpoints are told of trouble, such as `smtp://user@mail.example.com:587` or `smtps://user@mail.example.com`. Without it nobody is mailed. `smtp` is encrypted with STARTTLS, and not encrypted to a loopback address; `?tls=none`, `?tls=opportunistic` and `?tls=required` change that. The usual ports are 587, 465 for `smtps`, and 25 to a loopback address. The URL never holds a password.
     smtp: Smtp = Smtp::None, "POSTHASTE_SMTP", "URL";

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use posthaste::api::openapi::document;
 use posthaste::api::problem::Code;
+use posthaste::lifecycle::dispatch::lag::Blocker;
 use posthaste::metrics::{Breakers, Gauges, Metrics};
 use posthaste::model::audit::Action;
 use posthaste::model::preset::Preset;
@@ -438,6 +439,9 @@ fn metrics() -> String {
     let gauges = Gauges {
         waiting: Some(0),
         oldest_due: Some(Duration::ZERO),
+        held: Blocker::ALL.iter().map(|blocker| (blocker.as_str(), Duration::ZERO)).collect(),
+        disk_free: Some(0),
+        disk_reserve: Some(0),
         breakers: Some(Breakers::default()),
         lease_remaining: Some(Duration::ZERO),
         ..Gauges::default()

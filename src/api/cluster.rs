@@ -1,7 +1,5 @@
 //! The nodes that share the store, and which shards each of them owns.
 
-use std::collections::HashMap;
-
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
@@ -9,7 +7,8 @@ use utoipa::ToSchema;
 
 use super::Api;
 use super::problem::{Problem, Problems};
-use crate::model::shard::Shard;
+use crate::lifecycle::cluster::lags;
+use crate::lifecycle::dispatch::lag::HeldMs;
 use crate::store::{Node, ShardView as Known};
 
 /// The nodes and the shards at this moment.
@@ -47,8 +46,11 @@ pub struct ShardView {
     node: Option<String>,
     /// How many owners it has had.
     epoch: u64,
-    /// For how long the oldest of what could go has been due, in milliseconds.
+    /// For how long the oldest delivery that could go has not gone, in milliseconds.
     lag_ms: u64,
+    /// For how long the oldest delivery that is held back has been due, by what holds it; null where its owner was not
+    /// heard in time, and `lag_ms` then counts what only its owner knows to be held.
+    held_ms: Option<HeldMs>,
 }
 
 /// Show the nodes and the shards
@@ -61,18 +63,14 @@ pub struct ShardView {
 )]
 pub async fn show(State(api): State<Api>) -> Result<Json<ClusterView>, Problem> {
     let view = api.gateway.store.view().await?;
-    // A store of one process leaves it to the process to say how far behind it is.
-    let felt = match api.gateway.store.lease_length() {
-        None => lags(&api),
-        Some(_) => HashMap::new(),
-    };
-    let lag = |known: &Known| felt.get(&known.shard).copied().unwrap_or(known.lag_ms);
+    let answered = lags(&api.gateway).await;
     let node = |known: &Known| known.node.and_then(|place| view.nodes.get(place)).map(|node| node.id.clone());
     let shards = view.shards.iter().map(|known| ShardView {
         shard: known.shard.0,
         node: node(known),
         epoch: known.epoch.0,
-        lag_ms: lag(known),
+        lag_ms: answered.get(&known.shard).map_or(known.lag_ms, |lag| lag.lag_ms),
+        held_ms: answered.get(&known.shard).map(|lag| lag.held_ms),
     });
     let shards = shards.collect();
     let nodes = view.nodes.into_iter().map(|Node { id, name, shards, lease_ms, is_self }| NodeView {
@@ -83,10 +81,4 @@ pub async fn show(State(api): State<Api>) -> Result<Json<ClusterView>, Problem> 
         is_self,
     });
     Ok(Json(ClusterView { nodes: nodes.collect(), shards }))
-}
-
-fn lags(api: &Api) -> HashMap<Shard, u64> {
-    let now = api.gateway.clock.now().as_millisecond();
-    let due = api.gateway.dispatcher.oldest_due_by_shard();
-    due.into_iter().map(|(shard, at)| (shard, u64::try_from(now - at.as_millisecond()).unwrap_or(0))).collect()
 }

@@ -11,6 +11,7 @@ use super::REQUEST_ID;
 use super::origin::RequestId;
 use super::problem::{Code, Problem};
 use super::status::{self, LeasesView, ReadyView, StoreView};
+use crate::lifecycle::dispatch::lag::HeldMs;
 
 /// The routes of a gateway without a store.
 pub fn router() -> Router {
@@ -23,6 +24,7 @@ async fn readyz() -> (StatusCode, Json<ReadyView>) {
         store: StoreView { answering: false },
         leases: LeasesView { shards: 0, lease_ms: None },
         lag_ms: 0,
+        held_ms: HeldMs::default(),
     };
     (StatusCode::SERVICE_UNAVAILABLE, Json(view))
 }

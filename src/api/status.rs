@@ -6,16 +6,19 @@ use axum::Json;
 use axum::extract::State;
 use http::header::CONTENT_TYPE;
 use http::{HeaderName, StatusCode};
-use jiff::Timestamp;
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::Api;
 use super::problem::Problem;
 use crate::lifecycle::Gateway;
+use crate::lifecycle::dispatch::lag::{HeldMs, Lag};
 use crate::metrics::{self, Gauges};
 use crate::model::endpoint::EndpointState;
 use crate::model::health::BreakerState;
+
+/// Delivery goes on then, but producers are better off elsewhere.
+const DISK_RESERVE_REACHED: &str = "disk reserve reached: new events are refused, deliveries go on";
 
 /// A one-word answer.
 #[derive(Serialize, ToSchema)]
@@ -39,8 +42,10 @@ pub struct ReadyView {
     pub(super) store: StoreView,
     /// What this node owns.
     pub(super) leases: LeasesView,
-    /// For how long the oldest of what this node could deliver has been due, in milliseconds.
+    /// For how long the oldest delivery that this node could make has not gone, in milliseconds.
     pub(super) lag_ms: u64,
+    /// For how long the oldest delivery that is held back has been due, by what holds it.
+    pub(super) held_ms: HeldMs,
 }
 
 /// How the store is doing.
@@ -61,7 +66,7 @@ pub struct LeasesView {
 
 /// Should it be sent work?
 ///
-/// 503 while the gateway waits for its database at start, stops, its store does not answer, or the lease on its shards has ended.
+/// 503 while the gateway waits for its database at start, stops, its store does not answer, the lease on its shards has ended, or the disk's reserve is reached.
 #[utoipa::path(
     get, path = "/readyz", tag = "status", security(()),
     responses((status = 200, body = ReadyView), (status = 503, body = ReadyView)),
@@ -78,17 +83,12 @@ pub async fn readyz(State(api): State<Api>) -> (StatusCode, Json<ReadyView>) {
         _ if is_stopping => (StatusCode::SERVICE_UNAVAILABLE, "stopping"),
         _ if !answering => (StatusCode::SERVICE_UNAVAILABLE, "the store does not answer"),
         Some(0) => (StatusCode::SERVICE_UNAVAILABLE, "the lease on this node's shards has ended"),
+        _ if gateway.space.is_low(gateway.clock.now()) => (StatusCode::SERVICE_UNAVAILABLE, DISK_RESERVE_REACHED),
         _ => (StatusCode::OK, "ok"),
     };
     let leases = LeasesView { shards: pulse.shards, lease_ms: pulse.lease_ms };
-    let lag_ms = u64::try_from(oldest_due_age(gateway).as_millis()).unwrap_or(u64::MAX);
-    (code, Json(ReadyView { status, store: StoreView { answering }, leases, lag_ms }))
-}
-
-fn oldest_due_age(gateway: &Gateway) -> Duration {
-    let now = gateway.clock.now();
-    let age = |due_at: Timestamp| u64::try_from(now.as_millisecond() - due_at.as_millisecond()).unwrap_or(0);
-    Duration::from_millis(gateway.dispatcher.oldest_due().map_or(0, age))
+    let Lag { lag_ms, held_ms } = gateway.dispatcher.lag();
+    (code, Json(ReadyView { status, store: StoreView { answering }, leases, lag_ms, held_ms }))
 }
 
 /// What is counted and measured
@@ -125,11 +125,15 @@ fn gauges(gateway: &Gateway) -> Gauges {
     }
     let dispatcher = &gateway.dispatcher;
     let pulse = gateway.store.pulse();
+    let lag = dispatcher.lag();
     Gauges {
         in_flight: dispatcher.in_flight(),
         slots: dispatcher.slots(),
         waiting: gateway.store.waiting(None),
-        oldest_due: Some(oldest_due_age(gateway)),
+        oldest_due: Some(Duration::from_millis(lag.lag_ms)),
+        held: lag.held_ms.by_blocker().map(|(by, age)| (by.as_str(), Duration::from_millis(age))).to_vec(),
+        disk_free: gateway.space.free_bytes(now),
+        disk_reserve: gateway.space.reserve_bytes(),
         endpoints,
         breakers: Some(breakers),
         shards_owned: pulse.shards,

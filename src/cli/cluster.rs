@@ -28,10 +28,9 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 fn told(cluster: &Value) -> String {
     let list = |field: &str| cluster[field].as_array().map(Vec::as_slice).unwrap_or_default();
     let (nodes, shards) = (list("nodes"), list("shards"));
-    let lag_of = |node: &Value| {
-        let theirs = shards.iter().filter(|shard| shard["node"] == node["id"]);
-        theirs.filter_map(|shard| shard["lag_ms"].as_u64()).max().unwrap_or(0)
-    };
+    let theirs = |node: &Value| shards.iter().filter(|shard| shard["node"] == node["id"]).cloned().collect::<Vec<_>>();
+    let lag_of = |node: &Value| theirs(node).iter().filter_map(|shard| shard["lag_ms"].as_u64()).max().unwrap_or(0);
+    let held_of = |node: &Value| longest_held(&theirs(node)).map_or(0, |(_, millis)| millis);
     let row = |node: &Value| {
         let lease = match node["lease_ms"].as_i64() {
             None => "-".to_owned(),
@@ -42,10 +41,17 @@ fn told(cluster: &Value) -> String {
             Some(true) => format!("{} (this one)", output::text(node, "name")),
             _ => output::text(node, "name"),
         };
-        vec![output::text(node, "id"), name, output::text(node, "shards"), lease, seconds(lag_of(node))]
+        vec![
+            output::text(node, "id"),
+            name,
+            output::text(node, "shards"),
+            lease,
+            seconds(lag_of(node)),
+            seconds(held_of(node)),
+        ]
     };
     let rows: Vec<Vec<String>> = nodes.iter().map(row).collect();
-    let table = output::table(&["node", "name", "shards", "lease", "lag"], &rows);
+    let table = output::table(&["node", "name", "shards", "lease", "lag", "held"], &rows);
     format!("{table}\n\n{}", summary(nodes.len(), shards))
 }
 
@@ -55,10 +61,13 @@ fn summary(nodes: usize, shards: &[Value]) -> String {
     let lag = |shards: &mut dyn Iterator<Item = &Value>| shards.filter_map(|shard| shard["lag_ms"].as_u64()).max();
     let late = seconds(lag(&mut shards.iter()).unwrap_or(0));
     let mut words = format!(
-        "{} shards on {nodes} {}, epoch {moves} at most; the oldest of what could go has been due for {late}.",
+        "{} shards on {nodes} {}, epoch {moves} at most; the oldest that could go has waited for {late}.",
         shards.len(),
         if nodes == 1 { "node" } else { "nodes" },
     );
+    if let Some((by, held)) = longest_held(shards) {
+        words.push_str(&format!("\nWhat is held back has been due for up to {} ({by}).", seconds(held)));
+    }
     if !free.is_empty() {
         let late = seconds(lag(&mut free.iter().copied()).unwrap_or(0));
         words.push_str(&format!(
@@ -68,6 +77,13 @@ fn summary(nodes: usize, shards: &[Value]) -> String {
         ));
     }
     words
+}
+
+/// What is held back the longest, by what, and for how many milliseconds.
+fn longest_held(shards: &[Value]) -> Option<(String, u64)> {
+    let held = shards.iter().filter_map(|shard| shard["held_ms"].as_object()).flatten();
+    let held = held.filter_map(|(by, millis)| Some((by.clone(), millis.as_u64()?)));
+    held.filter(|(_, millis)| *millis > 0).max_by_key(|(_, millis)| *millis)
 }
 
 fn seconds(millis: u64) -> String {
@@ -91,17 +107,18 @@ mod tests {
             ],
             "shards": [
                 {"shard": 0, "node": "3", "epoch": 2, "lag_ms": 0},
-                {"shard": 1, "node": "3", "epoch": 7, "lag_ms": 1_250},
+                {"shard": 1, "node": "3", "epoch": 7, "lag_ms": 1_250, "held_ms": {"breaker": 90_000, "pause": 0}},
                 {"shard": 2, "node": "4", "epoch": 1, "lag_ms": 40},
                 {"shard": 3, "node": null, "epoch": 1, "lag_ms": 60_000},
             ],
         });
         insta::assert_snapshot!(told(&cluster), @r"
-        NODE  NAME             SHARDS  LEASE  LAG
-        3     a:17 (this one)  2       12s    1.2s
-        4     b:18             1       ended  0.0s
+        NODE  NAME             SHARDS  LEASE  LAG   HELD
+        3     a:17 (this one)  2       12s    1.2s  90s
+        4     b:18             1       ended  0.0s  0.0s
 
-        4 shards on 2 nodes, epoch 7 at most; the oldest of what could go has been due for 60s.
+        4 shards on 2 nodes, epoch 7 at most; the oldest that could go has waited for 60s.
+        What is held back has been due for up to 90s (breaker).
         1 shard is nobody's, and what is due there waits (60s): a node takes it within a moment, or once the lease of its last owner has ended.
         ");
     }
@@ -113,10 +130,10 @@ mod tests {
             "shards": (0..256).map(|n| json!({"shard": n, "node": "1", "epoch": 1, "lag_ms": 0})).collect::<Vec<_>>(),
         });
         insta::assert_snapshot!(told(&cluster), @r"
-        NODE  NAME                 SHARDS  LEASE  LAG
-        1     embedded (this one)  256     -      0.0s
+        NODE  NAME                 SHARDS  LEASE  LAG   HELD
+        1     embedded (this one)  256     -      0.0s  0.0s
 
-        256 shards on 1 node, epoch 1 at most; the oldest of what could go has been due for 0.0s.
+        256 shards on 1 node, epoch 1 at most; the oldest that could go has waited for 0.0s.
         ");
     }
 }

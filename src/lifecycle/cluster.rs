@@ -4,6 +4,7 @@
 //! long, such as a request that is still open in a shard that is to go, is
 //! waited for apart.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
 use super::Gateway;
+use super::dispatch::lag::Lag;
 use super::felt::{About, Felt, feel};
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
 use crate::model::pace::about;
@@ -20,6 +22,8 @@ use crate::store::{Error, Result, Tiding};
 
 /// How long to wait before an owner that could not be asked is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
+/// How long whoever wants to know how far behind all are waits for it.
+const LAG_PATIENCE: Duration = Duration::from_secs(2);
 /// For how long, where leases do not say.
 const ASK_FOR: Duration = Duration::from_secs(5);
 
@@ -45,6 +49,8 @@ pub enum Question {
         /// Which.
         delivery: DeliveryId,
     },
+    /// How far behind are your shards?
+    Lag,
     /// How are these doing, as far as they are yours?
     Felt {
         /// Which, and what of them.
@@ -60,6 +66,11 @@ pub enum Answer {
     Done,
     /// Whether one is.
     InFlight(bool),
+    /// How far behind its shards are.
+    Lag {
+        /// Each of them, by its number.
+        shards: Vec<(u8, Lag)>,
+    },
     /// How those are doing that are its own.
     Felt {
         /// Each of them.
@@ -142,6 +153,10 @@ fn reply(gateway: &Gateway, question: Question) -> Answer {
         Question::InFlight { endpoint, delivery } => {
             Answer::InFlight(gateway.dispatcher.is_in_flight(endpoint, delivery))
         }
+        Question::Lag => {
+            let shards = gateway.dispatcher.lag_by_shard();
+            Answer::Lag { shards: shards.into_iter().map(|(shard, lag)| (shard.0, lag)).collect() }
+        }
         Question::Felt { about } => {
             let ours = about.iter().filter(|about| gateway.store.lease(&about.tenant, about.endpoint).is_held());
             Answer::Felt { felt: ours.map(|about| feel(gateway, about)).collect() }
@@ -183,6 +198,29 @@ pub async fn ask_once(
     let text = serde_json::to_string(question).expect("a question is plain data");
     let answer = gateway.store.ask_owner(tenant, endpoint, text).await?;
     Ok(answer.and_then(|answer| understand(&answer)))
+}
+
+/// How far behind every shard is, as its owner says. A node that does not
+/// answer in time is left out.
+pub async fn lags(gateway: &Gateway) -> HashMap<Shard, Lag> {
+    let question = serde_json::to_string(&Question::Lag).expect("a question is plain data");
+    let asked = tokio::time::timeout(LAG_PATIENCE, gateway.store.ask_nodes(question, LAG_PATIENCE / 2)).await;
+    let answers = match asked {
+        Ok(Ok(answers)) => answers,
+        Ok(Err(problem)) => {
+            debug!("other nodes could not be asked how far behind they are: {problem}");
+            Vec::new()
+        }
+        Err(_) => Vec::new(),
+    };
+    let mut lags = HashMap::new();
+    for answer in answers {
+        if let Some(Answer::Lag { shards }) = understand(&answer) {
+            lags.extend(shards.into_iter().map(|(shard, lag)| (Shard(shard), lag)));
+        }
+    }
+    lags.extend(gateway.dispatcher.lag_by_shard());
+    lags
 }
 
 /// Whether a request for a delivery is open, at whatever node.

@@ -1,27 +1,55 @@
-//! Is there room for more? Looks at the disk when someone hands something
-//! in, and not otherwise.
+//! Is there room for more? Watches the disk that holds the store, and refuses
+//! new events at its reserve.
+//!
+//! The reserve is what finishing needs: the store's log may still grow, and
+//! the outcomes of what is in flight must be written. Reaching it is told once,
+//! and so is its end.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use jiff::Timestamp;
+use tracing::{error, info};
+
+use crate::model::size::Size;
 
 /// How long a look is good for: far less than it takes to use up a reserve.
 const LOOK_MS: i64 = 100;
+/// What the outcome of an attempt takes up at most: what is kept of its answer,
+/// how it was judged, and the indexes.
+const OUTCOME_BYTES: u64 = 8 * 1_024;
+/// A disk that could not be asked.
+const UNKNOWN: u64 = u64::MAX;
+
+/// The least reserve with which everything that was begun can be finished: the
+/// log may grow from nothing to all that is kept of it, and the outcomes of so
+/// many attempts follow.
+pub fn reserve_min(log_bytes_max: u64, in_flight_max: usize) -> Size {
+    Size(log_bytes_max + OUTCOME_BYTES * in_flight_max as u64)
+}
 
 /// The free space of the disk that holds the data, against its reserve.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Space {
-    folder: Option<PathBuf>,
+    free: Option<Box<dyn Fn() -> Option<u64> + Send + Sync>>,
     reserve_bytes: u64,
     looked_at: AtomicI64,
+    free_bytes: AtomicU64,
     is_low: AtomicBool,
 }
 
 impl Space {
     /// Watches the disk that holds this folder.
     pub fn watching(folder: PathBuf, reserve_bytes: u64) -> Self {
-        Self { folder: Some(folder), reserve_bytes, ..Self::default() }
+        let free = move || {
+            let disk = rustix::fs::statvfs(&folder).ok()?;
+            Some(disk.f_bavail.saturating_mul(disk.f_frsize))
+        };
+        Self::asking(free, reserve_bytes)
+    }
+
+    fn asking(free: impl Fn() -> Option<u64> + Send + Sync + 'static, reserve_bytes: u64) -> Self {
+        Self { free: Some(Box::new(free)), reserve_bytes, looked_at: AtomicI64::new(i64::MIN), ..Self::default() }
     }
 
     /// Never runs low.
@@ -29,31 +57,69 @@ impl Space {
         Self::default()
     }
 
+    /// Whether there is a disk to watch.
+    pub fn is_watching(&self) -> bool {
+        self.free.is_some()
+    }
+
     /// Whether the last reserve is all that is left. It must be left to
     /// deliveries, whose outcomes have to be recorded.
     pub fn is_low(&self, now: Timestamp) -> bool {
+        self.look(now);
+        self.is_low.load(Ordering::Relaxed)
+    }
+
+    /// The free bytes, where there is a disk to watch that can be asked.
+    pub fn free_bytes(&self, now: Timestamp) -> Option<u64> {
+        self.look(now);
+        Some(self.free_bytes.load(Ordering::Relaxed)).filter(|free| self.is_watching() && *free != UNKNOWN)
+    }
+
+    /// The reserve, where there is a disk to watch.
+    pub fn reserve_bytes(&self) -> Option<u64> {
+        self.is_watching().then_some(self.reserve_bytes)
+    }
+
+    /// Asks the disk, if it was not asked a moment ago.
+    fn look(&self, now: Timestamp) {
+        let Some(free) = &self.free else { return };
         let now = now.as_millisecond();
-        let looked_at = self.looked_at.swap(now, Ordering::Relaxed);
-        let is_fresh = (0..LOOK_MS).contains(&(now - looked_at));
-        match &self.folder {
-            Some(folder) if !is_fresh => {
-                // A disk that cannot be asked is left to the store to judge.
-                let free = rustix::fs::statvfs(folder).map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
-                let is_low = free.is_ok_and(|free| free < self.reserve_bytes);
-                self.is_low.store(is_low, Ordering::Relaxed);
-                is_low
-            }
-            _ => {
-                // Keep the time of the look itself, not of the last question.
-                self.looked_at.store(looked_at, Ordering::Relaxed);
-                self.is_low.load(Ordering::Relaxed)
-            }
+        let looked_at = self.looked_at.load(Ordering::Relaxed);
+        if (0..LOOK_MS).contains(&now.saturating_sub(looked_at)) {
+            return;
+        }
+        self.looked_at.store(now, Ordering::Relaxed);
+        // A disk that cannot be asked is left to the store to judge.
+        let free = free();
+        self.free_bytes.store(free.unwrap_or(UNKNOWN), Ordering::Relaxed);
+        // It is over when there is a little more, so that it does not come and go.
+        let was_low = self.is_low.load(Ordering::Relaxed);
+        let wanted =
+            if was_low { self.reserve_bytes.saturating_add(self.reserve_bytes / 16) } else { self.reserve_bytes };
+        let is_low = free.is_some_and(|free| free < wanted);
+        if is_low == self.is_low.swap(is_low, Ordering::Relaxed) {
+            return;
+        }
+        let (free, reserve) = (Size(free.unwrap_or(0)), Size(self.reserve_bytes));
+        match is_low {
+            true => error!(
+                disk.free_bytes = free.0,
+                disk.reserve_bytes = reserve.0,
+                "disk reserve reached: {free} are free and the reserve is {reserve} (--disk-reserve); new events are \
+                 refused with 507 until there is more, deliveries go on"
+            ),
+            false => info!(
+                disk.free_bytes = free.0,
+                "disk reserve no longer needed: {free} are free; events are accepted again"
+            ),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     fn at(millis: i64) -> Timestamp {
@@ -64,16 +130,37 @@ mod tests {
     fn a_disk_below_its_reserve_is_low_and_an_endless_one_never() {
         let here = std::env::temp_dir();
         assert!(Space::watching(here.clone(), u64::MAX).is_low(at(1_000)));
-        assert!(!Space::watching(here, 0).is_low(at(1_000)));
+        let space = Space::watching(here, 0);
+        assert!(!space.is_low(at(1_000)) && space.free_bytes(at(1_000)).is_some());
         assert!(!Space::endless().is_low(at(1_000)));
+        assert_eq!((Space::endless().free_bytes(at(0)), Space::endless().reserve_bytes()), (None, None));
     }
 
     #[test]
-    fn a_look_is_good_for_a_moment_only() {
-        let mut space = Space::watching(std::env::temp_dir(), 0);
+    fn a_look_is_good_for_a_moment_only_and_the_end_of_it_needs_a_little_more() {
+        let free = Arc::new(AtomicU64::new(160));
+        let disk = free.clone();
+        let space = Space::asking(move || Some(disk.load(Ordering::Relaxed)), 160);
         assert!(!space.is_low(at(1_000)));
-        space.reserve_bytes = u64::MAX;
+        free.store(159, Ordering::Relaxed);
         assert!(!space.is_low(at(1_050)), "looked a moment ago");
         assert!(space.is_low(at(1_101)));
+        free.store(169, Ordering::Relaxed);
+        assert!(space.is_low(at(1_301)), "it would be reached again at once");
+        free.store(170, Ordering::Relaxed);
+        assert!(!space.is_low(at(1_501)));
+        assert_eq!((space.free_bytes(at(1_501)), space.reserve_bytes()), (Some(170), Some(160)));
+    }
+
+    #[test]
+    fn a_disk_that_cannot_be_asked_is_not_low() {
+        let space = Space::asking(|| None, 160);
+        assert!(!space.is_low(at(1_000)));
+        assert_eq!(space.free_bytes(at(1_000)), None);
+    }
+
+    #[test]
+    fn the_least_reserve_covers_the_log_and_what_is_in_flight() {
+        assert_eq!(reserve_min(128 << 20, 2_048), Size(144 << 20));
     }
 }

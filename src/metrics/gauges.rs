@@ -16,8 +16,14 @@ pub struct Gauges {
     pub slots: usize,
     /// Deliveries that wait.
     pub waiting: Option<u64>,
-    /// How long the delivery that is due the longest has been due; zero if none is.
+    /// How long the oldest delivery that could go has not gone; zero if there is none.
     pub oldest_due: Option<Duration>,
+    /// How long the oldest delivery that is held back has been due, by what holds it.
+    pub held: Vec<(&'static str, Duration)>,
+    /// Free bytes on the disk of the store, if it is this machine's.
+    pub disk_free: Option<u64>,
+    /// How many of them are kept for finishing what was begun.
+    pub disk_reserve: Option<u64>,
     /// Endpoints, by how they stand.
     pub endpoints: Endpoints,
     /// Breakers, by how they stand.
@@ -67,8 +73,22 @@ impl Gauges {
         book.enter_in(
             Unit::Seconds,
             "oldest_due_age",
-            "How long the delivery that is due the longest has been due, zero if none is",
+            "How long the oldest delivery that could go has not gone, zero if there is none",
             Levels::of(self.oldest_due.map(|age| age.as_secs_f64())),
+        );
+        let held = self.held.iter().map(|(by, age)| (vec![("by", *by)], age.as_secs_f64()));
+        book.enter_in(
+            Unit::Seconds,
+            "held_age",
+            "How long the oldest delivery that is held back has been due, by what holds it",
+            Levels(held.collect()),
+        );
+        book.enter_in(Unit::Bytes, "disk_free", "Free space on the disk of an embedded store", known(self.disk_free));
+        book.enter_in(
+            Unit::Bytes,
+            "disk_reserve",
+            "Free space below which new events are refused",
+            known(self.disk_reserve),
         );
         let Endpoints { active, paused, disabled } = self.endpoints;
         let endpoints = [("active", active), ("paused", paused), ("disabled", disabled)];

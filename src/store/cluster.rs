@@ -36,6 +36,12 @@ pub trait Cluster: Send + Sync {
     /// the lifecycle's own; the store only carries them.
     async fn ask_owner(&self, tenant: &TenantId, endpoint: EndpointId, question: String) -> Result<Option<String>>;
 
+    /// Asks every other node whose lease has not ended; returns what has been
+    /// answered once all have, or when this long has passed.
+    async fn ask_nodes(&self, _question: String, _wait: Duration) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+
     /// How many nodes there are, this one among them.
     fn nodes(&self) -> usize {
         1

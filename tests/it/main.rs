@@ -48,6 +48,7 @@ mod fair;
 mod hostile;
 mod intake;
 mod isolation;
+mod lag;
 mod lanes;
 mod limits;
 mod listen;

@@ -27,6 +27,8 @@ pub struct Gate {
     pub host: Option<Arc<str>>,
     /// Whether it is being called at all.
     pub is_open: bool,
+    /// Whether it is disabled, and not merely paused.
+    pub is_disabled: bool,
     /// How many requests may be open at once.
     pub cap: usize,
     /// How often it may be called.
@@ -63,6 +65,7 @@ impl Gate {
             quota,
             host,
             is_open: endpoint.standing.state == EndpointState::Active,
+            is_disabled: endpoint.standing.state == EndpointState::Disabled,
             cap: endpoint.settings.max_in_flight as usize,
             rate: endpoint.settings.rate,
             quiet_until: endpoint.quiet_until,

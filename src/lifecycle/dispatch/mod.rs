@@ -18,6 +18,7 @@ use tracing::{info, warn};
 use self::gate::{Gate, Tenure};
 use self::hear::{Answered, is_hush};
 use self::holdings::Holdings;
+use self::lag::Lag;
 use self::limits::{Hold, Limits};
 use self::pressure::{Gauge, Pressure};
 use self::queues::Queues;
@@ -41,6 +42,7 @@ use crate::store::{AskDue, Claim, Error, Notice, Settled, Store};
 pub mod gate;
 pub mod hear;
 pub mod holdings;
+pub mod lag;
 pub mod limits;
 mod moves;
 pub mod pressure;
@@ -229,9 +231,10 @@ impl Dispatcher {
         live.filter(|live| !endpoint.health.is_after(live)).unwrap_or_else(|| endpoint.health.clone())
     }
 
-    /// When the first of what is known to be due, was.
-    pub fn oldest_due(&self) -> Option<Timestamp> {
-        self.queues().oldest_due()
+    /// How far behind this node is.
+    pub fn lag(&self) -> Lag {
+        let now = self.now();
+        self.queues().oldest(now).lag(now)
     }
 
     /// How many slots there are.

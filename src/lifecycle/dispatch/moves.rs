@@ -82,9 +82,12 @@ impl Dispatcher {
         }
     }
 
-    /// For each shard with something that could go, when the first of it was due.
-    pub fn oldest_due_by_shard(&self) -> HashMap<Shard, Timestamp> {
-        self.queues().oldest_due_by_shard()
+    /// How far behind each of this node's shards is.
+    pub fn lag_by_shard(&self) -> HashMap<Shard, Lag> {
+        let (now, queues) = (self.now(), self.queues());
+        let (oldest, holdings) = (queues.oldest_by_shard(now), self.holdings());
+        let lag = |shard: Shard| oldest.get(&shard).map_or(Lag::default(), |oldest| oldest.lag(now));
+        Shard::all().filter(|shard| holdings.is_ours(*shard)).map(|shard| (shard, lag(shard))).collect()
     }
 
     /// Drops what is in flight: nothing is recorded of it, and nothing charged.

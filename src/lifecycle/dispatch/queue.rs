@@ -6,10 +6,14 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::gate::Gate;
-use crate::model::health::Pulse;
+use super::lag::Blocker;
+use crate::model::health::{BreakerState, Pulse};
 use crate::model::id::DeliveryId;
 use crate::model::pace::Pace;
 use crate::store::Claim;
+
+/// For how long an endpoint counts as held by its rate after it met it.
+const RATE_LATELY_MS: i64 = 1_000;
 
 /// What is about to go to one endpoint.
 pub struct Queue {
@@ -41,6 +45,15 @@ pub struct Queue {
     pub urgent_due: Option<Timestamp>,
     /// Whether the store is being read for it.
     pub is_reading: bool,
+    /// When the first of what is being read was due, or of what could not be
+    /// read. It decides nothing: it says how old what is not here is.
+    pub reading_due: Option<Timestamp>,
+    /// Whether somebody else than its rate held it back when last arranged.
+    pub was_held: bool,
+    /// When that ended.
+    pub free_since: Timestamp,
+    /// When it last had to wait for its rate.
+    pub rate_met_at: Timestamp,
     /// Changed while a read was under way, so the read does not count for them.
     pub touched: HashSet<DeliveryId>,
     /// Where it stands in line.
@@ -99,6 +112,10 @@ impl Queue {
             stored_due: None,
             urgent_due: None,
             is_reading: false,
+            reading_due: None,
+            was_held: false,
+            free_since: Timestamp::MIN,
+            rate_met_at: Timestamp::MIN,
             touched: HashSet::new(),
             turn: Turn::Out,
             wake: None,
@@ -188,10 +205,66 @@ impl Queue {
         self.read_at().into_iter().chain(slot).min()
     }
 
-    /// When the first of what is known to be due was, while it is being called.
-    pub fn oldest_due(&self) -> Option<Timestamp> {
+    /// When the first that is due and did not go was due, in memory or in the
+    /// store. What is being read counts until it is here.
+    fn oldest_due(&self, now: Timestamp) -> Option<Timestamp> {
         let ready = self.ready.front().map(|claim| claim.due_at);
-        ready.into_iter().chain(self.stored_due).min().filter(|_| self.gate.is_open)
+        ready.into_iter().chain(self.stored_due).chain(self.reading_due).min().filter(|due_at| *due_at <= now)
+    }
+
+    /// Who but its rate holds its deliveries back at this moment.
+    fn holder(&self, now: Timestamp) -> Option<Blocker> {
+        if self.gate.is_disabled {
+            return Some(Blocker::Disabled);
+        }
+        if !self.gate.is_open {
+            return Some(Blocker::Pause);
+        }
+        if self.gate.quiet_until.is_some_and(|until| until > now) {
+            return Some(Blocker::Backpressure);
+        }
+        let is_held = match self.pulse.health.breaker(now) {
+            BreakerState::Open | BreakerState::HalfOpen => true,
+            BreakerState::Ramp => self.is_full(now) || !self.pace.is_ready(now),
+            BreakerState::Closed => false,
+        };
+        is_held.then_some(Blocker::Breaker)
+    }
+
+    /// What its oldest has waited since, and what holds it back. What was held
+    /// and is not any more could go from then on. One that has just met its rate,
+    /// or whose tenant has, is held by that: there is always a moment between
+    /// two starts in which the rate would allow one.
+    pub fn oldest(&self, now: Timestamp, is_tenant_at_rate: bool) -> Option<(Timestamp, Option<Blocker>)> {
+        let due_at = self.oldest_due(now).filter(|_| !self.is_foreign && !self.is_removed)?;
+        let is_at_rate = || !self.pace.is_ready(now) || is_lately(self.rate_met_at, now);
+        Some(match self.holder(now) {
+            Some(blocker) => (due_at, Some(blocker)),
+            None if is_tenant_at_rate || is_at_rate() => (due_at, Some(Blocker::Rate)),
+            None => {
+                let quiet_until = self.gate.quiet_until.unwrap_or(due_at);
+                (due_at.max(self.free_since).max(quiet_until), None)
+            }
+        })
+    }
+
+    /// Remembers what holds it back at this moment, and that it no longer does.
+    pub fn note_holder(&mut self, now: Timestamp) {
+        let is_held = self.holder(now).is_some();
+        if self.was_held && !is_held {
+            self.free_since = now;
+        }
+        self.was_held = is_held;
+        if self.waits_for_rate(now) {
+            self.rate_met_at = now;
+        }
+    }
+
+    /// A read begins: what was due in the store is on its way here.
+    pub fn begin_read(&mut self) {
+        self.is_reading = true;
+        self.reading_due = self.reading_due.into_iter().chain(self.stored_due.take()).min();
+        self.urgent_due = None;
     }
 
     /// Whether only its rate keeps it.
@@ -268,6 +341,12 @@ impl Queue {
             list.remove(place)
         })
     }
+}
+
+/// Whether something that happened then is no longer ago than the time between
+/// two starts of a slow rate.
+pub fn is_lately(at: Timestamp, now: Timestamp) -> bool {
+    now.as_millisecond().saturating_sub(at.as_millisecond()) < RATE_LATELY_MS
 }
 
 /// The pace of an endpoint of which this node knows nothing before this time,

@@ -16,6 +16,7 @@ use jiff::Timestamp;
 use self::hosts::Host;
 use super::gate::{Gate, Tenure};
 use super::hear::{Answered, hear, is_hush};
+use super::lag::{Blocker, Oldest};
 use super::limits::{Hold, Limits, Waits};
 use super::pressure::Pressure;
 use super::queue::{Hush, Queue, Turn};
@@ -377,9 +378,7 @@ impl Queues {
             let Some(queue) = self.endpoints.get_mut(&endpoint) else { continue };
             queue.wake = None;
             if queue.read_at().is_some_and(|at| at <= now) {
-                queue.is_reading = true;
-                queue.urgent_due = None;
-                queue.stored_due = None;
+                queue.begin_read();
                 asks.push(AskDue {
                     endpoint,
                     until: now,
@@ -400,6 +399,9 @@ impl Queues {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
         queue.is_reading = false;
         let touched = std::mem::take(&mut queue.touched);
+        if page.is_some() {
+            queue.reading_due = None;
+        }
         let failed = || DuePage { next_due: Some(again_at), next_urgent: Some(again_at), ..DuePage::default() };
         let page = page.unwrap_or_else(failed);
         for claim in page.claims {
@@ -464,9 +466,20 @@ impl Queues {
         self.endpoints.get(&endpoint).is_some_and(|queue| queue.busy_lanes.contains_key(lane))
     }
 
-    /// When the first of what is known to be due, was.
-    pub fn oldest_due(&self) -> Option<Timestamp> {
-        self.endpoints.values().filter_map(Queue::oldest_due).min()
+    /// The oldest of all that waits, by what holds it back. Looks at every
+    /// endpoint that something waits for.
+    pub fn oldest(&self, now: Timestamp) -> Oldest {
+        let mut oldest = Oldest::default();
+        for queue in self.endpoints.values() {
+            if let Some((since, blocker)) = self.oldest_of(queue, now) {
+                oldest.note(since, blocker);
+            }
+        }
+        oldest
+    }
+
+    fn oldest_of(&self, queue: &Queue, now: Timestamp) -> Option<(Timestamp, Option<Blocker>)> {
+        queue.oldest(now, self.shares.is_at_rate(&queue.gate.tenant, now))
     }
 
     /// How often something had to wait, since this was last asked.
@@ -530,6 +543,7 @@ impl Queues {
     fn arrange(&mut self, endpoint: EndpointId, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
         queue.pace.mend(now);
+        queue.note_holder(now);
         if queue.turn == Turn::Out && queue.has_work(now) && queue.pace.is_ready(now) {
             queue.turn = Turn::InLine;
             self.shares.offer(&queue.gate.tenant, &queue.gate.quota, endpoint);
@@ -558,6 +572,8 @@ fn cost(claim: &Claim) -> usize {
 }
 
 mod hosts;
+#[cfg(test)]
+mod lag_tests;
 mod moves;
 #[cfg(test)]
 mod tests;

@@ -13,6 +13,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use jiff::Timestamp;
 
+use super::queue::is_lately;
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::pace::{Pace, Rate};
 use crate::model::tenant::Quota;
@@ -42,6 +43,8 @@ pub struct Shares {
 struct Share {
     weight: u32,
     pace: Option<Pace>,
+    /// When it last had to wait for its rate.
+    rate_met_at: Timestamp,
     /// Its pace while the machine is under strain.
     strained: Pace,
     /// Slots held.
@@ -93,6 +96,7 @@ impl Shares {
                 let share = Share {
                     weight: quota.weight,
                     pace: quota.rate.map(|rate| Pace::unknown_before(rate, self.began_at)),
+                    rate_met_at: Timestamp::MIN,
                     strained: Pace::rested(UNSTRAINED),
                     held: 0,
                     line: VecDeque::new(),
@@ -134,6 +138,7 @@ impl Shares {
             if share.line.is_empty() {
                 share.leave(Place::Out);
             } else if let Some(at) = share.pace.filter(|pace| !pace.is_ready(now)).map(|pace| pace.ready_at()) {
+                share.rate_met_at = now;
                 share.leave(Place::Paced(at));
                 self.paced.insert((at, tenant.clone()));
             } else if let Some(rate) = strain
@@ -236,6 +241,12 @@ impl Shares {
     pub fn rate_until(&self, tenant: &TenantId, now: Timestamp) -> Option<Timestamp> {
         let pace = self.tenants.get(tenant)?.pace?;
         (!pace.is_ready(now)).then(|| pace.ready_at())
+    }
+
+    /// Whether a tenant's rate holds it back, now or a moment ago.
+    pub fn is_at_rate(&self, tenant: &TenantId, now: Timestamp) -> bool {
+        let share = self.tenants.get(tenant).filter(|share| share.pace.is_some());
+        share.is_some_and(|share| is_lately(share.rate_met_at, now)) || self.rate_until(tenant, now).is_some()
     }
 
     /// Whether a tenant has to wait because it holds more than its share.

@@ -50,6 +50,10 @@ mod writer;
 /// The store's file in a data directory.
 pub const STORE_FILE: &str = "posthaste.db";
 
+/// How long the log is kept once it has been folded. It grows beyond that
+/// while somebody reads what is in it.
+pub const LOG_BYTES_MAX: u64 = 128 * 1_024 * 1_024;
+
 const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0001.sql"),
     include_str!("migrations/0002.sql"),
@@ -242,7 +246,7 @@ fn prepare(db: &Connection, durability: Durability) -> rusqlite::Result<()> {
          PRAGMA cache_size = -32768;
          PRAGMA temp_store = MEMORY;
          PRAGMA wal_autocheckpoint = 16000;
-         PRAGMA journal_size_limit = 134217728;"
+         PRAGMA journal_size_limit = {LOG_BYTES_MAX};"
     ))?;
     db.set_prepared_statement_cache_capacity(128);
     Ok(())

@@ -59,6 +59,25 @@ impl Cluster for Postgres {
         Ok(answer)
     }
 
+    async fn ask_nodes(&self, question: String, wait: Duration) -> Result<Vec<String>> {
+        let client = self.shared.connection().await?;
+        let sql = "INSERT INTO posthaste.calls (node, question)
+                   SELECT id, $1 FROM posthaste.nodes WHERE id <> $2 AND lease_until > clock_timestamp() RETURNING no";
+        let asked = patiently(client.query_typed(sql, bind![question, self.shared.owned.node()])).await?;
+        let asked: Vec<i64> = asked.iter().map(|row| row.get(0)).collect();
+        let until = Instant::now() + wait;
+        let sql = "SELECT answer FROM posthaste.calls WHERE no = ANY($1) AND answer IS NOT NULL";
+        let answers = loop {
+            let rows = patiently(client.query_typed(sql, bind![asked.clone()])).await?;
+            if rows.len() == asked.len() || Instant::now() >= until {
+                break rows.iter().map(|row| row.get(0)).collect();
+            }
+            tokio::time::sleep(ASK_EVERY).await;
+        };
+        patiently(client.execute_typed("DELETE FROM posthaste.calls WHERE no = ANY($1)", bind![asked])).await?;
+        Ok(answers)
+    }
+
     fn nodes(&self) -> usize {
         self.shared.nodes.load(Ordering::Relaxed).max(1)
     }

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 
 use super::{Queues, cost};
 use crate::lifecycle::dispatch::gate::Gate;
+use crate::lifecycle::dispatch::lag::Oldest;
 use crate::model::id::EndpointId;
 use crate::model::shard::{Lease, Shard};
 
@@ -31,6 +32,7 @@ impl Queues {
             let Some(queue) = self.endpoints.get_mut(&endpoint) else { continue };
             queue.is_foreign = true;
             queue.stored_due = None;
+            queue.reading_due = None;
             queue.urgent_due = None;
             queue.known = queue.in_flight.clone();
             let waiting = queue.busy_lanes.values_mut().chain([&mut queue.ready]).flat_map(|list| list.drain(..));
@@ -60,19 +62,19 @@ impl Queues {
         queue.is_reading = false;
         queue.touched.clear();
         if !queue.is_foreign && !queue.is_removed {
-            queue.note_stored(now);
+            queue.note_stored(now.min(queue.reading_due.unwrap_or(now)));
             queue.note_urgent(now);
         }
+        queue.reading_due = None;
         self.arrange(endpoint, now);
     }
 
-    /// For each shard with something that could go, when the first of it was due.
-    pub fn oldest_due_by_shard(&self) -> HashMap<Shard, Timestamp> {
-        let mut oldest: HashMap<Shard, Timestamp> = HashMap::new();
+    /// For each shard in which something waits, the oldest of it.
+    pub fn oldest_by_shard(&self, now: Timestamp) -> HashMap<Shard, Oldest> {
+        let mut oldest: HashMap<Shard, Oldest> = HashMap::new();
         for queue in self.endpoints.values() {
-            if let Some(due_at) = queue.oldest_due() {
-                let known = oldest.entry(queue.gate.tenure.lease.shard).or_insert(due_at);
-                *known = due_at.min(*known);
+            if let Some((since, blocker)) = self.oldest_of(queue, now) {
+                oldest.entry(queue.gate.tenure.lease.shard).or_default().note(since, blocker);
             }
         }
         oldest
@@ -134,6 +136,7 @@ mod tests {
             quota: Quota::default(),
             host: None,
             is_open: true,
+            is_disabled: false,
             cap: 2,
             rate: Rate { per_second: 10.0, burst: 8 },
             quiet_until: None,
@@ -230,7 +233,7 @@ mod tests {
         let left = |seconds| Some(Duration::from_secs(seconds));
         assert!(queues.take_next(at(0), left(4), || 1).is_none());
         assert!(queues.waits_for_lease());
-        assert_eq!(queues.oldest_due_by_shard().len(), 1);
+        assert_eq!(queues.oldest_by_shard(at(0)).len(), 1);
         assert!(queues.take_next(at(0), left(15), || 1).is_none(), "it has its turn when it is tried again");
         queues.try_lease(at(0));
         assert!(!queues.waits_for_lease());

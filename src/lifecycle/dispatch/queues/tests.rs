@@ -28,6 +28,7 @@ fn open() -> Gate {
         quota: Quota::default(),
         host: None,
         is_open: true,
+        is_disabled: false,
         cap: 2,
         rate: Rate { per_second: 1_000_000.0, burst: 100_000 },
         quiet_until: None,
