@@ -139,7 +139,7 @@ fn gauges(gateway: &Gateway) -> Gauges {
         shards_owned: pulse.shards,
         lease_remaining: pulse.lease_ms.map(Duration::from_millis),
         clock_jumps: gateway.clock.jumps(),
-        clock_off: gateway.clock.machine_ahead_ms() as f64 / 1_000.0,
+        clock_off: Duration::from_millis(gateway.clock.machine_ahead_ms().unsigned_abs()),
     }
 }
 

@@ -34,8 +34,8 @@ pub struct Gauges {
     pub lease_remaining: Option<Duration>,
     /// How often the wall clock was set.
     pub clock_jumps: u64,
-    /// How far this machine's wall clock is ahead of the time that counts, in seconds.
-    pub clock_off: f64,
+    /// How far this machine's wall clock is off from the time that counts.
+    pub clock_off: Duration,
 }
 
 /// How many endpoints stand how.
@@ -112,8 +112,8 @@ impl Gauges {
         book.enter_in(
             Unit::Seconds,
             "clock_off",
-            "How far this machine's wall clock is ahead of the time that counts: with many nodes, the database's",
-            Levels::of(Some(self.clock_off)),
+            "How far this machine's wall clock is off from the time that counts: with many nodes, the database's",
+            Levels::of(Some(self.clock_off.as_secs_f64())),
         );
         book.write(text);
     }

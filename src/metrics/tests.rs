@@ -26,7 +26,7 @@ fn known() -> Gauges {
         shards_owned: 86,
         lease_remaining: Some(Duration::from_millis(12_500)),
         clock_jumps: 1,
-        clock_off: 0.25,
+        clock_off: Duration::from_millis(250),
     }
 }
 

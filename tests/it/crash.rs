@@ -30,6 +30,8 @@ async fn produce(client: Client, producer: usize, stop: Arc<AtomicBool>) -> Vec<
                     acknowledged.push(id);
                     break;
                 }
+                // It starts, and waits for its database.
+                Ok(answer) if answer.status == 503 => tokio::task::yield_now().await,
                 Ok(answer) => panic!("{answer:?}"),
                 Err(_) if stop.load(Ordering::Relaxed) => break,
                 Err(_) => tokio::task::yield_now().await,

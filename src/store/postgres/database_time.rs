@@ -141,11 +141,14 @@ fn agreed_ahead(ahead_ms: i64, step_ms: i64) -> i64 {
 }
 
 /// The database's clock, and how far engine time is ahead of it, if that was
-/// ever written down.
+/// ever written down. A store that was moved here brought its own offset along,
+/// in the note of its clock.
 async fn read(client: &Object) -> Result<(Reading, Option<i64>)> {
     let asked_ms = boot_ms();
     let sql = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint,
-                      (SELECT value::bigint FROM posthaste.notes WHERE name = $1)";
+                      coalesce((SELECT value::bigint FROM posthaste.notes WHERE name = $1),
+                               (SELECT -(value::json ->> 'wall_offset_ms')::bigint FROM posthaste.notes
+                                WHERE name = 'clock'))";
     let rows = patiently(client.query_typed(sql, bind![AHEAD_NOTE])).await?;
     Ok((Reading { asked_ms, database_ms: rows[0].get(0) }, rows[0].get(1)))
 }
