@@ -1,0 +1,3 @@
+//! What is done to a gateway, and what must hold then.
+
+mod stops;
