@@ -28,7 +28,9 @@ mod nodes;
 #[path = "../cluster/sockets.rs"]
 mod sockets;
 
+mod recording;
 mod report;
 mod run;
 mod scenarios;
+mod shim;
 mod single;
