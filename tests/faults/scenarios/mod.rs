@@ -1,4 +1,6 @@
 //! What is done to a gateway, and what must hold then.
 
+mod bits;
 mod power;
+mod room;
 mod stops;
