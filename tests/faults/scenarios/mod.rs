@@ -1,6 +1,8 @@
 //! What is done to a gateway, and what must hold then.
 
 mod bits;
+mod clock;
+mod freeze;
 mod power;
 mod room;
 mod stops;
