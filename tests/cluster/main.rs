@@ -22,7 +22,6 @@ mod sockets;
 
 mod anywhere;
 mod changes;
-mod chaos;
 mod ends;
 mod footing;
 mod frozen;

@@ -2,7 +2,9 @@
 
 mod bits;
 mod clock;
+mod clusters;
 mod freeze;
 mod power;
 mod room;
+mod standby;
 mod stops;
