@@ -85,7 +85,7 @@ async fn the_proxy_loses_the_network_as_it_is_told() {
     let mut stream = TcpStream::connect(proxy.address).await.unwrap();
     stream.write_u8(1).await.unwrap();
     assert_eq!(stream.read_u8().await.unwrap(), 2);
-    for weather in [Weather::Silent, Weather::Deaf] {
+    for weather in [Weather::Silent, Weather::Deaf, Weather::Mute] {
         proxy.set(weather);
         stream.write_u8(3).await.unwrap();
         assert!(timeout(moment, stream.read_u8()).await.is_err(), "{weather:?}");
@@ -103,6 +103,11 @@ async fn the_proxy_loses_the_network_as_it_is_told() {
     let mut stream = TcpStream::connect(proxy.address).await.unwrap();
     stream.write_u8(7).await.unwrap();
     assert_eq!(stream.read_u8().await.unwrap(), 8);
+    proxy.lead_to(echo().await);
+    assert!(stream.read_u8().await.is_err(), "whoever is led elsewhere begins anew");
+    let mut stream = TcpStream::connect(proxy.address).await.unwrap();
+    stream.write_u8(9).await.unwrap();
+    assert_eq!(stream.read_u8().await.unwrap(), 10);
     proxy.set(Weather::Torn);
     assert!(stream.read_u8().await.is_err());
     let mut refused = TcpStream::connect(proxy.address).await.unwrap();

@@ -1,31 +1,41 @@
 //! A receiver that keeps an exact ledger of what it was asked, by whom and
-//! when, and checks it against what the gateway promises.
+//! when.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::fmt;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
+use aws_lc_rs::hmac;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use serde_json::value::RawValue;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 
-use crate::load::Handed;
+use crate::audit::{Findings, Rules};
+use crate::load::{Handed, Mark, hash};
 use crate::sockets;
 use crate::support::PATIENCE;
 
 /// How long a request may be open before its sender has given it up: the
 /// timeout of every endpoint here.
 pub const TIMEOUT: Duration = Duration::from_secs(1);
+/// What every endpoint here signs with.
+pub const SECRET: &str = "whsec_cG9zdGhhc3RlIHNpZ25zIHdpdGggdGhpcyBoZXJl";
+
+/// When the first ledger was opened: what entries tell their time from.
+static OPENED: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// One request.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Entry {
     /// What follows the `/` of its path: which endpoint was meant.
     pub endpoint: String,
@@ -40,13 +50,41 @@ pub struct Entry {
     pub ended: Option<Instant>,
     /// The answer, if there was one.
     pub status: Option<u16>,
+    /// The event as it arrived.
+    pub content: Content,
+    /// What the ledger's mark was when it began, and before it was answered.
+    pub marks: (u64, u64),
+}
+
+/// What a request says, in short.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Content {
+    /// A hash of every byte of the body.
+    pub body: u64,
+    /// A hash of the producer's bytes in it, if it is an envelope that says
+    /// the same as the headers.
+    pub data: Option<u64>,
+    /// The type it names.
+    pub kind: String,
+    /// Whether the signature is that of the body.
+    pub is_signed: bool,
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let time = |at: Instant| format!("{:.3} s", at.saturating_duration_since(*OPENED).as_secs_f64());
+        let Self { endpoint, id, key, seq, attempt, node, began, ended, status, content, marks } = self;
+        write!(out, "{id} for {endpoint}, place {seq} of {key:?}, attempt {attempt} by {node:?} at {}", time(*began))?;
+        let ended = ended.map_or_else(|| "open".into(), time);
+        write!(out, " until {ended}, answer {status:?}, marks {marks:?}, {content:?}")
+    }
 }
 
 impl Entry {
     /// When it was over for its sender, at the latest. One that is frozen
     /// closes nothing, and yet it is over.
-    fn over(&self) -> Instant {
-        let given_up = self.began + TIMEOUT;
+    pub fn over(&self, timeout: Duration) -> Instant {
+        let given_up = self.began + timeout;
         self.ended.map_or(given_up, |ended| ended.min(given_up))
     }
 
@@ -66,13 +104,13 @@ pub enum Reply {
     Status(u16),
     /// Not before it is told to go on; then with this.
     Hold(u16),
+    /// Answer with this, and ask to be left alone for so many seconds.
+    RetryAfter(u16, u64),
 }
 
 /// Refuses one attempt in eight, always the same ones.
 pub fn moody(entry: &Entry) -> Reply {
-    let mut hasher = DefaultHasher::new();
-    (&entry.id, entry.attempt).hash(&mut hasher);
-    Reply::Status(if hasher.finish().is_multiple_of(8) { 503 } else { 200 })
+    Reply::Status(if hash((&entry.id, entry.attempt)).is_multiple_of(8) { 503 } else { 200 })
 }
 
 type Choose = Box<dyn Fn(&Entry) -> Reply + Send>;
@@ -80,6 +118,8 @@ type Choose = Box<dyn Fn(&Entry) -> Reply + Send>;
 struct Book {
     entries: Mutex<Vec<Entry>>,
     choose: Mutex<Choose>,
+    mark: Mark,
+    asks_who: AtomicBool,
     more: Notify,
     go_on: watch::Sender<bool>,
 }
@@ -99,10 +139,23 @@ impl Drop for Ledger {
 
 impl Ledger {
     pub async fn start(choose: impl Fn(&Entry) -> Reply + Send + 'static) -> Self {
+        Self::marked(choose, Arc::new(|| 0)).await
+    }
+
+    /// One that writes a mark beside each request.
+    pub async fn marked(choose: impl Fn(&Entry) -> Reply + Send + 'static, mark: Mark) -> Self {
+        LazyLock::force(&OPENED);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let (entries, choose) = (Mutex::default(), Mutex::new(Box::new(choose) as Choose));
-        let book = Arc::new(Book { entries, choose, more: Notify::new(), go_on: watch::Sender::new(false) });
+        let book = Arc::new(Book {
+            entries,
+            choose,
+            mark,
+            asks_who: AtomicBool::new(true),
+            more: Notify::new(),
+            go_on: watch::Sender::new(false),
+        });
         let accepting = tokio::spawn(accept(listener, book.clone()));
         Self { address, book, accepting }
     }
@@ -119,6 +172,17 @@ impl Ledger {
     /// Lets held requests go on, these and later ones.
     pub fn go_on(&self) {
         self.book.go_on.send_replace(true);
+    }
+
+    /// Entries name no nodes from now on: finding that out takes a moment,
+    /// which is long for many connections at once.
+    pub fn ask_nobody(&self) {
+        self.book.asks_who.store(false, Ordering::Relaxed);
+    }
+
+    /// Holds requests again, those that come from now on.
+    pub fn hold_on(&self) {
+        self.book.go_on.send_replace(false);
     }
 
     /// Every request so far, in the order they began.
@@ -159,107 +223,13 @@ impl Ledger {
     /// tells of which answers the gateway may never have heard, or not kept:
     /// only those may be asked for again.
     pub fn check(&self, handed: &Handed, cap: usize, may_be_lost: impl Fn(&Entry) -> bool) -> Findings {
-        let entries = self.entries();
-        nothing_is_lost(&entries, handed);
-        caps_are_kept(&entries, cap);
-        lanes_are_kept(&entries);
-        attempts_are_counted(&entries);
-        places_follow_hand_in(&entries, handed);
-        Findings { requests: entries.len(), acknowledged: handed.len(), repeats: repeats(&entries, may_be_lost) }
-    }
-}
-
-/// What a check has found.
-#[derive(Debug)]
-pub struct Findings {
-    pub requests: usize,
-    pub acknowledged: usize,
-    /// Requests made again though they were answered.
-    pub repeats: usize,
-}
-
-fn nothing_is_lost(entries: &[Entry], handed: &Handed) {
-    let arrived: HashSet<(&str, &str)> =
-        entries.iter().filter(|entry| entry.is_delivered()).map(|entry| (&*entry.endpoint, &*entry.id)).collect();
-    let lost: Vec<&String> = handed.ids().filter(|(id, to)| !arrived.contains(&(to, id))).map(|(id, _)| id).collect();
-    assert!(lost.is_empty(), "{} of {} acknowledged are lost: {lost:?}", lost.len(), handed.len());
-}
-
-fn caps_are_kept(entries: &[Entry], cap: usize) {
-    for (endpoint, mut group) in grouped(entries, |entry| entry.endpoint.clone()) {
-        group.sort_by_key(|entry| entry.began);
-        for (n, entry) in group.iter().enumerate() {
-            let recent = group[..=n].iter().rev().take_while(|other| other.began + TIMEOUT > entry.began);
-            let open: Vec<_> = recent.filter(|other| other.over() > entry.began).collect();
-            assert!(open.len() <= cap, "{endpoint} has {} open, {cap} are allowed: {open:#?}", open.len());
+        let findings = Findings::of(&self.entries(), handed, &Rules { cap, timeout: TIMEOUT });
+        findings.expect_none();
+        for (first, again) in &findings.repeats {
+            assert!(may_be_lost(first), "asked again for no reason: {first:?}, then {again:?}");
         }
+        findings
     }
-}
-
-fn lanes_are_kept(entries: &[Entry]) {
-    let keyed: Vec<Entry> = entries.iter().filter(|entry| !entry.key.is_empty()).cloned().collect();
-    for (lane, mut group) in grouped(&keyed, |entry| (entry.endpoint.clone(), entry.key.clone())) {
-        group.sort_by_key(|entry| entry.began);
-        let mut last = group[0];
-        assert_eq!(last.seq, 1, "a lane begins with its first: {last:?}");
-        let (mut is_delivered, mut busy_until) = (last.is_delivered(), last.over());
-        for entry in &group[1..] {
-            assert!(entry.began >= busy_until, "two at once in {lane:?}: {last:#?}\n{entry:#?}");
-            if entry.seq == last.seq {
-                assert_eq!(entry.id, last.id, "one place, one event");
-            } else {
-                assert_eq!(entry.seq, last.seq + 1, "out of order in {lane:?}: {last:#?}\n{entry:#?}");
-                assert!(is_delivered, "overtaken in {lane:?}: {last:#?}\n{entry:#?}");
-                is_delivered = false;
-            }
-            is_delivered |= entry.is_delivered();
-            busy_until = entry.over();
-            last = entry;
-        }
-    }
-}
-
-/// Each delivery's attempts are numbered without a gap: none is charged that
-/// the receiver has not seen.
-fn attempts_are_counted(entries: &[Entry]) {
-    for (delivery, group) in grouped(entries, |entry| (entry.endpoint.clone(), entry.id.clone())) {
-        let numbers: BTreeSet<u32> = group.iter().map(|entry| entry.attempt).collect();
-        let wanted: BTreeSet<u32> = (1..=numbers.len() as u32).collect();
-        assert_eq!(numbers, wanted, "{delivery:?} was charged for what was never sent");
-    }
-}
-
-/// Whoever waits for one receipt before handing in the next finds them in
-/// that order, through whichever nodes.
-fn places_follow_hand_in(entries: &[Entry], handed: &Handed) {
-    let places: HashMap<(&str, &str), u64> =
-        entries.iter().map(|entry| ((&*entry.endpoint, &*entry.id), entry.seq)).collect();
-    for (producer, run) in handed.runs() {
-        let places: Vec<u64> = run.iter().map(|(id, to)| places[&(&**to, &**id)]).collect();
-        assert!(places.is_sorted_by(|a, b| a < b), "{producer:?} handed in {run:?}, their places are {places:?}");
-    }
-}
-
-/// Requests made again under the same number after an answer.
-fn repeats(entries: &[Entry], may_be_lost: impl Fn(&Entry) -> bool) -> usize {
-    let mut count = 0;
-    let attempt = |entry: &Entry| (entry.endpoint.clone(), entry.id.clone(), entry.attempt);
-    for (_, mut group) in grouped(entries, attempt) {
-        group.sort_by_key(|entry| entry.began);
-        for pair in group.windows(2) {
-            assert!(may_be_lost(pair[0]), "asked again for no reason: {:#?}\n{:#?}", pair[0], pair[1]);
-            count += 1;
-        }
-    }
-    count
-}
-
-fn grouped<K: Ord>(entries: &[Entry], by: impl Fn(&Entry) -> K) -> BTreeMap<K, Vec<&Entry>> {
-    let mut groups: BTreeMap<K, Vec<&Entry>> = BTreeMap::new();
-    for entry in entries {
-        groups.entry(by(entry)).or_default().push(entry);
-    }
-    groups
 }
 
 async fn accept(listener: TcpListener, book: Arc<Book>) {
@@ -270,7 +240,10 @@ async fn accept(listener: TcpListener, book: Arc<Book>) {
         let book = book.clone();
         let ours = stream.local_addr().expect("an address");
         connections.spawn(async move {
-            let node = tokio::task::spawn_blocking(move || sockets::node_at(theirs, ours)).await.expect("it looks");
+            let node = match book.asks_who.load(Ordering::Relaxed) {
+                true => tokio::task::spawn_blocking(move || sockets::node_at(theirs, ours)).await.expect("it looks"),
+                false => None,
+            };
             let service = service_fn(move |request| answer(book.clone(), node.clone(), request));
             let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
         });
@@ -283,7 +256,7 @@ async fn answer(
     request: hyper::Request<Incoming>,
 ) -> Result<hyper::Response<Full<Bytes>>, Box<dyn std::error::Error + Send + Sync>> {
     let (head, body) = request.into_parts();
-    body.collect().await?;
+    let body = body.collect().await?.to_bytes();
     let header = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let entry = Entry {
         endpoint: head.uri.path().trim_start_matches('/').to_owned(),
@@ -295,18 +268,58 @@ async fn answer(
         began: Instant::now(),
         ended: None,
         status: None,
+        content: content_of(&head.headers, &body),
+        marks: ((book.mark)(), u64::MAX),
     };
     let reply = (book.choose.lock().expect("nothing panics while it is held"))(&entry);
     let mut open = Open::write_down(&book, entry);
-    let (Reply::Status(status) | Reply::Hold(status)) = reply;
+    let (Reply::Status(status) | Reply::Hold(status) | Reply::RetryAfter(status, _)) = reply;
+    let (mut response, mut said) = (hyper::Response::builder().status(status), Bytes::new());
     match reply {
         Reply::Status(_) => tokio::time::sleep(Duration::from_millis(2)).await,
         Reply::Hold(_) => {
             let _ = book.go_on.subscribe().wait_for(|go| *go).await;
+            // More than a single read takes.
+            said = Bytes::from_static(&[b'x'; 16_384]);
         }
+        Reply::RetryAfter(_, seconds) => response = response.header("retry-after", seconds),
     }
     open.status = Some(status);
-    Ok(hyper::Response::builder().status(status).body(Full::default())?)
+    // Before the sender can know: what it writes of the answer comes after.
+    open.mark = (book.mark)();
+    Ok(response.body(Full::new(said))?)
+}
+
+#[derive(serde::Deserialize)]
+struct Envelope<'a> {
+    id: String,
+    #[serde(rename = "type")]
+    kind: String,
+    key: Option<String>,
+    seq: Option<u64>,
+    #[serde(borrow)]
+    data: &'a RawValue,
+}
+
+fn content_of(headers: &http::HeaderMap, body: &[u8]) -> Content {
+    let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let envelope: Option<Envelope> = serde_json::from_slice(body).ok();
+    let says_the_same = |envelope: &Envelope| {
+        envelope.id == header("webhook-id")
+            && envelope.key.as_deref().unwrap_or_default() == header("x-key")
+            && envelope.seq.map(|seq| seq.to_string()).unwrap_or_default() == header("x-seq")
+    };
+    let data = envelope.as_ref().filter(|envelope| says_the_same(envelope)).map(|found| hash(found.data.get()));
+    let kind = envelope.map(|envelope| envelope.kind).unwrap_or_default();
+    Content { body: hash(body), data, kind, is_signed: is_signed(header, body) }
+}
+
+fn is_signed<'a>(header: impl Fn(&str) -> &'a str, body: &[u8]) -> bool {
+    let secret = BASE64_STANDARD.decode(&SECRET["whsec_".len()..]).expect("base64");
+    let signed = [format!("{}.{}.", header("webhook-id"), header("webhook-timestamp")).as_bytes(), body].concat();
+    let signature = header("webhook-signature").strip_prefix("v1,").and_then(|code| BASE64_STANDARD.decode(code).ok());
+    let key = hmac::Key::new(hmac::HMAC_SHA256, &secret);
+    signature.is_some_and(|signature| hmac::verify(&key, &signed, &signature).is_ok())
 }
 
 /// An entry that is open. Dropped without an answer if the sender hangs up.
@@ -314,6 +327,7 @@ struct Open {
     book: Arc<Book>,
     place: usize,
     status: Option<u16>,
+    mark: u64,
 }
 
 impl Open {
@@ -323,7 +337,7 @@ impl Open {
         entry.began = Instant::now();
         entries.push(entry);
         book.more.notify_waiters();
-        Self { book: book.clone(), place: entries.len() - 1, status: None }
+        Self { book: book.clone(), place: entries.len() - 1, status: None, mark: u64::MAX }
     }
 }
 
@@ -332,78 +346,7 @@ impl Drop for Open {
         let mut entries = self.book.entries.lock().expect("nothing panics while it is held");
         let entry = &mut entries[self.place];
         (entry.ended, entry.status) = (Some(Instant::now()), self.status);
+        entry.marks.1 = self.mark;
         self.book.more.notify_waiters();
-    }
-}
-
-mod tests {
-    use super::*;
-
-    /// A request for the event of this place in the lane `k`, open from one
-    /// millisecond to another.
-    fn entry(seq: u64, attempt: u32, from: u64, to: u64, status: u16) -> Entry {
-        static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
-        let at = |ms| *START + Duration::from_millis(ms);
-        Entry {
-            endpoint: "e0".into(),
-            id: format!("evt-{seq}"),
-            key: "k".into(),
-            seq,
-            attempt,
-            node: None,
-            began: at(from),
-            ended: Some(at(to)),
-            status: Some(status),
-        }
-    }
-
-    fn is_refused(check: impl FnOnce() + std::panic::UnwindSafe) -> bool {
-        std::panic::catch_unwind(check).is_err()
-    }
-
-    #[test]
-    fn what_is_in_order_is_found_in_order() {
-        let entries = [entry(1, 1, 0, 5, 503), entry(1, 2, 6, 9, 200), entry(2, 1, 9, 12, 200)];
-        lanes_are_kept(&entries);
-        attempts_are_counted(&entries);
-        caps_are_kept(&entries, 1);
-        assert_eq!(repeats(&entries, |_| false), 0);
-        // Cut off by a crash, and made again before the next.
-        let crashed = [entry(1, 1, 0, 5, 200), entry(1, 1, 7, 9, 200), entry(2, 1, 9, 12, 200)];
-        lanes_are_kept(&crashed);
-        assert_eq!(repeats(&crashed, |entry| entry.seq == 1), 1);
-    }
-
-    #[test]
-    fn whatever_is_out_of_order_is_found() {
-        let first = || entry(1, 1, 0, 5, 200);
-        for (what, entries) in [
-            ("two at once", [first(), entry(2, 1, 4, 8, 200)]),
-            ("a place left out", [first(), entry(3, 1, 6, 8, 200)]),
-            ("one after its successor", [entry(2, 1, 0, 5, 200), entry(1, 1, 6, 8, 200)]),
-            ("overtaken", [entry(1, 1, 0, 5, 503), entry(2, 1, 6, 8, 200)]),
-        ] {
-            assert!(is_refused(|| lanes_are_kept(&entries)), "{what}");
-        }
-        assert!(is_refused(|| caps_are_kept(&[first(), entry(2, 1, 4, 8, 200)], 1)));
-        assert!(is_refused(|| attempts_are_counted(&[first(), entry(1, 3, 6, 8, 200)])));
-        assert!(is_refused(|| {
-            let _ = repeats(&[first(), entry(1, 1, 6, 8, 200)], |_| false);
-        }));
-        let frozen = Entry { ended: None, status: None, ..first() };
-        caps_are_kept(&[frozen.clone(), entry(2, 1, 1_001, 1_005, 200)], 1);
-        assert!(is_refused(move || caps_are_kept(&[frozen, entry(2, 1, 999, 1_005, 200)], 1)));
-    }
-
-    #[test]
-    fn what_is_lost_or_in_another_order_than_it_was_handed_in_is_found() {
-        let handed = || Handed::of(&[("evt-1", "e0", "k"), ("evt-2", "e0", "k")]);
-        let both = [entry(1, 1, 0, 5, 200), entry(2, 1, 6, 8, 200)];
-        nothing_is_lost(&both, &handed());
-        places_follow_hand_in(&both, &handed());
-        assert!(is_refused(|| nothing_is_lost(&both[..1], &handed())));
-        assert!(is_refused(|| nothing_is_lost(&[entry(1, 1, 0, 5, 200), entry(2, 1, 6, 8, 503)], &handed())));
-        let swapped = Handed::of(&[("evt-2", "e0", "k"), ("evt-1", "e0", "k")]);
-        assert!(is_refused(|| places_follow_hand_in(&both, &swapped)));
     }
 }

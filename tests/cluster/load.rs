@@ -2,6 +2,7 @@
 //! acknowledged.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
@@ -20,12 +21,38 @@ const KEYS: usize = 4;
 /// Where the nodes are that events may be handed to.
 pub type Doors = Arc<RwLock<Vec<SocketAddr>>>;
 
+/// Tells how far something has come, to be written beside what happens.
+pub type Mark = Arc<dyn Fn() -> u64 + Send + Sync>;
+
 /// One acknowledged event.
 #[derive(Debug, Clone)]
 struct Receipt {
     id: String,
     endpoint: String,
     key: String,
+    /// What the mark was when the receipt was here.
+    mark: u64,
+}
+
+/// The data of the event with this id: long enough to be damaged, and no two
+/// alike.
+pub fn data_of(id: &str) -> String {
+    let words: Vec<String> = (0..16).map(|n| format!("{:016x}", hash((id, n)))).collect();
+    json!({"of": id, "words": words}).to_string()
+}
+
+/// An event with that data, as it is handed in.
+pub fn event_of(id: &str, endpoint: &str, key: &str) -> String {
+    let key = (!key.is_empty()).then_some(key);
+    let rest = json!({"id": id, "type": endpoint, "key": key}).to_string();
+    format!(r#"{},"data":{}}}"#, &rest[..rest.len() - 1], data_of(id))
+}
+
+/// A hash of anything, the same in every run.
+pub fn hash(of: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Everything that was acknowledged, by producer, in order.
@@ -41,12 +68,30 @@ impl Handed {
             id: id.into(),
             endpoint: endpoint.into(),
             key: key.into(),
+            mark: 0,
         };
         Self { by_producer: vec![events.iter().map(receipt).collect()] }
     }
 
     pub fn len(&self) -> usize {
         self.by_producer.iter().map(Vec::len).sum()
+    }
+
+    /// What was acknowledged when the mark was at most this.
+    pub fn until(&self, mark: u64) -> Self {
+        let early = |receipts: &Vec<Receipt>| receipts.iter().filter(|one| one.mark <= mark).cloned().collect();
+        Self { by_producer: self.by_producer.iter().map(early).collect() }
+    }
+
+    /// This, and what another load handed in.
+    pub fn and(mut self, other: Self) -> Self {
+        self.by_producer.extend(other.by_producer);
+        self
+    }
+
+    /// Each event, the endpoint it is for, and a hash of its data.
+    pub fn contents(&self) -> impl Iterator<Item = (&str, &str, u64)> {
+        self.by_producer.iter().flatten().map(|one| (&*one.id, &*one.endpoint, hash(&*data_of(&one.id))))
     }
 
     /// Each event, and the endpoint it is for.
@@ -59,7 +104,7 @@ impl Handed {
     pub fn runs(&self) -> BTreeMap<(usize, String, String), Vec<(String, String)>> {
         let mut runs: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (producer, receipts) in self.by_producer.iter().enumerate() {
-            for Receipt { id, endpoint, key } in receipts.iter().filter(|receipt| !receipt.key.is_empty()) {
+            for Receipt { id, endpoint, key, .. } in receipts.iter().filter(|receipt| !receipt.key.is_empty()) {
                 let run = runs.entry((producer, endpoint.clone(), key.clone())).or_default();
                 run.push((id.clone(), endpoint.clone()));
             }
@@ -81,6 +126,11 @@ impl Load {
     /// Events for endpoints `e0` to `e{endpoints - 1}`, most of them keyed.
     /// Ids begin with the name, which is for one load alone.
     pub fn start(name: &str, doors: &Doors, token: &str, endpoints: usize) -> Self {
+        Self::marked(name, doors, token, endpoints, Arc::new(|| 0))
+    }
+
+    /// The same, with a mark beside each receipt.
+    pub fn marked(name: &str, doors: &Doors, token: &str, endpoints: usize, mark: Mark) -> Self {
         let (stop, refused, handed) = (Arc::default(), Arc::default(), Arc::default());
         let producers = (0..PRODUCERS)
             .map(|producer| {
@@ -93,6 +143,7 @@ impl Load {
                     stop: Arc::clone(&stop),
                     refused: Arc::clone(&refused),
                     handed: Arc::clone(&handed),
+                    mark: mark.clone(),
                 };
                 tokio::spawn(producer.work())
             })
@@ -130,6 +181,7 @@ struct Producer {
     stop: Arc<AtomicBool>,
     refused: Arc<AtomicU64>,
     handed: Arc<AtomicU64>,
+    mark: Mark,
 }
 
 impl Producer {
@@ -145,8 +197,9 @@ impl Producer {
                 let key = if key == KEYS { String::new() } else { format!("k{key}") };
                 (format!("e{}", rng.random_range(0..self.endpoints)), key)
             };
-            let receipt = Receipt { id: format!("{}-{n}", self.name), endpoint, key };
+            let mut receipt = Receipt { id: format!("{}-{n}", self.name), endpoint, key, mark: 0 };
             self.hand_in(&receipt).await;
+            receipt.mark = (self.mark)();
             self.handed.fetch_add(1, Ordering::Relaxed);
             receipts.push(receipt);
             // A producer has other things to do, too.
@@ -156,9 +209,8 @@ impl Producer {
     }
 
     async fn hand_in(&mut self, receipt: &Receipt) {
-        let Receipt { id, endpoint, key } = receipt;
-        let key = (!key.is_empty()).then_some(key);
-        let body = json!({"id": id, "type": endpoint, "key": key, "data": {"of": id}}).to_string();
+        let Receipt { id, endpoint, key, .. } = receipt;
+        let body = event_of(id, endpoint, key);
         let until = Instant::now() + PATIENCE;
         loop {
             let last = match self.door() {
@@ -189,6 +241,11 @@ impl Producer {
         let answer = answer?;
         match answer.status {
             202 => Ok(()),
+            // The disk is full: there is no telling when it will not be.
+            507 => {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                Err(String::from_utf8_lossy(&answer.body).into_owned())
+            }
             503 => {
                 let wait = answer.headers.get("retry-after").and_then(|wait| wait.to_str().ok());
                 assert!(wait.is_some_and(|wait| wait.parse::<u32>().is_ok()), "no Retry-After in {answer:?}");

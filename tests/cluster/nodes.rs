@@ -13,9 +13,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::{Mutex, MutexGuard};
 
+use crate::audit::Findings;
 use crate::ground::postgres::{Database, Server};
 use crate::ground::proxy::Proxy;
-use crate::ledger::{Entry, Findings, Ledger};
+use crate::ledger::{Entry, Ledger, SECRET};
 use crate::load::{Doors, Handed, Load};
 use crate::sockets;
 use crate::support::{Client, Gateway, Options, eager_retry, eventually, path_of, unlimited};
@@ -29,13 +30,15 @@ pub const ENDPOINTS: usize = 24;
 
 /// A story has the machine to itself: what is measured in seconds must not be
 /// measured beside ten others.
-static TURN: Mutex<()> = Mutex::const_new(());
+pub static TURN: Mutex<()> = Mutex::const_new(());
 
 /// Nodes that share a database and a folder, as on one machine.
 pub struct Cluster {
     pub nodes: Vec<Node>,
     pub doors: Doors,
     pub endpoints: Vec<Value>,
+    // How many nodes there ever were.
+    started: usize,
     folder: Arc<TempDir>,
     database: Arc<Database>,
     // Of a story that kills the database.
@@ -86,8 +89,12 @@ impl Cluster {
 
     /// The same on a server of its own, which may be killed.
     pub async fn on_server_of_its_own() -> Self {
+        Self::on_server(Server::start(&[]).await).await
+    }
+
+    /// The same on this server.
+    pub async fn on_server(server: Server) -> Self {
         let turn = TURN.lock().await;
-        let server = Server::start(&[]).await;
         let database = server.database().await;
         Self::on(turn, database, Some(server))
     }
@@ -104,7 +111,7 @@ impl Cluster {
     fn on(turn: MutexGuard<'static, ()>, database: Database, server: Option<Server>) -> Self {
         let folder = Arc::new(tempfile::tempdir().expect("a folder"));
         let (nodes, doors, endpoints) = (Vec::new(), Doors::default(), Vec::new());
-        Self { nodes, doors, endpoints, folder, database: Arc::new(database), server, _turn: turn }
+        Self { nodes, doors, endpoints, started: 0, folder, database: Arc::new(database), server, _turn: turn }
     }
 
     pub fn server(&self) -> &Server {
@@ -122,7 +129,13 @@ impl Cluster {
     /// Starts so many nodes at once.
     pub async fn start(&mut self, count: usize) {
         let url = self.database.url().to_owned();
-        self.start_all((0..count).map(|_| (url.clone(), None)).collect()).await;
+        self.start_through(&url, count).await;
+    }
+
+    /// Starts nodes with an environment of their own each, and this lease.
+    pub async fn start_in(&mut self, environments: Vec<Vec<(String, String)>>, lease: &str) {
+        let options = |env| Options { env, ..options(self.database.url(), lease) };
+        self.start_all(environments.into_iter().map(|env| (options(env), None)).collect()).await;
     }
 
     /// The same, each behind a proxy of its own.
@@ -132,23 +145,23 @@ impl Cluster {
             None => Server::shared(&[]).await.address(),
         };
         let proxies = join_all((0..count).map(|_| Proxy::start(address))).await;
-        let ways = proxies.into_iter().map(|proxy| (self.database.url_through(proxy.address), Some(proxy)));
-        self.start_all(ways.collect()).await;
+        let way = |proxy: Proxy| (default_options(&self.database.url_through(proxy.address)), Some(proxy));
+        self.start_all(proxies.into_iter().map(way).collect()).await;
     }
 
     /// The same, by way of a pooler.
     pub async fn start_through(&mut self, url: &str, count: usize) {
-        self.start_all((0..count).map(|_| (url.to_owned(), None)).collect()).await;
+        self.start_all((0..count).map(|_| (default_options(url), None)).collect()).await;
     }
 
-    async fn start_all(&mut self, ways: Vec<(String, Option<Proxy>)>) {
-        let starting = ways.into_iter().map(|(url, proxy)| {
-            let options = Options::flags(&["--database-url", &url, "--lease", &format!("{}s", LEASE.as_secs())]);
+    async fn start_all(&mut self, ways: Vec<(Options, Option<Proxy>)>) {
+        let starting = ways.into_iter().map(|(options, proxy)| {
             let folder = self.folder.clone();
             async move { (Gateway::start_in(folder, options).await, proxy) }
         });
         for (gateway, proxy) in join_all(starting).await {
-            let name = format!("n{}", self.nodes.len());
+            let name = format!("n{}", self.started);
+            self.started += 1;
             sockets::introduce(gateway.process_id(), &name);
             self.doors.write().expect("nothing panics while it is held").push(gateway.address);
             self.nodes.push(Node { name, proxy, gateway: Some(gateway) });
@@ -183,7 +196,7 @@ impl Cluster {
         node.gateway = Some(gateway);
     }
 
-    /// Ends the last one with SIGTERM, for good.
+    /// Ends one with SIGTERM, for good.
     pub async fn leave(&mut self, node: usize) {
         let address = self.nodes[node].gateway().address;
         self.doors.write().expect("nothing panics while it is held").retain(|door| *door != address);
@@ -277,7 +290,7 @@ impl Cluster {
         for node in 0..self.nodes.len() {
             stale += self.metric(node, "posthaste_stale_writes_total").await;
         }
-        let Findings { requests, acknowledged, repeats } = &findings;
+        let (requests, acknowledged, repeats) = (findings.requests, findings.acknowledged, findings.repeats.len());
         println!("{requests} requests, {acknowledged} acknowledged, {repeats} repeats, {stale} stale writes refused");
         findings
     }
@@ -301,9 +314,18 @@ pub fn called_again(entries: &[Entry], endpoints: &[String], since: Instant) -> 
     times.map(|times| times.into_iter().max().unwrap_or_default())
 }
 
+/// How every node is started that is not started otherwise.
+fn default_options(url: &str) -> Options {
+    options(url, &format!("{}s", LEASE.as_secs()))
+}
+
+fn options(url: &str, lease: &str) -> Options {
+    Options::flags(&["--database-url", url, "--lease", lease])
+}
+
 /// What an endpoint of this name is like.
 pub fn settings(name: &str, ledger: &Ledger) -> Value {
-    json!({"url": ledger.url(name), "event_types": [name], "max_in_flight": CAP, "retry": eager_retry(1_000),
+    json!({"url": ledger.url(name), "secret": SECRET, "event_types": [name], "max_in_flight": CAP, "retry": eager_retry(1_000),
            "rate": unlimited(), "timeout": {"connect": "1s", "total": "1s"}, "breaker": {"enabled": false}})
 }
 

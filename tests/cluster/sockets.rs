@@ -14,8 +14,16 @@ pub fn introduce(process: u32, node: &str) {
 /// Whose connection this is, seen from the other end. Nobody's, if its process
 /// has ended meanwhile.
 pub fn node_at(theirs: SocketAddr, ours: SocketAddr) -> Option<Arc<str>> {
+    let nodes = {
+        let mut nodes = NODES.lock().expect("nothing panics while it is held");
+        nodes.retain(|process, _| std::fs::exists(format!("/proc/{process}/fd")).unwrap_or(false));
+        nodes.clone()
+    };
+    if nodes.is_empty() {
+        // The look takes long where there are many sockets.
+        return None;
+    }
     let socket = format!("socket:[{}]", inode(theirs, ours)?);
-    let nodes = NODES.lock().expect("nothing panics while it is held").clone();
     nodes.into_iter().find_map(|(process, node)| holds(process, &socket).then_some(node))
 }
 

@@ -69,17 +69,22 @@ impl Server {
     }
 
     async fn start_with(settings: &[&str], files: &[(&str, &str)]) -> Self {
-        let binaries = binaries();
         let (password, port) = (format!("{:032x}", rand::random::<u128>()), guard::free_port());
         let folder = guard::folder("posthaste-postgres-", &[&[("password", password.as_str())], files].concat());
-        let data = folder.join("data");
-        let mut initdb = guard::command(binaries.join("initdb"));
+        let mut initdb = guard::command(binaries().join("initdb"));
         initdb.args(["-U", "admin", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync", "-D"]);
-        initdb.arg(&data).arg(format!("--pwfile={}", folder.join("password").display())).current_dir("/");
+        initdb.arg(folder.join("data")).arg(format!("--pwfile={}", folder.join("password").display())).current_dir("/");
         run(initdb).await;
 
-        let mut server = guard::command(binaries.join("postgres"));
-        server.arg("-D").arg(&data);
+        let started = Self::launch(folder, &password, port, settings).await;
+        execute(&started.admin, &format!("CREATE ROLE posthaste LOGIN PASSWORD '{password}'")).await.expect("a role");
+        started
+    }
+
+    /// Starts a server on the data in this folder.
+    async fn launch(folder: PathBuf, password: &str, port: u16, settings: &[&str]) -> Self {
+        let mut server = guard::command(binaries().join("postgres"));
+        server.arg("-D").arg(folder.join("data"));
         let port = format!("port={port}");
         let ours = ["listen_addresses=127.0.0.1", "unix_socket_directories=", &port, "max_connections=300"];
         for setting in ours.iter().chain(settings) {
@@ -96,8 +101,35 @@ impl Server {
             template: OnceCell::new(),
         };
         started.start_again().await;
-        execute(&started.admin, &format!("CREATE ROLE posthaste LOGIN PASSWORD '{password}'")).await.expect("a role");
         started
+    }
+
+    /// A standby of this server, which from now on answers no commit before
+    /// the standby has it.
+    pub async fn synchronous_standby(&self) -> Self {
+        let folder = guard::folder("posthaste-standby-", &[]);
+        let mut backup = guard::command(binaries().join("pg_basebackup"));
+        backup.args(["--write-recovery-conf", "--checkpoint=fast", "--no-sync", "-d", self.admin.as_str(), "-D"]);
+        backup.arg(folder.join("data")).current_dir("/");
+        run(backup).await;
+        let password = self.admin.password().expect("it has one");
+        let standby = Self::launch(folder, password, guard::free_port(), &[]).await;
+        for statement in ["ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()"] {
+            execute(&self.admin, statement).await.expect("an administrator may");
+        }
+        let question =
+            "DO $$ BEGIN ASSERT (SELECT count(*) = 1 FROM pg_stat_replication WHERE sync_state = 'sync'); END $$";
+        let until = Instant::now() + PATIENCE;
+        while let Err(problem) = execute(&self.admin, question).await {
+            assert!(Instant::now() < until, "the standby does not follow: {problem}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        standby
+    }
+
+    /// Makes a standby a server of its own.
+    pub async fn promote(&self) {
+        execute(&self.admin, "SELECT pg_promote()").await.expect("a standby can be promoted");
     }
 
     /// Where it listens.

@@ -21,6 +21,8 @@ pub enum Weather {
     Silent,
     /// Questions arrive; answers do not.
     Deaf,
+    /// Answers arrive; questions do not.
+    Mute,
     /// Connections are reset, new ones too.
     Torn,
 }
@@ -34,6 +36,8 @@ pub struct Proxy {
 
 #[derive(Debug, Clone, Copy)]
 struct Network {
+    /// Where new connections lead.
+    server: SocketAddr,
     weather: Weather,
     /// How often everything was cut.
     cuts: u64,
@@ -51,8 +55,8 @@ impl Proxy {
     pub async fn start(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let network = watch::Sender::new(Network { weather: Weather::Fair, cuts: 0 });
-        let accepting = tokio::spawn(accept(listener, server, network.subscribe()));
+        let network = watch::Sender::new(Network { server, weather: Weather::Fair, cuts: 0 });
+        let accepting = tokio::spawn(accept(listener, network.subscribe()));
         Self { address, network, accepting }
     }
 
@@ -61,6 +65,14 @@ impl Proxy {
         self.network.send_modify(|network| {
             network.weather = weather;
             network.cuts += u64::from(weather == Weather::Torn);
+        });
+    }
+
+    /// Resets every open connection; new ones lead to this server.
+    pub fn lead_to(&self, server: SocketAddr) {
+        self.network.send_modify(|network| {
+            network.server = server;
+            network.cuts += 1;
         });
     }
 
@@ -76,22 +88,22 @@ impl Drop for Proxy {
     }
 }
 
-async fn accept(listener: TcpListener, server: SocketAddr, network: watch::Receiver<Network>) {
+async fn accept(listener: TcpListener, network: watch::Receiver<Network>) {
     // Dropped with this task, and every connection with it.
     let mut connections = JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
         while connections.try_join_next().is_some() {}
-        connections.spawn(serve(client, server, network.clone()));
+        connections.spawn(serve(client, network.clone()));
     }
 }
 
-async fn serve(client: TcpStream, server: SocketAddr, mut network: watch::Receiver<Network>) {
+async fn serve(client: TcpStream, mut network: watch::Receiver<Network>) {
     let now = *network.borrow();
     if now.weather == Weather::Torn {
         let _ = client.set_zero_linger();
         return;
     }
-    let Ok(server) = TcpStream::connect(server).await else {
+    let Ok(server) = TcpStream::connect(now.server).await else {
         let _ = client.set_zero_linger();
         return;
     };
@@ -122,6 +134,7 @@ async fn carry(
         let passes = |network: &Network| match network.weather {
             Weather::Silent => false,
             Weather::Deaf => way == Way::There,
+            Weather::Mute => way == Way::Back,
             Weather::Fair | Weather::Slow(_) | Weather::Torn => true,
         };
         let weather = match network.wait_for(passes).await {

@@ -29,6 +29,7 @@ macro_rules! for_every_store {
 #[path = "../ground/mod.rs"]
 #[allow(dead_code, reason = "other tests need more of it")]
 mod ground;
+#[allow(dead_code, reason = "other tests need more of it")]
 mod support;
 
 mod accept;

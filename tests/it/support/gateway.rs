@@ -106,6 +106,12 @@ impl Gateway {
 
     /// Starts one in this folder, which others may be in as well.
     pub async fn start_in(folder: Arc<TempDir>, options: Options) -> Self {
+        let started = Self::try_start_in(folder, options).await;
+        started.unwrap_or_else(|ended| panic!("the gateway ended before it served ({ended}); see its output above"))
+    }
+
+    /// The same, for one that may refuse to start: how it ended then.
+    pub async fn try_start_in(folder: Arc<TempDir>, options: Options) -> Result<Self, ExitStatus> {
         let mut process = command(folder.path(), &options).spawn().expect("the gateway starts");
         let printed = options.output.clone().unwrap_or_default();
         if let Some(log) = process.stderr.take() {
@@ -114,8 +120,9 @@ impl Gateway {
         let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines();
         let address = loop {
             let line = tokio::time::timeout(PATIENCE, lines.next_line()).await.expect("the gateway serves in time");
-            let line = line.expect("readable output");
-            let line = line.expect("the gateway ended before it served; see its output above");
+            let Some(line) = line.expect("readable output") else {
+                return Err(process.wait().await.expect("it ends"));
+            };
             printed.add(line.as_bytes());
             if let Some(rest) = line.split("serves http://").nth(1) {
                 break rest.split(' ').next().expect("an address").parse().expect("an address");
@@ -125,7 +132,7 @@ impl Gateway {
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         let token = written_token(&folder.path().join("admin-token")).await;
         let client = Client::new(address, &token);
-        Self { process, address, client, folder, options, token, database: None }
+        Ok(Self { process, address, client, folder, options, token, database: None })
     }
 
     pub fn folder(&self) -> PathBuf {
@@ -166,6 +173,17 @@ impl Gateway {
         self.process.wait().await.expect("it ends")
     }
 
+    /// Waits until it ends by itself, and how it did.
+    pub async fn ended(&mut self) -> ExitStatus {
+        let ending = tokio::time::timeout(PATIENCE, self.process.wait()).await;
+        ending.expect("it ends in time").expect("it can be waited for")
+    }
+
+    /// How it has ended, if it has.
+    pub fn has_ended(&mut self) -> Option<ExitStatus> {
+        self.process.try_wait().expect("it can be asked")
+    }
+
     pub fn signal(&self, signal: Signal) {
         let id = Pid::from_raw(self.process_id() as i32).expect("a process id");
         kill_process(id, signal).expect("it can be signalled");
@@ -173,10 +191,16 @@ impl Gateway {
 
     /// Starts again on the same folder and address, which the one before has
     /// left by then.
-    pub async fn restart(mut self) -> Self {
+    pub async fn restart(self) -> Self {
+        let options = self.options.clone();
+        self.restart_with(options).await
+    }
+
+    /// The same, otherwise than before.
+    pub async fn restart_with(mut self, options: Options) -> Self {
         let _ = self.process.start_kill();
         let _ = self.process.wait().await;
-        let options = Options { listen: Some(self.address), ..self.options.clone() };
+        let options = Options { listen: Some(self.address), ..options };
         let (folder, database) = (self.folder.clone(), self.database.clone());
         drop(self);
         let restarted = Self { database, ..Self::start_in(folder, options).await };
@@ -322,6 +346,10 @@ fn command(folder: &Path, options: &Options) -> Command {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .kill_on_drop(true);
+    // What is said to the tests is not said to the gateway.
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("POSTHASTE_FAULTS_")) {
+        command.env_remove(name);
+    }
     if options.output.is_some() {
         command.stderr(Stdio::piped());
     }

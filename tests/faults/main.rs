@@ -1,0 +1,36 @@
+//! Faults, injected into real processes and files: kills, power cuts, failing
+//! disks, damaged bits, freezes, clocks that jump, networks that break.
+//!
+//! Each scenario runs for some seconds from a random seed, which it prints.
+//! `./check faults --minutes N --seed S` chooses both. The seed decides which
+//! faults come when; what the machine does meanwhile is its own.
+
+#![allow(clippy::unwrap_used, reason = "a scenario that cannot go on has failed")]
+
+#[path = "../ground/mod.rs"]
+#[allow(dead_code, reason = "other tests need more of it")]
+mod ground;
+#[path = "../it/support/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "other stories need more of it")]
+mod support;
+
+#[path = "../cluster/audit.rs"]
+mod audit;
+#[path = "../cluster/ledger.rs"]
+#[allow(dead_code, reason = "other stories need more of it")]
+mod ledger;
+#[path = "../cluster/load.rs"]
+#[allow(dead_code, reason = "other stories need more of it")]
+mod load;
+#[path = "../cluster/nodes.rs"]
+#[allow(dead_code, reason = "other stories need more of it")]
+mod nodes;
+#[path = "../cluster/sockets.rs"]
+mod sockets;
+
+mod recording;
+mod report;
+mod run;
+mod scenarios;
+mod shim;
+mod single;

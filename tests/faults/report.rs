@@ -1,0 +1,143 @@
+//! What a scenario has found, as one line, and whether that is as promised.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+use crate::audit::Findings;
+use crate::ledger::Entry;
+use crate::run::Run;
+
+/// Between its answer and its commit an attempt may be forgotten.
+const MOMENT: Duration = Duration::from_secs(1);
+/// How many examples of each failure are shown.
+const EXAMPLES: usize = 3;
+
+/// The faults of a run that may leave the gateway without an outcome, so that
+/// it asks again.
+#[derive(Default)]
+pub struct Faults(Vec<Fault>);
+
+struct Fault {
+    why: &'static str,
+    /// Whom it happened to; everybody if nobody is named.
+    node: Option<String>,
+    from: Instant,
+    until: Instant,
+}
+
+impl Faults {
+    /// Something that happened to everybody between then and now.
+    pub fn note(&mut self, why: &'static str, from: Instant) {
+        self.0.push(Fault { why, node: None, from, until: Instant::now() });
+    }
+
+    /// The same, to one node.
+    pub fn note_at(&mut self, node: &str, why: &'static str, from: Instant) {
+        self.0.push(Fault { why, node: Some(node.to_owned()), from, until: Instant::now() });
+    }
+
+    /// Why the outcome of this request may be unknown, if it may.
+    fn explain(&self, entry: &Entry) -> Option<&'static str> {
+        let is_it = |fault: &&Fault| {
+            let is_its_node = match (&fault.node, entry.node.as_deref()) {
+                (Some(fault), Some(node)) => fault == node,
+                _ => true,
+            };
+            is_its_node && entry.began < fault.until && entry.ended.is_none_or(|ended| ended + MOMENT > fault.from)
+        };
+        self.0.iter().find(is_it).map(|fault| fault.why)
+    }
+}
+
+/// What a scenario has found.
+pub struct Report {
+    name: &'static str,
+    seed: u64,
+    pub cycles: usize,
+    acked: usize,
+    requests: usize,
+    counts: BTreeMap<&'static str, usize>,
+    /// Requests made again, by what explains them.
+    repeats: BTreeMap<&'static str, usize>,
+    figures: Vec<String>,
+    failures: Vec<String>,
+}
+
+impl Report {
+    pub fn of(run: &Run) -> Self {
+        let (counts, repeats) = (BTreeMap::new(), BTreeMap::new());
+        let (figures, failures) = (Vec::new(), Vec::new());
+        println!("{}: seed {}", run.name, run.seed);
+        let (cycles, acked, requests) = (0, 0, 0);
+        Self { name: run.name, seed: run.seed, cycles, acked, requests, counts, repeats, figures, failures }
+    }
+
+    /// Counts what an audit has found; whatever is broken or not explained by
+    /// one of these faults is a failure.
+    pub fn add(&mut self, findings: &Findings, faults: &Faults) {
+        self.acked += findings.acknowledged;
+        self.requests += findings.requests;
+        for (kind, found) in findings.broken() {
+            *self.counts.entry(kind).or_default() += found.len();
+            self.failures.extend(found.iter().take(EXAMPLES).map(|one| format!("{kind}: {one}")));
+        }
+        let mut unexplained = 0;
+        for (first, again) in &findings.repeats {
+            match faults.explain(first) {
+                Some(why) => *self.repeats.entry(why).or_default() += 1,
+                None => {
+                    unexplained += 1;
+                    if unexplained <= EXAMPLES {
+                        self.failures.push(format!("asked again for no reason: {first:?}, then {again:?}"));
+                    }
+                }
+            }
+        }
+        if unexplained > 0 {
+            *self.repeats.entry("unexplained").or_default() += unexplained;
+        }
+    }
+
+    /// One more figure for the line.
+    pub fn figure(&mut self, name: &str, value: impl Display) {
+        self.figures.push(format!("{name} {value}"));
+    }
+
+    /// A failure, unless this is so.
+    pub fn expect(&mut self, is_so: bool, what: impl FnOnce() -> String) {
+        if !is_so {
+            self.failures.push(what());
+        }
+    }
+
+    /// Prints the line; fails if anything was not as promised.
+    pub fn finish(self) {
+        let count = |kind: &str| self.counts.get(kind).copied().unwrap_or(0);
+        let repeats: usize = self.repeats.values().sum();
+        let why: Vec<String> = self.repeats.iter().map(|(why, count)| format!("{why} {count}")).collect();
+        let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join(", ")) };
+        let mut line = format!(
+            "{}: seed {}, cycles {}, acked {}, lost {}, overtakes {}, overlaps {}, duplicates {repeats}{why}, altered {}",
+            self.name,
+            self.seed,
+            self.cycles,
+            self.acked,
+            count("lost"),
+            count("overtaken"),
+            count("two at once in a lane"),
+            count("altered"),
+        );
+        let named = ["lost", "overtaken", "two at once in a lane", "altered"];
+        for (kind, count) in self.counts.iter().filter(|(kind, _)| !named.contains(kind)) {
+            line.push_str(&format!(", {kind} {count}"));
+        }
+        line.push_str(&format!(", requests {}", self.requests));
+        for figure in &self.figures {
+            line.push_str(&format!(", {figure}"));
+        }
+        println!("FAULTS {line}");
+        let shown = &self.failures[..self.failures.len().min(4 * EXAMPLES)];
+        assert!(shown.is_empty(), "{line}\n{} failures:\n{}", self.failures.len(), shown.join("\n"));
+    }
+}

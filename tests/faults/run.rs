@@ -1,0 +1,79 @@
+//! How long a scenario runs, and from which seed.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+use crate::load::hash;
+
+const MINUTES: &str = "POSTHASTE_FAULTS_MINUTES";
+const SEED: &str = "POSTHASTE_FAULTS_SEED";
+
+/// Every scenario, and for how many seconds it injects faults when nobody says.
+/// What it takes to start, to drain and to check comes on top. Minutes that
+/// somebody gives are divided in the same proportions.
+const SCENARIOS: &[(&str, u32)] = &[
+    ("kill -9", 3),
+    ("SIGTERM", 3),
+    ("power cut", 4),
+    ("failed sync, restart, power cut", 4),
+    ("disk at its reserve", 3),
+    ("full disk", 3),
+    ("flipped bits", 6),
+    ("freeze", 4),
+    ("freeze on PostgreSQL", 4),
+    ("clock jumps", 6),
+    ("clock jumps over restarts", 6),
+    ("clock skew", 3),
+    ("cluster", 12),
+    ("pause after an outage", 9),
+    ("failover", 2),
+];
+
+/// One run of a scenario.
+pub struct Run {
+    pub name: &'static str,
+    pub seed: u64,
+    /// Decides everything that is left to chance.
+    pub rng: StdRng,
+    // When it was first asked whether it goes on: what it takes to start does
+    // not count.
+    began: OnceLock<Instant>,
+    span: Duration,
+}
+
+impl Run {
+    /// A run of this scenario, as long as the environment says.
+    pub fn of(name: &'static str) -> Self {
+        let known = SCENARIOS.iter().find(|(known, _)| *known == name);
+        let seconds = known.unwrap_or_else(|| panic!("{name} is missing in SCENARIOS")).1;
+        let seed = setting::<u64>(SEED).unwrap_or_else(|| rand::random::<u32>().into());
+        let span = match setting::<f64>(MINUTES) {
+            Some(minutes) => {
+                let all: u32 = SCENARIOS.iter().map(|(_, seconds)| seconds).sum();
+                Duration::from_secs_f64(minutes * 60.0 * f64::from(seconds) / f64::from(all))
+            }
+            None => Duration::from_secs(seconds.into()),
+        };
+        // Another sequence for each scenario, the same for each seed.
+        let rng = StdRng::seed_from_u64(hash((seed, name)));
+        Self { name, seed, rng, began: OnceLock::new(), span }
+    }
+
+    /// Whether there is time for one more cycle.
+    pub fn goes_on(&self) -> bool {
+        self.began.get_or_init(Instant::now).elapsed() < self.span
+    }
+
+    /// When a part of its time will be over, from now.
+    pub fn part(&self, share: f64) -> Instant {
+        Instant::now() + self.span.mul_f64(share)
+    }
+}
+
+fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
+    let given = std::env::var(name).ok()?;
+    Some(given.parse().unwrap_or_else(|_| panic!("{name} is {given}; use a number")))
+}

@@ -1,0 +1,189 @@
+//! Flipped bits in the store and in its log.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rand::RngExt;
+use rand::rngs::StdRng;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::audit::Findings;
+use crate::ledger::{Ledger, Reply};
+use crate::load::{Handed, event_of};
+use crate::report::{Faults, Report};
+use crate::run::Run;
+use crate::single::{RULES, Single, is_drained};
+use crate::support::{Gateway, Options, Printed, path_of};
+
+const ENDPOINTS: usize = 6;
+const EVENTS: usize = 150;
+/// How long a gateway may take to deliver what it can.
+const DRAINS_WITHIN: Duration = Duration::from_secs(4);
+/// Words by which damage is told.
+const WORDS: [&str; 3] = ["damage", "corrupt", "malformed"];
+
+/// What became of a damaged store.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    /// Everything arrived as it was.
+    Harmless,
+    /// Something did not arrive, and that was said.
+    Told,
+    /// Something did not arrive, and nobody was told.
+    Silent(Vec<String>),
+}
+
+/// Folders of a gateway that was ended while everything waited: one with all
+/// in the log, one with all in the store.
+struct Bases {
+    with_log: TempDir,
+    folded: TempDir,
+    handed: Handed,
+    endpoints: Vec<Value>,
+}
+
+async fn bases(single: &mut Single) -> Bases {
+    single.create_endpoints(ENDPOINTS, &json!({})).await;
+    for endpoint in &single.endpoints {
+        single.gateway().tell(endpoint, "pause", "").await;
+    }
+    let ids: Vec<(String, String)> = (0..EVENTS).map(|n| (format!("b-{n}"), format!("e{}", n % ENDPOINTS))).collect();
+    for some in ids.chunks(10) {
+        let events: Vec<String> = some.iter().map(|(id, endpoint)| event_of(id, endpoint, "")).collect();
+        let body = format!("[{}]", events.join(","));
+        single.client().post("/v1/tenants/default/events/batch", body).await.expect(202);
+    }
+    let handed: Vec<(&str, &str, &str)> = ids.iter().map(|(id, endpoint)| (&**id, &**endpoint, "")).collect();
+    let handed = Handed::of(&handed);
+    single.gateway_mut().kill().await;
+    let with_log = copy_of(single.folder.path());
+    single.restart().await;
+    assert!(single.gateway_mut().terminate().await.success());
+    let folded = copy_of(single.folder.path());
+    Bases { with_log, folded, handed, endpoints: single.endpoints.clone() }
+}
+
+fn copy_of(folder: &Path) -> TempDir {
+    let copy = tempfile::tempdir().expect("a folder");
+    for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
+        std::fs::copy(entry.path(), copy.path().join(entry.file_name())).expect("a file");
+    }
+    copy
+}
+
+/// Flips so many bits of a file.
+fn flip(file: &Path, count: usize, rng: &mut StdRng) {
+    let mut bytes = std::fs::read(file).expect("it is there");
+    for _ in 0..count {
+        let place = rng.random_range(0..bytes.len());
+        bytes[place] ^= 1 << rng.random_range(0..8);
+    }
+    std::fs::write(file, bytes).expect("it can be written");
+}
+
+/// Starts a gateway on a damaged folder and lets it deliver what it can.
+async fn trial(bases: &Bases, ledger: &Ledger, folder: TempDir) -> (Outcome, Findings) {
+    let printed = Printed::default();
+    let options = Options { output: Some(printed.clone()), ..Options::default() };
+    let before = ledger.count();
+    let mut causes = HashSet::new();
+    let mut has_failed = false;
+    match Gateway::try_start_in(Arc::new(folder), options).await {
+        Err(_) => has_failed = true,
+        Ok(mut gateway) => {
+            deliver_what_it_can(bases, &mut gateway).await;
+            causes = damaged_events(&gateway).await;
+            has_failed |= gateway.has_ended().is_some_and(|ended| !ended.success());
+            if gateway.has_ended().is_none() {
+                gateway.terminate().await;
+            }
+        }
+    }
+    let entries: Vec<_> = ledger.entries().into_iter().skip(before).collect();
+    let mut findings = Findings::of(&entries, &bases.handed, &RULES);
+    let known: HashSet<&str> = bases.handed.ids().map(|(id, _)| &**id).collect();
+    let strange = entries.iter().filter(|entry| !known.contains(&*entry.id));
+    findings.altered.extend(strange.map(|entry| format!("nobody handed in {entry:?}")));
+    let said = printed.text().to_lowercase();
+    let is_told = has_failed && !said.is_empty() || WORDS.iter().any(|word| said.contains(word));
+    let missing = std::mem::take(&mut findings.lost);
+    let silent: Vec<String> =
+        missing.iter().filter(|one| !causes.contains(one.split(' ').next().unwrap_or_default())).cloned().collect();
+    let outcome = match (missing.is_empty(), silent.is_empty()) {
+        (true, _) => Outcome::Harmless,
+        (false, true) => Outcome::Told,
+        (false, false) if is_told => Outcome::Told,
+        (false, false) => Outcome::Silent(silent),
+    };
+    (outcome, findings)
+}
+
+async fn deliver_what_it_can(bases: &Bases, gateway: &mut Gateway) {
+    let resuming = async {
+        for endpoint in &bases.endpoints {
+            let _ = gateway.client.send("POST", &format!("{}/resume", path_of(endpoint)), &[], "").await;
+        }
+    };
+    let _ = tokio::time::timeout(DRAINS_WITHIN, resuming).await;
+    let until = Instant::now() + DRAINS_WITHIN;
+    while Instant::now() < until && gateway.has_ended().is_none() {
+        if is_drained(&gateway.client).await.unwrap_or(false) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The events whose deliveries are dead because they are damaged.
+async fn damaged_events(gateway: &Gateway) -> HashSet<String> {
+    let mut found = HashSet::new();
+    let Ok(page) = gateway.client.send("GET", "/v1/tenants/default/dead-letters?limit=500", &[], "").await else {
+        return found;
+    };
+    if page.status == 200 {
+        let dead = page.json()["data"].as_array().cloned().unwrap_or_default();
+        let damaged = dead.iter().filter(|letter| letter["cause"] == "damaged");
+        found.extend(damaged.filter_map(|letter| letter["event_id"].as_str().map(str::to_owned)));
+    }
+    found
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flipped_bit_is_never_sent_and_never_costs_an_event_in_silence() {
+    let mut run = Run::of("flipped bits");
+    let mut report = Report::of(&run);
+    let ledger = Ledger::start(|_| Reply::Status(200)).await;
+    let mut single = Single::start(ledger, Options::default()).await;
+    let bases = bases(&mut single).await;
+    let (mut harmless, mut told, mut silent) = (0, 0, 0);
+    while run.goes_on() {
+        let (base, file) = match run.rng.random_range(0..3) {
+            0 => (&bases.with_log, "posthaste.db-wal"),
+            1 => (&bases.folded, "posthaste.db"),
+            _ => (&bases.with_log, "posthaste.db"),
+        };
+        let folder = copy_of(base.path());
+        let bits = if run.rng.random_bool(0.7) { 1 } else { run.rng.random_range(2..5) };
+        flip(&folder.path().join(file), bits, &mut run.rng);
+        let (outcome, findings) = trial(&bases, &single.ledger, folder).await;
+        report.add(&findings, &Faults::default());
+        report.cycles += 1;
+        match outcome {
+            Outcome::Harmless => harmless += 1,
+            Outcome::Told => told += 1,
+            Outcome::Silent(lost) => {
+                silent += 1;
+                report.expect(false, || {
+                    format!("{} lost in silence, {bits} bits in {file}: {:?}", lost.len(), &lost[..lost.len().min(3)])
+                });
+            }
+        }
+    }
+    report.figure("harmless", harmless);
+    report.figure("told", told);
+    report.figure("silent", silent);
+    report.finish();
+}

@@ -1,0 +1,231 @@
+//! Many nodes and everything that can happen to them and to their database,
+//! one at a time and several at once.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use rand::RngExt;
+use rand::seq::SliceRandom;
+
+use crate::audit::{Findings, Rules};
+use crate::ground::proxy::Weather;
+use crate::ledger::{Ledger, TIMEOUT, moody};
+use crate::load::Handed;
+use crate::nodes::{CAP, Cluster, ENDPOINTS, LEASE};
+use crate::report::{Faults, Report};
+use crate::run::Run;
+use crate::support::eventually;
+
+const NODES: usize = 3;
+/// How long before and after the end of an outage pauses are asked for.
+const AROUND: Duration = Duration::from_millis(300);
+/// Harm that lasts no longer than this never costs a node its lease, which is
+/// renewed six times as often as it ends.
+const SHORT: f64 = 0.4;
+
+/// Something that lasts.
+#[derive(Debug, Clone, Copy)]
+enum Harm {
+    Frozen,
+    Network(Weather),
+}
+
+const HARMS: [Harm; 6] = [
+    Harm::Frozen,
+    Harm::Network(Weather::Silent),
+    Harm::Network(Weather::Mute),
+    Harm::Network(Weather::Deaf),
+    Harm::Network(Weather::Torn),
+    Harm::Network(Weather::Slow(Duration::from_millis(30))),
+];
+
+fn begin(cluster: &Cluster, node: usize, harm: Harm) {
+    match harm {
+        Harm::Frozen => cluster.nodes[node].freeze(),
+        Harm::Network(weather) => cluster.nodes[node].proxy().set(weather),
+    }
+}
+
+fn end(cluster: &Cluster, node: usize, harm: Harm) {
+    match harm {
+        Harm::Frozen => cluster.nodes[node].thaw(),
+        Harm::Network(_) => cluster.nodes[node].proxy().set(Weather::Fair),
+    }
+}
+
+/// Does one thing to the cluster; what it explains is noted.
+async fn harm(run: &mut Run, cluster: &mut Cluster, faults: &mut Faults) -> &'static str {
+    let node = run.rng.random_range(0..cluster.nodes.len());
+    let from = Instant::now();
+    match run.rng.random_range(0..8) {
+        0 => {
+            cluster.kill(node).await;
+            cluster.restart(node).await;
+            faults.note_at(&cluster.nodes[node].name, "crash", from);
+            "kill -9"
+        }
+        1 => {
+            cluster.terminate(node).await;
+            cluster.restart(node).await;
+            "SIGTERM"
+        }
+        2 => {
+            cluster.nodes[node].proxy().cut();
+            "cut connections"
+        }
+        3 => {
+            cluster.start_behind_proxies(1).await;
+            cluster.leave(node).await;
+            "churn"
+        }
+        4 => {
+            match run.rng.random() {
+                true => cluster.server().kill().await,
+                false => cluster.server().stop().await,
+            }
+            cluster.server().start_again().await;
+            // A lease may have ended meanwhile.
+            tokio::time::sleep(LEASE / 4).await;
+            faults.note("database away", from);
+            "database restarted"
+        }
+        _ => lasting(run, cluster, faults).await,
+    }
+}
+
+/// Something that lasts, to one node or to several at once.
+async fn lasting(run: &mut Run, cluster: &Cluster, faults: &mut Faults) -> &'static str {
+    let mut nodes: Vec<usize> = (0..cluster.nodes.len()).collect();
+    nodes.shuffle(&mut run.rng);
+    let count = if run.rng.random_bool(0.6) { 1 } else { run.rng.random_range(2..=nodes.len()) };
+    let harmed: Vec<(usize, Harm)> =
+        nodes[..count].iter().map(|node| (*node, HARMS[run.rng.random_range(0..HARMS.len())])).collect();
+    let is_short = run.rng.random();
+    let lasts = LEASE.mul_f64(if is_short { run.rng.random_range(0.1..SHORT) } else { run.rng.random_range(0.8..1.7) });
+    let from = Instant::now();
+    harmed.iter().for_each(|(node, harm)| begin(cluster, *node, *harm));
+    tokio::time::sleep(lasts).await;
+    harmed.iter().for_each(|(node, harm)| end(cluster, *node, *harm));
+    if !is_short {
+        // Until it has noticed, and joined anew.
+        tokio::time::sleep(LEASE / 4).await;
+        for (node, _) in &harmed {
+            faults.note_at(&cluster.nodes[*node].name, "lease ended", from);
+        }
+    }
+    match (is_short, count) {
+        (true, 1) => "short harm",
+        (false, 1) => "long harm",
+        (true, _) => "short harms at once",
+        (false, _) => "long harms at once",
+    }
+}
+
+async fn audit(cluster: &Cluster, ledger: &Ledger, handed: &Handed, faults: &Faults, report: &mut Report) {
+    cluster.drained().await;
+    let rules = Rules { cap: CAP, timeout: TIMEOUT };
+    report.add(&Findings::of(&ledger.entries(), handed, &rules), faults);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_happens_nothing_is_lost_and_lanes_and_caps_are_kept() {
+    let mut run = Run::of("cluster");
+    let (mut report, mut faults) = (Report::of(&run), Faults::default());
+    let ledger = Ledger::start(moody).await;
+    let mut cluster = Cluster::on_server_of_its_own().await;
+    cluster.start_behind_proxies(NODES).await;
+    cluster.create_endpoints(&ledger, ENDPOINTS).await;
+    cluster.settled().await;
+    let load = cluster.load("a");
+    let mut happened = std::collections::BTreeMap::new();
+    while run.goes_on() {
+        let what = harm(&mut run, &mut cluster, &mut faults).await;
+        *happened.entry(what).or_insert(0) += 1;
+        ledger.wait_for_more(run.rng.random_range(0..200)).await;
+        report.cycles += 1;
+    }
+    cluster.settled().await;
+    let handed = load.finish().await;
+    audit(&cluster, &ledger, &handed, &faults, &mut report).await;
+    for (what, count) in happened {
+        report.figure(what, count);
+    }
+    report.finish();
+}
+
+/// Pauses an endpoint through the first node, as soon as that can; when it was
+/// answered.
+async fn pause(cluster: &Cluster, name: &str) -> Instant {
+    let client = cluster.nodes[0].gateway().another_client();
+    let path = format!("{}/pause", cluster.path(name));
+    eventually("a pause", || async {
+        let asked = tokio::time::timeout(Duration::from_secs(3), client.send("POST", &path, &[], "")).await;
+        match asked {
+            Ok(Ok(answer)) if answer.status == 200 => Ok(Instant::now()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_attempt_follows_a_pause_that_was_answered_after_a_long_outage() {
+    let mut run = Run::of("pause after an outage");
+    let (mut report, mut faults) = (Report::of(&run), Faults::default());
+    let ledger = Ledger::start(moody).await;
+    let mut cluster = Cluster::new().await;
+    cluster.start_behind_proxies(NODES).await;
+    cluster.create_endpoints(&ledger, ENDPOINTS).await;
+    cluster.settled().await;
+    let load = cluster.load("a");
+    let names: Vec<String> = (0..ENDPOINTS).map(|n| format!("e{n}")).collect();
+    let mut late = 0;
+    while run.goes_on() || report.cycles < 2 {
+        ledger.wait_for_more(100).await;
+        let from = Instant::now();
+        cluster.nodes.iter().for_each(|node| node.proxy().set(Weather::Silent));
+        tokio::time::sleep(LEASE.mul_f64(run.rng.random_range(1.0..1.5))).await;
+        // The others come back first, but are far from the database: they
+        // are about to renew their leases when the pauses are answered.
+        let far = Duration::from_millis(run.rng.random_range(10..40));
+        let later = AROUND.mul_f64(run.rng.random_range(0.2..1.0));
+        let heal = async {
+            tokio::time::sleep(AROUND).await;
+            cluster.nodes[1..].iter().for_each(|node| node.proxy().set(Weather::Slow(far)));
+            tokio::time::sleep(later).await;
+            cluster.nodes[0].proxy().set(Weather::Fair);
+        };
+        // Some pauses are asked for while nothing answers yet.
+        let waits: Vec<Duration> = names.iter().map(|_| AROUND.mul_f64(run.rng.random_range(0.0..1.5))).collect();
+        let pauses = join_all(names.iter().zip(waits).map(async |(name, wait)| {
+            tokio::time::sleep(wait).await;
+            pause(&cluster, name).await
+        }));
+        let ((), answered) = tokio::join!(heal, pauses);
+        // Long enough for whoever has not heard of it.
+        tokio::time::sleep(LEASE / 2).await;
+        let entries = ledger.entries();
+        for (name, answered) in names.iter().zip(answered) {
+            // What was sent before may be read a moment later.
+            let moment = Duration::from_millis(30);
+            let begun = entries.iter().filter(|entry| entry.endpoint == *name && entry.began > answered + moment);
+            for entry in begun {
+                late += 1;
+                let after = entry.began - answered;
+                report.expect(false, || format!("an attempt began {after:?} after the pause was answered: {entry:?}"));
+            }
+        }
+        cluster.nodes.iter().for_each(|node| node.proxy().set(Weather::Fair));
+        join_all(names.iter().map(async |name| {
+            let client = cluster.nodes[0].gateway().another_client();
+            client.post(&format!("{}/resume", cluster.path(name)), "").await.expect(200)
+        }))
+        .await;
+        faults.note("lease ended", from);
+        report.cycles += 1;
+    }
+    report.figure("attempts after a pause", late);
+    let handed = load.finish().await;
+    audit(&cluster, &ledger, &handed, &faults, &mut report).await;
+    report.finish();
+}

@@ -1,0 +1,122 @@
+//! One gateway on its own store, with endpoints, producers and a ledger.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::sync::MutexGuard;
+
+use crate::audit::{Findings, Rules};
+use crate::ledger::{Ledger, TIMEOUT};
+use crate::load::{Doors, Handed, Load, Mark};
+use crate::nodes::{CAP, TURN, settings};
+use crate::report::{Faults, Report};
+use crate::support::{Client, Gateway, Options, eventually};
+
+/// Enough for many lanes, few enough for each to be busy.
+const ENDPOINTS: usize = 8;
+
+/// What every ledger of a single gateway is checked against.
+pub const RULES: Rules = Rules { cap: CAP, timeout: TIMEOUT };
+
+/// A gateway that is started again whenever it has ended, in the same folder
+/// and at the same address.
+pub struct Single {
+    pub ledger: Ledger,
+    pub endpoints: Vec<Value>,
+    pub folder: Arc<TempDir>,
+    pub mark: Mark,
+    options: Options,
+    gateway: Option<Gateway>,
+    doors: Doors,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Single {
+    /// One in an empty folder, started in this way.
+    pub async fn start(ledger: Ledger, options: Options) -> Self {
+        Self::start_in(Arc::new(tempfile::tempdir().expect("a folder")), ledger, options, Arc::new(|| 0)).await
+    }
+
+    pub async fn start_in(folder: Arc<TempDir>, ledger: Ledger, options: Options, mark: Mark) -> Self {
+        let turn = TURN.lock().await;
+        let gateway = Gateway::start_in(folder.clone(), options.clone()).await;
+        let doors = Doors::default();
+        doors.write().expect("nothing panics while it is held").push(gateway.address);
+        let endpoints = Vec::new();
+        Self { ledger, endpoints, folder, mark, options, gateway: Some(gateway), doors, _turn: turn }
+    }
+
+    /// Endpoints `e0` and so on, each like the one before but for these
+    /// settings.
+    pub async fn create_endpoints(&mut self, count: usize, changes: &Value) {
+        for n in self.endpoints.len()..self.endpoints.len() + count {
+            let mut settings = settings(&format!("e{n}"), &self.ledger);
+            let changes = changes.as_object().expect("settings").clone();
+            settings.as_object_mut().expect("settings").extend(changes);
+            self.endpoints.push(self.gateway().create_endpoint(settings).await);
+        }
+    }
+
+    /// As many endpoints as most scenarios want.
+    pub async fn with_endpoints(mut self) -> Self {
+        self.create_endpoints(ENDPOINTS, &json!({})).await;
+        self
+    }
+
+    pub fn gateway(&self) -> &Gateway {
+        self.gateway.as_ref().expect("it was started")
+    }
+
+    pub fn gateway_mut(&mut self) -> &mut Gateway {
+        self.gateway.as_mut().expect("it was started")
+    }
+
+    pub fn client(&self) -> &Client {
+        &self.gateway().client
+    }
+
+    /// Producers that know what was acknowledged.
+    pub fn load(&self, name: &str) -> Load {
+        Load::marked(name, &self.doors, self.gateway().token(), self.endpoints.len(), self.mark.clone())
+    }
+
+    /// Starts it again; it has ended, or is killed.
+    pub async fn restart(&mut self) {
+        let gateway = self.gateway.take().expect("it was started").restart_with(self.options.clone()).await;
+        self.gateway = Some(gateway);
+    }
+
+    /// Waits until nothing waits any more.
+    pub async fn drained(&self) {
+        drained(self.client()).await;
+    }
+
+    /// Lets everything arrive, and reports what the ledger shows.
+    pub async fn check(&self, handed: &Handed, faults: &Faults, report: &mut Report) {
+        self.drained().await;
+        let dead = self.client().get("/v1/tenants/default/dead-letters").await.expect(200);
+        report.expect(dead["data"] == json!([]), || format!("no fault of ours kills a delivery: {dead}"));
+        report.add(&Findings::of(&self.ledger.entries(), handed, &RULES), faults);
+    }
+}
+
+/// Waits until nothing waits any more.
+pub async fn drained(client: &Client) {
+    eventually("everything to arrive", || async {
+        if is_drained(client).await? { Ok(()) } else { Err("some wait".into()) }
+    })
+    .await;
+}
+
+/// Whether nothing waits.
+pub async fn is_drained(client: &Client) -> Result<bool, String> {
+    let path = "/v1/tenants/default/deliveries?state=waiting&limit=1";
+    let asked = tokio::time::timeout(Duration::from_secs(5), client.send("GET", path, &[], ""));
+    let page = asked.await.map_err(|_| "no answer".to_owned())??;
+    if page.status != 200 {
+        return Err(String::from_utf8_lossy(&page.body).into_owned());
+    }
+    Ok(page.json()["data"] == json!([]))
+}
