@@ -188,7 +188,8 @@ struct MachineTime {
 /// The engine time when the machine was started, as far as can be told.
 fn base_of(kept: Option<&Checkpoint>, floor: Option<Timestamp>, machine: &MachineTime) -> i64 {
     let base = match kept {
-        Some(kept) if kept.boot_id == machine.boot_id => return kept.base_ms,
+        // Where no run can be told from another, each start counts as a reboot.
+        Some(kept) if kept.boot_id == machine.boot_id && !kept.boot_id.is_empty() => return kept.base_ms,
         Some(kept) => machine.wall_ms - kept.wall_offset_ms - machine.boot_ms,
         None => machine.wall_ms - machine.boot_ms,
     };
@@ -361,6 +362,9 @@ mod tests {
         let earlier = machine("two", 1_000, NOON - 5 * HOUR);
         assert_eq!(engine(Some(&kept()), None, &earlier), NOON + HOUR, "the time that was kept");
         assert_eq!(engine(Some(&kept()), Some(NOON + 2 * HOUR), &earlier), NOON + 2 * HOUR, "or a later known one");
+        let nameless = Checkpoint { boot_id: String::new(), ..kept() };
+        let nowhere = machine("", 1_000, NOON + 3 * HOUR);
+        assert_eq!(engine(Some(&nameless), None, &nowhere), NOON + 3 * HOUR, "no run can be told from another");
         assert_eq!(engine(None, None, &later), NOON + 3 * HOUR, "a new store has the wall's time");
         assert_eq!(engine(None, Some(NOON), &earlier), NOON, "and so has an older version's, but never before its own");
     }

@@ -174,7 +174,7 @@ async fn save(api: &Api, id: TenantId, settings: TenantSettings) -> Result<Json<
     let quota = Quota { weight, rate, ingest };
     let tenant = Tenant { id, name, quota, defaults, created_at: api.gateway.clock.now() };
     let tenant = change::put_tenant(&api.gateway, tenant).await?;
-    Ok(Json(TenantView::of(&api, &tenant)))
+    Ok(Json(TenantView::of(api, &tenant)))
 }
 
 fn check(settings: &TenantSettings) -> Result<(), Problem> {

@@ -17,6 +17,9 @@ use crate::store::ScrubStep;
 
 /// Tables that are read whole at every start, and are small.
 const SMALL_TABLES: [&str; 5] = ["notes", "tenants", "endpoints", "secrets", "tokens"];
+/// A store of at most so many bytes is checked whole at every start: its
+/// indexes against its rows, too. Larger ones would take too long.
+const WHOLE_BYTES_MAX: i64 = 32 * 1_024 * 1_024;
 /// How many of the newest events are compared with their checksums at a start.
 const NEWEST: usize = 1_000;
 
@@ -69,6 +72,10 @@ fn fold(db: &Connection, log: &Path) -> anyhow::Result<()> {
 /// Refuses a store that is damaged where that would be noticed too late, and
 /// says so where single events are. It takes a moment, whatever the size.
 pub fn check(db: &Connection, path: &Path) -> anyhow::Result<()> {
+    let sql = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size";
+    if db.query_row(sql, [], |row| row.get::<_, i64>(0))? <= WHOLE_BYTES_MAX {
+        whole(db, path, "integrity_check", None)?;
+    }
     for table in SMALL_TABLES {
         whole(db, path, "quick_check", Some(table))?;
     }
@@ -125,6 +132,29 @@ mod tests {
         assert_eq!(std::fs::metadata(&log).map_or(0, |log| log.len()), 0, "the log is empty");
         let known: String = db.query_row("SELECT value FROM notes WHERE name = 'a'", [], |row| row.get(0)).unwrap();
         assert_eq!(known, "b");
+    }
+
+    #[test]
+    fn a_row_that_differs_from_its_index_is_noticed_before_it_is_parked_in_silence() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = store(folder.path());
+        let db = open(&path, Durability::Unsynced).unwrap();
+        db.execute_batch(
+            "INSERT INTO deliveries (no, tenant, endpoint, event, created_at, format, state, behind, due_at)
+                 VALUES (1, 1, 1, 1, 1000, 0, 0, 0, 1000);
+             PRAGMA writable_schema = ON;
+             UPDATE sqlite_schema SET sql = 'CREATE INDEX deliveries_due ON deliveries (endpoint, behind, created_at) WHERE state = 0'
+                 WHERE name = 'deliveries_due';
+             PRAGMA writable_schema = RESET;
+             UPDATE deliveries SET due_at = 9000;
+             PRAGMA writable_schema = ON;
+             UPDATE sqlite_schema SET sql = 'CREATE INDEX deliveries_due ON deliveries (endpoint, behind, due_at) WHERE state = 0'
+                 WHERE name = 'deliveries_due';
+             PRAGMA writable_schema = RESET;",
+        )
+        .unwrap();
+        let refused = format!("{:#}", check(&db, &path).unwrap_err());
+        assert!(refused.contains("deliveries_due"), "{refused}");
     }
 
     #[test]
