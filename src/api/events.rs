@@ -69,15 +69,18 @@ impl EventView {
     fn of(api: &Api, record: EventRecord) -> Self {
         let (offset, is_redacted) = (api.gateway.clock.wall_offset(), api.redacts_payloads);
         let EventRecord { event, deliveries, is_damaged } = record;
-        let shown = RawValue::from_string(String::from_utf8_lossy(&event.data).into_owned()).ok();
-        let data_withheld = match (event.is_expunged(), is_redacted) {
-            (true, _) => Some(Withheld::Expunged),
-            (false, true) => Some(Withheld::Redacted),
-            // Accepted data is JSON.
-            (false, false) => (is_damaged || shown.is_none()).then_some(Withheld::Damaged),
+        // Accepted data is JSON; what is not was damaged before it had a checksum.
+        let read = || RawValue::from_string(String::from_utf8_lossy(&event.data).into_owned()).ok();
+        let (data, data_withheld) = match (event.is_expunged(), is_redacted) {
+            (true, _) => (None, Some(Withheld::Expunged)),
+            (false, true) => (None, Some(Withheld::Redacted)),
+            (false, false) => match read().filter(|_| !is_damaged) {
+                Some(data) => (Some(data), None),
+                None => (None, Some(Withheld::Damaged)),
+            },
         };
         Self {
-            data: shown.filter(|_| data_withheld.is_none()),
+            data,
             data_withheld,
             timestamp: event.timestamp_text(),
             event_type: event.event_type.to_string(),

@@ -406,6 +406,19 @@ mod tests {
         assert_eq!(progress.attempts, 9);
     }
 
+    #[test]
+    fn a_date_in_retry_after_is_wall_time_and_what_follows_from_it_is_engine_time() {
+        let policy = RetryPolicy { retry_after_max: Span::secs(3_600), ..RetryPolicy::default() };
+        let answer = status(503, Some("Tue, 14 Nov 2023 22:14:20 GMT"));
+        let judgement = judge(&answer, &StatusRules::default());
+        // The wall clock is two hours ahead of engine time, and shows a minute before that date.
+        let wall = at(0);
+        let now = Timestamp::from_second(wall.as_second() - 7_200).unwrap();
+        let moment = Moment { started_at: now, now, wall, draw: 0.0 };
+        let step = next_state(&mut Progress::default(), &limits(&policy), &answer, &judgement, moment);
+        assert_eq!(step.quiet_until, Some(after(now, Duration::from_secs(60))));
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
