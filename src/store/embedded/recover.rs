@@ -112,16 +112,18 @@ fn with_suffix(path: &Path, suffix: &str) -> std::path::PathBuf {
 mod tests {
     use super::*;
 
-    fn store(folder: &Path) -> std::path::PathBuf {
+    /// A new store, closed: a store that is only dropped is still closing its
+    /// log on another thread.
+    async fn store(folder: &Path) -> std::path::PathBuf {
         let path = folder.join("posthaste.db");
-        drop(super::super::Embedded::open(folder, Durability::Unsynced).unwrap());
+        super::super::Embedded::open(folder, Durability::Unsynced).unwrap().close().await;
         path
     }
 
-    #[test]
-    fn what_a_crash_left_in_the_log_is_in_the_file_before_anything_else() {
+    #[tokio::test]
+    async fn what_a_crash_left_in_the_log_is_in_the_file_before_anything_else() {
         let folder = tempfile::tempdir().unwrap();
-        let path = store(folder.path());
+        let path = store(folder.path()).await;
         let db = open(&path, Durability::Synced).unwrap();
         db.execute("INSERT INTO notes VALUES ('a', 'b')", []).unwrap();
         let log = with_suffix(&path, "-wal");
@@ -134,10 +136,10 @@ mod tests {
         assert_eq!(known, "b");
     }
 
-    #[test]
-    fn a_row_that_differs_from_its_index_is_noticed_before_it_is_parked_in_silence() {
+    #[tokio::test]
+    async fn a_row_that_differs_from_its_index_is_noticed_before_it_is_parked_in_silence() {
         let folder = tempfile::tempdir().unwrap();
-        let path = store(folder.path());
+        let path = store(folder.path()).await;
         let db = open(&path, Durability::Unsynced).unwrap();
         db.execute_batch(
             "INSERT INTO deliveries (no, tenant, endpoint, event, created_at, format, state, behind, due_at)
@@ -157,10 +159,10 @@ mod tests {
         assert!(refused.contains("deliveries_due"), "{refused}");
     }
 
-    #[test]
-    fn a_store_whose_settings_are_damaged_is_refused_by_name() {
+    #[tokio::test]
+    async fn a_store_whose_settings_are_damaged_is_refused_by_name() {
         let folder = tempfile::tempdir().unwrap();
-        let path = store(folder.path());
+        let path = store(folder.path()).await;
         let db = Connection::open(&path).unwrap();
         let root: i64 =
             db.query_row("SELECT rootpage FROM sqlite_schema WHERE name = 'tenants'", [], |row| row.get(0)).unwrap();
