@@ -275,7 +275,12 @@ fn bytes(setting: Size) -> usize {
 }
 
 fn retention(settings: &Settings) -> Retention {
-    Retention { finished: settings.retention, dead: settings.dead_letter_retention, audit: settings.audit_retention }
+    Retention {
+        finished: settings.retention,
+        dead: settings.dead_letter_retention,
+        unmatched: settings.unmatched_retention.0.unwrap_or(settings.retention),
+        audit: settings.audit_retention,
+    }
 }
 
 /// What could not be delivered is not even begun with.
@@ -353,6 +358,7 @@ async fn ensure_tenants(store: &dyn Store, clock: &dyn Clock) -> anyhow::Result<
             id,
             name: name.into(),
             quota: Quota::default(),
+            limits: Default::default(),
             defaults: Defaults::default(),
             created_at: clock.now(),
         };

@@ -16,7 +16,8 @@ use crate::model::size::Size;
 use crate::model::span::Span;
 use values::house;
 pub use values::{
-    Address, Count, Database, File, Filter, Folder, LogFormat, Mailbox, Networks, Ports, Proxy, Public, Smtp, Switch,
+    Address, Count, Database, File, Filter, Folder, LogFormat, Mailbox, Networks, OwnRetention, Ports, Proxy, Public,
+    Smtp, Switch,
 };
 
 mod values;
@@ -124,6 +125,8 @@ settings! {
     retention: Span = Span::secs(30 * 86_400), "POSTHASTE_RETENTION", "DURATION";
     /// How long dead letters are kept. One that blocks a lane others wait in is kept until it is replayed or discarded.
     dead_letter_retention: Span = Span::secs(90 * 86_400), "POSTHASTE_DEAD_LETTER_RETENTION", "DURATION";
+    /// How long the data of events is kept that no endpoint wanted: `retention` for as long as everything else. Their ids are remembered as long as all others.
+    unmatched_retention: OwnRetention = OwnRetention(None), "POSTHASTE_UNMATCHED_RETENTION", "DURATION";
     /// How long it is kept who changed what.
     audit_retention: Span = Span::secs(90 * 86_400), "POSTHASTE_AUDIT_RETENTION", "DURATION";
     /// How long a delivery may wait for its first attempt, held by a pause or behind others in its lane. Then it is a dead letter (`expired`).
@@ -209,6 +212,9 @@ impl Settings {
                 self.retention,
                 self.dead_letter_retention
             );
+        }
+        if let Some(unmatched) = self.unmatched_retention.0.filter(|span| *span < Span::secs(60)) {
+            bail!("unmatched-retention is {unmatched}; use at least 1m, or `retention` for as long as everything else");
         }
         if self.audit_retention < Span::secs(60) {
             bail!("audit-retention is {}; use at least 1m", self.audit_retention);

@@ -498,6 +498,7 @@ fn every_code_that_can_refuse_an_event_is_counted_by_its_name() {
     let elsewhere = [
         "wrong_state",
         "target_forbidden",
+        "limit_exceeded",
         "invalid_cursor",
         "method_not_allowed",
         "data_expunged",

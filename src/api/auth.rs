@@ -22,6 +22,7 @@ use jiff::Timestamp;
 use tracing::{info, warn};
 use url::form_urlencoded;
 
+use super::limits::whole_seconds;
 use super::origin::RequestId;
 use super::problem::{Code, Problem};
 use super::rights::{Need, Rights};
@@ -29,6 +30,7 @@ use super::{Api, accept, origin, status};
 use crate::model::audit::{Asker, By};
 use crate::model::headers::MASK;
 use crate::model::id::{TenantId, TokenId};
+use crate::model::span::words;
 use crate::model::token::{PREFIX, Right, Token};
 use crate::store::asked_by;
 
@@ -105,6 +107,14 @@ impl Caller {
         match self {
             Self::Admin => None,
             Self::Token(token) => Some(&token.tenant),
+        }
+    }
+
+    /// Whether it is shown the URLs of endpoints whole: they may be credentials.
+    pub fn sees_urls(&self) -> bool {
+        match self {
+            Self::Admin => true,
+            Self::Token(token) => token.may(Right::Manage),
         }
     }
 
@@ -190,6 +200,9 @@ pub async fn admit(State((api, rights)): State<(Api, Arc<Rights>)>, mut request:
     if route.is_some_and(|route| accept::takes_events(request.method(), route)) {
         return next.run(request).await;
     }
+    if let Err(problem) = charge(&api, &caller) {
+        return problem.into_response();
+    }
     let asker = Asker {
         by: caller.by(),
         from: origin::of(&request, &api.trusted_proxies),
@@ -205,6 +218,23 @@ pub async fn admit(State((api, rights)): State<(Api, Arc<Rights>)>, mut request:
         info!(token.id = %by, status, "{method} {path} was answered {status}");
     }
     response
+}
+
+/// Counts a call of a tenant's token against the tenant's rate of such calls.
+fn charge(api: &Api, caller: &Caller) -> Result<(), Problem> {
+    let Caller::Token(token) = caller else { return Ok(()) };
+    let Some(tenant) = api.gateway.store.tenant(&token.tenant) else { return Ok(()) };
+    let rate = api.gateway.management_rate(&tenant);
+    api.gateway.intake.charge_call(&tenant.id, rate, api.gateway.clock.now()).map_err(|wait| {
+        let detail = format!(
+            "tenant {} may make {} calls per second besides events, {} at once (limits.management); try again in {}",
+            tenant.id,
+            rate.per_second,
+            rate.burst,
+            words(wait)
+        );
+        Problem::new(Code::RateLimited, detail).retry_after(whole_seconds(wait).max(1)).naming_limit("management")
+    })
 }
 
 /// Which tenant a request names in its path. One that cannot be read is

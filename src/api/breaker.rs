@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
-use super::endpoints::{EndpointView, check_note, find, read_note};
+use super::endpoint_view::EndpointView;
+use super::endpoints::{check_note, find, read_note};
 use super::input::{DOCUMENT_BYTES_MAX, NamedEndpoint, Query, Tenant, document_from_json, read_body};
 use super::page::{Page, ask};
 use super::problem::{Code, InputProblems, Problem, Problems};

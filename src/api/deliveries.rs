@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
+use super::auth::Caller;
 use super::input::{NamedDelivery, Query, Tenant};
 use super::page::{Page, ask};
 use super::problem::{GoneProblems, InputProblems, Problem, Problems, StateProblems};
@@ -20,9 +21,10 @@ use crate::lifecycle::explain::explain_delivery;
 use crate::lifecycle::waiting::outlooks;
 use crate::model::attempt::{Attempt, Decision, Failure, Timings};
 use crate::model::delivery::{Cause, Delivery, Outlook, State as DeliveryState, WaitingFor};
-use crate::model::endpoint::Format;
+use crate::model::endpoint::{Endpoint, Format};
 use crate::model::explain::Explanation;
 use crate::model::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
+use crate::model::urls::masked;
 use crate::model::verdict::Verdict;
 use crate::store::{Change, Claim, DeliveryQuery};
 
@@ -137,15 +139,15 @@ pub struct AttemptView {
     duration_ms: f64,
     /// How long each phase took, in milliseconds.
     timings: Timings,
-    /// Where it went.
-    url: String,
+    /// Where it went; null where that URL is no longer kept. Without its query, and with what may be a token in its path masked, unless the caller may manage endpoints.
+    url: Option<String>,
     /// The status, when there was an answer.
     status: Option<u16>,
     /// The failure, when there was none.
     error: Option<Failure>,
     /// The headers sent; the signature and the endpoint's own values are masked.
     request_headers: BTreeMap<String, String>,
-    /// The headers received, capped at 1 KiB.
+    /// The headers received, capped at 1 KiB; empty where the gateway shows none (`--redact-payloads`).
     response_headers: BTreeMap<String, String>,
     /// The first 4 KiB of the body received; null where the gateway shows none (`--redact-payloads`).
     response_body: Option<String>,
@@ -158,7 +160,8 @@ pub struct AttemptView {
 }
 
 impl AttemptView {
-    fn of(claim: &Claim, attempt: Attempt, is_redacted: bool) -> Self {
+    fn of(claim: &Claim, attempt: Attempt, shown: &Shown<'_>) -> Self {
+        let (url, is_redacted) = (shown.url(&attempt), shown.is_redacted);
         Self {
             id: AttemptId::of(claim.id, attempt.number, attempt.started_at),
             request_headers: shown_headers(claim, &attempt).into_iter().collect(),
@@ -166,15 +169,34 @@ impl AttemptView {
             started_at: attempt.started_at,
             duration_ms: attempt.timings.total,
             timings: attempt.timings,
-            url: attempt.url,
+            url,
             status: attempt.status,
             error: attempt.error,
-            response_headers: joined(attempt.response_headers),
+            response_headers: if is_redacted { BTreeMap::new() } else { joined(attempt.response_headers) },
             response_body: Some(attempt.response_body).filter(|_| !is_redacted),
             truncated: attempt.truncated,
             verdict: attempt.decision.verdict,
             decision: attempt.decision,
         }
+    }
+}
+
+/// How attempts at one endpoint are shown to a caller.
+struct Shown<'a> {
+    endpoint: Option<&'a Endpoint>,
+    sees_urls: bool,
+    is_redacted: bool,
+}
+
+impl Shown<'_> {
+    /// Where an attempt went, as far as that is kept and may be shown.
+    fn url(&self, attempt: &Attempt) -> Option<String> {
+        // Attempts of older versions name it themselves.
+        let url = match attempt.url.as_str() {
+            "" => self.endpoint?.urls.get(attempt.url_version)?,
+            url => url,
+        };
+        Some(if self.sees_urls { url.to_owned() } else { masked(url) })
     }
 }
 
@@ -330,6 +352,7 @@ async fn find(api: &Api, tenant: &TenantId, id: DeliveryId) -> Result<DeliveryVi
 )]
 pub async fn attempts(
     State(api): State<Api>,
+    caller: Caller,
     Tenant(tenant): Tenant,
     NamedDelivery(id): NamedDelivery,
 ) -> Result<Json<Page<AttemptView>>, Problem> {
@@ -338,10 +361,11 @@ pub async fn attempts(
     let delivery = store.delivery(&tenant, id).await?.ok_or_else(missing)?;
     let record = store.event(&tenant, &delivery.event_id).await?.ok_or_else(missing)?;
     let attempts = store.attempts(&tenant, id).await?.ok_or_else(missing)?;
+    let endpoint = store.any_endpoint(delivery.endpoint_id);
+    let shown =
+        Shown { endpoint: endpoint.as_deref(), sees_urls: caller.sees_urls(), is_redacted: api.redacts_payloads };
     let claim = Claim::of(delivery, record.event);
-    Ok(Json(Page::whole(
-        attempts.into_iter().map(|attempt| AttemptView::of(&claim, attempt, api.redacts_payloads)).collect(),
-    )))
+    Ok(Json(Page::whole(attempts.into_iter().map(|attempt| AttemptView::of(&claim, attempt, &shown)).collect())))
 }
 
 /// Explain a delivery

@@ -4,8 +4,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use http::{HeaderMap, StatusCode};
-use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use tracing::warn;
@@ -13,6 +12,8 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
 use super::accept::ReceiptView;
+use super::auth::Caller;
+use super::endpoint_view::EndpointView;
 use super::input::{DOCUMENT_BYTES_MAX, NamedEndpoint, Query, Tenant, document_from_json, from_value, read_body};
 use super::limits::whole_seconds;
 use super::page::{Page, ask};
@@ -22,165 +23,18 @@ use super::problem::{
 use super::secrets::{Brought, NewEndpoint};
 use crate::lifecycle::accept::{Submission, accept};
 use crate::lifecycle::change;
-use crate::lifecycle::deliver::keys::public_key;
 use crate::lifecycle::deliver::tls;
 use crate::lifecycle::egress::BadUrl;
-use crate::lifecycle::felt::{About, Felt, felt};
 use crate::lifecycle::links::NoPublicUrl;
 use crate::model::audit::{Action, Deed};
-use crate::model::endpoint::{Endpoint, EndpointState, Format, Settings, Standing};
-use crate::model::headers::MASK;
-use crate::model::health::{BreakerState, Health};
+use crate::model::endpoint::{Endpoint, Format, Settings, Standing};
+use crate::model::health::Health;
 use crate::model::id::{EndpointId, TenantId};
-use crate::model::news::Author;
+use crate::model::limits::{Above, Ceiling};
 use crate::model::policy::RetryPolicy;
-use crate::model::signing::Signing;
-use crate::model::span::{Span, words};
+use crate::model::span::words;
+use crate::model::urls::UrlVersions;
 use crate::store::{EndpointChange, Error, Together};
-
-/// An endpoint as it is shown.
-#[derive(Serialize, ToSchema)]
-pub struct EndpointView {
-    /// Its id.
-    #[schema(value_type = String)]
-    id: EndpointId,
-    /// Whose it is.
-    #[schema(value_type = String)]
-    tenant: TenantId,
-    /// Its owner's decisions. The values of its own headers are masked.
-    #[serde(flatten)]
-    settings: Settings,
-    /// Whether it is being called.
-    state: EndpointState,
-    /// Why, where it is not.
-    state_reason: Option<String>,
-    /// Since when it stands so.
-    #[schema(value_type = String, format = DateTime)]
-    state_since: Timestamp,
-    /// Through whom: a person, the receiver or the gateway; null when it was always so.
-    state_by: Option<Author>,
-    /// How it is doing.
-    health: HealthView,
-    /// Until when its receiver asked to be left alone, with `Retry-After`; null when it did not, or that is over.
-    #[schema(value_type = Option<String>, format = DateTime)]
-    backpressure_until: Option<Timestamp>,
-    /// When its owner was last written to.
-    #[schema(value_type = Option<String>, format = DateTime)]
-    mailed_at: Option<Timestamp>,
-    /// When it was created.
-    #[schema(value_type = String, format = DateTime)]
-    created_at: Timestamp,
-    /// When its settings last changed.
-    #[schema(value_type = String, format = DateTime)]
-    updated_at: Timestamp,
-    /// The newest public key, where `signing` is `ed25519`: it verifies `v1a` signatures.
-    public_key: Option<String>,
-    /// What it signs with. Shown here only when it is created.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    secret: Option<String>,
-}
-
-/// How an endpoint is doing.
-#[derive(Serialize, ToSchema)]
-pub struct HealthView {
-    /// Where its breaker stands.
-    breaker: BreakerState,
-    /// Why the breaker is open, or was before it recovers.
-    reason: Option<String>,
-    /// Since when the breaker stands so; null when it never moved.
-    #[schema(value_type = Option<String>, format = DateTime)]
-    since: Option<Timestamp>,
-    /// When the next probe may go; null when the breaker is not open, or a person opened it for good.
-    #[schema(value_type = Option<String>, format = DateTime)]
-    next_probe_at: Option<Timestamp>,
-    /// How many requests may be open at once at this moment.
-    max_in_flight_now: usize,
-    /// Failures in a row.
-    consecutive_failures: u32,
-    /// Permanent answers without a success between them.
-    consecutive_refusals: u32,
-    /// Since when there has been nothing but failure.
-    #[schema(value_type = Option<String>, format = DateTime)]
-    failing_since: Option<Timestamp>,
-    /// How many deliveries wait for it, held or on their way; null while that is not known, as for a moment after another node took the endpoint over.
-    waiting: Option<u64>,
-    /// When the oldest of those that may go next is, or was, due.
-    #[schema(value_type = Option<String>, format = DateTime)]
-    oldest_due_at: Option<Timestamp>,
-    /// How long that has been; null when nothing is due.
-    #[schema(value_type = Option<String>, example = "2m")]
-    oldest_due_age: Option<Span>,
-}
-
-impl HealthView {
-    fn of(endpoint: &Endpoint, felt: &Felt, oldest_due_at: Option<Timestamp>, now: Timestamp) -> Self {
-        let health = felt.health.as_ref().unwrap_or(&endpoint.health);
-        let breaker = health.breaker(now);
-        let is_open = matches!(breaker, BreakerState::Open | BreakerState::HalfOpen);
-        let age = oldest_due_at.map(|due_at| now.as_millisecond() - due_at.as_millisecond());
-        Self {
-            breaker,
-            reason: health.reason.clone(),
-            since: health.since,
-            next_probe_at: health.open_until().filter(|_| is_open && !health.is_forced()),
-            max_in_flight_now: health.width(endpoint.settings.max_in_flight as usize, now),
-            consecutive_failures: health.failures,
-            consecutive_refusals: health.refusals,
-            failing_since: health.failing_since,
-            waiting: felt.waiting,
-            oldest_due_at,
-            // To the second, which is enough for an age.
-            oldest_due_age: age.and_then(|age| u64::try_from(age / 1_000).ok()).map(Span::secs),
-        }
-    }
-}
-
-impl EndpointView {
-    /// One endpoint, with what has to be read for it.
-    pub(super) async fn read(api: &Api, endpoint: &Endpoint) -> Result<Self, Problem> {
-        Ok(Self::all(api, &[endpoint]).await?.remove(0))
-    }
-
-    /// Several, with what has to be read for them.
-    async fn all(api: &Api, endpoints: &[&Endpoint]) -> Result<Vec<Self>, Problem> {
-        let about = endpoints.iter().map(|endpoint| About::endpoint(&endpoint.tenant, endpoint.id)).collect();
-        let ids = endpoints.iter().map(|endpoint| endpoint.id).collect();
-        let (felt, oldest_due) = tokio::join!(felt(&api.gateway, about), api.gateway.store.oldest_due(ids));
-        let (now, offset) = (api.gateway.clock.wall(), api.gateway.clock.wall_offset());
-        let show = |(endpoint, oldest_due): (&&Endpoint, Option<Timestamp>)| {
-            let endpoint = (*endpoint).clone().on_wall(offset);
-            let mut felt = felt[&endpoint.id].clone();
-            felt.health = felt.health.map(|health| health.on_wall(offset));
-            Self::of(&endpoint, &felt, oldest_due.map(|at| offset.wall(at)), now)
-        };
-        Ok(endpoints.iter().zip(oldest_due?).map(show).collect())
-    }
-
-    fn of(endpoint: &Endpoint, felt: &Felt, oldest_due: Option<Timestamp>, now: Timestamp) -> Self {
-        let mut settings = endpoint.settings.clone();
-        settings.headers.values_mut().for_each(|value| *value = MASK.into());
-        settings.tls = Arc::new(settings.tls.masked());
-        Self {
-            id: endpoint.id,
-            tenant: endpoint.tenant.clone(),
-            settings,
-            state: endpoint.standing.state,
-            state_reason: endpoint.standing.reason.clone(),
-            state_since: endpoint.standing.since,
-            state_by: endpoint.standing.by,
-            health: HealthView::of(endpoint, felt, oldest_due, now),
-            mailed_at: endpoint.mailed_at,
-            backpressure_until: endpoint.quiet_until.filter(|until| *until > now),
-            created_at: endpoint.created_at,
-            updated_at: endpoint.updated_at,
-            public_key: match endpoint.settings.signing {
-                Signing::Hmac => None,
-                Signing::Ed25519 => endpoint.secrets.first().and_then(|secret| public_key(&secret.key)),
-            },
-            secret: None,
-        }
-    }
-}
 
 /// Create an endpoint
 ///
@@ -202,14 +56,16 @@ pub async fn create(
     let mut document: Map<String, Value> = document_from_json(&body)?;
     let brought = Brought::take(&mut document)?;
     let mut settings: Settings = from_value(Value::Object(document.clone()))?;
-    fill_from_tenant(&api, &tenant, &document, &mut settings)?;
+    let ceiling = fill_from_tenant(&api, &tenant, &document, &mut settings)?;
     let policy = check(&api, &tenant, &mut settings, None).await?;
     let now = api.gateway.clock.now();
     let secret = brought.mint(api.gateway.clock.wall())?;
     let endpoint = Endpoint {
         id: EndpointId::mint(now, rand::random()),
         tenant,
+        urls: UrlVersions::first(&settings.url),
         settings,
+        ceiling,
         policy,
         standing: Standing::active(now),
         quiet_until: None,
@@ -220,7 +76,8 @@ pub async fn create(
         updated_at: now,
     };
     let endpoint = change::create_endpoint(&api.gateway, endpoint).await?;
-    let view = EndpointView { secret: Some(secret.text), ..EndpointView::read(&api, &endpoint).await? };
+    let mut view = EndpointView::read(&api, &endpoint).await?;
+    view.secret = Some(secret.text);
     Ok((StatusCode::CREATED, Json(view)))
 }
 
@@ -229,7 +86,7 @@ fn fill_from_tenant(
     tenant: &TenantId,
     given: &Map<String, Value>,
     settings: &mut Settings,
-) -> Result<(), Problem> {
+) -> Result<Ceiling, Problem> {
     let known = api.gateway.store.tenant(tenant).ok_or_else(|| Problem::not_found("tenant"))?;
     let defaults = &known.defaults;
     let is_open = |name: &str| !given.contains_key(name);
@@ -245,7 +102,42 @@ fn fill_from_tenant(
     if let Some(timeout) = defaults.timeout.filter(|_| is_open("timeout")) {
         settings.timeout = timeout;
     }
-    Ok(())
+    // What nobody asked for is not above the ceiling.
+    let ceiling = known.limits.endpoint;
+    if is_open("max_in_flight") {
+        settings.max_in_flight = ceiling.max_in_flight(settings.max_in_flight);
+    }
+    if is_open("rate") {
+        settings.rate = ceiling.rate(settings.rate);
+    }
+    if is_open("timeout") {
+        settings.timeout = ceiling.timeout(settings.timeout);
+    }
+    Ok(ceiling)
+}
+
+/// Refuses settings above the tenant's ceiling. What was there before is not
+/// in question: the ceiling is in force for it all the same. Nor is a retry
+/// policy that names no number of its own.
+fn check_ceiling(api: &Api, tenant: &TenantId, settings: &Settings, known: Option<&Settings>) -> Result<(), Problem> {
+    let limits = api.gateway.store.tenant(tenant).map(|tenant| tenant.limits.clone()).unwrap_or_default();
+    let is_asked_for = |above: &Above| match above.limit {
+        "endpoint.max_in_flight" => known.is_none_or(|known| known.max_in_flight != settings.max_in_flight),
+        "endpoint.per_second" => known.is_none_or(|known| known.rate != settings.rate),
+        "endpoint.timeout" => known.is_none_or(|known| known.timeout != settings.timeout),
+        "endpoint.max_attempts" => {
+            settings.retry.max_attempts.is_some() && known.is_none_or(|known| known.retry != settings.retry)
+        }
+        _ => settings.retry.max_age.is_some() && known.is_none_or(|known| known.retry != settings.retry),
+    };
+    let above: Vec<Above> = limits.endpoint.above(settings).into_iter().filter(is_asked_for).collect();
+    let Some(first) = above.first() else { return Ok(()) };
+    let limit = first.limit;
+    let errors = above.iter().map(|Above { pointer, limit, is, most }| FieldError {
+        pointer: (*pointer).to_owned(),
+        detail: format!("{} is {is}; tenant {tenant} may set at most {most} (limits.{limit})", &pointer[1..]),
+    });
+    Err(Problem::fields(Code::LimitExceeded, errors.collect()).naming_limit(limit))
 }
 
 /// Checks settings whole, and keeps the URL in its canonical form. One that
@@ -288,7 +180,10 @@ async fn check(
         errors.extend(problems.iter().map(|p| FieldError { pointer: p.pointer.clone(), detail: p.message.clone() }));
     }
     match checked {
-        Ok(policy) if errors.is_empty() => Ok(policy),
+        Ok(policy) if errors.is_empty() => {
+            check_ceiling(api, tenant, settings, known)?;
+            Ok(policy)
+        }
         _ => Err(Problem::fields(code, errors)),
     }
 }
@@ -332,6 +227,7 @@ pub struct EndpointParams {
 )]
 pub async fn list(
     State(api): State<Api>,
+    caller: Caller,
     Tenant(tenant): Tenant,
     Query(params): Query<EndpointParams>,
 ) -> Result<Json<Page<EndpointView>>, Problem> {
@@ -349,7 +245,7 @@ pub async fn list(
     let data: Vec<Arc<Endpoint>> = rest.by_ref().take(page.limit).collect();
     let next = rest.next().and(data.last()).map(|endpoint| endpoint.id.to_string());
     let data = EndpointView::all(&api, &data.iter().map(Arc::as_ref).collect::<Vec<_>>()).await?;
-    Ok(Json(Page::of("endpoints", crate::store::Page { data, next }, |view| view)))
+    Ok(Json(Page::of("endpoints", crate::store::Page { data, next }, |view| view.seen_by(&caller))))
 }
 
 /// An endpoint of this tenant, or the problem that there is none.
@@ -366,10 +262,11 @@ pub fn find(api: &Api, tenant: &TenantId, id: EndpointId) -> Result<Arc<Endpoint
 )]
 pub async fn show(
     State(api): State<Api>,
+    caller: Caller,
     Tenant(tenant): Tenant,
     NamedEndpoint(id): NamedEndpoint,
 ) -> Result<Json<EndpointView>, Problem> {
-    Ok(Json(EndpointView::read(&api, &*find(&api, &tenant, id)?).await?))
+    Ok(Json(EndpointView::read(&api, &*find(&api, &tenant, id)?).await?.seen_by(&caller)))
 }
 
 /// Change an endpoint

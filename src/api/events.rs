@@ -17,6 +17,7 @@ use super::page::{Page, ask};
 use super::problem::{GoneProblems, InputProblems, Problem, Problems};
 use crate::lifecycle::change::expunge_event;
 use crate::model::endpoint::{Endpoint, ParsedData};
+use crate::model::event;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::{Error, EventQuery, EventRecord};
 
@@ -59,6 +60,8 @@ pub struct EventView {
 pub enum Withheld {
     /// It was forgotten on request.
     Expunged,
+    /// No endpoint wanted it, and it was kept long enough (`--unmatched-retention`).
+    Unmatched,
     /// The gateway shows none (`--redact-payloads`).
     Redacted,
     /// What is stored is no longer what was accepted.
@@ -68,13 +71,14 @@ pub enum Withheld {
 impl EventView {
     fn of(api: &Api, record: EventRecord) -> Self {
         let (offset, is_redacted) = (api.gateway.clock.wall_offset(), api.redacts_payloads);
-        let EventRecord { event, deliveries, is_damaged } = record;
+        let EventRecord { event, withheld, deliveries, is_damaged } = record;
         // Accepted data is JSON; what is not was damaged before it had a checksum.
         let read = || RawValue::from_string(String::from_utf8_lossy(&event.data).into_owned()).ok();
-        let (data, data_withheld) = match (event.is_expunged(), is_redacted) {
-            (true, _) => (None, Some(Withheld::Expunged)),
-            (false, true) => (None, Some(Withheld::Redacted)),
-            (false, false) => match read().filter(|_| !is_damaged) {
+        let (data, data_withheld) = match (withheld, is_redacted) {
+            (Some(event::Withheld::Expunged), _) => (None, Some(Withheld::Expunged)),
+            (Some(event::Withheld::Unmatched), _) => (None, Some(Withheld::Unmatched)),
+            (None, true) => (None, Some(Withheld::Redacted)),
+            (None, false) => match read().filter(|_| !is_damaged) {
                 Some(data) => (Some(data), None),
                 None => (None, Some(Withheld::Damaged)),
             },
@@ -169,16 +173,20 @@ pub async fn show(
     Tenant(tenant): Tenant,
     NamedEvent(id): NamedEvent,
 ) -> Result<Json<EventView>, Problem> {
-    let record = find(&api, &tenant, &id).await?;
-    Ok(Json(EventView::of(&api, record)))
+    let record = api.gateway.store.event(&tenant, &id).await?.ok_or_else(|| Problem::not_found("event"))?;
+    match record.withheld {
+        Some(event::Withheld::Expunged) => Err(Error::Expunged(id).into()),
+        Some(event::Withheld::Unmatched) | None => Ok(Json(EventView::of(&api, record))),
+    }
 }
 
 /// An event that still has its data.
 async fn find(api: &Api, tenant: &TenantId, id: &EventId) -> Result<EventRecord, Problem> {
     let record = api.gateway.store.event(tenant, id).await?.ok_or_else(|| Problem::not_found("event"))?;
-    match record.event.is_expunged() {
-        true => Err(Error::Expunged(id.clone()).into()),
-        false => Ok(record),
+    match record.withheld {
+        Some(event::Withheld::Expunged) => Err(Error::Expunged(id.clone()).into()),
+        Some(event::Withheld::Unmatched) => Err(Error::Unmatched(id.clone()).into()),
+        None => Ok(record),
     }
 }
 

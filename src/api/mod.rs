@@ -25,6 +25,7 @@ pub mod auth;
 pub mod breaker;
 pub mod cluster;
 pub mod deliveries;
+pub mod endpoint_view;
 pub mod endpoints;
 pub mod events;
 pub mod input;

@@ -17,6 +17,7 @@ use super::limits;
 use crate::lifecycle::accept::Refusal;
 use crate::lifecycle::intake::Overload;
 use crate::lifecycle::links::NotServed;
+use crate::lifecycle::room::NoRoom;
 use crate::metrics::Limit;
 use crate::store;
 
@@ -28,6 +29,7 @@ pub struct Problem {
     errors: Vec<FieldError>,
     headers: Vec<(HeaderName, HeaderValue)>,
     limit: Option<Limit>,
+    limit_name: Option<&'static str>,
 }
 
 /// One field at fault.
@@ -113,6 +115,12 @@ codes! {
     RequestTimeout = "request_timeout", REQUEST_TIMEOUT, "The body did not arrive in time";
     /// More events, tests or fetches than their rate allows.
     RateLimited = "rate_limited", TOO_MANY_REQUESTS, "Too many at once";
+    /// As many deliveries of the tenant wait as may.
+    BacklogFull = "backlog_full", TOO_MANY_REQUESTS, "Too many deliveries of the tenant wait";
+    /// A count or a ceiling of the tenant's limits would be passed.
+    LimitExceeded = "limit_exceeded", UNPROCESSABLE_ENTITY, "A limit of the tenant would be passed";
+    /// The tenant's events take up as much as they may.
+    QuotaFull = "quota_full", INSUFFICIENT_STORAGE, "The tenant's events take up as much as they may";
     /// Not now; trying again later is safe.
     Unavailable = "unavailable", SERVICE_UNAVAILABLE, "Not available at the moment";
     /// No space is left for new events.
@@ -138,6 +146,9 @@ pub struct ProblemBody<'a> {
     /// The fields at fault.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     errors: &'a [FieldError],
+    /// The limit that stands in the way, by its name in the tenant's `limits`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit: Option<&'static str>,
     /// Names this request in the gateway's log.
     request_id: &'a str,
 }
@@ -151,7 +162,7 @@ const OVERLOAD_SECONDS: RangeInclusive<u64> = 1..=3;
 impl Problem {
     /// A problem with its sentence.
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
-        Self { code, detail: detail.into(), errors: Vec::new(), headers: Vec::new(), limit: None }
+        Self { code, detail: detail.into(), errors: Vec::new(), headers: Vec::new(), limit: None, limit_name: None }
     }
 
     /// Whose limit stood in the way, if one did.
@@ -161,6 +172,11 @@ impl Problem {
 
     fn of_limit(self, limit: Limit) -> Self {
         Self { limit: Some(limit), ..self }
+    }
+
+    /// Names the limit that stands in the way.
+    pub fn naming_limit(self, name: &'static str) -> Self {
+        Self { limit_name: Some(name), ..self }
     }
 
     /// What went wrong, for programs.
@@ -218,6 +234,7 @@ impl Problem {
             code: self.code,
             detail: &self.detail,
             errors: &self.errors,
+            limit: self.limit_name,
             request_id,
         };
         *response.status_mut() = status;
@@ -228,7 +245,7 @@ impl Problem {
             Code::Unauthenticated => {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            Code::Unavailable | Code::StorageFull => {
+            Code::Unavailable | Code::StorageFull | Code::BacklogFull | Code::QuotaFull => {
                 headers.insert(RETRY_AFTER, HeaderValue::from(rand::random_range(RETRY_AFTER_SECONDS)));
             }
             _ => {}
@@ -269,7 +286,8 @@ impl From<store::Error> for Problem {
             }
             store::Error::NotFound(what) => Self::not_found(what),
             store::Error::WrongState(_) => Self::new(Code::WrongState, detail),
-            store::Error::Expunged(_) => Self::new(Code::DataExpunged, detail),
+            store::Error::OverLimit(over) => Self::new(Code::LimitExceeded, detail).naming_limit(over.limit),
+            store::Error::Expunged(_) | store::Error::Unmatched(_) => Self::new(Code::DataExpunged, detail),
             store::Error::Damaged(_) => Self::new(Code::DataDamaged, detail),
             store::Error::UnknownEndpoint(_) => Self::field(Code::InvalidField, "/endpoints", detail),
         }
@@ -297,6 +315,12 @@ impl From<Refusal> for Problem {
             Refusal::Conflict { .. } => Self::field(Code::IdConflict, "/id", detail),
             Refusal::UnknownEndpoint(_) => Self::field(Code::InvalidField, "/endpoints", detail),
             Refusal::Fanout(_) => Self::new(Code::FanoutLimit, detail),
+            Refusal::NoRoom(NoRoom::Backlog { .. }) => {
+                Self::new(Code::BacklogFull, detail).naming_limit("waiting").of_limit(Limit::Tenant)
+            }
+            Refusal::NoRoom(NoRoom::Stored { .. } | NoRoom::Disk { .. }) => {
+                Self::new(Code::QuotaFull, detail).naming_limit("stored_bytes").of_limit(Limit::Tenant)
+            }
             Refusal::StorageFull => Self::new(Code::StorageFull, detail),
             Refusal::Limited(limited) => {
                 let seconds = limits::whole_seconds(limited.ready_in).max(1);
@@ -347,7 +371,7 @@ pub enum InputProblems {
     /// `unsupported_media_type`: compressed bodies are not read.
     #[response(status = 415, content_type = "application/problem+json")]
     Encoded(#[to_schema] ProblemBody<'static>),
-    /// `invalid_field`, `unknown_field`, `target_forbidden` or `fanout_limit`: a value cannot be accepted.
+    /// `invalid_field`, `unknown_field`, `target_forbidden`, `fanout_limit` or `limit_exceeded`: a value cannot be accepted, or would pass the tenant's limit that `limit` names.
     #[response(status = 422, content_type = "application/problem+json")]
     Invalid(#[to_schema] ProblemBody<'static>),
 }
@@ -388,7 +412,7 @@ pub enum LinkProblems {
 /// The answer when no space is left for new events.
 #[derive(utoipa::IntoResponses)]
 pub enum SpaceProblems {
-    /// `storage_full`: the disk is nearly full; deliveries go on.
+    /// `storage_full`: the disk is nearly full; `quota_full`: this tenant's events take up as much as they may. Deliveries go on.
     #[response(status = 507, content_type = "application/problem+json")]
     Full(#[to_schema] ProblemBody<'static>),
 }
@@ -404,7 +428,7 @@ pub enum TargetProblems {
 /// The answer when a tenant hands in too many events.
 #[derive(utoipa::IntoResponses)]
 pub enum LimitProblems {
-    /// `rate_limited`: more events than the tenant's `ingest` allows, or more tests of its endpoints than a minute has room for. `Retry-After` says when they may come; nothing was written.
+    /// `rate_limited`: more events than the tenant's `ingest` allows, or more tests of its endpoints than a minute has room for; `backlog_full`: as many of its deliveries wait as may. `Retry-After` says when to come again; nothing was written.
     #[response(status = 429, content_type = "application/problem+json")]
     Limited(#[to_schema] ProblemBody<'static>),
 }

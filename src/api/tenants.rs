@@ -7,6 +7,7 @@ use http::{HeaderMap, StatusCode};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::sync::Arc;
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
@@ -17,7 +18,8 @@ use super::input::{
 use super::page::{Page, ask};
 use super::problem::{Code, FieldError, InputProblems, Problem, Problems, StateProblems};
 use crate::lifecycle::change;
-use crate::model::id::TenantId;
+use crate::model::id::{EndpointId, TenantId};
+use crate::model::limits::{Ceiling, Limits, Usage};
 use crate::model::pace::Rate;
 use crate::model::tenant::{Defaults, Quota, Tenant};
 
@@ -40,6 +42,9 @@ pub struct TenantSettings {
     /// How often it may hand events in.
     #[serde(default = "ingest")]
     ingest: Rate,
+    /// The most it may use of what all tenants share.
+    #[serde(default)]
+    limits: Limits,
     /// What its new endpoints get where they say nothing themselves.
     #[serde(default)]
     defaults: Defaults,
@@ -56,12 +61,13 @@ fn ingest() -> Rate {
 impl TenantSettings {
     fn of(tenant: &Tenant) -> Self {
         let Quota { weight, rate, ingest } = tenant.quota;
-        Self { name: tenant.name.clone(), weight, rate, ingest, defaults: tenant.defaults.clone() }
+        let (limits, defaults) = (tenant.limits.clone(), tenant.defaults.clone());
+        Self { name: tenant.name.clone(), weight, rate, ingest, limits, defaults }
     }
 
     fn new() -> Self {
         let Quota { weight, rate, ingest } = Quota::default();
-        Self { name: String::new(), weight, rate, ingest, defaults: Defaults::default() }
+        Self { name: String::new(), weight, rate, ingest, limits: Limits::default(), defaults: Defaults::default() }
     }
 }
 
@@ -74,15 +80,42 @@ pub struct TenantView {
     /// What may be said of it.
     #[serde(flatten)]
     settings: TenantSettings,
+    /// What it uses, by the names of its limits.
+    usage: Usage,
+    /// The endpoints that are set to more than the ceiling in `limits.endpoint`, which is in force for them all the same; at most 20 of them, newest first.
+    #[schema(value_type = Vec<String>)]
+    above_ceiling: Vec<EndpointId>,
     /// When it was created.
     #[schema(value_type = String, format = DateTime)]
     created_at: Timestamp,
 }
 
+/// How many endpoints above a ceiling are named.
+const ABOVE_MAX: usize = 20;
+
 impl TenantView {
-    fn of(api: &Api, tenant: &Tenant) -> Self {
+    async fn read(api: &Api, tenant: &Tenant) -> Result<Self, Problem> {
+        Ok(Self::all(api, &[tenant]).await?.remove(0))
+    }
+
+    async fn all(api: &Api, tenants: &[&Tenant]) -> Result<Vec<Self>, Problem> {
+        let ids: Vec<TenantId> = tenants.iter().map(|tenant| tenant.id.clone()).collect();
+        let usage = api.gateway.store.usage(&ids).await?;
+        Ok(tenants.iter().zip(usage).map(|(tenant, usage)| Self::of(api, tenant, usage)).collect())
+    }
+
+    fn of(api: &Api, tenant: &Tenant, usage: Usage) -> Self {
         let created_at = api.gateway.clock.wall_offset().wall(tenant.created_at);
-        Self { id: tenant.id.clone(), settings: TenantSettings::of(tenant), created_at }
+        let ceiling = tenant.limits.endpoint;
+        let above_ceiling = match ceiling == Ceiling::default() {
+            true => Vec::new(),
+            false => {
+                let endpoints = api.gateway.store.endpoints(&tenant.id).into_iter();
+                let above = endpoints.filter(|endpoint| !ceiling.above(&endpoint.settings).is_empty());
+                above.map(|endpoint| endpoint.id).take(ABOVE_MAX).collect()
+            }
+        };
+        Self { id: tenant.id.clone(), settings: TenantSettings::of(tenant), usage, above_ceiling, created_at }
     }
 }
 
@@ -102,7 +135,8 @@ pub async fn list(
     let mut rest = api.gateway.store.tenants().into_iter().filter(|tenant| tenant.id.as_str() > after.as_str());
     let data: Vec<_> = rest.by_ref().take(page.limit).collect();
     let next = rest.next().and(data.last()).map(|tenant| tenant.id.to_string());
-    Ok(Json(Page::of("tenants", crate::store::Page { data, next }, |tenant| TenantView::of(&api, &tenant))))
+    let data = TenantView::all(&api, &data.iter().map(Arc::as_ref).collect::<Vec<_>>()).await?;
+    Ok(Json(Page::of("tenants", crate::store::Page { data, next }, |view| view)))
 }
 
 /// Which part of the list.
@@ -126,7 +160,7 @@ pub struct TenantParams {
 )]
 pub async fn show(State(api): State<Api>, KnownTenant(id): KnownTenant) -> Result<Json<TenantView>, Problem> {
     let tenant = api.gateway.store.tenant(&id).ok_or_else(|| Problem::not_found("tenant"))?;
-    Ok(Json(TenantView::of(&api, &tenant)))
+    Ok(Json(TenantView::read(&api, &tenant).await?))
 }
 
 /// Create a tenant, or replace what is known of it
@@ -170,11 +204,11 @@ fn bad_id(uri: &http::Uri) -> Problem {
 
 async fn save(api: &Api, id: TenantId, settings: TenantSettings) -> Result<Json<TenantView>, Problem> {
     check(&settings)?;
-    let TenantSettings { name, weight, rate, ingest, defaults } = settings;
+    let TenantSettings { name, weight, rate, ingest, limits, defaults } = settings;
     let quota = Quota { weight, rate, ingest };
-    let tenant = Tenant { id, name, quota, defaults, created_at: api.gateway.clock.now() };
+    let tenant = Tenant { id, name, quota, limits, defaults, created_at: api.gateway.clock.now() };
     let tenant = change::put_tenant(&api.gateway, tenant).await?;
-    Ok(Json(TenantView::of(api, &tenant)))
+    Ok(Json(TenantView::read(api, &tenant).await?))
 }
 
 fn check(settings: &TenantSettings) -> Result<(), Problem> {
@@ -191,6 +225,7 @@ fn check(settings: &TenantSettings) -> Result<(), Problem> {
             refuse(&format!("{place}{field}"), detail);
         }
     }
+    settings.limits.check(|place, detail| refuse(&format!("/limits{place}"), detail));
     let defaults = &settings.defaults;
     if let Some(Err(problem)) = defaults.retry.as_ref().map(|retry| retry.resolve()) {
         refuse(&format!("/defaults/retry{}", problem.pointer), problem.message);

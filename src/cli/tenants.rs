@@ -61,6 +61,9 @@ struct Settings {
     /// How many events it may hand in: per second and at once, such as 50/100; none for the default.
     #[arg(long, value_name = "N/BURST", value_parser = rate)]
     ingest: Option<String>,
+    /// The most it may use of what all share, such as '{"endpoints":50,"waiting":100000,"stored_bytes":"10GiB"}'; what is left out stays, null is the default.
+    #[arg(long, value_name = "JSON", value_parser = json)]
+    limits: Option<String>,
     /// What its new endpoints get where they say nothing, such as '{"retry":{"preset":"hourly"},"status_rules":{"preset":"strict"}}'.
     #[arg(long, value_name = "JSON", value_parser = json)]
     defaults: Option<String>,
@@ -73,6 +76,7 @@ impl Settings {
             .field("weight", self.weight.as_ref())
             .raw("rate", self.rate.as_deref().map(str::as_bytes))
             .raw("ingest", self.ingest.as_deref().map(str::as_bytes))
+            .raw("limits", self.limits.as_deref().map(str::as_bytes))
             .raw("defaults", self.defaults.as_deref().map(str::as_bytes))
     }
 
@@ -120,7 +124,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             let body = settings.body();
             anyhow::ensure!(
                 !body.is_empty(),
-                "nothing to change; give --name, --weight, --rate, --ingest or --defaults"
+                "nothing to change; give --name, --weight, --rate, --ingest, --limits or --defaults"
             );
             let url = client.url(&["tenants", &id])?;
             output::record(format, &client.call(Method::PATCH, url, Some(body)).await?)

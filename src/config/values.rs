@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer};
 use crate::model::database::DatabaseUrl;
 use crate::model::egress::{Dns, ProxyUrl};
 use crate::model::mail::MailServer;
+use crate::model::span::Span;
 
 /// An address to listen on: host address and port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,6 +95,10 @@ pub struct Switch(pub bool);
 /// its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Public(pub Option<String>);
+
+/// A retention of its own, or none: then it is the usual one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OwnRetention(pub Option<Span>);
 
 /// A plain number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -304,6 +309,25 @@ impl fmt::Display for Public {
     }
 }
 
+impl FromStr for OwnRetention {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "" | "retention" => Ok(Self(None)),
+            text => text.parse().map(|span| Self(Some(span))).map_err(|problem| format!("{problem}")),
+        }
+    }
+}
+
+impl fmt::Display for OwnRetention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(span) => span.fmt(f),
+            None => f.write_str("retention"),
+        }
+    }
+}
+
 impl FromStr for Count {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
@@ -379,6 +403,20 @@ macro_rules! read_as_written {
     )*};
 }
 read_as_written!(
-    Address, Database, Folder, File, Smtp, Mailbox, Networks, Ports, Switch, Dns, Proxy, Public, Count, LogFormat,
+    Address,
+    Database,
+    Folder,
+    File,
+    Smtp,
+    Mailbox,
+    Networks,
+    Ports,
+    Switch,
+    Dns,
+    Proxy,
+    Public,
+    OwnRetention,
+    Count,
+    LogFormat,
     Filter
 );

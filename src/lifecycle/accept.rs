@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use super::Gateway;
 use super::expire::just_after;
 use super::intake::Limited;
+use super::room::{self, NoRoom};
 use crate::metrics::Metrics;
 use crate::model::delivery::after;
 use crate::model::event::{Event, EventType, Key};
@@ -88,6 +89,9 @@ pub enum Refusal {
     /// The disk's last reserve must be left to deliveries.
     #[error("the disk is nearly full, so no new events are accepted; deliveries go on")]
     StorageFull,
+    /// Its tenant may not store more, or have more wait.
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
     /// Its tenant hands in too many.
     #[error(transparent)]
     Limited(#[from] Box<Limited>),
@@ -139,6 +143,7 @@ pub async fn accept_over(
     if together == Together::All && outcomes.iter().any(Option::is_some) {
         return Ok(refused_only(outcomes, &events));
     }
+    let _coming = room::take(gateway, &known, &events)?;
     let known: Vec<Arc<Event>> = events.iter().map(|new| new.event.clone()).collect();
     let accepted = write(gateway, events, together).await.map_err(|problem| of_store(gateway, problem))?;
     gateway.metrics.accept_took(began.elapsed());

@@ -39,6 +39,9 @@ pub struct Intake {
     paces: Mutex<Paces<TenantId>>,
     tests: Mutex<Paces<TenantId>>,
     fetches: Mutex<Paces<DeliveryId>>,
+    calls: Mutex<Paces<TenantId>>,
+    /// What tenants with limits are being taken in: deliveries and bytes.
+    coming: Mutex<HashMap<TenantId, (u64, u64)>>,
     bytes: AtomicUsize,
     bytes_max: usize,
     /// What each tenant holds of bodies that are still coming in.
@@ -96,6 +99,8 @@ impl Intake {
             paces: Mutex::default(),
             tests: Mutex::default(),
             fetches: Mutex::default(),
+            calls: Mutex::default(),
+            coming: Mutex::default(),
             bytes: AtomicUsize::new(0),
             lingering: Mutex::default(),
             bytes_max,
@@ -138,6 +143,22 @@ impl Intake {
     /// be one.
     pub fn charge_fetch(&self, delivery: DeliveryId, now: Timestamp) -> Result<(), Duration> {
         self.fetches.lock().expect("counting does not panic").charge(&delivery, FETCH_RATE, now)
+    }
+
+    /// Counts a call of a tenant's token that hands in no events, or says how
+    /// long until there may be one.
+    pub fn charge_call(&self, tenant: &TenantId, rate: Rate, now: Timestamp) -> Result<(), Duration> {
+        self.calls.lock().expect("counting does not panic").charge(tenant, rate, now)
+    }
+
+    /// Deliveries and bytes of a tenant are being taken in, until what is
+    /// returned is dropped. With it: what was being taken in before.
+    pub fn coming(&self, tenant: &TenantId, deliveries: u64, bytes: u64) -> (Coming<'_>, (u64, u64)) {
+        let mut coming = self.coming.lock().expect("counting does not panic");
+        let theirs = coming.entry(tenant.clone()).or_default();
+        let before = *theirs;
+        *theirs = (before.0 + deliveries, before.1 + bytes);
+        (Coming { intake: self, tenant: tenant.clone(), deliveries, bytes }, before)
     }
 
     /// A tenant's rate was changed; what is left in its bucket stays.
@@ -211,6 +232,27 @@ impl<K: Clone + Eq + Hash> Paces<K> {
         if self.by_whom.len() >= self.full_at {
             self.by_whom.retain(|_, pace| !pace.is_rested(now));
             self.full_at = PACES_LEAST.max(2 * self.by_whom.len());
+        }
+    }
+}
+
+/// What one request brings to its tenant's limits, until it is written.
+#[derive(Debug)]
+pub struct Coming<'a> {
+    intake: &'a Intake,
+    tenant: TenantId,
+    deliveries: u64,
+    bytes: u64,
+}
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        let mut coming = self.intake.coming.lock().expect("counting does not panic");
+        if let Some(theirs) = coming.get_mut(&self.tenant) {
+            *theirs = (theirs.0 - self.deliveries, theirs.1 - self.bytes);
+            if *theirs == (0, 0) {
+                coming.remove(&self.tenant);
+            }
         }
     }
 }

@@ -140,7 +140,7 @@ mod tests {
 
     fn links(key: u8) -> Links {
         let span = Span::secs(60);
-        let retention = Retention { finished: span, dead: span, audit: span };
+        let retention = Retention { finished: span, dead: span, unmatched: span, audit: span };
         Links::new(Some("https://hooks.example.com/a".into()), &[key; 32], retention)
     }
 

@@ -45,6 +45,7 @@ pub mod intake;
 pub mod links;
 pub mod mail;
 pub mod retain;
+pub mod room;
 pub mod scrub;
 pub mod space;
 pub mod tell;
@@ -75,11 +76,20 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// How fast a tenant may hand events in through this node. All nodes
-    /// together let in no more than the tenant's rate: each has the same part
-    /// of it, since whatever spreads requests over nodes does so evenly.
+    /// How fast a tenant may hand events in through this node.
     pub fn ingest_rate(&self, tenant: &Tenant) -> Rate {
-        let rate = tenant.quota.ingest;
+        self.rate_here(tenant.quota.ingest)
+    }
+
+    /// How fast a tenant's tokens may make other calls through this node.
+    pub fn management_rate(&self, tenant: &Tenant) -> Rate {
+        self.rate_here(tenant.limits.management)
+    }
+
+    /// This node's part of a rate. All nodes together let in no more than the
+    /// whole: each has the same part of it, since whatever spreads requests
+    /// over nodes does so evenly.
+    fn rate_here(&self, rate: Rate) -> Rate {
         match self.store.nodes() {
             1 => rate,
             nodes => Rate {

@@ -19,6 +19,8 @@ pub struct Retention {
     pub finished: Span,
     /// Dead letters.
     pub dead: Span,
+    /// The data of events that no endpoint wanted.
+    pub unmatched: Span,
     /// The audit log.
     pub audit: Span,
 }
@@ -54,7 +56,8 @@ pub async fn run(store: &dyn Store, clock: &dyn Clock, retention: Retention) {
 /// How long to rest between sweeps. About a minute at least and about an hour
 /// at most, so short retentions are kept in time.
 fn pause(retention: Retention, draw: f64) -> Duration {
-    let every = (retention.finished.0 / 24).clamp(Duration::from_secs(60), Duration::from_secs(3_600));
+    let every =
+        (retention.finished.min(retention.unmatched).0 / 24).clamp(Duration::from_secs(60), Duration::from_secs(3_600));
     about(every, draw)
 }
 
@@ -67,6 +70,7 @@ pub async fn sweep(store: &dyn Queue, clock: &dyn Clock, retention: Retention) -
         let horizon = Horizon {
             finished_before: before(now, retention.finished),
             dead_before: before(now, retention.dead),
+            unmatched_before: before(now, retention.unmatched),
             after: looked_until,
             step: STEP,
         };
@@ -111,6 +115,7 @@ mod tests {
         let kept_for = |seconds| Retention {
             finished: Span::secs(seconds),
             dead: Span::secs(seconds),
+            unmatched: Span::secs(30 * 86_400),
             audit: Span::secs(seconds),
         };
         let minutes = |seconds, draw| pause(kept_for(seconds), draw).as_secs_f64() / 60.0;

@@ -35,6 +35,8 @@ pub struct Space {
     reserve_bytes: u64,
     looked_at: AtomicI64,
     free_bytes: AtomicU64,
+    /// What was taken in since the last look.
+    taken_bytes: AtomicU64,
     is_low: AtomicBool,
 }
 
@@ -69,6 +71,22 @@ impl Space {
         self.is_low.load(Ordering::Relaxed)
     }
 
+    /// Events of this size are about to be stored.
+    pub fn take(&self, bytes: u64) {
+        if self.is_watching() {
+            self.taken_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// What is left before the reserve, where there is a disk to watch. What
+    /// was taken in since the last look is written twice: to the log, and then
+    /// into the store.
+    pub fn left(&self, now: Timestamp) -> Option<u64> {
+        let free = self.free_bytes(now)?;
+        let taken = self.taken_bytes.load(Ordering::Relaxed).saturating_mul(2);
+        Some(free.saturating_sub(self.reserve_bytes).saturating_sub(taken))
+    }
+
     /// The free bytes, where there is a disk to watch that can be asked.
     pub fn free_bytes(&self, now: Timestamp) -> Option<u64> {
         self.look(now);
@@ -89,6 +107,7 @@ impl Space {
             return;
         }
         self.looked_at.store(now, Ordering::Relaxed);
+        self.taken_bytes.store(0, Ordering::Relaxed);
         // A disk that cannot be asked is left to the store to judge.
         let free = free();
         self.free_bytes.store(free.unwrap_or(UNKNOWN), Ordering::Relaxed);
@@ -150,6 +169,18 @@ mod tests {
         free.store(170, Ordering::Relaxed);
         assert!(!space.is_low(at(1_501)));
         assert_eq!((space.free_bytes(at(1_501)), space.reserve_bytes()), (Some(170), Some(160)));
+    }
+
+    #[test]
+    fn what_was_taken_in_since_the_last_look_is_no_longer_left() {
+        let space = Space::asking(|| Some(1_000), 400);
+        assert_eq!(space.left(at(1_000)), Some(600));
+        space.take(100);
+        assert_eq!(space.left(at(1_050)), Some(400));
+        space.take(1_000);
+        assert_eq!(space.left(at(1_060)), Some(0));
+        assert_eq!(space.left(at(1_200)), Some(600), "the next look knows better");
+        assert_eq!(Space::endless().left(at(0)), None);
     }
 
     #[test]

@@ -133,7 +133,7 @@ impl End {
 
 /// The codes a request that hands events in can be refused with; the last
 /// stands for all others.
-const REFUSALS: [&str; 15] = [
+const REFUSALS: [&str; 17] = [
     "invalid_json",
     "unknown_field",
     "invalid_field",
@@ -146,8 +146,10 @@ const REFUSALS: [&str; 15] = [
     "fanout_limit",
     "request_timeout",
     "rate_limited",
+    "backlog_full",
     "unavailable",
     "storage_full",
+    "quota_full",
     "other",
 ];
 

@@ -144,8 +144,12 @@ pub struct Attempt {
     pub started_at: Timestamp,
     /// How long each phase took.
     pub timings: Timings,
-    /// Where it was sent.
+    /// Where it was sent, in records of older versions; empty since.
+    #[serde(default)]
     pub url: String,
+    /// Where it was sent: the version of the endpoint's URL.
+    #[serde(default)]
+    pub url_version: u32,
     /// The status, when there was an answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,

@@ -12,6 +12,7 @@ use super::event::{Event, Key};
 use super::filter::{Data, FilterRule, check_glob, glob_matches};
 use super::health::Health;
 use super::id::{EndpointId, TenantId};
+use super::limits::Ceiling;
 use super::news::Author;
 use super::pace::Rate;
 use super::pointer::child;
@@ -22,6 +23,7 @@ use super::signing::{self, Hidden, Profile, Signing};
 use super::size::Size;
 use super::span::Span;
 use super::tls::Tls;
+use super::urls::UrlVersions;
 use super::wall::WallOffset;
 
 /// An endpoint and everything a delivery needs to know of it.
@@ -33,7 +35,11 @@ pub struct Endpoint {
     pub tenant: TenantId,
     /// What its owner decided.
     pub settings: Settings,
-    /// The retry policy those settings spell out.
+    /// The URLs it has had, the one in its settings included.
+    pub urls: UrlVersions,
+    /// The most that its tenant's limits allow, whatever the settings say.
+    pub ceiling: Ceiling,
+    /// The retry policy in force: what the settings spell out, below the ceiling.
     pub policy: RetryPolicy,
     /// Whether it is being called.
     pub standing: Standing,
@@ -291,6 +297,26 @@ fn between(from: Timestamp, to: Timestamp) -> Duration {
 }
 
 impl Endpoint {
+    /// The same below this ceiling.
+    pub fn below(self, ceiling: Ceiling) -> Self {
+        Self { ceiling, policy: ceiling.policy(self.settings.retry.filled()), ..self }
+    }
+
+    /// How many requests may be open at once.
+    pub fn max_in_flight(&self) -> u32 {
+        self.ceiling.max_in_flight(self.settings.max_in_flight)
+    }
+
+    /// How often it may be called.
+    pub fn rate(&self) -> Rate {
+        self.ceiling.rate(self.settings.rate)
+    }
+
+    /// The deadlines of an attempt.
+    pub fn timeout(&self) -> Timeout {
+        self.ceiling.timeout(self.settings.timeout)
+    }
+
     /// The lane an event joins here, if order matters: the key's text, or the
     /// empty text for the one lane of a fully ordered endpoint.
     pub fn lane(&self, key: Option<&Key>) -> Option<Arc<str>> {

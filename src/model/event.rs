@@ -47,7 +47,7 @@ impl fmt::Debug for Event {
 }
 
 impl Event {
-    /// Whether its data was forgotten on request. No JSON value is empty.
+    /// Whether its data is no longer stored. No JSON value is empty.
     pub fn is_expunged(&self) -> bool {
         self.data.is_empty()
     }
@@ -76,6 +76,15 @@ impl Event {
     pub fn timestamp_text(&self) -> String {
         self.timestamp.clone().unwrap_or_else(|| format!("{:.3}", self.accepted_at))
     }
+}
+
+/// Why an event's data is no longer stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Withheld {
+    /// It was forgotten on request.
+    Expunged,
+    /// No endpoint wanted it, and it was kept long enough.
+    Unmatched,
 }
 
 /// A dotted name such as `invoice.paid`.

@@ -15,6 +15,7 @@ use super::endpoint::Endpoint;
 use super::id::DeliveryId;
 use super::rules::{Source, Table};
 use super::span::{Span, words};
+use super::urls::masked;
 use super::verdict::Verdict;
 
 /// Why a delivery stands where it stands.
@@ -220,11 +221,11 @@ impl Facts<'_> {
             }
             WaitingFor::Rate => format!(
                 "Waiting: attempt {next} is due, and goes when the rate allows it ({} per second here, unless its tenant has less).",
-                self.endpoint.map_or(0.0, |endpoint| endpoint.settings.rate.per_second)
+                self.endpoint.map_or(0.0, |endpoint| endpoint.rate().per_second)
             ),
             WaitingFor::Slot => format!(
                 "Waiting: attempt {next} is due, and no slot is free (max_in_flight is {} here, and the gateway has a limit of its own).",
-                self.endpoint.map_or(0, |endpoint| endpoint.settings.max_in_flight)
+                self.endpoint.map_or(0, |endpoint| endpoint.max_in_flight())
             ),
             WaitingFor::Pause => format!("Waiting: its endpoint is paused{since} ({reason})."),
             WaitingFor::Disabled => format!("Waiting: its endpoint is disabled{since} ({reason})."),
@@ -239,7 +240,7 @@ impl Facts<'_> {
     fn origin(&self) -> String {
         let Delivery { event_id, event_type, endpoint_id, created_at, .. } = self.delivery;
         let to = match self.endpoint {
-            Some(endpoint) => format!("endpoint {endpoint_id} ({})", endpoint.settings.url),
+            Some(endpoint) => format!("endpoint {endpoint_id} ({})", masked(&endpoint.settings.url)),
             None => format!("endpoint {endpoint_id}, which has been deleted"),
         };
         let place = match (&self.delivery.key, self.delivery.seq) {

@@ -12,6 +12,7 @@ pub mod endpoint;
 pub mod event;
 pub mod filter;
 pub mod headers;
+pub mod limits;
 pub mod mail;
 pub mod tenant;
 
@@ -31,6 +32,7 @@ pub mod retry_after;
 pub mod rules;
 pub mod signing;
 pub mod tls;
+pub mod urls;
 pub mod verdict;
 
 pub mod shard;

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::endpoint::Timeout;
 use super::id::TenantId;
+use super::limits::Limits;
 use super::pace::Rate;
 use super::policy::RetrySpec;
 use super::rules::StatusRules;
@@ -18,6 +19,8 @@ pub struct Tenant {
     pub name: String,
     /// How much of the gateway it may use.
     pub quota: Quota,
+    /// The most it may use of what all tenants share.
+    pub limits: Limits,
     /// What its new endpoints get where they say nothing.
     pub defaults: Defaults,
     /// When it was created.
@@ -29,7 +32,8 @@ impl Tenant {
     pub fn fields(&self) -> serde_json::Value {
         let Quota { weight, rate, ingest } = self.quota;
         serde_json::json!({
-            "name": self.name, "weight": weight, "rate": rate, "ingest": ingest, "defaults": self.defaults
+            "name": self.name, "weight": weight, "rate": rate, "ingest": ingest, "limits": self.limits,
+            "defaults": self.defaults
         })
     }
 }

@@ -5,6 +5,7 @@ use jiff::Timestamp;
 
 use crate::model::delivery::{Cause, State};
 use crate::model::endpoint::Format;
+use crate::model::event::Withheld;
 use crate::model::id::{DeliveryId, uuid_v7};
 
 /// A time as stored.
@@ -28,6 +29,21 @@ pub fn delivery_id(no: i64, created_at: i64) -> DeliveryId {
 /// the same id again is that delivery.
 pub fn delivery_no(id: DeliveryId) -> i64 {
     (id.0.as_u128() & 0x3fff_ffff_ffff_ffff) as i64
+}
+
+/// Why data is no longer there, as stored: it was expunged on request.
+pub const EXPUNGED: i64 = 1;
+/// The same: no endpoint wanted it.
+pub const UNMATCHED: i64 = 2;
+
+/// Why an event's data is no longer there, if it is not. Older versions wrote
+/// no code when it was expunged.
+pub fn withheld_from(is_empty: bool, code: Option<i64>) -> Option<Withheld> {
+    match code {
+        Some(UNMATCHED) => Some(Withheld::Unmatched),
+        Some(_) => Some(Withheld::Expunged),
+        None => is_empty.then_some(Withheld::Expunged),
+    }
 }
 
 /// A state as stored.

@@ -85,8 +85,9 @@ pub fn change(endpoint: &mut Endpoint, change: EndpointChange, now: Timestamp) -
 fn resettle(endpoint: &mut Endpoint, settings: Settings, policy: RetryPolicy, now: Timestamp) -> Option<String> {
     let is_elsewhere = endpoint.settings.url != settings.url;
     let is_switched_off = endpoint.settings.breaker.enabled && !settings.breaker.enabled;
+    endpoint.urls = endpoint.urls.clone().with(&settings.url);
     endpoint.settings = settings;
-    endpoint.policy = policy;
+    endpoint.policy = endpoint.ceiling.policy(policy);
     // Strictly later, so that the next change can tell.
     let least = millis(endpoint.updated_at) + 1;
     endpoint.updated_at = at(millis(now).max(least));
@@ -135,12 +136,12 @@ pub fn is_only_health(notice: &Notice) -> bool {
     notice.quiet_until.is_none() && notice.stop.is_none() && notice.milestones.is_empty()
 }
 
-/// Does what the answer of the receiver at this URL means for the endpoint;
-/// returns what of it changed anything.
-pub fn heed(endpoint: &mut Endpoint, url: &str, notice: &Notice, now: Timestamp) -> Notice {
+/// Does what the answer of the receiver at this version of the URL means for
+/// the endpoint; returns what of it changed anything.
+pub fn heed(endpoint: &mut Endpoint, url_version: u32, notice: &Notice, now: Timestamp) -> Notice {
     let Notice { quiet_until, stop, health, milestones } = notice;
     // Another receiver has said nothing yet.
-    if endpoint.settings.url != url {
+    if endpoint.urls.number() != url_version {
         return Notice::default();
     }
     let mut heeded = Notice::default();

@@ -11,6 +11,7 @@ use crate::model::endpoint::{Endpoint, ParsedData};
 use crate::model::event::Event;
 use crate::model::health::Health;
 use crate::model::id::{EndpointId, TenantId, TokenId};
+use crate::model::limits::{Usage, settings_bytes};
 use crate::model::shard::Shard;
 use crate::model::tenant::Tenant;
 use crate::model::token::Token;
@@ -25,6 +26,11 @@ pub struct Index {
     /// How many deliveries wait, by the number of the endpoint.
     waiting: HashMap<i64, u64>,
     waiting_in_all: u64,
+    /// The number of the tenant, by the number of the endpoint.
+    tenant_of: HashMap<i64, i64>,
+    /// What tenants use, by their number.
+    tallies: HashMap<i64, Tally>,
+    stored_in_all: u64,
     /// Shards whose endpoints have not been counted since they were gained.
     uncounted: HashSet<Shard>,
     /// The weights of the tenants that have an endpoint.
@@ -39,11 +45,26 @@ struct TenantEntry {
     /// Endpoints with at least one pattern; every event asks them.
     by_pattern: Vec<EndpointId>,
     endpoints: BTreeMap<EndpointId, Arc<Endpoint>>,
+    /// The bytes of their settings.
+    settings_bytes: u64,
+    tokens: u64,
 }
 
 struct EndpointEntry {
     no: i64,
     endpoint: Arc<Endpoint>,
+    settings_bytes: u64,
+}
+
+/// What is counted of a tenant.
+#[derive(Clone, Copy, Default)]
+struct Tally {
+    /// Its deliveries that wait here.
+    waiting: u64,
+    /// Those that wait at other nodes, as they last said.
+    waiting_elsewhere: u64,
+    /// What its events take up.
+    stored: u64,
 }
 
 impl Index {
@@ -53,8 +74,88 @@ impl Index {
         if let Some(count) = self.waiting.get_mut(&endpoint) {
             let before = *count;
             *count = before.saturating_add_signed(more);
-            self.waiting_in_all = self.waiting_in_all + *count - before;
+            let more = count.cast_signed() - before.cast_signed();
+            self.waiting_in_all = self.waiting_in_all.saturating_add_signed(more);
+            self.count_of_tenant(endpoint, more);
         }
+    }
+
+    fn count_of_tenant(&mut self, endpoint: i64, more: i64) {
+        if let Some(tenant) = self.tenant_of.get(&endpoint) {
+            let tally = self.tallies.entry(*tenant).or_default();
+            tally.waiting = tally.waiting.saturating_add_signed(more);
+        }
+    }
+
+    /// Counts what the events of a tenant take up from now on, or no longer do.
+    pub fn count_stored(&mut self, tenant: i64, more: i64) {
+        // What a deleted tenant had is forgotten in time, and is nobody's.
+        if more < 0 && !self.tallies.contains_key(&tenant) {
+            return;
+        }
+        let tally = self.tallies.entry(tenant).or_default();
+        let before = tally.stored;
+        tally.stored = before.saturating_add_signed(more);
+        self.stored_in_all = self.stored_in_all + tally.stored - before;
+    }
+
+    /// Takes over what is known elsewhere of tenants, by their number: what
+    /// their events take up, and how many of their deliveries wait there.
+    pub fn learn_usage(&mut self, stored: &HashMap<i64, u64>, waiting_elsewhere: &HashMap<i64, u64>) {
+        for (tenant, bytes) in stored {
+            self.tallies.entry(*tenant).or_default().stored = *bytes;
+        }
+        for (tenant, tally) in &mut self.tallies {
+            tally.waiting_elsewhere = waiting_elsewhere.get(tenant).copied().unwrap_or(0);
+        }
+        for (tenant, waiting) in waiting_elsewhere {
+            self.tallies.entry(*tenant).or_default().waiting_elsewhere = *waiting;
+        }
+        self.stored_in_all = self.tallies.values().map(|tally| tally.stored).sum();
+    }
+
+    /// How many deliveries of tenants wait here, by the tenant's number.
+    pub fn waiting_by_tenant(&self) -> HashMap<i64, u64> {
+        let waiting = self.tallies.iter().filter(|(_, tally)| tally.waiting > 0);
+        waiting.map(|(tenant, tally)| (*tenant, tally.waiting)).collect()
+    }
+
+    /// The numbers of tenants whose events may take up only so much.
+    pub fn with_stored_limit(&self) -> Vec<i64> {
+        let limited = self.tenants.values().filter(|entry| entry.tenant.limits.stored_bytes.is_some());
+        limited.map(|entry| entry.no).collect()
+    }
+
+    /// What the events of a tenant take up, by its number.
+    pub fn stored_of(&self, tenant: i64) -> u64 {
+        self.tallies.get(&tenant).map_or(0, |tally| tally.stored)
+    }
+
+    /// What a tenant uses.
+    pub fn usage(&self, id: &TenantId) -> Option<Usage> {
+        let entry = self.tenants.get(id)?;
+        let tally = self.tallies.get(&entry.no).copied().unwrap_or_default();
+        Some(Usage {
+            endpoints: entry.endpoints.len() as u64,
+            settings_bytes: entry.settings_bytes,
+            tokens: entry.tokens,
+            stored_bytes: tally.stored,
+            waiting: self.uncounted.is_empty().then_some(tally.waiting + tally.waiting_elsewhere),
+        })
+    }
+
+    /// What the events of all tenants take up.
+    pub fn stored_in_all(&self) -> u64 {
+        self.stored_in_all
+    }
+
+    /// Whether no other tenant has endpoints, tokens or events.
+    pub fn is_alone(&self, id: &TenantId) -> bool {
+        let is_used = |entry: &TenantEntry| {
+            let stored = self.tallies.get(&entry.no).map_or(0, |tally| tally.stored);
+            !entry.endpoints.is_empty() || entry.tokens > 0 || stored > 0
+        };
+        !self.tenants.iter().any(|(other, entry)| other != id && !other.is_system() && is_used(entry))
     }
 
     /// What is counted now, by the number of the endpoint.
@@ -89,11 +190,17 @@ impl Index {
         }
         self.uncounted.retain(|shard| was_counted(*shard).is_none());
         self.waiting_in_all = self.waiting.values().sum();
+        self.tallies.values_mut().for_each(|tally| tally.waiting = 0);
+        let counts: Vec<(i64, u64)> = self.waiting.iter().map(|(endpoint, count)| (*endpoint, *count)).collect();
+        counts.into_iter().for_each(|(endpoint, count)| self.count_of_tenant(endpoint, count.cast_signed()));
     }
 
     /// Nothing waits for this one any more.
     pub fn forget_waiting(&mut self, endpoint: i64) {
-        self.waiting_in_all -= self.waiting.remove(&endpoint).unwrap_or(0);
+        let gone = self.waiting.remove(&endpoint).unwrap_or(0);
+        self.waiting_in_all -= gone;
+        self.count_of_tenant(endpoint, -gone.cast_signed());
+        self.tenant_of.remove(&endpoint);
     }
 
     /// One tenant.
@@ -155,9 +262,24 @@ impl Index {
             let (before, after) = (entry.tenant.quota.weight, tenant.quota.weight);
             self.weight_in_use = self.weight_in_use + u64::from(after) - u64::from(before);
         }
-        self.tenants.entry(tenant.id.clone()).and_modify(|entry| entry.tenant = tenant.clone()).or_insert_with(|| {
-            TenantEntry { no, tenant, by_type: HashMap::new(), by_pattern: Vec::new(), endpoints: BTreeMap::new() }
-        });
+        let ceiling = tenant.limits.endpoint;
+        let id = tenant.id.clone();
+        let entry =
+            self.tenants.entry(id).and_modify(|entry| entry.tenant = tenant.clone()).or_insert_with(|| TenantEntry {
+                no,
+                tenant,
+                by_type: HashMap::new(),
+                by_pattern: Vec::new(),
+                endpoints: BTreeMap::new(),
+                settings_bytes: 0,
+                tokens: 0,
+            });
+        for endpoint in entry.endpoints.values_mut().filter(|endpoint| endpoint.ceiling != ceiling) {
+            *endpoint = Arc::new(Endpoint::clone(endpoint).below(ceiling));
+            if let Some(known) = self.endpoints.get_mut(&endpoint.id) {
+                known.endpoint = endpoint.clone();
+            }
+        }
     }
 
     /// One token.
@@ -167,12 +289,21 @@ impl Index {
 
     /// Takes in a token.
     pub fn put_token(&mut self, token: Arc<Token>) {
-        self.tokens.insert(token.id, token);
+        let tenant = token.tenant.clone();
+        if self.tokens.insert(token.id, token).is_none()
+            && let Some(entry) = self.tenants.get_mut(&tenant)
+        {
+            entry.tokens += 1;
+        }
     }
 
     /// Takes out a token.
     pub fn remove_token(&mut self, id: TokenId) {
-        self.tokens.remove(&id);
+        if let Some(token) = self.tokens.remove(&id)
+            && let Some(entry) = self.tenants.get_mut(&token.tenant)
+        {
+            entry.tokens -= 1;
+        }
     }
 
     /// Takes out a tenant, its endpoints and its tokens.
@@ -187,6 +318,8 @@ impl Index {
                     self.forget_waiting(removed.no);
                 }
             }
+            let tally = self.tallies.remove(&entry.no).unwrap_or_default();
+            self.stored_in_all -= tally.stored;
         }
     }
 
@@ -194,6 +327,11 @@ impl Index {
     pub fn put_endpoint(&mut self, no: i64, endpoint: Arc<Endpoint>) {
         self.remove_endpoint(endpoint.id);
         let Some(entry) = self.tenants.get_mut(&endpoint.tenant) else { return };
+        let ceiling = entry.tenant.limits.endpoint;
+        let endpoint = match endpoint.ceiling == ceiling {
+            true => endpoint,
+            false => Arc::new(Endpoint::clone(&endpoint).below(ceiling)),
+        };
         let types = &endpoint.settings.event_types;
         if types.iter().any(|pattern| pattern.contains('*')) {
             entry.by_pattern.push(endpoint.id);
@@ -205,9 +343,13 @@ impl Index {
         if entry.endpoints.is_empty() {
             self.weight_in_use += u64::from(entry.tenant.quota.weight);
         }
+        let settings_bytes = settings_bytes(&endpoint.settings);
+        entry.settings_bytes += settings_bytes;
+        let tenant_no = entry.no;
         entry.endpoints.insert(endpoint.id, endpoint.clone());
         self.waiting.entry(no).or_insert(0);
-        self.endpoints.insert(endpoint.id, EndpointEntry { no, endpoint });
+        self.tenant_of.insert(no, tenant_no);
+        self.endpoints.insert(endpoint.id, EndpointEntry { no, endpoint, settings_bytes });
     }
 
     /// Shows how an endpoint is doing. What it wants has not changed, so the
@@ -226,6 +368,7 @@ impl Index {
         let Some(old) = self.endpoints.remove(&id) else { return };
         let Some(entry) = self.tenants.get_mut(&old.endpoint.tenant) else { return };
         entry.endpoints.remove(&id);
+        entry.settings_bytes -= old.settings_bytes;
         if entry.endpoints.is_empty() {
             self.weight_in_use -= u64::from(entry.tenant.quota.weight);
         }

@@ -12,10 +12,11 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use crate::model::attempt::Attempt;
-use crate::model::delivery::{Cause, Delivery, EndedBy, Progress, State};
+use crate::model::delivery::{Cause, Delivery, EndedBy, Progress};
 use crate::model::endpoint::{Endpoint, Format};
 use crate::model::event::Event;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use crate::model::limits::{OverLimit, Usage};
 use crate::model::news::Milestone;
 use crate::model::next::Next;
 use crate::model::shard::{Epoch, Lease, Shard};
@@ -31,12 +32,14 @@ pub mod embedded;
 mod index;
 pub mod moved;
 pub mod postgres;
+mod questions;
 mod scrub;
 pub mod seal;
 
 pub use access::{Access, AuditQuery, asked_by, asker};
 pub use changes::{Change, Changed, ChangedEndpoint, EndpointChange, Notice, Stop};
 pub use cluster::{Cluster, Node, Pulse, ShardView, Tiding, View};
+pub use questions::{DeliveryQuery, EventQuery, EventRecord, Lane, Page, PageAsk};
 pub use scrub::{ScrubStep, Scrubbed};
 
 /// What can go wrong, by what the caller can do about it.
@@ -66,9 +69,15 @@ pub enum Error {
     /// The event is there, and its data no longer is.
     #[error("the data of event {0} was expunged")]
     Expunged(EventId),
+    /// The event is there, and its data no longer is: no endpoint wanted it.
+    #[error("the data of event {0} is no longer kept, because no endpoint wanted it")]
+    Unmatched(EventId),
     /// The event is there, and its data is no longer what was accepted.
     #[error("what is stored of event {0} is damaged; it is not the data that was accepted")]
     Damaged(EventId),
+    /// The tenant's limits do not allow it.
+    #[error(transparent)]
+    OverLimit(OverLimit),
     /// The event names endpoints that do not exist.
     #[error("there is no endpoint {0}")]
     UnknownEndpoint(EndpointId),
@@ -405,6 +414,8 @@ pub struct Horizon {
     pub finished_before: Timestamp,
     /// Dead letters that died before this.
     pub dead_before: Timestamp,
+    /// The data of events that no endpoint wanted, accepted before this.
+    pub unmatched_before: Timestamp,
     /// Where the last step stopped looking.
     pub after: u64,
     /// How many events to look at.
@@ -440,6 +451,15 @@ pub trait Catalog: Send + Sync {
     fn waiting(&self, endpoint: Option<EndpointId>) -> Option<u64>;
     /// The weights of all tenants that have an endpoint, added up.
     fn weight_in_use(&self) -> u64;
+    /// What a tenant uses, as far as this node knows: on many nodes, what is
+    /// stored is told only of tenants that have a limit of it.
+    fn usage_here(&self, tenant: &TenantId) -> Option<Usage>;
+    /// What tenants use, read where this node does not know it.
+    async fn usage(&self, tenants: &[TenantId]) -> Result<Vec<Usage>>;
+    /// What the events of all tenants take up, where this node knows.
+    fn stored_in_all(&self) -> u64;
+    /// Whether no other tenant has endpoints, tokens or events.
+    fn is_alone(&self, tenant: &TenantId) -> bool;
     /// A tenant's endpoints, newest first.
     fn endpoints(&self, tenant: &TenantId) -> Vec<Arc<Endpoint>>;
     /// The endpoints that want an event.
@@ -501,95 +521,6 @@ pub trait History: Send + Sync {
         blocked_only: bool,
         page: PageAsk,
     ) -> Result<Page<Lane>>;
-}
-
-/// An event and how many deliveries it has.
-#[derive(Debug, Clone)]
-pub struct EventRecord {
-    /// The event.
-    pub event: Event,
-    /// How many deliveries it was given.
-    pub deliveries: u32,
-    /// Whether what is stored of it is no longer what was accepted.
-    pub is_damaged: bool,
-}
-
-/// Which events to list.
-#[derive(Debug, Clone, Default)]
-pub struct EventQuery {
-    /// Of this type.
-    pub event_type: Option<String>,
-    /// With this key.
-    pub key: Option<String>,
-    /// Accepted at this time or later.
-    pub since: Option<Timestamp>,
-    /// Accepted before this time.
-    pub until: Option<Timestamp>,
-}
-
-/// Which deliveries to list.
-#[derive(Debug, Clone, Default)]
-pub struct DeliveryQuery {
-    /// In this state.
-    pub state: Option<State>,
-    /// Dead for this cause.
-    pub cause: Option<Cause>,
-    /// To this endpoint.
-    pub endpoint: Option<EndpointId>,
-    /// Of this event type.
-    pub event_type: Option<String>,
-    /// With this key.
-    pub key: Option<String>,
-    /// Created at this time or later.
-    pub since: Option<Timestamp>,
-    /// Created before this time.
-    pub until: Option<Timestamp>,
-}
-
-/// Which part of a list.
-#[derive(Debug, Clone)]
-pub struct PageAsk {
-    /// Where the last page ended, in the store's own words.
-    pub cursor: Option<String>,
-    /// At most so many.
-    pub limit: usize,
-}
-
-/// One part of a list. It may hold fewer than asked for and still have a
-/// next: a store looks at a bounded number of rows per page, so that no
-/// question can hold up the house.
-#[derive(Debug, Clone)]
-pub struct Page<T> {
-    /// What was found.
-    pub data: Vec<T>,
-    /// Where the next page begins.
-    pub next: Option<String>,
-}
-
-impl<T> Page<T> {
-    /// The first so many of what was found, with a next page if there was
-    /// more.
-    fn cut(mut found: Vec<T>, limit: usize, place: impl Fn(&T) -> String) -> Self {
-        let has_more = found.len() > limit;
-        found.truncate(limit);
-        let next = found.last().filter(|_| has_more).map(place);
-        Self { data: found, next }
-    }
-}
-
-/// A lane with members to deliver.
-#[derive(Debug, Clone)]
-pub struct Lane {
-    /// The key, or nothing for the one lane of a fully ordered endpoint.
-    pub key: Option<String>,
-    /// The delivery everyone waits for.
-    pub head: DeliveryId,
-    /// Whether that one is dead.
-    pub is_blocked: bool,
-    /// Since when it has been the head.
-    pub since: Timestamp,
-    /// How many wait behind it.
-    pub waiting: u64,
 }
 
 /// The one epoch of a store that has a single owner for ever.

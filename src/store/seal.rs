@@ -228,6 +228,11 @@ pub fn about_settings(endpoint: EndpointId) -> Vec<u8> {
     [endpoint.0.as_bytes().as_slice(), b" settings"].concat()
 }
 
+/// What an endpoint's URLs are sealed about.
+pub fn about_urls(endpoint: EndpointId) -> Vec<u8> {
+    [endpoint.0.as_bytes().as_slice(), b" urls"].concat()
+}
+
 /// What an endpoint's secrets are sealed about: its id.
 pub fn about_secret(endpoint: EndpointId) -> Vec<u8> {
     endpoint.0.as_bytes().to_vec()

@@ -26,5 +26,6 @@ mod ends;
 mod footing;
 mod frozen;
 mod joining;
+mod limits;
 mod pooler;
 mod trouble;

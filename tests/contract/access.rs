@@ -147,6 +147,7 @@ async fn what_somebody_changes_is_recorded_with_the_change(house: House) {
         id: acme.clone(),
         name: name.into(),
         quota,
+        limits: Default::default(),
         defaults: Default::default(),
         created_at: at(0),
     };

@@ -36,7 +36,14 @@ async fn a_tenant_is_there_when_its_creation_returns_and_after_closing(house: Ho
     let defaults = Defaults { max_in_flight: Some(3), ..Defaults::default() };
     let ingest = Rate { per_second: 2.5, burst: 7 };
     let quota = Quota { weight: 3, rate: Some(Rate { per_second: 1.0, burst: 1 }), ingest };
-    let acme = Tenant { id: tenant("acme"), name: "Acme".into(), quota, defaults, created_at: at(7) };
+    let acme = Tenant {
+        id: tenant("acme"),
+        name: "Acme".into(),
+        quota,
+        limits: Default::default(),
+        defaults,
+        created_at: at(7),
+    };
     house.store.put_tenant(acme.clone()).await.unwrap();
     assert_eq!(*house.store.tenant(&acme.id).unwrap(), acme);
     let house = house.reopened().await;
@@ -50,6 +57,7 @@ async fn putting_a_tenant_again_keeps_when_it_was_created(house: House) {
         id: ours(),
         name: "another name".into(),
         quota: Quota::default(),
+        limits: Default::default(),
         defaults: Defaults::default(),
         created_at: at(99),
     };

@@ -152,7 +152,8 @@ async fn one_step_looks_at_no_more_than_it_was_given(house: House) {
     house.accept_all((0..10).map(|n| event(&format!("e{n}"))).collect(), Together::All).await;
     let (mut after, mut steps) = (0, Vec::new());
     loop {
-        let horizon = Horizon { finished_before: at(100), dead_before: at(100), after, step: 4 };
+        let horizon =
+            Horizon { finished_before: at(100), dead_before: at(100), unmatched_before: at(100), after, step: 4 };
         let step = house.store.forget(horizon).await.unwrap();
         steps.push(step.events);
         match step.next {

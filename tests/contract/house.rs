@@ -196,6 +196,7 @@ impl House {
             id: tenant(id),
             name: id.into(),
             quota: Quota::default(),
+            limits: Default::default(),
             defaults: Defaults::default(),
             created_at: at(0),
         };
@@ -225,6 +226,8 @@ impl House {
         Endpoint {
             id: EndpointId::mint(at(0), self.mint()),
             tenant: tenant.clone(),
+            urls: posthaste::model::urls::UrlVersions::first(&settings.url),
+            ceiling: Default::default(),
             policy: settings.check().expect("settings that hold"),
             settings,
             standing: Standing::active(at(0)),
@@ -366,12 +369,20 @@ impl House {
         }
     }
 
+    /// Forgets the data of events that nobody wanted, accepted before this.
+    pub async fn forget_unmatched(&self, unmatched_before: Timestamp) {
+        let (finished_before, dead_before) = (at(-1_000_000), at(-1_000_000));
+        let horizon = Horizon { finished_before, dead_before, unmatched_before, after: 0, step: 7 };
+        let step = self.store.forget(horizon).await.expect("it is written");
+        assert_eq!((step.events, step.deliveries, step.next), (0, 0, None));
+    }
+
     /// Forgets all that may go, in small steps.
     pub async fn forget(&self, finished_before: Timestamp, dead_before: Timestamp) -> Forgotten {
         let mut total = Forgotten::default();
         let mut after = 0;
         loop {
-            let horizon = Horizon { finished_before, dead_before, after, step: 7 };
+            let horizon = Horizon { finished_before, dead_before, unmatched_before: finished_before, after, step: 7 };
             let step = self.store.forget(horizon).await.expect("it is written");
             total.events += step.events;
             total.deliveries += step.deliveries;
@@ -405,7 +416,8 @@ pub fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Outcome {
         number: progress.attempts,
         started_at: now,
         timings: Timings::default(),
-        url: "https://example.com/".into(),
+        url: String::new(),
+        url_version: 1,
         status: Some(status),
         error: None,
         custom_headers: Vec::new(),

@@ -52,4 +52,5 @@ mod overdue;
 mod settle;
 mod shared;
 mod told;
+mod usage;
 mod waiting;

@@ -377,9 +377,13 @@ async fn what_was_decided_on_old_news_is_not_written(house: House) {
 }
 
 async fn a_receiver_that_is_no_longer_the_endpoints_speaks_for_nobody(house: House) {
-    let endpoint = house.endpoint(json!({"url": "https://example.com/new"})).await;
+    let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
-    // The house's attempts go to https://example.com/, where the endpoint was.
+    let settings = Settings { url: "https://example.com/new".into(), ..endpoint.settings.clone() };
+    let (policy, if_updated_at) = (endpoint.policy.clone(), endpoint.updated_at);
+    let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
+    house.store.change_endpoint(&ours(), endpoint.id, change, at(3)).await.unwrap();
+    // The house's attempts go to the first version of the URL.
     assert_eq!(house.die(&claim, Cause::Gone, at(4)).await.notice, Notice::default());
     assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().standing.state, EndpointState::Active);
 }

@@ -125,7 +125,14 @@ async fn a_deleted_endpoint_or_tenant_has_nothing_waiting(house: House) {
 async fn the_weight_in_use_is_that_of_tenants_with_endpoints(house: House) {
     let weigh = async |id: &str, weight| {
         let quota = Quota { weight, ..Quota::default() };
-        let new = Tenant { id: tenant(id), name: id.into(), quota, defaults: Defaults::default(), created_at: at(0) };
+        let new = Tenant {
+            id: tenant(id),
+            name: id.into(),
+            quota,
+            limits: Default::default(),
+            defaults: Defaults::default(),
+            created_at: at(0),
+        };
         house.store.put_tenant(new).await.unwrap();
     };
     weigh("heavy", 10).await;

@@ -64,6 +64,7 @@ mod retry;
 mod secrets;
 mod signatures;
 mod start_stop;
+mod tenant_limits;
 mod thin;
 mod tls;
 mod tokens;

@@ -31,6 +31,7 @@ fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Settlement {
         started_at: now,
         timings: Timings::default(),
         url: String::new(),
+        url_version: 1,
         status: Some(200),
         error: None,
         custom_headers: Vec::new(),
@@ -71,7 +72,12 @@ fn a_process_that_starts_sweeps_within_its_first_minute_but_not_at_once() {
         store.put_tenant(tenant_record(long_ago)).await.unwrap();
         let old = new_event("old", None, long_ago, Vec::new());
         store.accept(vec![old], posthaste::store::Together::All).await.unwrap();
-        let retention = Retention { finished: Span::secs(86_400), dead: Span::secs(86_400), audit: Span::secs(86_400) };
+        let retention = Retention {
+            finished: Span::secs(86_400),
+            dead: Span::secs(86_400),
+            unmatched: Span::secs(86_400),
+            audit: Span::secs(86_400),
+        };
         let chore = {
             let (store, clock) = (store.clone(), clock.clone());
             tokio::spawn(async move { run(&store, clock.as_ref(), retention).await })
@@ -175,6 +181,7 @@ fn finished_deliveries_go_after_their_retention_and_waiting_ones_never() {
         let retention = Retention {
             finished: Span::secs(30 * 86_400),
             dead: Span::secs(90 * 86_400),
+            unmatched: Span::secs(30 * 86_400),
             audit: Span::secs(90 * 86_400),
         };
         let chore = {

@@ -15,6 +15,7 @@ use posthaste::model::delivery::Delivery;
 use posthaste::model::endpoint::Endpoint;
 use posthaste::model::event::Event;
 use posthaste::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
+use posthaste::model::limits::Usage;
 use posthaste::model::news::Milestone;
 use posthaste::model::shard::Lease;
 use posthaste::model::tenant::Tenant;
@@ -222,6 +223,18 @@ impl Catalog for Stumbling {
     }
     fn weight_in_use(&self) -> u64 {
         self.inner.weight_in_use()
+    }
+    fn usage_here(&self, tenant: &TenantId) -> Option<Usage> {
+        self.inner.usage_here(tenant)
+    }
+    async fn usage(&self, tenants: &[TenantId]) -> Result<Vec<Usage>> {
+        self.inner.usage(tenants).await
+    }
+    fn stored_in_all(&self) -> u64 {
+        self.inner.stored_in_all()
+    }
+    fn is_alone(&self, tenant: &TenantId) -> bool {
+        self.inner.is_alone(tenant)
     }
     fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
         self.inner.matching(event)

@@ -110,6 +110,7 @@ pub fn tenant_record(now: Timestamp) -> Tenant {
         id: tenant(),
         name: String::new(),
         quota: Quota::default(),
+        limits: Default::default(),
         defaults: Defaults::default(),
         created_at: now,
     }
@@ -137,6 +138,8 @@ pub fn endpoint(n: usize, now: Timestamp) -> Endpoint {
     Endpoint {
         id: EndpointId::mint(now, n as u128),
         tenant: tenant(),
+        urls: posthaste::model::urls::UrlVersions::first(&settings.url),
+        ceiling: Default::default(),
         policy: settings.retry.resolve().unwrap(),
         settings,
         standing: Standing::active(now),
@@ -381,7 +384,7 @@ pub fn gateway(
     let expiry = Arc::new(Expiry::new(hold_max));
     let metrics = Arc::new(Metrics::new(clock.now()));
     let teller = Teller::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
-    let kept = Retention { finished: hold_max, dead: Span(3 * hold_max.0), audit: hold_max };
+    let kept = Retention { finished: hold_max, dead: Span(3 * hold_max.0), unmatched: hold_max, audit: hold_max };
     let links = Arc::new(Links::new(Some("https://hooks.example.com".into()), &[7; 32], kept));
     let means = Means {
         store: store.clone(),

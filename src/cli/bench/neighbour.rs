@@ -55,7 +55,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let child = Child::start().await.context("the gateway did not start")?;
     let receiver = Receiver::start().await?;
     child.call(Method::PUT, "/v1/tenants/quiet", "").await?;
-    child.call(Method::PUT, "/v1/tenants/loud", "").await?;
+    let limits = r#"{"limits":{"endpoints":1000000,"settings_bytes":"4GiB"}}"#;
+    child.call(Method::PUT, "/v1/tenants/loud", limits).await?;
     let body = format!(r#"{{"url":"{}"}}"#, receiver.url());
     child.call(Method::POST, "/v1/tenants/quiet/endpoints", &body).await?;
     let duration = Duration::from_secs(args.seconds.clamp(1, 600));

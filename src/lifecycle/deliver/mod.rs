@@ -136,7 +136,7 @@ pub async fn deliver(
         return Ended::Settled(settled);
     }
     let grant = Grant { desk, endpoint: &endpoint, lease };
-    if !grant.fits(needed(endpoint.settings.timeout.total.0, desk.store.lease_length())) {
+    if !grant.fits(needed(endpoint.timeout().total.0, desk.store.lease_length())) {
         return grant.ended();
     }
     if claim.is_damaged {
@@ -210,7 +210,7 @@ fn decide(desk: &Desk, claim: &Claim, sent: Sent<'_>, answer: Answer) -> (Outcom
     let moment = Moment { started_at: sent.started_at, now, wall: desk.clock.wall(), draw: desk.draw() };
     let step = next_state(&mut progress, &limits, &answer, &judgement, moment);
     // A receiver that is no longer the endpoint's speaks for nobody here.
-    let is_theirs = endpoint.settings.url == sent.endpoint.settings.url;
+    let is_theirs = endpoint.urls.number() == sent.endpoint.urls.number();
     let look_at = progress.end(&limits).map(|end| just_after(end.at));
     let started_at = sent.started_at;
     let decision = step.decision.on_wall(desk.clock.wall_offset());
@@ -244,7 +244,8 @@ fn record(number: u32, sent: Sent<'_>, answer: Answer, decision: Decision) -> At
         number,
         started_at: sent.wall,
         timings: answer.timings,
-        url: settings.url.clone(),
+        url: String::new(),
+        url_version: sent.endpoint.urls.number(),
         status,
         error,
         custom_headers: settings.headers.keys().cloned().collect(),
@@ -369,7 +370,11 @@ pub mod tests {
     /// Links that begin so.
     pub fn links(base: Option<&str>) -> Links {
         let span = Span::secs(60);
-        Links::new(base.map(str::to_owned), &[7; 32], Retention { finished: span, dead: span, audit: span })
+        Links::new(
+            base.map(str::to_owned),
+            &[7; 32],
+            Retention { finished: span, dead: span, unmatched: span, audit: span },
+        )
     }
 
     /// A claim on an event with this data, and nothing special about it.

@@ -89,7 +89,7 @@ pub fn sign(claim: &Claim, endpoint: &Endpoint, links: &Links, now: Timestamp) -
         url: settings.url.clone(),
         headers,
         body,
-        timeout: settings.timeout,
+        timeout: endpoint.timeout(),
         tls: settings.tls.clone(),
     })
 }

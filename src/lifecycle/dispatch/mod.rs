@@ -203,12 +203,17 @@ impl Dispatcher {
         self.pump();
     }
 
-    /// A tenant's weight or rate was changed.
+    /// A tenant's weight, rate or ceiling was changed.
     pub fn tenant_changed(&self, tenant: &TenantId) {
         if let Some(known) = self.shared.desk.store.tenant(tenant) {
             let mut queues = self.queues();
             self.count_part(tenant);
             queues.change_quota(tenant, self.quota_here(tenant, known.quota), self.now());
+            for endpoint in queues.of_tenant(tenant) {
+                if let Some(gate) = self.gate(endpoint) {
+                    queues.regate(endpoint, gate, self.now());
+                }
+            }
             drop(queues);
             self.pump();
         }
@@ -294,7 +299,7 @@ impl Dispatcher {
         let host = self.shared.limits.per_host.and_then(|_| host_of(&endpoint.settings.url));
         let lease = store.lease(&endpoint.tenant, endpoint.id);
         let since = self.holdings().since(lease.shard);
-        let needed = needed(endpoint.settings.timeout.total.0, store.lease_length());
+        let needed = needed(endpoint.timeout().total.0, store.lease_length());
         Some(Gate::of(&endpoint, quota, host, Tenure { lease, since, needed }))
     }
 

@@ -345,6 +345,12 @@ impl Queues {
         }
     }
 
+    /// The endpoints of a tenant that are open.
+    pub fn of_tenant(&self, tenant: &TenantId) -> Vec<EndpointId> {
+        let theirs = self.endpoints.iter().filter(|(_, queue)| queue.gate.tenant == *tenant && !queue.is_removed);
+        theirs.map(|(id, _)| *id).collect()
+    }
+
     /// Forgets what an endpoint that is no more had waiting.
     pub fn remove(&mut self, endpoint: EndpointId, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };

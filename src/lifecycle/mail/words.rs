@@ -5,7 +5,8 @@
 //! what anybody may see.
 
 use jiff::Timestamp;
-use url::Url;
+
+use crate::model::urls::masked;
 
 /// What befell an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +52,7 @@ const LINE_CHARS_MAX: usize = 300;
 /// The subject and the text of a letter about trouble.
 pub fn trouble_letter(facts: &Facts) -> (String, String) {
     let description = one_line(&facts.description);
-    let name = cut(if description.is_empty() { shown(&facts.url) } else { description }, NAME_CHARS_MAX);
+    let name = cut(if description.is_empty() { masked(&facts.url) } else { description }, NAME_CHARS_MAX);
     let subject = match facts.what {
         What::BreakerOpened => format!("Webhooks are failing: {name}"),
         What::Paused => format!("Webhooks are paused: {name}"),
@@ -73,7 +74,7 @@ fn happened(facts: &Facts) -> String {
 }
 
 fn particulars(facts: &Facts) -> String {
-    let mut rows = vec![("URL", shown(&facts.url))];
+    let mut rows = vec![("URL", masked(&facts.url))];
     let description = one_line(&facts.description);
     if !description.is_empty() {
         rows.push(("Description", cut(description, LINE_CHARS_MAX)));
@@ -170,17 +171,6 @@ fn deliveries(count: u64) -> String {
 
 fn moment(at: Timestamp) -> String {
     at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
-}
-
-/// A URL without what may be secret in it.
-fn shown(url: &str) -> String {
-    let Ok(mut url) = url.parse::<Url>() else { return "(not a URL)".to_owned() };
-    url.set_query(None);
-    url.set_fragment(None);
-    // Both fail only for URLs that cannot have them.
-    let _ = url.set_username("");
-    let _ = url.set_password(None);
-    url.to_string()
 }
 
 #[cfg(test)]

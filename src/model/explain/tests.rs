@@ -25,6 +25,8 @@ fn endpoint(settings: Value) -> Endpoint {
     Endpoint {
         id: EndpointId::mint(at(0), 7),
         tenant: "default".parse().unwrap(),
+        urls: crate::model::urls::UrlVersions::first(&settings.url),
+        ceiling: Default::default(),
         policy: settings.check().unwrap(),
         settings,
         standing: Standing::active(at(0)),
@@ -105,7 +107,8 @@ impl Story {
             number: progress.attempts,
             started_at,
             timings: answer.timings,
-            url: self.endpoint.settings.url.clone(),
+            url: String::new(),
+            url_version: 1,
             status,
             error,
             custom_headers: Vec::new(),

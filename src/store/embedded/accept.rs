@@ -8,6 +8,7 @@ use super::rows::{SentColumns, at, delivery_id, format_code, millis};
 use super::writer::Transaction;
 use crate::model::delivery::Progress;
 use crate::model::endpoint::Endpoint;
+use crate::model::limits::stored_bytes;
 use crate::store::{Accepted, Claim, Error, NewEvent, Result, Together};
 
 /// Accepts events in order, inside the writer's transaction.
@@ -77,6 +78,8 @@ pub fn accept_one(transaction: &mut Transaction<'_>, tenant: i64, new: &NewEvent
         let row = NewDelivery { no, tenant, endpoint_no: *endpoint_no, event_no, endpoint, new, checksum };
         claims.extend(row.insert(transaction.db)?);
     }
+    let bytes = stored_bytes(new.event.data.len(), targets.len());
+    transaction.count_stored(tenant, millis(new.event.accepted_at), bytes.cast_signed());
     let deliveries = u32::try_from(targets.len()).expect("fan-out is limited");
     Ok(Accepted::New { deliveries, claims })
 }

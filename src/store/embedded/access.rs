@@ -91,6 +91,9 @@ impl Access for Embedded {
                 let Some(tenant) = transaction.tenant_no(&token.tenant)? else {
                     return Ok(Err(Error::NotFound("tenant")));
                 };
+                if let Err(refused) = transaction.grow_tokens(&token.tenant) {
+                    return Ok(Err(refused));
+                }
                 transaction.db.execute(
                     "INSERT INTO tokens (id, tenant, name, rights, hash, created_at, expires_at)
                      VALUES (?, ?, ?, ?, ?, ?, ?)",

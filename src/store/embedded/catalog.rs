@@ -9,13 +9,14 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::Embedded;
-use super::endpoint::{current, insert_secret, open_secret, open_settings, seal_settings};
+use super::endpoint::{current, insert_secret, open_secret, open_settings, open_urls, seal_settings, seal_urls};
 use super::rows::{at, id_bytes, millis, uuid_of};
+use super::{Embedded, notes};
 use crate::model::audit::{Action, Deed, differing};
 use crate::model::endpoint::{Endpoint, OnDead, Secret};
 use crate::model::event::Event;
 use crate::model::id::{EndpointId, SecretId, TenantId};
+use crate::model::limits::{Ceiling, Usage, settings_bytes};
 use crate::model::tenant::Tenant;
 use crate::store::index::Index;
 use crate::store::seal::Seal;
@@ -26,7 +27,7 @@ pub fn load(db: &Connection, seal: &Seal) -> rusqlite::Result<Index> {
     let mut index = Index::default();
     let mut by_no = HashMap::new();
     let mut rows =
-        db.prepare("SELECT no, id, name, defaults, created_at, quota FROM tenants WHERE deleted_at IS NULL")?;
+        db.prepare("SELECT no, id, name, defaults, created_at, quota, limits FROM tenants WHERE deleted_at IS NULL")?;
     let mut rows = rows.query([])?;
     while let Some(row) = rows.next()? {
         let tenant = Tenant {
@@ -35,13 +36,14 @@ pub fn load(db: &Connection, seal: &Seal) -> rusqlite::Result<Index> {
             defaults: from_json(&row.get::<_, String>(3)?),
             created_at: at(row.get(4)?),
             quota: from_json(&row.get::<_, String>(5)?),
+            limits: from_json(&row.get::<_, String>(6)?),
         };
         by_no.insert(row.get::<_, i64>(0)?, tenant.id.clone());
         index.put_tenant(row.get(0)?, Arc::new(tenant));
     }
     let mut secrets = load_secrets(db, seal)?;
     let mut rows = db.prepare(
-        "SELECT no, id, tenant, settings, standing, created_at, updated_at, quiet_until, health, mailed_at
+        "SELECT no, id, tenant, settings, standing, created_at, updated_at, quiet_until, health, mailed_at, urls
              FROM endpoints WHERE deleted_at IS NULL",
     )?;
     let mut rows = rows.query([])?;
@@ -53,6 +55,8 @@ pub fn load(db: &Connection, seal: &Seal) -> rusqlite::Result<Index> {
         let endpoint = Endpoint {
             id,
             tenant: tenant.clone(),
+            urls: open_urls(seal, id, row.get(10)?, &settings)?,
+            ceiling: Ceiling::default(),
             policy: settings.retry.filled(),
             settings,
             standing: from_json(&row.get::<_, String>(4)?),
@@ -71,6 +75,13 @@ pub fn load(db: &Connection, seal: &Seal) -> rusqlite::Result<Index> {
     let mut rows = rows.query([])?;
     while let Some(row) = rows.next()? {
         index.count_waiting(row.get(0)?, row.get(1)?);
+    }
+    let mut rows = db.prepare("SELECT tenant, sum(bytes) FROM stored GROUP BY tenant")?;
+    let mut rows = rows.query([])?;
+    while let Some(row) = rows.next()? {
+        if by_no.contains_key(&row.get(0)?) {
+            index.count_stored(row.get(0)?, row.get(1)?);
+        }
     }
     super::access::load(db, &mut index)?;
     Ok(index)
@@ -122,6 +133,23 @@ impl Catalog for Embedded {
         self.index().weight_in_use()
     }
 
+    fn usage_here(&self, tenant: &TenantId) -> Option<Usage> {
+        self.index().usage(tenant)
+    }
+
+    async fn usage(&self, tenants: &[TenantId]) -> Result<Vec<Usage>> {
+        let index = self.index();
+        Ok(tenants.iter().map(|tenant| index.usage(tenant).unwrap_or_default()).collect())
+    }
+
+    fn stored_in_all(&self) -> u64 {
+        self.index().stored_in_all()
+    }
+
+    fn is_alone(&self, tenant: &TenantId) -> bool {
+        self.index().is_alone(tenant)
+    }
+
     fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
         self.index().matching(event)
     }
@@ -130,10 +158,12 @@ impl Catalog for Embedded {
         self.writer
             .write(move |transaction| {
                 let (defaults, quota) = (to_json(&tenant.defaults), to_json(&tenant.quota));
+                let limits = to_json(&tenant.limits);
                 let db = transaction.db;
                 let known = db
                     .query_row(
-                        "SELECT no, created_at, name, defaults, quota FROM tenants WHERE id = ? AND deleted_at IS NULL",
+                        "SELECT no, created_at, name, defaults, quota, limits FROM tenants
+                         WHERE id = ? AND deleted_at IS NULL",
                         [tenant.id.as_str()],
                         |row| {
                             let before = Tenant {
@@ -142,6 +172,7 @@ impl Catalog for Embedded {
                                 name: row.get(2)?,
                                 defaults: from_json(&row.get::<_, String>(3)?),
                                 quota: from_json(&row.get::<_, String>(4)?),
+                                limits: from_json(&row.get::<_, String>(5)?),
                             };
                             Ok((row.get::<_, i64>(0)?, before))
                         },
@@ -154,14 +185,15 @@ impl Catalog for Embedded {
                 };
                 let (no, created_at) = match known {
                     Some((no, before)) => {
-                        let sql = "UPDATE tenants SET name = ?, defaults = ?, quota = ? WHERE no = ?";
-                        db.execute(sql, params![tenant.name, defaults, quota, no])?;
+                        let sql = "UPDATE tenants SET name = ?, defaults = ?, quota = ?, limits = ? WHERE no = ?";
+                        db.execute(sql, params![tenant.name, defaults, quota, limits, no])?;
                         (no, before.created_at)
                     }
                     None => {
-                        let sql = "INSERT INTO tenants (id, name, defaults, quota, created_at) VALUES (?, ?, ?, ?, ?)";
+                        let sql = "INSERT INTO tenants (id, name, defaults, quota, limits, created_at)
+                                   VALUES (?, ?, ?, ?, ?, ?)";
                         let created_at = millis(tenant.created_at);
-                        db.execute(sql, params![tenant.id.as_str(), tenant.name, defaults, quota, created_at])?;
+                        db.execute(sql, params![tenant.id.as_str(), tenant.name, defaults, quota, limits, created_at])?;
                         (db.last_insert_rowid(), tenant.created_at)
                     }
                 };
@@ -211,9 +243,13 @@ impl Catalog for Embedded {
                     )
                     .optional()?;
                 let Some(tenant) = tenant else { return Ok(Err(Error::NotFound("tenant"))) };
+                let bytes = settings_bytes(&endpoint.settings).cast_signed();
+                if let Err(refused) = transaction.grow_settings(&endpoint.tenant, 1, bytes) {
+                    return Ok(Err(refused));
+                }
                 db.execute(
-                    "INSERT INTO endpoints (id, tenant, settings, standing, created_at, updated_at, skips)
-                     VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    "INSERT INTO endpoints (id, tenant, settings, standing, created_at, updated_at, skips, urls)
+                     VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                     params![
                         id_bytes(endpoint.id.0),
                         tenant,
@@ -222,6 +258,7 @@ impl Catalog for Embedded {
                         millis(endpoint.created_at),
                         millis(endpoint.updated_at),
                         endpoint.settings.on_dead == OnDead::Skip,
+                        seal_urls(transaction.seal, &endpoint),
                     ],
                 )?;
                 let no = db.last_insert_rowid();
@@ -286,28 +323,15 @@ impl Catalog for Embedded {
     }
 
     async fn note(&self, name: &'static str) -> Result<Option<String>> {
-        self.read(move |db| db.query_row("SELECT value FROM notes WHERE name = ?", [name], |row| row.get(0)).optional())
-            .await
+        self.read(move |db| notes::read(db, name)).await
     }
 
     async fn set_note(&self, name: &'static str, value: String) -> Result<()> {
-        self.writer
-            .write(move |transaction| {
-                let sql = "INSERT INTO notes (name, value) VALUES (?, ?)
-                           ON CONFLICT (name) DO UPDATE SET value = excluded.value";
-                transaction.db.execute(sql, params![name, value]).map(|_| ())
-            })
-            .await
+        self.writer.write(move |transaction| notes::write(transaction.db, name, &value)).await
     }
 
     async fn note_once(&self, name: &'static str, value: String) -> Result<String> {
-        self.writer
-            .write(move |transaction| {
-                let sql = "INSERT INTO notes (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING";
-                transaction.db.execute(sql, params![name, value])?;
-                transaction.db.query_row("SELECT value FROM notes WHERE name = ?", [name], |row| row.get(0))
-            })
-            .await
+        self.writer.write(move |transaction| notes::write_once(transaction.db, name, &value)).await
     }
 }
 

@@ -14,8 +14,10 @@ use crate::model::audit::{Deed, differing};
 use crate::model::endpoint::{Endpoint, OnDead, Secret, Settings};
 use crate::model::health::Health;
 use crate::model::id::{EndpointId, SecretId};
+use crate::model::limits::settings_bytes;
+use crate::model::urls::UrlVersions;
 use crate::store::decide::{self, is_only_health};
-use crate::store::seal::{Seal, Unopened, about_secret, about_settings};
+use crate::store::seal::{Seal, Unopened, about_secret, about_settings, about_urls};
 use crate::store::{ChangedEndpoint, Claim, EndpointChange, Notice, Result};
 
 /// An endpoint as the transaction sees it. Changes of the same transaction
@@ -30,13 +32,15 @@ pub fn current(transaction: &Transaction<'_>, id: EndpointId) -> rusqlite::Resul
     let endpoint = transaction
         .db
         .prepare_cached(
-            "SELECT settings, standing, updated_at, quiet_until, health, mailed_at
+            "SELECT settings, standing, updated_at, quiet_until, health, mailed_at, urls
              FROM endpoints WHERE no = ? AND deleted_at IS NULL",
         )?
         .query_row([no], |row| {
             let settings = open_settings(transaction.seal, id, &row.get::<_, Vec<u8>>(0)?)?;
+            let urls = open_urls(transaction.seal, id, row.get(6)?, &settings)?;
             Ok(Endpoint {
-                policy: settings.retry.filled(),
+                policy: known.ceiling.policy(settings.retry.filled()),
+                urls,
                 settings,
                 standing: from_json(&row.get::<_, String>(1)?),
                 updated_at: at(row.get(2)?),
@@ -76,6 +80,24 @@ pub fn open_settings(seal: &Seal, endpoint: EndpointId, sealed: &[u8]) -> rusqli
     text.map(|text| from_json(&text)).ok_or_else(|| unopened(format!("what is kept of endpoint {endpoint}")))
 }
 
+/// The URLs an endpoint has had, as they are kept.
+pub fn seal_urls(seal: &Seal, endpoint: &Endpoint) -> Vec<u8> {
+    seal.seal(&about_urls(endpoint.id), &to_json(&endpoint.urls))
+}
+
+/// The URLs an endpoint has had, opened. Older versions kept none.
+pub fn open_urls(
+    seal: &Seal,
+    endpoint: EndpointId,
+    sealed: Option<Vec<u8>>,
+    settings: &Settings,
+) -> rusqlite::Result<UrlVersions> {
+    let Some(sealed) = sealed else { return Ok(UrlVersions::first(&settings.url)) };
+    let text = seal.open(&about_urls(endpoint), &sealed);
+    let urls = text.ok_or_else(|| unopened(format!("what is kept of endpoint {endpoint}")))?;
+    Ok(from_json::<UrlVersions>(&urls).with(&settings.url))
+}
+
 /// Both halves of a secret, opened.
 pub fn open_secret(seal: &Seal, endpoint: EndpointId, id: SecretId, sealed: &[u8]) -> rusqlite::Result<String> {
     seal.open(&about_secret(endpoint), sealed).ok_or_else(|| unopened(format!("secret {id} of endpoint {endpoint}")))
@@ -89,7 +111,7 @@ fn unopened(what: String) -> rusqlite::Error {
 fn save(transaction: &mut Transaction<'_>, no: i64, endpoint: Endpoint) -> rusqlite::Result<Arc<Endpoint>> {
     transaction.db.execute(
         "UPDATE endpoints SET settings = ?, standing = ?, updated_at = ?, quiet_until = ?, health = ?, mailed_at = ?,
-             skips = ? WHERE no = ?",
+             skips = ?, urls = ? WHERE no = ?",
         params![
             seal_settings(transaction.seal, &endpoint),
             to_json(&endpoint.standing),
@@ -98,6 +120,7 @@ fn save(transaction: &mut Transaction<'_>, no: i64, endpoint: Endpoint) -> rusql
             to_json(&endpoint.health),
             endpoint.mailed_at.map(millis),
             endpoint.settings.on_dead == OnDead::Skip,
+            seal_urls(transaction.seal, &endpoint),
             no
         ],
     )?;
@@ -116,11 +139,19 @@ pub fn change(
     now: Timestamp,
 ) -> rusqlite::Result<Result<ChangedEndpoint>> {
     let action = change.action();
+    let is_settings = matches!(change, EndpointChange::Settings { .. });
+    let bytes_before = is_settings.then(|| settings_bytes(&endpoint.settings).cast_signed());
     let before = transaction.asker.is_some().then(|| endpoint.settings.clone());
     let turned = match decide::change(&mut endpoint, change, now) {
         Ok(turned) => turned,
         Err(refused) => return Ok(Err(refused)),
     };
+    let bytes = settings_bytes(&endpoint.settings).cast_signed();
+    if let Some(bytes_before) = bytes_before
+        && let Err(refused) = transaction.grow_settings(&endpoint.tenant, 0, bytes - bytes_before)
+    {
+        return Ok(Err(refused));
+    }
     if let Some((secret, ends_at)) = &turned.rotated {
         rotate(transaction, no, endpoint.id, secret, *ends_at)?;
     }
@@ -142,12 +173,12 @@ pub fn change(
     Ok(Ok(ChangedEndpoint { endpoint, milestones: turned.milestones, freed, told }))
 }
 
-/// Does what the answer of the receiver at this URL means for the endpoint;
+/// Does what the answer of the receiver at this version of the URL means for the endpoint;
 /// returns what of it changed anything, and what tells of it.
 pub fn heed(
     transaction: &mut Transaction<'_>,
     id: EndpointId,
-    url: &str,
+    url_version: u32,
     notice: &Notice,
     now: Timestamp,
 ) -> rusqlite::Result<(Notice, Vec<Claim>)> {
@@ -156,7 +187,7 @@ pub fn heed(
         return Ok((Notice::default(), Vec::new()));
     }
     let Some((no, mut endpoint)) = current(transaction, id)? else { return Ok(Default::default()) };
-    let heeded = decide::heed(&mut endpoint, url, notice, now);
+    let heeded = decide::heed(&mut endpoint, url_version, notice, now);
     if heeded.is_empty() {
         return Ok(Default::default());
     }

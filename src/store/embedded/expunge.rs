@@ -5,20 +5,23 @@ use rusqlite::{OptionalExtension, params};
 use super::writer::Transaction;
 use crate::model::audit::{Action, Deed};
 use crate::model::id::{EventId, TenantId};
+use crate::store::codes::EXPUNGED;
 use crate::store::{Error, Result};
 
 /// Forgets an event's data, and what receivers answered to it, if nothing of
 /// it waits. The bytes are overwritten in the pages they stood in.
-pub fn expunge(transaction: &Transaction<'_>, tenant: &TenantId, id: &EventId) -> rusqlite::Result<Result<bool>> {
+pub fn expunge(transaction: &mut Transaction<'_>, tenant: &TenantId, id: &EventId) -> rusqlite::Result<Result<bool>> {
     let db = transaction.db;
-    let sql = "SELECT e.no, e.first_delivery, e.first_delivery + e.deliveries, t.no FROM events e
+    let sql = "SELECT e.no, e.first_delivery, e.first_delivery + e.deliveries, t.no, e.accepted_at, length(e.data) FROM events e
                JOIN tenants t ON t.no = e.tenant WHERE t.id = ? AND t.deleted_at IS NULL AND e.id = ?";
-    let found: Option<(i64, i64, i64, i64)> = db
+    let found: Option<(i64, i64, i64, i64, i64, i64)> = db
         .query_row(sql, params![tenant.as_str(), id.as_str()], |row| {
-            Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?))
         })
         .optional()?;
-    let Some((no, first, below, tenant_no)) = found else { return Ok(Err(Error::NotFound("event"))) };
+    let Some((no, first, below, tenant_no, accepted_at, bytes)) = found else {
+        return Ok(Err(Error::NotFound("event")));
+    };
     // What waits for an endpoint that was deleted is cancelled already, swept or not.
     let sql = "SELECT EXISTS (SELECT 1 FROM deliveries d JOIN endpoints p ON p.no = d.endpoint
                WHERE d.no >= ? AND d.no < ? AND d.state = 0 AND p.deleted_at IS NULL)";
@@ -30,11 +33,12 @@ pub fn expunge(transaction: &Transaction<'_>, tenant: &TenantId, id: &EventId) -
     db.execute_batch("PRAGMA secure_delete = ON")?;
     let wiped = wipe(transaction, no, first, below);
     db.execute_batch("PRAGMA secure_delete = OFF")?;
+    transaction.count_stored(tenant_no, accepted_at, -bytes);
     wiped.map(|()| Ok(true))
 }
 
 fn wipe(transaction: &Transaction<'_>, no: i64, first: i64, below: i64) -> rusqlite::Result<()> {
-    transaction.db.execute("UPDATE events SET data = x'' WHERE no = ?", [no])?;
+    transaction.db.execute("UPDATE events SET data = x'', withheld = ? WHERE no = ?", [EXPUNGED, no])?;
     let sql = "UPDATE attempts SET record = json_remove(record, '$.response_body') WHERE no >= ? AND no < ?";
     transaction.db.execute(sql, [first << 20, below << 20])?;
     Ok(())

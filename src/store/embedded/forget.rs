@@ -3,9 +3,12 @@
 //! A reader finds what may go; the writer looks again and deletes it, in
 //! transactions small enough that no event waits noticeably behind one.
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension, params};
 
 use super::rows::millis;
+use super::writer::Transaction;
+use crate::model::limits::stored_bytes;
+use crate::store::codes::UNMATCHED;
 use crate::store::{Forgotten, Horizon};
 
 /// What one step may delete.
@@ -44,19 +47,67 @@ fn found_all(found: Candidates) -> Candidates {
 
 /// Deletes what is finished and old enough; an event goes with its last
 /// delivery.
-pub fn forget(db: &Connection, found: &Candidates, horizon: &Horizon) -> rusqlite::Result<Forgotten> {
+pub fn forget(transaction: &mut Transaction<'_>, found: &Candidates, horizon: &Horizon) -> rusqlite::Result<Forgotten> {
+    let db = transaction.db;
     let mut forgotten = Forgotten { next: found.next, ..Forgotten::default() };
     for (event, first, count) in &found.events {
         let range = (*first, first + count);
         forgotten.deliveries += forget_deliveries(db, range, horizon)?;
-        forgotten.events += db
+        let gone: Option<(i64, i64, u32, u32)> = db
             .prepare_cached(
                 "DELETE FROM events WHERE no = ?1 AND accepted_at < ?2
-                 AND NOT EXISTS (SELECT 1 FROM deliveries WHERE no >= ?3 AND no < ?4)",
+                 AND NOT EXISTS (SELECT 1 FROM deliveries WHERE no >= ?3 AND no < ?4)
+                 RETURNING tenant, accepted_at, length(data), deliveries",
             )?
-            .execute(params![event, millis(horizon.finished_before), range.0, range.1])?;
+            .query_row(params![event, millis(horizon.finished_before), range.0, range.1], |row| {
+                Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
+            })
+            .optional()?;
+        if let Some((tenant, accepted_at, data, deliveries)) = gone {
+            forgotten.events += 1;
+            transaction.count_stored(
+                tenant,
+                accepted_at,
+                -stored_bytes(data as usize, deliveries as usize).cast_signed(),
+            );
+        }
     }
     Ok(forgotten)
+}
+
+/// Events that no endpoint wanted.
+pub type Unmatched = Vec<i64>;
+
+/// Finds those whose data was kept long enough, oldest first.
+pub fn look_for_unmatched(db: &Connection, horizon: &Horizon, after: i64) -> rusqlite::Result<Unmatched> {
+    let mut statement = db.prepare_cached(
+        "SELECT no, accepted_at FROM events INDEXED BY events_unmatched
+         WHERE deliveries = 0 AND withheld IS NULL AND no > ? ORDER BY no LIMIT ?",
+    )?;
+    let mut rows = statement.query(params![after, STEP as i64])?;
+    let mut found = Unmatched::new();
+    while let Some(row) = rows.next()? {
+        if row.get::<_, i64>(1)? >= millis(horizon.unmatched_before) {
+            break;
+        }
+        found.push(row.get(0)?);
+    }
+    Ok(found)
+}
+
+/// Forgets their data; their ids are still known.
+pub fn forget_unmatched(transaction: &mut Transaction<'_>, events: &Unmatched) -> rusqlite::Result<()> {
+    let db = transaction.db;
+    for no in events {
+        let found: Option<(i64, i64, i64)> = db
+            .prepare_cached("SELECT tenant, accepted_at, length(data) FROM events WHERE no = ? AND withheld IS NULL")?
+            .query_row([no], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+            .optional()?;
+        let Some((tenant, accepted_at, bytes)) = found else { continue };
+        db.prepare_cached("UPDATE events SET data = x'', withheld = ? WHERE no = ?")?.execute([UNMATCHED, *no])?;
+        transaction.count_stored(tenant, accepted_at, -bytes);
+    }
+    Ok(())
 }
 
 fn forget_deliveries(db: &Connection, range: (i64, i64), horizon: &Horizon) -> rusqlite::Result<usize> {
@@ -151,6 +202,7 @@ pub fn forget_deleted(db: &Connection, deleted: &Deleted) -> rusqlite::Result<()
         db.execute("DELETE FROM endpoints WHERE no = ?", [endpoint])?;
     }
     for tenant in &deleted.tenants {
+        db.execute("DELETE FROM stored WHERE tenant = ?", [tenant])?;
         db.execute("DELETE FROM tenants WHERE no = ?", [tenant])?;
     }
     Ok(())

@@ -12,7 +12,7 @@ use super::Embedded;
 use super::claim::stored_tenant;
 use super::rows::{
     PROGRESS, at, cause_of, delivery_id, delivery_no, format_of, id_bytes, millis, progress_from, state_code, state_of,
-    uuid_of,
+    uuid_of, withheld_from,
 };
 use crate::model::attempt::Attempt;
 use crate::model::delivery::{Delivery, State};
@@ -163,7 +163,7 @@ fn cursor_no(page: &PageAsk) -> Result<i64> {
     }
 }
 
-const EVENT: &str = "e.no, e.id, e.type, e.key, e.timestamp, e.schema_version, e.endpoints, e.accepted_at, e.deliveries, e.data, e.expires_at, e.checksum";
+const EVENT: &str = "e.no, e.id, e.type, e.key, e.timestamp, e.schema_version, e.endpoints, e.accepted_at, e.deliveries, e.data, e.expires_at, e.checksum, e.withheld";
 
 fn event_from(row: &Row<'_>, tenant: &TenantId) -> rusqlite::Result<EventRecord> {
     let endpoints: Option<String> = row.get(6)?;
@@ -180,7 +180,8 @@ fn event_from(row: &Row<'_>, tenant: &TenantId) -> rusqlite::Result<EventRecord>
         expires_at: row.get::<_, Option<i64>>(10)?.map(at),
     };
     let is_damaged = event.is_damaged(row.get(11)?);
-    Ok(EventRecord { event, deliveries: row.get(8)?, is_damaged })
+    let withheld = withheld_from(event.is_expunged(), row.get(12)?);
+    Ok(EventRecord { event, withheld, deliveries: row.get(8)?, is_damaged })
 }
 
 fn events(

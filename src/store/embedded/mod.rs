@@ -35,6 +35,7 @@ mod forget;
 mod history;
 mod lane;
 mod news;
+mod notes;
 mod overdue;
 mod queue;
 mod recover;
@@ -59,6 +60,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0002.sql"),
     include_str!("migrations/0003.sql"),
     include_str!("migrations/0004.sql"),
+    include_str!("migrations/0005.sql"),
 ];
 
 /// Lists, lookups and due reads share these; each is a second or two of
@@ -189,9 +191,7 @@ pub fn create_folder(folder: &Path) -> anyhow::Result<()> {
 /// Refuses a key that is not the one secrets here are sealed with. The first
 /// one is the one.
 fn fit_key(db: &Connection, seal: &Seal) -> anyhow::Result<Seal> {
-    let sql = "INSERT INTO notes (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING";
-    db.execute(sql, [CHECK_NOTE, &seal.check()])?;
-    let check: String = db.query_row("SELECT value FROM notes WHERE name = ?", [CHECK_NOTE], |row| row.get(0))?;
+    let check = notes::write_once(db, CHECK_NOTE, &seal.check())?;
     Ok(seal.fitted(&check)?)
 }
 

@@ -78,7 +78,7 @@ impl Queue for Embedded {
 
     async fn forget(&self, horizon: Horizon) -> Result<Forgotten> {
         let found = self.read(move |db| forget::look(db, &horizon)).await?;
-        let forgotten = self.writer.write(move |transaction| forget::forget(transaction.db, &found, &horizon)).await?;
+        let forgotten = self.writer.write(move |transaction| forget::forget(transaction, &found, &horizon)).await?;
         if forgotten.next.is_none() {
             self.forget_the_rest(horizon).await?;
         }
@@ -87,8 +87,16 @@ impl Queue for Embedded {
 }
 
 impl Embedded {
-    /// Idle lanes, and endpoints and tenants that were deleted long ago.
+    /// Data that nobody wanted, idle lanes, and endpoints and tenants that were
+    /// deleted long ago.
     async fn forget_the_rest(&self, horizon: Horizon) -> Result<()> {
+        let mut after = 0;
+        loop {
+            let unmatched = self.read(move |db| forget::look_for_unmatched(db, &horizon, after)).await?;
+            let Some(last) = unmatched.last() else { break };
+            after = *last;
+            self.writer.write_later(move |transaction| forget::forget_unmatched(transaction, &unmatched)).await?;
+        }
         let mut after = None;
         loop {
             let from = after.take();

@@ -12,7 +12,7 @@ use rusqlite::{Connection, OptionalExtension};
 use tracing::{error, info};
 
 use super::wal::{self, LogState};
-use super::{Durability, prepare, scrub};
+use super::{Durability, notes, prepare, scrub};
 use crate::store::ScrubStep;
 
 /// Tables that are read whole at every start, and are small.
@@ -79,6 +79,9 @@ pub fn check(db: &Connection, path: &Path) -> anyhow::Result<()> {
     for table in SMALL_TABLES {
         whole(db, path, "quick_check", Some(table))?;
     }
+    if let Some(name) = notes::damaged(db)? {
+        bail!("{}", damaged(path, &format!("its note {name} is not what was written")));
+    }
     let newest: Option<i64> = db.query_row("SELECT max(no) FROM events", [], |row| row.get(0)).optional()?.flatten();
     let after = newest.unwrap_or(0).saturating_sub_unsigned(NEWEST as u64).max(0);
     let step = ScrubStep { after: after.cast_unsigned(), limit: NEWEST };
@@ -125,7 +128,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = store(folder.path()).await;
         let db = open(&path, Durability::Synced).unwrap();
-        db.execute("INSERT INTO notes VALUES ('a', 'b')", []).unwrap();
+        db.execute("INSERT INTO notes (name, value) VALUES ('a', 'b')", []).unwrap();
         let log = with_suffix(&path, "-wal");
         let bytes = std::fs::read(&log).unwrap();
         drop(db);
@@ -157,6 +160,18 @@ mod tests {
         .unwrap();
         let refused = format!("{:#}", check(&db, &path).unwrap_err());
         assert!(refused.contains("deliveries_due"), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn a_note_that_is_not_what_was_written_is_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = store(folder.path()).await;
+        let db = open(&path, Durability::Unsynced).unwrap();
+        notes::write(&db, "clock", r#"{"base_ms":1794818184629}"#).unwrap();
+        check(&db, &path).unwrap();
+        db.execute(r#"UPDATE notes SET value = '{"base_ms":1790818184629}' WHERE name = 'clock'"#, []).unwrap();
+        let refused = format!("{:#}", check(&db, &path).unwrap_err());
+        assert!(refused.contains("is damaged (its note clock is not what was written)"), "{refused}");
     }
 
     #[tokio::test]

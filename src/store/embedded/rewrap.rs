@@ -7,12 +7,12 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use rusqlite::{Connection, OptionalExtension};
+use rusqlite::Connection;
 
 use super::rows::uuid_of;
-use super::{Durability, fit_key, lock, migrate, prepare};
+use super::{Durability, fit_key, lock, migrate, notes, prepare};
 use crate::model::id::EndpointId;
-use crate::store::seal::{CHECK_NOTE, LINK_KEY_NOTE, Seal, Unopened, about_secret, about_settings};
+use crate::store::seal::{CHECK_NOTE, LINK_KEY_NOTE, Seal, Unopened, about_secret, about_settings, about_urls};
 
 /// Puts a new key into this file, before the old one, and seals everything
 /// under it. Returns how many texts there were.
@@ -36,9 +36,12 @@ pub fn rewrap(folder: &Path, file: &Path) -> anyhow::Result<usize> {
         "SELECT s.rowid, p.id, s.sealed FROM secrets s JOIN endpoints p ON p.no = s.endpoint",
         about_secret,
     )?;
-    let count = settings.len() + secrets.len();
+    let sql = "SELECT no, id, urls FROM endpoints WHERE urls IS NOT NULL";
+    let urls = each(&transaction, seal, sql, about_urls)?;
+    let count = settings.len() + secrets.len() + urls.len();
     for (sql, rows) in [
         ("UPDATE endpoints SET settings = ? WHERE no = ?", settings),
+        ("UPDATE endpoints SET urls = ? WHERE no = ?", urls),
         ("UPDATE secrets SET sealed = ? WHERE rowid = ?", secrets),
     ] {
         let mut update = transaction.prepare(sql)?;
@@ -46,15 +49,10 @@ pub fn rewrap(folder: &Path, file: &Path) -> anyhow::Result<usize> {
             update.execute((sealed, no))?;
         }
     }
-    let set_note = |name: &str, value: String| {
-        transaction.execute("UPDATE notes SET value = ? WHERE name = ?", [value.as_str(), name])
-    };
-    let kept = "SELECT value FROM notes WHERE name = ?";
-    let links: Option<String> = transaction.query_row(kept, [LINK_KEY_NOTE], |row| row.get(0)).optional()?;
-    if let Some(links) = &links {
-        set_note(LINK_KEY_NOTE, seal.reseal_link_key(links)?)?;
+    if let Some(links) = notes::read(&transaction, LINK_KEY_NOTE)? {
+        notes::write(&transaction, LINK_KEY_NOTE, &seal.reseal_link_key(&links)?)?;
     }
-    set_note(CHECK_NOTE, seal.check())?;
+    notes::write(&transaction, CHECK_NOTE, &seal.check())?;
     transaction.commit()?;
     db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
     Ok(count)

@@ -92,7 +92,7 @@ pub fn settle(transaction: &mut Transaction<'_>, settlement: &Settlement) -> rus
         && !notice.is_empty()
     {
         let (heeded, claims) =
-            super::endpoint::heed(transaction, settlement.endpoint, &attempt.url, notice, settlement.now)?;
+            super::endpoint::heed(transaction, settlement.endpoint, attempt.url_version, notice, settlement.now)?;
         settled.notice = heeded;
         settled.freed.extend(claims);
     }

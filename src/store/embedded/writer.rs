@@ -9,7 +9,7 @@
 //! Invariant: a job's caller hears of success only after its commit is on
 //! disk and the catalogue in memory shows it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, RwLock};
 use std::thread::JoinHandle;
@@ -22,6 +22,9 @@ use tracing::error;
 use super::fold::Folding;
 use crate::metrics::Commits;
 use crate::model::audit::Asker;
+use crate::model::id::TenantId;
+use crate::model::limits::Usage;
+use crate::model::tenant::Tenant;
 use crate::store::index::Index;
 use crate::store::seal::Seal;
 use crate::store::{Error, Result, asker};
@@ -33,6 +36,8 @@ const JOBS_PER_COMMIT: usize = 1_024;
 const LATER_PER_COMMIT: usize = 128;
 /// How many jobs may queue up before callers wait their turn.
 const JOBS_WAITING_MAX: usize = 4_096;
+
+const DAY_MS: i64 = 86_400_000;
 
 type AfterCommit = Box<dyn FnOnce(&mut Index) + Send>;
 
@@ -86,17 +91,75 @@ pub struct Transaction<'a> {
     /// The number the next delivery gets.
     pub next_delivery: &'a mut i64,
     after_commit: &'a mut Vec<AfterCommit>,
-    tally: &'a mut Vec<(i64, i64)>,
+    tally: &'a mut Vec<Counted>,
+    grown: &'a mut HashMap<TenantId, Grown>,
     /// The types of the operational events that this job wrote.
     pub told: Vec<&'static str>,
     /// In whose name this job is done, if in anybody's.
     pub asker: Option<Arc<Asker>>,
 }
 
+/// Something that is counted once it is durable.
+#[derive(Clone, Copy)]
+enum Counted {
+    /// More deliveries wait for an endpoint, or fewer.
+    Waiting { endpoint: i64, more: i64 },
+    /// A tenant's events of a day take up more, or less.
+    Stored { tenant: i64, day: i64, more: i64 },
+}
+
+/// What a tenant uses more than the catalogue shows, in this transaction.
+#[derive(Clone, Copy, Default)]
+struct Grown {
+    endpoints: u64,
+    settings_bytes: i64,
+    tokens: u64,
+}
+
 impl Transaction<'_> {
     /// Counts deliveries that wait for an endpoint from now on, or no longer do.
     pub fn count_waiting(&mut self, endpoint: i64, more: i64) {
-        self.tally.push((endpoint, more));
+        self.tally.push(Counted::Waiting { endpoint, more });
+    }
+
+    /// Counts what a tenant's events, accepted at this time, take up from now
+    /// on, or no longer do.
+    pub fn count_stored(&mut self, tenant: i64, accepted_ms: i64, more: i64) {
+        self.tally.push(Counted::Stored { tenant, day: accepted_ms.div_euclid(DAY_MS), more });
+    }
+
+    /// Takes one endpoint more, or settings that grow, if the tenant's limits
+    /// allow it.
+    pub fn grow_settings(&mut self, tenant: &TenantId, endpoints: u64, bytes: i64) -> Result<()> {
+        let Some((usage, known)) = self.usage(tenant) else { return Err(Error::NotFound("tenant")) };
+        usage.admits_settings(tenant, &known.limits, endpoints, bytes).map_err(Error::OverLimit)?;
+        let grown = self.grown.entry(tenant.clone()).or_default();
+        grown.endpoints += endpoints;
+        grown.settings_bytes += bytes;
+        Ok(())
+    }
+
+    /// Takes one token more, if the tenant's limits allow it.
+    pub fn grow_tokens(&mut self, tenant: &TenantId) -> Result<()> {
+        let Some((usage, known)) = self.usage(tenant) else { return Err(Error::NotFound("tenant")) };
+        usage.admits_token(tenant, &known.limits).map_err(Error::OverLimit)?;
+        self.grown.entry(tenant.clone()).or_default().tokens += 1;
+        Ok(())
+    }
+
+    /// What a tenant uses with what this transaction adds. A tenant that this
+    /// very transaction made is not in the catalogue, and uses nothing.
+    fn usage(&self, id: &TenantId) -> Option<(Usage, Arc<Tenant>)> {
+        let index = self.index.read().expect("no writer of the catalogue panics");
+        let (usage, tenant) = (index.usage(id)?, index.tenant(id)?);
+        let grown = self.grown.get(id).copied().unwrap_or_default();
+        let usage = Usage {
+            endpoints: usage.endpoints + grown.endpoints,
+            settings_bytes: usage.settings_bytes.saturating_add_signed(grown.settings_bytes),
+            tokens: usage.tokens + grown.tokens,
+            ..usage
+        };
+        Some((usage, tenant))
     }
 
     /// How far counting has come.
@@ -240,7 +303,7 @@ fn commit(
     mut jobs: Vec<Box<dyn Job>>,
 ) {
     let began = Instant::now();
-    let (mut after_commit, mut tally) = (Vec::new(), Vec::new());
+    let (mut after_commit, mut tally, mut grown) = (Vec::new(), Vec::new(), HashMap::new());
     let attempt = catch_unwind(AssertUnwindSafe(|| -> rusqlite::Result<()> {
         db.execute_batch("BEGIN IMMEDIATE")?;
         for job in &mut jobs {
@@ -251,11 +314,13 @@ fn commit(
                 next_delivery,
                 after_commit: &mut after_commit,
                 tally: &mut tally,
+                grown: &mut grown,
                 told: Vec::new(),
                 asker: None,
             };
             job.apply(&mut transaction)?;
         }
+        keep_stored(db, &tally)?;
         db.execute_batch("COMMIT")
     }));
     let outcome = match attempt {
@@ -267,7 +332,12 @@ fn commit(
         Ok(()) => {
             commits.committed(jobs.len(), began.elapsed());
             let mut index = index.write().expect("no reader of the catalogue panics");
-            tally.into_iter().for_each(|(endpoint, more)| index.count_waiting(endpoint, more));
+            for counted in tally {
+                match counted {
+                    Counted::Waiting { endpoint, more } => index.count_waiting(endpoint, more),
+                    Counted::Stored { tenant, more, .. } => index.count_stored(tenant, more),
+                }
+            }
             after_commit.into_iter().for_each(|change| change(&mut index));
         }
         Err(failure) => {
@@ -280,6 +350,26 @@ fn commit(
     for job in jobs {
         job.finish(outcome.clone());
     }
+}
+
+/// Writes what events take up: one row for each tenant and day that this
+/// transaction touched, however many events it holds.
+fn keep_stored(db: &Connection, tally: &[Counted]) -> rusqlite::Result<()> {
+    let mut days: BTreeMap<(i64, i64), i64> = BTreeMap::new();
+    for counted in tally {
+        if let Counted::Stored { tenant, day, more } = counted {
+            *days.entry((*tenant, *day)).or_insert(0) += more;
+        }
+    }
+    for ((tenant, day), more) in days {
+        let sql = "INSERT INTO stored (tenant, day, bytes) VALUES (?, ?, ?)
+                   ON CONFLICT (tenant, day) DO UPDATE SET bytes = bytes + excluded.bytes RETURNING bytes";
+        let left: i64 = db.prepare_cached(sql)?.query_row((tenant, day, more), |row| row.get(0))?;
+        if left <= 0 && more < 0 {
+            db.prepare_cached("DELETE FROM stored WHERE tenant = ? AND day = ?")?.execute((tenant, day))?;
+        }
+    }
+    Ok(())
 }
 
 /// `EX_IOERR` of sysexits.h: the disk failed, or what is on it is damaged.

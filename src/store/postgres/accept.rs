@@ -171,6 +171,9 @@ async fn accept_as(
                 index.count_waiting(endpoint.0, more);
             }
         }
+        for ((tenant, _), bytes) in writing.stored() {
+            index.count_stored(*tenant, *bytes);
+        }
     }
     for accepted in answers.iter_mut().flatten().flatten() {
         if let Accepted::New { claims, .. } = accepted {
@@ -204,7 +207,7 @@ fn compose(
         for (k, new) in job.events.iter().enumerate() {
             let one = match &fates[n][k] {
                 Fate::New if is_undone => Accepted::New { deliveries: 0, claims: Vec::new() },
-                Fate::New => writing.add(&index, &numbers, tenant, event_nos[n][k], new),
+                Fate::New => writing.add_counted(&index, &numbers, tenant, event_nos[n][k], new),
                 Fate::Known(known) => known.clone(),
                 Fate::Repeats(first) => repeat_of(&job.events[*first], new, &accepted[*first]),
             };

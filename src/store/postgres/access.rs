@@ -94,6 +94,7 @@ impl Access for Postgres {
     async fn create_token(&self, token: Token) -> Result<()> {
         self.change_catalogue(async move |act| {
             let version = act.bump().await?;
+            act.grow_tokens(&token.tenant).await?;
             let sql = "INSERT INTO posthaste.tokens (id, tenant, name, rights, hash, created_at, expires_at, version)
                        SELECT $2, t.no, $3, $4, $5, $6, $7, $8 FROM posthaste.tenants t
                        WHERE t.id = $1 AND t.deleted_at IS NULL RETURNING tenant";

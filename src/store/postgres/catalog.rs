@@ -18,15 +18,17 @@ use tokio::sync::oneshot;
 use super::access::{self, record};
 use super::act::{Act, Done};
 use super::endpoint::{
-    self, ENDPOINT, endpoint_from, from_json, insert_secret, keep_health, seal_settings, secret_from, to_json,
+    self, ENDPOINT, endpoint_from, from_json, insert_secret, keep_health, seal_settings, seal_urls, secret_from,
+    to_json,
 };
 use super::rows::{at, millis};
 use super::tx::{bind, patiently};
-use super::{Postgres, Shared};
+use super::{Postgres, Shared, stored};
 use crate::model::audit::{Action, Deed, differing};
 use crate::model::endpoint::{Endpoint, OnDead, Secret};
 use crate::model::event::Event;
 use crate::model::id::{EndpointId, TenantId};
+use crate::model::limits::{Usage, settings_bytes};
 use crate::model::shard::Shard;
 use crate::model::tenant::Tenant;
 use crate::store::index::Index;
@@ -70,7 +72,7 @@ impl Shared {
     async fn load_after(&self, known: i64) -> Result<()> {
         let tx = super::tx::Tx::begin_reading(&self.pool).await?;
         let version: i64 = tx.query("SELECT version FROM posthaste.catalogue", bind![]).await?[0].get(0);
-        let sql = "SELECT no, id, name, defaults, quota, created_at, deleted_at IS NOT NULL
+        let sql = "SELECT no, id, name, defaults, quota, created_at, deleted_at IS NOT NULL, limits
                    FROM posthaste.tenants WHERE version > $1 ORDER BY deleted_at IS NULL";
         let tenants = tx.query(sql, bind![known]).await?;
         let sql = format!(
@@ -104,6 +106,7 @@ impl Shared {
                             name: row.get(2),
                             defaults: from_json(row.get(3)),
                             quota: from_json(row.get(4)),
+                            limits: from_json(row.get(7)),
                             created_at: at(row.get(5)),
                         };
                         index.put_tenant(row.get(0), Arc::new(tenant));
@@ -233,15 +236,39 @@ impl Catalog for Postgres {
         self.shared.index().weight_in_use()
     }
 
+    fn usage_here(&self, tenant: &TenantId) -> Option<Usage> {
+        self.shared.index().usage(tenant)
+    }
+
+    async fn usage(&self, tenants: &[TenantId]) -> Result<Vec<Usage>> {
+        let known: Vec<(Option<i64>, Usage)> = {
+            let index = self.shared.index();
+            tenants.iter().map(|id| (index.tenant_no(id), index.usage(id).unwrap_or_default())).collect()
+        };
+        let stored = stored::bytes_of(&self.shared, known.iter().filter_map(|(no, _)| *no).collect()).await?;
+        let bytes = |no: Option<i64>| no.and_then(|no| stored.get(&no).copied()).unwrap_or(0);
+        Ok(known.into_iter().map(|(no, usage)| Usage { stored_bytes: bytes(no), ..usage }).collect())
+    }
+
+    fn stored_in_all(&self) -> u64 {
+        self.shared.index().stored_in_all()
+    }
+
+    fn is_alone(&self, tenant: &TenantId) -> bool {
+        self.shared.index().is_alone(tenant)
+    }
+
     fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
         self.shared.index().matching(event)
     }
 
     async fn put_tenant(&self, tenant: Tenant) -> Result<Arc<Tenant>> {
         self.change_catalogue(async move |act| {
-            let (defaults, quota) = (to_json(&tenant.defaults), to_json(&tenant.quota));
+            let (defaults, quota, limits) =
+                (to_json(&tenant.defaults), to_json(&tenant.quota), to_json(&tenant.limits));
             let version = act.bump().await?;
-            let sql = "SELECT name, defaults, quota FROM posthaste.tenants WHERE id = $1 AND deleted_at IS NULL";
+            let sql =
+                "SELECT name, defaults, quota, limits FROM posthaste.tenants WHERE id = $1 AND deleted_at IS NULL";
             let before = act.tx.query_opt(sql, bind![tenant.id.as_str()]).await?;
             let deed = match before {
                 None => Deed::new(Action::TenantCreated, &tenant.id, &tenant.id),
@@ -250,21 +277,25 @@ impl Catalog for Postgres {
                         name: row.get(0),
                         defaults: from_json(row.get(1)),
                         quota: from_json(row.get(2)),
+                        limits: from_json(row.get(3)),
                         ..tenant.clone()
                     };
                     Deed::new(Action::TenantChanged, &tenant.id, &tenant.id)
                         .changing(differing(&before.fields(), &tenant.fields()))
                 }
             };
-            let sql = "INSERT INTO posthaste.tenants (id, name, defaults, quota, created_at, version)
-                       VALUES ($1, $2, $3, $4, $5, $6)
+            let sql = "INSERT INTO posthaste.tenants (id, name, defaults, quota, limits, created_at, version)
+                       VALUES ($1, $2, $3, $4, $5, $6, $7)
                        ON CONFLICT (id) WHERE deleted_at IS NULL DO UPDATE SET
                            name = excluded.name, defaults = excluded.defaults, quota = excluded.quota,
-                           version = excluded.version
+                           limits = excluded.limits, version = excluded.version
                        RETURNING no, created_at";
             let row = &act
                 .tx
-                .query(sql, bind![tenant.id.as_str(), tenant.name, defaults, quota, millis(tenant.created_at), version])
+                .query(
+                    sql,
+                    bind![tenant.id.as_str(), tenant.name, defaults, quota, limits, millis(tenant.created_at), version],
+                )
                 .await?[0];
             let (no, created_at): (i64, i64) = (row.get(0), row.get(1));
             record(act.tx, no, &deed).await?;
@@ -309,9 +340,10 @@ impl Catalog for Postgres {
     async fn create_endpoint(&self, endpoint: Endpoint) -> Result<Arc<Endpoint>> {
         self.change_catalogue(async move |act| {
             let version = act.bump().await?;
+            act.grow_settings(&endpoint.tenant, 1, settings_bytes(&endpoint.settings).cast_signed()).await?;
             let sql = "INSERT INTO posthaste.endpoints (id, tenant, shard, settings, standing, quiet_until, mailed_at,
-                                                        created_at, updated_at, version, skips)
-                       SELECT $2, t.no, $3, $4, $5, $6, $7, $8, $9, $10, $11 FROM posthaste.tenants t
+                                                        created_at, updated_at, version, skips, urls)
+                       SELECT $2, t.no, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12 FROM posthaste.tenants t
                        WHERE t.id = $1 AND t.deleted_at IS NULL RETURNING no";
             let row = act
                 .tx
@@ -329,6 +361,7 @@ impl Catalog for Postgres {
                         millis(endpoint.updated_at),
                         version,
                         endpoint.settings.on_dead == OnDead::Skip,
+                        seal_urls(act.shared, &endpoint),
                     ],
                 )
                 .await?;

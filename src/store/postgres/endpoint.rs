@@ -13,24 +13,35 @@ use super::tx::{Tx, bind};
 use crate::model::audit::{Deed, differing};
 use crate::model::endpoint::{Endpoint, OnDead, Secret, Settings};
 use crate::model::id::{EndpointId, SecretId};
-use crate::store::seal::{Unopened, about_secret, about_settings};
+use crate::model::limits::{Ceiling, settings_bytes};
+use crate::model::urls::UrlVersions;
+use crate::store::seal::{Unopened, about_secret, about_settings, about_urls};
 use crate::store::{ChangedEndpoint, Claim, EndpointChange, Error, Notice, Result, decide};
 
 /// The columns [`endpoint_from`] reads, with what health says beside them.
 pub const ENDPOINT: &str = "p.no, p.id, t.id, p.settings, p.standing, p.quiet_until, p.mailed_at, p.created_at, \
-                            p.updated_at, h.health, p.deleted_at IS NOT NULL OR t.deleted_at IS NOT NULL";
+                            p.updated_at, h.health, p.deleted_at IS NOT NULL OR t.deleted_at IS NOT NULL, p.urls";
 
 /// An endpoint without its secrets. One that another key sealed cannot be
 /// used.
 pub fn endpoint_from(shared: &Shared, row: &Row) -> Result<(i64, Endpoint)> {
     let id = EndpointId(row.get(1));
     let settings = shared.options.seal.open(&about_settings(id), row.get(3));
-    let settings: Settings = settings
-        .map(|text| from_json(&text))
-        .ok_or_else(|| Error::Unavailable(Unopened(format!("what is kept of endpoint {id}")).to_string()))?;
+    let unopened = || Error::Unavailable(Unopened(format!("what is kept of endpoint {id}")).to_string());
+    let settings: Settings = settings.map(|text| from_json(&text)).ok_or_else(unopened)?;
+    let urls = match row.get::<_, Option<&[u8]>>(11) {
+        // Older versions kept none.
+        None => UrlVersions::first(&settings.url),
+        Some(sealed) => {
+            let urls = shared.options.seal.open(&about_urls(id), sealed).ok_or_else(unopened)?;
+            from_json::<UrlVersions>(&urls).with(&settings.url)
+        }
+    };
     let endpoint = Endpoint {
         id,
         tenant: stored_tenant(row.get(2)),
+        urls,
+        ceiling: Ceiling::default(),
         policy: settings.retry.filled(),
         settings,
         standing: from_json(row.get(4)),
@@ -47,6 +58,11 @@ pub fn endpoint_from(shared: &Shared, row: &Row) -> Result<(i64, Endpoint)> {
 /// An endpoint's settings, as they are kept.
 pub fn seal_settings(shared: &Shared, endpoint: &Endpoint) -> Vec<u8> {
     shared.options.seal.seal(&about_settings(endpoint.id), &to_json(&endpoint.settings))
+}
+
+/// The URLs an endpoint has had, as they are kept.
+pub fn seal_urls(shared: &Shared, endpoint: &Endpoint) -> Vec<u8> {
+    shared.options.seal.seal(&about_urls(endpoint.id), &to_json(&endpoint.urls))
 }
 
 /// A secret, opened. One that another key sealed cannot be used.
@@ -68,7 +84,9 @@ pub async fn current(act: &Act<'_>, id: EndpointId) -> Result<Option<(i64, Endpo
     if row.get::<_, bool>(10) {
         return Ok(None);
     }
-    let (no, mut endpoint) = endpoint_from(act.shared, &row)?;
+    let (no, endpoint) = endpoint_from(act.shared, &row)?;
+    let ceiling = act.shared.index().tenant(&endpoint.tenant).map(|tenant| tenant.limits.endpoint);
+    let mut endpoint = endpoint.below(ceiling.unwrap_or_default());
     let sql = "SELECT id, sealed, created_at, expires_at FROM posthaste.secrets
                WHERE endpoint = $1 ORDER BY created_at DESC, id DESC";
     for row in act.tx.query(sql, bind![no]).await? {
@@ -81,7 +99,7 @@ pub async fn current(act: &Act<'_>, id: EndpointId) -> Result<Option<(i64, Endpo
 async fn save(act: &mut Act<'_>, no: i64, endpoint: Endpoint) -> Result<Arc<Endpoint>> {
     let version = act.bump().await?;
     let sql = "UPDATE posthaste.endpoints SET settings = $2, standing = $3, updated_at = $4, quiet_until = $5,
-                   mailed_at = $6, version = $7, skips = $8 WHERE no = $1";
+                   mailed_at = $6, version = $7, skips = $8, urls = $9 WHERE no = $1";
     let (settings, standing) = (seal_settings(act.shared, &endpoint), to_json(&endpoint.standing));
     act.tx
         .execute(
@@ -95,6 +113,7 @@ async fn save(act: &mut Act<'_>, no: i64, endpoint: Endpoint) -> Result<Arc<Endp
                 endpoint.mailed_at.map(millis),
                 version,
                 endpoint.settings.on_dead == OnDead::Skip,
+                seal_urls(act.shared, &endpoint),
             ],
         )
         .await?;
@@ -124,7 +143,12 @@ pub async fn change(
     now: Timestamp,
 ) -> Result<ChangedEndpoint> {
     let (action, before) = (change.action(), endpoint.settings.clone());
+    let is_settings = matches!(change, EndpointChange::Settings { .. });
     let turned = decide::change(&mut endpoint, change, now)?;
+    if is_settings {
+        let more = settings_bytes(&endpoint.settings).cast_signed() - settings_bytes(&before).cast_signed();
+        act.grow_settings(&endpoint.tenant, 0, more).await?;
+    }
     if let Some(action) = action {
         let deed = Deed::new(action, &endpoint.tenant, endpoint.id).changing(differing(&before, &endpoint.settings));
         act.record_of_endpoint(no, &deed).await?;
@@ -162,19 +186,19 @@ pub async fn insert_secret(act: &Act<'_>, no: i64, endpoint: EndpointId, secret:
     Ok(())
 }
 
-/// Does what the answer of the receiver at this URL means for the endpoint;
+/// Does what the answer of the receiver at this version of the URL means for the endpoint;
 /// returns what of it changed anything, and what tells of it.
 pub async fn heed(
     act: &mut Act<'_>,
     id: EndpointId,
-    url: &str,
+    url_version: u32,
     notice: &Notice,
     now: Timestamp,
 ) -> Result<(Notice, Vec<Claim>)> {
     // The catalogue first, as whoever changes an endpoint does.
     act.bump().await?;
     let Some((no, mut endpoint)) = current(act, id).await? else { return Ok(Default::default()) };
-    let heeded = decide::heed(&mut endpoint, url, notice, now);
+    let heeded = decide::heed(&mut endpoint, url_version, notice, now);
     if heeded.is_empty() {
         return Ok(Default::default());
     }

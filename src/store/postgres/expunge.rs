@@ -9,10 +9,12 @@ use std::sync::Arc;
 use super::Shared;
 use super::access::record;
 use super::history::find_event;
+use super::stored::{self, Days, day_of};
 use super::tx::{Tx, bind};
 use crate::model::attempt::Attempt;
 use crate::model::audit::{Action, Deed};
 use crate::model::id::{EventId, TenantId};
+use crate::store::codes::EXPUNGED;
 use crate::store::{Error, Result};
 
 /// Forgets an event's data, and what receivers answered to it, if nothing of
@@ -24,9 +26,12 @@ pub async fn expunge(shared: &Arc<Shared>, tenant: &TenantId, id: &EventId) -> R
         (row.get(0), row.get(1), row.get::<_, i64>(1) + i64::from(row.get::<_, i32>(2)));
     let tx = shared.begin().await?;
     let is_done = async {
-        let is_done = wipe(&tx, no, first, below).await?;
+        let freed = wipe(&tx, no, first, below).await?;
+        if let Some(bytes) = freed {
+            stored::take_off(&tx, Days::from([((row.get(3), day_of(no)), bytes)])).await?;
+        }
         record(&tx, row.get(3), &Deed::new(Action::EventExpunged, tenant, id)).await?;
-        Ok(is_done)
+        Ok(freed.is_some())
     };
     let is_done = is_done.await;
     match is_done {
@@ -36,7 +41,8 @@ pub async fn expunge(shared: &Arc<Shared>, tenant: &TenantId, id: &EventId) -> R
     is_done
 }
 
-async fn wipe(tx: &Tx, no: i64, first: i64, below: i64) -> Result<bool> {
+/// Returns how many bytes of data there were; nothing, if something waits.
+async fn wipe(tx: &Tx, no: i64, first: i64, below: i64) -> Result<Option<i64>> {
     let mut answers = Vec::new();
     for table in ["dead", "finished"] {
         let sql = format!("SELECT no, last FROM posthaste.{table} WHERE no >= $1 AND no < $2 ORDER BY no FOR UPDATE");
@@ -45,14 +51,16 @@ async fn wipe(tx: &Tx, no: i64, first: i64, below: i64) -> Result<bool> {
             rows.iter().filter_map(|row| Some((table, row.get::<_, i64>(0), row.get::<_, Option<String>>(1)?))),
         );
     }
-    tx.query("SELECT 1 FROM posthaste.events WHERE no = $1 FOR UPDATE", bind![no]).await?;
+    let sql = "SELECT octet_length(data) FROM posthaste.events WHERE no = $1 FOR UPDATE";
+    let bytes = tx.query_opt(sql, bind![no]).await?.map_or(0, |row| i64::from(row.get::<_, i32>(0)));
     // What waits for an endpoint that was deleted is cancelled already, swept or not.
     let sql = "SELECT EXISTS (SELECT 1 FROM posthaste.queue q JOIN posthaste.endpoints p ON p.no = q.endpoint
                WHERE q.no >= $1 AND q.no < $2 AND p.deleted_at IS NULL)";
     if tx.query(sql, bind![first, below]).await?[0].get(0) {
-        return Ok(false);
+        return Ok(None);
     }
-    tx.execute("UPDATE posthaste.events SET data = '' WHERE no = $1", bind![no]).await?;
+    tx.execute("UPDATE posthaste.events SET data = '', withheld = $2 WHERE no = $1", bind![no, EXPUNGED as i16])
+        .await?;
     for (table, delivery, record) in answers {
         let sql = format!("UPDATE posthaste.{table} SET last = $2 WHERE no = $1");
         tx.execute(&sql, bind![delivery, unanswered(&record)]).await?;
@@ -63,7 +71,7 @@ async fn wipe(tx: &Tx, no: i64, first: i64, below: i64) -> Result<bool> {
         let sql = "UPDATE posthaste.attempts SET record = $3 WHERE delivery = $1 AND number = $2";
         tx.execute(sql, bind![delivery, number, unanswered(row.get(2))]).await?;
     }
-    Ok(true)
+    Ok(Some(bytes))
 }
 
 /// A record without what was answered. Not left to the database, whose JSON

@@ -12,7 +12,10 @@ use super::history::walk::{MOVED_BELOW, SLACK_MS, number_at};
 use super::partitions;
 use super::reading::ask;
 use super::rows::millis;
+use super::stored::{self, Days, day_of};
 use super::tx::{Tx, bind};
+use crate::model::limits::stored_bytes;
+use crate::store::codes::UNMATCHED;
 use crate::store::{Forgotten, Horizon, Result};
 
 /// How many dead letters, endpoints or tenants one transaction forgets.
@@ -37,6 +40,7 @@ pub async fn forget(shared: &Arc<Shared>, horizon: Horizon) -> Result<Forgotten>
     forgotten.deliveries += step.deliveries;
     forgotten.next = step.next;
     if forgotten.next.is_none() {
+        forget_unmatched(shared, &horizon).await?;
         forget_lanes(shared, &horizon).await?;
         forget_ids(shared, &horizon).await?;
         forget_deleted(shared, &horizon).await?;
@@ -71,8 +75,14 @@ async fn forget_rest(shared: &Shared, horizon: &Horizon) -> Result<Forgotten> {
     }
     forgotten.deliveries = gone.len();
     forget_attempts(&tx, gone).await?;
-    let gone = tx.query_opt(include_str!("sql/forget_events.sql"), bind![events, accepted_before]).await?;
-    forgotten.events = gone.map_or(0, |row| row.get::<_, i64>(0) as usize);
+    let gone = tx.query(include_str!("sql/forget_events.sql"), bind![events, accepted_before]).await?;
+    forgotten.events = gone.len();
+    let mut freed = Days::new();
+    for row in &gone {
+        let (data, deliveries) = (row.get::<_, i32>(2) as usize, row.get::<_, i32>(3) as usize);
+        *freed.entry((row.get(1), day_of(row.get(0)))).or_insert(0) += stored_bytes(data, deliveries).cast_signed();
+    }
+    stored::take_off(&tx, freed).await?;
     tx.commit().await?;
     Ok(forgotten)
 }
@@ -126,6 +136,30 @@ async fn lock_lanes(tx: &Tx, laned: &[(i64, i64, String)]) -> Result<Vec<i64>> {
     Ok(got.map(|(no, ..)| *no).collect())
 }
 
+/// Forgets the data of events that no endpoint wanted, once it was kept long
+/// enough. Their ids are still known.
+async fn forget_unmatched(shared: &Shared, horizon: &Horizon) -> Result<()> {
+    let accepted_before = millis(horizon.unmatched_before);
+    let below = number_at(accepted_before.saturating_add(SLACK_MS)).max(MOVED_BELOW);
+    let mut after = -1_i64;
+    loop {
+        let tx = shared.begin().await?;
+        let sql = include_str!("sql/old_unmatched.sql");
+        let old = tx.query(sql, bind![after, below, accepted_before, STEP]).await?;
+        let numbers: Vec<i64> = old.iter().map(|row| row.get(0)).collect();
+        let Some(last) = numbers.last() else { return tx.commit().await };
+        after = *last;
+        let mut freed = Days::new();
+        for row in &old {
+            *freed.entry((row.get(1), day_of(row.get(0)))).or_insert(0) += i64::from(row.get::<_, i32>(2));
+        }
+        let sql = "UPDATE posthaste.events SET data = '', withheld = $2 WHERE no = ANY ($1)";
+        tx.execute(sql, bind![numbers, UNMATCHED as i16]).await?;
+        stored::take_off(&tx, freed).await?;
+        tx.commit().await?;
+    }
+}
+
 /// Forgets lanes that have been idle for the whole retention.
 async fn forget_lanes(shared: &Shared, horizon: &Horizon) -> Result<()> {
     let touched_before = millis(horizon.finished_before);
@@ -163,5 +197,6 @@ async fn forget_deleted(shared: &Shared, horizon: &Horizon) -> Result<()> {
     tx.execute(include_str!("sql/forget_endpoints.sql"), bind![deleted_before, STEP]).await?;
     tx.execute(include_str!("sql/forget_tenants.sql"), bind![deleted_before, STEP]).await?;
     tx.execute(include_str!("sql/forget_calls.sql"), &[]).await?;
+    stored::tidy(&tx, deleted_before).await?;
     tx.commit().await
 }

@@ -199,6 +199,7 @@ mod tests {
             started_at: at(1_000),
             timings: Default::default(),
             url: String::new(),
+            url_version: 1,
             status: Some(200),
             error: None,
             custom_headers: Vec::new(),

@@ -58,6 +58,7 @@ mod rows;
 mod scrub;
 mod settle;
 mod settle_one;
+mod stored;
 mod sweep;
 mod tx;
 mod writing;
@@ -179,9 +180,10 @@ impl Postgres {
         });
         partitions::ensure(&shared).await?;
         let membership = membership::join(&shared).await?;
+        let usage = stored::start(&shared);
         let accepting = line::Line::start(shared.clone());
         let settling = line::Line::start(shared.clone());
-        Ok(Self { shared, accepting, settling, chores: Mutex::new(vec![membership]) })
+        Ok(Self { shared, accepting, settling, chores: Mutex::new(vec![membership, usage]) })
     }
 
     /// Gives up what is owned, if that has not been done, and lets go of the

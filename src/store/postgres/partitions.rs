@@ -13,6 +13,7 @@ use super::Shared;
 use super::history::walk::number_at;
 use super::reading::ask;
 use super::rows::millis;
+use super::stored::{self, day_of};
 use super::tx::{Tx, bind, patiently};
 use crate::store::{Forgotten, Horizon, Result};
 
@@ -166,6 +167,7 @@ async fn drop_day(shared: &Shared, day: &Day, tables: &[Table], horizon: &Horizo
             run(&tx, &day.fill(include_str!("sql/shrink_day.sql"), table)).await?;
         }
     }
+    stored::set_day(&tx, day_of(day.from), &kept.events).await?;
     tx.commit().await?;
     let gone = Forgotten {
         events: events.saturating_sub(kept.events.len()),

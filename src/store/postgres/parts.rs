@@ -85,14 +85,14 @@ pub fn all() -> Vec<Part> {
         },
         Part {
             name: "tenants",
-            select: "SELECT no AS _1, no, id, name, defaults, quota, created_at, deleted_at, 1 AS version
+            select: "SELECT no AS _1, no, id, name, defaults, quota, limits, created_at, deleted_at, 1 AS version
                      FROM tenants WHERE no > ?1 ORDER BY no LIMIT ?2",
             begin: first,
             count: "SELECT count(*) FROM tenants",
             complete: as_it_is,
             into: &[Into {
                 table: "tenants",
-                columns: "no, id, name, defaults, quota, created_at, deleted_at, version",
+                columns: "no, id, name, defaults, quota, limits, created_at, deleted_at, version",
                 otherwise: "",
                 takes: every,
             }],
@@ -100,7 +100,7 @@ pub fn all() -> Vec<Part> {
         Part {
             name: "endpoints",
             select:
-                "SELECT p.no AS _1, p.no, lower(hex(p.id)) AS id, p.tenant, t.id AS _tenant, p.settings, p.standing,
+                "SELECT p.no AS _1, p.no, lower(hex(p.id)) AS id, p.tenant, t.id AS _tenant, p.settings, p.urls, p.standing,
                             p.quiet_until, p.mailed_at, p.created_at, p.updated_at, p.deleted_at, p.swept_at, p.skips,
                             1 AS version, p.no AS endpoint, p.health,
                             coalesce(json_extract(p.health, '$.life'), 0) AS life,
@@ -112,7 +112,7 @@ pub fn all() -> Vec<Part> {
             into: &[
                 Into {
                     table: "endpoints",
-                    columns: "no, id, tenant, shard, settings, standing, quiet_until, mailed_at, created_at, updated_at, \
+                    columns: "no, id, tenant, shard, settings, urls, standing, quiet_until, mailed_at, created_at, updated_at, \
                               deleted_at, swept_at, skips, version",
                     otherwise: "",
                     takes: every,
@@ -171,7 +171,7 @@ pub fn all() -> Vec<Part> {
             // An id of our own minting has no fingerprint; an empty one is
             // nobody's, so whoever sends it as theirs meets a conflict.
             select: "SELECT no AS _1, no, no AS event, tenant, id, type, key, timestamp, accepted_at, schema_version,
-                            endpoints, expires_at, first_delivery, deliveries, data, checksum,
+                            endpoints, expires_at, first_delivery, deliveries, data, checksum, withheld,
                             coalesce(fingerprint, x'') AS fingerprint
                      FROM events WHERE no > ?1 ORDER BY no LIMIT ?2",
             begin: first,
@@ -181,7 +181,7 @@ pub fn all() -> Vec<Part> {
                 Into {
                     table: "events",
                     columns: "no, tenant, id, type, key, timestamp, accepted_at, schema_version, endpoints, expires_at, \
-                              first_delivery, deliveries, data, checksum",
+                              first_delivery, deliveries, data, checksum, withheld",
                     otherwise: "",
                     takes: every,
                 },
@@ -192,6 +192,16 @@ pub fn all() -> Vec<Part> {
                     takes: every,
                 },
             ],
+        },
+        Part {
+            name: "figures of what is stored",
+            // What was moved has no day here.
+            select: "SELECT tenant AS _1, tenant, 0 AS day, 0 AS node, sum(bytes) AS bytes
+                     FROM stored WHERE tenant > ?1 GROUP BY tenant ORDER BY tenant LIMIT ?2",
+            begin: first,
+            count: "SELECT count(DISTINCT tenant) FROM stored",
+            complete: as_it_is,
+            into: &[Into { table: "stored", columns: "tenant, day, node, bytes", otherwise: "", takes: every }],
         },
         deliveries(),
         Part {

@@ -14,7 +14,7 @@ use super::connect::{self, told};
 use super::migrate;
 use crate::model::database::DatabaseUrl;
 use crate::model::id::EndpointId;
-use crate::store::seal::{CHECK_NOTE, LINK_KEY_NOTE, Seal, Unopened, about_secret, about_settings};
+use crate::store::seal::{CHECK_NOTE, LINK_KEY_NOTE, Seal, Unopened, about_secret, about_settings, about_urls};
 
 /// Puts a new key into this file, before the old one, and seals everything
 /// under it. Returns how many texts there were.
@@ -44,6 +44,7 @@ pub async fn rewrap(url: &DatabaseUrl, file: &Path) -> anyhow::Result<usize> {
             "SELECT id, id, settings FROM posthaste.endpoints",
             about_settings as fn(EndpointId) -> Vec<u8>,
         ),
+        ("endpoints", "urls", "SELECT id, id, urls FROM posthaste.endpoints WHERE urls IS NOT NULL", about_urls),
         (
             "secrets",
             "sealed",

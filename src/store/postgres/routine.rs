@@ -57,7 +57,8 @@ pub static READ_CLAIMS: LazyLock<Routine> = LazyLock::new(|| {
 pub static ACCEPT: LazyLock<Routine> = LazyLock::new(|| {
     let takes = "int8, int8, int8[], int8[], text[], text[], text[], text[], int8[], text[], text[], int8[], int8[], \
                  int4[], bytea[], int8[], text[], int8[], int8[], int8[], int8[], int8[], int8[], int2[], int8[], \
-                 int8[], int2[], text[], int8[], int8[], int8[], int8[], text[], int8[], bytea[], int8[], int4[], int8[]";
+                 int8[], int2[], text[], int8[], int8[], int8[], int8[], text[], int8[], bytea[], int8[], int4[], int8[], \
+                 int8[], int4[], int8[]";
     let body = include_str!("sql/accept_all.sql").replace(":accept", include_str!("sql/accept.sql"));
     Routine::doing("accept", &body, BULK, takes, "int8, int8, int8, bool")
 });

@@ -88,7 +88,7 @@ async fn listen(act: &mut Act<'_>, settlement: &Settlement, settled: &mut Settle
         if is_repeat {
             notice.milestones.clear();
         }
-        let (heeded, claims) = heed(act, settlement.endpoint, &attempt.url, &notice, settlement.now).await?;
+        let (heeded, claims) = heed(act, settlement.endpoint, attempt.url_version, &notice, settlement.now).await?;
         settled.notice = heeded;
         settled.freed.extend(claims);
     }

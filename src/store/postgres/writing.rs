@@ -6,8 +6,10 @@ use std::sync::Arc;
 use super::numbers::Numbers;
 use super::routine::ACCEPT;
 use super::rows::{at, delivery_id, format_code, millis};
+use super::stored::{Days, day_of};
 use super::tx::{Tx, bind};
 use crate::model::delivery::Progress;
+use crate::model::limits::stored_bytes;
 use crate::model::shard::Shard;
 use crate::store::index::Index;
 use crate::store::{Accepted, Claim, NewEvent, Result};
@@ -19,6 +21,9 @@ pub struct Writing {
     deliveries: Deliveries,
     /// Lanes that grow, in the order in which they are locked.
     lanes: BTreeMap<(i64, Arc<str>), Growth>,
+    /// What the events take up. Operational events take up next to nothing,
+    /// and are written beside others: they are not counted.
+    stored: Days,
 }
 
 /// How a lane grows.
@@ -117,6 +122,20 @@ impl Places {
 }
 
 impl Writing {
+    /// Adds an event that a producer handed in, and counts what it takes up.
+    pub fn add_counted(&mut self, index: &Index, numbers: &Numbers, tenant: i64, no: i64, new: &NewEvent) -> Accepted {
+        let accepted = self.add(index, numbers, tenant, no, new);
+        let deliveries = self.events.deliveries.last().map_or(0, |count| *count as usize);
+        let bytes = stored_bytes(new.event.data.len(), deliveries).cast_signed();
+        *self.stored.entry((tenant, day_of(no))).or_insert(0) += bytes;
+        accepted
+    }
+
+    /// What its events take up, by tenant and day.
+    pub fn stored(&self) -> &Days {
+        &self.stored
+    }
+
     /// Adds an event of this tenant with a delivery for each endpoint that is
     /// still there. The claims have no places yet.
     pub fn add(&mut self, index: &Index, numbers: &Numbers, tenant: i64, event_no: i64, new: &NewEvent) -> Accepted {
@@ -228,6 +247,9 @@ impl Writing {
                 }
             })
             .collect();
+        let stored_tenants: Vec<i64> = self.stored.keys().map(|(tenant, _)| *tenant).collect();
+        let stored_days: Vec<i32> = self.stored.keys().map(|(_, day)| *day).collect();
+        let stored_sizes: Vec<i64> = self.stored.values().copied().collect();
         let rows = tx
             .query(
                 ACCEPT.call(),
@@ -270,6 +292,9 @@ impl Writing {
                     ids.accepted_at,
                     ids.deliveries,
                     e.checksum,
+                    stored_tenants,
+                    stored_days,
+                    stored_sizes,
                 ],
             )
             .await?;

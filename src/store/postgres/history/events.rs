@@ -9,7 +9,7 @@ use crate::model::event::{Event, EventType, Key};
 use crate::model::id::{EventId, TenantId};
 use crate::store::postgres::Shared;
 use crate::store::postgres::reading::ask;
-use crate::store::postgres::rows::{at, count};
+use crate::store::postgres::rows::{at, count, withheld_from};
 use crate::store::postgres::tx::bind;
 use crate::store::{EventQuery, EventRecord, Page, PageAsk, Result};
 
@@ -18,7 +18,7 @@ const BYTES_PER_PAGE_MAX: usize = 4 * 1_024 * 1_024;
 
 /// The columns [`event_from`] reads.
 pub const COLUMNS: &str = "e.no, e.id, e.type, e.key, e.timestamp, e.schema_version, e.endpoints, e.accepted_at, \
-                           e.deliveries, e.data, e.expires_at, e.checksum";
+                           e.deliveries, e.data, e.expires_at, e.checksum, e.withheld";
 
 /// An event, from the columns of [`COLUMNS`] beginning at `first`.
 pub fn event_from(row: &Row, first: usize, tenant: &TenantId) -> EventRecord {
@@ -36,7 +36,8 @@ pub fn event_from(row: &Row, first: usize, tenant: &TenantId) -> EventRecord {
         expires_at: row.get::<_, Option<i64>>(first + 10).map(at),
     };
     let is_damaged = event.is_damaged(row.get(first + 11));
-    EventRecord { event, deliveries: count(row, first + 8), is_damaged }
+    let withheld = withheld_from(event.is_expunged(), row.get::<_, Option<i16>>(first + 12).map(i64::from));
+    EventRecord { event, withheld, deliveries: count(row, first + 8), is_damaged }
 }
 
 /// A page of a tenant's events, newest first.

@@ -6,7 +6,7 @@
 -- other's way twice, and the row of a lane is locked from here until the
 -- commit, so places are numbered in commit order over all nodes. Nothing is
 -- written if the catalogue has moved on since the events were matched.
--- Served by the primary keys of events, lanes and queue.
+-- Served by the primary keys of events, stored, lanes and queue.
 WITH known AS (
     SELECT version FROM posthaste.catalogue WHERE version = coalesce($1, version)
 ), written AS (
@@ -17,6 +17,11 @@ WITH known AS (
                                   $38::int8[])
         AS e (no, tenant, id, type, key, timestamp, accepted_at, schema_version, endpoints, expires_at,
               first_delivery, deliveries, data, checksum)
+), tallied AS (
+    INSERT INTO posthaste.stored AS s (tenant, day, node, bytes)
+    SELECT n.tenant, n.day, $2, n.bytes FROM known, unnest($39::int8[], $40::int4[], $41::int8[]) AS n (tenant, day, bytes)
+    ORDER BY n.tenant, n.day
+    ON CONFLICT (tenant, day, node) DO UPDATE SET bytes = s.bytes + excluded.bytes
 ), grown AS (
     INSERT INTO posthaste.lanes AS l (endpoint, lane, last_seq, head, head_since, touched_at)
     SELECT n.endpoint, n.lane, n.members, n.first, n.at, n.at

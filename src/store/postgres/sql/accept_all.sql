@@ -6,6 +6,7 @@
 --
 -- $32 to $37: tenants, ids, events, fingerprints, times and counts of the ids
 -- $38: checksums of the events
+-- $39 to $41: tenants, days and bytes of what the events take up
 DECLARE
     remembered bigint;
 BEGIN

@@ -27,7 +27,7 @@ WITH looked AS MATERIALIZED (
 )
 SELECT w.looked, w.lowest, w.oldest,
        e.no, e.id, e.type, e.key, e.timestamp, e.schema_version, e.endpoints, e.accepted_at, e.deliveries, e.data,
-       e.expires_at, e.checksum
+       e.expires_at, e.checksum, e.withheld
 FROM (SELECT count(*) AS looked, min(no) AS lowest, min(accepted_at) AS oldest FROM looked) w
 LEFT JOIN found f ON true
 LEFT JOIN LATERAL (SELECT e.* FROM posthaste.events e WHERE e.no = f.no LIMIT 1) e ON true

@@ -19,8 +19,8 @@ WITH gone AS (
            WHERE d.no >= e.first_delivery AND d.no < e.first_delivery + e.deliveries LIMIT 1) IS NULL
       AND (SELECT f.no FROM posthaste.finished f
            WHERE f.no >= e.first_delivery AND f.no < e.first_delivery + e.deliveries LIMIT 1) IS NULL
-    RETURNING e.no
+    RETURNING e.no, e.tenant, octet_length(e.data) AS bytes, e.deliveries
 ), unnamed AS (
     DELETE FROM posthaste.ids i WHERE i.event = ANY (ARRAY(SELECT no FROM gone))
 )
-SELECT count(*) FROM gone
+SELECT no, tenant, bytes, deliveries FROM gone

@@ -1,0 +1,185 @@
+//! An endpoint as it is shown: its settings without what is secret in them,
+//! where it stands, and how it is doing.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::Api;
+use super::auth::Caller;
+use super::problem::Problem;
+use crate::lifecycle::deliver::keys::public_key;
+use crate::lifecycle::felt::{About, Felt, felt};
+use crate::model::endpoint::{Endpoint, EndpointState, Settings};
+use crate::model::headers::MASK;
+use crate::model::health::BreakerState;
+use crate::model::id::{EndpointId, TenantId};
+use crate::model::news::Author;
+use crate::model::signing::Signing;
+use crate::model::span::Span;
+use crate::model::urls::masked;
+
+/// An endpoint as it is shown.
+#[derive(Serialize, ToSchema)]
+pub struct EndpointView {
+    /// Its id.
+    #[schema(value_type = String)]
+    id: EndpointId,
+    /// Whose it is.
+    #[schema(value_type = String)]
+    tenant: TenantId,
+    /// Its owner's decisions. The values of its own headers are masked.
+    #[serde(flatten)]
+    settings: Settings,
+    /// Whether it is being called.
+    state: EndpointState,
+    /// Why, where it is not.
+    state_reason: Option<String>,
+    /// Since when it stands so.
+    #[schema(value_type = String, format = DateTime)]
+    state_since: Timestamp,
+    /// Through whom: a person, the receiver or the gateway; null when it was always so.
+    state_by: Option<Author>,
+    /// How it is doing.
+    health: HealthView,
+    /// Until when its receiver asked to be left alone, with `Retry-After`; null when it did not, or that is over.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    backpressure_until: Option<Timestamp>,
+    /// When its owner was last written to.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    mailed_at: Option<Timestamp>,
+    /// When it was created.
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Timestamp,
+    /// When its settings last changed.
+    #[schema(value_type = String, format = DateTime)]
+    updated_at: Timestamp,
+    /// Settings that are above the tenant's ceiling (`limits.endpoint`), by name, and what is in force instead.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    capped: BTreeMap<&'static str, String>,
+    /// The newest public key, where `signing` is `ed25519`: it verifies `v1a` signatures.
+    public_key: Option<String>,
+    /// What it signs with. Shown here only when it is created.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) secret: Option<String>,
+}
+
+/// How an endpoint is doing.
+#[derive(Serialize, ToSchema)]
+pub struct HealthView {
+    /// Where its breaker stands.
+    breaker: BreakerState,
+    /// Why the breaker is open, or was before it recovers.
+    reason: Option<String>,
+    /// Since when the breaker stands so; null when it never moved.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    since: Option<Timestamp>,
+    /// When the next probe may go; null when the breaker is not open, or a person opened it for good.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    next_probe_at: Option<Timestamp>,
+    /// How many requests may be open at once at this moment.
+    max_in_flight_now: usize,
+    /// Failures in a row.
+    consecutive_failures: u32,
+    /// Permanent answers without a success between them.
+    consecutive_refusals: u32,
+    /// Since when there has been nothing but failure.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    failing_since: Option<Timestamp>,
+    /// How many deliveries wait for it, held or on their way; null while that is not known, as for a moment after another node took the endpoint over.
+    waiting: Option<u64>,
+    /// When the oldest of those that may go next is, or was, due.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    oldest_due_at: Option<Timestamp>,
+    /// How long that has been; null when nothing is due.
+    #[schema(value_type = Option<String>, example = "2m")]
+    oldest_due_age: Option<Span>,
+}
+
+impl HealthView {
+    fn of(endpoint: &Endpoint, felt: &Felt, oldest_due_at: Option<Timestamp>, now: Timestamp) -> Self {
+        let health = felt.health.as_ref().unwrap_or(&endpoint.health);
+        let breaker = health.breaker(now);
+        let is_open = matches!(breaker, BreakerState::Open | BreakerState::HalfOpen);
+        let age = oldest_due_at.map(|due_at| now.as_millisecond() - due_at.as_millisecond());
+        Self {
+            breaker,
+            reason: health.reason.clone(),
+            since: health.since,
+            next_probe_at: health.open_until().filter(|_| is_open && !health.is_forced()),
+            max_in_flight_now: health.width(endpoint.max_in_flight() as usize, now),
+            consecutive_failures: health.failures,
+            consecutive_refusals: health.refusals,
+            failing_since: health.failing_since,
+            waiting: felt.waiting,
+            oldest_due_at,
+            // To the second, which is enough for an age.
+            oldest_due_age: age.and_then(|age| u64::try_from(age / 1_000).ok()).map(Span::secs),
+        }
+    }
+}
+
+impl EndpointView {
+    /// As whoever may read but not manage sees it: a URL may be a credential.
+    pub(super) fn seen_by(mut self, caller: &Caller) -> Self {
+        if !caller.sees_urls() {
+            self.settings.url = masked(&self.settings.url);
+        }
+        self
+    }
+
+    /// One endpoint, with what has to be read for it.
+    pub(super) async fn read(api: &Api, endpoint: &Endpoint) -> Result<Self, Problem> {
+        Ok(Self::all(api, &[endpoint]).await?.remove(0))
+    }
+
+    /// Several, with what has to be read for them.
+    pub(super) async fn all(api: &Api, endpoints: &[&Endpoint]) -> Result<Vec<Self>, Problem> {
+        let about = endpoints.iter().map(|endpoint| About::endpoint(&endpoint.tenant, endpoint.id)).collect();
+        let ids = endpoints.iter().map(|endpoint| endpoint.id).collect();
+        let (felt, oldest_due) = tokio::join!(felt(&api.gateway, about), api.gateway.store.oldest_due(ids));
+        let (now, offset) = (api.gateway.clock.wall(), api.gateway.clock.wall_offset());
+        let show = |(endpoint, oldest_due): (&&Endpoint, Option<Timestamp>)| {
+            let endpoint = (*endpoint).clone().on_wall(offset);
+            let mut felt = felt[&endpoint.id].clone();
+            felt.health = felt.health.map(|health| health.on_wall(offset));
+            Self::of(&endpoint, &felt, oldest_due.map(|at| offset.wall(at)), now)
+        };
+        Ok(endpoints.iter().zip(oldest_due?).map(show).collect())
+    }
+
+    fn of(endpoint: &Endpoint, felt: &Felt, oldest_due: Option<Timestamp>, now: Timestamp) -> Self {
+        let mut settings = endpoint.settings.clone();
+        settings.headers.values_mut().for_each(|value| *value = MASK.into());
+        settings.tls = Arc::new(settings.tls.masked());
+        Self {
+            id: endpoint.id,
+            tenant: endpoint.tenant.clone(),
+            settings,
+            state: endpoint.standing.state,
+            state_reason: endpoint.standing.reason.clone(),
+            state_since: endpoint.standing.since,
+            state_by: endpoint.standing.by,
+            health: HealthView::of(endpoint, felt, oldest_due, now),
+            mailed_at: endpoint.mailed_at,
+            backpressure_until: endpoint.quiet_until.filter(|until| *until > now),
+            created_at: endpoint.created_at,
+            updated_at: endpoint.updated_at,
+            capped: capped(endpoint),
+            public_key: match endpoint.settings.signing {
+                Signing::Hmac => None,
+                Signing::Ed25519 => endpoint.secrets.first().and_then(|secret| public_key(&secret.key)),
+            },
+            secret: None,
+        }
+    }
+}
+
+/// What is above the ceiling, and what is in force instead.
+fn capped(endpoint: &Endpoint) -> BTreeMap<&'static str, String> {
+    let above = endpoint.ceiling.above(&endpoint.settings).into_iter();
+    above.map(|above| (above.limit.trim_start_matches("endpoint."), above.most)).collect()
+}

@@ -1,0 +1,371 @@
+//! What a tenant may use of what all tenants share, and what it uses.
+//!
+//! The operator sets these; a tenant's tokens only see them. Counts are exact.
+//! What is stored and what waits is counted as it is written, so requests that
+//! come at the same moment may pass a limit by what they bring.
+
+use serde::{Deserialize, Serialize};
+
+use super::endpoint::{Settings, Timeout};
+use super::pace::Rate;
+use super::policy::RetryPolicy;
+use super::size::Size;
+use super::span::Span;
+
+/// What an event counts beside its data, and each of its deliveries: their
+/// rows and indexes.
+const ROW_BYTES: u64 = 512;
+
+/// What an event counts of its tenant's `stored_bytes`.
+pub fn stored_bytes(data: usize, deliveries: usize) -> u64 {
+    data as u64 + ROW_BYTES * (1 + deliveries as u64)
+}
+
+/// How much a tenant may use.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// How many endpoints it may have.
+    #[schema(maximum = 1_000_000)]
+    pub endpoints: u32,
+    /// How many bytes the settings of all its endpoints may have together, as JSON.
+    #[schema(value_type = String, example = "16MiB")]
+    pub settings_bytes: Size,
+    /// How many tokens it may have.
+    #[schema(maximum = 1_000_000)]
+    pub tokens: u32,
+    /// How many calls its tokens may make, events aside.
+    pub management: Rate,
+    /// How many bytes its events may take up: their data, and 512 bytes for each event and each delivery. Null for no limit of its own.
+    #[schema(value_type = Option<String>, example = "10GiB")]
+    pub stored_bytes: Option<Size>,
+    /// How many of its deliveries may wait. Null for no limit.
+    pub waiting: Option<u64>,
+    /// The most that its endpoints may be set to. A lower ceiling counts for endpoints that are there, too.
+    pub endpoint: Ceiling,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            endpoints: 1_000,
+            settings_bytes: Size(16 << 20),
+            tokens: 100,
+            management: Rate { per_second: 100.0, burst: 1_000 },
+            stored_bytes: None,
+            waiting: None,
+            endpoint: Ceiling::default(),
+        }
+    }
+}
+
+impl Limits {
+    /// Refuses what cannot be kept: where, and the sentence.
+    pub fn check(&self, mut refuse: impl FnMut(&str, String)) {
+        for (field, count) in [("endpoints", self.endpoints), ("tokens", self.tokens)] {
+            if count > 1_000_000 {
+                refuse(&format!("/{field}"), format!("{field} is {count}; use 0 to 1,000,000"));
+            }
+        }
+        if let Err((field, detail)) = self.management.check() {
+            refuse(&format!("/management{field}"), detail);
+        }
+        self.endpoint.check(|field, detail| refuse(&format!("/endpoint{field}"), detail));
+    }
+}
+
+/// The most that an endpoint may be set to.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Ceiling {
+    /// Of `max_in_flight`: 1 to 1,000.
+    #[schema(minimum = 1, maximum = 1000)]
+    pub max_in_flight: u32,
+    /// Of `rate.per_second`; null for no ceiling.
+    pub per_second: Option<f64>,
+    /// Of `timeout.total`: 100ms to 1m.
+    #[schema(value_type = String, example = "1m")]
+    pub timeout: Span,
+    /// Of `retry.max_attempts`; null for no ceiling.
+    pub max_attempts: Option<u32>,
+    /// Of `retry.max_age`; null for no ceiling.
+    #[schema(value_type = Option<String>, example = "72h")]
+    pub max_age: Option<Span>,
+}
+
+impl Default for Ceiling {
+    fn default() -> Self {
+        Self { max_in_flight: 1_000, per_second: None, timeout: Span::secs(60), max_attempts: None, max_age: None }
+    }
+}
+
+/// A setting that lies above its ceiling.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Above {
+    /// The setting, as a JSON pointer.
+    pub pointer: &'static str,
+    /// The ceiling, as it is named in the tenant's `limits`.
+    pub limit: &'static str,
+    /// What it is set to.
+    pub is: String,
+    /// What it may be set to.
+    pub most: String,
+}
+
+impl Ceiling {
+    fn check(&self, mut refuse: impl FnMut(&str, String)) {
+        if !(1..=1_000).contains(&self.max_in_flight) {
+            refuse("/max_in_flight", format!("max_in_flight is {}; use 1 to 1,000", self.max_in_flight));
+        }
+        if let Some(per_second) = self.per_second.filter(|rate| !(0.001..=1_000_000.0).contains(rate)) {
+            refuse(
+                "/per_second",
+                format!("per_second is {per_second}; use 0.001 to 1,000,000, or null for no ceiling"),
+            );
+        }
+        if !(Span::millis(100)..=Span::secs(60)).contains(&self.timeout) {
+            refuse("/timeout", format!("timeout is {}; use 100ms to 1m", self.timeout));
+        }
+        if self.max_attempts == Some(0) {
+            refuse("/max_attempts", "max_attempts is 0; use 1 or more, or null for no ceiling".into());
+        }
+        if let Some(age) = self.max_age.filter(|age| *age < Span::secs(1)) {
+            refuse("/max_age", format!("max_age is {age}; use 1s or more, or null for no ceiling"));
+        }
+    }
+
+    /// The cap in force.
+    pub fn max_in_flight(&self, set: u32) -> u32 {
+        set.min(self.max_in_flight)
+    }
+
+    /// The rate in force. A burst is what a second's worth may be at most, so
+    /// that a low ceiling is not passed by a large burst again and again.
+    pub fn rate(&self, set: Rate) -> Rate {
+        match self.per_second.filter(|most| *most < set.per_second) {
+            None => set,
+            Some(per_second) => Rate { per_second, burst: set.burst.min((per_second as u32).max(1)) },
+        }
+    }
+
+    /// The deadlines in force.
+    pub fn timeout(&self, set: Timeout) -> Timeout {
+        Timeout { total: set.total.min(self.timeout), ..set }
+    }
+
+    /// The retry policy in force.
+    pub fn policy(&self, set: RetryPolicy) -> RetryPolicy {
+        RetryPolicy {
+            max_attempts: self.max_attempts.map_or(set.max_attempts, |most| set.max_attempts.min(most)),
+            max_age: self.max_age.map_or(set.max_age, |most| set.max_age.min(most)),
+            ..set
+        }
+    }
+
+    /// What of these settings lies above the ceiling.
+    pub fn above(&self, settings: &Settings) -> Vec<Above> {
+        let mut found = Vec::new();
+        let policy = settings.retry.filled();
+        let mut compare = |is_above: bool, pointer, limit, is: &dyn ToString, most: &dyn ToString| {
+            if is_above {
+                found.push(Above { pointer, limit, is: is.to_string(), most: most.to_string() });
+            }
+        };
+        compare(
+            settings.max_in_flight > self.max_in_flight,
+            "/max_in_flight",
+            "endpoint.max_in_flight",
+            &settings.max_in_flight,
+            &self.max_in_flight,
+        );
+        let (is, most) = (settings.rate.per_second, self.per_second.unwrap_or(f64::INFINITY));
+        compare(is > most, "/rate/per_second", "endpoint.per_second", &is, &most);
+        let (is, most) = (settings.timeout.total, self.timeout);
+        compare(is > most, "/timeout/total", "endpoint.timeout", &is, &most);
+        let (is, most) = (policy.max_attempts, self.max_attempts.unwrap_or(u32::MAX));
+        compare(is > most, "/retry/max_attempts", "endpoint.max_attempts", &is, &most);
+        if let Some(most) = self.max_age {
+            compare(policy.max_age > most, "/retry/max_age", "endpoint.max_age", &policy.max_age, &most);
+        }
+        found
+    }
+}
+
+/// A count that would pass its limit.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "tenant {tenant} has {used} {what} of at most {most} (limits.{limit}); delete some, or ask the operator to raise the limit"
+)]
+pub struct OverLimit {
+    /// Whose limit it is.
+    pub tenant: super::id::TenantId,
+    /// Its name in the tenant's `limits`.
+    pub limit: &'static str,
+    /// What is counted.
+    pub what: &'static str,
+    /// What is used already, or would be.
+    pub used: String,
+    /// The limit.
+    pub most: String,
+}
+
+/// What a tenant uses, by the names of its limits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+pub struct Usage {
+    /// Its endpoints.
+    pub endpoints: u64,
+    /// The bytes of their settings.
+    pub settings_bytes: u64,
+    /// Its tokens.
+    pub tokens: u64,
+    /// What its events take up; on many nodes up to two seconds old.
+    pub stored_bytes: u64,
+    /// Its deliveries that wait; on many nodes up to two seconds old. Null while they are being counted.
+    pub waiting: Option<u64>,
+}
+
+impl Usage {
+    /// Refuses one endpoint more, or settings that grow, where that passes a limit.
+    pub fn admits_settings(
+        &self,
+        tenant: &super::id::TenantId,
+        limits: &Limits,
+        more_endpoints: u64,
+        more_bytes: i64,
+    ) -> Result<(), OverLimit> {
+        let over = |limit, what, used: String, most: String| {
+            Err(OverLimit { tenant: tenant.clone(), limit, what, used, most })
+        };
+        if more_endpoints > 0 && self.endpoints + more_endpoints > u64::from(limits.endpoints) {
+            return over("endpoints", "endpoints", self.endpoints.to_string(), limits.endpoints.to_string());
+        }
+        let bytes = self.settings_bytes.saturating_add_signed(more_bytes);
+        if more_bytes > 0 && bytes > limits.settings_bytes.0 {
+            let what = "bytes of endpoint settings with this change";
+            return over("settings_bytes", what, bytes.to_string(), limits.settings_bytes.to_string());
+        }
+        Ok(())
+    }
+
+    /// Refuses one token more, where that passes the limit.
+    pub fn admits_token(&self, tenant: &super::id::TenantId, limits: &Limits) -> Result<(), OverLimit> {
+        match self.tokens < u64::from(limits.tokens) {
+            true => Ok(()),
+            false => Err(OverLimit {
+                tenant: tenant.clone(),
+                limit: "tokens",
+                what: "tokens",
+                used: self.tokens.to_string(),
+                most: limits.tokens.to_string(),
+            }),
+        }
+    }
+}
+
+/// How many bytes settings have as JSON.
+pub fn settings_bytes(settings: &Settings) -> u64 {
+    #[derive(Default)]
+    struct Counting(u64);
+    impl std::io::Write for Counting {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len() as u64;
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut counting = Counting::default();
+    serde_json::to_writer(&mut counting, settings).expect("settings are plain data");
+    counting.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(json: serde_json::Value) -> Settings {
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn what_is_left_out_of_limits_is_the_default() {
+        let limits: Limits = serde_json::from_str("{}").unwrap();
+        assert_eq!(limits, Limits::default());
+        let limits: Limits = serde_json::from_str(r#"{"endpoint":{"timeout":"2s"},"waiting":5}"#).unwrap();
+        assert_eq!((limits.endpoint.timeout, limits.endpoint.max_in_flight), (Span::secs(2), 1_000));
+        assert_eq!((limits.waiting, limits.endpoints), (Some(5), 1_000));
+        assert!(serde_json::from_str::<Limits>(r#"{"endpoint":{"burst":1}}"#).is_err());
+    }
+
+    #[test]
+    fn a_ceiling_is_in_force_whatever_is_set_and_names_what_lies_above_it() {
+        let ceiling = Ceiling {
+            max_in_flight: 20,
+            per_second: Some(5.0),
+            timeout: Span::secs(2),
+            max_attempts: Some(3),
+            max_age: Some(Span::secs(3_600)),
+        };
+        let high = settings(serde_json::json!({
+            "url": "https://a", "max_in_flight": 100, "rate": {"per_second": 1000, "burst": 500},
+            "timeout": {"connect": "5s", "total": "30s"}, "retry": {"preset": "standard"}
+        }));
+        assert_eq!(ceiling.max_in_flight(high.max_in_flight), 20);
+        assert_eq!(ceiling.rate(high.rate), Rate { per_second: 5.0, burst: 5 });
+        assert_eq!(ceiling.timeout(high.timeout).total, Span::secs(2));
+        let policy = ceiling.policy(high.retry.filled());
+        assert_eq!((policy.max_attempts, policy.max_age), (3, Span::secs(3_600)));
+        let above: Vec<&str> = ceiling.above(&high).iter().map(|above| above.limit).collect();
+        let names = ["max_in_flight", "per_second", "timeout", "max_attempts", "max_age"];
+        assert_eq!(above, names.map(|name| format!("endpoint.{name}")));
+        let low = settings(serde_json::json!({
+            "url": "https://a", "max_in_flight": 20, "rate": {"per_second": 5, "burst": 50},
+            "timeout": {"total": "2s"}, "retry": {"preset": "standard", "max_attempts": 3, "max_age": "1h"}
+        }));
+        assert_eq!(ceiling.above(&low), []);
+        assert_eq!(ceiling.rate(low.rate), low.rate, "what lies below is left as it is");
+        assert_eq!(Ceiling::default().policy(high.retry.filled()), high.retry.filled());
+    }
+
+    #[test]
+    fn limits_that_cannot_be_kept_are_named() {
+        let limits: Limits = serde_json::from_str(
+            r#"{"endpoints":2000000,"management":{"per_second":0},"endpoint":{"max_in_flight":0,"per_second":-1,
+                "timeout":"2m","max_attempts":0,"max_age":"1ms"}}"#,
+        )
+        .unwrap();
+        let mut found = Vec::new();
+        limits.check(|place, detail| {
+            assert!(detail.contains("use "), "{detail}");
+            found.push(place.to_owned());
+        });
+        assert_eq!(
+            found,
+            [
+                "/endpoints",
+                "/management/per_second",
+                "/endpoint/max_in_flight",
+                "/endpoint/per_second",
+                "/endpoint/timeout",
+                "/endpoint/max_attempts",
+                "/endpoint/max_age"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_tenant_at_its_limit_may_shrink_and_not_grow() {
+        let (tenant, limits) = ("a".parse().unwrap(), Limits { settings_bytes: Size(100), ..Limits::default() });
+        let usage = Usage { endpoints: 1_000, settings_bytes: 90, tokens: 100, ..Usage::default() };
+        let refused = usage.admits_settings(&tenant, &limits, 1, 1).unwrap_err();
+        assert_eq!(refused.limit, "endpoints");
+        assert!(refused.to_string().contains("tenant a has 1000 endpoints of at most 1000 (limits.endpoints)"));
+        assert_eq!(usage.admits_settings(&tenant, &limits, 0, 11).unwrap_err().limit, "settings_bytes");
+        assert_eq!(usage.admits_settings(&tenant, &limits, 0, 10), Ok(()));
+        let over = Usage { settings_bytes: 500, ..usage };
+        assert_eq!(over.admits_settings(&tenant, &limits, 0, -1), Ok(()), "the limit was lowered");
+        assert_eq!(usage.admits_token(&tenant, &limits).unwrap_err().limit, "tokens");
+        assert_eq!(Usage { tokens: 99, ..usage }.admits_token(&tenant, &limits), Ok(()));
+    }
+}
