@@ -16,7 +16,7 @@ use crate::report::{Faults, Report};
 use crate::run::Run;
 use crate::shim::Shim;
 use crate::single::Single;
-use crate::support::{Client, Options, Printed, eventually};
+use crate::support::{Client, Gateway, Options, Printed, eventually};
 
 const MIB: u64 = 1 << 20;
 /// The reserve when nobody says otherwise.
@@ -53,7 +53,11 @@ impl SmallDisk {
 
     /// Takes so much room that less than the reserve is left.
     fn fill(&self) {
-        let left = self.reserve - RESERVE / 8;
+        self.leave(self.reserve - RESERVE / 8);
+    }
+
+    /// Takes so much room that this is left.
+    fn leave(&self, left: u64) {
         let bytes = free(self.folder.path()).checked_sub(left).expect("it is not yet filled");
         let file = std::fs::File::create(self.ballast()).expect("a file");
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes).expect("there is room");
@@ -148,6 +152,36 @@ async fn a_disk_at_its_reserve_is_told_and_what_is_open_is_finished() {
     single.check(&handed, &Faults::default(), &mut report).await;
     report.figure("disk", disk.kind());
     report.finish();
+}
+
+/// Whoever has stored the most is refused first, and the others never feel it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenant_that_fills_the_disk_is_refused_before_the_others() {
+    let disk = SmallDisk::new();
+    let flags = Options::flags(&["--disk-reserve", &disk.reserve.to_string()]);
+    let gateway = Gateway::start_in(disk.folder.clone(), flags).await;
+    gateway.client.send("PUT", "/v1/tenants/loud", &[], "{}").await.expect("an answer").expect(201);
+    gateway.create_endpoint(json!({"url": "http://127.0.0.1:9/"})).await;
+    disk.leave(disk.reserve + 48 * MIB);
+    let one = json!({"type": "t", "data": "x".repeat(30_000)});
+    let batch = json!(vec![one; 100]);
+    let mut refused = 0;
+    for n in 0..200 {
+        let answer = gateway.client.post_json("/v1/tenants/loud/events/batch", &batch).await;
+        let small = gateway.client.post_json("/v1/tenants/default/events", &json!({"type": "t", "data": n})).await;
+        small.expect(202);
+        if answer.status != 202 {
+            let problem = answer.problem(507, "quota_full");
+            assert_eq!(problem["limit"], "stored_bytes");
+            refused += 1;
+        }
+        if refused == 20 {
+            break;
+        }
+    }
+    assert_eq!(refused, 20, "it was stopped");
+    let ready = readyz(&gateway.client).await;
+    assert!(ready.starts_with("200"), "{ready}");
 }
 
 /// What must be seen of a full disk.
