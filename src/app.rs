@@ -88,6 +88,7 @@ pub struct App {
     checkpoints: Option<time::Checkpoints>,
     stop_serving: oneshot::Sender<()>,
     serving: JoinHandle<()>,
+    probes: Option<starting::Answering>,
     chores: Vec<JoinHandle<()>>,
     stop_timeout: Duration,
 }
@@ -100,6 +101,11 @@ impl App {
             .await
             .with_context(|| format!("cannot listen on {}; choose another address with --listen", settings.listen))?;
         let address = listener.local_addr()?;
+        let asked = api::health::Asked::default();
+        let (probed_at, probes) = match settings.health_listen.0 {
+            Some(address) => Some(starting::Answering::to_probes(address, asked.clone()).await?).unzip(),
+            None => (None, None),
+        };
         files::make_room(settings.max_connections.0 + settings.max_in_flight.0);
         let source = if settings.database()?.is_some() { WallSource::Database } else { WallSource::Machine };
         let engine = Arc::new(EngineClock::new(source));
@@ -112,7 +118,7 @@ impl App {
                 Kept::open_embedded(settings, metrics.commits(), options.is_store_new)?
             }
             Some(url) => {
-                let waiting = starting::Answering::start(&listener)?;
+                let waiting = starting::Answering::start(&listener, settings.trusted_proxies.0.clone())?;
                 let kept = Kept::open_shared(settings, &url, metrics.commits(), &engine, &options.stop).await;
                 waiting.end().await;
                 kept?
@@ -121,7 +127,8 @@ impl App {
         let checkpoints = time::resume(&kept, engine).await?;
         ensure_tenants(kept.store().as_ref(), clock.as_ref()).await?;
         let (admin, new_token) = admin_token(kept.store().as_ref(), &settings.data.0, options.is_token_renewed).await?;
-        let egress = Arc::new(egress(settings, address)?);
+        let own = [Some(address), probed_at].into_iter().flatten().collect();
+        let egress = Arc::new(egress(settings, own)?);
         let gateway = Arc::new(gateway(settings, &kept, egress.clone(), mail, metrics, clock).await?);
         gateway.mail.count_in(gateway.metrics.clone());
         gateway.teller.catch_up(|_| true);
@@ -132,20 +139,24 @@ impl App {
             gateway: gateway.clone(),
             egress,
             admin: auth::Admin::new(admin),
+            failures: api::failures::Failures::default(),
             uses: auth::Uses::default(),
             trusted_proxies: settings.trusted_proxies.0.clone(),
             event_bytes_max: bytes(settings.max_event_bytes),
             redacts_payloads: settings.redact_payloads.0,
             stopping: AtomicBool::new(false),
         });
+        asked.set(doors.clone());
         chores.push(tokio::spawn(auth::keep_uses(doors.clone())));
         chores.extend(checkpoints.clone().map(|checkpoints| tokio::spawn(async move { checkpoints.run().await })));
         if kept.is_shared() {
             chores.push(tokio::spawn(watch_admin_token(doors.clone())));
         }
         let (stop_serving, stop) = oneshot::channel();
-        let limits = api::server::Limits::of(settings.max_connections.0);
-        let serving = api::server::serve(listener, api::router(doors.clone()), limits, stop, settings.stop_timeout.0);
+        let body_bytes_max = api::accept::body_bytes_max(bytes(settings.max_event_bytes));
+        let limits = api::server::Limits { body_bytes_max, ..api::server::Limits::of(settings.max_connections.0) };
+        let (router, proxies) = (api::router(doors.clone()), settings.trusted_proxies.0.clone());
+        let serving = api::server::serve(listener, router, limits, proxies, stop, settings.stop_timeout.0);
         let serving = tokio::spawn(serving);
         Ok(Self {
             address,
@@ -158,6 +169,7 @@ impl App {
             checkpoints,
             stop_serving,
             serving,
+            probes,
             chores,
             stop_timeout: settings.stop_timeout.0,
         })
@@ -190,6 +202,9 @@ impl App {
         let unsent = self.gateway.mail.close();
         if unsent > 0 {
             warn!("{unsent} mails to owners of endpoints were still waiting to be sent, and are dropped");
+        }
+        if let Some(probes) = self.probes {
+            probes.end().await;
         }
         drop(self.doors);
         drop(self.gateway);
@@ -254,14 +269,14 @@ fn limits(settings: &Settings) -> Limits {
     }
 }
 
-/// The way out, for a gateway that listens here.
-fn egress(settings: &Settings, own: SocketAddr) -> anyhow::Result<Egress> {
+/// The way out, for a gateway that listens there.
+fn egress(settings: &Settings, own: Vec<SocketAddr>) -> anyhow::Result<Egress> {
     let guard = Guard {
         allowed: settings.allow_egress.0.clone(),
         denied: settings.deny_egress.0.clone(),
         ports: settings.allow_port.0.clone(),
         is_http_allowed: settings.allow_http.0,
-        own: Some(own),
+        own,
     };
     let proxy = settings.proxy()?;
     if let Some(proxy) = &proxy {

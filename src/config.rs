@@ -16,8 +16,8 @@ use crate::model::size::Size;
 use crate::model::span::Span;
 use values::house;
 pub use values::{
-    Address, Count, Database, File, Filter, Folder, LogFormat, Mailbox, Networks, OwnRetention, Ports, Proxy, Public,
-    Smtp, Switch,
+    Address, Count, Database, File, Filter, Folder, LogFormat, Mailbox, MaybeAddress, Networks, OwnRetention, Ports,
+    Proxy, Public, Smtp, Switch,
 };
 
 mod values;
@@ -103,11 +103,13 @@ settings! {
     lease: Span = Span::secs(15), "POSTHASTE_LEASE", "DURATION";
     /// The address the API is served on.
     listen: Address = Address(SocketAddr::from(([127, 0, 0, 1], 8400))), "POSTHASTE_LISTEN", "ADDR";
+    /// A second address that answers `/healthz`, `/readyz` and `/metrics` alone, such as 127.0.0.1:8401, on connections of its own and from the moment the process starts, also while it waits for its database. Point probes and Prometheus at it, and keep strangers away from it: then nothing that they do to `--listen` can fail a probe. Without it they are answered on `--listen` alone.
+    health_listen: MaybeAddress = MaybeAddress(None), "POSTHASTE_HEALTH_LISTEN", "ADDR";
     /// Where receivers reach the API, such as `https://hooks.example.com`: the beginning of the links from which they fetch the data of thin events. The paths below `/data/` are all they need. The same on every node.
     public_url: Public = Public(None), "POSTHASTE_PUBLIC_URL", "URL";
-    /// How many connections to the API may be open at once. Beyond it health checks are still answered, everything else is answered 503.
+    /// How many connections to the API may be open at once. Beyond it health checks are still answered, and a valid token takes the place of a connection that has shown none and waits; everything else is answered 503. One address may hold half of them with connections whose last request carried no valid token.
     max_connections: Count = Count(10_000), "POSTHASTE_MAX_CONNECTIONS", "COUNT";
-    /// Networks of proxies before the gateway that are believed when they say in `X-Forwarded-For` for whom they speak. It decides which address the audit log shows, and nothing else.
+    /// Networks of proxies before the gateway that are believed when they say in `X-Forwarded-For` for whom they speak. It decides which address the audit log shows, and against which address connections and requests without a valid token are counted. Behind a proxy that is not named here everybody is one address.
     trusted_proxies: Networks = Networks(Vec::new()), "POSTHASTE_TRUSTED_PROXIES", "CIDR[,CIDR]";
     /// Networks that may be called besides public addresses, such as 127.0.0.0/8 for receivers on this machine. Loopback, private, link-local and metadata addresses are refused otherwise. Names that mean this machine or its network (`localhost`, and whatever ends in `.local`, `.internal`, `.localdomain` or `.home.arpa`) are called when all their addresses are opened here.
     allow_egress: Networks = Networks(Vec::new()), "POSTHASTE_ALLOW_EGRESS", "CIDR[,CIDR]";
@@ -221,6 +223,9 @@ impl Settings {
         }
         if !(1..=1_000_000).contains(&self.max_connections.0) {
             bail!("max-connections is {}; use 1 to 1,000,000", self.max_connections);
+        }
+        if let Some(health) = self.health_listen.0.filter(|health| *health == self.listen && health.0.port() != 0) {
+            bail!("health-listen is {health}, and so is listen; give them different ports");
         }
         if self.hold_max < Span::secs(1) || self.hold_max > Span::secs(365 * 86_400) {
             bail!("hold-max is {}; use 1s to 365d", self.hold_max);
@@ -413,6 +418,19 @@ mod tests {
         assert_eq!(settings.database().unwrap().unwrap().reveal(), "postgres://ops:hush@db/app");
         let none = Settings::resolve(Given::default(), Given::default());
         assert_eq!(none.database().unwrap(), None);
+    }
+
+    #[test]
+    fn health_is_answered_at_an_address_of_its_own_or_nowhere() {
+        let settings = |text: &str| Settings::resolve(parse(text).unwrap(), Given::default());
+        assert_eq!(settings("").health_listen, MaybeAddress(None));
+        assert_eq!(settings("health-listen = \"\"").health_listen, MaybeAddress(None));
+        let apart = settings("health-listen = \"127.0.0.1:8401\"");
+        apart.check().unwrap();
+        assert_eq!(apart.health_listen.to_string(), "127.0.0.1:8401");
+        let same = settings("health-listen = \"127.0.0.1:8400\"").check().unwrap_err().to_string();
+        assert_eq!(same, "health-listen is 127.0.0.1:8400, and so is listen; give them different ports");
+        assert!(parse("health-listen = \"8401\"").unwrap_err().contains("127.0.0.1:8400"));
     }
 
     #[test]

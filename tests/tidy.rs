@@ -496,6 +496,7 @@ fn every_metric_is_documented_with_all_its_labels() {
 fn every_code_that_can_refuse_an_event_is_counted_by_its_name() {
     // What no request to take events is answered with.
     let elsewhere = [
+        "malformed_request",
         "wrong_state",
         "target_forbidden",
         "limit_exceeded",

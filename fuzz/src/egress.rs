@@ -41,7 +41,8 @@ fn read(lines: &str) -> (Guard, Vec<IpAddr>) {
             ("port", port) => guard.ports.extend(port.parse::<u16>()),
             // One that listens everywhere would have to be asked of the machine.
             ("own", own) => {
-                guard.own = own.parse().ok().filter(|own: &SocketAddr| !own.ip().to_canonical().is_unspecified())
+                let own = own.parse().ok().filter(|own: &SocketAddr| !own.ip().to_canonical().is_unspecified());
+                guard.own.extend(own);
             }
             ("http", _) => guard.is_http_allowed = true,
             (address, _) => addresses.extend(address.parse::<IpAddr>().ok().or_else(|| numbered(address))),
@@ -130,7 +131,7 @@ fn says_why(guard: &Guard, why: &Why) {
             assert!(ends(*address).contains(&IpAddr::V4(*inner)) && !is_public_v4(*inner));
         }
         Why::Denied(address, net) => assert!(guard.denied.contains(net) && net.contains(address)),
-        Why::Own(own) => assert_eq!(guard.own.map(|own| own.port()), Some(own.port())),
+        Why::Own(address) => assert!(guard.own.iter().any(|own| own.port() == address.port())),
         Why::Port(port) => assert!(!guard.ports.contains(port) || *port == 0),
         Why::Local(_) => {}
         Why::Plain => assert!(!guard.is_http_allowed),
@@ -231,8 +232,10 @@ fn judge_resolved(guard: &Guard, target: &Target, resolved: &[IpAddr]) {
         assert!(picked.iter().all(|address| is_in(&guard.allowed, *address)), "{picked:?}");
     }
     assert!(target.is_tls || guard.is_http_allowed || picked.iter().all(IpAddr::is_loopback), "{picked:?}");
-    let own = guard.own.filter(|own| own.port() == target.port).map(|own| own.ip().to_canonical());
-    assert!(own.is_none_or(|own| !picked.iter().any(|address| *address == own || address.is_unspecified())));
+    let own = guard.own.iter().filter(|own| own.port() == target.port).map(|own| own.ip().to_canonical());
+    for own in own {
+        assert!(!picked.iter().any(|address| *address == own || address.is_unspecified()));
+    }
 }
 
 /// Some of the ports at which a line of text does harm.

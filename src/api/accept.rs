@@ -4,14 +4,16 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use bytes::Bytes;
+use http::header::CONTENT_TYPE;
 use http::{HeaderMap, Method, StatusCode};
 use jiff::Timestamp;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
-use super::input::{Producer, Query, from_json, object_from_json, read_events, too_large};
+use super::input::{DOCUMENT_BYTES_MAX, Producer, Query, from_json, object_from_json, read_events, too_large};
 use super::limits::{self, LimitHeaders};
 use super::page::Page;
 use super::problem::{Code, FieldError, InputProblems, LimitProblems, Problem, Problems, SpaceProblems, StateProblems};
@@ -29,6 +31,12 @@ const SPREAD_MAX: Span = Span::secs(24 * 3_600);
 /// How deep JSON may nest.
 pub const DEPTH_MAX: usize = 64;
 const SCHEMA_VERSION_BYTES_MAX: usize = 64;
+
+/// How large a body may be that any route takes.
+pub fn body_bytes_max(event_bytes_max: usize) -> u64 {
+    event_bytes_max.max(BATCH_BYTES_MAX).max(DOCUMENT_BYTES_MAX) as u64
+}
+
 /// An event to be accepted.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -190,6 +198,7 @@ pub async fn accept_batch(
     check_spread(&api, params.spread)?;
     let share = api.gateway.intake.share(&tenant.id);
     let (body, _share) = read_events(&headers, body, BATCH_BYTES_MAX, share).await?;
+    refuse_single(&headers, &body)?;
     let items = split_batch(&body)?;
     if items.is_empty() || items.len() > BATCH_EVENTS_MAX {
         return Err(Problem::new(
@@ -292,6 +301,23 @@ fn refuse_batch(refused: Vec<Option<Problem>>) -> Problem {
     // The first that is not a conflict decides: a conflict alone is a 409.
     let code = codes.iter().find(|code| **code != Code::IdConflict).or(codes.first());
     Problem::fields(*code.expect("a refused batch has a fault"), errors)
+}
+
+/// A body that is called JSON and is one JSON value other than an array is no
+/// batch of one line: whoever sends it has forgotten the brackets. What is not
+/// called JSON, as by curl without a type, may be lines, be it one.
+fn refuse_single(headers: &HeaderMap, body: &Bytes) -> Result<(), Problem> {
+    let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let is_json = kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"));
+    let is_array = body.trim_ascii_start().first() == Some(&b'[');
+    if !is_json || is_array || from_json::<IgnoredAny>(body).is_err() {
+        return Ok(());
+    }
+    let detail = format!(
+        "the body is {kind} and not an array; send the events in an array, or one per line as application/x-ndjson"
+    );
+    Err(Problem::field(Code::InvalidField, "", detail))
 }
 
 /// The events of a batch, each as it stands in the body.

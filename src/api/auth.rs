@@ -22,11 +22,14 @@ use jiff::Timestamp;
 use tracing::{info, warn};
 use url::form_urlencoded;
 
+use super::failures::{self, Failure};
 use super::limits::whole_seconds;
 use super::origin::RequestId;
+use super::places::Standing;
 use super::problem::{Code, Problem};
 use super::rights::{Need, Rights};
-use super::{Api, accept, origin, status};
+use super::{Api, accept, origin, server, status};
+use crate::metrics::AuthFailure;
 use crate::model::audit::{Asker, By};
 use crate::model::headers::MASK;
 use crate::model::id::{TenantId, TokenId};
@@ -126,11 +129,12 @@ impl Caller {
     }
 
     /// Whether it may do this, there.
-    fn may(&self, need: Need, named: Option<&str>) -> Result<(), Problem> {
+    fn may(&self, need: Need, named: Option<&str>) -> Result<(), Failure> {
         let Self::Token(token) = self else { return Ok(()) };
+        let failed = |kind, problem| Failure { kind, problem, token: Some(token.clone()) };
         // First of all, so that nothing else can be learnt.
         if named.is_some_and(|named| named != token.tenant.as_str()) {
-            return Err(Problem::not_found("tenant"));
+            return Err(failed(AuthFailure::OtherTenant, Problem::not_found("tenant")));
         }
         let is_held = match need {
             Need::Nothing => true,
@@ -139,7 +143,7 @@ impl Caller {
         };
         match is_held {
             true => Ok(()),
-            false => Err(missing(token, need)),
+            false => Err(failed(AuthFailure::MissingRight, missing(token, need))),
         }
     }
 }
@@ -174,21 +178,33 @@ pub async fn admit(State((api, rights)): State<(Api, Arc<Rights>)>, mut request:
         // That nothing is here is told to whoever may ask at all.
         None => Some(Need::Nothing),
     };
-    match need {
-        Some(Need::Nothing) if !is_v1 => return next.run(request).await,
-        None if !is_v1 => return wrong_method(&rights, route, &request),
-        Some(_) | None => {}
+    let standing = request.extensions().get::<Standing>().cloned();
+    if !is_v1 && matches!(need, Some(Need::Nothing) | None) {
+        if let Some(standing) = &standing {
+            standing.count_against(origin::of(&request, &api.trusted_proxies).map(origin::network));
+        }
+        return match need {
+            _ if standing.is_some_and(|standing| standing.is_spare()) && !server::is_vital(request.uri().path()) => {
+                server::full().into_response()
+            }
+            None => wrong_method(&rights, route, &request),
+            Some(_) => next.run(request).await,
+        };
     }
     let caller = match identify(&api, request.headers()) {
         Ok(caller) => caller,
-        Err(problem) => return problem.into_response(),
+        Err(Unidentified::Failed(failure)) => return failures::refuse(&api, &request, *failure).into_response(),
+        Err(Unidentified::OutOfTouch) => return out_of_touch().into_response(),
     };
+    if standing.is_some_and(|standing| !standing.prove()) {
+        return server::full().into_response();
+    }
     let named = match &caller {
         Caller::Admin => None,
         Caller::Token(_) => named_tenant(route, &mut request).await,
     };
-    if let Err(problem) = caller.may(need.unwrap_or(Need::Nothing), named.as_deref()) {
-        return problem.into_response();
+    if let Err(failure) = caller.may(need.unwrap_or(Need::Nothing), named.as_deref()) {
+        return failures::refuse(&api, &request, failure).into_response();
     }
     if need.is_none() {
         return wrong_method(&rights, route, &request);
@@ -281,27 +297,48 @@ fn unauthenticated() -> Problem {
     )
 }
 
+/// Why it is not known who asks.
+enum Unidentified {
+    /// There is no token, or none that is valid.
+    Failed(Box<Failure>),
+    /// It may have been revoked without this node's having heard.
+    OutOfTouch,
+}
+
+fn out_of_touch() -> Problem {
+    Problem::new(
+        Code::Unavailable,
+        "this node has lost touch with the others, and cannot tell which tokens are still good; ask another one",
+    )
+}
+
 /// Whose token a request carries.
-fn identify(api: &Api, headers: &HeaderMap) -> Result<Caller, Problem> {
-    let token = bearer(headers).ok_or_else(unauthenticated)?;
+fn identify(api: &Api, headers: &HeaderMap) -> Result<Caller, Unidentified> {
+    let failed = |kind, problem, token| Unidentified::Failed(Box::new(Failure { kind, problem, token }));
+    let Some(token) = bearer(headers) else {
+        let kind = if headers.contains_key(AUTHORIZATION) { AuthFailure::Wrong } else { AuthFailure::Missing };
+        return Err(failed(kind, unauthenticated(), None));
+    };
     if !token.starts_with(PREFIX) {
-        return if api.admin.is(token) { Ok(Caller::Admin) } else { Err(unauthenticated()) };
+        return match api.admin.is(token) {
+            true => Ok(Caller::Admin),
+            false => Err(failed(AuthFailure::Wrong, unauthenticated(), None)),
+        };
     }
     let store = &api.gateway.store;
     let known = id_of(token).and_then(|id| store.token(id));
     // Compared with something in any case, which takes the same time.
     let is_it = is_hash_of(&known.as_ref().map_or([0; 32], |known| known.hash), token);
-    let known = known.filter(|_| is_it).ok_or_else(unauthenticated)?;
+    let Some(known) = known.clone().filter(|_| is_it) else {
+        return Err(failed(AuthFailure::Wrong, unauthenticated(), known));
+    };
     let now = api.gateway.clock.wall();
     if known.is_over(now) {
-        return Err(Problem::new(Code::Unauthenticated, format!("token {} has expired; ask for a new one", known.id)));
+        let detail = format!("token {} has expired; ask for a new one", known.id);
+        return Err(failed(AuthFailure::Expired, Problem::new(Code::Unauthenticated, detail), Some(known)));
     }
-    // It may have been revoked without this node's having heard.
     if !store.is_in_touch() {
-        return Err(Problem::new(
-            Code::Unavailable,
-            "this node has lost touch with the others, and cannot tell which tokens are still good; ask another one",
-        ));
+        return Err(Unidentified::OutOfTouch);
     }
     api.uses.note(known.id, now);
     Ok(Caller::Token(known))

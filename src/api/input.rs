@@ -8,7 +8,7 @@ use axum::body::{Body, HttpBody};
 use axum::extract::{FromRequestParts, Path};
 use axum::{BoxError, RequestPartsExt};
 use bytes::{Bytes, BytesMut};
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, EXPECT};
 use http::request::Parts;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Deserialize;
@@ -54,7 +54,10 @@ async fn check_head(headers: &http::HeaderMap, body: Body, bytes_max: usize) -> 
     }
     let announced = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     if announced.is_some_and(|length| length > bytes_max) {
-        drain(Limited::new(body, DRAINED_BYTES_MAX), BODY_TIMEOUT).await;
+        // Whoever waits for leave to send it hears the answer instead of a leave.
+        if !headers.contains_key(EXPECT) {
+            drain(Limited::new(body, DRAINED_BYTES_MAX), BODY_TIMEOUT).await;
+        }
         return Err(too_large(bytes_max));
     }
     Ok(Limited::new(body, bytes_max))

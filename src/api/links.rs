@@ -8,10 +8,12 @@ use tracing::info;
 use url::form_urlencoded;
 use utoipa::ToSchema;
 
+use super::failures::{self, Failure};
+use super::places::Standing;
 use super::problem::{LinkProblems, Problem};
 use super::{Api, origin};
 use crate::lifecycle::links::{Found, NotServed, follow};
-use crate::metrics::Fetch;
+use crate::metrics::{AuthFailure, Fetch};
 use crate::store::Error;
 
 /// An event as the format `envelope` sends it.
@@ -65,6 +67,10 @@ pub async fn fetch(
     api.gateway.metrics.fetched(outcome(&followed));
     match followed {
         Ok(Found { body, event, endpoint }) => {
+            // A link of ours is as good as a token.
+            if let Some(standing) = request.extensions().get::<Standing>() {
+                standing.prove();
+            }
             info!(tenant.id = tenant, event.id = %event, delivery.id = delivery, endpoint.id = %endpoint, from,
                   "the data of event {event} was fetched by its link");
             let headers = [
@@ -76,10 +82,11 @@ pub async fn fetch(
         }
         Err(why) => {
             // Of whoever has no link of ours, not even what they name is worth a word.
-            match why {
-                NotServed::Foreign => info!(from, "a link was not followed: {why}"),
-                _ => info!(tenant.id = tenant, delivery.id = delivery, from, "a link was not followed: {why}"),
+            if let NotServed::Foreign = why {
+                let failure = Failure { kind: AuthFailure::Link, problem: why.into(), token: None };
+                return Err(failures::refuse(&api, &request, failure));
             }
+            info!(tenant.id = tenant, delivery.id = delivery, from, "a link was not followed: {why}");
             Err(why.into())
         }
     }

@@ -8,8 +8,7 @@ use std::task::{Context, Poll};
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{Next, from_fn_with_state};
-use axum::response::{IntoResponse, Response};
-use http::header::CONNECTION;
+use axum::response::Response;
 use http::{HeaderName, HeaderValue};
 use ipnet::IpNet;
 use tracing::{Instrument, error_span};
@@ -28,6 +27,9 @@ pub mod deliveries;
 pub mod endpoint_view;
 pub mod endpoints;
 pub mod events;
+pub mod failures;
+pub mod head;
+pub mod health;
 pub mod input;
 pub mod lanes;
 pub mod limits;
@@ -35,6 +37,7 @@ pub mod links;
 pub mod openapi;
 pub mod origin;
 pub mod page;
+pub mod places;
 pub mod policies;
 pub mod problem;
 pub mod rights;
@@ -57,6 +60,8 @@ pub struct Doors {
     pub egress: Arc<Egress>,
     /// The admin token.
     pub admin: auth::Admin,
+    /// Who was refused for want of a valid token, and how often.
+    pub failures: failures::Failures,
     /// When tenants' tokens were last used.
     pub uses: auth::Uses,
     /// Proxies that are believed when they say whom they speak for.
@@ -139,17 +144,11 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 async fn finish(State(api): State<Api>, mut request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>();
     let takes_events = route.is_some_and(|route| accept::takes_events(request.method(), route.as_str()));
-    let is_spare = request.extensions().get::<server::Spare>().is_some();
     let id = origin::RequestId::of(request.headers(), rand::random());
     let request_id = id.0.clone();
     request.extensions_mut().insert(id);
-    let mut response = match is_spare && !server::is_vital(request.uri().path()) {
-        true => server::full().into_response(),
-        false => {
-            let span = error_span!("request", request.id = %request_id);
-            ToItsEnd::of(next.run(request).instrument(span)).await
-        }
-    };
+    let span = error_span!("request", request.id = %request_id);
+    let mut response = ToItsEnd::of(next.run(request).instrument(span)).await;
     if let Some(problem) = response.extensions_mut().remove::<problem::Problem>() {
         if takes_events {
             api.gateway.metrics.refused(problem.code().as_str());
@@ -161,9 +160,6 @@ async fn finish(State(api): State<Api>, mut request: Request, next: Next) -> Res
     }
     let value = HeaderValue::try_from(request_id).expect("a sane id is a header value");
     response.headers_mut().insert(REQUEST_ID, value);
-    if is_spare {
-        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-    }
     response
 }
 

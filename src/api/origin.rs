@@ -1,5 +1,6 @@
 //! Where a request comes from, and what it is called.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use axum::extract::Request;
@@ -41,6 +42,27 @@ pub fn of(request: &Request, trusted: &[IpNet]) -> Option<IpAddr> {
     Some(behind(peer.to_canonical(), request.headers(), trusted))
 }
 
+/// The network that is counted as one address: an IPv4 address itself, and of
+/// IPv6 the /64, which whoever has one address of has them all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Network(IpNet);
+
+/// The network of an address.
+pub fn network(address: IpAddr) -> Network {
+    let address = address.to_canonical();
+    let bits = if address.is_ipv4() { 32 } else { 64 };
+    Network(IpNet::new(address, bits).expect("the length fits the family").trunc())
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            IpNet::V4(network) => network.addr().fmt(f),
+            IpNet::V6(network) => network.fmt(f),
+        }
+    }
+}
+
 fn behind(peer: IpAddr, headers: &HeaderMap, trusted: &[IpNet]) -> IpAddr {
     let is_ours = |address: &IpAddr| trusted.iter().any(|network| network.contains(address));
     let mut address = peer;
@@ -76,6 +98,15 @@ mod tests {
             assert_eq!(id(odd), "req_0000000000000007", "{odd}");
         }
         assert_eq!(RequestId::of(&HeaderMap::new(), 1).0, "req_0000000000000001");
+    }
+
+    #[test]
+    fn an_address_is_counted_as_itself_or_by_its_64_bits() {
+        let counted = |text: &str| network(text.parse().unwrap()).to_string();
+        assert_eq!(counted("192.0.2.7"), "192.0.2.7");
+        assert_eq!(counted("::ffff:192.0.2.7"), "192.0.2.7");
+        assert_eq!(counted("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::/64");
+        assert_eq!(network("2001:db8::1".parse().unwrap()), network("2001:db8::ffff:0:0:9".parse().unwrap()));
     }
 
     #[test]

@@ -6,14 +6,15 @@ use std::ops::RangeInclusive;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::Serialize;
 use tracing::info;
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::limits;
+use super::origin::RequestId;
+use super::{REQUEST_ID, limits};
 use crate::lifecycle::accept::Refusal;
 use crate::lifecycle::intake::Overload;
 use crate::lifecycle::links::NotServed;
@@ -75,6 +76,8 @@ impl ToSchema for Code {
 }
 
 codes! {
+    /// The request's head is not one that every reader reads alike.
+    MalformedRequest = "malformed_request", BAD_REQUEST, "The request is not written as HTTP wants it";
     /// The body is not JSON, or not UTF-8.
     InvalidJson = "invalid_json", BAD_REQUEST, "The body is not JSON";
     /// A field that nobody knows.
@@ -113,7 +116,7 @@ codes! {
     UnsupportedMediaType = "unsupported_media_type", UNSUPPORTED_MEDIA_TYPE, "The encoding is not read";
     /// The body did not arrive in time.
     RequestTimeout = "request_timeout", REQUEST_TIMEOUT, "The body did not arrive in time";
-    /// More events, tests or fetches than their rate allows.
+    /// More events, tests, fetches or failures to authenticate than their rate allows.
     RateLimited = "rate_limited", TOO_MANY_REQUESTS, "Too many at once";
     /// As many deliveries of the tenant wait as may.
     BacklogFull = "backlog_full", TOO_MANY_REQUESTS, "Too many deliveries of the tenant wait";
@@ -222,6 +225,16 @@ impl Problem {
         let moved =
             errors.into_iter().map(|error| FieldError { pointer: format!("{place}{}", error.pointer), ..error });
         (self.code, moved.collect())
+    }
+
+    /// The whole answer to a request with this head, where no layer of the
+    /// router writes it out.
+    pub fn answer(&self, headers: &HeaderMap) -> Response {
+        let RequestId(id) = RequestId::of(headers, rand::random());
+        let mut response = self.code.status().into_response();
+        self.render(&mut response, &id);
+        response.headers_mut().insert(REQUEST_ID, HeaderValue::try_from(id).expect("a sane id is a header value"));
+        response
     }
 
     /// Writes the problem out, with the request it belongs to.
@@ -342,6 +355,9 @@ impl From<Overload> for Problem {
 /// The answers every route may give, for the documentation.
 #[derive(utoipa::IntoResponses)]
 pub enum Problems {
+    /// `malformed_request`: the head is not one that every reader reads alike.
+    #[response(status = 400, content_type = "application/problem+json")]
+    Malformed(#[to_schema] ProblemBody<'static>),
     /// `unauthenticated`: no token, or one that is not valid.
     #[response(status = 401, content_type = "application/problem+json")]
     Unauthenticated(#[to_schema] ProblemBody<'static>),
@@ -351,6 +367,9 @@ pub enum Problems {
     /// `not_found`: there is no such thing, or it is another tenant's.
     #[response(status = 404, content_type = "application/problem+json")]
     NotFound(#[to_schema] ProblemBody<'static>),
+    /// `rate_limited`: too many requests without a valid token came from this address. `Retry-After` says when the next may. A valid token is never told so.
+    #[response(status = 429, content_type = "application/problem+json")]
+    Guessing(#[to_schema] ProblemBody<'static>),
     /// `unavailable`: not now; trying again later is safe.
     #[response(status = 503, content_type = "application/problem+json")]
     Unavailable(#[to_schema] ProblemBody<'static>),
@@ -359,7 +378,7 @@ pub enum Problems {
 /// The answers a route with parameters or a body may give besides.
 #[derive(utoipa::IntoResponses)]
 pub enum InputProblems {
-    /// `invalid_json` or `invalid_cursor`: it cannot be read.
+    /// `invalid_json`, `invalid_cursor` or `malformed_request`: it cannot be read.
     #[response(status = 400, content_type = "application/problem+json")]
     Unreadable(#[to_schema] ProblemBody<'static>),
     /// `request_timeout`: the body did not arrive in time.
@@ -395,13 +414,16 @@ pub enum GoneProblems {
 /// The answers to whoever follows a link.
 #[derive(utoipa::IntoResponses)]
 pub enum LinkProblems {
+    /// `malformed_request`: the head is not one that every reader reads alike.
+    #[response(status = 400, content_type = "application/problem+json")]
+    Malformed(#[to_schema] ProblemBody<'static>),
     /// `link_invalid`: the link was not made here, or was changed on its way.
     #[response(status = 403, content_type = "application/problem+json")]
     Invalid(#[to_schema] ProblemBody<'static>),
     /// `link_expired`, `data_expunged` or `data_damaged`: what it led to is no longer kept, was forgotten on request, or is no longer what was accepted.
     #[response(status = 410, content_type = "application/problem+json")]
     Over(#[to_schema] ProblemBody<'static>),
-    /// `rate_limited`: it is followed too often. `Retry-After` says when it may be again.
+    /// `rate_limited`: it is followed too often, or too many links that were not made here came from this address. `Retry-After` says when it may be again.
     #[response(status = 429, content_type = "application/problem+json")]
     Limited(#[to_schema] ProblemBody<'static>),
     /// `unavailable`: not now; trying again later is safe.
@@ -428,7 +450,7 @@ pub enum TargetProblems {
 /// The answer when a tenant hands in too many events.
 #[derive(utoipa::IntoResponses)]
 pub enum LimitProblems {
-    /// `rate_limited`: more events than the tenant's `ingest` allows, or more tests of its endpoints than a minute has room for; `backlog_full`: as many of its deliveries wait as may. `Retry-After` says when to come again; nothing was written.
+    /// `rate_limited`: more events than the tenant's `ingest` allows, more tests of its endpoints than a minute has room for, or too many requests without a valid token from this address; `backlog_full`: as many of its deliveries wait as may. `Retry-After` says when to come again; nothing was written.
     #[response(status = 429, content_type = "application/problem+json")]
     Limited(#[to_schema] ProblemBody<'static>),
 }

@@ -2,24 +2,29 @@
 //!
 //! There is a limit to how many connections are open at once. Beyond it a few
 //! more are taken, each for one request and a short while: health checks are
-//! answered on them, everything else is told to come back. So the gateway can
-//! be full and still be seen to be alive. Whoever comes while those are taken
-//! as well waits to be accepted.
+//! answered on them, a valid token gets a usual place if one can be had, and
+//! everything else is told to come back. So the gateway can be full and still
+//! be seen to be alive. [`places`](super::places) decides who gets which.
 
-use std::sync::Arc;
+use std::convert::Infallible;
 use std::time::Duration;
 
 use axum::Router;
+use http::header::CONNECTION;
+use http::{HeaderMap, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use ipnet::IpNet;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tracing::{debug, warn};
 
-use super::origin::Peer;
+use super::head::{CheckedHeads, Refusal};
+use super::origin::{self, Peer};
+use super::places::{Place, Places};
 use super::problem::{Code, Problem};
 use super::stall::Impatient;
 
@@ -42,6 +47,13 @@ pub struct Limits {
     pub stall: Duration,
     /// How long a spare connection may last in all.
     pub spare_for: Duration,
+    /// How long it may take to send the head of its request.
+    pub spare_head: Duration,
+    /// How long a connection that has shown no valid token may wait for its
+    /// next request while places are scarce.
+    pub scarce: Duration,
+    /// How large a body may ever be.
+    pub body_bytes_max: u64,
 }
 
 impl Limits {
@@ -53,13 +65,12 @@ impl Limits {
             head: Duration::from_secs(10),
             stall: Duration::from_secs(30),
             spare_for: Duration::from_secs(2),
+            spare_head: Duration::from_millis(500),
+            scarce: Duration::from_secs(1),
+            body_bytes_max: 64 * 1_024 * 1_024,
         }
     }
 }
-
-/// Marks a request that came on a spare connection.
-#[derive(Debug, Clone, Copy)]
-pub struct Spare;
 
 /// Whether this is answered on spare connections, too.
 pub fn is_vital(path: &str) -> bool {
@@ -70,16 +81,19 @@ pub fn is_vital(path: &str) -> bool {
 pub fn full() -> Problem {
     Problem::new(
         Code::Unavailable,
-        "as many connections are open as may be; keep one open instead of opening many, or raise --max-connections",
+        "as many connections are open as may be, in all or from this address without a valid token; keep one open \
+         instead of opening many, send a valid token, or raise --max-connections",
     )
 }
 
 /// Serves until told to stop, then lets open requests finish for as long as
-/// the deadline allows.
+/// the deadline allows. Connections of trusted proxies are counted against
+/// those they speak for.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
     limits: Limits,
+    trusted_proxies: Vec<IpNet>,
     mut stop: oneshot::Receiver<()>,
     deadline: Duration,
 ) {
@@ -87,7 +101,7 @@ pub async fn serve(
     let places = Places::of(limits);
     loop {
         let accepted = tokio::select! {
-            accepted = places.accept(&listener) => accepted,
+            accepted = accept(&listener, &places, &trusted_proxies) => accepted,
             _ = &mut stop => break,
         };
         let (stream, peer, place) = match accepted {
@@ -100,26 +114,40 @@ pub async fn serve(
             }
         };
         let _ = stream.set_nodelay(true);
-        let is_spare = matches!(place, Place::Spare(_));
         let inner = TowerToHyperService::new(router.clone());
+        let standing = place.standing();
         let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
-            request.extensions_mut().insert(peer);
-            if is_spare {
-                request.extensions_mut().insert(Spare);
+            standing.begin();
+            let refusal = Refusal::of(&request);
+            let answering = refusal.is_none().then(|| {
+                request.extensions_mut().insert(peer);
+                request.extensions_mut().insert(standing.clone());
+                inner.call(request)
+            });
+            let standing = standing.clone();
+            async move {
+                let mut response = match (answering, refusal) {
+                    (Some(answering), _) => answering.await?,
+                    (None, refusal) => {
+                        let refusal = refusal.expect("what is not answered is refused");
+                        refusal.problem(limits.body_bytes_max).answer(&HeaderMap::new())
+                    }
+                };
+                if standing.is_closing() {
+                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
+                standing.end();
+                Ok::<_, Infallible>(response)
             }
-            inner.call(request)
         });
-        let io = TokioIo::new(Impatient::new(stream, limits.stall));
-        let connection = graceful.watch(builder(limits, is_spare).serve_connection(io, service));
+        let stream = CheckedHeads::new(Impatient::new(stream, limits.stall), limits.body_bytes_max);
+        let connection = graceful.watch(builder(limits).serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {
-            let ended = match &place {
-                Place::Usual(_) => Ok(connection.await),
-                Place::Spare(_) => tokio::time::timeout(limits.spare_for, connection).await,
-            };
-            match ended {
-                Ok(Ok(())) => {}
-                Ok(Err(problem)) => debug!("a connection ended early: {problem}"),
-                Err(_) => debug!("a spare connection was not used in time"),
+            tokio::select! {
+                ended = connection => if let Err(problem) = ended {
+                    debug!("a connection ended early: {problem}");
+                },
+                () = place.is_over() => debug!("a connection without a valid token had to make room"),
             }
             drop(place);
         });
@@ -128,57 +156,33 @@ pub async fn serve(
     let _ = tokio::time::timeout(deadline, graceful.shutdown()).await;
 }
 
-fn builder(limits: Limits, is_spare: bool) -> http1::Builder {
+/// The next connection, with its place.
+async fn accept(
+    listener: &TcpListener,
+    places: &std::sync::Arc<Places>,
+    trusted_proxies: &[IpNet],
+) -> std::io::Result<(TcpStream, Peer, Place)> {
+    let (stream, peer) = listener.accept().await?;
+    let peer = peer.ip().to_canonical();
+    let is_proxy = trusted_proxies.iter().any(|network| network.contains(&peer));
+    let place = places.take((!is_proxy).then(|| origin::network(peer))).await;
+    Ok((stream, Peer(peer), place))
+}
+
+fn builder(limits: Limits) -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head)
         .max_headers(HEADERS_MAX)
-        .max_header_size(HEAD_BYTES_MAX)
-        .keep_alive(!is_spare);
+        .max_header_size(HEAD_BYTES_MAX);
     builder
-}
-
-/// What a connection takes up until it ends.
-enum Place {
-    Usual(#[expect(dead_code, reason = "it is held, not read")] OwnedSemaphorePermit),
-    Spare(#[expect(dead_code, reason = "it is held, not read")] OwnedSemaphorePermit),
-}
-
-/// Where connections can go.
-struct Places {
-    usual: Arc<Semaphore>,
-    spare: Arc<Semaphore>,
-}
-
-impl Places {
-    fn of(limits: Limits) -> Self {
-        Self { usual: Arc::new(Semaphore::new(limits.connections)), spare: Arc::new(Semaphore::new(limits.spare)) }
-    }
-
-    /// The next connection, once there is a place for it.
-    async fn accept(&self, listener: &TcpListener) -> std::io::Result<(TcpStream, Peer, Place)> {
-        let place = match self.usual.clone().try_acquire_owned() {
-            Ok(place) => Place::Usual(place),
-            Err(_) => tokio::select! {
-                biased;
-                place = self.usual.clone().acquire_owned() => Place::Usual(place.expect("it is never closed")),
-                place = self.spare.clone().acquire_owned() => Place::Spare(place.expect("it is never closed")),
-            },
-        };
-        let (stream, peer) = listener.accept().await?;
-        // It may have come after a usual place became free.
-        let place = match (place, self.usual.clone().try_acquire_owned()) {
-            (Place::Spare(_), Ok(usual)) => Place::Usual(usual),
-            (place, _) => place,
-        };
-        Ok((stream, Peer(peer.ip()), place))
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::places::Standing;
     use axum::Extension;
     use axum::routing::get;
     use std::net::SocketAddr;
@@ -188,12 +192,12 @@ mod tests {
     async fn serving(limits: Limits) -> (SocketAddr, oneshot::Sender<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let say = |peer: Extension<Peer>, spare: Option<Extension<Spare>>| async move {
-            format!("{} {}", peer.0.0, if spare.is_some() { "spare" } else { "usual" })
+        let say = |peer: Extension<Peer>, standing: Extension<Standing>| async move {
+            format!("{} {}", peer.0.0, if standing.is_spare() { "spare" } else { "usual" })
         };
         let (stop, stopped) = oneshot::channel();
         let router = Router::new().route("/", get(say));
-        tokio::spawn(serve(listener, router, limits, stopped, Duration::ZERO));
+        tokio::spawn(serve(listener, router, limits, Vec::new(), stopped, Duration::ZERO));
         (address, stop)
     }
 
@@ -258,9 +262,35 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_refused_head_is_answered_in_its_turn_and_is_the_last() {
+        let (address, _stop) = serving(Limits { body_bytes_max: 1_000, ..Limits::of(10) }).await;
+        let ask = async |heads: &str| {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(heads.as_bytes()).await.unwrap();
+            rest(&mut stream).await
+        };
+        let fine = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+        for (wrong, status, words) in [
+            ("GET / HTTP/1.1\r\n\r\n", 400, "exactly one"),
+            ("GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400, "exactly one"),
+            ("GET / HTTP/1.1\nhost: a\n\n", 400, "CR LF"),
+            ("POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n", 400, "`chunked` alone"),
+            ("POST / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 1001\r\n\r\n", 413, "1000 bytes"),
+            ("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 18446744073709551615\r\n\r\n", 413, "1000 bytes"),
+        ] {
+            let heard = ask(&format!("{fine}{wrong}{fine}")).await;
+            let (first, second) = heard.rsplit_once("HTTP/1.1 ").unwrap();
+            assert!(first.starts_with("HTTP/1.1 200 ") && first.ends_with("usual"), "{wrong:?}: {heard}");
+            assert!(!heard.contains("100 Continue"), "{wrong:?}: {heard}");
+            assert!(second.starts_with(&status.to_string()) && second.contains(words), "{wrong:?}: {heard}");
+            assert!(second.contains("connection: close") && second.contains("\"request_id\":\"req_"), "{heard}");
+        }
+    }
+
+    #[tokio::test]
     async fn beyond_the_limit_there_is_a_spare_place_for_one_request() {
         let patient =
-            Limits { head: Duration::from_secs(60), spare: 1, spare_for: Duration::from_millis(300), ..Limits::of(2) };
+            Limits { head: Duration::from_secs(60), spare: 1, scarce: Duration::from_secs(60), ..Limits::of(4) };
         let (address, _stop) = serving(patient).await;
         let mut open = Vec::new();
         for _ in 0..2 {
@@ -277,7 +307,7 @@ mod tests {
         let mut silent = TcpStream::connect(address).await.unwrap();
         let mut fourth = TcpStream::connect(address).await.unwrap();
         fourth.write_all(ASK).await.unwrap();
-        assert!(rest(&mut fourth).await.ends_with("spare"), "it waited for its turn");
+        assert!(rest(&mut fourth).await.ends_with("spare"), "it need not wait");
         assert_eq!(rest(&mut silent).await, "");
         // Whoever leaves makes room.
         drop(open.pop());

@@ -1,14 +1,12 @@
-//! Answers while the gateway waits for its database: it is alive, and nothing
-//! else can be done yet.
+//! Answers while the gateway has no store yet, as while it waits for its
+//! database: it is alive, and nothing else can be done.
 
 use axum::extract::Request;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::routing::get;
 use axum::{Json, Router};
-use http::{HeaderValue, StatusCode};
+use http::StatusCode;
 
-use super::REQUEST_ID;
-use super::origin::RequestId;
 use super::problem::{Code, Problem};
 use super::status::{self, LeasesView, ReadyView, StoreView};
 use crate::lifecycle::dispatch::lag::HeldMs;
@@ -18,9 +16,10 @@ pub fn router() -> Router {
     Router::new().route("/healthz", get(status::healthz)).route("/readyz", get(readyz)).fallback(unavailable)
 }
 
-async fn readyz() -> (StatusCode, Json<ReadyView>) {
+/// That it is not ready.
+pub(super) async fn readyz() -> (StatusCode, Json<ReadyView>) {
     let view = ReadyView {
-        status: "waiting for the database",
+        status: "starting: the store is not open yet",
         store: StoreView { answering: false },
         leases: LeasesView { shards: 0, lease_ms: None },
         lag_ms: 0,
@@ -29,11 +28,8 @@ async fn readyz() -> (StatusCode, Json<ReadyView>) {
     (StatusCode::SERVICE_UNAVAILABLE, Json(view))
 }
 
-async fn unavailable(request: Request) -> Response {
-    let RequestId(id) = RequestId::of(request.headers(), rand::random());
+/// That nothing else can be done.
+pub(super) async fn unavailable(request: Request) -> Response {
     let problem = Problem::new(Code::Unavailable, "the gateway is starting and waits for its database; try again soon");
-    let mut response = StatusCode::SERVICE_UNAVAILABLE.into_response();
-    problem.render(&mut response, &id);
-    response.headers_mut().insert(REQUEST_ID, HeaderValue::try_from(id).expect("a sane id is a header value"));
-    response
+    problem.answer(request.headers())
 }

@@ -32,6 +32,23 @@ impl fmt::Display for Address {
     }
 }
 
+/// An address to listen on, or none: an empty text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MaybeAddress(pub Option<Address>);
+
+impl FromStr for MaybeAddress {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        Some(text).filter(|text| !text.is_empty()).map(str::parse).transpose().map(Self)
+    }
+}
+
+impl fmt::Display for MaybeAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |address| address.fmt(f))
+    }
+}
+
 /// A path to a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Folder(pub PathBuf);
@@ -404,6 +421,7 @@ macro_rules! read_as_written {
 }
 read_as_written!(
     Address,
+    MaybeAddress,
     Database,
     Folder,
     File,

@@ -47,6 +47,35 @@ label_values! {
 }
 
 label_values! {
+    /// Why a request was refused for who asks.
+    AuthFailure {
+        /// It had no token.
+        Missing = "missing",
+        /// Its token is not one of ours, was revoked, or cannot be read.
+        Wrong = "wrong",
+        /// Its token is over.
+        Expired = "expired",
+        /// Its token does not have the right.
+        MissingRight = "missing_right",
+        /// Its token is another tenant's.
+        OtherTenant = "other_tenant",
+        /// The link it follows was not made here.
+        Link = "link",
+    }
+}
+
+impl AuthFailure {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Missing, Self::Wrong, Self::Expired, Self::MissingRight, Self::OtherTenant, Self::Link];
+
+    /// The value as it is written.
+    pub fn as_str(self) -> &'static str {
+        Self::TEXTS[self as usize]
+    }
+}
+
+label_values! {
     /// Where a breaker moved to.
     BreakerMove {
         /// Nothing may go.

@@ -27,7 +27,7 @@ mod gauges;
 mod labels;
 
 pub use gauges::{Breakers, Endpoints, Gauges};
-pub use labels::{BreakerMove, Fetch, Limit, Mail, Pause, Wait};
+pub use labels::{AuthFailure, BreakerMove, Fetch, Limit, Mail, Pause, Wait};
 
 #[cfg(test)]
 mod tests;
@@ -60,6 +60,7 @@ pub struct Metrics {
     ingest_limited: Counters,
     storage_refused: Counter,
     fetches: Counters,
+    auth_failures: Counters,
     accept_duration: Histogram,
     attempts: Counters,
     attempt_duration: Histogram,
@@ -109,6 +110,11 @@ impl Metrics {
                 "data_fetches",
                 "Requests for the data of thin events, by what became of them",
                 each("outcome", Fetch::TEXTS),
+            ),
+            auth_failures: book.counters(
+                "auth_failures",
+                "Requests refused for who asks, on every route",
+                each("kind", AuthFailure::TEXTS),
             ),
             accept_duration: book.seconds(
                 "accept_duration",
@@ -225,6 +231,11 @@ impl Metrics {
     /// Somebody asked for the data of a thin event.
     pub fn fetched(&self, outcome: Fetch) {
         self.fetches.at(outcome as usize).inc();
+    }
+
+    /// A request was refused for who asks.
+    pub fn auth_failed(&self, kind: AuthFailure) {
+        self.auth_failures.at(kind as usize).inc();
     }
 }
 

@@ -35,6 +35,8 @@ pub enum By {
     Admin,
     /// One of a tenant's.
     Token(TokenId),
+    /// Nobody's that is known.
+    Unknown,
 }
 
 impl fmt::Display for By {
@@ -42,6 +44,7 @@ impl fmt::Display for By {
         match self {
             Self::Admin => f.write_str("admin"),
             Self::Token(id) => id.fmt(f),
+            Self::Unknown => f.write_str("unknown"),
         }
     }
 }
@@ -104,6 +107,8 @@ actions! {
     TokenCreated = "token.created",
     /// A token was revoked.
     TokenRevoked = "token.revoked",
+    /// Requests from one address were refused again and again for who asks.
+    AuthRepeated = "auth.repeated",
 }
 
 impl PartialSchema for Action {
@@ -158,7 +163,7 @@ pub struct Entry {
 pub struct Record {
     /// When.
     pub at: Timestamp,
-    /// Who: `admin`, or the id of a token.
+    /// Who: `admin`, the id of a token, or `unknown`.
     pub by: String,
     /// From which address.
     pub from: Option<IpAddr>,

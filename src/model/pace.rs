@@ -31,8 +31,8 @@ pub struct Rate {
     #[serde(serialize_with = "plain_number")]
     #[schema(minimum = 0.001, maximum = 1_000_000, example = 500)]
     pub per_second: f64,
-    /// How many may come together after a rest: 1 to 100,000. Left out, a tenth of a second's worth, at least 1.
-    #[schema(minimum = 1, maximum = 100_000, example = 50, required = false)]
+    /// How many may come together after a rest: 1 to 100,000. Left out or null, a tenth of a second's worth, at least 1.
+    #[schema(value_type = Option<u32>, minimum = 1, maximum = 100_000, example = 50, required = false)]
     pub burst: u32,
 }
 
@@ -300,6 +300,7 @@ mod tests {
     fn a_rate_is_written_as_it_is_read() {
         let read = |text: &str| serde_json::from_str::<Rate>(text);
         assert_eq!(read(r#"{"per_second":500}"#).unwrap(), Rate { per_second: 500.0, burst: 50 });
+        assert_eq!(read(r#"{"per_second":500,"burst":null}"#).unwrap(), Rate { per_second: 500.0, burst: 50 });
         assert_eq!(read(r#"{"per_second":0.5}"#).unwrap(), Rate { per_second: 0.5, burst: 1 });
         assert!(read(r#"{"per_second":5,"bursts":1}"#).is_err());
         let written = |rate| serde_json::to_string(&rate).unwrap();

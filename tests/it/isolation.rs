@@ -3,11 +3,13 @@
 //! And every route takes the right it says it takes, and no less.
 
 use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use http::HeaderMap;
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Client, Gateway, Receiver, Reply, eventually};
+use crate::ground::guard::free_port;
+use crate::support::{Answer, Client, Gateway, Options, Receiver, Reply, eventually};
 
 for_every_store! {
     what_is_another_tenants_is_like_what_does_not_exist,
@@ -217,6 +219,27 @@ async fn what_is_another_tenants_is_like_what_does_not_exist() {
         client.get(&path).await.problem(404, "not_found");
     }
     client.get("/v1/tenants/%6Furs/endpoints").await.expect(200);
+}
+
+#[tokio::test]
+async fn at_the_address_for_probes_there_is_no_route_of_any_tenant() {
+    let health: SocketAddr = (Ipv4Addr::LOCALHOST, free_port()).into();
+    let gateway = Gateway::start_with(Options::flags(&["--health-listen", &health.to_string()])).await;
+    let admin = Client::new(health, gateway.token());
+    let ids = in_default(ghosts());
+    for operation in operations(&gateway).await {
+        let answer = operation.ask(&admin, &operation.at(&ids)).await;
+        match operation.path.as_str() {
+            "/healthz" | "/readyz" | "/metrics" => assert_eq!(answer.status, 200, "{}", operation.path),
+            _ => drop(answer.problem(404, "not_found")),
+        }
+    }
+}
+
+/// The same ids, below a tenant that is there.
+fn in_default(mut ids: BTreeMap<&'static str, String>) -> BTreeMap<&'static str, String> {
+    ids.insert("tenant", "default".to_owned());
+    ids
 }
 
 async fn every_route_takes_the_right_it_declares_and_no_less() {

@@ -42,6 +42,7 @@ mod caps;
 mod cli;
 mod crash;
 mod dead_letters;
+mod door;
 mod egress;
 mod explain;
 mod failures;

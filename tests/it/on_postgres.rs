@@ -232,6 +232,7 @@ async fn the_database_is_spoken_to_over_tls_as_sslmode_asks() {
 /// A start on a database that is not there yet, in a process of its own.
 struct Start {
     client: Client,
+    probes: Client,
     printed: Printed,
     process: tokio::process::Child,
 }
@@ -239,14 +240,16 @@ struct Start {
 impl Start {
     fn new(folder: &Path, url: &str, wait: &str) -> Self {
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let health = std::net::SocketAddr::from(([127, 0, 0, 1], free_port()));
         let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
         command.args(["serve", "--listen", &address.to_string(), "--database-url", url, "--database-wait", wait]);
+        command.args(["--health-listen", &health.to_string()]);
         command.arg("--data").arg(folder).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut process = command.spawn().expect("it runs");
         let printed = Printed::default();
         printed.clone().listen(process.stderr.take().expect("piped"));
         printed.clone().listen(process.stdout.take().expect("piped"));
-        Self { client: Client::new(address, "none"), printed, process }
+        Self { client: Client::new(address, "none"), probes: Client::new(health, "none"), printed, process }
     }
 
     /// Waits until it answers that it is alive and not ready.
@@ -258,6 +261,12 @@ impl Start {
         .await;
         self.client.get("/healthz").await.expect(200);
         self.client.get("/v1/tenants").await.problem(503, "unavailable");
+        // Probes at their own address are told the same.
+        self.probes.get("/healthz").await.expect(200);
+        let ready = self.probes.get("/readyz").await.expect(503);
+        assert!(ready["status"].as_str().unwrap().starts_with("starting"), "{ready}");
+        self.probes.get("/metrics").await.problem(503, "unavailable");
+        self.probes.get("/v1/tenants").await.problem(404, "not_found");
     }
 }
 
@@ -269,11 +278,14 @@ async fn a_start_waits_for_a_database_that_is_away_and_says_so_once() {
     let start = Start::new(here.path(), database.url(), "60s");
     start.answers().await;
     server.start_again().await;
-    eventually("it to serve", || async {
-        let answer = start.client.send("GET", "/readyz", &[], "").await?;
-        if answer.status == 200 { Ok(()) } else { Err(answer.status.to_string()) }
-    })
-    .await;
+    for client in [&start.client, &start.probes] {
+        eventually("it to serve", || async {
+            let answer = client.send("GET", "/readyz", &[], "").await?;
+            if answer.status == 200 { Ok(()) } else { Err(answer.status.to_string()) }
+        })
+        .await;
+    }
+    assert_eq!(start.probes.get("/metrics").await.status, 200);
     let said = start.printed.text();
     assert_eq!(said.matches("cannot reach PostgreSQL").count(), 1, "{said}");
     assert_eq!(said.matches("answers\"").count() + said.matches(" answers\n").count(), 1, "{said}");

@@ -27,7 +27,7 @@ pub struct Guard {
     /// Whether others than this machine may be called without encryption.
     pub is_http_allowed: bool,
     /// Where the gateway itself listens.
-    pub own: Option<SocketAddr>,
+    pub own: Vec<SocketAddr>,
 }
 
 /// What the owner of a URL is told when its target may not be called.
@@ -153,11 +153,11 @@ impl Guard {
 
     /// Nobody calls the gateway through the gateway, whatever is open.
     fn check_own(&self, address: IpAddr, port: u16) -> Result<(), Why> {
-        let Some(own) = self.own.filter(|own| own.port() == port) else { return Ok(()) };
-        let listens_there = match own.ip().to_canonical() {
+        let mut own = self.own.iter().filter(|own| own.port() == port);
+        let listens_there = own.any(|own| match own.ip().to_canonical() {
             everywhere if everywhere.is_unspecified() => is_of_this_machine(address),
             one => one == address || address.is_unspecified(),
-        };
+        });
         match listens_there {
             true => Err(Why::Own(SocketAddr::new(address, port))),
             false => Ok(()),

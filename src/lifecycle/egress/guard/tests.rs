@@ -469,12 +469,16 @@ fn what_is_opened_is_opened_in_every_writing_and_nothing_else_is() {
 
 #[test]
 fn the_gateway_is_not_called_through_itself() {
-    let own = |text: &str| Guard { own: Some(text.parse::<SocketAddr>().unwrap()), ..allowing(&["0.0.0.0/0", "::/0"]) };
+    let own = |text: &str| Guard { own: vec![text.parse::<SocketAddr>().unwrap()], ..allowing(&["0.0.0.0/0", "::/0"]) };
     let guard = own("127.0.0.1:8400");
     assert!(matches!(guard.check(&target("http://127.0.0.1:8400/")), Err(Why::Own(_))));
     assert!(matches!(guard.check(&target("http://localhost:8400/")), Err(Why::Own(_))));
     assert!(matches!(guard.check(&target("https://0.0.0.0:8400/")), Err(Why::Own(_))));
     assert_eq!(guard.check(&target("http://127.0.0.1:8401/")), Ok(()));
+    let guard = Guard { own: vec![guard.own[0], "127.0.0.1:8401".parse().unwrap()], ..guard };
+    for port in [8400, 8401] {
+        assert!(matches!(guard.check(&target(&format!("http://127.0.0.1:{port}/"))), Err(Why::Own(_))), "{port}");
+    }
     for everywhere in ["0.0.0.0:8400", "[::]:8400"] {
         let guard = own(everywhere);
         for near in [Ipv4Addr::new(127, 0, 0, 1), Ipv4Addr::new(127, 0, 0, 9), Ipv4Addr::UNSPECIFIED] {
