@@ -25,7 +25,7 @@ pub struct AuditView {
     /// When.
     #[schema(value_type = String, format = DateTime)]
     at: Timestamp,
-    /// Who: `admin`, or the id of a token.
+    /// Who: `admin`, the id of a token, or `unknown`.
     by: String,
     /// From which address; null when that is not known.
     #[schema(value_type = Option<String>)]
