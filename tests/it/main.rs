@@ -46,6 +46,7 @@ mod egress;
 mod explain;
 mod failures;
 mod fair;
+mod headers;
 mod hostile;
 mod intake;
 mod isolation;

@@ -22,6 +22,7 @@ use crate::model::attempt::{Answer, Attempt, Decision, FailureKind};
 use crate::model::delivery::{Cause, EndedBy, after};
 use crate::model::endpoint::Endpoint;
 use crate::model::explain::answer_words;
+use crate::model::headers::is_reserved;
 use crate::model::health::Heard;
 use crate::model::id::DeliveryId;
 use crate::model::next::{Moment, Next, next_state};
@@ -247,7 +248,7 @@ fn record(number: u32, sent: Sent<'_>, answer: Answer, decision: Decision) -> At
         url: settings.url.clone(),
         status,
         error,
-        custom_headers: settings.headers.keys().cloned().collect(),
+        custom_headers: settings.headers.keys().filter(|name| !is_reserved(name)).cloned().collect(),
         signatures: settings.signatures.iter().copied().filter(|profile| *profile != Profile::Standard).collect(),
         response_headers: response.headers,
         response_body: response.body,
