@@ -408,6 +408,7 @@ pub fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Outcome {
         url: "https://example.com/".into(),
         status: Some(status),
         error: None,
+        refused_target: None,
         custom_headers: Vec::new(),
         signatures: Vec::new(),
         response_headers: vec![("x-told".into(), "so".into())],

@@ -234,10 +234,11 @@ fn decide(desk: &Desk, claim: &Claim, sent: Sent<'_>, answer: Answer) -> (Outcom
 }
 
 fn record(number: u32, sent: Sent<'_>, answer: Answer, decision: Decision) -> Attempt {
-    let (response, error) = match answer.result {
+    let (response, mut error) = match answer.result {
         Ok(response) => (Some(response), None),
         Err(failure) => (None, Some(failure)),
     };
+    let refused_target = error.as_mut().and_then(|failure| failure.refused_target.take());
     let status = response.as_ref().map(|response| response.status);
     let response = response.unwrap_or_default();
     let settings = &sent.endpoint.settings;
@@ -248,6 +249,7 @@ fn record(number: u32, sent: Sent<'_>, answer: Answer, decision: Decision) -> At
         url: settings.url.clone(),
         status,
         error,
+        refused_target,
         custom_headers: settings.headers.keys().filter(|name| !is_reserved(name)).cloned().collect(),
         signatures: settings.signatures.iter().copied().filter(|profile| *profile != Profile::Standard).collect(),
         response_headers: response.headers,

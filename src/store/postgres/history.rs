@@ -201,6 +201,7 @@ mod tests {
             url: String::new(),
             status: Some(200),
             error: None,
+            refused_target: None,
             custom_headers: Vec::new(),
             signatures: Vec::new(),
             response_headers: Vec::new(),
