@@ -49,6 +49,7 @@ mod files;
 mod kept;
 pub mod keys;
 pub mod moving;
+mod permissions;
 mod starting;
 mod time;
 

@@ -111,7 +111,7 @@ settings! {
     max_connections: Count = Count(10_000), "POSTHASTE_MAX_CONNECTIONS", "COUNT";
     /// Networks of proxies before the gateway that are believed when they say in `X-Forwarded-For` for whom they speak. It decides which address the audit log shows, and against which address connections and requests without a valid token are counted. Behind a proxy that is not named here everybody is one address.
     trusted_proxies: Networks = Networks(Vec::new()), "POSTHASTE_TRUSTED_PROXIES", "CIDR[,CIDR]";
-    /// Networks that may be called besides public addresses, such as 127.0.0.0/8 for receivers on this machine. Loopback, private, link-local and metadata addresses are refused otherwise. Names that mean this machine or its network (`localhost`, and whatever ends in `.local`, `.internal`, `.localdomain` or `.home.arpa`) are called when all their addresses are opened here.
+    /// Networks that may be called besides public addresses, such as 127.0.0.0/8 for receivers on this machine. Loopback, private, link-local and metadata addresses are refused otherwise. Names that mean this machine or its network (`localhost`, and whatever ends in `.local`, `.internal`, `.localdomain` or `.home.arpa`) are called when all their addresses are opened here. `0.0.0.0` and `::` stay closed. IPv4 networks may be written as IPv6 ones (`::ffff:10.0.0.0/104`); `::/0` means IPv6 alone.
     allow_egress: Networks = Networks(Vec::new()), "POSTHASTE_ALLOW_EGRESS", "CIDR[,CIDR]";
     /// Networks that are never called, public or not. It wins over `--allow-egress`. The address the gateway listens on is never called either; those of other nodes, and a load balancer in front of them, belong here if tenants are not to reach them.
     deny_egress: Networks = Networks(Vec::new()), "POSTHASTE_DENY_EGRESS", "CIDR[,CIDR]";
@@ -326,6 +326,12 @@ mod tests {
     }
 
     #[test]
+    fn a_network_is_shown_in_the_form_in_which_it_is_judged() {
+        let file: Given = toml::from_str("deny-egress = \"::ffff:127.0.0.0/104, ::1\"").unwrap();
+        assert_eq!(Settings::resolve(file, Given::default()).deny_egress.to_string(), "127.0.0.0/8,::1/128");
+    }
+
+    #[test]
     fn what_config_prints_the_file_takes() {
         let settings = Settings::resolve(Given::default(), Given::default());
         let printed: String =
@@ -343,6 +349,8 @@ mod tests {
         let week = wrong("log = \"info\"\nretention = \"week\"");
         assert!(week.contains("in line 2, retention: ") && week.contains("such as 30s"), "{week}");
         assert!(wrong("allow-egress = \"here\"").contains("127.0.0.0/8"));
+        let mixed = wrong("deny-egress = \"::ffff:127.0.0.0/90\"");
+        assert!(mixed.contains("deny-egress: ") && mixed.contains("write the IPv4 networks as such"), "{mixed}");
         assert!(wrong("disk-reserve = \"5 apples\"").contains("MiB"));
         assert!(wrong("listen = 8400").contains("127.0.0.1:8400"));
     }

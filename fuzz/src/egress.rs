@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use posthaste::lifecycle::egress::BadUrl;
 use posthaste::lifecycle::egress::guard::{FORBIDDEN, Guard, Why, known_addresses};
 use posthaste::lifecycle::egress::target::{Host, Target};
-use posthaste::model::egress::{Dns, ProxyUrl};
+use posthaste::model::egress::{Dns, ProxyUrl, read_network};
 
 /// The first line is a URL. Each other is an address that its name resolves
 /// to, as text or as 8 or 32 hex digits, or a setting of the guard:
@@ -36,8 +36,8 @@ fn read(lines: &str) -> (Guard, Vec<IpAddr>) {
     let (mut guard, mut addresses) = (Guard::default(), Vec::new());
     for line in lines.lines().take(16) {
         match line.split_once(' ').unwrap_or((line, "")) {
-            ("allow", net) => guard.allowed.extend(net.parse::<IpNet>()),
-            ("deny", net) => guard.denied.extend(net.parse::<IpNet>()),
+            ("allow", net) => guard.allowed.extend(network(net)),
+            ("deny", net) => guard.denied.extend(network(net)),
             ("port", port) => guard.ports.extend(port.parse::<u16>()),
             // One that listens everywhere would have to be asked of the machine.
             ("own", own) => {
@@ -49,6 +49,29 @@ fn read(lines: &str) -> (Guard, Vec<IpAddr>) {
         }
     }
     (guard, addresses)
+}
+
+/// Reads a network, and holds what is read against what is written: the same
+/// addresses, with IPv4 counted as `::ffff:0:0/96`.
+fn network(text: &str) -> Option<IpNet> {
+    let wide = |net: IpNet| match net {
+        IpNet::V4(net) => (net.network().to_ipv6_mapped().to_bits(), u32::from(net.prefix_len()) + 96),
+        IpNet::V6(net) => (net.network().to_bits(), u32::from(net.prefix_len())),
+    };
+    let written: Option<IpNet> = text.parse().ok().or_else(|| text.parse::<IpAddr>().map(IpNet::from).ok());
+    let read = read_network(text).ok();
+    match (written, read) {
+        (None, read) => assert_eq!(read, None, "{text:?}"),
+        (Some(written), Some(read)) => {
+            assert_eq!(wide(read), wide(written), "{text:?}");
+            assert!(matches!(read, IpNet::V4(_)) == (wide(read).1 >= 96 && wide(read).0 >> 32 == 0xffff), "{text:?}");
+        }
+        (Some(written), None) => {
+            let IpNet::V6(six) = written else { panic!("{text:?} is refused") };
+            assert!(six.addr().to_bits() >> 32 == 0xffff && six.prefix_len() < 96, "{text:?} is refused");
+        }
+    }
+    read
 }
 
 fn numbered(hex: &str) -> Option<IpAddr> {
@@ -111,7 +134,9 @@ fn is_in(nets: &[IpNet], address: IpAddr) -> bool {
 }
 
 fn may_be_called(guard: &Guard, address: IpAddr) -> bool {
-    let is_open = |end: IpAddr| !is_in(&guard.denied, end) && (is_in(&guard.allowed, end) || is_public(end));
+    let is_open = |end: IpAddr| {
+        !end.is_unspecified() && !is_in(&guard.denied, end) && (is_in(&guard.allowed, end) || is_public(end))
+    };
     ends(address).into_iter().all(is_open)
 }
 
@@ -130,6 +155,7 @@ fn says_why(guard: &Guard, why: &Why) {
         Why::LeadsTo(address, inner) => {
             assert!(ends(*address).contains(&IpAddr::V4(*inner)) && !is_public_v4(*inner));
         }
+        Why::Unspecified(address) => assert!(ends(*address).iter().any(IpAddr::is_unspecified)),
         Why::Denied(address, net) => assert!(guard.denied.contains(net) && net.contains(address)),
         Why::Own(address) => assert!(guard.own.iter().any(|own| own.port() == address.port())),
         Why::Port(port) => assert!(!guard.ports.contains(port) || *port == 0),
@@ -234,7 +260,7 @@ fn judge_resolved(guard: &Guard, target: &Target, resolved: &[IpAddr]) {
     assert!(target.is_tls || guard.is_http_allowed || picked.iter().all(IpAddr::is_loopback), "{picked:?}");
     let own = guard.own.iter().filter(|own| own.port() == target.port).map(|own| own.ip().to_canonical());
     for own in own {
-        assert!(!picked.iter().any(|address| *address == own || address.is_unspecified()));
+        assert!(!picked.contains(&own));
     }
 }
 

@@ -121,6 +121,14 @@ impl Caller {
         }
     }
 
+    /// Whether it is the operator, who may know what the gateway reaches.
+    pub fn is_operator(&self) -> bool {
+        match self {
+            Self::Admin => true,
+            Self::Token(_) => false,
+        }
+    }
+
     fn by(&self) -> By {
         match self {
             Self::Admin => By::Admin,

@@ -371,6 +371,7 @@ pub async fn attempts(
 /// Explain a delivery
 ///
 /// Why it stands where it stands: what was answered, which rule judged it, how the wait came about, when it goes next, and what could change that.
+/// With the admin token also which address of which name was refused, where the target may not be called.
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/deliveries/{delivery}/explain", operation_id = "explain_delivery", tag = "deliveries",
     params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
@@ -381,8 +382,9 @@ pub async fn explain(
     State(api): State<Api>,
     Tenant(tenant): Tenant,
     NamedDelivery(id): NamedDelivery,
+    caller: Caller,
 ) -> Result<Json<Explanation>, Problem> {
-    Ok(Json(explain_delivery(&api.gateway, &tenant, id).await?))
+    Ok(Json(explain_delivery(&api.gateway, &tenant, id, caller.is_operator()).await?))
 }
 
 type Changed = Result<(StatusCode, Json<DeliveryView>), Problem>;

@@ -148,16 +148,7 @@ async fn check(
     settings: &mut Settings,
     known: Option<&Settings>,
 ) -> Result<RetryPolicy, Problem> {
-    let mut checked = settings.check();
-    // Nor is a policy that was accepted before, by the rules of its time.
-    if let (Err(problems), Some(known)) = (&mut checked, known)
-        && known.retry == settings.retry
-    {
-        problems.retain(|problem| !problem.pointer.starts_with("/retry"));
-        if problems.is_empty() {
-            checked = Ok(settings.retry.filled());
-        }
-    }
+    let checked = known.map_or_else(|| settings.check(), |known| settings.check_change(known));
     let mut code = Code::InvalidField;
     let mut errors: Vec<FieldError> = Vec::new();
     if known.is_none_or(|known| known.url != settings.url) {

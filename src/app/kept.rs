@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use super::permissions;
 use crate::clock::EngineClock;
 use crate::config::Settings;
 use crate::metrics::Commits;
@@ -48,6 +49,7 @@ impl Kept {
             refuse_if_store_is_gone(folder)?;
         }
         create_folder(folder)?;
+        permissions::check(settings)?;
         let (seal, new_key) = master_key(settings)?;
         let store = Embedded::open_with(folder, Durability::Synced, seal.clone(), commits)
             .map_err(|problem| take_back(new_key.as_deref(), problem))?;
@@ -65,6 +67,7 @@ impl Kept {
         stop: &Notify,
     ) -> anyhow::Result<Self> {
         create_folder(&settings.data.0)?;
+        permissions::check(settings)?;
         let (seal, new_key) = master_key(settings)?;
         let store = open_patiently(url, settings, &seal, &commits, clock, stop)
             .await

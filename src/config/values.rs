@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer};
 
 use crate::model::database::DatabaseUrl;
-use crate::model::egress::{Dns, ProxyUrl};
+use crate::model::egress::{Dns, ProxyUrl, read_network};
 use crate::model::mail::MailServer;
 use crate::model::span::Span;
 
@@ -248,11 +248,8 @@ pub(super) fn house() -> lettre::message::Mailbox {
 impl FromStr for Networks {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let parse = |part: &str| {
-            let single = part.parse::<std::net::IpAddr>().map(IpNet::from).ok();
-            part.parse().ok().or(single).ok_or_else(|| format!("{part:?} is not a network; write it like 127.0.0.0/8"))
-        };
-        text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(parse).collect::<Result<_, _>>().map(Self)
+        let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+        parts.map(read_network).collect::<Result<_, _>>().map(Self)
     }
 }
 

@@ -9,8 +9,14 @@ use crate::model::explain::{Explanation, Facts, explain};
 use crate::model::id::{DeliveryId, TenantId};
 use crate::store::{Error, Result};
 
-/// Tells why a delivery stands where it stands.
-pub async fn explain_delivery(gateway: &Gateway, tenant: &TenantId, id: DeliveryId) -> Result<Explanation> {
+/// Tells why a delivery stands where it stands; to the operator also which
+/// addresses were refused.
+pub async fn explain_delivery(
+    gateway: &Gateway,
+    tenant: &TenantId,
+    id: DeliveryId,
+    is_operator: bool,
+) -> Result<Explanation> {
     let missing = || Error::NotFound("delivery");
     let store = &gateway.store;
     let delivery = store.delivery(tenant, id).await?.ok_or_else(missing)?;
@@ -39,5 +45,6 @@ pub async fn explain_delivery(gateway: &Gateway, tenant: &TenantId, id: Delivery
         outlook,
         hold_max: gateway.expiry.hold_max,
         now: gateway.clock.wall(),
+        is_operator,
     }))
 }

@@ -46,6 +46,17 @@ pub struct Failure {
     pub kind: FailureKind,
     /// The sentence, for people.
     pub message: String,
+    /// Which address was refused and why, for the operator alone. It is part
+    /// of no answer: an [`Attempt`] keeps it in a field of its own.
+    #[serde(skip)]
+    pub refused_target: Option<String>,
+}
+
+impl Failure {
+    /// A failure that has nothing to hide.
+    pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), refused_target: None }
+    }
 }
 
 /// The ways a request can fail without an answer.
@@ -156,6 +167,10 @@ pub struct Attempt {
     /// The failure, when there was none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<Failure>,
+    /// Which address of which name may not be called, and why: for the
+    /// operator, and never shown to a tenant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused_target: Option<String>,
     /// The names of the endpoint's own headers that went along. All others
     /// can be told from the event, the delivery and this record.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -265,4 +280,35 @@ pub struct Budget {
 
 fn is_default(source: &Source) -> bool {
     *source == Source::default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_never_carries_what_is_the_operators() {
+        let failure = Failure {
+            refused_target: Some("hooks.example is not called: 10.0.0.1".into()),
+            ..Failure::new(FailureKind::TargetForbidden, "forbidden")
+        };
+        let text = serde_json::to_string(&failure).unwrap();
+        assert_eq!(text, r#"{"kind":"target_forbidden","message":"forbidden"}"#);
+        let read: Failure = serde_json::from_str(&text).unwrap();
+        assert_eq!(read, Failure::new(FailureKind::TargetForbidden, "forbidden"));
+    }
+
+    #[test]
+    fn an_attempt_of_an_older_version_is_read() {
+        let old = r#"{"number":1,"started_at":"2026-11-15T08:00:00Z","timings":{"total":1.5},"url":"https://a.example/",
+            "error":{"kind":"target_forbidden","message":"forbidden"},"body_sha256":"00",
+            "decision":{"verdict":"retry","rule":"target_forbidden","window_ms":null,"draw":null,"retry_after":null,
+            "next_attempt_at":null}}"#;
+        let mut read: Attempt = serde_json::from_str(old).unwrap();
+        assert_eq!(read.refused_target, None);
+        assert!(!serde_json::to_string(&read).unwrap().contains("refused_target"), "an older version reads it, too");
+        read.refused_target = Some("hooks.example is not called: 10.0.0.1".into());
+        let text = serde_json::to_string(&read).unwrap();
+        assert_eq!(serde_json::from_str::<Attempt>(&text).unwrap(), read);
+    }
 }

@@ -1,12 +1,37 @@
-//! How the way out is set: who looks up names, and which proxy is gone through.
+//! How the way out is set: which networks are meant, who looks up names, and
+//! which proxy is gone through.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use url::Url;
 
 use super::mail::decoded;
+
+/// IPv4 addresses written as IPv6 ones. They are judged as IPv4.
+const IPV4_MAPPED: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0), 96);
+
+/// Reads a network, or a single address, in the form in which addresses are
+/// judged: IPv4 written as IPv6 becomes IPv4. An IPv6 network that merely
+/// holds all mapped addresses, such as `::/0`, means IPv6 alone.
+pub fn read_network(text: &str) -> Result<IpNet, String> {
+    let single = || text.parse::<IpAddr>().map(IpNet::from).ok();
+    let network = text.parse().ok().or_else(single);
+    let network: IpNet = network.ok_or_else(|| format!("{text:?} is not a network; write it like 127.0.0.0/8"))?;
+    let IpNet::V6(six) = network else { return Ok(network) };
+    match (IPV4_MAPPED.contains(&six.addr()), six.prefix_len().checked_sub(IPV4_MAPPED.prefix_len())) {
+        (false, _) => Ok(network),
+        (true, Some(prefix)) => {
+            let four = six.addr().to_ipv4_mapped().expect("it is in the network of mapped addresses");
+            Ok(Ipv4Net::new_assert(four, prefix).into())
+        }
+        (true, None) => Err(format!(
+            "{text:?} begins with IPv4 addresses and reaches beyond them; write the IPv4 networks as such, like 127.0.0.0/8"
+        )),
+    }
+}
 
 /// Who looks up names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,6 +152,30 @@ impl fmt::Debug for ProxyUrl {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_network_of_mapped_addresses_is_the_ipv4_network_it_stands_for() {
+        for (text, network) in [
+            ("::ffff:127.0.0.0/104", "127.0.0.0/8"),
+            ("::FFFF:7f00:0/104", "127.0.0.0/8"),
+            ("::ffff:0:0/96", "0.0.0.0/0"),
+            ("::ffff:10.1.2.3", "10.1.2.3/32"),
+            ("::ffff:10.1.2.3/128", "10.1.2.3/32"),
+            ("10.0.0.0/8", "10.0.0.0/8"),
+            ("::/0", "::/0"),
+            ("::/8", "::/8"),
+            ("::ffff:0:127.0.0.1", "::ffff:0:7f00:1/128"),
+            ("64:ff9b::127.0.0.0/104", "64:ff9b::7f00:0/104"),
+        ] {
+            assert_eq!(read_network(text).unwrap().to_string(), network, "{text}");
+        }
+        for text in ["::ffff:127.0.0.1/95", "::ffff:0:0/80", "::ffff:0:0/0"] {
+            assert!(read_network(text).unwrap_err().contains("write the IPv4 networks as such"), "{text}");
+        }
+        for text in ["", "here", "127.0.0.1/33", "::ffff:127.0.0.1/129", "127.0.0.0/"] {
+            assert!(read_network(text).unwrap_err().contains("127.0.0.0/8"), "{text}");
+        }
+    }
 
     #[test]
     fn what_is_shown_can_be_read_again() {

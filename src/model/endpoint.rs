@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::breaker::BreakerSettings;
 use super::event::{Event, Key};
 use super::filter::{Data, FilterRule, check_glob, glob_matches};
+use super::headers::is_reserved;
 use super::health::Health;
 use super::id::{EndpointId, TenantId};
 use super::limits::Ceiling;
@@ -415,6 +416,27 @@ impl Settings {
     /// Whether it may be sent links instead of data.
     pub fn may_be_thin(&self) -> bool {
         self.format == Format::Thin || self.thin_above.is_some()
+    }
+
+    /// Checks what these settings change of others that were accepted before.
+    /// A policy and headers that stay as they were are not in question: a rule
+    /// that came later must not keep other fields from being changed.
+    pub fn check_change(&self, known: &Self) -> Result<RetryPolicy, Vec<InvalidSetting>> {
+        let mut problems = match self.check() {
+            Ok(policy) => return Ok(policy),
+            Err(problems) => problems,
+        };
+        let is_old = |(name, value): &(&String, &Hidden)| is_reserved(name) && known.headers.get(*name) == Some(*value);
+        let old_headers: Vec<String> =
+            self.headers.iter().filter(is_old).map(|(name, _)| child("/headers", name)).collect();
+        let is_policy_old = known.retry == self.retry;
+        problems.retain(|problem| {
+            !(is_policy_old && problem.pointer.starts_with("/retry")) && !old_headers.contains(&problem.pointer)
+        });
+        match problems.is_empty() {
+            true => Ok(self.retry.filled()),
+            false => Err(problems),
+        }
     }
 
     /// Checks everything but the URL's target, which the egress guard judges.

@@ -65,6 +65,8 @@ pub struct Facts<'a> {
     pub hold_max: Span,
     /// This moment.
     pub now: Timestamp,
+    /// Whether the operator asks, who is told which address was refused.
+    pub is_operator: bool,
 }
 
 /// An attempt that begins this much after its time was held back.
@@ -281,6 +283,8 @@ impl Facts<'_> {
             answer_words(attempt),
             took(attempt),
         )];
+        let refused = attempt.refused_target.as_ref().filter(|_| self.is_operator);
+        told.extend(refused.map(|reason| format!("For the operator alone: {reason}.")));
         told.extend(self.was_late(attempt));
         told.push(judged(attempt));
         if let Some(policy) = self.new_policy(attempt) {

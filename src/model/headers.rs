@@ -16,7 +16,8 @@ const HEADERS_MAX: usize = 32;
 const NAME_BYTES_MAX: usize = 64;
 const VALUE_BYTES_MAX: usize = 4_096;
 
-/// Written by us on every attempt, or by the connection itself.
+/// Written by us on every attempt or by the connection itself, or believed by
+/// servers that read more into them: who the client is, and what is asked for.
 const RESERVED: &[&str] = &[
     "connection",
     "content-encoding",
@@ -32,19 +33,29 @@ const RESERVED: &[&str] = &[
     "trailer",
     "transfer-encoding",
     "upgrade",
+    "true-client-ip",
     "user-agent",
     "via",
+    "x-client-ip",
     "x-event-id",
     "x-event-type",
+    "x-http-method",
+    "x-http-method-override",
     "x-key",
+    "x-method-override",
+    "x-original-url",
+    "x-real-ip",
+    "x-rewrite-url",
     "x-schema-version",
     "x-seq",
     "x-signature",
     "x-signature-timestamp",
+    "x-tenant",
     "x-hub-signature-256",
     "stripe-signature",
 ];
-const RESERVED_PREFIXES: &[&str] = &["proxy-", "svix-", "webhook-", "x-forwarded-"];
+/// The last two are what the metadata services of clouds ask to be sent.
+const RESERVED_PREFIXES: &[&str] = &["proxy-", "svix-", "webhook-", "x-forwarded-", "metadata", "x-aws-"];
 
 /// Every reason to refuse these headers.
 pub fn check(headers: &BTreeMap<String, Hidden>) -> Vec<InvalidSetting> {
@@ -71,10 +82,14 @@ fn check_name(name: &str) -> Option<String> {
         let allowed = "letters, digits or !#$%&'*+-.^_`|~";
         return Some(format!("header name {name:?} is not 1 to {NAME_BYTES_MAX} {allowed}"));
     }
+    is_reserved(name).then(|| format!("header {name} is reserved; choose another name"))
+}
+
+/// Whether an endpoint may not set this header. One that was stored before its
+/// name was reserved stays stored, and is not sent.
+pub fn is_reserved(name: &str) -> bool {
     let lower = folded(name);
-    let reserved =
-        RESERVED.contains(&lower.as_str()) || RESERVED_PREFIXES.iter().any(|prefix| lower.starts_with(prefix));
-    reserved.then(|| format!("header {name} is reserved; choose another name"))
+    RESERVED.contains(&lower.as_str()) || RESERVED_PREFIXES.iter().any(|prefix| lower.starts_with(prefix))
 }
 
 /// A name as the least careful of receivers reads it: many take `_` for `-`.
@@ -118,6 +133,17 @@ mod tests {
             "Transfer-Encoding",
             "svix-id",
             "Proxy-X",
+            "X-Tenant",
+            "X-Real-IP",
+            "x_real_ip",
+            "True-Client-IP",
+            "X-Client-IP",
+            "X-Original-URL",
+            "X-Rewrite-URL",
+            "X-HTTP-Method-Override",
+            "Metadata",
+            "Metadata-Flavor",
+            "X-aws-ec2-metadata-token",
             "a b",
             "a:b",
             "",

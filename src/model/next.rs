@@ -237,7 +237,7 @@ mod tests {
     }
 
     fn failure(kind: FailureKind) -> Answer {
-        Answer { result: Err(Failure { kind, message: String::new() }), timings: Timings::default() }
+        Answer { result: Err(Failure::new(kind, "")), timings: Timings::default() }
     }
 
     fn limits(policy: &RetryPolicy) -> Limits<'_> {

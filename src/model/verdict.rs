@@ -162,7 +162,7 @@ mod tests {
     }
 
     fn failed(kind: FailureKind) -> Answer {
-        Answer { result: Err(Failure { kind, message: String::new() }), timings: Timings::default() }
+        Answer { result: Err(Failure::new(kind, "")), timings: Timings::default() }
     }
 
     fn rules(json: &str) -> StatusRules {

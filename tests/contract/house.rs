@@ -420,6 +420,7 @@ pub fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Outcome {
         url_version: 1,
         status: Some(status),
         error: None,
+        refused_target: None,
         custom_headers: Vec::new(),
         signatures: Vec::new(),
         response_headers: vec![("x-told".into(), "so".into())],

@@ -35,6 +35,7 @@ async fn an_accepted_event_arrives_signed_with_its_headers() {
         ("webhook-attempt", "1"),
         ("x-event-id", "evt_a"),
         ("x-event-type", "invoice.paid"),
+        ("x-tenant", "default"),
         ("idempotency-key", "evt_a"),
         ("x-key", "k%201"),
         ("x-seq", "1"),

@@ -112,6 +112,27 @@ async fn a_name_is_accepted_by_what_it_points_at_when_an_endpoint_is_made() {
 }
 
 #[tokio::test]
+async fn a_network_closed_in_its_ipv6_form_and_the_unspecified_address_are_not_called() {
+    let canary = canary().await;
+    let port = canary.address.port();
+    let names = NameServer::answering(|name| match name {
+        "zero.example" => Says::addresses(&["0.0.0.0"]),
+        "zero6.example" => Says::addresses(&["::"]),
+        _ => Says::addresses(&["127.0.0.1"]),
+    })
+    .await;
+    let closed = asking(&names, "0.0.0.0/0,::/0", &["--allow-http", "--deny-egress", "::ffff:127.0.0.0/104"]);
+    let gateway = Gateway::start_with(closed).await;
+    for host in
+        ["127.0.0.1", "[::ffff:127.0.0.1]", "near.example", "0.0.0.0", "0", "[::]", "zero.example", "zero6.example"]
+    {
+        let url = json!({"url": format!("http://{host}:{port}/")});
+        gateway.client.post_json(ENDPOINTS, &url).await.problem(422, "target_forbidden");
+    }
+    assert_eq!(connections(&canary), 0, "not even a connection was opened");
+}
+
+#[tokio::test]
 async fn a_name_that_points_inside_after_its_endpoint_was_made_is_not_called() {
     let canary = canary().await;
     let names = NameServer::answering(|_| Says::addresses(&["127.0.0.2"])).await;

@@ -4,12 +4,15 @@
 use serde_json::{Value, json};
 
 use crate::cli::{asked, failed, posthaste, succeeded, to_gateway, told};
-use crate::support::{Gateway, Options, Receiver, Reply, eager_retry, eventually};
+use crate::support::{
+    Client, Gateway, MailServer, Manner, NameServer, Options, Receiver, Reply, Says, eager_retry, eventually, path_of,
+};
 
 for_every_store! {
     a_delivery_tells_its_story_the_same_to_programs_and_to_people,
     what_waits_behind_a_dead_letter_names_it_and_the_way_out,
     what_is_held_too_long_or_over_ends_and_says_why,
+    which_address_was_refused_is_told_to_the_operator_alone,
 }
 
 async fn explained(gateway: &Gateway, delivery: &Value) -> Value {
@@ -224,4 +227,70 @@ async fn an_endpoint_takes_every_policy_that_has_a_name() {
     let patch = json!({"retry": {"jitter": {"percent": 0}, "retry_after_max": "40d"}});
     let problem = gateway.client.patch_json(&path, &patch).await.problem(422, "invalid_field");
     assert_eq!(problem["errors"][0]["pointer"], "/retry/jitter/percent", "{problem}");
+}
+
+async fn which_address_was_refused_is_told_to_the_operator_alone() {
+    let names = NameServer::answering(|_| Says::addresses(&["127.0.0.1"])).await;
+    let mails = MailServer::start(Manner::default()).await;
+    let dns = names.address.to_string();
+    let flags = ["--dns", &dns, "--smtp", &mails.url("")];
+    let gateway = Gateway::start_with(Options::flags(&flags)).await;
+    let ear = Receiver::start().await;
+    let listener = json!({"url": ear.url(), "event_types": ["*"]});
+    gateway.client.post_json("/v1/tenants/_system/endpoints", &listener).await.expect(201);
+    let settings =
+        json!({"url": "http://mixed.example:8443/hook", "retry": eager_retry(3), "owner_email": "owner@example.com"});
+    let endpoint = gateway.create_endpoint(settings).await;
+    names.answer_with(|_| Says::addresses(&["127.0.0.1", "10.99.88.77"]));
+    gateway.send(json!({"id": "e", "type": "t", "data": 1})).await;
+    let dead = gateway.wait_for_state("e", "dead").await;
+    assert_eq!((&dead["cause"], &dead["last_error"]["kind"]), (&json!("exhausted"), &json!("target_forbidden")));
+
+    let id = dead["id"].as_str().unwrap();
+    let explain = format!("/v1/tenants/default/deliveries/{id}/explain");
+    let reason = "For the operator alone: mixed.example is not called: 10.99.88.77 is loopback, private, link-local or \
+                  otherwise not public; --allow-egress 10.99.88.77/32 opens it.";
+    let operator = gateway.client.get(&explain).await.expect(200);
+    assert!(sentences(&operator).contains(reason), "{operator:#}");
+    for attempt in operator["attempts"].as_array().unwrap() {
+        assert!(attempt["sentences"].to_string().contains("10.99.88.77"), "{attempt}");
+    }
+    assert!(told(&gateway, &["explain", id]).await.contains("10.99.88.77"));
+
+    // Nobody else: by whatever route, told by events or by mail.
+    let mut seen = String::new();
+    for rights in [json!(["read"]), json!(["manage"]), json!(["publish", "manage", "read"])] {
+        let new = json!({"tenant": "default", "rights": rights});
+        let made = gateway.client.post_json("/v1/tokens", &new).await.expect(201);
+        let tenant = Client::new(gateway.address, made["token"].as_str().unwrap());
+        for path in [
+            explain.clone(),
+            format!("/v1/tenants/default/deliveries/{id}"),
+            format!("/v1/tenants/default/deliveries/{id}/attempts"),
+            "/v1/tenants/default/deliveries".to_owned(),
+            "/v1/tenants/default/dead-letters".to_owned(),
+            "/v1/tenants/default/events/e".to_owned(),
+            "/v1/tenants/default/events/e/deliveries".to_owned(),
+            path_of(&endpoint),
+            format!("{}/history", path_of(&endpoint)),
+        ] {
+            let answer = tenant.get(&path).await.expect(200);
+            assert!(answer.to_string().len() > 20, "{path}");
+            seen += &answer.to_string();
+        }
+    }
+    let told = eventually("its mail and its operational events", || async {
+        let types: Vec<Value> = ear.seen().iter().map(|seen| seen.json()["type"].clone()).collect();
+        let has = |kind: &str| types.iter().any(|found| found == kind);
+        let mails = mails.mails();
+        match has("delivery.dead") && !mails.is_empty() {
+            true => Ok(mails.iter().map(|mail| mail.message.clone()).collect::<String>()),
+            false => Err(format!("{types:?} and {} mails", mails.len())),
+        }
+    })
+    .await;
+    seen += &told;
+    seen.extend(ear.seen().iter().map(|seen| seen.json().to_string()));
+    assert!(seen.contains("where this gateway may not call"), "{seen}");
+    assert!(!seen.contains("10.99.88.77") && !seen.contains("For the operator"), "{seen}");
 }

@@ -47,6 +47,7 @@ mod egress;
 mod explain;
 mod failures;
 mod fair;
+mod headers;
 mod hostile;
 mod intake;
 mod isolation;

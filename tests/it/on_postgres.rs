@@ -1,6 +1,7 @@
 //! Starting on PostgreSQL: the key, the token, who may start at once, and
 //! what nobody may see.
 
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Output, Stdio};
@@ -83,6 +84,7 @@ async fn a_node_whose_key_does_not_fit_refuses_and_leaves_no_key_behind() {
     assert!(names(second.path()).is_empty(), "{:?}", names(second.path()));
     // A wrong one that was there before stays.
     std::fs::write(&file, "ab".repeat(32)).unwrap();
+    std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
     let why = refused(second.path(), &flags).await;
     assert!(why.contains("does not fit") && file.exists(), "{why}");
     let missing = refused(second.path(), &[&flags[..], &["--master-key-file", "/no/such/key"]].concat()).await;

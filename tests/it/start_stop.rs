@@ -1,10 +1,12 @@
 //! Starting and stopping: the token, the lock, versions, and SIGTERM.
 
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use serde_json::json;
 
-use crate::support::{Gateway, Options, Receiver, Reply};
+use crate::support::{Gateway, Options, Printed, Receiver, Reply, eventually};
 
 for_every_store! {
     sigterm_finishes_what_is_in_flight_and_nothing_is_lost_or_repeated,
@@ -62,7 +64,48 @@ async fn a_missing_master_key_is_said_to_be_missing_and_where_it_was_looked_for(
     assert!(said.contains(&key.display().to_string()) && said.contains("--master-key-file"), "{said}");
     assert!(!key.exists(), "no other key is put in its place");
     std::fs::write(&key, kept).unwrap();
+    std::fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
     gateway.restart().await.client.get("/v1/tenants").await.expect(200);
+}
+
+/// Gives a file or folder this mode.
+fn chmod(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+}
+
+#[tokio::test]
+async fn loose_modes_are_refused_with_the_command_that_mends_them() {
+    let mut gateway = Gateway::start().await;
+    assert!(gateway.terminate().await.success());
+    let folder = gateway.folder();
+    for (name, loose, right) in [
+        ("master-key", 0o644, 0o600),
+        ("admin-token", 0o640, 0o600),
+        ("posthaste.db", 0o666, 0o600),
+        ("", 0o777, 0o700),
+    ] {
+        let path = folder.join(name);
+        chmod(&path, loose);
+        let second = gateway.start_second().await;
+        let said = String::from_utf8_lossy(&second.stderr);
+        assert!(!second.status.success() && said.contains("mend it with `chmod "), "{said}");
+        assert!(said.contains(name) && said.contains(&format!("{loose:04o}")), "{said}");
+        chmod(&path, right);
+    }
+    chmod(&folder.join("posthaste.db"), 0o644);
+    chmod(&folder, 0o755);
+    let printed = Printed::default();
+    let options = Options { output: Some(printed.clone()), ..Options::default() };
+    let gateway = gateway.restart_with(options).await;
+    gateway.client.get("/readyz").await.expect(200);
+    eventually("one warning of both", || async {
+        let said = printed.text();
+        match said.matches("every user of this machine can read").count() {
+            1 if said.contains("posthaste.db; mend it with `chmod o-rwx") => Ok(()),
+            _ => Err(said),
+        }
+    })
+    .await;
 }
 
 #[tokio::test]

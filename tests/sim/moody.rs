@@ -179,7 +179,7 @@ impl Sender for Moody {
         let header = quiet_for.map(|seconds| ("retry-after".to_owned(), seconds.to_string()));
         let result = match mood {
             Ok(status) => Ok(Response { status, headers: header.into_iter().collect(), ..Response::default() }),
-            Err(kind) => Err(Failure { kind, message: "a mood".into() }),
+            Err(kind) => Err(Failure::new(kind, "a mood")),
         };
         Answer { result, timings: Timings::default() }
     }

@@ -330,7 +330,7 @@ fn an_age_that_runs_out_under_backpressure_ends_without_an_attempt() {
         let finished = office.delivery("old").await.finished_at.unwrap();
         let age = finished.as_second() - office.began.as_second();
         assert!((3_600..=3_602).contains(&age), "it ended when its age did, at {age}");
-        let told = explain_delivery(&office.gateway, &tenant(), office.delivery("old").await.id).await.unwrap();
+        let told = explain_delivery(&office.gateway, &tenant(), office.delivery("old").await.id, false).await.unwrap();
         assert!(told.sentences.iter().any(|told| told.contains("max_age passed while it was held back")), "{told:?}");
         office.wait(86_400).await;
         assert_eq!(office.asked().len(), 2);
@@ -365,7 +365,8 @@ fn a_shorter_age_counts_from_the_next_verdict_and_a_longer_one_at_once() {
         assert_eq!(office.waits_for("saved").await, Some(WaitingFor::Due));
         let late = outlook(&office.gateway, &office.delivery("saved").await).await;
         assert_eq!(late.next_attempt_at, None, "it would come too late, so it does not come");
-        let told = explain_delivery(&office.gateway, &tenant(), office.delivery("saved").await.id).await.unwrap();
+        let told =
+            explain_delivery(&office.gateway, &tenant(), office.delivery("saved").await.id, false).await.unwrap();
         assert!(told.summary.contains("it is given up before that"), "{told:?}");
         office.retry_policy(hourly("5h")).await;
         office.wait(7_200).await;
@@ -507,13 +508,13 @@ fn a_changed_policy_takes_effect_with_the_next_verdict() {
         office.retry_policy(json!({"schedule": ["10s"], "jitter": "none", "max_attempts": 4})).await;
         office.wait(3_000).await;
         assert_eq!(office.asked().len(), 1, "what was decided stands");
-        let told = explain_delivery(&office.gateway, &tenant(), office.delivery("e").await.id).await.unwrap();
+        let told = explain_delivery(&office.gateway, &tenant(), office.delivery("e").await.id, false).await.unwrap();
         assert!(told.sentences.iter().any(|told| told.contains("has been changed since")), "{told:?}");
         office.wait(700).await;
         let asked: Vec<f64> = office.asked().iter().map(|(_, at)| at.round()).collect();
         assert_eq!(asked, [0.0, 3_600.0, 3_610.0, 3_620.0]);
         assert_eq!(office.stands("e").await, (State::Dead, Some(Cause::Exhausted), 4));
-        let told = explain_delivery(&office.gateway, &tenant(), office.delivery("e").await.id).await.unwrap();
+        let told = explain_delivery(&office.gateway, &tenant(), office.delivery("e").await.id, false).await.unwrap();
         let second = &told.attempts[1].sentences;
         assert!(second.iter().any(|told| told.contains("policy had been changed: it was now 10s")), "{second:?}");
         assert_eq!(office.attempts("e").await.len(), 4);

@@ -34,6 +34,7 @@ fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Settlement {
         url_version: 1,
         status: Some(200),
         error: None,
+        refused_target: None,
         custom_headers: Vec::new(),
         signatures: Vec::new(),
         response_headers: Vec::new(),

@@ -16,7 +16,7 @@ use crate::model::span::Span;
 
 /// A failure of this kind, in these words.
 pub fn failure(kind: FailureKind, message: impl Into<String>) -> Failure {
-    Failure { kind, message: message.into() }
+    Failure::new(kind, message)
 }
 
 /// The name led to no address. "No such name" and a failing name server are

@@ -22,6 +22,7 @@ use crate::model::attempt::{Answer, Attempt, Decision, FailureKind};
 use crate::model::delivery::{Cause, EndedBy, after};
 use crate::model::endpoint::Endpoint;
 use crate::model::explain::answer_words;
+use crate::model::headers::is_reserved;
 use crate::model::health::Heard;
 use crate::model::id::DeliveryId;
 use crate::model::next::{Moment, Next, next_state};
@@ -233,10 +234,11 @@ fn decide(desk: &Desk, claim: &Claim, sent: Sent<'_>, answer: Answer) -> (Outcom
 }
 
 fn record(number: u32, sent: Sent<'_>, answer: Answer, decision: Decision) -> Attempt {
-    let (response, error) = match answer.result {
+    let (response, mut error) = match answer.result {
         Ok(response) => (Some(response), None),
         Err(failure) => (None, Some(failure)),
     };
+    let refused_target = error.as_mut().and_then(|failure| failure.refused_target.take());
     let status = response.as_ref().map(|response| response.status);
     let response = response.unwrap_or_default();
     let settings = &sent.endpoint.settings;
@@ -248,7 +250,8 @@ fn record(number: u32, sent: Sent<'_>, answer: Answer, decision: Decision) -> At
         url_version: sent.endpoint.urls.number(),
         status,
         error,
-        custom_headers: settings.headers.keys().cloned().collect(),
+        refused_target,
+        custom_headers: settings.headers.keys().filter(|name| !is_reserved(name)).cloned().collect(),
         signatures: settings.signatures.iter().copied().filter(|profile| *profile != Profile::Standard).collect(),
         response_headers: response.headers,
         response_body: response.body,

@@ -24,7 +24,7 @@ use super::body::{body, content_type};
 use super::keys::{key_pair, public_half, secret_key};
 use crate::lifecycle::links::{Links, NoPublicUrl};
 use crate::model::endpoint::{Endpoint, Secret, Timeout};
-use crate::model::headers::MASK;
+use crate::model::headers::{MASK, is_reserved};
 use crate::model::id::TenantId;
 use crate::model::signing::{Profile, Signing};
 use crate::model::tls::Tls;
@@ -60,6 +60,7 @@ const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature
 const WEBHOOK_ATTEMPT: HeaderName = HeaderName::from_static("webhook-attempt");
 const X_EVENT_ID: HeaderName = HeaderName::from_static("x-event-id");
 const X_EVENT_TYPE: HeaderName = HeaderName::from_static("x-event-type");
+const X_TENANT: HeaderName = HeaderName::from_static("x-tenant");
 const X_KEY: HeaderName = HeaderName::from_static("x-key");
 const X_SEQ: HeaderName = HeaderName::from_static("x-seq");
 const X_SCHEMA_VERSION: HeaderName = HeaderName::from_static("x-schema-version");
@@ -76,7 +77,7 @@ const SVIX_SIGNATURE: HeaderName = HeaderName::from_static("svix-signature");
 pub fn sign(claim: &Claim, endpoint: &Endpoint, links: &Links, now: Timestamp) -> Result<Request, NoPublicUrl> {
     let body = body(claim, links)?;
     let settings = &endpoint.settings;
-    let custom = settings.headers.iter().filter_map(|(name, value)| {
+    let custom = settings.headers.iter().filter(|(name, _)| !is_reserved(name)).filter_map(|(name, value)| {
         Some((HeaderName::try_from(name.as_str()).ok()?, HeaderValue::try_from(value.reveal()).ok()?))
     });
     let mut headers: HeaderMap = custom.collect();
@@ -106,6 +107,7 @@ pub fn our_headers(claim: &Claim, number: u32, now: Timestamp) -> Vec<(HeaderNam
         (WEBHOOK_ATTEMPT, HeaderValue::from(number)),
         (X_EVENT_ID, id.clone()),
         (X_EVENT_TYPE, text(event.event_type.as_str())),
+        (X_TENANT, text(event.tenant.as_str())),
         (IDEMPOTENCY_KEY, id),
     ];
     if let Some(seq) = claim.seq {

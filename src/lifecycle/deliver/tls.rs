@@ -193,11 +193,11 @@ pub fn explain(problem: &std::io::Error, asked: Asked) -> Option<Failure> {
         rustls::Error::FailedToGetCurrentTime | rustls::Error::FailedToGetRandomBytes => FailureKind::Ours,
         _ => FailureKind::Tls,
     };
-    Some(Failure { kind, message: words(error, asked) })
+    Some(Failure::new(kind, words(error, asked)))
 }
 
 fn tls(message: String) -> Failure {
-    Failure { kind: FailureKind::Tls, message }
+    Failure::new(FailureKind::Tls, message)
 }
 
 fn broken_off(problem: &std::io::Error) -> Failure {

@@ -18,7 +18,8 @@ use super::target::{Host, Target};
 /// Who may be called.
 #[derive(Debug, Clone, Default)]
 pub struct Guard {
-    /// Networks that are open besides the public ones.
+    /// Networks that are open besides the public ones, as
+    /// [`read_network`](crate::model::egress::read_network) reads them.
     pub allowed: Vec<IpNet>,
     /// Networks that are closed, whatever opens them.
     pub denied: Vec<IpNet>,
@@ -54,6 +55,10 @@ pub enum Why {
     /// A translator or tunnel may take it to an address that is not public.
     #[error("{0} leads to {1}, which is not public; --allow-egress {net} opens it", net = way_out((*.1).into()))]
     LeadsTo(IpAddr, std::net::Ipv4Addr),
+    /// It is `0.0.0.0` or `::`, or leads there. A connection to it ends at
+    /// this machine, and no network can be opened for that.
+    #[error("{0} is the unspecified address, or leads to it; it is never called")]
+    Unspecified(IpAddr),
     /// The operator has closed it.
     #[error("{0} is in {1}, which --deny-egress closes")]
     Denied(IpAddr, IpNet),
@@ -124,6 +129,9 @@ impl Guard {
         let address = address.to_canonical();
         let inside = embedded(address);
         let all = || std::iter::once(address).chain(inside.iter().map(|inner| IpAddr::V4(*inner)));
+        if all().any(|one| one.is_unspecified()) {
+            return Err(Why::Unspecified(address));
+        }
         if let Some((found, net)) =
             all().find_map(|one| Some((one, self.denied.iter().find(|net| net.contains(&one))?)))
         {
@@ -156,7 +164,7 @@ impl Guard {
         let mut own = self.own.iter().filter(|own| own.port() == port);
         let listens_there = own.any(|own| match own.ip().to_canonical() {
             everywhere if everywhere.is_unspecified() => is_of_this_machine(address),
-            one => one == address || address.is_unspecified(),
+            one => one == address,
         });
         match listens_there {
             true => Err(Why::Own(SocketAddr::new(address, port))),
@@ -193,7 +201,7 @@ fn is_below(name: &str, zone: &str) -> bool {
 /// Whether an address is one of this machine's. A socket can be bound to
 /// those and to no others, and nothing is sent by that.
 fn is_of_this_machine(address: IpAddr) -> bool {
-    address.is_unspecified() || UdpSocket::bind((address, 0)).is_ok()
+    UdpSocket::bind((address, 0)).is_ok()
 }
 
 /// The network to open for an address: all of loopback, or just this one.

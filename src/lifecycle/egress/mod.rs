@@ -103,8 +103,9 @@ impl Egress {
     /// may not is told to the operator alone.
     pub async fn vet(&self, target: &Target) -> Result<Vec<IpAddr>, Failure> {
         let forbidden = |why: Why| {
-            warn!(host = %target.host, port = target.port, "{} is not called: {why}", target.host);
-            failure(FailureKind::TargetForbidden, FORBIDDEN)
+            let reason = format!("{} is not called: {why}", target.host);
+            warn!(host = %target.host, port = target.port, "{reason}");
+            Failure { refused_target: Some(reason), ..failure(FailureKind::TargetForbidden, FORBIDDEN) }
         };
         self.guard.check(target).map_err(forbidden)?;
         let addresses = match (known_addresses(&target.host), &target.host) {

@@ -123,8 +123,9 @@ async fn socks5(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &st
 
 /// The proxy has rules of its own, and its owner is ours.
 fn refused(proxy: &ProxyUrl, to: SocketAddr) -> Failure {
-    tracing::warn!("{to} is not called: the egress proxy {proxy} refuses it");
-    failure(FailureKind::TargetForbidden, FORBIDDEN)
+    let reason = format!("{to} is not called: the egress proxy {proxy} refuses it");
+    tracing::warn!("{reason}");
+    Failure { refused_target: Some(reason), ..failure(FailureKind::TargetForbidden, FORBIDDEN) }
 }
 
 fn unreached(name: &str, why: &str) -> Failure {

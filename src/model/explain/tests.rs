@@ -111,6 +111,7 @@ impl Story {
             url_version: 1,
             status,
             error,
+            refused_target: None,
             custom_headers: Vec::new(),
             signatures: Vec::new(),
             response_headers: Vec::new(),
@@ -132,7 +133,7 @@ impl Story {
     }
 
     fn failed(self, kind: FailureKind, message: &str) -> Self {
-        self.attempt(Err(Failure { kind, message: message.into() }))
+        self.attempt(Err(Failure::new(kind, message)))
     }
 
     fn finished(mut self, state: State, cause: Option<Cause>, now: Timestamp) -> Self {
@@ -169,6 +170,7 @@ impl Story {
             head: self.head,
             outlook,
             hold_max: HOLD_MAX,
+            is_operator: false,
             now,
         });
         let mut out = explanation.summary + "\n";
@@ -371,6 +373,7 @@ fn what_went_with_its_endpoint_says_so() {
         head: None,
         outlook: Outlook::default(),
         hold_max: HOLD_MAX,
+        is_operator: false,
         now: at(60),
     };
     let Explanation { summary, sentences, .. } = explain(&facts);

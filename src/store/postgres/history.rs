@@ -202,6 +202,7 @@ mod tests {
             url_version: 1,
             status: Some(200),
             error: None,
+            refused_target: None,
             custom_headers: Vec::new(),
             signatures: Vec::new(),
             response_headers: Vec::new(),

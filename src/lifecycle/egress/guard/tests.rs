@@ -25,7 +25,7 @@ fn address(text: &str) -> IpAddr {
 }
 
 fn nets(nets: &[&str]) -> Vec<IpNet> {
-    nets.iter().map(|net| net.parse().unwrap()).collect()
+    nets.iter().map(|net| crate::model::egress::read_network(net).unwrap()).collect()
 }
 
 fn allowing(allowed: &[&str]) -> Guard {
@@ -192,6 +192,37 @@ fn an_address_inside_is_refused_however_it_is_written() {
         let host = if public.contains(':') { format!("[{public}]") } else { public.to_owned() };
         assert_eq!(fate(&guard, &format!("https://{host}/")), Fate::Fine, "{public}");
     }
+}
+
+#[test]
+fn a_network_closes_the_same_addresses_in_either_form() {
+    let open = allowing(&["::ffff:127.0.0.0/104", "10.0.0.0/8"]);
+    for inside in ["127.0.0.1", "::ffff:127.0.0.1", "::ffff:10.1.2.3", "10.1.2.3"] {
+        assert_eq!(open.check_address(address(inside)), Ok(()), "{inside}");
+    }
+    let closed =
+        Guard { denied: nets(&["::ffff:127.0.0.0/104", "::ffff:8.8.8.8"]), ..allowing(&["0.0.0.0/0", "::/0"]) };
+    for denied in ["127.0.0.1", "127.255.255.255", "::ffff:127.0.0.1", "64:ff9b::127.0.0.1", "8.8.8.8"] {
+        assert!(matches!(closed.check_address(address(denied)), Err(Why::Denied(..))), "{denied}");
+    }
+    let without_six = Guard { denied: nets(&["::/0"]), ..Guard::default() };
+    assert_eq!(without_six.check_address(address("8.8.8.8")), Ok(()), "::/0 means IPv6 alone");
+    assert!(without_six.check_address(address("2606:2800::1")).is_err());
+}
+
+#[test]
+fn an_unspecified_address_is_refused_whatever_is_open() {
+    let guard = Guard { is_http_allowed: true, ..allowing(&["0.0.0.0/0", "::/0"]) };
+    for unspecified in ["0.0.0.0", "::", "::ffff:0.0.0.0", "64:ff9b::", "2002::1", "2606:2800::5efe:0.0.0.0"] {
+        let judged = guard.check_address(address(unspecified));
+        assert!(matches!(judged, Err(Why::Unspecified(_))), "{unspecified}: {judged:?}");
+        let mixed = vec![address("8.8.8.8"), address(unspecified)];
+        assert!(guard.pick(&target("https://hooks.example.com/"), mixed).is_err(), "{unspecified}");
+    }
+    for host in ["0.0.0.0", "0", "0x0", "[::]", "[::ffff:0:0]"] {
+        assert_eq!(fate(&guard, &format!("http://{host}:8080/")), Fate::Forbidden, "{host}");
+    }
+    assert_eq!(guard.check_address(address("::1")), Ok(()), "all else is as the networks say");
 }
 
 #[test]
@@ -473,7 +504,7 @@ fn the_gateway_is_not_called_through_itself() {
     let guard = own("127.0.0.1:8400");
     assert!(matches!(guard.check(&target("http://127.0.0.1:8400/")), Err(Why::Own(_))));
     assert!(matches!(guard.check(&target("http://localhost:8400/")), Err(Why::Own(_))));
-    assert!(matches!(guard.check(&target("https://0.0.0.0:8400/")), Err(Why::Own(_))));
+    assert!(matches!(guard.check(&target("https://0.0.0.0:8400/")), Err(Why::Unspecified(_))));
     assert_eq!(guard.check(&target("http://127.0.0.1:8401/")), Ok(()));
     let guard = Guard { own: vec![guard.own[0], "127.0.0.1:8401".parse().unwrap()], ..guard };
     for port in [8400, 8401] {
@@ -481,7 +512,7 @@ fn the_gateway_is_not_called_through_itself() {
     }
     for everywhere in ["0.0.0.0:8400", "[::]:8400"] {
         let guard = own(everywhere);
-        for near in [Ipv4Addr::new(127, 0, 0, 1), Ipv4Addr::new(127, 0, 0, 9), Ipv4Addr::UNSPECIFIED] {
+        for near in [Ipv4Addr::new(127, 0, 0, 1), Ipv4Addr::new(127, 0, 0, 9)] {
             let picked = guard.pick(&target("https://hooks.example:8400/"), vec![near.into()]);
             assert!(matches!(picked, Err(Why::Own(_))), "{near}: {picked:?}");
         }

@@ -1,0 +1,175 @@
+//! Checks who may read and write the files of the data directory, and the
+//! files that secrets are given in.
+//!
+//! Secrets that others can read, and a store that others can write, end the
+//! start with the command that mends it. A group may read only what was meant
+//! for it: files that the operator named, and a data directory with the setgid
+//! bit, as orchestrators give it to volumes with a group (`fsGroup`).
+
+use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use tracing::warn;
+
+use super::ADMIN_TOKEN_FILE;
+use crate::config::Settings;
+use crate::store::embedded::STORE_FILE;
+use crate::store::seal::MASTER_KEY_FILE;
+
+const GROUP: u32 = 0o070;
+const OTHERS: u32 = 0o007;
+const OTHERS_READ: u32 = 0o005;
+const OTHERS_WRITE: u32 = 0o002;
+const SETGID: u32 = 0o2000;
+
+/// Refuses files whose modes are too loose, and warns once of what others can
+/// read. Files that are not there yet are made with the right mode.
+pub fn check(settings: &Settings) -> anyhow::Result<()> {
+    let folder = &settings.data.0;
+    let Some(mode) = mode_of(folder)? else { return Ok(()) };
+    let mut readable = Vec::new();
+    refuse_writable(folder, mode, "o-w")?;
+    readable.extend((mode & OTHERS_READ > 0).then(|| folder.clone()));
+    for suffix in ["", "-wal", "-shm"] {
+        let file = folder.join(format!("{STORE_FILE}{suffix}"));
+        let Some(mode) = mode_of(&file)? else { continue };
+        refuse_writable(&file, mode, "o-rwx")?;
+        readable.extend((mode & OTHERS_READ > 0).then_some(file));
+    }
+    let is_group_meant = mode & SETGID > 0;
+    for secret in [MASTER_KEY_FILE, ADMIN_TOKEN_FILE] {
+        refuse_readable(&folder.join(secret), is_group_meant)?;
+    }
+    if let Some(file) = &settings.master_key_file.0 {
+        refuse_readable(file, true)?;
+    }
+    for file in [&settings.database_url_file.0, &settings.smtp_password_file.0].into_iter().flatten() {
+        readable.extend(mode_of(file)?.filter(|mode| mode & OTHERS > 0).map(|_| file.clone()));
+    }
+    warn_of(&readable);
+    Ok(())
+}
+
+fn warn_of(readable: &[PathBuf]) {
+    if readable.is_empty() {
+        return;
+    }
+    let paths: Vec<String> = readable.iter().map(|path| path.display().to_string()).collect();
+    let paths = paths.join(" ");
+    warn!("every user of this machine can read {paths}; mend it with `chmod o-rwx {paths}`");
+}
+
+fn refuse_writable(path: &Path, mode: u32, change: &str) -> anyhow::Result<()> {
+    match mode & OTHERS_WRITE > 0 {
+        true => bail!(
+            "every user of this machine can write to {path} (mode {mode:04o}); mend it with `chmod {change} {path}`, \
+             and make sure that nobody has changed it",
+            path = path.display(),
+            mode = mode & 0o7777
+        ),
+        false => Ok(()),
+    }
+}
+
+/// A secret is for its owner, and for a group only where that is meant.
+fn refuse_readable(path: &Path, is_group_meant: bool) -> anyhow::Result<()> {
+    let Some(mode) = mode_of(path)? else { return Ok(()) };
+    let (closed, change, who) = match is_group_meant {
+        true => (OTHERS, "o-rwx", "every user of this machine"),
+        false => (GROUP | OTHERS, "go-rwx", "others than its owner"),
+    };
+    match mode & closed > 0 {
+        true => bail!(
+            "{path} is a secret that {who} can use (mode {mode:04o}); mend it with `chmod {change} {path}`, and replace \
+             the secret if others may have read it",
+            path = path.display(),
+            mode = mode & 0o7777
+        ),
+        false => Ok(()),
+    }
+}
+
+/// The mode of what a path leads to; none if nothing is there.
+fn mode_of(path: &Path) -> anyhow::Result<Option<u32>> {
+    match std::fs::metadata(path) {
+        Ok(found) => Ok(Some(found.permissions().mode())),
+        Err(problem) if problem.kind() == ErrorKind::NotFound => Ok(None),
+        Err(problem) => Err(problem).with_context(|| format!("cannot look at {}", path.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::config::{File, Folder, Given};
+
+    /// A data directory of this mode, with files of these modes.
+    fn folder(mode: u32, files: &[(&str, u32)]) -> TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, mode) in files {
+            std::fs::write(folder.path().join(name), "x").unwrap();
+            std::fs::set_permissions(folder.path().join(name), Permissions::from_mode(*mode)).unwrap();
+        }
+        std::fs::set_permissions(folder.path(), Permissions::from_mode(mode)).unwrap();
+        folder
+    }
+
+    fn settings(folder: &Path) -> Settings {
+        let given = Given { data: Some(Folder(folder.to_owned())), ..Given::default() };
+        Settings::resolve(given, Given::default())
+    }
+
+    fn checked(mode: u32, files: &[(&str, u32)]) -> Result<(), String> {
+        let folder = folder(mode, files);
+        check(&settings(folder.path())).map_err(|problem| problem.to_string())
+    }
+
+    #[test]
+    fn a_secret_that_others_can_read_is_refused_with_the_command_that_mends_it() {
+        for name in ["master-key", "admin-token"] {
+            for mode in [0o644, 0o640, 0o604, 0o620, 0o602, 0o610] {
+                let why = checked(0o700, &[(name, mode)]).unwrap_err();
+                assert!(why.contains(&format!("{name} is a secret")) && why.contains("`chmod go-rwx /"), "{why}");
+            }
+            assert_eq!(checked(0o700, &[(name, 0o600)]), Ok(()));
+            assert_eq!(checked(0o700, &[(name, 0o400)]), Ok(()));
+        }
+    }
+
+    #[test]
+    fn what_others_can_write_is_refused_and_what_they_can_read_is_not() {
+        for (mode, file) in [(0o777, 0o600), (0o1777, 0o600), (0o702, 0o600), (0o700, 0o666), (0o700, 0o602)] {
+            let why = checked(mode, &[("posthaste.db", file)]).unwrap_err();
+            assert!(why.contains("can write to") && why.contains("`chmod o-"), "{why}");
+        }
+        let wal = checked(0o700, &[("posthaste.db", 0o600), ("posthaste.db-wal", 0o666)]).unwrap_err();
+        assert!(wal.contains("posthaste.db-wal"), "{wal}");
+        assert_eq!(checked(0o755, &[("posthaste.db", 0o644)]), Ok(()), "it is warned of");
+        assert_eq!(checked(0o700, &[]), Ok(()));
+    }
+
+    #[test]
+    fn a_group_that_is_meant_may_read() {
+        let files = [("master-key", 0o660), ("admin-token", 0o660), ("posthaste.db", 0o660)];
+        assert_eq!(checked(0o2770, &files), Ok(()), "a volume of an orchestrator's group");
+        assert!(checked(0o770, &files).is_err());
+        assert!(checked(0o2770, &[("master-key", 0o664)]).is_err(), "others are never meant");
+
+        let (folder, elsewhere) = (folder(0o700, &[]), folder(0o755, &[("given", 0o440), ("loose", 0o444)]));
+        let named = |name: &str| {
+            let mut settings = settings(folder.path());
+            settings.master_key_file = File(Some(elsewhere.path().join(name)));
+            check(&settings).map_err(|problem| problem.to_string())
+        };
+        assert_eq!(named("given"), Ok(()));
+        let why = named("loose").unwrap_err();
+        assert!(why.contains("every user of this machine") && why.contains("`chmod o-rwx /"), "{why}");
+        assert_eq!(named("absent"), Ok(()), "whoever reads it says so");
+    }
+}
