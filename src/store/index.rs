@@ -177,7 +177,7 @@ impl Index {
 
     /// Takes out a tenant, its endpoints and its tokens.
     pub fn remove_tenant(&mut self, id: &TenantId) {
-        self.tokens.retain(|_, token| token.tenant != *id);
+        self.tokens.retain(|_, token| token.tenant.as_ref() != Some(id));
         if let Some(entry) = self.tenants.remove(id) {
             if !entry.endpoints.is_empty() {
                 self.weight_in_use -= u64::from(entry.tenant.quota.weight);

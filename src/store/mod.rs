@@ -34,7 +34,7 @@ pub mod postgres;
 mod scrub;
 pub mod seal;
 
-pub use access::{Access, AuditQuery, asked_by, asker};
+pub use access::{Access, AuditQuery, TokensOf, asked_by, asker};
 pub use changes::{Change, Changed, ChangedEndpoint, EndpointChange, Notice, Stop};
 pub use cluster::{Cluster, Node, Pulse, ShardView, Tiding, View};
 pub use scrub::{ScrubStep, Scrubbed};

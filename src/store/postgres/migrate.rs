@@ -13,7 +13,8 @@ use super::connect::{self, Away};
 use super::routine;
 use crate::store::moved::{HALF_MOVED, MOVING_NOTE};
 
-const MIGRATIONS: &[&str] = &[include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql")];
+const MIGRATIONS: &[&str] =
+    &[include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql"), include_str!("migrations/0003.sql")];
 
 /// Who changes the shape of the database, or fills it from elsewhere, holds
 /// this. "posthast" as a number.
