@@ -27,14 +27,14 @@ use super::limits::whole_seconds;
 use super::origin::RequestId;
 use super::places::Standing;
 use super::problem::{Code, Problem};
-use super::rights::{Need, Rights};
+use super::rights::{Asked, Rights};
 use super::{Api, accept, origin, server, status};
 use crate::metrics::AuthFailure;
 use crate::model::audit::{Asker, By};
 use crate::model::headers::MASK;
 use crate::model::id::{TenantId, TokenId};
 use crate::model::span::words;
-use crate::model::token::{PREFIX, Right, Token};
+use crate::model::token::{Need, PREFIX, Right, Token};
 use crate::store::asked_by;
 
 pub use crate::model::token::TokenHash;
@@ -72,7 +72,7 @@ pub fn new_admin_token(random: [u8; 32]) -> String {
     format!("{ADMIN_PREFIX}{}", URL_SAFE_NO_PAD.encode(random))
 }
 
-/// A fresh token of a tenant, which its id finds again.
+/// A fresh token, which its id finds again.
 pub fn new_token(id: TokenId, random: [u8; 32]) -> String {
     let id = id.to_string();
     let id = id.strip_prefix(TokenId::PREFIX).expect("an id begins with its prefix");
@@ -100,58 +100,54 @@ fn is_hash_of(kept: &TokenHash, token: &str) -> bool {
 pub enum Caller {
     /// Whoever has the admin token.
     Admin,
-    /// Whoever has this token of a tenant.
+    /// Whoever has this token, of a tenant or of the gateway.
     Token(Arc<Token>),
 }
 
 impl Caller {
-    /// The one tenant whose things it may see; the admin sees all.
+    /// The one tenant whose things it may see; tokens of the gateway see all.
     pub fn tenant(&self) -> Option<&TenantId> {
         match self {
             Self::Admin => None,
-            Self::Token(token) => Some(&token.tenant),
+            Self::Token(token) => token.tenant.as_ref(),
         }
     }
 
     /// Whether it is shown the URLs of endpoints whole: they may be credentials.
     pub fn sees_urls(&self) -> bool {
-        match self {
-            Self::Admin => true,
-            Self::Token(token) => token.may(Right::Manage),
-        }
+        self.may(Asked { need: Need::Right(Right::Manage), is_reading: false }, None).is_ok()
+    }
+
+    /// Refuses whoever may not administer the gateway: for what only part of
+    /// a route asks for.
+    pub fn must_be_admin(&self) -> Result<(), Problem> {
+        self.may(Asked { need: Need::Admin, is_reading: false }, None).map_err(|failure| failure.problem)
     }
 
     /// Whether it is the operator, who may know what the gateway reaches.
     pub fn is_operator(&self) -> bool {
-        match self {
-            Self::Admin => true,
-            Self::Token(_) => false,
-        }
+        self.may(Asked { need: Need::Admin, is_reading: true }, None).is_ok()
     }
 
     fn by(&self) -> By {
         match self {
             Self::Admin => By::Admin,
-            Self::Token(token) => By::Token(token.id),
+            Self::Token(token) => By::Token { id: token.id, name: token.name.clone() },
         }
     }
 
     /// Whether it may do this, there.
-    fn may(&self, need: Need, named: Option<&str>) -> Result<(), Failure> {
+    fn may(&self, asked: Asked, named: Option<&str>) -> Result<(), Failure> {
         let Self::Token(token) = self else { return Ok(()) };
         let failed = |kind, problem| Failure { kind, problem, token: Some(token.clone()) };
         // First of all, so that nothing else can be learnt.
-        if named.is_some_and(|named| named != token.tenant.as_str()) {
+        let own = token.tenant.as_ref();
+        if own.zip(named).is_some_and(|(own, named)| named != own.as_str()) {
             return Err(failed(AuthFailure::OtherTenant, Problem::not_found("tenant")));
         }
-        let is_held = match need {
-            Need::Nothing => true,
-            Need::Right(right) => token.may(right),
-            Need::Admin => false,
-        };
-        match is_held {
+        match token.may(asked.need, asked.is_reading) {
             true => Ok(()),
-            false => Err(failed(AuthFailure::MissingRight, missing(token, need))),
+            false => Err(failed(AuthFailure::MissingRight, missing(token, asked.need))),
         }
     }
 }
@@ -160,6 +156,7 @@ fn missing(token: &Token, need: Need) -> Problem {
     let has: Vec<&str> = token.rights.iter().map(|right| Right::as_str(*right)).collect();
     let way_out = match need {
         Need::Admin => "use the admin token".to_owned(),
+        Need::Tenants => "use the admin token, or one with tenants".to_owned(),
         Need::Nothing | Need::Right(_) => format!("use a token with {}", need.as_str()),
     };
     let detail =
@@ -181,17 +178,18 @@ pub async fn admit(State((api, rights)): State<(Api, Arc<Rights>)>, mut request:
     let route = request.extensions().get::<MatchedPath>().cloned();
     let route = route.as_ref().map(MatchedPath::as_str);
     let is_v1 = route.unwrap_or(request.uri().path()).starts_with("/v1/");
-    let need = match route {
-        Some(route) => rights.need(route, request.method()),
-        // That nothing is here is told to whoever may ask at all.
-        None => Some(Need::Nothing),
+    // That nothing is here, or no such method, is told to whoever may ask at all.
+    let nothing = Asked { need: Need::Nothing, is_reading: true };
+    let asked = match route {
+        Some(route) => rights.asked(route, request.method()),
+        None => Some(nothing),
     };
     let standing = request.extensions().get::<Standing>().cloned();
-    if !is_v1 && matches!(need, Some(Need::Nothing) | None) {
+    if !is_v1 && asked.is_none_or(|asked| asked.need == Need::Nothing) {
         if let Some(standing) = &standing {
             standing.count_against(origin::of(&request, &api.trusted_proxies).map(origin::network));
         }
-        return match need {
+        return match asked {
             _ if standing.is_some_and(|standing| standing.is_spare()) && !server::is_vital(request.uri().path()) => {
                 server::full().into_response()
             }
@@ -211,10 +209,10 @@ pub async fn admit(State((api, rights)): State<(Api, Arc<Rights>)>, mut request:
         Caller::Admin => None,
         Caller::Token(_) => named_tenant(route, &mut request).await,
     };
-    if let Err(failure) = caller.may(need.unwrap_or(Need::Nothing), named.as_deref()) {
+    if let Err(failure) = caller.may(asked.unwrap_or(nothing), named.as_deref()) {
         return failures::refuse(&api, &request, failure).into_response();
     }
-    if need.is_none() {
+    if asked.is_none() {
         return wrong_method(&rights, route, &request);
     }
     if let Some(problem) = route.and_then(|route| unasked_query(&rights, route, &request)) {
@@ -233,21 +231,21 @@ pub async fn admit(State((api, rights)): State<(Api, Arc<Rights>)>, mut request:
         request_id: request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default(),
         at: api.gateway.clock.wall(),
     };
-    let by = asker.by;
+    let by = asker.by.clone();
     request.extensions_mut().insert(caller);
     let (method, path) = (request.method().clone(), logged(request.uri().path()));
     let response = asked_by(Arc::new(asker), next.run(request)).await;
     if !method.is_safe() {
         let status = response.status().as_u16();
-        info!(token.id = %by, status, "{method} {path} was answered {status}");
+        info!(by = %by, status, "{method} {path} was answered {status}");
     }
     response
 }
 
 /// Counts a call of a tenant's token against the tenant's rate of such calls.
+/// Tokens of the gateway have none.
 fn charge(api: &Api, caller: &Caller) -> Result<(), Problem> {
-    let Caller::Token(token) = caller else { return Ok(()) };
-    let Some(tenant) = api.gateway.store.tenant(&token.tenant) else { return Ok(()) };
+    let Some(tenant) = caller.tenant().and_then(|tenant| api.gateway.store.tenant(tenant)) else { return Ok(()) };
     let rate = api.gateway.management_rate(&tenant);
     api.gateway.intake.charge_call(&tenant.id, rate, api.gateway.clock.now()).map_err(|wait| {
         let detail = format!(

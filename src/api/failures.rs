@@ -62,7 +62,7 @@ impl Failure {
     fn by(&self) -> By {
         match (&self.token, self.kind) {
             (Some(token), AuthFailure::MissingRight | AuthFailure::OtherTenant | AuthFailure::Expired) => {
-                By::Token(token.id)
+                By::Token { id: token.id, name: token.name.clone() }
             }
             _ => By::Unknown,
         }
@@ -110,8 +110,8 @@ pub fn refuse(api: &Api, request: &Request, failure: Failure) -> Problem {
 /// gateway's own tenant, which its operator reads.
 fn record(api: &Api, request: &Request, failure: &Failure, network: Network, kinds: Vec<String>) {
     let (tenant, resource) = match &failure.token {
-        Some(token) => (token.tenant.clone(), token.id.to_string()),
-        None => (TenantId::SYSTEM.parse().expect("it is an id"), network.to_string()),
+        Some(token) => (token.recorded_with(), token.id.to_string()),
+        None => (TenantId::system(), network.to_string()),
     };
     let asker = Asker {
         by: failure.by(),

@@ -1,43 +1,26 @@
 //! What each route asks for, read from the API's own description.
 //!
 //! An operation says in its `security` who may use it: `publish`, `manage` or
-//! `read` for those who have that right, `admin` for the admin token alone, an
-//! empty requirement for everybody. There is no other list to keep in step,
-//! and a route that says nothing is not served.
+//! `read` for those who have that right, `tenants` for what is done to tenants
+//! as such, `admin` for the gateway itself, an empty requirement for everybody.
+//! One that shows secrets says so, too (`x-shows-secrets`): whoever may only
+//! read is shown none. There is no other list to keep in step, and a route that
+//! says nothing is not served.
 
 use std::collections::HashMap;
 
 use http::Method;
 use serde_json::Value;
 
-use crate::model::token::Right;
+use crate::model::token::{Need, Right};
 
-/// Who may use a route.
+/// What a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Need {
-    /// Everybody.
-    Nothing,
-    /// Whoever has this right, and the admin.
-    Right(Right),
-    /// The admin alone.
-    Admin,
-}
-
-impl Need {
-    /// What has to be held, in a word.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Nothing => "nothing",
-            Self::Right(right) => right.as_str(),
-            Self::Admin => "admin",
-        }
-    }
-
-    fn named(name: &str) -> Option<Self> {
-        let rights = [Right::Publish, Right::Manage, Right::Read];
-        let right = rights.into_iter().find(|right| right.as_str() == name).map(Self::Right);
-        right.or_else(|| (name == "admin").then_some(Self::Admin))
-    }
+pub struct Asked {
+    /// Who may ask.
+    pub need: Need,
+    /// Whether it changes nothing and shows no secrets.
+    pub is_reading: bool,
 }
 
 /// Every route, with what it asks for.
@@ -47,7 +30,7 @@ pub struct Rights(HashMap<String, Vec<Operation>>);
 #[derive(Debug)]
 struct Operation {
     method: Method,
-    need: Need,
+    asked: Asked,
     takes_query: bool,
 }
 
@@ -62,7 +45,10 @@ impl Rights {
                 let takes_query = parameters.any(|parameter| parameter["in"] == "query");
                 match need_of(&operation["security"]) {
                     Some(need) => {
-                        rights.0.entry(path.clone()).or_default().push(Operation { method, need, takes_query });
+                        let is_secret = operation["x-shows-secrets"] == true;
+                        let is_reading = need == Need::Right(Right::Read) || method == Method::GET && !is_secret;
+                        let asked = Asked { need, is_reading };
+                        rights.0.entry(path.clone()).or_default().push(Operation { method, asked, takes_query });
                     }
                     None => silent.push(format!("{method} {path}")),
                 }
@@ -73,11 +59,11 @@ impl Rights {
 
     /// What a route asks for; nothing, where it does not know the method. A
     /// route that is not described is the admin's.
-    pub fn need(&self, route: &str, method: &Method) -> Option<Need> {
+    pub fn asked(&self, route: &str, method: &Method) -> Option<Asked> {
         if !self.0.contains_key(route) {
-            return Some(Need::Admin);
+            return Some(Asked { need: Need::Admin, is_reading: false });
         }
-        self.operation(route, method).map(|operation| operation.need)
+        self.operation(route, method).map(|operation| operation.asked)
     }
 
     /// Whether a route knows any query parameters.
@@ -125,7 +111,7 @@ mod tests {
         let public: Vec<&str> = rights
             .0
             .iter()
-            .filter(|(_, operations)| operations.iter().any(|operation| operation.need == Need::Nothing))
+            .filter(|(_, operations)| operations.iter().any(|operation| operation.asked.need == Need::Nothing))
             .map(|(path, _)| path.as_str())
             .collect();
         assert!(public.iter().all(|path| !path.starts_with("/v1/")), "{public:?}");
@@ -154,11 +140,15 @@ mod tests {
     #[test]
     fn what_is_not_described_is_the_admins_and_head_is_get() {
         let rights = Rights::of(&crate::api::openapi::document()).unwrap();
-        assert_eq!(rights.need("/v1/hidden", &Method::GET), Some(Need::Admin));
+        let asked = |need, is_reading| Some(Asked { need, is_reading });
+        assert_eq!(rights.asked("/v1/hidden", &Method::GET), asked(Need::Admin, false));
         let events = "/v1/tenants/{tenant}/events";
-        assert_eq!(rights.need(events, &Method::HEAD), Some(Need::Right(Right::Read)));
-        assert_eq!(rights.need(events, &Method::POST), Some(Need::Right(Right::Publish)));
-        assert_eq!(rights.need(events, &Method::DELETE), None);
+        assert_eq!(rights.asked(events, &Method::HEAD), asked(Need::Right(Right::Read), true));
+        assert_eq!(rights.asked(events, &Method::POST), asked(Need::Right(Right::Publish), false));
+        assert_eq!(rights.asked(events, &Method::DELETE), None);
+        let secrets = "/v1/tenants/{tenant}/endpoints/{endpoint}/secrets";
+        assert_eq!(rights.asked(secrets, &Method::GET), asked(Need::Right(Right::Manage), false), "it shows secrets");
+        assert_eq!(rights.asked("/v1/cluster", &Method::GET), asked(Need::Admin, true));
         assert_eq!(rights.allowed(events), "GET,HEAD,POST");
         assert!(rights.takes_query(events, &Method::GET) && !rights.takes_query(events, &Method::POST));
     }

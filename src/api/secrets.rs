@@ -110,6 +110,7 @@ impl Brought {
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
     responses((status = 200, body = Page<SecretView>), Problems),
     security(("token" = ["manage"])),
+    extensions(("x-shows-secrets" = json!(true))),
 )]
 pub async fn list(
     State(api): State<Api>,

@@ -124,7 +124,7 @@ impl TenantView {
     get, path = "/v1/tenants", operation_id = "list_tenants", tag = "tenants",
     params(TenantParams),
     responses((status = 200, body = Page<TenantView>), Problems, InputProblems),
-    security(("token" = ["admin"])),
+    security(("token" = ["tenants"])),
 )]
 pub async fn list(
     State(api): State<Api>,
@@ -169,7 +169,7 @@ pub async fn show(State(api): State<Api>, KnownTenant(id): KnownTenant) -> Resul
     params(("tenant" = String, Path, description = "The tenant's id: 1 to 64 of `A-Z a-z 0-9 _ -`, not beginning with `_`")),
     request_body = Option<TenantSettings>,
     responses((status = 200, body = TenantView), (status = 201, body = TenantView), Problems, InputProblems),
-    security(("token" = ["admin"])),
+    security(("token" = ["tenants"])),
 )]
 pub async fn put(
     State(api): State<Api>,
@@ -250,7 +250,7 @@ fn check(settings: &TenantSettings) -> Result<(), Problem> {
     params(("tenant" = String, Path, description = "The tenant's id")),
     request_body = TenantSettings,
     responses((status = 200, body = TenantView), Problems, InputProblems),
-    security(("token" = ["admin"])),
+    security(("token" = ["tenants"])),
 )]
 pub async fn update(
     State(api): State<Api>,
@@ -273,7 +273,7 @@ pub async fn update(
     delete, path = "/v1/tenants/{tenant}", operation_id = "delete_tenant", tag = "tenants",
     params(("tenant" = String, Path, description = "The tenant's id")),
     responses((status = 204), Problems, StateProblems),
-    security(("token" = ["admin"])),
+    security(("token" = ["tenants"])),
 )]
 pub async fn delete(State(api): State<Api>, KnownTenant(id): KnownTenant) -> Result<StatusCode, Problem> {
     change::delete_tenant(&api.gateway, &id).await?;

@@ -1,8 +1,8 @@
-//! Tokens of tenants: made by the admin, shown once, revoked by whoever
-//! manages the tenant.
+//! Tokens of tenants, made by whoever may act on tenants and revoked by whoever
+//! manages theirs; and tokens of the gateway, which are the admin's affair.
 //!
-//! Only the admin makes them: a token that could make others would outlive
-//! its own end.
+//! A tenant's token makes none: one that could make others would outlive its
+//! own end.
 
 use axum::Json;
 use axum::body::Body;
@@ -19,7 +19,7 @@ use super::page::{Page, ask};
 use super::problem::{Code, FieldError, InputProblems, Problem, Problems};
 use crate::model::id::{TenantId, TokenId};
 use crate::model::token::{Right, Token};
-use crate::store::Error;
+use crate::store::{Error, TokensOf};
 
 const NAME_BYTES_MAX: usize = 256;
 
@@ -27,15 +27,15 @@ const NAME_BYTES_MAX: usize = 256;
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewToken {
-    /// Whose it is.
-    tenant: String,
-    /// What it may do, each once: `publish` hands in events, `read` sees everything but secrets, `manage` reads and changes everything of the tenant.
+    /// Whose it is; the gateway's own, if not said.
+    tenant: Option<String>,
+    /// What it may do. Of a tenant's, each once: `publish` hands in events, `read` sees everything but secrets, `manage` reads and changes everything of the tenant. Of the gateway's exactly one: `admin` may everything, `admin_read` sees everything but secrets, `tenants` may everything in all tenants.
     #[schema(min_items = 1)]
     rights: Vec<Right>,
     /// When it stops being good, RFC 3339 with an offset; never, if not said.
     #[schema(value_type = Option<String>, format = DateTime)]
     expires_at: Option<Timestamp>,
-    /// What people call it, at most 256 bytes.
+    /// What people call it, at most 256 bytes; a token of the gateway must have a name.
     #[serde(default)]
     name: String,
 }
@@ -56,9 +56,9 @@ pub struct TokenView {
     /// Its id.
     #[schema(value_type = String)]
     id: TokenId,
-    /// Whose it is.
-    #[schema(value_type = String)]
-    tenant: TenantId,
+    /// Whose it is; null for the gateway's own.
+    #[schema(value_type = Option<String>)]
+    tenant: Option<TenantId>,
     /// What people call it.
     name: String,
     /// What it may do.
@@ -74,22 +74,26 @@ pub struct TokenView {
     last_used_at: Option<Timestamp>,
 }
 
-/// Make a token for a tenant
+/// Make a token, for a tenant or for the gateway
 ///
-/// It is shown in this answer and never again.
+/// It is shown in this answer and never again. Without `tenant` it is one of the gateway's own, which takes the right `admin`.
 #[utoipa::path(
     post, path = "/v1/tokens", operation_id = "create_token", tag = "tokens",
     request_body = NewToken,
     responses((status = 201, body = MadeToken), Problems, InputProblems),
-    security(("token" = ["admin"])),
+    security(("token" = ["tenants"])),
 )]
 pub async fn create(
     State(api): State<Api>,
+    caller: Caller,
     headers: HeaderMap,
     body: Body,
 ) -> Result<(StatusCode, Json<MadeToken>), Problem> {
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
     let new: NewToken = document_from_json(&body)?;
+    if new.tenant.is_none() {
+        caller.must_be_admin()?;
+    }
     let now = api.gateway.clock.wall();
     let tenant = check(&api, &new, now)?;
     let id = TokenId::mint(now, rand::random());
@@ -105,7 +109,7 @@ pub async fn create(
         used_at: None,
     };
     match api.gateway.store.create_token(kept).await {
-        Err(Error::NotFound(_)) => Err(no_tenant(&new.tenant)),
+        Err(Error::NotFound(_)) => Err(no_tenant(new.tenant.as_deref().unwrap_or_default())),
         made => made.map(|()| (StatusCode::CREATED, Json(MadeToken { id, token }))).map_err(Problem::from),
     }
 }
@@ -115,27 +119,61 @@ fn no_tenant(text: &str) -> Problem {
     Problem::field(Code::InvalidField, "/tenant", detail)
 }
 
-fn check(api: &Api, new: &NewToken, now: Timestamp) -> Result<TenantId, Problem> {
-    let tenant = new.tenant.parse().ok().filter(|id| api.gateway.store.tenant(id).is_some());
-    let tenant: TenantId = tenant.ok_or_else(|| no_tenant(&new.tenant))?;
-    let mut errors = Vec::new();
+fn check(api: &Api, new: &NewToken, now: Timestamp) -> Result<Option<TenantId>, Problem> {
+    let known = |text: &String| text.parse().ok().filter(|id| api.gateway.store.tenant(id).is_some());
+    let tenant = new.tenant.as_ref().map(|text| known(text).ok_or_else(|| no_tenant(text))).transpose()?;
+    let mut errors = match &tenant {
+        Some(_) => check_tenants_rights(&new.rights),
+        None => check_gateways_right(&new.rights),
+    };
     let mut refuse = |pointer: &str, detail: String| errors.push(FieldError { pointer: pointer.into(), detail });
-    let mut distinct = new.rights.clone();
-    distinct.sort();
-    distinct.dedup();
-    if new.rights.is_empty() || distinct.len() < new.rights.len() {
-        let detail = "rights is empty or names one twice; name each of publish, manage and read at most once";
-        refuse("/rights", detail.into());
-    }
     if new.expires_at.is_some_and(|end| end <= now) {
         refuse("/expires_at", "expires_at has passed; use a time to come, or leave it out".into());
     }
     if new.name.len() > NAME_BYTES_MAX || new.name.chars().any(char::is_control) {
         refuse("/name", format!("name is longer than {NAME_BYTES_MAX} bytes or holds control characters; shorten it"));
     }
+    if tenant.is_none() && new.name.trim().is_empty() {
+        refuse("/name", "name is empty; say what this token of the gateway is for".into());
+    }
     match errors.is_empty() {
         true => Ok(tenant),
         false => Err(Problem::fields(Code::InvalidField, errors)),
+    }
+}
+
+fn check_tenants_rights(rights: &[Right]) -> Vec<FieldError> {
+    let mut distinct = rights.to_vec();
+    distinct.sort();
+    distinct.dedup();
+    if rights.is_empty() || distinct.len() < rights.len() {
+        let detail = "rights is empty or names one twice; name each of publish, manage and read at most once";
+        return vec![FieldError { pointer: "/rights".into(), detail: detail.into() }];
+    }
+    let wrong = rights.iter().enumerate().filter(|(_, right)| right.is_of_gateway());
+    let refused = wrong.map(|(n, right)| FieldError {
+        pointer: format!("/rights/{n}"),
+        detail: format!(
+            "{right} is a right of the gateway's own tokens; use publish, manage and read, or leave out tenant"
+        ),
+    });
+    refused.collect()
+}
+
+fn check_gateways_right(rights: &[Right]) -> Vec<FieldError> {
+    if rights.iter().any(|right| !right.is_of_gateway()) {
+        let detail = "tenant is missing: publish, manage and read are rights in a tenant; name it, or give one of admin, admin_read and tenants";
+        return vec![FieldError { pointer: "/tenant".into(), detail: detail.into() }];
+    }
+    match rights {
+        [_] => Vec::new(),
+        _ => {
+            let detail = format!(
+                "rights has {} entries; a token of the gateway has exactly one of admin, admin_read and tenants",
+                rights.len()
+            );
+            vec![FieldError { pointer: "/rights".into(), detail }]
+        }
     }
 }
 
@@ -155,7 +193,7 @@ pub struct TokenParams {
 
 /// List tokens, newest first
 ///
-/// With the admin token all of them; with a tenant's token those of its tenant. The tokens themselves are not shown.
+/// With the admin token all of them, those of the gateway included; with one of the gateway's that has `tenants` those of all tenants; with a tenant's token those of its tenant. The tokens themselves are not shown.
 #[utoipa::path(
     get, path = "/v1/tokens", operation_id = "list_tokens", tag = "tokens",
     params(TokenParams),
@@ -168,11 +206,11 @@ pub async fn list(
     Query(params): Query<TokenParams>,
 ) -> Result<Json<Page<TokenView>>, Problem> {
     let page = ask("tokens", params.limit, params.cursor.as_deref())?;
-    let tenant = match params.tenant {
-        None => caller.tenant().cloned(),
-        Some(named) => Some(visible(&api, &caller, &named)?),
+    let whose = match params.tenant {
+        None => whose(&caller, caller.is_operator()),
+        Some(named) => TokensOf::Tenant(visible(&api, &caller, &named)?),
     };
-    let found = api.gateway.store.tokens(tenant.as_ref(), page).await?;
+    let found = api.gateway.store.tokens(whose, page).await?;
     Ok(Json(Page::of("tokens", found, |token| TokenView {
         last_used_at: token.used_at.max(api.uses.last(token.id)),
         id: token.id,
@@ -184,6 +222,16 @@ pub async fn list(
     })))
 }
 
+/// The tokens that are there for a caller, who may have to do with those of
+/// the gateway.
+fn whose(caller: &Caller, is_admin: bool) -> TokensOf {
+    match caller.tenant() {
+        Some(tenant) => TokensOf::Tenant(tenant.clone()),
+        None if is_admin => TokensOf::All,
+        None => TokensOf::Tenants,
+    }
+}
+
 /// A tenant that the caller may know of.
 fn visible(api: &Api, caller: &Caller, named: &str) -> Result<TenantId, Problem> {
     let is_open = caller.tenant().is_none_or(|own| own.as_str() == named);
@@ -193,7 +241,7 @@ fn visible(api: &Api, caller: &Caller, named: &str) -> Result<TenantId, Problem>
 
 /// Revoke a token
 ///
-/// It is good nowhere any more when this is answered. A token may revoke itself, and others of its tenant.
+/// It is good nowhere any more when this is answered. A tenant's token may revoke itself, and others of its tenant. Those of the gateway take the right `admin`.
 #[utoipa::path(
     delete, path = "/v1/tokens/{token}", operation_id = "revoke_token", tag = "tokens",
     params(("token" = String, Path, description = "The token's id, `key_…`")),
@@ -201,6 +249,7 @@ fn visible(api: &Api, caller: &Caller, named: &str) -> Result<TenantId, Problem>
     security(("token" = ["manage"])),
 )]
 pub async fn revoke(State(api): State<Api>, caller: Caller, NamedToken(id): NamedToken) -> Result<StatusCode, Problem> {
-    api.gateway.store.revoke_token(id, caller.tenant(), api.gateway.clock.now()).await?;
+    let whose = whose(&caller, caller.must_be_admin().is_ok());
+    api.gateway.store.revoke_token(id, whose, api.gateway.clock.now()).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,7 +1,7 @@
 //! `posthaste serve`: runs the gateway until it is told to stop.
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
@@ -77,14 +77,13 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     }
 }
 
-/// What a person wants to know first; the token is printed this once. Nobody
-/// may be reading, which is no reason to stop.
+/// What a person wants to know first. Nobody may be reading, which is no
+/// reason to stop.
 fn greet(app: &App, settings: &Settings) {
     let mut text = String::new();
     if let Some(token) = &app.new_token {
         let file = settings.data.0.join("admin-token");
-        text +=
-            &format!("admin token: {token}\nIt is shown this once, and kept in {} for you alone.\n", file.display());
+        text += &about_token(token, &file, std::io::stdout().is_terminal());
     }
     if let Some(file) = &app.new_key {
         text += &format!(
@@ -99,4 +98,27 @@ fn greet(app: &App, settings: &Settings) {
     text += &format!("Posthaste {version} serves http://{} from {}\n", app.address, app.place);
     let _ = std::io::stdout().write_all(text.as_bytes());
     info!(address = %app.address, store = %app.place, "serving");
+}
+
+/// Shows a new token to a person at a terminal, this once. What is not a
+/// terminal is kept by somebody, in a journal or a file that others read.
+fn about_token(token: &str, file: &Path, is_terminal: bool) -> String {
+    let file = file.display();
+    match is_terminal {
+        true => format!("admin token: {token}\nIt is shown this once, and kept in {file} for you alone.\n"),
+        false => format!("A new admin token is in {file}, for its owner alone; it is printed to terminals only.\n"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_shown_to_a_terminal_and_to_nothing_else() {
+        let file = Path::new("data/admin-token");
+        assert!(about_token("pha_x", file, true).contains("pha_x"));
+        let kept = about_token("pha_x", file, false);
+        assert!(!kept.contains("pha_") && kept.contains("data/admin-token"), "{kept}");
+    }
 }

@@ -18,9 +18,12 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Make one for the tenant; it is shown this once.
+    /// Make one for the tenant, or for the gateway itself; it is shown this once.
     Create {
-        /// What it may do: publish, manage or read, with commas between them.
+        /// Make one of the gateway's own instead; it needs a name.
+        #[arg(long, requires = "name")]
+        gateway: bool,
+        /// What it may do: publish, manage or read, with commas between them; with --gateway one of admin, admin_read and tenants.
         #[arg(long, value_name = "RIGHT[,RIGHT]", required = true, value_delimiter = ',')]
         rights: Vec<String>,
         /// When it stops being good: 2026-11-15T08:00:00Z, or 30d for thirty days from now.
@@ -30,7 +33,7 @@ enum Action {
         #[arg(long)]
         name: Option<String>,
     },
-    /// List those of all tenants that the token in use may see.
+    /// List those that the token in use may see.
     List {
         /// Only those of this tenant.
         #[arg(long, value_name = "TENANT")]
@@ -60,10 +63,10 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
     let format = client.format;
     match args.action {
-        Action::Create { rights, expires_at, name } => {
+        Action::Create { gateway, rights, expires_at, name } => {
             let url = client.url(&["tokens"])?;
             let body = Body::default()
-                .field("tenant", Some(&client.tenant))
+                .field("tenant", Some(&client.tenant).filter(|_| !gateway))
                 .field("rights", Some(&rights))
                 .field("expires_at", expires_at.as_ref())
                 .field("name", name.as_ref());

@@ -29,12 +29,17 @@ pub struct Asker {
 }
 
 /// Whose token it was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum By {
     /// The admin token.
     Admin,
-    /// One of a tenant's.
-    Token(TokenId),
+    /// Any other.
+    Token {
+        /// Its id.
+        id: TokenId,
+        /// What people call it; empty for nothing.
+        name: String,
+    },
     /// Nobody's that is known.
     Unknown,
 }
@@ -43,7 +48,8 @@ impl fmt::Display for By {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Admin => f.write_str("admin"),
-            Self::Token(id) => id.fmt(f),
+            Self::Token { id, name } if name.is_empty() => id.fmt(f),
+            Self::Token { id, name } => write!(f, "{id} ({name})"),
             Self::Unknown => f.write_str("unknown"),
         }
     }
@@ -163,7 +169,8 @@ pub struct Entry {
 pub struct Record {
     /// When.
     pub at: Timestamp,
-    /// Who: `admin`, the id of a token, or `unknown`.
+    /// Who: `admin`, the id of a token and its name in brackets, or `unknown`.
+    /// Entries of older versions have the id alone.
     pub by: String,
     /// From which address.
     pub from: Option<IpAddr>,
@@ -239,5 +246,12 @@ mod tests {
         let text = serde_json::to_string(&entry.record).unwrap();
         assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), entry.record);
         assert_eq!((entry.record.by.as_str(), entry.record.from), ("admin", asker.from));
+    }
+
+    #[test]
+    fn a_token_is_told_by_its_id_and_name() {
+        let id = TokenId::mint(Timestamp::UNIX_EPOCH, 1);
+        let by = |name: &str| By::Token { id, name: name.into() }.to_string();
+        assert_eq!((by(""), by("the office")), (id.to_string(), format!("{id} (the office)")));
     }
 }

@@ -430,9 +430,9 @@ impl Settings {
         let old_headers: Vec<String> =
             self.headers.iter().filter(is_old).map(|(name, _)| child("/headers", name)).collect();
         let is_policy_old = known.retry == self.retry;
-        problems.retain(|problem| {
-            !(is_policy_old && problem.pointer.starts_with("/retry")) && !old_headers.contains(&problem.pointer)
-        });
+        let is_accepted =
+            |pointer: &String| old_headers.contains(pointer) || is_policy_old && pointer.starts_with("/retry");
+        problems.retain(|problem| !is_accepted(&problem.pointer));
         match problems.is_empty() {
             true => Ok(self.retry.filled()),
             false => Err(problems),

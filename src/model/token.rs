@@ -1,7 +1,7 @@
 //! Tokens: what lets a program use the API, and how far.
 //!
 //! A token is `pht_`, its id and 256 random bits. Only a hash is kept; the id
-//! finds it.
+//! finds it. It belongs to a tenant, or to the gateway itself.
 
 use std::fmt;
 
@@ -10,13 +10,14 @@ use serde::{Deserialize, Serialize};
 
 use super::id::{TenantId, TokenId};
 
-/// What every tenant's token begins with, so that scanners can find lost ones.
+/// What every token but the admin token begins with, so that scanners can find lost ones.
 pub const PREFIX: &str = "pht_";
 
 /// The hash of a token, as kept.
 pub type TokenHash = [u8; 32];
 
-/// What a token of a tenant may do there.
+/// What a token may do: the first three in its tenant, of the others one in the
+/// whole gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Right {
@@ -26,25 +27,85 @@ pub enum Right {
     Manage,
     /// See everything but secrets.
     Read,
+    /// Do everything, as the admin token.
+    Admin,
+    /// See everything that an admin sees, but secrets.
+    AdminRead,
+    /// Do everything in all tenants, and make tenants and their tokens.
+    Tenants,
+}
+
+/// What a route asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// Nothing: everybody may.
+    Nothing,
+    /// This right of a tenant, or whatever holds it.
+    Right(Right),
+    /// To act on tenants as such.
+    Tenants,
+    /// To administer the gateway.
+    Admin,
+}
+
+impl Need {
+    /// What has to be held, in a word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::Right(right) => right.as_str(),
+            Self::Tenants => "tenants",
+            Self::Admin => "admin",
+        }
+    }
+
+    /// The need of this name, as routes write it.
+    pub fn named(name: &str) -> Option<Self> {
+        let right = Right::OF_TENANTS.into_iter().find(|right| right.as_str() == name).map(Self::Right);
+        right.or(match name {
+            "tenants" => Some(Self::Tenants),
+            "admin" => Some(Self::Admin),
+            _ => None,
+        })
+    }
 }
 
 impl Right {
+    /// Those that a tenant's token has.
+    pub const OF_TENANTS: [Self; 3] = [Self::Publish, Self::Manage, Self::Read];
+    /// Those of which a token of the gateway has one.
+    pub const OF_GATEWAY: [Self; 3] = [Self::Admin, Self::AdminRead, Self::Tenants];
+
+    /// Whether tokens of the gateway have it, and not those of tenants.
+    pub fn is_of_gateway(self) -> bool {
+        Self::OF_GATEWAY.contains(&self)
+    }
+
     /// The right as it is written.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Publish => "publish",
             Self::Manage => "manage",
             Self::Read => "read",
+            Self::Admin => "admin",
+            Self::AdminRead => "admin_read",
+            Self::Tenants => "tenants",
         }
     }
 
-    /// Whether whoever has this right may do what the other is asked for.
-    /// `manage` holds `read`, but not `publish`: a token that a customer
-    /// manages endpoints with must not speak in the producer's name.
-    pub fn holds(self, needed: Self) -> bool {
-        match (self, needed) {
-            (Self::Manage, Self::Read) => true,
-            (has, needed) => has == needed,
+    /// Whether whoever has this right may do what is asked for; `is_reading`
+    /// where that changes nothing and shows no secrets. `manage` holds `read`,
+    /// but not `publish`: a token that a customer manages endpoints with must
+    /// not speak in the producer's name.
+    pub fn holds(self, need: Need, is_reading: bool) -> bool {
+        match (self, need) {
+            (_, Need::Nothing) | (Self::Admin, _) => true,
+            (Self::AdminRead, _) => is_reading,
+            (Self::Tenants, Need::Right(_) | Need::Tenants) => true,
+            (Self::Manage, Need::Right(Self::Read)) => true,
+            (has @ (Self::Publish | Self::Manage | Self::Read), Need::Right(needed)) => has == needed,
+            (Self::Publish | Self::Manage | Self::Read, Need::Tenants) => false,
+            (Self::Publish | Self::Manage | Self::Read | Self::Tenants, Need::Admin) => false,
         }
     }
 }
@@ -55,13 +116,13 @@ impl fmt::Display for Right {
     }
 }
 
-/// A token of a tenant, as kept.
+/// A token of a tenant or of the gateway, as kept.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     /// Its id.
     pub id: TokenId,
-    /// Whose it is.
-    pub tenant: TenantId,
+    /// Whose it is; nobody's, if it is the gateway's own.
+    pub tenant: Option<TenantId>,
     /// What people call it.
     pub name: String,
     /// What it may do.
@@ -77,9 +138,14 @@ pub struct Token {
 }
 
 impl Token {
-    /// Whether it may do what this right is asked for.
-    pub fn may(&self, needed: Right) -> bool {
-        self.rights.iter().any(|right| right.holds(needed))
+    /// Whether it may do what is asked for; see [`Right::holds`].
+    pub fn may(&self, need: Need, is_reading: bool) -> bool {
+        need == Need::Nothing || self.rights.iter().any(|right| right.holds(need, is_reading))
+    }
+
+    /// In whose audit log it is recorded that it was made or revoked.
+    pub fn recorded_with(&self) -> TenantId {
+        self.tenant.clone().unwrap_or_else(TenantId::system)
     }
 
     /// Whether its time is over.
@@ -91,7 +157,7 @@ impl Token {
 /// The hash stays inside.
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Token({} of {})", self.id, self.tenant)
+        write!(f, "Token({} of {})", self.id, self.tenant.as_ref().map_or("the gateway", TenantId::as_str))
     }
 }
 
@@ -102,12 +168,36 @@ mod tests {
     #[test]
     fn manage_holds_read_and_nobody_holds_what_was_not_given() {
         use Right::{Manage, Publish, Read};
-        let held: Vec<(Right, Right)> = [Publish, Manage, Read]
-            .into_iter()
-            .flat_map(|has| [Publish, Manage, Read].map(|needed| (has, needed)))
-            .filter(|(has, needed)| has.holds(*needed))
-            .collect();
-        assert_eq!(held, [(Publish, Publish), (Manage, Manage), (Manage, Read), (Read, Read)]);
+        for is_reading in [false, true] {
+            let held: Vec<(Right, Right)> = Right::OF_TENANTS
+                .into_iter()
+                .flat_map(|has| Right::OF_TENANTS.map(|needed| (has, needed)))
+                .filter(|(has, needed)| has.holds(Need::Right(*needed), is_reading))
+                .collect();
+            assert_eq!(held, [(Publish, Publish), (Manage, Manage), (Manage, Read), (Read, Read)]);
+            for has in Right::OF_TENANTS {
+                assert!(!has.holds(Need::Tenants, is_reading) && !has.holds(Need::Admin, is_reading), "{has}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_gateways_token_may_everything_or_only_read_or_all_but_the_gateway() {
+        let needs = [
+            Need::Right(Right::Publish),
+            Need::Right(Right::Manage),
+            Need::Right(Right::Read),
+            Need::Tenants,
+            Need::Admin,
+        ];
+        for need in needs {
+            assert_eq!(Need::named(need.as_str()), Some(need));
+            assert!(Right::Admin.holds(need, false));
+            assert!(Right::AdminRead.holds(need, true) && !Right::AdminRead.holds(need, false));
+            assert_eq!(Right::Tenants.holds(need, true), need != Need::Admin);
+            assert_eq!(Right::Tenants.holds(need, false), need != Need::Admin);
+        }
+        assert_eq!(Need::named("admin_read"), None, "a route asks for what is done, not for who does it");
     }
 
     #[test]
@@ -115,7 +205,7 @@ mod tests {
         let at = |second| Timestamp::from_second(second).unwrap();
         let token = Token {
             id: TokenId::mint(at(0), 1),
-            tenant: "acme".parse().unwrap(),
+            tenant: Some("acme".parse().unwrap()),
             name: String::new(),
             rights: vec![Right::Read],
             hash: [77; 32],

@@ -48,13 +48,13 @@ pub trait Access: Send + Sync {
 
     /// Adds a token. It is good everywhere when the call returns.
     async fn create_token(&self, token: Token) -> Result<()>;
-    /// Revokes a token of a tenant, or of any. It is good nowhere any more
+    /// Revokes a token, if it is one of these. It is good nowhere any more
     /// when the call returns.
-    async fn revoke_token(&self, id: TokenId, tenant: Option<&TenantId>, now: Timestamp) -> Result<()>;
+    async fn revoke_token(&self, id: TokenId, whose: TokensOf, now: Timestamp) -> Result<()>;
     /// Keeps when tokens were last used; what is known to be later stays.
     async fn use_tokens(&self, used: Vec<(TokenId, Timestamp)>) -> Result<()>;
-    /// Tokens that have not been revoked, newest first: of a tenant, or all.
-    async fn tokens(&self, tenant: Option<&TenantId>, page: PageAsk) -> Result<Page<Token>>;
+    /// Those of these tokens that have not been revoked, newest first.
+    async fn tokens(&self, whose: TokensOf, page: PageAsk) -> Result<Page<Token>>;
 
     /// Records something that changes nothing in the store, in the name of
     /// whoever asks for it.
@@ -64,6 +64,29 @@ pub trait Access: Send + Sync {
     /// Forgets entries of before this time, and of revoked tokens what is
     /// left. Returns how many entries, at most so many.
     async fn forget_audit(&self, before: Timestamp, most: usize) -> Result<usize>;
+}
+
+/// Whose tokens are meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokensOf {
+    /// Those of this tenant.
+    Tenant(TenantId),
+    /// Those of all tenants.
+    Tenants,
+    /// Those of all tenants and of the gateway itself.
+    All,
+}
+
+impl TokensOf {
+    /// As stores ask: the one tenant, if it is one, and whether the gateway's
+    /// own are meant, too.
+    pub(super) fn asked(&self) -> (Option<String>, bool) {
+        match self {
+            Self::Tenant(tenant) => (Some(tenant.as_str().to_owned()), false),
+            Self::Tenants => (None, false),
+            Self::All => (None, true),
+        }
+    }
 }
 
 /// Which entries of the audit log to list.

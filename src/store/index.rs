@@ -291,7 +291,7 @@ impl Index {
     pub fn put_token(&mut self, token: Arc<Token>) {
         let tenant = token.tenant.clone();
         if self.tokens.insert(token.id, token).is_none()
-            && let Some(entry) = self.tenants.get_mut(&tenant)
+            && let Some(entry) = tenant.and_then(|tenant| self.tenants.get_mut(&tenant))
         {
             entry.tokens += 1;
         }
@@ -300,7 +300,7 @@ impl Index {
     /// Takes out a token.
     pub fn remove_token(&mut self, id: TokenId) {
         if let Some(token) = self.tokens.remove(&id)
-            && let Some(entry) = self.tenants.get_mut(&token.tenant)
+            && let Some(entry) = token.tenant.as_ref().and_then(|tenant| self.tenants.get_mut(tenant))
         {
             entry.tokens -= 1;
         }
@@ -308,7 +308,7 @@ impl Index {
 
     /// Takes out a tenant, its endpoints and its tokens.
     pub fn remove_tenant(&mut self, id: &TenantId) {
-        self.tokens.retain(|_, token| token.tenant != *id);
+        self.tokens.retain(|_, token| token.tenant.as_ref() != Some(id));
         if let Some(entry) = self.tenants.remove(id) {
             if !entry.endpoints.is_empty() {
                 self.weight_in_use -= u64::from(entry.tenant.quota.weight);

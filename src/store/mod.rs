@@ -36,7 +36,7 @@ mod questions;
 mod scrub;
 pub mod seal;
 
-pub use access::{Access, AuditQuery, asked_by, asker};
+pub use access::{Access, AuditQuery, TokensOf, asked_by, asker};
 pub use changes::{Change, Changed, ChangedEndpoint, EndpointChange, Notice, Stop};
 pub use cluster::{Cluster, Node, Pulse, ShardView, Tiding, View};
 pub use questions::{DeliveryQuery, EventQuery, EventRecord, Lane, Page, PageAsk};

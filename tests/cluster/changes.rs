@@ -207,7 +207,10 @@ async fn a_token_is_good_everywhere_when_it_is_made_and_nowhere_when_it_is_revok
     let nodes = [&cluster.nodes[0], &cluster.nodes[1]];
     for round in 0..20 {
         let (here, there) = (nodes[round % 2], nodes[(round + 1) % 2]);
-        let new = json!({"tenant": "default", "rights": ["read"]});
+        let new = match round % 4 {
+            0 => json!({"name": "the dashboard", "rights": ["admin_read"]}),
+            _ => json!({"tenant": "default", "rights": ["read"]}),
+        };
         let made = here.client().post_json("/v1/tokens", &new).await.expect(201);
         let (id, token) = (made["id"].as_str().unwrap(), made["token"].as_str().unwrap());
         let user = Client::new(there.gateway().address, token);

@@ -9,7 +9,7 @@ use posthaste::model::id::{TenantId, TokenId};
 use posthaste::model::pace::Rate;
 use posthaste::model::tenant::{Quota, Tenant};
 use posthaste::model::token::{Right, Token};
-use posthaste::store::{AuditQuery, Change, EndpointChange, Error, PageAsk, asked_by};
+use posthaste::store::{AuditQuery, Change, EndpointChange, Error, PageAsk, TokensOf, asked_by};
 use serde_json::json;
 
 use crate::house::{House, at, event, ours, tenant};
@@ -20,6 +20,8 @@ for_every_store! {
     a_tenants_token_is_not_revoked_for_another,
     a_deleted_tenant_takes_its_tokens_along,
     a_token_for_no_tenant_is_refused,
+    a_token_of_the_gateway_is_kept_listed_and_revoked_apart_from_those_of_tenants,
+    what_is_done_to_a_token_of_the_gateway_is_on_record_with_the_system,
     tokens_are_listed_newest_first_page_by_page,
     the_latest_use_of_a_token_is_kept,
     what_somebody_changes_is_recorded_with_the_change,
@@ -33,7 +35,7 @@ for_every_store! {
 fn token(house: &House, of: &TenantId, seconds: i64) -> Token {
     Token {
         id: TokenId::mint(at(seconds), house.mint()),
-        tenant: of.clone(),
+        tenant: Some(of.clone()),
         name: format!("made at {seconds}"),
         rights: vec![Right::Read, Right::Publish],
         hash: [seconds as u8; 32],
@@ -47,8 +49,17 @@ fn page(limit: usize, cursor: Option<String>) -> PageAsk {
     PageAsk { cursor, limit }
 }
 
-async fn tokens(house: &House, of: Option<&TenantId>) -> Vec<Token> {
-    house.store.tokens(of, page(100, None)).await.unwrap().data
+/// A token of the gateway itself.
+fn gateways_token(house: &House, right: Right, seconds: i64) -> Token {
+    Token { tenant: None, rights: vec![right], ..token(house, &ours(), seconds) }
+}
+
+fn of(tenant: &TenantId) -> TokensOf {
+    TokensOf::Tenant(tenant.clone())
+}
+
+async fn tokens(house: &House, whose: TokensOf) -> Vec<Token> {
+    house.store.tokens(whose, page(100, None)).await.unwrap().data
 }
 
 async fn audit(house: &House, ask: AuditQuery) -> Vec<Entry> {
@@ -65,7 +76,7 @@ async fn a_token_is_there_when_its_creation_returns_and_after_closing(house: Hou
     assert!(house.store.token(made.id).is_none());
     house.store.create_token(made.clone()).await.unwrap();
     assert_eq!(*house.store.token(made.id).unwrap(), made);
-    assert_eq!(tokens(&house, None).await, std::slice::from_ref(&made));
+    assert_eq!(tokens(&house, TokensOf::All).await, std::slice::from_ref(&made));
     let house = house.reopened().await;
     assert_eq!(*house.store.token(made.id).unwrap(), made);
 }
@@ -74,22 +85,22 @@ async fn a_revoked_token_is_gone_at_once_and_after_closing(house: House) {
     let (made, kept) = (token(&house, &ours(), 1), token(&house, &ours(), 2));
     house.store.create_token(made.clone()).await.unwrap();
     house.store.create_token(kept.clone()).await.unwrap();
-    house.store.revoke_token(made.id, None, at(3)).await.unwrap();
+    house.store.revoke_token(made.id, TokensOf::All, at(3)).await.unwrap();
     assert!(house.store.token(made.id).is_none());
-    assert!(matches!(house.store.revoke_token(made.id, None, at(4)).await, Err(Error::NotFound("token"))));
+    assert!(matches!(house.store.revoke_token(made.id, TokensOf::All, at(4)).await, Err(Error::NotFound("token"))));
     let house = house.reopened().await;
     assert!(house.store.token(made.id).is_none());
-    assert_eq!(tokens(&house, Some(&ours())).await, [kept]);
+    assert_eq!(tokens(&house, of(&ours())).await, [kept]);
 }
 
 async fn a_tenants_token_is_not_revoked_for_another(house: House) {
     let acme = house.put_tenant("acme").await;
     let made = token(&house, &ours(), 1);
     house.store.create_token(made.clone()).await.unwrap();
-    let refused = house.store.revoke_token(made.id, Some(&acme), at(2)).await;
+    let refused = house.store.revoke_token(made.id, of(&acme), at(2)).await;
     assert!(matches!(refused, Err(Error::NotFound("token"))));
     assert!(house.store.token(made.id).is_some());
-    house.store.revoke_token(made.id, Some(&ours()), at(2)).await.unwrap();
+    house.store.revoke_token(made.id, of(&ours()), at(2)).await.unwrap();
     assert!(house.store.token(made.id).is_none());
 }
 
@@ -103,12 +114,50 @@ async fn a_deleted_tenant_takes_its_tokens_along(house: House) {
     house.put_tenant("acme").await;
     let house = house.reopened().await;
     assert!(house.store.token(made.id).is_none(), "also not for another tenant of that name");
-    assert_eq!(tokens(&house, None).await, [kept]);
+    assert_eq!(tokens(&house, TokensOf::All).await, [kept]);
 }
 
 async fn a_token_for_no_tenant_is_refused(house: House) {
     let refused = house.store.create_token(token(&house, &tenant("nobody"), 1)).await;
     assert!(matches!(refused, Err(Error::NotFound("tenant"))));
+}
+
+async fn a_token_of_the_gateway_is_kept_listed_and_revoked_apart_from_those_of_tenants(house: House) {
+    let acme = house.put_tenant("acme").await;
+    let theirs = token(&house, &acme, 1);
+    let (first, second) = (gateways_token(&house, Right::Admin, 2), gateways_token(&house, Right::AdminRead, 3));
+    for token in [&theirs, &first, &second] {
+        house.store.create_token(token.clone()).await.unwrap();
+    }
+    assert_eq!(*house.store.token(first.id).unwrap(), first);
+    let house = house.reopened().await;
+    assert_eq!(*house.store.token(first.id).unwrap(), first, "it is there after closing");
+    assert_eq!(tokens(&house, TokensOf::All).await, [second.clone(), first.clone(), theirs.clone()]);
+    assert_eq!(tokens(&house, TokensOf::Tenants).await, std::slice::from_ref(&theirs));
+    assert_eq!(tokens(&house, of(&acme)).await, std::slice::from_ref(&theirs));
+    for whose in [of(&acme), of(&ours()), TokensOf::Tenants] {
+        let refused = house.store.revoke_token(first.id, whose, at(4)).await;
+        assert!(matches!(refused, Err(Error::NotFound("token"))), "it is not one of a tenant's");
+    }
+    house.store.use_tokens(vec![(second.id, at(9))]).await.unwrap();
+    house.store.revoke_token(first.id, TokensOf::All, at(4)).await.unwrap();
+    house.store.revoke_token(theirs.id, TokensOf::Tenants, at(4)).await.unwrap();
+    house.store.delete_tenant(&acme, at(5)).await.unwrap();
+    let house = house.reopened().await;
+    assert!(house.store.token(first.id).is_none() && house.store.token(theirs.id).is_none());
+    let kept = tokens(&house, TokensOf::All).await;
+    assert_eq!(kept, [Token { used_at: Some(at(9)), ..second }], "a tenant takes only its own along");
+}
+
+async fn what_is_done_to_a_token_of_the_gateway_is_on_record_with_the_system(house: House) {
+    let made = gateways_token(&house, Right::Tenants, 1);
+    asked_by(asker(at(2)), house.store.create_token(made.clone())).await.unwrap();
+    asked_by(asker(at(3)), house.store.revoke_token(made.id, TokensOf::All, at(3))).await.unwrap();
+    let log = audit(&house, AuditQuery::default()).await;
+    let told: Vec<_> = log.iter().map(|entry| (entry.record.action, entry.record.resource.clone())).collect();
+    assert_eq!(told, [Action::TokenRevoked, Action::TokenCreated].map(|action| (action, made.id.to_string())));
+    assert!(log.iter().all(|entry| entry.record.tenant.is_system()), "{log:?}");
+    assert_eq!(log[1].record.fields, ["tenants"]);
 }
 
 async fn tokens_are_listed_newest_first_page_by_page(house: House) {
@@ -119,13 +168,13 @@ async fn tokens_are_listed_newest_first_page_by_page(house: House) {
         house.store.create_token(token.clone()).await.unwrap();
     }
     let names = |tokens: &[Token]| tokens.iter().map(|token| token.created_at).collect::<Vec<_>>();
-    let first = house.store.tokens(Some(&ours), page(3, None)).await.unwrap();
+    let first = house.store.tokens(of(&ours), page(3, None)).await.unwrap();
     assert_eq!(names(&first.data), [at(5), at(4), at(2)]);
-    let last = house.store.tokens(Some(&ours), page(3, first.next)).await.unwrap();
+    let last = house.store.tokens(of(&ours), page(3, first.next)).await.unwrap();
     assert_eq!((names(&last.data), last.next), (vec![at(1)], None));
-    assert_eq!(names(&tokens(&house, None).await), [at(5), at(4), at(3), at(2), at(1)]);
-    assert_eq!(names(&tokens(&house, Some(&acme)).await), [at(3)]);
-    let wrong = house.store.tokens(None, page(3, Some("nonsense".into()))).await;
+    assert_eq!(names(&tokens(&house, TokensOf::All).await), [at(5), at(4), at(3), at(2), at(1)]);
+    assert_eq!(names(&tokens(&house, of(&acme)).await), [at(3)]);
+    let wrong = house.store.tokens(TokensOf::All, page(3, Some("nonsense".into()))).await;
     assert!(matches!(wrong, Err(Error::NotFound("cursor"))));
 }
 
@@ -137,7 +186,7 @@ async fn the_latest_use_of_a_token_is_kept(house: House) {
     house.store.use_tokens(vec![(made.id, at(20)), (gone, at(20))]).await.unwrap();
     house.store.use_tokens(vec![(made.id, at(10))]).await.unwrap();
     let house = house.reopened().await;
-    let uses: Vec<_> = tokens(&house, None).await.iter().map(|token| token.used_at).collect();
+    let uses: Vec<_> = tokens(&house, TokensOf::All).await.iter().map(|token| token.used_at).collect();
     assert_eq!(uses, [None, Some(at(20))]);
 }
 
@@ -155,14 +204,14 @@ async fn what_somebody_changes_is_recorded_with_the_change(house: House) {
     let new = house.new_endpoint(&acme, json!({}));
     let id = new.id;
     let made = token(&house, &acme, 1);
-    let by = By::Token(made.id);
+    let by = By::Token { id: made.id, name: "the office".into() };
     let store = house.store.clone();
     // Everything that can be asked for, each at a second of its own.
     let mut second = 10;
     macro_rules! ask {
         ($deed:expr) => {{
             second += 1;
-            let asker = Arc::new(Asker { by, ..Asker::clone(&asker(at(second))) });
+            let asker = Arc::new(Asker { by: by.clone(), ..Asker::clone(&asker(at(second))) });
             asked_by(asker, $deed).await.unwrap()
         }};
     }
@@ -190,7 +239,7 @@ async fn what_somebody_changes_is_recorded_with_the_change(house: House) {
     ask!(store.change(&acme, claim.id, Change::Replay, at(34)));
     ask!(store.record(Deed::new(Action::SecretsShown, &acme, id)));
     ask!(store.delete_endpoint(&acme, id, at(35)));
-    ask!(store.revoke_token(made.id, None, at(36)));
+    ask!(store.revoke_token(made.id, TokensOf::All, at(36)));
     ask!(store.delete_tenant(&acme, at(37)));
     drop(store);
     let house = house.reopened().await;
@@ -200,7 +249,7 @@ async fn what_somebody_changes_is_recorded_with_the_change(house: House) {
         .rev()
         .map(|entry| {
             let record = &entry.record;
-            assert_eq!((record.by.as_str(), &record.tenant), (made.id.to_string().as_str(), &acme));
+            assert_eq!((&record.by, &record.tenant), (&format!("{} (the office)", made.id), &acme));
             assert_eq!((record.request_id.as_str(), record.from), ("req_1", asker(at(0)).from));
             format!("{} {} {}", record.action.as_str(), record.resource, record.fields.join(","))
         })

@@ -9,7 +9,7 @@ use posthaste::model::size::Size;
 use posthaste::model::span::Span;
 use posthaste::model::tenant::Tenant;
 use posthaste::model::token::{Right, Token};
-use posthaste::store::{Accepted, EndpointChange, Error, Together};
+use posthaste::store::{Accepted, EndpointChange, Error, Together, TokensOf};
 use serde_json::json;
 
 use crate::house::{House, at, event, ours, tenant};
@@ -75,7 +75,7 @@ async fn tokens_beyond_the_limit_are_refused(house: House) {
     limit(&house, Limits { tokens: 2, ..Limits::default() }).await;
     let token = |n: u8| Token {
         id: posthaste::model::id::TokenId::mint(at(0), n.into()),
-        tenant: ours(),
+        tenant: Some(ours()),
         name: String::new(),
         rights: vec![Right::Read],
         hash: [n; 32],
@@ -88,7 +88,7 @@ async fn tokens_beyond_the_limit_are_refused(house: House) {
     assert_eq!(refused.len(), 3);
     assert!(refused.iter().all(|refused| matches!(refused, Error::OverLimit(over) if over.limit == "tokens")));
     let kept = (0..5).map(token).find(|token| house.store.token(token.id).is_some()).unwrap();
-    house.store.revoke_token(kept.id, None, at(1)).await.unwrap();
+    house.store.revoke_token(kept.id, TokensOf::All, at(1)).await.unwrap();
     assert_eq!(usage(&house).await.tokens, 1);
     house.store.create_token(token(9)).await.unwrap();
 }

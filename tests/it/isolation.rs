@@ -14,6 +14,7 @@ use crate::support::{Answer, Client, Gateway, Options, Receiver, Reply, eventual
 for_every_store! {
     what_is_another_tenants_is_like_what_does_not_exist,
     every_route_takes_the_right_it_declares_and_no_less,
+    a_token_of_the_gateway_may_what_its_kind_says_on_every_route,
     what_is_named_in_a_query_or_a_body_is_no_way_around,
 }
 
@@ -21,8 +22,10 @@ for_every_store! {
 struct Operation {
     method: String,
     path: String,
-    /// `publish`, `manage`, `read`, `admin`, or nothing for everybody.
+    /// `publish`, `manage`, `read`, `tenants`, `admin`, or nothing for everybody.
     need: Option<String>,
+    /// Whether it says that it shows secrets.
+    shows_secrets: bool,
     queries: Vec<String>,
 }
 
@@ -40,8 +43,9 @@ async fn operations(gateway: &Gateway) -> Vec<Operation> {
             };
             let named = operation["parameters"].as_array().into_iter().flatten();
             let queries = named.filter(|one| one["in"] == "query").map(|one| one["name"].as_str().unwrap().to_owned());
+            let shows_secrets = operation["x-shows-secrets"] == true;
             let (method, path, queries) = (method.to_uppercase(), path.clone(), queries.collect());
-            found.push(Operation { method, path, need, queries });
+            found.push(Operation { method, path, need, shows_secrets, queries });
         }
     }
     assert!(found.len() > 40, "there are routes");
@@ -200,11 +204,11 @@ async fn what_is_another_tenants_is_like_what_does_not_exist() {
         // Nor is a method that is not there a way to find out.
         if operation.names("tenant") {
             for method in ["HEAD", "OPTIONS", "TRACE"] {
-                let odd =
-                    Operation { method: method.into(), path: operation.path.clone(), need: None, queries: vec![] };
+                let (method, path) = (method.to_owned(), operation.path.clone());
+                let odd = Operation { method, path, need: None, shows_secrets: false, queries: vec![] };
                 let real = odd.ask(&client, &odd.at(&theirs.ids)).await;
                 let ghost = odd.ask(&client, &odd.at(&ghosts())).await;
-                assert_eq!(tells(&real, &theirs.ids), tells(&ghost, &ghosts()), "{method} {}", odd.path);
+                assert_eq!(tells(&real, &theirs.ids), tells(&ghost, &ghosts()), "{} {}", odd.method, odd.path);
             }
         }
     }
@@ -293,6 +297,46 @@ async fn every_route_takes_the_right_it_declares_and_no_less() {
     }
 }
 
+async fn a_token_of_the_gateway_may_what_its_kind_says_on_every_route() {
+    let (gateway, _) = refusing().await;
+    let mut clients = Vec::new();
+    for kind in ["admin", "admin_read", "tenants"] {
+        let new = json!({"name": kind, "rights": [kind]});
+        let made = gateway.client.post_json("/v1/tokens", &new).await.expect(201);
+        clients.push((kind, Client::new(gateway.address, made["token"].as_str().unwrap())));
+    }
+    let (mut allowed, mut refused) = (0, 0);
+    for operation in operations(&gateway).await {
+        let Some(need) = operation.need.as_deref() else { continue };
+        let what = format!("{} {}", operation.method, operation.path);
+        let is_get = operation.method == "GET";
+        assert!(is_get || !operation.shows_secrets, "{what} is refused to readers anyway");
+        assert_eq!(operation.shows_secrets, is_get && operation.path.contains("secret"), "{what} shows secrets or not");
+        for (kind, client) in &clients {
+            let may = match *kind {
+                "admin" => true,
+                "admin_read" => need == "read" || is_get && !operation.shows_secrets,
+                _ => need != "admin",
+            };
+            // In a tenant that is not there, so that nothing is undone.
+            let answer = operation.ask(client, &operation.at(&ghosts())).await;
+            match may {
+                true => {
+                    assert!(!matches!(answer.status, 401 | 403), "{what} refuses {kind}: {}", answer.status);
+                    allowed += 1;
+                }
+                false => {
+                    let problem = answer.problem(403, "missing_right");
+                    let detail = problem["detail"].as_str().unwrap();
+                    assert!(detail.contains(&format!("the right {need},")), "{what} with {kind}: {detail}");
+                    refused += 1;
+                }
+            }
+        }
+    }
+    assert!(allowed > 60 && refused > 20, "{allowed} and {refused} were tried");
+}
+
 async fn what_is_named_in_a_query_or_a_body_is_no_way_around() {
     let (gateway, receiver) = refusing().await;
     let theirs = household(&gateway, &receiver, "theirs").await;
@@ -335,4 +379,17 @@ async fn what_is_named_in_a_query_or_a_body_is_no_way_around() {
         let new = json!({"tenant": tenant, "rights": ["read"]});
         client.post_json("/v1/tokens", &new).await.problem(403, "missing_right");
     }
+    for right in ["admin", "admin_read", "tenants"] {
+        let new = json!({"name": "x", "rights": [right]});
+        client.post_json("/v1/tokens", &new).await.problem(403, "missing_right");
+    }
+    // Nor does it see or revoke those of the gateway.
+    let new = json!({"name": "the operator's", "rights": ["admin_read"]});
+    let made = gateway.client.post_json("/v1/tokens", &new).await.expect(201);
+    let shown = client.get("/v1/tokens").await.expect(200).to_string();
+    assert!(!shown.contains(made["id"].as_str().unwrap()) && !shown.contains("operator"), "{shown}");
+    let path = format!("/v1/tokens/{}", made["id"].as_str().unwrap());
+    let real = client.send("DELETE", &path, &[], "").await.unwrap();
+    let ghost = client.send("DELETE", &format!("/v1/tokens/{}", ghosts()["token"]), &[], "").await.unwrap();
+    assert_eq!(tells(&real, &theirs.ids), tells(&ghost, &ghosts()));
 }

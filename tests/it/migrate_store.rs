@@ -100,6 +100,8 @@ async fn live(gateway: &Gateway) -> Story {
     gateway.client.send("PUT", "/v1/tenants/acme", &[], r#"{"name":"Acme"}"#).await.unwrap().expect(201);
     let reader = json!({"tenant": "acme", "rights": ["read"], "expires_at": "2100-01-01T00:00:00Z"});
     gateway.client.post_json("/v1/tokens", &reader).await.expect(201);
+    let watcher = json!({"name": "the dashboard", "rights": ["admin_read"]});
+    gateway.client.post_json("/v1/tokens", &watcher).await.expect(201);
     let theirs = json!({"url": receiver.url(), "description": "theirs"});
     gateway.client.post_json("/v1/tenants/acme/endpoints", &theirs).await.expect(201);
     let url = |part: &str| format!("{}/{part}", receiver.url());

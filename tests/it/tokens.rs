@@ -4,8 +4,8 @@
 use posthaste::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
-use crate::cli::{asked, told};
-use crate::support::{Client, Gateway, Options, Receiver, Reply, eventually};
+use crate::cli::{asked, to_gateway, told};
+use crate::support::{Client, Gateway, Options, Printed, Receiver, Reply, eventually, path_of};
 
 for_every_store! {
     a_token_is_shown_once_and_good_until_it_is_revoked,
@@ -13,6 +13,8 @@ for_every_store! {
     a_token_is_over_in_time,
     what_a_token_cannot_be_is_refused_by_field,
     who_changed_what_is_on_record,
+    a_token_of_the_gateway_does_what_its_one_right_says,
+    a_token_of_the_gateway_is_replaced_by_another_and_on_record_by_its_name,
 }
 
 async fn made(gateway: &Gateway, new: Value) -> (String, Client) {
@@ -110,6 +112,14 @@ async fn what_a_token_cannot_be_is_refused_by_field() {
         (json!({"tenant": "default", "rights": ["read"], "expires_at": "soon"}), "/expires_at"),
         (json!({"tenant": "default", "rights": ["read"], "name": "a\u{7}"}), "/name"),
         (json!({"rights": ["read"]}), "/tenant"),
+        (json!({"rights": ["admin", "read"], "name": "x"}), "/tenant"),
+        (json!({"tenant": "default", "rights": ["read", "admin_read"]}), "/rights/1"),
+        (json!({"rights": [], "name": "x"}), "/rights"),
+        (json!({"rights": ["admin", "tenants"], "name": "x"}), "/rights"),
+        (json!({"rights": ["admin"]}), "/name"),
+        (json!({"rights": ["admin"], "name": " "}), "/name"),
+        (json!({"rights": ["admin"], "name": "x", "expires_at": "2020-01-01T00:00:00Z"}), "/expires_at"),
+        (json!({"rights": ["root"], "name": "x"}), "/rights/0"),
     ] {
         let problem = gateway.client.post_json("/v1/tokens", &new).await.problem(422, "invalid_field");
         assert_eq!(problem["errors"][0]["pointer"], pointer, "{new}: {problem}");
@@ -174,6 +184,91 @@ async fn who_changed_what_is_on_record() {
     gateway.client.get("/v1/audit?tenant=_x").await.problem(422, "invalid_field");
 }
 
+async fn a_token_of_the_gateway_does_what_its_one_right_says() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::start().await;
+    let endpoint = gateway.create_endpoint(json!({"url": receiver.url()})).await;
+    let secrets = format!("{}/secrets", path_of(&endpoint));
+    let (watcher, watching) = made(&gateway, json!({"name": "the dashboard", "rights": ["admin_read"]})).await;
+    let (_, tenants) = made(&gateway, json!({"name": "the platform", "rights": ["tenants"]})).await;
+    let (_, admin) = made(&gateway, json!({"name": "the operator", "rights": ["admin"]})).await;
+
+    for path in ["/v1/cluster", "/v1/tenants", "/v1/audit", "/v1/tokens", "/v1/tenants/default/endpoints"] {
+        watching.get(path).await.expect(200);
+    }
+    watching.get(&secrets).await.problem(403, "missing_right");
+    watching.send("PUT", "/v1/tenants/acme", &[], "{}").await.unwrap().problem(403, "missing_right");
+    watching.post(&format!("{}/pause", path_of(&endpoint)), "").await.problem(403, "missing_right");
+    watching
+        .post_json("/v1/tenants/default/events", &json!({"type": "t", "data": 1}))
+        .await
+        .problem(403, "missing_right");
+    watching.post_json("/v1/tokens", &json!({"name": "x", "rights": ["admin"]})).await.problem(403, "missing_right");
+
+    // All of every tenant, its tokens included, and nothing of the gateway.
+    tenants.send("PUT", "/v1/tenants/acme", &[], "{}").await.unwrap().expect(201);
+    tenants.get(&secrets).await.expect(200);
+    let event = json!({"type": "t", "data": 1});
+    tenants.post_json("/v1/tenants/acme/events", &event).await.expect(202);
+    let theirs = tenants.post_json("/v1/tokens", &json!({"tenant": "acme", "rights": ["read"]})).await.expect(201);
+    let theirs = theirs["id"].as_str().unwrap();
+    let shown = tenants.get("/v1/tokens").await.expect(200);
+    let shown: Vec<_> = shown["data"].as_array().unwrap().iter().map(|token| token["id"].clone()).collect();
+    assert_eq!(shown, [theirs], "those of the gateway are not there for it");
+    for path in ["/v1/cluster", "/v1/audit"] {
+        tenants.get(path).await.problem(403, "missing_right");
+    }
+    for rights in ["admin", "admin_read", "tenants"] {
+        let new = json!({"name": "another", "rights": [rights]});
+        tenants.post_json("/v1/tokens", &new).await.problem(403, "missing_right");
+    }
+    tenants.send("DELETE", &format!("/v1/tokens/{watcher}"), &[], "").await.unwrap().problem(404, "not_found");
+    tenants.send("DELETE", &format!("/v1/tokens/{theirs}"), &[], "").await.unwrap().expect(204);
+    tenants.send("DELETE", "/v1/tenants/acme", &[], "").await.unwrap().expect(204);
+
+    let listed = admin.get("/v1/tokens").await.expect(200);
+    let told = |token: &Value| (token["tenant"].clone(), token["name"].clone(), token["rights"].clone());
+    let mut listed: Vec<_> = listed["data"].as_array().unwrap().iter().map(told).collect();
+    listed.sort_by_key(|(_, name, _)| name.to_string());
+    let line = |name: &str, right: &str| (Value::Null, json!(name), json!([right]));
+    assert_eq!(
+        listed,
+        [line("the dashboard", "admin_read"), line("the operator", "admin"), line("the platform", "tenants")]
+    );
+    admin.get("/v1/cluster").await.expect(200);
+    admin.get(&secrets).await.expect(200);
+    admin.send("DELETE", &format!("/v1/tokens/{watcher}"), &[], "").await.unwrap().expect(204);
+    watching.get("/v1/cluster").await.problem(401, "unauthenticated");
+}
+
+async fn a_token_of_the_gateway_is_replaced_by_another_and_on_record_by_its_name() {
+    let gateway = Gateway::start().await;
+    let (old, first) = made(&gateway, json!({"name": "deploy", "rights": ["admin"]})).await;
+    let new = json!({"name": "deploy, newer", "rights": ["admin"]});
+    let next = first.post_json("/v1/tokens", &new).await.expect(201);
+    let second = Client::new(gateway.address, next["token"].as_str().unwrap());
+    second.send("DELETE", &format!("/v1/tokens/{old}"), &[], "").await.unwrap().expect(204);
+    first.get("/v1/tenants").await.problem(401, "unauthenticated");
+    let gateway = gateway.killed_and_restarted().await;
+    let second = Client::new(gateway.address, next["token"].as_str().unwrap());
+    second.send("PUT", "/v1/tenants/acme", &[], "{}").await.unwrap().expect(201);
+    first.get("/v1/tenants").await.problem(401, "unauthenticated");
+    let by = |token: &str, name: &str| format!("{token} ({name})");
+    let next = next["id"].as_str().unwrap();
+    let log: Vec<_> = gateway.list("/v1/audit").await;
+    let told: Vec<_> = log.iter().rev().map(|entry| (entry["by"].clone(), entry["action"].clone())).collect();
+    assert_eq!(
+        told,
+        [
+            (json!("admin"), json!("token.created")),
+            (json!(by(&old, "deploy")), json!("token.created")),
+            (json!(by(next, "deploy, newer")), json!("token.revoked")),
+            (json!(by(next, "deploy, newer")), json!("tenant.created")),
+        ]
+    );
+    assert!(log.iter().skip(1).all(|entry| entry["tenant"] == "_system"), "{log:?}");
+}
+
 #[tokio::test]
 async fn tokens_and_the_audit_log_on_the_command_line() {
     let gateway = Gateway::start().await;
@@ -192,6 +287,31 @@ async fn tokens_and_the_audit_log_on_the_command_line() {
         let log = told(&gateway, args).await;
         assert!(log.contains("token.revoked") && log.contains("token.created") && log.contains("127.0.0.1"), "{log}");
     }
+}
+
+#[tokio::test]
+async fn a_token_of_the_gateway_is_made_on_the_command_line() {
+    let gateway = Gateway::start().await;
+    let args = ["tokens", "create", "--gateway", "--rights", "admin_read", "--name", "the dashboard"];
+    let made = asked(&gateway, &args).await;
+    let client = Client::new(gateway.address, made["token"].as_str().unwrap());
+    client.get("/v1/cluster").await.expect(200);
+    let listed = told(&gateway, &["tokens", "list"]).await;
+    assert!(listed.contains("admin_read") && listed.contains("the dashboard"), "{listed}");
+    let unnamed = to_gateway(&gateway, &["tokens", "create", "--gateway", "--rights", "admin"]).output().await.unwrap();
+    let said = String::from_utf8_lossy(&unnamed.stderr).into_owned();
+    assert!(unnamed.status.code() == Some(2) && said.contains("--name"), "{said}");
+}
+
+#[tokio::test]
+async fn the_admin_token_is_not_printed_where_it_would_be_kept() {
+    let printed = Printed::default();
+    let options = Options { output: Some(printed.clone()), ..Options::flags(&["--log", "trace"]) };
+    let gateway = Gateway::start_with(options).await;
+    let said = printed.text();
+    let file = gateway.folder().join("admin-token");
+    assert!(said.contains(&format!("A new admin token is in {}", file.display())), "{said}");
+    assert!(!said.contains("pha_") && !said.contains(gateway.token()), "{said}");
 }
 
 #[tokio::test]

@@ -285,16 +285,14 @@ impl Access for Stumbling {
     async fn create_token(&self, token: Token) -> Result<()> {
         self.call(async move |store| store.create_token(token).await).await
     }
-    async fn revoke_token(&self, id: TokenId, tenant: Option<&TenantId>, now: Timestamp) -> Result<()> {
-        let tenant = tenant.cloned();
-        self.call(async move |store| store.revoke_token(id, tenant.as_ref(), now).await).await
+    async fn revoke_token(&self, id: TokenId, whose: TokensOf, now: Timestamp) -> Result<()> {
+        self.call(async move |store| store.revoke_token(id, whose, now).await).await
     }
     async fn use_tokens(&self, used: Vec<(TokenId, Timestamp)>) -> Result<()> {
         self.call(async move |store| store.use_tokens(used).await).await
     }
-    async fn tokens(&self, tenant: Option<&TenantId>, page: PageAsk) -> Result<Page<Token>> {
-        let tenant = tenant.cloned();
-        self.call(async move |store| store.tokens(tenant.as_ref(), page).await).await
+    async fn tokens(&self, whose: TokensOf, page: PageAsk) -> Result<Page<Token>> {
+        self.call(async move |store| store.tokens(whose, page).await).await
     }
     async fn record(&self, deed: Deed) -> Result<()> {
         self.call(async move |store| store.record(deed).await).await

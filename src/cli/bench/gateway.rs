@@ -31,14 +31,17 @@ impl Child {
             .kill_on_drop(true)
             .spawn()?;
         let mut lines = BufReader::new(process.stdout.take().context("the gateway has no output")?).lines();
-        let (mut token, mut address) = (None, None);
-        while address.is_none() {
+        let address = loop {
             let Some(line) = lines.next_line().await? else { bail!("it ended before it served") };
-            token = token.or(line.strip_prefix("admin token: ").map(str::to_owned));
-            address = line.split("http://").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
-        }
-        let (token, address) = (token.context("it printed no token")?, address.context("it printed no address")?);
-        Ok(Self { process, address, token, folder })
+            let address = line.split("http://").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
+            if let Some(address) = address {
+                break address;
+            }
+        };
+        let file = folder.path().join("admin-token");
+        let token =
+            std::fs::read_to_string(&file).with_context(|| format!("it wrote no token to {}", file.display()))?;
+        Ok(Self { process, address, token: token.trim().to_owned(), folder })
     }
 
     /// Where it serves.

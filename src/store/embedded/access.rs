@@ -15,10 +15,14 @@ use crate::model::id::{AuditId, TenantId, TokenId};
 use crate::model::token::Token;
 use crate::store::access::draw;
 use crate::store::index::Index;
-use crate::store::{Access, AuditQuery, Error, Page, PageAsk, Result};
+use crate::store::{Access, AuditQuery, Error, Page, PageAsk, Result, TokensOf};
 
 const TOKEN: &str = "k.id, t.id, k.name, k.rights, k.hash, k.created_at, k.expires_at, k.used_at
-                     FROM tokens k JOIN tenants t ON t.no = k.tenant";
+                     FROM tokens k LEFT JOIN tenants t ON t.no = k.tenant";
+
+/// Whether a token is one of those asked for: of the tenant `?2` or of any, and
+/// with `?3` of the gateway.
+const IS_ONE: &str = "(t.id = coalesce(?2, t.id) OR ?3 AND k.tenant IS NULL)";
 
 /// Takes every token into the index.
 pub fn load(db: &Connection, index: &mut Index) -> rusqlite::Result<()> {
@@ -33,7 +37,7 @@ pub fn load(db: &Connection, index: &mut Index) -> rusqlite::Result<()> {
 fn token_from(row: &Row<'_>) -> rusqlite::Result<Token> {
     Ok(Token {
         id: TokenId(uuid_of(row.get(0)?)),
-        tenant: row.get::<_, String>(1)?.parse().expect("stored tenant ids were checked"),
+        tenant: row.get::<_, Option<String>>(1)?.map(|id| id.parse().expect("stored tenant ids were checked")),
         name: row.get(2)?,
         rights: from_json(&row.get::<_, String>(3)?),
         hash: row.get(4)?,
@@ -63,6 +67,15 @@ impl Transaction<'_> {
         self.record(tenant, deed)
     }
 
+    /// The number that a deed is recorded with: the tenant's, or that of the
+    /// tenant for what concerns the gateway itself.
+    fn recorded_with(&self, tenant: Option<i64>) -> rusqlite::Result<i64> {
+        match tenant {
+            Some(tenant) => Ok(tenant),
+            None => Ok(self.tenant_no(&TenantId::system())?.unwrap_or(0)),
+        }
+    }
+
     /// The number of a tenant that is there.
     fn tenant_no(&self, id: &TenantId) -> rusqlite::Result<Option<i64>> {
         let sql = "SELECT no FROM tenants WHERE id = ? AND deleted_at IS NULL";
@@ -88,10 +101,13 @@ impl Access for Embedded {
     async fn create_token(&self, token: Token) -> Result<()> {
         self.writer
             .write(move |transaction| {
-                let Some(tenant) = transaction.tenant_no(&token.tenant)? else {
+                let tenant = token.tenant.as_ref().map(|tenant| transaction.tenant_no(tenant)).transpose()?;
+                if tenant == Some(None) {
                     return Ok(Err(Error::NotFound("tenant")));
-                };
-                if let Err(refused) = transaction.grow_tokens(&token.tenant) {
+                }
+                if let Some(tenant) = &token.tenant
+                    && let Err(refused) = transaction.grow_tokens(tenant)
+                {
                     return Ok(Err(refused));
                 }
                 transaction.db.execute(
@@ -99,7 +115,7 @@ impl Access for Embedded {
                      VALUES (?, ?, ?, ?, ?, ?, ?)",
                     params![
                         id_bytes(token.id.0),
-                        tenant,
+                        tenant.flatten(),
                         token.name,
                         to_json(&token.rights),
                         token.hash,
@@ -107,28 +123,29 @@ impl Access for Embedded {
                         token.expires_at.map(millis),
                     ],
                 )?;
-                let deed = Deed::new(Action::TokenCreated, &token.tenant, token.id);
+                let deed = Deed::new(Action::TokenCreated, &token.recorded_with(), token.id);
                 let rights = token.rights.iter().map(|right| right.to_string()).collect();
-                transaction.record(tenant, &deed.changing(rights))?;
+                transaction.record(transaction.recorded_with(tenant.flatten())?, &deed.changing(rights))?;
                 transaction.after_commit(move |index| index.put_token(Arc::new(token)));
                 Ok(Ok(()))
             })
             .await?
     }
 
-    async fn revoke_token(&self, id: TokenId, tenant: Option<&TenantId>, _: Timestamp) -> Result<()> {
-        let tenant = tenant.cloned();
+    async fn revoke_token(&self, id: TokenId, whose: TokensOf, _: Timestamp) -> Result<()> {
         self.writer
             .write(move |transaction| {
-                let sql = "SELECT t.no, t.id FROM tokens k JOIN tenants t ON t.no = k.tenant
-                           WHERE k.id = ?1 AND t.id = coalesce(?2, t.id)";
-                let bound = params![id_bytes(id.0), tenant.as_ref().map(TenantId::as_str)];
-                let found: Option<(i64, String)> =
-                    transaction.db.query_row(sql, bound, |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-                let Some((no, tenant)) = found else { return Ok(Err(Error::NotFound("token"))) };
+                let sql = format!("SELECT k.tenant, {TOKEN} WHERE k.id = ?1 AND {IS_ONE}");
+                let (tenant, with_gateways) = whose.asked();
+                let bound = params![id_bytes(id.0), tenant, with_gateways];
+                let found = transaction.db.query_row(&sql, bound, |row| Ok((row.get(0)?, row.get(2)?))).optional()?;
+                let Some((no, tenant)): Option<(Option<i64>, Option<String>)> = found else {
+                    return Ok(Err(Error::NotFound("token")));
+                };
                 transaction.db.execute("DELETE FROM tokens WHERE id = ?", [id_bytes(id.0)])?;
-                let tenant = tenant.parse().expect("stored tenant ids were checked");
-                transaction.record(no, &Deed::new(Action::TokenRevoked, &tenant, id))?;
+                let tenant = tenant.map(|id| id.parse().expect("stored tenant ids were checked"));
+                let deed = Deed::new(Action::TokenRevoked, &tenant.unwrap_or_else(TenantId::system), id);
+                transaction.record(transaction.recorded_with(no)?, &deed)?;
                 transaction.after_commit(move |index| index.remove_token(id));
                 Ok(Ok(()))
             })
@@ -148,15 +165,15 @@ impl Access for Embedded {
             .await
     }
 
-    async fn tokens(&self, tenant: Option<&TenantId>, page: PageAsk) -> Result<Page<Token>> {
-        let (tenant, below) = (tenant.cloned(), below::<TokenId>(&page)?);
+    async fn tokens(&self, whose: TokensOf, page: PageAsk) -> Result<Page<Token>> {
+        let below = below::<TokenId>(&page)?;
         self.read(move |db| {
             let sql = format!(
-                "SELECT {TOKEN} WHERE t.deleted_at IS NULL AND k.id < ?1 AND t.id = coalesce(?2, t.id)
-                 ORDER BY k.id DESC LIMIT ?3"
+                "SELECT {TOKEN} WHERE t.deleted_at IS NULL AND k.id < ?1 AND {IS_ONE} ORDER BY k.id DESC LIMIT ?4"
             );
             let below = below.map_or([0xff; 16], |below| id_bytes(below.0));
-            let bound = params![below, tenant.as_ref().map(TenantId::as_str), one_more(&page)];
+            let (tenant, with_gateways) = whose.asked();
+            let bound = params![below, tenant, with_gateways, one_more(&page)];
             let found = db.prepare_cached(&sql)?.query_map(bound, token_from)?.collect::<rusqlite::Result<Vec<_>>>()?;
             Ok(Page::cut(found, page.limit, |token| token.id.to_string()))
         })

@@ -23,12 +23,19 @@ use crate::model::id::{AuditId, TenantId, TokenId};
 use crate::model::shard::Shard;
 use crate::model::token::Token;
 use crate::store::access::draw;
-use crate::store::{Access, AuditQuery, Error, Page, PageAsk, Result, asker};
+use crate::store::{Access, AuditQuery, Error, Page, PageAsk, Result, TokensOf, asker};
 
 /// What is read of a token, and whether it was revoked.
 const TOKEN: &str = "k.id, t.id, k.name, k.rights, k.hash, k.created_at, k.expires_at, k.used_at,
                      k.deleted_at IS NOT NULL OR t.deleted_at IS NOT NULL
-                     FROM posthaste.tokens k JOIN posthaste.tenants t ON t.no = k.tenant";
+                     FROM posthaste.tokens k LEFT JOIN posthaste.tenants t ON t.no = k.tenant";
+
+/// Whether a token is one of those asked for: of the tenant `$2` or of any, and
+/// with `$3` of the gateway.
+const IS_ONE: &str = "(t.id = coalesce($2, t.id) OR $3 AND k.tenant IS NULL)";
+
+/// The tenant for what concerns the gateway itself.
+const SYSTEM: &str = "SELECT no FROM posthaste.tenants WHERE id = $1 AND deleted_at IS NULL";
 
 /// Tokens made or revoked after a version of the catalogue, and which it is.
 pub async fn changed_after(tx: &Tx, version: i64) -> Result<Vec<(Token, bool)>> {
@@ -39,7 +46,7 @@ pub async fn changed_after(tx: &Tx, version: i64) -> Result<Vec<(Token, bool)>> 
 fn token_from(row: &Row) -> Token {
     Token {
         id: TokenId(row.get(0)),
-        tenant: stored_tenant(row.get(1)),
+        tenant: row.get::<_, Option<&str>>(1).map(stored_tenant),
         name: row.get(2),
         rights: from_json(row.get(3)),
         hash: row.get::<_, &[u8]>(4).try_into().expect("a kept hash has 32 bytes"),
@@ -55,6 +62,15 @@ pub async fn record(tx: &Tx, tenant: i64, deed: &Deed) -> Result<()> {
     let entry = Entry::of(&asker, deed, draw());
     let sql = "INSERT INTO posthaste.audit (id, tenant, tenant_id, record) VALUES ($1, $2, $3, $4)";
     tx.execute(sql, bind![entry.id.0, tenant, deed.tenant.as_str(), to_json(&entry.record)]).await.map(|_| ())
+}
+
+/// The number that a deed is recorded with: the tenant's, or that of the
+/// tenant for what concerns the gateway itself.
+async fn recorded_with(tx: &Tx, tenant: Option<i64>) -> Result<i64> {
+    match tenant {
+        Some(tenant) => Ok(tenant),
+        None => Ok(tx.query_opt(SYSTEM, bind![TenantId::SYSTEM]).await?.map_or(0, |row| row.get(0))),
+    }
 }
 
 impl Act<'_> {
@@ -94,16 +110,19 @@ impl Access for Postgres {
     async fn create_token(&self, token: Token) -> Result<()> {
         self.change_catalogue(async move |act| {
             let version = act.bump().await?;
-            act.grow_tokens(&token.tenant).await?;
+            if let Some(tenant) = &token.tenant {
+                act.grow_tokens(tenant).await?;
+            }
             let sql = "INSERT INTO posthaste.tokens (id, tenant, name, rights, hash, created_at, expires_at, version)
-                       SELECT $2, t.no, $3, $4, $5, $6, $7, $8 FROM posthaste.tenants t
-                       WHERE t.id = $1 AND t.deleted_at IS NULL RETURNING tenant";
+                       SELECT $2, t.no, $3, $4, $5, $6, $7, $8
+                       FROM (SELECT 1) one LEFT JOIN posthaste.tenants t ON t.id = $1 AND t.deleted_at IS NULL
+                       WHERE $1 IS NULL OR t.no IS NOT NULL RETURNING tenant";
             let row = act
                 .tx
                 .query_opt(
                     sql,
                     bind![
-                        token.tenant.as_str(),
+                        token.tenant.as_ref().map(|tenant| tenant.as_str().to_owned()),
                         token.id.0,
                         token.name,
                         to_json(&token.rights),
@@ -114,28 +133,31 @@ impl Access for Postgres {
                     ],
                 )
                 .await?;
-            let tenant: i64 = row.ok_or(Error::NotFound("tenant"))?.get(0);
-            let deed = Deed::new(Action::TokenCreated, &token.tenant, token.id);
+            let tenant = row.ok_or(Error::NotFound("tenant"))?.get(0);
+            let deed = Deed::new(Action::TokenCreated, &token.recorded_with(), token.id);
             let rights = token.rights.iter().map(|right| right.to_string()).collect();
-            record(act.tx, tenant, &deed.changing(rights)).await?;
+            record(act.tx, recorded_with(act.tx, tenant).await?, &deed.changing(rights)).await?;
             act.after_commit(move |index| index.put_token(Arc::new(token)));
             Ok(())
         })
         .await
     }
 
-    async fn revoke_token(&self, id: TokenId, tenant: Option<&TenantId>, now: Timestamp) -> Result<()> {
-        let tenant = tenant.cloned();
+    async fn revoke_token(&self, id: TokenId, whose: TokensOf, now: Timestamp) -> Result<()> {
         self.change_catalogue(async move |act| {
             let version = act.bump().await?;
-            let sql = "UPDATE posthaste.tokens k SET deleted_at = $3, version = $4 FROM posthaste.tenants t
-                       WHERE k.id = $1 AND t.no = k.tenant AND t.id = coalesce($2, t.id) AND k.deleted_at IS NULL
-                       RETURNING t.no, t.id";
-            let of = tenant.as_ref().map(|tenant| tenant.as_str().to_owned());
-            let row = act.tx.query_opt(sql, bind![id.0, of, millis(now), version]).await?;
+            let sql = format!(
+                "UPDATE posthaste.tokens u SET deleted_at = $4, version = $5
+                 FROM posthaste.tokens k LEFT JOIN posthaste.tenants t ON t.no = k.tenant
+                 WHERE u.id = $1 AND k.id = $1 AND {IS_ONE} AND u.deleted_at IS NULL
+                 RETURNING t.no, t.id"
+            );
+            let (tenant, with_gateways) = whose.asked();
+            let row = act.tx.query_opt(&sql, bind![id.0, tenant, with_gateways, millis(now), version]).await?;
             let row = row.ok_or(Error::NotFound("token"))?;
-            let deed = Deed::new(Action::TokenRevoked, &stored_tenant(row.get(1)), id);
-            record(act.tx, row.get(0), &deed).await?;
+            let tenant = row.get::<_, Option<&str>>(1).map_or_else(TenantId::system, stored_tenant);
+            let deed = Deed::new(Action::TokenRevoked, &tenant, id);
+            record(act.tx, recorded_with(act.tx, row.get(0)).await?, &deed).await?;
             act.after_commit(move |index| index.remove_token(id));
             Ok(())
         })
@@ -156,15 +178,14 @@ impl Access for Postgres {
         tx.commit().await
     }
 
-    async fn tokens(&self, tenant: Option<&TenantId>, page: PageAsk) -> Result<Page<Token>> {
+    async fn tokens(&self, whose: TokensOf, page: PageAsk) -> Result<Page<Token>> {
         let below = below::<TokenId>(&page)?.map_or(uuid::Uuid::max(), |below| below.0);
         let sql = format!(
-            "SELECT {TOKEN} WHERE k.id < $1 AND t.id = coalesce($2, t.id)
-                              AND k.deleted_at IS NULL AND t.deleted_at IS NULL
-             ORDER BY k.id DESC LIMIT $3"
+            "SELECT {TOKEN} WHERE k.id < $1 AND {IS_ONE} AND k.deleted_at IS NULL AND t.deleted_at IS NULL
+             ORDER BY k.id DESC LIMIT $4"
         );
-        let of = tenant.map(|tenant| tenant.as_str().to_owned());
-        let rows = question(&self.shared, &sql, bind![below, of, one_more(&page)]).await?;
+        let (tenant, with_gateways) = whose.asked();
+        let rows = question(&self.shared, &sql, bind![below, tenant, with_gateways, one_more(&page)]).await?;
         Ok(Page::cut(rows.iter().map(token_from).collect(), page.limit, |token| token.id.to_string()))
     }
 

@@ -36,3 +36,8 @@ CREATE INDEX events_unmatched ON posthaste.events (no) WHERE deliveries = 0 AND 
 
 -- The URLs that an endpoint has had, by version, sealed as its settings are.
 ALTER TABLE posthaste.endpoints ADD COLUMN urls bytea;
+
+-- Tokens of the gateway itself have no tenant. Nodes of the version before this
+-- one do not know them, and refuse whoever shows one.
+
+ALTER TABLE posthaste.tokens ALTER COLUMN tenant DROP NOT NULL;
