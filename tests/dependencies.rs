@@ -247,6 +247,18 @@ fn the_bill_of_materials_names_everything_that_is_built_in() {
     }
 }
 
+/// The name is in a program only if something in it is guarded, and Rust
+/// guards nothing that way.
+#[test]
+fn the_c_that_is_built_in_guards_its_stack() {
+    let program = std::fs::read(env!("CARGO_BIN_EXE_posthaste")).expect("the program can be read");
+    let name = b"__stack_chk_fail";
+    assert!(
+        program.windows(name.len()).any(|found| found == name),
+        "SQLite and AWS-LC were built without -fstack-protector-strong; .cargo/config.toml sets it unless CFLAGS is set"
+    );
+}
+
 /// A `cargo` that answers to `audit` as it is told, and to nothing else.
 fn advisories(says: &str, code: i32) -> (bool, String) {
     let folder = tempfile::tempdir().expect("a folder");

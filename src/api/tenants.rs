@@ -11,6 +11,7 @@ use std::sync::Arc;
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
+use super::auth::Caller;
 use super::endpoints::merge;
 use super::input::{
     DOCUMENT_BYTES_MAX, NamedTenant, Query, Tenant as KnownTenant, document_from_json, from_value, read_body,
@@ -42,7 +43,7 @@ pub struct TenantSettings {
     /// How often it may hand events in.
     #[serde(default = "ingest")]
     ingest: Rate,
-    /// The most it may use of what all tenants share.
+    /// The most it may use of what all tenants share. Only an admin changes it; left out by another caller, it stays.
     #[serde(default)]
     limits: Limits,
     /// What its new endpoints get where they say nothing themselves.
@@ -63,6 +64,16 @@ impl TenantSettings {
         let Quota { weight, rate, ingest } = tenant.quota;
         let (limits, defaults) = (tenant.limits.clone(), tenant.defaults.clone());
         Self { name: tenant.name.clone(), weight, rate, ingest, limits, defaults }
+    }
+
+    /// The limits to save. Whoever may not administer the gateway leaves them
+    /// as they are.
+    fn limits_for(&self, caller: &Caller, before: Limits) -> Result<Limits, Problem> {
+        match caller.must_be_admin() {
+            Ok(()) => Ok(self.limits.clone()),
+            Err(refused) if self.limits != before && self.limits != Limits::default() => Err(refused),
+            Err(_) => Ok(before),
+        }
     }
 
     fn new() -> Self {
@@ -173,6 +184,7 @@ pub async fn show(State(api): State<Api>, KnownTenant(id): KnownTenant) -> Resul
 )]
 pub async fn put(
     State(api): State<Api>,
+    caller: Caller,
     path: Result<NamedTenant, Problem>,
     uri: http::Uri,
     headers: HeaderMap,
@@ -188,7 +200,10 @@ pub async fn put(
         true => TenantSettings::new(),
         false => document_from_json(&body)?,
     };
-    let is_known = api.gateway.store.tenant(&id).is_some();
+    let known = api.gateway.store.tenant(&id);
+    let is_known = known.is_some();
+    let before = known.map(|known| known.limits.clone()).unwrap_or_default();
+    let settings = TenantSettings { limits: settings.limits_for(&caller, before)?, ..settings };
     let tenant = save(&api, id, settings).await?;
     Ok((if is_known { StatusCode::OK } else { StatusCode::CREATED }, tenant))
 }
@@ -254,6 +269,7 @@ fn check(settings: &TenantSettings) -> Result<(), Problem> {
 )]
 pub async fn update(
     State(api): State<Api>,
+    caller: Caller,
     KnownTenant(id): KnownTenant,
     headers: HeaderMap,
     body: Body,
@@ -263,7 +279,9 @@ pub async fn update(
     let current = api.gateway.store.tenant(&id).ok_or_else(|| Problem::not_found("tenant"))?;
     let mut document = serde_json::to_value(TenantSettings::of(&current)).expect("settings are plain data");
     merge(&mut document, Value::Object(patch));
-    save(&api, id, from_value(document)?).await
+    let settings: TenantSettings = from_value(document)?;
+    let limits = settings.limits_for(&caller, current.limits.clone())?;
+    save(&api, id, TenantSettings { limits, ..settings }).await
 }
 
 /// Delete a tenant

@@ -205,6 +205,8 @@ async fn a_batch_stands_or_falls_as_one_and_partial_answers_for_each() {
 async fn an_event_that_too_many_want_is_refused_whole() {
     let gateway = Gateway::start().await;
     let clients: Vec<_> = (0..16).map(|_| gateway.another_client()).collect();
+    let raised = json!({"limits": {"endpoints": 2_000}});
+    gateway.client.patch_json("/v1/tenants/default", &raised).await.expect(200);
     let settings = json!({"url": "https://example.com/", "event_types": ["crowd"]});
     for _ in 0..63 {
         let creating = clients.iter().map(|client| client.post_json("/v1/tenants/default/endpoints", &settings));

@@ -1,6 +1,8 @@
 //! What must stay secret: sealed where it rests, and in nothing that is
 //! printed, logged, counted or answered.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -314,6 +316,7 @@ async fn the_master_key_can_be_replaced_and_the_old_one_opens_nothing() {
     let (is_done, said) = rotate(&gateway).await;
     assert!(!is_done && said.contains("no master key file"), "{said}");
     std::fs::write(&file, &new).unwrap();
+    std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
     let gateway = gateway.restart().await;
     still_signs(&gateway, &receiver, &endpoint).await;
 }

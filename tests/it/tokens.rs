@@ -207,6 +207,13 @@ async fn a_token_of_the_gateway_does_what_its_one_right_says() {
 
     // All of every tenant, its tokens included, and nothing of the gateway.
     tenants.send("PUT", "/v1/tenants/acme", &[], "{}").await.unwrap().expect(201);
+    // Limits are the operator's, also when a tenant is replaced whole.
+    admin.patch_json("/v1/tenants/acme", &json!({"limits": {"endpoints": 5}})).await.expect(200);
+    let raising = json!({"limits": {"endpoints": 9}});
+    tenants.patch_json("/v1/tenants/acme", &raising).await.problem(403, "missing_right");
+    tenants.send("PUT", "/v1/tenants/acme", &[], r#"{"weight":2}"#).await.unwrap().expect(200);
+    let changed = tenants.patch_json("/v1/tenants/acme", &json!({"name": "Acme"})).await.expect(200);
+    assert_eq!((&changed["limits"]["endpoints"], &changed["weight"]), (&json!(5), &json!(2)));
     tenants.get(&secrets).await.expect(200);
     let event = json!({"type": "t", "data": 1});
     tenants.post_json("/v1/tenants/acme/events", &event).await.expect(202);
