@@ -187,7 +187,13 @@ pub fn live(
                 |id: EndpointId| endpoints.iter().any(|known| Shard::of(&tenant(), *known) == Shard::of(&tenant(), id));
             let id = (0..).map(|n| EndpointId::mint(began, n)).find(|id| !is_taken(*id)).unwrap();
             let settings: Settings = serde_json::from_value(settings).unwrap();
-            let mut made = Endpoint { id, policy: settings.check().unwrap(), settings, ..endpoint(0, began) };
+            let mut made = Endpoint {
+                id,
+                urls: posthaste::model::urls::UrlVersions::first(&settings.url),
+                policy: settings.check().unwrap(),
+                settings,
+                ..endpoint(0, began)
+            };
             made.secrets[0].id = SecretId::mint(began, endpoints.len() as u128);
             stores[0].create_endpoint(made).await.unwrap();
             endpoints.push(id);

@@ -117,7 +117,12 @@ fn made(changes: Value, now: Timestamp) -> Endpoint {
     let mut settings = json!({"url": "https://receiver.example/"});
     settings.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
     let settings: Settings = serde_json::from_value(settings).unwrap();
-    Endpoint { policy: settings.check().unwrap(), settings, ..endpoint(0, now) }
+    Endpoint {
+        urls: posthaste::model::urls::UrlVersions::first(&settings.url),
+        policy: settings.check().unwrap(),
+        settings,
+        ..endpoint(0, now)
+    }
 }
 
 fn secs(seconds: u64) -> Duration {

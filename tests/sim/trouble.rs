@@ -133,7 +133,12 @@ fn live(settings: Value, limits: Limits, answer: fn(&str, Duration) -> u16, stor
         let mut whole = json!({"url": "https://receiver.example/", "owner_email": "owner@example.com"});
         whole.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
         let settings: Settings = serde_json::from_value(whole).unwrap();
-        let made = Endpoint { policy: settings.check().unwrap(), settings, ..endpoint(0, began) };
+        let made = Endpoint {
+            urls: posthaste::model::urls::UrlVersions::first(&settings.url),
+            policy: settings.check().unwrap(),
+            settings,
+            ..endpoint(0, began)
+        };
         let id = made.id;
         steady.create_endpoint(made).await.unwrap();
         let store: Arc<dyn Store> = Arc::new(steady.clone());
