@@ -69,8 +69,8 @@ pub fn take<'a>(gateway: &'a Gateway, tenant: &Tenant, events: &[NewEvent]) -> R
     let left = gateway.space.left(gateway.clock.now());
     let is_short = left.is_some_and(|left| gateway.store.stored_in_all() > left.saturating_mul(PART));
     let bytes = events.iter().map(|new| stored_bytes(new.event.data.len(), new.targets.len())).sum();
-    gateway.space.take(bytes);
     if limits.waiting.is_none() && limits.stored_bytes.is_none() && !is_short {
+        gateway.space.take(bytes);
         return Ok(None);
     }
     let deliveries = events.iter().map(|new| new.targets.len() as u64).sum();
@@ -83,10 +83,19 @@ pub fn take<'a>(gateway: &'a Gateway, tenant: &Tenant, events: &[NewEvent]) -> R
     };
     admits(tenant, usage, deliveries, bytes)?;
     let used = usage.stored_bytes;
-    if is_short && left.is_some_and(|left| used > left.saturating_mul(PART)) && !gateway.store.is_alone(&tenant.id) {
+    if is_short && is_among_largest(gateway, &tenant.id, used, left.unwrap_or(u64::MAX)) {
         return Err(NoRoom::Disk { tenant: tenant.id.clone(), used: Size(used) });
     }
+    gateway.space.take(bytes);
     Ok(Some(coming))
+}
+
+/// Whether a tenant has stored more than its part of what is left, and more
+/// than the others on average: what is left is theirs.
+fn is_among_largest(gateway: &Gateway, tenant: &TenantId, used: u64, left: u64) -> bool {
+    let store = &gateway.store;
+    let mean = store.stored_in_all() / store.storing_tenants().max(1);
+    used > left.saturating_mul(PART) && used > mean && !store.is_alone(tenant)
 }
 
 /// Whether a tenant's own limits allow so much more. What is not counted yet

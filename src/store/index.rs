@@ -149,6 +149,11 @@ impl Index {
         self.stored_in_all
     }
 
+    /// How many tenants have events that take up something.
+    pub fn storing_tenants(&self) -> u64 {
+        self.tallies.values().filter(|tally| tally.stored > 0).count() as u64
+    }
+
     /// Whether no other tenant has endpoints, tokens or events.
     pub fn is_alone(&self, id: &TenantId) -> bool {
         let is_used = |entry: &TenantEntry| {

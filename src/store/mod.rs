@@ -458,6 +458,9 @@ pub trait Catalog: Send + Sync {
     async fn usage(&self, tenants: &[TenantId]) -> Result<Vec<Usage>>;
     /// What the events of all tenants take up, where this node knows.
     fn stored_in_all(&self) -> u64;
+    /// How many tenants have events that take up something, where this node
+    /// knows.
+    fn storing_tenants(&self) -> u64;
     /// Whether no other tenant has endpoints, tokens or events.
     fn is_alone(&self, tenant: &TenantId) -> bool;
     /// A tenant's endpoints, newest first.

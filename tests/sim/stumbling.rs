@@ -233,6 +233,9 @@ impl Catalog for Stumbling {
     fn stored_in_all(&self) -> u64 {
         self.inner.stored_in_all()
     }
+    fn storing_tenants(&self) -> u64 {
+        self.inner.storing_tenants()
+    }
     fn is_alone(&self, tenant: &TenantId) -> bool {
         self.inner.is_alone(tenant)
     }

@@ -146,6 +146,10 @@ impl Catalog for Embedded {
         self.index().stored_in_all()
     }
 
+    fn storing_tenants(&self) -> u64 {
+        self.index().storing_tenants()
+    }
+
     fn is_alone(&self, tenant: &TenantId) -> bool {
         self.index().is_alone(tenant)
     }

@@ -254,6 +254,10 @@ impl Catalog for Postgres {
         self.shared.index().stored_in_all()
     }
 
+    fn storing_tenants(&self) -> u64 {
+        self.shared.index().storing_tenants()
+    }
+
     fn is_alone(&self, tenant: &TenantId) -> bool {
         self.shared.index().is_alone(tenant)
     }
