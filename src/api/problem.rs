@@ -367,7 +367,7 @@ pub enum Problems {
     /// `not_found`: there is no such thing, or it is another tenant's.
     #[response(status = 404, content_type = "application/problem+json")]
     NotFound(#[to_schema] ProblemBody<'static>),
-    /// `rate_limited`: too many requests without a valid token came from this address. `Retry-After` says when the next may. A valid token is never told so.
+    /// `rate_limited`: more calls of the tenant's tokens than its `limits.management` allows, or too many requests without a valid token from this address. `Retry-After` says when the next may come.
     #[response(status = 429, content_type = "application/problem+json")]
     Guessing(#[to_schema] ProblemBody<'static>),
     /// `unavailable`: not now; trying again later is safe.

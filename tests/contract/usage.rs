@@ -138,6 +138,8 @@ async fn what_waits_is_counted_by_tenant(house: House) {
 async fn data_that_nobody_wanted_is_forgotten_before_its_id(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     house.accept(event("unwanted")).await;
+    house.accept(event("old")).await;
+    house.execute("UPDATE events SET data = substr(data, 1, 0) WHERE id = 'old'").await;
     let wanted = house.claim(event("wanted").to(&endpoint)).await;
     house.deliver(&wanted, at(1)).await;
     let bytes = usage(&house).await.stored_bytes;
@@ -149,6 +151,8 @@ async fn data_that_nobody_wanted_is_forgotten_before_its_id(house: House) {
     let record = house.store.event(&ours(), &"wanted".parse().unwrap()).await.unwrap().unwrap();
     assert_eq!((record.withheld, record.event.data.is_empty()), (None, false));
     assert_eq!(usage(&house).await.stored_bytes, bytes - record.event.data.len() as u64);
+    let record = house.store.event(&ours(), &"old".parse().unwrap()).await.unwrap().unwrap();
+    assert_eq!(record.withheld, Some(Withheld::Expunged), "an older version expunged it, and wrote no code");
     let again = house.accept_all(vec![event("unwanted")], Together::Each).await;
     assert!(matches!(again[..], [Accepted::Duplicate { .. }]), "{again:?}");
     house.store.expunge(&ours(), &"wanted".parse().unwrap()).await.unwrap();

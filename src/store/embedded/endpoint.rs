@@ -146,11 +146,11 @@ pub fn change(
         Ok(turned) => turned,
         Err(refused) => return Ok(Err(refused)),
     };
-    let bytes = settings_bytes(&endpoint.settings).cast_signed();
-    if let Some(bytes_before) = bytes_before
-        && let Err(refused) = transaction.grow_settings(&endpoint.tenant, 0, bytes - bytes_before)
-    {
-        return Ok(Err(refused));
+    if let Some(bytes_before) = bytes_before {
+        let more = settings_bytes(&endpoint.settings).cast_signed() - bytes_before;
+        if let Err(refused) = transaction.grow_settings(&endpoint.tenant, 0, more) {
+            return Ok(Err(refused));
+        }
     }
     if let Some((secret, ends_at)) = &turned.rotated {
         rotate(transaction, no, endpoint.id, secret, *ends_at)?;

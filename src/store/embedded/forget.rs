@@ -100,7 +100,7 @@ pub fn forget_unmatched(transaction: &mut Transaction<'_>, events: &Unmatched) -
     let db = transaction.db;
     for no in events {
         let found: Option<(i64, i64, i64)> = db
-            .prepare_cached("SELECT tenant, accepted_at, length(data) FROM events WHERE no = ? AND withheld IS NULL")?
+            .prepare_cached("SELECT tenant, accepted_at, length(data) FROM events WHERE no = ? AND withheld IS NULL AND data <> x''")?
             .query_row([no], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
             .optional()?;
         let Some((tenant, accepted_at, bytes)) = found else { continue };

@@ -1,9 +1,10 @@
 -- Events that no endpoint wanted, whose data was kept long enough, oldest
--- first. What somebody else works on is left for the next time.
+-- first. What somebody else works on is left for the next time; data that an
+-- older version expunged is empty already, and stays expunged.
 --
 -- Served by: events_unmatched.
 --
 -- $1 after this number, $2 below this number, $3 accepted before this, $4 how many
 SELECT e.no, e.tenant, octet_length(e.data) FROM posthaste.events e
-WHERE e.deliveries = 0 AND e.withheld IS NULL AND e.no > $1 AND e.no < $2 AND e.accepted_at < $3
+WHERE e.deliveries = 0 AND e.withheld IS NULL AND e.data <> '' AND e.no > $1 AND e.no < $2 AND e.accepted_at < $3
 ORDER BY e.no LIMIT $4 FOR UPDATE SKIP LOCKED
