@@ -14,44 +14,44 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 use tracing::{error, info, warn};
 
-use crate::api::{self, Doors, auth};
+use crate::api::{self, ApiState, auth};
 use crate::clock::{Clock, EngineClock, WallSource};
-use crate::config::{Settings, Smtp};
+use crate::config::{OptionalMailServer, Settings};
 use crate::lifecycle::Gateway;
 use crate::lifecycle::cluster;
 use crate::lifecycle::deliver::connect::Connector;
 use crate::lifecycle::deliver::send::HttpSender;
-use crate::lifecycle::dispatch::limits::Limits;
-use crate::lifecycle::dispatch::{Dispatcher, Means};
+use crate::lifecycle::disk_space::{self, DiskSpace};
+use crate::lifecycle::dispatch::limits::NodeLimits;
+use crate::lifecycle::dispatch::{Dispatcher, DispatcherParts};
 use crate::lifecycle::egress::Egress;
 use crate::lifecycle::egress::guard::Guard;
-use crate::lifecycle::egress::names::Names;
-use crate::lifecycle::expire::{self, Expiry};
+use crate::lifecycle::egress::resolver::NameResolver;
+use crate::lifecycle::expire::{self, ExpirySchedule};
 use crate::lifecycle::intake::Intake;
 use crate::lifecycle::links::{Links, NoPublicUrl};
-use crate::lifecycle::mail::smtp::{SmtpPost, read_password};
-use crate::lifecycle::mail::{Post, Postmaster};
-use crate::lifecycle::retain::{self, Retention};
+use crate::lifecycle::mail::smtp::{SmtpMailer, read_password};
+use crate::lifecycle::mail::{MailQueue, Mailer};
+use crate::lifecycle::notifier::Notifier;
+use crate::lifecycle::retention::{self, Retention};
 use crate::lifecycle::scrub;
-use crate::lifecycle::space::{self, Space};
-use crate::lifecycle::tell::Teller;
 use crate::metrics::Metrics;
 use crate::model::health::Quarantine;
 use crate::model::id::TenantId;
 use crate::model::size::Size;
-use crate::model::tenant::{Defaults, Quota, Tenant};
+use crate::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
 use crate::store::Store;
 use crate::store::durable_file::{put_in_place, write_unnamed};
 use crate::store::embedded::LOG_BYTES_MAX;
-use kept::Kept;
+use store_handle::StoreHandle;
 
-mod files;
-mod kept;
+mod clock_checkpoints;
 pub mod keys;
-pub mod moving;
+pub mod move_store;
+mod open_files;
 mod permissions;
-mod starting;
-mod time;
+mod startup;
+mod store_handle;
 
 const ADMIN_TOKEN_FILE: &str = "admin-token";
 const ADMIN_TOKEN_NOTE: &str = "admin_token_sha256";
@@ -82,14 +82,14 @@ pub struct App {
     /// Where the master key is, when this start made it.
     pub new_key: Option<PathBuf>,
     /// Where the store is, in words.
-    pub place: String,
-    kept: Kept,
+    pub store_description: String,
+    kept: StoreHandle,
     gateway: Arc<Gateway>,
-    doors: Arc<Doors>,
-    checkpoints: Option<time::Checkpoints>,
+    api: Arc<ApiState>,
+    checkpoints: Option<clock_checkpoints::ClockCheckpointer>,
     stop_serving: oneshot::Sender<()>,
     serving: JoinHandle<()>,
-    probes: Option<starting::Answering>,
+    probes: Option<startup::StartupServer>,
     chores: Vec<JoinHandle<()>>,
     stop_timeout: Duration,
 }
@@ -102,71 +102,72 @@ impl App {
             .await
             .with_context(|| format!("cannot listen on {}; choose another address with --listen", settings.listen))?;
         let address = listener.local_addr()?;
-        let asked = api::health::Asked::default();
+        let asked = api::health::GatewayCell::default();
         let (probed_at, probes) = match settings.health_listen.0 {
-            Some(address) => Some(starting::Answering::to_probes(address, asked.clone()).await?).unzip(),
+            Some(address) => Some(startup::StartupServer::to_probes(address, asked.clone()).await?).unzip(),
             None => (None, None),
         };
-        files::make_room(settings.max_connections.0 + settings.max_in_flight.0);
+        open_files::raise_open_files_limit(settings.max_connections.0 + settings.max_in_flight.0);
         let source = if settings.database()?.is_some() { WallSource::Database } else { WallSource::Machine };
         let engine = Arc::new(EngineClock::new(source));
         let clock: Arc<dyn Clock> = engine.clone();
-        let mail = Postmaster::new(post(settings, &clock)?, clock.clone());
+        let mail = MailQueue::new(mailer(settings, &clock)?, clock.clone());
         let metrics = Arc::new(Metrics::new(clock.wall()));
         let kept = match settings.database()? {
             None => {
                 refuse_small_reserve(settings)?;
-                Kept::open_embedded(settings, metrics.commits(), options.is_store_new)?
+                StoreHandle::open_embedded(settings, metrics.commits(), options.is_store_new)?
             }
             Some(url) => {
-                let waiting = starting::Answering::start(&listener, settings.trusted_proxies.0.clone())?;
-                let kept = Kept::open_shared(settings, &url, metrics.commits(), &engine, &options.stop).await;
+                let waiting = startup::StartupServer::start(&listener, settings.trusted_proxies.0.clone())?;
+                let kept = StoreHandle::open_shared(settings, &url, metrics.commits(), &engine, &options.stop).await;
                 waiting.end().await;
                 kept?
             }
         };
-        let checkpoints = time::resume(&kept, engine).await?;
+        let checkpoints = clock_checkpoints::resume(&kept, engine).await?;
         ensure_tenants(kept.store().as_ref(), clock.as_ref()).await?;
         let (admin, new_token) = admin_token(kept.store().as_ref(), &settings.data.0, options.is_token_renewed).await?;
         let own = [Some(address), probed_at].into_iter().flatten().collect();
         let egress = Arc::new(egress(settings, own)?);
         let gateway = Arc::new(gateway(settings, &kept, egress.clone(), mail, metrics, clock).await?);
         gateway.mail.count_in(gateway.metrics.clone());
-        gateway.teller.catch_up(|_| true);
+        gateway.notifier.mail_missed(|_| true);
         warn_of_forbidden(gateway.store.as_ref(), &egress);
 
-        let mut chores = start_chores(&gateway, settings);
-        let doors = Arc::new(Doors {
+        let mut chores = start_background_tasks(&gateway, settings);
+        let api = Arc::new(ApiState {
             gateway: gateway.clone(),
             egress,
-            admin: auth::Admin::new(admin),
-            failures: api::failures::Failures::default(),
-            uses: auth::Uses::default(),
+            admin: auth::AdminToken::new(admin),
+            failures: api::auth_failures::AuthFailures::default(),
+            uses: auth::TokenUses::default(),
             trusted_proxies: settings.trusted_proxies.0.clone(),
             event_bytes_max: bytes(settings.max_event_bytes),
             redacts_payloads: settings.redact_payloads.0,
             stopping: AtomicBool::new(false),
         });
-        asked.set(doors.clone());
-        chores.push(tokio::spawn(auth::keep_uses(doors.clone())));
+        asked.set(api.clone());
+        chores.push(tokio::spawn(auth::write_uses_periodically(api.clone())));
         chores.extend(checkpoints.clone().map(|checkpoints| tokio::spawn(async move { checkpoints.run().await })));
         if kept.is_shared() {
-            chores.push(tokio::spawn(watch_admin_token(doors.clone())));
+            chores.push(tokio::spawn(reload_admin_token(api.clone())));
         }
         let (stop_serving, stop) = oneshot::channel();
         let body_bytes_max = api::accept::body_bytes_max(bytes(settings.max_event_bytes));
-        let limits = api::server::Limits { body_bytes_max, ..api::server::Limits::of(settings.max_connections.0) };
-        let (router, proxies) = (api::router(doors.clone()), settings.trusted_proxies.0.clone());
+        let limits =
+            api::server::ServerLimits { body_bytes_max, ..api::server::ServerLimits::of(settings.max_connections.0) };
+        let (router, proxies) = (api::router(api.clone()), settings.trusted_proxies.0.clone());
         let serving = api::server::serve(listener, router, limits, proxies, stop, settings.stop_timeout.0);
         let serving = tokio::spawn(serving);
         Ok(Self {
             address,
             new_token,
             new_key: kept.new_key().map(Path::to_owned),
-            place: kept.place().to_owned(),
+            store_description: kept.description().to_owned(),
             kept,
             gateway,
-            doors,
+            api,
             checkpoints,
             stop_serving,
             serving,
@@ -178,7 +179,7 @@ impl App {
 
     /// Not ready, no new attempts, what is in flight finishes, flush, close.
     pub async fn stop(self) {
-        self.doors.stopping.store(true, Ordering::Relaxed);
+        self.api.stopping.store(true, Ordering::Relaxed);
         let in_flight = self.gateway.dispatcher.in_flight();
         info!("stopping: no new attempts are started, {in_flight} in flight may finish; a second signal ends them");
         self.gateway.store.retire();
@@ -186,7 +187,7 @@ impl App {
         if left > 0 {
             warn!("{left} attempts were still in flight at the deadline; they will be made again");
         }
-        auth::write_uses(&self.doors).await;
+        auth::write_uses(&self.api).await;
         if let Some(checkpoints) = self.checkpoints {
             checkpoints.write().await;
         }
@@ -207,7 +208,7 @@ impl App {
         if let Some(probes) = self.probes {
             probes.end().await;
         }
-        drop(self.doors);
+        drop(self.api);
         drop(self.gateway);
         self.kept.close().await;
         info!("stopped");
@@ -217,9 +218,9 @@ impl App {
 /// What events move through, on this store.
 async fn gateway(
     settings: &Settings,
-    kept: &Kept,
+    kept: &StoreHandle,
     egress: Arc<Egress>,
-    mail: Postmaster,
+    mail: MailQueue,
     metrics: Arc<Metrics>,
     clock: Arc<dyn Clock>,
 ) -> anyhow::Result<Gateway> {
@@ -227,29 +228,29 @@ async fn gateway(
     let links = Links::new(settings.public_url.0.clone(), &kept.link_key().await?, retention(settings));
     refuse_thin_without_links(store.as_ref(), &links)?;
     let links = Arc::new(links);
-    let expiry = Arc::new(Expiry::new(settings.hold_max));
-    let teller = Teller::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
-    let means = Means {
+    let expiry = Arc::new(ExpirySchedule::new(settings.hold_max));
+    let notifier = Notifier::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
+    let means = DispatcherParts {
         store: store.clone(),
         sender: Arc::new(HttpSender::new(Connector::new(egress)?, settings.max_in_flight.0)),
         links: links.clone(),
         expiry: expiry.clone(),
-        teller: teller.clone(),
+        notifier: notifier.clone(),
         clock: clock.clone(),
     };
     let dispatcher = Dispatcher::new(means, limits(settings), rand::random());
     let space = match kept.is_shared() {
-        false => Space::watching(settings.data.0.clone(), settings.disk_reserve.0),
+        false => DiskSpace::watching(settings.data.0.clone(), settings.disk_reserve.0),
         // The database's disk is elsewhere; it says itself when it is full.
-        true => Space::endless(),
+        true => DiskSpace::endless(),
     };
     let intake = Intake::new(bytes(settings.ingest_memory), settings.ingest_waiting.0);
-    Ok(Gateway { store, dispatcher, expiry, clock, space, intake, links, mail, teller, metrics })
+    Ok(Gateway { store, dispatcher, expiry, clock, space, intake, links, mail, notifier, metrics })
 }
 
 /// Below this the store's own log could use up what is kept for outcomes.
 fn refuse_small_reserve(settings: &Settings) -> anyhow::Result<()> {
-    let least = space::reserve_min(LOG_BYTES_MAX, settings.max_in_flight.0);
+    let least = disk_space::reserve_min(LOG_BYTES_MAX, settings.max_in_flight.0);
     if settings.disk_reserve < least {
         bail!(
             "disk-reserve is {}; use at least {least}: the store's log may grow by {}, and the outcomes of {} requests \
@@ -262,8 +263,8 @@ fn refuse_small_reserve(settings: &Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn limits(settings: &Settings) -> Limits {
-    Limits {
+fn limits(settings: &Settings) -> NodeLimits {
+    NodeLimits {
         slots: settings.max_in_flight.0,
         per_host: Some(settings.max_in_flight_per_host.0).filter(|most| *most > 0),
         quarantine: Quarantine { refusals: settings.pause_refusals.0, failing_for: settings.pause_failing },
@@ -283,7 +284,7 @@ fn egress(settings: &Settings, own: Vec<SocketAddr>) -> anyhow::Result<Egress> {
     if let Some(proxy) = &proxy {
         info!("receivers are called through the proxy {proxy}, by addresses that are looked up and judged here");
     }
-    Ok(Egress::new(guard, Names::new(&settings.dns)?, proxy))
+    Ok(Egress::new(guard, NameResolver::new(&settings.dns)?, proxy))
 }
 
 fn bytes(setting: Size) -> usize {
@@ -311,7 +312,7 @@ fn refuse_thin_without_links(store: &dyn Store, links: &Links) -> anyhow::Result
     }
 }
 
-fn start_chores(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<JoinHandle<()>> {
+fn start_background_tasks(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<JoinHandle<()>> {
     let retention = retention(settings);
     let (dispatching, expiring, retaining) = (gateway.clone(), gateway.clone(), gateway.clone());
     let mail = gateway.mail.clone();
@@ -323,9 +324,9 @@ fn start_chores(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<JoinHandle<(
         }),
         tokio::spawn(expire::run(expiring)),
         tokio::spawn(scrub::run(gateway.clone())),
-        tokio::spawn(cluster::listen(gateway.clone())),
+        tokio::spawn(cluster::run(gateway.clone())),
         tokio::spawn(async move {
-            retain::run(retaining.store.as_ref(), retaining.clock.as_ref(), retention).await;
+            retention::run(retaining.store.as_ref(), retaining.clock.as_ref(), retention).await;
         }),
         tokio::spawn(async move { mail.run().await }),
         tokio::spawn(watch_disk(gateway.clone())),
@@ -342,10 +343,10 @@ async fn watch_disk(gateway: Arc<Gateway>) {
 }
 
 /// Where mails are handed over, if anywhere.
-fn post(settings: &Settings, clock: &Arc<dyn Clock>) -> anyhow::Result<Option<Arc<dyn Post>>> {
-    let Smtp::Server(server) = &settings.smtp else { return Ok(None) };
+fn mailer(settings: &Settings, clock: &Arc<dyn Clock>) -> anyhow::Result<Option<Arc<dyn Mailer>>> {
+    let OptionalMailServer::Server(server) = &settings.smtp else { return Ok(None) };
     let password = settings.smtp_password_file.0.as_deref().map(read_password).transpose()?;
-    let post = SmtpPost::new(server.clone(), password, settings.mail_from.0.clone(), clock.clone());
+    let post = SmtpMailer::new(server.clone(), password, settings.mail_from.0.clone(), clock.clone());
     Ok(Some(Arc::new(post.context("cannot prepare mails for smtp")?)))
 }
 
@@ -373,9 +374,9 @@ async fn ensure_tenants(store: &dyn Store, clock: &dyn Clock) -> anyhow::Result<
         let tenant = Tenant {
             id,
             name: name.into(),
-            quota: Quota::default(),
+            quota: TenantQuota::default(),
             limits: Default::default(),
-            defaults: Defaults::default(),
+            defaults: EndpointDefaults::default(),
             created_at: clock.now(),
         };
         store.put_tenant(tenant).await?;
@@ -391,8 +392,8 @@ async fn admin_token(
     folder: &Path,
     is_renewed: bool,
 ) -> anyhow::Result<(auth::TokenHash, Option<String>)> {
-    if let Some(hex) = store.note(ADMIN_TOKEN_NOTE).await?.filter(|_| !is_renewed) {
-        return Ok((kept_hash(&hex)?, None));
+    if let Some(hex) = store.setting(ADMIN_TOKEN_NOTE).await?.filter(|_| !is_renewed) {
+        return Ok((stored_hash(&hex)?, None));
     }
     let token = auth::new_admin_token(rand::random());
     let hash = auth::hash(&token);
@@ -403,28 +404,28 @@ async fn admin_token(
     let file = write_unnamed(folder, ".admin-token-", &format!("{token}\n")).with_context(cannot)?;
     let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
     if is_renewed {
-        store.set_note(ADMIN_TOKEN_NOTE, hex).await?;
+        store.put_setting(ADMIN_TOKEN_NOTE, hex).await?;
     } else {
-        let kept = store.note_once(ADMIN_TOKEN_NOTE, hex.clone()).await?;
+        let kept = store.put_setting_once(ADMIN_TOKEN_NOTE, hex.clone()).await?;
         if kept != hex {
-            return Ok((kept_hash(&kept)?, None));
+            return Ok((stored_hash(&kept)?, None));
         }
     }
     put_in_place(file, &path).with_context(cannot)?;
     Ok((hash, Some(token)))
 }
 
-fn kept_hash(hex: &str) -> anyhow::Result<auth::TokenHash> {
+fn stored_hash(hex: &str) -> anyhow::Result<auth::TokenHash> {
     from_hex(hex).ok_or_else(|| anyhow!("the store holds a damaged admin token; start once with --new-admin-token"))
 }
 
 /// Takes over a token that another node has made with `--new-admin-token`.
-async fn watch_admin_token(doors: Arc<Doors>) {
+async fn reload_admin_token(api: Arc<ApiState>) {
     loop {
         tokio::time::sleep(ADMIN_TOKEN_LOOK).await;
-        let note = doors.gateway.store.note(ADMIN_TOKEN_NOTE).await;
+        let note = api.gateway.store.setting(ADMIN_TOKEN_NOTE).await;
         if let Some(hash) = note.ok().flatten().and_then(|hex| from_hex(&hex))
-            && doors.admin.replace(hash)
+            && api.admin.replace(hash)
         {
             info!("another node has made a new admin token; the last one is no longer good here either");
         }

@@ -20,7 +20,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use crate::model::wall::WallOffset;
+use crate::model::wall_offset::WallOffset;
 
 /// A wall clock that differs by less than this from what it should show was
 /// not set; it is steered.
@@ -80,7 +80,7 @@ impl Clock for SystemClock {
 /// Engine time and wall time of a gateway.
 ///
 /// Engine time is the time since the machine was started plus a constant,
-/// which [`Checkpoint`] keeps over restarts. A gateway on a database that many
+/// which [`ClockCheckpoint`] keeps over restarts. A gateway on a database that many
 /// nodes share follows the database's time instead: see [`EngineClock::follow`].
 #[derive(Debug)]
 pub struct EngineClock {
@@ -105,7 +105,7 @@ pub enum WallSource {
 
 /// What engine time goes on from after a restart.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Checkpoint {
+pub struct ClockCheckpoint {
     /// Which run of the machine this is.
     boot_id: String,
     /// The engine time when the machine was started.
@@ -135,7 +135,7 @@ impl EngineClock {
     /// Within one run of the machine the time since boot tells how long the
     /// gateway was away, so a wall clock that was set meanwhile changes
     /// nothing. After a reboot only the wall clock can tell.
-    pub fn resume(&self, kept: Option<&Checkpoint>, floor: Option<Timestamp>) {
+    pub fn resume(&self, kept: Option<&ClockCheckpoint>, floor: Option<Timestamp>) {
         let machine = MachineTime { boot_id: boot_id(), boot_ms: boot_ms(), wall_ms: wall_ms() };
         let base = base_of(kept, floor, &machine);
         self.base_ms.store(base, Ordering::SeqCst);
@@ -146,9 +146,9 @@ impl EngineClock {
     }
 
     /// What [`EngineClock::resume`] can go on from.
-    pub fn checkpoint(&self) -> Checkpoint {
+    pub fn checkpoint(&self) -> ClockCheckpoint {
         let engine_ms = self.now().as_millisecond();
-        Checkpoint {
+        ClockCheckpoint {
             boot_id: boot_id(),
             base_ms: self.base_ms.load(Ordering::SeqCst),
             wall_offset_ms: self.wall_offset_ms.load(Ordering::SeqCst),
@@ -186,7 +186,7 @@ struct MachineTime {
 }
 
 /// The engine time when the machine was started, as far as can be told.
-fn base_of(kept: Option<&Checkpoint>, floor: Option<Timestamp>, machine: &MachineTime) -> i64 {
+fn base_of(kept: Option<&ClockCheckpoint>, floor: Option<Timestamp>, machine: &MachineTime) -> i64 {
     let base = match kept {
         // Where no run can be told from another, each start counts as a reboot.
         Some(kept) if kept.boot_id == machine.boot_id && !kept.boot_id.is_empty() => return kept.base_ms,
@@ -219,7 +219,7 @@ impl EngineClock {
 
     /// How far a reading of the database's clock is ahead of engine time,
     /// beyond what its round trip leaves open.
-    pub fn off_by(&self, reading: DatabaseReading) -> i64 {
+    pub fn ahead_of_engine_time(&self, reading: DatabaseReading) -> i64 {
         let (least, most) = (reading.engine_ms - boot_ms(), reading.engine_ms - reading.asked_ms);
         let base = self.base_ms.load(Ordering::SeqCst);
         base.clamp(least, most.max(least)) - base
@@ -233,7 +233,7 @@ impl EngineClock {
     /// Follows the database's clock: engine time lies within what the reading
     /// allows, and goes on without going back.
     pub fn follow(&self, reading: DatabaseReading) {
-        self.base_ms.fetch_add(self.off_by(reading), Ordering::SeqCst);
+        self.base_ms.fetch_add(self.ahead_of_engine_time(reading), Ordering::SeqCst);
         self.wall_offset_ms.store(reading.wall_ms - reading.engine_ms, Ordering::SeqCst);
     }
 }
@@ -338,8 +338,8 @@ mod tests {
     }
 
     /// A run that began at noon, an hour after boot, and was kept an hour later.
-    fn kept() -> Checkpoint {
-        Checkpoint { boot_id: "one".into(), base_ms: NOON - HOUR, wall_offset_ms: 0, engine_ms: NOON + HOUR }
+    fn kept() -> ClockCheckpoint {
+        ClockCheckpoint { boot_id: "one".into(), base_ms: NOON - HOUR, wall_offset_ms: 0, engine_ms: NOON + HOUR }
     }
 
     #[test]
@@ -352,17 +352,17 @@ mod tests {
 
     #[test]
     fn after_a_reboot_the_wall_clock_tells_how_long_it_took_and_time_never_goes_back() {
-        let engine = |kept: Option<&Checkpoint>, floor: Option<i64>, now: &MachineTime| {
+        let engine = |kept: Option<&ClockCheckpoint>, floor: Option<i64>, now: &MachineTime| {
             base_of(kept, floor.map(millis), now) + now.boot_ms
         };
         let later = machine("two", 1_000, NOON + 3 * HOUR);
         assert_eq!(engine(Some(&kept()), None, &later), NOON + 3 * HOUR);
-        let ahead = Checkpoint { wall_offset_ms: HOUR, ..kept() };
+        let ahead = ClockCheckpoint { wall_offset_ms: HOUR, ..kept() };
         assert_eq!(engine(Some(&ahead), None, &later), NOON + 2 * HOUR, "the offset is still known");
         let earlier = machine("two", 1_000, NOON - 5 * HOUR);
         assert_eq!(engine(Some(&kept()), None, &earlier), NOON + HOUR, "the time that was kept");
         assert_eq!(engine(Some(&kept()), Some(NOON + 2 * HOUR), &earlier), NOON + 2 * HOUR, "or a later known one");
-        let nameless = Checkpoint { boot_id: String::new(), ..kept() };
+        let nameless = ClockCheckpoint { boot_id: String::new(), ..kept() };
         let nowhere = machine("", 1_000, NOON + 3 * HOUR);
         assert_eq!(engine(Some(&nameless), None, &nowhere), NOON + 3 * HOUR, "no run can be told from another");
         assert_eq!(engine(None, None, &later), NOON + 3 * HOUR, "a new store has the wall's time");
@@ -391,7 +391,7 @@ mod tests {
         clock.start_from(reading(NOON));
         let first = clock.now().as_millisecond();
         assert!((NOON..NOON + 1_000).contains(&first), "{first}");
-        assert!(clock.off_by(reading(NOON + 60_000)) > 50_000);
+        assert!(clock.ahead_of_engine_time(reading(NOON + 60_000)) > 50_000);
         clock.follow(reading(NOON + 60_000));
         let ahead = clock.now();
         assert!(ahead.as_millisecond() >= NOON + 60_000);

@@ -11,13 +11,14 @@ use anyhow::{Context, anyhow, bail};
 use serde::Deserialize;
 
 use crate::model::database::DatabaseUrl;
-use crate::model::egress::{Dns, ProxyUrl};
+use crate::model::egress::{DnsResolver, ProxyUrl};
 use crate::model::size::Size;
 use crate::model::span::Span;
-use values::house;
+use values::default_sender;
 pub use values::{
-    Address, Count, Database, File, Filter, Folder, LogFormat, Mailbox, MaybeAddress, Networks, OwnRetention, Ports,
-    Proxy, Public, Smtp, Switch,
+    Count, DirectoryPath, ListenAddress, LogFilter, LogFormat, Mailbox, NetworkList, OptionalDatabase,
+    OptionalFilePath, OptionalListenAddress, OptionalMailServer, OptionalProxy, OptionalPublicUrl, OptionalRetention,
+    PortList, YesNo,
 };
 
 mod values;
@@ -31,7 +32,7 @@ macro_rules! settings {
         /// the file. What is absent is decided elsewhere.
         #[derive(Debug, Clone, Default, Deserialize, clap::Args)]
         #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-        pub struct Given {
+        pub struct PartialSettings {
             $($(#[doc = $doc])* #[arg(long, env = $env, hide_env_values = true, value_name = $hint, help_heading = "Settings" $(, num_args = 0..=1, require_equals = true, default_missing_value = $alone)?)] pub $name: Option<$type>,)*
         }
 
@@ -43,7 +44,7 @@ macro_rules! settings {
 
         impl Settings {
             /// What was given first, then the file, then the defaults.
-            pub fn resolve(first: Given, file: Given) -> Self {
+            pub fn resolve(first: PartialSettings, file: PartialSettings) -> Self {
                 Self { $($name: first.$name.or(file.$name).unwrap_or_else(|| $default),)* }
             }
 
@@ -54,8 +55,8 @@ macro_rules! settings {
         }
 
         /// Every setting there is, for the reference page.
-        pub fn reference() -> Vec<Described> {
-            vec![$(Described {
+        pub fn reference() -> Vec<SettingDescription> {
+            vec![$(SettingDescription {
                 name: stringify!($name),
                 env: $env,
                 hint: $hint,
@@ -68,7 +69,7 @@ macro_rules! settings {
 
 /// One setting, described.
 #[derive(Debug, Clone)]
-pub struct Described {
+pub struct SettingDescription {
     /// Its name, with underscores.
     pub name: &'static str,
     /// Its variable in the environment.
@@ -81,7 +82,7 @@ pub struct Described {
     pub sentences: &'static str,
 }
 
-impl Described {
+impl SettingDescription {
     /// Its flag.
     pub fn flag(&self) -> String {
         format!("--{}", self.name.replace('_', "-"))
@@ -90,45 +91,45 @@ impl Described {
 
 settings! {
     /// The directory that holds the store, the admin token and the master key. One process at a time may use it. With `--database-url` it holds the admin token and the master key alone, and nodes on one machine may share it.
-    data: Folder = Folder("./posthaste-data".into()), "POSTHASTE_DATA", "DIR";
+    data: DirectoryPath = DirectoryPath("./posthaste-data".into()), "POSTHASTE_DATA", "DIR";
     /// The PostgreSQL that holds everything, such as `postgres://user:password@db.example.com:5432/posthaste`; any number of nodes may share one. Without it everything is in the data directory. `sslmode`, `sslrootcert`, `connect_timeout` and the like are written after a `?`, as for psql. It is never shown with its password; where others can see the command line, use the environment or a file.
-    database_url: Database = Database::None, "POSTHASTE_DATABASE_URL", "URL";
+    database_url: OptionalDatabase = OptionalDatabase::None, "POSTHASTE_DATABASE_URL", "URL";
     /// The file that holds the database's URL, read at start, instead of `--database-url`.
-    database_url_file: File = File(None), "POSTHASTE_DATABASE_URL_FILE", "FILE";
+    database_url_file: OptionalFilePath = OptionalFilePath(None), "POSTHASTE_DATABASE_URL_FILE", "FILE";
     /// The file that holds the key under which the secrets of endpoints, their headers and the rest of their settings are sealed, the same for every node of a database. Without it that is `master-key` in the data directory, which the first start makes. `posthaste keys rotate` replaces it.
-    master_key_file: File = File(None), "POSTHASTE_MASTER_KEY_FILE", "FILE";
+    master_key_file: OptionalFilePath = OptionalFilePath(None), "POSTHASTE_MASTER_KEY_FILE", "FILE";
     /// How long a start waits for a database that is away or takes no writes. Meanwhile `/healthz` is answered 200 and everything else 503; then the gateway ends with the reason. Used with `--database-url` alone.
     database_wait: Span = Span::secs(60), "POSTHASTE_DATABASE_WAIT", "DURATION";
     /// How long a node that is no longer heard of keeps its share of the work; then the others take it over. Used with `--database-url` alone.
     lease: Span = Span::secs(15), "POSTHASTE_LEASE", "DURATION";
     /// The address the API is served on.
-    listen: Address = Address(SocketAddr::from(([127, 0, 0, 1], 8400))), "POSTHASTE_LISTEN", "ADDR";
+    listen: ListenAddress = ListenAddress(SocketAddr::from(([127, 0, 0, 1], 8400))), "POSTHASTE_LISTEN", "ADDR";
     /// A second address that answers `/healthz`, `/readyz` and `/metrics` alone, such as 127.0.0.1:8401, on connections of its own and from the moment the process starts, also while it waits for its database. Point probes and Prometheus at it, and keep strangers away from it: then nothing that they do to `--listen` can fail a probe. Without it they are answered on `--listen` alone.
-    health_listen: MaybeAddress = MaybeAddress(None), "POSTHASTE_HEALTH_LISTEN", "ADDR";
+    health_listen: OptionalListenAddress = OptionalListenAddress(None), "POSTHASTE_HEALTH_LISTEN", "ADDR";
     /// Where receivers reach the API, such as `https://hooks.example.com`: the beginning of the links from which they fetch the data of thin events. The paths below `/data/` are all they need. The same on every node.
-    public_url: Public = Public(None), "POSTHASTE_PUBLIC_URL", "URL";
+    public_url: OptionalPublicUrl = OptionalPublicUrl(None), "POSTHASTE_PUBLIC_URL", "URL";
     /// How many connections to the API may be open at once. Beyond it health checks are still answered, and a valid token takes the place of a connection that has shown none and waits; everything else is answered 503. One address may hold half of them with connections whose last request carried no valid token.
     max_connections: Count = Count(10_000), "POSTHASTE_MAX_CONNECTIONS", "COUNT";
     /// Networks of proxies before the gateway that are believed when they say in `X-Forwarded-For` for whom they speak. It decides which address the audit log shows, and against which address connections and requests without a valid token are counted. Behind a proxy that is not named here everybody is one address.
-    trusted_proxies: Networks = Networks(Vec::new()), "POSTHASTE_TRUSTED_PROXIES", "CIDR[,CIDR]";
+    trusted_proxies: NetworkList = NetworkList(Vec::new()), "POSTHASTE_TRUSTED_PROXIES", "CIDR[,CIDR]";
     /// Networks that may be called besides public addresses, such as 127.0.0.0/8 for receivers on this machine. Loopback, private, link-local and metadata addresses are refused otherwise. Names that mean this machine or its network (`localhost`, and whatever ends in `.local`, `.internal`, `.localdomain` or `.home.arpa`) are called when all their addresses are opened here. `0.0.0.0` and `::` stay closed. IPv4 networks may be written as IPv6 ones (`::ffff:10.0.0.0/104`); `::/0` means IPv6 alone.
-    allow_egress: Networks = Networks(Vec::new()), "POSTHASTE_ALLOW_EGRESS", "CIDR[,CIDR]";
+    allow_egress: NetworkList = NetworkList(Vec::new()), "POSTHASTE_ALLOW_EGRESS", "CIDR[,CIDR]";
     /// Networks that are never called, public or not. It wins over `--allow-egress`. The address the gateway listens on is never called either; those of other nodes, and a load balancer in front of them, belong here if tenants are not to reach them.
-    deny_egress: Networks = Networks(Vec::new()), "POSTHASTE_DENY_EGRESS", "CIDR[,CIDR]";
+    deny_egress: NetworkList = NetworkList(Vec::new()), "POSTHASTE_DENY_EGRESS", "CIDR[,CIDR]";
     /// Ports that may be called though they usually belong to other services: 22, 23, 25, 53, 110, 111, 135, 139, 143, 445, 465, 587, 993, 995, 1433, 2375, 2379, 3306, 5432, 6379, 9200, 11211 and 27017 are refused otherwise, also in networks that `--allow-egress` opens. All other ports are open.
-    allow_port: Ports = Ports(Vec::new()), "POSTHASTE_ALLOW_PORT", "PORT[,PORT]";
+    allow_port: PortList = PortList(Vec::new()), "POSTHASTE_ALLOW_PORT", "PORT[,PORT]";
     /// Calls receivers without encryption where their URL says `http`. Without it that is done on this machine alone (loopback addresses), and everyone else needs `https`.
-    allow_http: Switch = Switch(false), "POSTHASTE_ALLOW_HTTP", "BOOL", alone means "true";
+    allow_http: YesNo = YesNo(false), "POSTHASTE_ALLOW_HTTP", "BOOL", alone means "true";
     /// Who looks up the names of receivers: `own` for the gateway's own resolver at this machine's name servers, `system` for the machine's resolver with whatever it was told to ask, or name servers such as `9.9.9.9` or `127.0.0.1:5353` for the own resolver at those. The own resolver takes names as absolute and tries no search list.
-    dns: Dns = Dns::Own, "POSTHASTE_DNS", "own|system|ADDR[,ADDR]";
+    dns: DnsResolver = DnsResolver::Own, "POSTHASTE_DNS", "own|system|ADDR[,ADDR]";
     /// The proxy through which receivers are called, such as `http://proxy.example.com:3128` (with CONNECT) or `socks5://user:password@proxy.example.com:1080`. Names are looked up and judged here first, and the proxy is given the address. `HTTP_PROXY` and the like mean nothing to the gateway. It is never shown with its password.
-    egress_proxy: Proxy = Proxy::None, "POSTHASTE_EGRESS_PROXY", "URL";
+    egress_proxy: OptionalProxy = OptionalProxy::None, "POSTHASTE_EGRESS_PROXY", "URL";
     /// How long delivered and cancelled deliveries are kept, with their attempts and events. Event ids are remembered as long.
     retention: Span = Span::secs(30 * 86_400), "POSTHASTE_RETENTION", "DURATION";
     /// How long dead letters are kept. One that blocks a lane others wait in is kept until it is replayed or discarded.
     dead_letter_retention: Span = Span::secs(90 * 86_400), "POSTHASTE_DEAD_LETTER_RETENTION", "DURATION";
     /// How long the data of events is kept that no endpoint wanted: `retention` for as long as everything else. Their ids are remembered as long as all others.
-    unmatched_retention: OwnRetention = OwnRetention(None), "POSTHASTE_UNMATCHED_RETENTION", "DURATION";
+    unmatched_retention: OptionalRetention = OptionalRetention(None), "POSTHASTE_UNMATCHED_RETENTION", "DURATION";
     /// How long it is kept who changed what.
     audit_retention: Span = Span::secs(90 * 86_400), "POSTHASTE_AUDIT_RETENTION", "DURATION";
     /// How long a delivery may wait for its first attempt, held by a pause or behind others in its lane. Then it is a dead letter (`expired`).
@@ -136,7 +137,7 @@ settings! {
     /// The largest event accepted, in bytes of its JSON.
     max_event_bytes: Size = Size(1_024 * 1_024), "POSTHASTE_MAX_EVENT_BYTES", "BYTES";
     /// Keeps payloads out of the API's answers: the data of events, and what receivers answered. They are delivered all the same.
-    redact_payloads: Switch = Switch(false), "POSTHASTE_REDACT_PAYLOADS", "BOOL", alone means "true";
+    redact_payloads: YesNo = YesNo(false), "POSTHASTE_REDACT_PAYLOADS", "BOOL", alone means "true";
     /// How many bytes of events may be on their way in at once, from the first byte of a body to its commit. Of bodies that are still coming in, one tenant may hold three times what is left. Beyond it producers are answered 503 at once; one request is always possible.
     ingest_memory: Size = Size(64 * 1_024 * 1_024), "POSTHASTE_INGEST_MEMORY", "BYTES";
     /// How many requests with events may wait for their commit at once. Beyond it producers are answered 503 at once.
@@ -154,24 +155,24 @@ settings! {
     /// Below this much free disk space new events are refused (507), while deliveries go on. At least what finishing needs: 128 MiB for the store's log, and 8 KiB for each of `--max-in-flight`. Not used with `--database-url`.
     disk_reserve: Size = Size(256 * 1_024 * 1_024), "POSTHASTE_DISK_RESERVE", "BYTES";
     /// The mail server through which owners of endpoints are told of trouble, such as `smtp://user@mail.example.com:587` or `smtps://user@mail.example.com`. Without it nobody is mailed. `smtp` is encrypted with STARTTLS, and not encrypted to a loopback address; `?tls=none`, `?tls=opportunistic` and `?tls=required` change that. The usual ports are 587, 465 for `smtps`, and 25 to a loopback address. The URL never holds a password.
-    smtp: Smtp = Smtp::None, "POSTHASTE_SMTP", "URL";
+    smtp: OptionalMailServer = OptionalMailServer::None, "POSTHASTE_SMTP", "URL";
     /// The file that holds the password of the user in `--smtp`, read at start.
-    smtp_password_file: File = File(None), "POSTHASTE_SMTP_PASSWORD_FILE", "FILE";
+    smtp_password_file: OptionalFilePath = OptionalFilePath(None), "POSTHASTE_SMTP_PASSWORD_FILE", "FILE";
     /// Whom mails are from.
-    mail_from: Mailbox = Mailbox(house()), "POSTHASTE_MAIL_FROM", "MAILBOX";
+    mail_from: Mailbox = Mailbox(default_sender()), "POSTHASTE_MAIL_FROM", "MAILBOX";
     /// How logs are written: `human`, `json`, or `auto` for human on a terminal and JSON otherwise.
     log_format: LogFormat = LogFormat::Auto, "POSTHASTE_LOG_FORMAT", "FORMAT";
     /// What is logged, such as `info`, `warn` or `posthaste=debug`.
-    log: Filter = Filter("info".into()), "POSTHASTE_LOG", "FILTER";
+    log: LogFilter = LogFilter("info".into()), "POSTHASTE_LOG", "FILTER";
 }
 
 /// Reads the settings file. One that was named must be there.
-pub fn read_file(named: Option<&Path>) -> anyhow::Result<Given> {
+pub fn read_file(named: Option<&Path>) -> anyhow::Result<PartialSettings> {
     let path = named.unwrap_or(Path::new(FILE));
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(problem) if problem.kind() == std::io::ErrorKind::NotFound && named.is_none() => {
-            return Ok(Given::default());
+            return Ok(PartialSettings::default());
         }
         Err(problem) => {
             return Err(problem).with_context(|| format!("cannot read the settings file {}", path.display()));
@@ -182,7 +183,7 @@ pub fn read_file(named: Option<&Path>) -> anyhow::Result<Given> {
 
 /// What is wrong is told by its line and its setting alone: the rest of the
 /// line may hold a password.
-fn parse(text: &str) -> Result<Given, String> {
+fn parse(text: &str) -> Result<PartialSettings, String> {
     toml::from_str(text).map_err(|problem| {
         let start = problem.span().map_or(0, |span| span.start.min(text.len()));
         let before = &text[..start];
@@ -259,19 +260,19 @@ impl Settings {
     /// The proxy on the way out, if there is one.
     pub fn proxy(&self) -> anyhow::Result<Option<ProxyUrl>> {
         match &self.egress_proxy {
-            Proxy::None => Ok(None),
-            Proxy::Url(url) => Ok(Some(url.clone())),
-            Proxy::Wrong(why) => bail!("egress-proxy is wrong: {why}"),
+            OptionalProxy::None => Ok(None),
+            OptionalProxy::Url(url) => Ok(Some(url.clone())),
+            OptionalProxy::Wrong(why) => bail!("egress-proxy is wrong: {why}"),
         }
     }
 
     /// Where the database is, if there is one. Reads its file.
     pub fn database(&self) -> anyhow::Result<Option<DatabaseUrl>> {
         match (&self.database_url, &self.database_url_file.0) {
-            (Database::Url(url), _) => Ok(Some(url.clone())),
-            (Database::Wrong(why), _) => bail!("database-url is wrong: {why}"),
-            (Database::None, None) => Ok(None),
-            (Database::None, Some(file)) => {
+            (OptionalDatabase::Url(url), _) => Ok(Some(url.clone())),
+            (OptionalDatabase::Wrong(why), _) => bail!("database-url is wrong: {why}"),
+            (OptionalDatabase::None, None) => Ok(None),
+            (OptionalDatabase::None, Some(file)) => {
                 let text = std::fs::read_to_string(file)
                     .with_context(|| format!("cannot read the database's URL from {}", file.display()))?;
                 let url = text.parse().map_err(|why| anyhow!("the URL in {} is wrong: {why}", file.display()))?;
@@ -282,8 +283,8 @@ impl Settings {
 
     fn check_database(&self) -> anyhow::Result<()> {
         match (&self.database_url, &self.database_url_file.0) {
-            (Database::Wrong(why), _) => bail!("database-url is wrong: {why}"),
-            (Database::Url(_), Some(file)) => {
+            (OptionalDatabase::Wrong(why), _) => bail!("database-url is wrong: {why}"),
+            (OptionalDatabase::Url(_), Some(file)) => {
                 bail!("database-url is given, and database-url-file is {}; leave one of them out", file.display())
             }
             _ => Ok(()),
@@ -292,9 +293,9 @@ impl Settings {
 
     fn check_mail(&self) -> anyhow::Result<()> {
         let server = match &self.smtp {
-            Smtp::None => None,
-            Smtp::Server(server) => Some(server),
-            Smtp::Wrong(why) => bail!("smtp is wrong: {why}"),
+            OptionalMailServer::None => None,
+            OptionalMailServer::Server(server) => Some(server),
+            OptionalMailServer::Wrong(why) => bail!("smtp is wrong: {why}"),
         };
         let user = server.and_then(|server| server.user.as_deref());
         match (user, &self.smtp_password_file.0) {
@@ -317,8 +318,9 @@ mod tests {
 
     #[test]
     fn a_flag_beats_the_file_and_the_file_beats_the_default() {
-        let file: Given = toml::from_str("retention = \"7d\"\nallow-egress = \"10.0.0.0/8, 127.0.0.1\"").unwrap();
-        let first = Given { retention: Some("2d".parse().unwrap()), ..Given::default() };
+        let file: PartialSettings =
+            toml::from_str("retention = \"7d\"\nallow-egress = \"10.0.0.0/8, 127.0.0.1\"").unwrap();
+        let first = PartialSettings { retention: Some("2d".parse().unwrap()), ..PartialSettings::default() };
         let settings = Settings::resolve(first, file);
         assert_eq!(settings.retention.to_string(), "48h");
         assert_eq!(settings.allow_egress.to_string(), "10.0.0.0/8,127.0.0.1/32");
@@ -327,18 +329,18 @@ mod tests {
 
     #[test]
     fn a_network_is_shown_in_the_form_in_which_it_is_judged() {
-        let file: Given = toml::from_str("deny-egress = \"::ffff:127.0.0.0/104, ::1\"").unwrap();
-        assert_eq!(Settings::resolve(file, Given::default()).deny_egress.to_string(), "127.0.0.0/8,::1/128");
+        let file: PartialSettings = toml::from_str("deny-egress = \"::ffff:127.0.0.0/104, ::1\"").unwrap();
+        assert_eq!(Settings::resolve(file, PartialSettings::default()).deny_egress.to_string(), "127.0.0.0/8,::1/128");
     }
 
     #[test]
     fn what_config_prints_the_file_takes() {
-        let settings = Settings::resolve(Given::default(), Given::default());
+        let settings = Settings::resolve(PartialSettings::default(), PartialSettings::default());
         let printed: String =
             settings.shown().iter().map(|(name, value)| format!("{} = {value:?}\n", name.replace('_', "-"))).collect();
-        let file: Given = toml::from_str(&printed).unwrap();
-        assert_eq!(Settings::resolve(file, Given::default()).shown(), settings.shown());
-        let plain: Given = toml::from_str("max-in-flight = 7\ndisk-reserve = 1000").unwrap();
+        let file: PartialSettings = toml::from_str(&printed).unwrap();
+        assert_eq!(Settings::resolve(file, PartialSettings::default()).shown(), settings.shown());
+        let plain: PartialSettings = toml::from_str("max-in-flight = 7\ndisk-reserve = 1000").unwrap();
         assert_eq!((plain.max_in_flight, plain.disk_reserve), (Some(Count(7)), Some(Size(1_000))));
     }
 
@@ -358,8 +360,8 @@ mod tests {
     #[test]
     fn a_mail_server_that_cannot_be_used_is_refused_and_its_password_is_not_shown() {
         let refused = |text: &str| {
-            let given: Given = toml::from_str(text).unwrap();
-            let settings = Settings::resolve(given, Given::default());
+            let given: PartialSettings = toml::from_str(text).unwrap();
+            let settings = Settings::resolve(given, PartialSettings::default());
             let why = settings.check().unwrap_err().to_string();
             assert!(!why.contains("hush") && !format!("{settings:?}").contains("hush"), "{why}");
             why
@@ -369,7 +371,7 @@ mod tests {
         assert!(refused("smtp = \"smtp://ops@mail.example.com\"").contains("\"ops\""));
         assert!(refused("smtp-password-file = \"pw\"").contains("smtp names no user"));
         assert!(refused("smtp = \"smtp://mail.example.com\"\nsmtp-password-file = \"pw\"").contains("pw"));
-        let wrong = toml::from_str::<Given>("mail-from = \"somebody\"").unwrap_err().to_string();
+        let wrong = toml::from_str::<PartialSettings>("mail-from = \"somebody\"").unwrap_err().to_string();
         assert!(wrong.contains("mail-from") && wrong.contains("<posthaste@example.com>"), "{wrong}");
         assert!("A <a@example.com>\r\nBcc: b@example.com".parse::<Mailbox>().is_err());
     }
@@ -378,14 +380,17 @@ mod tests {
     fn mail_settings_read_and_print_alike() {
         let text = "smtp = \"smtp://ops@mail.example.com:2587?tls=required\"\nsmtp-password-file = \"/run/pw\"\n\
                     mail-from = \"Hooks <hooks@example.com>\"\n";
-        let settings = Settings::resolve(toml::from_str(text).unwrap(), Given::default());
+        let settings = Settings::resolve(toml::from_str(text).unwrap(), PartialSettings::default());
         settings.check().unwrap();
         for (name, value) in settings.shown() {
             let line = format!("{} = {value:?}", name.replace('_', "-"));
             assert_eq!(text.contains(&line), name.contains("smtp") || name.contains("mail"), "{line}");
         }
-        let nothing: Given = toml::from_str("smtp = \"\"\nsmtp-password-file = \"\"").unwrap();
-        assert_eq!((nothing.smtp, nothing.smtp_password_file), (Some(Smtp::None), Some(File(None))));
+        let nothing: PartialSettings = toml::from_str("smtp = \"\"\nsmtp-password-file = \"\"").unwrap();
+        assert_eq!(
+            (nothing.smtp, nothing.smtp_password_file),
+            (Some(OptionalMailServer::None), Some(OptionalFilePath(None)))
+        );
     }
 
     #[test]
@@ -393,7 +398,7 @@ mod tests {
         let url = "postgres://ops:hush@db.example.com/app";
         let given = parse(&format!("database-url = {url:?}")).unwrap();
         assert!(!format!("{given:?}").contains("hush"));
-        let settings = Settings::resolve(given, Given::default());
+        let settings = Settings::resolve(given, PartialSettings::default());
         settings.check().unwrap();
         let shown = settings.shown().into_iter().find(|(name, _)| *name == "database_url").unwrap();
         assert_eq!(shown.1, "postgres://ops@db.example.com/app");
@@ -406,7 +411,7 @@ mod tests {
             "database-url = \"postgres://ops:hush@db/app\"\ndatabase-url-file = \"x\"",
             "database-url = \"postgres://ops:hush@db/app\"\ndatabase-url = \"postgres://ops:hush@db/app\"",
         ] {
-            let settings = parse(text).map(|given| Settings::resolve(given, Given::default()));
+            let settings = parse(text).map(|given| Settings::resolve(given, PartialSettings::default()));
             let why = settings.map_or_else(|why| why, |settings| settings.check().unwrap_err().to_string());
             assert!(why.contains("database-url") && !why.contains("hush"), "{text}: {why}");
         }
@@ -416,7 +421,8 @@ mod tests {
     fn a_database_can_be_named_in_a_file() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("url");
-        let settings = Settings::resolve(parse(&format!("database-url-file = {file:?}")).unwrap(), Given::default());
+        let settings =
+            Settings::resolve(parse(&format!("database-url-file = {file:?}")).unwrap(), PartialSettings::default());
         let missing = format!("{:#}", settings.database().unwrap_err());
         assert!(missing.contains(&file.display().to_string()), "{missing}");
         std::fs::write(&file, "postgres://ops:hu sh@db/app").unwrap();
@@ -424,15 +430,15 @@ mod tests {
         assert!(wrong.contains("blank") && !wrong.contains("sh@"), "{wrong}");
         std::fs::write(&file, "postgres://ops:hush@db/app\n").unwrap();
         assert_eq!(settings.database().unwrap().unwrap().reveal(), "postgres://ops:hush@db/app");
-        let none = Settings::resolve(Given::default(), Given::default());
+        let none = Settings::resolve(PartialSettings::default(), PartialSettings::default());
         assert_eq!(none.database().unwrap(), None);
     }
 
     #[test]
     fn health_is_answered_at_an_address_of_its_own_or_nowhere() {
-        let settings = |text: &str| Settings::resolve(parse(text).unwrap(), Given::default());
-        assert_eq!(settings("").health_listen, MaybeAddress(None));
-        assert_eq!(settings("health-listen = \"\"").health_listen, MaybeAddress(None));
+        let settings = |text: &str| Settings::resolve(parse(text).unwrap(), PartialSettings::default());
+        assert_eq!(settings("").health_listen, OptionalListenAddress(None));
+        assert_eq!(settings("health-listen = \"\"").health_listen, OptionalListenAddress(None));
         let apart = settings("health-listen = \"127.0.0.1:8401\"");
         apart.check().unwrap();
         assert_eq!(apart.health_listen.to_string(), "127.0.0.1:8401");
@@ -444,7 +450,7 @@ mod tests {
     #[test]
     fn a_lease_is_neither_a_blink_nor_an_hour() {
         for (lease, is_fine) in [("1s", false), ("2s", true), ("5m", true), ("301s", false)] {
-            let settings = Settings::resolve(parse(&format!("lease = {lease:?}")).unwrap(), Given::default());
+            let settings = Settings::resolve(parse(&format!("lease = {lease:?}")).unwrap(), PartialSettings::default());
             assert_eq!(settings.check().is_ok(), is_fine, "{lease}");
         }
     }
@@ -457,7 +463,7 @@ mod tests {
             ("https://example.com/hooks/", "https://example.com/hooks"),
             ("http://127.0.0.1:8400/", "http://127.0.0.1:8400"),
         ] {
-            assert_eq!(text.parse::<Public>().unwrap().to_string(), kept);
+            assert_eq!(text.parse::<OptionalPublicUrl>().unwrap().to_string(), kept);
         }
         for text in [
             "example.com",
@@ -467,7 +473,7 @@ mod tests {
             "https://e.com/#x",
             "https://e.com/\n",
         ] {
-            assert!(text.parse::<Public>().unwrap_err().contains("https://hooks.example.com"), "{text}");
+            assert!(text.parse::<OptionalPublicUrl>().unwrap_err().contains("https://hooks.example.com"), "{text}");
         }
     }
 }

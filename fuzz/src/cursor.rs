@@ -2,7 +2,7 @@
 //! that gave it.
 
 use posthaste::api::page::{Page, ask};
-use posthaste::api::problem::{Code, Problem};
+use posthaste::api::problem::{Problem, ProblemCode};
 use posthaste::model::id::{AuditId, EndpointId, TokenId};
 use posthaste::store;
 
@@ -26,7 +26,7 @@ fn limit(bytes: &[u8]) {
         Ok(page) => assert!((1..=LIMIT_MAX).contains(&limit) && page.limit == limit && page.cursor.is_none()),
         Err(problem) => {
             assert!(!(1..=LIMIT_MAX).contains(&limit), "{limit} is a limit");
-            refused(problem, Code::InvalidField, "?limit");
+            refused(problem, ProblemCode::InvalidField, "?limit");
         }
     }
 }
@@ -40,7 +40,7 @@ fn sent(text: &str) {
                 assert_eq!(give(list, page.cursor).as_deref(), Some(text), "{list} takes what it never gave");
                 taken_by.push(list);
             }
-            Err(problem) => refused(problem, Code::InvalidCursor, "?cursor"),
+            Err(problem) => refused(problem, ProblemCode::InvalidCursor, "?cursor"),
         }
     }
     assert!(taken_by.len() <= 1, "{text:?} is of several lists: {taken_by:?}");
@@ -70,10 +70,10 @@ fn given(place: &str) {
 }
 
 fn give(list: &'static str, next: Option<String>) -> Option<String> {
-    Page::of(list, store::Page { data: Vec::<()>::new(), next }, |item| item).next
+    Page::of(list, store::ListPage { data: Vec::<()>::new(), next }, |item| item).next
 }
 
-fn refused(problem: Problem, code: Code, pointer: &str) {
+fn refused(problem: Problem, code: ProblemCode, pointer: &str) {
     let (found, errors) = problem.errors_below("");
     let pointers: Vec<&str> = errors.iter().map(|error| error.pointer.as_str()).collect();
     assert_eq!((found, pointers), (code, vec![pointer]));

@@ -8,9 +8,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use http::Uri;
 use ipnet::IpNet;
 use posthaste::lifecycle::egress::BadUrl;
-use posthaste::lifecycle::egress::guard::{FORBIDDEN, Guard, Why, known_addresses};
+use posthaste::lifecycle::egress::guard::{FORBIDDEN, Guard, GuardRefusal, known_addresses};
 use posthaste::lifecycle::egress::target::{Host, Target};
-use posthaste::model::egress::{Dns, ProxyUrl, read_network};
+use posthaste::model::egress::{DnsResolver, ProxyUrl, read_network};
 
 /// The first line is a URL. Each other is an address that its name resolves
 /// to, as text or as 8 or 32 hex digits, or a setting of the guard:
@@ -149,21 +149,21 @@ fn judge_address(guard: &Guard, address: IpAddr) {
 }
 
 /// A refusal is true, and shows nothing to strangers.
-fn says_why(guard: &Guard, why: &Why) {
+fn says_why(guard: &Guard, why: &GuardRefusal) {
     match why {
-        Why::NotPublic(address) => assert!(!may_be_called(guard, *address)),
-        Why::LeadsTo(address, inner) => {
+        GuardRefusal::NotPublic(address) => assert!(!may_be_called(guard, *address)),
+        GuardRefusal::LeadsTo(address, inner) => {
             assert!(ends(*address).contains(&IpAddr::V4(*inner)) && !is_public_v4(*inner));
         }
-        Why::Unspecified(address) => assert!(ends(*address).iter().any(IpAddr::is_unspecified)),
-        Why::Denied(address, net) => assert!(guard.denied.contains(net) && net.contains(address)),
-        Why::Own(address) => assert!(guard.own.iter().any(|own| own.port() == address.port())),
-        Why::Port(port) => assert!(!guard.ports.contains(port) || *port == 0),
-        Why::Local(_) => {}
-        Why::Plain => assert!(!guard.is_http_allowed),
+        GuardRefusal::Unspecified(address) => assert!(ends(*address).iter().any(IpAddr::is_unspecified)),
+        GuardRefusal::Denied(address, net) => assert!(guard.denied.contains(net) && net.contains(address)),
+        GuardRefusal::Own(address) => assert!(guard.own.iter().any(|own| own.port() == address.port())),
+        GuardRefusal::Port(port) => assert!(!guard.ports.contains(port) || *port == 0),
+        GuardRefusal::Local(_) => {}
+        GuardRefusal::Plain => assert!(!guard.is_http_allowed),
     }
     let told = BadUrl::from(why.clone()).to_string();
-    assert!(told == FORBIDDEN || *why == Why::Plain, "{told}");
+    assert!(told == FORBIDDEN || *why == GuardRefusal::Plain, "{told}");
 }
 
 /// What is kept of a URL means what was written, to us and to whoever reads
@@ -240,7 +240,7 @@ fn judge_unresolved(guard: &Guard, target: &Target) {
 
 fn judge_resolved(guard: &Guard, target: &Target, resolved: &[IpAddr]) {
     let given: Vec<IpAddr> = resolved.iter().map(IpAddr::to_canonical).collect();
-    let picked = match guard.pick(target, resolved.to_vec()) {
+    let picked = match guard.allowed_addresses(target, resolved.to_vec()) {
         Ok(picked) => picked,
         Err(why) => return says_why(guard, &why),
     };
@@ -280,7 +280,7 @@ fn is_below(name: &str, zone: &str) -> bool {
 /// Resolvers and proxies that are named in settings: what is shown of them
 /// reads as the same, and never shows a password.
 fn settings(text: &str) {
-    if let Ok(dns) = text.parse::<Dns>() {
+    if let Ok(dns) = text.parse::<DnsResolver>() {
         assert_eq!(dns.to_string().parse(), Ok(dns));
     }
     if let Ok(proxy) = text.parse::<ProxyUrl>() {

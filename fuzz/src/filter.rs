@@ -3,7 +3,7 @@
 
 use std::cmp::Ordering;
 
-use posthaste::model::filter::{DEPTH_MAX, Data, Filter, FilterRule, RULES_MAX, check_glob, glob_matches};
+use posthaste::model::filter::{DEPTH_MAX, Filter, FilterInput, FilterRule, RULES_MAX, check_glob, glob_matches};
 use serde_json::{Map, Value, json};
 
 use super::json::{depth, is_json};
@@ -46,10 +46,10 @@ fn read(rule: &Value, data: &[u8]) {
     if !is_json(data) || depth(data) > DATA_DEPTH_MAX {
         return;
     }
-    let passes = filter.check(&Data::of(data)).is_ok();
+    let passes = filter.check(&FilterInput::of(data)).is_ok();
     if let Ok(data) = serde_json::from_slice::<Value>(data) {
         assert_eq!(passes, holds(rule, &data), "{rule} on {data}");
-        assert_eq!(passes, filter.check(&Data::Parsed(data.clone())).is_ok());
+        assert_eq!(passes, filter.check(&FilterInput::Parsed(data.clone())).is_ok());
         tells_nothing(rule, &filter, data);
     }
     joined(rule, data, passes);
@@ -158,7 +158,7 @@ fn joined(rule: &Value, data: &[u8], passes: bool) {
     {
         // One more around it may be one too many.
         if let Ok(filter) = Filter::parse(&around) {
-            assert_eq!(filter.check(&Data::of(data)).is_ok(), expected, "{around}");
+            assert_eq!(filter.check(&FilterInput::of(data)).is_ok(), expected, "{around}");
         }
     }
 }
@@ -174,7 +174,7 @@ fn beside(rule: &Value, data: &[u8], passes: bool) {
     for (before, after, path) in around {
         let filter = Filter::parse(&below(rule, path)).expect("a filter is one with longer paths");
         let around = [before.as_bytes(), data, after.as_bytes()].concat();
-        let found = filter.check(&Data::of(&around));
+        let found = filter.check(&FilterInput::of(&around));
         let text = String::from_utf8_lossy(&around);
         // What is odd by itself is taken for the text it is written as, and
         // stays that.
@@ -204,7 +204,7 @@ fn tells_nothing(rule: &Value, filter: &Filter, data: Value) {
     if rule.to_string().contains(MARK) {
         return;
     }
-    if let Err(why) = filter.check(&Data::Parsed(marked(data))) {
+    if let Err(why) = filter.check(&FilterInput::Parsed(marked(data))) {
         assert!(!why.contains(MARK), "{rule}: {why}");
     }
 }

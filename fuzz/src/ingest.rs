@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use jiff::Timestamp;
 use posthaste::api::accept::{read_event, split_batch};
-use posthaste::api::problem::{Code, Problem};
+use posthaste::api::problem::{Problem, ProblemCode};
 use posthaste::lifecycle::accept::Submission;
 use posthaste::model::event::json_depth;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
@@ -88,8 +88,8 @@ fn refused(json: &[u8], problem: Problem) {
     let (_, errors) = problem.errors_below("");
     assert!(!errors.is_empty());
     match code {
-        Code::InvalidJson => assert!(!is_json(json), "this is JSON: {}", String::from_utf8_lossy(json)),
-        Code::InvalidField | Code::UnknownField => {}
+        ProblemCode::InvalidJson => assert!(!is_json(json), "this is JSON: {}", String::from_utf8_lossy(json)),
+        ProblemCode::InvalidField | ProblemCode::UnknownField => {}
         other => panic!("nobody can do anything about {other:?}"),
     }
     let Ok(value) = serde_json::from_slice::<Value>(json) else { return };

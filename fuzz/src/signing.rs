@@ -8,9 +8,9 @@ use base64::engine::general_purpose::STANDARD;
 use http::{HeaderMap, HeaderValue};
 use jiff::Timestamp;
 use posthaste::lifecycle::deliver::keys::{key_pair, new_key, new_secret, public_half, public_key, secret_key};
-use posthaste::lifecycle::deliver::sign::{Signer, Untrusted, verify};
+use posthaste::lifecycle::deliver::sign::{SignatureError, Signer, verify};
 use posthaste::model::id::{EventId, SecretId};
-use posthaste::model::signing::{Profile, Secret, Signing, check};
+use posthaste::model::signing::{Secret, SignatureProfile, Signing, check};
 use standardwebhooks::Webhook;
 
 /// Five lines and a body: a shared secret and a private key as somebody brings
@@ -82,7 +82,7 @@ impl Message<'_> {
     }
 
     /// What a receiver gets when only this secret signs.
-    fn headers(&self, signing: Signing, profiles: &[Profile]) -> HeaderMap {
+    fn headers(&self, signing: Signing, profiles: &[SignatureProfile]) -> HeaderMap {
         let secrets = [self.made(&self.secret, None)];
         let mut headers: HeaderMap =
             Signer::new(&secrets, signing, &self.id, self.now(), self.body).headers(profiles).into_iter().collect();
@@ -116,7 +116,7 @@ impl Message<'_> {
             assert_eq!(verify(key, &headers, self.body, self.now()), Ok(()));
             for away in [-301, 301] {
                 let Ok(then) = Timestamp::from_second(self.seconds + away) else { continue };
-                assert_eq!(verify(key, &headers, self.body, then), Err(Untrusted::Stale(301)));
+                assert_eq!(verify(key, &headers, self.body, then), Err(SignatureError::Stale(301)));
             }
         }
     }
@@ -145,16 +145,16 @@ impl Message<'_> {
                 }
                 let mut fewer = headers.clone();
                 fewer.remove(name);
-                assert_eq!(verify(key, &fewer, self.body, self.now()), Err(Untrusted::MissingHeader(name)));
+                assert_eq!(verify(key, &fewer, self.body, self.now()), Err(SignatureError::MissingHeader(name)));
             }
             let mut longer = self.body.to_vec();
             longer.push(*change);
-            assert_eq!(verify(key, &headers, &longer, self.now()), Err(Untrusted::NoMatch));
+            assert_eq!(verify(key, &headers, &longer, self.now()), Err(SignatureError::NoMatch));
             if !self.body.is_empty() {
                 let mut changed = self.body.to_vec();
                 let at = usize::from(*place) % changed.len();
                 changed[at] ^= 1 << (change % 8);
-                assert_eq!(verify(key, &headers, &changed, self.now()), Err(Untrusted::NoMatch));
+                assert_eq!(verify(key, &headers, &changed, self.now()), Err(SignatureError::NoMatch));
             }
             let other = Message {
                 secret: new_secret(made_of(&self.secret)),
@@ -163,7 +163,7 @@ impl Message<'_> {
                 ..*self
             };
             let theirs = other.headers(Signing::Ed25519, &[]);
-            assert_eq!(verify(key, &theirs, self.body, self.now()), Err(Untrusted::NoMatch));
+            assert_eq!(verify(key, &theirs, self.body, self.now()), Err(SignatureError::NoMatch));
         }
     }
 
@@ -182,7 +182,7 @@ impl Message<'_> {
     }
 
     fn every_profile_is_what_it_says(&self) {
-        use Profile::{Github, Sha256, Standard, Stripe, Svix, Timestamped};
+        use SignatureProfile::{Github, Sha256, Standard, Stripe, Svix, Timestamped};
         let (over_body, timed) = (self.hex(&self.secret, ""), format!("{}.", self.seconds));
         let over_both = self.hex(&self.secret, &timed);
         let profiles = [Standard, Github, Stripe, Svix];

@@ -12,16 +12,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
-use super::Api;
-use super::input::{DOCUMENT_BYTES_MAX, Producer, Query, from_json, object_from_json, read_events, too_large};
-use super::limits::{self, LimitHeaders};
+use super::SharedApiState;
+use super::input::{
+    DOCUMENT_BYTES_MAX, ProducerTenant, QueryParams, from_json, object_from_json, read_events, too_large,
+};
 use super::page::Page;
-use super::problem::{Code, FieldError, InputProblems, LimitProblems, Problem, Problems, SpaceProblems, StateProblems};
-use crate::lifecycle::accept::{Outcome, Receipt, Submission, accept, accept_over};
-use crate::model::event::{EventType, Key, json_depth};
+use super::problem::{
+    FieldError, InputProblems, LimitProblems, Problem, ProblemCode, Problems, SpaceProblems, StateProblems,
+};
+use super::rate_limit_headers::{self, RateLimitHeaders};
+use crate::lifecycle::accept::{AcceptOutcome, Receipt, Submission, accept, accept_over};
+use crate::model::event::{EventKey, EventType, json_depth};
 use crate::model::id::{EndpointId, EventId, TenantId};
 use crate::model::span::Span;
-use crate::store::Together;
+use crate::store::BatchMode;
 
 /// How many events one request may carry.
 pub const BATCH_EVENTS_MAX: usize = 1_000;
@@ -50,7 +54,7 @@ pub struct NewEvent<'a> {
     event_type: EventType,
     /// What it happened to. Events that share a key are delivered in order.
     #[schema(value_type = Option<String>, min_length = 1, max_length = 256, example = "invoice_1001")]
-    key: Option<Key>,
+    key: Option<EventKey>,
     /// Any JSON value, at most 64 levels deep. Its bytes are delivered unchanged.
     #[serde(borrow)]
     #[schema(value_type = Value)]
@@ -125,7 +129,7 @@ pub struct BatchItem {
 #[derive(Serialize, ToSchema)]
 pub struct BatchError {
     /// The code, as in a problem.
-    code: Code,
+    code: ProblemCode,
     /// The fields at fault.
     errors: Vec<FieldError>,
 }
@@ -147,21 +151,21 @@ pub fn takes_events(method: &Method, route: &str) -> bool {
     security(("token" = ["publish"])),
 )]
 pub async fn accept_one(
-    State(api): State<Api>,
-    Producer(tenant): Producer,
+    State(api): State<SharedApiState>,
+    ProducerTenant(tenant): ProducerTenant,
     headers: HeaderMap,
     body: Body,
-) -> Result<(StatusCode, Option<LimitHeaders>, Json<ReceiptView>), Problem> {
+) -> Result<(StatusCode, Option<RateLimitHeaders>, Json<ReceiptView>), Problem> {
     refuse_system(&tenant.id)?;
-    let share = api.gateway.intake.share(&tenant.id);
+    let share = api.gateway.intake.permit(&tenant.id);
     let (body, _share) = read_events(&headers, body, api.event_bytes_max, share).await?;
     let mut submission = read_event(&body, &body)?;
     if submission.id.is_none() {
         submission.id = idempotency_key(&headers)?;
     }
-    let outcomes = accept(&api.gateway, &tenant.id, vec![submission], Together::All).await?;
+    let outcomes = accept(&api.gateway, &tenant.id, vec![submission], BatchMode::All).await?;
     let outcome = outcomes.into_iter().next().expect("one event in, one outcome out");
-    Ok((StatusCode::ACCEPTED, limits::told(&api, &tenant), Json(outcome?.into())))
+    Ok((StatusCode::ACCEPTED, rate_limit_headers::rate_limit_headers(&api, &tenant), Json(outcome?.into())))
 }
 
 /// How a batch is taken.
@@ -188,26 +192,26 @@ pub struct BatchParams {
     security(("token" = ["publish"])),
 )]
 pub async fn accept_batch(
-    State(api): State<Api>,
-    Producer(tenant): Producer,
-    Query(params): Query<BatchParams>,
+    State(api): State<SharedApiState>,
+    ProducerTenant(tenant): ProducerTenant,
+    QueryParams(params): QueryParams<BatchParams>,
     headers: HeaderMap,
     body: Body,
-) -> Result<(StatusCode, Option<LimitHeaders>, Json<Page<BatchItem>>), Problem> {
+) -> Result<(StatusCode, Option<RateLimitHeaders>, Json<Page<BatchItem>>), Problem> {
     refuse_system(&tenant.id)?;
     check_spread(&api, params.spread)?;
-    let share = api.gateway.intake.share(&tenant.id);
+    let share = api.gateway.intake.permit(&tenant.id);
     let (body, _share) = read_events(&headers, body, BATCH_BYTES_MAX, share).await?;
     refuse_single(&headers, &body)?;
     let items = split_batch(&body)?;
     if items.is_empty() || items.len() > BATCH_EVENTS_MAX {
         return Err(Problem::new(
-            Code::InvalidField,
+            ProblemCode::InvalidField,
             format!("the batch has {} events; send 1 to {BATCH_EVENTS_MAX}", items.len()),
         ));
     }
     let read: Vec<Result<Submission, Problem>> = items.iter().map(|item| read_item(&api, &body, item)).collect();
-    let together = if params.partial { Together::Each } else { Together::All };
+    let together = if params.partial { BatchMode::Each } else { BatchMode::All };
     let mut refused: Vec<Option<Problem>> = Vec::with_capacity(read.len());
     let mut submissions = Vec::with_capacity(read.len());
     for item in read {
@@ -219,7 +223,7 @@ pub async fn accept_batch(
             Err(problem) => refused.push(Some(problem)),
         }
     }
-    if together == Together::All && refused.iter().any(Option::is_some) {
+    if together == BatchMode::All && refused.iter().any(Option::is_some) {
         return Err(refuse_batch(refused));
     }
     let accepted = accept_over(&api.gateway, &tenant.id, submissions, together, params.spread).await?;
@@ -231,21 +235,21 @@ pub async fn accept_batch(
             None => take(&mut outcomes).map_err(Problem::from),
         })
         .collect();
-    if together == Together::All && outcomes.iter().any(Result::is_err) {
+    if together == BatchMode::All && outcomes.iter().any(Result::is_err) {
         return Err(refuse_batch(outcomes.into_iter().map(Result::err).collect()));
     }
     for problem in outcomes.iter().filter_map(|outcome| outcome.as_ref().err()) {
         api.gateway.metrics.refused(problem.code().as_str());
     }
     let data = outcomes.into_iter().enumerate().map(|(index, outcome)| show_item(index, outcome)).collect();
-    Ok((StatusCode::ACCEPTED, limits::told(&api, &tenant), Json(Page::whole(data))))
+    Ok((StatusCode::ACCEPTED, rate_limit_headers::rate_limit_headers(&api, &tenant), Json(Page::whole(data))))
 }
 
 /// What is told of the gateway comes from the gateway, so that it can be trusted.
 fn refuse_system(tenant: &TenantId) -> Result<(), Problem> {
     match tenant.is_system() {
         true => Err(Problem::new(
-            Code::WrongState,
+            ProblemCode::WrongState,
             "tenant _system is fed by the gateway itself; hand events in to another tenant, or try its endpoints with a test event",
         )),
         false => Ok(()),
@@ -253,20 +257,20 @@ fn refuse_system(tenant: &TenantId) -> Result<(), Problem> {
 }
 
 /// What waits for longer than anything may wait would never be sent.
-fn check_spread(api: &Api, spread: Option<Span>) -> Result<(), Problem> {
+fn check_spread(api: &SharedApiState, spread: Option<Span>) -> Result<(), Problem> {
     let Some(spread) = spread else { return Ok(()) };
     let most = SPREAD_MAX.min(api.gateway.expiry.hold_max);
     match (SPREAD_MIN..=most).contains(&spread) {
         true => Ok(()),
         false => Err(Problem::field(
-            Code::InvalidField,
+            ProblemCode::InvalidField,
             "?spread",
             format!("spread is {spread}; use {SPREAD_MIN} to {most}, or leave it out to send at once"),
         )),
     }
 }
 
-fn take(outcomes: &mut impl Iterator<Item = Outcome>) -> Outcome {
+fn take(outcomes: &mut impl Iterator<Item = AcceptOutcome>) -> AcceptOutcome {
     outcomes.next().expect("one outcome per event handed over")
 }
 
@@ -299,7 +303,7 @@ fn refuse_batch(refused: Vec<Option<Problem>>) -> Problem {
         errors.extend(found);
     }
     // The first that is not a conflict decides: a conflict alone is a 409.
-    let code = codes.iter().find(|code| **code != Code::IdConflict).or(codes.first());
+    let code = codes.iter().find(|code| **code != ProblemCode::IdConflict).or(codes.first());
     Problem::fields(*code.expect("a refused batch has a fault"), errors)
 }
 
@@ -317,7 +321,7 @@ fn refuse_single(headers: &HeaderMap, body: &Bytes) -> Result<(), Problem> {
     let detail = format!(
         "the body is {kind} and not an array; send the events in an array, or one per line as application/x-ndjson"
     );
-    Err(Problem::field(Code::InvalidField, "", detail))
+    Err(Problem::field(ProblemCode::InvalidField, "", detail))
 }
 
 /// The events of a batch, each as it stands in the body.
@@ -331,7 +335,7 @@ pub fn split_batch(body: &Bytes) -> Result<Vec<&[u8]>, Problem> {
     Ok(lines.filter(|line| !line.is_empty()).collect())
 }
 
-fn read_item(api: &Api, body: &Bytes, item: &[u8]) -> Result<Submission, Problem> {
+fn read_item(api: &SharedApiState, body: &Bytes, item: &[u8]) -> Result<Submission, Problem> {
     if item.len() > api.event_bytes_max {
         return Err(too_large(api.event_bytes_max));
     }
@@ -384,7 +388,7 @@ pub fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
         }
     }
     if !errors.is_empty() {
-        return Err(Problem::fields(Code::InvalidField, errors));
+        return Err(Problem::fields(ProblemCode::InvalidField, errors));
     }
     Ok(Submission {
         id: new.id,
@@ -443,12 +447,12 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<EventId>, Problem> {
     let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
     let Ok(text) = value.to_str() else {
         let detail = "the Idempotency-Key header cannot be an id: it is not printable ASCII";
-        return Err(Problem::field(Code::InvalidField, "Idempotency-Key", detail));
+        return Err(Problem::field(ProblemCode::InvalidField, "Idempotency-Key", detail));
     };
     let bare = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text);
     let refused = |problem: crate::model::id::InvalidId| {
         Problem::field(
-            Code::InvalidField,
+            ProblemCode::InvalidField,
             "Idempotency-Key",
             format!("the Idempotency-Key header cannot be an id: {problem}"),
         )

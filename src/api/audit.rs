@@ -8,11 +8,11 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::Api;
-use super::input::{Query, Tenant};
+use super::SharedApiState;
+use super::input::{QueryParams, TenantPath};
 use super::page::{Page, ask};
-use super::problem::{Code, InputProblems, Problem, Problems};
-use crate::model::audit::{Action, Entry, Record};
+use super::problem::{InputProblems, Problem, ProblemCode, Problems};
+use crate::model::audit::{AuditAction, AuditEntry, AuditRecord};
 use crate::model::id::{AuditId, TenantId};
 use crate::store::AuditQuery;
 
@@ -33,7 +33,7 @@ pub struct AuditView {
     /// With which request, as its answer's `x-request-id` said.
     request_id: String,
     /// What.
-    action: Action,
+    action: AuditAction,
     /// Whose thing it was done to.
     #[schema(value_type = String)]
     tenant: TenantId,
@@ -43,9 +43,9 @@ pub struct AuditView {
     fields: Vec<String>,
 }
 
-impl From<Entry> for AuditView {
-    fn from(entry: Entry) -> Self {
-        let Record { at, by, from, request_id, action, tenant, resource, fields } = entry.record;
+impl From<AuditEntry> for AuditView {
+    fn from(entry: AuditEntry) -> Self {
+        let AuditRecord { at, by, from, request_id, action, tenant, resource, fields } = entry.record;
         Self { id: entry.id, at, by, from, request_id, action, tenant, resource, fields }
     }
 }
@@ -76,9 +76,9 @@ pub struct AuditParams {
     security(("token" = ["read"])),
 )]
 pub async fn of_tenant(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
-    Query(params): Query<AuditParams>,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
+    QueryParams(params): QueryParams<AuditParams>,
 ) -> Result<Json<Page<AuditView>>, Problem> {
     let page = ask("audit", params.limit, params.cursor.as_deref())?;
     let AuditParams { since, until, .. } = params;
@@ -115,12 +115,12 @@ pub struct AuditOfAllParams {
     security(("token" = ["admin"])),
 )]
 pub async fn list(
-    State(api): State<Api>,
-    Query(params): Query<AuditOfAllParams>,
+    State(api): State<SharedApiState>,
+    QueryParams(params): QueryParams<AuditOfAllParams>,
 ) -> Result<Json<Page<AuditView>>, Problem> {
     let page = ask("audit", params.limit, params.cursor.as_deref())?;
     let tenant = params.tenant.map(|text| text.parse::<TenantId>()).transpose();
-    let tenant = tenant.map_err(|wrong| Problem::field(Code::InvalidField, "?tenant", wrong.to_string()))?;
+    let tenant = tenant.map_err(|wrong| Problem::field(ProblemCode::InvalidField, "?tenant", wrong.to_string()))?;
     let AuditOfAllParams { since, until, .. } = params;
     let query = AuditQuery { tenant, is_present_only: false, since, until };
     let found = api.gateway.store.audit(query, page).await?;

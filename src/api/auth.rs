@@ -22,20 +22,20 @@ use jiff::Timestamp;
 use tracing::{info, warn};
 use url::form_urlencoded;
 
-use super::failures::{self, Failure};
-use super::limits::whole_seconds;
+use super::auth_failures::{self, AuthFailure};
+use super::connection_slots::ConnectionStatus;
 use super::origin::RequestId;
-use super::places::Standing;
-use super::problem::{Code, Problem};
-use super::rights::{Asked, Rights};
-use super::{Api, accept, origin, server, status};
-use crate::metrics::AuthFailure;
-use crate::model::audit::{Asker, By};
+use super::problem::{Problem, ProblemCode};
+use super::rate_limit_headers::whole_seconds;
+use super::route_rights::{RouteAccess, RouteRights};
+use super::{SharedApiState, accept, origin, server, status};
+use crate::metrics::AuthFailureKind;
+use crate::model::audit::{Caller, CallerIdentity};
 use crate::model::headers::MASK;
 use crate::model::id::{TenantId, TokenId};
 use crate::model::span::words;
-use crate::model::token::{Need, PREFIX, Right, Token};
-use crate::store::asked_by;
+use crate::model::token::{PREFIX, RequiredRight, Right, Token};
+use crate::store::with_caller;
 
 pub use crate::model::token::TokenHash;
 
@@ -46,9 +46,9 @@ const USES_KEPT_EVERY: Duration = Duration::from_secs(60);
 
 /// The hash of the admin token in force. Another node may replace it.
 #[derive(Debug)]
-pub struct Admin(RwLock<TokenHash>);
+pub struct AdminToken(RwLock<TokenHash>);
 
-impl Admin {
+impl AdminToken {
     /// With this hash.
     pub fn new(hash: TokenHash) -> Self {
         Self(RwLock::new(hash))
@@ -61,7 +61,7 @@ impl Admin {
         std::mem::replace(&mut *kept, hash) != hash
     }
 
-    fn is(&self, token: &str) -> bool {
+    fn matches(&self, token: &str) -> bool {
         let kept = *self.0.read().expect("nothing panics while it is held");
         is_hash_of(&kept, token)
     }
@@ -97,14 +97,14 @@ fn is_hash_of(kept: &TokenHash, token: &str) -> bool {
 
 /// Who is asking.
 #[derive(Debug, Clone)]
-pub enum Caller {
+pub enum Principal {
     /// Whoever has the admin token.
     Admin,
     /// Whoever has this token, of a tenant or of the gateway.
     Token(Arc<Token>),
 }
 
-impl Caller {
+impl Principal {
     /// The one tenant whose things it may see; tokens of the gateway see all.
     pub fn tenant(&self) -> Option<&TenantId> {
         match self {
@@ -115,57 +115,57 @@ impl Caller {
 
     /// Whether it is shown the URLs of endpoints whole: they may be credentials.
     pub fn sees_urls(&self) -> bool {
-        self.may(Asked { need: Need::Right(Right::Manage), is_reading: false }, None).is_ok()
+        self.may(RouteAccess { need: RequiredRight::Right(Right::Manage), is_reading: false }, None).is_ok()
     }
 
     /// Refuses whoever may not administer the gateway: for what only part of
     /// a route asks for.
     pub fn must_be_admin(&self) -> Result<(), Problem> {
-        self.may(Asked { need: Need::Admin, is_reading: false }, None).map_err(|failure| failure.problem)
+        self.may(RouteAccess { need: RequiredRight::Admin, is_reading: false }, None).map_err(|failure| failure.problem)
     }
 
     /// Whether it is the operator, who may know what the gateway reaches.
     pub fn is_operator(&self) -> bool {
-        self.may(Asked { need: Need::Admin, is_reading: true }, None).is_ok()
+        self.may(RouteAccess { need: RequiredRight::Admin, is_reading: true }, None).is_ok()
     }
 
-    fn by(&self) -> By {
+    fn by(&self) -> CallerIdentity {
         match self {
-            Self::Admin => By::Admin,
-            Self::Token(token) => By::Token { id: token.id, name: token.name.clone() },
+            Self::Admin => CallerIdentity::Admin,
+            Self::Token(token) => CallerIdentity::Token { id: token.id, name: token.name.clone() },
         }
     }
 
     /// Whether it may do this, there.
-    fn may(&self, asked: Asked, named: Option<&str>) -> Result<(), Failure> {
+    fn may(&self, asked: RouteAccess, named: Option<&str>) -> Result<(), AuthFailure> {
         let Self::Token(token) = self else { return Ok(()) };
-        let failed = |kind, problem| Failure { kind, problem, token: Some(token.clone()) };
+        let failed = |kind, problem| AuthFailure { kind, problem, token: Some(token.clone()) };
         // First of all, so that nothing else can be learnt.
         let own = token.tenant.as_ref();
         if own.zip(named).is_some_and(|(own, named)| named != own.as_str()) {
-            return Err(failed(AuthFailure::OtherTenant, Problem::not_found("tenant")));
+            return Err(failed(AuthFailureKind::OtherTenant, Problem::not_found("tenant")));
         }
         match token.may(asked.need, asked.is_reading) {
             true => Ok(()),
-            false => Err(failed(AuthFailure::MissingRight, missing(token, asked.need))),
+            false => Err(failed(AuthFailureKind::MissingRight, missing(token, asked.need))),
         }
     }
 }
 
-fn missing(token: &Token, need: Need) -> Problem {
+fn missing(token: &Token, need: RequiredRight) -> Problem {
     let has: Vec<&str> = token.rights.iter().map(|right| Right::as_str(*right)).collect();
     let way_out = match need {
-        Need::Admin => "use the admin token".to_owned(),
-        Need::Tenants => "use the admin token, or one with tenants".to_owned(),
-        Need::Nothing | Need::Right(_) => format!("use a token with {}", need.as_str()),
+        RequiredRight::Admin => "use the admin token".to_owned(),
+        RequiredRight::Tenants => "use the admin token, or one with tenants".to_owned(),
+        RequiredRight::Nothing | RequiredRight::Right(_) => format!("use a token with {}", need.as_str()),
     };
     let detail =
         format!("this needs the right {}, and token {} has {}; {way_out}", need.as_str(), token.id, has.join(", "));
-    Problem::new(Code::MissingRight, detail)
+    Problem::new(ProblemCode::MissingRight, detail)
 }
 
 /// As the layer that admits has found out.
-impl<S: Send + Sync> FromRequestParts<S> for Caller {
+impl<S: Send + Sync> FromRequestParts<S> for Principal {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
@@ -174,67 +174,73 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
 }
 
 /// Lets a request through that may do what it asks for, in its caller's name.
-pub async fn admit(State((api, rights)): State<(Api, Arc<Rights>)>, mut request: Request, next: Next) -> Response {
+pub async fn admit(
+    State((api, rights)): State<(SharedApiState, Arc<RouteRights>)>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
     let route = route.as_ref().map(MatchedPath::as_str);
     let is_v1 = route.unwrap_or(request.uri().path()).starts_with("/v1/");
     // That nothing is here, or no such method, is told to whoever may ask at all.
-    let nothing = Asked { need: Need::Nothing, is_reading: true };
+    let nothing = RouteAccess { need: RequiredRight::Nothing, is_reading: true };
     let asked = match route {
-        Some(route) => rights.asked(route, request.method()),
+        Some(route) => rights.access_of(route, request.method()),
         None => Some(nothing),
     };
-    let standing = request.extensions().get::<Standing>().cloned();
-    if !is_v1 && asked.is_none_or(|asked| asked.need == Need::Nothing) {
+    let standing = request.extensions().get::<ConnectionStatus>().cloned();
+    if !is_v1 && asked.is_none_or(|asked| asked.need == RequiredRight::Nothing) {
         if let Some(standing) = &standing {
-            standing.count_against(origin::of(&request, &api.trusted_proxies).map(origin::network));
+            standing.mark_unauthenticated(origin::of(&request, &api.trusted_proxies).map(origin::network));
         }
         return match asked {
-            _ if standing.is_some_and(|standing| standing.is_spare()) && !server::is_vital(request.uri().path()) => {
+            _ if standing.is_some_and(|standing| standing.is_spare())
+                && !server::is_health_check(request.uri().path()) =>
+            {
                 server::full().into_response()
             }
             None => wrong_method(&rights, route, &request),
             Some(_) => next.run(request).await,
         };
     }
-    let caller = match identify(&api, request.headers()) {
-        Ok(caller) => caller,
-        Err(Unidentified::Failed(failure)) => return failures::refuse(&api, &request, *failure).into_response(),
-        Err(Unidentified::OutOfTouch) => return out_of_touch().into_response(),
+    let principal = match identify(&api, request.headers()) {
+        Ok(principal) => principal,
+        Err(AuthError::Failed(failure)) => return auth_failures::refuse(&api, &request, *failure).into_response(),
+        Err(AuthError::OutOfTouch) => return refuse_stale_catalog().into_response(),
     };
-    if standing.is_some_and(|standing| !standing.prove()) {
+    if standing.is_some_and(|standing| !standing.mark_authenticated()) {
         return server::full().into_response();
     }
-    let named = match &caller {
-        Caller::Admin => None,
-        Caller::Token(_) => named_tenant(route, &mut request).await,
+    let named = match &principal {
+        Principal::Admin => None,
+        Principal::Token(_) => named_tenant(route, &mut request).await,
     };
-    if let Err(failure) = caller.may(asked.unwrap_or(nothing), named.as_deref()) {
-        return failures::refuse(&api, &request, failure).into_response();
+    if let Err(failure) = principal.may(asked.unwrap_or(nothing), named.as_deref()) {
+        return auth_failures::refuse(&api, &request, failure).into_response();
     }
     if asked.is_none() {
         return wrong_method(&rights, route, &request);
     }
-    if let Some(problem) = route.and_then(|route| unasked_query(&rights, route, &request)) {
+    if let Some(problem) = route.and_then(|route| refuse_unread_query(&rights, route, &request)) {
         return problem.into_response();
     }
     // The way of every event: it records nothing.
     if route.is_some_and(|route| accept::takes_events(request.method(), route)) {
         return next.run(request).await;
     }
-    if let Err(problem) = charge(&api, &caller) {
+    if let Err(problem) = charge(&api, &principal) {
         return problem.into_response();
     }
-    let asker = Asker {
-        by: caller.by(),
+    let caller = Caller {
+        by: principal.by(),
         from: origin::of(&request, &api.trusted_proxies),
         request_id: request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default(),
         at: api.gateway.clock.wall(),
     };
-    let by = asker.by.clone();
-    request.extensions_mut().insert(caller);
+    let by = caller.by.clone();
+    request.extensions_mut().insert(principal);
     let (method, path) = (request.method().clone(), logged(request.uri().path()));
-    let response = asked_by(Arc::new(asker), next.run(request)).await;
+    let response = with_caller(Arc::new(caller), next.run(request)).await;
     if !method.is_safe() {
         let status = response.status().as_u16();
         info!(by = %by, status, "{method} {path} was answered {status}");
@@ -244,8 +250,8 @@ pub async fn admit(State((api, rights)): State<(Api, Arc<Rights>)>, mut request:
 
 /// Counts a call of a tenant's token against the tenant's rate of such calls.
 /// Tokens of the gateway have none.
-fn charge(api: &Api, caller: &Caller) -> Result<(), Problem> {
-    let Some(tenant) = caller.tenant().and_then(|tenant| api.gateway.store.tenant(tenant)) else { return Ok(()) };
+fn charge(api: &SharedApiState, principal: &Principal) -> Result<(), Problem> {
+    let Some(tenant) = principal.tenant().and_then(|tenant| api.gateway.store.tenant(tenant)) else { return Ok(()) };
     let rate = api.gateway.management_rate(&tenant);
     api.gateway.intake.charge_call(&tenant.id, rate, api.gateway.clock.now()).map_err(|wait| {
         let detail = format!(
@@ -255,7 +261,9 @@ fn charge(api: &Api, caller: &Caller) -> Result<(), Problem> {
             rate.burst,
             words(wait)
         );
-        Problem::new(Code::RateLimited, detail).retry_after(whole_seconds(wait).max(1)).naming_limit("management")
+        Problem::new(ProblemCode::RateLimited, detail)
+            .retry_after(whole_seconds(wait).max(1))
+            .naming_limit("management")
     })
 }
 
@@ -271,13 +279,13 @@ async fn named_tenant(route: Option<&str>, request: &mut Request) -> Option<Stri
 }
 
 /// A query where none is read is more likely a mistake than an ornament.
-fn unasked_query(rights: &Rights, route: &str, request: &Request) -> Option<Problem> {
+fn refuse_unread_query(rights: &RouteRights, route: &str, request: &Request) -> Option<Problem> {
     if rights.takes_query(route, request.method()) {
         return None;
     }
     let (name, _) = form_urlencoded::parse(request.uri().query()?.as_bytes()).next()?;
     let detail = format!("unknown field `{name}`, there are no query parameters here");
-    Some(Problem::field(Code::UnknownField, format!("?{name}"), detail))
+    Some(Problem::field(ProblemCode::UnknownField, format!("?{name}"), detail))
 }
 
 /// A path as it may be logged: a token in it, by mistake or not, is none of
@@ -290,7 +298,7 @@ fn logged(path: &str) -> String {
     path.split('/').map(shown).collect::<Vec<_>>().join("/")
 }
 
-fn wrong_method(rights: &Rights, route: Option<&str>, request: &Request) -> Response {
+fn wrong_method(rights: &RouteRights, route: Option<&str>, request: &Request) -> Response {
     let allow = HeaderValue::try_from(rights.allowed(route.unwrap_or_default()));
     let problem = status::unknown_method(request.method(), request.uri());
     problem.with_headers(allow.ok().map(|methods| (ALLOW, methods))).into_response()
@@ -298,37 +306,37 @@ fn wrong_method(rights: &Rights, route: Option<&str>, request: &Request) -> Resp
 
 fn unauthenticated() -> Problem {
     Problem::new(
-        Code::Unauthenticated,
+        ProblemCode::Unauthenticated,
         "a valid token is needed: send `Authorization: Bearer <token>`; the first start wrote one to admin-token in the data directory",
     )
 }
 
 /// Why it is not known who asks.
-enum Unidentified {
+enum AuthError {
     /// There is no token, or none that is valid.
-    Failed(Box<Failure>),
+    Failed(Box<AuthFailure>),
     /// It may have been revoked without this node's having heard.
     OutOfTouch,
 }
 
-fn out_of_touch() -> Problem {
+fn refuse_stale_catalog() -> Problem {
     Problem::new(
-        Code::Unavailable,
+        ProblemCode::Unavailable,
         "this node has lost touch with the others, and cannot tell which tokens are still good; ask another one",
     )
 }
 
 /// Whose token a request carries.
-fn identify(api: &Api, headers: &HeaderMap) -> Result<Caller, Unidentified> {
-    let failed = |kind, problem, token| Unidentified::Failed(Box::new(Failure { kind, problem, token }));
+fn identify(api: &SharedApiState, headers: &HeaderMap) -> Result<Principal, AuthError> {
+    let failed = |kind, problem, token| AuthError::Failed(Box::new(AuthFailure { kind, problem, token }));
     let Some(token) = bearer(headers) else {
-        let kind = if headers.contains_key(AUTHORIZATION) { AuthFailure::Wrong } else { AuthFailure::Missing };
+        let kind = if headers.contains_key(AUTHORIZATION) { AuthFailureKind::Wrong } else { AuthFailureKind::Missing };
         return Err(failed(kind, unauthenticated(), None));
     };
     if !token.starts_with(PREFIX) {
-        return match api.admin.is(token) {
-            true => Ok(Caller::Admin),
-            false => Err(failed(AuthFailure::Wrong, unauthenticated(), None)),
+        return match api.admin.matches(token) {
+            true => Ok(Principal::Admin),
+            false => Err(failed(AuthFailureKind::Wrong, unauthenticated(), None)),
         };
     }
     let store = &api.gateway.store;
@@ -336,18 +344,18 @@ fn identify(api: &Api, headers: &HeaderMap) -> Result<Caller, Unidentified> {
     // Compared with something in any case, which takes the same time.
     let is_it = is_hash_of(&known.as_ref().map_or([0; 32], |known| known.hash), token);
     let Some(known) = known.clone().filter(|_| is_it) else {
-        return Err(failed(AuthFailure::Wrong, unauthenticated(), known));
+        return Err(failed(AuthFailureKind::Wrong, unauthenticated(), known));
     };
     let now = api.gateway.clock.wall();
     if known.is_over(now) {
         let detail = format!("token {} has expired; ask for a new one", known.id);
-        return Err(failed(AuthFailure::Expired, Problem::new(Code::Unauthenticated, detail), Some(known)));
+        return Err(failed(AuthFailureKind::Expired, Problem::new(ProblemCode::Unauthenticated, detail), Some(known)));
     }
-    if !store.is_in_touch() {
-        return Err(Unidentified::OutOfTouch);
+    if !store.is_current() {
+        return Err(AuthError::OutOfTouch);
     }
-    api.uses.note(known.id, now);
-    Ok(Caller::Token(known))
+    api.uses.record_use(known.id, now);
+    Ok(Principal::Token(known))
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {
@@ -360,21 +368,21 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 /// When tokens were last used here, as far as that is not written down yet.
 /// A request only takes a note; the store hears of it later.
 #[derive(Debug, Default)]
-pub struct Uses(Mutex<HashMap<TokenId, Use>>);
+pub struct TokenUses(Mutex<HashMap<TokenId, TokenUse>>);
 
 #[derive(Debug, Clone, Copy)]
-struct Use {
+struct TokenUse {
     at: Timestamp,
     is_kept: bool,
 }
 
-impl Uses {
+impl TokenUses {
     /// A token is used. Once a minute is often enough to know.
-    fn note(&self, id: TokenId, now: Timestamp) {
+    fn record_use(&self, id: TokenId, now: Timestamp) {
         let mut uses = self.0.lock().expect("nothing panics while it is held");
         let is_news = uses.get(&id).is_none_or(|known| now.duration_since(known.at).unsigned_abs() >= USES_KEPT_EVERY);
         if is_news {
-            uses.insert(id, Use { at: now, is_kept: false });
+            uses.insert(id, TokenUse { at: now, is_kept: false });
         }
     }
 
@@ -383,12 +391,12 @@ impl Uses {
         self.0.lock().expect("nothing panics while it is held").get(&id).map(|known| known.at)
     }
 
-    fn unkept(&self) -> Vec<(TokenId, Timestamp)> {
+    fn unwritten(&self) -> Vec<(TokenId, Timestamp)> {
         let uses = self.0.lock().expect("nothing panics while it is held");
         uses.iter().filter(|(_, known)| !known.is_kept).map(|(id, known)| (*id, known.at)).collect()
     }
 
-    fn keep(&self, kept: &[(TokenId, Timestamp)]) {
+    fn mark_written(&self, kept: &[(TokenId, Timestamp)]) {
         let mut uses = self.0.lock().expect("nothing panics while it is held");
         for (id, at) in kept {
             if let Some(known) = uses.get_mut(id).filter(|known| known.at == *at) {
@@ -399,7 +407,7 @@ impl Uses {
 }
 
 /// Writes down now and then when tokens were used, for ever.
-pub async fn keep_uses(api: Api) {
+pub async fn write_uses_periodically(api: SharedApiState) {
     loop {
         tokio::time::sleep(USES_KEPT_EVERY).await;
         write_uses(&api).await;
@@ -407,13 +415,13 @@ pub async fn keep_uses(api: Api) {
 }
 
 /// Writes down when tokens were used, as far as that is not written yet.
-pub async fn write_uses(api: &Api) {
-    let unkept = api.uses.unkept();
+pub async fn write_uses(api: &SharedApiState) {
+    let unkept = api.uses.unwritten();
     if unkept.is_empty() {
         return;
     }
     match api.gateway.store.use_tokens(unkept.clone()).await {
-        Ok(()) => api.uses.keep(&unkept),
+        Ok(()) => api.uses.mark_written(&unkept),
         Err(problem) => warn!("when tokens were last used could not be written down yet: {problem}"),
     }
 }
@@ -424,10 +432,10 @@ mod tests {
 
     #[test]
     fn one_token_is_in_force_at_a_time() {
-        let admin = Admin::new(hash("old"));
-        assert!(admin.is("old") && !admin.is("new"));
+        let admin = AdminToken::new(hash("old"));
+        assert!(admin.matches("old") && !admin.matches("new"));
         assert!(admin.replace(hash("new")) && !admin.replace(hash("new")));
-        assert!(admin.is("new") && !admin.is("old"));
+        assert!(admin.matches("new") && !admin.matches("old"));
     }
 
     #[test]
@@ -461,16 +469,16 @@ mod tests {
 
     #[test]
     fn a_use_is_noted_once_a_minute_and_written_once() {
-        let (uses, id) = (Uses::default(), TokenId::mint(Timestamp::UNIX_EPOCH, 1));
+        let (uses, id) = (TokenUses::default(), TokenId::mint(Timestamp::UNIX_EPOCH, 1));
         let at = |second| Timestamp::from_second(second).unwrap();
-        uses.note(id, at(0));
-        uses.note(id, at(59));
-        assert_eq!(uses.unkept(), [(id, at(0))]);
-        uses.keep(&[(id, at(0))]);
-        assert!(uses.unkept().is_empty());
-        uses.note(id, at(60));
-        assert_eq!((uses.unkept(), uses.last(id)), (vec![(id, at(60))], Some(at(60))));
-        uses.keep(&[(id, at(0))]);
-        assert_eq!(uses.unkept(), [(id, at(60))], "what came meanwhile is not lost");
+        uses.record_use(id, at(0));
+        uses.record_use(id, at(59));
+        assert_eq!(uses.unwritten(), [(id, at(0))]);
+        uses.mark_written(&[(id, at(0))]);
+        assert!(uses.unwritten().is_empty());
+        uses.record_use(id, at(60));
+        assert_eq!((uses.unwritten(), uses.last(id)), (vec![(id, at(60))], Some(at(60))));
+        uses.mark_written(&[(id, at(0))]);
+        assert_eq!(uses.unwritten(), [(id, at(60))], "what came meanwhile is not lost");
     }
 }

@@ -9,16 +9,16 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::Api;
+use super::SharedApiState;
 use super::endpoint_view::EndpointView;
 use super::endpoints::{check_note, find, read_note};
-use super::input::{DOCUMENT_BYTES_MAX, NamedEndpoint, Query, Tenant, document_from_json, read_body};
+use super::input::{DOCUMENT_BYTES_MAX, NamedEndpoint, QueryParams, TenantPath, document_from_json, read_body};
 use super::page::{Page, ask};
-use super::problem::{Code, InputProblems, Problem, Problems};
+use super::problem::{InputProblems, Problem, ProblemCode, Problems};
 use crate::lifecycle::change;
-use crate::model::news::{Author, Milestone, What};
+use crate::model::operational_event::{Actor, EndpointEvent, EndpointEventKind};
 use crate::model::span::Span;
-use crate::model::wall::WallOffset;
+use crate::model::wall_offset::WallOffset;
 
 const LONGEST: Span = Span::secs(30 * 86_400);
 
@@ -45,8 +45,8 @@ pub struct OpenBreaker {
     security(("token" = ["manage"])),
 )]
 pub async fn open(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
     headers: HeaderMap,
     body: Body,
@@ -57,7 +57,7 @@ pub async fn open(
         false => document_from_json(&body)?,
     };
     if let Some(span) = wish.span.filter(|span| !(Span::secs(1)..=LONGEST).contains(span)) {
-        return Err(Problem::field(Code::InvalidField, "/for", format!("for is {span}; use 1s to 30d")));
+        return Err(Problem::field(ProblemCode::InvalidField, "/for", format!("for is {span}; use 1s to 30d")));
     }
     let note = check_note(wish.note)?;
     let endpoint = change::open_breaker(&api.gateway, &tenant, id, wish.span, note).await?;
@@ -75,8 +75,8 @@ pub async fn open(
     security(("token" = ["manage"])),
 )]
 pub async fn close(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
     headers: HeaderMap,
     body: Body,
@@ -88,24 +88,24 @@ pub async fn close(
 
 /// Something that happened to an endpoint.
 #[derive(Serialize, ToSchema)]
-pub struct MilestoneView {
+pub struct EndpointEventView {
     /// When.
     #[schema(value_type = String, format = DateTime)]
     at: Timestamp,
     /// What.
-    what: What,
+    what: EndpointEventKind,
     /// Why, or the note that was left.
     reason: Option<String>,
     /// Through whom.
-    by: Author,
+    by: Actor,
     /// When it is probed next, where its breaker opened.
     #[schema(value_type = Option<String>, format = DateTime)]
     next_probe_at: Option<Timestamp>,
 }
 
-impl MilestoneView {
-    fn of(milestone: Milestone, offset: WallOffset) -> Self {
-        let Milestone { at, what, reason, by, until } = milestone;
+impl EndpointEventView {
+    fn of(endpoint_event: EndpointEvent, offset: WallOffset) -> Self {
+        let EndpointEvent { at, what, reason, by, until } = endpoint_event;
         Self { at: offset.wall(at), what, reason, by, next_probe_at: until.map(|at| offset.wall(at)) }
     }
 }
@@ -128,18 +128,18 @@ pub struct HistoryParams {
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/history", operation_id = "list_history", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id"), HistoryParams),
-    responses((status = 200, body = Page<MilestoneView>), Problems, InputProblems),
+    responses((status = 200, body = Page<EndpointEventView>), Problems, InputProblems),
     security(("token" = ["read"])),
 )]
 pub async fn history(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
-    Query(params): Query<HistoryParams>,
-) -> Result<Json<Page<MilestoneView>>, Problem> {
+    QueryParams(params): QueryParams<HistoryParams>,
+) -> Result<Json<Page<EndpointEventView>>, Problem> {
     let page = ask("history", params.limit, params.cursor.as_deref())?;
     find(&api, &tenant, id)?;
-    let found = api.gateway.store.milestones(id, page).await?;
+    let found = api.gateway.store.endpoint_events(id, page).await?;
     let offset = api.gateway.clock.wall_offset();
-    Ok(Json(Page::of("history", found, |milestone| MilestoneView::of(milestone, offset))))
+    Ok(Json(Page::of("history", found, |endpoint_event| EndpointEventView::of(endpoint_event, offset))))
 }

@@ -5,11 +5,11 @@ use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::Api;
+use super::SharedApiState;
 use super::problem::{Problem, Problems};
 use crate::lifecycle::cluster::lags;
-use crate::lifecycle::dispatch::lag::HeldMs;
-use crate::store::{Node, ShardView as Known};
+use crate::lifecycle::dispatch::lag::BlockedMs;
+use crate::store::{NodeState, ShardState as Known};
 
 /// The nodes and the shards at this moment.
 #[derive(Serialize, ToSchema)]
@@ -50,7 +50,7 @@ pub struct ShardView {
     lag_ms: u64,
     /// For how long the oldest delivery that is held back has been due, by what holds it; null where its owner was not
     /// heard in time, and `lag_ms` then counts what only its owner knows to be held.
-    held_ms: Option<HeldMs>,
+    held_ms: Option<BlockedMs>,
 }
 
 /// Show the nodes and the shards
@@ -61,7 +61,7 @@ pub struct ShardView {
     responses((status = 200, body = ClusterView), Problems),
     security(("token" = ["admin"])),
 )]
-pub async fn show(State(api): State<Api>) -> Result<Json<ClusterView>, Problem> {
+pub async fn show(State(api): State<SharedApiState>) -> Result<Json<ClusterView>, Problem> {
     let view = api.gateway.store.view().await?;
     let answered = lags(&api.gateway).await;
     let node = |known: &Known| known.node.and_then(|place| view.nodes.get(place)).map(|node| node.id.clone());
@@ -73,7 +73,7 @@ pub async fn show(State(api): State<Api>) -> Result<Json<ClusterView>, Problem> 
         held_ms: answered.get(&known.shard).map(|lag| lag.held_ms),
     });
     let shards = shards.collect();
-    let nodes = view.nodes.into_iter().map(|Node { id, name, shards, lease_ms, is_self }| NodeView {
+    let nodes = view.nodes.into_iter().map(|NodeState { id, name, shards, lease_ms, is_self }| NodeView {
         id,
         name,
         shards,

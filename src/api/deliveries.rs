@@ -9,9 +9,9 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::Api;
-use super::auth::Caller;
-use super::input::{NamedDelivery, Query, Tenant};
+use super::SharedApiState;
+use super::auth::Principal;
+use super::input::{NamedDelivery, QueryParams, TenantPath};
 use super::page::{Page, ask};
 use super::problem::{GoneProblems, InputProblems, Problem, Problems, StateProblems};
 use crate::lifecycle::Gateway;
@@ -19,14 +19,14 @@ use crate::lifecycle::change::change_delivery;
 use crate::lifecycle::deliver::shown_headers;
 use crate::lifecycle::explain::explain_delivery;
 use crate::lifecycle::waiting::outlooks;
-use crate::model::attempt::{Attempt, Decision, Failure, Timings};
-use crate::model::delivery::{Cause, Delivery, Outlook, State as DeliveryState, WaitingFor};
-use crate::model::endpoint::{Endpoint, Format};
+use crate::model::attempt::{Attempt, AttemptFailure, Decision, Timings};
+use crate::model::delivery::{DeadCause, Delivery, DeliveryState, Outlook, WaitingFor};
+use crate::model::endpoint::{BodyFormat, Endpoint};
 use crate::model::explain::Explanation;
 use crate::model::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
-use crate::model::urls::masked;
+use crate::model::url_versions::masked;
 use crate::model::verdict::Verdict;
-use crate::store::{Change, Claim, DeliveryQuery};
+use crate::store::{Claim, DeliveryChange, DeliveryQuery};
 
 /// A delivery as it is shown.
 #[derive(Serialize, ToSchema)]
@@ -50,7 +50,7 @@ pub struct DeliveryView {
     /// Its place in its lane, from 1.
     seq: Option<u64>,
     /// What its body looks like, as it was decided when the event was accepted.
-    format: Format,
+    format: BodyFormat,
     /// Where it stands.
     state: DeliveryState,
     /// What it waits for: null when finished or in flight.
@@ -80,9 +80,9 @@ pub struct DeliveryView {
     /// The last attempt's status.
     last_status: Option<u16>,
     /// The last attempt's failure.
-    last_error: Option<Failure>,
+    last_error: Option<AttemptFailure>,
     /// Why it died; kept when it was discarded.
-    cause: Option<Cause>,
+    cause: Option<DeadCause>,
     /// SHA-256 of the body in hex: known from the first attempt on.
     body_sha256: Option<String>,
 }
@@ -144,7 +144,7 @@ pub struct AttemptView {
     /// The status, when there was an answer.
     status: Option<u16>,
     /// The failure, when there was none.
-    error: Option<Failure>,
+    error: Option<AttemptFailure>,
     /// The headers sent; the signature and the endpoint's own values are masked.
     request_headers: BTreeMap<String, String>,
     /// The headers received, capped at 1 KiB; empty where the gateway shows none (`--redact-payloads`).
@@ -160,7 +160,7 @@ pub struct AttemptView {
 }
 
 impl AttemptView {
-    fn of(claim: &Claim, attempt: Attempt, shown: &Shown<'_>) -> Self {
+    fn of(claim: &Claim, attempt: Attempt, shown: &AttemptVisibility<'_>) -> Self {
         let (url, is_redacted) = (shown.url(&attempt), shown.is_redacted);
         Self {
             id: AttemptId::of(claim.id, attempt.number, attempt.started_at),
@@ -182,13 +182,13 @@ impl AttemptView {
 }
 
 /// How attempts at one endpoint are shown to a caller.
-struct Shown<'a> {
+struct AttemptVisibility<'a> {
     endpoint: Option<&'a Endpoint>,
     sees_urls: bool,
     is_redacted: bool,
 }
 
-impl Shown<'_> {
+impl AttemptVisibility<'_> {
     /// Where an attempt went, as far as that is kept and may be shown.
     fn url(&self, attempt: &Attempt) -> Option<String> {
         // Attempts of older versions name it themselves.
@@ -245,7 +245,7 @@ pub struct DeadLetterParams {
     #[param(value_type = Option<String>)]
     endpoint: Option<EndpointId>,
     /// Dead for this cause.
-    cause: Option<Cause>,
+    cause: Option<DeadCause>,
     /// Of this event type.
     event_type: Option<String>,
     /// With this key.
@@ -271,9 +271,9 @@ pub struct DeadLetterParams {
     security(("token" = ["read"])),
 )]
 pub async fn list(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
-    Query(params): Query<DeliveryParams>,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
+    QueryParams(params): QueryParams<DeliveryParams>,
 ) -> Result<Json<Page<DeliveryView>>, Problem> {
     let page = ask("deliveries", params.limit, params.cursor.as_deref())?;
     let offset = api.gateway.clock.wall_offset();
@@ -298,9 +298,9 @@ pub async fn list(
     security(("token" = ["read"])),
 )]
 pub async fn list_dead(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
-    Query(params): Query<DeadLetterParams>,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
+    QueryParams(params): QueryParams<DeadLetterParams>,
 ) -> Result<Json<Page<DeliveryView>>, Problem> {
     let page = ask("dead-letters", params.limit, params.cursor.as_deref())?;
     let offset = api.gateway.clock.wall_offset();
@@ -317,9 +317,13 @@ pub async fn list_dead(
     Ok(Json(view_page(&api, "dead-letters", found).await))
 }
 
-async fn view_page(api: &Api, list: &'static str, found: crate::store::Page<Delivery>) -> Page<DeliveryView> {
+async fn view_page(
+    api: &SharedApiState,
+    list: &'static str,
+    found: crate::store::ListPage<Delivery>,
+) -> Page<DeliveryView> {
     let data = DeliveryView::all(&api.gateway, found.data).await;
-    Page::of(list, crate::store::Page { data, next: found.next }, |view| view)
+    Page::of(list, crate::store::ListPage { data, next: found.next }, |view| view)
 }
 
 /// Show a delivery
@@ -330,14 +334,14 @@ async fn view_page(api: &Api, list: &'static str, found: crate::store::Page<Deli
     security(("token" = ["read"])),
 )]
 pub async fn show(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
     NamedDelivery(id): NamedDelivery,
 ) -> Result<Json<DeliveryView>, Problem> {
     find(&api, &tenant, id).await.map(Json)
 }
 
-async fn find(api: &Api, tenant: &TenantId, id: DeliveryId) -> Result<DeliveryView, Problem> {
+async fn find(api: &SharedApiState, tenant: &TenantId, id: DeliveryId) -> Result<DeliveryView, Problem> {
     let found = api.gateway.store.delivery(tenant, id).await?;
     let delivery = found.ok_or_else(|| Problem::not_found("delivery"))?;
     Ok(DeliveryView::all(&api.gateway, vec![delivery]).await.remove(0))
@@ -351,9 +355,9 @@ async fn find(api: &Api, tenant: &TenantId, id: DeliveryId) -> Result<DeliveryVi
     security(("token" = ["read"])),
 )]
 pub async fn attempts(
-    State(api): State<Api>,
-    caller: Caller,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    principal: Principal,
+    TenantPath(tenant): TenantPath,
     NamedDelivery(id): NamedDelivery,
 ) -> Result<Json<Page<AttemptView>>, Problem> {
     let store = &api.gateway.store;
@@ -362,8 +366,11 @@ pub async fn attempts(
     let record = store.event(&tenant, &delivery.event_id).await?.ok_or_else(missing)?;
     let attempts = store.attempts(&tenant, id).await?.ok_or_else(missing)?;
     let endpoint = store.any_endpoint(delivery.endpoint_id);
-    let shown =
-        Shown { endpoint: endpoint.as_deref(), sees_urls: caller.sees_urls(), is_redacted: api.redacts_payloads };
+    let shown = AttemptVisibility {
+        endpoint: endpoint.as_deref(),
+        sees_urls: principal.sees_urls(),
+        is_redacted: api.redacts_payloads,
+    };
     let claim = Claim::of(delivery, record.event);
     Ok(Json(Page::whole(attempts.into_iter().map(|attempt| AttemptView::of(&claim, attempt, &shown)).collect())))
 }
@@ -379,17 +386,17 @@ pub async fn attempts(
     security(("token" = ["read"])),
 )]
 pub async fn explain(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
     NamedDelivery(id): NamedDelivery,
-    caller: Caller,
+    principal: Principal,
 ) -> Result<Json<Explanation>, Problem> {
-    Ok(Json(explain_delivery(&api.gateway, &tenant, id, caller.is_operator()).await?))
+    Ok(Json(explain_delivery(&api.gateway, &tenant, id, principal.is_operator()).await?))
 }
 
-type Changed = Result<(StatusCode, Json<DeliveryView>), Problem>;
+type ChangeResponse = Result<(StatusCode, Json<DeliveryView>), Problem>;
 
-async fn change(api: &Api, tenant: &TenantId, id: DeliveryId, change: Change) -> Changed {
+async fn change(api: &SharedApiState, tenant: &TenantId, id: DeliveryId, change: DeliveryChange) -> ChangeResponse {
     change_delivery(&api.gateway, tenant, id, change).await?;
     Ok((StatusCode::ACCEPTED, Json(find(api, tenant, id).await?)))
 }
@@ -403,8 +410,12 @@ async fn change(api: &Api, tenant: &TenantId, id: DeliveryId, change: Change) ->
     responses((status = 202, body = DeliveryView), Problems, StateProblems),
     security(("token" = ["manage"])),
 )]
-pub async fn retry(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery(id): NamedDelivery) -> Changed {
-    change(&api, &tenant, id, Change::RetryNow).await
+pub async fn retry(
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
+    NamedDelivery(id): NamedDelivery,
+) -> ChangeResponse {
+    change(&api, &tenant, id, DeliveryChange::RetryNow).await
 }
 
 /// Cancel a waiting delivery
@@ -416,8 +427,12 @@ pub async fn retry(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery
     responses((status = 202, body = DeliveryView), Problems, StateProblems),
     security(("token" = ["manage"])),
 )]
-pub async fn cancel(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery(id): NamedDelivery) -> Changed {
-    change(&api, &tenant, id, Change::Cancel).await
+pub async fn cancel(
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
+    NamedDelivery(id): NamedDelivery,
+) -> ChangeResponse {
+    change(&api, &tenant, id, DeliveryChange::Cancel).await
 }
 
 /// Deliver a finished delivery again
@@ -429,8 +444,12 @@ pub async fn cancel(State(api): State<Api>, Tenant(tenant): Tenant, NamedDeliver
     responses((status = 202, body = DeliveryView), Problems, StateProblems, GoneProblems),
     security(("token" = ["manage"])),
 )]
-pub async fn replay(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery(id): NamedDelivery) -> Changed {
-    change(&api, &tenant, id, Change::Replay).await
+pub async fn replay(
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
+    NamedDelivery(id): NamedDelivery,
+) -> ChangeResponse {
+    change(&api, &tenant, id, DeliveryChange::Replay).await
 }
 
 /// Deliver a dead letter again
@@ -442,7 +461,11 @@ pub async fn replay(State(api): State<Api>, Tenant(tenant): Tenant, NamedDeliver
     responses((status = 202, body = DeliveryView), Problems, StateProblems, GoneProblems),
     security(("token" = ["manage"])),
 )]
-pub async fn replay_dead(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery(id): NamedDelivery) -> Changed {
+pub async fn replay_dead(
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
+    NamedDelivery(id): NamedDelivery,
+) -> ChangeResponse {
     let known = find(&api, &tenant, id).await?;
     if known.state != DeliveryState::Dead {
         let detail = match known.state {
@@ -451,9 +474,9 @@ pub async fn replay_dead(State(api): State<Api>, Tenant(tenant): Tenant, NamedDe
             }
             state => format!("delivery {id} is {} and not a dead letter; replay it as a delivery", state.as_str()),
         };
-        return Err(Problem::new(super::problem::Code::WrongState, detail));
+        return Err(Problem::new(super::problem::ProblemCode::WrongState, detail));
     }
-    change(&api, &tenant, id, Change::Replay).await
+    change(&api, &tenant, id, DeliveryChange::Replay).await
 }
 
 /// Give a dead letter up
@@ -465,6 +488,10 @@ pub async fn replay_dead(State(api): State<Api>, Tenant(tenant): Tenant, NamedDe
     responses((status = 202, body = DeliveryView), Problems, StateProblems),
     security(("token" = ["manage"])),
 )]
-pub async fn discard(State(api): State<Api>, Tenant(tenant): Tenant, NamedDelivery(id): NamedDelivery) -> Changed {
-    change(&api, &tenant, id, Change::Discard).await
+pub async fn discard(
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
+    NamedDelivery(id): NamedDelivery,
+) -> ChangeResponse {
+    change(&api, &tenant, id, DeliveryChange::Discard).await
 }

@@ -8,19 +8,19 @@ use jiff::Timestamp;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::Api;
-use super::auth::Caller;
+use super::SharedApiState;
+use super::auth::Principal;
 use super::problem::Problem;
 use crate::lifecycle::deliver::keys::public_key;
-use crate::lifecycle::felt::{About, Felt, felt};
-use crate::model::endpoint::{Endpoint, EndpointState, Settings};
+use crate::lifecycle::live_status::{LiveStatus, LiveStatusQuery, live_statuses};
+use crate::model::endpoint::{Endpoint, EndpointSettings, EndpointState};
 use crate::model::headers::MASK;
 use crate::model::health::BreakerState;
 use crate::model::id::{EndpointId, TenantId};
-use crate::model::news::Author;
+use crate::model::operational_event::Actor;
 use crate::model::signing::Signing;
 use crate::model::span::Span;
-use crate::model::urls::masked;
+use crate::model::url_versions::masked;
 
 /// An endpoint as it is shown.
 #[derive(Serialize, ToSchema)]
@@ -33,7 +33,7 @@ pub struct EndpointView {
     tenant: TenantId,
     /// Its owner's decisions. The values of its own headers are masked.
     #[serde(flatten)]
-    settings: Settings,
+    settings: EndpointSettings,
     /// Whether it is being called.
     state: EndpointState,
     /// Why, where it is not.
@@ -42,7 +42,7 @@ pub struct EndpointView {
     #[schema(value_type = String, format = DateTime)]
     state_since: Timestamp,
     /// Through whom: a person, the receiver or the gateway; null when it was always so.
-    state_by: Option<Author>,
+    state_by: Option<Actor>,
     /// How it is doing.
     health: HealthView,
     /// Until when its receiver asked to be left alone, with `Retry-After`; null when it did not, or that is over.
@@ -100,8 +100,8 @@ pub struct HealthView {
 }
 
 impl HealthView {
-    fn of(endpoint: &Endpoint, felt: &Felt, oldest_due_at: Option<Timestamp>, now: Timestamp) -> Self {
-        let health = felt.health.as_ref().unwrap_or(&endpoint.health);
+    fn of(endpoint: &Endpoint, status: &LiveStatus, oldest_due_at: Option<Timestamp>, now: Timestamp) -> Self {
+        let health = status.health.as_ref().unwrap_or(&endpoint.health);
         let breaker = health.breaker(now);
         let is_open = matches!(breaker, BreakerState::Open | BreakerState::HalfOpen);
         let age = oldest_due_at.map(|due_at| now.as_millisecond() - due_at.as_millisecond());
@@ -114,7 +114,7 @@ impl HealthView {
             consecutive_failures: health.failures,
             consecutive_refusals: health.refusals,
             failing_since: health.failing_since,
-            waiting: felt.waiting,
+            waiting: status.waiting,
             oldest_due_at,
             // To the second, which is enough for an age.
             oldest_due_age: age.and_then(|age| u64::try_from(age / 1_000).ok()).map(Span::secs),
@@ -124,34 +124,35 @@ impl HealthView {
 
 impl EndpointView {
     /// As whoever may read but not manage sees it: a URL may be a credential.
-    pub(super) fn seen_by(mut self, caller: &Caller) -> Self {
-        if !caller.sees_urls() {
+    pub(super) fn seen_by(mut self, principal: &Principal) -> Self {
+        if !principal.sees_urls() {
             self.settings.url = masked(&self.settings.url);
         }
         self
     }
 
     /// One endpoint, with what has to be read for it.
-    pub(super) async fn read(api: &Api, endpoint: &Endpoint) -> Result<Self, Problem> {
+    pub(super) async fn read(api: &SharedApiState, endpoint: &Endpoint) -> Result<Self, Problem> {
         Ok(Self::all(api, &[endpoint]).await?.remove(0))
     }
 
     /// Several, with what has to be read for them.
-    pub(super) async fn all(api: &Api, endpoints: &[&Endpoint]) -> Result<Vec<Self>, Problem> {
-        let about = endpoints.iter().map(|endpoint| About::endpoint(&endpoint.tenant, endpoint.id)).collect();
+    pub(super) async fn all(api: &SharedApiState, endpoints: &[&Endpoint]) -> Result<Vec<Self>, Problem> {
+        let about = endpoints.iter().map(|endpoint| LiveStatusQuery::endpoint(&endpoint.tenant, endpoint.id)).collect();
         let ids = endpoints.iter().map(|endpoint| endpoint.id).collect();
-        let (felt, oldest_due) = tokio::join!(felt(&api.gateway, about), api.gateway.store.oldest_due(ids));
+        let (statuses, oldest_due) =
+            tokio::join!(live_statuses(&api.gateway, about), api.gateway.store.oldest_due(ids));
         let (now, offset) = (api.gateway.clock.wall(), api.gateway.clock.wall_offset());
         let show = |(endpoint, oldest_due): (&&Endpoint, Option<Timestamp>)| {
             let endpoint = (*endpoint).clone().on_wall(offset);
-            let mut felt = felt[&endpoint.id].clone();
-            felt.health = felt.health.map(|health| health.on_wall(offset));
-            Self::of(&endpoint, &felt, oldest_due.map(|at| offset.wall(at)), now)
+            let mut status = statuses[&endpoint.id].clone();
+            status.health = status.health.map(|health| health.on_wall(offset));
+            Self::of(&endpoint, &status, oldest_due.map(|at| offset.wall(at)), now)
         };
         Ok(endpoints.iter().zip(oldest_due?).map(show).collect())
     }
 
-    fn of(endpoint: &Endpoint, felt: &Felt, oldest_due: Option<Timestamp>, now: Timestamp) -> Self {
+    fn of(endpoint: &Endpoint, status: &LiveStatus, oldest_due: Option<Timestamp>, now: Timestamp) -> Self {
         let mut settings = endpoint.settings.clone();
         settings.headers.values_mut().for_each(|value| *value = MASK.into());
         settings.tls = Arc::new(settings.tls.masked());
@@ -159,11 +160,11 @@ impl EndpointView {
             id: endpoint.id,
             tenant: endpoint.tenant.clone(),
             settings,
-            state: endpoint.standing.state,
-            state_reason: endpoint.standing.reason.clone(),
-            state_since: endpoint.standing.since,
-            state_by: endpoint.standing.by,
-            health: HealthView::of(endpoint, felt, oldest_due, now),
+            state: endpoint.status.state,
+            state_reason: endpoint.status.reason.clone(),
+            state_since: endpoint.status.since,
+            state_by: endpoint.status.by,
+            health: HealthView::of(endpoint, status, oldest_due, now),
             mailed_at: endpoint.mailed_at,
             backpressure_until: endpoint.quiet_until.filter(|until| *until > now),
             created_at: endpoint.created_at,

@@ -10,31 +10,33 @@ use std::sync::Arc;
 use tracing::warn;
 use utoipa::{IntoParams, ToSchema};
 
-use super::Api;
+use super::SharedApiState;
 use super::accept::ReceiptView;
-use super::auth::Caller;
+use super::auth::Principal;
 use super::endpoint_view::EndpointView;
-use super::input::{DOCUMENT_BYTES_MAX, NamedEndpoint, Query, Tenant, document_from_json, from_value, read_body};
-use super::limits::whole_seconds;
+use super::input::{
+    DOCUMENT_BYTES_MAX, NamedEndpoint, QueryParams, TenantPath, document_from_json, from_value, read_body,
+};
 use super::page::{Page, ask};
 use super::problem::{
-    Code, FieldError, InputProblems, LimitProblems, Problem, Problems, SpaceProblems, TargetProblems,
+    FieldError, InputProblems, LimitProblems, Problem, ProblemCode, Problems, SpaceProblems, TargetProblems,
 };
-use super::secrets::{Brought, NewEndpoint};
+use super::rate_limit_headers::whole_seconds;
+use super::secrets::{NewEndpoint, ProvidedKeys};
 use crate::lifecycle::accept::{Submission, accept};
 use crate::lifecycle::change;
 use crate::lifecycle::deliver::tls;
 use crate::lifecycle::egress::BadUrl;
 use crate::lifecycle::links::NoPublicUrl;
-use crate::model::audit::{Action, Deed};
-use crate::model::endpoint::{Endpoint, Format, Settings, Standing};
-use crate::model::health::Health;
+use crate::model::audit::{AuditAction, AuditedAction};
+use crate::model::endpoint::{BodyFormat, Endpoint, EndpointSettings, EndpointStatus};
+use crate::model::health::EndpointHealth;
 use crate::model::id::{EndpointId, TenantId};
-use crate::model::limits::{Above, Ceiling};
+use crate::model::limits::{AboveCeiling, EndpointCeiling};
 use crate::model::policy::RetryPolicy;
 use crate::model::span::words;
-use crate::model::urls::UrlVersions;
-use crate::store::{EndpointChange, Error, Together};
+use crate::model::url_versions::UrlVersions;
+use crate::store::{BatchMode, EndpointChange, Error};
 
 /// Create an endpoint
 ///
@@ -47,15 +49,15 @@ use crate::store::{EndpointChange, Error, Together};
     security(("token" = ["manage"])),
 )]
 pub async fn create(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
     headers: HeaderMap,
     body: Body,
 ) -> Result<(StatusCode, Json<EndpointView>), Problem> {
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
     let mut document: Map<String, Value> = document_from_json(&body)?;
-    let brought = Brought::take(&mut document)?;
-    let mut settings: Settings = from_value(Value::Object(document.clone()))?;
+    let brought = ProvidedKeys::take(&mut document)?;
+    let mut settings: EndpointSettings = from_value(Value::Object(document.clone()))?;
     let ceiling = fill_from_tenant(&api, &tenant, &document, &mut settings)?;
     let policy = check(&api, &tenant, &mut settings, None).await?;
     let now = api.gateway.clock.now();
@@ -67,9 +69,9 @@ pub async fn create(
         settings,
         ceiling,
         policy,
-        standing: Standing::active(now),
+        status: EndpointStatus::active(now),
         quiet_until: None,
-        health: Health::default(),
+        health: EndpointHealth::default(),
         mailed_at: None,
         secrets: vec![secret.clone()],
         created_at: now,
@@ -82,11 +84,11 @@ pub async fn create(
 }
 
 fn fill_from_tenant(
-    api: &Api,
+    api: &SharedApiState,
     tenant: &TenantId,
     given: &Map<String, Value>,
-    settings: &mut Settings,
-) -> Result<Ceiling, Problem> {
+    settings: &mut EndpointSettings,
+) -> Result<EndpointCeiling, Problem> {
     let known = api.gateway.store.tenant(tenant).ok_or_else(|| Problem::not_found("tenant"))?;
     let defaults = &known.defaults;
     let is_open = |name: &str| !given.contains_key(name);
@@ -119,9 +121,14 @@ fn fill_from_tenant(
 /// Refuses settings above the tenant's ceiling. What was there before is not
 /// in question: the ceiling is in force for it all the same. Nor is a retry
 /// policy that names no number of its own.
-fn check_ceiling(api: &Api, tenant: &TenantId, settings: &Settings, known: Option<&Settings>) -> Result<(), Problem> {
+fn check_ceiling(
+    api: &SharedApiState,
+    tenant: &TenantId,
+    settings: &EndpointSettings,
+    known: Option<&EndpointSettings>,
+) -> Result<(), Problem> {
     let limits = api.gateway.store.tenant(tenant).map(|tenant| tenant.limits.clone()).unwrap_or_default();
-    let is_asked_for = |above: &Above| match above.limit {
+    let is_asked_for = |above: &AboveCeiling| match above.limit {
         "endpoint.max_in_flight" => known.is_none_or(|known| known.max_in_flight != settings.max_in_flight),
         "endpoint.per_second" => known.is_none_or(|known| known.rate != settings.rate),
         "endpoint.timeout" => known.is_none_or(|known| known.timeout != settings.timeout),
@@ -130,26 +137,26 @@ fn check_ceiling(api: &Api, tenant: &TenantId, settings: &Settings, known: Optio
         }
         _ => settings.retry.max_age.is_some() && known.is_none_or(|known| known.retry != settings.retry),
     };
-    let above: Vec<Above> = limits.endpoint.above(settings).into_iter().filter(is_asked_for).collect();
+    let above: Vec<AboveCeiling> = limits.endpoint.above(settings).into_iter().filter(is_asked_for).collect();
     let Some(first) = above.first() else { return Ok(()) };
     let limit = first.limit;
-    let errors = above.iter().map(|Above { pointer, limit, is, most }| FieldError {
+    let errors = above.iter().map(|AboveCeiling { pointer, limit, is, most }| FieldError {
         pointer: (*pointer).to_owned(),
         detail: format!("{} is {is}; tenant {tenant} may set at most {most} (limits.{limit})", &pointer[1..]),
     });
-    Err(Problem::fields(Code::LimitExceeded, errors.collect()).naming_limit(limit))
+    Err(Problem::fields(ProblemCode::LimitExceeded, errors.collect()).naming_limit(limit))
 }
 
 /// Checks settings whole, and keeps the URL in its canonical form. One that
 /// was accepted before is not in question: it is judged at each attempt.
 async fn check(
-    api: &Api,
+    api: &SharedApiState,
     tenant: &TenantId,
-    settings: &mut Settings,
-    known: Option<&Settings>,
+    settings: &mut EndpointSettings,
+    known: Option<&EndpointSettings>,
 ) -> Result<RetryPolicy, Problem> {
     let checked = known.map_or_else(|| settings.check(), |known| settings.check_change(known));
-    let mut code = Code::InvalidField;
+    let mut code = ProblemCode::InvalidField;
     let mut errors: Vec<FieldError> = Vec::new();
     if known.is_none_or(|known| known.url != settings.url) {
         match check_url(api, tenant, &settings.url).await {
@@ -161,7 +168,7 @@ async fn check(
         }
     }
     if settings.may_be_thin() && !api.gateway.links.is_open() {
-        let pointer = if settings.format == Format::Thin { "/format" } else { "/thin_above" };
+        let pointer = if settings.format == BodyFormat::Thin { "/format" } else { "/thin_above" };
         errors.push(FieldError { pointer: pointer.into(), detail: NoPublicUrl.to_string() });
     }
     if let (Ok(_), Err(problem)) = (&checked, tls::check(&settings.tls)) {
@@ -181,15 +188,15 @@ async fn check(
 
 /// The canonical form of a URL that may be called, as far as can be told now.
 /// Why one may not is for the operator's eyes alone.
-async fn check_url(api: &Api, tenant: &TenantId, url: &str) -> Result<String, Problem> {
+async fn check_url(api: &SharedApiState, tenant: &TenantId, url: &str) -> Result<String, Problem> {
     match api.egress.check(url).await {
         Ok(url) => Ok(url.into()),
         Err(problem) => {
             let code = match &problem {
-                BadUrl::Invalid(_) | BadUrl::Plain => Code::InvalidField,
+                BadUrl::Invalid(_) | BadUrl::Plain => ProblemCode::InvalidField,
                 BadUrl::Forbidden(why) => {
                     warn!(tenant.id = %tenant, "a url of tenant {tenant} is refused: {why}");
-                    Code::TargetForbidden
+                    ProblemCode::TargetForbidden
                 }
             };
             Err(Problem::field(code, "/url", problem.to_string()))
@@ -217,10 +224,10 @@ pub struct EndpointParams {
     security(("token" = ["read"])),
 )]
 pub async fn list(
-    State(api): State<Api>,
-    caller: Caller,
-    Tenant(tenant): Tenant,
-    Query(params): Query<EndpointParams>,
+    State(api): State<SharedApiState>,
+    principal: Principal,
+    TenantPath(tenant): TenantPath,
+    QueryParams(params): QueryParams<EndpointParams>,
 ) -> Result<Json<Page<EndpointView>>, Problem> {
     let page = ask("endpoints", params.limit, params.cursor.as_deref())?;
     let below: Option<EndpointId> = match &page.cursor {
@@ -236,11 +243,11 @@ pub async fn list(
     let data: Vec<Arc<Endpoint>> = rest.by_ref().take(page.limit).collect();
     let next = rest.next().and(data.last()).map(|endpoint| endpoint.id.to_string());
     let data = EndpointView::all(&api, &data.iter().map(Arc::as_ref).collect::<Vec<_>>()).await?;
-    Ok(Json(Page::of("endpoints", crate::store::Page { data, next }, |view| view.seen_by(&caller))))
+    Ok(Json(Page::of("endpoints", crate::store::ListPage { data, next }, |view| view.seen_by(&principal))))
 }
 
 /// An endpoint of this tenant, or the problem that there is none.
-pub fn find(api: &Api, tenant: &TenantId, id: EndpointId) -> Result<Arc<Endpoint>, Problem> {
+pub fn find(api: &SharedApiState, tenant: &TenantId, id: EndpointId) -> Result<Arc<Endpoint>, Problem> {
     api.gateway.store.endpoint(tenant, id).ok_or_else(|| Problem::not_found("endpoint"))
 }
 
@@ -252,12 +259,12 @@ pub fn find(api: &Api, tenant: &TenantId, id: EndpointId) -> Result<Arc<Endpoint
     security(("token" = ["read"])),
 )]
 pub async fn show(
-    State(api): State<Api>,
-    caller: Caller,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    principal: Principal,
+    TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
 ) -> Result<Json<EndpointView>, Problem> {
-    Ok(Json(EndpointView::read(&api, &*find(&api, &tenant, id)?).await?.seen_by(&caller)))
+    Ok(Json(EndpointView::read(&api, &*find(&api, &tenant, id)?).await?.seen_by(&principal)))
 }
 
 /// Change an endpoint
@@ -266,13 +273,13 @@ pub async fn show(
 #[utoipa::path(
     patch, path = "/v1/tenants/{tenant}/endpoints/{endpoint}", operation_id = "update_endpoint", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
-    request_body(content = Settings, description = "Any of the settings"),
+    request_body(content = EndpointSettings, description = "Any of the settings"),
     responses((status = 200, body = EndpointView), Problems, InputProblems),
     security(("token" = ["manage"])),
 )]
 pub async fn update(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
     headers: HeaderMap,
     body: Body,
@@ -284,7 +291,7 @@ pub async fn update(
         let current = find(&api, &tenant, id)?;
         let mut document = serde_json::to_value(&current.settings).expect("settings are plain data");
         merge(&mut document, Value::Object(patch.clone()));
-        let mut settings: Settings = from_value(document)?;
+        let mut settings: EndpointSettings = from_value(document)?;
         let policy = check(&api, &tenant, &mut settings, Some(&current.settings)).await?;
         let change =
             EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at: current.updated_at };
@@ -331,8 +338,8 @@ pub fn merge(target: &mut Value, patch: Value) {
     security(("token" = ["manage"])),
 )]
 pub async fn delete(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
 ) -> Result<StatusCode, Problem> {
     change::delete_endpoint(&api.gateway, &tenant, id).await?;
@@ -360,7 +367,7 @@ pub(super) async fn read_note(headers: &HeaderMap, body: Body) -> Result<Option<
 pub(super) fn check_note(note: Option<String>) -> Result<Option<String>, Problem> {
     match note {
         Some(text) if text.len() > 500 || text.chars().any(char::is_control) => Err(Problem::field(
-            Code::InvalidField,
+            ProblemCode::InvalidField,
             "/note",
             "note is longer than 500 bytes or holds control characters; shorten it",
         )),
@@ -379,8 +386,8 @@ pub(super) fn check_note(note: Option<String>) -> Result<Option<String>, Problem
     security(("token" = ["manage"])),
 )]
 pub async fn pause(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
     headers: HeaderMap,
     body: Body,
@@ -402,8 +409,8 @@ pub async fn pause(
     security(("token" = ["manage"])),
 )]
 pub async fn resume(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
     headers: HeaderMap,
     body: Body,
@@ -423,14 +430,14 @@ pub async fn resume(
     security(("token" = ["manage"])),
 )]
 pub async fn test(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
 ) -> Result<(StatusCode, Json<ReceiptView>), Problem> {
     let endpoint = find(&api, &tenant, id)?;
     if let Err(wait) = api.gateway.intake.charge_test(&tenant, api.gateway.clock.now()) {
         let detail = format!("tenant {tenant} may test its endpoints ten times a minute; try again in {}", words(wait));
-        return Err(Problem::new(Code::RateLimited, detail).retry_after(whole_seconds(wait).max(1)));
+        return Err(Problem::new(ProblemCode::RateLimited, detail).retry_after(whole_seconds(wait).max(1)));
     }
     check_url(&api, &tenant, &endpoint.settings.url).await?;
     let submission = Submission {
@@ -443,9 +450,9 @@ pub async fn test(
         endpoints: Some(vec![id]),
         data: bytes::Bytes::from_static(br#"{"message":"a test event from Posthaste"}"#),
     };
-    let outcomes = accept(&api.gateway, &tenant, vec![submission], Together::All).await?;
+    let outcomes = accept(&api.gateway, &tenant, vec![submission], BatchMode::All).await?;
     let outcome = outcomes.into_iter().next().expect("one event in, one outcome out")?;
-    api.gateway.store.record(Deed::new(Action::EndpointTested, &tenant, id)).await?;
+    api.gateway.store.record(AuditedAction::new(AuditAction::EndpointTested, &tenant, id)).await?;
     Ok((StatusCode::ACCEPTED, Json(outcome.into())))
 }
 

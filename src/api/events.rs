@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
-use super::Api;
+use super::SharedApiState;
 use super::deliveries::DeliveryView;
-use super::input::{NamedEvent, Query, Tenant};
+use super::input::{NamedEvent, QueryParams, TenantPath};
 use super::page::{Page, ask};
 use super::problem::{GoneProblems, InputProblems, Problem, Problems};
 use crate::lifecycle::change::expunge_event;
@@ -51,13 +51,13 @@ pub struct EventView {
     #[schema(value_type = Value)]
     data: Option<Box<RawValue>>,
     /// Why `data` is not shown; null where it is.
-    data_withheld: Option<Withheld>,
+    data_withheld: Option<DataWithheld>,
 }
 
 /// Why an event's data is not shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Withheld {
+pub enum DataWithheld {
     /// It was forgotten on request.
     Expunged,
     /// No endpoint wanted it, and it was kept long enough (`--unmatched-retention`).
@@ -69,18 +69,18 @@ pub enum Withheld {
 }
 
 impl EventView {
-    fn of(api: &Api, record: EventRecord) -> Self {
+    fn of(api: &SharedApiState, record: EventRecord) -> Self {
         let (offset, is_redacted) = (api.gateway.clock.wall_offset(), api.redacts_payloads);
         let EventRecord { event, withheld, deliveries, is_damaged } = record;
         // Accepted data is JSON; what is not was damaged before it had a checksum.
         let read = || RawValue::from_string(String::from_utf8_lossy(&event.data).into_owned()).ok();
         let (data, data_withheld) = match (withheld, is_redacted) {
-            (Some(event::Withheld::Expunged), _) => (None, Some(Withheld::Expunged)),
-            (Some(event::Withheld::Unmatched), _) => (None, Some(Withheld::Unmatched)),
-            (None, true) => (None, Some(Withheld::Redacted)),
+            (Some(event::DataRemoval::Expunged), _) => (None, Some(DataWithheld::Expunged)),
+            (Some(event::DataRemoval::Unmatched), _) => (None, Some(DataWithheld::Unmatched)),
+            (None, true) => (None, Some(DataWithheld::Redacted)),
             (None, false) => match read().filter(|_| !is_damaged) {
                 Some(data) => (Some(data), None),
-                None => (None, Some(Withheld::Damaged)),
+                None => (None, Some(DataWithheld::Damaged)),
             },
         };
         Self {
@@ -145,9 +145,9 @@ pub struct EventParams {
     security(("token" = ["read"])),
 )]
 pub async fn list(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
-    Query(params): Query<EventParams>,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
+    QueryParams(params): QueryParams<EventParams>,
 ) -> Result<Json<Page<EventView>>, Problem> {
     let page = ask("events", params.limit, params.cursor.as_deref())?;
     let offset = api.gateway.clock.wall_offset();
@@ -169,23 +169,23 @@ pub async fn list(
     security(("token" = ["read"])),
 )]
 pub async fn show(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
     NamedEvent(id): NamedEvent,
 ) -> Result<Json<EventView>, Problem> {
     let record = api.gateway.store.event(&tenant, &id).await?.ok_or_else(|| Problem::not_found("event"))?;
     match record.withheld {
-        Some(event::Withheld::Expunged) => Err(Error::Expunged(id).into()),
-        Some(event::Withheld::Unmatched) | None => Ok(Json(EventView::of(&api, record))),
+        Some(event::DataRemoval::Expunged) => Err(Error::Expunged(id).into()),
+        Some(event::DataRemoval::Unmatched) | None => Ok(Json(EventView::of(&api, record))),
     }
 }
 
 /// An event that still has its data.
-async fn find(api: &Api, tenant: &TenantId, id: &EventId) -> Result<EventRecord, Problem> {
+async fn find(api: &SharedApiState, tenant: &TenantId, id: &EventId) -> Result<EventRecord, Problem> {
     let record = api.gateway.store.event(tenant, id).await?.ok_or_else(|| Problem::not_found("event"))?;
     match record.withheld {
-        Some(event::Withheld::Expunged) => Err(Error::Expunged(id.clone()).into()),
-        Some(event::Withheld::Unmatched) => Err(Error::Unmatched(id.clone()).into()),
+        Some(event::DataRemoval::Expunged) => Err(Error::Expunged(id.clone()).into()),
+        Some(event::DataRemoval::Unmatched) => Err(Error::Unmatched(id.clone()).into()),
         None => Ok(record),
     }
 }
@@ -200,8 +200,8 @@ async fn find(api: &Api, tenant: &TenantId, id: &EventId) -> Result<EventRecord,
     security(("token" = ["manage"])),
 )]
 pub async fn expunge(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
     NamedEvent(id): NamedEvent,
 ) -> Result<StatusCode, Problem> {
     expunge_event(&api.gateway, &tenant, &id).await?;
@@ -216,8 +216,8 @@ pub async fn expunge(
     security(("token" = ["read"])),
 )]
 pub async fn deliveries(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
     NamedEvent(id): NamedEvent,
 ) -> Result<Json<Page<DeliveryView>>, Problem> {
     let found = api.gateway.store.event_deliveries(&tenant, &id).await?.ok_or_else(|| Problem::not_found("event"))?;
@@ -234,8 +234,8 @@ pub async fn deliveries(
     security(("token" = ["read"])),
 )]
 pub async fn matches(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
     NamedEvent(id): NamedEvent,
 ) -> Result<Json<Page<MatchView>>, Problem> {
     let store = &api.gateway.store;

@@ -8,25 +8,25 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
-use super::problem::{Code, Problem};
-use super::{Api, starting, status};
+use super::problem::{Problem, ProblemCode};
+use super::{SharedApiState, startup, status};
 
 /// Enough for probes and whoever collects metrics.
 pub const CONNECTIONS: usize = 32;
 
 /// The gateway, once there is one to ask.
 #[derive(Clone, Default)]
-pub struct Asked(Arc<OnceLock<Api>>);
+pub struct GatewayCell(Arc<OnceLock<SharedApiState>>);
 
-impl Asked {
+impl GatewayCell {
     /// From now on, this one is asked.
-    pub fn set(&self, api: Api) {
+    pub fn set(&self, api: SharedApiState) {
         let _ = self.0.set(api);
     }
 }
 
 /// The routes, which answer for a gateway that is still starting as well.
-pub fn router(asked: Asked) -> Router {
+pub fn router(asked: GatewayCell) -> Router {
     Router::new()
         .route("/healthz", get(status::healthz))
         .route("/readyz", get(readyz))
@@ -36,17 +36,17 @@ pub fn router(asked: Asked) -> Router {
         .with_state(asked)
 }
 
-async fn readyz(State(asked): State<Asked>) -> Response {
+async fn readyz(State(asked): State<GatewayCell>) -> Response {
     match asked.0.get() {
         Some(api) => status::readyz(State(api.clone())).await.into_response(),
-        None => starting::readyz().await.into_response(),
+        None => startup::readyz().await.into_response(),
     }
 }
 
-async fn metrics(State(asked): State<Asked>, request: Request) -> Response {
+async fn metrics(State(asked): State<GatewayCell>, request: Request) -> Response {
     match asked.0.get() {
         Some(api) => status::metrics(State(api.clone())).await.into_response(),
-        None => starting::unavailable(request).await,
+        None => startup::unavailable(request).await,
     }
 }
 
@@ -56,5 +56,5 @@ async fn nothing_else(request: Request) -> Response {
         request.method(),
         request.uri().path()
     );
-    Problem::new(Code::NotFound, detail).answer(request.headers())
+    Problem::new(ProblemCode::NotFound, detail).answer(request.headers())
 }

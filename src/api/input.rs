@@ -15,10 +15,10 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use url::form_urlencoded;
 
-use super::Api;
+use super::SharedApiState;
 use super::accept::DEPTH_MAX;
-use super::problem::{Code, Problem};
-use crate::lifecycle::intake::{Overload, Share};
+use super::problem::{Problem, ProblemCode};
+use crate::lifecycle::intake::{IntakePermit, Overload};
 use crate::model::event::json_depth;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
 use crate::model::pointer::child;
@@ -36,7 +36,7 @@ pub const DOCUMENT_BYTES_MAX: usize = 256 * 1_024;
 pub async fn read_body(headers: &http::HeaderMap, body: Body, bytes_max: usize) -> Result<Bytes, Problem> {
     let body = check_head(headers, body, bytes_max).await?;
     match tokio::time::timeout(BODY_TIMEOUT, body.collect()).await {
-        Err(_) => Err(late()),
+        Err(_) => Err(body_timed_out()),
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(problem)) => Err(cannot_read(&problem, bytes_max)),
     }
@@ -48,7 +48,7 @@ async fn check_head(headers: &http::HeaderMap, body: Body, bytes_max: usize) -> 
         && encoding != "identity"
     {
         return Err(Problem::new(
-            Code::UnsupportedMediaType,
+            ProblemCode::UnsupportedMediaType,
             "the body is compressed; send it as it is, without content-encoding",
         ));
     }
@@ -69,11 +69,11 @@ pub async fn read_events<'a>(
     headers: &http::HeaderMap,
     body: Body,
     bytes_max: usize,
-    mut share: Share<'a>,
-) -> Result<(Bytes, Share<'a>), Problem> {
+    mut share: IntakePermit<'a>,
+) -> Result<(Bytes, IntakePermit<'a>), Problem> {
     let mut body = check_head(headers, body, bytes_max).await?;
-    match tokio::time::timeout(BODY_TIMEOUT, gather(&mut body, &mut share)).await {
-        Err(_) => Err(late()),
+    match tokio::time::timeout(BODY_TIMEOUT, collect_body(&mut body, &mut share)).await {
+        Err(_) => Err(body_timed_out()),
         Ok(Ok(bytes)) => {
             share.wait()?;
             Ok((bytes, share))
@@ -88,14 +88,14 @@ pub async fn read_events<'a>(
 }
 
 /// Puts a body together from its parts; mostly it comes as one.
-async fn gather(body: &mut Limited<Body>, share: &mut Share<'_>) -> Result<Bytes, BoxError> {
+async fn collect_body(body: &mut Limited<Body>, share: &mut IntakePermit<'_>) -> Result<Bytes, BoxError> {
     let mut whole = Bytes::new();
     let mut parts = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame?.into_data() else { continue };
         share.grow(data.len())?;
         if !HttpBody::is_end_stream(body) {
-            share.linger()?;
+            share.await_rest_of_body()?;
         }
         if whole.is_empty() && parts.is_empty() {
             whole = data;
@@ -107,14 +107,14 @@ async fn gather(body: &mut Limited<Body>, share: &mut Share<'_>) -> Result<Bytes
     Ok(if parts.is_empty() { whole } else { parts.freeze() })
 }
 
-fn late() -> Problem {
-    Problem::new(Code::RequestTimeout, "the body did not arrive within 30s")
+fn body_timed_out() -> Problem {
+    Problem::new(ProblemCode::RequestTimeout, "the body did not arrive within 30s")
 }
 
 fn cannot_read(problem: &BoxError, bytes_max: usize) -> Problem {
     match problem.is::<LengthLimitError>() {
         true => too_large(bytes_max),
-        false => Problem::new(Code::InvalidJson, format!("the body could not be read: {problem}")),
+        false => Problem::new(ProblemCode::InvalidJson, format!("the body could not be read: {problem}")),
     }
 }
 
@@ -128,7 +128,7 @@ async fn drain(mut body: Limited<Body>, timeout: Duration) {
 /// The body is larger than the limit.
 pub fn too_large(bytes_max: usize) -> Problem {
     Problem::new(
-        Code::PayloadTooLarge,
+        ProblemCode::PayloadTooLarge,
         format!("the body is larger than {bytes_max} bytes; send less, or raise the limit where it is a setting"),
     )
 }
@@ -156,15 +156,15 @@ pub fn document_from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, 
     let depth = json_depth(bytes);
     if depth > DEPTH_MAX {
         let detail = format!("the body is {depth} levels deep; use at most {DEPTH_MAX}");
-        return Err(Problem::field(Code::InvalidField, "", detail));
+        return Err(Problem::field(ProblemCode::InvalidField, "", detail));
     }
-    from_json::<WithoutRepeats>(bytes)?;
+    from_json::<UniqueKeysJson>(bytes)?;
     let document: serde_json::Value = from_json(bytes)?;
     for place in OBJECTS {
         if document.pointer(place).is_some_and(|value| !value.is_object() && !value.is_null()) {
             let name = place.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or("the body");
             return Err(Problem::field(
-                Code::InvalidField,
+                ProblemCode::InvalidField,
                 *place,
                 format!("{name} is not an object; write it in braces"),
             ));
@@ -175,15 +175,15 @@ pub fn document_from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, 
 
 /// JSON in which no object has a name twice. Elsewhere the last would count,
 /// without a word.
-struct WithoutRepeats;
+struct UniqueKeysJson;
 
-impl<'de> Deserialize<'de> for WithoutRepeats {
+impl<'de> Deserialize<'de> for UniqueKeysJson {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(WithoutRepeats)
+        deserializer.deserialize_any(UniqueKeysJson)
     }
 }
 
-impl<'de> serde::de::Visitor<'de> for WithoutRepeats {
+impl<'de> serde::de::Visitor<'de> for UniqueKeysJson {
     type Value = Self;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -230,7 +230,7 @@ pub fn object_from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Pr
     match bytes.trim_ascii_start().first() {
         Some(b'[') => {
             from_json::<serde::de::IgnoredAny>(bytes)?;
-            Err(Problem::field(Code::InvalidField, "", "the body is a list; write one object in braces"))
+            Err(Problem::field(ProblemCode::InvalidField, "", "the body is a list; write one object in braces"))
         }
         _ => from_json(bytes),
     }
@@ -240,7 +240,7 @@ pub fn object_from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Pr
 pub fn from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
     if let Err(problem) = std::str::from_utf8(bytes) {
         let detail = format!("the body is not UTF-8 from byte {} on", problem.valid_up_to());
-        return Err(Problem::new(Code::InvalidJson, detail));
+        return Err(Problem::new(ProblemCode::InvalidJson, detail));
     }
     // The path is only looked for when there is something to say about it.
     serde_json::from_slice(bytes).map_err(|problem| explain::<T>(bytes, &problem))
@@ -250,7 +250,7 @@ fn explain<'a, T: Deserialize<'a>>(bytes: &'a [u8], problem: &serde_json::Error)
     // A number where a word is wanted is called bad syntax, and is not.
     let is_json = problem.is_data() || serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok();
     if !is_json {
-        return Problem::new(Code::InvalidJson, format!("the body is not JSON: {problem}"));
+        return Problem::new(ProblemCode::InvalidJson, format!("the body is not JSON: {problem}"));
     }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let pointer = match serde_path_to_error::deserialize::<_, T>(&mut reader) {
@@ -279,15 +279,15 @@ fn of_data_error(pointer: String, problem: &serde_json::Error) -> Problem {
     if let Some(name) = unknown.and_then(|rest| rest.split("`, expected ").next()?.split("`, there are no ").next()) {
         let last = child("", name);
         let pointer = if pointer.ends_with(&last) { pointer } else { pointer + &last };
-        return Problem::field(Code::UnknownField, pointer, detail);
+        return Problem::field(ProblemCode::UnknownField, pointer, detail);
     }
     // A rule inside a filter says where it stands.
     if let Some((place, wrong)) = detail.strip_prefix("at ").and_then(|rest| rest.split_once(": ")) {
-        return Problem::field(Code::InvalidField, format!("{pointer}{place}"), wrong);
+        return Problem::field(ProblemCode::InvalidField, format!("{pointer}{place}"), wrong);
     }
     match named("missing field `").or_else(|| named("duplicate field `")) {
-        Some(name) => Problem::field(Code::InvalidField, format!("{pointer}/{name}"), detail),
-        None => Problem::field(Code::InvalidField, pointer, detail),
+        Some(name) => Problem::field(ProblemCode::InvalidField, format!("{pointer}/{name}"), detail),
+        None => Problem::field(ProblemCode::InvalidField, pointer, detail),
     }
 }
 
@@ -327,9 +327,9 @@ fn pointer_of(path: &serde_path_to_error::Path) -> String {
 }
 
 /// Query parameters, with unknown ones refused by name.
-pub struct Query<T>(pub T);
+pub struct QueryParams<T>(pub T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
@@ -337,7 +337,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
         let fields = form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
         if let Some((name, _)) = fields.into_iter().find(|(_, value)| value.contains('\0')) {
             let detail = format!("{name} holds the character NUL, which nothing here does");
-            return Err(Problem::field(Code::InvalidField, format!("?{name}"), detail));
+            return Err(Problem::field(ProblemCode::InvalidField, format!("?{name}"), detail));
         }
         let parsed = axum::extract::Query::<T>::try_from_uri(&parts.uri);
         parsed.map(|query| Self(query.0)).map_err(|rejection| {
@@ -352,27 +352,31 @@ fn of_query_error(detail: &str) -> Problem {
     let (name, wrong) = detail.split_once(": ").unwrap_or(("", detail));
     let repeated = wrong.strip_prefix("duplicate field `").and_then(|rest| rest.strip_suffix('`'));
     if let Some(name) = repeated {
-        return Problem::field(Code::InvalidField, format!("?{name}"), format!("{name} is given twice; keep one"));
+        return Problem::field(
+            ProblemCode::InvalidField,
+            format!("?{name}"),
+            format!("{name} is given twice; keep one"),
+        );
     }
     let (code, wrong) = match wrong {
-        wrong if wrong.starts_with("unknown field") => (Code::UnknownField, wrong.to_owned()),
+        wrong if wrong.starts_with("unknown field") => (ProblemCode::UnknownField, wrong.to_owned()),
         wrong if matches!(name, "since" | "until") => (
-            Code::InvalidField,
+            ProblemCode::InvalidField,
             format!("{name} is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z ({wrong})"),
         ),
-        _ if name == "limit" => (Code::InvalidField, "limit is not a whole number; use 1 to 500".to_owned()),
-        wrong => (Code::InvalidField, format!("{name}: {}", in_plain_words(wrong.to_owned()))),
+        _ if name == "limit" => (ProblemCode::InvalidField, "limit is not a whole number; use 1 to 500".to_owned()),
+        wrong => (ProblemCode::InvalidField, format!("{name}: {}", in_plain_words(wrong.to_owned()))),
     };
     Problem::field(code, format!("?{name}"), wrong)
 }
 
 /// The tenant of a route, which must exist.
-pub struct Tenant(pub TenantId);
+pub struct TenantPath(pub TenantId);
 
-impl FromRequestParts<Api> for Tenant {
+impl FromRequestParts<SharedApiState> for TenantPath {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Problem> {
+    async fn from_request_parts(parts: &mut Parts, api: &SharedApiState) -> Result<Self, Problem> {
         let id: TenantId = path_part(parts, "tenant").await?;
         match api.gateway.store.tenant(&id) {
             Some(_) => Ok(Self(id)),
@@ -382,12 +386,12 @@ impl FromRequestParts<Api> for Tenant {
 }
 
 /// The tenant whose events are handed in, which must exist.
-pub struct Producer(pub Arc<crate::model::tenant::Tenant>);
+pub struct ProducerTenant(pub Arc<crate::model::tenant::Tenant>);
 
-impl FromRequestParts<Api> for Producer {
+impl FromRequestParts<SharedApiState> for ProducerTenant {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Problem> {
+    async fn from_request_parts(parts: &mut Parts, api: &SharedApiState) -> Result<Self, Problem> {
         let id: TenantId = path_part(parts, "tenant").await?;
         api.gateway.store.tenant(&id).map(Self).ok_or_else(|| Problem::not_found("tenant"))
     }
@@ -454,7 +458,7 @@ mod tests {
         let began = tokio::time::Instant::now();
         let body = dripping(Duration::from_secs(2));
         let problem = read_body(&HeaderMap::new(), body, DOCUMENT_BYTES_MAX).await.unwrap_err();
-        assert_eq!((problem.code(), began.elapsed().as_secs()), (Code::RequestTimeout, 30));
+        assert_eq!((problem.code(), began.elapsed().as_secs()), (ProblemCode::RequestTimeout, 30));
     }
 
     #[test]
@@ -462,8 +466,8 @@ mod tests {
         let nested = |depth: usize| format!("{{\"a\":{}{}}}", "[".repeat(depth - 1), "]".repeat(depth - 1));
         let read = |depth| document_from_json::<serde_json::Value>(nested(depth).as_bytes()).map_err(|why| why.code());
         assert!(read(DEPTH_MAX).is_ok());
-        assert_eq!(read(DEPTH_MAX + 1), Err(Code::InvalidField));
-        assert_eq!(read(100_000), Err(Code::InvalidField), "and it costs no stack");
+        assert_eq!(read(DEPTH_MAX + 1), Err(ProblemCode::InvalidField));
+        assert_eq!(read(100_000), Err(ProblemCode::InvalidField), "and it costs no stack");
     }
 
     #[test]
@@ -476,7 +480,7 @@ mod tests {
         }
         for (name, pointer) in [("a", "/a"), ("a/b", "/a~1b"), ("~", "/~0"), ("a`b", "/a`b"), ("", "/")] {
             let (code, errors) = from_json::<Known>(format!("{{{name:?}:1}}").as_bytes()).unwrap_err().errors_below("");
-            assert_eq!((code, errors[0].pointer.as_str()), (Code::UnknownField, pointer), "{name:?}");
+            assert_eq!((code, errors[0].pointer.as_str()), (ProblemCode::UnknownField, pointer), "{name:?}");
         }
     }
 }

@@ -6,9 +6,9 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::Api;
+use super::SharedApiState;
 use super::endpoints::find;
-use super::input::{NamedEndpoint, Query, Tenant};
+use super::input::{NamedEndpoint, QueryParams, TenantPath};
 use super::page::{Page, ask};
 use super::problem::{InputProblems, Problem, Problems};
 use crate::model::id::DeliveryId;
@@ -53,10 +53,10 @@ pub struct LaneParams {
     security(("token" = ["read"])),
 )]
 pub async fn list(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
-    Query(params): Query<LaneParams>,
+    QueryParams(params): QueryParams<LaneParams>,
 ) -> Result<Json<Page<LaneView>>, Problem> {
     find(&api, &tenant, id)?;
     let page = ask("lanes", params.limit, params.cursor.as_deref())?;

@@ -8,12 +8,12 @@ use tracing::info;
 use url::form_urlencoded;
 use utoipa::ToSchema;
 
-use super::failures::{self, Failure};
-use super::places::Standing;
+use super::auth_failures::{self, AuthFailure};
+use super::connection_slots::ConnectionStatus;
 use super::problem::{LinkProblems, Problem};
-use super::{Api, origin};
-use crate::lifecycle::links::{Found, NotServed, follow};
-use crate::metrics::{AuthFailure, Fetch};
+use super::{SharedApiState, origin};
+use crate::lifecycle::links::{LinkRefusal, LinkedData, follow};
+use crate::metrics::{AuthFailureKind, FetchResult};
 use crate::store::Error;
 
 /// An event as the format `envelope` sends it.
@@ -38,7 +38,7 @@ pub struct Envelope {
     pub data: serde_json::Value,
 }
 
-/// Fetch the event that a thin delivery told of
+/// FetchResult the event that a thin delivery told of
 ///
 /// The `data_url` of a thin event leads here; its signature stands for a token. The answer is the event as the format `envelope` has it. A link is good as long as its delivery is kept, and may be followed once a second, twenty times at once.
 #[utoipa::path(
@@ -52,7 +52,7 @@ pub struct Envelope {
     security(()),
 )]
 pub async fn fetch(
-    State(api): State<Api>,
+    State(api): State<SharedApiState>,
     path: Result<Path<(String, String)>, PathRejection>,
     request: Request,
 ) -> Result<Response, Problem> {
@@ -62,14 +62,14 @@ pub async fn fetch(
     let (tenant, delivery) = path.map(|Path(parts)| parts).unwrap_or_default();
     let followed = match (tenant.parse(), delivery.parse()) {
         (Ok(tenant), Ok(delivery)) => follow(&api.gateway, &tenant, delivery, &signature).await,
-        _ => Err(NotServed::Foreign),
+        _ => Err(LinkRefusal::Foreign),
     };
     api.gateway.metrics.fetched(outcome(&followed));
     match followed {
-        Ok(Found { body, event, endpoint }) => {
+        Ok(LinkedData { body, event, endpoint }) => {
             // A link of ours is as good as a token.
-            if let Some(standing) = request.extensions().get::<Standing>() {
-                standing.prove();
+            if let Some(standing) = request.extensions().get::<ConnectionStatus>() {
+                standing.mark_authenticated();
             }
             info!(tenant.id = tenant, event.id = %event, delivery.id = delivery, endpoint.id = %endpoint, from,
                   "the data of event {event} was fetched by its link");
@@ -82,9 +82,9 @@ pub async fn fetch(
         }
         Err(why) => {
             // Of whoever has no link of ours, not even what they name is worth a word.
-            if let NotServed::Foreign = why {
-                let failure = Failure { kind: AuthFailure::Link, problem: why.into(), token: None };
-                return Err(failures::refuse(&api, &request, failure));
+            if let LinkRefusal::Foreign = why {
+                let failure = AuthFailure { kind: AuthFailureKind::Link, problem: why.into(), token: None };
+                return Err(auth_failures::refuse(&api, &request, failure));
             }
             info!(tenant.id = tenant, delivery.id = delivery, from, "a link was not followed: {why}");
             Err(why.into())
@@ -97,13 +97,13 @@ fn signature(query: &str) -> String {
     fields.find(|(name, _)| name == "signature").map(|(_, value)| value.into_owned()).unwrap_or_default()
 }
 
-fn outcome(followed: &Result<Found, NotServed>) -> Fetch {
+fn outcome(followed: &Result<LinkedData, LinkRefusal>) -> FetchResult {
     match followed {
-        Ok(_) => Fetch::Served,
-        Err(NotServed::Foreign) => Fetch::Invalid,
-        Err(NotServed::Over) => Fetch::Expired,
-        Err(NotServed::TooOften(_)) => Fetch::Limited,
-        Err(NotServed::Store(Error::Expunged(_))) => Fetch::Expunged,
-        Err(NotServed::Store(_)) => Fetch::Failed,
+        Ok(_) => FetchResult::Served,
+        Err(LinkRefusal::Foreign) => FetchResult::Invalid,
+        Err(LinkRefusal::Over) => FetchResult::Expired,
+        Err(LinkRefusal::TooOften(_)) => FetchResult::Limited,
+        Err(LinkRefusal::Store(Error::Expunged(_))) => FetchResult::Expunged,
+        Err(LinkRefusal::Store(_)) => FetchResult::Failed,
     }
 }

@@ -21,49 +21,49 @@ use crate::lifecycle::egress::Egress;
 pub mod accept;
 pub mod audit;
 pub mod auth;
+pub mod auth_failures;
 pub mod breaker;
 pub mod cluster;
+pub mod connection_slots;
 pub mod deliveries;
 pub mod endpoint_view;
 pub mod endpoints;
 pub mod events;
-pub mod failures;
-pub mod head;
 pub mod health;
 pub mod input;
 pub mod lanes;
-pub mod limits;
 pub mod links;
 pub mod openapi;
 pub mod origin;
 pub mod page;
-pub mod places;
 pub mod policies;
 pub mod problem;
-pub mod rights;
+pub mod rate_limit_headers;
+pub mod request_head;
+pub mod route_rights;
 pub mod secrets;
 pub mod server;
-pub mod stall;
-pub mod starting;
+pub mod startup;
 pub mod status;
 pub mod tenants;
 pub mod tokens;
+pub mod write_timeout;
 
 /// What the routes work with; shared by every request.
-pub type Api = Arc<Doors>;
+pub type SharedApiState = Arc<ApiState>;
 
 /// What the routes work with.
-pub struct Doors {
+pub struct ApiState {
     /// What events move through.
     pub gateway: Arc<Gateway>,
     /// Which URLs an endpoint may have.
     pub egress: Arc<Egress>,
     /// The admin token.
-    pub admin: auth::Admin,
+    pub admin: auth::AdminToken,
     /// Who was refused for want of a valid token, and how often.
-    pub failures: failures::Failures,
+    pub failures: auth_failures::AuthFailures,
     /// When tenants' tokens were last used.
-    pub uses: auth::Uses,
+    pub uses: auth::TokenUses,
     /// Proxies that are believed when they say whom they speak for.
     pub trusted_proxies: Vec<IpNet>,
     /// How large an event may be.
@@ -74,14 +74,14 @@ pub struct Doors {
     pub stopping: AtomicBool,
 }
 
-impl Doors {
+impl ApiState {
     fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
     }
 }
 
 /// Every route, documented.
-pub fn routes() -> OpenApiRouter<Api> {
+pub fn routes() -> OpenApiRouter<SharedApiState> {
     OpenApiRouter::with_openapi(openapi::base())
         .routes(routes!(tenants::list))
         .routes(routes!(tenants::show, tenants::put, tenants::update, tenants::delete))
@@ -127,9 +127,9 @@ pub fn routes() -> OpenApiRouter<Api> {
 
 /// The routes, ready to be served: each to those who may use it, and every
 /// error leaves as a problem.
-pub fn router(api: Api) -> Router {
+pub fn router(api: SharedApiState) -> Router {
     let (routes, _) = routes().split_for_parts();
-    let rights = rights::Rights::of(&openapi::document()).expect("every route says who may use it");
+    let rights = route_rights::RouteRights::of(&openapi::document()).expect("every route says who may use it");
     routes
         .method_not_allowed_fallback(status::wrong_method)
         .fallback(status::nothing_here)
@@ -141,14 +141,14 @@ pub fn router(api: Api) -> Router {
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Names the request and writes out the problem, if that is the answer.
-async fn finish(State(api): State<Api>, mut request: Request, next: Next) -> Response {
+async fn finish(State(api): State<SharedApiState>, mut request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>();
     let takes_events = route.is_some_and(|route| accept::takes_events(request.method(), route.as_str()));
     let id = origin::RequestId::of(request.headers(), rand::random());
     let request_id = id.0.clone();
     request.extensions_mut().insert(id);
     let span = error_span!("request", request.id = %request_id);
-    let mut response = ToItsEnd::of(next.run(request).instrument(span)).await;
+    let mut response = RunToCompletion::of(next.run(request).instrument(span)).await;
     if let Some(problem) = response.extensions_mut().remove::<problem::Problem>() {
         if takes_events {
             api.gateway.metrics.refused(problem.code().as_str());
@@ -166,15 +166,15 @@ async fn finish(State(api): State<Api>, mut request: Request, next: Next) -> Res
 /// A handler that is finished even if nobody waits for it any more. A caller
 /// that hangs up takes its handler along; what it changes must not be left
 /// half done by that, written but not in force here.
-struct ToItsEnd<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
+struct RunToCompletion<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
 
-impl<F: Future<Output: Send> + Send + 'static> ToItsEnd<F> {
+impl<F: Future<Output: Send> + Send + 'static> RunToCompletion<F> {
     fn of(handler: F) -> Self {
         Self(Some(Box::pin(handler)))
     }
 }
 
-impl<F: Future<Output: Send> + Send + 'static> Future for ToItsEnd<F> {
+impl<F: Future<Output: Send> + Send + 'static> Future for RunToCompletion<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
@@ -187,7 +187,7 @@ impl<F: Future<Output: Send> + Send + 'static> Future for ToItsEnd<F> {
     }
 }
 
-impl<F: Future<Output: Send> + Send + 'static> Drop for ToItsEnd<F> {
+impl<F: Future<Output: Send> + Send + 'static> Drop for RunToCompletion<F> {
     fn drop(&mut self) {
         if let (Some(rest), Ok(runtime)) = (self.0.take(), tokio::runtime::Handle::try_current()) {
             runtime.spawn(rest);

@@ -12,7 +12,7 @@ use super::accept::BATCH_EVENTS_MAX;
         title = "Posthaste",
         description = "A webhook delivery gateway. Every error is an RFC 9457 problem with a stable `code`; unknown fields are refused by name; times are RFC 3339, durations like `30s` or `72h`; lists are newest first, with `?limit=&cursor=`."
     ),
-    modifiers(&Bearer),
+    modifiers(&BearerScheme),
     security(("token" = [])),
     tags(
         (name = "events", description = "What happened"),
@@ -27,11 +27,11 @@ use super::accept::BATCH_EVENTS_MAX;
         (name = "status", description = "The gateway itself"),
     )
 )]
-struct Described;
+struct ApiDescription;
 
-struct Bearer;
+struct BearerScheme;
 
-impl Modify for Bearer {
+impl Modify for BearerScheme {
     fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let components = document.components.get_or_insert_default();
         let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
@@ -41,7 +41,7 @@ impl Modify for Bearer {
 
 /// What the routes are added to.
 pub fn base() -> utoipa::openapi::OpenApi {
-    Described::openapi()
+    ApiDescription::openapi()
 }
 
 /// The whole document: what the routes say of themselves, and what is the same
@@ -61,9 +61,9 @@ pub fn document() -> Value {
 }
 
 /// Settings that are both taken in and shown as part of something larger.
-const SHARED: &[&str] = &["Settings", "TenantSettings"];
+const SHARED: &[&str] = &["EndpointSettings", "TenantSettings"];
 /// What a patch of those is called.
-const PATCHES: &[(&str, &str)] = &[("Settings", "EndpointPatch"), ("TenantSettings", "TenantPatch")];
+const PATCHES: &[(&str, &str)] = &[("EndpointSettings", "EndpointPatch"), ("TenantSettings", "TenantPatch")];
 
 fn finish_schemas(schemas: &mut Value) {
     for (settings, patch) in PATCHES {
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn no_two_kinds_of_things_share_a_name() {
         let schemas = &document()["components"]["schemas"];
-        let texts: Vec<&str> = audit::Action::ALL.iter().map(|action| action.as_str()).collect();
+        let texts: Vec<&str> = audit::AuditAction::ALL.iter().map(|action| action.as_str()).collect();
         assert_eq!(schemas["AuditAction"]["enum"], json!(texts));
         let rule = &schemas["StatusRules"]["additionalProperties"]["$ref"];
         assert_eq!(*rule, "#/components/schemas/StatusAction");

@@ -23,14 +23,14 @@ impl RequestId {
     /// The caller's, if it has a sane one, or else one of ours.
     pub fn of(headers: &HeaderMap, random: u64) -> Self {
         let given = headers.get(ID).and_then(|value| value.to_str().ok());
-        match given.filter(|text| is_sane(text)) {
+        match given.filter(|text| is_valid(text)) {
             Some(given) => Self(given.to_owned()),
             None => Self(format!("req_{random:016x}")),
         }
     }
 }
 
-fn is_sane(text: &str) -> bool {
+fn is_valid(text: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b':' | b'-');
     (1..=ID_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_plain)
 }
@@ -39,7 +39,7 @@ fn is_sane(text: &str) -> bool {
 /// they are ours: the last address that none of them has.
 pub fn of(request: &Request, trusted: &[IpNet]) -> Option<IpAddr> {
     let Peer(peer) = request.extensions().get::<Peer>()?;
-    Some(behind(peer.to_canonical(), request.headers(), trusted))
+    Some(client_behind_proxies(peer.to_canonical(), request.headers(), trusted))
 }
 
 /// The network that is counted as one address: an IPv4 address itself, and of
@@ -63,7 +63,7 @@ impl fmt::Display for Network {
     }
 }
 
-fn behind(peer: IpAddr, headers: &HeaderMap, trusted: &[IpNet]) -> IpAddr {
+fn client_behind_proxies(peer: IpAddr, headers: &HeaderMap, trusted: &[IpNet]) -> IpAddr {
     let is_ours = |address: &IpAddr| trusted.iter().any(|network| network.contains(address));
     let mut address = peer;
     let lines: Vec<&str> = headers.get_all(FORWARDED).iter().filter_map(|line| line.to_str().ok()).collect();
@@ -117,7 +117,7 @@ mod tests {
                 headers.append(FORWARDED, line.parse().unwrap());
             }
             let trusted: Vec<IpNet> = trusted.split_whitespace().map(|text| text.parse().unwrap()).collect();
-            behind(peer.parse().unwrap(), &headers, &trusted).to_string()
+            client_behind_proxies(peer.parse().unwrap(), &headers, &trusted).to_string()
         };
         assert_eq!(from("10.0.0.1", &["1.1.1.1"], ""), "10.0.0.1", "nobody is trusted");
         assert_eq!(from("10.0.0.1", &["1.1.1.1"], "10.0.0.0/8"), "1.1.1.1");

@@ -5,8 +5,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::problem::{Code, Problem};
-use crate::store::{self, PageAsk};
+use super::problem::{Problem, ProblemCode};
+use crate::store::{self, PageRequest};
 
 const LIMIT_DEFAULT: usize = 50;
 const LIMIT_MAX: usize = 500;
@@ -27,18 +27,18 @@ impl<T> Page<T> {
     }
 
     /// A store's page, each item shown in its way.
-    pub fn of<S>(list: &'static str, page: store::Page<S>, show: impl FnMut(S) -> T) -> Self {
+    pub fn of<S>(list: &'static str, page: store::ListPage<S>, show: impl FnMut(S) -> T) -> Self {
         let next = page.next.map(|cursor| URL_SAFE_NO_PAD.encode(format!("{list}:{cursor}")));
         Self { data: page.data.into_iter().map(show).collect(), next }
     }
 }
 
 /// What `limit` and `cursor` ask for. A cursor belongs to its list.
-pub fn ask(list: &'static str, limit: Option<usize>, cursor: Option<&str>) -> Result<PageAsk, Problem> {
+pub fn ask(list: &'static str, limit: Option<usize>, cursor: Option<&str>) -> Result<PageRequest, Problem> {
     let limit = limit.unwrap_or(LIMIT_DEFAULT);
     if !(1..=LIMIT_MAX).contains(&limit) {
         let detail = format!("limit is {limit}; use 1 to {LIMIT_MAX}");
-        return Err(Problem::field(Code::InvalidField, "?limit", detail));
+        return Err(Problem::field(ProblemCode::InvalidField, "?limit", detail));
     }
     let cursor = match cursor {
         None => None,
@@ -48,7 +48,7 @@ pub fn ask(list: &'static str, limit: Option<usize>, cursor: Option<&str>) -> Re
             let inside = inside.filter(|text| !text.contains('\0'));
             let refused = || {
                 Problem::field(
-                    Code::InvalidCursor,
+                    ProblemCode::InvalidCursor,
                     "?cursor",
                     "the cursor is not one of this list; start again without it",
                 )
@@ -56,5 +56,5 @@ pub fn ask(list: &'static str, limit: Option<usize>, cursor: Option<&str>) -> Re
             Some(inside.ok_or_else(refused)?)
         }
     };
-    Ok(PageAsk { cursor, limit })
+    Ok(PageRequest { cursor, limit })
 }

@@ -6,8 +6,8 @@ use http::HeaderMap;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::input::{DOCUMENT_BYTES_MAX, Query, document_from_json, read_body};
-use super::problem::{Code, InputProblems, Problem, Problems};
+use super::input::{DOCUMENT_BYTES_MAX, QueryParams, document_from_json, read_body};
+use super::problem::{InputProblems, Problem, ProblemCode, Problems};
 use crate::model::policy::RetrySpec;
 use crate::model::preview::{Preview, preview as preview_of};
 use crate::model::span::Span;
@@ -33,14 +33,15 @@ pub struct PreviewParams {
     security(("token" = ["read"])),
 )]
 pub async fn preview(
-    Query(params): Query<PreviewParams>,
+    QueryParams(params): QueryParams<PreviewParams>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<Preview>, Problem> {
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
     let spec: RetrySpec = document_from_json(&body)?;
-    let policy = spec.resolve().map_err(|wrong| Problem::field(Code::InvalidField, wrong.pointer, wrong.message))?;
+    let policy =
+        spec.resolve().map_err(|wrong| Problem::field(ProblemCode::InvalidField, wrong.pointer, wrong.message))?;
     // A policy of a thousand attempts is simulated in a good tenth of a second.
     let plan = tokio::task::spawn_blocking(move || preview_of(&policy, params.outage)).await;
-    plan.map(Json).map_err(|_| Problem::new(Code::Unavailable, "the preview could not be made; see the log"))
+    plan.map(Json).map_err(|_| Problem::new(ProblemCode::Unavailable, "the preview could not be made; see the log"))
 }

@@ -14,22 +14,22 @@ use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::origin::RequestId;
-use super::{REQUEST_ID, limits};
-use crate::lifecycle::accept::Refusal;
+use super::{REQUEST_ID, rate_limit_headers};
+use crate::lifecycle::accept::AcceptRefusal;
 use crate::lifecycle::intake::Overload;
-use crate::lifecycle::links::NotServed;
-use crate::lifecycle::room::NoRoom;
-use crate::metrics::Limit;
+use crate::lifecycle::links::LinkRefusal;
+use crate::lifecycle::storage_admission::StorageRefusal;
+use crate::metrics::LimitOwner;
 use crate::store;
 
 /// A problem on its way to the caller.
 #[derive(Debug, Clone)]
 pub struct Problem {
-    code: Code,
+    code: ProblemCode,
     detail: String,
     errors: Vec<FieldError>,
     headers: Vec<(HeaderName, HeaderValue)>,
-    limit: Option<Limit>,
+    limit: Option<LimitOwner>,
     limit_name: Option<&'static str>,
 }
 
@@ -47,31 +47,31 @@ macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $text:literal, $status:ident, $title:literal;)*) => {
         /// What went wrong, for programs. These never change their meaning.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-        pub enum Code { $($(#[$doc])* #[serde(rename = $text)] $name,)* }
+        pub enum ProblemCode { $($(#[$doc])* #[serde(rename = $text)] $name,)* }
 
-        impl Code {
+        impl ProblemCode {
             /// Every code there is.
-            pub const ALL: &'static [Code] = &[$(Code::$name,)*];
+            pub const ALL: &'static [ProblemCode] = &[$(ProblemCode::$name,)*];
             /// The code as it is written.
-            pub fn as_str(self) -> &'static str { match self { $(Code::$name => $text,)* } }
+            pub fn as_str(self) -> &'static str { match self { $(ProblemCode::$name => $text,)* } }
             /// The status it is answered with.
-            pub fn status(self) -> StatusCode { match self { $(Code::$name => StatusCode::$status,)* } }
+            pub fn status(self) -> StatusCode { match self { $(ProblemCode::$name => StatusCode::$status,)* } }
             /// What it means, in a few words.
-            pub fn title(self) -> &'static str { match self { $(Code::$name => $title,)* } }
+            pub fn title(self) -> &'static str { match self { $(ProblemCode::$name => $title,)* } }
         }
     };
 }
 
-impl PartialSchema for Code {
+impl PartialSchema for ProblemCode {
     fn schema() -> RefOr<Schema> {
         let names = Self::ALL.iter().map(|code| code.as_str());
         ObjectBuilder::new().schema_type(Type::String).enum_values(Some(names)).into()
     }
 }
 
-impl ToSchema for Code {
+impl ToSchema for ProblemCode {
     fn name() -> std::borrow::Cow<'static, str> {
-        "Code".into()
+        "ProblemCode".into()
     }
 }
 
@@ -143,7 +143,7 @@ pub struct ProblemBody<'a> {
     /// The HTTP status.
     status: u16,
     /// What went wrong, for programs.
-    code: Code,
+    code: ProblemCode,
     /// What went wrong here, and the way out.
     detail: &'a str,
     /// The fields at fault.
@@ -164,16 +164,16 @@ const OVERLOAD_SECONDS: RangeInclusive<u64> = 1..=3;
 
 impl Problem {
     /// A problem with its sentence.
-    pub fn new(code: Code, detail: impl Into<String>) -> Self {
+    pub fn new(code: ProblemCode, detail: impl Into<String>) -> Self {
         Self { code, detail: detail.into(), errors: Vec::new(), headers: Vec::new(), limit: None, limit_name: None }
     }
 
     /// Whose limit stood in the way, if one did.
-    pub fn limit(&self) -> Option<Limit> {
+    pub fn limit(&self) -> Option<LimitOwner> {
         self.limit
     }
 
-    fn of_limit(self, limit: Limit) -> Self {
+    fn of_limit(self, limit: LimitOwner) -> Self {
         Self { limit: Some(limit), ..self }
     }
 
@@ -183,19 +183,19 @@ impl Problem {
     }
 
     /// What went wrong, for programs.
-    pub fn code(&self) -> Code {
+    pub fn code(&self) -> ProblemCode {
         self.code
     }
 
     /// A problem with one field.
-    pub fn field(code: Code, pointer: impl Into<String>, detail: impl Into<String>) -> Self {
+    pub fn field(code: ProblemCode, pointer: impl Into<String>, detail: impl Into<String>) -> Self {
         let detail = detail.into();
         let error = FieldError { pointer: pointer.into(), detail: detail.clone() };
         Self { errors: vec![error], ..Self::new(code, detail) }
     }
 
     /// A problem with several fields; the first one's sentence stands for all.
-    pub fn fields(code: Code, errors: Vec<FieldError>) -> Self {
+    pub fn fields(code: ProblemCode, errors: Vec<FieldError>) -> Self {
         let detail = errors.iter().map(|error| error.detail.as_str()).collect::<Vec<_>>().join("; ");
         Self { errors, ..Self::new(code, detail) }
     }
@@ -213,11 +213,11 @@ impl Problem {
 
     /// There is no such thing here.
     pub fn not_found(what: &str) -> Self {
-        Self::new(Code::NotFound, format!("there is no such {what}"))
+        Self::new(ProblemCode::NotFound, format!("there is no such {what}"))
     }
 
     /// The fields at fault, moved below a place in a larger document.
-    pub fn errors_below(self, place: &str) -> (Code, Vec<FieldError>) {
+    pub fn errors_below(self, place: &str) -> (ProblemCode, Vec<FieldError>) {
         let errors = match self.errors.is_empty() {
             true => vec![FieldError { pointer: String::new(), detail: self.detail }],
             false => self.errors,
@@ -255,10 +255,10 @@ impl Problem {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         match self.code {
-            Code::Unauthenticated => {
+            ProblemCode::Unauthenticated => {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            Code::Unavailable | Code::StorageFull | Code::BacklogFull | Code::QuotaFull => {
+            ProblemCode::Unavailable | ProblemCode::StorageFull | ProblemCode::BacklogFull | ProblemCode::QuotaFull => {
                 headers.insert(RETRY_AFTER, HeaderValue::from(rand::random_range(RETRY_AFTER_SECONDS)));
             }
             _ => {}
@@ -285,62 +285,71 @@ impl From<store::Error> for Problem {
             // What the database says is for its operator.
             store::Error::Unavailable(_) => {
                 info!("answered 503: {detail}");
-                Self::new(Code::Unavailable, "the store is unavailable at the moment; try again in a few seconds")
+                Self::new(
+                    ProblemCode::Unavailable,
+                    "the store is unavailable at the moment; try again in a few seconds",
+                )
             }
             store::Error::Full(_) => {
                 info!("answered 507: {detail}");
-                Self::new(Code::StorageFull, "the store has no space left; try again when its operator has made some")
+                Self::new(
+                    ProblemCode::StorageFull,
+                    "the store has no space left; try again when its operator has made some",
+                )
             }
             store::Error::Stale(_) | store::Error::Changed | store::Error::Outdated => {
-                Self::new(Code::Unavailable, detail)
+                Self::new(ProblemCode::Unavailable, detail)
             }
             store::Error::NotFound("cursor") => {
-                Self::new(Code::InvalidCursor, "the cursor is not one of this list; start again without it")
+                Self::new(ProblemCode::InvalidCursor, "the cursor is not one of this list; start again without it")
             }
             store::Error::NotFound(what) => Self::not_found(what),
-            store::Error::WrongState(_) => Self::new(Code::WrongState, detail),
-            store::Error::OverLimit(over) => Self::new(Code::LimitExceeded, detail).naming_limit(over.limit),
-            store::Error::Expunged(_) | store::Error::Unmatched(_) => Self::new(Code::DataExpunged, detail),
-            store::Error::Damaged(_) => Self::new(Code::DataDamaged, detail),
-            store::Error::UnknownEndpoint(_) => Self::field(Code::InvalidField, "/endpoints", detail),
+            store::Error::WrongState(_) => Self::new(ProblemCode::WrongState, detail),
+            store::Error::OverLimit(over) => Self::new(ProblemCode::LimitExceeded, detail).naming_limit(over.limit),
+            store::Error::Expunged(_) | store::Error::Unmatched(_) => Self::new(ProblemCode::DataExpunged, detail),
+            store::Error::Damaged(_) => Self::new(ProblemCode::DataDamaged, detail),
+            store::Error::UnknownEndpoint(_) => Self::field(ProblemCode::InvalidField, "/endpoints", detail),
         }
     }
 }
 
-impl From<NotServed> for Problem {
-    fn from(why: NotServed) -> Self {
+impl From<LinkRefusal> for Problem {
+    fn from(why: LinkRefusal) -> Self {
         let detail = why.to_string();
         match why {
-            NotServed::Foreign => Self::new(Code::LinkInvalid, detail),
-            NotServed::Over => Self::new(Code::LinkExpired, detail),
-            NotServed::TooOften(wait) => {
-                Self::new(Code::RateLimited, detail).retry_after(limits::whole_seconds(wait).max(1))
+            LinkRefusal::Foreign => Self::new(ProblemCode::LinkInvalid, detail),
+            LinkRefusal::Over => Self::new(ProblemCode::LinkExpired, detail),
+            LinkRefusal::TooOften(wait) => {
+                Self::new(ProblemCode::RateLimited, detail).retry_after(rate_limit_headers::whole_seconds(wait).max(1))
             }
-            NotServed::Store(problem) => problem.into(),
+            LinkRefusal::Store(problem) => problem.into(),
         }
     }
 }
 
-impl From<Refusal> for Problem {
-    fn from(refusal: Refusal) -> Self {
+impl From<AcceptRefusal> for Problem {
+    fn from(refusal: AcceptRefusal) -> Self {
         let detail = refusal.to_string();
         match refusal {
-            Refusal::Conflict { .. } => Self::field(Code::IdConflict, "/id", detail),
-            Refusal::UnknownEndpoint(_) => Self::field(Code::InvalidField, "/endpoints", detail),
-            Refusal::Fanout(_) => Self::new(Code::FanoutLimit, detail),
-            Refusal::NoRoom(NoRoom::Backlog { .. }) => {
-                Self::new(Code::BacklogFull, detail).naming_limit("waiting").of_limit(Limit::Tenant)
+            AcceptRefusal::Conflict { .. } => Self::field(ProblemCode::IdConflict, "/id", detail),
+            AcceptRefusal::UnknownEndpoint(_) => Self::field(ProblemCode::InvalidField, "/endpoints", detail),
+            AcceptRefusal::Fanout(_) => Self::new(ProblemCode::FanoutLimit, detail),
+            AcceptRefusal::NoRoom(StorageRefusal::Backlog { .. }) => {
+                Self::new(ProblemCode::BacklogFull, detail).naming_limit("waiting").of_limit(LimitOwner::Tenant)
             }
-            Refusal::NoRoom(NoRoom::Stored { .. } | NoRoom::Disk { .. }) => {
-                Self::new(Code::QuotaFull, detail).naming_limit("stored_bytes").of_limit(Limit::Tenant)
+            AcceptRefusal::NoRoom(StorageRefusal::Stored { .. } | StorageRefusal::Disk { .. }) => {
+                Self::new(ProblemCode::QuotaFull, detail).naming_limit("stored_bytes").of_limit(LimitOwner::Tenant)
             }
-            Refusal::StorageFull => Self::new(Code::StorageFull, detail),
-            Refusal::Limited(limited) => {
-                let seconds = limits::whole_seconds(limited.ready_in).max(1);
-                let headers = limits::headers(&limited.standing);
-                Self::new(Code::RateLimited, detail).retry_after(seconds).with_headers(headers).of_limit(Limit::Tenant)
+            AcceptRefusal::StorageFull => Self::new(ProblemCode::StorageFull, detail),
+            AcceptRefusal::Limited(limited) => {
+                let seconds = rate_limit_headers::whole_seconds(limited.ready_in).max(1);
+                let headers = rate_limit_headers::headers(&limited.status);
+                Self::new(ProblemCode::RateLimited, detail)
+                    .retry_after(seconds)
+                    .with_headers(headers)
+                    .of_limit(LimitOwner::Tenant)
             }
-            Refusal::Store(problem) => problem.into(),
+            AcceptRefusal::Store(problem) => problem.into(),
         }
     }
 }
@@ -348,7 +357,7 @@ impl From<Refusal> for Problem {
 impl From<Overload> for Problem {
     fn from(overload: Overload) -> Self {
         let seconds = rand::random_range(OVERLOAD_SECONDS);
-        Self::new(Code::Unavailable, overload.to_string()).retry_after(seconds).of_limit(Limit::Gateway)
+        Self::new(ProblemCode::Unavailable, overload.to_string()).retry_after(seconds).of_limit(LimitOwner::Gateway)
     }
 }
 

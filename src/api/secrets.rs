@@ -9,15 +9,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::Api;
+use super::SharedApiState;
 use super::endpoints::find;
-use super::input::{DOCUMENT_BYTES_MAX, NamedEndpoint, Tenant, document_from_json, read_body};
+use super::input::{DOCUMENT_BYTES_MAX, NamedEndpoint, TenantPath, document_from_json, read_body};
 use super::page::Page;
-use super::problem::{Code, InputProblems, Problem, Problems, StateProblems};
+use super::problem::{InputProblems, Problem, ProblemCode, Problems, StateProblems};
 use crate::lifecycle::change;
 use crate::lifecycle::deliver::keys::{BAD_KEY, BAD_SECRET, key_pair, new_key, new_secret, public_key, secret_key};
-use crate::model::audit::{Action, Deed};
-use crate::model::endpoint::{Secret, Settings};
+use crate::model::audit::{AuditAction, AuditedAction};
+use crate::model::endpoint::{EndpointSettings, Secret};
 use crate::model::id::SecretId;
 use crate::model::span::Span;
 use crate::store::EndpointChange;
@@ -60,7 +60,7 @@ pub struct RotatedView {
 #[expect(dead_code, reason = "it is read as a document, and described here")]
 pub struct NewEndpoint {
     #[serde(flatten)]
-    settings: Settings,
+    settings: EndpointSettings,
     /// A secret to sign with, `whsec_` and 24 to 64 bytes in base64. One is made if it is left out.
     secret: Option<String>,
     /// An Ed25519 key to sign with, `whsk_` and 64 bytes in base64. One is made if it is left out.
@@ -69,18 +69,20 @@ pub struct NewEndpoint {
 
 /// What is signed with, as far as it was brought along.
 #[derive(Default)]
-pub struct Brought {
+pub struct ProvidedKeys {
     secret: Option<String>,
     private_key: Option<String>,
 }
 
-impl Brought {
+impl ProvidedKeys {
     /// Takes it out of a document that describes an endpoint.
     pub fn take(document: &mut Map<String, Value>) -> Result<Self, Problem> {
         let mut text = |name: &str| match document.remove(name) {
             None | Some(Value::Null) => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
-            Some(_) => Err(Problem::field(Code::InvalidField, format!("/{name}"), format!("{name} is not a text"))),
+            Some(_) => {
+                Err(Problem::field(ProblemCode::InvalidField, format!("/{name}"), format!("{name} is not a text")))
+            }
         };
         Ok(Self { secret: text("secret")?, private_key: text("private_key")? })
     }
@@ -89,10 +91,10 @@ impl Brought {
     /// missing made.
     pub fn mint(self, now: Timestamp) -> Result<Secret, Problem> {
         if self.secret.as_deref().is_some_and(|secret| secret_key(secret).is_none()) {
-            return Err(Problem::field(Code::InvalidField, "/secret", BAD_SECRET));
+            return Err(Problem::field(ProblemCode::InvalidField, "/secret", BAD_SECRET));
         }
         if self.private_key.as_deref().is_some_and(|key| key_pair(key).is_none()) {
-            return Err(Problem::field(Code::InvalidField, "/private_key", BAD_KEY));
+            return Err(Problem::field(ProblemCode::InvalidField, "/private_key", BAD_KEY));
         }
         Ok(Secret {
             id: SecretId::mint(now, rand::random()),
@@ -113,13 +115,13 @@ impl Brought {
     extensions(("x-shows-secrets" = json!(true))),
 )]
 pub async fn list(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
 ) -> Result<Json<Page<SecretView>>, Problem> {
     let endpoint = find(&api, &tenant, id)?;
     // On record before they are shown.
-    api.gateway.store.record(Deed::new(Action::SecretsShown, &tenant, id)).await?;
+    api.gateway.store.record(AuditedAction::new(AuditAction::SecretsShown, &tenant, id)).await?;
     let now = api.gateway.clock.wall();
     let active = endpoint.secrets.iter().filter(|secret| secret.is_active(now));
     let show = |secret: &Secret| SecretView {
@@ -156,8 +158,8 @@ pub struct Rotation {
     security(("token" = ["manage"])),
 )]
 pub async fn rotate(
-    State(api): State<Api>,
-    Tenant(tenant): Tenant,
+    State(api): State<SharedApiState>,
+    TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
     headers: HeaderMap,
     body: Body,
@@ -168,12 +170,12 @@ pub async fn rotate(
     let overlap = rotation.overlap.unwrap_or(OVERLAP_DEFAULT);
     if overlap > OVERLAP_MAX {
         return Err(Problem::field(
-            Code::InvalidField,
+            ProblemCode::InvalidField,
             "/overlap",
             format!("overlap is {overlap}; use 0s to {OVERLAP_MAX}"),
         ));
     }
-    let brought = Brought { secret: rotation.secret, private_key: rotation.private_key };
+    let brought = ProvidedKeys { secret: rotation.secret, private_key: rotation.private_key };
     let secret = brought.mint(api.gateway.clock.wall())?;
     let view = RotatedView { id: secret.id, secret: secret.text.clone(), public_key: public_key(&secret.key) };
     let change = EndpointChange::Rotate { secret, overlap: overlap.0 };

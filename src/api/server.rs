@@ -22,11 +22,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tracing::{debug, warn};
 
-use super::head::{CheckedHeads, Refusal};
+use super::connection_slots::{ConnectionSlot, ConnectionSlots};
 use super::origin::{self, Peer};
-use super::places::{Place, Places};
-use super::problem::{Code, Problem};
-use super::stall::Impatient;
+use super::problem::{Problem, ProblemCode};
+use super::request_head::{HeadCheckedStream, InvalidHead};
+use super::write_timeout::WriteTimeoutStream;
 
 /// How many lines the head of a request may have.
 pub const HEADERS_MAX: usize = 64;
@@ -35,7 +35,7 @@ pub const HEAD_BYTES_MAX: usize = 64 * 1_024;
 
 /// How much is served at once, and for how long a peer is waited for.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct ServerLimits {
     /// How many connections may be open.
     pub connections: usize,
     /// How many more are taken for health checks.
@@ -56,7 +56,7 @@ pub struct Limits {
     pub body_bytes_max: u64,
 }
 
-impl Limits {
+impl ServerLimits {
     /// The usual ones, with so many connections.
     pub fn of(connections: usize) -> Self {
         Self {
@@ -73,14 +73,14 @@ impl Limits {
 }
 
 /// Whether this is answered on spare connections, too.
-pub fn is_vital(path: &str) -> bool {
+pub fn is_health_check(path: &str) -> bool {
     matches!(path, "/healthz" | "/readyz" | "/metrics")
 }
 
 /// What everything else is told there.
 pub fn full() -> Problem {
     Problem::new(
-        Code::Unavailable,
+        ProblemCode::Unavailable,
         "as many connections are open as may be, in all or from this address without a valid token; keep one open \
          instead of opening many, send a valid token, or raise --max-connections",
     )
@@ -92,13 +92,13 @@ pub fn full() -> Problem {
 pub async fn serve(
     listener: TcpListener,
     router: Router,
-    limits: Limits,
+    limits: ServerLimits,
     trusted_proxies: Vec<IpNet>,
     mut stop: oneshot::Receiver<()>,
     deadline: Duration,
 ) {
     let graceful = GracefulShutdown::new();
-    let places = Places::of(limits);
+    let places = ConnectionSlots::of(limits);
     loop {
         let accepted = tokio::select! {
             accepted = accept(&listener, &places, &trusted_proxies) => accepted,
@@ -115,10 +115,10 @@ pub async fn serve(
         };
         let _ = stream.set_nodelay(true);
         let inner = TowerToHyperService::new(router.clone());
-        let standing = place.standing();
+        let standing = place.status();
         let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
             standing.begin();
-            let refusal = Refusal::of(&request);
+            let refusal = InvalidHead::of(&request);
             let answering = refusal.is_none().then(|| {
                 request.extensions_mut().insert(peer);
                 request.extensions_mut().insert(standing.clone());
@@ -140,14 +140,14 @@ pub async fn serve(
                 Ok::<_, Infallible>(response)
             }
         });
-        let stream = CheckedHeads::new(Impatient::new(stream, limits.stall), limits.body_bytes_max);
+        let stream = HeadCheckedStream::new(WriteTimeoutStream::new(stream, limits.stall), limits.body_bytes_max);
         let connection = graceful.watch(builder(limits).serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {
             tokio::select! {
                 ended = connection => if let Err(problem) = ended {
                     debug!("a connection ended early: {problem}");
                 },
-                () = place.is_over() => debug!("a connection without a valid token had to make room"),
+                () = place.evicted_or_expired() => debug!("a connection without a valid token had to make room"),
             }
             drop(place);
         });
@@ -159,9 +159,9 @@ pub async fn serve(
 /// The next connection, with its place.
 async fn accept(
     listener: &TcpListener,
-    places: &std::sync::Arc<Places>,
+    places: &std::sync::Arc<ConnectionSlots>,
     trusted_proxies: &[IpNet],
-) -> std::io::Result<(TcpStream, Peer, Place)> {
+) -> std::io::Result<(TcpStream, Peer, ConnectionSlot)> {
     let (stream, peer) = listener.accept().await?;
     let peer = peer.ip().to_canonical();
     let is_proxy = trusted_proxies.iter().any(|network| network.contains(&peer));
@@ -169,7 +169,7 @@ async fn accept(
     Ok((stream, Peer(peer), place))
 }
 
-fn builder(limits: Limits) -> http1::Builder {
+fn builder(limits: ServerLimits) -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
@@ -182,17 +182,17 @@ fn builder(limits: Limits) -> http1::Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::places::Standing;
+    use crate::api::connection_slots::ConnectionStatus;
     use axum::Extension;
     use axum::routing::get;
     use std::net::SocketAddr;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     /// Serves a word with these limits; how it is reached, and how it ends.
-    async fn serving(limits: Limits) -> (SocketAddr, oneshot::Sender<()>) {
+    async fn serving(limits: ServerLimits) -> (SocketAddr, oneshot::Sender<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let say = |peer: Extension<Peer>, standing: Extension<Standing>| async move {
+        let say = |peer: Extension<Peer>, standing: Extension<ConnectionStatus>| async move {
             format!("{} {}", peer.0.0, if standing.is_spare() { "spare" } else { "usual" })
         };
         let (stop, stopped) = oneshot::channel();
@@ -201,12 +201,12 @@ mod tests {
         (address, stop)
     }
 
-    fn quick() -> Limits {
-        Limits { head: Duration::from_millis(150), ..Limits::of(2) }
+    fn serve_spare() -> ServerLimits {
+        ServerLimits { head: Duration::from_millis(150), ..ServerLimits::of(2) }
     }
 
     /// Everything that comes until the connection is closed.
-    async fn rest(stream: &mut TcpStream) -> String {
+    async fn read_to_end(stream: &mut TcpStream) -> String {
         let mut heard = Vec::new();
         let _ = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut heard)).await.expect("it ends");
         String::from_utf8_lossy(&heard).into_owned()
@@ -222,7 +222,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_head_that_drips_in_is_cut_off_and_so_is_an_idle_connection() {
-        let (address, _stop) = serving(quick()).await;
+        let (address, _stop) = serving(serve_spare()).await;
         let mut dripping = TcpStream::connect(address).await.unwrap();
         let (mut reading, mut writing) = dripping.split();
         let drip = async {
@@ -241,18 +241,18 @@ mod tests {
         }
         let mut idle = TcpStream::connect(address).await.unwrap();
         idle.write_all(ASK).await.unwrap();
-        assert!(rest(&mut idle).await.starts_with("HTTP/1.1 200"), "answered, then closed");
+        assert!(read_to_end(&mut idle).await.starts_with("HTTP/1.1 200"), "answered, then closed");
     }
 
     #[tokio::test]
     async fn a_head_with_too_many_lines_or_bytes_is_refused() {
-        let (address, _stop) = serving(Limits::of(10)).await;
+        let (address, _stop) = serving(ServerLimits::of(10)).await;
         let ask = |lines: String| async move {
             let mut stream = TcpStream::connect(address).await.unwrap();
             let _ = stream
                 .write_all(format!("GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{lines}\r\n").as_bytes())
                 .await;
-            rest(&mut stream).await.get(..12).unwrap_or_default().to_owned()
+            read_to_end(&mut stream).await.get(..12).unwrap_or_default().to_owned()
         };
         let lines = |count: usize| (0..count).map(|n| format!("x-{n}: 1\r\n")).collect::<String>();
         assert_eq!(ask(lines(HEADERS_MAX - 2)).await, "HTTP/1.1 200");
@@ -263,11 +263,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_refused_head_is_answered_in_its_turn_and_is_the_last() {
-        let (address, _stop) = serving(Limits { body_bytes_max: 1_000, ..Limits::of(10) }).await;
+        let (address, _stop) = serving(ServerLimits { body_bytes_max: 1_000, ..ServerLimits::of(10) }).await;
         let ask = async |heads: &str| {
             let mut stream = TcpStream::connect(address).await.unwrap();
             stream.write_all(heads.as_bytes()).await.unwrap();
-            rest(&mut stream).await
+            read_to_end(&mut stream).await
         };
         let fine = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
         for (wrong, status, words) in [
@@ -289,8 +289,12 @@ mod tests {
 
     #[tokio::test]
     async fn beyond_the_limit_there_is_a_spare_place_for_one_request() {
-        let patient =
-            Limits { head: Duration::from_secs(60), spare: 1, scarce: Duration::from_secs(60), ..Limits::of(4) };
+        let patient = ServerLimits {
+            head: Duration::from_secs(60),
+            spare: 1,
+            scarce: Duration::from_secs(60),
+            ..ServerLimits::of(4)
+        };
         let (address, _stop) = serving(patient).await;
         let mut open = Vec::new();
         for _ in 0..2 {
@@ -301,14 +305,14 @@ mod tests {
         }
         let mut third = TcpStream::connect(address).await.unwrap();
         third.write_all(ASK).await.unwrap();
-        let heard = rest(&mut third).await;
+        let heard = read_to_end(&mut third).await;
         assert!(heard.contains("connection: close") && heard.ends_with("spare"), "{heard}");
         // One that says nothing does not keep the spare place for long.
         let mut silent = TcpStream::connect(address).await.unwrap();
         let mut fourth = TcpStream::connect(address).await.unwrap();
         fourth.write_all(ASK).await.unwrap();
-        assert!(rest(&mut fourth).await.ends_with("spare"), "it need not wait");
-        assert_eq!(rest(&mut silent).await, "");
+        assert!(read_to_end(&mut fourth).await.ends_with("spare"), "it need not wait");
+        assert_eq!(read_to_end(&mut silent).await, "");
         // Whoever leaves makes room.
         drop(open.pop());
         let usual = loop {

@@ -9,10 +9,10 @@ use http::{HeaderName, StatusCode};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::Api;
+use super::SharedApiState;
 use super::problem::Problem;
 use crate::lifecycle::Gateway;
-use crate::lifecycle::dispatch::lag::{HeldMs, Lag};
+use crate::lifecycle::dispatch::lag::{BlockedMs, Lag};
 use crate::metrics::{self, Gauges};
 use crate::model::endpoint::EndpointState;
 use crate::model::health::BreakerState;
@@ -45,7 +45,7 @@ pub struct ReadyView {
     /// For how long the oldest delivery that this node could make has not gone, in milliseconds.
     pub(super) lag_ms: u64,
     /// For how long the oldest delivery that is held back has been due, by what holds it.
-    pub(super) held_ms: HeldMs,
+    pub(super) held_ms: BlockedMs,
 }
 
 /// How the store is doing.
@@ -71,13 +71,13 @@ pub struct LeasesView {
     get, path = "/readyz", tag = "status", security(()),
     responses((status = 200, body = ReadyView), (status = 503, body = ReadyView)),
 )]
-pub async fn readyz(State(api): State<Api>) -> (StatusCode, Json<ReadyView>) {
+pub async fn readyz(State(api): State<SharedApiState>) -> (StatusCode, Json<ReadyView>) {
     let gateway = &api.gateway;
-    let pulse = gateway.store.pulse();
+    let pulse = gateway.store.status();
     let is_stopping = api.is_stopping();
     let answering = match is_stopping {
         true => pulse.is_answering,
-        false => gateway.store.note("admin_token_sha256").await.is_ok(),
+        false => gateway.store.setting("admin_token_sha256").await.is_ok(),
     };
     let (code, status) = match pulse.lease_ms {
         _ if is_stopping => (StatusCode::SERVICE_UNAVAILABLE, "stopping"),
@@ -98,7 +98,7 @@ pub async fn readyz(State(api): State<Api>) -> (StatusCode, Json<ReadyView>) {
     get, path = "/metrics", tag = "status", security(()),
     responses((status = 200, body = String, content_type = "application/openmetrics-text")),
 )]
-pub async fn metrics(State(api): State<Api>) -> ([(HeaderName, &'static str); 1], String) {
+pub async fn metrics(State(api): State<SharedApiState>) -> ([(HeaderName, &'static str); 1], String) {
     let gateway = &api.gateway;
     ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], gateway.metrics.encode(&gauges(gateway)))
 }
@@ -106,11 +106,11 @@ pub async fn metrics(State(api): State<Api>) -> ([(HeaderName, &'static str); 1]
 /// What stands at this moment, as far as memory knows it.
 fn gauges(gateway: &Gateway) -> Gauges {
     let now = gateway.clock.now();
-    let mut endpoints = metrics::Endpoints::default();
-    let mut breakers = metrics::Breakers::default();
+    let mut endpoints = metrics::EndpointCounts::default();
+    let mut breakers = metrics::BreakerCounts::default();
     for tenant in gateway.store.tenants() {
         for endpoint in gateway.store.endpoints(&tenant.id) {
-            match endpoint.standing.state {
+            match endpoint.status.state {
                 EndpointState::Active => endpoints.active += 1,
                 EndpointState::Paused => endpoints.paused += 1,
                 EndpointState::Disabled => endpoints.disabled += 1,
@@ -124,7 +124,7 @@ fn gauges(gateway: &Gateway) -> Gauges {
         }
     }
     let dispatcher = &gateway.dispatcher;
-    let pulse = gateway.store.pulse();
+    let pulse = gateway.store.status();
     let lag = dispatcher.lag();
     Gauges {
         in_flight: dispatcher.in_flight(),
@@ -152,7 +152,7 @@ pub async fn openapi() -> Json<serde_json::Value> {
 /// Nothing is at this address.
 pub async fn nothing_here(uri: http::Uri) -> Problem {
     Problem::new(
-        super::problem::Code::NotFound,
+        super::problem::ProblemCode::NotFound,
         format!("there is nothing at {}; the API is described at /openapi.json", uri.path()),
     )
 }
@@ -165,5 +165,5 @@ pub async fn wrong_method(method: http::Method, uri: http::Uri) -> Problem {
 /// What is said of a method that is not known at an address.
 pub fn unknown_method(method: &http::Method, uri: &http::Uri) -> Problem {
     let detail = format!("{method} is not known at {}; the API is described at /openapi.json", uri.path());
-    Problem::new(super::problem::Code::MethodNotAllowed, detail)
+    Problem::new(super::problem::ProblemCode::MethodNotAllowed, detail)
 }

@@ -10,19 +10,19 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 use utoipa::{IntoParams, ToSchema};
 
-use super::Api;
-use super::auth::Caller;
+use super::SharedApiState;
+use super::auth::Principal;
 use super::endpoints::merge;
 use super::input::{
-    DOCUMENT_BYTES_MAX, NamedTenant, Query, Tenant as KnownTenant, document_from_json, from_value, read_body,
+    DOCUMENT_BYTES_MAX, NamedTenant, QueryParams, TenantPath as KnownTenant, document_from_json, from_value, read_body,
 };
 use super::page::{Page, ask};
-use super::problem::{Code, FieldError, InputProblems, Problem, Problems, StateProblems};
+use super::problem::{FieldError, InputProblems, Problem, ProblemCode, Problems, StateProblems};
 use crate::lifecycle::change;
 use crate::model::id::{EndpointId, TenantId};
-use crate::model::limits::{Ceiling, Limits, Usage};
-use crate::model::pace::Rate;
-use crate::model::tenant::{Defaults, Quota, Tenant};
+use crate::model::limits::{EndpointCeiling, TenantLimits, TenantUsage};
+use crate::model::rate::Rate;
+use crate::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
 
 const NAME_BYTES_MAX: usize = 256;
 
@@ -34,7 +34,7 @@ pub struct TenantSettings {
     #[serde(default)]
     name: String,
     /// Its share of the gateway's send slots, against those of the others: 1 to 1,000.
-    #[serde(default = "one")]
+    #[serde(default = "default_weight")]
     #[schema(minimum = 1, maximum = 1000)]
     weight: u32,
     /// How often its receivers may be called, over all its endpoints; null for as often as theirs allow.
@@ -45,40 +45,47 @@ pub struct TenantSettings {
     ingest: Rate,
     /// The most it may use of what all tenants share. Only an admin changes it; left out by another caller, it stays.
     #[serde(default)]
-    limits: Limits,
+    limits: TenantLimits,
     /// What its new endpoints get where they say nothing themselves.
     #[serde(default)]
-    defaults: Defaults,
+    defaults: EndpointDefaults,
 }
 
-fn one() -> u32 {
-    Quota::default().weight
+fn default_weight() -> u32 {
+    TenantQuota::default().weight
 }
 
 fn ingest() -> Rate {
-    Quota::default().ingest
+    TenantQuota::default().ingest
 }
 
 impl TenantSettings {
     fn of(tenant: &Tenant) -> Self {
-        let Quota { weight, rate, ingest } = tenant.quota;
+        let TenantQuota { weight, rate, ingest } = tenant.quota;
         let (limits, defaults) = (tenant.limits.clone(), tenant.defaults.clone());
         Self { name: tenant.name.clone(), weight, rate, ingest, limits, defaults }
     }
 
     /// The limits to save. Whoever may not administer the gateway leaves them
     /// as they are.
-    fn limits_for(&self, caller: &Caller, before: Limits) -> Result<Limits, Problem> {
-        match caller.must_be_admin() {
+    fn limits_for(&self, principal: &Principal, before: TenantLimits) -> Result<TenantLimits, Problem> {
+        match principal.must_be_admin() {
             Ok(()) => Ok(self.limits.clone()),
-            Err(refused) if self.limits != before && self.limits != Limits::default() => Err(refused),
+            Err(refused) if self.limits != before && self.limits != TenantLimits::default() => Err(refused),
             Err(_) => Ok(before),
         }
     }
 
     fn new() -> Self {
-        let Quota { weight, rate, ingest } = Quota::default();
-        Self { name: String::new(), weight, rate, ingest, limits: Limits::default(), defaults: Defaults::default() }
+        let TenantQuota { weight, rate, ingest } = TenantQuota::default();
+        Self {
+            name: String::new(),
+            weight,
+            rate,
+            ingest,
+            limits: TenantLimits::default(),
+            defaults: EndpointDefaults::default(),
+        }
     }
 }
 
@@ -92,7 +99,7 @@ pub struct TenantView {
     #[serde(flatten)]
     settings: TenantSettings,
     /// What it uses, by the names of its limits.
-    usage: Usage,
+    usage: TenantUsage,
     /// The endpoints that are set to more than the ceiling in `limits.endpoint`, which is in force for them all the same; at most 20 of them, newest first.
     #[schema(value_type = Vec<String>)]
     above_ceiling: Vec<EndpointId>,
@@ -105,20 +112,20 @@ pub struct TenantView {
 const ABOVE_MAX: usize = 20;
 
 impl TenantView {
-    async fn read(api: &Api, tenant: &Tenant) -> Result<Self, Problem> {
+    async fn read(api: &SharedApiState, tenant: &Tenant) -> Result<Self, Problem> {
         Ok(Self::all(api, &[tenant]).await?.remove(0))
     }
 
-    async fn all(api: &Api, tenants: &[&Tenant]) -> Result<Vec<Self>, Problem> {
+    async fn all(api: &SharedApiState, tenants: &[&Tenant]) -> Result<Vec<Self>, Problem> {
         let ids: Vec<TenantId> = tenants.iter().map(|tenant| tenant.id.clone()).collect();
         let usage = api.gateway.store.usage(&ids).await?;
         Ok(tenants.iter().zip(usage).map(|(tenant, usage)| Self::of(api, tenant, usage)).collect())
     }
 
-    fn of(api: &Api, tenant: &Tenant, usage: Usage) -> Self {
+    fn of(api: &SharedApiState, tenant: &Tenant, usage: TenantUsage) -> Self {
         let created_at = api.gateway.clock.wall_offset().wall(tenant.created_at);
         let ceiling = tenant.limits.endpoint;
-        let above_ceiling = match ceiling == Ceiling::default() {
+        let above_ceiling = match ceiling == EndpointCeiling::default() {
             true => Vec::new(),
             false => {
                 let endpoints = api.gateway.store.endpoints(&tenant.id).into_iter();
@@ -138,8 +145,8 @@ impl TenantView {
     security(("token" = ["tenants"])),
 )]
 pub async fn list(
-    State(api): State<Api>,
-    Query(params): Query<TenantParams>,
+    State(api): State<SharedApiState>,
+    QueryParams(params): QueryParams<TenantParams>,
 ) -> Result<Json<Page<TenantView>>, Problem> {
     let page = ask("tenants", params.limit, params.cursor.as_deref())?;
     let after = page.cursor.unwrap_or_default();
@@ -147,7 +154,7 @@ pub async fn list(
     let data: Vec<_> = rest.by_ref().take(page.limit).collect();
     let next = rest.next().and(data.last()).map(|tenant| tenant.id.to_string());
     let data = TenantView::all(&api, &data.iter().map(Arc::as_ref).collect::<Vec<_>>()).await?;
-    Ok(Json(Page::of("tenants", crate::store::Page { data, next }, |view| view)))
+    Ok(Json(Page::of("tenants", crate::store::ListPage { data, next }, |view| view)))
 }
 
 /// Which part of the list.
@@ -169,7 +176,10 @@ pub struct TenantParams {
     responses((status = 200, body = TenantView), Problems),
     security(("token" = ["read"])),
 )]
-pub async fn show(State(api): State<Api>, KnownTenant(id): KnownTenant) -> Result<Json<TenantView>, Problem> {
+pub async fn show(
+    State(api): State<SharedApiState>,
+    KnownTenant(id): KnownTenant,
+) -> Result<Json<TenantView>, Problem> {
     let tenant = api.gateway.store.tenant(&id).ok_or_else(|| Problem::not_found("tenant"))?;
     Ok(Json(TenantView::read(&api, &tenant).await?))
 }
@@ -183,8 +193,8 @@ pub async fn show(State(api): State<Api>, KnownTenant(id): KnownTenant) -> Resul
     security(("token" = ["tenants"])),
 )]
 pub async fn put(
-    State(api): State<Api>,
-    caller: Caller,
+    State(api): State<SharedApiState>,
+    principal: Principal,
     path: Result<NamedTenant, Problem>,
     uri: http::Uri,
     headers: HeaderMap,
@@ -203,7 +213,7 @@ pub async fn put(
     let known = api.gateway.store.tenant(&id);
     let is_known = known.is_some();
     let before = known.map(|known| known.limits.clone()).unwrap_or_default();
-    let settings = TenantSettings { limits: settings.limits_for(&caller, before)?, ..settings };
+    let settings = TenantSettings { limits: settings.limits_for(&principal, before)?, ..settings };
     let tenant = save(&api, id, settings).await?;
     Ok((if is_known { StatusCode::OK } else { StatusCode::CREATED }, tenant))
 }
@@ -214,13 +224,13 @@ fn bad_id(uri: &http::Uri) -> Problem {
         Err(problem) => problem.to_string(),
         Ok(_) => "the tenant's id cannot be read".to_owned(),
     };
-    Problem::field(Code::InvalidField, "tenant", detail)
+    Problem::field(ProblemCode::InvalidField, "tenant", detail)
 }
 
-async fn save(api: &Api, id: TenantId, settings: TenantSettings) -> Result<Json<TenantView>, Problem> {
+async fn save(api: &SharedApiState, id: TenantId, settings: TenantSettings) -> Result<Json<TenantView>, Problem> {
     check(&settings)?;
     let TenantSettings { name, weight, rate, ingest, limits, defaults } = settings;
-    let quota = Quota { weight, rate, ingest };
+    let quota = TenantQuota { weight, rate, ingest };
     let tenant = Tenant { id, name, quota, limits, defaults, created_at: api.gateway.clock.now() };
     let tenant = change::put_tenant(&api.gateway, tenant).await?;
     Ok(Json(TenantView::read(api, &tenant).await?))
@@ -253,7 +263,7 @@ fn check(settings: &TenantSettings) -> Result<(), Problem> {
     }
     match errors.is_empty() {
         true => Ok(()),
-        false => Err(Problem::fields(Code::InvalidField, errors)),
+        false => Err(Problem::fields(ProblemCode::InvalidField, errors)),
     }
 }
 
@@ -268,8 +278,8 @@ fn check(settings: &TenantSettings) -> Result<(), Problem> {
     security(("token" = ["tenants"])),
 )]
 pub async fn update(
-    State(api): State<Api>,
-    caller: Caller,
+    State(api): State<SharedApiState>,
+    principal: Principal,
     KnownTenant(id): KnownTenant,
     headers: HeaderMap,
     body: Body,
@@ -280,7 +290,7 @@ pub async fn update(
     let mut document = serde_json::to_value(TenantSettings::of(&current)).expect("settings are plain data");
     merge(&mut document, Value::Object(patch));
     let settings: TenantSettings = from_value(document)?;
-    let limits = settings.limits_for(&caller, current.limits.clone())?;
+    let limits = settings.limits_for(&principal, current.limits.clone())?;
     save(&api, id, TenantSettings { limits, ..settings }).await
 }
 
@@ -293,7 +303,7 @@ pub async fn update(
     responses((status = 204), Problems, StateProblems),
     security(("token" = ["tenants"])),
 )]
-pub async fn delete(State(api): State<Api>, KnownTenant(id): KnownTenant) -> Result<StatusCode, Problem> {
+pub async fn delete(State(api): State<SharedApiState>, KnownTenant(id): KnownTenant) -> Result<StatusCode, Problem> {
     change::delete_tenant(&api.gateway, &id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

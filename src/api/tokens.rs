@@ -12,14 +12,14 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::Api;
-use super::auth::{Caller, hash, new_token};
-use super::input::{DOCUMENT_BYTES_MAX, NamedToken, Query, document_from_json, read_body};
+use super::SharedApiState;
+use super::auth::{Principal, hash, new_token};
+use super::input::{DOCUMENT_BYTES_MAX, NamedToken, QueryParams, document_from_json, read_body};
 use super::page::{Page, ask};
-use super::problem::{Code, FieldError, InputProblems, Problem, Problems};
+use super::problem::{FieldError, InputProblems, Problem, ProblemCode, Problems};
 use crate::model::id::{TenantId, TokenId};
 use crate::model::token::{Right, Token};
-use crate::store::{Error, TokensOf};
+use crate::store::{Error, TokenScope};
 
 const NAME_BYTES_MAX: usize = 256;
 
@@ -84,15 +84,15 @@ pub struct TokenView {
     security(("token" = ["tenants"])),
 )]
 pub async fn create(
-    State(api): State<Api>,
-    caller: Caller,
+    State(api): State<SharedApiState>,
+    principal: Principal,
     headers: HeaderMap,
     body: Body,
 ) -> Result<(StatusCode, Json<MadeToken>), Problem> {
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
     let new: NewToken = document_from_json(&body)?;
     if new.tenant.is_none() {
-        caller.must_be_admin()?;
+        principal.must_be_admin()?;
     }
     let now = api.gateway.clock.wall();
     let tenant = check(&api, &new, now)?;
@@ -116,10 +116,10 @@ pub async fn create(
 
 fn no_tenant(text: &str) -> Problem {
     let detail = format!("there is no tenant {text:?}; create it first with PUT /v1/tenants/<id>");
-    Problem::field(Code::InvalidField, "/tenant", detail)
+    Problem::field(ProblemCode::InvalidField, "/tenant", detail)
 }
 
-fn check(api: &Api, new: &NewToken, now: Timestamp) -> Result<Option<TenantId>, Problem> {
+fn check(api: &SharedApiState, new: &NewToken, now: Timestamp) -> Result<Option<TenantId>, Problem> {
     let known = |text: &String| text.parse().ok().filter(|id| api.gateway.store.tenant(id).is_some());
     let tenant = new.tenant.as_ref().map(|text| known(text).ok_or_else(|| no_tenant(text))).transpose()?;
     let mut errors = match &tenant {
@@ -138,7 +138,7 @@ fn check(api: &Api, new: &NewToken, now: Timestamp) -> Result<Option<TenantId>, 
     }
     match errors.is_empty() {
         true => Ok(tenant),
-        false => Err(Problem::fields(Code::InvalidField, errors)),
+        false => Err(Problem::fields(ProblemCode::InvalidField, errors)),
     }
 }
 
@@ -201,14 +201,14 @@ pub struct TokenParams {
     security(("token" = ["manage"])),
 )]
 pub async fn list(
-    State(api): State<Api>,
-    caller: Caller,
-    Query(params): Query<TokenParams>,
+    State(api): State<SharedApiState>,
+    principal: Principal,
+    QueryParams(params): QueryParams<TokenParams>,
 ) -> Result<Json<Page<TokenView>>, Problem> {
     let page = ask("tokens", params.limit, params.cursor.as_deref())?;
     let whose = match params.tenant {
-        None => whose(&caller, caller.is_operator()),
-        Some(named) => TokensOf::Tenant(visible(&api, &caller, &named)?),
+        None => whose(&principal, principal.is_operator()),
+        Some(named) => TokenScope::Tenant(visible(&api, &principal, &named)?),
     };
     let found = api.gateway.store.tokens(whose, page).await?;
     Ok(Json(Page::of("tokens", found, |token| TokenView {
@@ -224,17 +224,17 @@ pub async fn list(
 
 /// The tokens that are there for a caller, who may have to do with those of
 /// the gateway.
-fn whose(caller: &Caller, is_admin: bool) -> TokensOf {
-    match caller.tenant() {
-        Some(tenant) => TokensOf::Tenant(tenant.clone()),
-        None if is_admin => TokensOf::All,
-        None => TokensOf::Tenants,
+fn whose(principal: &Principal, is_admin: bool) -> TokenScope {
+    match principal.tenant() {
+        Some(tenant) => TokenScope::Tenant(tenant.clone()),
+        None if is_admin => TokenScope::All,
+        None => TokenScope::Tenants,
     }
 }
 
 /// A tenant that the caller may know of.
-fn visible(api: &Api, caller: &Caller, named: &str) -> Result<TenantId, Problem> {
-    let is_open = caller.tenant().is_none_or(|own| own.as_str() == named);
+fn visible(api: &SharedApiState, principal: &Principal, named: &str) -> Result<TenantId, Problem> {
+    let is_open = principal.tenant().is_none_or(|own| own.as_str() == named);
     let tenant = named.parse().ok().filter(|id| is_open && api.gateway.store.tenant(id).is_some());
     tenant.ok_or_else(|| Problem::not_found("tenant"))
 }
@@ -248,8 +248,12 @@ fn visible(api: &Api, caller: &Caller, named: &str) -> Result<TenantId, Problem>
     responses((status = 204), Problems),
     security(("token" = ["manage"])),
 )]
-pub async fn revoke(State(api): State<Api>, caller: Caller, NamedToken(id): NamedToken) -> Result<StatusCode, Problem> {
-    let whose = whose(&caller, caller.must_be_admin().is_ok());
+pub async fn revoke(
+    State(api): State<SharedApiState>,
+    principal: Principal,
+    NamedToken(id): NamedToken,
+) -> Result<StatusCode, Problem> {
+    let whose = whose(&principal, principal.must_be_admin().is_ok());
     api.gateway.store.revoke_token(id, whose, api.gateway.clock.now()).await?;
     Ok(StatusCode::NO_CONTENT)
 }

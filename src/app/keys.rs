@@ -16,7 +16,7 @@ use crate::store::seal::{MASTER_KEY_FILE, Seal};
 
 /// What was done.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rotated {
+pub struct RotatedMasterKey {
     /// Where the new key is.
     pub file: PathBuf,
     /// How many texts were sealed under it.
@@ -24,7 +24,7 @@ pub struct Rotated {
 }
 
 /// Makes a new master key and seals everything under it.
-pub async fn rotate(settings: &Settings) -> anyhow::Result<Rotated> {
+pub async fn rotate(settings: &Settings) -> anyhow::Result<RotatedMasterKey> {
     let file = settings.master_key_file.0.clone().unwrap_or_else(|| settings.data.0.join(MASTER_KEY_FILE));
     if !file.exists() {
         bail!(
@@ -40,5 +40,5 @@ pub async fn rotate(settings: &Settings) -> anyhow::Result<Rotated> {
         Some(url) => postgres::rewrap(&url, &file).await?,
     };
     Seal::end_rotation(&file)?;
-    Ok(Rotated { file, count })
+    Ok(RotatedMasterKey { file, count })
 }

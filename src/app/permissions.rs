@@ -107,7 +107,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::config::{File, Folder, Given};
+    use crate::config::{DirectoryPath, OptionalFilePath, PartialSettings};
 
     /// A data directory of this mode, with files of these modes.
     fn folder(mode: u32, files: &[(&str, u32)]) -> TempDir {
@@ -121,8 +121,8 @@ mod tests {
     }
 
     fn settings(folder: &Path) -> Settings {
-        let given = Given { data: Some(Folder(folder.to_owned())), ..Given::default() };
-        Settings::resolve(given, Given::default())
+        let given = PartialSettings { data: Some(DirectoryPath(folder.to_owned())), ..PartialSettings::default() };
+        Settings::resolve(given, PartialSettings::default())
     }
 
     fn checked(mode: u32, files: &[(&str, u32)]) -> Result<(), String> {
@@ -164,7 +164,7 @@ mod tests {
         let (folder, elsewhere) = (folder(0o700, &[]), folder(0o755, &[("given", 0o440), ("loose", 0o444)]));
         let named = |name: &str| {
             let mut settings = settings(folder.path());
-            settings.master_key_file = File(Some(elsewhere.path().join(name)));
+            settings.master_key_file = OptionalFilePath(Some(elsewhere.path().join(name)));
             check(&settings).map_err(|problem| problem.to_string())
         };
         assert_eq!(named("given"), Ok(()));

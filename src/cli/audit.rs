@@ -1,19 +1,19 @@
 //! `posthaste audit`: who changed what, when, and from where.
 
-use super::client::Access;
+use super::client::ClientArgs;
 use super::output::{self, Column};
-use super::request::Window;
+use super::request::TimeRangeArgs;
 
 /// Which entries to show.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct AuditArgs {
     #[command(flatten)]
-    access: Access,
+    access: ClientArgs,
     /// Those of every tenant, deleted ones included; it takes the admin token.
     #[arg(long)]
     all: bool,
     #[command(flatten)]
-    window: Window,
+    window: TimeRangeArgs,
 }
 
 const COLUMNS: &[Column] = &[
@@ -27,7 +27,7 @@ const COLUMNS: &[Column] = &[
 ];
 
 /// Asks for them and prints them.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: AuditArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
     let mut url = match args.all {
         true => client.url(&["audit"])?,

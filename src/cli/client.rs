@@ -20,15 +20,15 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use url::{Position, Url};
 
-use super::output::{Format, clean};
-use super::request::Body;
+use super::output::{OutputFormat, clean};
+use super::request::JsonBody;
 use crate::model::span::Span;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Which gateway to speak to, as whom, and how to show its answers.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Access {
+pub struct ClientArgs {
     /// Where the gateway listens.
     #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_SERVER", default_value = "http://127.0.0.1:8400", value_name = "URL", value_parser = server_url)]
     pub server: Url,
@@ -49,8 +49,8 @@ pub struct Access {
     #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_TENANT", default_value = "default")]
     pub tenant: String,
     /// How to show the answer.
-    #[arg(short, long, global = true, help_heading = "Gateway", value_enum, default_value_t = Format::Table)]
-    pub output: Format,
+    #[arg(short, long, global = true, help_heading = "Gateway", value_enum, default_value_t = OutputFormat::Table)]
+    pub output: OutputFormat,
 }
 
 fn server_url(text: &str) -> Result<Url, String> {
@@ -60,7 +60,7 @@ fn server_url(text: &str) -> Result<Url, String> {
     }
 }
 
-impl Access {
+impl ClientArgs {
     /// A client for the chosen gateway. It connects when it is first used.
     pub fn client(&self) -> anyhow::Result<Client> {
         let (token, token_from) = self.find_token()?;
@@ -92,7 +92,7 @@ impl Access {
 /// A connection to a gateway.
 pub struct Client {
     /// How answers are to be shown.
-    pub format: Format,
+    pub format: OutputFormat,
     server: Url,
     /// Whose things are asked for.
     pub tenant: String,
@@ -128,7 +128,7 @@ impl Client {
     }
 
     /// Asks for something to be done.
-    pub async fn post(&mut self, url: Url, body: Option<Body>) -> anyhow::Result<String> {
+    pub async fn post(&mut self, url: Url, body: Option<JsonBody>) -> anyhow::Result<String> {
         self.call(Method::POST, url, body).await
     }
 
@@ -142,14 +142,19 @@ impl Client {
     }
 
     /// Makes one call; an answer that is no success becomes the error.
-    pub async fn call(&mut self, method: Method, url: Url, body: Option<Body>) -> anyhow::Result<String> {
+    pub async fn call(&mut self, method: Method, url: Url, body: Option<JsonBody>) -> anyhow::Result<String> {
         match self.answer(method, url, body).await? {
             (status, text) if status.is_success() => Ok(text),
             (status, text) => Err(self.explain(status, &text)),
         }
     }
 
-    async fn answer(&mut self, method: Method, url: Url, body: Option<Body>) -> anyhow::Result<(StatusCode, String)> {
+    async fn answer(
+        &mut self,
+        method: Method,
+        url: Url,
+        body: Option<JsonBody>,
+    ) -> anyhow::Result<(StatusCode, String)> {
         let request = self.request(method, &url, body)?;
         let exchange = tokio::time::timeout(PATIENCE, self.exchange(request)).await;
         let (status, bytes) = exchange
@@ -157,7 +162,7 @@ impl Client {
         Ok((status, String::from_utf8_lossy(&bytes).into_owned()))
     }
 
-    fn request(&self, method: Method, url: &Url, body: Option<Body>) -> anyhow::Result<Request<Full<Bytes>>> {
+    fn request(&self, method: Method, url: &Url, body: Option<JsonBody>) -> anyhow::Result<Request<Full<Bytes>>> {
         let host = &url[Position::BeforeHost..Position::AfterPort];
         let mut request = Request::builder()
             .method(method)
@@ -168,7 +173,7 @@ impl Client {
         if body.is_some() {
             request = request.header(CONTENT_TYPE, "application/json");
         }
-        let body = body.map(Body::finish).unwrap_or_default();
+        let body = body.map(JsonBody::finish).unwrap_or_default();
         request.body(Full::from(body)).with_context(|| format!("{url} cannot be asked for"))
     }
 
@@ -203,7 +208,7 @@ impl Client {
         })?;
         // Small requests must not wait for company.
         let _ = tcp.set_nodelay(true);
-        let stream: Box<dyn Stream> = match self.server.scheme() {
+        let stream: Box<dyn ClientStream> = match self.server.scheme() {
             "https" => Box::new(encrypt(host, tcp).await?),
             _ => Box::new(tcp),
         };
@@ -214,7 +219,7 @@ impl Client {
     }
 
     fn explain(&self, status: StatusCode, body: &str) -> anyhow::Error {
-        let Ok(problem) = serde_json::from_str::<Problem>(body) else {
+        let Ok(problem) = serde_json::from_str::<ProblemResponse>(body) else {
             return anyhow!("{} answered {status} without an explanation; is it a posthaste gateway?", self.server);
         };
         let mut sentence = problem.sentence();
@@ -225,10 +230,10 @@ impl Client {
     }
 }
 
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+trait ClientStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ClientStream for T {}
 
-async fn encrypt(host: &str, tcp: TcpStream) -> anyhow::Result<impl Stream + use<>> {
+async fn encrypt(host: &str, tcp: TcpStream) -> anyhow::Result<impl ClientStream + use<>> {
     let mut roots = rustls::RootCertStore::empty();
     let (added, _ignored) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if added == 0 {
@@ -247,21 +252,21 @@ async fn encrypt(host: &str, tcp: TcpStream) -> anyhow::Result<impl Stream + use
 
 /// What the gateway says when it refuses.
 #[derive(Deserialize)]
-struct Problem {
+struct ProblemResponse {
     detail: String,
     #[serde(default)]
-    errors: Vec<Place>,
+    errors: Vec<ProblemField>,
 }
 
 /// A field at fault.
 #[derive(Deserialize)]
-struct Place {
+struct ProblemField {
     #[serde(default)]
     pointer: String,
     detail: String,
 }
 
-impl Problem {
+impl ProblemResponse {
     /// The detail, and the fields at fault that it does not name already.
     fn sentence(&self) -> String {
         if let [place] = self.errors.as_slice()
@@ -287,7 +292,7 @@ mod tests {
     use super::*;
 
     fn sentence(json: &str) -> String {
-        serde_json::from_str::<Problem>(json).unwrap().sentence()
+        serde_json::from_str::<ProblemResponse>(json).unwrap().sentence()
     }
 
     #[test]

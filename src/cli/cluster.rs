@@ -3,29 +3,29 @@
 
 use serde_json::Value;
 
-use super::client::Access;
-use super::output::{self, Format};
+use super::client::ClientArgs;
+use super::output::{self, OutputFormat};
 
 /// Which gateway to ask.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ClusterArgs {
     #[command(flatten)]
-    access: Access,
+    access: ClientArgs,
 }
 
 /// Asks and prints: any node knows all of them.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: ClusterArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
     let url = client.url(&["cluster"])?;
     let body = client.get(url).await?;
     match client.format {
-        Format::Json => output::print(&output::pretty(&body)),
-        Format::Table => output::print(&told(&output::parse(&body)?)),
+        OutputFormat::Json => output::print(&output::pretty(&body)),
+        OutputFormat::Table => output::print(&render(&output::parse(&body)?)),
     }
 }
 
 /// The nodes as a table, the shards as a sentence: nobody reads 256 lines.
-fn told(cluster: &Value) -> String {
+fn render(cluster: &Value) -> String {
     let list = |field: &str| cluster[field].as_array().map(Vec::as_slice).unwrap_or_default();
     let (nodes, shards) = (list("nodes"), list("shards"));
     let theirs = |node: &Value| shards.iter().filter(|shard| shard["node"] == node["id"]).cloned().collect::<Vec<_>>();
@@ -112,7 +112,7 @@ mod tests {
                 {"shard": 3, "node": null, "epoch": 1, "lag_ms": 60_000},
             ],
         });
-        insta::assert_snapshot!(told(&cluster), @r"
+        insta::assert_snapshot!(render(&cluster), @r"
         NODE  NAME             SHARDS  LEASE  LAG   HELD
         3     a:17 (this one)  2       12s    1.2s  90s
         4     b:18             1       ended  0.0s  0.0s
@@ -129,7 +129,7 @@ mod tests {
             "nodes": [{"id": "1", "name": "embedded", "shards": 256, "lease_ms": null, "self": true}],
             "shards": (0..256).map(|n| json!({"shard": n, "node": "1", "epoch": 1, "lag_ms": 0})).collect::<Vec<_>>(),
         });
-        insta::assert_snapshot!(told(&cluster), @r"
+        insta::assert_snapshot!(render(&cluster), @r"
         NODE  NAME                 SHARDS  LEASE  LAG   HELD
         1     embedded (this one)  256     -      0.0s  0.0s
 

@@ -7,14 +7,14 @@ use super::output::print;
 
 /// Which shell.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct CompletionsArgs {
     /// The shell to complete in.
     #[arg(value_enum)]
     shell: Shell,
 }
 
 /// Prints the script to be loaded by the shell.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: CompletionsArgs) -> anyhow::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut super::Cli::command(), "posthaste", &mut script);
     print(String::from_utf8_lossy(&script).trim_end())

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use crate::config::{self, Given, Settings};
+use crate::config::{self, PartialSettings, Settings};
 
 /// Show the settings in force, or describe them all
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ConfigArgs {
     /// Print the reference page of all settings instead.
     #[arg(long)]
     reference: bool,
@@ -14,11 +14,11 @@ pub struct Args {
     #[arg(long, env = "POSTHASTE_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
-    given: Given,
+    given: PartialSettings,
 }
 
 /// Prints the settings.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: ConfigArgs) -> anyhow::Result<()> {
     if args.reference {
         print!("{}", reference());
         return Ok(());

@@ -6,25 +6,25 @@ use clap::Subcommand;
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::client::{Access, Client};
+use super::client::{Client, ClientArgs};
 use super::deliveries::{self, answer};
 use super::explain;
-use super::output::{self, Format, clean, text};
-use super::request::{Window, ask};
+use super::output::{self, OutputFormat, clean, text};
+use super::request::{TimeRangeArgs, ask};
 
 /// What to do with dead letters.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct DeadLettersArgs {
     #[command(flatten)]
-    access: Access,
+    access: ClientArgs,
     #[command(subcommand)]
-    action: Action,
+    action: DeadLettersAction,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
+enum DeadLettersAction {
     /// List dead letters, newest first.
-    List(List),
+    List(DeadLettersList),
     /// Tell the story of one.
     Get {
         /// The delivery's id.
@@ -43,7 +43,7 @@ enum Action {
 }
 
 #[derive(Debug, clap::Args)]
-struct List {
+struct DeadLettersList {
     /// To this endpoint.
     #[arg(long, value_name = "ID")]
     endpoint: Option<String>,
@@ -57,32 +57,32 @@ struct List {
     #[arg(long)]
     key: Option<String>,
     #[command(flatten)]
-    window: Window,
+    window: TimeRangeArgs,
 }
 
 /// Does it and prints the answer.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: DeadLettersArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
     let format = client.format;
     match args.action {
-        Action::List(list) => {
+        DeadLettersAction::List(list) => {
             let mut url = client.tenant_url(&["dead-letters"])?;
             list.ask(&mut url);
             output::list(format, &client.get(url).await?, "dead letters", deliveries::COLUMNS)
         }
-        Action::Get { id } => tell(&mut client, &id).await,
-        Action::Replay { id } => {
+        DeadLettersAction::Get { id } => print_dead_letter(&mut client, &id).await,
+        DeadLettersAction::Replay { id } => {
             let url = client.tenant_url(&["dead-letters", &id, "replay"])?;
             output::record(format, &client.post(url, None).await?)
         }
-        Action::Discard { id } => {
+        DeadLettersAction::Discard { id } => {
             let url = client.tenant_url(&["dead-letters", &id, "discard"])?;
             output::record(format, &client.post(url, None).await?)
         }
     }
 }
 
-impl List {
+impl DeadLettersList {
     fn ask(&self, url: &mut url::Url) {
         let filters = [
             ("endpoint", self.endpoint.as_deref()),
@@ -95,27 +95,27 @@ impl List {
     }
 }
 
-async fn tell(client: &mut Client, id: &str) -> anyhow::Result<()> {
+async fn print_dead_letter(client: &mut Client, id: &str) -> anyhow::Result<()> {
     let delivery = client.get(client.tenant_url(&["deliveries", id])?).await?;
     let explanation = client.get(client.tenant_url(&["deliveries", id, "explain"])?).await?;
     let attempts = client.get(client.tenant_url(&["deliveries", id, "attempts"])?).await?;
     match client.format {
-        Format::Json => output::print(&output::pretty(&format!(
+        OutputFormat::Json => output::print(&output::pretty(&format!(
             r#"{{"delivery":{delivery},"explanation":{explanation},"attempts":{attempts}}}"#
         ))),
-        Format::Table => {
+        OutputFormat::Table => {
             let attempts = output::parse(&attempts)?;
-            output::print(&story(&output::parse(&explanation)?, output::items(&attempts), id))
+            output::print(&dead_letter_lines(&output::parse(&explanation)?, output::items(&attempts), id))
         }
     }
 }
 
 /// Why it died and what can be done, then its attempts in short and the last
 /// words of the receiver.
-fn story(explanation: &Value, attempts: &[Value], id: &str) -> String {
-    let mut story = explain::told(explanation, false);
+fn dead_letter_lines(explanation: &Value, attempts: &[Value], id: &str) -> String {
+    let mut story = explain::render(explanation, false);
     story.push('\n');
-    tell_attempts(&mut story, attempts, id);
+    attempt_lines(&mut story, attempts, id);
     story.truncate(story.trim_end().len());
     story
 }
@@ -125,7 +125,7 @@ const TOLD_MAX: usize = 12;
 const FIRST_TOLD: usize = 3;
 const LAST_TOLD: usize = 5;
 
-fn tell_attempts(story: &mut String, attempts: &[Value], id: &str) {
+fn attempt_lines(story: &mut String, attempts: &[Value], id: &str) {
     let rows: Vec<Vec<String>> = attempts.iter().map(attempt).collect();
     if rows.is_empty() {
         return;
@@ -145,7 +145,7 @@ fn tell_attempts(story: &mut String, attempts: &[Value], id: &str) {
             let _ = writeln!(story, "  {line}");
         }
     }
-    tell_last_words(story, &attempts[attempts.len() - 1]);
+    last_answer_lines(story, &attempts[attempts.len() - 1]);
 }
 
 fn attempt(attempt: &Value) -> Vec<String> {
@@ -159,7 +159,7 @@ fn attempt(attempt: &Value) -> Vec<String> {
 }
 
 /// What the receiver said last.
-fn tell_last_words(story: &mut String, last: &Value) {
+fn last_answer_lines(story: &mut String, last: &Value) {
     if let Some(body) = last["response_body"].as_str().map(str::trim_end).filter(|body| !body.is_empty()) {
         let more = if last["truncated"] == true { " …" } else { "" };
         let _ = writeln!(story, "\nThe last answer said: {}{more}", clean(body));
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_dead_letter_tells_why_it_died_what_was_tried_and_what_was_said() {
-        let told = story(&dead(), &[attempt(1, 503, "retry"), attempt(2, 400, "refused")], "dlv_1");
+        let told = dead_letter_lines(&dead(), &[attempt(1, 503, "retry"), attempt(2, 400, "refused")], "dlv_1");
         assert_eq!(
             told,
             "Dead (refused) since 2023-11-14T22:13:21Z, after 2 attempts; the last was
@@ -205,7 +205,7 @@ The last answer said: no\\u{1b}pe"
     #[test]
     fn a_long_story_leaves_out_its_middle() {
         let attempts: Vec<Value> = (1..=120).map(|n| attempt(n, 503, "retry")).collect();
-        let told = story(&dead(), &attempts, "dlv_1");
+        let told = dead_letter_lines(&dead(), &attempts, "dlv_1");
         assert!(told.contains("  … 112 more: posthaste deliveries attempts dlv_1\n  attempt 116"), "{told}");
     }
 }

@@ -4,23 +4,23 @@ use clap::Subcommand;
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::client::Access;
+use super::client::ClientArgs;
 use super::output::{self, Column};
-use super::request::{Window, ask};
+use super::request::{TimeRangeArgs, ask};
 
 /// What to do with deliveries.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct DeliveriesArgs {
     #[command(flatten)]
-    access: Access,
+    access: ClientArgs,
     #[command(subcommand)]
-    action: Action,
+    action: DeliveriesAction,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
+enum DeliveriesAction {
     /// List deliveries, newest first.
-    List(List),
+    List(DeliveriesList),
     /// Show one, and what it waits for.
     Get {
         /// The delivery's id.
@@ -49,7 +49,7 @@ enum Action {
 }
 
 #[derive(Debug, clap::Args)]
-struct List {
+struct DeliveriesList {
     /// In this state.
     #[arg(long, value_parser = ["waiting", "delivered", "dead", "cancelled"])]
     state: Option<String>,
@@ -63,7 +63,7 @@ struct List {
     #[arg(long)]
     key: Option<String>,
     #[command(flatten)]
-    window: Window,
+    window: TimeRangeArgs,
 }
 
 /// What a list shows of a delivery.
@@ -89,32 +89,32 @@ const ATTEMPT_COLUMNS: &[Column] = &[
 ];
 
 /// Does it and prints the answer.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: DeliveriesArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
     let format = client.format;
     let (id, verb) = match args.action {
-        Action::List(list) => {
+        DeliveriesAction::List(list) => {
             let mut url = client.tenant_url(&["deliveries"])?;
             list.ask(&mut url);
             return output::list(format, &client.get(url).await?, "deliveries", COLUMNS);
         }
-        Action::Get { id } => {
+        DeliveriesAction::Get { id } => {
             let url = client.tenant_url(&["deliveries", &id])?;
             return output::record(format, &client.get(url).await?);
         }
-        Action::Attempts { id } => {
+        DeliveriesAction::Attempts { id } => {
             let url = client.tenant_url(&["deliveries", &id, "attempts"])?;
             return output::list(format, &client.get(url).await?, "attempts", ATTEMPT_COLUMNS);
         }
-        Action::Retry { id } => (id, "retry"),
-        Action::Cancel { id } => (id, "cancel"),
-        Action::Replay { id } => (id, "replay"),
+        DeliveriesAction::Retry { id } => (id, "retry"),
+        DeliveriesAction::Cancel { id } => (id, "cancel"),
+        DeliveriesAction::Replay { id } => (id, "replay"),
     };
     let url = client.tenant_url(&["deliveries", &id, verb])?;
     output::record(format, &client.post(url, None).await?)
 }
 
-impl List {
+impl DeliveriesList {
     fn ask(&self, url: &mut url::Url) {
         let filters = [
             ("state", self.state.as_deref()),

@@ -8,104 +8,104 @@ use clap::Subcommand;
 use http::Method;
 use serde_json::Value;
 
-use super::client::{Access, Client};
+use super::client::{Client, ClientArgs};
 use super::output::{self, Column};
-use super::request::{Body, Page, ask, json, rate};
+use super::request::{JsonBody, PageArgs, ask, json, rate};
 use crate::model::preset::Preset;
-use crate::model::rules::Table;
 use crate::model::span::Span;
+use crate::model::status_rules::StatusTable;
 
 /// What to do with endpoints.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct EndpointsArgs {
     #[command(flatten)]
-    access: Access,
+    access: ClientArgs,
     #[command(subcommand)]
-    action: Action,
+    action: EndpointsAction,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
+enum EndpointsAction {
     /// List endpoints, newest first.
-    List(Page),
+    List(PageArgs),
     /// Show one with all its settings.
-    Get(Id),
+    Get(EndpointIdArg),
     /// Create one; prints its id and its secret.
     Create {
         /// Where deliveries go: http or https.
         url: String,
         #[command(flatten)]
-        settings: Box<Settings>,
+        settings: Box<EndpointSettingsArgs>,
         #[command(flatten)]
-        brought: Brought,
+        brought: KeyArgs,
     },
     /// Change one; what is left out stays.
     Update {
         #[command(flatten)]
-        id: Id,
+        id: EndpointIdArg,
         /// Where deliveries go: http or https.
         #[arg(long)]
         url: Option<String>,
         #[command(flatten)]
-        settings: Box<Settings>,
+        settings: Box<EndpointSettingsArgs>,
     },
     /// Stop calling one; its deliveries are held.
-    Pause(Noted),
+    Pause(NoteArgs),
     /// Call a paused or disabled one again, gently at first; an active one that is left alone because of Retry-After or its breaker is called now.
-    Resume(Noted),
+    Resume(NoteArgs),
     /// Leave one alone as if it kept failing; its deliveries are held, and age on.
     OpenBreaker {
         #[command(flatten)]
-        noted: Noted,
+        noted: NoteArgs,
         /// For how long; until it is closed, when left out.
         #[arg(long = "for", value_name = "SPAN")]
         span: Option<Span>,
     },
     /// Call one again whose breaker is open, gently at first.
-    CloseBreaker(Noted),
+    CloseBreaker(NoteArgs),
     /// List what has happened to one: pauses, and every move of its breaker.
     History {
         #[command(flatten)]
-        id: Id,
+        id: EndpointIdArg,
         #[command(flatten)]
-        page: Page,
+        page: PageArgs,
     },
     /// Delete one; what waits for it is cancelled.
-    Delete(Id),
+    Delete(EndpointIdArg),
     /// Show the secrets one signs with.
-    Secrets(Id),
+    Secrets(EndpointIdArg),
     /// Give one a new secret; the old ones go on signing for a while.
     Rotate {
         #[command(flatten)]
-        id: Id,
+        id: EndpointIdArg,
         /// How long the old secrets go on signing, 24h when left out.
         #[arg(long, value_name = "SPAN")]
         overlap: Option<Span>,
         #[command(flatten)]
-        brought: Brought,
+        brought: KeyArgs,
     },
     /// List the lanes with deliveries to make.
     Lanes {
         #[command(flatten)]
-        id: Id,
+        id: EndpointIdArg,
         /// Only those behind a dead letter.
         #[arg(long)]
         blocked: bool,
         #[command(flatten)]
-        page: Page,
+        page: PageArgs,
     },
     /// Send one a test event.
-    Test(Id),
+    Test(EndpointIdArg),
 }
 
 #[derive(Debug, clap::Args)]
-struct Id {
+struct EndpointIdArg {
     /// The endpoint's id.
     id: String,
 }
 
 #[derive(Debug, clap::Args)]
-struct Noted {
+struct NoteArgs {
     /// The endpoint's id.
     id: String,
     /// What others should know.
@@ -116,7 +116,7 @@ struct Noted {
 /// What is signed with, where it is not to be made. Read from files, since
 /// others can see the command line.
 #[derive(Debug, Clone, Default, clap::Args)]
-struct Brought {
+struct KeyArgs {
     /// The file with a secret to sign with, whsec_ and 24 to 64 bytes in base64; one is made when left out.
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
@@ -125,8 +125,8 @@ struct Brought {
     private_key_file: Option<PathBuf>,
 }
 
-impl Brought {
-    fn add_to(&self, body: Body) -> anyhow::Result<Body> {
+impl KeyArgs {
+    fn add_to(&self, body: JsonBody) -> anyhow::Result<JsonBody> {
         let (secret, key) = (read(self.secret_file.as_deref())?, read(self.private_key_file.as_deref())?);
         Ok(body.field("secret", secret.as_ref()).field("private_key", key.as_ref()))
     }
@@ -142,7 +142,7 @@ fn read(file: Option<&Path>) -> anyhow::Result<Option<String>> {
 /// How its connections are encrypted, where that is special. Certificates and
 /// keys are read from files.
 #[derive(Debug, Clone, Default, clap::Args)]
-struct Tls {
+struct TlsArgs {
     /// The file with the authorities that may vouch for the receiver, in PEM; none for those this machine trusts.
     #[arg(long, value_name = "FILE")]
     tls_ca: Option<PathBuf>,
@@ -157,7 +157,7 @@ struct Tls {
     tls_min_version: Option<String>,
 }
 
-impl Tls {
+impl TlsArgs {
     /// As a patch, if anything was given: what is null is taken away.
     fn json(&self) -> anyhow::Result<Option<Value>> {
         let mut fields = serde_json::Map::new();
@@ -179,7 +179,7 @@ impl Tls {
 
 /// What an endpoint's owner decides, as far as it was given.
 #[derive(Debug, Clone, Default, clap::Args)]
-struct Settings {
+struct EndpointSettingsArgs {
     /// A pattern of event types it wants, such as invoice.*; every type when left out.
     #[arg(long = "event-type", value_name = "PATTERN", value_delimiter = ',')]
     event_types: Vec<String>,
@@ -233,7 +233,7 @@ struct Settings {
     #[arg(long, value_name = "SPAN")]
     timeout: Option<Span>,
     #[command(flatten)]
-    tls: Tls,
+    tls: TlsArgs,
 }
 
 const COLUMNS: &[Column] = &[
@@ -271,39 +271,41 @@ const HISTORY_COLUMNS: &[Column] = &[
 ];
 
 /// Does it and prints the answer.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: EndpointsArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
     match args.action {
-        Action::List(page) => list(&mut client, page).await,
-        Action::Get(Id { id }) => get(&mut client, &id).await,
-        Action::Create { url, settings, brought } => create(&mut client, &url, &settings, &brought).await,
-        Action::Update { id, url, settings } => update(&mut client, &id.id, url.as_deref(), &settings).await,
-        Action::Pause(Noted { id, note }) => {
-            post(&mut client, &id, &["pause"], Body::default().field("note", note.as_ref())).await
+        EndpointsAction::List(page) => list(&mut client, page).await,
+        EndpointsAction::Get(EndpointIdArg { id }) => get(&mut client, &id).await,
+        EndpointsAction::Create { url, settings, brought } => create(&mut client, &url, &settings, &brought).await,
+        EndpointsAction::Update { id, url, settings } => update(&mut client, &id.id, url.as_deref(), &settings).await,
+        EndpointsAction::Pause(NoteArgs { id, note }) => {
+            post(&mut client, &id, &["pause"], JsonBody::default().field("note", note.as_ref())).await
         }
-        Action::Resume(Noted { id, note }) => {
-            post(&mut client, &id, &["resume"], Body::default().field("note", note.as_ref())).await
+        EndpointsAction::Resume(NoteArgs { id, note }) => {
+            post(&mut client, &id, &["resume"], JsonBody::default().field("note", note.as_ref())).await
         }
-        Action::OpenBreaker { noted: Noted { id, note }, span } => {
-            let body = Body::default().field("note", note.as_ref()).field("for", span.as_ref());
+        EndpointsAction::OpenBreaker { noted: NoteArgs { id, note }, span } => {
+            let body = JsonBody::default().field("note", note.as_ref()).field("for", span.as_ref());
             post(&mut client, &id, &["breaker", "open"], body).await
         }
-        Action::CloseBreaker(Noted { id, note }) => {
-            post(&mut client, &id, &["breaker", "close"], Body::default().field("note", note.as_ref())).await
+        EndpointsAction::CloseBreaker(NoteArgs { id, note }) => {
+            post(&mut client, &id, &["breaker", "close"], JsonBody::default().field("note", note.as_ref())).await
         }
-        Action::History { id: Id { id }, page } => history(&mut client, &id, page).await,
-        Action::Delete(Id { id }) => delete(&mut client, &id).await,
-        Action::Secrets(Id { id }) => secrets(&mut client, &id).await,
-        Action::Rotate { id: Id { id }, overlap, brought } => {
-            let body = brought.add_to(Body::default().field("overlap", overlap.as_ref()))?;
+        EndpointsAction::History { id: EndpointIdArg { id }, page } => history(&mut client, &id, page).await,
+        EndpointsAction::Delete(EndpointIdArg { id }) => delete(&mut client, &id).await,
+        EndpointsAction::Secrets(EndpointIdArg { id }) => secrets(&mut client, &id).await,
+        EndpointsAction::Rotate { id: EndpointIdArg { id }, overlap, brought } => {
+            let body = brought.add_to(JsonBody::default().field("overlap", overlap.as_ref()))?;
             post(&mut client, &id, &["secrets", "rotate"], body).await
         }
-        Action::Lanes { id: Id { id }, blocked, page } => lanes(&mut client, &id, blocked, page).await,
-        Action::Test(Id { id }) => post(&mut client, &id, &["test"], Body::default()).await,
+        EndpointsAction::Lanes { id: EndpointIdArg { id }, blocked, page } => {
+            lanes(&mut client, &id, blocked, page).await
+        }
+        EndpointsAction::Test(EndpointIdArg { id }) => post(&mut client, &id, &["test"], JsonBody::default()).await,
     }
 }
 
-async fn list(client: &mut Client, page: Page) -> anyhow::Result<()> {
+async fn list(client: &mut Client, page: PageArgs) -> anyhow::Result<()> {
     let mut url = client.tenant_url(&["endpoints"])?;
     page.ask(&mut url);
     output::list(client.format, &client.get(url).await?, "endpoints", COLUMNS)
@@ -314,15 +316,25 @@ async fn get(client: &mut Client, id: &str) -> anyhow::Result<()> {
     output::record(client.format, &client.get(url).await?)
 }
 
-async fn create(client: &mut Client, url: &str, settings: &Settings, brought: &Brought) -> anyhow::Result<()> {
-    let body = settings.of_a_new_one().add_to(Body::default().field("url", Some(url)))?;
+async fn create(
+    client: &mut Client,
+    url: &str,
+    settings: &EndpointSettingsArgs,
+    brought: &KeyArgs,
+) -> anyhow::Result<()> {
+    let body = settings.of_a_new_one().add_to(JsonBody::default().field("url", Some(url)))?;
     let answer = client.post(client.tenant_url(&["endpoints"])?, Some(brought.add_to(body)?)).await?;
     let mut shown = vec!["id", "url", "event_types", "state", "secret"];
     shown.extend(Some("public_key").filter(|_| settings.signing.as_deref() == Some("ed25519")));
     output::extract(client.format, &answer, &shown)
 }
 
-async fn update(client: &mut Client, id: &str, url: Option<&str>, settings: &Settings) -> anyhow::Result<()> {
+async fn update(
+    client: &mut Client,
+    id: &str,
+    url: Option<&str>,
+    settings: &EndpointSettingsArgs,
+) -> anyhow::Result<()> {
     let address = client.tenant_url(&["endpoints", id])?;
     let mut settings = settings.replacing();
     if let Some(rules) = &settings.status_rules {
@@ -331,12 +343,12 @@ async fn update(client: &mut Client, id: &str, url: Option<&str>, settings: &Set
             known["status_rules"].as_object().into_iter().flat_map(|map| map.keys().map(String::as_str)).collect();
         settings.status_rules = Some(replaced(rules, &codes));
     }
-    let body = settings.add_to(Body::default().field("url", url))?;
+    let body = settings.add_to(JsonBody::default().field("url", url))?;
     ensure!(!body.is_empty(), "nothing to change; give a setting, such as --event-type (see --help)");
     output::record(client.format, &client.call(Method::PATCH, address, Some(body)).await?)
 }
 
-async fn post(client: &mut Client, id: &str, verb: &[&str], body: Body) -> anyhow::Result<()> {
+async fn post(client: &mut Client, id: &str, verb: &[&str], body: JsonBody) -> anyhow::Result<()> {
     let url = client.tenant_url(&[&["endpoints", id], verb].concat())?;
     let body = Some(body).filter(|body| !body.is_empty());
     output::record(client.format, &client.post(url, body).await?)
@@ -353,13 +365,13 @@ async fn secrets(client: &mut Client, id: &str) -> anyhow::Result<()> {
     output::list(client.format, &client.get(url).await?, "secrets", SECRET_COLUMNS)
 }
 
-async fn history(client: &mut Client, id: &str, page: Page) -> anyhow::Result<()> {
+async fn history(client: &mut Client, id: &str, page: PageArgs) -> anyhow::Result<()> {
     let mut url = client.tenant_url(&["endpoints", id, "history"])?;
     page.ask(&mut url);
     output::list(client.format, &client.get(url).await?, "milestones", HISTORY_COLUMNS)
 }
 
-async fn lanes(client: &mut Client, id: &str, blocked: bool, page: Page) -> anyhow::Result<()> {
+async fn lanes(client: &mut Client, id: &str, blocked: bool, page: PageArgs) -> anyhow::Result<()> {
     let mut url = client.tenant_url(&["endpoints", id, "lanes"])?;
     ask(&mut url, &[("blocked", blocked.then_some("true"))]);
     page.ask(&mut url);
@@ -381,7 +393,7 @@ fn replaced(json: &str, fields: &[&str]) -> String {
     Value::Object(object).to_string()
 }
 
-impl Settings {
+impl EndpointSettingsArgs {
     /// The same, so that a merge patch replaces what it names as a whole.
     fn replacing(&self) -> Self {
         Self {
@@ -396,7 +408,7 @@ impl Settings {
         Self { rate: self.rate.clone().filter(|json| json != "null"), ..self.clone() }
     }
 
-    fn add_to(&self, body: Body) -> anyhow::Result<Body> {
+    fn add_to(&self, body: JsonBody) -> anyhow::Result<JsonBody> {
         let headers: BTreeMap<&str, &str> =
             self.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         // The usual deadline for connecting would be past a shorter one for everything.
@@ -456,7 +468,7 @@ fn retry(text: &str) -> Result<String, String> {
 
 /// The name of a table stands for itself.
 fn status_rules(text: &str) -> Result<String, String> {
-    let names: Vec<&str> = Table::ALL.iter().map(|table| table.as_str()).collect();
+    let names: Vec<&str> = StatusTable::ALL.iter().map(|table| table.as_str()).collect();
     named(text, &names)
 }
 
@@ -472,8 +484,8 @@ fn named(text: &str, names: &[&str]) -> Result<String, String> {
 mod tests {
     use super::*;
 
-    fn sent(settings: &Settings) -> String {
-        String::from_utf8(settings.add_to(Body::default()).unwrap().finish()).unwrap()
+    fn sent(settings: &EndpointSettingsArgs) -> String {
+        String::from_utf8(settings.add_to(JsonBody::default()).unwrap().finish()).unwrap()
     }
 
     #[test]
@@ -488,34 +500,34 @@ mod tests {
 
     #[test]
     fn only_what_was_given_is_sent() {
-        assert_eq!(sent(&Settings::default()), "{}");
-        let settings = Settings {
+        assert_eq!(sent(&EndpointSettingsArgs::default()), "{}");
+        let settings = EndpointSettingsArgs {
             event_types: vec!["a.*".into()],
             headers: vec![("X-A".into(), "1".into())],
             filter: Some("null".into()),
-            ..Settings::default()
+            ..EndpointSettingsArgs::default()
         };
         assert_eq!(sent(&settings), r#"{"event_types":["a.*"],"headers":{"X-A":"1"},"filter":null}"#);
     }
 
     #[test]
     fn a_breaker_has_words_for_the_usual_and_nobody_is_nobody() {
-        let settings = Settings {
+        let settings = EndpointSettingsArgs {
             rate: Some(rate("100/20").unwrap()),
             owner_email: Some("none".into()),
             breaker: Some(breaker("off").unwrap()),
-            ..Settings::default()
+            ..EndpointSettingsArgs::default()
         };
         let expected = r#"{"rate":{"burst":20,"per_second":100.0},"owner_email":null,"breaker":{"enabled":false}}"#;
         assert_eq!(sent(&settings), expected);
-        let usual = Settings { rate: Some(rate("none").unwrap()), ..Settings::default() };
+        let usual = EndpointSettingsArgs { rate: Some(rate("none").unwrap()), ..EndpointSettingsArgs::default() };
         assert_eq!((sent(&usual), sent(&usual.of_a_new_one())), (r#"{"rate":null}"#.into(), "{}".into()));
         assert!(breaker("never").unwrap_err().contains("in braces"));
     }
 
     #[test]
     fn a_short_timeout_shortens_connecting_too() {
-        let with = |timeout| Settings { timeout: Some(timeout), ..Settings::default() };
+        let with = |timeout| EndpointSettingsArgs { timeout: Some(timeout), ..EndpointSettingsArgs::default() };
         assert_eq!(sent(&with(Span::secs(10))), r#"{"timeout":{"total":"10s"}}"#);
         assert_eq!(sent(&with(Span::secs(2))), r#"{"timeout":{"connect":"2s","total":"2s"}}"#);
     }
@@ -526,10 +538,10 @@ mod tests {
         let file = folder.path().join("ca.pem");
         std::fs::write(&file, "-----BEGIN\n").unwrap();
         let (tls_client_key, tls_min_version) = (Some("none".into()), Some("1.3".into()));
-        let tls = Tls { tls_ca: Some(file), tls_client_key, tls_min_version, ..Tls::default() };
-        let body = sent(&Settings { tls, ..Settings::default() });
+        let tls = TlsArgs { tls_ca: Some(file), tls_client_key, tls_min_version, ..TlsArgs::default() };
+        let body = sent(&EndpointSettingsArgs { tls, ..EndpointSettingsArgs::default() });
         assert_eq!(body, r#"{"tls":{"ca":"-----BEGIN","client_key":null,"min_version":"1.3"}}"#);
-        let missing = Tls { tls_ca: Some(folder.path().join("gone.pem")), ..Tls::default() };
+        let missing = TlsArgs { tls_ca: Some(folder.path().join("gone.pem")), ..TlsArgs::default() };
         assert!(missing.json().unwrap_err().to_string().contains("gone.pem"));
     }
 }

@@ -3,24 +3,24 @@
 use clap::Subcommand;
 use http::Method;
 
-use super::client::Access;
+use super::client::ClientArgs;
 use super::deliveries;
 use super::output::{self, Column};
-use super::request::{Window, ask};
+use super::request::{TimeRangeArgs, ask};
 
 /// What to look up.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct EventsArgs {
     #[command(flatten)]
-    access: Access,
+    access: ClientArgs,
     #[command(subcommand)]
-    action: Action,
+    action: EventsAction,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
+enum EventsAction {
     /// List events, newest first.
-    List(List),
+    List(EventsList),
     /// Show one, with its data.
     Get {
         /// The event's id.
@@ -44,7 +44,7 @@ enum Action {
 }
 
 #[derive(Debug, clap::Args)]
-struct List {
+struct EventsList {
     /// Of this type.
     #[arg(long = "type", value_name = "TYPE")]
     event_type: Option<String>,
@@ -52,7 +52,7 @@ struct List {
     #[arg(long)]
     key: Option<String>,
     #[command(flatten)]
-    window: Window,
+    window: TimeRangeArgs,
 }
 
 const COLUMNS: &[Column] = &[
@@ -71,30 +71,30 @@ const MATCH_COLUMNS: &[Column] = &[
 ];
 
 /// Looks it up and prints it.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: EventsArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
     let format = client.format;
     match args.action {
-        Action::List(list) => {
+        EventsAction::List(list) => {
             let mut url = client.tenant_url(&["events"])?;
             ask(&mut url, &[("type", list.event_type.as_deref()), ("key", list.key.as_deref())]);
             list.window.ask(&mut url);
             output::list(format, &client.get(url).await?, "events", COLUMNS)
         }
-        Action::Get { id } => {
+        EventsAction::Get { id } => {
             let url = client.tenant_url(&["events", &id])?;
             output::record(format, &client.get(url).await?)
         }
-        Action::Deliveries { id } => {
+        EventsAction::Deliveries { id } => {
             let url = client.tenant_url(&["events", &id, "deliveries"])?;
             output::list(format, &client.get(url).await?, "deliveries", deliveries::COLUMNS)
         }
-        Action::Expunge { id } => {
+        EventsAction::Expunge { id } => {
             let url = client.tenant_url(&["events", &id, "data"])?;
             client.call(Method::DELETE, url, None).await?;
             output::done(format, &format!("the data of {id} is forgotten"))
         }
-        Action::Matches { id } => {
+        EventsAction::Matches { id } => {
             let url = client.tenant_url(&["events", &id, "matches"])?;
             output::list(format, &client.get(url).await?, "endpoints", MATCH_COLUMNS)
         }

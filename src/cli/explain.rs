@@ -2,14 +2,14 @@
 
 use serde_json::Value;
 
-use super::client::{Access, Client};
-use super::output::{self, Format};
+use super::client::{Client, ClientArgs};
+use super::output::{self, OutputFormat};
 
 /// What to explain.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ExplainArgs {
     #[command(flatten)]
-    access: Access,
+    access: ClientArgs,
     /// The delivery's id, or an event's for all of its deliveries.
     id: String,
     /// Tell every attempt, and not only the last.
@@ -18,7 +18,7 @@ pub struct Args {
 }
 
 /// Asks the gateway and prints what it says, sentence by sentence.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: ExplainArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
     let deliveries = match args.id.starts_with("dlv_") {
         true => vec![args.id],
@@ -28,8 +28,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         let url = client.tenant_url(&["deliveries", id, "explain"])?;
         let body = client.get(url).await?;
         match client.format {
-            Format::Json => output::print(&output::pretty(&body))?,
-            Format::Table => {
+            OutputFormat::Json => output::print(&output::pretty(&body))?,
+            OutputFormat::Table => {
                 let gap = if n == 0 { "" } else { "\n" };
                 let explanation = output::parse(&body)?;
                 let count = explanation["attempts"].as_array().map_or(0, Vec::len);
@@ -37,7 +37,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
                     true => format!("\n\n--attempts tells all {count} attempts."),
                     false => String::new(),
                 };
-                output::print(&format!("{gap}{}{hint}", told(&explanation, args.attempts)))?;
+                output::print(&format!("{gap}{}{hint}", render(&explanation, args.attempts)))?;
             }
         }
     }
@@ -58,7 +58,7 @@ async fn deliveries_of(client: &mut Client, event: &str) -> anyhow::Result<Vec<S
 }
 
 /// An explanation as lines, with every attempt or the last alone.
-pub fn told(explanation: &Value, has_attempts: bool) -> String {
+pub fn render(explanation: &Value, has_attempts: bool) -> String {
     let mut lines = vec![output::wrapped(&output::text(explanation, "summary"), "")];
     lines.extend(sentences(explanation));
     let attempts = explanation["attempts"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -70,6 +70,6 @@ pub fn told(explanation: &Value, has_attempts: bool) -> String {
 }
 
 fn sentences(value: &Value) -> impl Iterator<Item = String> {
-    let told = value["sentences"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    told.map(|sentence| output::wrapped(&output::clean(sentence), "  "))
+    let sentences = value["sentences"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    sentences.map(|sentence| output::wrapped(&output::clean(sentence), "  "))
 }

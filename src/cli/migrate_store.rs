@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::app::moving::{Move, Moved, Progress};
-use crate::config::{Database, File, Given, Settings};
+use crate::app::move_store::{MoveProgress, MovedCounts, StoreMove};
+use crate::config::{OptionalDatabase, OptionalFilePath, PartialSettings, Settings};
 
 /// How often progress is told where there is no terminal.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
@@ -19,43 +19,43 @@ const TOLD_EVERY: Duration = Duration::from_secs(10);
 /// lanes, under the same ids. The gateway must be stopped meanwhile. Stopped or killed, the same command goes on where it
 /// was. Nothing of the source is changed; a file named `moved` there keeps a gateway from starting on it again.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct MigrateStoreArgs {
     /// The data directory of the embedded store.
     #[arg(long, value_name = "DIR")]
     from: PathBuf,
     /// The PostgreSQL, empty or half filled by the same command, such as postgres://user:password@db.example.com/posthaste.
     #[arg(long, env = "POSTHASTE_DATABASE_URL", hide_env_values = true, value_name = "URL")]
-    to: Option<Database>,
+    to: Option<OptionalDatabase>,
     /// The file that holds the PostgreSQL's URL, instead.
     #[arg(long, env = "POSTHASTE_DATABASE_URL_FILE", value_name = "FILE")]
-    to_file: Option<File>,
+    to_file: Option<OptionalFilePath>,
     /// The key under which secrets are sealed, here and there; without it, `master-key` in the data directory.
     #[arg(long, env = "POSTHASTE_MASTER_KEY_FILE", value_name = "FILE")]
-    master_key_file: Option<File>,
+    master_key_file: Option<OptionalFilePath>,
     /// How many rows go in one transaction.
     #[arg(long, value_name = "COUNT", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     batch: u32,
 }
 
 /// Moves everything, and says what there is.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: MigrateStoreArgs) -> anyhow::Result<()> {
     // Where both are said, one of them in the environment, the URL itself counts.
     let to_file = args.to_file.filter(|_| args.to.is_none());
-    let given = Given { database_url: args.to, database_url_file: to_file, ..Given::default() };
-    let settings = Settings::resolve(given, Given::default());
+    let given = PartialSettings { database_url: args.to, database_url_file: to_file, ..PartialSettings::default() };
+    let settings = Settings::resolve(given, PartialSettings::default());
     settings.check()?;
     let Some(to) = settings.database()? else {
         bail!("it is not said where to move to; name a PostgreSQL with --to postgres://…")
     };
-    let moving = Move {
+    let moving = StoreMove {
         from: args.from,
         to,
         master_key_file: args.master_key_file.and_then(|file| file.0),
         batch: args.batch as usize,
     };
-    let mut teller = Teller::new();
-    let moved = moving.run(&mut |progress| teller.tell(progress)).await;
-    teller.end();
+    let mut notifier = ProgressReporter::new();
+    let moved = moving.run(&mut |progress| notifier.report(progress)).await;
+    notifier.end();
     match moved? {
         Some(moved) => println!("{}", summary(&moving, &moved)),
         None => println!("Everything in {} was moved there before; nothing was left to do.", moving.from.display()),
@@ -64,13 +64,13 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 }
 
 /// Tells how far it is: a bar on a terminal, else a line now and then.
-struct Teller {
+struct ProgressReporter {
     bar: ProgressBar,
     is_terminal: bool,
     told_at: Option<Instant>,
 }
 
-impl Teller {
+impl ProgressReporter {
     fn new() -> Self {
         let style = ProgressStyle::with_template("{bar:40} {pos} of {len} rows, {eta} left; {msg}")
             .expect("the template is well formed");
@@ -78,7 +78,7 @@ impl Teller {
         Self { bar, is_terminal: std::io::stderr().is_terminal(), told_at: None }
     }
 
-    fn tell(&mut self, progress: Progress) {
+    fn report(&mut self, progress: MoveProgress) {
         if self.is_terminal {
             self.bar.set_length(progress.total);
             self.bar.set_position(progress.done);
@@ -95,7 +95,7 @@ impl Teller {
     }
 }
 
-fn summary(moving: &Move, moved: &Moved) -> String {
+fn summary(moving: &StoreMove, moved: &MovedCounts) -> String {
     let parts: Vec<String> = moved
         .iter()
         .filter(|(name, _)| *name != "event ids")

@@ -45,43 +45,43 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the gateway.
-    Serve(serve::Args),
+    Serve(serve::ServeArgs),
     /// Hand in an event.
-    Send(send::Args),
+    Send(send::SendArgs),
     /// Create, change, pause and inspect endpoints.
-    Endpoints(endpoints::Args),
+    Endpoints(endpoints::EndpointsArgs),
     /// Look up events and where they went.
-    Events(events::Args),
+    Events(events::EventsArgs),
     /// Look up deliveries; retry, cancel or replay one.
-    Deliveries(deliveries::Args),
+    Deliveries(deliveries::DeliveriesArgs),
     /// Tell why a delivery stands where it stands.
-    Explain(explain::Args),
+    Explain(explain::ExplainArgs),
     /// Look up dead letters; replay or discard one.
-    DeadLetters(dead_letters::Args),
+    DeadLetters(dead_letters::DeadLettersArgs),
     /// Create, change and delete tenants.
-    Tenants(tenants::Args),
+    Tenants(tenants::TenantsArgs),
     /// Make, list and revoke tokens.
-    Tokens(tokens::Args),
+    Tokens(tokens::TokensArgs),
     /// Show who changed what, when, and from where.
-    Audit(audit::Args),
+    Audit(audit::AuditArgs),
     /// Show the nodes that share a store, and their shards.
-    Cluster(cluster::Args),
+    Cluster(cluster::ClusterArgs),
     /// Run a local receiver that verifies, deduplicates, prints, and misbehaves on request.
-    Listen(listen::Args),
+    Listen(listen::ListenArgs),
     /// Preview retry policies.
-    Policy(policy::Args),
+    Policy(policy::PolicyArgs),
     /// Print the API's description as OpenAPI JSON.
-    Openapi(openapi::Args),
+    Openapi(openapi::OpenapiArgs),
     /// Print completions for a shell.
-    Completions(completions::Args),
+    Completions(completions::CompletionsArgs),
     /// Move an embedded installation to a PostgreSQL.
-    MigrateStore(migrate_store::Args),
+    MigrateStore(migrate_store::MigrateStoreArgs),
     /// Replace the master key that secrets are sealed under.
-    Keys(keys::Args),
+    Keys(keys::KeysArgs),
     /// Show the settings in force.
-    Config(config::Args),
+    Config(config::ConfigArgs),
     /// Measure how fast this machine delivers.
-    Bench(bench::Args),
+    Bench(bench::BenchArgs),
 }
 
 /// Does what the command line asks, and tells how it went.
@@ -98,10 +98,10 @@ pub fn run() -> ExitCode {
 
 fn in_runtime(command: Command) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(hand_over(command))
+    runtime.block_on(print_error(command))
 }
 
-async fn hand_over(command: Command) -> anyhow::Result<()> {
+async fn print_error(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Serve(args) => serve::run(args).await,
         Command::Send(args) => send::run(args).await,

@@ -7,9 +7,9 @@ use crate::api::openapi::document;
 
 /// Nothing to choose.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub struct OpenapiArgs {}
 
 /// Prints the description.
-pub async fn run(_: Args) -> anyhow::Result<()> {
+pub async fn run(_: OpenapiArgs) -> anyhow::Result<()> {
     print(&serde_json::to_string_pretty(&document()).context("the description cannot be written as JSON")?)
 }

@@ -18,7 +18,7 @@ use crate::clock::{Clock, SystemClock};
 
 /// How a command shows what it was told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Format {
+pub enum OutputFormat {
     /// Plain columns, for people.
     Table,
     /// The gateway's own answer, for programs.
@@ -29,31 +29,31 @@ pub enum Format {
 pub type Column = (&'static str, fn(&Value, Timestamp) -> String);
 
 /// Prints a page of a list, and how to get the next one.
-pub fn list(format: Format, body: &str, what: &str, columns: &[Column]) -> anyhow::Result<()> {
+pub fn list(format: OutputFormat, body: &str, what: &str, columns: &[Column]) -> anyhow::Result<()> {
     match format {
-        Format::Json => print(&pretty(body)),
-        Format::Table => print(&page(body, what, columns, SystemClock.now())?),
+        OutputFormat::Json => print(&pretty(body)),
+        OutputFormat::Table => print(&page(body, what, columns, SystemClock.now())?),
     }
 }
 
 /// Prints one thing, field by field.
-pub fn record(format: Format, body: &str) -> anyhow::Result<()> {
+pub fn record(format: OutputFormat, body: &str) -> anyhow::Result<()> {
     extract(format, body, &[])
 }
 
 /// Prints the chosen fields of one thing; all of them as JSON, or if none is chosen.
-pub fn extract(format: Format, body: &str, fields: &[&str]) -> anyhow::Result<()> {
+pub fn extract(format: OutputFormat, body: &str, fields: &[&str]) -> anyhow::Result<()> {
     match format {
-        Format::Json => print(&pretty(body)),
-        Format::Table => print(&facts(body, fields, SystemClock.now())?),
+        OutputFormat::Json => print(&pretty(body)),
+        OutputFormat::Table => print(&facts(body, fields, SystemClock.now())?),
     }
 }
 
 /// Prints a sentence where there is nothing else to show.
-pub fn done(format: Format, sentence: &str) -> anyhow::Result<()> {
+pub fn done(format: OutputFormat, sentence: &str) -> anyhow::Result<()> {
     match format {
-        Format::Json => Ok(()),
-        Format::Table => print(sentence),
+        OutputFormat::Json => Ok(()),
+        OutputFormat::Table => print(sentence),
     }
 }
 
@@ -294,8 +294,8 @@ struct Fields(Vec<(String, Box<RawValue>)>);
 
 impl<'de> Deserialize<'de> for Fields {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Collect;
-        impl<'de> Visitor<'de> for Collect {
+        struct CollectFields;
+        impl<'de> Visitor<'de> for CollectFields {
             type Value = Fields;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -310,7 +310,7 @@ impl<'de> Deserialize<'de> for Fields {
                 Ok(Fields(fields))
             }
         }
-        deserializer.deserialize_map(Collect)
+        deserializer.deserialize_map(CollectFields)
     }
 }
 

@@ -8,9 +8,9 @@ use crate::model::span::Span;
 
 /// A JSON object written by hand, so that a producer's bytes stay as they are.
 #[derive(Debug, Default)]
-pub struct Body(Vec<u8>);
+pub struct JsonBody(Vec<u8>);
 
-impl Body {
+impl JsonBody {
     /// Adds a field whose value is JSON already, byte for byte.
     pub fn raw(mut self, name: &str, json: Option<&[u8]>) -> Self {
         if let Some(json) = json {
@@ -46,20 +46,20 @@ impl Body {
 
 /// Which part of a list to show.
 #[derive(Debug, clap::Args)]
-pub struct Window {
+pub struct TimeRangeArgs {
     /// From this time on: 2026-11-15T08:00:00Z, or 2h for two hours ago.
-    #[arg(long, value_name = "TIME", value_parser = past)]
+    #[arg(long, value_name = "TIME", value_parser = past_time)]
     since: Option<String>,
     /// Before this time: 2026-11-15T08:00:00Z, or 2h for two hours ago.
-    #[arg(long, value_name = "TIME", value_parser = past)]
+    #[arg(long, value_name = "TIME", value_parser = past_time)]
     until: Option<String>,
     #[command(flatten)]
-    page: Page,
+    page: PageArgs,
 }
 
 /// Which page of a list to show.
 #[derive(Debug, clap::Args)]
-pub struct Page {
+pub struct PageArgs {
     /// At most so many, 1 to 500.
     #[arg(long, value_name = "N")]
     limit: Option<u32>,
@@ -68,7 +68,7 @@ pub struct Page {
     cursor: Option<String>,
 }
 
-impl Window {
+impl TimeRangeArgs {
     /// Adds what was asked for to a list's address.
     pub fn ask(&self, url: &mut Url) {
         ask(url, &[("since", self.since.as_deref()), ("until", self.until.as_deref())]);
@@ -76,7 +76,7 @@ impl Window {
     }
 }
 
-impl Page {
+impl PageArgs {
     /// Adds what was asked for to a list's address.
     pub fn ask(&self, url: &mut Url) {
         let limit = self.limit.map(|limit| limit.to_string());
@@ -123,7 +123,7 @@ pub fn rate(text: &str) -> Result<String, String> {
 }
 
 /// A time to come: a moment, or a span from now.
-pub fn coming(text: &str) -> Result<String, String> {
+pub fn future_time(text: &str) -> Result<String, String> {
     match (text.parse::<Span>(), text.parse::<jiff::Timestamp>()) {
         (Ok(span), _) => SystemClock
             .now()
@@ -139,7 +139,7 @@ pub fn coming(text: &str) -> Result<String, String> {
     }
 }
 
-fn past(text: &str) -> Result<String, String> {
+fn past_time(text: &str) -> Result<String, String> {
     match (text.parse::<Span>(), text.parse::<jiff::Timestamp>()) {
         (Ok(span), _) => SystemClock
             .now()
@@ -157,20 +157,22 @@ mod tests {
 
     #[test]
     fn a_body_escapes_its_fields_and_leaves_raw_json_alone() {
-        let body =
-            Body::default().field("a", Some("x\"\n")).field("b", None::<&str>).raw("c", Some(br#"{ "n":1, "n":2 }"#));
+        let body = JsonBody::default()
+            .field("a", Some("x\"\n"))
+            .field("b", None::<&str>)
+            .raw("c", Some(br#"{ "n":1, "n":2 }"#));
         assert_eq!(String::from_utf8(body.finish()).unwrap(), r#"{"a":"x\"\n","c":{ "n":1, "n":2 }}"#);
-        assert_eq!(Body::default().finish(), b"{}");
+        assert_eq!(JsonBody::default().finish(), b"{}");
     }
 
     #[test]
     fn a_time_is_a_moment_or_a_span_ago() {
-        assert_eq!(past("2026-11-15T08:00:00Z").unwrap(), "2026-11-15T08:00:00Z");
-        let ago: jiff::Timestamp = past("2h").unwrap().parse().unwrap();
+        assert_eq!(past_time("2026-11-15T08:00:00Z").unwrap(), "2026-11-15T08:00:00Z");
+        let ago: jiff::Timestamp = past_time("2h").unwrap().parse().unwrap();
         assert!((7_200..7_210).contains(&(SystemClock.now().as_second() - ago.as_second())));
-        assert!(past("yesterday").unwrap_err().contains("such as 2h"));
-        assert_eq!(coming("9999-12-31T23:59:59Z").unwrap(), "9999-12-31T23:59:59Z");
-        assert!(coming("tomorrow, or the day after").unwrap_err().contains("such as 10m"));
+        assert!(past_time("yesterday").unwrap_err().contains("such as 2h"));
+        assert_eq!(future_time("9999-12-31T23:59:59Z").unwrap(), "9999-12-31T23:59:59Z");
+        assert!(future_time("tomorrow, or the day after").unwrap_err().contains("such as 10m"));
     }
 
     #[test]
@@ -181,7 +183,7 @@ mod tests {
         for text in ["", "fast", "100/", "/20", "100/2.5", "inf/1", "NaN", "100/20/3"] {
             assert!(rate(text).unwrap_err().contains("such as 100/20"), "{text}");
         }
-        let alone: crate::model::pace::Rate = serde_json::from_str(&rate("500").unwrap()).unwrap();
+        let alone: crate::model::rate::Rate = serde_json::from_str(&rate("500").unwrap()).unwrap();
         assert_eq!((alone.per_second, alone.burst), (500.0, 50), "without a burst, a tenth of a second's worth");
     }
 

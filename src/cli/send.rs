@@ -10,18 +10,18 @@ use anyhow::Context;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::client::{Access, Client};
-use super::output::{self, Column, Format};
-use super::request::{Body, coming};
+use super::client::{Client, ClientArgs};
+use super::output::{self, Column, OutputFormat};
+use super::request::{JsonBody, future_time};
 use crate::clock::{Clock, SystemClock};
 
 /// The event, and how often to send it.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct SendArgs {
     #[command(flatten)]
-    access: Access,
+    access: ClientArgs,
     #[command(flatten)]
-    event: Event,
+    event: EventArgs,
     /// What happened, as JSON; `-` reads it from standard input; {} when left out.
     #[arg(value_name = "DATA", allow_hyphen_values = true)]
     data: Option<String>,
@@ -35,7 +35,7 @@ pub struct Args {
 
 /// What an event says besides its data.
 #[derive(Debug, Default, clap::Args)]
-struct Event {
+struct EventArgs {
     /// What kind of thing happened, such as invoice.paid.
     #[arg(value_name = "TYPE")]
     event_type: String,
@@ -52,7 +52,7 @@ struct Event {
     #[arg(long, value_name = "VERSION")]
     schema_version: Option<String>,
     /// When it is over: a time, or a span from now such as 10m. What is not delivered by then is not attempted any more.
-    #[arg(long, value_name = "TIME", value_parser = coming)]
+    #[arg(long, value_name = "TIME", value_parser = future_time)]
     expires_at: Option<String>,
     /// Send it to these endpoints alone, whatever they subscribe to.
     #[arg(long = "endpoint", value_name = "ID")]
@@ -67,7 +67,7 @@ const COLUMNS: &[Column] = &[
 ];
 
 /// Sends the event and prints the receipt.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: SendArgs) -> anyhow::Result<()> {
     let data = read_data(args.data, args.file.as_deref())?;
     check(&data)?;
     let mut client = args.access.client()?;
@@ -77,7 +77,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     }
 }
 
-async fn send_once(client: &mut Client, event: &Event, data: &[u8]) -> anyhow::Result<()> {
+async fn send_once(client: &mut Client, event: &EventArgs, data: &[u8]) -> anyhow::Result<()> {
     let answer = client.post(client.tenant_url(&["events"])?, Some(event.body(data))).await?;
     output::record(client.format, &answer)?;
     let receipt = output::parse(&answer)?;
@@ -93,13 +93,13 @@ async fn send_once(client: &mut Client, event: &Event, data: &[u8]) -> anyhow::R
 }
 
 /// What was accepted is shown even if a later one is refused.
-async fn send_many(client: &mut Client, event: &Event, data: &[u8], count: u32) -> anyhow::Result<()> {
+async fn send_many(client: &mut Client, event: &EventArgs, data: &[u8], count: u32) -> anyhow::Result<()> {
     let url = client.tenant_url(&["events"])?;
     let mut receipts: Vec<Value> = Vec::new();
     let mut outcome = Ok(());
     for n in 1..=count {
         match client.post(url.clone(), Some(event.body(data))).await {
-            Ok(answer) if client.format == Format::Json => output::print(&output::pretty(&answer))?,
+            Ok(answer) if client.format == OutputFormat::Json => output::print(&output::pretty(&answer))?,
             Ok(answer) => receipts.push(output::parse(&answer)?),
             Err(problem) => {
                 outcome = Err(problem.context(format!("event {n} of {count} was not accepted")));
@@ -114,9 +114,9 @@ async fn send_many(client: &mut Client, event: &Event, data: &[u8], count: u32) 
     outcome
 }
 
-impl Event {
-    fn body(&self, data: &[u8]) -> Body {
-        Body::default()
+impl EventArgs {
+    fn body(&self, data: &[u8]) -> JsonBody {
+        JsonBody::default()
             .field("type", Some(&self.event_type))
             .field("id", self.id.as_ref())
             .field("key", self.key.as_ref())
@@ -159,14 +159,15 @@ mod tests {
     #[test]
     fn data_leaves_byte_for_byte() {
         let data = "{ \"a\":12345678901234567890123450,\t\"a\" : \"\\u0000é\",\n\"b\":1.0e0 }";
-        let event = Event { event_type: "invoice.paid".into(), key: Some("Konto \"7\"".into()), ..Event::default() };
+        let event =
+            EventArgs { event_type: "invoice.paid".into(), key: Some("Konto \"7\"".into()), ..EventArgs::default() };
         let sent = String::from_utf8(event.body(data.as_bytes()).finish()).unwrap();
         assert_eq!(sent, format!(r#"{{"type":"invoice.paid","key":"Konto \"7\"","data":{data}}}"#));
     }
 
     #[test]
     fn every_field_has_its_place() {
-        let event = Event {
+        let event = EventArgs {
             event_type: "a".into(),
             id: Some("i".into()),
             key: Some("k".into()),

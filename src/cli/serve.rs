@@ -7,12 +7,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
 use crate::app::{App, StartOptions};
-use crate::config::{self, Given, Settings};
+use crate::config::{self, PartialSettings, Settings};
 use crate::telemetry;
 
 /// Run the gateway
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ServeArgs {
     /// The settings file; posthaste.toml is read when it is there.
     #[arg(long, env = "POSTHASTE_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
@@ -23,11 +23,11 @@ pub struct Args {
     #[arg(long)]
     new_store: bool,
     #[command(flatten)]
-    given: Given,
+    given: PartialSettings,
 }
 
 /// Runs the gateway until SIGTERM or ctrl-c; a second signal ends it at once.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let settings = Settings::resolve(args.given, config::read_file(args.config.as_deref())?);
     settings.check()?;
     telemetry::start(settings.log_format, &settings.log.0);
@@ -62,7 +62,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         }
         stop.notify_one();
     };
-    greet(&app, &settings);
+    print_banner(&app, &settings);
 
     if !is_stopped {
         tokio::select! {
@@ -79,7 +79,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 
 /// What a person wants to know first. Nobody may be reading, which is no
 /// reason to stop.
-fn greet(app: &App, settings: &Settings) {
+fn print_banner(app: &App, settings: &Settings) {
     let mut text = String::new();
     if let Some(token) = &app.new_token {
         let file = settings.data.0.join("admin-token");
@@ -95,9 +95,9 @@ fn greet(app: &App, settings: &Settings) {
         text += &format!("Besides public addresses it may call {}\n", settings.allow_egress);
     }
     let version = env!("CARGO_PKG_VERSION");
-    text += &format!("Posthaste {version} serves http://{} from {}\n", app.address, app.place);
+    text += &format!("Posthaste {version} serves http://{} from {}\n", app.address, app.store_description);
     let _ = std::io::stdout().write_all(text.as_bytes());
-    info!(address = %app.address, store = %app.place, "serving");
+    info!(address = %app.address, store = %app.store_description, "serving");
 }
 
 /// Shows a new token to a person at a terminal, this once. What is not a

@@ -3,21 +3,21 @@
 use clap::Subcommand;
 use http::Method;
 
-use super::client::Access;
+use super::client::ClientArgs;
 use super::output::{self, Column};
-use super::request::{Body, json, rate};
+use super::request::{JsonBody, json, rate};
 
 /// What to do with tenants.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct TenantsArgs {
     #[command(flatten)]
-    access: Access,
+    access: ClientArgs,
     #[command(subcommand)]
-    action: Action,
+    action: TenantsAction,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
+enum TenantsAction {
     /// List all tenants.
     List,
     /// Show one.
@@ -30,14 +30,14 @@ enum Action {
         /// The tenant's id.
         id: String,
         #[command(flatten)]
-        settings: Settings,
+        settings: TenantSettingsArgs,
     },
     /// Change one.
     Update {
         /// The tenant's id.
         id: String,
         #[command(flatten)]
-        settings: Settings,
+        settings: TenantSettingsArgs,
     },
     /// Delete one, its endpoints with it.
     Delete {
@@ -48,7 +48,7 @@ enum Action {
 
 /// What is decided about a tenant, as far as it was given.
 #[derive(Debug, clap::Args)]
-struct Settings {
+struct TenantSettingsArgs {
     /// What people call it.
     #[arg(long)]
     name: Option<String>,
@@ -69,9 +69,9 @@ struct Settings {
     defaults: Option<String>,
 }
 
-impl Settings {
-    fn body(&self) -> Body {
-        Body::default()
+impl TenantSettingsArgs {
+    fn body(&self) -> JsonBody {
+        JsonBody::default()
             .field("name", self.name.as_ref())
             .field("weight", self.weight.as_ref())
             .raw("rate", self.rate.as_deref().map(str::as_bytes))
@@ -98,19 +98,19 @@ const COLUMNS: &[Column] = &[
 ];
 
 /// Does it and prints the answer.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: TenantsArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
     let format = client.format;
     match args.action {
-        Action::List => {
+        TenantsAction::List => {
             let url = client.url(&["tenants"])?;
             output::list(format, &client.get(url).await?, "tenants", COLUMNS)
         }
-        Action::Get { id } => {
+        TenantsAction::Get { id } => {
             let url = client.url(&["tenants", &id])?;
             output::record(format, &client.get(url).await?)
         }
-        Action::Create { id, settings } => {
+        TenantsAction::Create { id, settings } => {
             let url = client.url(&["tenants", &id])?;
             // Creating means putting, and putting would replace what is known of it.
             let known = client.find(url.clone()).await?;
@@ -120,7 +120,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             );
             output::record(format, &client.call(Method::PUT, url, Some(settings.of_a_new_one().body())).await?)
         }
-        Action::Update { id, settings } => {
+        TenantsAction::Update { id, settings } => {
             let body = settings.body();
             anyhow::ensure!(
                 !body.is_empty(),
@@ -129,7 +129,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             let url = client.url(&["tenants", &id])?;
             output::record(format, &client.call(Method::PATCH, url, Some(body)).await?)
         }
-        Action::Delete { id } => {
+        TenantsAction::Delete { id } => {
             let url = client.url(&["tenants", &id])?;
             client.call(Method::DELETE, url, None).await?;
             output::done(format, &format!("deleted {id}"))

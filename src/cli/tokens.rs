@@ -3,21 +3,21 @@
 use clap::Subcommand;
 use http::Method;
 
-use super::client::Access;
+use super::client::ClientArgs;
 use super::output::{self, Column};
-use super::request::{Body, Page, ask, coming};
+use super::request::{JsonBody, PageArgs, ask, future_time};
 
 /// What to do with tokens.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct TokensArgs {
     #[command(flatten)]
-    access: Access,
+    access: ClientArgs,
     #[command(subcommand)]
-    action: Action,
+    action: TokensAction,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
+enum TokensAction {
     /// Make one for the tenant, or for the gateway itself; it is shown this once.
     Create {
         /// Make one of the gateway's own instead; it needs a name.
@@ -27,7 +27,7 @@ enum Action {
         #[arg(long, value_name = "RIGHT[,RIGHT]", required = true, value_delimiter = ',')]
         rights: Vec<String>,
         /// When it stops being good: 2026-11-15T08:00:00Z, or 30d for thirty days from now.
-        #[arg(long, value_name = "TIME", value_parser = coming)]
+        #[arg(long, value_name = "TIME", value_parser = future_time)]
         expires_at: Option<String>,
         /// What people call it.
         #[arg(long)]
@@ -39,7 +39,7 @@ enum Action {
         #[arg(long, value_name = "TENANT")]
         of: Option<String>,
         #[command(flatten)]
-        page: Page,
+        page: PageArgs,
     },
     /// Revoke one: it is good nowhere any more.
     Revoke {
@@ -59,26 +59,26 @@ const COLUMNS: &[Column] = &[
 ];
 
 /// Does it and prints the answer.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: TokensArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
     let format = client.format;
     match args.action {
-        Action::Create { gateway, rights, expires_at, name } => {
+        TokensAction::Create { gateway, rights, expires_at, name } => {
             let url = client.url(&["tokens"])?;
-            let body = Body::default()
+            let body = JsonBody::default()
                 .field("tenant", Some(&client.tenant).filter(|_| !gateway))
                 .field("rights", Some(&rights))
                 .field("expires_at", expires_at.as_ref())
                 .field("name", name.as_ref());
             output::record(format, &client.post(url, Some(body)).await?)
         }
-        Action::List { of, page } => {
+        TokensAction::List { of, page } => {
             let mut url = client.url(&["tokens"])?;
             ask(&mut url, &[("tenant", of.as_deref())]);
             page.ask(&mut url);
             output::list(format, &client.get(url).await?, "tokens", COLUMNS)
         }
-        Action::Revoke { id } => {
+        TokensAction::Revoke { id } => {
             let url = client.url(&["tokens", &id])?;
             client.call(Method::DELETE, url, None).await?;
             output::done(format, &format!("revoked {id}"))

@@ -9,15 +9,15 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer};
 
 use crate::model::database::DatabaseUrl;
-use crate::model::egress::{Dns, ProxyUrl, read_network};
+use crate::model::egress::{DnsResolver, ProxyUrl, read_network};
 use crate::model::mail::MailServer;
 use crate::model::span::Span;
 
 /// An address to listen on: host address and port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Address(pub SocketAddr);
+pub struct ListenAddress(pub SocketAddr);
 
-impl FromStr for Address {
+impl FromStr for ListenAddress {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let refused =
@@ -26,7 +26,7 @@ impl FromStr for Address {
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -34,16 +34,16 @@ impl fmt::Display for Address {
 
 /// An address to listen on, or none: an empty text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MaybeAddress(pub Option<Address>);
+pub struct OptionalListenAddress(pub Option<ListenAddress>);
 
-impl FromStr for MaybeAddress {
+impl FromStr for OptionalListenAddress {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         Some(text).filter(|text| !text.is_empty()).map(str::parse).transpose().map(Self)
     }
 }
 
-impl fmt::Display for MaybeAddress {
+impl fmt::Display for OptionalListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.map_or(Ok(()), |address| address.fmt(f))
     }
@@ -51,15 +51,15 @@ impl fmt::Display for MaybeAddress {
 
 /// A path to a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Folder(pub PathBuf);
+pub struct DirectoryPath(pub PathBuf);
 
 /// A path to a file, or none: an empty text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct File(pub Option<PathBuf>);
+pub struct OptionalFilePath(pub Option<PathBuf>);
 
 /// The mail server, or none: an empty text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Smtp {
+pub enum OptionalMailServer {
     /// Nobody is mailed.
     None,
     /// Mails are handed over here.
@@ -72,23 +72,23 @@ pub enum Smtp {
 
 /// The database, or none: an empty text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Database {
+pub enum OptionalDatabase {
     /// Everything is in the data directory.
     None,
     /// Everything is here.
     Url(DatabaseUrl),
-    /// It cannot be used, and why; told as that of [`Smtp`] is.
+    /// It cannot be used, and why; told as that of [`OptionalMailServer`] is.
     Wrong(String),
 }
 
 /// The proxy on the way out, or none: an empty text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Proxy {
+pub enum OptionalProxy {
     /// Receivers are called directly.
     None,
     /// They are called through this one.
     Url(ProxyUrl),
-    /// It cannot be used, and why; told as that of [`Smtp`] is.
+    /// It cannot be used, and why; told as that of [`OptionalMailServer`] is.
     Wrong(String),
 }
 
@@ -98,24 +98,24 @@ pub struct Mailbox(pub lettre::message::Mailbox);
 
 /// Networks, written with commas between them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Networks(pub Vec<IpNet>);
+pub struct NetworkList(pub Vec<IpNet>);
 
 /// Ports, written with commas between them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ports(pub Vec<u16>);
+pub struct PortList(pub Vec<u16>);
 
 /// Yes or no.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Switch(pub bool);
+pub struct YesNo(pub bool);
 
 /// Where the API is reached from outside, if that was said: without a slash at
 /// its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Public(pub Option<String>);
+pub struct OptionalPublicUrl(pub Option<String>);
 
 /// A retention of its own, or none: then it is the usual one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OwnRetention(pub Option<Span>);
+pub struct OptionalRetention(pub Option<Span>);
 
 /// A plain number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,7 +123,7 @@ pub struct Count(pub usize);
 
 /// What is logged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Filter(pub String);
+pub struct LogFilter(pub String);
 
 /// How logs are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,7 +136,7 @@ pub enum LogFormat {
     Json,
 }
 
-impl FromStr for Folder {
+impl FromStr for DirectoryPath {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         match text.is_empty() {
@@ -146,26 +146,26 @@ impl FromStr for Folder {
     }
 }
 
-impl fmt::Display for Folder {
+impl fmt::Display for DirectoryPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.display().fmt(f)
     }
 }
 
-impl FromStr for File {
+impl FromStr for OptionalFilePath {
     type Err = std::convert::Infallible;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(Self(Some(text).filter(|text| !text.is_empty()).map(PathBuf::from)))
     }
 }
 
-impl fmt::Display for File {
+impl fmt::Display for OptionalFilePath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.as_deref().unwrap_or(Path::new("")).display().fmt(f)
     }
 }
 
-impl FromStr for Smtp {
+impl FromStr for OptionalMailServer {
     type Err = std::convert::Infallible;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(match text.is_empty() {
@@ -175,7 +175,7 @@ impl FromStr for Smtp {
     }
 }
 
-impl fmt::Display for Smtp {
+impl fmt::Display for OptionalMailServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None | Self::Wrong(_) => Ok(()),
@@ -184,7 +184,7 @@ impl fmt::Display for Smtp {
     }
 }
 
-impl FromStr for Database {
+impl FromStr for OptionalDatabase {
     type Err = std::convert::Infallible;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(match text.is_empty() {
@@ -194,7 +194,7 @@ impl FromStr for Database {
     }
 }
 
-impl fmt::Display for Database {
+impl fmt::Display for OptionalDatabase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None | Self::Wrong(_) => Ok(()),
@@ -203,7 +203,7 @@ impl fmt::Display for Database {
     }
 }
 
-impl FromStr for Proxy {
+impl FromStr for OptionalProxy {
     type Err = std::convert::Infallible;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(match text.is_empty() {
@@ -213,7 +213,7 @@ impl FromStr for Proxy {
     }
 }
 
-impl fmt::Display for Proxy {
+impl fmt::Display for OptionalProxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None | Self::Wrong(_) => Ok(()),
@@ -240,12 +240,12 @@ impl fmt::Display for Mailbox {
 }
 
 /// Whom mails are from when nobody said.
-pub(super) fn house() -> lettre::message::Mailbox {
+pub(super) fn default_sender() -> lettre::message::Mailbox {
     let address = lettre::Address::new("posthaste", "localhost").expect("it is an address");
     lettre::message::Mailbox::new(Some("Posthaste".into()), address)
 }
 
-impl FromStr for Networks {
+impl FromStr for NetworkList {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
@@ -253,14 +253,14 @@ impl FromStr for Networks {
     }
 }
 
-impl fmt::Display for Networks {
+impl fmt::Display for NetworkList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts: Vec<String> = self.0.iter().map(IpNet::to_string).collect();
         f.write_str(&parts.join(","))
     }
 }
 
-impl FromStr for Ports {
+impl FromStr for PortList {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let parse = |part: &str| {
@@ -271,14 +271,14 @@ impl FromStr for Ports {
     }
 }
 
-impl fmt::Display for Ports {
+impl fmt::Display for PortList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts: Vec<String> = self.0.iter().map(u16::to_string).collect();
         f.write_str(&parts.join(","))
     }
 }
 
-impl FromStr for Switch {
+impl FromStr for YesNo {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
@@ -289,13 +289,13 @@ impl FromStr for Switch {
     }
 }
 
-impl fmt::Display for Switch {
+impl fmt::Display for YesNo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl FromStr for Public {
+impl FromStr for OptionalPublicUrl {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         if text.is_empty() {
@@ -317,13 +317,13 @@ impl FromStr for Public {
     }
 }
 
-impl fmt::Display for Public {
+impl fmt::Display for OptionalPublicUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.as_deref().unwrap_or_default())
     }
 }
 
-impl FromStr for OwnRetention {
+impl FromStr for OptionalRetention {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
@@ -333,7 +333,7 @@ impl FromStr for OwnRetention {
     }
 }
 
-impl fmt::Display for OwnRetention {
+impl fmt::Display for OptionalRetention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(span) => span.fmt(f),
@@ -355,7 +355,7 @@ impl fmt::Display for Count {
     }
 }
 
-impl FromStr for Filter {
+impl FromStr for LogFilter {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         match text.parse::<tracing_subscriber::EnvFilter>() {
@@ -365,7 +365,7 @@ impl FromStr for Filter {
     }
 }
 
-impl fmt::Display for Filter {
+impl fmt::Display for LogFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -396,7 +396,7 @@ impl fmt::Display for LogFormat {
 /// A value in the file, written as text, as a plain number, or as yes or no.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "a text, a whole number, true or false")]
-enum Written {
+enum FileValue {
     Switch(bool),
     Number(u64),
     Text(String),
@@ -406,10 +406,10 @@ macro_rules! read_as_written {
     ($($name:ty),*) => {$(
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let text = match Written::deserialize(deserializer)? {
-                    Written::Switch(is_on) => is_on.to_string(),
-                    Written::Number(number) => number.to_string(),
-                    Written::Text(text) => text,
+                let text = match FileValue::deserialize(deserializer)? {
+                    FileValue::Switch(is_on) => is_on.to_string(),
+                    FileValue::Number(number) => number.to_string(),
+                    FileValue::Text(text) => text,
                 };
                 text.parse().map_err(serde::de::Error::custom)
             }
@@ -417,21 +417,21 @@ macro_rules! read_as_written {
     )*};
 }
 read_as_written!(
-    Address,
-    MaybeAddress,
-    Database,
-    Folder,
-    File,
-    Smtp,
+    ListenAddress,
+    OptionalListenAddress,
+    OptionalDatabase,
+    DirectoryPath,
+    OptionalFilePath,
+    OptionalMailServer,
     Mailbox,
-    Networks,
-    Ports,
-    Switch,
-    Dns,
-    Proxy,
-    Public,
-    OwnRetention,
+    NetworkList,
+    PortList,
+    YesNo,
+    DnsResolver,
+    OptionalProxy,
+    OptionalPublicUrl,
+    OptionalRetention,
     Count,
     LogFormat,
-    Filter
+    LogFilter
 );

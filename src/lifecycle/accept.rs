@@ -12,14 +12,14 @@ use jiff::Timestamp;
 
 use super::Gateway;
 use super::expire::just_after;
-use super::intake::Limited;
-use super::room::{self, NoRoom};
+use super::intake::RateLimited;
+use super::storage_admission::{self, StorageRefusal};
 use crate::metrics::Metrics;
 use crate::model::delivery::after;
-use crate::model::event::{Event, EventType, Key};
+use crate::model::event::{Event, EventKey, EventType};
 use crate::model::id::{EndpointId, EventId, TenantId};
 use crate::model::span::Span;
-use crate::store::{Accepted, Error, NewEvent, Together};
+use crate::store::{AcceptResult, BatchMode, Error, RoutedEvent};
 
 /// How many endpoints may want one event.
 pub const FANOUT_MAX: usize = 1_000;
@@ -34,7 +34,7 @@ pub struct Submission {
     /// What kind of thing happened.
     pub event_type: EventType,
     /// What it happened to.
-    pub key: Option<Key>,
+    pub key: Option<EventKey>,
     /// When, in the producer's words.
     pub timestamp: Option<String>,
     /// The producer's name for the shape of the data.
@@ -48,7 +48,7 @@ pub struct Submission {
 }
 
 /// What became of one event.
-pub type Outcome = Result<Receipt, Refusal>;
+pub type AcceptOutcome = Result<Receipt, AcceptRefusal>;
 
 /// What a producer is told of an accepted event.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub struct Receipt {
 
 /// Why an event is not accepted.
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum Refusal {
+pub enum AcceptRefusal {
     /// The id was used for other content.
     #[error(
         "event {id} was accepted at {accepted_at} with other content; use another id, or send the same content to repeat it"
@@ -91,23 +91,23 @@ pub enum Refusal {
     StorageFull,
     /// Its tenant may not store more, or have more wait.
     #[error(transparent)]
-    NoRoom(#[from] NoRoom),
+    NoRoom(#[from] StorageRefusal),
     /// Its tenant hands in too many.
     #[error(transparent)]
-    Limited(#[from] Box<Limited>),
+    Limited(#[from] Box<RateLimited>),
     /// The store would not take it.
     #[error(transparent)]
     Store(Error),
 }
 
-/// Accepts events of one tenant, in order. With [`Together::All`], one
+/// Accepts events of one tenant, in order. With [`BatchMode::All`], one
 /// refusal refuses all, and only the refused ones say why.
 pub async fn accept(
     gateway: &Gateway,
     tenant: &TenantId,
     submissions: Vec<Submission>,
-    together: Together,
-) -> Result<Vec<Outcome>, Refusal> {
+    together: BatchMode,
+) -> Result<Vec<AcceptOutcome>, AcceptRefusal> {
     accept_over(gateway, tenant, submissions, together, None).await
 }
 
@@ -117,17 +117,17 @@ pub async fn accept_over(
     gateway: &Gateway,
     tenant: &TenantId,
     submissions: Vec<Submission>,
-    together: Together,
+    together: BatchMode,
     spread: Option<Span>,
-) -> Result<Vec<Outcome>, Refusal> {
+) -> Result<Vec<AcceptOutcome>, AcceptRefusal> {
     let (now, began) = (gateway.clock.now(), Instant::now());
     if gateway.space.is_low(now) {
         gateway.metrics.storage_refused();
-        return Err(Refusal::StorageFull);
+        return Err(AcceptRefusal::StorageFull);
     }
-    let Some(known) = gateway.store.tenant(tenant) else { return Err(Refusal::Store(Error::NotFound("tenant"))) };
+    let Some(known) = gateway.store.tenant(tenant) else { return Err(AcceptRefusal::Store(Error::NotFound("tenant"))) };
     gateway.intake.charge(tenant, gateway.ingest_rate(&known), submissions.len(), now)?;
-    let mut outcomes: Vec<Option<Outcome>> = Vec::with_capacity(submissions.len());
+    let mut outcomes: Vec<Option<AcceptOutcome>> = Vec::with_capacity(submissions.len());
     let mut events = Vec::with_capacity(submissions.len());
     let mut deliveries = 0;
     for submission in submissions {
@@ -140,14 +140,15 @@ pub async fn accept_over(
             Err(refusal) => outcomes.push(Some(Err(refusal))),
         }
     }
-    if together == Together::All && outcomes.iter().any(Option::is_some) {
+    if together == BatchMode::All && outcomes.iter().any(Option::is_some) {
         return Ok(refused_only(outcomes, &events));
     }
-    let _coming = room::take(gateway, &known, &events)?;
+    let _coming = storage_admission::take(gateway, &known, &events)?;
     let known: Vec<Arc<Event>> = events.iter().map(|new| new.event.clone()).collect();
     let accepted = write(gateway, events, together).await.map_err(|problem| of_store(gateway, problem))?;
     gateway.metrics.accept_took(began.elapsed());
-    let is_undone = together == Together::All && accepted.iter().any(|one| matches!(one, Accepted::Conflict { .. }));
+    let is_undone =
+        together == BatchMode::All && accepted.iter().any(|one| matches!(one, AcceptResult::Conflict { .. }));
     if !is_undone {
         count(&gateway.metrics, &known, &accepted);
     }
@@ -160,41 +161,41 @@ pub async fn accept_over(
 
 /// Makes them durable. A store that knows of other endpoints by now than they
 /// were matched with asks for them again.
-async fn write(gateway: &Gateway, events: Vec<NewEvent>, together: Together) -> Result<Vec<Accepted>, Error> {
-    let unmatched: Vec<NewEvent> = events.iter().map(NewEvent::unmatched).collect();
+async fn write(gateway: &Gateway, events: Vec<RoutedEvent>, together: BatchMode) -> Result<Vec<AcceptResult>, Error> {
+    let unmatched: Vec<RoutedEvent> = events.iter().map(RoutedEvent::unmatched).collect();
     let mut answer = gateway.store.accept(events, together).await;
     while let Err(Error::Outdated) = answer {
         let matched =
-            unmatched.iter().map(|new| Ok(NewEvent { targets: gateway.store.matching(&new.event)?, ..new.clone() }));
+            unmatched.iter().map(|new| Ok(RoutedEvent { targets: gateway.store.matching(&new.event)?, ..new.clone() }));
         answer = gateway.store.accept(matched.collect::<Result<_, Error>>()?, together).await;
     }
     answer
 }
 
-fn count(metrics: &Metrics, events: &[Arc<Event>], accepted: &[Accepted]) {
+fn count(metrics: &Metrics, events: &[Arc<Event>], accepted: &[AcceptResult]) {
     for (event, accepted) in events.iter().zip(accepted) {
         match accepted {
-            Accepted::New { .. } => metrics.accepted(event.data.len()),
-            Accepted::Duplicate { .. } => metrics.duplicate(),
+            AcceptResult::New { .. } => metrics.accepted(event.data.len()),
+            AcceptResult::Duplicate { .. } => metrics.duplicate(),
             // It is refused, and counted as that.
-            Accepted::Conflict { .. } => {}
+            AcceptResult::Conflict { .. } => {}
         }
     }
 }
 
-fn of_store(gateway: &Gateway, problem: Error) -> Refusal {
+fn of_store(gateway: &Gateway, problem: Error) -> AcceptRefusal {
     match problem {
         Error::Full(_) => {
             gateway.metrics.storage_refused();
-            Refusal::StorageFull
+            AcceptRefusal::StorageFull
         }
-        other => Refusal::Store(other),
+        other => AcceptRefusal::Store(other),
     }
 }
 
 /// Nothing was written; those without a fault of their own have no receipt
 /// to show, so they carry what the caller never shows.
-fn refused_only(outcomes: Vec<Option<Outcome>>, events: &[NewEvent]) -> Vec<Outcome> {
+fn refused_only(outcomes: Vec<Option<AcceptOutcome>>, events: &[RoutedEvent]) -> Vec<AcceptOutcome> {
     let mut prepared = events.iter();
     outcomes
         .into_iter()
@@ -213,7 +214,7 @@ fn prepare(
     submission: Submission,
     now: Timestamp,
     deliveries: &mut usize,
-) -> Result<NewEvent, Refusal> {
+) -> Result<RoutedEvent, AcceptRefusal> {
     let fingerprint = submission.id.is_some().then(|| fingerprint(&submission));
     let event = Arc::new(Event {
         id: submission.id.unwrap_or_else(|| EventId::mint(now, rand::random())),
@@ -228,15 +229,15 @@ fn prepare(
         data: submission.data,
     });
     let targets = gateway.store.matching(&event).map_err(|problem| match problem {
-        Error::UnknownEndpoint(id) => Refusal::UnknownEndpoint(id),
-        other => Refusal::Store(other),
+        Error::UnknownEndpoint(id) => AcceptRefusal::UnknownEndpoint(id),
+        other => AcceptRefusal::Store(other),
     })?;
     *deliveries += targets.len();
     if targets.len() > FANOUT_MAX || *deliveries > DELIVERIES_MAX {
-        return Err(Refusal::Fanout(targets.len().max(*deliveries)));
+        return Err(AcceptRefusal::Fanout(targets.len().max(*deliveries)));
     }
     let expires_at = event.expires_at.map(|at| gateway.clock.wall_offset().engine(at));
-    Ok(NewEvent { event, fingerprint, targets, due_at: None, expires_at })
+    Ok(RoutedEvent { event, fingerprint, targets, due_at: None, expires_at })
 }
 
 /// The wall time of acceptance, where that is not the engine time that is
@@ -251,21 +252,21 @@ fn draw_due(event: &Event, window: Span, now: Timestamp) -> Option<Timestamp> {
     event.key.is_none().then(|| after(now, window.0.mul_f64(rand::random())))
 }
 
-fn answer(gateway: &Gateway, event: &Event, accepted: Accepted) -> Outcome {
+fn answer(gateway: &Gateway, event: &Event, accepted: AcceptResult) -> AcceptOutcome {
     let offset = gateway.clock.wall_offset();
     match accepted {
-        Accepted::New { deliveries, claims } => {
+        AcceptResult::New { deliveries, claims } => {
             gateway.dispatcher.admit(claims);
             if let Some(at) = event.expires_at {
-                gateway.expiry.note(just_after(offset.engine(at)));
+                gateway.expiry.schedule_check(just_after(offset.engine(at)));
             }
             Ok(receipt(event, offset.wall(event.accepted_at), deliveries, false))
         }
-        Accepted::Duplicate { accepted_at, deliveries } => {
+        AcceptResult::Duplicate { accepted_at, deliveries } => {
             Ok(receipt(event, offset.wall(accepted_at), deliveries, true))
         }
-        Accepted::Conflict { accepted_at } => {
-            Err(Refusal::Conflict { id: event.id.clone(), accepted_at: offset.wall(accepted_at) })
+        AcceptResult::Conflict { accepted_at } => {
+            Err(AcceptRefusal::Conflict { id: event.id.clone(), accepted_at: offset.wall(accepted_at) })
         }
     }
 }

@@ -4,35 +4,40 @@
 use std::sync::Arc;
 
 use super::Gateway;
-use super::cluster::{self, Question};
-use super::felt::{About, felt};
-use crate::model::delivery::{State, after};
+use super::cluster::{self, NodeQuestion};
+use super::live_status::{LiveStatusQuery, live_statuses};
+use crate::model::delivery::{DeliveryState, after};
 use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::model::news::Author;
+use crate::model::operational_event::Actor;
 use crate::model::span::Span;
 use crate::model::tenant::Tenant;
-use crate::store::{Change, EndpointChange, Error, Result};
+use crate::store::{DeliveryChange, EndpointChange, Error, Result};
 
 /// Does what a person asked for with one delivery.
-pub async fn change_delivery(gateway: &Gateway, tenant: &TenantId, id: DeliveryId, change: Change) -> Result<()> {
-    if change == Change::RetryNow {
+pub async fn change_delivery(
+    gateway: &Gateway,
+    tenant: &TenantId,
+    id: DeliveryId,
+    change: DeliveryChange,
+) -> Result<()> {
+    if change == DeliveryChange::RetryNow {
         refuse_in_flight(gateway, tenant, id).await?;
     }
     let now = gateway.clock.now();
     let changed = gateway.store.change(tenant, id, change, now).await?;
-    gateway.dispatcher.changed(changed.endpoint, id, changed.due_at);
+    gateway.dispatcher.delivery_changed(changed.endpoint, id, changed.due_at);
     gateway.dispatcher.admit(changed.freed);
-    gateway.teller.told(&changed.told);
-    if change == Change::Cancel {
+    gateway.notifier.operational_events_written(&changed.operational_events);
+    if change == DeliveryChange::Cancel {
         gateway.metrics.cancelled(1);
     }
-    if change == Change::Replay {
+    if change == DeliveryChange::Replay {
         // Its time begins anew, and may be short.
-        gateway.expiry.note(now);
+        gateway.expiry.schedule_check(now);
     }
     let (endpoint, due_at) = (changed.endpoint, changed.due_at);
-    let question = Question::Changed { endpoint, delivery: id, due_at, is_anew: change == Change::Replay };
+    let question = NodeQuestion::Changed { endpoint, delivery: id, due_at, is_anew: change == DeliveryChange::Replay };
     // Whoever owns it by now without having heard of it has read the store since.
     cluster::ask(gateway, tenant, endpoint, &question).await.map(|_| ())
 }
@@ -43,8 +48,8 @@ pub async fn expunge_event(gateway: &Gateway, tenant: &TenantId, id: &EventId) -
     loop {
         let found = gateway.store.event_deliveries(tenant, id).await?;
         let deliveries = found.ok_or(Error::NotFound("event"))?;
-        for delivery in deliveries.iter().filter(|delivery| delivery.state == State::Waiting) {
-            match change_delivery(gateway, tenant, delivery.id, Change::Cancel).await {
+        for delivery in deliveries.iter().filter(|delivery| delivery.state == DeliveryState::Waiting) {
+            match change_delivery(gateway, tenant, delivery.id, DeliveryChange::Cancel).await {
                 // It ended by itself meanwhile.
                 Ok(()) | Err(Error::WrongState(_)) => {}
                 Err(problem) => return Err(problem),
@@ -83,8 +88,8 @@ pub async fn change_endpoint(
     let changed = gateway.store.change_endpoint(tenant, id, change, gateway.clock.now()).await?;
     gateway.dispatcher.endpoint_changed(id);
     gateway.dispatcher.admit(changed.freed);
-    gateway.teller.told(&changed.told);
-    gateway.teller.happened(id, &changed.milestones);
+    gateway.notifier.operational_events_written(&changed.operational_events);
+    gateway.notifier.endpoint_events(id, &changed.endpoint_events);
     Ok(changed.endpoint)
 }
 
@@ -96,7 +101,7 @@ pub async fn pause(
     note: Option<String>,
 ) -> Result<Arc<Endpoint>> {
     let reason = Some(note.unwrap_or_else(|| "paused by a person".to_owned()));
-    let change = EndpointChange::Standing { state: EndpointState::Paused, reason, by: Author::Person };
+    let change = EndpointChange::Standing { state: EndpointState::Paused, reason, by: Actor::Person };
     change_endpoint(gateway, tenant, id, change).await
 }
 
@@ -107,7 +112,7 @@ pub async fn resume(
     id: EndpointId,
     note: Option<String>,
 ) -> Result<Arc<Endpoint>> {
-    let change = EndpointChange::Standing { state: EndpointState::Active, reason: note, by: Author::Person };
+    let change = EndpointChange::Standing { state: EndpointState::Active, reason: note, by: Actor::Person };
     change_endpoint(gateway, tenant, id, change).await
 }
 
@@ -132,8 +137,11 @@ pub async fn close_breaker(
 ) -> Result<Arc<Endpoint>> {
     let Some(endpoint) = gateway.store.endpoint(tenant, id) else { return Err(Error::NotFound("endpoint")) };
     // What was just felt may not be written down yet.
-    let felt = felt(gateway, vec![About::endpoint(tenant, id)]).await.remove(&id).and_then(|felt| felt.health);
-    if felt.unwrap_or_else(|| endpoint.health.clone()).open_until().is_none() {
+    let live = live_statuses(gateway, vec![LiveStatusQuery::endpoint(tenant, id)])
+        .await
+        .remove(&id)
+        .and_then(|status| status.health);
+    if live.unwrap_or_else(|| endpoint.health.clone()).open_until().is_none() {
         return Ok(endpoint);
     }
     let reason = Some(note.unwrap_or_else(|| "closed by a person".to_owned()));

@@ -1,6 +1,6 @@
 //! Listens to what the store tells of other nodes, and answers them.
 //!
-//! Each tiding is dealt with before the next. Nothing here waits: what takes
+//! Each event is dealt with before the next. Nothing here waits: what takes
 //! long, such as a request that is still open in a shard that is to go, is
 //! waited for apart.
 
@@ -14,11 +14,11 @@ use tracing::{debug, warn};
 
 use super::Gateway;
 use super::dispatch::lag::Lag;
-use super::felt::{About, Felt, feel};
+use super::live_status::{LiveStatus, LiveStatusQuery, local_status};
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
-use crate::model::pace::about;
+use crate::model::rate::roughly;
 use crate::model::shard::Shard;
-use crate::store::{Error, Result, Tiding};
+use crate::store::{ClusterEvent, Error, Result};
 
 /// How long to wait before an owner that could not be asked is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
@@ -30,7 +30,7 @@ const ASK_FOR: Duration = Duration::from_secs(5);
 /// What one node asks another that owns an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Question {
+pub enum NodeQuestion {
     /// A person changed a delivery: whatever you remember of it is void.
     Changed {
         /// Where it goes.
@@ -54,14 +54,14 @@ pub enum Question {
     /// How are these doing, as far as they are yours?
     Felt {
         /// Which, and what of them.
-        about: Vec<About>,
+        about: Vec<LiveStatusQuery>,
     },
 }
 
 /// What it answers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Answer {
+pub enum NodeAnswer {
     /// It is in force.
     Done,
     /// Whether one is.
@@ -74,46 +74,46 @@ pub enum Answer {
     /// How those are doing that are its own.
     Felt {
         /// Each of them.
-        felt: Vec<Felt>,
+        felt: Vec<LiveStatus>,
     },
     /// The question makes no sense to this version.
     Unknown,
 }
 
 /// Deals with whatever the store tells, for as long as it tells anything.
-pub async fn listen(gateway: Arc<Gateway>) {
-    let mut tidings = gateway.store.tidings();
-    while let Some(tiding) = tidings.recv().await {
-        hear(&gateway, tiding);
+pub async fn run(gateway: Arc<Gateway>) {
+    let mut events = gateway.store.cluster_events();
+    while let Some(event) = events.recv().await {
+        apply_event(&gateway, event);
     }
 }
 
-/// Deals with one tiding.
-pub fn hear(gateway: &Gateway, tiding: Tiding) {
+/// Deals with one event.
+pub fn apply_event(gateway: &Gateway, event: ClusterEvent) {
     let (dispatcher, now) = (&gateway.dispatcher, gateway.clock.now());
-    match tiding {
-        Tiding::Gained { shards, due, were_owned } => {
+    match event {
+        ClusterEvent::Gained { shards, due, were_owned } => {
             debug!(shards = shards.len(), endpoints_due = due.len(), "{} shards are this node's now", shards.len());
-            dispatcher.gained(&shards, due, were_owned);
-            gateway.expiry.note(now);
+            dispatcher.shards_gained(&shards, due, were_owned);
+            gateway.expiry.schedule_check(now);
             // A letter that their last owner could not send any more.
-            gateway.teller.catch_up(|endpoint| shards.contains(&Shard::of(&endpoint.tenant, endpoint.id)));
+            gateway.notifier.mail_missed(|endpoint| shards.contains(&Shard::of(&endpoint.tenant, endpoint.id)));
         }
-        Tiding::Wanted { shards, done } => {
+        ClusterEvent::Wanted { shards, done } => {
             debug!(shards = shards.len(), "{} shards are to go to another node", shards.len());
-            dispatcher.wanted(shards, done);
+            dispatcher.shards_leaving(shards, done);
         }
-        Tiding::Lost { shards } => {
+        ClusterEvent::Lost { shards } => {
             debug!(shards = shards.len(), "{} shards are no longer this node's", shards.len());
-            dispatcher.lost(&shards);
+            dispatcher.shards_lost(&shards);
         }
-        Tiding::Arrived { endpoint, due_at, look_at } => {
-            dispatcher.stored(endpoint, due_at);
-            if let Some(at) = look_at {
-                gateway.expiry.note(at);
+        ClusterEvent::Arrived { endpoint, due_at, expiry_check_at } => {
+            dispatcher.due_in_store(endpoint, due_at);
+            if let Some(at) = expiry_check_at {
+                gateway.expiry.schedule_check(at);
             }
         }
-        Tiding::Changed { endpoints, tenants, done } => {
+        ClusterEvent::Changed { endpoints, tenants, done } => {
             dispatcher.recount();
             for endpoint in endpoints {
                 dispatcher.endpoint_changed(endpoint);
@@ -126,12 +126,12 @@ pub fn hear(gateway: &Gateway, tiding: Tiding) {
             }
             let _ = done.send(());
         }
-        Tiding::Asked { question, answer } => {
+        ClusterEvent::Asked { question, answer } => {
             let told = match serde_json::from_str(&question) {
                 Ok(question) => reply(gateway, question),
                 Err(problem) => {
                     warn!("another node asks what this one does not understand: {problem}");
-                    Answer::Unknown
+                    NodeAnswer::Unknown
                 }
             };
             let _ = answer.send(serde_json::to_string(&told).expect("an answer is plain data"));
@@ -141,25 +141,25 @@ pub fn hear(gateway: &Gateway, tiding: Tiding) {
 
 /// Answers from memory. Whatever has moved on since the question was asked
 /// has been read from the store since, by whoever owns it now.
-fn reply(gateway: &Gateway, question: Question) -> Answer {
+fn reply(gateway: &Gateway, question: NodeQuestion) -> NodeAnswer {
     match question {
-        Question::Changed { endpoint, delivery, due_at, is_anew } => {
-            gateway.dispatcher.changed(endpoint, delivery, due_at);
+        NodeQuestion::Changed { endpoint, delivery, due_at, is_anew } => {
+            gateway.dispatcher.delivery_changed(endpoint, delivery, due_at);
             if is_anew {
-                gateway.expiry.note(gateway.clock.now());
+                gateway.expiry.schedule_check(gateway.clock.now());
             }
-            Answer::Done
+            NodeAnswer::Done
         }
-        Question::InFlight { endpoint, delivery } => {
-            Answer::InFlight(gateway.dispatcher.is_in_flight(endpoint, delivery))
+        NodeQuestion::InFlight { endpoint, delivery } => {
+            NodeAnswer::InFlight(gateway.dispatcher.is_in_flight(endpoint, delivery))
         }
-        Question::Lag => {
+        NodeQuestion::Lag => {
             let shards = gateway.dispatcher.lag_by_shard();
-            Answer::Lag { shards: shards.into_iter().map(|(shard, lag)| (shard.0, lag)).collect() }
+            NodeAnswer::Lag { shards: shards.into_iter().map(|(shard, lag)| (shard.0, lag)).collect() }
         }
-        Question::Felt { about } => {
+        NodeQuestion::Felt { about } => {
             let ours = about.iter().filter(|about| gateway.store.lease(&about.tenant, about.endpoint).is_held());
-            Answer::Felt { felt: ours.map(|about| feel(gateway, about)).collect() }
+            NodeAnswer::Felt { felt: ours.map(|about| local_status(gateway, about)).collect() }
         }
     }
 }
@@ -171,14 +171,14 @@ pub async fn ask(
     gateway: &Gateway,
     tenant: &TenantId,
     endpoint: EndpointId,
-    question: &Question,
-) -> Result<Option<Answer>> {
+    question: &NodeQuestion,
+) -> Result<Option<NodeAnswer>> {
     let until = tokio::time::Instant::now() + gateway.store.lease_length().unwrap_or(ASK_FOR);
     loop {
         match ask_once(gateway, tenant, endpoint, question).await {
             Err(Error::Unavailable(problem)) if tokio::time::Instant::now() < until => {
                 debug!(endpoint.id = %endpoint, "its owner could not be asked yet: {problem}");
-                tokio::time::sleep(about(ASK_AGAIN, rand::random())).await;
+                tokio::time::sleep(roughly(ASK_AGAIN, rand::random())).await;
             }
             asked => return asked,
         }
@@ -190,20 +190,20 @@ pub async fn ask_once(
     gateway: &Gateway,
     tenant: &TenantId,
     endpoint: EndpointId,
-    question: &Question,
-) -> Result<Option<Answer>> {
+    question: &NodeQuestion,
+) -> Result<Option<NodeAnswer>> {
     if gateway.store.lease(tenant, endpoint).is_held() {
         return Ok(None);
     }
     let text = serde_json::to_string(question).expect("a question is plain data");
     let answer = gateway.store.ask_owner(tenant, endpoint, text).await?;
-    Ok(answer.and_then(|answer| understand(&answer)))
+    Ok(answer.and_then(|answer| parse(&answer)))
 }
 
 /// How far behind every shard is, as its owner says. A node that does not
 /// answer in time is left out.
 pub async fn lags(gateway: &Gateway) -> HashMap<Shard, Lag> {
-    let question = serde_json::to_string(&Question::Lag).expect("a question is plain data");
+    let question = serde_json::to_string(&NodeQuestion::Lag).expect("a question is plain data");
     let asked = tokio::time::timeout(LAG_PATIENCE, gateway.store.ask_nodes(question, LAG_PATIENCE / 2)).await;
     let answers = match asked {
         Ok(Ok(answers)) => answers,
@@ -215,7 +215,7 @@ pub async fn lags(gateway: &Gateway) -> HashMap<Shard, Lag> {
     };
     let mut lags = HashMap::new();
     for answer in answers {
-        if let Some(Answer::Lag { shards }) = understand(&answer) {
+        if let Some(NodeAnswer::Lag { shards }) = parse(&answer) {
             lags.extend(shards.into_iter().map(|(shard, lag)| (Shard(shard), lag)));
         }
     }
@@ -231,10 +231,10 @@ pub async fn is_in_flight(
     delivery: DeliveryId,
 ) -> Result<bool> {
     let here = gateway.dispatcher.is_in_flight(endpoint, delivery);
-    let there = ask(gateway, tenant, endpoint, &Question::InFlight { endpoint, delivery }).await?;
-    Ok(here || there == Some(Answer::InFlight(true)))
+    let there = ask(gateway, tenant, endpoint, &NodeQuestion::InFlight { endpoint, delivery }).await?;
+    Ok(here || there == Some(NodeAnswer::InFlight(true)))
 }
 
-fn understand(text: &str) -> Option<Answer> {
+fn parse(text: &str) -> Option<NodeAnswer> {
     serde_json::from_str(text).inspect_err(|problem| warn!("another node's answer makes no sense: {problem}")).ok()
 }

@@ -13,12 +13,12 @@ use tokio::task::JoinSet;
 use tracing::{error, warn};
 
 use super::Gateway;
-use super::deliver::log_over;
-use crate::model::delivery::{Limits, after};
+use super::deliver::log_expired;
+use crate::model::delivery::{DeliveryTimeLimits, after};
 use crate::model::endpoint::{Endpoint, EndpointState};
-use crate::model::pace::about;
+use crate::model::rate::roughly;
 use crate::model::span::Span;
-use crate::store::{AskUntried, Error, Outcome, Overdue, Result, Settlement};
+use crate::store::{ClaimOutcome, Error, OverdueDelivery, Result, Settlement, UntriedQuery};
 
 /// How many are looked at together.
 const STEP: usize = 200;
@@ -30,58 +30,68 @@ const HELD: Duration = Duration::from_secs(60);
 const TROUBLE: Duration = Duration::from_secs(10);
 
 /// Knows when a delivery's time should be looked at next.
-pub struct Expiry {
+pub struct ExpirySchedule {
     /// How long a delivery may wait for its first attempt.
     pub hold_max: Span,
-    timer: Mutex<Timer>,
+    timer: Mutex<ExpiryTimer>,
     earlier: Notify,
 }
 
 /// What the expirer is doing.
 #[derive(Debug, Clone, Copy)]
-enum Timer {
+enum ExpiryTimer {
     /// It looks, and may miss what is noted meanwhile: the earliest of it.
     Looking(Timestamp),
     /// It sleeps until then.
     Sleeping(Timestamp),
 }
 
-impl Expiry {
+impl ExpirySchedule {
     /// Nothing is known yet.
     pub fn new(hold_max: Span) -> Self {
-        Self { hold_max, timer: Mutex::new(Timer::Looking(Timestamp::MAX)), earlier: Notify::new() }
+        Self { hold_max, timer: Mutex::new(ExpiryTimer::Looking(Timestamp::MAX)), earlier: Notify::new() }
     }
 
     /// A delivery's time should be looked at then.
-    pub fn note(&self, at: Timestamp) {
+    pub fn schedule_check(&self, at: Timestamp) {
         match &mut *self.timer() {
-            Timer::Looking(noted) => *noted = at.min(*noted),
-            Timer::Sleeping(until) if at < *until => self.earlier.notify_one(),
-            Timer::Sleeping(_) => {}
+            ExpiryTimer::Looking(noted) => *noted = at.min(*noted),
+            ExpiryTimer::Sleeping(until) if at < *until => self.earlier.notify_one(),
+            ExpiryTimer::Sleeping(_) => {}
         }
     }
 
     /// What limits a delivery to this endpoint at this moment.
-    pub fn limits<'a>(&self, endpoint: &'a Endpoint, expires_at: Option<Timestamp>, now: Timestamp) -> Limits<'a> {
-        Limits { policy: &endpoint.policy, held: endpoint.standing.held(now), hold_max: self.hold_max, expires_at }
+    pub fn limits<'a>(
+        &self,
+        endpoint: &'a Endpoint,
+        expires_at: Option<Timestamp>,
+        now: Timestamp,
+    ) -> DeliveryTimeLimits<'a> {
+        DeliveryTimeLimits {
+            policy: &endpoint.policy,
+            held: endpoint.status.held(now),
+            hold_max: self.hold_max,
+            expires_at,
+        }
     }
 
-    fn look(&self) {
-        *self.timer() = Timer::Looking(Timestamp::MAX);
+    fn check(&self) {
+        *self.timer() = ExpiryTimer::Looking(Timestamp::MAX);
     }
 
     /// Returns until when to sleep: what was noted meanwhile may be earlier.
     fn sleep(&self, until: Timestamp) -> Timestamp {
         let mut timer = self.timer();
         let until = match *timer {
-            Timer::Looking(noted) => until.min(noted),
-            Timer::Sleeping(_) => until,
+            ExpiryTimer::Looking(noted) => until.min(noted),
+            ExpiryTimer::Sleeping(_) => until,
         };
-        *timer = Timer::Sleeping(until);
+        *timer = ExpiryTimer::Sleeping(until);
         until
     }
 
-    fn timer(&self) -> std::sync::MutexGuard<'_, Timer> {
+    fn timer(&self) -> std::sync::MutexGuard<'_, ExpiryTimer> {
         self.timer.lock().expect("nothing panics while it is held")
     }
 
@@ -89,7 +99,7 @@ impl Expiry {
     /// often enough that it is never much older than it may be.
     /// Never ten minutes apart, whatever is drawn.
     fn walk_every(&self, draw: f64) -> Duration {
-        about((self.hold_max.0 / 24).clamp(Duration::from_secs(1), Duration::from_secs(545)), draw)
+        roughly((self.hold_max.0 / 24).clamp(Duration::from_secs(1), Duration::from_secs(545)), draw)
     }
 }
 
@@ -98,10 +108,10 @@ pub async fn run(gateway: Arc<Gateway>) {
     let (expiry, clock) = (gateway.expiry.clone(), gateway.clock.clone());
     let mut walk_at = clock.now();
     loop {
-        expiry.look();
+        expiry.check();
         let earlier = expiry.earlier.notified();
         let now = clock.now();
-        let next_at = match look_around(&gateway, walk_at <= now).await {
+        let next_at = match check_periodically(&gateway, walk_at <= now).await {
             Ok(next) => {
                 if walk_at <= now {
                     walk_at = after(now, expiry.walk_every(rand::random()));
@@ -110,7 +120,7 @@ pub async fn run(gateway: Arc<Gateway>) {
             }
             Err(problem) => {
                 warn!("could not look for deliveries whose time is over: {problem}");
-                after(now, about(TROUBLE, rand::random()))
+                after(now, roughly(TROUBLE, rand::random()))
             }
         };
         let until = expiry.sleep(next_at);
@@ -121,7 +131,7 @@ pub async fn run(gateway: Arc<Gateway>) {
     }
 }
 
-async fn look_around(gateway: &Arc<Gateway>, is_walk_due: bool) -> Result<Option<Timestamp>> {
+async fn check_periodically(gateway: &Arc<Gateway>, is_walk_due: bool) -> Result<Option<Timestamp>> {
     let walked = match is_walk_due {
         true => walk(gateway).await,
         false => Ok(()),
@@ -139,7 +149,7 @@ pub async fn sweep(gateway: &Arc<Gateway>) -> Result<Option<Timestamp>> {
         if page.found.is_empty() {
             return Ok(page.next_at);
         }
-        look_at_all(gateway, page.found).await?;
+        check_all(gateway, page.found).await?;
     }
 }
 
@@ -151,9 +161,9 @@ pub async fn walk(gateway: &Arc<Gateway>) -> Result<()> {
     for tenant in gateway.store.tenants() {
         let mut last = None;
         loop {
-            let ask = AskUntried { before, after: last, limit: STEP };
+            let ask = UntriedQuery { before, after: last, limit: STEP };
             let page = gateway.store.read_untried(&tenant.id, ask).await?;
-            look_at_all(gateway, page.found).await?;
+            check_all(gateway, page.found).await?;
             last = page.next;
             if last.is_none() {
                 break;
@@ -164,11 +174,11 @@ pub async fn walk(gateway: &Arc<Gateway>) -> Result<()> {
 }
 
 /// Together, so that one commit takes many.
-async fn look_at_all(gateway: &Arc<Gateway>, found: Vec<Overdue>) -> Result<()> {
+async fn check_all(gateway: &Arc<Gateway>, found: Vec<OverdueDelivery>) -> Result<()> {
     let mut looks = JoinSet::new();
     for overdue in found {
         let gateway = gateway.clone();
-        looks.spawn(async move { look(&gateway, overdue).await });
+        looks.spawn(async move { check_delivery(&gateway, overdue).await });
     }
     let mut outcome = Ok(());
     while let Some(looked) = looks.join_next().await {
@@ -186,12 +196,12 @@ async fn look_at_all(gateway: &Arc<Gateway>, found: Vec<Overdue>) -> Result<()> 
 }
 
 /// Ends a delivery if its time is over, or notes when to look again.
-async fn look(gateway: &Gateway, overdue: Overdue) -> Result<()> {
+async fn check_delivery(gateway: &Gateway, overdue: OverdueDelivery) -> Result<()> {
     let Some(endpoint) = gateway.store.any_endpoint(overdue.endpoint) else { return Ok(()) };
     let now = gateway.clock.now();
     let outcome = judge(gateway, &endpoint, &overdue, now);
     let over = match &outcome {
-        Outcome::Over { by, .. } => Some(*by),
+        ClaimOutcome::Over { by, .. } => Some(*by),
         _ => None,
     };
     let lease = gateway.store.lease(&endpoint.tenant, endpoint.id);
@@ -202,29 +212,29 @@ async fn look(gateway: &Gateway, overdue: Overdue) -> Result<()> {
         settled => settled?,
     };
     if let Some(by) = over.filter(|_| !settled.is_void) {
-        log_over(overdue.id, &endpoint, by);
-        gateway.teller.settled(endpoint.id, now, &settlement.outcome, &settled);
-        gateway.dispatcher.changed(endpoint.id, overdue.id, None);
+        log_expired(overdue.id, &endpoint, by);
+        gateway.notifier.settled(endpoint.id, now, &settlement.outcome, &settled);
+        gateway.dispatcher.delivery_changed(endpoint.id, overdue.id, None);
         gateway.dispatcher.admit(settled.freed);
     }
     Ok(())
 }
 
-fn judge(gateway: &Gateway, endpoint: &Endpoint, overdue: &Overdue, now: Timestamp) -> Outcome {
+fn judge(gateway: &Gateway, endpoint: &Endpoint, overdue: &OverdueDelivery, now: Timestamp) -> ClaimOutcome {
     let progress = overdue.progress;
     // Its answer decides, and settles when to look again.
     if gateway.dispatcher.is_in_flight(endpoint.id, overdue.id) {
-        return Outcome::LookAgain { at: after(now, IN_FLIGHT), progress };
+        return ClaimOutcome::LookAgain { at: after(now, IN_FLIGHT), progress };
     }
     let limits = gateway.expiry.limits(endpoint, overdue.expires_at, now);
     match progress.end(&limits) {
-        Some(end) if now > end.at => Outcome::Over { by: end.by, progress },
-        Some(end) if endpoint.standing.state == EndpointState::Active => {
-            Outcome::LookAgain { at: just_after(end.at), progress }
+        Some(end) if now > end.at => ClaimOutcome::Over { by: end.by, progress },
+        Some(end) if endpoint.status.state == EndpointState::Active => {
+            ClaimOutcome::LookAgain { at: just_after(end.at), progress }
         }
         // While it is held its end moves with the time.
-        Some(end) => Outcome::LookAgain { at: just_after(end.at).max(after(now, HELD)), progress },
-        None => Outcome::LookAgain { at: after(now, HELD), progress },
+        Some(end) => ClaimOutcome::LookAgain { at: just_after(end.at).max(after(now, HELD)), progress },
+        None => ClaimOutcome::LookAgain { at: after(now, HELD), progress },
     }
 }
 
@@ -239,10 +249,10 @@ mod tests {
 
     #[test]
     fn walks_are_not_in_step_and_never_ten_minutes_apart() {
-        let (month, minute) = (Expiry::new(Span::secs(30 * 86_400)), Expiry::new(Span::secs(60)));
+        let (month, minute) = (ExpirySchedule::new(Span::secs(30 * 86_400)), ExpirySchedule::new(Span::secs(60)));
         assert!(month.walk_every(0.1) < month.walk_every(0.9));
         assert!(month.walk_every(0.999_999) < Duration::from_secs(600));
         assert_eq!(minute.walk_every(0.5), Duration::from_millis(2_500));
-        assert_eq!(Expiry::new(Span::secs(1)).walk_every(0.5), Duration::from_secs(1));
+        assert_eq!(ExpirySchedule::new(Span::secs(1)).walk_every(0.5), Duration::from_secs(1));
     }
 }

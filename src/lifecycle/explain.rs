@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::Gateway;
-use super::felt::{About, felt};
+use super::live_status::{LiveStatusQuery, live_statuses};
 use super::waiting::outlook;
-use crate::model::explain::{Explanation, Facts, explain};
+use crate::model::explain::{Explanation, ExplanationFacts, explain};
 use crate::model::id::{DeliveryId, TenantId};
 use crate::store::{Error, Result};
 
@@ -27,8 +27,10 @@ pub async fn explain_delivery(
     };
     let mut endpoint = store.any_endpoint(delivery.endpoint_id);
     if let Some(endpoint) = &mut endpoint {
-        let about = About::endpoint(tenant, endpoint.id);
-        if let Some(health) = felt(gateway, vec![about]).await.remove(&endpoint.id).and_then(|felt| felt.health) {
+        let about = LiveStatusQuery::endpoint(tenant, endpoint.id);
+        if let Some(health) =
+            live_statuses(gateway, vec![about]).await.remove(&endpoint.id).and_then(|status| status.health)
+        {
             Arc::make_mut(endpoint).health = health;
         }
     }
@@ -37,7 +39,7 @@ pub async fn explain_delivery(
     let outlook = outlook(gateway, &delivery).await.on_wall(offset);
     let delivery = delivery.on_wall(offset);
     let endpoint = endpoint.map(|endpoint| Arc::unwrap_or_clone(endpoint).on_wall(offset));
-    Ok(explain(&Facts {
+    Ok(explain(&ExplanationFacts {
         delivery: &delivery,
         attempts: &attempts,
         endpoint: endpoint.as_ref(),

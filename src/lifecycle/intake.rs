@@ -9,7 +9,7 @@
 //! so that a link that got about is nobody's lever.
 //!
 //! Invariant: whatever a request holds of the account is given back when its
-//! [`Share`] is dropped, on every way out.
+//! [`IntakePermit`] is dropped, on every way out.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -20,7 +20,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::model::id::{DeliveryId, TenantId};
-use crate::model::pace::{Pace, Rate};
+use crate::model::rate::{Gcra, Rate};
 use crate::model::span::words;
 
 /// How many paces of a kind are kept before those that have rested are let go.
@@ -36,31 +36,31 @@ pub const FETCH_RATE: Rate = Rate { per_second: 1.0, burst: 20 };
 /// How much may come in.
 #[derive(Debug)]
 pub struct Intake {
-    paces: Mutex<Paces<TenantId>>,
-    tests: Mutex<Paces<TenantId>>,
-    fetches: Mutex<Paces<DeliveryId>>,
-    calls: Mutex<Paces<TenantId>>,
+    rates: Mutex<TenantRates<TenantId>>,
+    tests: Mutex<TenantRates<TenantId>>,
+    fetches: Mutex<TenantRates<DeliveryId>>,
+    calls: Mutex<TenantRates<TenantId>>,
     /// What tenants with limits are being taken in: deliveries and bytes.
-    coming: Mutex<HashMap<TenantId, (u64, u64)>>,
+    incoming: Mutex<HashMap<TenantId, (u64, u64)>>,
     bytes: AtomicUsize,
     bytes_max: usize,
     /// What each tenant holds of bodies that are still coming in.
-    lingering: Mutex<HashMap<TenantId, usize>>,
+    slow_bodies: Mutex<HashMap<TenantId, usize>>,
     waiting: AtomicUsize,
     waiting_max: usize,
 }
 
 /// The paces of those that were here of late.
 #[derive(Debug)]
-struct Paces<K> {
-    by_whom: HashMap<K, Pace>,
+struct TenantRates<K> {
+    by_whom: HashMap<K, Gcra>,
     /// With this many, those that have rested are let go of.
     full_at: usize,
 }
 
 /// How a tenant stands with its rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Standing {
+pub struct RateStatus {
     /// The rate.
     pub rate: Rate,
     /// How many more may come now.
@@ -73,9 +73,9 @@ pub struct Standing {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error(
     "tenant {tenant} may hand in {} events per second, {} at once, and {count} more are too many now; try again in {}, or have the tenant's ingest rate raised",
-    .standing.rate.per_second, .standing.rate.burst, words(*.ready_in)
+    .status.rate.per_second, .status.rate.burst, words(*.ready_in)
 )]
-pub struct Limited {
+pub struct RateLimited {
     /// Whose events they are.
     pub tenant: TenantId,
     /// How many came.
@@ -83,7 +83,7 @@ pub struct Limited {
     /// How long until as many may come.
     pub ready_in: Duration,
     /// How it stands.
-    pub standing: Standing,
+    pub status: RateStatus,
 }
 
 /// So much is being taken in that this request would be too much.
@@ -96,13 +96,13 @@ impl Intake {
     /// many wait for their commit.
     pub fn new(bytes_max: usize, waiting_max: usize) -> Self {
         Self {
-            paces: Mutex::default(),
+            rates: Mutex::default(),
             tests: Mutex::default(),
             fetches: Mutex::default(),
             calls: Mutex::default(),
-            coming: Mutex::default(),
+            incoming: Mutex::default(),
             bytes: AtomicUsize::new(0),
-            lingering: Mutex::default(),
+            slow_bodies: Mutex::default(),
             bytes_max,
             waiting: AtomicUsize::new(0),
             waiting_max,
@@ -110,15 +110,15 @@ impl Intake {
     }
 
     /// Never has too much; tenants keep to their rates all the same.
-    pub fn endless() -> Self {
+    pub fn unlimited() -> Self {
         Self::new(usize::MAX, usize::MAX)
     }
 
     /// Counts events against their tenant's rate, or says when they may come.
     /// More than a whole burst pass when the bucket is full, and are owed.
-    pub fn charge(&self, tenant: &TenantId, rate: Rate, count: usize, now: Timestamp) -> Result<(), Box<Limited>> {
+    pub fn charge(&self, tenant: &TenantId, rate: Rate, count: usize, now: Timestamp) -> Result<(), Box<RateLimited>> {
         let many = u32::try_from(count).unwrap_or(u32::MAX);
-        let mut paces = self.paces();
+        let mut paces = self.rates();
         let pace = paces.of(tenant, rate, now);
         if pace.ready_for(many) <= now {
             pace.take_many(many, now);
@@ -127,11 +127,11 @@ impl Intake {
         // Nobody can owe as much as that: the clock has been set back.
         let longest = Duration::from_secs_f64((f64::from(rate.burst) + OWED_MAX) / rate.per_second + 1.0);
         if until(pace.ready_for(many), now) > longest {
-            *pace = Pace::at_the_door(rate);
+            *pace = Gcra::at_ingest(rate);
             pace.take_many(rate.burst, now);
         }
         let (ready_in, standing) = (until(pace.ready_for(many), now), standing(pace, now));
-        Err(Box::new(Limited { tenant: tenant.clone(), count, ready_in, standing }))
+        Err(Box::new(RateLimited { tenant: tenant.clone(), count, ready_in, status: standing }))
     }
 
     /// Counts a test of an endpoint, or says how long until there may be one.
@@ -153,62 +153,62 @@ impl Intake {
 
     /// Deliveries and bytes of a tenant are being taken in, until what is
     /// returned is dropped. With it: what was being taken in before.
-    pub fn coming(&self, tenant: &TenantId, deliveries: u64, bytes: u64) -> (Coming<'_>, (u64, u64)) {
-        let mut coming = self.coming.lock().expect("counting does not panic");
+    pub fn admit_usage(&self, tenant: &TenantId, deliveries: u64, bytes: u64) -> (IncomingUsage<'_>, (u64, u64)) {
+        let mut coming = self.incoming.lock().expect("counting does not panic");
         let theirs = coming.entry(tenant.clone()).or_default();
         let before = *theirs;
         *theirs = (before.0 + deliveries, before.1 + bytes);
-        (Coming { intake: self, tenant: tenant.clone(), deliveries, bytes }, before)
+        (IncomingUsage { intake: self, tenant: tenant.clone(), deliveries, bytes }, before)
     }
 
     /// A tenant's rate was changed; what is left in its bucket stays.
     pub fn change(&self, tenant: &TenantId, rate: Rate, now: Timestamp) {
-        if let Some(pace) = self.paces().by_whom.get_mut(tenant) {
+        if let Some(pace) = self.rates().by_whom.get_mut(tenant) {
             pace.change(rate, now);
         }
     }
 
     /// How a tenant stands with its rate.
-    pub fn standing(&self, tenant: &TenantId, rate: Rate, now: Timestamp) -> Standing {
-        let mut pace = self.paces().by_whom.get(tenant).copied().unwrap_or(Pace::at_the_door(rate));
+    pub fn rate_status(&self, tenant: &TenantId, rate: Rate, now: Timestamp) -> RateStatus {
+        let mut pace = self.rates().by_whom.get(tenant).copied().unwrap_or(Gcra::at_ingest(rate));
         pace.change(rate, now);
         standing(&pace, now)
     }
 
     /// A request of a tenant's begins to come in.
-    pub fn share<'a>(&'a self, tenant: &'a TenantId) -> Share<'a> {
-        Share { intake: self, tenant, bytes: 0, lingering: 0, is_waiting: false }
+    pub fn permit<'a>(&'a self, tenant: &'a TenantId) -> IntakePermit<'a> {
+        IntakePermit { intake: self, tenant, bytes: 0, lingering: 0, is_waiting: false }
     }
 
-    fn lingering(&self) -> MutexGuard<'_, HashMap<TenantId, usize>> {
-        self.lingering.lock().expect("counting does not panic")
+    fn slow_bodies(&self) -> MutexGuard<'_, HashMap<TenantId, usize>> {
+        self.slow_bodies.lock().expect("counting does not panic")
     }
 
-    fn paces(&self) -> MutexGuard<'_, Paces<TenantId>> {
-        self.paces.lock().expect("counting does not panic")
+    fn rates(&self) -> MutexGuard<'_, TenantRates<TenantId>> {
+        self.rates.lock().expect("counting does not panic")
     }
 }
 
-fn standing(pace: &Pace, now: Timestamp) -> Standing {
+fn standing(pace: &Gcra, now: Timestamp) -> RateStatus {
     let rate = pace.rate();
-    Standing { rate, left: pace.left(now), full_in: until(pace.ready_for(rate.burst), now) }
+    RateStatus { rate, left: pace.left(now), full_in: until(pace.ready_for(rate.burst), now) }
 }
 
 fn until(at: Timestamp, now: Timestamp) -> Duration {
     Duration::from_millis(u64::try_from(at.as_millisecond() - now.as_millisecond()).unwrap_or(0))
 }
 
-impl<K> Default for Paces<K> {
+impl<K> Default for TenantRates<K> {
     fn default() -> Self {
         Self { by_whom: HashMap::new(), full_at: PACES_LEAST }
     }
 }
 
-impl<K: Clone + Eq + Hash> Paces<K> {
+impl<K: Clone + Eq + Hash> TenantRates<K> {
     /// Counts one, or says how long until there may be one.
     fn charge(&mut self, whom: &K, rate: Rate, now: Timestamp) -> Result<(), Duration> {
         let pace = self.of(whom, rate, now);
-        pace.mend(now);
+        pace.correct_clock_jump(now);
         if pace.is_ready(now) {
             pace.take(now);
             return Ok(());
@@ -217,10 +217,10 @@ impl<K: Clone + Eq + Hash> Paces<K> {
     }
 
     /// Someone's pace, at the rate it has now.
-    fn of(&mut self, whom: &K, rate: Rate, now: Timestamp) -> &mut Pace {
+    fn of(&mut self, whom: &K, rate: Rate, now: Timestamp) -> &mut Gcra {
         if !self.by_whom.contains_key(whom) {
-            self.make_room(now);
-            self.by_whom.insert(whom.clone(), Pace::at_the_door(rate));
+            self.forget_idle_rates(now);
+            self.by_whom.insert(whom.clone(), Gcra::at_ingest(rate));
         }
         let pace = self.by_whom.get_mut(whom).expect("it was just put there");
         pace.change(rate, now);
@@ -228,9 +228,9 @@ impl<K: Clone + Eq + Hash> Paces<K> {
     }
 
     /// Nothing is lost with a pace that has rested: it would begin the same.
-    fn make_room(&mut self, now: Timestamp) {
+    fn forget_idle_rates(&mut self, now: Timestamp) {
         if self.by_whom.len() >= self.full_at {
-            self.by_whom.retain(|_, pace| !pace.is_rested(now));
+            self.by_whom.retain(|_, pace| !pace.is_full(now));
             self.full_at = PACES_LEAST.max(2 * self.by_whom.len());
         }
     }
@@ -238,16 +238,16 @@ impl<K: Clone + Eq + Hash> Paces<K> {
 
 /// What one request brings to its tenant's limits, until it is written.
 #[derive(Debug)]
-pub struct Coming<'a> {
+pub struct IncomingUsage<'a> {
     intake: &'a Intake,
     tenant: TenantId,
     deliveries: u64,
     bytes: u64,
 }
 
-impl Drop for Coming<'_> {
+impl Drop for IncomingUsage<'_> {
     fn drop(&mut self) {
-        let mut coming = self.intake.coming.lock().expect("counting does not panic");
+        let mut coming = self.intake.incoming.lock().expect("counting does not panic");
         if let Some(theirs) = coming.get_mut(&self.tenant) {
             *theirs = (theirs.0 - self.deliveries, theirs.1 - self.bytes);
             if *theirs == (0, 0) {
@@ -259,7 +259,7 @@ impl Drop for Coming<'_> {
 
 /// What one request holds of the account; given back when it is dropped.
 #[derive(Debug)]
-pub struct Share<'a> {
+pub struct IntakePermit<'a> {
     intake: &'a Intake,
     tenant: &'a TenantId,
     bytes: usize,
@@ -268,14 +268,14 @@ pub struct Share<'a> {
     is_waiting: bool,
 }
 
-impl Share<'_> {
+impl IntakePermit<'_> {
     /// More of the body has come. A request that is alone may hold any
     /// amount, so that one is always possible.
     pub fn grow(&mut self, bytes: usize) -> Result<(), Overload> {
         let Intake { bytes: held, bytes_max, .. } = self.intake;
         let more = |held: usize| {
-            let grown = held.saturating_add(bytes);
-            (grown <= *bytes_max || held == self.bytes).then_some(grown)
+            let growth = held.saturating_add(bytes);
+            (growth <= *bytes_max || held == self.bytes).then_some(growth)
         };
         held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| Overload)?;
         self.bytes += bytes;
@@ -285,10 +285,10 @@ impl Share<'_> {
     /// The rest of the body is still to come. Of such bodies a tenant may hold
     /// three times what is left: so however many send slowly on purpose, there
     /// is something left for whoever comes next.
-    pub fn linger(&mut self) -> Result<(), Overload> {
+    pub fn await_rest_of_body(&mut self) -> Result<(), Overload> {
         let held = self.intake.bytes.load(Ordering::Relaxed);
         let left = self.intake.bytes_max.saturating_sub(held);
-        let mut lingering = self.intake.lingering();
+        let mut lingering = self.intake.slow_bodies();
         let theirs = lingering.get(self.tenant).copied().unwrap_or(0) - self.lingering + self.bytes;
         if theirs > left.saturating_mul(3) && held != self.bytes {
             return Err(Overload);
@@ -308,11 +308,11 @@ impl Share<'_> {
     }
 }
 
-impl Drop for Share<'_> {
+impl Drop for IntakePermit<'_> {
     fn drop(&mut self) {
         self.intake.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
         if self.lingering > 0 {
-            let mut lingering = self.intake.lingering();
+            let mut lingering = self.intake.slow_bodies();
             match lingering.get(self.tenant).copied().unwrap_or(0) - self.lingering {
                 0 => lingering.remove(self.tenant),
                 theirs => lingering.insert(self.tenant.clone(), theirs),
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn tests_of_endpoints_are_counted_apart_and_per_tenant() {
-        let intake = Intake::endless();
+        let intake = Intake::unlimited();
         for n in 0..TEST_RATE.burst {
             assert_eq!(intake.charge_test(&tenant("a"), at(0)), Ok(()), "{n}");
         }
@@ -351,14 +351,14 @@ mod tests {
 
     #[test]
     fn a_whole_burst_passes_and_the_next_one_is_told_when() {
-        let intake = Intake::endless();
+        let intake = Intake::unlimited();
         for n in (0..5).rev() {
             intake.charge(&tenant("a"), SLOW, 1, at(0)).unwrap();
-            assert_eq!(intake.standing(&tenant("a"), SLOW, at(0)).left, n);
+            assert_eq!(intake.rate_status(&tenant("a"), SLOW, at(0)).left, n);
         }
         let limited = intake.charge(&tenant("a"), SLOW, 1, at(0)).unwrap_err();
-        assert_eq!((limited.ready_in, limited.standing.left), (Duration::from_millis(100), 0));
-        assert_eq!(limited.standing.full_in, Duration::from_millis(500));
+        assert_eq!((limited.ready_in, limited.status.left), (Duration::from_millis(100), 0));
+        assert_eq!(limited.status.full_in, Duration::from_millis(500));
         let sentence = limited.to_string();
         assert!(sentence.contains("tenant a may hand in 10 events per second, 5 at once"), "{sentence}");
         intake.charge(&tenant("b"), SLOW, 5, at(0)).unwrap();
@@ -369,10 +369,10 @@ mod tests {
 
     #[test]
     fn a_batch_over_the_burst_passes_when_the_bucket_is_full_and_is_owed() {
-        let intake = Intake::endless();
+        let intake = Intake::unlimited();
         intake.charge(&tenant("a"), SLOW, 1, at(0)).unwrap();
         let limited = intake.charge(&tenant("a"), SLOW, 20, at(0)).unwrap_err();
-        assert_eq!((limited.ready_in, limited.standing.left), (Duration::from_millis(100), 4));
+        assert_eq!((limited.ready_in, limited.status.left), (Duration::from_millis(100), 4));
         intake.charge(&tenant("a"), SLOW, 20, at(200)).unwrap();
         assert!(intake.charge(&tenant("a"), SLOW, 1, at(1_799)).is_err(), "15 are owed, and then one is wanted");
         intake.charge(&tenant("a"), SLOW, 1, at(1_801)).unwrap();
@@ -380,7 +380,7 @@ mod tests {
 
     #[test]
     fn another_rate_counts_at_once_and_is_no_fresh_burst() {
-        let intake = Intake::endless();
+        let intake = Intake::unlimited();
         let hourly = Rate { per_second: 0.001, burst: 1 };
         let fast = Rate { per_second: 1_000.0, burst: 100 };
         intake.charge(&tenant("a"), hourly, 1, at(0)).unwrap();
@@ -393,7 +393,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_was_set_back_limits_nobody_for_long() {
-        let intake = Intake::endless();
+        let intake = Intake::unlimited();
         intake.charge(&tenant("a"), SLOW, 5, at(0)).unwrap();
         let limited = intake.charge(&tenant("a"), SLOW, 1, at(-3_600_000)).unwrap_err();
         assert!(limited.ready_in <= Duration::from_millis(101), "{:?}", limited.ready_in);
@@ -402,13 +402,13 @@ mod tests {
 
     #[test]
     fn rested_paces_are_let_go_of_and_others_stay() {
-        let intake = Intake::endless();
+        let intake = Intake::unlimited();
         let daily = Rate { per_second: 0.001, burst: 1 };
         intake.charge(&tenant("debtor"), daily, 1, at(0)).unwrap();
         for n in 0..100_000 {
             intake.charge(&tenant(&format!("t{n}")), SLOW, 1, at(n)).unwrap();
         }
-        let kept = intake.paces().by_whom.len();
+        let kept = intake.rates().by_whom.len();
         assert!(kept <= PACES_LEAST, "{kept} are kept");
         assert!(intake.charge(&tenant("debtor"), daily, 1, at(100_000)).is_err(), "a debt is not forgotten");
     }
@@ -416,17 +416,17 @@ mod tests {
     #[test]
     fn bytes_are_held_until_the_share_is_dropped() {
         let (intake, a) = (Intake::new(100, 10), tenant("a"));
-        let (mut slow, mut other) = (intake.share(&a), intake.share(&a));
+        let (mut slow, mut other) = (intake.permit(&a), intake.permit(&a));
         slow.grow(60).unwrap();
         other.grow(40).unwrap();
         assert_eq!(other.grow(1), Err(Overload), "the account is full");
         assert_eq!(slow.grow(1), Err(Overload));
         drop(other);
         slow.grow(40).unwrap();
-        assert_eq!(intake.share(&a).grow(1), Err(Overload));
+        assert_eq!(intake.permit(&a).grow(1), Err(Overload));
         drop(slow);
         assert_eq!(intake.bytes.load(Ordering::Relaxed), 0);
-        intake.share(&a).grow(100).unwrap();
+        intake.permit(&a).grow(100).unwrap();
     }
 
     #[test]
@@ -437,37 +437,37 @@ mod tests {
         for greedy in &tenants {
             let before = shares.len();
             loop {
-                let mut share = intake.share(greedy);
-                if share.grow(1_000).and_then(|()| share.linger()).is_err() {
+                let mut share = intake.permit(greedy);
+                if share.grow(1_000).and_then(|()| share.await_rest_of_body()).is_err() {
                     break;
                 }
                 shares.push(share);
             }
             assert!(shares.len() > before, "there was something left for {greedy}");
         }
-        assert_eq!(intake.share(&tenant("next")).grow(1_000), Ok(()));
+        assert_eq!(intake.permit(&tenant("next")).grow(1_000), Ok(()));
         // One that grows is counted once.
         let mut last = shares.pop().unwrap();
         shares.clear();
         last.grow(10).unwrap();
-        last.linger().unwrap();
-        assert_eq!(intake.lingering().values().sum::<usize>(), 1_010);
+        last.await_rest_of_body().unwrap();
+        assert_eq!(intake.slow_bodies().values().sum::<usize>(), 1_010);
         drop(last);
-        assert!(intake.lingering().is_empty() && intake.bytes.load(Ordering::Relaxed) == 0);
+        assert!(intake.slow_bodies().is_empty() && intake.bytes.load(Ordering::Relaxed) == 0);
     }
 
     #[test]
     fn one_request_is_always_possible_however_large() {
         let (intake, a, b) = (Intake::new(10, 1), tenant("a"), tenant("b"));
-        let mut only = intake.share(&a);
+        let mut only = intake.permit(&a);
         only.grow(8).unwrap();
         only.grow(1_000).unwrap();
-        only.linger().unwrap();
+        only.await_rest_of_body().unwrap();
         only.wait().unwrap();
-        let mut other = intake.share(&b);
+        let mut other = intake.permit(&b);
         assert_eq!((other.grow(1), other.wait()), (Err(Overload), Err(Overload)));
         drop((only, other));
-        let mut next = intake.share(&b);
+        let mut next = intake.permit(&b);
         next.grow(11).unwrap();
         next.wait().unwrap();
     }

@@ -18,8 +18,8 @@ use jiff::Timestamp;
 
 use super::Gateway;
 use super::deliver::body::envelope;
-use super::retain::Retention;
-use crate::model::delivery::{Delivery, State, after};
+use super::retention::Retention;
+use crate::model::delivery::{Delivery, DeliveryState, after};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::span::words;
 use crate::store::{Claim, Error};
@@ -34,7 +34,7 @@ pub struct Links {
 
 /// What a link led to.
 #[derive(Debug)]
-pub struct Found {
+pub struct LinkedData {
     /// The event, as the format `envelope` has it.
     pub body: Bytes,
     /// Its id.
@@ -45,7 +45,7 @@ pub struct Found {
 
 /// Why a link leads nowhere.
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum NotServed {
+pub enum LinkRefusal {
     /// It was not made here, or was changed on its way.
     #[error("the signature of this link is not ours; use the data_url as it was sent, without a change")]
     Foreign,
@@ -89,11 +89,11 @@ impl Links {
     }
 
     /// Whether a delivery's time is over, swept yet or not.
-    fn is_over(&self, delivery: &Delivery, now: Timestamp) -> bool {
+    fn is_expired(&self, delivery: &Delivery, now: Timestamp) -> bool {
         let kept = match delivery.state {
-            State::Waiting => return false,
-            State::Delivered | State::Cancelled => self.retention.finished,
-            State::Dead => self.retention.dead,
+            DeliveryState::Waiting => return false,
+            DeliveryState::Delivered | DeliveryState::Cancelled => self.retention.finished,
+            DeliveryState::Dead => self.retention.dead,
         };
         delivery.finished_at.is_some_and(|finished_at| after(finished_at, kept.0) < now)
     }
@@ -110,19 +110,19 @@ pub async fn follow(
     tenant: &TenantId,
     delivery: DeliveryId,
     signature: &str,
-) -> Result<Found, NotServed> {
+) -> Result<LinkedData, LinkRefusal> {
     let now = gateway.clock.now();
     if !gateway.links.is_ours(tenant, delivery, signature) {
-        return Err(NotServed::Foreign);
+        return Err(LinkRefusal::Foreign);
     }
-    gateway.intake.charge_fetch(delivery, now).map_err(NotServed::TooOften)?;
+    gateway.intake.charge_fetch(delivery, now).map_err(LinkRefusal::TooOften)?;
     // It was there once: the signature says so.
-    let found = gateway.store.delivery(tenant, delivery).await?.ok_or(NotServed::Over)?;
+    let found = gateway.store.delivery(tenant, delivery).await?.ok_or(LinkRefusal::Over)?;
     let is_live = gateway.store.endpoint(tenant, found.endpoint_id).is_some();
-    if !is_live || gateway.links.is_over(&found, now) {
-        return Err(NotServed::Over);
+    if !is_live || gateway.links.is_expired(&found, now) {
+        return Err(LinkRefusal::Over);
     }
-    let record = gateway.store.event(tenant, &found.event_id).await?.ok_or(NotServed::Over)?;
+    let record = gateway.store.event(tenant, &found.event_id).await?.ok_or(LinkRefusal::Over)?;
     if record.event.is_expunged() {
         return Err(Error::Expunged(found.event_id).into());
     }
@@ -130,7 +130,7 @@ pub async fn follow(
         return Err(Error::Damaged(found.event_id).into());
     }
     let claim = Claim::of(found, record.event);
-    Ok(Found { body: envelope(&claim), event: claim.event.id.clone(), endpoint: claim.endpoint })
+    Ok(LinkedData { body: envelope(&claim), event: claim.event.id.clone(), endpoint: claim.endpoint })
 }
 
 #[cfg(test)]

@@ -19,16 +19,16 @@
 
 use std::sync::Arc;
 
+use self::disk_space::DiskSpace;
 use self::dispatch::Dispatcher;
-use self::expire::Expiry;
+use self::expire::ExpirySchedule;
 use self::intake::Intake;
 use self::links::Links;
-use self::mail::Postmaster;
-use self::space::Space;
-use self::tell::Teller;
+use self::mail::MailQueue;
+use self::notifier::Notifier;
 use crate::clock::Clock;
 use crate::metrics::Metrics;
-use crate::model::pace::Rate;
+use crate::model::rate::Rate;
 use crate::model::tenant::Tenant;
 use crate::store::Store;
 
@@ -36,19 +36,19 @@ pub mod accept;
 pub mod change;
 pub mod cluster;
 pub mod deliver;
+pub mod disk_space;
 pub mod dispatch;
 pub mod egress;
 pub mod expire;
 pub mod explain;
-pub mod felt;
 pub mod intake;
 pub mod links;
+pub mod live_status;
 pub mod mail;
-pub mod retain;
-pub mod room;
+pub mod notifier;
+pub mod retention;
 pub mod scrub;
-pub mod space;
-pub mod tell;
+pub mod storage_admission;
 pub mod waiting;
 
 /// What every door works with.
@@ -58,15 +58,15 @@ pub struct Gateway {
     /// What starts attempts.
     pub dispatcher: Dispatcher,
     /// What knows whose time is over.
-    pub expiry: Arc<Expiry>,
+    pub expiry: Arc<ExpirySchedule>,
     /// What tells the time.
     pub clock: Arc<dyn Clock>,
     /// Whether there is room for more.
-    pub space: Space,
+    pub space: DiskSpace,
     /// What writes to the owners of endpoints.
-    pub mail: Postmaster,
+    pub mail: MailQueue,
     /// What counts and tells.
-    pub teller: Teller,
+    pub notifier: Notifier,
     /// How much may come in.
     pub intake: Intake,
     /// What makes the links of thin events, and knows them again.

@@ -8,8 +8,8 @@ use tracing::{error, info, warn};
 use super::Gateway;
 use crate::clock::Clock;
 use crate::model::delivery::after;
-use crate::model::pace::about;
-use crate::store::{Queue, Result, ScrubStep};
+use crate::model::rate::roughly;
+use crate::store::{DeliveryQueue, Result, ScrubStep};
 
 /// How many events are looked at together.
 const STEP: usize = 100;
@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_secs(3_600);
 /// Looks at everything again and again, for ever.
 pub async fn run(gateway: std::sync::Arc<Gateway>) {
     let clock = gateway.clock.clone();
-    clock.sleep_until(after(clock.now(), about(Duration::from_secs(30), rand::random()))).await;
+    clock.sleep_until(after(clock.now(), roughly(Duration::from_secs(30), rand::random()))).await;
     loop {
         match pass(&gateway).await {
             Ok((checked, 0)) => {
@@ -37,14 +37,14 @@ pub async fn run(gateway: std::sync::Arc<Gateway>) {
                 warn!("comparing stored events with their checksums stopped, and begins anew later: {problem}")
             }
         }
-        clock.sleep_until(after(clock.now(), about(PAUSE, rand::random()))).await;
+        clock.sleep_until(after(clock.now(), roughly(PAUSE, rand::random()))).await;
     }
 }
 
 /// Looks at everything once; returns how many events there were, and how many
 /// of them are damaged.
 async fn pass(gateway: &Gateway) -> Result<(usize, usize)> {
-    let (store, clock): (&dyn Queue, &dyn Clock) = (gateway.store.as_ref(), gateway.clock.as_ref());
+    let (store, clock): (&dyn DeliveryQueue, &dyn Clock) = (gateway.store.as_ref(), gateway.clock.as_ref());
     let (mut checked, mut damaged, mut next) = (0, 0, Some(0));
     while let Some(from) = next {
         let began = clock.now();

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::Gateway;
-use super::dispatch::limits::Hold;
-use super::felt::{About, Felt, felt};
-use crate::model::delivery::{Delivery, Outlook, State, WaitingFor, after};
+use super::dispatch::limits::NodeBlocker;
+use super::live_status::{LiveStatus, LiveStatusQuery, live_statuses};
+use crate::model::delivery::{Delivery, DeliveryState, Outlook, WaitingFor, after};
 use crate::model::endpoint::EndpointState;
 use crate::model::id::EndpointId;
 
@@ -21,26 +21,26 @@ pub async fn outlook(gateway: &Gateway, delivery: &Delivery) -> Outlook {
 /// Tells the outlook of each; other nodes are asked once for all of them.
 pub async fn outlooks(gateway: &Gateway, deliveries: &[Delivery]) -> Vec<Outlook> {
     let now = gateway.clock.now();
-    let mut about: HashMap<EndpointId, About> = HashMap::new();
+    let mut about: HashMap<EndpointId, LiveStatusQuery> = HashMap::new();
     let may_be_open = |delivery: &&Delivery| match delivery.state {
-        State::Waiting => true,
-        State::Cancelled => delivery.finished_at.is_some_and(|at| after(at, ON_THE_WIRE) > now),
-        State::Delivered | State::Dead => false,
+        DeliveryState::Waiting => true,
+        DeliveryState::Cancelled => delivery.finished_at.is_some_and(|at| after(at, ON_THE_WIRE) > now),
+        DeliveryState::Delivered | DeliveryState::Dead => false,
     };
     for delivery in deliveries.iter().filter(may_be_open) {
         let endpoint = delivery.endpoint_id;
-        let about = about.entry(endpoint).or_insert_with(|| About::endpoint(&delivery.tenant, endpoint));
+        let about = about.entry(endpoint).or_insert_with(|| LiveStatusQuery::endpoint(&delivery.tenant, endpoint));
         about.deliveries.push(delivery.id);
         about.lanes.extend(delivery.lane.clone());
     }
-    let felt = felt(gateway, about.into_values().collect()).await;
-    deliveries.iter().map(|delivery| outlook_of(gateway, delivery, felt.get(&delivery.endpoint_id))).collect()
+    let statuses = live_statuses(gateway, about.into_values().collect()).await;
+    deliveries.iter().map(|delivery| outlook_of(gateway, delivery, statuses.get(&delivery.endpoint_id))).collect()
 }
 
-fn outlook_of(gateway: &Gateway, delivery: &Delivery, felt: Option<&Felt>) -> Outlook {
+fn outlook_of(gateway: &Gateway, delivery: &Delivery, status: Option<&LiveStatus>) -> Outlook {
     // A cancelled one may still be on the wire.
-    let is_in_flight = felt.is_some_and(|felt| felt.in_flight.contains(&delivery.id));
-    if delivery.state != State::Waiting {
+    let is_in_flight = status.is_some_and(|status| status.in_flight.contains(&delivery.id));
+    if delivery.state != DeliveryState::Waiting {
         return Outlook { is_in_flight, ..Outlook::default() };
     }
     let now = gateway.clock.now();
@@ -53,25 +53,25 @@ fn outlook_of(gateway: &Gateway, delivery: &Delivery, felt: Option<&Felt>) -> Ou
     if is_in_flight {
         return Outlook { is_in_flight: true, end, ..Outlook::default() };
     }
-    let health = felt.and_then(|felt| felt.health.as_ref()).unwrap_or(&endpoint.health);
+    let health = status.and_then(|status| status.health.as_ref()).unwrap_or(&endpoint.health);
     let open_until = health.open_until().filter(|until| *until > now && !delivery.is_urgent);
     let is_open = health.open_until().is_some();
-    let hold = felt.map_or(Hold::Free, |felt| felt.hold);
-    let is_busy = |lane: &String| felt.is_some_and(|felt| felt.busy_lanes.contains(lane));
+    let hold = status.map_or(NodeBlocker::Free, |status| status.blocker);
+    let is_busy = |lane: &String| status.is_some_and(|status| status.busy_lanes.contains(lane));
     let is_lane_busy = delivery.lane.as_ref().is_some_and(is_busy);
-    let waiting_for = match endpoint.standing.state {
+    let waiting_for = match endpoint.status.state {
         EndpointState::Disabled => WaitingFor::Disabled,
         EndpointState::Paused => WaitingFor::Pause,
         EndpointState::Active if delivery.is_behind || is_lane_busy => WaitingFor::Key,
         EndpointState::Active if delivery.due_at > now => WaitingFor::Due,
         EndpointState::Active if quiet_until.is_some() => WaitingFor::Backpressure,
         // Half-open, one after the other is tried.
-        EndpointState::Active if is_open && (open_until.is_some() || hold != Hold::Free) => WaitingFor::Breaker,
+        EndpointState::Active if is_open && (open_until.is_some() || hold != NodeBlocker::Free) => WaitingFor::Breaker,
         EndpointState::Active => match hold {
             // Due, and nothing in its way: it starts this very moment.
-            Hold::Free => WaitingFor::Due,
-            Hold::Rate(_) => WaitingFor::Rate,
-            Hold::Slot => WaitingFor::Slot,
+            NodeBlocker::Free => WaitingFor::Due,
+            NodeBlocker::Rate(_) => WaitingFor::Rate,
+            NodeBlocker::Slot => WaitingFor::Slot,
         },
     };
     let soonest = delivery.due_at.max(now).max(quiet_until.unwrap_or(now));
@@ -82,7 +82,7 @@ fn outlook_of(gateway: &Gateway, delivery: &Delivery, felt: Option<&Felt>) -> Ou
         (WaitingFor::Breaker | WaitingFor::Backpressure | WaitingFor::Due, _) => {
             Some(soonest.max(open_until.unwrap_or(now)))
         }
-        (WaitingFor::Rate, Hold::Rate(until)) => Some(soonest.max(until)),
+        (WaitingFor::Rate, NodeBlocker::Rate(until)) => Some(soonest.max(until)),
         (WaitingFor::Rate | WaitingFor::Slot, _) => Some(soonest),
     };
     // What would come too late does not come.

@@ -1,8 +1,8 @@
 //! Every value a label can have. There are no others.
 
-use super::figures::Label;
+use super::families::Label;
 use crate::model::attempt::{Attempt, FailureKind};
-use crate::model::delivery::Cause;
+use crate::model::delivery::DeadCause;
 use crate::model::verdict::Verdict;
 
 macro_rules! label_values {
@@ -20,7 +20,7 @@ macro_rules! label_values {
 
 label_values! {
     /// Whose limit a request came up against.
-    Limit {
+    LimitOwner {
         /// Its tenant's.
         Tenant = "tenant",
         /// That of the whole gateway.
@@ -30,7 +30,7 @@ label_values! {
 
 label_values! {
     /// What became of a request for the data of a thin event.
-    Fetch {
+    FetchResult {
         /// It was handed out.
         Served = "served",
         /// The link was not one of ours.
@@ -48,7 +48,7 @@ label_values! {
 
 label_values! {
     /// Why a request was refused for who asks.
-    AuthFailure {
+    AuthFailureKind {
         /// It had no token.
         Missing = "missing",
         /// Its token is not one of ours, was revoked, or cannot be read.
@@ -64,7 +64,7 @@ label_values! {
     }
 }
 
-impl AuthFailure {
+impl AuthFailureKind {
     /// All of them.
     pub const ALL: [Self; 6] =
         [Self::Missing, Self::Wrong, Self::Expired, Self::MissingRight, Self::OtherTenant, Self::Link];
@@ -89,7 +89,7 @@ label_values! {
 
 label_values! {
     /// Why an endpoint was paused or disabled.
-    Pause {
+    PauseReason {
         /// A person asked for it.
         Person = "person",
         /// It refused too many in a row.
@@ -103,7 +103,7 @@ label_values! {
 
 label_values! {
     /// What something that was due had to wait for.
-    Wait {
+    WaitReason {
         /// A rate.
         Rate = "rate",
         /// The tenant's share of the slots.
@@ -113,7 +113,7 @@ label_values! {
 
 label_values! {
     /// How a mail ended.
-    Mail {
+    MailResult {
         /// The mail server took it.
         Sent = "sent",
         /// It did not.
@@ -123,14 +123,14 @@ label_values! {
 
 /// How a delivery ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum DeliveryEnd {
     Delivered,
     Cancelled,
-    Dead(Cause),
+    Dead(DeadCause),
 }
 
-impl End {
-    /// The state and the cause of each end, by [`End::place`].
+impl DeliveryEnd {
+    /// The state and the cause of each end, by [`DeliveryEnd::place`].
     const ALL: [(&'static str, &'static str); 8] = [
         ("delivered", "none"),
         ("cancelled", "none"),
@@ -146,12 +146,12 @@ impl End {
         match self {
             Self::Delivered => 0,
             Self::Cancelled => 1,
-            Self::Dead(Cause::Exhausted) => 2,
-            Self::Dead(Cause::Expired) => 3,
-            Self::Dead(Cause::Refused) => 4,
-            Self::Dead(Cause::Gone) => 5,
-            Self::Dead(Cause::Poisoned) => 6,
-            Self::Dead(Cause::Damaged) => 7,
+            Self::Dead(DeadCause::Exhausted) => 2,
+            Self::Dead(DeadCause::Expired) => 3,
+            Self::Dead(DeadCause::Refused) => 4,
+            Self::Dead(DeadCause::Gone) => 5,
+            Self::Dead(DeadCause::Poisoned) => 6,
+            Self::Dead(DeadCause::Damaged) => 7,
         }
     }
 

@@ -15,19 +15,21 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Unit;
 
-use self::figures::{Book, BySet, Counters, Histogram, Levels};
-use self::labels::{End, attempt_place, attempt_sets, each, early_place, early_sets, refusal_place, refusal_sets};
+use self::families::{CounterFamily, GaugeFamily, Histogram, LabelledFamily, MetricsRegistry};
+use self::labels::{
+    DeliveryEnd, attempt_place, attempt_sets, each, early_place, early_sets, refusal_place, refusal_sets,
+};
 use crate::model::attempt::Attempt;
-use crate::model::delivery::Cause;
-use crate::model::next::Next;
+use crate::model::delivery::DeadCause;
+use crate::model::next_state::NextState;
 use crate::model::verdict::Verdict;
 
-mod figures;
+mod families;
 mod gauges;
 mod labels;
 
-pub use gauges::{Breakers, Endpoints, Gauges};
-pub use labels::{AuthFailure, BreakerMove, Fetch, Limit, Mail, Pause, Wait};
+pub use gauges::{BreakerCounts, EndpointCounts, Gauges};
+pub use labels::{AuthFailureKind, BreakerMove, FetchResult, LimitOwner, MailResult, PauseReason, WaitReason};
 
 #[cfg(test)]
 mod tests;
@@ -56,40 +58,40 @@ pub struct Metrics {
     events_accepted: Counter,
     event_data: Counter,
     events_duplicate: Counter,
-    ingest_refused: Counters,
-    ingest_limited: Counters,
+    ingest_refused: CounterFamily,
+    ingest_limited: CounterFamily,
     storage_refused: Counter,
-    fetches: Counters,
-    auth_failures: Counters,
+    fetches: CounterFamily,
+    auth_failures: CounterFamily,
     accept_duration: Histogram,
-    attempts: Counters,
+    attempts: CounterFamily,
     attempt_duration: Histogram,
-    early_attempts: Counters,
+    early_attempts: CounterFamily,
     first_attempt_delay: Histogram,
     put_back: Counter,
-    stumbles: Counter,
+    internal_errors: Counter,
     damaged_events: Counter,
     stale_writes: Counter,
-    deliveries_finished: Counters,
-    delivery_attempts: BySet<Histogram>,
+    deliveries_finished: CounterFamily,
+    delivery_attempts: LabelledFamily<Histogram>,
     time_to_deliver: Histogram,
-    breaker_transitions: Counters,
-    endpoint_pauses: Counters,
+    breaker_transitions: CounterFamily,
+    endpoint_pauses: CounterFamily,
     lane_blocks: Counter,
     lane_unblocks: Counter,
-    waits: Counters,
+    waits: CounterFamily,
     operational_events: Counter,
-    mails: Counters,
-    commits: Arc<Commits>,
-    book: Book,
+    mails: CounterFamily,
+    commits: Arc<CommitMetrics>,
+    registry: MetricsRegistry,
 }
 
 impl Metrics {
     /// Everything at zero, for a process that started then.
     pub fn new(started_at: Timestamp) -> Self {
-        let mut book = Book::default();
+        let mut book = MetricsRegistry::default();
         book.enter("build", "The version that runs", Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]));
-        let started = Levels::of(Some(started_at.as_millisecond() as f64 / 1e3));
+        let started = GaugeFamily::of(Some(started_at.as_millisecond() as f64 / 1e3));
         book.enter_in(Unit::Seconds, "start_time", "When the process started, in seconds since 1970", started);
         Self {
             events_accepted: book.counter("events_accepted", "Events accepted, duplicates left out"),
@@ -103,18 +105,18 @@ impl Metrics {
             ingest_limited: book.counters(
                 "ingest_limited",
                 "Requests to take events that came up against a limit",
-                each("by", Limit::TEXTS),
+                each("by", LimitOwner::TEXTS),
             ),
             storage_refused: book.counter("storage_refused", "Times that events were turned away for want of space"),
             fetches: book.counters(
                 "data_fetches",
                 "Requests for the data of thin events, by what became of them",
-                each("outcome", Fetch::TEXTS),
+                each("outcome", FetchResult::TEXTS),
             ),
             auth_failures: book.counters(
                 "auth_failures",
                 "Requests refused for who asks, on every route",
-                each("kind", AuthFailure::TEXTS),
+                each("kind", AuthFailureKind::TEXTS),
             ),
             accept_duration: book.seconds(
                 "accept_duration",
@@ -134,7 +136,7 @@ impl Metrics {
                 JOURNEY_SECONDS,
             ),
             put_back: book.counter("put_back", "Attempts not made, and not counted, through trouble of our own"),
-            stumbles: book.counter("stumbles", "Attempts that ended in a fault inside the gateway"),
+            internal_errors: book.counter("stumbles", "Attempts that ended in a fault inside the gateway"),
             damaged_events: book
                 .counter("damaged_events", "Events found to be no longer what was accepted, each time they were read"),
             stale_writes: book
@@ -142,7 +144,7 @@ impl Metrics {
             deliveries_finished: book.counters(
                 "deliveries_finished",
                 "Deliveries that reached an end, once more after a replay",
-                End::sets(),
+                DeliveryEnd::sets(),
             ),
             delivery_attempts: book.numbers_by_set(
                 "delivery_attempts",
@@ -163,33 +165,33 @@ impl Metrics {
             endpoint_pauses: book.counters(
                 "endpoint_pauses",
                 "Times that an endpoint was paused or disabled, by why",
-                each("reason", Pause::TEXTS),
+                each("reason", PauseReason::TEXTS),
             ),
             lane_blocks: book.counter("lane_blocks", "Times that a lane came to stand behind a dead letter"),
             lane_unblocks: book.counter("lane_unblocks", "Times that a blocked lane could go on"),
             waits: book.counters(
                 "waits",
                 "Times that what was due had to wait for a limit of ours",
-                each("for", Wait::TEXTS),
+                each("for", WaitReason::TEXTS),
             ),
             operational_events: book.counter("operational_events", "Operational events told"),
-            mails: book.counters("mails", "Mails to owners by how they ended", each("outcome", Mail::TEXTS)),
-            commits: Arc::new(Commits::entered_in(&mut book)),
-            book,
+            mails: book.counters("mails", "Mails to owners by how they ended", each("outcome", MailResult::TEXTS)),
+            commits: Arc::new(CommitMetrics::entered_in(&mut book)),
+            registry: book,
         }
     }
 
     /// Everything as OpenMetrics text, with what stands at this moment.
     pub fn encode(&self, gauges: &Gauges) -> String {
         let mut text = String::with_capacity(32 * 1_024);
-        self.book.write(&mut text);
+        self.registry.write(&mut text);
         gauges.write(&mut text);
         text.push_str("# EOF\n");
         text
     }
 
     /// What the store's writer counts in.
-    pub fn commits(&self) -> Arc<Commits> {
+    pub fn commits(&self) -> Arc<CommitMetrics> {
         self.commits.clone()
     }
 }
@@ -209,7 +211,7 @@ impl Metrics {
 
     /// The events of one request took this long to become durable.
     pub fn accept_took(&self, span: Duration) {
-        self.accept_duration.took(span);
+        self.accept_duration.observe_duration(span);
     }
 
     /// A request to take events was refused with this code of the API, or an
@@ -219,7 +221,7 @@ impl Metrics {
     }
 
     /// A request to take events came up against a limit.
-    pub fn limited(&self, by: Limit) {
+    pub fn limited(&self, by: LimitOwner) {
         self.ingest_limited.at(by as usize).inc();
     }
 
@@ -229,12 +231,12 @@ impl Metrics {
     }
 
     /// Somebody asked for the data of a thin event.
-    pub fn fetched(&self, outcome: Fetch) {
+    pub fn fetched(&self, outcome: FetchResult) {
         self.fetches.at(outcome as usize).inc();
     }
 
     /// A request was refused for who asks.
-    pub fn auth_failed(&self, kind: AuthFailure) {
+    pub fn auth_failed(&self, kind: AuthFailureKind) {
         self.auth_failures.at(kind as usize).inc();
     }
 }
@@ -244,7 +246,7 @@ impl Metrics {
     /// An attempt was made, judged and recorded. `used` is how many attempts
     /// its delivery has had of its present budget, this one included; `now`
     /// is when the answer was complete.
-    pub fn attempted(&self, attempt: &Attempt, next: Next, used: u32, accepted_at: Timestamp, now: Timestamp) {
+    pub fn attempted(&self, attempt: &Attempt, next: NextState, used: u32, accepted_at: Timestamp, now: Timestamp) {
         self.attempts.at(attempt_place(attempt)).inc();
         self.attempt_duration.observe(attempt.timings.total / 1e3);
         let is_delivered = attempt.decision.verdict == Verdict::Delivered;
@@ -255,30 +257,30 @@ impl Metrics {
             self.first_attempt_delay.observe(seconds_between(accepted_at, attempt.started_at));
         }
         match next {
-            Next::Waiting { .. } => {}
-            Next::Delivered => {
-                self.deliveries_finished.at(End::Delivered.place()).inc();
+            NextState::Waiting { .. } => {}
+            NextState::Delivered => {
+                self.deliveries_finished.at(DeliveryEnd::Delivered.place()).inc();
                 self.delivery_attempts.at(0).observe(f64::from(used));
                 // A person who replays after a month has not made us slow.
                 if used == attempt.number {
                     self.time_to_deliver.observe(seconds_between(accepted_at, now));
                 }
             }
-            Next::Dead(cause) => self.died(cause, used),
-            Next::Lapsed => self.died(Cause::Expired, used),
+            NextState::Dead(cause) => self.died(cause, used),
+            NextState::ExpiredByProducer => self.died(DeadCause::Expired, used),
         }
     }
 
     /// A delivery died, having used this many attempts of its budget.
     /// [`Metrics::attempted`] says so itself where an attempt led to it.
-    pub fn died(&self, cause: Cause, used: u32) {
-        self.deliveries_finished.at(End::Dead(cause).place()).inc();
+    pub fn died(&self, cause: DeadCause, used: u32) {
+        self.deliveries_finished.at(DeliveryEnd::Dead(cause).place()).inc();
         self.delivery_attempts.at(1).observe(f64::from(used));
     }
 
     /// So many deliveries were cancelled.
     pub fn cancelled(&self, deliveries: u64) {
-        self.deliveries_finished.at(End::Cancelled.place()).inc_by(deliveries);
+        self.deliveries_finished.at(DeliveryEnd::Cancelled.place()).inc_by(deliveries);
     }
 
     /// An attempt was not made through trouble of our own.
@@ -287,8 +289,8 @@ impl Metrics {
     }
 
     /// An attempt ended in a fault inside the gateway.
-    pub fn stumbled(&self) {
-        self.stumbles.inc();
+    pub fn internal_error(&self) {
+        self.internal_errors.inc();
     }
 
     /// So many events were read that are no longer what was accepted.
@@ -310,7 +312,7 @@ impl Metrics {
     }
 
     /// An endpoint was paused or disabled.
-    pub fn endpoint_paused(&self, reason: Pause) {
+    pub fn endpoint_paused(&self, reason: PauseReason) {
         self.endpoint_pauses.at(reason as usize).inc();
     }
 
@@ -325,31 +327,31 @@ impl Metrics {
     }
 
     /// Something due had to wait for a limit of ours.
-    pub fn waited(&self, for_what: Wait, times: u64) {
+    pub fn waited(&self, for_what: WaitReason, times: u64) {
         self.waits.at(for_what as usize).inc_by(times);
     }
 
     /// An operational event was told.
-    pub fn told(&self) {
+    pub fn operational_event_written(&self) {
         self.operational_events.inc();
     }
 
     /// A mail to an owner was sent, or could not be.
-    pub fn mailed(&self, outcome: Mail) {
+    pub fn mailed(&self, outcome: MailResult) {
         self.mails.at(outcome as usize).inc();
     }
 }
 
 /// What the store's writer counts.
 #[derive(Debug)]
-pub struct Commits {
+pub struct CommitMetrics {
     duration: Histogram,
     jobs: Histogram,
     writes_failed: Counter,
 }
 
-impl Commits {
-    fn entered_in(book: &mut Book) -> Self {
+impl CommitMetrics {
+    fn entered_in(book: &mut MetricsRegistry) -> Self {
         Self {
             duration: book.seconds(
                 "store_commit_duration",
@@ -363,7 +365,7 @@ impl Commits {
 
     /// A commit of so many writes was made.
     pub fn committed(&self, jobs: usize, span: Duration) {
-        self.duration.took(span);
+        self.duration.observe_duration(span);
         self.jobs.observe(jobs as f64);
     }
 
@@ -374,9 +376,9 @@ impl Commits {
 }
 
 /// Counts for nobody.
-impl Default for Commits {
+impl Default for CommitMetrics {
     fn default() -> Self {
-        Self::entered_in(&mut Book::default())
+        Self::entered_in(&mut MetricsRegistry::default())
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the figures promise: they add up, they are few, and their names stay.
 
 use super::*;
-use crate::model::attempt::{Decision, Failure, FailureKind, Timings};
+use crate::model::attempt::{AttemptFailure, Decision, FailureKind, Timings};
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + seconds).unwrap()
@@ -21,8 +21,8 @@ fn known() -> Gauges {
         held: vec![("breaker", Duration::from_secs(60)), ("rate", Duration::ZERO)],
         disk_free: Some(1_000_000),
         disk_reserve: Some(500_000),
-        endpoints: Endpoints { active: 5, paused: 1, disabled: 2 },
-        breakers: Some(Breakers { closed: 6, open: 1, half_open: 1, ramp: 0 }),
+        endpoints: EndpointCounts { active: 5, paused: 1, disabled: 2 },
+        breakers: Some(BreakerCounts { closed: 6, open: 1, half_open: 1, ramp: 0 }),
         shards_owned: 86,
         lease_remaining: Some(Duration::from_millis(12_500)),
         clock_jumps: 1,
@@ -38,7 +38,7 @@ fn attempt(number: u32, verdict: Verdict, result: Result<u16, FailureKind>) -> A
         url: String::new(),
         url_version: 1,
         status: result.ok(),
-        error: result.err().map(|kind| Failure::new(kind, "")),
+        error: result.err().map(|kind| AttemptFailure::new(kind, "")),
         refused_target: None,
         custom_headers: Vec::new(),
         signatures: Vec::new(),
@@ -82,10 +82,10 @@ fn no_amount_of_work_makes_more_series() {
     }
     for status in 100..=999 {
         for verdict in [Verdict::Delivered, Verdict::Retry, Verdict::Refused, Verdict::Gone] {
-            metrics.attempted(&attempt(1, verdict, Ok(status)), Next::Delivered, 1, at(0), at(11));
+            metrics.attempted(&attempt(1, verdict, Ok(status)), NextState::Delivered, 1, at(0), at(11));
         }
     }
-    metrics.died(Cause::Gone, 1_000_000);
+    metrics.died(DeadCause::Gone, 1_000_000);
     metrics.commits().committed(1_000_000, Duration::from_secs(1_000_000));
     assert_eq!(series(&metrics), before);
 }
@@ -116,11 +116,17 @@ fn an_attempt_counts_by_its_verdict_and_by_what_came_back() {
     ];
     for (verdict, result, verdict_text, result_text) in cases {
         let before = value(&metrics, &series(verdict_text, result_text));
-        metrics.attempted(&attempt(3, verdict, result), Next::Waiting { due_at: at(60) }, 3, at(0), at(11));
+        metrics.attempted(&attempt(3, verdict, result), NextState::Waiting { due_at: at(60) }, 3, at(0), at(11));
         assert_eq!(value(&metrics, &series(verdict_text, result_text)), before + 1.0, "{result:?}");
     }
     for kind in FailureKind::ALL {
-        metrics.attempted(&attempt(3, Verdict::Retry, Err(kind)), Next::Waiting { due_at: at(60) }, 3, at(0), at(11));
+        metrics.attempted(
+            &attempt(3, Verdict::Retry, Err(kind)),
+            NextState::Waiting { due_at: at(60) },
+            3,
+            at(0),
+            at(11),
+        );
         assert_eq!(value(&metrics, &series("retry", kind.as_str())), 1.0, "{kind:?}");
     }
     let attempts = (cases.len() + FailureKind::ALL.len()) as f64;
@@ -137,15 +143,15 @@ fn every_end_of_a_delivery_has_its_own_figure() {
         value(&metrics, &format!("posthaste_deliveries_finished_total{{state=\"{state}\",cause=\"{cause}\"}}"))
     };
     let ended = |next| metrics.attempted(&attempt(2, Verdict::Retry, Ok(500)), next, 2, at(0), at(11));
-    ended(Next::Dead(Cause::Exhausted));
-    ended(Next::Dead(Cause::Refused));
-    ended(Next::Dead(Cause::Gone));
-    ended(Next::Delivered);
+    ended(NextState::Dead(DeadCause::Exhausted));
+    ended(NextState::Dead(DeadCause::Refused));
+    ended(NextState::Dead(DeadCause::Gone));
+    ended(NextState::Delivered);
     assert_eq!(finished("dead", "expired"), 0.0);
-    ended(Next::Lapsed);
-    metrics.died(Cause::Expired, 0);
+    ended(NextState::ExpiredByProducer);
+    metrics.died(DeadCause::Expired, 0);
     metrics.cancelled(7);
-    for cause in [Cause::Exhausted, Cause::Refused, Cause::Gone] {
+    for cause in [DeadCause::Exhausted, DeadCause::Refused, DeadCause::Gone] {
         assert_eq!(finished("dead", cause.as_str()), 1.0, "{cause:?}");
     }
     assert_eq!((finished("dead", "expired"), finished("delivered", "none")), (2.0, 1.0));
@@ -162,13 +168,13 @@ fn second_attempts_are_told_from_first_ones_and_a_replay_begins_anew() {
     let early = |number: &str, delivered: &str| {
         value(&metrics, &format!("posthaste_early_attempts_total{{number=\"{number}\",delivered=\"{delivered}\"}}"))
     };
-    let waiting = Next::Waiting { due_at: at(60) };
+    let waiting = NextState::Waiting { due_at: at(60) };
     metrics.attempted(&attempt(1, Verdict::Retry, Ok(503)), waiting, 1, at(0), at(11));
-    metrics.attempted(&attempt(2, Verdict::Delivered, Ok(200)), Next::Delivered, 2, at(0), at(20));
+    metrics.attempted(&attempt(2, Verdict::Delivered, Ok(200)), NextState::Delivered, 2, at(0), at(20));
     assert_eq!((early("first", "no"), early("second", "yes")), (1.0, 1.0));
     assert_eq!(value(&metrics, "posthaste_time_to_deliver_seconds_sum"), 20.0);
     // A month later a person replays it.
-    metrics.attempted(&attempt(3, Verdict::Delivered, Ok(200)), Next::Delivered, 1, at(0), at(2_600_000));
+    metrics.attempted(&attempt(3, Verdict::Delivered, Ok(200)), NextState::Delivered, 1, at(0), at(2_600_000));
     assert_eq!((early("first", "yes"), early("second", "no")), (1.0, 0.0));
     assert_eq!(value(&metrics, "posthaste_time_to_deliver_seconds_count"), 1.0);
     assert_eq!(value(&metrics, "posthaste_first_attempt_delay_seconds_count"), 1.0);
@@ -178,7 +184,7 @@ fn second_attempts_are_told_from_first_ones_and_a_replay_begins_anew() {
 #[test]
 fn a_bucket_holds_what_is_not_above_its_bound() {
     let histogram = Histogram::new(&[1.0, 2.0]);
-    let mut book = Book::default();
+    let mut book = MetricsRegistry::default();
     book.enter("h", "A histogram", histogram.clone());
     // A clock that was set back makes spans that are below zero.
     for observed in [-5.0, 1.0, 1.5, 2.0, 2.000001, 1e9] {
@@ -203,29 +209,29 @@ fn every_other_happening_moves_its_own_figure() {
         ("events_duplicate_total", |metrics| metrics.duplicate()),
         ("ingest_refused_total{code=\"id_conflict\"}", |metrics| metrics.refused("id_conflict")),
         ("ingest_refused_total{code=\"other\"}", |metrics| metrics.refused("never_heard_of")),
-        ("ingest_limited_total{by=\"tenant\"}", |metrics| metrics.limited(Limit::Tenant)),
-        ("ingest_limited_total{by=\"gateway\"}", |metrics| metrics.limited(Limit::Gateway)),
+        ("ingest_limited_total{by=\"tenant\"}", |metrics| metrics.limited(LimitOwner::Tenant)),
+        ("ingest_limited_total{by=\"gateway\"}", |metrics| metrics.limited(LimitOwner::Gateway)),
         ("storage_refused_total", |metrics| metrics.storage_refused()),
-        ("data_fetches_total{outcome=\"served\"}", |metrics| metrics.fetched(Fetch::Served)),
-        ("data_fetches_total{outcome=\"failed\"}", |metrics| metrics.fetched(Fetch::Failed)),
+        ("data_fetches_total{outcome=\"served\"}", |metrics| metrics.fetched(FetchResult::Served)),
+        ("data_fetches_total{outcome=\"failed\"}", |metrics| metrics.fetched(FetchResult::Failed)),
         ("accept_duration_seconds_count", |metrics| metrics.accept_took(Duration::ZERO)),
         ("put_back_total", |metrics| metrics.put_back()),
-        ("stumbles_total", |metrics| metrics.stumbled()),
+        ("stumbles_total", |metrics| metrics.internal_error()),
         ("stale_writes_total", |metrics| metrics.stale_write()),
         ("breaker_transitions_total{to=\"open\"}", |metrics| metrics.breaker_moved(BreakerMove::Open)),
         ("breaker_transitions_total{to=\"open_again\"}", |metrics| metrics.breaker_moved(BreakerMove::OpenAgain)),
         ("breaker_transitions_total{to=\"ramp\"}", |metrics| metrics.breaker_moved(BreakerMove::Ramp)),
-        ("endpoint_pauses_total{reason=\"person\"}", |metrics| metrics.endpoint_paused(Pause::Person)),
-        ("endpoint_pauses_total{reason=\"refusals\"}", |metrics| metrics.endpoint_paused(Pause::Refusals)),
-        ("endpoint_pauses_total{reason=\"failing\"}", |metrics| metrics.endpoint_paused(Pause::Failing)),
-        ("endpoint_pauses_total{reason=\"gone\"}", |metrics| metrics.endpoint_paused(Pause::Gone)),
+        ("endpoint_pauses_total{reason=\"person\"}", |metrics| metrics.endpoint_paused(PauseReason::Person)),
+        ("endpoint_pauses_total{reason=\"refusals\"}", |metrics| metrics.endpoint_paused(PauseReason::Refusals)),
+        ("endpoint_pauses_total{reason=\"failing\"}", |metrics| metrics.endpoint_paused(PauseReason::Failing)),
+        ("endpoint_pauses_total{reason=\"gone\"}", |metrics| metrics.endpoint_paused(PauseReason::Gone)),
         ("lane_blocks_total", |metrics| metrics.lane_blocked()),
         ("lane_unblocks_total", |metrics| metrics.lane_unblocked()),
-        ("waits_total{for=\"rate\"}", |metrics| metrics.waited(Wait::Rate, 1)),
-        ("waits_total{for=\"share\"}", |metrics| metrics.waited(Wait::Share, 1)),
-        ("operational_events_total", |metrics| metrics.told()),
-        ("mails_total{outcome=\"sent\"}", |metrics| metrics.mailed(Mail::Sent)),
-        ("mails_total{outcome=\"failed\"}", |metrics| metrics.mailed(Mail::Failed)),
+        ("waits_total{for=\"rate\"}", |metrics| metrics.waited(WaitReason::Rate, 1)),
+        ("waits_total{for=\"share\"}", |metrics| metrics.waited(WaitReason::Share, 1)),
+        ("operational_events_total", |metrics| metrics.operational_event_written()),
+        ("mails_total{outcome=\"sent\"}", |metrics| metrics.mailed(MailResult::Sent)),
+        ("mails_total{outcome=\"failed\"}", |metrics| metrics.mailed(MailResult::Failed)),
         ("store_writes_failed_total", |metrics| metrics.commits().failed(1)),
     ];
     for (series, happening) in happenings {

@@ -5,16 +5,16 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::rules::Source;
-use super::signing::Profile;
+use super::signing::SignatureProfile;
+use super::status_rules::RuleSource;
 use super::verdict::Verdict;
-use super::wall::WallOffset;
+use super::wall_offset::WallOffset;
 
 /// What came back from one request, or why nothing did.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
     /// The status and body, or the failure that kept them from coming.
-    pub result: Result<Response, Failure>,
+    pub result: Result<Response, AttemptFailure>,
     /// How long each phase took.
     pub timings: Timings,
 }
@@ -41,7 +41,7 @@ impl Response {
 
 /// Why a request had no answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Failure {
+pub struct AttemptFailure {
     /// The kind, for programs.
     pub kind: FailureKind,
     /// The sentence, for people.
@@ -52,7 +52,7 @@ pub struct Failure {
     pub refused_target: Option<String>,
 }
 
-impl Failure {
+impl AttemptFailure {
     /// A failure that has nothing to hide.
     pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), refused_target: None }
@@ -166,7 +166,7 @@ pub struct Attempt {
     pub status: Option<u16>,
     /// The failure, when there was none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub error: Option<Failure>,
+    pub error: Option<AttemptFailure>,
     /// Which address of which name may not be called, and why: for the
     /// operator, and never shown to a tenant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -177,7 +177,7 @@ pub struct Attempt {
     pub custom_headers: Vec<String>,
     /// How it was signed, besides the standard way.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub signatures: Vec<Profile>,
+    pub signatures: Vec<SignatureProfile>,
     /// The response headers, capped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub response_headers: Vec<(String, String)>,
@@ -210,7 +210,7 @@ pub struct Decision {
     pub rule: String,
     /// Whose rule it is; the table `default` if not said.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub rule_of: Source,
+    pub rule_of: RuleSource,
     /// The retry policy in force, in one line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
@@ -253,7 +253,7 @@ impl Decision {
         Self {
             verdict,
             rule: rule.into(),
-            rule_of: Source::default(),
+            rule_of: RuleSource::default(),
             policy: None,
             budget: None,
             window_ms: None,
@@ -278,8 +278,8 @@ pub struct Budget {
     pub give_up_at: Timestamp,
 }
 
-fn is_default(source: &Source) -> bool {
-    *source == Source::default()
+fn is_default(source: &RuleSource) -> bool {
+    *source == RuleSource::default()
 }
 
 #[cfg(test)]
@@ -288,14 +288,14 @@ mod tests {
 
     #[test]
     fn a_failure_never_carries_what_is_the_operators() {
-        let failure = Failure {
+        let failure = AttemptFailure {
             refused_target: Some("hooks.example is not called: 10.0.0.1".into()),
-            ..Failure::new(FailureKind::TargetForbidden, "forbidden")
+            ..AttemptFailure::new(FailureKind::TargetForbidden, "forbidden")
         };
         let text = serde_json::to_string(&failure).unwrap();
         assert_eq!(text, r#"{"kind":"target_forbidden","message":"forbidden"}"#);
-        let read: Failure = serde_json::from_str(&text).unwrap();
-        assert_eq!(read, Failure::new(FailureKind::TargetForbidden, "forbidden"));
+        let read: AttemptFailure = serde_json::from_str(&text).unwrap();
+        assert_eq!(read, AttemptFailure::new(FailureKind::TargetForbidden, "forbidden"));
     }
 
     #[test]

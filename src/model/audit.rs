@@ -17,9 +17,9 @@ use super::id::{AuditId, TenantId, TokenId};
 
 /// Who asks for something, from where, and with which request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asker {
+pub struct Caller {
     /// Who.
-    pub by: By,
+    pub by: CallerIdentity,
     /// From which address, where that is known.
     pub from: Option<IpAddr>,
     /// The request's id.
@@ -30,7 +30,7 @@ pub struct Asker {
 
 /// Whose token it was.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum By {
+pub enum CallerIdentity {
     /// The admin token.
     Admin,
     /// Any other.
@@ -44,7 +44,7 @@ pub enum By {
     Unknown,
 }
 
-impl fmt::Display for By {
+impl fmt::Display for CallerIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Admin => f.write_str("admin"),
@@ -59,13 +59,13 @@ macro_rules! actions {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
         /// What was done.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-        pub enum Action { $($(#[$doc])* #[serde(rename = $text)] $name,)* }
+        pub enum AuditAction { $($(#[$doc])* #[serde(rename = $text)] $name,)* }
 
-        impl Action {
+        impl AuditAction {
             /// Everything that is recorded.
-            pub const ALL: &'static [Action] = &[$(Action::$name,)*];
+            pub const ALL: &'static [AuditAction] = &[$(AuditAction::$name,)*];
             /// The action as it is written.
-            pub fn as_str(self) -> &'static str { match self { $(Action::$name => $text,)* } }
+            pub fn as_str(self) -> &'static str { match self { $(AuditAction::$name => $text,)* } }
         }
     };
 }
@@ -117,14 +117,14 @@ actions! {
     AuthRepeated = "auth.repeated",
 }
 
-impl PartialSchema for Action {
+impl PartialSchema for AuditAction {
     fn schema() -> RefOr<Schema> {
         let names = Self::ALL.iter().map(|action| action.as_str());
         ObjectBuilder::new().schema_type(Type::String).enum_values(Some(names)).into()
     }
 }
 
-impl ToSchema for Action {
+impl ToSchema for AuditAction {
     fn name() -> std::borrow::Cow<'static, str> {
         "AuditAction".into()
     }
@@ -132,9 +132,9 @@ impl ToSchema for Action {
 
 /// Something that was done, without who did it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Deed {
+pub struct AuditedAction {
     /// What was done.
-    pub action: Action,
+    pub action: AuditAction,
     /// Whose thing it was done to.
     pub tenant: TenantId,
     /// The id of what it was done to.
@@ -143,9 +143,9 @@ pub struct Deed {
     pub fields: Vec<String>,
 }
 
-impl Deed {
+impl AuditedAction {
     /// One that changes no fields.
-    pub fn new(action: Action, tenant: &TenantId, resource: impl fmt::Display) -> Self {
+    pub fn new(action: AuditAction, tenant: &TenantId, resource: impl fmt::Display) -> Self {
         Self { action, tenant: tenant.clone(), resource: resource.to_string(), fields: Vec::new() }
     }
 
@@ -157,16 +157,16 @@ impl Deed {
 
 /// One line of the audit log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct AuditEntry {
     /// Its id, which begins with its time.
     pub id: AuditId,
     /// What is kept with it.
-    pub record: Record,
+    pub record: AuditRecord,
 }
 
 /// What is kept of a deed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct AuditRecord {
     /// When.
     pub at: Timestamp,
     /// Who: `admin`, the id of a token and its name in brackets, or `unknown`.
@@ -177,7 +177,7 @@ pub struct Record {
     /// With which request.
     pub request_id: String,
     /// What.
-    pub action: Action,
+    pub action: AuditAction,
     /// Whose thing.
     pub tenant: TenantId,
     /// Which thing.
@@ -186,20 +186,20 @@ pub struct Record {
     pub fields: Vec<String>,
 }
 
-impl Entry {
+impl AuditEntry {
     /// What is to be kept of a deed.
-    pub fn of(asker: &Asker, deed: &Deed, random: u128) -> Self {
-        let record = Record {
-            at: asker.at,
-            by: asker.by.to_string(),
-            from: asker.from,
-            request_id: asker.request_id.clone(),
-            action: deed.action,
-            tenant: deed.tenant.clone(),
-            resource: deed.resource.clone(),
-            fields: deed.fields.clone(),
+    pub fn of(caller: &Caller, audited: &AuditedAction, random: u128) -> Self {
+        let record = AuditRecord {
+            at: caller.at,
+            by: caller.by.to_string(),
+            from: caller.from,
+            request_id: caller.request_id.clone(),
+            action: audited.action,
+            tenant: audited.tenant.clone(),
+            resource: audited.resource.clone(),
+            fields: audited.fields.clone(),
         };
-        Self { id: AuditId::mint(asker.at, random), record }
+        Self { id: AuditId::mint(caller.at, random), record }
     }
 }
 
@@ -232,26 +232,27 @@ mod tests {
 
     #[test]
     fn what_is_recorded_is_read_back_as_it_was() {
-        for action in Action::ALL {
+        for action in AuditAction::ALL {
             assert_eq!(serde_json::to_value(action).unwrap(), action.as_str());
         }
-        let asker = Asker {
-            by: By::Admin,
+        let caller = Caller {
+            by: CallerIdentity::Admin,
             from: Some([127, 0, 0, 1].into()),
             request_id: "req_1".into(),
             at: Timestamp::from_second(7).unwrap(),
         };
-        let deed = Deed::new(Action::EndpointChanged, &"acme".parse().unwrap(), "ep_1").changing(vec!["url".into()]);
-        let entry = Entry::of(&asker, &deed, 9);
+        let audited = AuditedAction::new(AuditAction::EndpointChanged, &"acme".parse().unwrap(), "ep_1")
+            .changing(vec!["url".into()]);
+        let entry = AuditEntry::of(&caller, &audited, 9);
         let text = serde_json::to_string(&entry.record).unwrap();
-        assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), entry.record);
-        assert_eq!((entry.record.by.as_str(), entry.record.from), ("admin", asker.from));
+        assert_eq!(serde_json::from_str::<AuditRecord>(&text).unwrap(), entry.record);
+        assert_eq!((entry.record.by.as_str(), entry.record.from), ("admin", caller.from));
     }
 
     #[test]
     fn a_token_is_told_by_its_id_and_name() {
         let id = TokenId::mint(Timestamp::UNIX_EPOCH, 1);
-        let by = |name: &str| By::Token { id, name: name.into() }.to_string();
+        let by = |name: &str| CallerIdentity::Token { id, name: name.into() }.to_string();
         assert_eq!((by(""), by("the office")), (id.to_string(), format!("{id} (the office)")));
     }
 }

@@ -83,20 +83,20 @@ const PARTS: usize = 12;
 /// How many requests failed lately, of how many; counted in parts of the
 /// window, so that it costs the same however many there are.
 #[derive(Debug, Clone, Default)]
-pub struct Window {
-    parts: [Part; PARTS],
+pub struct FailureWindow {
+    parts: [WindowBucket; PARTS],
     part_ms: i64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Part {
+struct WindowBucket {
     /// Which stretch of time this counts.
     number: i64,
     failed: u32,
     total: u32,
 }
 
-impl Window {
+impl FailureWindow {
     /// Counts a request. Another length than before starts counting anew.
     pub fn record(&mut self, length: Span, now: Timestamp, is_failure: bool) {
         let part_ms = i64::try_from(length.as_millis()).unwrap_or(i64::MAX) / PARTS as i64;
@@ -106,7 +106,7 @@ impl Window {
         let number = self.number(now);
         let part = &mut self.parts[number.rem_euclid(PARTS as i64) as usize];
         if part.number != number {
-            *part = Part { number, ..Part::default() };
+            *part = WindowBucket { number, ..WindowBucket::default() };
         }
         part.failed += u32::from(is_failure);
         part.total += 1;

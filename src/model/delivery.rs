@@ -6,19 +6,19 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::endpoint::Format;
+use super::endpoint::BodyFormat;
 use super::id::{DeliveryId, EndpointId, EventId, TenantId};
-use super::next::Next;
+use super::next_state::NextState;
 use super::policy::RetryPolicy;
 use super::span::Span;
 use super::verdict::ShortBudget;
-use super::wall::WallOffset;
+use super::wall_offset::WallOffset;
 
 /// Where a delivery stands. "In flight" is a claim on a waiting one, and
 /// "ready" is `due_at <= now`; neither is a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum DeliveryState {
     /// An attempt is still to come.
     Waiting,
     /// The receiver has it.
@@ -29,7 +29,7 @@ pub enum State {
     Cancelled,
 }
 
-impl State {
+impl DeliveryState {
     /// The state as it is written everywhere.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -44,7 +44,7 @@ impl State {
 /// Why a delivery died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Cause {
+pub enum DeadCause {
     /// Its attempts were used up.
     Exhausted,
     /// It grew too old.
@@ -59,7 +59,7 @@ pub enum Cause {
     Damaged,
 }
 
-impl Cause {
+impl DeadCause {
     /// The cause as it is written everywhere.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -108,7 +108,7 @@ pub struct Outlook {
     /// When its next attempt is planned, as far as that is known.
     pub next_attempt_at: Option<Timestamp>,
     /// When its time is over.
-    pub end: Option<End>,
+    pub end: Option<DeliveryDeadline>,
 }
 
 impl Outlook {
@@ -116,7 +116,7 @@ impl Outlook {
     pub fn on_wall(self, offset: WallOffset) -> Self {
         Self {
             next_attempt_at: self.next_attempt_at.map(|at| offset.wall(at)),
-            end: self.end.map(|end| End { at: offset.wall(end.at), ..end }),
+            end: self.end.map(|end| DeliveryDeadline { at: offset.wall(end.at), ..end }),
             ..self
         }
     }
@@ -124,7 +124,7 @@ impl Outlook {
 
 /// How many answers of each short-budget kind a delivery has had.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tally {
+pub struct ShortBudgetCounts {
     /// 404s.
     pub not_found: u32,
     /// "No such name"s.
@@ -133,7 +133,7 @@ pub struct Tally {
     pub forbidden_target: u32,
 }
 
-impl Tally {
+impl ShortBudgetCounts {
     /// Counts one more; returns how many there are.
     pub fn count(&mut self, budget: ShortBudget) -> u32 {
         let counter = match budget {
@@ -165,12 +165,12 @@ pub struct Progress {
     /// The delay drawn after the last attempt of this budget.
     pub last_delay: Option<Duration>,
     /// Answers counted against shorter budgets.
-    pub tally: Tally,
+    pub short_budget_counts: ShortBudgetCounts,
 }
 
 /// What limits the time of a delivery.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits<'a> {
+pub struct DeliveryTimeLimits<'a> {
     /// The endpoint's policy at this moment.
     pub policy: &'a RetryPolicy,
     /// How long the endpoint has been held in all, until this moment.
@@ -183,16 +183,16 @@ pub struct Limits<'a> {
 
 /// When a waiting delivery's time is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct End {
+pub struct DeliveryDeadline {
     /// After this no attempt starts.
     pub at: Timestamp,
     /// What sets it.
-    pub by: EndedBy,
+    pub by: DeadlineSource,
 }
 
 /// What ends a delivery's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EndedBy {
+pub enum DeadlineSource {
     /// The policy's `max_age`, counted from the first attempt.
     Age,
     /// `--hold-max`: it never got its first attempt.
@@ -201,12 +201,12 @@ pub enum EndedBy {
     Expiry,
 }
 
-impl End {
+impl DeliveryDeadline {
     /// Where a delivery goes whose time is over.
-    pub fn next(self) -> Next {
+    pub fn next(self) -> NextState {
         match self.by {
-            EndedBy::Age | EndedBy::Hold => Next::Dead(Cause::Expired),
-            EndedBy::Expiry => Next::Lapsed,
+            DeadlineSource::Age | DeadlineSource::Hold => NextState::Dead(DeadCause::Expired),
+            DeadlineSource::Expiry => NextState::ExpiredByProducer,
         }
     }
 }
@@ -216,17 +216,19 @@ impl Progress {
     /// a person does not count against its age. A `max_age` that was made
     /// longer counts at once; one that was made shorter, from the next verdict
     /// on: no change of a setting kills what waits.
-    pub fn end(&self, limits: &Limits<'_>) -> Option<End> {
+    pub fn end(&self, limits: &DeliveryTimeLimits<'_>) -> Option<DeliveryDeadline> {
         let own = match (self.age_from, self.begun_at) {
             (Some(first), _) => {
                 let held_since = limits.held.saturating_sub(self.held_before);
                 let max_age = self.max_age.map_or(limits.policy.max_age, |judged| judged.max(limits.policy.max_age));
-                Some(End { at: after(first, max_age.0 + held_since), by: EndedBy::Age })
+                Some(DeliveryDeadline { at: after(first, max_age.0 + held_since), by: DeadlineSource::Age })
             }
-            (None, Some(begun)) => Some(End { at: after(begun, limits.hold_max.0), by: EndedBy::Hold }),
+            (None, Some(begun)) => {
+                Some(DeliveryDeadline { at: after(begun, limits.hold_max.0), by: DeadlineSource::Hold })
+            }
             (None, None) => None,
         };
-        let expiry = limits.expires_at.map(|at| End { at, by: EndedBy::Expiry });
+        let expiry = limits.expires_at.map(|at| DeliveryDeadline { at, by: DeadlineSource::Expiry });
         match (own, expiry) {
             (Some(own), Some(expiry)) if own.at < expiry.at => Some(own),
             (own, expiry) => expiry.or(own),
@@ -267,11 +269,11 @@ pub struct Delivery {
     /// Its place in its lane.
     pub seq: Option<u64>,
     /// What its body looks like.
-    pub format: Format,
+    pub format: BodyFormat,
     /// Where it stands.
-    pub state: State,
+    pub state: DeliveryState,
     /// Why it died, also after it was discarded.
-    pub cause: Option<Cause>,
+    pub cause: Option<DeadCause>,
     /// Whether a predecessor in its lane holds it back.
     pub is_behind: bool,
     /// When the next attempt is due, while it waits.
@@ -292,11 +294,11 @@ pub struct Delivery {
     /// The last attempt's status.
     pub last_status: Option<u16>,
     /// The last attempt's failure.
-    pub last_error: Option<super::attempt::Failure>,
+    pub last_error: Option<super::attempt::AttemptFailure>,
     /// How often its processing failed inside the gateway.
-    pub stumbles: u32,
+    pub internal_errors: u32,
     /// How, the last time.
-    pub stumble: Option<String>,
+    pub internal_error: Option<String>,
     /// SHA-256 of the body, known from the first attempt on.
     pub body_sha256: Option<String>,
 }
@@ -331,19 +333,20 @@ mod tests {
     #[test]
     fn a_delivery_has_its_end_before_its_first_attempt_too() {
         let policy = RetryPolicy { max_age: Span::secs(100), ..RetryPolicy::default() };
-        let limits = Limits { policy: &policy, held: Duration::ZERO, hold_max: Span::secs(50), expires_at: None };
+        let limits =
+            DeliveryTimeLimits { policy: &policy, held: Duration::ZERO, hold_max: Span::secs(50), expires_at: None };
         let waiting = Progress { begun_at: Some(at(0)), ..Progress::default() };
-        assert_eq!(waiting.end(&limits), Some(End { at: at(50), by: EndedBy::Hold }));
+        assert_eq!(waiting.end(&limits), Some(DeliveryDeadline { at: at(50), by: DeadlineSource::Hold }));
         let tried = Progress { age_from: Some(at(40)), ..waiting };
-        assert_eq!(tried.end(&limits), Some(End { at: at(140), by: EndedBy::Age }));
-        let expiring = |seconds| Limits { expires_at: Some(at(seconds)), ..limits };
-        assert_eq!(waiting.end(&expiring(60)), Some(End { at: at(50), by: EndedBy::Hold }));
-        assert_eq!(waiting.end(&expiring(50)), Some(End { at: at(50), by: EndedBy::Expiry }));
-        assert_eq!(tried.end(&expiring(60)), Some(End { at: at(60), by: EndedBy::Expiry }));
+        assert_eq!(tried.end(&limits), Some(DeliveryDeadline { at: at(140), by: DeadlineSource::Age }));
+        let expiring = |seconds| DeliveryTimeLimits { expires_at: Some(at(seconds)), ..limits };
+        assert_eq!(waiting.end(&expiring(60)), Some(DeliveryDeadline { at: at(50), by: DeadlineSource::Hold }));
+        assert_eq!(waiting.end(&expiring(50)), Some(DeliveryDeadline { at: at(50), by: DeadlineSource::Expiry }));
+        assert_eq!(tried.end(&expiring(60)), Some(DeliveryDeadline { at: at(60), by: DeadlineSource::Expiry }));
         assert_eq!(Progress::default().end(&limits), None);
         // A longer age counts at once, a shorter one from the next verdict on.
         let judged = |seconds| Progress { max_age: Some(Span::secs(seconds)), ..tried };
-        assert_eq!(judged(30).end(&limits), Some(End { at: at(140), by: EndedBy::Age }));
-        assert_eq!(judged(300).end(&limits), Some(End { at: at(340), by: EndedBy::Age }));
+        assert_eq!(judged(30).end(&limits), Some(DeliveryDeadline { at: at(140), by: DeadlineSource::Age }));
+        assert_eq!(judged(300).end(&limits), Some(DeliveryDeadline { at: at(340), by: DeadlineSource::Age }));
     }
 }

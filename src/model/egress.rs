@@ -35,7 +35,7 @@ pub fn read_network(text: &str) -> Result<IpNet, String> {
 
 /// Who looks up names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Dns {
+pub enum DnsResolver {
     /// Our own resolver, at the machine's name servers.
     Own,
     /// The machine's resolver.
@@ -44,7 +44,7 @@ pub enum Dns {
     Servers(Vec<SocketAddr>),
 }
 
-impl FromStr for Dns {
+impl FromStr for DnsResolver {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -62,7 +62,7 @@ impl FromStr for Dns {
     }
 }
 
-impl fmt::Display for Dns {
+impl fmt::Display for DnsResolver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Own => f.write_str("own"),
@@ -180,11 +180,11 @@ mod tests {
     #[test]
     fn what_is_shown_can_be_read_again() {
         for text in ["own", "system", "9.9.9.9:53", "127.0.0.1:5353,[::1]:53"] {
-            assert_eq!(text.parse::<Dns>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<DnsResolver>().unwrap().to_string(), text);
         }
-        assert_eq!("9.9.9.9, ::1".parse::<Dns>().unwrap().to_string(), "9.9.9.9:53,[::1]:53");
+        assert_eq!("9.9.9.9, ::1".parse::<DnsResolver>().unwrap().to_string(), "9.9.9.9:53,[::1]:53");
         for text in ["", "dns.example", "9.9.9.9:", "udp://9.9.9.9", "9.9.9.9,own"] {
-            assert!(text.parse::<Dns>().unwrap_err().contains("own, system"), "{text}");
+            assert!(text.parse::<DnsResolver>().unwrap_err().contains("own, system"), "{text}");
         }
         for text in ["http://proxy.example:3128", "socks5://[::1]:1080"] {
             assert_eq!(text.parse::<ProxyUrl>().unwrap().to_string(), text);

@@ -8,24 +8,24 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::breaker::BreakerSettings;
-use super::event::{Event, Key};
-use super::filter::{Data, FilterRule, check_glob, glob_matches};
+use super::event::{Event, EventKey};
+use super::filter::{FilterInput, FilterRule, check_glob, glob_matches};
 use super::headers::is_reserved;
-use super::health::Health;
+use super::health::EndpointHealth;
 use super::id::{EndpointId, TenantId};
-use super::limits::Ceiling;
-use super::news::Author;
-use super::pace::Rate;
+use super::limits::EndpointCeiling;
+use super::operational_event::Actor;
 use super::pointer::child;
 use super::policy::{RetryPolicy, RetrySpec};
-use super::rules::StatusRules;
+use super::rate::Rate;
 pub use super::signing::Secret;
-use super::signing::{self, Hidden, Profile, Signing};
+use super::signing::{self, HiddenText, SignatureProfile, Signing};
 use super::size::Size;
 use super::span::Span;
-use super::tls::Tls;
-use super::urls::UrlVersions;
-use super::wall::WallOffset;
+use super::status_rules::StatusRules;
+use super::tls::EndpointTls;
+use super::url_versions::UrlVersions;
+use super::wall_offset::WallOffset;
 
 /// An endpoint and everything a delivery needs to know of it.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,19 +35,19 @@ pub struct Endpoint {
     /// Whose it is.
     pub tenant: TenantId,
     /// What its owner decided.
-    pub settings: Settings,
+    pub settings: EndpointSettings,
     /// The URLs it has had, the one in its settings included.
     pub urls: UrlVersions,
     /// The most that its tenant's limits allow, whatever the settings say.
-    pub ceiling: Ceiling,
+    pub ceiling: EndpointCeiling,
     /// The retry policy in force: what the settings spell out, below the ceiling.
     pub policy: RetryPolicy,
     /// Whether it is being called.
-    pub standing: Standing,
+    pub status: EndpointStatus,
     /// Until when its receiver asked to be left alone, with `Retry-After`.
     pub quiet_until: Option<Timestamp>,
     /// How it is doing.
-    pub health: Health,
+    pub health: EndpointHealth,
     /// When its owner was last written to.
     pub mailed_at: Option<Timestamp>,
     /// What it signs with, newest first.
@@ -61,7 +61,7 @@ pub struct Endpoint {
 /// What an endpoint's owner decides.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Settings {
+pub struct EndpointSettings {
     /// Where deliveries go: http or https.
     #[schema(example = "https://example.com/webhooks")]
     pub url: String,
@@ -91,7 +91,7 @@ pub struct Settings {
     pub on_dead: OnDead,
     /// What the body looks like. Fixed for a delivery when it is accepted.
     #[serde(default)]
-    pub format: Format,
+    pub format: BodyFormat,
     /// Events whose data is larger than this are sent `thin`, all others in `format` (as `envelope`, if that is `thin`). Fixed for a delivery when it is accepted.
     #[serde(default)]
     #[schema(value_type = Option<String>, example = "256KiB")]
@@ -101,11 +101,11 @@ pub struct Settings {
     pub signing: Signing,
     /// How attempts are signed, any number of ways at once; `standard` always is. `sha256` and `timestamped` exclude each other.
     #[serde(default = "standard_signature")]
-    pub signatures: Vec<Profile>,
+    pub signatures: Vec<SignatureProfile>,
     /// Headers sent with every attempt, besides ours.
     #[serde(default)]
     #[schema(value_type = BTreeMap<String, String>)]
-    pub headers: BTreeMap<String, Hidden>,
+    pub headers: BTreeMap<String, HiddenText>,
     /// When to try again, and when to stop.
     #[serde(default = "RetrySpec::standard")]
     pub retry: RetrySpec,
@@ -121,22 +121,22 @@ pub struct Settings {
     pub rate: Rate,
     /// The deadlines of an attempt.
     #[serde(default)]
-    pub timeout: Timeout,
+    pub timeout: AttemptTimeouts,
     /// When it is left alone because it keeps failing.
     #[serde(default)]
     pub breaker: BreakerSettings,
     /// How its connections are encrypted, where that is special.
     #[serde(default)]
-    #[schema(value_type = Tls)]
-    pub tls: Arc<Tls>,
+    #[schema(value_type = EndpointTls)]
+    pub tls: Arc<EndpointTls>,
 }
 
 fn every_type() -> Vec<String> {
     vec!["*".to_owned()]
 }
 
-fn standard_signature() -> Vec<Profile> {
-    vec![Profile::Standard]
+fn standard_signature() -> Vec<SignatureProfile> {
+    vec![SignatureProfile::Standard]
 }
 
 fn ten() -> u32 {
@@ -174,7 +174,7 @@ pub enum OnDead {
 /// What the body of a delivery looks like.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Format {
+pub enum BodyFormat {
     /// The event with its id, type and time around the producer's data.
     #[default]
     Envelope,
@@ -189,7 +189,7 @@ pub enum Format {
 /// The deadlines of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Timeout {
+pub struct AttemptTimeouts {
     /// For the name, the connection and encryption together; never more than `total`.
     #[serde(default = "five_seconds")]
     #[schema(value_type = String, example = "5s")]
@@ -208,7 +208,7 @@ fn ten_seconds() -> Span {
     Span::secs(10)
 }
 
-impl Default for Timeout {
+impl Default for AttemptTimeouts {
     fn default() -> Self {
         Self { connect: five_seconds(), total: ten_seconds() }
     }
@@ -216,14 +216,14 @@ impl Default for Timeout {
 
 /// Whether an endpoint is being called, and the time it was not.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Standing {
+pub struct EndpointStatus {
     /// Where it stands.
     pub state: EndpointState,
     /// Why, where it does not stand active.
     pub reason: Option<String>,
     /// Through whom it came to stand so.
     #[serde(default)]
-    pub by: Option<Author>,
+    pub by: Option<Actor>,
     /// Since when.
     pub since: Timestamp,
     /// How long it has been held in all, up to `since`. Deliveries do not age
@@ -259,7 +259,7 @@ impl Endpoint {
     pub fn on_wall(self, offset: WallOffset) -> Self {
         let wall = |at: Timestamp| offset.wall(at);
         Self {
-            standing: Standing { since: wall(self.standing.since), ..self.standing },
+            status: EndpointStatus { since: wall(self.status.since), ..self.status },
             quiet_until: self.quiet_until.map(wall),
             health: self.health.on_wall(offset),
             mailed_at: self.mailed_at.map(wall),
@@ -270,7 +270,7 @@ impl Endpoint {
     }
 }
 
-impl Standing {
+impl EndpointStatus {
     /// How a new endpoint begins.
     pub fn active(now: Timestamp) -> Self {
         Self { state: EndpointState::Active, reason: None, by: None, since: now, held_ms: 0 }
@@ -286,7 +286,7 @@ impl Standing {
     }
 
     /// The standing after a change of state.
-    pub fn moved(&self, state: EndpointState, reason: Option<String>, by: Author, now: Timestamp) -> Self {
+    pub fn moved(&self, state: EndpointState, reason: Option<String>, by: Actor, now: Timestamp) -> Self {
         let held_ms = u64::try_from(self.held(now).as_millis()).unwrap_or(u64::MAX);
         Self { state, reason, by: Some(by), since: now, held_ms }
     }
@@ -299,7 +299,7 @@ fn between(from: Timestamp, to: Timestamp) -> Duration {
 
 impl Endpoint {
     /// The same below this ceiling.
-    pub fn below(self, ceiling: Ceiling) -> Self {
+    pub fn below(self, ceiling: EndpointCeiling) -> Self {
         Self { ceiling, policy: ceiling.policy(self.settings.retry.filled()), ..self }
     }
 
@@ -314,38 +314,41 @@ impl Endpoint {
     }
 
     /// The deadlines of an attempt.
-    pub fn timeout(&self) -> Timeout {
+    pub fn timeout(&self) -> AttemptTimeouts {
         self.ceiling.timeout(self.settings.timeout)
     }
 
     /// The lane an event joins here, if order matters: the key's text, or the
     /// empty text for the one lane of a fully ordered endpoint.
-    pub fn lane(&self, key: Option<&Key>) -> Option<Arc<str>> {
+    pub fn lane(&self, key: Option<&EventKey>) -> Option<Arc<str>> {
         match self.settings.ordering {
-            Ordering::Key => key.map(Key::shared),
+            Ordering::Key => key.map(EventKey::shared),
             Ordering::Endpoint => Some("".into()),
             Ordering::None => None,
         }
     }
 
     /// Why an event is, or is not, for this endpoint.
-    pub fn matches(&self, event: &Event, data: &mut ParsedData<'_>) -> Match {
+    pub fn matches(&self, event: &Event, data: &mut ParsedData<'_>) -> EndpointMatch {
         if let Some(named) = &event.endpoints {
             return match named.contains(&self.id) {
-                true => Match::yes("the event names this endpoint"),
-                false => Match::no("the event names its endpoints, and this is not one of them"),
+                true => EndpointMatch::yes("the event names this endpoint"),
+                false => EndpointMatch::no("the event names its endpoints, and this is not one of them"),
             };
         }
         let event_type = event.event_type.as_str();
         let Some(pattern) = self.settings.event_types.iter().find(|p| glob_matches(p, event_type)) else {
-            return Match::no(format!("type {event_type} matches none of {}", self.settings.event_types.join(", ")));
+            return EndpointMatch::no(format!(
+                "type {event_type} matches none of {}",
+                self.settings.event_types.join(", ")
+            ));
         };
         let by_type = format!("type {event_type} matches {pattern}");
         match &self.settings.filter {
-            None => Match::yes(by_type),
+            None => EndpointMatch::yes(by_type),
             Some(rule) => match rule.filter().check(data.value()) {
-                Ok(()) => Match::yes(format!("{by_type} and the filter holds")),
-                Err(why) => Match::no(format!("{by_type}, but the filter does not hold: {why}")),
+                Ok(()) => EndpointMatch::yes(format!("{by_type} and the filter holds")),
+                Err(why) => EndpointMatch::no(format!("{by_type}, but the filter does not hold: {why}")),
             },
         }
     }
@@ -360,14 +363,14 @@ impl Endpoint {
 
 /// Whether an event is for an endpoint, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Match {
+pub struct EndpointMatch {
     /// Whether it is.
     pub matched: bool,
     /// The sentence.
     pub reason: String,
 }
 
-impl Match {
+impl EndpointMatch {
     fn yes(reason: impl Into<String>) -> Self {
         Self { matched: true, reason: reason.into() }
     }
@@ -380,7 +383,7 @@ impl Match {
 /// An event's data, parsed when the first filter asks for it.
 pub struct ParsedData<'a> {
     bytes: &'a [u8],
-    value: Option<Data<'a>>,
+    value: Option<FilterInput<'a>>,
 }
 
 impl<'a> ParsedData<'a> {
@@ -389,8 +392,8 @@ impl<'a> ParsedData<'a> {
         Self { bytes, value: None }
     }
 
-    fn value(&mut self) -> &Data<'a> {
-        self.value.get_or_insert_with(|| Data::of(self.bytes))
+    fn value(&mut self) -> &FilterInput<'a> {
+        self.value.get_or_insert_with(|| FilterInput::of(self.bytes))
     }
 }
 
@@ -403,19 +406,19 @@ pub struct InvalidSetting {
     pub message: String,
 }
 
-impl Settings {
+impl EndpointSettings {
     /// What the body looks like for data of this length.
-    pub fn format_for(&self, data: &[u8]) -> Format {
+    pub fn format_for(&self, data: &[u8]) -> BodyFormat {
         match (self.thin_above, self.format) {
-            (Some(Size(above)), _) if data.len() as u64 > above => Format::Thin,
-            (Some(_), Format::Thin) => Format::Envelope,
+            (Some(Size(above)), _) if data.len() as u64 > above => BodyFormat::Thin,
+            (Some(_), BodyFormat::Thin) => BodyFormat::Envelope,
             (_, format) => format,
         }
     }
 
     /// Whether it may be sent links instead of data.
     pub fn may_be_thin(&self) -> bool {
-        self.format == Format::Thin || self.thin_above.is_some()
+        self.format == BodyFormat::Thin || self.thin_above.is_some()
     }
 
     /// Checks what these settings change of others that were accepted before.
@@ -426,7 +429,8 @@ impl Settings {
             Ok(policy) => return Ok(policy),
             Err(problems) => problems,
         };
-        let is_old = |(name, value): &(&String, &Hidden)| is_reserved(name) && known.headers.get(*name) == Some(*value);
+        let is_old =
+            |(name, value): &(&String, &HiddenText)| is_reserved(name) && known.headers.get(*name) == Some(*value);
         let old_headers: Vec<String> =
             self.headers.iter().filter(is_old).map(|(name, _)| child("/headers", name)).collect();
         let is_policy_old = known.retry == self.retry;
@@ -506,7 +510,7 @@ impl Settings {
     }
 }
 
-impl Timeout {
+impl AttemptTimeouts {
     /// Refuses deadlines that are too short to work or too long to hold a slot.
     pub fn check(&self) -> Result<(), String> {
         let range = Span::millis(100)..=Span::secs(60);

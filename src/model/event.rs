@@ -24,7 +24,7 @@ pub struct Event {
     /// What kind of thing happened.
     pub event_type: EventType,
     /// What it happened to: events that share a key are delivered in order.
-    pub key: Option<Key>,
+    pub key: Option<EventKey>,
     /// When it happened, in the producer's own words, where it gave any.
     pub timestamp: Option<String>,
     /// The producer's name for the shape of `data`.
@@ -58,7 +58,7 @@ impl Event {
             .text(Some(self.id.as_str()))
             .text(Some(self.tenant.as_str()))
             .text(Some(self.event_type.as_str()))
-            .text(self.key.as_ref().map(Key::as_str))
+            .text(self.key.as_ref().map(EventKey::as_str))
             .text(self.timestamp.as_deref())
             .number(self.accepted_at.as_millisecond().cast_unsigned())
             .text(self.schema_version.as_deref())
@@ -80,7 +80,7 @@ impl Event {
 
 /// Why an event's data is no longer stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Withheld {
+pub enum DataRemoval {
     /// It was forgotten on request.
     Expunged,
     /// No endpoint wanted it, and it was kept long enough.
@@ -93,7 +93,7 @@ pub struct EventType(Arc<str>);
 
 /// What an event happened to; orders the events that share it.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key(Arc<str>);
+pub struct EventKey(Arc<str>);
 
 /// Why a text is not the value it was given for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -121,12 +121,12 @@ impl FromStr for EventType {
     }
 }
 
-impl Key {
+impl EventKey {
     /// How long a key may be.
     pub const BYTES_MAX: usize = 256;
 }
 
-impl FromStr for Key {
+impl FromStr for EventKey {
     type Err = InvalidText;
     fn from_str(text: &str) -> Result<Self, InvalidText> {
         if text.is_empty() {
@@ -181,7 +181,7 @@ macro_rules! checked_text {
     };
 }
 checked_text!(EventType);
-checked_text!(Key);
+checked_text!(EventKey);
 
 /// How deep the arrays and objects of a JSON text nest. Reads bytes that are
 /// known to be well-formed JSON; strings are stepped over.
@@ -229,10 +229,10 @@ mod tests {
     #[test]
     fn keys_are_printable_text_of_any_script() {
         for good in ["k", "Ключ 7", "a/b?c=d", &"x".repeat(256)] {
-            assert!(good.parse::<Key>().is_ok(), "{good}");
+            assert!(good.parse::<EventKey>().is_ok(), "{good}");
         }
         for bad in ["", "a\nb", "\u{0}", "a\u{85}b", &"é".repeat(129)] {
-            assert!(bad.parse::<Key>().is_err(), "{bad:?}");
+            assert!(bad.parse::<EventKey>().is_err(), "{bad:?}");
         }
     }
 

@@ -9,13 +9,15 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::attempt::{Attempt, Decision, Failure};
-use super::delivery::{Cause, Delivery, End, EndedBy, Outlook, State, WaitingFor, after};
+use super::attempt::{Attempt, AttemptFailure, Decision};
+use super::delivery::{
+    DeadCause, DeadlineSource, Delivery, DeliveryDeadline, DeliveryState, Outlook, WaitingFor, after,
+};
 use super::endpoint::Endpoint;
 use super::id::DeliveryId;
-use super::rules::{Source, Table};
 use super::span::{Span, words};
-use super::urls::masked;
+use super::status_rules::{RuleSource, StatusTable};
+use super::url_versions::masked;
 use super::verdict::Verdict;
 
 /// Why a delivery stands where it stands.
@@ -41,7 +43,7 @@ pub struct ExplainedAttempt {
     /// The status, when there was an answer.
     pub status: Option<u16>,
     /// The failure, when there was none.
-    pub error: Option<Failure>,
+    pub error: Option<AttemptFailure>,
     /// What the answer means.
     pub verdict: Verdict,
     /// What came of it, and why.
@@ -50,7 +52,7 @@ pub struct ExplainedAttempt {
 
 /// Everything an explanation is made of.
 #[derive(Debug, Clone, Copy)]
-pub struct Facts<'a> {
+pub struct ExplanationFacts<'a> {
     /// The delivery.
     pub delivery: &'a Delivery,
     /// Its attempts, oldest first.
@@ -73,13 +75,13 @@ pub struct Facts<'a> {
 const LATE: Duration = Duration::from_secs(2);
 
 /// Tells it.
-pub fn explain(facts: &Facts<'_>) -> Explanation {
+pub fn explain(facts: &ExplanationFacts<'_>) -> Explanation {
     let mut sentences = vec![facts.origin()];
     sentences.extend(facts.replayed());
     if let Some(last) = facts.attempts.last() {
-        sentences.extend(facts.told(last));
+        sentences.extend(facts.attempt_sentences(last));
     }
-    sentences.extend(facts.stumbled());
+    sentences.extend(facts.internal_error_sentence());
     sentences.extend(facts.left_alone());
     sentences.extend(facts.ended_without_attempt());
     sentences.extend(facts.limit());
@@ -108,18 +110,18 @@ pub fn answer_words(attempt: &Attempt) -> String {
     }
 }
 
-impl Facts<'_> {
+impl ExplanationFacts<'_> {
     fn summary(&self) -> String {
         let Delivery { state, cause, .. } = self.delivery;
         let finished_at = self.delivery.finished_at.unwrap_or(self.now);
         match (state, cause) {
-            (State::Waiting, _) => self.waiting(),
-            (State::Delivered, _) => format!(
+            (DeliveryState::Waiting, _) => self.waiting(),
+            (DeliveryState::Delivered, _) => format!(
                 "Delivered on attempt {} at {finished_at:.0}, {} after it was accepted.",
                 self.delivery.progress.attempts,
                 between(self.delivery.created_at, finished_at),
             ),
-            (State::Dead, Some(cause)) => {
+            (DeliveryState::Dead, Some(cause)) => {
                 format!(
                     "Dead ({}) since {finished_at:.0}, after {}{}.",
                     cause.as_str(),
@@ -127,26 +129,26 @@ impl Facts<'_> {
                     self.last_words()
                 )
             }
-            (State::Dead, None) => format!("Dead since {finished_at:.0}, after {}.", self.tries()),
-            (State::Cancelled, Some(cause)) => {
+            (DeliveryState::Dead, None) => format!("Dead since {finished_at:.0}, after {}.", self.tries()),
+            (DeliveryState::Cancelled, Some(cause)) => {
                 format!("Discarded at {finished_at:.0}; it had died ({}) after {}.", cause.as_str(), self.tries())
             }
-            (State::Cancelled, None) if self.endpoint.is_none() => {
+            (DeliveryState::Cancelled, None) if self.endpoint.is_none() => {
                 format!("Cancelled at {finished_at:.0} with its endpoint, after {}.", self.tries())
             }
-            (State::Cancelled, None) => format!("Cancelled at {finished_at:.0}, after {}.", self.tries()),
+            (DeliveryState::Cancelled, None) => format!("Cancelled at {finished_at:.0}, after {}.", self.tries()),
         }
     }
 
     /// What went wrong inside the gateway.
-    fn stumbled(&self) -> Option<String> {
-        let error = self.delivery.stumble.as_deref()?;
-        let times = match self.delivery.stumbles {
+    fn internal_error_sentence(&self) -> Option<String> {
+        let error = self.delivery.internal_error.as_deref()?;
+        let times = match self.delivery.internal_errors {
             1 => "once".to_owned(),
             count => format!("{count} times"),
         };
         let so_what = match self.delivery.cause {
-            Some(Cause::Poisoned) => "so it is not tried any more",
+            Some(DeadCause::Poisoned) => "so it is not tried any more",
             _ => "which is not counted as an attempt",
         };
         Some(format!("Its processing failed inside the gateway {times}, {so_what}; the last time: {error}."))
@@ -181,7 +183,7 @@ impl Facts<'_> {
             (None, Some(end)) => Some(format!("it is given up before that, at {:.0}", end.at)),
             _ => None,
         };
-        let standing = self.endpoint.map(|endpoint| &endpoint.standing);
+        let standing = self.endpoint.map(|endpoint| &endpoint.status);
         let since = standing.map(|standing| format!(" since {:.0}", standing.since)).unwrap_or_default();
         let reason = standing.and_then(|standing| standing.reason.as_deref()).unwrap_or("no reason was given");
         match waiting_for {
@@ -269,12 +271,12 @@ impl Facts<'_> {
             status: attempt.status,
             error: attempt.error.clone(),
             verdict: attempt.decision.verdict,
-            sentences: self.told(attempt),
+            sentences: self.attempt_sentences(attempt),
         }
     }
 
     /// What was answered, which rule judged it, how the wait came about.
-    fn told(&self, attempt: &Attempt) -> Vec<String> {
+    fn attempt_sentences(&self, attempt: &Attempt) -> Vec<String> {
         let decision = &attempt.decision;
         let mut told = vec![format!(
             "Attempt {} began at {:.0} and {} after {}.",
@@ -292,7 +294,7 @@ impl Facts<'_> {
         }
         told.extend(drawn(decision));
         told.extend(decision.caps.iter().map(|cap| sentence(cap)));
-        told.push(self.led_to(attempt));
+        told.push(self.consequence(attempt));
         told
     }
 
@@ -326,7 +328,7 @@ impl Facts<'_> {
         (mine != before).then_some(mine)
     }
 
-    fn led_to(&self, attempt: &Attempt) -> String {
+    fn consequence(&self, attempt: &Attempt) -> String {
         let is_last = self.last_of_budget().is_some_and(|last| last.number == attempt.number);
         match (attempt.decision.verdict, attempt.decision.next_attempt_at, self.delivery.cause) {
             (Verdict::Delivered, ..) => "So it is delivered.".to_owned(),
@@ -347,7 +349,7 @@ impl Facts<'_> {
     fn ended_without_attempt(&self) -> Option<String> {
         let delivery = self.delivery;
         let is_by_answer = self.last_of_budget().is_some_and(|last| last.decision.next_attempt_at.is_none());
-        if delivery.state != State::Dead || delivery.cause != Some(Cause::Expired) || is_by_answer {
+        if delivery.state != DeliveryState::Dead || delivery.cause != Some(DeadCause::Expired) || is_by_answer {
             return None;
         }
         let finished_at = delivery.finished_at?;
@@ -367,11 +369,11 @@ impl Facts<'_> {
 
     /// When a waiting delivery gives up.
     fn limit(&self) -> Option<String> {
-        if self.delivery.state != State::Waiting {
+        if self.delivery.state != DeliveryState::Waiting {
             return None;
         }
-        let End { at, by } = self.outlook.end?;
-        if by == EndedBy::Hold && self.outlook.is_in_flight {
+        let DeliveryDeadline { at, by } = self.outlook.end?;
+        if by == DeadlineSource::Hold && self.outlook.is_in_flight {
             return None;
         }
         let endpoint = self.endpoint?;
@@ -382,28 +384,28 @@ impl Facts<'_> {
             left => format!("{left} of {} attempts are left", policy.max_attempts),
         };
         let given_up = match by {
-            EndedBy::Age => {
+            DeadlineSource::Age => {
                 let judged = self.delivery.progress.max_age.unwrap_or(policy.max_age);
                 format!("It is given up at {at:.0}, when max_age ({}) is over", judged.max(policy.max_age))
             }
-            EndedBy::Hold => {
+            DeadlineSource::Hold => {
                 format!(
                     "It is given up at {at:.0}, should it have had no attempt by then (--hold-max is {})",
                     self.hold_max
                 )
             }
-            EndedBy::Expiry => format!("It is given up at {at:.0}, when its event is over (expires_at)"),
+            DeadlineSource::Expiry => format!("It is given up at {at:.0}, when its event is over (expires_at)"),
         };
         let is_held = matches!(self.outlook.waiting_for, Some(WaitingFor::Pause | WaitingFor::Disabled));
         let moves = match by {
-            EndedBy::Age if is_held => " That moves on for as long as the endpoint is held.",
+            DeadlineSource::Age if is_held => " That moves on for as long as the endpoint is held.",
             _ => "",
         };
         Some(format!("{given_up}; {attempts}.{moves}"))
     }
 
     fn policy_changed(&self) -> Option<String> {
-        if self.delivery.state != State::Waiting {
+        if self.delivery.state != DeliveryState::Waiting {
             return None;
         }
         let now = self.endpoint?.policy.to_string();
@@ -419,83 +421,85 @@ impl Facts<'_> {
         let retry = format!("`posthaste deliveries retry {id}`");
         let replay = format!("`posthaste dead-letters replay {id}`");
         Some(match (self.delivery.state, self.outlook.waiting_for, self.delivery.cause) {
-            (State::Waiting, _, _) if self.outlook.is_in_flight => return None,
-            (State::Waiting, Some(WaitingFor::Due), _) if self.outlook.next_attempt_at > Some(self.now) => {
+            (DeliveryState::Waiting, _, _) if self.outlook.is_in_flight => return None,
+            (DeliveryState::Waiting, Some(WaitingFor::Due), _) if self.outlook.next_attempt_at > Some(self.now) => {
                 format!(
                     "{retry} tries it now; a pause of the endpoint, or a Retry-After answered to another of its deliveries, would hold it longer."
                 )
             }
-            (State::Waiting, Some(WaitingFor::Due), _) => return None,
-            (State::Waiting, Some(WaitingFor::Backpressure), _) => {
+            (DeliveryState::Waiting, Some(WaitingFor::Due), _) => return None,
+            (DeliveryState::Waiting, Some(WaitingFor::Backpressure), _) => {
                 format!("{retry} tries this one now, without waiting for that.")
             }
-            (State::Waiting, Some(WaitingFor::Breaker), _)
+            (DeliveryState::Waiting, Some(WaitingFor::Breaker), _)
                 if self.endpoint.is_some_and(|endpoint| endpoint.health.is_forced()) =>
             {
                 format!("`posthaste endpoints close-breaker {endpoint}` lets all go on; {retry} sends this one alone.")
             }
-            (State::Waiting, Some(WaitingFor::Breaker), _) => {
+            (DeliveryState::Waiting, Some(WaitingFor::Breaker), _) => {
                 format!(
                     "{retry} makes it the next probe; `posthaste endpoints close-breaker {endpoint}` lets all go on."
                 )
             }
-            (State::Waiting, Some(WaitingFor::Rate), _) => {
+            (DeliveryState::Waiting, Some(WaitingFor::Rate), _) => {
                 "It starts in its turn; a larger rate lets more go per second.".to_owned()
             }
-            (State::Waiting, Some(WaitingFor::Slot), _) => {
+            (DeliveryState::Waiting, Some(WaitingFor::Slot), _) => {
                 "It starts in its turn, as requests are answered; a larger max_in_flight lets more go at once."
                     .to_owned()
             }
-            (State::Waiting, Some(WaitingFor::Pause | WaitingFor::Disabled), _) => {
+            (DeliveryState::Waiting, Some(WaitingFor::Pause | WaitingFor::Disabled), _) => {
                 format!("`posthaste endpoints resume {endpoint}` lets it go on.")
             }
-            (State::Waiting, Some(WaitingFor::Key), _) => match self.head {
+            (DeliveryState::Waiting, Some(WaitingFor::Key), _) => match self.head {
                 Some((head, true)) => format!(
                     "`posthaste dead-letters replay {head}` tries that one again, and `posthaste dead-letters discard {head}` lets the lane go on without it."
                 ),
                 Some((head, false)) => format!("`posthaste explain {head}` tells about that one."),
                 None => return None,
             },
-            (State::Waiting, None, _) => return None,
-            (State::Delivered, _, _) if self.endpoint.is_none() => return None,
-            (State::Delivered, _, _) => format!("`posthaste deliveries replay {id}` sends it once more."),
-            (State::Cancelled, _, _) if self.endpoint.is_none() => return None,
-            (State::Cancelled, _, _) => format!("`posthaste deliveries replay {id}` tries it after all."),
-            (State::Dead, _, _) if self.endpoint.is_none() => {
+            (DeliveryState::Waiting, None, _) => return None,
+            (DeliveryState::Delivered, _, _) if self.endpoint.is_none() => return None,
+            (DeliveryState::Delivered, _, _) => format!("`posthaste deliveries replay {id}` sends it once more."),
+            (DeliveryState::Cancelled, _, _) if self.endpoint.is_none() => return None,
+            (DeliveryState::Cancelled, _, _) => format!("`posthaste deliveries replay {id}` tries it after all."),
+            (DeliveryState::Dead, _, _) if self.endpoint.is_none() => {
                 "Its endpoint was deleted, so it cannot be replayed.".to_owned()
             }
-            (State::Dead, _, Some(Cause::Damaged)) => {
+            (DeliveryState::Dead, _, Some(DeadCause::Damaged)) => {
                 "It cannot be replayed: have its producer hand it in again under another id, and check the disk."
                     .to_owned()
             }
-            (State::Dead, _, Some(Cause::Poisoned)) => {
+            (DeliveryState::Dead, _, Some(DeadCause::Poisoned)) => {
                 format!("That is a fault of the gateway; once it is mended, {replay} tries it again.")
             }
-            (State::Dead, _, Some(Cause::Gone)) => format!(
+            (DeliveryState::Dead, _, Some(DeadCause::Gone)) => format!(
                 "If the receiver is to be called again, `posthaste endpoints resume {endpoint}`, then {replay}."
             ),
-            (State::Dead, _, Some(Cause::Refused)) if self.is_by_receivers_word() => {
+            (DeliveryState::Dead, _, Some(DeadCause::Refused)) if self.is_by_receivers_word() => {
                 format!("Once the receiver wants it after all, {replay}.")
             }
-            (State::Dead, _, Some(Cause::Refused)) if self.is_without_answer() => {
+            (DeliveryState::Dead, _, Some(DeadCause::Refused)) if self.is_without_answer() => {
                 format!("Once its address may be called (--allow-egress, or another URL of the endpoint), {replay}.")
             }
-            (State::Dead, _, Some(Cause::Refused)) => format!(
+            (DeliveryState::Dead, _, Some(DeadCause::Refused)) => format!(
                 "Once the receiver takes it, {replay}; if its answer means something else there, change the endpoint's status_rules first."
             ),
-            (State::Dead, _, Some(Cause::Expired)) if self.delivery.expires_at.is_some() => {
+            (DeliveryState::Dead, _, Some(DeadCause::Expired)) if self.delivery.expires_at.is_some() => {
                 format!("If it matters all the same, {replay} sends it, also after its event is over.")
             }
-            (State::Dead, _, Some(Cause::Expired)) if self.delivery.progress.age_from.is_none() => {
+            (DeliveryState::Dead, _, Some(DeadCause::Expired)) if self.delivery.progress.age_from.is_none() => {
                 format!("Once its endpoint is called again, {replay} tries it with a fresh budget.")
             }
-            (State::Dead, _, _) => format!("Once the receiver is well again, {replay} tries it with a fresh budget."),
+            (DeliveryState::Dead, _, _) => {
+                format!("Once the receiver is well again, {replay} tries it with a fresh budget.")
+            }
         })
     }
 
     /// A dead letter need not be kept, and its lane need not wait for it.
     fn last_way_out(&self) -> Option<String> {
-        let is_dead = self.delivery.state == State::Dead && self.endpoint.is_some();
+        let is_dead = self.delivery.state == DeliveryState::Dead && self.endpoint.is_some();
         let lane = match self.delivery.seq {
             Some(_) => ", and its lane goes on without it",
             None => "",
@@ -508,7 +512,7 @@ impl Facts<'_> {
     }
 
     fn is_by_receivers_word(&self) -> bool {
-        self.attempts.last().is_some_and(|last| last.decision.rule_of == Source::Receiver)
+        self.attempts.last().is_some_and(|last| last.decision.rule_of == RuleSource::Receiver)
     }
 }
 
@@ -521,17 +525,17 @@ fn judged(attempt: &Attempt) -> String {
         Verdict::Gone => "disable",
     };
     let rule = &decision.rule;
-    let by_table = |table: Table| {
+    let by_table = |table: StatusTable| {
         let row = table.rows().find(|row| row.on.to_string() == *rule);
         let why = row.map(|row| format!(": {}", row.note)).unwrap_or_default();
         format!("Rule {rule} of the {} table says {says}{why}.", table.as_str())
     };
     match decision.rule_of {
-        Source::Default => by_table(Table::Default),
-        Source::Strict => by_table(Table::Strict),
-        Source::Lenient => by_table(Table::Lenient),
-        Source::Endpoint => format!("Rule {rule} of the endpoint's own status_rules says {says}."),
-        Source::Receiver => format!("The receiver asked for it in its answer ({rule}), which says {says}."),
+        RuleSource::Default => by_table(StatusTable::Default),
+        RuleSource::Strict => by_table(StatusTable::Strict),
+        RuleSource::Lenient => by_table(StatusTable::Lenient),
+        RuleSource::Endpoint => format!("Rule {rule} of the endpoint's own status_rules says {says}."),
+        RuleSource::Receiver => format!("The receiver asked for it in its answer ({rule}), which says {says}."),
     }
 }
 

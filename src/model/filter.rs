@@ -13,7 +13,7 @@ use super::event::InvalidText;
 use super::pointer::child;
 
 /// An event's data, as filters look at it.
-pub enum Data<'a> {
+pub enum FilterInput<'a> {
     /// Parsed as a whole.
     Parsed(Value),
     /// Well-formed, but with something in it that no value can hold, such as
@@ -22,7 +22,7 @@ pub enum Data<'a> {
     Odd(&'a RawValue),
 }
 
-impl<'a> Data<'a> {
+impl<'a> FilterInput<'a> {
     /// Reads data that is known to be well-formed JSON.
     pub fn of(bytes: &'a [u8]) -> Self {
         match serde_json::from_slice(bytes) {
@@ -52,34 +52,34 @@ fn step_into<'a>(raw: &'a RawValue, step: &str) -> Option<&'a RawValue> {
         let place = step.parse::<usize>().ok().filter(|place| place.to_string() == step)?;
         return items.get(place).copied();
     }
-    let fields: HashMap<Name, &'a RawValue> = serde_json::from_str(text).ok()?;
+    let fields: HashMap<ObjectKey, &'a RawValue> = serde_json::from_str(text).ok()?;
     fields.get(step.as_bytes()).copied()
 }
 
 /// A name as bytes, since half a surrogate pair in one is no text.
 #[derive(PartialEq, Eq, Hash)]
-struct Name(Vec<u8>);
+struct ObjectKey(Vec<u8>);
 
-impl std::borrow::Borrow<[u8]> for Name {
+impl std::borrow::Borrow<[u8]> for ObjectKey {
     fn borrow(&self) -> &[u8] {
         &self.0
     }
 }
 
-impl<'de> Deserialize<'de> for Name {
+impl<'de> Deserialize<'de> for ObjectKey {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Letters;
-        impl serde::de::Visitor<'_> for Letters {
-            type Value = Name;
+        struct ObjectKeyVisitor;
+        impl serde::de::Visitor<'_> for ObjectKeyVisitor {
+            type Value = ObjectKey;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("a name")
             }
-            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Name, E> {
-                Ok(Name(bytes.to_vec()))
+            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<ObjectKey, E> {
+                Ok(ObjectKey(bytes.to_vec()))
             }
         }
-        deserializer.deserialize_bytes(Letters)
+        deserializer.deserialize_bytes(ObjectKeyVisitor)
     }
 }
 
@@ -134,13 +134,13 @@ pub enum Filter {
         /// A JSON pointer into the data.
         path: String,
         /// What is asked of the value there.
-        tests: Vec<Test>,
+        tests: Vec<FilterTest>,
     },
 }
 
 /// One question about one value.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Test {
+pub enum FilterTest {
     /// The value is this one.
     Equals(Value),
     /// The value is one of these.
@@ -168,7 +168,7 @@ impl Filter {
     }
 
     /// `Ok` when the data passes, else the first rule that did not hold.
-    pub fn check(&self, data: &Data<'_>) -> Result<(), String> {
+    pub fn check(&self, data: &FilterInput<'_>) -> Result<(), String> {
         match self {
             Self::All(rules) => rules.iter().try_for_each(|rule| rule.check(data)),
             Self::Any(rules) => {
@@ -206,14 +206,14 @@ impl Filter {
             Self::Any(rules) => format!("any of ({})", list(rules)),
             Self::Not(rule) => format!("not ({})", rule.describe()),
             Self::Field { path, tests } => {
-                let tests: Vec<String> = tests.iter().map(Test::describe).collect();
+                let tests: Vec<String> = tests.iter().map(FilterTest::describe).collect();
                 format!("{path} {}", tests.join(" and "))
             }
         }
     }
 }
 
-impl Test {
+impl FilterTest {
     fn holds(&self, value: Option<&Value>) -> bool {
         match (self, value) {
             (Self::Exists(wanted), value) => value.is_some() == *wanted,
@@ -328,15 +328,15 @@ fn parse_field(object: &Map<String, Value>, at: &str) -> Result<Filter, (String,
                 path = Some(text.clone());
             }
             ("path", _) => return refuse("path", "path is a JSON pointer into data, such as /customer/id"),
-            ("equals", value) => tests.push(Test::Equals(value.clone())),
-            ("in", Value::Array(values)) if !values.is_empty() => tests.push(Test::In(values.clone())),
+            ("equals", value) => tests.push(FilterTest::Equals(value.clone())),
+            ("in", Value::Array(values)) if !values.is_empty() => tests.push(FilterTest::In(values.clone())),
             ("in", _) => return refuse("in", "in takes a list of at least one value"),
-            ("exists", Value::Bool(wanted)) => tests.push(Test::Exists(*wanted)),
+            ("exists", Value::Bool(wanted)) => tests.push(FilterTest::Exists(*wanted)),
             ("exists", _) => return refuse("exists", "exists takes true or false"),
-            ("gt", value) if comparable => tests.push(Test::Gt(value.clone())),
-            ("lt", value) if comparable => tests.push(Test::Lt(value.clone())),
+            ("gt", value) if comparable => tests.push(FilterTest::Gt(value.clone())),
+            ("lt", value) if comparable => tests.push(FilterTest::Lt(value.clone())),
             ("gt" | "lt", _) => return refuse(name, "gt and lt take a number or a text"),
-            ("prefix", Value::String(text)) => tests.push(Test::Prefix(text.clone())),
+            ("prefix", Value::String(text)) => tests.push(FilterTest::Prefix(text.clone())),
             ("prefix", _) => return refuse("prefix", "prefix takes a text"),
             _ => return refuse(name, "not a test; use equals, in, exists, gt, lt or prefix"),
         }
@@ -408,7 +408,7 @@ mod tests {
     }
 
     fn check(filter: Value, data: Value) -> Result<(), String> {
-        Filter::parse(&filter).unwrap().check(&Data::Parsed(data))
+        Filter::parse(&filter).unwrap().check(&FilterInput::Parsed(data))
     }
 
     #[test]
@@ -428,10 +428,10 @@ mod tests {
             {"path":"/huge","gt":1}, {"path":"/half","prefix":"\\ud8"}, {"not":{"path":"/missing","exists":true}},
         ]});
         let data = br#"{"half":"\ud83d","huge":1e400,"amount":50,"list":["a","b"],"deep":{"/x":null}}"#;
-        assert_eq!(Filter::parse(&rules).unwrap().check(&Data::of(data)), Ok(()));
+        assert_eq!(Filter::parse(&rules).unwrap().check(&FilterInput::of(data)), Ok(()));
         let named = br#"{"\ud83d":0,"amount":50}"#;
         let rule = json!({"path":"/amount","equals":50});
-        assert_eq!(Filter::parse(&rule).unwrap().check(&Data::of(named)), Ok(()), "nor does an odd name");
+        assert_eq!(Filter::parse(&rule).unwrap().check(&FilterInput::of(named)), Ok(()), "nor does an odd name");
     }
 
     #[test]
@@ -439,7 +439,7 @@ mod tests {
         for data in [&br#"["a","b"]"#[..], br#"["a","b",1e400]"#] {
             for (path, expected) in [("/1", true), ("/01", false), ("/+1", false), ("/-", false), ("/3", false)] {
                 let rule = Filter::parse(&json!({"path":path,"exists":true})).unwrap();
-                assert_eq!(rule.check(&Data::of(data)).is_ok(), expected, "{path}");
+                assert_eq!(rule.check(&FilterInput::of(data)).is_ok(), expected, "{path}");
             }
         }
     }
@@ -449,7 +449,7 @@ mod tests {
         let rules = vec![json!({"path":"/zz","exists":true}); 90];
         let nested = (1..DEPTH_MAX).fold(json!({"any":rules}), |inner, _| json!({"any":[inner]}));
         ASKED.set(0);
-        assert!(Filter::parse(&nested).unwrap().check(&Data::of(b"[1e400,0]")).is_err());
+        assert!(Filter::parse(&nested).unwrap().check(&FilterInput::of(b"[1e400,0]")).is_err());
         assert_eq!(ASKED.get(), 90, "asked twice on every level, each rule would be asked 256 times");
     }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::endpoint::InvalidSetting;
 use super::pointer::child;
-use super::signing::Hidden;
+use super::signing::HiddenText;
 
 /// What is shown in the place of a value.
 pub const MASK: &str = "***";
@@ -58,7 +58,7 @@ const RESERVED: &[&str] = &[
 const RESERVED_PREFIXES: &[&str] = &["proxy-", "svix-", "webhook-", "x-forwarded-", "metadata", "x-aws-"];
 
 /// Every reason to refuse these headers.
-pub fn check(headers: &BTreeMap<String, Hidden>) -> Vec<InvalidSetting> {
+pub fn check(headers: &BTreeMap<String, HiddenText>) -> Vec<InvalidSetting> {
     let mut problems = Vec::new();
     if headers.len() > HEADERS_MAX {
         problems.push(InvalidSetting {

@@ -8,17 +8,17 @@
 //!
 //! Pure: it is told what happened and when, and says what may go. An open
 //! breaker whose cool-down is over is half-open; nothing has to happen for
-//! that, so it survives a restart as it is. [`Health`] is what is kept,
-//! [`Pulse`] hears every answer and says what that changes.
+//! that, so it survives a restart as it is. [`EndpointHealth`] is what is kept,
+//! [`CircuitBreaker`] hears every answer and says what that changes.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::breaker::{BreakerSettings, Window};
+use super::breaker::{BreakerSettings, FailureWindow};
 use super::delivery::after;
-use super::pace::Rate;
+use super::rate::Rate;
 use super::verdict::Verdict;
-use super::wall::WallOffset;
+use super::wall_offset::WallOffset;
 use crate::model::span::Span;
 
 /// How many failures in a row send a recovering endpoint back at the latest.
@@ -42,16 +42,18 @@ pub const FAILING: &str = "nothing but failures";
 /// What is kept of an endpoint's health.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Health {
+pub struct EndpointHealth {
     /// Counts the fresh starts: what was heard before one says nothing after
-    /// it, and the later of two writes is told by this and `serial`.
-    pub life: u32,
+    /// it, and the later of two writes is told by this and `version`.
+    #[serde(rename = "life")]
+    pub generation: u32,
     /// Counts the changes within one life.
-    pub serial: u64,
+    #[serde(rename = "serial")]
+    pub version: u64,
     /// When this life began.
     pub from: Option<Timestamp>,
     /// Where the breaker stands.
-    pub phase: Phase,
+    pub phase: BreakerPhase,
     /// Since when.
     pub since: Option<Timestamp>,
     /// When the ramp last became wider or narrower.
@@ -75,7 +77,7 @@ pub struct Health {
 /// Where a breaker stands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Phase {
+pub enum BreakerPhase {
     /// Everything may go.
     #[default]
     Closed,
@@ -121,12 +123,12 @@ impl BreakerState {
     }
 }
 
-impl Health {
+impl EndpointHealth {
     /// The same with its times as people read them.
     pub fn on_wall(self, offset: WallOffset) -> Self {
         let wall = |at: Option<Timestamp>| at.map(|at| offset.wall(at));
         let phase = match self.phase {
-            Phase::Open { until } => Phase::Open { until: wall(until) },
+            BreakerPhase::Open { until } => BreakerPhase::Open { until: wall(until) },
             other => other,
         };
         Self {
@@ -143,33 +145,33 @@ impl Health {
     /// Where the breaker stands at this time.
     pub fn breaker(&self, now: Timestamp) -> BreakerState {
         match self.phase {
-            Phase::Closed => BreakerState::Closed,
-            Phase::Open { until } if until.is_some_and(|until| until <= now) => BreakerState::HalfOpen,
-            Phase::Open { .. } => BreakerState::Open,
-            Phase::Ramp { .. } if self.is_ramp_over(now) => BreakerState::Closed,
-            Phase::Ramp { .. } => BreakerState::Ramp,
+            BreakerPhase::Closed => BreakerState::Closed,
+            BreakerPhase::Open { until } if until.is_some_and(|until| until <= now) => BreakerState::HalfOpen,
+            BreakerPhase::Open { .. } => BreakerState::Open,
+            BreakerPhase::Ramp { .. } if self.is_ramp_over(now) => BreakerState::Closed,
+            BreakerPhase::Ramp { .. } => BreakerState::Ramp,
         }
     }
 
     /// Until when nothing goes but what a person asks for.
     pub fn open_until(&self) -> Option<Timestamp> {
         match self.phase {
-            Phase::Open { until } => Some(until.unwrap_or(Timestamp::MAX)),
-            Phase::Closed | Phase::Ramp { .. } => None,
+            BreakerPhase::Open { until } => Some(until.unwrap_or(Timestamp::MAX)),
+            BreakerPhase::Closed | BreakerPhase::Ramp { .. } => None,
         }
     }
 
     /// Whether a person opened it, so that only a person closes it.
     pub fn is_forced(&self) -> bool {
-        self.phase == Phase::Open { until: None }
+        self.phase == BreakerPhase::Open { until: None }
     }
 
     /// How many requests may be open at once, of a cap.
     pub fn width(&self, cap: usize, now: Timestamp) -> usize {
         match self.phase {
-            Phase::Open { .. } => cap.min(1),
-            Phase::Ramp { width } if !self.is_ramp_over(now) => cap.min(width as usize),
-            Phase::Closed | Phase::Ramp { .. } => cap,
+            BreakerPhase::Open { .. } => cap.min(1),
+            BreakerPhase::Ramp { width } if !self.is_ramp_over(now) => cap.min(width as usize),
+            BreakerPhase::Closed | BreakerPhase::Ramp { .. } => cap,
         }
     }
 
@@ -177,7 +179,7 @@ impl Health {
     pub fn rate(&self, rate: Rate, cap: usize, now: Timestamp) -> Rate {
         let width = self.width(cap, now);
         match self.phase {
-            Phase::Ramp { .. } if width < cap => {
+            BreakerPhase::Ramp { .. } if width < cap => {
                 let part = rate.per_second * width as f64 / cap as f64;
                 let per_second = part.max(rate.per_second.min(RAMP_RATE_MIN));
                 Rate { per_second, burst: rate.burst.min(u32::try_from(width).unwrap_or(u32::MAX)) }
@@ -188,7 +190,7 @@ impl Health {
 
     /// What was on its way when the phase began says nothing about it: a probe
     /// begins when its time has come, or because a person asked for it.
-    fn is_of_phase(&self, heard: &Heard) -> bool {
+    fn is_of_phase(&self, heard: &BreakerInput) -> bool {
         let is_since = self.since.is_none_or(|since| heard.started_at >= since);
         match self.open_until() {
             Some(until) => is_since && (heard.is_asked || heard.started_at >= until),
@@ -203,16 +205,16 @@ impl Health {
 
     /// Whether this was written later than the other.
     pub fn is_after(&self, other: &Self) -> bool {
-        (self.life, self.serial) > (other.life, other.serial)
+        (self.generation, self.version) > (other.generation, other.version)
     }
 
     /// A fresh start, with a ramp: after a pause, another URL, or by a
     /// person's word. What was told is still told.
-    pub fn fresh(&self, now: Timestamp) -> Self {
+    pub fn reset(&self, now: Timestamp) -> Self {
         Self {
-            life: self.life + 1,
+            generation: self.generation + 1,
             from: Some(now),
-            phase: Phase::Ramp { width: 1 },
+            phase: BreakerPhase::Ramp { width: 1 },
             since: Some(now),
             trouble_since: self.trouble_since,
             ..Self::default()
@@ -222,9 +224,9 @@ impl Health {
     /// Opened by a person, for a time or until it is closed.
     pub fn forced_open(&self, until: Option<Timestamp>, reason: String, now: Timestamp) -> Self {
         Self {
-            life: self.life + 1,
+            generation: self.generation + 1,
             from: Some(now),
-            phase: Phase::Open { until },
+            phase: BreakerPhase::Open { until },
             since: Some(now),
             reason: Some(reason),
             ..self.clone()
@@ -234,7 +236,7 @@ impl Health {
 
 /// What an answer means for the health of its endpoint.
 #[derive(Debug, Clone)]
-pub struct Heard {
+pub struct BreakerInput {
     /// What it means for its delivery.
     pub verdict: Verdict,
     /// Whether the receiver only asks for less (429).
@@ -249,7 +251,7 @@ pub struct Heard {
 
 /// Something that changed about an endpoint, of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Turn {
+pub enum BreakerEvent {
     /// Its breaker opened.
     Opened {
         /// When the next probe may go.
@@ -290,7 +292,7 @@ impl Default for Quarantine {
 
 /// By what an answer is judged.
 #[derive(Debug, Clone, Copy)]
-pub struct Thresholds<'a> {
+pub struct BreakerThresholds<'a> {
     /// The endpoint's own.
     pub breaker: &'a BreakerSettings,
     /// How many requests it may have open.
@@ -301,39 +303,39 @@ pub struct Thresholds<'a> {
 
 /// An answer, with all that it is judged by.
 #[derive(Clone, Copy)]
-struct Sign<'a> {
-    heard: &'a Heard,
-    by: Thresholds<'a>,
+struct JudgedInput<'a> {
+    input: &'a BreakerInput,
+    thresholds: BreakerThresholds<'a>,
     now: Timestamp,
     draw: f64,
 }
 
-impl Sign<'_> {
+impl JudgedInput<'_> {
     /// Whether it is a failure that the breaker counts.
     fn counts(&self) -> bool {
-        self.heard.verdict == Verdict::Retry && !self.heard.is_limited
+        self.input.verdict == Verdict::Retry && !self.input.is_limited
     }
 }
 
 /// The health of an endpoint, as its node feels it.
 #[derive(Debug, Clone, Default)]
-pub struct Pulse {
+pub struct CircuitBreaker {
     /// What is kept of it.
-    pub health: Health,
-    window: Window,
+    pub health: EndpointHealth,
+    window: FailureWindow,
     /// Answers at the ramp's present width.
     steps: u32,
 }
 
-impl Pulse {
+impl CircuitBreaker {
     /// Goes on from what was kept.
-    pub fn of(health: Health) -> Self {
+    pub fn of(health: EndpointHealth) -> Self {
         Self { health, ..Self::default() }
     }
 
     /// Takes over what was kept, if that is newer than what it knows.
-    pub fn adopt(&mut self, health: &Health) {
-        if health.life > self.health.life {
+    pub fn adopt(&mut self, health: &EndpointHealth) {
+        if health.generation > self.health.generation {
             *self = Self::of(health.clone());
         } else if health.is_after(&self.health) {
             self.health = health.clone();
@@ -341,32 +343,38 @@ impl Pulse {
     }
 
     /// Hears an answer: returns what turns with it. `draw` is in `[0, 1)`.
-    pub fn hear(&mut self, heard: &Heard, by: Thresholds<'_>, now: Timestamp, draw: f64) -> Vec<Turn> {
+    pub fn observe(
+        &mut self,
+        heard: &BreakerInput,
+        by: BreakerThresholds<'_>,
+        now: Timestamp,
+        draw: f64,
+    ) -> Vec<BreakerEvent> {
         if self.health.from.is_some_and(|from| heard.started_at < from) {
             return Vec::new();
         }
         let before = self.health.clone();
         let mut turns = Vec::new();
-        let sign = Sign { heard, by, now, draw };
+        let sign = JudgedInput { input: heard, thresholds: by, now, draw };
         let is_of_phase = self.health.is_of_phase(heard);
         self.count(sign, is_of_phase, &mut turns);
         match self.health.phase {
-            Phase::Closed => self.hear_closed(sign, &mut turns),
-            Phase::Open { until: Some(_) } if is_of_phase => self.hear_probe(sign, &mut turns),
-            Phase::Ramp { width } if is_of_phase => self.hear_ramp(width, sign, &mut turns),
-            Phase::Open { .. } | Phase::Ramp { .. } => {}
+            BreakerPhase::Closed => self.observe_closed(sign, &mut turns),
+            BreakerPhase::Open { until: Some(_) } if is_of_phase => self.observe_probe(sign, &mut turns),
+            BreakerPhase::Ramp { width } if is_of_phase => self.observe_ramp(width, sign, &mut turns),
+            BreakerPhase::Open { .. } | BreakerPhase::Ramp { .. } => {}
         }
         if let Some(reason) = self.quarantine(sign) {
-            turns.push(Turn::Quarantined { reason });
+            turns.push(BreakerEvent::Quarantined { reason });
         }
         if self.health != before {
-            self.health.serial += 1;
+            self.health.version += 1;
         }
         turns
     }
 
     /// Whether no failure is counted that would be forgotten with it.
-    pub fn is_calm(&self, now: Timestamp) -> bool {
+    pub fn is_untroubled(&self, now: Timestamp) -> bool {
         self.window.count(now).0 == 0
     }
 
@@ -374,12 +382,12 @@ impl Pulse {
     pub fn note_trouble(&mut self, now: Timestamp) {
         if self.health.trouble_since.is_none() {
             self.health.trouble_since = Some(now);
-            self.health.serial += 1;
+            self.health.version += 1;
         }
     }
 
-    fn count(&mut self, sign: Sign<'_>, is_of_phase: bool, turns: &mut Vec<Turn>) {
-        let (heard, window, now) = (sign.heard, sign.by.breaker.window, sign.now);
+    fn count(&mut self, sign: JudgedInput<'_>, is_of_phase: bool, turns: &mut Vec<BreakerEvent>) {
+        let (heard, window, now) = (sign.input, sign.thresholds.breaker.window, sign.now);
         let health = &mut self.health;
         match heard.verdict {
             Verdict::Delivered => {
@@ -387,7 +395,7 @@ impl Pulse {
                 health.failing_since = None;
                 // One that was on its way when the breaker opened ends no trouble.
                 if is_of_phase && health.trouble_since.take().is_some() {
-                    turns.push(Turn::Recovered);
+                    turns.push(BreakerEvent::Recovered);
                 }
                 self.window.record(window, now, false);
                 return;
@@ -407,15 +415,15 @@ impl Pulse {
         health.failing_since.get_or_insert(heard.started_at);
     }
 
-    fn hear_closed(&mut self, sign: Sign<'_>, turns: &mut Vec<Turn>) {
-        let breaker = sign.by.breaker;
+    fn observe_closed(&mut self, sign: JudgedInput<'_>, turns: &mut Vec<BreakerEvent>) {
+        let breaker = sign.thresholds.breaker;
         if !breaker.enabled || !sign.counts() {
             return;
         }
         let (failed, total) = self.window.count(sign.now);
         let in_a_row = self.health.failures;
         let is_share = total >= breaker.min_requests && f64::from(failed) >= breaker.failure_ratio * f64::from(total);
-        let last = &sign.heard.answer;
+        let last = &sign.input.answer;
         if in_a_row >= breaker.consecutive_failures {
             self.open(format!("{in_a_row} failures in a row; the last {last}"), false, sign, turns);
         } else if is_share {
@@ -425,16 +433,16 @@ impl Pulse {
         }
     }
 
-    fn hear_probe(&mut self, sign: Sign<'_>, turns: &mut Vec<Turn>) {
-        let Sign { heard, by, now, .. } = sign;
+    fn observe_probe(&mut self, sign: JudgedInput<'_>, turns: &mut Vec<BreakerEvent>) {
+        let JudgedInput { input: heard, thresholds: by, now, .. } = sign;
         match heard.verdict {
             Verdict::Retry if heard.is_limited => {
                 // It lives, but has no room: the same wait once more.
                 let until = self.cooldown(sign);
-                self.health.phase = Phase::Open { until: Some(until) };
+                self.health.phase = BreakerPhase::Open { until: Some(until) };
             }
             // There is no breaker any more that could stay open.
-            Verdict::Retry if !by.breaker.enabled => self.settle_down(now),
+            Verdict::Retry if !by.breaker.enabled => self.forget_trouble(now),
             Verdict::Retry => {
                 self.health.trips = self.health.trips.saturating_add(1);
                 let reason = format!("the probe failed too; it {}", heard.answer);
@@ -443,17 +451,17 @@ impl Pulse {
             Verdict::Delivered | Verdict::Refused | Verdict::Gone => {
                 let reason = format!("the probe {}", heard.answer);
                 self.close(now);
-                turns.push(Turn::Closed { reason });
+                turns.push(BreakerEvent::Closed { reason });
                 self.widen_if_due(1, by.cap, now);
             }
         }
     }
 
-    fn hear_ramp(&mut self, width: u32, sign: Sign<'_>, turns: &mut Vec<Turn>) {
-        let Sign { heard, by, now, .. } = sign;
+    fn observe_ramp(&mut self, width: u32, sign: JudgedInput<'_>, turns: &mut Vec<BreakerEvent>) {
+        let JudgedInput { input: heard, thresholds: by, now, .. } = sign;
         if self.health.is_ramp_over(now) {
-            self.settle_down(now);
-            return self.hear_closed(sign, turns);
+            self.forget_trouble(now);
+            return self.observe_closed(sign, turns);
         }
         if heard.is_limited && heard.verdict == Verdict::Retry {
             // It asks for less, so it does not get more.
@@ -475,42 +483,42 @@ impl Pulse {
     /// As many answers as the ramp is wide, and its time: it doubles.
     fn widen_if_due(&mut self, width: u32, cap: usize, now: Timestamp) {
         if width as usize >= cap {
-            return self.settle_down(now);
+            return self.forget_trouble(now);
         }
         let since = self.health.stepped_at.max(self.health.since).unwrap_or(now);
         let is_time = now.as_millisecond() - since.as_millisecond() >= RAMP_STEP_MS;
         if self.steps >= width && is_time {
             self.step(width.saturating_mul(2), now);
             if width.saturating_mul(2) as usize >= cap {
-                self.settle_down(now);
+                self.forget_trouble(now);
             }
         }
     }
 
     fn step(&mut self, width: u32, now: Timestamp) {
-        self.health.phase = Phase::Ramp { width: width.max(1) };
+        self.health.phase = BreakerPhase::Ramp { width: width.max(1) };
         self.health.stepped_at = Some(now);
         self.steps = 0;
     }
 
-    fn open(&mut self, reason: String, is_again: bool, sign: Sign<'_>, turns: &mut Vec<Turn>) {
+    fn open(&mut self, reason: String, is_again: bool, sign: JudgedInput<'_>, turns: &mut Vec<BreakerEvent>) {
         // What was to last longer is not cut short by a probe before its time.
         let before = self.health.open_until().filter(|_| is_again);
         let until = self.cooldown(sign).max(before.unwrap_or(Timestamp::MIN));
         let health = &mut self.health;
-        health.phase = Phase::Open { until: Some(until) };
+        health.phase = BreakerPhase::Open { until: Some(until) };
         if !is_again {
             health.since = Some(sign.now);
             health.trouble_since.get_or_insert(sign.now);
         }
         health.reason = Some(reason.clone());
-        self.window = Window::default();
-        turns.push(Turn::Opened { until, reason, is_again });
+        self.window = FailureWindow::default();
+        turns.push(BreakerEvent::Opened { until, reason, is_again });
     }
 
     /// When the next probe may go, if it opens now.
-    fn cooldown(&self, sign: Sign<'_>) -> Timestamp {
-        let breaker = sign.by.breaker;
+    fn cooldown(&self, sign: JudgedInput<'_>) -> Timestamp {
+        let breaker = sign.thresholds.breaker;
         let doubled = breaker.cooldown.0.saturating_mul(1 << self.health.trips.min(20));
         let cooldown = doubled.min(breaker.cooldown_max.0);
         after(sign.now, cooldown.mul_f64(1.0 + COOLDOWN_SPREAD * sign.draw))
@@ -518,7 +526,7 @@ impl Pulse {
 
     fn close(&mut self, now: Timestamp) {
         let health = &mut self.health;
-        health.phase = Phase::Ramp { width: 1 };
+        health.phase = BreakerPhase::Ramp { width: 1 };
         health.since = Some(now);
         health.failures = 0;
         health.stepped_at = Some(now);
@@ -526,17 +534,17 @@ impl Pulse {
     }
 
     /// Recovered for good: the next outage starts from the beginning.
-    fn settle_down(&mut self, now: Timestamp) {
+    fn forget_trouble(&mut self, now: Timestamp) {
         let health = &mut self.health;
-        health.phase = Phase::Closed;
+        health.phase = BreakerPhase::Closed;
         health.since = Some(now);
         health.reason = None;
         health.trips = 0;
     }
 
     /// Why the endpoint is to be paused, if it is.
-    fn quarantine(&self, sign: Sign<'_>) -> Option<String> {
-        let (heard, by, now, health) = (sign.heard, sign.by.quarantine, sign.now, &self.health);
+    fn quarantine(&self, sign: JudgedInput<'_>) -> Option<String> {
+        let (heard, by, now, health) = (sign.input, sign.thresholds.quarantine, sign.now, &self.health);
         if heard.verdict == Verdict::Delivered {
             return None;
         }

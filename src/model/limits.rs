@@ -6,9 +6,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::endpoint::{Settings, Timeout};
-use super::pace::Rate;
+use super::endpoint::{AttemptTimeouts, EndpointSettings};
 use super::policy::RetryPolicy;
+use super::rate::Rate;
 use super::size::Size;
 use super::span::Span;
 
@@ -24,7 +24,7 @@ pub fn stored_bytes(data: usize, deliveries: usize) -> u64 {
 /// How much a tenant may use.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Limits {
+pub struct TenantLimits {
     /// How many endpoints it may have.
     #[schema(maximum = 1_000_000)]
     pub endpoints: u32,
@@ -42,10 +42,10 @@ pub struct Limits {
     /// How many of its deliveries may wait. Null for no limit.
     pub waiting: Option<u64>,
     /// The most that its endpoints may be set to. A lower ceiling counts for endpoints that are there, too.
-    pub endpoint: Ceiling,
+    pub endpoint: EndpointCeiling,
 }
 
-impl Default for Limits {
+impl Default for TenantLimits {
     fn default() -> Self {
         Self {
             endpoints: 1_000,
@@ -54,12 +54,12 @@ impl Default for Limits {
             management: Rate { per_second: 100.0, burst: 1_000 },
             stored_bytes: None,
             waiting: None,
-            endpoint: Ceiling::default(),
+            endpoint: EndpointCeiling::default(),
         }
     }
 }
 
-impl Limits {
+impl TenantLimits {
     /// Refuses what cannot be kept: where, and the sentence.
     pub fn check(&self, mut refuse: impl FnMut(&str, String)) {
         for (field, count) in [("endpoints", self.endpoints), ("tokens", self.tokens)] {
@@ -77,7 +77,7 @@ impl Limits {
 /// The most that an endpoint may be set to.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Ceiling {
+pub struct EndpointCeiling {
     /// Of `max_in_flight`: 1 to 1,000.
     #[schema(minimum = 1, maximum = 1000)]
     pub max_in_flight: u32,
@@ -93,7 +93,7 @@ pub struct Ceiling {
     pub max_age: Option<Span>,
 }
 
-impl Default for Ceiling {
+impl Default for EndpointCeiling {
     fn default() -> Self {
         Self { max_in_flight: 1_000, per_second: None, timeout: Span::secs(60), max_attempts: None, max_age: None }
     }
@@ -101,7 +101,7 @@ impl Default for Ceiling {
 
 /// A setting that lies above its ceiling.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Above {
+pub struct AboveCeiling {
     /// The setting, as a JSON pointer.
     pub pointer: &'static str,
     /// The ceiling, as it is named in the tenant's `limits`.
@@ -112,7 +112,7 @@ pub struct Above {
     pub most: String,
 }
 
-impl Ceiling {
+impl EndpointCeiling {
     fn check(&self, mut refuse: impl FnMut(&str, String)) {
         if !(1..=1_000).contains(&self.max_in_flight) {
             refuse("/max_in_flight", format!("max_in_flight is {}; use 1 to 1,000", self.max_in_flight));
@@ -149,8 +149,8 @@ impl Ceiling {
     }
 
     /// The deadlines in force.
-    pub fn timeout(&self, set: Timeout) -> Timeout {
-        Timeout { total: set.total.min(self.timeout), ..set }
+    pub fn timeout(&self, set: AttemptTimeouts) -> AttemptTimeouts {
+        AttemptTimeouts { total: set.total.min(self.timeout), ..set }
     }
 
     /// The retry policy in force.
@@ -163,12 +163,12 @@ impl Ceiling {
     }
 
     /// What of these settings lies above the ceiling.
-    pub fn above(&self, settings: &Settings) -> Vec<Above> {
+    pub fn above(&self, settings: &EndpointSettings) -> Vec<AboveCeiling> {
         let mut found = Vec::new();
         let policy = settings.retry.filled();
         let mut compare = |is_above: bool, pointer, limit, is: &dyn ToString, most: &dyn ToString| {
             if is_above {
-                found.push(Above { pointer, limit, is: is.to_string(), most: most.to_string() });
+                found.push(AboveCeiling { pointer, limit, is: is.to_string(), most: most.to_string() });
             }
         };
         compare(
@@ -194,7 +194,7 @@ impl Ceiling {
 /// A count that would pass its limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "tenant {tenant} has {used} {what} of at most {most} (limits.{limit}); delete some, or ask the operator to raise the limit"
+    "tenant {tenant} has {used} {counted} of at most {most} (limits.{limit}); delete some, or ask the operator to raise the limit"
 )]
 pub struct OverLimit {
     /// Whose limit it is.
@@ -202,7 +202,7 @@ pub struct OverLimit {
     /// Its name in the tenant's `limits`.
     pub limit: &'static str,
     /// What is counted.
-    pub what: &'static str,
+    pub counted: &'static str,
     /// What is used already, or would be.
     pub used: String,
     /// The limit.
@@ -211,7 +211,7 @@ pub struct OverLimit {
 
 /// What a tenant uses, by the names of its limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, utoipa::ToSchema)]
-pub struct Usage {
+pub struct TenantUsage {
     /// Its endpoints.
     pub endpoints: u64,
     /// The bytes of their settings.
@@ -224,37 +224,37 @@ pub struct Usage {
     pub waiting: Option<u64>,
 }
 
-impl Usage {
+impl TenantUsage {
     /// Refuses one endpoint more, or settings that grow, where that passes a limit.
     pub fn admits_settings(
         &self,
         tenant: &super::id::TenantId,
-        limits: &Limits,
+        limits: &TenantLimits,
         more_endpoints: u64,
         more_bytes: i64,
     ) -> Result<(), OverLimit> {
-        let over = |limit, what, used: String, most: String| {
-            Err(OverLimit { tenant: tenant.clone(), limit, what, used, most })
+        let over = |limit, counted, used: String, most: String| {
+            Err(OverLimit { tenant: tenant.clone(), limit, counted, used, most })
         };
         if more_endpoints > 0 && self.endpoints + more_endpoints > u64::from(limits.endpoints) {
             return over("endpoints", "endpoints", self.endpoints.to_string(), limits.endpoints.to_string());
         }
         let bytes = self.settings_bytes.saturating_add_signed(more_bytes);
         if more_bytes > 0 && bytes > limits.settings_bytes.0 {
-            let what = "bytes of endpoint settings with this change";
-            return over("settings_bytes", what, bytes.to_string(), limits.settings_bytes.to_string());
+            let counted = "bytes of endpoint settings with this change";
+            return over("settings_bytes", counted, bytes.to_string(), limits.settings_bytes.to_string());
         }
         Ok(())
     }
 
     /// Refuses one token more, where that passes the limit.
-    pub fn admits_token(&self, tenant: &super::id::TenantId, limits: &Limits) -> Result<(), OverLimit> {
+    pub fn admits_token(&self, tenant: &super::id::TenantId, limits: &TenantLimits) -> Result<(), OverLimit> {
         match self.tokens < u64::from(limits.tokens) {
             true => Ok(()),
             false => Err(OverLimit {
                 tenant: tenant.clone(),
                 limit: "tokens",
-                what: "tokens",
+                counted: "tokens",
                 used: self.tokens.to_string(),
                 most: limits.tokens.to_string(),
             }),
@@ -263,10 +263,10 @@ impl Usage {
 }
 
 /// How many bytes settings have as JSON.
-pub fn settings_bytes(settings: &Settings) -> u64 {
+pub fn settings_bytes(settings: &EndpointSettings) -> u64 {
     #[derive(Default)]
-    struct Counting(u64);
-    impl std::io::Write for Counting {
+    struct ByteCounter(u64);
+    impl std::io::Write for ByteCounter {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0 += bytes.len() as u64;
             Ok(bytes.len())
@@ -275,7 +275,7 @@ pub fn settings_bytes(settings: &Settings) -> u64 {
             Ok(())
         }
     }
-    let mut counting = Counting::default();
+    let mut counting = ByteCounter::default();
     serde_json::to_writer(&mut counting, settings).expect("settings are plain data");
     counting.0
 }
@@ -284,23 +284,23 @@ pub fn settings_bytes(settings: &Settings) -> u64 {
 mod tests {
     use super::*;
 
-    fn settings(json: serde_json::Value) -> Settings {
+    fn settings(json: serde_json::Value) -> EndpointSettings {
         serde_json::from_value(json).unwrap()
     }
 
     #[test]
     fn what_is_left_out_of_limits_is_the_default() {
-        let limits: Limits = serde_json::from_str("{}").unwrap();
-        assert_eq!(limits, Limits::default());
-        let limits: Limits = serde_json::from_str(r#"{"endpoint":{"timeout":"2s"},"waiting":5}"#).unwrap();
+        let limits: TenantLimits = serde_json::from_str("{}").unwrap();
+        assert_eq!(limits, TenantLimits::default());
+        let limits: TenantLimits = serde_json::from_str(r#"{"endpoint":{"timeout":"2s"},"waiting":5}"#).unwrap();
         assert_eq!((limits.endpoint.timeout, limits.endpoint.max_in_flight), (Span::secs(2), 1_000));
         assert_eq!((limits.waiting, limits.endpoints), (Some(5), 1_000));
-        assert!(serde_json::from_str::<Limits>(r#"{"endpoint":{"burst":1}}"#).is_err());
+        assert!(serde_json::from_str::<TenantLimits>(r#"{"endpoint":{"burst":1}}"#).is_err());
     }
 
     #[test]
     fn a_ceiling_is_in_force_whatever_is_set_and_names_what_lies_above_it() {
-        let ceiling = Ceiling {
+        let ceiling = EndpointCeiling {
             max_in_flight: 20,
             per_second: Some(5.0),
             timeout: Span::secs(2),
@@ -325,12 +325,12 @@ mod tests {
         }));
         assert_eq!(ceiling.above(&low), []);
         assert_eq!(ceiling.rate(low.rate), low.rate, "what lies below is left as it is");
-        assert_eq!(Ceiling::default().policy(high.retry.filled()), high.retry.filled());
+        assert_eq!(EndpointCeiling::default().policy(high.retry.filled()), high.retry.filled());
     }
 
     #[test]
     fn limits_that_cannot_be_kept_are_named() {
-        let limits: Limits = serde_json::from_str(
+        let limits: TenantLimits = serde_json::from_str(
             r#"{"endpoints":2000000,"management":{"per_second":0},"endpoint":{"max_in_flight":0,"per_second":-1,
                 "timeout":"2m","max_attempts":0,"max_age":"1ms"}}"#,
         )
@@ -356,16 +356,17 @@ mod tests {
 
     #[test]
     fn a_tenant_at_its_limit_may_shrink_and_not_grow() {
-        let (tenant, limits) = ("a".parse().unwrap(), Limits { settings_bytes: Size(100), ..Limits::default() });
-        let usage = Usage { endpoints: 1_000, settings_bytes: 90, tokens: 100, ..Usage::default() };
+        let (tenant, limits) =
+            ("a".parse().unwrap(), TenantLimits { settings_bytes: Size(100), ..TenantLimits::default() });
+        let usage = TenantUsage { endpoints: 1_000, settings_bytes: 90, tokens: 100, ..TenantUsage::default() };
         let refused = usage.admits_settings(&tenant, &limits, 1, 1).unwrap_err();
         assert_eq!(refused.limit, "endpoints");
         assert!(refused.to_string().contains("tenant a has 1000 endpoints of at most 1000 (limits.endpoints)"));
         assert_eq!(usage.admits_settings(&tenant, &limits, 0, 11).unwrap_err().limit, "settings_bytes");
         assert_eq!(usage.admits_settings(&tenant, &limits, 0, 10), Ok(()));
-        let over = Usage { settings_bytes: 500, ..usage };
+        let over = TenantUsage { settings_bytes: 500, ..usage };
         assert_eq!(over.admits_settings(&tenant, &limits, 0, -1), Ok(()), "the limit was lowered");
         assert_eq!(usage.admits_token(&tenant, &limits).unwrap_err().limit, "tokens");
-        assert_eq!(Usage { tokens: 99, ..usage }.admits_token(&tenant, &limits), Ok(()));
+        assert_eq!(TenantUsage { tokens: 99, ..usage }.admits_token(&tenant, &limits), Ok(()));
     }
 }

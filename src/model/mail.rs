@@ -19,13 +19,13 @@ pub struct MailServer {
     /// Whom to sign in as.
     pub user: Option<String>,
     /// How the connection is encrypted.
-    pub encryption: Encryption,
+    pub encryption: MailEncryption,
     written: String,
 }
 
 /// How a connection to a mail server is encrypted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Encryption {
+pub enum MailEncryption {
     /// Not at all.
     Never,
     /// With STARTTLS if the server offers it.
@@ -56,15 +56,15 @@ impl FromStr for MailServer {
         }
         let is_near = is_loopback(&host);
         let encryption = match (url.scheme(), asked(&url)?) {
-            ("smtps", None) => Encryption::FromTheStart,
+            ("smtps", None) => MailEncryption::FromTheStart,
             ("smtps", Some(_)) => return Err("smtps is encrypted from the start; leave tls out, or use smtp".into()),
             ("smtp", Some(asked)) => asked,
-            ("smtp", None) if is_near => Encryption::Never,
-            ("smtp", None) => Encryption::Required,
+            ("smtp", None) if is_near => MailEncryption::Never,
+            ("smtp", None) => MailEncryption::Required,
             (other, _) => return Err(format!("{other:?} is not a way to send mail; {LIKE}")),
         };
         let usual_port = match encryption {
-            Encryption::FromTheStart => 465,
+            MailEncryption::FromTheStart => 465,
             _ if is_near => 25,
             _ => 587,
         };
@@ -83,13 +83,13 @@ impl fmt::Display for MailServer {
 }
 
 /// What `?tls=` asks for.
-fn asked(url: &Url) -> Result<Option<Encryption>, String> {
+fn asked(url: &Url) -> Result<Option<MailEncryption>, String> {
     let mut asked = None;
     for (name, value) in url.query_pairs() {
         let found = match (&*name, &*value) {
-            ("tls", "none") => Encryption::Never,
-            ("tls", "opportunistic") => Encryption::IfOffered,
-            ("tls", "required") => Encryption::Required,
+            ("tls", "none") => MailEncryption::Never,
+            ("tls", "opportunistic") => MailEncryption::IfOffered,
+            ("tls", "required") => MailEncryption::Required,
             ("tls", other) => return Err(format!("tls is {other:?}; use none, opportunistic or required")),
             // Not repeated here: a ? in a password would make it one.
             (_, _) => return Err("after the ? there is only tls, such as ?tls=required".into()),
@@ -136,17 +136,17 @@ mod tests {
     #[test]
     fn what_is_left_out_is_the_safe_thing() {
         for (text, host, port, encryption) in [
-            ("smtp://mail.example.com", "mail.example.com", 587, Encryption::Required),
-            ("smtp://mail.example.com:2525/", "mail.example.com", 2525, Encryption::Required),
-            ("smtp://mail.example.com?tls=opportunistic", "mail.example.com", 587, Encryption::IfOffered),
-            ("smtp://10.1.2.3:25?tls=none", "10.1.2.3", 25, Encryption::Never),
-            ("smtps://mail.example.com", "mail.example.com", 465, Encryption::FromTheStart),
-            ("smtp://127.0.0.1:2525", "127.0.0.1", 2525, Encryption::Never),
-            ("smtp://127.0.0.1:2525?tls=required", "127.0.0.1", 2525, Encryption::Required),
-            ("smtp://localhost", "localhost", 25, Encryption::Never),
-            ("smtp://[::1]:2525", "::1", 2525, Encryption::Never),
-            ("smtp://[2001:db8::1]", "2001:db8::1", 587, Encryption::Required),
-            ("smtp://localhost.example.com", "localhost.example.com", 587, Encryption::Required),
+            ("smtp://mail.example.com", "mail.example.com", 587, MailEncryption::Required),
+            ("smtp://mail.example.com:2525/", "mail.example.com", 2525, MailEncryption::Required),
+            ("smtp://mail.example.com?tls=opportunistic", "mail.example.com", 587, MailEncryption::IfOffered),
+            ("smtp://10.1.2.3:25?tls=none", "10.1.2.3", 25, MailEncryption::Never),
+            ("smtps://mail.example.com", "mail.example.com", 465, MailEncryption::FromTheStart),
+            ("smtp://127.0.0.1:2525", "127.0.0.1", 2525, MailEncryption::Never),
+            ("smtp://127.0.0.1:2525?tls=required", "127.0.0.1", 2525, MailEncryption::Required),
+            ("smtp://localhost", "localhost", 25, MailEncryption::Never),
+            ("smtp://[::1]:2525", "::1", 2525, MailEncryption::Never),
+            ("smtp://[2001:db8::1]", "2001:db8::1", 587, MailEncryption::Required),
+            ("smtp://localhost.example.com", "localhost.example.com", 587, MailEncryption::Required),
         ] {
             let server = read(text);
             assert_eq!((&*server.host, server.port, server.encryption), (host, port, encryption), "{text}");

@@ -33,7 +33,7 @@ pub struct Delays {
     /// The first delays, one by one.
     pub steps: Vec<Span>,
     /// How they go on.
-    pub then: Option<Backoff>,
+    pub backoff: Option<Backoff>,
 }
 
 /// Exponential delays: `base × factor^n`, never above `max`.
@@ -161,8 +161,8 @@ impl RetrySpec {
     pub fn filled(&self) -> RetryPolicy {
         let preset = self.preset.unwrap_or(Preset::Standard).policy();
         let delays = match (&self.backoff, &self.schedule) {
-            (Some(backoff), _) => Delays { steps: Vec::new(), then: Some(*backoff) },
-            (None, Some(steps)) if !steps.is_empty() => Delays { steps: steps.clone(), then: None },
+            (Some(backoff), _) => Delays { steps: Vec::new(), backoff: Some(*backoff) },
+            (None, Some(steps)) if !steps.is_empty() => Delays { steps: steps.clone(), backoff: None },
             (None, _) => preset.delays,
         };
         RetryPolicy {
@@ -270,7 +270,7 @@ fn refuse<T>(pointer: &str, message: String) -> Result<T, InvalidPolicy> {
 impl Delays {
     /// The delay after this many earlier failures, from 0.
     pub fn at(&self, n: u32) -> Duration {
-        match (self.steps.get(n as usize), &self.then) {
+        match (self.steps.get(n as usize), &self.backoff) {
             (Some(step), _) => step.0,
             (None, Some(backoff)) => backoff.delay(n - self.steps.len() as u32),
             (None, None) => self.steps.last().expect("a checked schedule has at least one step").0,
@@ -280,7 +280,7 @@ impl Delays {
 
 /// The window a delay is drawn from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Window {
+pub struct DelayWindow {
     /// The shortest delay that can come out.
     pub lo: Duration,
     /// The longest.
@@ -289,7 +289,7 @@ pub struct Window {
     drawn_to: Duration,
 }
 
-impl Window {
+impl DelayWindow {
     fn between(lo: Duration, hi: Duration) -> Self {
         Self { lo, hi, drawn_to: hi }
     }
@@ -303,21 +303,21 @@ impl Window {
 impl RetryPolicy {
     /// The window for the wait after the `failures`-th failure, from 1.
     /// `last` is what was drawn the time before, if there was one.
-    pub fn window(&self, failures: u32, last: Option<Duration>) -> Window {
+    pub fn window(&self, failures: u32, last: Option<Duration>) -> DelayWindow {
         let delay = self.delays.at(failures.saturating_sub(1));
         match self.jitter {
-            Jitter::Equal => Window::between(delay / 2, delay),
-            Jitter::Full => Window::between(Duration::ZERO, delay),
-            Jitter::None => Window::between(delay, delay),
+            Jitter::Equal => DelayWindow::between(delay / 2, delay),
+            Jitter::Full => DelayWindow::between(Duration::ZERO, delay),
+            Jitter::None => DelayWindow::between(delay, delay),
             Jitter::Percent(percent) => {
                 let part = delay.mul_f64(percent / 100.0);
-                Window::between(delay.saturating_sub(part), delay + part)
+                DelayWindow::between(delay.saturating_sub(part), delay + part)
             }
-            Jitter::Add(span) => Window::between(delay, delay + span.0),
+            Jitter::Add(span) => DelayWindow::between(delay, delay + span.0),
             Jitter::Decorrelated => {
-                let (base, max) = self.delays.then.map_or((delay, delay), |backoff| (backoff.base.0, backoff.max.0));
+                let (base, max) = self.delays.backoff.map_or((delay, delay), |backoff| (backoff.base.0, backoff.max.0));
                 let drawn_to = last.unwrap_or(base).max(base) * 3;
-                Window { lo: base, hi: drawn_to.min(max), drawn_to }
+                DelayWindow { lo: base, hi: drawn_to.min(max), drawn_to }
             }
         }
     }
@@ -335,7 +335,7 @@ impl fmt::Display for RetryPolicy {
         if let Some(preset) = preset {
             write!(f, "{} (", preset.as_str())?;
         }
-        match (self.jitter, &self.delays.then) {
+        match (self.jitter, &self.delays.backoff) {
             // The factor plays no part in it.
             (Jitter::Decorrelated, Some(Backoff { base, max, .. })) => {
                 write!(f, "from {base} up to {max}, {}", self.jitter)?;
@@ -361,7 +361,7 @@ impl fmt::Display for Delays {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let steps: Vec<String> = self.steps.iter().map(Span::to_string).collect();
         f.write_str(&steps.join(", "))?;
-        match &self.then {
+        match &self.backoff {
             None => f.write_str(", repeating the last"),
             Some(backoff) => {
                 f.write_str(if steps.is_empty() { "" } else { ", then " })?;

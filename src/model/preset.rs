@@ -64,7 +64,7 @@ impl Preset {
             Self::Long => (Jitter::Percent(10.0), 40, 7 * 24),
         };
         RetryPolicy {
-            delays: Delays { steps: steps.iter().copied().map(Span::secs).collect(), then },
+            delays: Delays { steps: steps.iter().copied().map(Span::secs).collect(), backoff: then },
             jitter,
             max_attempts,
             max_age: Span::secs(hours * HOUR),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::policy::{Jitter, RetryPolicy, Window};
+use super::policy::{DelayWindow, Jitter, RetryPolicy};
 use super::span::Span;
 
 /// What a retry policy will do with a delivery that keeps failing. Requests
@@ -81,7 +81,7 @@ const MINUTE: u64 = 60_000;
 /// Tells what a policy will do: with this outage, or with those that say
 /// something about it.
 pub fn preview(policy: &RetryPolicy, outage: Option<Span>) -> Preview {
-    let plan = Plan::of(policy);
+    let plan = AttemptPlan::of(policy);
     let tally = plan.simulate();
     let survival = match outage {
         Some(outage) => vec![tally.survival(outage)],
@@ -99,34 +99,34 @@ pub fn preview(policy: &RetryPolicy, outage: Option<Span>) -> Preview {
 }
 
 /// A policy, worked out: all in whole milliseconds after the first attempt.
-struct Plan<'a> {
+struct AttemptPlan<'a> {
     policy: &'a RetryPolicy,
     max_age: u64,
     /// Every attempt that can be made, the first included.
-    bounds: Vec<Bounds>,
+    bounds: Vec<AttemptBounds>,
     /// The window before each attempt, with the longest waits before it.
-    windows: Vec<Window>,
+    windows: Vec<DelayWindow>,
     /// Whether a window hangs on the wait before.
     is_chain: bool,
 }
 
 /// When an attempt can be made, whatever its age.
 #[derive(Clone, Copy)]
-struct Bounds {
+struct AttemptBounds {
     earliest: u64,
     latest: u64,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> AttemptPlan<'a> {
     fn of(policy: &'a RetryPolicy) -> Self {
         let max_age = policy.max_age.as_millis();
-        let mut bounds = vec![Bounds { earliest: 0, latest: 0 }];
-        let mut windows: Vec<Window> = Vec::new();
+        let mut bounds = vec![AttemptBounds { earliest: 0, latest: 0 }];
+        let mut windows: Vec<DelayWindow> = Vec::new();
         for failures in 1..policy.max_attempts {
             // The shortest wait never hangs on the one before; the longest does.
             let window = policy.window(failures, windows.last().map(|window| window.hi));
             let before = bounds[bounds.len() - 1];
-            let next = Bounds {
+            let next = AttemptBounds {
                 earliest: before.earliest + whole_millis(window.lo),
                 latest: before.latest + whole_millis(window.hi),
             };
@@ -153,7 +153,7 @@ impl<'a> Plan<'a> {
 
     /// Fails one delivery to its end, which is returned. Each retry is shown
     /// with its place in `bounds`, the attempt before it and its own time.
-    fn walk(&self, chance: &mut Chance, mut visit: impl FnMut(usize, u64, u64)) -> u64 {
+    fn walk(&self, chance: &mut SplitMix64, mut visit: impl FnMut(usize, u64, u64)) -> u64 {
         let (mut at, mut last) = (0, None);
         for (n, window) in self.windows.iter().enumerate() {
             let window = if self.is_chain { self.policy.window(n as u32 + 1, last) } else { *window };
@@ -168,15 +168,16 @@ impl<'a> Plan<'a> {
         at
     }
 
-    fn simulate(&self) -> Tally {
+    fn simulate(&self) -> SimulationCounts {
         let paths = self.paths();
-        let mut tally = Tally { reached: vec![Reached::default(); self.bounds.len()], ends: Vec::with_capacity(paths) };
-        let mut chance = Chance(SEED);
+        let mut tally =
+            SimulationCounts { rungs: vec![OutageRung::default(); self.bounds.len()], ends: Vec::with_capacity(paths) };
+        let mut chance = SplitMix64(SEED);
         for _ in 0..paths {
-            tally.reached[0].count += 1;
+            tally.rungs[0].count += 1;
             let end = self.walk(&mut chance, |n, _, at| {
-                tally.reached[n].count += 1;
-                tally.reached[n].sum += at;
+                tally.rungs[n].count += 1;
+                tally.rungs[n].sum += at;
             });
             tally.ends.push(end);
         }
@@ -184,12 +185,12 @@ impl<'a> Plan<'a> {
         tally
     }
 
-    fn attempts(&self, tally: &Tally) -> Vec<PlannedAttempt> {
+    fn attempts(&self, tally: &SimulationCounts) -> Vec<PlannedAttempt> {
         // The mean of the bounds is the sum of the mean waits.
-        let is_exact = |bounds: &Bounds| !self.is_chain && bounds.latest <= self.max_age;
+        let is_exact = |bounds: &AttemptBounds| !self.is_chain && bounds.latest <= self.max_age;
         let mut floor = 0;
         let mut planned = Vec::with_capacity(self.bounds.len());
-        for (n, (bounds, reached)) in self.bounds.iter().zip(&tally.reached).enumerate() {
+        for (n, (bounds, reached)) in self.bounds.iter().zip(&tally.rungs).enumerate() {
             let latest = self.clip(bounds.latest);
             let expected = match reached.count {
                 _ if is_exact(bounds) => (bounds.earliest + bounds.latest).div_ceil(2),
@@ -216,7 +217,7 @@ impl<'a> Plan<'a> {
     fn first_minute(&self, outage: Span) -> u32 {
         let outage = outage.as_millis();
         let (mut soon, mut waiting) = (0, 0);
-        let mut chance = Chance(SEED);
+        let mut chance = SplitMix64(SEED);
         for _ in 0..self.paths() {
             let end = self.walk(&mut chance, |_, before, at| {
                 let from = before.max(at.saturating_sub(MINUTE));
@@ -237,15 +238,15 @@ fn whole_millis(delay: Duration) -> u64 {
 }
 
 /// What the simulated deliveries did.
-struct Tally {
+struct SimulationCounts {
     /// Per attempt, who got it.
-    reached: Vec<Reached>,
+    rungs: Vec<OutageRung>,
     /// The last attempt of each, in order.
     ends: Vec<u64>,
 }
 
 #[derive(Clone, Default)]
-struct Reached {
+struct OutageRung {
     count: u64,
     sum: u64,
 }
@@ -261,7 +262,7 @@ fn rungs() -> impl Iterator<Item = Span> {
     RUNGS.into_iter().flat_map(|(unit, counts)| counts.iter().map(move |count| Span::secs(unit * count)))
 }
 
-impl Tally {
+impl SimulationCounts {
     fn survival(&self, outage: Span) -> Survival {
         let short = self.ends.partition_point(|end| *end < outage.as_millis());
         Survival { outage, odds: odds(self.ends.len() - short, self.ends.len()) }
@@ -313,9 +314,9 @@ fn floored(millis: u64) -> u64 {
 
 /// Chance that is the same every time, on every machine and in every version
 /// (splitmix64): a preview is compared with the one before.
-struct Chance(u64);
+struct SplitMix64(u64);
 
-impl Chance {
+impl SplitMix64 {
     /// The next draw in `[0, 1)`.
     fn draw(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -489,7 +490,7 @@ mod tests {
             assert_eq!(preview(&preset.policy(), None), preview(&preset.policy(), None));
         }
         // The generator is the published one: its first two numbers for seed 0.
-        let mut chance = Chance(0);
+        let mut chance = SplitMix64(0);
         let published = [0xe220_a839_7b1d_cdaf_u64, 0x6e78_9e6a_a1b9_65f4];
         assert_eq!(published.map(|_| chance.draw()), published.map(|n| (n >> 11) as f64 / (1u64 << 53) as f64));
     }
@@ -501,7 +502,7 @@ mod tests {
             |((base, times, factor), jitter, max_attempts, max_age)| {
                 let backoff = Backoff { base: Span::millis(base), factor, max: Span::millis(base * times) };
                 let policy = RetryPolicy {
-                    delays: Delays { steps: Vec::new(), then: Some(backoff) },
+                    delays: Delays { steps: Vec::new(), backoff: Some(backoff) },
                     jitter,
                     max_attempts,
                     max_age: Span::secs(max_age),

@@ -21,7 +21,7 @@ pub enum Signing {
 /// A way to sign, as receivers know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Profile {
+pub enum SignatureProfile {
     /// `webhook-id`, `webhook-timestamp` and `webhook-signature`. Always sent.
     Standard,
     /// `X-Signature: sha256=…`, over the body.
@@ -36,7 +36,7 @@ pub enum Profile {
     Github,
 }
 
-impl Profile {
+impl SignatureProfile {
     /// The profile as it is written everywhere.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -51,7 +51,7 @@ impl Profile {
 }
 
 /// Every reason to refuse these profiles, with its place in the list.
-pub fn check(profiles: &[Profile]) -> Vec<(usize, String)> {
+pub fn check(profiles: &[SignatureProfile]) -> Vec<(usize, String)> {
     let mut problems = Vec::new();
     for (n, profile) in profiles.iter().enumerate() {
         let before = &profiles[..n];
@@ -69,8 +69,12 @@ pub fn check(profiles: &[Profile]) -> Vec<(usize, String)> {
     problems
 }
 
-fn shares_a_header(one: Profile, other: Profile) -> bool {
-    matches!((one, other), (Profile::Sha256, Profile::Timestamped) | (Profile::Timestamped, Profile::Sha256))
+fn shares_a_header(one: SignatureProfile, other: SignatureProfile) -> bool {
+    matches!(
+        (one, other),
+        (SignatureProfile::Sha256, SignatureProfile::Timestamped)
+            | (SignatureProfile::Timestamped, SignatureProfile::Sha256)
+    )
 }
 
 /// What an endpoint signs with: a secret that its receiver has, too, and a
@@ -119,9 +123,9 @@ impl fmt::Debug for Secret {
 /// who print what it is part of.
 #[derive(Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Hidden(pub String);
+pub struct HiddenText(pub String);
 
-impl Hidden {
+impl HiddenText {
     /// The text itself.
     pub fn reveal(&self) -> &str {
         &self.0
@@ -129,13 +133,13 @@ impl Hidden {
 }
 
 /// Shows nothing of it.
-impl fmt::Debug for Hidden {
+impl fmt::Debug for HiddenText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
 }
 
-impl From<&str> for Hidden {
+impl From<&str> for HiddenText {
     fn from(text: &str) -> Self {
         Self(text.to_owned())
     }
@@ -147,7 +151,7 @@ mod tests {
 
     #[test]
     fn profiles_go_together_unless_they_share_a_header() {
-        use Profile::{Github, Sha256, Standard, Stripe, Svix, Timestamped};
+        use SignatureProfile::{Github, Sha256, Standard, Stripe, Svix, Timestamped};
         assert_eq!(check(&[]), []);
         assert_eq!(check(&[Standard, Sha256, Svix, Stripe, Github]), []);
         assert_eq!(check(&[Timestamped, Github, Stripe]), []);
@@ -165,6 +169,6 @@ mod tests {
         assert_eq!((secret.text.as_str(), secret.key.as_str()), ("whsec_hush", "whsk_hush"));
         assert_eq!(secret.kept(), "whsec_hush whsk_hush");
         assert!(!format!("{secret:?}").contains("hush"));
-        assert_eq!(format!("{:?}", Hidden::from("hush")), "***");
+        assert_eq!(format!("{:?}", HiddenText::from("hush")), "***");
     }
 }

@@ -3,12 +3,12 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::endpoint::Timeout;
+use super::endpoint::AttemptTimeouts;
 use super::id::TenantId;
-use super::limits::Limits;
-use super::pace::Rate;
+use super::limits::TenantLimits;
 use super::policy::RetrySpec;
-use super::rules::StatusRules;
+use super::rate::Rate;
+use super::status_rules::StatusRules;
 
 /// A tenant: events, endpoints and deliveries of one never meet another's.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,11 +18,11 @@ pub struct Tenant {
     /// What people call it.
     pub name: String,
     /// How much of the gateway it may use.
-    pub quota: Quota,
+    pub quota: TenantQuota,
     /// The most it may use of what all tenants share.
-    pub limits: Limits,
+    pub limits: TenantLimits,
     /// What its new endpoints get where they say nothing.
-    pub defaults: Defaults,
+    pub defaults: EndpointDefaults,
     /// When it was created.
     pub created_at: Timestamp,
 }
@@ -30,7 +30,7 @@ pub struct Tenant {
 impl Tenant {
     /// What may be said of it, by field.
     pub fn fields(&self) -> serde_json::Value {
-        let Quota { weight, rate, ingest } = self.quota;
+        let TenantQuota { weight, rate, ingest } = self.quota;
         serde_json::json!({
             "name": self.name, "weight": weight, "rate": rate, "ingest": ingest, "limits": self.limits,
             "defaults": self.defaults
@@ -41,7 +41,7 @@ impl Tenant {
 /// How much of the gateway a tenant may use.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Quota {
+pub struct TenantQuota {
     /// Its share of the gateway's send slots, against those of the others: 1 to 1,000.
     #[serde(default = "one")]
     #[schema(minimum = 1, maximum = 1000)]
@@ -63,7 +63,7 @@ fn ingest() -> Rate {
     Rate { per_second: 100_000.0, burst: 100_000 }
 }
 
-impl Default for Quota {
+impl Default for TenantQuota {
     fn default() -> Self {
         Self { weight: one(), rate: None, ingest: ingest() }
     }
@@ -72,7 +72,7 @@ impl Default for Quota {
 /// What a tenant's new endpoints get where they say nothing themselves.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Defaults {
+pub struct EndpointDefaults {
     /// The retry policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetrySpec>,
@@ -85,5 +85,5 @@ pub struct Defaults {
     pub max_in_flight: Option<u32>,
     /// The deadlines of an attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timeout: Option<Timeout>,
+    pub timeout: Option<AttemptTimeouts>,
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::endpoint::InvalidSetting;
 use super::headers::MASK;
-use super::signing::Hidden;
+use super::signing::HiddenText;
 
 /// How large a certificate or key may be, in PEM.
 const PEM_BYTES_MAX: usize = 64 * 1_024;
@@ -13,7 +13,7 @@ const PEM_BYTES_MAX: usize = 64 * 1_024;
 /// What is special about an endpoint's TLS. Usually nothing is.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Tls {
+pub struct EndpointTls {
     /// The authorities that may vouch for the receiver, in PEM, instead of those this machine trusts.
     #[serde(default)]
     pub ca: Option<String>,
@@ -23,7 +23,7 @@ pub struct Tls {
     /// The private key that belongs to it, in PEM. It is never shown again.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
-    pub client_key: Option<Hidden>,
+    pub client_key: Option<HiddenText>,
     /// The oldest version of TLS that is spoken with it.
     #[serde(default)]
     pub min_version: TlsVersion,
@@ -41,7 +41,7 @@ pub enum TlsVersion {
     V13,
 }
 
-impl Tls {
+impl EndpointTls {
     /// Whether nothing is special about it.
     pub fn is_usual(&self) -> bool {
         *self == Self::default()
@@ -57,7 +57,7 @@ impl Tls {
         let texts = [
             ("ca", self.ca.as_deref()),
             ("client_certificate", self.client_certificate.as_deref()),
-            ("client_key", self.client_key.as_ref().map(Hidden::reveal)),
+            ("client_key", self.client_key.as_ref().map(HiddenText::reveal)),
         ];
         for (name, text) in texts {
             let bytes = text.map_or(0, str::len);
@@ -98,18 +98,18 @@ mod tests {
 
     #[test]
     fn a_certificate_and_its_key_come_together() {
-        let of = |json: serde_json::Value| serde_json::from_value::<Tls>(json).unwrap();
-        let pointers = |tls: &Tls| tls.check().into_iter().map(|problem| problem.pointer).collect::<Vec<_>>();
+        let of = |json: serde_json::Value| serde_json::from_value::<EndpointTls>(json).unwrap();
+        let pointers = |tls: &EndpointTls| tls.check().into_iter().map(|problem| problem.pointer).collect::<Vec<_>>();
         assert!(of(serde_json::json!({})).is_usual());
         assert_eq!(pointers(&of(serde_json::json!({"client_certificate": "c", "client_key": "k"}))), [""; 0]);
         assert_eq!(pointers(&of(serde_json::json!({"client_certificate": "c"}))), ["/tls/client_key"]);
         assert_eq!(pointers(&of(serde_json::json!({"client_key": "k"}))), ["/tls/client_certificate"]);
         let masked = of(serde_json::json!({"client_certificate": "c", "client_key": "hush"})).masked();
-        assert_eq!(masked.client_key.as_ref().map(Hidden::reveal), Some(MASK));
+        assert_eq!(masked.client_key.as_ref().map(HiddenText::reveal), Some(MASK));
         assert_eq!(pointers(&masked), ["/tls/client_key"]);
         assert_eq!(pointers(&of(serde_json::json!({"ca": "x".repeat(PEM_BYTES_MAX + 1)}))), ["/tls/ca"]);
         assert_eq!(of(serde_json::json!({"min_version": "1.3"})).min_version, TlsVersion::V13);
-        assert!(serde_json::from_value::<Tls>(serde_json::json!({"min_version": "1.1"})).is_err());
+        assert!(serde_json::from_value::<EndpointTls>(serde_json::json!({"min_version": "1.1"})).is_err());
         let told = format!("{:?}", of(serde_json::json!({"client_key": "hush"})));
         assert!(!told.contains("hush"), "{told}");
     }

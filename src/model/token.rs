@@ -37,7 +37,7 @@ pub enum Right {
 
 /// What a route asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Need {
+pub enum RequiredRight {
     /// Nothing: everybody may.
     Nothing,
     /// This right of a tenant, or whatever holds it.
@@ -48,7 +48,7 @@ pub enum Need {
     Admin,
 }
 
-impl Need {
+impl RequiredRight {
     /// What has to be held, in a word.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -97,15 +97,15 @@ impl Right {
     /// where that changes nothing and shows no secrets. `manage` holds `read`,
     /// but not `publish`: a token that a customer manages endpoints with must
     /// not speak in the producer's name.
-    pub fn holds(self, need: Need, is_reading: bool) -> bool {
+    pub fn holds(self, need: RequiredRight, is_reading: bool) -> bool {
         match (self, need) {
-            (_, Need::Nothing) | (Self::Admin, _) => true,
+            (_, RequiredRight::Nothing) | (Self::Admin, _) => true,
             (Self::AdminRead, _) => is_reading,
-            (Self::Tenants, Need::Right(_) | Need::Tenants) => true,
-            (Self::Manage, Need::Right(Self::Read)) => true,
-            (has @ (Self::Publish | Self::Manage | Self::Read), Need::Right(needed)) => has == needed,
-            (Self::Publish | Self::Manage | Self::Read, Need::Tenants) => false,
-            (Self::Publish | Self::Manage | Self::Read | Self::Tenants, Need::Admin) => false,
+            (Self::Tenants, RequiredRight::Right(_) | RequiredRight::Tenants) => true,
+            (Self::Manage, RequiredRight::Right(Self::Read)) => true,
+            (has @ (Self::Publish | Self::Manage | Self::Read), RequiredRight::Right(needed)) => has == needed,
+            (Self::Publish | Self::Manage | Self::Read, RequiredRight::Tenants) => false,
+            (Self::Publish | Self::Manage | Self::Read | Self::Tenants, RequiredRight::Admin) => false,
         }
     }
 }
@@ -139,8 +139,8 @@ pub struct Token {
 
 impl Token {
     /// Whether it may do what is asked for; see [`Right::holds`].
-    pub fn may(&self, need: Need, is_reading: bool) -> bool {
-        need == Need::Nothing || self.rights.iter().any(|right| right.holds(need, is_reading))
+    pub fn may(&self, need: RequiredRight, is_reading: bool) -> bool {
+        need == RequiredRight::Nothing || self.rights.iter().any(|right| right.holds(need, is_reading))
     }
 
     /// In whose audit log it is recorded that it was made or revoked.
@@ -172,11 +172,14 @@ mod tests {
             let held: Vec<(Right, Right)> = Right::OF_TENANTS
                 .into_iter()
                 .flat_map(|has| Right::OF_TENANTS.map(|needed| (has, needed)))
-                .filter(|(has, needed)| has.holds(Need::Right(*needed), is_reading))
+                .filter(|(has, needed)| has.holds(RequiredRight::Right(*needed), is_reading))
                 .collect();
             assert_eq!(held, [(Publish, Publish), (Manage, Manage), (Manage, Read), (Read, Read)]);
             for has in Right::OF_TENANTS {
-                assert!(!has.holds(Need::Tenants, is_reading) && !has.holds(Need::Admin, is_reading), "{has}");
+                assert!(
+                    !has.holds(RequiredRight::Tenants, is_reading) && !has.holds(RequiredRight::Admin, is_reading),
+                    "{has}"
+                );
             }
         }
     }
@@ -184,20 +187,20 @@ mod tests {
     #[test]
     fn a_gateways_token_may_everything_or_only_read_or_all_but_the_gateway() {
         let needs = [
-            Need::Right(Right::Publish),
-            Need::Right(Right::Manage),
-            Need::Right(Right::Read),
-            Need::Tenants,
-            Need::Admin,
+            RequiredRight::Right(Right::Publish),
+            RequiredRight::Right(Right::Manage),
+            RequiredRight::Right(Right::Read),
+            RequiredRight::Tenants,
+            RequiredRight::Admin,
         ];
         for need in needs {
-            assert_eq!(Need::named(need.as_str()), Some(need));
+            assert_eq!(RequiredRight::named(need.as_str()), Some(need));
             assert!(Right::Admin.holds(need, false));
             assert!(Right::AdminRead.holds(need, true) && !Right::AdminRead.holds(need, false));
-            assert_eq!(Right::Tenants.holds(need, true), need != Need::Admin);
-            assert_eq!(Right::Tenants.holds(need, false), need != Need::Admin);
+            assert_eq!(Right::Tenants.holds(need, true), need != RequiredRight::Admin);
+            assert_eq!(Right::Tenants.holds(need, false), need != RequiredRight::Admin);
         }
-        assert_eq!(Need::named("admin_read"), None, "a route asks for what is done, not for who does it");
+        assert_eq!(RequiredRight::named("admin_read"), None, "a route asks for what is done, not for who does it");
     }
 
     #[test]

@@ -9,7 +9,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::attempt::{Answer, Response};
-use super::rules::{Action, Found, Source, StatusRules};
+use super::status_rules::{MatchedRule, RuleSource, StatusAction, StatusRules};
 
 /// What an attempt's answer means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -37,13 +37,13 @@ impl Verdict {
     }
 }
 
-impl From<Action> for Verdict {
-    fn from(action: Action) -> Self {
+impl From<StatusAction> for Verdict {
+    fn from(action: StatusAction) -> Self {
         match action {
-            Action::Deliver => Self::Delivered,
-            Action::Retry => Self::Retry,
-            Action::Refuse => Self::Refused,
-            Action::Disable => Self::Gone,
+            StatusAction::Deliver => Self::Delivered,
+            StatusAction::Retry => Self::Retry,
+            StatusAction::Refuse => Self::Refused,
+            StatusAction::Disable => Self::Gone,
         }
     }
 }
@@ -56,7 +56,7 @@ pub struct Judgement {
     /// The rule that matched, such as `404`, `timeout` or `webhook-delivery: abort`.
     pub rule: String,
     /// Whose rule it is.
-    pub source: Source,
+    pub source: RuleSource,
     /// The shorter budget this answer is counted against, if any.
     pub short_budget: Option<ShortBudget>,
     /// Why the endpoint is to be disabled, if it is.
@@ -87,7 +87,7 @@ impl ShortBudget {
 /// What a receiver may say about a delivery, or about itself, in the
 /// response header `webhook-delivery`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Word {
+enum ReceiverDirective {
     /// This delivery is of no use; stop it.
     Abort,
     /// Nothing is of use; stop calling.
@@ -106,23 +106,25 @@ pub fn judge(answer: &Answer, rules: &StatusRules) -> Judgement {
     let says = |word: &str, verdict: Verdict| Judgement {
         verdict,
         rule: format!("webhook-delivery: {word}"),
-        source: Source::Receiver,
+        source: RuleSource::Receiver,
         short_budget: None,
         disables: None,
     };
     let disables = Some("the receiver answered with webhook-delivery: disable".to_owned());
     match (word, judgement.verdict) {
-        (None, _) | (Some(Word::Abort), Verdict::Delivered) => judgement,
-        (Some(Word::Abort), _) => says("abort", Verdict::Refused),
-        (Some(Word::Disable), Verdict::Delivered) => Judgement { disables, ..judgement },
-        (Some(Word::Disable), _) => Judgement { disables, ..says("disable", Verdict::Gone) },
+        (None, _) | (Some(ReceiverDirective::Abort), Verdict::Delivered) => judgement,
+        (Some(ReceiverDirective::Abort), _) => says("abort", Verdict::Refused),
+        (Some(ReceiverDirective::Disable), Verdict::Delivered) => Judgement { disables, ..judgement },
+        (Some(ReceiverDirective::Disable), _) => Judgement { disables, ..says("disable", Verdict::Gone) },
     }
 }
 
-fn by_rule(found: Found, answer: &Answer) -> Judgement {
+fn by_rule(found: MatchedRule, answer: &Answer) -> Judgement {
     let status = answer.result.as_ref().map_or(0, |response| response.status);
-    let disables = (found.action == Action::Disable).then(|| match (status, found.source) {
-        (410, Source::Default | Source::Strict | Source::Lenient) => "the receiver answered 410 Gone".to_owned(),
+    let disables = (found.action == StatusAction::Disable).then(|| match (status, found.source) {
+        (410, RuleSource::Default | RuleSource::Strict | RuleSource::Lenient) => {
+            "the receiver answered 410 Gone".to_owned()
+        }
         (status, _) => format!("the receiver answered {status}, and rule {} says disable", found.rule),
     });
     Judgement {
@@ -135,15 +137,15 @@ fn by_rule(found: Found, answer: &Answer) -> Judgement {
 }
 
 /// What the receiver says; of several words, the one that asks for more.
-fn word_of(response: &Response) -> Option<Word> {
+fn word_of(response: &Response) -> Option<ReceiverDirective> {
     let words = response.header("webhook-delivery").flat_map(|value| value.split(',')).map(str::trim);
     let mut said = None;
     for word in words {
         // Others call it abort-message; a receiver that knows them is understood.
         let is = |known: &str| word.eq_ignore_ascii_case(known);
         match word {
-            _ if is("disable") => return Some(Word::Disable),
-            _ if is("abort") || is("abort-message") => said = Some(Word::Abort),
+            _ if is("disable") => return Some(ReceiverDirective::Disable),
+            _ if is("abort") || is("abort-message") => said = Some(ReceiverDirective::Abort),
             _ => {}
         }
     }
@@ -153,7 +155,7 @@ fn word_of(response: &Response) -> Option<Word> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::attempt::{Failure, FailureKind, Timings};
+    use crate::model::attempt::{AttemptFailure, FailureKind, Timings};
 
     fn answered(status: u16, word: Option<&str>) -> Answer {
         let headers = word.map(|word| ("webhook-delivery".to_owned(), word.to_owned()));
@@ -162,7 +164,7 @@ mod tests {
     }
 
     fn failed(kind: FailureKind) -> Answer {
-        Answer { result: Err(Failure::new(kind, "")), timings: Timings::default() }
+        Answer { result: Err(AttemptFailure::new(kind, "")), timings: Timings::default() }
     }
 
     fn rules(json: &str) -> StatusRules {
@@ -212,7 +214,7 @@ mod tests {
                 let rules = rules(&format!(r#"{{"{status}":"{action}","{class}xx":"{other}"}}"#));
                 let judged = judge(&answered(status, None), &rules);
                 assert_eq!((judged.verdict, judged.rule), (expected, status.to_string()));
-                assert_eq!((judged.source, judged.short_budget), (Source::Endpoint, None));
+                assert_eq!((judged.source, judged.short_budget), (RuleSource::Endpoint, None));
                 assert_eq!(judged.disables.is_some(), expected == Verdict::Gone);
                 let sibling = if status % 100 == 0 { status + 1 } else { status - 1 };
                 let by_class = judge(&answered(sibling, None), &rules);
@@ -287,7 +289,7 @@ mod tests {
             assert_eq!((judged.verdict, judged.disables.is_some()), (verdict, disables), "{status} {word:?}");
         }
         let judged = judge(&answered(503, Some("abort")), &StatusRules::default());
-        assert_eq!((judged.rule.as_str(), judged.source), ("webhook-delivery: abort", Source::Receiver));
+        assert_eq!((judged.rule.as_str(), judged.source), ("webhook-delivery: abort", RuleSource::Receiver));
     }
 
     #[test]

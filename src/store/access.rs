@@ -1,7 +1,7 @@
 //! Who may use the API, and what was done with it: tokens and the audit log.
 //!
 //! Who asks travels with the task that asks, as its request id does: whatever
-//! a store changes inside [`asked_by`] it records in the same commit. What
+//! a store changes inside [`with_caller`] it records in the same commit. What
 //! the gateway does of its own accord has no asker, and is no part of the log.
 
 use std::sync::Arc;
@@ -10,22 +10,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use async_trait::async_trait;
 use jiff::Timestamp;
 
-use super::{Page, PageAsk, Result};
-use crate::model::audit::{Asker, Deed, Entry};
+use super::{ListPage, PageRequest, Result};
+use crate::model::audit::{AuditEntry, AuditedAction, Caller};
 use crate::model::id::{AuditId, TenantId, TokenId};
 use crate::model::token::Token;
 
 tokio::task_local! {
-    static ASKER: Arc<Asker>;
+    static ASKER: Arc<Caller>;
 }
 
 /// Does something in somebody's name.
-pub async fn asked_by<T>(asker: Arc<Asker>, deed: impl Future<Output = T>) -> T {
-    ASKER.scope(asker, deed).await
+pub async fn with_caller<T>(caller: Arc<Caller>, audited: impl Future<Output = T>) -> T {
+    ASKER.scope(caller, audited).await
 }
 
 /// In whose name this task acts, if in anybody's.
-pub fn asker() -> Option<Arc<Asker>> {
+pub fn caller() -> Option<Arc<Caller>> {
     ASKER.try_with(Arc::clone).ok()
 }
 
@@ -39,28 +39,28 @@ pub(super) fn draw() -> u128 {
 
 /// Knows tokens, and keeps the audit log.
 #[async_trait]
-pub trait Access: Send + Sync {
+pub trait AccessStore: Send + Sync {
     /// A token that has not been revoked. From memory; it never waits.
     fn token(&self, id: TokenId) -> Option<Arc<Token>>;
 
     /// Whether a token that was revoked elsewhere would not be among them.
-    fn is_in_touch(&self) -> bool;
+    fn is_current(&self) -> bool;
 
     /// Adds a token. It is good everywhere when the call returns.
     async fn create_token(&self, token: Token) -> Result<()>;
     /// Revokes a token, if it is one of these. It is good nowhere any more
     /// when the call returns.
-    async fn revoke_token(&self, id: TokenId, whose: TokensOf, now: Timestamp) -> Result<()>;
+    async fn revoke_token(&self, id: TokenId, whose: TokenScope, now: Timestamp) -> Result<()>;
     /// Keeps when tokens were last used; what is known to be later stays.
     async fn use_tokens(&self, used: Vec<(TokenId, Timestamp)>) -> Result<()>;
     /// Those of these tokens that have not been revoked, newest first.
-    async fn tokens(&self, whose: TokensOf, page: PageAsk) -> Result<Page<Token>>;
+    async fn tokens(&self, whose: TokenScope, page: PageRequest) -> Result<ListPage<Token>>;
 
     /// Records something that changes nothing in the store, in the name of
     /// whoever asks for it.
-    async fn record(&self, deed: Deed) -> Result<()>;
+    async fn record(&self, audited: AuditedAction) -> Result<()>;
     /// The audit log, newest first.
-    async fn audit(&self, ask: AuditQuery, page: PageAsk) -> Result<Page<Entry>>;
+    async fn audit(&self, ask: AuditQuery, page: PageRequest) -> Result<ListPage<AuditEntry>>;
     /// Forgets entries of before this time, and of revoked tokens what is
     /// left. Returns how many entries, at most so many.
     async fn forget_audit(&self, before: Timestamp, most: usize) -> Result<usize>;
@@ -68,7 +68,7 @@ pub trait Access: Send + Sync {
 
 /// Whose tokens are meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TokensOf {
+pub enum TokenScope {
     /// Those of this tenant.
     Tenant(TenantId),
     /// Those of all tenants.
@@ -77,10 +77,10 @@ pub enum TokensOf {
     All,
 }
 
-impl TokensOf {
+impl TokenScope {
     /// As stores ask: the one tenant, if it is one, and whether the gateway's
     /// own are meant, too.
-    pub(super) fn asked(&self) -> (Option<String>, bool) {
+    pub(super) fn columns(&self) -> (Option<String>, bool) {
         match self {
             Self::Tenant(tenant) => (Some(tenant.as_str().to_owned()), false),
             Self::Tenants => (None, false),

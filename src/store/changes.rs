@@ -6,28 +6,28 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::{Claim, Error};
-use crate::model::audit::Action;
-use crate::model::delivery::State;
-use crate::model::endpoint::{Endpoint, EndpointState, Secret, Settings};
-use crate::model::health::Health;
+use crate::model::audit::AuditAction;
+use crate::model::delivery::DeliveryState;
+use crate::model::endpoint::{Endpoint, EndpointSettings, EndpointState, Secret};
+use crate::model::health::EndpointHealth;
 use crate::model::id::{DeliveryId, EndpointId};
-use crate::model::news::{Author, Milestone};
+use crate::model::operational_event::{Actor, EndpointEvent};
 use crate::model::policy::RetryPolicy;
 
 /// What an answer means for the whole endpoint.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Notice {
+pub struct EndpointUpdate {
     /// It asks to be left alone until then.
     pub quiet_until: Option<Timestamp>,
     /// It is to be held from now on.
-    pub stop: Option<Stop>,
+    pub stop: Option<EndpointStop>,
     /// How it is doing now, if that changed.
-    pub health: Option<Box<Health>>,
+    pub health: Option<Box<EndpointHealth>>,
     /// What turned with it.
-    pub milestones: Vec<Milestone>,
+    pub endpoint_events: Vec<EndpointEvent>,
 }
 
-impl Notice {
+impl EndpointUpdate {
     /// Whether it says nothing.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -36,18 +36,18 @@ impl Notice {
 
 /// Why an endpoint is held.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stop {
+pub struct EndpointStop {
     /// Paused or disabled.
     pub state: EndpointState,
     /// Why.
     pub reason: String,
     /// Through whom.
-    pub by: Author,
+    pub by: Actor,
 }
 
 /// What a person may do to a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub enum DeliveryChange {
     /// A waiting one is due now.
     RetryNow,
     /// A waiting one is ended.
@@ -66,7 +66,7 @@ pub fn damaged_replay(id: DeliveryId) -> Error {
     ))
 }
 
-impl Change {
+impl DeliveryChange {
     /// The verb, as it stands in the route.
     pub fn verb(self) -> &'static str {
         match self {
@@ -78,28 +78,28 @@ impl Change {
     }
 
     /// What is recorded of it.
-    pub fn action(self) -> Action {
+    pub fn action(self) -> AuditAction {
         match self {
-            Self::RetryNow => Action::DeliveryRetried,
-            Self::Cancel => Action::DeliveryCancelled,
-            Self::Replay => Action::DeliveryReplayed,
-            Self::Discard => Action::DeliveryDiscarded,
+            Self::RetryNow => AuditAction::DeliveryRetried,
+            Self::Cancel => AuditAction::DeliveryCancelled,
+            Self::Replay => AuditAction::DeliveryReplayed,
+            Self::Discard => AuditAction::DeliveryDiscarded,
         }
     }
 
     /// Whether a delivery in this state may be changed so.
-    pub fn allows(self, state: State) -> bool {
+    pub fn allows(self, state: DeliveryState) -> bool {
         match self {
-            Self::RetryNow | Self::Cancel => state == State::Waiting,
-            Self::Replay => state != State::Waiting,
-            Self::Discard => state == State::Dead,
+            Self::RetryNow | Self::Cancel => state == DeliveryState::Waiting,
+            Self::Replay => state != DeliveryState::Waiting,
+            Self::Discard => state == DeliveryState::Dead,
         }
     }
 }
 
 /// What a change led to.
 #[derive(Debug, Clone)]
-pub struct Changed {
+pub struct DeliveryChanged {
     /// The endpoint whose queue it concerns.
     pub endpoint: EndpointId,
     /// When something there is due because of it.
@@ -107,20 +107,20 @@ pub struct Changed {
     /// Operational events that tell of it.
     pub freed: Vec<Claim>,
     /// Their types.
-    pub told: Vec<&'static str>,
+    pub operational_events: Vec<&'static str>,
 }
 
 /// What a change of an endpoint led to.
 #[derive(Debug, Clone)]
-pub struct ChangedEndpoint {
+pub struct EndpointChanged {
     /// The endpoint, changed.
     pub endpoint: Arc<Endpoint>,
     /// What that means in its life.
-    pub milestones: Vec<Milestone>,
+    pub endpoint_events: Vec<EndpointEvent>,
     /// Operational events that tell of it.
     pub freed: Vec<Claim>,
     /// Their types.
-    pub told: Vec<&'static str>,
+    pub operational_events: Vec<&'static str>,
 }
 
 /// What may change about an endpoint.
@@ -129,7 +129,7 @@ pub enum EndpointChange {
     /// Its owner's decisions.
     Settings {
         /// The new ones.
-        settings: Box<Settings>,
+        settings: Box<EndpointSettings>,
         /// The retry policy they spell out.
         policy: RetryPolicy,
         /// The change they are based on; another one meanwhile refuses this.
@@ -142,7 +142,7 @@ pub enum EndpointChange {
         /// Why.
         reason: Option<String>,
         /// Through whom.
-        by: Author,
+        by: Actor,
     },
     /// A person opens or closes its breaker.
     Breaker {
@@ -166,15 +166,15 @@ pub enum EndpointChange {
 
 impl EndpointChange {
     /// What is recorded of it, where it is somebody's doing.
-    pub fn action(&self) -> Option<Action> {
+    pub fn action(&self) -> Option<AuditAction> {
         match self {
-            Self::Settings { .. } => Some(Action::EndpointChanged),
-            Self::Standing { state: EndpointState::Active, .. } => Some(Action::EndpointResumed),
-            Self::Standing { state: EndpointState::Paused, .. } => Some(Action::EndpointPaused),
-            Self::Standing { state: EndpointState::Disabled, .. } => Some(Action::EndpointDisabled),
-            Self::Breaker { is_open: true, .. } => Some(Action::BreakerOpened),
-            Self::Breaker { is_open: false, .. } => Some(Action::BreakerClosed),
-            Self::Rotate { .. } => Some(Action::SecretRotated),
+            Self::Settings { .. } => Some(AuditAction::EndpointChanged),
+            Self::Standing { state: EndpointState::Active, .. } => Some(AuditAction::EndpointResumed),
+            Self::Standing { state: EndpointState::Paused, .. } => Some(AuditAction::EndpointPaused),
+            Self::Standing { state: EndpointState::Disabled, .. } => Some(AuditAction::EndpointDisabled),
+            Self::Breaker { is_open: true, .. } => Some(AuditAction::BreakerOpened),
+            Self::Breaker { is_open: false, .. } => Some(AuditAction::BreakerClosed),
+            Self::Rotate { .. } => Some(AuditAction::SecretRotated),
             Self::Mailed => None,
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! A store of one process owns everything for ever and has nothing to tell.
 //! One that many nodes share leases shards, and moves them: the lifecycle
-//! hears of it as [`Tiding`]s, in order, and answers those that ask for it.
+//! hears of it as [`ClusterEvent`]s, in order, and answers those that ask for it.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use crate::model::shard::{Epoch, Shard};
 pub trait Cluster: Send + Sync {
     /// What this node hears from now on. There is one listener: a second call
     /// gets nothing.
-    fn tidings(&self) -> mpsc::UnboundedReceiver<Tiding>;
+    fn cluster_events(&self) -> mpsc::UnboundedReceiver<ClusterEvent>;
 
     /// Until when what this node owns is surely still its own, by the
     /// monotonic clock; for ever, without. Whatever is not over by then must
@@ -48,10 +48,10 @@ pub trait Cluster: Send + Sync {
     }
 
     /// All nodes and shards, as the store has them.
-    async fn view(&self) -> Result<View>;
+    async fn view(&self) -> Result<ClusterState>;
 
     /// How the store is doing, without asking it anything.
-    fn pulse(&self) -> Pulse;
+    fn status(&self) -> StoreStatus;
 
     /// This node is about to leave: from now on it gives its shards to others
     /// as soon as nothing of them is in flight, and takes none.
@@ -64,7 +64,7 @@ pub trait Cluster: Send + Sync {
 
 /// What a node hears. Each is to be dealt with before the next.
 #[derive(Debug)]
-pub enum Tiding {
+pub enum ClusterEvent {
     /// These shards are this node's from now on.
     Gained {
         /// Which.
@@ -95,9 +95,9 @@ pub enum Tiding {
         /// When it is due.
         due_at: Timestamp,
         /// When the first of it should be looked at, whatever it waits for.
-        look_at: Option<Timestamp>,
+        expiry_check_at: Option<Timestamp>,
     },
-    /// Another node changed these; they are in the catalogue already. `done`
+    /// Another node changed these; they are in the catalog already. `done`
     /// is told once that is in force here.
     Changed {
         /// Endpoints changed or deleted.
@@ -118,16 +118,16 @@ pub enum Tiding {
 
 /// The cluster at one moment.
 #[derive(Debug, Clone, Default)]
-pub struct View {
+pub struct ClusterState {
     /// Its nodes.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<NodeState>,
     /// Its shards, in order.
-    pub shards: Vec<ShardView>,
+    pub shards: Vec<ShardState>,
 }
 
 /// One process of the cluster.
 #[derive(Debug, Clone)]
-pub struct Node {
+pub struct NodeState {
     /// Its id.
     pub id: String,
     /// What it calls itself: its host and process.
@@ -143,7 +143,7 @@ pub struct Node {
 
 /// One shard.
 #[derive(Debug, Clone, Copy)]
-pub struct ShardView {
+pub struct ShardState {
     /// Which.
     pub shard: Shard,
     /// Its owner's place in the list of nodes, if it has one.
@@ -156,7 +156,7 @@ pub struct ShardView {
 
 /// How a store is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pulse {
+pub struct StoreStatus {
     /// Whether it answered when it was last asked.
     pub is_answering: bool,
     /// How many shards this node owns.

@@ -3,9 +3,9 @@
 
 use jiff::Timestamp;
 
-use crate::model::delivery::{Cause, State};
-use crate::model::endpoint::Format;
-use crate::model::event::Withheld;
+use crate::model::delivery::{DeadCause, DeliveryState};
+use crate::model::endpoint::BodyFormat;
+use crate::model::event::DataRemoval;
 use crate::model::id::{DeliveryId, uuid_v7};
 
 /// A time as stored.
@@ -38,75 +38,75 @@ pub const UNMATCHED: i64 = 2;
 
 /// Why an event's data is no longer there, if it is not. Older versions wrote
 /// no code when it was expunged.
-pub fn withheld_from(is_empty: bool, code: Option<i64>) -> Option<Withheld> {
+pub fn withheld_from(is_empty: bool, code: Option<i64>) -> Option<DataRemoval> {
     match code {
-        Some(UNMATCHED) => Some(Withheld::Unmatched),
-        Some(_) => Some(Withheld::Expunged),
-        None => is_empty.then_some(Withheld::Expunged),
+        Some(UNMATCHED) => Some(DataRemoval::Unmatched),
+        Some(_) => Some(DataRemoval::Expunged),
+        None => is_empty.then_some(DataRemoval::Expunged),
     }
 }
 
 /// A state as stored.
-pub fn state_code(state: State) -> i64 {
+pub fn state_code(state: DeliveryState) -> i64 {
     match state {
-        State::Waiting => 0,
-        State::Delivered => 1,
-        State::Dead => 2,
-        State::Cancelled => 3,
+        DeliveryState::Waiting => 0,
+        DeliveryState::Delivered => 1,
+        DeliveryState::Dead => 2,
+        DeliveryState::Cancelled => 3,
     }
 }
 
 /// A stored state.
-pub fn state_of(code: i64) -> State {
+pub fn state_of(code: i64) -> DeliveryState {
     match code {
-        0 => State::Waiting,
-        1 => State::Delivered,
-        2 => State::Dead,
-        _ => State::Cancelled,
+        0 => DeliveryState::Waiting,
+        1 => DeliveryState::Delivered,
+        2 => DeliveryState::Dead,
+        _ => DeliveryState::Cancelled,
     }
 }
 
 /// A cause as stored.
-pub fn cause_code(cause: Cause) -> i64 {
+pub fn cause_code(cause: DeadCause) -> i64 {
     match cause {
-        Cause::Exhausted => 0,
-        Cause::Expired => 1,
-        Cause::Refused => 2,
-        Cause::Gone => 3,
-        Cause::Poisoned => 4,
-        Cause::Damaged => 5,
+        DeadCause::Exhausted => 0,
+        DeadCause::Expired => 1,
+        DeadCause::Refused => 2,
+        DeadCause::Gone => 3,
+        DeadCause::Poisoned => 4,
+        DeadCause::Damaged => 5,
     }
 }
 
 /// A stored cause.
-pub fn cause_of(code: i64) -> Cause {
+pub fn cause_of(code: i64) -> DeadCause {
     match code {
-        0 => Cause::Exhausted,
-        1 => Cause::Expired,
-        2 => Cause::Refused,
-        3 => Cause::Gone,
-        5 => Cause::Damaged,
-        _ => Cause::Poisoned,
+        0 => DeadCause::Exhausted,
+        1 => DeadCause::Expired,
+        2 => DeadCause::Refused,
+        3 => DeadCause::Gone,
+        5 => DeadCause::Damaged,
+        _ => DeadCause::Poisoned,
     }
 }
 
 /// A format as stored.
-pub fn format_code(format: Format) -> i64 {
+pub fn format_code(format: BodyFormat) -> i64 {
     match format {
-        Format::Envelope => 0,
-        Format::Raw => 1,
-        Format::Thin => 2,
-        Format::Cloudevents => 3,
+        BodyFormat::Envelope => 0,
+        BodyFormat::Raw => 1,
+        BodyFormat::Thin => 2,
+        BodyFormat::Cloudevents => 3,
     }
 }
 
 /// A stored format.
-pub fn format_of(code: i64) -> Format {
+pub fn format_of(code: i64) -> BodyFormat {
     match code {
-        0 => Format::Envelope,
-        1 => Format::Raw,
-        2 => Format::Thin,
-        _ => Format::Cloudevents,
+        0 => BodyFormat::Envelope,
+        1 => BodyFormat::Raw,
+        2 => BodyFormat::Thin,
+        _ => BodyFormat::Cloudevents,
     }
 }
 

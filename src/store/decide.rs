@@ -6,19 +6,19 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::codes::{at, millis};
-use super::{EndpointChange, Error, Notice, Result};
-use crate::model::delivery::{Progress, State, after};
-use crate::model::endpoint::{Endpoint, EndpointState, OnDead, Secret, Settings};
-use crate::model::health::{Health, Phase};
-use crate::model::news::{Author, Milestone, What};
-use crate::model::next::Next;
+use super::{EndpointChange, EndpointUpdate, Error, Result};
+use crate::model::delivery::{DeliveryState, Progress, after};
+use crate::model::endpoint::{Endpoint, EndpointSettings, EndpointState, OnDead, Secret};
+use crate::model::health::{BreakerPhase, EndpointHealth};
+use crate::model::next_state::NextState;
+use crate::model::operational_event::{Actor, EndpointEvent, EndpointEventKind};
 use crate::model::policy::RetryPolicy;
 
 /// What else a change of an endpoint asks for.
 #[derive(Debug, Default)]
-pub struct Turned {
+pub struct EndpointChangeEffects {
     /// What it means in the endpoint's life.
-    pub milestones: Vec<Milestone>,
+    pub endpoint_events: Vec<EndpointEvent>,
     /// Its lanes move on past their dead from now on.
     pub unblocks: bool,
     /// A new secret, and when the others end.
@@ -26,63 +26,74 @@ pub struct Turned {
 }
 
 /// Makes a change that was asked for.
-pub fn change(endpoint: &mut Endpoint, change: EndpointChange, now: Timestamp) -> Result<Turned> {
-    let mut turned = Turned::default();
-    let mut happened = |what, reason, by| turned.milestones.push(Milestone { at: now, what, reason, by, until: None });
+pub fn change_endpoint(
+    endpoint: &mut Endpoint,
+    change: EndpointChange,
+    now: Timestamp,
+) -> Result<EndpointChangeEffects> {
+    let mut effects = EndpointChangeEffects::default();
+    let mut happened =
+        |what, reason, by| effects.endpoint_events.push(EndpointEvent { at: now, what, reason, by, until: None });
     match change {
         EndpointChange::Settings { settings, policy, if_updated_at } => {
             if endpoint.updated_at != if_updated_at {
                 return Err(Error::Changed);
             }
             let unblocks = endpoint.settings.on_dead == OnDead::Block && settings.on_dead == OnDead::Skip;
-            if let Some(reason) = resettle(endpoint, *settings, policy, now) {
-                happened(What::BreakerClosed, Some(reason), Author::Person);
+            if let Some(reason) = apply_settings(endpoint, *settings, policy, now) {
+                happened(EndpointEventKind::BreakerClosed, Some(reason), Actor::Person);
             }
-            turned.unblocks = unblocks;
+            effects.unblocks = unblocks;
         }
         EndpointChange::Standing { state: EndpointState::Active, reason, by } => {
-            let was = endpoint.standing.state;
+            let was = endpoint.status.state;
             // Whoever resumes what is not held means what keeps it quiet.
             if was == EndpointState::Active {
                 endpoint.quiet_until = None;
             }
-            let is_open = matches!(endpoint.health.phase, Phase::Open { .. });
+            let is_open = matches!(endpoint.health.phase, BreakerPhase::Open { .. });
             if was != EndpointState::Active {
-                happened(What::Resumed, reason, by);
+                happened(EndpointEventKind::Resumed, reason, by);
             } else if is_open {
-                happened(What::BreakerClosed, Some(reason.unwrap_or_else(|| "resumed".into())), by);
+                happened(EndpointEventKind::BreakerClosed, Some(reason.unwrap_or_else(|| "resumed".into())), by);
             }
             if was != EndpointState::Active || is_open {
-                endpoint.health = endpoint.health.fresh(now);
+                endpoint.health = endpoint.health.reset(now);
             }
-            endpoint.standing = endpoint.standing.moved(EndpointState::Active, None, by, now);
+            endpoint.status = endpoint.status.moved(EndpointState::Active, None, by, now);
         }
         EndpointChange::Standing { state, reason, by } => {
-            let what = if state == EndpointState::Paused { What::Paused } else { What::Disabled };
+            let what =
+                if state == EndpointState::Paused { EndpointEventKind::Paused } else { EndpointEventKind::Disabled };
             happened(what, reason.clone(), by);
-            endpoint.standing = endpoint.standing.moved(state, reason, by, now);
+            endpoint.status = endpoint.status.moved(state, reason, by, now);
         }
         EndpointChange::Breaker { is_open: true, until, reason } => {
             let why = reason.unwrap_or_else(|| "opened by a person".into());
             endpoint.health = endpoint.health.forced_open(until, why.clone(), now);
-            let (what, by, reason) = (What::BreakerOpened, Author::Person, Some(why));
-            turned.milestones.push(Milestone { at: now, what, reason, by, until });
+            let (what, by, reason) = (EndpointEventKind::BreakerOpened, Actor::Person, Some(why));
+            effects.endpoint_events.push(EndpointEvent { at: now, what, reason, by, until });
         }
         EndpointChange::Breaker { is_open: false, reason, .. } => {
-            happened(What::BreakerClosed, reason, Author::Person);
-            endpoint.health = endpoint.health.fresh(now);
+            happened(EndpointEventKind::BreakerClosed, reason, Actor::Person);
+            endpoint.health = endpoint.health.reset(now);
         }
         EndpointChange::Mailed => endpoint.mailed_at = Some(now),
         EndpointChange::Rotate { secret, overlap } => {
-            turned.rotated = Some((secret.clone(), rotate(endpoint, secret, overlap)?));
+            effects.rotated = Some((secret.clone(), rotate(endpoint, secret, overlap)?));
         }
     }
-    Ok(turned)
+    Ok(effects)
 }
 
 /// Takes over new settings; returns why the breaker closed with them, if it
 /// did.
-fn resettle(endpoint: &mut Endpoint, settings: Settings, policy: RetryPolicy, now: Timestamp) -> Option<String> {
+fn apply_settings(
+    endpoint: &mut Endpoint,
+    settings: EndpointSettings,
+    policy: RetryPolicy,
+    now: Timestamp,
+) -> Option<String> {
     let is_elsewhere = endpoint.settings.url != settings.url;
     let is_switched_off = endpoint.settings.breaker.enabled && !settings.breaker.enabled;
     endpoint.urls = endpoint.urls.clone().with(&settings.url);
@@ -99,9 +110,9 @@ fn resettle(endpoint: &mut Endpoint, settings: Settings, policy: RetryPolicy, no
     if endpoint.health.is_forced() || !(is_elsewhere || is_switched_off) {
         return None;
     }
-    let was_open = matches!(endpoint.health.phase, Phase::Open { .. });
+    let was_open = matches!(endpoint.health.phase, BreakerPhase::Open { .. });
     if was_open || (is_elsewhere && endpoint.health.misses > 0) {
-        endpoint.health = endpoint.health.fresh(now);
+        endpoint.health = endpoint.health.reset(now);
     }
     let why = if is_elsewhere { "its URL was changed" } else { "its breaker was switched off" };
     was_open.then(|| why.to_owned())
@@ -132,66 +143,76 @@ fn rotate(endpoint: &mut Endpoint, secret: Secret, overlap: Duration) -> Result<
 
 /// Whether an answer says no more than how the endpoint is doing: the way of
 /// every failed attempt.
-pub fn is_only_health(notice: &Notice) -> bool {
-    notice.quiet_until.is_none() && notice.stop.is_none() && notice.milestones.is_empty()
+pub fn is_only_health(update: &EndpointUpdate) -> bool {
+    update.quiet_until.is_none() && update.stop.is_none() && update.endpoint_events.is_empty()
 }
 
 /// Does what the answer of the receiver at this version of the URL means for
 /// the endpoint; returns what of it changed anything.
-pub fn heed(endpoint: &mut Endpoint, url_version: u32, notice: &Notice, now: Timestamp) -> Notice {
-    let Notice { quiet_until, stop, health, milestones } = notice;
+pub fn apply_endpoint_update(
+    endpoint: &mut Endpoint,
+    url_version: u32,
+    update: &EndpointUpdate,
+    now: Timestamp,
+) -> EndpointUpdate {
+    let EndpointUpdate { quiet_until, stop, health, endpoint_events } = update;
     // Another receiver has said nothing yet.
     if endpoint.urls.number() != url_version {
-        return Notice::default();
+        return EndpointUpdate::default();
     }
-    let mut heeded = Notice::default();
+    let mut applied = EndpointUpdate::default();
     // What was asked for once is not taken back by asking for less.
     if let Some(at) = quiet_until.filter(|at| endpoint.quiet_until.is_none_or(|known| known < *at)) {
         endpoint.quiet_until = Some(at);
-        heeded.quiet_until = Some(at);
+        applied.quiet_until = Some(at);
     }
     // What happened, happened, also if a later answer was written before it.
-    if health.as_ref().is_none_or(|health| health.life >= endpoint.health.life) {
-        heeded.milestones.clone_from(milestones);
+    if health.as_ref().is_none_or(|health| health.generation >= endpoint.health.generation) {
+        applied.endpoint_events.clone_from(endpoint_events);
     }
     if let Some(health) = health.as_ref().filter(|health| health.is_after(&endpoint.health)) {
-        endpoint.health = Health::clone(health);
-        heeded.health = Some(health.clone());
+        endpoint.health = EndpointHealth::clone(health);
+        applied.health = Some(health.clone());
     }
     let is_news = match stop.as_ref().map(|stop| stop.state) {
-        Some(EndpointState::Disabled) => endpoint.standing.state != EndpointState::Disabled,
-        Some(_) => endpoint.standing.state == EndpointState::Active,
+        Some(EndpointState::Disabled) => endpoint.status.state != EndpointState::Disabled,
+        Some(_) => endpoint.status.state == EndpointState::Active,
         None => false,
     };
     if let Some(stop) = stop.as_ref().filter(|_| is_news) {
-        let what = if stop.state == EndpointState::Paused { What::Paused } else { What::Disabled };
-        endpoint.standing = endpoint.standing.moved(stop.state, Some(stop.reason.clone()), stop.by, now);
+        let what =
+            if stop.state == EndpointState::Paused { EndpointEventKind::Paused } else { EndpointEventKind::Disabled };
+        endpoint.status = endpoint.status.moved(stop.state, Some(stop.reason.clone()), stop.by, now);
         let reason = Some(stop.reason.clone());
-        heeded.milestones.push(Milestone { at: now, what, reason, by: stop.by, until: None });
-        heeded.stop = Some(stop.clone());
+        applied.endpoint_events.push(EndpointEvent { at: now, what, reason, by: stop.by, until: None });
+        applied.stop = Some(stop.clone());
     }
-    heeded
+    applied
 }
 
 /// Where a delivery stands, as far as a settlement asks.
 #[derive(Debug, Clone, Copy)]
-pub struct Stand {
+pub struct DeliverySnapshot {
     /// Its state.
-    pub state: State,
+    pub state: DeliveryState,
     /// When its present budget began, in milliseconds.
     pub begun_at: i64,
     /// Attempts made in its whole life.
     pub attempts: u32,
 }
 
-impl Stand {
+impl DeliverySnapshot {
     /// What an attempt may still do to the delivery. A person may have ended
     /// it meanwhile, or replayed it after that: then only an arrival counts.
-    pub fn allowed(&self, next: Next, begun_at: Option<Timestamp>) -> Option<Next> {
+    pub fn allowed_transition(&self, next: NextState, begun_at: Option<Timestamp>) -> Option<NextState> {
         match (self.state, next) {
-            (State::Waiting, next) if self.is_budget(begun_at) => Some(next),
-            (State::Waiting | State::Cancelled | State::Dead, Next::Delivered) => Some(Next::Delivered),
-            (State::Waiting | State::Cancelled | State::Dead | State::Delivered, _) => None,
+            (DeliveryState::Waiting, next) if self.is_budget(begun_at) => Some(next),
+            (DeliveryState::Waiting | DeliveryState::Cancelled | DeliveryState::Dead, NextState::Delivered) => {
+                Some(NextState::Delivered)
+            }
+            (DeliveryState::Waiting | DeliveryState::Cancelled | DeliveryState::Dead | DeliveryState::Delivered, _) => {
+                None
+            }
         }
     }
 
@@ -202,7 +223,7 @@ impl Stand {
 
     /// Whether it waits, and nothing has been tried or changed since this was
     /// its progress.
-    pub fn stands_at(&self, progress: &Progress) -> bool {
-        self.state == State::Waiting && self.is_budget(progress.begun_at) && self.attempts == progress.attempts
+    pub fn is_unchanged_since(&self, progress: &Progress) -> bool {
+        self.state == DeliveryState::Waiting && self.is_budget(progress.begun_at) && self.attempts == progress.attempts
     }
 }

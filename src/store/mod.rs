@@ -1,6 +1,6 @@
 //! Where facts rest: what every store promises.
 //!
-//! Five traits of lifecycle verbs: [`Queue`] moves deliveries, [`Catalog`]
+//! Five traits of lifecycle verbs: [`DeliveryQueue`] moves deliveries, [`Catalog`]
 //! knows tenants and endpoints, [`History`] answers questions, [`Cluster`]
 //! knows the other nodes, [`Access`] who may use the API. A store is all five. Verbs keep atomicity inside the store: whatever one call changes
 //! becomes durable together, before the call returns, or not at all.
@@ -12,34 +12,34 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use crate::model::attempt::Attempt;
-use crate::model::delivery::{Cause, Delivery, EndedBy, Progress};
-use crate::model::endpoint::{Endpoint, Format};
+use crate::model::delivery::{DeadCause, DeadlineSource, Delivery, Progress};
+use crate::model::endpoint::{BodyFormat, Endpoint};
 use crate::model::event::Event;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::model::limits::{OverLimit, Usage};
-use crate::model::news::Milestone;
-use crate::model::next::Next;
+use crate::model::limits::{OverLimit, TenantUsage};
+use crate::model::next_state::NextState;
+use crate::model::operational_event::EndpointEvent;
 use crate::model::shard::{Epoch, Lease, Shard};
 use crate::model::tenant::Tenant;
 
 mod access;
+mod catalog_index;
 mod changes;
 mod cluster;
 mod codes;
 mod decide;
 pub mod durable_file;
 pub mod embedded;
-mod index;
-pub mod moved;
+pub mod move_mark;
 pub mod postgres;
-mod questions;
+mod queries;
 mod scrub;
 pub mod seal;
 
-pub use access::{Access, AuditQuery, TokensOf, asked_by, asker};
-pub use changes::{Change, Changed, ChangedEndpoint, EndpointChange, Notice, Stop};
-pub use cluster::{Cluster, Node, Pulse, ShardView, Tiding, View};
-pub use questions::{DeliveryQuery, EventQuery, EventRecord, Lane, Page, PageAsk};
+pub use access::{AccessStore, AuditQuery, TokenScope, caller, with_caller};
+pub use changes::{DeliveryChange, DeliveryChanged, EndpointChange, EndpointChanged, EndpointStop, EndpointUpdate};
+pub use cluster::{Cluster, ClusterEvent, ClusterState, NodeState, ShardState, StoreStatus};
+pub use queries::{DeliveryQuery, EventQuery, EventRecord, Lane, ListPage, PageRequest};
 pub use scrub::{ScrubStep, Scrubbed};
 
 /// What can go wrong, by what the caller can do about it.
@@ -63,7 +63,7 @@ pub enum Error {
     /// It was changed meanwhile; read it again.
     #[error("it was changed by someone else meanwhile")]
     Changed,
-    /// The catalogue is newer than what this was based on; match again.
+    /// The catalog is newer than what this was based on; match again.
     #[error("the endpoints have changed meanwhile")]
     Outdated,
     /// The event is there, and its data no longer is.
@@ -87,19 +87,19 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// A store: all five parts.
-pub trait Store: Queue + Catalog + History + Cluster + Access {}
-impl<T: Queue + Catalog + History + Cluster + Access> Store for T {}
+pub trait Store: DeliveryQueue + Catalog + History + Cluster + AccessStore {}
+impl<T: DeliveryQueue + Catalog + History + Cluster + AccessStore> Store for T {}
 
 /// Moves deliveries from acceptance to their end.
 #[async_trait]
-pub trait Queue: Send + Sync {
+pub trait DeliveryQueue: Send + Sync {
     /// Makes events and all their deliveries durable in one commit, in the
     /// order given, and numbers their lanes inside it. Ids are remembered:
     /// an event that was accepted before changes nothing.
     ///
-    /// With [`Together::All`] one conflict leaves nothing written, and
+    /// With [`BatchMode::All`] one conflict leaves nothing written, and
     /// nothing to be dispatched either.
-    async fn accept(&self, events: Vec<NewEvent>, together: Together) -> Result<Vec<Accepted>>;
+    async fn accept(&self, events: Vec<RoutedEvent>, together: BatchMode) -> Result<Vec<AcceptResult>>;
 
     /// The lease under which this node dispatches an endpoint. Where another
     /// node does, it is one that every write refuses.
@@ -111,11 +111,11 @@ pub trait Queue: Send + Sync {
 
     /// Reads what is due at an endpoint, oldest first. Lane members appear
     /// only when no predecessor holds them back.
-    async fn read_due(&self, lease: Lease, ask: AskDue) -> Result<DuePage>;
+    async fn read_due(&self, lease: Lease, ask: DueQuery) -> Result<DuePage>;
 
     /// Records an attempt and the state it led to, as one write. A stale
     /// lease changes nothing.
-    async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<Settled>;
+    async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<SettleEffects>;
 
     /// Reads waiting deliveries of this node's whose time may be over,
     /// whatever they wait for, and when to look again.
@@ -124,10 +124,16 @@ pub trait Queue: Send + Sync {
     /// Reads waiting deliveries of a tenant, this node's, that have had no attempt since
     /// their budget began, before the time given. Oldest first, after the one
     /// the last page ended with.
-    async fn read_untried(&self, tenant: &TenantId, ask: AskUntried) -> Result<UntriedPage>;
+    async fn read_untried(&self, tenant: &TenantId, ask: UntriedQuery) -> Result<UntriedPage>;
 
     /// Does what a person asked for, if the delivery's state allows it.
-    async fn change(&self, tenant: &TenantId, id: DeliveryId, change: Change, now: Timestamp) -> Result<Changed>;
+    async fn change(
+        &self,
+        tenant: &TenantId,
+        id: DeliveryId,
+        change: DeliveryChange,
+        now: Timestamp,
+    ) -> Result<DeliveryChanged>;
 
     /// Forgets an event's data, and what receivers answered to it, if nothing
     /// of the event waits any more; tells whether it did. All else that is
@@ -140,12 +146,12 @@ pub trait Queue: Send + Sync {
 
     /// Forgets a little of what has been kept long enough. Returns whether
     /// there may be more.
-    async fn forget(&self, horizon: Horizon) -> Result<Forgotten>;
+    async fn forget(&self, horizon: RetentionHorizon) -> Result<ForgottenCounts>;
 }
 
 /// Whether a batch stands or falls as one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Together {
+pub enum BatchMode {
     /// One conflict refuses all.
     All,
     /// Each event on its own.
@@ -154,7 +160,7 @@ pub enum Together {
 
 /// An event to be accepted, with the endpoints that want it.
 #[derive(Debug, Clone)]
-pub struct NewEvent {
+pub struct RoutedEvent {
     /// The event.
     pub event: Arc<Event>,
     /// A hash of everything the producer sent, when it chose the id: tells a
@@ -169,7 +175,7 @@ pub struct NewEvent {
     pub expires_at: Option<Timestamp>,
 }
 
-impl NewEvent {
+impl RoutedEvent {
     /// The same before it is known who gets it.
     pub fn unmatched(&self) -> Self {
         Self {
@@ -184,7 +190,7 @@ impl NewEvent {
 
 /// What became of an event handed in.
 #[derive(Debug, Clone)]
-pub enum Accepted {
+pub enum AcceptResult {
     /// It is durable; these may be dispatched at once.
     New {
         /// How many deliveries there are.
@@ -216,7 +222,7 @@ pub struct Claim {
     /// What it carries.
     pub event: Arc<Event>,
     /// How its body looks.
-    pub format: Format,
+    pub format: BodyFormat,
     /// The lane it is in: one in flight at a time.
     pub lane: Option<Arc<str>>,
     /// Its place there.
@@ -255,7 +261,7 @@ impl Claim {
 
 /// A question for due deliveries.
 #[derive(Debug, Clone)]
-pub struct AskDue {
+pub struct DueQuery {
     /// Of which endpoint.
     pub endpoint: EndpointId,
     /// Due at this time or before.
@@ -284,7 +290,7 @@ pub struct DuePage {
 
 /// A waiting delivery whose time may be over.
 #[derive(Debug, Clone)]
-pub struct Overdue {
+pub struct OverdueDelivery {
     /// Which delivery.
     pub id: DeliveryId,
     /// Where it goes.
@@ -299,7 +305,7 @@ pub struct Overdue {
 #[derive(Debug, Clone, Default)]
 pub struct OverduePage {
     /// Those to look at.
-    pub found: Vec<Overdue>,
+    pub found: Vec<OverdueDelivery>,
     /// When the first one that is not among them should be looked at.
     pub next_at: Option<Timestamp>,
 }
@@ -309,14 +315,14 @@ pub struct OverduePage {
 #[derive(Debug, Clone, Default)]
 pub struct UntriedPage {
     /// What was found.
-    pub found: Vec<Overdue>,
+    pub found: Vec<OverdueDelivery>,
     /// Where to go on, if there may be more.
     pub next: Option<DeliveryId>,
 }
 
 /// A question for deliveries without an attempt.
 #[derive(Debug, Clone, Copy)]
-pub struct AskUntried {
+pub struct UntriedQuery {
     /// Their budget began before this.
     pub before: Timestamp,
     /// After this delivery; all, without one.
@@ -335,24 +341,24 @@ pub struct Settlement {
     /// When this was decided.
     pub now: Timestamp,
     /// What happened.
-    pub outcome: Outcome,
+    pub outcome: ClaimOutcome,
 }
 
 /// How a claim ended.
 #[derive(Debug, Clone)]
-pub enum Outcome {
+pub enum ClaimOutcome {
     /// A request was made.
     Attempted {
         /// Its record.
         attempt: Box<Attempt>,
         /// Where the delivery goes.
-        next: Next,
+        next: NextState,
         /// Its budget after this attempt.
         progress: Progress,
         /// When its time should be looked at, should it still wait then.
-        look_at: Option<Timestamp>,
+        expiry_check_at: Option<Timestamp>,
         /// What it means for the whole endpoint.
-        notice: Notice,
+        update: EndpointUpdate,
     },
     /// No request was made and none is charged; it is due again at this time.
     PutBack {
@@ -372,7 +378,7 @@ pub enum Outcome {
     /// Its time was over before an attempt could be made.
     Over {
         /// What ended it.
-        by: EndedBy,
+        by: DeadlineSource,
         /// What this was decided on. If it has changed, nothing is written.
         progress: Progress,
     },
@@ -387,18 +393,18 @@ pub enum Outcome {
 
 /// What a settlement led to.
 #[derive(Debug, Clone, Default)]
-pub struct Settled {
+pub struct SettleEffects {
     /// When this delivery is due again, if it is.
     pub due_again_at: Option<Timestamp>,
     /// What may go now because of it: the next of its lane, and operational
     /// events that tell of it.
     pub freed: Vec<Claim>,
     /// What the answer changed about the endpoint.
-    pub notice: Notice,
+    pub update: EndpointUpdate,
     /// The types of those operational events.
-    pub told: Vec<&'static str>,
+    pub operational_events: Vec<&'static str>,
     /// Why the delivery died with it, if it did.
-    pub died: Option<Cause>,
+    pub died: Option<DeadCause>,
     /// Whether nothing was written, because the delivery had moved on.
     pub is_void: bool,
     /// Whether it was written before, by a call whose answer got lost: what
@@ -408,7 +414,7 @@ pub struct Settled {
 
 /// What may be forgotten.
 #[derive(Debug, Clone, Copy)]
-pub struct Horizon {
+pub struct RetentionHorizon {
     /// Delivered and cancelled deliveries finished before this, events
     /// accepted before it, lanes idle since before it.
     pub finished_before: Timestamp,
@@ -424,7 +430,7 @@ pub struct Horizon {
 
 /// What one step forgot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Forgotten {
+pub struct ForgottenCounts {
     /// Events forgotten.
     pub events: usize,
     /// Deliveries forgotten, with their attempts.
@@ -453,16 +459,16 @@ pub trait Catalog: Send + Sync {
     fn weight_in_use(&self) -> u64;
     /// What a tenant uses, as far as this node knows: on many nodes, what is
     /// stored is told only of tenants that have a limit of it.
-    fn usage_here(&self, tenant: &TenantId) -> Option<Usage>;
+    fn usage_here(&self, tenant: &TenantId) -> Option<TenantUsage>;
     /// What tenants use, read where this node does not know it.
-    async fn usage(&self, tenants: &[TenantId]) -> Result<Vec<Usage>>;
+    async fn usage(&self, tenants: &[TenantId]) -> Result<Vec<TenantUsage>>;
     /// What the events of all tenants take up, where this node knows.
     fn stored_in_all(&self) -> u64;
     /// How many tenants have events that take up something, where this node
     /// knows.
     fn storing_tenants(&self) -> u64;
     /// Whether no other tenant has endpoints, tokens or events.
-    fn is_alone(&self, tenant: &TenantId) -> bool;
+    fn is_only_tenant(&self, tenant: &TenantId) -> bool;
     /// A tenant's endpoints, newest first.
     fn endpoints(&self, tenant: &TenantId) -> Vec<Arc<Endpoint>>;
     /// The endpoints that want an event.
@@ -481,17 +487,17 @@ pub trait Catalog: Send + Sync {
         id: EndpointId,
         change: EndpointChange,
         now: Timestamp,
-    ) -> Result<ChangedEndpoint>;
+    ) -> Result<EndpointChanged>;
     /// Ends an endpoint: what waits for it is cancelled with the same call.
     async fn delete_endpoint(&self, tenant: &TenantId, id: EndpointId, now: Timestamp) -> Result<()>;
 
     /// A small fact about the installation itself, by name.
-    async fn note(&self, name: &'static str) -> Result<Option<String>>;
+    async fn setting(&self, name: &'static str) -> Result<Option<String>>;
     /// Writes such a fact.
-    async fn set_note(&self, name: &'static str, value: String) -> Result<()>;
+    async fn put_setting(&self, name: &'static str, value: String) -> Result<()>;
     /// Writes such a fact if there is none of that name, and returns the one
     /// that stands there now: of several that write at once, one is first.
-    async fn note_once(&self, name: &'static str, value: String) -> Result<String>;
+    async fn put_setting_once(&self, name: &'static str, value: String) -> Result<String>;
 }
 
 /// Answers questions about what was.
@@ -500,15 +506,15 @@ pub trait History: Send + Sync {
     /// One event.
     async fn event(&self, tenant: &TenantId, id: &EventId) -> Result<Option<EventRecord>>;
     /// A tenant's events, newest first.
-    async fn events(&self, tenant: &TenantId, ask: EventQuery, page: PageAsk) -> Result<Page<EventRecord>>;
+    async fn events(&self, tenant: &TenantId, ask: EventQuery, page: PageRequest) -> Result<ListPage<EventRecord>>;
     /// The deliveries of one event.
     async fn event_deliveries(&self, tenant: &TenantId, id: &EventId) -> Result<Option<Vec<Delivery>>>;
     /// One delivery.
     async fn delivery(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Delivery>>;
     /// A tenant's deliveries, newest first.
-    async fn deliveries(&self, tenant: &TenantId, ask: DeliveryQuery, page: PageAsk) -> Result<Page<Delivery>>;
+    async fn deliveries(&self, tenant: &TenantId, ask: DeliveryQuery, page: PageRequest) -> Result<ListPage<Delivery>>;
     /// What has happened to an endpoint, newest first.
-    async fn milestones(&self, endpoint: EndpointId, page: PageAsk) -> Result<Page<Milestone>>;
+    async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEvent>>;
     /// When the first of what waits for each of these endpoints is, or was, due.
     async fn oldest_due(&self, endpoints: Vec<EndpointId>) -> Result<Vec<Option<Timestamp>>>;
     /// The attempts of a delivery, oldest first.
@@ -522,8 +528,8 @@ pub trait History: Send + Sync {
         tenant: &TenantId,
         endpoint: EndpointId,
         blocked_only: bool,
-        page: PageAsk,
-    ) -> Result<Page<Lane>>;
+        page: PageRequest,
+    ) -> Result<ListPage<Lane>>;
 }
 
 /// The one epoch of a store that has a single owner for ever.

@@ -38,13 +38,13 @@ const ID_BYTES: usize = 4;
 #[derive(Clone)]
 pub struct Seal {
     /// All of them open.
-    keys: Arc<[Master]>,
+    keys: Arc<[MasterKey]>,
     /// The one that seals.
     first: usize,
     file: Option<PathBuf>,
 }
 
-struct Master {
+struct MasterKey {
     key: RandomizedNonceKey,
     id: [u8; ID_BYTES],
     check: String,
@@ -77,9 +77,9 @@ pub struct MissingKey {
 /// not belong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0} cannot be opened with the master key: it is damaged, or was sealed for something else")]
-pub struct Unopened(pub String);
+pub struct SealError(pub String);
 
-impl Master {
+impl MasterKey {
     fn new(master: [u8; KEY_BYTES]) -> Self {
         let master = hmac::Key::new(hmac::HMAC_SHA256, &master);
         // One key, one purpose: what is made public tells nothing of what seals.
@@ -113,7 +113,7 @@ impl Seal {
 
     /// A seal under the first of these, that opens what any of them sealed.
     fn from_keys(masters: &[[u8; KEY_BYTES]]) -> Self {
-        Self { keys: masters.iter().map(|master| Master::new(*master)).collect(), first: 0, file: None }
+        Self { keys: masters.iter().map(|master| MasterKey::new(*master)).collect(), first: 0, file: None }
     }
 
     /// Reads the key from a file, or makes one and writes it there. Tells
@@ -154,7 +154,7 @@ impl Seal {
             .with_context(|| format!("cannot take the old master key out of {}", path.display()))
     }
 
-    fn first(&self) -> &Master {
+    fn first(&self) -> &MasterKey {
         &self.keys[self.first]
     }
 
@@ -190,15 +190,15 @@ impl Seal {
     }
 
     /// The key that is kept so.
-    pub fn link_key(&self, kept: &str) -> Result<[u8; KEY_BYTES], Unopened> {
+    pub fn link_key(&self, kept: &str) -> Result<[u8; KEY_BYTES], SealError> {
         let text = STANDARD.decode(kept).ok().and_then(|sealed| self.open(ABOUT_LINKS, &sealed));
-        text.and_then(|text| from_hex(&text)).ok_or_else(|| Unopened("the key of links".into()))
+        text.and_then(|text| from_hex(&text)).ok_or_else(|| SealError("the key of links".into()))
     }
 
     /// The same key, sealed under the key that seals now.
-    pub fn reseal_link_key(&self, kept: &str) -> Result<String, Unopened> {
+    pub fn reseal_link_key(&self, kept: &str) -> Result<String, SealError> {
         let sealed = STANDARD.decode(kept).ok().and_then(|sealed| self.reseal(ABOUT_LINKS, &sealed));
-        sealed.map(|sealed| STANDARD.encode(sealed)).ok_or_else(|| Unopened("the key of links".into()))
+        sealed.map(|sealed| STANDARD.encode(sealed)).ok_or_else(|| SealError("the key of links".into()))
     }
 
     /// A text to keep with what is sealed, from which [`Seal::fits`] tells

@@ -1,6 +1,6 @@
 //! Accept: durable together, once per id, in the order given.
 
-use posthaste::store::{Accepted, Together};
+use posthaste::store::{AcceptResult, BatchMode};
 use serde_json::json;
 
 use crate::house::{House, at, event, event_id, ours, tenant};
@@ -50,8 +50,8 @@ async fn a_repeat_is_told_what_was_answered_before_and_changes_nothing(house: Ho
     house.accept(event("a").key("k").to(&endpoint)).await;
     let later = house.endpoint(json!({})).await;
     let repeat = event("a").key("k").at(at(99)).to(&endpoint).to(&later);
-    let answer = house.accept_all(vec![repeat], Together::All).await;
-    let Accepted::Duplicate { accepted_at, deliveries } = answer[0] else { panic!("{answer:?}") };
+    let answer = house.accept_all(vec![repeat], BatchMode::All).await;
+    let AcceptResult::Duplicate { accepted_at, deliveries } = answer[0] else { panic!("{answer:?}") };
     assert_eq!((accepted_at, deliveries), (at(0), 1));
     assert_eq!(house.deliveries_of("a").await.len(), 1);
     assert!(house.due(&later, at(100)).await.claims.is_empty());
@@ -62,8 +62,8 @@ async fn a_repeat_is_told_what_was_answered_before_and_changes_nothing(house: Ho
 async fn the_same_id_with_other_content_is_a_conflict_and_changes_nothing(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     house.accept(event("a").saying("1").to(&endpoint)).await;
-    let answer = house.accept_all(vec![event("a").saying("2").at(at(9)).to(&endpoint)], Together::All).await;
-    let Accepted::Conflict { accepted_at } = answer[0] else { panic!("{answer:?}") };
+    let answer = house.accept_all(vec![event("a").saying("2").at(at(9)).to(&endpoint)], BatchMode::All).await;
+    let AcceptResult::Conflict { accepted_at } = answer[0] else { panic!("{answer:?}") };
     assert_eq!(accepted_at, at(0));
     let record = house.store.event(&ours(), &"a".parse().unwrap()).await.unwrap().unwrap();
     assert_eq!(&record.event.data[..], b"1");
@@ -73,8 +73,8 @@ async fn the_same_id_with_other_content_is_a_conflict_and_changes_nothing(house:
 async fn an_id_of_our_own_minting_is_nobody_elses_to_repeat(house: House) {
     house.accept(event("a").with_minted_id()).await;
     for repeat in [event("a"), event("a").with_minted_id()] {
-        let answer = house.accept_all(vec![repeat], Together::All).await;
-        assert!(matches!(answer[0], Accepted::Conflict { .. }), "{answer:?}");
+        let answer = house.accept_all(vec![repeat], BatchMode::All).await;
+        assert!(matches!(answer[0], AcceptResult::Conflict { .. }), "{answer:?}");
     }
 }
 
@@ -88,8 +88,8 @@ async fn an_id_belongs_to_its_tenant(house: House) {
 
 async fn a_repeat_inside_one_batch_is_a_duplicate(house: House) {
     let endpoint = house.endpoint(json!({})).await;
-    let answer = house.accept_all(vec![event("a").to(&endpoint), event("a").to(&endpoint)], Together::All).await;
-    assert!(matches!(answer[..], [Accepted::New { .. }, Accepted::Duplicate { .. }]), "{answer:?}");
+    let answer = house.accept_all(vec![event("a").to(&endpoint), event("a").to(&endpoint)], BatchMode::All).await;
+    assert!(matches!(answer[..], [AcceptResult::New { .. }, AcceptResult::Duplicate { .. }]), "{answer:?}");
     assert_eq!(house.due_ids(&endpoint, at(0)).await, ["a"]);
 }
 
@@ -102,8 +102,8 @@ async fn one_conflict_leaves_nothing_of_a_whole_batch(house: House) {
         event("taken").saying("2").to(&endpoint),
         event("c").to(&endpoint),
     ];
-    let answer = house.accept_all(batch, Together::All).await;
-    assert!(matches!(answer[2], Accepted::Conflict { .. }), "{answer:?}");
+    let answer = house.accept_all(batch, BatchMode::All).await;
+    assert!(matches!(answer[2], AcceptResult::Conflict { .. }), "{answer:?}");
     for id in ["a", "b", "c"] {
         assert!(!house.is_known(id).await, "{id}");
     }
@@ -126,10 +126,10 @@ async fn a_batch_that_stands_each_on_its_own_keeps_what_is_good(house: House) {
         event("b").key("k").to(&endpoint),
         event("c").to(&endpoint),
     ];
-    let answer = house.accept_all(batch, Together::Each).await;
-    assert!(matches!(answer[1], Accepted::Conflict { .. }), "{answer:?}");
+    let answer = house.accept_all(batch, BatchMode::Each).await;
+    assert!(matches!(answer[1], AcceptResult::Conflict { .. }), "{answer:?}");
     let free = |n: usize| match &answer[n] {
-        Accepted::New { deliveries: 1, claims } => claims.iter().map(event_id).collect::<Vec<_>>(),
+        AcceptResult::New { deliveries: 1, claims } => claims.iter().map(event_id).collect::<Vec<_>>(),
         other => panic!("{other:?}"),
     };
     assert_eq!((free(0), free(2), free(3)), (vec!["a".into()], vec![], vec!["c".into()]));
@@ -170,8 +170,8 @@ async fn a_repeat_moves_no_due_time(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     house.accept(event("a").due(at(60)).to(&endpoint)).await;
     for repeat in [event("a"), event("a").due(at(30))] {
-        let answer = house.accept_all(vec![repeat.at(at(9)).to(&endpoint)], Together::All).await;
-        assert!(matches!(answer[0], Accepted::Duplicate { .. }), "{answer:?}");
+        let answer = house.accept_all(vec![repeat.at(at(9)).to(&endpoint)], BatchMode::All).await;
+        assert!(matches!(answer[0], AcceptResult::Duplicate { .. }), "{answer:?}");
     }
     assert!(house.due_ids(&endpoint, at(59)).await.is_empty());
     assert_eq!(house.due_ids(&endpoint, at(60)).await, ["a"]);
@@ -182,8 +182,8 @@ async fn ids_and_events_survive_closing(house: House) {
     house.accept(event("a").saying("[1,  2]").key("k").to(&endpoint)).await;
     house.accept(event("b").key("k").to(&endpoint)).await;
     let house = house.reopened().await;
-    let answer = house.accept_all(vec![event("a").saying("[1,  2]"), event("a").saying("3")], Together::Each).await;
-    assert!(matches!(answer[..], [Accepted::Duplicate { .. }, Accepted::Conflict { .. }]), "{answer:?}");
+    let answer = house.accept_all(vec![event("a").saying("[1,  2]"), event("a").saying("3")], BatchMode::Each).await;
+    assert!(matches!(answer[..], [AcceptResult::Duplicate { .. }, AcceptResult::Conflict { .. }]), "{answer:?}");
     let due = house.due(&endpoint, at(0)).await.claims;
     assert_eq!((due.len(), &due[0].event.data[..]), (1, &b"[1,  2]"[..]));
     house.accept(event("c").key("k").to(&endpoint)).await;

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use posthaste::model::audit::{Action, Asker, By, Deed, Entry};
+use posthaste::model::audit::{AuditAction, AuditEntry, AuditedAction, Caller, CallerIdentity};
 use posthaste::model::id::{TenantId, TokenId};
-use posthaste::model::pace::Rate;
-use posthaste::model::tenant::{Quota, Tenant};
+use posthaste::model::rate::Rate;
+use posthaste::model::tenant::{Tenant, TenantQuota};
 use posthaste::model::token::{Right, Token};
-use posthaste::store::{AuditQuery, Change, EndpointChange, Error, PageAsk, TokensOf, asked_by};
+use posthaste::store::{AuditQuery, DeliveryChange, EndpointChange, Error, PageRequest, TokenScope, with_caller};
 use serde_json::json;
 
 use crate::house::{House, at, event, ours, tenant};
@@ -45,8 +45,8 @@ fn token(house: &House, of: &TenantId, seconds: i64) -> Token {
     }
 }
 
-fn page(limit: usize, cursor: Option<String>) -> PageAsk {
-    PageAsk { cursor, limit }
+fn page(limit: usize, cursor: Option<String>) -> PageRequest {
+    PageRequest { cursor, limit }
 }
 
 /// A token of the gateway itself.
@@ -54,21 +54,21 @@ fn gateways_token(house: &House, right: Right, seconds: i64) -> Token {
     Token { tenant: None, rights: vec![right], ..token(house, &ours(), seconds) }
 }
 
-fn of(tenant: &TenantId) -> TokensOf {
-    TokensOf::Tenant(tenant.clone())
+fn of(tenant: &TenantId) -> TokenScope {
+    TokenScope::Tenant(tenant.clone())
 }
 
-async fn tokens(house: &House, whose: TokensOf) -> Vec<Token> {
+async fn tokens(house: &House, whose: TokenScope) -> Vec<Token> {
     house.store.tokens(whose, page(100, None)).await.unwrap().data
 }
 
-async fn audit(house: &House, ask: AuditQuery) -> Vec<Entry> {
+async fn audit(house: &House, ask: AuditQuery) -> Vec<AuditEntry> {
     house.store.audit(ask, page(100, None)).await.unwrap().data
 }
 
-fn asker(at: Timestamp) -> Arc<Asker> {
+fn caller(at: Timestamp) -> Arc<Caller> {
     let from = Some("192.0.2.7".parse().unwrap());
-    Arc::new(Asker { by: By::Admin, from, request_id: "req_1".into(), at })
+    Arc::new(Caller { by: CallerIdentity::Admin, from, request_id: "req_1".into(), at })
 }
 
 async fn a_token_is_there_when_its_creation_returns_and_after_closing(house: House) {
@@ -76,7 +76,7 @@ async fn a_token_is_there_when_its_creation_returns_and_after_closing(house: Hou
     assert!(house.store.token(made.id).is_none());
     house.store.create_token(made.clone()).await.unwrap();
     assert_eq!(*house.store.token(made.id).unwrap(), made);
-    assert_eq!(tokens(&house, TokensOf::All).await, std::slice::from_ref(&made));
+    assert_eq!(tokens(&house, TokenScope::All).await, std::slice::from_ref(&made));
     let house = house.reopened().await;
     assert_eq!(*house.store.token(made.id).unwrap(), made);
 }
@@ -85,9 +85,9 @@ async fn a_revoked_token_is_gone_at_once_and_after_closing(house: House) {
     let (made, kept) = (token(&house, &ours(), 1), token(&house, &ours(), 2));
     house.store.create_token(made.clone()).await.unwrap();
     house.store.create_token(kept.clone()).await.unwrap();
-    house.store.revoke_token(made.id, TokensOf::All, at(3)).await.unwrap();
+    house.store.revoke_token(made.id, TokenScope::All, at(3)).await.unwrap();
     assert!(house.store.token(made.id).is_none());
-    assert!(matches!(house.store.revoke_token(made.id, TokensOf::All, at(4)).await, Err(Error::NotFound("token"))));
+    assert!(matches!(house.store.revoke_token(made.id, TokenScope::All, at(4)).await, Err(Error::NotFound("token"))));
     let house = house.reopened().await;
     assert!(house.store.token(made.id).is_none());
     assert_eq!(tokens(&house, of(&ours())).await, [kept]);
@@ -114,7 +114,7 @@ async fn a_deleted_tenant_takes_its_tokens_along(house: House) {
     house.put_tenant("acme").await;
     let house = house.reopened().await;
     assert!(house.store.token(made.id).is_none(), "also not for another tenant of that name");
-    assert_eq!(tokens(&house, TokensOf::All).await, [kept]);
+    assert_eq!(tokens(&house, TokenScope::All).await, [kept]);
 }
 
 async fn a_token_for_no_tenant_is_refused(house: House) {
@@ -132,30 +132,33 @@ async fn a_token_of_the_gateway_is_kept_listed_and_revoked_apart_from_those_of_t
     assert_eq!(*house.store.token(first.id).unwrap(), first);
     let house = house.reopened().await;
     assert_eq!(*house.store.token(first.id).unwrap(), first, "it is there after closing");
-    assert_eq!(tokens(&house, TokensOf::All).await, [second.clone(), first.clone(), theirs.clone()]);
-    assert_eq!(tokens(&house, TokensOf::Tenants).await, std::slice::from_ref(&theirs));
+    assert_eq!(tokens(&house, TokenScope::All).await, [second.clone(), first.clone(), theirs.clone()]);
+    assert_eq!(tokens(&house, TokenScope::Tenants).await, std::slice::from_ref(&theirs));
     assert_eq!(tokens(&house, of(&acme)).await, std::slice::from_ref(&theirs));
-    for whose in [of(&acme), of(&ours()), TokensOf::Tenants] {
+    for whose in [of(&acme), of(&ours()), TokenScope::Tenants] {
         let refused = house.store.revoke_token(first.id, whose, at(4)).await;
         assert!(matches!(refused, Err(Error::NotFound("token"))), "it is not one of a tenant's");
     }
     house.store.use_tokens(vec![(second.id, at(9))]).await.unwrap();
-    house.store.revoke_token(first.id, TokensOf::All, at(4)).await.unwrap();
-    house.store.revoke_token(theirs.id, TokensOf::Tenants, at(4)).await.unwrap();
+    house.store.revoke_token(first.id, TokenScope::All, at(4)).await.unwrap();
+    house.store.revoke_token(theirs.id, TokenScope::Tenants, at(4)).await.unwrap();
     house.store.delete_tenant(&acme, at(5)).await.unwrap();
     let house = house.reopened().await;
     assert!(house.store.token(first.id).is_none() && house.store.token(theirs.id).is_none());
-    let kept = tokens(&house, TokensOf::All).await;
+    let kept = tokens(&house, TokenScope::All).await;
     assert_eq!(kept, [Token { used_at: Some(at(9)), ..second }], "a tenant takes only its own along");
 }
 
 async fn what_is_done_to_a_token_of_the_gateway_is_on_record_with_the_system(house: House) {
     let made = gateways_token(&house, Right::Tenants, 1);
-    asked_by(asker(at(2)), house.store.create_token(made.clone())).await.unwrap();
-    asked_by(asker(at(3)), house.store.revoke_token(made.id, TokensOf::All, at(3))).await.unwrap();
+    with_caller(caller(at(2)), house.store.create_token(made.clone())).await.unwrap();
+    with_caller(caller(at(3)), house.store.revoke_token(made.id, TokenScope::All, at(3))).await.unwrap();
     let log = audit(&house, AuditQuery::default()).await;
     let told: Vec<_> = log.iter().map(|entry| (entry.record.action, entry.record.resource.clone())).collect();
-    assert_eq!(told, [Action::TokenRevoked, Action::TokenCreated].map(|action| (action, made.id.to_string())));
+    assert_eq!(
+        told,
+        [AuditAction::TokenRevoked, AuditAction::TokenCreated].map(|action| (action, made.id.to_string()))
+    );
     assert!(log.iter().all(|entry| entry.record.tenant.is_system()), "{log:?}");
     assert_eq!(log[1].record.fields, ["tenants"]);
 }
@@ -172,9 +175,9 @@ async fn tokens_are_listed_newest_first_page_by_page(house: House) {
     assert_eq!(names(&first.data), [at(5), at(4), at(2)]);
     let last = house.store.tokens(of(&ours), page(3, first.next)).await.unwrap();
     assert_eq!((names(&last.data), last.next), (vec![at(1)], None));
-    assert_eq!(names(&tokens(&house, TokensOf::All).await), [at(5), at(4), at(3), at(2), at(1)]);
+    assert_eq!(names(&tokens(&house, TokenScope::All).await), [at(5), at(4), at(3), at(2), at(1)]);
     assert_eq!(names(&tokens(&house, of(&acme)).await), [at(3)]);
-    let wrong = house.store.tokens(TokensOf::All, page(3, Some("nonsense".into()))).await;
+    let wrong = house.store.tokens(TokenScope::All, page(3, Some("nonsense".into()))).await;
     assert!(matches!(wrong, Err(Error::NotFound("cursor"))));
 }
 
@@ -186,7 +189,7 @@ async fn the_latest_use_of_a_token_is_kept(house: House) {
     house.store.use_tokens(vec![(made.id, at(20)), (gone, at(20))]).await.unwrap();
     house.store.use_tokens(vec![(made.id, at(10))]).await.unwrap();
     let house = house.reopened().await;
-    let uses: Vec<_> = tokens(&house, TokensOf::All).await.iter().map(|token| token.used_at).collect();
+    let uses: Vec<_> = tokens(&house, TokenScope::All).await.iter().map(|token| token.used_at).collect();
     assert_eq!(uses, [None, Some(at(20))]);
 }
 
@@ -200,22 +203,22 @@ async fn what_somebody_changes_is_recorded_with_the_change(house: House) {
         defaults: Default::default(),
         created_at: at(0),
     };
-    let quota = Quota { rate: Some(Rate { per_second: 1.0, burst: 1 }), ..Quota::default() };
+    let quota = TenantQuota { rate: Some(Rate { per_second: 1.0, burst: 1 }), ..TenantQuota::default() };
     let new = house.new_endpoint(&acme, json!({}));
     let id = new.id;
     let made = token(&house, &acme, 1);
-    let by = By::Token { id: made.id, name: "the office".into() };
+    let by = CallerIdentity::Token { id: made.id, name: "the office".into() };
     let store = house.store.clone();
     // Everything that can be asked for, each at a second of its own.
     let mut second = 10;
     macro_rules! ask {
         ($deed:expr) => {{
             second += 1;
-            let asker = Arc::new(Asker { by: by.clone(), ..Asker::clone(&asker(at(second))) });
-            asked_by(asker, $deed).await.unwrap()
+            let caller = Arc::new(Caller { by: by.clone(), ..Caller::clone(&caller(at(second))) });
+            with_caller(caller, $deed).await.unwrap()
         }};
     }
-    ask!(store.put_tenant(named("Acme", Quota::default())));
+    ask!(store.put_tenant(named("Acme", TenantQuota::default())));
     ask!(store.put_tenant(named("Acme Inc", quota)));
     ask!(store.create_token(made.clone()));
     ask!(store.create_endpoint(new));
@@ -235,11 +238,11 @@ async fn what_somebody_changes_is_recorded_with_the_change(house: House) {
     ask!(store.change_endpoint(&acme, id, EndpointChange::Mailed, at(32)));
     let endpoint = store.endpoint(&acme, id).unwrap();
     let claim = house.claim(event("a").of(&acme).to(&endpoint)).await;
-    ask!(store.change(&acme, claim.id, Change::Cancel, at(33)));
-    ask!(store.change(&acme, claim.id, Change::Replay, at(34)));
-    ask!(store.record(Deed::new(Action::SecretsShown, &acme, id)));
+    ask!(store.change(&acme, claim.id, DeliveryChange::Cancel, at(33)));
+    ask!(store.change(&acme, claim.id, DeliveryChange::Replay, at(34)));
+    ask!(store.record(AuditedAction::new(AuditAction::SecretsShown, &acme, id)));
     ask!(store.delete_endpoint(&acme, id, at(35)));
-    ask!(store.revoke_token(made.id, TokensOf::All, at(36)));
+    ask!(store.revoke_token(made.id, TokenScope::All, at(36)));
     ask!(store.delete_tenant(&acme, at(37)));
     drop(store);
     let house = house.reopened().await;
@@ -250,7 +253,7 @@ async fn what_somebody_changes_is_recorded_with_the_change(house: House) {
         .map(|entry| {
             let record = &entry.record;
             assert_eq!((&record.by, &record.tenant), (&format!("{} (the office)", made.id), &acme));
-            assert_eq!((record.request_id.as_str(), record.from), ("req_1", asker(at(0)).from));
+            assert_eq!((record.request_id.as_str(), record.from), ("req_1", caller(at(0)).from));
             format!("{} {} {}", record.action.as_str(), record.resource, record.fields.join(","))
         })
         .collect();
@@ -278,7 +281,7 @@ async fn what_nobody_asked_for_is_not_recorded(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let change = EndpointChange::Breaker { is_open: true, until: None, reason: None };
     house.store.change_endpoint(&ours(), endpoint.id, change, at(3)).await.unwrap();
-    house.store.record(Deed::new(Action::EndpointTested, &ours(), endpoint.id)).await.unwrap();
+    house.store.record(AuditedAction::new(AuditAction::EndpointTested, &ours(), endpoint.id)).await.unwrap();
     assert!(audit(&house, AuditQuery::default()).await.is_empty());
 }
 
@@ -286,9 +289,9 @@ async fn what_is_refused_is_not_recorded(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
     let store = &house.store;
-    let refused = asked_by(asker(at(1)), store.change(&ours(), claim.id, Change::Replay, at(1))).await;
+    let refused = with_caller(caller(at(1)), store.change(&ours(), claim.id, DeliveryChange::Replay, at(1))).await;
     assert!(matches!(refused, Err(Error::WrongState(_))));
-    let refused = asked_by(asker(at(1)), store.delete_endpoint(&tenant("other"), endpoint.id, at(1))).await;
+    let refused = with_caller(caller(at(1)), store.delete_endpoint(&tenant("other"), endpoint.id, at(1))).await;
     assert!(matches!(refused, Err(Error::NotFound("endpoint"))));
     assert!(audit(&house, AuditQuery::default()).await.is_empty());
 }
@@ -297,14 +300,14 @@ async fn the_audit_log_is_listed_newest_first_by_time_and_tenant(house: House) {
     let acme = house.put_tenant("acme").await;
     for n in 1..=6 {
         let of = if n % 2 == 0 { &acme } else { &ours() };
-        let deed = Deed::new(Action::EndpointTested, of, n);
-        asked_by(asker(at(n)), house.store.record(deed)).await.unwrap();
+        let deed = AuditedAction::new(AuditAction::EndpointTested, of, n);
+        with_caller(caller(at(n)), house.store.record(deed)).await.unwrap();
     }
-    let told = |entries: &[Entry]| entries.iter().map(|entry| entry.record.resource.clone()).collect::<Vec<_>>();
+    let told = |entries: &[AuditEntry]| entries.iter().map(|entry| entry.record.resource.clone()).collect::<Vec<_>>();
     // Those of one moment stay in the order they were made in.
     for n in 1..=50 {
-        let deed = Deed::new(Action::EndpointTested, &ours(), n);
-        asked_by(asker(at(-9)), house.store.record(deed)).await.unwrap();
+        let deed = AuditedAction::new(AuditAction::EndpointTested, &ours(), n);
+        with_caller(caller(at(-9)), house.store.record(deed)).await.unwrap();
     }
     let moment = audit(&house, AuditQuery { until: Some(at(-8)), ..AuditQuery::default() }).await;
     assert_eq!(told(&moment), (1..=50).rev().map(|n| n.to_string()).collect::<Vec<_>>());
@@ -324,7 +327,9 @@ async fn the_audit_log_is_listed_newest_first_by_time_and_tenant(house: House) {
 
 async fn a_tenant_that_has_the_id_of_another_does_not_see_its_past(house: House) {
     let acme = house.put_tenant("acme").await;
-    asked_by(asker(at(1)), house.store.record(Deed::new(Action::EndpointTested, &acme, "old"))).await.unwrap();
+    with_caller(caller(at(1)), house.store.record(AuditedAction::new(AuditAction::EndpointTested, &acme, "old")))
+        .await
+        .unwrap();
     house.store.delete_tenant(&acme, at(2)).await.unwrap();
     let present = AuditQuery { tenant: Some(acme.clone()), is_present_only: true, ..AuditQuery::default() };
     assert!(audit(&house, present.clone()).await.is_empty());
@@ -332,7 +337,9 @@ async fn a_tenant_that_has_the_id_of_another_does_not_see_its_past(house: House)
     house.forget(at(1_000), at(1_000)).await;
     house.put_tenant("acme").await;
     assert!(audit(&house, present.clone()).await.is_empty());
-    asked_by(asker(at(3)), house.store.record(Deed::new(Action::EndpointTested, &acme, "new"))).await.unwrap();
+    with_caller(caller(at(3)), house.store.record(AuditedAction::new(AuditAction::EndpointTested, &acme, "new")))
+        .await
+        .unwrap();
     assert_eq!(audit(&house, present.clone()).await.len(), 1);
     let all = AuditQuery { is_present_only: false, ..present };
     assert_eq!(audit(&house, all).await.len(), 2, "the operator sees both");
@@ -340,8 +347,8 @@ async fn a_tenant_that_has_the_id_of_another_does_not_see_its_past(house: House)
 
 async fn old_entries_are_forgotten_a_step_at_a_time(house: House) {
     for n in 1..=5 {
-        let deed = Deed::new(Action::EndpointTested, &ours(), n);
-        asked_by(asker(at(n)), house.store.record(deed)).await.unwrap();
+        let deed = AuditedAction::new(AuditAction::EndpointTested, &ours(), n);
+        with_caller(caller(at(n)), house.store.record(deed)).await.unwrap();
     }
     assert_eq!(house.store.forget_audit(at(4), 2).await.unwrap(), 2);
     assert_eq!(house.store.forget_audit(at(4), 2).await.unwrap(), 1);

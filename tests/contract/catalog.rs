@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use posthaste::model::delivery::State;
+use posthaste::model::delivery::DeliveryState;
 use posthaste::model::endpoint::{Endpoint, EndpointState};
-use posthaste::model::news::Author;
-use posthaste::model::pace::Rate;
-use posthaste::model::tenant::{Defaults, Quota, Tenant};
-use posthaste::store::{Change, EndpointChange, Error};
+use posthaste::model::operational_event::Actor;
+use posthaste::model::rate::Rate;
+use posthaste::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
+use posthaste::store::{DeliveryChange, EndpointChange, Error};
 use serde_json::{Value, json};
 
 use crate::house::{House, at, event, ours, tenant};
@@ -33,9 +33,9 @@ for_every_store! {
 
 async fn a_tenant_is_there_when_its_creation_returns_and_after_closing(house: House) {
     assert!(house.store.tenant(&tenant("acme")).is_none());
-    let defaults = Defaults { max_in_flight: Some(3), ..Defaults::default() };
+    let defaults = EndpointDefaults { max_in_flight: Some(3), ..EndpointDefaults::default() };
     let ingest = Rate { per_second: 2.5, burst: 7 };
-    let quota = Quota { weight: 3, rate: Some(Rate { per_second: 1.0, burst: 1 }), ingest };
+    let quota = TenantQuota { weight: 3, rate: Some(Rate { per_second: 1.0, burst: 1 }), ingest };
     let acme = Tenant {
         id: tenant("acme"),
         name: "Acme".into(),
@@ -56,9 +56,9 @@ async fn putting_a_tenant_again_keeps_when_it_was_created(house: House) {
     let renamed = Tenant {
         id: ours(),
         name: "another name".into(),
-        quota: Quota::default(),
+        quota: TenantQuota::default(),
         limits: Default::default(),
-        defaults: Defaults::default(),
+        defaults: EndpointDefaults::default(),
         created_at: at(99),
     };
     let known = house.store.put_tenant(renamed).await.unwrap();
@@ -125,7 +125,7 @@ async fn who_wants_an_event_follows_types_filter_and_names(house: House) {
 fn settings(endpoint: &Endpoint, field: &str, value: Value) -> EndpointChange {
     let mut settings = serde_json::to_value(&endpoint.settings).unwrap();
     settings[field] = value;
-    let settings: posthaste::model::endpoint::Settings = serde_json::from_value(settings).unwrap();
+    let settings: posthaste::model::endpoint::EndpointSettings = serde_json::from_value(settings).unwrap();
     EndpointChange::Settings {
         policy: settings.check().unwrap(),
         settings: Box::new(settings),
@@ -180,23 +180,20 @@ async fn a_pause_and_its_length_are_kept(house: House) {
     let stand = |state, reason: Option<&str>| EndpointChange::Standing {
         state,
         reason: reason.map(str::to_owned),
-        by: Author::Person,
+        by: Actor::Person,
     };
     let pause = stand(EndpointState::Paused, Some("moving house"));
     house.store.change_endpoint(&ours(), endpoint.id, pause, at(10)).await.unwrap();
     let house = house.reopened().await;
     let paused = house.store.endpoint(&ours(), endpoint.id).unwrap();
-    assert_eq!(
-        (paused.standing.state, paused.standing.reason.as_deref()),
-        (EndpointState::Paused, Some("moving house"))
-    );
+    assert_eq!((paused.status.state, paused.status.reason.as_deref()), (EndpointState::Paused, Some("moving house")));
     assert_eq!(paused.updated_at, endpoint.updated_at, "a pause is no change of settings");
     house.accept(event("a").to(&paused)).await;
     assert_eq!(house.due_ids(&paused, at(20)).await, ["a"], "the backlog is held, not dropped");
 
     let resume = stand(EndpointState::Active, None);
     let active = house.store.change_endpoint(&ours(), endpoint.id, resume, at(70)).await.unwrap().endpoint;
-    assert_eq!(active.standing.held(at(500)), Duration::from_secs(60));
+    assert_eq!(active.status.held(at(500)), Duration::from_secs(60));
 }
 
 async fn a_rotated_secret_joins_the_old_one_until_the_overlap_ends(house: House) {
@@ -235,13 +232,13 @@ async fn what_waits_for_a_deleted_endpoint_is_cancelled_at_once(house: House) {
     house.store.delete_endpoint(&ours(), endpoint.id, at(9)).await.unwrap();
     for id in &ids {
         let delivery = &house.deliveries_of(id).await[0];
-        assert_eq!((delivery.state, delivery.finished_at), (State::Cancelled, Some(at(9))), "{id}");
-        let problem = house.change(delivery.id, Change::RetryNow, at(10)).await.unwrap_err();
+        assert_eq!((delivery.state, delivery.finished_at), (DeliveryState::Cancelled, Some(at(9))), "{id}");
+        let problem = house.change(delivery.id, DeliveryChange::RetryNow, at(10)).await.unwrap_err();
         assert!(matches!(problem, Error::WrongState(_)), "{problem:?}");
-        let problem = house.change(delivery.id, Change::Replay, at(10)).await.unwrap_err();
+        let problem = house.change(delivery.id, DeliveryChange::Replay, at(10)).await.unwrap_err();
         assert!(matches!(problem, Error::WrongState(_)), "there is nowhere to send it: {problem:?}");
     }
-    let waiting = posthaste::store::DeliveryQuery { state: Some(State::Waiting), ..Default::default() };
+    let waiting = posthaste::store::DeliveryQuery { state: Some(DeliveryState::Waiting), ..Default::default() };
     assert!(house.list(waiting, 10).await.is_empty());
     assert!(house.store.earliest_due().await.unwrap().is_empty());
     assert!(matches!(
@@ -249,7 +246,7 @@ async fn what_waits_for_a_deleted_endpoint_is_cancelled_at_once(house: House) {
         Err(Error::NotFound("endpoint"))
     ));
     let house = house.reopened().await;
-    assert_eq!(house.deliveries_of("e4").await[0].state, State::Cancelled);
+    assert_eq!(house.deliveries_of("e4").await[0].state, DeliveryState::Cancelled);
 }
 
 async fn what_was_finished_at_a_deleted_endpoint_stays_as_it_was(house: House) {
@@ -257,10 +254,10 @@ async fn what_was_finished_at_a_deleted_endpoint_stays_as_it_was(house: House) {
     let delivered = house.claim(event("delivered").to(&endpoint)).await;
     house.deliver(&delivered, at(1)).await;
     let dead = house.claim(event("dead").to(&endpoint)).await;
-    house.die(&dead, posthaste::model::delivery::Cause::Refused, at(1)).await;
+    house.die(&dead, posthaste::model::delivery::DeadCause::Refused, at(1)).await;
     house.store.delete_endpoint(&ours(), endpoint.id, at(9)).await.unwrap();
-    assert_eq!(house.state(delivered.id).await, State::Delivered);
-    assert_eq!((house.state(dead.id).await, house.attempts(dead.id).await.len()), (State::Dead, 1));
+    assert_eq!(house.state(delivered.id).await, DeliveryState::Delivered);
+    assert_eq!((house.state(dead.id).await, house.attempts(dead.id).await.len()), (DeliveryState::Dead, 1));
 }
 
 async fn another_tenants_endpoint_is_not_there(house: House) {
@@ -268,18 +265,18 @@ async fn another_tenants_endpoint_is_not_there(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     assert!(house.store.endpoint(&other, endpoint.id).is_none());
     assert!(house.store.endpoints(&other).is_empty());
-    let pause = EndpointChange::Standing { state: EndpointState::Paused, reason: None, by: Author::Person };
+    let pause = EndpointChange::Standing { state: EndpointState::Paused, reason: None, by: Actor::Person };
     let problem = house.store.change_endpoint(&other, endpoint.id, pause, at(1)).await.unwrap_err();
     assert!(matches!(problem, Error::NotFound("endpoint")), "{problem:?}");
     let problem = house.store.delete_endpoint(&other, endpoint.id, at(1)).await.unwrap_err();
     assert!(matches!(problem, Error::NotFound("endpoint")), "{problem:?}");
-    assert_eq!(house.store.endpoint(&ours(), endpoint.id).unwrap().standing.state, EndpointState::Active);
+    assert_eq!(house.store.endpoint(&ours(), endpoint.id).unwrap().status.state, EndpointState::Active);
 }
 
 async fn of_several_first_notes_one_stands(house: House) {
     let write = |value: String| {
         let store = house.store.clone();
-        tokio::spawn(async move { store.note_once("first", value).await.unwrap() })
+        tokio::spawn(async move { store.put_setting_once("first", value).await.unwrap() })
     };
     let writers: Vec<_> = (0..5).map(|n| write(n.to_string())).collect();
     let mut heard = Vec::new();
@@ -287,15 +284,15 @@ async fn of_several_first_notes_one_stands(house: House) {
         heard.push(writer.await.unwrap());
     }
     assert!(heard.iter().all(|value| *value == heard[0]), "{heard:?}");
-    assert_eq!(house.store.note("first").await.unwrap().as_deref(), Some(heard[0].as_str()));
-    house.store.set_note("first", "other".into()).await.unwrap();
-    assert_eq!(house.store.note_once("first", "late".into()).await.unwrap(), "other");
+    assert_eq!(house.store.setting("first").await.unwrap().as_deref(), Some(heard[0].as_str()));
+    house.store.put_setting("first", "other".into()).await.unwrap();
+    assert_eq!(house.store.put_setting_once("first", "late".into()).await.unwrap(), "other");
 }
 
 async fn a_note_is_kept(house: House) {
-    assert_eq!(house.store.note("colour").await.unwrap(), None);
-    house.store.set_note("colour", "red".into()).await.unwrap();
-    house.store.set_note("colour", "blue".into()).await.unwrap();
+    assert_eq!(house.store.setting("colour").await.unwrap(), None);
+    house.store.put_setting("colour", "red".into()).await.unwrap();
+    house.store.put_setting("colour", "blue".into()).await.unwrap();
     let house = house.reopened().await;
-    assert_eq!(house.store.note("colour").await.unwrap().as_deref(), Some("blue"));
+    assert_eq!(house.store.setting("colour").await.unwrap().as_deref(), Some("blue"));
 }

@@ -1,8 +1,8 @@
 //! What a person does to a delivery: retry now, cancel, replay, discard.
 
-use posthaste::model::delivery::{Cause, State};
-use posthaste::model::next::Next;
-use posthaste::store::{Change, Claim, Error};
+use posthaste::model::delivery::{DeadCause, DeliveryState};
+use posthaste::model::next_state::NextState;
+use posthaste::store::{Claim, DeliveryChange, Error};
 use serde_json::json;
 
 use crate::house::{House, at, event, ours, tenant};
@@ -21,24 +21,31 @@ for_every_store! {
 }
 
 /// A delivery in each state: waiting, delivered, dead, cancelled.
-async fn one_of_each(house: &House) -> [(State, Claim); 4] {
+async fn one_of_each(house: &House) -> [(DeliveryState, Claim); 4] {
     let endpoint = house.endpoint(json!({})).await;
     let waiting = house.claim(event("waiting").to(&endpoint)).await;
     let delivered = house.claim(event("delivered").to(&endpoint)).await;
     house.deliver(&delivered, at(1)).await;
     let dead = house.claim(event("dead").to(&endpoint)).await;
-    house.die(&dead, Cause::Refused, at(1)).await;
+    house.die(&dead, DeadCause::Refused, at(1)).await;
     let cancelled = house.claim(event("cancelled").to(&endpoint)).await;
-    house.change(cancelled.id, Change::Cancel, at(1)).await.unwrap();
-    [(State::Waiting, waiting), (State::Delivered, delivered), (State::Dead, dead), (State::Cancelled, cancelled)]
+    house.change(cancelled.id, DeliveryChange::Cancel, at(1)).await.unwrap();
+    [
+        (DeliveryState::Waiting, waiting),
+        (DeliveryState::Delivered, delivered),
+        (DeliveryState::Dead, dead),
+        (DeliveryState::Cancelled, cancelled),
+    ]
 }
 
 async fn only_the_right_states_can_be_changed(house: House) {
     for (state, claim) in one_of_each(&house).await {
-        let refused: &[Change] = match state {
-            State::Waiting => &[Change::Replay, Change::Discard],
-            State::Delivered | State::Cancelled => &[Change::RetryNow, Change::Cancel, Change::Discard],
-            State::Dead => &[Change::RetryNow, Change::Cancel],
+        let refused: &[DeliveryChange] = match state {
+            DeliveryState::Waiting => &[DeliveryChange::Replay, DeliveryChange::Discard],
+            DeliveryState::Delivered | DeliveryState::Cancelled => {
+                &[DeliveryChange::RetryNow, DeliveryChange::Cancel, DeliveryChange::Discard]
+            }
+            DeliveryState::Dead => &[DeliveryChange::RetryNow, DeliveryChange::Cancel],
         };
         let before = format!("{:?}", house.delivery(claim.id).await);
         for change in refused {
@@ -49,17 +56,18 @@ async fn only_the_right_states_can_be_changed(house: House) {
     }
     for (state, claim) in one_of_each_again(&house).await {
         let allowed = match state {
-            State::Waiting => Change::Cancel,
-            State::Delivered | State::Dead | State::Cancelled => Change::Replay,
+            DeliveryState::Waiting => DeliveryChange::Cancel,
+            DeliveryState::Delivered | DeliveryState::Dead | DeliveryState::Cancelled => DeliveryChange::Replay,
         };
         house.change(claim.id, allowed, at(9)).await.unwrap();
-        let expected = if allowed == Change::Cancel { State::Cancelled } else { State::Waiting };
+        let expected =
+            if allowed == DeliveryChange::Cancel { DeliveryState::Cancelled } else { DeliveryState::Waiting };
         assert_eq!(house.state(claim.id).await, expected);
     }
 }
 
 /// The deliveries that [`one_of_each`] made, as they stand now.
-async fn one_of_each_again(house: &House) -> Vec<(State, Claim)> {
+async fn one_of_each_again(house: &House) -> Vec<(DeliveryState, Claim)> {
     let mut found = Vec::new();
     for id in ["waiting", "delivered", "dead", "cancelled"] {
         let delivery = house.deliveries_of(id).await.remove(0);
@@ -85,27 +93,27 @@ async fn one_of_each_again(house: &House) -> Vec<(State, Claim)> {
 async fn retrying_now_cuts_the_wait_and_nothing_else(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
-    house.attempted(&claim, Next::Waiting { due_at: at(600) }, at(1)).await;
+    house.attempted(&claim, NextState::Waiting { due_at: at(600) }, at(1)).await;
     let before = house.delivery(claim.id).await.progress;
-    let changed = house.change(claim.id, Change::RetryNow, at(30)).await.unwrap();
+    let changed = house.change(claim.id, DeliveryChange::RetryNow, at(30)).await.unwrap();
     assert_eq!((changed.endpoint, changed.due_at), (endpoint.id, Some(at(30))));
     let due = house.due(&endpoint, at(30)).await.claims;
     assert_eq!((due[0].id, due[0].progress), (claim.id, before));
     // What is overdue does not lose its turn by it.
-    house.change(claim.id, Change::RetryNow, at(40)).await.unwrap();
+    house.change(claim.id, DeliveryChange::RetryNow, at(40)).await.unwrap();
     assert_eq!(house.delivery(claim.id).await.due_at, at(30));
 }
 
 async fn a_replay_has_a_fresh_budget_and_its_attempts_go_on_counting(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
-    house.attempted(&claim, Next::Waiting { due_at: at(1) }, at(1)).await;
+    house.attempted(&claim, NextState::Waiting { due_at: at(1) }, at(1)).await;
     let claim = house.due(&endpoint, at(1)).await.claims.remove(0);
-    house.die(&claim, Cause::Exhausted, at(2)).await;
-    let changed = house.change(claim.id, Change::Replay, at(50)).await.unwrap();
+    house.die(&claim, DeadCause::Exhausted, at(2)).await;
+    let changed = house.change(claim.id, DeliveryChange::Replay, at(50)).await.unwrap();
     assert_eq!(changed.due_at, Some(at(50)));
     let delivery = house.delivery(claim.id).await;
-    assert_eq!((delivery.state, delivery.cause, delivery.finished_at), (State::Waiting, None, None));
+    assert_eq!((delivery.state, delivery.cause, delivery.finished_at), (DeliveryState::Waiting, None, None));
     let again = house.due(&endpoint, at(50)).await.claims.remove(0);
     assert_eq!((again.progress.attempts, again.progress.attempts_before, again.progress.age_from), (2, 2, None));
     house.deliver(&again, at(51)).await;
@@ -138,7 +146,7 @@ async fn drain(house: &House, endpoint: &posthaste::model::endpoint::Endpoint) -
 
 async fn cancelling_a_head_lets_the_lane_move_on(house: House) {
     let (endpoint, head) = lane_of_four(&house).await;
-    let changed = house.change(head.id, Change::Cancel, at(5)).await.unwrap();
+    let changed = house.change(head.id, DeliveryChange::Cancel, at(5)).await.unwrap();
     assert_eq!(
         (changed.endpoint, changed.due_at),
         (endpoint.id, Some(at(0))),
@@ -150,26 +158,26 @@ async fn cancelling_a_head_lets_the_lane_move_on(house: House) {
 async fn cancelling_a_member_in_the_middle_leaves_the_head_alone(house: House) {
     let (endpoint, _) = lane_of_four(&house).await;
     let middle = house.deliveries_of("l2").await[0].id;
-    assert_eq!(house.change(middle, Change::Cancel, at(5)).await.unwrap().due_at, None);
+    assert_eq!(house.change(middle, DeliveryChange::Cancel, at(5)).await.unwrap().due_at, None);
     let delivery = house.delivery(middle).await;
-    assert_eq!((delivery.state, delivery.cause, delivery.finished_at), (State::Cancelled, None, Some(at(5))));
+    assert_eq!((delivery.state, delivery.cause, delivery.finished_at), (DeliveryState::Cancelled, None, Some(at(5))));
     assert_eq!(drain(&house, &endpoint).await, ["l1", "l3", "l4"]);
 }
 
 async fn discarding_a_dead_head_keeps_its_cause_and_frees_the_lane(house: House) {
     let (endpoint, head) = lane_of_four(&house).await;
-    house.die(&head, Cause::Refused, at(1)).await;
-    let changed = house.change(head.id, Change::Discard, at(5)).await.unwrap();
+    house.die(&head, DeadCause::Refused, at(1)).await;
+    let changed = house.change(head.id, DeliveryChange::Discard, at(5)).await.unwrap();
     assert_eq!(changed.due_at, Some(at(0)));
     let delivery = house.delivery(head.id).await;
-    assert_eq!((delivery.state, delivery.cause), (State::Cancelled, Some(Cause::Refused)));
+    assert_eq!((delivery.state, delivery.cause), (DeliveryState::Cancelled, Some(DeadCause::Refused)));
     assert_eq!(drain(&house, &endpoint).await, ["l2", "l3", "l4"]);
 }
 
 async fn a_replayed_dead_head_is_head_again_and_the_lane_drains_in_order(house: House) {
     let (endpoint, head) = lane_of_four(&house).await;
-    house.die(&head, Cause::Refused, at(1)).await;
-    house.change(head.id, Change::Replay, at(5)).await.unwrap();
+    house.die(&head, DeadCause::Refused, at(1)).await;
+    house.change(head.id, DeliveryChange::Replay, at(5)).await.unwrap();
     assert_eq!(house.due_ids(&endpoint, at(100)).await, ["l1"]);
     assert_eq!(drain(&house, &endpoint).await, ["l1", "l2", "l3", "l4"]);
 }
@@ -177,7 +185,7 @@ async fn a_replayed_dead_head_is_head_again_and_the_lane_drains_in_order(house: 
 async fn a_replayed_passed_member_keeps_its_place_and_holds_no_one_up(house: House) {
     let (endpoint, head) = lane_of_four(&house).await;
     let second = house.deliver(&head, at(1)).await.freed.pop().unwrap();
-    house.change(head.id, Change::Replay, at(5)).await.unwrap();
+    house.change(head.id, DeliveryChange::Replay, at(5)).await.unwrap();
     let due = house.due(&endpoint, at(100)).await.claims;
     let places: Vec<_> = due.iter().map(|claim| (claim.event.id.as_str(), claim.seq)).collect();
     assert_eq!(places, [("l2", Some(2)), ("l1", Some(1))], "it waits beside the head, not before it");
@@ -185,9 +193,9 @@ async fn a_replayed_passed_member_keeps_its_place_and_holds_no_one_up(house: Hou
     assert_eq!(third.event.id.as_str(), "l3");
 
     // Dying again, it blocks no one; delivered, it promotes no one.
-    house.die(&due[1], Cause::Refused, at(7)).await;
+    house.die(&due[1], DeadCause::Refused, at(7)).await;
     assert_eq!(house.due_ids(&endpoint, at(100)).await, ["l3"]);
-    house.change(head.id, Change::Replay, at(8)).await.unwrap();
+    house.change(head.id, DeliveryChange::Replay, at(8)).await.unwrap();
     let again = house.due(&endpoint, at(100)).await.claims.into_iter().find(|claim| claim.id == head.id).unwrap();
     assert!(house.deliver(&again, at(9)).await.freed.is_empty());
     assert_eq!(drain(&house, &endpoint).await, ["l3", "l4"]);
@@ -199,7 +207,7 @@ async fn another_tenants_delivery_is_not_there(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
     let other = tenant("other");
-    for change in [Change::RetryNow, Change::Cancel, Change::Replay, Change::Discard] {
+    for change in [DeliveryChange::RetryNow, DeliveryChange::Cancel, DeliveryChange::Replay, DeliveryChange::Discard] {
         let problem = house.store.change(&other, claim.id, change, at(1)).await.unwrap_err();
         assert!(matches!(problem, Error::NotFound(_)), "{problem:?}");
     }
@@ -207,15 +215,15 @@ async fn another_tenants_delivery_is_not_there(house: House) {
     assert!(house.store.attempts(&other, claim.id).await.unwrap().is_none());
     assert!(house.store.event(&other, &"a".parse().unwrap()).await.unwrap().is_none());
     assert!(house.store.event_deliveries(&other, &"a".parse().unwrap()).await.unwrap().is_none());
-    assert_eq!(house.state(claim.id).await, State::Waiting);
+    assert_eq!(house.state(claim.id).await, DeliveryState::Waiting);
 }
 
 async fn changes_survive_closing(house: House) {
     let (endpoint, head) = lane_of_four(&house).await;
-    house.die(&head, Cause::Refused, at(1)).await;
-    house.change(head.id, Change::Discard, at(5)).await.unwrap();
-    house.change(house.deliveries_of("l3").await[0].id, Change::Cancel, at(5)).await.unwrap();
+    house.die(&head, DeadCause::Refused, at(1)).await;
+    house.change(head.id, DeliveryChange::Discard, at(5)).await.unwrap();
+    house.change(house.deliveries_of("l3").await[0].id, DeliveryChange::Cancel, at(5)).await.unwrap();
     let house = house.reopened().await;
-    assert_eq!(house.delivery(head.id).await.cause, Some(Cause::Refused));
+    assert_eq!(house.delivery(head.id).await.cause, Some(DeadCause::Refused));
     assert_eq!(drain(&house, &endpoint).await, ["l2", "l4"]);
 }

@@ -1,8 +1,8 @@
 //! Damage: what is stored is compared with its checksum, and what is no longer
 //! what was accepted is never sent.
 
-use posthaste::model::delivery::{Cause, State};
-use posthaste::store::{Change, Error, Outcome, ScrubStep, Scrubbed};
+use posthaste::model::delivery::{DeadCause, DeliveryState};
+use posthaste::store::{ClaimOutcome, DeliveryChange, Error, ScrubStep, Scrubbed};
 use serde_json::json;
 
 use crate::house::{House, at, event, ours, settlement};
@@ -62,16 +62,16 @@ async fn a_damaged_delivery_is_dead_blocks_its_lane_and_cannot_be_replayed(house
     let first = house.claim(event("first").key("k").to(&endpoint)).await;
     assert!(house.accept(event("second").key("k").to(&endpoint)).await.is_empty());
     let lease = house.lease(endpoint.id);
-    let settled = house.store.settle(lease, settlement(&first, Outcome::Damaged, at(1))).await.unwrap();
-    assert_eq!(settled.died, Some(Cause::Damaged));
+    let settled = house.store.settle(lease, settlement(&first, ClaimOutcome::Damaged, at(1))).await.unwrap();
+    assert_eq!(settled.died, Some(DeadCause::Damaged));
     assert!(settled.freed.iter().all(|claim| claim.endpoint != endpoint.id), "the lane stands still");
     let dead = house.delivery(first.id).await;
-    assert_eq!((dead.state, dead.cause, dead.progress.attempts), (State::Dead, Some(Cause::Damaged), 0));
-    let refused = house.change(first.id, Change::Replay, at(2)).await.unwrap_err();
+    assert_eq!((dead.state, dead.cause, dead.progress.attempts), (DeliveryState::Dead, Some(DeadCause::Damaged), 0));
+    let refused = house.change(first.id, DeliveryChange::Replay, at(2)).await.unwrap_err();
     assert!(matches!(&refused, Error::WrongState(why) if why.contains("damaged")), "{refused:?}");
-    house.change(first.id, Change::Discard, at(2)).await.unwrap();
+    house.change(first.id, DeliveryChange::Discard, at(2)).await.unwrap();
     assert_eq!(house.due_ids(&endpoint, at(9)).await, ["second"]);
-    assert!(house.change(first.id, Change::Replay, at(3)).await.is_err(), "nor after it was given up");
+    assert!(house.change(first.id, DeliveryChange::Replay, at(3)).await.is_err(), "nor after it was given up");
 }
 
 async fn events_of_older_versions_get_their_checksums_in_the_background(house: House) {

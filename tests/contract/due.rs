@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use posthaste::model::endpoint::Endpoint;
-use posthaste::model::next::Next;
+use posthaste::model::next_state::NextState;
 use posthaste::model::shard::{Epoch, Lease};
-use posthaste::store::{AskDue, DuePage, Error};
+use posthaste::store::{DuePage, DueQuery, Error};
 use serde_json::json;
 
 use crate::house::{House, at, event, event_id};
@@ -21,8 +21,8 @@ for_every_store! {
     a_stale_lease_reads_nothing,
 }
 
-fn ask(endpoint: &Endpoint, until: i64, limit: usize) -> AskDue {
-    AskDue {
+fn ask(endpoint: &Endpoint, until: i64, limit: usize) -> DueQuery {
+    DueQuery {
         endpoint: endpoint.id,
         until: at(until),
         limit,
@@ -32,7 +32,7 @@ fn ask(endpoint: &Endpoint, until: i64, limit: usize) -> AskDue {
     }
 }
 
-async fn read(house: &House, ask: AskDue) -> DuePage {
+async fn read(house: &House, ask: DueQuery) -> DuePage {
     house.store.read_due(house.lease(ask.endpoint), ask).await.unwrap()
 }
 
@@ -52,7 +52,7 @@ async fn due_at(house: &House, seconds: &[i64]) -> Arc<Endpoint> {
 async fn what_is_due_comes_oldest_first_by_its_due_time(house: House) {
     let endpoint = due_at(&house, &[1, 2, 3]).await;
     let first = house.due(&endpoint, at(1)).await.claims.remove(0);
-    house.attempted(&first, Next::Waiting { due_at: at(50) }, at(4)).await;
+    house.attempted(&first, NextState::Waiting { due_at: at(50) }, at(4)).await;
     let page = house.due(&endpoint, at(100)).await;
     assert_eq!(ids(&page), ["e2", "e3", "e1"]);
     assert_eq!(page.claims.iter().map(|claim| claim.due_at).collect::<Vec<_>>(), [at(2), at(3), at(50)]);
@@ -71,7 +71,7 @@ async fn what_the_asker_has_is_left_out(house: House) {
     let endpoint = due_at(&house, &[1, 2, 3]).await;
     let held = house.due(&endpoint, at(100)).await.claims;
     let except = HashSet::from([held[0].id, held[2].id]);
-    let page = read(&house, AskDue { except, ..ask(&endpoint, 100, 10) }).await;
+    let page = read(&house, DueQuery { except, ..ask(&endpoint, 100, 10) }).await;
     assert_eq!((ids(&page), page.next_due), (vec!["e2".into()], None));
 }
 
@@ -88,9 +88,9 @@ async fn bytes_bound_a_read_but_one_always_fits(house: House) {
     for n in 1..=3 {
         house.accept(event(&format!("e{n}")).saying(&large).at(at(n)).to(&endpoint)).await;
     }
-    let page = read(&house, AskDue { bytes_max: 1, ..ask(&endpoint, 100, 10) }).await;
+    let page = read(&house, DueQuery { bytes_max: 1, ..ask(&endpoint, 100, 10) }).await;
     assert_eq!((ids(&page), page.next_due), (vec!["e1".into()], Some(at(2))));
-    let page = read(&house, AskDue { bytes_max: 1_500, ..ask(&endpoint, 100, 10) }).await;
+    let page = read(&house, DueQuery { bytes_max: 1_500, ..ask(&endpoint, 100, 10) }).await;
     assert_eq!(page.claims.len(), 2);
 }
 

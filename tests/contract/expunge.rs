@@ -1,9 +1,9 @@
 //! Forgetting what an event carried: nothing of it can be sent again, and
 //! everything else stays.
 
-use posthaste::model::delivery::Cause;
-use posthaste::model::next::Next;
-use posthaste::store::{Accepted, Change, Error, Together};
+use posthaste::model::delivery::DeadCause;
+use posthaste::model::next_state::NextState;
+use posthaste::store::{AcceptResult, BatchMode, DeliveryChange, Error};
 use serde_json::json;
 
 use crate::house::{House, at, event, ours};
@@ -22,7 +22,7 @@ async fn what_waits_keeps_its_data(house: House) {
     let id = "a".parse().unwrap();
     assert!(!house.store.expunge(&ours(), &id).await.unwrap());
     assert_eq!(house.due(&endpoint, at(9)).await.claims[0].event.data, first.event.data);
-    house.change(first.id, Change::Cancel, at(1)).await.unwrap();
+    house.change(first.id, DeliveryChange::Cancel, at(1)).await.unwrap();
     assert!(house.store.expunge(&ours(), &id).await.unwrap());
     assert!(house.store.expunge(&ours(), &id).await.unwrap(), "once more changes nothing");
 }
@@ -30,11 +30,11 @@ async fn what_waits_keeps_its_data(house: House) {
 async fn an_expunged_event_has_no_data_and_no_answers_and_cannot_be_replayed(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let delivered = house.claim(event("delivered").to(&endpoint)).await;
-    house.attempted(&delivered, Next::Waiting { due_at: at(2) }, at(1)).await;
+    house.attempted(&delivered, NextState::Waiting { due_at: at(2) }, at(1)).await;
     let again = house.due(&endpoint, at(9)).await.claims.remove(0);
     house.deliver(&again, at(2)).await;
     let dead = house.claim(event("dead").to(&endpoint)).await;
-    house.die(&dead, Cause::Refused, at(1)).await;
+    house.die(&dead, DeadCause::Refused, at(1)).await;
     let other = house.claim(event("other").to(&endpoint)).await;
     house.deliver(&other, at(1)).await;
     assert!(!house.attempts(other.id).await[0].response_body.is_empty(), "there is something to forget");
@@ -51,27 +51,27 @@ async fn an_expunged_event_has_no_data_and_no_answers_and_cannot_be_replayed(hou
         assert!(left.iter().all(|attempt| attempt.response_body.is_empty()), "{left:?}");
         assert_eq!(left.len(), attempts.len());
         assert_eq!(left[0].decision, attempts[0].decision, "how it was judged stays");
-        let problem = house.change(claim.id, Change::Replay, at(9)).await.unwrap_err();
+        let problem = house.change(claim.id, DeliveryChange::Replay, at(9)).await.unwrap_err();
         assert!(matches!(&problem, Error::Expunged(event) if event.as_str() == name), "{problem:?}");
     }
-    house.change(dead.id, Change::Discard, at(9)).await.unwrap();
+    house.change(dead.id, DeliveryChange::Discard, at(9)).await.unwrap();
     assert!(!house.store.event(&ours(), &"other".parse().unwrap()).await.unwrap().unwrap().event.is_expunged());
-    house.change(other.id, Change::Replay, at(9)).await.unwrap();
+    house.change(other.id, DeliveryChange::Replay, at(9)).await.unwrap();
 }
 
 async fn what_is_answered_after_an_expunge_is_not_kept(house: House) {
     let endpoint = house.endpoint(json!({})).await;
-    for (id, next) in [("refused", Next::Dead(Cause::Refused)), ("arrived", Next::Delivered)] {
+    for (id, next) in [("refused", NextState::Dead(DeadCause::Refused)), ("arrived", NextState::Delivered)] {
         let on_its_way = house.claim(event(id).to(&endpoint)).await;
-        house.change(on_its_way.id, Change::Cancel, at(1)).await.unwrap();
+        house.change(on_its_way.id, DeliveryChange::Cancel, at(1)).await.unwrap();
         assert!(house.store.expunge(&ours(), &id.parse().unwrap()).await.unwrap());
         house.attempted(&on_its_way, next, at(2)).await;
         let attempts = house.attempts(on_its_way.id).await;
         assert_eq!(attempts.iter().map(|attempt| attempt.response_body.as_str()).collect::<Vec<_>>(), [""], "{id}");
     }
     let kept = house.claim(event("kept").to(&endpoint)).await;
-    house.change(kept.id, Change::Cancel, at(1)).await.unwrap();
-    house.attempted(&kept, Next::Delivered, at(2)).await;
+    house.change(kept.id, DeliveryChange::Cancel, at(1)).await.unwrap();
+    house.attempted(&kept, NextState::Delivered, at(2)).await;
     assert!(!house.attempts(kept.id).await[0].response_body.is_empty(), "a mere cancel forgets nothing");
 }
 
@@ -83,10 +83,10 @@ async fn an_expunged_event_is_still_recognised(house: House) {
     let id = endpoint.id;
     let house = house.reopened().await;
     let endpoint = house.store.any_endpoint(id).unwrap();
-    let again = house.accept_all(vec![event("a").to(&endpoint)], Together::All).await;
-    assert!(matches!(again[0], Accepted::Duplicate { .. }), "{again:?}");
-    let other = house.accept_all(vec![event("a").to(&endpoint).saying("else")], Together::Each).await;
-    assert!(matches!(other[0], Accepted::Conflict { .. }), "{other:?}");
+    let again = house.accept_all(vec![event("a").to(&endpoint)], BatchMode::All).await;
+    assert!(matches!(again[0], AcceptResult::Duplicate { .. }), "{again:?}");
+    let other = house.accept_all(vec![event("a").to(&endpoint).saying("else")], BatchMode::Each).await;
+    assert!(matches!(other[0], AcceptResult::Conflict { .. }), "{other:?}");
 }
 
 async fn another_tenants_event_is_not_expunged(house: House) {

@@ -1,8 +1,8 @@
 //! Forgetting: what is finished and old goes, what waits never does.
 
-use posthaste::model::delivery::{Cause, State};
-use posthaste::model::next::Next;
-use posthaste::store::{Accepted, Change, Forgotten, Horizon, Together};
+use posthaste::model::delivery::{DeadCause, DeliveryState};
+use posthaste::model::next_state::NextState;
+use posthaste::store::{AcceptResult, BatchMode, DeliveryChange, ForgottenCounts, RetentionHorizon};
 use serde_json::json;
 
 use crate::house::{House, at, event, ours};
@@ -27,11 +27,11 @@ for_every_store! {
 async fn what_finished_long_ago_goes_with_its_attempts_and_its_event(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let delivered = house.claim(event("delivered").to(&endpoint)).await;
-    house.attempted(&delivered, Next::Waiting { due_at: at(1) }, at(1)).await;
+    house.attempted(&delivered, NextState::Waiting { due_at: at(1) }, at(1)).await;
     let again = house.due(&endpoint, at(1)).await.claims.remove(0);
     house.deliver(&again, at(2)).await;
     let cancelled = house.claim(event("cancelled").to(&endpoint)).await;
-    house.change(cancelled.id, Change::Cancel, at(2)).await.unwrap();
+    house.change(cancelled.id, DeliveryChange::Cancel, at(2)).await.unwrap();
     let forgotten = house.forget(at(100), at(0)).await;
     assert_eq!((forgotten.events, forgotten.deliveries), (2, 2));
     for id in [delivered.id, cancelled.id] {
@@ -40,14 +40,14 @@ async fn what_finished_long_ago_goes_with_its_attempts_and_its_event(house: Hous
     }
     assert!(!house.is_known("delivered").await && !house.is_known("cancelled").await);
     assert!(house.list(Default::default(), 10).await.is_empty());
-    assert_eq!(house.forget(at(100), at(0)).await, Forgotten::default());
+    assert_eq!(house.forget(at(100), at(0)).await, ForgottenCounts::default());
 }
 
 async fn what_finished_lately_stays_and_so_does_its_event(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
     house.deliver(&claim, at(150)).await;
-    assert_eq!(house.forget(at(100), at(100)).await, Forgotten::default());
+    assert_eq!(house.forget(at(100), at(100)).await, ForgottenCounts::default());
     assert_eq!(house.attempts(claim.id).await.len(), 1);
     assert!(house.is_known("a").await);
 }
@@ -55,10 +55,10 @@ async fn what_finished_lately_stays_and_so_does_its_event(house: House) {
 async fn what_waits_is_never_forgotten(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("head").key("k").to(&endpoint)).await;
-    house.attempted(&claim, Next::Waiting { due_at: at(500) }, at(1)).await;
+    house.attempted(&claim, NextState::Waiting { due_at: at(500) }, at(1)).await;
     house.accept(event("behind").key("k").to(&endpoint)).await;
     house.accept(event("free").to(&endpoint)).await;
-    assert_eq!(house.forget(at(1_000_000), at(1_000_000)).await, Forgotten::default());
+    assert_eq!(house.forget(at(1_000_000), at(1_000_000)).await, ForgottenCounts::default());
     assert_eq!(house.due_ids(&endpoint, at(1_000_000)).await, ["free", "head"]);
     assert_eq!(house.attempts(claim.id).await.len(), 1);
     let claim = house.due(&endpoint, at(500)).await.claims.pop().unwrap();
@@ -68,9 +68,9 @@ async fn what_waits_is_never_forgotten(house: House) {
 async fn a_dead_letter_stays_until_its_own_horizon(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").key("k").to(&endpoint)).await;
-    house.die(&claim, Cause::Refused, at(50)).await;
-    assert_eq!(house.forget(at(100), at(50)).await, Forgotten::default());
-    assert_eq!((house.state(claim.id).await, house.attempts(claim.id).await.len()), (State::Dead, 1));
+    house.die(&claim, DeadCause::Refused, at(50)).await;
+    assert_eq!(house.forget(at(100), at(50)).await, ForgottenCounts::default());
+    assert_eq!((house.state(claim.id).await, house.attempts(claim.id).await.len()), (DeliveryState::Dead, 1));
     let forgotten = house.forget(at(100), at(51)).await;
     assert_eq!((forgotten.events, forgotten.deliveries), (1, 1));
     // Its lane is not left standing behind something that is gone.
@@ -103,10 +103,10 @@ async fn a_dead_head_that_others_wait_behind_stays(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let head = house.claim(event("a").key("k").to(&endpoint)).await;
     house.accept(event("b").key("k").to(&endpoint)).await;
-    house.die(&head, Cause::Refused, at(1)).await;
-    assert_eq!(house.forget(at(1_000), at(1_000)).await, Forgotten::default());
-    assert_eq!(house.state(head.id).await, State::Dead);
-    house.change(head.id, Change::Replay, at(1_001)).await.unwrap();
+    house.die(&head, DeadCause::Refused, at(1)).await;
+    assert_eq!(house.forget(at(1_000), at(1_000)).await, ForgottenCounts::default());
+    assert_eq!(house.state(head.id).await, DeliveryState::Dead);
+    house.change(head.id, DeliveryChange::Replay, at(1_001)).await.unwrap();
     let head = house.due(&endpoint, at(1_001)).await.claims.remove(0);
     assert_eq!(house.deliver(&head, at(1_002)).await.freed.pop().unwrap().event.id.as_str(), "b");
 }
@@ -141,19 +141,24 @@ async fn an_id_is_remembered_until_its_event_is_forgotten(house: House) {
     let claim = house.claim(event("a").to(&endpoint)).await;
     house.deliver(&claim, at(150)).await;
     house.forget(at(100), at(100)).await;
-    let answer = house.accept_all(vec![event("a").at(at(160)).to(&endpoint)], Together::All).await;
-    assert!(matches!(answer[0], Accepted::Duplicate { .. }), "{answer:?}");
+    let answer = house.accept_all(vec![event("a").at(at(160)).to(&endpoint)], BatchMode::All).await;
+    assert!(matches!(answer[0], AcceptResult::Duplicate { .. }), "{answer:?}");
     house.forget(at(200), at(200)).await;
-    let answer = house.accept_all(vec![event("a").at(at(210)).to(&endpoint)], Together::All).await;
-    assert!(matches!(answer[0], Accepted::New { deliveries: 1, .. }), "{answer:?}");
+    let answer = house.accept_all(vec![event("a").at(at(210)).to(&endpoint)], BatchMode::All).await;
+    assert!(matches!(answer[0], AcceptResult::New { deliveries: 1, .. }), "{answer:?}");
 }
 
 async fn one_step_looks_at_no_more_than_it_was_given(house: House) {
-    house.accept_all((0..10).map(|n| event(&format!("e{n}"))).collect(), Together::All).await;
+    house.accept_all((0..10).map(|n| event(&format!("e{n}"))).collect(), BatchMode::All).await;
     let (mut after, mut steps) = (0, Vec::new());
     loop {
-        let horizon =
-            Horizon { finished_before: at(100), dead_before: at(100), unmatched_before: at(100), after, step: 4 };
+        let horizon = RetentionHorizon {
+            finished_before: at(100),
+            dead_before: at(100),
+            unmatched_before: at(100),
+            after,
+            step: 4,
+        };
         let step = house.store.forget(horizon).await.unwrap();
         steps.push(step.events);
         match step.next {
@@ -172,7 +177,7 @@ async fn what_waited_for_deleted_endpoints_is_forgotten_in_its_time(house: House
     }
     let batch =
         (0..40).map(|n| endpoints.iter().fold(event(&format!("e{n}")).key("k"), |draft, endpoint| draft.to(endpoint)));
-    house.accept_all(batch.collect(), Together::All).await;
+    house.accept_all(batch.collect(), BatchMode::All).await;
     let tenant = ours();
     let deletions = endpoints.iter().map(|endpoint| house.store.delete_endpoint(&tenant, endpoint.id, at(9)));
     futures_util::future::join_all(deletions).await.into_iter().for_each(|deleted| deleted.unwrap());
@@ -209,9 +214,9 @@ async fn the_store_does_not_grow_without_bound(house: House) {
         let batch = (0..300)
             .map(|n| event(&format!("r{round}-{n}")).saying(&body).key(&format!("k{n}")).at(at(start)).to(&endpoint))
             .collect();
-        house.accept_all(batch, Together::All).await;
+        house.accept_all(batch, BatchMode::All).await;
         for claim in house.due(&endpoint, at(start)).await.claims {
-            house.attempted(&claim, Next::Waiting { due_at: at(start + 1) }, at(start)).await;
+            house.attempted(&claim, NextState::Waiting { due_at: at(start + 1) }, at(start)).await;
         }
         for claim in house.due(&endpoint, at(start + 1)).await.claims {
             house.deliver(&claim, at(start + 2)).await;

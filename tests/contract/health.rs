@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use posthaste::model::endpoint::{Endpoint, EndpointState, Settings};
-use posthaste::model::health::{Health, Phase};
-use posthaste::model::news::{Author, Milestone, What};
-use posthaste::model::next::Next;
-use posthaste::store::{ChangedEndpoint, EndpointChange, Notice, PageAsk, Settled};
+use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState};
+use posthaste::model::health::{BreakerPhase, EndpointHealth};
+use posthaste::model::next_state::NextState;
+use posthaste::model::operational_event::{Actor, EndpointEvent, EndpointEventKind};
+use posthaste::store::{EndpointChange, EndpointChanged, EndpointUpdate, PageRequest, SettleEffects};
 use serde_json::{Value, json};
 
 use crate::house::{House, at, event, ours};
@@ -25,43 +25,60 @@ for_every_store! {
     milestones_go_with_their_endpoint,
 }
 
-fn failing(life: u32, serial: u64, failures: u32) -> Health {
-    Health { life, serial, failures, misses: failures, failing_since: Some(at(1)), ..Health::default() }
+fn failing(life: u32, serial: u64, failures: u32) -> EndpointHealth {
+    EndpointHealth {
+        generation: life,
+        version: serial,
+        failures,
+        misses: failures,
+        failing_since: Some(at(1)),
+        ..EndpointHealth::default()
+    }
 }
 
-fn open(life: u32, serial: u64, until: i64) -> Health {
-    let phase = Phase::Open { until: Some(at(until)) };
-    Health { phase, since: Some(at(5)), reason: Some("10 failures in a row".into()), ..failing(life, serial, 10) }
+fn open(life: u32, serial: u64, until: i64) -> EndpointHealth {
+    let phase = BreakerPhase::Open { until: Some(at(until)) };
+    EndpointHealth {
+        phase,
+        since: Some(at(5)),
+        reason: Some("10 failures in a row".into()),
+        ..failing(life, serial, 10)
+    }
 }
 
 /// An attempt that failed and showed this.
-pub async fn felt(house: &House, endpoint: &Arc<Endpoint>, health: Health, milestones: Vec<Milestone>) -> Settled {
+pub async fn felt(
+    house: &House,
+    endpoint: &Arc<Endpoint>,
+    health: EndpointHealth,
+    endpoint_events: Vec<EndpointEvent>,
+) -> SettleEffects {
     let claim = house.claim(event(&format!("felt-{}", house.mint())).to(endpoint)).await;
-    let notice = Notice { health: Some(Box::new(health)), milestones, ..Notice::default() };
-    house.noticed(&claim, Next::Waiting { due_at: at(1_000) }, notice, at(9)).await
+    let notice = EndpointUpdate { health: Some(Box::new(health)), endpoint_events, ..EndpointUpdate::default() };
+    house.noticed(&claim, NextState::Waiting { due_at: at(1_000) }, notice, at(9)).await
 }
 
-/// A milestone of the gateway's own.
-pub fn milestone(what: What, at: Timestamp) -> Milestone {
-    Milestone { at, what, reason: Some("it failed".into()), by: Author::Gateway, until: None }
+/// A endpoint_event of the gateway's own.
+pub fn endpoint_event(what: EndpointEventKind, at: Timestamp) -> EndpointEvent {
+    EndpointEvent { at, what, reason: Some("it failed".into()), by: Actor::Gateway, until: None }
 }
 
-fn known(house: &House, endpoint: &Endpoint) -> Health {
+fn known(house: &House, endpoint: &Endpoint) -> EndpointHealth {
     house.store.any_endpoint(endpoint.id).unwrap().health.clone()
 }
 
-async fn changed(house: &House, endpoint: &Endpoint, change: EndpointChange, seconds: i64) -> ChangedEndpoint {
+async fn changed(house: &House, endpoint: &Endpoint, change: EndpointChange, seconds: i64) -> EndpointChanged {
     house.store.change_endpoint(&ours(), endpoint.id, change, at(seconds)).await.unwrap()
 }
 
 /// Other settings over those it has.
-async fn resettled(house: &House, endpoint: &Endpoint, changes: Value, seconds: i64) -> ChangedEndpoint {
+async fn resettled(house: &House, endpoint: &Endpoint, changes: Value, seconds: i64) -> EndpointChanged {
     let current = house.store.any_endpoint(endpoint.id).unwrap();
     let mut settings = serde_json::to_value(&current.settings).unwrap();
     for (name, value) in changes.as_object().unwrap() {
         settings[name] = value.clone();
     }
-    let settings: Settings = serde_json::from_value(settings).unwrap();
+    let settings: EndpointSettings = serde_json::from_value(settings).unwrap();
     let policy = settings.check().unwrap();
     let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at: current.updated_at };
     changed(house, endpoint, change, seconds).await
@@ -72,7 +89,7 @@ fn breaker(is_open: bool, until: Option<i64>) -> EndpointChange {
 }
 
 fn standing(state: EndpointState) -> EndpointChange {
-    EndpointChange::Standing { state, reason: None, by: Author::Person }
+    EndpointChange::Standing { state, reason: None, by: Actor::Person }
 }
 
 async fn health_is_kept_over_closing(house: House) {
@@ -81,7 +98,7 @@ async fn health_is_kept_over_closing(house: House) {
     assert_eq!(known(&house, &endpoint), failing(0, 1, 1));
     let house = house.reopened().await;
     assert_eq!(known(&house, &endpoint), failing(0, 1, 1));
-    felt(&house, &endpoint, open(0, 2, 15), vec![milestone(What::BreakerOpened, at(5))]).await;
+    felt(&house, &endpoint, open(0, 2, 15), vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))]).await;
     let house = house.reopened().await;
     assert_eq!(known(&house, &endpoint), open(0, 2, 15), "with its time and its reason");
     assert_eq!(house.store.endpoints(&ours())[0].health, open(0, 2, 15), "however it is read");
@@ -93,14 +110,15 @@ async fn an_older_snapshot_never_overwrites_a_newer_one(house: House) {
     for stale in [failing(3, 6, 1), failing(3, 7, 1), failing(2, 99, 1)] {
         felt(&house, &endpoint, stale.clone(), Vec::new()).await;
         assert_eq!(known(&house, &endpoint), failing(3, 7, 7), "{stale:?}");
-        // What turned with it in this life happened all the same; what turned
+        // What events with it in this life happened all the same; what turned
         // in an earlier one is over.
-        let turned = usize::from(stale.life == 3);
-        let settled = felt(&house, &endpoint, stale, vec![milestone(What::BreakerClosed, at(5))]).await;
-        assert_eq!(settled.notice.milestones.len(), turned, "{settled:?}");
+        let events = usize::from(stale.generation == 3);
+        let settled =
+            felt(&house, &endpoint, stale, vec![endpoint_event(EndpointEventKind::BreakerClosed, at(5))]).await;
+        assert_eq!(settled.update.endpoint_events.len(), events, "{settled:?}");
         assert_eq!(known(&house, &endpoint), failing(3, 7, 7));
     }
-    assert_eq!(house.milestones(&endpoint, 9).await.len(), 2);
+    assert_eq!(house.endpoint_events(&endpoint, 9).await.len(), 2);
     felt(&house, &endpoint, failing(3, 8, 8), Vec::new()).await;
     felt(&house, &endpoint, failing(4, 0, 0), Vec::new()).await;
     let house = house.reopened().await;
@@ -110,10 +128,13 @@ async fn an_older_snapshot_never_overwrites_a_newer_one(house: House) {
 /// What was felt in the life before changes nothing any more.
 async fn stale_health_changes_nothing(house: House, endpoint: &Arc<Endpoint>) -> House {
     let new = known(&house, endpoint);
-    assert!(new.life > 0, "it is a new life: {new:?}");
-    felt(&house, endpoint, failing(new.life - 1, 1_000, 9), Vec::new()).await;
-    let turned = vec![milestone(What::BreakerOpened, at(5)), milestone(What::Recovered, at(5))];
-    felt(&house, endpoint, open(new.life - 1, 1_000, 99), turned).await;
+    assert!(new.generation > 0, "it is a new life: {new:?}");
+    felt(&house, endpoint, failing(new.generation - 1, 1_000, 9), Vec::new()).await;
+    let events = vec![
+        endpoint_event(EndpointEventKind::BreakerOpened, at(5)),
+        endpoint_event(EndpointEventKind::Recovered, at(5)),
+    ];
+    felt(&house, endpoint, open(new.generation - 1, 1_000, 99), events).await;
     assert_eq!(known(&house, endpoint), new);
     let house = house.reopened().await;
     assert_eq!(known(&house, endpoint), new, "nor after closing");
@@ -127,16 +148,16 @@ async fn what_a_person_does_to_the_breaker_begins_a_life_that_stale_health_canno
         let opened = changed(&house, &endpoint, breaker(true, until), 20).await;
         let health = &opened.endpoint.health;
         assert_eq!(
-            (health.life, health.phase, health.since),
-            (life, Phase::Open { until: until.map(at) }, Some(at(20)))
+            (health.generation, health.phase, health.since),
+            (life, BreakerPhase::Open { until: until.map(at) }, Some(at(20)))
         );
         assert_eq!(health.reason.as_deref(), Some("maintenance"));
-        let [told] = &opened.milestones[..] else { panic!("{opened:?}") };
-        assert_eq!((told.what, told.by, told.until), (What::BreakerOpened, Author::Person, until.map(at)));
+        let [told] = &opened.endpoint_events[..] else { panic!("{opened:?}") };
+        assert_eq!((told.what, told.by, told.until), (EndpointEventKind::BreakerOpened, Actor::Person, until.map(at)));
     }
     let house = stale_health_changes_nothing(house, &endpoint).await;
     let closed = changed(&house, &endpoint, breaker(false, None), 30).await;
-    assert_eq!((closed.endpoint.health.life, closed.endpoint.health.phase), (3, Phase::Ramp { width: 1 }));
+    assert_eq!((closed.endpoint.health.generation, closed.endpoint.health.phase), (3, BreakerPhase::Ramp { width: 1 }));
     assert_eq!(closed.endpoint.health.failures, 0, "what was counted is forgotten");
     stale_health_changes_nothing(house, &endpoint).await;
 }
@@ -147,27 +168,40 @@ async fn resuming_begins_a_new_life(house: House) {
     let paused = changed(&house, &endpoint, standing(EndpointState::Paused), 20).await;
     assert_eq!(paused.endpoint.health, failing(0, 4, 4), "a pause says nothing about its health");
     let resumed = changed(&house, &endpoint, standing(EndpointState::Active), 30).await;
-    assert_eq!((resumed.endpoint.health.life, resumed.endpoint.health.phase), (1, Phase::Ramp { width: 1 }));
+    assert_eq!(
+        (resumed.endpoint.health.generation, resumed.endpoint.health.phase),
+        (1, BreakerPhase::Ramp { width: 1 })
+    );
     let house = stale_health_changes_nothing(house, &endpoint).await;
     // An active one that is left alone: its breaker closes with it.
-    felt(&house, &endpoint, open(1, 1, 99), vec![milestone(What::BreakerOpened, at(5))]).await;
+    felt(&house, &endpoint, open(1, 1, 99), vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))]).await;
     let resumed = changed(&house, &endpoint, standing(EndpointState::Active), 40).await;
-    assert_eq!((resumed.endpoint.health.life, resumed.milestones[0].what), (2, What::BreakerClosed));
+    assert_eq!(
+        (resumed.endpoint.health.generation, resumed.endpoint_events[0].what),
+        (2, EndpointEventKind::BreakerClosed)
+    );
     stale_health_changes_nothing(house, &endpoint).await;
 }
 
 async fn another_url_and_a_breaker_switched_off_begin_a_new_life(house: House) {
     for changes in [json!({"url": "https://elsewhere.example/"}), json!({"breaker": {"enabled": false}})] {
         let endpoint = house.endpoint(json!({})).await;
-        felt(&house, &endpoint, open(0, 5, 99), vec![milestone(What::BreakerOpened, at(5))]).await;
+        felt(&house, &endpoint, open(0, 5, 99), vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))]).await;
         let same = resettled(&house, &endpoint, json!({"max_in_flight": 3}), 20).await;
         assert_eq!(same.endpoint.health, open(0, 5, 99), "other settings leave it alone");
         let moved = resettled(&house, &endpoint, changes, 30).await;
-        assert_eq!((moved.endpoint.health.life, moved.endpoint.health.phase), (1, Phase::Ramp { width: 1 }));
-        assert_eq!((moved.milestones[0].what, moved.milestones[0].by), (What::BreakerClosed, Author::Person));
+        assert_eq!(
+            (moved.endpoint.health.generation, moved.endpoint.health.phase),
+            (1, BreakerPhase::Ramp { width: 1 })
+        );
+        assert_eq!(
+            (moved.endpoint_events[0].what, moved.endpoint_events[0].by),
+            (EndpointEventKind::BreakerClosed, Actor::Person)
+        );
         let new = known(&house, &endpoint);
         felt(&house, &endpoint, failing(0, 1_000, 9), Vec::new()).await;
-        felt(&house, &endpoint, open(0, 1_001, 99), vec![milestone(What::BreakerOpened, at(5))]).await;
+        felt(&house, &endpoint, open(0, 1_001, 99), vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))])
+            .await;
         assert_eq!(known(&house, &endpoint), new, "what was heard before says nothing after it");
     }
 }
@@ -177,7 +211,7 @@ async fn a_breaker_opened_by_a_person_stays_open_through_other_settings(house: H
     changed(&house, &endpoint, breaker(true, None), 10).await;
     for changes in [json!({"url": "https://elsewhere.example/"}), json!({"breaker": {"enabled": false}})] {
         let moved = resettled(&house, &endpoint, changes, 30).await;
-        assert!(moved.endpoint.health.is_forced() && moved.milestones.is_empty(), "{moved:?}");
+        assert!(moved.endpoint.health.is_forced() && moved.endpoint_events.is_empty(), "{moved:?}");
     }
 }
 
@@ -185,28 +219,37 @@ async fn milestones_are_kept_newest_first_page_by_page(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let other = house.endpoint(json!({})).await;
     changed(&house, &other, standing(EndpointState::Paused), 1).await;
-    felt(&house, &endpoint, open(0, 1, 15), vec![milestone(What::BreakerOpened, at(5))]).await;
-    felt(&house, &endpoint, open(0, 2, 35), vec![milestone(What::ProbeFailed, at(15))]).await;
-    let well = Health { life: 0, serial: 3, ..Health::default() };
-    felt(&house, &endpoint, well, vec![milestone(What::BreakerClosed, at(35)), milestone(What::Recovered, at(35))])
-        .await;
+    felt(&house, &endpoint, open(0, 1, 15), vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))]).await;
+    felt(&house, &endpoint, open(0, 2, 35), vec![endpoint_event(EndpointEventKind::ProbeFailed, at(15))]).await;
+    let well = EndpointHealth { generation: 0, version: 3, ..EndpointHealth::default() };
+    felt(
+        &house,
+        &endpoint,
+        well,
+        vec![
+            endpoint_event(EndpointEventKind::BreakerClosed, at(35)),
+            endpoint_event(EndpointEventKind::Recovered, at(35)),
+        ],
+    )
+    .await;
     changed(&house, &endpoint, standing(EndpointState::Paused), 40).await;
     changed(&house, &endpoint, standing(EndpointState::Active), 50).await;
     let house = house.reopened().await;
     let expected = [
-        (What::Resumed, at(50), Author::Person),
-        (What::Paused, at(40), Author::Person),
-        (What::Recovered, at(35), Author::Gateway),
-        (What::BreakerClosed, at(35), Author::Gateway),
-        (What::ProbeFailed, at(15), Author::Gateway),
-        (What::BreakerOpened, at(5), Author::Gateway),
+        (EndpointEventKind::Resumed, at(50), Actor::Person),
+        (EndpointEventKind::Paused, at(40), Actor::Person),
+        (EndpointEventKind::Recovered, at(35), Actor::Gateway),
+        (EndpointEventKind::BreakerClosed, at(35), Actor::Gateway),
+        (EndpointEventKind::ProbeFailed, at(15), Actor::Gateway),
+        (EndpointEventKind::BreakerOpened, at(5), Actor::Gateway),
     ];
     for limit in [1, 2, 4, 6, 100] {
-        let found = house.milestones(&endpoint, limit).await;
-        let found: Vec<_> = found.iter().map(|milestone| (milestone.what, milestone.at, milestone.by)).collect();
+        let found = house.endpoint_events(&endpoint, limit).await;
+        let found: Vec<_> =
+            found.iter().map(|endpoint_event| (endpoint_event.what, endpoint_event.at, endpoint_event.by)).collect();
         assert_eq!(found, expected, "{limit} at a time");
     }
-    assert_eq!(house.milestones(&other, 9).await.len(), 1, "each endpoint has its own");
+    assert_eq!(house.endpoint_events(&other, 9).await.len(), 1, "each endpoint has its own");
 }
 
 async fn no_more_than_five_hundred_milestones_are_kept(house: House) {
@@ -216,9 +259,9 @@ async fn no_more_than_five_hundred_milestones_are_kept(house: House) {
     for n in 0..510 {
         changed(&house, &endpoint, standing(EndpointState::Paused), n).await;
     }
-    let found = house.milestones(&endpoint, 500).await;
+    let found = house.endpoint_events(&endpoint, 500).await;
     assert_eq!((found.len(), found[0].at, found[499].at), (500, at(509), at(10)), "the oldest go first");
-    assert_eq!(house.milestones(&other, 9).await.len(), 1, "and only its own");
+    assert_eq!(house.endpoint_events(&other, 9).await.len(), 1, "and only its own");
 }
 
 async fn milestones_go_with_their_endpoint(house: House) {
@@ -230,7 +273,7 @@ async fn milestones_go_with_their_endpoint(house: House) {
     house.store.delete_endpoint(&ours(), endpoint.id, at(2)).await.unwrap();
     house.store.delete_tenant(&acme, at(2)).await.unwrap();
     for gone in [&endpoint, &theirs] {
-        let page = house.store.milestones(gone.id, PageAsk { cursor: None, limit: 9 }).await.unwrap();
+        let page = house.store.endpoint_events(gone.id, PageRequest { cursor: None, limit: 9 }).await.unwrap();
         assert!(page.data.is_empty() && page.next.is_none());
     }
 }

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use posthaste::model::delivery::{Cause, State};
-use posthaste::store::{Change, DeliveryQuery, Error, EventQuery, PageAsk, Together};
+use posthaste::model::delivery::{DeadCause, DeliveryState};
+use posthaste::store::{BatchMode, DeliveryChange, DeliveryQuery, Error, EventQuery, PageRequest};
 use serde_json::json;
 
 use crate::house::{House, at, event, ours, tenant};
@@ -27,7 +27,7 @@ for_every_store! {
 async fn event_ids(house: &House, ask: EventQuery, limit: usize) -> Vec<String> {
     let (mut ids, mut cursor) = (Vec::new(), None);
     loop {
-        let page = house.store.events(&ours(), ask.clone(), PageAsk { cursor, limit }).await.unwrap();
+        let page = house.store.events(&ours(), ask.clone(), PageRequest { cursor, limit }).await.unwrap();
         assert!(page.data.len() <= limit);
         ids.extend(page.data.into_iter().map(|record| record.event.id.to_string()));
         cursor = page.next;
@@ -49,7 +49,7 @@ fn count_down(from: usize) -> Vec<String> {
 async fn fill(house: &House, count: usize) {
     let endpoint = house.endpoint(json!({})).await;
     let batch = (0..count).map(|n| event(&format!("e{n}")).at(at(n as i64)).to(&endpoint)).collect();
-    house.accept_all(batch, Together::All).await;
+    house.accept_all(batch, BatchMode::All).await;
 }
 
 async fn deliveries_page_newest_first_and_each_is_seen_once(house: House) {
@@ -66,7 +66,7 @@ async fn events_page_newest_first_and_each_is_seen_once(house: House) {
     for limit in [1, 5, 23, 100] {
         assert_eq!(event_ids(&house, Default::default(), limit).await, count_down(23), "by {limit}");
     }
-    let page = PageAsk { cursor: None, limit: 1 };
+    let page = PageRequest { cursor: None, limit: 1 };
     let newest = house.store.events(&ours(), Default::default(), page).await.unwrap();
     assert_eq!((newest.data[0].deliveries, &newest.data[0].event.data[..]), (1, &b"{}"[..]));
 }
@@ -112,24 +112,26 @@ async fn one_of_each(house: &House) {
     house.accept(event("waiting").to(&endpoint)).await;
     let claim = house.claim(event("delivered").to(&endpoint)).await;
     house.deliver(&claim, at(1)).await;
-    for (id, cause) in [("refused", Cause::Refused), ("exhausted", Cause::Exhausted), ("discarded", Cause::Refused)] {
+    for (id, cause) in
+        [("refused", DeadCause::Refused), ("exhausted", DeadCause::Exhausted), ("discarded", DeadCause::Refused)]
+    {
         let claim = house.claim(event(id).to(&endpoint)).await;
         house.die(&claim, cause, at(1)).await;
         if id == "discarded" {
-            house.change(claim.id, Change::Discard, at(2)).await.unwrap();
+            house.change(claim.id, DeliveryChange::Discard, at(2)).await.unwrap();
         }
     }
     let claim = house.claim(event("cancelled").to(&endpoint)).await;
-    house.change(claim.id, Change::Cancel, at(2)).await.unwrap();
+    house.change(claim.id, DeliveryChange::Cancel, at(2)).await.unwrap();
 }
 
 async fn deliveries_are_found_by_state(house: House) {
     one_of_each(&house).await;
     for (state, expected) in [
-        (State::Waiting, &["waiting"][..]),
-        (State::Delivered, &["delivered"]),
-        (State::Dead, &["exhausted", "refused"]),
-        (State::Cancelled, &["cancelled", "discarded"]),
+        (DeliveryState::Waiting, &["waiting"][..]),
+        (DeliveryState::Delivered, &["delivered"]),
+        (DeliveryState::Dead, &["exhausted", "refused"]),
+        (DeliveryState::Cancelled, &["cancelled", "discarded"]),
     ] {
         assert_eq!(found(&house, DeliveryQuery { state: Some(state), ..Default::default() }).await, expected);
     }
@@ -137,11 +139,11 @@ async fn deliveries_are_found_by_state(house: House) {
 
 async fn dead_letters_are_found_by_cause(house: House) {
     one_of_each(&house).await;
-    let dead = |cause| DeliveryQuery { state: Some(State::Dead), cause: Some(cause), ..Default::default() };
-    assert_eq!(found(&house, dead(Cause::Refused)).await, ["refused"]);
-    assert_eq!(found(&house, dead(Cause::Exhausted)).await, ["exhausted"]);
-    assert!(found(&house, dead(Cause::Gone)).await.is_empty());
-    let refused = DeliveryQuery { cause: Some(Cause::Refused), ..Default::default() };
+    let dead = |cause| DeliveryQuery { state: Some(DeliveryState::Dead), cause: Some(cause), ..Default::default() };
+    assert_eq!(found(&house, dead(DeadCause::Refused)).await, ["refused"]);
+    assert_eq!(found(&house, dead(DeadCause::Exhausted)).await, ["exhausted"]);
+    assert!(found(&house, dead(DeadCause::Gone)).await.is_empty());
+    let refused = DeliveryQuery { cause: Some(DeadCause::Refused), ..Default::default() };
     assert_eq!(found(&house, refused).await, ["discarded", "refused"], "what was discarded keeps its cause");
 }
 
@@ -159,9 +161,9 @@ async fn deliveries_are_found_by_endpoint_type_and_key(house: House) {
     assert_eq!(found(&house, DeliveryQuery { key: Some("k".into()), ..all() }).await, ["a", "a"]);
     let unknown = house.new_endpoint(&ours(), json!({})).id;
     assert!(found(&house, DeliveryQuery { endpoint: Some(unknown), ..all() }).await.is_empty());
-    for state in [State::Waiting, State::Delivered] {
+    for state in [DeliveryState::Waiting, DeliveryState::Delivered] {
         let ask = DeliveryQuery { endpoint: Some(one.id), state: Some(state), ..all() };
-        let expected: &[&str] = if state == State::Waiting { &["b", "a"] } else { &[] };
+        let expected: &[&str] = if state == DeliveryState::Waiting { &["b", "a"] } else { &[] };
         assert_eq!(found(&house, ask).await, expected);
     }
 }
@@ -206,7 +208,7 @@ async fn filters_hold_together(house: House) {
     let head = house.due(&endpoint, at(0)).await.claims.remove(0);
     house.deliver(&head, at(1)).await;
     let ask = DeliveryQuery {
-        state: Some(State::Waiting),
+        state: Some(DeliveryState::Waiting),
         endpoint: Some(endpoint.id),
         event_type: Some("thing.happened".into()),
         key: Some("k".into()),
@@ -222,7 +224,7 @@ async fn another_tenant_sees_none_of_it(house: House) {
     let other = house.put_tenant("other").await;
     let endpoint = house.endpoint_of(&other, json!({})).await;
     house.accept(event("theirs").of(&other).to(&endpoint)).await;
-    let page = || PageAsk { cursor: None, limit: 100 };
+    let page = || PageRequest { cursor: None, limit: 100 };
     let theirs = house.store.deliveries(&other, Default::default(), page()).await.unwrap();
     assert_eq!(theirs.data.iter().map(|delivery| delivery.event_id.as_str()).collect::<Vec<_>>(), ["theirs"]);
     assert_eq!(house.store.events(&other, Default::default(), page()).await.unwrap().data.len(), 1);
@@ -236,7 +238,7 @@ async fn another_tenant_sees_none_of_it(house: House) {
 
 async fn a_cursor_of_somebody_elses_making_is_refused(house: House) {
     fill(&house, 3).await;
-    let page = || PageAsk { cursor: Some("nonsense".into()), limit: 10 };
+    let page = || PageRequest { cursor: Some("nonsense".into()), limit: 10 };
     let problem = house.store.deliveries(&ours(), Default::default(), page()).await.unwrap_err();
     assert!(matches!(problem, Error::NotFound("cursor")), "{problem:?}");
     let problem = house.store.events(&ours(), Default::default(), page()).await.unwrap_err();

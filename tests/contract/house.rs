@@ -9,22 +9,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use jiff::Timestamp;
 use posthaste::model::attempt::{Attempt, Decision, Timings};
-use posthaste::model::delivery::{Cause, Delivery, State};
-use posthaste::model::endpoint::{Endpoint, EndpointState, Secret, Settings, Standing};
+use posthaste::model::delivery::{DeadCause, Delivery, DeliveryState};
+use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState, EndpointStatus, Secret};
 use posthaste::model::event::Event;
-use posthaste::model::health::Health;
+use posthaste::model::health::EndpointHealth;
 use posthaste::model::id::{DeliveryId, EndpointId, SecretId, TenantId};
-use posthaste::model::news::{Author, Milestone};
-use posthaste::model::next::Next;
+use posthaste::model::next_state::NextState;
+use posthaste::model::operational_event::{Actor, EndpointEvent};
 use posthaste::model::shard::Lease;
-use posthaste::model::tenant::{Defaults, Quota, Tenant};
+use posthaste::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
 use posthaste::model::verdict::Verdict;
-use posthaste::store::embedded::{Durability, Embedded};
-use posthaste::store::postgres::{Options, Postgres};
+use posthaste::store::embedded::{Durability, EmbeddedStore};
+use posthaste::store::postgres::{PostgresOptions, PostgresStore};
 use posthaste::store::seal::Seal;
 use posthaste::store::{
-    Accepted, AskDue, Change, Changed, Claim, DeliveryQuery, DuePage, Error, Forgotten, Horizon, NewEvent, Notice,
-    Outcome, PageAsk, Settled, Settlement, Stop, Store, Together,
+    AcceptResult, BatchMode, Claim, ClaimOutcome, DeliveryChange, DeliveryChanged, DeliveryQuery, DuePage, DueQuery,
+    EndpointStop, EndpointUpdate, Error, ForgottenCounts, PageRequest, RetentionHorizon, RoutedEvent, SettleEffects,
+    Settlement, Store,
 };
 use serde_json::{Value, json};
 
@@ -51,12 +52,12 @@ trait Ground: Send + Sync {
 
 struct EmbeddedGround {
     folder: tempfile::TempDir,
-    open: Option<Arc<Embedded>>,
+    open: Option<Arc<EmbeddedStore>>,
 }
 
 impl Ground for EmbeddedGround {
     fn open(&mut self) -> Later<'_, Arc<dyn Store>> {
-        let store = Arc::new(Embedded::open(self.folder.path(), Durability::Unsynced).expect("it opens"));
+        let store = Arc::new(EmbeddedStore::open(self.folder.path(), Durability::Unsynced).expect("it opens"));
         self.open = Some(store.clone());
         Box::pin(async move { store as Arc<dyn Store> })
     }
@@ -86,7 +87,7 @@ fn pages(file: &Path) -> u64 {
 
 struct PostgresGround {
     // Dropped first: it may still be open when a promise was broken.
-    open: Option<Arc<Postgres>>,
+    open: Option<Arc<PostgresStore>>,
     database: Database,
 }
 
@@ -99,8 +100,8 @@ impl PostgresGround {
     }
 }
 
-async fn opened(url: &str) -> Postgres {
-    Postgres::open(Options::new(url, Seal::from_key([7; 32]))).await.expect("it opens")
+async fn opened(url: &str) -> PostgresStore {
+    PostgresStore::open(PostgresOptions::new(url, Seal::from_key([7; 32]))).await.expect("it opens")
 }
 
 impl Ground for PostgresGround {
@@ -195,9 +196,9 @@ impl House {
         let new = Tenant {
             id: tenant(id),
             name: id.into(),
-            quota: Quota::default(),
+            quota: TenantQuota::default(),
             limits: Default::default(),
-            defaults: Defaults::default(),
+            defaults: EndpointDefaults::default(),
             created_at: at(0),
         };
         self.store.put_tenant(new).await.expect("a tenant").id.clone()
@@ -222,17 +223,17 @@ impl House {
         for (name, value) in changes.as_object().expect("settings") {
             settings[name] = value.clone();
         }
-        let settings: Settings = serde_json::from_value(settings).expect("settings");
+        let settings: EndpointSettings = serde_json::from_value(settings).expect("settings");
         Endpoint {
             id: EndpointId::mint(at(0), self.mint()),
             tenant: tenant.clone(),
-            urls: posthaste::model::urls::UrlVersions::first(&settings.url),
+            urls: posthaste::model::url_versions::UrlVersions::first(&settings.url),
             ceiling: Default::default(),
             policy: settings.check().expect("settings that hold"),
             settings,
-            standing: Standing::active(at(0)),
+            status: EndpointStatus::active(at(0)),
             quiet_until: None,
-            health: Health::default(),
+            health: EndpointHealth::default(),
             mailed_at: None,
             secrets: vec![self.secret("whsec_AAAA", at(0))],
             created_at: at(0),
@@ -247,9 +248,9 @@ impl House {
 
     /// Accepts one event that must be new; what may be dispatched at once.
     pub async fn accept(&self, draft: Draft) -> Vec<Claim> {
-        let accepted = self.store.accept(vec![draft.into()], Together::All).await.expect("it is written");
+        let accepted = self.store.accept(vec![draft.into()], BatchMode::All).await.expect("it is written");
         match accepted.into_iter().next().expect("an answer") {
-            Accepted::New { claims, .. } => claims,
+            AcceptResult::New { claims, .. } => claims,
             other => panic!("not new: {other:?}"),
         }
     }
@@ -261,8 +262,8 @@ impl House {
         claims.remove(0)
     }
 
-    pub async fn accept_all(&self, drafts: Vec<Draft>, together: Together) -> Vec<Accepted> {
-        let events = drafts.into_iter().map(NewEvent::from).collect();
+    pub async fn accept_all(&self, drafts: Vec<Draft>, together: BatchMode) -> Vec<AcceptResult> {
+        let events = drafts.into_iter().map(RoutedEvent::from).collect();
         self.store.accept(events, together).await.expect("it is written")
     }
 
@@ -273,7 +274,7 @@ impl House {
 
     /// What is due at an endpoint until then.
     pub async fn due(&self, endpoint: &Endpoint, until: Timestamp) -> DuePage {
-        let ask = AskDue {
+        let ask = DueQuery {
             endpoint: endpoint.id,
             until,
             limit: 1_000,
@@ -290,30 +291,41 @@ impl House {
     }
 
     /// Records an attempt that led to this state.
-    pub async fn attempted(&self, claim: &Claim, next: Next, now: Timestamp) -> Settled {
+    pub async fn attempted(&self, claim: &Claim, next: NextState, now: Timestamp) -> SettleEffects {
         let settlement = settlement(claim, attempted(claim, next, now), now);
         self.store.settle(self.lease(claim.endpoint), settlement).await.expect("it is written")
     }
 
     /// The same, with an answer that means this for the whole endpoint.
-    pub async fn noticed(&self, claim: &Claim, next: Next, means: Notice, now: Timestamp) -> Settled {
+    pub async fn noticed(
+        &self,
+        claim: &Claim,
+        next: NextState,
+        means: EndpointUpdate,
+        now: Timestamp,
+    ) -> SettleEffects {
         let mut outcome = attempted(claim, next, now);
-        if let Outcome::Attempted { notice, .. } = &mut outcome {
+        if let ClaimOutcome::Attempted { update: notice, .. } = &mut outcome {
             *notice = means;
         }
         let settlement = settlement(claim, outcome, now);
         self.store.settle(self.lease(claim.endpoint), settlement).await.expect("it is written")
     }
 
-    pub async fn deliver(&self, claim: &Claim, now: Timestamp) -> Settled {
-        self.attempted(claim, Next::Delivered, now).await
+    pub async fn deliver(&self, claim: &Claim, now: Timestamp) -> SettleEffects {
+        self.attempted(claim, NextState::Delivered, now).await
     }
 
-    pub async fn die(&self, claim: &Claim, cause: Cause, now: Timestamp) -> Settled {
-        self.attempted(claim, Next::Dead(cause), now).await
+    pub async fn die(&self, claim: &Claim, cause: DeadCause, now: Timestamp) -> SettleEffects {
+        self.attempted(claim, NextState::Dead(cause), now).await
     }
 
-    pub async fn change(&self, id: DeliveryId, change: Change, now: Timestamp) -> Result<Changed, Error> {
+    pub async fn change(
+        &self,
+        id: DeliveryId,
+        change: DeliveryChange,
+        now: Timestamp,
+    ) -> Result<DeliveryChanged, Error> {
         self.store.change(&ours(), id, change, now).await
     }
 
@@ -321,7 +333,7 @@ impl House {
         self.store.delivery(&ours(), id).await.expect("it is read").expect("it is there")
     }
 
-    pub async fn state(&self, id: DeliveryId) -> State {
+    pub async fn state(&self, id: DeliveryId) -> DeliveryState {
         self.delivery(id).await.state
     }
 
@@ -344,7 +356,8 @@ impl House {
         let mut all = Vec::new();
         let mut cursor = None;
         loop {
-            let page = self.store.deliveries(&ours(), ask.clone(), PageAsk { cursor, limit }).await.expect("a page");
+            let page =
+                self.store.deliveries(&ours(), ask.clone(), PageRequest { cursor, limit }).await.expect("a page");
             assert!(page.data.len() <= limit, "a page holds no more than was asked for");
             all.extend(page.data);
             match page.next {
@@ -355,11 +368,11 @@ impl House {
     }
 
     /// What has happened to an endpoint, newest first, page by page.
-    pub async fn milestones(&self, endpoint: &Endpoint, limit: usize) -> Vec<Milestone> {
+    pub async fn endpoint_events(&self, endpoint: &Endpoint, limit: usize) -> Vec<EndpointEvent> {
         let mut all = Vec::new();
         let mut cursor = None;
         loop {
-            let page = self.store.milestones(endpoint.id, PageAsk { cursor, limit }).await.expect("a page");
+            let page = self.store.endpoint_events(endpoint.id, PageRequest { cursor, limit }).await.expect("a page");
             assert!(page.data.len() <= limit, "a page holds no more than was asked for");
             all.extend(page.data);
             match page.next {
@@ -372,17 +385,18 @@ impl House {
     /// Forgets the data of events that nobody wanted, accepted before this.
     pub async fn forget_unmatched(&self, unmatched_before: Timestamp) {
         let (finished_before, dead_before) = (at(-1_000_000), at(-1_000_000));
-        let horizon = Horizon { finished_before, dead_before, unmatched_before, after: 0, step: 7 };
+        let horizon = RetentionHorizon { finished_before, dead_before, unmatched_before, after: 0, step: 7 };
         let step = self.store.forget(horizon).await.expect("it is written");
         assert_eq!((step.events, step.deliveries, step.next), (0, 0, None));
     }
 
     /// Forgets all that may go, in small steps.
-    pub async fn forget(&self, finished_before: Timestamp, dead_before: Timestamp) -> Forgotten {
-        let mut total = Forgotten::default();
+    pub async fn forget(&self, finished_before: Timestamp, dead_before: Timestamp) -> ForgottenCounts {
+        let mut total = ForgottenCounts::default();
         let mut after = 0;
         loop {
-            let horizon = Horizon { finished_before, dead_before, unmatched_before: finished_before, after, step: 7 };
+            let horizon =
+                RetentionHorizon { finished_before, dead_before, unmatched_before: finished_before, after, step: 7 };
             let step = self.store.forget(horizon).await.expect("it is written");
             total.events += step.events;
             total.deliveries += step.deliveries;
@@ -395,19 +409,21 @@ impl House {
 }
 
 /// What became of a claim, ready to be settled.
-pub fn settlement(claim: &Claim, outcome: Outcome, now: Timestamp) -> Settlement {
+pub fn settlement(claim: &Claim, outcome: ClaimOutcome, now: Timestamp) -> Settlement {
     Settlement { id: claim.id, endpoint: claim.endpoint, now, outcome }
 }
 
 /// An attempt for this claim that led to this state.
-pub fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Outcome {
+pub fn attempted(claim: &Claim, next: NextState, now: Timestamp) -> ClaimOutcome {
     let (verdict, status) = match next {
-        Next::Delivered => (Verdict::Delivered, 200),
-        Next::Waiting { .. }
-        | Next::Lapsed
-        | Next::Dead(Cause::Exhausted | Cause::Expired | Cause::Poisoned | Cause::Damaged) => (Verdict::Retry, 503),
-        Next::Dead(Cause::Refused) => (Verdict::Refused, 400),
-        Next::Dead(Cause::Gone) => (Verdict::Gone, 410),
+        NextState::Delivered => (Verdict::Delivered, 200),
+        NextState::Waiting { .. }
+        | NextState::ExpiredByProducer
+        | NextState::Dead(DeadCause::Exhausted | DeadCause::Expired | DeadCause::Poisoned | DeadCause::Damaged) => {
+            (Verdict::Retry, 503)
+        }
+        NextState::Dead(DeadCause::Refused) => (Verdict::Refused, 400),
+        NextState::Dead(DeadCause::Gone) => (Verdict::Gone, 410),
     };
     let mut progress = claim.progress;
     progress.attempts += 1;
@@ -429,18 +445,18 @@ pub fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Outcome {
         body_sha256: "00".into(),
         decision: Decision::of(verdict, "a rule"),
     };
-    let notice = match next == Next::Dead(Cause::Gone) {
+    let notice = match next == NextState::Dead(DeadCause::Gone) {
         true => disabling(),
-        false => Notice::default(),
+        false => EndpointUpdate::default(),
     };
-    Outcome::Attempted { attempt: Box::new(attempt), next, progress, look_at: None, notice }
+    ClaimOutcome::Attempted { attempt: Box::new(attempt), next, progress, expiry_check_at: None, update: notice }
 }
 
 /// The receiver asked never to be called again.
-pub fn disabling() -> Notice {
+pub fn disabling() -> EndpointUpdate {
     let reason = "the receiver answered 410".to_owned();
-    let stop = Stop { state: EndpointState::Disabled, reason, by: Author::Receiver };
-    Notice { stop: Some(stop), ..Notice::default() }
+    let stop = EndpointStop { state: EndpointState::Disabled, reason, by: Actor::Receiver };
+    EndpointUpdate { stop: Some(stop), ..EndpointUpdate::default() }
 }
 
 /// An event to be accepted: `event("a").key("k").to(&endpoint)`.
@@ -529,7 +545,7 @@ impl Draft {
     }
 }
 
-impl From<Draft> for NewEvent {
+impl From<Draft> for RoutedEvent {
     fn from(draft: Draft) -> Self {
         let Draft { event, fingerprint, targets, due_at } = draft;
         let expires_at = event.expires_at;

@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use posthaste::model::delivery::{Cause, EndedBy, State};
-use posthaste::model::endpoint::{OnDead, Settings};
-use posthaste::store::{Accepted, Change, Claim, EndpointChange, Lane, Outcome, PageAsk, Settlement, Together};
+use posthaste::model::delivery::{DeadCause, DeadlineSource, DeliveryState};
+use posthaste::model::endpoint::{EndpointSettings, OnDead};
+use posthaste::store::{
+    AcceptResult, BatchMode, Claim, ClaimOutcome, DeliveryChange, EndpointChange, Lane, PageRequest, Settlement,
+};
 use serde_json::json;
 
 use crate::house::{Draft, House, at, event, event_id, ours, tenant};
@@ -27,14 +29,14 @@ fn keyed(id: &str, endpoint: &Arc<posthaste::model::endpoint::Endpoint>) -> Draf
 }
 
 async fn lanes(house: &House, endpoint: &posthaste::model::endpoint::Endpoint, blocked_only: bool) -> Vec<Lane> {
-    let page = PageAsk { cursor: None, limit: 100 };
+    let page = PageRequest { cursor: None, limit: 100 };
     house.store.lanes(&ours(), endpoint.id, blocked_only, page).await.unwrap().data
 }
 
 async fn a_lane_is_numbered_from_one_and_only_its_head_may_go(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let batch = ["a", "b", "c"].map(|id| keyed(id, &endpoint)).into();
-    house.accept_all(batch, Together::All).await;
+    house.accept_all(batch, BatchMode::All).await;
     for (n, id) in ["a", "b", "c"].iter().enumerate() {
         let delivery = &house.deliveries_of(id).await[0];
         assert_eq!((delivery.seq, delivery.is_behind), (Some(n as u64 + 1), n > 0), "{id}");
@@ -102,11 +104,11 @@ async fn changing_to_skip_frees_the_lanes_that_stand_behind_a_dead_letter(house:
     let endpoint = house.endpoint(json!({})).await;
     let head = house.claim(keyed("a", &endpoint)).await;
     house.accept(keyed("b", &endpoint)).await;
-    house.die(&head, Cause::Refused, at(1)).await;
+    house.die(&head, DeadCause::Refused, at(1)).await;
     assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
     skip_dead(&house, &endpoint).await;
     assert_eq!(house.due_ids(&endpoint, at(100)).await, ["b"]);
-    assert_eq!(house.state(head.id).await, State::Dead);
+    assert_eq!(house.state(head.id).await, DeliveryState::Dead);
 }
 
 async fn skip_dead(house: &House, endpoint: &posthaste::model::endpoint::Endpoint) {
@@ -126,7 +128,7 @@ async fn a_change_to_skip_and_a_death_at_the_same_time_leave_no_lane_blocked(hou
         let head = house.claim(keyed(&format!("a{n}"), &endpoint)).await;
         let next = format!("b{n}");
         house.accept(keyed(&next, &endpoint)).await;
-        tokio::join!(skip_dead(&house, &endpoint), house.die(&head, Cause::Refused, at(1)));
+        tokio::join!(skip_dead(&house, &endpoint), house.die(&head, DeadCause::Refused, at(1)));
         assert_eq!(house.due_ids(&endpoint, at(100)).await, [next], "round {n}");
     }
 }
@@ -143,10 +145,10 @@ async fn lanes_tell_their_head_and_who_waits(house: House) {
     assert_eq!(told, [("j", 0, false), ("k", 2, false)]);
     assert!(lanes(&house, &endpoint, true).await.is_empty());
 
-    house.die(&head, Cause::Refused, at(5)).await;
+    house.die(&head, DeadCause::Refused, at(5)).await;
     let blocked = lanes(&house, &endpoint, true).await;
     assert_eq!((blocked.len(), blocked[0].head, blocked[0].waiting), (1, head.id, 2));
-    house.change(head.id, Change::Discard, at(9)).await.unwrap();
+    house.change(head.id, DeliveryChange::Discard, at(9)).await.unwrap();
     let moved = &lanes(&house, &endpoint, false).await[1];
     assert_eq!((moved.head, moved.since, moved.waiting), (house.deliveries_of("b").await[0].id, at(9), 1));
 
@@ -158,18 +160,18 @@ async fn lanes_tell_their_head_and_who_waits(house: House) {
         }
     }
     assert!(lanes(&house, &endpoint, false).await.is_empty(), "a lane with nothing to deliver is not listed");
-    let page = PageAsk { cursor: None, limit: 100 };
+    let page = PageRequest { cursor: None, limit: 100 };
     assert!(house.store.lanes(&tenant("other"), endpoint.id, false, page).await.unwrap().data.is_empty());
 }
 
 async fn lanes_page_by_key(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let batch = (0..25).map(|n| event(&format!("e{n}")).key(&format!("k{n:02}")).to(&endpoint)).collect();
-    let answers = house.accept_all(batch, Together::All).await;
-    assert!(answers.iter().all(|answer| matches!(answer, Accepted::New { .. })));
+    let answers = house.accept_all(batch, BatchMode::All).await;
+    assert!(answers.iter().all(|answer| matches!(answer, AcceptResult::New { .. })));
     let (mut keys, mut cursor) = (Vec::new(), None);
     loop {
-        let page = house.store.lanes(&ours(), endpoint.id, false, PageAsk { cursor, limit: 10 }).await.unwrap();
+        let page = house.store.lanes(&ours(), endpoint.id, false, PageRequest { cursor, limit: 10 }).await.unwrap();
         assert!(page.data.len() <= 10);
         keys.extend(page.data.into_iter().map(|lane| lane.key.unwrap()));
         cursor = page.next;
@@ -182,7 +184,7 @@ async fn lanes_page_by_key(house: House) {
 
 async fn a_lane_with_several_dead_waits_behind_each_and_skips_all_when_told(house: House) {
     // Held too long, a whole lane may die before its turn comes.
-    let over = |progress| Outcome::Over { by: EndedBy::Hold, progress };
+    let over = |progress| ClaimOutcome::Over { by: DeadlineSource::Hold, progress };
     for (lane, skips) in [("waits", false), ("skips", true)] {
         let endpoint = house.endpoint(json!({})).await;
         let mut ids = Vec::new();
@@ -199,19 +201,19 @@ async fn a_lane_with_several_dead_waits_behind_each_and_skips_all_when_told(hous
         }
         if skips {
             let current = house.store.any_endpoint(endpoint.id).unwrap();
-            let settings = Settings { on_dead: OnDead::Skip, ..current.settings.clone() };
+            let settings = EndpointSettings { on_dead: OnDead::Skip, ..current.settings.clone() };
             let (policy, if_updated_at) = (settings.check().unwrap(), current.updated_at);
             let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
             house.store.change_endpoint(&ours(), endpoint.id, change, at(10)).await.unwrap();
         } else {
             // The head is replayed and arrives; the next dead one is head now.
-            house.change(ids[0], Change::Replay, at(10)).await.unwrap();
+            house.change(ids[0], DeliveryChange::Replay, at(10)).await.unwrap();
             let head = house.due(&endpoint, at(10)).await.claims.remove(0);
             assert!(house.deliver(&head, at(11)).await.freed.is_empty(), "nobody replayed the second");
             assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
             assert_eq!(house.store.lane_head(endpoint.id, "k").await.unwrap(), Some((ids[1], true)));
             for id in &ids[1..3] {
-                house.change(*id, Change::Discard, at(12)).await.unwrap();
+                house.change(*id, DeliveryChange::Discard, at(12)).await.unwrap();
             }
         }
         assert_eq!(house.due_ids(&endpoint, at(100)).await, [format!("{lane}-3")]);

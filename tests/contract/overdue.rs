@@ -1,11 +1,11 @@
 //! Time: whose may be over, who has waited too long for a first attempt, and
 //! what a person asked for at once.
 
-use posthaste::model::delivery::{Cause, EndedBy, State};
+use posthaste::model::delivery::{DeadCause, DeadlineSource, DeliveryState};
 use posthaste::model::id::DeliveryId;
-use posthaste::model::next::Next;
+use posthaste::model::next_state::NextState;
 use posthaste::model::span::Span;
-use posthaste::store::{AskDue, AskUntried, Change, Claim, Outcome};
+use posthaste::store::{Claim, ClaimOutcome, DeliveryChange, DueQuery, UntriedQuery};
 use serde_json::json;
 use std::collections::HashSet;
 use std::time::Duration;
@@ -32,18 +32,19 @@ impl House {
     }
 
     async fn untried(&self, before: i64, after: Option<DeliveryId>, limit: usize) -> Vec<DeliveryId> {
-        let ask = AskUntried { before: at(before), after, limit };
+        let ask = UntriedQuery { before: at(before), after, limit };
         let page = self.store.read_untried(&ours(), ask).await.expect("it is read");
         page.found.iter().map(|overdue| overdue.id).collect()
     }
 
     async fn retried(&self, claim: &Claim, look_at: i64) {
-        let Outcome::Attempted { attempt, next, progress, notice, .. } =
-            attempted(claim, Next::Waiting { due_at: at(5) }, at(1))
+        let ClaimOutcome::Attempted { attempt, next, progress, update: notice, .. } =
+            attempted(claim, NextState::Waiting { due_at: at(5) }, at(1))
         else {
             unreachable!()
         };
-        let outcome = Outcome::Attempted { attempt, next, progress, look_at: Some(at(look_at)), notice };
+        let outcome =
+            ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at: Some(at(look_at)), update: notice };
         self.store.settle(self.lease(claim.endpoint), settlement(claim, outcome, at(1))).await.expect("it is written");
     }
 }
@@ -77,12 +78,12 @@ async fn a_retried_delivery_is_looked_at_when_its_time_is_over(house: House) {
 async fn what_is_to_be_looked_at_later_is_not_found_before(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").expiring(at(10)).to(&endpoint)).await;
-    let later = settlement(&claim, Outcome::LookAgain { at: at(70), progress: claim.progress }, at(11));
+    let later = settlement(&claim, ClaimOutcome::LookAgain { at: at(70), progress: claim.progress }, at(11));
     let settled = house.store.settle(house.lease(endpoint.id), later).await.unwrap();
     assert!(settled.due_again_at.is_none() && settled.freed.is_empty());
     assert_eq!(house.overdue(69).await, (vec![], Some(at(70))));
     let delivery = house.delivery(claim.id).await;
-    assert_eq!((delivery.state, delivery.due_at, delivery.progress.attempts), (State::Waiting, at(0), 0));
+    assert_eq!((delivery.state, delivery.due_at, delivery.progress.attempts), (DeliveryState::Waiting, at(0), 0));
 }
 
 async fn what_is_over_or_deleted_is_not_looked_at(house: House) {
@@ -90,11 +91,11 @@ async fn what_is_over_or_deleted_is_not_looked_at(house: House) {
     let delivered = house.claim(event("a").expiring(at(10)).to(&endpoint)).await;
     house.deliver(&delivered, at(1)).await;
     let cancelled = house.claim(event("b").expiring(at(10)).to(&endpoint)).await;
-    house.change(cancelled.id, Change::Cancel, at(1)).await.unwrap();
+    house.change(cancelled.id, DeliveryChange::Cancel, at(1)).await.unwrap();
     let over = house.claim(event("c").expiring(at(10)).to(&endpoint)).await;
-    let outcome = Outcome::Over { by: EndedBy::Expiry, progress: over.progress };
+    let outcome = ClaimOutcome::Over { by: DeadlineSource::Expiry, progress: over.progress };
     house.store.settle(house.lease(endpoint.id), settlement(&over, outcome, at(11))).await.unwrap();
-    assert_eq!(house.delivery(over.id).await.cause, Some(Cause::Expired));
+    assert_eq!(house.delivery(over.id).await.cause, Some(DeadCause::Expired));
     let deleted = house.endpoint(json!({})).await;
     house.claim(event("d").expiring(at(10)).to(&deleted)).await;
     house.claim(event("e").to(&deleted)).await;
@@ -105,21 +106,22 @@ async fn what_is_over_or_deleted_is_not_looked_at(house: House) {
 
 async fn what_ends_an_attempt_is_not_looked_at_any_more(house: House) {
     let endpoint = house.endpoint(json!({})).await;
-    for (id, next) in [("delivered", Next::Delivered), ("dead", Next::Dead(Cause::Refused))] {
+    for (id, next) in [("delivered", NextState::Delivered), ("dead", NextState::Dead(DeadCause::Refused))] {
         let claim = house.claim(event(id).to(&endpoint)).await;
         house.retried(&claim, 40).await;
         let claim = house.due(&endpoint, at(5)).await.claims.remove(0);
-        let Outcome::Attempted { attempt, progress, notice, .. } = attempted(&claim, next, at(6)) else {
+        let ClaimOutcome::Attempted { attempt, progress, update: notice, .. } = attempted(&claim, next, at(6)) else {
             unreachable!()
         };
         // As the lifecycle does it, with the time at which it would have ended.
-        let outcome = Outcome::Attempted { attempt, next, progress, look_at: Some(at(40)), notice };
+        let outcome =
+            ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at: Some(at(40)), update: notice };
         house.store.settle(house.lease(endpoint.id), settlement(&claim, outcome, at(6))).await.unwrap();
         assert_eq!(house.overdue(100).await, (vec![], None), "{id}");
         // Replayed, it has an end of its own again, and not that one.
-        house.change(claim.id, Change::Replay, at(7)).await.unwrap();
+        house.change(claim.id, DeliveryChange::Replay, at(7)).await.unwrap();
         assert_eq!(house.overdue(100).await, (vec![], None), "{id}");
-        house.change(claim.id, Change::Cancel, at(8)).await.unwrap();
+        house.change(claim.id, DeliveryChange::Cancel, at(8)).await.unwrap();
     }
 }
 
@@ -144,17 +146,17 @@ async fn those_without_an_attempt_are_found_oldest_first_and_page_by_page(house:
         ids.push(house.deliveries_of(&format!("e{n}")).await[0].id);
     }
     let tried = house.due(&endpoint, at(100)).await.claims.into_iter().find(|claim| claim.id == ids[1]).unwrap();
-    house.attempted(&tried, Next::Waiting { due_at: at(9) }, at(6)).await;
+    house.attempted(&tried, NextState::Waiting { due_at: at(9) }, at(6)).await;
     assert_eq!(house.untried(4, None, 10).await, [ids[0], ids[2], ids[3]]);
     assert_eq!(house.untried(4, None, 2).await, [ids[0], ids[2]]);
     assert_eq!(house.untried(4, Some(ids[2]), 2).await, [ids[3]]);
     assert!(house.untried(4, Some(ids[3]), 2).await.is_empty());
-    let page = house.store.read_untried(&ours(), AskUntried { before: at(4), after: None, limit: 2 }).await.unwrap();
+    let page = house.store.read_untried(&ours(), UntriedQuery { before: at(4), after: None, limit: 2 }).await.unwrap();
     assert_eq!(page.next, Some(ids[2]), "there may be more");
-    let rest = AskUntried { before: at(4), after: page.next, limit: 2 };
+    let rest = UntriedQuery { before: at(4), after: page.next, limit: 2 };
     assert_eq!(house.store.read_untried(&ours(), rest).await.unwrap().next, None);
     let other = house.put_tenant("other").await;
-    let ask = AskUntried { before: at(100), after: None, limit: 10 };
+    let ask = UntriedQuery { before: at(100), after: None, limit: 10 };
     assert!(house.store.read_untried(&other, ask).await.unwrap().found.is_empty());
 }
 
@@ -163,8 +165,8 @@ async fn a_replay_begins_to_wait_anew_and_goes_beyond_an_expiry(house: House) {
     let soon = house.claim(event("soon").expiring(at(10)).to(&endpoint)).await;
     let late = house.claim(event("late").expiring(at(1_000)).to(&endpoint)).await;
     for claim in [&soon, &late] {
-        house.die(claim, Cause::Refused, at(2)).await;
-        house.change(claim.id, Change::Replay, at(50)).await.unwrap();
+        house.die(claim, DeadCause::Refused, at(2)).await;
+        house.change(claim.id, DeliveryChange::Replay, at(50)).await.unwrap();
         assert_eq!(house.delivery(claim.id).await.progress.begun_at, Some(at(50)));
     }
     assert!(house.untried(50, None, 10).await.is_empty(), "they have waited since 50 and not since 0");
@@ -181,14 +183,14 @@ async fn what_a_person_asked_for_can_be_read_alone(house: House) {
     let blocked = house.accept(event("c").key("k").to(&endpoint)).await.remove(0);
     house.accept(event("d").key("k").to(&endpoint)).await;
     for claim in [&plain, &urgent, &blocked] {
-        house.attempted(claim, Next::Waiting { due_at: at(600) }, at(1)).await;
+        house.attempted(claim, NextState::Waiting { due_at: at(600) }, at(1)).await;
     }
     let behind = house.deliveries_of("d").await[0].id;
-    house.change(urgent.id, Change::RetryNow, at(20)).await.unwrap();
-    house.change(behind, Change::RetryNow, at(20)).await.unwrap();
+    house.change(urgent.id, DeliveryChange::RetryNow, at(20)).await.unwrap();
+    house.change(behind, DeliveryChange::RetryNow, at(20)).await.unwrap();
     assert!(house.delivery(urgent.id).await.is_urgent);
     let house = house.reopened().await;
-    let ask = || AskDue {
+    let ask = || DueQuery {
         endpoint: endpoint.id,
         until: at(20),
         limit: 10,
@@ -201,11 +203,11 @@ async fn what_a_person_asked_for_can_be_read_alone(house: House) {
     assert_eq!(found, [(urgent.id, true)], "not what nobody asked for, and not what has a predecessor");
     assert!(page.next_due.is_some_and(|at_most| at_most <= at(600)));
     assert_eq!(page.next_urgent, None);
-    let short = AskDue { limit: 0, ..ask() };
+    let short = DueQuery { limit: 0, ..ask() };
     let page_of_none = house.store.read_due(house.lease(endpoint.id), short).await.unwrap();
     assert_eq!(page_of_none.next_urgent, Some(at(20)), "there is more than fits");
     // It was for this one attempt.
-    house.attempted(&page.claims[0], Next::Waiting { due_at: at(700) }, at(21)).await;
+    house.attempted(&page.claims[0], NextState::Waiting { due_at: at(700) }, at(21)).await;
     assert!(!house.delivery(urgent.id).await.is_urgent);
     assert!(house.store.read_due(house.lease(endpoint.id), ask()).await.unwrap().claims.is_empty());
 }
@@ -213,18 +215,18 @@ async fn what_a_person_asked_for_can_be_read_alone(house: House) {
 async fn the_last_delay_is_kept_for_the_next_draw(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
-    let Outcome::Attempted { attempt, next, mut progress, look_at, notice } =
-        attempted(&claim, Next::Waiting { due_at: at(5) }, at(1))
+    let ClaimOutcome::Attempted { attempt, next, mut progress, expiry_check_at: look_at, update: notice } =
+        attempted(&claim, NextState::Waiting { due_at: at(5) }, at(1))
     else {
         unreachable!()
     };
     progress.last_delay = Some(Duration::from_micros(3_000_001));
     progress.max_age = Some(Span::secs(77));
-    let outcome = Outcome::Attempted { attempt, next, progress, look_at, notice };
+    let outcome = ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at: look_at, update: notice };
     house.store.settle(house.lease(endpoint.id), settlement(&claim, outcome, at(1))).await.unwrap();
     assert_eq!(house.due(&endpoint, at(5)).await.claims[0].progress, progress);
-    house.change(claim.id, Change::Cancel, at(2)).await.unwrap();
-    house.change(claim.id, Change::Replay, at(3)).await.unwrap();
+    house.change(claim.id, DeliveryChange::Cancel, at(2)).await.unwrap();
+    house.change(claim.id, DeliveryChange::Replay, at(3)).await.unwrap();
     let progress = house.delivery(claim.id).await.progress;
     assert_eq!((progress.last_delay, progress.max_age), (None, None));
 }

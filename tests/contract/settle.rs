@@ -1,11 +1,11 @@
 //! Settle: an attempt and the state it led to, as one write of the owner.
 
-use posthaste::model::delivery::{Cause, EndedBy, State};
-use posthaste::model::endpoint::{EndpointState, Settings};
-use posthaste::model::news::Author;
-use posthaste::model::next::Next;
+use posthaste::model::delivery::{DeadCause, DeadlineSource, DeliveryState};
+use posthaste::model::endpoint::{EndpointSettings, EndpointState};
+use posthaste::model::next_state::NextState;
+use posthaste::model::operational_event::Actor;
 use posthaste::model::shard::{Epoch, Lease};
-use posthaste::store::{Change, EndpointChange, Error, Notice, Outcome, Settlement};
+use posthaste::store::{ClaimOutcome, DeliveryChange, EndpointChange, EndpointUpdate, Error, Settlement};
 use serde_json::json;
 
 use crate::house::{House, at, attempted, disabling, event, ours, settlement};
@@ -38,15 +38,17 @@ async fn an_attempt_and_its_state_are_there_together(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
     let settled = house.deliver(&claim, at(3)).await;
-    assert!(settled.due_again_at.is_none() && settled.freed.is_empty() && settled.notice.is_empty());
+    assert!(settled.due_again_at.is_none() && settled.freed.is_empty() && settled.update.is_empty());
     let delivery = house.delivery(claim.id).await;
-    assert_eq!((delivery.state, delivery.cause, delivery.finished_at), (State::Delivered, None, Some(at(3))));
+    assert_eq!((delivery.state, delivery.cause, delivery.finished_at), (DeliveryState::Delivered, None, Some(at(3))));
     assert_eq!(
         (delivery.progress.attempts, delivery.first_attempt_at, delivery.last_status),
         (1, Some(at(3)), Some(200))
     );
     let attempts = house.attempts(claim.id).await;
-    let Outcome::Attempted { attempt, .. } = attempted(&claim, Next::Delivered, at(3)) else { unreachable!() };
+    let ClaimOutcome::Attempted { attempt, .. } = attempted(&claim, NextState::Delivered, at(3)) else {
+        unreachable!()
+    };
     assert_eq!(attempts, [*attempt]);
     assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
 }
@@ -54,28 +56,28 @@ async fn an_attempt_and_its_state_are_there_together(house: House) {
 async fn a_retry_moves_the_due_time_and_keeps_the_budget(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
-    let settled = house.attempted(&claim, Next::Waiting { due_at: at(60) }, at(1)).await;
+    let settled = house.attempted(&claim, NextState::Waiting { due_at: at(60) }, at(1)).await;
     assert_eq!(settled.due_again_at, Some(at(60)));
     let page = house.due(&endpoint, at(59)).await;
     assert_eq!((page.claims.len(), page.next_due), (0, Some(at(60))));
     let again = house.due(&endpoint, at(60)).await.claims.remove(0);
     assert_eq!((again.id, again.due_at), (claim.id, at(60)));
     assert_eq!((again.progress.attempts, again.progress.age_from), (1, Some(at(1))));
-    assert_eq!(house.state(claim.id).await, State::Waiting);
+    assert_eq!(house.state(claim.id).await, DeliveryState::Waiting);
 }
 
 async fn every_attempt_is_kept_in_order(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let mut claim = house.claim(event("a").to(&endpoint)).await;
     for n in 1..=5 {
-        house.attempted(&claim, Next::Waiting { due_at: at(n) }, at(n)).await;
+        house.attempted(&claim, NextState::Waiting { due_at: at(n) }, at(n)).await;
         claim = house.due(&endpoint, at(n)).await.claims.remove(0);
     }
-    house.die(&claim, Cause::Exhausted, at(6)).await;
+    house.die(&claim, DeadCause::Exhausted, at(6)).await;
     let numbers: Vec<_> = house.attempts(claim.id).await.iter().map(|attempt| attempt.number).collect();
     assert_eq!(numbers, [1, 2, 3, 4, 5, 6]);
     let delivery = house.delivery(claim.id).await;
-    assert_eq!((delivery.state, delivery.cause), (State::Dead, Some(Cause::Exhausted)));
+    assert_eq!((delivery.state, delivery.cause), (DeliveryState::Dead, Some(DeadCause::Exhausted)));
     assert_eq!((delivery.first_attempt_at, delivery.last_status), (Some(at(1)), Some(503)));
 }
 
@@ -98,7 +100,7 @@ async fn a_retried_head_goes_on_holding_its_lane(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let head = house.claim(event("a").key("k").to(&endpoint)).await;
     house.accept(event("b").key("k").to(&endpoint)).await;
-    assert!(house.attempted(&head, Next::Waiting { due_at: at(60) }, at(1)).await.freed.is_empty());
+    assert!(house.attempted(&head, NextState::Waiting { due_at: at(60) }, at(1)).await.freed.is_empty());
     assert!(house.due_ids(&endpoint, at(59)).await.is_empty());
     assert_eq!(house.due_ids(&endpoint, at(60)).await, ["a"]);
 }
@@ -107,7 +109,7 @@ async fn a_dead_head_blocks_its_lane(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let head = house.claim(event("a").key("k").to(&endpoint)).await;
     house.accept(event("b").key("k").to(&endpoint)).await;
-    assert!(house.die(&head, Cause::Refused, at(1)).await.freed.is_empty());
+    assert!(house.die(&head, DeadCause::Refused, at(1)).await.freed.is_empty());
     assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
     assert!(house.accept(event("c").key("k").to(&endpoint)).await.is_empty(), "new ones wait too");
     assert!(house.delivery(house.deliveries_of("b").await[0].id).await.is_behind);
@@ -117,18 +119,19 @@ async fn a_dead_head_is_passed_where_the_lane_skips_its_dead(house: House) {
     let endpoint = house.endpoint(json!({"on_dead": "skip"})).await;
     let head = house.claim(event("a").key("k").to(&endpoint)).await;
     house.accept(event("b").key("k").to(&endpoint)).await;
-    let next = house.die(&head, Cause::Refused, at(1)).await.freed.pop().unwrap();
+    let next = house.die(&head, DeadCause::Refused, at(1)).await.freed.pop().unwrap();
     assert_eq!(next.event.id.as_str(), "b");
-    assert_eq!(house.state(head.id).await, State::Dead);
+    assert_eq!(house.state(head.id).await, DeliveryState::Dead);
 }
 
 async fn a_delivery_too_old_to_be_attempted_is_dead_without_an_attempt(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
-    let settlement = settlement(&claim, Outcome::Over { by: EndedBy::Age, progress: claim.progress }, at(9));
+    let settlement =
+        settlement(&claim, ClaimOutcome::Over { by: DeadlineSource::Age, progress: claim.progress }, at(9));
     house.store.settle(house.lease(endpoint.id), settlement).await.unwrap();
     let delivery = house.delivery(claim.id).await;
-    assert_eq!((delivery.state, delivery.cause), (State::Dead, Some(Cause::Expired)));
+    assert_eq!((delivery.state, delivery.cause), (DeliveryState::Dead, Some(DeadCause::Expired)));
     assert_eq!((delivery.progress.attempts, delivery.finished_at), (0, Some(at(9))));
     assert!(house.attempts(claim.id).await.is_empty());
 }
@@ -137,14 +140,18 @@ async fn gone_disables_the_endpoint_and_holds_its_backlog(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
     let other = house.claim(event("b").to(&endpoint)).await;
-    assert_eq!(house.die(&claim, Cause::Gone, at(4)).await.notice.stop, disabling().stop);
-    let standing = &house.store.endpoint(&ours(), endpoint.id).unwrap().standing;
+    assert_eq!(house.die(&claim, DeadCause::Gone, at(4)).await.update.stop, disabling().stop);
+    let standing = &house.store.endpoint(&ours(), endpoint.id).unwrap().status;
     assert_eq!((standing.state, standing.since), (EndpointState::Disabled, at(4)));
     assert!(standing.reason.as_deref().unwrap().contains("410"));
-    assert_eq!(house.state(other.id).await, State::Waiting);
-    assert_eq!(house.die(&other, Cause::Gone, at(5)).await.notice, Notice::default(), "it was disabled already");
+    assert_eq!(house.state(other.id).await, DeliveryState::Waiting);
+    assert_eq!(
+        house.die(&other, DeadCause::Gone, at(5)).await.update,
+        EndpointUpdate::default(),
+        "it was disabled already"
+    );
     let house = house.reopened().await;
-    assert_eq!(house.store.endpoint(&ours(), endpoint.id).unwrap().standing.since, at(4));
+    assert_eq!(house.store.endpoint(&ours(), endpoint.id).unwrap().status.since, at(4));
 }
 
 async fn a_stale_lease_settles_nothing(house: House) {
@@ -154,27 +161,27 @@ async fn a_stale_lease_settles_nothing(house: House) {
     let lease = house.lease(endpoint.id);
     let stale = Lease { epoch: Epoch(lease.epoch.0 - 1), ..lease };
     for outcome in [
-        attempted(&claim, Next::Delivered, at(1)),
-        attempted(&claim, Next::Dead(Cause::Gone), at(1)),
-        Outcome::PutBack { due_at: at(50) },
-        Outcome::Over { by: EndedBy::Age, progress: claim.progress },
+        attempted(&claim, NextState::Delivered, at(1)),
+        attempted(&claim, NextState::Dead(DeadCause::Gone), at(1)),
+        ClaimOutcome::PutBack { due_at: at(50) },
+        ClaimOutcome::Over { by: DeadlineSource::Age, progress: claim.progress },
     ] {
         let refused = house.store.settle(stale, settlement(&claim, outcome, at(1))).await.unwrap_err();
         assert!(matches!(refused, Error::Stale(shard) if shard == lease.shard), "{refused:?}");
     }
     let delivery = house.delivery(claim.id).await;
-    assert_eq!((delivery.state, delivery.due_at, delivery.progress.attempts), (State::Waiting, at(0), 0));
+    assert_eq!((delivery.state, delivery.due_at, delivery.progress.attempts), (DeliveryState::Waiting, at(0), 0));
     assert!(house.attempts(claim.id).await.is_empty());
     assert_eq!(house.due_ids(&endpoint, at(100)).await, ["a"]);
-    assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().standing.state, EndpointState::Active);
+    assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().status.state, EndpointState::Active);
 }
 
 async fn what_is_put_back_is_charged_nothing(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
-    house.attempted(&claim, Next::Waiting { due_at: at(5) }, at(1)).await;
+    house.attempted(&claim, NextState::Waiting { due_at: at(5) }, at(1)).await;
     let claim = house.due(&endpoint, at(5)).await.claims.remove(0);
-    let put_back = settlement(&claim, Outcome::PutBack { due_at: at(30) }, at(6));
+    let put_back = settlement(&claim, ClaimOutcome::PutBack { due_at: at(30) }, at(6));
     let settled = house.store.settle(house.lease(endpoint.id), put_back).await.unwrap();
     assert_eq!(settled.due_again_at, Some(at(30)));
     let again = house.due(&endpoint, at(30)).await.claims.remove(0);
@@ -186,38 +193,44 @@ async fn a_delivery_cancelled_in_flight_is_delivered_when_it_arrived_all_the_sam
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").key("k").to(&endpoint)).await;
     house.accept(event("b").key("k").to(&endpoint)).await;
-    house.change(claim.id, Change::Cancel, at(1)).await.unwrap();
+    house.change(claim.id, DeliveryChange::Cancel, at(1)).await.unwrap();
     let settled = house.deliver(&claim, at(2)).await;
     assert!(settled.freed.is_empty(), "the lane moved on when it was cancelled");
     let delivery = house.delivery(claim.id).await;
-    assert_eq!((delivery.state, delivery.finished_at, delivery.progress.attempts), (State::Delivered, Some(at(2)), 1));
+    assert_eq!(
+        (delivery.state, delivery.finished_at, delivery.progress.attempts),
+        (DeliveryState::Delivered, Some(at(2)), 1)
+    );
     assert_eq!(house.due_ids(&endpoint, at(100)).await, ["b"]);
 }
 
 async fn a_delivery_cancelled_in_flight_stays_cancelled_when_it_did_not_arrive(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     for (id, outcome) in [
-        ("retry", Next::Waiting { due_at: at(5) }),
-        ("refused", Next::Dead(Cause::Refused)),
-        ("exhausted", Next::Dead(Cause::Exhausted)),
+        ("retry", NextState::Waiting { due_at: at(5) }),
+        ("refused", NextState::Dead(DeadCause::Refused)),
+        ("exhausted", NextState::Dead(DeadCause::Exhausted)),
     ] {
         let claim = house.claim(event(id).to(&endpoint)).await;
-        house.change(claim.id, Change::Cancel, at(1)).await.unwrap();
+        house.change(claim.id, DeliveryChange::Cancel, at(1)).await.unwrap();
         let settled = house.attempted(&claim, outcome, at(2)).await;
         assert_eq!(settled.due_again_at, None, "{id}");
         let delivery = house.delivery(claim.id).await;
         assert_eq!(
             (delivery.state, delivery.cause, delivery.finished_at),
-            (State::Cancelled, None, Some(at(1))),
+            (DeliveryState::Cancelled, None, Some(at(1))),
             "{id}"
         );
         assert_eq!(house.attempts(claim.id).await.len(), 1, "the request was made, so it is told");
     }
     let claim = house.claim(event("put-back").to(&endpoint)).await;
-    house.change(claim.id, Change::Cancel, at(1)).await.unwrap();
-    for outcome in [Outcome::PutBack { due_at: at(9) }, Outcome::Over { by: EndedBy::Age, progress: claim.progress }] {
+    house.change(claim.id, DeliveryChange::Cancel, at(1)).await.unwrap();
+    for outcome in [
+        ClaimOutcome::PutBack { due_at: at(9) },
+        ClaimOutcome::Over { by: DeadlineSource::Age, progress: claim.progress },
+    ] {
         house.store.settle(house.lease(endpoint.id), settlement(&claim, outcome, at(2))).await.unwrap();
-        assert_eq!(house.state(claim.id).await, State::Cancelled);
+        assert_eq!(house.state(claim.id).await, DeliveryState::Cancelled);
     }
     assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
 }
@@ -225,7 +238,7 @@ async fn a_delivery_cancelled_in_flight_stays_cancelled_when_it_did_not_arrive(h
 async fn settling_what_was_forgotten_or_never_was_changes_nothing(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
-    house.change(claim.id, Change::Cancel, at(1)).await.unwrap();
+    house.change(claim.id, DeliveryChange::Cancel, at(1)).await.unwrap();
     house.forget(at(50), at(50)).await;
     house.deliver(&claim, at(60)).await;
     assert!(house.store.delivery(&ours(), claim.id).await.unwrap().is_none());
@@ -235,10 +248,10 @@ async fn settling_what_was_forgotten_or_never_was_changes_nothing(house: House) 
 async fn outcomes_survive_closing(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let retried = house.claim(event("retried").key("k").to(&endpoint)).await;
-    house.attempted(&retried, Next::Waiting { due_at: at(60) }, at(1)).await;
+    house.attempted(&retried, NextState::Waiting { due_at: at(60) }, at(1)).await;
     house.accept(event("behind").key("k").to(&endpoint)).await;
     let dead = house.claim(event("dead").to(&endpoint)).await;
-    house.die(&dead, Cause::Refused, at(2)).await;
+    house.die(&dead, DeadCause::Refused, at(2)).await;
     let delivered = house.claim(event("delivered").to(&endpoint)).await;
     house.deliver(&delivered, at(3)).await;
     let before = [house.delivery(retried.id).await, house.delivery(dead.id).await, house.delivery(delivered.id).await];
@@ -259,23 +272,24 @@ async fn a_receivers_wish_for_quiet_is_kept_and_never_shortened(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
     for (until, is_news) in [(60, true), (30, false), (60, false), (90, true)] {
-        let Outcome::Attempted { attempt, next, progress, look_at, .. } =
-            attempted(&claim, Next::Waiting { due_at: at(until) }, at(1))
+        let ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at: look_at, .. } =
+            attempted(&claim, NextState::Waiting { due_at: at(until) }, at(1))
         else {
             unreachable!()
         };
-        let notice = Notice { quiet_until: Some(at(until)), ..Notice::default() };
-        let outcome = Outcome::Attempted { attempt, next, progress, look_at, notice: notice.clone() };
+        let notice = EndpointUpdate { quiet_until: Some(at(until)), ..EndpointUpdate::default() };
+        let outcome =
+            ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at: look_at, update: notice.clone() };
         let settled = house.store.settle(house.lease(endpoint.id), settlement(&claim, outcome, at(1))).await.unwrap();
-        assert_eq!(settled.notice, Some(notice).filter(|_| is_news).unwrap_or_default(), "until {until}");
+        assert_eq!(settled.update, Some(notice).filter(|_| is_news).unwrap_or_default(), "until {until}");
     }
     let house = house.reopened().await;
     assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().quiet_until, Some(at(90)));
-    let standing = EndpointChange::Standing { state: EndpointState::Paused, reason: None, by: Author::Person };
+    let standing = EndpointChange::Standing { state: EndpointState::Paused, reason: None, by: Actor::Person };
     house.store.change_endpoint(&ours(), endpoint.id, standing, at(2)).await.unwrap();
     assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().quiet_until, Some(at(90)), "a pause changes nothing");
     for (n, quiet_until) in [(1, Some(at(90))), (2, None)] {
-        let standing = EndpointChange::Standing { state: EndpointState::Active, reason: None, by: Author::Person };
+        let standing = EndpointChange::Standing { state: EndpointState::Active, reason: None, by: Actor::Person };
         house.store.change_endpoint(&ours(), endpoint.id, standing, at(2)).await.unwrap();
         let known = house.store.any_endpoint(endpoint.id).unwrap();
         assert_eq!(known.quiet_until, quiet_until, "resume {n}: the first ends the pause, the second the quiet");
@@ -285,17 +299,17 @@ async fn a_receivers_wish_for_quiet_is_kept_and_never_shortened(house: House) {
 async fn another_url_has_asked_for_nothing(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
-    let Outcome::Attempted { attempt, next, progress, look_at, .. } =
-        attempted(&claim, Next::Waiting { due_at: at(5) }, at(1))
+    let ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at: look_at, .. } =
+        attempted(&claim, NextState::Waiting { due_at: at(5) }, at(1))
     else {
         unreachable!()
     };
-    let notice = Notice { quiet_until: Some(at(90)), ..Notice::default() };
-    let outcome = Outcome::Attempted { attempt, next, progress, look_at, notice };
+    let notice = EndpointUpdate { quiet_until: Some(at(90)), ..EndpointUpdate::default() };
+    let outcome = ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at: look_at, update: notice };
     house.store.settle(house.lease(endpoint.id), settlement(&claim, outcome, at(1))).await.unwrap();
     for (url, quiet_until) in [("https://example.com/", Some(at(90))), ("https://example.com/new", None)] {
         let current = house.store.any_endpoint(endpoint.id).unwrap();
-        let settings = Settings { url: url.into(), description: "new".into(), ..current.settings.clone() };
+        let settings = EndpointSettings { url: url.into(), description: "new".into(), ..current.settings.clone() };
         let policy = settings.check().unwrap();
         let if_updated_at = current.updated_at;
         let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
@@ -313,7 +327,7 @@ async fn an_event_over_by_its_own_account_lets_its_lane_move_on(house: House) {
     house.accept(event("d").key("k").to(&endpoint)).await;
     // One behind the head ends first; the lane does not move for it.
     let behind = house.deliveries_of("b").await[0].id;
-    let over = |progress| Outcome::Over { by: EndedBy::Expiry, progress };
+    let over = |progress| ClaimOutcome::Over { by: DeadlineSource::Expiry, progress };
     let settlement_of = |id, outcome| Settlement { id, endpoint: endpoint.id, now: at(21), outcome };
     let progress = house.delivery(behind).await.progress;
     let settled = house.store.settle(house.lease(endpoint.id), settlement_of(behind, over(progress))).await.unwrap();
@@ -324,11 +338,11 @@ async fn an_event_over_by_its_own_account_lets_its_lane_move_on(house: House) {
     assert_eq!(settled.freed.first().map(|claim| claim.event.id.to_string()), Some("c".into()));
     for id in [head.id, behind] {
         let delivery = house.delivery(id).await;
-        assert_eq!((delivery.state, delivery.cause), (State::Dead, Some(Cause::Expired)));
+        assert_eq!((delivery.state, delivery.cause), (DeliveryState::Dead, Some(DeadCause::Expired)));
     }
     // Any other death blocks, an old age included.
     let third = house.due(&endpoint, at(100)).await.claims.remove(0);
-    let old = settlement(&third, Outcome::Over { by: EndedBy::Age, progress: third.progress }, at(30));
+    let old = settlement(&third, ClaimOutcome::Over { by: DeadlineSource::Age, progress: third.progress }, at(30));
     assert!(house.store.settle(house.lease(endpoint.id), old).await.unwrap().freed.is_empty());
     assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
 }
@@ -336,32 +350,32 @@ async fn an_event_over_by_its_own_account_lets_its_lane_move_on(house: House) {
 async fn a_replay_in_flight_keeps_its_fresh_budget(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
-    house.change(claim.id, Change::Cancel, at(1)).await.unwrap();
-    house.change(claim.id, Change::Replay, at(2)).await.unwrap();
+    house.change(claim.id, DeliveryChange::Cancel, at(1)).await.unwrap();
+    house.change(claim.id, DeliveryChange::Replay, at(2)).await.unwrap();
     // The request that was open all the while ends now.
-    let settled = house.attempted(&claim, Next::Dead(Cause::Refused), at(3)).await;
+    let settled = house.attempted(&claim, NextState::Dead(DeadCause::Refused), at(3)).await;
     assert_eq!(settled.due_again_at, Some(at(2)));
     let again = house.due(&endpoint, at(3)).await.claims.remove(0);
     let progress = again.progress;
     assert_eq!((progress.attempts, progress.attempts_before), (1, 1), "it is counted, but not in the new budget");
     assert_eq!((progress.age_from, progress.begun_at), (None, Some(at(2))));
     assert_eq!(house.attempts(claim.id).await.len(), 1);
-    house.attempted(&again, Next::Delivered, at(4)).await;
+    house.attempted(&again, NextState::Delivered, at(4)).await;
     let numbers: Vec<u32> = house.attempts(claim.id).await.iter().map(|attempt| attempt.number).collect();
     assert_eq!(numbers, [1, 2]);
 }
 
 async fn what_was_decided_on_old_news_is_not_written(house: House) {
     let endpoint = house.endpoint(json!({})).await;
-    let over = |progress| Outcome::Over { by: EndedBy::Age, progress };
-    let look = |progress| Outcome::LookAgain { at: at(99), progress };
+    let over = |progress| ClaimOutcome::Over { by: DeadlineSource::Age, progress };
+    let look = |progress| ClaimOutcome::LookAgain { at: at(99), progress };
     // An attempt was faster.
     let tried = house.claim(event("tried").to(&endpoint)).await;
-    house.attempted(&tried, Next::Waiting { due_at: at(60) }, at(1)).await;
+    house.attempted(&tried, NextState::Waiting { due_at: at(60) }, at(1)).await;
     // A person was faster.
     let replayed = house.claim(event("replayed").to(&endpoint)).await;
-    house.change(replayed.id, Change::Cancel, at(1)).await.unwrap();
-    house.change(replayed.id, Change::Replay, at(2)).await.unwrap();
+    house.change(replayed.id, DeliveryChange::Cancel, at(1)).await.unwrap();
+    house.change(replayed.id, DeliveryChange::Replay, at(2)).await.unwrap();
     let delivered = house.claim(event("delivered").to(&endpoint)).await;
     house.deliver(&delivered, at(1)).await;
     for (claim, due_at) in [(&tried, Some(at(60))), (&replayed, Some(at(2))), (&delivered, None)] {
@@ -371,7 +385,7 @@ async fn what_was_decided_on_old_news_is_not_written(house: House) {
             assert!(settled.is_void);
             assert_eq!(settled.due_again_at, due_at);
         }
-        assert_ne!(house.state(claim.id).await, State::Dead);
+        assert_ne!(house.state(claim.id).await, DeliveryState::Dead);
     }
     assert!(house.store.read_overdue(at(100), 10).await.unwrap().found.is_empty());
 }
@@ -379,11 +393,11 @@ async fn what_was_decided_on_old_news_is_not_written(house: House) {
 async fn a_receiver_that_is_no_longer_the_endpoints_speaks_for_nobody(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
-    let settings = Settings { url: "https://example.com/new".into(), ..endpoint.settings.clone() };
+    let settings = EndpointSettings { url: "https://example.com/new".into(), ..endpoint.settings.clone() };
     let (policy, if_updated_at) = (endpoint.policy.clone(), endpoint.updated_at);
     let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
     house.store.change_endpoint(&ours(), endpoint.id, change, at(3)).await.unwrap();
     // The house's attempts go to the first version of the URL.
-    assert_eq!(house.die(&claim, Cause::Gone, at(4)).await.notice, Notice::default());
-    assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().standing.state, EndpointState::Active);
+    assert_eq!(house.die(&claim, DeadCause::Gone, at(4)).await.update, EndpointUpdate::default());
+    assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().status.state, EndpointState::Active);
 }

@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use jiff::Timestamp;
-use posthaste::model::delivery::{Cause, State};
+use posthaste::model::delivery::{DeadCause, DeliveryState};
 use posthaste::model::id::EventId;
-use posthaste::store::postgres::{Options, Postgres};
+use posthaste::store::postgres::{PostgresOptions, PostgresStore};
 use posthaste::store::seal::Seal;
-use posthaste::store::{Accepted, Change, DeliveryQuery, EventQuery, Forgotten, PageAsk, Together};
+use posthaste::store::{
+    AcceptResult, BatchMode, DeliveryChange, DeliveryQuery, EventQuery, ForgottenCounts, PageRequest,
+};
 use serde_json::json;
 
 use crate::ground::postgres::Database;
@@ -44,8 +46,8 @@ async fn days_left(database: &Database) -> i64 {
 
 /// Whether an id is remembered.
 async fn is_remembered(house: &House, id: &str) -> bool {
-    let answer = house.accept_all(vec![event(id).at(at(9 * DAY_END))], Together::All).await;
-    !matches!(answer[0], Accepted::New { .. })
+    let answer = house.accept_all(vec![event(id).at(at(9 * DAY_END))], BatchMode::All).await;
+    !matches!(answer[0], AcceptResult::New { .. })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -59,15 +61,15 @@ async fn a_day_goes_whole_and_what_is_needed_outlives_it() {
     let claims = house.accept(event("waits").saying("[1]").to(&one).to(&two)).await;
     house.deliver(&claims[0], at(1)).await;
     let dead = house.claim(event("dead").to(&one)).await;
-    house.die(&dead, Cause::Refused, at(1)).await;
+    house.die(&dead, DeadCause::Refused, at(1)).await;
     let late = house.claim(event("late").to(&one)).await;
     house.deliver(&late, at(DAY_END + 2 * HOUR)).await;
     let retried = house.claim(event("retried").to(&one)).await;
-    house.attempted(&retried, posthaste::model::next::Next::Waiting { due_at: at(5) }, at(1)).await;
+    house.attempted(&retried, posthaste::model::next_state::NextState::Waiting { due_at: at(5) }, at(1)).await;
 
     assert_eq!(
         house.forget(at(DAY_END + HOUR - 1), at(0)).await,
-        Forgotten::default(),
+        ForgottenCounts::default(),
         "the day is not over long enough"
     );
     let forgotten = house.forget(at(DAY_END + HOUR), at(0)).await;
@@ -78,8 +80,8 @@ async fn a_day_goes_whole_and_what_is_needed_outlives_it() {
     assert!(house.store.delivery(&ours(), delivered.id).await.unwrap().is_none());
     let due = house.due(&two, at(9)).await.claims;
     assert_eq!((due.len(), &due[0].event.data[..]), (1, &b"[1]"[..]), "what waits has its data");
-    assert_eq!((house.state(dead.id).await, house.attempts(dead.id).await.len()), (State::Dead, 1));
-    assert_eq!((house.state(late.id).await, house.attempts(late.id).await.len()), (State::Delivered, 1));
+    assert_eq!((house.state(dead.id).await, house.attempts(dead.id).await.len()), (DeliveryState::Dead, 1));
+    assert_eq!((house.state(late.id).await, house.attempts(late.id).await.len()), (DeliveryState::Delivered, 1));
     assert_eq!(house.attempts(retried.id).await.len(), 1);
     for (id, expected) in [("delivered", false), ("unwanted", false), ("waits", true), ("dead", true), ("late", true)] {
         assert_eq!(is_remembered(&house, id).await, expected, "{id}");
@@ -102,12 +104,12 @@ async fn a_day_of_which_much_is_kept_shrinks() {
             true => event(&format!("w{batch}-{n}")).to(&endpoint),
             false => event(&format!("u{batch}-{n}")),
         });
-        house.accept_all(drafts.collect(), Together::All).await;
+        house.accept_all(drafts.collect(), BatchMode::All).await;
     }
     let forgotten = house.forget(at(2 * DAY_END + HOUR), at(0)).await;
     assert_eq!((forgotten.events, forgotten.deliveries), (6 * 550, 0));
     assert_eq!(house.database().number("SELECT count(*) FROM posthaste.events_20231114").await, 6 * 450);
-    assert_eq!(house.forget(at(2 * DAY_END + HOUR), at(0)).await, Forgotten::default(), "nothing more can go");
+    assert_eq!(house.forget(at(2 * DAY_END + HOUR), at(0)).await, ForgottenCounts::default(), "nothing more can go");
     assert_eq!(house.due(&endpoint, at(0)).await.claims.len(), 1_000);
     house.store.delete_endpoint(&ours(), endpoint.id, at(9)).await.unwrap();
     let until = Instant::now() + Duration::from_secs(20);
@@ -132,7 +134,7 @@ async fn a_day_that_is_in_use_is_left_and_nobody_waits_behind_it_for_long() {
             house.accept(event(&format!("b{n}")).at(at(3 * DAY_END))).await;
         }
     });
-    assert_eq!(forgotten, Forgotten::default());
+    assert_eq!(forgotten, ForgottenCounts::default());
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     assert_eq!(days_left(house.database()).await, 3);
     reader.batch_execute("COMMIT").await.unwrap();
@@ -153,7 +155,7 @@ async fn days_are_made_once_by_many_and_take_what_stood_in_the_rest() {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("early").at(Timestamp::from_millisecond(now).unwrap()).to(&endpoint)).await;
     assert_eq!(database.number("SELECT count(*) FROM posthaste.events_rest").await, 1);
-    let open = || Postgres::open(Options::new(database.url(), Seal::from_key([7; 32])));
+    let open = || PostgresStore::open(PostgresOptions::new(database.url(), Seal::from_key([7; 32])));
     for opened in join_all((0..5).map(|_| open())).await {
         opened.unwrap().close().await;
     }
@@ -162,7 +164,7 @@ async fn days_are_made_once_by_many_and_take_what_stood_in_the_rest() {
     assert_eq!(database.number("SELECT count(*) FROM posthaste.events_rest").await, 0);
     assert_eq!(database.number(&format!("SELECT count(*) FROM posthaste.events_{today}")).await, 1);
     assert!(house.is_known("early").await);
-    assert_eq!(house.state(claim.id).await, State::Waiting);
+    assert_eq!(house.state(claim.id).await, DeliveryState::Waiting);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -203,7 +205,7 @@ async fn what_was_moved_over_is_listed_last_and_found_by_its_time() {
             let (mut ids, mut cursor) = (Vec::new(), None);
             loop {
                 let ask = EventQuery { since, until, ..Default::default() };
-                let page = house.store.events(&ours(), ask, PageAsk { cursor, limit }).await.unwrap();
+                let page = house.store.events(&ours(), ask, PageRequest { cursor, limit }).await.unwrap();
                 ids.extend(page.data.iter().map(|record| record.event.id.to_string()));
                 cursor = page.next;
                 if cursor.is_none() {
@@ -225,7 +227,7 @@ async fn an_id_of_our_own_finds_its_event_and_so_does_one_that_looks_like_it() {
     for batch in 0..9 {
         let minted = (0..1_000).map(|n| EventId::mint(at(5), 100 + batch * 1_000 + n).to_string());
         let drafts = minted.map(|id| event(&id).at(at(5)).with_minted_id()).collect();
-        house.accept_all(drafts, Together::All).await;
+        house.accept_all(drafts, BatchMode::All).await;
     }
     // The millisecond's numbers are used up: this one lends from a later.
     house.accept(event(&minted).at(at(5)).with_minted_id().saying("[1]")).await;
@@ -244,23 +246,23 @@ async fn what_waited_for_a_deleted_endpoint_is_listed_as_cancelled_at_every_mome
     let house = House::postgres().await;
     let (gone, stays) = (house.endpoint(json!({})).await, house.endpoint(json!({})).await);
     let batch = (0..500).map(|n| event(&format!("e{n}")).to(&gone).to(&stays)).collect();
-    house.accept_all(batch, Together::All).await;
+    house.accept_all(batch, BatchMode::All).await;
     house.store.delete_endpoint(&ours(), gone.id, at(9)).await.unwrap();
     let of = |state, endpoint| DeliveryQuery { state: Some(state), endpoint, ..Default::default() };
     let until = Instant::now() + Duration::from_secs(20);
     loop {
         let left = house.database().number("SELECT count(*) FROM posthaste.queue").await;
-        assert_eq!(house.list(of(State::Cancelled, None), 333).await.len(), 500);
-        assert_eq!(house.list(of(State::Cancelled, Some(gone.id)), 333).await.len(), 500);
-        assert_eq!(house.list(of(State::Cancelled, Some(stays.id)), 333).await.len(), 0);
-        assert_eq!(house.list(of(State::Waiting, None), 333).await.len(), 500);
+        assert_eq!(house.list(of(DeliveryState::Cancelled, None), 333).await.len(), 500);
+        assert_eq!(house.list(of(DeliveryState::Cancelled, Some(gone.id)), 333).await.len(), 500);
+        assert_eq!(house.list(of(DeliveryState::Cancelled, Some(stays.id)), 333).await.len(), 0);
+        assert_eq!(house.list(of(DeliveryState::Waiting, None), 333).await.len(), 500);
         assert_eq!(house.list(Default::default(), 333).await.len(), 1_000);
         if left == 500 {
             break;
         }
         assert!(Instant::now() < until, "it is swept");
     }
-    let swept = &house.list(of(State::Cancelled, None), 1).await[0];
+    let swept = &house.list(of(DeliveryState::Cancelled, None), 1).await[0];
     assert_eq!((swept.endpoint_id, swept.finished_at), (gone.id, Some(at(9))));
 }
 
@@ -269,10 +271,10 @@ async fn what_is_replayed_while_it_is_forgotten_keeps_its_event_or_is_gone() {
     let house = House::postgres().await;
     let endpoint = house.endpoint(json!({})).await;
     let batch = (0..300).map(|n| event(&format!("e{n}")).to(&endpoint)).collect();
-    house.accept_all(batch, Together::All).await;
+    house.accept_all(batch, BatchMode::All).await;
     let claims = house.due(&endpoint, at(0)).await.claims;
     join_all(claims.iter().map(|claim| house.deliver(claim, at(1)))).await;
-    let replaying = claims.iter().map(|claim| house.change(claim.id, Change::Replay, at(50)));
+    let replaying = claims.iter().map(|claim| house.change(claim.id, DeliveryChange::Replay, at(50)));
     let (replayed, forgotten) = tokio::join!(join_all(replaying), house.forget(at(100), at(100)));
     let replayed = replayed.iter().filter(|answer| answer.is_ok()).count();
     assert_eq!((replayed + forgotten.deliveries, replayed + forgotten.events), (300, 300));
@@ -287,7 +289,7 @@ async fn a_lane_whose_dead_head_is_forgotten_while_others_join_is_never_stuck() 
         let endpoint = house.endpoint(json!({})).await;
         for lane in 0..5 {
             let head = house.claim(event(&format!("h{round}-{lane}")).key(&format!("k{lane}")).to(&endpoint)).await;
-            house.die(&head, Cause::Refused, at(1)).await;
+            house.die(&head, DeadCause::Refused, at(1)).await;
         }
         let joining = (0..5).map(|lane| {
             house.accept(event(&format!("j{round}-{lane}")).key(&format!("k{lane}")).at(at(500)).to(&endpoint))
@@ -297,7 +299,11 @@ async fn a_lane_whose_dead_head_is_forgotten_while_others_join_is_never_stuck() 
             let joined = &house.deliveries_of(&format!("j{round}-{lane}")).await[0];
             let head = house.store.lane_head(endpoint.id, &format!("k{lane}")).await.unwrap().expect("it has a head");
             match joined.is_behind {
-                true => assert_eq!(house.state(head.0).await, State::Dead, "it stands behind a letter that is there"),
+                true => assert_eq!(
+                    house.state(head.0).await,
+                    DeliveryState::Dead,
+                    "it stands behind a letter that is there"
+                ),
                 false => assert_eq!(head, (joined.id, false)),
             }
         }

@@ -3,17 +3,19 @@
 
 use std::sync::Arc;
 
-use posthaste::model::delivery::{Cause, EndedBy, State};
-use posthaste::model::endpoint::{Endpoint, EndpointState, Settings};
-use posthaste::model::health::{Health, Phase};
+use posthaste::model::delivery::{DeadCause, DeadlineSource, DeliveryState};
+use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState};
+use posthaste::model::health::{BreakerPhase, EndpointHealth};
 use posthaste::model::id::TenantId;
-use posthaste::model::news::{Author, What};
-use posthaste::model::next::Next;
+use posthaste::model::next_state::NextState;
+use posthaste::model::operational_event::{Actor, EndpointEventKind};
 use posthaste::model::shard::{Epoch, Lease};
-use posthaste::store::{Change, Claim, EndpointChange, Error, EventQuery, EventRecord, Notice, Outcome, PageAsk};
+use posthaste::store::{
+    Claim, ClaimOutcome, DeliveryChange, EndpointChange, EndpointUpdate, Error, EventQuery, EventRecord, PageRequest,
+};
 use serde_json::{Value, json};
 
-use crate::health::{felt, milestone};
+use crate::health::{endpoint_event, felt};
 use crate::house::{House, at, attempted, event, ours, settlement};
 
 for_every_store! {
@@ -45,7 +47,7 @@ async fn listener(house: &House, types: &[&str]) -> Arc<Endpoint> {
 
 /// All that was told so far, oldest first.
 async fn told(house: &House) -> Vec<EventRecord> {
-    let ask = PageAsk { cursor: None, limit: 500 };
+    let ask = PageRequest { cursor: None, limit: 500 };
     let mut found = house.store.events(&system(), EventQuery::default(), ask).await.unwrap().data;
     found.reverse();
     found
@@ -64,7 +66,7 @@ fn types(claims: &[Claim]) -> Vec<&str> {
 }
 
 fn standing(state: EndpointState) -> EndpointChange {
-    EndpointChange::Standing { state, reason: Some("moving house".into()), by: Author::Person }
+    EndpointChange::Standing { state, reason: Some("moving house".into()), by: Actor::Person }
 }
 
 async fn a_pause_is_told_in_the_commit_that_makes_it_true(house: House) {
@@ -73,7 +75,7 @@ async fn a_pause_is_told_in_the_commit_that_makes_it_true(house: House) {
         house.endpoint(json!({"url": "https://me:pw@a.example/hook?token=1", "description": "theirs"})).await;
     let change = standing(EndpointState::Paused);
     let changed = house.store.change_endpoint(&ours(), endpoint.id, change, at(7)).await.unwrap();
-    assert_eq!(changed.told, ["endpoint.paused"]);
+    assert_eq!(changed.operational_events, ["endpoint.paused"]);
     let [claim] = &changed.freed[..] else { panic!("{:?}", changed.freed) };
     assert_eq!((claim.endpoint, claim.event.tenant.as_str()), (listener.id, "_system"));
     assert_eq!((claim.event.accepted_at, claim.due_at), (at(7), at(7)));
@@ -83,7 +85,7 @@ async fn a_pause_is_told_in_the_commit_that_makes_it_true(house: House) {
     assert_eq!(said["url"], "https://a.example/hook", "without what may be secret in it");
     // It is an event like any other, and as durable as what it tells of.
     let house = house.reopened().await;
-    assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().standing.state, EndpointState::Paused);
+    assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().status.state, EndpointState::Paused);
     assert_eq!(told_types(&house).await, ["endpoint.paused"]);
     let due = house.due(&listener, at(7)).await.claims;
     assert_eq!((due.len(), &due[0].event.id), (1, &claim.event.id));
@@ -95,7 +97,7 @@ async fn only_those_who_subscribed_get_what_is_told(house: House) {
     let ours_alone = house.endpoint(json!({})).await;
     let head = house.claim(event("a").key("k").to(&ours_alone)).await;
     house.accept(event("b").key("k").to(&ours_alone)).await;
-    let settled = house.die(&head, Cause::Refused, at(1)).await;
+    let settled = house.die(&head, DeadCause::Refused, at(1)).await;
     let mut got: Vec<_> = settled.freed.iter().map(|claim| (claim.endpoint, claim.event.event_type.as_str())).collect();
     got.sort();
     let mut expected = vec![(deaths.id, "delivery.dead"), (lanes.id, "lane.blocked")];
@@ -113,10 +115,10 @@ async fn a_resume_and_a_probe_that_failed_are_not_told(house: House) {
     house.store.change_endpoint(&ours(), endpoint.id, standing(EndpointState::Paused), at(1)).await.unwrap();
     let resumed =
         house.store.change_endpoint(&ours(), endpoint.id, standing(EndpointState::Active), at(2)).await.unwrap();
-    assert!(resumed.told.is_empty() && resumed.freed.is_empty());
-    let health = Health { life: 1, serial: 1, ..Health::default() };
-    let settled = felt(&house, &endpoint, health, vec![milestone(What::ProbeFailed, at(3))]).await;
-    assert!(settled.told.is_empty() && settled.freed.is_empty());
+    assert!(resumed.operational_events.is_empty() && resumed.freed.is_empty());
+    let health = EndpointHealth { generation: 1, version: 1, ..EndpointHealth::default() };
+    let settled = felt(&house, &endpoint, health, vec![endpoint_event(EndpointEventKind::ProbeFailed, at(3))]).await;
+    assert!(settled.operational_events.is_empty() && settled.freed.is_empty());
     assert_eq!(told_types(&house).await, ["endpoint.paused"]);
 }
 
@@ -125,34 +127,47 @@ async fn a_receiver_that_is_gone_is_told_with_its_dead_letter(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
     let second = house.claim(event("b").to(&endpoint)).await;
-    let settled = house.die(&claim, Cause::Gone, at(3)).await;
-    assert_eq!(settled.told, ["delivery.dead", "endpoint.disabled"]);
-    assert_eq!(types(&settled.freed), settled.told);
+    let settled = house.die(&claim, DeadCause::Gone, at(3)).await;
+    assert_eq!(settled.operational_events, ["delivery.dead", "endpoint.disabled"]);
+    assert_eq!(types(&settled.freed), settled.operational_events);
     assert_eq!(data(&settled.freed[0])["cause"], "gone");
     assert_eq!(data(&settled.freed[1])["by"], "receiver");
-    assert_eq!(house.die(&second, Cause::Gone, at(4)).await.told, ["delivery.dead"], "it is disabled once");
+    assert_eq!(
+        house.die(&second, DeadCause::Gone, at(4)).await.operational_events,
+        ["delivery.dead"],
+        "it is disabled once"
+    );
 }
 
 async fn what_its_breaker_does_is_told(house: House) {
     listener(&house, &["*"]).await;
     let endpoint = house.endpoint(json!({})).await;
-    let phase = Phase::Open { until: Some(at(15)) };
-    let health = Health { serial: 1, phase, ..Health::default() };
-    let opened = posthaste::model::news::Milestone { until: Some(at(15)), ..milestone(What::BreakerOpened, at(5)) };
+    let phase = BreakerPhase::Open { until: Some(at(15)) };
+    let health = EndpointHealth { version: 1, phase, ..EndpointHealth::default() };
+    let opened = posthaste::model::operational_event::EndpointEvent {
+        until: Some(at(15)),
+        ..endpoint_event(EndpointEventKind::BreakerOpened, at(5))
+    };
     let settled = felt(&house, &endpoint, health, vec![opened]).await;
-    assert_eq!((&settled.told[..], types(&settled.freed)), (&["breaker.opened"][..], vec!["breaker.opened"]));
+    assert_eq!(
+        (&settled.operational_events[..], types(&settled.freed)),
+        (&["breaker.opened"][..], vec!["breaker.opened"])
+    );
     let said = data(&settled.freed[0]);
     assert_eq!((&said["by"], &said["next_probe_at"]), (&json!("gateway"), &json!(at(15))));
     assert_eq!(said["reason"], "it failed");
-    let turned = vec![milestone(What::BreakerClosed, at(16)), milestone(What::Recovered, at(16))];
-    let settled = felt(&house, &endpoint, Health { serial: 2, ..Health::default() }, turned).await;
-    assert_eq!(settled.told, ["breaker.closed", "endpoint.recovered"]);
-    assert_eq!(types(&settled.freed), settled.told);
+    let turned = vec![
+        endpoint_event(EndpointEventKind::BreakerClosed, at(16)),
+        endpoint_event(EndpointEventKind::Recovered, at(16)),
+    ];
+    let settled = felt(&house, &endpoint, EndpointHealth { version: 2, ..EndpointHealth::default() }, turned).await;
+    assert_eq!(settled.operational_events, ["breaker.closed", "endpoint.recovered"]);
+    assert_eq!(types(&settled.freed), settled.operational_events);
     // By a person's word likewise.
     for (is_open, expected) in [(true, "breaker.opened"), (false, "breaker.closed")] {
         let change = EndpointChange::Breaker { is_open, until: None, reason: None };
         let changed = house.store.change_endpoint(&ours(), endpoint.id, change, at(20)).await.unwrap();
-        assert_eq!((&changed.told[..], types(&changed.freed)), (&[expected][..], vec![expected]));
+        assert_eq!((&changed.operational_events[..], types(&changed.freed)), (&[expected][..], vec![expected]));
         assert_eq!(data(&changed.freed[0])["by"], "person");
     }
 }
@@ -160,10 +175,12 @@ async fn what_its_breaker_does_is_told(house: House) {
 async fn a_dead_letter_is_told_with_its_cause(house: House) {
     listener(&house, &["*"]).await;
     let endpoint = house.endpoint(json!({})).await;
-    for (cause, name) in [(Cause::Exhausted, "exhausted"), (Cause::Refused, "refused"), (Cause::Expired, "expired")] {
+    for (cause, name) in
+        [(DeadCause::Exhausted, "exhausted"), (DeadCause::Refused, "refused"), (DeadCause::Expired, "expired")]
+    {
         let claim = house.claim(event(name).kind("invoice.paid").to(&endpoint)).await;
         let settled = house.die(&claim, cause, at(3)).await;
-        assert_eq!((settled.died, &settled.told[..]), (Some(cause), &["delivery.dead"][..]));
+        assert_eq!((settled.died, &settled.operational_events[..]), (Some(cause), &["delivery.dead"][..]));
         let said = data(&settled.freed[0]);
         assert_eq!(
             (&said["cause"], &said["event"], &said["event_type"]),
@@ -173,16 +190,16 @@ async fn a_dead_letter_is_told_with_its_cause(house: House) {
     }
     let claim = house.claim(event("fine").to(&endpoint)).await;
     let settled = house.deliver(&claim, at(4)).await;
-    assert!(settled.told.is_empty() && settled.died.is_none() && settled.freed.is_empty());
+    assert!(settled.operational_events.is_empty() && settled.died.is_none() && settled.freed.is_empty());
 }
 
 async fn a_delivery_that_ends_unattempted_is_told_too(house: House) {
     listener(&house, &["*"]).await;
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("late").to(&endpoint)).await;
-    let over = Outcome::Over { by: EndedBy::Hold, progress: claim.progress };
+    let over = ClaimOutcome::Over { by: DeadlineSource::Hold, progress: claim.progress };
     let settled = house.store.settle(house.lease(endpoint.id), settlement(&claim, over, at(9))).await.unwrap();
-    assert_eq!((settled.died, &settled.told[..]), (Some(Cause::Expired), &["delivery.dead"][..]));
+    assert_eq!((settled.died, &settled.operational_events[..]), (Some(DeadCause::Expired), &["delivery.dead"][..]));
     assert_eq!(data(&settled.freed[0])["attempts"], 0);
 }
 
@@ -193,7 +210,7 @@ async fn blocked(house: &House, changes: Value) -> (Arc<Endpoint>, Claim, Vec<&'
     for id in ["b", "c"] {
         house.accept(event(id).key("k").to(&endpoint)).await;
     }
-    let told = house.die(&head, Cause::Refused, at(1)).await.told;
+    let told = house.die(&head, DeadCause::Refused, at(1)).await.operational_events;
     (endpoint, head, told)
 }
 
@@ -201,8 +218,11 @@ async fn a_lane_is_told_blocked_when_its_head_dies_and_unblocked_by_a_replay(hou
     listener(&house, &["lane.*"]).await;
     let (endpoint, head, told) = blocked(&house, json!({})).await;
     assert_eq!(told, ["lane.blocked", "delivery.dead"]);
-    let replayed = house.change(head.id, Change::Replay, at(5)).await.unwrap();
-    assert_eq!((&replayed.told[..], types(&replayed.freed)), (&["lane.unblocked"][..], vec!["lane.unblocked"]));
+    let replayed = house.change(head.id, DeliveryChange::Replay, at(5)).await.unwrap();
+    assert_eq!(
+        (&replayed.operational_events[..], types(&replayed.freed)),
+        (&["lane.unblocked"][..], vec!["lane.unblocked"])
+    );
     let said = data(&replayed.freed[0]);
     assert_eq!(
         (&said["key"], &said["delivery"], &said["endpoint"]),
@@ -210,17 +230,23 @@ async fn a_lane_is_told_blocked_when_its_head_dies_and_unblocked_by_a_replay(hou
     );
     // Dying again blocks it again.
     let again = house.due(&endpoint, at(9)).await.claims.remove(0);
-    assert_eq!(house.die(&again, Cause::Refused, at(9)).await.told, ["lane.blocked", "delivery.dead"]);
+    assert_eq!(
+        house.die(&again, DeadCause::Refused, at(9)).await.operational_events,
+        ["lane.blocked", "delivery.dead"]
+    );
 }
 
 async fn discarding_a_dead_head_tells_that_the_lane_moves_on(house: House) {
     listener(&house, &["lane.*"]).await;
     let (endpoint, head, _) = blocked(&house, json!({})).await;
-    assert_eq!(house.change(head.id, Change::Discard, at(5)).await.unwrap().told, ["lane.unblocked"]);
+    assert_eq!(
+        house.change(head.id, DeliveryChange::Discard, at(5)).await.unwrap().operational_events,
+        ["lane.unblocked"]
+    );
     // The next one in the lane is no news.
     let next = house.due(&endpoint, at(9)).await.claims.remove(0);
     let settled = house.deliver(&next, at(9)).await;
-    assert!(settled.told.is_empty() && types(&settled.freed) == ["thing.happened"], "{settled:?}");
+    assert!(settled.operational_events.is_empty() && types(&settled.freed) == ["thing.happened"], "{settled:?}");
 }
 
 async fn a_lane_that_skips_from_now_on_is_told_unblocked(house: House) {
@@ -229,25 +255,25 @@ async fn a_lane_that_skips_from_now_on_is_told_unblocked(house: House) {
     let current = house.store.any_endpoint(endpoint.id).unwrap();
     let mut settings = serde_json::to_value(&current.settings).unwrap();
     settings["on_dead"] = json!("skip");
-    let settings: Settings = serde_json::from_value(settings).unwrap();
+    let settings: EndpointSettings = serde_json::from_value(settings).unwrap();
     let policy = settings.check().unwrap();
     let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at: current.updated_at };
     let changed = house.store.change_endpoint(&ours(), endpoint.id, change, at(5)).await.unwrap();
-    assert_eq!(changed.told, ["lane.unblocked"]);
+    assert_eq!(changed.operational_events, ["lane.unblocked"]);
     assert_eq!(data(&changed.freed[0])["delivery"], json!(head.id));
     // From now on a dead head holds nobody up, and that is no news.
     let next = house.due(&endpoint, at(9)).await.claims.remove(0);
-    assert_eq!(house.die(&next, Cause::Refused, at(9)).await.told, ["delivery.dead"]);
+    assert_eq!(house.die(&next, DeadCause::Refused, at(9)).await.operational_events, ["delivery.dead"]);
 }
 
 async fn a_dead_letter_that_nothing_stands_behind_tells_of_no_lane(house: House) {
     listener(&house, &["lane.*"]).await;
     let endpoint = house.endpoint(json!({})).await;
     let free = house.claim(event("free").to(&endpoint)).await;
-    assert_eq!(house.die(&free, Cause::Refused, at(1)).await.told, ["delivery.dead"]);
-    assert!(house.change(free.id, Change::Replay, at(2)).await.unwrap().told.is_empty());
+    assert_eq!(house.die(&free, DeadCause::Refused, at(1)).await.operational_events, ["delivery.dead"]);
+    assert!(house.change(free.id, DeliveryChange::Replay, at(2)).await.unwrap().operational_events.is_empty());
     let waiting = house.claim(event("waiting").key("k").to(&endpoint)).await;
-    assert!(house.change(waiting.id, Change::Cancel, at(3)).await.unwrap().told.is_empty());
+    assert!(house.change(waiting.id, DeliveryChange::Cancel, at(3)).await.unwrap().operational_events.is_empty());
 }
 
 async fn a_void_or_stale_settlement_tells_nothing(house: House) {
@@ -256,19 +282,19 @@ async fn a_void_or_stale_settlement_tells_nothing(house: House) {
     let claim = house.claim(event("a").key("k").to(&endpoint)).await;
     let Lease { shard, epoch } = house.lease(endpoint.id);
     let stale = Lease { shard, epoch: Epoch(epoch.0 + 1) };
-    let died = attempted(&claim, Next::Dead(Cause::Gone), at(1));
+    let died = attempted(&claim, NextState::Dead(DeadCause::Gone), at(1));
     let refused = house.store.settle(stale, settlement(&claim, died, at(1))).await;
     assert!(matches!(refused, Err(Error::Stale(_))), "{refused:?}");
-    house.attempted(&claim, Next::Waiting { due_at: at(60) }, at(1)).await;
+    house.attempted(&claim, NextState::Waiting { due_at: at(60) }, at(1)).await;
     // Decided on what was true before that attempt.
-    let over = Outcome::Over { by: EndedBy::Hold, progress: claim.progress };
+    let over = ClaimOutcome::Over { by: DeadlineSource::Hold, progress: claim.progress };
     let void = house.store.settle(house.lease(endpoint.id), settlement(&claim, over, at(2))).await.unwrap();
-    assert!(void.is_void && void.told.is_empty() && void.freed.is_empty() && void.died.is_none());
+    assert!(void.is_void && void.operational_events.is_empty() && void.freed.is_empty() && void.died.is_none());
     // Cancelled meanwhile: it does not die any more.
-    house.change(claim.id, Change::Cancel, at(3)).await.unwrap();
-    let settled = house.die(&claim, Cause::Exhausted, at(4)).await;
-    assert!(settled.told.is_empty() && settled.died.is_none(), "{settled:?}");
-    assert_eq!(house.state(claim.id).await, State::Cancelled);
+    house.change(claim.id, DeliveryChange::Cancel, at(3)).await.unwrap();
+    let settled = house.die(&claim, DeadCause::Exhausted, at(4)).await;
+    assert!(settled.operational_events.is_empty() && settled.died.is_none(), "{settled:?}");
+    assert_eq!(house.state(claim.id).await, DeliveryState::Cancelled);
     assert!(told_types(&house).await.is_empty());
 }
 
@@ -276,25 +302,28 @@ async fn nothing_is_told_about_those_who_are_told(house: House) {
     let listener = listener(&house, &["*"]).await;
     let draft = || event(&format!("e-{}", house.mint())).of(&system()).key("k").to(&listener);
     let claim = house.claim(draft()).await;
-    let notice = Notice {
-        health: Some(Box::new(Health { serial: 1, ..Health::default() })),
-        milestones: vec![milestone(What::BreakerOpened, at(5)), milestone(What::Recovered, at(5))],
+    let notice = EndpointUpdate {
+        health: Some(Box::new(EndpointHealth { version: 1, ..EndpointHealth::default() })),
+        endpoint_events: vec![
+            endpoint_event(EndpointEventKind::BreakerOpened, at(5)),
+            endpoint_event(EndpointEventKind::Recovered, at(5)),
+        ],
         ..crate::house::disabling()
     };
-    let settled = house.noticed(&claim, Next::Dead(Cause::Gone), notice, at(5)).await;
-    assert_eq!(settled.died, Some(Cause::Gone));
-    assert!(settled.told.is_empty() && settled.freed.is_empty(), "{settled:?}");
-    let replayed = house.store.change(&system(), claim.id, Change::Replay, at(6)).await.unwrap();
-    assert!(replayed.told.is_empty() && replayed.freed.is_empty());
+    let settled = house.noticed(&claim, NextState::Dead(DeadCause::Gone), notice, at(5)).await;
+    assert_eq!(settled.died, Some(DeadCause::Gone));
+    assert!(settled.operational_events.is_empty() && settled.freed.is_empty(), "{settled:?}");
+    let replayed = house.store.change(&system(), claim.id, DeliveryChange::Replay, at(6)).await.unwrap();
+    assert!(replayed.operational_events.is_empty() && replayed.freed.is_empty());
     let change = standing(EndpointState::Paused);
     let changed = house.store.change_endpoint(&system(), listener.id, change, at(7)).await.unwrap();
-    assert!(changed.told.is_empty() && changed.freed.is_empty());
+    assert!(changed.operational_events.is_empty() && changed.freed.is_empty());
     assert_eq!(told(&house).await.len(), 1, "only what was handed in here");
-    assert_eq!(house.milestones(&listener, 9).await.len(), 4, "but it is kept what happened to it");
+    assert_eq!(house.endpoint_events(&listener, 9).await.len(), 4, "but it is kept what happened to it");
 }
 
 async fn without_the_tenant_that_is_told_nothing_is(house: House) {
     let (_, head, told) = blocked(&house, json!({})).await;
     assert!(told.is_empty());
-    assert!(house.change(head.id, Change::Discard, at(5)).await.unwrap().told.is_empty());
+    assert!(house.change(head.id, DeliveryChange::Discard, at(5)).await.unwrap().operational_events.is_empty());
 }

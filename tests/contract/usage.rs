@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use posthaste::model::audit::{Asker, By};
-use posthaste::model::event::Withheld;
-use posthaste::model::limits::{Ceiling, Limits, Usage, stored_bytes};
+use posthaste::model::audit::{Caller, CallerIdentity};
+use posthaste::model::event::DataRemoval;
+use posthaste::model::limits::{EndpointCeiling, TenantLimits, TenantUsage, stored_bytes};
 use posthaste::model::size::Size;
 use posthaste::model::span::Span;
 use posthaste::model::tenant::Tenant;
 use posthaste::model::token::{Right, Token};
-use posthaste::store::{Accepted, EndpointChange, Error, Together, TokensOf};
+use posthaste::store::{AcceptResult, BatchMode, EndpointChange, Error, TokenScope};
 use serde_json::json;
 
 use crate::house::{House, at, event, ours, tenant};
@@ -25,17 +25,17 @@ for_every_store! {
     limits_survive_a_restart,
 }
 
-async fn limit(house: &House, limits: Limits) {
+async fn limit(house: &House, limits: TenantLimits) {
     let known = house.store.tenant(&ours()).unwrap();
     house.store.put_tenant(Tenant { limits, ..Tenant::clone(&known) }).await.unwrap();
 }
 
-async fn usage(house: &House) -> Usage {
+async fn usage(house: &House) -> TenantUsage {
     house.store.usage(&[ours()]).await.unwrap()[0]
 }
 
 async fn endpoints_beyond_the_limit_are_refused_also_when_they_come_together(house: House) {
-    limit(&house, Limits { endpoints: 5, ..Limits::default() }).await;
+    limit(&house, TenantLimits { endpoints: 5, ..TenantLimits::default() }).await;
     let created = (0..12).map(|_| house.store.create_endpoint(house.new_endpoint(&ours(), json!({}))));
     let created = futures_util::future::join_all(created).await;
     let refused: Vec<&Error> = created.iter().filter_map(|created| created.as_ref().err()).collect();
@@ -52,10 +52,11 @@ async fn settings_may_not_grow_beyond_the_limit_and_may_shrink(house: House) {
     let endpoint = house.endpoint(json!({"description": "x".repeat(500)})).await;
     let used = usage(&house).await.settings_bytes;
     assert!(used > 500);
-    limit(&house, Limits { settings_bytes: Size(used + 10), ..Limits::default() }).await;
+    limit(&house, TenantLimits { settings_bytes: Size(used + 10), ..TenantLimits::default() }).await;
     let describe = async |text: &str| {
         let current = house.store.any_endpoint(endpoint.id).unwrap();
-        let settings = posthaste::model::endpoint::Settings { description: text.into(), ..current.settings.clone() };
+        let settings =
+            posthaste::model::endpoint::EndpointSettings { description: text.into(), ..current.settings.clone() };
         let (policy, if_updated_at) = (current.policy.clone(), current.updated_at);
         let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
         house.store.change_endpoint(&ours(), endpoint.id, change, at(1)).await
@@ -67,12 +68,12 @@ async fn settings_may_not_grow_beyond_the_limit_and_may_shrink(house: House) {
     assert_eq!(usage(&house).await.settings_bytes, used + 10);
     let refused = house.store.create_endpoint(house.new_endpoint(&ours(), json!({}))).await.unwrap_err();
     assert!(matches!(&refused, Error::OverLimit(over) if over.limit == "settings_bytes"), "{refused:?}");
-    limit(&house, Limits { settings_bytes: Size(10), ..Limits::default() }).await;
+    limit(&house, TenantLimits { settings_bytes: Size(10), ..TenantLimits::default() }).await;
     describe("").await.unwrap();
 }
 
 async fn tokens_beyond_the_limit_are_refused(house: House) {
-    limit(&house, Limits { tokens: 2, ..Limits::default() }).await;
+    limit(&house, TenantLimits { tokens: 2, ..TenantLimits::default() }).await;
     let token = |n: u8| Token {
         id: posthaste::model::id::TokenId::mint(at(0), n.into()),
         tenant: Some(ours()),
@@ -88,7 +89,7 @@ async fn tokens_beyond_the_limit_are_refused(house: House) {
     assert_eq!(refused.len(), 3);
     assert!(refused.iter().all(|refused| matches!(refused, Error::OverLimit(over) if over.limit == "tokens")));
     let kept = (0..5).map(token).find(|token| house.store.token(token.id).is_some()).unwrap();
-    house.store.revoke_token(kept.id, TokensOf::All, at(1)).await.unwrap();
+    house.store.revoke_token(kept.id, TokenScope::All, at(1)).await.unwrap();
     assert_eq!(usage(&house).await.tokens, 1);
     house.store.create_token(token(9)).await.unwrap();
 }
@@ -102,11 +103,11 @@ async fn what_events_take_up_is_counted_until_they_are_forgotten(house: House) {
     let expected = stored_bytes(data, 1) + stored_bytes(data, 0);
     assert_eq!(usage(&house).await.stored_bytes, expected);
     // What is refused or repeated takes up nothing.
-    house.accept_all(vec![event("one").to(&endpoint)], Together::Each).await;
-    let undone = house.accept_all(vec![event("new"), event("one").saying("[2]")], Together::All).await;
-    assert!(undone.iter().any(|one| matches!(one, Accepted::Conflict { .. })), "{undone:?}");
+    house.accept_all(vec![event("one").to(&endpoint)], BatchMode::Each).await;
+    let undone = house.accept_all(vec![event("new"), event("one").saying("[2]")], BatchMode::All).await;
+    assert!(undone.iter().any(|one| matches!(one, AcceptResult::Conflict { .. })), "{undone:?}");
     assert_eq!(usage(&house).await.stored_bytes, expected);
-    assert_eq!(house.store.usage(&[tenant("nobody")]).await.unwrap()[0], Usage::default());
+    assert_eq!(house.store.usage(&[tenant("nobody")]).await.unwrap()[0], TenantUsage::default());
     house.deliver(&one, at(1)).await;
     assert!(house.store.expunge(&ours(), &"one".parse().unwrap()).await.unwrap());
     assert!(house.store.expunge(&ours(), &"one".parse().unwrap()).await.unwrap());
@@ -147,30 +148,30 @@ async fn data_that_nobody_wanted_is_forgotten_before_its_id(house: House) {
     assert_eq!(usage(&house).await.stored_bytes, bytes, "it was not kept long enough");
     house.forget_unmatched(at(1_000)).await;
     let record = house.store.event(&ours(), &"unwanted".parse().unwrap()).await.unwrap().unwrap();
-    assert_eq!((record.withheld, record.event.data.len(), record.is_damaged), (Some(Withheld::Unmatched), 0, false));
+    assert_eq!((record.withheld, record.event.data.len(), record.is_damaged), (Some(DataRemoval::Unmatched), 0, false));
     let record = house.store.event(&ours(), &"wanted".parse().unwrap()).await.unwrap().unwrap();
     assert_eq!((record.withheld, record.event.data.is_empty()), (None, false));
     assert_eq!(usage(&house).await.stored_bytes, bytes - record.event.data.len() as u64);
     let record = house.store.event(&ours(), &"old".parse().unwrap()).await.unwrap().unwrap();
-    assert_eq!(record.withheld, Some(Withheld::Expunged), "an older version expunged it, and wrote no code");
-    let again = house.accept_all(vec![event("unwanted")], Together::Each).await;
-    assert!(matches!(again[..], [Accepted::Duplicate { .. }]), "{again:?}");
+    assert_eq!(record.withheld, Some(DataRemoval::Expunged), "an older version expunged it, and wrote no code");
+    let again = house.accept_all(vec![event("unwanted")], BatchMode::Each).await;
+    assert!(matches!(again[..], [AcceptResult::Duplicate { .. }]), "{again:?}");
     house.store.expunge(&ours(), &"wanted".parse().unwrap()).await.unwrap();
     let record = house.store.event(&ours(), &"wanted".parse().unwrap()).await.unwrap().unwrap();
-    assert_eq!(record.withheld, Some(Withheld::Expunged));
+    assert_eq!(record.withheld, Some(DataRemoval::Expunged));
 }
 
 async fn a_ceiling_is_in_force_for_the_endpoints_that_are_there(house: House) {
     let settings = json!({"max_in_flight": 100, "timeout": {"total": "30s"}, "retry": {"max_attempts": 20}});
     let endpoint = house.endpoint(settings).await;
-    let ceiling = Ceiling {
+    let ceiling = EndpointCeiling {
         max_in_flight: 7,
         per_second: Some(2.0),
         timeout: Span::secs(1),
         max_attempts: Some(3),
         max_age: Some(Span::secs(60)),
     };
-    limit(&house, Limits { endpoint: ceiling, ..Limits::default() }).await;
+    limit(&house, TenantLimits { endpoint: ceiling, ..TenantLimits::default() }).await;
     let check = |house: &House| {
         let known = house.store.any_endpoint(endpoint.id).unwrap();
         assert_eq!((known.max_in_flight(), known.rate().per_second, known.timeout().total), (7, 2.0, Span::secs(1)));
@@ -184,18 +185,18 @@ async fn a_ceiling_is_in_force_for_the_endpoints_that_are_there(house: House) {
     // A change of something else leaves the ceiling in force.
     house.store.change_endpoint(&ours(), endpoint.id, EndpointChange::Mailed, at(3)).await.unwrap();
     check(&house);
-    limit(&house, Limits::default()).await;
+    limit(&house, TenantLimits::default()).await;
     let known = house.store.any_endpoint(endpoint.id).unwrap();
     assert_eq!((known.max_in_flight(), known.policy.max_attempts), (100, 20), "it is lifted as it was set");
 }
 
 async fn limits_survive_a_restart(house: House) {
-    let limits = Limits { waiting: Some(9), stored_bytes: Some(Size(1 << 30)), ..Limits::default() };
-    let asker = Asker { by: By::Admin, from: None, request_id: String::new(), at: at(0) };
-    posthaste::store::asked_by(Arc::new(asker), limit(&house, limits.clone())).await;
+    let limits = TenantLimits { waiting: Some(9), stored_bytes: Some(Size(1 << 30)), ..TenantLimits::default() };
+    let caller = Caller { by: CallerIdentity::Admin, from: None, request_id: String::new(), at: at(0) };
+    posthaste::store::with_caller(Arc::new(caller), limit(&house, limits.clone())).await;
     let house = house.reopened().await;
     assert_eq!(house.store.tenant(&ours()).unwrap().limits, limits);
-    let page = posthaste::store::PageAsk { cursor: None, limit: 10 };
+    let page = posthaste::store::PageRequest { cursor: None, limit: 10 };
     let entries = house.store.audit(Default::default(), page).await.unwrap();
     assert!(serde_json::to_string(&entries.data[0].record).unwrap().contains("limits"), "{entries:?}");
 }

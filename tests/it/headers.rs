@@ -2,7 +2,7 @@
 //! that were stored before their names were reserved.
 
 use posthaste::model::id::{EndpointId, TenantId};
-use posthaste::store::embedded::{Durability, Embedded};
+use posthaste::store::embedded::{Durability, EmbeddedStore};
 use posthaste::store::{Catalog, EndpointChange};
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use crate::support::{Gateway, Receiver, path_of};
 
 /// Stores a header with the endpoint as an earlier version may have done.
 async fn store_header(gateway: &Gateway, endpoint: &Value, name: &str, value: &str) {
-    let store = Embedded::open(&gateway.folder(), Durability::Synced).unwrap();
+    let store = EmbeddedStore::open(&gateway.folder(), Durability::Synced).unwrap();
     let tenant: TenantId = "default".parse().unwrap();
     let id: EndpointId = endpoint["id"].as_str().unwrap().parse().unwrap();
     let current = store.endpoint(&tenant, id).unwrap();

@@ -6,32 +6,33 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use posthaste::clock::{Clock, SystemClock};
-use posthaste::lifecycle::mail::smtp::{SmtpPost, read_password};
-use posthaste::lifecycle::mail::words::{Facts, What, trouble_letter};
-use posthaste::lifecycle::mail::{Letter, MailProblem, Patience, Post, Postmaster};
+use posthaste::lifecycle::mail::smtp::{SmtpMailer, read_password};
+use posthaste::lifecycle::mail::text::{MailFacts, MailReason, trouble_letter};
+use posthaste::lifecycle::mail::{Mail, MailError, MailQueue, MailRetry, Mailer};
 use serde_json::json;
 
-use crate::support::{Gateway, Mail, MailServer, Manner, Mood, Options, PATIENCE, eventually};
+use crate::support::{Gateway, MailServer, Manner, Mood, Options, PATIENCE, ReceivedMail, eventually};
 
 /// Retries come soon, so that stories do not wait for them.
-const EAGER: Patience = Patience { first: Duration::from_millis(5), max: Duration::from_millis(50), give_up: PATIENCE };
+const EAGER: MailRetry =
+    MailRetry { first: Duration::from_millis(5), max: Duration::from_millis(50), give_up: PATIENCE };
 
 fn clock() -> Arc<dyn Clock> {
     Arc::new(SystemClock)
 }
 
-fn post(url: &str, password: Option<&str>) -> SmtpPost {
+fn post(url: &str, password: Option<&str>) -> SmtpMailer {
     let from = "Posthaste <posthaste@gateway.example>".parse().unwrap();
-    SmtpPost::new(url.parse().unwrap(), password.map(str::to_owned), from, clock()).unwrap()
+    SmtpMailer::new(url.parse().unwrap(), password.map(str::to_owned), from, clock()).unwrap()
 }
 
-fn letter(to: &str) -> Letter {
-    Letter { to: to.into(), subject: "Webhooks are failing".into(), text: "Please look at the receiver.\n".into() }
+fn letter(to: &str) -> Mail {
+    Mail { to: to.into(), subject: "Webhooks are failing".into(), text: "Please look at the receiver.\n".into() }
 }
 
 /// A postmaster at work, and how often he said that a letter was sent.
 struct Office {
-    postmaster: Postmaster,
+    postmaster: MailQueue,
     said: Arc<AtomicUsize>,
     working: tokio::task::JoinHandle<()>,
 }
@@ -43,16 +44,16 @@ impl Drop for Office {
 }
 
 impl Office {
-    fn of(post: SmtpPost) -> Self {
-        let postmaster = Postmaster::with_patience(Some(Arc::new(post)), clock(), EAGER);
+    fn of(post: SmtpMailer) -> Self {
+        let postmaster = MailQueue::with_retry(Some(Arc::new(post)), clock(), EAGER);
         let at_work = postmaster.clone();
         let working = tokio::spawn(async move { at_work.run().await });
         Self { postmaster, said: Arc::default(), working }
     }
 
-    fn post(&self, letter: Letter) {
+    fn post(&self, letter: Mail) {
         let said = self.said.clone();
-        self.postmaster.post(letter, move || _ = said.fetch_add(1, Ordering::SeqCst));
+        self.postmaster.enqueue(letter, move || _ = said.fetch_add(1, Ordering::SeqCst));
     }
 
     async fn until(&self, sent: usize, failed: u64) {
@@ -70,7 +71,7 @@ async fn a_letter_arrives_once_and_as_it_was_written() {
     let server = MailServer::start(Manner::default()).await;
     let office = Office::of(post(&server.url(""), None));
     let text = "Hello,\n.a line that begins with a dot\n.\nMAIL FROM:<x@example.com>\n";
-    office.post(Letter { text: text.into(), ..letter("ops@example.com") });
+    office.post(Mail { text: text.into(), ..letter("ops@example.com") });
     office.until(1, 0).await;
     let mails = server.mails();
     let [mail] = &mails[..] else { panic!("one mail: {mails:?}") };
@@ -99,10 +100,10 @@ async fn no_subject_can_begin_a_header_of_its_own() {
         "Störung\nBcc: everybody@example.com",
         "Trouble\rBcc: everybody@example.com",
     ] {
-        office.post(Letter { subject: subject.into(), ..letter("ops@example.com") });
+        office.post(Mail { subject: subject.into(), ..letter("ops@example.com") });
     }
     office.until(4, 0).await;
-    let plain = |mail: &Mail| mail.head().contains("Subject: Trouble Bcc: everybody@example.com");
+    let plain = |mail: &ReceivedMail| mail.head().contains("Subject: Trouble Bcc: everybody@example.com");
     assert_eq!(server.mails().iter().filter(|mail| plain(mail)).count(), 2, "line ends are gone: {:?}", server.mails());
     for mail in server.mails() {
         assert_eq!(mail.to, ["ops@example.com"]);
@@ -177,7 +178,7 @@ async fn the_reason_is_told_without_the_address() {
     let answer = "550 5.1.1 <gone@example.com>: gone is unknown here";
     let server = MailServer::start(Manner::moody("RCPT", &[Mood::Say(answer)])).await;
     match post(&server.url(""), None).send(&letter("gone@example.com")).await {
-        Err(MailProblem::Permanent(why)) => {
+        Err(MailError::Permanent(why)) => {
             assert!(why.contains("550") && why.contains("unknown here") && why.contains("127.0.0.1"), "{why}");
             assert!(!why.contains("gone"), "{why}");
         }
@@ -228,7 +229,7 @@ async fn a_server_that_is_down_is_temporary_trouble() {
     let url = server.url("");
     drop(server);
     let problem = post(&url, None).send(&letter("ops@example.com")).await.unwrap_err();
-    assert!(matches!(problem, MailProblem::Temporary(_)), "{problem:?}");
+    assert!(matches!(problem, MailError::Temporary(_)), "{problem:?}");
 }
 
 #[tokio::test]
@@ -244,9 +245,9 @@ async fn the_password_comes_from_the_file() {
         assert_eq!(server.mails()[0].signed_in.as_deref(), Some("ops@example.com"));
 
         let refused = post(&url, Some("guess")).send(&letter("b@example.com")).await.unwrap_err();
-        assert!(matches!(&refused, MailProblem::Permanent(why) if why.contains("535")), "{refused:?}");
+        assert!(matches!(&refused, MailError::Permanent(why) if why.contains("535")), "{refused:?}");
         let refused = post(&server.url(""), None).send(&letter("b@example.com")).await.unwrap_err();
-        assert!(matches!(&refused, MailProblem::Permanent(why) if why.contains("530")), "{refused:?}");
+        assert!(matches!(&refused, MailError::Permanent(why) if why.contains("530")), "{refused:?}");
         assert_eq!(server.mails().len(), 1);
     }
 }
@@ -281,12 +282,12 @@ async fn without_the_encryption_that_was_asked_for_nothing_is_told() {
     let plain = MailServer::start(Manner { login, ..Manner::default() }).await;
     let url = format!("smtp://ops@{}?tls=required", plain.address);
     let refused = post(&url, Some("hush")).send(&letter("ops@example.com")).await.unwrap_err();
-    assert!(matches!(&refused, MailProblem::Permanent(why) if why.contains("STARTTLS")), "{refused:?}");
+    assert!(matches!(&refused, MailError::Permanent(why) if why.contains("STARTTLS")), "{refused:?}");
     // Offered by somebody nobody trusts.
     let stranger = MailServer::start(Manner { login, offers_tls: true, ..Manner::default() }).await;
     let url = format!("smtp://ops@{}?tls=required", stranger.address);
     let refused = post(&url, Some("hush")).send(&letter("ops@example.com")).await.unwrap_err();
-    assert!(matches!(&refused, MailProblem::Temporary(why) if why.contains("certificate")), "{refused:?}");
+    assert!(matches!(&refused, MailError::Temporary(why) if why.contains("certificate")), "{refused:?}");
     for server in [plain, stranger] {
         assert!(server.heard("AUTH").is_empty() && server.heard("MAIL").is_empty(), "{:?}", server.heard(""));
     }
@@ -343,8 +344,8 @@ async fn the_gateway_starts_and_stops_whether_its_mail_server_is_there_or_not() 
 }
 
 /// The lines of a letter that somebody may copy.
-fn remedies(gateway: &Gateway, endpoint: &str, what: What) -> (Vec<String>, String) {
-    let facts = Facts {
+fn remedies(gateway: &Gateway, endpoint: &str, what: MailReason) -> (Vec<String>, String) {
+    let facts = MailFacts {
         endpoint: endpoint.into(),
         tenant: "default".into(),
         url: "http://127.0.0.1/".into(),
@@ -353,14 +354,15 @@ fn remedies(gateway: &Gateway, endpoint: &str, what: What) -> (Vec<String>, Stri
         since: clock().now(),
         waiting: Some(0),
         next_probe_at: None,
-        what,
+        reason_kind: what,
     };
     let (_, text) = trouble_letter(&facts);
     let line = |begin: &str| text.lines().find_map(|line| line.trim().strip_prefix(begin)).unwrap().to_owned();
     let mut command: Vec<String> = line("posthaste ").split(' ').map(str::to_owned).collect();
     command.extend(["--server".into(), format!("http://{}", gateway.address)]);
     command.extend(["--token".into(), gateway.token().into()]);
-    let route = if what == What::Dead { format!("GET {}", line("GET ")) } else { format!("POST {}", line("POST ")) };
+    let route =
+        if what == MailReason::Dead { format!("GET {}", line("GET ")) } else { format!("POST {}", line("POST ")) };
     (command, route)
 }
 
@@ -371,11 +373,11 @@ async fn what_a_letter_tells_its_reader_to_do_works() {
         gateway.client.post_json("/v1/tenants/default/endpoints", &json!({"url": "http://127.0.0.1:9/"})).await;
     let endpoint = endpoint.json()["id"].as_str().unwrap().to_owned();
     for (what, state) in [
-        (What::BreakerOpened, "paused"),
-        (What::Paused, "active"),
-        (What::BreakerOpened, "paused"),
-        (What::Disabled, "active"),
-        (What::Dead, "active"),
+        (MailReason::BreakerOpened, "paused"),
+        (MailReason::Paused, "active"),
+        (MailReason::BreakerOpened, "paused"),
+        (MailReason::Disabled, "active"),
+        (MailReason::Dead, "active"),
     ] {
         let (command, route) = remedies(&gateway, &endpoint, what);
         let program = Path::new(env!("CARGO_BIN_EXE_posthaste"));

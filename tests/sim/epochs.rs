@@ -1,7 +1,7 @@
 //! Shards that went and came back to the same node: what was begun under one
 //! ownership counts for nothing under the next.
 
-use posthaste::model::delivery::State;
+use posthaste::model::delivery::DeliveryState;
 
 use super::ownership::{SECOND, calls, ids, live_calmly, plain};
 
@@ -28,7 +28,7 @@ fn an_outcome_of_the_ownership_before_is_refused_and_the_delivery_made_again() {
             assert_eq!(cluster.stale_writes(0), "1");
             assert_eq!(ids(&calls(receiver)), [("a", 0), ("a", 0), ("b", 0)]);
             assert_eq!(cluster.delivery("a").await.progress.attempts, 1, "the first was never written down");
-            assert_eq!(cluster.delivery("b").await.state, State::Delivered);
+            assert_eq!(cluster.delivery("b").await.state, DeliveryState::Delivered);
         },
     );
 }

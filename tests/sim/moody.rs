@@ -9,8 +9,8 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use posthaste::clock::Clock;
 use posthaste::lifecycle::deliver::send::Sender;
-use posthaste::lifecycle::deliver::sign::Request;
-use posthaste::model::attempt::{Answer, Failure, FailureKind, Response, Timings};
+use posthaste::lifecycle::deliver::sign::SignedRequest;
+use posthaste::model::attempt::{Answer, AttemptFailure, FailureKind, Response, Timings};
 use posthaste::model::delivery::after;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -143,7 +143,7 @@ impl Drop for Open<'_> {
 
 #[async_trait]
 impl Sender for Moody {
-    async fn send(&self, request: Request) -> Answer {
+    async fn send(&self, request: SignedRequest) -> Answer {
         let header = |name: &str| request.headers.get(name).map(|value| value.to_str().unwrap().to_owned());
         let id = header("webhook-id").unwrap();
         let place = header("x-seq").map(|seq| seq.parse::<u64>().unwrap());
@@ -179,7 +179,7 @@ impl Sender for Moody {
         let header = quiet_for.map(|seconds| ("retry-after".to_owned(), seconds.to_string()));
         let result = match mood {
             Ok(status) => Ok(Response { status, headers: header.into_iter().collect(), ..Response::default() }),
-            Err(kind) => Err(Failure::new(kind, "a mood")),
+            Err(kind) => Err(AttemptFailure::new(kind, "a mood")),
         };
         Answer { result, timings: Timings::default() }
     }
@@ -187,7 +187,7 @@ impl Sender for Moody {
 
 impl Moody {
     /// Judges a request as it arrives.
-    fn open(&self, request: &Request, id: &str, lane: Option<(String, String)>, place: Option<u64>) -> Open<'_> {
+    fn open(&self, request: &SignedRequest, id: &str, lane: Option<(String, String)>, place: Option<u64>) -> Open<'_> {
         let url = request.url.clone();
         let mut ledger = self.ledger.lock().unwrap();
         ledger.requests += 1;

@@ -12,23 +12,23 @@ use posthaste::lifecycle::accept::{Submission, accept};
 use posthaste::lifecycle::change::{change_delivery, put_tenant};
 use posthaste::lifecycle::cluster;
 use posthaste::lifecycle::deliver::send::Sender;
-use posthaste::lifecycle::deliver::sign::Request;
-use posthaste::lifecycle::dispatch::limits::Hold;
+use posthaste::lifecycle::deliver::sign::SignedRequest;
+use posthaste::lifecycle::dispatch::limits::NodeBlocker;
 use posthaste::lifecycle::expire;
-use posthaste::lifecycle::felt::{About, felt};
-use posthaste::lifecycle::mail::Postmaster;
+use posthaste::lifecycle::live_status::{LiveStatusQuery, live_statuses};
+use posthaste::lifecycle::mail::MailQueue;
 use posthaste::lifecycle::waiting::outlooks;
 use posthaste::metrics::Gauges;
 use posthaste::model::attempt::{Answer, Response, Timings};
-use posthaste::model::delivery::{Delivery, State, WaitingFor, after};
-use posthaste::model::endpoint::{Endpoint, Settings};
+use posthaste::model::delivery::{Delivery, DeliveryState, WaitingFor, after};
+use posthaste::model::endpoint::{Endpoint, EndpointSettings};
 use posthaste::model::id::{EndpointId, SecretId};
-use posthaste::model::pace::Rate;
+use posthaste::model::rate::Rate;
 use posthaste::model::shard::Shard;
 use posthaste::model::span::Span;
-use posthaste::model::tenant::Quota;
-use posthaste::store::embedded::{Durability, Embedded};
-use posthaste::store::{Catalog, Change, Error, Store, Tiding, Together};
+use posthaste::model::tenant::TenantQuota;
+use posthaste::store::embedded::{Durability, EmbeddedStore};
+use posthaste::store::{BatchMode, Catalog, ClusterEvent, DeliveryChange, Error, Store};
 use serde_json::{Value, json};
 
 use super::seats::{LEASE, Table};
@@ -77,7 +77,7 @@ impl Receiver {
 
 #[async_trait]
 impl Sender for Line {
-    async fn send(&self, request: Request) -> Answer {
+    async fn send(&self, request: SignedRequest) -> Answer {
         let Self(node, receiver) = self;
         let id = request.headers["webhook-id"].to_str().unwrap().to_owned();
         let place = {
@@ -117,7 +117,7 @@ impl Cluster {
             endpoints: to.map(|to| vec![to]),
             data: "{}".into(),
         };
-        accept(&self.nodes[node], &tenant(), vec![submission], Together::All).await.unwrap();
+        accept(&self.nodes[node], &tenant(), vec![submission], BatchMode::All).await.unwrap();
     }
 
     pub async fn until(&self, span: Duration) {
@@ -129,7 +129,7 @@ impl Cluster {
         self.nodes[0].store.event_deliveries(&tenant(), &id).await.unwrap().unwrap().remove(0)
     }
 
-    async fn change(&self, node: usize, event: &str, change: Change) -> Result<(), Error> {
+    async fn change(&self, node: usize, event: &str, change: DeliveryChange) -> Result<(), Error> {
         let id = self.delivery(event).await.id;
         change_delivery(&self.nodes[node], &tenant(), id, change).await
     }
@@ -155,12 +155,12 @@ impl Cluster {
 
 fn start(store: Stumbling, sender: Arc<dyn Sender>, clock: &Arc<dyn Clock>, seed: u64) -> Arc<Gateway> {
     let store: Arc<dyn Store> = Arc::new(store);
-    let mail = Postmaster::new(None, clock.clone());
+    let mail = MailQueue::new(None, clock.clone());
     let gateway = gateway(store, sender, clock, mail, Span::secs(30 * 86_400), limits(), seed);
     let (keeping_time, expiring, listening) = (gateway.clone(), gateway.clone(), gateway.clone());
     tokio::spawn(async move { keeping_time.dispatcher.run().await.unwrap() });
     tokio::spawn(expire::run(expiring));
-    tokio::spawn(cluster::listen(listening));
+    tokio::spawn(cluster::run(listening));
     gateway
 }
 
@@ -173,7 +173,7 @@ pub fn live(
     story: impl AsyncFnOnce(&mut Cluster),
 ) {
     let folder = tempfile::tempdir().unwrap();
-    let embedded = Arc::new(Embedded::open(folder.path(), Durability::Unsynced).unwrap());
+    let embedded = Arc::new(EmbeddedStore::open(folder.path(), Durability::Unsynced).unwrap());
     let began = Timestamp::from_second(1_800_000_000).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     let table = Table::new(embedded.clone(), nodes);
@@ -186,10 +186,10 @@ pub fn live(
             let is_taken =
                 |id: EndpointId| endpoints.iter().any(|known| Shard::of(&tenant(), *known) == Shard::of(&tenant(), id));
             let id = (0..).map(|n| EndpointId::mint(began, n)).find(|id| !is_taken(*id)).unwrap();
-            let settings: Settings = serde_json::from_value(settings).unwrap();
+            let settings: EndpointSettings = serde_json::from_value(settings).unwrap();
             let mut made = Endpoint {
                 id,
-                urls: posthaste::model::urls::UrlVersions::first(&settings.url),
+                urls: posthaste::model::url_versions::UrlVersions::first(&settings.url),
                 policy: settings.check().unwrap(),
                 settings,
                 ..endpoint(0, began)
@@ -269,7 +269,7 @@ fn only_the_owner_delivers_whoever_accepts() {
         seen.sort_by(|a, b| a.id.cmp(&b.id));
         assert_eq!(ids(&seen), [("before", 1), ("here", 1), ("there", 1)]);
         for id in ["before", "there", "here"] {
-            assert_eq!(cluster.delivery(id).await.state, State::Delivered);
+            assert_eq!(cluster.delivery(id).await.state, DeliveryState::Delivered);
         }
     });
 }
@@ -285,7 +285,7 @@ fn what_is_accepted_before_a_gain_is_heard_of_goes_with_it() {
             cluster.until(at).await;
             assert_eq!(calls(receiver).len(), n, "it is not known to be ours");
             if n > 0 {
-                cluster.table.tell(0, Tiding::Lost { shards: cluster.shard().to_vec() });
+                cluster.table.tell(0, ClusterEvent::Lost { shards: cluster.shard().to_vec() });
             }
             cluster.table.tell(0, gained);
             cluster.until(at + SECOND).await;
@@ -335,7 +335,7 @@ fn a_shard_that_is_kept_after_all_goes_on() {
         cluster.until(20 * SECOND).await;
         assert!(wanting.await.unwrap().is_err(), "nothing is given that is ours again");
         assert_eq!(ids(&calls(receiver)).len(), 2);
-        assert_eq!(cluster.delivery("slow").await.state, State::Delivered);
+        assert_eq!(cluster.delivery("slow").await.state, DeliveryState::Delivered);
     });
 }
 
@@ -384,7 +384,11 @@ fn a_lease_that_is_not_renewed_ends_what_is_open_and_begins_nothing() {
         cluster.until(80 * SECOND).await;
         for id in ["long", "early", "late"] {
             let delivery = cluster.delivery(id).await;
-            assert_eq!((delivery.state, delivery.progress.attempts), (State::Delivered, 1), "{id}: nothing is charged");
+            assert_eq!(
+                (delivery.state, delivery.progress.attempts),
+                (DeliveryState::Delivered, 1),
+                "{id}: nothing is charged"
+            );
         }
     });
 }
@@ -415,7 +419,7 @@ fn one_that_is_the_last_to_hear_settles_nothing_and_forgets() {
         cluster.table.steal(&cluster.shard());
         cluster.until(3 * SECOND).await;
         assert_eq!(cluster.stale_writes(0), "1", "its outcome was refused");
-        assert_eq!(cluster.delivery("a").await.state, State::Waiting);
+        assert_eq!(cluster.delivery("a").await.state, DeliveryState::Waiting);
         assert_eq!(cluster.nodes[0].dispatcher.in_flight(), 0);
         cluster.until(60 * SECOND).await;
         assert_eq!(ids(&calls(receiver)), [("a", 0)], "and it starts nothing more of it");
@@ -467,10 +471,10 @@ fn a_tenants_rate_is_one_over_all_nodes() {
     let settings = (0..8).map(|n| json!({"url": format!("https://r{n}.example/"), "max_in_flight": 100})).collect();
     live_calmly(2, settings, AT_ONCE, async |cluster, receiver| {
         let mut limited = tenant_record(cluster.began);
-        limited.quota = Quota { rate: Some(rate), ..Quota::default() };
+        limited.quota = TenantQuota { rate: Some(rate), ..TenantQuota::default() };
         put_tenant(&cluster.nodes[0], limited).await.unwrap();
         let (done, _heard) = tokio::sync::oneshot::channel();
-        cluster.table.tell(1, Tiding::Changed { endpoints: Vec::new(), tenants: vec![tenant()], done });
+        cluster.table.tell(1, ClusterEvent::Changed { endpoints: Vec::new(), tenants: vec![tenant()], done });
         let shards: Vec<Shard> = cluster.endpoints.iter().map(|id| Shard::of(&tenant(), *id)).collect();
         cluster.table.give(0, &shards, false).await;
         // Both have rested, as far as they know.
@@ -506,17 +510,17 @@ fn what_a_person_does_elsewhere_is_in_force_at_the_owner_before_it_is_answered()
             cluster.send(1, id, None).await;
         }
         cluster.until(SECOND).await;
-        cluster.change(0, "cancelled", Change::Cancel).await.unwrap();
-        let refused = cluster.change(0, "open", Change::RetryNow).await;
+        cluster.change(0, "cancelled", DeliveryChange::Cancel).await.unwrap();
+        let refused = cluster.change(0, "open", DeliveryChange::RetryNow).await;
         assert!(matches!(&refused, Err(Error::WrongState(words)) if words.contains("in flight")), "{refused:?}");
         cluster.until(10 * SECOND).await;
         assert_eq!(ids(&calls(receiver)), [("open", 1), ("last", 1)]);
-        cluster.change(0, "cancelled", Change::Replay).await.unwrap();
+        cluster.change(0, "cancelled", DeliveryChange::Replay).await.unwrap();
         cluster.until(13 * SECOND).await;
         assert_eq!(ids(&calls(receiver))[2..], [("cancelled", 1)], "at once");
         // Nobody owns it: that is for whoever comes next.
         cluster.table.take(1, &cluster.shard());
-        cluster.change(0, "cancelled", Change::Replay).await.unwrap();
+        cluster.change(0, "cancelled", DeliveryChange::Replay).await.unwrap();
         cluster.table.give(0, &cluster.shard(), true).await;
         cluster.until(20 * SECOND).await;
         assert_eq!(ids(&calls(receiver))[3..], [("cancelled", 0)]);
@@ -544,15 +548,19 @@ fn any_node_shows_what_the_owner_feels() {
                     assert_eq!((seen.is_in_flight, seen.waiting_for), (is_in_flight, waiting_for), "{event}, {node}");
                 }
             }
-            let about = cluster.endpoints.iter().map(|id| About::endpoint(&tenant(), *id)).collect();
-            let felt = felt(gateway, about).await;
+            let about = cluster.endpoints.iter().map(|id| LiveStatusQuery::endpoint(&tenant(), *id)).collect();
+            let felt = live_statuses(gateway, about).await;
             assert_eq!(felt.len(), 2);
-            assert!(felt.values().all(|felt| felt.waiting == Some(2) && felt.hold == Hold::Slot), "{node}: {felt:?}");
+            assert!(
+                felt.values().all(|felt| felt.waiting == Some(2) && felt.blocker == NodeBlocker::Slot),
+                "{node}: {felt:?}"
+            );
         }
         // Without an owner there is only what is written down.
         cluster.table.take(2, &shards[1..]);
-        let felt = felt(&cluster.nodes[0], vec![About::endpoint(&tenant(), cluster.endpoints[1])]).await;
-        assert_eq!(felt[&cluster.endpoints[1]].hold, Hold::Free);
+        let felt =
+            live_statuses(&cluster.nodes[0], vec![LiveStatusQuery::endpoint(&tenant(), cluster.endpoints[1])]).await;
+        assert_eq!(felt[&cluster.endpoints[1]].blocker, NodeBlocker::Free);
     });
 }
 

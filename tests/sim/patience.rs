@@ -12,21 +12,21 @@ use posthaste::clock::{Clock, TokioClock};
 use posthaste::lifecycle::accept::{Submission, accept};
 use posthaste::lifecycle::change::{change_delivery, pause, resume};
 use posthaste::lifecycle::deliver::send::Sender;
-use posthaste::lifecycle::deliver::sign::Request;
+use posthaste::lifecycle::deliver::sign::SignedRequest;
 use posthaste::lifecycle::expire;
 use posthaste::lifecycle::explain::explain_delivery;
-use posthaste::lifecycle::mail::Postmaster;
+use posthaste::lifecycle::mail::MailQueue;
 use posthaste::lifecycle::waiting::outlook;
 use posthaste::lifecycle::{Gateway, change};
 use posthaste::model::attempt::{Answer, Attempt, Response, Timings};
-use posthaste::model::delivery::{Cause, Delivery, State, WaitingFor, after};
-use posthaste::model::endpoint::{Endpoint, Settings};
+use posthaste::model::delivery::{DeadCause, Delivery, DeliveryState, WaitingFor, after};
+use posthaste::model::endpoint::{Endpoint, EndpointSettings};
 use posthaste::model::id::EndpointId;
-use posthaste::model::pace::Rate;
 use posthaste::model::preset::Preset;
+use posthaste::model::rate::Rate;
 use posthaste::model::span::Span;
-use posthaste::store::embedded::{Durability, Embedded};
-use posthaste::store::{Catalog, Change, EndpointChange, Store, Together};
+use posthaste::store::embedded::{Durability, EmbeddedStore};
+use posthaste::store::{BatchMode, Catalog, DeliveryChange, EndpointChange, Store};
 use serde_json::{Value, json};
 
 use super::stumbling::Stumbling;
@@ -42,7 +42,7 @@ struct Scripted {
 
 #[async_trait]
 impl Sender for Scripted {
-    async fn send(&self, request: Request) -> Answer {
+    async fn send(&self, request: SignedRequest) -> Answer {
         let now = self.clock.lock().unwrap().as_ref().unwrap().now();
         let id = request.headers["webhook-id"].to_str().unwrap().to_owned();
         self.asked.lock().unwrap().push((id, now));
@@ -82,7 +82,7 @@ impl Town {
     /// Opens the store and lives until the story is told; then ends without a
     /// goodbye. The first time, an endpoint is made with these settings.
     fn live(&mut self, settings: Value, story: impl AsyncFnOnce(&Office)) {
-        let embedded = Arc::new(Embedded::open(self.folder.path(), Durability::Unsynced).unwrap());
+        let embedded = Arc::new(EmbeddedStore::open(self.folder.path(), Durability::Unsynced).unwrap());
         let steady = Stumbling::steady(embedded.clone());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
@@ -95,7 +95,7 @@ impl Town {
             let endpoint = steady.endpoints(&tenant())[0].id;
             let store: Arc<dyn Store> = Arc::new(steady.clone());
             let sender = self.receiver.clone();
-            let mail = Postmaster::new(None, clock.clone());
+            let mail = MailQueue::new(None, clock.clone());
             let gateway = gateway(store, sender, &clock, mail, self.hold_max, limits(), 5);
             let (keeping_time, expiring) = (gateway.clone(), gateway.clone());
             tokio::spawn(async move { keeping_time.dispatcher.run().await });
@@ -116,9 +116,9 @@ impl Town {
 fn made(changes: Value, now: Timestamp) -> Endpoint {
     let mut settings = json!({"url": "https://receiver.example/"});
     settings.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-    let settings: Settings = serde_json::from_value(settings).unwrap();
+    let settings: EndpointSettings = serde_json::from_value(settings).unwrap();
     Endpoint {
-        urls: posthaste::model::urls::UrlVersions::first(&settings.url),
+        urls: posthaste::model::url_versions::UrlVersions::first(&settings.url),
         policy: settings.check().unwrap(),
         settings,
         ..endpoint(0, now)
@@ -141,7 +141,7 @@ impl Office {
             endpoints: None,
             data: Bytes::from_static(b"{}"),
         };
-        accept(&self.gateway, &tenant(), vec![submission], Together::All).await.unwrap();
+        accept(&self.gateway, &tenant(), vec![submission], BatchMode::All).await.unwrap();
     }
 
     async fn wait(&self, seconds: u64) {
@@ -158,7 +158,7 @@ impl Office {
         self.gateway.store.attempts(&tenant(), id).await.unwrap().unwrap()
     }
 
-    async fn stands(&self, id: &str) -> (State, Option<Cause>, u32) {
+    async fn stands(&self, id: &str) -> (DeliveryState, Option<DeadCause>, u32) {
         let delivery = self.delivery(id).await;
         (delivery.state, delivery.cause, delivery.progress.attempts)
     }
@@ -183,7 +183,7 @@ impl Office {
 
     async fn retry_policy(&self, retry: Value) {
         let current = self.gateway.store.any_endpoint(self.endpoint).unwrap();
-        let settings = Settings { retry: serde_json::from_value(retry).unwrap(), ..current.settings.clone() };
+        let settings = EndpointSettings { retry: serde_json::from_value(retry).unwrap(), ..current.settings.clone() };
         let policy = settings.check().unwrap();
         let if_updated_at = current.updated_at;
         let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
@@ -235,10 +235,10 @@ fn every_preset_waits_as_it_promises_and_gives_up_as_it_promises() {
                 );
                 let (state, cause, attempts) = office.stands("e").await;
                 // Whichever limit comes first ended it.
-                let expected = if asked.len() == attempts_max { Cause::Exhausted } else { Cause::Expired };
+                let expected = if asked.len() == attempts_max { DeadCause::Exhausted } else { DeadCause::Expired };
                 assert_eq!(
                     (state, cause, attempts),
-                    (State::Dead, Some(expected), asked.len() as u32),
+                    (DeliveryState::Dead, Some(expected), asked.len() as u32),
                     "{}",
                     preset.as_str()
                 );
@@ -257,7 +257,7 @@ fn a_merchant_that_recovers_is_delivered_on_the_fourth_attempt() {
     Town::answering(&replies).live(json!({}), async |office| {
         office.send("pay-1", None, None).await;
         office.wait(3_600).await;
-        assert_eq!(office.stands("pay-1").await, (State::Delivered, None, 4));
+        assert_eq!(office.stands("pay-1").await, (DeliveryState::Delivered, None, 4));
         let asked = office.asked();
         assert!(asked.iter().all(|(id, _)| id == "pay-1"), "{asked:?}");
         let wait = asked[3].1 - asked[2].1;
@@ -286,13 +286,13 @@ fn retry_after_holds_back_the_whole_endpoint_over_a_restart() {
         assert_eq!(office.waits_for("third").await, Some(WaitingFor::Backpressure));
         // A person goes through it, and only with the one they name.
         let third = office.delivery("third").await.id;
-        change_delivery(&office.gateway, &tenant(), third, Change::RetryNow).await.unwrap();
+        change_delivery(&office.gateway, &tenant(), third, DeliveryChange::RetryNow).await.unwrap();
         office.wait(5).await;
-        assert_eq!(office.stands("third").await, (State::Delivered, None, 1));
+        assert_eq!(office.stands("third").await, (DeliveryState::Delivered, None, 1));
         assert_eq!(office.waits_for("second").await, Some(WaitingFor::Backpressure));
         office.wait(300).await;
         for id in ["first", "second"] {
-            assert_eq!(office.stands(id).await.0, State::Delivered, "{id}");
+            assert_eq!(office.stands(id).await.0, DeliveryState::Delivered, "{id}");
         }
         let early = office.asked().iter().filter(|(id, _)| id != "third").skip(1).any(|(_, at)| *at < 7_180.0 - 20.0);
         assert!(!early, "{:?}", office.asked());
@@ -308,12 +308,12 @@ fn what_a_person_asked_for_goes_out_after_a_crash_too() {
         office.send("second", None, None).await;
         // Changed in the store, and the gateway ends before it hears of it.
         let second = office.delivery("second").await.id;
-        office.gateway.store.change(&tenant(), second, Change::RetryNow, office.clock.now()).await.unwrap();
+        office.gateway.store.change(&tenant(), second, DeliveryChange::RetryNow, office.clock.now()).await.unwrap();
     });
     town.live(json!({}), async |office| {
         office.wait(5).await;
-        assert_eq!(office.stands("second").await, (State::Delivered, None, 1));
-        assert_eq!(office.stands("first").await, (State::Waiting, None, 1));
+        assert_eq!(office.stands("second").await, (DeliveryState::Delivered, None, 1));
+        assert_eq!(office.stands("first").await, (DeliveryState::Waiting, None, 1));
     });
 }
 
@@ -327,11 +327,15 @@ fn an_age_that_runs_out_under_backpressure_ends_without_an_attempt() {
         office.wait(300).await;
         office.send("loud", None, None).await;
         office.wait(10).await;
-        assert_eq!(office.stands("loud").await, (State::Dead, Some(Cause::Expired), 1), "5400s is past its own age");
+        assert_eq!(
+            office.stands("loud").await,
+            (DeliveryState::Dead, Some(DeadCause::Expired), 1),
+            "5400s is past its own age"
+        );
         office.wait(3_000).await;
         assert_eq!(office.waits_for("old").await, Some(WaitingFor::Backpressure));
         office.wait(400).await;
-        assert_eq!(office.stands("old").await, (State::Dead, Some(Cause::Expired), 1));
+        assert_eq!(office.stands("old").await, (DeliveryState::Dead, Some(DeadCause::Expired), 1));
         let finished = office.delivery("old").await.finished_at.unwrap();
         let age = finished.as_second() - office.began.as_second();
         assert!((3_600..=3_602).contains(&age), "it ended when its age did, at {age}");
@@ -356,7 +360,7 @@ fn a_shorter_age_counts_from_the_next_verdict_and_a_longer_one_at_once() {
         office.wait(3_700).await;
         assert_eq!(
             office.stands("e").await,
-            (State::Dead, Some(Cause::Expired), 2),
+            (DeliveryState::Dead, Some(DeadCause::Expired), 2),
             "and the second verdict is the last"
         );
     });
@@ -375,7 +379,7 @@ fn a_shorter_age_counts_from_the_next_verdict_and_a_longer_one_at_once() {
         assert!(told.summary.contains("it is given up before that"), "{told:?}");
         office.retry_policy(hourly("5h")).await;
         office.wait(7_200).await;
-        assert_eq!(office.stands("saved").await, (State::Waiting, None, 2));
+        assert_eq!(office.stands("saved").await, (DeliveryState::Waiting, None, 2));
     });
 }
 
@@ -390,7 +394,7 @@ fn an_age_shorter_than_any_walk_ends_in_time_too() {
         office.send("loud", None, None).await;
         office.wait(120).await;
         let delivery = office.delivery("old").await;
-        assert_eq!((delivery.cause, delivery.progress.attempts), (Some(Cause::Expired), 1));
+        assert_eq!((delivery.cause, delivery.progress.attempts), (Some(DeadCause::Expired), 1));
         let age = delivery.finished_at.unwrap().as_second() - office.began.as_second() - 5;
         assert!((120..=121).contains(&age), "{age}");
     });
@@ -404,11 +408,11 @@ fn time_paused_by_a_person_does_not_count() {
         office.wait(60).await;
         office.pause().await;
         office.wait(5 * 86_400).await;
-        assert_eq!(office.stands("e").await, (State::Waiting, None, 1), "five days of pause are no age");
+        assert_eq!(office.stands("e").await, (DeliveryState::Waiting, None, 1), "five days of pause are no age");
         office.resume().await;
         office.wait(2 * 86_400).await;
         let (state, cause, attempts) = office.stands("e").await;
-        assert_eq!((state, cause), (State::Dead, Some(Cause::Expired)));
+        assert_eq!((state, cause), (DeliveryState::Dead, Some(DeadCause::Expired)));
         // At 0, when it was resumed, and from then on every ten minutes.
         assert_eq!(attempts, 7, "{:?}", office.asked());
     });
@@ -425,21 +429,21 @@ fn a_delivery_held_before_its_first_attempt_ends_after_hold_max_and_its_age_begi
         office.wait(5 * 86_400).await;
         office.send("late", None, None).await;
         office.wait(5 * 86_400 + 700).await;
-        assert_eq!(office.stands("never").await, (State::Dead, Some(Cause::Expired), 0));
-        assert_eq!(office.stands("late").await, (State::Waiting, None, 0));
+        assert_eq!(office.stands("never").await, (DeliveryState::Dead, Some(DeadCause::Expired), 0));
+        assert_eq!(office.stands("late").await, (DeliveryState::Waiting, None, 0));
         office.resume().await;
         office.wait(2_000).await;
-        assert_eq!(office.stands("late").await, (State::Waiting, None, 4), "five days of waiting are no age");
+        assert_eq!(office.stands("late").await, (DeliveryState::Waiting, None, 4), "five days of waiting are no age");
         office.wait(3_600).await;
-        assert_eq!(office.stands("late").await, (State::Dead, Some(Cause::Expired), 7));
+        assert_eq!(office.stands("late").await, (DeliveryState::Dead, Some(DeadCause::Expired), 7));
         // A replay begins to wait anew.
         office.pause().await;
         let never = office.delivery("never").await.id;
-        change_delivery(&office.gateway, &tenant(), never, Change::Replay).await.unwrap();
+        change_delivery(&office.gateway, &tenant(), never, DeliveryChange::Replay).await.unwrap();
         office.wait(9 * 86_400).await;
-        assert_eq!(office.stands("never").await, (State::Waiting, None, 0));
+        assert_eq!(office.stands("never").await, (DeliveryState::Waiting, None, 0));
         office.wait(86_400 + 700).await;
-        assert_eq!(office.stands("never").await, (State::Dead, Some(Cause::Expired), 0));
+        assert_eq!(office.stands("never").await, (DeliveryState::Dead, Some(DeadCause::Expired), 0));
     });
 }
 
@@ -453,20 +457,20 @@ fn an_event_that_expires_ends_wherever_it_waits_and_its_lane_goes_on() {
         office.send("unkeyed", None, Some(60)).await;
         office.wait(61).await;
         for id in ["middle", "unkeyed"] {
-            assert_eq!(office.stands(id).await, (State::Dead, Some(Cause::Expired), 0), "{id}");
+            assert_eq!(office.stands(id).await, (DeliveryState::Dead, Some(DeadCause::Expired), 0), "{id}");
         }
-        assert_eq!(office.stands("head").await.0, State::Waiting);
+        assert_eq!(office.stands("head").await.0, DeliveryState::Waiting);
         office.wait(600).await;
-        assert_eq!(office.stands("head").await, (State::Dead, Some(Cause::Expired), 0));
+        assert_eq!(office.stands("head").await, (DeliveryState::Dead, Some(DeadCause::Expired), 0));
         office.resume().await;
         office.wait(1).await;
-        assert_eq!(office.stands("last").await, (State::Delivered, None, 1), "its lane has moved on");
+        assert_eq!(office.stands("last").await, (DeliveryState::Delivered, None, 1), "its lane has moved on");
         assert_eq!(office.asked().len(), 1, "nothing that was over was sent");
         // A person may send it all the same.
         let head = office.delivery("head").await.id;
-        change_delivery(&office.gateway, &tenant(), head, Change::Replay).await.unwrap();
+        change_delivery(&office.gateway, &tenant(), head, DeliveryChange::Replay).await.unwrap();
         office.wait(1).await;
-        assert_eq!(office.stands("head").await, (State::Delivered, None, 1));
+        assert_eq!(office.stands("head").await, (DeliveryState::Delivered, None, 1));
     });
 }
 
@@ -478,7 +482,7 @@ fn an_event_that_expires_between_two_attempts_is_not_planned_past_it() {
         office.send("next", Some("k"), None).await;
         office.wait(601).await;
         // The attempt at 1200 would come too late, so it is over at 600 already.
-        assert_eq!(office.stands("e").await, (State::Dead, Some(Cause::Expired), 2));
+        assert_eq!(office.stands("e").await, (DeliveryState::Dead, Some(DeadCause::Expired), 2));
         assert_eq!(office.stands("next").await.2, 1, "its lane went on at once");
     });
 }
@@ -497,9 +501,9 @@ fn an_event_that_is_over_when_it_comes_is_kept_and_not_sent() {
             endpoints: None,
             data: Bytes::from_static(b"{}"),
         };
-        accept(&office.gateway, &tenant(), vec![submission], Together::All).await.unwrap();
+        accept(&office.gateway, &tenant(), vec![submission], BatchMode::All).await.unwrap();
         office.wait(1).await;
-        assert_eq!(office.stands("past").await, (State::Dead, Some(Cause::Expired), 0));
+        assert_eq!(office.stands("past").await, (DeliveryState::Dead, Some(DeadCause::Expired), 0));
         assert!(office.asked().is_empty());
     });
 }
@@ -518,7 +522,7 @@ fn a_changed_policy_takes_effect_with_the_next_verdict() {
         office.wait(700).await;
         let asked: Vec<f64> = office.asked().iter().map(|(_, at)| at.round()).collect();
         assert_eq!(asked, [0.0, 3_600.0, 3_610.0, 3_620.0]);
-        assert_eq!(office.stands("e").await, (State::Dead, Some(Cause::Exhausted), 4));
+        assert_eq!(office.stands("e").await, (DeliveryState::Dead, Some(DeadCause::Exhausted), 4));
         let told = explain_delivery(&office.gateway, &tenant(), office.delivery("e").await.id, false).await.unwrap();
         let second = &told.attempts[1].sentences;
         assert!(second.iter().any(|told| told.contains("policy had been changed: it was now 10s")), "{second:?}");

@@ -7,24 +7,25 @@ use std::time::Duration;
 use jiff::Timestamp;
 use posthaste::clock::{Clock, TokioClock};
 use posthaste::lifecycle::deliver::send::Sender;
-use posthaste::lifecycle::deliver::sign::Request;
-use posthaste::lifecycle::links::{NotServed, follow};
-use posthaste::lifecycle::mail::Postmaster;
-use posthaste::lifecycle::retain::{Retention, run};
+use posthaste::lifecycle::deliver::sign::SignedRequest;
+use posthaste::lifecycle::links::{LinkRefusal, follow};
+use posthaste::lifecycle::mail::MailQueue;
+use posthaste::lifecycle::retention::{Retention, run};
 use posthaste::model::attempt::{Answer, Attempt, Decision, Timings};
-use posthaste::model::delivery::{Cause, Progress, after};
-use posthaste::model::next::Next;
+use posthaste::model::delivery::{DeadCause, Progress, after};
+use posthaste::model::next_state::NextState;
 use posthaste::model::span::Span;
 use posthaste::model::verdict::Verdict;
-use posthaste::store::embedded::{Durability, Embedded};
+use posthaste::store::embedded::{Durability, EmbeddedStore};
 use posthaste::store::{
-    Accepted, Catalog, Claim, DeliveryQuery, EventQuery, History, Notice, Outcome, PageAsk, Queue, Settlement,
+    AcceptResult, Catalog, Claim, ClaimOutcome, DeliveryQuery, DeliveryQueue, EndpointUpdate, EventQuery, History,
+    PageRequest, Settlement,
 };
 
 use super::stumbling::Stumbling;
 use super::world::{endpoint, gateway, limits, new_event, tenant, tenant_record};
 
-fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Settlement {
+fn attempted(claim: &Claim, next: NextState, now: Timestamp) -> Settlement {
     let decision = Decision::of(Verdict::Delivered, "2xx");
     let attempt = Attempt {
         number: 1,
@@ -44,13 +45,18 @@ fn attempted(claim: &Claim, next: Next, now: Timestamp) -> Settlement {
         decision,
     };
     let progress = Progress { attempts: 1, age_from: Some(now), ..claim.progress };
-    let outcome =
-        Outcome::Attempted { attempt: Box::new(attempt), next, progress, look_at: None, notice: Notice::default() };
+    let outcome = ClaimOutcome::Attempted {
+        attempt: Box::new(attempt),
+        next,
+        progress,
+        expiry_check_at: None,
+        update: EndpointUpdate::default(),
+    };
     Settlement { id: claim.id, endpoint: claim.endpoint, now, outcome }
 }
 
 async fn left(store: &Stumbling) -> Vec<String> {
-    let page = || PageAsk { cursor: None, limit: 500 };
+    let page = || PageRequest { cursor: None, limit: 500 };
     let deliveries = store.deliveries(&tenant(), DeliveryQuery::default(), page()).await.unwrap().data;
     let events = store.events(&tenant(), EventQuery::default(), page()).await.unwrap().data;
     let mut names: Vec<String> = deliveries.iter().map(|delivery| delivery.event_id.to_string()).collect();
@@ -64,7 +70,7 @@ async fn left(store: &Stumbling) -> Vec<String> {
 #[test]
 fn a_process_that_starts_sweeps_within_its_first_minute_but_not_at_once() {
     let folder = tempfile::tempdir().unwrap();
-    let store = Stumbling::steady(Arc::new(Embedded::open(folder.path(), Durability::Unsynced).unwrap()));
+    let store = Stumbling::steady(Arc::new(EmbeddedStore::open(folder.path(), Durability::Unsynced).unwrap()));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async {
         let began = Timestamp::from_second(1_800_000_000).unwrap();
@@ -72,7 +78,7 @@ fn a_process_that_starts_sweeps_within_its_first_minute_but_not_at_once() {
         let long_ago = after(Timestamp::UNIX_EPOCH, Duration::from_secs(1_700_000_000));
         store.put_tenant(tenant_record(long_ago)).await.unwrap();
         let old = new_event("old", None, long_ago, Vec::new());
-        store.accept(vec![old], posthaste::store::Together::All).await.unwrap();
+        store.accept(vec![old], posthaste::store::BatchMode::All).await.unwrap();
         let retention = Retention {
             finished: Span::secs(86_400),
             dead: Span::secs(86_400),
@@ -92,7 +98,7 @@ fn a_process_that_starts_sweeps_within_its_first_minute_but_not_at_once() {
 }
 
 async fn left_events(store: &Stumbling) -> Vec<String> {
-    let page = PageAsk { cursor: None, limit: 500 };
+    let page = PageRequest { cursor: None, limit: 500 };
     let events = store.events(&tenant(), EventQuery::default(), page).await.unwrap().data;
     events.iter().map(|record| record.event.id.to_string()).collect()
 }
@@ -102,7 +108,7 @@ struct Nobody;
 
 #[async_trait::async_trait]
 impl Sender for Nobody {
-    async fn send(&self, request: Request) -> Answer {
+    async fn send(&self, request: SignedRequest) -> Answer {
         panic!("{request:?} is not to be sent")
     }
 }
@@ -111,7 +117,7 @@ impl Sender for Nobody {
 #[test]
 fn a_link_is_good_as_long_as_its_delivery_is_to_be_kept() {
     let folder = tempfile::tempdir().unwrap();
-    let embedded = Embedded::open(folder.path(), Durability::Unsynced).unwrap();
+    let embedded = EmbeddedStore::open(folder.path(), Durability::Unsynced).unwrap();
     let store = Stumbling::steady(Arc::new(embedded));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async {
@@ -119,17 +125,19 @@ fn a_link_is_good_as_long_as_its_delivery_is_to_be_kept() {
         let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(began));
         store.put_tenant(tenant_record(began)).await.unwrap();
         let endpoint = store.create_endpoint(endpoint(0, began)).await.unwrap();
-        let mail = Postmaster::new(None, clock.clone());
+        let mail = MailQueue::new(None, clock.clone());
         let day = Span::secs(86_400);
         let gateway = gateway(Arc::new(store.clone()), Arc::new(Nobody), &clock, mail, day, limits(), 1);
         let lease = store.lease(&tenant(), endpoint.id);
         let mut deliveries = Vec::new();
-        for (id, next) in
-            [("delivered", Some(Next::Delivered)), ("dead", Some(Next::Dead(Cause::Refused))), ("waiting", None)]
-        {
+        for (id, next) in [
+            ("delivered", Some(NextState::Delivered)),
+            ("dead", Some(NextState::Dead(DeadCause::Refused))),
+            ("waiting", None),
+        ] {
             let new = new_event(id, None, began, vec![endpoint.clone()]);
-            let accepted = store.accept(vec![new], posthaste::store::Together::All).await.unwrap();
-            let [Accepted::New { claims, .. }] = &accepted[..] else { panic!("it is new") };
+            let accepted = store.accept(vec![new], posthaste::store::BatchMode::All).await.unwrap();
+            let [AcceptResult::New { claims, .. }] = &accepted[..] else { panic!("it is new") };
             if let Some(next) = next {
                 store.settle(lease, attempted(&claims[0], next, began)).await.unwrap();
             }
@@ -142,7 +150,7 @@ fn a_link_is_good_as_long_as_its_delivery_is_to_be_kept() {
                 let signature = url.split_once("?signature=").unwrap().1;
                 match follow(&gateway, &tenant(), *delivery, signature).await {
                     Ok(found) => good.push(found.event.to_string()),
-                    Err(why) => assert!(matches!(why, NotServed::Over), "{id}: {why}"),
+                    Err(why) => assert!(matches!(why, LinkRefusal::Over), "{id}: {why}"),
                 }
             }
             good
@@ -160,7 +168,7 @@ fn a_link_is_good_as_long_as_its_delivery_is_to_be_kept() {
 #[test]
 fn finished_deliveries_go_after_their_retention_and_waiting_ones_never() {
     let folder = tempfile::tempdir().unwrap();
-    let embedded = Arc::new(Embedded::open(folder.path(), Durability::Unsynced).unwrap());
+    let embedded = Arc::new(EmbeddedStore::open(folder.path(), Durability::Unsynced).unwrap());
     let store = Stumbling::steady(embedded);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async {
@@ -169,12 +177,14 @@ fn finished_deliveries_go_after_their_retention_and_waiting_ones_never() {
         store.put_tenant(tenant_record(began)).await.unwrap();
         let endpoint = store.create_endpoint(endpoint(0, began)).await.unwrap();
         let lease = store.lease(&tenant(), endpoint.id);
-        for (id, next) in
-            [("delivered", Some(Next::Delivered)), ("dead", Some(Next::Dead(Cause::Refused))), ("waiting", None)]
-        {
+        for (id, next) in [
+            ("delivered", Some(NextState::Delivered)),
+            ("dead", Some(NextState::Dead(DeadCause::Refused))),
+            ("waiting", None),
+        ] {
             let new = new_event(id, None, began, vec![endpoint.clone()]);
-            let accepted = store.accept(vec![new], posthaste::store::Together::All).await.unwrap();
-            let [Accepted::New { claims, .. }] = &accepted[..] else { panic!("it is new") };
+            let accepted = store.accept(vec![new], posthaste::store::BatchMode::All).await.unwrap();
+            let [AcceptResult::New { claims, .. }] = &accepted[..] else { panic!("it is new") };
             if let Some(next) = next {
                 store.settle(lease, attempted(&claims[0], next, began)).await.unwrap();
             }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use posthaste::model::id::{EndpointId, TenantId};
 use posthaste::model::shard::{Epoch, Lease, Shard};
-use posthaste::store::embedded::Embedded;
+use posthaste::store::embedded::EmbeddedStore;
 use posthaste::store::*;
 use tokio::sync::{mpsc, oneshot};
 
@@ -22,7 +22,7 @@ const NEWS: Duration = Duration::from_millis(20);
 
 /// What is true, and what each node believes.
 pub struct Table {
-    inner: Arc<Embedded>,
+    inner: Arc<EmbeddedStore>,
     state: Mutex<State>,
     /// Whether outcomes can be written at the moment.
     is_away: AtomicBool,
@@ -39,8 +39,8 @@ struct Node {
     believes: Vec<Lease>,
     /// When its lease ends, if it is no longer renewed.
     ends: Option<Instant>,
-    tell: mpsc::UnboundedSender<Tiding>,
-    tidings: Option<mpsc::UnboundedReceiver<Tiding>>,
+    tell: mpsc::UnboundedSender<ClusterEvent>,
+    tidings: Option<mpsc::UnboundedReceiver<ClusterEvent>>,
 }
 
 /// One node's place.
@@ -51,7 +51,7 @@ pub struct Seat {
 }
 
 impl Table {
-    pub fn new(inner: Arc<Embedded>, nodes: usize) -> Arc<Self> {
+    pub fn new(inner: Arc<EmbeddedStore>, nodes: usize) -> Arc<Self> {
         let node = |_| {
             let (tell, tidings) = mpsc::unbounded_channel();
             Node { believes: Shard::all().map(Lease::none).collect(), ends: None, tell, tidings: Some(tidings) }
@@ -72,10 +72,10 @@ impl Table {
     }
 
     /// These shards are a node's from now on. Returns what is to be told.
-    pub async fn give_untold(&self, node: usize, shards: &[Shard]) -> Tiding {
+    pub async fn give_untold(&self, node: usize, shards: &[Shard]) -> ClusterEvent {
         self.claim(node, shards);
         let due = self.due(shards).await;
-        Tiding::Gained { shards: shards.to_vec(), due, were_owned: true }
+        ClusterEvent::Gained { shards: shards.to_vec(), due, were_owned: true }
     }
 
     fn claim(&self, node: usize, shards: &[Shard]) {
@@ -91,7 +91,7 @@ impl Table {
     /// These shards stay a node's after all, and it is told so.
     pub async fn keep(&self, node: usize, shards: &[Shard], were_owned: bool) {
         let due = self.due(shards).await;
-        self.tell(node, Tiding::Gained { shards: shards.to_vec(), due, were_owned });
+        self.tell(node, ClusterEvent::Gained { shards: shards.to_vec(), due, were_owned });
     }
 
     async fn due(&self, shards: &[Shard]) -> Vec<(EndpointId, Timestamp)> {
@@ -104,7 +104,7 @@ impl Table {
     /// These shards are to go; returns once the node says that they may.
     pub async fn want(&self, node: usize, shards: &[Shard]) -> std::result::Result<(), oneshot::error::RecvError> {
         let (done, told) = oneshot::channel();
-        self.tell(node, Tiding::Wanted { shards: shards.to_vec(), done });
+        self.tell(node, ClusterEvent::Wanted { shards: shards.to_vec(), done });
         told.await
     }
 
@@ -126,7 +126,7 @@ impl Table {
             state.nodes[node].believes[usize::from(shard.0)] = Lease::none(*shard);
         }
         drop(state);
-        self.tell(node, Tiding::Lost { shards: shards.to_vec() });
+        self.tell(node, ClusterEvent::Lost { shards: shards.to_vec() });
     }
 
     /// From now on a node's lease is not renewed.
@@ -153,7 +153,7 @@ impl Table {
         self.state.lock().unwrap().owners[usize::from(shard.0)].0
     }
 
-    pub fn tell(&self, node: usize, tiding: Tiding) {
+    pub fn tell(&self, node: usize, tiding: ClusterEvent) {
         let _ = self.state.lock().unwrap().nodes[node].tell.send(tiding);
     }
 
@@ -210,14 +210,14 @@ impl Seat {
                 tokio::time::sleep(NEWS).await;
                 if let Some(owner) = table.owner(table.shard(claim.endpoint)) {
                     let (endpoint, due_at) = (claim.endpoint, claim.due_at);
-                    table.tell(owner, Tiding::Arrived { endpoint, due_at, look_at: claim.expires_at });
+                    table.tell(owner, ClusterEvent::Arrived { endpoint, due_at, expiry_check_at: claim.expires_at });
                 }
             });
         }
         ours
     }
 
-    pub fn tidings(&self) -> mpsc::UnboundedReceiver<Tiding> {
+    pub fn tidings(&self) -> mpsc::UnboundedReceiver<ClusterEvent> {
         let tidings = self.table.state.lock().unwrap().nodes[self.node].tidings.take();
         tidings.expect("there is one listener")
     }
@@ -229,7 +229,7 @@ impl Seat {
     pub async fn ask_owner(&self, endpoint: EndpointId, question: String) -> Result<Option<String>> {
         let Some(owner) = self.table.owner(self.table.shard(endpoint)) else { return Ok(None) };
         let (answer, told) = oneshot::channel();
-        self.table.tell(owner, Tiding::Asked { question, answer });
+        self.table.tell(owner, ClusterEvent::Asked { question, answer });
         Ok(told.await.ok())
     }
 }

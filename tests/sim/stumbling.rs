@@ -10,17 +10,17 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use jiff::Timestamp;
 use posthaste::model::attempt::Attempt;
-use posthaste::model::audit::{Deed, Entry};
+use posthaste::model::audit::{AuditEntry, AuditedAction};
 use posthaste::model::delivery::Delivery;
 use posthaste::model::endpoint::Endpoint;
 use posthaste::model::event::Event;
 use posthaste::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
-use posthaste::model::limits::Usage;
-use posthaste::model::news::Milestone;
+use posthaste::model::limits::TenantUsage;
+use posthaste::model::operational_event::EndpointEvent;
 use posthaste::model::shard::Lease;
 use posthaste::model::tenant::Tenant;
 use posthaste::model::token::Token;
-use posthaste::store::embedded::Embedded;
+use posthaste::store::embedded::EmbeddedStore;
 use posthaste::store::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -33,7 +33,7 @@ const STUMBLES: f64 = 0.02;
 /// A store that stumbles.
 #[derive(Clone)]
 pub struct Stumbling {
-    inner: Arc<Embedded>,
+    inner: Arc<EmbeddedStore>,
     has_crashed: Arc<AtomicBool>,
     chance: Arc<Mutex<StdRng>>,
     stumbles: f64,
@@ -42,18 +42,18 @@ pub struct Stumbling {
 }
 
 impl Stumbling {
-    pub fn new(inner: Arc<Embedded>, seed: u64) -> Self {
+    pub fn new(inner: Arc<EmbeddedStore>, seed: u64) -> Self {
         let chance = Arc::new(Mutex::new(StdRng::seed_from_u64(seed)));
         Self { inner, has_crashed: Arc::default(), chance, stumbles: STUMBLES, seat: None }
     }
 
     /// One that never stumbles, and only keeps time from running ahead.
-    pub fn steady(inner: Arc<Embedded>) -> Self {
+    pub fn steady(inner: Arc<EmbeddedStore>) -> Self {
         Self { stumbles: 0.0, ..Self::new(inner, 0) }
     }
 
     /// The same for one node of many.
-    pub fn seated(inner: Arc<Embedded>, seat: Seat) -> Self {
+    pub fn seated(inner: Arc<EmbeddedStore>, seat: Seat) -> Self {
         Self { seat: Some(seat), ..Self::steady(inner) }
     }
 
@@ -81,7 +81,7 @@ impl Stumbling {
         self.has_crashed.store(true, Ordering::SeqCst);
     }
 
-    async fn call<T: Send + 'static, F>(&self, call: impl FnOnce(Arc<Embedded>) -> F + Send + 'static) -> T
+    async fn call<T: Send + 'static, F>(&self, call: impl FnOnce(Arc<EmbeddedStore>) -> F + Send + 'static) -> T
     where
         F: Future<Output = T> + Send,
     {
@@ -107,12 +107,12 @@ impl Stumbling {
 }
 
 #[async_trait]
-impl Queue for Stumbling {
-    async fn accept(&self, events: Vec<NewEvent>, together: Together) -> Result<Vec<Accepted>> {
+impl DeliveryQueue for Stumbling {
+    async fn accept(&self, events: Vec<RoutedEvent>, together: BatchMode) -> Result<Vec<AcceptResult>> {
         self.stumble()?;
         let mut accepted = self.call(async move |store| store.accept(events, together).await).await?;
         for accepted in &mut accepted {
-            if let Accepted::New { claims, .. } = accepted {
+            if let AcceptResult::New { claims, .. } = accepted {
                 self.keep(claims);
             }
         }
@@ -125,7 +125,7 @@ impl Queue for Stumbling {
         let due = self.call(async |store| store.earliest_due().await).await?;
         Ok(due.into_iter().filter(|(endpoint, _)| self.owns(*endpoint)).collect())
     }
-    async fn read_due(&self, lease: Lease, ask: AskDue) -> Result<DuePage> {
+    async fn read_due(&self, lease: Lease, ask: DueQuery) -> Result<DuePage> {
         self.stumble()?;
         let fenced = self.fenced(lease)?;
         let page = self.call(async move |store| store.read_due(fenced, ask).await).await;
@@ -134,7 +134,7 @@ impl Queue for Stumbling {
         }
         self.fenced(lease).and(page)
     }
-    async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<Settled> {
+    async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<SettleEffects> {
         self.stumble()?;
         self.seat.as_ref().map_or(Ok(()), Seat::reach)?;
         let fenced = self.fenced(lease)?;
@@ -148,13 +148,19 @@ impl Queue for Stumbling {
         page.found.retain(|overdue| self.owns(overdue.endpoint));
         Ok(page)
     }
-    async fn read_untried(&self, tenant: &TenantId, ask: AskUntried) -> Result<UntriedPage> {
+    async fn read_untried(&self, tenant: &TenantId, ask: UntriedQuery) -> Result<UntriedPage> {
         let tenant = tenant.clone();
         let mut page = self.call(async move |store| store.read_untried(&tenant, ask).await).await?;
         page.found.retain(|overdue| self.owns(overdue.endpoint));
         Ok(page)
     }
-    async fn change(&self, tenant: &TenantId, id: DeliveryId, change: Change, now: Timestamp) -> Result<Changed> {
+    async fn change(
+        &self,
+        tenant: &TenantId,
+        id: DeliveryId,
+        change: DeliveryChange,
+        now: Timestamp,
+    ) -> Result<DeliveryChanged> {
         let tenant = tenant.clone();
         let mut changed = self.call(async move |store| store.change(&tenant, id, change, now).await).await?;
         self.keep(&mut changed.freed);
@@ -168,15 +174,15 @@ impl Queue for Stumbling {
         self.call(async move |store| store.scrub(step).await).await
     }
 
-    async fn forget(&self, horizon: Horizon) -> Result<Forgotten> {
+    async fn forget(&self, horizon: RetentionHorizon) -> Result<ForgottenCounts> {
         self.call(async move |store| store.forget(horizon).await).await
     }
 }
 
 #[async_trait]
 impl Cluster for Stumbling {
-    fn tidings(&self) -> tokio::sync::mpsc::UnboundedReceiver<Tiding> {
-        self.seat.as_ref().map_or_else(|| self.inner.tidings(), Seat::tidings)
+    fn cluster_events(&self) -> tokio::sync::mpsc::UnboundedReceiver<ClusterEvent> {
+        self.seat.as_ref().map_or_else(|| self.inner.cluster_events(), Seat::tidings)
     }
     fn leased_until(&self) -> Option<std::time::Instant> {
         self.seat.as_ref().map(Seat::leased_until)
@@ -190,11 +196,11 @@ impl Cluster for Stumbling {
             None => self.inner.ask_owner(tenant, endpoint, question).await,
         }
     }
-    async fn view(&self) -> Result<View> {
+    async fn view(&self) -> Result<ClusterState> {
         self.call(async |store| store.view().await).await
     }
-    fn pulse(&self) -> Pulse {
-        self.inner.pulse()
+    fn status(&self) -> StoreStatus {
+        self.inner.status()
     }
     async fn leave(&self) -> Result<()> {
         self.call(async |store| store.leave().await).await
@@ -224,10 +230,10 @@ impl Catalog for Stumbling {
     fn weight_in_use(&self) -> u64 {
         self.inner.weight_in_use()
     }
-    fn usage_here(&self, tenant: &TenantId) -> Option<Usage> {
+    fn usage_here(&self, tenant: &TenantId) -> Option<TenantUsage> {
         self.inner.usage_here(tenant)
     }
-    async fn usage(&self, tenants: &[TenantId]) -> Result<Vec<Usage>> {
+    async fn usage(&self, tenants: &[TenantId]) -> Result<Vec<TenantUsage>> {
         self.inner.usage(tenants).await
     }
     fn stored_in_all(&self) -> u64 {
@@ -236,8 +242,8 @@ impl Catalog for Stumbling {
     fn storing_tenants(&self) -> u64 {
         self.inner.storing_tenants()
     }
-    fn is_alone(&self, tenant: &TenantId) -> bool {
-        self.inner.is_alone(tenant)
+    fn is_only_tenant(&self, tenant: &TenantId) -> bool {
+        self.inner.is_only_tenant(tenant)
     }
     fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
         self.inner.matching(event)
@@ -258,7 +264,7 @@ impl Catalog for Stumbling {
         id: EndpointId,
         change: EndpointChange,
         now: Timestamp,
-    ) -> Result<ChangedEndpoint> {
+    ) -> Result<EndpointChanged> {
         let tenant = tenant.clone();
         self.call(async move |store| store.change_endpoint(&tenant, id, change, now).await).await
     }
@@ -266,41 +272,41 @@ impl Catalog for Stumbling {
         let tenant = tenant.clone();
         self.call(async move |store| store.delete_endpoint(&tenant, id, now).await).await
     }
-    async fn note(&self, name: &'static str) -> Result<Option<String>> {
-        self.call(async move |store| store.note(name).await).await
+    async fn setting(&self, name: &'static str) -> Result<Option<String>> {
+        self.call(async move |store| store.setting(name).await).await
     }
-    async fn set_note(&self, name: &'static str, value: String) -> Result<()> {
-        self.call(async move |store| store.set_note(name, value).await).await
+    async fn put_setting(&self, name: &'static str, value: String) -> Result<()> {
+        self.call(async move |store| store.put_setting(name, value).await).await
     }
-    async fn note_once(&self, name: &'static str, value: String) -> Result<String> {
-        self.call(async move |store| store.note_once(name, value).await).await
+    async fn put_setting_once(&self, name: &'static str, value: String) -> Result<String> {
+        self.call(async move |store| store.put_setting_once(name, value).await).await
     }
 }
 
 #[async_trait]
-impl Access for Stumbling {
+impl AccessStore for Stumbling {
     fn token(&self, id: TokenId) -> Option<Arc<Token>> {
         self.inner.token(id)
     }
-    fn is_in_touch(&self) -> bool {
-        self.inner.is_in_touch()
+    fn is_current(&self) -> bool {
+        self.inner.is_current()
     }
     async fn create_token(&self, token: Token) -> Result<()> {
         self.call(async move |store| store.create_token(token).await).await
     }
-    async fn revoke_token(&self, id: TokenId, whose: TokensOf, now: Timestamp) -> Result<()> {
+    async fn revoke_token(&self, id: TokenId, whose: TokenScope, now: Timestamp) -> Result<()> {
         self.call(async move |store| store.revoke_token(id, whose, now).await).await
     }
     async fn use_tokens(&self, used: Vec<(TokenId, Timestamp)>) -> Result<()> {
         self.call(async move |store| store.use_tokens(used).await).await
     }
-    async fn tokens(&self, whose: TokensOf, page: PageAsk) -> Result<Page<Token>> {
+    async fn tokens(&self, whose: TokenScope, page: PageRequest) -> Result<ListPage<Token>> {
         self.call(async move |store| store.tokens(whose, page).await).await
     }
-    async fn record(&self, deed: Deed) -> Result<()> {
+    async fn record(&self, deed: AuditedAction) -> Result<()> {
         self.call(async move |store| store.record(deed).await).await
     }
-    async fn audit(&self, ask: AuditQuery, page: PageAsk) -> Result<Page<Entry>> {
+    async fn audit(&self, ask: AuditQuery, page: PageRequest) -> Result<ListPage<AuditEntry>> {
         self.call(async move |store| store.audit(ask, page).await).await
     }
     async fn forget_audit(&self, before: Timestamp, most: usize) -> Result<usize> {
@@ -314,7 +320,7 @@ impl History for Stumbling {
         let (tenant, id) = (tenant.clone(), id.clone());
         self.call(async move |store| store.event(&tenant, &id).await).await
     }
-    async fn events(&self, tenant: &TenantId, ask: EventQuery, page: PageAsk) -> Result<Page<EventRecord>> {
+    async fn events(&self, tenant: &TenantId, ask: EventQuery, page: PageRequest) -> Result<ListPage<EventRecord>> {
         let tenant = tenant.clone();
         self.call(async move |store| store.events(&tenant, ask, page).await).await
     }
@@ -326,7 +332,7 @@ impl History for Stumbling {
         let tenant = tenant.clone();
         self.call(async move |store| store.delivery(&tenant, id).await).await
     }
-    async fn deliveries(&self, tenant: &TenantId, ask: DeliveryQuery, page: PageAsk) -> Result<Page<Delivery>> {
+    async fn deliveries(&self, tenant: &TenantId, ask: DeliveryQuery, page: PageRequest) -> Result<ListPage<Delivery>> {
         let tenant = tenant.clone();
         self.call(async move |store| store.deliveries(&tenant, ask, page).await).await
     }
@@ -334,8 +340,8 @@ impl History for Stumbling {
         let tenant = tenant.clone();
         self.call(async move |store| store.attempts(&tenant, id).await).await
     }
-    async fn milestones(&self, endpoint: EndpointId, page: PageAsk) -> Result<Page<Milestone>> {
-        self.call(async move |store| store.milestones(endpoint, page).await).await
+    async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEvent>> {
+        self.call(async move |store| store.endpoint_events(endpoint, page).await).await
     }
     async fn oldest_due(&self, endpoints: Vec<EndpointId>) -> Result<Vec<Option<Timestamp>>> {
         self.call(async move |store| store.oldest_due(endpoints).await).await
@@ -344,7 +350,13 @@ impl History for Stumbling {
         let lane = lane.to_owned();
         self.call(async move |store| store.lane_head(endpoint, &lane).await).await
     }
-    async fn lanes(&self, tenant: &TenantId, endpoint: EndpointId, blocked: bool, page: PageAsk) -> Result<Page<Lane>> {
+    async fn lanes(
+        &self,
+        tenant: &TenantId,
+        endpoint: EndpointId,
+        blocked: bool,
+        page: PageRequest,
+    ) -> Result<ListPage<Lane>> {
         let tenant = tenant.clone();
         self.call(async move |store| store.lanes(&tenant, endpoint, blocked, page).await).await
     }

@@ -10,19 +10,19 @@ use posthaste::clock::{Clock, TokioClock};
 use posthaste::lifecycle::Gateway;
 use posthaste::lifecycle::accept::{Submission, accept};
 use posthaste::lifecycle::deliver::send::Sender;
-use posthaste::lifecycle::deliver::sign::Request;
-use posthaste::lifecycle::dispatch::limits::Limits;
+use posthaste::lifecycle::deliver::sign::SignedRequest;
+use posthaste::lifecycle::dispatch::limits::NodeLimits;
 use posthaste::lifecycle::expire;
-use posthaste::lifecycle::mail::{Letter, MailProblem, Post, Postmaster};
+use posthaste::lifecycle::mail::{Mail, MailError, MailQueue, Mailer};
 use posthaste::model::attempt::{Answer, Response, Timings};
-use posthaste::model::delivery::{Cause, Delivery, State, after};
-use posthaste::model::endpoint::{Endpoint, EndpointState, Settings};
-use posthaste::model::health::{Phase, Quarantine};
+use posthaste::model::delivery::{DeadCause, Delivery, DeliveryState, after};
+use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState};
+use posthaste::model::health::{BreakerPhase, Quarantine};
 use posthaste::model::id::{EndpointId, TenantId};
-use posthaste::model::news::{Author, Milestone, What};
+use posthaste::model::operational_event::{Actor, EndpointEvent, EndpointEventKind};
 use posthaste::model::span::Span;
-use posthaste::store::embedded::{Durability, Embedded};
-use posthaste::store::{Catalog, EventQuery, PageAsk, Store, Together};
+use posthaste::store::embedded::{Durability, EmbeddedStore};
+use posthaste::store::{BatchMode, Catalog, EventQuery, PageRequest, Store};
 use serde_json::{Value, json};
 
 use super::stumbling::Stumbling;
@@ -38,7 +38,7 @@ struct Fickle {
 
 #[async_trait]
 impl Sender for Fickle {
-    async fn send(&self, request: Request) -> Answer {
+    async fn send(&self, request: SignedRequest) -> Answer {
         let id = request.headers["webhook-id"].to_str().unwrap().to_owned();
         let since = self.clock.now().duration_since(self.began).unsigned_abs();
         self.asked.lock().unwrap().push((id.clone(), since));
@@ -49,11 +49,11 @@ impl Sender for Fickle {
 
 /// Keeps the letters it is handed.
 #[derive(Default)]
-struct Letterbox(Mutex<Vec<Letter>>);
+struct Letterbox(Mutex<Vec<Mail>>);
 
 #[async_trait]
-impl Post for Letterbox {
-    async fn send(&self, letter: &Letter) -> Result<(), MailProblem> {
+impl Mailer for Letterbox {
+    async fn send(&self, letter: &Mail) -> Result<(), MailError> {
         self.0.lock().unwrap().push(letter.clone());
         Ok(())
     }
@@ -81,7 +81,7 @@ impl House {
             endpoints: None,
             data: "{}".into(),
         };
-        accept(&self.gateway, &tenant(), vec![submission], Together::All).await.unwrap();
+        accept(&self.gateway, &tenant(), vec![submission], BatchMode::All).await.unwrap();
     }
 
     async fn until(&self, span: Duration) {
@@ -102,25 +102,25 @@ impl House {
     }
 
     /// What has happened to the endpoint, oldest first.
-    async fn milestones(&self) -> Vec<Milestone> {
-        let page = PageAsk { cursor: None, limit: 500 };
-        let mut found = self.gateway.store.milestones(self.endpoint, page).await.unwrap().data;
+    async fn endpoint_events(&self) -> Vec<EndpointEvent> {
+        let page = PageRequest { cursor: None, limit: 500 };
+        let mut found = self.gateway.store.endpoint_events(self.endpoint, page).await.unwrap().data;
         found.reverse();
         found
     }
 
     /// The types of the operational events told, oldest first.
     async fn told(&self) -> Vec<String> {
-        let page = PageAsk { cursor: None, limit: 500 };
+        let page = PageRequest { cursor: None, limit: 500 };
         let found = self.gateway.store.events(&TenantId::system(), EventQuery::default(), page).await.unwrap();
         found.data.iter().rev().map(|record| record.event.event_type.to_string()).collect()
     }
 }
 
 /// Lives in simulated time with an endpoint of these settings.
-fn live(settings: Value, limits: Limits, answer: fn(&str, Duration) -> u16, story: impl AsyncFnOnce(&House)) {
+fn live(settings: Value, limits: NodeLimits, answer: fn(&str, Duration) -> u16, story: impl AsyncFnOnce(&House)) {
     let folder = tempfile::tempdir().unwrap();
-    let embedded = Arc::new(Embedded::open(folder.path(), Durability::Unsynced).unwrap());
+    let embedded = Arc::new(EmbeddedStore::open(folder.path(), Durability::Unsynced).unwrap());
     let steady = Stumbling::steady(embedded.clone());
     let began = Timestamp::from_second(1_800_000_000).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
@@ -132,9 +132,9 @@ fn live(settings: Value, limits: Limits, answer: fn(&str, Duration) -> u16, stor
         steady.put_tenant(system).await.unwrap();
         let mut whole = json!({"url": "https://receiver.example/", "owner_email": "owner@example.com"});
         whole.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
-        let settings: Settings = serde_json::from_value(whole).unwrap();
+        let settings: EndpointSettings = serde_json::from_value(whole).unwrap();
         let made = Endpoint {
-            urls: posthaste::model::urls::UrlVersions::first(&settings.url),
+            urls: posthaste::model::url_versions::UrlVersions::first(&settings.url),
             policy: settings.check().unwrap(),
             settings,
             ..endpoint(0, began)
@@ -144,7 +144,7 @@ fn live(settings: Value, limits: Limits, answer: fn(&str, Duration) -> u16, stor
         let store: Arc<dyn Store> = Arc::new(steady.clone());
         let sender = Arc::new(Fickle { clock: clock.clone(), began, answer, asked: Mutex::default() });
         let letters = Arc::new(Letterbox::default());
-        let mail = Postmaster::new(Some(letters.clone()), clock.clone());
+        let mail = MailQueue::new(Some(letters.clone()), clock.clone());
         let hold_max = Span::secs(30 * 86_400);
         let gateway = gateway(store, sender.clone(), &clock, mail.clone(), hold_max, limits, 5);
         let (keeping_time, expiring) = (gateway.clone(), gateway.clone());
@@ -179,22 +179,29 @@ fn a_delivery_that_makes_the_sender_panic_three_times_is_poisoned_and_delays_no_
         house.until(Duration::from_millis(900)).await;
         for n in 0..20 {
             let delivery = house.delivery(&format!("other-{n}")).await;
-            assert_eq!(delivery.state, State::Delivered, "before the poison comes again");
+            assert_eq!(delivery.state, DeliveryState::Delivered, "before the poison comes again");
         }
         let delivery = house.delivery("poison").await;
-        assert_eq!((delivery.state, delivery.stumbles, delivery.progress.attempts), (State::Waiting, 1, 0));
+        assert_eq!(
+            (delivery.state, delivery.internal_errors, delivery.progress.attempts),
+            (DeliveryState::Waiting, 1, 0)
+        );
         house.until(2 * MINUTE).await;
         let delivery = house.delivery("poison").await;
-        assert_eq!((delivery.state, delivery.cause), (State::Dead, Some(Cause::Poisoned)));
-        assert_eq!(delivery.stumble.as_deref(), Some("no way to send poison"), "in the panic's own words");
-        assert_eq!((delivery.stumbles, delivery.progress.attempts), (3, 0), "no attempt of the receiver's is used");
+        assert_eq!((delivery.state, delivery.cause), (DeliveryState::Dead, Some(DeadCause::Poisoned)));
+        assert_eq!(delivery.internal_error.as_deref(), Some("no way to send poison"), "in the panic's own words");
+        assert_eq!(
+            (delivery.internal_errors, delivery.progress.attempts),
+            (3, 0),
+            "no attempt of the receiver's is used"
+        );
         let tries: Vec<Duration> = house.asked().iter().filter(|(id, _)| id == "poison").map(|(_, at)| *at).collect();
         assert_eq!(tries.len(), 3);
         assert!(tries.windows(2).all(|pair| pair[1] - pair[0] >= Duration::from_secs(1)), "{tries:?}");
-        assert_eq!(house.delivery("behind").await.state, State::Waiting, "its lane is blocked");
+        assert_eq!(house.delivery("behind").await.state, DeliveryState::Waiting, "its lane is blocked");
         house.send("after", Some("j")).await;
         house.until(3 * MINUTE).await;
-        assert_eq!(house.delivery("after").await.state, State::Delivered, "other lanes go on");
+        assert_eq!(house.delivery("after").await.state, DeliveryState::Delivered, "other lanes go on");
         assert_eq!(house.endpoint().health.failures, 0, "it says nothing about the receiver");
         assert_eq!(house.gateway.dispatcher.in_flight(), 0, "and no slot is lost");
         assert_eq!(house.told().await, ["lane.blocked", "delivery.dead"]);
@@ -205,7 +212,7 @@ fn a_delivery_that_makes_the_sender_panic_three_times_is_poisoned_and_delays_no_
 
 #[test]
 fn five_days_of_nothing_but_failure_pause_the_endpoint_and_its_owner_is_told() {
-    let limits = Limits { quarantine: Quarantine::default(), ..limits() };
+    let limits = NodeLimits { quarantine: Quarantine::default(), ..limits() };
     live(
         json!({"retry": {"max_attempts": 12}}),
         limits,
@@ -215,10 +222,10 @@ fn five_days_of_nothing_but_failure_pause_the_endpoint_and_its_owner_is_told() {
                 house.until(n * 6 * HOUR).await;
                 house.send(&format!("e-{n}"), None).await;
                 let expected = if n <= 20 { EndpointState::Active } else { EndpointState::Paused };
-                assert_eq!(house.endpoint().standing.state, expected, "after {} hours", n * 6);
+                assert_eq!(house.endpoint().status.state, expected, "after {} hours", n * 6);
             }
-            let standing = house.endpoint().standing.clone();
-            assert_eq!(standing.by, Some(Author::Gateway));
+            let standing = house.endpoint().status.clone();
+            assert_eq!(standing.by, Some(Actor::Gateway));
             let held_after = standing.since.duration_since(house.began).unsigned_abs();
             assert!((5 * DAY..5 * DAY + HOUR).contains(&held_after), "paused after {held_after:?}");
             let reason = standing.reason.unwrap();
@@ -231,7 +238,7 @@ fn five_days_of_nothing_but_failure_pause_the_endpoint_and_its_owner_is_told() {
             house.until(10 * DAY).await;
             assert_eq!(house.asked().len(), asked.len(), "and it is left alone");
             assert!(last <= held_after, "{last:?}");
-            assert_eq!(house.delivery("e-29").await.state, State::Waiting, "what comes for it is held");
+            assert_eq!(house.delivery("e-29").await.state, DeliveryState::Waiting, "what comes for it is held");
             let told = house.told().await;
             let count = |kind: &str| told.iter().filter(|told| *told == kind).count();
             assert_eq!(
@@ -258,9 +265,12 @@ fn an_open_breaker_lets_nothing_through_but_probes_ever_further_apart() {
             house.send(&format!("e-{n}"), Some(&format!("k{}", n % 5))).await;
         }
         house.until(DAY - MINUTE).await;
-        let opened = house.milestones().await;
-        assert_eq!(opened[0].what, What::BreakerOpened);
-        assert!(opened[1..].iter().all(|milestone| milestone.what == What::ProbeFailed), "{opened:?}");
+        let opened = house.endpoint_events().await;
+        assert_eq!(opened[0].what, EndpointEventKind::BreakerOpened);
+        assert!(
+            opened[1..].iter().all(|endpoint_event| endpoint_event.what == EndpointEventKind::ProbeFailed),
+            "{opened:?}"
+        );
         let open_at = opened[0].at.duration_since(house.began).unsigned_abs();
         let probes: Vec<Duration> = house.asked().into_iter().map(|(_, at)| at).filter(|at| *at > open_at).collect();
         assert_eq!(probes.len(), opened.len() - 1, "every request is a probe");
@@ -280,11 +290,11 @@ fn an_open_breaker_lets_nothing_through_but_probes_ever_further_apart() {
         assert_eq!(attempts, house.asked().len(), "no attempt is used by waiting");
         house.until(DAY + HOUR).await;
         for n in 0..50 {
-            assert_eq!(house.delivery(&format!("e-{n}")).await.state, State::Delivered);
+            assert_eq!(house.delivery(&format!("e-{n}")).await.state, DeliveryState::Delivered);
         }
         let health = house.endpoint().health.clone();
         assert_eq!((health.failures, health.trouble_since), (0, None));
-        assert!(matches!(health.phase, Phase::Closed | Phase::Ramp { .. }));
+        assert!(matches!(health.phase, BreakerPhase::Closed | BreakerPhase::Ramp { .. }));
         assert_eq!(house.letters.0.lock().unwrap().len(), 1, "one outage is one letter");
         let told = house.told().await;
         assert_eq!(told, ["breaker.opened", "endpoint.recovered", "breaker.closed"]);

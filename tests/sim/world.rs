@@ -13,26 +13,26 @@ use posthaste::clock::{Clock, TokioClock};
 use posthaste::lifecycle::Gateway;
 use posthaste::lifecycle::accept::{Submission, accept};
 use posthaste::lifecycle::deliver::send::Sender;
-use posthaste::lifecycle::dispatch::limits::Limits;
-use posthaste::lifecycle::dispatch::{Dispatcher, Means};
-use posthaste::lifecycle::expire::{self, Expiry};
+use posthaste::lifecycle::disk_space::DiskSpace;
+use posthaste::lifecycle::dispatch::limits::NodeLimits;
+use posthaste::lifecycle::dispatch::{Dispatcher, DispatcherParts};
+use posthaste::lifecycle::expire::{self, ExpirySchedule};
 use posthaste::lifecycle::intake::Intake;
 use posthaste::lifecycle::links::Links;
-use posthaste::lifecycle::mail::Postmaster;
-use posthaste::lifecycle::retain::Retention;
-use posthaste::lifecycle::space::Space;
-use posthaste::lifecycle::tell::Teller;
+use posthaste::lifecycle::mail::MailQueue;
+use posthaste::lifecycle::notifier::Notifier;
+use posthaste::lifecycle::retention::Retention;
 use posthaste::metrics::Metrics;
-use posthaste::model::attempt::{Failure, FailureKind};
-use posthaste::model::delivery::{Delivery, State, after};
-use posthaste::model::endpoint::{Endpoint, Secret, Settings, Standing};
+use posthaste::model::attempt::{AttemptFailure, FailureKind};
+use posthaste::model::delivery::{Delivery, DeliveryState, after};
+use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointStatus, Secret};
 use posthaste::model::event::Event;
-use posthaste::model::health::{Health, Quarantine};
+use posthaste::model::health::{EndpointHealth, Quarantine};
 use posthaste::model::id::{EndpointId, SecretId, TenantId};
 use posthaste::model::span::Span;
-use posthaste::model::tenant::{Defaults, Quota, Tenant};
-use posthaste::store::embedded::{Durability, Embedded};
-use posthaste::store::{Catalog, DeliveryQuery, History, NewEvent, PageAsk, Together};
+use posthaste::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
+use posthaste::store::embedded::{Durability, EmbeddedStore};
+use posthaste::store::{BatchMode, Catalog, DeliveryQuery, History, PageRequest, RoutedEvent};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::json;
@@ -97,8 +97,8 @@ pub fn tenant() -> TenantId {
 
 /// That tenant, as created.
 /// The limits of every simulated node.
-pub fn limits() -> Limits {
-    Limits {
+pub fn limits() -> NodeLimits {
+    NodeLimits {
         slots: 100,
         per_host: None,
         quarantine: Quarantine { failing_for: Span::secs(365 * 86_400), ..Quarantine::default() },
@@ -109,9 +109,9 @@ pub fn tenant_record(now: Timestamp) -> Tenant {
     Tenant {
         id: tenant(),
         name: String::new(),
-        quota: Quota::default(),
+        quota: TenantQuota::default(),
         limits: Default::default(),
-        defaults: Defaults::default(),
+        defaults: EndpointDefaults::default(),
         created_at: now,
     }
 }
@@ -120,7 +120,7 @@ pub fn tenant_record(now: Timestamp) -> Tenant {
 pub fn endpoint(n: usize, now: Timestamp) -> Endpoint {
     let (ordering, path) = [("key", ""), ("key", "skips"), ("endpoint", "in-order"), ("none", "")][n];
     let (on_dead, max_attempts) = if path == "skips" { ("skip", 4) } else { ("block", MAX_ATTEMPTS) };
-    let settings: Settings = serde_json::from_value(json!({
+    let settings: EndpointSettings = serde_json::from_value(json!({
         "url": format!("https://receiver-{n}.example/{path}"),
         "max_in_flight": CAP,
         "ordering": ordering,
@@ -138,13 +138,13 @@ pub fn endpoint(n: usize, now: Timestamp) -> Endpoint {
     Endpoint {
         id: EndpointId::mint(now, n as u128),
         tenant: tenant(),
-        urls: posthaste::model::urls::UrlVersions::first(&settings.url),
+        urls: posthaste::model::url_versions::UrlVersions::first(&settings.url),
         ceiling: Default::default(),
         policy: settings.retry.resolve().unwrap(),
         settings,
-        standing: Standing::active(now),
+        status: EndpointStatus::active(now),
         quiet_until: None,
-        health: Health::default(),
+        health: EndpointHealth::default(),
         mailed_at: None,
         secrets: vec![secret],
         created_at: now,
@@ -153,7 +153,7 @@ pub fn endpoint(n: usize, now: Timestamp) -> Endpoint {
 }
 
 /// An event for these endpoints, as the store takes it.
-pub fn new_event(id: &str, key: Option<&str>, now: Timestamp, targets: Vec<Arc<Endpoint>>) -> NewEvent {
+pub fn new_event(id: &str, key: Option<&str>, now: Timestamp, targets: Vec<Arc<Endpoint>>) -> RoutedEvent {
     let event = Event {
         id: id.parse().unwrap(),
         tenant: tenant(),
@@ -166,7 +166,7 @@ pub fn new_event(id: &str, key: Option<&str>, now: Timestamp, targets: Vec<Arc<E
         accepted_at: now,
         data: Bytes::from_static(b"{}"),
     };
-    NewEvent { event: Arc::new(event), fingerprint: Some([0; 32]), targets, due_at: None, expires_at: None }
+    RoutedEvent { event: Arc::new(event), fingerprint: Some([0; 32]), targets, due_at: None, expires_at: None }
 }
 
 impl World {
@@ -240,7 +240,8 @@ impl World {
     /// One process: a store opened, a runtime with a clock that jumps, and an
     /// end without a goodbye.
     fn in_life(&mut self, folder: &Path, life: impl AsyncFnOnce(&mut Self, Stumbling, Arc<dyn Clock>)) {
-        let store = Arc::new(Embedded::open(folder, Durability::Unsynced).expect("the store opens after every crash"));
+        let store =
+            Arc::new(EmbeddedStore::open(folder, Durability::Unsynced).expect("the store opens after every crash"));
         let stumbling = Stumbling::new(store.clone(), self.chance.random());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
@@ -268,7 +269,7 @@ impl World {
         let store: Arc<dyn posthaste::store::Store> = Arc::new(store);
         let moody = Moody::new(self.ledger.clone(), clock.clone(), self.chance.random(), CAP, self.healed_at);
         let seed = self.chance.random();
-        let mail = Postmaster::new(None, clock.clone());
+        let mail = MailQueue::new(None, clock.clone());
         let gateway = gateway(store, Arc::new(moody), &clock, mail, Span::secs(30 * 86_400), limits(), seed);
         let dispatcher = gateway.dispatcher.clone();
         let keeping_time = tokio::spawn(async move { dispatcher.run().await });
@@ -283,7 +284,7 @@ impl World {
                 self.ledger.lock().unwrap().expires.insert(format!("{}", submission.id.as_ref().unwrap()), expires_at);
             }
             let id = submission.id.clone().expect("it was given one").to_string();
-            match accept(&gateway, &tenant(), vec![submission.clone()], Together::All).await {
+            match accept(&gateway, &tenant(), vec![submission.clone()], BatchMode::All).await {
                 Ok(_) => self.acknowledged.push(id),
                 // Not answered is not known: the same event comes again.
                 Err(_) => self.to_come.push((after(clock.now(), Duration::from_secs(1)), submission)),
@@ -311,7 +312,7 @@ impl World {
         for id in &self.acknowledged {
             assert_eq!(by_event.get(id), Some(&ENDPOINTS), "event {id} was acknowledged and has lost deliveries");
         }
-        let count = |state: State| deliveries.iter().filter(|delivery| delivery.state == state).count();
+        let count = |state: DeliveryState| deliveries.iter().filter(|delivery| delivery.state == state).count();
         let ledger = self.ledger.lock().unwrap();
         assert!(ledger.violations.is_empty(), "seed {}: {:#?}", self.seed, ledger.violations);
         Summary {
@@ -319,8 +320,8 @@ impl World {
             requests: ledger.requests,
             cut_off: ledger.cut_off,
             crashes: self.crashes,
-            delivered: count(State::Delivered),
-            dead: count(State::Dead),
+            delivered: count(DeliveryState::Delivered),
+            dead: count(DeliveryState::Dead),
             asked_for_quiet: ledger.asked_for_quiet,
             lapsed: deliveries.iter().filter(|delivery| is_lapsed(delivery)).count(),
         }
@@ -333,7 +334,7 @@ impl World {
         let expected: Vec<u32> = (1..=delivery.progress.attempts).collect();
         assert_eq!(numbers, expected, "seed {seed}: attempts of {} are numbered without a gap", delivery.id);
         assert!(numbers.len() as u32 <= MAX_ATTEMPTS, "seed {seed}: {} was tried too often", delivery.id);
-        let is_ours = |failure: &Failure| failure.kind == FailureKind::Ours;
+        let is_ours = |failure: &AttemptFailure| failure.kind == FailureKind::Ours;
         let charged = attempts.iter().filter(|attempt| attempt.error.as_ref().is_some_and(is_ours)).count();
         assert_eq!(charged, 0, "seed {seed}: {} was charged for our own trouble", delivery.id);
         for pair in attempts.windows(2) {
@@ -343,23 +344,27 @@ impl World {
         let has_arrived =
             self.ledger.lock().unwrap().received.contains(&(url.to_owned(), delivery.event_id.to_string()));
         match delivery.state {
-            State::Delivered => assert!(has_arrived, "seed {seed}: {} is delivered and never arrived", delivery.id),
-            State::Dead => assert!(delivery.cause.is_some(), "seed {seed}: {} died without a cause", delivery.id),
-            State::Waiting if delivery.is_behind => {}
-            State::Waiting | State::Cancelled => panic!("seed {seed}: {delivery:?} has not ended"),
+            DeliveryState::Delivered => {
+                assert!(has_arrived, "seed {seed}: {} is delivered and never arrived", delivery.id)
+            }
+            DeliveryState::Dead => {
+                assert!(delivery.cause.is_some(), "seed {seed}: {} died without a cause", delivery.id)
+            }
+            DeliveryState::Waiting if delivery.is_behind => {}
+            DeliveryState::Waiting | DeliveryState::Cancelled => panic!("seed {seed}: {delivery:?} has not ended"),
         }
     }
 }
 
 fn is_lapsed(delivery: &Delivery) -> bool {
-    delivery.state == State::Dead && delivery.expires_at.is_some_and(|at| delivery.finished_at >= Some(at))
+    delivery.state == DeliveryState::Dead && delivery.expires_at.is_some_and(|at| delivery.finished_at >= Some(at))
 }
 
 async fn all_deliveries(store: &Stumbling) -> Vec<Delivery> {
     let mut all = Vec::new();
     let mut cursor = None;
     loop {
-        let ask = PageAsk { cursor, limit: 500 };
+        let ask = PageRequest { cursor, limit: 500 };
         let page = store.deliveries(&tenant(), DeliveryQuery::default(), ask).await.unwrap();
         all.extend(page.data);
         cursor = page.next;
@@ -376,25 +381,25 @@ pub fn gateway(
     store: Arc<dyn posthaste::store::Store>,
     sender: Arc<dyn Sender>,
     clock: &Arc<dyn Clock>,
-    mail: Postmaster,
+    mail: MailQueue,
     hold_max: Span,
-    limits: Limits,
+    limits: NodeLimits,
     seed: u64,
 ) -> Arc<Gateway> {
-    let expiry = Arc::new(Expiry::new(hold_max));
+    let expiry = Arc::new(ExpirySchedule::new(hold_max));
     let metrics = Arc::new(Metrics::new(clock.now()));
-    let teller = Teller::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
+    let teller = Notifier::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
     let kept = Retention { finished: hold_max, dead: Span(3 * hold_max.0), unmatched: hold_max, audit: hold_max };
     let links = Arc::new(Links::new(Some("https://hooks.example.com".into()), &[7; 32], kept));
-    let means = Means {
+    let means = DispatcherParts {
         store: store.clone(),
         sender,
         links: links.clone(),
         expiry: expiry.clone(),
-        teller: teller.clone(),
+        notifier: teller.clone(),
         clock: clock.clone(),
     };
     let dispatcher = Dispatcher::new(means, limits, seed);
-    let (space, intake, clock) = (Space::endless(), Intake::endless(), clock.clone());
-    Arc::new(Gateway { store, dispatcher, expiry, clock, space, intake, links, mail, teller, metrics })
+    let (space, intake, clock) = (DiskSpace::endless(), Intake::unlimited(), clock.clone());
+    Arc::new(Gateway { store, dispatcher, expiry, clock, space, intake, links, mail, notifier: teller, metrics })
 }

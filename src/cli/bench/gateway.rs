@@ -12,14 +12,14 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpStream;
 
 /// A running gateway. Dropped, it is ended.
-pub struct Child {
+pub struct GatewayProcess {
     process: tokio::process::Child,
     address: SocketAddr,
     token: String,
     folder: tempfile::TempDir,
 }
 
-impl Child {
+impl GatewayProcess {
     /// Starts this very program as a gateway on an empty store.
     pub async fn start() -> anyhow::Result<Self> {
         // Beside the working directory, so that it is the same kind of disk.

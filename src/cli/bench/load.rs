@@ -14,9 +14,9 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use super::gateway::Child;
-use super::neighbour::Beat;
-use super::receiver::Receiver;
+use super::gateway::GatewayProcess;
+use super::neighbour::Ticker;
+use super::receiver::BenchReceiver;
 use crate::clock::{Clock, SystemClock};
 use crate::lifecycle::deliver::keys::{new_key, new_secret};
 use crate::lifecycle::deliver::sign::signature;
@@ -25,7 +25,7 @@ use crate::model::id::SecretId;
 use crate::model::signing::Signing;
 
 /// What a run has shown.
-pub struct Measured {
+pub struct Measurement {
     /// How many events arrived.
     pub events: u64,
     /// From the first hand-in to the last arrival.
@@ -36,7 +36,7 @@ pub struct Measured {
     pub arrived: Option<(u64, u64)>,
 }
 
-impl Measured {
+impl Measurement {
     /// Events per second.
     pub fn per_second(&self) -> f64 {
         self.events as f64 / self.took.as_secs_f64()
@@ -46,9 +46,9 @@ impl Measured {
 /// More than are ever open at once at a steady pace.
 const PACED_CONNECTIONS: usize = 64;
 
-type Connection = SendRequest<Full<Bytes>>;
+type LoadConnection = SendRequest<Full<Bytes>>;
 
-async fn connect(address: SocketAddr) -> anyhow::Result<Connection> {
+async fn connect(address: SocketAddr) -> anyhow::Result<LoadConnection> {
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
@@ -57,7 +57,7 @@ async fn connect(address: SocketAddr) -> anyhow::Result<Connection> {
 }
 
 async fn exchange(
-    connection: &mut Connection,
+    connection: &mut LoadConnection,
     request: hyper::Request<Full<Bytes>>,
     expected: u16,
 ) -> anyhow::Result<()> {
@@ -76,12 +76,12 @@ fn data(bytes: usize) -> String {
 }
 
 /// Signing clients straight against the receiver.
-pub async fn bare(
-    receiver: &Receiver,
+pub async fn without_gateway(
+    receiver: &BenchReceiver,
     connections: usize,
     bytes: usize,
     duration: Duration,
-) -> anyhow::Result<Measured> {
+) -> anyhow::Result<Measurement> {
     let address = receiver.address();
     let before = receiver.arrived();
     let began = Instant::now();
@@ -116,17 +116,17 @@ pub async fn bare(
         task.await??;
     }
     receiver.take_latency();
-    Ok(Measured { events: receiver.arrived() - before, took: began.elapsed(), answered: None, arrived: None })
+    Ok(Measurement { events: receiver.arrived() - before, took: began.elapsed(), answered: None, arrived: None })
 }
 
 /// One tenant's events at a steady pace, each on a connection of its own turn;
 /// median and 99th percentile from hand-in to arrival, in microseconds.
 pub async fn paced(
-    child: &Child,
+    child: &GatewayProcess,
     tenant: &str,
     pace: Duration,
     duration: Duration,
-    receiver: &Receiver,
+    receiver: &BenchReceiver,
 ) -> anyhow::Result<(u64, u64)> {
     let token: Arc<str> = format!("Bearer {}", child.token()).into();
     let path: Arc<str> = format!("/v1/tenants/{tenant}/events").into();
@@ -134,7 +134,7 @@ pub async fn paced(
     for _ in 0..PACED_CONNECTIONS {
         idle.push(connect(child.address()).await?);
     }
-    let (mut under_way, mut beat) = (tokio::task::JoinSet::new(), Beat::new(pace));
+    let (mut under_way, mut beat) = (tokio::task::JoinSet::new(), Ticker::new(pace));
     let until = Instant::now() + duration;
     let (before, mut events) = (receiver.arrived(), 0);
     receiver.take_latency();
@@ -171,12 +171,12 @@ pub async fn paced(
 
 /// Producers through the gateway, until everything handed in has arrived.
 pub async fn through(
-    child: &Child,
-    receiver: &Receiver,
+    child: &GatewayProcess,
+    receiver: &BenchReceiver,
     producers: usize,
     bytes: usize,
     duration: Duration,
-) -> anyhow::Result<Measured> {
+) -> anyhow::Result<Measurement> {
     let (address, token) = (child.address(), Arc::<str>::from(format!("Bearer {}", child.token())));
     let before = receiver.arrived();
     receiver.take_latency();
@@ -215,5 +215,5 @@ pub async fn through(
     let events = accepted.load(Ordering::Relaxed);
     receiver.wait_for(before + events).await;
     let quantiles = (answered.value_at_quantile(0.5), answered.value_at_quantile(0.99));
-    Ok(Measured { events, took: began.elapsed(), answered: Some(quantiles), arrived: receiver.take_latency() })
+    Ok(Measurement { events, took: began.elapsed(), answered: Some(quantiles), arrived: receiver.take_latency() })
 }

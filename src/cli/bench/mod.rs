@@ -15,27 +15,27 @@ mod load;
 mod neighbour;
 mod receiver;
 
-use gateway::Child;
-use load::Measured;
-use receiver::Receiver;
+use gateway::GatewayProcess;
+use load::Measurement;
+use receiver::BenchReceiver;
 
 /// Measure how fast this machine delivers
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct BenchArgs {
     #[command(subcommand)]
-    what: Option<What>,
+    what: Option<Benchmark>,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum Benchmark {
     /// One event per request: a bare signing client against a bare receiver, then producers through the gateway.
-    Single(Single),
+    Single(SingleArgs),
     /// A quiet tenant alone, then beside a loud one: how much of it is felt.
-    Neighbour(neighbour::Args),
+    Neighbour(neighbour::NeighbourArgs),
 }
 
 #[derive(Debug, clap::Args)]
-struct Single {
+struct SingleArgs {
     /// How long each row is measured, in seconds.
     #[arg(long, default_value_t = 5)]
     seconds: u64,
@@ -48,23 +48,23 @@ struct Single {
 }
 
 /// One row of the table.
-struct Row {
+struct BenchRow {
     what: String,
-    measured: Measured,
+    measured: Measurement,
     cpu_micros: Option<f64>,
 }
 
 /// Runs the benchmark and prints its table.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
     let single = match args.what {
-        Some(What::Neighbour(args)) => return neighbour::run(args).await,
-        Some(What::Single(single)) => single,
-        None => Single { seconds: 5, producers: vec![64, 256], bytes: 500 },
+        Some(Benchmark::Neighbour(args)) => return neighbour::run(args).await,
+        Some(Benchmark::Single(single)) => single,
+        None => SingleArgs { seconds: 5, producers: vec![64, 256], bytes: 500 },
     };
     let duration = Duration::from_secs(single.seconds.clamp(1, 600));
-    let receiver = Receiver::start().await?;
-    let bare = load::bare(&receiver, 64, single.bytes, duration).await?;
-    let mut rows = vec![Row { what: "bare client, 64 connections".into(), measured: bare, cpu_micros: None }];
+    let receiver = BenchReceiver::start().await?;
+    let bare = load::without_gateway(&receiver, 64, single.bytes, duration).await?;
+    let mut rows = vec![BenchRow { what: "bare client, 64 connections".into(), measured: bare, cpu_micros: None }];
     for producers in single.producers {
         rows.push(through_gateway(&receiver, producers, single.bytes, duration).await?);
     }
@@ -73,12 +73,12 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 }
 
 async fn through_gateway(
-    receiver: &Receiver,
+    receiver: &BenchReceiver,
     producers: usize,
     bytes: usize,
     duration: Duration,
-) -> anyhow::Result<Row> {
-    let child = Child::start().await.context("the gateway did not start")?;
+) -> anyhow::Result<BenchRow> {
+    let child = GatewayProcess::start().await.context("the gateway did not start")?;
     child.create_endpoint(&receiver.url()).await?;
     // A short run first, so that connections are open and caches are warm.
     load::through(&child, receiver, producers, bytes, Duration::from_millis(500)).await?;
@@ -87,10 +87,10 @@ async fn through_gateway(
     let spent = child.cpu_seconds() - before;
     child.stop().await;
     let cpu_micros = Some(spent * 1e6 / measured.events as f64);
-    Ok(Row { what: format!("through the gateway, {producers} producers"), measured, cpu_micros })
+    Ok(BenchRow { what: format!("through the gateway, {producers} producers"), measured, cpu_micros })
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[BenchRow]) -> Table {
     let bare = rows[0].measured.per_second();
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);

@@ -12,13 +12,13 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
-use super::gateway::Child;
+use super::gateway::GatewayProcess;
 use super::load;
-use super::receiver::Receiver;
+use super::receiver::BenchReceiver;
 
 /// How to be loud.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Noise {
+pub enum NoiseKind {
     /// A large backlog falls due at once.
     Backlog,
     /// Receivers take a request and never answer.
@@ -29,10 +29,10 @@ pub enum Noise {
 
 /// What is measured beside what.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct NeighbourArgs {
     /// How the other tenant is loud.
     #[arg(long, value_enum, default_value = "backlog")]
-    noise: Noise,
+    noise: NoiseKind,
     /// How many deliveries the loud tenant has waiting.
     #[arg(long, default_value_t = 100_000)]
     waiting: usize,
@@ -51,9 +51,9 @@ pub struct Args {
 }
 
 /// Measures, and prints both and their ratio.
-pub async fn run(args: Args) -> anyhow::Result<()> {
-    let child = Child::start().await.context("the gateway did not start")?;
-    let receiver = Receiver::start().await?;
+pub async fn run(args: NeighbourArgs) -> anyhow::Result<()> {
+    let child = GatewayProcess::start().await.context("the gateway did not start")?;
+    let receiver = BenchReceiver::start().await?;
     child.call(Method::PUT, "/v1/tenants/quiet", "").await?;
     let limits = r#"{"limits":{"endpoints":1000000,"settings_bytes":"4GiB"}}"#;
     child.call(Method::PUT, "/v1/tenants/loud", limits).await?;
@@ -86,7 +86,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 }
 
 /// Paused endpoints of the loud tenant, with everything waiting.
-async fn prepare(child: &Child, args: &Args, url: &str) -> anyhow::Result<Vec<String>> {
+async fn prepare(child: &GatewayProcess, args: &NeighbourArgs, url: &str) -> anyhow::Result<Vec<String>> {
     let mut ids = Vec::new();
     for n in 0..args.endpoints.max(1) {
         let mut settings: serde_json::Value = serde_json::from_str(&args.settings).context("--settings is not JSON")?;
@@ -112,9 +112,9 @@ async fn prepare(child: &Child, args: &Args, url: &str) -> anyhow::Result<Vec<St
 }
 
 /// Where the loud tenant's deliveries go.
-async fn noisy_receiver(noise: Noise) -> anyhow::Result<String> {
-    if noise == Noise::Backlog {
-        let receiver = Receiver::start().await?;
+async fn noisy_receiver(noise: NoiseKind) -> anyhow::Result<String> {
+    if noise == NoiseKind::Backlog {
+        let receiver = BenchReceiver::start().await?;
         return Ok(receiver.url());
     }
     let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -126,7 +126,7 @@ async fn noisy_receiver(noise: Noise) -> anyhow::Result<String> {
             tokio::spawn(async move {
                 let mut heard = vec![0; 16 * 1_024];
                 while let Ok(1..) = stream.read(&mut heard).await {
-                    if noise == Noise::Hanging {
+                    if noise == NoiseKind::Hanging {
                         continue;
                     }
                     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
@@ -141,12 +141,12 @@ async fn noisy_receiver(noise: Noise) -> anyhow::Result<String> {
 }
 
 /// Returns at each beat of a steady pace, late ones at once.
-pub struct Beat {
+pub struct Ticker {
     next: Instant,
     pace: Duration,
 }
 
-impl Beat {
+impl Ticker {
     /// Beats from now on.
     pub fn new(pace: Duration) -> Self {
         Self { next: Instant::now(), pace }

@@ -18,24 +18,24 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// A receiver that answers everything with 200.
-pub struct Receiver {
+pub struct BenchReceiver {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<BenchReceiverState>,
 }
 
-struct Shared {
+struct BenchReceiverState {
     began: Instant,
     arrived: AtomicU64,
     more: Notify,
     latency: Mutex<Histogram<u64>>,
 }
 
-impl Receiver {
+impl BenchReceiver {
     /// Listens on a free port of this machine.
     pub async fn start() -> anyhow::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(BenchReceiverState {
             began: Instant::now(),
             arrived: AtomicU64::new(0),
             more: Notify::new(),
@@ -86,7 +86,7 @@ impl Receiver {
     }
 }
 
-impl Shared {
+impl BenchReceiverState {
     fn micros(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
@@ -103,7 +103,7 @@ impl Shared {
     }
 }
 
-async fn serve(listener: TcpListener, shared: Arc<Shared>) {
+async fn serve(listener: TcpListener, shared: Arc<BenchReceiverState>) {
     while let Ok((stream, _)) = listener.accept().await {
         let _ = stream.set_nodelay(true);
         let shared = shared.clone();

@@ -22,9 +22,9 @@ use jiff::Timestamp;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
 
-use self::ledger::{Ledger, Reply, Trust};
-use self::script::{Answer, Script};
-use self::show::Arrival;
+use self::ledger::{ReceiverReply, RequestLedger, SignatureCheck};
+use self::script::{AnswerScript, ScriptedAnswer};
+use self::show::ReceivedRequest;
 use super::output::print;
 use crate::clock::{Clock, SystemClock};
 use crate::lifecycle::deliver::keys::{public_half, secret_key};
@@ -39,7 +39,7 @@ const BODY_BYTES_MAX: usize = 16 * 1_024 * 1_024;
 
 /// Where to listen, and how to behave.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ListenArgs {
     /// The address to listen on.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9000")]
     listen: SocketAddr,
@@ -54,7 +54,7 @@ pub struct Args {
     secrets: Vec<String>,
     /// What to answer: steps of STATUS[xCOUNT][:RETRY_AFTER], the last one for ever, such as 503x3,429:5s,200. With :abort or :disable it says so in webhook-delivery.
     #[arg(long, value_name = "SCRIPT", default_value = "200", hide_default_value = true)]
-    respond: Script,
+    respond: AnswerScript,
     /// Wait so long before each answer; duplicates are answered at once.
     #[arg(long, value_name = "SPAN")]
     latency: Option<Span>,
@@ -67,15 +67,15 @@ pub struct Args {
 }
 
 /// Listens until it is told to stop, then prints the totals.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(args: ListenArgs) -> anyhow::Result<()> {
     check_secrets(&args.secrets)?;
     let listener = TcpListener::bind(args.listen).await.map_err(|problem| {
         anyhow!("cannot listen on {}: {problem}; choose another address with --listen", args.listen)
     })?;
     let mut terminated = signal(SignalKind::terminate())?;
     print(&banner(listener.local_addr()?, &args))?;
-    let receiver = Arc::new(Receiver {
-        ledger: Mutex::new(Ledger::new(args.respond)),
+    let receiver = Arc::new(ListenReceiver {
+        ledger: Mutex::new(RequestLedger::new(args.respond)),
         secrets: args.secrets,
         latency: args.latency.map_or(Duration::ZERO, |span| span.0),
         drop_share: args.drop.unwrap_or(0.0),
@@ -90,7 +90,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     print(&format!("\n{totals}"))
 }
 
-fn banner(address: SocketAddr, args: &Args) -> String {
+fn banner(address: SocketAddr, args: &ListenArgs) -> String {
     let mut banner = format!("listening on http://{address}, answering {}\n", args.respond);
     banner.push_str(&format!("create an endpoint for it:  posthaste endpoints create http://{address}/\n"));
     if address.ip().is_loopback() {
@@ -106,7 +106,7 @@ fn banner(address: SocketAddr, args: &Args) -> String {
     banner
 }
 
-async fn accept(listener: &TcpListener, receiver: &Arc<Receiver>) {
+async fn accept(listener: &TcpListener, receiver: &Arc<ListenReceiver>) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -118,7 +118,7 @@ async fn accept(listener: &TcpListener, receiver: &Arc<Receiver>) {
     }
 }
 
-async fn serve(stream: TcpStream, receiver: Arc<Receiver>) {
+async fn serve(stream: TcpStream, receiver: Arc<ListenReceiver>) {
     // Answers are small and must not wait for company.
     let _ = stream.set_nodelay(true);
     let service = service_fn(|request| receiver.receive(request));
@@ -129,18 +129,18 @@ async fn serve(stream: TcpStream, receiver: Arc<Receiver>) {
 /// Ends a connection without an answer.
 #[derive(Debug, thiserror::Error)]
 #[error("the connection is dropped, as asked for")]
-struct Dropped;
+struct ConnectionDropped;
 
-struct Receiver {
-    ledger: Mutex<Ledger>,
+struct ListenReceiver {
+    ledger: Mutex<RequestLedger>,
     secrets: Vec<String>,
     latency: Duration,
     drop_share: f64,
     is_quiet: bool,
 }
 
-impl Receiver {
-    async fn receive(&self, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Dropped> {
+impl ListenReceiver {
+    async fn receive(&self, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, ConnectionDropped> {
         let (head, body) = request.into_parts();
         let Ok(body) = Limited::new(body, BODY_BYTES_MAX).collect().await else {
             return Ok(refusal(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 16 MiB, or broke off"));
@@ -153,30 +153,34 @@ impl Receiver {
 
         let reply = self.ledger().decide(id, &trust, is_dropped);
         if !self.is_quiet {
-            let arrival = Arrival { at: now, path: head.uri.path(), headers: &head.headers, body: &body };
+            let arrival = ReceivedRequest { at: now, path: head.uri.path(), headers: &head.headers, body: &body };
             // Whether anyone reads along does not change what is answered.
-            let _ = std::io::stdout().write_all(arrival.told(&trust, reply).as_bytes());
+            let _ = std::io::stdout().write_all(arrival.render(&trust, reply).as_bytes());
         }
         self.answer(trust, reply).await
     }
 
-    fn trust(&self, headers: &HeaderMap, body: &[u8], now: Timestamp) -> Trust {
-        let mut trust = Trust::NotVerified;
+    fn trust(&self, headers: &HeaderMap, body: &[u8], now: Timestamp) -> SignatureCheck {
+        let mut trust = SignatureCheck::NotVerified;
         for secret in &self.secrets {
             match verify(secret, headers, body, now) {
-                Ok(()) => return Trust::Verified,
-                Err(why) => trust = Trust::Refused(why),
+                Ok(()) => return SignatureCheck::Verified,
+                Err(why) => trust = SignatureCheck::Refused(why),
             }
         }
         trust
     }
 
-    async fn answer(&self, trust: Trust, reply: Reply) -> Result<Response<Full<Bytes>>, Dropped> {
-        let answer = reply.answer.ok_or(Dropped)?;
+    async fn answer(
+        &self,
+        trust: SignatureCheck,
+        reply: ReceiverReply,
+    ) -> Result<Response<Full<Bytes>>, ConnectionDropped> {
+        let answer = reply.answer.ok_or(ConnectionDropped)?;
         match (trust, reply.kind) {
-            (Trust::Refused(why), _) => return Ok(refusal(answer.status, &why.to_string())),
-            (_, ledger::Kind::Duplicate) => return Ok(response(answer, Full::default())),
-            (_, ledger::Kind::New | ledger::Kind::Repeat | ledger::Kind::Forged) => {}
+            (SignatureCheck::Refused(why), _) => return Ok(refusal(answer.status, &why.to_string())),
+            (_, ledger::RequestKind::Duplicate) => return Ok(response(answer, Full::default())),
+            (_, ledger::RequestKind::New | ledger::RequestKind::Repeat | ledger::RequestKind::Forged) => {}
         }
         if !self.latency.is_zero() {
             tokio::time::sleep(self.latency).await;
@@ -184,16 +188,16 @@ impl Receiver {
         Ok(response(answer, Full::default()))
     }
 
-    fn ledger(&self) -> std::sync::MutexGuard<'_, Ledger> {
+    fn ledger(&self) -> std::sync::MutexGuard<'_, RequestLedger> {
         self.ledger.lock().expect("nothing panics while it holds the ledger")
     }
 }
 
 fn refusal(status: StatusCode, why: &str) -> Response<Full<Bytes>> {
-    response(Answer::plain(status), Full::from(format!("{why}\n")))
+    response(ScriptedAnswer::plain(status), Full::from(format!("{why}\n")))
 }
 
-fn response(answer: Answer, body: Full<Bytes>) -> Response<Full<Bytes>> {
+fn response(answer: ScriptedAnswer, body: Full<Bytes>) -> Response<Full<Bytes>> {
     let mut response = Response::new(body);
     *response.status_mut() = answer.status;
     if let Some(seconds) = answer.retry_after {

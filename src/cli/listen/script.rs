@@ -11,21 +11,21 @@ use crate::model::span::Span;
 
 /// The answers to come.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Script {
-    steps: Vec<Step>,
+pub struct AnswerScript {
+    steps: Vec<ScriptStep>,
     at: usize,
     used: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Step {
-    answer: Answer,
+struct ScriptStep {
+    answer: ScriptedAnswer,
     count: u32,
 }
 
 /// One answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Answer {
+pub struct ScriptedAnswer {
     /// Its status.
     pub status: StatusCode,
     /// Its `Retry-After`, in seconds.
@@ -44,9 +44,9 @@ pub struct InvalidScript {
     why: &'static str,
 }
 
-impl Script {
+impl AnswerScript {
     /// Uses up the next answer.
-    pub fn use_next(&mut self) -> Answer {
+    pub fn use_next(&mut self) -> ScriptedAnswer {
         let step = self.steps[self.at];
         self.used = self.used.saturating_add(1);
         if self.used >= step.count && self.at + 1 < self.steps.len() {
@@ -57,14 +57,14 @@ impl Script {
     }
 }
 
-impl Answer {
+impl ScriptedAnswer {
     /// An answer with nothing but a status.
     pub const fn plain(status: StatusCode) -> Self {
         Self { status, retry_after: None, word: None }
     }
 }
 
-impl FromStr for Script {
+impl FromStr for AnswerScript {
     type Err = InvalidScript;
 
     fn from_str(text: &str) -> Result<Self, InvalidScript> {
@@ -76,7 +76,7 @@ impl FromStr for Script {
     }
 }
 
-fn read_step(step: &str) -> Result<Step, &'static str> {
+fn read_step(step: &str) -> Result<ScriptStep, &'static str> {
     let (rest, retry_after, word) = match step.split_once(':') {
         None => (step, None, None),
         Some((rest, "abort")) => (rest, None, Some("abort")),
@@ -87,7 +87,7 @@ fn read_step(step: &str) -> Result<Step, &'static str> {
         None => (rest, 1),
         Some((status, count)) => (status, read_count(count)?),
     };
-    Ok(Step { answer: Answer { status: read_status(status)?, retry_after, word }, count })
+    Ok(ScriptStep { answer: ScriptedAnswer { status: read_status(status)?, retry_after, word }, count })
 }
 
 fn read_status(text: &str) -> Result<StatusCode, &'static str> {
@@ -110,7 +110,7 @@ fn read_seconds(text: &str) -> Result<u64, &'static str> {
     }
 }
 
-impl fmt::Display for Script {
+impl fmt::Display for AnswerScript {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let last = self.steps.len() - 1;
         for (n, step) in self.steps.iter().enumerate() {
@@ -126,7 +126,7 @@ impl fmt::Display for Script {
     }
 }
 
-impl fmt::Display for Answer {
+impl fmt::Display for ScriptedAnswer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.retry_after, self.word) {
             (Some(seconds), _) => write!(f, "{} with Retry-After {seconds}", self.status.as_u16()),
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     fn answers(script: &str, count: usize) -> Vec<(u16, Option<u64>)> {
-        let mut script: Script = script.parse().unwrap();
+        let mut script: AnswerScript = script.parse().unwrap();
         (0..count).map(|_| script.use_next()).map(|answer| (answer.status.as_u16(), answer.retry_after)).collect()
     }
 
@@ -176,7 +176,7 @@ mod tests {
             ("-200", "-200"),
         ];
         for (text, step) in wrong {
-            let told = text.parse::<Script>().unwrap_err().to_string();
+            let told = text.parse::<AnswerScript>().unwrap_err().to_string();
             assert!(told.starts_with(&format!("step {step:?} has no ")), "{text}: {told}");
             assert!(told.contains("503x3,429:5s,200"), "{text}: {told}");
         }
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_script_can_be_told() {
-        let told = |text: &str| text.parse::<Script>().unwrap().to_string();
+        let told = |text: &str| text.parse::<AnswerScript>().unwrap().to_string();
         assert_eq!(told("503x3,429:5s,200"), "503 (3 times), then 429 with Retry-After 5, then 200 for ever");
         assert_eq!(told("200"), "200");
         assert_eq!(

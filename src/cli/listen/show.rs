@@ -3,14 +3,14 @@
 use http::HeaderMap;
 use jiff::Timestamp;
 
-use super::ledger::{Kind, Reply, Trust};
+use super::ledger::{ReceiverReply, RequestKind, SignatureCheck};
 use crate::cli::output::clean;
 
 const BODY_BYTES_SHOWN: usize = 500;
 
 /// A request that came in.
 #[derive(Debug, Clone, Copy)]
-pub struct Arrival<'a> {
+pub struct ReceivedRequest<'a> {
     /// When.
     pub at: Timestamp,
     /// Where.
@@ -21,9 +21,9 @@ pub struct Arrival<'a> {
     pub body: &'a [u8],
 }
 
-impl Arrival<'_> {
+impl ReceivedRequest<'_> {
     /// The lines to print, with what became of it.
-    pub fn told(&self, trust: &Trust, reply: Reply) -> String {
+    pub fn render(&self, trust: &SignatureCheck, reply: ReceiverReply) -> String {
         let header = |name: &str| self.headers.get(name).map(|value| clean(&String::from_utf8_lossy(value.as_bytes())));
         let mut line =
             format!("{:.3}  {}", self.at, header("webhook-id").unwrap_or_else(|| "no webhook-id".to_owned()));
@@ -40,11 +40,11 @@ impl Arrival<'_> {
     }
 }
 
-fn outcome(reply: Reply) -> String {
+fn outcome(reply: ReceiverReply) -> String {
     let kind = match reply.kind {
-        Kind::New | Kind::Forged => "",
-        Kind::Repeat => "repeat, ",
-        Kind::Duplicate => "duplicate, ",
+        RequestKind::New | RequestKind::Forged => "",
+        RequestKind::Repeat => "repeat, ",
+        RequestKind::Duplicate => "duplicate, ",
     };
     match reply.answer {
         None => format!("{kind}dropped"),
@@ -75,7 +75,7 @@ fn shown_body(body: &[u8]) -> String {
 mod tests {
     use http::{HeaderName, HeaderValue, StatusCode};
 
-    use super::super::script::Answer;
+    use super::super::script::ScriptedAnswer;
     use super::*;
 
     #[test]
@@ -90,9 +90,9 @@ mod tests {
         let headers =
             pairs.into_iter().map(|(n, v)| (HeaderName::from_static(n), HeaderValue::from_static(v))).collect();
         let at = Timestamp::from_millisecond(1_700_000_000_120).unwrap();
-        let arrival = Arrival { at, path: "/", headers: &headers, body: b"{\n\x1b}" };
-        let answer = Some(Answer { status: StatusCode::TOO_MANY_REQUESTS, retry_after: Some(5), word: None });
-        let told = arrival.told(&Trust::Verified, Reply { kind: Kind::Repeat, answer });
+        let arrival = ReceivedRequest { at, path: "/", headers: &headers, body: b"{\n\x1b}" };
+        let answer = Some(ScriptedAnswer { status: StatusCode::TOO_MANY_REQUESTS, retry_after: Some(5), word: None });
+        let told = arrival.render(&SignatureCheck::Verified, ReceiverReply { kind: RequestKind::Repeat, answer });
         assert_eq!(
             told,
             "2023-11-14T22:13:20.120Z  evt_1  a.b  attempt 2  key k%201  seq 3  verified  repeat, answered 429 with Retry-After 5\n    {\\n\\u{1b}}\n"

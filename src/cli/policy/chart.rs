@@ -29,7 +29,7 @@ const ASSUMED: &str = "Assumed: each request fails at once and nothing else hold
 
 /// One line per attempt: its times, and where they lie.
 fn attempts(planned: &[PlannedAttempt]) -> String {
-    let axis = Axis::of(planned);
+    let axis = TimeAxis::of(planned);
     let mut out = line("#", "earliest", "expected", "latest", &axis.labels);
     let row = |attempt: &PlannedAttempt| {
         let times = [attempt.earliest, attempt.expected, attempt.latest].map(Span::words);
@@ -88,7 +88,7 @@ fn ending(seen: &[&PlannedAttempt]) -> String {
 }
 
 /// The time axis of the plot: zero, then the logarithm of time.
-struct Axis {
+struct TimeAxis {
     from: f64,
     to: f64,
     /// Where it is marked.
@@ -115,7 +115,7 @@ const MARKS: [u64; 13] = [
 /// Zero has no logarithm; it gets the first column, and the axis starts here.
 const AXIS_FROM: usize = 3;
 
-impl Axis {
+impl TimeAxis {
     fn of(planned: &[PlannedAttempt]) -> Self {
         let to = planned.last().map_or(0, |last| last.latest.as_millis());
         // A window that begins at zero comes from the left edge.

@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
-use super::output::{Format, clean, print};
+use super::output::{OutputFormat, clean, print};
 use crate::model::policy::{RetryPolicy, RetrySpec};
 use crate::model::preset::Preset;
 use crate::model::preview::preview;
@@ -19,13 +19,13 @@ mod chart;
 
 /// What to do with a policy.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct PolicyArgs {
     #[command(subcommand)]
-    action: Action,
+    action: PolicyAction,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
+enum PolicyAction {
     /// Show when a policy tries again, which outages it gets over, and how gently it comes back.
     Preview {
         /// A policy that has a name.
@@ -38,8 +38,8 @@ enum Action {
         #[arg(long, value_name = "SPAN")]
         outage: Option<Span>,
         /// How to show it.
-        #[arg(short, long, value_enum, default_value_t = Format::Table)]
-        output: Format,
+        #[arg(short, long, value_enum, default_value_t = OutputFormat::Table)]
+        output: OutputFormat,
     },
 }
 
@@ -50,16 +50,16 @@ fn preset_parser() -> impl TypedValueParser<Value = Preset> {
 }
 
 /// Does it and prints the answer.
-pub async fn run(args: Args) -> anyhow::Result<()> {
-    let Action::Preview { preset, file, outage, output } = args.action;
+pub async fn run(args: PolicyArgs) -> anyhow::Result<()> {
+    let PolicyAction::Preview { preset, file, outage, output } = args.action;
     let policy = match file {
         Some(file) => read_policy(&file)?,
         None => preset.policy(),
     };
     let preview = preview(&policy, outage);
     match output {
-        Format::Json => print(&serde_json::to_string_pretty(&preview)?),
-        Format::Table => print(&chart::draw(&preview)),
+        OutputFormat::Json => print(&serde_json::to_string_pretty(&preview)?),
+        OutputFormat::Table => print(&chart::draw(&preview)),
     }
 }
 

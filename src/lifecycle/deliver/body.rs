@@ -3,36 +3,36 @@
 use bytes::Bytes;
 
 use crate::lifecycle::links::{Links, NoPublicUrl};
-use crate::model::endpoint::Format;
-use crate::model::event::Key;
+use crate::model::endpoint::BodyFormat;
+use crate::model::event::EventKey;
 use crate::store::Claim;
 
 /// Builds the body of a delivery. The producer's data goes in byte for byte.
 pub fn body(claim: &Claim, links: &Links) -> Result<Bytes, NoPublicUrl> {
     Ok(match claim.format {
-        Format::Envelope => envelope(claim),
-        Format::Raw => claim.event.data.clone(),
-        Format::Thin => thin(claim, &links.url(&claim.event.tenant, claim.id)?),
-        Format::Cloudevents => cloud_event(claim),
+        BodyFormat::Envelope => envelope(claim),
+        BodyFormat::Raw => claim.event.data.clone(),
+        BodyFormat::Thin => thin(claim, &links.url(&claim.event.tenant, claim.id)?),
+        BodyFormat::Cloudevents => cloud_event(claim),
     })
 }
 
 /// What the body is, for its receiver.
-pub fn content_type(format: Format) -> &'static str {
+pub fn content_type(format: BodyFormat) -> &'static str {
     match format {
-        Format::Envelope | Format::Raw | Format::Thin => "application/json",
-        Format::Cloudevents => "application/cloudevents+json",
+        BodyFormat::Envelope | BodyFormat::Raw | BodyFormat::Thin => "application/json",
+        BodyFormat::Cloudevents => "application/cloudevents+json",
     }
 }
 
 /// The event, whole.
 pub fn envelope(claim: &Claim) -> Bytes {
     let event = &claim.event;
-    let mut object = Object::with_room(event.data.len());
+    let mut object = JsonObjectWriter::with_room(event.data.len());
     object.text("id", event.id.as_str());
     object.text("type", event.event_type.as_str());
     object.text("timestamp", &event.timestamp_text());
-    object.some_text("key", event.key.as_ref().map(Key::as_str));
+    object.some_text("key", event.key.as_ref().map(EventKey::as_str));
     if let Some(seq) = claim.seq {
         object.json("seq", seq.to_string().as_bytes());
     }
@@ -45,7 +45,7 @@ pub fn envelope(claim: &Claim) -> Bytes {
 /// Where the event is, instead of the event.
 fn thin(claim: &Claim, data_url: &str) -> Bytes {
     let event = &claim.event;
-    let mut object = Object::with_room(0);
+    let mut object = JsonObjectWriter::with_room(0);
     object.text("id", event.id.as_str());
     object.text("type", event.event_type.as_str());
     object.text("timestamp", &event.timestamp_text());
@@ -58,13 +58,13 @@ fn thin(claim: &Claim, data_url: &str) -> Bytes {
 /// as text, so all are of one length.
 fn cloud_event(claim: &Claim) -> Bytes {
     let event = &claim.event;
-    let mut object = Object::with_room(event.data.len());
+    let mut object = JsonObjectWriter::with_room(event.data.len());
     object.text("specversion", "1.0");
     object.text("id", event.id.as_str());
     object.text("source", &format!("/tenants/{}", event.tenant));
     object.text("type", event.event_type.as_str());
     object.text("time", &event.timestamp_text());
-    object.some_text("partitionkey", event.key.as_ref().map(Key::as_str));
+    object.some_text("partitionkey", event.key.as_ref().map(EventKey::as_str));
     object.some_text("sequence", claim.seq.map(|seq| format!("{seq:020}")).as_deref());
     object.some_text("schemaversion", event.schema_version.as_deref());
     object.text("datacontenttype", "application/json");
@@ -73,9 +73,9 @@ fn cloud_event(claim: &Claim) -> Bytes {
 }
 
 /// A JSON object that is being written.
-struct Object(Vec<u8>);
+struct JsonObjectWriter(Vec<u8>);
 
-impl Object {
+impl JsonObjectWriter {
     fn with_room(bytes: usize) -> Self {
         Self(Vec::with_capacity(bytes + 256))
     }
@@ -136,14 +136,14 @@ mod tests {
             text.contains(r#""key":"k \"1\"","seq":7,"schema_version":"2","tenant":"default","data":{ "a""#),
             "{text}"
         );
-        claim.format = Format::Raw;
+        claim.format = BodyFormat::Raw;
         assert_eq!(body(&claim), &data[..]);
     }
 
     #[test]
     fn a_thin_event_is_a_link_and_none_without_a_public_url() {
         let mut claim = claim(br#"{"secret":1}"#);
-        claim.format = Format::Thin;
+        claim.format = BodyFormat::Thin;
         assert_eq!(body(&claim, &links(None)), Err(NoPublicUrl));
         let links = links(Some("https://hooks.example.com"));
         let url = links.url(&claim.event.tenant, claim.id).unwrap();
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn a_cloud_event_has_what_the_specification_asks_for() {
         let mut claim = claim(br#"{ "n":1.10}"#);
-        claim.format = Format::Cloudevents;
+        claim.format = BodyFormat::Cloudevents;
         claim.seq = Some(7);
         let event = std::sync::Arc::make_mut(&mut claim.event);
         event.key = Some("k".parse().unwrap());

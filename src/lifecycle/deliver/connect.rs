@@ -16,16 +16,16 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use super::deadline::RunTime;
+use super::deadline::SuspensionClock;
+use super::endpoint_stream::{ByteStream, EndpointStream, ResponsePrefixRecorder};
 use super::failure::{failure, unconnected, unopened_within};
-use super::tls::{self, Asked, Trust};
-use super::wire::{Hearing, Stream, Wire};
+use super::tls::{self, CertificateRequested, TlsTrust};
 use crate::lifecycle::egress::target::Target;
 use crate::lifecycle::egress::{Egress, proxy};
-use crate::model::attempt::{Failure, FailureKind, Timings, millis};
+use crate::model::attempt::{AttemptFailure, FailureKind, Timings, millis};
 use crate::model::endpoint::InvalidSetting;
 use crate::model::span::Span;
-use crate::model::tls::Tls;
+use crate::model::tls::EndpointTls;
 
 /// How many addresses of a name are tried; one that works is among them, or
 /// its owner has other trouble.
@@ -35,29 +35,29 @@ const ADDRESSES_TRIED: usize = 8;
 #[derive(Clone)]
 pub struct Connector {
     egress: Arc<Egress>,
-    tls: Arc<Trust>,
+    tls: Arc<TlsTrust>,
     timeout: Duration,
-    sockets: Sockets,
-    run_time: RunTime,
+    sockets: OpenSockets,
+    run_time: SuspensionClock,
 }
 
 /// Counts open connections.
 #[derive(Debug, Clone, Default)]
-pub struct Sockets(Arc<AtomicUsize>);
+pub struct OpenSockets(Arc<AtomicUsize>);
 
-impl Sockets {
+impl OpenSockets {
     /// One more is open, until this is dropped.
-    pub fn one(&self) -> Socket {
+    pub fn one(&self) -> SocketGuard {
         self.0.fetch_add(1, Ordering::Relaxed);
-        Socket(self.0.clone())
+        SocketGuard(self.0.clone())
     }
 }
 
 /// A connection that counts as open for as long as this lives.
 #[derive(Debug)]
-pub struct Socket(Arc<AtomicUsize>);
+pub struct SocketGuard(Arc<AtomicUsize>);
 
-impl Drop for Socket {
+impl Drop for SocketGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -66,7 +66,7 @@ impl Drop for Socket {
 /// When a connection was opened, how long each step took, and what is known
 /// of it since.
 #[derive(Debug, Clone)]
-pub struct Opened {
+pub struct ConnectionRecord {
     /// When opening it began.
     pub at: Instant,
     /// How long looking up the name took, if that was reached.
@@ -76,16 +76,23 @@ pub struct Opened {
     /// How long agreeing on encryption took, if that was reached.
     pub tls: Option<Duration>,
     /// Whether the server asked for a client certificate, and got one.
-    pub asked: Asked,
+    pub asked: CertificateRequested,
     /// What was heard on it.
-    pub hearing: Hearing,
+    pub recorder: ResponsePrefixRecorder,
 }
 
-impl Opened {
+impl ConnectionRecord {
     /// One that begins now.
     pub fn now() -> Self {
         let (dns, connect, tls) = (None, None, None);
-        Self { at: Instant::now(), dns, connect, tls, asked: Asked::No, hearing: Hearing::default() }
+        Self {
+            at: Instant::now(),
+            dns,
+            connect,
+            tls,
+            asked: CertificateRequested::No,
+            recorder: ResponsePrefixRecorder::default(),
+        }
     }
 
     /// Writes the steps into an attempt's timings.
@@ -101,16 +108,16 @@ impl Opened {
 #[error("{}", failure.message)]
 pub struct ConnectFailure {
     /// The reason.
-    pub failure: Failure,
+    pub failure: AttemptFailure,
     /// The steps until then.
-    pub opened: Opened,
+    pub opened: ConnectionRecord,
 }
 
 impl Connector {
     /// Goes this way out; reads the machine's trusted certificates.
     pub fn new(egress: Arc<Egress>) -> anyhow::Result<Self> {
-        let tls = Arc::new(Trust::of_machine()?);
-        let (sockets, run_time) = (Sockets::default(), RunTime::default());
+        let tls = Arc::new(TlsTrust::of_machine()?);
+        let (sockets, run_time) = (OpenSockets::default(), SuspensionClock::default());
         Ok(Self { egress, tls, timeout: Duration::from_secs(5), sockets, run_time })
     }
 
@@ -120,7 +127,7 @@ impl Connector {
     }
 
     /// The same, for an endpoint whose connections are special.
-    pub fn with_tls(&self, settings: &Tls) -> Result<Self, InvalidSetting> {
+    pub fn with_tls(&self, settings: &EndpointTls) -> Result<Self, InvalidSetting> {
         Ok(Self { tls: Arc::new(self.tls.for_endpoint(settings)?), ..self.clone() })
     }
 
@@ -130,12 +137,12 @@ impl Connector {
     }
 
     /// What measures the time in which requests could be served.
-    pub fn run_time(&self) -> RunTime {
+    pub fn run_time(&self) -> SuspensionClock {
         self.run_time.clone()
     }
 
-    async fn open(self, uri: Uri) -> Result<Wire, ConnectFailure> {
-        let mut opened = Opened::now();
+    async fn open(self, uri: Uri) -> Result<EndpointStream, ConnectFailure> {
+        let mut opened = ConnectionRecord::now();
         let mut deadline = self.run_time.deadline(self.timeout);
         let Some(target) = Target::of(&uri) else {
             let failure = failure(FailureKind::Ours, "the endpoint's url cannot be read; set it again");
@@ -146,32 +153,37 @@ impl Connector {
         let result = match deadline.wait(opening).await {
             Some(result) => result,
             None => {
-                let has_resolver = self.egress.is_resolver_well();
+                let has_resolver = self.egress.is_resolver_healthy();
                 Err(unopened_within(Span(self.timeout), &name, target.port, &opened, has_resolver))
             }
         };
         match result {
-            Ok(stream) => Ok(Wire::new(stream, opened, self.sockets.one())),
+            Ok(stream) => Ok(EndpointStream::new(stream, opened, self.sockets.one())),
             Err(failure) => Err(ConnectFailure { failure, opened }),
         }
     }
 
-    async fn steps(&self, target: &Target, name: &str, opened: &mut Opened) -> Result<Stream, Failure> {
-        let addresses = self.egress.vet(target).await?;
+    async fn steps(
+        &self,
+        target: &Target,
+        name: &str,
+        opened: &mut ConnectionRecord,
+    ) -> Result<ByteStream, AttemptFailure> {
+        let addresses = self.egress.resolve_allowed(target).await?;
         opened.dns = Some(opened.at.elapsed());
 
         let began = Instant::now();
         let tcp = self.reach(&addresses, target.port, name, opened.at + self.timeout).await?;
         opened.connect = Some(began.elapsed());
         if !target.is_tls {
-            return Ok(Stream::Plain(tcp));
+            return Ok(ByteStream::Plain(tcp));
         }
 
         let began = Instant::now();
         let (stream, asked) = tls::encrypt(&self.tls, name, tcp).await?;
         opened.tls = Some(began.elapsed());
         opened.asked = asked;
-        Ok(Stream::Tls(stream))
+        Ok(ByteStream::Tls(stream))
     }
 
     /// Tries the addresses one after the other; the last one's trouble is
@@ -183,7 +195,7 @@ impl Connector {
         port: u16,
         name: &str,
         deadline: Instant,
-    ) -> Result<TcpStream, Failure> {
+    ) -> Result<TcpStream, AttemptFailure> {
         let addresses = &addresses[..addresses.len().min(ADDRESSES_TRIED)];
         for (n, address) in addresses.iter().enumerate() {
             let trying = self.reach_one(SocketAddr::new(*address, port), name);
@@ -203,7 +215,7 @@ impl Connector {
     }
 
     /// Connects to a vetted address, through the proxy if there is one.
-    async fn reach_one(&self, to: SocketAddr, name: &str) -> Result<TcpStream, Failure> {
+    async fn reach_one(&self, to: SocketAddr, name: &str) -> Result<TcpStream, AttemptFailure> {
         let Some(through) = self.egress.proxy() else {
             let tcp = connect(to).await.map_err(|problem| unconnected(name, to.port(), &problem))?;
             let peer = tcp.peer_addr().map_err(|problem| unconnected(name, to.port(), &problem))?;
@@ -212,11 +224,11 @@ impl Connector {
                 false => Err(failure(FailureKind::Ours, format!("a connection for {name} led elsewhere"))),
             };
         };
-        let mut last = proxy::trouble(through, "it has no address");
+        let mut last = proxy::proxy_failure(through, "it has no address");
         for at in self.egress.find_proxy(through).await? {
             match connect(at).await {
                 Ok(mut tcp) => return proxy::tunnel(through, &mut tcp, to, name).await.map(|()| tcp),
-                Err(problem) => last = proxy::trouble(through, &problem.to_string()),
+                Err(problem) => last = proxy::proxy_failure(through, &problem.to_string()),
             }
         }
         Err(last)
@@ -231,9 +243,9 @@ async fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
 }
 
 impl tower::Service<Uri> for Connector {
-    type Response = TokioIo<Wire>;
+    type Response = TokioIo<EndpointStream>;
     type Error = ConnectFailure;
-    type Future = Pin<Box<dyn Future<Output = Result<TokioIo<Wire>, ConnectFailure>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<TokioIo<EndpointStream>, ConnectFailure>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectFailure>> {
         Poll::Ready(Ok(()))

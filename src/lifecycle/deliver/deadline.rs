@@ -23,10 +23,10 @@ const LATE: Duration = Duration::from_millis(100);
 
 /// Measures the time in which this process did not run.
 #[derive(Debug, Clone, Default)]
-pub struct RunTime(Arc<Shared>);
+pub struct SuspensionClock(Arc<SuspensionState>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct SuspensionState {
     /// The time in which nothing ran, in all, in microseconds.
     stalled_us: AtomicU64,
     /// How many deadlines there are.
@@ -37,21 +37,21 @@ struct Shared {
 
 /// A deadline of one request.
 #[derive(Debug)]
-pub struct Deadline {
-    run_time: RunTime,
+pub struct RequestDeadline {
+    run_time: SuspensionClock,
     at: Instant,
     /// The time in which nothing ran that is part of `at` already.
     stalled: Duration,
 }
 
-impl RunTime {
+impl SuspensionClock {
     /// A deadline so long from now.
-    pub fn deadline(&self, after: Duration) -> Deadline {
+    pub fn deadline(&self, after: Duration) -> RequestDeadline {
         self.0.open.fetch_add(1, Ordering::SeqCst);
         if !self.0.is_ticking.load(Ordering::SeqCst) && !self.0.is_ticking.swap(true, Ordering::SeqCst) {
             tokio::spawn(self.clone().tick());
         }
-        Deadline { run_time: self.clone(), at: Instant::now() + after, stalled: self.stalled() }
+        RequestDeadline { run_time: self.clone(), at: Instant::now() + after, stalled: self.stalled() }
     }
 
     fn stalled(&self) -> Duration {
@@ -76,7 +76,7 @@ impl RunTime {
     }
 }
 
-impl RunTime {
+impl SuspensionClock {
     /// Whether the ticker may end: nobody needs it, and who comes from now on
     /// starts another.
     fn is_over(&self) -> bool {
@@ -88,7 +88,7 @@ impl RunTime {
     }
 }
 
-impl Deadline {
+impl RequestDeadline {
     /// Waits for a future until the deadline: nothing, if that is missed.
     pub async fn wait<F: Future + Unpin>(&mut self, mut future: F) -> Option<F::Output> {
         loop {
@@ -113,7 +113,7 @@ impl Deadline {
     }
 }
 
-impl Drop for Deadline {
+impl Drop for RequestDeadline {
     fn drop(&mut self) {
         self.run_time.0.open.fetch_sub(1, Ordering::SeqCst);
     }
@@ -137,7 +137,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_comes_too_late_is_not_waited_for() {
-        let run_time = RunTime::default();
+        let run_time = SuspensionClock::default();
         let began = Instant::now();
         let mut deadline = run_time.deadline(Duration::from_secs(2));
         let answered = answered_after(Duration::from_secs(10)).await;
@@ -150,7 +150,7 @@ mod tests {
 
     #[tokio::test]
     async fn time_in_which_nothing_ran_is_nobodys() {
-        let run_time = RunTime::default();
+        let run_time = SuspensionClock::default();
         let mut deadline = run_time.deadline(Duration::from_millis(400));
         // The answer comes after the deadline, and within it if the time in
         // which this one thread was blocked does not count.
@@ -162,7 +162,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_that_arrived_while_nothing_ran_is_read() {
-        let run_time = RunTime::default();
+        let run_time = SuspensionClock::default();
         let mut deadline = run_time.deadline(Duration::from_millis(100));
         let answered = answered_after(Duration::from_millis(90)).await;
         std::thread::sleep(Duration::from_millis(300));

@@ -8,20 +8,20 @@ use std::io;
 
 use hickory_resolver::net::{DnsError, NetError};
 
-use super::connect::Opened;
+use super::connect::ConnectionRecord;
+use super::endpoint_stream::ResponsePrefix;
 use super::send::{HEAD_BYTES_MAX, HEAD_FIELDS_MAX};
-use super::wire::Heard;
-use crate::model::attempt::{Failure, FailureKind};
+use crate::model::attempt::{AttemptFailure, FailureKind};
 use crate::model::span::Span;
 
 /// A failure of this kind, in these words.
-pub fn failure(kind: FailureKind, message: impl Into<String>) -> Failure {
-    Failure::new(kind, message)
+pub fn failure(kind: FailureKind, message: impl Into<String>) -> AttemptFailure {
+    AttemptFailure::new(kind, message)
 }
 
 /// The name led to no address. "No such name" and a failing name server are
 /// the receiver's; no answer from any resolver is ours.
-pub fn unresolved(host: &str, problem: &NetError, has_resolver: bool) -> Failure {
+pub fn unresolved(host: &str, problem: &NetError, has_resolver: bool) -> AttemptFailure {
     match problem {
         problem if problem.is_nx_domain() => {
             failure(FailureKind::NoSuchName, format!("the name {host} does not exist"))
@@ -43,7 +43,7 @@ pub fn unresolved(host: &str, problem: &NetError, has_resolver: bool) -> Failure
 
 /// The machine's resolver led to no address. It says little about why: a name
 /// that is not there is told in words alone, and the rest may be anyone's.
-pub fn unknown_to_the_machine(host: &str, problem: &io::Error) -> Failure {
+pub fn unknown_to_the_machine(host: &str, problem: &io::Error) -> AttemptFailure {
     let told = problem.to_string();
     let is_absent = ["Name or service not known", "No address associated", "nodename nor servname"];
     match is_absent.iter().any(|words| told.contains(words)) {
@@ -53,7 +53,7 @@ pub fn unknown_to_the_machine(host: &str, problem: &io::Error) -> Failure {
 }
 
 /// The address was not to be connected to.
-pub fn unconnected(host: &str, port: u16, problem: &io::Error) -> Failure {
+pub fn unconnected(host: &str, port: u16, problem: &io::Error) -> AttemptFailure {
     use io::ErrorKind::{
         ConnectionRefused, ConnectionReset, HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut,
     };
@@ -83,7 +83,13 @@ fn is_ours(problem: &io::Error) -> bool {
 }
 
 /// The deadline for opening a connection passed.
-pub fn unopened_within(timeout: Span, host: &str, port: u16, opened: &Opened, has_resolver: bool) -> Failure {
+pub fn unopened_within(
+    timeout: Span,
+    host: &str,
+    port: u16,
+    opened: &ConnectionRecord,
+    has_resolver: bool,
+) -> AttemptFailure {
     let message = match (opened.dns, opened.connect) {
         (None, _) if !has_resolver => {
             return failure(FailureKind::Ours, format!("no resolver answered for {host} within {timeout}"));
@@ -99,11 +105,11 @@ pub fn unopened_within(timeout: Span, host: &str, port: u16, opened: &Opened, ha
 
 /// The deadline for everything passed; `heard` is of the connection, if the
 /// request had one.
-pub fn unanswered_within(total: Span, heard: Option<&Heard>) -> Failure {
-    let message = match heard.map(Heard::shown) {
+pub fn unanswered_within(total: Span, heard: Option<&ResponsePrefix>) -> AttemptFailure {
+    let message = match heard.map(ResponsePrefix::shown) {
         None => format!("no connection within {total}"),
         Some(None) => format!("the connection was opened, but no answer came within {total}"),
-        Some(Some(beginning)) if heard.is_some_and(Heard::is_interim) => {
+        Some(Some(beginning)) if heard.is_some_and(ResponsePrefix::is_interim) => {
             format!("an interim answer came ({beginning}), but no final one within {total}")
         }
         Some(Some(beginning)) => {
@@ -114,14 +120,14 @@ pub fn unanswered_within(total: Span, heard: Option<&Heard>) -> Failure {
 }
 
 /// Interim answers came without end.
-pub fn endless_interim(heard: &Heard) -> Failure {
+pub fn endless_interim(heard: &ResponsePrefix) -> AttemptFailure {
     let beginning = heard.shown().unwrap_or_default();
     failure(FailureKind::MalformedAnswer, format!("interim answers came without end ({beginning}), and no final one"))
 }
 
 /// The exchange ended without an answer: finds out why, by what caused it and
 /// what was heard until then.
-pub fn unanswered(problem: &(dyn Error + 'static), heard: &Heard) -> Failure {
+pub fn unanswered(problem: &(dyn Error + 'static), heard: &ResponsePrefix) -> AttemptFailure {
     let mut is_unexpected = false;
     for cause in causes(problem) {
         if let Some(http) = cause.downcast_ref::<hyper::Error>() {
@@ -146,13 +152,13 @@ pub fn unanswered(problem: &(dyn Error + 'static), heard: &Heard) -> Failure {
     match is_unexpected || !heard.bytes.is_empty() {
         true => failure(
             FailureKind::MalformedAnswer,
-            format!("what answered does not speak HTTP: it spoke before it was asked{}", beginning_with(heard)),
+            format!("what answered does not speak HTTP: it spoke before it was asked{}", describe_prefix(heard)),
         ),
         false => cut_off("closed", heard),
     }
 }
 
-fn beginning_with(heard: &Heard) -> String {
+fn describe_prefix(heard: &ResponsePrefix) -> String {
     heard.shown().map(|beginning| format!(", beginning with {beginning}")).unwrap_or_default()
 }
 
@@ -161,7 +167,7 @@ pub fn causes<'a>(problem: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'
     std::iter::successors(problem.source(), |cause| (*cause).source())
 }
 
-fn oversized() -> Failure {
+fn oversized() -> AttemptFailure {
     let kib = HEAD_BYTES_MAX / 1_024;
     failure(
         FailureKind::OversizedHeaders,
@@ -171,7 +177,7 @@ fn oversized() -> Failure {
     )
 }
 
-fn malformed(problem: &hyper::Error, heard: &Heard) -> Failure {
+fn malformed(problem: &hyper::Error, heard: &ResponsePrefix) -> AttemptFailure {
     let line = heard.line();
     let beginning = heard.shown().unwrap_or_else(|| "nothing that can be shown".into());
     let is_ours = line.starts_with(b"HTTP/1.1") || line.starts_with(b"HTTP/1.0");
@@ -197,7 +203,7 @@ fn is_status_line(line: &[u8]) -> bool {
     matches!(status, Some([b'1'..=b'9', b'0'..=b'9', b'0'..=b'9', rest @ ..]) if matches!(rest, [] | [b' ', ..]))
 }
 
-fn broken(problem: &io::Error, heard: &Heard) -> Failure {
+fn broken(problem: &io::Error, heard: &ResponsePrefix) -> AttemptFailure {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut, UnexpectedEof};
     match problem.kind() {
         // TLS that ends without a farewell is an end all the same.
@@ -209,7 +215,7 @@ fn broken(problem: &io::Error, heard: &Heard) -> Failure {
 }
 
 /// Closed or reset, and how far the exchange was.
-fn cut_off(how: &str, heard: &Heard) -> Failure {
+fn cut_off(how: &str, heard: &ResponsePrefix) -> AttemptFailure {
     let message = match heard.shown() {
         Some(beginning) if heard.is_interim() => {
             format!("the connection was {how} after an interim answer ({beginning}), before a final one came")
@@ -234,13 +240,13 @@ mod tests {
 
     use super::*;
 
-    fn told(failure: Failure) -> (FailureKind, String) {
+    fn described(failure: AttemptFailure) -> (FailureKind, String) {
         (failure.kind, failure.message)
     }
 
     #[test]
     fn a_missing_name_is_not_a_failing_name_server_and_neither_is_our_resolver() {
-        let lookup = |problem: NetError| told(unresolved("a.example", &problem, false));
+        let lookup = |problem: NetError| described(unresolved("a.example", &problem, false));
         let without = |code| NetError::Dns(DnsError::NoRecordsFound(NoRecords::new(Query::default(), code)));
         let cases = [
             (without(ResponseCode::NXDomain), FailureKind::NoSuchName, "the name a.example does not exist"),
@@ -261,7 +267,7 @@ mod tests {
             assert_eq!(lookup(problem), (kind, message.to_owned()));
         }
         // A resolver that answers other questions is well; then it is the name's own servers.
-        let (kind, message) = told(unresolved("a.example", &NetError::Timeout, true));
+        let (kind, message) = described(unresolved("a.example", &NetError::Timeout, true));
         assert_eq!((kind, message.contains("did not answer in time")), (FailureKind::Dns, true));
     }
 
@@ -289,7 +295,7 @@ mod tests {
     #[test]
     fn a_deadline_says_in_which_phase_it_passed() {
         let failure = |dns, connect| {
-            let opened = Opened { dns, connect, ..Opened::now() };
+            let opened = ConnectionRecord { dns, connect, ..ConnectionRecord::now() };
             unopened_within(Span::secs(5), "a.example", 443, &opened, dns.is_some())
         };
         let message = |dns, connect| failure(dns, connect).message;
@@ -308,8 +314,11 @@ mod tests {
     #[test]
     fn what_breaks_says_how_far_it_came() {
         let reset = io::Error::from(io::ErrorKind::ConnectionReset);
-        let heard =
-            |bytes: &[u8], broke_while_sending| Heard { bytes: bytes.into(), broke_while_sending, ..Heard::default() };
+        let heard = |bytes: &[u8], broke_while_sending| ResponsePrefix {
+            bytes: bytes.into(),
+            broke_while_sending,
+            ..ResponsePrefix::default()
+        };
         let message = |heard| broken(&reset, &heard).message;
         assert_eq!(message(heard(b"", false)), "the connection was reset before an answer came");
         assert_eq!(message(heard(b"", true)), "the connection was reset while the request was being sent");

@@ -9,42 +9,42 @@ use rand::rngs::StdRng;
 use tokio::sync::Notify;
 use tracing::{error, info, warn};
 
+use self::lease_guard::{LeaseGuard, needed, run_within};
 use self::send::Sender;
 use self::sign::{sha256_hex, sign};
-use self::within::{Term, needed, within};
 use super::dispatch::gate::admits;
-use super::dispatch::hear::Answered;
-use super::expire::{Expiry, just_after};
+use super::dispatch::observe::AttemptResult;
+use super::expire::{ExpirySchedule, just_after};
 use super::links::Links;
-use super::tell::Teller;
+use super::notifier::Notifier;
 use crate::clock::Clock;
 use crate::model::attempt::{Answer, Attempt, Decision, FailureKind};
-use crate::model::delivery::{Cause, EndedBy, after};
+use crate::model::delivery::{DeadCause, DeadlineSource, after};
 use crate::model::endpoint::Endpoint;
 use crate::model::explain::answer_words;
 use crate::model::headers::is_reserved;
-use crate::model::health::Heard;
+use crate::model::health::BreakerInput;
 use crate::model::id::DeliveryId;
-use crate::model::next::{Moment, Next, next_state};
-use crate::model::pace::about;
+use crate::model::next_state::{AttemptTimes, NextState, next_state};
+use crate::model::rate::roughly;
 use crate::model::shard::Lease;
-use crate::model::signing::Profile;
+use crate::model::signing::SignatureProfile;
 use crate::model::verdict::judge;
-use crate::store::{Claim, Error, Notice, Outcome, Settled, Settlement, Store};
+use crate::store::{Claim, ClaimOutcome, EndpointUpdate, Error, SettleEffects, Settlement, Store};
 
 pub mod body;
 pub mod connect;
 pub mod deadline;
+pub mod endpoint_stream;
 pub mod failure;
 pub mod keys;
+pub mod lease_guard;
 pub mod send;
 pub mod sign;
 pub mod tls;
-pub mod wire;
-pub mod within;
 
 /// What attempts are made with: the three seams, and chance.
-pub struct Desk {
+pub struct DeliveryContext {
     /// Where facts rest.
     pub store: Arc<dyn Store>,
     /// What makes requests.
@@ -52,13 +52,13 @@ pub struct Desk {
     /// What makes the links of thin events.
     pub links: Arc<Links>,
     /// What knows whose time is over.
-    pub expiry: Arc<Expiry>,
+    pub expiry: Arc<ExpirySchedule>,
     /// What counts and tells.
-    pub teller: Teller,
+    pub notifier: Notifier,
     /// What tells the time.
     pub clock: Arc<dyn Clock>,
     /// Where draws come from.
-    pub chance: Mutex<StdRng>,
+    pub rng: Mutex<StdRng>,
     /// Told when shards have gone, or all is to end.
     pub moved: Notify,
     /// Whether all is to end.
@@ -67,11 +67,11 @@ pub struct Desk {
 
 /// How a claim left the desk.
 #[derive(Debug)]
-pub enum Ended {
+pub enum ClaimEnd {
     /// Its outcome is written down, or there is none to write.
-    Settled(Settled),
+    Settled(SettleEffects),
     /// Its outcome was written down before, by a call whose answer got lost.
-    Repeated(Settled),
+    Repeated(SettleEffects),
     /// The lease was too short: no request was made, or none whose answer
     /// counts. It rests where it was, and may be looked at again at this time.
     Unsent {
@@ -83,94 +83,94 @@ pub enum Ended {
 }
 
 /// The right to call one endpoint.
-struct Grant<'a> {
-    desk: &'a Desk,
+struct LeasedEndpoint<'a> {
+    context: &'a DeliveryContext,
     endpoint: &'a Endpoint,
     lease: Lease,
 }
 
-impl Grant<'_> {
+impl LeasedEndpoint<'_> {
     fn is_current(&self) -> bool {
-        self.desk.store.lease(&self.endpoint.tenant, self.endpoint.id) == self.lease
+        self.context.store.lease(&self.endpoint.tenant, self.endpoint.id) == self.lease
     }
 
     /// How a claim ends whose time this is not.
-    fn ended(&self) -> Ended {
+    fn ended(&self) -> ClaimEnd {
         match self.is_current() {
-            true => Ended::Unsent { due_at: after(self.desk.clock.now(), self.desk.lease_delay()) },
-            false => Ended::Stale,
+            true => ClaimEnd::Unsent { due_at: after(self.context.clock.now(), self.context.lease_delay()) },
+            false => ClaimEnd::Stale,
         }
     }
 }
 
-impl Term for Grant<'_> {
+impl LeaseGuard for LeasedEndpoint<'_> {
     fn until(&self) -> Option<Instant> {
-        self.desk.store.leased_until()
+        self.context.store.leased_until()
     }
 
     fn is_revoked(&self) -> bool {
-        self.desk.is_cut.load(Ordering::SeqCst) || !self.is_current()
+        self.context.is_cut.load(Ordering::SeqCst) || !self.is_current()
     }
 
     fn moved(&self) -> &Notify {
-        &self.desk.moved
+        &self.context.moved
     }
 }
 
-/// Makes one attempt and records it. `answered` is called once the receiver
+/// Makes one attempt and records it. `apply_attempt_result` is called once the receiver
 /// is no longer being asked anything, before the record is durable, with what
 /// its answer says about the endpoint; what that means is in force from then
 /// on, and is written with the attempt.
 pub async fn deliver(
-    desk: &Desk,
+    context: &DeliveryContext,
     claim: &Claim,
     lease: Lease,
-    mut answered: impl FnMut(Option<Answered>) -> Notice,
-) -> Ended {
-    let Some(endpoint) = desk.store.any_endpoint(claim.endpoint) else {
-        return Ended::Settled(Settled::default());
+    mut answered: impl FnMut(Option<AttemptResult>) -> EndpointUpdate,
+) -> ClaimEnd {
+    let Some(endpoint) = context.store.any_endpoint(claim.endpoint) else {
+        return ClaimEnd::Settled(SettleEffects::default());
     };
-    let started_at = desk.clock.now();
+    let started_at = context.clock.now();
     if !admits(&endpoint, claim, started_at) {
         // Closed between its turn and now: it rests where it was.
-        let settled = Settled { due_again_at: Some(claim.due_at), is_void: true, ..Settled::default() };
-        return Ended::Settled(settled);
+        let settled = SettleEffects { due_again_at: Some(claim.due_at), is_void: true, ..SettleEffects::default() };
+        return ClaimEnd::Settled(settled);
     }
-    let grant = Grant { desk, endpoint: &endpoint, lease };
-    if !grant.fits(needed(endpoint.timeout().total.0, desk.store.lease_length())) {
+    let grant = LeasedEndpoint { context, endpoint: &endpoint, lease };
+    if !grant.fits(needed(endpoint.timeout().total.0, context.store.lease_length())) {
         return grant.ended();
     }
     if claim.is_damaged {
         error!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %endpoint.id, tenant.id = %endpoint.tenant,
                "dead (damaged) without being sent: what is stored of it is not what was accepted; check the disk");
-        return settle(&grant, claim, Outcome::Damaged).await;
+        return settle(&grant, claim, ClaimOutcome::Damaged).await;
     }
-    let limits = desk.expiry.limits(&endpoint, claim.expires_at, started_at);
+    let limits = context.expiry.limits(&endpoint, claim.expires_at, started_at);
     if let Some(end) = claim.progress.end(&limits).filter(|end| started_at > end.at) {
-        let over = Outcome::Over { by: end.by, progress: claim.progress };
+        let over = ClaimOutcome::Over { by: end.by, progress: claim.progress };
         let ended = settle(&grant, claim, over).await;
-        if matches!(&ended, Ended::Settled(settled) if !settled.is_void) {
-            log_over(claim.id, &endpoint, end.by);
+        if matches!(&ended, ClaimEnd::Settled(settled) if !settled.is_void) {
+            log_expired(claim.id, &endpoint, end.by);
         }
         return ended;
     }
-    let wall = desk.clock.wall();
-    let request = match sign(claim, &endpoint, &desk.links, wall) {
+    let wall = context.clock.wall();
+    let request = match sign(claim, &endpoint, &context.links, wall) {
         Ok(request) => request,
         Err(why) => {
-            let outcome = Outcome::PutBack { due_at: after(started_at, desk.put_back_delay()) };
+            let outcome = ClaimOutcome::PutBack { due_at: after(started_at, context.put_back_delay()) };
             error!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %endpoint.id,
                    "not attempted, put back and not counted: {why}");
             return settle(&grant, claim, outcome).await;
         }
     };
     let body_sha256 = sha256_hex(&request.body);
-    let Some(answer) = within(&grant, desk.sender.send(request)).await else { return grant.ended() };
-    let sent = Sent { endpoint: &endpoint, started_at, wall, body_sha256 };
-    let (mut outcome, says) = decide(desk, claim, sent, answer);
+    let Some(answer) = run_within(&grant, context.sender.send(request)).await else { return grant.ended() };
+    let sent = SentRequest { endpoint: &endpoint, started_at, wall, body_sha256 };
+    let (mut outcome, says) = decide(context, claim, sent, answer);
     let means = answered(says);
-    if let Outcome::Attempted { notice, .. } = &mut outcome {
-        *notice = means;
+    if let ClaimOutcome::Attempted { update, .. } = &mut outcome {
+        *update = means;
     }
     log(claim, &endpoint, &outcome);
     settle(&grant, claim, outcome).await
@@ -178,16 +178,28 @@ pub async fn deliver(
 
 /// Puts back a claim whose processing failed inside the gateway. One that
 /// fails so again and again is dead, and delays no one outside its lane.
-pub async fn stumble(desk: &Desk, claim: &Claim, lease: Lease, problem: String) -> Ended {
+pub async fn put_back_after_internal_error(
+    context: &DeliveryContext,
+    claim: &Claim,
+    lease: Lease,
+    problem: String,
+) -> ClaimEnd {
     error!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %claim.endpoint,
            "an attempt failed inside the gateway; it is put back and not counted: {problem}");
-    let due_at = after(desk.clock.now(), desk.put_back_delay());
-    let Some(endpoint) = desk.store.any_endpoint(claim.endpoint) else { return Ended::Settled(Settled::default()) };
-    settle(&Grant { desk, endpoint: &endpoint, lease }, claim, Outcome::Stumbled { due_at, error: problem }).await
+    let due_at = after(context.clock.now(), context.put_back_delay());
+    let Some(endpoint) = context.store.any_endpoint(claim.endpoint) else {
+        return ClaimEnd::Settled(SettleEffects::default());
+    };
+    settle(
+        &LeasedEndpoint { context, endpoint: &endpoint, lease },
+        claim,
+        ClaimOutcome::Stumbled { due_at, error: problem },
+    )
+    .await
 }
 
 /// What went out: the endpoint as it was then, since it may change meanwhile.
-struct Sent<'a> {
+struct SentRequest<'a> {
     endpoint: &'a Endpoint,
     started_at: Timestamp,
     /// The wall time then, as it was signed.
@@ -197,28 +209,33 @@ struct Sent<'a> {
 
 /// What the answer means for the delivery, by the endpoint's rules and its
 /// policy of now, and what it says about the endpoint.
-fn decide(desk: &Desk, claim: &Claim, sent: Sent<'_>, answer: Answer) -> (Outcome, Option<Answered>) {
-    let now = desk.clock.now();
+fn decide(
+    context: &DeliveryContext,
+    claim: &Claim,
+    sent: SentRequest<'_>,
+    answer: Answer,
+) -> (ClaimOutcome, Option<AttemptResult>) {
+    let now = context.clock.now();
     if matches!(&answer.result, Err(failure) if failure.kind == FailureKind::Ours) {
-        return (Outcome::PutBack { due_at: after(now, desk.put_back_delay()) }, None);
+        return (ClaimOutcome::PutBack { due_at: after(now, context.put_back_delay()) }, None);
     }
     // Deleted meanwhile, nothing will come of it; but the attempt was made.
-    let known = desk.store.any_endpoint(claim.endpoint);
+    let known = context.store.any_endpoint(claim.endpoint);
     let endpoint = known.as_deref().unwrap_or(sent.endpoint);
-    let limits = desk.expiry.limits(endpoint, claim.expires_at, now);
+    let limits = context.expiry.limits(endpoint, claim.expires_at, now);
     let judgement = judge(&answer, &endpoint.settings.status_rules);
     let mut progress = claim.progress;
-    let moment = Moment { started_at: sent.started_at, now, wall: desk.clock.wall(), draw: desk.draw() };
+    let moment = AttemptTimes { started_at: sent.started_at, now, wall: context.clock.wall(), draw: context.draw() };
     let step = next_state(&mut progress, &limits, &answer, &judgement, moment);
     // A receiver that is no longer the endpoint's speaks for nobody here.
     let is_theirs = endpoint.urls.number() == sent.endpoint.urls.number();
-    let look_at = progress.end(&limits).map(|end| just_after(end.at));
+    let expiry_check_at = progress.end(&limits).map(|end| just_after(end.at));
     let started_at = sent.started_at;
-    let decision = step.decision.on_wall(desk.clock.wall_offset());
+    let decision = step.decision.on_wall(context.clock.wall_offset());
     let attempt = Box::new(record(progress.attempts, sent, answer, decision));
     let is_timeout = attempt.error.as_ref().is_some_and(|failure| failure.kind == FailureKind::Timeout);
-    let says = is_theirs.then(|| Answered {
-        heard: Heard {
+    let says = is_theirs.then(|| AttemptResult {
+        breaker_input: BreakerInput {
             verdict: judgement.verdict,
             is_limited: attempt.status == Some(429),
             is_asked: claim.is_urgent,
@@ -228,12 +245,21 @@ fn decide(desk: &Desk, claim: &Claim, sent: Sent<'_>, answer: Answer) -> (Outcom
         is_answer: !is_timeout,
         quiet_until: step.quiet_until.filter(|_| judgement.disables.is_none()),
         disables: judgement.disables,
-        draw: desk.draw(),
+        draw: context.draw(),
     });
-    (Outcome::Attempted { attempt, next: step.next, progress, look_at, notice: Notice::default() }, says)
+    (
+        ClaimOutcome::Attempted {
+            attempt,
+            next: step.next,
+            progress,
+            expiry_check_at,
+            update: EndpointUpdate::default(),
+        },
+        says,
+    )
 }
 
-fn record(number: u32, sent: Sent<'_>, answer: Answer, decision: Decision) -> Attempt {
+fn record(number: u32, sent: SentRequest<'_>, answer: Answer, decision: Decision) -> Attempt {
     let (response, mut error) = match answer.result {
         Ok(response) => (Some(response), None),
         Err(failure) => (None, Some(failure)),
@@ -252,7 +278,12 @@ fn record(number: u32, sent: Sent<'_>, answer: Answer, decision: Decision) -> At
         error,
         refused_target,
         custom_headers: settings.headers.keys().filter(|name| !is_reserved(name)).cloned().collect(),
-        signatures: settings.signatures.iter().copied().filter(|profile| *profile != Profile::Standard).collect(),
+        signatures: settings
+            .signatures
+            .iter()
+            .copied()
+            .filter(|profile| *profile != SignatureProfile::Standard)
+            .collect(),
         response_headers: response.headers,
         response_body: response.body,
         truncated: response.is_truncated,
@@ -265,56 +296,61 @@ fn record(number: u32, sent: Sent<'_>, answer: Answer, decision: Decision) -> At
 /// until it takes it: repeating the request instead would be a duplicate. It
 /// is written under the lease that the attempt was made under, so once another
 /// node has taken over, the store says so.
-async fn settle(grant: &Grant<'_>, claim: &Claim, outcome: Outcome) -> Ended {
-    let Grant { desk, endpoint, lease } = *grant;
-    let settlement = Settlement { id: claim.id, endpoint: endpoint.id, now: desk.clock.now(), outcome };
+async fn settle(grant: &LeasedEndpoint<'_>, claim: &Claim, outcome: ClaimOutcome) -> ClaimEnd {
+    let LeasedEndpoint { context, endpoint, lease } = *grant;
+    let settlement = Settlement { id: claim.id, endpoint: endpoint.id, now: context.clock.now(), outcome };
     loop {
-        match desk.store.settle(lease, settlement.clone()).await {
+        match context.store.settle(lease, settlement.clone()).await {
             Ok(settled) => {
-                if let Outcome::Attempted { next: Next::Waiting { .. }, look_at: Some(at), .. } = &settlement.outcome {
-                    desk.expiry.note(*at);
+                if let ClaimOutcome::Attempted { next: NextState::Waiting { .. }, expiry_check_at: Some(at), .. } =
+                    &settlement.outcome
+                {
+                    context.expiry.schedule_check(*at);
                 }
                 if !settled.is_void {
                     let (outcome, accepted_at) = (&settlement.outcome, claim.event.accepted_at);
-                    desk.teller.settled(endpoint.id, accepted_at, outcome, &settled);
+                    context.notifier.settled(endpoint.id, accepted_at, outcome, &settled);
                 }
                 return match settled.is_repeat {
-                    true => Ended::Repeated(settled),
-                    false => Ended::Settled(settled),
+                    true => ClaimEnd::Repeated(settled),
+                    false => ClaimEnd::Settled(settled),
                 };
             }
             Err(Error::Stale(shard)) => {
                 info!(delivery.id = %claim.id, endpoint.id = %endpoint.id,
                       "an outcome is not recorded, because shard {} has another owner", shard.0);
-                desk.teller.metrics().stale_write();
-                return Ended::Stale;
+                context.notifier.metrics().stale_write();
+                return ClaimEnd::Stale;
             }
             Err(problem) => {
                 warn!(delivery.id = %claim.id, "an outcome could not be recorded yet: {problem}");
                 // Never all in step, or the store would be asked by all at once.
-                let pause = about(Duration::from_secs(1), desk.draw());
-                desk.clock.sleep_until(after(desk.clock.now(), pause)).await;
+                let pause = roughly(Duration::from_secs(1), context.draw());
+                context.clock.sleep_until(after(context.clock.now(), pause)).await;
             }
         }
     }
 }
 
 /// One line per attempt, for operators; and one for what is not attempted.
-fn log(claim: &Claim, endpoint: &Endpoint, outcome: &Outcome) {
+fn log(claim: &Claim, endpoint: &Endpoint, outcome: &ClaimOutcome) {
     let (attempt, next) = match outcome {
-        Outcome::Attempted { attempt, next, .. } => (attempt, next),
-        Outcome::PutBack { due_at } => {
+        ClaimOutcome::Attempted { attempt, next, .. } => (attempt, next),
+        ClaimOutcome::PutBack { due_at } => {
             warn!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %endpoint.id, next_at = %due_at,
                   "not attempted, through trouble of our own; put back and not counted");
             return;
         }
-        Outcome::Over { .. } | Outcome::LookAgain { .. } | Outcome::Stumbled { .. } | Outcome::Damaged => return,
+        ClaimOutcome::Over { .. }
+        | ClaimOutcome::LookAgain { .. }
+        | ClaimOutcome::Stumbled { .. }
+        | ClaimOutcome::Damaged => return,
     };
     let (outcome, next_at) = match next {
-        Next::Delivered => ("delivered".to_owned(), None),
-        Next::Waiting { due_at } => (format!("next attempt at {due_at}"), Some(due_at)),
-        Next::Dead(cause) => (format!("dead ({})", cause.as_str()), None),
-        Next::Lapsed => (format!("dead ({})", Cause::Expired.as_str()), None),
+        NextState::Delivered => ("delivered".to_owned(), None),
+        NextState::Waiting { due_at } => (format!("next attempt at {due_at}"), Some(due_at)),
+        NextState::Dead(cause) => (format!("dead ({})", cause.as_str()), None),
+        NextState::ExpiredByProducer => (format!("dead ({})", DeadCause::Expired.as_str()), None),
     };
     let answer = answer_words(attempt);
     info!(
@@ -334,11 +370,11 @@ fn log(claim: &Claim, endpoint: &Endpoint, outcome: &Outcome) {
 }
 
 /// A delivery's time was over before another attempt.
-pub fn log_over(id: DeliveryId, endpoint: &Endpoint, by: EndedBy) {
+pub fn log_expired(id: DeliveryId, endpoint: &Endpoint, by: DeadlineSource) {
     let why = match by {
-        EndedBy::Age => "its max_age has passed",
-        EndedBy::Hold => "it waited too long for its first attempt",
-        EndedBy::Expiry => "its event's expires_at has passed",
+        DeadlineSource::Age => "its max_age has passed",
+        DeadlineSource::Hold => "it waited too long for its first attempt",
+        DeadlineSource::Expiry => "its event's expires_at has passed",
     };
     info!(delivery.id = %id, endpoint.id = %endpoint.id, tenant.id = %endpoint.tenant,
           "dead (expired) without a further attempt, because {why}");
@@ -362,9 +398,9 @@ pub mod tests {
     //! What the tests of this folder share.
 
     use super::*;
-    use crate::lifecycle::retain::Retention;
+    use crate::lifecycle::retention::Retention;
     use crate::model::delivery::Progress;
-    use crate::model::endpoint::Format;
+    use crate::model::endpoint::BodyFormat;
     use crate::model::event::Event;
     use crate::model::id::{DeliveryId, EndpointId, EventId};
     use crate::model::span::Span;
@@ -399,7 +435,7 @@ pub mod tests {
             id: DeliveryId::mint(at, 1),
             endpoint: EndpointId::mint(at, 1),
             event: Arc::new(event),
-            format: Format::Envelope,
+            format: BodyFormat::Envelope,
             lane: None,
             seq: None,
             due_at: at,

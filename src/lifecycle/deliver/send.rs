@@ -19,20 +19,20 @@ use hyper_util::client::legacy::connect::{Connected, capture_connection};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::Instant;
 
-use super::connect::{ConnectFailure, Connector, Opened};
-use super::deadline::{Deadline, RunTime};
+use super::connect::{ConnectFailure, ConnectionRecord, Connector};
+use super::deadline::{RequestDeadline, SuspensionClock};
 use super::failure::{causes, failure, unanswered, unanswered_within};
-use super::sign::Request;
-use crate::model::attempt::{Answer, Failure, FailureKind, Response, Timings, millis};
+use super::sign::SignedRequest;
+use crate::model::attempt::{Answer, AttemptFailure, FailureKind, Response, Timings, millis};
 use crate::model::id::TenantId;
 use crate::model::span::Span;
-use crate::model::tls::Tls;
+use crate::model::tls::EndpointTls;
 
 /// Sends requests. The one seam between deciding and the network.
 #[async_trait]
 pub trait Sender: Send + Sync {
     /// Makes exactly one request and returns within its deadline.
-    async fn send(&self, request: Request) -> Answer;
+    async fn send(&self, request: SignedRequest) -> Answer;
 }
 
 /// How much of a response body is kept.
@@ -54,15 +54,15 @@ const POOL_IDLE: Duration = Duration::from_secs(4);
 /// After this long without a request a pool is given up.
 const CLIENT_IDLE: Duration = Duration::from_secs(300);
 
-type Http = Client<Connector, Full<Bytes>>;
+type HttpClient = Client<Connector, Full<Bytes>>;
 
 /// Sends over HTTP, with connections kept per tenant and kind of TLS.
 pub struct HttpSender {
     connector: Connector,
     /// How many connections may be kept for later.
     kept_max: usize,
-    clients: Mutex<HashMap<Kind, Pooled>>,
-    run_time: RunTime,
+    clients: Mutex<HashMap<PoolKey, PooledClient>>,
+    run_time: SuspensionClock,
 }
 
 /// What connections have in common that may be used for one another. The pool
@@ -70,15 +70,15 @@ pub struct HttpSender {
 /// endpoints that trust others, or are someone else, than each other; and the
 /// connect deadline belongs to the connector.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Kind {
+struct PoolKey {
     tenant: TenantId,
     connect: Span,
     /// What is special about their TLS, if anything is.
-    tls: Option<Arc<Tls>>,
+    tls: Option<Arc<EndpointTls>>,
 }
 
-struct Pooled {
-    client: Arc<Http>,
+struct PooledClient {
+    client: Arc<HttpClient>,
     used_at: Instant,
 }
 
@@ -91,7 +91,7 @@ impl HttpSender {
         Self { connector, kept_max, clients: Mutex::new(HashMap::new()), run_time }
     }
 
-    fn client(&self, kind: Kind) -> Result<Arc<Http>, Failure> {
+    fn client(&self, kind: PoolKey) -> Result<Arc<HttpClient>, AttemptFailure> {
         let now = Instant::now();
         let mut clients = self.clients.lock().expect("nothing panics while it is held");
         if let Some(known) = clients.get_mut(&kind) {
@@ -115,14 +115,14 @@ impl HttpSender {
         let client = Arc::new(client);
         // Settings that were changed, and keys that were replaced, go in time.
         clients.retain(|_, pooled| now.saturating_duration_since(pooled.used_at) < CLIENT_IDLE);
-        clients.insert(kind, Pooled { client: client.clone(), used_at: now });
+        clients.insert(kind, PooledClient { client: client.clone(), used_at: now });
         Ok(client)
     }
 }
 
 #[async_trait]
 impl Sender for HttpSender {
-    async fn send(&self, request: Request) -> Answer {
+    async fn send(&self, request: SignedRequest) -> Answer {
         let began = Instant::now();
         let mut deadline = self.run_time.deadline(request.timeout.total.0);
         let mut timings = Timings::default();
@@ -138,14 +138,14 @@ impl Sender for HttpSender {
 
 async fn exchange(
     sender: &HttpSender,
-    request: Request,
+    request: SignedRequest,
     began: Instant,
-    deadline: &mut Deadline,
+    deadline: &mut RequestDeadline,
     timings: &mut Timings,
-) -> Result<Response, Failure> {
+) -> Result<Response, AttemptFailure> {
     let total = request.timeout.total;
     let tls = Some(request.tls).filter(|tls| !tls.is_usual());
-    let client = sender.client(Kind { tenant: request.tenant, connect: request.timeout.connect_within(), tls })?;
+    let client = sender.client(PoolKey { tenant: request.tenant, connect: request.timeout.connect_within(), tls })?;
     let mut outgoing = http::Request::post(&request.url)
         .body(Full::new(request.body))
         .map_err(|problem| failure(FailureKind::Ours, format!("the request could not be built: {problem}")))?;
@@ -160,20 +160,20 @@ async fn exchange(
             if let Some(opened) = &opened {
                 show_if_new(opened, began, timings);
             }
-            return Err(unanswered_within(total, opened.map(|opened| opened.hearing.so_far()).as_ref()));
+            return Err(unanswered_within(total, opened.map(|opened| opened.recorder.received()).as_ref()));
         }
         Some(Err(problem)) => return Err(explain(&problem, began, timings)),
         Some(Ok(response)) => response,
     };
     timings.first_byte = Some(millis(began.elapsed()));
-    if let Some(opened) = response.extensions().get::<Opened>() {
-        opened.hearing.forget();
+    if let Some(opened) = response.extensions().get::<ConnectionRecord>() {
+        opened.recorder.reset();
         show_if_new(opened, began, timings);
     }
     Ok(read(response, deadline).await)
 }
 
-async fn read(response: http::Response<Incoming>, deadline: &mut Deadline) -> Response {
+async fn read(response: http::Response<Incoming>, deadline: &mut RequestDeadline) -> Response {
     let status = response.status().as_u16();
     let headers = kept_headers(response.headers());
     let mut body = response.into_body();
@@ -222,7 +222,7 @@ fn kept_headers(headers: &http::HeaderMap) -> Vec<(String, String)> {
 }
 
 /// Finds out what a client error means, and how far the attempt came.
-fn explain(problem: &hyper_util::client::legacy::Error, began: Instant, timings: &mut Timings) -> Failure {
+fn explain(problem: &hyper_util::client::legacy::Error, began: Instant, timings: &mut Timings) -> AttemptFailure {
     if let Some(connect) = causes(problem).find_map(connect_failure) {
         show_if_new(&connect.opened, began, timings);
         return connect.failure.clone();
@@ -231,7 +231,7 @@ fn explain(problem: &hyper_util::client::legacy::Error, began: Instant, timings:
     if let Some(opened) = &opened {
         show_if_new(opened, began, timings);
     }
-    unanswered(problem, &opened.map(|opened| opened.hearing.so_far()).unwrap_or_default())
+    unanswered(problem, &opened.map(|opened| opened.recorder.received()).unwrap_or_default())
 }
 
 /// From the connector, or out of a connection that knew what its error meant.
@@ -239,14 +239,14 @@ fn connect_failure<'a>(cause: &'a (dyn Error + 'static)) -> Option<&'a ConnectFa
     cause.downcast_ref().or_else(|| cause.downcast_ref::<std::io::Error>()?.get_ref()?.downcast_ref())
 }
 
-fn opened(connected: &Connected) -> Option<Opened> {
+fn opened(connected: &Connected) -> Option<ConnectionRecord> {
     let mut extras = http::Extensions::new();
     connected.get_extras(&mut extras);
     extras.remove()
 }
 
 /// A kept-alive connection was opened for another attempt, which has shown it.
-fn show_if_new(opened: &Opened, began: Instant, timings: &mut Timings) {
+fn show_if_new(opened: &ConnectionRecord, began: Instant, timings: &mut Timings) {
     if opened.at >= began {
         opened.show(timings);
     }

@@ -23,16 +23,16 @@ use jiff::Timestamp;
 use super::body::{body, content_type};
 use super::keys::{key_pair, public_half, secret_key};
 use crate::lifecycle::links::{Links, NoPublicUrl};
-use crate::model::endpoint::{Endpoint, Secret, Timeout};
+use crate::model::endpoint::{AttemptTimeouts, Endpoint, Secret};
 use crate::model::headers::{MASK, is_reserved};
 use crate::model::id::TenantId;
-use crate::model::signing::{Profile, Signing};
-use crate::model::tls::Tls;
+use crate::model::signing::{SignatureProfile, Signing};
+use crate::model::tls::EndpointTls;
 use crate::store::Claim;
 
 /// A request ready to be sent.
 #[derive(Clone)]
-pub struct Request {
+pub struct SignedRequest {
     /// Whose connections it may use.
     pub tenant: TenantId,
     /// Where it goes.
@@ -42,13 +42,13 @@ pub struct Request {
     /// Its body.
     pub body: Bytes,
     /// When to give up waiting.
-    pub timeout: Timeout,
+    pub timeout: AttemptTimeouts,
     /// How its connection is encrypted.
-    pub tls: Arc<Tls>,
+    pub tls: Arc<EndpointTls>,
 }
 
 /// Shows neither what it carries nor what vouches for it.
-impl fmt::Debug for Request {
+impl fmt::Debug for SignedRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Request({} bytes for {})", self.body.len(), self.tenant)
     }
@@ -74,7 +74,7 @@ const SVIX_TIMESTAMP: HeaderName = HeaderName::from_static("svix-timestamp");
 const SVIX_SIGNATURE: HeaderName = HeaderName::from_static("svix-signature");
 
 /// Builds and signs the request for a claim's next attempt.
-pub fn sign(claim: &Claim, endpoint: &Endpoint, links: &Links, now: Timestamp) -> Result<Request, NoPublicUrl> {
+pub fn sign(claim: &Claim, endpoint: &Endpoint, links: &Links, now: Timestamp) -> Result<SignedRequest, NoPublicUrl> {
     let body = body(claim, links)?;
     let settings = &endpoint.settings;
     let custom = settings.headers.iter().filter(|(name, _)| !is_reserved(name)).filter_map(|(name, value)| {
@@ -85,7 +85,7 @@ pub fn sign(claim: &Claim, endpoint: &Endpoint, links: &Links, now: Timestamp) -
     headers.extend(our_headers(claim, claim.progress.attempts + 1, now));
     let signer = Signer::new(&endpoint.secrets, settings.signing, claim.event.id.as_str(), now, &body);
     headers.extend(signer.headers(&settings.signatures));
-    Ok(Request {
+    Ok(SignedRequest {
         tenant: endpoint.tenant.clone(),
         url: settings.url.clone(),
         headers,
@@ -119,24 +119,24 @@ pub fn our_headers(claim: &Claim, number: u32, now: Timestamp) -> Vec<(HeaderNam
 }
 
 /// The headers that vouched for an attempt, as far as they can be shown.
-pub fn masked_headers(id: &str, at: Timestamp, profiles: &[Profile]) -> Vec<(HeaderName, HeaderValue)> {
+pub fn masked_headers(id: &str, at: Timestamp, profiles: &[SignatureProfile]) -> Vec<(HeaderName, HeaderValue)> {
     let hidden = || HeaderValue::from_static(MASK);
     let mut headers = vec![(WEBHOOK_SIGNATURE, HeaderValue::from_static("v1,***"))];
     for profile in profiles {
         match profile {
-            Profile::Standard => {}
-            Profile::Sha256 => headers.push((X_SIGNATURE, hidden())),
-            Profile::Timestamped => {
+            SignatureProfile::Standard => {}
+            SignatureProfile::Sha256 => headers.push((X_SIGNATURE, hidden())),
+            SignatureProfile::Timestamped => {
                 headers.push((X_SIGNATURE, hidden()));
                 headers.push((X_SIGNATURE_TIMESTAMP, HeaderValue::from(at.as_second())));
             }
-            Profile::Svix => {
+            SignatureProfile::Svix => {
                 headers.push((SVIX_ID, text(id)));
                 headers.push((SVIX_TIMESTAMP, HeaderValue::from(at.as_second())));
                 headers.push((SVIX_SIGNATURE, HeaderValue::from_static("v1,***")));
             }
-            Profile::Stripe => headers.push((STRIPE_SIGNATURE, hidden())),
-            Profile::Github => headers.push((X_HUB_SIGNATURE_256, hidden())),
+            SignatureProfile::Stripe => headers.push((STRIPE_SIGNATURE, hidden())),
+            SignatureProfile::Github => headers.push((X_HUB_SIGNATURE_256, hidden())),
         }
     }
     headers
@@ -219,26 +219,26 @@ impl<'a> Signer<'a> {
     }
 
     /// The headers that vouch for it, in the words of these profiles.
-    pub fn headers(&self, profiles: &[Profile]) -> Vec<(HeaderName, HeaderValue)> {
+    pub fn headers(&self, profiles: &[SignatureProfile]) -> Vec<(HeaderName, HeaderValue)> {
         let (tokens, seconds) = (text(&self.tokens()), self.seconds);
         let timed = format!("{seconds}.");
         let over_body = || text(&format!("sha256={}", self.hex(self.only(), "")));
         let mut headers = vec![(WEBHOOK_SIGNATURE, tokens.clone())];
         for profile in profiles {
             match profile {
-                Profile::Standard => {}
-                Profile::Sha256 => headers.push((X_SIGNATURE, over_body())),
-                Profile::Github => headers.push((X_HUB_SIGNATURE_256, over_body())),
-                Profile::Timestamped => {
+                SignatureProfile::Standard => {}
+                SignatureProfile::Sha256 => headers.push((X_SIGNATURE, over_body())),
+                SignatureProfile::Github => headers.push((X_HUB_SIGNATURE_256, over_body())),
+                SignatureProfile::Timestamped => {
                     let value = format!("scheme=v1,ts={seconds},sig={}", self.hex(self.only(), &timed));
                     headers.push((X_SIGNATURE, text(&value)));
                     headers.push((X_SIGNATURE_TIMESTAMP, HeaderValue::from(seconds)));
                 }
-                Profile::Stripe => {
+                SignatureProfile::Stripe => {
                     let each = self.active.iter().map(|secret| format!(",v1={}", self.hex(secret, &timed)));
                     headers.push((STRIPE_SIGNATURE, text(&format!("t={seconds}{}", each.collect::<String>()))));
                 }
-                Profile::Svix => {
+                SignatureProfile::Svix => {
                     headers.push((SVIX_ID, text(self.id)));
                     headers.push((SVIX_TIMESTAMP, HeaderValue::from(seconds)));
                     headers.push((SVIX_SIGNATURE, tokens.clone()));
@@ -267,7 +267,7 @@ pub fn sha256_hex(bytes: &[u8]) -> String {
 
 /// Why a received request is not to be trusted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Untrusted {
+pub enum SignatureError {
     /// A header is missing.
     #[error("the header {0} is missing")]
     MissingHeader(&'static str),
@@ -284,15 +284,15 @@ pub enum Untrusted {
 
 /// Checks a received request as a receiver should: with a shared secret, or
 /// with a public key.
-pub fn verify(secret: &str, headers: &HeaderMap, body: &[u8], now: Timestamp) -> Result<(), Untrusted> {
+pub fn verify(secret: &str, headers: &HeaderMap, body: &[u8], now: Timestamp) -> Result<(), SignatureError> {
     let header = |name: &'static str| {
-        headers.get(name).and_then(|value| value.to_str().ok()).ok_or(Untrusted::MissingHeader(name))
+        headers.get(name).and_then(|value| value.to_str().ok()).ok_or(SignatureError::MissingHeader(name))
     };
     let (id, timestamp) = (header("webhook-id")?, header("webhook-timestamp")?);
-    let seconds: i64 = timestamp.parse().map_err(|_| Untrusted::BadTimestamp(timestamp.to_owned()))?;
+    let seconds: i64 = timestamp.parse().map_err(|_| SignatureError::BadTimestamp(timestamp.to_owned()))?;
     let away = now.as_second().abs_diff(seconds);
     if away > 300 {
-        return Err(Untrusted::Stale(away));
+        return Err(SignatureError::Stale(away));
     }
     let prefix = format!("{id}.{seconds}.");
     let tokens = header("webhook-signature")?.split(' ');
@@ -304,13 +304,13 @@ pub fn verify(secret: &str, headers: &HeaderMap, body: &[u8], now: Timestamp) ->
                 .any(|given| public.verify(&message, &given).is_ok())
         }
         None => {
-            let key = secret_key(secret).ok_or(Untrusted::NoMatch)?;
+            let key = secret_key(secret).ok_or(SignatureError::NoMatch)?;
             let expected = STANDARD.encode(mac(&key, &prefix, body));
             let is_equal = |given: &str| constant_time::verify_slices_are_equal(given.as_bytes(), expected.as_bytes());
             tokens.filter_map(|token| token.strip_prefix("v1,")).any(|given| is_equal(given).is_ok())
         }
     };
-    if fits { Ok(()) } else { Err(Untrusted::NoMatch) }
+    if fits { Ok(()) } else { Err(SignatureError::NoMatch) }
 }
 
 #[cfg(test)]
@@ -336,7 +336,7 @@ mod tests {
     }
 
     /// One header of what a profile sends.
-    fn sent(secrets: &[Secret], profile: Profile, name: &str, now: Timestamp) -> String {
+    fn sent(secrets: &[Secret], profile: SignatureProfile, name: &str, now: Timestamp) -> String {
         let headers = Signer::new(secrets, Signing::Hmac, ID, now, BODY).headers(&[profile]);
         let found: Vec<_> = headers.iter().filter(|(found, _)| found == name).collect();
         assert_eq!(found.len(), 1, "{name} is sent once");
@@ -386,17 +386,23 @@ mod tests {
         // Each made with `openssl dgst -sha256 -hmac "$secret"`.
         let over_body = "sha256=80ec8a89ce3cd22133a1066caecb4d04fea7467657c8514d717ec42c38a5c94c";
         let over_both = "2e37df5d4a028c51a7f3133d64ae1e300d2c2c900f1b1d49d4369ad2530f8964";
-        assert_eq!(sent(Profile::Sha256, "x-signature"), over_body);
-        assert_eq!(sent(Profile::Github, "x-hub-signature-256"), over_body);
-        assert_eq!(sent(Profile::Timestamped, "x-signature"), format!("scheme=v1,ts=1614265330,sig={over_both}"));
-        assert_eq!(sent(Profile::Timestamped, "x-signature-timestamp"), "1614265330");
-        assert_eq!(sent(Profile::Stripe, "stripe-signature"), format!("t=1614265330,v1={over_both}"));
-        assert_eq!(sent(Profile::Svix, "svix-id"), ID);
-        assert_eq!(sent(Profile::Svix, "svix-timestamp"), "1614265330");
-        for profile in [Profile::Standard, Profile::Svix, Profile::Github] {
+        assert_eq!(sent(SignatureProfile::Sha256, "x-signature"), over_body);
+        assert_eq!(sent(SignatureProfile::Github, "x-hub-signature-256"), over_body);
+        assert_eq!(
+            sent(SignatureProfile::Timestamped, "x-signature"),
+            format!("scheme=v1,ts=1614265330,sig={over_both}")
+        );
+        assert_eq!(sent(SignatureProfile::Timestamped, "x-signature-timestamp"), "1614265330");
+        assert_eq!(sent(SignatureProfile::Stripe, "stripe-signature"), format!("t=1614265330,v1={over_both}"));
+        assert_eq!(sent(SignatureProfile::Svix, "svix-id"), ID);
+        assert_eq!(sent(SignatureProfile::Svix, "svix-timestamp"), "1614265330");
+        for profile in [SignatureProfile::Standard, SignatureProfile::Svix, SignatureProfile::Github] {
             assert_eq!(sent(profile, "webhook-signature"), "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
         }
-        assert_eq!(sent(Profile::Svix, "svix-signature"), sent(Profile::Standard, "webhook-signature"));
+        assert_eq!(
+            sent(SignatureProfile::Svix, "svix-signature"),
+            sent(SignatureProfile::Standard, "webhook-signature")
+        );
     }
 
     #[test]
@@ -405,15 +411,15 @@ mod tests {
         let (old, new) = (new_secret([1; 24]), new_secret([2; 24]));
         let during = [secret(&new, None), secret(&old, Some(end))];
         for (profile, name) in [
-            (Profile::Sha256, "x-signature"),
-            (Profile::Timestamped, "x-signature"),
-            (Profile::Github, "x-hub-signature-256"),
+            (SignatureProfile::Sha256, "x-signature"),
+            (SignatureProfile::Timestamped, "x-signature"),
+            (SignatureProfile::Github, "x-hub-signature-256"),
         ] {
             let alone = |text: &str, at| sent(&[secret(text, None)], profile, name, at);
             assert_eq!(sent(&during, profile, name, now), alone(&old, now), "{profile:?}");
             assert_eq!(sent(&during, profile, name, end), alone(&new, end), "{profile:?}");
         }
-        let stripe = sent(&during, Profile::Stripe, "stripe-signature", now);
+        let stripe = sent(&during, SignatureProfile::Stripe, "stripe-signature", now);
         assert_eq!(stripe.matches(",v1=").count(), 2, "there is room for both: {stripe}");
     }
 
@@ -434,9 +440,9 @@ mod tests {
             [(key.clone(), new_secret([8; 24])), (public_key(KEY).unwrap(), public_key(&new_key([8; 32])).unwrap())]
         {
             assert_eq!(verify(&right, &headers, &body, now), Ok(()));
-            assert_eq!(verify(&right, &headers, &changed, now), Err(Untrusted::NoMatch));
-            assert_eq!(verify(&wrong, &headers, &body, now), Err(Untrusted::NoMatch));
-            assert_eq!(verify(&right, &headers, &body, late), Err(Untrusted::Stale(301)));
+            assert_eq!(verify(&right, &headers, &changed, now), Err(SignatureError::NoMatch));
+            assert_eq!(verify(&wrong, &headers, &body, now), Err(SignatureError::NoMatch));
+            assert_eq!(verify(&right, &headers, &body, late), Err(SignatureError::Stale(301)));
         }
         let oracle = standardwebhooks::Webhook::new(&key).unwrap();
         let fresh = oracle.sign("evt_1", now.as_second(), &body).unwrap();
@@ -447,12 +453,12 @@ mod tests {
     fn a_request_that_is_printed_shows_neither_payload_nor_signature() {
         let mut headers = HeaderMap::new();
         headers.insert("authorization", HeaderValue::from_static("Bearer hush"));
-        let request = Request {
+        let request = SignedRequest {
             tenant: "default".parse().unwrap(),
             url: "https://a.example/hush".into(),
             headers,
             body: Bytes::from_static(b"hush"),
-            timeout: Timeout::default(),
+            timeout: AttemptTimeouts::default(),
             tls: Arc::default(),
         };
         assert_eq!(format!("{request:?}"), "Request(4 bytes for default)");

@@ -21,15 +21,15 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::model::attempt::{Failure, FailureKind};
+use crate::model::attempt::{AttemptFailure, FailureKind};
 use crate::model::endpoint::InvalidSetting;
-use crate::model::tls::{Tls, TlsVersion};
+use crate::model::tls::{EndpointTls, TlsVersion};
 
 /// How many names of a certificate are told.
 const NAMES_TOLD: usize = 3;
 
 /// Whom connections trust, and who we say we are.
-pub struct Trust {
+pub struct TlsTrust {
     config: Arc<ClientConfig>,
     /// What this machine trusts.
     roots: Arc<RootCertStore>,
@@ -37,7 +37,7 @@ pub struct Trust {
     min_version: TlsVersion,
 }
 
-impl Trust {
+impl TlsTrust {
     /// The machine's trusted certificates, or the Mozilla set where there are
     /// none; we are nobody in particular.
     pub fn of_machine() -> anyhow::Result<Self> {
@@ -53,8 +53,8 @@ impl Trust {
     }
 
     /// The same, as an endpoint wants it.
-    pub fn for_endpoint(&self, settings: &Tls) -> Result<Self, InvalidSetting> {
-        let Read { authorities, certificate } = read(settings)?;
+    pub fn for_endpoint(&self, settings: &EndpointTls) -> Result<Self, InvalidSetting> {
+        let EndpointTlsParts { authorities, certificate } = read(settings)?;
         let has_own_ca = authorities.is_some();
         let trusted = authorities.map_or_else(|| self.roots.clone(), Arc::new);
         let shown: Arc<dyn ResolvesClientCert> = match certificate {
@@ -68,7 +68,7 @@ impl Trust {
     }
 
     /// Why no connection came about, in words that fit these settings.
-    fn told(&self, failure: Failure) -> Failure {
+    fn describe_failure(&self, failure: AttemptFailure) -> AttemptFailure {
         match failure.message.as_str() {
             UNKNOWN_ISSUER if self.has_own_ca => tls(NOT_OUR_ISSUER.into()),
             NO_VERSION if self.min_version == TlsVersion::V13 => tls(NOT_13.into()),
@@ -93,23 +93,23 @@ fn config(
 }
 
 /// What an endpoint's settings hold.
-struct Read {
+struct EndpointTlsParts {
     authorities: Option<RootCertStore>,
     certificate: Option<CertifiedKey>,
 }
 
 /// Refuses settings that no connection could be made with.
-pub fn check(settings: &Tls) -> Result<(), InvalidSetting> {
+pub fn check(settings: &EndpointTls) -> Result<(), InvalidSetting> {
     if settings.is_usual() { Ok(()) } else { read(settings).map(|_| ()) }
 }
 
-fn read(settings: &Tls) -> Result<Read, InvalidSetting> {
+fn read(settings: &EndpointTls) -> Result<EndpointTlsParts, InvalidSetting> {
     let authorities = settings.ca.as_deref().map(authorities).transpose()?;
     let certificate = match (&settings.client_certificate, &settings.client_key) {
         (Some(chain), Some(key)) => Some(certificate(chain, key.reveal())?),
         _ => None,
     };
-    Ok(Read { authorities, certificate })
+    Ok(EndpointTlsParts { authorities, certificate })
 }
 
 fn authorities(pem: &str) -> Result<RootCertStore, InvalidSetting> {
@@ -154,7 +154,7 @@ fn invalid(name: &str, message: String) -> InvalidSetting {
 
 /// Whether a server asked who we are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Asked {
+pub enum CertificateRequested {
     /// It did not.
     #[default]
     No,
@@ -165,7 +165,11 @@ pub enum Asked {
 }
 
 /// An encrypted connection, and whether its server asked who we are.
-pub async fn encrypt(trust: &Trust, host: &str, tcp: TcpStream) -> Result<(Box<TlsStream<TcpStream>>, Asked), Failure> {
+pub async fn encrypt(
+    trust: &TlsTrust,
+    host: &str,
+    tcp: TcpStream,
+) -> Result<(Box<TlsStream<TcpStream>>, CertificateRequested), AttemptFailure> {
     let name = ServerName::try_from(host.to_owned())
         .map_err(|_| tls(format!("{host:?} is not a name a certificate can be checked for")))?;
     let handshake = async {
@@ -174,7 +178,9 @@ pub async fn encrypt(trust: &Trust, host: &str, tcp: TcpStream) -> Result<(Box<T
     };
     match ASKED.scope(Cell::default(), handshake).await {
         (Ok(stream), asked) => Ok((Box::new(stream), asked)),
-        (Err(problem), asked) => Err(trust.told(explain(&problem, asked).unwrap_or_else(|| broken_off(&problem)))),
+        (Err(problem), asked) => {
+            Err(trust.describe_failure(explain(&problem, asked).unwrap_or_else(|| handshake_closed(&problem))))
+        }
     }
 }
 
@@ -183,24 +189,24 @@ tokio::task_local! {
     /// that want a certificate and get none say so in many ways, so it has to
     /// be known which one asked. Kept beside the config and not in a copy of
     /// it: sessions are only resumed with the very same one.
-    static ASKED: Cell<Asked>;
+    static ASKED: Cell<CertificateRequested>;
 }
 
 /// What an error on a connection means, if it comes from TLS.
-pub fn explain(problem: &std::io::Error, asked: Asked) -> Option<Failure> {
+pub fn explain(problem: &std::io::Error, asked: CertificateRequested) -> Option<AttemptFailure> {
     let error = problem.get_ref()?.downcast_ref::<rustls::Error>()?;
     let kind = match error {
         rustls::Error::FailedToGetCurrentTime | rustls::Error::FailedToGetRandomBytes => FailureKind::Ours,
         _ => FailureKind::Tls,
     };
-    Some(Failure::new(kind, words(error, asked)))
+    Some(AttemptFailure::new(kind, describe_tls_error(error, asked)))
 }
 
-fn tls(message: String) -> Failure {
-    Failure::new(FailureKind::Tls, message)
+fn tls(message: String) -> AttemptFailure {
+    AttemptFailure::new(FailureKind::Tls, message)
 }
 
-fn broken_off(problem: &std::io::Error) -> Failure {
+fn handshake_closed(problem: &std::io::Error) -> AttemptFailure {
     use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     tls(match problem.kind() {
         UnexpectedEof => "the server closed the connection during the TLS handshake; does it speak TLS there?".into(),
@@ -222,7 +228,7 @@ const NOT_OUR_ISSUER: &str = "the certificate was issued by an authority that is
                               must send its whole chain, or its authority must be named there";
 const NOT_13: &str = "the server does not speak TLS 1.3, which this endpoint asks for";
 
-fn words(error: &rustls::Error, asked: Asked) -> String {
+fn describe_tls_error(error: &rustls::Error, asked: CertificateRequested) -> String {
     use rustls::Error as E;
     match error {
         E::InvalidCertificate(problem) => about_certificate(problem),
@@ -292,7 +298,7 @@ fn is_authority_as_server(other: &rustls::OtherError) -> bool {
     other.source().is_some_and(|source| source.to_string() == "CaUsedAsEndEntity")
 }
 
-fn about_alert(alert: Alert, asked: Asked) -> String {
+fn about_alert(alert: Alert, asked: CertificateRequested) -> String {
     match alert {
         Alert::CertificateRequired | Alert::NoCertificate => CERTIFICATE_WANTED.into(),
         // Before TLS 1.3 there was no word for it, and each server has its own.
@@ -302,7 +308,7 @@ fn about_alert(alert: Alert, asked: Asked) -> String {
         | Alert::CertificateUnknown
         | Alert::UnknownCA
         | Alert::AccessDenied
-            if asked == Asked::Unanswered =>
+            if asked == CertificateRequested::Unanswered =>
         {
             CERTIFICATE_WANTED.into()
         }
@@ -314,7 +320,7 @@ fn about_alert(alert: Alert, asked: Asked) -> String {
         | Alert::UnknownCA
         | Alert::DecryptError
         | Alert::AccessDenied
-            if asked == Asked::Answered =>
+            if asked == CertificateRequested::Answered =>
         {
             format!("{CERTIFICATE_REFUSED} (alert {alert:?})")
         }
@@ -353,7 +359,7 @@ struct NoCertificate;
 
 impl ResolvesClientCert for NoCertificate {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        let _ = ASKED.try_with(|asked| asked.set(Asked::Unanswered));
+        let _ = ASKED.try_with(|asked| asked.set(CertificateRequested::Unanswered));
         None
     }
 
@@ -368,7 +374,7 @@ struct OwnCertificate(SingleCertAndKey);
 
 impl ResolvesClientCert for OwnCertificate {
     fn resolve(&self, issuers: &[&[u8]], schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        let _ = ASKED.try_with(|asked| asked.set(Asked::Answered));
+        let _ = ASKED.try_with(|asked| asked.set(CertificateRequested::Answered));
         ResolvesClientCert::resolve(&self.0, issuers, schemes)
     }
 
@@ -384,14 +390,14 @@ mod tests {
     #[test]
     fn a_refusal_after_a_question_is_about_the_answer() {
         for alert in [Alert::HandshakeFailure, Alert::BadCertificate, Alert::AccessDenied] {
-            assert_eq!(about_alert(alert, Asked::Unanswered), CERTIFICATE_WANTED, "{alert:?}");
-            assert_ne!(about_alert(alert, Asked::No), CERTIFICATE_WANTED, "{alert:?}");
+            assert_eq!(about_alert(alert, CertificateRequested::Unanswered), CERTIFICATE_WANTED, "{alert:?}");
+            assert_ne!(about_alert(alert, CertificateRequested::No), CERTIFICATE_WANTED, "{alert:?}");
         }
         // Servers may ask without insisting; not every alert is about that.
-        assert_eq!(about_alert(Alert::ProtocolVersion, Asked::Unanswered), NO_VERSION);
-        assert_eq!(about_alert(Alert::CertificateRequired, Asked::No), CERTIFICATE_WANTED);
-        assert!(about_alert(Alert::UnknownCA, Asked::Answered).starts_with(CERTIFICATE_REFUSED));
-        assert!(!about_alert(Alert::UnknownCA, Asked::No).starts_with(CERTIFICATE_REFUSED));
+        assert_eq!(about_alert(Alert::ProtocolVersion, CertificateRequested::Unanswered), NO_VERSION);
+        assert_eq!(about_alert(Alert::CertificateRequired, CertificateRequested::No), CERTIFICATE_WANTED);
+        assert!(about_alert(Alert::UnknownCA, CertificateRequested::Answered).starts_with(CERTIFICATE_REFUSED));
+        assert!(!about_alert(Alert::UnknownCA, CertificateRequested::No).starts_with(CERTIFICATE_REFUSED));
     }
 
     #[test]
@@ -415,9 +421,9 @@ mod tests {
     #[test]
     fn a_wrong_clock_of_ours_is_not_charged_to_the_receiver() {
         let problem = std::io::Error::other(rustls::Error::FailedToGetCurrentTime);
-        assert_eq!(explain(&problem, Asked::No).map(|failure| failure.kind), Some(FailureKind::Ours));
+        assert_eq!(explain(&problem, CertificateRequested::No).map(|failure| failure.kind), Some(FailureKind::Ours));
         let problem = std::io::Error::other(rustls::Error::DecryptError);
-        assert_eq!(explain(&problem, Asked::No).map(|failure| failure.kind), Some(FailureKind::Tls));
-        assert_eq!(explain(&std::io::Error::other("another matter"), Asked::No), None);
+        assert_eq!(explain(&problem, CertificateRequested::No).map(|failure| failure.kind), Some(FailureKind::Tls));
+        assert_eq!(explain(&std::io::Error::other("another matter"), CertificateRequested::No), None);
     }
 }

@@ -8,21 +8,21 @@ use jiff::Timestamp;
 
 use crate::model::breaker::BreakerSettings;
 use crate::model::endpoint::{Endpoint, EndpointState};
-use crate::model::health::Health;
+use crate::model::health::EndpointHealth;
 use crate::model::id::TenantId;
-use crate::model::pace::Rate;
+use crate::model::rate::Rate;
 use crate::model::shard::Lease;
-use crate::model::tenant::Quota;
+use crate::model::tenant::TenantQuota;
 use crate::store::Claim;
 
 /// What an endpoint allows at the moment, and all that is known of how it is
 /// doing.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Gate {
+pub struct EndpointGate {
     /// Whose it is.
     pub tenant: TenantId,
     /// How much of the gateway that one may use.
-    pub quota: Quota,
+    pub quota: TenantQuota,
     /// The host it stands on, where that matters.
     pub host: Option<Arc<str>>,
     /// Whether it is being called at all.
@@ -39,16 +39,16 @@ pub struct Gate {
     /// When its breaker opens.
     pub breaker: BreakerSettings,
     /// How it is doing, as far as that is written down.
-    pub health: Health,
+    pub health: EndpointHealth,
     /// When it was created: before that it was never called.
     pub created_at: Timestamp,
     /// What it is dispatched under.
-    pub tenure: Tenure,
+    pub lease_terms: LeaseTerms,
 }
 
 /// What a node dispatches an endpoint under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tenure {
+pub struct LeaseTerms {
     /// The right to.
     pub lease: Lease,
     /// Since when, if others may have called it until then.
@@ -57,22 +57,22 @@ pub struct Tenure {
     pub needed: Duration,
 }
 
-impl Gate {
+impl EndpointGate {
     /// What this endpoint allows.
-    pub fn of(endpoint: &Endpoint, quota: Quota, host: Option<Arc<str>>, tenure: Tenure) -> Self {
+    pub fn of(endpoint: &Endpoint, quota: TenantQuota, host: Option<Arc<str>>, lease_terms: LeaseTerms) -> Self {
         Self {
             tenant: endpoint.tenant.clone(),
             quota,
             host,
-            is_open: endpoint.standing.state == EndpointState::Active,
-            is_disabled: endpoint.standing.state == EndpointState::Disabled,
+            is_open: endpoint.status.state == EndpointState::Active,
+            is_disabled: endpoint.status.state == EndpointState::Disabled,
             cap: endpoint.max_in_flight() as usize,
             rate: endpoint.rate(),
             quiet_until: endpoint.quiet_until,
             breaker: endpoint.settings.breaker,
             health: endpoint.health.clone(),
             created_at: endpoint.created_at,
-            tenure,
+            lease_terms,
         }
     }
 }
@@ -81,5 +81,5 @@ impl Gate {
 /// have been closed between its turn and now.
 pub fn admits(endpoint: &Endpoint, claim: &Claim, now: Timestamp) -> bool {
     let is_quiet = endpoint.quiet_until.is_some_and(|until| until > now);
-    endpoint.standing.state == EndpointState::Active && (claim.is_urgent || !is_quiet)
+    endpoint.status.state == EndpointState::Active && (claim.is_urgent || !is_quiet)
 }

@@ -40,14 +40,14 @@ impl Blocker {
 /// Since when the oldest that could go could, and for each blocker since when
 /// the oldest it holds is due.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Oldest {
+pub struct OldestDue {
     free: Option<Timestamp>,
     held: [Option<Timestamp>; Blocker::ALL.len()],
 }
 
-impl Oldest {
+impl OldestDue {
     /// Something has waited since then, held back by this or by nothing.
-    pub fn note(&mut self, since: Timestamp, blocker: Option<Blocker>) {
+    pub fn record(&mut self, since: Timestamp, blocker: Option<Blocker>) {
         let known = match blocker {
             None => &mut self.free,
             Some(blocker) => &mut self.held[blocker as usize],
@@ -63,7 +63,7 @@ impl Oldest {
         let held = |blocker: Blocker| age(self.held[blocker as usize]);
         Lag {
             lag_ms: age(self.free),
-            held_ms: HeldMs {
+            held_ms: BlockedMs {
                 breaker: held(Blocker::Breaker),
                 pause: held(Blocker::Pause),
                 disabled: held(Blocker::Disabled),
@@ -80,12 +80,12 @@ pub struct Lag {
     /// For how long the oldest delivery that could go has not gone.
     pub lag_ms: u64,
     /// For how long the oldest delivery that is held back has been due.
-    pub held_ms: HeldMs,
+    pub held_ms: BlockedMs,
 }
 
 /// For how long the oldest delivery that is held back has been due, by what holds it, in milliseconds; 0 where nothing is held.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct HeldMs {
+pub struct BlockedMs {
     /// A breaker.
     pub breaker: u64,
     /// A pause.
@@ -98,7 +98,7 @@ pub struct HeldMs {
     pub rate: u64,
 }
 
-impl HeldMs {
+impl BlockedMs {
     /// Each with its blocker, in the order of [`Blocker::ALL`].
     pub fn by_blocker(&self) -> [(Blocker, u64); Blocker::ALL.len()] {
         Blocker::ALL.map(|blocker| {

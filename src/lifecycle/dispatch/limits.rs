@@ -7,7 +7,7 @@ use crate::model::health::Quarantine;
 
 /// The limits of a node.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct NodeLimits {
     /// How many claims it may hold in flight.
     pub slots: usize,
     /// How many requests may be open to one host, if that is limited.
@@ -18,7 +18,7 @@ pub struct Limits {
 
 /// How often something due had to wait for a limit, since it was last asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Waits {
+pub struct LimitWaits {
     /// For a rate.
     pub rate: u64,
     /// Because its tenant holds more than its share.
@@ -28,7 +28,7 @@ pub struct Waits {
 /// What keeps an endpoint's due deliveries at this moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Hold {
+pub enum NodeBlocker {
     /// Nothing.
     Free,
     /// A rate, until then.

@@ -15,42 +15,42 @@ use rand::{RngExt, SeedableRng};
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use self::gate::{Gate, Tenure};
-use self::hear::{Answered, is_hush};
-use self::holdings::Holdings;
+use self::cpu_pressure::{CpuPressure, CpuPressureGauge};
+use self::gate::{EndpointGate, LeaseTerms};
 use self::lag::Lag;
-use self::limits::{Hold, Limits};
-use self::pressure::{Gauge, Pressure};
-use self::queues::Queues;
+use self::limits::{NodeBlocker, NodeLimits};
+use self::observe::{AttemptResult, is_backpressure};
+use self::queues::EndpointQueues;
+use self::shard_ownership::ShardOwnership;
+use super::deliver::lease_guard::{left, needed};
 use super::deliver::send::Sender;
-use super::deliver::within::{left, needed};
-use super::deliver::{Desk, Ended, deliver, stumble};
-use super::expire::Expiry;
+use super::deliver::{ClaimEnd, DeliveryContext, deliver, put_back_after_internal_error};
+use super::expire::ExpirySchedule;
 use super::links::Links;
-use super::tell::Teller;
+use super::notifier::Notifier;
 use crate::clock::Clock;
-use crate::metrics::Wait;
+use crate::metrics::WaitReason;
 use crate::model::delivery::after;
 use crate::model::endpoint::Endpoint;
-use crate::model::health::Health;
+use crate::model::health::EndpointHealth;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
-use crate::model::news::What;
+use crate::model::operational_event::EndpointEventKind;
 use crate::model::shard::{Lease, Shard};
-use crate::model::tenant::Quota;
-use crate::store::{AskDue, Claim, Error, Notice, Settled, Store};
+use crate::model::tenant::TenantQuota;
+use crate::store::{Claim, DueQuery, EndpointUpdate, Error, SettleEffects, Store};
 
+mod catch_panic;
+pub mod cpu_pressure;
+pub mod cpu_throttle;
+pub mod fair_scheduler;
 pub mod gate;
-pub mod hear;
-pub mod holdings;
 pub mod lag;
 pub mod limits;
-mod moves;
-pub mod pressure;
+pub mod observe;
 pub mod queue;
 pub mod queues;
-pub mod shares;
-pub mod strain;
-mod unwind;
+mod shard_moves;
+pub mod shard_ownership;
 
 /// How long a failed read or a put-back waits: long enough to be calm, and
 /// never the same for all.
@@ -66,27 +66,27 @@ const LEASE_SECONDS: Range<f64> = 0.05..0.5;
 /// Starts attempts when they are due. Cheap to clone.
 #[derive(Clone)]
 pub struct Dispatcher {
-    shared: Arc<Shared>,
+    shared: Arc<DispatcherState>,
 }
 
-struct Shared {
-    queues: Mutex<Queues>,
+struct DispatcherState {
+    queues: Mutex<EndpointQueues>,
     /// Which shards are this node's. Locked after the queues, never before.
-    holdings: Mutex<Holdings>,
+    ownership: Mutex<ShardOwnership>,
     /// Whether there are no other nodes, and never will be.
     is_alone: bool,
-    limits: Limits,
-    desk: Desk,
+    limits: NodeLimits,
+    context: DeliveryContext,
     /// Something is due earlier than the timer thinks, or it is time to stop.
     earlier: Notify,
     /// What tells how much the machine is wanted.
-    gauge: Mutex<Gauge>,
+    pressure_gauge: Mutex<CpuPressureGauge>,
     /// A claim was settled.
     fewer: Notify,
 }
 
 /// What a dispatcher works with.
-pub struct Means {
+pub struct DispatcherParts {
     /// Where facts rest.
     pub store: Arc<dyn Store>,
     /// What makes requests.
@@ -94,29 +94,29 @@ pub struct Means {
     /// What makes the links of thin events.
     pub links: Arc<Links>,
     /// What knows whose time is over.
-    pub expiry: Arc<Expiry>,
+    pub expiry: Arc<ExpirySchedule>,
     /// What counts and tells.
-    pub teller: Teller,
+    pub notifier: Notifier,
     /// What tells the time.
     pub clock: Arc<dyn Clock>,
 }
 
 impl Dispatcher {
     /// A dispatcher that has not looked into the store yet.
-    pub fn new(means: Means, limits: Limits, seed: u64) -> Self {
-        let Means { store, sender, links, expiry, teller, clock } = means;
+    pub fn new(means: DispatcherParts, limits: NodeLimits, seed: u64) -> Self {
+        let DispatcherParts { store, sender, links, expiry, notifier, clock } = means;
         let chance = Mutex::new(StdRng::seed_from_u64(seed));
         let is_alone = store.lease_length().is_none();
-        let holdings = if is_alone { Holdings::all() } else { Holdings::none() };
+        let ownership = if is_alone { ShardOwnership::all() } else { ShardOwnership::none() };
         let (moved, is_cut) = (Notify::new(), AtomicBool::new(false));
-        let shared = Shared {
-            queues: Mutex::new(Queues::new(limits, clock.now())),
-            holdings: Mutex::new(holdings),
+        let shared = DispatcherState {
+            queues: Mutex::new(EndpointQueues::new(limits, clock.now())),
+            ownership: Mutex::new(ownership),
             is_alone,
             limits,
-            desk: Desk { store, sender, links, expiry, teller, clock, chance, moved, is_cut },
+            context: DeliveryContext { store, sender, links, expiry, notifier, clock, rng: chance, moved, is_cut },
             earlier: Notify::new(),
-            gauge: Mutex::new(Gauge::new()),
+            pressure_gauge: Mutex::new(CpuPressureGauge::new()),
             fewer: Notify::new(),
         };
         Self { shared: Arc::new(shared) }
@@ -126,8 +126,8 @@ impl Dispatcher {
     /// One of many nodes is told what is waiting with every shard it gains.
     pub async fn run(&self) -> crate::store::Result<()> {
         if self.shared.is_alone {
-            for (endpoint, due_at) in self.shared.desk.store.earliest_due().await? {
-                self.queues().stored(endpoint, due_at, self.now(), || self.gate(endpoint));
+            for (endpoint, due_at) in self.shared.context.store.earliest_due().await? {
+                self.queues().due_in_store(endpoint, due_at, self.now(), || self.gate(endpoint));
             }
         }
         let mut lease_at = None;
@@ -138,7 +138,7 @@ impl Dispatcher {
             match next.into_iter().chain(lease_at).min() {
                 Some(at) => tokio::select! {
                     () = earlier => {}
-                    () = self.shared.desk.clock.sleep_until(at) => {}
+                    () = self.shared.context.clock.sleep_until(at) => {}
                 },
                 None => earlier.await,
             }
@@ -162,21 +162,21 @@ impl Dispatcher {
     }
 
     /// Something of an endpoint is due in the store at this time.
-    pub fn stored(&self, endpoint: EndpointId, due_at: Timestamp) {
+    pub fn due_in_store(&self, endpoint: EndpointId, due_at: Timestamp) {
         {
             let mut queues = self.queues();
-            if self.knows_as_ours(endpoint, due_at) {
-                queues.stored(endpoint, due_at, self.now(), || self.gate(endpoint));
+            if self.is_own_endpoint(endpoint, due_at) {
+                queues.due_in_store(endpoint, due_at, self.now(), || self.gate(endpoint));
             }
         }
         self.pump();
     }
 
     /// A delivery was changed by other hands than an attempt's.
-    pub fn changed(&self, endpoint: EndpointId, id: DeliveryId, due_at: Option<Timestamp>) {
+    pub fn delivery_changed(&self, endpoint: EndpointId, id: DeliveryId, due_at: Option<Timestamp>) {
         {
             let (now, mut queues) = (self.now(), self.queues());
-            if self.knows_as_ours(endpoint, due_at.unwrap_or(now)) {
+            if self.is_own_endpoint(endpoint, due_at.unwrap_or(now)) {
                 queues.changed(endpoint, id, due_at, now, || self.gate(endpoint));
             }
         }
@@ -188,14 +188,14 @@ impl Dispatcher {
         {
             let now = self.now();
             let mut queues = self.queues();
-            let is_known = self.shared.desk.store.any_endpoint(endpoint).is_some();
-            let is_ours = is_known && self.knows_as_ours(endpoint, now);
+            let is_known = self.shared.context.store.any_endpoint(endpoint).is_some();
+            let is_ours = is_known && self.is_own_endpoint(endpoint, now);
             match self.gate(endpoint) {
                 Some(_) if !is_ours => {}
                 Some(gate) => {
-                    queues.regate(endpoint, gate.clone(), now);
+                    queues.update_gate(endpoint, gate.clone(), now);
                     // A change may have freed something, such as a blocked lane.
-                    queues.stored(endpoint, now, now, || Some(gate));
+                    queues.due_in_store(endpoint, now, now, || Some(gate));
                 }
                 None => queues.remove(endpoint, now),
             }
@@ -205,13 +205,13 @@ impl Dispatcher {
 
     /// A tenant's weight, rate or ceiling was changed.
     pub fn tenant_changed(&self, tenant: &TenantId) {
-        if let Some(known) = self.shared.desk.store.tenant(tenant) {
+        if let Some(known) = self.shared.context.store.tenant(tenant) {
             let mut queues = self.queues();
-            self.count_part(tenant);
+            self.count_owned_fraction(tenant);
             queues.change_quota(tenant, self.quota_here(tenant, known.quota), self.now());
-            for endpoint in queues.of_tenant(tenant) {
+            for endpoint in queues.endpoints_of_tenant(tenant) {
                 if let Some(gate) = self.gate(endpoint) {
-                    queues.regate(endpoint, gate, self.now());
+                    queues.update_gate(endpoint, gate, self.now());
                 }
             }
             drop(queues);
@@ -225,12 +225,12 @@ impl Dispatcher {
     }
 
     /// What keeps a due delivery, where its endpoint is open and not quiet.
-    pub fn hold(&self, endpoint: EndpointId) -> Hold {
-        self.queues().hold(endpoint, self.now())
+    pub fn blocker(&self, endpoint: EndpointId) -> NodeBlocker {
+        self.queues().blocker(endpoint, self.now())
     }
 
     /// How an endpoint is doing at this moment.
-    pub fn health(&self, endpoint: &Endpoint) -> Health {
+    pub fn health(&self, endpoint: &Endpoint) -> EndpointHealth {
         let live = self.queues().health(endpoint.id).cloned();
         // What a person just wrote may be newer than what was felt.
         live.filter(|live| !endpoint.health.is_after(live)).unwrap_or_else(|| endpoint.health.clone())
@@ -265,7 +265,7 @@ impl Dispatcher {
         let left = self.queues().in_flight();
         if left > 0 && !self.shared.is_alone {
             // Others begin with them as soon as they may, so they end here.
-            self.cut();
+            self.drop_in_flight();
             let _ = tokio::time::timeout(CUT, self.all_settled()).await;
         }
         left
@@ -281,48 +281,48 @@ impl Dispatcher {
         }
     }
 
-    fn queues(&self) -> MutexGuard<'_, Queues> {
+    fn queues(&self) -> MutexGuard<'_, EndpointQueues> {
         self.shared.queues.lock().expect("the queues' bookkeeping does not panic")
     }
 
     fn now(&self) -> Timestamp {
-        self.shared.desk.clock.now()
+        self.shared.context.clock.now()
     }
 
     /// What an endpoint allows. Asked with the queues locked: a change that
     /// comes in between would otherwise be overwritten by what was before it,
     /// and a resumed endpoint could be left with a closed queue.
-    fn gate(&self, endpoint: EndpointId) -> Option<Gate> {
-        let store = &self.shared.desk.store;
+    fn gate(&self, endpoint: EndpointId) -> Option<EndpointGate> {
+        let store = &self.shared.context.store;
         let endpoint = store.any_endpoint(endpoint)?;
         let quota = self.quota_here(&endpoint.tenant, store.tenant(&endpoint.tenant)?.quota);
         let host = self.shared.limits.per_host.and_then(|_| host_of(&endpoint.settings.url));
         let lease = store.lease(&endpoint.tenant, endpoint.id);
-        let since = self.holdings().since(lease.shard);
+        let since = self.ownership().since(lease.shard);
         let needed = needed(endpoint.timeout().total.0, store.lease_length());
-        Some(Gate::of(&endpoint, quota, host, Tenure { lease, since, needed }))
+        Some(EndpointGate::of(&endpoint, quota, host, LeaseTerms { lease, since, needed }))
     }
 
     /// Starts whatever can start and reads whatever should be read.
     fn pump(&self) {
         let now = self.now();
         let (claims, asks) = {
-            let store = &self.shared.desk.store;
+            let store = &self.shared.context.store;
             let lease_left = left(store.leased_until());
             let mut queues = self.queues();
             if let Some((pressure, seconds)) = self.pressure() {
-                queues.felt(pressure, seconds);
+                queues.cpu_pressure(pressure, seconds);
             }
-            let mut asks = queues.look(now);
+            let mut asks = queues.poll_due(now);
             let waited_for_lease = queues.waits_for_lease();
             let take_next = || queues.take_next(now, lease_left, || store.weight_in_use());
             let claims: Vec<(Claim, Lease)> = std::iter::from_fn(take_next).collect();
-            asks.extend(queues.look(now));
+            asks.extend(queues.poll_due(now));
             let asks: Vec<_> = asks.into_iter().filter_map(|ask| Some((queues.lease(ask.endpoint)?, ask))).collect();
             let waits = queues.take_waits();
-            let metrics = self.shared.desk.teller.metrics();
-            metrics.waited(Wait::Rate, waits.rate);
-            metrics.waited(Wait::Share, waits.share);
+            let metrics = self.shared.context.notifier.metrics();
+            metrics.waited(WaitReason::Rate, waits.rate);
+            metrics.waited(WaitReason::Share, waits.share);
             let waits_for_lease = queues.waits_for_lease() && !waited_for_lease;
             if queues.set_timer() || waits_for_lease {
                 self.shared.earlier.notify_one();
@@ -338,41 +338,47 @@ impl Dispatcher {
     }
 
     /// What the machine felt since it was last told, if a while has passed.
-    fn pressure(&self) -> Option<(Pressure, f64)> {
-        self.shared.gauge.try_lock().ok()?.read()
+    fn pressure(&self) -> Option<(CpuPressure, f64)> {
+        self.shared.pressure_gauge.try_lock().ok()?.read()
     }
 
     async fn attempt(self, claim: Claim, lease: Lease) {
-        let mut held = Held { dispatcher: self.clone(), claim: Some(claim), is_sending: true, is_hushed: false };
+        let mut held = InFlightGuard {
+            dispatcher: self.clone(),
+            claim: Some(claim),
+            is_sending: true,
+            is_backpressure_pending: false,
+        };
         let claim = held.claim.clone().expect("it was just put there");
-        let desk = &self.shared.desk;
-        let delivered = unwind::caught(deliver(desk, &claim, lease, |answer| held.answered(answer))).await;
+        let context = &self.shared.context;
+        let delivered =
+            catch_panic::catch_panic(deliver(context, &claim, lease, |answer| held.apply_attempt_result(answer))).await;
         let ended = match delivered {
             Ok(ended) => ended,
             // Its own fault or ours: the receiver is not charged, nor asked again at once.
-            Err(panic) => stumble(desk, &claim, lease, panic).await,
+            Err(panic) => put_back_after_internal_error(context, &claim, lease, panic).await,
         };
-        held.ended(ended);
+        held.end_claim(ended);
     }
 
-    async fn read(self, lease: Lease, ask: AskDue) {
+    async fn read(self, lease: Lease, ask: DueQuery) {
         let endpoint = ask.endpoint;
-        let store = &self.shared.desk.store;
+        let store = &self.shared.context.store;
         let page = match store.any_endpoint(endpoint) {
             None => Ok(Default::default()),
             Some(_) => store.read_due(lease, ask).await,
         };
         let delay = if self.shared.is_alone { PUT_BACK_SECONDS } else { READ_AGAIN_SECONDS };
-        let again_at = after(self.now(), self.shared.desk.drawn_from(delay));
+        let again_at = after(self.now(), self.shared.context.drawn_from(delay));
         let now = self.now();
         {
             let mut queues = self.queues();
             match page {
-                _ if queues.lease(endpoint) != Some(lease) => queues.read_void(endpoint, now),
+                _ if queues.lease(endpoint) != Some(lease) => queues.read_is_void(endpoint, now),
                 Ok(page) => queues.read_done(endpoint, Some(page), now, again_at),
                 Err(Error::Stale(_)) => {
                     // That it is lost is still to be heard of, and perhaps that it is ours again.
-                    self.knows_as_ours(endpoint, now);
+                    self.is_own_endpoint(endpoint, now);
                     queues.read_done(endpoint, Some(Default::default()), now, again_at);
                 }
                 Err(problem) => {
@@ -385,63 +391,65 @@ impl Dispatcher {
     }
 
     fn put_back_at(&self) -> Timestamp {
-        after(self.now(), self.shared.desk.put_back_delay())
+        after(self.now(), self.shared.context.put_back_delay())
     }
 }
 
-/// A claim in flight. Every way out ends in [`Held::ended`].
-struct Held {
+/// A claim in flight. Every way out ends in [`InFlightGuard::end_claim`].
+struct InFlightGuard {
     dispatcher: Dispatcher,
     claim: Option<Claim>,
     is_sending: bool,
     /// The receiver asked for something that is in force before it is durable.
-    is_hushed: bool,
+    is_backpressure_pending: bool,
 }
 
-impl Held {
+impl InFlightGuard {
     /// The receiver is no longer being asked anything. Returns what its answer
     /// means for the whole endpoint.
-    fn answered(&mut self, answer: Option<Answered>) -> Notice {
-        let mut notice = Notice::default();
+    fn apply_attempt_result(&mut self, answer: Option<AttemptResult>) -> EndpointUpdate {
+        let mut update = EndpointUpdate::default();
         if std::mem::take(&mut self.is_sending)
             && let Some(claim) = &self.claim
         {
             let now = self.dispatcher.now();
-            notice = self.dispatcher.queues().answered(claim.endpoint, claim.id, answer, now);
-            self.is_hushed = is_hush(&notice);
+            update = self.dispatcher.queues().apply_attempt_result(claim.endpoint, claim.id, answer, now);
+            self.is_backpressure_pending = is_backpressure(&update);
             self.dispatcher.pump();
         }
-        notice
+        update
     }
 
-    fn ended(&mut self, ended: Ended) {
-        self.answered(None);
+    fn end_claim(&mut self, ended: ClaimEnd) {
+        self.apply_attempt_result(None);
         let Some(claim) = self.claim.take() else { return };
         let dispatcher = &self.dispatcher;
         // What a write of others, or a lost answer, led to is for the store to say.
         let (settled, is_unknown) = match ended {
-            Ended::Settled(settled) => (settled, false),
-            Ended::Repeated(settled) => (settled, true),
-            Ended::Unsent { due_at } => (Settled { due_again_at: Some(due_at), ..Settled::default() }, false),
-            Ended::Stale => (Settled::default(), true),
+            ClaimEnd::Settled(settled) => (settled, false),
+            ClaimEnd::Repeated(settled) => (settled, true),
+            ClaimEnd::Unsent { due_at } => {
+                (SettleEffects { due_again_at: Some(due_at), ..SettleEffects::default() }, false)
+            }
+            ClaimEnd::Stale => (SettleEffects::default(), true),
         };
         {
             let now = dispatcher.now();
             let mut queues = dispatcher.queues();
             queues.settled(&claim, settled.due_again_at, now);
-            if self.is_hushed {
-                queues.hush_over(claim.endpoint);
+            if self.is_backpressure_pending {
+                queues.backpressure_written(claim.endpoint);
             }
-            if is_unknown && dispatcher.knows_as_ours(claim.endpoint, now) {
-                queues.stored(claim.endpoint, now, now, || dispatcher.gate(claim.endpoint));
+            if is_unknown && dispatcher.is_own_endpoint(claim.endpoint, now) {
+                queues.due_in_store(claim.endpoint, now, now, || dispatcher.gate(claim.endpoint));
             }
         }
         // What was written is in force from here on. Where nothing was, the
         // queue may not know how its endpoint stands.
-        if self.is_hushed || settled.is_void {
+        if self.is_backpressure_pending || settled.is_void {
             dispatcher.endpoint_changed(claim.endpoint);
         }
-        tell(&claim, &settled.notice);
+        log_panic(&claim, &settled.update);
         dispatcher.shared.fewer.notify_waiters();
         match settled.freed.is_empty() {
             true => dispatcher.pump(),
@@ -450,30 +458,30 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for InFlightGuard {
     /// A panic on the way to being settled: it goes back as it was. Dropped
     /// without one, it is the whole process that ends.
     fn drop(&mut self) {
         if self.claim.is_some() && std::thread::panicking() {
             let due_again_at = Some(self.dispatcher.put_back_at());
-            self.ended(Ended::Settled(Settled { due_again_at, ..Settled::default() }));
+            self.end_claim(ClaimEnd::Settled(SettleEffects { due_again_at, ..SettleEffects::default() }));
         }
     }
 }
 
-fn tell(claim: &Claim, notice: &Notice) {
+fn log_panic(claim: &Claim, update: &EndpointUpdate) {
     let (endpoint, tenant) = (claim.endpoint, &claim.event.tenant);
-    for milestone in &notice.milestones {
-        let (what, by) = (milestone.what.as_str(), milestone.by.as_str());
-        let reason = milestone.reason.as_deref().unwrap_or("it delivers again");
-        match milestone.what {
-            What::Paused | What::Disabled | What::BreakerOpened => {
+    for endpoint_event in &update.endpoint_events {
+        let (what, by) = (endpoint_event.what.as_str(), endpoint_event.by.as_str());
+        let reason = endpoint_event.reason.as_deref().unwrap_or("it delivers again");
+        match endpoint_event.what {
+            EndpointEventKind::Paused | EndpointEventKind::Disabled | EndpointEventKind::BreakerOpened => {
                 warn!(endpoint.id = %endpoint, tenant.id = %tenant, what, by, "endpoint {what}: {reason}; what comes for it is held");
             }
             _ => info!(endpoint.id = %endpoint, tenant.id = %tenant, what, by, "endpoint {what}: {reason}"),
         }
     }
-    if let Some(at) = notice.quiet_until {
+    if let Some(at) = update.quiet_until {
         info!(endpoint.id = %endpoint, tenant.id = %tenant, "endpoint left alone until {at}, because the receiver asked for it with Retry-After");
     }
 }
@@ -484,10 +492,10 @@ fn host_of(url: &str) -> Option<Arc<str>> {
     Some(format!("{}:{}", url.host_str()?, url.port_or_known_default()?).into())
 }
 
-impl Desk {
+impl DeliveryContext {
     /// A random number in `[0, 1)`.
     pub fn draw(&self) -> f64 {
-        self.chance.lock().expect("drawing does not panic").random()
+        self.rng.lock().expect("drawing does not panic").random()
     }
 
     /// How long something waits that failed through no fault of the receiver.

@@ -5,24 +5,24 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::gate::Gate;
+use super::gate::EndpointGate;
 use super::lag::Blocker;
-use crate::model::health::{BreakerState, Pulse};
+use crate::model::health::{BreakerState, CircuitBreaker};
 use crate::model::id::DeliveryId;
-use crate::model::pace::Pace;
+use crate::model::rate::Gcra;
 use crate::store::Claim;
 
 /// For how long an endpoint counts as held by its rate after it met it.
 const RATE_LATELY_MS: i64 = 1_000;
 
 /// What is about to go to one endpoint.
-pub struct Queue {
+pub struct EndpointQueue {
     /// What it allows.
-    pub gate: Gate,
+    pub gate: EndpointGate,
     /// How it is doing.
-    pub pulse: Pulse,
+    pub breaker: CircuitBreaker,
     /// How often it may be called.
-    pub pace: Pace,
+    pub rate: Gcra,
     /// What may start next.
     pub ready: VecDeque<Claim>,
     /// Everything of this endpoint that is in memory.
@@ -36,7 +36,7 @@ pub struct Queue {
     /// Requests open right now; a claim outlives its request until settled.
     pub sending: usize,
     /// Requests begun since the endpoint last gave an answer.
-    pub unheard: usize,
+    pub unanswered: usize,
     /// Lanes with a claim in flight, and who arrived for them meanwhile.
     pub busy_lanes: HashMap<Arc<str>, VecDeque<Claim>>,
     /// When the store has more that is due.
@@ -57,7 +57,7 @@ pub struct Queue {
     /// Changed while a read was under way, so the read does not count for them.
     pub touched: HashSet<DeliveryId>,
     /// Where it stands in line.
-    pub turn: Turn,
+    pub position: QueuePosition,
     /// When it is looked at next.
     pub wake: Option<Timestamp>,
     /// Whether there is no such endpoint any more.
@@ -66,25 +66,25 @@ pub struct Queue {
     /// is still in flight.
     pub is_foreign: bool,
     /// What its receiver asked for that is not written down yet.
-    pub hush: Hush,
+    pub pending_backpressure: PendingBackpressure,
 }
 
 /// Where a queue stands in line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum QueuePosition {
     /// Nowhere.
     Out,
     /// In its tenant's line.
     InLine,
     /// Slots are short, and it has not answered since its last request.
-    Shy,
+    AwaitingAnswer,
     /// Its host has as many open as it may.
     AtHost,
 }
 
 /// What is in force before it is durable, so that nothing starts in between.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Hush {
+pub struct PendingBackpressure {
     /// How many answers with such wishes are being written.
     pub pending: usize,
     /// The longest quiet asked for.
@@ -93,13 +93,13 @@ pub struct Hush {
     pub is_stopped: bool,
 }
 
-impl Queue {
+impl EndpointQueue {
     /// An empty queue. What was sent before the node began is not known,
     /// unless there was no such endpoint then.
-    pub fn new(gate: Gate, began_at: Timestamp) -> Self {
+    pub fn new(gate: EndpointGate, began_at: Timestamp) -> Self {
         Self {
-            pulse: Pulse::of(gate.health.clone()),
-            pace: first_pace(&gate, began_at),
+            breaker: CircuitBreaker::of(gate.health.clone()),
+            rate: initial_rate(&gate, began_at),
             gate,
             ready: VecDeque::new(),
             known: HashSet::new(),
@@ -107,7 +107,7 @@ impl Queue {
             hosts: HashMap::new(),
             is_listed: false,
             sending: 0,
-            unheard: 0,
+            unanswered: 0,
             busy_lanes: HashMap::new(),
             stored_due: None,
             urgent_due: None,
@@ -117,20 +117,20 @@ impl Queue {
             free_since: Timestamp::MIN,
             rate_met_at: Timestamp::MIN,
             touched: HashSet::new(),
-            turn: Turn::Out,
+            position: QueuePosition::Out,
             wake: None,
             is_removed: false,
             is_foreign: false,
-            hush: Hush::default(),
+            pending_backpressure: PendingBackpressure::default(),
         }
     }
 
     /// Goes on as this node's, from what is written down: nothing is known of
     /// what others did meanwhile. What is still in flight stays so.
-    pub fn regain(&mut self, gate: Gate, began_at: Timestamp) {
+    pub fn regain(&mut self, gate: EndpointGate, began_at: Timestamp) {
         self.is_foreign = false;
-        self.pulse = Pulse::of(gate.health.clone());
-        self.pace = first_pace(&gate, began_at);
+        self.breaker = CircuitBreaker::of(gate.health.clone());
+        self.rate = initial_rate(&gate, began_at);
         self.gate = gate;
     }
 
@@ -140,17 +140,17 @@ impl Queue {
     }
 
     /// Whether this claim may go at this moment.
-    pub fn passes(&self, claim: &Claim, now: Timestamp) -> bool {
-        self.gate.is_open && (claim.is_urgent || !self.is_quiet(now))
+    pub fn may_start(&self, claim: &Claim, now: Timestamp) -> bool {
+        self.gate.is_open && (claim.is_urgent || !self.is_backing_off(now))
     }
 
     /// Until when nothing goes but what a person asks for.
     pub fn quiet_until(&self) -> Option<Timestamp> {
-        self.gate.quiet_until.max(self.pulse.health.open_until())
+        self.gate.quiet_until.max(self.breaker.health.open_until())
     }
 
     /// Whether the receiver is left alone at this moment.
-    pub fn is_quiet(&self, now: Timestamp) -> bool {
+    pub fn is_backing_off(&self, now: Timestamp) -> bool {
         self.quiet_until().is_some_and(|until| until > now)
     }
 
@@ -162,12 +162,12 @@ impl Queue {
 
     /// Whether as many requests are open as may be.
     pub fn is_full(&self, now: Timestamp) -> bool {
-        self.sending >= self.pulse.health.width(self.gate.cap, now)
+        self.sending >= self.breaker.health.width(self.gate.cap, now)
     }
 
     /// Keeps to the rate that its health allows.
-    pub fn tune(&mut self, now: Timestamp) {
-        self.pace.change(self.pulse.health.rate(self.gate.rate, self.gate.cap, now), now);
+    pub fn adjust_rate(&mut self, now: Timestamp) {
+        self.rate.change(self.breaker.health.rate(self.gate.rate, self.gate.cap, now), now);
     }
 
     /// Reading ahead begins when few are left.
@@ -176,16 +176,16 @@ impl Queue {
     }
 
     /// Whether there is nothing to do for it, and nothing to remember.
-    pub fn is_over(&self, now: Timestamp) -> bool {
+    pub fn is_idle(&self, now: Timestamp) -> bool {
         let is_waiting = self.stored_due.is_some() || self.urgent_due.is_some();
-        let is_idle = self.known.is_empty() && !is_waiting && !self.is_reading && self.turn == Turn::Out;
+        let is_idle = self.known.is_empty() && !is_waiting && !self.is_reading && self.position == QueuePosition::Out;
         let is_idle = is_idle && self.hosts.is_empty() && !self.is_listed;
         // How it is doing, and what was sent, is for its new owner to know.
-        is_idle && (self.is_foreign || self.is_calm(now))
+        is_idle && (self.is_foreign || self.is_untroubled(now))
     }
 
-    fn is_calm(&self, now: Timestamp) -> bool {
-        self.hush.pending == 0 && self.pace.is_rested(now) && self.pulse.is_calm(now)
+    fn is_untroubled(&self, now: Timestamp) -> bool {
+        self.pending_backpressure.pending == 0 && self.rate.is_full(now) && self.breaker.is_untroubled(now)
     }
 
     /// When to look into the store: for all that is due, but not before the
@@ -201,7 +201,7 @@ impl Queue {
 
     /// When there is something to do for it.
     pub fn wake_at(&self, now: Timestamp) -> Option<Timestamp> {
-        let slot = self.waits_for_rate(now).then(|| self.pace.ready_at());
+        let slot = self.waits_for_rate(now).then(|| self.rate.ready_at());
         self.read_at().into_iter().chain(slot).min()
     }
 
@@ -213,7 +213,7 @@ impl Queue {
     }
 
     /// Who but its rate holds its deliveries back at this moment.
-    fn holder(&self, now: Timestamp) -> Option<Blocker> {
+    fn blocker(&self, now: Timestamp) -> Option<Blocker> {
         if self.gate.is_disabled {
             return Some(Blocker::Disabled);
         }
@@ -223,9 +223,9 @@ impl Queue {
         if self.gate.quiet_until.is_some_and(|until| until > now) {
             return Some(Blocker::Backpressure);
         }
-        let is_held = match self.pulse.health.breaker(now) {
+        let is_held = match self.breaker.health.breaker(now) {
             BreakerState::Open | BreakerState::HalfOpen => true,
-            BreakerState::Ramp => self.is_full(now) || !self.pace.is_ready(now),
+            BreakerState::Ramp => self.is_full(now) || !self.rate.is_ready(now),
             BreakerState::Closed => false,
         };
         is_held.then_some(Blocker::Breaker)
@@ -237,8 +237,8 @@ impl Queue {
     /// two starts in which the rate would allow one.
     pub fn oldest(&self, now: Timestamp, is_tenant_at_rate: bool) -> Option<(Timestamp, Option<Blocker>)> {
         let due_at = self.oldest_due(now).filter(|_| !self.is_foreign && !self.is_removed)?;
-        let is_at_rate = || !self.pace.is_ready(now) || is_lately(self.rate_met_at, now);
-        Some(match self.holder(now) {
+        let is_at_rate = || !self.rate.is_ready(now) || is_recent(self.rate_met_at, now);
+        Some(match self.blocker(now) {
             Some(blocker) => (due_at, Some(blocker)),
             None if is_tenant_at_rate || is_at_rate() => (due_at, Some(Blocker::Rate)),
             None => {
@@ -249,8 +249,8 @@ impl Queue {
     }
 
     /// Remembers what holds it back at this moment, and that it no longer does.
-    pub fn note_holder(&mut self, now: Timestamp) {
-        let is_held = self.holder(now).is_some();
+    pub fn record_blocker(&mut self, now: Timestamp) {
+        let is_held = self.blocker(now).is_some();
         if self.was_held && !is_held {
             self.free_since = now;
         }
@@ -269,24 +269,24 @@ impl Queue {
 
     /// Whether only its rate keeps it.
     pub fn waits_for_rate(&self, now: Timestamp) -> bool {
-        self.turn == Turn::Out && self.has_work(now) && !self.pace.is_ready(now)
+        self.position == QueuePosition::Out && self.has_work(now) && !self.rate.is_ready(now)
     }
 
     /// Something a person asked for may be due in the store at this time.
-    pub fn note_urgent(&mut self, due_at: Timestamp) {
+    pub fn urgent_due_at(&mut self, due_at: Timestamp) {
         self.urgent_due = Some(self.urgent_due.map_or(due_at, |known| known.min(due_at)));
     }
 
     /// Puts a claim out of mind; it rests in the store.
-    pub fn note_back(&mut self, claim: &Claim) {
-        self.note_stored(claim.due_at);
+    pub fn put_back(&mut self, claim: &Claim) {
+        self.stored_due_at(claim.due_at);
         if claim.is_urgent {
-            self.note_urgent(claim.due_at);
+            self.urgent_due_at(claim.due_at);
         }
     }
 
     /// Something is due in the store at this time.
-    pub fn note_stored(&mut self, due_at: Timestamp) {
+    pub fn stored_due_at(&mut self, due_at: Timestamp) {
         self.stored_due = Some(self.stored_due.map_or(due_at, |known| known.min(due_at)));
     }
 
@@ -302,7 +302,7 @@ impl Queue {
                 self.busy_lanes.insert(lane.clone(), VecDeque::new());
             }
             self.sending += 1;
-            self.unheard += 1;
+            self.unanswered += 1;
             self.in_flight.insert(claim.id);
             return Some(claim);
         }
@@ -310,8 +310,8 @@ impl Queue {
     }
 
     /// Takes out what may not go at this moment; it rests in the store anyway.
-    pub fn take_held(&mut self, now: Timestamp) -> Vec<Claim> {
-        let (is_open, is_quiet) = (self.gate.is_open, self.is_quiet(now));
+    pub fn take_blocked(&mut self, now: Timestamp) -> Vec<Claim> {
+        let (is_open, is_quiet) = (self.gate.is_open, self.is_backing_off(now));
         if is_open && !is_quiet {
             return Vec::new();
         }
@@ -323,10 +323,10 @@ impl Queue {
         }
         for claim in &held {
             self.known.remove(&claim.id);
-            self.note_back(claim);
+            self.put_back(claim);
         }
         // From now on these are looked for apart.
-        self.note_urgent(now);
+        self.urgent_due_at(now);
         held
     }
 
@@ -345,16 +345,16 @@ impl Queue {
 
 /// Whether something that happened then is no longer ago than the time between
 /// two starts of a slow rate.
-pub fn is_lately(at: Timestamp, now: Timestamp) -> bool {
+pub fn is_recent(at: Timestamp, now: Timestamp) -> bool {
     now.as_millisecond().saturating_sub(at.as_millisecond()) < RATE_LATELY_MS
 }
 
 /// The pace of an endpoint of which this node knows nothing before this time,
 /// or before it became this node's.
-fn first_pace(gate: &Gate, began_at: Timestamp) -> Pace {
-    let known_from = gate.tenure.since.map_or(began_at, |since| since.max(began_at));
+fn initial_rate(gate: &EndpointGate, began_at: Timestamp) -> Gcra {
+    let known_from = gate.lease_terms.since.map_or(began_at, |since| since.max(began_at));
     match gate.created_at >= known_from {
-        true => Pace::rested(gate.rate),
-        false => Pace::unknown_before(gate.rate, known_from),
+        true => Gcra::full(gate.rate),
+        false => Gcra::unknown_before(gate.rate, known_from),
     }
 }

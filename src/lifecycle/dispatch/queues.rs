@@ -13,20 +13,20 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use self::hosts::Host;
-use super::gate::{Gate, Tenure};
-use super::hear::{Answered, hear, is_hush};
-use super::lag::{Blocker, Oldest};
-use super::limits::{Hold, Limits, Waits};
-use super::pressure::Pressure;
-use super::queue::{Hush, Queue, Turn};
-use super::shares::Shares;
-use super::strain::Strain;
-use crate::model::health::Health;
+use self::hosts::HostLoad;
+use super::cpu_pressure::CpuPressure;
+use super::cpu_throttle::CpuThrottle;
+use super::fair_scheduler::FairScheduler;
+use super::gate::{EndpointGate, LeaseTerms};
+use super::lag::{Blocker, OldestDue};
+use super::limits::{LimitWaits, NodeBlocker, NodeLimits};
+use super::observe::{AttemptResult, is_backpressure, observe};
+use super::queue::{EndpointQueue, PendingBackpressure, QueuePosition};
+use crate::model::health::EndpointHealth;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
 use crate::model::shard::Lease;
-use crate::model::tenant::Quota;
-use crate::store::{AskDue, Claim, DuePage, Notice};
+use crate::model::tenant::TenantQuota;
+use crate::store::{Claim, DuePage, DueQuery, EndpointUpdate};
 
 /// How many fresh deliveries one endpoint keeps in memory.
 const READY_MAX: usize = 1_024;
@@ -44,17 +44,17 @@ const SPARE_SLOTS: usize = 64;
 const TIDY_AT: usize = 1_024;
 
 /// All queues of this node.
-pub struct Queues {
-    limits: Limits,
+pub struct EndpointQueues {
+    limits: NodeLimits,
     began_at: Timestamp,
-    endpoints: HashMap<EndpointId, Queue>,
+    endpoints: HashMap<EndpointId, EndpointQueue>,
     /// Whose turn it is.
-    shares: Shares,
+    scheduler: FairScheduler,
     /// How strained the machine is.
-    strain: Strain,
-    /// Those that wait for slots to be less short; see [`Turn::Shy`].
-    shy: VecDeque<EndpointId>,
-    hosts: HashMap<Arc<str>, Host>,
+    cpu_throttle: CpuThrottle,
+    /// Those that wait for slots to be less short; see [`Turn::AwaitingAnswer`].
+    awaiting_answer: VecDeque<EndpointId>,
+    hosts: HashMap<Arc<str>, HostLoad>,
     /// When to look at an endpoint next: to read from the store, or because
     /// its rate allows another start.
     wakes: BTreeSet<(Timestamp, EndpointId)>,
@@ -70,16 +70,16 @@ pub struct Queues {
     is_stopped: bool,
 }
 
-impl Queues {
+impl EndpointQueues {
     /// Queues for a node with these limits that begins at this time.
-    pub fn new(limits: Limits, began_at: Timestamp) -> Self {
+    pub fn new(limits: NodeLimits, began_at: Timestamp) -> Self {
         Self {
             limits,
             began_at,
             endpoints: HashMap::new(),
-            shares: Shares::new(limits.slots, began_at),
-            strain: Strain::none(),
-            shy: VecDeque::new(),
+            scheduler: FairScheduler::new(limits.slots, began_at),
+            cpu_throttle: CpuThrottle::none(),
+            awaiting_answer: VecDeque::new(),
             hosts: HashMap::new(),
             wakes: BTreeSet::new(),
             timer: None,
@@ -97,14 +97,14 @@ impl Queues {
         &mut self,
         endpoint: EndpointId,
         now: Timestamp,
-        gate: impl FnOnce() -> Option<Gate>,
-    ) -> Option<&mut Queue> {
+        gate: impl FnOnce() -> Option<EndpointGate>,
+    ) -> Option<&mut EndpointQueue> {
         use std::collections::hash_map::Entry;
         match self.endpoints.entry(endpoint) {
             Entry::Occupied(entry) => Some(entry.into_mut()),
             Entry::Vacant(entry) => {
-                let mut queue = Queue::new(gate()?, self.began_at);
-                queue.tune(now);
+                let mut queue = EndpointQueue::new(gate()?, self.began_at);
+                queue.adjust_rate(now);
                 Some(entry.insert(queue))
             }
         }
@@ -112,24 +112,24 @@ impl Queues {
 
     /// Takes in a delivery that may go: freshly accepted, or next of its lane.
     /// `gate` is asked when nothing is known of the endpoint.
-    pub fn admit(&mut self, claim: Claim, now: Timestamp, gate: impl FnOnce() -> Option<Gate>) {
+    pub fn admit(&mut self, claim: Claim, now: Timestamp, gate: impl FnOnce() -> Option<EndpointGate>) {
         let is_crowded = self.ready_bytes + cost(&claim) > READY_BYTES_MAX;
         let endpoint = claim.endpoint;
         let Some(queue) = self.queue(endpoint, now, gate) else { return };
-        let waits_in_store = !queue.passes(&claim, now)
+        let waits_in_store = !queue.may_start(&claim, now)
             || is_crowded
             || queue.is_reading
             || queue.ready.len() >= READY_MAX
             || claim.due_at > now
             || queue.stored_due.is_some_and(|due_at| due_at <= now);
         if waits_in_store {
-            queue.note_back(&claim);
+            queue.put_back(&claim);
         } else if queue.known.insert(claim.id) {
             let bytes = cost(&claim);
             queue.ready.push_back(claim);
             self.ready_bytes += bytes;
         }
-        self.arrange(endpoint, now);
+        self.reschedule(endpoint, now);
     }
 
     /// The next claim to start, or nothing while none can, and the lease to
@@ -142,63 +142,64 @@ impl Queues {
         weight_in_use: impl Fn() -> u64,
     ) -> Option<(Claim, Lease)> {
         while !self.is_stopped && self.has_room() {
-            let Some(endpoint) = self.shares.next(self.slots_free, self.strain.rate(), now, &weight_in_use) else {
-                match self.is_short() {
-                    false if self.ask_one_shy(now) => continue,
+            let Some(endpoint) = self.scheduler.next(self.slots_free, self.cpu_throttle.rate(), now, &weight_in_use)
+            else {
+                match self.are_slots_scarce() {
+                    false if self.start_one_awaiting_answer(now) => continue,
                     _ => return None,
                 }
             };
-            let is_short = self.is_short();
+            let is_short = self.are_slots_scarce();
             let Some(queue) = self.endpoints.get_mut(&endpoint) else { continue };
-            queue.turn = Turn::Out;
-            if !queue.has_work(now) || !queue.pace.is_ready(now) {
+            queue.position = QueuePosition::Out;
+            if !queue.has_work(now) || !queue.rate.is_ready(now) {
                 let host = queue.gate.host.clone();
-                self.arrange(endpoint, now);
-                self.pass_on(host, now);
+                self.reschedule(endpoint, now);
+                self.start_next_at_host(host, now);
                 continue;
             }
-            if left.is_some_and(|left| queue.gate.tenure.needed > left) {
+            if left.is_some_and(|left| queue.gate.lease_terms.needed > left) {
                 let host = queue.gate.host.clone();
                 self.waits_for_lease = true;
-                self.pass_on(host, now);
+                self.start_next_at_host(host, now);
                 continue;
             }
-            if is_short && queue.unheard > 0 {
-                queue.turn = Turn::Shy;
+            if is_short && queue.unanswered > 0 {
+                queue.position = QueuePosition::AwaitingAnswer;
                 if !std::mem::replace(&mut queue.is_listed, true) {
-                    self.shy.push_back(endpoint);
+                    self.awaiting_answer.push_back(endpoint);
                 }
                 let host = queue.gate.host.clone();
-                self.pass_on(host, now);
+                self.start_next_at_host(host, now);
                 continue;
             }
             let host = queue.gate.host.clone().filter(|_| self.limits.per_host.is_some());
             if let (Some(most), Some(host)) = (self.limits.per_host, host.clone()) {
                 let at_host = self.hosts.entry(host).or_default();
                 if at_host.open >= most {
-                    queue.turn = Turn::AtHost;
+                    queue.position = QueuePosition::AtHost;
                     at_host.parked.push_back(endpoint);
                     continue;
                 }
                 at_host.open += 1;
             }
-            let lease = queue.gate.tenure.lease;
+            let lease = queue.gate.lease_terms.lease;
             let started = queue.start();
             match &started {
                 Some(claim) => {
                     queue.hosts.extend(host.map(|host| (claim.id, host)));
-                    queue.pace.take(now);
+                    queue.rate.take(now);
                     self.ready_bytes -= cost(claim);
                     self.flight_bytes += cost(claim);
                     self.slots_free -= 1;
-                    self.strain.started();
+                    self.cpu_throttle.started();
                     let tenant = queue.gate.tenant.clone();
-                    self.shares.took(&tenant, now);
+                    self.scheduler.started(&tenant, now);
                 }
                 // All that was there stands behind others in its lane.
                 None => self.leave_host(host, now),
             }
-            self.arrange(endpoint, now);
+            self.reschedule(endpoint, now);
             if let Some(claim) = started {
                 return Some((claim, lease));
             }
@@ -209,51 +210,51 @@ impl Queues {
     /// A request is over: its place under the cap is free. What the answer
     /// says about the endpoint is in force from here on, before it is durable;
     /// returns what is to be written of it.
-    pub fn answered(
+    pub fn apply_attempt_result(
         &mut self,
         endpoint: EndpointId,
         id: DeliveryId,
-        answer: Option<Answered>,
+        answer: Option<AttemptResult>,
         now: Timestamp,
-    ) -> Notice {
+    ) -> EndpointUpdate {
         let quarantine = self.limits.quarantine;
-        let Some(queue) = self.endpoints.get_mut(&endpoint) else { return Notice::default() };
+        let Some(queue) = self.endpoints.get_mut(&endpoint) else { return EndpointUpdate::default() };
         queue.sending = queue.sending.saturating_sub(1);
         // Where it went, wherever its endpoint stands by now.
         let host = queue.hosts.remove(&id);
-        let mut notice = Notice::default();
+        let mut update = EndpointUpdate::default();
         if let Some(answer) = answer {
             if answer.is_answer {
-                queue.unheard = 0;
+                queue.unanswered = 0;
             }
-            notice = hear(queue, answer, quarantine, now);
+            update = observe(queue, answer, quarantine, now);
         }
         if queue.sending == 0 {
-            queue.unheard = 0;
+            queue.unanswered = 0;
         }
         // It waits no longer for its own answer.
-        if queue.turn == Turn::Shy && queue.unheard == 0 {
-            queue.turn = Turn::Out;
+        if queue.position == QueuePosition::AwaitingAnswer && queue.unanswered == 0 {
+            queue.position = QueuePosition::Out;
         }
-        if is_hush(&notice) {
-            queue.hush.pending += 1;
-            queue.hush.quiet_until = queue.hush.quiet_until.max(notice.quiet_until);
-            queue.hush.is_stopped |= notice.stop.is_some();
+        if is_backpressure(&update) {
+            queue.pending_backpressure.pending += 1;
+            queue.pending_backpressure.quiet_until = queue.pending_backpressure.quiet_until.max(update.quiet_until);
+            queue.pending_backpressure.is_stopped |= update.stop.is_some();
         }
-        if !notice.is_empty() {
-            self.settle_gate(endpoint, now);
+        if !update.is_empty() {
+            self.apply_gate(endpoint, now);
         }
         self.leave_host(host, now);
-        self.arrange(endpoint, now);
-        notice
+        self.reschedule(endpoint, now);
+        update
     }
 
     /// What an answer asked for is written down, or never will be.
-    pub fn hush_over(&mut self, endpoint: EndpointId) {
+    pub fn backpressure_written(&mut self, endpoint: EndpointId) {
         if let Some(queue) = self.endpoints.get_mut(&endpoint) {
-            queue.hush.pending = queue.hush.pending.saturating_sub(1);
-            if queue.hush.pending == 0 {
-                queue.hush = Hush::default();
+            queue.pending_backpressure.pending = queue.pending_backpressure.pending.saturating_sub(1);
+            if queue.pending_backpressure.pending == 0 {
+                queue.pending_backpressure = PendingBackpressure::default();
             }
         }
     }
@@ -262,7 +263,7 @@ impl Queues {
     pub fn settled(&mut self, claim: &Claim, due_again_at: Option<Timestamp>, now: Timestamp) {
         self.slots_free += 1;
         self.flight_bytes -= cost(claim);
-        self.shares.freed(&claim.event.tenant);
+        self.scheduler.slot_freed(&claim.event.tenant);
         let Some(queue) = self.endpoints.get_mut(&claim.endpoint) else { return };
         queue.known.remove(&claim.id);
         queue.in_flight.remove(&claim.id);
@@ -277,14 +278,14 @@ impl Queues {
             }
         }
         if let Some(due_at) = due_again_at.filter(|_| !queue.is_removed && !queue.is_foreign) {
-            queue.note_stored(due_at);
+            queue.stored_due_at(due_at);
             // Put back, it is still what a person asked for, or what they asked
             // for while it was on its way.
             if claim.is_urgent || queue.quiet_until().is_some() {
-                queue.note_urgent(due_at);
+                queue.urgent_due_at(due_at);
             }
         }
-        self.arrange(claim.endpoint, now);
+        self.reschedule(claim.endpoint, now);
     }
 
     /// A person changed a delivery: whatever is remembered of it is void, and
@@ -295,7 +296,7 @@ impl Queues {
         id: DeliveryId,
         due_at: Option<Timestamp>,
         now: Timestamp,
-        gate: impl FnOnce() -> Option<Gate>,
+        gate: impl FnOnce() -> Option<EndpointGate>,
     ) {
         let Some(queue) = self.queue(endpoint, now, gate) else { return };
         let taken = queue.take_out(id);
@@ -303,50 +304,50 @@ impl Queues {
             queue.touched.insert(id);
         }
         if let Some(due_at) = due_at {
-            queue.note_stored(due_at);
-            queue.note_urgent(due_at);
+            queue.stored_due_at(due_at);
+            queue.urgent_due_at(due_at);
         }
         self.ready_bytes -= taken.as_ref().map_or(0, cost);
-        self.arrange(endpoint, now);
+        self.reschedule(endpoint, now);
     }
 
     /// The endpoint has something due in the store at this time.
-    pub fn stored(
+    pub fn due_in_store(
         &mut self,
         endpoint: EndpointId,
         due_at: Timestamp,
         now: Timestamp,
-        gate: impl FnOnce() -> Option<Gate>,
+        gate: impl FnOnce() -> Option<EndpointGate>,
     ) {
         let Some(queue) = self.queue(endpoint, now, gate) else { return };
-        queue.note_stored(due_at);
+        queue.stored_due_at(due_at);
         // Whether any of it is urgent is for the store to say.
-        queue.note_urgent(due_at);
-        self.arrange(endpoint, now);
+        queue.urgent_due_at(due_at);
+        self.reschedule(endpoint, now);
     }
 
     /// The endpoint was paused, resumed, disabled, deleted or given other
     /// settings, or its receiver asked for something: this is written down.
-    pub fn regate(&mut self, endpoint: EndpointId, gate: Gate, now: Timestamp) {
+    pub fn update_gate(&mut self, endpoint: EndpointId, gate: EndpointGate, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
-        queue.pulse.adopt(&gate.health);
+        queue.breaker.adopt(&gate.health);
         // What is held of it was read under the lease it has.
-        let tenure = Tenure { needed: gate.tenure.needed, ..queue.gate.tenure };
-        queue.gate = Gate { tenure, ..gate };
-        self.settle_gate(endpoint, now);
-        self.arrange(endpoint, now);
+        let lease_terms = LeaseTerms { needed: gate.lease_terms.needed, ..queue.gate.lease_terms };
+        queue.gate = EndpointGate { lease_terms, ..gate };
+        self.apply_gate(endpoint, now);
+        self.reschedule(endpoint, now);
     }
 
     /// A tenant may use another part of the gateway from now on.
-    pub fn change_quota(&mut self, tenant: &TenantId, quota: Quota, now: Timestamp) {
-        self.shares.change(tenant, &quota, now);
+    pub fn change_quota(&mut self, tenant: &TenantId, quota: TenantQuota, now: Timestamp) {
+        self.scheduler.change(tenant, &quota, now);
         for queue in self.endpoints.values_mut().filter(|queue| queue.gate.tenant == *tenant) {
             queue.gate.quota = quota;
         }
     }
 
     /// The endpoints of a tenant that are open.
-    pub fn of_tenant(&self, tenant: &TenantId) -> Vec<EndpointId> {
+    pub fn endpoints_of_tenant(&self, tenant: &TenantId) -> Vec<EndpointId> {
         let theirs = self.endpoints.iter().filter(|(_, queue)| queue.gate.tenant == *tenant && !queue.is_removed);
         theirs.map(|(id, _)| *id).collect()
     }
@@ -355,28 +356,28 @@ impl Queues {
     pub fn remove(&mut self, endpoint: EndpointId, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
         queue.gate.is_open = false;
-        self.settle_gate(endpoint, now);
+        self.apply_gate(endpoint, now);
         if let Some(queue) = self.endpoints.get_mut(&endpoint) {
             queue.is_removed = true;
             queue.stored_due = None;
             queue.urgent_due = None;
         }
-        self.arrange(endpoint, now);
+        self.reschedule(endpoint, now);
     }
 
     /// The machine was under this much pressure for so many seconds.
-    pub fn felt(&mut self, pressure: Pressure, seconds: f64) {
-        self.strain.felt(pressure, seconds);
+    pub fn cpu_pressure(&mut self, pressure: CpuPressure, seconds: f64) {
+        self.cpu_throttle.observe(pressure, seconds);
     }
 
     /// Does what time has brought: returns what should be read from the store
     /// now.
-    pub fn look(&mut self, now: Timestamp) -> Vec<AskDue> {
+    pub fn poll_due(&mut self, now: Timestamp) -> Vec<DueQuery> {
         let mut asks = Vec::new();
         if self.is_stopped {
             return asks;
         }
-        self.shares.wake(now);
+        self.scheduler.wake(now);
         while let Some(&(at, endpoint)) = self.wakes.first()
             && at <= now
         {
@@ -385,16 +386,16 @@ impl Queues {
             queue.wake = None;
             if queue.read_at().is_some_and(|at| at <= now) {
                 queue.begin_read();
-                asks.push(AskDue {
+                asks.push(DueQuery {
                     endpoint,
                     until: now,
                     limit: queue.read_size(),
                     bytes_max: READ_BYTES_MAX,
                     except: queue.known.clone(),
-                    urgent_only: queue.is_quiet(now),
+                    urgent_only: queue.is_backing_off(now),
                 });
             }
-            self.arrange(endpoint, now);
+            self.reschedule(endpoint, now);
         }
         asks
     }
@@ -411,26 +412,26 @@ impl Queues {
         let failed = || DuePage { next_due: Some(again_at), next_urgent: Some(again_at), ..DuePage::default() };
         let page = page.unwrap_or_else(failed);
         for claim in page.claims {
-            if !queue.passes(&claim, now) {
-                queue.note_back(&claim);
+            if !queue.may_start(&claim, now) {
+                queue.put_back(&claim);
             } else if !touched.contains(&claim.id) && queue.known.insert(claim.id) {
                 self.ready_bytes += cost(&claim);
                 queue.ready.push_back(claim);
             }
         }
         if let Some(due_at) = page.next_due {
-            queue.note_stored(due_at);
+            queue.stored_due_at(due_at);
         }
         if let Some(due_at) = page.next_urgent {
-            queue.note_urgent(due_at);
+            queue.urgent_due_at(due_at);
         }
-        self.arrange(endpoint, now);
+        self.reschedule(endpoint, now);
     }
 
     /// When there is something to do; never, once stopped.
     pub fn next_wake(&self) -> Option<Timestamp> {
         let endpoints = self.wakes.first().map(|(at, _)| *at);
-        endpoints.into_iter().chain(self.shares.next_wake()).min().filter(|_| !self.is_stopped)
+        endpoints.into_iter().chain(self.scheduler.next_wake()).min().filter(|_| !self.is_stopped)
     }
 
     /// Sets the timer to the next wake; returns whether that is earlier than
@@ -448,23 +449,25 @@ impl Queues {
     }
 
     /// What keeps a due delivery, where its endpoint is open and not quiet.
-    pub fn hold(&self, endpoint: EndpointId, now: Timestamp) -> Hold {
+    pub fn blocker(&self, endpoint: EndpointId, now: Timestamp) -> NodeBlocker {
         let Some(queue) = self.endpoints.get(&endpoint) else {
-            return if self.has_room() { Hold::Free } else { Hold::Slot };
+            return if self.has_room() { NodeBlocker::Free } else { NodeBlocker::Slot };
         };
-        let own = (!queue.pace.is_ready(now)).then(|| queue.pace.ready_at());
-        let tenants = self.shares.rate_until(&queue.gate.tenant, now);
+        let own = (!queue.rate.is_ready(now)).then(|| queue.rate.ready_at());
+        let tenants = self.scheduler.rate_until(&queue.gate.tenant, now);
         match own.max(tenants) {
-            Some(until) => Hold::Rate(until),
-            None if !self.has_room() || queue.is_full(now) || !queue.ready.is_empty() => Hold::Slot,
-            None if queue.turn == Turn::AtHost || self.shares.is_crowded(&queue.gate.tenant) => Hold::Slot,
-            None => Hold::Free,
+            Some(until) => NodeBlocker::Rate(until),
+            None if !self.has_room() || queue.is_full(now) || !queue.ready.is_empty() => NodeBlocker::Slot,
+            None if queue.position == QueuePosition::AtHost || self.scheduler.is_over_share(&queue.gate.tenant) => {
+                NodeBlocker::Slot
+            }
+            None => NodeBlocker::Free,
         }
     }
 
     /// How an endpoint is doing, as this node feels it.
-    pub fn health(&self, endpoint: EndpointId) -> Option<&Health> {
-        self.endpoints.get(&endpoint).filter(|queue| !queue.is_foreign).map(|queue| &queue.pulse.health)
+    pub fn health(&self, endpoint: EndpointId) -> Option<&EndpointHealth> {
+        self.endpoints.get(&endpoint).filter(|queue| !queue.is_foreign).map(|queue| &queue.breaker.health)
     }
 
     /// Whether a lane's one slot is taken.
@@ -474,23 +477,23 @@ impl Queues {
 
     /// The oldest of all that waits, by what holds it back. Looks at every
     /// endpoint that something waits for.
-    pub fn oldest(&self, now: Timestamp) -> Oldest {
-        let mut oldest = Oldest::default();
+    pub fn oldest(&self, now: Timestamp) -> OldestDue {
+        let mut oldest = OldestDue::default();
         for queue in self.endpoints.values() {
             if let Some((since, blocker)) = self.oldest_of(queue, now) {
-                oldest.note(since, blocker);
+                oldest.record(since, blocker);
             }
         }
         oldest
     }
 
-    fn oldest_of(&self, queue: &Queue, now: Timestamp) -> Option<(Timestamp, Option<Blocker>)> {
-        queue.oldest(now, self.shares.is_at_rate(&queue.gate.tenant, now))
+    fn oldest_of(&self, queue: &EndpointQueue, now: Timestamp) -> Option<(Timestamp, Option<Blocker>)> {
+        queue.oldest(now, self.scheduler.is_at_rate(&queue.gate.tenant, now))
     }
 
     /// How often something had to wait, since this was last asked.
-    pub fn take_waits(&mut self) -> Waits {
-        Waits { rate: std::mem::take(&mut self.rate_waits), share: self.shares.take_waits() }
+    pub fn take_waits(&mut self) -> LimitWaits {
+        LimitWaits { rate: std::mem::take(&mut self.rate_waits), share: self.scheduler.take_waits() }
     }
 
     /// Starts nothing more.
@@ -511,21 +514,21 @@ impl Queues {
     /// Whether fewer than half of the slots are free: then an endpoint gets
     /// another only once it has answered since its last request, so that many
     /// that hang cannot take them all.
-    fn is_short(&self) -> bool {
+    fn are_slots_scarce(&self) -> bool {
         self.limits.slots >= SPARE_SLOTS && self.slots_free < self.limits.slots / 2
     }
 
     /// Lets one go on that had to wait while slots were short.
-    fn ask_one_shy(&mut self, now: Timestamp) -> bool {
-        while let Some(endpoint) = self.shy.pop_front() {
+    fn start_one_awaiting_answer(&mut self, now: Timestamp) -> bool {
+        while let Some(endpoint) = self.awaiting_answer.pop_front() {
             let Some(queue) = self.endpoints.get_mut(&endpoint) else { continue };
             queue.is_listed = false;
             // Those that answered meanwhile wait no longer.
-            let is_shy = queue.turn == Turn::Shy;
+            let is_shy = queue.position == QueuePosition::AwaitingAnswer;
             if is_shy {
-                queue.turn = Turn::Out;
+                queue.position = QueuePosition::Out;
             }
-            self.arrange(endpoint, now);
+            self.reschedule(endpoint, now);
             if is_shy {
                 return true;
             }
@@ -534,25 +537,25 @@ impl Queues {
     }
 
     /// Puts in force what the gate says, and what is not written down yet.
-    fn settle_gate(&mut self, endpoint: EndpointId, now: Timestamp) {
+    fn apply_gate(&mut self, endpoint: EndpointId, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
-        queue.gate.quiet_until = queue.gate.quiet_until.max(queue.hush.quiet_until);
-        queue.gate.is_open &= !queue.hush.is_stopped;
-        queue.tune(now);
-        for claim in queue.take_held(now) {
+        queue.gate.quiet_until = queue.gate.quiet_until.max(queue.pending_backpressure.quiet_until);
+        queue.gate.is_open &= !queue.pending_backpressure.is_stopped;
+        queue.adjust_rate(now);
+        for claim in queue.take_blocked(now) {
             self.ready_bytes -= cost(&claim);
         }
     }
 
     /// Gives the endpoint a turn if it can start something, plans when to look
     /// at it next, and lets go of a queue with nothing left to do.
-    fn arrange(&mut self, endpoint: EndpointId, now: Timestamp) {
+    fn reschedule(&mut self, endpoint: EndpointId, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
-        queue.pace.mend(now);
-        queue.note_holder(now);
-        if queue.turn == Turn::Out && queue.has_work(now) && queue.pace.is_ready(now) {
-            queue.turn = Turn::InLine;
-            self.shares.offer(&queue.gate.tenant, &queue.gate.quota, endpoint);
+        queue.rate.correct_clock_jump(now);
+        queue.record_blocker(now);
+        if queue.position == QueuePosition::Out && queue.has_work(now) && queue.rate.is_ready(now) {
+            queue.position = QueuePosition::InLine;
+            self.scheduler.offer(&queue.gate.tenant, &queue.gate.quota, endpoint);
         }
         let wake = queue.wake_at(now);
         if wake != queue.wake {
@@ -563,11 +566,11 @@ impl Queues {
             self.wakes.extend(wake.map(|at| (at, endpoint)));
             queue.wake = wake;
         }
-        if queue.is_over(now) {
+        if queue.is_idle(now) {
             self.endpoints.remove(&endpoint);
         } else if self.endpoints.len() > self.tidy_at {
             // Some had only their rate to remember, and that is over too.
-            self.endpoints.retain(|_, queue| !queue.is_over(now));
+            self.endpoints.retain(|_, queue| !queue.is_idle(now));
             self.tidy_at = (2 * self.endpoints.len()).max(TIDY_AT);
         }
     }
@@ -580,6 +583,6 @@ fn cost(claim: &Claim) -> usize {
 mod hosts;
 #[cfg(test)]
 mod lag_tests;
-mod moves;
+mod shard_moves;
 #[cfg(test)]
 mod tests;

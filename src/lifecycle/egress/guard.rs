@@ -46,14 +46,14 @@ const LOCAL_NAMES: [&str; 5] = ["localhost", "localdomain", "local", "internal",
 
 /// Why a target may not be called, for the operator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Why {
+pub enum GuardRefusal {
     /// It is not public.
     #[error(
-        "{0} is loopback, private, link-local or otherwise not public; --allow-egress {net} opens it", net = way_out(*.0)
+        "{0} is loopback, private, link-local or otherwise not public; --allow-egress {net} opens it", net = network_to_allow(*.0)
     )]
     NotPublic(IpAddr),
     /// A translator or tunnel may take it to an address that is not public.
-    #[error("{0} leads to {1}, which is not public; --allow-egress {net} opens it", net = way_out((*.1).into()))]
+    #[error("{0} leads to {1}, which is not public; --allow-egress {net} opens it", net = network_to_allow((*.1).into()))]
     LeadsTo(IpAddr, std::net::Ipv4Addr),
     /// It is `0.0.0.0` or `::`, or leads there. A connection to it ends at
     /// this machine, and no network can be opened for that.
@@ -78,20 +78,22 @@ pub enum Why {
 
 impl Guard {
     /// Judges a target as far as it can be without looking up its name.
-    pub fn check(&self, target: &Target) -> Result<(), Why> {
+    pub fn check(&self, target: &Target) -> Result<(), GuardRefusal> {
         match known_addresses(&target.host) {
-            Some(addresses) => self.pick(target, addresses).map(drop),
-            None if self.allowed.is_empty() && is_local(&target.host) => Err(Why::Local(target.host.to_string())),
+            Some(addresses) => self.allowed_addresses(target, addresses).map(drop),
+            None if self.allowed.is_empty() && is_local(&target.host) => {
+                Err(GuardRefusal::Local(target.host.to_string()))
+            }
             None => self.check_port(target.port),
         }
     }
 
     /// Judges a target whose name has no address yet.
-    pub fn check_unknown(&self, target: &Target) -> Result<(), Why> {
+    pub fn check_unknown(&self, target: &Target) -> Result<(), GuardRefusal> {
         self.check(target)?;
         match () {
-            () if is_local(&target.host) => Err(Why::Local(target.host.to_string())),
-            () if !target.is_tls && !self.is_http_allowed => Err(Why::Plain),
+            () if is_local(&target.host) => Err(GuardRefusal::Local(target.host.to_string())),
+            () if !target.is_tls && !self.is_http_allowed => Err(GuardRefusal::Plain),
             () => Ok(()),
         }
     }
@@ -100,51 +102,53 @@ impl Guard {
     /// not be called is enough to refuse: whoever controls the name chose to
     /// mix it in. But names for this machine have two, of which one may be
     /// open and the other not.
-    pub fn pick(&self, target: &Target, addresses: Vec<IpAddr>) -> Result<Vec<IpAddr>, Why> {
+    pub fn allowed_addresses(&self, target: &Target, addresses: Vec<IpAddr>) -> Result<Vec<IpAddr>, GuardRefusal> {
         self.check_port(target.port)?;
         let mut addresses: Vec<IpAddr> = addresses.into_iter().map(|address| address.to_canonical()).collect();
         if is_this_machine(&target.host) {
             let is_open = |address: &IpAddr| self.check_address(*address).is_ok();
             if !addresses.iter().any(is_open) {
-                return Err(Why::NotPublic(addresses.first().copied().unwrap_or(IpAddr::from([127, 0, 0, 1]))));
+                return Err(GuardRefusal::NotPublic(
+                    addresses.first().copied().unwrap_or(IpAddr::from([127, 0, 0, 1])),
+                ));
             }
             addresses.retain(is_open);
         }
         for address in &addresses {
             self.check_address(*address)?;
-            self.check_own(*address, target.port)?;
+            self.check_own_machine(*address, target.port)?;
         }
         if is_local(&target.host) && !addresses.iter().all(|address| self.is_opened(*address)) {
-            return Err(Why::Local(target.host.to_string()));
+            return Err(GuardRefusal::Local(target.host.to_string()));
         }
         let is_near = addresses.iter().all(IpAddr::is_loopback);
         match target.is_tls || self.is_http_allowed || is_near {
             true => Ok(addresses),
-            false => Err(Why::Plain),
+            false => Err(GuardRefusal::Plain),
         }
     }
 
     /// Whether an address may be called.
-    pub fn check_address(&self, address: IpAddr) -> Result<(), Why> {
+    pub fn check_address(&self, address: IpAddr) -> Result<(), GuardRefusal> {
         let address = address.to_canonical();
         let inside = embedded(address);
         let all = || std::iter::once(address).chain(inside.iter().map(|inner| IpAddr::V4(*inner)));
         if all().any(|one| one.is_unspecified()) {
-            return Err(Why::Unspecified(address));
+            return Err(GuardRefusal::Unspecified(address));
         }
         if let Some((found, net)) =
             all().find_map(|one| Some((one, self.denied.iter().find(|net| net.contains(&one))?)))
         {
-            return Err(Why::Denied(found, *net));
+            return Err(GuardRefusal::Denied(found, *net));
         }
         if let Some(inner) =
             inside.iter().find(|inner| !self.is_opened((**inner).into()) && !is_public((**inner).into()))
         {
-            return Err(Why::LeadsTo(address, *inner));
+            return Err(GuardRefusal::LeadsTo(address, *inner));
         }
         match self.is_opened(address) || is_public(address) {
             true => Ok(()),
-            false => Err(Why::NotPublic(address)),
+            false => Err(GuardRefusal::NotPublic(address)),
         }
     }
 
@@ -152,22 +156,22 @@ impl Guard {
         self.allowed.iter().any(|net| net.contains(&address))
     }
 
-    fn check_port(&self, port: u16) -> Result<(), Why> {
+    fn check_port(&self, port: u16) -> Result<(), GuardRefusal> {
         match port == 0 || SERVICE_PORTS.contains(&port) && !self.ports.contains(&port) {
-            true => Err(Why::Port(port)),
+            true => Err(GuardRefusal::Port(port)),
             false => Ok(()),
         }
     }
 
     /// Nobody calls the gateway through the gateway, whatever is open.
-    fn check_own(&self, address: IpAddr, port: u16) -> Result<(), Why> {
+    fn check_own_machine(&self, address: IpAddr, port: u16) -> Result<(), GuardRefusal> {
         let mut own = self.own.iter().filter(|own| own.port() == port);
         let listens_there = own.any(|own| match own.ip().to_canonical() {
             everywhere if everywhere.is_unspecified() => is_of_this_machine(address),
             one => one == address,
         });
         match listens_there {
-            true => Err(Why::Own(SocketAddr::new(address, port))),
+            true => Err(GuardRefusal::Own(SocketAddr::new(address, port))),
             false => Ok(()),
         }
     }
@@ -205,7 +209,7 @@ fn is_of_this_machine(address: IpAddr) -> bool {
 }
 
 /// The network to open for an address: all of loopback, or just this one.
-fn way_out(address: IpAddr) -> String {
+fn network_to_allow(address: IpAddr) -> String {
     match address {
         IpAddr::V4(address) if address.is_loopback() => "127.0.0.0/8".into(),
         IpAddr::V4(address) => format!("{address}/32"),

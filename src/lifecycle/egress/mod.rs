@@ -3,7 +3,7 @@
 //! [`target`] reads a URL, [`names`] looks its host up, [`guard`] decides on
 //! the addresses by [`address`]'s lists, and [`proxy`] goes through a proxy to
 //! them where one is set. The deliverer's connector connects to what
-//! [`Egress::vet`] returns, and to nothing else.
+//! [`Egress::resolve_allowed`] returns, and to nothing else.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use std::time::Duration;
 use tracing::warn;
 use url::Url;
 
-use self::guard::{FORBIDDEN, Guard, Why, known_addresses};
-use self::names::Names;
+use self::guard::{FORBIDDEN, Guard, GuardRefusal, known_addresses};
+use self::resolver::NameResolver;
 use self::target::{Host, Target};
 use super::deliver::failure::failure;
-use crate::model::attempt::{Failure, FailureKind};
+use crate::model::attempt::{AttemptFailure, FailureKind};
 use crate::model::egress::ProxyUrl;
 
 pub mod address;
 pub mod guard;
-pub mod names;
 pub mod proxy;
+pub mod resolver;
 pub mod target;
 
 /// How long a name is looked up while somebody waits for their endpoint.
@@ -31,7 +31,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 /// The way out.
 pub struct Egress {
     guard: Guard,
-    names: Arc<Names>,
+    names: Arc<NameResolver>,
     proxy: Option<ProxyUrl>,
 }
 
@@ -46,13 +46,13 @@ pub enum BadUrl {
     Plain,
     /// It may not be called from here. All of these read the same.
     #[error("{FORBIDDEN}")]
-    Forbidden(Why),
+    Forbidden(GuardRefusal),
 }
 
-impl From<Why> for BadUrl {
-    fn from(why: Why) -> Self {
+impl From<GuardRefusal> for BadUrl {
+    fn from(why: GuardRefusal) -> Self {
         match why {
-            Why::Plain => Self::Plain,
+            GuardRefusal::Plain => Self::Plain,
             why => Self::Forbidden(why),
         }
     }
@@ -61,7 +61,7 @@ impl From<Why> for BadUrl {
 impl Egress {
     /// A way out past this guard, with names looked up so, through this proxy
     /// or none.
-    pub fn new(guard: Guard, names: Names, proxy: Option<ProxyUrl>) -> Self {
+    pub fn new(guard: Guard, names: NameResolver, proxy: Option<ProxyUrl>) -> Self {
         Self { guard, names: Arc::new(names), proxy }
     }
 
@@ -71,8 +71,8 @@ impl Egress {
     }
 
     /// Whether a resolver answered when one was last asked.
-    pub fn is_resolver_well(&self) -> bool {
-        self.names.is_well()
+    pub fn is_resolver_healthy(&self) -> bool {
+        self.names.is_healthy()
     }
 
     /// Checks a URL that an endpoint is to have; returns its canonical form.
@@ -83,7 +83,7 @@ impl Egress {
         self.guard.check(&target)?;
         if let (Host::Name(name), None) = (&target.host, known_addresses(&target.host)) {
             match tokio::time::timeout(CHECK_TIMEOUT, self.names.look_up(name)).await {
-                Ok(Ok(addresses)) => self.guard.pick(&target, addresses).map(drop)?,
+                Ok(Ok(addresses)) => self.guard.allowed_addresses(&target, addresses).map(drop)?,
                 Ok(Err(_)) | Err(_) => self.guard.check_unknown(&target)?,
             }
         }
@@ -91,7 +91,7 @@ impl Egress {
     }
 
     /// Checks a URL as far as it can be without looking up its name.
-    pub fn check_text(&self, text: &str) -> Result<(), Why> {
+    pub fn check_text(&self, text: &str) -> Result<(), GuardRefusal> {
         match Target::read(text) {
             Ok((_, target)) => self.guard.check(&target),
             // Whoever called this has accepted it before.
@@ -101,11 +101,11 @@ impl Egress {
 
     /// Finds the addresses of a target, all of which may be called. Why one
     /// may not is told to the operator alone.
-    pub async fn vet(&self, target: &Target) -> Result<Vec<IpAddr>, Failure> {
-        let forbidden = |why: Why| {
+    pub async fn resolve_allowed(&self, target: &Target) -> Result<Vec<IpAddr>, AttemptFailure> {
+        let forbidden = |why: GuardRefusal| {
             let reason = format!("{} is not called: {why}", target.host);
             warn!(host = %target.host, port = target.port, "{reason}");
-            Failure { refused_target: Some(reason), ..failure(FailureKind::TargetForbidden, FORBIDDEN) }
+            AttemptFailure { refused_target: Some(reason), ..failure(FailureKind::TargetForbidden, FORBIDDEN) }
         };
         self.guard.check(target).map_err(forbidden)?;
         let addresses = match (known_addresses(&target.host), &target.host) {
@@ -116,7 +116,7 @@ impl Egress {
         if addresses.is_empty() {
             return Err(failure(FailureKind::NoSuchName, format!("the name {} has no address", target.host)));
         }
-        self.guard.pick(target, addresses).map_err(forbidden)
+        self.guard.allowed_addresses(target, addresses).map_err(forbidden)
     }
 
     /// Whether a connection led to where it was to lead.
@@ -126,14 +126,16 @@ impl Egress {
     }
 
     /// Where the proxy is. It is the operator's own choice, and not judged.
-    pub async fn find_proxy(&self, proxy: &ProxyUrl) -> Result<Vec<SocketAddr>, Failure> {
+    pub async fn find_proxy(&self, proxy: &ProxyUrl) -> Result<Vec<SocketAddr>, AttemptFailure> {
         let addresses = match proxy.host.parse::<IpAddr>() {
             Ok(address) => vec![address],
             Err(_) => match known_addresses(&Host::Name(proxy.host.clone())) {
                 Some(addresses) => addresses,
-                None => {
-                    self.names.look_up(&proxy.host).await.map_err(|problem| proxy::trouble(proxy, &problem.message))?
-                }
+                None => self
+                    .names
+                    .look_up(&proxy.host)
+                    .await
+                    .map_err(|problem| proxy::proxy_failure(proxy, &problem.message))?,
             },
         };
         Ok(addresses.into_iter().map(|address| SocketAddr::new(address, proxy.port)).collect())

@@ -13,30 +13,30 @@ use tokio::net::TcpStream;
 
 use super::guard::FORBIDDEN;
 use crate::lifecycle::deliver::failure::failure;
-use crate::model::attempt::{Failure, FailureKind};
+use crate::model::attempt::{AttemptFailure, FailureKind};
 use crate::model::egress::{ProxyKind, ProxyUrl};
 
 /// How much of an answer to CONNECT is read.
 const HEAD_BYTES_MAX: usize = 8 * 1_024;
 
 /// Trouble with the proxy itself.
-pub fn trouble(proxy: &ProxyUrl, why: &str) -> Failure {
+pub fn proxy_failure(proxy: &ProxyUrl, why: &str) -> AttemptFailure {
     failure(FailureKind::Ours, format!("the egress proxy {proxy} did not do its part: {why}"))
 }
 
 /// Has the proxy at the other end of this connection connect to an address.
 /// Afterwards the connection is as if it led there.
-pub async fn tunnel(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &str) -> Result<(), Failure> {
+pub async fn tunnel(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &str) -> Result<(), AttemptFailure> {
     let done = match proxy.kind {
         ProxyKind::Connect => connect(proxy, tcp, to, name).await,
         ProxyKind::Socks5 => socks5(proxy, tcp, to, name).await,
     };
-    done.map_err(|problem| trouble(proxy, &problem.to_string()))?
+    done.map_err(|problem| proxy_failure(proxy, &problem.to_string()))?
 }
 
-type Told = std::io::Result<Result<(), Failure>>;
+type ProxyError = std::io::Result<Result<(), AttemptFailure>>;
 
-async fn connect(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &str) -> Told {
+async fn connect(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &str) -> ProxyError {
     let mut head = format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n");
     if let Some((user, password)) = &proxy.login {
         head.push_str(&format!("Proxy-Authorization: Basic {}\r\n", STANDARD.encode(format!("{user}:{password}"))));
@@ -47,7 +47,7 @@ async fn connect(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &s
     let mut answer = Vec::with_capacity(128);
     while !answer.ends_with(b"\r\n\r\n") && !answer.ends_with(b"\n\n") {
         if answer.len() == HEAD_BYTES_MAX {
-            return Ok(Err(trouble(proxy, "its answer to CONNECT has no end")));
+            return Ok(Err(proxy_failure(proxy, "its answer to CONNECT has no end")));
         }
         answer.push(tcp.read_u8().await?);
     }
@@ -57,7 +57,7 @@ async fn connect(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &s
         Some([b'2', _, _]) => Ok(()),
         Some(b"403") => Err(refused(proxy, to)),
         Some(b"502" | b"503" | b"504") => Err(unreached(name, "the egress proxy found no way to it")),
-        _ => Err(trouble(proxy, &format!("it answered CONNECT with \"{}\"", line.escape_ascii()))),
+        _ => Err(proxy_failure(proxy, &format!("it answered CONNECT with \"{}\"", line.escape_ascii()))),
     })
 }
 
@@ -65,13 +65,13 @@ const VERSION: u8 = 5;
 const NO_LOGIN: u8 = 0;
 const LOGIN: u8 = 2;
 
-async fn socks5(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &str) -> Told {
+async fn socks5(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &str) -> ProxyError {
     let way = if proxy.login.is_some() { LOGIN } else { NO_LOGIN };
     tcp.write_all(&[VERSION, 1, way]).await?;
     let mut chosen = [0; 2];
     tcp.read_exact(&mut chosen).await?;
     if chosen != [VERSION, way] {
-        return Ok(Err(trouble(proxy, "it speaks no SOCKS5, or wants another way of signing in")));
+        return Ok(Err(proxy_failure(proxy, "it speaks no SOCKS5, or wants another way of signing in")));
     }
     if let Some((user, password)) = &proxy.login {
         let mut login = vec![1];
@@ -83,7 +83,7 @@ async fn socks5(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &st
         let mut answer = [0; 2];
         tcp.read_exact(&mut answer).await?;
         if answer[1] != 0 {
-            return Ok(Err(trouble(proxy, "it does not know the user or the password")));
+            return Ok(Err(proxy_failure(proxy, "it does not know the user or the password")));
         }
     }
     let mut request = vec![VERSION, 1, 0];
@@ -106,7 +106,7 @@ async fn socks5(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &st
         1 => 4,
         3 => usize::from(tcp.read_u8().await?),
         4 => 16,
-        _ => return Ok(Err(trouble(proxy, "its answer is not SOCKS5"))),
+        _ => return Ok(Err(proxy_failure(proxy, "its answer is not SOCKS5"))),
     };
     tcp.read_exact(&mut vec![0; length + 2]).await?;
     Ok(match answer[1] {
@@ -117,17 +117,17 @@ async fn socks5(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &st
             FailureKind::ConnectionRefused,
             format!("nothing listens on port {} of {name}: the connection was refused", to.port()),
         )),
-        code => Err(trouble(proxy, &format!("it answered with the code {code}"))),
+        code => Err(proxy_failure(proxy, &format!("it answered with the code {code}"))),
     })
 }
 
 /// The proxy has rules of its own, and its owner is ours.
-fn refused(proxy: &ProxyUrl, to: SocketAddr) -> Failure {
+fn refused(proxy: &ProxyUrl, to: SocketAddr) -> AttemptFailure {
     let reason = format!("{to} is not called: the egress proxy {proxy} refuses it");
     tracing::warn!("{reason}");
-    Failure { refused_target: Some(reason), ..failure(FailureKind::TargetForbidden, FORBIDDEN) }
+    AttemptFailure { refused_target: Some(reason), ..failure(FailureKind::TargetForbidden, FORBIDDEN) }
 }
 
-fn unreached(name: &str, why: &str) -> Failure {
+fn unreached(name: &str, why: &str) -> AttemptFailure {
     failure(FailureKind::Unreachable, format!("{name} cannot be reached: {why}"))
 }

@@ -1,7 +1,7 @@
 //! Mail: tells the owners of endpoints, without ever being in the way.
 //!
-//! Whoever has something to tell writes a [`Letter`] and gives it to the
-//! [`Postmaster`], who returns at once. Letters wait in memory and are handed
+//! Whoever has something to tell writes a [`Mail`] and gives it to the
+//! [`MailQueue`], who returns at once. Letters wait in memory and are handed
 //! to the mail server in the background, a few at a time; one that the server
 //! will not take yet is tried again later while others go on. Which trouble is
 //! worth a letter is decided elsewhere.
@@ -21,13 +21,13 @@ use tokio::task::JoinSet;
 use tracing::{debug, error, info, warn};
 
 use crate::clock::Clock;
-use crate::metrics::{Mail, Metrics};
+use crate::metrics::{MailResult, Metrics};
 use crate::model::delivery::after;
-use crate::model::pace::about;
+use crate::model::rate::roughly;
 use crate::model::span::Span;
 
 pub mod smtp;
-pub mod words;
+pub mod text;
 
 /// How many letters may wait.
 pub const LETTERS_MAX: usize = 1_000;
@@ -37,7 +37,7 @@ const AT_ONCE: usize = 4;
 
 /// Something to tell somebody.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Letter {
+pub struct Mail {
     /// A mail address.
     pub to: String,
     /// One line.
@@ -46,7 +46,7 @@ pub struct Letter {
     pub text: String,
 }
 
-impl Letter {
+impl Mail {
     /// As much of the address as a log may show.
     fn domain(&self) -> &str {
         self.to.rsplit_once('@').map_or("no domain", |(_, domain)| domain)
@@ -55,14 +55,14 @@ impl Letter {
 
 /// Hands letters to a mail server. The one seam between telling and the network.
 #[async_trait]
-pub trait Post: Send + Sync {
+pub trait Mailer: Send + Sync {
     /// Hands over one letter, once, and returns within its deadline.
-    async fn send(&self, letter: &Letter) -> Result<(), MailProblem>;
+    async fn send(&self, mail: &Mail) -> Result<(), MailError>;
 }
 
 /// Why a letter was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum MailProblem {
+pub enum MailError {
     /// It may be accepted later.
     #[error("{0}")]
     Temporary(String),
@@ -73,7 +73,7 @@ pub enum MailProblem {
 
 /// How long, and how often, a letter is tried again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
+pub struct MailRetry {
     /// The wait after the first failure; each further one is twice as long.
     pub first: Duration,
     /// The longest wait.
@@ -82,30 +82,30 @@ pub struct Patience {
     pub give_up: Duration,
 }
 
-impl Default for Patience {
+impl Default for MailRetry {
     fn default() -> Self {
         Self { first: Duration::from_secs(5), max: Duration::from_secs(600), give_up: Duration::from_secs(6 * 3_600) }
     }
 }
 
-impl Patience {
+impl MailRetry {
     /// The wait after so many failures.
     fn wait(&self, failures: u32, draw: f64) -> Duration {
         let doubled = 2_u32.saturating_pow(failures.saturating_sub(1));
-        about(self.first.saturating_mul(doubled).min(self.max), draw)
+        roughly(self.first.saturating_mul(doubled).min(self.max), draw)
     }
 }
 
 /// Takes letters and sees to them. Cheap to clone.
 #[derive(Clone)]
-pub struct Postmaster(Arc<Office>);
+pub struct MailQueue(Arc<MailState>);
 
-struct Office {
-    post: Option<Arc<dyn Post>>,
+struct MailState {
+    mailer: Option<Arc<dyn Mailer>>,
     clock: Arc<dyn Clock>,
-    patience: Patience,
-    desk: Mutex<Desk>,
-    news: Notify,
+    patience: MailRetry,
+    pending: Mutex<PendingMail>,
+    wake: Notify,
     sent: AtomicU64,
     failed: AtomicU64,
     metrics: OnceLock<Arc<Metrics>>,
@@ -113,35 +113,35 @@ struct Office {
 
 /// The letters that wait, by the time they may go.
 #[derive(Default)]
-struct Desk {
-    waiting: BTreeMap<(Timestamp, u64), Task>,
+struct PendingMail {
+    waiting: BTreeMap<(Timestamp, u64), MailTask>,
     last: u64,
     is_closed: bool,
 }
 
 /// A letter on its way.
-struct Task {
-    letter: Letter,
+struct MailTask {
+    mail: Mail,
     sent: Box<dyn FnOnce() + Send>,
     written_at: Timestamp,
     failures: u32,
 }
 
-impl Postmaster {
+impl MailQueue {
     /// One who hands letters to this post, or has nowhere to hand them.
-    pub fn new(post: Option<Arc<dyn Post>>, clock: Arc<dyn Clock>) -> Self {
-        Self::with_patience(post, clock, Patience::default())
+    pub fn new(post: Option<Arc<dyn Mailer>>, clock: Arc<dyn Clock>) -> Self {
+        Self::with_retry(post, clock, MailRetry::default())
     }
 
     /// The same, with a patience of one's own.
-    pub fn with_patience(post: Option<Arc<dyn Post>>, clock: Arc<dyn Clock>, patience: Patience) -> Self {
-        let (desk, news) = (Mutex::default(), Notify::new());
-        Self(Arc::new(Office {
-            post,
+    pub fn with_retry(post: Option<Arc<dyn Mailer>>, clock: Arc<dyn Clock>, patience: MailRetry) -> Self {
+        let (pending, operational_event) = (Mutex::default(), Notify::new());
+        Self(Arc::new(MailState {
+            mailer: post,
             clock,
             patience,
-            desk,
-            news,
+            pending,
+            wake: operational_event,
             sent: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             metrics: OnceLock::new(),
@@ -156,23 +156,23 @@ impl Postmaster {
 
     /// Whether there is a mail server at all.
     pub fn is_open(&self) -> bool {
-        self.0.post.is_some()
+        self.0.mailer.is_some()
     }
 
     /// Takes a letter and returns at once; `sent` is called when the server
     /// has accepted it, and never if it does not. Without a mail server the
     /// letter is dropped without a word.
-    pub fn post(&self, letter: Letter, sent: impl FnOnce() + Send + 'static) {
+    pub fn enqueue(&self, mail: Mail, sent: impl FnOnce() + Send + 'static) {
         if !self.is_open() {
             return;
         }
         let now = self.0.clock.now();
-        let task = Task { letter, sent: Box::new(sent), written_at: now, failures: 0 };
+        let task = MailTask { mail, sent: Box::new(sent), written_at: now, failures: 0 };
         match self.0.put(task, now, LETTERS_MAX) {
             Ok(()) => {}
             Err(task) => {
-                self.0.count(Mail::Failed);
-                let domain = task.letter.domain();
+                self.0.count(MailResult::Failed);
+                let domain = task.mail.domain();
                 error!(mail.domain = domain, "a mail to {domain} was dropped: {LETTERS_MAX} are waiting already");
             }
         }
@@ -180,29 +180,29 @@ impl Postmaster {
 
     /// Sees to the letters, for ever. Whoever drops it ends what is under way.
     pub async fn run(&self) {
-        let Some(post) = &self.0.post else { return };
+        let Some(post) = &self.0.mailer else { return };
         let mut under_way = JoinSet::new();
         loop {
             let mut next_at = None;
             while under_way.len() < AT_ONCE {
                 match self.0.take(self.0.clock.now()) {
-                    Taken::Task(task) => {
+                    DueMail::Task(task) => {
                         let (office, post) = (self.0.clone(), post.clone());
-                        under_way.spawn(async move { office.see_to(task, post.as_ref()).await });
+                        under_way.spawn(async move { office.send_one(task, post.as_ref()).await });
                     }
-                    Taken::NotBefore(at) => {
+                    DueMail::NotBefore(at) => {
                         next_at = Some(at);
                         break;
                     }
-                    Taken::Nothing => break,
+                    DueMail::Nothing => break,
                 }
             }
             tokio::select! {
-                () = self.0.news.notified() => {}
+                () = self.0.wake.notified() => {}
                 () = until(self.0.clock.as_ref(), next_at) => {}
                 Some(ended) = under_way.join_next() => {
                     if let Err(problem) = ended {
-                        self.0.count(Mail::Failed);
+                        self.0.count(MailResult::Failed);
                         error!("seeing to a mail failed inside Posthaste, and it is not tried again: {problem}");
                     }
                 }
@@ -212,11 +212,11 @@ impl Postmaster {
 
     /// Takes no more letters and drops those that wait; how many that were.
     pub fn close(&self) -> usize {
-        let mut desk = self.0.desk();
-        desk.is_closed = true;
-        let dropped = std::mem::take(&mut desk.waiting);
+        let mut pending = self.0.pending();
+        pending.is_closed = true;
+        let dropped = std::mem::take(&mut pending.waiting);
         // What a letter holds on to may ask for the desk when it is let go.
-        drop(desk);
+        drop(pending);
         dropped.len()
     }
 
@@ -231,38 +231,38 @@ impl Postmaster {
     }
 }
 
-enum Taken {
-    Task(Task),
+enum DueMail {
+    Task(MailTask),
     NotBefore(Timestamp),
     Nothing,
 }
 
-impl Office {
-    fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().expect("nothing panics while it is held")
+impl MailState {
+    fn pending(&self) -> MutexGuard<'_, PendingMail> {
+        self.pending.lock().expect("nothing panics while it is held")
     }
 
     /// Puts a letter on the desk, or gives it back if there is no room.
-    fn put(&self, task: Task, due_at: Timestamp, room: usize) -> Result<(), Task> {
-        let mut desk = self.desk();
-        if desk.is_closed {
+    fn put(&self, task: MailTask, due_at: Timestamp, room: usize) -> Result<(), MailTask> {
+        let mut pending = self.pending();
+        if pending.is_closed {
             return Ok(());
         }
-        if desk.waiting.len() >= room {
+        if pending.waiting.len() >= room {
             return Err(task);
         }
-        desk.last += 1;
-        let place = (due_at, desk.last);
-        desk.waiting.insert(place, task);
-        drop(desk);
-        self.news.notify_one();
+        pending.last += 1;
+        let place = (due_at, pending.last);
+        pending.waiting.insert(place, task);
+        drop(pending);
+        self.wake.notify_one();
         Ok(())
     }
 
-    fn count(&self, end: Mail) {
+    fn count(&self, end: MailResult) {
         let counter = match end {
-            Mail::Sent => &self.sent,
-            Mail::Failed => &self.failed,
+            MailResult::Sent => &self.sent,
+            MailResult::Failed => &self.failed,
         };
         counter.fetch_add(1, Ordering::Relaxed);
         if let Some(metrics) = self.metrics.get() {
@@ -270,37 +270,37 @@ impl Office {
         }
     }
 
-    fn take(&self, now: Timestamp) -> Taken {
-        let mut desk = self.desk();
-        match desk.waiting.first_entry() {
-            None => Taken::Nothing,
-            Some(first) if first.key().0 > now => Taken::NotBefore(first.key().0),
-            Some(first) => Taken::Task(first.remove()),
+    fn take(&self, now: Timestamp) -> DueMail {
+        let mut pending = self.pending();
+        match pending.waiting.first_entry() {
+            None => DueMail::Nothing,
+            Some(first) if first.key().0 > now => DueMail::NotBefore(first.key().0),
+            Some(first) => DueMail::Task(first.remove()),
         }
     }
 
     /// Hands over one letter, and does what its end asks for.
-    async fn see_to(&self, mut task: Task, post: &dyn Post) {
-        let problem = post.send(&task.letter).await.err();
-        let domain = task.letter.domain().to_owned();
+    async fn send_one(&self, mut task: MailTask, post: &dyn Mailer) {
+        let problem = post.send(&task.mail).await.err();
+        let domain = task.mail.domain().to_owned();
         let why = match problem {
             None => {
-                self.count(Mail::Sent);
+                self.count(MailResult::Sent);
                 info!(mail.domain = domain, "mailed the owner of an endpoint at {domain}");
                 return (task.sent)();
             }
-            Some(MailProblem::Permanent(why)) => {
-                self.count(Mail::Failed);
+            Some(MailError::Permanent(why)) => {
+                self.count(MailResult::Failed);
                 error!(mail.domain = domain, "a mail to {domain} was refused and is not tried again: {why}");
                 return;
             }
-            Some(MailProblem::Temporary(why)) => why,
+            Some(MailError::Temporary(why)) => why,
         };
         task.failures += 1;
         let now = self.clock.now();
         let due_at = after(now, self.patience.wait(task.failures, rand::random()));
         if due_at > after(task.written_at, self.patience.give_up) {
-            self.count(Mail::Failed);
+            self.count(MailResult::Failed);
             let tries = task.failures;
             error!(mail.domain = domain, tries, "a mail to {domain} was given up after {tries} tries: {why}");
             return;

@@ -21,10 +21,10 @@ use lettre::transport::smtp::client::{
 use lettre::transport::smtp::extension::ClientId;
 use tokio::time::timeout;
 
-use super::words::one_line;
-use super::{Letter, MailProblem, Post};
+use super::text::one_line;
+use super::{Mail, MailError, Mailer};
 use crate::clock::Clock;
-use crate::model::mail::{Encryption, MailServer};
+use crate::model::mail::{MailEncryption, MailServer};
 use crate::model::span::Span;
 
 /// How long handing over one letter may take.
@@ -35,7 +35,7 @@ const GOODBYE: Duration = Duration::from_secs(1);
 const ANSWER_CHARS_MAX: usize = 300;
 
 /// A mail server, and who we are there.
-pub struct SmtpPost {
+pub struct SmtpMailer {
     server: MailServer,
     credentials: Option<Credentials>,
     from: Mailbox,
@@ -44,7 +44,7 @@ pub struct SmtpPost {
     clock: Arc<dyn Clock>,
 }
 
-impl SmtpPost {
+impl SmtpMailer {
     /// Mails go through this server; the password is its user's.
     pub fn new(
         server: MailServer,
@@ -80,13 +80,13 @@ impl SmtpPost {
     /// Connects, encrypts and signs in.
     async fn connect(&self) -> Result<AsyncSmtpConnection, SmtpError> {
         let name = ClientId::default();
-        let from_the_start = (self.server.encryption == Encryption::FromTheStart).then(|| self.tls.clone());
+        let from_the_start = (self.server.encryption == MailEncryption::FromTheStart).then(|| self.tls.clone());
         let to = (&*self.server.host, self.server.port);
         let mut line = AsyncSmtpConnection::connect_tokio1(to, Some(self.within), &name, from_the_start, None).await?;
         let is_upgraded = match self.server.encryption {
-            Encryption::Never | Encryption::FromTheStart => false,
-            Encryption::IfOffered => line.can_starttls(),
-            Encryption::Required => true,
+            MailEncryption::Never | MailEncryption::FromTheStart => false,
+            MailEncryption::IfOffered => line.can_starttls(),
+            MailEncryption::Required => true,
         };
         if is_upgraded {
             line.starttls(self.tls.clone(), &name).await?;
@@ -103,24 +103,24 @@ impl SmtpPost {
         Ok(line)
     }
 
-    fn write(&self, letter: &Letter) -> Result<Message, MailProblem> {
-        let refused = |what: &str| MailProblem::Permanent(format!("the mail cannot be written: {what}"));
-        let to: Address = letter.to.parse().map_err(|_| refused("its address is not one"))?;
+    fn write(&self, mail: &Mail) -> Result<Message, MailError> {
+        let refused = |what: &str| MailError::Permanent(format!("the mail cannot be written: {what}"));
+        let to: Address = mail.to.parse().map_err(|_| refused("its address is not one"))?;
         let domain = self.from.email.domain();
         Message::builder()
             .from(self.from.clone())
             .to(Mailbox::new(None, to))
-            .subject(one_line(&letter.subject))
+            .subject(one_line(&mail.subject))
             .date(SystemTime::from(self.clock.wall()))
-            .message_id(Some(format!("<{}@{domain}>", fingerprint(letter))))
+            .message_id(Some(format!("<{}@{domain}>", fingerprint(mail))))
             // Nobody's absence needs to be told to us.
             .raw_header(HeaderValue::new(HeaderName::new_from_ascii_str("Auto-Submitted"), "auto-generated".into()))
             .header(ContentType::TEXT_PLAIN)
-            .body(letter.text.clone())
+            .body(mail.text.clone())
             .map_err(|problem| refused(&problem.to_string()))
     }
 
-    fn problem(&self, problem: &SmtpError, letter: &Letter) -> MailProblem {
+    fn problem(&self, problem: &SmtpError, mail: &Mail) -> MailError {
         let (host, port) = (&self.server.host, self.server.port);
         let mut told = problem.to_string();
         let mut cause = std::error::Error::source(problem).and_then(std::error::Error::source);
@@ -128,27 +128,25 @@ impl SmtpPost {
             told += &format!(": {deeper}");
             cause = deeper.source();
         }
-        let told = without_address(&one_line(&told), &letter.to);
+        let told = without_address(&one_line(&told), &mail.to);
         let why = format!("{host}:{port}: {}", told.chars().take(ANSWER_CHARS_MAX).collect::<String>());
         match problem.is_permanent() || problem.is_client() {
-            true => MailProblem::Permanent(why),
-            false => MailProblem::Temporary(why),
+            true => MailError::Permanent(why),
+            false => MailError::Temporary(why),
         }
     }
 }
 
 #[async_trait]
-impl Post for SmtpPost {
-    async fn send(&self, letter: &Letter) -> Result<(), MailProblem> {
-        let message = self.write(letter)?;
+impl Mailer for SmtpMailer {
+    async fn send(&self, mail: &Mail) -> Result<(), MailError> {
+        let message = self.write(mail)?;
         let mut line = match timeout(self.within, self.hand_over(&message)).await {
             Ok(Ok(line)) => line,
-            Ok(Err(problem)) => return Err(self.problem(&problem, letter)),
+            Ok(Err(problem)) => return Err(self.problem(&problem, mail)),
             Err(_) => {
                 let (host, port, within) = (&self.server.host, self.server.port, Span(self.within).words());
-                return Err(MailProblem::Temporary(format!(
-                    "{host}:{port}: the mail server took longer than {within}"
-                )));
+                return Err(MailError::Temporary(format!("{host}:{port}: the mail server took longer than {within}")));
             }
         };
         // It was accepted; however the goodbye goes, it is not sent again.
@@ -171,9 +169,9 @@ pub fn read_password(file: &Path) -> anyhow::Result<String> {
 
 /// The same for the same letter: one that is sent again because its answer
 /// was lost is known to whoever has seen it.
-fn fingerprint(letter: &Letter) -> String {
+fn fingerprint(mail: &Mail) -> String {
     let mut digest = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA256);
-    for part in [&letter.to, &letter.subject, &letter.text] {
+    for part in [&mail.to, &mail.subject, &mail.text] {
         digest.update(&(part.len() as u64).to_be_bytes());
         digest.update(part.as_bytes());
     }
@@ -220,8 +218,8 @@ mod tests {
 
     #[test]
     fn the_same_letter_has_the_same_fingerprint_and_no_other_has() {
-        let letter = |to: &str, subject: &str| Letter { to: to.into(), subject: subject.into(), text: "t".into() };
-        assert_eq!(fingerprint(&letter("a", "bc")), fingerprint(&letter("a", "bc")));
-        assert_ne!(fingerprint(&letter("a", "bc")), fingerprint(&letter("ab", "c")));
+        let mail = |to: &str, subject: &str| Mail { to: to.into(), subject: subject.into(), text: "t".into() };
+        assert_eq!(fingerprint(&mail("a", "bc")), fingerprint(&mail("a", "bc")));
+        assert_ne!(fingerprint(&mail("a", "bc")), fingerprint(&mail("ab", "c")));
     }
 }

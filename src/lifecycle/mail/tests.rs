@@ -20,13 +20,13 @@ enum Mood {
 }
 
 #[async_trait]
-impl Post for Scripted {
-    async fn send(&self, letter: &Letter) -> Result<(), MailProblem> {
-        self.tries.lock().unwrap().push((letter.to.clone(), self.clock.now()));
-        match self.moods.get(&*letter.to) {
+impl Mailer for Scripted {
+    async fn send(&self, mail: &Mail) -> Result<(), MailError> {
+        self.tries.lock().unwrap().push((mail.to.clone(), self.clock.now()));
+        match self.moods.get(&*mail.to) {
             None => Ok(()),
-            Some(Mood::Busy) => Err(MailProblem::Temporary("later".into())),
-            Some(Mood::Refusing) => Err(MailProblem::Permanent("never".into())),
+            Some(Mood::Busy) => Err(MailError::Temporary("later".into())),
+            Some(Mood::Refusing) => Err(MailError::Permanent("never".into())),
             Some(Mood::Hanging) => std::future::pending().await,
         }
     }
@@ -43,7 +43,7 @@ impl Scripted {
 
 struct House {
     post: Arc<Scripted>,
-    postmaster: Postmaster,
+    mail_queue: MailQueue,
     sent: Arc<Mutex<Vec<String>>>,
 }
 
@@ -52,19 +52,19 @@ impl House {
         let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at("2026-11-15T10:00:00Z".parse().unwrap()));
         let moods = moods.iter().copied().collect();
         let post = Arc::new(Scripted { clock: clock.clone(), moods, tries: Mutex::default() });
-        let postmaster = Postmaster::new(Some(post.clone()), clock);
-        Self { post, postmaster, sent: Arc::default() }
+        let mail_queue = MailQueue::new(Some(post.clone()), clock);
+        Self { post, mail_queue, sent: Arc::default() }
     }
 
     fn open(self) -> Self {
-        let postmaster = self.postmaster.clone();
-        tokio::spawn(async move { postmaster.run().await });
+        let mail_queue = self.mail_queue.clone();
+        tokio::spawn(async move { mail_queue.run().await });
         self
     }
 
     fn post(&self, to: &str) {
         let (sent, whom) = (self.sent.clone(), to.to_owned());
-        self.postmaster.post(letter(to), move || sent.lock().unwrap().push(whom));
+        self.mail_queue.enqueue(mail(to), move || sent.lock().unwrap().push(whom));
     }
 
     fn sent(&self) -> Vec<String> {
@@ -72,8 +72,8 @@ impl House {
     }
 }
 
-fn letter(to: &str) -> Letter {
-    Letter { to: to.into(), subject: "Trouble".into(), text: "There is some.\n".into() }
+fn mail(to: &str) -> Mail {
+    Mail { to: to.into(), subject: "Trouble".into(), text: "There is some.\n".into() }
 }
 
 async fn hours(hours: u64) {
@@ -94,9 +94,9 @@ async fn a_busy_server_is_asked_less_and_less_often_and_given_up_after_six_hours
     let last = tried.last().unwrap() / 3_600.0;
     assert!((5.8..=6.0).contains(&last), "the last try is {last} hours after the first");
     assert!(gaps.iter().any(|gap| (gap / 600.0 - 1.0).abs() > 0.001), "nothing of ours falls into step: {gaps:?}");
-    assert_eq!((house.postmaster.sent_count(), house.postmaster.failed_count()), (0, 1));
+    assert_eq!((house.mail_queue.sent_count(), house.mail_queue.failed_count()), (0, 1));
     assert!(house.sent().is_empty(), "what was given up does not count as sent");
-    assert_eq!(house.postmaster.close(), 0, "nothing is left");
+    assert_eq!(house.mail_queue.close(), 0, "nothing is left");
 }
 
 #[tokio::test(start_paused = true)]
@@ -108,7 +108,7 @@ async fn what_waits_hangs_or_is_refused_holds_up_nobody_else() {
     }
     tokio::time::sleep(Duration::from_millis(1)).await;
     assert_eq!(house.sent(), ["fine@a", "well@a"]);
-    assert_eq!((house.postmaster.sent_count(), house.postmaster.failed_count()), (2, 1));
+    assert_eq!((house.mail_queue.sent_count(), house.mail_queue.failed_count()), (2, 1));
     hours(1).await;
     assert_eq!(house.post.tried("refused@a").len(), 1, "a refusal is final");
     assert!(house.post.tried("busy@a").len() > 5);
@@ -120,7 +120,7 @@ async fn no_more_letters_wait_than_there_is_room_for() {
     for n in 0..LETTERS_MAX + 3 {
         house.post(&format!("{n}@example.com"));
     }
-    assert_eq!(house.postmaster.failed_count(), 3);
+    assert_eq!(house.mail_queue.failed_count(), 3);
     let house = house.open();
     tokio::time::sleep(Duration::from_millis(1)).await;
     let expected: Vec<String> = (0..LETTERS_MAX).map(|n| format!("{n}@example.com")).collect();
@@ -132,7 +132,7 @@ async fn no_more_letters_wait_than_there_is_room_for() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_stumbles_over_the_news_stops_nothing() {
     let house = House::with(&[]).open();
-    house.postmaster.post(letter("first@a"), || panic!("as the test wants"));
+    house.mail_queue.enqueue(mail("first@a"), || panic!("as the test wants"));
     tokio::time::sleep(Duration::from_millis(1)).await;
     house.post("second@a");
     tokio::time::sleep(Duration::from_millis(1)).await;
@@ -144,7 +144,7 @@ async fn after_closing_nothing_is_kept_and_nothing_taken() {
     let house = House::with(&[("busy@a", Mood::Busy)]).open();
     house.post("busy@a");
     tokio::time::sleep(Duration::from_millis(1)).await;
-    assert_eq!(house.postmaster.close(), 1);
+    assert_eq!(house.mail_queue.close(), 1);
     assert_eq!(Arc::strong_count(&house.sent), 1, "what a letter held on to is let go");
     house.post("late@a");
     hours(1).await;
@@ -155,9 +155,9 @@ async fn after_closing_nothing_is_kept_and_nothing_taken() {
 #[tokio::test(start_paused = true)]
 async fn without_a_mail_server_letters_are_dropped_without_a_word() {
     let clock = TokioClock::starting_at("2026-11-15T10:00:00Z".parse().unwrap());
-    let postmaster = Postmaster::new(None, Arc::new(clock));
-    postmaster.post(letter("a@a"), || panic!("nobody accepted it"));
-    assert!(!postmaster.is_open());
-    assert_eq!(postmaster.close(), 0);
-    postmaster.run().await;
+    let mail_queue = MailQueue::new(None, Arc::new(clock));
+    mail_queue.enqueue(mail("a@a"), || panic!("nobody accepted it"));
+    assert!(!mail_queue.is_open());
+    assert_eq!(mail_queue.close(), 0);
+    mail_queue.run().await;
 }

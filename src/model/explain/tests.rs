@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::model::attempt::{Answer, FailureKind, Response, Timings};
-use crate::model::delivery::{Limits, Progress};
-use crate::model::endpoint::{EndpointState, Settings, Standing};
-use crate::model::health::{Health, Phase};
+use crate::model::delivery::{DeliveryTimeLimits, Progress};
+use crate::model::endpoint::{EndpointSettings, EndpointState, EndpointStatus};
+use crate::model::health::{BreakerPhase, EndpointHealth};
 use crate::model::id::{EndpointId, EventId};
-use crate::model::news::Author;
-use crate::model::next::{Moment, Next, next_state};
+use crate::model::next_state::{AttemptTimes, NextState, next_state};
+use crate::model::operational_event::Actor;
 use crate::model::verdict::judge;
 use serde_json::{Value, json};
 
@@ -21,17 +21,17 @@ fn at(seconds: i64) -> Timestamp {
 fn endpoint(settings: Value) -> Endpoint {
     let mut document = json!({"url": "https://shop.example/hooks"});
     document.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
-    let settings: Settings = serde_json::from_value(document).unwrap();
+    let settings: EndpointSettings = serde_json::from_value(document).unwrap();
     Endpoint {
         id: EndpointId::mint(at(0), 7),
         tenant: "default".parse().unwrap(),
-        urls: crate::model::urls::UrlVersions::first(&settings.url),
+        urls: crate::model::url_versions::UrlVersions::first(&settings.url),
         ceiling: Default::default(),
         policy: settings.check().unwrap(),
         settings,
-        standing: Standing::active(at(0)),
+        status: EndpointStatus::active(at(0)),
         quiet_until: None,
-        health: Health::default(),
+        health: EndpointHealth::default(),
         mailed_at: None,
         secrets: Vec::new(),
         created_at: at(0),
@@ -59,7 +59,7 @@ impl Story {
             key: None,
             lane: None,
             seq: None,
-            state: State::Waiting,
+            state: DeliveryState::Waiting,
             cause: None,
             is_behind: false,
             due_at: at(0),
@@ -71,33 +71,38 @@ impl Story {
             finished_at: None,
             last_status: None,
             last_error: None,
-            stumbles: 0,
-            stumble: None,
+            internal_errors: 0,
+            internal_error: None,
             body_sha256: None,
         };
         Self { delivery, attempts: Vec::new(), endpoint, head: None }
     }
 
-    fn limits(&self, now: Timestamp) -> Limits<'_> {
-        let held = self.endpoint.standing.held(now);
-        Limits { policy: &self.endpoint.policy, held, hold_max: HOLD_MAX, expires_at: self.delivery.expires_at }
+    fn limits(&self, now: Timestamp) -> DeliveryTimeLimits<'_> {
+        let held = self.endpoint.status.held(now);
+        DeliveryTimeLimits {
+            policy: &self.endpoint.policy,
+            held,
+            hold_max: HOLD_MAX,
+            expires_at: self.delivery.expires_at,
+        }
     }
 
     /// An attempt when it is due.
-    fn attempt(mut self, result: Result<Response, Failure>) -> Self {
+    fn attempt(mut self, result: Result<Response, AttemptFailure>) -> Self {
         let started_at = self.delivery.due_at.max(at(1));
         let now = started_at.checked_add(Duration::from_millis(120)).unwrap();
         let answer = Answer { result, timings: Timings { total: 120.0, ..Timings::default() } };
         let judgement = judge(&answer, &self.endpoint.settings.status_rules);
         let mut progress = self.delivery.progress;
-        let moment = Moment { started_at, now, wall: now, draw: 0.25 };
+        let moment = AttemptTimes { started_at, now, wall: now, draw: 0.25 };
         let step = next_state(&mut progress, &self.limits(now), &answer, &judgement, moment);
         self.delivery.progress = progress;
         match step.next {
-            Next::Waiting { due_at } => self.delivery.due_at = due_at,
-            Next::Delivered => self = self.finished(State::Delivered, None, now),
-            Next::Dead(cause) => self = self.finished(State::Dead, Some(cause), now),
-            Next::Lapsed => self = self.finished(State::Dead, Some(Cause::Expired), now),
+            NextState::Waiting { due_at } => self.delivery.due_at = due_at,
+            NextState::Delivered => self = self.finished(DeliveryState::Delivered, None, now),
+            NextState::Dead(cause) => self = self.finished(DeliveryState::Dead, Some(cause), now),
+            NextState::ExpiredByProducer => self = self.finished(DeliveryState::Dead, Some(DeadCause::Expired), now),
         }
         let (status, error) = match answer.result {
             Ok(response) => (Some(response.status), None),
@@ -133,16 +138,16 @@ impl Story {
     }
 
     fn failed(self, kind: FailureKind, message: &str) -> Self {
-        self.attempt(Err(Failure::new(kind, message)))
+        self.attempt(Err(AttemptFailure::new(kind, message)))
     }
 
-    fn finished(mut self, state: State, cause: Option<Cause>, now: Timestamp) -> Self {
+    fn finished(mut self, state: DeliveryState, cause: Option<DeadCause>, now: Timestamp) -> Self {
         (self.delivery.state, self.delivery.cause, self.delivery.finished_at) = (state, cause, Some(now));
         self
     }
 
     fn standing(mut self, state: EndpointState, reason: &str, now: Timestamp) -> Self {
-        self.endpoint.standing = self.endpoint.standing.moved(state, Some(reason.into()), Author::Person, now);
+        self.endpoint.status = self.endpoint.status.moved(state, Some(reason.into()), Actor::Person, now);
         self
     }
 
@@ -161,9 +166,9 @@ impl Story {
             _ => None,
         };
         let end = self.delivery.progress.end(&self.limits(now));
-        let is_in_flight = self.delivery.state == State::Waiting && waiting_for.is_none();
+        let is_in_flight = self.delivery.state == DeliveryState::Waiting && waiting_for.is_none();
         let outlook = Outlook { is_in_flight, waiting_for, next_attempt_at, end };
-        let explanation = explain(&Facts {
+        let explanation = explain(&ExplanationFacts {
             delivery: &self.delivery,
             attempts: &self.attempts,
             endpoint: Some(&self.endpoint),
@@ -247,10 +252,10 @@ fn a_missing_slot_names_the_cap() {
 #[test]
 fn an_open_breaker_says_why_and_when_it_is_probed() {
     let mut story = Story::of(standard()).answered(503);
-    story.endpoint.health = Health {
-        phase: Phase::Open { until: Some(at(60)) },
+    story.endpoint.health = EndpointHealth {
+        phase: BreakerPhase::Open { until: Some(at(60)) },
         reason: Some("10 failures in a row; the last was answered 503 Service Unavailable".into()),
-        ..Health::default()
+        ..EndpointHealth::default()
     };
     insta::assert_snapshot!(story.told(Some(WaitingFor::Breaker), at(30)));
 }
@@ -258,7 +263,7 @@ fn an_open_breaker_says_why_and_when_it_is_probed() {
 #[test]
 fn a_breaker_that_a_person_opened_is_told_as_such() {
     let mut story = Story::of(standard());
-    story.endpoint.health = Health::default().forced_open(None, "maintenance".into(), at(0));
+    story.endpoint.health = EndpointHealth::default().forced_open(None, "maintenance".into(), at(0));
     insta::assert_snapshot!(story.told(Some(WaitingFor::Breaker), at(30)));
 }
 
@@ -269,8 +274,8 @@ fn a_rate_is_named() {
 
 #[test]
 fn poison_is_told_with_the_internal_error() {
-    let mut story = Story::of(standard()).finished(State::Dead, Some(Cause::Poisoned), at(40));
-    (story.delivery.stumbles, story.delivery.stumble) = (3, Some("index out of bounds".into()));
+    let mut story = Story::of(standard()).finished(DeliveryState::Dead, Some(DeadCause::Poisoned), at(40));
+    (story.delivery.internal_errors, story.delivery.internal_error) = (3, Some("index out of bounds".into()));
     insta::assert_snapshot!(story.told(None, at(50)));
 }
 
@@ -339,7 +344,8 @@ fn an_age_that_ran_out_says_what_would_have_been() {
 
 #[test]
 fn an_age_that_ran_out_while_held_back_is_told() {
-    let story = Story::of(standard()).answered(500).finished(State::Dead, Some(Cause::Expired), at(300_000));
+    let story =
+        Story::of(standard()).answered(500).finished(DeliveryState::Dead, Some(DeadCause::Expired), at(300_000));
     insta::assert_snapshot!(story.told(None, at(300_001)));
 }
 
@@ -347,13 +353,13 @@ fn an_age_that_ran_out_while_held_back_is_told() {
 fn an_event_over_by_its_own_account_says_so() {
     let mut story = Story::of(standard());
     story.delivery.expires_at = Some(at(600));
-    let story = story.finished(State::Dead, Some(Cause::Expired), at(601));
+    let story = story.finished(DeliveryState::Dead, Some(DeadCause::Expired), at(601));
     insta::assert_snapshot!(story.told(None, at(700)));
 }
 
 #[test]
 fn a_delivery_held_too_long_says_so() {
-    let story = Story::of(standard()).finished(State::Dead, Some(Cause::Expired), at(31 * 86_400));
+    let story = Story::of(standard()).finished(DeliveryState::Dead, Some(DeadCause::Expired), at(31 * 86_400));
     insta::assert_snapshot!(story.told(None, at(32 * 86_400)));
 }
 
@@ -365,8 +371,8 @@ fn a_delivered_one_tells_how_long_it_took() {
 
 #[test]
 fn what_went_with_its_endpoint_says_so() {
-    let story = Story::of(standard()).answered(500).finished(State::Cancelled, None, at(50));
-    let facts = Facts {
+    let story = Story::of(standard()).answered(500).finished(DeliveryState::Cancelled, None, at(50));
+    let facts = ExplanationFacts {
         delivery: &story.delivery,
         attempts: &story.attempts,
         endpoint: None,
@@ -383,7 +389,8 @@ fn what_went_with_its_endpoint_says_so() {
 
 #[test]
 fn a_discarded_one_keeps_its_cause() {
-    let story = Story::of(standard()).answered(400).finished(State::Cancelled, Some(Cause::Refused), at(50));
+    let story =
+        Story::of(standard()).answered(400).finished(DeliveryState::Cancelled, Some(DeadCause::Refused), at(50));
     insta::assert_snapshot!(story.told(None, at(60)));
 }
 
@@ -392,7 +399,7 @@ fn a_replay_is_told_with_its_fresh_budget() {
     let mut story = Story::of(standard()).answered(400);
     let replayed = Progress { attempts_before: 1, begun_at: Some(at(500)), ..Progress::default() };
     story.delivery.progress = Progress { attempts: 1, ..replayed };
-    (story.delivery.state, story.delivery.cause, story.delivery.finished_at) = (State::Waiting, None, None);
+    (story.delivery.state, story.delivery.cause, story.delivery.finished_at) = (DeliveryState::Waiting, None, None);
     story.delivery.due_at = at(500);
     insta::assert_snapshot!(story.answered(503).told(Some(WaitingFor::Due), at(501)));
 }

@@ -6,13 +6,13 @@ fn at(millis: i64) -> Timestamp {
     Timestamp::from_millisecond(1_700_000_000_000 + millis).unwrap()
 }
 
-fn heard(verdict: Verdict, started: i64) -> Heard {
-    Heard { verdict, is_limited: false, is_asked: false, started_at: at(started), answer: "answered so".into() }
+fn heard(verdict: Verdict, started: i64) -> BreakerInput {
+    BreakerInput { verdict, is_limited: false, is_asked: false, started_at: at(started), answer: "answered so".into() }
 }
 
 /// An endpoint under these settings, told answers one after the other.
 struct Patient {
-    pulse: Pulse,
+    pulse: CircuitBreaker,
     breaker: BreakerSettings,
     cap: usize,
     now: i64,
@@ -20,16 +20,16 @@ struct Patient {
 
 impl Patient {
     fn new() -> Self {
-        Self { pulse: Pulse::default(), breaker: BreakerSettings::default(), cap: 10, now: 0 }
+        Self { pulse: CircuitBreaker::default(), breaker: BreakerSettings::default(), cap: 10, now: 0 }
     }
 
-    fn hear(&mut self, heard: &Heard) -> Vec<Turn> {
-        let by = Thresholds { breaker: &self.breaker, cap: self.cap, quarantine: Quarantine::default() };
-        self.pulse.hear(heard, by, at(self.now), 0.5)
+    fn hear(&mut self, heard: &BreakerInput) -> Vec<BreakerEvent> {
+        let by = BreakerThresholds { breaker: &self.breaker, cap: self.cap, quarantine: Quarantine::default() };
+        self.pulse.observe(heard, by, at(self.now), 0.5)
     }
 
     /// Answers this now, to a request that began now.
-    fn says(&mut self, verdict: Verdict) -> Vec<Turn> {
+    fn says(&mut self, verdict: Verdict) -> Vec<BreakerEvent> {
         self.hear(&heard(verdict, self.now))
     }
 
@@ -38,7 +38,7 @@ impl Patient {
         for _ in 0..9 {
             assert!(patient.says(Verdict::Retry).is_empty());
         }
-        assert!(matches!(patient.says(Verdict::Retry)[..], [Turn::Opened { is_again: false, .. }]));
+        assert!(matches!(patient.says(Verdict::Retry)[..], [BreakerEvent::Opened { is_again: false, .. }]));
         patient
     }
 
@@ -74,7 +74,7 @@ fn ten_failures_in_a_row_open_it_and_anything_else_between_does_not() {
 fn asking_for_less_is_no_failure() {
     let mut patient = Patient::new();
     for _ in 0..100 {
-        assert!(patient.hear(&Heard { is_limited: true, ..heard(Verdict::Retry, 0) }).is_empty());
+        assert!(patient.hear(&BreakerInput { is_limited: true, ..heard(Verdict::Retry, 0) }).is_empty());
     }
     assert_eq!((patient.state(), patient.pulse.health.failures), (BreakerState::Closed, 0));
 }
@@ -83,10 +83,10 @@ fn asking_for_less_is_no_failure() {
 fn a_share_of_failures_opens_it_within_the_window_only() {
     // Four of five fail, never ten in a row.
     let mut patient = Patient::new();
-    let turns: Vec<Turn> =
+    let turns: Vec<BreakerEvent> =
         (0..20).flat_map(|n| patient.says(if n % 5 == 0 { Verdict::Delivered } else { Verdict::Retry })).collect();
     assert!(
-        matches!(&turns[..], [Turn::Opened { reason, .. }] if reason.starts_with("16 of 20 requests within 1m failed")),
+        matches!(&turns[..], [BreakerEvent::Opened { reason, .. }] if reason.starts_with("16 of 20 requests within 1m failed")),
         "{turns:?}"
     );
     // The same over more than the window.
@@ -109,7 +109,7 @@ fn a_failed_probe_doubles_the_wait_up_to_its_limit() {
     for _ in 0..9 {
         patient.now += patient.probe_in();
         assert_eq!(patient.state(), BreakerState::HalfOpen);
-        assert!(matches!(patient.says(Verdict::Retry)[..], [Turn::Opened { is_again: true, .. }]));
+        assert!(matches!(patient.says(Verdict::Retry)[..], [BreakerEvent::Opened { is_again: true, .. }]));
         waits.push(patient.probe_in());
     }
     assert_eq!(waits[..4], [21_000, 42_000, 84_000, 168_000]);
@@ -128,9 +128,9 @@ fn what_was_on_its_way_when_it_opened_is_no_probe() {
             assert!(turns.is_empty(), "{verdict:?}: {turns:?}");
             assert_eq!((patient.state(), patient.probe_in()), (BreakerState::Open, probe_in));
         }
-        let asked = Heard { is_asked: true, ..heard(Verdict::Delivered, patient.now + 1) };
+        let asked = BreakerInput { is_asked: true, ..heard(Verdict::Delivered, patient.now + 1) };
         let turns = patient.hear(&asked);
-        assert!(turns.contains(&Turn::Recovered), "what a person asks for is a probe: {turns:?}");
+        assert!(turns.contains(&BreakerEvent::Recovered), "what a person asks for is a probe: {turns:?}");
         assert_eq!(patient.state(), BreakerState::Ramp);
     }
 }
@@ -141,24 +141,24 @@ fn any_other_answer_to_a_probe_closes_it_into_a_ramp() {
         let mut patient = Patient::opened();
         patient.now += patient.probe_in();
         let turns = patient.says(verdict);
-        assert!(turns.contains(&Turn::Closed { reason: "the probe answered so".into() }), "{turns:?}");
-        assert_eq!(turns.contains(&Turn::Recovered), verdict == Verdict::Delivered);
+        assert!(turns.contains(&BreakerEvent::Closed { reason: "the probe answered so".into() }), "{turns:?}");
+        assert_eq!(turns.contains(&BreakerEvent::Recovered), verdict == Verdict::Delivered);
         assert_eq!((patient.state(), patient.width()), (BreakerState::Ramp, 1));
     }
     // One that only asks for less: the same wait again.
     let mut patient = Patient::opened();
     patient.now += patient.probe_in();
-    let limited = Heard { is_limited: true, ..heard(Verdict::Retry, patient.now) };
+    let limited = BreakerInput { is_limited: true, ..heard(Verdict::Retry, patient.now) };
     assert!(patient.hear(&limited).is_empty());
     assert_eq!(patient.probe_in(), 10_500);
     // One that a person asked for before its time.
     let mut patient = Patient::opened();
     patient.now = 1_000;
-    let failed = Heard { is_asked: true, ..heard(Verdict::Retry, 1_000) };
-    assert!(matches!(patient.hear(&failed)[..], [Turn::Opened { is_again: true, .. }]));
+    let failed = BreakerInput { is_asked: true, ..heard(Verdict::Retry, 1_000) };
+    assert!(matches!(patient.hear(&failed)[..], [BreakerEvent::Opened { is_again: true, .. }]));
     assert_eq!(patient.probe_in(), 21_000);
-    let arrived = Heard { is_asked: true, ..heard(Verdict::Delivered, 1_000) };
-    assert!(patient.hear(&arrived).contains(&Turn::Recovered));
+    let arrived = BreakerInput { is_asked: true, ..heard(Verdict::Delivered, 1_000) };
+    assert!(patient.hear(&arrived).contains(&BreakerEvent::Recovered));
 }
 
 #[test]
@@ -196,14 +196,15 @@ fn the_ramp_doubles_with_answers_and_time_and_ends_at_the_cap() {
 
 #[test]
 fn the_ramp_is_one_in_requests_per_second_too() {
-    let health = |width| Health { phase: Phase::Ramp { width }, since: Some(at(0)), ..Health::default() };
+    let health =
+        |width| EndpointHealth { phase: BreakerPhase::Ramp { width }, since: Some(at(0)), ..EndpointHealth::default() };
     let full = Rate { per_second: 500.0, burst: 50 };
     assert_eq!(health(1).rate(full, 10, at(0)), Rate { per_second: 50.0, burst: 1 });
     assert_eq!(health(8).rate(full, 10, at(0)), Rate { per_second: 400.0, burst: 8 });
     assert_eq!(health(1).rate(full, 10, at(60_000)), full, "nothing came for it");
     let slow = Rate { per_second: 2.0, burst: 5 };
     assert_eq!(health(1).rate(slow, 10, at(0)), Rate { per_second: 2.0, burst: 1 });
-    assert_eq!(Health::default().rate(full, 10, at(0)), full);
+    assert_eq!(EndpointHealth::default().rate(full, 10, at(0)), full);
 }
 
 #[test]
@@ -219,7 +220,7 @@ fn failing_again_while_recovering_narrows_the_ramp_and_then_opens_it_for_longer(
     assert!(patient.says(Verdict::Retry).is_empty());
     assert_eq!(patient.width(), 4);
     assert!(patient.says(Verdict::Retry).is_empty());
-    assert!(matches!(patient.says(Verdict::Retry)[..], [Turn::Opened { is_again: false, .. }]));
+    assert!(matches!(patient.says(Verdict::Retry)[..], [BreakerEvent::Opened { is_again: false, .. }]));
     assert_eq!(patient.probe_in(), 21_000, "it had not recovered for good");
 }
 
@@ -237,12 +238,12 @@ fn a_breaker_that_is_switched_off_hears_nothing() {
 fn a_ramp_goes_on_also_where_the_breaker_is_switched_off() {
     let mut patient = Patient::new();
     patient.breaker.enabled = false;
-    patient.pulse.adopt(&Health::default().forced_open(Some(at(1_000)), "a moment".into(), at(0)));
+    patient.pulse.adopt(&EndpointHealth::default().forced_open(Some(at(1_000)), "a moment".into(), at(0)));
     patient.now = 1_000;
     assert_eq!(patient.state(), BreakerState::HalfOpen);
     patient.says(Verdict::Retry);
     assert_eq!((patient.state(), patient.width()), (BreakerState::Closed, 10), "nothing keeps it open");
-    patient.pulse.adopt(&patient.pulse.health.fresh(at(2_000)));
+    patient.pulse.adopt(&patient.pulse.health.reset(at(2_000)));
     for n in 0..210 {
         patient.now = 2_000 + 10 * n;
         patient.says(if n % 7 == 6 { Verdict::Retry } else { Verdict::Delivered });
@@ -259,7 +260,7 @@ fn one_that_asks_for_less_while_recovering_does_not_get_more() {
     patient.says(Verdict::Delivered);
     for _ in 0..100 {
         patient.now += 10;
-        let limited = Heard { is_limited: true, ..heard(Verdict::Retry, patient.now) };
+        let limited = BreakerInput { is_limited: true, ..heard(Verdict::Retry, patient.now) };
         patient.hear(&limited);
     }
     assert_eq!((patient.state(), patient.width()), (BreakerState::Ramp, 1));
@@ -268,14 +269,14 @@ fn one_that_asks_for_less_while_recovering_does_not_get_more() {
 #[test]
 fn a_person_opens_it_for_good_or_for_a_time_and_closes_it_into_a_ramp() {
     let mut patient = Patient::new();
-    patient.pulse.adopt(&Health::default().forced_open(None, "maintenance".into(), at(0)));
+    patient.pulse.adopt(&EndpointHealth::default().forced_open(None, "maintenance".into(), at(0)));
     patient.now = 86_400_000;
     assert_eq!(patient.state(), BreakerState::Open);
     for verdict in [Verdict::Delivered, Verdict::Retry] {
         assert!(patient.says(verdict).is_empty());
         assert!(patient.pulse.health.is_forced(), "only a person closes it");
     }
-    let closed = patient.pulse.health.fresh(at(patient.now));
+    let closed = patient.pulse.health.reset(at(patient.now));
     patient.pulse.adopt(&closed);
     assert_eq!((patient.state(), patient.width()), (BreakerState::Ramp, 1));
     let for_a_while = closed.forced_open(Some(at(86_401_000)), "a moment".into(), at(86_400_000));
@@ -289,7 +290,7 @@ fn what_was_heard_before_a_fresh_start_says_nothing_after_it() {
     let mut patient = Patient::opened();
     let stale = patient.pulse.health.clone();
     patient.now = 5_000;
-    let fresh = patient.pulse.health.fresh(at(5_000));
+    let fresh = patient.pulse.health.reset(at(5_000));
     assert!(fresh.is_after(&stale) && !stale.is_after(&fresh));
     patient.pulse.adopt(&fresh);
     for _ in 0..20 {
@@ -311,7 +312,7 @@ fn more_than_a_hundred_permanent_answers_pause_it_and_only_a_success_starts_the_
     }
     let turns = patient.says(Verdict::Gone);
     assert!(
-        matches!(&turns[..], [Turn::Quarantined { reason }] if reason.starts_with("101 permanent answers")),
+        matches!(&turns[..], [BreakerEvent::Quarantined { reason }] if reason.starts_with("101 permanent answers")),
         "{turns:?}"
     );
     let mut patient = Patient::new();
@@ -327,7 +328,7 @@ fn five_days_of_nothing_but_failure_pause_it() {
     let mut quarantined = None;
     while patient.now < 6 * day && quarantined.is_none() {
         let turns = patient.says(if patient.now % (3 * hour) == 0 { Verdict::Refused } else { Verdict::Retry });
-        quarantined = turns.into_iter().find(|turn| matches!(turn, Turn::Quarantined { .. }));
+        quarantined = turns.into_iter().find(|turn| matches!(turn, BreakerEvent::Quarantined { .. }));
         patient.now += hour;
     }
     assert_eq!(patient.now, 5 * day + hour);
@@ -341,14 +342,14 @@ fn five_days_of_nothing_but_failure_pause_it() {
     for n in 0..240 {
         patient.now = n * hour;
         let turns = patient.says(if n == 100 { Verdict::Delivered } else { Verdict::Refused });
-        assert!(!turns.iter().any(|turn| matches!(turn, Turn::Quarantined { .. })) || n >= 200, "{n}");
+        assert!(!turns.iter().any(|turn| matches!(turn, BreakerEvent::Quarantined { .. })) || n >= 200, "{n}");
     }
 }
 
 #[test]
 fn health_is_kept_as_text_and_an_empty_one_is_healthy() {
-    let read = |text: &str| serde_json::from_str::<Health>(text).unwrap();
-    assert_eq!(read("{}"), Health::default());
+    let read = |text: &str| serde_json::from_str::<EndpointHealth>(text).unwrap();
+    assert_eq!(read("{}"), EndpointHealth::default());
     let patient = Patient::opened();
     let text = serde_json::to_string(&patient.pulse.health).unwrap();
     assert_eq!(read(&text), patient.pulse.health);

@@ -89,7 +89,7 @@ fn published(policy: &RetryPolicy, delay: f64, last: Option<Duration>) -> (f64, 
         Jitter::Percent(p) => (delay * (1.0 - p / 100.0), delay * (1.0 + p / 100.0)),
         Jitter::Add(span) => (delay, delay + span.0.as_secs_f64()),
         Jitter::Decorrelated => {
-            let Backoff { base, max, .. } = policy.delays.then.unwrap();
+            let Backoff { base, max, .. } = policy.delays.backoff.unwrap();
             let last = last.unwrap_or(base.0).as_secs_f64();
             (base.0.as_secs_f64(), (last * 3.0).min(max.0.as_secs_f64()))
         }
@@ -104,7 +104,7 @@ proptest! {
         draws in proptest::collection::vec(0.0f64..1.0, 30),
     ) {
         let backoff = Backoff { base: Span::millis(base), factor, max: Span::millis(base * times) };
-        let delays = Delays { steps: Vec::new(), then: Some(backoff) };
+        let delays = Delays { steps: Vec::new(), backoff: Some(backoff) };
         let policy = RetryPolicy { delays, jitter, ..RetryPolicy::default() };
         let mut last = None;
         for (n, draw) in draws.into_iter().enumerate() {

@@ -4,25 +4,25 @@ use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::rows::{SentColumns, at, delivery_id, format_code, millis};
-use super::writer::Transaction;
+use super::rows::{RequestColumns, at, delivery_id, format_code, millis};
+use super::writer::WriteTransaction;
 use crate::model::delivery::Progress;
 use crate::model::endpoint::Endpoint;
 use crate::model::limits::stored_bytes;
-use crate::store::{Accepted, Claim, Error, NewEvent, Result, Together};
+use crate::store::{AcceptResult, BatchMode, Claim, Error, Result, RoutedEvent};
 
 /// Accepts events in order, inside the writer's transaction.
 pub fn accept(
-    transaction: &mut Transaction<'_>,
-    events: &[NewEvent],
-    together: Together,
-) -> rusqlite::Result<Result<Vec<Accepted>>> {
+    transaction: &mut WriteTransaction<'_>,
+    events: &[RoutedEvent],
+    together: BatchMode,
+) -> rusqlite::Result<Result<Vec<AcceptResult>>> {
     // Only a batch can be half done when it meets a conflict.
-    let needs_savepoint = together == Together::All && events.len() > 1;
+    let needs_savepoint = together == BatchMode::All && events.len() > 1;
     if needs_savepoint {
         transaction.db.execute_batch("SAVEPOINT batch")?;
     }
-    let tallied = transaction.tallied();
+    let tallied = transaction.count_mark();
     let mut accepted = Vec::with_capacity(events.len());
     for new in events {
         let Some(tenant) = tenant_no(transaction, new) else {
@@ -32,36 +32,40 @@ pub fn accept(
         accepted.push(accept_one(transaction, tenant, new)?);
     }
     if needs_savepoint {
-        let conflict = accepted.iter().any(|outcome| matches!(outcome, Accepted::Conflict { .. }));
+        let conflict = accepted.iter().any(|outcome| matches!(outcome, AcceptResult::Conflict { .. }));
         let end = if conflict { "ROLLBACK TO batch; RELEASE batch" } else { "RELEASE batch" };
         transaction.db.execute_batch(end)?;
         if conflict {
-            accepted.iter_mut().for_each(take_back);
-            transaction.untally(tallied);
+            accepted.iter_mut().for_each(discard_rolled_back);
+            transaction.undo_counts(tallied);
         }
     }
     Ok(Ok(accepted))
 }
 
-fn tenant_no(transaction: &Transaction<'_>, new: &NewEvent) -> Option<i64> {
-    let index = transaction.index.read().expect("no writer of the catalogue panics");
+fn tenant_no(transaction: &WriteTransaction<'_>, new: &RoutedEvent) -> Option<i64> {
+    let index = transaction.index.read().expect("no writer of the catalog panics");
     index.tenant_no(&new.event.tenant)
 }
 
 /// What was rolled back may not be dispatched.
-fn take_back(outcome: &mut Accepted) {
-    if let Accepted::New { deliveries, claims } = outcome {
+fn discard_rolled_back(outcome: &mut AcceptResult) {
+    if let AcceptResult::New { deliveries, claims } = outcome {
         *deliveries = 0;
         claims.clear();
     }
 }
 
 /// Accepts one event of this tenant.
-pub fn accept_one(transaction: &mut Transaction<'_>, tenant: i64, new: &NewEvent) -> rusqlite::Result<Accepted> {
+pub fn accept_one(
+    transaction: &mut WriteTransaction<'_>,
+    tenant: i64,
+    new: &RoutedEvent,
+) -> rusqlite::Result<AcceptResult> {
     // An endpoint that was deleted since the event was matched is no longer
     // in the index; the event then simply has one delivery less.
     let targets: Vec<(i64, &Arc<Endpoint>)> = {
-        let index = transaction.index.read().expect("no writer of the catalogue panics");
+        let index = transaction.index.read().expect("no writer of the catalog panics");
         let number = |endpoint: &Endpoint| index.endpoint_entry(endpoint.id).map(|(no, _)| no);
         new.targets.iter().filter_map(|endpoint| Some((number(endpoint)?, endpoint))).collect()
     };
@@ -81,13 +85,13 @@ pub fn accept_one(transaction: &mut Transaction<'_>, tenant: i64, new: &NewEvent
     let bytes = stored_bytes(new.event.data.len(), targets.len());
     transaction.count_stored(tenant, millis(new.event.accepted_at), bytes.cast_signed());
     let deliveries = u32::try_from(targets.len()).expect("fan-out is limited");
-    Ok(Accepted::New { deliveries, claims })
+    Ok(AcceptResult::New { deliveries, claims })
 }
 
 fn insert_event(
     db: &Connection,
     tenant: i64,
-    new: &NewEvent,
+    new: &RoutedEvent,
     first: i64,
     count: usize,
     checksum: i64,
@@ -121,7 +125,7 @@ fn insert_event(
     Ok((inserted == 1).then(|| db.last_insert_rowid()))
 }
 
-fn seen_before(db: &Connection, tenant: i64, new: &NewEvent) -> rusqlite::Result<Accepted> {
+fn seen_before(db: &Connection, tenant: i64, new: &RoutedEvent) -> rusqlite::Result<AcceptResult> {
     let sql = "SELECT fingerprint, accepted_at, deliveries FROM events WHERE tenant = ? AND id = ?";
     let (fingerprint, accepted_at, deliveries): (Option<[u8; 32]>, i64, u32) = db
         .prepare_cached(sql)?
@@ -130,8 +134,8 @@ fn seen_before(db: &Connection, tenant: i64, new: &NewEvent) -> rusqlite::Result
     // An id of our own minting has no fingerprint, and whoever sends it back
     // to us as theirs is not repeating themselves.
     Ok(match fingerprint.is_some() && fingerprint == new.fingerprint {
-        true => Accepted::Duplicate { accepted_at, deliveries },
-        false => Accepted::Conflict { accepted_at },
+        true => AcceptResult::Duplicate { accepted_at, deliveries },
+        false => AcceptResult::Conflict { accepted_at },
     })
 }
 
@@ -141,7 +145,7 @@ struct NewDelivery<'a> {
     endpoint_no: i64,
     event_no: i64,
     endpoint: &'a Endpoint,
-    new: &'a NewEvent,
+    new: &'a RoutedEvent,
     /// The event's.
     checksum: i64,
 }
@@ -149,7 +153,7 @@ struct NewDelivery<'a> {
 impl NewDelivery<'_> {
     /// Inserts the row; returns a claim when nothing holds the delivery back.
     fn insert(&self, db: &Connection) -> rusqlite::Result<Option<Claim>> {
-        let NewEvent { event, due_at, expires_at, .. } = self.new;
+        let RoutedEvent { event, due_at, expires_at, .. } = self.new;
         let now = millis(event.accepted_at);
         let lane = self.endpoint.lane(event.key.as_ref());
         let place = match &lane {
@@ -160,7 +164,7 @@ impl NewDelivery<'_> {
         let seq = place.map(|(seq, _)| seq);
         let format = self.endpoint.settings.format_for(&event.data);
         let due_at = due_at.filter(|_| lane.is_none()).unwrap_or(event.accepted_at);
-        let sent = SentColumns { no: self.no, created_at: now, format: format_code(format), seq };
+        let sent = RequestColumns { no: self.no, created_at: now, format: format_code(format), seq };
         db.prepare_cached(
             "INSERT INTO deliveries (no, tenant, endpoint, event, created_at, format, state, behind, due_at, lane, seq,
                                      expires_at, look_at, checksum)

@@ -6,16 +6,16 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::Embedded;
+use super::EmbeddedStore;
 use super::catalog::{from_json, to_json};
 use super::rows::{at, id_bytes, millis, uuid_of};
-use super::writer::Transaction;
-use crate::model::audit::{Action, Deed, Entry};
+use super::writer::WriteTransaction;
+use crate::model::audit::{AuditAction, AuditEntry, AuditedAction};
 use crate::model::id::{AuditId, TenantId, TokenId};
 use crate::model::token::Token;
 use crate::store::access::draw;
-use crate::store::index::Index;
-use crate::store::{Access, AuditQuery, Error, Page, PageAsk, Result, TokensOf};
+use crate::store::catalog_index::CatalogIndex;
+use crate::store::{AccessStore, AuditQuery, Error, ListPage, PageRequest, Result, TokenScope};
 
 const TOKEN: &str = "k.id, t.id, k.name, k.rights, k.hash, k.created_at, k.expires_at, k.used_at
                      FROM tokens k LEFT JOIN tenants t ON t.no = k.tenant";
@@ -25,7 +25,7 @@ const TOKEN: &str = "k.id, t.id, k.name, k.rights, k.hash, k.created_at, k.expir
 const IS_ONE: &str = "(t.id = coalesce(?2, t.id) OR ?3 AND k.tenant IS NULL)";
 
 /// Takes every token into the index.
-pub fn load(db: &Connection, index: &mut Index) -> rusqlite::Result<()> {
+pub fn load(db: &Connection, index: &mut CatalogIndex) -> rusqlite::Result<()> {
     let mut statement = db.prepare(&format!("SELECT {TOKEN} WHERE t.deleted_at IS NULL"))?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
@@ -47,24 +47,24 @@ fn token_from(row: &Row<'_>) -> rusqlite::Result<Token> {
     })
 }
 
-impl Transaction<'_> {
+impl WriteTransaction<'_> {
     /// Records a deed, if somebody asked for this.
-    pub fn record(&self, tenant: i64, deed: &Deed) -> rusqlite::Result<()> {
-        let Some(asker) = &self.asker else { return Ok(()) };
-        let entry = Entry::of(asker, deed, draw());
+    pub fn record(&self, tenant: i64, audited: &AuditedAction) -> rusqlite::Result<()> {
+        let Some(caller) = &self.caller else { return Ok(()) };
+        let entry = AuditEntry::of(caller, audited, draw());
         let sql = "INSERT INTO audit (id, tenant, tenant_id, record) VALUES (?, ?, ?, ?)";
-        let bound = params![id_bytes(entry.id.0), tenant, deed.tenant.as_str(), to_json(&entry.record)];
+        let bound = params![id_bytes(entry.id.0), tenant, audited.tenant.as_str(), to_json(&entry.record)];
         self.db.prepare_cached(sql)?.execute(bound).map(|_| ())
     }
 
     /// Records what was done to an endpoint, by its number.
-    pub fn record_of_endpoint(&self, endpoint: i64, deed: &Deed) -> rusqlite::Result<()> {
-        if self.asker.is_none() {
+    pub fn record_of_endpoint(&self, endpoint: i64, audited: &AuditedAction) -> rusqlite::Result<()> {
+        if self.caller.is_none() {
             return Ok(());
         }
         let sql = "SELECT tenant FROM endpoints WHERE no = ?";
         let tenant = self.db.prepare_cached(sql)?.query_row([endpoint], |row| row.get(0))?;
-        self.record(tenant, deed)
+        self.record(tenant, audited)
     }
 
     /// The number that a deed is recorded with: the tenant's, or that of the
@@ -84,17 +84,17 @@ impl Transaction<'_> {
 }
 
 /// Where the last page of a list ended.
-fn below<T: std::str::FromStr>(page: &PageAsk) -> Result<Option<T>> {
+fn page_end<T: std::str::FromStr>(page: &PageRequest) -> Result<Option<T>> {
     page.cursor.as_deref().map(|text| text.parse().map_err(|_| Error::NotFound("cursor"))).transpose()
 }
 
 #[async_trait]
-impl Access for Embedded {
+impl AccessStore for EmbeddedStore {
     fn token(&self, id: TokenId) -> Option<Arc<Token>> {
         self.index().token(id)
     }
 
-    fn is_in_touch(&self) -> bool {
+    fn is_current(&self) -> bool {
         true
     }
 
@@ -123,20 +123,20 @@ impl Access for Embedded {
                         token.expires_at.map(millis),
                     ],
                 )?;
-                let deed = Deed::new(Action::TokenCreated, &token.recorded_with(), token.id);
+                let audited = AuditedAction::new(AuditAction::TokenCreated, &token.recorded_with(), token.id);
                 let rights = token.rights.iter().map(|right| right.to_string()).collect();
-                transaction.record(transaction.recorded_with(tenant.flatten())?, &deed.changing(rights))?;
+                transaction.record(transaction.recorded_with(tenant.flatten())?, &audited.changing(rights))?;
                 transaction.after_commit(move |index| index.put_token(Arc::new(token)));
                 Ok(Ok(()))
             })
             .await?
     }
 
-    async fn revoke_token(&self, id: TokenId, whose: TokensOf, _: Timestamp) -> Result<()> {
+    async fn revoke_token(&self, id: TokenId, whose: TokenScope, _: Timestamp) -> Result<()> {
         self.writer
             .write(move |transaction| {
                 let sql = format!("SELECT k.tenant, {TOKEN} WHERE k.id = ?1 AND {IS_ONE}");
-                let (tenant, with_gateways) = whose.asked();
+                let (tenant, with_gateways) = whose.columns();
                 let bound = params![id_bytes(id.0), tenant, with_gateways];
                 let found = transaction.db.query_row(&sql, bound, |row| Ok((row.get(0)?, row.get(2)?))).optional()?;
                 let Some((no, tenant)): Option<(Option<i64>, Option<String>)> = found else {
@@ -144,8 +144,9 @@ impl Access for Embedded {
                 };
                 transaction.db.execute("DELETE FROM tokens WHERE id = ?", [id_bytes(id.0)])?;
                 let tenant = tenant.map(|id| id.parse().expect("stored tenant ids were checked"));
-                let deed = Deed::new(Action::TokenRevoked, &tenant.unwrap_or_else(TenantId::system), id);
-                transaction.record(transaction.recorded_with(no)?, &deed)?;
+                let audited =
+                    AuditedAction::new(AuditAction::TokenRevoked, &tenant.unwrap_or_else(TenantId::system), id);
+                transaction.record(transaction.recorded_with(no)?, &audited)?;
                 transaction.after_commit(move |index| index.remove_token(id));
                 Ok(Ok(()))
             })
@@ -165,32 +166,32 @@ impl Access for Embedded {
             .await
     }
 
-    async fn tokens(&self, whose: TokensOf, page: PageAsk) -> Result<Page<Token>> {
-        let below = below::<TokenId>(&page)?;
+    async fn tokens(&self, whose: TokenScope, page: PageRequest) -> Result<ListPage<Token>> {
+        let below = page_end::<TokenId>(&page)?;
         self.read(move |db| {
             let sql = format!(
                 "SELECT {TOKEN} WHERE t.deleted_at IS NULL AND k.id < ?1 AND {IS_ONE} ORDER BY k.id DESC LIMIT ?4"
             );
             let below = below.map_or([0xff; 16], |below| id_bytes(below.0));
-            let (tenant, with_gateways) = whose.asked();
+            let (tenant, with_gateways) = whose.columns();
             let bound = params![below, tenant, with_gateways, one_more(&page)];
             let found = db.prepare_cached(&sql)?.query_map(bound, token_from)?.collect::<rusqlite::Result<Vec<_>>>()?;
-            Ok(Page::cut(found, page.limit, |token| token.id.to_string()))
+            Ok(ListPage::truncate(found, page.limit, |token| token.id.to_string()))
         })
         .await
     }
 
-    async fn record(&self, deed: Deed) -> Result<()> {
+    async fn record(&self, audited: AuditedAction) -> Result<()> {
         self.writer
-            .write(move |transaction| match transaction.tenant_no(&deed.tenant)? {
-                Some(tenant) => transaction.record(tenant, &deed),
+            .write(move |transaction| match transaction.tenant_no(&audited.tenant)? {
+                Some(tenant) => transaction.record(tenant, &audited),
                 None => Ok(()),
             })
             .await
     }
 
-    async fn audit(&self, ask: AuditQuery, page: PageAsk) -> Result<Page<Entry>> {
-        let (first, end) = ask.bounds(below::<AuditId>(&page)?);
+    async fn audit(&self, ask: AuditQuery, page: PageRequest) -> Result<ListPage<AuditEntry>> {
+        let (first, end) = ask.bounds(page_end::<AuditId>(&page)?);
         self.read(move |db| {
             let is_of = match (&ask.tenant, ask.is_present_only) {
                 (None, _) => "?4 IS NULL",
@@ -206,10 +207,10 @@ impl Access for Embedded {
             let bound = params![id_bytes(first.0), id_bytes(end.0), one_more(&page), tenant];
             let mut statement = db.prepare_cached(&sql)?;
             let found = statement.query_map(bound, |row| {
-                Ok(Entry { id: AuditId(uuid_of(row.get(0)?)), record: from_json(&row.get::<_, String>(1)?) })
+                Ok(AuditEntry { id: AuditId(uuid_of(row.get(0)?)), record: from_json(&row.get::<_, String>(1)?) })
             })?;
             let found = found.collect::<rusqlite::Result<Vec<_>>>()?;
-            Ok(Page::cut(found, page.limit, |entry| entry.id.to_string()))
+            Ok(ListPage::truncate(found, page.limit, |entry| entry.id.to_string()))
         })
         .await
     }
@@ -226,6 +227,6 @@ impl Access for Embedded {
     }
 }
 
-fn one_more(page: &PageAsk) -> i64 {
+fn one_more(page: &PageRequest) -> i64 {
     i64::try_from(page.limit).unwrap_or(i64::MAX).saturating_add(1)
 }

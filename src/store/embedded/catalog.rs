@@ -11,20 +11,20 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::endpoint::{current, insert_secret, open_secret, open_settings, open_urls, seal_settings, seal_urls};
 use super::rows::{at, id_bytes, millis, uuid_of};
-use super::{Embedded, notes};
-use crate::model::audit::{Action, Deed, differing};
+use super::{EmbeddedStore, notes};
+use crate::model::audit::{AuditAction, AuditedAction, differing};
 use crate::model::endpoint::{Endpoint, OnDead, Secret};
 use crate::model::event::Event;
 use crate::model::id::{EndpointId, SecretId, TenantId};
-use crate::model::limits::{Ceiling, Usage, settings_bytes};
+use crate::model::limits::{EndpointCeiling, TenantUsage, settings_bytes};
 use crate::model::tenant::Tenant;
-use crate::store::index::Index;
+use crate::store::catalog_index::CatalogIndex;
 use crate::store::seal::Seal;
-use crate::store::{Catalog, ChangedEndpoint, EndpointChange, Error, Result};
+use crate::store::{Catalog, EndpointChange, EndpointChanged, Error, Result};
 
 /// Reads everything that is not deleted.
-pub fn load(db: &Connection, seal: &Seal) -> rusqlite::Result<Index> {
-    let mut index = Index::default();
+pub fn load(db: &Connection, seal: &Seal) -> rusqlite::Result<CatalogIndex> {
+    let mut index = CatalogIndex::default();
     let mut by_no = HashMap::new();
     let mut rows =
         db.prepare("SELECT no, id, name, defaults, created_at, quota, limits FROM tenants WHERE deleted_at IS NULL")?;
@@ -56,10 +56,10 @@ pub fn load(db: &Connection, seal: &Seal) -> rusqlite::Result<Index> {
             id,
             tenant: tenant.clone(),
             urls: open_urls(seal, id, row.get(10)?, &settings)?,
-            ceiling: Ceiling::default(),
+            ceiling: EndpointCeiling::default(),
             policy: settings.retry.filled(),
             settings,
-            standing: from_json(&row.get::<_, String>(4)?),
+            status: from_json(&row.get::<_, String>(4)?),
             secrets: secrets.remove(&no).unwrap_or_default(),
             created_at: at(row.get(5)?),
             updated_at: at(row.get(6)?),
@@ -104,7 +104,7 @@ fn load_secrets(db: &Connection, seal: &Seal) -> rusqlite::Result<HashMap<i64, V
 }
 
 #[async_trait]
-impl Catalog for Embedded {
+impl Catalog for EmbeddedStore {
     fn tenant(&self, id: &TenantId) -> Option<Arc<Tenant>> {
         self.index().tenant(id)
     }
@@ -133,11 +133,11 @@ impl Catalog for Embedded {
         self.index().weight_in_use()
     }
 
-    fn usage_here(&self, tenant: &TenantId) -> Option<Usage> {
+    fn usage_here(&self, tenant: &TenantId) -> Option<TenantUsage> {
         self.index().usage(tenant)
     }
 
-    async fn usage(&self, tenants: &[TenantId]) -> Result<Vec<Usage>> {
+    async fn usage(&self, tenants: &[TenantId]) -> Result<Vec<TenantUsage>> {
         let index = self.index();
         Ok(tenants.iter().map(|tenant| index.usage(tenant).unwrap_or_default()).collect())
     }
@@ -150,8 +150,8 @@ impl Catalog for Embedded {
         self.index().storing_tenants()
     }
 
-    fn is_alone(&self, tenant: &TenantId) -> bool {
-        self.index().is_alone(tenant)
+    fn is_only_tenant(&self, tenant: &TenantId) -> bool {
+        self.index().is_only_tenant(tenant)
     }
 
     fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
@@ -182,10 +182,10 @@ impl Catalog for Embedded {
                         },
                     )
                     .optional()?;
-                let deed = match &known {
-                    Some((_, before)) => Deed::new(Action::TenantChanged, &tenant.id, &tenant.id)
+                let audited = match &known {
+                    Some((_, before)) => AuditedAction::new(AuditAction::TenantChanged, &tenant.id, &tenant.id)
                         .changing(differing(&before.fields(), &tenant.fields())),
-                    None => Deed::new(Action::TenantCreated, &tenant.id, &tenant.id),
+                    None => AuditedAction::new(AuditAction::TenantCreated, &tenant.id, &tenant.id),
                 };
                 let (no, created_at) = match known {
                     Some((no, before)) => {
@@ -201,7 +201,7 @@ impl Catalog for Embedded {
                         (db.last_insert_rowid(), tenant.created_at)
                     }
                 };
-                transaction.record(no, &deed)?;
+                transaction.record(no, &audited)?;
                 let tenant = Arc::new(Tenant { created_at, ..tenant });
                 let known = tenant.clone();
                 transaction.after_commit(move |index| index.put_tenant(no, known));
@@ -226,12 +226,12 @@ impl Catalog for Embedded {
                 let sql = "UPDATE endpoints SET deleted_at = ? WHERE tenant = ? AND deleted_at IS NULL";
                 db.execute(sql, params![millis(now), no])?;
                 db.execute("DELETE FROM tokens WHERE tenant = ?", [no])?;
-                transaction.record(no, &Deed::new(Action::TenantDeleted, &id, &id))?;
+                transaction.record(no, &AuditedAction::new(AuditAction::TenantDeleted, &id, &id))?;
                 transaction.after_commit(move |index| index.remove_tenant(&id));
                 Ok(Ok(()))
             })
             .await??;
-        self.sweep_soon();
+        self.start_sweep();
         Ok(())
     }
 
@@ -258,7 +258,7 @@ impl Catalog for Embedded {
                         id_bytes(endpoint.id.0),
                         tenant,
                         seal_settings(transaction.seal, &endpoint),
-                        to_json(&endpoint.standing),
+                        to_json(&endpoint.status),
                         millis(endpoint.created_at),
                         millis(endpoint.updated_at),
                         endpoint.settings.on_dead == OnDead::Skip,
@@ -269,7 +269,8 @@ impl Catalog for Embedded {
                 for secret in &endpoint.secrets {
                     insert_secret(transaction, no, endpoint.id, secret)?;
                 }
-                transaction.record(tenant, &Deed::new(Action::EndpointCreated, &endpoint.tenant, endpoint.id))?;
+                transaction
+                    .record(tenant, &AuditedAction::new(AuditAction::EndpointCreated, &endpoint.tenant, endpoint.id))?;
                 let endpoint = Arc::new(endpoint);
                 let known = endpoint.clone();
                 transaction.after_commit(move |index| index.put_endpoint(no, known));
@@ -284,7 +285,7 @@ impl Catalog for Embedded {
         id: EndpointId,
         change: EndpointChange,
         now: Timestamp,
-    ) -> Result<ChangedEndpoint> {
+    ) -> Result<EndpointChanged> {
         let tenant = tenant.clone();
         self.writer
             .write(move |transaction| {
@@ -314,7 +315,7 @@ impl Catalog for Embedded {
                 let sql = "UPDATE endpoints SET deleted_at = ? WHERE no = ?";
                 transaction.db.execute(sql, params![millis(now), no])?;
                 transaction.db.execute("DELETE FROM milestones WHERE endpoint = ?", [no])?;
-                transaction.record_of_endpoint(no, &Deed::new(Action::EndpointDeleted, &tenant, id))?;
+                transaction.record_of_endpoint(no, &AuditedAction::new(AuditAction::EndpointDeleted, &tenant, id))?;
                 transaction.after_commit(move |index| {
                     index.remove_endpoint(id);
                     index.forget_waiting(no);
@@ -322,27 +323,27 @@ impl Catalog for Embedded {
                 Ok(Ok(()))
             })
             .await??;
-        self.sweep_soon();
+        self.start_sweep();
         Ok(())
     }
 
-    async fn note(&self, name: &'static str) -> Result<Option<String>> {
+    async fn setting(&self, name: &'static str) -> Result<Option<String>> {
         self.read(move |db| notes::read(db, name)).await
     }
 
-    async fn set_note(&self, name: &'static str, value: String) -> Result<()> {
+    async fn put_setting(&self, name: &'static str, value: String) -> Result<()> {
         self.writer.write(move |transaction| notes::write(transaction.db, name, &value)).await
     }
 
-    async fn note_once(&self, name: &'static str, value: String) -> Result<String> {
+    async fn put_setting_once(&self, name: &'static str, value: String) -> Result<String> {
         self.writer.write(move |transaction| notes::write_once(transaction.db, name, &value)).await
     }
 }
 
 pub(super) fn to_json(value: &impl serde::Serialize) -> String {
-    serde_json::to_string(value).expect("the catalogue's values are plain data")
+    serde_json::to_string(value).expect("the catalog's values are plain data")
 }
 
 pub(super) fn from_json<T: serde::de::DeserializeOwned>(text: &str) -> T {
-    serde_json::from_str(text).expect("the catalogue holds what was written into it")
+    serde_json::from_str(text).expect("the catalog holds what was written into it")
 }

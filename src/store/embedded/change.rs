@@ -3,24 +3,24 @@
 use jiff::Timestamp;
 use rusqlite::{OptionalExtension, params};
 
-use super::lane::{Head, Member, is_head, pass};
-use super::news::tell_of_lane;
+use super::lane::{LaneHead, LaneMember, is_head, pass};
+use super::operational_events::lane_event;
 use super::rows::{at, cause_of, delivery_id, delivery_no, millis, state_of, uuid_of};
-use super::writer::Transaction;
-use crate::model::audit::Deed;
-use crate::model::delivery::{Cause, State};
+use super::writer::WriteTransaction;
+use crate::model::audit::AuditedAction;
+use crate::model::delivery::{DeadCause, DeliveryState};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::changes::damaged_replay;
-use crate::store::{Change, Changed, Error, Result};
+use crate::store::{DeliveryChange, DeliveryChanged, Error, Result};
 
 /// Makes the change, or says why the delivery's state does not allow it.
 pub fn change(
-    transaction: &mut Transaction<'_>,
+    transaction: &mut WriteTransaction<'_>,
     tenant: &TenantId,
     id: DeliveryId,
-    change: Change,
+    change: DeliveryChange,
     now: Timestamp,
-) -> rusqlite::Result<Result<Changed>> {
+) -> rusqlite::Result<Result<DeliveryChanged>> {
     let Some(row) = find(transaction, tenant, id)? else {
         return Ok(Err(Error::NotFound("delivery")));
     };
@@ -29,37 +29,37 @@ pub fn change(
         let verb = change.verb();
         return Ok(Err(Error::WrongState(format!("delivery {id} is {state}, and cannot be changed by {verb}"))));
     }
-    if change == Change::Replay && row.is_endpoint_deleted {
+    if change == DeliveryChange::Replay && row.is_endpoint_deleted {
         return Ok(Err(Error::WrongState(format!(
             "delivery {id} cannot be replayed, because its endpoint was deleted"
         ))));
     }
-    if let (Change::Replay, Some(event)) = (change, row.expunged.clone()) {
+    if let (DeliveryChange::Replay, Some(event)) = (change, row.expunged.clone()) {
         return Ok(Err(Error::Expunged(event)));
     }
-    if change == Change::Replay && row.cause == Some(Cause::Damaged) {
+    if change == DeliveryChange::Replay && row.cause == Some(DeadCause::Damaged) {
         return Ok(Err(damaged_replay(id)));
     }
     let db = transaction.db;
-    let member = row.lane.as_deref().filter(|_| !row.is_passed).map(|lane| Member {
+    let member = row.lane.as_deref().filter(|_| !row.is_passed).map(|lane| LaneMember {
         endpoint: row.endpoint_no,
         lane,
         no: row.no,
     });
     // Whatever is done to a dead letter that a lane stands behind frees it.
     let unblocks = match &member {
-        Some(member) if row.state == State::Dead => is_head(db, member)?,
+        Some(member) if row.state == DeliveryState::Dead => is_head(db, member)?,
         _ => false,
     };
-    let mut head = Head::Same;
+    let mut head = LaneHead::Same;
     let due_at = match change {
-        Change::RetryNow => {
+        DeliveryChange::RetryNow => {
             // Age and attempts stay; only the wait is cut short.
             let sql = "UPDATE deliveries SET due_at = min(due_at, ?), urgent = 1 WHERE no = ?";
             db.execute(sql, params![millis(now), row.no])?;
             Some(now)
         }
-        Change::Replay => {
+        DeliveryChange::Replay => {
             // A person's word goes beyond an `expires_at` that has passed.
             db.execute(
                 "UPDATE deliveries SET state = 0, cause = NULL, finished_at = NULL, due_at = ?1, replayed_at = ?1,
@@ -73,7 +73,7 @@ pub fn change(
             )?;
             Some(now)
         }
-        Change::Cancel | Change::Discard => {
+        DeliveryChange::Cancel | DeliveryChange::Discard => {
             // A discarded one keeps its cause: it is why it ended here.
             let sql = "UPDATE deliveries SET state = 3, finished_at = ?, look_at = NULL, urgent = 0 WHERE no = ?";
             db.execute(sql, params![millis(now), row.no])?;
@@ -85,37 +85,41 @@ pub fn change(
         }
     };
     match change {
-        Change::RetryNow => {}
-        Change::Replay => transaction.count_waiting(row.endpoint_no, 1),
-        Change::Cancel => transaction.count_waiting(row.endpoint_no, -1),
-        Change::Discard => {}
+        DeliveryChange::RetryNow => {}
+        DeliveryChange::Replay => transaction.count_waiting(row.endpoint_no, 1),
+        DeliveryChange::Cancel => transaction.count_waiting(row.endpoint_no, -1),
+        DeliveryChange::Discard => {}
     }
     let mut freed = Vec::new();
     if unblocks {
-        freed.extend(tell_of_lane(transaction, row.no, false, now)?);
+        freed.extend(lane_event(transaction, row.no, false, now)?);
     }
-    if let Head::Dead(next) = head {
-        freed.extend(tell_of_lane(transaction, next, true, now)?);
+    if let LaneHead::Dead(next) = head {
+        freed.extend(lane_event(transaction, next, true, now)?);
     }
-    transaction.record_of_endpoint(row.endpoint_no, &Deed::new(change.action(), tenant, id))?;
-    let told = std::mem::take(&mut transaction.told);
-    Ok(Ok(Changed { endpoint: row.endpoint, due_at, freed, told }))
+    transaction.record_of_endpoint(row.endpoint_no, &AuditedAction::new(change.action(), tenant, id))?;
+    let told = std::mem::take(&mut transaction.operational_events);
+    Ok(Ok(DeliveryChanged { endpoint: row.endpoint, due_at, freed, operational_events: told }))
 }
 
-struct Found {
+struct DeliveryToChange {
     no: i64,
     endpoint_no: i64,
     endpoint: EndpointId,
     is_endpoint_deleted: bool,
-    state: State,
+    state: DeliveryState,
     lane: Option<String>,
     is_passed: bool,
-    cause: Option<Cause>,
+    cause: Option<DeadCause>,
     /// Its event, if that has no data any more.
     expunged: Option<EventId>,
 }
 
-fn find(transaction: &Transaction<'_>, tenant: &TenantId, id: DeliveryId) -> rusqlite::Result<Option<Found>> {
+fn find(
+    transaction: &WriteTransaction<'_>,
+    tenant: &TenantId,
+    id: DeliveryId,
+) -> rusqlite::Result<Option<DeliveryToChange>> {
     let no = delivery_no(id);
     let sql = "SELECT d.endpoint, p.id, p.deleted_at IS NOT NULL, d.state, d.lane, d.passed, d.created_at,
                       CASE WHEN length(e.data) = 0 THEN e.id END, d.cause
@@ -128,10 +132,10 @@ fn find(transaction: &Transaction<'_>, tenant: &TenantId, id: DeliveryId) -> rus
             let is_endpoint_deleted: bool = row.get(2)?;
             let state = match state_of(row.get(3)?) {
                 // Not swept yet, and cancelled all the same.
-                State::Waiting if is_endpoint_deleted => State::Cancelled,
+                DeliveryState::Waiting if is_endpoint_deleted => DeliveryState::Cancelled,
                 state => state,
             };
-            let found = Found {
+            let found = DeliveryToChange {
                 no,
                 endpoint_no: row.get(0)?,
                 endpoint: EndpointId(uuid_of(row.get(1)?)),

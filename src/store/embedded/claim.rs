@@ -5,18 +5,18 @@ use std::sync::Arc;
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::rows::{PROGRESS, SentColumns, at, delivery_id, format_of, id_bytes, millis, progress_from, uuid_of};
+use super::rows::{PROGRESS, RequestColumns, at, delivery_id, format_of, id_bytes, millis, progress_from, uuid_of};
 use crate::model::delivery::Progress;
-use crate::model::endpoint::Format;
-use crate::model::event::{Event, EventType, Key};
+use crate::model::endpoint::BodyFormat;
+use crate::model::event::{Event, EventKey, EventType};
 use crate::model::id::{EndpointId, EventId, TenantId};
-use crate::store::{AskDue, Claim, DuePage};
+use crate::store::{Claim, DuePage, DueQuery};
 
 /// Reads an endpoint's due deliveries, oldest first.
 ///
 /// Served by `deliveries_due`; what the asker has in hand stands at the front
 /// of it and is stepped over, which is why `except` must stay small.
-pub fn read_due(db: &Connection, ask: &AskDue) -> rusqlite::Result<DuePage> {
+pub fn read_due(db: &Connection, ask: &DueQuery) -> rusqlite::Result<DuePage> {
     let endpoint: Option<i64> = db
         .prepare_cached("SELECT no FROM endpoints WHERE id = ? AND deleted_at IS NULL")?
         .query_row([id_bytes(ask.endpoint.0)], |row| row.get(0))
@@ -104,7 +104,7 @@ fn unreadable(db: &Connection, no: i64) -> rusqlite::Result<Claim> {
             id: delivery_id(no, row.get(0)?),
             endpoint: EndpointId(uuid_of(row.get(1)?)),
             event: Arc::new(event),
-            format: Format::Envelope,
+            format: BodyFormat::Envelope,
             lane: None,
             seq: None,
             due_at: at(row.get(3)?),
@@ -121,7 +121,7 @@ fn claim_from(row: &Row<'_>) -> rusqlite::Result<Claim> {
         id: EventId::from_stored(&row.get::<_, String>(8)?),
         tenant: stored_tenant(&row.get::<_, String>(7)?),
         event_type: EventType::from_stored(&row.get::<_, String>(9)?),
-        key: row.get::<_, Option<String>>(10)?.map(|key| Key::from_stored(&key)),
+        key: row.get::<_, Option<String>>(10)?.map(|key| EventKey::from_stored(&key)),
         timestamp: row.get(11)?,
         schema_version: row.get(12)?,
         // What counts is whether it is over for this delivery.
@@ -130,7 +130,7 @@ fn claim_from(row: &Row<'_>) -> rusqlite::Result<Claim> {
         accepted_at: at(row.get(13)?),
         data: Bytes::from(row.get::<_, Vec<u8>>(14)?),
     };
-    let sent = SentColumns { no: row.get(0)?, created_at: row.get(1)?, format: row.get(3)?, seq: row.get(5)? };
+    let sent = RequestColumns { no: row.get(0)?, created_at: row.get(1)?, format: row.get(3)?, seq: row.get(5)? };
     let (of_event, of_delivery): (Option<i64>, Option<i64>) = (row.get(27)?, row.get(28)?);
     let is_row_damaged = of_event.zip(of_delivery).is_some_and(|(event, row)| sent.checksum(event) != row);
     let is_damaged = is_row_damaged || event.is_damaged(of_event);

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
-use super::Embedded;
+use super::EmbeddedStore;
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::shard::{SHARDS, Shard};
-use crate::store::{Cluster, Node, ONLY_EPOCH, Pulse, Result, ShardView, Tiding, View};
+use crate::store::{Cluster, ClusterEvent, ClusterState, NodeState, ONLY_EPOCH, Result, ShardState, StoreStatus};
 
 #[async_trait]
-impl Cluster for Embedded {
-    fn tidings(&self) -> mpsc::UnboundedReceiver<Tiding> {
+impl Cluster for EmbeddedStore {
+    fn cluster_events(&self) -> mpsc::UnboundedReceiver<ClusterEvent> {
         // Nobody else is there to tell anything of.
         mpsc::unbounded_channel().1
     }
@@ -29,14 +29,14 @@ impl Cluster for Embedded {
         Ok(None)
     }
 
-    async fn view(&self) -> Result<View> {
-        let node = Node { id: "1".into(), name: "embedded".into(), shards: SHARDS, lease_ms: None, is_self: true };
-        let shards = Shard::all().map(|shard| ShardView { shard, node: Some(0), epoch: ONLY_EPOCH, lag_ms: 0 });
-        Ok(View { nodes: vec![node], shards: shards.collect() })
+    async fn view(&self) -> Result<ClusterState> {
+        let node = NodeState { id: "1".into(), name: "embedded".into(), shards: SHARDS, lease_ms: None, is_self: true };
+        let shards = Shard::all().map(|shard| ShardState { shard, node: Some(0), epoch: ONLY_EPOCH, lag_ms: 0 });
+        Ok(ClusterState { nodes: vec![node], shards: shards.collect() })
     }
 
-    fn pulse(&self) -> Pulse {
-        Pulse { is_answering: true, shards: SHARDS, lease_ms: None, stale_writes: 0 }
+    fn status(&self) -> StoreStatus {
+        StoreStatus { is_answering: true, shards: SHARDS, lease_ms: None, stale_writes: 0 }
     }
 
     async fn leave(&self) -> Result<()> {

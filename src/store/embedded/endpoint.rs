@@ -7,24 +7,24 @@ use rusqlite::{OptionalExtension, params};
 
 use super::catalog::{from_json, to_json};
 use super::lane::pass_dead_heads;
-use super::news::{mark, tell_of_lane};
+use super::operational_events::{lane_event, record_endpoint_event};
 use super::rows::{at, id_bytes, millis, uuid_of};
-use super::writer::Transaction;
-use crate::model::audit::{Deed, differing};
-use crate::model::endpoint::{Endpoint, OnDead, Secret, Settings};
-use crate::model::health::Health;
+use super::writer::WriteTransaction;
+use crate::model::audit::{AuditedAction, differing};
+use crate::model::endpoint::{Endpoint, EndpointSettings, OnDead, Secret};
+use crate::model::health::EndpointHealth;
 use crate::model::id::{EndpointId, SecretId};
 use crate::model::limits::settings_bytes;
-use crate::model::urls::UrlVersions;
+use crate::model::url_versions::UrlVersions;
 use crate::store::decide::{self, is_only_health};
-use crate::store::seal::{Seal, Unopened, about_secret, about_settings, about_urls};
-use crate::store::{ChangedEndpoint, Claim, EndpointChange, Notice, Result};
+use crate::store::seal::{Seal, SealError, about_secret, about_settings, about_urls};
+use crate::store::{Claim, EndpointChange, EndpointChanged, EndpointUpdate, Result};
 
 /// An endpoint as the transaction sees it. Changes of the same transaction
 /// are in the tables already, but not yet in the index, so the tables decide.
-pub fn current(transaction: &Transaction<'_>, id: EndpointId) -> rusqlite::Result<Option<(i64, Endpoint)>> {
+pub fn current(transaction: &WriteTransaction<'_>, id: EndpointId) -> rusqlite::Result<Option<(i64, Endpoint)>> {
     let known = {
-        let index = transaction.index.read().expect("no writer of the catalogue panics");
+        let index = transaction.index.read().expect("no writer of the catalog panics");
         index.endpoint_entry(id).map(|(no, endpoint)| (no, Endpoint::clone(endpoint)))
     };
     let Some((no, known)) = known else { return Ok(None) };
@@ -42,7 +42,7 @@ pub fn current(transaction: &Transaction<'_>, id: EndpointId) -> rusqlite::Resul
                 policy: known.ceiling.policy(settings.retry.filled()),
                 urls,
                 settings,
-                standing: from_json(&row.get::<_, String>(1)?),
+                status: from_json(&row.get::<_, String>(1)?),
                 updated_at: at(row.get(2)?),
                 quiet_until: row.get::<_, Option<i64>>(3)?.map(at),
                 health: from_json(&row.get::<_, String>(4)?),
@@ -55,7 +55,7 @@ pub fn current(transaction: &Transaction<'_>, id: EndpointId) -> rusqlite::Resul
     Ok(endpoint.map(|endpoint| (no, endpoint)))
 }
 
-fn secrets(transaction: &Transaction<'_>, no: i64, endpoint: EndpointId) -> rusqlite::Result<Vec<Secret>> {
+fn secrets(transaction: &WriteTransaction<'_>, no: i64, endpoint: EndpointId) -> rusqlite::Result<Vec<Secret>> {
     let sql = "SELECT id, sealed, created_at, expires_at FROM secrets
                WHERE endpoint = ? ORDER BY created_at DESC, id DESC";
     transaction
@@ -75,7 +75,7 @@ pub fn seal_settings(seal: &Seal, endpoint: &Endpoint) -> Vec<u8> {
 }
 
 /// An endpoint's settings, opened.
-pub fn open_settings(seal: &Seal, endpoint: EndpointId, sealed: &[u8]) -> rusqlite::Result<Settings> {
+pub fn open_settings(seal: &Seal, endpoint: EndpointId, sealed: &[u8]) -> rusqlite::Result<EndpointSettings> {
     let text = seal.open(&about_settings(endpoint), sealed);
     text.map(|text| from_json(&text)).ok_or_else(|| unopened(format!("what is kept of endpoint {endpoint}")))
 }
@@ -90,7 +90,7 @@ pub fn open_urls(
     seal: &Seal,
     endpoint: EndpointId,
     sealed: Option<Vec<u8>>,
-    settings: &Settings,
+    settings: &EndpointSettings,
 ) -> rusqlite::Result<UrlVersions> {
     let Some(sealed) = sealed else { return Ok(UrlVersions::first(&settings.url)) };
     let text = seal.open(&about_urls(endpoint), &sealed);
@@ -104,17 +104,17 @@ pub fn open_secret(seal: &Seal, endpoint: EndpointId, id: SecretId, sealed: &[u8
 }
 
 fn unopened(what: String) -> rusqlite::Error {
-    rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Blob, Box::new(Unopened(what)))
+    rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Blob, Box::new(SealError(what)))
 }
 
 /// Writes an endpoint back, and shows it once that is durable.
-fn save(transaction: &mut Transaction<'_>, no: i64, endpoint: Endpoint) -> rusqlite::Result<Arc<Endpoint>> {
+fn save(transaction: &mut WriteTransaction<'_>, no: i64, endpoint: Endpoint) -> rusqlite::Result<Arc<Endpoint>> {
     transaction.db.execute(
         "UPDATE endpoints SET settings = ?, standing = ?, updated_at = ?, quiet_until = ?, health = ?, mailed_at = ?,
              skips = ?, urls = ? WHERE no = ?",
         params![
             seal_settings(transaction.seal, &endpoint),
-            to_json(&endpoint.standing),
+            to_json(&endpoint.status),
             millis(endpoint.updated_at),
             endpoint.quiet_until.map(millis),
             to_json(&endpoint.health),
@@ -132,18 +132,18 @@ fn save(transaction: &mut Transaction<'_>, no: i64, endpoint: Endpoint) -> rusql
 
 /// Makes a change that was asked for.
 pub fn change(
-    transaction: &mut Transaction<'_>,
+    transaction: &mut WriteTransaction<'_>,
     no: i64,
     mut endpoint: Endpoint,
     change: EndpointChange,
     now: Timestamp,
-) -> rusqlite::Result<Result<ChangedEndpoint>> {
+) -> rusqlite::Result<Result<EndpointChanged>> {
     let action = change.action();
     let is_settings = matches!(change, EndpointChange::Settings { .. });
     let bytes_before = is_settings.then(|| settings_bytes(&endpoint.settings).cast_signed());
-    let before = transaction.asker.is_some().then(|| endpoint.settings.clone());
-    let turned = match decide::change(&mut endpoint, change, now) {
-        Ok(turned) => turned,
+    let before = transaction.caller.is_some().then(|| endpoint.settings.clone());
+    let effects = match decide::change_endpoint(&mut endpoint, change, now) {
+        Ok(effects) => effects,
         Err(refused) => return Ok(Err(refused)),
     };
     if let Some(bytes_before) = bytes_before {
@@ -152,58 +152,63 @@ pub fn change(
             return Ok(Err(refused));
         }
     }
-    if let Some((secret, ends_at)) = &turned.rotated {
+    if let Some((secret, ends_at)) = &effects.rotated {
         rotate(transaction, no, endpoint.id, secret, *ends_at)?;
     }
     if let (Some(action), Some(before)) = (action, before) {
-        let deed = Deed::new(action, &endpoint.tenant, endpoint.id).changing(differing(&before, &endpoint.settings));
-        transaction.record_of_endpoint(no, &deed)?;
+        let audited =
+            AuditedAction::new(action, &endpoint.tenant, endpoint.id).changing(differing(&before, &endpoint.settings));
+        transaction.record_of_endpoint(no, &audited)?;
     }
     let endpoint = save(transaction, no, endpoint)?;
     let mut freed = Vec::new();
-    for milestone in &turned.milestones {
-        freed.extend(mark(transaction, no, &endpoint, milestone)?);
+    for endpoint_event in &effects.endpoint_events {
+        freed.extend(record_endpoint_event(transaction, no, &endpoint, endpoint_event)?);
     }
-    if turned.unblocks {
+    if effects.unblocks {
         for dead in pass_dead_heads(transaction.db, no, now)? {
-            freed.extend(tell_of_lane(transaction, dead, false, now)?);
+            freed.extend(lane_event(transaction, dead, false, now)?);
         }
     }
-    let told = std::mem::take(&mut transaction.told);
-    Ok(Ok(ChangedEndpoint { endpoint, milestones: turned.milestones, freed, told }))
+    let told = std::mem::take(&mut transaction.operational_events);
+    Ok(Ok(EndpointChanged { endpoint, endpoint_events: effects.endpoint_events, freed, operational_events: told }))
 }
 
 /// Does what the answer of the receiver at this version of the URL means for the endpoint;
 /// returns what of it changed anything, and what tells of it.
-pub fn heed(
-    transaction: &mut Transaction<'_>,
+pub fn apply_endpoint_update(
+    transaction: &mut WriteTransaction<'_>,
     id: EndpointId,
     url_version: u32,
-    notice: &Notice,
+    update: &EndpointUpdate,
     now: Timestamp,
-) -> rusqlite::Result<(Notice, Vec<Claim>)> {
-    if let (Some(health), true) = (&notice.health, is_only_health(notice)) {
+) -> rusqlite::Result<(EndpointUpdate, Vec<Claim>)> {
+    if let (Some(health), true) = (&update.health, is_only_health(update)) {
         keep_health(transaction, id, health)?;
-        return Ok((Notice::default(), Vec::new()));
+        return Ok((EndpointUpdate::default(), Vec::new()));
     }
     let Some((no, mut endpoint)) = current(transaction, id)? else { return Ok(Default::default()) };
-    let heeded = decide::heed(&mut endpoint, url_version, notice, now);
-    if heeded.is_empty() {
+    let applied = decide::apply_endpoint_update(&mut endpoint, url_version, update, now);
+    if applied.is_empty() {
         return Ok(Default::default());
     }
     let endpoint = save(transaction, no, endpoint)?;
     let mut freed = Vec::new();
-    for milestone in &heeded.milestones {
-        freed.extend(mark(transaction, no, &endpoint, milestone)?);
+    for endpoint_event in &applied.endpoint_events {
+        freed.extend(record_endpoint_event(transaction, no, &endpoint, endpoint_event)?);
     }
-    Ok((heeded, freed))
+    Ok((applied, freed))
 }
 
 /// Keeps how an endpoint is doing, if that is newer than what is known. The
 /// way of every failed attempt, so it touches nothing else.
-fn keep_health(transaction: &mut Transaction<'_>, id: EndpointId, health: &Health) -> rusqlite::Result<()> {
+fn keep_health(
+    transaction: &mut WriteTransaction<'_>,
+    id: EndpointId,
+    health: &EndpointHealth,
+) -> rusqlite::Result<()> {
     let no = {
-        let index = transaction.index.read().expect("no writer of the catalogue panics");
+        let index = transaction.index.read().expect("no writer of the catalog panics");
         index.endpoint_entry(id).map(|(no, _)| no)
     };
     let Some(no) = no else { return Ok(()) };
@@ -220,7 +225,7 @@ fn keep_health(transaction: &mut Transaction<'_>, id: EndpointId, health: &Healt
 
 /// Adds a secret, sealed.
 pub fn insert_secret(
-    transaction: &Transaction<'_>,
+    transaction: &WriteTransaction<'_>,
     no: i64,
     endpoint: EndpointId,
     secret: &Secret,
@@ -239,7 +244,7 @@ pub fn insert_secret(
 }
 
 fn rotate(
-    transaction: &Transaction<'_>,
+    transaction: &WriteTransaction<'_>,
     no: i64,
     endpoint: EndpointId,
     secret: &Secret,

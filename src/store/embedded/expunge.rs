@@ -2,15 +2,19 @@
 
 use rusqlite::{OptionalExtension, params};
 
-use super::writer::Transaction;
-use crate::model::audit::{Action, Deed};
+use super::writer::WriteTransaction;
+use crate::model::audit::{AuditAction, AuditedAction};
 use crate::model::id::{EventId, TenantId};
 use crate::store::codes::EXPUNGED;
 use crate::store::{Error, Result};
 
 /// Forgets an event's data, and what receivers answered to it, if nothing of
 /// it waits. The bytes are overwritten in the pages they stood in.
-pub fn expunge(transaction: &mut Transaction<'_>, tenant: &TenantId, id: &EventId) -> rusqlite::Result<Result<bool>> {
+pub fn expunge(
+    transaction: &mut WriteTransaction<'_>,
+    tenant: &TenantId,
+    id: &EventId,
+) -> rusqlite::Result<Result<bool>> {
     let db = transaction.db;
     let sql = "SELECT e.no, e.first_delivery, e.first_delivery + e.deliveries, t.no, e.accepted_at, length(e.data) FROM events e
                JOIN tenants t ON t.no = e.tenant WHERE t.id = ? AND t.deleted_at IS NULL AND e.id = ?";
@@ -28,7 +32,7 @@ pub fn expunge(transaction: &mut Transaction<'_>, tenant: &TenantId, id: &EventI
     if db.query_row(sql, [first, below], |row| row.get(0))? {
         return Ok(Ok(false));
     }
-    transaction.record(tenant_no, &Deed::new(Action::EventExpunged, tenant, id))?;
+    transaction.record(tenant_no, &AuditedAction::new(AuditAction::EventExpunged, tenant, id))?;
     // What was freed is zeroed, for as long as this takes.
     db.execute_batch("PRAGMA secure_delete = ON")?;
     let wiped = wipe(transaction, no, first, below);
@@ -37,7 +41,7 @@ pub fn expunge(transaction: &mut Transaction<'_>, tenant: &TenantId, id: &EventI
     wiped.map(|()| Ok(true))
 }
 
-fn wipe(transaction: &Transaction<'_>, no: i64, first: i64, below: i64) -> rusqlite::Result<()> {
+fn wipe(transaction: &WriteTransaction<'_>, no: i64, first: i64, below: i64) -> rusqlite::Result<()> {
     transaction.db.execute("UPDATE events SET data = x'', withheld = ? WHERE no = ?", [EXPUNGED, no])?;
     let sql = "UPDATE attempts SET record = json_remove(record, '$.response_body') WHERE no >= ? AND no < ?";
     transaction.db.execute(sql, [first << 20, below << 20])?;

@@ -6,50 +6,54 @@
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::rows::millis;
-use super::writer::Transaction;
+use super::writer::WriteTransaction;
 use crate::model::limits::stored_bytes;
 use crate::store::codes::UNMATCHED;
-use crate::store::{Forgotten, Horizon};
+use crate::store::{ForgottenCounts, RetentionHorizon};
 
 /// What one step may delete.
 #[derive(Debug, Default)]
-pub struct Candidates {
+pub struct ForgetCandidates {
     events: Vec<(i64, i64, i64)>,
     next: Option<u64>,
 }
 
 /// Looks at the next events, oldest first, and picks those old enough.
-pub fn look(db: &Connection, horizon: &Horizon) -> rusqlite::Result<Candidates> {
+pub fn find_candidates(db: &Connection, horizon: &RetentionHorizon) -> rusqlite::Result<ForgetCandidates> {
     let mut statement = db.prepare_cached(
         "SELECT no, first_delivery, deliveries, accepted_at FROM events WHERE no > ? ORDER BY no LIMIT ?",
     )?;
     let mut rows = statement.query(params![horizon.after as i64, horizon.step as i64])?;
-    let mut found = Candidates::default();
+    let mut found = ForgetCandidates::default();
     let mut seen = 0;
     while let Some(row) = rows.next()? {
         let (no, accepted_at): (i64, i64) = (row.get(0)?, row.get(3)?);
         if accepted_at >= millis(horizon.finished_before) {
-            return Ok(found_all(found));
+            return Ok(is_last_page(found));
         }
         seen += 1;
         found.next = Some(no as u64);
         found.events.push((no, row.get(1)?, row.get(2)?));
     }
     if seen < horizon.step {
-        return Ok(found_all(found));
+        return Ok(is_last_page(found));
     }
     Ok(found)
 }
 
-fn found_all(found: Candidates) -> Candidates {
-    Candidates { next: None, ..found }
+fn is_last_page(found: ForgetCandidates) -> ForgetCandidates {
+    ForgetCandidates { next: None, ..found }
 }
 
 /// Deletes what is finished and old enough; an event goes with its last
 /// delivery.
-pub fn forget(transaction: &mut Transaction<'_>, found: &Candidates, horizon: &Horizon) -> rusqlite::Result<Forgotten> {
+pub fn forget(
+    transaction: &mut WriteTransaction<'_>,
+    found: &ForgetCandidates,
+    horizon: &RetentionHorizon,
+) -> rusqlite::Result<ForgottenCounts> {
     let db = transaction.db;
-    let mut forgotten = Forgotten { next: found.next, ..Forgotten::default() };
+    let mut forgotten = ForgottenCounts { next: found.next, ..ForgottenCounts::default() };
     for (event, first, count) in &found.events {
         let range = (*first, first + count);
         forgotten.deliveries += forget_deliveries(db, range, horizon)?;
@@ -76,16 +80,16 @@ pub fn forget(transaction: &mut Transaction<'_>, found: &Candidates, horizon: &H
 }
 
 /// Events that no endpoint wanted.
-pub type Unmatched = Vec<i64>;
+pub type UnmatchedEvents = Vec<i64>;
 
 /// Finds those whose data was kept long enough, oldest first.
-pub fn look_for_unmatched(db: &Connection, horizon: &Horizon, after: i64) -> rusqlite::Result<Unmatched> {
+pub fn find_unmatched(db: &Connection, horizon: &RetentionHorizon, after: i64) -> rusqlite::Result<UnmatchedEvents> {
     let mut statement = db.prepare_cached(
         "SELECT no, accepted_at FROM events INDEXED BY events_unmatched
          WHERE deliveries = 0 AND withheld IS NULL AND no > ? ORDER BY no LIMIT ?",
     )?;
     let mut rows = statement.query(params![after, STEP as i64])?;
-    let mut found = Unmatched::new();
+    let mut found = UnmatchedEvents::new();
     while let Some(row) = rows.next()? {
         if row.get::<_, i64>(1)? >= millis(horizon.unmatched_before) {
             break;
@@ -96,7 +100,7 @@ pub fn look_for_unmatched(db: &Connection, horizon: &Horizon, after: i64) -> rus
 }
 
 /// Forgets their data; their ids are still known.
-pub fn forget_unmatched(transaction: &mut Transaction<'_>, events: &Unmatched) -> rusqlite::Result<()> {
+pub fn forget_unmatched(transaction: &mut WriteTransaction<'_>, events: &UnmatchedEvents) -> rusqlite::Result<()> {
     let db = transaction.db;
     for no in events {
         let found: Option<(i64, i64, i64)> = db
@@ -110,7 +114,7 @@ pub fn forget_unmatched(transaction: &mut Transaction<'_>, events: &Unmatched) -
     Ok(())
 }
 
-fn forget_deliveries(db: &Connection, range: (i64, i64), horizon: &Horizon) -> rusqlite::Result<usize> {
+fn forget_deliveries(db: &Connection, range: (i64, i64), horizon: &RetentionHorizon) -> rusqlite::Result<usize> {
     // A dead letter that blocks its lane stays while others wait behind it.
     let mut statement = db.prepare_cached(
         "DELETE FROM deliveries WHERE no >= ?1 AND no < ?2 AND (
@@ -144,7 +148,11 @@ pub type LaneKey = (i64, String);
 const STEP: usize = 500;
 
 /// Finds lanes that have been idle for the whole retention.
-pub fn look_for_lanes(db: &Connection, horizon: &Horizon, after: Option<LaneKey>) -> rusqlite::Result<Vec<LaneKey>> {
+pub fn find_idle_lanes(
+    db: &Connection,
+    horizon: &RetentionHorizon,
+    after: Option<LaneKey>,
+) -> rusqlite::Result<Vec<LaneKey>> {
     let (endpoint, lane) = after.unwrap_or((i64::MIN, String::new()));
     db.prepare_cached(
         "SELECT endpoint, lane FROM lanes WHERE (endpoint, lane) > (?, ?) AND head IS NULL AND touched_at < ?
@@ -157,7 +165,7 @@ pub fn look_for_lanes(db: &Connection, horizon: &Horizon, after: Option<LaneKey>
 }
 
 /// Forgets those of them that are still idle; their places start again at 1.
-pub fn forget_lanes(db: &Connection, lanes: &[LaneKey], horizon: &Horizon) -> rusqlite::Result<()> {
+pub fn forget_lanes(db: &Connection, lanes: &[LaneKey], horizon: &RetentionHorizon) -> rusqlite::Result<()> {
     let sql = "DELETE FROM lanes WHERE endpoint = ? AND lane = ? AND head IS NULL AND touched_at < ?";
     let mut statement = db.prepare_cached(sql)?;
     for (endpoint, lane) in lanes {
@@ -168,19 +176,19 @@ pub fn forget_lanes(db: &Connection, lanes: &[LaneKey], horizon: &Horizon) -> ru
 
 /// Endpoints and tenants that nothing kept refers to any more.
 #[derive(Debug, Default)]
-pub struct Deleted {
+pub struct DeletedEndpoints {
     endpoints: Vec<i64>,
     tenants: Vec<i64>,
 }
 
 /// Finds deleted endpoints without deliveries and deleted tenants without
 /// endpoints and events.
-pub fn look_for_deleted(db: &Connection, horizon: &Horizon) -> rusqlite::Result<Deleted> {
+pub fn find_deleted(db: &Connection, horizon: &RetentionHorizon) -> rusqlite::Result<DeletedEndpoints> {
     let find = |sql: &str| -> rusqlite::Result<Vec<i64>> {
         let limits = params![millis(horizon.finished_before), STEP as i64];
         db.prepare_cached(sql)?.query_map(limits, |row| row.get(0))?.collect()
     };
-    Ok(Deleted {
+    Ok(DeletedEndpoints {
         endpoints: find(
             "SELECT no FROM endpoints p WHERE deleted_at < ? AND swept_at IS NOT NULL
              AND NOT EXISTS (SELECT 1 FROM deliveries WHERE endpoint = p.no) LIMIT ?",
@@ -196,7 +204,7 @@ pub fn look_for_deleted(db: &Connection, horizon: &Horizon) -> rusqlite::Result<
 
 /// Forgets them. What is deleted takes no new deliveries, so nothing can have
 /// come to refer to it since.
-pub fn forget_deleted(db: &Connection, deleted: &Deleted) -> rusqlite::Result<()> {
+pub fn forget_deleted(db: &Connection, deleted: &DeletedEndpoints) -> rusqlite::Result<()> {
     for endpoint in &deleted.endpoints {
         db.execute("DELETE FROM milestones WHERE endpoint = ?", [endpoint])?;
         db.execute("DELETE FROM endpoints WHERE no = ?", [endpoint])?;

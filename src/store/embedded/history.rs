@@ -8,18 +8,18 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::Embedded;
+use super::EmbeddedStore;
 use super::claim::stored_tenant;
 use super::rows::{
     PROGRESS, at, cause_of, delivery_id, delivery_no, format_of, id_bytes, millis, progress_from, state_code, state_of,
     uuid_of, withheld_from,
 };
 use crate::model::attempt::Attempt;
-use crate::model::delivery::{Delivery, State};
-use crate::model::event::{Event, EventType, Key};
+use crate::model::delivery::{Delivery, DeliveryState};
+use crate::model::event::{Event, EventKey, EventType};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::model::news::Milestone;
-use crate::store::{DeliveryQuery, Error, EventQuery, EventRecord, History, Lane, Page, PageAsk, Result};
+use crate::model::operational_event::EndpointEvent;
+use crate::store::{DeliveryQuery, Error, EventQuery, EventRecord, History, Lane, ListPage, PageRequest, Result};
 
 /// How many bytes of data one page of events carries, the last event whole.
 const BYTES_PER_PAGE_MAX: usize = 4 * 1_024 * 1_024;
@@ -29,7 +29,7 @@ const ROWS_PER_PAGE_MAX: usize = 10_000;
 const ORDER_SLACK_MS: i64 = 60_000;
 
 #[async_trait]
-impl History for Embedded {
+impl History for EmbeddedStore {
     async fn event(&self, tenant: &TenantId, id: &EventId) -> Result<Option<EventRecord>> {
         let (tenant, id) = (tenant.clone(), id.clone());
         self.read(move |db| {
@@ -40,7 +40,7 @@ impl History for Embedded {
         .await
     }
 
-    async fn events(&self, tenant: &TenantId, ask: EventQuery, page: PageAsk) -> Result<Page<EventRecord>> {
+    async fn events(&self, tenant: &TenantId, ask: EventQuery, page: PageRequest) -> Result<ListPage<EventRecord>> {
         let tenant = tenant.clone();
         let cursor = cursor_no(&page)?;
         self.read(move |db| events(db, &tenant, &ask, cursor, page.limit)).await
@@ -68,7 +68,7 @@ impl History for Embedded {
         self.read(move |db| find(db, &tenant, id)).await
     }
 
-    async fn deliveries(&self, tenant: &TenantId, ask: DeliveryQuery, page: PageAsk) -> Result<Page<Delivery>> {
+    async fn deliveries(&self, tenant: &TenantId, ask: DeliveryQuery, page: PageRequest) -> Result<ListPage<Delivery>> {
         let tenant = tenant.clone();
         let cursor = cursor_no(&page)?;
         self.read(move |db| deliveries(db, &tenant, &ask, cursor, page.limit)).await
@@ -89,7 +89,7 @@ impl History for Embedded {
         .await
     }
 
-    async fn milestones(&self, endpoint: EndpointId, page: PageAsk) -> Result<Page<Milestone>> {
+    async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEvent>> {
         let cursor = cursor_no(&page)?;
         self.read(move |db| {
             let sql = "SELECT m.no, m.record FROM milestones m JOIN endpoints p ON p.no = m.endpoint
@@ -104,7 +104,7 @@ impl History for Embedded {
             found.truncate(page.limit);
             let next = found.last().filter(|_| has_more).map(|(no, _)| no.to_string());
             let data = found.iter().map(|(_, record)| super::catalog::from_json(record)).collect();
-            Ok(Page { data, next })
+            Ok(ListPage { data, next })
         })
         .await
     }
@@ -143,8 +143,8 @@ impl History for Embedded {
         tenant: &TenantId,
         endpoint: EndpointId,
         blocked_only: bool,
-        page: PageAsk,
-    ) -> Result<Page<Lane>> {
+        page: PageRequest,
+    ) -> Result<ListPage<Lane>> {
         let tenant = tenant.clone();
         self.read(move |db| lanes(db, &tenant, endpoint, blocked_only, &page)).await
     }
@@ -156,7 +156,7 @@ fn tenant_no(db: &Connection, tenant: &TenantId) -> rusqlite::Result<Option<i64>
         .optional()
 }
 
-fn cursor_no(page: &PageAsk) -> Result<i64> {
+fn cursor_no(page: &PageRequest) -> Result<i64> {
     match &page.cursor {
         None => Ok(i64::MAX),
         Some(text) => text.parse().map_err(|_| Error::NotFound("cursor")),
@@ -171,7 +171,7 @@ fn event_from(row: &Row<'_>, tenant: &TenantId) -> rusqlite::Result<EventRecord>
         id: EventId::from_stored(&row.get::<_, String>(1)?),
         tenant: tenant.clone(),
         event_type: EventType::from_stored(&row.get::<_, String>(2)?),
-        key: row.get::<_, Option<String>>(3)?.map(|key| Key::from_stored(&key)),
+        key: row.get::<_, Option<String>>(3)?.map(|key| EventKey::from_stored(&key)),
         timestamp: row.get(4)?,
         schema_version: row.get(5)?,
         endpoints: endpoints.and_then(|ids| serde_json::from_str(&ids).ok()),
@@ -190,8 +190,8 @@ fn events(
     ask: &EventQuery,
     cursor: i64,
     limit: usize,
-) -> rusqlite::Result<Page<EventRecord>> {
-    let mut page = Page { data: Vec::new(), next: None };
+) -> rusqlite::Result<ListPage<EventRecord>> {
+    let mut page = ListPage { data: Vec::new(), next: None };
     let Some(no) = tenant_no(db, tenant)? else { return Ok(page) };
     let below = below_until(db, "events", "accepted_at", ask.until, cursor)?;
     let sql = format!(
@@ -297,8 +297,8 @@ fn delivery_from(row: &Row<'_>) -> rusqlite::Result<Delivery> {
         due_at: at(row.get(11)?),
         is_urgent: row.get(17)?,
         expires_at: row.get::<_, Option<i64>>(18)?.map(at),
-        stumbles: row.get(19)?,
-        stumble: row.get(20)?,
+        internal_errors: row.get(19)?,
+        internal_error: row.get(20)?,
         format: format_of(row.get(21)?),
         progress: progress_from(row, 22)?,
         created_at: at(row.get(1)?),
@@ -311,9 +311,9 @@ fn delivery_from(row: &Row<'_>) -> rusqlite::Result<Delivery> {
 }
 
 /// What waits for a deleted endpoint is cancelled, swept yet or not.
-fn shown_state(state: i64, finished_at: Option<i64>, deleted_at: Option<i64>) -> (State, Option<i64>) {
+fn shown_state(state: i64, finished_at: Option<i64>, deleted_at: Option<i64>) -> (DeliveryState, Option<i64>) {
     match (state_of(state), deleted_at) {
-        (State::Waiting, Some(deleted_at)) => (State::Cancelled, Some(deleted_at)),
+        (DeliveryState::Waiting, Some(deleted_at)) => (DeliveryState::Cancelled, Some(deleted_at)),
         (state, _) => (state, finished_at),
     }
 }
@@ -335,8 +335,8 @@ fn deliveries(
     ask: &DeliveryQuery,
     cursor: i64,
     limit: usize,
-) -> rusqlite::Result<Page<Delivery>> {
-    let mut page = Page { data: Vec::new(), next: None };
+) -> rusqlite::Result<ListPage<Delivery>> {
+    let mut page = ListPage { data: Vec::new(), next: None };
     let Some(tenant_no) = tenant_no(db, tenant)? else { return Ok(page) };
     let endpoint_no: Option<i64> = match ask.endpoint {
         None => None,
@@ -350,7 +350,7 @@ fn deliveries(
     };
     let below = below_until(db, "deliveries", "created_at", ask.until, cursor)?;
     let sql = match (ask.state, endpoint_no) {
-        (Some(State::Waiting | State::Dead | State::Cancelled), _) => delivery_sql(
+        (Some(DeliveryState::Waiting | DeliveryState::Dead | DeliveryState::Cancelled), _) => delivery_sql(
             "INDEXED BY deliveries_undelivered",
             "WHERE d.tenant = ?1 AND d.state = ?2 AND d.state <> 1 AND d.no < ?4 AND ?3 IS ?3 ORDER BY d.no DESC",
         ),
@@ -400,9 +400,9 @@ fn lanes(
     tenant: &TenantId,
     endpoint: EndpointId,
     blocked_only: bool,
-    ask: &PageAsk,
-) -> rusqlite::Result<Page<Lane>> {
-    let mut page = Page { data: Vec::new(), next: None };
+    ask: &PageRequest,
+) -> rusqlite::Result<ListPage<Lane>> {
+    let mut page = ListPage { data: Vec::new(), next: None };
     let after = ask.cursor.as_deref().and_then(|cursor| cursor.strip_prefix('~'));
     let sql = "SELECT l.lane, l.head, h.created_at, h.state = 2, l.head_since, l.endpoint
                FROM lanes l JOIN endpoints p ON p.no = l.endpoint JOIN tenants t ON t.no = p.tenant

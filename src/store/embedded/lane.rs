@@ -7,10 +7,10 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::rows::{millis, state_of};
-use crate::model::delivery::State;
+use crate::model::delivery::DeliveryState;
 
 /// A member of a lane.
-pub struct Member<'a> {
+pub struct LaneMember<'a> {
     /// The endpoint's number.
     pub endpoint: i64,
     /// The lane's key.
@@ -21,7 +21,7 @@ pub struct Member<'a> {
 
 /// Who stands at the head of a lane after one was passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Head {
+pub enum LaneHead {
     /// As before, or no one.
     Same,
     /// This one may go now.
@@ -30,7 +30,7 @@ pub enum Head {
     Dead(i64),
 }
 
-impl Head {
+impl LaneHead {
     /// The one that may go now.
     pub fn free(self) -> Option<i64> {
         match self {
@@ -41,7 +41,7 @@ impl Head {
 }
 
 /// Whether this member is the one that its lane waits for.
-pub fn is_head(db: &Connection, member: &Member<'_>) -> rusqlite::Result<bool> {
+pub fn is_head(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<bool> {
     let head: Option<Option<i64>> = db
         .prepare_cached("SELECT head FROM lanes WHERE endpoint = ? AND lane = ?")?
         .query_row(params![member.endpoint, member.lane], |row| row.get(0))
@@ -52,16 +52,16 @@ pub fn is_head(db: &Connection, member: &Member<'_>) -> rusqlite::Result<bool> {
 /// Lets a lane move on past a member. Dead members on the way are passed too,
 /// where the endpoint skips its dead; otherwise the first of them is the
 /// head, and the lane waits behind it.
-pub fn pass(db: &Connection, member: &Member<'_>, now: Timestamp) -> rusqlite::Result<Head> {
+pub fn pass(db: &Connection, member: &LaneMember<'_>, now: Timestamp) -> rusqlite::Result<LaneHead> {
     mark_passed(db, member.no)?;
     if !is_head(db, member)? {
-        return Ok(Head::Same);
+        return Ok(LaneHead::Same);
     }
     let (next, is_waiting) = loop {
         match first_unpassed(db, member)? {
             None => break (None, false),
-            Some((no, State::Dead)) if skips_dead(db, member.endpoint)? => mark_passed(db, no)?,
-            Some((no, state)) => break (Some(no), state == State::Waiting),
+            Some((no, DeliveryState::Dead)) if skips_dead(db, member.endpoint)? => mark_passed(db, no)?,
+            Some((no, state)) => break (Some(no), state == DeliveryState::Waiting),
         }
     };
     db.prepare_cached("UPDATE lanes SET head = ?, head_since = ?, touched_at = ? WHERE endpoint = ? AND lane = ?")?
@@ -70,9 +70,9 @@ pub fn pass(db: &Connection, member: &Member<'_>, now: Timestamp) -> rusqlite::R
         db.prepare_cached("UPDATE deliveries SET behind = 0 WHERE no = ?")?.execute([next])?;
     }
     Ok(match next {
-        None => Head::Same,
-        Some(next) if is_waiting => Head::Free(next),
-        Some(next) => Head::Dead(next),
+        None => LaneHead::Same,
+        Some(next) if is_waiting => LaneHead::Free(next),
+        Some(next) => LaneHead::Dead(next),
     })
 }
 
@@ -81,7 +81,7 @@ fn mark_passed(db: &Connection, no: i64) -> rusqlite::Result<()> {
     Ok(())
 }
 
-fn first_unpassed(db: &Connection, member: &Member<'_>) -> rusqlite::Result<Option<(i64, State)>> {
+fn first_unpassed(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<Option<(i64, DeliveryState)>> {
     db.prepare_cached(
         "SELECT no, state FROM deliveries INDEXED BY deliveries_by_lane
          WHERE endpoint = ? AND lane = ? AND passed = 0 ORDER BY seq LIMIT 1",
@@ -109,7 +109,7 @@ pub fn pass_dead_heads(db: &Connection, endpoint: i64, now: Timestamp) -> rusqli
         .query_map([endpoint], |row| Ok((row.get(0)?, row.get(1)?)))?
         .collect::<rusqlite::Result<_>>()?;
     for (lane, no) in &blocked {
-        pass(db, &Member { endpoint, lane, no: *no }, now)?;
+        pass(db, &LaneMember { endpoint, lane, no: *no }, now)?;
     }
     Ok(blocked.into_iter().map(|(_, no)| no).collect())
 }

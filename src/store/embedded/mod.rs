@@ -1,7 +1,7 @@
 //! The embedded store: one SQLite file, one writer, many readers.
 //!
 //! Opening locks the data directory, checks the version, runs the migrations
-//! that are missing and loads the catalogue. WAL with `synchronous=FULL`
+//! that are missing and loads the catalog. WAL with `synchronous=FULL`
 //! means that a commit is on disk before anyone is told of it.
 
 use std::fs::{File, TryLockError};
@@ -15,27 +15,27 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OpenFlags, OptionalExtension};
 use tokio::sync::Semaphore;
 
-use super::index::Index;
+use super::catalog_index::CatalogIndex;
 use super::seal::{CHECK_NOTE, MASTER_KEY_FILE, Seal};
 use super::{Error, Result};
-use crate::metrics::Commits;
-use fold::{Folder, Folding};
+use crate::metrics::CommitMetrics;
+use checkpoint::{CheckpointTrigger, Checkpointer};
 use writer::{Writer, failure_of};
 
 mod accept;
 mod access;
 mod catalog;
 mod change;
+mod checkpoint;
 mod claim;
 mod cluster;
 mod endpoint;
 mod expunge;
-mod fold;
 mod forget;
 mod history;
 mod lane;
-mod news;
 mod notes;
+mod operational_events;
 mod overdue;
 mod queue;
 mod recover;
@@ -43,7 +43,7 @@ pub mod rewrap;
 mod rows;
 mod scrub;
 mod settle;
-pub mod source;
+pub mod store_source;
 mod sweep;
 mod wal;
 mod writer;
@@ -68,15 +68,15 @@ const MIGRATIONS: &[&str] = &[
 const READERS: usize = 4;
 
 /// The embedded store.
-pub struct Embedded {
-    shared: Arc<Shared>,
+pub struct EmbeddedStore {
+    shared: Arc<EmbeddedState>,
     writer: Writer,
     writer_thread: Mutex<Option<JoinHandle<()>>>,
-    folder: Folder,
+    checkpointer: Checkpointer,
 }
 
-struct Shared {
-    index: Arc<RwLock<Index>>,
+struct EmbeddedState {
+    index: Arc<RwLock<CatalogIndex>>,
     readers: Mutex<Vec<Connection>>,
     readers_free: Semaphore,
     // Held for as long as the store is open; the system frees it at a crash.
@@ -92,7 +92,7 @@ pub enum Durability {
     Unsynced,
 }
 
-impl Embedded {
+impl EmbeddedStore {
     /// Opens the store in a data directory, creating it when it is not there,
     /// with the master key that is kept there.
     pub fn open(folder: &Path, durability: Durability) -> anyhow::Result<Self> {
@@ -101,9 +101,14 @@ impl Embedded {
         Self::open_with(folder, durability, seal, Arc::default())
     }
 
-    /// Opens it as [`Embedded::open`] does, with a key from elsewhere, and
+    /// Opens it as [`EmbeddedStore::open`] does, with a key from elsewhere, and
     /// counts what is written.
-    pub fn open_with(folder: &Path, durability: Durability, seal: Seal, commits: Arc<Commits>) -> anyhow::Result<Self> {
+    pub fn open_with(
+        folder: &Path,
+        durability: Durability,
+        seal: Seal,
+        commits: Arc<CommitMetrics>,
+    ) -> anyhow::Result<Self> {
         create_folder(folder)?;
         let lock = lock(folder)?;
         let path = folder.join(STORE_FILE);
@@ -118,23 +123,27 @@ impl Embedded {
         let db = recover::open(&path, durability)?;
         migrate(&db, &path)?;
         recover::check(&db, &path)?;
-        let seal = fit_key(&db, &seal)?;
+        let seal = check_master_key(&db, &seal)?;
         let index = Arc::new(RwLock::new(catalog::load(&db, &seal)?));
         let next_delivery = next_delivery(&db)?;
         let readers = (0..READERS).map(|_| reader(&path)).collect::<rusqlite::Result<Vec<_>>>()?;
         let beside = Connection::open(&path)?;
         prepare(&beside, durability)?;
-        let folding = Folding::default();
-        let folder = Folder::start(folding.clone(), beside);
+        let folding = CheckpointTrigger::default();
+        let folder = Checkpointer::start(folding.clone(), beside);
         let (writer, thread) = Writer::start(db, seal, index.clone(), next_delivery, commits, folding);
-        let shared =
-            Shared { index, readers_free: Semaphore::new(readers.len()), readers: Mutex::new(readers), _lock: lock };
-        Ok(Self { shared: Arc::new(shared), writer, writer_thread: Mutex::new(Some(thread)), folder })
+        let shared = EmbeddedState {
+            index,
+            readers_free: Semaphore::new(readers.len()),
+            readers: Mutex::new(readers),
+            _lock: lock,
+        };
+        Ok(Self { shared: Arc::new(shared), writer, writer_thread: Mutex::new(Some(thread)), checkpointer: folder })
     }
 
     /// Finishes what is queued, folds the log into the file and closes it.
     pub async fn close(self) {
-        let _ = tokio::task::spawn_blocking(move || self.folder.end()).await;
+        let _ = tokio::task::spawn_blocking(move || self.checkpointer.end()).await;
         let thread = self.writer_thread.lock().expect("nothing panics while it is held").take();
         // The writer's connection must be the last: it then tidies up the log.
         self.shared.readers.lock().expect("nothing panics while it is held").clear();
@@ -150,8 +159,8 @@ impl Embedded {
         self.read(|db| db.query_row(sql, [], |row| row.get(0)).optional()).await.map(|latest| latest.map(rows::at))
     }
 
-    fn index(&self) -> RwLockReadGuard<'_, Index> {
-        self.shared.index.read().expect("no writer of the catalogue panics")
+    fn index(&self) -> RwLockReadGuard<'_, CatalogIndex> {
+        self.shared.index.read().expect("no writer of the catalog panics")
     }
 
     /// Runs a question on a read-only connection, away from the async threads.
@@ -190,7 +199,7 @@ pub fn create_folder(folder: &Path) -> anyhow::Result<()> {
 
 /// Refuses a key that is not the one secrets here are sealed with. The first
 /// one is the one.
-fn fit_key(db: &Connection, seal: &Seal) -> anyhow::Result<Seal> {
+fn check_master_key(db: &Connection, seal: &Seal) -> anyhow::Result<Seal> {
     let check = notes::write_once(db, CHECK_NOTE, &seal.check())?;
     Ok(seal.fitted(&check)?)
 }
@@ -282,7 +291,7 @@ fn migrate(db: &Connection, path: &Path) -> anyhow::Result<()> {
 mod tests {
     use super::*;
     use crate::metrics::Metrics;
-    use crate::store::{Catalog, Queue};
+    use crate::store::{Catalog, DeliveryQueue};
 
     #[tokio::test]
     async fn a_store_of_an_older_version_is_brought_up_with_what_is_in_it() {
@@ -308,7 +317,7 @@ mod tests {
         .unwrap();
         db.execute("UPDATE endpoints SET settings = ?", [sealed]).unwrap();
         drop(db);
-        let store = Embedded::open(folder.path(), Durability::Unsynced).unwrap();
+        let store = EmbeddedStore::open(folder.path(), Durability::Unsynced).unwrap();
         let at = |millis| jiff::Timestamp::from_millisecond(millis).unwrap();
         let overdue = store.read_overdue(at(10_000), 10).await.unwrap();
         assert_eq!(overdue.found.len(), 1, "the one that was tried is looked at");
@@ -326,7 +335,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let metrics = Metrics::new(jiff::Timestamp::UNIX_EPOCH);
         let store =
-            Embedded::open_with(folder.path(), Durability::Unsynced, Seal::from_key([1; 32]), metrics.commits())
+            EmbeddedStore::open_with(folder.path(), Durability::Unsynced, Seal::from_key([1; 32]), metrics.commits())
                 .unwrap();
         let count = |name: &str| -> u64 {
             let text = metrics.encode(&Default::default());
@@ -334,7 +343,7 @@ mod tests {
             line.trim().parse().expect("a number")
         };
         let (made, failed) = ("posthaste_store_commit_jobs_count", "posthaste_store_writes_failed_total");
-        store.set_note("a", "1".into()).await.unwrap();
+        store.put_setting("a", "1".into()).await.unwrap();
         assert_eq!((count(made), count(failed)), (1, 0));
         let refused = store.writer.write(|transaction| transaction.db.execute("INSERT INTO nowhere VALUES (1)", []));
         assert!(refused.await.is_err());

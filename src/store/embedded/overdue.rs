@@ -5,7 +5,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::rows::{PROGRESS, at, delivery_id, delivery_no, millis, progress_from, uuid_of};
 use crate::model::id::{EndpointId, TenantId};
-use crate::store::{AskUntried, Overdue, OverduePage, UntriedPage};
+use crate::store::{OverdueDelivery, OverduePage, UntriedPage, UntriedQuery};
 
 /// Reads those to be looked at, the longest overdue first. Served by
 /// `deliveries_overdue`. Those of a deleted endpoint are on their way to be
@@ -20,9 +20,9 @@ pub fn read(db: &Connection, now: Timestamp, limit: usize) -> rusqlite::Result<O
     let mut rows = statement.query([limit as i64 + 1])?;
     let mut page = OverduePage::default();
     while let Some(row) = rows.next()? {
-        let look_at: i64 = row.get(14)?;
-        if look_at > millis(now) || page.found.len() == limit {
-            page.next_at = Some(at(look_at));
+        let expiry_check_at: i64 = row.get(14)?;
+        if expiry_check_at > millis(now) || page.found.len() == limit {
+            page.next_at = Some(at(expiry_check_at));
             break;
         }
         page.found.push(overdue_from(row)?);
@@ -35,7 +35,7 @@ const ROWS_MAX: usize = 10_000;
 
 /// Reads those that have had no attempt, oldest first. Served by
 /// `deliveries_undelivered`, whose rows stand in order of creation.
-pub fn read_untried(db: &Connection, tenant: &TenantId, ask: &AskUntried) -> rusqlite::Result<UntriedPage> {
+pub fn read_untried(db: &Connection, tenant: &TenantId, ask: &UntriedQuery) -> rusqlite::Result<UntriedPage> {
     let sql = "SELECT no FROM tenants WHERE id = ? AND deleted_at IS NULL";
     let tenant: Option<i64> = db.prepare_cached(sql)?.query_row([tenant.as_str()], |row| row.get(0)).optional()?;
     let sql = format!(
@@ -67,8 +67,8 @@ pub fn read_untried(db: &Connection, tenant: &TenantId, ask: &AskUntried) -> rus
     Ok(page)
 }
 
-fn overdue_from(row: &Row<'_>) -> rusqlite::Result<Overdue> {
-    Ok(Overdue {
+fn overdue_from(row: &Row<'_>) -> rusqlite::Result<OverdueDelivery> {
+    Ok(OverdueDelivery {
         id: delivery_id(row.get(0)?, row.get(1)?),
         endpoint: EndpointId(uuid_of(row.get(2)?)),
         expires_at: row.get::<_, Option<i64>>(3)?.map(at),

@@ -4,17 +4,18 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use super::rows::{at, uuid_of};
-use super::{Embedded, accept, change, claim, expunge, forget, overdue, scrub, settle};
+use super::{EmbeddedStore, accept, change, claim, expunge, forget, overdue, scrub, settle};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::shard::{Lease, Shard};
 use crate::store::{
-    Accepted, AskDue, AskUntried, Change, Changed, DuePage, Error, Forgotten, Horizon, NewEvent, ONLY_EPOCH,
-    OverduePage, Queue, Result, ScrubStep, Scrubbed, Settled, Settlement, Together, UntriedPage,
+    AcceptResult, BatchMode, DeliveryChange, DeliveryChanged, DeliveryQueue, DuePage, DueQuery, Error, ForgottenCounts,
+    ONLY_EPOCH, OverduePage, Result, RetentionHorizon, RoutedEvent, ScrubStep, Scrubbed, SettleEffects, Settlement,
+    UntriedPage, UntriedQuery,
 };
 
 #[async_trait]
-impl Queue for Embedded {
-    async fn accept(&self, events: Vec<NewEvent>, together: Together) -> Result<Vec<Accepted>> {
+impl DeliveryQueue for EmbeddedStore {
+    async fn accept(&self, events: Vec<RoutedEvent>, together: BatchMode) -> Result<Vec<AcceptResult>> {
         self.writer.write(move |transaction| accept::accept(transaction, &events, together)).await?
     }
 
@@ -23,7 +24,7 @@ impl Queue for Embedded {
     }
 
     async fn earliest_due(&self) -> Result<Vec<(EndpointId, Timestamp)>> {
-        self.sweep_soon();
+        self.start_sweep();
         self.read(|db| {
             // One seek per endpoint, however many deliveries wait for it.
             let sql = "SELECT id, (SELECT min(due_at) FROM deliveries INDEXED BY deliveries_due
@@ -34,12 +35,12 @@ impl Queue for Embedded {
         .await
     }
 
-    async fn read_due(&self, lease: Lease, ask: AskDue) -> Result<DuePage> {
+    async fn read_due(&self, lease: Lease, ask: DueQuery) -> Result<DuePage> {
         check(lease)?;
         self.read(move |db| claim::read_due(db, &ask)).await
     }
 
-    async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<Settled> {
+    async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<SettleEffects> {
         check(lease)?;
         self.writer.write_later(move |transaction| settle::settle(transaction, &settlement)).await
     }
@@ -48,12 +49,18 @@ impl Queue for Embedded {
         self.read(move |db| overdue::read(db, now, limit)).await
     }
 
-    async fn read_untried(&self, tenant: &TenantId, ask: AskUntried) -> Result<UntriedPage> {
+    async fn read_untried(&self, tenant: &TenantId, ask: UntriedQuery) -> Result<UntriedPage> {
         let tenant = tenant.clone();
         self.read(move |db| overdue::read_untried(db, &tenant, &ask)).await
     }
 
-    async fn change(&self, tenant: &TenantId, id: DeliveryId, change: Change, now: Timestamp) -> Result<Changed> {
+    async fn change(
+        &self,
+        tenant: &TenantId,
+        id: DeliveryId,
+        change: DeliveryChange,
+        now: Timestamp,
+    ) -> Result<DeliveryChanged> {
         let tenant = tenant.clone();
         self.writer.write(move |transaction| change::change(transaction, &tenant, id, change, now)).await?
     }
@@ -62,7 +69,7 @@ impl Queue for Embedded {
         let (tenant, id) = (tenant.clone(), id.clone());
         let is_done = self.writer.write(move |transaction| expunge::expunge(transaction, &tenant, &id)).await??;
         if is_done {
-            self.folder.wipe();
+            self.checkpointer.empty_log();
         }
         Ok(is_done)
     }
@@ -76,23 +83,23 @@ impl Queue for Embedded {
         Ok(found.scrubbed)
     }
 
-    async fn forget(&self, horizon: Horizon) -> Result<Forgotten> {
-        let found = self.read(move |db| forget::look(db, &horizon)).await?;
+    async fn forget(&self, horizon: RetentionHorizon) -> Result<ForgottenCounts> {
+        let found = self.read(move |db| forget::find_candidates(db, &horizon)).await?;
         let forgotten = self.writer.write(move |transaction| forget::forget(transaction, &found, &horizon)).await?;
         if forgotten.next.is_none() {
-            self.forget_the_rest(horizon).await?;
+            self.forget_unreferenced(horizon).await?;
         }
         Ok(forgotten)
     }
 }
 
-impl Embedded {
+impl EmbeddedStore {
     /// Data that nobody wanted, idle lanes, and endpoints and tenants that were
     /// deleted long ago.
-    async fn forget_the_rest(&self, horizon: Horizon) -> Result<()> {
+    async fn forget_unreferenced(&self, horizon: RetentionHorizon) -> Result<()> {
         let mut after = 0;
         loop {
-            let unmatched = self.read(move |db| forget::look_for_unmatched(db, &horizon, after)).await?;
+            let unmatched = self.read(move |db| forget::find_unmatched(db, &horizon, after)).await?;
             let Some(last) = unmatched.last() else { break };
             after = *last;
             self.writer.write_later(move |transaction| forget::forget_unmatched(transaction, &unmatched)).await?;
@@ -100,14 +107,14 @@ impl Embedded {
         let mut after = None;
         loop {
             let from = after.take();
-            let lanes = self.read(move |db| forget::look_for_lanes(db, &horizon, from)).await?;
+            let lanes = self.read(move |db| forget::find_idle_lanes(db, &horizon, from)).await?;
             after = lanes.last().cloned();
             if after.is_none() {
                 break;
             }
             self.writer.write(move |transaction| forget::forget_lanes(transaction.db, &lanes, &horizon)).await?;
         }
-        let deleted = self.read(move |db| forget::look_for_deleted(db, &horizon)).await?;
+        let deleted = self.read(move |db| forget::find_deleted(db, &horizon)).await?;
         self.writer.write(move |transaction| forget::forget_deleted(transaction.db, &deleted)).await
     }
 }

@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use rusqlite::{Connection, OptionalExtension};
 use tracing::{error, info};
 
-use super::wal::{self, LogState};
+use super::wal::{self, WalState};
 use super::{Durability, notes, prepare, scrub};
 use crate::store::ScrubStep;
 
@@ -27,7 +27,7 @@ const NEWEST: usize = 1_000;
 pub fn open(path: &Path, durability: Durability) -> anyhow::Result<Connection> {
     let (began, log) = (Instant::now(), with_suffix(path, "-wal"));
     let state = wal::secure(&log).with_context(|| format!("cannot make the log {} durable", log.display()))?;
-    if let LogState::Damaged { usable, unusable } = state {
+    if let WalState::Damaged { usable, unusable } = state {
         let kept = with_suffix(path, "-wal.damaged");
         let is_kept = std::fs::copy(&log, &kept).is_ok();
         error!(
@@ -42,13 +42,13 @@ pub fn open(path: &Path, durability: Durability) -> anyhow::Result<Connection> {
     }
     let db = Connection::open(path).with_context(|| format!("cannot open the store {}", path.display()))?;
     prepare(&db, durability).with_context(|| format!("cannot prepare the store {}", path.display()))?;
-    if state == LogState::Empty {
+    if state == WalState::Empty {
         return Ok(db);
     }
-    fold(&db, &log).with_context(|| format!("cannot fold the log {} into the store", log.display()))?;
-    if matches!(state, LogState::Damaged { .. }) {
+    checkpoint_log(&db, &log).with_context(|| format!("cannot fold the log {} into the store", log.display()))?;
+    if matches!(state, WalState::Damaged { .. }) {
         // The file may hold pages that are newer than what is left of the log.
-        whole(&db, path, "quick_check", None)?;
+        check_integrity(&db, path, "quick_check", None)?;
     }
     let millis = began.elapsed().as_millis();
     info!(millis, "the last run did not close the store; its log was made durable in {millis} ms");
@@ -56,7 +56,7 @@ pub fn open(path: &Path, durability: Durability) -> anyhow::Result<Connection> {
 }
 
 /// Folds the whole log into the file, and empties it for good.
-fn fold(db: &Connection, log: &Path) -> anyhow::Result<()> {
+fn checkpoint_log(db: &Connection, log: &Path) -> anyhow::Result<()> {
     let is_busy: bool = db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))?;
     if is_busy {
         bail!("something else reads it; end what has the store open");
@@ -74,10 +74,10 @@ fn fold(db: &Connection, log: &Path) -> anyhow::Result<()> {
 pub fn check(db: &Connection, path: &Path) -> anyhow::Result<()> {
     let sql = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size";
     if db.query_row(sql, [], |row| row.get::<_, i64>(0))? <= WHOLE_BYTES_MAX {
-        whole(db, path, "integrity_check", None)?;
+        check_integrity(db, path, "integrity_check", None)?;
     }
     for table in SMALL_TABLES {
-        whole(db, path, "quick_check", Some(table))?;
+        check_integrity(db, path, "quick_check", Some(table))?;
     }
     if let Some(name) = notes::damaged(db)? {
         bail!("{}", damaged(path, &format!("its note {name} is not what was written")));
@@ -93,7 +93,7 @@ pub fn check(db: &Connection, path: &Path) -> anyhow::Result<()> {
 }
 
 /// Asks SQLite whether a table, or everything, fits together.
-fn whole(db: &Connection, path: &Path, check: &str, table: Option<&str>) -> anyhow::Result<()> {
+fn check_integrity(db: &Connection, path: &Path, check: &str, table: Option<&str>) -> anyhow::Result<()> {
     let of = table.map_or(String::from("(1)"), |table| format!("({table})"));
     let answer: String = db
         .query_row(&format!("PRAGMA {check}{of}"), [], |row| row.get(0))
@@ -119,7 +119,7 @@ mod tests {
     /// log on another thread.
     async fn store(folder: &Path) -> std::path::PathBuf {
         let path = folder.join("posthaste.db");
-        super::super::Embedded::open(folder, Durability::Unsynced).unwrap().close().await;
+        super::super::EmbeddedStore::open(folder, Durability::Unsynced).unwrap().close().await;
         path
     }
 

@@ -10,9 +10,9 @@ use anyhow::{Context, bail};
 use rusqlite::Connection;
 
 use super::rows::uuid_of;
-use super::{Durability, fit_key, lock, migrate, notes, prepare};
+use super::{Durability, check_master_key, lock, migrate, notes, prepare};
 use crate::model::id::EndpointId;
-use crate::store::seal::{CHECK_NOTE, LINK_KEY_NOTE, Seal, Unopened, about_secret, about_settings, about_urls};
+use crate::store::seal::{CHECK_NOTE, LINK_KEY_NOTE, Seal, SealError, about_secret, about_settings, about_urls};
 
 /// Puts a new key into this file, before the old one, and seals everything
 /// under it. Returns how many texts there were.
@@ -25,7 +25,7 @@ pub fn rewrap(folder: &Path, file: &Path) -> anyhow::Result<usize> {
     let mut db = Connection::open(&path).with_context(|| format!("cannot open the store {}", path.display()))?;
     prepare(&db, Durability::Synced).with_context(|| format!("cannot prepare the store {}", path.display()))?;
     migrate(&db, &path)?;
-    fit_key(&db, &Seal::read(file)?)?;
+    check_master_key(&db, &Seal::read(file)?)?;
     let seal = &Seal::begin_rotation(file)?;
     db.execute_batch("PRAGMA secure_delete = ON")?;
     let transaction = db.transaction()?;
@@ -71,7 +71,7 @@ fn each(
     while let Some(row) = rows.next()? {
         let endpoint = EndpointId(uuid_of(row.get(1)?));
         let sealed = seal.reseal(&about(endpoint), &row.get::<_, Vec<u8>>(2)?);
-        let sealed = sealed.ok_or_else(|| Unopened(format!("what is kept of endpoint {endpoint}")))?;
+        let sealed = sealed.ok_or_else(|| SealError(format!("what is kept of endpoint {endpoint}")))?;
         found.push((row.get(0)?, sealed));
     }
     Ok(found)

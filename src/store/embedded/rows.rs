@@ -6,7 +6,7 @@ use rusqlite::Row;
 use uuid::Uuid;
 
 use crate::model::checksum::Checksum;
-use crate::model::delivery::{Progress, Tally};
+use crate::model::delivery::{Progress, ShortBudgetCounts};
 use crate::model::span::Span;
 pub use crate::store::codes::*;
 
@@ -27,7 +27,7 @@ pub fn attempt_no(delivery: i64, number: u32) -> i64 {
 
 /// What of a delivery's own row goes on the wire, apart from its event.
 #[derive(Debug, Clone, Copy)]
-pub struct SentColumns {
+pub struct RequestColumns {
     /// Its number.
     pub no: i64,
     /// When it was created: with its number, its id.
@@ -38,7 +38,7 @@ pub struct SentColumns {
     pub seq: Option<i64>,
 }
 
-impl SentColumns {
+impl RequestColumns {
     /// The row's checksum, which goes on from its event's.
     pub fn checksum(&self, of_event: i64) -> i64 {
         [of_event, self.no, self.created_at, self.format, self.seq.unwrap_or(-1)]
@@ -59,7 +59,7 @@ pub fn progress_from(row: &Row<'_>, first: usize) -> rusqlite::Result<Progress> 
         attempts_before: row.get(first + 1)?,
         age_from: row.get::<_, Option<i64>>(first + 2)?.map(at),
         held_before: Duration::from_millis(row.get::<_, i64>(first + 3)?.max(0) as u64),
-        tally: Tally {
+        short_budget_counts: ShortBudgetCounts {
             not_found: row.get(first + 4)?,
             no_such_name: row.get(first + 5)?,
             forbidden_target: row.get(first + 6)?,

@@ -8,14 +8,14 @@
 use rusqlite::{OptionalExtension, params};
 use tracing::error;
 
-use super::Embedded;
+use super::EmbeddedStore;
 use crate::store::Result;
 
 const ROWS_PER_STEP: i64 = 1_000;
 
-impl Embedded {
+impl EmbeddedStore {
     /// Starts a sweep in the background.
-    pub(super) fn sweep_soon(&self) {
+    pub(super) fn start_sweep(&self) {
         let writer = self.writer.clone();
         tokio::spawn(async move {
             if let Err(problem) = sweep(&writer).await {
@@ -28,7 +28,7 @@ impl Embedded {
 }
 
 async fn sweep(writer: &super::writer::Writer) -> Result<()> {
-    let mut place = Some(Place { endpoint: 0, after: 0 });
+    let mut place = Some(SweepPosition { endpoint: 0, after: 0 });
     while let Some(here) = place {
         place = writer.write(move |transaction| step(transaction.db, here)).await?;
     }
@@ -37,13 +37,13 @@ async fn sweep(writer: &super::writer::Writer) -> Result<()> {
 
 /// How far a sweep has come.
 #[derive(Clone, Copy)]
-struct Place {
+struct SweepPosition {
     endpoint: i64,
     after: i64,
 }
 
 /// Cancels some; returns where to go on, or nothing when all is done.
-fn step(db: &rusqlite::Connection, place: Place) -> rusqlite::Result<Option<Place>> {
+fn step(db: &rusqlite::Connection, place: SweepPosition) -> rusqlite::Result<Option<SweepPosition>> {
     let next = "SELECT no, deleted_at FROM endpoints WHERE deleted_at IS NOT NULL AND swept_at IS NULL LIMIT 1";
     let found: Option<(i64, i64)> =
         db.prepare_cached(next)?.query_row([], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
@@ -59,12 +59,12 @@ fn step(db: &rusqlite::Connection, place: Place) -> rusqlite::Result<Option<Plac
     let Some(last) = last else {
         db.execute("UPDATE endpoints SET swept_at = deleted_at WHERE no = ?", [endpoint])?;
         db.execute("DELETE FROM lanes WHERE endpoint = ?", [endpoint])?;
-        return Ok(Some(Place { endpoint, after: 0 }));
+        return Ok(Some(SweepPosition { endpoint, after: 0 }));
     };
     db.execute(
         "UPDATE deliveries SET state = 3, finished_at = ?, passed = 1, behind = 0, look_at = NULL, urgent = 0
          WHERE endpoint = ? AND no > ? AND no <= ? AND state = 0",
         params![deleted_at, endpoint, after, last],
     )?;
-    Ok(Some(Place { endpoint, after: last }))
+    Ok(Some(SweepPosition { endpoint, after: last }))
 }

@@ -28,7 +28,7 @@ const CHUNK_BYTES: usize = 1024 * 1024;
 
 /// What a log holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogState {
+pub enum WalState {
     /// Nothing: the last run closed the store.
     Empty,
     /// Frames that all fit together, up to the end or to what an earlier
@@ -44,15 +44,15 @@ pub enum LogState {
 }
 
 /// Makes a log durable as it is seen now, and tells what it holds.
-pub fn secure(log: &Path) -> io::Result<LogState> {
+pub fn secure(log: &Path) -> io::Result<WalState> {
     let file = match File::options().read(true).write(true).open(log) {
         Ok(file) => file,
-        Err(problem) if problem.kind() == io::ErrorKind::NotFound => return Ok(LogState::Empty),
+        Err(problem) if problem.kind() == io::ErrorKind::NotFound => return Ok(WalState::Empty),
         Err(problem) => return Err(problem),
     };
     let length = file.metadata()?.len();
     if length == 0 {
-        return Ok(LogState::Empty);
+        return Ok(WalState::Empty);
     }
     let mut reader = FrameReader::default();
     let mut chunk = vec![0; CHUNK_BYTES];
@@ -72,7 +72,7 @@ pub fn secure(log: &Path) -> io::Result<LogState> {
 #[derive(Default)]
 struct FrameReader {
     unread: Vec<u8>,
-    round: Option<Round>,
+    round: Option<WalHeader>,
     is_header_damaged: bool,
     usable: usize,
     unusable: usize,
@@ -80,7 +80,7 @@ struct FrameReader {
 }
 
 /// What the header says of the frames that belong to it.
-struct Round {
+struct WalHeader {
     is_big_endian: bool,
     page_bytes: usize,
     salts: [u8; 8],
@@ -98,7 +98,7 @@ impl FrameReader {
                 return;
             };
             rest = after;
-            self.round = Round::of(header);
+            self.round = WalHeader::of(header);
             self.is_header_damaged = self.round.is_none();
         }
         if let Some(round) = &mut self.round {
@@ -117,17 +117,17 @@ impl FrameReader {
         }
     }
 
-    fn state(&self) -> LogState {
+    fn state(&self) -> WalState {
         match (self.is_header_damaged, self.unusable) {
-            (false, 0) => LogState::Whole,
+            (false, 0) => WalState::Whole,
             // Whatever is behind such a header cannot be told apart.
-            (true, _) => LogState::Damaged { usable: 0, unusable: 0 },
-            (false, unusable) => LogState::Damaged { usable: self.usable, unusable },
+            (true, _) => WalState::Damaged { usable: 0, unusable: 0 },
+            (false, unusable) => WalState::Damaged { usable: self.usable, unusable },
         }
     }
 }
 
-impl Round {
+impl WalHeader {
     fn of(header: &[u8]) -> Option<Self> {
         let magic = number(header, 0);
         let is_big_endian = match magic {
@@ -206,11 +206,11 @@ mod tests {
     fn a_log_that_a_crash_left_is_whole_and_stays_as_it_is() {
         let folder = tempfile::tempdir().unwrap();
         let (log, bytes) = crashed(folder.path());
-        assert_eq!(secure(&log).unwrap(), LogState::Whole);
+        assert_eq!(secure(&log).unwrap(), WalState::Whole);
         assert_eq!(std::fs::read(&log).unwrap(), bytes);
-        assert_eq!(secure(&folder.path().join("none")).unwrap(), LogState::Empty);
+        assert_eq!(secure(&folder.path().join("none")).unwrap(), WalState::Empty);
         std::fs::write(&log, b"").unwrap();
-        assert_eq!(secure(&log).unwrap(), LogState::Empty);
+        assert_eq!(secure(&log).unwrap(), WalState::Empty);
     }
 
     #[test]
@@ -224,7 +224,7 @@ mod tests {
             damaged[at / 8] ^= 1 << (at % 8);
             std::fs::write(&log, &damaged).unwrap();
             let state = secure(&log).unwrap();
-            let LogState::Damaged { usable, unusable } = state else { panic!("bit {at} was not noticed: {state:?}") };
+            let WalState::Damaged { usable, unusable } = state else { panic!("bit {at} was not noticed: {state:?}") };
             if at / 8 >= HEADER_BYTES {
                 let frame = (at / 8 - HEADER_BYTES) / frame_bytes;
                 assert_eq!(usable, frame, "bit {at}");
@@ -248,7 +248,7 @@ mod tests {
         let log = std::fs::read(folder.path().join("a.db-wal")).unwrap();
         let mut reader = FrameReader::default();
         log.chunks(1_000).for_each(|chunk| reader.read(chunk));
-        assert_eq!(reader.state(), LogState::Whole);
+        assert_eq!(reader.state(), WalState::Whole);
         assert!(reader.is_broken && reader.usable < 5, "the old frames are still there");
     }
 }

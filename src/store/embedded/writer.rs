@@ -7,7 +7,7 @@
 //! waits behind more than a little of it.
 //!
 //! Invariant: a job's caller hears of success only after its commit is on
-//! disk and the catalogue in memory shows it.
+//! disk and the catalog in memory shows it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,15 +19,15 @@ use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 use tracing::error;
 
-use super::fold::Folding;
-use crate::metrics::Commits;
-use crate::model::audit::Asker;
+use super::checkpoint::CheckpointTrigger;
+use crate::metrics::CommitMetrics;
+use crate::model::audit::Caller;
 use crate::model::id::TenantId;
-use crate::model::limits::Usage;
+use crate::model::limits::TenantUsage;
 use crate::model::tenant::Tenant;
-use crate::store::index::Index;
+use crate::store::catalog_index::CatalogIndex;
 use crate::store::seal::Seal;
-use crate::store::{Error, Result, asker};
+use crate::store::{Error, Result, caller};
 
 /// How many jobs one transaction takes at most, so that the first of them
 /// does not wait for a whole flood.
@@ -39,36 +39,36 @@ const JOBS_WAITING_MAX: usize = 4_096;
 
 const DAY_MS: i64 = 86_400_000;
 
-type AfterCommit = Box<dyn FnOnce(&mut Index) + Send>;
+type IndexUpdate = Box<dyn FnOnce(&mut CatalogIndex) + Send>;
 
 /// Whether somebody waits for a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Turn {
+enum WritePriority {
     First,
     Later,
 }
 
 /// Something to write, and someone to tell.
-trait Job: Send {
-    fn apply(&mut self, transaction: &mut Transaction<'_>) -> rusqlite::Result<()>;
+trait WriteJob: Send {
+    fn apply(&mut self, transaction: &mut WriteTransaction<'_>) -> rusqlite::Result<()>;
     fn finish(self: Box<Self>, committed: Result<()>);
 }
 
-struct Asked<F, T> {
+struct AnsweredJob<F, T> {
     job: Option<F>,
-    asker: Option<Arc<Asker>>,
+    caller: Option<Arc<Caller>>,
     value: Option<T>,
     answer: oneshot::Sender<Result<T>>,
 }
 
-impl<F, T> Job for Asked<F, T>
+impl<F, T> WriteJob for AnsweredJob<F, T>
 where
-    F: FnOnce(&mut Transaction<'_>) -> rusqlite::Result<T> + Send,
+    F: FnOnce(&mut WriteTransaction<'_>) -> rusqlite::Result<T> + Send,
     T: Send,
 {
-    fn apply(&mut self, transaction: &mut Transaction<'_>) -> rusqlite::Result<()> {
+    fn apply(&mut self, transaction: &mut WriteTransaction<'_>) -> rusqlite::Result<()> {
         let job = self.job.take().expect("a job is applied once");
-        transaction.asker = self.asker.take();
+        transaction.caller = self.caller.take();
         self.value = Some(job(transaction)?);
         Ok(())
     }
@@ -81,51 +81,51 @@ where
 }
 
 /// What a job works with.
-pub struct Transaction<'a> {
+pub struct WriteTransaction<'a> {
     /// The connection, inside the transaction.
     pub db: &'a Connection,
     /// What secrets are sealed with.
     pub seal: &'a Seal,
-    /// The catalogue as of the last commit.
-    pub index: &'a Arc<RwLock<Index>>,
+    /// The catalog as of the last commit.
+    pub index: &'a Arc<RwLock<CatalogIndex>>,
     /// The number the next delivery gets.
     pub next_delivery: &'a mut i64,
-    after_commit: &'a mut Vec<AfterCommit>,
-    tally: &'a mut Vec<Counted>,
-    grown: &'a mut HashMap<TenantId, Grown>,
+    after_commit: &'a mut Vec<IndexUpdate>,
+    counts: &'a mut Vec<CountChange>,
+    growth: &'a mut HashMap<TenantId, UsageGrowth>,
     /// The types of the operational events that this job wrote.
-    pub told: Vec<&'static str>,
+    pub operational_events: Vec<&'static str>,
     /// In whose name this job is done, if in anybody's.
-    pub asker: Option<Arc<Asker>>,
+    pub caller: Option<Arc<Caller>>,
 }
 
 /// Something that is counted once it is durable.
 #[derive(Clone, Copy)]
-enum Counted {
+enum CountChange {
     /// More deliveries wait for an endpoint, or fewer.
     Waiting { endpoint: i64, more: i64 },
     /// A tenant's events of a day take up more, or less.
     Stored { tenant: i64, day: i64, more: i64 },
 }
 
-/// What a tenant uses more than the catalogue shows, in this transaction.
+/// What a tenant uses more than the catalog shows, in this transaction.
 #[derive(Clone, Copy, Default)]
-struct Grown {
+struct UsageGrowth {
     endpoints: u64,
     settings_bytes: i64,
     tokens: u64,
 }
 
-impl Transaction<'_> {
+impl WriteTransaction<'_> {
     /// Counts deliveries that wait for an endpoint from now on, or no longer do.
     pub fn count_waiting(&mut self, endpoint: i64, more: i64) {
-        self.tally.push(Counted::Waiting { endpoint, more });
+        self.counts.push(CountChange::Waiting { endpoint, more });
     }
 
     /// Counts what a tenant's events, accepted at this time, take up from now
     /// on, or no longer do.
     pub fn count_stored(&mut self, tenant: i64, accepted_ms: i64, more: i64) {
-        self.tally.push(Counted::Stored { tenant, day: accepted_ms.div_euclid(DAY_MS), more });
+        self.counts.push(CountChange::Stored { tenant, day: accepted_ms.div_euclid(DAY_MS), more });
     }
 
     /// Takes one endpoint more, or settings that grow, if the tenant's limits
@@ -133,9 +133,9 @@ impl Transaction<'_> {
     pub fn grow_settings(&mut self, tenant: &TenantId, endpoints: u64, bytes: i64) -> Result<()> {
         let Some((usage, known)) = self.usage(tenant) else { return Err(Error::NotFound("tenant")) };
         usage.admits_settings(tenant, &known.limits, endpoints, bytes).map_err(Error::OverLimit)?;
-        let grown = self.grown.entry(tenant.clone()).or_default();
-        grown.endpoints += endpoints;
-        grown.settings_bytes += bytes;
+        let growth = self.growth.entry(tenant.clone()).or_default();
+        growth.endpoints += endpoints;
+        growth.settings_bytes += bytes;
         Ok(())
     }
 
@@ -143,37 +143,37 @@ impl Transaction<'_> {
     pub fn grow_tokens(&mut self, tenant: &TenantId) -> Result<()> {
         let Some((usage, known)) = self.usage(tenant) else { return Err(Error::NotFound("tenant")) };
         usage.admits_token(tenant, &known.limits).map_err(Error::OverLimit)?;
-        self.grown.entry(tenant.clone()).or_default().tokens += 1;
+        self.growth.entry(tenant.clone()).or_default().tokens += 1;
         Ok(())
     }
 
     /// What a tenant uses with what this transaction adds. A tenant that this
-    /// very transaction made is not in the catalogue, and uses nothing.
-    fn usage(&self, id: &TenantId) -> Option<(Usage, Arc<Tenant>)> {
-        let index = self.index.read().expect("no writer of the catalogue panics");
+    /// very transaction made is not in the catalog, and uses nothing.
+    fn usage(&self, id: &TenantId) -> Option<(TenantUsage, Arc<Tenant>)> {
+        let index = self.index.read().expect("no writer of the catalog panics");
         let (usage, tenant) = (index.usage(id)?, index.tenant(id)?);
-        let grown = self.grown.get(id).copied().unwrap_or_default();
-        let usage = Usage {
-            endpoints: usage.endpoints + grown.endpoints,
-            settings_bytes: usage.settings_bytes.saturating_add_signed(grown.settings_bytes),
-            tokens: usage.tokens + grown.tokens,
+        let growth = self.growth.get(id).copied().unwrap_or_default();
+        let usage = TenantUsage {
+            endpoints: usage.endpoints + growth.endpoints,
+            settings_bytes: usage.settings_bytes.saturating_add_signed(growth.settings_bytes),
+            tokens: usage.tokens + growth.tokens,
             ..usage
         };
         Some((usage, tenant))
     }
 
     /// How far counting has come.
-    pub fn tallied(&self) -> usize {
-        self.tally.len()
+    pub fn count_mark(&self) -> usize {
+        self.counts.len()
     }
 
     /// Takes back what was counted since, with what was rolled back.
-    pub fn untally(&mut self, tallied: usize) {
-        self.tally.truncate(tallied);
+    pub fn undo_counts(&mut self, tallied: usize) {
+        self.counts.truncate(tallied);
     }
 
-    /// Changes the catalogue in memory once this transaction is durable.
-    pub fn after_commit(&mut self, change: impl FnOnce(&mut Index) + Send + 'static) {
+    /// Changes the catalog in memory once this transaction is durable.
+    pub fn after_commit(&mut self, change: impl FnOnce(&mut CatalogIndex) + Send + 'static) {
         self.after_commit.push(Box::new(change));
     }
 }
@@ -181,7 +181,7 @@ impl Transaction<'_> {
 /// The door to the writer.
 #[derive(Clone)]
 pub struct Writer {
-    jobs: mpsc::Sender<(Turn, Box<dyn Job>)>,
+    jobs: mpsc::Sender<(WritePriority, Box<dyn WriteJob>)>,
 }
 
 impl Writer {
@@ -189,15 +189,15 @@ impl Writer {
     pub fn start(
         db: Connection,
         seal: Seal,
-        index: Arc<RwLock<Index>>,
+        index: Arc<RwLock<CatalogIndex>>,
         next_delivery: i64,
-        commits: Arc<Commits>,
-        folding: Folding,
+        commits: Arc<CommitMetrics>,
+        checkpoint_trigger: CheckpointTrigger,
     ) -> (Self, JoinHandle<()>) {
         let (jobs, waiting) = mpsc::channel(JOBS_WAITING_MAX);
         let thread = std::thread::Builder::new()
             .name("store-writer".into())
-            .spawn(move || run(&db, &seal, &index, next_delivery, &commits, &folding, waiting))
+            .spawn(move || run(&db, &seal, &index, next_delivery, &commits, &checkpoint_trigger, waiting))
             .expect("a thread can be started");
         (Self { jobs }, thread)
     }
@@ -208,27 +208,27 @@ impl Writer {
     /// rolls back the whole transaction.
     pub async fn write<T: Send + 'static>(
         &self,
-        job: impl FnOnce(&mut Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
+        job: impl FnOnce(&mut WriteTransaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.ask(Turn::First, job).await
+        self.ask(WritePriority::First, job).await
     }
 
     /// The same for what nobody waits for: it lets others go before it.
     pub async fn write_later<T: Send + 'static>(
         &self,
-        job: impl FnOnce(&mut Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
+        job: impl FnOnce(&mut WriteTransaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.ask(Turn::Later, job).await
+        self.ask(WritePriority::Later, job).await
     }
 
     async fn ask<T: Send + 'static>(
         &self,
-        turn: Turn,
-        job: impl FnOnce(&mut Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
+        turn: WritePriority,
+        job: impl FnOnce(&mut WriteTransaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         let (answer, answered) = oneshot::channel();
         let stopped = || Error::Unavailable("it has been closed".into());
-        let job = Box::new(Asked { job: Some(job), asker: asker(), value: None, answer });
+        let job = Box::new(AnsweredJob { job: Some(job), caller: caller(), value: None, answer });
         self.jobs.send((turn, job)).await.map_err(|_| stopped())?;
         answered.await.map_err(|_| stopped())?
     }
@@ -236,14 +236,14 @@ impl Writer {
 
 /// Those whose turn comes next.
 #[derive(Default)]
-struct Line {
-    first: VecDeque<Box<dyn Job>>,
-    later: VecDeque<Box<dyn Job>>,
+struct WriteQueue {
+    first: VecDeque<Box<dyn WriteJob>>,
+    later: VecDeque<Box<dyn WriteJob>>,
 }
 
-impl Line {
+impl WriteQueue {
     /// Returns once there is something to do, or false when never again.
-    fn wait(&mut self, waiting: &mut mpsc::Receiver<(Turn, Box<dyn Job>)>) -> bool {
+    fn wait(&mut self, waiting: &mut mpsc::Receiver<(WritePriority, Box<dyn WriteJob>)>) -> bool {
         if self.first.is_empty() && self.later.is_empty() {
             match waiting.blocking_recv() {
                 Some(job) => self.push(job),
@@ -258,15 +258,15 @@ impl Line {
         true
     }
 
-    fn push(&mut self, (turn, job): (Turn, Box<dyn Job>)) {
+    fn push(&mut self, (turn, job): (WritePriority, Box<dyn WriteJob>)) {
         match turn {
-            Turn::First => self.first.push_back(job),
-            Turn::Later => self.later.push_back(job),
+            WritePriority::First => self.first.push_back(job),
+            WritePriority::Later => self.later.push_back(job),
         }
     }
 
     /// What the next transaction takes.
-    fn take(&mut self) -> Vec<Box<dyn Job>> {
+    fn take(&mut self) -> Vec<Box<dyn WriteJob>> {
         let (first, later) = (self.first.len().min(JOBS_PER_COMMIT), self.later.len().min(LATER_PER_COMMIT));
         self.first.drain(..first).chain(self.later.drain(..later)).collect()
     }
@@ -275,18 +275,18 @@ impl Line {
 fn run(
     db: &Connection,
     seal: &Seal,
-    index: &Arc<RwLock<Index>>,
+    index: &Arc<RwLock<CatalogIndex>>,
     mut next_delivery: i64,
-    commits: &Commits,
-    folding: &Folding,
-    mut waiting: mpsc::Receiver<(Turn, Box<dyn Job>)>,
+    commits: &CommitMetrics,
+    folding: &CheckpointTrigger,
+    mut waiting: mpsc::Receiver<(WritePriority, Box<dyn WriteJob>)>,
 ) {
-    let mut line = Line::default();
+    let mut line = WriteQueue::default();
     while line.wait(&mut waiting) {
         let jobs = line.take();
         let count = jobs.len();
         commit(db, seal, index, &mut next_delivery, commits, jobs);
-        folding.wrote(count);
+        folding.jobs_written(count);
     }
     // What is left in the log is made durable once more by the next start.
     if let Err(problem) = db.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)") {
@@ -297,26 +297,26 @@ fn run(
 fn commit(
     db: &Connection,
     seal: &Seal,
-    index: &Arc<RwLock<Index>>,
+    index: &Arc<RwLock<CatalogIndex>>,
     next_delivery: &mut i64,
-    commits: &Commits,
-    mut jobs: Vec<Box<dyn Job>>,
+    commits: &CommitMetrics,
+    mut jobs: Vec<Box<dyn WriteJob>>,
 ) {
     let began = Instant::now();
-    let (mut after_commit, mut tally, mut grown) = (Vec::new(), Vec::new(), HashMap::new());
+    let (mut after_commit, mut tally, mut growth) = (Vec::new(), Vec::new(), HashMap::new());
     let attempt = catch_unwind(AssertUnwindSafe(|| -> rusqlite::Result<()> {
         db.execute_batch("BEGIN IMMEDIATE")?;
         for job in &mut jobs {
-            let mut transaction = Transaction {
+            let mut transaction = WriteTransaction {
                 db,
                 seal,
                 index,
                 next_delivery,
                 after_commit: &mut after_commit,
-                tally: &mut tally,
-                grown: &mut grown,
-                told: Vec::new(),
-                asker: None,
+                counts: &mut tally,
+                growth: &mut growth,
+                operational_events: Vec::new(),
+                caller: None,
             };
             job.apply(&mut transaction)?;
         }
@@ -331,11 +331,11 @@ fn commit(
     match &outcome {
         Ok(()) => {
             commits.committed(jobs.len(), began.elapsed());
-            let mut index = index.write().expect("no reader of the catalogue panics");
+            let mut index = index.write().expect("no reader of the catalog panics");
             for counted in tally {
                 match counted {
-                    Counted::Waiting { endpoint, more } => index.count_waiting(endpoint, more),
-                    Counted::Stored { tenant, more, .. } => index.count_stored(tenant, more),
+                    CountChange::Waiting { endpoint, more } => index.count_waiting(endpoint, more),
+                    CountChange::Stored { tenant, more, .. } => index.count_stored(tenant, more),
                 }
             }
             after_commit.into_iter().for_each(|change| change(&mut index));
@@ -354,10 +354,10 @@ fn commit(
 
 /// Writes what events take up: one row for each tenant and day that this
 /// transaction touched, however many events it holds.
-fn keep_stored(db: &Connection, tally: &[Counted]) -> rusqlite::Result<()> {
+fn keep_stored(db: &Connection, tally: &[CountChange]) -> rusqlite::Result<()> {
     let mut days: BTreeMap<(i64, i64), i64> = BTreeMap::new();
     for counted in tally {
-        if let Counted::Stored { tenant, day, more } = counted {
+        if let CountChange::Stored { tenant, day, more } = counted {
             *days.entry((*tenant, *day)).or_insert(0) += more;
         }
     }
@@ -397,8 +397,8 @@ mod tests {
 
     struct Nothing;
 
-    impl Job for Nothing {
-        fn apply(&mut self, _: &mut Transaction<'_>) -> rusqlite::Result<()> {
+    impl WriteJob for Nothing {
+        fn apply(&mut self, _: &mut WriteTransaction<'_>) -> rusqlite::Result<()> {
             Ok(())
         }
         fn finish(self: Box<Self>, _: Result<()>) {}
@@ -408,10 +408,10 @@ mod tests {
     fn what_somebody_waits_for_goes_before_what_only_has_to_be_kept() {
         let (jobs, mut waiting) = mpsc::channel(JOBS_WAITING_MAX);
         for n in 0..1_000 {
-            let turn = if n % 100 == 99 { Turn::First } else { Turn::Later };
-            jobs.try_send((turn, Box::new(Nothing) as Box<dyn Job>)).unwrap();
+            let turn = if n % 100 == 99 { WritePriority::First } else { WritePriority::Later };
+            jobs.try_send((turn, Box::new(Nothing) as Box<dyn WriteJob>)).unwrap();
         }
-        let mut line = Line::default();
+        let mut line = WriteQueue::default();
         assert!(line.wait(&mut waiting));
         assert_eq!(line.take().len(), 10 + LATER_PER_COMMIT, "all of the first, and a little of the others");
         // Nobody is forgotten.

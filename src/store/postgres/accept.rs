@@ -7,29 +7,29 @@ use std::sync::atomic::Ordering;
 
 use tokio::sync::oneshot;
 
-use super::Shared;
-use super::line::{Work, Written};
-use super::numbers::first_of;
+use super::PostgresState;
+use super::accept_batch::{AcceptBatch, IdColumns, LanePositions};
+use super::group_commit::{BatchJob, BatchResult};
 use super::rows::{at, millis};
-use super::tx::{Tx, bind, bound, is_known_id, is_taken, patiently};
-use super::writing::{Ids, Places, Writing};
-use crate::store::{Accepted, Error, NewEvent, Result, Together};
+use super::snowflake::first_of;
+use super::transaction::{PgTransaction, bind, bound, is_known_id, is_taken, with_timeout};
+use crate::store::{AcceptResult, BatchMode, Error, Result, RoutedEvent};
 
 /// Events that wait to be accepted.
-pub struct Job {
+pub struct AcceptJob {
     /// They.
-    pub events: Vec<NewEvent>,
+    pub events: Vec<RoutedEvent>,
     /// Whether they stand or fall as one.
-    pub together: Together,
+    pub mode: BatchMode,
     /// Who waits for it.
-    pub answer: oneshot::Sender<Result<Vec<Accepted>>>,
+    pub answer: oneshot::Sender<Result<Vec<AcceptResult>>>,
 }
 
 /// How often numbers that another node gave out at the same time are given up
 /// for others.
 const TRIES: usize = 3;
 
-impl Work for Job {
+impl BatchJob for AcceptJob {
     // One at a time: numbers are given in the order in which lanes grow.
     const ABREAST: usize = 1;
     const MOST: usize = 1_024;
@@ -39,12 +39,12 @@ impl Work for Job {
         self.events.iter().map(|new| 1 + new.targets.len() / 4 + new.event.data.len() / 16_384).sum()
     }
 
-    async fn write(shared: &Arc<Shared>, mut jobs: Vec<Self>) -> Written<Self> {
+    async fn write(shared: &Arc<PostgresState>, mut jobs: Vec<Self>) -> BatchResult<Self> {
         // Whoever has given up sends it again.
         jobs.retain(|job| !job.answer.is_closed());
-        let later = set_aside(&mut jobs);
+        let later = defer_repeated_ids(&mut jobs);
         if jobs.is_empty() {
-            return Written { is_written: true, later };
+            return BatchResult { is_written: true, later };
         }
         let mut outcome = Err(Error::Outdated);
         for _ in 0..TRIES {
@@ -63,7 +63,7 @@ impl Work for Job {
             Err(problem) => {
                 if matches!(problem, Error::Outdated) {
                     // Whoever asks again is matched with what is known then.
-                    let _ = shared.refresh_catalogue().await;
+                    let _ = shared.refresh_catalog().await;
                 } else {
                     // It may be durable all the same, and nobody else looks for it.
                     shared.is_unsure.store(true, Ordering::Release);
@@ -73,18 +73,18 @@ impl Work for Job {
                 }
             }
         }
-        Written { is_written, later }
+        BatchResult { is_written, later }
     }
 }
 
 /// Takes out the jobs that hand in an id which an earlier one of this batch
 /// does: what became of that one must be known first.
-fn set_aside(jobs: &mut Vec<Job>) -> Vec<Job> {
+fn defer_repeated_ids(jobs: &mut Vec<AcceptJob>) -> Vec<AcceptJob> {
     let mut seen = HashSet::new();
     let mut later = Vec::new();
     let mut now = Vec::with_capacity(jobs.len());
     for job in jobs.drain(..) {
-        let ids = || job.events.iter().filter(|new| is_given(new)).map(|new| &new.event);
+        let ids = || job.events.iter().filter(|new| is_producer_id(new)).map(|new| &new.event);
         if ids().any(|event| seen.contains(&(event.tenant.clone(), event.id.clone()))) {
             later.push(job);
             continue;
@@ -98,40 +98,40 @@ fn set_aside(jobs: &mut Vec<Job>) -> Vec<Job> {
 
 /// Whether an event's id is to be remembered apart from it. One of our own
 /// minting holds its time, and is found by that.
-fn is_given(new: &NewEvent) -> bool {
+fn is_producer_id(new: &RoutedEvent) -> bool {
     new.fingerprint.is_some() || new.event.id.minted_ms().is_none()
 }
 
 /// What is known of an event before it is written.
-enum Fate {
+enum IdOutcome {
     /// It is new, with this number.
     New,
     /// It was accepted before, or its id was.
-    Known(Accepted),
+    Known(AcceptResult),
     /// An earlier one of its own batch has the same id.
     Repeats(usize),
 }
 
 /// Writes these. Ids that producers chose are taken to be new at first, which
 /// is one round trip; if one is not, each is looked at.
-async fn accept(shared: &Arc<Shared>, jobs: &[Job]) -> Result<Vec<Result<Vec<Accepted>>>> {
+async fn accept(shared: &Arc<PostgresState>, jobs: &[AcceptJob]) -> Result<Vec<Result<Vec<AcceptResult>>>> {
     let tenants: Vec<Option<i64>> = {
         let index = shared.index();
         jobs.iter().map(|job| job.events.first().and_then(|new| index.tenant_no(&new.event.tenant))).collect()
     };
-    let given = Given::of(jobs, &tenants);
-    if given.is_plain(jobs) {
-        match accept_as(shared, jobs, &tenants, &given, Manner::New).await {
+    let given = ProducerIds::of(jobs, &tenants);
+    if given.needs_no_lookup(jobs) {
+        match accept_as(shared, jobs, &tenants, &given, IdMode::New).await {
             Err(problem) if is_known_id(&problem) => {}
             outcome => return outcome,
         }
     }
-    accept_as(shared, jobs, &tenants, &given, Manner::LookFirst).await
+    accept_as(shared, jobs, &tenants, &given, IdMode::LookFirst).await
 }
 
 /// How ids that producers chose are dealt with.
 #[derive(Clone, Copy, PartialEq)]
-enum Manner {
+enum IdMode {
     /// All are new; the write fails if one is not.
     New,
     /// Each is looked at before anything is written.
@@ -139,35 +139,36 @@ enum Manner {
 }
 
 async fn accept_as(
-    shared: &Arc<Shared>,
-    jobs: &[Job],
+    shared: &Arc<PostgresState>,
+    jobs: &[AcceptJob],
     tenants: &[Option<i64>],
-    given: &Given,
-    manner: Manner,
-) -> Result<Vec<Result<Vec<Accepted>>>> {
+    given: &ProducerIds,
+    mode: IdMode,
+) -> Result<Vec<Result<Vec<AcceptResult>>>> {
     let version = shared.version.load(Ordering::Acquire);
     let numbers = shared.numbers();
-    let tx = Tx::open(&shared.pool).await?;
-    let mut fates: Vec<Vec<Fate>> = jobs.iter().map(|job| job.events.iter().map(|_| Fate::New).collect()).collect();
+    let tx = PgTransaction::open(&shared.pool).await?;
+    let mut outcomes: Vec<Vec<IdOutcome>> =
+        jobs.iter().map(|job| job.events.iter().map(|_| IdOutcome::New).collect()).collect();
     let event_nos: Vec<Vec<i64>> = jobs
         .iter()
         .map(|job| job.events.iter().map(|new| numbers.take(millis(new.event.accepted_at), 1)).collect())
         .collect();
     let ids = given.ids(shared, jobs, tenants, &event_nos);
-    if manner == Manner::LookFirst {
-        meet(&tx, shared, jobs, given, &ids, &mut fates).await?;
+    if mode == IdMode::LookFirst {
+        resolve_ids(&tx, shared, jobs, given, &ids, &mut outcomes).await?;
     }
-    let (writing, mut answers) = compose(shared, jobs, tenants, &event_nos, &fates);
-    let places = match manner {
-        Manner::New => write_new(shared, tx, &writing, &ids, version).await?,
-        Manner::LookFirst => write_met(shared, tx, &writing, version).await?,
+    let (writing, mut answers) = build_batch(shared, jobs, tenants, &event_nos, &outcomes);
+    let places = match mode {
+        IdMode::New => write_new(shared, tx, &writing, &ids, version).await?,
+        IdMode::LookFirst => write_resolved(shared, tx, &writing, version).await?,
     };
     // What is not taken up from memory is read, from a floor that is not above it.
-    writing.due().for_each(|(endpoint, due_at)| shared.floors.lower(endpoint, due_at));
+    writing.due().for_each(|(endpoint, due_at)| shared.watermarks.lower(endpoint, due_at));
     {
         let mut index = shared.index_mut();
         for (endpoint, more) in writing.counts() {
-            if shared.owned.holds(endpoint.1) {
+            if shared.shard_leases.holds(endpoint.1) {
                 index.count_waiting(endpoint.0, more);
             }
         }
@@ -176,7 +177,7 @@ async fn accept_as(
         }
     }
     for accepted in answers.iter_mut().flatten().flatten() {
-        if let Accepted::New { claims, .. } = accepted {
+        if let AcceptResult::New { claims, .. } = accepted {
             places.fill(claims);
         }
     }
@@ -184,15 +185,15 @@ async fn accept_as(
 }
 
 /// What is to be written, and what is answered once it is.
-fn compose(
-    shared: &Shared,
-    jobs: &[Job],
+fn build_batch(
+    shared: &PostgresState,
+    jobs: &[AcceptJob],
     tenants: &[Option<i64>],
     event_nos: &[Vec<i64>],
-    fates: &[Vec<Fate>],
-) -> (Writing, Vec<Result<Vec<Accepted>>>) {
+    outcomes: &[Vec<IdOutcome>],
+) -> (AcceptBatch, Vec<Result<Vec<AcceptResult>>>) {
     let (index, numbers) = (shared.index(), shared.numbers());
-    let mut writing = Writing::default();
+    let mut writing = AcceptBatch::default();
     let mut answers = Vec::with_capacity(jobs.len());
     for (n, job) in jobs.iter().enumerate() {
         let Some(tenant) = tenants[n] else {
@@ -202,14 +203,14 @@ fn compose(
             });
             continue;
         };
-        let is_undone = is_undone(job, &fates[n]);
-        let mut accepted: Vec<Accepted> = Vec::with_capacity(job.events.len());
+        let is_undone = is_undone(job, &outcomes[n]);
+        let mut accepted: Vec<AcceptResult> = Vec::with_capacity(job.events.len());
         for (k, new) in job.events.iter().enumerate() {
-            let one = match &fates[n][k] {
-                Fate::New if is_undone => Accepted::New { deliveries: 0, claims: Vec::new() },
-                Fate::New => writing.add_counted(&index, &numbers, tenant, event_nos[n][k], new),
-                Fate::Known(known) => known.clone(),
-                Fate::Repeats(first) => repeat_of(&job.events[*first], new, &accepted[*first]),
+            let one = match &outcomes[n][k] {
+                IdOutcome::New if is_undone => AcceptResult::New { deliveries: 0, claims: Vec::new() },
+                IdOutcome::New => writing.add_counted(&index, &numbers, tenant, event_nos[n][k], new),
+                IdOutcome::Known(known) => known.clone(),
+                IdOutcome::Repeats(first) => repeat_of(&job.events[*first], new, &accepted[*first]),
             };
             accepted.push(one);
         }
@@ -220,15 +221,21 @@ fn compose(
 
 /// Writes all of it with its ids, in one round trip: if a statement fails, the
 /// commit ends in nothing.
-async fn write_new(shared: &Shared, mut tx: Tx, writing: &Writing, ids: &Ids<'_>, version: i64) -> Result<Places> {
+async fn write_new(
+    shared: &PostgresState,
+    mut tx: PgTransaction,
+    writing: &AcceptBatch,
+    ids: &IdColumns<'_>,
+    version: i64,
+) -> Result<LanePositions> {
     let (begun, places, committed) = tokio::join!(
         biased;
-        patiently(tx.client().batch_execute(&shared.begin)),
-        writing.write(&tx, ids, Some(version), shared.owned.node()),
-        patiently(tx.client().batch_execute("COMMIT")),
+        with_timeout(tx.client().batch_execute(&shared.begin)),
+        writing.write(&tx, ids, Some(version), shared.shard_leases.node()),
+        with_timeout(tx.client().batch_execute("COMMIT")),
     );
     if committed.is_ok() {
-        tx.done();
+        tx.return_connection();
     }
     begun?;
     let places = places?;
@@ -238,8 +245,13 @@ async fn write_new(shared: &Shared, mut tx: Tx, writing: &Writing, ids: &Ids<'_>
 
 /// Writes the rest, in the transaction in which ids were looked at and
 /// remembered.
-async fn write_met(shared: &Shared, tx: Tx, writing: &Writing, version: i64) -> Result<Places> {
-    match writing.write(&tx, &Ids::default(), Some(version), shared.owned.node()).await {
+async fn write_resolved(
+    shared: &PostgresState,
+    tx: PgTransaction,
+    writing: &AcceptBatch,
+    version: i64,
+) -> Result<LanePositions> {
+    match writing.write(&tx, &IdColumns::default(), Some(version), shared.shard_leases.node()).await {
         Ok(places) => tx.commit().await.map(|()| places),
         Err(problem) => {
             tx.roll_back().await;
@@ -250,18 +262,18 @@ async fn write_met(shared: &Shared, tx: Tx, writing: &Writing, version: i64) -> 
 
 /// The events with ids that producers chose, by job and place, and those that
 /// repeat an id of their own batch.
-struct Given {
+struct ProducerIds {
     first: Vec<(usize, usize)>,
     repeats: Vec<(usize, usize, usize)>,
 }
 
-impl Given {
+impl ProducerIds {
     /// Those of tenants that are there.
-    fn of(jobs: &[Job], tenants: &[Option<i64>]) -> Self {
+    fn of(jobs: &[AcceptJob], tenants: &[Option<i64>]) -> Self {
         let mut given = Self { first: Vec::new(), repeats: Vec::new() };
         for (n, job) in jobs.iter().enumerate().filter(|(n, _)| tenants[*n].is_some()) {
             let mut seen: HashMap<&str, usize> = HashMap::new();
-            for (k, new) in job.events.iter().enumerate().filter(|(_, new)| is_given(new)) {
+            for (k, new) in job.events.iter().enumerate().filter(|(_, new)| is_producer_id(new)) {
                 match seen.get(new.event.id.as_str()) {
                     Some(first) => given.repeats.push((n, k, *first)),
                     None => {
@@ -276,14 +288,20 @@ impl Given {
 
     /// Whether nothing but a known id can stand in the way. An id that looks
     /// like one of our own minting may be an event's that is not remembered.
-    fn is_plain(&self, jobs: &[Job]) -> bool {
+    fn needs_no_lookup(&self, jobs: &[AcceptJob]) -> bool {
         let is_ours = |(n, k): &(usize, usize)| jobs[*n].events[*k].event.id.minted_ms().is_some();
         self.repeats.is_empty() && !self.first.iter().any(is_ours)
     }
 
-    fn ids<'a>(&self, shared: &Shared, jobs: &'a [Job], tenants: &[Option<i64>], event_nos: &[Vec<i64>]) -> Ids<'a> {
+    fn ids<'a>(
+        &self,
+        shared: &PostgresState,
+        jobs: &'a [AcceptJob],
+        tenants: &[Option<i64>],
+        event_nos: &[Vec<i64>],
+    ) -> IdColumns<'a> {
         let index = shared.index();
-        let mut ids = Ids::default();
+        let mut ids = IdColumns::default();
         for (n, k) in &self.first {
             let new = &jobs[*n].events[*k];
             let targets = new.targets.iter().filter(|p| index.endpoint_entry(p.id).is_some()).count();
@@ -299,51 +317,51 @@ impl Given {
 }
 
 /// Whether a batch that stands or falls as one has met a conflict.
-fn is_undone(job: &Job, fates: &[Fate]) -> bool {
-    job.together == Together::All
-        && fates.iter().zip(&job.events).any(|(fate, new)| match fate {
-            Fate::Known(Accepted::Conflict { .. }) => true,
-            Fate::Repeats(first) => new.fingerprint.is_none() || job.events[*first].fingerprint != new.fingerprint,
+fn is_undone(job: &AcceptJob, outcomes: &[IdOutcome]) -> bool {
+    job.mode == BatchMode::All
+        && outcomes.iter().zip(&job.events).any(|(outcome, new)| match outcome {
+            IdOutcome::Known(AcceptResult::Conflict { .. }) => true,
+            IdOutcome::Repeats(first) => new.fingerprint.is_none() || job.events[*first].fingerprint != new.fingerprint,
             _ => false,
         })
 }
 
-fn repeat_of(first: &NewEvent, again: &NewEvent, became: &Accepted) -> Accepted {
+fn repeat_of(first: &RoutedEvent, again: &RoutedEvent, became: &AcceptResult) -> AcceptResult {
     let (accepted_at, deliveries) = match became {
-        Accepted::New { deliveries, .. } => (first.event.accepted_at, *deliveries),
-        Accepted::Duplicate { accepted_at, deliveries } => (*accepted_at, *deliveries),
-        Accepted::Conflict { accepted_at } => return Accepted::Conflict { accepted_at: *accepted_at },
+        AcceptResult::New { deliveries, .. } => (first.event.accepted_at, *deliveries),
+        AcceptResult::Duplicate { accepted_at, deliveries } => (*accepted_at, *deliveries),
+        AcceptResult::Conflict { accepted_at } => return AcceptResult::Conflict { accepted_at: *accepted_at },
     };
     match first.fingerprint.is_some() && first.fingerprint == again.fingerprint {
-        true => Accepted::Duplicate { accepted_at, deliveries },
-        false => Accepted::Conflict { accepted_at },
+        true => AcceptResult::Duplicate { accepted_at, deliveries },
+        false => AcceptResult::Conflict { accepted_at },
     }
 }
 
 /// Begins, remembers the ids that producers chose, and finds out which were
 /// known.
-async fn meet(
-    tx: &Tx,
-    shared: &Shared,
-    jobs: &[Job],
-    given: &Given,
-    ids: &Ids<'_>,
-    fates: &mut [Vec<Fate>],
+async fn resolve_ids(
+    tx: &PgTransaction,
+    shared: &PostgresState,
+    jobs: &[AcceptJob],
+    given: &ProducerIds,
+    ids: &IdColumns<'_>,
+    outcomes: &mut [Vec<IdOutcome>],
 ) -> Result<()> {
     for (n, k, first) in &given.repeats {
-        fates[*n][*k] = Fate::Repeats(*first);
+        outcomes[*n][*k] = IdOutcome::Repeats(*first);
     }
-    let Ids { tenant, id, event: nos, fingerprint, accepted_at, deliveries } = ids;
+    let IdColumns { tenant, id, event: nos, fingerprint, accepted_at, deliveries } = ids;
     let bound = [bound(tenant), bound(id), bound(nos), bound(fingerprint), bound(accepted_at), bound(deliveries)];
     let (begun, fresh) = tokio::join!(
         biased;
-        patiently(tx.client().batch_execute(&shared.begin)),
+        with_timeout(tx.client().batch_execute(&shared.begin)),
         tx.query(include_str!("sql/remember_ids.sql"), &bound),
     );
     begun?;
     let mut fresh: HashSet<i64> = fresh?.iter().map(|row| row.get(0)).collect();
     let given = &given.first;
-    recognise_ours(tx, given, tenant, id, nos, &mut fresh, fates).await?;
+    resolve_minted_ids(tx, given, tenant, id, nos, &mut fresh, outcomes).await?;
     if fresh.len() < given.len() {
         let missing: Vec<usize> = (0..given.len()).filter(|i| !fresh.contains(&nos[*i])).collect();
         let tenants: Vec<i64> = missing.iter().map(|i| tenant[*i]).collect();
@@ -357,17 +375,17 @@ async fn meet(
             let accepted_at = at(row.get(2));
             let (then, now) = (row.get::<_, &[u8]>(1), &fingerprint[which]);
             let known = match !then.is_empty() && then == now {
-                true => Accepted::Duplicate { accepted_at, deliveries: row.get::<_, i32>(3).max(0) as u32 },
-                false => Accepted::Conflict { accepted_at },
+                true => AcceptResult::Duplicate { accepted_at, deliveries: row.get::<_, i32>(3).max(0) as u32 },
+                false => AcceptResult::Conflict { accepted_at },
             };
-            if matches!(fates[n][k], Fate::New) {
-                fates[n][k] = Fate::Known(known);
+            if matches!(outcomes[n][k], IdOutcome::New) {
+                outcomes[n][k] = IdOutcome::Known(known);
             }
         }
     }
     // What stands or falls as one and has fallen is not remembered.
     let fallen = given.iter().zip(nos).filter(|((n, k), no)| {
-        fresh.contains(no) && matches!(fates[*n][*k], Fate::New) && is_undone(&jobs[*n], &fates[*n])
+        fresh.contains(no) && matches!(outcomes[*n][*k], IdOutcome::New) && is_undone(&jobs[*n], &outcomes[*n])
     });
     let fallen: Vec<i64> = fallen.map(|(_, no)| *no).collect();
     if !fallen.is_empty() {
@@ -378,14 +396,14 @@ async fn meet(
 
 /// An id of our own minting is not remembered apart from its event; whoever
 /// sends one back to us as theirs is not repeating themselves.
-async fn recognise_ours(
-    tx: &Tx,
+async fn resolve_minted_ids(
+    tx: &PgTransaction,
     given: &[(usize, usize)],
     tenants: &[i64],
     ids: &[&str],
     nos: &[i64],
     fresh: &mut HashSet<i64>,
-    fates: &mut [Vec<Fate>],
+    outcomes: &mut [Vec<IdOutcome>],
 ) -> Result<()> {
     for (i, id) in ids.iter().enumerate().filter(|(i, _)| fresh.contains(&nos[*i])) {
         let Some(ms) = crate::model::id::EventId::from_stored(id).minted_ms() else { continue };
@@ -394,7 +412,7 @@ async fn recognise_ours(
         let known = tx.query_opt(sql, bind![first_of(ms), first_of(ms + 8), tenants[i], *id, nos[i]]).await?;
         if let Some(row) = known {
             let (n, k) = given[i];
-            fates[n][k] = Fate::Known(Accepted::Conflict { accepted_at: at(row.get(0)) });
+            outcomes[n][k] = IdOutcome::Known(AcceptResult::Conflict { accepted_at: at(row.get(0)) });
             tx.execute("DELETE FROM posthaste.ids WHERE event = $1", bind![nos[i]]).await?;
         }
     }

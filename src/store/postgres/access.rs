@@ -1,7 +1,7 @@
 //! Tokens and the audit log.
 //!
-//! A token is part of the catalogue: whoever makes or revokes one raises the
-//! catalogue's version, and answers once every node that is alive has heard.
+//! A token is part of the catalog: whoever makes or revokes one raises the
+//! catalog's version, and answers once every node that is alive has heard.
 //! A node whose lease has ended may not have; it must not trust what it knows.
 
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use tokio_postgres::Row;
 
-use super::Postgres;
-use super::act::Act;
+use super::PostgresStore;
 use super::endpoint::{from_json, to_json};
-use super::reading::ask as question;
+use super::read_query::read_rows;
 use super::rows::{at, millis, stored_tenant};
-use super::tx::{Tx, bind};
-use crate::model::audit::{Action, Deed, Entry};
+use super::transaction::{PgTransaction, bind};
+use super::unit_of_work::UnitOfWork;
+use crate::model::audit::{AuditAction, AuditEntry, AuditedAction};
 use crate::model::id::{AuditId, TenantId, TokenId};
 use crate::model::shard::Shard;
 use crate::model::token::Token;
 use crate::store::access::draw;
-use crate::store::{Access, AuditQuery, Error, Page, PageAsk, Result, TokensOf, asker};
+use crate::store::{AccessStore, AuditQuery, Error, ListPage, PageRequest, Result, TokenScope, caller};
 
 /// What is read of a token, and whether it was revoked.
 const TOKEN: &str = "k.id, t.id, k.name, k.rights, k.hash, k.created_at, k.expires_at, k.used_at,
@@ -37,8 +37,8 @@ const IS_ONE: &str = "(t.id = coalesce($2, t.id) OR $3 AND k.tenant IS NULL)";
 /// The tenant for what concerns the gateway itself.
 const SYSTEM: &str = "SELECT no FROM posthaste.tenants WHERE id = $1 AND deleted_at IS NULL";
 
-/// Tokens made or revoked after a version of the catalogue, and which it is.
-pub async fn changed_after(tx: &Tx, version: i64) -> Result<Vec<(Token, bool)>> {
+/// Tokens made or revoked after a version of the catalog, and which it is.
+pub async fn changed_after(tx: &PgTransaction, version: i64) -> Result<Vec<(Token, bool)>> {
     let rows = tx.query(&format!("SELECT {TOKEN} WHERE k.version > $1"), bind![version]).await?;
     Ok(rows.iter().map(|row| (token_from(row), row.get(8))).collect())
 }
@@ -57,67 +57,67 @@ fn token_from(row: &Row) -> Token {
 }
 
 /// Records a deed in a transaction, if somebody asked for it.
-pub async fn record(tx: &Tx, tenant: i64, deed: &Deed) -> Result<()> {
-    let Some(asker) = asker() else { return Ok(()) };
-    let entry = Entry::of(&asker, deed, draw());
+pub async fn record(tx: &PgTransaction, tenant: i64, audited: &AuditedAction) -> Result<()> {
+    let Some(caller) = caller() else { return Ok(()) };
+    let entry = AuditEntry::of(&caller, audited, draw());
     let sql = "INSERT INTO posthaste.audit (id, tenant, tenant_id, record) VALUES ($1, $2, $3, $4)";
-    tx.execute(sql, bind![entry.id.0, tenant, deed.tenant.as_str(), to_json(&entry.record)]).await.map(|_| ())
+    tx.execute(sql, bind![entry.id.0, tenant, audited.tenant.as_str(), to_json(&entry.record)]).await.map(|_| ())
 }
 
 /// The number that a deed is recorded with: the tenant's, or that of the
 /// tenant for what concerns the gateway itself.
-async fn recorded_with(tx: &Tx, tenant: Option<i64>) -> Result<i64> {
+async fn recorded_with(tx: &PgTransaction, tenant: Option<i64>) -> Result<i64> {
     match tenant {
         Some(tenant) => Ok(tenant),
         None => Ok(tx.query_opt(SYSTEM, bind![TenantId::SYSTEM]).await?.map_or(0, |row| row.get(0))),
     }
 }
 
-impl Act<'_> {
+impl UnitOfWork<'_> {
     /// Records what was done to an endpoint, by its number.
-    pub async fn record_of_endpoint(&self, endpoint: i64, deed: &Deed) -> Result<()> {
-        if asker().is_none() {
+    pub async fn record_of_endpoint(&self, endpoint: i64, audited: &AuditedAction) -> Result<()> {
+        if caller().is_none() {
             return Ok(());
         }
         let sql = "SELECT tenant FROM posthaste.endpoints WHERE no = $1";
         let tenant = self.tx.query(sql, bind![endpoint]).await?[0].get(0);
-        record(self.tx, tenant, deed).await
+        record(self.tx, tenant, audited).await
     }
 }
 
 /// Where the last page of a list ended.
-fn below<T: std::str::FromStr>(page: &PageAsk) -> Result<Option<T>> {
+fn page_end<T: std::str::FromStr>(page: &PageRequest) -> Result<Option<T>> {
     page.cursor.as_deref().map(|text| text.parse().map_err(|_| Error::NotFound("cursor"))).transpose()
 }
 
-fn one_more(page: &PageAsk) -> i64 {
+fn one_more(page: &PageRequest) -> i64 {
     i64::try_from(page.limit).unwrap_or(i64::MAX).saturating_add(1)
 }
 
 #[async_trait]
-impl Access for Postgres {
+impl AccessStore for PostgresStore {
     fn token(&self, id: TokenId) -> Option<Arc<Token>> {
         self.shared.index().token(id)
     }
 
     /// Others wait for this node as long as its lease lasts, from the moment
-    /// it has read the catalogue.
-    fn is_in_touch(&self) -> bool {
-        let is_leased = self.shared.owned.leased_until().is_some_and(|until| until > Instant::now());
-        is_leased && self.shared.heard.load(Ordering::Acquire) > 0
+    /// it has read the catalog.
+    fn is_current(&self) -> bool {
+        let is_leased = self.shared.shard_leases.leased_until().is_some_and(|until| until > Instant::now());
+        is_leased && self.shared.acknowledged_version.load(Ordering::Acquire) > 0
     }
 
     async fn create_token(&self, token: Token) -> Result<()> {
-        self.change_catalogue(async move |act| {
-            let version = act.bump().await?;
+        self.change_catalog(async move |work| {
+            let version = work.bump_catalog_version().await?;
             if let Some(tenant) = &token.tenant {
-                act.grow_tokens(tenant).await?;
+                work.grow_tokens(tenant).await?;
             }
             let sql = "INSERT INTO posthaste.tokens (id, tenant, name, rights, hash, created_at, expires_at, version)
                        SELECT $2, t.no, $3, $4, $5, $6, $7, $8
                        FROM (SELECT 1) one LEFT JOIN posthaste.tenants t ON t.id = $1 AND t.deleted_at IS NULL
                        WHERE $1 IS NULL OR t.no IS NOT NULL RETURNING tenant";
-            let row = act
+            let row = work
                 .tx
                 .query_opt(
                     sql,
@@ -134,31 +134,31 @@ impl Access for Postgres {
                 )
                 .await?;
             let tenant = row.ok_or(Error::NotFound("tenant"))?.get(0);
-            let deed = Deed::new(Action::TokenCreated, &token.recorded_with(), token.id);
+            let audited = AuditedAction::new(AuditAction::TokenCreated, &token.recorded_with(), token.id);
             let rights = token.rights.iter().map(|right| right.to_string()).collect();
-            record(act.tx, recorded_with(act.tx, tenant).await?, &deed.changing(rights)).await?;
-            act.after_commit(move |index| index.put_token(Arc::new(token)));
+            record(work.tx, recorded_with(work.tx, tenant).await?, &audited.changing(rights)).await?;
+            work.after_commit(move |index| index.put_token(Arc::new(token)));
             Ok(())
         })
         .await
     }
 
-    async fn revoke_token(&self, id: TokenId, whose: TokensOf, now: Timestamp) -> Result<()> {
-        self.change_catalogue(async move |act| {
-            let version = act.bump().await?;
+    async fn revoke_token(&self, id: TokenId, whose: TokenScope, now: Timestamp) -> Result<()> {
+        self.change_catalog(async move |work| {
+            let version = work.bump_catalog_version().await?;
             let sql = format!(
                 "UPDATE posthaste.tokens u SET deleted_at = $4, version = $5
                  FROM posthaste.tokens k LEFT JOIN posthaste.tenants t ON t.no = k.tenant
                  WHERE u.id = $1 AND k.id = $1 AND {IS_ONE} AND u.deleted_at IS NULL
                  RETURNING t.no, t.id"
             );
-            let (tenant, with_gateways) = whose.asked();
-            let row = act.tx.query_opt(&sql, bind![id.0, tenant, with_gateways, millis(now), version]).await?;
+            let (tenant, with_gateways) = whose.columns();
+            let row = work.tx.query_opt(&sql, bind![id.0, tenant, with_gateways, millis(now), version]).await?;
             let row = row.ok_or(Error::NotFound("token"))?;
             let tenant = row.get::<_, Option<&str>>(1).map_or_else(TenantId::system, stored_tenant);
-            let deed = Deed::new(Action::TokenRevoked, &tenant, id);
-            record(act.tx, recorded_with(act.tx, row.get(0)).await?, &deed).await?;
-            act.after_commit(move |index| index.remove_token(id));
+            let audited = AuditedAction::new(AuditAction::TokenRevoked, &tenant, id);
+            record(work.tx, recorded_with(work.tx, row.get(0)).await?, &audited).await?;
+            work.after_commit(move |index| index.remove_token(id));
             Ok(())
         })
         .await
@@ -178,26 +178,26 @@ impl Access for Postgres {
         tx.commit().await
     }
 
-    async fn tokens(&self, whose: TokensOf, page: PageAsk) -> Result<Page<Token>> {
-        let below = below::<TokenId>(&page)?.map_or(uuid::Uuid::max(), |below| below.0);
+    async fn tokens(&self, whose: TokenScope, page: PageRequest) -> Result<ListPage<Token>> {
+        let below = page_end::<TokenId>(&page)?.map_or(uuid::Uuid::max(), |below| below.0);
         let sql = format!(
             "SELECT {TOKEN} WHERE k.id < $1 AND {IS_ONE} AND k.deleted_at IS NULL AND t.deleted_at IS NULL
              ORDER BY k.id DESC LIMIT $4"
         );
-        let (tenant, with_gateways) = whose.asked();
-        let rows = question(&self.shared, &sql, bind![below, tenant, with_gateways, one_more(&page)]).await?;
-        Ok(Page::cut(rows.iter().map(token_from).collect(), page.limit, |token| token.id.to_string()))
+        let (tenant, with_gateways) = whose.columns();
+        let rows = read_rows(&self.shared, &sql, bind![below, tenant, with_gateways, one_more(&page)]).await?;
+        Ok(ListPage::truncate(rows.iter().map(token_from).collect(), page.limit, |token| token.id.to_string()))
     }
 
-    async fn record(&self, deed: Deed) -> Result<()> {
-        let Some(tenant) = self.shared.index().tenant_no(&deed.tenant) else { return Ok(()) };
+    async fn record(&self, audited: AuditedAction) -> Result<()> {
+        let Some(tenant) = self.shared.index().tenant_no(&audited.tenant) else { return Ok(()) };
         let tx = self.shared.begin().await?;
-        record(&tx, tenant, &deed).await?;
+        record(&tx, tenant, &audited).await?;
         tx.commit().await
     }
 
-    async fn audit(&self, ask: AuditQuery, page: PageAsk) -> Result<Page<Entry>> {
-        let (first, end) = ask.bounds(below::<AuditId>(&page)?);
+    async fn audit(&self, ask: AuditQuery, page: PageRequest) -> Result<ListPage<AuditEntry>> {
+        let (first, end) = ask.bounds(page_end::<AuditId>(&page)?);
         // Written out, so that each is one walk down one index.
         let is_of = match (&ask.tenant, ask.is_present_only) {
             (None, _) => "$4::text IS NULL",
@@ -210,14 +210,14 @@ impl Access for Postgres {
             "SELECT id, record FROM posthaste.audit WHERE id >= $1 AND id < $2 AND {is_of} ORDER BY id DESC LIMIT $3"
         );
         let of = ask.tenant.as_ref().map(|tenant| tenant.as_str().to_owned());
-        let rows = question(&self.shared, &sql, bind![first.0, end.0, one_more(&page), of]).await?;
-        let entry = |row: &Row| Entry { id: AuditId(row.get(0)), record: from_json(row.get(1)) };
-        Ok(Page::cut(rows.iter().map(entry).collect(), page.limit, |entry| entry.id.to_string()))
+        let rows = read_rows(&self.shared, &sql, bind![first.0, end.0, one_more(&page), of]).await?;
+        let entry = |row: &Row| AuditEntry { id: AuditId(row.get(0)), record: from_json(row.get(1)) };
+        Ok(ListPage::truncate(rows.iter().map(entry).collect(), page.limit, |entry| entry.id.to_string()))
     }
 
     async fn forget_audit(&self, before: Timestamp, most: usize) -> Result<usize> {
         // One node at a time: whoever owns the first shard.
-        if !self.shared.owned.holds(Shard(0)) {
+        if !self.shared.shard_leases.holds(Shard(0)) {
             return Ok(0);
         }
         let (_, end) = AuditQuery { until: Some(before), ..AuditQuery::default() }.bounds(None);

@@ -1,10 +1,10 @@
 //! Tenants and endpoints, durable in tables and readable from memory.
 //!
-//! A change locks the catalogue's one row and raises its version, so versions
+//! A change locks the catalog's one row and raises its version, so versions
 //! become visible in order: a node that has version n knows everything up to
 //! n. The call that makes a change answers once every node that is alive has
 //! heard of it. A node that has not, because it was frozen or cut off, finds
-//! out when it next accepts: its version is not the catalogue's.
+//! out when it next accepts: its version is not the catalog's.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,52 +16,52 @@ use jiff::Timestamp;
 use tokio::sync::oneshot;
 
 use super::access::{self, record};
-use super::act::{Act, Done};
 use super::endpoint::{
     self, ENDPOINT, endpoint_from, from_json, insert_secret, keep_health, seal_settings, seal_urls, secret_from,
     to_json,
 };
 use super::rows::{at, millis};
-use super::tx::{bind, patiently};
-use super::{Postgres, Shared, stored};
-use crate::model::audit::{Action, Deed, differing};
+use super::transaction::{bind, with_timeout};
+use super::unit_of_work::{CommitEffects, UnitOfWork};
+use super::{PostgresState, PostgresStore, stored_bytes};
+use crate::model::audit::{AuditAction, AuditedAction, differing};
 use crate::model::endpoint::{Endpoint, OnDead, Secret};
 use crate::model::event::Event;
 use crate::model::id::{EndpointId, TenantId};
-use crate::model::limits::{Usage, settings_bytes};
+use crate::model::limits::{TenantUsage, settings_bytes};
 use crate::model::shard::Shard;
 use crate::model::tenant::Tenant;
-use crate::store::index::Index;
-use crate::store::{Catalog, ChangedEndpoint, EndpointChange, Error, Result, Tiding};
+use crate::store::catalog_index::CatalogIndex;
+use crate::store::{Catalog, ClusterEvent, EndpointChange, EndpointChanged, Error, Result};
 
 /// How often it is asked whether every node has heard.
 const ASK_EVERY: Duration = Duration::from_millis(5);
 
-/// What a look at the catalogue brought.
+/// What a look at the catalog brought.
 #[derive(Debug, Default)]
-struct Fresh {
+struct CatalogChanges {
     /// Endpoints changed or deleted.
     endpoints: Vec<EndpointId>,
     /// Tenants changed or deleted.
     tenants: Vec<TenantId>,
 }
 
-impl Shared {
+impl PostgresState {
     /// Reads what has changed since this node last looked, and shows it.
-    pub async fn refresh_catalogue(&self) -> Result<()> {
-        let _turn = self.catalogue_turn.lock().await;
+    pub async fn refresh_catalog(&self) -> Result<()> {
+        let _turn = self.catalog_lock.lock().await;
         self.load_after(self.version.load(Ordering::Acquire)).await
     }
 
     /// Tells the lifecycle what others changed. Whoever comes to know of it
     /// first, by whatever way, this is the only one that tells.
-    fn tell_changed(&self, fresh: Fresh) {
+    fn announce_changes(&self, fresh: CatalogChanges) {
         if fresh.endpoints.is_empty() && fresh.tenants.is_empty() {
             return;
         }
-        self.floors.clear();
+        self.watermarks.clear();
         let (done, in_force) = oneshot::channel();
-        let _ = self.told.send(Tiding::Changed { endpoints: fresh.endpoints, tenants: fresh.tenants, done });
+        let _ = self.told.send(ClusterEvent::Changed { endpoints: fresh.endpoints, tenants: fresh.tenants, done });
         // Before anybody listens there is nothing that it could be in force
         // for; to wait would be to wait for one's own start.
         if self.listener.lock().expect("nothing panics while it is held").is_none() {
@@ -70,7 +70,7 @@ impl Shared {
     }
 
     async fn load_after(&self, known: i64) -> Result<()> {
-        let tx = super::tx::Tx::begin_reading(&self.pool).await?;
+        let tx = super::transaction::PgTransaction::begin_reading(&self.pool).await?;
         let version: i64 = tx.query("SELECT version FROM posthaste.catalogue", bind![]).await?[0].get(0);
         let sql = "SELECT no, id, name, defaults, quota, created_at, deleted_at IS NOT NULL, limits
                    FROM posthaste.tenants WHERE version > $1 ORDER BY deleted_at IS NULL";
@@ -93,7 +93,7 @@ impl Shared {
         }
         let tokens = access::changed_after(&tx, known).await?;
         tx.commit().await?;
-        let mut fresh = Fresh::default();
+        let mut fresh = CatalogChanges::default();
         {
             let mut index = self.index_mut();
             for row in tenants {
@@ -135,13 +135,17 @@ impl Shared {
             }
         }
         self.version.store(version, Ordering::Release);
-        self.tell_changed(fresh);
+        self.announce_changes(fresh);
         Ok(())
     }
 
     /// Shows what a transaction of this node changed, which is durable now.
-    pub(super) async fn adopt_version(&self, version: i64, after: Vec<Box<dyn FnOnce(&mut Index) + Send + Sync>>) {
-        let _turn = self.catalogue_turn.lock().await;
+    pub(super) async fn adopt_version(
+        &self,
+        version: i64,
+        after: Vec<Box<dyn FnOnce(&mut CatalogIndex) + Send + Sync>>,
+    ) {
+        let _turn = self.catalog_lock.lock().await;
         let known = self.version.load(Ordering::Acquire);
         if version == known + 1 {
             let mut index = self.index_mut();
@@ -154,12 +158,12 @@ impl Shared {
     }
 
     /// Waits until every node that is alive has heard of this version.
-    pub async fn heard(&self, version: i64) -> Result<()> {
+    pub async fn await_acknowledged(&self, version: i64) -> Result<()> {
         let client = self.connection().await?;
         let sql = "SELECT count(*) FROM posthaste.nodes
                    WHERE id <> $1 AND version < $2 AND lease_until > clock_timestamp()";
         loop {
-            let rows = patiently(client.query_typed(sql, bind![self.owned.node(), version])).await?;
+            let rows = with_timeout(client.query_typed(sql, bind![self.shard_leases.node(), version])).await?;
             if rows[0].get::<_, i64>(0) == 0 {
                 return Ok(());
             }
@@ -168,27 +172,27 @@ impl Shared {
     }
 }
 
-impl Postgres {
-    /// Runs a change of the catalogue, and answers once it is known
+impl PostgresStore {
+    /// Runs a change of the catalog, and answers once it is known
     /// everywhere.
-    pub(super) async fn change_catalogue<T: Send>(
+    pub(super) async fn change_catalog<T: Send>(
         &self,
-        change: impl AsyncFnOnce(&mut Act<'_>) -> Result<T> + Send,
+        change: impl AsyncFnOnce(&mut UnitOfWork<'_>) -> Result<T> + Send,
     ) -> Result<T> {
         let tx = self.shared.begin().await?;
-        let mut act = Act::new(&self.shared, &tx);
+        let mut work = UnitOfWork::new(&self.shared, &tx);
         // First of all, so that two changes wait for each other here and
         // nowhere else.
-        act.bump().await?;
-        let outcome = change(&mut act).await;
-        let done: Done = act.end();
+        work.bump_catalog_version().await?;
+        let outcome = change(&mut work).await;
+        let done: CommitEffects = work.end();
         match outcome {
             Ok(value) => {
                 tx.commit().await?;
                 let version = done.version;
                 self.shared.adopt(done).await;
                 if let Some(version) = version {
-                    self.shared.heard(version).await?;
+                    self.shared.await_acknowledged(version).await?;
                 }
                 Ok(value)
             }
@@ -201,7 +205,7 @@ impl Postgres {
 }
 
 #[async_trait]
-impl Catalog for Postgres {
+impl Catalog for PostgresStore {
     fn tenant(&self, id: &TenantId) -> Option<Arc<Tenant>> {
         self.shared.index().tenant(id)
     }
@@ -227,7 +231,7 @@ impl Catalog for Postgres {
         let known = endpoint.and_then(|id| index.endpoint(id));
         let shard = known.map(|endpoint| Shard::of(&endpoint.tenant, endpoint.id));
         match shard {
-            Some(shard) if !self.shared.owned.holds(shard) => None,
+            Some(shard) if !self.shared.shard_leases.holds(shard) => None,
             Some(_) | None => index.waiting(endpoint),
         }
     }
@@ -236,18 +240,18 @@ impl Catalog for Postgres {
         self.shared.index().weight_in_use()
     }
 
-    fn usage_here(&self, tenant: &TenantId) -> Option<Usage> {
+    fn usage_here(&self, tenant: &TenantId) -> Option<TenantUsage> {
         self.shared.index().usage(tenant)
     }
 
-    async fn usage(&self, tenants: &[TenantId]) -> Result<Vec<Usage>> {
-        let known: Vec<(Option<i64>, Usage)> = {
+    async fn usage(&self, tenants: &[TenantId]) -> Result<Vec<TenantUsage>> {
+        let known: Vec<(Option<i64>, TenantUsage)> = {
             let index = self.shared.index();
             tenants.iter().map(|id| (index.tenant_no(id), index.usage(id).unwrap_or_default())).collect()
         };
-        let stored = stored::bytes_of(&self.shared, known.iter().filter_map(|(no, _)| *no).collect()).await?;
+        let stored = stored_bytes::bytes_of(&self.shared, known.iter().filter_map(|(no, _)| *no).collect()).await?;
         let bytes = |no: Option<i64>| no.and_then(|no| stored.get(&no).copied()).unwrap_or(0);
-        Ok(known.into_iter().map(|(no, usage)| Usage { stored_bytes: bytes(no), ..usage }).collect())
+        Ok(known.into_iter().map(|(no, usage)| TenantUsage { stored_bytes: bytes(no), ..usage }).collect())
     }
 
     fn stored_in_all(&self) -> u64 {
@@ -258,8 +262,8 @@ impl Catalog for Postgres {
         self.shared.index().storing_tenants()
     }
 
-    fn is_alone(&self, tenant: &TenantId) -> bool {
-        self.shared.index().is_alone(tenant)
+    fn is_only_tenant(&self, tenant: &TenantId) -> bool {
+        self.shared.index().is_only_tenant(tenant)
     }
 
     fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
@@ -267,15 +271,15 @@ impl Catalog for Postgres {
     }
 
     async fn put_tenant(&self, tenant: Tenant) -> Result<Arc<Tenant>> {
-        self.change_catalogue(async move |act| {
+        self.change_catalog(async move |work| {
             let (defaults, quota, limits) =
                 (to_json(&tenant.defaults), to_json(&tenant.quota), to_json(&tenant.limits));
-            let version = act.bump().await?;
+            let version = work.bump_catalog_version().await?;
             let sql =
                 "SELECT name, defaults, quota, limits FROM posthaste.tenants WHERE id = $1 AND deleted_at IS NULL";
-            let before = act.tx.query_opt(sql, bind![tenant.id.as_str()]).await?;
-            let deed = match before {
-                None => Deed::new(Action::TenantCreated, &tenant.id, &tenant.id),
+            let before = work.tx.query_opt(sql, bind![tenant.id.as_str()]).await?;
+            let audited = match before {
+                None => AuditedAction::new(AuditAction::TenantCreated, &tenant.id, &tenant.id),
                 Some(row) => {
                     let before = Tenant {
                         name: row.get(0),
@@ -284,7 +288,7 @@ impl Catalog for Postgres {
                         limits: from_json(row.get(3)),
                         ..tenant.clone()
                     };
-                    Deed::new(Action::TenantChanged, &tenant.id, &tenant.id)
+                    AuditedAction::new(AuditAction::TenantChanged, &tenant.id, &tenant.id)
                         .changing(differing(&before.fields(), &tenant.fields()))
                 }
             };
@@ -294,7 +298,7 @@ impl Catalog for Postgres {
                            name = excluded.name, defaults = excluded.defaults, quota = excluded.quota,
                            limits = excluded.limits, version = excluded.version
                        RETURNING no, created_at";
-            let row = &act
+            let row = &work
                 .tx
                 .query(
                     sql,
@@ -302,10 +306,10 @@ impl Catalog for Postgres {
                 )
                 .await?[0];
             let (no, created_at): (i64, i64) = (row.get(0), row.get(1));
-            record(act.tx, no, &deed).await?;
+            record(work.tx, no, &audited).await?;
             let tenant = Arc::new(Tenant { created_at: at(created_at), ..tenant });
             let known = tenant.clone();
-            act.after_commit(move |index| index.put_tenant(no, known));
+            work.after_commit(move |index| index.put_tenant(no, known));
             Ok(tenant)
         })
         .await
@@ -313,43 +317,43 @@ impl Catalog for Postgres {
 
     async fn delete_tenant(&self, id: &TenantId, now: Timestamp) -> Result<()> {
         let id = id.clone();
-        self.change_catalogue(async move |act| {
-            let version = act.bump().await?;
+        self.change_catalog(async move |work| {
+            let version = work.bump_catalog_version().await?;
             let sql = "UPDATE posthaste.tenants SET deleted_at = $2, version = $3
                        WHERE id = $1 AND deleted_at IS NULL RETURNING no";
-            let row = act.tx.query_opt(sql, bind![id.as_str(), millis(now), version]).await?;
+            let row = work.tx.query_opt(sql, bind![id.as_str(), millis(now), version]).await?;
             let no: i64 = row.ok_or(Error::NotFound("tenant"))?.get(0);
             for table in ["secrets", "milestones", "health"] {
                 let sql = format!(
                     "DELETE FROM posthaste.{table}
                      WHERE endpoint IN (SELECT no FROM posthaste.endpoints WHERE tenant = $1)"
                 );
-                act.tx.execute(&sql, bind![no]).await?;
+                work.tx.execute(&sql, bind![no]).await?;
             }
             let sql = "UPDATE posthaste.endpoints SET deleted_at = $2, version = $3
                        WHERE tenant = $1 AND deleted_at IS NULL";
-            act.tx.execute(sql, bind![no, millis(now), version]).await?;
+            work.tx.execute(sql, bind![no, millis(now), version]).await?;
             let sql = "UPDATE posthaste.tokens SET deleted_at = $2, version = $3
                        WHERE tenant = $1 AND deleted_at IS NULL";
-            act.tx.execute(sql, bind![no, millis(now), version]).await?;
-            record(act.tx, no, &Deed::new(Action::TenantDeleted, &id, &id)).await?;
-            act.after_commit(move |index| index.remove_tenant(&id));
+            work.tx.execute(sql, bind![no, millis(now), version]).await?;
+            record(work.tx, no, &AuditedAction::new(AuditAction::TenantDeleted, &id, &id)).await?;
+            work.after_commit(move |index| index.remove_tenant(&id));
             Ok(())
         })
         .await?;
-        self.shared.sweep_soon();
+        self.shared.start_sweep();
         Ok(())
     }
 
     async fn create_endpoint(&self, endpoint: Endpoint) -> Result<Arc<Endpoint>> {
-        self.change_catalogue(async move |act| {
-            let version = act.bump().await?;
-            act.grow_settings(&endpoint.tenant, 1, settings_bytes(&endpoint.settings).cast_signed()).await?;
+        self.change_catalog(async move |work| {
+            let version = work.bump_catalog_version().await?;
+            work.grow_settings(&endpoint.tenant, 1, settings_bytes(&endpoint.settings).cast_signed()).await?;
             let sql = "INSERT INTO posthaste.endpoints (id, tenant, shard, settings, standing, quiet_until, mailed_at,
                                                         created_at, updated_at, version, skips, urls)
                        SELECT $2, t.no, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12 FROM posthaste.tenants t
                        WHERE t.id = $1 AND t.deleted_at IS NULL RETURNING no";
-            let row = act
+            let row = work
                 .tx
                 .query_opt(
                     sql,
@@ -357,28 +361,28 @@ impl Catalog for Postgres {
                         endpoint.tenant.as_str(),
                         endpoint.id.0,
                         i16::from(Shard::of(&endpoint.tenant, endpoint.id).0),
-                        seal_settings(act.shared, &endpoint),
-                        to_json(&endpoint.standing),
+                        seal_settings(work.shared, &endpoint),
+                        to_json(&endpoint.status),
                         endpoint.quiet_until.map(millis),
                         endpoint.mailed_at.map(millis),
                         millis(endpoint.created_at),
                         millis(endpoint.updated_at),
                         version,
                         endpoint.settings.on_dead == OnDead::Skip,
-                        seal_urls(act.shared, &endpoint),
+                        seal_urls(work.shared, &endpoint),
                     ],
                 )
                 .await?;
             let no: i64 = row.ok_or(Error::NotFound("tenant"))?.get(0);
-            keep_health(act.tx, &[(no, &endpoint.health)]).await?;
+            keep_health(work.tx, &[(no, &endpoint.health)]).await?;
             for secret in &endpoint.secrets {
-                insert_secret(act, no, endpoint.id, secret).await?;
+                insert_secret(work, no, endpoint.id, secret).await?;
             }
-            let deed = Deed::new(Action::EndpointCreated, &endpoint.tenant, endpoint.id);
-            act.record_of_endpoint(no, &deed).await?;
+            let audited = AuditedAction::new(AuditAction::EndpointCreated, &endpoint.tenant, endpoint.id);
+            work.record_of_endpoint(no, &audited).await?;
             let endpoint = Arc::new(endpoint);
             let known = endpoint.clone();
-            act.after_commit(move |index| index.put_endpoint(no, known));
+            work.after_commit(move |index| index.put_endpoint(no, known));
             Ok(endpoint)
         })
         .await
@@ -390,59 +394,59 @@ impl Catalog for Postgres {
         id: EndpointId,
         change: EndpointChange,
         now: Timestamp,
-    ) -> Result<ChangedEndpoint> {
+    ) -> Result<EndpointChanged> {
         let tenant = tenant.clone();
-        self.change_catalogue(async move |act| {
-            let found = endpoint::current(act, id).await?.filter(|(_, endpoint)| endpoint.tenant == tenant);
+        self.change_catalog(async move |work| {
+            let found = endpoint::current(work, id).await?.filter(|(_, endpoint)| endpoint.tenant == tenant);
             let (no, endpoint) = found.ok_or(Error::NotFound("endpoint"))?;
-            endpoint::change(act, no, endpoint, change, now).await
+            endpoint::change(work, no, endpoint, change, now).await
         })
         .await
     }
 
     async fn delete_endpoint(&self, tenant: &TenantId, id: EndpointId, now: Timestamp) -> Result<()> {
         let tenant = tenant.clone();
-        self.change_catalogue(async move |act| {
-            let found = endpoint::current(act, id).await?.filter(|(_, endpoint)| endpoint.tenant == tenant);
+        self.change_catalog(async move |work| {
+            let found = endpoint::current(work, id).await?.filter(|(_, endpoint)| endpoint.tenant == tenant);
             let (no, _) = found.ok_or(Error::NotFound("endpoint"))?;
-            let version = act.bump().await?;
+            let version = work.bump_catalog_version().await?;
             // Its secrets are of no more use to anyone.
             for table in ["secrets", "milestones", "health"] {
                 let sql = format!("DELETE FROM posthaste.{table} WHERE endpoint = $1");
-                act.tx.execute(&sql, bind![no]).await?;
+                work.tx.execute(&sql, bind![no]).await?;
             }
             let sql = "UPDATE posthaste.endpoints SET deleted_at = $2, version = $3 WHERE no = $1";
-            act.tx.execute(sql, bind![no, millis(now), version]).await?;
-            act.record_of_endpoint(no, &Deed::new(Action::EndpointDeleted, &tenant, id)).await?;
-            act.after_commit(move |index| {
+            work.tx.execute(sql, bind![no, millis(now), version]).await?;
+            work.record_of_endpoint(no, &AuditedAction::new(AuditAction::EndpointDeleted, &tenant, id)).await?;
+            work.after_commit(move |index| {
                 index.remove_endpoint(id);
                 index.forget_waiting(no);
             });
             Ok(())
         })
         .await?;
-        self.shared.sweep_soon();
+        self.shared.start_sweep();
         Ok(())
     }
 
-    async fn note(&self, name: &'static str) -> Result<Option<String>> {
+    async fn setting(&self, name: &'static str) -> Result<Option<String>> {
         let client = self.shared.connection().await?;
         let sql = "SELECT value FROM posthaste.notes WHERE name = $1";
-        Ok(patiently(client.query_typed_opt(sql, bind![name])).await?.map(|row| row.get(0)))
+        Ok(with_timeout(client.query_typed_opt(sql, bind![name])).await?.map(|row| row.get(0)))
     }
 
-    async fn set_note(&self, name: &'static str, value: String) -> Result<()> {
+    async fn put_setting(&self, name: &'static str, value: String) -> Result<()> {
         let client = self.shared.connection().await?;
         let sql = "INSERT INTO posthaste.notes (name, value) VALUES ($1, $2)
                    ON CONFLICT (name) DO UPDATE SET value = excluded.value";
-        patiently(client.execute_typed(sql, bind![name, value])).await.map(|_| ())
+        with_timeout(client.execute_typed(sql, bind![name, value])).await.map(|_| ())
     }
 
-    async fn note_once(&self, name: &'static str, value: String) -> Result<String> {
+    async fn put_setting_once(&self, name: &'static str, value: String) -> Result<String> {
         let client = self.shared.connection().await?;
         let sql = "INSERT INTO posthaste.notes (name, value) VALUES ($1, $2) ON CONFLICT DO NOTHING";
-        patiently(client.execute_typed(sql, bind![name, value])).await?;
+        with_timeout(client.execute_typed(sql, bind![name, value])).await?;
         let sql = "SELECT value FROM posthaste.notes WHERE name = $1";
-        Ok(patiently(client.query_typed(sql, bind![name])).await?[0].get(0))
+        Ok(with_timeout(client.query_typed(sql, bind![name])).await?[0].get(0))
     }
 }

@@ -10,16 +10,16 @@ use bytes::Bytes;
 use tokio_postgres::{Client, Row};
 use uuid::Uuid;
 
-use super::routine::READ_CLAIMS;
 use super::rows::{at, delivery_id, format_of, progress_from, stored_tenant};
-use super::tx::{bound, patiently};
-use crate::model::event::{Event, EventType, Key};
+use super::stored_functions::READ_CLAIMS;
+use super::transaction::{bound, with_timeout};
+use crate::model::event::{Event, EventKey, EventType};
 use crate::model::id::{EndpointId, EventId};
 use crate::store::{Claim, Result};
 
 /// A waiting delivery and its event, by their numbers.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted {
+pub struct ClaimKey {
     /// The delivery.
     pub no: i64,
     /// The event.
@@ -27,7 +27,7 @@ pub struct Wanted {
 }
 
 /// What was read.
-pub struct Found {
+pub struct ReadClaims {
     /// In the order in which they are due. What was settled or cancelled
     /// since is not among them.
     pub claims: Vec<Claim>,
@@ -37,9 +37,9 @@ pub struct Found {
 }
 
 /// Reads these, in one round trip, until their data is as much as this.
-pub async fn read(client: &Client, wanted: &[Wanted], bytes_max: usize) -> Result<Found> {
+pub async fn read(client: &Client, wanted: &[ClaimKey], bytes_max: usize) -> Result<ReadClaims> {
     if wanted.is_empty() {
-        return Ok(Found { claims: Vec::new(), reached: 0 });
+        return Ok(ReadClaims { claims: Vec::new(), reached: 0 });
     }
     let nos: Vec<i64> = wanted.iter().map(|one| one.no).collect();
     let events: Vec<i64> = wanted.iter().map(|one| one.event).collect();
@@ -47,14 +47,14 @@ pub async fn read(client: &Client, wanted: &[Wanted], bytes_max: usize) -> Resul
     let (these, those) = ([bound(&nos)], [bound(&events), bound(&bytes_max)]);
     let (waiting, events) = tokio::join!(
         biased;
-        patiently(client.query_typed(READ_CLAIMS.call(), &these)),
-        patiently(client.query_typed(include_str!("sql/read_events.sql"), &those)),
+        with_timeout(client.query_typed(READ_CLAIMS.call(), &these)),
+        with_timeout(client.query_typed(include_str!("sql/read_events.sql"), &those)),
     );
     let (waiting, events) = (waiting?, events?);
     let events: HashMap<i64, &Row> = events.iter().map(|row| (row.get(0), row)).collect();
     let reached = wanted.iter().position(|one| !events.contains_key(&one.event)).unwrap_or(wanted.len());
     let claims = waiting.iter().filter_map(|row| Some(claim_from(row, events.get(&row.get(8))?))).collect();
-    Ok(Found { claims, reached })
+    Ok(ReadClaims { claims, reached })
 }
 
 fn claim_from(row: &Row, event: &Row) -> Claim {
@@ -63,7 +63,7 @@ fn claim_from(row: &Row, event: &Row) -> Claim {
         id: EventId::from_stored(event.get(1)),
         tenant: stored_tenant(row.get(7)),
         event_type: EventType::from_stored(event.get(2)),
-        key: event.get::<_, Option<&str>>(3).map(Key::from_stored),
+        key: event.get::<_, Option<&str>>(3).map(EventKey::from_stored),
         timestamp: event.get(4),
         schema_version: event.get(5),
         // What counts is whether it is over for this delivery.

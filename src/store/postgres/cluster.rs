@@ -6,25 +6,25 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
-use super::Postgres;
-use super::tx::{Tx, bind, patiently};
+use super::PostgresStore;
+use super::transaction::{PgTransaction, bind, with_timeout};
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::shard::{Epoch, Shard};
-use crate::store::{Cluster, Node, Pulse, Result, ShardView, Tiding, View};
+use crate::store::{Cluster, ClusterEvent, ClusterState, NodeState, Result, ShardState, StoreStatus};
 
 /// How often an asker looks for its answer.
 const ASK_EVERY: Duration = Duration::from_millis(5);
 
 #[async_trait]
-impl Cluster for Postgres {
-    fn tidings(&self) -> mpsc::UnboundedReceiver<Tiding> {
+impl Cluster for PostgresStore {
+    fn cluster_events(&self) -> mpsc::UnboundedReceiver<ClusterEvent> {
         let listener = self.shared.listener.lock().expect("nothing panics while it is held").take();
         listener.unwrap_or_else(|| mpsc::unbounded_channel().1)
     }
 
     fn leased_until(&self) -> Option<Instant> {
         // Before the first lease there is nothing that could be started.
-        Some(self.shared.owned.leased_until().unwrap_or_else(Instant::now))
+        Some(self.shared.shard_leases.leased_until().unwrap_or_else(Instant::now))
     }
 
     fn lease_length(&self) -> Option<Duration> {
@@ -37,14 +37,15 @@ impl Cluster for Postgres {
         let sql = "INSERT INTO posthaste.calls (node, question)
                    SELECT node, $2 FROM posthaste.shards WHERE shard = $1 AND node IS NOT NULL AND node <> $3
                    RETURNING no, node";
-        let asked = patiently(client.query_typed_opt(sql, bind![shard, question, self.shared.owned.node()])).await?;
+        let asked =
+            with_timeout(client.query_typed_opt(sql, bind![shard, question, self.shared.shard_leases.node()])).await?;
         let Some(asked) = asked else { return Ok(None) };
         let (no, node): (i64, i64) = (asked.get(0), asked.get(1));
         let sql = "SELECT c.answer, EXISTS (SELECT FROM posthaste.nodes n JOIN posthaste.shards s ON s.node = n.id
                                             WHERE n.id = $2 AND s.shard = $3 AND n.lease_until > clock_timestamp())
                    FROM posthaste.calls c WHERE c.no = $1";
         let answer = loop {
-            let row = patiently(client.query_typed_opt(sql, bind![no, node, shard])).await?;
+            let row = with_timeout(client.query_typed_opt(sql, bind![no, node, shard])).await?;
             let Some(row) = row else { break None };
             if let Some(answer) = row.get::<_, Option<String>>(0) {
                 break Some(answer);
@@ -55,7 +56,7 @@ impl Cluster for Postgres {
             }
             tokio::time::sleep(ASK_EVERY).await;
         };
-        patiently(client.execute_typed("DELETE FROM posthaste.calls WHERE no = $1", bind![no])).await?;
+        with_timeout(client.execute_typed("DELETE FROM posthaste.calls WHERE no = $1", bind![no])).await?;
         Ok(answer)
     }
 
@@ -63,18 +64,18 @@ impl Cluster for Postgres {
         let client = self.shared.connection().await?;
         let sql = "INSERT INTO posthaste.calls (node, question)
                    SELECT id, $1 FROM posthaste.nodes WHERE id <> $2 AND lease_until > clock_timestamp() RETURNING no";
-        let asked = patiently(client.query_typed(sql, bind![question, self.shared.owned.node()])).await?;
+        let asked = with_timeout(client.query_typed(sql, bind![question, self.shared.shard_leases.node()])).await?;
         let asked: Vec<i64> = asked.iter().map(|row| row.get(0)).collect();
         let until = Instant::now() + wait;
         let sql = "SELECT answer FROM posthaste.calls WHERE no = ANY($1) AND answer IS NOT NULL";
         let answers = loop {
-            let rows = patiently(client.query_typed(sql, bind![asked.clone()])).await?;
+            let rows = with_timeout(client.query_typed(sql, bind![asked.clone()])).await?;
             if rows.len() == asked.len() || Instant::now() >= until {
                 break rows.iter().map(|row| row.get(0)).collect();
             }
             tokio::time::sleep(ASK_EVERY).await;
         };
-        patiently(client.execute_typed("DELETE FROM posthaste.calls WHERE no = ANY($1)", bind![asked])).await?;
+        with_timeout(client.execute_typed("DELETE FROM posthaste.calls WHERE no = ANY($1)", bind![asked])).await?;
         Ok(answers)
     }
 
@@ -82,24 +83,24 @@ impl Cluster for Postgres {
         self.shared.nodes.load(Ordering::Relaxed).max(1)
     }
 
-    async fn view(&self) -> Result<View> {
-        let tx = Tx::begin_reading(&self.shared.pool).await?;
+    async fn view(&self) -> Result<ClusterState> {
+        let tx = PgTransaction::begin_reading(&self.shared.pool).await?;
         let sql = "SELECT n.id, n.name, (extract(epoch FROM n.lease_until - clock_timestamp()) * 1000)::bigint,
                           (SELECT count(*) FROM posthaste.shards s WHERE s.node = n.id)
                    FROM posthaste.nodes n ORDER BY n.id";
-        let me = self.shared.owned.node();
+        let me = self.shared.shard_leases.node();
         let rows = tx.query(sql, bind![]).await?;
         let ids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
-        let nodes = rows.iter().map(|row| Node {
+        let nodes = rows.iter().map(|row| NodeState {
             id: row.get::<_, i64>(0).to_string(),
             name: row.get(1),
             lease_ms: Some(row.get(2)),
             shards: row.get::<_, i64>(3).max(0) as usize,
             is_self: row.get::<_, i64>(0) == me,
         });
-        let nodes: Vec<Node> = nodes.collect();
+        let nodes: Vec<NodeState> = nodes.collect();
         let shards = tx.query(include_str!("sql/shards.sql"), bind![]).await?;
-        let shards = shards.iter().map(|row| ShardView {
+        let shards = shards.iter().map(|row| ShardState {
             shard: Shard(row.get::<_, i16>(0) as u8),
             node: row.get::<_, Option<i64>>(1).and_then(|node| ids.iter().position(|id| *id == node)),
             epoch: Epoch(row.get::<_, i64>(2).max(0) as u64),
@@ -107,13 +108,13 @@ impl Cluster for Postgres {
         });
         let shards = shards.collect();
         tx.commit().await?;
-        Ok(View { nodes, shards })
+        Ok(ClusterState { nodes, shards })
     }
 
-    fn pulse(&self) -> Pulse {
-        let owned = &self.shared.owned;
+    fn status(&self) -> StoreStatus {
+        let owned = &self.shared.shard_leases;
         let left = owned.leased_until().map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
-        Pulse {
+        StoreStatus {
             is_answering: self.shared.is_answering.load(Ordering::Relaxed),
             shards: owned.shards().len(),
             lease_ms: Some(left.as_millis() as u64),
@@ -126,9 +127,9 @@ impl Cluster for Postgres {
     }
 
     async fn leave(&self) -> Result<()> {
-        self.end_chores().await;
-        let node = self.shared.owned.node();
-        self.shared.owned.shards().iter().for_each(|shard| self.shared.owned.lose(*shard));
+        self.stop_background_tasks().await;
+        let node = self.shared.shard_leases.node();
+        self.shared.shard_leases.shards().iter().for_each(|shard| self.shared.shard_leases.lose(*shard));
         let tx = self.shared.begin().await?;
         tx.execute("UPDATE posthaste.shards SET node = NULL WHERE node = $1", bind![node]).await?;
         tx.execute("DELETE FROM posthaste.nodes WHERE id = $1", bind![node]).await?;

@@ -62,19 +62,19 @@ pub fn pool(url: &str, size: usize) -> anyhow::Result<Pool> {
 pub async fn get(pool: &Pool, url: &str) -> anyhow::Result<deadpool_postgres::Object> {
     pool.get().await.map_err(|problem| {
         let place = url.parse::<DatabaseUrl>().map(|url| url.place().to_owned()).unwrap_or_default();
-        let told = why_none(&problem);
+        let reason = pool_error(&problem);
         let is_passing = match &problem {
             PoolError::Timeout(_) => true,
-            PoolError::Backend(problem) => is_passing(problem),
+            PoolError::Backend(problem) => is_transient(problem),
             _ => false,
         };
-        match told.contains("UnknownIssuer") || told.contains("BadSignature") {
+        match reason.contains("UnknownIssuer") || reason.contains("BadSignature") {
             true => anyhow!(
-                "cannot reach PostgreSQL at {place}: {told}; name the file of the authority's certificate with \
+                "cannot reach PostgreSQL at {place}: {reason}; name the file of the authority's certificate with \
                  sslrootcert=FILE in the URL"
             ),
-            false if is_passing => Away(format!("cannot reach PostgreSQL at {place}: {told}")).into(),
-            false => anyhow!("cannot reach PostgreSQL at {place}: {told}"),
+            false if is_passing => DatabaseUnavailable(format!("cannot reach PostgreSQL at {place}: {reason}")).into(),
+            false => anyhow!("cannot reach PostgreSQL at {place}: {reason}"),
         }
     })
 }
@@ -82,32 +82,32 @@ pub async fn get(pool: &Pool, url: &str) -> anyhow::Result<deadpool_postgres::Ob
 /// The database is away or takes no writes. It may be there a little later.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Away(pub String);
+pub struct DatabaseUnavailable(pub String);
 
 /// An error of the database while the store is being opened, after what was
 /// being done.
 pub fn failed(doing: &str, problem: &tokio_postgres::Error) -> anyhow::Error {
-    let words = format!("{doing}: {}", told(problem));
-    if is_passing(problem) { Away(words).into() } else { anyhow!(words) }
+    let words = format!("{doing}: {}", error_chain(problem));
+    if is_transient(problem) { DatabaseUnavailable(words).into() } else { anyhow!(words) }
 }
 
 /// Whether the store could not be opened because the database is away or takes
 /// no writes, and not because something is wrong with what was asked for.
-pub fn is_away(problem: &anyhow::Error) -> bool {
+pub fn is_unavailable(problem: &anyhow::Error) -> bool {
     let is_passing = |words: &str| {
         let code = words.strip_suffix(')').and_then(|words| words.rsplit_once('(')).map(|(_, code)| code);
         words.starts_with("the database cannot be reached")
             || words.starts_with("the database did not answer")
-            || code.is_some_and(is_passing_code)
+            || code.is_some_and(is_transient_code)
     };
-    problem.is::<Away>()
+    problem.is::<DatabaseUnavailable>()
         || matches!(problem.downcast_ref::<store::Error>(), Some(store::Error::Unavailable(words)) if is_passing(words))
 }
 
 /// Whether a later try may do without a change of anything by anyone.
-fn is_passing(problem: &tokio_postgres::Error) -> bool {
+fn is_transient(problem: &tokio_postgres::Error) -> bool {
     if let Some(code) = problem.code() {
-        return is_passing_code(code.code());
+        return is_transient_code(code.code());
     }
     let causes = std::iter::successors(std::error::Error::source(problem), |cause| cause.source());
     let mut broken = causes.filter_map(|cause| cause.downcast_ref::<std::io::Error>());
@@ -118,23 +118,23 @@ fn is_passing(problem: &tokio_postgres::Error) -> bool {
 
 /// Connections that break, a server short of something, one that starts or
 /// stops, and one that takes no writes.
-fn is_passing_code(code: &str) -> bool {
+fn is_transient_code(code: &str) -> bool {
     ["08", "53", "57P"].iter().any(|class| code.starts_with(class)) || code == "25006"
 }
 
 /// Why there is no connection to be had.
-pub fn why_none(problem: &PoolError) -> String {
+pub fn pool_error(problem: &PoolError) -> String {
     match problem {
         PoolError::Timeout(TimeoutType::Wait) => "all connections are in use".into(),
         PoolError::Timeout(TimeoutType::Create) => "it takes too long to connect".into(),
-        PoolError::Backend(problem) => told(problem),
-        other => told(other),
+        PoolError::Backend(problem) => error_chain(problem),
+        other => error_chain(other),
     }
 }
 
 /// An error with all its causes, in one line. What the drivers say of
 /// themselves alone is "db error".
-pub fn told(problem: &(dyn std::error::Error + 'static)) -> String {
+pub fn error_chain(problem: &(dyn std::error::Error + 'static)) -> String {
     let mut parts: Vec<String> = Vec::new();
     let mut next = Some(problem);
     while let Some(problem) = next {
@@ -151,7 +151,7 @@ pub fn told(problem: &(dyn std::error::Error + 'static)) -> String {
 
 /// How sure we must be of whom we speak to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Check {
+enum CertificateCheck {
     /// Of nothing.
     Nothing,
     /// That someone we trust signed the certificate.
@@ -163,7 +163,7 @@ enum Check {
 fn prepare(url: &DatabaseUrl) -> anyhow::Result<(tokio_postgres::Config, MakeRustlsConnect)> {
     // Its words never repeat a value.
     let parsed = url.reveal_without(OURS).parse::<tokio_postgres::Config>();
-    let mut config = parsed.map_err(|problem| anyhow!("database-url is wrong: {}", told(&problem)))?;
+    let mut config = parsed.map_err(|problem| anyhow!("database-url is wrong: {}", error_chain(&problem)))?;
     if config.get_application_name().is_none() {
         config.application_name("posthaste");
     }
@@ -175,14 +175,14 @@ fn prepare(url: &DatabaseUrl) -> anyhow::Result<(tokio_postgres::Config, MakeRus
     if hosts > 1 && url.param("target_session_attrs").is_none() {
         config.target_session_attrs(TargetSessionAttrs::ReadWrite);
     }
-    watch_the_line(&mut config, url)?;
+    set_tcp_timeouts(&mut config, url)?;
     let tls = tls(&mut config, url)?;
     Ok((config, MakeRustlsConnect::new(tls)))
 }
 
 /// A network that swallows everything must not hold a connection for the
 /// quarter of an hour the system would give it.
-fn watch_the_line(config: &mut tokio_postgres::Config, url: &DatabaseUrl) -> anyhow::Result<()> {
+fn set_tcp_timeouts(config: &mut tokio_postgres::Config, url: &DatabaseUrl) -> anyhow::Result<()> {
     let number = |name: &str| match url.param(name).map(str::parse::<u32>) {
         None => Ok(None),
         Some(Ok(number)) => Ok(Some(number)),
@@ -222,33 +222,33 @@ fn tls(config: &mut tokio_postgres::Config, url: &DatabaseUrl) -> anyhow::Result
     Ok(tls)
 }
 
-fn verifier(url: &DatabaseUrl) -> anyhow::Result<(SslMode, Verifier)> {
+fn verifier(url: &DatabaseUrl) -> anyhow::Result<(SslMode, CertificateVerifier)> {
     let file = url.param("sslrootcert").filter(|file| !file.is_empty() && *file != "system");
     let (mode, check) = match url.param("sslmode").unwrap_or("prefer") {
-        "disable" => (SslMode::Disable, Check::Nothing),
+        "disable" => (SslMode::Disable, CertificateCheck::Nothing),
         // Who names an authority wants it asked.
-        "prefer" if file.is_some() => (SslMode::Prefer, Check::Authority),
-        "require" if file.is_some() => (SslMode::Require, Check::Authority),
-        "prefer" => (SslMode::Prefer, Check::Nothing),
-        "require" => (SslMode::Require, Check::Nothing),
-        "verify-ca" => (SslMode::Require, Check::Authority),
-        "verify-full" => (SslMode::Require, Check::Host),
+        "prefer" if file.is_some() => (SslMode::Prefer, CertificateCheck::Authority),
+        "require" if file.is_some() => (SslMode::Require, CertificateCheck::Authority),
+        "prefer" => (SslMode::Prefer, CertificateCheck::Nothing),
+        "require" => (SslMode::Require, CertificateCheck::Nothing),
+        "verify-ca" => (SslMode::Require, CertificateCheck::Authority),
+        "verify-full" => (SslMode::Require, CertificateCheck::Host),
         _ => bail!("database-url is wrong: its sslmode is none of disable, prefer, require, verify-ca and verify-full"),
     };
     let (roots, pinned) = match (check, file) {
-        (Check::Nothing, _) => (RootCertStore::empty(), Vec::new()),
+        (CertificateCheck::Nothing, _) => (RootCertStore::empty(), Vec::new()),
         (_, Some(file)) => roots_in(Path::new(file))?,
         (_, None) => (usual_roots(), Vec::new()),
     };
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let inner = match check {
-        Check::Nothing => None,
-        Check::Authority | Check::Host => {
+        CertificateCheck::Nothing => None,
+        CertificateCheck::Authority | CertificateCheck::Host => {
             let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone());
             Some(verifier.build().context("database-url is wrong: its sslrootcert cannot be used")?)
         }
     };
-    Ok((mode, Verifier { check, pinned, inner, provider }))
+    Ok((mode, CertificateVerifier { check, pinned, inner, provider }))
 }
 
 /// The machine's trusted certificates, or the Mozilla set where there are none.
@@ -275,8 +275,8 @@ fn roots_in(file: &Path) -> anyhow::Result<(RootCertStore, Vec<CertificateDer<'s
 
 /// Checks a server's certificate as far as `sslmode` asks for it.
 #[derive(Debug)]
-struct Verifier {
-    check: Check,
+struct CertificateVerifier {
+    check: CertificateCheck,
     /// What the file holds, to the letter: a server's own self-signed
     /// certificate, as PostgreSQL's manual makes it, is no authority's.
     pinned: Vec<CertificateDer<'static>>,
@@ -284,7 +284,7 @@ struct Verifier {
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for Verifier {
+impl ServerCertVerifier for CertificateVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -296,16 +296,18 @@ impl ServerCertVerifier for Verifier {
         let Some(inner) = &self.inner else { return Ok(ServerCertVerified::assertion()) };
         if self.pinned.iter().any(|known| known == end_entity) {
             return match self.check {
-                Check::Nothing | Check::Authority => Ok(ServerCertVerified::assertion()),
-                Check::Host => rustls::client::verify_server_name(&ParsedCertificate::try_from(end_entity)?, name)
-                    .map(|()| ServerCertVerified::assertion()),
+                CertificateCheck::Nothing | CertificateCheck::Authority => Ok(ServerCertVerified::assertion()),
+                CertificateCheck::Host => {
+                    rustls::client::verify_server_name(&ParsedCertificate::try_from(end_entity)?, name)
+                        .map(|()| ServerCertVerified::assertion())
+                }
             };
         }
         match inner.verify_server_cert(end_entity, intermediates, name, ocsp, now) {
             // The name is looked at last: everything else was right.
             Err(rustls::Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
-            )) if self.check == Check::Authority => Ok(ServerCertVerified::assertion()),
+            )) if self.check == CertificateCheck::Authority => Ok(ServerCertVerified::assertion()),
             other => other,
         }
     }

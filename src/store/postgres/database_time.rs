@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use deadpool_postgres::Object;
 use tracing::{info, warn};
 
-use super::Shared;
-use super::tx::{bind, patiently};
+use super::PostgresState;
+use super::transaction::{bind, with_timeout};
 use crate::clock::{Clock, DatabaseReading, EngineClock, boot_ms};
 use crate::store::Result;
 
@@ -26,7 +26,7 @@ const OFF_MS: i64 = 1_000;
 
 /// A reading of the database's clock.
 #[derive(Debug, Clone, Copy)]
-pub struct Reading {
+pub struct TimedReading {
     /// This machine's time since boot before it was asked.
     pub asked_ms: i64,
     /// What the database's clock showed.
@@ -35,7 +35,7 @@ pub struct Reading {
 
 /// What a reading led to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Observed {
+pub enum ObservedTime {
     /// Engine time follows it.
     Followed,
     /// The database's clock was set; nothing was done about it yet.
@@ -67,36 +67,36 @@ impl DatabaseTime {
     }
 
     /// Follows a reading, unless it shows that the database's clock was set.
-    pub fn observe(&self, reading: Reading) -> Observed {
-        let Some(clock) = &self.clock else { return Observed::Followed };
+    pub fn observe(&self, reading: TimedReading) -> ObservedTime {
+        let Some(clock) = &self.clock else { return ObservedTime::Followed };
         let reading = self.engine(reading);
-        if clock.off_by(reading).abs() > STEP_MS {
-            return Observed::Step;
+        if clock.ahead_of_engine_time(reading).abs() > STEP_MS {
+            return ObservedTime::Step;
         }
         clock.follow(reading);
-        self.tell_if_off(clock.machine_ahead_ms());
-        Observed::Followed
+        self.warn_if_off(clock.machine_ahead_ms());
+        ObservedTime::Followed
     }
 
     /// The database's clock was set: agrees with the other nodes on what that
     /// means for engine time.
-    pub async fn settle_step(&self, shared: &Shared) -> Result<()> {
+    pub async fn settle_step(&self, shared: &PostgresState) -> Result<()> {
         let Some(clock) = &self.clock else { return Ok(()) };
         let client = shared.connection().await?;
         let (reading, noted) = read(&client).await?;
         let noted_ms = noted.unwrap_or(0);
         self.ahead_ms.store(noted_ms, Ordering::Relaxed);
-        let step_ms = clock.off_by(self.engine(reading));
+        let step_ms = clock.ahead_of_engine_time(self.engine(reading));
         // Another node may have seen it first.
         if step_ms.abs() <= STEP_MS {
             clock.follow(self.engine(reading));
             return Ok(());
         }
-        let ahead_ms = agreed_ahead(noted_ms, step_ms);
+        let ahead_ms = corrected_ahead(noted_ms, step_ms);
         let sql = "INSERT INTO posthaste.notes (name, value) VALUES ($1, $2)
                    ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE notes.value = $3";
         let (new, old) = (ahead_ms.to_string(), noted_ms.to_string());
-        if patiently(client.execute_typed(sql, bind![AHEAD_NOTE, new, old])).await? == 0 {
+        if with_timeout(client.execute_typed(sql, bind![AHEAD_NOTE, new, old])).await? == 0 {
             // It is looked at again with the next poll.
             return Ok(());
         }
@@ -108,13 +108,13 @@ impl DatabaseTime {
         Ok(())
     }
 
-    fn engine(&self, reading: Reading) -> DatabaseReading {
-        let Reading { asked_ms, database_ms } = reading;
+    fn engine(&self, reading: TimedReading) -> DatabaseReading {
+        let TimedReading { asked_ms, database_ms } = reading;
         let engine_ms = database_ms + self.ahead_ms.load(Ordering::Relaxed);
         DatabaseReading { asked_ms, engine_ms, wall_ms: database_ms }
     }
 
-    fn tell_if_off(&self, ahead_ms: i64) {
+    fn warn_if_off(&self, ahead_ms: i64) {
         let is_off = ahead_ms.abs() > OFF_MS;
         if self.is_off.swap(is_off, Ordering::Relaxed) == is_off {
             return;
@@ -133,7 +133,7 @@ impl DatabaseTime {
 /// How far engine time is ahead of the database's clock after that was set by
 /// `step_ms`. One that is set back is made up for; one that is set forward
 /// uses up what was made up for before, and is followed beyond that.
-fn agreed_ahead(ahead_ms: i64, step_ms: i64) -> i64 {
+fn corrected_ahead(ahead_ms: i64, step_ms: i64) -> i64 {
     match step_ms < 0 {
         true => ahead_ms - step_ms,
         false => ahead_ms.min((ahead_ms - step_ms).max(0)),
@@ -143,14 +143,14 @@ fn agreed_ahead(ahead_ms: i64, step_ms: i64) -> i64 {
 /// The database's clock, and how far engine time is ahead of it, if that was
 /// ever written down. A store that was moved here brought its own offset along,
 /// in the note of its clock.
-async fn read(client: &Object) -> Result<(Reading, Option<i64>)> {
+async fn read(client: &Object) -> Result<(TimedReading, Option<i64>)> {
     let asked_ms = boot_ms();
     let sql = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint,
                       coalesce((SELECT value::bigint FROM posthaste.notes WHERE name = $1),
                                (SELECT -(value::json ->> 'wall_offset_ms')::bigint FROM posthaste.notes
                                 WHERE name = 'clock'))";
-    let rows = patiently(client.query_typed(sql, bind![AHEAD_NOTE])).await?;
-    Ok((Reading { asked_ms, database_ms: rows[0].get(0) }, rows[0].get(1)))
+    let rows = with_timeout(client.query_typed(sql, bind![AHEAD_NOTE])).await?;
+    Ok((TimedReading { asked_ms, database_ms: rows[0].get(0) }, rows[0].get(1)))
 }
 
 #[cfg(test)]
@@ -159,10 +159,10 @@ mod tests {
 
     #[test]
     fn a_clock_set_back_is_made_up_for_and_one_set_forward_gives_it_back() {
-        assert_eq!(agreed_ahead(0, -7_200_000), 7_200_000);
-        assert_eq!(agreed_ahead(7_200_000, 7_200_000), 0, "set right again");
-        assert_eq!(agreed_ahead(7_200_000, 3_600_000), 3_600_000);
-        assert_eq!(agreed_ahead(0, 3_600_000), 0, "followed");
-        assert_eq!(agreed_ahead(3_600_000, 7_200_000), 0, "followed beyond what was made up for");
+        assert_eq!(corrected_ahead(0, -7_200_000), 7_200_000);
+        assert_eq!(corrected_ahead(7_200_000, 7_200_000), 0, "set right again");
+        assert_eq!(corrected_ahead(7_200_000, 3_600_000), 3_600_000);
+        assert_eq!(corrected_ahead(0, 3_600_000), 0, "followed");
+        assert_eq!(corrected_ahead(3_600_000, 7_200_000), 0, "followed beyond what was made up for");
     }
 }

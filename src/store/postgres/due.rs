@@ -3,12 +3,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 
-use super::Shared;
-use super::claims::{self, Wanted};
+use super::PostgresState;
+use super::claims::{self, ClaimKey};
 use super::rows::{at, delivery_id, millis};
-use super::tx::{bind, patiently};
+use super::transaction::{bind, with_timeout};
 use crate::model::id::EndpointId;
-use crate::store::{AskDue, DuePage, Result};
+use crate::store::{DuePage, DueQuery, Result};
 use jiff::Timestamp;
 use tracing::warn;
 
@@ -23,57 +23,57 @@ use tracing::warn;
 /// was under way then may not have seen it, however late it is due, so such a
 /// read raises nothing.
 #[derive(Default)]
-pub struct Floors(Mutex<Known>);
+pub struct DueWatermarks(Mutex<EndpointWatermark>);
 
 #[derive(Default)]
-struct Known {
-    floors: HashMap<i64, Floor>,
+struct EndpointWatermark {
+    starts: HashMap<i64, ReadStart>,
     /// Counts what was told, over all endpoints.
-    told: u64,
+    lowered: u64,
 }
 
 /// Where a read of an endpoint may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Floor {
+struct ReadStart {
     due_at: i64,
     /// Which of all that was told it was told by.
-    told: u64,
+    lowered: u64,
 }
 
-impl Floors {
+impl DueWatermarks {
     /// Something of this endpoint is due at this time, and can be read.
     pub fn lower(&self, endpoint: i64, due_at: i64) {
         let mut known = self.known();
-        known.told += 1;
-        let told = known.told;
-        if let Some(floor) = known.floors.get_mut(&endpoint) {
-            *floor = Floor { due_at: due_at.min(floor.due_at), told };
+        known.lowered += 1;
+        let told = known.lowered;
+        if let Some(floor) = known.starts.get_mut(&endpoint) {
+            *floor = ReadStart { due_at: due_at.min(floor.due_at), lowered: told };
         }
     }
 
     /// Others may have made anything due.
     pub fn clear(&self) {
-        self.known().floors.clear();
+        self.known().starts.clear();
     }
 
-    fn of(&self, endpoint: i64) -> Floor {
+    fn of(&self, endpoint: i64) -> ReadStart {
         let mut known = self.known();
-        known.told += 1;
-        let told = known.told;
+        known.lowered += 1;
+        let told = known.lowered;
         // From now on it is known, so that what is told meanwhile counts.
-        *known.floors.entry(endpoint).or_insert(Floor { due_at: i64::MIN, told })
+        *known.starts.entry(endpoint).or_insert(ReadStart { due_at: i64::MIN, lowered: told })
     }
 
     /// A read that began at this floor found nothing before this time.
-    fn raise(&self, endpoint: i64, from: Floor, to: i64) {
-        if let Some(floor) = self.known().floors.get_mut(&endpoint)
-            && floor.told == from.told
+    fn raise(&self, endpoint: i64, from: ReadStart, to: i64) {
+        if let Some(floor) = self.known().starts.get_mut(&endpoint)
+            && floor.lowered == from.lowered
         {
             floor.due_at = floor.due_at.max(to);
         }
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
+    fn known(&self) -> std::sync::MutexGuard<'_, EndpointWatermark> {
         self.0.lock().expect("nothing panics while it is held")
     }
 }
@@ -81,19 +81,19 @@ impl Floors {
 /// Reads an endpoint's due deliveries, oldest first. What the asker has in
 /// hand stands at the front of it and is stepped over, which is why `except`
 /// must stay small.
-pub async fn read_due(shared: &Shared, ask: &AskDue) -> Result<DuePage> {
+pub async fn read_due(shared: &PostgresState, ask: &DueQuery) -> Result<DuePage> {
     let Some(endpoint) = shared.index().endpoint_entry(ask.endpoint).map(|(no, _)| no) else {
         return Ok(DuePage::default());
     };
     let client = shared.connection().await?;
     let (sql, floor) = match ask.urgent_only {
-        false => (include_str!("sql/read_due.sql"), shared.floors.of(endpoint)),
-        true => (include_str!("sql/read_urgent.sql"), Floor { due_at: i64::MIN, told: 0 }),
+        false => (include_str!("sql/read_due.sql"), shared.watermarks.of(endpoint)),
+        true => (include_str!("sql/read_urgent.sql"), ReadStart { due_at: i64::MIN, lowered: 0 }),
     };
     let limit = i64::try_from(ask.limit.saturating_add(ask.except.len()).saturating_add(1)).unwrap_or(i64::MAX);
-    let rows = patiently(client.query_typed(sql, bind![endpoint, floor.due_at, limit])).await?;
+    let rows = with_timeout(client.query_typed(sql, bind![endpoint, floor.due_at, limit])).await?;
     let mut page = DuePage::default();
-    let mut chosen: Vec<(Wanted, i64)> = Vec::new();
+    let mut chosen: Vec<(ClaimKey, i64)> = Vec::new();
     for row in &rows {
         let (no, due_at): (i64, i64) = (row.get(0), row.get(1));
         if ask.except.contains(&delivery_id(no, row.get(2))) {
@@ -103,13 +103,13 @@ pub async fn read_due(shared: &Shared, ask: &AskDue) -> Result<DuePage> {
             page.next_due = Some(at(due_at));
             break;
         }
-        chosen.push((Wanted { no, event: row.get(3) }, due_at));
+        chosen.push((ClaimKey { no, event: row.get(3) }, due_at));
     }
     if !ask.urgent_only {
         let first = rows.first().map_or(millis(ask.until), |row| row.get(1));
-        shared.floors.raise(endpoint, floor, first);
+        shared.watermarks.raise(endpoint, floor, first);
     }
-    let wanted: Vec<Wanted> = chosen.iter().map(|(wanted, _)| *wanted).collect();
+    let wanted: Vec<ClaimKey> = chosen.iter().map(|(wanted, _)| *wanted).collect();
     let found = claims::read(&client, &wanted, ask.bytes_max).await?;
     page.claims = found.claims;
     if let Some((_, due_at)) = chosen.get(found.reached) {
@@ -117,9 +117,9 @@ pub async fn read_due(shared: &Shared, ask: &AskDue) -> Result<DuePage> {
     }
     if ask.urgent_only {
         page.next_urgent = page.next_due.take();
-        let floor = shared.floors.of(endpoint).due_at;
+        let floor = shared.watermarks.of(endpoint).due_at;
         let row =
-            patiently(client.query_typed(include_str!("sql/read_due.sql"), bind![endpoint, floor, 1_i64])).await?;
+            with_timeout(client.query_typed(include_str!("sql/read_due.sql"), bind![endpoint, floor, 1_i64])).await?;
         page.next_due = row.first().map(|row| at(row.get(1)));
     }
     Ok(page)
@@ -127,21 +127,21 @@ pub async fn read_due(shared: &Shared, ask: &AskDue) -> Result<DuePage> {
 
 /// For each endpoint of these shards with something to do, when the first of
 /// it is due.
-pub async fn earliest_due(shared: &Shared, shards: Vec<i16>) -> Result<Vec<(EndpointId, Timestamp)>> {
+pub async fn earliest_due(shared: &PostgresState, shards: Vec<i16>) -> Result<Vec<(EndpointId, Timestamp)>> {
     let client = shared.connection().await?;
-    let rows = patiently(client.query_typed(include_str!("sql/earliest_due.sql"), bind![shards])).await?;
+    let rows = with_timeout(client.query_typed(include_str!("sql/earliest_due.sql"), bind![shards])).await?;
     Ok(rows.iter().map(|row| (EndpointId(row.get(0)), at(row.get(1)))).collect())
 }
 
 /// Counts anew what waits for the endpoints of these shards, and forgets the
 /// counts of those that are not this node's. Beside the loop: with millions
 /// waiting it takes longer than a lease may go without being renewed.
-pub async fn recount(shared: &Shared, shards: Vec<i16>, before: Option<HashMap<i64, u64>>) -> Result<()> {
+pub async fn recount(shared: &PostgresState, shards: Vec<i16>, before: Option<HashMap<i64, u64>>) -> Result<()> {
     let counted = count_waiting(shared, shards.clone()).await?;
     let shards: HashSet<i16> = shards.into_iter().collect();
     shared.index_mut().recount(&counted, before.as_ref(), |shard| match shards.contains(&i16::from(shard.0)) {
         true => Some(true),
-        false if shared.owned.holds(shard) => None,
+        false if shared.shard_leases.holds(shard) => None,
         false => Some(false),
     });
     Ok(())
@@ -155,9 +155,9 @@ pub fn log_uncounted(outcome: Result<()>) {
 }
 
 /// Counts what waits for the endpoints of these shards, by their numbers.
-async fn count_waiting(shared: &Shared, shards: Vec<i16>) -> Result<Vec<(i64, u64)>> {
+async fn count_waiting(shared: &PostgresState, shards: Vec<i16>) -> Result<Vec<(i64, u64)>> {
     let client = shared.connection().await?;
-    let rows = patiently(client.query_typed(include_str!("sql/count_waiting.sql"), bind![shards])).await?;
+    let rows = with_timeout(client.query_typed(include_str!("sql/count_waiting.sql"), bind![shards])).await?;
     Ok(rows.iter().map(|row| (row.get(0), row.get::<_, i64>(1).max(0) as u64)).collect())
 }
 
@@ -167,41 +167,41 @@ mod tests {
 
     #[test]
     fn what_becomes_due_during_a_read_keeps_the_floor_down() {
-        let floors = Floors::default();
-        let floor = floors.of(1);
+        let watermarks = DueWatermarks::default();
+        let floor = watermarks.of(1);
         assert_eq!(floor.due_at, i64::MIN);
-        floors.raise(1, floor, 500);
-        let floor = floors.of(1);
+        watermarks.raise(1, floor, 500);
+        let floor = watermarks.of(1);
         assert_eq!(floor.due_at, 500);
-        floors.lower(1, 300);
-        floors.raise(1, floor, 900);
-        assert_eq!(floors.of(1).due_at, 300, "the read may not have seen it");
-        floors.clear();
-        assert_eq!(floors.of(1).due_at, i64::MIN);
+        watermarks.lower(1, 300);
+        watermarks.raise(1, floor, 900);
+        assert_eq!(watermarks.of(1).due_at, 300, "the read may not have seen it");
+        watermarks.clear();
+        assert_eq!(watermarks.of(1).due_at, i64::MIN);
     }
 
     #[test]
     fn what_becomes_due_after_the_floor_during_a_read_is_below_no_later_floor() {
-        let floors = Floors::default();
-        let floor = floors.of(1);
-        floors.raise(1, floor, 500);
-        let read = floors.of(1);
+        let watermarks = DueWatermarks::default();
+        let floor = watermarks.of(1);
+        watermarks.raise(1, floor, 500);
+        let read = watermarks.of(1);
         // Accepted at 600, committed while the read was under way.
-        floors.lower(1, 600);
-        floors.raise(1, read, 900);
-        assert_eq!(floors.of(1).due_at, 500, "the read may not have seen it");
-        let read = floors.of(1);
-        floors.raise(1, read, 600);
-        assert_eq!(floors.of(1).due_at, 600, "the next one has");
+        watermarks.lower(1, 600);
+        watermarks.raise(1, read, 900);
+        assert_eq!(watermarks.of(1).due_at, 500, "the read may not have seen it");
+        let read = watermarks.of(1);
+        watermarks.raise(1, read, 600);
+        assert_eq!(watermarks.of(1).due_at, 600, "the next one has");
     }
 
     #[test]
     fn a_read_from_before_everything_was_forgotten_raises_nothing() {
-        let floors = Floors::default();
-        let read = floors.of(1);
-        floors.clear();
-        floors.of(1);
-        floors.raise(1, read, 900);
-        assert_eq!(floors.of(1).due_at, i64::MIN);
+        let watermarks = DueWatermarks::default();
+        let read = watermarks.of(1);
+        watermarks.clear();
+        watermarks.of(1);
+        watermarks.raise(1, read, 900);
+        assert_eq!(watermarks.of(1).due_at, i64::MIN);
     }
 }

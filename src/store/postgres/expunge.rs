@@ -6,20 +6,20 @@
 
 use std::sync::Arc;
 
-use super::Shared;
+use super::PostgresState;
 use super::access::record;
 use super::history::find_event;
-use super::stored::{self, Days, day_of};
-use super::tx::{Tx, bind};
+use super::stored_bytes::{self, BytesByDay, day_of};
+use super::transaction::{PgTransaction, bind};
 use crate::model::attempt::Attempt;
-use crate::model::audit::{Action, Deed};
+use crate::model::audit::{AuditAction, AuditedAction};
 use crate::model::id::{EventId, TenantId};
 use crate::store::codes::EXPUNGED;
 use crate::store::{Error, Result};
 
 /// Forgets an event's data, and what receivers answered to it, if nothing of
 /// it waits.
-pub async fn expunge(shared: &Arc<Shared>, tenant: &TenantId, id: &EventId) -> Result<bool> {
+pub async fn expunge(shared: &Arc<PostgresState>, tenant: &TenantId, id: &EventId) -> Result<bool> {
     let found = find_event(shared, tenant, id, "e.no, e.first_delivery, e.deliveries, e.tenant").await?;
     let row = found.ok_or(Error::NotFound("event"))?;
     let (no, first, below): (i64, i64, i64) =
@@ -28,9 +28,9 @@ pub async fn expunge(shared: &Arc<Shared>, tenant: &TenantId, id: &EventId) -> R
     let is_done = async {
         let freed = wipe(&tx, no, first, below).await?;
         if let Some(bytes) = freed {
-            stored::take_off(&tx, Days::from([((row.get(3), day_of(no)), bytes)])).await?;
+            stored_bytes::subtract(&tx, BytesByDay::from([((row.get(3), day_of(no)), bytes)])).await?;
         }
-        record(&tx, row.get(3), &Deed::new(Action::EventExpunged, tenant, id)).await?;
+        record(&tx, row.get(3), &AuditedAction::new(AuditAction::EventExpunged, tenant, id)).await?;
         Ok(freed.is_some())
     };
     let is_done = is_done.await;
@@ -42,7 +42,7 @@ pub async fn expunge(shared: &Arc<Shared>, tenant: &TenantId, id: &EventId) -> R
 }
 
 /// Returns how many bytes of data there were; nothing, if something waits.
-async fn wipe(tx: &Tx, no: i64, first: i64, below: i64) -> Result<Option<i64>> {
+async fn wipe(tx: &PgTransaction, no: i64, first: i64, below: i64) -> Result<Option<i64>> {
     let mut answers = Vec::new();
     for table in ["dead", "finished"] {
         let sql = format!("SELECT no, last FROM posthaste.{table} WHERE no >= $1 AND no < $2 ORDER BY no FOR UPDATE");

@@ -7,16 +7,16 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::Shared;
+use super::PostgresState;
 use super::history::walk::{MOVED_BELOW, SLACK_MS, number_at};
 use super::partitions;
-use super::reading::ask;
+use super::read_query::read_rows;
 use super::rows::millis;
-use super::stored::{self, Days, day_of};
-use super::tx::{Tx, bind};
+use super::stored_bytes::{self, BytesByDay, day_of};
+use super::transaction::{PgTransaction, bind};
 use crate::model::limits::stored_bytes;
 use crate::store::codes::UNMATCHED;
-use crate::store::{Forgotten, Horizon, Result};
+use crate::store::{ForgottenCounts, Result, RetentionHorizon};
 
 /// How many dead letters, endpoints or tenants one transaction forgets.
 const STEP: i64 = 500;
@@ -26,16 +26,16 @@ const DAY_MS: i64 = 86_400_000;
 
 /// Forgets a little. The first step of a sweep also drops whole days and dead
 /// letters; the last one what is left of lanes, ids, endpoints and tenants.
-pub async fn forget(shared: &Arc<Shared>, horizon: Horizon) -> Result<Forgotten> {
-    let mut forgotten = Forgotten::default();
+pub async fn forget(shared: &Arc<PostgresState>, horizon: RetentionHorizon) -> Result<ForgottenCounts> {
+    let mut forgotten = ForgottenCounts::default();
     if horizon.after == 0 {
         // A sweep that was cut short is taken up again.
-        shared.sweep_soon();
+        shared.start_sweep();
         let days = partitions::drop_old(shared, &horizon).await?;
         forgotten.events = days.events;
         forgotten.deliveries = days.deliveries + forget_dead(shared, &horizon).await?;
     }
-    let step = forget_rest(shared, &horizon).await?;
+    let step = forget_retained(shared, &horizon).await?;
     forgotten.events += step.events;
     forgotten.deliveries += step.deliveries;
     forgotten.next = step.next;
@@ -51,13 +51,14 @@ pub async fn forget(shared: &Arc<Shared>, horizon: Horizon) -> Result<Forgotten>
 /// Looks at the next events of the rest, oldest first, and forgets those
 /// deliveries that are finished and old enough; an event goes with its last
 /// delivery.
-async fn forget_rest(shared: &Shared, horizon: &Horizon) -> Result<Forgotten> {
+async fn forget_retained(shared: &PostgresState, horizon: &RetentionHorizon) -> Result<ForgottenCounts> {
     let accepted_before = millis(horizon.finished_before);
     let after = i64::try_from(horizon.after).unwrap_or(i64::MAX);
     let below = number_at(accepted_before.saturating_add(SLACK_MS)).max(MOVED_BELOW);
     let step = i64::try_from(horizon.step).unwrap_or(i64::MAX);
-    let seen = ask(shared, include_str!("sql/forget_look.sql"), bind![after, below, step, accepted_before]).await?;
-    let mut forgotten = Forgotten::default();
+    let seen =
+        read_rows(shared, include_str!("sql/forget_look.sql"), bind![after, below, step, accepted_before]).await?;
+    let mut forgotten = ForgottenCounts::default();
     if seen.len() >= horizon.step {
         forgotten.next = seen.last().map(|row| row.get::<_, i64>(0) as u64);
     }
@@ -77,17 +78,17 @@ async fn forget_rest(shared: &Shared, horizon: &Horizon) -> Result<Forgotten> {
     forget_attempts(&tx, gone).await?;
     let gone = tx.query(include_str!("sql/forget_events.sql"), bind![events, accepted_before]).await?;
     forgotten.events = gone.len();
-    let mut freed = Days::new();
+    let mut freed = BytesByDay::new();
     for row in &gone {
         let (data, deliveries) = (row.get::<_, i32>(2) as usize, row.get::<_, i32>(3) as usize);
         *freed.entry((row.get(1), day_of(row.get(0)))).or_insert(0) += stored_bytes(data, deliveries).cast_signed();
     }
-    stored::take_off(&tx, freed).await?;
+    stored_bytes::subtract(&tx, freed).await?;
     tx.commit().await?;
     Ok(forgotten)
 }
 
-async fn forget_attempts(tx: &Tx, deliveries: Vec<i64>) -> Result<()> {
+async fn forget_attempts(tx: &PgTransaction, deliveries: Vec<i64>) -> Result<()> {
     if !deliveries.is_empty() {
         tx.execute(include_str!("sql/forget_attempts.sql"), bind![deliveries]).await?;
     }
@@ -95,13 +96,13 @@ async fn forget_attempts(tx: &Tx, deliveries: Vec<i64>) -> Result<()> {
 }
 
 /// Forgets dead letters past their retention; returns how many.
-async fn forget_dead(shared: &Shared, horizon: &Horizon) -> Result<usize> {
+async fn forget_dead(shared: &PostgresState, horizon: &RetentionHorizon) -> Result<usize> {
     let died_before = millis(horizon.dead_before);
     let mut forgotten = 0;
     let (mut after_at, mut after_no) = (i64::MIN, 0_i64);
     loop {
         let sql = include_str!("sql/old_dead.sql");
-        let old = ask(shared, sql, bind![died_before, after_at, after_no, STEP]).await?;
+        let old = read_rows(shared, sql, bind![died_before, after_at, after_no, STEP]).await?;
         let Some(last) = old.last() else { return Ok(forgotten) };
         (after_no, after_at) = (last.get(0), last.get(1));
         let numbers: Vec<i64> = old.iter().map(|row| row.get(0)).collect();
@@ -124,7 +125,7 @@ async fn forget_dead(shared: &Shared, horizon: &Horizon) -> Result<usize> {
 }
 
 /// Locks the lanes of these dead letters; returns those whose lane it got.
-async fn lock_lanes(tx: &Tx, laned: &[(i64, i64, String)]) -> Result<Vec<i64>> {
+async fn lock_lanes(tx: &PgTransaction, laned: &[(i64, i64, String)]) -> Result<Vec<i64>> {
     if laned.is_empty() {
         return Ok(Vec::new());
     }
@@ -138,7 +139,7 @@ async fn lock_lanes(tx: &Tx, laned: &[(i64, i64, String)]) -> Result<Vec<i64>> {
 
 /// Forgets the data of events that no endpoint wanted, once it was kept long
 /// enough. Their ids are still known.
-async fn forget_unmatched(shared: &Shared, horizon: &Horizon) -> Result<()> {
+async fn forget_unmatched(shared: &PostgresState, horizon: &RetentionHorizon) -> Result<()> {
     let accepted_before = millis(horizon.unmatched_before);
     let below = number_at(accepted_before.saturating_add(SLACK_MS)).max(MOVED_BELOW);
     let mut after = -1_i64;
@@ -149,19 +150,19 @@ async fn forget_unmatched(shared: &Shared, horizon: &Horizon) -> Result<()> {
         let numbers: Vec<i64> = old.iter().map(|row| row.get(0)).collect();
         let Some(last) = numbers.last() else { return tx.commit().await };
         after = *last;
-        let mut freed = Days::new();
+        let mut freed = BytesByDay::new();
         for row in &old {
             *freed.entry((row.get(1), day_of(row.get(0)))).or_insert(0) += i64::from(row.get::<_, i32>(2));
         }
         let sql = "UPDATE posthaste.events SET data = '', withheld = $2 WHERE no = ANY ($1)";
         tx.execute(sql, bind![numbers, UNMATCHED as i16]).await?;
-        stored::take_off(&tx, freed).await?;
+        stored_bytes::subtract(&tx, freed).await?;
         tx.commit().await?;
     }
 }
 
 /// Forgets lanes that have been idle for the whole retention.
-async fn forget_lanes(shared: &Shared, horizon: &Horizon) -> Result<()> {
+async fn forget_lanes(shared: &PostgresState, horizon: &RetentionHorizon) -> Result<()> {
     let touched_before = millis(horizon.finished_before);
     let (mut endpoint, mut lane) = (i64::MIN, String::new());
     loop {
@@ -175,7 +176,7 @@ async fn forget_lanes(shared: &Shared, horizon: &Horizon) -> Result<()> {
 }
 
 /// Forgets the ids of events that went with their day.
-async fn forget_ids(shared: &Shared, horizon: &Horizon) -> Result<()> {
+async fn forget_ids(shared: &PostgresState, horizon: &RetentionHorizon) -> Result<()> {
     let below = number_at(millis(horizon.finished_before).div_euclid(DAY_MS) * DAY_MS);
     let mut after = MOVED_BELOW;
     loop {
@@ -191,12 +192,12 @@ async fn forget_ids(shared: &Shared, horizon: &Horizon) -> Result<()> {
 
 /// Forgets endpoints and tenants that were deleted long ago, and questions
 /// that nobody waits for.
-async fn forget_deleted(shared: &Shared, horizon: &Horizon) -> Result<()> {
+async fn forget_deleted(shared: &PostgresState, horizon: &RetentionHorizon) -> Result<()> {
     let deleted_before = millis(horizon.finished_before);
     let tx = shared.begin().await?;
     tx.execute(include_str!("sql/forget_endpoints.sql"), bind![deleted_before, STEP]).await?;
     tx.execute(include_str!("sql/forget_tenants.sql"), bind![deleted_before, STEP]).await?;
     tx.execute(include_str!("sql/forget_calls.sql"), &[]).await?;
-    stored::tidy(&tx, deleted_before).await?;
+    stored_bytes::delete_empty(&tx, deleted_before).await?;
     tx.commit().await
 }

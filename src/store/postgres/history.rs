@@ -10,15 +10,15 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use tokio_postgres::Row;
 
-use super::reading::{ask, ask_one};
+use super::read_query::{read_one, read_rows};
 use super::rows::{at, delivery_id, delivery_no, millis};
-use super::tx::bind;
-use super::{Postgres, Shared};
+use super::transaction::bind;
+use super::{PostgresState, PostgresStore};
 use crate::model::attempt::Attempt;
 use crate::model::delivery::Delivery;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::model::news::Milestone;
-use crate::store::{DeliveryQuery, Error, EventQuery, EventRecord, History, Lane, Page, PageAsk, Result};
+use crate::model::operational_event::EndpointEvent;
+use crate::store::{DeliveryQuery, Error, EventQuery, EventRecord, History, Lane, ListPage, PageRequest, Result};
 
 use walk::number_at;
 
@@ -34,14 +34,14 @@ const ROWS_PER_PAGE_MAX: usize = 10_000;
 const LENT_MS_MAX: i64 = 1_000;
 
 #[async_trait]
-impl History for Postgres {
+impl History for PostgresStore {
     async fn event(&self, tenant: &TenantId, id: &EventId) -> Result<Option<EventRecord>> {
         let found = find_event(&self.shared, tenant, id, events::COLUMNS).await?;
         Ok(found.map(|row| events::event_from(&row, 0, tenant)))
     }
 
-    async fn events(&self, tenant: &TenantId, ask: EventQuery, page: PageAsk) -> Result<Page<EventRecord>> {
-        events::list(&self.shared, tenant, &ask, &page).await
+    async fn events(&self, tenant: &TenantId, query: EventQuery, page: PageRequest) -> Result<ListPage<EventRecord>> {
+        events::list(&self.shared, tenant, &query, &page).await
     }
 
     async fn event_deliveries(&self, tenant: &TenantId, id: &EventId) -> Result<Option<Vec<Delivery>>> {
@@ -55,14 +55,19 @@ impl History for Postgres {
         deliveries::find(&self.shared, tenant, id).await
     }
 
-    async fn deliveries(&self, tenant: &TenantId, ask: DeliveryQuery, page: PageAsk) -> Result<Page<Delivery>> {
-        deliveries::list(&self.shared, tenant, &ask, &page).await
+    async fn deliveries(
+        &self,
+        tenant: &TenantId,
+        query: DeliveryQuery,
+        page: PageRequest,
+    ) -> Result<ListPage<Delivery>> {
+        deliveries::list(&self.shared, tenant, &query, &page).await
     }
 
     async fn attempts(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Vec<Attempt>>> {
         let Some(tenant) = self.shared.index().tenant_no(tenant) else { return Ok(None) };
         let no = delivery_no(id);
-        let rows = ask(&self.shared, include_str!("sql/attempts.sql"), bind![no, tenant]).await?;
+        let rows = read_rows(&self.shared, include_str!("sql/attempts.sql"), bind![no, tenant]).await?;
         let is_it = rows.first().is_some_and(|row| delivery_id(no, row.get(1)) == id);
         if !is_it {
             return Ok(None);
@@ -70,29 +75,30 @@ impl History for Postgres {
         Ok(Some(attempts_from(rows.iter().filter_map(|row| row.get::<_, Option<&str>>(2)))))
     }
 
-    async fn milestones(&self, endpoint: EndpointId, page: PageAsk) -> Result<Page<Milestone>> {
+    async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEvent>> {
         let below = cursor_no(&page)?;
         let Some(endpoint) = endpoint_no(&self.shared, endpoint) else {
-            return Ok(Page { data: Vec::new(), next: None });
+            return Ok(ListPage { data: Vec::new(), next: None });
         };
         let limit = i64::try_from(page.limit).unwrap_or(i64::MAX).saturating_add(1);
-        let mut rows = ask(&self.shared, include_str!("sql/milestones.sql"), bind![endpoint, below, limit]).await?;
+        let mut rows =
+            read_rows(&self.shared, include_str!("sql/milestones.sql"), bind![endpoint, below, limit]).await?;
         let has_more = rows.len() > page.limit;
         rows.truncate(page.limit);
         let next = rows.last().filter(|_| has_more).map(|row| row.get::<_, i64>(0).to_string());
-        Ok(Page { data: rows.iter().map(|row| parse(row.get(1))).collect(), next })
+        Ok(ListPage { data: rows.iter().map(|row| parse(row.get(1))).collect(), next })
     }
 
     async fn oldest_due(&self, endpoints: Vec<EndpointId>) -> Result<Vec<Option<Timestamp>>> {
         // No endpoint has the number 0: one that is not known has nothing due.
         let numbers: Vec<i64> = endpoints.iter().map(|id| endpoint_no(&self.shared, *id).unwrap_or_default()).collect();
-        let rows = ask(&self.shared, include_str!("sql/oldest_due.sql"), bind![numbers]).await?;
+        let rows = read_rows(&self.shared, include_str!("sql/oldest_due.sql"), bind![numbers]).await?;
         Ok(rows.iter().map(|row| row.get::<_, Option<i64>>(0).map(at)).collect())
     }
 
     async fn lane_head(&self, endpoint: EndpointId, lane: &str) -> Result<Option<(DeliveryId, bool)>> {
         let Some(endpoint) = endpoint_no(&self.shared, endpoint) else { return Ok(None) };
-        let head = ask_one(&self.shared, include_str!("sql/lane_head.sql"), bind![endpoint, lane]).await?;
+        let head = read_one(&self.shared, include_str!("sql/lane_head.sql"), bind![endpoint, lane]).await?;
         Ok(head.map(|row| (delivery_id(row.get(0), row.get(1)), row.get(2))))
     }
 
@@ -101,18 +107,18 @@ impl History for Postgres {
         tenant: &TenantId,
         endpoint: EndpointId,
         blocked_only: bool,
-        page: PageAsk,
-    ) -> Result<Page<Lane>> {
+        page: PageRequest,
+    ) -> Result<ListPage<Lane>> {
         lanes(&self.shared, tenant, endpoint, blocked_only, &page).await
     }
 }
 
 /// The number of an endpoint that is not deleted.
-fn endpoint_no(shared: &Shared, id: EndpointId) -> Option<i64> {
+fn endpoint_no(shared: &PostgresState, id: EndpointId) -> Option<i64> {
     shared.index().endpoint_entry(id).map(|(no, _)| no)
 }
 
-fn cursor_no(page: &PageAsk) -> Result<i64> {
+fn cursor_no(page: &PageRequest) -> Result<i64> {
     match &page.cursor {
         None => Ok(i64::MAX),
         Some(text) => text.parse().map_err(|_| Error::NotFound("cursor")),
@@ -120,14 +126,14 @@ fn cursor_no(page: &PageAsk) -> Result<i64> {
 }
 
 /// Finds an event by its id.
-pub async fn find_event(shared: &Shared, tenant: &TenantId, id: &EventId, columns: &str) -> Result<Option<Row>> {
+pub async fn find_event(shared: &PostgresState, tenant: &TenantId, id: &EventId, columns: &str) -> Result<Option<Row>> {
     let Some(tenant) = shared.index().tenant_no(tenant) else { return Ok(None) };
     let (from, below) = match id.minted_ms() {
         Some(ms) => (number_at(ms), number_at(ms + LENT_MS_MAX)),
         None => (0, 0),
     };
     let sql = include_str!("sql/event.sql").replace(":columns", columns);
-    ask_one(shared, &sql, bind![tenant, id.as_str(), from, below]).await
+    read_one(shared, &sql, bind![tenant, id.as_str(), from, below]).await
 }
 
 /// Attempts in order; of two with one number, the delivery's own. That one
@@ -147,20 +153,20 @@ fn parse<T: serde::de::DeserializeOwned>(record: &str) -> T {
 
 /// A lane's cursor is its key, marked so that the empty key is one too.
 async fn lanes(
-    shared: &Shared,
+    shared: &PostgresState,
     tenant: &TenantId,
     endpoint: EndpointId,
     blocked_only: bool,
-    page: &PageAsk,
-) -> Result<Page<Lane>> {
-    let mut found = Page { data: Vec::new(), next: None };
+    page: &PageRequest,
+) -> Result<ListPage<Lane>> {
+    let mut found = ListPage { data: Vec::new(), next: None };
     let known = shared.index().endpoint_entry(endpoint).map(|(no, endpoint)| (no, endpoint.tenant.clone()));
     let Some((endpoint, _)) = known.filter(|(_, owner)| owner == tenant) else { return Ok(found) };
     let after = page.cursor.as_deref().and_then(|cursor| cursor.strip_prefix('~')).map(str::to_owned);
     let looked_max = ROWS_PER_PAGE_MAX as i64;
     let limit = i64::try_from(page.limit).unwrap_or(i64::MAX);
     let sql = include_str!("sql/lanes.sql");
-    let rows = ask(shared, sql, bind![endpoint, after, looked_max, limit, blocked_only]).await?;
+    let rows = read_rows(shared, sql, bind![endpoint, after, looked_max, limit, blocked_only]).await?;
     let Some(first) = rows.first() else { return Ok(found) };
     let (looked, last): (i64, Option<String>) = (first.get(0), first.get(1));
     found.data = rows.iter().filter_map(lane_from).collect();

@@ -12,12 +12,12 @@ use serde_json::Value;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Transaction};
 
-use super::connect::{self, told};
+use super::connect::{self, error_chain};
+use super::import_tables::{self, CHECKS, SourceTable, TargetTable};
 use super::migrate;
-use super::parts::{self, CHECKS, Into, Part};
 use crate::model::database::DatabaseUrl;
-use crate::store::embedded::source::{Row, Source};
-use crate::store::moved::{MOVED_NOTE, MOVING_NOTE, Mark};
+use crate::store::embedded::store_source::{SourceRow, StoreSource};
+use crate::store::move_mark::{MOVED_NOTE, MOVING_NOTE, MoveMark};
 use crate::store::seal::Seal;
 
 /// How many bytes a batch may hold, one large event aside.
@@ -25,7 +25,7 @@ const BATCH_BYTES: usize = 8 << 20;
 
 /// How far a move is.
 #[derive(Debug, Clone, Copy)]
-pub struct Progress {
+pub struct MoveProgress {
     /// What is being moved, in words.
     pub part: &'static str,
     /// How many rows have been.
@@ -35,11 +35,11 @@ pub struct Progress {
 }
 
 /// What was moved: how many of what.
-pub type Moved = Vec<(&'static str, u64)>;
+pub type MovedCounts = Vec<(&'static str, u64)>;
 
 /// Where a move stands, as its note says.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Place {
+struct MoveCheckpoint {
     id: String,
     part: String,
     after: Vec<Value>,
@@ -49,24 +49,24 @@ struct Place {
 /// Moves everything, or what is left of it. Returns what there is now, or
 /// nothing if all of it was moved before.
 pub async fn run(
-    source: &Source,
+    source: &StoreSource,
     url: &DatabaseUrl,
     seal: &Seal,
     batch: usize,
-    tell: &mut (dyn FnMut(Progress) + Send),
-) -> anyhow::Result<Option<Moved>> {
+    tell: &mut (dyn FnMut(MoveProgress) + Send),
+) -> anyhow::Result<Option<MovedCounts>> {
     let pool = connect::pool(url.reveal(), 1)?;
     let mut client = connect::get(&pool, url.reveal()).await?;
-    migrate::bring_up(&mut client).await?;
+    migrate::migrate_connection(&mut client).await?;
     let words = format!("PostgreSQL at {}", url.place());
     let Some(mut place) = begin(&mut client, source, &words, seal).await? else {
         // It may have been killed just before it said so.
-        if let Some(mark) = Mark::read(source.folder())? {
-            Mark { is_done: true, ..mark }.write(source.folder())?;
+        if let Some(mark) = MoveMark::read(source.folder())? {
+            MoveMark { is_done: true, ..mark }.write(source.folder())?;
         }
         return Ok(None);
     };
-    let parts = parts::all();
+    let parts = import_tables::all();
     let total = parts.iter().map(|part| source.count(part.count)).sum::<anyhow::Result<u64>>()?;
     let first = parts.iter().position(|part| part.name == place.part);
     let first =
@@ -74,32 +74,38 @@ pub async fn run(
     for part in &parts[first..] {
         let mut after = if place.part == part.name { place.after.clone() } else { (part.begin)() };
         loop {
-            tell(Progress { part: part.name, done: place.done, total });
+            tell(MoveProgress { part: part.name, done: place.done, total });
             let rows = tokio::task::block_in_place(|| source.rows(part.select, &after, batch, BATCH_BYTES))
                 .with_context(|| format!("cannot read the {} of {}", part.name, source.folder().display()))?;
             let Some(last) = rows.last() else { break };
             after = (1..=after.len()).map(|n| last[&format!("_{n}")].clone()).collect();
             let (part_name, after) = (part.name.to_owned(), after.clone());
-            let next = Place { part: part_name, after, done: place.done + rows.len() as u64, id: place.id.clone() };
+            let next =
+                MoveCheckpoint { part: part_name, after, done: place.done + rows.len() as u64, id: place.id.clone() };
             write(&mut client, part, rows, &place, &next).await.with_context(|| {
                 format!("the move stopped at the {}; run the same command again to go on", part.name)
             })?;
             place = next;
         }
     }
-    tell(Progress { part: "everything", done: total, total });
+    tell(MoveProgress { part: "everything", done: total, total });
     let moved = finish(&mut client, source, &place).await?;
-    Mark { place: words, id: place.id, is_done: true }.write(source.folder())?;
+    MoveMark { place: words, id: place.id, is_done: true }.write(source.folder())?;
     Ok(Some(moved))
 }
 
 /// Begins a move, or finds where it stopped; nothing, if it has ended.
-async fn begin(client: &mut Client, source: &Source, words: &str, seal: &Seal) -> anyhow::Result<Option<Place>> {
+async fn begin(
+    client: &mut Client,
+    source: &StoreSource,
+    words: &str,
+    seal: &Seal,
+) -> anyhow::Result<Option<MoveCheckpoint>> {
     let transaction = client.transaction().await.map_err(failed)?;
     migrate::lock(&transaction).await?;
     // Who joins later waits until this is committed, and then finds the note.
     transaction.batch_execute("LOCK TABLE posthaste.nodes IN SHARE MODE").await.map_err(failed)?;
-    let mark = Mark::read(source.folder())?;
+    let mark = MoveMark::read(source.folder())?;
     let is_known = |id: &str| mark.as_ref().is_some_and(|mark| mark.id == id);
     if let Some(id) = note(&transaction, MOVED_NOTE).await?
         && is_known(&id)
@@ -107,7 +113,8 @@ async fn begin(client: &mut Client, source: &Source, words: &str, seal: &Seal) -
         return Ok(None);
     }
     if let Some(stood) = note(&transaction, MOVING_NOTE).await? {
-        let place: Place = serde_json::from_str(&stood).context("the note of the move in the database is damaged")?;
+        let place: MoveCheckpoint =
+            serde_json::from_str(&stood).context("the note of the move in the database is damaged")?;
         if !is_known(&place.id) {
             bail!(
                 "a move into this database was begun from another source, or from this one before it was used again; \
@@ -128,13 +135,13 @@ async fn begin(client: &mut Client, source: &Source, words: &str, seal: &Seal) -
     refuse_unless_empty(&transaction).await?;
     check_key(&transaction, seal).await?;
     let id = mark.as_ref().map_or_else(|| format!("{:032x}", rand::random::<u128>()), |mark| mark.id.clone());
-    let first = parts::all().into_iter().next().expect("there are parts");
-    let place = Place { id: id.clone(), part: first.name.into(), after: (first.begin)(), done: 0 };
-    set_place(&transaction, None, &place).await?;
-    Mark { place: words.to_owned(), id, is_done: false }.write(source.folder())?;
+    let first = import_tables::all().into_iter().next().expect("there are parts");
+    let place = MoveCheckpoint { id: id.clone(), part: first.name.into(), after: (first.begin)(), done: 0 };
+    set_checkpoint(&transaction, None, &place).await?;
+    MoveMark { place: words.to_owned(), id, is_done: false }.write(source.folder())?;
     let begun = transaction.commit().await.map_err(failed);
     if begun.is_err() && mark.is_none() {
-        Mark::remove(source.folder());
+        MoveMark::remove(source.folder());
     }
     begun.map(|()| Some(place))
 }
@@ -170,10 +177,10 @@ async fn check_key(transaction: &Transaction<'_>, seal: &Seal) -> anyhow::Result
 /// Writes a batch and where the move stands after it.
 async fn write(
     client: &mut Client,
-    part: &Part,
-    mut rows: Vec<Row>,
-    before: &Place,
-    after: &Place,
+    part: &SourceTable,
+    mut rows: Vec<SourceRow>,
+    before: &MoveCheckpoint,
+    after: &MoveCheckpoint,
 ) -> anyhow::Result<()> {
     for row in &mut rows {
         (part.complete)(row).ok_or_else(|| anyhow!("the store holds damaged {}: {:?}", part.name, row["_1"]))?;
@@ -184,11 +191,11 @@ async fn write(
     let begin = "SET LOCAL statement_timeout = 0; SET LOCAL synchronous_commit = off";
     transaction.batch_execute(begin).await.map_err(failed)?;
     for into in part.into {
-        let picked: Vec<Row> = rows.iter().filter(|row| (into.takes)(row)).map(|row| pick(into, row)).collect();
+        let picked: Vec<SourceRow> = rows.iter().filter(|row| (into.takes)(row)).map(|row| pick(into, row)).collect();
         if picked.is_empty() {
             continue;
         }
-        let Into { table, columns, otherwise, .. } = into;
+        let TargetTable { table, columns, otherwise, .. } = into;
         let sql = format!(
             "INSERT INTO posthaste.{table} ({columns}) OVERRIDING SYSTEM VALUE
              SELECT {columns} FROM json_populate_recordset(NULL::posthaste.{table}, $1::text::json) {otherwise}"
@@ -196,17 +203,21 @@ async fn write(
         let json = serde_json::to_string(&picked)?;
         transaction.execute_typed(&sql, &[(&json, Type::TEXT)]).await.map_err(failed)?;
     }
-    set_place(&transaction, Some(before), after).await?;
+    set_checkpoint(&transaction, Some(before), after).await?;
     transaction.commit().await.map_err(failed)
 }
 
-fn pick(into: &Into, row: &Row) -> Row {
+fn pick(into: &TargetTable, row: &SourceRow) -> SourceRow {
     let value = |name: &str| (name.to_owned(), row[name].clone());
     into.columns.split(',').map(str::trim).map(value).collect()
 }
 
 /// Notes where the move stands, if it stood where this one thinks.
-async fn set_place(transaction: &Transaction<'_>, before: Option<&Place>, place: &Place) -> anyhow::Result<()> {
+async fn set_checkpoint(
+    transaction: &Transaction<'_>,
+    before: Option<&MoveCheckpoint>,
+    place: &MoveCheckpoint,
+) -> anyhow::Result<()> {
     let (text, before) = (serde_json::to_string(place)?, before.map(serde_json::to_string).transpose()?);
     let sql = "INSERT INTO posthaste.notes AS kept (name, value) VALUES ($1, $2)
                ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE kept.value = $3";
@@ -224,10 +235,10 @@ async fn note(transaction: &Transaction<'_>, name: &str) -> anyhow::Result<Optio
 }
 
 /// Counts both sides, and opens the database to nodes.
-async fn finish(client: &mut Client, source: &Source, place: &Place) -> anyhow::Result<Moved> {
+async fn finish(client: &mut Client, source: &StoreSource, place: &MoveCheckpoint) -> anyhow::Result<MovedCounts> {
     let transaction = client.transaction().await.map_err(failed)?;
     transaction.batch_execute("SET LOCAL statement_timeout = 0").await.map_err(failed)?;
-    let mut moved = Moved::new();
+    let mut moved = MovedCounts::new();
     for check in CHECKS {
         let there = transaction.query_typed_one(check.target, &[]).await.map_err(failed)?;
         let there = u64::try_from(there.get::<_, i64>(0))?;
@@ -262,5 +273,5 @@ async fn finish(client: &mut Client, source: &Source, place: &Place) -> anyhow::
 }
 
 fn failed(problem: tokio_postgres::Error) -> anyhow::Error {
-    anyhow!("the database says: {}", told(&problem))
+    anyhow!("the database says: {}", error_chain(&problem))
 }

@@ -8,14 +8,14 @@
 
 use jiff::Timestamp;
 
-use super::act::Act;
 use super::rows::millis;
-use super::tx::{Tx, bind};
+use super::transaction::{PgTransaction, bind};
+use super::unit_of_work::UnitOfWork;
 use crate::store::Result;
 
 /// A member of a lane.
 #[derive(Debug, Clone, Copy)]
-pub struct Member<'a> {
+pub struct PgLaneMember<'a> {
     /// The endpoint's number.
     pub endpoint: i64,
     /// The lane's key.
@@ -26,7 +26,7 @@ pub struct Member<'a> {
 
 /// Who stands at the head of a lane after one was passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Head {
+pub enum PgLaneHead {
     /// As before, or no one.
     Same,
     /// This one may go now.
@@ -36,7 +36,7 @@ pub enum Head {
 }
 
 /// Whether this member is the one that its lane waits for. Locks the lane.
-pub async fn is_head(tx: &Tx, member: Member<'_>) -> Result<bool> {
+pub async fn is_head(tx: &PgTransaction, member: PgLaneMember<'_>) -> Result<bool> {
     let sql = "SELECT head FROM posthaste.lanes WHERE endpoint = $1 AND lane = $2 FOR UPDATE";
     let row = tx.query_opt(sql, bind![member.endpoint, member.lane]).await?;
     Ok(row.and_then(|row| row.get::<_, Option<i64>>(0)) == Some(member.no))
@@ -45,12 +45,12 @@ pub async fn is_head(tx: &Tx, member: Member<'_>) -> Result<bool> {
 /// Lets a lane move on past a member. Dead members on the way are passed too,
 /// where the endpoint skips its dead; otherwise the first of them is the
 /// head, and the lane waits behind it.
-pub async fn pass(act: &Act<'_>, member: Member<'_>, now: Timestamp) -> Result<Head> {
-    let tx = act.tx;
+pub async fn pass(work: &UnitOfWork<'_>, member: PgLaneMember<'_>, now: Timestamp) -> Result<PgLaneHead> {
+    let tx = work.tx;
     let was_head = is_head(tx, member).await?;
     mark_passed(tx, member.no).await?;
     if !was_head {
-        return Ok(Head::Same);
+        return Ok(PgLaneHead::Same);
     }
     let (next, is_dead) = loop {
         match first_unpassed(tx, member).await? {
@@ -63,19 +63,19 @@ pub async fn pass(act: &Act<'_>, member: Member<'_>, now: Timestamp) -> Result<H
         "UPDATE posthaste.lanes SET head = $1, head_since = $2, touched_at = $2 WHERE endpoint = $3 AND lane = $4";
     tx.execute(sql, bind![next, millis(now), member.endpoint, member.lane]).await?;
     Ok(match next {
-        None => Head::Same,
-        Some(next) if is_dead => Head::Dead(next),
+        None => PgLaneHead::Same,
+        Some(next) if is_dead => PgLaneHead::Dead(next),
         Some(next) => {
             let sql = "UPDATE posthaste.queue SET behind = false WHERE no = $1 RETURNING due_at";
             for row in tx.query(sql, bind![next]).await? {
-                act.makes_due(member.endpoint, row.get(0));
+                work.becomes_due(member.endpoint, row.get(0));
             }
-            Head::Free(next)
+            PgLaneHead::Free(next)
         }
     })
 }
 
-async fn mark_passed(tx: &Tx, no: i64) -> Result<()> {
+async fn mark_passed(tx: &PgTransaction, no: i64) -> Result<()> {
     let sql = "WITH q AS (UPDATE posthaste.queue SET passed = true, behind = false WHERE no = $1)
                UPDATE posthaste.dead SET passed = true WHERE no = $1";
     tx.execute(sql, bind![no]).await?;
@@ -83,7 +83,7 @@ async fn mark_passed(tx: &Tx, no: i64) -> Result<()> {
 }
 
 /// The lowest member not passed, and whether it is dead.
-async fn first_unpassed(tx: &Tx, member: Member<'_>) -> Result<Option<(i64, bool)>> {
+async fn first_unpassed(tx: &PgTransaction, member: PgLaneMember<'_>) -> Result<Option<(i64, bool)>> {
     let sql = "SELECT no, is_dead FROM (
                    (SELECT no, seq, false AS is_dead FROM posthaste.queue
                     WHERE endpoint = $1 AND lane = $2 AND NOT passed ORDER BY seq LIMIT 1)
@@ -98,7 +98,7 @@ async fn first_unpassed(tx: &Tx, member: Member<'_>) -> Result<Option<(i64, bool
 /// Whether an endpoint's lanes move on past their dead, as the tables have it:
 /// a change of this very transaction counts, and one that is under way is
 /// waited for, or waits.
-pub async fn skips_dead(tx: &Tx, endpoint: i64) -> Result<bool> {
+pub async fn skips_dead(tx: &PgTransaction, endpoint: i64) -> Result<bool> {
     let sql = "SELECT skips FROM posthaste.endpoints WHERE no = $1 FOR SHARE";
     let row = tx.query_opt(sql, bind![endpoint]).await?;
     Ok(row.and_then(|row| row.get::<_, Option<bool>>(0)).unwrap_or(false))
@@ -106,13 +106,13 @@ pub async fn skips_dead(tx: &Tx, endpoint: i64) -> Result<bool> {
 
 /// Lets every lane of an endpoint move on that stands behind a dead letter;
 /// returns those dead letters.
-pub async fn pass_dead_heads(act: &Act<'_>, endpoint: i64, now: Timestamp) -> Result<Vec<i64>> {
+pub async fn pass_dead_heads(work: &UnitOfWork<'_>, endpoint: i64, now: Timestamp) -> Result<Vec<i64>> {
     let sql = "SELECT l.lane, l.head FROM posthaste.lanes l JOIN posthaste.dead d ON d.no = l.head
                WHERE l.endpoint = $1 ORDER BY l.lane FOR UPDATE OF l";
     let mut passed = Vec::new();
-    for row in act.tx.query(sql, bind![endpoint]).await? {
+    for row in work.tx.query(sql, bind![endpoint]).await? {
         let no: i64 = row.get(1);
-        pass(act, Member { endpoint, lane: row.get(0), no }, now).await?;
+        pass(work, PgLaneMember { endpoint, lane: row.get(0), no }, now).await?;
         passed.push(no);
     }
     Ok(passed)

@@ -13,19 +13,19 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
-use super::database_time::{Observed, Reading};
+use super::database_time::{ObservedTime, TimedReading};
 use super::due::{log_uncounted, recount};
 use super::endpoint::from_json;
-use super::numbers::Numbers;
 use super::rows::at;
-use super::tx::{Tx, bind, bound, patiently};
-use super::{Shared, due, partitions};
+use super::snowflake::Snowflake;
+use super::transaction::{PgTransaction, bind, bound, with_timeout};
+use super::{PostgresState, due, partitions};
 use crate::clock::boot_ms;
-use crate::model::health::Health;
+use crate::model::health::EndpointHealth;
 use crate::model::id::EndpointId;
-use crate::model::pace::about;
+use crate::model::rate::roughly;
 use crate::model::shard::{Epoch, Lease, SHARDS, Shard};
-use crate::store::{Error, Result, Tiding};
+use crate::store::{ClusterEvent, Error, Result};
 
 /// How often a node looks while others are there, and while it is alone.
 const TOGETHER: Duration = Duration::from_millis(20);
@@ -44,8 +44,8 @@ const ENDED_WITHIN: Duration = Duration::from_secs(30);
 const TROUBLE_MAX: Duration = Duration::from_secs(2);
 
 /// Joins the cluster and takes what is free; then goes on in the background.
-pub async fn join(shared: &Arc<Shared>) -> anyhow::Result<JoinHandle<()>> {
-    let mut member = Member::join(shared.clone()).await?;
+pub async fn join(shared: &Arc<PostgresState>) -> anyhow::Result<JoinHandle<()>> {
+    let mut member = MembershipTask::join(shared.clone()).await?;
     member.step().await?;
     if let Some(counting) = member.counting.take() {
         let _ = counting.await;
@@ -53,16 +53,16 @@ pub async fn join(shared: &Arc<Shared>) -> anyhow::Result<JoinHandle<()>> {
     Ok(tokio::spawn(async move { member.run().await }))
 }
 
-struct Member {
-    shared: Arc<Shared>,
+struct MembershipTask {
+    shared: Arc<PostgresState>,
     /// The last snapshot: its end, and what was under way then.
     seen: (String, Vec<String>),
     /// What was seen to arrive, until it is told.
-    arrived: Vec<Arrived>,
+    arrived: Vec<NodeQuery>,
     /// Since when the server runs that was last asked.
     server: Option<String>,
     /// When everything that is due is looked for, the first of it first.
-    afresh: Vec<Instant>,
+    recoveries: Vec<Instant>,
     is_alone: bool,
     renewed_at: Instant,
     /// When it is counted anew how much waits.
@@ -76,9 +76,9 @@ struct Member {
     hand_over: tokio::sync::mpsc::UnboundedSender<(Shard, bool)>,
 }
 
-impl Member {
-    async fn join(shared: Arc<Shared>) -> Result<Self> {
-        let seen = enter(&shared).await?;
+impl MembershipTask {
+    async fn join(shared: Arc<PostgresState>) -> Result<Self> {
+        let seen = register(&shared).await?;
         let (hand_over, handed_over) = tokio::sync::mpsc::unbounded_channel();
         let now = Instant::now();
         Ok(Self {
@@ -86,7 +86,7 @@ impl Member {
             seen,
             arrived: Vec::new(),
             server: None,
-            afresh: Vec::new(),
+            recoveries: Vec::new(),
             is_alone: true,
             renewed_at: now,
             recount_at: Arc::new(Mutex::new(now + RECOUNT_EVERY)),
@@ -104,7 +104,7 @@ impl Member {
             let pause = match trouble {
                 Duration::ZERO if self.is_alone => ALONE,
                 Duration::ZERO => TOGETHER,
-                trouble => about(trouble, rand::random()),
+                trouble => roughly(trouble, rand::random()),
             };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
@@ -123,7 +123,7 @@ impl Member {
                     }
                 }
             }
-            match self.look().await {
+            match self.poll_once().await {
                 Ok(()) => {
                     if !self.shared.is_answering.swap(true, Ordering::Relaxed) {
                         info!("the database answers again");
@@ -141,7 +141,7 @@ impl Member {
     }
 
     /// Looks once, and does what that asks for.
-    async fn look(&mut self) -> Result<()> {
+    async fn poll_once(&mut self) -> Result<()> {
         // One that hangs would let the lease run out unseen. Only the poll can be
         // given up halfway: whatever follows it changes what is owned.
         let limit = (self.shared.options.lease / 3).max(Duration::from_secs(1));
@@ -152,8 +152,8 @@ impl Member {
         if is_renewal_due || is_retiring || found.is_something_free || found.is_someone_dead || found.nodes_changed {
             self.step().await?;
         }
-        self.hear(found).await?;
-        self.look_afresh().await?;
+        self.publish_changes(found).await?;
+        self.recover_missed_due().await?;
         self.recount_in_time();
         if self.partitioned_at.elapsed() >= PARTITIONS_EVERY {
             self.partitioned_at = Instant::now();
@@ -168,25 +168,27 @@ impl Member {
         Ok(())
     }
 
-    async fn poll(&mut self) -> Result<Found> {
+    async fn poll(&mut self) -> Result<MembershipChanges> {
         let shared = &self.shared;
-        let mut tx = Tx::open(&shared.pool).await?;
+        let mut tx = PgTransaction::open(&shared.pool).await?;
         let client = tx.client();
-        let node = shared.owned.node();
-        let shards = shared.owned.numbers();
+        let node = shared.shard_leases.node();
+        let shards = shared.shard_leases.numbers();
         let (end, under_way) = &self.seen;
         let questions = "SELECT no, question FROM posthaste.calls WHERE node = $1 AND answer IS NULL ORDER BY no";
         let asked_ms = boot_ms();
         let (seen, me) = ([bound(end), bound(under_way), bound(&node), bound(&shards)], [bound(&node)]);
         let (rows, questions) = tokio::join!(
             biased;
-            patiently(client.query_typed(include_str!("sql/poll.sql"), &seen)),
-            patiently(client.query_typed(questions, &me)),
+            with_timeout(client.query_typed(include_str!("sql/poll.sql"), &seen)),
+            with_timeout(client.query_typed(questions, &me)),
         );
         let (rows, questions) = (rows?, questions?);
-        tx.done();
-        let mut found =
-            Found { questions: questions.iter().map(|row| (row.get(0), row.get(1))).collect(), ..Found::default() };
+        tx.return_connection();
+        let mut found = MembershipChanges {
+            questions: questions.iter().map(|row| (row.get(0), row.get(1))).collect(),
+            ..MembershipChanges::default()
+        };
         for row in &rows {
             found.version = row.get(1);
             found.is_something_free = row.get(2);
@@ -199,19 +201,19 @@ impl Member {
                 shared.is_unsure.store(true, Ordering::Release);
             }
             if let Some(id) = row.get::<_, Option<uuid::Uuid>>(5) {
-                self.arrived.push(Arrived {
+                self.arrived.push(NodeQuery {
                     endpoint: EndpointId(id),
                     no: row.get(6),
                     due_at: row.get(7),
-                    look_at: row.get(8),
+                    expiry_check_at: row.get(8),
                     count: row.get(9),
                 });
             }
         }
         if let Some(row) = rows.first() {
             self.seen = parse_snapshot(row.get(0));
-            let reading = Reading { asked_ms, database_ms: row.get(11) };
-            if shared.time.observe(reading) == Observed::Step {
+            let reading = TimedReading { asked_ms, database_ms: row.get(11) };
+            if shared.time.observe(reading) == ObservedTime::Step {
                 shared.time.settle_step(shared).await?;
             }
         }
@@ -219,29 +221,30 @@ impl Member {
     }
 
     /// Tells the lifecycle what a look has found.
-    async fn hear(&mut self, found: Found) -> Result<()> {
+    async fn publish_changes(&mut self, found: MembershipChanges) -> Result<()> {
         let shared = &self.shared;
         if found.version > shared.version.load(Ordering::Acquire) {
-            shared.refresh_catalogue().await?;
+            shared.refresh_catalog().await?;
         }
         // Not for long: a lease that is not renewed meanwhile would end.
-        let is_in_force = tokio::time::timeout(shared.options.lease / 12, shared.all_in_force()).await.is_ok();
-        if is_in_force && found.version > shared.heard.load(Ordering::Acquire) {
-            shared.tell_heard().await?;
+        let is_in_force = tokio::time::timeout(shared.options.lease / 12, shared.await_changes_applied()).await.is_ok();
+        if is_in_force && found.version > shared.acknowledged_version.load(Ordering::Acquire) {
+            shared.acknowledge_catalog().await?;
         }
         // Kept until here: what was seen once is not seen again.
         for arrived in std::mem::take(&mut self.arrived) {
             shared.index_mut().count_waiting(arrived.no, arrived.count);
             if let Some(due_at) = arrived.due_at {
-                shared.floors.lower(arrived.no, due_at);
-                let (endpoint, due_at, look_at) = (arrived.endpoint, at(due_at), arrived.look_at.map(at));
-                let _ = shared.told.send(Tiding::Arrived { endpoint, due_at, look_at });
+                shared.watermarks.lower(arrived.no, due_at);
+                let (endpoint, due_at, expiry_check_at) =
+                    (arrived.endpoint, at(due_at), arrived.expiry_check_at.map(at));
+                let _ = shared.told.send(ClusterEvent::Arrived { endpoint, due_at, expiry_check_at });
             }
         }
         for (no, question) in found.questions {
             if shared.asked.lock().expect("nothing panics while it is held").insert(no) {
                 // Whatever is asked for may have changed what is due.
-                shared.floors.clear();
+                shared.watermarks.clear();
                 tokio::spawn(answer(shared.clone(), no, question));
             }
         }
@@ -251,19 +254,19 @@ impl Member {
     /// Looks for everything that is due, if something may be so without this
     /// node's knowing: a commit whose answer got lost, or a server that began
     /// anew. And once more when no transaction of before can be under way.
-    async fn look_afresh(&mut self) -> Result<()> {
+    async fn recover_missed_due(&mut self) -> Result<()> {
         let (shared, now) = (&self.shared, Instant::now());
         if shared.is_unsure.swap(false, Ordering::AcqRel) {
-            self.afresh = vec![now, now + ENDED_WITHIN];
+            self.recoveries = vec![now, now + ENDED_WITHIN];
         }
-        if self.afresh.first().is_none_or(|at| *at > now) {
+        if self.recoveries.first().is_none_or(|at| *at > now) {
             return Ok(());
         }
-        shared.floors.clear();
-        for (endpoint, due_at) in due::earliest_due(shared, shared.owned.numbers()).await? {
-            let _ = shared.told.send(Tiding::Arrived { endpoint, due_at, look_at: Some(due_at) });
+        shared.watermarks.clear();
+        for (endpoint, due_at) in due::earliest_due(shared, shared.shard_leases.numbers()).await? {
+            let _ = shared.told.send(ClusterEvent::Arrived { endpoint, due_at, expiry_check_at: Some(due_at) });
         }
-        self.afresh.remove(0);
+        self.recoveries.remove(0);
         Ok(())
     }
 
@@ -271,9 +274,9 @@ impl Member {
     async fn step(&mut self) -> Result<()> {
         let shared = self.shared.clone();
         let began = Instant::now();
-        let node = shared.owned.node();
+        let node = shared.shard_leases.node();
         let lease = shared.options.lease;
-        let leased_until = shared.owned.leased_until();
+        let leased_until = shared.shard_leases.leased_until();
         let tx = shared.begin().await?;
         if tx.query_opt(include_str!("sql/renew.sql"), bind![node, lease.as_secs_f64()]).await?.is_none() {
             tx.roll_back().await;
@@ -288,7 +291,7 @@ impl Member {
         let held = tx.query("SELECT shard, epoch FROM posthaste.shards WHERE node = $1", bind![node]).await?;
         let share = match shared.is_retiring.load(Ordering::Acquire) {
             true => 0,
-            false => share(&nodes, node),
+            false => shards_for_node(&nodes, node),
         };
         let mut gained = Vec::new();
         if held.len() < share {
@@ -302,25 +305,25 @@ impl Member {
             // they may have changed something without waiting for this node.
             Some(until) if until <= Instant::now() => return self.rejoin().await,
             Some(_) => {}
-            // Joining was cut short before the catalogue was read.
-            None => shared.refresh_catalogue().await?,
+            // Joining was cut short before the catalog was read.
+            None => shared.refresh_catalog().await?,
         }
         // Counted from before the renewal was sent, with a margin for clocks
         // that run at different speeds.
-        shared.owned.renew(began + lease - lease / 20);
+        shared.shard_leases.renew(began + lease - lease / 20);
         self.renewed_at = began;
         // A claim whose commit was not heard of is ours all the same.
-        gained.extend(held.iter().map(lease_from).filter(|lease| shared.owned.lease(lease.shard) != *lease));
+        gained.extend(held.iter().map(lease_from).filter(|lease| shared.shard_leases.lease(lease.shard) != *lease));
         if !gained.is_empty() {
-            self.gain(gained).await?;
+            self.take_over(gained).await?;
         }
-        let surplus = shared.owned.shards().len().saturating_sub(self.leaving.len()).saturating_sub(share);
+        let surplus = shared.shard_leases.shards().len().saturating_sub(self.leaving.len()).saturating_sub(share);
         self.hand_over(surplus);
         Ok(())
     }
 
     /// These are this node's from now on.
-    async fn gain(&mut self, leases: Vec<Lease>) -> Result<()> {
+    async fn take_over(&mut self, leases: Vec<Lease>) -> Result<()> {
         let shared = self.shared.clone();
         let shards: Vec<Shard> = leases.iter().map(|lease| lease.shard).collect();
         let numbers: Vec<i16> = shards.iter().map(|shard| i16::from(shard.0)).collect();
@@ -328,28 +331,33 @@ impl Member {
         // Owned first, read then: what is accepted here meanwhile is either
         // dispatched from memory or found by the read.
         shared.index_mut().uncount(&shards);
-        leases.into_iter().for_each(|lease| shared.owned.gain(lease));
-        shared.floors.clear();
+        leases.into_iter().for_each(|lease| shared.shard_leases.gain(lease));
+        shared.watermarks.clear();
         // What their last owner changed a moment ago, too.
-        let known = match shared.refresh_catalogue().await {
+        let known = match shared.refresh_catalog().await {
             Ok(()) => shared.refresh_health(&numbers).await,
             Err(problem) => Err(problem),
         };
         if let Err(problem) = known {
-            shards.iter().for_each(|shard| shared.owned.lose(*shard));
+            shards.iter().for_each(|shard| shared.shard_leases.lose(*shard));
             return Err(problem);
         }
         let due = match due::earliest_due(&shared, numbers.clone()).await {
             Ok(due) => due,
             Err(problem) => {
                 // Not told of, so not owned: the next step tries again.
-                shards.iter().for_each(|shard| shared.owned.lose(*shard));
+                shards.iter().for_each(|shard| shared.shard_leases.lose(*shard));
                 return Err(problem);
             }
         };
-        info!(shards = shards.len(), owned = shared.owned.shards().len(), "{} shards are ours now", shards.len());
-        let _ = shared.told.send(Tiding::Gained { shards, due, were_owned });
-        shared.sweep_soon();
+        info!(
+            shards = shards.len(),
+            owned = shared.shard_leases.shards().len(),
+            "{} shards are ours now",
+            shards.len()
+        );
+        let _ = shared.told.send(ClusterEvent::Gained { shards, due, were_owned });
+        shared.start_sweep();
         self.counting = Some(tokio::spawn(async move { log_uncounted(recount(&shared, numbers, None).await) }));
         Ok(())
     }
@@ -366,7 +374,7 @@ impl Member {
         let (shared, recount_at) = (self.shared.clone(), self.recount_at.clone());
         tokio::spawn(async move {
             let before = shared.index().counts();
-            log_uncounted(recount(&shared, shared.owned.numbers(), Some(before)).await);
+            log_uncounted(recount(&shared, shared.shard_leases.numbers(), Some(before)).await);
             let rest = (began.elapsed() * RECOUNT_SHARE).max(RECOUNT_EVERY);
             *recount_at.lock().expect("nothing panics while it is held") = Instant::now() + rest;
         });
@@ -377,12 +385,12 @@ impl Member {
         if surplus == 0 {
             return;
         }
-        let shards = self.shared.owned.shards().into_iter().filter(|shard| !self.leaving.contains(shard));
+        let shards = self.shared.shard_leases.shards().into_iter().filter(|shard| !self.leaving.contains(shard));
         // One by one: a request that hangs keeps no more than its own.
         for shard in shards.take(surplus).collect::<Vec<_>>() {
             self.leaving.insert(shard);
             let (done, is_done) = oneshot::channel();
-            let _ = self.shared.told.send(Tiding::Wanted { shards: vec![shard], done });
+            let _ = self.shared.told.send(ClusterEvent::Wanted { shards: vec![shard], done });
             let hand_over = self.hand_over.clone();
             let shared = self.shared.clone();
             tokio::spawn(async move {
@@ -398,30 +406,30 @@ impl Member {
     async fn release(&mut self, shards: Vec<Shard>) -> Result<()> {
         let numbers: Vec<i16> = shards.iter().map(|shard| i16::from(shard.0)).collect();
         for shard in &shards {
-            self.shared.owned.lose(*shard);
+            self.shared.shard_leases.lose(*shard);
             self.leaving.remove(shard);
         }
-        let _ = self.shared.told.send(Tiding::Lost { shards });
+        let _ = self.shared.told.send(ClusterEvent::Lost { shards });
         recount(&self.shared, Vec::new(), None).await?;
         let client = self.shared.connection().await?;
         let sql = "UPDATE posthaste.shards SET node = NULL WHERE shard = ANY($1) AND node = $2";
-        patiently(client.execute_typed(sql, bind![numbers, self.shared.owned.node()])).await?;
+        with_timeout(client.execute_typed(sql, bind![numbers, self.shared.shard_leases.node()])).await?;
         Ok(())
     }
 
     /// The lease has ended, because nobody heard of this node for too long.
     /// Its shards are lost, and it comes back as another node.
     async fn rejoin(&mut self) -> Result<()> {
-        let shards = self.shared.owned.shards();
+        let shards = self.shared.shard_leases.shards();
         warn!(
             shards = shards.len(),
             "this node was not heard of for the length of its lease and has lost its shards; it joins anew"
         );
-        shards.iter().for_each(|shard| self.shared.owned.lose(*shard));
+        shards.iter().for_each(|shard| self.shared.shard_leases.lose(*shard));
         self.leaving.clear();
-        let _ = self.shared.told.send(Tiding::Lost { shards });
+        let _ = self.shared.told.send(ClusterEvent::Lost { shards });
         self.shared.index_mut().recount(&[], None, |_| Some(false));
-        self.seen = enter(&self.shared).await?;
+        self.seen = register(&self.shared).await?;
         self.renewed_at = Instant::now().checked_sub(self.shared.options.lease).unwrap_or_else(Instant::now);
         Ok(())
     }
@@ -429,7 +437,7 @@ impl Member {
 
 /// What one look found.
 #[derive(Default)]
-struct Found {
+struct MembershipChanges {
     version: i64,
     is_something_free: bool,
     is_someone_dead: bool,
@@ -437,11 +445,11 @@ struct Found {
     questions: Vec<(i64, String)>,
 }
 
-struct Arrived {
+struct NodeQuery {
     endpoint: EndpointId,
     no: i64,
     due_at: Option<i64>,
-    look_at: Option<i64>,
+    expiry_check_at: Option<i64>,
     count: i64,
 }
 
@@ -451,7 +459,7 @@ fn lease_from(row: &tokio_postgres::Row) -> Lease {
 
 /// How many shards a node should have: all have the same, but for one more
 /// with the first of them.
-fn share(nodes: &[i64], node: i64) -> usize {
+fn shards_for_node(nodes: &[i64], node: i64) -> usize {
     let Some(rank) = nodes.iter().position(|id| *id == node) else { return 0 };
     SHARDS / nodes.len() + usize::from(rank < SHARDS % nodes.len())
 }
@@ -466,9 +474,9 @@ fn parse_snapshot(text: &str) -> (String, Vec<String>) {
 
 /// Enters the node under a new id, and takes it out under the one it had;
 /// returns the snapshot from which it hears what others accept.
-async fn enter(shared: &Shared) -> Result<(String, Vec<String>)> {
+async fn register(shared: &PostgresState) -> Result<(String, Vec<String>)> {
     let began = Instant::now();
-    let old = shared.owned.node();
+    let old = shared.shard_leases.node();
     let tx = shared.begin().await?;
     tx.execute("UPDATE posthaste.shards SET node = NULL WHERE node = $1", bind![old]).await?;
     tx.execute("DELETE FROM posthaste.nodes WHERE id = $1", bind![old]).await?;
@@ -481,36 +489,36 @@ async fn enter(shared: &Shared) -> Result<(String, Vec<String>)> {
     let (node, snapshot): (i64, String) = (row.get(0), row.get(1));
     tx.commit().await?;
     // Of nothing yet, as far as this node's row says.
-    shared.heard.store(0, Ordering::Release);
-    shared.owned.join(node);
-    *shared.numbers.write().expect("nothing panics while it is held") = Arc::new(Numbers::of(node));
+    shared.acknowledged_version.store(0, Ordering::Release);
+    shared.shard_leases.join(node);
+    *shared.snowflake.write().expect("nothing panics while it is held") = Arc::new(Snowflake::of(node));
     // In the list of nodes first, so that no change is made without it.
-    shared.refresh_catalogue().await?;
-    shared.tell_heard().await?;
-    // Not before: under a lease what is known of the catalogue is acted on.
-    shared.owned.renew(began + lease - lease / 20);
+    shared.refresh_catalog().await?;
+    shared.acknowledge_catalog().await?;
+    // Not before: under a lease what is known of the catalog is acted on.
+    shared.shard_leases.renew(began + lease - lease / 20);
     info!(node, "joined the cluster as node {node}");
     Ok(parse_snapshot(&snapshot))
 }
 
-impl Shared {
-    /// Tells the others how much of the catalogue this node has heard of.
-    async fn tell_heard(&self) -> Result<()> {
+impl PostgresState {
+    /// Tells the others how much of the catalog this node has heard of.
+    async fn acknowledge_catalog(&self) -> Result<()> {
         let version = self.version.load(Ordering::Acquire);
         let client = self.connection().await?;
         let sql = "UPDATE posthaste.nodes SET version = $2 WHERE id = $1";
-        patiently(client.execute_typed(sql, bind![self.owned.node(), version])).await?;
-        self.heard.store(version, Ordering::Release);
+        with_timeout(client.execute_typed(sql, bind![self.shard_leases.node(), version])).await?;
+        self.acknowledged_version.store(version, Ordering::Release);
         Ok(())
     }
 
     /// Waits until what others changed is in force here. What it has not
     /// waited for when it is given up is waited for the next time.
-    async fn all_in_force(&self) {
+    async fn await_changes_applied(&self) {
         loop {
             let next = self.in_force.lock().expect("nothing panics while it is held").pop();
             let Some(next) = next else { return };
-            let mut waiting = Waiting { shared: self, next: Some(next) };
+            let mut waiting = ChangeWaiter { shared: self, next: Some(next) };
             if let Some(next) = &mut waiting.next {
                 let _ = next.await;
             }
@@ -524,10 +532,10 @@ impl Shared {
         let client = self.connection().await?;
         let sql = "SELECT p.id, h.health FROM posthaste.endpoints p JOIN posthaste.health h ON h.endpoint = p.no
                    WHERE p.deleted_at IS NULL AND p.shard = ANY($1)";
-        let rows = patiently(client.query_typed(sql, bind![shards.to_vec()])).await?;
+        let rows = with_timeout(client.query_typed(sql, bind![shards.to_vec()])).await?;
         let mut index = self.index_mut();
         for row in rows {
-            let health: Health = from_json(row.get(1));
+            let health: EndpointHealth = from_json(row.get(1));
             let id = EndpointId(row.get(0));
             if index.endpoint_entry(id).is_some_and(|(_, known)| health.is_after(&known.health)) {
                 index.show_health(id, health);
@@ -538,12 +546,12 @@ impl Shared {
 }
 
 /// A change that is being waited for; given up, it goes back.
-struct Waiting<'a> {
-    shared: &'a Shared,
+struct ChangeWaiter<'a> {
+    shared: &'a PostgresState,
     next: Option<oneshot::Receiver<()>>,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for ChangeWaiter<'_> {
     fn drop(&mut self) {
         let mut all = self.shared.in_force.lock().expect("nothing panics while it is held");
         all.extend(self.next.take());
@@ -551,14 +559,14 @@ impl Drop for Waiting<'_> {
 }
 
 /// Has a question answered by the lifecycle.
-async fn answer(shared: Arc<Shared>, no: i64, question: String) {
+async fn answer(shared: Arc<PostgresState>, no: i64, question: String) {
     let (answer, answered) = oneshot::channel();
-    let _ = shared.told.send(Tiding::Asked { question, answer });
+    let _ = shared.told.send(ClusterEvent::Asked { question, answer });
     if let Ok(Ok(answer)) = tokio::time::timeout(IN_FORCE, answered).await
         && let Ok(client) = shared.connection().await
     {
         let sql = "UPDATE posthaste.calls SET answer = $2 WHERE no = $1";
-        if let Err(problem) = patiently(client.execute_typed(sql, bind![no, answer])).await {
+        if let Err(problem) = with_timeout(client.execute_typed(sql, bind![no, answer])).await {
             warn!("a question of another node could not be answered: {problem}");
         }
     }
@@ -573,12 +581,12 @@ mod tests {
     fn every_shard_is_in_somebodys_share_and_shares_differ_by_one_at_most() {
         for count in 1..=300 {
             let nodes: Vec<i64> = (0..count).map(|n| n * 7).collect();
-            let shares: Vec<usize> = nodes.iter().map(|node| share(&nodes, *node)).collect();
+            let shares: Vec<usize> = nodes.iter().map(|node| shards_for_node(&nodes, *node)).collect();
             assert_eq!(shares.iter().sum::<usize>(), SHARDS);
             let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
             assert!(most - least <= 1, "{shares:?}");
         }
-        assert_eq!(share(&[1, 2], 3), 0, "whoever is not in the list has none");
+        assert_eq!(shards_for_node(&[1, 2], 3), 0, "whoever is not in the list has none");
     }
 
     #[test]

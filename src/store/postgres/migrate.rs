@@ -9,9 +9,9 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Transaction};
 use tracing::{info, warn};
 
-use super::connect::{self, Away};
-use super::routine;
-use crate::store::moved::{HALF_MOVED, MOVING_NOTE};
+use super::connect::{self, DatabaseUnavailable};
+use super::stored_functions;
+use crate::store::move_mark::{HALF_MOVED, MOVING_NOTE};
 
 const MIGRATIONS: &[&str] =
     &[include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql"), include_str!("migrations/0003.sql")];
@@ -28,7 +28,7 @@ const VERSION_MIN: i32 = 150_000;
 /// one that is being filled from elsewhere; says aloud when the server may
 /// lose what it has confirmed.
 pub async fn migrate(client: &mut Client) -> anyhow::Result<()> {
-    bring_up(client).await?;
+    migrate_connection(client).await?;
     let sql = "SELECT 1 FROM posthaste.notes WHERE name = $1";
     let moving = client.query_typed(sql, &[(&MOVING_NOTE, Type::TEXT)]).await;
     let moving = moving.map_err(|problem| connect::failed("cannot read the database", &problem))?;
@@ -36,7 +36,7 @@ pub async fn migrate(client: &mut Client) -> anyhow::Result<()> {
 }
 
 /// Does the same to a database that may be half filled.
-pub async fn bring_up(client: &mut Client) -> anyhow::Result<()> {
+pub async fn migrate_connection(client: &mut Client) -> anyhow::Result<()> {
     check_server(client).await?;
     to_version(client, MIGRATIONS).await
 }
@@ -63,7 +63,7 @@ async fn to_version(client: &mut Client, migrations: &[&str]) -> anyhow::Result<
         let doing = format!("cannot bring the database to version {version}");
         step.await.map_err(|problem| connect::failed(&doing, &problem))?;
     }
-    routine::keep(&transaction).await.map_err(failed)?;
+    stored_functions::create_missing(&transaction).await.map_err(failed)?;
     transaction.commit().await.map_err(failed)?;
     if found < migrations.len() {
         info!("the database was brought from version {found} to {}", migrations.len());
@@ -126,7 +126,7 @@ async fn check_server(client: &Client) -> anyhow::Result<()> {
     }
     if row.get(2) {
         let words = "the database takes no writes, as a standby does; name the primary in --database-url";
-        return Err(Away(words.into()).into());
+        return Err(DatabaseUnavailable(words.into()).into());
     }
     for warning in warnings(row.get(3), row.get(4), row.get(5)) {
         warn!("{warning}");

@@ -14,20 +14,20 @@ use deadpool_postgres::{Object, Pool};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use super::index::Index;
+use super::catalog_index::CatalogIndex;
 use super::seal::{CHECK_NOTE, Seal};
-use super::{Result, Tiding};
+use super::{ClusterEvent, Result};
 use crate::clock::EngineClock;
-use crate::metrics::Commits;
-pub use connect::is_away;
+use crate::metrics::CommitMetrics;
+pub use connect::is_unavailable;
 use database_time::DatabaseTime;
-use numbers::Numbers;
-use owned::Owned;
-use tx::{Tx, connection};
+use shard_leases::ShardLeases;
+use snowflake::Snowflake;
+use transaction::{PgTransaction, connection};
 
 mod accept;
+mod accept_batch;
 mod access;
-mod act;
 mod catalog;
 mod change;
 mod claims;
@@ -38,34 +38,34 @@ mod due;
 mod endpoint;
 mod expunge;
 mod forget;
+mod group_commit;
 mod history;
 pub mod import;
+mod import_tables;
 mod lane;
-mod line;
+mod locked_delivery;
 mod membership;
 mod migrate;
-mod numbers;
 mod overdue;
-mod owned;
 mod partitions;
-mod parts;
-mod place;
 mod queue;
-mod reading;
+mod read_query;
 pub mod rewrap;
-mod routine;
 mod rows;
 mod scrub;
 mod settle;
 mod settle_one;
-mod stored;
+mod shard_leases;
+mod snowflake;
+mod stored_bytes;
+mod stored_functions;
 mod sweep;
-mod tx;
-mod writing;
+mod transaction;
+mod unit_of_work;
 
 /// How to open a shared store. It cannot be printed: the URL may hold a
 /// password.
-pub struct Options {
+pub struct PostgresOptions {
     /// Where the database is.
     pub url: String,
     /// How long a node that is not heard of keeps its shards.
@@ -75,14 +75,14 @@ pub struct Options {
     /// What secrets are sealed with.
     pub seal: Seal,
     /// What counts the commits.
-    pub commits: Arc<Commits>,
+    pub commits: Arc<CommitMetrics>,
     /// How many connections it may use.
     pub connections: usize,
     /// What follows the database's time, if anything does.
     pub clock: Option<Arc<EngineClock>>,
 }
 
-impl Options {
+impl PostgresOptions {
     /// The usual ones.
     pub fn new(url: &str, seal: Seal) -> Self {
         Self {
@@ -98,26 +98,26 @@ impl Options {
 }
 
 /// The shared store, as one node has it.
-pub struct Postgres {
-    shared: Arc<Shared>,
-    accepting: line::Line<accept::Job>,
-    settling: line::Line<settle::Job>,
+pub struct PostgresStore {
+    shared: Arc<PostgresState>,
+    accepting: group_commit::GroupCommit<accept::AcceptJob>,
+    settling: group_commit::GroupCommit<settle::SettleJob>,
     chores: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// What every part of the store works with.
-struct Shared {
+struct PostgresState {
     pool: Pool,
-    options: Options,
-    index: RwLock<Index>,
-    /// The catalogue's version that the index has.
+    options: PostgresOptions,
+    index: RwLock<CatalogIndex>,
+    /// The catalog's version that the index has.
     version: AtomicI64,
     /// What this node owns.
-    owned: Owned,
-    numbers: RwLock<Arc<Numbers>>,
+    shard_leases: ShardLeases,
+    snowflake: RwLock<Arc<Snowflake>>,
     /// What the lifecycle is told.
-    told: mpsc::UnboundedSender<Tiding>,
-    listener: Mutex<Option<mpsc::UnboundedReceiver<Tiding>>>,
+    told: mpsc::UnboundedSender<ClusterEvent>,
+    listener: Mutex<Option<mpsc::UnboundedReceiver<ClusterEvent>>>,
     is_answering: AtomicBool,
     /// Whether this node is about to leave: it keeps nothing that it can give away.
     is_retiring: AtomicBool,
@@ -127,13 +127,13 @@ struct Shared {
     /// Something may have been accepted here without anyone's knowing.
     is_unsure: AtomicBool,
     /// Where reads of what is due may begin, by endpoint.
-    floors: due::Floors,
+    watermarks: due::DueWatermarks,
     /// How every transaction begins.
     begin: String,
-    /// The catalogue in memory is changed by one at a time.
-    catalogue_turn: tokio::sync::Mutex<()>,
-    /// The catalogue's version that the others know this node has heard of.
-    heard: AtomicI64,
+    /// The catalog in memory is changed by one at a time.
+    catalog_lock: tokio::sync::Mutex<()>,
+    /// The catalog's version that the others know this node has heard of.
+    acknowledged_version: AtomicI64,
     /// Told once what others changed is in force here.
     in_force: Mutex<Vec<oneshot::Receiver<()>>>,
     /// Questions of other nodes that are being answered.
@@ -142,27 +142,27 @@ struct Shared {
     time: DatabaseTime,
 }
 
-impl Postgres {
+impl PostgresStore {
     /// Connects, brings the tables up to date, joins the cluster and takes
     /// its share of the shards.
-    pub async fn open(mut options: Options) -> anyhow::Result<Self> {
+    pub async fn open(mut options: PostgresOptions) -> anyhow::Result<Self> {
         let pool = connect::pool(&options.url, options.connections)?;
         let time = DatabaseTime::new(options.clock.take());
         {
             let mut client = connect::get(&pool, &options.url).await?;
             migrate::migrate(&mut client).await?;
-            options.seal = fit_key(&client, &options.seal).await?;
+            options.seal = matching_key(&client, &options.seal).await?;
             time.begin(&client).await?;
         }
         let (told, listener) = mpsc::unbounded_channel();
-        let begin = tx::begin(options.lease);
-        let shared = Arc::new(Shared {
+        let begin = transaction::begin(options.lease);
+        let shared = Arc::new(PostgresState {
             pool,
             options,
             index: RwLock::default(),
             version: AtomicI64::new(0),
-            owned: Owned::default(),
-            numbers: RwLock::new(Arc::new(Numbers::of(0))),
+            shard_leases: ShardLeases::default(),
+            snowflake: RwLock::new(Arc::new(Snowflake::of(0))),
             told,
             listener: Mutex::new(Some(listener)),
             is_answering: AtomicBool::new(true),
@@ -170,19 +170,19 @@ impl Postgres {
             nodes: AtomicUsize::new(1),
             stale_writes: AtomicU64::new(0),
             is_unsure: AtomicBool::new(false),
-            floors: due::Floors::default(),
+            watermarks: due::DueWatermarks::default(),
             begin,
-            catalogue_turn: tokio::sync::Mutex::default(),
-            heard: AtomicI64::new(0),
+            catalog_lock: tokio::sync::Mutex::default(),
+            acknowledged_version: AtomicI64::new(0),
             in_force: Mutex::default(),
             asked: Mutex::default(),
             time,
         });
         partitions::ensure(&shared).await?;
         let membership = membership::join(&shared).await?;
-        let usage = stored::start(&shared);
-        let accepting = line::Line::start(shared.clone());
-        let settling = line::Line::start(shared.clone());
+        let usage = stored_bytes::start(&shared);
+        let accepting = group_commit::GroupCommit::start(shared.clone());
+        let settling = group_commit::GroupCommit::start(shared.clone());
         Ok(Self { shared, accepting, settling, chores: Mutex::new(vec![membership, usage]) })
     }
 
@@ -194,9 +194,9 @@ impl Postgres {
     }
 }
 
-impl Postgres {
+impl PostgresStore {
     /// Ends what goes on in the background.
-    async fn end_chores(&self) {
+    async fn stop_background_tasks(&self) {
         let chores = std::mem::take(&mut *self.chores.lock().expect("nothing panics while it is held"));
         for chore in chores {
             chore.abort();
@@ -207,21 +207,21 @@ impl Postgres {
 
 /// The key that secrets here are sealed with, if it is among these. The
 /// first node's key is the one.
-async fn fit_key(client: &Object, seal: &Seal) -> anyhow::Result<Seal> {
+async fn matching_key(client: &Object, seal: &Seal) -> anyhow::Result<Seal> {
     let sql = "INSERT INTO posthaste.notes (name, value) VALUES ($1, $2) ON CONFLICT DO NOTHING";
-    tx::patiently(client.execute_typed(sql, tx::bind![CHECK_NOTE, seal.check()])).await?;
+    transaction::with_timeout(client.execute_typed(sql, transaction::bind![CHECK_NOTE, seal.check()])).await?;
     let sql = "SELECT value FROM posthaste.notes WHERE name = $1";
-    let rows = tx::patiently(client.query_typed(sql, tx::bind![CHECK_NOTE])).await?;
+    let rows = transaction::with_timeout(client.query_typed(sql, transaction::bind![CHECK_NOTE])).await?;
     Ok(seal.fitted(rows[0].get(0))?)
 }
 
-impl Shared {
-    fn index(&self) -> RwLockReadGuard<'_, Index> {
-        self.index.read().expect("no writer of the catalogue panics")
+impl PostgresState {
+    fn index(&self) -> RwLockReadGuard<'_, CatalogIndex> {
+        self.index.read().expect("no writer of the catalog panics")
     }
 
-    fn index_mut(&self) -> RwLockWriteGuard<'_, Index> {
-        self.index.write().expect("no writer of the catalogue panics")
+    fn index_mut(&self) -> RwLockWriteGuard<'_, CatalogIndex> {
+        self.index.write().expect("no writer of the catalog panics")
     }
 
     /// A connection for single statements.
@@ -230,12 +230,12 @@ impl Shared {
     }
 
     /// A transaction.
-    async fn begin(&self) -> Result<Tx> {
-        Tx::begin(&self.pool, &self.begin).await
+    async fn begin(&self) -> Result<PgTransaction> {
+        PgTransaction::begin(&self.pool, &self.begin).await
     }
 
-    fn numbers(&self) -> Arc<Numbers> {
-        self.numbers.read().expect("nothing panics while it is held").clone()
+    fn numbers(&self) -> Arc<Snowflake> {
+        self.snowflake.read().expect("nothing panics while it is held").clone()
     }
 
     /// A write came too late: its shard has another owner.

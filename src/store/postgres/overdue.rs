@@ -4,24 +4,29 @@ use jiff::Timestamp;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use super::Shared;
+use super::PostgresState;
 use super::history::walk::{MOVED_BELOW, SLACK_MS, number_at};
-use super::reading::ask;
+use super::read_query::read_rows;
 use super::rows::{at, delivery_id, delivery_no, millis, progress_from};
-use super::tx::bind;
+use super::transaction::bind;
 use crate::model::id::{EndpointId, TenantId};
-use crate::store::{AskUntried, Overdue, OverduePage, Result, UntriedPage};
+use crate::store::{OverdueDelivery, OverduePage, Result, UntriedPage, UntriedQuery};
 
 /// Reads those of these shards that are to be looked at, the longest overdue
 /// first.
-pub async fn read_overdue(shared: &Shared, now: Timestamp, limit: usize, shards: Vec<i16>) -> Result<OverduePage> {
+pub async fn read_overdue(
+    shared: &PostgresState,
+    now: Timestamp,
+    limit: usize,
+    shards: Vec<i16>,
+) -> Result<OverduePage> {
     let one_more = limit as i64 + 1;
-    let rows = ask(shared, include_str!("sql/overdue.sql"), bind![shards, one_more]).await?;
+    let rows = read_rows(shared, include_str!("sql/overdue.sql"), bind![shards, one_more]).await?;
     let mut page = OverduePage::default();
     for row in &rows {
-        let look_at: i64 = row.get(14);
-        if look_at > millis(now) || page.found.len() == limit {
-            page.next_at = Some(at(look_at));
+        let expiry_check_at: i64 = row.get(14);
+        if expiry_check_at > millis(now) || page.found.len() == limit {
+            page.next_at = Some(at(expiry_check_at));
             break;
         }
         page.found.push(overdue_from(row, 0));
@@ -34,9 +39,9 @@ const ROWS_MAX: i64 = 10_000;
 
 /// Reads those of these shards that have had no attempt, oldest first.
 pub async fn read_untried(
-    shared: &Shared,
+    shared: &PostgresState,
     tenant: &TenantId,
-    ask_for: AskUntried,
+    ask_for: UntriedQuery,
     shards: Vec<i16>,
 ) -> Result<UntriedPage> {
     let mut page = UntriedPage::default();
@@ -47,7 +52,7 @@ pub async fn read_untried(
     let below = number_at(before.saturating_add(SLACK_MS)).max(MOVED_BELOW);
     let limit = ask_for.limit as i64;
     let sql = include_str!("sql/untried.sql");
-    let rows = ask(shared, sql, bind![tenant, after, below, ROWS_MAX, limit, shards, before]).await?;
+    let rows = read_rows(shared, sql, bind![tenant, after, below, ROWS_MAX, limit, shards, before]).await?;
     let Some(first) = rows.first() else { return Ok(page) };
     let (looked, last): (i64, _) = (first.get(0), delivery_id(first.get(1), first.get(2)));
     page.found = rows.iter().filter(|row| is_found(row)).map(|row| overdue_from(row, 3)).collect();
@@ -63,8 +68,8 @@ fn is_found(row: &Row) -> bool {
     row.get::<_, Option<i64>>(3).is_some()
 }
 
-fn overdue_from(row: &Row, first: usize) -> Overdue {
-    Overdue {
+fn overdue_from(row: &Row, first: usize) -> OverdueDelivery {
+    OverdueDelivery {
         id: delivery_id(row.get(first), row.get(first + 1)),
         endpoint: EndpointId(row.get::<_, Uuid>(first + 2)),
         expires_at: row.get::<_, Option<i64>>(first + 3).map(at),

@@ -9,13 +9,13 @@ use std::sync::{Arc, Weak};
 use anyhow::Context;
 use tracing::{debug, info, warn};
 
-use super::Shared;
+use super::PostgresState;
 use super::history::walk::number_at;
-use super::reading::ask;
+use super::read_query::read_rows;
 use super::rows::millis;
-use super::stored::{self, day_of};
-use super::tx::{Tx, bind, patiently};
-use crate::store::{Forgotten, Horizon, Result};
+use super::stored_bytes::{self, day_of};
+use super::transaction::{PgTransaction, bind, with_timeout};
+use crate::store::{ForgottenCounts, Result, RetentionHorizon};
 
 /// How many days are made ahead: a cluster that makes none for so long still
 /// has room for today.
@@ -44,8 +44,8 @@ const KEPT_MAX: usize = 200_000;
 
 /// Makes today's partitions and those of the next days, where they are
 /// missing. Many nodes may do so at once.
-pub async fn ensure(shared: &Arc<Shared>) -> anyhow::Result<()> {
-    let missing = ask(shared, include_str!("sql/missing_days.sql"), bind![DAYS_AHEAD]).await;
+pub async fn ensure(shared: &Arc<PostgresState>) -> anyhow::Result<()> {
+    let missing = read_rows(shared, include_str!("sql/missing_days.sql"), bind![DAYS_AHEAD]).await;
     if missing.context("cannot read which days have partitions")?.is_empty() {
         return Ok(());
     }
@@ -58,15 +58,19 @@ pub async fn ensure(shared: &Arc<Shared>) -> anyhow::Result<()> {
 }
 
 /// Makes what is missing; returns how many.
-async fn make(shared: &Shared) -> Result<usize> {
+async fn make(shared: &PostgresState) -> Result<usize> {
     let tx = shared.begin().await?;
     run(&tx, LOCK).await?;
     // Others may have been faster, or hold what is needed for long.
     run(&tx, "SET LOCAL lock_timeout = '1s'").await?;
     let mut made = 0;
     for row in tx.query(include_str!("sql/missing_days.sql"), bind![DAYS_AHEAD]).await? {
-        let table = Table::named(row.get(0));
-        let day = Day { name: row.get(1), from: number_at(row.get(2)), to: number_at(row.get::<_, i64>(2) + DAY_MS) };
+        let table = PartitionedTable::named(row.get(0));
+        let day = PartitionDay {
+            name: row.get(1),
+            from: number_at(row.get(2)),
+            to: number_at(row.get::<_, i64>(2) + DAY_MS),
+        };
         let key = table.key;
         let sql = format!(
             "SELECT count(*) FROM (SELECT 1 FROM posthaste.{}_rest WHERE {key} >= $1 AND {key} < $2 LIMIT $3) r",
@@ -87,7 +91,7 @@ async fn make(shared: &Shared) -> Result<usize> {
 /// Tables divided into partitions are not analysed by the server on its own
 /// account. Without it the plans are still the same; estimates are worse. It
 /// may take a while, and nobody waits for it.
-async fn analyze(shared: &Weak<Shared>) {
+async fn analyze(shared: &Weak<PostgresState>) {
     for table in TABLES {
         let Some(shared) = shared.upgrade() else { return };
         let analyzed = async {
@@ -103,13 +107,14 @@ async fn analyze(shared: &Weak<Shared>) {
 
 /// Drops whole days that are past their retention. What must outlive them is
 /// kept. What cannot be locked at once is left for the next time.
-pub async fn drop_old(shared: &Shared, horizon: &Horizon) -> Result<Forgotten> {
-    let mut total = Forgotten::default();
+pub async fn drop_old(shared: &PostgresState, horizon: &RetentionHorizon) -> Result<ForgottenCounts> {
+    let mut total = ForgottenCounts::default();
     let ended_before = millis(horizon.finished_before).saturating_sub(LATE_MS);
-    for row in ask(shared, include_str!("sql/old_days.sql"), bind![ended_before]).await? {
+    for row in read_rows(shared, include_str!("sql/old_days.sql"), bind![ended_before]).await? {
         let from_ms: i64 = row.get(1);
-        let day = Day { name: row.get(0), from: number_at(from_ms), to: number_at(from_ms + DAY_MS) };
-        let tables: Vec<Table> = row.get::<_, Vec<&str>>(2).into_iter().map(Table::named).collect();
+        let day = PartitionDay { name: row.get(0), from: number_at(from_ms), to: number_at(from_ms + DAY_MS) };
+        let tables: Vec<PartitionedTable> =
+            row.get::<_, Vec<&str>>(2).into_iter().map(PartitionedTable::named).collect();
         match drop_day(shared, &day, &tables, horizon).await {
             Ok(Some(gone)) => {
                 total.events += gone.events;
@@ -128,7 +133,12 @@ pub async fn drop_old(shared: &Shared, horizon: &Horizon) -> Result<Forgotten> {
 }
 
 /// Drops one day; nothing, if too much of it is kept.
-async fn drop_day(shared: &Shared, day: &Day, tables: &[Table], horizon: &Horizon) -> Result<Option<Forgotten>> {
+async fn drop_day(
+    shared: &PostgresState,
+    day: &PartitionDay,
+    tables: &[PartitionedTable],
+    horizon: &RetentionHorizon,
+) -> Result<Option<ForgottenCounts>> {
     let tx = shared.begin().await?;
     // Shorter than the server's deadlock_timeout: of two that wait for each
     // other, this one gives way.
@@ -137,7 +147,7 @@ async fn drop_day(shared: &Shared, day: &Day, tables: &[Table], horizon: &Horizo
     let names: Vec<String> = tables.iter().map(|table| day.partition(table)).collect();
     // From here on nothing is added to the day, and nothing replayed out of it.
     run(&tx, &format!("LOCK TABLE {} IN EXCLUSIVE MODE", names.join(", "))).await?;
-    let kept = Kept::find(&tx, day, horizon).await?;
+    let kept = RetainedRows::find(&tx, day, horizon).await?;
     let (mut events, mut finished) = (0, 0);
     for table in tables {
         match table.parent {
@@ -167,9 +177,9 @@ async fn drop_day(shared: &Shared, day: &Day, tables: &[Table], horizon: &Horizo
             run(&tx, &day.fill(include_str!("sql/shrink_day.sql"), table)).await?;
         }
     }
-    stored::set_day(&tx, day_of(day.from), &kept.events).await?;
+    stored_bytes::set_day(&tx, day_of(day.from), &kept.events).await?;
     tx.commit().await?;
-    let gone = Forgotten {
+    let gone = ForgottenCounts {
         events: events.saturating_sub(kept.events.len()),
         deliveries: finished.saturating_sub(kept.finished.len()),
         next: None,
@@ -186,7 +196,7 @@ async fn drop_day(shared: &Shared, day: &Day, tables: &[Table], horizon: &Horizo
 
 /// Copies what is kept into a table beside the day's, while others still read
 /// that one.
-async fn copy(tx: &Tx, day: &Day, table: &Table, kept: &Kept) -> Result<()> {
+async fn copy(tx: &PgTransaction, day: &PartitionDay, table: &PartitionedTable, kept: &RetainedRows) -> Result<()> {
     let beside = format!("posthaste.{}_kept_{}", table.parent, day.name);
     run(tx, &format!("CREATE TABLE {beside} (LIKE posthaste.{} INCLUDING ALL)", table.parent)).await?;
     let sql = format!("INSERT INTO {beside} SELECT * FROM {} WHERE {} = ANY ($1)", day.partition(table), table.key);
@@ -195,7 +205,7 @@ async fn copy(tx: &Tx, day: &Day, table: &Table, kept: &Kept) -> Result<()> {
 }
 
 /// Puts what is kept into the rest.
-async fn put_back(tx: &Tx, day: &Day, table: &Table, kept: &Kept) -> Result<()> {
+async fn put_back(tx: &PgTransaction, day: &PartitionDay, table: &PartitionedTable, kept: &RetainedRows) -> Result<()> {
     let numbers = kept.of(table);
     if numbers.is_empty() {
         return Ok(());
@@ -209,7 +219,7 @@ async fn put_back(tx: &Tx, day: &Day, table: &Table, kept: &Kept) -> Result<()> 
 
 /// What must outlive its day.
 #[derive(Default)]
-struct Kept {
+struct RetainedRows {
     events: Vec<i64>,
     /// Delivered or cancelled lately.
     finished: Vec<i64>,
@@ -218,8 +228,8 @@ struct Kept {
     rows: usize,
 }
 
-impl Kept {
-    async fn find(tx: &Tx, day: &Day, horizon: &Horizon) -> Result<Self> {
+impl RetainedRows {
+    async fn find(tx: &PgTransaction, day: &PartitionDay, horizon: &RetentionHorizon) -> Result<Self> {
         let slack = number_at(SLACK_MS + millis_of_epoch());
         let limit = KEPT_MAX as i64 + 1;
         let since = millis(horizon.finished_before);
@@ -241,7 +251,7 @@ impl Kept {
         Ok(kept)
     }
 
-    fn of(&self, table: &Table) -> &Vec<i64> {
+    fn of(&self, table: &PartitionedTable) -> &Vec<i64> {
         match table.parent {
             "events" => &self.events,
             "finished" => &self.finished,
@@ -252,12 +262,12 @@ impl Kept {
 
 /// When numbers begin.
 fn millis_of_epoch() -> i64 {
-    super::numbers::ms_of(0)
+    super::snowflake::ms_of(0)
 }
 
 /// How many rows a table has: counted where that is quick, else as the server
 /// last estimated it.
-async fn count(tx: &Tx, table: &str) -> Result<usize> {
+async fn count(tx: &PgTransaction, table: &str) -> Result<usize> {
     let sql = format!(
         "SELECT CASE WHEN pg_relation_size('{table}') < 67108864 THEN (SELECT count(*) FROM {table})
                      ELSE (SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = '{table}'::regclass) END"
@@ -266,43 +276,43 @@ async fn count(tx: &Tx, table: &str) -> Result<usize> {
     Ok(counted.map_or(0, |row| row.get::<_, i64>(0).max(0) as usize))
 }
 
-async fn run(tx: &Tx, sql: &str) -> Result<()> {
-    patiently(tx.client().batch_execute(sql)).await
+async fn run(tx: &PgTransaction, sql: &str) -> Result<()> {
+    with_timeout(tx.client().batch_execute(sql)).await
 }
 
 /// A table that is divided into days.
 #[derive(Clone, Copy)]
-struct Table {
+struct PartitionedTable {
     parent: &'static str,
     key: &'static str,
 }
 
-const TABLES: [Table; 3] = [
-    Table { parent: "events", key: "no" },
-    Table { parent: "finished", key: "no" },
-    Table { parent: "attempts", key: "delivery" },
+const TABLES: [PartitionedTable; 3] = [
+    PartitionedTable { parent: "events", key: "no" },
+    PartitionedTable { parent: "finished", key: "no" },
+    PartitionedTable { parent: "attempts", key: "delivery" },
 ];
 
-impl Table {
+impl PartitionedTable {
     fn named(parent: &str) -> Self {
         TABLES.into_iter().find(|table| table.parent == parent).expect("only these are asked for")
     }
 }
 
 /// A day, and the numbers given on it.
-struct Day {
+struct PartitionDay {
     name: String,
     from: i64,
     to: i64,
 }
 
-impl Day {
-    fn partition(&self, table: &Table) -> String {
+impl PartitionDay {
+    fn partition(&self, table: &PartitionedTable) -> String {
         format!("posthaste.{}_{}", table.parent, self.name)
     }
 
     /// Tables have no parameters; these are numbers and names of our own.
-    fn fill(&self, sql: &str, table: &Table) -> String {
+    fn fill(&self, sql: &str, table: &PartitionedTable) -> String {
         sql.replace(":parent", table.parent)
             .replace(":day", &self.name)
             .replace(":key", table.key)

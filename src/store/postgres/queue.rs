@@ -6,63 +6,70 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use tokio::sync::oneshot;
 
-use super::tx::{PATIENCE, silence};
-use super::{Postgres, accept, change, due, expunge, forget, overdue, scrub, settle};
+use super::transaction::{PATIENCE, timeout_error};
+use super::{PostgresStore, accept, change, due, expunge, forget, overdue, scrub, settle};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::shard::{Lease, Shard};
 use crate::store::{
-    Accepted, AskDue, AskUntried, Change, Changed, DuePage, Error, Forgotten, Horizon, NewEvent, OverduePage, Queue,
-    Result, ScrubStep, Scrubbed, Settled, Settlement, Together, UntriedPage,
+    AcceptResult, BatchMode, DeliveryChange, DeliveryChanged, DeliveryQueue, DuePage, DueQuery, Error, ForgottenCounts,
+    OverduePage, Result, RetentionHorizon, RoutedEvent, ScrubStep, Scrubbed, SettleEffects, Settlement, UntriedPage,
+    UntriedQuery,
 };
 
 #[async_trait]
-impl Queue for Postgres {
-    async fn accept(&self, events: Vec<NewEvent>, together: Together) -> Result<Vec<Accepted>> {
+impl DeliveryQueue for PostgresStore {
+    async fn accept(&self, events: Vec<RoutedEvent>, mode: BatchMode) -> Result<Vec<AcceptResult>> {
         // Whoever waits for a database that is not there gets no answer sooner.
         if !self.shared.is_answering.load(Ordering::Relaxed) {
             return Err(Error::Unavailable("the database does not answer at the moment".into()));
         }
         let (answer, answered) = oneshot::channel();
-        self.accepting.push(accept::Job { events, together, answer });
+        self.accepting.push(accept::AcceptJob { events, mode, answer });
         // The batch before it may wait as long as its own, and a producer is
         // not to wait for both.
         match tokio::time::timeout(PATIENCE, answered).await {
             Ok(answer) => answer.unwrap_or_else(|_| Err(closed())),
-            Err(_) => Err(silence()),
+            Err(_) => Err(timeout_error()),
         }
     }
 
     fn lease(&self, tenant: &TenantId, endpoint: EndpointId) -> Lease {
-        self.shared.owned.lease(Shard::of(tenant, endpoint))
+        self.shared.shard_leases.lease(Shard::of(tenant, endpoint))
     }
 
     async fn earliest_due(&self) -> Result<Vec<(EndpointId, Timestamp)>> {
-        self.shared.sweep_soon();
-        due::earliest_due(&self.shared, self.shared.owned.numbers()).await
+        self.shared.start_sweep();
+        due::earliest_due(&self.shared, self.shared.shard_leases.numbers()).await
     }
 
-    async fn read_due(&self, lease: Lease, ask: AskDue) -> Result<DuePage> {
-        match self.shared.owned.lease(lease.shard) == lease && lease.is_held() {
+    async fn read_due(&self, lease: Lease, ask: DueQuery) -> Result<DuePage> {
+        match self.shared.shard_leases.lease(lease.shard) == lease && lease.is_held() {
             true => due::read_due(&self.shared, &ask).await,
             false => Err(Error::Stale(lease.shard)),
         }
     }
 
-    async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<Settled> {
+    async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<SettleEffects> {
         let (answer, answered) = oneshot::channel();
-        self.settling.push(settle::Job { lease, settlement, answer });
+        self.settling.push(settle::SettleJob { lease, settlement, answer });
         answered.await.unwrap_or_else(|_| Err(closed()))
     }
 
     async fn read_overdue(&self, now: Timestamp, limit: usize) -> Result<OverduePage> {
-        overdue::read_overdue(&self.shared, now, limit, self.shared.owned.numbers()).await
+        overdue::read_overdue(&self.shared, now, limit, self.shared.shard_leases.numbers()).await
     }
 
-    async fn read_untried(&self, tenant: &TenantId, ask: AskUntried) -> Result<UntriedPage> {
-        overdue::read_untried(&self.shared, tenant, ask, self.shared.owned.numbers()).await
+    async fn read_untried(&self, tenant: &TenantId, ask: UntriedQuery) -> Result<UntriedPage> {
+        overdue::read_untried(&self.shared, tenant, ask, self.shared.shard_leases.numbers()).await
     }
 
-    async fn change(&self, tenant: &TenantId, id: DeliveryId, change: Change, now: Timestamp) -> Result<Changed> {
+    async fn change(
+        &self,
+        tenant: &TenantId,
+        id: DeliveryId,
+        change: DeliveryChange,
+        now: Timestamp,
+    ) -> Result<DeliveryChanged> {
         change::change(&self.shared, tenant, id, change, now).await
     }
 
@@ -72,17 +79,17 @@ impl Queue for Postgres {
 
     async fn scrub(&self, step: ScrubStep) -> Result<Scrubbed> {
         // One node at a time: whoever owns the first shard.
-        match self.shared.owned.holds(Shard(0)) {
+        match self.shared.shard_leases.holds(Shard(0)) {
             true => scrub::scrub(&self.shared, step).await,
             false => Ok(Scrubbed::default()),
         }
     }
 
-    async fn forget(&self, horizon: Horizon) -> Result<Forgotten> {
+    async fn forget(&self, horizon: RetentionHorizon) -> Result<ForgottenCounts> {
         // One node at a time: whoever owns the first shard.
-        match self.shared.owned.holds(Shard(0)) {
+        match self.shared.shard_leases.holds(Shard(0)) {
             true => forget::forget(&self.shared, horizon).await,
-            false => Ok(Forgotten::default()),
+            false => Ok(ForgottenCounts::default()),
         }
     }
 }

@@ -10,11 +10,11 @@ use tokio_postgres::Transaction;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
-use super::connect::{self, told};
+use super::connect::{self, error_chain};
 use super::migrate;
 use crate::model::database::DatabaseUrl;
 use crate::model::id::EndpointId;
-use crate::store::seal::{CHECK_NOTE, LINK_KEY_NOTE, Seal, Unopened, about_secret, about_settings, about_urls};
+use crate::store::seal::{CHECK_NOTE, LINK_KEY_NOTE, Seal, SealError, about_secret, about_settings, about_urls};
 
 /// Puts a new key into this file, before the old one, and seals everything
 /// under it. Returns how many texts there were.
@@ -56,7 +56,7 @@ pub async fn rewrap(url: &DatabaseUrl, file: &Path) -> anyhow::Result<usize> {
         for row in transaction.query_typed(sql, &[]).await.map_err(failed)? {
             let endpoint = EndpointId(row.get(1));
             let sealed = seal.reseal(&about(endpoint), row.get(2));
-            texts.push(sealed.ok_or_else(|| Unopened(format!("what is kept of endpoint {endpoint}")))?);
+            texts.push(sealed.ok_or_else(|| SealError(format!("what is kept of endpoint {endpoint}")))?);
             ids.push(row.get(0));
         }
         count += ids.len();
@@ -95,5 +95,5 @@ async fn set_note(transaction: &Transaction<'_>, name: &str, value: &str) -> any
 }
 
 fn failed(problem: tokio_postgres::Error) -> anyhow::Error {
-    anyhow!("the database says: {}", told(&problem))
+    anyhow!("the database says: {}", error_chain(&problem))
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio_postgres::Row;
 
-use crate::model::delivery::{Progress, Tally};
+use crate::model::delivery::{Progress, ShortBudgetCounts};
 use crate::model::id::TenantId;
 use crate::model::span::Span;
 pub use crate::store::codes::*;
@@ -17,7 +17,7 @@ pub fn progress_from(row: &Row, first: usize) -> Progress {
         attempts_before: count(row, first + 1),
         age_from: row.get::<_, Option<i64>>(first + 2).map(at),
         held_before: Duration::from_millis(row.get::<_, i64>(first + 3).max(0) as u64),
-        tally: Tally {
+        short_budget_counts: ShortBudgetCounts {
             not_found: count(row, first + 4),
             no_such_name: count(row, first + 5),
             forbidden_target: count(row, first + 6),

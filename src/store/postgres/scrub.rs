@@ -4,18 +4,18 @@
 use bytes::Bytes;
 use tokio_postgres::Row;
 
-use super::Shared;
-use super::reading::ask;
+use super::PostgresState;
+use super::read_query::read_rows;
 use super::rows::{at, stored_tenant};
-use super::tx::{bind, patiently};
-use crate::model::event::{Event, EventType, Key};
+use super::transaction::{bind, with_timeout};
+use crate::model::event::{Event, EventKey, EventType};
 use crate::model::id::EventId;
 use crate::store::{Result, ScrubStep, Scrubbed};
 
 /// Compares the next events with their checksums.
-pub async fn scrub(shared: &Shared, step: ScrubStep) -> Result<Scrubbed> {
+pub async fn scrub(shared: &PostgresState, step: ScrubStep) -> Result<Scrubbed> {
     let (after, limit) = (step.after.cast_signed(), step.limit as i64);
-    let rows = ask(shared, include_str!("sql/scrub.sql"), bind![after, limit]).await?;
+    let rows = read_rows(shared, include_str!("sql/scrub.sql"), bind![after, limit]).await?;
     let (mut nos, mut checksums) = (Vec::new(), Vec::new());
     let mut found = Scrubbed { checked: rows.len(), ..Scrubbed::default() };
     for row in &rows {
@@ -32,7 +32,7 @@ pub async fn scrub(shared: &Shared, step: ScrubStep) -> Result<Scrubbed> {
     found.filled = nos.len();
     if !nos.is_empty() {
         let client = shared.connection().await?;
-        patiently(client.execute_typed(include_str!("sql/fill_checksums.sql"), bind![nos, checksums])).await?;
+        with_timeout(client.execute_typed(include_str!("sql/fill_checksums.sql"), bind![nos, checksums])).await?;
     }
     let last = rows.last().map(|row| row.get::<_, i64>(0).cast_unsigned());
     found.next = last.filter(|_| rows.len() == step.limit);
@@ -44,7 +44,7 @@ fn event_from(row: &Row) -> Event {
         tenant: stored_tenant(row.get(1)),
         id: EventId::from_stored(row.get(2)),
         event_type: EventType::from_stored(row.get(3)),
-        key: row.get::<_, Option<&str>>(4).map(Key::from_stored),
+        key: row.get::<_, Option<&str>>(4).map(EventKey::from_stored),
         timestamp: row.get(5),
         schema_version: row.get(6),
         expires_at: None,

@@ -12,37 +12,37 @@ use tokio::sync::oneshot;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use super::Shared;
-use super::act::{Act, Done};
-use super::claims::{self, Wanted};
+use super::PostgresState;
+use super::claims::{self, ClaimKey};
 use super::endpoint::keep_health;
-use super::line::{Work, Written};
-use super::routine::{HOLD_NODE, LOCK_LANES, SETTLE_DELIVERED, SETTLE_RETRY};
+use super::group_commit::{BatchJob, BatchResult};
 use super::rows::{delivery_no, millis};
-use super::tx::{Tx, bind, bound, patiently};
+use super::stored_functions::{HOLD_NODE, LOCK_LANES, SETTLE_DELIVERED, SETTLE_RETRY};
+use super::transaction::{PgTransaction, bind, bound, with_timeout};
+use super::unit_of_work::{CommitEffects, UnitOfWork};
 use super::{lane, settle_one};
 use crate::model::attempt::Attempt;
 use crate::model::delivery::Progress;
-use crate::model::health::Health;
-use crate::model::next::Next;
+use crate::model::health::EndpointHealth;
+use crate::model::next_state::NextState;
 use crate::model::shard::Lease;
 use crate::store::decide::is_only_health;
-use crate::store::{Error, Outcome, Result, Settled, Settlement};
+use crate::store::{ClaimOutcome, Error, Result, SettleEffects, Settlement};
 
 /// A settlement that waits to be written.
-pub struct Job {
+pub struct SettleJob {
     /// What it is written under.
     pub lease: Lease,
     /// What happened.
     pub settlement: Settlement,
     /// Who waits for it.
-    pub answer: oneshot::Sender<Result<Settled>>,
+    pub answer: oneshot::Sender<Result<SettleEffects>>,
 }
 
 /// How many of those that are looked at one by one share a transaction.
 const ONE_BY_ONE: usize = 64;
 
-impl Work for Job {
+impl BatchJob for SettleJob {
     const ABREAST: usize = 2;
     const MOST: usize = 512;
 
@@ -50,8 +50,8 @@ impl Work for Job {
         1
     }
 
-    async fn write(shared: &Arc<Shared>, mut jobs: Vec<Self>) -> Written<Self> {
-        let later = set_aside(&mut jobs);
+    async fn write(shared: &Arc<PostgresState>, mut jobs: Vec<Self>) -> BatchResult<Self> {
+        let later = defer_repeated(&mut jobs);
         let outcome = settle(shared, &jobs).await;
         let is_written = outcome.is_ok();
         match outcome {
@@ -69,19 +69,19 @@ impl Work for Job {
                 }
             }
         }
-        Written { is_written, later }
+        BatchResult { is_written, later }
     }
 }
 
 /// One settlement per delivery in a transaction, and not too many that take
 /// long.
-fn set_aside(jobs: &mut Vec<Job>) -> Vec<Job> {
+fn defer_repeated(jobs: &mut Vec<SettleJob>) -> Vec<SettleJob> {
     let mut seen = HashSet::new();
     let mut slow = 0;
     let mut later = Vec::new();
     let mut now = Vec::with_capacity(jobs.len());
     for job in jobs.drain(..) {
-        slow += usize::from(matches!(Kind::of(&job.settlement), Kind::One));
+        slow += usize::from(matches!(SettlePath::of(&job.settlement), SettlePath::One));
         match seen.insert(job.settlement.id) && slow <= ONE_BY_ONE {
             true => now.push(job),
             false => later.push(job),
@@ -92,58 +92,60 @@ fn set_aside(jobs: &mut Vec<Job>) -> Vec<Job> {
 }
 
 /// How a settlement is written.
-enum Kind<'a> {
+enum SettlePath<'a> {
     Delivered(&'a Attempt, &'a Progress),
     Retry(&'a Attempt, &'a Progress),
     LookAgain(&'a Progress),
     One,
 }
 
-impl<'a> Kind<'a> {
+impl<'a> SettlePath<'a> {
     fn of(settlement: &'a Settlement) -> Self {
         match &settlement.outcome {
-            Outcome::Attempted { attempt, next: Next::Delivered, progress, notice, .. } if is_only_health(notice) => {
+            ClaimOutcome::Attempted { attempt, next: NextState::Delivered, progress, update, .. }
+                if is_only_health(update) =>
+            {
                 Self::Delivered(attempt, progress)
             }
-            Outcome::Attempted { attempt, next: Next::Waiting { .. }, progress, notice, .. }
-                if is_only_health(notice) =>
+            ClaimOutcome::Attempted { attempt, next: NextState::Waiting { .. }, progress, update, .. }
+                if is_only_health(update) =>
             {
                 Self::Retry(attempt, progress)
             }
-            Outcome::LookAgain { progress, .. } => Self::LookAgain(progress),
+            ClaimOutcome::LookAgain { progress, .. } => Self::LookAgain(progress),
             _ => Self::One,
         }
     }
 }
 
-/// Whether an answer changes what the catalogue says of its endpoint.
+/// Whether an answer changes what the catalog says of its endpoint.
 fn changes_endpoint(settlement: &Settlement) -> bool {
-    matches!(&settlement.outcome, Outcome::Attempted { notice, .. } if !is_only_health(notice))
+    matches!(&settlement.outcome, ClaimOutcome::Attempted { update, .. } if !is_only_health(update))
 }
 
-async fn settle(shared: &Arc<Shared>, jobs: &[Job]) -> Result<Vec<Result<Settled>>> {
-    let node = shared.owned.node();
-    let mut answers: Vec<Option<Result<Settled>>> = jobs.iter().map(|_| None).collect();
-    let tx = Tx::open(&shared.pool).await?;
+async fn settle(shared: &Arc<PostgresState>, jobs: &[SettleJob]) -> Result<Vec<Result<SettleEffects>>> {
+    let node = shared.shard_leases.node();
+    let mut answers: Vec<Option<Result<SettleEffects>>> = jobs.iter().map(|_| None).collect();
+    let tx = PgTransaction::open(&shared.pool).await?;
     let nos: Vec<i64> = jobs.iter().map(|job| delivery_no(job.settlement.id)).collect();
     let places: HashMap<i64, usize> = nos.iter().enumerate().map(|(place, no)| (*no, place)).collect();
-    let delivered = Columns::gather(jobs, |kind| match kind {
-        Kind::Delivered(attempt, progress) => Some((attempt, progress)),
+    let delivered = SettleColumns::build_columns(jobs, |kind| match kind {
+        SettlePath::Delivered(attempt, progress) => Some((attempt, progress)),
         _ => None,
     });
-    let retried = Columns::gather(jobs, |kind| match kind {
-        Kind::Retry(attempt, progress) => Some((attempt, progress)),
+    let retried = SettleColumns::build_columns(jobs, |kind| match kind {
+        SettlePath::Retry(attempt, progress) => Some((attempt, progress)),
         _ => None,
     });
     let closely: Vec<Uuid> = jobs
         .iter()
-        .filter(|job| matches!(Kind::of(&job.settlement), Kind::One))
+        .filter(|job| matches!(SettlePath::of(&job.settlement), SettlePath::One))
         .map(|job| job.settlement.endpoint.0)
         .collect();
-    let mut act = Act::new(shared, &tx);
-    let batch = Batch { jobs, node, nos, closely, delivered, retried };
-    let Some((gone, kept)) = batch.write(&mut act).await? else {
-        drop(act);
+    let mut work = UnitOfWork::new(shared, &tx);
+    let batch = SettleBatch { jobs, node, nos, closely, delivered, retried };
+    let Some((gone, kept)) = batch.write(&mut work).await? else {
+        drop(work);
         tx.roll_back().await;
         return Ok(jobs.iter().map(|job| Err(Error::Stale(job.lease.shard))).collect());
     };
@@ -152,40 +154,40 @@ async fn settle(shared: &Arc<Shared>, jobs: &[Job]) -> Result<Vec<Result<Settled
         let (no, endpoint): (i64, i64) = (row.get(0), row.get(1));
         let place = places[&no];
         let job = &jobs[place];
-        act.count_waiting(endpoint, job.lease.shard, -1);
-        let mut settled = Settled::default();
+        work.count_waiting(endpoint, job.lease.shard, -1);
+        let mut settled = SettleEffects::default();
         match row.get::<_, Option<i64>>(3).zip(row.get::<_, Option<bool>>(4)) {
             None => {}
             Some((next, false)) => {
                 if let Some(claim) = free.remove(&next) {
-                    act.makes_due(endpoint, millis(claim.due_at));
+                    work.becomes_due(endpoint, millis(claim.due_at));
                     settled.freed.push(claim);
                 }
             }
             Some((dead, true)) => {
                 let lane: String = row.get(2);
-                settled.freed = stand_behind(&mut act, endpoint, &lane, dead, job).await?;
+                settled.freed = block_behind_dead(&mut work, endpoint, &lane, dead, job).await?;
             }
         }
-        settled.told = std::mem::take(&mut act.told);
+        settled.operational_events = std::mem::take(&mut work.operational_events);
         answers[place] = Some(Ok(settled));
     }
     for row in &kept {
         let place = places[&row.get::<_, i64>(0)];
-        let Outcome::Attempted { next: Next::Waiting { due_at }, .. } = jobs[place].settlement.outcome else {
+        let ClaimOutcome::Attempted { next: NextState::Waiting { due_at }, .. } = jobs[place].settlement.outcome else {
             continue;
         };
-        act.makes_due(row.get(1), millis(due_at));
-        answers[place] = Some(Ok(Settled { due_again_at: Some(due_at), ..Settled::default() }));
+        work.becomes_due(row.get(1), millis(due_at));
+        answers[place] = Some(Ok(SettleEffects { due_again_at: Some(due_at), ..SettleEffects::default() }));
     }
-    look_again(&tx, node, jobs, &places, &mut answers).await?;
+    set_expiry_checks(&tx, node, jobs, &places, &mut answers).await?;
     for (place, job) in jobs.iter().enumerate() {
         if answers[place].is_none() {
-            answers[place] = Some(settle_one::settle(&mut act, job.lease, &job.settlement).await?);
+            answers[place] = Some(settle_one::settle(&mut work, job.lease, &job.settlement).await?);
         }
     }
     let health = write_health(shared, &tx, jobs, &answers).await?;
-    let done: Done = act.end();
+    let done: CommitEffects = work.end();
     tx.commit().await?;
     show_health(shared, health);
     shared.adopt(done).await;
@@ -193,24 +195,24 @@ async fn settle(shared: &Arc<Shared>, jobs: &[Job]) -> Result<Vec<Result<Settled
 }
 
 /// What is written together, as it is written.
-struct Batch<'a> {
-    jobs: &'a [Job],
+struct SettleBatch<'a> {
+    jobs: &'a [SettleJob],
     node: i64,
     nos: Vec<i64>,
     /// The endpoints of those that are looked at one by one.
     closely: Vec<Uuid>,
-    delivered: Columns,
-    retried: Columns,
+    delivered: SettleColumns,
+    retried: SettleColumns,
 }
 
-impl Batch<'_> {
+impl SettleBatch<'_> {
     /// Begins, and writes what needs no closer look; returns what left the
     /// queue and what waits again. Nothing, if the node was taken out.
-    async fn write(&self, act: &mut Act<'_>) -> Result<Option<(Vec<Row>, Vec<Row>)>> {
-        let (tx, begin) = (act.tx, &act.shared.begin);
+    async fn write(&self, work: &mut UnitOfWork<'_>) -> Result<Option<(Vec<Row>, Vec<Row>)>> {
+        let (tx, begin) = (work.tx, &work.shared.begin);
         let (me, all, these) = ([bound(&self.node)], [bound(&self.nos)], [bound(&self.closely)]);
         let opening = async {
-            tokio::join!(biased; patiently(tx.client().batch_execute(begin)), tx.query(HOLD_NODE.call(), &me))
+            tokio::join!(biased; with_timeout(tx.client().batch_execute(begin)), tx.query(HOLD_NODE.call(), &me))
         };
         let writing = async {
             tokio::join!(
@@ -238,10 +240,10 @@ impl Batch<'_> {
         let (lanes, gone, kept) = match written {
             Some(written) => written,
             // In the order in which whoever changes an endpoint takes them:
-            // the catalogue, endpoints, lanes.
+            // the catalog, endpoints, lanes.
             None => {
                 if changes_any {
-                    act.bump().await?;
+                    work.bump_catalog_version().await?;
                 }
                 if !self.closely.is_empty() {
                     tx.query(include_str!("sql/lock_endpoints.sql"), &these).await?;
@@ -255,40 +257,40 @@ impl Batch<'_> {
 }
 
 /// Reads those that their lanes let go, by their numbers.
-async fn free_next(tx: &Tx, gone: &[Row]) -> Result<HashMap<i64, crate::store::Claim>> {
+async fn free_next(tx: &PgTransaction, gone: &[Row]) -> Result<HashMap<i64, crate::store::Claim>> {
     let free = gone.iter().filter(|row| row.get::<_, Option<bool>>(4) == Some(false));
-    let wanted: Vec<Wanted> = free.map(|row| Wanted { no: row.get(3), event: row.get(5) }).collect();
+    let wanted: Vec<ClaimKey> = free.map(|row| ClaimKey { no: row.get(3), event: row.get(5) }).collect();
     let found = claims::read(tx.client(), &wanted, usize::MAX).await?;
     Ok(found.claims.into_iter().map(|claim| (delivery_no(claim.id), claim)).collect())
 }
 
 /// The next of the lane is dead: the lane waits behind it, or passes it.
-async fn stand_behind(
-    act: &mut Act<'_>,
+async fn block_behind_dead(
+    work: &mut UnitOfWork<'_>,
     endpoint: i64,
     lane: &str,
     dead: i64,
-    job: &Job,
+    job: &SettleJob,
 ) -> Result<Vec<crate::store::Claim>> {
     let now = job.settlement.now;
-    let head = match lane::skips_dead(act.tx, endpoint).await? {
-        true => lane::pass(act, lane::Member { endpoint, lane, no: dead }, now).await?,
-        false => lane::Head::Dead(dead),
+    let head = match lane::skips_dead(work.tx, endpoint).await? {
+        true => lane::pass(work, lane::PgLaneMember { endpoint, lane, no: dead }, now).await?,
+        false => lane::PgLaneHead::Dead(dead),
     };
-    settle_one::after_move(act, head, now).await
+    settle_one::lane_moved(work, head, now).await
 }
 
-async fn look_again(
-    tx: &Tx,
+async fn set_expiry_checks(
+    tx: &PgTransaction,
     node: i64,
-    jobs: &[Job],
+    jobs: &[SettleJob],
     places: &HashMap<i64, usize>,
-    answers: &mut [Option<Result<Settled>>],
+    answers: &mut [Option<Result<SettleEffects>>],
 ) -> Result<()> {
-    let asked: Vec<(&Job, &Progress)> = jobs
+    let asked: Vec<(&SettleJob, &Progress)> = jobs
         .iter()
-        .filter_map(|job| match Kind::of(&job.settlement) {
-            Kind::LookAgain(progress) => Some((job, progress)),
+        .filter_map(|job| match SettlePath::of(&job.settlement) {
+            SettlePath::LookAgain(progress) => Some((job, progress)),
             _ => None,
         })
         .collect();
@@ -302,31 +304,31 @@ async fn look_again(
     let times: Vec<i64> = asked
         .iter()
         .map(|(job, _)| match &job.settlement.outcome {
-            Outcome::LookAgain { at, .. } => millis(*at),
+            ClaimOutcome::LookAgain { at, .. } => millis(*at),
             _ => 0,
         })
         .collect();
     for row in tx.query(include_str!("sql/look_again.sql"), bind![node, nos, epochs, begun, attempts, times]).await? {
-        answers[places[&row.get::<_, i64>(0)]] = Some(Ok(Settled::default()));
+        answers[places[&row.get::<_, i64>(0)]] = Some(Ok(SettleEffects::default()));
     }
     Ok(())
 }
 
 /// Keeps how endpoints are doing, for those whose answers said so.
 async fn write_health<'a>(
-    shared: &Shared,
-    tx: &Tx,
-    jobs: &'a [Job],
-    answers: &[Option<Result<Settled>>],
-) -> Result<Vec<(crate::model::id::EndpointId, &'a Health)>> {
+    shared: &PostgresState,
+    tx: &PgTransaction,
+    jobs: &'a [SettleJob],
+    answers: &[Option<Result<SettleEffects>>],
+) -> Result<Vec<(crate::model::id::EndpointId, &'a EndpointHealth)>> {
     let mut all = Vec::new();
     let mut nos = Vec::new();
     {
         let index = shared.index();
         for (job, answer) in jobs.iter().zip(answers) {
-            if let (Outcome::Attempted { notice, .. }, Some(Ok(_))) = (&job.settlement.outcome, answer)
-                && is_only_health(notice)
-                && let Some(health) = notice.health.as_deref()
+            if let (ClaimOutcome::Attempted { update, .. }, Some(Ok(_))) = (&job.settlement.outcome, answer)
+                && is_only_health(update)
+                && let Some(health) = update.health.as_deref()
                 && let Some((no, _)) = index.endpoint_entry(job.settlement.endpoint)
             {
                 nos.push((no, health));
@@ -340,7 +342,7 @@ async fn write_health<'a>(
     Ok(all)
 }
 
-fn show_health(shared: &Shared, all: Vec<(crate::model::id::EndpointId, &Health)>) {
+fn show_health(shared: &PostgresState, all: Vec<(crate::model::id::EndpointId, &EndpointHealth)>) {
     let mut index = shared.index_mut();
     for (id, health) in all {
         if index.endpoint_entry(id).is_some_and(|(_, known)| health.is_after(&known.health)) {
@@ -351,7 +353,7 @@ fn show_health(shared: &Shared, all: Vec<(crate::model::id::EndpointId, &Health)
 
 /// Settlements of one kind as columns.
 #[derive(Default)]
-struct Columns {
+struct SettleColumns {
     no: Vec<i64>,
     epoch: Vec<i64>,
     begun_at: Vec<i64>,
@@ -368,16 +370,21 @@ struct Columns {
     started_at: Vec<i64>,
     last_delay: Vec<Option<i64>>,
     max_age: Vec<Option<i64>>,
-    look_at: Vec<Option<i64>>,
+    expiry_check_at: Vec<Option<i64>>,
 }
 
-impl Columns {
-    fn gather<'a>(jobs: &'a [Job], pick: impl Fn(Kind<'a>) -> Option<(&'a Attempt, &'a Progress)>) -> Self {
+impl SettleColumns {
+    fn build_columns<'a>(
+        jobs: &'a [SettleJob],
+        pick: impl Fn(SettlePath<'a>) -> Option<(&'a Attempt, &'a Progress)>,
+    ) -> Self {
         let mut rows = Self::default();
         for job in jobs {
-            let Some((attempt, progress)) = pick(Kind::of(&job.settlement)) else { continue };
-            let (at, look_at) = match &job.settlement.outcome {
-                Outcome::Attempted { next: Next::Waiting { due_at }, look_at, .. } => (*due_at, *look_at),
+            let Some((attempt, progress)) = pick(SettlePath::of(&job.settlement)) else { continue };
+            let (at, expiry_check_at) = match &job.settlement.outcome {
+                ClaimOutcome::Attempted { next: NextState::Waiting { due_at }, expiry_check_at, .. } => {
+                    (*due_at, *expiry_check_at)
+                }
                 _ => (job.settlement.now, None),
             };
             rows.no.push(delivery_no(job.settlement.id));
@@ -389,18 +396,18 @@ impl Columns {
             rows.attempts_before.push(progress.attempts_before as i32);
             rows.age_from.push(progress.age_from.map(millis));
             rows.held_before.push(progress.held_before.as_millis() as i64);
-            rows.not_found.push(progress.tally.not_found as i32);
-            rows.no_such_name.push(progress.tally.no_such_name as i32);
-            rows.forbidden_target.push(progress.tally.forbidden_target as i32);
+            rows.not_found.push(progress.short_budget_counts.not_found as i32);
+            rows.no_such_name.push(progress.short_budget_counts.no_such_name as i32);
+            rows.forbidden_target.push(progress.short_budget_counts.forbidden_target as i32);
             rows.started_at.push(millis(attempt.started_at));
             rows.last_delay.push(progress.last_delay.map(|delay| delay.as_micros() as i64));
             rows.max_age.push(progress.max_age.map(|age| age.as_millis() as i64));
-            rows.look_at.push(look_at.map(millis));
+            rows.expiry_check_at.push(expiry_check_at.map(millis));
         }
         rows
     }
 
-    async fn write_delivered(&self, tx: &Tx, node: i64) -> Result<Vec<Row>> {
+    async fn write_delivered(&self, tx: &PgTransaction, node: i64) -> Result<Vec<Row>> {
         if self.no.is_empty() {
             return Ok(Vec::new());
         }
@@ -426,7 +433,7 @@ impl Columns {
         .await
     }
 
-    async fn write_retried(&self, tx: &Tx, node: i64) -> Result<Vec<Row>> {
+    async fn write_retried(&self, tx: &PgTransaction, node: i64) -> Result<Vec<Row>> {
         if self.no.is_empty() {
             return Ok(Vec::new());
         }
@@ -449,7 +456,7 @@ impl Columns {
                 self.started_at,
                 self.last_delay,
                 self.max_age,
-                self.look_at,
+                self.expiry_check_at,
             ],
         )
         .await

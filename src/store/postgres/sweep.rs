@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use tracing::warn;
 
-use super::Shared;
-use super::reading::ask;
-use super::tx::bind;
+use super::PostgresState;
+use super::read_query::read_rows;
+use super::transaction::bind;
 use crate::store::Result;
 
 const ROWS_PER_STEP: i64 = 1_000;
@@ -22,10 +22,10 @@ const ROWS_PER_STEP: i64 = 1_000;
 /// not there then will never be.
 const ACCEPTS_END_WITHIN: Duration = Duration::from_secs(60);
 
-impl Shared {
+impl PostgresState {
     /// Starts a sweep in the background. It keeps no store open that is being
     /// closed.
-    pub(super) fn sweep_soon(self: &Arc<Self>) {
+    pub(super) fn start_sweep(self: &Arc<Self>) {
         let shared = Arc::downgrade(self);
         tokio::spawn(async move {
             if let Err(problem) = sweep(&shared).await {
@@ -36,7 +36,7 @@ impl Shared {
 }
 
 /// Sweeps all that is deleted, and once more when nothing can be added to it.
-async fn sweep(shared: &Weak<Shared>) -> Result<()> {
+async fn sweep(shared: &Weak<PostgresState>) -> Result<()> {
     let Some(endpoints) = cancel_all(shared).await? else { return Ok(()) };
     if endpoints.is_empty() {
         return Ok(());
@@ -51,9 +51,9 @@ async fn sweep(shared: &Weak<Shared>) -> Result<()> {
 
 /// Cancels what waits for any deleted endpoint; returns those endpoints, or
 /// nothing when the store is closed.
-async fn cancel_all(shared: &Weak<Shared>) -> Result<Option<Vec<i64>>> {
+async fn cancel_all(shared: &Weak<PostgresState>) -> Result<Option<Vec<i64>>> {
     let Some(store) = shared.upgrade() else { return Ok(None) };
-    let found = ask(&store, include_str!("sql/unswept.sql"), &[]).await?;
+    let found = read_rows(&store, include_str!("sql/unswept.sql"), &[]).await?;
     let endpoints: Vec<i64> = found.iter().map(|row| row.get(0)).collect();
     drop(store);
     for endpoint in &endpoints {

@@ -17,7 +17,7 @@ pub use gateway::{Gateway, Options, Printed, eager_retry, is_on_postgres, on_pos
 pub use proxy::{Proxy, Speaks};
 pub use raw::{Act, RawReceiver};
 pub use receiver::{Receiver, Reply, Seen, overlaps};
-pub use smtp::{Mail, MailServer, Manner, Mood};
+pub use smtp::{MailServer, Manner, Mood, ReceivedMail};
 
 /// How long anything may take before the story has failed.
 pub const PATIENCE: Duration = Duration::from_secs(30);

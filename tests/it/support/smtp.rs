@@ -14,7 +14,7 @@ use tokio_rustls::TlsAcceptor;
 
 /// A mail as it was handed over.
 #[derive(Debug, Clone)]
-pub struct Mail {
+pub struct ReceivedMail {
     pub from: String,
     pub to: Vec<String>,
     /// Head and body, with the line ends of the wire and the dots undone.
@@ -23,7 +23,7 @@ pub struct Mail {
     pub signed_in: Option<String>,
 }
 
-impl Mail {
+impl ReceivedMail {
     pub fn head(&self) -> &str {
         self.message.split_once("\r\n\r\n").expect("a head and a body").0
     }
@@ -84,7 +84,7 @@ impl Drop for MailServer {
 struct Book {
     manner: Manner,
     tls: TlsAcceptor,
-    mails: Mutex<Vec<Mail>>,
+    mails: Mutex<Vec<ReceivedMail>>,
     commands: Mutex<Vec<String>>,
 }
 
@@ -127,7 +127,7 @@ impl MailServer {
     }
 
     /// What it has accepted so far.
-    pub fn mails(&self) -> Vec<Mail> {
+    pub fn mails(&self) -> Vec<ReceivedMail> {
         self.book.mails.lock().expect("nothing panics while it is held").clone()
     }
 
@@ -188,7 +188,7 @@ impl Book {
                 "354 go on" => {
                     let Some(message) = hear_message(line).await? else { return Ok(false) };
                     let (from, to) = (from.clone(), to.clone());
-                    let mail = Mail { from, to, message, is_encrypted, signed_in: signed_in.clone() };
+                    let mail = ReceivedMail { from, to, message, is_encrypted, signed_in: signed_in.clone() };
                     // What is accepted is in the book before anybody knows.
                     let mood = self.mood(".");
                     if mood.is_none() {

@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::lifecycle::deliver::tests::claim as any_claim;
-use crate::lifecycle::dispatch::lag::{HeldMs, Lag};
+use crate::lifecycle::dispatch::lag::{BlockedMs, Lag};
 use crate::model::breaker::BreakerSettings;
 use crate::model::health::Quarantine;
-use crate::model::pace::Rate;
+use crate::model::rate::Rate;
 use crate::model::shard::Shard;
 use crate::store::ONLY_EPOCH;
 
@@ -17,15 +17,15 @@ fn endpoint(n: u128) -> EndpointId {
     EndpointId::mint(at(0), n)
 }
 
-fn node() -> Queues {
-    Queues::new(Limits { slots: 100, per_host: None, quarantine: Quarantine::default() }, at(-1_000))
+fn node() -> EndpointQueues {
+    EndpointQueues::new(NodeLimits { slots: 100, per_host: None, quarantine: Quarantine::default() }, at(-1_000))
 }
 
 /// An endpoint that may be called, two times at once.
-fn open() -> Gate {
-    Gate {
+fn open() -> EndpointGate {
+    EndpointGate {
         tenant: "default".parse().unwrap(),
-        quota: Quota::default(),
+        quota: TenantQuota::default(),
         host: None,
         is_open: true,
         is_disabled: false,
@@ -33,9 +33,13 @@ fn open() -> Gate {
         rate: Rate { per_second: 1_000_000.0, burst: 100_000 },
         quiet_until: None,
         breaker: BreakerSettings::default(),
-        health: Health::default(),
+        health: EndpointHealth::default(),
         created_at: at(-1_000),
-        tenure: Tenure { lease: Lease { shard: Shard(1), epoch: ONLY_EPOCH }, since: None, needed: Duration::ZERO },
+        lease_terms: LeaseTerms {
+            lease: Lease { shard: Shard(1), epoch: ONLY_EPOCH },
+            since: None,
+            needed: Duration::ZERO,
+        },
     }
 }
 
@@ -47,7 +51,7 @@ fn page(claims: Vec<Claim>, next_due: Option<Timestamp>) -> Option<DuePage> {
     Some(DuePage { claims, next_due, next_urgent: None })
 }
 
-fn lag(queues: &Queues, now: Timestamp) -> Lag {
+fn lag(queues: &EndpointQueues, now: Timestamp) -> Lag {
     let (lag, by_shard) = (queues.oldest(now).lag(now), queues.oldest_by_shard(now));
     let of_shard = by_shard.get(&Shard(1)).map_or(Lag::default(), |oldest| oldest.lag(now));
     assert_eq!(lag, of_shard, "everything here is of one shard");
@@ -62,9 +66,9 @@ fn free(seconds: u64) -> Lag {
 #[test]
 fn what_lies_in_the_store_alone_counts_from_when_it_was_due_also_while_it_is_read() {
     let (mut queues, a) = (node(), endpoint(1));
-    queues.stored(a, at(-50), at(0), || Some(open()));
+    queues.due_in_store(a, at(-50), at(0), || Some(open()));
     assert_eq!(lag(&queues, at(0)), free(50));
-    assert_eq!(queues.look(at(0)).len(), 1);
+    assert_eq!(queues.poll_due(at(0)).len(), 1);
     assert_eq!(lag(&queues, at(5)), free(55), "it is being read");
     // What comes meanwhile is younger, and changes nothing.
     queues.admit(claim(a, 9, at(4)), at(4), || unreachable!("it is known"));
@@ -73,7 +77,7 @@ fn what_lies_in_the_store_alone_counts_from_when_it_was_due_also_while_it_is_rea
     assert_eq!(lag(&queues, at(6)), free(56), "read, and not started");
     assert!(queues.take_next(at(6), None, || 1).is_some());
     assert_eq!(lag(&queues, at(6)), free(46), "the next one lies in the store");
-    assert_eq!(queues.look(at(6)).len(), 1);
+    assert_eq!(queues.poll_due(at(6)).len(), 1);
     assert_eq!(lag(&queues, at(7)), free(47), "and is being read");
     queues.read_done(a, page(vec![claim(a, 9, at(4))], None), at(8), at(9));
     assert_eq!(lag(&queues, at(8)), free(4), "what came during the first read");
@@ -82,13 +86,13 @@ fn what_lies_in_the_store_alone_counts_from_when_it_was_due_also_while_it_is_rea
 #[test]
 fn a_store_that_cannot_be_read_makes_everything_older_and_not_younger() {
     let (mut queues, a) = (node(), endpoint(1));
-    queues.stored(a, at(-50), at(0), || Some(open()));
-    assert_eq!(queues.look(at(0)).len(), 1);
+    queues.due_in_store(a, at(-50), at(0), || Some(open()));
+    assert_eq!(queues.poll_due(at(0)).len(), 1);
     queues.read_done(a, None, at(1), at(20));
     assert_eq!(lag(&queues, at(2)), free(52));
-    assert!(queues.look(at(19)).is_empty(), "it is tried again in its time");
+    assert!(queues.poll_due(at(19)).is_empty(), "it is tried again in its time");
     assert_eq!(queues.next_wake(), Some(at(20)));
-    assert_eq!(queues.look(at(20)).len(), 1);
+    assert_eq!(queues.poll_due(at(20)).len(), 1);
     assert_eq!(lag(&queues, at(20)), free(70));
     // Meanwhile what comes goes, as it would with nothing in the store.
     queues.read_done(a, None, at(21), at(40));
@@ -99,13 +103,13 @@ fn a_store_that_cannot_be_read_makes_everything_older_and_not_younger() {
 #[test]
 fn what_is_not_due_or_on_its_way_is_not_late() {
     let (mut queues, a) = (node(), endpoint(1));
-    queues.stored(a, at(100), at(0), || Some(open()));
+    queues.due_in_store(a, at(100), at(0), || Some(open()));
     assert_eq!(lag(&queues, at(0)), Lag::default());
     queues.admit(claim(a, 1, at(0)), at(0), || unreachable!("it is known"));
     assert_eq!(lag(&queues, at(3)), free(3));
     let (taken, _) = queues.take_next(at(3), None, || 1).unwrap();
     assert_eq!(lag(&queues, at(9)), Lag::default(), "it is on its way");
-    queues.answered(a, taken.id, None, at(9));
+    queues.apply_attempt_result(a, taken.id, None, at(9));
     queues.settled(&taken, Some(at(60)), at(9));
     assert_eq!(lag(&queues, at(9)), Lag::default(), "it is tried again later");
     assert_eq!(lag(&queues, at(61)), free(1));
@@ -113,22 +117,22 @@ fn what_is_not_due_or_on_its_way_is_not_late() {
 
 #[test]
 fn whoever_holds_it_back_is_named_and_what_is_let_go_counts_from_then() {
-    let held = |held_ms: HeldMs| Lag { lag_ms: 0, held_ms };
-    let none = HeldMs::default();
-    let opened = Health::default().forced_open(Some(at(60)), "failing".into(), at(0));
+    let held = |held_ms: BlockedMs| Lag { lag_ms: 0, held_ms };
+    let none = BlockedMs::default();
+    let opened = EndpointHealth::default().forced_open(Some(at(60)), "failing".into(), at(0));
     let cases = [
-        (Gate { is_open: false, ..open() }, held(HeldMs { pause: 50_000, ..none })),
-        (Gate { is_open: false, is_disabled: true, ..open() }, held(HeldMs { disabled: 50_000, ..none })),
-        (Gate { quiet_until: Some(at(60)), ..open() }, held(HeldMs { backpressure: 50_000, ..none })),
-        (Gate { health: opened, ..open() }, held(HeldMs { breaker: 50_000, ..none })),
+        (EndpointGate { is_open: false, ..open() }, held(BlockedMs { pause: 50_000, ..none })),
+        (EndpointGate { is_open: false, is_disabled: true, ..open() }, held(BlockedMs { disabled: 50_000, ..none })),
+        (EndpointGate { quiet_until: Some(at(60)), ..open() }, held(BlockedMs { backpressure: 50_000, ..none })),
+        (EndpointGate { health: opened, ..open() }, held(BlockedMs { breaker: 50_000, ..none })),
     ];
     for (gate, expected) in cases {
         let (mut queues, a) = (node(), endpoint(1));
-        queues.stored(a, at(-50), at(0), || Some(gate.clone()));
+        queues.due_in_store(a, at(-50), at(0), || Some(gate.clone()));
         assert_eq!(lag(&queues, at(0)), expected, "{gate:?}");
-        let closed = gate.health.fresh(at(61));
+        let closed = gate.health.reset(at(61));
         let health = if gate.health.open_until().is_some() { closed } else { gate.health.clone() };
-        queues.regate(a, Gate { health, ..open() }, at(61));
+        queues.update_gate(a, EndpointGate { health, ..open() }, at(61));
         assert_eq!(lag(&queues, at(63)).held_ms, none, "{gate:?}");
         assert!((2_000..=3_000).contains(&lag(&queues, at(63)).lag_ms), "{:?}", lag(&queues, at(63)));
     }
@@ -137,28 +141,28 @@ fn whoever_holds_it_back_is_named_and_what_is_let_go_counts_from_then() {
 #[test]
 fn a_breaker_that_tries_its_endpoint_out_still_holds_the_rest() {
     let (mut queues, a) = (node(), endpoint(1));
-    let health = Health::default().forced_open(Some(at(10)), "failing".into(), at(0));
-    queues.stored(a, at(-50), at(0), || Some(Gate { health, ..open() }));
-    assert_eq!(queues.look(at(10)).len(), 1, "half open: one may go");
+    let health = EndpointHealth::default().forced_open(Some(at(10)), "failing".into(), at(0));
+    queues.due_in_store(a, at(-50), at(0), || Some(EndpointGate { health, ..open() }));
+    assert_eq!(queues.poll_due(at(10)).len(), 1, "half open: one may go");
     queues.read_done(a, page(vec![claim(a, 1, at(-50)), claim(a, 2, at(-40))], None), at(10), at(20));
     assert!(queues.take_next(at(10), None, || 1).is_some() && queues.take_next(at(10), None, || 1).is_none());
-    assert_eq!(lag(&queues, at(20)), Lag { lag_ms: 0, held_ms: HeldMs { breaker: 60_000, ..HeldMs::default() } });
+    assert_eq!(lag(&queues, at(20)), Lag { lag_ms: 0, held_ms: BlockedMs { breaker: 60_000, ..BlockedMs::default() } });
 }
 
 #[test]
 fn a_rate_that_is_met_holds_its_backlog_also_between_two_starts() {
     let (mut queues, a) = (node(), endpoint(1));
-    let slow = Gate { rate: Rate { per_second: 1.0, burst: 1 }, ..open() };
+    let slow = EndpointGate { rate: Rate { per_second: 1.0, burst: 1 }, ..open() };
     for n in 0..3 {
         queues.admit(claim(a, n, at(0)), at(0), || Some(slow.clone()));
     }
     let (taken, _) = queues.take_next(at(0), None, || 1).unwrap();
-    queues.answered(a, taken.id, None, at(0));
+    queues.apply_attempt_result(a, taken.id, None, at(0));
     queues.settled(&taken, None, at(0));
-    let rate = |millis| Lag { lag_ms: 0, held_ms: HeldMs { rate: millis, ..HeldMs::default() } };
+    let rate = |millis| Lag { lag_ms: 0, held_ms: BlockedMs { rate: millis, ..BlockedMs::default() } };
     let now = Timestamp::from_millisecond(at(0).as_millisecond() + 999).unwrap();
     assert_eq!(lag(&queues, now), rate(999));
-    queues.look(now);
+    queues.poll_due(now);
     assert_eq!(lag(&queues, at(1)), rate(1_000), "it may go this moment, and has met its rate the moment before");
     assert_eq!(lag(&queues, at(9)), free(9), "it could have gone long ago");
 }

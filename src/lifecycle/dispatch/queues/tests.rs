@@ -4,9 +4,9 @@ use super::*;
 use crate::lifecycle::deliver::tests::claim as any_claim;
 use crate::model::breaker::BreakerSettings;
 use crate::model::endpoint::EndpointState;
-use crate::model::health::{BreakerState, Heard, Quarantine};
-use crate::model::news::Author;
-use crate::model::pace::Rate;
+use crate::model::health::{BreakerInput, BreakerState, Quarantine};
+use crate::model::operational_event::Actor;
+use crate::model::rate::Rate;
 use crate::model::shard::Shard;
 use crate::model::verdict::Verdict;
 use crate::store::ONLY_EPOCH;
@@ -22,10 +22,10 @@ fn at_ms(millis: i64) -> Timestamp {
 const CREATED_AT: Timestamp = Timestamp::UNIX_EPOCH;
 
 /// An endpoint that may be called, two times at once.
-fn open() -> Gate {
-    Gate {
+fn open() -> EndpointGate {
+    EndpointGate {
         tenant: "default".parse().unwrap(),
-        quota: Quota::default(),
+        quota: TenantQuota::default(),
         host: None,
         is_open: true,
         is_disabled: false,
@@ -33,42 +33,46 @@ fn open() -> Gate {
         rate: Rate { per_second: 1_000_000.0, burst: 100_000 },
         quiet_until: None,
         breaker: BreakerSettings::default(),
-        health: Health::default(),
+        health: EndpointHealth::default(),
         created_at: CREATED_AT,
-        tenure: Tenure { lease: Lease { shard: Shard(1), epoch: ONLY_EPOCH }, since: None, needed: Duration::ZERO },
+        lease_terms: LeaseTerms {
+            lease: Lease { shard: Shard(1), epoch: ONLY_EPOCH },
+            since: None,
+            needed: Duration::ZERO,
+        },
     }
 }
 
-fn closed() -> Gate {
-    Gate { is_open: false, ..open() }
+fn closed() -> EndpointGate {
+    EndpointGate { is_open: false, ..open() }
 }
 
 /// Queues, and the time they were last told.
 struct Node {
-    queues: Queues,
+    queues: EndpointQueues,
     now: Timestamp,
 }
 
 fn node(slots: usize) -> Node {
-    let limits = Limits { slots, per_host: None, quarantine: Quarantine::default() };
-    Node { queues: Queues::new(limits, at(0)), now: at(0) }
+    let limits = NodeLimits { slots, per_host: None, quarantine: Quarantine::default() };
+    Node { queues: EndpointQueues::new(limits, at(0)), now: at(0) }
 }
 
 impl std::ops::Deref for Node {
-    type Target = Queues;
-    fn deref(&self) -> &Queues {
+    type Target = EndpointQueues;
+    fn deref(&self) -> &EndpointQueues {
         &self.queues
     }
 }
 
 impl std::ops::DerefMut for Node {
-    fn deref_mut(&mut self) -> &mut Queues {
+    fn deref_mut(&mut self) -> &mut EndpointQueues {
         &mut self.queues
     }
 }
 
 impl Node {
-    fn admit(&mut self, claim: Claim, gate: Gate, now: Timestamp) {
+    fn admit(&mut self, claim: Claim, gate: EndpointGate, now: Timestamp) {
         self.now = now;
         self.queues.admit(claim, now, || Some(gate));
     }
@@ -81,20 +85,20 @@ impl Node {
         std::iter::from_fn(|| self.take_next()).collect()
     }
 
-    fn take_reads(&mut self, now: Timestamp) -> Vec<AskDue> {
+    fn take_reads(&mut self, now: Timestamp) -> Vec<DueQuery> {
         self.now = now;
-        self.queues.look(now)
+        self.queues.poll_due(now)
     }
 
     fn answered(&mut self, endpoint: EndpointId) {
         let now = self.now;
-        self.queues.answered(endpoint, DeliveryId::mint(at(0), 0), None, now);
+        self.queues.apply_attempt_result(endpoint, DeliveryId::mint(at(0), 0), None, now);
     }
 
     /// Answered with this verdict, to a request that began now.
-    fn hears(&mut self, endpoint: EndpointId, verdict: Verdict) -> Notice {
+    fn hears(&mut self, endpoint: EndpointId, verdict: Verdict) -> EndpointUpdate {
         let now = self.now;
-        self.queues.answered(endpoint, DeliveryId::mint(at(0), 0), Some(answer(verdict, now)), now)
+        self.queues.apply_attempt_result(endpoint, DeliveryId::mint(at(0), 0), Some(answer(verdict, now)), now)
     }
 
     fn settled(&mut self, claim: &Claim, due_again_at: Option<Timestamp>) {
@@ -102,20 +106,20 @@ impl Node {
         self.queues.settled(claim, due_again_at, now);
     }
 
-    fn changed(&mut self, endpoint: EndpointId, id: DeliveryId, due_at: Option<Timestamp>, gate: Gate) {
+    fn changed(&mut self, endpoint: EndpointId, id: DeliveryId, due_at: Option<Timestamp>, gate: EndpointGate) {
         let now = self.now;
         self.queues.changed(endpoint, id, due_at, now, || Some(gate));
     }
 
-    fn stored(&mut self, endpoint: EndpointId, due_at: Timestamp, gate: Gate) {
+    fn stored(&mut self, endpoint: EndpointId, due_at: Timestamp, gate: EndpointGate) {
         let now = self.now;
-        self.queues.stored(endpoint, due_at, now, || Some(gate));
+        self.queues.due_in_store(endpoint, due_at, now, || Some(gate));
     }
 }
 
-fn answer(verdict: Verdict, started_at: Timestamp) -> Answered {
-    let heard = Heard { verdict, is_limited: false, is_asked: false, started_at, answer: "was answered".into() };
-    Answered { heard, is_answer: true, quiet_until: None, disables: None, draw: 0.0 }
+fn answer(verdict: Verdict, started_at: Timestamp) -> AttemptResult {
+    let heard = BreakerInput { verdict, is_limited: false, is_asked: false, started_at, answer: "was answered".into() };
+    AttemptResult { breaker_input: heard, is_answer: true, quiet_until: None, disables: None, draw: 0.0 }
 }
 
 fn endpoint(n: u128) -> EndpointId {
@@ -227,11 +231,11 @@ fn a_cancelled_delivery_is_not_started() {
 fn a_pause_holds_and_a_resume_reads_again() {
     let (mut queues, a) = (node(100), endpoint(1));
     queues.admit(claim(a, 1, None), open(), at(0));
-    queues.regate(a, closed(), at(0));
+    queues.update_gate(a, closed(), at(0));
     queues.admit(claim(a, 2, None), closed(), at(0));
     assert!(queues.take_next().is_none());
     assert!(queues.take_reads(at(9)).is_empty());
-    queues.regate(a, open(), at(9));
+    queues.update_gate(a, open(), at(9));
     assert_eq!(queues.take_reads(at(9)).len(), 1);
 }
 
@@ -274,8 +278,8 @@ fn slots_bound_everything_in_flight() {
     assert!(queues.take_next().is_some());
 }
 
-fn quiet() -> Gate {
-    Gate { quiet_until: Some(at(100)), ..open() }
+fn quiet() -> EndpointGate {
+    EndpointGate { quiet_until: Some(at(100)), ..open() }
 }
 
 fn urgent(of: EndpointId, n: u128) -> Claim {
@@ -286,8 +290,8 @@ fn urgent(of: EndpointId, n: u128) -> Claim {
 fn a_receiver_that_is_left_alone_is_read_for_at_the_end_of_it() {
     let (mut queues, a) = (node(100), endpoint(1));
     queues.admit(claim(a, 1, None), open(), at(0));
-    let asked = Answered { quiet_until: Some(at(100)), ..answer(Verdict::Retry, at(0)) };
-    queues.queues.answered(a, DeliveryId::mint(at(0), 0), Some(asked), at(0));
+    let asked = AttemptResult { quiet_until: Some(at(100)), ..answer(Verdict::Retry, at(0)) };
+    queues.queues.apply_attempt_result(a, DeliveryId::mint(at(0), 0), Some(asked), at(0));
     queues.admit(claim(a, 2, None), quiet(), at(1));
     assert!(queues.take_next().is_none());
     // One look for what a person may have asked for, and then no more.
@@ -315,9 +319,9 @@ fn what_a_person_asked_for_goes_all_the_same_page_by_page_and_put_back() {
     // A pause puts it out of mind, and a resume looks for it again.
     assert_eq!(queues.take_reads(at(7)).len(), 1);
     queues.read_done(a, page(vec![urgent(a, 1)], None), at(7), at(9));
-    queues.regate(a, Gate { is_open: false, ..quiet() }, at(8));
+    queues.update_gate(a, EndpointGate { is_open: false, ..quiet() }, at(8));
     assert!(queues.take_next().is_none());
-    queues.regate(a, quiet(), at(8));
+    queues.update_gate(a, quiet(), at(8));
     assert!(queues.take_reads(at(8))[0].urgent_only);
 }
 
@@ -329,29 +333,29 @@ fn what_a_receiver_asked_for_is_in_force_at_once_and_spares_the_urgent() {
     }
     queues.admit(urgent(a, 9), open(), at(0));
     let first = queues.take_next().unwrap();
-    let asked = Answered { quiet_until: Some(at(100)), ..answer(Verdict::Retry, at(0)) };
-    queues.queues.answered(a, DeliveryId::mint(at(0), 0), Some(asked), at(0));
+    let asked = AttemptResult { quiet_until: Some(at(100)), ..answer(Verdict::Retry, at(0)) };
+    queues.queues.apply_attempt_result(a, DeliveryId::mint(at(0), 0), Some(asked), at(0));
     // A change that does not know of it yet does not undo it.
-    queues.regate(a, open(), at(0));
+    queues.update_gate(a, open(), at(0));
     let next = queues.take_next().unwrap();
     assert!(next.is_urgent);
-    queues.hush_over(a);
-    let gone = Answered { disables: Some("gone".into()), ..answer(Verdict::Gone, at(0)) };
-    let notice = queues.queues.answered(a, DeliveryId::mint(at(0), 0), Some(gone), at(0));
-    assert_eq!(notice.stop.map(|stop| (stop.state, stop.by)), Some((EndpointState::Disabled, Author::Receiver)));
-    queues.regate(a, open(), at(0));
+    queues.backpressure_written(a);
+    let gone = AttemptResult { disables: Some("gone".into()), ..answer(Verdict::Gone, at(0)) };
+    let update = queues.queues.apply_attempt_result(a, DeliveryId::mint(at(0), 0), Some(gone), at(0));
+    assert_eq!(update.stop.map(|stop| (stop.state, stop.by)), Some((EndpointState::Disabled, Actor::Receiver)));
+    queues.update_gate(a, open(), at(0));
     assert!(queues.take_next().is_none());
     queues.settled(&first, None);
     queues.settled(&next, None);
-    queues.hush_over(a);
-    queues.regate(a, open(), at(0));
+    queues.backpressure_written(a);
+    queues.update_gate(a, open(), at(0));
     assert!(queues.take_reads(at(0)).len() == 1, "what is written down counts");
 }
 
 #[test]
 fn a_rate_is_waited_for_until_its_next_slot() {
     let (mut queues, a) = (node(100), endpoint(1));
-    let slow = Gate { rate: Rate { per_second: 10.0, burst: 1 }, cap: 100, ..open() };
+    let slow = EndpointGate { rate: Rate { per_second: 10.0, burst: 1 }, cap: 100, ..open() };
     for n in 0..5 {
         queues.admit(claim(a, n, None), slow.clone(), at(0));
     }
@@ -363,14 +367,14 @@ fn a_rate_is_waited_for_until_its_next_slot() {
     queues.take_reads(slot);
     assert_eq!(queues.take_all().len(), 1);
     // Faster from now on.
-    queues.regate(a, Gate { rate: Rate { per_second: 100.0, burst: 1 }, ..slow }, slot);
+    queues.update_gate(a, EndpointGate { rate: Rate { per_second: 100.0, burst: 1 }, ..slow }, slot);
     assert_eq!(queues.next_wake(), Some(at_ms(112)));
 }
 
 #[test]
 fn a_rate_is_remembered_while_nothing_waits() {
     let (mut queues, a) = (node(100), endpoint(1));
-    let slow = Gate { rate: Rate { per_second: 1.0, burst: 1 }, ..open() };
+    let slow = EndpointGate { rate: Rate { per_second: 1.0, burst: 1 }, ..open() };
     queues.admit(claim(a, 1, None), slow.clone(), at(0));
     let first = queues.take_next().unwrap();
     queues.answered(a);
@@ -380,26 +384,26 @@ fn a_rate_is_remembered_while_nothing_waits() {
     queues.take_reads(at_ms(1_001));
     assert!(queues.take_next().is_some());
     // A node that has just begun does not know what was sent before.
-    let mut later = Node { queues: Queues::new(queues.limits, at(50)), now: at(50) };
+    let mut later = Node { queues: EndpointQueues::new(queues.limits, at(50)), now: at(50) };
     later.admit(claim(a, 3, None), slow.clone(), at(50));
     assert!(later.take_next().is_none());
-    later.admit(claim(endpoint(2), 4, None), Gate { created_at: at(50), ..slow }, at(50));
+    later.admit(claim(endpoint(2), 4, None), EndpointGate { created_at: at(50), ..slow }, at(50));
     assert!(later.take_next().is_some(), "an endpoint that was not there before was never called");
 }
 
 /// An endpoint whose breaker has opened, with others waiting in the store.
 fn broken() -> (Node, EndpointId) {
     let (mut queues, a) = (node(100), endpoint(1));
-    let gate = Gate { cap: 10, rate: Rate { per_second: 10_000.0, burst: 1_000 }, ..open() };
+    let gate = EndpointGate { cap: 10, rate: Rate { per_second: 10_000.0, burst: 1_000 }, ..open() };
     for n in 0..30 {
         queues.admit(claim(a, n, None), gate.clone(), at(0));
     }
     let started = queues.take_all();
     assert_eq!(started.len(), 10);
     for (n, claim) in started.iter().enumerate() {
-        let notice = queues.hears(a, Verdict::Retry);
-        assert_eq!(notice.milestones.len(), usize::from(n == 9));
-        assert_eq!(notice.health.unwrap().failures, n as u32 + 1);
+        let update = queues.hears(a, Verdict::Retry);
+        assert_eq!(update.endpoint_events.len(), usize::from(n == 9));
+        assert_eq!(update.health.unwrap().failures, n as u32 + 1);
         queues.settled(claim, Some(at(5)));
         // Whatever was free to go meanwhile is not part of this story.
         while n < 9
@@ -424,8 +428,8 @@ fn an_open_breaker_holds_all_but_what_a_person_asks_for() {
     queues.read_done(a, Some(both), at(1), at(9));
     assert_eq!(queues.take_all().len(), 1, "one probe at a time");
     let mut arrived = answer(Verdict::Delivered, at(1));
-    arrived.heard.is_asked = true;
-    queues.queues.answered(a, DeliveryId::mint(at(0), 0), Some(arrived), at(1));
+    arrived.breaker_input.is_asked = true;
+    queues.queues.apply_attempt_result(a, DeliveryId::mint(at(0), 0), Some(arrived), at(1));
     assert_eq!(queues.health(a).unwrap().breaker(at(1)), BreakerState::Ramp);
 }
 
@@ -473,7 +477,7 @@ fn a_recovered_endpoint_is_called_more_and_more() {
 #[test]
 fn many_that_hang_leave_room_for_those_that_answer() {
     let mut queues = node(200);
-    let gate = Gate { cap: 10, ..open() };
+    let gate = EndpointGate { cap: 10, ..open() };
     for n in 0..60 {
         for m in 0..10 {
             queues.admit(claim(endpoint(n), n * 100 + m, None), gate.clone(), at(0));
@@ -505,9 +509,9 @@ fn many_that_hang_leave_room_for_those_that_answer() {
 
 #[test]
 fn endpoints_of_one_host_share_its_limit() {
-    let limits = Limits { slots: 100, per_host: Some(3), quarantine: Quarantine::default() };
-    let mut queues = Node { queues: Queues::new(limits, at(0)), now: at(0) };
-    let on = |host: &str| Gate { host: Some(host.into()), ..open() };
+    let limits = NodeLimits { slots: 100, per_host: Some(3), quarantine: Quarantine::default() };
+    let mut queues = Node { queues: EndpointQueues::new(limits, at(0)), now: at(0) };
+    let on = |host: &str| EndpointGate { host: Some(host.into()), ..open() };
     for n in 0..4 {
         for m in 0..2 {
             queues.admit(claim(endpoint(n), 10 * n + m, None), on("a:443"), at(0));
@@ -521,9 +525,9 @@ fn endpoints_of_one_host_share_its_limit() {
     while let Some(claim) = open.pop() {
         // One of them moves elsewhere while it is being called.
         if !std::mem::replace(&mut moved, true) {
-            queues.regate(claim.endpoint, on("c:443"), at(0));
+            queues.update_gate(claim.endpoint, on("c:443"), at(0));
         }
-        queues.queues.answered(claim.endpoint, claim.id, None, at(0));
+        queues.queues.apply_attempt_result(claim.endpoint, claim.id, None, at(0));
         queues.settled(&claim, None);
         let more = queues.take_all();
         seen += more.len();
@@ -537,7 +541,7 @@ fn endpoints_of_one_host_share_its_limit() {
 #[test]
 fn a_tenant_with_much_waiting_does_not_hold_up_another() {
     let mut queues = node(40);
-    let of = |name: &str| Gate { tenant: name.parse().unwrap(), cap: 100, ..open() };
+    let of = |name: &str| EndpointGate { tenant: name.parse().unwrap(), cap: 100, ..open() };
     for n in 0..200 {
         let mut claim = claim(endpoint(n % 5), n, None);
         Arc::make_mut(&mut claim.event).tenant = "loud".parse().unwrap();
@@ -546,13 +550,13 @@ fn a_tenant_with_much_waiting_does_not_hold_up_another() {
     assert_eq!(queues.take_all().len(), 30, "the last quarter is for others");
     queues.admit(claim(endpoint(9), 900, None), of("default"), at(0));
     assert_eq!(queues.take_all().len(), 1);
-    assert_eq!(queues.hold(endpoint(0), at(0)), Hold::Slot);
+    assert_eq!(queues.blocker(endpoint(0), at(0)), NodeBlocker::Slot);
 }
 
 #[test]
 fn idle_queues_are_let_go_of_once_their_rate_is_forgotten() {
     let mut queues = node(10_000);
-    let slow = Gate { rate: Rate { per_second: 1.0, burst: 1 }, ..open() };
+    let slow = EndpointGate { rate: Rate { per_second: 1.0, burst: 1 }, ..open() };
     for n in 0..2_000 {
         queues.admit(claim(endpoint(n), n, None), slow.clone(), at(n as i64));
         let started = queues.take_next().unwrap();
@@ -564,17 +568,17 @@ fn idle_queues_are_let_go_of_once_their_rate_is_forgotten() {
 
 #[test]
 fn a_place_at_a_host_goes_to_the_next_that_can_use_it() {
-    let limits = Limits { slots: 100, per_host: Some(1), quarantine: Quarantine::default() };
-    let mut queues = Node { queues: Queues::new(limits, at(0)), now: at(0) };
-    let here = || Gate { host: Some("a:443".into()), ..open() };
+    let limits = NodeLimits { slots: 100, per_host: Some(1), quarantine: Quarantine::default() };
+    let mut queues = Node { queues: EndpointQueues::new(limits, at(0)), now: at(0) };
+    let here = || EndpointGate { host: Some("a:443".into()), ..open() };
     for n in 0..3 {
         queues.admit(claim(endpoint(n), n, None), here(), at(0));
     }
     let first = queues.take_all();
     assert_eq!(first.len(), 1);
     // The next in line is paused meanwhile.
-    queues.regate(endpoint(1), Gate { is_open: false, ..here() }, at(0));
-    queues.queues.answered(first[0].endpoint, first[0].id, None, at(0));
+    queues.update_gate(endpoint(1), EndpointGate { is_open: false, ..here() }, at(0));
+    queues.queues.apply_attempt_result(first[0].endpoint, first[0].id, None, at(0));
     queues.settled(&first[0], None);
     assert_eq!(queues.take_all().iter().map(|claim| claim.endpoint).collect::<Vec<_>>(), [endpoint(2)]);
 }
@@ -582,7 +586,7 @@ fn a_place_at_a_host_goes_to_the_next_that_can_use_it() {
 #[test]
 fn one_that_timed_out_while_slots_are_short_may_try_again() {
     let mut queues = node(64);
-    let gate = || Gate { cap: 64, ..open() };
+    let gate = || EndpointGate { cap: 64, ..open() };
     for n in 0..64 {
         queues.admit(claim(endpoint(1), n, None), gate(), at(0));
     }
@@ -592,9 +596,9 @@ fn one_that_timed_out_while_slots_are_short_may_try_again() {
     }
     let quiet = queues.take_all();
     assert_eq!(quiet.len(), 1);
-    let timeout = Answered { is_answer: false, ..answer(Verdict::Retry, at(0)) };
-    queues.queues.answered(endpoint(2), quiet[0].id, Some(timeout), at(0));
+    let timeout = AttemptResult { is_answer: false, ..answer(Verdict::Retry, at(0)) };
+    queues.queues.apply_attempt_result(endpoint(2), quiet[0].id, Some(timeout), at(0));
     queues.settled(&quiet[0], Some(at(5)));
     assert_eq!(queues.take_all().len(), 1, "nothing of it is open");
-    assert!(queues.shy.len() <= 2, "each is listed once");
+    assert!(queues.awaiting_answer.len() <= 2, "each is listed once");
 }

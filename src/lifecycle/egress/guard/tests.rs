@@ -203,7 +203,7 @@ fn a_network_closes_the_same_addresses_in_either_form() {
     let closed =
         Guard { denied: nets(&["::ffff:127.0.0.0/104", "::ffff:8.8.8.8"]), ..allowing(&["0.0.0.0/0", "::/0"]) };
     for denied in ["127.0.0.1", "127.255.255.255", "::ffff:127.0.0.1", "64:ff9b::127.0.0.1", "8.8.8.8"] {
-        assert!(matches!(closed.check_address(address(denied)), Err(Why::Denied(..))), "{denied}");
+        assert!(matches!(closed.check_address(address(denied)), Err(GuardRefusal::Denied(..))), "{denied}");
     }
     let without_six = Guard { denied: nets(&["::/0"]), ..Guard::default() };
     assert_eq!(without_six.check_address(address("8.8.8.8")), Ok(()), "::/0 means IPv6 alone");
@@ -215,9 +215,9 @@ fn an_unspecified_address_is_refused_whatever_is_open() {
     let guard = Guard { is_http_allowed: true, ..allowing(&["0.0.0.0/0", "::/0"]) };
     for unspecified in ["0.0.0.0", "::", "::ffff:0.0.0.0", "64:ff9b::", "2002::1", "2606:2800::5efe:0.0.0.0"] {
         let judged = guard.check_address(address(unspecified));
-        assert!(matches!(judged, Err(Why::Unspecified(_))), "{unspecified}: {judged:?}");
+        assert!(matches!(judged, Err(GuardRefusal::Unspecified(_))), "{unspecified}: {judged:?}");
         let mixed = vec![address("8.8.8.8"), address(unspecified)];
-        assert!(guard.pick(&target("https://hooks.example.com/"), mixed).is_err(), "{unspecified}");
+        assert!(guard.allowed_addresses(&target("https://hooks.example.com/"), mixed).is_err(), "{unspecified}");
     }
     for host in ["0.0.0.0", "0", "0x0", "[::]", "[::ffff:0:0]"] {
         assert_eq!(fate(&guard, &format!("http://{host}:8080/")), Fate::Forbidden, "{host}");
@@ -230,16 +230,16 @@ fn one_answer_inside_is_enough_to_refuse_a_name() {
     let guard = Guard::default();
     let hook = target("https://hooks.example.com/");
     let public: Vec<IpAddr> = PUBLIC.iter().map(|text| address(text)).collect();
-    assert_eq!(guard.pick(&hook, public.clone()).map(|found| found.len()), Ok(public.len()));
+    assert_eq!(guard.allowed_addresses(&hook, public.clone()).map(|found| found.len()), Ok(public.len()));
     for inside in INSIDE_V4.iter().chain(&INSIDE_V6).map(|text| address(text)) {
-        assert!(guard.pick(&hook, vec![inside]).is_err(), "{inside}");
+        assert!(guard.allowed_addresses(&hook, vec![inside]).is_err(), "{inside}");
         for place in [0, 7, public.len()] {
             let mut mixed = public.clone();
             mixed.insert(place, inside);
-            assert!(guard.pick(&hook, mixed).is_err(), "{inside} at {place}");
+            assert!(guard.allowed_addresses(&hook, mixed).is_err(), "{inside} at {place}");
         }
         let IpAddr::V4(v4) = inside else { continue };
-        assert!(guard.pick(&hook, vec![v4.to_ipv6_mapped().into()]).is_err(), "{inside}, mapped");
+        assert!(guard.allowed_addresses(&hook, vec![v4.to_ipv6_mapped().into()]).is_err(), "{inside}, mapped");
     }
 }
 
@@ -290,18 +290,21 @@ fn a_local_name_is_called_when_all_its_addresses_are_opened() {
     let guard = allowing(&["10.0.0.0/8", "127.0.0.0/8"]);
     let service = target("https://hooks.cluster.local/");
     assert!(guard.check(&service).is_ok(), "it has to be looked up");
-    assert!(guard.pick(&service, vec![address("10.1.2.3")]).is_ok());
+    assert!(guard.allowed_addresses(&service, vec![address("10.1.2.3")]).is_ok());
     assert_eq!(
-        guard.pick(&service, vec![address("10.1.2.3"), address("8.8.8.8")]),
-        Err(Why::Local("hooks.cluster.local".into())),
+        guard.allowed_addresses(&service, vec![address("10.1.2.3"), address("8.8.8.8")]),
+        Err(GuardRefusal::Local("hooks.cluster.local".into())),
         "a public address was not opened"
     );
-    assert_eq!(guard.check_unknown(&service), Err(Why::Local("hooks.cluster.local".into())));
+    assert_eq!(guard.check_unknown(&service), Err(GuardRefusal::Local("hooks.cluster.local".into())));
     // This machine has two addresses, and one of them is open.
     let near = target("http://localhost:9000/");
-    assert_eq!(guard.pick(&near, known_addresses(&near.host).unwrap()), Ok(vec![address("127.0.0.1")]));
+    assert_eq!(guard.allowed_addresses(&near, known_addresses(&near.host).unwrap()), Ok(vec![address("127.0.0.1")]));
     assert!(Guard::default().check(&near).is_err());
-    assert_eq!(allowing(&["::1/128"]).pick(&near, known_addresses(&near.host).unwrap()), Ok(vec![address("::1")]));
+    assert_eq!(
+        allowing(&["::1/128"]).allowed_addresses(&near, known_addresses(&near.host).unwrap()),
+        Ok(vec![address("::1")])
+    );
 }
 
 #[test]
@@ -454,15 +457,15 @@ fn ports_of_other_services_are_refused_unless_they_are_opened() {
     for port in SERVICE_PORTS {
         let url = format!("https://example.com:{port}/");
         assert_eq!(fate(&guard, &url), Fate::Forbidden, "{port}");
-        assert_eq!(guard.check(&target(&url)), Err(Why::Port(port)));
+        assert_eq!(guard.check(&target(&url)), Err(GuardRefusal::Port(port)));
         let is_opened = matches!(port, 5432 | 25);
         assert_eq!(fate(&opened, &url) == Fate::Fine, is_opened, "{port}");
         // An opened network opens no port.
         let network = allowing(&["10.0.0.0/8"]);
-        assert_eq!(network.check(&target(&format!("https://10.0.0.1:{port}/"))), Err(Why::Port(port)));
+        assert_eq!(network.check(&target(&format!("https://10.0.0.1:{port}/"))), Err(GuardRefusal::Port(port)));
     }
     let zero = Guard { ports: vec![0], ..Guard::default() };
-    assert_eq!(zero.check(&target("https://example.com:0/")), Err(Why::Port(0)), "nothing can listen there");
+    assert_eq!(zero.check(&target("https://example.com:0/")), Err(GuardRefusal::Port(0)), "nothing can listen there");
     for port in [80, 443, 1, 1024, 3000, 8080, 8443, 9000, 65535] {
         assert_eq!(fate(&guard, &format!("https://example.com:{port}/")), Fate::Fine, "{port}");
     }
@@ -475,7 +478,7 @@ fn what_is_denied_stays_closed_whatever_opens_it() {
     for inside in
         ["10.1.2.3", "8.8.8.8", "2606:2800::1", "::ffff:10.1.2.3", "64:ff9b::8.8.8.8", "2002:a01:203::", "::10.1.2.3"]
     {
-        assert!(matches!(guard.check_address(address(inside)), Err(Why::Denied(..))), "{inside}");
+        assert!(matches!(guard.check_address(address(inside)), Err(GuardRefusal::Denied(..))), "{inside}");
     }
     for outside in ["10.2.0.1", "127.0.0.1", "8.8.4.4", "fd00::1", "64:ff9b::8.8.4.4"] {
         assert_eq!(guard.check_address(address(outside)), Ok(()), "{outside}");
@@ -494,7 +497,7 @@ fn what_is_opened_is_opened_in_every_writing_and_nothing_else_is() {
     // Opening an IPv6 network does not open what is tunnelled through it.
     let wide = allowing(&["::/0"]);
     for closed in ["64:ff9b::7f00:1", "2002:7f00:1::", "::7f00:1", "2001:0:808:808::80ff:fffe"] {
-        assert!(matches!(wide.check_address(address(closed)), Err(Why::LeadsTo(..))), "{closed}");
+        assert!(matches!(wide.check_address(address(closed)), Err(GuardRefusal::LeadsTo(..))), "{closed}");
     }
 }
 
@@ -502,23 +505,28 @@ fn what_is_opened_is_opened_in_every_writing_and_nothing_else_is() {
 fn the_gateway_is_not_called_through_itself() {
     let own = |text: &str| Guard { own: vec![text.parse::<SocketAddr>().unwrap()], ..allowing(&["0.0.0.0/0", "::/0"]) };
     let guard = own("127.0.0.1:8400");
-    assert!(matches!(guard.check(&target("http://127.0.0.1:8400/")), Err(Why::Own(_))));
-    assert!(matches!(guard.check(&target("http://localhost:8400/")), Err(Why::Own(_))));
-    assert!(matches!(guard.check(&target("https://0.0.0.0:8400/")), Err(Why::Unspecified(_))));
+    assert!(matches!(guard.check(&target("http://127.0.0.1:8400/")), Err(GuardRefusal::Own(_))));
+    assert!(matches!(guard.check(&target("http://localhost:8400/")), Err(GuardRefusal::Own(_))));
+    assert!(matches!(guard.check(&target("https://0.0.0.0:8400/")), Err(GuardRefusal::Unspecified(_))));
     assert_eq!(guard.check(&target("http://127.0.0.1:8401/")), Ok(()));
     let guard = Guard { own: vec![guard.own[0], "127.0.0.1:8401".parse().unwrap()], ..guard };
     for port in [8400, 8401] {
-        assert!(matches!(guard.check(&target(&format!("http://127.0.0.1:{port}/"))), Err(Why::Own(_))), "{port}");
+        assert!(
+            matches!(guard.check(&target(&format!("http://127.0.0.1:{port}/"))), Err(GuardRefusal::Own(_))),
+            "{port}"
+        );
     }
     for everywhere in ["0.0.0.0:8400", "[::]:8400"] {
         let guard = own(everywhere);
         for near in [Ipv4Addr::new(127, 0, 0, 1), Ipv4Addr::new(127, 0, 0, 9)] {
-            let picked = guard.pick(&target("https://hooks.example:8400/"), vec![near.into()]);
-            assert!(matches!(picked, Err(Why::Own(_))), "{near}: {picked:?}");
+            let picked = guard.allowed_addresses(&target("https://hooks.example:8400/"), vec![near.into()]);
+            assert!(matches!(picked, Err(GuardRefusal::Own(_))), "{near}: {picked:?}");
         }
         let far = IpAddr::from(Ipv6Addr::from([0x2606, 0x2800, 0, 0, 0, 0, 0, 1]));
-        assert!(guard.pick(&target("https://hooks.example:8400/"), vec![far]).is_ok());
-        assert!(guard.pick(&target("https://hooks.example:8401/"), vec![Ipv4Addr::LOCALHOST.into()]).is_ok());
+        assert!(guard.allowed_addresses(&target("https://hooks.example:8400/"), vec![far]).is_ok());
+        assert!(
+            guard.allowed_addresses(&target("https://hooks.example:8401/"), vec![Ipv4Addr::LOCALHOST.into()]).is_ok()
+        );
     }
 }
 
@@ -528,16 +536,19 @@ fn only_this_machine_is_called_without_encryption() {
     for near in ["http://127.0.0.1:9000/", "http://localhost:9000/", "http://[::1]:9000/", "https://10.0.0.1/"] {
         assert_eq!(guard.check(&target(near)), Ok(()), "{near}");
     }
-    assert_eq!(guard.check(&target("http://10.0.0.1/")), Err(Why::Plain));
+    assert_eq!(guard.check(&target("http://10.0.0.1/")), Err(GuardRefusal::Plain));
     let plain = target("http://hooks.example/");
-    assert!(guard.pick(&plain, vec![address("127.0.0.1")]).is_ok());
-    assert_eq!(guard.pick(&plain, vec![address("127.0.0.1"), address("8.8.8.8")]), Err(Why::Plain));
-    assert_eq!(guard.check_unknown(&plain), Err(Why::Plain));
+    assert!(guard.allowed_addresses(&plain, vec![address("127.0.0.1")]).is_ok());
+    assert_eq!(
+        guard.allowed_addresses(&plain, vec![address("127.0.0.1"), address("8.8.8.8")]),
+        Err(GuardRefusal::Plain)
+    );
+    assert_eq!(guard.check_unknown(&plain), Err(GuardRefusal::Plain));
     let open = Guard { is_http_allowed: true, ..guard };
-    assert!(open.pick(&plain, vec![address("8.8.8.8")]).is_ok());
+    assert!(open.allowed_addresses(&plain, vec![address("8.8.8.8")]).is_ok());
     assert_eq!(open.check_unknown(&plain), Ok(()));
     // Who may not be called at all is told first.
-    assert_eq!(open.check(&target("http://192.168.0.1/")), Err(Why::NotPublic(address("192.168.0.1"))));
+    assert_eq!(open.check(&target("http://192.168.0.1/")), Err(GuardRefusal::NotPublic(address("192.168.0.1"))));
 }
 
 #[test]

@@ -6,18 +6,18 @@ use std::ops::Range;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use super::walk::{Looked, Step, Walk};
+use super::walk::{ListWalk, ScannedRows, WalkStep};
 use super::{ROWS_PER_PAGE_MAX, bound_of, cursor_no, parse};
 use crate::model::attempt::Attempt;
-use crate::model::delivery::{Delivery, State};
+use crate::model::delivery::{Delivery, DeliveryState};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::store::postgres::Shared;
-use crate::store::postgres::reading::{ask, ask_both, ask_one};
+use crate::store::postgres::PostgresState;
+use crate::store::postgres::read_query::{read_both, read_one, read_rows};
 use crate::store::postgres::rows::{
     at, cause_code, cause_of, count, delivery_id, delivery_no, format_of, progress_from, state_code, state_of,
 };
-use crate::store::postgres::tx::bind;
-use crate::store::{DeliveryQuery, Page, PageAsk, Result};
+use crate::store::postgres::transaction::bind;
+use crate::store::{DeliveryQuery, ListPage, PageRequest, Result};
 
 /// One walk down one index, through the tables that may hold what is asked
 /// for; the state of a table's rows is known to the planner.
@@ -54,11 +54,11 @@ fn source(query: &DeliveryQuery) -> String {
     };
     match query.state {
         None => walk.replace(":states", ""),
-        Some(State::Waiting) => walk.replace(":states", " AND d.state = 0"),
-        Some(State::Dead) => walk.replace(":states", " AND d.state = 2"),
+        Some(DeliveryState::Waiting) => walk.replace(":states", " AND d.state = 0"),
+        Some(DeliveryState::Dead) => walk.replace(":states", " AND d.state = 2"),
         // Few are cancelled: stepping over them costs nothing.
-        Some(State::Delivered) => walk.replace(":states", " AND d.state IN (1, 3)"),
-        Some(State::Cancelled) => CANCELLED.into(),
+        Some(DeliveryState::Delivered) => walk.replace(":states", " AND d.state IN (1, 3)"),
+        Some(DeliveryState::Cancelled) => CANCELLED.into(),
     }
 }
 
@@ -75,8 +75,13 @@ fn statement(sql: &str, source: &str) -> String {
 }
 
 /// A page of a tenant's deliveries, newest first.
-pub async fn list(shared: &Shared, tenant: &TenantId, query: &DeliveryQuery, page: &PageAsk) -> Result<Page<Delivery>> {
-    let mut found = Page { data: Vec::new(), next: None };
+pub async fn list(
+    shared: &PostgresState,
+    tenant: &TenantId,
+    query: &DeliveryQuery,
+    page: &PageRequest,
+) -> Result<ListPage<Delivery>> {
+    let mut found = ListPage { data: Vec::new(), next: None };
     let cursor = cursor_no(page)?;
     let Some(tenant_no) = shared.index().tenant_no(tenant) else { return Ok(found) };
     let endpoint = match query.endpoint {
@@ -89,12 +94,12 @@ pub async fn list(shared: &Shared, tenant: &TenantId, query: &DeliveryQuery, pag
     if page.limit == 0 {
         return Ok(found);
     }
-    let list = List { tenant: tenant_no, endpoint, query };
+    let list = DeliveryListKind { tenant: tenant_no, endpoint, query };
     let mut rows = Vec::new();
-    let mut walk = Walk::begin(cursor, query.since, query.until, ROWS_PER_PAGE_MAX);
+    let mut walk = ListWalk::begin(cursor, query.since, query.until, ROWS_PER_PAGE_MAX);
     loop {
         let wanted = page.limit - rows.len();
-        let look = walk.look(wanted, list.is_filtered());
+        let look = walk.rows_to_scan(wanted, list.is_filtered());
         let looked = match list.is_filtered() {
             true => list.matching(shared, &walk, look, wanted, &mut rows).await?,
             false => list.all(shared, &walk, look, wanted, &mut rows).await?,
@@ -104,12 +109,12 @@ pub async fn list(shared: &Shared, tenant: &TenantId, query: &DeliveryQuery, pag
             break;
         }
         match walk.step(look, looked) {
-            Step::On => {}
-            Step::Pause(below) => {
+            WalkStep::On => {}
+            WalkStep::Pause(below) => {
                 found.next = Some(below.to_string());
                 break;
             }
-            Step::End => break,
+            WalkStep::End => break,
         }
     }
     found.data = complete(shared, tenant, &rows).await?;
@@ -117,35 +122,35 @@ pub async fn list(shared: &Shared, tenant: &TenantId, query: &DeliveryQuery, pag
 }
 
 /// What a list is of.
-struct List<'a> {
+struct DeliveryListKind<'a> {
     tenant: i64,
     endpoint: Option<i64>,
     query: &'a DeliveryQuery,
 }
 
-impl List<'_> {
+impl DeliveryListKind<'_> {
     /// Whether a walk may meet much that is not asked for.
     fn is_filtered(&self) -> bool {
         let query = self.query;
         query.cause.is_some()
             || query.event_type.is_some()
             || query.key.is_some()
-            || (query.state == Some(State::Cancelled) && query.endpoint.is_some())
+            || (query.state == Some(DeliveryState::Cancelled) && query.endpoint.is_some())
     }
 
     /// Reads a stretch, of which nearly all is asked for.
     async fn all(
         &self,
-        shared: &Shared,
-        walk: &Walk,
+        shared: &PostgresState,
+        walk: &ListWalk,
         look: usize,
         wanted: usize,
         rows: &mut Vec<Row>,
-    ) -> Result<Looked> {
+    ) -> Result<ScannedRows> {
         let sql = statement(include_str!("../sql/deliveries.sql"), &source(self.query));
         let look = look as i64;
-        let read = ask(shared, &sql, bind![self.tenant, walk.from, walk.below, look, self.endpoint]).await?;
-        let looked = Looked {
+        let read = read_rows(shared, &sql, bind![self.tenant, walk.from, walk.below, look, self.endpoint]).await?;
+        let looked = ScannedRows {
             rows: read.len(),
             lowest: read.last().map(|row| row.get(0)),
             oldest: read.iter().map(|row| row.get(1)).min(),
@@ -163,12 +168,12 @@ impl List<'_> {
     /// Reads a stretch, of which the database picks what is asked for.
     async fn matching(
         &self,
-        shared: &Shared,
-        walk: &Walk,
+        shared: &PostgresState,
+        walk: &ListWalk,
         look: usize,
         wanted: usize,
         rows: &mut Vec<Row>,
-    ) -> Result<Looked> {
+    ) -> Result<ScannedRows> {
         let query = self.query;
         let sql = statement(include_str!("../sql/matching_deliveries.sql"), &source(query));
         let (look, wanted) = (look as i64, wanted as i64);
@@ -189,10 +194,10 @@ impl List<'_> {
             since,
             until
         ];
-        let read = ask(shared, &sql, bound).await?;
+        let read = read_rows(shared, &sql, bound).await?;
         let looked = match read.first() {
-            None => Looked { rows: 0, lowest: None, oldest: None },
-            Some(row) => Looked {
+            None => ScannedRows { rows: 0, lowest: None, oldest: None },
+            Some(row) => ScannedRows {
                 rows: row.get::<_, i64>(LOOKED).max(0) as usize,
                 lowest: row.get(LOOKED + 1),
                 oldest: row.get(LOOKED + 2),
@@ -205,36 +210,36 @@ impl List<'_> {
 }
 
 /// One delivery.
-pub async fn find(shared: &Shared, tenant: &TenantId, id: DeliveryId) -> Result<Option<Delivery>> {
+pub async fn find(shared: &PostgresState, tenant: &TenantId, id: DeliveryId) -> Result<Option<Delivery>> {
     let no = delivery_no(id);
     let found = in_range(shared, tenant, no..no.saturating_add(1)).await?;
     Ok(found.into_iter().find(|delivery| delivery.id == id))
 }
 
 /// The deliveries of an event, in the order of its endpoints.
-pub async fn of_event(shared: &Shared, tenant: &TenantId, numbers: Range<i64>) -> Result<Vec<Delivery>> {
+pub async fn of_event(shared: &PostgresState, tenant: &TenantId, numbers: Range<i64>) -> Result<Vec<Delivery>> {
     let mut found = in_range(shared, tenant, numbers).await?;
     found.reverse();
     Ok(found)
 }
 
-async fn in_range(shared: &Shared, tenant: &TenantId, numbers: Range<i64>) -> Result<Vec<Delivery>> {
+async fn in_range(shared: &PostgresState, tenant: &TenantId, numbers: Range<i64>) -> Result<Vec<Delivery>> {
     let Some(tenant_no) = shared.index().tenant_no(tenant) else { return Ok(Vec::new()) };
     let sql = statement(include_str!("../sql/deliveries.sql"), BY_NUMBER);
     let (count, endpoint) = (numbers.end - numbers.start, None::<i64>);
-    let rows = ask(shared, &sql, bind![tenant_no, numbers.start, numbers.end, count, endpoint]).await?;
+    let rows = read_rows(shared, &sql, bind![tenant_no, numbers.start, numbers.end, count, endpoint]).await?;
     complete(shared, tenant, &rows).await
 }
 
 /// The number of an endpoint of this tenant's, deleted or not.
-async fn any_endpoint_no(shared: &Shared, tenant: i64, id: EndpointId) -> Result<Option<i64>> {
+async fn any_endpoint_no(shared: &PostgresState, tenant: i64, id: EndpointId) -> Result<Option<i64>> {
     let sql = "SELECT no FROM posthaste.endpoints WHERE id = $1 AND tenant = $2";
-    Ok(ask_one(shared, sql, bind![id.0, tenant]).await?.map(|row| row.get(0)))
+    Ok(read_one(shared, sql, bind![id.0, tenant]).await?.map(|row| row.get(0)))
 }
 
 /// Adds what deliveries are shown with: their events and last attempts. One
 /// that was forgotten since is left out.
-async fn complete(shared: &Shared, tenant: &TenantId, rows: &[Row]) -> Result<Vec<Delivery>> {
+async fn complete(shared: &PostgresState, tenant: &TenantId, rows: &[Row]) -> Result<Vec<Delivery>> {
     if rows.is_empty() {
         return Ok(Vec::new());
     }
@@ -247,10 +252,10 @@ async fn complete(shared: &Shared, tenant: &TenantId, rows: &[Row]) -> Result<Ve
         .unzip();
     let events_sql = include_str!("../sql/events_of.sql");
     let (events, attempts) = match tried.is_empty() {
-        true => (ask(shared, events_sql, bind![events]).await?, Vec::new()),
+        true => (read_rows(shared, events_sql, bind![events]).await?, Vec::new()),
         false => {
             let attempts_sql = include_str!("../sql/last_attempts.sql");
-            ask_both(shared, (events_sql, bind![events]), (attempts_sql, bind![tried, numbers])).await?
+            read_both(shared, (events_sql, bind![events]), (attempts_sql, bind![tried, numbers])).await?
         }
     };
     let events: HashMap<i64, &Row> = events.iter().map(|row| (row.get(0), row)).collect();
@@ -285,8 +290,8 @@ fn delivery_from(row: &Row, tenant: &TenantId, event: &Row, last: Option<&str>) 
         due_at: at(row.get(8)),
         is_urgent: row.get(14),
         expires_at: row.get::<_, Option<i64>>(15).map(at),
-        stumbles: count(row, 16),
-        stumble: row.get(17),
+        internal_errors: count(row, 16),
+        internal_error: row.get(17),
         format: format_of(row.get::<_, i16>(28).into()),
         progress: progress_from(row, 18),
         created_at: at(created_at),
@@ -299,10 +304,10 @@ fn delivery_from(row: &Row, tenant: &TenantId, event: &Row, last: Option<&str>) 
 }
 
 /// What waits for a deleted endpoint is cancelled, swept yet or not.
-fn shown_state(row: &Row) -> (State, Option<i64>) {
+fn shown_state(row: &Row) -> (DeliveryState, Option<i64>) {
     let deleted_at: Option<i64> = row.get(11);
     match (state_of(row.get::<_, i16>(5).into()), deleted_at) {
-        (State::Waiting, Some(deleted_at)) => (State::Cancelled, Some(deleted_at)),
+        (DeliveryState::Waiting, Some(deleted_at)) => (DeliveryState::Cancelled, Some(deleted_at)),
         (state, _) => (state, row.get(10)),
     }
 }

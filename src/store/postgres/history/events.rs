@@ -3,15 +3,15 @@
 use bytes::Bytes;
 use tokio_postgres::Row;
 
-use super::walk::{Looked, Step, Walk};
+use super::walk::{ListWalk, ScannedRows, WalkStep};
 use super::{ROWS_PER_PAGE_MAX, bound_of, cursor_no};
-use crate::model::event::{Event, EventType, Key};
+use crate::model::event::{Event, EventKey, EventType};
 use crate::model::id::{EventId, TenantId};
-use crate::store::postgres::Shared;
-use crate::store::postgres::reading::ask;
+use crate::store::postgres::PostgresState;
+use crate::store::postgres::read_query::read_rows;
 use crate::store::postgres::rows::{at, count, withheld_from};
-use crate::store::postgres::tx::bind;
-use crate::store::{EventQuery, EventRecord, Page, PageAsk, Result};
+use crate::store::postgres::transaction::bind;
+use crate::store::{EventQuery, EventRecord, ListPage, PageRequest, Result};
 
 /// How many bytes of data one page of events carries, the last event whole.
 const BYTES_PER_PAGE_MAX: usize = 4 * 1_024 * 1_024;
@@ -27,7 +27,7 @@ pub fn event_from(row: &Row, first: usize, tenant: &TenantId) -> EventRecord {
         id: EventId::from_stored(row.get(first + 1)),
         tenant: tenant.clone(),
         event_type: EventType::from_stored(row.get(first + 2)),
-        key: row.get::<_, Option<&str>>(first + 3).map(Key::from_stored),
+        key: row.get::<_, Option<&str>>(first + 3).map(EventKey::from_stored),
         timestamp: row.get(first + 4),
         schema_version: row.get(first + 5),
         endpoints: endpoints.and_then(|ids| serde_json::from_str(ids).ok()),
@@ -41,8 +41,13 @@ pub fn event_from(row: &Row, first: usize, tenant: &TenantId) -> EventRecord {
 }
 
 /// A page of a tenant's events, newest first.
-pub async fn list(shared: &Shared, tenant: &TenantId, query: &EventQuery, page: &PageAsk) -> Result<Page<EventRecord>> {
-    let mut found = Page { data: Vec::new(), next: None };
+pub async fn list(
+    shared: &PostgresState,
+    tenant: &TenantId,
+    query: &EventQuery,
+    page: &PageRequest,
+) -> Result<ListPage<EventRecord>> {
+    let mut found = ListPage { data: Vec::new(), next: None };
     let cursor = cursor_no(page)?;
     let Some(tenant_no) = shared.index().tenant_no(tenant) else { return Ok(found) };
     if page.limit == 0 {
@@ -50,11 +55,11 @@ pub async fn list(shared: &Shared, tenant: &TenantId, query: &EventQuery, page: 
     }
     let is_filtered = query.event_type.is_some() || query.key.is_some();
     let (since, until) = (bound_of(query.since), bound_of(query.until));
-    let mut walk = Walk::begin(cursor, query.since, query.until, ROWS_PER_PAGE_MAX);
+    let mut walk = ListWalk::begin(cursor, query.since, query.until, ROWS_PER_PAGE_MAX);
     let mut bytes = 0;
     loop {
         let wanted = page.limit - found.data.len();
-        let look = walk.look(wanted, is_filtered);
+        let look = walk.rows_to_scan(wanted, is_filtered);
         let (look_no, wanted, bytes_left) = (look as i64, wanted as i64, (BYTES_PER_PAGE_MAX - bytes) as i64);
         let bound = bind![
             tenant_no,
@@ -68,7 +73,7 @@ pub async fn list(shared: &Shared, tenant: &TenantId, query: &EventQuery, page: 
             until,
             bytes_left
         ];
-        let rows = ask(shared, include_str!("../sql/events.sql"), bound).await?;
+        let rows = read_rows(shared, include_str!("../sql/events.sql"), bound).await?;
         let mut last = None;
         for row in rows.iter().filter(|row| row.get::<_, Option<i64>>(3).is_some()) {
             let record = event_from(row, 3, tenant);
@@ -80,21 +85,21 @@ pub async fn list(shared: &Shared, tenant: &TenantId, query: &EventQuery, page: 
             found.next = last.map(|no| no.to_string());
             return Ok(found);
         }
-        match walk.step(look, looked(&rows)) {
-            Step::On => {}
-            Step::Pause(below) => {
+        match walk.step(look, scanned_rows(&rows)) {
+            WalkStep::On => {}
+            WalkStep::Pause(below) => {
                 found.next = Some(below.to_string());
                 return Ok(found);
             }
-            Step::End => return Ok(found),
+            WalkStep::End => return Ok(found),
         }
     }
 }
 
 /// What a statement looked at, as its first three columns say.
-fn looked(rows: &[Row]) -> Looked {
+fn scanned_rows(rows: &[Row]) -> ScannedRows {
     match rows.first() {
-        None => Looked { rows: 0, lowest: None, oldest: None },
-        Some(row) => Looked { rows: row.get::<_, i64>(0).max(0) as usize, lowest: row.get(1), oldest: row.get(2) },
+        None => ScannedRows { rows: 0, lowest: None, oldest: None },
+        Some(row) => ScannedRows { rows: row.get::<_, i64>(0).max(0) as usize, lowest: row.get(1), oldest: row.get(2) },
     }
 }

@@ -2,8 +2,8 @@
 
 use jiff::Timestamp;
 
-use crate::store::postgres::numbers::first_of;
 use crate::store::postgres::rows::millis;
+use crate::store::postgres::snowflake::first_of;
 
 /// Numbers below this were given by an embedded store that was moved over.
 /// They tell no time, and are older than all others.
@@ -23,7 +23,7 @@ const LOOK_MAX: usize = 4_000;
 
 /// Where a list is, and where it ends.
 #[derive(Debug)]
-pub struct Walk {
+pub struct ListWalk {
     /// The stretch at hand: from this number, below that one.
     pub from: i64,
     pub below: i64,
@@ -38,7 +38,7 @@ pub struct Walk {
 
 /// What one statement looked at.
 #[derive(Debug, Clone, Copy)]
-pub struct Looked {
+pub struct ScannedRows {
     /// How many rows.
     pub rows: usize,
     /// The lowest number among them.
@@ -49,7 +49,7 @@ pub struct Looked {
 
 /// Whether to go on.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum WalkStep {
     /// There is more to look at, now.
     On,
     /// Enough was looked at; the next page begins below this.
@@ -58,7 +58,7 @@ pub enum Step {
     End,
 }
 
-impl Walk {
+impl ListWalk {
     /// Begins below a cursor. Rows in `since..until` are all met; others may
     /// be, too.
     pub fn begin(cursor: i64, since: Option<Timestamp>, until: Option<Timestamp>, rows_max: usize) -> Self {
@@ -79,28 +79,28 @@ impl Walk {
     }
 
     /// How many rows the next statement looks at, to find this many more.
-    pub fn look(&self, wanted: usize, is_filtered: bool) -> usize {
+    pub fn rows_to_scan(&self, wanted: usize, is_filtered: bool) -> usize {
         let least = if is_filtered { FIRST_LOOK } else { 1 };
         self.look.max(wanted).max(least).min(self.left)
     }
 
     /// Takes in what was looked at.
-    pub fn step(&mut self, asked: usize, looked: Looked) -> Step {
+    pub fn step(&mut self, asked: usize, looked: ScannedRows) -> WalkStep {
         self.left -= looked.rows.min(self.left);
         self.look = (self.look * 3).clamp(FIRST_LOOK, LOOK_MAX);
         let is_too_old = self.below <= MOVED_BELOW
             && self.since.zip(looked.oldest).is_some_and(|(since, oldest)| oldest < since - SLACK_MS);
         match looked.lowest {
-            _ if is_too_old => return Step::End,
+            _ if is_too_old => return WalkStep::End,
             Some(lowest) if looked.rows == asked => self.below = lowest,
             _ => match self.then.take() {
                 Some(rest) => (self.from, self.below) = (0, rest),
-                None => return Step::End,
+                None => return WalkStep::End,
             },
         }
         match self.left {
-            0 => Step::Pause(self.below),
-            _ => Step::On,
+            0 => WalkStep::Pause(self.below),
+            _ => WalkStep::On,
         }
     }
 }
@@ -123,56 +123,60 @@ mod tests {
 
     const NOON: i64 = 1_800_000_000_000;
 
-    fn looked(rows: usize, lowest: i64) -> Looked {
-        Looked { rows, lowest: Some(lowest), oldest: Some(NOON) }
+    fn looked(rows: usize, lowest: i64) -> ScannedRows {
+        ScannedRows { rows, lowest: Some(lowest), oldest: Some(NOON) }
     }
 
     #[test]
     fn a_list_without_bounds_is_one_stretch() {
-        let mut walk = Walk::begin(i64::MAX, None, None, 1_000);
+        let mut walk = ListWalk::begin(i64::MAX, None, None, 1_000);
         assert_eq!((walk.from, walk.below), (0, i64::MAX));
-        assert_eq!(walk.step(50, looked(50, 77 << 40)), Step::On);
+        assert_eq!(walk.step(50, looked(50, 77 << 40)), WalkStep::On);
         assert_eq!(walk.below, 77 << 40);
-        assert_eq!(walk.step(50, looked(49, 3)), Step::End);
+        assert_eq!(walk.step(50, looked(49, 3)), WalkStep::End);
     }
 
     #[test]
     fn what_was_moved_over_is_looked_at_after_the_bounds_that_it_does_not_know() {
-        let mut walk = Walk::begin(i64::MAX, at(NOON), at(NOON + 1), 1_000);
+        let mut walk = ListWalk::begin(i64::MAX, at(NOON), at(NOON + 1), 1_000);
         assert_eq!((walk.from, walk.below), (first_of(NOON), first_of(NOON + 1 + SLACK_MS)));
-        assert_eq!(walk.step(50, Looked { rows: 0, lowest: None, oldest: None }), Step::On);
+        assert_eq!(walk.step(50, ScannedRows { rows: 0, lowest: None, oldest: None }), WalkStep::On);
         assert_eq!((walk.from, walk.below), (0, MOVED_BELOW));
-        assert_eq!(walk.step(50, Looked { oldest: Some(NOON - SLACK_MS), ..looked(50, 9) }), Step::On);
+        assert_eq!(walk.step(50, ScannedRows { oldest: Some(NOON - SLACK_MS), ..looked(50, 9) }), WalkStep::On);
         assert_eq!((walk.from, walk.below), (0, 9));
-        let old = Looked { oldest: Some(NOON - SLACK_MS - 1), ..looked(50, 5) };
-        assert_eq!(walk.step(50, old), Step::End, "all below is older still");
+        let old = ScannedRows { oldest: Some(NOON - SLACK_MS - 1), ..looked(50, 5) };
+        assert_eq!(walk.step(50, old), WalkStep::End, "all below is older still");
     }
 
     #[test]
     fn a_cursor_among_the_moved_goes_on_there() {
         for (since, until) in [(None, None), (at(NOON), None), (None, at(NOON)), (None, at(5)), (at(5), at(9))] {
-            let walk = Walk::begin(12, since, until, 1_000);
+            let walk = ListWalk::begin(12, since, until, 1_000);
             assert_eq!((walk.from, walk.below, walk.then), (0, 12, None), "{since:?} {until:?}");
         }
     }
 
     #[test]
     fn times_without_numbers_are_bounds_too() {
-        let walk = Walk::begin(i64::MAX, None, Some(Timestamp::MAX), 10);
+        let walk = ListWalk::begin(i64::MAX, None, Some(Timestamp::MAX), 10);
         assert_eq!((walk.from, walk.below), (0, i64::MAX));
-        let walk = Walk::begin(i64::MAX, Some(Timestamp::MAX), None, 10);
+        let walk = ListWalk::begin(i64::MAX, Some(Timestamp::MAX), None, 10);
         assert_eq!((walk.from, walk.below), (0, MOVED_BELOW), "only what tells no time can be so late");
-        let walk = Walk::begin(i64::MAX, None, Some(Timestamp::MIN), 10);
+        let walk = ListWalk::begin(i64::MAX, None, Some(Timestamp::MIN), 10);
         assert_eq!((walk.from, walk.below), (0, MOVED_BELOW));
     }
 
     #[test]
     fn a_page_looks_at_no_more_rows_than_it_may() {
-        let mut walk = Walk::begin(i64::MAX, None, None, 700);
-        assert_eq!(walk.look(50, true), FIRST_LOOK);
-        assert_eq!(walk.look(50, false), 50);
-        assert_eq!(walk.step(500, looked(500, 1 << 50)), Step::On);
-        assert_eq!((walk.look(50, true), walk.look(50, false)), (200, 200), "what was not found at once is sought");
-        assert_eq!(walk.step(200, looked(200, 1 << 49)), Step::Pause(1 << 49));
+        let mut walk = ListWalk::begin(i64::MAX, None, None, 700);
+        assert_eq!(walk.rows_to_scan(50, true), FIRST_LOOK);
+        assert_eq!(walk.rows_to_scan(50, false), 50);
+        assert_eq!(walk.step(500, looked(500, 1 << 50)), WalkStep::On);
+        assert_eq!(
+            (walk.rows_to_scan(50, true), walk.rows_to_scan(50, false)),
+            (200, 200),
+            "what was not found at once is sought"
+        );
+        assert_eq!(walk.step(200, looked(200, 1 << 49)), WalkStep::Pause(1 << 49));
     }
 }

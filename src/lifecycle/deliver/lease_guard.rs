@@ -1,0 +1,230 @@
+//! The lease's rule: what may not be finished is not begun, and what is going
+//! on when the lease ends is dropped.
+//!
+//! A process may be frozen for any time at any moment, and wakes believing
+//! what it believed before. So the monotonic clock is asked before every
+//! single step: a node whose lease has ended meanwhile neither begins a
+//! request nor hears an answer.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+/// For how long something may go on.
+pub trait LeaseGuard: Sync {
+    /// Until when it surely may, by the monotonic clock; for ever, without.
+    fn until(&self) -> Option<Instant>;
+
+    /// Whether it was taken away before that.
+    fn is_revoked(&self) -> bool;
+
+    /// Told when one may have been taken away.
+    fn moved(&self) -> &Notify;
+
+    /// Whether it is over.
+    fn is_over(&self) -> bool {
+        self.until().is_some_and(|until| clock() >= until || self.is_revoked())
+    }
+
+    /// Whether something that needs so long fits in.
+    fn fits(&self, needed: Duration) -> bool {
+        !self.is_over() && self.until().is_none_or(|until| clock() + needed <= until)
+    }
+}
+
+/// How long an attempt needs to have ahead of it to begin: its whole
+/// deadline, or half of a lease where that is less. Such a long one is let
+/// begin, since it may well end early, and is dropped if it does not.
+pub fn needed(total: Duration, lease: Option<Duration>) -> Duration {
+    lease.map_or(Duration::ZERO, |lease| total.min(lease / 2))
+}
+
+/// How long is left, if there is an end at all.
+pub fn left(until: Option<Instant>) -> Option<Duration> {
+    until.map(|until| until.saturating_duration_since(clock()))
+}
+
+/// Runs a future for as long as the term lasts: nothing, if that is over
+/// before the future is. It is not polled once more then, and is dropped.
+pub async fn run_within<F: Future>(term: &dyn LeaseGuard, future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut over = pin!(over(term));
+    poll_fn(|context| {
+        if term.is_over() || over.as_mut().poll(context).is_ready() {
+            return Poll::Ready(None);
+        }
+        future.as_mut().poll(context).map(Some)
+    })
+    .await
+}
+
+/// Returns once the term is over.
+async fn over(term: &dyn LeaseGuard) {
+    loop {
+        let moved = term.moved().notified();
+        let Some(until) = term.until() else { return std::future::pending().await };
+        if term.is_over() {
+            return;
+        }
+        // Renewed by then, it is slept on.
+        tokio::select! {
+            () = tokio::time::sleep_until(until.into()) => {}
+            () = moved => {}
+        }
+    }
+}
+
+/// Tokio's clock is the machine's, but for tests that move it.
+fn clock() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    struct RenewableLease {
+        until: Mutex<Option<Instant>>,
+        is_revoked: AtomicBool,
+        moved: Notify,
+    }
+
+    impl RenewableLease {
+        fn of(span: Option<Duration>) -> Self {
+            let until = Mutex::new(span.map(|span| clock() + span));
+            Self { until, is_revoked: AtomicBool::new(false), moved: Notify::new() }
+        }
+
+        fn renew(&self, span: Duration) {
+            *self.until.lock().unwrap() = Some(clock() + span);
+        }
+    }
+
+    impl LeaseGuard for RenewableLease {
+        fn until(&self) -> Option<Instant> {
+            *self.until.lock().unwrap()
+        }
+        fn is_revoked(&self) -> bool {
+            self.is_revoked.load(Ordering::SeqCst)
+        }
+        fn moved(&self) -> &Notify {
+            &self.moved
+        }
+    }
+
+    async fn takes(span: Duration) -> u32 {
+        tokio::time::sleep(span).await;
+        7
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_ends_in_time_is_heard_and_what_does_not_is_dropped_at_the_end() {
+        let began = clock();
+        assert_eq!(
+            run_within(&RenewableLease::of(None), takes(1_000 * SECOND)).await,
+            Some(7),
+            "without a lease it may take long"
+        );
+        let lease = RenewableLease::of(Some(10 * SECOND));
+        assert_eq!(run_within(&lease, takes(9 * SECOND)).await, Some(7));
+        assert_eq!(run_within(&lease, takes(9 * SECOND)).await, None);
+        assert_eq!(clock() - began, 1_010 * SECOND, "at the end, not later");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_renewed_meanwhile_lasts_on() {
+        let lease = RenewableLease::of(Some(10 * SECOND));
+        let renewing = async {
+            for _ in 0..5 {
+                tokio::time::sleep(8 * SECOND).await;
+                lease.renew(10 * SECOND);
+            }
+        };
+        let (answer, ()) = tokio::join!(run_within(&lease, takes(45 * SECOND)), renewing);
+        assert_eq!(answer, Some(7));
+        let (answer, ()) = tokio::join!(run_within(&lease, takes(100 * SECOND)), async {});
+        assert_eq!(answer, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_wakes_as_a_zombie_takes_no_further_step() {
+        // The clock is moved without anything being polled: the process was
+        // frozen, and what it waits for has long arrived.
+        let lease = RenewableLease::of(Some(10 * SECOND));
+        let polls = AtomicU32::new(0);
+        let answer = poll_fn(|context| match polls.fetch_add(1, Ordering::SeqCst) {
+            0 => {
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            _ => Poll::Ready(7),
+        });
+        let mut attempt = pin!(run_within(&lease, answer));
+        assert!(futures_poll(attempt.as_mut()).await.is_pending());
+        tokio::time::advance(11 * SECOND).await;
+        assert_eq!(attempt.await, None);
+        assert_eq!(polls.load(Ordering::SeqCst), 1, "its answer was not read");
+        assert_eq!(run_within(&lease, async { panic!("it must not begin") as u32 }).await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_timer_that_has_not_gone_off_yet_is_not_waited_for() {
+        // As after a freeze: the clock is past the end, and the runtime has
+        // not looked at its timers since.
+        let lease = RenewableLease::of(Some(10 * SECOND));
+        let polls = AtomicU32::new(0);
+        let mut attempt = pin!(run_within(
+            &lease,
+            poll_fn(|_| match polls.fetch_add(1, Ordering::SeqCst) {
+                0 => Poll::Pending,
+                _ => Poll::Ready(7),
+            })
+        ));
+        assert!(futures_poll(attempt.as_mut()).await.is_pending());
+        lease.renew(Duration::ZERO);
+        assert_eq!(futures_poll(attempt.as_mut()).await, Poll::Ready(None));
+        assert_eq!(polls.load(Ordering::SeqCst), 1);
+    }
+
+    async fn futures_poll<F: Future>(mut future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
+        poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_taken_away_is_dropped_when_that_is_told() {
+        let lease = RenewableLease::of(Some(100 * SECOND));
+        let began = clock();
+        let taking = async {
+            tokio::time::sleep(3 * SECOND).await;
+            lease.moved.notify_waiters();
+            tokio::time::sleep(SECOND).await;
+            lease.is_revoked.store(true, Ordering::SeqCst);
+            lease.moved.notify_waiters();
+        };
+        let (answer, ()) = tokio::join!(run_within(&lease, takes(50 * SECOND)), taking);
+        assert_eq!((answer, clock() - began), (None, 4 * SECOND), "told of others, it goes on");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_begins_only_with_enough_ahead_of_it() {
+        let lease = RenewableLease::of(Some(10 * SECOND));
+        assert!(lease.fits(10 * SECOND) && !lease.fits(11 * SECOND));
+        tokio::time::advance(4 * SECOND).await;
+        assert!(lease.fits(6 * SECOND) && !lease.fits(7 * SECOND));
+        assert!(RenewableLease::of(None).fits(1_000 * SECOND));
+        lease.is_revoked.store(true, Ordering::SeqCst);
+        assert!(!lease.fits(SECOND));
+        assert_eq!(needed(10 * SECOND, Some(15 * SECOND)), 15 * SECOND / 2);
+        assert_eq!(needed(2 * SECOND, Some(15 * SECOND)), 2 * SECOND);
+        assert_eq!(needed(60 * SECOND, None), Duration::ZERO);
+        assert_eq!(left(lease.until()), Some(6 * SECOND));
+    }
+}

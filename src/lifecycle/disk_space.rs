@@ -1,0 +1,197 @@
+//! Is there room for more? Watches the disk that holds the store, and refuses
+//! new events at its reserve.
+//!
+//! The reserve is what finishing needs: the store's log may still grow, and
+//! the outcomes of what is in flight must be written. Reaching it is told once,
+//! and so is its end.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+
+use jiff::Timestamp;
+use tracing::{error, info};
+
+use crate::model::size::Size;
+
+/// How long a look is good for: far less than it takes to use up a reserve.
+const LOOK_MS: i64 = 100;
+/// What the outcome of an attempt takes up at most: what is kept of its answer,
+/// how it was judged, and the indexes.
+const OUTCOME_BYTES: u64 = 8 * 1_024;
+/// A disk that could not be asked.
+const UNKNOWN: u64 = u64::MAX;
+
+/// The least reserve with which everything that was begun can be finished: the
+/// log may grow from nothing to all that is kept of it, and the outcomes of so
+/// many attempts follow.
+pub fn reserve_min(log_bytes_max: u64, in_flight_max: usize) -> Size {
+    Size(log_bytes_max + OUTCOME_BYTES * in_flight_max as u64)
+}
+
+/// The free space of the disk that holds the data, against its reserve.
+#[derive(Default)]
+pub struct DiskSpace {
+    free: Option<Box<dyn Fn() -> Option<u64> + Send + Sync>>,
+    reserve_bytes: u64,
+    looked_at: AtomicI64,
+    free_bytes: AtomicU64,
+    /// What was taken in since the last look.
+    taken_bytes: AtomicU64,
+    is_low: AtomicBool,
+}
+
+impl DiskSpace {
+    /// Watches the disk that holds this folder.
+    pub fn watching(folder: PathBuf, reserve_bytes: u64) -> Self {
+        let free = move || {
+            let disk = rustix::fs::statvfs(&folder).ok()?;
+            Some(disk.f_bavail.saturating_mul(disk.f_frsize))
+        };
+        Self::asking(free, reserve_bytes)
+    }
+
+    fn asking(free: impl Fn() -> Option<u64> + Send + Sync + 'static, reserve_bytes: u64) -> Self {
+        Self { free: Some(Box::new(free)), reserve_bytes, looked_at: AtomicI64::new(i64::MIN), ..Self::default() }
+    }
+
+    /// Never runs low.
+    pub fn endless() -> Self {
+        Self::default()
+    }
+
+    /// Whether there is a disk to watch.
+    pub fn is_watching(&self) -> bool {
+        self.free.is_some()
+    }
+
+    /// Whether the last reserve is all that is left. It must be left to
+    /// deliveries, whose outcomes have to be recorded.
+    pub fn is_low(&self, now: Timestamp) -> bool {
+        self.look(now);
+        self.is_low.load(Ordering::Relaxed)
+    }
+
+    /// Events of this size are about to be stored.
+    pub fn take(&self, bytes: u64) {
+        if self.is_watching() {
+            self.taken_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// What is left before the reserve, where there is a disk to watch. What
+    /// was taken in since the last look is written twice: to the log, and then
+    /// into the store.
+    pub fn left(&self, now: Timestamp) -> Option<u64> {
+        let free = self.free_bytes(now)?;
+        let taken = self.taken_bytes.load(Ordering::Relaxed).saturating_mul(2);
+        Some(free.saturating_sub(self.reserve_bytes).saturating_sub(taken))
+    }
+
+    /// The free bytes, where there is a disk to watch that can be asked.
+    pub fn free_bytes(&self, now: Timestamp) -> Option<u64> {
+        self.look(now);
+        Some(self.free_bytes.load(Ordering::Relaxed)).filter(|free| self.is_watching() && *free != UNKNOWN)
+    }
+
+    /// The reserve, where there is a disk to watch.
+    pub fn reserve_bytes(&self) -> Option<u64> {
+        self.is_watching().then_some(self.reserve_bytes)
+    }
+
+    /// Asks the disk, if it was not asked a moment ago.
+    fn look(&self, now: Timestamp) {
+        let Some(free) = &self.free else { return };
+        let now = now.as_millisecond();
+        let looked_at = self.looked_at.load(Ordering::Relaxed);
+        if (0..LOOK_MS).contains(&now.saturating_sub(looked_at)) {
+            return;
+        }
+        self.looked_at.store(now, Ordering::Relaxed);
+        self.taken_bytes.store(0, Ordering::Relaxed);
+        // A disk that cannot be asked is left to the store to judge.
+        let free = free();
+        self.free_bytes.store(free.unwrap_or(UNKNOWN), Ordering::Relaxed);
+        // It is over when there is a little more, so that it does not come and go.
+        let was_low = self.is_low.load(Ordering::Relaxed);
+        let wanted =
+            if was_low { self.reserve_bytes.saturating_add(self.reserve_bytes / 16) } else { self.reserve_bytes };
+        let is_low = free.is_some_and(|free| free < wanted);
+        if is_low == self.is_low.swap(is_low, Ordering::Relaxed) {
+            return;
+        }
+        let (free, reserve) = (Size(free.unwrap_or(0)), Size(self.reserve_bytes));
+        match is_low {
+            true => error!(
+                disk.free_bytes = free.0,
+                disk.reserve_bytes = reserve.0,
+                "disk reserve reached: {free} are free and the reserve is {reserve} (--disk-reserve); new events are \
+                 refused with 507 until there is more, deliveries go on"
+            ),
+            false => info!(
+                disk.free_bytes = free.0,
+                "disk reserve no longer needed: {free} are free; events are accepted again"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn at(millis: i64) -> Timestamp {
+        Timestamp::from_millisecond(millis).unwrap()
+    }
+
+    #[test]
+    fn a_disk_below_its_reserve_is_low_and_an_endless_one_never() {
+        let here = std::env::temp_dir();
+        assert!(DiskSpace::watching(here.clone(), u64::MAX).is_low(at(1_000)));
+        let space = DiskSpace::watching(here, 0);
+        assert!(!space.is_low(at(1_000)) && space.free_bytes(at(1_000)).is_some());
+        assert!(!DiskSpace::endless().is_low(at(1_000)));
+        assert_eq!((DiskSpace::endless().free_bytes(at(0)), DiskSpace::endless().reserve_bytes()), (None, None));
+    }
+
+    #[test]
+    fn a_look_is_good_for_a_moment_only_and_the_end_of_it_needs_a_little_more() {
+        let free = Arc::new(AtomicU64::new(160));
+        let disk = free.clone();
+        let space = DiskSpace::asking(move || Some(disk.load(Ordering::Relaxed)), 160);
+        assert!(!space.is_low(at(1_000)));
+        free.store(159, Ordering::Relaxed);
+        assert!(!space.is_low(at(1_050)), "looked a moment ago");
+        assert!(space.is_low(at(1_101)));
+        free.store(169, Ordering::Relaxed);
+        assert!(space.is_low(at(1_301)), "it would be reached again at once");
+        free.store(170, Ordering::Relaxed);
+        assert!(!space.is_low(at(1_501)));
+        assert_eq!((space.free_bytes(at(1_501)), space.reserve_bytes()), (Some(170), Some(160)));
+    }
+
+    #[test]
+    fn what_was_taken_in_since_the_last_look_is_no_longer_left() {
+        let space = DiskSpace::asking(|| Some(1_000), 400);
+        assert_eq!(space.left(at(1_000)), Some(600));
+        space.take(100);
+        assert_eq!(space.left(at(1_050)), Some(400));
+        space.take(1_000);
+        assert_eq!(space.left(at(1_060)), Some(0));
+        assert_eq!(space.left(at(1_200)), Some(600), "the next look knows better");
+        assert_eq!(DiskSpace::endless().left(at(0)), None);
+    }
+
+    #[test]
+    fn a_disk_that_cannot_be_asked_is_not_low() {
+        let space = DiskSpace::asking(|| None, 160);
+        assert!(!space.is_low(at(1_000)));
+        assert_eq!(space.free_bytes(at(1_000)), None);
+    }
+
+    #[test]
+    fn the_least_reserve_covers_the_log_and_what_is_in_flight() {
+        assert_eq!(reserve_min(128 << 20, 2_048), Size(144 << 20));
+    }
+}

@@ -1,0 +1,249 @@
+//! Writes what the owner of an endpoint is mailed.
+//!
+//! Plain facts in, plain words out: what happened, since when, what we do
+//! now, and what the owner can do. Nothing secret goes in: of the URL only
+//! what anybody may see.
+
+use jiff::Timestamp;
+
+use crate::model::url_versions::masked;
+
+/// What befell an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MailReason {
+    /// It keeps failing; deliveries are held, and it is probed.
+    BreakerOpened,
+    /// We paused it; deliveries are held until somebody resumes it.
+    Paused,
+    /// It said it is gone; deliveries are held until somebody resumes it.
+    Disabled,
+    /// A delivery to it was given up.
+    Dead,
+}
+
+/// What a letter is written from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MailFacts {
+    /// The endpoint's id.
+    pub endpoint: String,
+    /// Its tenant's id.
+    pub tenant: String,
+    /// Where it is; a query, a fragment and a user are left out of the letter.
+    pub url: String,
+    /// What people call it, or nothing.
+    pub description: String,
+    /// Why it happened, as a sentence without a full stop.
+    pub reason: String,
+    /// When it began.
+    pub since: Timestamp,
+    /// How many deliveries wait for it, if that is known.
+    pub waiting: Option<u64>,
+    /// When it is tried again, where that is known.
+    pub next_probe_at: Option<Timestamp>,
+    /// What befell it.
+    pub reason_kind: MailReason,
+}
+
+/// How much of a text from outside goes into a subject.
+const NAME_CHARS_MAX: usize = 80;
+/// How much of one goes into a line of the text.
+const LINE_CHARS_MAX: usize = 300;
+
+/// The subject and the text of a letter about trouble.
+pub fn trouble_letter(facts: &MailFacts) -> (String, String) {
+    let description = one_line(&facts.description);
+    let name = cut(if description.is_empty() { masked(&facts.url) } else { description }, NAME_CHARS_MAX);
+    let subject = match facts.reason_kind {
+        MailReason::BreakerOpened => format!("Webhooks are failing: {name}"),
+        MailReason::Paused => format!("Webhooks are paused: {name}"),
+        MailReason::Disabled => format!("Webhooks are switched off: {name}"),
+        MailReason::Dead => format!("A webhook was given up: {name}"),
+    };
+    let parts = [happened(facts), particulars(facts), now(facts), remedy(facts), why_you(facts)];
+    (subject, format!("{}\n", parts.join("\n\n")))
+}
+
+fn happened(facts: &MailFacts) -> String {
+    match facts.reason_kind {
+        MailReason::BreakerOpened => {
+            "Your webhook endpoint keeps failing, so we have stopped sending it events for now."
+        }
+        MailReason::Paused => "We have paused your webhook endpoint, because nothing it was sent has been accepted.",
+        MailReason::Disabled => "Your webhook endpoint has told us that it is gone, so we no longer call it.",
+        MailReason::Dead => "We have given up delivering an event to your webhook endpoint.",
+    }
+    .to_owned()
+}
+
+fn particulars(facts: &MailFacts) -> String {
+    let mut rows = vec![("URL", masked(&facts.url))];
+    let description = one_line(&facts.description);
+    if !description.is_empty() {
+        rows.push(("Description", cut(description, LINE_CHARS_MAX)));
+    }
+    rows.push(("Endpoint", facts.endpoint.clone()));
+    rows.push(("Tenant", facts.tenant.clone()));
+    rows.push(("Since", moment(facts.since)));
+    rows.push(("Reason", cut(one_line(&facts.reason), LINE_CHARS_MAX)));
+    rows.extend(facts.waiting.map(|waiting| ("Waiting", deliveries(waiting))));
+    let rows: Vec<String> = rows.iter().map(|(name, value)| format!("  {:<12} {value}", format!("{name}:"))).collect();
+    rows.join("\n")
+}
+
+/// What we do now.
+fn now(facts: &MailFacts) -> String {
+    const HELD: &str = "Nothing is lost: what waits is held, and so are new events.";
+    match facts.reason_kind {
+        MailReason::BreakerOpened => {
+            let probe = match facts.next_probe_at {
+                Some(at) => format!("The next try is at {}", moment(at)),
+                None => "We try it again now and then".to_owned(),
+            };
+            format!("{HELD} {probe}, with one delivery; when that is accepted, the rest follows, slowly at first.")
+        }
+        MailReason::Paused | MailReason::Disabled => {
+            format!("{HELD} We do not call the endpoint until somebody resumes it.")
+        }
+        MailReason::Dead => {
+            "The event is kept as a dead letter and can be delivered again. Other events are still being \
+                       sent, unless they have to arrive in order behind this one."
+                .to_owned()
+        }
+    }
+}
+
+/// What the owner can do.
+fn remedy(facts: &MailFacts) -> String {
+    let MailFacts { endpoint, tenant, .. } = facts;
+    let choice = |command: &str, route: &str| format!("  posthaste {command} --tenant {tenant}\n  {route}");
+    let of_endpoint = format!("/v1/tenants/{tenant}/endpoints/{endpoint}");
+    let resume = choice(&format!("endpoints resume {endpoint}"), &format!("POST {of_endpoint}/resume"));
+    match facts.reason_kind {
+        MailReason::BreakerOpened => format!(
+            "Please look at the receiver. Once it answers again, deliveries go on by themselves. If it \
+             will be away for long, pause the endpoint, so that nothing grows too old meanwhile, on the command \
+             line or over the API:\n\n{}",
+            choice(&format!("endpoints pause {endpoint}"), &format!("POST {of_endpoint}/pause"))
+        ),
+        MailReason::Paused => format!(
+            "Please look at the receiver. Once it is mended, resume the endpoint, on the command line or over the \
+             API; what waits is delivered then:\n\n{resume}"
+        ),
+        MailReason::Disabled => format!(
+            "If that is what you want, there is nothing to do. If it was a mistake, mend the receiver and resume the \
+             endpoint, on the command line or over the API; what waits is delivered then:\n\n{resume}"
+        ),
+        MailReason::Dead => format!(
+            "Please look at the receiver. The dead letters of this endpoint are listed, on the command line or over \
+             the API, by:\n\n{}\n\nOnce the receiver is mended, each of them can be delivered again:\n\n{}",
+            choice(
+                &format!("dead-letters list --endpoint {endpoint}"),
+                &format!("GET /v1/tenants/{tenant}/dead-letters?endpoint={endpoint}")
+            ),
+            choice("dead-letters replay DELIVERY", &format!("POST /v1/tenants/{tenant}/dead-letters/DELIVERY/replay"))
+        ),
+    }
+}
+
+fn why_you(facts: &MailFacts) -> String {
+    let often = match facts.reason_kind {
+        MailReason::BreakerOpened => "There is one such mail per outage, and at most one an hour.",
+        MailReason::Dead => "There is at most one such mail a day.",
+        MailReason::Paused | MailReason::Disabled => "There are no further mails about it.",
+    };
+    format!("You get this because you are the owner_email of the endpoint. {often}")
+}
+
+/// Nothing from outside may begin a line of its own, least of all a header.
+pub(super) fn one_line(text: &str) -> String {
+    let parts: Vec<&str> = text.split(char::is_control).map(str::trim).filter(|part| !part.is_empty()).collect();
+    parts.join(" ")
+}
+
+fn cut(text: String, chars: usize) -> String {
+    match text.char_indices().nth(chars) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+fn deliveries(count: u64) -> String {
+    match count {
+        0 => "no deliveries".to_owned(),
+        1 => "1 delivery".to_owned(),
+        count => format!("{count} deliveries"),
+    }
+}
+
+fn moment(at: Timestamp) -> String {
+    at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(what: MailReason) -> MailFacts {
+        MailFacts {
+            endpoint: "ep_06cvyq2m7nz1k8t5w3x4r9b0ch".into(),
+            tenant: "acme".into(),
+            url: "https://user:hush@shop.example.com/hooks?token=hush#hush".into(),
+            description: String::new(),
+            reason: "10 answers in a row were 503".into(),
+            since: "2026-11-15T10:39:50.123Z".parse().unwrap(),
+            waiting: Some(1_204),
+            next_probe_at: None,
+            reason_kind: what,
+        }
+    }
+
+    fn told(facts: &MailFacts) -> String {
+        let (subject, text) = trouble_letter(facts);
+        assert!(!subject.contains("hush") && !text.contains("hush"), "{subject}\n{text}");
+        format!("{subject}\n\n{text}")
+    }
+
+    #[test]
+    fn an_open_breaker_is_told() {
+        let next_probe_at = Some("2026-11-15T10:40:00Z".parse().unwrap());
+        insta::assert_snapshot!(told(&MailFacts { next_probe_at, ..facts(MailReason::BreakerOpened) }));
+    }
+
+    #[test]
+    fn a_pause_is_told() {
+        let reason = "101 answers in a row were refusals, the last a 401".into();
+        insta::assert_snapshot!(told(&MailFacts { reason, waiting: Some(1), ..facts(MailReason::Paused) }));
+    }
+
+    #[test]
+    fn a_disabled_endpoint_is_told() {
+        let reason = "the receiver answered 410".into();
+        insta::assert_snapshot!(told(&MailFacts { reason, waiting: Some(0), ..facts(MailReason::Disabled) }));
+    }
+
+    #[test]
+    fn a_dead_letter_is_told() {
+        let (reason, description) = ("the receiver answered 404 ten times".into(), "Orders of the shop".into());
+        insta::assert_snapshot!(told(&MailFacts { reason, description, ..facts(MailReason::Dead) }));
+    }
+
+    #[test]
+    fn a_breaker_without_a_planned_probe_promises_no_time() {
+        assert!(told(&facts(MailReason::BreakerOpened)).contains("We try it again now and then, with one delivery"));
+    }
+
+    #[test]
+    fn what_comes_from_outside_stays_on_its_line() {
+        let (description, reason) = ("Shop\r\nBcc: x@example.com".into(), "503\n\nYou owe us money".into());
+        let (subject, text) = trouble_letter(&MailFacts { description, reason, ..facts(MailReason::Paused) });
+        assert_eq!(subject, "Webhooks are paused: Shop Bcc: x@example.com");
+        assert!(text.contains("Description: Shop Bcc: x@example.com\n"), "{text}");
+        assert!(text.contains("Reason:      503 You owe us money\n"), "{text}");
+    }
+
+    #[test]
+    fn a_long_name_is_cut_in_the_subject() {
+        let (subject, _) = trouble_letter(&MailFacts { description: "ü".repeat(500), ..facts(MailReason::Paused) });
+        assert_eq!(subject.chars().filter(|c| *c == 'ü').count(), NAME_CHARS_MAX);
+    }
+}

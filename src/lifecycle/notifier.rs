@@ -1,0 +1,278 @@
+//! Tell: counts what happened, and writes to the owner of an endpoint when it
+//! matters to them.
+//!
+//! One outage is one letter: when it begins, and not again while it lasts. A
+//! second one is written only if the endpoint is stopped. What was written is
+//! kept, so a restart neither repeats nor forgets it. Nothing here goes
+//! through the endpoint it is about.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tracing::warn;
+
+use super::mail::text::{self, MailFacts, trouble_letter};
+use super::mail::{Mail, MailQueue};
+use crate::clock::Clock;
+use crate::metrics::{BreakerMove, Metrics, PauseReason};
+use crate::model::delivery::DeadCause;
+use crate::model::endpoint::{Endpoint, EndpointState};
+use crate::model::health::FAILING;
+use crate::model::id::{EndpointId, TenantId};
+use crate::model::next_state::NextState;
+use crate::model::operational_event::{Actor, EndpointEvent, EndpointEventKind};
+use crate::store::{ClaimOutcome, EndpointChange, SettleEffects, Store};
+
+/// An endpoint that opens and closes is not written of more often than this.
+const OPENED_AGAIN: Duration = Duration::from_secs(3_600);
+/// Nor are dead letters.
+const DIED_AGAIN: Duration = Duration::from_secs(86_400);
+
+/// Counts and tells. Cheap to clone.
+#[derive(Clone)]
+pub struct Notifier(Arc<NotifierState>);
+
+struct NotifierState {
+    store: Arc<dyn Store>,
+    mail: MailQueue,
+    metrics: Arc<Metrics>,
+    clock: Arc<dyn Clock>,
+    /// Endpoints with a letter on its way.
+    under_way: Mutex<HashSet<EndpointId>>,
+}
+
+impl Notifier {
+    /// One who counts here and writes letters through this postmaster.
+    pub fn new(store: Arc<dyn Store>, mail: MailQueue, metrics: Arc<Metrics>, clock: Arc<dyn Clock>) -> Self {
+        let under_way = Mutex::default();
+        Self(Arc::new(NotifierState { store, mail, metrics, clock, under_way }))
+    }
+
+    /// What is counted.
+    pub fn metrics(&self) -> &Metrics {
+        &self.0.metrics
+    }
+
+    /// A delivery was settled.
+    pub fn settled(
+        &self,
+        endpoint: EndpointId,
+        accepted_at: Timestamp,
+        outcome: &ClaimOutcome,
+        settled: &SettleEffects,
+    ) {
+        let metrics = &self.0.metrics;
+        match outcome {
+            ClaimOutcome::Attempted { attempt, next, progress, .. } => {
+                let now = self.0.clock.now();
+                // What was ended or replayed meanwhile did not die of this.
+                let next = match (next, settled.died) {
+                    (NextState::Dead(_) | NextState::ExpiredByProducer, None) => NextState::Waiting { due_at: now },
+                    (next, _) => *next,
+                };
+                metrics.attempted(attempt, next, progress.used(), accepted_at, now);
+            }
+            ClaimOutcome::PutBack { .. } => metrics.put_back(),
+            ClaimOutcome::Stumbled { .. } => metrics.internal_error(),
+            ClaimOutcome::Damaged => metrics.damaged(1),
+            ClaimOutcome::Over { .. } | ClaimOutcome::LookAgain { .. } => {}
+        }
+        if let Some(cause) = settled.died {
+            if !matches!(outcome, ClaimOutcome::Attempted { .. }) {
+                let used = match outcome {
+                    ClaimOutcome::Over { progress, .. } => progress.used(),
+                    _ => 0,
+                };
+                metrics.died(cause, used);
+            }
+            self.died(endpoint, cause);
+        }
+        self.operational_events_written(&settled.operational_events);
+        // After the dead letter: a stop is what matters more.
+        self.endpoint_events(endpoint, &settled.update.endpoint_events);
+    }
+
+    /// Operational events of these types were written.
+    pub fn operational_events_written(&self, types: &[&'static str]) {
+        let metrics = &self.0.metrics;
+        for event_type in types {
+            metrics.operational_event_written();
+            match *event_type {
+                "lane.blocked" => metrics.lane_blocked(),
+                "lane.unblocked" => metrics.lane_unblocked(),
+                _ => {}
+            }
+        }
+    }
+
+    /// Something happened to an endpoint.
+    pub fn endpoint_events(&self, endpoint: EndpointId, endpoint_events: &[EndpointEvent]) {
+        for endpoint_event in endpoint_events {
+            self.count(endpoint_event);
+            let Some(endpoint) = self.0.store.any_endpoint(endpoint) else { return };
+            match (endpoint_event.what, endpoint_event.by) {
+                // Who did it knows it.
+                (_, Actor::Person) => {}
+                (EndpointEventKind::BreakerOpened, _)
+                    if is_past(endpoint.mailed_at, OPENED_AGAIN, endpoint_event.at) =>
+                {
+                    self.compose_mail(&endpoint, MailOccasion::of(endpoint_event, text::MailReason::BreakerOpened));
+                }
+                (EndpointEventKind::BreakerOpened, _) => {}
+                (EndpointEventKind::Paused, _) => {
+                    self.compose_mail(&endpoint, MailOccasion::of(endpoint_event, text::MailReason::Paused))
+                }
+                (EndpointEventKind::Disabled, _) => {
+                    self.compose_mail(&endpoint, MailOccasion::of(endpoint_event, text::MailReason::Disabled))
+                }
+                (
+                    EndpointEventKind::Resumed
+                    | EndpointEventKind::ProbeFailed
+                    | EndpointEventKind::BreakerClosed
+                    | EndpointEventKind::Recovered,
+                    _,
+                ) => {}
+            }
+        }
+    }
+
+    /// Writes the letters that a stop or a crash kept from being sent: for
+    /// every endpoint of this node's, among those asked for, that is in trouble
+    /// and whose owner has not been told of it.
+    pub fn mail_missed(&self, is_asked: impl Fn(&Endpoint) -> bool) {
+        let store = &self.0.store;
+        let tenants = store.tenants();
+        let is_ours = |endpoint: &Endpoint| store.lease(&endpoint.tenant, endpoint.id).is_held();
+        for endpoint in tenants.iter().flat_map(|tenant| store.endpoints(&tenant.id)) {
+            if !is_asked(&endpoint) || !is_ours(&endpoint) {
+                continue;
+            }
+            let Some(since) = endpoint.health.trouble_since else { continue };
+            if endpoint.mailed_at.is_some_and(|mailed_at| mailed_at >= since) {
+                continue;
+            }
+            let standing = &endpoint.status;
+            let (what, reason, since) = match standing.state {
+                EndpointState::Paused => (text::MailReason::Paused, &standing.reason, standing.since),
+                EndpointState::Disabled => (text::MailReason::Disabled, &standing.reason, standing.since),
+                EndpointState::Active => (text::MailReason::BreakerOpened, &endpoint.health.reason, since),
+            };
+            let is_open = endpoint.health.open_until().is_some() && !endpoint.health.is_forced();
+            let is_due = match standing.state {
+                EndpointState::Active => is_open && is_past(endpoint.mailed_at, OPENED_AGAIN, self.0.clock.now()),
+                EndpointState::Paused | EndpointState::Disabled => standing.by != Some(Actor::Person),
+            };
+            if is_due {
+                let (reason, next_probe_at) = (reason.clone().unwrap_or_default(), endpoint.health.open_until());
+                self.compose_mail(&endpoint, MailOccasion { what, reason, since, next_probe_at });
+            }
+        }
+    }
+
+    fn count(&self, endpoint_event: &EndpointEvent) {
+        let metrics = &self.0.metrics;
+        match (endpoint_event.what, endpoint_event.by) {
+            (EndpointEventKind::BreakerOpened, _) => metrics.breaker_moved(BreakerMove::Open),
+            (EndpointEventKind::ProbeFailed, _) => metrics.breaker_moved(BreakerMove::OpenAgain),
+            (EndpointEventKind::BreakerClosed, _) => metrics.breaker_moved(BreakerMove::Ramp),
+            (EndpointEventKind::Paused, Actor::Person) => metrics.endpoint_paused(PauseReason::Person),
+            (EndpointEventKind::Paused, _) => {
+                let is_failing = endpoint_event.reason.as_deref().is_some_and(|reason| reason.starts_with(FAILING));
+                metrics.endpoint_paused(if is_failing { PauseReason::Failing } else { PauseReason::Refusals });
+            }
+            (EndpointEventKind::Disabled, _) => metrics.endpoint_paused(PauseReason::Gone),
+            (EndpointEventKind::Resumed | EndpointEventKind::Recovered, _) => {}
+        }
+    }
+
+    /// A delivery died. What a receiver refuses one by one is no outage.
+    fn died(&self, endpoint: EndpointId, cause: DeadCause) {
+        let Some(endpoint) = self.0.store.any_endpoint(endpoint) else { return };
+        let is_told =
+            matches!(cause, DeadCause::Exhausted | DeadCause::Expired | DeadCause::Poisoned | DeadCause::Damaged);
+        let now = self.0.clock.now();
+        // While its endpoint is in trouble, its owner has been told of it.
+        if !is_told || endpoint.health.trouble_since.is_some() || !is_past(endpoint.mailed_at, DIED_AGAIN, now) {
+            return;
+        }
+        let reason = format!("a delivery is dead ({})", cause.as_str());
+        self.compose_mail(
+            &endpoint,
+            MailOccasion { what: text::MailReason::Dead, reason, since: now, next_probe_at: None },
+        );
+    }
+
+    fn compose_mail(&self, endpoint: &Endpoint, occasion: MailOccasion) {
+        let Some(to) = endpoint.settings.owner_email.clone().filter(|_| self.0.mail.is_open()) else { return };
+        let is_first = self.under_way().insert(endpoint.id);
+        // A stop is told in any case.
+        if !is_first && !matches!(occasion.what, text::MailReason::Paused | text::MailReason::Disabled) {
+            return;
+        }
+        let offset = self.0.clock.wall_offset();
+        let (subject, text) = trouble_letter(&MailFacts {
+            endpoint: endpoint.id.to_string(),
+            tenant: endpoint.tenant.to_string(),
+            url: endpoint.settings.url.clone(),
+            description: endpoint.settings.description.clone(),
+            reason: occasion.reason,
+            since: offset.wall(occasion.since),
+            waiting: self.0.store.waiting(Some(endpoint.id)),
+            next_probe_at: occasion.next_probe_at.map(|at| offset.wall(at)),
+            reason_kind: occasion.what,
+        });
+        let (notifier, tenant, id) = (self.clone(), endpoint.tenant.clone(), endpoint.id);
+        let on_its_way = PendingMailGuard { notifier: self.clone(), id };
+        self.0.mail.enqueue(Mail { to, subject, text }, move || {
+            tokio::spawn(async move {
+                notifier.was_sent(&tenant, id).await;
+                drop(on_its_way);
+            });
+        });
+    }
+
+    async fn was_sent(&self, tenant: &TenantId, id: EndpointId) {
+        let now = self.0.clock.now();
+        if let Err(problem) = self.0.store.change_endpoint(tenant, id, EndpointChange::Mailed, now).await {
+            warn!(endpoint.id = %id, "a mail was sent, but that could not be written down: {problem}");
+        }
+    }
+
+    fn under_way(&self) -> std::sync::MutexGuard<'_, HashSet<EndpointId>> {
+        self.0.under_way.lock().expect("nothing panics while it is held")
+    }
+}
+
+/// What a letter is written for.
+struct MailOccasion {
+    what: text::MailReason,
+    reason: String,
+    since: Timestamp,
+    next_probe_at: Option<Timestamp>,
+}
+
+impl MailOccasion {
+    fn of(endpoint_event: &EndpointEvent, what: text::MailReason) -> Self {
+        let reason = endpoint_event.reason.clone().unwrap_or_default();
+        Self { what, reason, since: endpoint_event.at, next_probe_at: endpoint_event.until }
+    }
+}
+
+/// A letter that was posted; sent or dropped, it is no longer on its way.
+struct PendingMailGuard {
+    notifier: Notifier,
+    id: EndpointId,
+}
+
+impl Drop for PendingMailGuard {
+    fn drop(&mut self) {
+        self.notifier.under_way().remove(&self.id);
+    }
+}
+
+fn is_past(at: Option<Timestamp>, span: Duration, now: Timestamp) -> bool {
+    let since = at.map(|at| now.as_millisecond() - at.as_millisecond());
+    since.is_none_or(|since| u128::try_from(since).unwrap_or(0) >= span.as_millis())
+}

@@ -1,0 +1,240 @@
+//! What people are told: milestones in an endpoint's life, and the
+//! operational events made of them and of what became of deliveries.
+//!
+//! Operational events are ordinary events of the tenant `_system`, written in
+//! the same commit as what they tell of. About `_system` itself nothing is
+//! told, or a broken alert would make alerts for ever.
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::delivery::DeadCause;
+use super::endpoint::Endpoint;
+use super::event::{Event, EventKey, EventType};
+use super::id::{DeliveryId, EndpointId, EventId, TenantId};
+use super::url_versions::masked;
+
+/// Who did something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Actor {
+    /// Somebody, through the API.
+    Person,
+    /// The receiver, with its answer.
+    Receiver,
+    /// The gateway, by its rules.
+    Gateway,
+}
+
+impl Actor {
+    /// The author as written everywhere.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Person => "person",
+            Self::Receiver => "receiver",
+            Self::Gateway => "gateway",
+        }
+    }
+}
+
+/// Something that happened to an endpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointEvent {
+    /// When.
+    pub at: Timestamp,
+    /// What.
+    pub what: EndpointEventKind,
+    /// Why.
+    pub reason: Option<String>,
+    /// Through whom.
+    pub by: Actor,
+    /// When it is probed next, where its breaker opened.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<Timestamp>,
+}
+
+/// What may happen to an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EndpointEventKind {
+    /// It was paused.
+    Paused,
+    /// It was resumed.
+    Resumed,
+    /// It was disabled.
+    Disabled,
+    /// Its breaker opened.
+    BreakerOpened,
+    /// A probe failed, and its breaker stays open.
+    ProbeFailed,
+    /// Its breaker closed, into a ramp.
+    BreakerClosed,
+    /// It delivers again after trouble.
+    Recovered,
+}
+
+impl EndpointEventKind {
+    /// As it is written everywhere.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Paused => "paused",
+            Self::Resumed => "resumed",
+            Self::Disabled => "disabled",
+            Self::BreakerOpened => "breaker_opened",
+            Self::ProbeFailed => "probe_failed",
+            Self::BreakerClosed => "breaker_closed",
+            Self::Recovered => "recovered",
+        }
+    }
+
+    /// The type of the operational event that tells of it, if one does.
+    pub fn event_type(self) -> Option<&'static str> {
+        match self {
+            Self::Paused => Some("endpoint.paused"),
+            Self::Disabled => Some("endpoint.disabled"),
+            Self::Recovered => Some("endpoint.recovered"),
+            Self::BreakerOpened => Some("breaker.opened"),
+            Self::BreakerClosed => Some("breaker.closed"),
+            Self::Resumed | Self::ProbeFailed => None,
+        }
+    }
+}
+
+/// Something to be told as an operational event.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OperationalEvent {
+    /// The event's type.
+    pub event_type: &'static str,
+    /// Whose endpoint it is about.
+    pub tenant: TenantId,
+    /// What is told.
+    pub data: Map<String, Value>,
+}
+
+/// A delivery that news may be about.
+#[derive(Debug, Clone, Copy)]
+pub struct DeliverySubject<'a> {
+    /// Whose it is.
+    pub tenant: &'a TenantId,
+    /// Where it goes.
+    pub endpoint: EndpointId,
+    /// Which one.
+    pub delivery: DeliveryId,
+    /// The key of its lane, if it is in one that has a key.
+    pub key: Option<&'a str>,
+}
+
+impl OperationalEvent {
+    /// Tells of a milestone, if it is one that is told.
+    pub fn of_milestone(endpoint: &Endpoint, endpoint_event: &EndpointEvent) -> Option<Self> {
+        let mut data = Map::new();
+        data.insert("tenant".into(), json!(endpoint.tenant));
+        data.insert("endpoint".into(), json!(endpoint.id));
+        data.insert("url".into(), json!(masked(&endpoint.settings.url)));
+        data.insert("description".into(), json!(endpoint.settings.description));
+        data.insert("at".into(), json!(endpoint_event.at));
+        data.insert("reason".into(), json!(endpoint_event.reason));
+        data.insert("by".into(), json!(endpoint_event.by));
+        if let Some(until) = endpoint_event.until {
+            data.insert("next_probe_at".into(), json!(until));
+        }
+        Some(Self { event_type: endpoint_event.what.event_type()?, tenant: endpoint.tenant.clone(), data })
+    }
+
+    /// Tells of a dead letter.
+    pub fn of_death(
+        subject: DeliverySubject<'_>,
+        event: &EventId,
+        event_type: &str,
+        cause: DeadCause,
+        attempts: u32,
+        at: Timestamp,
+    ) -> Self {
+        let mut operational_event = Self::about("delivery.dead", subject, at);
+        operational_event.data.insert("event".into(), json!(event));
+        operational_event.data.insert("event_type".into(), json!(event_type));
+        operational_event.data.insert("cause".into(), json!(cause));
+        operational_event.data.insert("attempts".into(), json!(attempts));
+        operational_event
+    }
+
+    /// Tells that a lane stands behind a dead letter.
+    pub fn of_blocked_lane(subject: DeliverySubject<'_>, at: Timestamp) -> Self {
+        Self::about("lane.blocked", subject, at)
+    }
+
+    /// Tells that a lane no longer stands behind this dead letter.
+    pub fn of_unblocked_lane(subject: DeliverySubject<'_>, at: Timestamp) -> Self {
+        Self::about("lane.unblocked", subject, at)
+    }
+
+    fn about(event_type: &'static str, subject: DeliverySubject<'_>, at: Timestamp) -> Self {
+        let mut data = Map::new();
+        data.insert("tenant".into(), json!(subject.tenant));
+        data.insert("endpoint".into(), json!(subject.endpoint));
+        data.insert("delivery".into(), json!(subject.delivery));
+        data.insert("key".into(), json!(subject.key));
+        data.insert("at".into(), json!(at));
+        Self { event_type, tenant: subject.tenant.clone(), data }
+    }
+
+    /// The operational event, or nothing where it would be about the tenant
+    /// that is told itself.
+    pub fn event(self, now: Timestamp, random: u128) -> Option<Event> {
+        if self.tenant.is_system() {
+            return None;
+        }
+        let data = serde_json::to_vec(&Value::Object(self.data)).expect("news are plain data");
+        Some(Event {
+            id: EventId::mint(now, random),
+            tenant: TenantId::system(),
+            event_type: EventType::from_stored(self.event_type),
+            key: None::<EventKey>,
+            timestamp: None,
+            schema_version: None,
+            expires_at: None,
+            endpoints: None,
+            accepted_at: now,
+            data: Bytes::from(data),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at() -> Timestamp {
+        Timestamp::from_second(1_700_000_000).unwrap()
+    }
+
+    fn subject(tenant: &TenantId) -> DeliverySubject<'_> {
+        DeliverySubject {
+            tenant,
+            endpoint: EndpointId::mint(at(), 1),
+            delivery: DeliveryId::mint(at(), 2),
+            key: Some("k"),
+        }
+    }
+
+    #[test]
+    fn a_dead_letter_is_told_with_its_cause() {
+        let acme: TenantId = "acme".parse().unwrap();
+        let id = EventId::from_stored("evt_1");
+        let operational_event =
+            OperationalEvent::of_death(subject(&acme), &id, "invoice.paid", DeadCause::Refused, 3, at());
+        let event = operational_event.event(at(), 7).unwrap();
+        assert_eq!((event.tenant.as_str(), event.event_type.as_str()), ("_system", "delivery.dead"));
+        let data: Value = serde_json::from_slice(&event.data).unwrap();
+        assert_eq!(data["cause"], "refused");
+        assert_eq!((&data["tenant"], &data["key"], &data["attempts"]), (&json!("acme"), &json!("k"), &json!(3)));
+    }
+
+    #[test]
+    fn nothing_is_told_about_the_tenant_that_is_told() {
+        let system = TenantId::system();
+        assert!(OperationalEvent::of_blocked_lane(subject(&system), at()).event(at(), 7).is_none());
+    }
+}

@@ -1,0 +1,145 @@
+//! An embedded store that is read to be moved elsewhere: locked, brought to
+//! its newest shape, and not changed otherwise.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use rusqlite::types::{Value as Stored, ValueRef};
+use rusqlite::{Connection, params_from_iter};
+use serde_json::{Map, Value};
+
+use super::{Durability, lock, migrate, prepare};
+use crate::store::seal::Seal;
+
+/// A row, by the names of its columns. Bytes are written as PostgreSQL does.
+pub type SourceRow = Map<String, Value>;
+
+/// The store in a data directory, for as long as nobody else may open it.
+pub struct StoreSource {
+    db: Connection,
+    folder: PathBuf,
+    _lock: File,
+}
+
+impl StoreSource {
+    /// Locks a data directory and opens the store in it.
+    pub fn open(folder: &Path) -> anyhow::Result<Self> {
+        let path = folder.join("posthaste.db");
+        if !path.exists() {
+            bail!("there is no store in {}; name the data directory that holds posthaste.db", folder.display());
+        }
+        let lock = lock(folder).context("the gateway must be stopped while its store is moved")?;
+        let db = Connection::open(&path).with_context(|| format!("cannot open the store {}", path.display()))?;
+        prepare(&db, Durability::Synced).with_context(|| format!("cannot prepare the store {}", path.display()))?;
+        migrate(&db, &path)?;
+        Ok(Self { db, folder: folder.to_owned(), _lock: lock })
+    }
+
+    /// The key its secrets are sealed with, if that is among these.
+    pub fn matching_key(&self, seal: &Seal) -> anyhow::Result<Seal> {
+        super::check_master_key(&self.db, seal)
+    }
+
+    /// Its data directory.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// A number that it tells of itself.
+    pub fn count(&self, sql: &str) -> anyhow::Result<u64> {
+        let count: i64 = self.db.query_row(sql, [], |row| row.get(0))?;
+        Ok(u64::try_from(count)?)
+    }
+
+    /// Rows of a question, in its order: at most so many, and no more once
+    /// they hold this many bytes. The question's parameters are where the
+    /// last ones ended, and how many there may be.
+    pub fn rows(&self, sql: &str, after: &[Value], limit: usize, bytes_max: usize) -> anyhow::Result<Vec<SourceRow>> {
+        let mut bound: Vec<Stored> = after.iter().map(stored).collect();
+        bound.push(Stored::Integer(i64::try_from(limit)?));
+        let mut statement = self.db.prepare_cached(sql)?;
+        let names: Vec<String> = statement.column_names().map(str::to_owned).collect();
+        let mut found = statement.query(params_from_iter(bound))?;
+        let (mut rows, mut bytes) = (Vec::new(), 0);
+        while let Some(row) = found.next()? {
+            let mut values = SourceRow::new();
+            for (n, name) in names.iter().enumerate() {
+                let value = row.get_ref(n)?;
+                bytes += size(value);
+                values.insert(name.clone(), error_text(value)?);
+            }
+            rows.push(values);
+            if bytes >= bytes_max {
+                break;
+            }
+        }
+        Ok(rows)
+    }
+}
+
+fn stored(value: &Value) -> Stored {
+    match value {
+        Value::Number(number) => Stored::Integer(number.as_i64().unwrap_or_default()),
+        Value::String(text) => Stored::Text(text.clone()),
+        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => Stored::Null,
+    }
+}
+
+fn error_text(value: ValueRef<'_>) -> anyhow::Result<Value> {
+    Ok(match value {
+        ValueRef::Null => Value::Null,
+        ValueRef::Integer(number) => number.into(),
+        ValueRef::Real(number) => number.into(),
+        // PostgreSQL's text cannot hold a NUL. Nothing that is checked when
+        // it comes in has one; an error message of a receiver might.
+        ValueRef::Text(text) => std::str::from_utf8(text)?.replace('\0', "\u{fffd}").into(),
+        ValueRef::Blob(bytes) => {
+            let mut text = String::with_capacity(2 + 2 * bytes.len());
+            text.push_str("\\x");
+            for byte in bytes {
+                for digit in [byte >> 4, byte & 15] {
+                    text.push(char::from_digit(digit.into(), 16).expect("a hexadecimal digit"));
+                }
+            }
+            text.into()
+        }
+    })
+}
+
+fn size(value: ValueRef<'_>) -> usize {
+    match value {
+        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes.len(),
+        ValueRef::Null | ValueRef::Integer(_) | ValueRef::Real(_) => 8,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::store::embedded::EmbeddedStore;
+
+    #[tokio::test]
+    async fn a_store_is_read_page_by_page_and_only_while_nobody_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(StoreSource::open(folder.path()).is_err_and(|why| why.to_string().contains("no store in")));
+        let store = EmbeddedStore::open(folder.path(), Durability::Unsynced).unwrap();
+        let why = format!("{:#}", StoreSource::open(folder.path()).map(|_| ()).unwrap_err());
+        assert!(why.contains("must be stopped") && why.contains("in use by another posthaste"), "{why}");
+        store.close().await;
+        let source = StoreSource::open(folder.path()).unwrap();
+        assert!(EmbeddedStore::open(folder.path(), Durability::Unsynced).is_err(), "it is kept locked");
+        source.db.execute_batch("CREATE TABLE t (a, b)").unwrap();
+        for n in 1..=5 {
+            source.db.execute("INSERT INTO t VALUES (?, ?)", (n, [n as u8, 255].as_slice())).unwrap();
+        }
+        let sql = "SELECT a, b, 'x' || char(0) AS c, NULL AS d FROM t WHERE a > ? ORDER BY a LIMIT ?";
+        let page = source.rows(sql, &[json!(2)], 2, 1_000).unwrap();
+        assert_eq!(json!(page)[0], json!({"a": 3, "b": "\\x03ff", "c": "x\u{fffd}", "d": null}));
+        assert_eq!((page.len(), &page[1]["a"]), (2, &json!(4)));
+        assert_eq!(source.rows(sql, &[json!(0)], 9, 20).unwrap().len(), 1, "bytes end a page, too");
+        assert_eq!(source.count("SELECT count(*) FROM t").unwrap(), 5);
+    }
+}

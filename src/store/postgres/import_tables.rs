@@ -1,0 +1,367 @@
+//! What an embedded installation consists of, and where each part of it goes.
+//!
+//! Numbers stay as they are: a delivery's id holds its number. They count up
+//! from 1, and those given here begin with a time, so the two never meet;
+//! what is moved lies before every day, in the partition for the rest.
+
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::model::id::EndpointId;
+use crate::model::shard::Shard;
+use crate::store::embedded::store_source::SourceRow;
+use crate::store::postgres::rows::stored_tenant;
+
+/// One table of the source.
+pub struct SourceTable {
+    /// What it holds, in words.
+    pub name: &'static str,
+    /// Reads it, after a place and up to a number of rows. What is called
+    /// `_1`, `_2` is the place of a row; other names with a `_` are for
+    /// [`Part::complete`] alone.
+    pub select: &'static str,
+    /// The place before the first row.
+    pub begin: fn() -> Vec<Value>,
+    /// How many rows it has.
+    pub count: &'static str,
+    /// Adds to a row what the source does not know.
+    pub complete: fn(&mut SourceRow) -> Option<()>,
+    /// Where its rows go.
+    pub into: &'static [TargetTable],
+}
+
+/// One table of the target.
+pub struct TargetTable {
+    /// Its name.
+    pub table: &'static str,
+    /// What is written of a row.
+    pub columns: &'static str,
+    /// What if it is there already.
+    pub otherwise: &'static str,
+    /// Which rows go there.
+    pub takes: fn(&SourceRow) -> bool,
+}
+
+/// A count that must be the same on both sides.
+pub struct CountCheck {
+    /// Of what, in words.
+    pub name: &'static str,
+    /// How the source counts.
+    pub source: &'static str,
+    /// How the target counts.
+    pub target: &'static str,
+}
+
+/// What every delivery has, whatever became of it.
+macro_rules! delivery {
+    ($more:literal) => {
+        concat!(
+            "no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed, expires_at, replayed_at, ",
+            "attempts, attempts_before, first_attempt_at, age_from, held_before, not_found, no_such_name, ",
+            "forbidden_target, last_delay, max_age, stumbles, stumble, due_at, ",
+            $more
+        )
+    };
+}
+
+/// All parts, in the order they are moved in.
+pub fn all() -> Vec<SourceTable> {
+    vec![
+        SourceTable {
+            name: "notes",
+            // The target has its own of these.
+            select: "SELECT rowid AS _1, name, value FROM notes
+                     WHERE rowid > ?1 AND name NOT IN ('master_key_check', 'moving', 'moved_from')
+                     ORDER BY rowid LIMIT ?2",
+            begin: first,
+            count: "SELECT count(*) FROM notes",
+            complete: as_it_is,
+            into: &[TargetTable {
+                table: "notes",
+                columns: "name, value",
+                otherwise: "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                takes: every,
+            }],
+        },
+        SourceTable {
+            name: "tenants",
+            select: "SELECT no AS _1, no, id, name, defaults, quota, limits, created_at, deleted_at, 1 AS version
+                     FROM tenants WHERE no > ?1 ORDER BY no LIMIT ?2",
+            begin: first,
+            count: "SELECT count(*) FROM tenants",
+            complete: as_it_is,
+            into: &[TargetTable {
+                table: "tenants",
+                columns: "no, id, name, defaults, quota, limits, created_at, deleted_at, version",
+                otherwise: "",
+                takes: every,
+            }],
+        },
+        SourceTable {
+            name: "endpoints",
+            select:
+                "SELECT p.no AS _1, p.no, lower(hex(p.id)) AS id, p.tenant, t.id AS _tenant, p.settings, p.urls, p.standing,
+                            p.quiet_until, p.mailed_at, p.created_at, p.updated_at, p.deleted_at, p.swept_at, p.skips,
+                            1 AS version, p.no AS endpoint, p.health,
+                            coalesce(json_extract(p.health, '$.life'), 0) AS life,
+                            coalesce(json_extract(p.health, '$.serial'), 0) AS serial
+                     FROM endpoints p JOIN tenants t ON t.no = p.tenant WHERE p.no > ?1 ORDER BY p.no LIMIT ?2",
+            begin: first,
+            count: "SELECT count(*) FROM endpoints",
+            complete: with_shard,
+            into: &[
+                TargetTable {
+                    table: "endpoints",
+                    columns: "no, id, tenant, shard, settings, urls, standing, quiet_until, mailed_at, created_at, updated_at, \
+                              deleted_at, swept_at, skips, version",
+                    otherwise: "",
+                    takes: every,
+                },
+                TargetTable { table: "health", columns: "endpoint, life, serial, health", otherwise: "", takes: has_health },
+            ],
+        },
+        SourceTable {
+            name: "tokens",
+            select: "SELECT rowid AS _1, lower(hex(id)) AS id, tenant, name, rights, '\\x' || lower(hex(hash)) AS hash,
+                            created_at, expires_at, used_at, 1 AS version
+                     FROM tokens WHERE rowid > ?1 ORDER BY rowid LIMIT ?2",
+            begin: first,
+            count: "SELECT count(*) FROM tokens",
+            complete: as_it_is,
+            into: &[TargetTable {
+                table: "tokens",
+                columns: "id, tenant, name, rights, hash, created_at, expires_at, used_at, version",
+                otherwise: "",
+                takes: every,
+            }],
+        },
+        SourceTable {
+            name: "audit log",
+            select: "SELECT lower(hex(id)) AS _1, lower(hex(id)) AS id, tenant, tenant_id, record
+                     FROM audit WHERE id > unhex(?1) ORDER BY id LIMIT ?2",
+            begin: || vec!["".into()],
+            count: "SELECT count(*) FROM audit",
+            complete: as_it_is,
+            into: &[TargetTable { table: "audit", columns: "id, tenant, tenant_id, record", otherwise: "", takes: every }],
+        },
+        SourceTable {
+            name: "secrets",
+            select: "SELECT rowid AS _1, lower(hex(id)) AS id, endpoint, sealed, created_at, expires_at
+                     FROM secrets WHERE rowid > ?1 ORDER BY rowid LIMIT ?2",
+            begin: first,
+            count: "SELECT count(*) FROM secrets",
+            complete: as_it_is,
+            into: &[TargetTable {
+                table: "secrets",
+                columns: "id, endpoint, sealed, created_at, expires_at",
+                otherwise: "",
+                takes: every,
+            }],
+        },
+        SourceTable {
+            name: "milestones",
+            select: "SELECT no AS _1, no, endpoint, at, record FROM milestones WHERE no > ?1 ORDER BY no LIMIT ?2",
+            begin: first,
+            count: "SELECT count(*) FROM milestones",
+            complete: as_it_is,
+            into: &[TargetTable { table: "milestones", columns: "no, endpoint, at, record", otherwise: "", takes: every }],
+        },
+        SourceTable {
+            name: "events",
+            // An id of our own minting has no fingerprint; an empty one is
+            // nobody's, so whoever sends it as theirs meets a conflict.
+            select: "SELECT no AS _1, no, no AS event, tenant, id, type, key, timestamp, accepted_at, schema_version,
+                            endpoints, expires_at, first_delivery, deliveries, data, checksum, withheld,
+                            coalesce(fingerprint, x'') AS fingerprint
+                     FROM events WHERE no > ?1 ORDER BY no LIMIT ?2",
+            begin: first,
+            count: "SELECT count(*) FROM events",
+            complete: as_it_is,
+            into: &[
+                TargetTable {
+                    table: "events",
+                    columns: "no, tenant, id, type, key, timestamp, accepted_at, schema_version, endpoints, expires_at, \
+                              first_delivery, deliveries, data, checksum, withheld",
+                    otherwise: "",
+                    takes: every,
+                },
+                TargetTable {
+                    table: "ids",
+                    columns: "tenant, id, event, fingerprint, accepted_at, deliveries",
+                    otherwise: "",
+                    takes: every,
+                },
+            ],
+        },
+        SourceTable {
+            name: "figures of what is stored",
+            // What was moved has no day here.
+            select: "SELECT tenant AS _1, tenant, 0 AS day, 0 AS node, sum(bytes) AS bytes
+                     FROM stored WHERE tenant > ?1 GROUP BY tenant ORDER BY tenant LIMIT ?2",
+            begin: first,
+            count: "SELECT count(DISTINCT tenant) FROM stored",
+            complete: as_it_is,
+            into: &[TargetTable { table: "stored", columns: "tenant, day, node, bytes", otherwise: "", takes: every }],
+        },
+        deliveries(),
+        SourceTable {
+            name: "attempts",
+            // The last one of what is over is in its delivery's own row.
+            select: "SELECT a.no AS _1, a.no >> 20 AS delivery, a.no & 0xfffff AS number, a.record,
+                            d.state <> 0 AND NOT EXISTS
+                                (SELECT 1 FROM attempts b WHERE b.no > a.no AND b.no <= (a.no | 0xfffff)) AS _is_last
+                     FROM attempts a JOIN deliveries d ON d.no = a.no >> 20 WHERE a.no > ?1 ORDER BY a.no LIMIT ?2",
+            begin: first,
+            count: "SELECT count(*) FROM attempts",
+            complete: as_it_is,
+            into: &[TargetTable {
+                table: "attempts",
+                columns: "delivery, number, record",
+                otherwise: "",
+                takes: |row| row["_is_last"] == 0,
+            }],
+        },
+        SourceTable {
+            name: "lanes",
+            select: "SELECT endpoint AS _1, lane AS _2, endpoint, lane, last_seq, head, head_since, touched_at
+                     FROM lanes WHERE (endpoint, lane) > (?1, ?2) ORDER BY endpoint, lane LIMIT ?3",
+            begin: || vec![0.into(), "".into()],
+            count: "SELECT count(*) FROM lanes",
+            complete: as_it_is,
+            into: &[TargetTable {
+                table: "lanes",
+                columns: "endpoint, lane, last_seq, head, head_since, touched_at",
+                otherwise: "",
+                takes: every,
+            }],
+        },
+    ]
+}
+
+fn deliveries() -> SourceTable {
+    const WAITING: &str = delivery!("behind, look_at, urgent, origin");
+    const OVER: &str = delivery!("last, state, cause, finished_at");
+    SourceTable {
+        name: "deliveries",
+        select: "SELECT d.no AS _1, d.no, d.tenant, t.id AS _tenant, d.endpoint, lower(hex(p.id)) AS id, d.event,
+                        d.created_at, d.format, d.lane, d.seq, d.passed, d.expires_at, d.replayed_at, d.attempts,
+                        d.attempts_before, d.first_attempt_at, d.age_from, d.held_before, d.not_found, d.no_such_name,
+                        d.forbidden_target, d.last_delay, d.max_age, d.stumbles, d.stumble, d.due_at, d.behind,
+                        d.look_at, d.urgent, 0 AS origin, d.state, d.cause, d.finished_at,
+                        CASE WHEN d.state <> 0 THEN
+                            (SELECT a.record FROM attempts a WHERE a.no > d.no << 20 AND a.no <= (d.no << 20 | 0xfffff)
+                             ORDER BY a.no DESC LIMIT 1) END AS last
+                 FROM deliveries d JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = p.tenant
+                 WHERE d.no > ?1 ORDER BY d.no LIMIT ?2",
+        begin: first,
+        count: "SELECT count(*) FROM deliveries",
+        complete: with_shard,
+        into: &[
+            TargetTable { table: "queue", columns: WAITING, otherwise: "", takes: |row| row["state"] == 0 },
+            TargetTable { table: "dead", columns: OVER, otherwise: "", takes: |row| row["state"] == 2 },
+            TargetTable {
+                table: "finished",
+                columns: OVER,
+                otherwise: "",
+                takes: |row| row["state"] == 1 || row["state"] == 3,
+            },
+        ],
+    }
+}
+
+/// What is counted on both sides when all is moved.
+pub const CHECKS: &[CountCheck] = &[
+    CountCheck {
+        name: "tenants",
+        source: "SELECT count(*) FROM tenants",
+        target: "SELECT count(*) FROM posthaste.tenants",
+    },
+    CountCheck {
+        name: "endpoints",
+        source: "SELECT count(*) FROM endpoints",
+        target: "SELECT count(*) FROM posthaste.endpoints",
+    },
+    CountCheck {
+        name: "secrets",
+        source: "SELECT count(*) FROM secrets",
+        target: "SELECT count(*) FROM posthaste.secrets",
+    },
+    CountCheck {
+        name: "tokens",
+        source: "SELECT count(*) FROM tokens",
+        target: "SELECT count(*) FROM posthaste.tokens",
+    },
+    CountCheck {
+        name: "entries of the audit log",
+        source: "SELECT count(*) FROM audit",
+        target: "SELECT count(*) FROM posthaste.audit",
+    },
+    CountCheck {
+        name: "milestones",
+        source: "SELECT count(*) FROM milestones",
+        target: "SELECT count(*) FROM posthaste.milestones",
+    },
+    CountCheck {
+        name: "events",
+        source: "SELECT count(*) FROM events",
+        target: "SELECT count(*) FROM posthaste.events",
+    },
+    CountCheck {
+        name: "event ids",
+        source: "SELECT count(*) FROM events",
+        target: "SELECT count(*) FROM posthaste.ids",
+    },
+    CountCheck {
+        name: "waiting deliveries",
+        source: "SELECT count(*) FROM deliveries WHERE state = 0",
+        target: "SELECT count(*) FROM posthaste.queue",
+    },
+    CountCheck {
+        name: "delivered ones",
+        source: "SELECT count(*) FROM deliveries WHERE state = 1",
+        target: "SELECT count(*) FROM posthaste.finished WHERE state = 1",
+    },
+    CountCheck {
+        name: "dead letters",
+        source: "SELECT count(*) FROM deliveries WHERE state = 2",
+        target: "SELECT count(*) FROM posthaste.dead",
+    },
+    CountCheck {
+        name: "cancelled ones",
+        source: "SELECT count(*) FROM deliveries WHERE state = 3",
+        target: "SELECT count(*) FROM posthaste.finished WHERE state = 3",
+    },
+    CountCheck {
+        name: "attempts",
+        source: "SELECT count(*) FROM attempts a JOIN deliveries d ON d.no = a.no >> 20",
+        target: "SELECT (SELECT count(*) FROM posthaste.attempts) + (SELECT count(last) FROM posthaste.finished)
+                      + (SELECT count(last) FROM posthaste.dead)",
+    },
+    CountCheck { name: "lanes", source: "SELECT count(*) FROM lanes", target: "SELECT count(*) FROM posthaste.lanes" },
+];
+
+fn first() -> Vec<Value> {
+    vec![0.into()]
+}
+
+fn every(_: &SourceRow) -> bool {
+    true
+}
+
+fn as_it_is(_: &mut SourceRow) -> Option<()> {
+    Some(())
+}
+
+fn has_health(row: &SourceRow) -> bool {
+    row["health"] != "{}"
+}
+
+fn with_shard(row: &mut SourceRow) -> Option<()> {
+    let shard = Shard::of(&stored_tenant(row["_tenant"].as_str()?), endpoint(&row["id"])?);
+    row.insert("shard".into(), shard.0.into());
+    Some(())
+}
+
+fn endpoint(hex: &Value) -> Option<EndpointId> {
+    hex.as_str().and_then(|hex| Uuid::try_parse(hex).ok()).map(EndpointId)
+}

@@ -1,0 +1,56 @@
+//! Asking: a question is a transaction of its own that can only read, and not
+//! for long.
+
+use tokio_postgres::Row;
+
+use super::PostgresState;
+use super::transaction::{PgTransaction, SqlParameter, with_timeout};
+use crate::store::Result;
+
+/// No question looks at an unbounded number of rows. One that takes longer
+/// than this has met trouble, and must not add to it.
+const BEGIN: &str = "BEGIN READ ONLY; SET LOCAL statement_timeout = '5s'";
+
+/// Asks one question. Its begin and its end travel with it: one round trip.
+pub async fn read_rows(shared: &PostgresState, sql: &str, bound: &[SqlParameter<'_>]) -> Result<Vec<Row>> {
+    let mut tx = PgTransaction::open(&shared.pool).await?;
+    let client = tx.client();
+    let (begun, answer, ended) = tokio::join!(
+        biased;
+        with_timeout(client.batch_execute(BEGIN)),
+        with_timeout(client.query_typed(sql, bound)),
+        with_timeout(client.batch_execute("COMMIT")),
+    );
+    if ended.is_ok() {
+        tx.return_connection();
+    }
+    begun?;
+    answer
+}
+
+/// Asks two questions with one round trip. Each sees a moment of its own.
+pub async fn read_both(
+    shared: &PostgresState,
+    (one, one_bound): (&str, &[SqlParameter<'_>]),
+    (two, two_bound): (&str, &[SqlParameter<'_>]),
+) -> Result<(Vec<Row>, Vec<Row>)> {
+    let mut tx = PgTransaction::open(&shared.pool).await?;
+    let client = tx.client();
+    let (begun, one, two, ended) = tokio::join!(
+        biased;
+        with_timeout(client.batch_execute(BEGIN)),
+        with_timeout(client.query_typed(one, one_bound)),
+        with_timeout(client.query_typed(two, two_bound)),
+        with_timeout(client.batch_execute("COMMIT")),
+    );
+    if ended.is_ok() {
+        tx.return_connection();
+    }
+    begun?;
+    Ok((one?, two?))
+}
+
+/// Asks for at most one row.
+pub async fn read_one(shared: &PostgresState, sql: &str, bound: &[SqlParameter<'_>]) -> Result<Option<Row>> {
+    Ok(read_rows(shared, sql, bound).await?.into_iter().next())
+}

@@ -1,0 +1,102 @@
+//! Numbers for events and deliveries: time first, unique without asking.
+//!
+//! 41 bits of milliseconds since 2020, 8 bits of the node, 13 bits counted up
+//! within the millisecond: 62 in all, which is what a delivery's id has room
+//! for. A list by number is a list by time, over all nodes, and a partition
+//! of numbers is a day.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+/// 2020-01-01.
+const EPOCH_MS: i64 = 1_577_836_800_000;
+const NODE_BITS: u32 = 8;
+const COUNT_BITS: u32 = 13;
+const COUNT_MAX: i64 = (1 << COUNT_BITS) - 1;
+
+/// How many milliseconds are remembered: clocks step back, and simulated ones
+/// jump about.
+const REMEMBERED: usize = 1_024;
+
+/// Gives out numbers for one node.
+#[derive(Debug)]
+pub struct Snowflake {
+    node: i64,
+    /// The count to go on with, by millisecond.
+    next: Mutex<BTreeMap<i64, i64>>,
+}
+
+impl Snowflake {
+    /// Of this node. Nodes 256 apart share numbers, but hardly a millisecond.
+    pub fn of(node: i64) -> Self {
+        Self { node: node & ((1 << NODE_BITS) - 1), next: Mutex::default() }
+    }
+
+    /// The first of a run of numbers for something accepted at this time. A
+    /// millisecond that is used up lends from the next.
+    pub fn take(&self, accepted_ms: i64, count: usize) -> i64 {
+        let count = i64::try_from(count.max(1)).expect("runs are short");
+        assert!(count <= COUNT_MAX, "an event has at most a thousand deliveries");
+        let mut next = self.next.lock().expect("counting does not panic");
+        let mut ms = accepted_ms.max(EPOCH_MS);
+        loop {
+            let taken = next.entry(ms).or_insert(0);
+            if *taken + count <= COUNT_MAX {
+                let first = first_of(ms) | (self.node << COUNT_BITS) | *taken;
+                *taken += count;
+                if next.len() > REMEMBERED {
+                    next.pop_first();
+                }
+                return first;
+            }
+            ms += 1;
+        }
+    }
+}
+
+/// The lowest number of this millisecond.
+pub fn first_of(ms: i64) -> i64 {
+    (ms - EPOCH_MS).max(0) << (NODE_BITS + COUNT_BITS)
+}
+
+/// The millisecond of a number.
+pub fn ms_of(no: i64) -> i64 {
+    (no >> (NODE_BITS + COUNT_BITS)) + EPOCH_MS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn numbers_are_unique_and_tell_their_time() {
+        let (one, two) = (Snowflake::of(1), Snowflake::of(2));
+        let ms = 1_800_000_000_000;
+        let mut seen = HashSet::new();
+        for n in 0..30_000 {
+            for numbers in [&one, &two] {
+                let no = numbers.take(ms + n % 2, 1);
+                assert!(seen.insert(no), "{no} was given twice");
+                // Lent from a later millisecond at most.
+                assert!((ms..ms + 8).contains(&ms_of(no)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_run_stays_together_and_later_numbers_are_higher() {
+        let numbers = Snowflake::of(300);
+        let first = numbers.take(1_700_000_000_000, 1_000);
+        let after = numbers.take(1_700_000_000_000, 1);
+        assert_eq!(after, first + 1_000);
+        assert!(numbers.take(1_700_000_000_001, 1) > after);
+        assert!(first >= first_of(1_700_000_000_000) && first < first_of(1_700_000_000_001));
+    }
+
+    #[test]
+    fn the_highest_number_fits_into_an_id() {
+        let year_2088 = 3_750_000_000_000;
+        assert!(Snowflake::of(255).take(year_2088, 1_000) < 1 << 62);
+    }
+}
