@@ -29,6 +29,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
 ];
 
 const FILE_LINES_MAX: usize = 610;
+const FIRST_PAGE_LINES_MAX: usize = 150;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -526,6 +527,96 @@ fn every_metric_that_a_query_names_exists() {
     assert!(named.len() > 8, "there are queries: {named:?}");
     let invented = named.difference(&known).map(|name| format!("`{name}`"));
     expect_none("metrics in the queries of docs/metrics.md that nothing shows", invented.collect());
+}
+
+/// Every page for people, by its path from the root of the repository.
+fn pages() -> Vec<String> {
+    let mut found = Vec::new();
+    for folder in ["", "docs", "docs/runbooks", "fuzz"] {
+        let entries = std::fs::read_dir(root().join(folder)).unwrap_or_else(|problem| panic!("{folder}: {problem}"));
+        let names = entries.map(|entry| entry.expect("a folder can be read").file_name());
+        let names = names.map(|name| name.into_string().expect("names are text")).filter(|name| name.ends_with(".md"));
+        found.extend(names.map(|name| if folder.is_empty() { name } else { format!("{folder}/{name}") }));
+    }
+    found.sort();
+    found
+}
+
+/// The text of a page without its examples.
+fn prose(page: &str) -> String {
+    let text = read(page);
+    let parts = text.split("\n```").step_by(2);
+    parts.collect::<Vec<_>>().join("\n")
+}
+
+/// Where the relative links of a page lead: a path from the root, and the name
+/// of a heading or nothing.
+fn links(page: &str) -> Vec<(String, String)> {
+    let folder = Path::new(page).parent().expect("a page is in a folder");
+    let text = prose(page);
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let own = targets.filter(|target| !target.contains("://"));
+    own.map(|target| {
+        let (path, heading) = target.split_once('#').unwrap_or((target, ""));
+        let mut parts: Vec<String> = Vec::new();
+        let whole = if path.is_empty() { PathBuf::from(page) } else { folder.join(path) };
+        for part in whole.iter().map(|part| part.to_string_lossy().into_owned()) {
+            if part == ".." { drop(parts.pop()) } else { parts.push(part) }
+        }
+        (parts.join("/"), heading.to_owned())
+    })
+    .collect()
+}
+
+/// A heading as links name it.
+fn anchor(heading: &str) -> String {
+    let heading = heading.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+    heading.chars().filter(|c| is_word(*c) || *c == '-').collect()
+}
+
+#[test]
+fn no_link_between_pages_is_dead() {
+    let mut wrong = Vec::new();
+    for page in pages() {
+        for (path, heading) in links(&page) {
+            let is_there = root().join(&path).exists();
+            let has_heading = || prose(&path).lines().any(|line| line.starts_with('#') && anchor(line) == heading);
+            if !is_there || !heading.is_empty() && !has_heading() {
+                wrong.push(format!("{page}: {path}#{heading}"));
+            }
+        }
+    }
+    expect_none("links that lead nowhere", wrong);
+}
+
+#[test]
+fn every_page_is_in_the_index() {
+    let index: BTreeSet<String> = links("docs/README.md").into_iter().map(|(path, _)| path).collect();
+    let elsewhere = ["README.md", "docs/README.md"];
+    let missing = pages().into_iter().filter(|page| !elsewhere.contains(&page.as_str()) && !index.contains(page));
+    expect_none("pages without a line in docs/README.md", missing.collect());
+}
+
+#[test]
+fn every_source_file_that_a_page_names_exists() {
+    let known: Vec<String> =
+        sources(&["src", "tests", "fuzz"]).into_iter().map(|source| format!("/{}", source.path)).collect();
+    let mut wrong = Vec::new();
+    for page in pages() {
+        let spans = code_spans(&read(&page)).into_iter();
+        let named = spans.filter(|span| span.ends_with(".rs") && span.chars().all(|c| is_word(c) || "./".contains(c)));
+        let missing = named.filter(|name| !known.iter().any(|path| path.ends_with(&format!("/{name}"))));
+        wrong.extend(missing.map(|name| format!("{page}: `{name}`")));
+    }
+    expect_none("files that pages name and nobody has", wrong);
+}
+
+#[test]
+fn the_first_pages_are_short() {
+    let wrong = ["README.md", "ARCHITECTURE.md"].map(|page| (page, read(page).lines().count()));
+    let wrong = wrong.into_iter().filter(|(_, lines)| *lines > FIRST_PAGE_LINES_MAX);
+    let wrong = wrong.map(|(page, lines)| format!("{page}: {lines} lines; what is more goes into docs/"));
+    expect_none(&format!("first pages longer than {FIRST_PAGE_LINES_MAX} lines"), wrong.collect());
 }
 
 #[test]

@@ -1,4 +1,7 @@
 //! Is it alive, is it ready, and what can it do?
+//!
+//! Serves `/healthz`, `/readyz`, `/metrics` and `/openapi.json`. What `/metrics`
+//! shows as of now is asked here, at the moment of the scrape.
 
 use std::time::Duration;
 

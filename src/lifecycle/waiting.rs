@@ -1,4 +1,7 @@
 //! Why is it not going? What a waiting delivery waits for, at this moment.
+//!
+//! Where several things hold a delivery, the first in the order of
+//! `docs/delivery.md` is the answer.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -1,4 +1,7 @@
 //! One HTTP request made for a delivery, and what came back.
+//!
+//! An attempt's [`Decision`] holds everything that was weighed after it; an
+//! explanation is told from that record and decides nothing.
 
 use std::time::Duration;
 

@@ -1,4 +1,6 @@
 //! Where the shared store is: a PostgreSQL, written as a URL.
+//!
+//! It is shown without its password.
 
 use std::fmt;
 use std::str::FromStr;

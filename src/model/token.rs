@@ -2,6 +2,8 @@
 //!
 //! A token is `pht_`, its id and 256 random bits. Only a hash is kept; the id
 //! finds it. It belongs to a tenant, or to the gateway itself.
+//!
+//! `Need` is what a route asks for, and which right holds it is decided here.
 
 use std::fmt;
 

@@ -3,6 +3,8 @@
 //! Every event asks who wants it, so the answer must cost no I/O. A store
 //! changes the index after the commit that made a change durable and before
 //! the change's caller is answered.
+//!
+//! It also counts what each tenant uses of its limits.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;

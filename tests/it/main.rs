@@ -71,4 +71,5 @@ mod thin;
 mod tls;
 mod tokens;
 mod told;
+mod tour;
 mod verdicts;

@@ -1,4 +1,7 @@
 //! One attempt, told in a straight line: sign, send, judge, decide, settle.
+//!
+//! A panic inside an attempt ends that attempt alone: it is counted with its
+//! delivery, and the third one ends the delivery as poisoned.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

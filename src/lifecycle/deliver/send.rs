@@ -2,6 +2,8 @@
 //!
 //! Nothing is followed, decompressed or sent a second time. The head of the
 //! answer decides; of its body only the beginning is kept.
+//!
+//! Connections are kept per tenant and kind of TLS, and never shared beyond that.
 
 use std::collections::HashMap;
 use std::error::Error;

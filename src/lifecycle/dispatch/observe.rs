@@ -1,4 +1,7 @@
-//! Hears what an answer says about its endpoint as a whole.
+//! Applies what an answer says about its endpoint as a whole.
+//!
+//! The answer goes to the endpoint's breaker; what it changes there (health,
+//! endpoint events, a stop) is written with the attempt.
 
 use jiff::Timestamp;
 

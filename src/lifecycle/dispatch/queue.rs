@@ -1,4 +1,8 @@
 //! The queue of one endpoint: what is about to go, and what keeps it.
+//!
+//! It knows what is ready and what is in flight, which lanes are busy, the
+//! endpoint's rate and its breaker. What a receiver has just asked for holds
+//! here until it is written down.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;

@@ -6,6 +6,10 @@
 //!
 //! Invariant: every delivery that may go is either known here (ready, parked
 //! or in flight) or due in the store at `stored_due` or later.
+//!
+//! An endpoint is in at most one line at a time. Whatever may change that (an
+//! answer, a free place of its rate, a resume, a read) ends in `arrange`, which
+//! offers it to its tenant's line again or plans when to look next.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;

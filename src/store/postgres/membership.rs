@@ -3,6 +3,10 @@
 //! One task does all of it, so a node's view changes in one order: it polls,
 //! renews its lease, takes out the dead, claims its share, hands over what is
 //! more than that, and tells the lifecycle.
+//!
+//! The poll runs every 20 ms, or every 100 ms while the node is alone. It asks
+//! what others accepted for this node's shards since the last one, by two
+//! snapshots (`sql/poll.sql`), and which questions others have put to it.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
