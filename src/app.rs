@@ -402,12 +402,12 @@ async fn admin_token(
     let path = folder.join(ADMIN_TOKEN_FILE);
     let cannot = || format!("cannot write the admin token to {}", path.display());
     let file = write_unnamed(folder, ".admin-token-", &format!("{token}\n")).with_context(cannot)?;
-    let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    let text = hex::encode(hash);
     if is_renewed {
-        store.put_setting(ADMIN_TOKEN_NOTE, hex).await?;
+        store.put_setting(ADMIN_TOKEN_NOTE, text).await?;
     } else {
-        let kept = store.put_setting_once(ADMIN_TOKEN_NOTE, hex.clone()).await?;
-        if kept != hex {
+        let kept = store.put_setting_once(ADMIN_TOKEN_NOTE, text.clone()).await?;
+        if kept != text {
             return Ok((stored_hash(&kept)?, None));
         }
     }
@@ -432,8 +432,6 @@ async fn reload_admin_token(api: Arc<ApiState>) {
     }
 }
 
-fn from_hex(hex: &str) -> Option<auth::TokenHash> {
-    let bytes: Vec<u8> =
-        (0..hex.len() / 2).map(|n| u8::from_str_radix(hex.get(2 * n..2 * n + 2)?, 16).ok()).collect::<Option<_>>()?;
-    bytes.try_into().ok()
+fn from_hex(text: &str) -> Option<auth::TokenHash> {
+    hex::decode(text).ok()?.try_into().ok()
 }

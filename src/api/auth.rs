@@ -4,8 +4,9 @@
 //! tenant is not there. So what it is told of another tenant's things, of
 //! things that do not exist and of tenants that do not is the same.
 
+use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use aws_lc_rs::{constant_time, digest};
@@ -57,12 +58,12 @@ impl AdminToken {
     /// Puts another token in force, and the last one out of it. Tells whether
     /// that changed anything.
     pub fn replace(&self, hash: TokenHash) -> bool {
-        let mut kept = self.0.write().expect("nothing panics while it is held");
+        let mut kept = self.0.write();
         std::mem::replace(&mut *kept, hash) != hash
     }
 
     fn matches(&self, token: &str) -> bool {
-        let kept = *self.0.read().expect("nothing panics while it is held");
+        let kept = *self.0.read();
         is_hash_of(&kept, token)
     }
 }
@@ -379,7 +380,7 @@ struct TokenUse {
 impl TokenUses {
     /// A token is used. Once a minute is often enough to know.
     fn record_use(&self, id: TokenId, now: Timestamp) {
-        let mut uses = self.0.lock().expect("nothing panics while it is held");
+        let mut uses = self.0.lock();
         let is_news = uses.get(&id).is_none_or(|known| now.duration_since(known.at).unsigned_abs() >= USES_KEPT_EVERY);
         if is_news {
             uses.insert(id, TokenUse { at: now, is_kept: false });
@@ -388,16 +389,16 @@ impl TokenUses {
 
     /// When a token was last used here.
     pub fn last(&self, id: TokenId) -> Option<Timestamp> {
-        self.0.lock().expect("nothing panics while it is held").get(&id).map(|known| known.at)
+        self.0.lock().get(&id).map(|known| known.at)
     }
 
     fn unwritten(&self) -> Vec<(TokenId, Timestamp)> {
-        let uses = self.0.lock().expect("nothing panics while it is held");
+        let uses = self.0.lock();
         uses.iter().filter(|(_, known)| !known.is_kept).map(|(id, known)| (*id, known.at)).collect()
     }
 
     fn mark_written(&self, kept: &[(TokenId, Timestamp)]) {
-        let mut uses = self.0.lock().expect("nothing panics while it is held");
+        let mut uses = self.0.lock();
         for (id, at) in kept {
             if let Some(known) = uses.get_mut(id).filter(|known| known.at == *at) {
                 known.is_kept = true;

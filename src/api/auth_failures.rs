@@ -8,9 +8,10 @@
 //! Invariant: however many addresses there are, memory, log lines and audit
 //! entries are bounded.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::Request;
@@ -193,7 +194,7 @@ impl AuthFailures {
         from: Network,
         now: Timestamp,
     ) -> FailureReaction {
-        let mut remembered = self.0.lock().expect("nothing panics while it is held");
+        let mut remembered = self.0.lock();
         let mut tally = remembered.failures_of(from, now);
         tally.count = tally.count.saturating_add(1);
         tally.kinds |= 1 << kind as u8;
@@ -316,7 +317,7 @@ mod tests {
             }
         }
         assert_eq!((lines, entries), (20, 60));
-        let remembered = failures.0.lock().unwrap();
+        let remembered = failures.0.lock();
         assert!(remembered.recent.len() <= ADDRESSES_MAX && remembered.earlier.len() <= ADDRESSES_MAX);
         assert_eq!(told + remembered.unlogged, 40_000 * u64::from(REPEATED), "what is not logged is counted");
     }

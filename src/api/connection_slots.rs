@@ -10,9 +10,10 @@
 //! Invariant: what decides does so under one lock; a request on a connection
 //! that is proven already does not take it.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -126,7 +127,7 @@ impl ConnectionSlots {
     }
 
     fn lock(&self) -> MutexGuard<'_, OpenConnections> {
-        self.open.lock().expect("nothing panics while it is held")
+        self.open.lock()
     }
 
     /// Closes what has shown no valid token and waits, once places are scarce.

@@ -4,7 +4,8 @@
 //! starts. This sees to those that cannot start: held back, paused, or behind
 //! others in their lane. Idle, it sleeps until the next one's time.
 
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -91,8 +92,8 @@ impl ExpirySchedule {
         until
     }
 
-    fn timer(&self) -> std::sync::MutexGuard<'_, ExpiryTimer> {
-        self.timer.lock().expect("nothing panics while it is held")
+    fn timer(&self) -> parking_lot::MutexGuard<'_, ExpiryTimer> {
+        self.timer.lock()
     }
 
     /// What waits for its first attempt is walked through now and then:

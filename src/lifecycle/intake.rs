@@ -11,10 +11,10 @@
 //! Invariant: whatever a request holds of the account is given back when its
 //! [`IntakePermit`] is dropped, on every way out.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -136,25 +136,25 @@ impl Intake {
 
     /// Counts a test of an endpoint, or says how long until there may be one.
     pub fn charge_test(&self, tenant: &TenantId, now: Timestamp) -> Result<(), Duration> {
-        self.tests.lock().expect("counting does not panic").charge(tenant, TEST_RATE, now)
+        self.tests.lock().charge(tenant, TEST_RATE, now)
     }
 
     /// Counts a fetch of a delivery's data, or says how long until there may
     /// be one.
     pub fn charge_fetch(&self, delivery: DeliveryId, now: Timestamp) -> Result<(), Duration> {
-        self.fetches.lock().expect("counting does not panic").charge(&delivery, FETCH_RATE, now)
+        self.fetches.lock().charge(&delivery, FETCH_RATE, now)
     }
 
     /// Counts a call of a tenant's token that hands in no events, or says how
     /// long until there may be one.
     pub fn charge_call(&self, tenant: &TenantId, rate: Rate, now: Timestamp) -> Result<(), Duration> {
-        self.calls.lock().expect("counting does not panic").charge(tenant, rate, now)
+        self.calls.lock().charge(tenant, rate, now)
     }
 
     /// Deliveries and bytes of a tenant are being taken in, until what is
     /// returned is dropped. With it: what was being taken in before.
     pub fn admit_usage(&self, tenant: &TenantId, deliveries: u64, bytes: u64) -> (IncomingUsage<'_>, (u64, u64)) {
-        let mut coming = self.incoming.lock().expect("counting does not panic");
+        let mut coming = self.incoming.lock();
         let theirs = coming.entry(tenant.clone()).or_default();
         let before = *theirs;
         *theirs = (before.0 + deliveries, before.1 + bytes);
@@ -181,11 +181,11 @@ impl Intake {
     }
 
     fn slow_bodies(&self) -> MutexGuard<'_, HashMap<TenantId, usize>> {
-        self.slow_bodies.lock().expect("counting does not panic")
+        self.slow_bodies.lock()
     }
 
     fn rates(&self) -> MutexGuard<'_, TenantRates<TenantId>> {
-        self.rates.lock().expect("counting does not panic")
+        self.rates.lock()
     }
 }
 
@@ -247,7 +247,7 @@ pub struct IncomingUsage<'a> {
 
 impl Drop for IncomingUsage<'_> {
     fn drop(&mut self) {
-        let mut coming = self.intake.incoming.lock().expect("counting does not panic");
+        let mut coming = self.intake.incoming.lock();
         if let Some(theirs) = coming.get_mut(&self.tenant) {
             *theirs = (theirs.0 - self.deliveries, theirs.1 - self.bytes);
             if *theirs == (0, 0) {

@@ -6,8 +6,9 @@
 //! kept, so a restart neither repeats nor forgets it. Nothing here goes
 //! through the endpoint it is about.
 
+use parking_lot::Mutex;
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -240,8 +241,8 @@ impl Notifier {
         }
     }
 
-    fn under_way(&self) -> std::sync::MutexGuard<'_, HashSet<EndpointId>> {
-        self.0.under_way.lock().expect("nothing panics while it is held")
+    fn under_way(&self) -> parking_lot::MutexGuard<'_, HashSet<EndpointId>> {
+        self.0.under_way.lock()
     }
 }
 

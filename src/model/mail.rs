@@ -108,20 +108,7 @@ fn is_loopback(host: &str) -> bool {
 
 /// The text with its `%40` and the like undone.
 pub(super) fn decoded(text: &str) -> Option<String> {
-    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
-    while let Some((first, after)) = rest.split_first() {
-        let pair = after.get(..2).filter(|pair| *first == b'%' && pair.iter().all(u8::is_ascii_hexdigit));
-        match pair.and_then(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &after[2..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
+    let bytes = percent_encoding::percent_decode_str(text).collect();
     String::from_utf8(bytes).ok().filter(|text| !text.chars().any(char::is_control))
 }
 

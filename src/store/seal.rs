@@ -88,7 +88,7 @@ impl MasterKey {
             .expect("the hash is as long as a key");
         let mut id = [0; ID_BYTES];
         id.copy_from_slice(&derived("posthaste: id, 1").as_ref()[..ID_BYTES]);
-        Self { key, id, check: hex(derived("posthaste: check, 1").as_ref()) }
+        Self { key, id, check: hex::encode(derived("posthaste: check, 1").as_ref()) }
     }
 
     fn fits(&self, check: &str) -> bool {
@@ -141,7 +141,7 @@ impl Seal {
     pub fn begin_rotation(path: &Path) -> anyhow::Result<Self> {
         let keys = read_keys(path)?;
         if let [old] = keys[..] {
-            let text = format!("{}\n{}\n", hex(&rand::random::<[u8; KEY_BYTES]>()), hex(&old));
+            let text = format!("{}\n{}\n", hex::encode(&rand::random::<[u8; KEY_BYTES]>()), hex::encode(&old));
             replace(path, &text).with_context(|| format!("cannot write a master key to {}", path.display()))?;
         }
         Self::read(path)
@@ -150,7 +150,7 @@ impl Seal {
     /// Takes the old key out of a file: nothing is sealed under it any more.
     pub fn end_rotation(path: &Path) -> anyhow::Result<()> {
         let keys = read_keys(path)?;
-        replace(path, &format!("{}\n", hex(&keys[0])))
+        replace(path, &format!("{}\n", hex::encode(&keys[0])))
             .with_context(|| format!("cannot take the old master key out of {}", path.display()))
     }
 
@@ -186,7 +186,7 @@ impl Seal {
 
     /// A fresh key to sign links with, as it is kept.
     pub fn new_link_key(&self) -> String {
-        STANDARD.encode(self.seal(ABOUT_LINKS, &hex(&rand::random::<[u8; KEY_BYTES]>())))
+        STANDARD.encode(self.seal(ABOUT_LINKS, &hex::encode(&rand::random::<[u8; KEY_BYTES]>())))
     }
 
     /// The key that is kept so.
@@ -262,7 +262,7 @@ fn read_keys(path: &Path) -> anyhow::Result<Vec<[u8; KEY_BYTES]>> {
 /// another was quicker.
 fn create(path: &Path) -> anyhow::Result<bool> {
     let key: [u8; KEY_BYTES] = rand::random();
-    Ok(put_if_absent(written(path, &format!("{}\n", hex(&key)))?, path)?)
+    Ok(put_if_absent(written(path, &format!("{}\n", hex::encode(&key)))?, path)?)
 }
 
 /// Puts a text in the place of a file, whole or not at all.
@@ -275,15 +275,8 @@ fn written(path: &Path, text: &str) -> std::io::Result<tempfile::NamedTempFile> 
     write_unnamed(folder_of(path), ".master-key-", text)
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn from_hex(hex: &str) -> Option<[u8; KEY_BYTES]> {
-    let is_hex = hex.len() == 2 * KEY_BYTES && hex.bytes().all(|digit| digit.is_ascii_hexdigit());
-    let digits = Some(hex).filter(|_| is_hex)?;
-    let byte = |n: usize| u8::from_str_radix(&digits[2 * n..2 * n + 2], 16).ok();
-    (0..KEY_BYTES).map(byte).collect::<Option<Vec<u8>>>()?.try_into().ok()
+fn from_hex(text: &str) -> Option<[u8; KEY_BYTES]> {
+    hex::decode(text).ok()?.try_into().ok()
 }
 
 #[cfg(test)]
@@ -323,7 +316,7 @@ mod tests {
         let check = seal(1).check();
         assert!(seal(1).fits(&check) && seal(1).fits(&format!("{check}\n")));
         assert!(!seal(2).fits(&check) && !seal(1).fits("") && !seal(1).fits(&check[1..]));
-        assert!(!check.contains(&hex(&[1; 4])));
+        assert!(!check.contains(&hex::encode(&[1; 4])));
         assert_eq!(format!("{:?}", seal(1)), "Seal");
     }
 

@@ -4,9 +4,10 @@
 //! request. What it decides, it decides on arrival: a sender that loses
 //! patience with a slow answer finds its repeat recognised.
 
+use parking_lot::Mutex;
 use std::io::Write;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
@@ -188,8 +189,8 @@ impl ListenReceiver {
         Ok(response(answer, Full::default()))
     }
 
-    fn ledger(&self) -> std::sync::MutexGuard<'_, RequestLedger> {
-        self.ledger.lock().expect("nothing panics while it holds the ledger")
+    fn ledger(&self) -> parking_lot::MutexGuard<'_, RequestLedger> {
+        self.ledger.lock()
     }
 }
 

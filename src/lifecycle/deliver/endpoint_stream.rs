@@ -3,9 +3,10 @@
 //! The HTTP client says that an answer is not HTTP, but not what it was
 //! instead. Whoever has to mend the receiver wants to see it.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::io::{Error, IoSlice, Result};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use hyper_util::client::legacy::connect::{Connected, Connection};
@@ -87,7 +88,7 @@ impl ResponsePrefixRecorder {
     }
 
     fn prefix(&self) -> MutexGuard<'_, ResponsePrefix> {
-        self.0.lock().expect("nothing panics while it is held")
+        self.0.lock()
     }
 
     /// Takes in what came; returns what comes without end, if something does.

@@ -84,7 +84,7 @@ fn clock() -> Instant {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
     use super::*;
@@ -104,13 +104,13 @@ mod tests {
         }
 
         fn renew(&self, span: Duration) {
-            *self.until.lock().unwrap() = Some(clock() + span);
+            *self.until.lock() = Some(clock() + span);
         }
     }
 
     impl LeaseGuard for RenewableLease {
         fn until(&self) -> Option<Instant> {
-            *self.until.lock().unwrap()
+            *self.until.lock()
         }
         fn is_revoked(&self) -> bool {
             self.is_revoked.load(Ordering::SeqCst)

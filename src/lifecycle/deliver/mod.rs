@@ -3,8 +3,9 @@
 //! A panic inside an attempt ends that attempt alone: it is counted with its
 //! delivery, and the third one ends the delivery as poisoned.
 
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;

@@ -5,9 +5,10 @@
 //!
 //! Connections are kept per tenant and kind of TLS, and never shared beyond that.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::error::Error;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -95,7 +96,7 @@ impl HttpSender {
 
     fn client(&self, kind: PoolKey) -> Result<Arc<HttpClient>, AttemptFailure> {
         let now = Instant::now();
-        let mut clients = self.clients.lock().expect("nothing panics while it is held");
+        let mut clients = self.clients.lock();
         if let Some(known) = clients.get_mut(&kind) {
             known.used_at = now;
             return Ok(known.client.clone());

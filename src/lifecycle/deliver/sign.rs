@@ -19,6 +19,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use jiff::Timestamp;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::body::{body, content_type};
 use super::keys::{key_pair, public_half, secret_key};
@@ -146,15 +147,11 @@ fn text(value: &str) -> HeaderValue {
     HeaderValue::try_from(value).expect("ids, types and versions are printable ASCII")
 }
 
+/// What a header may carry as it is: the unreserved characters of a URL.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
 fn percent_encode(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            true => out.push(char::from(byte)),
-            false => out.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    out
+    utf8_percent_encode(text, ENCODED).to_string()
 }
 
 /// The value of `webhook-signature`: a token for each secret active now.
@@ -215,7 +212,7 @@ impl<'a> Signer<'a> {
 
     /// Over the prefix and the body, under the whole text of a secret.
     fn hex(&self, secret: &Secret, prefix: &str) -> String {
-        hex(mac(secret.text.as_bytes(), prefix, self.body).as_ref())
+        hex::encode(mac(secret.text.as_bytes(), prefix, self.body).as_ref())
     }
 
     /// The headers that vouch for it, in the words of these profiles.
@@ -256,13 +253,9 @@ fn mac(key: &[u8], prefix: &str, body: &[u8]) -> hmac::Tag {
     context.sign()
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// SHA-256 in hex.
 pub fn sha256_hex(bytes: &[u8]) -> String {
-    hex(digest::digest(&digest::SHA256, bytes).as_ref())
+    hex::encode(digest::digest(&digest::SHA256, bytes).as_ref())
 }
 
 /// Why a received request is not to be trusted.

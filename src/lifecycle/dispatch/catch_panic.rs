@@ -2,27 +2,14 @@
 //! else.
 
 use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::panic::AssertUnwindSafe;
 
-/// Runs a future to its end, or until it panics: then the panic's words.
+use futures_util::FutureExt;
+
+/// Runs a future to its end, or until it panics: then the panic's message.
 pub async fn catch_panic<F: Future>(future: F) -> Result<F::Output, String> {
-    CatchPanic(Box::pin(future)).await
-}
-
-struct CatchPanic<F>(Pin<Box<F>>);
-
-impl<F: Future> Future for CatchPanic<F> {
-    type Output = Result<F::Output, String>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // What panicked is not polled again, so nothing half done is seen.
-        match catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(cx))) {
-            Ok(poll) => poll.map(Ok),
-            Err(panic) => Poll::Ready(Err(panic_message(panic.as_ref()))),
-        }
-    }
+    // A future that panicked is not polled again, so nothing half done is seen.
+    AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| panic_message(panic.as_ref()))
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {

@@ -4,9 +4,10 @@
 //! the queues ask for it, and runs each attempt as a task of its own. Idle,
 //! it sleeps until the next due time.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -282,7 +283,7 @@ impl Dispatcher {
     }
 
     fn queues(&self) -> MutexGuard<'_, EndpointQueues> {
-        self.shared.queues.lock().expect("the queues' bookkeeping does not panic")
+        self.shared.queues.lock()
     }
 
     fn now(&self) -> Timestamp {
@@ -339,7 +340,7 @@ impl Dispatcher {
 
     /// What the machine felt since it was last told, if a while has passed.
     fn pressure(&self) -> Option<(CpuPressure, f64)> {
-        self.shared.pressure_gauge.try_lock().ok()?.read()
+        self.shared.pressure_gauge.try_lock()?.read()
     }
 
     async fn attempt(self, claim: Claim, lease: Lease) {
@@ -495,7 +496,7 @@ fn host_of(url: &str) -> Option<Arc<str>> {
 impl DeliveryContext {
     /// A random number in `[0, 1)`.
     pub fn draw(&self) -> f64 {
-        self.rng.lock().expect("drawing does not panic").random()
+        self.rng.lock().random()
     }
 
     /// How long something waits that failed through no fault of the receiver.

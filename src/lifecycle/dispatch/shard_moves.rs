@@ -144,7 +144,7 @@ impl Dispatcher {
     }
 
     pub(super) fn ownership(&self) -> MutexGuard<'_, ShardOwnership> {
-        self.shared.ownership.lock().expect("nothing panics while it is held")
+        self.shared.ownership.lock()
     }
 
     /// What a tenant may use of this node: its rate is for all nodes together.

@@ -22,7 +22,7 @@ enum Mood {
 #[async_trait]
 impl Mailer for Scripted {
     async fn send(&self, mail: &Mail) -> Result<(), MailError> {
-        self.tries.lock().unwrap().push((mail.to.clone(), self.clock.now()));
+        self.tries.lock().push((mail.to.clone(), self.clock.now()));
         match self.moods.get(&*mail.to) {
             None => Ok(()),
             Some(Mood::Busy) => Err(MailError::Temporary("later".into())),
@@ -35,7 +35,7 @@ impl Mailer for Scripted {
 impl Scripted {
     /// When this address was tried, in seconds since the first time.
     fn tried(&self, to: &str) -> Vec<f64> {
-        let tries = self.tries.lock().unwrap();
+        let tries = self.tries.lock();
         let times: Vec<_> = tries.iter().filter(|(who, _)| who == to).map(|(_, at)| at.as_millisecond()).collect();
         times.iter().map(|at| (at - times[0]) as f64 / 1_000.0).collect()
     }
@@ -64,11 +64,11 @@ impl House {
 
     fn post(&self, to: &str) {
         let (sent, whom) = (self.sent.clone(), to.to_owned());
-        self.mail_queue.enqueue(mail(to), move || sent.lock().unwrap().push(whom));
+        self.mail_queue.enqueue(mail(to), move || sent.lock().push(whom));
     }
 
     fn sent(&self) -> Vec<String> {
-        self.sent.lock().unwrap().clone()
+        self.sent.lock().clone()
     }
 }
 

@@ -6,7 +6,8 @@
 //! What was expunged may not stay in the log either, so that is emptied once
 //! nobody reads it.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -91,14 +92,15 @@ impl CheckpointTrigger {
     }
 
     fn state(&self) -> MutexGuard<'_, CheckpointerState> {
-        self.0.state.lock().expect("nothing panics while it is held")
+        self.0.state.lock()
     }
 
     fn run(&self, db: &Connection) {
         loop {
             let is_wiped = {
                 let is_idle = |state: &mut CheckpointerState| state.written < JOBS && !state.is_wiped && !state.is_over;
-                let mut state = self.0.more.wait_while(self.state(), is_idle).expect("nothing panics while it is held");
+                let mut state = self.state();
+                self.0.more.wait_while(&mut state, is_idle);
                 if state.is_over {
                     return;
                 }

@@ -4,10 +4,11 @@
 //! that are missing and loads the catalog. WAL with `synchronous=FULL`
 //! means that a commit is on disk before anyone is told of it.
 
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use anyhow::{Context, bail};
@@ -144,9 +145,9 @@ impl EmbeddedStore {
     /// Finishes what is queued, folds the log into the file and closes it.
     pub async fn close(self) {
         let _ = tokio::task::spawn_blocking(move || self.checkpointer.end()).await;
-        let thread = self.writer_thread.lock().expect("nothing panics while it is held").take();
+        let thread = self.writer_thread.lock().take();
         // The writer's connection must be the last: it then tidies up the log.
-        self.shared.readers.lock().expect("nothing panics while it is held").clear();
+        self.shared.readers.lock().clear();
         drop(self.writer);
         if let Some(thread) = thread {
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
@@ -160,7 +161,7 @@ impl EmbeddedStore {
     }
 
     fn index(&self) -> RwLockReadGuard<'_, CatalogIndex> {
-        self.shared.index.read().expect("no writer of the catalog panics")
+        self.shared.index.read()
     }
 
     /// Runs a question on a read-only connection, away from the async threads.
@@ -172,9 +173,9 @@ impl EmbeddedStore {
         let free = self.shared.readers_free.acquire().await.expect("it is never closed");
         let answer = tokio::task::spawn_blocking(move || {
             // A permit stands for a connection, until the store is closed.
-            let db = shared.readers.lock().expect("nothing panics while it is held").pop()?;
+            let db = shared.readers.lock().pop()?;
             let answer = question(&db);
-            shared.readers.lock().expect("nothing panics while it is held").push(db);
+            shared.readers.lock().push(db);
             Some(answer)
         })
         .await;

@@ -53,7 +53,7 @@ pub fn accept_operational_event(
     let news_type = operational_event.event_type;
     let Some(event) = operational_event.event(now, rand::random()) else { return Ok(Vec::new()) };
     let found = {
-        let index = transaction.index.read().expect("no writer of the catalog panics");
+        let index = transaction.index.read();
         index.tenant_no(&event.tenant).zip(index.matching(&event).ok())
     };
     let Some((tenant, targets)) = found else { return Ok(Vec::new()) };

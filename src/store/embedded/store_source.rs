@@ -94,16 +94,7 @@ fn error_text(value: ValueRef<'_>) -> anyhow::Result<Value> {
         // PostgreSQL's text cannot hold a NUL. Nothing that is checked when
         // it comes in has one; an error message of a receiver might.
         ValueRef::Text(text) => std::str::from_utf8(text)?.replace('\0', "\u{fffd}").into(),
-        ValueRef::Blob(bytes) => {
-            let mut text = String::with_capacity(2 + 2 * bytes.len());
-            text.push_str("\\x");
-            for byte in bytes {
-                for digit in [byte >> 4, byte & 15] {
-                    text.push(char::from_digit(digit.into(), 16).expect("a hexadecimal digit"));
-                }
-            }
-            text.into()
-        }
+        ValueRef::Blob(bytes) => format!("\\x{}", hex::encode(bytes)).into(),
     })
 }
 

@@ -9,9 +9,10 @@
 //! Invariant: a job's caller hears of success only after its commit is on
 //! disk and the catalog in memory shows it.
 
+use parking_lot::RwLock;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -150,7 +151,7 @@ impl WriteTransaction<'_> {
     /// What a tenant uses with what this transaction adds. A tenant that this
     /// very transaction made is not in the catalog, and uses nothing.
     fn usage(&self, id: &TenantId) -> Option<(TenantUsage, Arc<Tenant>)> {
-        let index = self.index.read().expect("no writer of the catalog panics");
+        let index = self.index.read();
         let (usage, tenant) = (index.usage(id)?, index.tenant(id)?);
         let growth = self.growth.get(id).copied().unwrap_or_default();
         let usage = TenantUsage {
@@ -331,7 +332,7 @@ fn commit(
     match &outcome {
         Ok(()) => {
             commits.committed(jobs.len(), began.elapsed());
-            let mut index = index.write().expect("no reader of the catalog panics");
+            let mut index = index.write();
             for counted in tally {
                 match counted {
                     CountChange::Waiting { endpoint, more } => index.count_waiting(endpoint, more),

@@ -64,8 +64,8 @@ impl PostgresState {
         let _ = self.told.send(ClusterEvent::Changed { endpoints: fresh.endpoints, tenants: fresh.tenants, done });
         // Before anybody listens there is nothing that it could be in force
         // for; to wait would be to wait for one's own start.
-        if self.listener.lock().expect("nothing panics while it is held").is_none() {
-            self.in_force.lock().expect("nothing panics while it is held").push(in_force);
+        if self.listener.lock().is_none() {
+            self.in_force.lock().push(in_force);
         }
     }
 

@@ -18,7 +18,7 @@ const ASK_EVERY: Duration = Duration::from_millis(5);
 #[async_trait]
 impl Cluster for PostgresStore {
     fn cluster_events(&self) -> mpsc::UnboundedReceiver<ClusterEvent> {
-        let listener = self.shared.listener.lock().expect("nothing panics while it is held").take();
+        let listener = self.shared.listener.lock().take();
         listener.unwrap_or_else(|| mpsc::unbounded_channel().1)
     }
 

@@ -1,7 +1,7 @@
 //! Reads what is due, with everything an attempt needs.
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
-use std::sync::Mutex;
 
 use super::PostgresState;
 use super::claims::{self, ClaimKey};
@@ -73,8 +73,8 @@ impl DueWatermarks {
         }
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, EndpointWatermark> {
-        self.0.lock().expect("nothing panics while it is held")
+    fn known(&self) -> parking_lot::MutexGuard<'_, EndpointWatermark> {
+        self.0.lock()
     }
 }
 

@@ -8,9 +8,10 @@
 //! what others accepted for this node's shards since the last one, by two
 //! snapshots (`sql/poll.sql`), and which questions others have put to it.
 
+use parking_lot::Mutex;
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
@@ -246,7 +247,7 @@ impl MembershipTask {
             }
         }
         for (no, question) in found.questions {
-            if shared.asked.lock().expect("nothing panics while it is held").insert(no) {
+            if shared.asked.lock().insert(no) {
                 // Whatever is asked for may have changed what is due.
                 shared.watermarks.clear();
                 tokio::spawn(answer(shared.clone(), no, question));
@@ -368,7 +369,7 @@ impl MembershipTask {
 
     /// Counts anew what waits, now and then.
     fn recount_in_time(&self) {
-        let mut next = self.recount_at.lock().expect("nothing panics while it is held");
+        let mut next = self.recount_at.lock();
         let began = Instant::now();
         if *next > began {
             return;
@@ -380,7 +381,7 @@ impl MembershipTask {
             let before = shared.index().counts();
             log_uncounted(recount(&shared, shared.shard_leases.numbers(), Some(before)).await);
             let rest = (began.elapsed() * RECOUNT_SHARE).max(RECOUNT_EVERY);
-            *recount_at.lock().expect("nothing panics while it is held") = Instant::now() + rest;
+            *recount_at.lock() = Instant::now() + rest;
         });
     }
 
@@ -400,7 +401,7 @@ impl MembershipTask {
             tokio::spawn(async move {
                 let is_done = is_done.await.is_ok();
                 // Nobody to listen is nobody to have anything in flight.
-                let listener = shared.listener.lock().expect("nothing panics while it is held").is_some();
+                let listener = shared.listener.lock().is_some();
                 let _ = hand_over.send((shard, is_done || listener));
             });
         }
@@ -495,7 +496,7 @@ async fn register(shared: &PostgresState) -> Result<(String, Vec<String>)> {
     // Of nothing yet, as far as this node's row says.
     shared.acknowledged_version.store(0, Ordering::Release);
     shared.shard_leases.join(node);
-    *shared.snowflake.write().expect("nothing panics while it is held") = Arc::new(Snowflake::of(node));
+    *shared.snowflake.write() = Arc::new(Snowflake::of(node));
     // In the list of nodes first, so that no change is made without it.
     shared.refresh_catalog().await?;
     shared.acknowledge_catalog().await?;
@@ -520,7 +521,7 @@ impl PostgresState {
     /// waited for when it is given up is waited for the next time.
     async fn await_changes_applied(&self) {
         loop {
-            let next = self.in_force.lock().expect("nothing panics while it is held").pop();
+            let next = self.in_force.lock().pop();
             let Some(next) = next else { return };
             let mut waiting = ChangeWaiter { shared: self, next: Some(next) };
             if let Some(next) = &mut waiting.next {
@@ -557,7 +558,7 @@ struct ChangeWaiter<'a> {
 
 impl Drop for ChangeWaiter<'_> {
     fn drop(&mut self) {
-        let mut all = self.shared.in_force.lock().expect("nothing panics while it is held");
+        let mut all = self.shared.in_force.lock();
         all.extend(self.next.take());
     }
 }
@@ -574,7 +575,7 @@ async fn answer(shared: Arc<PostgresState>, no: i64, question: String) {
             warn!("a question of another node could not be answered: {problem}");
         }
     }
-    shared.asked.lock().expect("nothing panics while it is held").remove(&no);
+    shared.asked.lock().remove(&no);
 }
 
 #[cfg(test)]

@@ -5,9 +5,10 @@
 //! whatever waits together; [`membership`] holds this node's shards and hears
 //! what others do.
 
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use deadpool_postgres::{Object, Pool};
@@ -197,7 +198,7 @@ impl PostgresStore {
 impl PostgresStore {
     /// Ends what goes on in the background.
     async fn stop_background_tasks(&self) {
-        let chores = std::mem::take(&mut *self.chores.lock().expect("nothing panics while it is held"));
+        let chores = std::mem::take(&mut *self.chores.lock());
         for chore in chores {
             chore.abort();
             let _ = chore.await;
@@ -217,11 +218,11 @@ async fn matching_key(client: &Object, seal: &Seal) -> anyhow::Result<Seal> {
 
 impl PostgresState {
     fn index(&self) -> RwLockReadGuard<'_, CatalogIndex> {
-        self.index.read().expect("no writer of the catalog panics")
+        self.index.read()
     }
 
     fn index_mut(&self) -> RwLockWriteGuard<'_, CatalogIndex> {
-        self.index.write().expect("no writer of the catalog panics")
+        self.index.write()
     }
 
     /// A connection for single statements.
@@ -235,7 +236,7 @@ impl PostgresState {
     }
 
     fn numbers(&self) -> Arc<Snowflake> {
-        self.snowflake.read().expect("nothing panics while it is held").clone()
+        self.snowflake.read().clone()
     }
 
     /// A write came too late: its shard has another owner.

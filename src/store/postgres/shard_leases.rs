@@ -1,6 +1,6 @@
 //! What this node owns at this moment.
 
-use std::sync::Mutex;
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -75,7 +75,7 @@ impl ShardLeases {
         *known = Some(known.map_or(until, |known| known.max(until)));
     }
 
-    fn until(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
-        self.leased_until.lock().expect("nothing panics while it is held")
+    fn until(&self) -> parking_lot::MutexGuard<'_, Option<Instant>> {
+        self.leased_until.lock()
     }
 }

@@ -5,8 +5,8 @@
 //! for. A list by number is a list by time, over all nodes, and a partition
 //! of numbers is a day.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 
 /// 2020-01-01.
 const EPOCH_MS: i64 = 1_577_836_800_000;
@@ -37,7 +37,7 @@ impl Snowflake {
     pub fn take(&self, accepted_ms: i64, count: usize) -> i64 {
         let count = i64::try_from(count.max(1)).expect("runs are short");
         assert!(count <= COUNT_MAX, "an event has at most a thousand deliveries");
-        let mut next = self.next.lock().expect("counting does not panic");
+        let mut next = self.next.lock();
         let mut ms = accepted_ms.max(EPOCH_MS);
         loop {
             let taken = next.entry(ms).or_insert(0);

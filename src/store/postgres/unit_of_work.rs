@@ -1,8 +1,9 @@
 //! What one transaction does beside its rows: what it tells, and what the
 //! index must learn once it is durable.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 
@@ -54,13 +55,13 @@ impl<'a> UnitOfWork<'a> {
 
     /// What follows once it is durable.
     pub fn end(self) -> CommitEffects {
-        let due = self.due.into_inner().expect("nothing panics while it is held");
+        let due = self.due.into_inner();
         CommitEffects { due, ..self.done }
     }
 
     /// Something of this endpoint is due at this time, once it is durable.
     pub fn becomes_due(&self, endpoint: i64, due_at: i64) {
-        self.due.lock().expect("nothing panics while it is held").push((endpoint, due_at));
+        self.due.lock().push((endpoint, due_at));
     }
 
     /// The index is to learn this.
