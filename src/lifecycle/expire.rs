@@ -202,7 +202,7 @@ async fn check_delivery(gateway: &Gateway, overdue: OverdueDelivery) -> Result<(
     let now = gateway.clock.now();
     let outcome = judge(gateway, &endpoint, &overdue, now);
     let over = match &outcome {
-        ClaimOutcome::Over { by, .. } => Some(*by),
+        ClaimOutcome::Expired { by, .. } => Some(*by),
         _ => None,
     };
     let lease = gateway.store.lease(&endpoint.tenant, endpoint.id);
@@ -225,17 +225,17 @@ fn judge(gateway: &Gateway, endpoint: &Endpoint, overdue: &OverdueDelivery, now:
     let progress = overdue.progress;
     // Its answer decides, and settles when to look again.
     if gateway.dispatcher.is_in_flight(endpoint.id, overdue.id) {
-        return ClaimOutcome::LookAgain { at: after(now, IN_FLIGHT), progress };
+        return ClaimOutcome::RecheckExpiry { at: after(now, IN_FLIGHT), progress };
     }
     let limits = gateway.expiry.limits(endpoint, overdue.expires_at, now);
     match progress.end(&limits) {
-        Some(end) if now > end.at => ClaimOutcome::Over { by: end.by, progress },
+        Some(end) if now > end.at => ClaimOutcome::Expired { by: end.by, progress },
         Some(end) if endpoint.status.state == EndpointState::Active => {
-            ClaimOutcome::LookAgain { at: just_after(end.at), progress }
+            ClaimOutcome::RecheckExpiry { at: just_after(end.at), progress }
         }
         // While it is held its end moves with the time.
-        Some(end) => ClaimOutcome::LookAgain { at: just_after(end.at).max(after(now, HELD)), progress },
-        None => ClaimOutcome::LookAgain { at: after(now, HELD), progress },
+        Some(end) => ClaimOutcome::RecheckExpiry { at: just_after(end.at).max(after(now, HELD)), progress },
+        None => ClaimOutcome::RecheckExpiry { at: after(now, HELD), progress },
     }
 }
 

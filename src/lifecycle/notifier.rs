@@ -76,14 +76,14 @@ impl Notifier {
                 metrics.attempted(attempt, next, progress.used(), accepted_at, now);
             }
             ClaimOutcome::PutBack { .. } => metrics.put_back(),
-            ClaimOutcome::Stumbled { .. } => metrics.internal_error(),
+            ClaimOutcome::InternalError { .. } => metrics.internal_error(),
             ClaimOutcome::Damaged => metrics.damaged(1),
-            ClaimOutcome::Over { .. } | ClaimOutcome::LookAgain { .. } => {}
+            ClaimOutcome::Expired { .. } | ClaimOutcome::RecheckExpiry { .. } => {}
         }
         if let Some(cause) = settled.died {
             if !matches!(outcome, ClaimOutcome::Attempted { .. }) {
                 let used = match outcome {
-                    ClaimOutcome::Over { progress, .. } => progress.used(),
+                    ClaimOutcome::Expired { progress, .. } => progress.used(),
                     _ => 0,
                 };
                 metrics.died(cause, used);

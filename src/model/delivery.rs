@@ -74,7 +74,7 @@ impl DeadCause {
 }
 
 /// How often a delivery may fail inside the gateway before it is dead.
-pub const STUMBLES_MAX: u32 = 3;
+pub const INTERNAL_ERRORS_MAX: u32 = 3;
 
 /// What a waiting delivery waits for: the first of these that holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]

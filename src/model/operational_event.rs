@@ -128,7 +128,7 @@ pub struct DeliverySubject<'a> {
 
 impl OperationalEvent {
     /// Tells of a milestone, if it is one that is told.
-    pub fn of_milestone(endpoint: &Endpoint, endpoint_event: &EndpointEvent) -> Option<Self> {
+    pub fn of_endpoint_event(endpoint: &Endpoint, endpoint_event: &EndpointEvent) -> Option<Self> {
         let mut data = Map::new();
         data.insert("tenant".into(), json!(endpoint.tenant));
         data.insert("endpoint".into(), json!(endpoint.id));

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::{Claim, Error};
+use super::Claim;
 use crate::model::audit::AuditAction;
 use crate::model::delivery::DeliveryState;
 use crate::model::endpoint::{Endpoint, EndpointSettings, EndpointState, Secret};
 use crate::model::health::EndpointHealth;
-use crate::model::id::{DeliveryId, EndpointId};
+use crate::model::id::EndpointId;
 use crate::model::operational_event::{Actor, EndpointEvent};
 use crate::model::policy::RetryPolicy;
 
@@ -56,14 +56,6 @@ pub enum DeliveryChange {
     Replay,
     /// A dead one is ended, its cause kept; its lane moves on.
     Discard,
-}
-
-/// A damaged delivery stays dead, however often it is asked for.
-pub fn damaged_replay(id: DeliveryId) -> Error {
-    Error::WrongState(format!(
-        "delivery {id} cannot be replayed, because what is stored of it is damaged; \
-         have its producer hand the event in again under another id"
-    ))
 }
 
 impl DeliveryChange {

@@ -27,12 +27,14 @@ mod catalog_index;
 mod changes;
 mod cluster;
 mod codes;
-mod decide;
 pub mod durable_file;
 pub mod embedded;
 pub mod move_mark;
+pub mod plan;
 pub mod postgres;
+mod progress_columns;
 mod queries;
+mod row;
 mod scrub;
 pub mod seal;
 
@@ -367,7 +369,7 @@ pub enum ClaimOutcome {
     },
     /// Its processing failed inside the gateway, before any answer. Nothing is
     /// charged; it is due again at this time, unless it has failed so too often.
-    Stumbled {
+    InternalError {
         /// When.
         due_at: Timestamp,
         /// What went wrong.
@@ -376,14 +378,14 @@ pub enum ClaimOutcome {
     /// What is stored of it is damaged, so it was not sent.
     Damaged,
     /// Its time was over before an attempt could be made.
-    Over {
+    Expired {
         /// What ended it.
         by: DeadlineSource,
         /// What this was decided on. If it has changed, nothing is written.
         progress: Progress,
     },
     /// Its time is not over yet after all; it should be looked at again.
-    LookAgain {
+    RecheckExpiry {
         /// When.
         at: Timestamp,
         /// What this was decided on. If it has changed, nothing is written.

@@ -184,7 +184,7 @@ async fn lanes_page_by_key(house: House) {
 
 async fn a_lane_with_several_dead_waits_behind_each_and_skips_all_when_told(house: House) {
     // Held too long, a whole lane may die before its turn comes.
-    let over = |progress| ClaimOutcome::Over { by: DeadlineSource::Hold, progress };
+    let over = |progress| ClaimOutcome::Expired { by: DeadlineSource::Hold, progress };
     for (lane, skips) in [("waits", false), ("skips", true)] {
         let endpoint = house.endpoint(json!({})).await;
         let mut ids = Vec::new();

@@ -78,7 +78,7 @@ async fn a_retried_delivery_is_looked_at_when_its_time_is_over(house: House) {
 async fn what_is_to_be_looked_at_later_is_not_found_before(house: House) {
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").expiring(at(10)).to(&endpoint)).await;
-    let later = settlement(&claim, ClaimOutcome::LookAgain { at: at(70), progress: claim.progress }, at(11));
+    let later = settlement(&claim, ClaimOutcome::RecheckExpiry { at: at(70), progress: claim.progress }, at(11));
     let settled = house.store.settle(house.lease(endpoint.id), later).await.unwrap();
     assert!(settled.due_again_at.is_none() && settled.freed.is_empty());
     assert_eq!(house.overdue(69).await, (vec![], Some(at(70))));
@@ -93,7 +93,7 @@ async fn what_is_over_or_deleted_is_not_looked_at(house: House) {
     let cancelled = house.claim(event("b").expiring(at(10)).to(&endpoint)).await;
     house.change(cancelled.id, DeliveryChange::Cancel, at(1)).await.unwrap();
     let over = house.claim(event("c").expiring(at(10)).to(&endpoint)).await;
-    let outcome = ClaimOutcome::Over { by: DeadlineSource::Expiry, progress: over.progress };
+    let outcome = ClaimOutcome::Expired { by: DeadlineSource::Expiry, progress: over.progress };
     house.store.settle(house.lease(endpoint.id), settlement(&over, outcome, at(11))).await.unwrap();
     assert_eq!(house.delivery(over.id).await.cause, Some(DeadCause::Expired));
     let deleted = house.endpoint(json!({})).await;

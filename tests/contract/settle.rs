@@ -128,7 +128,7 @@ async fn a_delivery_too_old_to_be_attempted_is_dead_without_an_attempt(house: Ho
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("a").to(&endpoint)).await;
     let settlement =
-        settlement(&claim, ClaimOutcome::Over { by: DeadlineSource::Age, progress: claim.progress }, at(9));
+        settlement(&claim, ClaimOutcome::Expired { by: DeadlineSource::Age, progress: claim.progress }, at(9));
     house.store.settle(house.lease(endpoint.id), settlement).await.unwrap();
     let delivery = house.delivery(claim.id).await;
     assert_eq!((delivery.state, delivery.cause), (DeliveryState::Dead, Some(DeadCause::Expired)));
@@ -164,7 +164,7 @@ async fn a_stale_lease_settles_nothing(house: House) {
         attempted(&claim, NextState::Delivered, at(1)),
         attempted(&claim, NextState::Dead(DeadCause::Gone), at(1)),
         ClaimOutcome::PutBack { due_at: at(50) },
-        ClaimOutcome::Over { by: DeadlineSource::Age, progress: claim.progress },
+        ClaimOutcome::Expired { by: DeadlineSource::Age, progress: claim.progress },
     ] {
         let refused = house.store.settle(stale, settlement(&claim, outcome, at(1))).await.unwrap_err();
         assert!(matches!(refused, Error::Stale(shard) if shard == lease.shard), "{refused:?}");
@@ -227,7 +227,7 @@ async fn a_delivery_cancelled_in_flight_stays_cancelled_when_it_did_not_arrive(h
     house.change(claim.id, DeliveryChange::Cancel, at(1)).await.unwrap();
     for outcome in [
         ClaimOutcome::PutBack { due_at: at(9) },
-        ClaimOutcome::Over { by: DeadlineSource::Age, progress: claim.progress },
+        ClaimOutcome::Expired { by: DeadlineSource::Age, progress: claim.progress },
     ] {
         house.store.settle(house.lease(endpoint.id), settlement(&claim, outcome, at(2))).await.unwrap();
         assert_eq!(house.state(claim.id).await, DeliveryState::Cancelled);
@@ -327,7 +327,7 @@ async fn an_event_over_by_its_own_account_lets_its_lane_move_on(house: House) {
     house.accept(event("d").key("k").to(&endpoint)).await;
     // One behind the head ends first; the lane does not move for it.
     let behind = house.deliveries_of("b").await[0].id;
-    let over = |progress| ClaimOutcome::Over { by: DeadlineSource::Expiry, progress };
+    let over = |progress| ClaimOutcome::Expired { by: DeadlineSource::Expiry, progress };
     let settlement_of = |id, outcome| Settlement { id, endpoint: endpoint.id, now: at(21), outcome };
     let progress = house.delivery(behind).await.progress;
     let settled = house.store.settle(house.lease(endpoint.id), settlement_of(behind, over(progress))).await.unwrap();
@@ -342,7 +342,7 @@ async fn an_event_over_by_its_own_account_lets_its_lane_move_on(house: House) {
     }
     // Any other death blocks, an old age included.
     let third = house.due(&endpoint, at(100)).await.claims.remove(0);
-    let old = settlement(&third, ClaimOutcome::Over { by: DeadlineSource::Age, progress: third.progress }, at(30));
+    let old = settlement(&third, ClaimOutcome::Expired { by: DeadlineSource::Age, progress: third.progress }, at(30));
     assert!(house.store.settle(house.lease(endpoint.id), old).await.unwrap().freed.is_empty());
     assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
 }
@@ -367,8 +367,8 @@ async fn a_replay_in_flight_keeps_its_fresh_budget(house: House) {
 
 async fn what_was_decided_on_old_news_is_not_written(house: House) {
     let endpoint = house.endpoint(json!({})).await;
-    let over = |progress| ClaimOutcome::Over { by: DeadlineSource::Age, progress };
-    let look = |progress| ClaimOutcome::LookAgain { at: at(99), progress };
+    let over = |progress| ClaimOutcome::Expired { by: DeadlineSource::Age, progress };
+    let look = |progress| ClaimOutcome::RecheckExpiry { at: at(99), progress };
     // An attempt was faster.
     let tried = house.claim(event("tried").to(&endpoint)).await;
     house.attempted(&tried, NextState::Waiting { due_at: at(60) }, at(1)).await;

@@ -197,7 +197,7 @@ async fn a_delivery_that_ends_unattempted_is_told_too(house: House) {
     listener(&house, &["*"]).await;
     let endpoint = house.endpoint(json!({})).await;
     let claim = house.claim(event("late").to(&endpoint)).await;
-    let over = ClaimOutcome::Over { by: DeadlineSource::Hold, progress: claim.progress };
+    let over = ClaimOutcome::Expired { by: DeadlineSource::Hold, progress: claim.progress };
     let settled = house.store.settle(house.lease(endpoint.id), settlement(&claim, over, at(9))).await.unwrap();
     assert_eq!((settled.died, &settled.operational_events[..]), (Some(DeadCause::Expired), &["delivery.dead"][..]));
     assert_eq!(data(&settled.freed[0])["attempts"], 0);
@@ -287,7 +287,7 @@ async fn a_void_or_stale_settlement_tells_nothing(house: House) {
     assert!(matches!(refused, Err(Error::Stale(_))), "{refused:?}");
     house.attempted(&claim, NextState::Waiting { due_at: at(60) }, at(1)).await;
     // Decided on what was true before that attempt.
-    let over = ClaimOutcome::Over { by: DeadlineSource::Hold, progress: claim.progress };
+    let over = ClaimOutcome::Expired { by: DeadlineSource::Hold, progress: claim.progress };
     let void = house.store.settle(house.lease(endpoint.id), settlement(&claim, over, at(2))).await.unwrap();
     assert!(void.is_void && void.operational_events.is_empty() && void.freed.is_empty() && void.died.is_none());
     // Cancelled meanwhile: it does not die any more.

@@ -158,7 +158,7 @@ async fn the_weight_in_use_is_that_of_tenants_with_endpoints(house: House) {
 }
 
 async fn stumbled(house: &House, claim: &Claim, seconds: i64) -> SettleEffects {
-    let outcome = ClaimOutcome::Stumbled { due_at: at(seconds + 10), error: format!("it fell at {seconds}") };
+    let outcome = ClaimOutcome::InternalError { due_at: at(seconds + 10), error: format!("it fell at {seconds}") };
     house.store.settle(house.lease(claim.endpoint), settlement(claim, outcome, at(seconds))).await.unwrap()
 }
 

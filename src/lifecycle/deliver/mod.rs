@@ -151,7 +151,7 @@ pub async fn deliver(
     }
     let limits = context.expiry.limits(&endpoint, claim.expires_at, started_at);
     if let Some(end) = claim.progress.end(&limits).filter(|end| started_at > end.at) {
-        let over = ClaimOutcome::Over { by: end.by, progress: claim.progress };
+        let over = ClaimOutcome::Expired { by: end.by, progress: claim.progress };
         let ended = settle(&grant, claim, over).await;
         if matches!(&ended, ClaimEnd::Settled(settled) if !settled.is_void) {
             log_expired(claim.id, &endpoint, end.by);
@@ -197,7 +197,7 @@ pub async fn put_back_after_internal_error(
     settle(
         &LeasedEndpoint { context, endpoint: &endpoint, lease },
         claim,
-        ClaimOutcome::Stumbled { due_at, error: problem },
+        ClaimOutcome::InternalError { due_at, error: problem },
     )
     .await
 }
@@ -345,9 +345,9 @@ fn log(claim: &Claim, endpoint: &Endpoint, outcome: &ClaimOutcome) {
                   "not attempted, through trouble of our own; put back and not counted");
             return;
         }
-        ClaimOutcome::Over { .. }
-        | ClaimOutcome::LookAgain { .. }
-        | ClaimOutcome::Stumbled { .. }
+        ClaimOutcome::Expired { .. }
+        | ClaimOutcome::RecheckExpiry { .. }
+        | ClaimOutcome::InternalError { .. }
         | ClaimOutcome::Damaged => return,
     };
     let (outcome, next_at) = match next {

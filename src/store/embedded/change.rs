@@ -1,16 +1,22 @@
 //! What a person does to a delivery: retry now, cancel, replay, discard.
+//!
+//! What a change means is planned in [`crate::store::plan::change`]; this
+//! reads the row and writes the plan.
 
 use jiff::Timestamp;
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension, params};
 
-use super::lane::{LaneHead, LaneMember, is_head, pass};
+use super::lane::{is_head, pass};
 use super::operational_events::lane_event;
-use super::rows::{at, cause_of, delivery_id, delivery_no, millis, state_of, uuid_of};
+use super::rows::{at, cause_code, cause_of, delivery_id, delivery_no, millis, state_code, state_of, uuid_of};
 use super::writer::WriteTransaction;
 use crate::model::audit::AuditedAction;
-use crate::model::delivery::{DeadCause, DeliveryState};
+use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::store::changes::damaged_replay;
+use crate::store::plan::DeliveryRow;
+use crate::store::plan::change::{ChangedRow, RowChange, plan};
+use crate::store::plan::lane::{LaneHead, LaneMember, LaneStep};
+use crate::store::row::row;
 use crate::store::{DeliveryChange, DeliveryChanged, Error, Result};
 
 /// Makes the change, or says why the delivery's state does not allow it.
@@ -21,133 +27,132 @@ pub fn change(
     change: DeliveryChange,
     now: Timestamp,
 ) -> rusqlite::Result<Result<DeliveryChanged>> {
-    let Some(row) = find(transaction, tenant, id)? else {
+    let Some(found) = find(transaction.db, tenant, id)? else {
         return Ok(Err(Error::NotFound("delivery")));
     };
-    if !change.allows(row.state) {
-        let state = row.state.as_str();
-        let verb = change.verb();
-        return Ok(Err(Error::WrongState(format!("delivery {id} is {state}, and cannot be changed by {verb}"))));
-    }
-    if change == DeliveryChange::Replay && row.is_endpoint_deleted {
-        return Ok(Err(Error::WrongState(format!(
-            "delivery {id} cannot be replayed, because its endpoint was deleted"
-        ))));
-    }
-    if let (DeliveryChange::Replay, Some(event)) = (change, row.expunged.clone()) {
-        return Ok(Err(Error::Expunged(event)));
-    }
-    if change == DeliveryChange::Replay && row.cause == Some(DeadCause::Damaged) {
-        return Ok(Err(damaged_replay(id)));
-    }
-    let db = transaction.db;
-    let member = row.lane.as_deref().filter(|_| !row.is_passed).map(|lane| LaneMember {
-        endpoint: row.endpoint_no,
-        lane,
-        no: row.no,
-    });
-    // Whatever is done to a dead letter that a lane stands behind frees it.
-    let unblocks = match &member {
-        Some(member) if row.state == DeliveryState::Dead => is_head(db, member)?,
-        _ => false,
+    let plan = match plan(id, &found.row, change, now) {
+        Ok(plan) => plan,
+        Err(refused) => return Ok(Err(refused)),
     };
-    let mut head = LaneHead::Same;
-    let due_at = match change {
-        DeliveryChange::RetryNow => {
-            // Age and attempts stay; only the wait is cut short.
-            let sql = "UPDATE deliveries SET due_at = min(due_at, ?), urgent = 1 WHERE no = ?";
-            db.execute(sql, params![millis(now), row.no])?;
-            Some(now)
+    write(transaction.db, found.no, &plan.row, now)?;
+    transaction.count_waiting(found.stored.endpoint_no, plan.waiting);
+    let head = match (plan.lane, found.member()) {
+        (LaneStep::Pass | LaneStep::Dead, Some(member)) => pass(transaction.db, &member, now)?,
+        (LaneStep::Stay, _) | (_, None) => LaneHead::Unchanged,
+    };
+    let mut freed = Vec::new();
+    if plan.unblocks {
+        freed.extend(lane_event(transaction, found.no, false, now)?);
+    }
+    if let LaneHead::Dead(next) = head {
+        freed.extend(lane_event(transaction, next, true, now)?);
+    }
+    let due_at = match &plan.row {
+        RowChange::RetryNow { .. } | RowChange::Replay { .. } => Some(now),
+        RowChange::Cancel { .. } => head.free().map(|no| due_at(transaction.db, no)).transpose()?,
+    };
+    let action = AuditedAction::new(change.action(), tenant, id);
+    transaction.record_of_endpoint(found.stored.endpoint_no, &action)?;
+    let endpoint = EndpointId(uuid_of(found.stored.endpoint));
+    let operational_events = std::mem::take(&mut transaction.operational_events);
+    Ok(Ok(DeliveryChanged { endpoint, due_at, freed, operational_events }))
+}
+
+row! {
+    /// The row of a delivery that a person changes.
+    sqlite struct StoredDelivery from "FROM deliveries d JOIN endpoints p ON p.no = d.endpoint
+             JOIN tenants t ON t.no = d.tenant JOIN events e ON e.no = d.event
+         WHERE d.no = ? AND t.id = ? AND t.deleted_at IS NULL" {
+        endpoint_no: i64 = "d.endpoint",
+        endpoint: [u8; 16] = "p.id",
+        is_endpoint_deleted: bool = "p.deleted_at IS NOT NULL",
+        state: i64 = "d.state",
+        cause: Option<i64> = "d.cause",
+        due_at: i64 = "d.due_at",
+        created_at: i64 = "d.created_at",
+        begun_at: i64 = "coalesce(d.replayed_at, d.created_at)",
+        attempts: u32 = "d.attempts",
+        internal_errors: u32 = "d.stumbles",
+        expires_at: Option<i64> = "d.expires_at",
+        lane: Option<String> = "d.lane",
+        is_passed: bool = "d.passed",
+        /// Id of the event, if its data was removed.
+        expunged: Option<String> = "CASE WHEN length(e.data) = 0 THEN e.id END",
+    }
+}
+
+/// A delivery that a person changes.
+struct FoundDelivery {
+    no: i64,
+    stored: StoredDelivery,
+    row: ChangedRow,
+}
+
+impl FoundDelivery {
+    fn member(&self) -> Option<LaneMember<'_>> {
+        let lane = self.stored.lane.as_deref()?;
+        Some(LaneMember { endpoint: self.stored.endpoint_no, lane, no: self.no })
+    }
+}
+
+fn find(db: &Connection, tenant: &TenantId, id: DeliveryId) -> rusqlite::Result<Option<FoundDelivery>> {
+    let no = delivery_no(id);
+    let stored = db.query_row(StoredDelivery::SQL, params![no, tenant.as_str()], StoredDelivery::read).optional()?;
+    let Some(stored) = stored.filter(|stored| delivery_id(no, stored.created_at) == id) else { return Ok(None) };
+    let delivery = DeliveryRow {
+        state: state_of(stored.state),
+        cause: stored.cause.map(cause_of),
+        due_at: stored.due_at,
+        begun_at: stored.begun_at,
+        attempts: stored.attempts,
+        internal_errors: stored.internal_errors,
+        is_in_lane: stored.lane.is_some() && !stored.is_passed,
+        is_data_removed: stored.expunged.is_some(),
+    };
+    let row = ChangedRow {
+        delivery,
+        expires_at: stored.expires_at,
+        is_endpoint_deleted: stored.is_endpoint_deleted,
+        expunged: stored.expunged.as_deref().map(EventId::from_stored),
+        is_head: false,
+    };
+    let mut found = FoundDelivery { no, stored, row };
+    if delivery.is_in_lane
+        && let Some(member) = found.member()
+    {
+        found.row.is_head = is_head(db, &member)?;
+    }
+    Ok(Some(found))
+}
+
+fn write(db: &Connection, no: i64, change: &RowChange, now: Timestamp) -> rusqlite::Result<()> {
+    match change {
+        RowChange::RetryNow { due_at } => {
+            let sql = "UPDATE deliveries SET due_at = ?, urgent = 1 WHERE no = ?";
+            db.execute(sql, params![millis(*due_at), no])?;
         }
-        DeliveryChange::Replay => {
-            // A person's word goes beyond an `expires_at` that has passed.
+        RowChange::Replay { due_at, expires_at } => {
+            let expires_at = expires_at.map(millis);
             db.execute(
                 "UPDATE deliveries SET state = 0, cause = NULL, finished_at = NULL, due_at = ?1, replayed_at = ?1,
                      attempts_before = attempts, age_from = NULL, held_before = 0, last_delay = NULL, max_age = NULL, urgent = 0,
                      stumbles = 0, stumble = NULL,
                      not_found = 0, no_such_name = 0, forbidden_target = 0,
-                     expires_at = CASE WHEN expires_at > ?1 THEN expires_at END,
-                     look_at = CASE WHEN expires_at > ?1 THEN expires_at + 1 END
-                 WHERE no = ?2",
-                params![millis(now), row.no],
+                     expires_at = ?2, look_at = ?2 + 1
+                 WHERE no = ?3",
+                params![millis(*due_at), expires_at, no],
             )?;
-            Some(now)
         }
-        DeliveryChange::Cancel | DeliveryChange::Discard => {
-            // A discarded one keeps its cause: it is why it ended here.
-            let sql = "UPDATE deliveries SET state = 3, finished_at = ?, look_at = NULL, urgent = 0 WHERE no = ?";
-            db.execute(sql, params![millis(now), row.no])?;
-            if let Some(member) = &member {
-                head = pass(db, member, now)?;
-            }
-            let due = |no| db.query_row("SELECT due_at FROM deliveries WHERE no = ?", [no], |row| row.get(0));
-            head.free().map(due).transpose()?.map(at)
+        RowChange::Cancel { cause } => {
+            let sql =
+                "UPDATE deliveries SET state = ?, cause = ?, finished_at = ?, look_at = NULL, urgent = 0 WHERE no = ?";
+            let state = state_code(DeliveryState::Cancelled);
+            db.execute(sql, params![state, cause.map(cause_code), millis(now), no])?;
         }
-    };
-    match change {
-        DeliveryChange::RetryNow => {}
-        DeliveryChange::Replay => transaction.count_waiting(row.endpoint_no, 1),
-        DeliveryChange::Cancel => transaction.count_waiting(row.endpoint_no, -1),
-        DeliveryChange::Discard => {}
     }
-    let mut freed = Vec::new();
-    if unblocks {
-        freed.extend(lane_event(transaction, row.no, false, now)?);
-    }
-    if let LaneHead::Dead(next) = head {
-        freed.extend(lane_event(transaction, next, true, now)?);
-    }
-    transaction.record_of_endpoint(row.endpoint_no, &AuditedAction::new(change.action(), tenant, id))?;
-    let told = std::mem::take(&mut transaction.operational_events);
-    Ok(Ok(DeliveryChanged { endpoint: row.endpoint, due_at, freed, operational_events: told }))
+    Ok(())
 }
 
-struct DeliveryToChange {
-    no: i64,
-    endpoint_no: i64,
-    endpoint: EndpointId,
-    is_endpoint_deleted: bool,
-    state: DeliveryState,
-    lane: Option<String>,
-    is_passed: bool,
-    cause: Option<DeadCause>,
-    /// Its event, if that has no data any more.
-    expunged: Option<EventId>,
-}
-
-fn find(
-    transaction: &WriteTransaction<'_>,
-    tenant: &TenantId,
-    id: DeliveryId,
-) -> rusqlite::Result<Option<DeliveryToChange>> {
-    let no = delivery_no(id);
-    let sql = "SELECT d.endpoint, p.id, p.deleted_at IS NOT NULL, d.state, d.lane, d.passed, d.created_at,
-                      CASE WHEN length(e.data) = 0 THEN e.id END, d.cause
-               FROM deliveries d JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
-                    JOIN events e ON e.no = d.event
-               WHERE d.no = ? AND t.id = ? AND t.deleted_at IS NULL";
-    let found = transaction
-        .db
-        .query_row(sql, params![no, tenant.as_str()], |row| {
-            let is_endpoint_deleted: bool = row.get(2)?;
-            let state = match state_of(row.get(3)?) {
-                // Not swept yet, and cancelled all the same.
-                DeliveryState::Waiting if is_endpoint_deleted => DeliveryState::Cancelled,
-                state => state,
-            };
-            let found = DeliveryToChange {
-                no,
-                endpoint_no: row.get(0)?,
-                endpoint: EndpointId(uuid_of(row.get(1)?)),
-                is_endpoint_deleted,
-                state,
-                lane: row.get(4)?,
-                is_passed: row.get(5)?,
-                cause: row.get::<_, Option<i64>>(8)?.map(cause_of),
-                expunged: row.get::<_, Option<String>>(7)?.map(|id| EventId::from_stored(&id)),
-            };
-            Ok((found, delivery_id(no, row.get(6)?)))
-        })
-        .optional()?;
-    Ok(found.filter(|(_, found)| *found == id).map(|(found, _)| found))
+fn due_at(db: &Connection, no: i64) -> rusqlite::Result<Timestamp> {
+    db.query_row("SELECT due_at FROM deliveries WHERE no = ?", [no], |row| row.get(0)).map(at)
 }

@@ -16,7 +16,7 @@ use crate::model::health::EndpointHealth;
 use crate::model::id::{EndpointId, SecretId};
 use crate::model::limits::settings_bytes;
 use crate::model::url_versions::UrlVersions;
-use crate::store::decide::{self, is_only_health};
+use crate::store::plan::endpoint::{self as plan, is_only_health};
 use crate::store::seal::{Seal, SealError, about_secret, about_settings, about_urls};
 use crate::store::{Claim, EndpointChange, EndpointChanged, EndpointUpdate, Result};
 
@@ -142,7 +142,7 @@ pub fn change(
     let is_settings = matches!(change, EndpointChange::Settings { .. });
     let bytes_before = is_settings.then(|| settings_bytes(&endpoint.settings).cast_signed());
     let before = transaction.caller.is_some().then(|| endpoint.settings.clone());
-    let effects = match decide::change_endpoint(&mut endpoint, change, now) {
+    let effects = match plan::change_endpoint(&mut endpoint, change, now) {
         Ok(effects) => effects,
         Err(refused) => return Ok(Err(refused)),
     };
@@ -188,7 +188,7 @@ pub fn apply_endpoint_update(
         return Ok((EndpointUpdate::default(), Vec::new()));
     }
     let Some((no, mut endpoint)) = current(transaction, id)? else { return Ok(Default::default()) };
-    let applied = decide::apply_endpoint_update(&mut endpoint, url_version, update, now);
+    let applied = plan::apply_endpoint_update(&mut endpoint, url_version, update, now);
     if applied.is_empty() {
         return Ok(Default::default());
     }

@@ -1,4 +1,4 @@
-//! Lanes: who is head, and what happens when a member is passed.
+//! Reads and writes lanes, as [`crate::store::plan::lane`] plans it.
 //!
 //! Invariant: `lanes.head` is the lowest member not passed, dead or waiting,
 //! and it alone of the unpassed has `behind = 0`.
@@ -8,37 +8,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::rows::{millis, state_of};
 use crate::model::delivery::DeliveryState;
-
-/// A member of a lane.
-pub struct LaneMember<'a> {
-    /// The endpoint's number.
-    pub endpoint: i64,
-    /// The lane's key.
-    pub lane: &'a str,
-    /// The delivery's number.
-    pub no: i64,
-}
-
-/// Who stands at the head of a lane after one was passed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LaneHead {
-    /// As before, or no one.
-    Same,
-    /// This one may go now.
-    Free(i64),
-    /// This one is dead, and the lane waits behind it.
-    Dead(i64),
-}
-
-impl LaneHead {
-    /// The one that may go now.
-    pub fn free(self) -> Option<i64> {
-        match self {
-            Self::Free(no) => Some(no),
-            Self::Same | Self::Dead(_) => None,
-        }
-    }
-}
+use crate::store::plan::lane::{HeadSearch, LaneHead, LaneMember, search_head};
 
 /// Whether this member is the one that its lane waits for.
 pub fn is_head(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<bool> {
@@ -55,25 +25,22 @@ pub fn is_head(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<boo
 pub fn pass(db: &Connection, member: &LaneMember<'_>, now: Timestamp) -> rusqlite::Result<LaneHead> {
     mark_passed(db, member.no)?;
     if !is_head(db, member)? {
-        return Ok(LaneHead::Same);
+        return Ok(LaneHead::Unchanged);
     }
-    let (next, is_waiting) = loop {
-        match first_unpassed(db, member)? {
-            None => break (None, false),
-            Some((no, DeliveryState::Dead)) if skips_dead(db, member.endpoint)? => mark_passed(db, no)?,
-            Some((no, state)) => break (Some(no), state == DeliveryState::Waiting),
+    let skips_dead = skips_dead(db, member.endpoint)?;
+    let head = loop {
+        match search_head(first_unpassed(db, member)?, skips_dead) {
+            HeadSearch::PassDead(no) => mark_passed(db, no)?,
+            HeadSearch::Found(head) => break head,
         }
     };
+    let no = head.no();
     db.prepare_cached("UPDATE lanes SET head = ?, head_since = ?, touched_at = ? WHERE endpoint = ? AND lane = ?")?
-        .execute(params![next, millis(now), millis(now), member.endpoint, member.lane])?;
-    if let Some(next) = next {
-        db.prepare_cached("UPDATE deliveries SET behind = 0 WHERE no = ?")?.execute([next])?;
+        .execute(params![no, millis(now), millis(now), member.endpoint, member.lane])?;
+    if let Some(no) = no {
+        db.prepare_cached("UPDATE deliveries SET behind = 0 WHERE no = ?")?.execute([no])?;
     }
-    Ok(match next {
-        None => LaneHead::Same,
-        Some(next) if is_waiting => LaneHead::Free(next),
-        Some(next) => LaneHead::Dead(next),
-    })
+    Ok(head)
 }
 
 fn mark_passed(db: &Connection, no: i64) -> rusqlite::Result<()> {

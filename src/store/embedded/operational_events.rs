@@ -1,5 +1,5 @@
-//! Telling: milestones of endpoints, and operational events, written in the
-//! commit that makes them true.
+//! Endpoint events and operational events, written in the commit that makes
+//! them true.
 
 use std::sync::Arc;
 
@@ -10,23 +10,22 @@ use super::accept::accept_one;
 use super::claim::stored_tenant;
 use super::rows::{delivery_id, millis, uuid_of};
 use super::writer::WriteTransaction;
-use crate::model::delivery::DeadCause;
 use crate::model::endpoint::Endpoint;
-use crate::model::id::{EndpointId, EventId, TenantId};
-use crate::model::operational_event::{DeliverySubject, EndpointEvent, OperationalEvent};
+use crate::model::id::{EndpointId, EventId};
+use crate::model::operational_event::{EndpointEvent, OperationalEvent};
+use crate::store::plan::{ENDPOINT_EVENTS_KEPT, EventSubject};
+use crate::store::row::row;
 use crate::store::{AcceptResult, Claim, RoutedEvent};
 
-/// How many milestones of an endpoint are kept.
-const MILESTONES_KEPT: i64 = 500;
-
-/// Writes down what happened to an endpoint, and tells of it.
+/// Records what happened to an endpoint, and accepts the operational event
+/// about it.
 pub fn record_endpoint_event(
     transaction: &mut WriteTransaction<'_>,
     no: i64,
     endpoint: &Endpoint,
     endpoint_event: &EndpointEvent,
 ) -> rusqlite::Result<Vec<Claim>> {
-    let record = serde_json::to_string(endpoint_event).expect("a milestone is plain data");
+    let record = serde_json::to_string(endpoint_event).expect("an endpoint event is plain data");
     let db = transaction.db;
     db.prepare_cached("INSERT INTO milestones (endpoint, at, record) VALUES (?, ?, ?)")?.execute(params![
         no,
@@ -37,8 +36,8 @@ pub fn record_endpoint_event(
         "DELETE FROM milestones WHERE endpoint = ?1 AND no <=
              (SELECT no FROM milestones WHERE endpoint = ?1 ORDER BY no DESC LIMIT 1 OFFSET ?2)",
     )?
-    .execute(params![no, MILESTONES_KEPT])?;
-    match OperationalEvent::of_milestone(endpoint, endpoint_event) {
+    .execute(params![no, ENDPOINT_EVENTS_KEPT])?;
+    match OperationalEvent::of_endpoint_event(endpoint, endpoint_event) {
         Some(operational_event) => accept_operational_event(transaction, operational_event, endpoint_event.at),
         None => Ok(Vec::new()),
     }
@@ -50,14 +49,14 @@ pub fn accept_operational_event(
     operational_event: OperationalEvent,
     now: Timestamp,
 ) -> rusqlite::Result<Vec<Claim>> {
-    let news_type = operational_event.event_type;
+    let event_type = operational_event.event_type;
     let Some(event) = operational_event.event(now, rand::random()) else { return Ok(Vec::new()) };
     let found = {
         let index = transaction.index.read();
         index.tenant_no(&event.tenant).zip(index.matching(&event).ok())
     };
     let Some((tenant, targets)) = found else { return Ok(Vec::new()) };
-    transaction.operational_events.push(news_type);
+    transaction.operational_events.push(event_type);
     let new = RoutedEvent { event: Arc::new(event), fingerprint: None, targets, due_at: None, expires_at: None };
     match accept_one(transaction, tenant, &new)? {
         AcceptResult::New { claims, .. } => Ok(claims),
@@ -65,67 +64,47 @@ pub fn accept_operational_event(
     }
 }
 
-/// A delivery, with what news of it say.
-pub struct EventSubjectRow {
-    tenant: TenantId,
-    endpoint: EndpointId,
-    delivery: crate::model::id::DeliveryId,
-    key: Option<String>,
-    event: EventId,
-    event_type: String,
-    attempts: u32,
-}
-
-impl EventSubjectRow {
-    /// Reads what is told of a delivery; nothing, where nothing is.
-    pub fn find(db: &Connection, no: i64) -> rusqlite::Result<Option<Self>> {
-        let sql = "SELECT t.id, p.id, d.created_at, e.key, e.id, e.type, d.attempts
-                   FROM deliveries d JOIN events e ON e.no = d.event
-                        JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
-                   WHERE d.no = ?";
-        let told = db
-            .prepare_cached(sql)?
-            .query_row([no], |row| {
-                Ok(Self {
-                    tenant: stored_tenant(&row.get::<_, String>(0)?),
-                    endpoint: EndpointId(uuid_of(row.get(1)?)),
-                    delivery: delivery_id(no, row.get(2)?),
-                    key: row.get(3)?,
-                    event: EventId::from_stored(&row.get::<_, String>(4)?),
-                    event_type: row.get(5)?,
-                    attempts: row.get(6)?,
-                })
-            })
-            .optional()?;
-        Ok(told.filter(|told| !told.tenant.is_system()))
-    }
-
-    fn subject(&self) -> DeliverySubject<'_> {
-        DeliverySubject {
-            tenant: &self.tenant,
-            endpoint: self.endpoint,
-            delivery: self.delivery,
-            key: self.key.as_deref(),
-        }
-    }
-
-    /// It died.
-    pub fn dead_event(&self, cause: DeadCause, now: Timestamp) -> OperationalEvent {
-        OperationalEvent::of_death(self.subject(), &self.event, &self.event_type, cause, self.attempts, now)
+row! {
+    /// A delivery, as operational events describe it.
+    sqlite struct SubjectRow from "FROM deliveries d JOIN events e ON e.no = d.event
+             JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
+         WHERE d.no = ?" {
+        tenant: String = "t.id",
+        endpoint: [u8; 16] = "p.id",
+        created_at: i64 = "d.created_at",
+        key: Option<String> = "e.key",
+        event: String = "e.id",
+        event_type: String = "e.type",
+        attempts: u32 = "d.attempts",
     }
 }
 
-/// A lane stands behind this dead letter now, or no longer does.
+/// Reads what operational events say of a delivery; nothing for deliveries of
+/// the system tenant, about which there are none.
+pub fn find_subject(db: &Connection, no: i64) -> rusqlite::Result<Option<EventSubject>> {
+    let found = db.prepare_cached(SubjectRow::SQL)?.query_row([no], SubjectRow::read).optional()?;
+    let subject = found.map(|row| EventSubject {
+        tenant: stored_tenant(&row.tenant),
+        endpoint: EndpointId(uuid_of(row.endpoint)),
+        delivery: delivery_id(no, row.created_at),
+        key: row.key,
+        event: EventId::from_stored(&row.event),
+        event_type: row.event_type,
+        attempts: row.attempts,
+    });
+    Ok(subject.filter(|subject| !subject.tenant.is_system()))
+}
+
+/// Accepts the event that tells that a lane waits behind this dead letter, or
+/// no longer does.
 pub fn lane_event(
     transaction: &mut WriteTransaction<'_>,
     no: i64,
     is_blocked: bool,
     now: Timestamp,
 ) -> rusqlite::Result<Vec<Claim>> {
-    let Some(told) = EventSubjectRow::find(transaction.db, no)? else { return Ok(Vec::new()) };
-    let operational_event = match is_blocked {
-        true => OperationalEvent::of_blocked_lane(told.subject(), now),
-        false => OperationalEvent::of_unblocked_lane(told.subject(), now),
-    };
-    accept_operational_event(transaction, operational_event, now)
+    match find_subject(transaction.db, no)? {
+        Some(subject) => accept_operational_event(transaction, subject.lane_event(is_blocked, now), now),
+        None => Ok(Vec::new()),
+    }
 }

@@ -1,14 +1,12 @@
 //! Turns rows into things and back.
 
-use std::time::Duration;
-
 use rusqlite::Row;
 use uuid::Uuid;
 
 use crate::model::checksum::Checksum;
-use crate::model::delivery::{Progress, ShortBudgetCounts};
-use crate::model::span::Span;
+use crate::model::delivery::Progress;
 pub use crate::store::codes::*;
+use crate::store::progress_columns::ProgressColumns;
 
 /// An id's bytes.
 pub fn id_bytes(id: Uuid) -> [u8; 16] {
@@ -54,18 +52,16 @@ pub const PROGRESS: &str = "d.attempts, d.attempts_before, d.age_from, d.held_be
 
 /// A budget, from ten columns beginning at `first`.
 pub fn progress_from(row: &Row<'_>, first: usize) -> rusqlite::Result<Progress> {
-    Ok(Progress {
+    Ok(Progress::from(ProgressColumns {
         attempts: row.get(first)?,
         attempts_before: row.get(first + 1)?,
-        age_from: row.get::<_, Option<i64>>(first + 2)?.map(at),
-        held_before: Duration::from_millis(row.get::<_, i64>(first + 3)?.max(0) as u64),
-        short_budget_counts: ShortBudgetCounts {
-            not_found: row.get(first + 4)?,
-            no_such_name: row.get(first + 5)?,
-            forbidden_target: row.get(first + 6)?,
-        },
-        begun_at: Some(at(row.get(first + 7)?)),
-        max_age: row.get::<_, Option<i64>>(first + 9)?.map(|millis| Span::millis(millis.max(0) as u64)),
-        last_delay: row.get::<_, Option<i64>>(first + 8)?.map(|micros| Duration::from_micros(micros.max(0) as u64)),
-    })
+        age_from: row.get(first + 2)?,
+        held_before: row.get(first + 3)?,
+        not_found: row.get(first + 4)?,
+        no_such_name: row.get(first + 5)?,
+        forbidden_target: row.get(first + 6)?,
+        begun_at: row.get(first + 7)?,
+        last_delay: row.get(first + 8)?,
+        max_age: row.get(first + 9)?,
+    }))
 }

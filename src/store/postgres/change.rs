@@ -1,4 +1,7 @@
 //! What a person does to a delivery: retry now, cancel, replay, discard.
+//!
+//! What a change means is planned in [`crate::store::plan::change`]; this
+//! reads the row and writes the plan.
 
 use std::sync::Arc;
 
@@ -6,15 +9,16 @@ use jiff::Timestamp;
 
 use super::PostgresState;
 use super::access::record;
-use super::lane::{PgLaneHead, PgLaneMember, is_head, pass};
+use super::lane::{is_head, pass};
 use super::locked_delivery::LockedDelivery;
-use super::rows::{at, cause_of, delivery_no, millis};
+use super::rows::{at, cause_code, delivery_no, millis};
 use super::transaction::bind;
 use super::unit_of_work::{CommitEffects, UnitOfWork};
 use crate::model::audit::AuditedAction;
-use crate::model::delivery::{DeadCause, DeliveryState};
+use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::store::changes::damaged_replay;
+use crate::store::plan::change::{ChangedRow, RowChange, plan};
+use crate::store::plan::lane::{LaneHead, LaneStep};
 use crate::store::{DeliveryChange, DeliveryChanged, Error, Result};
 
 /// Makes the change, or says why the delivery's state does not allow it.
@@ -28,11 +32,11 @@ pub async fn change(
     let tx = shared.begin().await?;
     let mut work = UnitOfWork::new(shared, &tx);
     let changed = make(&mut work, tenant, id, change, now).await;
-    let done: CommitEffects = work.end();
+    let effects: CommitEffects = work.end();
     match changed {
         Ok(changed) => {
             tx.commit().await?;
-            shared.adopt(done).await;
+            shared.adopt(effects).await;
             Ok(changed)
         }
         Err(refused) => {
@@ -51,99 +55,79 @@ async fn make(
 ) -> Result<DeliveryChanged> {
     let missing = || Error::NotFound("delivery");
     let tenant_no = work.shared.index().tenant_no(tenant).ok_or_else(missing)?;
-    let place = LockedDelivery::find(work.tx, delivery_no(id)).await?;
-    let place = place.filter(|place| place.id() == id && place.tenant == tenant_no).ok_or_else(missing)?;
-    let sql = "SELECT id, deleted_at IS NOT NULL FROM posthaste.endpoints WHERE no = $1";
-    let row = work.tx.query_opt(sql, bind![place.endpoint]).await?.ok_or_else(missing)?;
-    let (endpoint, is_deleted) = (EndpointId(row.get(0)), row.get::<_, bool>(1));
-    let state = match place.snapshot.state {
-        // Not swept yet, and cancelled all the same.
-        DeliveryState::Waiting if is_deleted => DeliveryState::Cancelled,
-        state => state,
-    };
-    if !change.allows(state) {
-        let (state, verb) = (state.as_str(), change.verb());
-        return Err(Error::WrongState(format!("delivery {id} is {state}, and cannot be changed by {verb}")));
+    let found = LockedDelivery::find(work.tx, delivery_no(id)).await?;
+    let delivery = found.filter(|found| found.id() == id && found.tenant == tenant_no).ok_or_else(missing)?;
+    let (endpoint, row) = read(work, &delivery).await?.ok_or_else(missing)?;
+    let plan = plan(id, &row, change, now)?;
+    write(work, &delivery, &plan.row, now).await?;
+    if plan.waiting != 0 {
+        work.count_waiting(delivery.endpoint, delivery.shard, plan.waiting);
     }
-    if change == DeliveryChange::Replay && is_deleted {
-        return Err(Error::WrongState(format!("delivery {id} cannot be replayed, because its endpoint was deleted")));
-    }
-    if change == DeliveryChange::Replay {
-        refuse_expunged(work, place.no).await?;
-        refuse_damaged(work, place.no, id).await?;
-    }
-    let member = place.lane.as_deref().filter(|_| !place.is_passed).map(|lane| PgLaneMember {
-        endpoint: place.endpoint,
-        lane,
-        no: place.no,
-    });
-    // Whatever is done to a dead letter that a lane stands behind frees it.
-    let unblocks = match member {
-        Some(member) if state == DeliveryState::Dead => is_head(work.tx, member).await?,
-        _ => false,
-    };
-    let mut head = PgLaneHead::Same;
-    let now_ms = millis(now);
-    let due_at = match change {
-        DeliveryChange::RetryNow => {
-            // Age and attempts stay; only the wait is cut short.
-            let sql = "UPDATE posthaste.queue SET due_at = least(due_at, $2), urgent = true WHERE no = $1";
-            work.tx.execute(sql, bind![place.no, now_ms]).await?;
-            work.becomes_due(place.endpoint, now_ms.min(place.due_at));
-            Some(now)
-        }
-        DeliveryChange::Replay => {
-            place.replay(work.tx, now_ms, work.shared.shard_leases.node()).await?;
-            work.becomes_due(place.endpoint, now_ms);
-            work.count_waiting(place.endpoint, place.shard, 1);
-            Some(now)
-        }
-        DeliveryChange::Cancel | DeliveryChange::Discard => {
-            // A discarded one keeps its cause: it is why it ended here.
-            let sql = "SELECT cause FROM posthaste.dead WHERE no = $1";
-            let cause = work.tx.query_opt(sql, bind![place.no]).await?.and_then(|row| row.get(0));
-            place.end(work.tx, DeliveryState::Cancelled, cause, now_ms, None).await?;
-            if change == DeliveryChange::Cancel {
-                work.count_waiting(place.endpoint, place.shard, -1);
-            }
-            if let Some(member) = member {
-                head = pass(work, member, now).await?;
-            }
-            match head {
-                PgLaneHead::Free(next) => {
-                    let sql = "SELECT due_at FROM posthaste.queue WHERE no = $1";
-                    work.tx.query_opt(sql, bind![next]).await?.map(|row| at(row.get(0)))
-                }
-                PgLaneHead::Same | PgLaneHead::Dead(_) => None,
-            }
-        }
+    let head = match (plan.lane, delivery.member()) {
+        (LaneStep::Pass | LaneStep::Dead, Some(member)) => pass(work, member, now).await?,
+        (LaneStep::Stay, _) | (_, None) => LaneHead::Unchanged,
     };
     let mut freed = Vec::new();
-    if unblocks {
-        freed.extend(work.lane_event(place.no, false, now).await?);
+    if plan.unblocks {
+        freed.extend(work.lane_event(delivery.no, false, now).await?);
     }
-    if let PgLaneHead::Dead(next) = head {
+    if let LaneHead::Dead(next) = head {
         freed.extend(work.lane_event(next, true, now).await?);
     }
+    let due_at = match (&plan.row, head.free()) {
+        (RowChange::RetryNow { .. } | RowChange::Replay { .. }, _) => Some(now),
+        (RowChange::Cancel { .. }, Some(next)) => due_at(work, next).await?,
+        (RowChange::Cancel { .. }, None) => None,
+    };
     record(work.tx, tenant_no, &AuditedAction::new(change.action(), tenant, id)).await?;
-    let told = std::mem::take(&mut work.operational_events);
-    Ok(DeliveryChanged { endpoint, due_at, freed, operational_events: told })
+    let operational_events = std::mem::take(&mut work.operational_events);
+    Ok(DeliveryChanged { endpoint, due_at, freed, operational_events })
 }
 
-/// What is damaged cannot be replayed.
-async fn refuse_damaged(work: &UnitOfWork<'_>, no: i64, id: DeliveryId) -> Result<()> {
-    let row = work.tx.query_opt("SELECT cause FROM posthaste.deliveries WHERE no = $1", bind![no]).await?;
-    let cause = row.and_then(|row| row.get::<_, Option<i16>>(0)).map(|code| cause_of(code.into()));
-    if cause == Some(DeadCause::Damaged) { Err(damaged_replay(id)) } else { Ok(()) }
-}
-
-/// What has no data any more cannot be replayed. The event stays as it is
-/// until the transaction ends.
-async fn refuse_expunged(work: &UnitOfWork<'_>, no: i64) -> Result<()> {
-    let sql = "SELECT id, octet_length(data) = 0 FROM posthaste.events
+/// Reads what the change depends on beside the delivery's own row. The event
+/// stays as it is until the transaction ends.
+async fn read(work: &UnitOfWork<'_>, delivery: &LockedDelivery) -> Result<Option<(EndpointId, ChangedRow)>> {
+    let sql = "SELECT id, deleted_at IS NOT NULL AS is_deleted FROM posthaste.endpoints WHERE no = $1";
+    let Some(endpoint) = work.tx.query_opt(sql, bind![delivery.endpoint]).await? else { return Ok(None) };
+    let sql = "SELECT id, octet_length(data) = 0 AS is_removed FROM posthaste.events
                WHERE no = (SELECT event FROM posthaste.deliveries WHERE no = $1) FOR SHARE";
-    match work.tx.query_opt(sql, bind![no]).await? {
-        Some(row) if row.get(1) => Err(Error::Expunged(EventId::from_stored(row.get(0)))),
-        _ => Ok(()),
+    let event = work.tx.query_opt(sql, bind![delivery.no]).await?.filter(|row| row.get("is_removed"));
+    let is_head = match delivery.member() {
+        Some(member) => is_head(work.tx, member).await?,
+        None => false,
+    };
+    let row = ChangedRow {
+        delivery: delivery.row,
+        expires_at: delivery.expires_at,
+        is_endpoint_deleted: endpoint.get("is_deleted"),
+        expunged: event.map(|row| EventId::from_stored(row.get("id"))),
+        is_head,
+    };
+    Ok(Some((EndpointId(endpoint.get("id")), row)))
+}
+
+async fn write(work: &mut UnitOfWork<'_>, delivery: &LockedDelivery, change: &RowChange, now: Timestamp) -> Result<()> {
+    match change {
+        RowChange::RetryNow { due_at } => {
+            let sql = "UPDATE posthaste.queue SET due_at = $2, urgent = true WHERE no = $1";
+            work.tx.execute(sql, bind![delivery.no, millis(*due_at)]).await?;
+            work.becomes_due(delivery.endpoint, millis(*due_at));
+            Ok(())
+        }
+        RowChange::Replay { due_at, expires_at } => {
+            let node = work.shared.shard_leases.node();
+            delivery.replay(work.tx, millis(*due_at), expires_at.map(millis), node).await?;
+            work.becomes_due(delivery.endpoint, millis(*due_at));
+            Ok(())
+        }
+        RowChange::Cancel { cause } => {
+            let cause = cause.map(|cause| cause_code(cause) as i16);
+            delivery.end(work.tx, DeliveryState::Cancelled, cause, millis(now), None).await
+        }
     }
+}
+
+async fn due_at(work: &UnitOfWork<'_>, no: i64) -> Result<Option<Timestamp>> {
+    let sql = "SELECT due_at FROM posthaste.queue WHERE no = $1";
+    Ok(work.tx.query_opt(sql, bind![no]).await?.map(|row| at(row.get("due_at"))))
 }

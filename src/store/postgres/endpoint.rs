@@ -15,8 +15,9 @@ use crate::model::endpoint::{Endpoint, EndpointSettings, OnDead, Secret};
 use crate::model::id::{EndpointId, SecretId};
 use crate::model::limits::{EndpointCeiling, settings_bytes};
 use crate::model::url_versions::UrlVersions;
+use crate::store::plan::endpoint as plan;
 use crate::store::seal::{SealError, about_secret, about_settings, about_urls};
-use crate::store::{Claim, EndpointChange, EndpointChanged, EndpointUpdate, Error, Result, decide};
+use crate::store::{Claim, EndpointChange, EndpointChanged, EndpointUpdate, Error, Result};
 
 /// The columns [`endpoint_from`] reads, with what health says beside them.
 pub const ENDPOINT: &str = "p.no, p.id, t.id, p.settings, p.standing, p.quiet_until, p.mailed_at, p.created_at, \
@@ -144,7 +145,7 @@ pub async fn change(
 ) -> Result<EndpointChanged> {
     let (action, before) = (change.action(), endpoint.settings.clone());
     let is_settings = matches!(change, EndpointChange::Settings { .. });
-    let effects = decide::change_endpoint(&mut endpoint, change, now)?;
+    let effects = plan::change_endpoint(&mut endpoint, change, now)?;
     if is_settings {
         let more = settings_bytes(&endpoint.settings).cast_signed() - settings_bytes(&before).cast_signed();
         work.grow_settings(&endpoint.tenant, 0, more).await?;
@@ -199,7 +200,7 @@ pub async fn apply_endpoint_update(
     // The catalog first, as whoever changes an endpoint does.
     work.bump_catalog_version().await?;
     let Some((no, mut endpoint)) = current(work, id).await? else { return Ok(Default::default()) };
-    let applied = decide::apply_endpoint_update(&mut endpoint, url_version, update, now);
+    let applied = plan::apply_endpoint_update(&mut endpoint, url_version, update, now);
     if applied.is_empty() {
         return Ok(Default::default());
     }

@@ -1,4 +1,4 @@
-//! Lanes: who is head, and what happens when a member is passed.
+//! Reads and writes lanes, as [`crate::store::plan::lane`] plans it.
 //!
 //! Invariant: `lanes.head` is the lowest member not passed, dead or waiting,
 //! and it alone of the unpassed is not behind. The row of a lane is locked
@@ -11,32 +11,12 @@ use jiff::Timestamp;
 use super::rows::millis;
 use super::transaction::{PgTransaction, bind};
 use super::unit_of_work::UnitOfWork;
+use crate::model::delivery::DeliveryState;
 use crate::store::Result;
-
-/// A member of a lane.
-#[derive(Debug, Clone, Copy)]
-pub struct PgLaneMember<'a> {
-    /// The endpoint's number.
-    pub endpoint: i64,
-    /// The lane's key.
-    pub lane: &'a str,
-    /// The delivery's number.
-    pub no: i64,
-}
-
-/// Who stands at the head of a lane after one was passed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PgLaneHead {
-    /// As before, or no one.
-    Same,
-    /// This one may go now.
-    Free(i64),
-    /// This one is dead, and the lane waits behind it.
-    Dead(i64),
-}
+use crate::store::plan::lane::{HeadSearch, LaneHead, LaneMember, search_head};
 
 /// Whether this member is the one that its lane waits for. Locks the lane.
-pub async fn is_head(tx: &PgTransaction, member: PgLaneMember<'_>) -> Result<bool> {
+pub async fn is_head(tx: &PgTransaction, member: LaneMember<'_>) -> Result<bool> {
     let sql = "SELECT head FROM posthaste.lanes WHERE endpoint = $1 AND lane = $2 FOR UPDATE";
     let row = tx.query_opt(sql, bind![member.endpoint, member.lane]).await?;
     Ok(row.and_then(|row| row.get::<_, Option<i64>>(0)) == Some(member.no))
@@ -45,34 +25,30 @@ pub async fn is_head(tx: &PgTransaction, member: PgLaneMember<'_>) -> Result<boo
 /// Lets a lane move on past a member. Dead members on the way are passed too,
 /// where the endpoint skips its dead; otherwise the first of them is the
 /// head, and the lane waits behind it.
-pub async fn pass(work: &UnitOfWork<'_>, member: PgLaneMember<'_>, now: Timestamp) -> Result<PgLaneHead> {
+pub async fn pass(work: &UnitOfWork<'_>, member: LaneMember<'_>, now: Timestamp) -> Result<LaneHead> {
     let tx = work.tx;
     let was_head = is_head(tx, member).await?;
     mark_passed(tx, member.no).await?;
     if !was_head {
-        return Ok(PgLaneHead::Same);
+        return Ok(LaneHead::Unchanged);
     }
-    let (next, is_dead) = loop {
-        match first_unpassed(tx, member).await? {
-            None => break (None, false),
-            Some((no, true)) if skips_dead(tx, member.endpoint).await? => mark_passed(tx, no).await?,
-            Some((no, is_dead)) => break (Some(no), is_dead),
+    let skips_dead = skips_dead(tx, member.endpoint).await?;
+    let head = loop {
+        match search_head(first_unpassed(tx, member).await?, skips_dead) {
+            HeadSearch::PassDead(no) => mark_passed(tx, no).await?,
+            HeadSearch::Found(head) => break head,
         }
     };
     let sql =
         "UPDATE posthaste.lanes SET head = $1, head_since = $2, touched_at = $2 WHERE endpoint = $3 AND lane = $4";
-    tx.execute(sql, bind![next, millis(now), member.endpoint, member.lane]).await?;
-    Ok(match next {
-        None => PgLaneHead::Same,
-        Some(next) if is_dead => PgLaneHead::Dead(next),
-        Some(next) => {
-            let sql = "UPDATE posthaste.queue SET behind = false WHERE no = $1 RETURNING due_at";
-            for row in tx.query(sql, bind![next]).await? {
-                work.becomes_due(member.endpoint, row.get(0));
-            }
-            PgLaneHead::Free(next)
+    tx.execute(sql, bind![head.no(), millis(now), member.endpoint, member.lane]).await?;
+    if let Some(next) = head.free() {
+        let sql = "UPDATE posthaste.queue SET behind = false WHERE no = $1 RETURNING due_at";
+        for row in tx.query(sql, bind![next]).await? {
+            work.becomes_due(member.endpoint, row.get(0));
         }
-    })
+    }
+    Ok(head)
 }
 
 async fn mark_passed(tx: &PgTransaction, no: i64) -> Result<()> {
@@ -82,8 +58,8 @@ async fn mark_passed(tx: &PgTransaction, no: i64) -> Result<()> {
     Ok(())
 }
 
-/// The lowest member not passed, and whether it is dead.
-async fn first_unpassed(tx: &PgTransaction, member: PgLaneMember<'_>) -> Result<Option<(i64, bool)>> {
+/// The lowest member not passed, and its state.
+async fn first_unpassed(tx: &PgTransaction, member: LaneMember<'_>) -> Result<Option<(i64, DeliveryState)>> {
     let sql = "SELECT no, is_dead FROM (
                    (SELECT no, seq, false AS is_dead FROM posthaste.queue
                     WHERE endpoint = $1 AND lane = $2 AND NOT passed ORDER BY seq LIMIT 1)
@@ -92,7 +68,8 @@ async fn first_unpassed(tx: &PgTransaction, member: PgLaneMember<'_>) -> Result<
                     WHERE endpoint = $1 AND lane = $2 AND NOT passed ORDER BY seq LIMIT 1)) both_kinds
                ORDER BY seq LIMIT 1";
     let row = tx.query_opt(sql, bind![member.endpoint, member.lane]).await?;
-    Ok(row.map(|row| (row.get(0), row.get(1))))
+    let state = |is_dead| if is_dead { DeliveryState::Dead } else { DeliveryState::Waiting };
+    Ok(row.map(|row| (row.get("no"), state(row.get("is_dead")))))
 }
 
 /// Whether an endpoint's lanes move on past their dead, as the tables have it:
@@ -112,7 +89,7 @@ pub async fn pass_dead_heads(work: &UnitOfWork<'_>, endpoint: i64, now: Timestam
     let mut passed = Vec::new();
     for row in work.tx.query(sql, bind![endpoint]).await? {
         let no: i64 = row.get(1);
-        pass(work, PgLaneMember { endpoint, lane: row.get(0), no }, now).await?;
+        pass(work, LaneMember { endpoint, lane: row.get(0), no }, now).await?;
         passed.push(no);
     }
     Ok(passed)

@@ -1,13 +1,16 @@
 //! Where a delivery's row is, and how it moves from table to table.
 
-use super::rows::{delivery_id, state_code, state_of};
+use tokio_postgres::Row;
+
+use super::rows::{cause_of, delivery_id, state_code, state_of};
 use super::transaction::{PgTransaction, bind};
 use crate::model::attempt::Attempt;
 use crate::model::delivery::DeliveryState;
 use crate::model::id::DeliveryId;
 use crate::model::shard::Shard;
-use crate::store::decide::DeliverySnapshot;
-use crate::store::{ClaimOutcome, Result};
+use crate::store::Result;
+use crate::store::plan::DeliveryRow;
+use crate::store::plan::lane::LaneMember;
 
 /// What every table of deliveries has.
 const SAME: &str = "no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed, expires_at, replayed_at, \
@@ -60,12 +63,10 @@ pub struct LockedDelivery {
     pub tenant: i64,
     /// The lane it is in.
     pub lane: Option<String>,
-    /// Whether the lane has moved on past it.
-    pub is_passed: bool,
-    /// How it stands.
-    pub snapshot: DeliverySnapshot,
-    /// When it is due, or was.
-    pub due_at: i64,
+    /// What plans depend on.
+    pub row: DeliveryRow,
+    /// Time at which its event expires for it, in milliseconds.
+    pub expires_at: Option<i64>,
     created_at: i64,
     last: Option<String>,
 }
@@ -74,36 +75,52 @@ impl LockedDelivery {
     /// Finds a delivery, wherever it is.
     pub async fn find(tx: &PgTransaction, no: i64) -> Result<Option<Self>> {
         for table in [DeliveryTable::Queue, DeliveryTable::Dead, DeliveryTable::Finished] {
-            let rest = match table {
-                DeliveryTable::Queue => "0::smallint, NULL::text",
-                DeliveryTable::Dead | DeliveryTable::Finished => "state, last",
+            let ended = match table {
+                DeliveryTable::Queue => "0::smallint AS state, NULL::smallint AS cause, NULL::text AS last",
+                DeliveryTable::Dead | DeliveryTable::Finished => "state, cause, last",
             };
             let sql = format!(
-                "SELECT endpoint, shard, tenant, lane, passed, coalesce(replayed_at, created_at), attempts, due_at,
-                        created_at, {rest} FROM {} WHERE no = $1 FOR UPDATE",
+                "SELECT endpoint, shard, tenant, lane, passed, coalesce(replayed_at, created_at) AS begun_at, attempts,
+                        stumbles, due_at, expires_at, created_at, {ended} FROM {} WHERE no = $1 FOR UPDATE",
                 table.name()
             );
-            let Some(row) = tx.query_opt(&sql, bind![no]).await? else { continue };
-            let stand = DeliverySnapshot {
-                state: state_of(row.get::<_, i16>(9).into()),
-                begun_at: row.get(5),
-                attempts: super::rows::count(&row, 6),
-            };
-            return Ok(Some(Self {
-                table,
-                no,
-                endpoint: row.get(0),
-                shard: Shard(row.get::<_, i16>(1) as u8),
-                tenant: row.get(2),
-                lane: row.get(3),
-                is_passed: row.get(4),
-                snapshot: stand,
-                due_at: row.get(7),
-                created_at: row.get(8),
-                last: row.get(10),
-            }));
+            if let Some(row) = tx.query_opt(&sql, bind![no]).await? {
+                return Ok(Some(Self::read(&row, table, no)));
+            }
         }
         Ok(None)
+    }
+
+    fn read(row: &Row, table: DeliveryTable, no: i64) -> Self {
+        let lane: Option<String> = row.get("lane");
+        let is_in_lane = lane.is_some() && !row.get::<_, bool>("passed");
+        Self {
+            table,
+            no,
+            endpoint: row.get("endpoint"),
+            shard: Shard(row.get::<_, i16>("shard") as u8),
+            tenant: row.get("tenant"),
+            lane,
+            row: DeliveryRow {
+                state: state_of(row.get::<_, i16>("state").into()),
+                cause: row.get::<_, Option<i16>>("cause").map(|code| cause_of(code.into())),
+                due_at: row.get("due_at"),
+                begun_at: row.get("begun_at"),
+                attempts: row.get::<_, i32>("attempts").max(0) as u32,
+                internal_errors: row.get::<_, i32>("stumbles").max(0) as u32,
+                is_in_lane,
+                is_data_removed: false,
+            },
+            expires_at: row.get("expires_at"),
+            created_at: row.get("created_at"),
+            last: row.get("last"),
+        }
+    }
+
+    /// The delivery as a member of its lane, if the lane has not moved past it.
+    pub fn member(&self) -> Option<LaneMember<'_>> {
+        let lane = self.lane.as_deref().filter(|_| self.row.is_in_lane)?;
+        Some(LaneMember { endpoint: self.endpoint, lane, no: self.no })
     }
 
     /// Its id.
@@ -120,10 +137,9 @@ impl LockedDelivery {
     }
 
     /// Keeps the record of an attempt that did not end it.
-    pub async fn keep_record(&self, tx: &PgTransaction, outcome: &ClaimOutcome, record: Option<String>) -> Result<()> {
-        let (ClaimOutcome::Attempted { attempt, .. }, Some(record)) = (outcome, record) else { return Ok(()) };
+    pub async fn keep_record(&self, tx: &PgTransaction, number: u32, record: &str) -> Result<()> {
         match self.table {
-            DeliveryTable::Queue => insert_attempt(tx, self.no, attempt.number, &record).await,
+            DeliveryTable::Queue => insert_attempt(tx, self.no, number, record).await,
             DeliveryTable::Dead | DeliveryTable::Finished => {
                 let sql = format!("UPDATE {} SET last = $2 WHERE no = $1", self.table.name());
                 tx.execute(&sql, bind![self.no, record]).await.map(|_| ())
@@ -168,27 +184,26 @@ impl LockedDelivery {
     }
 
     /// Puts a finished one back into the queue, with a fresh budget.
-    pub async fn replay(&self, tx: &PgTransaction, now: i64, node: i64) -> Result<()> {
+    pub async fn replay(&self, tx: &PgTransaction, due_at: i64, expires_at: Option<i64>, node: i64) -> Result<()> {
         self.archive_last_attempt(tx).await?;
-        // A person's word goes beyond an `expires_at` that has passed.
         let sql = format!(
             "WITH gone AS (DELETE FROM {} WHERE no = $1 RETURNING *)
              INSERT INTO posthaste.queue (no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed,
                  expires_at, replayed_at, attempts, attempts_before, first_attempt_at, due_at, behind, look_at, origin)
              SELECT no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed,
-                 CASE WHEN expires_at > $2 THEN expires_at END, $2, attempts, attempts, first_attempt_at, $2,
+                 $3::int8, $2, attempts, attempts, first_attempt_at, $2,
                  lane IS NOT NULL AND NOT passed AND no IS DISTINCT FROM (
                      SELECT head FROM posthaste.lanes l WHERE l.endpoint = gone.endpoint AND l.lane = gone.lane),
-                 CASE WHEN expires_at > $2 THEN expires_at + 1 END, $3
+                 $3::int8 + 1, $4
              FROM gone",
             self.table.name()
         );
-        tx.execute(&sql, bind![self.no, now, node]).await.map(|_| ())
+        tx.execute(&sql, bind![self.no, due_at, expires_at, node]).await.map(|_| ())
     }
 
     async fn take_last_attempt(&self, tx: &PgTransaction) -> Result<Option<String>> {
         let sql = "DELETE FROM posthaste.attempts WHERE delivery = $1 AND number = $2 RETURNING record";
-        let row = tx.query_opt(sql, bind![self.no, self.snapshot.attempts as i32]).await?;
+        let row = tx.query_opt(sql, bind![self.no, self.row.attempts as i32]).await?;
         Ok(row.map(|row| row.get(0)))
     }
 }

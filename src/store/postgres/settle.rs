@@ -22,12 +22,14 @@ use super::transaction::{PgTransaction, bind, bound, with_timeout};
 use super::unit_of_work::{CommitEffects, UnitOfWork};
 use super::{lane, settle_one};
 use crate::model::attempt::Attempt;
-use crate::model::delivery::Progress;
+use crate::model::delivery::{DeliveryState, Progress};
 use crate::model::health::EndpointHealth;
 use crate::model::next_state::NextState;
 use crate::model::shard::Lease;
-use crate::store::decide::is_only_health;
-use crate::store::{ClaimOutcome, Error, Result, SettleEffects, Settlement};
+use crate::store::plan::endpoint::is_only_health;
+use crate::store::plan::lane::{HeadSearch, LaneMember, search_head};
+use crate::store::progress_columns::ProgressColumns;
+use crate::store::{Claim, ClaimOutcome, Error, Result, SettleEffects, Settlement};
 
 /// A settlement that waits to be written.
 pub struct SettleJob {
@@ -112,7 +114,7 @@ impl<'a> SettlePath<'a> {
             {
                 Self::Retry(attempt, progress)
             }
-            ClaimOutcome::LookAgain { progress, .. } => Self::LookAgain(progress),
+            ClaimOutcome::RecheckExpiry { progress, .. } => Self::LookAgain(progress),
             _ => Self::One,
         }
     }
@@ -257,25 +259,27 @@ impl SettleBatch<'_> {
 }
 
 /// Reads those that their lanes let go, by their numbers.
-async fn free_next(tx: &PgTransaction, gone: &[Row]) -> Result<HashMap<i64, crate::store::Claim>> {
+async fn free_next(tx: &PgTransaction, gone: &[Row]) -> Result<HashMap<i64, Claim>> {
     let free = gone.iter().filter(|row| row.get::<_, Option<bool>>(4) == Some(false));
     let wanted: Vec<ClaimKey> = free.map(|row| ClaimKey { no: row.get(3), event: row.get(5) }).collect();
     let found = claims::read(tx.client(), &wanted, usize::MAX).await?;
     Ok(found.claims.into_iter().map(|claim| (delivery_no(claim.id), claim)).collect())
 }
 
-/// The next of the lane is dead: the lane waits behind it, or passes it.
+/// Decides about a lane whose next member is dead: the lane waits behind it,
+/// or moves past it.
 async fn block_behind_dead(
     work: &mut UnitOfWork<'_>,
     endpoint: i64,
     lane: &str,
     dead: i64,
     job: &SettleJob,
-) -> Result<Vec<crate::store::Claim>> {
+) -> Result<Vec<Claim>> {
     let now = job.settlement.now;
-    let head = match lane::skips_dead(work.tx, endpoint).await? {
-        true => lane::pass(work, lane::PgLaneMember { endpoint, lane, no: dead }, now).await?,
-        false => lane::PgLaneHead::Dead(dead),
+    let skips_dead = lane::skips_dead(work.tx, endpoint).await?;
+    let head = match search_head(Some((dead, DeliveryState::Dead)), skips_dead) {
+        HeadSearch::PassDead(no) => lane::pass(work, LaneMember { endpoint, lane, no }, now).await?,
+        HeadSearch::Found(head) => head,
     };
     settle_one::lane_moved(work, head, now).await
 }
@@ -304,7 +308,7 @@ async fn set_expiry_checks(
     let times: Vec<i64> = asked
         .iter()
         .map(|(job, _)| match &job.settlement.outcome {
-            ClaimOutcome::LookAgain { at, .. } => millis(*at),
+            ClaimOutcome::RecheckExpiry { at, .. } => millis(*at),
             _ => 0,
         })
         .collect();
@@ -389,19 +393,20 @@ impl SettleColumns {
             };
             rows.no.push(delivery_no(job.settlement.id));
             rows.epoch.push(job.lease.epoch.0 as i64);
-            rows.begun_at.push(progress.begun_at.map_or(0, millis));
             rows.at.push(millis(at));
             rows.record.push(serde_json::to_string(attempt).expect("an attempt is plain data"));
-            rows.attempts.push(progress.attempts as i32);
-            rows.attempts_before.push(progress.attempts_before as i32);
-            rows.age_from.push(progress.age_from.map(millis));
-            rows.held_before.push(progress.held_before.as_millis() as i64);
-            rows.not_found.push(progress.short_budget_counts.not_found as i32);
-            rows.no_such_name.push(progress.short_budget_counts.no_such_name as i32);
-            rows.forbidden_target.push(progress.short_budget_counts.forbidden_target as i32);
             rows.started_at.push(millis(attempt.started_at));
-            rows.last_delay.push(progress.last_delay.map(|delay| delay.as_micros() as i64));
-            rows.max_age.push(progress.max_age.map(|age| age.as_millis() as i64));
+            let budget = ProgressColumns::from(progress);
+            rows.begun_at.push(budget.begun_at);
+            rows.attempts.push(budget.attempts);
+            rows.attempts_before.push(budget.attempts_before);
+            rows.age_from.push(budget.age_from);
+            rows.held_before.push(budget.held_before);
+            rows.not_found.push(budget.not_found);
+            rows.no_such_name.push(budget.no_such_name);
+            rows.forbidden_target.push(budget.forbidden_target);
+            rows.last_delay.push(budget.last_delay);
+            rows.max_age.push(budget.max_age);
             rows.expiry_check_at.push(expiry_check_at.map(millis));
         }
         rows

@@ -6,21 +6,20 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use uuid::Uuid;
 
 use super::PostgresState;
 use super::accept_batch::{AcceptBatch, IdColumns};
 use super::rows::{delivery_id, millis, stored_tenant};
 use super::transaction::{PgTransaction, bind};
-use crate::model::delivery::DeadCause;
 use crate::model::endpoint::Endpoint;
-use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::model::operational_event::{DeliverySubject, EndpointEvent, OperationalEvent};
+use crate::model::id::{EndpointId, EventId};
+use crate::model::operational_event::{EndpointEvent, OperationalEvent};
 use crate::model::shard::Shard;
 use crate::store::catalog_index::CatalogIndex;
+use crate::store::plan::{ENDPOINT_EVENTS_KEPT, EventSubject};
+use crate::store::row::row;
 use crate::store::{AcceptResult, Claim, Result, RoutedEvent};
-
-/// How many milestones of an endpoint are kept.
-const MILESTONES_KEPT: i64 = 500;
 
 type CommitHook = Box<dyn FnOnce(&mut CatalogIndex) + Send + Sync>;
 
@@ -93,13 +92,13 @@ impl<'a> UnitOfWork<'a> {
         endpoint: &Endpoint,
         endpoint_event: &EndpointEvent,
     ) -> Result<Vec<Claim>> {
-        let record = serde_json::to_string(endpoint_event).expect("a milestone is plain data");
+        let record = serde_json::to_string(endpoint_event).expect("an endpoint event is plain data");
         let sql = "INSERT INTO posthaste.milestones (endpoint, at, record) VALUES ($1, $2, $3)";
         self.tx.execute(sql, bind![no, millis(endpoint_event.at), record]).await?;
         let sql = "DELETE FROM posthaste.milestones WHERE endpoint = $1 AND no <= (
                        SELECT no FROM posthaste.milestones WHERE endpoint = $1 ORDER BY no DESC LIMIT 1 OFFSET $2)";
-        self.tx.execute(sql, bind![no, MILESTONES_KEPT]).await?;
-        match OperationalEvent::of_milestone(endpoint, endpoint_event) {
+        self.tx.execute(sql, bind![no, ENDPOINT_EVENTS_KEPT]).await?;
+        match OperationalEvent::of_endpoint_event(endpoint, endpoint_event) {
             Some(operational_event) => self.accept_operational_event(operational_event, endpoint_event.at).await,
             None => Ok(Vec::new()),
         }
@@ -111,7 +110,7 @@ impl<'a> UnitOfWork<'a> {
         operational_event: OperationalEvent,
         now: Timestamp,
     ) -> Result<Vec<Claim>> {
-        let news_type = operational_event.event_type;
+        let event_type = operational_event.event_type;
         let Some(event) = operational_event.event(now, rand::random()) else { return Ok(Vec::new()) };
         let mut writing = AcceptBatch::default();
         let accepted = {
@@ -124,7 +123,7 @@ impl<'a> UnitOfWork<'a> {
             let numbers = self.shared.numbers();
             writing.add(&index, &numbers, tenant, numbers.take(millis(now), 1), &new)
         };
-        self.operational_events.push(news_type);
+        self.operational_events.push(event_type);
         let places = writing.write(self.tx, &IdColumns::default(), None, self.shared.shard_leases.node()).await?;
         for ((endpoint, shard), more) in writing.counts() {
             self.count_waiting(endpoint, shard, more);
@@ -135,14 +134,13 @@ impl<'a> UnitOfWork<'a> {
         Ok(claims)
     }
 
-    /// A lane stands behind this dead letter now, or no longer does.
+    /// Accepts the event that tells that a lane waits behind this dead letter,
+    /// or no longer does.
     pub async fn lane_event(&mut self, no: i64, is_blocked: bool, now: Timestamp) -> Result<Vec<Claim>> {
-        let Some(told) = PgEventSubjectRow::find(self.tx, no).await? else { return Ok(Vec::new()) };
-        let operational_event = match is_blocked {
-            true => OperationalEvent::of_blocked_lane(told.subject(), now),
-            false => OperationalEvent::of_unblocked_lane(told.subject(), now),
-        };
-        self.accept_operational_event(operational_event, now).await
+        match find_subject(self.tx, no).await? {
+            Some(subject) => self.accept_operational_event(subject.lane_event(is_blocked, now), now).await,
+            None => Ok(Vec::new()),
+        }
     }
 }
 
@@ -168,47 +166,33 @@ impl PostgresState {
     }
 }
 
-/// A delivery, with what news of it say.
-pub struct PgEventSubjectRow {
-    tenant: TenantId,
-    endpoint: EndpointId,
-    delivery: DeliveryId,
-    key: Option<String>,
-    event: EventId,
-    event_type: String,
-    attempts: u32,
+row! {
+    /// A delivery, as operational events describe it.
+    postgres struct SubjectRow from "FROM posthaste.deliveries d JOIN posthaste.events e ON e.no = d.event
+             JOIN posthaste.endpoints p ON p.no = d.endpoint JOIN posthaste.tenants t ON t.no = d.tenant
+         WHERE d.no = $1" {
+        tenant: String = "t.id",
+        endpoint: Uuid = "p.id",
+        created_at: i64 = "d.created_at",
+        key: Option<String> = "e.key",
+        event: String = "e.id",
+        event_type: String = "e.type",
+        attempts: i32 = "d.attempts",
+    }
 }
 
-impl PgEventSubjectRow {
-    /// Reads what is told of a delivery; nothing, where nothing is.
-    pub async fn find(tx: &PgTransaction, no: i64) -> Result<Option<Self>> {
-        let sql = "SELECT t.id, p.id, d.created_at, e.key, e.id, e.type, d.attempts
-                   FROM posthaste.deliveries d JOIN posthaste.events e ON e.no = d.event
-                        JOIN posthaste.endpoints p ON p.no = d.endpoint JOIN posthaste.tenants t ON t.no = d.tenant
-                   WHERE d.no = $1";
-        let told = tx.query_opt(sql, bind![no]).await?.map(|row| Self {
-            tenant: stored_tenant(row.get(0)),
-            endpoint: EndpointId(row.get(1)),
-            delivery: delivery_id(no, row.get(2)),
-            key: row.get(3),
-            event: EventId::from_stored(row.get(4)),
-            event_type: row.get(5),
-            attempts: super::rows::count(&row, 6),
-        });
-        Ok(told.filter(|told| !told.tenant.is_system()))
-    }
-
-    fn subject(&self) -> DeliverySubject<'_> {
-        DeliverySubject {
-            tenant: &self.tenant,
-            endpoint: self.endpoint,
-            delivery: self.delivery,
-            key: self.key.as_deref(),
-        }
-    }
-
-    /// It died.
-    pub fn dead_event(&self, cause: DeadCause, now: Timestamp) -> OperationalEvent {
-        OperationalEvent::of_death(self.subject(), &self.event, &self.event_type, cause, self.attempts, now)
-    }
+/// Reads what operational events say of a delivery; nothing for deliveries of
+/// the system tenant, about which there are none.
+pub async fn find_subject(tx: &PgTransaction, no: i64) -> Result<Option<EventSubject>> {
+    let found = tx.query_opt(SubjectRow::SQL, bind![no]).await?.map(|row| SubjectRow::read(&row));
+    let subject = found.map(|row| EventSubject {
+        tenant: stored_tenant(&row.tenant),
+        endpoint: EndpointId(row.endpoint),
+        delivery: delivery_id(no, row.created_at),
+        key: row.key,
+        event: EventId::from_stored(&row.event),
+        event_type: row.event_type,
+        attempts: row.attempts.max(0) as u32,
+    });
+    Ok(subject.filter(|subject| !subject.tenant.is_system()))
 }

@@ -1,18 +1,17 @@
-//! What a change or an answer means, decided on plain values. Every store
-//! reads first, asks here, and writes what this says.
+//! Plans what a change of an endpoint, or an answer of its receiver, does to
+//! the endpoint.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::codes::{at, millis};
-use super::{EndpointChange, EndpointUpdate, Error, Result};
-use crate::model::delivery::{DeliveryState, Progress, after};
+use crate::model::delivery::after;
 use crate::model::endpoint::{Endpoint, EndpointSettings, EndpointState, OnDead, Secret};
 use crate::model::health::{BreakerPhase, EndpointHealth};
-use crate::model::next_state::NextState;
 use crate::model::operational_event::{Actor, EndpointEvent, EndpointEventKind};
 use crate::model::policy::RetryPolicy;
+use crate::store::codes::{at, millis};
+use crate::store::{EndpointChange, EndpointUpdate, Error, Result};
 
 /// What else a change of an endpoint asks for.
 #[derive(Debug, Default)]
@@ -188,42 +187,4 @@ pub fn apply_endpoint_update(
         applied.stop = Some(stop.clone());
     }
     applied
-}
-
-/// Where a delivery stands, as far as a settlement asks.
-#[derive(Debug, Clone, Copy)]
-pub struct DeliverySnapshot {
-    /// Its state.
-    pub state: DeliveryState,
-    /// When its present budget began, in milliseconds.
-    pub begun_at: i64,
-    /// Attempts made in its whole life.
-    pub attempts: u32,
-}
-
-impl DeliverySnapshot {
-    /// What an attempt may still do to the delivery. A person may have ended
-    /// it meanwhile, or replayed it after that: then only an arrival counts.
-    pub fn allowed_transition(&self, next: NextState, begun_at: Option<Timestamp>) -> Option<NextState> {
-        match (self.state, next) {
-            (DeliveryState::Waiting, next) if self.is_budget(begun_at) => Some(next),
-            (DeliveryState::Waiting | DeliveryState::Cancelled | DeliveryState::Dead, NextState::Delivered) => {
-                Some(NextState::Delivered)
-            }
-            (DeliveryState::Waiting | DeliveryState::Cancelled | DeliveryState::Dead | DeliveryState::Delivered, _) => {
-                None
-            }
-        }
-    }
-
-    /// Whether this is the budget that the delivery has now.
-    pub fn is_budget(&self, begun_at: Option<Timestamp>) -> bool {
-        begun_at.is_none_or(|begun_at| millis(begun_at) == self.begun_at)
-    }
-
-    /// Whether it waits, and nothing has been tried or changed since this was
-    /// its progress.
-    pub fn is_unchanged_since(&self, progress: &Progress) -> bool {
-        self.state == DeliveryState::Waiting && self.is_budget(progress.begun_at) && self.attempts == progress.attempts
-    }
 }

@@ -1,0 +1,241 @@
+//! Plans what the outcome of a claim writes.
+
+use std::borrow::Cow;
+
+use jiff::Timestamp;
+
+use super::lane::LaneStep;
+use super::{DeliveryRow, Transition};
+use crate::model::attempt::Attempt;
+use crate::model::delivery::{DeadCause, DeliveryDeadline, DeliveryState, INTERNAL_ERRORS_MAX, Progress};
+use crate::model::next_state::NextState;
+use crate::store::codes::at;
+use crate::store::{ClaimOutcome, EndpointUpdate, SettleEffects, Settlement};
+
+/// What a settlement writes.
+#[derive(Debug)]
+pub struct SettlePlan<'a> {
+    /// The attempt to record.
+    pub attempt: Option<Cow<'a, Attempt>>,
+    /// The change of the delivery's budget.
+    pub budget: BudgetChange<'a>,
+    /// The failure inside the gateway to record, with how many there are now.
+    pub internal_error: Option<(&'a str, u32)>,
+    /// Where the delivery goes.
+    pub transition: Transition,
+    /// A new time at which to look whether the delivery's time is over, where
+    /// nothing else about it changes.
+    pub recheck_at: Option<Timestamp>,
+    /// What the lane does.
+    pub lane: LaneStep,
+    /// The change of the number of deliveries that wait for the endpoint.
+    pub waiting: i64,
+    /// What the answer means for the whole endpoint.
+    pub update: Option<Cow<'a, EndpointUpdate>>,
+    /// What the dispatcher learns, as far as the plan knows it.
+    pub effects: SettleEffects,
+}
+
+/// What an attempt changes about the budget of its delivery.
+#[derive(Debug, PartialEq)]
+pub enum BudgetChange<'a> {
+    /// Nothing: no attempt was made.
+    None,
+    /// The attempt is charged to the present budget.
+    Charge {
+        /// The budget after the attempt.
+        progress: &'a Progress,
+        /// Start of the attempt, which may be the first.
+        started_at: Timestamp,
+        /// Time at which to look whether its time is over, if it waits then.
+        expiry_check_at: Option<Timestamp>,
+    },
+    /// The delivery was replayed while the request was open: the attempt is
+    /// counted, and the new budget is not charged for it.
+    CountOnly {
+        /// Attempts made in the delivery's whole life.
+        attempts: u32,
+    },
+}
+
+impl SettlePlan<'_> {
+    fn nothing(row: &DeliveryRow, effects: SettleEffects) -> Self {
+        let due_again_at = (row.state == DeliveryState::Waiting).then(|| at(row.due_at));
+        Self {
+            attempt: None,
+            budget: BudgetChange::None,
+            internal_error: None,
+            transition: Transition::Stay,
+            recheck_at: None,
+            lane: LaneStep::Stay,
+            waiting: 0,
+            update: None,
+            effects: SettleEffects { due_again_at, ..effects },
+        }
+    }
+
+    /// Takes in where the delivery goes, and what follows from that.
+    fn moved(mut self, row: &DeliveryRow, next: Option<NextState>) -> Self {
+        let cause = match next {
+            None => return self,
+            Some(NextState::Waiting { due_at }) => {
+                self.transition = Transition::Wait { due_at };
+                self.effects.due_again_at = Some(due_at);
+                return self;
+            }
+            Some(NextState::Delivered) => None,
+            Some(NextState::Dead(cause)) => Some(cause),
+            Some(NextState::ExpiredByProducer) => Some(DeadCause::Expired),
+        };
+        let state = if cause.is_some() { DeliveryState::Dead } else { DeliveryState::Delivered };
+        self.transition = Transition::End { state, cause };
+        self.waiting = self.transition.waiting_delta(row.state);
+        self.effects.due_again_at = None;
+        self.effects.died = cause;
+        if row.is_in_lane {
+            // An event that its producer let expire holds up no lane.
+            let is_blocking = matches!(next, Some(NextState::Dead(_)));
+            self.lane = if is_blocking { LaneStep::Dead } else { LaneStep::Pass };
+        }
+        self
+    }
+}
+
+/// Plans what the outcome of a claim writes to the delivery's row.
+pub fn plan<'a>(row: &DeliveryRow, settlement: &'a Settlement) -> SettlePlan<'a> {
+    let nothing = || SettlePlan::nothing(row, SettleEffects::default());
+    let void = || SettlePlan::nothing(row, SettleEffects { is_void: true, ..SettleEffects::default() });
+    match &settlement.outcome {
+        ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at, update } => {
+            let is_budget = row.is_budget(progress.begun_at);
+            // An attempt that was written before did not succeed while the
+            // delivery still waits, so a success is no repeat of it.
+            let is_success = row.state == DeliveryState::Waiting && *next == NextState::Delivered;
+            if is_budget && row.attempts >= attempt.number && !is_success {
+                return repeated(row, update);
+            }
+            let attempt: Cow<'a, Attempt> = if row.is_data_removed {
+                Cow::Owned(attempt.as_ref().clone().unanswered())
+            } else {
+                Cow::Borrowed(attempt)
+            };
+            let started_at = attempt.started_at;
+            let plan = nothing().moved(row, row.allowed_transition(*next, progress.begun_at));
+            let is_waiting = matches!(plan.transition, Transition::Wait { .. });
+            let expiry_check_at = expiry_check_at.filter(|_| is_waiting);
+            let budget = if is_budget {
+                BudgetChange::Charge { progress, started_at, expiry_check_at }
+            } else {
+                BudgetChange::CountOnly { attempts: progress.attempts }
+            };
+            SettlePlan { attempt: Some(attempt), budget, update: Some(Cow::Borrowed(update)), ..plan }
+        }
+        ClaimOutcome::PutBack { due_at } => {
+            let next = NextState::Waiting { due_at: *due_at };
+            nothing().moved(row, row.allowed_transition(next, None))
+        }
+        ClaimOutcome::InternalError { due_at, error } => {
+            let count = row.internal_errors + 1;
+            let next = if count >= INTERNAL_ERRORS_MAX {
+                NextState::Dead(DeadCause::Poisoned)
+            } else {
+                NextState::Waiting { due_at: *due_at }
+            };
+            let plan = nothing().moved(row, row.allowed_transition(next, None));
+            let internal_error = (row.state == DeliveryState::Waiting).then_some((error.as_str(), count));
+            SettlePlan { internal_error, ..plan }
+        }
+        ClaimOutcome::Damaged => {
+            nothing().moved(row, row.allowed_transition(NextState::Dead(DeadCause::Damaged), None))
+        }
+        // Decided on a row that was read before: an attempt or a person may
+        // have been faster.
+        ClaimOutcome::Expired { progress, .. } | ClaimOutcome::RecheckExpiry { progress, .. }
+            if !row.is_unchanged_since(progress) =>
+        {
+            void()
+        }
+        ClaimOutcome::Expired { by, .. } => {
+            nothing().moved(row, Some(DeliveryDeadline { at: settlement.now, by: *by }.next()))
+        }
+        ClaimOutcome::RecheckExpiry { at, .. } => {
+            let effects = SettleEffects::default();
+            SettlePlan { recheck_at: Some(*at), effects, ..nothing() }
+        }
+    }
+}
+
+/// The attempt was written before, by a call whose answer got lost. What
+/// happened to the endpoint was recorded then, and is not recorded again.
+fn repeated<'a>(row: &DeliveryRow, update: &EndpointUpdate) -> SettlePlan<'a> {
+    let effects = SettleEffects { is_repeat: true, ..SettleEffects::default() };
+    let update = EndpointUpdate { endpoint_events: Vec::new(), ..update.clone() };
+    SettlePlan { update: Some(Cow::Owned(update)), ..SettlePlan::nothing(row, effects) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::delivery::DeadlineSource;
+    use crate::model::id::{DeliveryId, EndpointId};
+
+    fn waiting() -> DeliveryRow {
+        DeliveryRow {
+            state: DeliveryState::Waiting,
+            cause: None,
+            due_at: 5_000,
+            begun_at: 1_000,
+            attempts: 2,
+            internal_errors: 0,
+            is_in_lane: true,
+            is_data_removed: false,
+        }
+    }
+
+    fn settlement(outcome: ClaimOutcome) -> Settlement {
+        let (id, endpoint) = (DeliveryId(uuid::Uuid::nil()), EndpointId(uuid::Uuid::nil()));
+        Settlement { id, endpoint, now: at(9_000), outcome }
+    }
+
+    #[test]
+    fn the_third_internal_error_poisons_a_delivery_and_its_lane_stops_at_it() {
+        let failed = settlement(ClaimOutcome::InternalError { due_at: at(7_000), error: "oops".into() });
+        let row = waiting();
+        let first = plan(&row, &failed);
+        assert_eq!(first.transition, Transition::Wait { due_at: at(7_000) });
+        assert_eq!((first.internal_error, first.lane, first.waiting), (Some(("oops", 1)), LaneStep::Stay, 0));
+        let row = DeliveryRow { internal_errors: INTERNAL_ERRORS_MAX - 1, ..row };
+        let last = plan(&row, &failed);
+        assert_eq!(last.effects.died, Some(DeadCause::Poisoned));
+        assert_eq!((last.lane, last.waiting), (LaneStep::Dead, -1));
+        let cancelled = DeliveryRow { state: DeliveryState::Cancelled, ..row };
+        let late = plan(&cancelled, &failed);
+        assert_eq!((late.transition, late.internal_error), (Transition::Stay, None));
+    }
+
+    #[test]
+    fn what_expires_by_its_producer_lets_its_lane_go_on_and_any_other_end_does_not() {
+        let progress = Progress { begun_at: Some(at(1_000)), attempts: 2, ..Progress::default() };
+        for (by, lane) in [(DeadlineSource::Expiry, LaneStep::Pass), (DeadlineSource::Age, LaneStep::Dead)] {
+            let over = settlement(ClaimOutcome::Expired { by, progress });
+            let planned = plan(&waiting(), &over);
+            assert_eq!((planned.effects.died, planned.lane), (Some(DeadCause::Expired), lane), "{by:?}");
+            let tried_meanwhile = DeliveryRow { attempts: 3, ..waiting() };
+            let void = plan(&tried_meanwhile, &over);
+            assert!(void.effects.is_void);
+            assert_eq!((void.transition, void.effects.due_again_at), (Transition::Stay, Some(at(5_000))));
+        }
+    }
+
+    #[test]
+    fn only_a_success_counts_for_a_delivery_that_a_person_ended_meanwhile() {
+        for state in [DeliveryState::Cancelled, DeliveryState::Dead, DeliveryState::Delivered] {
+            let row = DeliveryRow { state, ..waiting() };
+            for next in [NextState::Waiting { due_at: at(7_000) }, NextState::Dead(DeadCause::Refused)] {
+                assert_eq!(row.allowed_transition(next, Some(at(1_000))), None, "{state:?}");
+            }
+            let delivered = row.allowed_transition(NextState::Delivered, Some(at(1_000)));
+            assert_eq!(delivered.is_some(), state != DeliveryState::Delivered, "{state:?}");
+        }
+    }
+}
