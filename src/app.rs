@@ -19,15 +19,17 @@ use crate::clock::{Clock, EngineClock, WallSource};
 use crate::config::{OptionalMailServer, Settings};
 use crate::lifecycle::Gateway;
 use crate::lifecycle::cluster;
+use crate::lifecycle::deliver::DeliveryContext;
 use crate::lifecycle::deliver::connect::Connector;
 use crate::lifecycle::deliver::send::HttpSender;
 use crate::lifecycle::disk_space::{self, DiskSpace};
+use crate::lifecycle::dispatch::Dispatcher;
 use crate::lifecycle::dispatch::limits::NodeLimits;
-use crate::lifecycle::dispatch::{Dispatcher, DispatcherParts};
 use crate::lifecycle::egress::Egress;
 use crate::lifecycle::egress::guard::Guard;
 use crate::lifecycle::egress::resolver::NameResolver;
-use crate::lifecycle::expire::{self, ExpirySchedule};
+use crate::lifecycle::expire;
+use crate::lifecycle::expiry_schedule::ExpirySchedule;
 use crate::lifecycle::intake::Intake;
 use crate::lifecycle::links::{Links, NoPublicUrl};
 use crate::lifecycle::mail::smtp::{SmtpMailer, read_password};
@@ -230,15 +232,17 @@ async fn gateway(
     let links = Arc::new(links);
     let expiry = Arc::new(ExpirySchedule::new(settings.hold_max));
     let notifier = Notifier::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
-    let means = DispatcherParts {
-        store: store.clone(),
-        sender: Arc::new(HttpSender::new(Connector::new(egress)?, settings.max_in_flight.0)),
-        links: links.clone(),
-        expiry: expiry.clone(),
-        notifier: notifier.clone(),
-        clock: clock.clone(),
-    };
-    let dispatcher = Dispatcher::new(means, limits(settings), rand::random());
+    let sender = Arc::new(HttpSender::new(Connector::new(egress)?, settings.max_in_flight.0));
+    let context = DeliveryContext::new(
+        store.clone(),
+        sender,
+        links.clone(),
+        expiry.clone(),
+        notifier.clone(),
+        clock.clone(),
+        rand::random(),
+    );
+    let dispatcher = Dispatcher::new(context, limits(settings));
     let space = match kept.is_shared() {
         false => DiskSpace::watching(settings.data.0.clone(), settings.disk_reserve.0),
         // The database's disk is elsewhere; it says itself when it is full.

@@ -12,7 +12,7 @@ use super::auth_failures::{self, AuthFailure};
 use super::connection_slots::ConnectionStatus;
 use super::problem::{LinkProblems, Problem};
 use super::{SharedApiState, origin};
-use crate::lifecycle::links::{LinkRefusal, LinkedData, follow};
+use crate::lifecycle::linked_data::{LinkRefusal, LinkedData, follow};
 use crate::metrics::{AuthFailureKind, FetchResult};
 use crate::store::Error;
 

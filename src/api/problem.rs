@@ -17,7 +17,7 @@ use super::origin::RequestId;
 use super::{REQUEST_ID, rate_limit_headers};
 use crate::lifecycle::accept::AcceptRefusal;
 use crate::lifecycle::intake::Overload;
-use crate::lifecycle::links::LinkRefusal;
+use crate::lifecycle::linked_data::LinkRefusal;
 use crate::lifecycle::storage_admission::StorageRefusal;
 use crate::metrics::LimitOwner;
 use crate::store;

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 
 use super::Gateway;
-use super::expire::just_after;
+use super::expiry_schedule::just_after;
 use super::intake::RateLimited;
 use super::storage_admission::{self, StorageRefusal};
 use crate::metrics::Metrics;

@@ -4,21 +4,19 @@
 //! starts. This sees to those that cannot start: held back, paused, or behind
 //! others in their lane. Idle, it sleeps until the next one's time.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tracing::{error, warn};
 
 use super::Gateway;
-use super::deliver::log_expired;
-use crate::model::delivery::{DeliveryTimeLimits, after};
+use super::deliver::attempt::log_expired;
+use super::expiry_schedule::just_after;
+use crate::model::delivery::after;
 use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::rate::roughly;
-use crate::model::span::Span;
 use crate::store::{ClaimOutcome, Error, OverdueDelivery, Result, Settlement, UntriedQuery};
 
 /// How many are looked at together.
@@ -30,86 +28,12 @@ const HELD: Duration = Duration::from_secs(60);
 /// How long to wait after trouble with the store.
 const TROUBLE: Duration = Duration::from_secs(10);
 
-/// Knows when a delivery's time should be looked at next.
-pub struct ExpirySchedule {
-    /// How long a delivery may wait for its first attempt.
-    pub hold_max: Span,
-    timer: Mutex<ExpiryTimer>,
-    earlier: Notify,
-}
-
-/// What the expirer is doing.
-#[derive(Debug, Clone, Copy)]
-enum ExpiryTimer {
-    /// It looks, and may miss what is noted meanwhile: the earliest of it.
-    Looking(Timestamp),
-    /// It sleeps until then.
-    Sleeping(Timestamp),
-}
-
-impl ExpirySchedule {
-    /// Nothing is known yet.
-    pub fn new(hold_max: Span) -> Self {
-        Self { hold_max, timer: Mutex::new(ExpiryTimer::Looking(Timestamp::MAX)), earlier: Notify::new() }
-    }
-
-    /// A delivery's time should be looked at then.
-    pub fn schedule_check(&self, at: Timestamp) {
-        match &mut *self.timer() {
-            ExpiryTimer::Looking(noted) => *noted = at.min(*noted),
-            ExpiryTimer::Sleeping(until) if at < *until => self.earlier.notify_one(),
-            ExpiryTimer::Sleeping(_) => {}
-        }
-    }
-
-    /// What limits a delivery to this endpoint at this moment.
-    pub fn limits<'a>(
-        &self,
-        endpoint: &'a Endpoint,
-        expires_at: Option<Timestamp>,
-        now: Timestamp,
-    ) -> DeliveryTimeLimits<'a> {
-        DeliveryTimeLimits {
-            policy: &endpoint.policy,
-            held: endpoint.status.held(now),
-            hold_max: self.hold_max,
-            expires_at,
-        }
-    }
-
-    fn check(&self) {
-        *self.timer() = ExpiryTimer::Looking(Timestamp::MAX);
-    }
-
-    /// Returns until when to sleep: what was noted meanwhile may be earlier.
-    fn sleep(&self, until: Timestamp) -> Timestamp {
-        let mut timer = self.timer();
-        let until = match *timer {
-            ExpiryTimer::Looking(noted) => until.min(noted),
-            ExpiryTimer::Sleeping(_) => until,
-        };
-        *timer = ExpiryTimer::Sleeping(until);
-        until
-    }
-
-    fn timer(&self) -> parking_lot::MutexGuard<'_, ExpiryTimer> {
-        self.timer.lock()
-    }
-
-    /// What waits for its first attempt is walked through now and then:
-    /// often enough that it is never much older than it may be.
-    /// Never ten minutes apart, whatever is drawn.
-    fn walk_every(&self, draw: f64) -> Duration {
-        roughly((self.hold_max.0 / 24).clamp(Duration::from_secs(1), Duration::from_secs(545)), draw)
-    }
-}
-
 /// Looks whenever something may be over, for ever.
 pub async fn run(gateway: Arc<Gateway>) {
     let (expiry, clock) = (gateway.expiry.clone(), gateway.clock.clone());
     let mut walk_at = clock.now();
     loop {
-        expiry.check();
+        expiry.begin_check();
         let earlier = expiry.earlier.notified();
         let now = clock.now();
         let next_at = match check_periodically(&gateway, walk_at <= now).await {
@@ -213,7 +137,7 @@ async fn check_delivery(gateway: &Gateway, overdue: OverdueDelivery) -> Result<(
         settled => settled?,
     };
     if let Some(by) = over.filter(|_| !settled.is_void) {
-        log_expired(overdue.id, &endpoint, by);
+        log_expired(overdue.id, endpoint.id, &endpoint.tenant, by);
         gateway.notifier.settled(endpoint.id, now, &settlement.outcome, &settled);
         gateway.dispatcher.delivery_changed(endpoint.id, overdue.id, None);
         gateway.dispatcher.admit(settled.freed);
@@ -236,24 +160,5 @@ fn judge(gateway: &Gateway, endpoint: &Endpoint, overdue: &OverdueDelivery, now:
         // While it is held its end moves with the time.
         Some(end) => ClaimOutcome::RecheckExpiry { at: just_after(end.at).max(after(now, HELD)), progress },
         None => ClaimOutcome::RecheckExpiry { at: after(now, HELD), progress },
-    }
-}
-
-/// The first moment that is too late.
-pub fn just_after(at: Timestamp) -> Timestamp {
-    after(at, Duration::from_millis(1))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn walks_are_not_in_step_and_never_ten_minutes_apart() {
-        let (month, minute) = (ExpirySchedule::new(Span::secs(30 * 86_400)), ExpirySchedule::new(Span::secs(60)));
-        assert!(month.walk_every(0.1) < month.walk_every(0.9));
-        assert!(month.walk_every(0.999_999) < Duration::from_secs(600));
-        assert_eq!(minute.walk_every(0.5), Duration::from_millis(2_500));
-        assert_eq!(ExpirySchedule::new(Span::secs(1)).walk_every(0.5), Duration::from_secs(1));
     }
 }

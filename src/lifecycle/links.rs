@@ -8,21 +8,14 @@
 //!
 //! Invariant: nothing is looked up for a link that is not ours.
 
-use std::time::Duration;
-
 use aws_lc_rs::hmac;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use bytes::Bytes;
 use jiff::Timestamp;
 
-use super::Gateway;
-use super::deliver::body::envelope;
 use super::retention::Retention;
 use crate::model::delivery::{Delivery, DeliveryState, after};
-use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::model::span::words;
-use crate::store::{Claim, Error};
+use crate::model::id::{DeliveryId, TenantId};
 
 /// What makes links and knows them again.
 #[derive(Debug)]
@@ -30,34 +23,6 @@ pub struct Links {
     base: Option<String>,
     key: hmac::Key,
     retention: Retention,
-}
-
-/// What a link led to.
-#[derive(Debug)]
-pub struct LinkedData {
-    /// The event, as the format `envelope` has it.
-    pub body: Bytes,
-    /// Its id.
-    pub event: EventId,
-    /// Whose link it was.
-    pub endpoint: EndpointId,
-}
-
-/// Why a link leads nowhere.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum LinkRefusal {
-    /// It was not made here, or was changed on its way.
-    #[error("the signature of this link is not ours; use the data_url as it was sent, without a change")]
-    Foreign,
-    /// What it led to is no longer kept.
-    #[error("this link has expired: what it led to is no longer kept")]
-    Over,
-    /// It is followed too often.
-    #[error("this link is followed too often; try again in {}", words(*.0))]
-    TooOften(Duration),
-    /// The data is not there, or cannot be read now.
-    #[error(transparent)]
-    Store(#[from] Error),
 }
 
 /// Thin events need an address that links can begin with.
@@ -83,13 +48,14 @@ impl Links {
         Ok(format!("{base}/data/{tenant}/{delivery}?signature={}", URL_SAFE_NO_PAD.encode(signature)))
     }
 
-    fn is_ours(&self, tenant: &TenantId, delivery: DeliveryId, signature: &str) -> bool {
+    /// Whether a link with this signature was made here.
+    pub fn is_ours(&self, tenant: &TenantId, delivery: DeliveryId, signature: &str) -> bool {
         let signature = URL_SAFE_NO_PAD.decode(signature).unwrap_or_default();
         hmac::verify(&self.key, &signed(tenant, delivery), &signature).is_ok()
     }
 
     /// Whether a delivery's time is over, swept yet or not.
-    fn is_expired(&self, delivery: &Delivery, now: Timestamp) -> bool {
+    pub fn is_expired(&self, delivery: &Delivery, now: Timestamp) -> bool {
         let kept = match delivery.state {
             DeliveryState::Waiting => return false,
             DeliveryState::Delivered | DeliveryState::Cancelled => self.retention.finished,
@@ -102,35 +68,6 @@ impl Links {
 /// What is signed. Neither part can hold the line's end between them.
 fn signed(tenant: &TenantId, delivery: DeliveryId) -> Vec<u8> {
     format!("data\n{tenant}\n{delivery}").into_bytes()
-}
-
-/// Follows a link.
-pub async fn follow(
-    gateway: &Gateway,
-    tenant: &TenantId,
-    delivery: DeliveryId,
-    signature: &str,
-) -> Result<LinkedData, LinkRefusal> {
-    let now = gateway.clock.now();
-    if !gateway.links.is_ours(tenant, delivery, signature) {
-        return Err(LinkRefusal::Foreign);
-    }
-    gateway.intake.charge_fetch(delivery, now).map_err(LinkRefusal::TooOften)?;
-    // It was there once: the signature says so.
-    let found = gateway.store.delivery(tenant, delivery).await?.ok_or(LinkRefusal::Over)?;
-    let is_live = gateway.store.endpoint(tenant, found.endpoint_id).is_some();
-    if !is_live || gateway.links.is_expired(&found, now) {
-        return Err(LinkRefusal::Over);
-    }
-    let record = gateway.store.event(tenant, &found.event_id).await?.ok_or(LinkRefusal::Over)?;
-    if record.event.is_expunged() {
-        return Err(Error::Expunged(found.event_id).into());
-    }
-    if record.is_damaged {
-        return Err(Error::Damaged(found.event_id).into());
-    }
-    let claim = Claim::of(found, record.event);
-    Ok(LinkedData { body: envelope(&claim), event: claim.event.id.clone(), endpoint: claim.endpoint })
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use posthaste::clock::{Clock, TokioClock};
 use posthaste::lifecycle::deliver::send::Sender;
 use posthaste::lifecycle::deliver::sign::SignedRequest;
-use posthaste::lifecycle::links::{LinkRefusal, follow};
+use posthaste::lifecycle::linked_data::{LinkRefusal, follow};
 use posthaste::lifecycle::mail::MailQueue;
 use posthaste::lifecycle::retention::{Retention, run};
 use posthaste::model::attempt::{Answer, Attempt, Decision, Timings};

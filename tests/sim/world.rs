@@ -12,11 +12,13 @@ use jiff::Timestamp;
 use posthaste::clock::{Clock, TokioClock};
 use posthaste::lifecycle::Gateway;
 use posthaste::lifecycle::accept::{Submission, accept};
+use posthaste::lifecycle::deliver::DeliveryContext;
 use posthaste::lifecycle::deliver::send::Sender;
 use posthaste::lifecycle::disk_space::DiskSpace;
+use posthaste::lifecycle::dispatch::Dispatcher;
 use posthaste::lifecycle::dispatch::limits::NodeLimits;
-use posthaste::lifecycle::dispatch::{Dispatcher, DispatcherParts};
-use posthaste::lifecycle::expire::{self, ExpirySchedule};
+use posthaste::lifecycle::expire;
+use posthaste::lifecycle::expiry_schedule::ExpirySchedule;
 use posthaste::lifecycle::intake::Intake;
 use posthaste::lifecycle::links::Links;
 use posthaste::lifecycle::mail::MailQueue;
@@ -391,15 +393,9 @@ pub fn gateway(
     let teller = Notifier::new(store.clone(), mail.clone(), metrics.clone(), clock.clone());
     let kept = Retention { finished: hold_max, dead: Span(3 * hold_max.0), unmatched: hold_max, audit: hold_max };
     let links = Arc::new(Links::new(Some("https://hooks.example.com".into()), &[7; 32], kept));
-    let means = DispatcherParts {
-        store: store.clone(),
-        sender,
-        links: links.clone(),
-        expiry: expiry.clone(),
-        notifier: teller.clone(),
-        clock: clock.clone(),
-    };
-    let dispatcher = Dispatcher::new(means, limits, seed);
+    let context =
+        DeliveryContext::new(store.clone(), sender, links.clone(), expiry.clone(), teller.clone(), clock.clone(), seed);
+    let dispatcher = Dispatcher::new(context, limits);
     let (space, intake, clock) = (DiskSpace::endless(), Intake::unlimited(), clock.clone());
     Arc::new(Gateway { store, dispatcher, expiry, clock, space, intake, links, mail, notifier: teller, metrics })
 }

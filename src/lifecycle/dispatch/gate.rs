@@ -13,7 +13,6 @@ use crate::model::id::TenantId;
 use crate::model::rate::Rate;
 use crate::model::shard::Lease;
 use crate::model::tenant::TenantQuota;
-use crate::store::Claim;
 
 /// What an endpoint allows at the moment, and all that is known of how it is
 /// doing.
@@ -75,11 +74,4 @@ impl EndpointGate {
             lease_terms,
         }
     }
-}
-
-/// Whether this claim may still go, by what is written down: an endpoint may
-/// have been closed between its turn and now.
-pub fn admits(endpoint: &Endpoint, claim: &Claim, now: Timestamp) -> bool {
-    let is_quiet = endpoint.quiet_until.is_some_and(|until| until > now);
-    endpoint.status.state == EndpointState::Active && (claim.is_urgent || !is_quiet)
 }

@@ -7,29 +7,24 @@
 use parking_lot::{Mutex, MutexGuard};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
+use self::catch_panic::catch_panic;
 use self::cpu_pressure::{CpuPressure, CpuPressureGauge};
 use self::gate::{EndpointGate, LeaseTerms};
 use self::lag::Lag;
 use self::limits::{NodeBlocker, NodeLimits};
-use self::observe::{AttemptResult, is_backpressure};
+use self::observe::is_backpressure;
 use self::queues::EndpointQueues;
 use self::shard_ownership::ShardOwnership;
+use super::deliver::attempt::{AttemptResult, Attempted, attempt};
 use super::deliver::lease_guard::{left, needed};
-use super::deliver::send::Sender;
-use super::deliver::{ClaimEnd, DeliveryContext, deliver, put_back_after_internal_error};
-use super::expire::ExpirySchedule;
-use super::links::Links;
-use super::notifier::Notifier;
-use crate::clock::Clock;
+use super::deliver::settle::{ClaimEnd, put_back_after_internal_error, settle};
+use super::deliver::{DeliveryContext, PUT_BACK_SECONDS};
 use crate::metrics::WaitReason;
 use crate::model::delivery::after;
 use crate::model::endpoint::Endpoint;
@@ -38,7 +33,7 @@ use crate::model::id::{DeliveryId, EndpointId, TenantId};
 use crate::model::operational_event::EndpointEventKind;
 use crate::model::shard::{Lease, Shard};
 use crate::model::tenant::TenantQuota;
-use crate::store::{Claim, DueQuery, EndpointUpdate, Error, SettleEffects, Store};
+use crate::store::{Claim, ClaimOutcome, DueQuery, EndpointUpdate, Error, SettleEffects};
 
 mod catch_panic;
 pub mod cpu_pressure;
@@ -53,16 +48,11 @@ pub mod queues;
 mod shard_moves;
 pub mod shard_ownership;
 
-/// How long a failed read or a put-back waits: long enough to be calm, and
-/// never the same for all.
-const PUT_BACK_SECONDS: Range<f64> = 1.0..30.0;
 /// How long attempts that are cut off have to end.
 const CUT: Duration = Duration::from_secs(1);
 /// The same for a read of a store that many nodes share: it is away now and
 /// then, and what is due should not wait for long once it is back.
 const READ_AGAIN_SECONDS: Range<f64> = 0.5..5.0;
-/// How long something waits that the lease was too short for.
-const LEASE_SECONDS: Range<f64> = 0.05..0.5;
 
 /// Starts attempts when they are due. Cheap to clone.
 #[derive(Clone)]
@@ -86,36 +76,17 @@ struct DispatcherState {
     fewer: Notify,
 }
 
-/// What a dispatcher works with.
-pub struct DispatcherParts {
-    /// Where facts rest.
-    pub store: Arc<dyn Store>,
-    /// What makes requests.
-    pub sender: Arc<dyn Sender>,
-    /// What makes the links of thin events.
-    pub links: Arc<Links>,
-    /// What knows whose time is over.
-    pub expiry: Arc<ExpirySchedule>,
-    /// What counts and tells.
-    pub notifier: Notifier,
-    /// What tells the time.
-    pub clock: Arc<dyn Clock>,
-}
-
 impl Dispatcher {
-    /// A dispatcher that has not looked into the store yet.
-    pub fn new(means: DispatcherParts, limits: NodeLimits, seed: u64) -> Self {
-        let DispatcherParts { store, sender, links, expiry, notifier, clock } = means;
-        let chance = Mutex::new(StdRng::seed_from_u64(seed));
-        let is_alone = store.lease_length().is_none();
+    /// Makes a dispatcher that has not looked into the store yet.
+    pub fn new(context: DeliveryContext, limits: NodeLimits) -> Self {
+        let is_alone = context.store.lease_length().is_none();
         let ownership = if is_alone { ShardOwnership::all() } else { ShardOwnership::none() };
-        let (moved, is_cut) = (Notify::new(), AtomicBool::new(false));
         let shared = DispatcherState {
-            queues: Mutex::new(EndpointQueues::new(limits, clock.now())),
+            queues: Mutex::new(EndpointQueues::new(limits, context.clock.now())),
             ownership: Mutex::new(ownership),
             is_alone,
             limits,
-            context: DeliveryContext { store, sender, links, expiry, notifier, clock, rng: chance, moved, is_cut },
+            context,
             earlier: Notify::new(),
             pressure_gauge: Mutex::new(CpuPressureGauge::new()),
             fewer: Notify::new(),
@@ -331,7 +302,7 @@ impl Dispatcher {
             (claims, asks)
         };
         for (claim, lease) in claims {
-            tokio::spawn(self.clone().attempt(claim, lease));
+            tokio::spawn(self.clone().run_claim(claim, lease));
         }
         for (lease, ask) in asks {
             tokio::spawn(self.clone().read(lease, ask));
@@ -343,23 +314,36 @@ impl Dispatcher {
         self.shared.pressure_gauge.try_lock()?.read()
     }
 
-    async fn attempt(self, claim: Claim, lease: Lease) {
-        let mut held = InFlightGuard {
-            dispatcher: self.clone(),
-            claim: Some(claim),
-            is_sending: true,
-            is_backpressure_pending: false,
+    /// Makes an attempt as a task of its own, and settles it.
+    async fn run_claim(self, claim: Claim, lease: Lease) {
+        let mut in_flight = InFlightGuard::new(self.clone(), claim.clone());
+        let end = match catch_panic(self.attempt_and_settle(&mut in_flight, &claim, lease)).await {
+            Ok(end) => end,
+            // The receiver is not charged for a panic, nor asked again at once.
+            Err(panic) => put_back_after_internal_error(&self.shared.context, &claim, lease, panic).await,
         };
-        let claim = held.claim.clone().expect("it was just put there");
+        in_flight.end_claim(end);
+    }
+
+    async fn attempt_and_settle(&self, in_flight: &mut InFlightGuard, claim: &Claim, lease: Lease) -> ClaimEnd {
         let context = &self.shared.context;
-        let delivered =
-            catch_panic::catch_panic(deliver(context, &claim, lease, |answer| held.apply_attempt_result(answer))).await;
-        let ended = match delivered {
-            Ok(ended) => ended,
-            // Its own fault or ours: the receiver is not charged, nor asked again at once.
-            Err(panic) => put_back_after_internal_error(context, &claim, lease, panic).await,
+        let (mut outcome, result) = match attempt(context, claim, lease).await {
+            Attempted::Outcome(outcome, result) => (outcome, result),
+            Attempted::Deleted => return ClaimEnd::Settled(SettleEffects::default()),
+            Attempted::Closed => {
+                let due_again_at = Some(claim.due_at);
+                return ClaimEnd::Settled(SettleEffects { due_again_at, is_void: true, ..SettleEffects::default() });
+            }
+            Attempted::Unsent { due_at } => return ClaimEnd::Unsent { due_at },
+            Attempted::Stale => return ClaimEnd::Stale,
         };
-        held.end_claim(ended);
+        // What the answer means for the endpoint is in force from here on, and
+        // is written with the attempt.
+        let change = in_flight.apply_attempt_result(result);
+        if let ClaimOutcome::Attempted { update, .. } = &mut outcome {
+            *update = change;
+        }
+        settle(context, claim, lease, outcome).await
     }
 
     async fn read(self, lease: Lease, ask: DueQuery) {
@@ -406,6 +390,10 @@ struct InFlightGuard {
 }
 
 impl InFlightGuard {
+    fn new(dispatcher: Dispatcher, claim: Claim) -> Self {
+        Self { dispatcher, claim: Some(claim), is_sending: true, is_backpressure_pending: false }
+    }
+
     /// The receiver is no longer being asked anything. Returns what its answer
     /// means for the whole endpoint.
     fn apply_attempt_result(&mut self, answer: Option<AttemptResult>) -> EndpointUpdate {
@@ -450,7 +438,7 @@ impl InFlightGuard {
         if self.is_backpressure_pending || settled.is_void {
             dispatcher.endpoint_changed(claim.endpoint);
         }
-        log_panic(&claim, &settled.update);
+        log_endpoint_update(&claim, &settled.update);
         dispatcher.shared.fewer.notify_waiters();
         match settled.freed.is_empty() {
             true => dispatcher.pump(),
@@ -470,7 +458,7 @@ impl Drop for InFlightGuard {
     }
 }
 
-fn log_panic(claim: &Claim, update: &EndpointUpdate) {
+fn log_endpoint_update(claim: &Claim, update: &EndpointUpdate) {
     let (endpoint, tenant) = (claim.endpoint, &claim.event.tenant);
     for endpoint_event in &update.endpoint_events {
         let (what, by) = (endpoint_event.what.as_str(), endpoint_event.by.as_str());
@@ -491,25 +479,4 @@ fn log_panic(claim: &Claim, update: &EndpointUpdate) {
 fn host_of(url: &str) -> Option<Arc<str>> {
     let url = url::Url::parse(url).ok()?;
     Some(format!("{}:{}", url.host_str()?, url.port_or_known_default()?).into())
-}
-
-impl DeliveryContext {
-    /// A random number in `[0, 1)`.
-    pub fn draw(&self) -> f64 {
-        self.rng.lock().random()
-    }
-
-    /// How long something waits that failed through no fault of the receiver.
-    pub fn put_back_delay(&self) -> Duration {
-        self.drawn_from(PUT_BACK_SECONDS)
-    }
-
-    /// How long something waits that the lease was too short for.
-    pub fn lease_delay(&self) -> Duration {
-        self.drawn_from(LEASE_SECONDS)
-    }
-
-    fn drawn_from(&self, Range { start, end }: Range<f64>) -> Duration {
-        Duration::from_secs_f64(start + (end - start) * self.draw())
-    }
 }

@@ -6,25 +6,11 @@
 use jiff::Timestamp;
 
 use super::queue::EndpointQueue;
+use crate::lifecycle::deliver::attempt::AttemptResult;
 use crate::model::endpoint::EndpointState;
-use crate::model::health::{BreakerEvent, BreakerInput, BreakerThresholds, Quarantine};
+use crate::model::health::{BreakerEvent, BreakerThresholds, Quarantine};
 use crate::model::operational_event::{Actor, EndpointEvent, EndpointEventKind};
 use crate::store::{EndpointStop, EndpointUpdate};
-
-/// What an answer says about its endpoint.
-#[derive(Debug, Clone)]
-pub struct AttemptResult {
-    /// How it sounds.
-    pub breaker_input: BreakerInput,
-    /// Whether the receiver answered at all, and did not just hold the line.
-    pub is_answer: bool,
-    /// Until when the receiver asks to be left alone.
-    pub quiet_until: Option<Timestamp>,
-    /// Why it asks never to be called again, if it does.
-    pub disables: Option<String>,
-    /// A random number in `[0, 1)`.
-    pub draw: f64,
-}
 
 /// Whether a notice is one that [`super::queues::EndpointQueues::backpressure_written`] has to follow.
 pub fn is_backpressure(update: &EndpointUpdate) -> bool {

@@ -1,0 +1,284 @@
+//! Makes one attempt and decides what it means. Nothing is written here.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use jiff::Timestamp;
+use tokio::sync::Notify;
+use tracing::{error, info, warn};
+
+use super::DeliveryContext;
+use super::lease_guard::{LeaseGuard, needed, run_within};
+use super::sign::{sha256_hex, sign};
+use crate::lifecycle::expiry_schedule::just_after;
+use crate::model::attempt::{Answer, Attempt, Decision, FailureKind};
+use crate::model::delivery::{DeadCause, DeadlineSource, after};
+use crate::model::endpoint::{Endpoint, EndpointState};
+use crate::model::explain::answer_words;
+use crate::model::headers::is_reserved;
+use crate::model::health::BreakerInput;
+use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::model::next_state::{AttemptTimes, NextState, next_state};
+use crate::model::shard::Lease;
+use crate::model::signing::SignatureProfile;
+use crate::model::verdict::judge;
+use crate::store::{Claim, ClaimOutcome, EndpointUpdate};
+
+/// What came of a claim, before anything is written.
+#[derive(Debug)]
+pub enum Attempted {
+    /// An outcome to settle, with what the answer says about the endpoint.
+    Outcome(ClaimOutcome, Option<AttemptResult>),
+    /// The endpoint was deleted: nothing is written.
+    Deleted,
+    /// The endpoint was closed between the claim's turn and now: nothing is
+    /// written, and the delivery stays as it is.
+    Closed,
+    /// The lease was too short: no request was made, or none whose answer
+    /// counts. The delivery stays as it is, and may be looked at again then.
+    Unsent {
+        /// The time to look at it again.
+        due_at: Timestamp,
+    },
+    /// The endpoint is dispatched by another node.
+    Stale,
+}
+
+/// What an answer says about its endpoint as a whole.
+#[derive(Debug, Clone)]
+pub struct AttemptResult {
+    /// The answer as the circuit breaker sees it.
+    pub breaker_input: BreakerInput,
+    /// Whether the receiver answered at all, and did not just hold the line.
+    pub is_answer: bool,
+    /// Time until which the receiver asks to be left alone.
+    pub quiet_until: Option<Timestamp>,
+    /// Why the receiver asks never to be called again, if it does.
+    pub disables: Option<String>,
+    /// A random number in `[0, 1)` for the breaker.
+    pub draw: f64,
+}
+
+/// The right to call one endpoint.
+struct LeasedEndpoint<'a> {
+    context: &'a DeliveryContext,
+    endpoint: &'a Endpoint,
+    lease: Lease,
+}
+
+impl LeasedEndpoint<'_> {
+    fn is_current(&self) -> bool {
+        self.context.store.lease(&self.endpoint.tenant, self.endpoint.id) == self.lease
+    }
+
+    /// What comes of a claim that the lease was too short for.
+    fn too_short(&self) -> Attempted {
+        if self.is_current() {
+            Attempted::Unsent { due_at: after(self.context.clock.now(), self.context.lease_delay()) }
+        } else {
+            Attempted::Stale
+        }
+    }
+}
+
+impl LeaseGuard for LeasedEndpoint<'_> {
+    fn until(&self) -> Option<Instant> {
+        self.context.store.leased_until()
+    }
+
+    fn is_revoked(&self) -> bool {
+        self.context.is_cut.load(Ordering::SeqCst) || !self.is_current()
+    }
+
+    fn moved(&self) -> &Notify {
+        &self.context.moved
+    }
+}
+
+/// Makes one attempt.
+pub async fn attempt(context: &DeliveryContext, claim: &Claim, lease: Lease) -> Attempted {
+    let Some(endpoint) = context.store.any_endpoint(claim.endpoint) else { return Attempted::Deleted };
+    let started_at = context.clock.now();
+    if !admits(&endpoint, claim, started_at) {
+        return Attempted::Closed;
+    }
+    let leased = LeasedEndpoint { context, endpoint: &endpoint, lease };
+    if !leased.fits(needed(endpoint.timeout().total.0, context.store.lease_length())) {
+        return leased.too_short();
+    }
+    if claim.is_damaged {
+        error!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %endpoint.id, tenant.id = %endpoint.tenant,
+               "dead (damaged) without being sent: what is stored of it is not what was accepted; check the disk");
+        return Attempted::Outcome(ClaimOutcome::Damaged, None);
+    }
+    let limits = context.expiry.limits(&endpoint, claim.expires_at, started_at);
+    if let Some(end) = claim.progress.end(&limits).filter(|end| started_at > end.at) {
+        return Attempted::Outcome(ClaimOutcome::Expired { by: end.by, progress: claim.progress }, None);
+    }
+    let wall = context.clock.wall();
+    let request = match sign(claim, &endpoint, &context.links, wall) {
+        Ok(request) => request,
+        Err(why) => {
+            error!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %endpoint.id,
+                   "not attempted, put back and not counted: {why}");
+            let due_at = after(started_at, context.put_back_delay());
+            return Attempted::Outcome(ClaimOutcome::PutBack { due_at }, None);
+        }
+    };
+    let body_sha256 = sha256_hex(&request.body);
+    let Some(answer) = run_within(&leased, context.sender.send(request)).await else { return leased.too_short() };
+    let sent = SentRequest { endpoint: &endpoint, started_at, wall, body_sha256 };
+    let (outcome, result) = decide(context, claim, sent, answer);
+    log_attempt(claim, &endpoint, &outcome);
+    Attempted::Outcome(outcome, result)
+}
+
+/// Whether this claim may still be attempted, by what is written: its endpoint
+/// may have been closed between its turn and now.
+fn admits(endpoint: &Endpoint, claim: &Claim, now: Timestamp) -> bool {
+    let is_quiet = endpoint.quiet_until.is_some_and(|until| until > now);
+    endpoint.status.state == EndpointState::Active && (claim.is_urgent || !is_quiet)
+}
+
+/// A request that was sent, with the endpoint as it was then: it may change
+/// meanwhile.
+struct SentRequest<'a> {
+    endpoint: &'a Endpoint,
+    started_at: Timestamp,
+    /// The wall time that was signed.
+    wall: Timestamp,
+    body_sha256: String,
+}
+
+/// What the answer means for the delivery, by the endpoint's rules and its
+/// policy of now, and what it says about the endpoint.
+fn decide(
+    context: &DeliveryContext,
+    claim: &Claim,
+    sent: SentRequest<'_>,
+    answer: Answer,
+) -> (ClaimOutcome, Option<AttemptResult>) {
+    let now = context.clock.now();
+    if matches!(&answer.result, Err(failure) if failure.kind == FailureKind::Ours) {
+        return (ClaimOutcome::PutBack { due_at: after(now, context.put_back_delay()) }, None);
+    }
+    // Deleted meanwhile, nothing will come of it; but the attempt was made.
+    let known = context.store.any_endpoint(claim.endpoint);
+    let endpoint = known.as_deref().unwrap_or(sent.endpoint);
+    let limits = context.expiry.limits(endpoint, claim.expires_at, now);
+    let judgement = judge(&answer, &endpoint.settings.status_rules);
+    let mut progress = claim.progress;
+    let moment = AttemptTimes { started_at: sent.started_at, now, wall: context.clock.wall(), draw: context.draw() };
+    let step = next_state(&mut progress, &limits, &answer, &judgement, moment);
+    // Once the URL has changed, this answer says nothing about the endpoint.
+    let is_theirs = endpoint.urls.number() == sent.endpoint.urls.number();
+    let expiry_check_at = progress.end(&limits).map(|end| just_after(end.at));
+    let started_at = sent.started_at;
+    let decision = step.decision.on_wall(context.clock.wall_offset());
+    let attempt = Box::new(record(progress.attempts, sent, answer, decision));
+    let is_timeout = attempt.error.as_ref().is_some_and(|failure| failure.kind == FailureKind::Timeout);
+    let says = is_theirs.then(|| AttemptResult {
+        breaker_input: BreakerInput {
+            verdict: judgement.verdict,
+            is_limited: attempt.status == Some(429),
+            is_asked: claim.is_urgent,
+            started_at,
+            answer: answer_words(&attempt),
+        },
+        is_answer: !is_timeout,
+        quiet_until: step.quiet_until.filter(|_| judgement.disables.is_none()),
+        disables: judgement.disables,
+        draw: context.draw(),
+    });
+    (
+        ClaimOutcome::Attempted {
+            attempt,
+            next: step.next,
+            progress,
+            expiry_check_at,
+            update: EndpointUpdate::default(),
+        },
+        says,
+    )
+}
+
+fn record(number: u32, sent: SentRequest<'_>, answer: Answer, decision: Decision) -> Attempt {
+    let (response, mut error) = match answer.result {
+        Ok(response) => (Some(response), None),
+        Err(failure) => (None, Some(failure)),
+    };
+    let refused_target = error.as_mut().and_then(|failure| failure.refused_target.take());
+    let status = response.as_ref().map(|response| response.status);
+    let response = response.unwrap_or_default();
+    let settings = &sent.endpoint.settings;
+    Attempt {
+        number,
+        started_at: sent.wall,
+        timings: answer.timings,
+        url: String::new(),
+        url_version: sent.endpoint.urls.number(),
+        status,
+        error,
+        refused_target,
+        custom_headers: settings.headers.keys().filter(|name| !is_reserved(name)).cloned().collect(),
+        signatures: settings
+            .signatures
+            .iter()
+            .copied()
+            .filter(|profile| *profile != SignatureProfile::Standard)
+            .collect(),
+        response_headers: response.headers,
+        response_body: response.body,
+        truncated: response.is_truncated,
+        body_sha256: sent.body_sha256,
+        decision,
+    }
+}
+
+/// Logs an attempt, or that none was made.
+pub fn log_attempt(claim: &Claim, endpoint: &Endpoint, outcome: &ClaimOutcome) {
+    let (attempt, next) = match outcome {
+        ClaimOutcome::Attempted { attempt, next, .. } => (attempt, next),
+        ClaimOutcome::PutBack { due_at } => {
+            warn!(event.id = %claim.event.id, delivery.id = %claim.id, endpoint.id = %endpoint.id, next_at = %due_at,
+                  "not attempted, because of a failure on this side; put back and not counted");
+            return;
+        }
+        ClaimOutcome::Expired { .. }
+        | ClaimOutcome::RecheckExpiry { .. }
+        | ClaimOutcome::InternalError { .. }
+        | ClaimOutcome::Damaged => return,
+    };
+    let (outcome, next_at) = match next {
+        NextState::Delivered => ("delivered".to_owned(), None),
+        NextState::Waiting { due_at } => (format!("next attempt at {due_at}"), Some(due_at)),
+        NextState::Dead(cause) => (format!("dead ({})", cause.as_str()), None),
+        NextState::ExpiredByProducer => (format!("dead ({})", DeadCause::Expired.as_str()), None),
+    };
+    let answer = answer_words(attempt);
+    info!(
+        event.id = %claim.event.id,
+        delivery.id = %claim.id,
+        endpoint.id = %endpoint.id,
+        tenant.id = %endpoint.tenant,
+        attempt = attempt.number,
+        status = attempt.status,
+        error = attempt.error.as_ref().map(|failure| failure.kind.as_str()),
+        verdict = attempt.decision.verdict.as_str(),
+        duration_ms = attempt.timings.total,
+        next_at = next_at.map(tracing::field::display),
+        body_sha256 = attempt.body_sha256,
+        "attempt {} {answer}: {outcome}", attempt.number,
+    );
+}
+
+/// Logs that a delivery's time was over before another attempt.
+pub fn log_expired(id: DeliveryId, endpoint: EndpointId, tenant: &TenantId, by: DeadlineSource) {
+    let why = match by {
+        DeadlineSource::Age => "its max_age has passed",
+        DeadlineSource::Hold => "it waited too long for its first attempt",
+        DeadlineSource::Expiry => "its event's expires_at has passed",
+    };
+    info!(delivery.id = %id, endpoint.id = %endpoint, tenant.id = %tenant,
+          "dead (expired) without a further attempt, because {why}");
+}
