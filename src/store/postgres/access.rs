@@ -2,7 +2,7 @@
 //!
 //! A token is part of the catalog: whoever makes or revokes one raises the
 //! catalog's version, and answers once every node that is alive has heard.
-//! A node whose lease has ended may not have; it must not trust what it knows.
+//! A node scope lease has ended may not have; it must not trust what it knows.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -32,7 +32,7 @@ const TOKEN: &str = "k.id, t.id, k.name, k.rights, k.hash, k.created_at, k.expir
 
 /// Whether a token is one of those asked for: of the tenant `$2` or of any, and
 /// with `$3` of the gateway.
-const IS_ONE: &str = "(t.id = coalesce($2, t.id) OR $3 AND k.tenant IS NULL)";
+const IN_SCOPE: &str = "(t.id = coalesce($2, t.id) OR $3 AND k.tenant IS NULL)";
 
 /// The tenant for what concerns the gateway itself.
 const SYSTEM: &str = "SELECT no FROM posthaste.tenants WHERE id = $1 AND deleted_at IS NULL";
@@ -143,16 +143,16 @@ impl AccessStore for PostgresStore {
         .await
     }
 
-    async fn revoke_token(&self, id: TokenId, whose: TokenScope, now: Timestamp) -> Result<()> {
+    async fn revoke_token(&self, id: TokenId, scope: TokenScope, now: Timestamp) -> Result<()> {
         self.change_catalog(async move |work| {
             let version = work.bump_catalog_version().await?;
             let sql = format!(
                 "UPDATE posthaste.tokens u SET deleted_at = $4, version = $5
                  FROM posthaste.tokens k LEFT JOIN posthaste.tenants t ON t.no = k.tenant
-                 WHERE u.id = $1 AND k.id = $1 AND {IS_ONE} AND u.deleted_at IS NULL
+                 WHERE u.id = $1 AND k.id = $1 AND {IN_SCOPE} AND u.deleted_at IS NULL
                  RETURNING t.no, t.id"
             );
-            let (tenant, with_gateways) = whose.columns();
+            let (tenant, with_gateways) = scope.columns();
             let row = work.tx.query_opt(&sql, bind![id.0, tenant, with_gateways, millis(now), version]).await?;
             let row = row.ok_or(Error::NotFound("token"))?;
             let tenant = row.get::<_, Option<&str>>(1).map_or_else(TenantId::system, stored_tenant);
@@ -178,13 +178,13 @@ impl AccessStore for PostgresStore {
         tx.commit().await
     }
 
-    async fn tokens(&self, whose: TokenScope, page: PageRequest) -> Result<ListPage<Token>> {
+    async fn tokens(&self, scope: TokenScope, page: PageRequest) -> Result<ListPage<Token>> {
         let below = page_end::<TokenId>(&page)?.map_or(uuid::Uuid::max(), |below| below.0);
         let sql = format!(
-            "SELECT {TOKEN} WHERE k.id < $1 AND {IS_ONE} AND k.deleted_at IS NULL AND t.deleted_at IS NULL
+            "SELECT {TOKEN} WHERE k.id < $1 AND {IN_SCOPE} AND k.deleted_at IS NULL AND t.deleted_at IS NULL
              ORDER BY k.id DESC LIMIT $4"
         );
-        let (tenant, with_gateways) = whose.columns();
+        let (tenant, with_gateways) = scope.columns();
         let rows = read_rows(&self.shared, &sql, bind![below, tenant, with_gateways, one_more(&page)]).await?;
         Ok(ListPage::truncate(rows.iter().map(token_from).collect(), page.limit, |token| token.id.to_string()))
     }
@@ -196,10 +196,10 @@ impl AccessStore for PostgresStore {
         tx.commit().await
     }
 
-    async fn audit(&self, ask: AuditQuery, page: PageRequest) -> Result<ListPage<AuditEntry>> {
-        let (first, end) = ask.bounds(page_end::<AuditId>(&page)?);
+    async fn audit(&self, query: AuditQuery, page: PageRequest) -> Result<ListPage<AuditEntry>> {
+        let (first, end) = query.bounds(page_end::<AuditId>(&page)?);
         // Written out, so that each is one walk down one index.
-        let is_of = match (&ask.tenant, ask.is_present_only) {
+        let is_of = match (&query.tenant, query.is_present_only) {
             (None, _) => "$4::text IS NULL",
             (Some(_), false) => "tenant_id = $4",
             (Some(_), true) => {
@@ -209,23 +209,23 @@ impl AccessStore for PostgresStore {
         let sql = format!(
             "SELECT id, record FROM posthaste.audit WHERE id >= $1 AND id < $2 AND {is_of} ORDER BY id DESC LIMIT $3"
         );
-        let of = ask.tenant.as_ref().map(|tenant| tenant.as_str().to_owned());
+        let of = query.tenant.as_ref().map(|tenant| tenant.as_str().to_owned());
         let rows = read_rows(&self.shared, &sql, bind![first.0, end.0, one_more(&page), of]).await?;
         let entry = |row: &Row| AuditEntry { id: AuditId(row.get(0)), record: from_json(row.get(1)) };
         Ok(ListPage::truncate(rows.iter().map(entry).collect(), page.limit, |entry| entry.id.to_string()))
     }
 
-    async fn forget_audit(&self, before: Timestamp, most: usize) -> Result<usize> {
+    async fn forget_audit(&self, before: Timestamp, limit: usize) -> Result<usize> {
         // One node at a time: whoever owns the first shard.
         if !self.shared.shard_leases.holds(Shard(0)) {
             return Ok(0);
         }
         let (_, end) = AuditQuery { until: Some(before), ..AuditQuery::default() }.bounds(None);
-        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let tx = self.shared.begin().await?;
         let sql = "DELETE FROM posthaste.audit WHERE id IN (
                        SELECT id FROM posthaste.audit WHERE id < $1 ORDER BY id LIMIT $2)";
-        let gone = tx.execute(sql, bind![end.0, most]).await?;
+        let gone = tx.execute(sql, bind![end.0, limit]).await?;
         // Every node has long heard of these.
         let sql = "DELETE FROM posthaste.tokens WHERE deleted_at < $1";
         tx.execute(sql, bind![millis(before)]).await?;
