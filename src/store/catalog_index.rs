@@ -334,11 +334,8 @@ impl CatalogIndex {
         self.remove_endpoint(endpoint.id);
         let Some(entry) = self.tenants.get_mut(&endpoint.tenant) else { return };
         let ceiling = entry.tenant.limits.endpoint;
-        let endpoint = if endpoint.ceiling == ceiling {
-            endpoint
-        } else {
-            Arc::new(Endpoint::clone(&endpoint).below(ceiling))
-        };
+        let endpoint =
+            if endpoint.ceiling == ceiling { endpoint } else { Arc::new(Endpoint::clone(&endpoint).below(ceiling)) };
         let types = &endpoint.settings.event_types;
         if types.iter().any(|pattern| pattern.contains('*')) {
             entry.by_pattern.push(endpoint.id);

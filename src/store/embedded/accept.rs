@@ -37,8 +37,8 @@ pub fn accept(
         transaction.db.execute_batch(end)?;
         if conflict {
             accepted.iter_mut().for_each(discard_rolled_back);
-            transaction.undo_counts(tallied);
             transaction.undo_counts(count_mark);
+        }
     }
     Ok(Ok(accepted))
 }

@@ -85,7 +85,8 @@ impl DeliveryQueue for EmbeddedStore {
 
     async fn forget(&self, horizon: RetentionHorizon) -> Result<ForgottenCounts> {
         let candidates = self.read(move |db| forget::find_candidates(db, &horizon)).await?;
-        let forgotten = self.writer.write(move |transaction| forget::forget(transaction, &candidates, &horizon)).await?;
+        let forgotten =
+            self.writer.write(move |transaction| forget::forget(transaction, &candidates, &horizon)).await?;
         if forgotten.next.is_none() {
             self.forget_unreferenced(horizon).await?;
         }
