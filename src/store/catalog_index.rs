@@ -204,9 +204,9 @@ impl CatalogIndex {
 
     /// Removes the count of an endpoint, because it was deleted.
     pub fn forget_waiting(&mut self, endpoint: i64) {
-        let gone = self.waiting.remove(&endpoint).unwrap_or(0);
-        self.waiting_in_all -= gone;
-        self.count_of_tenant(endpoint, -gone.cast_signed());
+        let count = self.waiting.remove(&endpoint).unwrap_or(0);
+        self.waiting_in_all -= count;
+        self.count_of_tenant(endpoint, -count.cast_signed());
         self.tenant_of.remove(&endpoint);
     }
 

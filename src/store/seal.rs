@@ -143,7 +143,7 @@ impl Seal {
     pub fn begin_rotation(path: &Path) -> anyhow::Result<Self> {
         let keys = read_keys(path)?;
         if let [old] = keys[..] {
-            let text = format!("{}\n{}\n", hex::encode(&rand::random::<[u8; KEY_BYTES]>()), hex::encode(&old));
+            let text = format!("{}\n{}\n", hex::encode(rand::random::<[u8; KEY_BYTES]>()), hex::encode(old));
             replace(path, &text).with_context(|| format!("cannot write a master key to {}", path.display()))?;
         }
         Self::read(path)
@@ -152,7 +152,7 @@ impl Seal {
     /// Removes the old key from a file, once nothing is sealed under it.
     pub fn end_rotation(path: &Path) -> anyhow::Result<()> {
         let keys = read_keys(path)?;
-        replace(path, &format!("{}\n", hex::encode(&keys[0])))
+        replace(path, &format!("{}\n", hex::encode(keys[0])))
             .with_context(|| format!("cannot take the old master key out of {}", path.display()))
     }
 
@@ -188,7 +188,7 @@ impl Seal {
 
     /// Returns a new key to sign links with, sealed for storage.
     pub fn new_link_key(&self) -> String {
-        STANDARD.encode(self.seal(ABOUT_LINKS, &hex::encode(&rand::random::<[u8; KEY_BYTES]>())))
+        STANDARD.encode(self.seal(ABOUT_LINKS, &hex::encode(rand::random::<[u8; KEY_BYTES]>())))
     }
 
     /// Opens a stored key that signs links.
@@ -263,7 +263,7 @@ fn read_keys(path: &Path) -> anyhow::Result<Vec<[u8; KEY_BYTES]>> {
 /// another process may be faster.
 fn create(path: &Path) -> anyhow::Result<bool> {
     let key: [u8; KEY_BYTES] = rand::random();
-    Ok(put_if_absent(write_temporary(path, &format!("{}\n", hex::encode(&key)))?, path)?)
+    Ok(put_if_absent(write_temporary(path, &format!("{}\n", hex::encode(key)))?, path)?)
 }
 
 /// Replaces a file by one with this text, whole or not at all.
@@ -318,7 +318,7 @@ mod tests {
         let check = seal(1).check();
         assert!(seal(1).fits(&check) && seal(1).fits(&format!("{check}\n")));
         assert!(!seal(2).fits(&check) && !seal(1).fits("") && !seal(1).fits(&check[1..]));
-        assert!(!check.contains(&hex::encode(&[1; 4])));
+        assert!(!check.contains(&hex::encode([1; 4])));
         assert_eq!(format!("{:?}", seal(1)), "Seal");
     }
 
@@ -354,7 +354,7 @@ mod tests {
         let after = both.reseal(b"a", &before).unwrap();
         assert_eq!(both.reseal(b"b", &before), None, "nor does it help to move it");
         assert_ne!(after[..ID_BYTES], before[..ID_BYTES], "the key's id stands before what it sealed");
-        // Stopped in between, it goes on with the same new key.
+        // A rotation that was stopped continues with the same new key.
         let again = Seal::begin_rotation(&path).unwrap();
         assert_eq!(again.check(), both.check());
         Seal::end_rotation(&path).unwrap();
@@ -371,27 +371,27 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("master-key");
         let (old, _) = Seal::load_or_create(&path).unwrap();
-        let kept = old.new_link_key();
-        let key = old.link_key(&kept).unwrap();
+        let stored = old.new_link_key();
+        let key = old.link_key(&stored).unwrap();
         assert_ne!(key, old.link_key(&old.new_link_key()).unwrap());
-        let resealed = Seal::begin_rotation(&path).unwrap().reseal_link_key(&kept).unwrap();
+        let resealed = Seal::begin_rotation(&path).unwrap().reseal_link_key(&stored).unwrap();
         Seal::end_rotation(&path).unwrap();
         let new = Seal::read(&path).unwrap();
         assert_eq!(new.link_key(&resealed), Ok(key));
-        assert!(new.link_key(&kept).is_err() && new.reseal_link_key(&kept).is_err() && new.link_key("?").is_err());
+        assert!(new.link_key(&stored).is_err() && new.reseal_link_key(&stored).is_err() && new.link_key("?").is_err());
     }
 
     #[test]
     fn of_many_who_make_a_key_at_once_all_get_the_same() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("master-key");
-        let found: Vec<(String, bool)> = std::thread::scope(|scope| {
+        let results: Vec<(String, bool)> = std::thread::scope(|scope| {
             let one = || Seal::load_or_create(&path).map(|(seal, is_made)| (seal.check(), is_made)).unwrap();
             let all: Vec<_> = (0..16).map(|_| scope.spawn(one)).collect();
             all.into_iter().map(|one| one.join().unwrap()).collect()
         });
-        assert_eq!(found.iter().filter(|(_, is_made)| *is_made).count(), 1);
-        assert!(found.iter().all(|(check, _)| *check == found[0].0));
+        assert_eq!(results.iter().filter(|(_, is_made)| *is_made).count(), 1);
+        assert!(results.iter().all(|(check, _)| *check == results[0].0));
     }
 
     #[test]

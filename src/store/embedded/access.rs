@@ -138,8 +138,8 @@ impl AccessStore for EmbeddedStore {
                 let sql = format!("SELECT k.tenant, {TOKEN} WHERE k.id = ?1 AND {IN_SCOPE}");
                 let (tenant, with_gateways) = scope.columns();
                 let bound = params![id_bytes(id.0), tenant, with_gateways];
-                let found = transaction.db.query_row(&sql, bound, |row| Ok((row.get(0)?, row.get(2)?))).optional()?;
-                let Some((no, tenant)): Option<(Option<i64>, Option<String>)> = found else {
+                let row = transaction.db.query_row(&sql, bound, |row| Ok((row.get(0)?, row.get(2)?))).optional()?;
+                let Some((no, tenant)): Option<(Option<i64>, Option<String>)> = row else {
                     return Ok(Err(Error::NotFound("token")));
                 };
                 transaction.db.execute("DELETE FROM tokens WHERE id = ?", [id_bytes(id.0)])?;
@@ -175,8 +175,9 @@ impl AccessStore for EmbeddedStore {
             let below = below.map_or([0xff; 16], |below| id_bytes(below.0));
             let (tenant, with_gateways) = scope.columns();
             let bound = params![below, tenant, with_gateways, one_more(&page)];
-            let found = db.prepare_cached(&sql)?.query_map(bound, token_from)?.collect::<rusqlite::Result<Vec<_>>>()?;
-            Ok(ListPage::truncate(found, page.limit, |token| token.id.to_string()))
+            let tokens =
+                db.prepare_cached(&sql)?.query_map(bound, token_from)?.collect::<rusqlite::Result<Vec<_>>>()?;
+            Ok(ListPage::truncate(tokens, page.limit, |token| token.id.to_string()))
         })
         .await
     }
@@ -206,11 +207,11 @@ impl AccessStore for EmbeddedStore {
             let tenant = query.tenant.as_ref().map(TenantId::as_str);
             let bound = params![id_bytes(first.0), id_bytes(end.0), one_more(&page), tenant];
             let mut statement = db.prepare_cached(&sql)?;
-            let found = statement.query_map(bound, |row| {
+            let entries = statement.query_map(bound, |row| {
                 Ok(AuditEntry { id: AuditId(uuid_of(row.get(0)?)), record: from_json(&row.get::<_, String>(1)?) })
             })?;
-            let found = found.collect::<rusqlite::Result<Vec<_>>>()?;
-            Ok(ListPage::truncate(found, page.limit, |entry| entry.id.to_string()))
+            let entries = entries.collect::<rusqlite::Result<Vec<_>>>()?;
+            Ok(ListPage::truncate(entries, page.limit, |entry| entry.id.to_string()))
         })
         .await
     }

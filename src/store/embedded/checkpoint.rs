@@ -52,7 +52,7 @@ impl Checkpointer {
     pub fn start(trigger: CheckpointTrigger, db: Connection) -> Self {
         let waiting = trigger.clone();
         let thread = std::thread::Builder::new()
-            .name("store-fold".into())
+            .name("checkpointer".into())
             .spawn(move || waiting.run(&db))
             .expect("a thread can be started");
         Self { trigger, thread: Some(thread) }

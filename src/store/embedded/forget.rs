@@ -58,7 +58,7 @@ pub fn forget(
     for (event, first, count) in &candidates.events {
         let range = (*first, first + count);
         forgotten.deliveries += forget_deliveries(db, range, horizon)?;
-        let gone: Option<(i64, i64, u32, u32)> = db
+        let deleted: Option<(i64, i64, u32, u32)> = db
             .prepare_cached(
                 "DELETE FROM events WHERE no = ?1 AND accepted_at < ?2
                  AND NOT EXISTS (SELECT 1 FROM deliveries WHERE no >= ?3 AND no < ?4)
@@ -68,7 +68,7 @@ pub fn forget(
                 Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
             })
             .optional()?;
-        if let Some((tenant, accepted_at, data, deliveries)) = gone {
+        if let Some((tenant, accepted_at, data, deliveries)) = deleted {
             forgotten.events += 1;
             transaction.count_stored(
                 tenant,
@@ -126,12 +126,12 @@ fn forget_deliveries(db: &Connection, range: (i64, i64), horizon: &RetentionHori
                    AND b.passed = 0 AND b.seq > deliveries.seq)))
          ) RETURNING no, endpoint, lane",
     )?;
-    let gone: Vec<(i64, i64, Option<String>)> = statement
+    let deleted: Vec<(i64, i64, Option<String>)> = statement
         .query_map(params![range.0, range.1, millis(horizon.finished_before), millis(horizon.dead_before)], |row| {
             Ok((row.get(0)?, row.get(1)?, row.get(2)?))
         })?
         .collect::<rusqlite::Result<_>>()?;
-    for (no, endpoint, lane) in &gone {
+    for (no, endpoint, lane) in &deleted {
         db.prepare_cached("DELETE FROM attempts WHERE no >= ? AND no < ?")?
             .execute(params![no << 20, (no + 1) << 20])?;
         if let Some(lane) = lane {
@@ -139,7 +139,7 @@ fn forget_deliveries(db: &Connection, range: (i64, i64), horizon: &RetentionHori
                 .execute(params![endpoint, lane, no])?;
         }
     }
-    Ok(gone.len())
+    Ok(deleted.len())
 }
 
 /// A lane: the number of its endpoint, and its key.
@@ -205,8 +205,7 @@ pub fn find_deleted(db: &Connection, horizon: &RetentionHorizon) -> rusqlite::Re
 }
 
 /// Deletes the rows of deleted endpoints and tenants. A deleted endpoint or
-/// tenant gets no new deliveries, so no row can refer to it since they were
-/// found.
+/// tenant gets no new deliveries, so no row can have begun to refer to it.
 pub fn forget_deleted(db: &Connection, deleted: &DeletedEndpoints) -> rusqlite::Result<()> {
     for endpoint in &deleted.endpoints {
         db.execute("DELETE FROM milestones WHERE endpoint = ?", [endpoint])?;

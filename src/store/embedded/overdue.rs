@@ -49,7 +49,7 @@ pub fn read_untried(db: &Connection, tenant: &TenantId, query: &UntriedQuery) ->
     for looked_at in 1.. {
         let Some(row) = rows.next()? else { break };
         let created_at: i64 = row.get(1)?;
-        // Later ones are too young to have waited long enough.
+        // Younger deliveries cannot have waited long enough.
         if created_at >= millis(query.before) {
             break;
         }

@@ -228,11 +228,11 @@ impl AccessStore for PostgresStore {
         let tx = self.shared.begin().await?;
         let sql = "DELETE FROM posthaste.audit WHERE id IN (
                        SELECT id FROM posthaste.audit WHERE id < $1 ORDER BY id LIMIT $2)";
-        let gone = tx.execute(sql, bind![end.0, limit]).await?;
+        let deleted = tx.execute(sql, bind![end.0, limit]).await?;
         // Every node has acknowledged these revocations long ago.
         let sql = "DELETE FROM posthaste.tokens WHERE deleted_at < $1";
         tx.execute(sql, bind![millis(before)]).await?;
         tx.commit().await?;
-        Ok(usize::try_from(gone).unwrap_or(usize::MAX))
+        Ok(usize::try_from(deleted).unwrap_or(usize::MAX))
     }
 }

@@ -71,17 +71,17 @@ async fn forget_retained(shared: &PostgresState, horizon: &RetentionHorizon) -> 
     let column = |index: usize| -> Vec<i64> { old.iter().map(|row| row.get(index)).collect() };
     let (events, first, end) = (column(0), column(1), column(2));
     let tx = shared.begin().await?;
-    let gone = tx.query(include_str!("sql/old_finished.sql"), bind![first, end, accepted_before]).await?;
-    let gone: Vec<i64> = gone.iter().map(|row| row.get(0)).collect();
-    if !gone.is_empty() {
-        tx.execute(include_str!("sql/forget_finished.sql"), bind![gone]).await?;
+    let deleted = tx.query(include_str!("sql/old_finished.sql"), bind![first, end, accepted_before]).await?;
+    let deleted: Vec<i64> = deleted.iter().map(|row| row.get(0)).collect();
+    if !deleted.is_empty() {
+        tx.execute(include_str!("sql/forget_finished.sql"), bind![deleted]).await?;
     }
-    forgotten.deliveries = gone.len();
-    forget_attempts(&tx, gone).await?;
-    let gone = tx.query(include_str!("sql/forget_events.sql"), bind![events, accepted_before]).await?;
-    forgotten.events = gone.len();
+    forgotten.deliveries = deleted.len();
+    forget_attempts(&tx, deleted).await?;
+    let deleted = tx.query(include_str!("sql/forget_events.sql"), bind![events, accepted_before]).await?;
+    forgotten.events = deleted.len();
     let mut freed = BytesByDay::new();
-    for row in &gone {
+    for row in &deleted {
         let (data, deliveries) = (row.get::<_, i32>(2) as usize, row.get::<_, i32>(3) as usize);
         *freed.entry((row.get(1), day_of(row.get(0)))).or_insert(0) += stored_bytes(data, deliveries).cast_signed();
     }
@@ -116,9 +116,9 @@ async fn forget_dead(shared: &PostgresState, horizon: &RetentionHorizon) -> Resu
         let tx = shared.begin().await?;
         let locked = lock_lanes(&tx, &laned).await?;
         let sql = include_str!("sql/forget_dead.sql");
-        let gone = tx.query(sql, bind![numbers, locked, died_before]).await?;
-        forgotten += gone.len();
-        forget_attempts(&tx, gone.iter().map(|row| row.get(0)).collect()).await?;
+        let deleted = tx.query(sql, bind![numbers, locked, died_before]).await?;
+        forgotten += deleted.len();
+        forget_attempts(&tx, deleted.iter().map(|row| row.get(0)).collect()).await?;
         tx.commit().await?;
         if old.len() < STEP as usize {
             return Ok(forgotten);

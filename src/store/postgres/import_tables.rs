@@ -271,7 +271,7 @@ fn deliveries() -> SourceTable {
     }
 }
 
-/// What is counted on both sides when all is moved.
+/// Counts that are compared once everything is moved.
 pub const CHECKS: &[CountCheck] = &[
     CountCheck {
         name: "tenants",

@@ -48,7 +48,7 @@ pub async fn read_untried(
     let mut page = UntriedPage::default();
     let Some(tenant) = shared.index().tenant_no(tenant) else { return Ok(page) };
     let after = query.after.map_or(0, delivery_no);
-    // Later ones are too young to have waited long enough.
+    // Younger deliveries cannot have waited long enough.
     let before = millis(query.before);
     let below = number_at(before.saturating_add(SLACK_MS)).max(MOVED_BELOW);
     let limit = query.limit as i64;

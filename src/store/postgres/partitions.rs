@@ -122,9 +122,9 @@ pub async fn drop_old(shared: &PostgresState, horizon: &RetentionHorizon) -> Res
         let tables: Vec<PartitionedTable> =
             row.get::<_, Vec<&str>>(2).into_iter().map(PartitionedTable::named).collect();
         match drop_day(shared, &day, &tables, horizon).await {
-            Ok(Some(gone)) => {
-                total.events += gone.events;
-                total.deliveries += gone.deliveries;
+            Ok(Some(deleted)) => {
+                total.events += deleted.events;
+                total.deliveries += deleted.deliveries;
             }
             Ok(None) => debug!("partitions of {} stay: too many of their rows are still needed", day.name),
             Err(problem) => {
@@ -188,7 +188,7 @@ async fn drop_day(
     }
     stored_bytes::set_day(&tx, day_of(day.from), &retained.events).await?;
     tx.commit().await?;
-    let gone = ForgottenCounts {
+    let deleted = ForgottenCounts {
         events: events.saturating_sub(retained.events.len()),
         deliveries: finished.saturating_sub(retained.finished.len()),
         next: None,
@@ -196,11 +196,11 @@ async fn drop_day(
     info!(
         "dropped the partitions of {}: {} events and {} deliveries deleted, {} events retained",
         day.name,
-        gone.events,
-        gone.deliveries,
+        deleted.events,
+        deleted.deliveries,
         retained.events.len()
     );
-    Ok(Some(gone))
+    Ok(Some(deleted))
 }
 
 /// Copies the retained rows into a new table, while others still read the

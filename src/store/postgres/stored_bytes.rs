@@ -41,13 +41,13 @@ pub fn day_of(no: i64) -> i32 {
 }
 
 /// Subtracts the bytes of deleted events.
-pub async fn subtract(tx: &PgTransaction, gone: BytesByDay) -> Result<()> {
-    if gone.is_empty() {
+pub async fn subtract(tx: &PgTransaction, freed: BytesByDay) -> Result<()> {
+    if freed.is_empty() {
         return Ok(());
     }
-    let tenants: Vec<i64> = gone.keys().map(|(tenant, _)| *tenant).collect();
-    let days: Vec<i32> = gone.keys().map(|(_, day)| *day).collect();
-    let bytes: Vec<i64> = gone.values().map(|bytes| -bytes).collect();
+    let tenants: Vec<i64> = freed.keys().map(|(tenant, _)| *tenant).collect();
+    let days: Vec<i32> = freed.keys().map(|(_, day)| *day).collect();
+    let bytes: Vec<i64> = freed.values().map(|bytes| -bytes).collect();
     let sql = "INSERT INTO posthaste.stored AS s (tenant, day, node, bytes)
                SELECT n.tenant, n.day, 0, n.bytes FROM unnest($1, $2, $3) AS n (tenant, day, bytes)
                ORDER BY n.tenant, n.day
@@ -155,9 +155,9 @@ async fn publish_waiting(shared: &Arc<PostgresState>, published: &mut HashMap<i6
     };
     let node = shared.shard_leases.node();
     let is_full = published.is_empty();
-    let gone = published.keys().filter(|tenant| !waiting.contains_key(tenant)).map(|tenant| (*tenant, 0));
+    let emptied = published.keys().filter(|tenant| !waiting.contains_key(tenant)).map(|tenant| (*tenant, 0));
     let changed = waiting.iter().filter(|(tenant, count)| published.get(tenant) != Some(count)).map(|(t, c)| (*t, *c));
-    let changed: Vec<(i64, u64)> = gone.chain(changed).collect();
+    let changed: Vec<(i64, u64)> = emptied.chain(changed).collect();
     let (tenants, counts): (Vec<i64>, Vec<i64>) =
         changed.iter().map(|(tenant, count)| (*tenant, count.cast_signed())).unzip();
     if is_full || !tenants.is_empty() {
