@@ -1,8 +1,9 @@
-//! Who may use the API, and what was done with it: tokens and the audit log.
+//! API tokens and the audit log, as every store keeps them.
 //!
-//! Who asks travels with the task that asks, as its request id does: whatever
-//! a store changes inside [`with_caller`] it records in the same commit. What
-//! the gateway does of its own accord has no asker, and is no part of the log.
+//! The caller of a request is task-local, like the request id: every change
+//! that a store makes inside [`with_caller`] is recorded in the audit log by
+//! the same commit. What the gateway does by itself has no caller and is not
+//! recorded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,70 +17,73 @@ use crate::model::id::{AuditId, TenantId, TokenId};
 use crate::model::token::Token;
 
 tokio::task_local! {
-    static ASKER: Arc<Caller>;
+    static CALLER: Arc<Caller>;
 }
 
-/// Does something in somebody's name.
+/// Runs a future in the name of a caller.
 pub async fn with_caller<T>(caller: Arc<Caller>, audited: impl Future<Output = T>) -> T {
-    ASKER.scope(caller, audited).await
+    CALLER.scope(caller, audited).await
 }
 
-/// In whose name this task acts, if in anybody's.
+/// Returns the caller in whose name this task acts, if there is one.
 pub fn caller() -> Option<Arc<Caller>> {
-    ASKER.try_with(Arc::clone).ok()
+    CALLER.try_with(Arc::clone).ok()
 }
 
-/// What tells entries of the same millisecond apart: this process's own count
-/// first, so that they are listed in the order they were made in.
+/// Returns the low bits of an audit entry's id. A counter of this process
+/// comes first, so that entries of the same millisecond are listed in the
+/// order in which they were made.
 pub(super) fn draw() -> u128 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed) & 0xff_ffff;
     (u128::from(count) << 50) | u128::from(rand::random::<u64>() >> 14)
 }
 
-/// Knows tokens, and keeps the audit log.
+/// Stores tokens and the audit log.
 #[async_trait]
 pub trait AccessStore: Send + Sync {
-    /// A token that has not been revoked. From memory; it never waits.
+    /// Returns a token that has not been revoked. Reads memory only.
     fn token(&self, id: TokenId) -> Option<Arc<Token>>;
 
-    /// Whether a token that was revoked elsewhere would not be among them.
+    /// Whether the tokens in memory are up to date: a revocation on another
+    /// node would have been seen here.
     fn is_current(&self) -> bool;
 
-    /// Adds a token. It is good everywhere when the call returns.
+    /// Adds a token. Every node accepts it when the call returns.
     async fn create_token(&self, token: Token) -> Result<()>;
-    /// Revokes a token, if it is one of these. It is good nowhere any more
-    /// when the call returns.
-    async fn revoke_token(&self, id: TokenId, whose: TokenScope, now: Timestamp) -> Result<()>;
-    /// Keeps when tokens were last used; what is known to be later stays.
+    /// Revokes a token, if it belongs to this scope. No node accepts it any
+    /// more when the call returns.
+    async fn revoke_token(&self, id: TokenId, scope: TokenScope, now: Timestamp) -> Result<()>;
+    /// Records when tokens were last used. A stored time that is later stays.
     async fn use_tokens(&self, used: Vec<(TokenId, Timestamp)>) -> Result<()>;
-    /// Those of these tokens that have not been revoked, newest first.
-    async fn tokens(&self, whose: TokenScope, page: PageRequest) -> Result<ListPage<Token>>;
+    /// Lists the unrevoked tokens of a scope, newest first.
+    async fn tokens(&self, scope: TokenScope, page: PageRequest) -> Result<ListPage<Token>>;
 
-    /// Records something that changes nothing in the store, in the name of
-    /// whoever asks for it.
+    /// Records an action that changes nothing else in the store, in the name
+    /// of the current caller.
     async fn record(&self, audited: AuditedAction) -> Result<()>;
-    /// The audit log, newest first.
-    async fn audit(&self, ask: AuditQuery, page: PageRequest) -> Result<ListPage<AuditEntry>>;
-    /// Forgets entries of before this time, and of revoked tokens what is
-    /// left. Returns how many entries, at most so many.
-    async fn forget_audit(&self, before: Timestamp, most: usize) -> Result<usize>;
+    /// Lists entries of the audit log, newest first.
+    async fn audit(&self, query: AuditQuery, page: PageRequest) -> Result<ListPage<AuditEntry>>;
+    /// Deletes entries from before this time, and rows of tokens that were
+    /// revoked before it. Returns the number of entries deleted, which is at
+    /// most `limit`.
+    async fn forget_audit(&self, before: Timestamp, limit: usize) -> Result<usize>;
 }
 
-/// Whose tokens are meant.
+/// The owners whose tokens a call is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TokenScope {
-    /// Those of this tenant.
+    /// The tokens of this tenant.
     Tenant(TenantId),
-    /// Those of all tenants.
+    /// The tokens of all tenants.
     Tenants,
-    /// Those of all tenants and of the gateway itself.
+    /// The tokens of all tenants and of the gateway itself.
     All,
 }
 
 impl TokenScope {
-    /// As stores ask: the one tenant, if it is one, and whether the gateway's
-    /// own are meant, too.
+    /// Returns the parameters of the stores' SQL: the tenant's id if the scope
+    /// is one tenant, and whether the gateway's own tokens are included.
     pub(super) fn columns(&self) -> (Option<String>, bool) {
         match self {
             Self::Tenant(tenant) => (Some(tenant.as_str().to_owned()), false),
@@ -89,23 +93,23 @@ impl TokenScope {
     }
 }
 
-/// Which entries of the audit log to list.
+/// Filter for listing the audit log.
 #[derive(Debug, Clone, Default)]
 pub struct AuditQuery {
-    /// Of the tenant that has this id, or of all who ever had one.
+    /// Id of the tenant; `None` lists the entries of all tenants.
     pub tenant: Option<TenantId>,
-    /// Only of the one that has the id now: what happened to a deleted tenant
-    /// of the same name is none of its business.
+    /// Whether to list only the tenant that has the id now. A tenant must not
+    /// see what happened to a deleted tenant that had the same id.
     pub is_present_only: bool,
-    /// Recorded at this time or later.
+    /// Only entries recorded at this time or later.
     pub since: Option<Timestamp>,
-    /// Recorded before this time.
+    /// Only entries recorded before this time.
     pub until: Option<Timestamp>,
 }
 
 impl AuditQuery {
-    /// Between which ids it asks, the first one included: an id begins with
-    /// its time.
+    /// Returns the range of ids to read, its start included. An id begins with
+    /// its time, so a time range is an id range.
     pub(super) fn bounds(&self, below: Option<AuditId>) -> (AuditId, AuditId) {
         let at = |time: Timestamp| AuditId(crate::model::id::uuid_v7(time, 0));
         let first = self.since.map_or(AuditId(uuid::Uuid::nil()), at);

@@ -1,10 +1,11 @@
-//! Tenants and endpoints in memory, for every store.
+//! Keeps tenants, endpoints and tokens in memory, for every store.
 //!
-//! Every event asks who wants it, so the answer must cost no I/O. A store
-//! changes the index after the commit that made a change durable and before
-//! the change's caller is answered.
+//! Every accepted event must be matched to its endpoints, so matching must
+//! cost no I/O. A store changes the index after the commit that made a change
+//! durable and before the change's caller is answered.
 //!
-//! It also counts what each tenant uses of its limits.
+//! The index also counts what each tenant uses of its limits. "Number" (`no`)
+//! is the key of a row in the store, as opposed to the public id.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -19,35 +20,35 @@ use crate::model::tenant::Tenant;
 use crate::model::token::Token;
 use crate::store::{Error, Result};
 
-/// What is known of tenants and endpoints, in memory.
+/// The tenants, endpoints and tokens in memory.
 #[derive(Default)]
 pub struct CatalogIndex {
     tenants: BTreeMap<TenantId, TenantEntry>,
     endpoints: HashMap<EndpointId, EndpointEntry>,
     tokens: HashMap<TokenId, Arc<Token>>,
-    /// How many deliveries wait, by the number of the endpoint.
+    /// Number of waiting deliveries, by the number of the endpoint.
     waiting: HashMap<i64, u64>,
     waiting_in_all: u64,
-    /// The number of the tenant, by the number of the endpoint.
+    /// Number of the tenant, by the number of the endpoint.
     tenant_of: HashMap<i64, i64>,
-    /// What tenants use, by their number.
+    /// Usage of each tenant, by the number of the tenant.
     tenant_counts: HashMap<i64, TenantCounts>,
     stored_in_all: u64,
-    /// Shards whose endpoints have not been counted since they were gained.
+    /// Shards whose endpoints have not been counted since this node gained them.
     uncounted: HashSet<Shard>,
-    /// The weights of the tenants that have an endpoint.
+    /// Sum of the weights of the tenants that have an endpoint.
     weight_in_use: u64,
 }
 
 struct TenantEntry {
     no: i64,
     tenant: Arc<Tenant>,
-    /// Endpoints that name their types exactly, by type.
+    /// Endpoints whose event types are all exact names, by type.
     by_type: HashMap<String, Vec<EndpointId>>,
-    /// Endpoints with at least one pattern; every event asks them.
+    /// Endpoints with at least one pattern; every event is matched with them.
     by_pattern: Vec<EndpointId>,
     endpoints: BTreeMap<EndpointId, Arc<Endpoint>>,
-    /// The bytes of their settings.
+    /// Bytes that the settings of these endpoints take up.
     settings_bytes: u64,
     tokens: u64,
 }
@@ -58,20 +59,20 @@ struct EndpointEntry {
     settings_bytes: u64,
 }
 
-/// What is counted of a tenant.
+/// Usage of one tenant that is counted here.
 #[derive(Clone, Copy, Default)]
 struct TenantCounts {
-    /// Its deliveries that wait here.
+    /// Deliveries of the tenant that wait on this node.
     waiting: u64,
-    /// Those that wait at other nodes, as they last said.
+    /// Deliveries that wait on other nodes, as those last reported.
     waiting_elsewhere: u64,
-    /// What its events take up.
+    /// Bytes that the tenant's events take up.
     stored: u64,
 }
 
 impl CatalogIndex {
-    /// Counts deliveries that wait for an endpoint from now on, or no longer
-    /// do. One that is deleted has none.
+    /// Adds `more` to the waiting deliveries of an endpoint; it may be
+    /// negative. A deleted endpoint is not counted.
     pub fn count_waiting(&mut self, endpoint: i64, more: i64) {
         if let Some(count) = self.waiting.get_mut(&endpoint) {
             let before = *count;
@@ -84,97 +85,99 @@ impl CatalogIndex {
 
     fn count_of_tenant(&mut self, endpoint: i64, more: i64) {
         if let Some(tenant) = self.tenant_of.get(&endpoint) {
-            let tally = self.tenant_counts.entry(*tenant).or_default();
-            tally.waiting = tally.waiting.saturating_add_signed(more);
+            let counts = self.tenant_counts.entry(*tenant).or_default();
+            counts.waiting = counts.waiting.saturating_add_signed(more);
         }
     }
 
-    /// Counts what the events of a tenant take up from now on, or no longer do.
+    /// Adds `more` bytes to what a tenant's events take up; it may be negative.
     pub fn count_stored(&mut self, tenant: i64, more: i64) {
-        // What a deleted tenant had is forgotten in time, and is nobody's.
+        // Events of a deleted tenant are removed later, and its counts are gone.
         if more < 0 && !self.tenant_counts.contains_key(&tenant) {
             return;
         }
-        let tally = self.tenant_counts.entry(tenant).or_default();
-        let before = tally.stored;
-        tally.stored = before.saturating_add_signed(more);
-        self.stored_in_all = self.stored_in_all + tally.stored - before;
+        let counts = self.tenant_counts.entry(tenant).or_default();
+        let before = counts.stored;
+        counts.stored = before.saturating_add_signed(more);
+        self.stored_in_all = self.stored_in_all + counts.stored - before;
     }
 
-    /// Takes over what is known elsewhere of tenants, by their number: what
-    /// their events take up, and how many of their deliveries wait there.
+    /// Takes over what other nodes reported, by the number of the tenant: the
+    /// bytes that its events take up, and its deliveries that wait there.
     pub fn set_remote_usage(&mut self, stored: &HashMap<i64, u64>, waiting_elsewhere: &HashMap<i64, u64>) {
         for (tenant, bytes) in stored {
             self.tenant_counts.entry(*tenant).or_default().stored = *bytes;
         }
-        for (tenant, tally) in &mut self.tenant_counts {
-            tally.waiting_elsewhere = waiting_elsewhere.get(tenant).copied().unwrap_or(0);
+        for (tenant, counts) in &mut self.tenant_counts {
+            counts.waiting_elsewhere = waiting_elsewhere.get(tenant).copied().unwrap_or(0);
         }
         for (tenant, waiting) in waiting_elsewhere {
             self.tenant_counts.entry(*tenant).or_default().waiting_elsewhere = *waiting;
         }
-        self.stored_in_all = self.tenant_counts.values().map(|tally| tally.stored).sum();
+        self.stored_in_all = self.tenant_counts.values().map(|counts| counts.stored).sum();
     }
 
-    /// How many deliveries of tenants wait here, by the tenant's number.
+    /// Returns how many deliveries wait on this node, by the number of the tenant.
     pub fn waiting_by_tenant(&self) -> HashMap<i64, u64> {
-        let waiting = self.tenant_counts.iter().filter(|(_, tally)| tally.waiting > 0);
-        waiting.map(|(tenant, tally)| (*tenant, tally.waiting)).collect()
+        let waiting = self.tenant_counts.iter().filter(|(_, counts)| counts.waiting > 0);
+        waiting.map(|(tenant, counts)| (*tenant, counts.waiting)).collect()
     }
 
-    /// The numbers of tenants whose events may take up only so much.
+    /// Returns the numbers of the tenants that have a limit of stored bytes.
     pub fn with_stored_limit(&self) -> Vec<i64> {
         let limited = self.tenants.values().filter(|entry| entry.tenant.limits.stored_bytes.is_some());
         limited.map(|entry| entry.no).collect()
     }
 
-    /// What the events of a tenant take up, by its number.
+    /// Returns the bytes that a tenant's events take up, by its number.
     pub fn stored_of(&self, tenant: i64) -> u64 {
-        self.tenant_counts.get(&tenant).map_or(0, |tally| tally.stored)
+        self.tenant_counts.get(&tenant).map_or(0, |counts| counts.stored)
     }
 
-    /// What a tenant uses.
+    /// Returns what a tenant uses of its limits.
     pub fn usage(&self, id: &TenantId) -> Option<TenantUsage> {
         let entry = self.tenants.get(id)?;
-        let tally = self.tenant_counts.get(&entry.no).copied().unwrap_or_default();
+        let counts = self.tenant_counts.get(&entry.no).copied().unwrap_or_default();
         Some(TenantUsage {
             endpoints: entry.endpoints.len() as u64,
             settings_bytes: entry.settings_bytes,
             tokens: entry.tokens,
-            stored_bytes: tally.stored,
-            waiting: self.uncounted.is_empty().then_some(tally.waiting + tally.waiting_elsewhere),
+            stored_bytes: counts.stored,
+            waiting: self.uncounted.is_empty().then_some(counts.waiting + counts.waiting_elsewhere),
         })
     }
 
-    /// What the events of all tenants take up.
+    /// Returns the bytes that the events of all tenants take up.
     pub fn stored_in_all(&self) -> u64 {
         self.stored_in_all
     }
 
-    /// How many tenants have events that take up something.
+    /// Returns how many tenants have stored events.
     pub fn storing_tenants(&self) -> u64 {
-        self.tenant_counts.values().filter(|tally| tally.stored > 0).count() as u64
+        self.tenant_counts.values().filter(|counts| counts.stored > 0).count() as u64
     }
 
-    /// Whether no other tenant has endpoints, tokens or events.
+    /// Whether no other tenant has endpoints, tokens or events. The gateway's
+    /// own tenant does not count.
     pub fn is_only_tenant(&self, id: &TenantId) -> bool {
         let is_used = |entry: &TenantEntry| {
-            let stored = self.tenant_counts.get(&entry.no).map_or(0, |tally| tally.stored);
+            let stored = self.tenant_counts.get(&entry.no).map_or(0, |counts| counts.stored);
             !entry.endpoints.is_empty() || entry.tokens > 0 || stored > 0
         };
         !self.tenants.iter().any(|(other, entry)| other != id && !other.is_system() && is_used(entry))
     }
 
-    /// What is counted now, by the number of the endpoint.
+    /// Returns the waiting deliveries, by the number of the endpoint.
     pub fn counts(&self) -> HashMap<i64, u64> {
         self.waiting.clone()
     }
 
-    /// Takes over counts of what waits, by the number of the endpoint. For
-    /// each shard it is asked whether it was counted; one that was not is left
-    /// alone, or has nothing that is counted here. An endpoint that had
-    /// another count before the counting began is left alone, too: what came
-    /// or went meanwhile may be counted or not.
+    /// Takes over fresh counts of waiting deliveries, by the number of the
+    /// endpoint. `was_counted` says of a shard whether it was counted: `None`
+    /// leaves its counts alone, `Some(false)` sets them to 0 because the shard
+    /// is not this node's. An endpoint whose count changed after `before` was
+    /// taken keeps its count, because the fresh one may or may not include the
+    /// change.
     pub fn recount(
         &mut self,
         counted: &[(i64, u64)],
@@ -184,55 +187,52 @@ impl CatalogIndex {
         let counted: HashMap<i64, u64> = counted.iter().copied().collect();
         for entry in self.endpoints.values() {
             let shard = Shard::of(&entry.endpoint.tenant, entry.endpoint.id);
-            let count = match was_counted(shard) {
-                None => continue,
-                Some(true) if self.uncounted.contains(&shard) => counted.get(&entry.no).copied().unwrap_or(0),
-                Some(true) if before.is_some_and(|before| before.get(&entry.no) != self.waiting.get(&entry.no)) => {
-                    continue;
-                }
-                Some(true) => counted.get(&entry.no).copied().unwrap_or(0),
-                Some(false) => 0,
-            };
+            let Some(is_counted) = was_counted(shard) else { continue };
+            let has_changed = before.is_some_and(|before| before.get(&entry.no) != self.waiting.get(&entry.no));
+            if is_counted && has_changed && !self.uncounted.contains(&shard) {
+                continue;
+            }
+            let count = if is_counted { counted.get(&entry.no).copied().unwrap_or(0) } else { 0 };
             self.waiting.insert(entry.no, count);
         }
         self.uncounted.retain(|shard| was_counted(*shard).is_none());
         self.waiting_in_all = self.waiting.values().sum();
-        self.tenant_counts.values_mut().for_each(|tally| tally.waiting = 0);
+        self.tenant_counts.values_mut().for_each(|counts| counts.waiting = 0);
         let counts: Vec<(i64, u64)> = self.waiting.iter().map(|(endpoint, count)| (*endpoint, *count)).collect();
         counts.into_iter().for_each(|(endpoint, count)| self.count_of_tenant(endpoint, count.cast_signed()));
     }
 
-    /// Nothing waits for this one any more.
+    /// Removes the count of an endpoint, because it was deleted.
     pub fn forget_waiting(&mut self, endpoint: i64) {
-        let gone = self.waiting.remove(&endpoint).unwrap_or(0);
-        self.waiting_in_all -= gone;
-        self.count_of_tenant(endpoint, -gone.cast_signed());
+        let count = self.waiting.remove(&endpoint).unwrap_or(0);
+        self.waiting_in_all -= count;
+        self.count_of_tenant(endpoint, -count.cast_signed());
         self.tenant_of.remove(&endpoint);
     }
 
-    /// One tenant.
+    /// Returns one tenant.
     pub fn tenant(&self, id: &TenantId) -> Option<Arc<Tenant>> {
         self.tenants.get(id).map(|entry| entry.tenant.clone())
     }
 
-    /// All tenants, by id.
+    /// Returns all tenants, ordered by id.
     pub fn tenants(&self) -> Vec<Arc<Tenant>> {
         self.tenants.values().map(|entry| entry.tenant.clone()).collect()
     }
 
-    /// One endpoint.
+    /// Returns one endpoint.
     pub fn endpoint(&self, id: EndpointId) -> Option<Arc<Endpoint>> {
         self.endpoints.get(&id).map(|entry| entry.endpoint.clone())
     }
 
-    /// A tenant's endpoints, newest first.
+    /// Returns a tenant's endpoints, newest first.
     pub fn endpoints(&self, tenant: &TenantId) -> Vec<Arc<Endpoint>> {
         let Some(entry) = self.tenants.get(tenant) else { return Vec::new() };
         entry.endpoints.values().rev().cloned().collect()
     }
 
-    /// How many deliveries wait for an endpoint, or for all of them together,
-    /// if they have been counted.
+    /// Returns how many deliveries wait for an endpoint, or for all endpoints
+    /// together; `None` while they have not been counted.
     pub fn waiting(&self, endpoint: Option<EndpointId>) -> Option<u64> {
         let Some(id) = endpoint else {
             return self.uncounted.is_empty().then_some(self.waiting_in_all);
@@ -242,28 +242,27 @@ impl CatalogIndex {
         is_counted.then(|| self.waiting.get(&entry.no).copied().unwrap_or(0))
     }
 
-    /// These shards were gained: what waits for their endpoints is not known
-    /// until it is counted.
+    /// Marks the endpoints of shards that were gained as not counted yet.
     pub fn uncount(&mut self, shards: &[Shard]) {
         self.uncounted.extend(shards);
     }
 
-    /// The weights of all tenants that have an endpoint, added up.
+    /// Returns the sum of the weights of all tenants that have an endpoint.
     pub fn weight_in_use(&self) -> u64 {
         self.weight_in_use
     }
 
-    /// The number of a tenant's rows.
+    /// Returns the number of a tenant.
     pub fn tenant_no(&self, id: &TenantId) -> Option<i64> {
         self.tenants.get(id).map(|entry| entry.no)
     }
 
-    /// The number of an endpoint's rows, and the endpoint.
+    /// Returns an endpoint with its number.
     pub fn endpoint_entry(&self, id: EndpointId) -> Option<(i64, &Arc<Endpoint>)> {
         self.endpoints.get(&id).map(|entry| (entry.no, &entry.endpoint))
     }
 
-    /// Takes in a tenant, or what changed of it.
+    /// Adds a tenant, or replaces it.
     pub fn put_tenant(&mut self, no: i64, tenant: Arc<Tenant>) {
         if let Some(entry) = self.tenants.get(&tenant.id).filter(|entry| !entry.endpoints.is_empty()) {
             let (before, after) = (entry.tenant.quota.weight, tenant.quota.weight);
@@ -289,12 +288,12 @@ impl CatalogIndex {
         }
     }
 
-    /// One token.
+    /// Returns one token.
     pub fn token(&self, id: TokenId) -> Option<Arc<Token>> {
         self.tokens.get(&id).cloned()
     }
 
-    /// Takes in a token.
+    /// Adds a token, or replaces it.
     pub fn put_token(&mut self, token: Arc<Token>) {
         let tenant = token.tenant.clone();
         if self.tokens.insert(token.id, token).is_none()
@@ -304,7 +303,7 @@ impl CatalogIndex {
         }
     }
 
-    /// Takes out a token.
+    /// Removes a token.
     pub fn remove_token(&mut self, id: TokenId) {
         if let Some(token) = self.tokens.remove(&id)
             && let Some(entry) = token.tenant.as_ref().and_then(|tenant| self.tenants.get_mut(tenant))
@@ -313,7 +312,7 @@ impl CatalogIndex {
         }
     }
 
-    /// Takes out a tenant, its endpoints and its tokens.
+    /// Removes a tenant with its endpoints and tokens.
     pub fn remove_tenant(&mut self, id: &TenantId) {
         self.tokens.retain(|_, token| token.tenant.as_ref() != Some(id));
         if let Some(entry) = self.tenants.remove(id) {
@@ -325,20 +324,18 @@ impl CatalogIndex {
                     self.forget_waiting(removed.no);
                 }
             }
-            let tally = self.tenant_counts.remove(&entry.no).unwrap_or_default();
-            self.stored_in_all -= tally.stored;
+            let counts = self.tenant_counts.remove(&entry.no).unwrap_or_default();
+            self.stored_in_all -= counts.stored;
         }
     }
 
-    /// Takes in an endpoint, or what changed of it.
+    /// Adds an endpoint, or replaces it.
     pub fn put_endpoint(&mut self, no: i64, endpoint: Arc<Endpoint>) {
         self.remove_endpoint(endpoint.id);
         let Some(entry) = self.tenants.get_mut(&endpoint.tenant) else { return };
         let ceiling = entry.tenant.limits.endpoint;
-        let endpoint = match endpoint.ceiling == ceiling {
-            true => endpoint,
-            false => Arc::new(Endpoint::clone(&endpoint).below(ceiling)),
-        };
+        let endpoint =
+            if endpoint.ceiling == ceiling { endpoint } else { Arc::new(Endpoint::clone(&endpoint).below(ceiling)) };
         let types = &endpoint.settings.event_types;
         if types.iter().any(|pattern| pattern.contains('*')) {
             entry.by_pattern.push(endpoint.id);
@@ -359,8 +356,8 @@ impl CatalogIndex {
         self.endpoints.insert(endpoint.id, EndpointEntry { no, endpoint, settings_bytes });
     }
 
-    /// Shows how an endpoint is doing. What it wants has not changed, so the
-    /// indexes by type need not be touched: this may happen at every attempt.
+    /// Replaces the health of an endpoint. Its event types have not changed, so
+    /// the indexes by type stay as they are: this may run at every attempt.
     pub fn show_health(&mut self, id: EndpointId, health: EndpointHealth) {
         let Some(entry) = self.endpoints.get_mut(&id) else { return };
         Arc::make_mut(&mut entry.endpoint).health = health;
@@ -370,7 +367,7 @@ impl CatalogIndex {
         }
     }
 
-    /// Takes out an endpoint.
+    /// Removes an endpoint.
     pub fn remove_endpoint(&mut self, id: EndpointId) {
         let Some(old) = self.endpoints.remove(&id) else { return };
         let Some(entry) = self.tenants.get_mut(&old.endpoint.tenant) else { return };
@@ -390,7 +387,7 @@ impl CatalogIndex {
         }
     }
 
-    /// The endpoints that want an event.
+    /// Returns the endpoints that an event goes to.
     pub fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
         let Some(entry) = self.tenants.get(&event.tenant) else {
             return Err(Error::NotFound("tenant"));

@@ -1,7 +1,7 @@
-//! Small files that are there whole or not at all: keys, tokens, marks.
+//! Writes small files (keys, tokens, marks) so that each is whole or absent.
 //!
 //! The text is on disk before the file gets its name, and the name is on disk
-//! before anyone relies on it. `tests/tidy.rs` keeps renames in here.
+//! before anyone relies on it. `tests/tidy.rs` allows renames only here.
 
 use std::fs::File;
 use std::io::{ErrorKind, Result, Write};
@@ -9,8 +9,8 @@ use std::path::Path;
 
 use tempfile::NamedTempFile;
 
-/// Writes a text into a file without a name of its own yet, in this folder.
-/// Nobody but the owner may read it.
+/// Writes a text into a temporary file in this folder, to be named later.
+/// Only the owner may read it.
 pub fn write_unnamed(folder: &Path, prefix: &str, text: &str) -> Result<NamedTempFile> {
     let mut file = tempfile::Builder::new().prefix(prefix).tempfile_in(folder)?;
     file.write_all(text.as_bytes())?;
@@ -18,14 +18,15 @@ pub fn write_unnamed(folder: &Path, prefix: &str, text: &str) -> Result<NamedTem
     Ok(file)
 }
 
-/// Gives a file its name, in place of one that has it.
+/// Gives a file its final name and replaces a file that has it.
 pub fn put_in_place(file: NamedTempFile, path: &Path) -> Result<()> {
     file.persist(path)?;
     sync_folder_of(path);
     Ok(())
 }
 
-/// Gives a file its name if no other has it. Returns whether it did.
+/// Gives a file its final name unless another file has it. Returns whether it
+/// was named.
 pub fn put_if_absent(file: NamedTempFile, path: &Path) -> Result<bool> {
     match file.persist_noclobber(path) {
         Ok(_) => {
@@ -37,12 +38,13 @@ pub fn put_if_absent(file: NamedTempFile, path: &Path) -> Result<bool> {
     }
 }
 
-/// The folder that a file is in.
+/// Returns the folder that a file is in.
 pub fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Where folders cannot be synced there is nothing more to do.
+/// Syncs the folder of a file. Some file systems cannot sync folders; then
+/// there is nothing more to do, so errors are ignored.
 fn sync_folder_of(path: &Path) {
     let _ = File::open(folder_of(path)).and_then(|folder| folder.sync_all());
 }

@@ -1,8 +1,8 @@
-//! An installation on its way from one store to another.
+//! Marks an installation that is being moved from one store to another.
 //!
-//! A move leaves a mark at both ends: at the source a file that says where
-//! everything went, at the target a note for as long as it is not complete.
-//! Whoever opens either store looks for them.
+//! A move leaves a mark at both ends: the source has a file that says where
+//! everything went, the target has a note until the move is complete. Both
+//! are looked for whenever a store is opened.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -11,34 +11,34 @@ use anyhow::{Context, bail};
 
 use super::durable_file::{put_in_place, write_unnamed};
 
-/// The note in a target that a move has begun and not ended: nothing may be
-/// accepted or delivered there meanwhile.
+/// Name of the note in a target whose move has begun and not ended. Nothing
+/// may be accepted or delivered there meanwhile.
 pub const MOVING_NOTE: &str = "moving";
 
-/// The note in a target from where everything came.
+/// Name of the note in a target that holds the id of the completed move.
 pub const MOVED_NOTE: &str = "moved_from";
 
-/// The file in a source that says where everything went.
+/// Name of the file in a source that says where everything went.
 const MARK: &str = "moved";
 
-/// Why a target cannot be used yet.
+/// Error text for a target whose move is not complete.
 pub const HALF_MOVED: &str = "a move into this database has begun and is not complete; run `posthaste migrate-store` \
                               again, which goes on where it stopped, or drop the schema posthaste to begin anew";
 
-/// How far a move is, as its source knows.
+/// Progress of a move, as its source records it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MoveMark {
-    /// Where everything goes, in words.
+    /// Target of the move, in words.
     pub place: String,
-    /// Which move this is. The target has the same, so that a source that was
-    /// used again meanwhile is told from one that was not.
+    /// Id of the move. The target has the same id, so that a source which was
+    /// used again meanwhile is recognised.
     pub id: String,
-    /// Whether everything is there.
+    /// Whether the move is complete.
     pub is_done: bool,
 }
 
 impl MoveMark {
-    /// The mark in a data directory, if there is one.
+    /// Reads the mark in a data directory, if there is one.
     pub fn read(folder: &Path) -> anyhow::Result<Option<Self>> {
         let file = folder.join(MARK);
         let text = match std::fs::read_to_string(&file) {
@@ -52,7 +52,7 @@ impl MoveMark {
         Ok(Some(Self { place, id, is_done: next() == "done" }))
     }
 
-    /// Puts it into a data directory, in place of one that is there.
+    /// Writes the mark into a data directory and replaces one that is there.
     pub fn write(&self, folder: &Path) -> anyhow::Result<()> {
         let state = if self.is_done { "done" } else { "begun" };
         let text = format!("{}\n{}\n{state}\n", self.place, self.id);
@@ -62,29 +62,29 @@ impl MoveMark {
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Takes it away again.
+    /// Removes the mark from a data directory.
     pub fn remove(folder: &Path) {
         let _ = std::fs::remove_file(folder.join(MARK));
     }
 }
 
-/// Refuses to open a data directory whose store was moved elsewhere: what it
-/// still holds as waiting has been, or will be, delivered from there.
+/// Refuses to open a data directory whose store was moved elsewhere: what is
+/// still waiting in it has been, or will be, delivered from there.
 pub fn refuse_if_moved(folder: &Path) -> anyhow::Result<()> {
     let Some(mark) = MoveMark::read(folder)? else { return Ok(()) };
     let (here, there, file) = (folder.display(), &mark.place, folder.join(MARK));
-    match mark.is_done {
-        true => bail!(
+    if mark.is_done {
+        bail!(
             "the store in {here} was moved to {there}; start with --database-url, or, to go back and deliver from here \
              what may have been delivered since, remove the file {}",
             file.display()
-        ),
-        false => bail!(
-            "the store in {here} is being moved to {there}; run `posthaste migrate-store` again, which goes on where it \
-             stopped, or, to give the move up, remove the file {}",
-            file.display()
-        ),
+        );
     }
+    bail!(
+        "the store in {here} is being moved to {there}; run `posthaste migrate-store` again, which goes on where it \
+         stopped, or, to give the move up, remove the file {}",
+        file.display()
+    );
 }
 
 /// Whether a data directory holds a store that was not moved elsewhere.

@@ -1,4 +1,4 @@
-//! What [`History`](super::History) is asked, and what it answers with.
+//! Questions to [`History`](super::History), and its answers.
 
 use jiff::Timestamp;
 
@@ -6,93 +6,93 @@ use crate::model::delivery::{DeadCause, DeliveryState};
 use crate::model::event::{DataRemoval, Event};
 use crate::model::id::{DeliveryId, EndpointId};
 
-/// An event and how many deliveries it has.
+/// An event and the number of its deliveries.
 #[derive(Debug, Clone)]
 pub struct EventRecord {
-    /// The event.
+    /// The stored event.
     pub event: Event,
-    /// Why its data is no longer there, if it is not.
+    /// Why the event's data was removed, if it was.
     pub withheld: Option<DataRemoval>,
-    /// How many deliveries it was given.
+    /// Number of deliveries that were created for it.
     pub deliveries: u32,
-    /// Whether what is stored of it is no longer what was accepted.
+    /// Whether the stored event differs from its checksum.
     pub is_damaged: bool,
 }
 
-/// Which events to list.
+/// Filter for listing events.
 #[derive(Debug, Clone, Default)]
 pub struct EventQuery {
-    /// Of this type.
+    /// Only events of this type.
     pub event_type: Option<String>,
-    /// With this key.
+    /// Only events with this key.
     pub key: Option<String>,
-    /// Accepted at this time or later.
+    /// Only events accepted at this time or later.
     pub since: Option<Timestamp>,
-    /// Accepted before this time.
+    /// Only events accepted before this time.
     pub until: Option<Timestamp>,
 }
 
-/// Which deliveries to list.
+/// Filter for listing deliveries.
 #[derive(Debug, Clone, Default)]
 pub struct DeliveryQuery {
-    /// In this state.
+    /// Only deliveries in this state.
     pub state: Option<DeliveryState>,
-    /// Dead for this cause.
+    /// Only dead deliveries with this cause.
     pub cause: Option<DeadCause>,
-    /// To this endpoint.
+    /// Only deliveries to this endpoint.
     pub endpoint: Option<EndpointId>,
-    /// Of this event type.
+    /// Only deliveries of events of this type.
     pub event_type: Option<String>,
-    /// With this key.
+    /// Only deliveries of events with this key.
     pub key: Option<String>,
-    /// Created at this time or later.
+    /// Only deliveries created at this time or later.
     pub since: Option<Timestamp>,
-    /// Created before this time.
+    /// Only deliveries created before this time.
     pub until: Option<Timestamp>,
 }
 
-/// Which part of a list.
+/// Request for one page of a list.
 #[derive(Debug, Clone)]
 pub struct PageRequest {
-    /// Where the last page ended, in the store's own words.
+    /// End of the last page, in the store's own encoding.
     pub cursor: Option<String>,
-    /// At most so many.
+    /// Largest number of items on the page.
     pub limit: usize,
 }
 
-/// One part of a list. It may hold fewer than asked for and still have a
-/// next: a store looks at a bounded number of rows per page, so that no
-/// question can hold up the house.
+/// One page of a list. It may hold fewer items than asked for and still have
+/// a next page: a store reads a bounded number of rows per page, so that no
+/// query can block the others for long.
 #[derive(Debug, Clone)]
 pub struct ListPage<T> {
-    /// What was found.
+    /// Items of this page.
     pub data: Vec<T>,
-    /// Where the next page begins.
+    /// Cursor of the next page, if there is one.
     pub next: Option<String>,
 }
 
 impl<T> ListPage<T> {
-    /// The first so many of what was found, with a next page if there was
-    /// more.
-    pub(super) fn truncate(mut found: Vec<T>, limit: usize, place: impl Fn(&T) -> String) -> Self {
-        let has_more = found.len() > limit;
-        found.truncate(limit);
-        let next = found.last().filter(|_| has_more).map(place);
-        Self { data: found, next }
+    /// Cuts items to a page of `limit`, with a cursor for the next page if there
+    /// were more.
+    pub(super) fn truncate(mut items: Vec<T>, limit: usize, cursor_of: impl Fn(&T) -> String) -> Self {
+        let has_more = items.len() > limit;
+        items.truncate(limit);
+        let next = items.last().filter(|_| has_more).map(cursor_of);
+        Self { data: items, next }
     }
 }
 
-/// A lane with members to deliver.
+/// A lane that has undelivered members.
 #[derive(Debug, Clone)]
 pub struct Lane {
-    /// The key, or nothing for the one lane of a fully ordered endpoint.
+    /// Ordering key; `None` for the one lane of a fully ordered endpoint.
     pub key: Option<String>,
-    /// The delivery everyone waits for.
+    /// First undelivered delivery of the lane; all others wait for it.
     pub head: DeliveryId,
-    /// Whether that one is dead.
+    /// Whether the head is dead and so blocks the lane.
     pub is_blocked: bool,
-    /// Since when it has been the head.
+    /// Time at which the head became the head.
     pub since: Timestamp,
-    /// How many wait behind it.
+    /// Number of deliveries that wait behind the head.
     pub waiting: u64,
 }

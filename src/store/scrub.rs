@@ -1,25 +1,25 @@
-//! What scrubbing asks of a store, and what it answers.
+//! The request for one step of scrubbing, and its result.
 
 use crate::model::id::{EventId, TenantId};
 
-/// Which events to compare with their checksums.
+/// One step of comparing events with their checksums.
 #[derive(Debug, Clone, Copy)]
 pub struct ScrubStep {
-    /// Those with higher numbers than this.
+    /// Only events with a higher number than this.
     pub after: u64,
-    /// At most so many.
+    /// Largest number of events to compare.
     pub limit: usize,
 }
 
-/// What comparing some events with their checksums found.
+/// Result of comparing some events with their checksums.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Scrubbed {
-    /// How many were looked at.
+    /// Number of events that were read.
     pub checked: usize,
-    /// How many of them had no checksum before.
+    /// Number of these events that had no checksum and got one.
     pub filled: usize,
-    /// Those that are no longer what was accepted.
+    /// Events that differ from their checksum.
     pub damaged: Vec<(TenantId, EventId)>,
-    /// Where to go on, or nothing at the end.
+    /// Number after which the next step continues; `None` at the end.
     pub next: Option<u64>,
 }

@@ -1,13 +1,14 @@
-//! Seals what must not be read by whoever reads the store.
+//! Encrypts what must stay secret from anyone who can read the store.
 //!
-//! One master key per installation, kept in a file. From it come the key that
-//! seals, a short id of it that stands before whatever it sealed, and a text
-//! that tells whether a key fits without telling the key. While a key is being
-//! replaced the file holds both, the new one first; which of them seals is for
-//! the store to say, by the text it has kept.
+//! An installation has one master key, kept in a file. Three values are
+//! derived from it: the key that seals (encrypts), a short key id that stands
+//! before every sealed text, and a check text that shows whether a key fits
+//! without revealing it. While a key is being replaced, the file holds both
+//! keys, the new one first. The store decides which of them seals, by the
+//! check text it has stored.
 //!
-//! Invariant: a sealed text opens only under its own key and for what it was
-//! sealed about, so a row copied to another endpoint is worth nothing there.
+//! Invariant: a sealed text opens only under its own key and with the same
+//! context (`about`), so a row copied to another endpoint is worthless there.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -22,24 +23,24 @@ use base64::engine::general_purpose::STANDARD;
 use super::durable_file::{folder_of, put_if_absent, put_in_place, write_unnamed};
 use crate::model::id::EndpointId;
 
-/// The master key's file in a data directory.
+/// Name of the master key's file in a data directory.
 pub const MASTER_KEY_FILE: &str = "master-key";
-/// The note that tells which key a store is sealed under.
+/// Name of the note with the check text of the key that a store is sealed under.
 pub const CHECK_NOTE: &str = "master_key_check";
 
-/// The note that keeps what links are signed with, sealed.
+/// Name of the note with the sealed key that signs links.
 pub const LINK_KEY_NOTE: &str = "link_key";
 
 const ABOUT_LINKS: &[u8] = b"link key";
 const KEY_BYTES: usize = 32;
 const ID_BYTES: usize = 4;
 
-/// The master key, ready to use.
+/// The master key, and while it is being replaced also the old one.
 #[derive(Clone)]
 pub struct Seal {
-    /// All of them open.
+    /// All keys that can open sealed texts.
     keys: Arc<[MasterKey]>,
-    /// The one that seals.
+    /// Index of the key that seals.
     first: usize,
     file: Option<PathBuf>,
 }
@@ -50,18 +51,18 @@ struct MasterKey {
     check: String,
 }
 
-/// What is there was sealed under another key.
+/// The stored secrets were sealed under another key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the master key{} does not fit this database, whose secrets are sealed under another; put the master-key file in its \
      place with which it was first used, or name that with --master-key-file", .file.as_ref().map(|file| format!(" in {}", file.display())).unwrap_or_default()
 )]
 pub struct WrongKey {
-    /// Where the wrong key is.
+    /// File that holds the wrong key.
     pub file: Option<PathBuf>,
 }
 
-/// There is no master key, and what is there was sealed under one.
+/// The master key file is missing, and the stored secrets were sealed under a key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the master key is missing: there is no file {}, and the secrets of this database are sealed under a key; restore \
@@ -69,12 +70,12 @@ pub struct WrongKey {
      --master-key-file", .file.display()
 )]
 pub struct MissingKey {
-    /// Where it was looked for.
+    /// Path where the key file was expected.
     pub file: PathBuf,
 }
 
-/// What was sealed cannot be opened: it is damaged, or was put where it does
-/// not belong.
+/// A sealed text cannot be opened: it is damaged, or was sealed with another
+/// context.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0} cannot be opened with the master key: it is damaged, or was sealed for something else")]
 pub struct SealError(pub String);
@@ -82,7 +83,8 @@ pub struct SealError(pub String);
 impl MasterKey {
     fn new(master: [u8; KEY_BYTES]) -> Self {
         let master = hmac::Key::new(hmac::HMAC_SHA256, &master);
-        // One key, one purpose: what is made public tells nothing of what seals.
+        // One derived key per purpose: the public check text reveals nothing
+        // about the key that seals.
         let derived = |purpose: &str| hmac::sign(&master, purpose.as_bytes());
         let key = RandomizedNonceKey::new(&AES_256_GCM, derived("posthaste: seal, 1").as_ref())
             .expect("the hash is as long as a key");
@@ -106,19 +108,19 @@ impl MasterKey {
 }
 
 impl Seal {
-    /// A seal under this master key.
+    /// Creates a seal with this master key.
     pub fn from_key(master: [u8; KEY_BYTES]) -> Self {
         Self::from_keys(&[master])
     }
 
-    /// A seal under the first of these, that opens what any of them sealed.
+    /// Creates a seal that seals with the first of these keys and opens with all.
     fn from_keys(masters: &[[u8; KEY_BYTES]]) -> Self {
         Self { keys: masters.iter().map(|master| MasterKey::new(*master)).collect(), first: 0, file: None }
     }
 
-    /// Reads the key from a file, or makes one and writes it there. Tells
-    /// whether it was made now. Of several that do so at once, one makes it
-    /// and all get the same.
+    /// Reads the key from a file, or creates the file with a new key. Also
+    /// returns whether the key was created. If several processes do this at
+    /// once, one creates the key and all read the same.
     pub fn load_or_create(path: &Path) -> anyhow::Result<(Self, bool)> {
         match path.try_exists() {
             Ok(false) => {
@@ -130,27 +132,27 @@ impl Seal {
         }
     }
 
-    /// Reads the key from a file: 64 hexadecimal digits; the old one in a
-    /// second line, while it is being replaced.
+    /// Reads the key from a file: 64 hexadecimal digits; while the key is being
+    /// replaced, the old one is in a second line.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         Ok(Self { file: Some(path.to_owned()), ..Self::from_keys(&read_keys(path)?) })
     }
 
-    /// Begins to replace the key in a file: from now on it holds a new one,
-    /// and the old one after it. Where that was begun before, it goes on.
+    /// Begins to replace the key in a file: afterwards it holds a new key and
+    /// then the old one. A replacement that was begun before is continued.
     pub fn begin_rotation(path: &Path) -> anyhow::Result<Self> {
         let keys = read_keys(path)?;
         if let [old] = keys[..] {
-            let text = format!("{}\n{}\n", hex::encode(&rand::random::<[u8; KEY_BYTES]>()), hex::encode(&old));
+            let text = format!("{}\n{}\n", hex::encode(rand::random::<[u8; KEY_BYTES]>()), hex::encode(old));
             replace(path, &text).with_context(|| format!("cannot write a master key to {}", path.display()))?;
         }
         Self::read(path)
     }
 
-    /// Takes the old key out of a file: nothing is sealed under it any more.
+    /// Removes the old key from a file, once nothing is sealed under it.
     pub fn end_rotation(path: &Path) -> anyhow::Result<()> {
         let keys = read_keys(path)?;
-        replace(path, &format!("{}\n", hex::encode(&keys[0])))
+        replace(path, &format!("{}\n", hex::encode(keys[0])))
             .with_context(|| format!("cannot take the old master key out of {}", path.display()))
     }
 
@@ -158,7 +160,7 @@ impl Seal {
         &self.keys[self.first]
     }
 
-    /// Seals a text. It opens again only for the same `about`.
+    /// Seals a text. It can be opened only with the same context `about`.
     pub fn seal(&self, about: &[u8], text: &str) -> Vec<u8> {
         let mut body = text.as_bytes().to_vec();
         let master = self.first();
@@ -169,52 +171,51 @@ impl Seal {
         [master.id.as_slice(), nonce.as_ref(), &body].concat()
     }
 
-    /// Whether an old key is still among these.
+    /// Whether the old key is still in the file.
     pub fn is_rotating(&self) -> bool {
         self.keys.len() > 1
     }
 
-    /// The text, if a key of these sealed it about the same thing.
+    /// Opens a text, if one of the keys sealed it with this context.
     pub fn open(&self, about: &[u8], sealed: &[u8]) -> Option<String> {
         self.keys.iter().find_map(|master| master.open(about, sealed))
     }
 
-    /// The same text, sealed under the key that seals now.
+    /// Seals a sealed text again, under the key that seals now.
     pub fn reseal(&self, about: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
         self.open(about, sealed).map(|text| self.seal(about, &text))
     }
 
-    /// A fresh key to sign links with, as it is kept.
+    /// Returns a new key to sign links with, sealed for storage.
     pub fn new_link_key(&self) -> String {
-        STANDARD.encode(self.seal(ABOUT_LINKS, &hex::encode(&rand::random::<[u8; KEY_BYTES]>())))
+        STANDARD.encode(self.seal(ABOUT_LINKS, &hex::encode(rand::random::<[u8; KEY_BYTES]>())))
     }
 
-    /// The key that is kept so.
-    pub fn link_key(&self, kept: &str) -> Result<[u8; KEY_BYTES], SealError> {
-        let text = STANDARD.decode(kept).ok().and_then(|sealed| self.open(ABOUT_LINKS, &sealed));
+    /// Opens a stored key that signs links.
+    pub fn link_key(&self, stored: &str) -> Result<[u8; KEY_BYTES], SealError> {
+        let text = STANDARD.decode(stored).ok().and_then(|sealed| self.open(ABOUT_LINKS, &sealed));
         text.and_then(|text| from_hex(&text)).ok_or_else(|| SealError("the key of links".into()))
     }
 
-    /// The same key, sealed under the key that seals now.
-    pub fn reseal_link_key(&self, kept: &str) -> Result<String, SealError> {
-        let sealed = STANDARD.decode(kept).ok().and_then(|sealed| self.reseal(ABOUT_LINKS, &sealed));
+    /// Seals a stored key that signs links again, under the key that seals now.
+    pub fn reseal_link_key(&self, stored: &str) -> Result<String, SealError> {
+        let sealed = STANDARD.decode(stored).ok().and_then(|sealed| self.reseal(ABOUT_LINKS, &sealed));
         sealed.map(|sealed| STANDARD.encode(sealed)).ok_or_else(|| SealError("the key of links".into()))
     }
 
-    /// A text to keep with what is sealed, from which [`Seal::fits`] tells
-    /// whether a key is the one. It does not tell the key.
+    /// Returns the check text to store with what is sealed. [`Seal::fits`]
+    /// compares it with a key; it does not reveal the key.
     pub fn check(&self) -> String {
         self.first().check.clone()
     }
 
-    /// Whether that text was made by a key of these.
+    /// Whether one of the keys made this check text.
     pub fn fits(&self, check: &str) -> bool {
         self.keys.iter().any(|master| master.fits(check))
     }
 
-    /// The same keys, of which the one seals that made this text. Refuses to
-    /// work with what another key sealed, naming the file of this one and the
-    /// way out.
+    /// Returns the same keys, with the one that made this check text as the key
+    /// that seals. The error names the key file and says what to do.
     pub fn fitted(&self, check: &str) -> Result<Self, WrongKey> {
         match self.keys.iter().position(|master| master.fits(check)) {
             Some(first) => Ok(Self { first, ..self.clone() }),
@@ -223,22 +224,22 @@ impl Seal {
     }
 }
 
-/// What an endpoint's settings are sealed about: its id, and that it is they.
+/// Returns the context in which an endpoint's settings are sealed.
 pub fn about_settings(endpoint: EndpointId) -> Vec<u8> {
     [endpoint.0.as_bytes().as_slice(), b" settings"].concat()
 }
 
-/// What an endpoint's URLs are sealed about.
+/// Returns the context in which an endpoint's URLs are sealed.
 pub fn about_urls(endpoint: EndpointId) -> Vec<u8> {
     [endpoint.0.as_bytes().as_slice(), b" urls"].concat()
 }
 
-/// What an endpoint's secrets are sealed about: its id.
+/// Returns the context in which an endpoint's secrets are sealed.
 pub fn about_secret(endpoint: EndpointId) -> Vec<u8> {
     endpoint.0.as_bytes().to_vec()
 }
 
-/// Shows nothing.
+/// Prints no key.
 impl fmt::Debug for Seal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Seal")
@@ -258,20 +259,21 @@ fn read_keys(path: &Path) -> anyhow::Result<Vec<[u8; KEY_BYTES]>> {
     }
 }
 
-/// Writes a new key where there is none. Tells whether it did: not, when
-/// another was quicker.
+/// Writes a new key unless the file exists. Returns whether it was written:
+/// another process may be faster.
 fn create(path: &Path) -> anyhow::Result<bool> {
     let key: [u8; KEY_BYTES] = rand::random();
-    Ok(put_if_absent(written(path, &format!("{}\n", hex::encode(&key)))?, path)?)
+    Ok(put_if_absent(write_temporary(path, &format!("{}\n", hex::encode(key)))?, path)?)
 }
 
-/// Puts a text in the place of a file, whole or not at all.
+/// Replaces a file by one with this text, whole or not at all.
 fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
-    Ok(put_in_place(written(path, text)?, path)?)
+    Ok(put_in_place(write_temporary(path, text)?, path)?)
 }
 
-/// A file beside that one with this text, which nobody reads half written.
-fn written(path: &Path, text: &str) -> std::io::Result<tempfile::NamedTempFile> {
+/// Writes a text into a temporary file beside `path`, so that nobody reads it
+/// half written.
+fn write_temporary(path: &Path, text: &str) -> std::io::Result<tempfile::NamedTempFile> {
     write_unnamed(folder_of(path), ".master-key-", text)
 }
 
@@ -316,7 +318,7 @@ mod tests {
         let check = seal(1).check();
         assert!(seal(1).fits(&check) && seal(1).fits(&format!("{check}\n")));
         assert!(!seal(2).fits(&check) && !seal(1).fits("") && !seal(1).fits(&check[1..]));
-        assert!(!check.contains(&hex::encode(&[1; 4])));
+        assert!(!check.contains(&hex::encode([1; 4])));
         assert_eq!(format!("{:?}", seal(1)), "Seal");
     }
 
@@ -352,7 +354,7 @@ mod tests {
         let after = both.reseal(b"a", &before).unwrap();
         assert_eq!(both.reseal(b"b", &before), None, "nor does it help to move it");
         assert_ne!(after[..ID_BYTES], before[..ID_BYTES], "the key's id stands before what it sealed");
-        // Stopped in between, it goes on with the same new key.
+        // A rotation that was stopped continues with the same new key.
         let again = Seal::begin_rotation(&path).unwrap();
         assert_eq!(again.check(), both.check());
         Seal::end_rotation(&path).unwrap();
@@ -369,27 +371,27 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("master-key");
         let (old, _) = Seal::load_or_create(&path).unwrap();
-        let kept = old.new_link_key();
-        let key = old.link_key(&kept).unwrap();
+        let stored = old.new_link_key();
+        let key = old.link_key(&stored).unwrap();
         assert_ne!(key, old.link_key(&old.new_link_key()).unwrap());
-        let resealed = Seal::begin_rotation(&path).unwrap().reseal_link_key(&kept).unwrap();
+        let resealed = Seal::begin_rotation(&path).unwrap().reseal_link_key(&stored).unwrap();
         Seal::end_rotation(&path).unwrap();
         let new = Seal::read(&path).unwrap();
         assert_eq!(new.link_key(&resealed), Ok(key));
-        assert!(new.link_key(&kept).is_err() && new.reseal_link_key(&kept).is_err() && new.link_key("?").is_err());
+        assert!(new.link_key(&stored).is_err() && new.reseal_link_key(&stored).is_err() && new.link_key("?").is_err());
     }
 
     #[test]
     fn of_many_who_make_a_key_at_once_all_get_the_same() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("master-key");
-        let found: Vec<(String, bool)> = std::thread::scope(|scope| {
+        let results: Vec<(String, bool)> = std::thread::scope(|scope| {
             let one = || Seal::load_or_create(&path).map(|(seal, is_made)| (seal.check(), is_made)).unwrap();
             let all: Vec<_> = (0..16).map(|_| scope.spawn(one)).collect();
             all.into_iter().map(|one| one.join().unwrap()).collect()
         });
-        assert_eq!(found.iter().filter(|(_, is_made)| *is_made).count(), 1);
-        assert!(found.iter().all(|(check, _)| *check == found[0].0));
+        assert_eq!(results.iter().filter(|(_, is_made)| *is_made).count(), 1);
+        assert!(results.iter().all(|(check, _)| *check == results[0].0));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Accept: an event and all its deliveries become durable together.
+//! Accepts events: an event and all its deliveries become durable together.
 
 use std::sync::Arc;
 
@@ -15,18 +15,18 @@ use crate::store::{AcceptResult, BatchMode, Claim, Error, Result, RoutedEvent};
 pub fn accept(
     transaction: &mut WriteTransaction<'_>,
     events: &[RoutedEvent],
-    together: BatchMode,
+    mode: BatchMode,
 ) -> rusqlite::Result<Result<Vec<AcceptResult>>> {
-    // Only a batch can be half done when it meets a conflict.
-    let needs_savepoint = together == BatchMode::All && events.len() > 1;
+    // Only a batch of several events can be half written at a conflict.
+    let needs_savepoint = mode == BatchMode::All && events.len() > 1;
     if needs_savepoint {
         transaction.db.execute_batch("SAVEPOINT batch")?;
     }
-    let tallied = transaction.count_mark();
+    let count_mark = transaction.count_mark();
     let mut accepted = Vec::with_capacity(events.len());
     for new in events {
         let Some(tenant) = tenant_no(transaction, new) else {
-            // Nothing of one tenant's batch can be written before this.
+            // All events of a batch have one tenant, so nothing is written yet.
             return Ok(Err(Error::NotFound("tenant")));
         };
         accepted.push(accept_one(transaction, tenant, new)?);
@@ -37,7 +37,7 @@ pub fn accept(
         transaction.db.execute_batch(end)?;
         if conflict {
             accepted.iter_mut().for_each(discard_rolled_back);
-            transaction.undo_counts(tallied);
+            transaction.undo_counts(count_mark);
         }
     }
     Ok(Ok(accepted))
@@ -48,7 +48,8 @@ fn tenant_no(transaction: &WriteTransaction<'_>, new: &RoutedEvent) -> Option<i6
     index.tenant_no(&new.event.tenant)
 }
 
-/// What was rolled back may not be dispatched.
+/// Removes the claims of an event that was rolled back, so that they are not
+/// dispatched.
 fn discard_rolled_back(outcome: &mut AcceptResult) {
     if let AcceptResult::New { deliveries, claims } = outcome {
         *deliveries = 0;
@@ -56,14 +57,14 @@ fn discard_rolled_back(outcome: &mut AcceptResult) {
     }
 }
 
-/// Accepts one event of this tenant.
+/// Accepts one event of the tenant with this number.
 pub fn accept_one(
     transaction: &mut WriteTransaction<'_>,
     tenant: i64,
     new: &RoutedEvent,
 ) -> rusqlite::Result<AcceptResult> {
     // An endpoint that was deleted since the event was matched is no longer
-    // in the index; the event then simply has one delivery less.
+    // in the index; the event then has one delivery less.
     let targets: Vec<(i64, &Arc<Endpoint>)> = {
         let index = transaction.index.read();
         let number = |endpoint: &Endpoint| index.endpoint_entry(endpoint.id).map(|(no, _)| no);
@@ -131,11 +132,12 @@ fn seen_before(db: &Connection, tenant: i64, new: &RoutedEvent) -> rusqlite::Res
         .prepare_cached(sql)?
         .query_row(params![tenant, new.event.id.as_str()], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
     let accepted_at = at(accepted_at);
-    // An id of our own minting has no fingerprint, and whoever sends it back
-    // to us as theirs is not repeating themselves.
-    Ok(match fingerprint.is_some() && fingerprint == new.fingerprint {
-        true => AcceptResult::Duplicate { accepted_at, deliveries },
-        false => AcceptResult::Conflict { accepted_at },
+    // An id that the gateway made has no fingerprint. A producer that sends
+    // such an id is not repeating its own request.
+    Ok(if fingerprint.is_some() && fingerprint == new.fingerprint {
+        AcceptResult::Duplicate { accepted_at, deliveries }
+    } else {
+        AcceptResult::Conflict { accepted_at }
     })
 }
 
@@ -146,22 +148,23 @@ struct NewDelivery<'a> {
     event_no: i64,
     endpoint: &'a Endpoint,
     new: &'a RoutedEvent,
-    /// The event's.
+    /// Checksum of the event.
     checksum: i64,
 }
 
 impl NewDelivery<'_> {
-    /// Inserts the row; returns a claim when nothing holds the delivery back.
+    /// Inserts the row. Returns a claim unless the delivery waits behind
+    /// another one of its lane.
     fn insert(&self, db: &Connection) -> rusqlite::Result<Option<Claim>> {
         let RoutedEvent { event, due_at, expires_at, .. } = self.new;
         let now = millis(event.accepted_at);
         let lane = self.endpoint.lane(event.key.as_ref());
-        let place = match &lane {
+        let position = match &lane {
             Some(lane) => Some(self.join_lane(db, lane, now)?),
             None => None,
         };
-        let is_behind = place.is_some_and(|(_, is_behind)| is_behind);
-        let seq = place.map(|(seq, _)| seq);
+        let is_behind = position.is_some_and(|(_, is_behind)| is_behind);
+        let seq = position.map(|(seq, _)| seq);
         let format = self.endpoint.settings.format_for(&event.data);
         let due_at = due_at.filter(|_| lane.is_none()).unwrap_or(event.accepted_at);
         let sent = RequestColumns { no: self.no, created_at: now, format: format_code(format), seq };
@@ -199,8 +202,8 @@ impl NewDelivery<'_> {
         }))
     }
 
-    /// Takes the next place in the lane: its number, and whether someone
-    /// stands before it.
+    /// Takes the next position in the lane. Returns its sequence number, and
+    /// whether another delivery is before it.
     fn join_lane(&self, db: &Connection, lane: &str, now: i64) -> rusqlite::Result<(i64, bool)> {
         db.prepare_cached(
             "INSERT INTO lanes (endpoint, lane, last_seq, head, head_since, touched_at)
@@ -216,6 +219,6 @@ impl NewDelivery<'_> {
             Ok((row.get(0)?, row.get::<_, i64>(1)? != self.no))
         })
         .optional()
-        .map(|place| place.expect("an upsert returns its row"))
+        .map(|position| position.expect("an upsert returns its row"))
     }
 }

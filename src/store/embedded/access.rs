@@ -1,4 +1,4 @@
-//! Tokens and the audit log, in tables of their own.
+//! Stores tokens and the audit log in tables of their own.
 
 use std::sync::Arc;
 
@@ -20,11 +20,11 @@ use crate::store::{AccessStore, AuditQuery, Error, ListPage, PageRequest, Result
 const TOKEN: &str = "k.id, t.id, k.name, k.rights, k.hash, k.created_at, k.expires_at, k.used_at
                      FROM tokens k LEFT JOIN tenants t ON t.no = k.tenant";
 
-/// Whether a token is one of those asked for: of the tenant `?2` or of any, and
-/// with `?3` of the gateway.
-const IS_ONE: &str = "(t.id = coalesce(?2, t.id) OR ?3 AND k.tenant IS NULL)";
+/// SQL condition that a token is in a [`TokenScope`]: it belongs to the tenant
+/// `?2`, or to any tenant if that is NULL, or with `?3` to the gateway.
+const IN_SCOPE: &str = "(t.id = coalesce(?2, t.id) OR ?3 AND k.tenant IS NULL)";
 
-/// Takes every token into the index.
+/// Loads every token into the index.
 pub fn load(db: &Connection, index: &mut CatalogIndex) -> rusqlite::Result<()> {
     let mut statement = db.prepare(&format!("SELECT {TOKEN} WHERE t.deleted_at IS NULL"))?;
     let mut rows = statement.query([])?;
@@ -48,7 +48,7 @@ fn token_from(row: &Row<'_>) -> rusqlite::Result<Token> {
 }
 
 impl WriteTransaction<'_> {
-    /// Records a deed, if somebody asked for this.
+    /// Records an action in the audit log, if this job has a caller.
     pub fn record(&self, tenant: i64, audited: &AuditedAction) -> rusqlite::Result<()> {
         let Some(caller) = &self.caller else { return Ok(()) };
         let entry = AuditEntry::of(caller, audited, draw());
@@ -57,7 +57,7 @@ impl WriteTransaction<'_> {
         self.db.prepare_cached(sql)?.execute(bound).map(|_| ())
     }
 
-    /// Records what was done to an endpoint, by its number.
+    /// Records an action on the endpoint with this number.
     pub fn record_of_endpoint(&self, endpoint: i64, audited: &AuditedAction) -> rusqlite::Result<()> {
         if self.caller.is_none() {
             return Ok(());
@@ -67,23 +67,23 @@ impl WriteTransaction<'_> {
         self.record(tenant, audited)
     }
 
-    /// The number that a deed is recorded with: the tenant's, or that of the
-    /// tenant for what concerns the gateway itself.
-    fn recorded_with(&self, tenant: Option<i64>) -> rusqlite::Result<i64> {
+    /// Returns the tenant number that an action is recorded under: the tenant's
+    /// own, or that of the system tenant for what concerns the gateway itself.
+    fn audit_tenant(&self, tenant: Option<i64>) -> rusqlite::Result<i64> {
         match tenant {
             Some(tenant) => Ok(tenant),
             None => Ok(self.tenant_no(&TenantId::system())?.unwrap_or(0)),
         }
     }
 
-    /// The number of a tenant that is there.
+    /// Returns the number of a tenant that is not deleted.
     fn tenant_no(&self, id: &TenantId) -> rusqlite::Result<Option<i64>> {
         let sql = "SELECT no FROM tenants WHERE id = ? AND deleted_at IS NULL";
         self.db.query_row(sql, [id.as_str()], |row| row.get(0)).optional()
     }
 }
 
-/// Where the last page of a list ended.
+/// Returns the id at which the last page of a list ended.
 fn page_end<T: std::str::FromStr>(page: &PageRequest) -> Result<Option<T>> {
     page.cursor.as_deref().map(|text| text.parse().map_err(|_| Error::NotFound("cursor"))).transpose()
 }
@@ -125,28 +125,28 @@ impl AccessStore for EmbeddedStore {
                 )?;
                 let audited = AuditedAction::new(AuditAction::TokenCreated, &token.recorded_with(), token.id);
                 let rights = token.rights.iter().map(|right| right.to_string()).collect();
-                transaction.record(transaction.recorded_with(tenant.flatten())?, &audited.changing(rights))?;
+                transaction.record(transaction.audit_tenant(tenant.flatten())?, &audited.changing(rights))?;
                 transaction.after_commit(move |index| index.put_token(Arc::new(token)));
                 Ok(Ok(()))
             })
             .await?
     }
 
-    async fn revoke_token(&self, id: TokenId, whose: TokenScope, _: Timestamp) -> Result<()> {
+    async fn revoke_token(&self, id: TokenId, scope: TokenScope, _: Timestamp) -> Result<()> {
         self.writer
             .write(move |transaction| {
-                let sql = format!("SELECT k.tenant, {TOKEN} WHERE k.id = ?1 AND {IS_ONE}");
-                let (tenant, with_gateways) = whose.columns();
+                let sql = format!("SELECT k.tenant, {TOKEN} WHERE k.id = ?1 AND {IN_SCOPE}");
+                let (tenant, with_gateways) = scope.columns();
                 let bound = params![id_bytes(id.0), tenant, with_gateways];
-                let found = transaction.db.query_row(&sql, bound, |row| Ok((row.get(0)?, row.get(2)?))).optional()?;
-                let Some((no, tenant)): Option<(Option<i64>, Option<String>)> = found else {
+                let row = transaction.db.query_row(&sql, bound, |row| Ok((row.get(0)?, row.get(2)?))).optional()?;
+                let Some((no, tenant)): Option<(Option<i64>, Option<String>)> = row else {
                     return Ok(Err(Error::NotFound("token")));
                 };
                 transaction.db.execute("DELETE FROM tokens WHERE id = ?", [id_bytes(id.0)])?;
                 let tenant = tenant.map(|id| id.parse().expect("stored tenant ids were checked"));
                 let audited =
                     AuditedAction::new(AuditAction::TokenRevoked, &tenant.unwrap_or_else(TenantId::system), id);
-                transaction.record(transaction.recorded_with(no)?, &audited)?;
+                transaction.record(transaction.audit_tenant(no)?, &audited)?;
                 transaction.after_commit(move |index| index.remove_token(id));
                 Ok(Ok(()))
             })
@@ -166,17 +166,18 @@ impl AccessStore for EmbeddedStore {
             .await
     }
 
-    async fn tokens(&self, whose: TokenScope, page: PageRequest) -> Result<ListPage<Token>> {
+    async fn tokens(&self, scope: TokenScope, page: PageRequest) -> Result<ListPage<Token>> {
         let below = page_end::<TokenId>(&page)?;
         self.read(move |db| {
             let sql = format!(
-                "SELECT {TOKEN} WHERE t.deleted_at IS NULL AND k.id < ?1 AND {IS_ONE} ORDER BY k.id DESC LIMIT ?4"
+                "SELECT {TOKEN} WHERE t.deleted_at IS NULL AND k.id < ?1 AND {IN_SCOPE} ORDER BY k.id DESC LIMIT ?4"
             );
             let below = below.map_or([0xff; 16], |below| id_bytes(below.0));
-            let (tenant, with_gateways) = whose.columns();
+            let (tenant, with_gateways) = scope.columns();
             let bound = params![below, tenant, with_gateways, one_more(&page)];
-            let found = db.prepare_cached(&sql)?.query_map(bound, token_from)?.collect::<rusqlite::Result<Vec<_>>>()?;
-            Ok(ListPage::truncate(found, page.limit, |token| token.id.to_string()))
+            let tokens =
+                db.prepare_cached(&sql)?.query_map(bound, token_from)?.collect::<rusqlite::Result<Vec<_>>>()?;
+            Ok(ListPage::truncate(tokens, page.limit, |token| token.id.to_string()))
         })
         .await
     }
@@ -190,10 +191,10 @@ impl AccessStore for EmbeddedStore {
             .await
     }
 
-    async fn audit(&self, ask: AuditQuery, page: PageRequest) -> Result<ListPage<AuditEntry>> {
-        let (first, end) = ask.bounds(page_end::<AuditId>(&page)?);
+    async fn audit(&self, query: AuditQuery, page: PageRequest) -> Result<ListPage<AuditEntry>> {
+        let (first, end) = query.bounds(page_end::<AuditId>(&page)?);
         self.read(move |db| {
-            let is_of = match (&ask.tenant, ask.is_present_only) {
+            let is_of = match (&query.tenant, query.is_present_only) {
                 (None, _) => "?4 IS NULL",
                 (Some(_), false) => "tenant_id = ?4",
                 (Some(_), true) => {
@@ -203,25 +204,25 @@ impl AccessStore for EmbeddedStore {
             let sql = format!(
                 "SELECT id, record FROM audit WHERE id >= ?1 AND id < ?2 AND {is_of} ORDER BY id DESC LIMIT ?3"
             );
-            let tenant = ask.tenant.as_ref().map(TenantId::as_str);
+            let tenant = query.tenant.as_ref().map(TenantId::as_str);
             let bound = params![id_bytes(first.0), id_bytes(end.0), one_more(&page), tenant];
             let mut statement = db.prepare_cached(&sql)?;
-            let found = statement.query_map(bound, |row| {
+            let entries = statement.query_map(bound, |row| {
                 Ok(AuditEntry { id: AuditId(uuid_of(row.get(0)?)), record: from_json(&row.get::<_, String>(1)?) })
             })?;
-            let found = found.collect::<rusqlite::Result<Vec<_>>>()?;
-            Ok(ListPage::truncate(found, page.limit, |entry| entry.id.to_string()))
+            let entries = entries.collect::<rusqlite::Result<Vec<_>>>()?;
+            Ok(ListPage::truncate(entries, page.limit, |entry| entry.id.to_string()))
         })
         .await
     }
 
-    async fn forget_audit(&self, before: Timestamp, most: usize) -> Result<usize> {
+    async fn forget_audit(&self, before: Timestamp, limit: usize) -> Result<usize> {
         let (_, end) = AuditQuery { until: Some(before), ..AuditQuery::default() }.bounds(None);
-        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         self.writer
             .write_later(move |transaction| {
                 let sql = "DELETE FROM audit WHERE id IN (SELECT id FROM audit WHERE id < ? ORDER BY id LIMIT ?)";
-                transaction.db.execute(sql, params![id_bytes(end.0), most])
+                transaction.db.execute(sql, params![id_bytes(end.0), limit])
             })
             .await
     }

@@ -1,6 +1,6 @@
-//! Tenants and endpoints, durable in tables and readable from memory.
+//! Stores tenants and endpoints in tables, and reads them from memory.
 //!
-//! The index is changed by the writer alone.
+//! Only the writer changes the index in memory.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,13 +22,22 @@ use crate::store::catalog_index::CatalogIndex;
 use crate::store::seal::Seal;
 use crate::store::{Catalog, EndpointChange, EndpointChanged, Error, Result};
 
-/// Reads everything that is not deleted.
+/// Loads everything that is not deleted into an index.
 pub fn load(db: &Connection, seal: &Seal) -> rusqlite::Result<CatalogIndex> {
     let mut index = CatalogIndex::default();
+    let tenants = load_tenants(db, &mut index)?;
+    load_endpoints(db, seal, &tenants, &mut index)?;
+    load_counts(db, &tenants, &mut index)?;
+    super::access::load(db, &mut index)?;
+    Ok(index)
+}
+
+/// Loads the tenants. Returns their ids by number.
+fn load_tenants(db: &Connection, index: &mut CatalogIndex) -> rusqlite::Result<HashMap<i64, TenantId>> {
     let mut by_no = HashMap::new();
-    let mut rows =
+    let mut statement =
         db.prepare("SELECT no, id, name, defaults, created_at, quota, limits FROM tenants WHERE deleted_at IS NULL")?;
-    let mut rows = rows.query([])?;
+    let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
         let tenant = Tenant {
             id: row.get::<_, String>(1)?.parse().expect("stored tenant ids were checked"),
@@ -41,15 +50,25 @@ pub fn load(db: &Connection, seal: &Seal) -> rusqlite::Result<CatalogIndex> {
         by_no.insert(row.get::<_, i64>(0)?, tenant.id.clone());
         index.put_tenant(row.get(0)?, Arc::new(tenant));
     }
+    Ok(by_no)
+}
+
+/// Loads the endpoints of these tenants, with their secrets.
+fn load_endpoints(
+    db: &Connection,
+    seal: &Seal,
+    tenants: &HashMap<i64, TenantId>,
+    index: &mut CatalogIndex,
+) -> rusqlite::Result<()> {
     let mut secrets = load_secrets(db, seal)?;
-    let mut rows = db.prepare(
+    let mut statement = db.prepare(
         "SELECT no, id, tenant, settings, standing, created_at, updated_at, quiet_until, health, mailed_at, urls
              FROM endpoints WHERE deleted_at IS NULL",
     )?;
-    let mut rows = rows.query([])?;
+    let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
         let no: i64 = row.get(0)?;
-        let Some(tenant) = by_no.get(&row.get(2)?) else { continue };
+        let Some(tenant) = tenants.get(&row.get(2)?) else { continue };
         let id = EndpointId(uuid_of(row.get(1)?));
         let settings = open_settings(seal, id, &row.get::<_, Vec<u8>>(3)?)?;
         let endpoint = Endpoint {
@@ -69,35 +88,40 @@ pub fn load(db: &Connection, seal: &Seal) -> rusqlite::Result<CatalogIndex> {
         };
         index.put_endpoint(no, Arc::new(endpoint));
     }
-    let mut rows = db.prepare(
+    Ok(())
+}
+
+/// Counts the waiting deliveries of each endpoint and the stored bytes of each
+/// tenant.
+fn load_counts(db: &Connection, tenants: &HashMap<i64, TenantId>, index: &mut CatalogIndex) -> rusqlite::Result<()> {
+    let mut statement = db.prepare(
         "SELECT endpoint, count(*) FROM deliveries INDEXED BY deliveries_due WHERE state = 0 GROUP BY endpoint",
     )?;
-    let mut rows = rows.query([])?;
+    let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
         index.count_waiting(row.get(0)?, row.get(1)?);
     }
-    let mut rows = db.prepare("SELECT tenant, sum(bytes) FROM stored GROUP BY tenant")?;
-    let mut rows = rows.query([])?;
+    let mut statement = db.prepare("SELECT tenant, sum(bytes) FROM stored GROUP BY tenant")?;
+    let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
-        if by_no.contains_key(&row.get(0)?) {
+        if tenants.contains_key(&row.get(0)?) {
             index.count_stored(row.get(0)?, row.get(1)?);
         }
     }
-    super::access::load(db, &mut index)?;
-    Ok(index)
+    Ok(())
 }
 
 fn load_secrets(db: &Connection, seal: &Seal) -> rusqlite::Result<HashMap<i64, Vec<Secret>>> {
     let mut secrets: HashMap<i64, Vec<Secret>> = HashMap::new();
-    let mut rows = db.prepare(
+    let mut statement = db.prepare(
         "SELECT s.endpoint, s.id, s.sealed, s.created_at, s.expires_at, p.id
          FROM secrets s JOIN endpoints p ON p.no = s.endpoint ORDER BY s.created_at DESC, s.id DESC",
     )?;
-    let mut rows = rows.query([])?;
+    let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
         let (id, expires_at) = (SecretId(uuid_of(row.get(1)?)), row.get::<_, Option<i64>>(4)?.map(at));
-        let kept = open_secret(seal, EndpointId(uuid_of(row.get(5)?)), id, &row.get::<_, Vec<u8>>(2)?)?;
-        let secret = Secret::from_kept(id, &kept, at(row.get(3)?), expires_at);
+        let text = open_secret(seal, EndpointId(uuid_of(row.get(5)?)), id, &row.get::<_, Vec<u8>>(2)?)?;
+        let secret = Secret::from_kept(id, &text, at(row.get(3)?), expires_at);
         secrets.entry(row.get(0)?).or_default().push(secret);
     }
     Ok(secrets)
@@ -310,7 +334,7 @@ impl Catalog for EmbeddedStore {
                 if endpoint.tenant != tenant {
                     return Ok(Err(Error::NotFound("endpoint")));
                 }
-                // Its secrets are of no more use to anyone.
+                // A deleted endpoint needs its secrets no more.
                 transaction.db.execute("DELETE FROM secrets WHERE endpoint = ?", [no])?;
                 let sql = "UPDATE endpoints SET deleted_at = ? WHERE no = ?";
                 transaction.db.execute(sql, params![millis(now), no])?;

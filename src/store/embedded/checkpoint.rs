@@ -1,10 +1,10 @@
-//! Folds the log into the file while it grows, beside the writer.
+//! Checkpoints SQLite's write-ahead log on a thread of its own.
 //!
-//! Left to the writer, that is done all at once by whichever commit makes the
-//! log too long, and everyone waits for it: a tenth of a second and more.
-//! Done here, a little at a time, only a remainder is left to the writer.
-//! What was expunged may not stay in the log either, so that is emptied once
-//! nobody reads it.
+//! If it were left to the writer, the commit that makes the log too long would
+//! checkpoint all of it while every caller waits, for a tenth of a second and
+//! more. Here it is done a little at a time, and only a remainder is left to
+//! the writer. Data that was expunged must not stay in the log either, so the
+//! log is emptied as soon as nobody reads it.
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::Arc;
@@ -16,12 +16,13 @@ use tracing::warn;
 
 use super::writer::failure_of;
 
-/// After so many jobs there is something to fold.
+/// Number of jobs written before the next checkpoint.
 const JOBS: usize = 1_000;
-/// How long emptying the log waits for readers, and between two tries.
+/// How long a try to empty the log waits for readers, and the pause between two
+/// tries.
 const WIPE_PATIENCE: Duration = Duration::from_millis(50);
 
-/// Tells the folder that something was written.
+/// Tells the checkpointer how much was written.
 #[derive(Clone, Default)]
 pub struct CheckpointTrigger(Arc<CheckpointerShared>);
 
@@ -33,35 +34,37 @@ struct CheckpointerShared {
 
 #[derive(Default)]
 struct CheckpointerState {
+    /// Jobs written since the last checkpoint.
     written: usize,
-    is_wiped: bool,
+    /// Whether the log must be emptied: it holds data that was expunged.
+    must_empty: bool,
     is_over: bool,
 }
 
-/// The thread that folds. Dropped, it ends by itself.
+/// The checkpointing thread. It ends when this is dropped.
 pub struct Checkpointer {
     trigger: CheckpointTrigger,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Checkpointer {
-    /// Starts folding on a connection of its own.
-    pub fn start(folding: CheckpointTrigger, db: Connection) -> Self {
-        let told = folding.clone();
+    /// Starts the thread on a connection of its own.
+    pub fn start(trigger: CheckpointTrigger, db: Connection) -> Self {
+        let waiting = trigger.clone();
         let thread = std::thread::Builder::new()
-            .name("store-fold".into())
-            .spawn(move || told.run(&db))
+            .name("checkpointer".into())
+            .spawn(move || waiting.run(&db))
             .expect("a thread can be started");
-        Self { trigger: folding, thread: Some(thread) }
+        Self { trigger, thread: Some(thread) }
     }
 
-    /// Empties the log soon: it holds what was expunged.
+    /// Asks for the log to be emptied soon, because it holds expunged data.
     pub fn empty_log(&self) {
-        self.trigger.state().is_wiped = true;
+        self.trigger.state().must_empty = true;
         self.trigger.0.more.notify_one();
     }
 
-    /// Returns once its connection is closed.
+    /// Ends the thread and returns once its connection is closed.
     pub fn end(mut self) {
         self.trigger.end();
         if let Some(thread) = self.thread.take() {
@@ -77,7 +80,7 @@ impl Drop for Checkpointer {
 }
 
 impl CheckpointTrigger {
-    /// So many jobs were written.
+    /// Counts jobs that were written.
     pub fn jobs_written(&self, jobs: usize) {
         let mut state = self.state();
         state.written += jobs;
@@ -97,32 +100,35 @@ impl CheckpointTrigger {
 
     fn run(&self, db: &Connection) {
         loop {
-            let is_wiped = {
-                let is_idle = |state: &mut CheckpointerState| state.written < JOBS && !state.is_wiped && !state.is_over;
+            let must_empty = {
+                let is_idle =
+                    |state: &mut CheckpointerState| state.written < JOBS && !state.must_empty && !state.is_over;
                 let mut state = self.state();
                 self.0.more.wait_while(&mut state, is_idle);
                 if state.is_over {
                     return;
                 }
                 state.written = 0;
-                std::mem::take(&mut state.is_wiped)
+                std::mem::take(&mut state.must_empty)
             };
-            // It waits for nobody: what a reader or the writer needs is left for later.
-            let folded = match is_wiped {
-                false => db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())),
-                true => self.empty(db),
+            let checkpointed = if must_empty {
+                self.empty(db)
+            } else {
+                // PASSIVE waits for nobody: frames that a reader or the writer
+                // needs are left for later.
+                db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
             };
-            if let Err(problem) = folded {
-                // A disk that fails ends the process here.
+            if let Err(problem) = checkpointed {
+                // `failure_of` ends the process if the disk failed.
                 let failure = failure_of(&problem);
-                warn!("the log could not be folded into the store, and is tried again later: {failure}");
+                warn!("checkpoint of the write-ahead log failed; it is tried again later: {failure}");
             }
         }
     }
 
-    /// Folds the whole log and empties it, as soon as nobody reads it.
+    /// Checkpoints the whole log and empties it, as soon as nobody reads it.
     fn empty(&self, db: &Connection) -> rusqlite::Result<()> {
-        // Whoever waits for this one holds up the writer, so it never waits long.
+        // The writer waits while this checkpoint waits, so it never waits long.
         db.busy_timeout(WIPE_PATIENCE)?;
         let emptied = loop {
             match db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get::<_, bool>(0)) {
@@ -157,17 +163,17 @@ mod tests {
             db.execute("INSERT INTO t VALUES (?)", ["x".repeat(4_000)]).unwrap();
         }
         let size = || std::fs::metadata(&path).unwrap().len();
-        let folding = CheckpointTrigger::default();
-        let folder = Checkpointer::start(folding.clone(), open());
-        folding.jobs_written(JOBS - 1);
+        let trigger = CheckpointTrigger::default();
+        let checkpointer = Checkpointer::start(trigger.clone(), open());
+        trigger.jobs_written(JOBS - 1);
         let before = size();
         assert!(before < 100_000, "all of it is in the log");
-        folding.jobs_written(1);
+        trigger.jobs_written(1);
         let until = Instant::now() + Duration::from_secs(20);
         while size() < 400_000 {
-            assert!(Instant::now() < until, "it is not folded");
+            assert!(Instant::now() < until, "there was no checkpoint");
             std::thread::yield_now();
         }
-        folder.end();
+        checkpointer.end();
     }
 }

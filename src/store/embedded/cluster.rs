@@ -1,4 +1,4 @@
-//! A cluster of one: this process owns every shard for ever.
+//! The cluster of an embedded store: one process that owns every shard.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::store::{Cluster, ClusterEvent, ClusterState, NodeState, ONLY_EPOCH, R
 #[async_trait]
 impl Cluster for EmbeddedStore {
     fn cluster_events(&self) -> mpsc::UnboundedReceiver<ClusterEvent> {
-        // Nobody else is there to tell anything of.
+        // There is no other node, so nothing is ever sent.
         mpsc::unbounded_channel().1
     }
 

@@ -1,4 +1,4 @@
-//! An endpoint's row: how it is changed by people, and by its receiver.
+//! Changes an endpoint's row, for people and for what its receiver answers.
 
 use std::sync::Arc;
 
@@ -20,8 +20,9 @@ use crate::store::plan::endpoint::{self as plan, is_only_health};
 use crate::store::seal::{Seal, SealError, about_secret, about_settings, about_urls};
 use crate::store::{Claim, EndpointChange, EndpointChanged, EndpointUpdate, Result};
 
-/// An endpoint as the transaction sees it. Changes of the same transaction
-/// are in the tables already, but not yet in the index, so the tables decide.
+/// Returns an endpoint as the transaction sees it. Changes of the same
+/// transaction are in the tables, but not yet in the index, so the tables
+/// decide.
 pub fn current(transaction: &WriteTransaction<'_>, id: EndpointId) -> rusqlite::Result<Option<(i64, Endpoint)>> {
     let known = {
         let index = transaction.index.read();
@@ -63,29 +64,29 @@ fn secrets(transaction: &WriteTransaction<'_>, no: i64, endpoint: EndpointId) ->
         .prepare_cached(sql)?
         .query_map([no], |row| {
             let (id, expires_at) = (SecretId(uuid_of(row.get(0)?)), row.get::<_, Option<i64>>(3)?.map(at));
-            let kept = open_secret(transaction.seal, endpoint, id, &row.get::<_, Vec<u8>>(1)?)?;
-            Ok(Secret::from_kept(id, &kept, at(row.get(2)?), expires_at))
+            let text = open_secret(transaction.seal, endpoint, id, &row.get::<_, Vec<u8>>(1)?)?;
+            Ok(Secret::from_kept(id, &text, at(row.get(2)?), expires_at))
         })?
         .collect()
 }
 
-/// An endpoint's settings, as they are kept.
+/// Seals an endpoint's settings for storage.
 pub fn seal_settings(seal: &Seal, endpoint: &Endpoint) -> Vec<u8> {
     seal.seal(&about_settings(endpoint.id), &to_json(&endpoint.settings))
 }
 
-/// An endpoint's settings, opened.
+/// Opens an endpoint's stored settings.
 pub fn open_settings(seal: &Seal, endpoint: EndpointId, sealed: &[u8]) -> rusqlite::Result<EndpointSettings> {
     let text = seal.open(&about_settings(endpoint), sealed);
-    text.map(|text| from_json(&text)).ok_or_else(|| unopened(format!("what is kept of endpoint {endpoint}")))
+    text.map(|text| from_json(&text)).ok_or_else(|| seal_error(format!("what is kept of endpoint {endpoint}")))
 }
 
-/// The URLs an endpoint has had, as they are kept.
+/// Seals the URLs that an endpoint has had, for storage.
 pub fn seal_urls(seal: &Seal, endpoint: &Endpoint) -> Vec<u8> {
     seal.seal(&about_urls(endpoint.id), &to_json(&endpoint.urls))
 }
 
-/// The URLs an endpoint has had, opened. Older versions kept none.
+/// Opens the stored URLs that an endpoint has had. Older versions stored none.
 pub fn open_urls(
     seal: &Seal,
     endpoint: EndpointId,
@@ -94,20 +95,20 @@ pub fn open_urls(
 ) -> rusqlite::Result<UrlVersions> {
     let Some(sealed) = sealed else { return Ok(UrlVersions::first(&settings.url)) };
     let text = seal.open(&about_urls(endpoint), &sealed);
-    let urls = text.ok_or_else(|| unopened(format!("what is kept of endpoint {endpoint}")))?;
+    let urls = text.ok_or_else(|| seal_error(format!("what is kept of endpoint {endpoint}")))?;
     Ok(from_json::<UrlVersions>(&urls).with(&settings.url))
 }
 
-/// Both halves of a secret, opened.
+/// Opens both halves of a secret.
 pub fn open_secret(seal: &Seal, endpoint: EndpointId, id: SecretId, sealed: &[u8]) -> rusqlite::Result<String> {
-    seal.open(&about_secret(endpoint), sealed).ok_or_else(|| unopened(format!("secret {id} of endpoint {endpoint}")))
+    seal.open(&about_secret(endpoint), sealed).ok_or_else(|| seal_error(format!("secret {id} of endpoint {endpoint}")))
 }
 
-fn unopened(what: String) -> rusqlite::Error {
+fn seal_error(what: String) -> rusqlite::Error {
     rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Blob, Box::new(SealError(what)))
 }
 
-/// Writes an endpoint back, and shows it once that is durable.
+/// Writes an endpoint back, and puts it into the index after the commit.
 fn save(transaction: &mut WriteTransaction<'_>, no: i64, endpoint: Endpoint) -> rusqlite::Result<Arc<Endpoint>> {
     transaction.db.execute(
         "UPDATE endpoints SET settings = ?, standing = ?, updated_at = ?, quiet_until = ?, health = ?, mailed_at = ?,
@@ -130,7 +131,7 @@ fn save(transaction: &mut WriteTransaction<'_>, no: i64, endpoint: Endpoint) -> 
     Ok(endpoint)
 }
 
-/// Makes a change that was asked for.
+/// Makes a change that a person asked for.
 pub fn change(
     transaction: &mut WriteTransaction<'_>,
     no: i64,
@@ -170,12 +171,13 @@ pub fn change(
             freed.extend(lane_event(transaction, dead, false, now)?);
         }
     }
-    let told = std::mem::take(&mut transaction.operational_events);
-    Ok(Ok(EndpointChanged { endpoint, endpoint_events: effects.endpoint_events, freed, operational_events: told }))
+    let operational_events = std::mem::take(&mut transaction.operational_events);
+    Ok(Ok(EndpointChanged { endpoint, endpoint_events: effects.endpoint_events, freed, operational_events }))
 }
 
-/// Does what the answer of the receiver at this version of the URL means for the endpoint;
-/// returns what of it changed anything, and what tells of it.
+/// Applies to an endpoint what its receiver's answer means for it. The answer
+/// came from the URL of this version. Returns the part of the update that
+/// changed something, and the claims of the operational events about it.
 pub fn apply_endpoint_update(
     transaction: &mut WriteTransaction<'_>,
     id: EndpointId,
@@ -200,8 +202,8 @@ pub fn apply_endpoint_update(
     Ok((applied, freed))
 }
 
-/// Keeps how an endpoint is doing, if that is newer than what is known. The
-/// way of every failed attempt, so it touches nothing else.
+/// Stores the health of an endpoint, if it is newer than the stored one. Every
+/// failed attempt comes here, so nothing else is touched.
 fn keep_health(
     transaction: &mut WriteTransaction<'_>,
     id: EndpointId,
@@ -223,7 +225,7 @@ fn keep_health(
     Ok(())
 }
 
-/// Adds a secret, sealed.
+/// Seals a secret and inserts it.
 pub fn insert_secret(
     transaction: &WriteTransaction<'_>,
     no: i64,

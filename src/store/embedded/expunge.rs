@@ -1,4 +1,4 @@
-//! Forgets what an event carried, and nothing else of it.
+//! Expunges events: deletes an event's data and leaves its record.
 
 use rusqlite::{OptionalExtension, params};
 
@@ -8,8 +8,9 @@ use crate::model::id::{EventId, TenantId};
 use crate::store::codes::EXPUNGED;
 use crate::store::{Error, Result};
 
-/// Forgets an event's data, and what receivers answered to it, if nothing of
-/// it waits. The bytes are overwritten in the pages they stood in.
+/// Deletes an event's data, and what receivers answered to it. Returns whether
+/// it was done: not while a delivery of the event waits. The bytes are
+/// overwritten in their pages.
 pub fn expunge(
     transaction: &mut WriteTransaction<'_>,
     tenant: &TenantId,
@@ -18,22 +19,23 @@ pub fn expunge(
     let db = transaction.db;
     let sql = "SELECT e.no, e.first_delivery, e.first_delivery + e.deliveries, t.no, e.accepted_at, length(e.data) FROM events e
                JOIN tenants t ON t.no = e.tenant WHERE t.id = ? AND t.deleted_at IS NULL AND e.id = ?";
-    let found: Option<(i64, i64, i64, i64, i64, i64)> = db
+    let row: Option<(i64, i64, i64, i64, i64, i64)> = db
         .query_row(sql, params![tenant.as_str(), id.as_str()], |row| {
             Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?))
         })
         .optional()?;
-    let Some((no, first, below, tenant_no, accepted_at, bytes)) = found else {
+    let Some((no, first, below, tenant_no, accepted_at, bytes)) = row else {
         return Ok(Err(Error::NotFound("event")));
     };
-    // What waits for an endpoint that was deleted is cancelled already, swept or not.
+    // Deliveries that wait for a deleted endpoint count as cancelled, even
+    // before the sweep has changed their rows.
     let sql = "SELECT EXISTS (SELECT 1 FROM deliveries d JOIN endpoints p ON p.no = d.endpoint
                WHERE d.no >= ? AND d.no < ? AND d.state = 0 AND p.deleted_at IS NULL)";
     if db.query_row(sql, [first, below], |row| row.get(0))? {
         return Ok(Ok(false));
     }
     transaction.record(tenant_no, &AuditedAction::new(AuditAction::EventExpunged, tenant, id))?;
-    // What was freed is zeroed, for as long as this takes.
+    // Freed pages are overwritten with zeros until this is switched off again.
     db.execute_batch("PRAGMA secure_delete = ON")?;
     let wiped = wipe(transaction, no, first, below);
     db.execute_batch("PRAGMA secure_delete = OFF")?;

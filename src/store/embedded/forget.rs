@@ -1,7 +1,7 @@
-//! Forgets what has been kept long enough, a little at a time.
+//! Deletes what is past its retention, a little at a time.
 //!
-//! A reader finds what may go; the writer looks again and deletes it, in
-//! transactions small enough that no event waits noticeably behind one.
+//! A reader finds the candidates; the writer checks them again and deletes
+//! them, in transactions small enough that no event waits noticeably for one.
 
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -11,53 +11,54 @@ use crate::model::limits::stored_bytes;
 use crate::store::codes::UNMATCHED;
 use crate::store::{ForgottenCounts, RetentionHorizon};
 
-/// What one step may delete.
+/// Events that one step of retention may delete.
 #[derive(Debug, Default)]
 pub struct ForgetCandidates {
+    /// Number, first delivery and count of deliveries of each event.
     events: Vec<(i64, i64, i64)>,
     next: Option<u64>,
 }
 
-/// Looks at the next events, oldest first, and picks those old enough.
+/// Reads the next events, oldest first, and picks those that are old enough.
 pub fn find_candidates(db: &Connection, horizon: &RetentionHorizon) -> rusqlite::Result<ForgetCandidates> {
     let mut statement = db.prepare_cached(
         "SELECT no, first_delivery, deliveries, accepted_at FROM events WHERE no > ? ORDER BY no LIMIT ?",
     )?;
     let mut rows = statement.query(params![horizon.after as i64, horizon.step as i64])?;
-    let mut found = ForgetCandidates::default();
+    let mut candidates = ForgetCandidates::default();
     let mut seen = 0;
     while let Some(row) = rows.next()? {
         let (no, accepted_at): (i64, i64) = (row.get(0)?, row.get(3)?);
         if accepted_at >= millis(horizon.finished_before) {
-            return Ok(is_last_page(found));
+            return Ok(last_page(candidates));
         }
         seen += 1;
-        found.next = Some(no as u64);
-        found.events.push((no, row.get(1)?, row.get(2)?));
+        candidates.next = Some(no as u64);
+        candidates.events.push((no, row.get(1)?, row.get(2)?));
     }
     if seen < horizon.step {
-        return Ok(is_last_page(found));
+        return Ok(last_page(candidates));
     }
-    Ok(found)
+    Ok(candidates)
 }
 
-fn is_last_page(found: ForgetCandidates) -> ForgetCandidates {
-    ForgetCandidates { next: None, ..found }
+fn last_page(candidates: ForgetCandidates) -> ForgetCandidates {
+    ForgetCandidates { next: None, ..candidates }
 }
 
-/// Deletes what is finished and old enough; an event goes with its last
-/// delivery.
+/// Deletes deliveries that are finished and old enough. An event is deleted
+/// with its last delivery.
 pub fn forget(
     transaction: &mut WriteTransaction<'_>,
-    found: &ForgetCandidates,
+    candidates: &ForgetCandidates,
     horizon: &RetentionHorizon,
 ) -> rusqlite::Result<ForgottenCounts> {
     let db = transaction.db;
-    let mut forgotten = ForgottenCounts { next: found.next, ..ForgottenCounts::default() };
-    for (event, first, count) in &found.events {
+    let mut forgotten = ForgottenCounts { next: candidates.next, ..ForgottenCounts::default() };
+    for (event, first, count) in &candidates.events {
         let range = (*first, first + count);
         forgotten.deliveries += forget_deliveries(db, range, horizon)?;
-        let gone: Option<(i64, i64, u32, u32)> = db
+        let deleted: Option<(i64, i64, u32, u32)> = db
             .prepare_cached(
                 "DELETE FROM events WHERE no = ?1 AND accepted_at < ?2
                  AND NOT EXISTS (SELECT 1 FROM deliveries WHERE no >= ?3 AND no < ?4)
@@ -67,7 +68,7 @@ pub fn forget(
                 Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
             })
             .optional()?;
-        if let Some((tenant, accepted_at, data, deliveries)) = gone {
+        if let Some((tenant, accepted_at, data, deliveries)) = deleted {
             forgotten.events += 1;
             transaction.count_stored(
                 tenant,
@@ -79,35 +80,35 @@ pub fn forget(
     Ok(forgotten)
 }
 
-/// Events that no endpoint wanted.
+/// Numbers of events that no endpoint matched.
 pub type UnmatchedEvents = Vec<i64>;
 
-/// Finds those whose data was kept long enough, oldest first.
+/// Finds unmatched events whose data is past its retention, oldest first.
 pub fn find_unmatched(db: &Connection, horizon: &RetentionHorizon, after: i64) -> rusqlite::Result<UnmatchedEvents> {
     let mut statement = db.prepare_cached(
         "SELECT no, accepted_at FROM events INDEXED BY events_unmatched
          WHERE deliveries = 0 AND withheld IS NULL AND no > ? ORDER BY no LIMIT ?",
     )?;
     let mut rows = statement.query(params![after, STEP as i64])?;
-    let mut found = UnmatchedEvents::new();
+    let mut unmatched = UnmatchedEvents::new();
     while let Some(row) = rows.next()? {
         if row.get::<_, i64>(1)? >= millis(horizon.unmatched_before) {
             break;
         }
-        found.push(row.get(0)?);
+        unmatched.push(row.get(0)?);
     }
-    Ok(found)
+    Ok(unmatched)
 }
 
-/// Forgets their data; their ids are still known.
+/// Deletes the data of these events. Their ids stay known.
 pub fn forget_unmatched(transaction: &mut WriteTransaction<'_>, events: &UnmatchedEvents) -> rusqlite::Result<()> {
     let db = transaction.db;
     for no in events {
-        let found: Option<(i64, i64, i64)> = db
+        let row: Option<(i64, i64, i64)> = db
             .prepare_cached("SELECT tenant, accepted_at, length(data) FROM events WHERE no = ? AND withheld IS NULL AND data <> x''")?
             .query_row([no], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
             .optional()?;
-        let Some((tenant, accepted_at, bytes)) = found else { continue };
+        let Some((tenant, accepted_at, bytes)) = row else { continue };
         db.prepare_cached("UPDATE events SET data = x'', withheld = ? WHERE no = ?")?.execute([UNMATCHED, *no])?;
         transaction.count_stored(tenant, accepted_at, -bytes);
     }
@@ -125,12 +126,12 @@ fn forget_deliveries(db: &Connection, range: (i64, i64), horizon: &RetentionHori
                    AND b.passed = 0 AND b.seq > deliveries.seq)))
          ) RETURNING no, endpoint, lane",
     )?;
-    let gone: Vec<(i64, i64, Option<String>)> = statement
+    let deleted: Vec<(i64, i64, Option<String>)> = statement
         .query_map(params![range.0, range.1, millis(horizon.finished_before), millis(horizon.dead_before)], |row| {
             Ok((row.get(0)?, row.get(1)?, row.get(2)?))
         })?
         .collect::<rusqlite::Result<_>>()?;
-    for (no, endpoint, lane) in &gone {
+    for (no, endpoint, lane) in &deleted {
         db.prepare_cached("DELETE FROM attempts WHERE no >= ? AND no < ?")?
             .execute(params![no << 20, (no + 1) << 20])?;
         if let Some(lane) = lane {
@@ -138,13 +139,13 @@ fn forget_deliveries(db: &Connection, range: (i64, i64), horizon: &RetentionHori
                 .execute(params![endpoint, lane, no])?;
         }
     }
-    Ok(gone.len())
+    Ok(deleted.len())
 }
 
-/// A lane, by its endpoint's number and its key.
+/// A lane: the number of its endpoint, and its key.
 pub type LaneKey = (i64, String);
 
-/// How many lanes, endpoints or tenants one transaction forgets.
+/// Number of lanes, endpoints or tenants that one transaction deletes.
 const STEP: usize = 500;
 
 /// Finds lanes that have been idle for the whole retention.
@@ -164,7 +165,8 @@ pub fn find_idle_lanes(
     .collect()
 }
 
-/// Forgets those of them that are still idle; their places start again at 1.
+/// Deletes those of these lanes that are still idle. Their sequence numbers
+/// start again at 1.
 pub fn forget_lanes(db: &Connection, lanes: &[LaneKey], horizon: &RetentionHorizon) -> rusqlite::Result<()> {
     let sql = "DELETE FROM lanes WHERE endpoint = ? AND lane = ? AND head IS NULL AND touched_at < ?";
     let mut statement = db.prepare_cached(sql)?;
@@ -174,7 +176,7 @@ pub fn forget_lanes(db: &Connection, lanes: &[LaneKey], horizon: &RetentionHoriz
     Ok(())
 }
 
-/// Endpoints and tenants that nothing kept refers to any more.
+/// Numbers of deleted endpoints and tenants that no row refers to any more.
 #[derive(Debug, Default)]
 pub struct DeletedEndpoints {
     endpoints: Vec<i64>,
@@ -202,8 +204,8 @@ pub fn find_deleted(db: &Connection, horizon: &RetentionHorizon) -> rusqlite::Re
     })
 }
 
-/// Forgets them. What is deleted takes no new deliveries, so nothing can have
-/// come to refer to it since.
+/// Deletes the rows of deleted endpoints and tenants. A deleted endpoint or
+/// tenant gets no new deliveries, so no row can have begun to refer to it.
 pub fn forget_deleted(db: &Connection, deleted: &DeletedEndpoints) -> rusqlite::Result<()> {
     for endpoint in &deleted.endpoints {
         db.execute("DELETE FROM milestones WHERE endpoint = ?", [endpoint])?;

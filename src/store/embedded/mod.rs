@@ -1,8 +1,8 @@
 //! The embedded store: one SQLite file, one writer, many readers.
 //!
-//! Opening locks the data directory, checks the version, runs the migrations
-//! that are missing and loads the catalog. WAL with `synchronous=FULL`
-//! means that a commit is on disk before anyone is told of it.
+//! Opening locks the data directory, checks the version, runs the missing
+//! migrations and loads the catalog. The log mode is WAL with
+//! `synchronous=FULL`, so a commit is on disk before anyone is told of it.
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::fs::{File, TryLockError};
@@ -49,11 +49,11 @@ mod sweep;
 mod wal;
 mod writer;
 
-/// The store's file in a data directory.
+/// Name of the store's file in a data directory.
 pub const STORE_FILE: &str = "posthaste.db";
 
-/// How long the log is kept once it has been folded. It grows beyond that
-/// while somebody reads what is in it.
+/// Size in bytes to which the write-ahead log is cut after a checkpoint. It
+/// grows beyond that while somebody reads what is in it.
 pub const LOG_BYTES_MAX: u64 = 128 * 1_024 * 1_024;
 
 const MIGRATIONS: &[&str] = &[
@@ -64,8 +64,8 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0005.sql"),
 ];
 
-/// Lists, lookups and due reads share these; each is a second or two of
-/// SQLite at worst, since no read looks at an unbounded number of rows.
+/// Number of read-only connections, for lists, lookups and due reads. A read
+/// takes a second or two at worst, since none reads an unbounded number of rows.
 const READERS: usize = 4;
 
 /// The embedded store.
@@ -80,30 +80,31 @@ struct EmbeddedState {
     index: Arc<RwLock<CatalogIndex>>,
     readers: Mutex<Vec<Connection>>,
     readers_free: Semaphore,
-    // Held for as long as the store is open; the system frees it at a crash.
+    // The lock of the data directory; the system frees it at a crash.
     _lock: File,
 }
 
-/// How carefully to write.
+/// Whether commits are synced to disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
     /// Every commit is synced to disk before it is answered.
     Synced,
-    /// The system may still hold it: for simulations on throw-away folders.
+    /// Commits may stay in the system's memory: for simulations in temporary
+    /// folders.
     Unsynced,
 }
 
 impl EmbeddedStore {
-    /// Opens the store in a data directory, creating it when it is not there,
-    /// with the master key that is kept there.
+    /// Opens the store in a data directory with the master key there. Creates
+    /// whatever is missing.
     pub fn open(folder: &Path, durability: Durability) -> anyhow::Result<Self> {
         create_folder(folder)?;
         let (seal, _) = Seal::load_or_create(&folder.join(MASTER_KEY_FILE))?;
         Self::open_with(folder, durability, seal, Arc::default())
     }
 
-    /// Opens it as [`EmbeddedStore::open`] does, with a key from elsewhere, and
-    /// counts what is written.
+    /// Opens the store like [`EmbeddedStore::open`], with a key from elsewhere
+    /// and metrics of its commits.
     pub fn open_with(
         folder: &Path,
         durability: Durability,
@@ -113,7 +114,7 @@ impl EmbeddedStore {
         create_folder(folder)?;
         let lock = lock(folder)?;
         let path = folder.join(STORE_FILE);
-        // It holds secrets and payloads. SQLite gives its log the same mode.
+        // The file holds secrets and payloads. SQLite gives its log the same mode.
         File::options()
             .create(true)
             .append(true)
@@ -128,25 +129,25 @@ impl EmbeddedStore {
         let index = Arc::new(RwLock::new(catalog::load(&db, &seal)?));
         let next_delivery = next_delivery(&db)?;
         let readers = (0..READERS).map(|_| reader(&path)).collect::<rusqlite::Result<Vec<_>>>()?;
-        let beside = Connection::open(&path)?;
-        prepare(&beside, durability)?;
-        let folding = CheckpointTrigger::default();
-        let folder = Checkpointer::start(folding.clone(), beside);
-        let (writer, thread) = Writer::start(db, seal, index.clone(), next_delivery, commits, folding);
+        let checkpoint_db = Connection::open(&path)?;
+        prepare(&checkpoint_db, durability)?;
+        let checkpoint_trigger = CheckpointTrigger::default();
+        let checkpointer = Checkpointer::start(checkpoint_trigger.clone(), checkpoint_db);
+        let (writer, thread) = Writer::start(db, seal, index.clone(), next_delivery, commits, checkpoint_trigger);
         let shared = EmbeddedState {
             index,
             readers_free: Semaphore::new(readers.len()),
             readers: Mutex::new(readers),
             _lock: lock,
         };
-        Ok(Self { shared: Arc::new(shared), writer, writer_thread: Mutex::new(Some(thread)), checkpointer: folder })
+        Ok(Self { shared: Arc::new(shared), writer, writer_thread: Mutex::new(Some(thread)), checkpointer })
     }
 
-    /// Finishes what is queued, folds the log into the file and closes it.
+    /// Finishes the queued jobs, checkpoints the log and closes the file.
     pub async fn close(self) {
         let _ = tokio::task::spawn_blocking(move || self.checkpointer.end()).await;
         let thread = self.writer_thread.lock().take();
-        // The writer's connection must be the last: it then tidies up the log.
+        // The writer's connection must be closed last: it then removes the log.
         self.shared.readers.lock().clear();
         drop(self.writer);
         if let Some(thread) = thread {
@@ -154,7 +155,7 @@ impl EmbeddedStore {
         }
     }
 
-    /// When the last event was accepted.
+    /// Returns the time at which the last event was accepted.
     pub async fn latest_accepted(&self) -> Result<Option<Timestamp>> {
         let sql = "SELECT accepted_at FROM events ORDER BY no DESC LIMIT 1";
         self.read(|db| db.query_row(sql, [], |row| row.get(0)).optional()).await.map(|latest| latest.map(rows::at))
@@ -164,22 +165,22 @@ impl EmbeddedStore {
         self.shared.index.read()
     }
 
-    /// Runs a question on a read-only connection, away from the async threads.
+    /// Runs a query on a read-only connection, away from the async threads.
     async fn read<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         let shared = self.shared.clone();
-        let free = self.shared.readers_free.acquire().await.expect("it is never closed");
+        let permit = self.shared.readers_free.acquire().await.expect("it is never closed");
         let answer = tokio::task::spawn_blocking(move || {
-            // A permit stands for a connection, until the store is closed.
+            // Each permit stands for one connection, until the store is closed.
             let db = shared.readers.lock().pop()?;
-            let answer = question(&db);
+            let answer = query(&db);
             shared.readers.lock().push(db);
             Some(answer)
         })
         .await;
-        drop(free);
+        drop(permit);
         match answer {
             Ok(Some(Ok(value))) => Ok(value),
             Ok(Some(Err(problem))) => Err(failure_of(&problem)),
@@ -189,7 +190,7 @@ impl EmbeddedStore {
     }
 }
 
-/// Makes a data directory, for its owner alone.
+/// Creates a data directory that only its owner may read.
 pub fn create_folder(folder: &Path) -> anyhow::Result<()> {
     std::fs::DirBuilder::new()
         .recursive(true)
@@ -198,15 +199,15 @@ pub fn create_folder(folder: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("cannot create the data directory {}", folder.display()))
 }
 
-/// Refuses a key that is not the one secrets here are sealed with. The first
-/// one is the one.
+/// Refuses a key other than the one that the store is sealed under. The first
+/// key that a store is opened with becomes its key.
 fn check_master_key(db: &Connection, seal: &Seal) -> anyhow::Result<Seal> {
     let check = notes::write_once(db, CHECK_NOTE, &seal.check())?;
     Ok(seal.fitted(&check)?)
 }
 
-/// Makes the names of a new folder and its files as durable as what is in
-/// them. Where folders cannot be synced there is nothing more to do.
+/// Syncs a new folder and its parent, so that file names are as durable as the
+/// files. Where folders cannot be synced there is nothing more to do.
 fn sync_folder(folder: &Path) {
     let parent = folder.canonicalize().ok().and_then(|path| path.parent().map(Path::to_owned));
     for folder in [Some(folder.to_owned()), parent].into_iter().flatten() {
@@ -233,8 +234,9 @@ fn lock(folder: &Path) -> anyhow::Result<File> {
     }
 }
 
-/// The number after every one that a delivery has, or that an event still
-/// counts as its own although that delivery is forgotten.
+/// Returns the number for the next delivery. It is above the numbers of all
+/// deliveries, and above those that an event still refers to although they are
+/// deleted.
 fn next_delivery(db: &Connection) -> rusqlite::Result<i64> {
     db.query_row(
         "SELECT max(coalesce((SELECT max(no) + 1 FROM deliveries), 1),
@@ -271,16 +273,16 @@ fn reader(path: &Path) -> rusqlite::Result<Connection> {
 }
 
 fn migrate(db: &Connection, path: &Path) -> anyhow::Result<()> {
-    let found: i64 = db.query_row("PRAGMA user_version", [], |row| row.get(0))?;
-    let found = usize::try_from(found).unwrap_or(usize::MAX);
-    if found > MIGRATIONS.len() {
+    let version: i64 = db.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+    let version = usize::try_from(version).unwrap_or(usize::MAX);
+    if version > MIGRATIONS.len() {
         bail!(
-            "the store {} was written by a newer posthaste (its version is {found}, this one knows {}); run that one, or restore a backup from before",
+            "the store {} was written by a newer posthaste (its version is {version}, this one knows {}); run that one, or restore a backup from before",
             path.display(),
             MIGRATIONS.len()
         );
     }
-    for (n, migration) in MIGRATIONS.iter().enumerate().skip(found) {
+    for (n, migration) in MIGRATIONS.iter().enumerate().skip(version) {
         let version = n + 1;
         db.execute_batch(&format!("BEGIN IMMEDIATE; {migration} PRAGMA user_version = {version}; COMMIT"))
             .with_context(|| format!("cannot bring the store {} to version {version}", path.display()))?;

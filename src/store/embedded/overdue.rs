@@ -1,4 +1,4 @@
-//! Finds waiting deliveries whose time may be over.
+//! Finds waiting deliveries that may have expired.
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -7,9 +7,9 @@ use super::rows::{PROGRESS, at, delivery_id, delivery_no, millis, progress_from,
 use crate::model::id::{EndpointId, TenantId};
 use crate::store::{OverdueDelivery, OverduePage, UntriedPage, UntriedQuery};
 
-/// Reads those to be looked at, the longest overdue first. Served by
-/// `deliveries_overdue`. Those of a deleted endpoint are on their way to be
-/// cancelled and are stepped over.
+/// Reads the deliveries whose expiry is to be checked, the longest overdue
+/// first. Served by `deliveries_overdue`. Deliveries of a deleted endpoint are
+/// skipped: they are about to be cancelled.
 pub fn read(db: &Connection, now: Timestamp, limit: usize) -> rusqlite::Result<OverduePage> {
     let sql = format!(
         "SELECT d.no, d.created_at, p.id, d.expires_at, {PROGRESS}, d.look_at
@@ -30,12 +30,12 @@ pub fn read(db: &Connection, now: Timestamp, limit: usize) -> rusqlite::Result<O
     Ok(page)
 }
 
-/// How many rows one page of the untried looks at.
+/// Largest number of rows that one page of untried deliveries reads.
 const ROWS_MAX: usize = 10_000;
 
-/// Reads those that have had no attempt, oldest first. Served by
-/// `deliveries_undelivered`, whose rows stand in order of creation.
-pub fn read_untried(db: &Connection, tenant: &TenantId, ask: &UntriedQuery) -> rusqlite::Result<UntriedPage> {
+/// Reads waiting deliveries that have had no attempt, oldest first. Served by
+/// `deliveries_undelivered`, whose rows are in order of creation.
+pub fn read_untried(db: &Connection, tenant: &TenantId, query: &UntriedQuery) -> rusqlite::Result<UntriedPage> {
     let sql = "SELECT no FROM tenants WHERE id = ? AND deleted_at IS NULL";
     let tenant: Option<i64> = db.prepare_cached(sql)?.query_row([tenant.as_str()], |row| row.get(0)).optional()?;
     let sql = format!(
@@ -44,22 +44,22 @@ pub fn read_untried(db: &Connection, tenant: &TenantId, ask: &UntriedQuery) -> r
          WHERE d.tenant = ? AND d.state = 0 AND d.state <> 1 AND d.no > ? AND p.deleted_at IS NULL ORDER BY d.no"
     );
     let mut statement = db.prepare_cached(&sql)?;
-    let mut rows = statement.query(params![tenant, ask.after.map_or(0, delivery_no)])?;
+    let mut rows = statement.query(params![tenant, query.after.map_or(0, delivery_no)])?;
     let mut page = UntriedPage::default();
     for looked_at in 1.. {
         let Some(row) = rows.next()? else { break };
         let created_at: i64 = row.get(1)?;
-        // Younger ones than this cannot have waited long enough.
-        if created_at >= millis(ask.before) {
+        // Younger deliveries cannot have waited long enough.
+        if created_at >= millis(query.before) {
             break;
         }
         let overdue = overdue_from(row)?;
         let id = overdue.id;
-        let is_old = overdue.progress.begun_at.is_some_and(|begun| begun < ask.before);
+        let is_old = overdue.progress.begun_at.is_some_and(|begun| begun < query.before);
         if is_old && overdue.progress.age_from.is_none() {
             page.found.push(overdue);
         }
-        if page.found.len() == ask.limit || looked_at == ROWS_MAX {
+        if page.found.len() == query.limit || looked_at == ROWS_MAX {
             page.next = Some(id);
             break;
         }

@@ -1,4 +1,4 @@
-//! The queue's verbs, each handed to the writer or to a reader.
+//! Implements the delivery queue: each verb goes to the writer or to a reader.
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -15,8 +15,8 @@ use crate::store::{
 
 #[async_trait]
 impl DeliveryQueue for EmbeddedStore {
-    async fn accept(&self, events: Vec<RoutedEvent>, together: BatchMode) -> Result<Vec<AcceptResult>> {
-        self.writer.write(move |transaction| accept::accept(transaction, &events, together)).await?
+    async fn accept(&self, events: Vec<RoutedEvent>, mode: BatchMode) -> Result<Vec<AcceptResult>> {
+        self.writer.write(move |transaction| accept::accept(transaction, &events, mode)).await?
     }
 
     fn lease(&self, tenant: &TenantId, endpoint: EndpointId) -> Lease {
@@ -35,9 +35,9 @@ impl DeliveryQueue for EmbeddedStore {
         .await
     }
 
-    async fn read_due(&self, lease: Lease, ask: DueQuery) -> Result<DuePage> {
+    async fn read_due(&self, lease: Lease, query: DueQuery) -> Result<DuePage> {
         check(lease)?;
-        self.read(move |db| claim::read_due(db, &ask)).await
+        self.read(move |db| claim::read_due(db, &query)).await
     }
 
     async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<SettleEffects> {
@@ -49,9 +49,9 @@ impl DeliveryQueue for EmbeddedStore {
         self.read(move |db| overdue::read(db, now, limit)).await
     }
 
-    async fn read_untried(&self, tenant: &TenantId, ask: UntriedQuery) -> Result<UntriedPage> {
+    async fn read_untried(&self, tenant: &TenantId, query: UntriedQuery) -> Result<UntriedPage> {
         let tenant = tenant.clone();
-        self.read(move |db| overdue::read_untried(db, &tenant, &ask)).await
+        self.read(move |db| overdue::read_untried(db, &tenant, &query)).await
     }
 
     async fn change(
@@ -75,17 +75,18 @@ impl DeliveryQueue for EmbeddedStore {
     }
 
     async fn scrub(&self, step: ScrubStep) -> Result<Scrubbed> {
-        let found = self.read(move |db| scrub::compare(db, step)).await?;
-        if !found.unfilled.is_empty() {
-            let unfilled = found.unfilled;
+        let comparison = self.read(move |db| scrub::compare(db, step)).await?;
+        if !comparison.unfilled.is_empty() {
+            let unfilled = comparison.unfilled;
             self.writer.write_later(move |transaction| scrub::fill(transaction.db, &unfilled)).await?;
         }
-        Ok(found.scrubbed)
+        Ok(comparison.scrubbed)
     }
 
     async fn forget(&self, horizon: RetentionHorizon) -> Result<ForgottenCounts> {
-        let found = self.read(move |db| forget::find_candidates(db, &horizon)).await?;
-        let forgotten = self.writer.write(move |transaction| forget::forget(transaction, &found, &horizon)).await?;
+        let candidates = self.read(move |db| forget::find_candidates(db, &horizon)).await?;
+        let forgotten =
+            self.writer.write(move |transaction| forget::forget(transaction, &candidates, &horizon)).await?;
         if forgotten.next.is_none() {
             self.forget_unreferenced(horizon).await?;
         }
@@ -94,8 +95,8 @@ impl DeliveryQueue for EmbeddedStore {
 }
 
 impl EmbeddedStore {
-    /// Data that nobody wanted, idle lanes, and endpoints and tenants that were
-    /// deleted long ago.
+    /// Deletes the data of unmatched events, idle lanes, and the rows of
+    /// endpoints and tenants that were deleted long ago.
     async fn forget_unreferenced(&self, horizon: RetentionHorizon) -> Result<()> {
         let mut after = 0;
         loop {
@@ -119,10 +120,8 @@ impl EmbeddedStore {
     }
 }
 
-/// There is one owner for ever, so any other epoch is somebody's mistake.
+/// Refuses a lease of another epoch: this store has one owner for ever, so
+/// such a lease is a mistake.
 fn check(lease: Lease) -> Result<()> {
-    match lease.epoch == ONLY_EPOCH {
-        true => Ok(()),
-        false => Err(Error::Stale(lease.shard)),
-    }
+    if lease.epoch == ONLY_EPOCH { Ok(()) } else { Err(Error::Stale(lease.shard)) }
 }

@@ -1,8 +1,8 @@
-//! Opens the store's file after whatever the last run was: a clean stop, a
-//! crash, a failed disk, or a power cut.
+//! Opens the store's file after a clean stop, a crash, a disk failure or a
+//! power cut.
 //!
 //! Invariant: nothing is acknowledged before everything that this start found
-//! in the log is in the file, and synced.
+//! in the write-ahead log is in the file, and synced.
 
 use std::path::Path;
 use std::time::Instant;
@@ -15,21 +15,21 @@ use super::wal::{self, WalState};
 use super::{Durability, notes, prepare, scrub};
 use crate::store::ScrubStep;
 
-/// Tables that are read whole at every start, and are small.
+/// Small tables that are checked whole at every start.
 const SMALL_TABLES: [&str; 5] = ["notes", "tenants", "endpoints", "secrets", "tokens"];
-/// A store of at most so many bytes is checked whole at every start: its
-/// indexes against its rows, too. Larger ones would take too long.
+/// Size in bytes up to which a store is checked whole at every start, its
+/// indexes against its rows included. Larger ones would take too long.
 const WHOLE_BYTES_MAX: i64 = 32 * 1_024 * 1_024;
-/// How many of the newest events are compared with their checksums at a start.
+/// Number of the newest events that are compared with their checksums at a start.
 const NEWEST: usize = 1_000;
 
-/// Opens the file, with everything of the log in it.
+/// Opens the file, with the whole write-ahead log checkpointed into it.
 pub fn open(path: &Path, durability: Durability) -> anyhow::Result<Connection> {
     let (began, log) = (Instant::now(), with_suffix(path, "-wal"));
     let state = wal::secure(&log).with_context(|| format!("cannot make the log {} durable", log.display()))?;
     if let WalState::Damaged { usable, unusable } = state {
-        let kept = with_suffix(path, "-wal.damaged");
-        let is_kept = std::fs::copy(&log, &kept).is_ok();
+        let copy = with_suffix(path, "-wal.damaged");
+        let is_copied = std::fs::copy(&log, &copy).is_ok();
         error!(
             usable,
             unusable,
@@ -37,7 +37,7 @@ pub fn open(path: &Path, durability: Durability) -> anyhow::Result<Connection> {
              After a power cut these were never acknowledged; otherwise the newest acknowledged events may be lost, \
              so compare with what producers handed in{}",
             log.display(),
-            if is_kept { format!(". The log as it was is kept as {}", kept.display()) } else { String::new() }
+            if is_copied { format!(". The log as it was is kept as {}", copy.display()) } else { String::new() }
         );
     }
     let db = Connection::open(path).with_context(|| format!("cannot open the store {}", path.display()))?;
@@ -51,17 +51,17 @@ pub fn open(path: &Path, durability: Durability) -> anyhow::Result<Connection> {
         check_integrity(&db, path, "quick_check", None)?;
     }
     let millis = began.elapsed().as_millis();
-    info!(millis, "the last run did not close the store; its log was made durable in {millis} ms");
+    info!(millis, "the last run did not close the store; its write-ahead log was recovered in {millis} ms");
     Ok(db)
 }
 
-/// Folds the whole log into the file, and empties it for good.
+/// Checkpoints the whole log into the file, and empties it for good.
 fn checkpoint_log(db: &Connection, log: &Path) -> anyhow::Result<()> {
     let is_busy: bool = db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))?;
     if is_busy {
         bail!("something else reads it; end what has the store open");
     }
-    // SQLite does not sync this, and an old log must not come back.
+    // SQLite does not sync the emptied log, and an old log must not come back.
     match std::fs::File::options().write(true).open(log) {
         Ok(file) => Ok(file.sync_all()?),
         Err(problem) if problem.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -69,8 +69,8 @@ fn checkpoint_log(db: &Connection, log: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Refuses a store that is damaged where that would be noticed too late, and
-/// says so where single events are. It takes a moment, whatever the size.
+/// Refuses a store whose damage would be noticed too late, and logs single
+/// events that are damaged. The time it takes does not depend on the size.
 pub fn check(db: &Connection, path: &Path) -> anyhow::Result<()> {
     let sql = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size";
     if db.query_row(sql, [], |row| row.get::<_, i64>(0))? <= WHOLE_BYTES_MAX {
@@ -85,18 +85,18 @@ pub fn check(db: &Connection, path: &Path) -> anyhow::Result<()> {
     let newest: Option<i64> = db.query_row("SELECT max(no) FROM events", [], |row| row.get(0)).optional()?.flatten();
     let after = newest.unwrap_or(0).saturating_sub_unsigned(NEWEST as u64).max(0);
     let step = ScrubStep { after: after.cast_unsigned(), limit: NEWEST };
-    let found = scrub::compare(db, step).with_context(|| damaged(path, "its newest events cannot be read"))?;
-    for (tenant, event) in &found.scrubbed.damaged {
+    let comparison = scrub::compare(db, step).with_context(|| damaged(path, "its newest events cannot be read"))?;
+    for (tenant, event) in &comparison.scrubbed.damaged {
         error!(event.id = %event, tenant.id = %tenant, "what is stored of event {event} is damaged; it is never sent");
     }
     Ok(())
 }
 
-/// Asks SQLite whether a table, or everything, fits together.
+/// Runs one of SQLite's integrity checks on a table, or on the whole store.
 fn check_integrity(db: &Connection, path: &Path, check: &str, table: Option<&str>) -> anyhow::Result<()> {
-    let of = table.map_or(String::from("(1)"), |table| format!("({table})"));
+    let argument = table.map_or(String::from("(1)"), |table| format!("({table})"));
     let answer: String = db
-        .query_row(&format!("PRAGMA {check}{of}"), [], |row| row.get(0))
+        .query_row(&format!("PRAGMA {check}{argument}"), [], |row| row.get(0))
         .with_context(|| damaged(path, "SQLite cannot read it"))?;
     if answer == "ok" { Ok(()) } else { bail!("{}", damaged(path, &answer)) }
 }
@@ -115,8 +115,8 @@ fn with_suffix(path: &Path, suffix: &str) -> std::path::PathBuf {
 mod tests {
     use super::*;
 
-    /// A new store, closed: a store that is only dropped is still closing its
-    /// log on another thread.
+    /// Creates a store and closes it. A store that is only dropped would still
+    /// be closing its log on another thread.
     async fn store(folder: &Path) -> std::path::PathBuf {
         let path = folder.join("posthaste.db");
         super::super::EmbeddedStore::open(folder, Durability::Unsynced).unwrap().close().await;

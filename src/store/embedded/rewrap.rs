@@ -1,8 +1,8 @@
-//! Seals everything in an embedded store anew, under another master key.
+//! Seals everything in an embedded store again, under a new master key.
 //!
-//! In one transaction, and only while nobody has the store open. What was
-//! sealed under the old key is overwritten where it stood, and the log is
-//! folded in, so that the old key opens nothing of the files afterwards.
+//! This is one transaction, and nobody may have the store open. Texts sealed
+//! under the old key are overwritten in place and the log is checkpointed, so
+//! that the old key opens nothing in the files afterwards.
 
 use std::path::Path;
 
@@ -14,8 +14,8 @@ use super::{Durability, check_master_key, lock, migrate, notes, prepare};
 use crate::model::id::EndpointId;
 use crate::store::seal::{CHECK_NOTE, LINK_KEY_NOTE, Seal, SealError, about_secret, about_settings, about_urls};
 
-/// Puts a new key into this file, before the old one, and seals everything
-/// under it. Returns how many texts there were.
+/// Puts a new key into this key file, before the old one, and seals everything
+/// under it. Returns the number of sealed texts.
 pub fn rewrap(folder: &Path, file: &Path) -> anyhow::Result<usize> {
     let path = folder.join("posthaste.db");
     if !path.exists() {
@@ -29,15 +29,15 @@ pub fn rewrap(folder: &Path, file: &Path) -> anyhow::Result<usize> {
     let seal = &Seal::begin_rotation(file)?;
     db.execute_batch("PRAGMA secure_delete = ON")?;
     let transaction = db.transaction()?;
-    let settings = each(&transaction, seal, "SELECT no, id, settings FROM endpoints", about_settings)?;
-    let secrets = each(
+    let settings = reseal_each(&transaction, seal, "SELECT no, id, settings FROM endpoints", about_settings)?;
+    let secrets = reseal_each(
         &transaction,
         seal,
         "SELECT s.rowid, p.id, s.sealed FROM secrets s JOIN endpoints p ON p.no = s.endpoint",
         about_secret,
     )?;
     let sql = "SELECT no, id, urls FROM endpoints WHERE urls IS NOT NULL";
-    let urls = each(&transaction, seal, sql, about_urls)?;
+    let urls = reseal_each(&transaction, seal, sql, about_urls)?;
     let count = settings.len() + secrets.len() + urls.len();
     for (sql, rows) in [
         ("UPDATE endpoints SET settings = ? WHERE no = ?", settings),
@@ -58,8 +58,9 @@ pub fn rewrap(folder: &Path, file: &Path) -> anyhow::Result<usize> {
     Ok(count)
 }
 
-/// Each sealed text of a question, sealed anew: its number, and the text.
-fn each(
+/// Seals each sealed text of a query again. Returns the row numbers and the
+/// new texts.
+fn reseal_each(
     db: &Connection,
     seal: &Seal,
     sql: &str,
@@ -67,12 +68,12 @@ fn each(
 ) -> anyhow::Result<Vec<(i64, Vec<u8>)>> {
     let mut statement = db.prepare(sql)?;
     let mut rows = statement.query([])?;
-    let mut found = Vec::new();
+    let mut resealed = Vec::new();
     while let Some(row) = rows.next()? {
         let endpoint = EndpointId(uuid_of(row.get(1)?));
         let sealed = seal.reseal(&about(endpoint), &row.get::<_, Vec<u8>>(2)?);
         let sealed = sealed.ok_or_else(|| SealError(format!("what is kept of endpoint {endpoint}")))?;
-        found.push((row.get(0)?, sealed));
+        resealed.push((row.get(0)?, sealed));
     }
-    Ok(found)
+    Ok(resealed)
 }

@@ -1,5 +1,5 @@
-//! Compares events with their checksums, and gives one to those that have
-//! none: they were written by an older version.
+//! Compares events with their checksums, and fills in missing checksums, which
+//! older versions did not write.
 
 use bytes::Bytes;
 use rusqlite::{Connection, Row, params};
@@ -10,16 +10,16 @@ use crate::model::event::{Event, EventKey, EventType};
 use crate::model::id::EventId;
 use crate::store::{ScrubStep, Scrubbed};
 
-/// What a look at some events found.
+/// Result of comparing some events with their checksums.
 #[derive(Default)]
 pub struct ChecksumComparison {
-    /// What it is told as.
+    /// Counts and damaged events, for the caller.
     pub scrubbed: Scrubbed,
-    /// Events without a checksum, with the one they should have.
+    /// Events without a checksum, with the one that they should have.
     pub unfilled: Vec<MissingChecksum>,
 }
 
-/// An event without a checksum.
+/// An event without a checksum, and the range of its deliveries.
 pub struct MissingChecksum {
     no: i64,
     checksum: i64,
@@ -33,29 +33,29 @@ pub fn compare(db: &Connection, step: ScrubStep) -> rusqlite::Result<ChecksumCom
                FROM events e JOIN tenants t ON t.no = e.tenant WHERE e.no > ? ORDER BY e.no LIMIT ?";
     let mut statement = db.prepare_cached(sql)?;
     let mut rows = statement.query(params![step.after.cast_signed(), step.limit as i64])?;
-    let mut found = ChecksumComparison::default();
+    let mut comparison = ChecksumComparison::default();
     let mut last = None;
     while let Some(row) = rows.next()? {
         let no: i64 = row.get(0)?;
         last = u64::try_from(no).ok();
-        found.scrubbed.checked += 1;
+        comparison.scrubbed.checked += 1;
         let event = event_from(row)?;
         match row.get::<_, Option<i64>>(9)? {
             None if !event.is_expunged() => {
                 let first: i64 = row.get(10)?;
                 let deliveries = first..first.saturating_add(row.get(11)?);
-                found.unfilled.push(MissingChecksum { no, checksum: event.checksum(), deliveries });
+                comparison.unfilled.push(MissingChecksum { no, checksum: event.checksum(), deliveries });
             }
-            stored if event.is_damaged(stored) => found.scrubbed.damaged.push((event.tenant, event.id)),
+            stored if event.is_damaged(stored) => comparison.scrubbed.damaged.push((event.tenant, event.id)),
             _ => {}
         }
     }
-    found.scrubbed.filled = found.unfilled.len();
-    found.scrubbed.next = last.filter(|_| found.scrubbed.checked == step.limit);
-    Ok(found)
+    comparison.scrubbed.filled = comparison.unfilled.len();
+    comparison.scrubbed.next = last.filter(|_| comparison.scrubbed.checked == step.limit);
+    Ok(comparison)
 }
 
-/// Gives events and their deliveries the checksums they should have.
+/// Writes the missing checksums of events and of their deliveries.
 pub fn fill(db: &Connection, events: &[MissingChecksum]) -> rusqlite::Result<()> {
     for event in events {
         db.prepare_cached("UPDATE events SET checksum = ? WHERE no = ? AND checksum IS NULL AND length(data) > 0")?

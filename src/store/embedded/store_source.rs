@@ -1,21 +1,21 @@
-//! An embedded store that is read to be moved elsewhere: locked, brought to
-//! its newest shape, and not changed otherwise.
+//! Reads an embedded store that is to be moved elsewhere. The store is locked
+//! and migrated to its newest schema, and not changed otherwise.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use rusqlite::types::{Value as Stored, ValueRef};
+use rusqlite::types::{Value as SqliteValue, ValueRef};
 use rusqlite::{Connection, params_from_iter};
 use serde_json::{Map, Value};
 
 use super::{Durability, lock, migrate, prepare};
 use crate::store::seal::Seal;
 
-/// A row, by the names of its columns. Bytes are written as PostgreSQL does.
+/// A row by the names of its columns. Bytes are hexadecimal, as in PostgreSQL.
 pub type SourceRow = Map<String, Value>;
 
-/// The store in a data directory, for as long as nobody else may open it.
+/// The store in a data directory, locked until this is dropped.
 pub struct StoreSource {
     db: Connection,
     folder: PathBuf,
@@ -36,38 +36,39 @@ impl StoreSource {
         Ok(Self { db, folder: folder.to_owned(), _lock: lock })
     }
 
-    /// The key its secrets are sealed with, if that is among these.
+    /// Returns the seal with the key that the store's secrets are sealed under,
+    /// if that key is in `seal`.
     pub fn matching_key(&self, seal: &Seal) -> anyhow::Result<Seal> {
         super::check_master_key(&self.db, seal)
     }
 
-    /// Its data directory.
+    /// Returns the data directory.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// A number that it tells of itself.
+    /// Returns the number that a query selects.
     pub fn count(&self, sql: &str) -> anyhow::Result<u64> {
         let count: i64 = self.db.query_row(sql, [], |row| row.get(0))?;
         Ok(u64::try_from(count)?)
     }
 
-    /// Rows of a question, in its order: at most so many, and no more once
-    /// they hold this many bytes. The question's parameters are where the
-    /// last ones ended, and how many there may be.
+    /// Returns rows of a query, in its order: at most `limit`, and no more once
+    /// they hold `bytes_max` bytes. The query's parameters are `after`, where
+    /// the last rows ended, and then the limit.
     pub fn rows(&self, sql: &str, after: &[Value], limit: usize, bytes_max: usize) -> anyhow::Result<Vec<SourceRow>> {
-        let mut bound: Vec<Stored> = after.iter().map(stored).collect();
-        bound.push(Stored::Integer(i64::try_from(limit)?));
+        let mut bound: Vec<SqliteValue> = after.iter().map(sqlite_value).collect();
+        bound.push(SqliteValue::Integer(i64::try_from(limit)?));
         let mut statement = self.db.prepare_cached(sql)?;
         let names: Vec<String> = statement.column_names().map(str::to_owned).collect();
-        let mut found = statement.query(params_from_iter(bound))?;
+        let mut cursor = statement.query(params_from_iter(bound))?;
         let (mut rows, mut bytes) = (Vec::new(), 0);
-        while let Some(row) = found.next()? {
+        while let Some(row) = cursor.next()? {
             let mut values = SourceRow::new();
             for (n, name) in names.iter().enumerate() {
                 let value = row.get_ref(n)?;
                 bytes += size(value);
-                values.insert(name.clone(), error_text(value)?);
+                values.insert(name.clone(), json_value(value)?);
             }
             rows.push(values);
             if bytes >= bytes_max {
@@ -78,21 +79,21 @@ impl StoreSource {
     }
 }
 
-fn stored(value: &Value) -> Stored {
+fn sqlite_value(value: &Value) -> SqliteValue {
     match value {
-        Value::Number(number) => Stored::Integer(number.as_i64().unwrap_or_default()),
-        Value::String(text) => Stored::Text(text.clone()),
-        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => Stored::Null,
+        Value::Number(number) => SqliteValue::Integer(number.as_i64().unwrap_or_default()),
+        Value::String(text) => SqliteValue::Text(text.clone()),
+        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => SqliteValue::Null,
     }
 }
 
-fn error_text(value: ValueRef<'_>) -> anyhow::Result<Value> {
+fn json_value(value: ValueRef<'_>) -> anyhow::Result<Value> {
     Ok(match value {
         ValueRef::Null => Value::Null,
         ValueRef::Integer(number) => number.into(),
         ValueRef::Real(number) => number.into(),
-        // PostgreSQL's text cannot hold a NUL. Nothing that is checked when
-        // it comes in has one; an error message of a receiver might.
+        // PostgreSQL's text cannot hold a NUL. Fields that are checked on
+        // arrival have none; an error message of a receiver might.
         ValueRef::Text(text) => std::str::from_utf8(text)?.replace('\0', "\u{fffd}").into(),
         ValueRef::Blob(bytes) => format!("\\x{}", hex::encode(bytes)).into(),
     })

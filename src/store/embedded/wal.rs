@@ -1,18 +1,18 @@
-//! The write-ahead log as the last run left it: made durable, and checked.
+//! Makes the write-ahead log that the last run left durable, and checks it.
 //!
 //! After a failed sync the system may hold log frames in memory that are not
-//! on disk, and calls them clean: no later sync writes them. A start that went
-//! on from them would acknowledge events that a power cut takes away. So
+//! on disk, and regard them as clean: no later sync writes them. A start that
+//! went on from them would acknowledge events that a power cut takes away. So
 //! whatever a run left in its log is written once more, byte for byte, and
 //! synced, before SQLite reads it.
 //!
-//! SQLite ends the log at the first frame whose checksum is wrong, and says
-//! nothing. After a power cut that is right: what follows was never
-//! acknowledged. After damage it loses acknowledged events. The two look the
-//! same, so it is told.
+//! SQLite ends the log at the first frame whose checksum is wrong, without an
+//! error. After a power cut that is right: the frames behind it were never
+//! acknowledged. After damage it loses acknowledged events. The two cases look
+//! the same, so both are reported.
 //!
 //! The format is SQLite's: a header of 32 bytes, then frames, each a header
-//! of 24 bytes and a page; all numbers are big-endian, and a running checksum
+//! of 24 bytes and a page. All numbers are big-endian, and a running checksum
 //! goes from the header through all frames.
 
 use std::fs::File;
@@ -23,27 +23,27 @@ use std::path::Path;
 const HEADER_BYTES: usize = 32;
 const FRAME_HEADER_BYTES: usize = 24;
 const MAGIC: u32 = 0x377f_0682;
-/// How much is read and written at a time.
+/// Number of bytes read and written at a time.
 const CHUNK_BYTES: usize = 1024 * 1024;
 
-/// What a log holds.
+/// State of a write-ahead log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WalState {
-    /// Nothing: the last run closed the store.
+    /// The log has no frames: the last run closed the store.
     Empty,
-    /// Frames that all fit together, up to the end or to what an earlier
-    /// round of the log left behind.
+    /// All frames fit together, up to the end of the file or to frames that
+    /// were left from before the log was last restarted.
     Whole,
-    /// Frames of this round that cannot be used, because one is damaged.
+    /// A frame is damaged, so it and the frames behind it cannot be used.
     Damaged {
-        /// The frames before it, which are used.
+        /// Number of frames before the damaged one.
         usable: usize,
-        /// The damaged one and those behind it.
+        /// Number of unusable frames, the damaged one included.
         unusable: usize,
     },
 }
 
-/// Makes a log durable as it is seen now, and tells what it holds.
+/// Writes and syncs a log as it is read now, and returns its state.
 pub fn secure(log: &Path) -> io::Result<WalState> {
     let file = match File::options().read(true).write(true).open(log) {
         Ok(file) => file,
@@ -72,14 +72,14 @@ pub fn secure(log: &Path) -> io::Result<WalState> {
 #[derive(Default)]
 struct FrameReader {
     unread: Vec<u8>,
-    round: Option<WalHeader>,
+    header: Option<WalHeader>,
     is_header_damaged: bool,
     usable: usize,
     unusable: usize,
     is_broken: bool,
 }
 
-/// What the header says of the frames that belong to it.
+/// The log's header, and the running checksum of the frames that belong to it.
 struct WalHeader {
     is_big_endian: bool,
     page_bytes: usize,
@@ -92,21 +92,21 @@ impl FrameReader {
         self.unread.extend_from_slice(bytes);
         let unread = std::mem::take(&mut self.unread);
         let mut rest = &unread[..];
-        if self.round.is_none() && !self.is_header_damaged {
+        if self.header.is_none() && !self.is_header_damaged {
             let Some((header, after)) = rest.split_at_checked(HEADER_BYTES) else {
                 self.unread = unread;
                 return;
             };
             rest = after;
-            self.round = WalHeader::of(header);
-            self.is_header_damaged = self.round.is_none();
+            self.header = WalHeader::of(header);
+            self.is_header_damaged = self.header.is_none();
         }
-        if let Some(round) = &mut self.round {
-            let frame_bytes = FRAME_HEADER_BYTES + round.page_bytes;
+        if let Some(header) = &mut self.header {
+            let frame_bytes = FRAME_HEADER_BYTES + header.page_bytes;
             while let Some((frame, after)) = rest.split_at_checked(frame_bytes) {
                 rest = after;
-                let is_ours = frame[8..16] == round.salts;
-                if !self.is_broken && is_ours && round.is_next(frame) {
+                let is_ours = frame[8..16] == header.salts;
+                if !self.is_broken && is_ours && header.is_next(frame) {
                     self.usable += 1;
                 } else {
                     self.is_broken = true;
@@ -120,7 +120,7 @@ impl FrameReader {
     fn state(&self) -> WalState {
         match (self.is_header_damaged, self.unusable) {
             (false, 0) => WalState::Whole,
-            // Whatever is behind such a header cannot be told apart.
+            // Behind a damaged header frames cannot be told apart.
             (true, _) => WalState::Damaged { usable: 0, unusable: 0 },
             (false, unusable) => WalState::Damaged { usable: self.usable, unusable },
         }
@@ -147,7 +147,7 @@ impl WalHeader {
         })
     }
 
-    /// Whether the running checksum goes on with this frame.
+    /// Whether the running checksum continues with this frame.
     fn is_next(&mut self, frame: &[u8]) -> bool {
         let sum = checksum(self.checksum, &frame[..8], self.is_big_endian);
         let sum = checksum(sum, &frame[FRAME_HEADER_BYTES..], self.is_big_endian);
@@ -163,8 +163,8 @@ fn number(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
 
-/// SQLite's checksum, over pairs of numbers in the byte order that the log's
-/// writer found fastest.
+/// Computes SQLite's checksum over pairs of 32-bit numbers, in the byte order
+/// of the machine that wrote the log.
 fn checksum(from: (u32, u32), bytes: &[u8], is_big_endian: bool) -> (u32, u32) {
     let (mut one, mut two) = from;
     let number = |bytes: &[u8]| {
@@ -186,7 +186,7 @@ mod tests {
 
     use super::*;
 
-    /// A store with a log of some frames, left as by a crash.
+    /// Creates a store with some frames in its log, as a crash leaves it.
     fn crashed(folder: &Path) -> (PathBuf, Vec<u8>) {
         let path = folder.join("a.db");
         let db = Connection::open(&path).unwrap();
@@ -228,7 +228,7 @@ mod tests {
             if at / 8 >= HEADER_BYTES {
                 let frame = (at / 8 - HEADER_BYTES) / frame_bytes;
                 assert_eq!(usable, frame, "bit {at}");
-                // The salts of the damaged one may be what is damaged.
+                // The damaged bit may be in the frame's salts.
                 assert!(unusable + usable + 1 >= frames, "bit {at}: {unusable} of {frames}");
             }
         }

@@ -1,12 +1,12 @@
-//! The one writer: commits whatever is waiting as one transaction.
+//! The one writer: commits all waiting jobs as one transaction.
 //!
-//! Jobs queue up while a commit is being made durable; the next transaction
-//! takes all of them. There is no window to wait for: under load batches form
-//! by themselves, and a lone job goes at once. What somebody waits for, such
-//! as an event being accepted, goes before what only has to be kept, and never
-//! waits behind more than a little of it.
+//! Jobs queue up while a commit is being synced; the next transaction takes
+//! all of them. There is no window to wait for: under load batches form by
+//! themselves, and a lone job is committed at once. Jobs that somebody waits
+//! for, such as accepting an event, go before jobs that nobody waits for, and
+//! a transaction takes only a few of the latter.
 //!
-//! Invariant: a job's caller hears of success only after its commit is on
+//! Invariant: a job's caller is told of success only after its commit is on
 //! disk and the catalog in memory shows it.
 
 use parking_lot::RwLock;
@@ -30,28 +30,32 @@ use crate::store::catalog_index::CatalogIndex;
 use crate::store::seal::Seal;
 use crate::store::{Error, Result, caller};
 
-/// How many jobs one transaction takes at most, so that the first of them
-/// does not wait for a whole flood.
+/// Largest number of jobs in one transaction, so that the first of them does
+/// not wait for a flood of others.
 const JOBS_PER_COMMIT: usize = 1_024;
-/// How many of those that only have to be kept it takes: a few milliseconds.
+/// Largest number of low-priority jobs in one transaction: a few milliseconds.
 const LATER_PER_COMMIT: usize = 128;
-/// How many jobs may queue up before callers wait their turn.
+/// Number of jobs that may queue up before callers have to wait.
 const JOBS_WAITING_MAX: usize = 4_096;
 
 const DAY_MS: i64 = 86_400_000;
 
 type IndexUpdate = Box<dyn FnOnce(&mut CatalogIndex) + Send>;
 
-/// Whether somebody waits for a job.
+/// Whether a caller waits for a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WritePriority {
+    /// Somebody waits for the job.
     First,
+    /// Nobody waits; the job only has to be written.
     Later,
 }
 
-/// Something to write, and someone to tell.
+/// A job for the writer.
 trait WriteJob: Send {
+    /// Writes inside the transaction.
     fn apply(&mut self, transaction: &mut WriteTransaction<'_>) -> rusqlite::Result<()>;
+    /// Answers the caller after the commit or its failure.
     fn finish(self: Box<Self>, committed: Result<()>);
 }
 
@@ -76,40 +80,40 @@ where
 
     fn finish(self: Box<Self>, committed: Result<()>) {
         let Self { value, answer, .. } = *self;
-        // A caller that went away has lost interest, not the write.
+        // The write counts even if the caller has gone away.
         let _ = answer.send(committed.map(|()| value.expect("a committed job was applied")));
     }
 }
 
-/// What a job works with.
+/// The open transaction, as a job sees it.
 pub struct WriteTransaction<'a> {
-    /// The connection, inside the transaction.
+    /// Connection inside the transaction.
     pub db: &'a Connection,
-    /// What secrets are sealed with.
+    /// Seal for secrets.
     pub seal: &'a Seal,
     /// The catalog as of the last commit.
     pub index: &'a Arc<RwLock<CatalogIndex>>,
-    /// The number the next delivery gets.
+    /// Number of the next delivery.
     pub next_delivery: &'a mut i64,
     after_commit: &'a mut Vec<IndexUpdate>,
     counts: &'a mut Vec<CountChange>,
     growth: &'a mut HashMap<TenantId, UsageGrowth>,
-    /// The types of the operational events that this job wrote.
+    /// Types of the operational events that this job wrote.
     pub operational_events: Vec<&'static str>,
-    /// In whose name this job is done, if in anybody's.
+    /// Caller in whose name the job runs, if there is one.
     pub caller: Option<Arc<Caller>>,
 }
 
-/// Something that is counted once it is durable.
+/// A change of the counters in memory, applied once it is durable.
 #[derive(Clone, Copy)]
 enum CountChange {
-    /// More deliveries wait for an endpoint, or fewer.
+    /// Change in the number of deliveries that wait for an endpoint.
     Waiting { endpoint: i64, more: i64 },
-    /// A tenant's events of a day take up more, or less.
+    /// Change in the bytes that a tenant's events of a day take up.
     Stored { tenant: i64, day: i64, more: i64 },
 }
 
-/// What a tenant uses more than the catalog shows, in this transaction.
+/// Usage that this transaction adds to what the catalog shows of a tenant.
 #[derive(Clone, Copy, Default)]
 struct UsageGrowth {
     endpoints: u64,
@@ -118,19 +122,18 @@ struct UsageGrowth {
 }
 
 impl WriteTransaction<'_> {
-    /// Counts deliveries that wait for an endpoint from now on, or no longer do.
+    /// Adds `more` to the waiting deliveries of an endpoint; it may be negative.
     pub fn count_waiting(&mut self, endpoint: i64, more: i64) {
         self.counts.push(CountChange::Waiting { endpoint, more });
     }
 
-    /// Counts what a tenant's events, accepted at this time, take up from now
-    /// on, or no longer do.
+    /// Adds `more` bytes to what a tenant's events of the day of `accepted_ms`
+    /// take up; it may be negative.
     pub fn count_stored(&mut self, tenant: i64, accepted_ms: i64, more: i64) {
         self.counts.push(CountChange::Stored { tenant, day: accepted_ms.div_euclid(DAY_MS), more });
     }
 
-    /// Takes one endpoint more, or settings that grow, if the tenant's limits
-    /// allow it.
+    /// Reserves endpoints and bytes of settings, if the tenant's limits allow it.
     pub fn grow_settings(&mut self, tenant: &TenantId, endpoints: u64, bytes: i64) -> Result<()> {
         let Some((usage, known)) = self.usage(tenant) else { return Err(Error::NotFound("tenant")) };
         usage.admits_settings(tenant, &known.limits, endpoints, bytes).map_err(Error::OverLimit)?;
@@ -140,7 +143,7 @@ impl WriteTransaction<'_> {
         Ok(())
     }
 
-    /// Takes one token more, if the tenant's limits allow it.
+    /// Reserves one more token, if the tenant's limits allow it.
     pub fn grow_tokens(&mut self, tenant: &TenantId) -> Result<()> {
         let Some((usage, known)) = self.usage(tenant) else { return Err(Error::NotFound("tenant")) };
         usage.admits_token(tenant, &known.limits).map_err(Error::OverLimit)?;
@@ -148,8 +151,8 @@ impl WriteTransaction<'_> {
         Ok(())
     }
 
-    /// What a tenant uses with what this transaction adds. A tenant that this
-    /// very transaction made is not in the catalog, and uses nothing.
+    /// Returns what a tenant uses, with what this transaction adds. A tenant
+    /// that this transaction created is not in the catalog yet.
     fn usage(&self, id: &TenantId) -> Option<(TenantUsage, Arc<Tenant>)> {
         let index = self.index.read();
         let (usage, tenant) = (index.usage(id)?, index.tenant(id)?);
@@ -163,14 +166,14 @@ impl WriteTransaction<'_> {
         Some((usage, tenant))
     }
 
-    /// How far counting has come.
+    /// Returns a mark for [`WriteTransaction::undo_counts`].
     pub fn count_mark(&self) -> usize {
         self.counts.len()
     }
 
-    /// Takes back what was counted since, with what was rolled back.
-    pub fn undo_counts(&mut self, tallied: usize) {
-        self.counts.truncate(tallied);
+    /// Drops the count changes since a mark, because they were rolled back.
+    pub fn undo_counts(&mut self, mark: usize) {
+        self.counts.truncate(mark);
     }
 
     /// Changes the catalog in memory once this transaction is durable.
@@ -179,7 +182,7 @@ impl WriteTransaction<'_> {
     }
 }
 
-/// The door to the writer.
+/// Handle that sends jobs to the writer's thread.
 #[derive(Clone)]
 pub struct Writer {
     jobs: mpsc::Sender<(WritePriority, Box<dyn WriteJob>)>,
@@ -211,31 +214,31 @@ impl Writer {
         &self,
         job: impl FnOnce(&mut WriteTransaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.ask(WritePriority::First, job).await
+        self.send(WritePriority::First, job).await
     }
 
-    /// The same for what nobody waits for: it lets others go before it.
+    /// Runs a job that nobody waits for: jobs of [`Writer::write`] go first.
     pub async fn write_later<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut WriteTransaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.ask(WritePriority::Later, job).await
+        self.send(WritePriority::Later, job).await
     }
 
-    async fn ask<T: Send + 'static>(
+    async fn send<T: Send + 'static>(
         &self,
-        turn: WritePriority,
+        priority: WritePriority,
         job: impl FnOnce(&mut WriteTransaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         let (answer, answered) = oneshot::channel();
-        let stopped = || Error::Unavailable("it has been closed".into());
+        let closed = || Error::Unavailable("it has been closed".into());
         let job = Box::new(AnsweredJob { job: Some(job), caller: caller(), value: None, answer });
-        self.jobs.send((turn, job)).await.map_err(|_| stopped())?;
-        answered.await.map_err(|_| stopped())?
+        self.jobs.send((priority, job)).await.map_err(|_| closed())?;
+        answered.await.map_err(|_| closed())?
     }
 }
 
-/// Those whose turn comes next.
+/// Jobs that wait for the next transaction, by priority.
 #[derive(Default)]
 struct WriteQueue {
     first: VecDeque<Box<dyn WriteJob>>,
@@ -243,7 +246,7 @@ struct WriteQueue {
 }
 
 impl WriteQueue {
-    /// Returns once there is something to do, or false when never again.
+    /// Waits until there is a job. Returns false when there will be none.
     fn wait(&mut self, waiting: &mut mpsc::Receiver<(WritePriority, Box<dyn WriteJob>)>) -> bool {
         if self.first.is_empty() && self.later.is_empty() {
             match waiting.blocking_recv() {
@@ -259,14 +262,14 @@ impl WriteQueue {
         true
     }
 
-    fn push(&mut self, (turn, job): (WritePriority, Box<dyn WriteJob>)) {
-        match turn {
+    fn push(&mut self, (priority, job): (WritePriority, Box<dyn WriteJob>)) {
+        match priority {
             WritePriority::First => self.first.push_back(job),
             WritePriority::Later => self.later.push_back(job),
         }
     }
 
-    /// What the next transaction takes.
+    /// Takes the jobs of the next transaction.
     fn take(&mut self) -> Vec<Box<dyn WriteJob>> {
         let (first, later) = (self.first.len().min(JOBS_PER_COMMIT), self.later.len().min(LATER_PER_COMMIT));
         self.first.drain(..first).chain(self.later.drain(..later)).collect()
@@ -279,19 +282,19 @@ fn run(
     index: &Arc<RwLock<CatalogIndex>>,
     mut next_delivery: i64,
     commits: &CommitMetrics,
-    folding: &CheckpointTrigger,
+    checkpoint_trigger: &CheckpointTrigger,
     mut waiting: mpsc::Receiver<(WritePriority, Box<dyn WriteJob>)>,
 ) {
-    let mut line = WriteQueue::default();
-    while line.wait(&mut waiting) {
-        let jobs = line.take();
+    let mut queue = WriteQueue::default();
+    while queue.wait(&mut waiting) {
+        let jobs = queue.take();
         let count = jobs.len();
         commit(db, seal, index, &mut next_delivery, commits, jobs);
-        folding.jobs_written(count);
+        checkpoint_trigger.jobs_written(count);
     }
-    // What is left in the log is made durable once more by the next start.
+    // What stays in the log is made durable once more by the next start.
     if let Err(problem) = db.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)") {
-        error!("could not fold the write-ahead log into the store while closing: {}", failure_of(&problem));
+        error!("checkpoint of the write-ahead log failed while closing the store: {}", failure_of(&problem));
     }
 }
 
@@ -304,7 +307,7 @@ fn commit(
     mut jobs: Vec<Box<dyn WriteJob>>,
 ) {
     let began = Instant::now();
-    let (mut after_commit, mut tally, mut growth) = (Vec::new(), Vec::new(), HashMap::new());
+    let (mut after_commit, mut count_changes, mut growth) = (Vec::new(), Vec::new(), HashMap::new());
     let attempt = catch_unwind(AssertUnwindSafe(|| -> rusqlite::Result<()> {
         db.execute_batch("BEGIN IMMEDIATE")?;
         for job in &mut jobs {
@@ -314,14 +317,14 @@ fn commit(
                 index,
                 next_delivery,
                 after_commit: &mut after_commit,
-                counts: &mut tally,
+                counts: &mut count_changes,
                 growth: &mut growth,
                 operational_events: Vec::new(),
                 caller: None,
             };
             job.apply(&mut transaction)?;
         }
-        keep_stored(db, &tally)?;
+        update_stored(db, &count_changes)?;
         db.execute_batch("COMMIT")
     }));
     let outcome = match attempt {
@@ -333,8 +336,8 @@ fn commit(
         Ok(()) => {
             commits.committed(jobs.len(), began.elapsed());
             let mut index = index.write();
-            for counted in tally {
-                match counted {
+            for count_change in count_changes {
+                match count_change {
                     CountChange::Waiting { endpoint, more } => index.count_waiting(endpoint, more),
                     CountChange::Stored { tenant, more, .. } => index.count_stored(tenant, more),
                 }
@@ -343,8 +346,8 @@ fn commit(
         }
         Err(failure) => {
             commits.failed(jobs.len());
-            error!("nothing of a batch of writes was kept: {failure}");
-            // Rolled back by SQLite itself after some errors; then this says so.
+            error!("write batch rolled back: {failure}");
+            // SQLite rolls back by itself after some errors; this then fails.
             let _ = db.execute_batch("ROLLBACK");
         }
     }
@@ -353,12 +356,12 @@ fn commit(
     }
 }
 
-/// Writes what events take up: one row for each tenant and day that this
+/// Adds up what events take up: one row for each tenant and day that this
 /// transaction touched, however many events it holds.
-fn keep_stored(db: &Connection, tally: &[CountChange]) -> rusqlite::Result<()> {
+fn update_stored(db: &Connection, count_changes: &[CountChange]) -> rusqlite::Result<()> {
     let mut days: BTreeMap<(i64, i64), i64> = BTreeMap::new();
-    for counted in tally {
-        if let CountChange::Stored { tenant, day, more } = counted {
+    for count_change in count_changes {
+        if let CountChange::Stored { tenant, day, more } = count_change {
             *days.entry((*tenant, *day)).or_insert(0) += more;
         }
     }
@@ -373,11 +376,11 @@ fn keep_stored(db: &Connection, tally: &[CountChange]) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// `EX_IOERR` of sysexits.h: the disk failed, or what is on it is damaged.
+/// Exit code `EX_IOERR` of sysexits.h: the disk failed, or its data is damaged.
 const EXIT_IO: i32 = 74;
 
-/// Sorts SQLite's errors by what can be done about them. A failed sync leaves
-/// the file in an unknown state, so the process must not go on.
+/// Sorts SQLite's errors by what the caller can do about them. A failed sync
+/// leaves the file in an unknown state, so the process must not go on.
 pub fn failure_of(problem: &rusqlite::Error) -> Error {
     use rusqlite::ErrorCode;
     match problem.sqlite_error_code() {
@@ -409,17 +412,17 @@ mod tests {
     fn what_somebody_waits_for_goes_before_what_only_has_to_be_kept() {
         let (jobs, mut waiting) = mpsc::channel(JOBS_WAITING_MAX);
         for n in 0..1_000 {
-            let turn = if n % 100 == 99 { WritePriority::First } else { WritePriority::Later };
-            jobs.try_send((turn, Box::new(Nothing) as Box<dyn WriteJob>)).unwrap();
+            let priority = if n % 100 == 99 { WritePriority::First } else { WritePriority::Later };
+            jobs.try_send((priority, Box::new(Nothing) as Box<dyn WriteJob>)).unwrap();
         }
-        let mut line = WriteQueue::default();
-        assert!(line.wait(&mut waiting));
-        assert_eq!(line.take().len(), 10 + LATER_PER_COMMIT, "all of the first, and a little of the others");
-        // Nobody is forgotten.
+        let mut queue = WriteQueue::default();
+        assert!(queue.wait(&mut waiting));
+        assert_eq!(queue.take().len(), 10 + LATER_PER_COMMIT, "all of the first, and a little of the others");
+        // No job is lost.
         drop(jobs);
         let mut left = 0;
-        while line.wait(&mut waiting) {
-            left += line.take().len();
+        while queue.wait(&mut waiting) {
+            left += queue.take().len();
         }
         assert_eq!(left, 990 - LATER_PER_COMMIT);
     }

@@ -1,8 +1,9 @@
-//! Tokens and the audit log.
+//! Stores tokens and the audit log.
 //!
-//! A token is part of the catalog: whoever makes or revokes one raises the
-//! catalog's version, and answers once every node that is alive has heard.
-//! A node whose lease has ended may not have; it must not trust what it knows.
+//! A token is part of the catalog: creating or revoking one raises the
+//! catalog's version, and the call answers once every live node has
+//! acknowledged that version. A node whose lease has ended may have missed it
+//! and must not trust its tokens in memory.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,19 +26,21 @@ use crate::model::token::Token;
 use crate::store::access::draw;
 use crate::store::{AccessStore, AuditQuery, Error, ListPage, PageRequest, Result, TokenScope, caller};
 
-/// What is read of a token, and whether it was revoked.
+/// The columns and tables that a token is read from. The last column says
+/// whether it was revoked.
 const TOKEN: &str = "k.id, t.id, k.name, k.rights, k.hash, k.created_at, k.expires_at, k.used_at,
                      k.deleted_at IS NOT NULL OR t.deleted_at IS NOT NULL
                      FROM posthaste.tokens k LEFT JOIN posthaste.tenants t ON t.no = k.tenant";
 
-/// Whether a token is one of those asked for: of the tenant `$2` or of any, and
-/// with `$3` of the gateway.
-const IS_ONE: &str = "(t.id = coalesce($2, t.id) OR $3 AND k.tenant IS NULL)";
+/// SQL condition that a token is in a [`TokenScope`]: it belongs to the tenant
+/// `$2`, or to any tenant if that is NULL, or with `$3` to the gateway.
+const IN_SCOPE: &str = "(t.id = coalesce($2, t.id) OR $3 AND k.tenant IS NULL)";
 
-/// The tenant for what concerns the gateway itself.
+/// Selects the number of the system tenant, for what concerns the gateway itself.
 const SYSTEM: &str = "SELECT no FROM posthaste.tenants WHERE id = $1 AND deleted_at IS NULL";
 
-/// Tokens made or revoked after a version of the catalog, and which it is.
+/// Returns tokens created or revoked after a version of the catalog, and
+/// whether each was revoked.
 pub async fn changed_after(tx: &PgTransaction, version: i64) -> Result<Vec<(Token, bool)>> {
     let rows = tx.query(&format!("SELECT {TOKEN} WHERE k.version > $1"), bind![version]).await?;
     Ok(rows.iter().map(|row| (token_from(row), row.get(8))).collect())
@@ -56,7 +59,7 @@ fn token_from(row: &Row) -> Token {
     }
 }
 
-/// Records a deed in a transaction, if somebody asked for it.
+/// Records an action in the audit log, if there is a caller.
 pub async fn record(tx: &PgTransaction, tenant: i64, audited: &AuditedAction) -> Result<()> {
     let Some(caller) = caller() else { return Ok(()) };
     let entry = AuditEntry::of(&caller, audited, draw());
@@ -64,9 +67,9 @@ pub async fn record(tx: &PgTransaction, tenant: i64, audited: &AuditedAction) ->
     tx.execute(sql, bind![entry.id.0, tenant, audited.tenant.as_str(), to_json(&entry.record)]).await.map(|_| ())
 }
 
-/// The number that a deed is recorded with: the tenant's, or that of the
-/// tenant for what concerns the gateway itself.
-async fn recorded_with(tx: &PgTransaction, tenant: Option<i64>) -> Result<i64> {
+/// Returns the tenant number that an action is recorded under: the tenant's
+/// own, or that of the system tenant for what concerns the gateway itself.
+async fn audit_tenant(tx: &PgTransaction, tenant: Option<i64>) -> Result<i64> {
     match tenant {
         Some(tenant) => Ok(tenant),
         None => Ok(tx.query_opt(SYSTEM, bind![TenantId::SYSTEM]).await?.map_or(0, |row| row.get(0))),
@@ -74,7 +77,7 @@ async fn recorded_with(tx: &PgTransaction, tenant: Option<i64>) -> Result<i64> {
 }
 
 impl UnitOfWork<'_> {
-    /// Records what was done to an endpoint, by its number.
+    /// Records an action on the endpoint with this number.
     pub async fn record_of_endpoint(&self, endpoint: i64, audited: &AuditedAction) -> Result<()> {
         if caller().is_none() {
             return Ok(());
@@ -85,7 +88,7 @@ impl UnitOfWork<'_> {
     }
 }
 
-/// Where the last page of a list ended.
+/// Returns the id at which the last page of a list ended.
 fn page_end<T: std::str::FromStr>(page: &PageRequest) -> Result<Option<T>> {
     page.cursor.as_deref().map(|text| text.parse().map_err(|_| Error::NotFound("cursor"))).transpose()
 }
@@ -100,8 +103,8 @@ impl AccessStore for PostgresStore {
         self.shared.index().token(id)
     }
 
-    /// Others wait for this node as long as its lease lasts, from the moment
-    /// it has read the catalog.
+    /// A change waits for this node's acknowledgement while its lease lasts, so
+    /// within its lease a node that has read the catalog has missed nothing.
     fn is_current(&self) -> bool {
         let is_leased = self.shared.shard_leases.leased_until().is_some_and(|until| until > Instant::now());
         is_leased && self.shared.acknowledged_version.load(Ordering::Acquire) > 0
@@ -136,28 +139,28 @@ impl AccessStore for PostgresStore {
             let tenant = row.ok_or(Error::NotFound("tenant"))?.get(0);
             let audited = AuditedAction::new(AuditAction::TokenCreated, &token.recorded_with(), token.id);
             let rights = token.rights.iter().map(|right| right.to_string()).collect();
-            record(work.tx, recorded_with(work.tx, tenant).await?, &audited.changing(rights)).await?;
+            record(work.tx, audit_tenant(work.tx, tenant).await?, &audited.changing(rights)).await?;
             work.after_commit(move |index| index.put_token(Arc::new(token)));
             Ok(())
         })
         .await
     }
 
-    async fn revoke_token(&self, id: TokenId, whose: TokenScope, now: Timestamp) -> Result<()> {
+    async fn revoke_token(&self, id: TokenId, scope: TokenScope, now: Timestamp) -> Result<()> {
         self.change_catalog(async move |work| {
             let version = work.bump_catalog_version().await?;
             let sql = format!(
                 "UPDATE posthaste.tokens u SET deleted_at = $4, version = $5
                  FROM posthaste.tokens k LEFT JOIN posthaste.tenants t ON t.no = k.tenant
-                 WHERE u.id = $1 AND k.id = $1 AND {IS_ONE} AND u.deleted_at IS NULL
+                 WHERE u.id = $1 AND k.id = $1 AND {IN_SCOPE} AND u.deleted_at IS NULL
                  RETURNING t.no, t.id"
             );
-            let (tenant, with_gateways) = whose.columns();
+            let (tenant, with_gateways) = scope.columns();
             let row = work.tx.query_opt(&sql, bind![id.0, tenant, with_gateways, millis(now), version]).await?;
             let row = row.ok_or(Error::NotFound("token"))?;
             let tenant = row.get::<_, Option<&str>>(1).map_or_else(TenantId::system, stored_tenant);
             let audited = AuditedAction::new(AuditAction::TokenRevoked, &tenant, id);
-            record(work.tx, recorded_with(work.tx, row.get(0)).await?, &audited).await?;
+            record(work.tx, audit_tenant(work.tx, row.get(0)).await?, &audited).await?;
             work.after_commit(move |index| index.remove_token(id));
             Ok(())
         })
@@ -165,7 +168,7 @@ impl AccessStore for PostgresStore {
     }
 
     async fn use_tokens(&self, used: Vec<(TokenId, Timestamp)>) -> Result<()> {
-        // In one order, so that two nodes wait for each other at most.
+        // Rows are locked in one order, so that two nodes cannot deadlock.
         let mut used = used;
         used.sort();
         let (ids, times): (Vec<uuid::Uuid>, Vec<i64>) = used.into_iter().map(|(id, at)| (id.0, millis(at))).unzip();
@@ -178,13 +181,13 @@ impl AccessStore for PostgresStore {
         tx.commit().await
     }
 
-    async fn tokens(&self, whose: TokenScope, page: PageRequest) -> Result<ListPage<Token>> {
+    async fn tokens(&self, scope: TokenScope, page: PageRequest) -> Result<ListPage<Token>> {
         let below = page_end::<TokenId>(&page)?.map_or(uuid::Uuid::max(), |below| below.0);
         let sql = format!(
-            "SELECT {TOKEN} WHERE k.id < $1 AND {IS_ONE} AND k.deleted_at IS NULL AND t.deleted_at IS NULL
+            "SELECT {TOKEN} WHERE k.id < $1 AND {IN_SCOPE} AND k.deleted_at IS NULL AND t.deleted_at IS NULL
              ORDER BY k.id DESC LIMIT $4"
         );
-        let (tenant, with_gateways) = whose.columns();
+        let (tenant, with_gateways) = scope.columns();
         let rows = read_rows(&self.shared, &sql, bind![below, tenant, with_gateways, one_more(&page)]).await?;
         Ok(ListPage::truncate(rows.iter().map(token_from).collect(), page.limit, |token| token.id.to_string()))
     }
@@ -196,10 +199,10 @@ impl AccessStore for PostgresStore {
         tx.commit().await
     }
 
-    async fn audit(&self, ask: AuditQuery, page: PageRequest) -> Result<ListPage<AuditEntry>> {
-        let (first, end) = ask.bounds(page_end::<AuditId>(&page)?);
-        // Written out, so that each is one walk down one index.
-        let is_of = match (&ask.tenant, ask.is_present_only) {
+    async fn audit(&self, query: AuditQuery, page: PageRequest) -> Result<ListPage<AuditEntry>> {
+        let (first, end) = query.bounds(page_end::<AuditId>(&page)?);
+        // Three separate conditions, so that each is one index scan.
+        let is_of = match (&query.tenant, query.is_present_only) {
             (None, _) => "$4::text IS NULL",
             (Some(_), false) => "tenant_id = $4",
             (Some(_), true) => {
@@ -209,27 +212,27 @@ impl AccessStore for PostgresStore {
         let sql = format!(
             "SELECT id, record FROM posthaste.audit WHERE id >= $1 AND id < $2 AND {is_of} ORDER BY id DESC LIMIT $3"
         );
-        let of = ask.tenant.as_ref().map(|tenant| tenant.as_str().to_owned());
+        let of = query.tenant.as_ref().map(|tenant| tenant.as_str().to_owned());
         let rows = read_rows(&self.shared, &sql, bind![first.0, end.0, one_more(&page), of]).await?;
         let entry = |row: &Row| AuditEntry { id: AuditId(row.get(0)), record: from_json(row.get(1)) };
         Ok(ListPage::truncate(rows.iter().map(entry).collect(), page.limit, |entry| entry.id.to_string()))
     }
 
-    async fn forget_audit(&self, before: Timestamp, most: usize) -> Result<usize> {
-        // One node at a time: whoever owns the first shard.
+    async fn forget_audit(&self, before: Timestamp, limit: usize) -> Result<usize> {
+        // Only the node that owns the first shard does this.
         if !self.shared.shard_leases.holds(Shard(0)) {
             return Ok(0);
         }
         let (_, end) = AuditQuery { until: Some(before), ..AuditQuery::default() }.bounds(None);
-        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let tx = self.shared.begin().await?;
         let sql = "DELETE FROM posthaste.audit WHERE id IN (
                        SELECT id FROM posthaste.audit WHERE id < $1 ORDER BY id LIMIT $2)";
-        let gone = tx.execute(sql, bind![end.0, most]).await?;
-        // Every node has long heard of these.
+        let deleted = tx.execute(sql, bind![end.0, limit]).await?;
+        // Every node has acknowledged these revocations long ago.
         let sql = "DELETE FROM posthaste.tokens WHERE deleted_at < $1";
         tx.execute(sql, bind![millis(before)]).await?;
         tx.commit().await?;
-        Ok(usize::try_from(gone).unwrap_or(usize::MAX))
+        Ok(usize::try_from(deleted).unwrap_or(usize::MAX))
     }
 }

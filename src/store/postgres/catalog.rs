@@ -1,10 +1,10 @@
-//! Tenants and endpoints, durable in tables and readable from memory.
+//! Stores tenants and endpoints in tables, and reads them from memory.
 //!
 //! A change locks the catalog's one row and raises its version, so versions
 //! become visible in order: a node that has version n knows everything up to
-//! n. The call that makes a change answers once every node that is alive has
-//! heard of it. A node that has not, because it was frozen or cut off, finds
-//! out when it next accepts: its version is not the catalog's.
+//! n. A change is answered once every live node has acknowledged its version.
+//! A node that was frozen or cut off notices at its next accept that its
+//! version is not the catalog's.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use tokio::sync::oneshot;
+use tokio_postgres::Row;
 
 use super::access::{self, record};
 use super::endpoint::{
@@ -31,57 +32,81 @@ use crate::model::id::{EndpointId, TenantId};
 use crate::model::limits::{TenantUsage, settings_bytes};
 use crate::model::shard::Shard;
 use crate::model::tenant::Tenant;
+use crate::model::token::Token;
 use crate::store::catalog_index::CatalogIndex;
 use crate::store::{Catalog, ClusterEvent, EndpointChange, EndpointChanged, Error, Result};
 
-/// How often it is asked whether every node has heard.
-const ASK_EVERY: Duration = Duration::from_millis(5);
+/// Interval between two checks whether every node has acknowledged a version.
+const CHECK_EVERY: Duration = Duration::from_millis(5);
 
-/// What a look at the catalog brought.
+/// Ids of tenants and endpoints that other nodes changed or deleted.
 #[derive(Debug, Default)]
 struct CatalogChanges {
-    /// Endpoints changed or deleted.
     endpoints: Vec<EndpointId>,
-    /// Tenants changed or deleted.
     tenants: Vec<TenantId>,
 }
 
+/// Rows that changed after a version of the catalog.
+struct ChangedRows {
+    /// Version that these rows lead to.
+    version: i64,
+    /// Tenants with their numbers; `None` for one that was deleted.
+    tenants: Vec<(TenantId, Option<(i64, Tenant)>)>,
+    /// Endpoints with their numbers, and whether each was deleted.
+    endpoints: Vec<(i64, Endpoint, bool)>,
+    /// Tokens, and whether each was revoked.
+    tokens: Vec<(Token, bool)>,
+}
+
 impl PostgresState {
-    /// Reads what has changed since this node last looked, and shows it.
+    /// Reads what has changed since this node last read the catalog, and puts
+    /// it into the index.
     pub async fn refresh_catalog(&self) -> Result<()> {
-        let _turn = self.catalog_lock.lock().await;
+        let _guard = self.catalog_lock.lock().await;
         self.load_after(self.version.load(Ordering::Acquire)).await
     }
 
-    /// Tells the lifecycle what others changed. Whoever comes to know of it
-    /// first, by whatever way, this is the only one that tells.
-    fn announce_changes(&self, fresh: CatalogChanges) {
-        if fresh.endpoints.is_empty() && fresh.tenants.is_empty() {
+    /// Tells the lifecycle what other nodes changed. Every way to learn of a
+    /// change ends here, so nothing is announced twice.
+    fn announce_changes(&self, changes: CatalogChanges) {
+        if changes.endpoints.is_empty() && changes.tenants.is_empty() {
             return;
         }
         self.watermarks.clear();
         let (done, in_force) = oneshot::channel();
-        let _ = self.told.send(ClusterEvent::Changed { endpoints: fresh.endpoints, tenants: fresh.tenants, done });
-        // Before anybody listens there is nothing that it could be in force
-        // for; to wait would be to wait for one's own start.
+        let _ = self.told.send(ClusterEvent::Changed { endpoints: changes.endpoints, tenants: changes.tenants, done });
+        // During the start nobody listens yet. Waiting for an answer then would
+        // make the start wait for itself.
         if self.listener.lock().is_none() {
             self.in_force.lock().push(in_force);
         }
     }
 
+    /// Reads what has changed after the version `known`, puts it into the index
+    /// and announces it.
     async fn load_after(&self, known: i64) -> Result<()> {
+        let changed = self.read_after(known).await?;
+        let version = changed.version;
+        let changes = self.put_into_index(changed);
+        self.version.store(version, Ordering::Release);
+        self.announce_changes(changes);
+        Ok(())
+    }
+
+    async fn read_after(&self, known: i64) -> Result<ChangedRows> {
         let tx = super::transaction::PgTransaction::begin_reading(&self.pool).await?;
         let version: i64 = tx.query("SELECT version FROM posthaste.catalogue", bind![]).await?[0].get(0);
         let sql = "SELECT no, id, name, defaults, quota, created_at, deleted_at IS NOT NULL, limits
                    FROM posthaste.tenants WHERE version > $1 ORDER BY deleted_at IS NULL";
-        let tenants = tx.query(sql, bind![known]).await?;
+        let tenants = tx.query(sql, bind![known]).await?.iter().map(tenant_from).collect();
         let sql = format!(
             "SELECT {ENDPOINT} FROM posthaste.endpoints p JOIN posthaste.tenants t ON t.no = p.tenant
              LEFT JOIN posthaste.health h ON h.endpoint = p.no WHERE p.version > $1"
         );
         let mut endpoints = Vec::new();
         for row in tx.query(&sql, bind![known]).await? {
-            endpoints.push((endpoint_from(self, &row)?, row.get::<_, bool>(10)));
+            let (no, endpoint) = endpoint_from(self, &row)?;
+            endpoints.push((no, endpoint, row.get::<_, bool>(10)));
         }
         let sql = "SELECT s.endpoint, p.id, s.id, s.sealed, s.created_at, s.expires_at
                    FROM posthaste.secrets s JOIN posthaste.endpoints p ON p.no = s.endpoint
@@ -91,73 +116,62 @@ impl PostgresState {
             let secret = secret_from(self, EndpointId(row.get(1)), &row, 2)?;
             secrets.entry(row.get(0)).or_default().push(secret);
         }
+        for (no, endpoint, _) in &mut endpoints {
+            endpoint.secrets = secrets.remove(no).unwrap_or_default();
+        }
         let tokens = access::changed_after(&tx, known).await?;
         tx.commit().await?;
-        let mut fresh = CatalogChanges::default();
-        {
-            let mut index = self.index_mut();
-            for row in tenants {
-                let id: TenantId = super::rows::stored_tenant(row.get(1));
-                match row.get(6) {
-                    true => index.remove_tenant(&id),
-                    false => {
-                        let tenant = Tenant {
-                            id: id.clone(),
-                            name: row.get(2),
-                            defaults: from_json(row.get(3)),
-                            quota: from_json(row.get(4)),
-                            limits: from_json(row.get(7)),
-                            created_at: at(row.get(5)),
-                        };
-                        index.put_tenant(row.get(0), Arc::new(tenant));
-                    }
-                }
-                fresh.tenants.push(id);
-            }
-            for ((no, mut endpoint), is_deleted) in endpoints {
-                fresh.endpoints.push(endpoint.id);
-                match is_deleted {
-                    true => {
-                        index.remove_endpoint(endpoint.id);
-                        index.forget_waiting(no);
-                    }
-                    false => {
-                        endpoint.secrets = secrets.remove(&no).unwrap_or_default();
-                        index.put_endpoint(no, Arc::new(endpoint));
-                    }
-                }
-            }
-            for (token, is_revoked) in tokens {
-                match is_revoked {
-                    true => index.remove_token(token.id),
-                    false => index.put_token(Arc::new(token)),
-                }
-            }
-        }
-        self.version.store(version, Ordering::Release);
-        self.announce_changes(fresh);
-        Ok(())
+        Ok(ChangedRows { version, tenants, endpoints, tokens })
     }
 
-    /// Shows what a transaction of this node changed, which is durable now.
+    fn put_into_index(&self, changed: ChangedRows) -> CatalogChanges {
+        let mut changes = CatalogChanges::default();
+        let mut index = self.index_mut();
+        for (id, tenant) in changed.tenants {
+            match tenant {
+                None => index.remove_tenant(&id),
+                Some((no, tenant)) => index.put_tenant(no, Arc::new(tenant)),
+            }
+            changes.tenants.push(id);
+        }
+        for (no, endpoint, is_deleted) in changed.endpoints {
+            changes.endpoints.push(endpoint.id);
+            if is_deleted {
+                index.remove_endpoint(endpoint.id);
+                index.forget_waiting(no);
+            } else {
+                index.put_endpoint(no, Arc::new(endpoint));
+            }
+        }
+        for (token, is_revoked) in changed.tokens {
+            if is_revoked {
+                index.remove_token(token.id);
+            } else {
+                index.put_token(Arc::new(token));
+            }
+        }
+        changes
+    }
+
+    /// Puts what a committed transaction of this node changed into the index.
     pub(super) async fn adopt_version(
         &self,
         version: i64,
         after: Vec<Box<dyn FnOnce(&mut CatalogIndex) + Send + Sync>>,
     ) {
-        let _turn = self.catalog_lock.lock().await;
+        let _guard = self.catalog_lock.lock().await;
         let known = self.version.load(Ordering::Acquire);
         if version == known + 1 {
             let mut index = self.index_mut();
             after.into_iter().for_each(|change| change(&mut index));
             self.version.store(version, Ordering::Release);
         } else if version > known {
-            // Others changed something in between: read it all.
+            // Other nodes made changes in between, so read everything.
             let _ = self.load_after(known).await;
         }
     }
 
-    /// Waits until every node that is alive has heard of this version.
+    /// Waits until every live node has acknowledged this version.
     pub async fn await_acknowledged(&self, version: i64) -> Result<()> {
         let client = self.connection().await?;
         let sql = "SELECT count(*) FROM posthaste.nodes
@@ -167,22 +181,39 @@ impl PostgresState {
             if rows[0].get::<_, i64>(0) == 0 {
                 return Ok(());
             }
-            tokio::time::sleep(ASK_EVERY).await;
+            tokio::time::sleep(CHECK_EVERY).await;
         }
     }
 }
 
+/// Returns a tenant's id, and its number and the tenant unless it was deleted.
+fn tenant_from(row: &Row) -> (TenantId, Option<(i64, Tenant)>) {
+    let id = super::rows::stored_tenant(row.get(1));
+    if row.get(6) {
+        return (id, None);
+    }
+    let tenant = Tenant {
+        id: id.clone(),
+        name: row.get(2),
+        defaults: from_json(row.get(3)),
+        quota: from_json(row.get(4)),
+        limits: from_json(row.get(7)),
+        created_at: at(row.get(5)),
+    };
+    (id, Some((row.get(0), tenant)))
+}
+
 impl PostgresStore {
-    /// Runs a change of the catalog, and answers once it is known
-    /// everywhere.
+    /// Runs a change of the catalog in one transaction, and answers once every
+    /// live node has acknowledged it.
     pub(super) async fn change_catalog<T: Send>(
         &self,
         change: impl AsyncFnOnce(&mut UnitOfWork<'_>) -> Result<T> + Send,
     ) -> Result<T> {
         let tx = self.shared.begin().await?;
         let mut work = UnitOfWork::new(&self.shared, &tx);
-        // First of all, so that two changes wait for each other here and
-        // nowhere else.
+        // The catalog's row is locked first, so that two changes wait for each
+        // other here and cannot deadlock later.
         work.bump_catalog_version().await?;
         let outcome = change(&mut work).await;
         let done: CommitEffects = work.end();
@@ -397,8 +428,8 @@ impl Catalog for PostgresStore {
     ) -> Result<EndpointChanged> {
         let tenant = tenant.clone();
         self.change_catalog(async move |work| {
-            let found = endpoint::current(work, id).await?.filter(|(_, endpoint)| endpoint.tenant == tenant);
-            let (no, endpoint) = found.ok_or(Error::NotFound("endpoint"))?;
+            let known = endpoint::current(work, id).await?.filter(|(_, endpoint)| endpoint.tenant == tenant);
+            let (no, endpoint) = known.ok_or(Error::NotFound("endpoint"))?;
             endpoint::change(work, no, endpoint, change, now).await
         })
         .await
@@ -407,10 +438,10 @@ impl Catalog for PostgresStore {
     async fn delete_endpoint(&self, tenant: &TenantId, id: EndpointId, now: Timestamp) -> Result<()> {
         let tenant = tenant.clone();
         self.change_catalog(async move |work| {
-            let found = endpoint::current(work, id).await?.filter(|(_, endpoint)| endpoint.tenant == tenant);
-            let (no, _) = found.ok_or(Error::NotFound("endpoint"))?;
+            let known = endpoint::current(work, id).await?.filter(|(_, endpoint)| endpoint.tenant == tenant);
+            let (no, _) = known.ok_or(Error::NotFound("endpoint"))?;
             let version = work.bump_catalog_version().await?;
-            // Its secrets are of no more use to anyone.
+            // A deleted endpoint needs its secrets no more.
             for table in ["secrets", "milestones", "health"] {
                 let sql = format!("DELETE FROM posthaste.{table} WHERE endpoint = $1");
                 work.tx.execute(&sql, bind![no]).await?;

@@ -1,10 +1,10 @@
-//! Connects to PostgreSQL: what the URL asks for, and TLS as libpq means it.
+//! Connects to PostgreSQL as the URL says, with TLS as libpq understands it.
 //!
-//! `sslmode` says how sure we are of whom we speak to: `prefer` and `require`
-//! encrypt and check nothing (with `sslrootcert` they check as `verify-ca`
-//! does), `verify-ca` checks who signed the certificate, `verify-full` also
-//! for which host. Nothing here depends on a session: a pooler such as
-//! PgBouncer may hand every transaction to another one.
+//! `sslmode` says how the server is checked: `prefer` and `require` encrypt
+//! and check nothing (with `sslrootcert` they check like `verify-ca`),
+//! `verify-ca` checks who signed the certificate, `verify-full` also which
+//! host it is for. Nothing here depends on a session: a pooler such as
+//! PgBouncer may give every transaction another one.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -26,25 +26,25 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use crate::model::database::DatabaseUrl;
 use crate::store;
 
-/// How long connecting may take, when the URL does not say.
+/// Time limit for connecting, unless the URL sets one.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A peer that acknowledges nothing for so long is gone.
+/// Time without an acknowledgement after which a connection counts as dead.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// What we read ourselves: tokio-postgres does not know these, or means
-/// something else by them than libpq.
+/// URL parameters that are read here, because tokio-postgres does not know
+/// them or gives them another meaning than libpq.
 const OURS: &[&str] = &["sslmode", "sslrootcert", "tcp_user_timeout", "keepalives_count"];
 
-/// Connections to the database in a URL, at most so many; none is opened yet.
+/// Creates a pool of at most `size` connections; none is opened yet.
 ///
-/// A connection that comes back is not asked whether it still lives: asking
-/// costs a round trip each time, and proves nothing about the next moment.
-/// Nor is it cleaned: there is nothing of a session to clean.
+/// A connection that comes back is not tested: a test costs a round trip each
+/// time and proves nothing about the next moment. Nor is it reset: no session
+/// state is used.
 pub fn pool(url: &str, size: usize) -> anyhow::Result<Pool> {
     let url: DatabaseUrl = url.parse().map_err(|why| anyhow!("database-url is wrong: {why}"))?;
     let (config, tls) = prepare(&url)?;
-    // What the timeout of the socket does not cover: TLS and signing in.
+    // The socket's timeout does not cover TLS and authentication.
     let patience = config.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT) * 2;
     let manager = Manager::from_config(config, tls, ManagerConfig { recycling_method: RecyclingMethod::Fast });
     let pool = Pool::builder(manager)
@@ -52,77 +52,79 @@ pub fn pool(url: &str, size: usize) -> anyhow::Result<Pool> {
         .runtime(Runtime::Tokio1)
         .create_timeout(Some(patience))
         .wait_timeout(Some(patience))
-        // The same few are used over and over, so that the rest may rest.
+        // Reuse the same few connections, so that the others stay idle.
         .queue_mode(QueueMode::Lifo);
     pool.build().with_context(|| format!("cannot prepare connections to {}", url.place()))
 }
 
-/// A connection from the pool. What prevents one is told with the host, the
-/// database and the user.
+/// Takes a connection from the pool. An error names the host, the database and
+/// the user.
 pub async fn get(pool: &Pool, url: &str) -> anyhow::Result<deadpool_postgres::Object> {
     pool.get().await.map_err(|problem| {
         let place = url.parse::<DatabaseUrl>().map(|url| url.place().to_owned()).unwrap_or_default();
         let reason = pool_error(&problem);
-        let is_passing = match &problem {
+        let is_transient = match &problem {
             PoolError::Timeout(_) => true,
             PoolError::Backend(problem) => is_transient(problem),
             _ => false,
         };
-        match reason.contains("UnknownIssuer") || reason.contains("BadSignature") {
-            true => anyhow!(
+        if reason.contains("UnknownIssuer") || reason.contains("BadSignature") {
+            anyhow!(
                 "cannot reach PostgreSQL at {place}: {reason}; name the file of the authority's certificate with \
                  sslrootcert=FILE in the URL"
-            ),
-            false if is_passing => DatabaseUnavailable(format!("cannot reach PostgreSQL at {place}: {reason}")).into(),
-            false => anyhow!("cannot reach PostgreSQL at {place}: {reason}"),
+            )
+        } else if is_transient {
+            DatabaseUnavailable(format!("cannot reach PostgreSQL at {place}: {reason}")).into()
+        } else {
+            anyhow!("cannot reach PostgreSQL at {place}: {reason}")
         }
     })
 }
 
-/// The database is away or takes no writes. It may be there a little later.
+/// The database is away or read-only, and may be back a little later.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct DatabaseUnavailable(pub String);
 
-/// An error of the database while the store is being opened, after what was
-/// being done.
+/// Returns an error of the database while the store is being opened. `doing`
+/// says what failed.
 pub fn failed(doing: &str, problem: &tokio_postgres::Error) -> anyhow::Error {
     let words = format!("{doing}: {}", error_chain(problem));
     if is_transient(problem) { DatabaseUnavailable(words).into() } else { anyhow!(words) }
 }
 
-/// Whether the store could not be opened because the database is away or takes
-/// no writes, and not because something is wrong with what was asked for.
+/// Whether the store could not be opened because the database is away or
+/// read-only, and not because the settings are wrong.
 pub fn is_unavailable(problem: &anyhow::Error) -> bool {
-    let is_passing = |words: &str| {
+    let is_away = |words: &str| {
         let code = words.strip_suffix(')').and_then(|words| words.rsplit_once('(')).map(|(_, code)| code);
         words.starts_with("the database cannot be reached")
             || words.starts_with("the database did not answer")
             || code.is_some_and(is_transient_code)
     };
     problem.is::<DatabaseUnavailable>()
-        || matches!(problem.downcast_ref::<store::Error>(), Some(store::Error::Unavailable(words)) if is_passing(words))
+        || matches!(problem.downcast_ref::<store::Error>(), Some(store::Error::Unavailable(words)) if is_away(words))
 }
 
-/// Whether a later try may do without a change of anything by anyone.
+/// Whether a later try may succeed without anyone changing anything.
 fn is_transient(problem: &tokio_postgres::Error) -> bool {
     if let Some(code) = problem.code() {
         return is_transient_code(code.code());
     }
     let causes = std::iter::successors(std::error::Error::source(problem), |cause| cause.source());
-    let mut broken = causes.filter_map(|cause| cause.downcast_ref::<std::io::Error>());
-    // What TLS objects to is told as data that is not valid.
+    let mut io_errors = causes.filter_map(|cause| cause.downcast_ref::<std::io::Error>());
+    // TLS errors come as invalid data, and will not pass.
     problem.is_closed()
-        || broken.next().is_some_and(|why| !matches!(why.kind(), ErrorKind::InvalidData | ErrorKind::InvalidInput))
+        || io_errors.next().is_some_and(|why| !matches!(why.kind(), ErrorKind::InvalidData | ErrorKind::InvalidInput))
 }
 
-/// Connections that break, a server short of something, one that starts or
-/// stops, and one that takes no writes.
+/// Whether an SQLSTATE means a broken connection, a server short of resources,
+/// one that starts or stops, or one that is read-only.
 fn is_transient_code(code: &str) -> bool {
     ["08", "53", "57P"].iter().any(|class| code.starts_with(class)) || code == "25006"
 }
 
-/// Why there is no connection to be had.
+/// Says why the pool gave no connection.
 pub fn pool_error(problem: &PoolError) -> String {
     match problem {
         PoolError::Timeout(TimeoutType::Wait) => "all connections are in use".into(),
@@ -132,14 +134,14 @@ pub fn pool_error(problem: &PoolError) -> String {
     }
 }
 
-/// An error with all its causes, in one line. What the drivers say of
-/// themselves alone is "db error".
+/// Returns an error with all its causes in one line. The driver's own message
+/// is only "db error".
 pub fn error_chain(problem: &(dyn std::error::Error + 'static)) -> String {
     let mut parts: Vec<String> = Vec::new();
     let mut next = Some(problem);
     while let Some(problem) = next {
         let text = problem.to_string();
-        // Some tell their cause already.
+        // Some errors already include the text of their cause.
         match parts.last_mut() {
             Some(last) if last.ends_with(&text) => {}
             _ => parts.push(text),
@@ -149,19 +151,19 @@ pub fn error_chain(problem: &(dyn std::error::Error + 'static)) -> String {
     parts.join(": ")
 }
 
-/// How sure we must be of whom we speak to.
+/// What is checked of a server's certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CertificateCheck {
-    /// Of nothing.
+    /// Nothing is checked.
     Nothing,
-    /// That someone we trust signed the certificate.
+    /// A trusted authority must have signed it.
     Authority,
-    /// That it is for this host, too.
+    /// It must also be for this host.
     Host,
 }
 
 fn prepare(url: &DatabaseUrl) -> anyhow::Result<(tokio_postgres::Config, MakeRustlsConnect)> {
-    // Its words never repeat a value.
+    // The parser's messages never repeat a value, such as the password.
     let parsed = url.reveal_without(OURS).parse::<tokio_postgres::Config>();
     let mut config = parsed.map_err(|problem| anyhow!("database-url is wrong: {}", error_chain(&problem)))?;
     if config.get_application_name().is_none() {
@@ -170,7 +172,7 @@ fn prepare(url: &DatabaseUrl) -> anyhow::Result<(tokio_postgres::Config, MakeRus
     if config.get_connect_timeout().is_none() {
         config.connect_timeout(CONNECT_TIMEOUT);
     }
-    // Of several hosts one may be a standby, where nothing can be written.
+    // One of several hosts may be a standby, which takes no writes.
     let hosts = config.get_hosts().len().max(config.get_hostaddrs().len());
     if hosts > 1 && url.param("target_session_attrs").is_none() {
         config.target_session_attrs(TargetSessionAttrs::ReadWrite);
@@ -180,8 +182,8 @@ fn prepare(url: &DatabaseUrl) -> anyhow::Result<(tokio_postgres::Config, MakeRus
     Ok((config, MakeRustlsConnect::new(tls)))
 }
 
-/// A network that swallows everything must not hold a connection for the
-/// quarter of an hour the system would give it.
+/// Sets TCP timeouts, so that a network that drops every packet does not hold a
+/// connection for the quarter of an hour that the system would wait.
 fn set_tcp_timeouts(config: &mut tokio_postgres::Config, url: &DatabaseUrl) -> anyhow::Result<()> {
     let number = |name: &str| match url.param(name).map(str::parse::<u32>) {
         None => Ok(None),
@@ -190,7 +192,7 @@ fn set_tcp_timeouts(config: &mut tokio_postgres::Config, url: &DatabaseUrl) -> a
     };
     match number("tcp_user_timeout")? {
         None => config.tcp_user_timeout(SILENCE_MAX),
-        // The system's own.
+        // 0 keeps the system's own timeout.
         Some(0) => config,
         Some(millis) => config.tcp_user_timeout(Duration::from_millis(millis.into())),
     };
@@ -208,7 +210,7 @@ fn set_tcp_timeouts(config: &mut tokio_postgres::Config, url: &DatabaseUrl) -> a
 
 fn tls(config: &mut tokio_postgres::Config, url: &DatabaseUrl) -> anyhow::Result<ClientConfig> {
     let (mode, verifier) = verifier(url)?;
-    // A socket on this machine is never encrypted, whatever is asked for.
+    // A Unix socket is never encrypted, whatever the URL asks for.
     let is_local = config.get_hosts().iter().all(|host| matches!(host, Host::Unix(_)));
     config.ssl_mode(if is_local && !config.get_hosts().is_empty() { SslMode::Disable } else { mode });
     let mut tls = ClientConfig::builder_with_provider(verifier.provider.clone())
@@ -226,7 +228,7 @@ fn verifier(url: &DatabaseUrl) -> anyhow::Result<(SslMode, CertificateVerifier)>
     let file = url.param("sslrootcert").filter(|file| !file.is_empty() && *file != "system");
     let (mode, check) = match url.param("sslmode").unwrap_or("prefer") {
         "disable" => (SslMode::Disable, CertificateCheck::Nothing),
-        // Who names an authority wants it asked.
+        // An authority that is named is checked.
         "prefer" if file.is_some() => (SslMode::Prefer, CertificateCheck::Authority),
         "require" if file.is_some() => (SslMode::Require, CertificateCheck::Authority),
         "prefer" => (SslMode::Prefer, CertificateCheck::Nothing),
@@ -251,7 +253,8 @@ fn verifier(url: &DatabaseUrl) -> anyhow::Result<(SslMode, CertificateVerifier)>
     Ok((mode, CertificateVerifier { check, pinned, inner, provider }))
 }
 
-/// The machine's trusted certificates, or the Mozilla set where there are none.
+/// Returns the machine's trusted certificates, or the Mozilla set where there
+/// are none.
 fn usual_roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     let (added, _ignored) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -264,21 +267,21 @@ fn usual_roots() -> RootCertStore {
 fn roots_in(file: &Path) -> anyhow::Result<(RootCertStore, Vec<CertificateDer<'static>>)> {
     let context = || format!("cannot read certificates from {}, which sslrootcert names", file.display());
     let text = std::fs::read(file).with_context(context)?;
-    let found = CertificateDer::pem_slice_iter(&text).collect::<Result<Vec<_>, _>>().with_context(context)?;
+    let certificates = CertificateDer::pem_slice_iter(&text).collect::<Result<Vec<_>, _>>().with_context(context)?;
     let mut roots = RootCertStore::empty();
-    let (added, _ignored) = roots.add_parsable_certificates(found.iter().cloned());
+    let (added, _ignored) = roots.add_parsable_certificates(certificates.iter().cloned());
     if added == 0 {
         bail!("there is no certificate in {}, which sslrootcert names; it must hold them as PEM", file.display());
     }
-    Ok((roots, found))
+    Ok((roots, certificates))
 }
 
 /// Checks a server's certificate as far as `sslmode` asks for it.
 #[derive(Debug)]
 struct CertificateVerifier {
     check: CertificateCheck,
-    /// What the file holds, to the letter: a server's own self-signed
-    /// certificate, as PostgreSQL's manual makes it, is no authority's.
+    /// Certificates of the file, to be compared byte for byte: a self-signed
+    /// server certificate, as in PostgreSQL's manual, has no authority.
     pinned: Vec<CertificateDer<'static>>,
     inner: Option<Arc<WebPkiServerVerifier>>,
     provider: Arc<CryptoProvider>,
@@ -304,7 +307,7 @@ impl ServerCertVerifier for CertificateVerifier {
             };
         }
         match inner.verify_server_cert(end_entity, intermediates, name, ocsp, now) {
-            // The name is looked at last: everything else was right.
+            // The name is checked last, so everything else was right.
             Err(rustls::Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) if self.check == CertificateCheck::Authority => Ok(ServerCertVerified::assertion()),
@@ -409,7 +412,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_server_that_cannot_be_reached_is_told_with_host_database_and_user_alone() {
-        // Bound and dropped: nobody listens there.
+        // The port was bound and closed, so nobody listens there.
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let url = format!("postgres://ops:hush@127.0.0.1:{port}/app");
         let why = get(&pool(&url, 1).unwrap(), &url).await.map(|_| ()).unwrap_err().to_string();
@@ -417,7 +420,7 @@ mod tests {
         assert!(why.contains("refused") && !why.contains("hush"), "{why}");
     }
 
-    /// A certificate for a name, signed by an authority, and both as PEM.
+    /// Creates an authority as PEM and DER, and a certificate that it signed.
     fn authority() -> (String, CertificateDer<'static>, CertificateDer<'static>) {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
@@ -459,7 +462,7 @@ mod tests {
             (with("verify-full"), &leaf, ours, true),
             (with("verify-full"), &leaf, other, false),
             (with("verify-full"), &foreign, ours, false),
-            // The file's own certificate, shown by the server itself.
+            // The server shows the certificate of the file itself.
             (with("verify-ca"), &root, ours, true),
             (with("verify-full"), &root, ours, false),
         ] {

@@ -1,11 +1,12 @@
-//! Keeps engine time with the database's, so that all nodes have the same.
+//! Keeps engine time in step with the database's clock, so that all nodes have
+//! the same time.
 //!
 //! Every poll reads the database's clock, and engine time follows it within
-//! what the round trip leaves open. A database whose clock is set back must
-//! not hold up what waits: engine time goes on, and how far it is ahead of the
-//! database's clock is a note in the database, from which every node that
-//! comes later begins. A clock that is set forward is followed, after what it
-//! was ahead is used up.
+//! the uncertainty of the round trip. If the database's clock is set back,
+//! waiting deliveries must not be delayed: engine time goes on, and its lead
+//! over the database's clock is stored as a note, from which nodes that start
+//! later begin. A clock that is set forward first uses up this lead, and is
+//! followed beyond it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -19,44 +20,44 @@ use crate::clock::{Clock, DatabaseReading, EngineClock, boot_ms};
 use crate::store::Result;
 
 const AHEAD_NOTE: &str = "engine_ahead_ms";
-/// A clock that is off by more than this was set.
+/// Difference in milliseconds from which a clock counts as set, not drifted.
 const STEP_MS: i64 = 2_000;
-/// A node whose own wall clock is off by more than this says so.
+/// Difference in milliseconds from which a node warns about its own wall clock.
 const OFF_MS: i64 = 1_000;
 
 /// A reading of the database's clock.
 #[derive(Debug, Clone, Copy)]
 pub struct TimedReading {
-    /// This machine's time since boot before it was asked.
+    /// This machine's time since boot, before the database was asked.
     pub asked_ms: i64,
-    /// What the database's clock showed.
+    /// Time that the database's clock showed.
     pub database_ms: i64,
 }
 
-/// What a reading led to.
+/// Result of observing a reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ObservedTime {
-    /// Engine time follows it.
+    /// Engine time follows the reading.
     Followed,
     /// The database's clock was set; nothing was done about it yet.
     Step,
 }
 
-/// Engine time by the database's clock.
+/// Keeps engine time by the database's clock.
 pub struct DatabaseTime {
     clock: Option<Arc<EngineClock>>,
-    /// How far engine time is ahead of the database's clock.
+    /// Lead of engine time over the database's clock, in milliseconds.
     ahead_ms: AtomicI64,
     is_off: AtomicBool,
 }
 
 impl DatabaseTime {
-    /// For a clock that is to follow the database's, if there is one.
+    /// Creates it for a clock that is to follow the database's, if there is one.
     pub fn new(clock: Option<Arc<EngineClock>>) -> Self {
         Self { clock, ahead_ms: AtomicI64::new(0), is_off: AtomicBool::new(false) }
     }
 
-    /// Sets the clock to the database's time, before anything works with it.
+    /// Sets the clock to the database's time, before anything uses it.
     pub async fn begin(&self, client: &Object) -> Result<()> {
         let (reading, ahead_ms) = read(client).await?;
         self.ahead_ms.store(ahead_ms.unwrap_or(0), Ordering::Relaxed);
@@ -78,8 +79,8 @@ impl DatabaseTime {
         ObservedTime::Followed
     }
 
-    /// The database's clock was set: agrees with the other nodes on what that
-    /// means for engine time.
+    /// Handles a step of the database's clock: agrees with the other nodes on
+    /// the new lead of engine time.
     pub async fn settle_step(&self, shared: &PostgresState) -> Result<()> {
         let Some(clock) = &self.clock else { return Ok(()) };
         let client = shared.connection().await?;
@@ -87,7 +88,7 @@ impl DatabaseTime {
         let noted_ms = noted.unwrap_or(0);
         self.ahead_ms.store(noted_ms, Ordering::Relaxed);
         let step_ms = clock.ahead_of_engine_time(self.engine(reading));
-        // Another node may have seen it first.
+        // Another node may have handled the step already.
         if step_ms.abs() <= STEP_MS {
             clock.follow(self.engine(reading));
             return Ok(());
@@ -97,14 +98,14 @@ impl DatabaseTime {
                    ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE notes.value = $3";
         let (new, old) = (ahead_ms.to_string(), noted_ms.to_string());
         if with_timeout(client.execute_typed(sql, bind![AHEAD_NOTE, new, old])).await? == 0 {
-            // It is looked at again with the next poll.
+            // Another node changed the note first; the next poll looks again.
             return Ok(());
         }
         self.ahead_ms.store(ahead_ms, Ordering::Relaxed);
         clock.count_jump();
         clock.follow(self.engine(reading));
         let seconds = step_ms as f64 / 1_000.0;
-        warn!("the database's clock was set by {seconds:+.1} s; what waits goes on, and is never held up by it");
+        warn!("the database's clock was set by {seconds:+.1} s; waiting deliveries keep their times");
         Ok(())
     }
 
@@ -120,29 +121,27 @@ impl DatabaseTime {
             return;
         }
         let seconds = ahead_ms as f64 / 1_000.0;
-        match is_off {
-            true => warn!(
+        if is_off {
+            warn!(
                 clock_off = seconds,
                 "this node's clock is off by {seconds:+.1} s from the database's, which is the one that counts; set it by NTP"
-            ),
-            false => info!("this node's clock agrees with the database's again"),
+            );
+        } else {
+            info!("this node's clock agrees with the database's again");
         }
     }
 }
 
-/// How far engine time is ahead of the database's clock after that was set by
-/// `step_ms`. One that is set back is made up for; one that is set forward
-/// uses up what was made up for before, and is followed beyond that.
+/// Returns the lead of engine time over the database's clock after that clock
+/// was set by `step_ms`. A step back adds to the lead; a step forward uses it
+/// up and is followed beyond it.
 fn corrected_ahead(ahead_ms: i64, step_ms: i64) -> i64 {
-    match step_ms < 0 {
-        true => ahead_ms - step_ms,
-        false => ahead_ms.min((ahead_ms - step_ms).max(0)),
-    }
+    if step_ms < 0 { ahead_ms - step_ms } else { ahead_ms.min((ahead_ms - step_ms).max(0)) }
 }
 
-/// The database's clock, and how far engine time is ahead of it, if that was
-/// ever written down. A store that was moved here brought its own offset along,
-/// in the note of its clock.
+/// Reads the database's clock, and the lead of engine time if it was ever
+/// stored. A store that was moved here brought its own offset along, in the
+/// note of its clock.
 async fn read(client: &Object) -> Result<(TimedReading, Option<i64>)> {
     let asked_ms = boot_ms();
     let sql = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint,

@@ -1,4 +1,4 @@
-//! Reads what is due, with everything an attempt needs.
+//! Reads due deliveries with everything that an attempt needs.
 
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -12,46 +12,48 @@ use crate::store::{DuePage, DueQuery, Result};
 use jiff::Timestamp;
 use tracing::warn;
 
-/// For each endpoint, a time before which nothing of its queue is due.
+/// A time for each endpoint before which nothing in its queue is due.
 ///
-/// What was settled leaves dead entries at the front of the index, and while
-/// anyone holds an old snapshot they cannot be cleaned away. A read that began
-/// there would step over all of them, every time. The owner hears of whatever
-/// becomes due, so it can begin where the last read found the first row.
+/// Settled deliveries leave dead entries at the front of the index, and while
+/// anyone holds an old snapshot they cannot be cleaned away. A read from the
+/// beginning would step over all of them, every time. The owner is told of
+/// everything that becomes due, so a read can begin where the last one found
+/// its first row.
 ///
-/// Invariant: whatever becomes due is told here after its commit. A read that
-/// was under way then may not have seen it, however late it is due, so such a
-/// read raises nothing.
+/// Invariant: everything that becomes due is reported to [`Self::lower`] after
+/// its commit. A read that was under way then may not have seen it, however
+/// late it is due, so such a read raises no watermark.
 #[derive(Default)]
-pub struct DueWatermarks(Mutex<EndpointWatermark>);
+pub struct DueWatermarks(Mutex<Watermarks>);
 
 #[derive(Default)]
-struct EndpointWatermark {
+struct Watermarks {
     starts: HashMap<i64, ReadStart>,
-    /// Counts what was told, over all endpoints.
+    /// Counter of reports and reads, over all endpoints.
     lowered: u64,
 }
 
-/// Where a read of an endpoint may begin.
+/// The due time at which a read of an endpoint may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ReadStart {
     due_at: i64,
-    /// Which of all that was told it was told by.
+    /// Value of the counter when this start was last set or lowered.
     lowered: u64,
 }
 
 impl DueWatermarks {
-    /// Something of this endpoint is due at this time, and can be read.
+    /// Reports that something of this endpoint is due at this time and
+    /// committed.
     pub fn lower(&self, endpoint: i64, due_at: i64) {
         let mut known = self.known();
         known.lowered += 1;
-        let told = known.lowered;
-        if let Some(floor) = known.starts.get_mut(&endpoint) {
-            *floor = ReadStart { due_at: due_at.min(floor.due_at), lowered: told };
+        let lowered = known.lowered;
+        if let Some(start) = known.starts.get_mut(&endpoint) {
+            *start = ReadStart { due_at: due_at.min(start.due_at), lowered };
         }
     }
 
-    /// Others may have made anything due.
+    /// Forgets all watermarks, because other nodes may have made anything due.
     pub fn clear(&self) {
         self.known().starts.clear();
     }
@@ -59,102 +61,109 @@ impl DueWatermarks {
     fn of(&self, endpoint: i64) -> ReadStart {
         let mut known = self.known();
         known.lowered += 1;
-        let told = known.lowered;
-        // From now on it is known, so that what is told meanwhile counts.
-        *known.starts.entry(endpoint).or_insert(ReadStart { due_at: i64::MIN, lowered: told })
+        let lowered = known.lowered;
+        // The entry exists from now on, so reports during the read change it.
+        *known.starts.entry(endpoint).or_insert(ReadStart { due_at: i64::MIN, lowered })
     }
 
-    /// A read that began at this floor found nothing before this time.
+    /// Raises the watermark after a read from `from` found nothing before `to`.
     fn raise(&self, endpoint: i64, from: ReadStart, to: i64) {
-        if let Some(floor) = self.known().starts.get_mut(&endpoint)
-            && floor.lowered == from.lowered
+        if let Some(start) = self.known().starts.get_mut(&endpoint)
+            && start.lowered == from.lowered
         {
-            floor.due_at = floor.due_at.max(to);
+            start.due_at = start.due_at.max(to);
         }
     }
 
-    fn known(&self) -> parking_lot::MutexGuard<'_, EndpointWatermark> {
+    fn known(&self) -> parking_lot::MutexGuard<'_, Watermarks> {
         self.0.lock()
     }
 }
 
-/// Reads an endpoint's due deliveries, oldest first. What the asker has in
-/// hand stands at the front of it and is stepped over, which is why `except`
-/// must stay small.
-pub async fn read_due(shared: &PostgresState, ask: &DueQuery) -> Result<DuePage> {
-    let Some(endpoint) = shared.index().endpoint_entry(ask.endpoint).map(|(no, _)| no) else {
+/// Reads an endpoint's due deliveries, oldest first. The dispatcher's own
+/// deliveries (`except`) are at the front and are skipped, which is why
+/// `except` must stay small.
+pub async fn read_due(shared: &PostgresState, query: &DueQuery) -> Result<DuePage> {
+    let Some(endpoint) = shared.index().endpoint_entry(query.endpoint).map(|(no, _)| no) else {
         return Ok(DuePage::default());
     };
     let client = shared.connection().await?;
-    let (sql, floor) = match ask.urgent_only {
-        false => (include_str!("sql/read_due.sql"), shared.watermarks.of(endpoint)),
-        true => (include_str!("sql/read_urgent.sql"), ReadStart { due_at: i64::MIN, lowered: 0 }),
+    let (sql, start) = if query.urgent_only {
+        (include_str!("sql/read_urgent.sql"), ReadStart { due_at: i64::MIN, lowered: 0 })
+    } else {
+        (include_str!("sql/read_due.sql"), shared.watermarks.of(endpoint))
     };
-    let limit = i64::try_from(ask.limit.saturating_add(ask.except.len()).saturating_add(1)).unwrap_or(i64::MAX);
-    let rows = with_timeout(client.query_typed(sql, bind![endpoint, floor.due_at, limit])).await?;
+    let limit = i64::try_from(query.limit.saturating_add(query.except.len()).saturating_add(1)).unwrap_or(i64::MAX);
+    let rows = with_timeout(client.query_typed(sql, bind![endpoint, start.due_at, limit])).await?;
     let mut page = DuePage::default();
     let mut chosen: Vec<(ClaimKey, i64)> = Vec::new();
     for row in &rows {
         let (no, due_at): (i64, i64) = (row.get(0), row.get(1));
-        if ask.except.contains(&delivery_id(no, row.get(2))) {
+        if query.except.contains(&delivery_id(no, row.get(2))) {
             continue;
         }
-        if due_at > millis(ask.until) || chosen.len() >= ask.limit {
+        if due_at > millis(query.until) || chosen.len() >= query.limit {
             page.next_due = Some(at(due_at));
             break;
         }
         chosen.push((ClaimKey { no, event: row.get(3) }, due_at));
     }
-    if !ask.urgent_only {
-        let first = rows.first().map_or(millis(ask.until), |row| row.get(1));
-        shared.watermarks.raise(endpoint, floor, first);
+    if !query.urgent_only {
+        let first = rows.first().map_or(millis(query.until), |row| row.get(1));
+        shared.watermarks.raise(endpoint, start, first);
     }
-    let wanted: Vec<ClaimKey> = chosen.iter().map(|(wanted, _)| *wanted).collect();
-    let found = claims::read(&client, &wanted, ask.bytes_max).await?;
-    page.claims = found.claims;
-    if let Some((_, due_at)) = chosen.get(found.reached) {
+    let keys: Vec<ClaimKey> = chosen.iter().map(|(key, _)| *key).collect();
+    let read = claims::read(&client, &keys, query.bytes_max).await?;
+    page.claims = read.claims;
+    if let Some((_, due_at)) = chosen.get(read.reached) {
         page.next_due = Some(at(*due_at));
     }
-    if ask.urgent_only {
+    if query.urgent_only {
         page.next_urgent = page.next_due.take();
-        let floor = shared.watermarks.of(endpoint).due_at;
+        let from = shared.watermarks.of(endpoint).due_at;
         let row =
-            with_timeout(client.query_typed(include_str!("sql/read_due.sql"), bind![endpoint, floor, 1_i64])).await?;
+            with_timeout(client.query_typed(include_str!("sql/read_due.sql"), bind![endpoint, from, 1_i64])).await?;
         page.next_due = row.first().map(|row| at(row.get(1)));
     }
     Ok(page)
 }
 
-/// For each endpoint of these shards with something to do, when the first of
-/// it is due.
+/// Returns the earliest due time of each endpoint of these shards that has
+/// waiting deliveries.
 pub async fn earliest_due(shared: &PostgresState, shards: Vec<i16>) -> Result<Vec<(EndpointId, Timestamp)>> {
     let client = shared.connection().await?;
     let rows = with_timeout(client.query_typed(include_str!("sql/earliest_due.sql"), bind![shards])).await?;
     Ok(rows.iter().map(|row| (EndpointId(row.get(0)), at(row.get(1)))).collect())
 }
 
-/// Counts anew what waits for the endpoints of these shards, and forgets the
-/// counts of those that are not this node's. Beside the loop: with millions
-/// waiting it takes longer than a lease may go without being renewed.
+/// Counts the waiting deliveries of these shards' endpoints, and sets the
+/// counts of endpoints that are not this node's to 0. It runs beside the
+/// membership loop: with millions waiting it takes longer than a lease may go
+/// without being renewed.
 pub async fn recount(shared: &PostgresState, shards: Vec<i16>, before: Option<HashMap<i64, u64>>) -> Result<()> {
     let counted = count_waiting(shared, shards.clone()).await?;
     let shards: HashSet<i16> = shards.into_iter().collect();
-    shared.index_mut().recount(&counted, before.as_ref(), |shard| match shards.contains(&i16::from(shard.0)) {
-        true => Some(true),
-        false if shared.shard_leases.holds(shard) => None,
-        false => Some(false),
+    shared.index_mut().recount(&counted, before.as_ref(), |shard| {
+        if shards.contains(&i16::from(shard.0)) {
+            Some(true)
+        } else if shared.shard_leases.holds(shard) {
+            None
+        } else {
+            Some(false)
+        }
     });
     Ok(())
 }
 
-/// Says that counting failed.
+/// Logs that counting failed.
 pub fn log_uncounted(outcome: Result<()>) {
     if let Err(problem) = outcome {
-        warn!("what waits could not be counted anew, and is counted later: {problem}");
+        warn!("waiting deliveries could not be counted; they are counted again later: {problem}");
     }
 }
 
-/// Counts what waits for the endpoints of these shards, by their numbers.
+/// Counts the waiting deliveries of these shards' endpoints, by the number of
+/// the endpoint.
 async fn count_waiting(shared: &PostgresState, shards: Vec<i16>) -> Result<Vec<(i64, u64)>> {
     let client = shared.connection().await?;
     let rows = with_timeout(client.query_typed(include_str!("sql/count_waiting.sql"), bind![shards])).await?;

@@ -1,4 +1,4 @@
-//! An endpoint's rows: how they are changed by people, and by its receiver.
+//! Changes an endpoint's rows, for people and for what its receiver answers.
 
 use std::sync::Arc;
 
@@ -19,22 +19,22 @@ use crate::store::plan::endpoint as plan;
 use crate::store::seal::{SealError, about_secret, about_settings, about_urls};
 use crate::store::{Claim, EndpointChange, EndpointChanged, EndpointUpdate, Error, Result};
 
-/// The columns [`endpoint_from`] reads, with what health says beside them.
+/// The columns that [`endpoint_from`] reads, with the health of the endpoint.
 pub const ENDPOINT: &str = "p.no, p.id, t.id, p.settings, p.standing, p.quiet_until, p.mailed_at, p.created_at, \
                             p.updated_at, h.health, p.deleted_at IS NOT NULL OR t.deleted_at IS NOT NULL, p.urls";
 
-/// An endpoint without its secrets. One that another key sealed cannot be
-/// used.
+/// Builds an endpoint without its secrets, and returns it with its number.
+/// Fails if its settings were sealed under another key.
 pub fn endpoint_from(shared: &PostgresState, row: &Row) -> Result<(i64, Endpoint)> {
     let id = EndpointId(row.get(1));
     let settings = shared.options.seal.open(&about_settings(id), row.get(3));
-    let unopened = || Error::Unavailable(SealError(format!("what is kept of endpoint {id}")).to_string());
-    let settings: EndpointSettings = settings.map(|text| from_json(&text)).ok_or_else(unopened)?;
+    let seal_error = || Error::Unavailable(SealError(format!("what is kept of endpoint {id}")).to_string());
+    let settings: EndpointSettings = settings.map(|text| from_json(&text)).ok_or_else(seal_error)?;
     let urls = match row.get::<_, Option<&[u8]>>(11) {
-        // Older versions kept none.
+        // Older versions stored no URLs.
         None => UrlVersions::first(&settings.url),
         Some(sealed) => {
-            let urls = shared.options.seal.open(&about_urls(id), sealed).ok_or_else(unopened)?;
+            let urls = shared.options.seal.open(&about_urls(id), sealed).ok_or_else(seal_error)?;
             from_json::<UrlVersions>(&urls).with(&settings.url)
         }
     };
@@ -56,26 +56,27 @@ pub fn endpoint_from(shared: &PostgresState, row: &Row) -> Result<(i64, Endpoint
     Ok((row.get(0), endpoint))
 }
 
-/// An endpoint's settings, as they are kept.
+/// Seals an endpoint's settings for storage.
 pub fn seal_settings(shared: &PostgresState, endpoint: &Endpoint) -> Vec<u8> {
     shared.options.seal.seal(&about_settings(endpoint.id), &to_json(&endpoint.settings))
 }
 
-/// The URLs an endpoint has had, as they are kept.
+/// Seals the URLs that an endpoint has had, for storage.
 pub fn seal_urls(shared: &PostgresState, endpoint: &Endpoint) -> Vec<u8> {
     shared.options.seal.seal(&about_urls(endpoint.id), &to_json(&endpoint.urls))
 }
 
-/// A secret, opened. One that another key sealed cannot be used.
+/// Opens a secret, whose columns begin at `first`. Fails if it was sealed under
+/// another key.
 pub fn secret_from(shared: &PostgresState, endpoint: EndpointId, row: &Row, first: usize) -> Result<Secret> {
     let id = SecretId(row.get(first));
-    let kept = shared.options.seal.open(&about_secret(endpoint), row.get(first + 1));
-    let unopened = || Error::Unavailable(SealError(format!("secret {id} of endpoint {endpoint}")).to_string());
-    let kept = kept.ok_or_else(unopened)?;
-    Ok(Secret::from_kept(id, &kept, at(row.get(first + 2)), row.get::<_, Option<i64>>(first + 3).map(at)))
+    let text = shared.options.seal.open(&about_secret(endpoint), row.get(first + 1));
+    let seal_error = || Error::Unavailable(SealError(format!("secret {id} of endpoint {endpoint}")).to_string());
+    let text = text.ok_or_else(seal_error)?;
+    Ok(Secret::from_kept(id, &text, at(row.get(first + 2)), row.get::<_, Option<i64>>(first + 3).map(at)))
 }
 
-/// An endpoint as the transaction sees it, locked until its end.
+/// Returns an endpoint as the transaction sees it, and locks its row.
 pub async fn current(work: &UnitOfWork<'_>, id: EndpointId) -> Result<Option<(i64, Endpoint)>> {
     let sql = format!(
         "SELECT {ENDPOINT} FROM posthaste.endpoints p JOIN posthaste.tenants t ON t.no = p.tenant
@@ -96,7 +97,7 @@ pub async fn current(work: &UnitOfWork<'_>, id: EndpointId) -> Result<Option<(i6
     Ok(Some((no, endpoint)))
 }
 
-/// Writes an endpoint back, and shows it once that is durable.
+/// Writes an endpoint back, and puts it into the index after the commit.
 async fn save(work: &mut UnitOfWork<'_>, no: i64, endpoint: Endpoint) -> Result<Arc<Endpoint>> {
     let version = work.bump_catalog_version().await?;
     let sql = "UPDATE posthaste.endpoints SET settings = $2, standing = $3, updated_at = $4, quiet_until = $5,
@@ -125,17 +126,17 @@ async fn save(work: &mut UnitOfWork<'_>, no: i64, endpoint: Endpoint) -> Result<
     Ok(endpoint)
 }
 
-/// Keeps how endpoints are doing, where that is newer than what is known.
+/// Stores the health of endpoints, where it is newer than the stored one.
 pub async fn keep_health(tx: &PgTransaction, all: &[(i64, &crate::model::health::EndpointHealth)]) -> Result<()> {
     let nos: Vec<i64> = all.iter().map(|(no, _)| *no).collect();
-    let lives: Vec<i64> = all.iter().map(|(_, health)| i64::from(health.generation)).collect();
-    let serials: Vec<i64> = all.iter().map(|(_, health)| health.version as i64).collect();
+    let generations: Vec<i64> = all.iter().map(|(_, health)| i64::from(health.generation)).collect();
+    let versions: Vec<i64> = all.iter().map(|(_, health)| health.version as i64).collect();
     let texts: Vec<String> = all.iter().map(|(_, health)| to_json(health)).collect();
-    tx.execute(include_str!("sql/keep_health.sql"), bind![nos, lives, serials, texts]).await?;
+    tx.execute(include_str!("sql/keep_health.sql"), bind![nos, generations, versions, texts]).await?;
     Ok(())
 }
 
-/// Makes a change that was asked for.
+/// Makes a change that a person asked for.
 pub async fn change(
     work: &mut UnitOfWork<'_>,
     no: i64,
@@ -173,11 +174,11 @@ pub async fn change(
             freed.extend(work.lane_event(dead, false, now).await?);
         }
     }
-    let told = std::mem::take(&mut work.operational_events);
-    Ok(EndpointChanged { endpoint, endpoint_events: effects.endpoint_events, freed, operational_events: told })
+    let operational_events = std::mem::take(&mut work.operational_events);
+    Ok(EndpointChanged { endpoint, endpoint_events: effects.endpoint_events, freed, operational_events })
 }
 
-/// Adds a secret, sealed.
+/// Seals a secret and inserts it.
 pub async fn insert_secret(work: &UnitOfWork<'_>, no: i64, endpoint: EndpointId, secret: &Secret) -> Result<()> {
     let sealed = work.shared.options.seal.seal(&about_secret(endpoint), &secret.kept());
     let sql =
@@ -188,8 +189,9 @@ pub async fn insert_secret(work: &UnitOfWork<'_>, no: i64, endpoint: EndpointId,
     Ok(())
 }
 
-/// Does what the answer of the receiver at this version of the URL means for the endpoint;
-/// returns what of it changed anything, and what tells of it.
+/// Applies to an endpoint what its receiver's answer means for it. The answer
+/// came from the URL of this version. Returns the part of the update that
+/// changed something, and the claims of the operational events about it.
 pub async fn apply_endpoint_update(
     work: &mut UnitOfWork<'_>,
     id: EndpointId,
@@ -197,7 +199,7 @@ pub async fn apply_endpoint_update(
     update: &EndpointUpdate,
     now: Timestamp,
 ) -> Result<(EndpointUpdate, Vec<Claim>)> {
-    // The catalog first, as whoever changes an endpoint does.
+    // The catalog is locked first, as in every change of an endpoint.
     work.bump_catalog_version().await?;
     let Some((no, mut endpoint)) = current(work, id).await? else { return Ok(Default::default()) };
     let applied = plan::apply_endpoint_update(&mut endpoint, url_version, update, now);
@@ -212,12 +214,12 @@ pub async fn apply_endpoint_update(
     Ok((applied, freed))
 }
 
-/// A value of the catalog as text.
+/// Writes a value of the catalog as JSON.
 pub fn to_json(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).expect("the catalog's values are plain data")
 }
 
-/// A value of the catalog from its text.
+/// Reads a value of the catalog from JSON.
 pub fn from_json<T: serde::de::DeserializeOwned>(text: &str) -> T {
     serde_json::from_str(text).expect("the catalog holds what was written into it")
 }

@@ -1,8 +1,8 @@
-//! Forgets what an event carried, and nothing else of it.
+//! Expunges events: deletes an event's data and leaves its record.
 //!
-//! Two nodes at once: the deliveries that are over are locked first and the
-//! event after them, as a replay does. So a replay either comes first, and
-//! its delivery is found waiting, or finds the event without its data.
+//! Two nodes at once: finished deliveries are locked first and the event after
+//! them, as a replay does. So either the replay comes first and its delivery
+//! is found waiting, or it finds the event without its data.
 
 use std::sync::Arc;
 
@@ -17,15 +17,15 @@ use crate::model::id::{EventId, TenantId};
 use crate::store::codes::EXPUNGED;
 use crate::store::{Error, Result};
 
-/// Forgets an event's data, and what receivers answered to it, if nothing of
-/// it waits.
+/// Deletes an event's data, and what receivers answered to it. Returns whether
+/// it was done: not while a delivery of the event waits.
 pub async fn expunge(shared: &Arc<PostgresState>, tenant: &TenantId, id: &EventId) -> Result<bool> {
-    let found = find_event(shared, tenant, id, "e.no, e.first_delivery, e.deliveries, e.tenant").await?;
-    let row = found.ok_or(Error::NotFound("event"))?;
+    let row = find_event(shared, tenant, id, "e.no, e.first_delivery, e.deliveries, e.tenant").await?;
+    let row = row.ok_or(Error::NotFound("event"))?;
     let (no, first, below): (i64, i64, i64) =
         (row.get(0), row.get(1), row.get::<_, i64>(1) + i64::from(row.get::<_, i32>(2)));
     let tx = shared.begin().await?;
-    let is_done = async {
+    let expunged = async {
         let freed = wipe(&tx, no, first, below).await?;
         if let Some(bytes) = freed {
             stored_bytes::subtract(&tx, BytesByDay::from([((row.get(3), day_of(no)), bytes)])).await?;
@@ -33,7 +33,7 @@ pub async fn expunge(shared: &Arc<PostgresState>, tenant: &TenantId, id: &EventI
         record(&tx, row.get(3), &AuditedAction::new(AuditAction::EventExpunged, tenant, id)).await?;
         Ok(freed.is_some())
     };
-    let is_done = is_done.await;
+    let is_done = expunged.await;
     match is_done {
         Ok(true) => tx.commit().await?,
         Ok(false) | Err(_) => tx.roll_back().await,
@@ -41,7 +41,8 @@ pub async fn expunge(shared: &Arc<PostgresState>, tenant: &TenantId, id: &EventI
     is_done
 }
 
-/// Returns how many bytes of data there were; nothing, if something waits.
+/// Deletes the data and the answers. Returns the number of bytes deleted, or
+/// `None` if a delivery waits.
 async fn wipe(tx: &PgTransaction, no: i64, first: i64, below: i64) -> Result<Option<i64>> {
     let mut answers = Vec::new();
     for table in ["dead", "finished"] {
@@ -53,7 +54,8 @@ async fn wipe(tx: &PgTransaction, no: i64, first: i64, below: i64) -> Result<Opt
     }
     let sql = "SELECT octet_length(data) FROM posthaste.events WHERE no = $1 FOR UPDATE";
     let bytes = tx.query_opt(sql, bind![no]).await?.map_or(0, |row| i64::from(row.get::<_, i32>(0)));
-    // What waits for an endpoint that was deleted is cancelled already, swept or not.
+    // Deliveries that wait for a deleted endpoint count as cancelled, even
+    // before the sweep has changed their rows.
     let sql = "SELECT EXISTS (SELECT 1 FROM posthaste.queue q JOIN posthaste.endpoints p ON p.no = q.endpoint
                WHERE q.no >= $1 AND q.no < $2 AND p.deleted_at IS NULL)";
     if tx.query(sql, bind![first, below]).await?[0].get(0) {
@@ -74,8 +76,8 @@ async fn wipe(tx: &PgTransaction, no: i64, first: i64, below: i64) -> Result<Opt
     Ok(Some(bytes))
 }
 
-/// A record without what was answered. Not left to the database, whose JSON
-/// knows no `\u0000`.
+/// Returns an attempt's record without the receiver's answer. This is not done
+/// in SQL, because PostgreSQL's JSON cannot hold `\u0000`.
 fn unanswered(record: &str) -> String {
     let attempt: Attempt = serde_json::from_str(record).expect("the store holds what was written into it");
     serde_json::to_string(&attempt.unanswered()).expect("an attempt is plain data")

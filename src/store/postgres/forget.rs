@@ -1,8 +1,9 @@
-//! Forgets what has been kept long enough, a little at a time.
+//! Deletes what is past its retention, a little at a time.
 //!
-//! Whole days go first. What outlived its day, or never had one, is looked at
-//! row by row, in transactions small enough that nobody waits noticeably
-//! behind one. One node forgets; others accept and replay meanwhile.
+//! Whole days are dropped first. Rows that outlive their day, or have none,
+//! are deleted one by one, in transactions small enough that nobody waits
+//! noticeably for one. Only one node does this; others accept and replay
+//! meanwhile.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,18 +19,19 @@ use crate::model::limits::stored_bytes;
 use crate::store::codes::UNMATCHED;
 use crate::store::{ForgottenCounts, Result, RetentionHorizon};
 
-/// How many dead letters, endpoints or tenants one transaction forgets.
+/// Number of dead letters, endpoints or tenants that one transaction deletes.
 const STEP: i64 = 500;
-/// How many lanes and ids one transaction looks at.
+/// Number of lanes or ids that one transaction reads.
 const LOOK: i64 = 5_000;
 const DAY_MS: i64 = 86_400_000;
 
-/// Forgets a little. The first step of a sweep also drops whole days and dead
-/// letters; the last one what is left of lanes, ids, endpoints and tenants.
+/// Does one step of a retention pass. The first step also drops whole days and
+/// dead letters; the last one also deletes unmatched data, lanes, ids,
+/// endpoints and tenants.
 pub async fn forget(shared: &Arc<PostgresState>, horizon: RetentionHorizon) -> Result<ForgottenCounts> {
     let mut forgotten = ForgottenCounts::default();
     if horizon.after == 0 {
-        // A sweep that was cut short is taken up again.
+        // Continues a sweep of deleted endpoints that was cut short.
         shared.start_sweep();
         let days = partitions::drop_old(shared, &horizon).await?;
         forgotten.events = days.events;
@@ -48,9 +50,9 @@ pub async fn forget(shared: &Arc<PostgresState>, horizon: RetentionHorizon) -> R
     Ok(forgotten)
 }
 
-/// Looks at the next events of the rest, oldest first, and forgets those
-/// deliveries that are finished and old enough; an event goes with its last
-/// delivery.
+/// Reads the next events of the default partition, oldest first, and deletes
+/// their deliveries that are finished and old enough. An event is deleted with
+/// its last delivery.
 async fn forget_retained(shared: &PostgresState, horizon: &RetentionHorizon) -> Result<ForgottenCounts> {
     let accepted_before = millis(horizon.finished_before);
     let after = i64::try_from(horizon.after).unwrap_or(i64::MAX);
@@ -69,17 +71,17 @@ async fn forget_retained(shared: &PostgresState, horizon: &RetentionHorizon) -> 
     let column = |index: usize| -> Vec<i64> { old.iter().map(|row| row.get(index)).collect() };
     let (events, first, end) = (column(0), column(1), column(2));
     let tx = shared.begin().await?;
-    let gone = tx.query(include_str!("sql/old_finished.sql"), bind![first, end, accepted_before]).await?;
-    let gone: Vec<i64> = gone.iter().map(|row| row.get(0)).collect();
-    if !gone.is_empty() {
-        tx.execute(include_str!("sql/forget_finished.sql"), bind![gone]).await?;
+    let deleted = tx.query(include_str!("sql/old_finished.sql"), bind![first, end, accepted_before]).await?;
+    let deleted: Vec<i64> = deleted.iter().map(|row| row.get(0)).collect();
+    if !deleted.is_empty() {
+        tx.execute(include_str!("sql/forget_finished.sql"), bind![deleted]).await?;
     }
-    forgotten.deliveries = gone.len();
-    forget_attempts(&tx, gone).await?;
-    let gone = tx.query(include_str!("sql/forget_events.sql"), bind![events, accepted_before]).await?;
-    forgotten.events = gone.len();
+    forgotten.deliveries = deleted.len();
+    forget_attempts(&tx, deleted).await?;
+    let deleted = tx.query(include_str!("sql/forget_events.sql"), bind![events, accepted_before]).await?;
+    forgotten.events = deleted.len();
     let mut freed = BytesByDay::new();
-    for row in &gone {
+    for row in &deleted {
         let (data, deliveries) = (row.get::<_, i32>(2) as usize, row.get::<_, i32>(3) as usize);
         *freed.entry((row.get(1), day_of(row.get(0)))).or_insert(0) += stored_bytes(data, deliveries).cast_signed();
     }
@@ -95,7 +97,7 @@ async fn forget_attempts(tx: &PgTransaction, deliveries: Vec<i64>) -> Result<()>
     Ok(())
 }
 
-/// Forgets dead letters past their retention; returns how many.
+/// Deletes dead letters past their retention. Returns how many.
 async fn forget_dead(shared: &PostgresState, horizon: &RetentionHorizon) -> Result<usize> {
     let died_before = millis(horizon.dead_before);
     let mut forgotten = 0;
@@ -114,9 +116,9 @@ async fn forget_dead(shared: &PostgresState, horizon: &RetentionHorizon) -> Resu
         let tx = shared.begin().await?;
         let locked = lock_lanes(&tx, &laned).await?;
         let sql = include_str!("sql/forget_dead.sql");
-        let gone = tx.query(sql, bind![numbers, locked, died_before]).await?;
-        forgotten += gone.len();
-        forget_attempts(&tx, gone.iter().map(|row| row.get(0)).collect()).await?;
+        let deleted = tx.query(sql, bind![numbers, locked, died_before]).await?;
+        forgotten += deleted.len();
+        forget_attempts(&tx, deleted.iter().map(|row| row.get(0)).collect()).await?;
         tx.commit().await?;
         if old.len() < STEP as usize {
             return Ok(forgotten);
@@ -124,7 +126,8 @@ async fn forget_dead(shared: &PostgresState, horizon: &RetentionHorizon) -> Resu
     }
 }
 
-/// Locks the lanes of these dead letters; returns those whose lane it got.
+/// Locks the lanes of these dead letters. Returns the dead letters whose lane
+/// could be locked.
 async fn lock_lanes(tx: &PgTransaction, laned: &[(i64, i64, String)]) -> Result<Vec<i64>> {
     if laned.is_empty() {
         return Ok(Vec::new());
@@ -137,8 +140,8 @@ async fn lock_lanes(tx: &PgTransaction, laned: &[(i64, i64, String)]) -> Result<
     Ok(got.map(|(no, ..)| *no).collect())
 }
 
-/// Forgets the data of events that no endpoint wanted, once it was kept long
-/// enough. Their ids are still known.
+/// Deletes the data of unmatched events past its retention. Their ids stay
+/// known.
 async fn forget_unmatched(shared: &PostgresState, horizon: &RetentionHorizon) -> Result<()> {
     let accepted_before = millis(horizon.unmatched_before);
     let below = number_at(accepted_before.saturating_add(SLACK_MS)).max(MOVED_BELOW);
@@ -161,7 +164,7 @@ async fn forget_unmatched(shared: &PostgresState, horizon: &RetentionHorizon) ->
     }
 }
 
-/// Forgets lanes that have been idle for the whole retention.
+/// Deletes lanes that have been idle for the whole retention.
 async fn forget_lanes(shared: &PostgresState, horizon: &RetentionHorizon) -> Result<()> {
     let touched_before = millis(horizon.finished_before);
     let (mut endpoint, mut lane) = (i64::MIN, String::new());
@@ -175,7 +178,7 @@ async fn forget_lanes(shared: &PostgresState, horizon: &RetentionHorizon) -> Res
     }
 }
 
-/// Forgets the ids of events that went with their day.
+/// Deletes the ids of events that were dropped with their day.
 async fn forget_ids(shared: &PostgresState, horizon: &RetentionHorizon) -> Result<()> {
     let below = number_at(millis(horizon.finished_before).div_euclid(DAY_MS) * DAY_MS);
     let mut after = MOVED_BELOW;
@@ -190,8 +193,8 @@ async fn forget_ids(shared: &PostgresState, horizon: &RetentionHorizon) -> Resul
     }
 }
 
-/// Forgets endpoints and tenants that were deleted long ago, and questions
-/// that nobody waits for.
+/// Deletes the rows of endpoints and tenants that were deleted long ago, and
+/// old calls between nodes.
 async fn forget_deleted(shared: &PostgresState, horizon: &RetentionHorizon) -> Result<()> {
     let deleted_before = millis(horizon.finished_before);
     let tx = shared.begin().await?;

@@ -1,4 +1,4 @@
-//! A line of writes: whatever waits is committed together.
+//! Group commit: all waiting jobs are committed together.
 //!
 //! There is no window to wait for: the next batch forms while the last one
 //! commits, so a quiet store answers at once and a busy one shares commits.
@@ -10,36 +10,36 @@ use tokio::sync::{Mutex, mpsc};
 
 use super::PostgresState;
 
-/// Something that can be written together with others of its kind.
+/// A job that can be written together with others of its kind.
 pub trait BatchJob: Send + Sized + 'static {
-    /// How many batches may be on their way at once.
+    /// Largest number of batches that are written at the same time.
     const ABREAST: usize;
-    /// How large a batch may become.
+    /// Largest size of a batch, as [`BatchJob::size`] counts.
     const MOST: usize;
 
-    /// How much of a batch this takes.
+    /// Returns how much of a batch this job takes.
     fn size(&self) -> usize;
 
-    /// Writes these together; each is answered. Returns those that must wait
-    /// for the next batch.
+    /// Writes these jobs together and answers each of them. Returns the jobs
+    /// that must wait for the next batch.
     fn write(shared: &Arc<PostgresState>, jobs: Vec<Self>) -> impl Future<Output = BatchResult<Self>> + Send;
 }
 
-/// What became of a batch.
+/// Result of writing a batch.
 pub struct BatchResult<J> {
-    /// Whether it was written.
+    /// Whether the batch was written.
     pub is_written: bool,
-    /// Those that wait for the next.
+    /// Jobs that wait for the next batch.
     pub later: Vec<J>,
 }
 
-/// A line of one kind of work. It ends when it is dropped.
+/// The queue of one kind of job. Its tasks end when it is dropped.
 pub struct GroupCommit<J> {
     jobs: mpsc::UnboundedSender<J>,
 }
 
 impl<J: BatchJob> GroupCommit<J> {
-    /// Starts it.
+    /// Starts the tasks that write batches.
     pub fn start(shared: Arc<PostgresState>) -> Self {
         let (jobs, waiting) = mpsc::unbounded_channel();
         let waiting = Arc::new(Mutex::new(waiting));
@@ -49,10 +49,10 @@ impl<J: BatchJob> GroupCommit<J> {
         Self { jobs }
     }
 
-    /// Stands in line.
+    /// Adds a job to the queue.
     pub fn push(&self, job: J) {
-        // A line that has ended drops what is handed to it, and with it the
-        // way back to whoever waits for an answer.
+        // After the end the job is dropped, and with it the channel for its
+        // answer, so its caller gets an error.
         let _ = self.jobs.send(job);
     }
 }
@@ -61,13 +61,10 @@ async fn run<J: BatchJob>(shared: Arc<PostgresState>, waiting: Arc<Mutex<mpsc::U
     let mut later: Vec<J> = Vec::new();
     loop {
         let mut batch = std::mem::take(&mut later);
-        // Whoever waits for the next job holds the line meanwhile; what was
-        // set aside must not wait for that.
-        let line = match batch.is_empty() {
-            true => Some(waiting.lock().await),
-            false => waiting.try_lock().ok(),
-        };
-        if let Some(mut waiting) = line {
+        // A task that waits for the next job holds the lock meanwhile; jobs
+        // that were put off must not wait for that.
+        let queue = if batch.is_empty() { Some(waiting.lock().await) } else { waiting.try_lock().ok() };
+        if let Some(mut waiting) = queue {
             if batch.is_empty() {
                 match waiting.recv().await {
                     Some(job) => batch.push(job),
@@ -83,12 +80,13 @@ async fn run<J: BatchJob>(shared: Arc<PostgresState>, waiting: Arc<Mutex<mpsc::U
             }
         }
         let (began, jobs) = (Instant::now(), batch.len());
-        let written = J::write(&shared, batch).await;
-        let jobs = jobs - written.later.len();
-        match written.is_written {
-            true => shared.options.commits.committed(jobs, began.elapsed()),
-            false => shared.options.commits.failed(jobs),
+        let result = J::write(&shared, batch).await;
+        let jobs = jobs - result.later.len();
+        if result.is_written {
+            shared.options.commits.committed(jobs, began.elapsed());
+        } else {
+            shared.options.commits.failed(jobs);
         }
-        later = written.later;
+        later = result.later;
     }
 }

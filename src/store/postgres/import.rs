@@ -1,10 +1,10 @@
-//! Moves an embedded installation here.
+//! Moves an embedded installation into PostgreSQL.
 //!
-//! Batch by batch, each in one transaction with the note of how far it came,
-//! so that a move can be stopped, killed, and gone on with. A note keeps
-//! nodes away from a database that is half filled, and the source has a mark
-//! of its own; both bear the move's id, so that a source which was used again
-//! meanwhile is refused.
+//! Rows are copied in batches. Each batch is one transaction together with a
+//! note of how far the move has come, so that a move can be stopped, killed
+//! and continued. The note keeps nodes away from a half-filled database, and
+//! the source has a mark of its own. Both hold the id of the move, so that a
+//! source which was used again meanwhile is refused.
 
 use anyhow::{Context, anyhow, bail};
 use serde::{Deserialize, Serialize};
@@ -20,24 +20,24 @@ use crate::store::embedded::store_source::{SourceRow, StoreSource};
 use crate::store::move_mark::{MOVED_NOTE, MOVING_NOTE, MoveMark};
 use crate::store::seal::Seal;
 
-/// How many bytes a batch may hold, one large event aside.
+/// Largest size of a batch in bytes, unless a single event is larger.
 const BATCH_BYTES: usize = 8 << 20;
 
-/// How far a move is.
+/// Progress of a move.
 #[derive(Debug, Clone, Copy)]
 pub struct MoveProgress {
-    /// What is being moved, in words.
+    /// Part that is being moved, in words.
     pub part: &'static str,
-    /// How many rows have been.
+    /// Number of rows moved so far.
     pub done: u64,
-    /// Of so many.
+    /// Number of rows in all.
     pub total: u64,
 }
 
-/// What was moved: how many of what.
+/// Names of the parts that were moved, each with its number of rows.
 pub type MovedCounts = Vec<(&'static str, u64)>;
 
-/// Where a move stands, as its note says.
+/// State of a move, as its note in the target stores it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct MoveCheckpoint {
     id: String,
@@ -46,76 +46,76 @@ struct MoveCheckpoint {
     done: u64,
 }
 
-/// Moves everything, or what is left of it. Returns what there is now, or
-/// nothing if all of it was moved before.
+/// Moves everything, or what is left of it. Returns the number of rows of each
+/// part, or `None` if the move was complete before.
 pub async fn run(
     source: &StoreSource,
     url: &DatabaseUrl,
     seal: &Seal,
     batch: usize,
-    tell: &mut (dyn FnMut(MoveProgress) + Send),
+    report: &mut (dyn FnMut(MoveProgress) + Send),
 ) -> anyhow::Result<Option<MovedCounts>> {
     let pool = connect::pool(url.reveal(), 1)?;
     let mut client = connect::get(&pool, url.reveal()).await?;
     migrate::migrate_connection(&mut client).await?;
-    let words = format!("PostgreSQL at {}", url.place());
-    let Some(mut place) = begin(&mut client, source, &words, seal).await? else {
-        // It may have been killed just before it said so.
+    let target = format!("PostgreSQL at {}", url.place());
+    let Some(mut checkpoint) = begin(&mut client, source, &target, seal).await? else {
+        // An earlier run may have been killed before it wrote the mark.
         if let Some(mark) = MoveMark::read(source.folder())? {
             MoveMark { is_done: true, ..mark }.write(source.folder())?;
         }
         return Ok(None);
     };
-    let parts = import_tables::all();
-    let total = parts.iter().map(|part| source.count(part.count)).sum::<anyhow::Result<u64>>()?;
-    let first = parts.iter().position(|part| part.name == place.part);
+    let tables = import_tables::all();
+    let total = tables.iter().map(|table| source.count(table.count)).sum::<anyhow::Result<u64>>()?;
+    let first = tables.iter().position(|table| table.name == checkpoint.part);
     let first =
-        first.ok_or_else(|| anyhow!("the move stands at {:?}, which this posthaste does not know", place.part))?;
-    for part in &parts[first..] {
-        let mut after = if place.part == part.name { place.after.clone() } else { (part.begin)() };
+        first.ok_or_else(|| anyhow!("the move stands at {:?}, which this posthaste does not know", checkpoint.part))?;
+    for part in &tables[first..] {
+        let mut after = if checkpoint.part == part.name { checkpoint.after.clone() } else { (part.begin)() };
         loop {
-            tell(MoveProgress { part: part.name, done: place.done, total });
+            report(MoveProgress { part: part.name, done: checkpoint.done, total });
             let rows = tokio::task::block_in_place(|| source.rows(part.select, &after, batch, BATCH_BYTES))
                 .with_context(|| format!("cannot read the {} of {}", part.name, source.folder().display()))?;
             let Some(last) = rows.last() else { break };
             after = (1..=after.len()).map(|n| last[&format!("_{n}")].clone()).collect();
-            let (part_name, after) = (part.name.to_owned(), after.clone());
-            let next =
-                MoveCheckpoint { part: part_name, after, done: place.done + rows.len() as u64, id: place.id.clone() };
-            write(&mut client, part, rows, &place, &next).await.with_context(|| {
+            let (name, after) = (part.name.to_owned(), after.clone());
+            let done = checkpoint.done + rows.len() as u64;
+            let next = MoveCheckpoint { part: name, after, done, id: checkpoint.id.clone() };
+            write(&mut client, part, rows, &checkpoint, &next).await.with_context(|| {
                 format!("the move stopped at the {}; run the same command again to go on", part.name)
             })?;
-            place = next;
+            checkpoint = next;
         }
     }
-    tell(MoveProgress { part: "everything", done: total, total });
-    let moved = finish(&mut client, source, &place).await?;
-    MoveMark { place: words, id: place.id, is_done: true }.write(source.folder())?;
+    report(MoveProgress { part: "everything", done: total, total });
+    let moved = finish(&mut client, source, &checkpoint).await?;
+    MoveMark { place: target, id: checkpoint.id, is_done: true }.write(source.folder())?;
     Ok(Some(moved))
 }
 
-/// Begins a move, or finds where it stopped; nothing, if it has ended.
+/// Begins a move, or returns where it stopped; `None` if it is complete.
 async fn begin(
     client: &mut Client,
     source: &StoreSource,
-    words: &str,
+    target: &str,
     seal: &Seal,
 ) -> anyhow::Result<Option<MoveCheckpoint>> {
     let transaction = client.transaction().await.map_err(failed)?;
     migrate::lock(&transaction).await?;
-    // Who joins later waits until this is committed, and then finds the note.
+    // A node that joins later waits until this is committed, and then finds the note.
     transaction.batch_execute("LOCK TABLE posthaste.nodes IN SHARE MODE").await.map_err(failed)?;
     let mark = MoveMark::read(source.folder())?;
-    let is_known = |id: &str| mark.as_ref().is_some_and(|mark| mark.id == id);
+    let has_id = |id: &str| mark.as_ref().is_some_and(|mark| mark.id == id);
     if let Some(id) = note(&transaction, MOVED_NOTE).await?
-        && is_known(&id)
+        && has_id(&id)
     {
         return Ok(None);
     }
-    if let Some(stood) = note(&transaction, MOVING_NOTE).await? {
-        let place: MoveCheckpoint =
-            serde_json::from_str(&stood).context("the note of the move in the database is damaged")?;
-        if !is_known(&place.id) {
+    if let Some(stored) = note(&transaction, MOVING_NOTE).await? {
+        let checkpoint: MoveCheckpoint =
+            serde_json::from_str(&stored).context("the note of the move in the database is damaged")?;
+        if !has_id(&checkpoint.id) {
             bail!(
                 "a move into this database was begun from another source, or from this one before it was used again; \
                  drop the schema posthaste to begin anew"
@@ -123,7 +123,7 @@ async fn begin(
         }
         check_key(&transaction, seal).await?;
         transaction.commit().await.map_err(failed)?;
-        return Ok(Some(place));
+        return Ok(Some(checkpoint));
     }
     if let Some(mark) = mark.as_ref().filter(|mark| mark.is_done) {
         bail!(
@@ -136,14 +136,14 @@ async fn begin(
     check_key(&transaction, seal).await?;
     let id = mark.as_ref().map_or_else(|| format!("{:032x}", rand::random::<u128>()), |mark| mark.id.clone());
     let first = import_tables::all().into_iter().next().expect("there are parts");
-    let place = MoveCheckpoint { id: id.clone(), part: first.name.into(), after: (first.begin)(), done: 0 };
-    set_checkpoint(&transaction, None, &place).await?;
-    MoveMark { place: words.to_owned(), id, is_done: false }.write(source.folder())?;
+    let checkpoint = MoveCheckpoint { id: id.clone(), part: first.name.into(), after: (first.begin)(), done: 0 };
+    set_checkpoint(&transaction, None, &checkpoint).await?;
+    MoveMark { place: target.to_owned(), id, is_done: false }.write(source.folder())?;
     let begun = transaction.commit().await.map_err(failed);
     if begun.is_err() && mark.is_none() {
         MoveMark::remove(source.folder());
     }
-    begun.map(|()| Some(place))
+    begun.map(|()| Some(checkpoint))
 }
 
 async fn refuse_unless_empty(transaction: &Transaction<'_>) -> anyhow::Result<()> {
@@ -161,12 +161,13 @@ async fn refuse_unless_empty(transaction: &Transaction<'_>) -> anyhow::Result<()
             "the database holds endpoints, events or tokens already; name an empty one, or drop the schema posthaste in it"
         );
     }
-    // What a node that was started once leaves behind.
+    // A node that was started once leaves these rows behind.
     let clear = "DELETE FROM posthaste.tenants; DELETE FROM posthaste.audit; DELETE FROM posthaste.notes WHERE name <> 'master_key_check'";
     transaction.batch_execute(clear).await.map_err(failed)
 }
 
-/// The key must be that of the database, or the database has none yet.
+/// Refuses a key other than the database's. A database without one takes this
+/// key.
 async fn check_key(transaction: &Transaction<'_>, seal: &Seal) -> anyhow::Result<()> {
     let sql = "INSERT INTO posthaste.notes (name, value) VALUES ('master_key_check', $1) ON CONFLICT DO NOTHING";
     transaction.execute_typed(sql, &[(&seal.check(), Type::TEXT)]).await.map_err(failed)?;
@@ -174,7 +175,7 @@ async fn check_key(transaction: &Transaction<'_>, seal: &Seal) -> anyhow::Result
     Ok(seal.fitted(&check).map(|_| ())?)
 }
 
-/// Writes a batch and where the move stands after it.
+/// Writes a batch and the new checkpoint of the move.
 async fn write(
     client: &mut Client,
     part: &SourceTable,
@@ -186,8 +187,8 @@ async fn write(
         (part.complete)(row).ok_or_else(|| anyhow!("the store holds damaged {}: {:?}", part.name, row["_1"]))?;
     }
     let transaction = client.transaction().await.map_err(failed)?;
-    // What a crash of the server takes back, it takes back with its note; the
-    // end of the move waits for all of it.
+    // A crash of the server may lose this batch, but then also its note; the
+    // last transaction of the move is synchronous and so makes all durable.
     let begin = "SET LOCAL statement_timeout = 0; SET LOCAL synchronous_commit = off";
     transaction.batch_execute(begin).await.map_err(failed)?;
     for into in part.into {
@@ -195,10 +196,10 @@ async fn write(
         if picked.is_empty() {
             continue;
         }
-        let TargetTable { table, columns, otherwise, .. } = into;
+        let TargetTable { table, columns, on_conflict, .. } = into;
         let sql = format!(
             "INSERT INTO posthaste.{table} ({columns}) OVERRIDING SYSTEM VALUE
-             SELECT {columns} FROM json_populate_recordset(NULL::posthaste.{table}, $1::text::json) {otherwise}"
+             SELECT {columns} FROM json_populate_recordset(NULL::posthaste.{table}, $1::text::json) {on_conflict}"
         );
         let json = serde_json::to_string(&picked)?;
         transaction.execute_typed(&sql, &[(&json, Type::TEXT)]).await.map_err(failed)?;
@@ -207,18 +208,20 @@ async fn write(
     transaction.commit().await.map_err(failed)
 }
 
+/// Returns a row with only the columns of this target table.
 fn pick(into: &TargetTable, row: &SourceRow) -> SourceRow {
     let value = |name: &str| (name.to_owned(), row[name].clone());
     into.columns.split(',').map(str::trim).map(value).collect()
 }
 
-/// Notes where the move stands, if it stood where this one thinks.
+/// Stores the checkpoint of the move, if it still is `before`: another process
+/// may be moving, too.
 async fn set_checkpoint(
     transaction: &Transaction<'_>,
     before: Option<&MoveCheckpoint>,
-    place: &MoveCheckpoint,
+    checkpoint: &MoveCheckpoint,
 ) -> anyhow::Result<()> {
-    let (text, before) = (serde_json::to_string(place)?, before.map(serde_json::to_string).transpose()?);
+    let (text, before) = (serde_json::to_string(checkpoint)?, before.map(serde_json::to_string).transpose()?);
     let sql = "INSERT INTO posthaste.notes AS kept (name, value) VALUES ($1, $2)
                ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE kept.value = $3";
     let bound = [(&MOVING_NOTE as _, Type::TEXT), (&text as _, Type::TEXT), (&before as _, Type::TEXT)];
@@ -230,12 +233,12 @@ async fn set_checkpoint(
 
 async fn note(transaction: &Transaction<'_>, name: &str) -> anyhow::Result<Option<String>> {
     let sql = "SELECT value FROM posthaste.notes WHERE name = $1";
-    let found = transaction.query_typed_opt(sql, &[(&name, Type::TEXT)]).await.map_err(failed)?;
-    Ok(found.map(|row| row.get(0)))
+    let row = transaction.query_typed_opt(sql, &[(&name, Type::TEXT)]).await.map_err(failed)?;
+    Ok(row.map(|row| row.get(0)))
 }
 
-/// Counts both sides, and opens the database to nodes.
-async fn finish(client: &mut Client, source: &StoreSource, place: &MoveCheckpoint) -> anyhow::Result<MovedCounts> {
+/// Compares the counts of both sides, and opens the database to nodes.
+async fn finish(client: &mut Client, source: &StoreSource, checkpoint: &MoveCheckpoint) -> anyhow::Result<MovedCounts> {
     let transaction = client.transaction().await.map_err(failed)?;
     transaction.batch_execute("SET LOCAL statement_timeout = 0").await.map_err(failed)?;
     let mut moved = MovedCounts::new();
@@ -252,7 +255,7 @@ async fn finish(client: &mut Client, source: &StoreSource, place: &MoveCheckpoin
         }
         moved.push((check.name, there));
     }
-    // Numbers that were brought along are taken.
+    // Sequences continue after the highest numbers that were moved.
     for table in ["tenants", "endpoints", "milestones"] {
         let sql = format!(
             "SELECT setval(pg_get_serial_sequence('posthaste.{table}', 'no'), greatest(max(no), 1), max(no) IS NOT NULL)
@@ -266,7 +269,7 @@ async fn finish(client: &mut Client, source: &StoreSource, place: &MoveCheckpoin
     let end = "WITH ended AS (DELETE FROM posthaste.notes WHERE name = $1)
                INSERT INTO posthaste.notes (name, value) VALUES ($2, $3)
                ON CONFLICT (name) DO UPDATE SET value = excluded.value";
-    let bound = [(&MOVING_NOTE as _, Type::TEXT), (&MOVED_NOTE as _, Type::TEXT), (&place.id as _, Type::TEXT)];
+    let bound = [(&MOVING_NOTE as _, Type::TEXT), (&MOVED_NOTE as _, Type::TEXT), (&checkpoint.id as _, Type::TEXT)];
     transaction.execute_typed(end, &bound).await.map_err(failed)?;
     transaction.commit().await.map_err(failed)?;
     Ok(moved)

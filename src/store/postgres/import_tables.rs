@@ -1,8 +1,9 @@
-//! What an embedded installation consists of, and where each part of it goes.
+//! The tables of an embedded store, and where their rows go in PostgreSQL.
 //!
-//! Numbers stay as they are: a delivery's id holds its number. They count up
-//! from 1, and those given here begin with a time, so the two never meet;
-//! what is moved lies before every day, in the partition for the rest.
+//! Numbers stay as they are, because a delivery's id holds its number. The
+//! embedded store counts up from 1, and numbers made by PostgreSQL nodes begin
+//! with a time, so the two never collide. Moved rows are below the numbers of
+//! every day, so they are in the default partition (`_rest`).
 
 use serde_json::Value;
 use uuid::Uuid;
@@ -12,47 +13,48 @@ use crate::model::shard::Shard;
 use crate::store::embedded::store_source::SourceRow;
 use crate::store::postgres::rows::stored_tenant;
 
-/// One table of the source.
+/// One table of the source, and the target tables of its rows.
 pub struct SourceTable {
-    /// What it holds, in words.
+    /// Name for people: what the table holds.
     pub name: &'static str,
-    /// Reads it, after a place and up to a number of rows. What is called
-    /// `_1`, `_2` is the place of a row; other names with a `_` are for
-    /// [`Part::complete`] alone.
+    /// Query that reads rows after a position, up to a number of rows. The
+    /// columns `_1`, `_2` are the position of a row; other columns that begin
+    /// with `_` are only for [`SourceTable::complete`] and
+    /// [`TargetTable::takes`].
     pub select: &'static str,
-    /// The place before the first row.
+    /// Returns the position before the first row.
     pub begin: fn() -> Vec<Value>,
-    /// How many rows it has.
+    /// Query that counts the rows.
     pub count: &'static str,
-    /// Adds to a row what the source does not know.
+    /// Adds columns to a row that the source does not have.
     pub complete: fn(&mut SourceRow) -> Option<()>,
-    /// Where its rows go.
+    /// Target tables of the rows.
     pub into: &'static [TargetTable],
 }
 
 /// One table of the target.
 pub struct TargetTable {
-    /// Its name.
+    /// Name of the table.
     pub table: &'static str,
-    /// What is written of a row.
+    /// Columns that are written.
     pub columns: &'static str,
-    /// What if it is there already.
-    pub otherwise: &'static str,
-    /// Which rows go there.
+    /// The `ON CONFLICT` clause, if rows may exist already.
+    pub on_conflict: &'static str,
+    /// Whether a row goes into this table.
     pub takes: fn(&SourceRow) -> bool,
 }
 
-/// A count that must be the same on both sides.
+/// A row count that must be the same on both sides.
 pub struct CountCheck {
-    /// Of what, in words.
+    /// Name for people: what is counted.
     pub name: &'static str,
-    /// How the source counts.
+    /// Query that counts in the source.
     pub source: &'static str,
-    /// How the target counts.
+    /// Query that counts in the target.
     pub target: &'static str,
 }
 
-/// What every delivery has, whatever became of it.
+/// Lists the columns that every delivery has, whatever its state.
 macro_rules! delivery {
     ($more:literal) => {
         concat!(
@@ -64,37 +66,37 @@ macro_rules! delivery {
     };
 }
 
-/// All parts, in the order they are moved in.
+/// Returns all tables, in the order in which they are moved.
 pub fn all() -> Vec<SourceTable> {
     vec![
         SourceTable {
             name: "notes",
-            // The target has its own of these.
+            // The target has its own notes of these names.
             select: "SELECT rowid AS _1, name, value FROM notes
                      WHERE rowid > ?1 AND name NOT IN ('master_key_check', 'moving', 'moved_from')
                      ORDER BY rowid LIMIT ?2",
-            begin: first,
+            begin: before_first,
             count: "SELECT count(*) FROM notes",
-            complete: as_it_is,
+            complete: unchanged,
             into: &[TargetTable {
                 table: "notes",
                 columns: "name, value",
-                otherwise: "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-                takes: every,
+                on_conflict: "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                takes: all_rows,
             }],
         },
         SourceTable {
             name: "tenants",
             select: "SELECT no AS _1, no, id, name, defaults, quota, limits, created_at, deleted_at, 1 AS version
                      FROM tenants WHERE no > ?1 ORDER BY no LIMIT ?2",
-            begin: first,
+            begin: before_first,
             count: "SELECT count(*) FROM tenants",
-            complete: as_it_is,
+            complete: unchanged,
             into: &[TargetTable {
                 table: "tenants",
                 columns: "no, id, name, defaults, quota, limits, created_at, deleted_at, version",
-                otherwise: "",
-                takes: every,
+                on_conflict: "",
+                takes: all_rows,
             }],
         },
         SourceTable {
@@ -106,7 +108,7 @@ pub fn all() -> Vec<SourceTable> {
                             coalesce(json_extract(p.health, '$.life'), 0) AS life,
                             coalesce(json_extract(p.health, '$.serial'), 0) AS serial
                      FROM endpoints p JOIN tenants t ON t.no = p.tenant WHERE p.no > ?1 ORDER BY p.no LIMIT ?2",
-            begin: first,
+            begin: before_first,
             count: "SELECT count(*) FROM endpoints",
             complete: with_shard,
             into: &[
@@ -114,10 +116,10 @@ pub fn all() -> Vec<SourceTable> {
                     table: "endpoints",
                     columns: "no, id, tenant, shard, settings, urls, standing, quiet_until, mailed_at, created_at, updated_at, \
                               deleted_at, swept_at, skips, version",
-                    otherwise: "",
-                    takes: every,
+                    on_conflict: "",
+                    takes: all_rows,
                 },
-                TargetTable { table: "health", columns: "endpoint, life, serial, health", otherwise: "", takes: has_health },
+                TargetTable { table: "health", columns: "endpoint, life, serial, health", on_conflict: "", takes: has_health },
             ],
         },
         SourceTable {
@@ -125,14 +127,14 @@ pub fn all() -> Vec<SourceTable> {
             select: "SELECT rowid AS _1, lower(hex(id)) AS id, tenant, name, rights, '\\x' || lower(hex(hash)) AS hash,
                             created_at, expires_at, used_at, 1 AS version
                      FROM tokens WHERE rowid > ?1 ORDER BY rowid LIMIT ?2",
-            begin: first,
+            begin: before_first,
             count: "SELECT count(*) FROM tokens",
-            complete: as_it_is,
+            complete: unchanged,
             into: &[TargetTable {
                 table: "tokens",
                 columns: "id, tenant, name, rights, hash, created_at, expires_at, used_at, version",
-                otherwise: "",
-                takes: every,
+                on_conflict: "",
+                takes: all_rows,
             }],
         },
         SourceTable {
@@ -141,83 +143,83 @@ pub fn all() -> Vec<SourceTable> {
                      FROM audit WHERE id > unhex(?1) ORDER BY id LIMIT ?2",
             begin: || vec!["".into()],
             count: "SELECT count(*) FROM audit",
-            complete: as_it_is,
-            into: &[TargetTable { table: "audit", columns: "id, tenant, tenant_id, record", otherwise: "", takes: every }],
+            complete: unchanged,
+            into: &[TargetTable { table: "audit", columns: "id, tenant, tenant_id, record", on_conflict: "", takes: all_rows }],
         },
         SourceTable {
             name: "secrets",
             select: "SELECT rowid AS _1, lower(hex(id)) AS id, endpoint, sealed, created_at, expires_at
                      FROM secrets WHERE rowid > ?1 ORDER BY rowid LIMIT ?2",
-            begin: first,
+            begin: before_first,
             count: "SELECT count(*) FROM secrets",
-            complete: as_it_is,
+            complete: unchanged,
             into: &[TargetTable {
                 table: "secrets",
                 columns: "id, endpoint, sealed, created_at, expires_at",
-                otherwise: "",
-                takes: every,
+                on_conflict: "",
+                takes: all_rows,
             }],
         },
         SourceTable {
             name: "milestones",
             select: "SELECT no AS _1, no, endpoint, at, record FROM milestones WHERE no > ?1 ORDER BY no LIMIT ?2",
-            begin: first,
+            begin: before_first,
             count: "SELECT count(*) FROM milestones",
-            complete: as_it_is,
-            into: &[TargetTable { table: "milestones", columns: "no, endpoint, at, record", otherwise: "", takes: every }],
+            complete: unchanged,
+            into: &[TargetTable { table: "milestones", columns: "no, endpoint, at, record", on_conflict: "", takes: all_rows }],
         },
         SourceTable {
             name: "events",
-            // An id of our own minting has no fingerprint; an empty one is
-            // nobody's, so whoever sends it as theirs meets a conflict.
+            // An id that the gateway made has no fingerprint. An empty one
+            // equals no other, so a producer that sends the id gets a conflict.
             select: "SELECT no AS _1, no, no AS event, tenant, id, type, key, timestamp, accepted_at, schema_version,
                             endpoints, expires_at, first_delivery, deliveries, data, checksum, withheld,
                             coalesce(fingerprint, x'') AS fingerprint
                      FROM events WHERE no > ?1 ORDER BY no LIMIT ?2",
-            begin: first,
+            begin: before_first,
             count: "SELECT count(*) FROM events",
-            complete: as_it_is,
+            complete: unchanged,
             into: &[
                 TargetTable {
                     table: "events",
                     columns: "no, tenant, id, type, key, timestamp, accepted_at, schema_version, endpoints, expires_at, \
                               first_delivery, deliveries, data, checksum, withheld",
-                    otherwise: "",
-                    takes: every,
+                    on_conflict: "",
+                    takes: all_rows,
                 },
                 TargetTable {
                     table: "ids",
                     columns: "tenant, id, event, fingerprint, accepted_at, deliveries",
-                    otherwise: "",
-                    takes: every,
+                    on_conflict: "",
+                    takes: all_rows,
                 },
             ],
         },
         SourceTable {
             name: "figures of what is stored",
-            // What was moved has no day here.
+            // Moved events belong to no day of the target.
             select: "SELECT tenant AS _1, tenant, 0 AS day, 0 AS node, sum(bytes) AS bytes
                      FROM stored WHERE tenant > ?1 GROUP BY tenant ORDER BY tenant LIMIT ?2",
-            begin: first,
+            begin: before_first,
             count: "SELECT count(DISTINCT tenant) FROM stored",
-            complete: as_it_is,
-            into: &[TargetTable { table: "stored", columns: "tenant, day, node, bytes", otherwise: "", takes: every }],
+            complete: unchanged,
+            into: &[TargetTable { table: "stored", columns: "tenant, day, node, bytes", on_conflict: "", takes: all_rows }],
         },
         deliveries(),
         SourceTable {
             name: "attempts",
-            // The last one of what is over is in its delivery's own row.
+            // The last attempt of a finished delivery is in the delivery's row.
             select: "SELECT a.no AS _1, a.no >> 20 AS delivery, a.no & 0xfffff AS number, a.record,
                             d.state <> 0 AND NOT EXISTS
                                 (SELECT 1 FROM attempts b WHERE b.no > a.no AND b.no <= (a.no | 0xfffff)) AS _is_last
                      FROM attempts a JOIN deliveries d ON d.no = a.no >> 20 WHERE a.no > ?1 ORDER BY a.no LIMIT ?2",
-            begin: first,
+            begin: before_first,
             count: "SELECT count(*) FROM attempts",
-            complete: as_it_is,
+            complete: unchanged,
             into: &[TargetTable {
                 table: "attempts",
                 columns: "delivery, number, record",
-                otherwise: "",
+                on_conflict: "",
                 takes: |row| row["_is_last"] == 0,
             }],
         },
@@ -227,12 +229,12 @@ pub fn all() -> Vec<SourceTable> {
                      FROM lanes WHERE (endpoint, lane) > (?1, ?2) ORDER BY endpoint, lane LIMIT ?3",
             begin: || vec![0.into(), "".into()],
             count: "SELECT count(*) FROM lanes",
-            complete: as_it_is,
+            complete: unchanged,
             into: &[TargetTable {
                 table: "lanes",
                 columns: "endpoint, lane, last_seq, head, head_since, touched_at",
-                otherwise: "",
-                takes: every,
+                on_conflict: "",
+                takes: all_rows,
             }],
         },
     ]
@@ -253,23 +255,23 @@ fn deliveries() -> SourceTable {
                              ORDER BY a.no DESC LIMIT 1) END AS last
                  FROM deliveries d JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = p.tenant
                  WHERE d.no > ?1 ORDER BY d.no LIMIT ?2",
-        begin: first,
+        begin: before_first,
         count: "SELECT count(*) FROM deliveries",
         complete: with_shard,
         into: &[
-            TargetTable { table: "queue", columns: WAITING, otherwise: "", takes: |row| row["state"] == 0 },
-            TargetTable { table: "dead", columns: OVER, otherwise: "", takes: |row| row["state"] == 2 },
+            TargetTable { table: "queue", columns: WAITING, on_conflict: "", takes: |row| row["state"] == 0 },
+            TargetTable { table: "dead", columns: OVER, on_conflict: "", takes: |row| row["state"] == 2 },
             TargetTable {
                 table: "finished",
                 columns: OVER,
-                otherwise: "",
+                on_conflict: "",
                 takes: |row| row["state"] == 1 || row["state"] == 3,
             },
         ],
     }
 }
 
-/// What is counted on both sides when all is moved.
+/// Counts that are compared once everything is moved.
 pub const CHECKS: &[CountCheck] = &[
     CountCheck {
         name: "tenants",
@@ -340,15 +342,15 @@ pub const CHECKS: &[CountCheck] = &[
     CountCheck { name: "lanes", source: "SELECT count(*) FROM lanes", target: "SELECT count(*) FROM posthaste.lanes" },
 ];
 
-fn first() -> Vec<Value> {
+fn before_first() -> Vec<Value> {
     vec![0.into()]
 }
 
-fn every(_: &SourceRow) -> bool {
+fn all_rows(_: &SourceRow) -> bool {
     true
 }
 
-fn as_it_is(_: &mut SourceRow) -> Option<()> {
+fn unchanged(_: &mut SourceRow) -> Option<()> {
     Some(())
 }
 
@@ -357,11 +359,11 @@ fn has_health(row: &SourceRow) -> bool {
 }
 
 fn with_shard(row: &mut SourceRow) -> Option<()> {
-    let shard = Shard::of(&stored_tenant(row["_tenant"].as_str()?), endpoint(&row["id"])?);
+    let shard = Shard::of(&stored_tenant(row["_tenant"].as_str()?), endpoint_id(&row["id"])?);
     row.insert("shard".into(), shard.0.into());
     Some(())
 }
 
-fn endpoint(hex: &Value) -> Option<EndpointId> {
+fn endpoint_id(hex: &Value) -> Option<EndpointId> {
     hex.as_str().and_then(|hex| Uuid::try_parse(hex).ok()).map(EndpointId)
 }

@@ -1,7 +1,7 @@
-//! Brings a database to the shape this program knows.
+//! Brings a database to the schema that this version needs.
 //!
-//! Everything happens in one transaction under a lock of the whole database,
-//! so of five nodes started at once one does it and four find it done, and a
+//! Everything happens in one transaction under a lock of the whole database.
+//! Of five nodes started at once one migrates and four find it done, and a
 //! crash in between leaves nothing behind.
 
 use anyhow::{anyhow, bail};
@@ -16,17 +16,17 @@ use crate::store::move_mark::{HALF_MOVED, MOVING_NOTE};
 const MIGRATIONS: &[&str] =
     &[include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql"), include_str!("migrations/0003.sql")];
 
-/// Who changes the shape of the database, or fills it from elsewhere, holds
-/// this. "posthast" as a number.
+/// Advisory lock of whoever migrates the database or moves a store into it.
+/// It is "posthast" as a number.
 const LOCK: i64 = 0x706f_7374_6861_7374;
 
-/// PostgreSQL 15, as the server counts.
+/// PostgreSQL 15, as `server_version_num` counts.
 const VERSION_MIN: i32 = 150_000;
 
-/// Creates or brings up to date the schema `posthaste`. Refuses a server that
-/// is too old, a standby, a database that a newer posthaste has changed, and
-/// one that is being filled from elsewhere; says aloud when the server may
-/// lose what it has confirmed.
+/// Creates or migrates the schema `posthaste`. Refuses a server that is too
+/// old, a standby, a database that a newer posthaste has changed, and one that
+/// a store is being moved into. Warns if the server may lose what it has
+/// confirmed.
 pub async fn migrate(client: &mut Client) -> anyhow::Result<()> {
     migrate_connection(client).await?;
     let sql = "SELECT 1 FROM posthaste.notes WHERE name = $1";
@@ -35,7 +35,7 @@ pub async fn migrate(client: &mut Client) -> anyhow::Result<()> {
     if moving.is_empty() { Ok(()) } else { bail!("{HALF_MOVED}") }
 }
 
-/// Does the same to a database that may be half filled.
+/// Creates or migrates the schema, also while a store is being moved into it.
 pub async fn migrate_connection(client: &mut Client) -> anyhow::Result<()> {
     check_server(client).await?;
     to_version(client, MIGRATIONS).await
@@ -45,15 +45,15 @@ async fn to_version(client: &mut Client, migrations: &[&str]) -> anyhow::Result<
     let failed = |problem: tokio_postgres::Error| connect::failed("cannot prepare the database", &problem);
     let transaction = client.transaction().await.map_err(failed)?;
     lock(&transaction).await?;
-    let found = version(&transaction).await.map_err(failed)?;
-    if found > migrations.len() {
+    let current = version(&transaction).await.map_err(failed)?;
+    if current > migrations.len() {
         bail!(
-            "the database was changed by a newer posthaste (its version is {found}, this one knows {}); run that one, \
+            "the database was changed by a newer posthaste (its version is {current}, this one knows {}); run that one, \
              or restore a backup from before",
             migrations.len()
         );
     }
-    for (n, migration) in migrations.iter().enumerate().skip(found) {
+    for (n, migration) in migrations.iter().enumerate().skip(current) {
         let version = n + 1;
         let applied = format!("INSERT INTO posthaste.migrations (version) VALUES ({version})");
         let step = async {
@@ -65,18 +65,18 @@ async fn to_version(client: &mut Client, migrations: &[&str]) -> anyhow::Result<
     }
     stored_functions::create_missing(&transaction).await.map_err(failed)?;
     transaction.commit().await.map_err(failed)?;
-    if found < migrations.len() {
-        info!("the database was brought from version {found} to {}", migrations.len());
+    if current < migrations.len() {
+        info!("database migrated from version {current} to {}", migrations.len());
     }
     Ok(())
 }
 
-/// Keeps everyone else from changing the shape of the database, or filling
-/// it, until the transaction ends. `CREATE … IF NOT EXISTS` alone would not:
-/// two that run it at once both find nothing, and one fails.
+/// Keeps everyone else from migrating the database, or moving a store into it,
+/// until the transaction ends. `CREATE … IF NOT EXISTS` alone is not enough:
+/// of two that run it at once, both find nothing and one fails.
 pub async fn lock(transaction: &Transaction<'_>) -> anyhow::Result<()> {
     let failed = |problem: tokio_postgres::Error| connect::failed("cannot lock the database", &problem);
-    // A limit that is fine for questions would end a long change of shape.
+    // The usual statement timeout would end a long migration.
     transaction
         .batch_execute("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = '10min'")
         .await
@@ -85,13 +85,14 @@ pub async fn lock(transaction: &Transaction<'_>) -> anyhow::Result<()> {
     if asked.map_err(failed)?.first().is_some_and(|row| row.get(0)) {
         return Ok(());
     }
-    info!("another posthaste is preparing the database; waiting for it");
+    info!("another posthaste is migrating the database; waiting for it");
     transaction.execute_typed("SELECT pg_advisory_xact_lock($1)", &[(&LOCK, Type::INT8)]).await.map_err(failed)?;
     Ok(())
 }
 
-/// How far the database is. What is missing to write that down is made: only
-/// if it is missing, since whoever may not make schemas may still use one.
+/// Returns the version of the database. Creates the schema and its table of
+/// versions, but only if they are missing: a user without the right to create
+/// schemas may still use an existing one.
 async fn version(transaction: &Transaction<'_>) -> Result<usize, tokio_postgres::Error> {
     let known = "SELECT to_regnamespace('posthaste') IS NOT NULL, to_regclass('posthaste.migrations') IS NOT NULL";
     let row = transaction.query_typed_one(known, &[]).await?;
@@ -113,11 +114,11 @@ async fn version(transaction: &Transaction<'_>) -> Result<usize, tokio_postgres:
 }
 
 async fn check_server(client: &Client) -> anyhow::Result<()> {
-    let ask = "SELECT current_setting('server_version_num')::int, current_setting('server_version'),
+    let sql = "SELECT current_setting('server_version_num')::int, current_setting('server_version'),
                       pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on',
                       current_setting('fsync', true), current_setting('full_page_writes', true),
                       current_setting('synchronous_commit', true)";
-    let row = client.query_typed(ask, &[]).await;
+    let row = client.query_typed(sql, &[]).await;
     let row = row.map_err(|problem| connect::failed("cannot ask the database what it is", &problem))?;
     let row = row.first().ok_or_else(|| anyhow!("the database does not say what it is"))?;
     let (number, version): (i32, String) = (row.get(0), row.get(1));
@@ -134,7 +135,7 @@ async fn check_server(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What should be said aloud about a server that may lose what it confirmed.
+/// Returns warnings about server settings with which confirmed data can be lost.
 fn warnings(
     fsync: Option<&str>,
     full_page_writes: Option<&str>,

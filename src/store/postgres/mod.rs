@@ -1,9 +1,8 @@
 //! The shared store: one PostgreSQL, any number of nodes.
 //!
-//! Any node accepts; the owner of a shard alone dispatches its endpoints.
-//! [`accept`] and [`settle`] each have a line of their own that commits
-//! whatever waits together; [`membership`] holds this node's shards and hears
-//! what others do.
+//! Any node accepts events; only the owner of a shard dispatches its
+//! endpoints. [`accept`] and [`settle`] each have a group commit;
+//! [`membership`] leases this node's shards and learns what other nodes do.
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::HashSet;
@@ -64,27 +63,27 @@ mod sweep;
 mod transaction;
 mod unit_of_work;
 
-/// How to open a shared store. It cannot be printed: the URL may hold a
+/// Options of a shared store. They have no `Debug`: the URL may hold a
 /// password.
 pub struct PostgresOptions {
-    /// Where the database is.
+    /// URL of the database.
     pub url: String,
-    /// How long a node that is not heard of keeps its shards.
+    /// Length of a lease: a node that does not renew it loses its shards.
     pub lease: Duration,
-    /// What this node calls itself.
+    /// Name of this node, for people.
     pub name: String,
-    /// What secrets are sealed with.
+    /// Seal for secrets.
     pub seal: Seal,
-    /// What counts the commits.
+    /// Metrics of the commits.
     pub commits: Arc<CommitMetrics>,
-    /// How many connections it may use.
+    /// Largest number of connections.
     pub connections: usize,
-    /// What follows the database's time, if anything does.
+    /// Engine clock that is to follow the database's time, if any.
     pub clock: Option<Arc<EngineClock>>,
 }
 
 impl PostgresOptions {
-    /// The usual ones.
+    /// Returns options with the default values.
     pub fn new(url: &str, seal: Seal) -> Self {
         Self {
             url: url.into(),
@@ -98,7 +97,7 @@ impl PostgresOptions {
     }
 }
 
-/// The shared store, as one node has it.
+/// The shared store, as one node uses it.
 pub struct PostgresStore {
     shared: Arc<PostgresState>,
     accepting: group_commit::GroupCommit<accept::AcceptJob>,
@@ -106,46 +105,47 @@ pub struct PostgresStore {
     chores: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What every part of the store works with.
+/// State that all parts of the store share.
 struct PostgresState {
     pool: Pool,
     options: PostgresOptions,
     index: RwLock<CatalogIndex>,
-    /// The catalog's version that the index has.
+    /// Version of the catalog that the index shows.
     version: AtomicI64,
-    /// What this node owns.
+    /// Shards that this node owns.
     shard_leases: ShardLeases,
     snowflake: RwLock<Arc<Snowflake>>,
-    /// What the lifecycle is told.
+    /// Sends cluster events to the lifecycle.
     told: mpsc::UnboundedSender<ClusterEvent>,
     listener: Mutex<Option<mpsc::UnboundedReceiver<ClusterEvent>>>,
     is_answering: AtomicBool,
-    /// Whether this node is about to leave: it keeps nothing that it can give away.
+    /// Whether this node is about to leave and gives away its shards.
     is_retiring: AtomicBool,
-    /// How many nodes there were at the last look.
+    /// Number of nodes at the last poll.
     nodes: AtomicUsize,
     stale_writes: AtomicU64,
-    /// Something may have been accepted here without anyone's knowing.
+    /// Whether a commit of this node failed without an answer, so that events
+    /// may have been accepted that it does not know of.
     is_unsure: AtomicBool,
-    /// Where reads of what is due may begin, by endpoint.
+    /// Due times from which reads may begin, by endpoint.
     watermarks: due::DueWatermarks,
-    /// How every transaction begins.
+    /// SQL that begins every transaction.
     begin: String,
-    /// The catalog in memory is changed by one at a time.
+    /// Lock of whoever changes the index by the catalog.
     catalog_lock: tokio::sync::Mutex<()>,
-    /// The catalog's version that the others know this node has heard of.
+    /// Version of the catalog that this node has acknowledged to the others.
     acknowledged_version: AtomicI64,
-    /// Told once what others changed is in force here.
+    /// Receivers that are notified once other nodes' changes are in force here.
     in_force: Mutex<Vec<oneshot::Receiver<()>>>,
-    /// Questions of other nodes that are being answered.
+    /// Calls of other nodes that are being answered.
     asked: Mutex<HashSet<i64>>,
-    /// What keeps engine time with the database's.
+    /// Keeps engine time in step with the database's clock.
     time: DatabaseTime,
 }
 
 impl PostgresStore {
-    /// Connects, brings the tables up to date, joins the cluster and takes
-    /// its share of the shards.
+    /// Connects, migrates the database, joins the cluster and claims this
+    /// node's share of the shards.
     pub async fn open(mut options: PostgresOptions) -> anyhow::Result<Self> {
         let pool = connect::pool(&options.url, options.connections)?;
         let time = DatabaseTime::new(options.clock.take());
@@ -187,7 +187,7 @@ impl PostgresStore {
         Ok(Self { shared, accepting, settling, chores: Mutex::new(vec![membership, usage]) })
     }
 
-    /// Gives up what is owned, if that has not been done, and lets go of the
+    /// Leaves the cluster, unless that was done before, and closes the
     /// connections.
     pub async fn close(self) {
         let _ = super::Cluster::leave(&self).await;
@@ -196,7 +196,7 @@ impl PostgresStore {
 }
 
 impl PostgresStore {
-    /// Ends what goes on in the background.
+    /// Ends the background tasks.
     async fn stop_background_tasks(&self) {
         let chores = std::mem::take(&mut *self.chores.lock());
         for chore in chores {
@@ -206,8 +206,8 @@ impl PostgresStore {
     }
 }
 
-/// The key that secrets here are sealed with, if it is among these. The
-/// first node's key is the one.
+/// Returns the seal with the key that the database's secrets are sealed under.
+/// The first node's key becomes the database's.
 async fn matching_key(client: &Object, seal: &Seal) -> anyhow::Result<Seal> {
     let sql = "INSERT INTO posthaste.notes (name, value) VALUES ($1, $2) ON CONFLICT DO NOTHING";
     transaction::with_timeout(client.execute_typed(sql, transaction::bind![CHECK_NOTE, seal.check()])).await?;
@@ -225,12 +225,12 @@ impl PostgresState {
         self.index.write()
     }
 
-    /// A connection for single statements.
+    /// Returns a connection for single statements.
     async fn connection(&self) -> Result<Object> {
         connection(&self.pool).await
     }
 
-    /// A transaction.
+    /// Begins a transaction.
     async fn begin(&self) -> Result<PgTransaction> {
         PgTransaction::begin(&self.pool, &self.begin).await
     }
@@ -239,7 +239,7 @@ impl PostgresState {
         self.snowflake.read().clone()
     }
 
-    /// A write came too late: its shard has another owner.
+    /// Counts writes that came too late, because their shard has another owner.
     fn count_stale(&self, writes: u64) {
         self.stale_writes.fetch_add(writes, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Finds waiting deliveries whose time may be over.
+//! Finds waiting deliveries that may have expired.
 
 use jiff::Timestamp;
 use tokio_postgres::Row;
@@ -12,8 +12,8 @@ use super::transaction::bind;
 use crate::model::id::{EndpointId, TenantId};
 use crate::store::{OverdueDelivery, OverduePage, Result, UntriedPage, UntriedQuery};
 
-/// Reads those of these shards that are to be looked at, the longest overdue
-/// first.
+/// Reads the deliveries of these shards whose expiry is to be checked, the
+/// longest overdue first.
 pub async fn read_overdue(
     shared: &PostgresState,
     now: Timestamp,
@@ -34,36 +34,37 @@ pub async fn read_overdue(
     Ok(page)
 }
 
-/// How many rows one page of the untried looks at.
+/// Largest number of rows that one page of untried deliveries reads.
 const ROWS_MAX: i64 = 10_000;
 
-/// Reads those of these shards that have had no attempt, oldest first.
+/// Reads waiting deliveries of these shards that have had no attempt, oldest
+/// first.
 pub async fn read_untried(
     shared: &PostgresState,
     tenant: &TenantId,
-    ask_for: UntriedQuery,
+    query: UntriedQuery,
     shards: Vec<i16>,
 ) -> Result<UntriedPage> {
     let mut page = UntriedPage::default();
     let Some(tenant) = shared.index().tenant_no(tenant) else { return Ok(page) };
-    let after = ask_for.after.map_or(0, delivery_no);
-    // Younger ones than this cannot have waited long enough.
-    let before = millis(ask_for.before);
+    let after = query.after.map_or(0, delivery_no);
+    // Younger deliveries cannot have waited long enough.
+    let before = millis(query.before);
     let below = number_at(before.saturating_add(SLACK_MS)).max(MOVED_BELOW);
-    let limit = ask_for.limit as i64;
+    let limit = query.limit as i64;
     let sql = include_str!("sql/untried.sql");
     let rows = read_rows(shared, sql, bind![tenant, after, below, ROWS_MAX, limit, shards, before]).await?;
     let Some(first) = rows.first() else { return Ok(page) };
     let (looked, last): (i64, _) = (first.get(0), delivery_id(first.get(1), first.get(2)));
     page.found = rows.iter().filter(|row| is_found(row)).map(|row| overdue_from(row, 3)).collect();
     page.next = match page.found.last() {
-        Some(last) if page.found.len() == ask_for.limit => Some(last.id),
+        Some(last) if page.found.len() == query.limit => Some(last.id),
         _ => (looked == ROWS_MAX).then_some(last),
     };
     Ok(page)
 }
 
-/// Whether a row tells of a delivery, and not only how far the walk has come.
+/// Whether a row holds a delivery, and not only the position of the scan.
 fn is_found(row: &Row) -> bool {
     row.get::<_, Option<i64>>(3).is_some()
 }

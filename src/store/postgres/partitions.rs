@@ -1,8 +1,8 @@
-//! Days of history: made ahead, and dropped whole.
+//! Creates the daily partitions ahead of time, and drops old ones whole.
 //!
-//! Events, what is finished, and attempts have a partition for each day of
-//! acceptance, by the database's clock. What has no day of its own, and what
-//! outlives its day, stands in the rest.
+//! Events, finished deliveries and attempts have a partition for each day of
+//! acceptance, by the database's clock. Rows without a day of their own, and
+//! rows that outlive their day, are in the default partition (`_rest`).
 
 use std::sync::{Arc, Weak};
 
@@ -17,33 +17,35 @@ use super::stored_bytes::{self, day_of};
 use super::transaction::{PgTransaction, bind, with_timeout};
 use crate::store::{ForgottenCounts, Result, RetentionHorizon};
 
-/// How many days are made ahead: a cluster that makes none for so long still
-/// has room for today.
+/// Number of days whose partitions are created ahead: a cluster that creates
+/// none for so long still has room for today.
 const DAYS_AHEAD: i32 = 3;
 const DAY_MS: i64 = 86_400_000;
 
-/// Whoever makes or drops a day holds this.
+/// Takes the advisory lock of whoever creates or drops a day.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(7306086967354368001)";
 
-/// A day with more rows than this in the rest stays there: moving them would
-/// take too long. They are forgotten one by one.
+/// A day with more rows than this in the default partition gets no partition of
+/// its own: moving the rows would take too long. They are deleted one by one.
 const MOVED_MAX: i64 = 50_000;
 
-/// A day is dropped once everything of it that is still kept finished this
-/// much later than it was accepted. An index knows those.
+/// Margin in milliseconds after the retention before a day is dropped. Finished
+/// deliveries that must then still be retained all took longer than this, so
+/// the index `finished_late` holds every one of them.
 const LATE_MS: i64 = 3_600_000;
 
-/// How far after its event a delivery may be numbered.
+/// Largest delay in milliseconds between the number of an event and those of
+/// its deliveries.
 const SLACK_MS: i64 = 60_000;
 
-/// So many rows are put back into the rest when their day is dropped. More
-/// get a smaller partition instead, and a day with more than the latter is
-/// left as it is until less of it is kept.
+/// Largest number of retained rows that are moved into the default partition
+/// when their day is dropped. More rows get a smaller partition instead.
 const PUT_BACK_MAX: usize = 5_000;
-const KEPT_MAX: usize = 200_000;
+/// A day with more retained rows than this stays as it is until there are fewer.
+const RETAINED_MAX: usize = 200_000;
 
-/// Makes today's partitions and those of the next days, where they are
-/// missing. Many nodes may do so at once.
+/// Creates the missing partitions of today and the next days. Many nodes may
+/// do so at once.
 pub async fn ensure(shared: &Arc<PostgresState>) -> anyhow::Result<()> {
     let missing = read_rows(shared, include_str!("sql/missing_days.sql"), bind![DAYS_AHEAD]).await;
     if missing.context("cannot read which days have partitions")?.is_empty() {
@@ -57,11 +59,11 @@ pub async fn ensure(shared: &Arc<PostgresState>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes what is missing; returns how many.
+/// Creates the missing partitions. Returns how many.
 async fn make(shared: &PostgresState) -> Result<usize> {
     let tx = shared.begin().await?;
     run(&tx, LOCK).await?;
-    // Others may have been faster, or hold what is needed for long.
+    // Another node may hold a needed lock for long; then this fails soon.
     run(&tx, "SET LOCAL lock_timeout = '1s'").await?;
     let mut made = 0;
     for row in tx.query(include_str!("sql/missing_days.sql"), bind![DAYS_AHEAD]).await? {
@@ -76,9 +78,12 @@ async fn make(shared: &PostgresState) -> Result<usize> {
             "SELECT count(*) FROM (SELECT 1 FROM posthaste.{}_rest WHERE {key} >= $1 AND {key} < $2 LIMIT $3) r",
             table.parent
         );
-        let standing = tx.query(&sql, bind![day.from, day.to, MOVED_MAX + 1]).await?;
-        if standing.first().is_some_and(|row| row.get::<_, i64>(0) > MOVED_MAX) {
-            debug!("{} of {} stay in the rest: there are too many to move", table.parent, day.name);
+        let rows_in_rest = tx.query(&sql, bind![day.from, day.to, MOVED_MAX + 1]).await?;
+        if rows_in_rest.first().is_some_and(|row| row.get::<_, i64>(0) > MOVED_MAX) {
+            debug!(
+                "no partition of {} for {}: its default partition has too many rows to move",
+                table.parent, day.name
+            );
             continue;
         }
         run(&tx, &day.fill(include_str!("sql/add_day.sql"), &table)).await?;
@@ -88,9 +93,9 @@ async fn make(shared: &PostgresState) -> Result<usize> {
     Ok(made)
 }
 
-/// Tables divided into partitions are not analysed by the server on its own
-/// account. Without it the plans are still the same; estimates are worse. It
-/// may take a while, and nobody waits for it.
+/// Analyzes the partitioned tables, which the server does not do by itself.
+/// Without it plans are the same and estimates are worse. It may take a while,
+/// and nobody waits for it.
 async fn analyze(shared: &Weak<PostgresState>) {
     for table in TABLES {
         let Some(shared) = shared.upgrade() else { return };
@@ -100,13 +105,14 @@ async fn analyze(shared: &Weak<PostgresState>) {
             tx.commit().await
         };
         if let Err(problem) = analyzed.await {
-            debug!("{} could not be analysed: {problem}", table.parent);
+            debug!("ANALYZE of the table {} failed: {problem}", table.parent);
         }
     }
 }
 
-/// Drops whole days that are past their retention. What must outlive them is
-/// kept. What cannot be locked at once is left for the next time.
+/// Drops whole days that are past their retention, and retains the rows that
+/// must outlive them. A day that cannot be locked at once is left for the next
+/// pass.
 pub async fn drop_old(shared: &PostgresState, horizon: &RetentionHorizon) -> Result<ForgottenCounts> {
     let mut total = ForgottenCounts::default();
     let ended_before = millis(horizon.finished_before).saturating_sub(LATE_MS);
@@ -116,15 +122,18 @@ pub async fn drop_old(shared: &PostgresState, horizon: &RetentionHorizon) -> Res
         let tables: Vec<PartitionedTable> =
             row.get::<_, Vec<&str>>(2).into_iter().map(PartitionedTable::named).collect();
         match drop_day(shared, &day, &tables, horizon).await {
-            Ok(Some(gone)) => {
-                total.events += gone.events;
-                total.deliveries += gone.deliveries;
+            Ok(Some(deleted)) => {
+                total.events += deleted.events;
+                total.deliveries += deleted.deliveries;
             }
-            Ok(None) => debug!("of {} so much is kept that the day stays", day.name),
+            Ok(None) => debug!("partitions of {} stay: too many of their rows are still needed", day.name),
             Err(problem) => {
-                // Others wait behind a lock that this one waits for: not
-                // another try before the next sweep.
-                warn!("the day {} could not be dropped; the next sweep tries again: {problem}", day.name);
+                // Others queue behind a lock that this transaction waits for,
+                // so there is no other try before the next pass.
+                warn!(
+                    "partitions of {} could not be dropped; the next retention pass tries again: {problem}",
+                    day.name
+                );
                 break;
             }
         }
@@ -132,7 +141,7 @@ pub async fn drop_old(shared: &PostgresState, horizon: &RetentionHorizon) -> Res
     Ok(total)
 }
 
-/// Drops one day; nothing, if too much of it is kept.
+/// Drops one day. Returns `None` if too many of its rows are retained.
 async fn drop_day(
     shared: &PostgresState,
     day: &PartitionDay,
@@ -140,14 +149,14 @@ async fn drop_day(
     horizon: &RetentionHorizon,
 ) -> Result<Option<ForgottenCounts>> {
     let tx = shared.begin().await?;
-    // Shorter than the server's deadlock_timeout: of two that wait for each
-    // other, this one gives way.
+    // The timeout is shorter than the server's deadlock_timeout: of two that
+    // wait for each other, this one gives way.
     run(&tx, "SET LOCAL lock_timeout = '800ms'; SET LOCAL statement_timeout = '14s'").await?;
     run(&tx, LOCK).await?;
     let names: Vec<String> = tables.iter().map(|table| day.partition(table)).collect();
-    // From here on nothing is added to the day, and nothing replayed out of it.
+    // From here on nothing is added to the day or replayed out of it.
     run(&tx, &format!("LOCK TABLE {} IN EXCLUSIVE MODE", names.join(", "))).await?;
-    let kept = RetainedRows::find(&tx, day, horizon).await?;
+    let retained = RetainedRows::find(&tx, day, horizon).await?;
     let (mut events, mut finished) = (0, 0);
     for table in tables {
         match table.parent {
@@ -156,57 +165,62 @@ async fn drop_day(
             _ => {}
         }
     }
-    let is_much = kept.rows > PUT_BACK_MAX;
-    if kept.rows > KEPT_MAX || (is_much && kept.events.len() * 2 > events) {
+    let needs_partition = retained.rows > PUT_BACK_MAX;
+    if retained.rows > RETAINED_MAX || (needs_partition && retained.events.len() * 2 > events) {
         tx.roll_back().await;
         return Ok(None);
     }
-    if is_much {
+    if needs_partition {
         for table in tables {
-            copy(&tx, day, table, &kept).await?;
+            copy(&tx, day, table, &retained).await?;
         }
     }
     for table in tables {
         let partition = day.partition(table);
         run(&tx, &format!("ALTER TABLE posthaste.{} DETACH PARTITION {partition}", table.parent)).await?;
-        if !is_much {
-            put_back(&tx, day, table, &kept).await?;
+        if !needs_partition {
+            put_back(&tx, day, table, &retained).await?;
         }
         run(&tx, &format!("DROP TABLE {partition}")).await?;
-        if is_much {
+        if needs_partition {
             run(&tx, &day.fill(include_str!("sql/shrink_day.sql"), table)).await?;
         }
     }
-    stored_bytes::set_day(&tx, day_of(day.from), &kept.events).await?;
+    stored_bytes::set_day(&tx, day_of(day.from), &retained.events).await?;
     tx.commit().await?;
-    let gone = ForgottenCounts {
-        events: events.saturating_sub(kept.events.len()),
-        deliveries: finished.saturating_sub(kept.finished.len()),
+    let deleted = ForgottenCounts {
+        events: events.saturating_sub(retained.events.len()),
+        deliveries: finished.saturating_sub(retained.finished.len()),
         next: None,
     };
     info!(
-        "forgot the day {}: {} events and {} deliveries; {} events are kept",
+        "dropped the partitions of {}: {} events and {} deliveries deleted, {} events retained",
         day.name,
-        gone.events,
-        gone.deliveries,
-        kept.events.len()
+        deleted.events,
+        deleted.deliveries,
+        retained.events.len()
     );
-    Ok(Some(gone))
+    Ok(Some(deleted))
 }
 
-/// Copies what is kept into a table beside the day's, while others still read
-/// that one.
-async fn copy(tx: &PgTransaction, day: &PartitionDay, table: &PartitionedTable, kept: &RetainedRows) -> Result<()> {
+/// Copies the retained rows into a new table, while others still read the
+/// day's partition.
+async fn copy(tx: &PgTransaction, day: &PartitionDay, table: &PartitionedTable, retained: &RetainedRows) -> Result<()> {
     let beside = format!("posthaste.{}_kept_{}", table.parent, day.name);
     run(tx, &format!("CREATE TABLE {beside} (LIKE posthaste.{} INCLUDING ALL)", table.parent)).await?;
     let sql = format!("INSERT INTO {beside} SELECT * FROM {} WHERE {} = ANY ($1)", day.partition(table), table.key);
-    tx.execute(&sql, bind![*kept.of(table)]).await?;
+    tx.execute(&sql, bind![*retained.of(table)]).await?;
     Ok(())
 }
 
-/// Puts what is kept into the rest.
-async fn put_back(tx: &PgTransaction, day: &PartitionDay, table: &PartitionedTable, kept: &RetainedRows) -> Result<()> {
-    let numbers = kept.of(table);
+/// Moves the retained rows into the default partition.
+async fn put_back(
+    tx: &PgTransaction,
+    day: &PartitionDay,
+    table: &PartitionedTable,
+    retained: &RetainedRows,
+) -> Result<()> {
+    let numbers = retained.of(table);
     if numbers.is_empty() {
         return Ok(());
     }
@@ -217,13 +231,13 @@ async fn put_back(tx: &PgTransaction, day: &PartitionDay, table: &PartitionedTab
     Ok(())
 }
 
-/// What must outlive its day.
+/// Numbers of the rows that must outlive their day.
 #[derive(Default)]
 struct RetainedRows {
     events: Vec<i64>,
-    /// Delivered or cancelled lately.
+    /// Deliveries that were delivered or cancelled within the retention.
     finished: Vec<i64>,
-    /// All whose attempts are kept.
+    /// Deliveries whose attempts are retained.
     deliveries: Vec<i64>,
     rows: usize,
 }
@@ -231,24 +245,24 @@ struct RetainedRows {
 impl RetainedRows {
     async fn find(tx: &PgTransaction, day: &PartitionDay, horizon: &RetentionHorizon) -> Result<Self> {
         let slack = number_at(SLACK_MS + millis_of_epoch());
-        let limit = KEPT_MAX as i64 + 1;
+        let limit = RETAINED_MAX as i64 + 1;
         let since = millis(horizon.finished_before);
         let sql = include_str!("sql/kept_of_day.sql");
-        let mut kept = Self::default();
+        let mut retained = Self::default();
         for row in tx.query(sql, bind![day.from, day.to, slack, since, limit]).await? {
             let no: i64 = row.get(0);
-            kept.rows += 1;
+            retained.rows += 1;
             match (row.get::<_, bool>(1), row.get::<_, bool>(2)) {
-                (_, false) => kept.events.push(no),
+                (_, false) => retained.events.push(no),
                 (is_finished, true) => {
-                    kept.deliveries.push(no);
+                    retained.deliveries.push(no);
                     if is_finished {
-                        kept.finished.push(no);
+                        retained.finished.push(no);
                     }
                 }
             }
         }
-        Ok(kept)
+        Ok(retained)
     }
 
     fn of(&self, table: &PartitionedTable) -> &Vec<i64> {
@@ -260,13 +274,13 @@ impl RetainedRows {
     }
 }
 
-/// When numbers begin.
+/// Returns the time at which numbers begin, in milliseconds.
 fn millis_of_epoch() -> i64 {
     super::snowflake::ms_of(0)
 }
 
-/// How many rows a table has: counted where that is quick, else as the server
-/// last estimated it.
+/// Returns the number of rows of a table: counted if it is small, else as the
+/// server last estimated it.
 async fn count(tx: &PgTransaction, table: &str) -> Result<usize> {
     let sql = format!(
         "SELECT CASE WHEN pg_relation_size('{table}') < 67108864 THEN (SELECT count(*) FROM {table})
@@ -280,7 +294,7 @@ async fn run(tx: &PgTransaction, sql: &str) -> Result<()> {
     with_timeout(tx.client().batch_execute(sql)).await
 }
 
-/// A table that is divided into days.
+/// A table that is partitioned by day.
 #[derive(Clone, Copy)]
 struct PartitionedTable {
     parent: &'static str,
@@ -299,7 +313,7 @@ impl PartitionedTable {
     }
 }
 
-/// A day, and the numbers given on it.
+/// A day, and the range of numbers given on it.
 struct PartitionDay {
     name: String,
     from: i64,
@@ -311,7 +325,8 @@ impl PartitionDay {
         format!("posthaste.{}_{}", table.parent, self.name)
     }
 
-    /// Tables have no parameters; these are numbers and names of our own.
+    /// Fills in a statement. Table names cannot be parameters; all values here
+    /// are numbers and names of our own.
     fn fill(&self, sql: &str, table: &PartitionedTable) -> String {
         sql.replace(":parent", table.parent)
             .replace(":day", &self.name)

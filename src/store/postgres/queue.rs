@@ -1,4 +1,4 @@
-//! The queue's verbs, each handed to the line or the read that does it.
+//! Implements the delivery queue: each verb goes to a group commit or to a read.
 
 use std::sync::atomic::Ordering;
 
@@ -19,14 +19,14 @@ use crate::store::{
 #[async_trait]
 impl DeliveryQueue for PostgresStore {
     async fn accept(&self, events: Vec<RoutedEvent>, mode: BatchMode) -> Result<Vec<AcceptResult>> {
-        // Whoever waits for a database that is not there gets no answer sooner.
+        // Fail at once: waiting for a database that is away helps nobody.
         if !self.shared.is_answering.load(Ordering::Relaxed) {
             return Err(Error::Unavailable("the database does not answer at the moment".into()));
         }
         let (answer, answered) = oneshot::channel();
         self.accepting.push(accept::AcceptJob { events, mode, answer });
-        // The batch before it may wait as long as its own, and a producer is
-        // not to wait for both.
+        // The batch before this one may take as long as its own, and a producer
+        // should not wait for both.
         match tokio::time::timeout(PATIENCE, answered).await {
             Ok(answer) => answer.unwrap_or_else(|_| Err(closed())),
             Err(_) => Err(timeout_error()),
@@ -42,10 +42,11 @@ impl DeliveryQueue for PostgresStore {
         due::earliest_due(&self.shared, self.shared.shard_leases.numbers()).await
     }
 
-    async fn read_due(&self, lease: Lease, ask: DueQuery) -> Result<DuePage> {
-        match self.shared.shard_leases.lease(lease.shard) == lease && lease.is_held() {
-            true => due::read_due(&self.shared, &ask).await,
-            false => Err(Error::Stale(lease.shard)),
+    async fn read_due(&self, lease: Lease, query: DueQuery) -> Result<DuePage> {
+        if self.shared.shard_leases.lease(lease.shard) == lease && lease.is_held() {
+            due::read_due(&self.shared, &query).await
+        } else {
+            Err(Error::Stale(lease.shard))
         }
     }
 
@@ -59,8 +60,8 @@ impl DeliveryQueue for PostgresStore {
         overdue::read_overdue(&self.shared, now, limit, self.shared.shard_leases.numbers()).await
     }
 
-    async fn read_untried(&self, tenant: &TenantId, ask: UntriedQuery) -> Result<UntriedPage> {
-        overdue::read_untried(&self.shared, tenant, ask, self.shared.shard_leases.numbers()).await
+    async fn read_untried(&self, tenant: &TenantId, query: UntriedQuery) -> Result<UntriedPage> {
+        overdue::read_untried(&self.shared, tenant, query, self.shared.shard_leases.numbers()).await
     }
 
     async fn change(
@@ -78,18 +79,20 @@ impl DeliveryQueue for PostgresStore {
     }
 
     async fn scrub(&self, step: ScrubStep) -> Result<Scrubbed> {
-        // One node at a time: whoever owns the first shard.
-        match self.shared.shard_leases.holds(Shard(0)) {
-            true => scrub::scrub(&self.shared, step).await,
-            false => Ok(Scrubbed::default()),
+        // Only the node that owns the first shard does this.
+        if self.shared.shard_leases.holds(Shard(0)) {
+            scrub::scrub(&self.shared, step).await
+        } else {
+            Ok(Scrubbed::default())
         }
     }
 
     async fn forget(&self, horizon: RetentionHorizon) -> Result<ForgottenCounts> {
-        // One node at a time: whoever owns the first shard.
-        match self.shared.shard_leases.holds(Shard(0)) {
-            true => forget::forget(&self.shared, horizon).await,
-            false => Ok(ForgottenCounts::default()),
+        // Only the node that owns the first shard does this.
+        if self.shared.shard_leases.holds(Shard(0)) {
+            forget::forget(&self.shared, horizon).await
+        } else {
+            Ok(ForgottenCounts::default())
         }
     }
 }

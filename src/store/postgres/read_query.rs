@@ -1,5 +1,4 @@
-//! Asking: a question is a transaction of its own that can only read, and not
-//! for long.
+//! Runs a query in a read-only transaction of its own, with a short timeout.
 
 use tokio_postgres::Row;
 
@@ -7,11 +6,11 @@ use super::PostgresState;
 use super::transaction::{PgTransaction, SqlParameter, with_timeout};
 use crate::store::Result;
 
-/// No question looks at an unbounded number of rows. One that takes longer
-/// than this has met trouble, and must not add to it.
+/// Begins a read. No query reads an unbounded number of rows, so one that takes
+/// longer than this meets a server in trouble, and must not add to it.
 const BEGIN: &str = "BEGIN READ ONLY; SET LOCAL statement_timeout = '5s'";
 
-/// Asks one question. Its begin and its end travel with it: one round trip.
+/// Runs one query. `BEGIN` and `COMMIT` are sent with it, in one round trip.
 pub async fn read_rows(shared: &PostgresState, sql: &str, bound: &[SqlParameter<'_>]) -> Result<Vec<Row>> {
     let mut tx = PgTransaction::open(&shared.pool).await?;
     let client = tx.client();
@@ -28,7 +27,7 @@ pub async fn read_rows(shared: &PostgresState, sql: &str, bound: &[SqlParameter<
     answer
 }
 
-/// Asks two questions with one round trip. Each sees a moment of its own.
+/// Runs two queries in one round trip. Each sees a snapshot of its own.
 pub async fn read_both(
     shared: &PostgresState,
     (one, one_bound): (&str, &[SqlParameter<'_>]),
@@ -50,7 +49,7 @@ pub async fn read_both(
     Ok((one?, two?))
 }
 
-/// Asks for at most one row.
+/// Runs a query that returns at most one row.
 pub async fn read_one(shared: &PostgresState, sql: &str, bound: &[SqlParameter<'_>]) -> Result<Option<Row>> {
     Ok(read_rows(shared, sql, bound).await?.into_iter().next())
 }

@@ -1,7 +1,7 @@
-//! Seals everything in a shared store anew, under another master key.
+//! Seals everything in a shared store again, under a new master key.
 //!
-//! In one transaction, while no node is running: each holds its key in
-//! memory, and one that has the old key alone could not read what is new.
+//! This is one transaction, while no node is running: each holds its key in
+//! memory, and a node with only the old key could not read the new texts.
 
 use std::path::Path;
 
@@ -16,15 +16,15 @@ use crate::model::database::DatabaseUrl;
 use crate::model::id::EndpointId;
 use crate::store::seal::{CHECK_NOTE, LINK_KEY_NOTE, Seal, SealError, about_secret, about_settings, about_urls};
 
-/// Puts a new key into this file, before the old one, and seals everything
-/// under it. Returns how many texts there were.
+/// Puts a new key into this key file, before the old one, and seals everything
+/// under it. Returns the number of sealed texts.
 pub async fn rewrap(url: &DatabaseUrl, file: &Path) -> anyhow::Result<usize> {
     let pool = connect::pool(url.reveal(), 1)?;
     let mut client = connect::get(&pool, url.reveal()).await?;
     migrate::migrate(&mut client).await?;
     let transaction = client.transaction().await.map_err(failed)?;
     migrate::lock(&transaction).await?;
-    // Who joins later waits until this is committed, and reads what is new.
+    // A node that joins later waits until this is committed, and reads the new texts.
     transaction.batch_execute("LOCK TABLE posthaste.nodes IN SHARE MODE").await.map_err(failed)?;
     let sql = "SELECT count(*) FROM posthaste.nodes WHERE lease_until > now()";
     let nodes: i64 = transaction.query_typed_one(sql, &[]).await.map_err(failed)?.get(0);
@@ -84,8 +84,8 @@ async fn check_key(transaction: &Transaction<'_>, seal: &Seal) -> anyhow::Result
 
 async fn note(transaction: &Transaction<'_>, name: &str) -> anyhow::Result<Option<String>> {
     let sql = "SELECT value FROM posthaste.notes WHERE name = $1";
-    let found = transaction.query_typed_opt(sql, &[(&name, Type::TEXT)]).await.map_err(failed)?;
-    Ok(found.map(|row| row.get(0)))
+    let row = transaction.query_typed_opt(sql, &[(&name, Type::TEXT)]).await.map_err(failed)?;
+    Ok(row.map(|row| row.get(0)))
 }
 
 async fn set_note(transaction: &Transaction<'_>, name: &str, value: &str) -> anyhow::Result<()> {

@@ -1,5 +1,5 @@
-//! Compares events with their checksums, and gives one to those that have
-//! none: they were written by an older version.
+//! Compares events with their checksums, and fills in missing checksums, which
+//! older versions did not write.
 
 use bytes::Bytes;
 use tokio_postgres::Row;
@@ -17,7 +17,7 @@ pub async fn scrub(shared: &PostgresState, step: ScrubStep) -> Result<Scrubbed> 
     let (after, limit) = (step.after.cast_signed(), step.limit as i64);
     let rows = read_rows(shared, include_str!("sql/scrub.sql"), bind![after, limit]).await?;
     let (mut nos, mut checksums) = (Vec::new(), Vec::new());
-    let mut found = Scrubbed { checked: rows.len(), ..Scrubbed::default() };
+    let mut scrubbed = Scrubbed { checked: rows.len(), ..Scrubbed::default() };
     for row in &rows {
         let event = event_from(row);
         match row.get::<_, Option<i64>>(9) {
@@ -25,18 +25,18 @@ pub async fn scrub(shared: &PostgresState, step: ScrubStep) -> Result<Scrubbed> 
                 nos.push(row.get::<_, i64>(0));
                 checksums.push(event.checksum());
             }
-            stored if event.is_damaged(stored) => found.damaged.push((event.tenant, event.id)),
+            stored if event.is_damaged(stored) => scrubbed.damaged.push((event.tenant, event.id)),
             _ => {}
         }
     }
-    found.filled = nos.len();
+    scrubbed.filled = nos.len();
     if !nos.is_empty() {
         let client = shared.connection().await?;
         with_timeout(client.execute_typed(include_str!("sql/fill_checksums.sql"), bind![nos, checksums])).await?;
     }
     let last = rows.last().map(|row| row.get::<_, i64>(0).cast_unsigned());
-    found.next = last.filter(|_| rows.len() == step.limit);
-    Ok(found)
+    scrubbed.next = last.filter(|_| rows.len() == step.limit);
+    Ok(scrubbed)
 }
 
 fn event_from(row: &Row) -> Event {

@@ -1,4 +1,4 @@
-//! What this node owns at this moment.
+//! Records which shards this node owns at this moment.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use crate::model::shard::{Epoch, Lease, SHARDS, Shard};
 
-/// The node's id, its shards with their epochs, and until when that holds.
+/// This node's id, its shards with their epochs, and the end of its lease.
 #[derive(Debug)]
 pub struct ShardLeases {
     node: AtomicI64,
-    /// Zero for a shard of someone else's.
+    /// Epoch of each shard; 0 for a shard that is not this node's.
     epochs: [AtomicU64; SHARDS],
     leased_until: Mutex<Option<Instant>>,
 }
@@ -23,53 +23,53 @@ impl Default for ShardLeases {
 }
 
 impl ShardLeases {
-    /// This node's id.
+    /// Returns this node's id.
     pub fn node(&self) -> i64 {
         self.node.load(Ordering::Acquire)
     }
 
-    /// The node has joined under this id, and owns nothing yet.
+    /// Records that the node has joined under this id. It has no lease yet.
     pub fn join(&self, node: i64) {
         self.node.store(node, Ordering::Release);
         *self.until() = None;
     }
 
-    /// The lease this node has on a shard.
+    /// Returns this node's lease of a shard.
     pub fn lease(&self, shard: Shard) -> Lease {
         Lease { shard, epoch: Epoch(self.epochs[usize::from(shard.0)].load(Ordering::Acquire)) }
     }
 
-    /// Whether a shard is this node's.
+    /// Whether this node owns a shard.
     pub fn holds(&self, shard: Shard) -> bool {
         self.lease(shard).is_held()
     }
 
-    /// A shard is this node's, under this epoch.
+    /// Records that this node owns a shard, under this epoch.
     pub fn gain(&self, lease: Lease) {
         self.epochs[usize::from(lease.shard.0)].store(lease.epoch.0, Ordering::Release);
     }
 
-    /// A shard is no longer this node's.
+    /// Records that this node no longer owns a shard.
     pub fn lose(&self, shard: Shard) {
         self.epochs[usize::from(shard.0)].store(0, Ordering::Release);
     }
 
-    /// All shards that are this node's.
+    /// Returns all shards that this node owns.
     pub fn shards(&self) -> Vec<Shard> {
         Shard::all().filter(|shard| self.holds(*shard)).collect()
     }
 
-    /// The same, as the tables have them.
+    /// Returns the numbers of these shards, as the tables hold them.
     pub fn numbers(&self) -> Vec<i16> {
         self.shards().iter().map(|shard| i16::from(shard.0)).collect()
     }
 
-    /// Until when all of it is surely this node's.
+    /// Returns the time until which this node surely owns its shards.
     pub fn leased_until(&self) -> Option<Instant> {
         *self.until()
     }
 
-    /// The lease was renewed.
+    /// Records that the lease was renewed until this time.
     pub fn renew(&self, until: Instant) {
         let mut known = self.until();
         *known = Some(known.map_or(until, |known| known.max(until)));

@@ -1,39 +1,41 @@
-//! Numbers for events and deliveries: time first, unique without asking.
+//! Generates numbers for events and deliveries, ordered by time and unique
+//! without asking the database.
 //!
-//! 41 bits of milliseconds since 2020, 8 bits of the node, 13 bits counted up
-//! within the millisecond: 62 in all, which is what a delivery's id has room
-//! for. A list by number is a list by time, over all nodes, and a partition
-//! of numbers is a day.
+//! A number has 41 bits of milliseconds since 2020, 8 bits of the node, and 13
+//! bits counted up within the millisecond: 62 in all, which is what a
+//! delivery's id has room for. So a list by number is a list by time, over all
+//! nodes, and a partition by numbers is a day.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
-/// 2020-01-01.
+/// 2020-01-01 in Unix milliseconds.
 const EPOCH_MS: i64 = 1_577_836_800_000;
 const NODE_BITS: u32 = 8;
 const COUNT_BITS: u32 = 13;
 const COUNT_MAX: i64 = (1 << COUNT_BITS) - 1;
 
-/// How many milliseconds are remembered: clocks step back, and simulated ones
-/// jump about.
+/// Number of milliseconds whose counts are remembered: clocks step back, and
+/// simulated ones jump about.
 const REMEMBERED: usize = 1_024;
 
-/// Gives out numbers for one node.
+/// Generates numbers for one node.
 #[derive(Debug)]
 pub struct Snowflake {
     node: i64,
-    /// The count to go on with, by millisecond.
+    /// Next count, by millisecond.
     next: Mutex<BTreeMap<i64, i64>>,
 }
 
 impl Snowflake {
-    /// Of this node. Nodes 256 apart share numbers, but hardly a millisecond.
+    /// Creates a generator for this node. Nodes whose ids are 256 apart could
+    /// make the same numbers, but hardly in the same millisecond.
     pub fn of(node: i64) -> Self {
         Self { node: node & ((1 << NODE_BITS) - 1), next: Mutex::default() }
     }
 
-    /// The first of a run of numbers for something accepted at this time. A
-    /// millisecond that is used up lends from the next.
+    /// Returns the first of `count` consecutive numbers for something accepted
+    /// at this time. When a millisecond is used up, the next one is used.
     pub fn take(&self, accepted_ms: i64, count: usize) -> i64 {
         let count = i64::try_from(count.max(1)).expect("runs are short");
         assert!(count <= COUNT_MAX, "an event has at most a thousand deliveries");
@@ -54,12 +56,12 @@ impl Snowflake {
     }
 }
 
-/// The lowest number of this millisecond.
+/// Returns the lowest number of a millisecond.
 pub fn first_of(ms: i64) -> i64 {
     (ms - EPOCH_MS).max(0) << (NODE_BITS + COUNT_BITS)
 }
 
-/// The millisecond of a number.
+/// Returns the millisecond of a number.
 pub fn ms_of(no: i64) -> i64 {
     (no >> (NODE_BITS + COUNT_BITS)) + EPOCH_MS
 }
@@ -78,7 +80,7 @@ mod tests {
             for numbers in [&one, &two] {
                 let no = numbers.take(ms + n % 2, 1);
                 assert!(seen.insert(no), "{no} was given twice");
-                // Lent from a later millisecond at most.
+                // At most a few milliseconds later than asked for.
                 assert!((ms..ms + 8).contains(&ms_of(no)));
             }
         }

@@ -1,11 +1,11 @@
-//! What tenants use, over all nodes: what their events take up, and how many
-//! of their deliveries wait.
+//! Tracks what tenants use over all nodes: the bytes of their events, and the
+//! number of their waiting deliveries.
 //!
-//! What is accepted is added in the accept commit, under the node's own row;
-//! what is forgotten is taken off under node 0. So no two nodes write the same
-//! row. Each node says how many deliveries wait at it, and reads once a second
-//! what the others have said and stored: what it knows of them is up to two
-//! seconds old.
+//! Accepted bytes are added in the accept commit, under the node's own row;
+//! deleted bytes are subtracted under node 0. So no two nodes write the same
+//! row. Once a second each node publishes how many deliveries wait on it, and
+//! reads what the others have published and stored. What it knows of them is
+//! up to two seconds old.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -24,32 +24,30 @@ use crate::model::id::TenantId;
 use crate::model::limits::{TenantLimits, TenantUsage};
 use crate::store::{Error, Result};
 
-/// How often a node says and reads.
+/// Interval at which a node publishes and reads.
 const EVERY: Duration = Duration::from_secs(1);
-/// After so many rounds everything is said again: the server may have lost it.
+/// Number of rounds after which everything is published again: the server may
+/// have lost it.
 const ROUNDS_PER_WHOLE: u32 = 30;
 const DAY_MS: i64 = 86_400_000;
 
 /// Bytes by tenant and day.
 pub type BytesByDay = BTreeMap<(i64, i32), i64>;
 
-/// The day that an event of this number is counted under. Those that were
-/// moved over tell no time.
+/// Returns the day that an event of this number is counted under. Numbers of
+/// events that were moved here hold no time; they count under day 0.
 pub fn day_of(no: i64) -> i32 {
-    match no < MOVED_BELOW {
-        true => 0,
-        false => i32::try_from(ms_of(no) / DAY_MS).unwrap_or(i32::MAX),
-    }
+    if no < MOVED_BELOW { 0 } else { i32::try_from(ms_of(no) / DAY_MS).unwrap_or(i32::MAX) }
 }
 
-/// Takes off what was forgotten.
-pub async fn subtract(tx: &PgTransaction, gone: BytesByDay) -> Result<()> {
-    if gone.is_empty() {
+/// Subtracts the bytes of deleted events.
+pub async fn subtract(tx: &PgTransaction, freed: BytesByDay) -> Result<()> {
+    if freed.is_empty() {
         return Ok(());
     }
-    let tenants: Vec<i64> = gone.keys().map(|(tenant, _)| *tenant).collect();
-    let days: Vec<i32> = gone.keys().map(|(_, day)| *day).collect();
-    let bytes: Vec<i64> = gone.values().map(|bytes| -bytes).collect();
+    let tenants: Vec<i64> = freed.keys().map(|(tenant, _)| *tenant).collect();
+    let days: Vec<i32> = freed.keys().map(|(_, day)| *day).collect();
+    let bytes: Vec<i64> = freed.values().map(|bytes| -bytes).collect();
     let sql = "INSERT INTO posthaste.stored AS s (tenant, day, node, bytes)
                SELECT n.tenant, n.day, 0, n.bytes FROM unnest($1, $2, $3) AS n (tenant, day, bytes)
                ORDER BY n.tenant, n.day
@@ -57,7 +55,7 @@ pub async fn subtract(tx: &PgTransaction, gone: BytesByDay) -> Result<()> {
     tx.execute(sql, bind![tenants, days, bytes]).await.map(|_| ())
 }
 
-/// Forgets the rows of days and tenants that nothing is left of.
+/// Deletes the rows of days and tenants of which nothing is stored any more.
 pub async fn delete_empty(tx: &PgTransaction, before_ms: i64) -> Result<()> {
     let before = i32::try_from(before_ms.div_euclid(DAY_MS)).unwrap_or(i32::MAX);
     let sql = "DELETE FROM posthaste.stored s WHERE s.day < $1 AND (
@@ -66,17 +64,18 @@ pub async fn delete_empty(tx: &PgTransaction, before_ms: i64) -> Result<()> {
     tx.execute(sql, bind![before]).await.map(|_| ())
 }
 
-/// What is left of a day once it was dropped: what of it is kept.
-pub async fn set_day(tx: &PgTransaction, day: i32, kept: &[i64]) -> Result<()> {
+/// Replaces the rows of a day that was dropped by the bytes of its retained
+/// events.
+pub async fn set_day(tx: &PgTransaction, day: i32, retained: &[i64]) -> Result<()> {
     tx.execute("DELETE FROM posthaste.stored WHERE day = $1", bind![day]).await?;
-    let kept = kept.to_vec();
+    let retained = retained.to_vec();
     let sql = "INSERT INTO posthaste.stored (tenant, day, node, bytes)
                SELECT tenant, $1, 0, sum(octet_length(data) + 512 * (1 + deliveries::bigint))
                FROM posthaste.events WHERE no = ANY ($2) GROUP BY tenant";
-    tx.execute(sql, bind![day, kept]).await.map(|_| ())
+    tx.execute(sql, bind![day, retained]).await.map(|_| ())
 }
 
-/// What the events of these tenants take up.
+/// Returns the bytes that the events of these tenants take up.
 pub async fn bytes_of(shared: &PostgresState, tenants: Vec<i64>) -> Result<HashMap<i64, u64>> {
     let sql =
         "SELECT tenant, greatest(sum(bytes), 0)::bigint FROM posthaste.stored WHERE tenant = ANY ($1) GROUP BY tenant";
@@ -85,7 +84,7 @@ pub async fn bytes_of(shared: &PostgresState, tenants: Vec<i64>) -> Result<HashM
 }
 
 impl UnitOfWork<'_> {
-    /// What a tenant uses by now, and its limits. The catalog is locked, so
+    /// Returns what a tenant uses, and its limits. The catalog is locked, so
     /// nobody else adds to it until this transaction ends.
     async fn usage(&mut self, tenant: &TenantId) -> Result<(TenantUsage, TenantLimits)> {
         let version = self.bump_catalog_version().await?;
@@ -97,8 +96,8 @@ impl UnitOfWork<'_> {
         if let Some(known) = known.filter(|_| is_current) {
             return Ok(known);
         }
-        // Another node was here a moment ago. What is sealed is a little longer
-        // than what is counted.
+        // Another node has just changed the catalog, so ask the database. Sealed
+        // settings are a little longer than what is counted in memory.
         let sql = "SELECT (SELECT count(*) FROM posthaste.endpoints p WHERE p.tenant = t.no AND p.deleted_at IS NULL),
                           (SELECT coalesce(sum(octet_length(p.settings)), 0)::bigint FROM posthaste.endpoints p
                            WHERE p.tenant = t.no AND p.deleted_at IS NULL),
@@ -112,41 +111,42 @@ impl UnitOfWork<'_> {
         Ok((usage, super::endpoint::from_json(row.get(3))))
     }
 
-    /// Takes one endpoint more, or settings that grow, if the tenant's limits
-    /// allow it.
+    /// Checks that the tenant's limits allow more endpoints and bytes of
+    /// settings.
     pub async fn grow_settings(&mut self, tenant: &TenantId, endpoints: u64, bytes: i64) -> Result<()> {
         let (usage, limits) = self.usage(tenant).await?;
         usage.admits_settings(tenant, &limits, endpoints, bytes).map_err(Error::OverLimit)
     }
 
-    /// Takes one token more, if the tenant's limits allow it.
+    /// Checks that the tenant's limits allow one more token.
     pub async fn grow_tokens(&mut self, tenant: &TenantId) -> Result<()> {
         let (usage, limits) = self.usage(tenant).await?;
         usage.admits_token(tenant, &limits).map_err(Error::OverLimit)
     }
 }
 
-/// Says and reads once a second, for as long as the store is open.
+/// Starts the task that publishes and reads once a second.
 pub fn start(shared: &Arc<PostgresState>) -> JoinHandle<()> {
     let shared = shared.clone();
     tokio::spawn(async move {
-        let (mut said, mut round) = (HashMap::new(), 0_u32);
+        let (mut published, mut round) = (HashMap::new(), 0_u32);
         loop {
             if round.is_multiple_of(ROUNDS_PER_WHOLE) {
-                said.clear();
+                published.clear();
             }
             round = round.wrapping_add(1);
-            if let Err(problem) = publish_waiting(&shared, &mut said).await {
-                debug!("what tenants use at other nodes could not be read, and is read again soon: {problem}");
-                said.clear();
+            if let Err(problem) = publish_waiting(&shared, &mut published).await {
+                debug!("usage of tenants on other nodes could not be read; it is read again soon: {problem}");
+                published.clear();
             }
             tokio::time::sleep(EVERY).await;
         }
     })
 }
 
-/// Says what waits here, as far as that changed, and reads the rest.
-async fn publish_waiting(shared: &Arc<PostgresState>, said: &mut HashMap<i64, u64>) -> Result<()> {
+/// Publishes the changed counts of waiting deliveries, and reads those of other
+/// nodes.
+async fn publish_waiting(shared: &Arc<PostgresState>, published: &mut HashMap<i64, u64>) -> Result<()> {
     let (waiting, limited, before) = {
         let index = shared.index();
         let limited = index.with_stored_limit();
@@ -154,33 +154,29 @@ async fn publish_waiting(shared: &Arc<PostgresState>, said: &mut HashMap<i64, u6
         (index.waiting_by_tenant(), limited, before)
     };
     let node = shared.shard_leases.node();
-    let is_whole = said.is_empty();
-    let gone = said.keys().filter(|tenant| !waiting.contains_key(tenant)).map(|tenant| (*tenant, 0));
-    let operational_event =
-        waiting.iter().filter(|(tenant, count)| said.get(tenant) != Some(count)).map(|(t, c)| (*t, *c));
-    let operational_event: Vec<(i64, u64)> = gone.chain(operational_event).collect();
+    let is_full = published.is_empty();
+    let emptied = published.keys().filter(|tenant| !waiting.contains_key(tenant)).map(|tenant| (*tenant, 0));
+    let changed = waiting.iter().filter(|(tenant, count)| published.get(tenant) != Some(count)).map(|(t, c)| (*t, *c));
+    let changed: Vec<(i64, u64)> = emptied.chain(changed).collect();
     let (tenants, counts): (Vec<i64>, Vec<i64>) =
-        operational_event.iter().map(|(tenant, count)| (*tenant, count.cast_signed())).unzip();
-    if is_whole || !tenants.is_empty() {
+        changed.iter().map(|(tenant, count)| (*tenant, count.cast_signed())).unzip();
+    if is_full || !tenants.is_empty() {
         let tx = shared.begin().await?;
-        tx.execute(include_str!("sql/say_backlog.sql"), bind![node, tenants, counts]).await?;
+        tx.execute(include_str!("sql/publish_backlog.sql"), bind![node, tenants, counts]).await?;
         let sql = "DELETE FROM posthaste.backlog b WHERE b.waiting = 0 AND b.node = $1
                    OR NOT EXISTS (SELECT FROM posthaste.nodes n WHERE n.id = b.node)";
         tx.execute(sql, bind![node]).await?;
         tx.commit().await?;
     }
-    *said = waiting;
+    *published = waiting;
     let sql = "SELECT b.tenant, sum(b.waiting)::bigint FROM posthaste.backlog b JOIN posthaste.nodes n ON n.id = b.node
                WHERE b.node <> $1 AND n.lease_until > clock_timestamp() GROUP BY b.tenant";
     let rows = read_rows(shared, sql, bind![node]).await?;
     let elsewhere: HashMap<i64, u64> =
         rows.iter().map(|row| (row.get(0), row.get::<_, i64>(1).cast_unsigned())).collect();
-    let mut stored = match limited.is_empty() {
-        true => HashMap::new(),
-        false => bytes_of(shared, limited).await?,
-    };
+    let mut stored = if limited.is_empty() { HashMap::new() } else { bytes_of(shared, limited).await? };
     let mut index = shared.index_mut();
-    // What was accepted here while this was read may be missing in it.
+    // Events accepted here during the read may be missing in what was read.
     for (tenant, bytes) in &mut stored {
         *bytes += index.stored_of(*tenant).saturating_sub(before.get(tenant).copied().unwrap_or(0));
     }

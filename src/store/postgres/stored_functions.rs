@@ -1,29 +1,30 @@
-//! Routines: statements that run all the time, kept by the server with their
-//! plans.
+//! Stores the most frequent statements as functions in the database, which
+//! keeps their plans.
 //!
 //! A statement that is sent as text is parsed and planned each time, which
 //! for a batch of twenty settlements is more work than writing them. Prepared
-//! statements would help, but a pooler that gives each transaction another
-//! session knows none. So these are functions of the database, and whichever
-//! session runs one keeps its plan. A function is named after its own text:
-//! versions of posthaste that differ can share a database, and none is ever
-//! changed under another.
+//! statements would help, but behind a pooler each transaction may get another
+//! session, which has none. So these statements are functions of the database,
+//! and every session that calls one keeps its plan. A function's name contains
+//! a hash of its text: different versions of posthaste can share a database,
+//! and none changes a function of another. So even a changed comment in such a
+//! file makes a new function.
 //!
-//! A plan that is kept must be right for a queue of any size, also if it was
-//! made while there was none. So it is made without looking at sizes: what
-//! is looked up, is looked up through an index, row by row.
+//! A plan that is kept must be right for a queue of any size, even if it was
+//! made while the queue was empty. So the planner is told to ignore sizes and
+//! to look rows up through an index, one by one.
 
 use std::sync::LazyLock;
 
 use aws_lc_rs::digest::{SHA256, digest};
 use tokio_postgres::Transaction;
 
-/// Rows are looked up by what is given, through an index.
+/// Planner settings for lookups by given keys, through an index.
 const LOOKUPS: &str = "SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off";
-/// What is given is joined with itself, and may be long.
+/// Planner settings for joins of long parameter arrays with each other.
 const BULK: &str = "SET enable_seqscan = off SET enable_nestloop = off";
 
-/// Holds this node's own row: `sql/hold_node.sql`.
+/// Locks this node's own row: `sql/hold_node.sql`.
 pub static HOLD_NODE: LazyLock<StoredFunction> =
     LazyLock::new(|| StoredFunction::query("hold_node", include_str!("sql/hold_node.sql"), LOOKUPS, "int8", "int8"));
 
@@ -32,7 +33,7 @@ pub static LOCK_LANES: LazyLock<StoredFunction> = LazyLock::new(|| {
     StoredFunction::query("lock_lanes", include_str!("sql/lock_lanes.sql"), LOOKUPS, "int8[]", "int8")
 });
 
-/// Settles what arrived: `sql/settle_delivered.sql`.
+/// Settles deliveries that were delivered: `sql/settle_delivered.sql`.
 pub static SETTLE_DELIVERED: LazyLock<StoredFunction> = LazyLock::new(|| {
     let takes = "int8, int8[], int8[], int8[], int8[], text[], int4[], int4[], int8[], int8[], int4[], int4[], int4[], \
                  int8[]";
@@ -40,21 +41,21 @@ pub static SETTLE_DELIVERED: LazyLock<StoredFunction> = LazyLock::new(|| {
     StoredFunction::query("settle_delivered", include_str!("sql/settle_delivered.sql"), LOOKUPS, takes, gives)
 });
 
-/// Settles what waits again: `sql/settle_retry.sql`.
+/// Settles deliveries that wait for a retry: `sql/settle_retry.sql`.
 pub static SETTLE_RETRY: LazyLock<StoredFunction> = LazyLock::new(|| {
     let takes = "int8, int8[], int8[], int8[], int8[], text[], int4[], int4[], int8[], int8[], int4[], int4[], int4[], \
                  int8[], int8[], int8[], int8[]";
     StoredFunction::query("settle_retry", include_str!("sql/settle_retry.sql"), LOOKUPS, takes, "int8, int8")
 });
 
-/// Reads what an attempt needs, but for the event: `sql/read_claims.sql`.
+/// Reads what an attempt needs, except the event: `sql/read_claims.sql`.
 pub static READ_CLAIMS: LazyLock<StoredFunction> = LazyLock::new(|| {
     let gives = "int8, int8, uuid, int2, text, int8, int8, text, int8, bool, int8, int4, int4, int8, int8, int4, int4, \
                  int4, int8, int8, int8";
     StoredFunction::query("read_claims", include_str!("sql/read_claims.sql"), LOOKUPS, "int8[]", gives)
 });
 
-/// Accepts events: `sql/accept.sql`, with the ids that producers chose.
+/// Accepts events and the ids that producers chose: `sql/accept_all.sql`.
 pub static ACCEPT: LazyLock<StoredFunction> = LazyLock::new(|| {
     let takes = "int8, int8, int8[], int8[], text[], text[], text[], text[], int8[], text[], text[], int8[], int8[], \
                  int4[], bytea[], int8[], text[], int8[], int8[], int8[], int8[], int8[], int8[], int2[], int8[], \
@@ -64,7 +65,7 @@ pub static ACCEPT: LazyLock<StoredFunction> = LazyLock::new(|| {
     StoredFunction::body("accept", &body, BULK, takes, "int8, int8, int8, bool")
 });
 
-/// A statement that the server keeps.
+/// A statement that is a function in the database.
 pub struct StoredFunction {
     name: String,
     definition: String,
@@ -72,46 +73,46 @@ pub struct StoredFunction {
 }
 
 impl StoredFunction {
-    /// One that runs a single statement and gives its rows.
-    fn query(name: &str, sql: &str, ways: &str, takes: &str, gives: &str) -> Self {
-        Self::body(name, &format!("BEGIN\nRETURN QUERY\n{sql};\nEND"), ways, takes, gives)
+    /// Creates a function that runs a single statement and returns its rows.
+    fn query(name: &str, sql: &str, planner: &str, takes: &str, gives: &str) -> Self {
+        Self::body(name, &format!("BEGIN\nRETURN QUERY\n{sql};\nEND"), planner, takes, gives)
     }
 
-    /// One with this body.
-    fn body(name: &str, body: &str, ways: &str, takes: &str, gives: &str) -> Self {
+    /// Creates a function with this body.
+    fn body(name: &str, body: &str, planner: &str, takes: &str, gives: &str) -> Self {
         let columns: Vec<String> = gives.split(", ").enumerate().map(|(n, kind)| format!("c{n} {kind}")).collect();
         let rest = format!(
             "({takes}) RETURNS TABLE ({}) LANGUAGE plpgsql
-             SET plan_cache_mode = force_generic_plan SET jit = off {ways}
+             SET plan_cache_mode = force_generic_plan SET jit = off {planner}
              AS $routine$\n#variable_conflict use_column\n{body}\n$routine$",
             columns.join(", ")
         );
-        let print = digest(&SHA256, rest.as_bytes());
-        let print: String = print.as_ref().iter().take(6).map(|byte| format!("{byte:02x}")).collect();
-        let name = format!("{name}_{print}");
-        let places: Vec<String> = (1..=takes.split(", ").count()).map(|n| format!("${n}")).collect();
+        let hash = digest(&SHA256, rest.as_bytes());
+        let hash: String = hash.as_ref().iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+        let name = format!("{name}_{hash}");
+        let parameters: Vec<String> = (1..=takes.split(", ").count()).map(|n| format!("${n}")).collect();
         Self {
             definition: format!("CREATE FUNCTION posthaste.{name}{rest}"),
-            call: format!("SELECT * FROM posthaste.{name}({})", places.join(", ")),
+            call: format!("SELECT * FROM posthaste.{name}({})", parameters.join(", ")),
             name,
         }
     }
 
-    /// How it is asked for.
+    /// Returns the SQL that calls the function.
     pub fn call(&self) -> &str {
         &self.call
     }
 }
 
-/// Makes those that the database does not have yet. Whoever does so holds the
-/// lock of all who change its shape.
+/// Creates the functions that the database does not have yet. The caller holds
+/// the lock of [`super::migrate::lock`].
 pub async fn create_missing(transaction: &Transaction<'_>) -> Result<(), tokio_postgres::Error> {
     let known = "SELECT proname::text FROM pg_catalog.pg_proc WHERE pronamespace = 'posthaste'::regnamespace";
     let known = transaction.query_typed(known, &[]).await?;
     let known: Vec<&str> = known.iter().map(|row| row.get(0)).collect();
-    for routine in [&HOLD_NODE, &LOCK_LANES, &SETTLE_DELIVERED, &SETTLE_RETRY, &READ_CLAIMS, &ACCEPT] {
-        if !known.contains(&routine.name.as_str()) {
-            transaction.batch_execute(&routine.definition).await?;
+    for function in [&HOLD_NODE, &LOCK_LANES, &SETTLE_DELIVERED, &SETTLE_RETRY, &READ_CLAIMS, &ACCEPT] {
+        if !known.contains(&function.name.as_str()) {
+            transaction.batch_execute(&function.definition).await?;
         }
     }
     Ok(())

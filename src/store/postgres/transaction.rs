@@ -1,5 +1,5 @@
-//! Talking to the server: typed parameters, transactions that never linger,
-//! and what its errors mean.
+//! Runs statements and transactions with typed parameters and timeouts, and
+//! sorts PostgreSQL's errors.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use uuid::Uuid;
 use super::connect::pool_error;
 use crate::store::{Error, Result};
 
-/// How every transaction begins. A node that freezes inside one must not hold
-/// its locks over the cluster, least of all beyond its lease, and a lock that
-/// cannot be had is trouble to be told, not to be waited for. `SET LOCAL`,
-/// because a pooler may give the next transaction another session.
+/// Returns the SQL that begins every transaction. A node that freezes inside
+/// one must not hold its locks for long, least of all beyond its lease, and a
+/// lock that cannot be had is reported, not waited for. The timeouts are
+/// `SET LOCAL`, because a pooler may give the next transaction another session.
 pub fn begin(lease: Duration) -> String {
     let idle = (lease / 2).min(Duration::from_secs(5)).as_millis();
     format!(
@@ -24,16 +24,16 @@ pub fn begin(lease: Duration) -> String {
     )
 }
 
-/// No answer for so long means that the server cannot be reached.
+/// Time without an answer after which the server counts as unreachable.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
-/// A parameter with its type: statements are sent with their types, so that
-/// no prepared statement is needed.
+/// A parameter with its type. Statements are sent with the types of their
+/// parameters, so that no prepared statement is needed.
 pub type SqlParameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// Tells the type of a parameter.
+/// A Rust type that has an SQL type.
 pub trait SqlTyped: ToSql + Sync {
-    /// It.
+    /// Returns the SQL type.
     fn sql() -> Type;
 }
 
@@ -74,12 +74,12 @@ sql_types! {
     Uuid => UUID, UUID_ARRAY;
 }
 
-/// Binds one parameter.
+/// Pairs one parameter with its type.
 pub fn bound<T: SqlTyped>(value: &T) -> SqlParameter<'_> {
     (value, T::sql())
 }
 
-/// The parameters of a statement, each with its type.
+/// Pairs the parameters of a statement with their types.
 macro_rules! bind {
     ($($value:expr),* $(,)?) => { &[$($crate::store::postgres::transaction::bound(&$value)),*] };
 }
@@ -91,22 +91,21 @@ pub async fn connection(pool: &Pool) -> Result<Object> {
     pool.get().await.map_err(reached)
 }
 
-/// A transaction on a connection of its own. Dropped before its end, the
-/// connection is closed with it, so that nothing half done goes back to the
-/// pool.
+/// A transaction on a connection of its own. If it is dropped before its end,
+/// the connection is closed, so that no open transaction goes back to the pool.
 pub struct PgTransaction {
     client: Option<Object>,
 }
 
 impl PgTransaction {
-    /// Begins one.
+    /// Begins a transaction with this SQL.
     pub async fn begin(pool: &Pool, begin: &str) -> Result<Self> {
         let tx = Self::open(pool).await?;
         with_timeout(tx.client().batch_execute(begin)).await?;
         Ok(tx)
     }
 
-    /// Begins one that only reads, at one moment.
+    /// Begins a read-only transaction, all of whose reads see one snapshot.
     pub async fn begin_reading(pool: &Pool) -> Result<Self> {
         let tx = Self::open(pool).await?;
         let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = '10s'";
@@ -114,41 +113,41 @@ impl PgTransaction {
         Ok(tx)
     }
 
-    /// A connection for a transaction whose `BEGIN` goes out with its first
+    /// Takes a connection for a transaction whose `BEGIN` is sent with its first
     /// statements.
     pub async fn open(pool: &Pool) -> Result<Self> {
         Ok(Self { client: Some(connection(pool).await?) })
     }
 
-    /// The connection itself, to send several statements at once.
+    /// Returns the connection, to send several statements at once.
     pub fn client(&self) -> &Client {
         self.client.as_ref().expect("it is there until the end")
     }
 
-    /// Reads rows.
+    /// Runs a query and returns its rows.
     pub async fn query(&self, sql: &str, bound: &[SqlParameter<'_>]) -> Result<Vec<Row>> {
         with_timeout(self.client().query_typed(sql, bound)).await
     }
 
-    /// Reads at most one row.
+    /// Runs a query that returns at most one row.
     pub async fn query_opt(&self, sql: &str, bound: &[SqlParameter<'_>]) -> Result<Option<Row>> {
         with_timeout(self.client().query_typed_opt(sql, bound)).await
     }
 
-    /// Writes; returns how many rows.
+    /// Runs a statement and returns the number of rows it changed.
     pub async fn execute(&self, sql: &str, bound: &[SqlParameter<'_>]) -> Result<u64> {
         with_timeout(self.client().execute_typed(sql, bound)).await
     }
 
-    /// Makes it durable. An error leaves open whether it is.
+    /// Commits. After an error it is unknown whether the commit was made.
     pub async fn commit(mut self) -> Result<()> {
         with_timeout(self.client().batch_execute("COMMIT")).await?;
         self.return_connection();
         Ok(())
     }
 
-    /// Takes everything back. A server that does not say so at once is left
-    /// with the connection closed, which comes to the same.
+    /// Rolls back. If the server does not confirm at once, the connection is
+    /// closed, which has the same effect.
     pub async fn roll_back(mut self) {
         let rolled_back = tokio::time::timeout(Duration::from_secs(1), self.client().batch_execute("ROLLBACK")).await;
         if matches!(rolled_back, Ok(Ok(()))) {
@@ -156,7 +155,7 @@ impl PgTransaction {
         }
     }
 
-    /// The transaction has ended; the connection may be used again.
+    /// Returns the connection to the pool after the transaction's end.
     pub fn return_connection(&mut self) {
         drop(self.client.take());
     }
@@ -170,7 +169,7 @@ impl Drop for PgTransaction {
     }
 }
 
-/// Waits for an answer, but not for ever.
+/// Waits for an answer of the server, up to [`PATIENCE`].
 pub async fn with_timeout<T>(answer: impl Future<Output = std::result::Result<T, tokio_postgres::Error>>) -> Result<T> {
     match tokio::time::timeout(PATIENCE, answer).await {
         Ok(answer) => answer.map_err(|problem| failure_of(&problem)),
@@ -178,31 +177,31 @@ pub async fn with_timeout<T>(answer: impl Future<Output = std::result::Result<T,
     }
 }
 
-/// What is said when no answer came.
+/// Returns the error for a server that did not answer in time.
 pub fn timeout_error() -> Error {
     Error::Unavailable(format!("the database did not answer for {} s", PATIENCE.as_secs()))
 }
 
-/// What a problem means for the caller.
+/// Sorts an error of the database by what the caller can do about it.
 pub fn failure_of(problem: &tokio_postgres::Error) -> Error {
     let words = match problem.as_db_error() {
-        Some(told) => format!("the database says: {} ({})", told.message(), told.code().code()),
+        Some(error) => format!("the database says: {} ({})", error.message(), error.code().code()),
         None => format!("the database cannot be reached: {}", chain(problem)),
     };
     match problem.code() {
         Some(code) if *code == SqlState::DISK_FULL => Error::Full(words),
-        // A routine's own word for it.
+        // The stored function `accept` raises this for an outdated catalog.
         Some(code) if code.code() == "PH002" => Error::Outdated,
         _ => Error::Unavailable(words),
     }
 }
 
-/// Whether a number was given twice: another try gets another.
+/// Whether a generated number was already in use; another try gets another.
 pub fn is_taken(problem: &Error) -> bool {
     matches!(problem, Error::Unavailable(words) if words.ends_with("(23505)"))
 }
 
-/// Whether an id was chosen before, by a routine's own word for it.
+/// Whether the stored function `accept` found that an id is already known.
 pub fn is_known_id(problem: &Error) -> bool {
     matches!(problem, Error::Unavailable(words) if words.ends_with("(PH001)"))
 }

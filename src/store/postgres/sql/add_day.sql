@@ -1,11 +1,13 @@
--- Makes the partition of a day, with whatever stands in the rest for it
--- already: a clock may have been ahead, or nobody made the day in time.
+-- Creates the partition of a day, and moves the rows of that day out of the
+-- default partition (rest): a clock may have been ahead, or nobody created the
+-- day in time.
 --
--- Two nodes at once: under the lock that all makers of days share. Attaching
--- leaves the parent open to everyone; only the rest is closed, from the
--- moment its rows are moved until the commit, so none can slip in between.
+-- Two nodes at once: runs under the advisory lock that everyone who creates
+-- days takes. Attaching leaves the parent table open to everyone; only the
+-- default partition is locked, from before its rows are moved until the commit,
+-- so no row of the day can be added to it meanwhile.
 --
--- Served by: the rest's primary key.
+-- Served by: the primary key of the default partition.
 CREATE TABLE posthaste.:parent_:day (LIKE posthaste.:parent INCLUDING ALL);
 LOCK TABLE posthaste.:parent_rest IN ACCESS EXCLUSIVE MODE;
 WITH moved AS (

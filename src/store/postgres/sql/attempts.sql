@@ -1,8 +1,8 @@
--- A delivery and its attempts: the first row is the delivery's own, with its
--- last attempt if that is kept there, the others are attempts.
+-- Reads a delivery and its attempts. The first row is the delivery's own, with
+-- its last attempt if that is stored there; the others are attempts.
 --
--- Two nodes at once: it reads, at one moment, so an attempt that moves from
--- its delivery's row into one of its own is never missed.
+-- Two nodes at once: it only reads, in one snapshot, so an attempt that moves
+-- from the delivery's row into a row of its own is never missed.
 --
 -- Served by: the primary keys of queue, dead, finished and attempts.
 --

@@ -1,7 +1,10 @@
--- How many deliveries wait for each endpoint of these shards.
+-- Counts the waiting deliveries of each endpoint of these shards.
 --
--- Safe when two nodes run it at once: it only reads. Served by
--- queue_by_endpoint, without looking at a row.
+-- Two nodes at once: it only reads.
+--
+-- Served by: queue_by_endpoint, without reading a row.
+--
+-- $1 shards
 SELECT p.no, count(q.no)
 FROM posthaste.endpoints p JOIN posthaste.queue q ON q.endpoint = p.no
 WHERE p.deleted_at IS NULL AND p.shard = ANY($1)

@@ -1,15 +1,15 @@
--- Deliveries wherever they are, newest first. `:source` is one walk down one
--- index: see `history/deliveries.rs`. Their events and last attempts are read
--- by number afterwards, so that only the days which hold them are planned
--- for; neither ever changes.
+-- Lists deliveries in any state, newest first. The source is one scan of one
+-- index; see `history/deliveries.rs`. The events and last attempts are read by
+-- number afterwards, so that the plan includes only the days that hold them;
+-- neither ever changes.
 --
--- Two nodes at once: it reads, at one moment. A delivery that moves from one
--- table to another meanwhile is seen in exactly one of them.
+-- Two nodes at once: it only reads, in one snapshot. A delivery that moves from
+-- one table to another meanwhile is seen in exactly one of them.
 --
 -- Served by: <table>_by_tenant or <table>_by_endpoint, merged over the tables
--- and partitions; `finished_cancelled` for what is cancelled. The join is
--- lateral with a limit, so that no plan can turn it into a walk through a
--- whole table.
+-- and partitions; `finished_cancelled` for cancelled deliveries. The join is
+-- lateral with a limit, so that no plan can turn it into a scan of a whole
+-- table.
 --
 -- $1 tenant, $2 the lowest number, $3 below this number, $4 how many,
 -- $5 endpoint

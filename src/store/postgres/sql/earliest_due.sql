@@ -1,8 +1,12 @@
--- For each endpoint of these shards with something to do, when the first of it
--- is due.
+-- Reads the earliest due time of each endpoint of these shards that has
+-- deliveries to make.
 --
--- Safe when two nodes run it at once: it only reads. Served by queue_due, one
--- seek per endpoint however many deliveries wait for it.
+-- Two nodes at once: it only reads.
+--
+-- Served by: queue_due, one seek per endpoint however many deliveries wait for
+-- it.
+--
+-- $1 shards
 SELECT p.id, f.due_at
 FROM posthaste.endpoints p CROSS JOIN LATERAL (
     SELECT q.due_at FROM posthaste.queue q WHERE q.endpoint = p.no AND NOT q.behind ORDER BY q.due_at LIMIT 1) f

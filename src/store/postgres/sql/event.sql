@@ -1,13 +1,14 @@
--- One event by its id. Ids that producers chose are written down; one that
--- we minted holds its time, and its number lies a little after that. What a
--- producer chose may look like ours, so what is written down goes first.
+-- Reads one event by its id. Ids that producers chose are stored in ids; an id
+-- that the gateway made contains its time, and the event's number is a little
+-- after that time. A producer may choose an id that looks like one of the
+-- gateway's, so the stored ids are looked up first.
 --
--- Two nodes at once: it reads, at one moment, and events never change.
+-- Two nodes at once: it only reads, in one snapshot, and events never change.
 --
--- Served by: the primary key of ids, then that of events; or
--- events_by_tenant over the numbers of a second.
+-- Served by: the primary key of ids, then that of events; or events_by_tenant
+-- over the numbers of a second.
 --
--- $1 tenant, $2 id, $3 the lowest number of a minted id, $4 below this number
+-- $1 tenant, $2 id, $3 the lowest number of a made id, $4 below this number
 WITH chosen AS MATERIALIZED (
     SELECT i.event FROM posthaste.ids i WHERE i.tenant = $1 AND i.id = $2
 )

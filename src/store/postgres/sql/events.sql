@@ -1,14 +1,15 @@
--- A tenant's events, newest first, and how far the list has come.
+-- Lists a tenant's events, newest first, and how far the list has come.
 --
--- Two nodes at once: it reads, at one moment, and events never change.
+-- Two nodes at once: it only reads, in one snapshot, and events never change.
 --
--- Served by: events_by_tenant, merged over the days. Payloads of rows that
--- are not shown are never fetched. `= ANY` and the order by tenant and number
--- leave no other index to choose: see `history/deliveries.rs`.
+-- Served by: events_by_tenant, merged over the days. Payloads of rows that are
+-- not shown are never fetched. `= ANY` and the order by tenant and number leave
+-- the planner no other index; see `history/deliveries.rs`.
 --
--- $1 tenant, $2 the lowest number, $3 below this number, $4 how many to look
--- at, $5 how many to find, $6 type, $7 key, $8 accepted at or after,
--- $9 accepted before, $10 how many bytes of data, the last event whole
+-- $1 tenant, $2 the lowest number, $3 below this number, $4 how many to read,
+-- $5 how many to find, $6 type, $7 key, $8 accepted at or after,
+-- $9 accepted before, $10 how many bytes of data; the event that exceeds it is
+-- still returned whole
 WITH looked AS MATERIALIZED (
     SELECT e.no, e.accepted_at, e.type, e.key, octet_length(e.data) AS bytes
     FROM posthaste.events e

@@ -1,6 +1,6 @@
--- What deliveries are shown with of their events.
+-- Reads the parts of events that are shown with their deliveries.
 --
--- Two nodes at once: it reads, and events never change.
+-- Two nodes at once: it only reads, and events never change.
 --
 -- Served by: the primary key of events, in the days that hold the numbers.
 --

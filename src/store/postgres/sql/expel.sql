@@ -1,9 +1,12 @@
--- Takes out nodes whose lease has ended, and frees their shards.
+-- Removes nodes whose lease has ended, and frees their shards.
 --
--- Safe when two nodes run it at once: a row that another node is taking out is
--- left to it, and so is one whose node is settling this moment (hold_node): it
--- is looked at again at once. Whoever was taken out can write nothing after
--- this. A handful of rows; no index is needed.
+-- Two nodes at once: a row that another node is removing is skipped, and so is
+-- one whose node is settling at this moment (hold_node); it is checked again at
+-- once. A removed node can write nothing after this.
+--
+-- Served by: no index; the table has a handful of rows.
+--
+-- $1 this node
 WITH dead AS (
     SELECT id FROM posthaste.nodes WHERE lease_until < clock_timestamp() AND id <> $1 FOR UPDATE SKIP LOCKED
 ), gone AS (

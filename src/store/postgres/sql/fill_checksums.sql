@@ -1,7 +1,9 @@
--- Gives events of older versions their checksums.
+-- Writes the checksums of events that an older version stored without one.
 --
--- Safe when two nodes run it at once: both write the same, and one that was
--- expunged since is left alone. Served by the primary key of events.
+-- Two nodes at once: both write the same value, and an event that was expunged
+-- meanwhile is left alone.
+--
+-- Served by: the primary key of events.
 --
 -- $1 events, $2 their checksums
 UPDATE posthaste.events e SET checksum = f.checksum

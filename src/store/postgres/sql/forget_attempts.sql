@@ -1,6 +1,7 @@
--- Forgets the attempts of deliveries that are forgotten with this commit.
+-- Deletes the attempts of deliveries that the same transaction deletes.
 --
--- Two nodes at once: their rows are locked or gone, so no attempt is added.
+-- Two nodes at once: the deliveries' rows are locked or gone, so no attempt is
+-- added.
 --
 -- Served by: the primary key of attempts.
 --

@@ -1,6 +1,6 @@
--- Forgets questions from node to node that nobody waits for any more.
+-- Deletes calls between nodes that nobody waits for any more.
 --
--- Two nodes at once: whoever asked has long given up.
+-- Two nodes at once: the calling node has given up long ago.
 --
--- Served by: the primary key of calls, which is a small table.
+-- Served by: no index; the table is small.
 DELETE FROM posthaste.calls WHERE asked_at < now() - interval '10 minutes'

@@ -1,9 +1,9 @@
--- Forgets these dead letters, but for those that others wait behind, and
--- leaves no lane standing behind something that is gone.
+-- Deletes these dead letters, except those that other deliveries wait behind,
+-- and removes them as heads of their lanes.
 --
--- Two nodes at once: one that a person is replaying or discarding at this
--- moment is locked, and stepped over. Nothing is added behind one whose lane
--- is locked here; this statement is a later one than the locks, so it sees
+-- Two nodes at once: a dead letter that a person is replaying or discarding at
+-- this moment is locked, and skipped. Nothing is added behind one whose lane is
+-- locked here; this statement runs after the lanes were locked, so it sees
 -- whatever was added before. A lane without a row belongs to a deleted
 -- endpoint: nothing waits there.
 --

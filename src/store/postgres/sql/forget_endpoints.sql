@@ -1,8 +1,8 @@
--- Forgets endpoints that were deleted long ago and that no delivery refers to
--- any more, with all that was theirs.
+-- Deletes endpoints that were marked deleted long ago and that no delivery
+-- refers to any more, with all their rows.
 --
--- Two nodes at once: what is deleted and swept takes no new deliveries, so
--- nothing can come to refer to it.
+-- Two nodes at once: a deleted and swept endpoint gets no new deliveries, so
+-- nothing can begin to refer to it.
 --
 -- Served by: queue_by_endpoint, dead_by_endpoint, finished_by_endpoint.
 --

@@ -1,9 +1,9 @@
--- Forgets those of these events that no delivery refers to any more, and
--- their ids.
+-- Deletes those of these events that no delivery refers to any more, and their
+-- ids.
 --
--- Two nodes at once: a delivery is in one of the three tables at every
--- moment, also while it is replayed, and one statement sees one moment. A
--- delivery of an old event is never made anew, so what has none now has none
+-- Two nodes at once: a delivery is in one of the three tables at every moment,
+-- also while it is replayed, and one statement sees one snapshot. No delivery
+-- is ever created for an old event, so an event that has none now has none
 -- later.
 --
 -- Served by: the primary keys of queue, dead, finished and events_rest;

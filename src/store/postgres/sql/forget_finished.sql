@@ -1,6 +1,6 @@
--- Forgets these deliveries.
+-- Deletes these finished deliveries.
 --
--- Two nodes at once: they are locked by this transaction.
+-- Two nodes at once: this transaction has locked their rows.
 --
 -- Served by: the primary key of finished, in the days that hold the numbers.
 --

@@ -1,12 +1,12 @@
--- Forgets the ids of events that went with their day, and says how far it has
--- come.
+-- Deletes the ids of events that were dropped with their day, and returns how
+-- far it has come.
 --
 -- Two nodes at once: an id and its event are written by one commit, so an id
--- without an event is one whose event is gone.
+-- without an event is one whose event was deleted.
 --
 -- Served by: ids_by_event, then the primary key of events for each.
 --
--- $1 after this event, $2 below this event, $3 how many to look at
+-- $1 after this event, $2 below this event, $3 how many to read
 WITH looked AS MATERIALIZED (
     SELECT i.tenant, i.id, i.event FROM posthaste.ids i WHERE i.event > $1 AND i.event < $2
     ORDER BY i.event LIMIT $3

@@ -1,13 +1,13 @@
--- Forgets lanes that have been idle for the whole retention, and says how far
--- it has come. Their places start again at 1.
+-- Deletes lanes that have been idle for the whole retention, and returns how
+-- far it has come. The sequence numbers of such a lane start again at 1.
 --
--- Two nodes at once: a lane that is being added to is locked, and stepped
--- over; one that is forgotten here is made anew by whoever adds to it next.
+-- Two nodes at once: a lane that is being added to is locked, and skipped; one
+-- that is deleted here is created again by the next accept.
 --
 -- Served by: the primary key of lanes.
 --
--- $1 and $2 after this endpoint's lane, $3 how many to look at, $4 touched
--- before this
+-- $1 and $2 after this endpoint's lane, $3 how many to read, $4 touched before
+-- this
 WITH looked AS MATERIALIZED (
     SELECT l.endpoint, l.lane FROM posthaste.lanes l WHERE (l.endpoint, l.lane) > ($1, $2)
     ORDER BY l.endpoint, l.lane LIMIT $3

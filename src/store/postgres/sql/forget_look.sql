@@ -1,6 +1,7 @@
--- The next events of the rest that were accepted long ago, oldest first.
+-- Reads the next events of the default partition (rest), oldest first, and
+-- whether each was accepted long ago.
 --
--- Two nodes at once: it reads, and one node alone forgets.
+-- Two nodes at once: it only reads, and only one node deletes.
 --
 -- Served by: the primary key of events_rest.
 --

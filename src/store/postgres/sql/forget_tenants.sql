@@ -1,7 +1,7 @@
--- Forgets tenants that were deleted long ago and have neither endpoints nor
--- events any more.
+-- Deletes tenants that were marked deleted long ago and have no endpoints and
+-- no events any more.
 --
--- Two nodes at once: a deleted tenant gets neither.
+-- Two nodes at once: a deleted tenant gets no new endpoints or events.
 --
 -- Served by: endpoints_by_tenant, events_by_tenant, the primary key of ids.
 --

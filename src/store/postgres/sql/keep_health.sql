@@ -1,9 +1,12 @@
--- Keeps how endpoints are doing, where that is newer than what is known.
+-- Stores the health of endpoints, where it is newer than the stored one.
 --
--- Safe when two nodes run it at once: only the later of two writes stays,
--- whichever comes first, and rows are locked in order of the endpoint. An
--- update changes no indexed column, so it is done within the page. Served by
--- the primary key of health.
+-- Two nodes at once: the newer of two writes stays, whichever comes first, and
+-- rows are locked in order of the endpoint.
+--
+-- Served by: the primary key of health. An update changes no indexed column, so
+-- it stays within its page (HOT).
+--
+-- $1 endpoints, $2 generations, $3 versions, $4 health as JSON
 INSERT INTO posthaste.health AS h (endpoint, life, serial, health)
 SELECT DISTINCT ON (n.endpoint) n.*
 FROM unnest($1::int8[], $2::int8[], $3::int8[], $4::text[]) AS n (endpoint, life, serial, health)

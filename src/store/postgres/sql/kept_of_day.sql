@@ -1,17 +1,18 @@
--- What must outlive its day: deliveries that wait, are dead, or finished
--- lately, and the events they need. One row for each; a number of an event,
--- or of a delivery and whether its own row is among the finished of the day.
+-- Finds what must outlive its day: deliveries that wait, are dead, or finished
+-- within the retention, and the events that they need. Each row is the number
+-- of an event, or the number of a delivery and whether its row is in the day's
+-- partition of finished.
 --
 -- Two nodes at once: the day's partitions are locked, so nothing is added to
--- them and nothing is replayed out of them until this is over. What waits
--- may die meanwhile and the dead may be replayed; they need the same either
--- way, and one statement sees each of them in one place.
+-- them and nothing is replayed out of them until the commit. A waiting delivery
+-- may die meanwhile and a dead one may be replayed; both need the same events
+-- either way, and one statement sees each delivery in one table.
 --
 -- Served by: the primary keys of queue and dead; finished_late. An event's
 -- deliveries are numbered a little after it, perhaps beyond its day.
 --
 -- $1 the day's lowest number, $2 below this number, $3 the slack after it,
--- $4 finished at this time or later, $5 how many to name at most
+-- $4 finished at this time or later, $5 how many rows at most
 WITH kept AS MATERIALIZED (
     SELECT q.no, q.event, false AS is_finished FROM posthaste.queue q WHERE q.no >= $1 AND q.no < $2 + $3
     UNION ALL

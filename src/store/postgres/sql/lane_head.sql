@@ -1,7 +1,7 @@
--- The head of a lane, and whether it is dead.
+-- Reads the head of a lane, and whether it is dead.
 --
--- Two nodes at once: it reads, at one moment. A head is always in one of the
--- two tables.
+-- Two nodes at once: it only reads, in one snapshot. A head is always in one of
+-- the two tables.
 --
 -- Served by: the primary keys of lanes, queue and dead.
 --

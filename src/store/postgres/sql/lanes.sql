@@ -1,13 +1,13 @@
--- The lanes of an endpoint that have members to deliver, by key, and how far
--- the list has come.
+-- Lists the lanes of an endpoint that have members to deliver, by key, and how
+-- far the list has come.
 --
--- Two nodes at once: it reads, at one moment.
+-- Two nodes at once: it only reads, in one snapshot.
 --
 -- Served by: the primary key of lanes; those of queue and dead for each head;
--- queue_by_lane and dead_by_lane to count who waits.
+-- queue_by_lane and dead_by_lane to count the waiting deliveries.
 --
--- $1 endpoint, $2 after this lane, $3 how many to look at, $4 how many to
--- find, $5 only those that stand behind a dead letter
+-- $1 endpoint, $2 after this lane, $3 how many to read, $4 how many to find,
+-- $5 only lanes that are blocked by a dead letter
 WITH looked AS MATERIALIZED (
     SELECT l.endpoint, l.lane, l.head, l.head_since FROM posthaste.lanes l
     WHERE l.endpoint = $1 AND l.head IS NOT NULL AND ($2::text IS NULL OR l.lane > $2)

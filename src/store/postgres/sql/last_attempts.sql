@@ -1,6 +1,7 @@
--- The last attempts of deliveries that do not hold them in their own rows.
+-- Reads the last attempts of deliveries that do not have them in their own
+-- rows.
 --
--- Two nodes at once: it reads, and attempts never change.
+-- Two nodes at once: it only reads, and attempts never change.
 --
 -- Served by: the primary key of attempts, in the days that hold the numbers.
 --

@@ -1,17 +1,15 @@
--- Those of a list of deliveries that answer to a filter, newest first, and
--- how far the list has come. `:source` is one walk down one index, as in
--- `deliveries.sql`.
+-- Lists the deliveries that match a filter, newest first, and how far the list
+-- has come. The source is one scan of one index, as in `deliveries.sql`.
 --
--- Two nodes at once: it reads, at one moment. A delivery that moves from one
--- table to another meanwhile is seen in exactly one of them.
+-- Two nodes at once: it only reads, in one snapshot. A delivery that moves from
+-- one table to another meanwhile is seen in exactly one of them.
 --
--- Served by: the index of the walk, and the primary keys of events and
--- endpoints for each row that is looked at. The joins are lateral with a
--- limit, so that no plan can turn one of them into a walk through a whole
--- table.
+-- Served by: the index of the scan, and the primary keys of events and
+-- endpoints for each row that is read. The joins are lateral with a limit, so
+-- that no plan can turn one of them into a scan of a whole table.
 --
--- $1 tenant, $2 the lowest number, $3 below this number, $4 how many to look
--- at, $5 endpoint, $6 how many to find, $7 state as shown, $8 cause, $9 type,
+-- $1 tenant, $2 the lowest number, $3 below this number, $4 how many to read,
+-- $5 endpoint, $6 how many to find, $7 state as shown, $8 cause, $9 type,
 -- $10 key, $11 created at or after, $12 created before
 WITH looked AS MATERIALIZED (
     SELECT d.* FROM :source LIMIT $4

@@ -1,6 +1,6 @@
--- What has happened to an endpoint, newest first.
+-- Lists the milestones of an endpoint, newest first.
 --
--- Two nodes at once: it reads, and milestones never change.
+-- Two nodes at once: it only reads, and milestones never change.
 --
 -- Served by: milestones_by_endpoint.
 --

@@ -1,8 +1,8 @@
--- Which partitions of today and the next days are not there. The time is the
--- database's own, so that all nodes agree on the day.
+-- Finds the partitions of today and the next days that do not exist yet. The
+-- time is the database's own, so that all nodes agree on the day.
 --
--- Two nodes at once: it reads. Whoever makes a day asks again under the lock
--- that all makers share.
+-- Two nodes at once: it only reads. A node that creates days asks again under
+-- the advisory lock that everyone who creates days takes.
 --
 -- Served by: pg_inherits_parent_index; it costs next to nothing.
 --

@@ -1,8 +1,8 @@
--- The days that ended before a time, the oldest first, with the tables that
--- have a partition of it.
+-- Lists the days that ended before a time, the oldest first, with the tables
+-- that have a partition for them.
 --
--- Two nodes at once: it reads. Whoever drops a day does it under the lock
--- that all makers and droppers share.
+-- Two nodes at once: it only reads. Days are dropped under the advisory lock
+-- that everyone who creates or drops days takes.
 --
 -- Served by: pg_inherits_parent_index.
 --

@@ -1,11 +1,11 @@
--- Dead letters past their own retention, the oldest first.
+-- Reads dead letters past their own retention, the oldest first.
 --
--- Two nodes at once: it reads, and one node alone forgets.
+-- Two nodes at once: it only reads, and only one node deletes.
 --
 -- Served by: dead_by_age.
 --
--- $1 died before this, $2 and $3 after the one that died then with this
--- number, $4 how many
+-- $1 died before this, $2 and $3 after the one that died at this time and has
+-- this number, $4 how many
 SELECT d.no, d.finished_at, d.endpoint, d.lane, d.passed FROM posthaste.dead d
 WHERE d.finished_at < $1 AND d.finished_at >= $2 AND (d.finished_at, d.no) > ($2, $3)
 ORDER BY d.finished_at, d.no LIMIT $4

@@ -1,13 +1,13 @@
--- Deliveries of these events that finished long ago, locked.
+-- Finds the deliveries of these events that finished long ago, and locks them.
 --
--- Two nodes at once: a row that a person is replaying at this moment is
--- locked, and stepped over; one that is locked here is gone for a replay that
--- comes later.
+-- Two nodes at once: a row that a person is replaying at this moment is locked,
+-- and skipped; a replay that comes later does not find the rows locked here any
+-- more.
 --
--- Served by: the primary key of finished, a run of numbers per event.
+-- Served by: the primary key of finished, one range of numbers per event.
 --
--- $1 the first number of each run, $2 the number after each run, $3 finished
--- before this
+-- $1 the first number of each range, $2 the number after each range, $3
+-- finished before this
 SELECT f.no FROM unnest($1::bigint[], $2::bigint[]) AS r (first, after)
 CROSS JOIN LATERAL (
     SELECT f.no FROM posthaste.finished f

@@ -1,6 +1,9 @@
--- Events that no endpoint wanted, whose data was kept long enough, oldest
--- first. What somebody else works on is left for the next time; data that an
--- older version expunged is empty already, and stays expunged.
+-- Finds events that no endpoint matched and whose data is past its retention,
+-- oldest first, and locks them. Data that an older version expunged is empty
+-- already, and stays expunged.
+--
+-- Two nodes at once: rows that another transaction has locked are skipped and
+-- left for the next time.
 --
 -- Served by: events_unmatched.
 --

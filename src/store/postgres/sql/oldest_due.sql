@@ -1,7 +1,7 @@
--- When the first of what waits for each of these endpoints is, or was, due,
--- in the order asked for.
+-- Reads the earliest due time of each of these endpoints, in the order asked
+-- for.
 --
--- Two nodes at once: it reads.
+-- Two nodes at once: it only reads.
 --
 -- Served by: queue_due, one seek per endpoint.
 --

@@ -1,10 +1,10 @@
--- Waiting deliveries of some shards whose time may be over, the longest
--- overdue first. Those of a deleted endpoint are on their way to be
--- cancelled and are stepped over.
+-- Reads waiting deliveries of some shards that may have expired, the longest
+-- overdue first. Deliveries of a deleted endpoint are skipped: they are about
+-- to be cancelled.
 --
--- Two nodes at once: it reads; each asks for its own shards.
+-- Two nodes at once: it only reads; each node asks for its own shards.
 --
--- Served by: queue_overdue, walked from its beginning.
+-- Served by: queue_overdue, from its beginning.
 --
 -- $1 shards, $2 how many
 SELECT d.no, d.created_at, p.id, d.expires_at,

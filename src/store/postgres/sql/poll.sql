@@ -1,14 +1,19 @@
--- What a node should know of, in one look: what others accepted for it since
--- the last one, the catalogue's version, whether a shard is free, whether a
--- node is dead, how many there are, since when the server runs, and its time.
+-- Reads all that a node polls for: what other nodes accepted for its shards
+-- since the last poll, the catalogue's version, whether a shard is free,
+-- whether a node's lease has ended, the number of nodes, the start time of the
+-- server, and its clock.
 --
--- Safe when two nodes run it at once: it only reads. What is new is told by
--- two snapshots: a transaction that this one sees and the last one did not
--- has a number at or above the last one's end, or was under way then. So a
--- row that commits late is seen when it commits, and no transaction, however
--- old, keeps others from being seen. A server that was started again, or
--- another that took its place, may give transactions numbers that were given
--- before: then everything is looked at. Served by queue_arrivals.
+-- Two nodes at once: it only reads. New rows are found by comparing two
+-- snapshots: a transaction that this poll sees and the last one did not has an
+-- id at or above the end of the last snapshot, or was running then. So a row
+-- that commits late is seen when it commits, and no long transaction hides
+-- others. A restarted server, or another that took its place, may use
+-- transaction ids again; then everything is read.
+--
+-- Served by: queue_arrivals.
+--
+-- $1 end of the last snapshot, $2 transactions that were running then, $3 this
+-- node, $4 its shards
 SELECT pg_current_snapshot()::text, c.version,
        EXISTS (SELECT FROM posthaste.shards WHERE node IS NULL),
        EXISTS (SELECT FROM posthaste.nodes WHERE lease_until < clock_timestamp()),

@@ -1,8 +1,12 @@
--- What is due at an endpoint, oldest first, as far as it is needed to choose.
+-- Reads the due deliveries of an endpoint, oldest first, with what is needed to
+-- choose among them.
 --
--- Safe when two nodes run it at once: it only reads, and only the owner of the
--- endpoint's shard acts on it. Served by queue_due, from a floor below which
--- nothing is due.
+-- Two nodes at once: it only reads, and only the owner of the endpoint's shard
+-- uses it.
+--
+-- Served by: queue_due, from a time before which nothing is due.
+--
+-- $1 endpoint, $2 due at or after, $3 how many
 SELECT d.no, d.due_at, d.created_at, d.event
 FROM (SELECT no, due_at, created_at, event FROM posthaste.queue
       WHERE endpoint = $1 AND NOT behind AND due_at >= $2 ORDER BY due_at LIMIT $3) d

@@ -1,11 +1,12 @@
--- Events in the order asked for, until their data is too much. The first
--- always comes.
+-- Reads events in the order asked for, until their data exceeds a number of
+-- bytes. The first event is always returned.
 --
--- Safe when two nodes run it at once: it only reads. Served by the primary key
--- of events, in the days that hold the numbers. Sizes are added up without
--- reading the data.
+-- Two nodes at once: it only reads.
 --
--- $1 events, $2 how much data
+-- Served by: the primary key of events, in the days that hold the numbers.
+-- Sizes are added up without reading the data.
+--
+-- $1 events, $2 how many bytes of data
 SELECT s.no, s.id, s.type, s.key, s.timestamp, s.schema_version, s.accepted_at, s.data, s.checksum
 FROM (SELECT e.*, sum(octet_length(e.data)) OVER (ORDER BY array_position($1, e.no)) - octet_length(e.data) AS before
       FROM posthaste.events e WHERE e.no = ANY ($1)) s

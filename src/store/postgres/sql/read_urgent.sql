@@ -1,6 +1,11 @@
--- What a person asked for at an endpoint, oldest first.
+-- Reads the due deliveries of an endpoint that a person asked for, oldest
+-- first.
 --
--- Safe when two nodes run it at once: it only reads. Served by queue_urgent.
+-- Two nodes at once: it only reads.
+--
+-- Served by: queue_urgent.
+--
+-- $1 endpoint, $2 due at or after, $3 how many
 SELECT d.no, d.due_at, d.created_at, d.event
 FROM (SELECT no, due_at, created_at, event FROM posthaste.queue
       WHERE endpoint = $1 AND urgent AND NOT behind AND due_at >= $2 ORDER BY due_at LIMIT $3) d

@@ -1,7 +1,8 @@
--- The next events, with what their checksums are made from.
+-- Reads the next events, with all columns that their checksums cover.
 --
--- Safe when two nodes run it at once: it only reads, and events never change.
--- Served by the primary key of events, merged over the days.
+-- Two nodes at once: it only reads, and events never change.
+--
+-- Served by: the primary key of events, merged over the days.
 --
 -- $1 after this number, $2 how many
 SELECT e.no, t.id, e.id, e.type, e.key, e.timestamp, e.schema_version, e.accepted_at, e.data, e.checksum

@@ -1,8 +1,10 @@
--- All shards, and for how long the oldest of what could go has been due.
+-- Lists all shards, with how long the oldest delivery that could be made has
+-- been due. Endpoints that are not active are left out, because nothing is sent
+-- to them.
 --
--- Safe when two nodes run it at once: it only reads. Served by queue_due, one
--- seek per endpoint. Endpoints that are held are left out: nothing of theirs
--- could go.
+-- Two nodes at once: it only reads.
+--
+-- Served by: queue_due, one seek per endpoint.
 SELECT s.shard, s.node, s.epoch,
        greatest(0, (extract(epoch FROM clock_timestamp()) * 1000)::bigint - coalesce(l.due_at, 9223372036854775807))
 FROM posthaste.shards s LEFT JOIN (

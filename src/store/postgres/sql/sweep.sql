@@ -1,8 +1,9 @@
--- Cancels some of what waited for a deleted endpoint, as of its deletion.
+-- Cancels some of the deliveries that wait for a deleted endpoint, as of its
+-- deletion.
 --
--- Two nodes at once: a row that another is sweeping or settling at this
--- moment is locked, and stepped over. Deleting and inserting are one
--- statement, so a row is always in one place.
+-- Two nodes at once: a row that another node is sweeping or settling at this
+-- moment is locked, and skipped. Deleting and inserting are one statement, so a
+-- delivery is always in exactly one table.
 --
 -- Served by: queue_by_endpoint.
 --

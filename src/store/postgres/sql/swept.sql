@@ -1,10 +1,9 @@
--- Marks these deleted endpoints as swept, where nothing is left, and drops
--- their lanes.
+-- Marks those of these deleted endpoints as swept for which nothing waits any
+-- more, and deletes their lanes.
 --
--- Two nodes at once: what another is sweeping is still there for this
--- statement until that commits, and the endpoint stays unmarked. Whoever
--- marks it has waited until no accept that began before the deletion can be
--- under way.
+-- Two nodes at once: rows that another node is sweeping are visible here until
+-- that commits, so the endpoint stays unmarked. The caller has waited until no
+-- accept that began before the deletion can still be running.
 --
 -- Served by: the primary keys of endpoints and lanes; queue_by_endpoint.
 --

@@ -1,7 +1,7 @@
--- Locks lanes, and says which.
+-- Locks lanes, and returns those that could be locked.
 --
--- Two nodes at once: a lane that anyone is adding to or moving on at this
--- moment is stepped over; one that is locked here waits until the commit.
+-- Two nodes at once: a lane that is being added to or moved on at this moment
+-- is skipped; one that is locked here makes others wait until the commit.
 --
 -- Served by: the primary key of lanes.
 --

@@ -1,13 +1,14 @@
--- Waiting deliveries of a tenant, in some shards, that have had no attempt
--- since their budget began, oldest first, and how far the walk has come.
+-- Reads waiting deliveries of a tenant, in some shards, that have had no
+-- attempt since their budget began, oldest first, and how far the scan has
+-- come.
 --
--- Two nodes at once: it reads; each asks for its own shards.
+-- Two nodes at once: it only reads; each node asks for its own shards.
 --
--- Served by: queue_by_tenant. `= ANY` and the order by tenant and number
--- leave no other index to choose.
+-- Served by: queue_by_tenant. `= ANY` and the order by tenant and number leave
+-- the planner no other index.
 --
--- $1 tenant, $2 after this number, $3 below this number, $4 how many to look
--- at, $5 how many to find, $6 shards, $7 their budget began before this
+-- $1 tenant, $2 after this number, $3 below this number, $4 how many to read,
+-- $5 how many to find, $6 shards, $7 their budget began before this
 WITH looked AS MATERIALIZED (
     SELECT d.* FROM posthaste.queue d WHERE d.tenant = ANY (ARRAY[$1]) AND d.no > $2 AND d.no < $3
     ORDER BY d.tenant, d.no LIMIT $4
