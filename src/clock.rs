@@ -361,7 +361,11 @@ mod tests {
         assert_eq!(engine(Some(&ahead), None, &later), NOON + 2 * HOUR, "the offset is still known");
         let earlier = machine("two", 1_000, NOON - 5 * HOUR);
         assert_eq!(engine(Some(&checkpoint()), None, &earlier), NOON + HOUR, "the time of the checkpoint");
-        assert_eq!(engine(Some(&checkpoint()), Some(NOON + 2 * HOUR), &earlier), NOON + 2 * HOUR, "or a later known one");
+        assert_eq!(
+            engine(Some(&checkpoint()), Some(NOON + 2 * HOUR), &earlier),
+            NOON + 2 * HOUR,
+            "or a later known one"
+        );
         let nameless = ClockCheckpoint { boot_id: String::new(), ..checkpoint() };
         let nowhere = machine("", 1_000, NOON + 3 * HOUR);
         assert_eq!(engine(Some(&nameless), None, &nowhere), NOON + 3 * HOUR, "no run can be told from another");

@@ -67,7 +67,11 @@ impl Gauges {
         let mut registry = MetricsRegistry::default();
         let optional = |value: Option<u64>| GaugeFamily::of(value.map(|value| value as f64));
         registry.register("in_flight", "Claims in flight", GaugeFamily::of(Some(self.in_flight as f64)));
-        registry.register("slots", "How many claims may be in flight at once", GaugeFamily::of(Some(self.slots as f64)));
+        registry.register(
+            "slots",
+            "How many claims may be in flight at once",
+            GaugeFamily::of(Some(self.slots as f64)),
+        );
         registry.register("deliveries_waiting", "Deliveries that wait, for whatever reason", optional(self.waiting));
         registry.register_with_unit(
             Unit::Seconds,
@@ -82,7 +86,12 @@ impl Gauges {
             "How long the oldest delivery that is held back has been due, by what holds it",
             GaugeFamily(held_ages.collect()),
         );
-        registry.register_with_unit(Unit::Bytes, "disk_free", "Free space on the disk of an embedded store", optional(self.disk_free));
+        registry.register_with_unit(
+            Unit::Bytes,
+            "disk_free",
+            "Free space on the disk of an embedded store",
+            optional(self.disk_free),
+        );
         registry.register_with_unit(
             Unit::Bytes,
             "disk_reserve",
@@ -95,8 +104,16 @@ impl Gauges {
         let breakers = self.breakers.map(|BreakerCounts { closed, open, half_open, ramp }| {
             by_state(&[("closed", closed), ("open", open), ("half_open", half_open), ("ramp", ramp)])
         });
-        registry.register("breakers", "Breakers of endpoints by how they stand", breakers.unwrap_or(GaugeFamily::of(None)));
-        registry.register("shards_owned", "Shards that this node owns", GaugeFamily::of(Some(self.shards_owned as f64)));
+        registry.register(
+            "breakers",
+            "Breakers of endpoints by how they stand",
+            breakers.unwrap_or(GaugeFamily::of(None)),
+        );
+        registry.register(
+            "shards_owned",
+            "Shards that this node owns",
+            GaugeFamily::of(Some(self.shards_owned as f64)),
+        );
         registry.register_with_unit(
             Unit::Seconds,
             "lease_remaining",

@@ -93,7 +93,12 @@ impl Metrics {
         let mut registry = MetricsRegistry::default();
         registry.register("build", "The version that runs", Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]));
         let started = GaugeFamily::of(Some(started_at.as_millisecond() as f64 / 1e3));
-        registry.register_with_unit(Unit::Seconds, "start_time", "When the process started, in seconds since 1970", started);
+        registry.register_with_unit(
+            Unit::Seconds,
+            "start_time",
+            "When the process started, in seconds since 1970",
+            started,
+        );
         Self {
             events_accepted: registry.counter("events_accepted", "Events accepted, duplicates left out"),
             event_data: registry.bytes("event_data", "Size of the data of accepted events"),
@@ -108,7 +113,8 @@ impl Metrics {
                 "Requests to take events that came up against a limit",
                 label_sets("by", LimitOwner::TEXTS),
             ),
-            storage_refused: registry.counter("storage_refused", "Times that events were turned away for want of space"),
+            storage_refused: registry
+                .counter("storage_refused", "Times that events were turned away for want of space"),
             fetches: registry.counters(
                 "data_fetches",
                 "Requests for the data of thin events, by what became of them",
@@ -124,7 +130,11 @@ impl Metrics {
                 "From the events of a request being read to their being durable",
                 REQUEST_SECONDS,
             ),
-            attempts: registry.counters("attempts", "Attempts by what came back and what it meant", attempt_label_sets()),
+            attempts: registry.counters(
+                "attempts",
+                "Attempts by what came back and what it meant",
+                attempt_label_sets(),
+            ),
             attempt_duration: registry.seconds("attempt_duration", "How long attempts took", REQUEST_SECONDS),
             early_attempts: registry.counters(
                 "early_attempts",
@@ -176,7 +186,11 @@ impl Metrics {
                 label_sets("for", WaitReason::TEXTS),
             ),
             operational_events: registry.counter("operational_events", "Operational events told"),
-            mails: registry.counters("mails", "Mails to owners by how they ended", label_sets("outcome", MailResult::TEXTS)),
+            mails: registry.counters(
+                "mails",
+                "Mails to owners by how they ended",
+                label_sets("outcome", MailResult::TEXTS),
+            ),
             commits: Arc::new(CommitMetrics::registered_in(&mut registry)),
             registry,
         }

@@ -220,7 +220,8 @@ impl Progress {
         let own = match (self.age_from, self.begun_at) {
             (Some(first), _) => {
                 let held_since = limits.held.saturating_sub(self.held_before);
-                let max_age = self.max_age.map_or(limits.policy.max_age, |judged_by| judged_by.max(limits.policy.max_age));
+                let max_age =
+                    self.max_age.map_or(limits.policy.max_age, |judged_by| judged_by.max(limits.policy.max_age));
                 Some(DeliveryDeadline { at: after(first, max_age.0 + held_since), by: DeadlineSource::Age })
             }
             (None, Some(begun)) => {

@@ -169,5 +169,4 @@ impl Endpoint {
             Ordering::None => None,
         }
     }
-
 }

@@ -213,7 +213,8 @@ impl CircuitBreaker {
         }
         let (failed, total) = self.window.count(observation.now);
         let in_a_row = self.health.failures;
-        let is_ratio_reached = total >= breaker.min_requests && f64::from(failed) >= breaker.failure_ratio * f64::from(total);
+        let is_ratio_reached =
+            total >= breaker.min_requests && f64::from(failed) >= breaker.failure_ratio * f64::from(total);
         let last = &observation.input.answer;
         if in_a_row >= breaker.consecutive_failures {
             self.open(format!("{in_a_row} failures in a row; the last {last}"), false, observation, events);
