@@ -65,7 +65,14 @@ impl Gauges {
     /// Appends all gauges to the text.
     pub(super) fn write(&self, text: &mut String) {
         let mut registry = MetricsRegistry::default();
-        let optional = |value: Option<u64>| GaugeFamily::of(value.map(|value| value as f64));
+        self.register_deliveries(&mut registry);
+        self.register_disk(&mut registry);
+        self.register_endpoints(&mut registry);
+        self.register_node(&mut registry);
+        registry.write(text);
+    }
+
+    fn register_deliveries(&self, registry: &mut MetricsRegistry) {
         registry.register("in_flight", "Claims in flight", GaugeFamily::of(Some(self.in_flight as f64)));
         registry.register(
             "slots",
@@ -86,6 +93,9 @@ impl Gauges {
             "How long the oldest delivery that is held back has been due, by what holds it",
             GaugeFamily(held_ages.collect()),
         );
+    }
+
+    fn register_disk(&self, registry: &mut MetricsRegistry) {
         registry.register_with_unit(
             Unit::Bytes,
             "disk_free",
@@ -98,6 +108,9 @@ impl Gauges {
             "Free space below which new events are refused",
             optional(self.disk_reserve),
         );
+    }
+
+    fn register_endpoints(&self, registry: &mut MetricsRegistry) {
         let EndpointCounts { active, paused, disabled } = self.endpoints;
         let endpoints = [("active", active), ("paused", paused), ("disabled", disabled)];
         registry.register("endpoints", "Endpoints by how they stand", by_state(&endpoints));
@@ -109,6 +122,9 @@ impl Gauges {
             "Breakers of endpoints by how they stand",
             breakers.unwrap_or(GaugeFamily::of(None)),
         );
+    }
+
+    fn register_node(&self, registry: &mut MetricsRegistry) {
         registry.register(
             "shards_owned",
             "Shards that this node owns",
@@ -131,8 +147,12 @@ impl Gauges {
             "How far this machine's wall clock is off from the time that counts: with many nodes, the database's",
             GaugeFamily::of(Some(self.clock_off.as_secs_f64())),
         );
-        registry.write(text);
     }
+}
+
+/// Returns a gauge without labels; it is empty if the value is not known.
+fn optional(value: Option<u64>) -> GaugeFamily {
+    GaugeFamily::of(value.map(|value| value as f64))
 }
 
 fn by_state(counts: &[(&'static str, u64)]) -> GaugeFamily {

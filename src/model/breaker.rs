@@ -11,7 +11,7 @@ use super::span::Span;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct BreakerSettings {
-    /// Whether there is one at all.
+    /// Whether the endpoint has a breaker.
     pub enabled: bool,
     /// How many failures in a row open it: 1 to 10,000.
     #[schema(minimum = 1, maximum = 10_000)]

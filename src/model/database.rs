@@ -11,7 +11,9 @@ use std::str::FromStr;
 #[derive(Clone, PartialEq, Eq)]
 pub struct DatabaseUrl {
     written: String,
+    /// URL without the password.
     shown: String,
+    /// Host, port, database and user in words.
     place: String,
     params: Vec<(String, String)>,
 }

@@ -14,7 +14,7 @@ use super::span::Span;
 use super::verdict::ShortBudget;
 use super::wall_offset::WallOffset;
 
-/// Where a delivery stands. "In flight" is a claim on a waiting one, and
+/// State of a delivery. "In flight" is a claim on a waiting one, and
 /// "ready" is `due_at <= now`; neither is a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]

@@ -73,7 +73,7 @@ pub struct EndpointStatus {
     pub held_ms: u64,
 }
 
-/// Where an endpoint stands.
+/// State of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EndpointState {

@@ -46,8 +46,7 @@ impl fmt::Debug for Event {
 }
 
 impl Event {
-    /// Whether its data is no longer stored. No JSON value is empty, so empty data
-    /// means that.
+    /// Whether its data is no longer stored: no JSON value is empty.
     pub fn is_expunged(&self) -> bool {
         self.data.is_empty()
     }

@@ -24,29 +24,29 @@ mod attempts;
 mod next_steps;
 mod summary;
 
-/// Why a delivery stands where it stands.
+/// Why a delivery is in its present state.
 #[derive(Debug, Clone, PartialEq, Serialize, utoipa::ToSchema)]
 pub struct Explanation {
-    /// Where it stands, in one sentence.
+    /// State of the delivery, in one sentence.
     #[schema(example = "Waiting: attempt 3 starts at 2026-11-15T10:41:15Z, in 1m 25s.")]
     pub summary: String,
-    /// How it came there, when it goes next, and what could change that.
+    /// How it came to this state, when its next attempt is due, and what could change that.
     pub sentences: Vec<String>,
     /// Each attempt: what was answered, which rule judged it, and what was decided.
     pub attempts: Vec<ExplainedAttempt>,
 }
 
-/// One attempt, told.
+/// One attempt, explained in sentences.
 #[derive(Debug, Clone, PartialEq, Serialize, utoipa::ToSchema)]
 pub struct ExplainedAttempt {
-    /// 1, 2, … over the delivery's whole life.
+    /// Number of the attempt: 1, 2, … over the delivery's whole life.
     pub number: u32,
     /// When it began.
     #[schema(value_type = String, format = DateTime)]
     pub started_at: Timestamp,
     /// The status, when there was an answer.
     pub status: Option<u16>,
-    /// The failure, when there was none.
+    /// The failure, when there was no answer.
     pub error: Option<AttemptFailure>,
     /// What the answer means.
     pub verdict: Verdict,

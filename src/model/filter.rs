@@ -491,7 +491,7 @@ mod tests {
 
     #[test]
     fn a_bad_filter_is_refused_at_its_place() {
-        for (filter, place) in [
+        for (filter, pointer) in [
             (json!([]), ""),
             (json!({}), ""),
             (json!({"all":[]}), "/all"),
@@ -503,7 +503,7 @@ mod tests {
             (json!({"a/b~":[]}), "/a~1b~0"),
             (json!({"path":"/a","a/b":1}), "/a~1b"),
         ] {
-            assert_eq!(Filter::parse(&filter).unwrap_err().0, place, "{filter}");
+            assert_eq!(Filter::parse(&filter).unwrap_err().0, pointer, "{filter}");
         }
         let deep = (0..20).fold(json!({"path":"/a","exists":true}), |inner, _| json!({"not":inner}));
         assert!(Filter::parse(&deep).is_err());

@@ -79,17 +79,17 @@ impl TenantLimits {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct EndpointCeiling {
-    /// Of `max_in_flight`: 1 to 1,000.
+    /// Ceiling of `max_in_flight`: 1 to 1,000.
     #[schema(minimum = 1, maximum = 1000)]
     pub max_in_flight: u32,
-    /// Of `rate.per_second`; null for no ceiling.
+    /// Ceiling of `rate.per_second`; null for no ceiling.
     pub per_second: Option<f64>,
-    /// Of `timeout.total`: 100ms to 1m.
+    /// Ceiling of `timeout.total`: 100ms to 1m.
     #[schema(value_type = String, example = "1m")]
     pub timeout: Span,
-    /// Of `retry.max_attempts`; null for no ceiling.
+    /// Ceiling of `retry.max_attempts`; null for no ceiling.
     pub max_attempts: Option<u32>,
-    /// Of `retry.max_age`; null for no ceiling.
+    /// Ceiling of `retry.max_age`; null for no ceiling.
     #[schema(value_type = Option<String>, example = "72h")]
     pub max_age: Option<Span>,
 }
@@ -213,11 +213,11 @@ pub struct OverLimit {
 /// What a tenant uses, by the names of its limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct TenantUsage {
-    /// Its endpoints.
+    /// Number of its endpoints.
     pub endpoints: u64,
-    /// The bytes of their settings.
+    /// Bytes of the settings of its endpoints.
     pub settings_bytes: u64,
-    /// Its tokens.
+    /// Number of its tokens.
     pub tokens: u64,
     /// What its events take up; on many nodes up to two seconds old.
     pub stored_bytes: u64,
@@ -336,13 +336,13 @@ mod tests {
                 "timeout":"2m","max_attempts":0,"max_age":"1ms"}}"#,
         )
         .unwrap();
-        let mut found = Vec::new();
-        limits.check(|place, detail| {
+        let mut pointers = Vec::new();
+        limits.check(|pointer, detail| {
             assert!(detail.contains("use "), "{detail}");
-            found.push(place.to_owned());
+            pointers.push(pointer.to_owned());
         });
         assert_eq!(
-            found,
+            pointers,
             [
                 "/endpoints",
                 "/management/per_second",

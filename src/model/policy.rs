@@ -60,17 +60,17 @@ fn default_factor() -> f64 {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Jitter {
-    /// Between half of it and all of it.
+    /// Between half of `d` and `d`.
     Equal,
-    /// Between nothing and all of it.
+    /// Between nothing and `d`.
     Full,
     /// Between the base and three times the wait before, never above the max.
     Decorrelated,
-    /// Exactly it.
+    /// Exactly `d`, without chance.
     None,
-    /// So many percent less or more: above 0, at most 100.
+    /// This many percent less or more: above 0, at most 100.
     Percent(f64),
-    /// Up to so much more.
+    /// Up to this much more.
     #[schema(value_type = String)]
     Add(Span),
 }

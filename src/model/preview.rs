@@ -59,7 +59,7 @@ pub struct Survival {
     pub odds: f64,
 }
 
-/// What a receiver meets when it is back. First attempts are taken to be
+/// How many requests a receiver gets when it is back. First attempts are taken to be
 /// spread evenly over the outage.
 #[derive(Debug, Clone, PartialEq, Serialize, utoipa::ToSchema)]
 pub struct Recovery {

@@ -169,11 +169,10 @@ impl Gcra {
         let now = nanos(now);
         let old = *self;
         self.rate = rate;
-        // Tokens that are missing from the bucket.
-        let missing = (old.full_at.saturating_sub(now)).max(0) as f64 / old.rate.interval() as f64;
-        let left = (f64::from(old.rate.burst) - missing).min(f64::from(rate.burst));
-        let missing = f64::from(rate.burst) - left;
-        self.full_at = now.saturating_add((missing * rate.interval() as f64) as i64);
+        let missing_tokens = (old.full_at.saturating_sub(now)).max(0) as f64 / old.rate.interval() as f64;
+        let left = (f64::from(old.rate.burst) - missing_tokens).min(f64::from(rate.burst));
+        let missing_tokens = f64::from(rate.burst) - left;
+        self.full_at = now.saturating_add((missing_tokens * rate.interval() as f64) as i64);
     }
 
     /// Returns how far a burst may run ahead of the steady flow, in nanoseconds.

@@ -121,8 +121,8 @@ mod tests {
         }
         assert_eq!((urls.number(), urls.get(30), urls.get(11)), (30, Some("https://a/30"), Some("https://a/11")));
         assert_eq!((urls.get(10), urls.get(31)), (None, None));
-        let kept: UrlVersions = serde_json::from_str(&serde_json::to_string(&urls).unwrap()).unwrap();
-        assert_eq!(kept, urls);
+        let read: UrlVersions = serde_json::from_str(&serde_json::to_string(&urls).unwrap()).unwrap();
+        assert_eq!(read, urls);
         assert!(!format!("{urls:?}").contains("https"));
     }
 }
