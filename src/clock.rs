@@ -1,15 +1,15 @@
-//! The only place that asks the machine what time it is.
+//! Reads the machine's clocks; no other module does.
 //!
 //! There are two times. *Engine time* is what the gateway works with: due
 //! times, breakers, holds, rates and ages are stored and compared in it. It
-//! runs with the machine's monotonic clock, goes on over restarts, and never
-//! goes back, whatever is done to the wall clock. *Wall time* is for others:
-//! signatures, `expires_at`, HTTP dates, tokens, secrets, and what people are
-//! shown. Both are milliseconds since 1970 and are the same until the wall
-//! clock is set; from then on [`WallOffset`] is the difference.
+//! runs with the machine's monotonic clock, continues over restarts, and never
+//! goes back, whatever is done to the wall clock. *Wall time* is for everything
+//! outside: signatures, `expires_at`, HTTP dates, tokens, secrets, and what
+//! people are shown. Both are milliseconds since 1970 and are equal until the
+//! wall clock is set; from then on [`WallOffset`] is the difference.
 //!
-//! What is waited for is Tokio's time. In simulations all of them come from
-//! Tokio's paused clock, which is why three days of retries take a moment.
+//! Sleeping uses Tokio's timers. In simulations both times come from Tokio's
+//! paused clock, which is why three days of retries take a moment.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -22,40 +22,40 @@ use tracing::warn;
 
 use crate::model::wall_offset::WallOffset;
 
-/// A wall clock that differs by less than this from what it should show was
-/// not set; it is steered.
+/// Smallest difference, in milliseconds, that counts as a set wall clock;
+/// smaller ones come from clock synchronisation that slews the clock.
 const STEP_MS: i64 = 500;
-/// The longest sleep in one piece. Tokio's timers stand still while the
-/// machine is suspended, and engine time does not.
+/// Longest single sleep. Tokio's timers stop while the machine is suspended and
+/// engine time does not, so a long sleep is checked against it again and again.
 const SLEEP_MAX: Duration = Duration::from_secs(30);
 
-/// Tells the time and waits for it.
+/// A clock that tells the time and can sleep until a time.
 #[async_trait]
 pub trait Clock: Send + Sync {
-    /// The engine time, in whole milliseconds.
+    /// Returns the engine time, in whole milliseconds.
     fn now(&self) -> Timestamp;
 
-    /// How far wall time is ahead of engine time.
+    /// Returns how far wall time is ahead of engine time.
     fn wall_offset(&self) -> WallOffset {
         WallOffset::default()
     }
 
-    /// The wall time, in whole milliseconds.
+    /// Returns the wall time, in whole milliseconds.
     fn wall(&self) -> Timestamp {
         self.wall_offset().wall(self.now())
     }
 
-    /// How often the clock that wall time comes from was set.
+    /// Returns how often the clock that wall time comes from was set.
     fn jumps(&self) -> u64 {
         0
     }
 
-    /// How far this machine's own wall clock is ahead of wall time.
+    /// Returns how many milliseconds this machine's own wall clock is ahead of wall time.
     fn machine_ahead_ms(&self) -> i64 {
         0
     }
 
-    /// Returns once `now` has reached this time.
+    /// Sleeps until `now` has reached this time.
     async fn sleep_until(&self, at: Timestamp) {
         loop {
             let left = at.as_millisecond() - self.now().as_millisecond();
@@ -67,7 +67,7 @@ pub trait Clock: Send + Sync {
     }
 }
 
-/// The machine's wall clock alone, for commands that keep nothing.
+/// The machine's wall clock alone, for commands that store no times.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
 
@@ -79,14 +79,14 @@ impl Clock for SystemClock {
 
 /// Engine time and wall time of a gateway.
 ///
-/// Engine time is the time since the machine was started plus a constant,
-/// which [`ClockCheckpoint`] keeps over restarts. A gateway on a database that many
+/// Engine time is the time since the machine booted plus a constant, which
+/// [`ClockCheckpoint`] carries over restarts. A gateway on a database that many
 /// nodes share follows the database's time instead: see [`EngineClock::follow`].
 #[derive(Debug)]
 pub struct EngineClock {
-    /// Added to the time since boot, it is the engine time.
+    /// Engine time minus time since boot, in milliseconds.
     base_ms: AtomicI64,
-    /// The latest engine time that was told: no later one is before it.
+    /// Latest engine time returned, in milliseconds; `now` never returns an earlier one.
     latest_ms: AtomicI64,
     wall_offset_ms: AtomicI64,
     /// How often the wall clock was set.
@@ -94,30 +94,31 @@ pub struct EngineClock {
     wall: WallSource,
 }
 
-/// Whose wall clock counts.
+/// The wall clock that wall time comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WallSource {
-    /// This machine's.
+    /// The wall clock of this machine.
     Machine,
-    /// The database's: all nodes show and sign the same time.
+    /// The wall clock of the database, so that all nodes show and sign the same time.
     Database,
 }
 
-/// What engine time goes on from after a restart.
+/// The stored state from which engine time continues after a restart.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClockCheckpoint {
-    /// Which run of the machine this is.
+    /// Kernel's id of the boot this was written in.
     boot_id: String,
-    /// The engine time when the machine was started.
+    /// Engine time at boot, in milliseconds.
     base_ms: i64,
-    /// How far wall time was ahead of engine time.
+    /// Wall time minus engine time, in milliseconds.
     wall_offset_ms: i64,
-    /// The engine time when this was written.
+    /// Engine time when this was written, in milliseconds.
     engine_ms: i64,
 }
 
 impl EngineClock {
-    /// A clock whose engine time is the wall time until it is told better.
+    /// Returns a clock whose engine time is the wall time, until
+    /// [`EngineClock::resume`] or [`EngineClock::start_from`] sets it.
     pub fn new(wall: WallSource) -> Self {
         let now = wall_ms();
         Self {
@@ -129,23 +130,23 @@ impl EngineClock {
         }
     }
 
-    /// Goes on from what was kept at an earlier time, and never before
-    /// `floor`, the latest engine time that is known to have been.
+    /// Continues from a checkpoint, and never before `floor`, the latest engine
+    /// time that the store knows of.
     ///
-    /// Within one run of the machine the time since boot tells how long the
-    /// gateway was away, so a wall clock that was set meanwhile changes
-    /// nothing. After a reboot only the wall clock can tell.
-    pub fn resume(&self, kept: Option<&ClockCheckpoint>, floor: Option<Timestamp>) {
+    /// Within one boot the time since boot tells how long the gateway was
+    /// stopped, so a wall clock that was set meanwhile changes nothing. After a
+    /// reboot only the wall clock can tell.
+    pub fn resume(&self, checkpoint: Option<&ClockCheckpoint>, floor: Option<Timestamp>) {
         let machine = MachineTime { boot_id: boot_id(), boot_ms: boot_ms(), wall_ms: wall_ms() };
-        let base = base_of(kept, floor, &machine);
+        let base = resumed_base_ms(checkpoint, floor, &machine);
         self.base_ms.store(base, Ordering::SeqCst);
         self.latest_ms.store(machine.boot_ms + base, Ordering::SeqCst);
-        self.wall_offset_ms.store(kept.map_or(0, |kept| kept.wall_offset_ms), Ordering::SeqCst);
-        // A wall clock that was set meanwhile is noticed now.
+        self.wall_offset_ms.store(checkpoint.map_or(0, |checkpoint| checkpoint.wall_offset_ms), Ordering::SeqCst);
+        // Detects a wall clock that was set while the gateway was stopped.
         self.now();
     }
 
-    /// What [`EngineClock::resume`] can go on from.
+    /// Returns the state that [`EngineClock::resume`] can continue from.
     pub fn checkpoint(&self) -> ClockCheckpoint {
         let engine_ms = self.now().as_millisecond();
         ClockCheckpoint {
@@ -156,60 +157,60 @@ impl EngineClock {
         }
     }
 
-    /// Notices a wall clock that was set: engine time goes on as before, and
-    /// what is shown follows the wall clock.
-    fn notice_jump(&self, engine_ms: i64) {
+    /// Detects a wall clock that was set: engine time continues as before, and
+    /// the offset follows the wall clock.
+    fn detect_jump(&self, engine_ms: i64) {
         let known = self.wall_offset_ms.load(Ordering::Relaxed);
         let offset = wall_ms() - engine_ms;
         let step = offset - known;
         if step.abs() < STEP_MS {
             return;
         }
-        // An offset that is hardly one is none: times are shown as they are stored.
+        // A tiny offset becomes zero, so that times are shown as they are stored.
         let offset = if offset.abs() < STEP_MS { 0 } else { offset };
         let order = Ordering::Relaxed;
         if self.wall_offset_ms.compare_exchange(known, offset, order, order).is_ok() {
             self.jumps.fetch_add(1, Ordering::Relaxed);
             let seconds = step as f64 / 1_000.0;
             warn!(
-                "the wall clock was set by {seconds:+.1} s; what waits goes on as planned, by a clock that cannot be set"
+                "the wall clock was set by {seconds:+.1} s; retries, timeouts and rates are not affected, since they use the monotonic clock"
             );
         }
     }
 }
 
-/// What this machine's clocks show.
+/// One reading of this machine's clocks.
 struct MachineTime {
     boot_id: String,
     boot_ms: i64,
     wall_ms: i64,
 }
 
-/// The engine time when the machine was started, as far as can be told.
-fn base_of(kept: Option<&ClockCheckpoint>, floor: Option<Timestamp>, machine: &MachineTime) -> i64 {
-    let base = match kept {
-        // Where no run can be told from another, each start counts as a reboot.
-        Some(kept) if kept.boot_id == machine.boot_id && !kept.boot_id.is_empty() => return kept.base_ms,
-        Some(kept) => machine.wall_ms - kept.wall_offset_ms - machine.boot_ms,
+/// Returns the engine time at boot, in milliseconds, that a resumed clock uses.
+fn resumed_base_ms(checkpoint: Option<&ClockCheckpoint>, floor: Option<Timestamp>, machine: &MachineTime) -> i64 {
+    let base = match checkpoint {
+        // Without a boot id every start counts as a reboot.
+        Some(old) if old.boot_id == machine.boot_id && !old.boot_id.is_empty() => return old.base_ms,
+        Some(old) => machine.wall_ms - old.wall_offset_ms - machine.boot_ms,
         None => machine.wall_ms - machine.boot_ms,
     };
-    let floor = floor.map(Timestamp::as_millisecond).max(kept.map(|kept| kept.engine_ms));
+    let floor = floor.map(Timestamp::as_millisecond).max(checkpoint.map(|checkpoint| checkpoint.engine_ms));
     floor.map_or(base, |floor| base.max(floor - machine.boot_ms))
 }
 
 /// One reading of the database's clock.
 #[derive(Debug, Clone, Copy)]
 pub struct DatabaseReading {
-    /// This machine's time since boot before it was asked.
+    /// This machine's time since boot when the query was sent, in milliseconds.
     pub asked_ms: i64,
-    /// The engine time by the database's clock, as it answered.
+    /// Engine time by the database's clock when it answered, in milliseconds.
     pub engine_ms: i64,
-    /// The wall time by the database's clock.
+    /// Wall time by the database's clock when it answered, in milliseconds.
     pub wall_ms: i64,
 }
 
 impl EngineClock {
-    /// Begins with the database's time, before anything works with this clock.
+    /// Starts from the database's time, before anything uses this clock.
     pub fn start_from(&self, reading: DatabaseReading) {
         let base = reading.engine_ms - reading.asked_ms;
         self.base_ms.store(base, Ordering::SeqCst);
@@ -217,21 +218,21 @@ impl EngineClock {
         self.follow(reading);
     }
 
-    /// How far a reading of the database's clock is ahead of engine time,
-    /// beyond what its round trip leaves open.
+    /// Returns how many milliseconds a reading of the database's clock is ahead
+    /// of engine time, beyond the uncertainty of its round trip.
     pub fn ahead_of_engine_time(&self, reading: DatabaseReading) -> i64 {
-        let (least, most) = (reading.engine_ms - boot_ms(), reading.engine_ms - reading.asked_ms);
+        let (earliest_base, latest_base) = (reading.engine_ms - boot_ms(), reading.engine_ms - reading.asked_ms);
         let base = self.base_ms.load(Ordering::SeqCst);
-        base.clamp(least, most.max(least)) - base
+        base.clamp(earliest_base, latest_base.max(earliest_base)) - base
     }
 
-    /// Counts a clock that was set.
+    /// Counts one more time that the wall clock was set.
     pub fn count_jump(&self) {
         self.jumps.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Follows the database's clock: engine time lies within what the reading
-    /// allows, and goes on without going back.
+    /// Follows the database's clock: moves engine time into the range that the
+    /// reading allows, without ever going back.
     pub fn follow(&self, reading: DatabaseReading) {
         self.base_ms.fetch_add(self.ahead_of_engine_time(reading), Ordering::SeqCst);
         self.wall_offset_ms.store(reading.wall_ms - reading.engine_ms, Ordering::SeqCst);
@@ -241,21 +242,21 @@ impl EngineClock {
 #[async_trait]
 impl Clock for EngineClock {
     fn now(&self) -> Timestamp {
-        let told = boot_ms() + self.base_ms.load(Ordering::Relaxed);
+        let engine_ms = boot_ms() + self.base_ms.load(Ordering::Relaxed);
         let latest = self.latest_ms.load(Ordering::Relaxed);
-        // Asked many times a millisecond, it looks further once in each.
-        if told <= latest {
+        // Called many times a millisecond, it reads the wall clock once in each.
+        if engine_ms <= latest {
             return millis(latest);
         }
-        let now = told.max(self.latest_ms.fetch_max(told, Ordering::Relaxed));
+        let now = engine_ms.max(self.latest_ms.fetch_max(engine_ms, Ordering::Relaxed));
         if self.wall == WallSource::Machine {
-            self.notice_jump(now);
+            self.detect_jump(now);
         }
         millis(now)
     }
 
     fn wall(&self) -> Timestamp {
-        // The jump is noticed first.
+        // `now` may detect a jump and change the offset, so it goes first.
         let now = self.now();
         self.wall_offset().wall(now)
     }
@@ -283,26 +284,25 @@ impl Clock for EngineClock {
     }
 }
 
-/// Milliseconds since the machine was started, with the time it was
+/// Returns the milliseconds since the machine booted, including the time it was
 /// suspended. Nobody can set this clock.
 pub fn boot_ms() -> i64 {
     let since = clock_gettime(ClockId::Boottime);
     since.tv_sec * 1_000 + since.tv_nsec / 1_000_000
 }
 
-#[expect(clippy::disallowed_methods, reason = "this is the one place that may")]
+#[expect(clippy::disallowed_methods, reason = "this is the only place that may read the clock")]
 fn wall_ms() -> i64 {
     Timestamp::now().as_millisecond()
 }
 
-/// Tells one run of the machine from another.
+/// Returns the kernel's id of this boot, empty where there is none.
 fn boot_id() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()
 }
 
-/// Tokio's clock, counted from a chosen moment: with paused time, a clock
-/// that a test moves.
+/// Tokio's clock, counted from a chosen moment; with paused time a test moves it.
 #[derive(Debug, Clone, Copy)]
 pub struct TokioClock {
     began_at: Timestamp,
@@ -310,7 +310,7 @@ pub struct TokioClock {
 }
 
 impl TokioClock {
-    /// A clock that shows `began_at` now.
+    /// Returns a clock that shows `began_at` now.
     pub fn starting_at(began_at: Timestamp) -> Self {
         Self { began_at: millis(began_at.as_millisecond()), began: tokio::time::Instant::now() }
     }
@@ -337,8 +337,8 @@ mod tests {
         MachineTime { boot_id: boot_id.into(), boot_ms, wall_ms }
     }
 
-    /// A run that began at noon, an hour after boot, and was kept an hour later.
-    fn kept() -> ClockCheckpoint {
+    /// A run that began at noon, an hour after boot, with its checkpoint written an hour later.
+    fn checkpoint() -> ClockCheckpoint {
         ClockCheckpoint { boot_id: "one".into(), base_ms: NOON - HOUR, wall_offset_ms: 0, engine_ms: NOON + HOUR }
     }
 
@@ -346,23 +346,27 @@ mod tests {
     fn within_one_run_of_the_machine_a_wall_clock_that_was_set_changes_nothing() {
         for set_by in [0, 2 * HOUR, -2 * HOUR] {
             let now = machine("one", 3 * HOUR, NOON + 2 * HOUR + set_by);
-            assert_eq!(base_of(Some(&kept()), None, &now) + 3 * HOUR, NOON + 2 * HOUR, "set by {set_by}");
+            assert_eq!(resumed_base_ms(Some(&checkpoint()), None, &now) + 3 * HOUR, NOON + 2 * HOUR, "set by {set_by}");
         }
     }
 
     #[test]
     fn after_a_reboot_the_wall_clock_tells_how_long_it_took_and_time_never_goes_back() {
-        let engine = |kept: Option<&ClockCheckpoint>, floor: Option<i64>, now: &MachineTime| {
-            base_of(kept, floor.map(millis), now) + now.boot_ms
+        let engine = |checkpoint: Option<&ClockCheckpoint>, floor: Option<i64>, now: &MachineTime| {
+            resumed_base_ms(checkpoint, floor.map(millis), now) + now.boot_ms
         };
         let later = machine("two", 1_000, NOON + 3 * HOUR);
-        assert_eq!(engine(Some(&kept()), None, &later), NOON + 3 * HOUR);
-        let ahead = ClockCheckpoint { wall_offset_ms: HOUR, ..kept() };
+        assert_eq!(engine(Some(&checkpoint()), None, &later), NOON + 3 * HOUR);
+        let ahead = ClockCheckpoint { wall_offset_ms: HOUR, ..checkpoint() };
         assert_eq!(engine(Some(&ahead), None, &later), NOON + 2 * HOUR, "the offset is still known");
         let earlier = machine("two", 1_000, NOON - 5 * HOUR);
-        assert_eq!(engine(Some(&kept()), None, &earlier), NOON + HOUR, "the time that was kept");
-        assert_eq!(engine(Some(&kept()), Some(NOON + 2 * HOUR), &earlier), NOON + 2 * HOUR, "or a later known one");
-        let nameless = ClockCheckpoint { boot_id: String::new(), ..kept() };
+        assert_eq!(engine(Some(&checkpoint()), None, &earlier), NOON + HOUR, "the time of the checkpoint");
+        assert_eq!(
+            engine(Some(&checkpoint()), Some(NOON + 2 * HOUR), &earlier),
+            NOON + 2 * HOUR,
+            "or a later known one"
+        );
+        let nameless = ClockCheckpoint { boot_id: String::new(), ..checkpoint() };
         let nowhere = machine("", 1_000, NOON + 3 * HOUR);
         assert_eq!(engine(Some(&nameless), None, &nowhere), NOON + 3 * HOUR, "no run can be told from another");
         assert_eq!(engine(None, None, &later), NOON + 3 * HOUR, "a new store has the wall's time");

@@ -1,8 +1,8 @@
-//! Every setting, its default, its sentence.
+//! Defines every setting with its default and its description, and reads them.
 //!
 //! A setting comes from a flag, else from `POSTHASTE_…` in the environment,
-//! else from the file, else from its default. The reference page is made
-//! from the sentences here.
+//! else from the file, else from its default. The reference page
+//! (`docs/settings.md`) is made from the descriptions here.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -23,38 +23,38 @@ pub use values::{
 
 mod values;
 
-/// The file read when none is named and it is there.
+/// Name of the settings file that is read, if it exists, when none is given.
 pub const FILE: &str = "posthaste.toml";
 
 macro_rules! settings {
     ($($(#[doc = $doc:literal])* $name:ident: $type:ty = $default:expr, $env:literal, $hint:literal $(, alone means $alone:literal)?;)*) => {
-        /// Settings as given: on the command line, in the environment or in
-        /// the file. What is absent is decided elsewhere.
+        /// Settings given in one source: the command line with the
+        /// environment, or the file. Absent ones are `None`.
         #[derive(Debug, Clone, Default, Deserialize, clap::Args)]
         #[serde(deny_unknown_fields, rename_all = "kebab-case")]
         pub struct PartialSettings {
             $($(#[doc = $doc])* #[arg(long, env = $env, hide_env_values = true, value_name = $hint, help_heading = "Settings" $(, num_args = 0..=1, require_equals = true, default_missing_value = $alone)?)] pub $name: Option<$type>,)*
         }
 
-        /// Settings with nothing left open.
+        /// All settings with their values.
         #[derive(Debug, Clone)]
         pub struct Settings {
             $($(#[doc = $doc])* pub $name: $type,)*
         }
 
         impl Settings {
-            /// What was given first, then the file, then the defaults.
+            /// Takes each setting from `first`, else from `file`, else its default.
             pub fn resolve(first: PartialSettings, file: PartialSettings) -> Self {
                 Self { $($name: first.$name.or(file.$name).unwrap_or_else(|| $default),)* }
             }
 
-            /// Every setting with its value, for showing.
+            /// Returns the name and the value of every setting, for display.
             pub fn shown(&self) -> Vec<(&'static str, String)> {
                 vec![$((stringify!($name), self.$name.to_string()),)*]
             }
         }
 
-        /// Every setting there is, for the reference page.
+        /// Returns the description of every setting, for the reference page.
         pub fn reference() -> Vec<SettingDescription> {
             vec![$(SettingDescription {
                 name: stringify!($name),
@@ -67,23 +67,23 @@ macro_rules! settings {
     };
 }
 
-/// One setting, described.
+/// The description of one setting.
 #[derive(Debug, Clone)]
 pub struct SettingDescription {
-    /// Its name, with underscores.
+    /// Name of the setting, with underscores.
     pub name: &'static str,
-    /// Its variable in the environment.
+    /// Environment variable that sets it.
     pub env: &'static str,
-    /// What kind of value it takes.
+    /// Placeholder for its value in the help, such as `DURATION`.
     pub hint: &'static str,
-    /// Its default.
+    /// Default value, as it is displayed.
     pub default: String,
-    /// What it decides.
+    /// Sentences that say what it decides.
     pub sentences: &'static str,
 }
 
 impl SettingDescription {
-    /// Its flag.
+    /// Returns the command-line flag, such as `--max-in-flight`.
     pub fn flag(&self) -> String {
         format!("--{}", self.name.replace('_', "-"))
     }
@@ -166,7 +166,7 @@ settings! {
     log: LogFilter = LogFilter("info".into()), "POSTHASTE_LOG", "FILTER";
 }
 
-/// Reads the settings file. One that was named must be there.
+/// Reads the settings file. A file that was named must exist.
 pub fn read_file(named: Option<&Path>) -> anyhow::Result<PartialSettings> {
     let path = named.unwrap_or(Path::new(FILE));
     let text = match std::fs::read_to_string(path) {
@@ -181,8 +181,8 @@ pub fn read_file(named: Option<&Path>) -> anyhow::Result<PartialSettings> {
     parse(&text).map_err(|why| anyhow!("the settings file {} is wrong{why}", path.display()))
 }
 
-/// What is wrong is told by its line and its setting alone: the rest of the
-/// line may hold a password.
+/// Parses the settings file. An error names the line and the setting alone: the
+/// rest of the line may hold a password.
 fn parse(text: &str) -> Result<PartialSettings, String> {
     toml::from_str(text).map_err(|problem| {
         let start = problem.span().map_or(0, |span| span.start.min(text.len()));
@@ -195,19 +195,20 @@ fn parse(text: &str) -> Result<PartialSettings, String> {
     })
 }
 
-/// Variables of ours in the environment that nothing reads: most likely
-/// misspelt settings.
+/// Returns the `POSTHASTE_…` variables in the environment that nothing reads;
+/// most likely they are misspelt settings.
 pub fn unknown_variables() -> Vec<String> {
+    /// Variables that are no settings: the CLI reads them.
     const OTHERS: &[&str] = &["CONFIG", "SERVER", "TOKEN", "TOKEN_FILE", "TENANT", "SECRET"];
-    let known = |name: &str| reference().iter().any(|setting| setting.env == name);
+    let is_setting = |name: &str| reference().iter().any(|setting| setting.env == name);
     std::env::vars_os()
         .filter_map(|(name, _)| name.into_string().ok())
-        .filter(|name| name.strip_prefix("POSTHASTE_").is_some_and(|rest| !OTHERS.contains(&rest) && !known(name)))
+        .filter(|name| name.strip_prefix("POSTHASTE_").is_some_and(|rest| !OTHERS.contains(&rest) && !is_setting(name)))
         .collect()
 }
 
 impl Settings {
-    /// Refuses combinations that cannot work.
+    /// Refuses values that are out of range and combinations that cannot work.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.retention < Span::secs(60) || self.dead_letter_retention < Span::secs(60) {
             bail!(
@@ -257,7 +258,7 @@ impl Settings {
         self.check_mail()
     }
 
-    /// The proxy on the way out, if there is one.
+    /// Returns the proxy that receivers are called through, if one is set.
     pub fn proxy(&self) -> anyhow::Result<Option<ProxyUrl>> {
         match &self.egress_proxy {
             OptionalProxy::None => Ok(None),
@@ -266,7 +267,7 @@ impl Settings {
         }
     }
 
-    /// Where the database is, if there is one. Reads its file.
+    /// Returns the URL of the database, if one is set. Reads `--database-url-file`.
     pub fn database(&self) -> anyhow::Result<Option<DatabaseUrl>> {
         match (&self.database_url, &self.database_url_file.0) {
             (OptionalDatabase::Url(url), _) => Ok(Some(url.clone())),

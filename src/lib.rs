@@ -1,25 +1,25 @@
-//! Posthaste delivers webhooks: it takes an event once, keeps it durably and
-//! delivers it signed, in order and calmly.
+//! Posthaste delivers webhooks: it accepts an event once, stores it durably and
+//! delivers it signed, in order and at a rate its receiver can take.
 //!
-//! The modules in reading order. Imports go one way:
+//! The modules are listed in reading order. Imports go one way:
 //! `main → cli → app → api → lifecycle → store → model`.
 
-// What things are.
+// Types and rules, without I/O.
 pub mod model;
 
-// Where facts rest, what is counted, and the only place that reads the clock.
+// Storage, metrics, and the only place that reads the clock.
 pub mod clock;
 pub mod metrics;
 pub mod store;
 
-// How an event moves.
+// Accepting, dispatching and delivering events.
 pub mod lifecycle;
 
-// Doors.
+// The HTTP API and the command line.
 pub mod api;
 pub mod cli;
 
-// What joins it all.
+// Start and stop, settings and logging.
 pub mod app;
 pub mod config;
 pub mod telemetry;

@@ -1,7 +1,7 @@
-//! Parses the command line and hands over.
+//! Starts the command line; [`posthaste::cli`] does the rest.
 
-// An event makes some hundred small allocations on several threads; with
-// this allocator it costs a tenth less processor time than with glibc's.
+// An event makes about a hundred small allocations on several threads; with
+// this allocator it costs a tenth less CPU time than with glibc's.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,7 +1,7 @@
-//! How the process speaks: one log line per thing that happened.
+//! Sets up logging to standard error.
 //!
-//! Fields are dotted (`event.id`, `delivery.id`, `endpoint.id`, `tenant.id`);
-//! payloads and secrets never appear, only a payload's hash.
+//! Field names are dotted (`event.id`, `delivery.id`, `endpoint.id`,
+//! `tenant.id`). Payloads and secrets are never logged, only a payload's hash.
 
 use std::io::IsTerminal;
 
@@ -9,7 +9,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::LogFormat;
 
-/// Starts logging to standard error.
+/// Starts logging to standard error in this format, for what the filter lets through.
 pub fn start(format: LogFormat, filter: &str) {
     let is_human = match format {
         LogFormat::Human => true,
@@ -17,25 +17,29 @@ pub fn start(format: LogFormat, filter: &str) {
         LogFormat::Auto => std::io::stderr().is_terminal(),
     };
     let is_coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let builder = tracing_subscriber::fmt().with_env_filter(wanted(filter)).with_writer(std::io::stderr);
-    // A second start in one process keeps the first.
-    let _ = match is_human {
-        true => builder.with_target(false).with_ansi(is_coloured).try_init(),
-        false => builder.json().flatten_event(true).try_init(),
+    let builder = tracing_subscriber::fmt().with_env_filter(env_filter(filter)).with_writer(std::io::stderr);
+    // A second start in one process fails and leaves the first logger in place.
+    let _ = if is_human {
+        builder.with_target(false).with_ansi(is_coloured).try_init()
+    } else {
+        builder.json().flatten_event(true).try_init()
     };
 }
 
-/// What is logged: as asked for, and nothing of rustls unless it is named. It
-/// warns of receivers that fumble a handshake, which the attempt's own
-/// line says already; whatever is built with its `logging` turns that on for
-/// all. The database's driver never says more than a warning, named or not: it
-/// would write down what it is given, and that is payloads.
-fn wanted(filter: &str) -> EnvFilter {
-    let quiet = |filter: EnvFilter| {
-        let directive = "tokio_postgres=warn".parse().expect("a directive");
+/// Returns the filter as given, with rustls off and tokio_postgres at `warn`.
+///
+/// rustls warns of failed handshakes with receivers, which the line of the
+/// attempt reports already; a filter that names rustls turns it on again.
+/// tokio_postgres logs query parameters below `warn`, and those are payloads,
+/// so no filter can lower it.
+fn env_filter(filter: &str) -> EnvFilter {
+    let cap_tokio_postgres = |filter: EnvFilter| {
+        let directive = "tokio_postgres=warn".parse().expect("it is a valid filter directive");
         filter.add_directive(directive)
     };
-    EnvFilter::try_new(format!("rustls=off,{filter}")).map(quiet).unwrap_or_else(|_| EnvFilter::new("info"))
+    EnvFilter::try_new(format!("rustls=off,{filter}"))
+        .map(cap_tokio_postgres)
+        .unwrap_or_else(|_| EnvFilter::new("info"))
 }
 
 #[cfg(test)]
@@ -44,7 +48,7 @@ mod tests {
 
     #[test]
     fn rustls_speaks_only_when_it_is_asked() {
-        let shown = |filter: &str| wanted(filter).to_string();
+        let shown = |filter: &str| env_filter(filter).to_string();
         assert_eq!(shown("info"), "tokio_postgres=warn,rustls=off,info");
         assert_eq!(shown("posthaste=debug,warn"), "tokio_postgres=warn,posthaste=debug,rustls=off,warn");
         assert_eq!(shown("rustls=debug"), "tokio_postgres=warn,rustls=debug");
@@ -53,7 +57,7 @@ mod tests {
     #[test]
     fn the_database_driver_never_writes_down_what_it_is_given() {
         for filter in ["trace", "tokio_postgres=trace", "debug,tokio_postgres=debug"] {
-            let shown = wanted(filter).to_string();
+            let shown = env_filter(filter).to_string();
             assert!(shown.contains("tokio_postgres=warn") && !shown.contains("tokio_postgres=trace"), "{shown}");
         }
     }

@@ -1,4 +1,4 @@
-//! The kinds of values settings have: how each is written, read and shown.
+//! Defines the types of setting values: how each is parsed and displayed.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -13,16 +13,16 @@ use crate::model::egress::{DnsResolver, ProxyUrl, read_network};
 use crate::model::mail::MailServer;
 use crate::model::span::Span;
 
-/// An address to listen on: host address and port.
+/// An IP address and port to listen on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListenAddress(pub SocketAddr);
 
 impl FromStr for ListenAddress {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let refused =
+        let refusal =
             || format!("{text:?} is not an address with a port; write it like 127.0.0.1:8400 or 0.0.0.0:8400");
-        text.parse().map(Self).map_err(|_| refused())
+        text.parse().map(Self).map_err(|_| refusal())
     }
 }
 
@@ -32,7 +32,7 @@ impl fmt::Display for ListenAddress {
     }
 }
 
-/// An address to listen on, or none: an empty text.
+/// An address to listen on, or none, which is written as an empty text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OptionalListenAddress(pub Option<ListenAddress>);
 
@@ -53,96 +53,93 @@ impl fmt::Display for OptionalListenAddress {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirectoryPath(pub PathBuf);
 
-/// A path to a file, or none: an empty text.
+/// A path to a file, or none, which is written as an empty text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OptionalFilePath(pub Option<PathBuf>);
 
-/// The mail server, or none: an empty text.
+/// The mail server, or none, which is written as an empty text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OptionalMailServer {
-    /// Nobody is mailed.
+    /// No mail server is set, so no mails are sent.
     None,
-    /// Mails are handed over here.
+    /// The server that mails are sent through.
     Server(MailServer),
-    /// It cannot be used, and why. [`Settings::check`](super::Settings::check) says so and not the
-    /// parser, since whoever asks the parser prints the whole text it
-    /// refuses, and there may be a password in it.
+    /// Why the value cannot be used. [`Settings::check`](super::Settings::check)
+    /// reports it instead of the parser, because clap prints the whole text that
+    /// its parser refuses, and there may be a password in it.
     Wrong(String),
 }
 
-/// The database, or none: an empty text.
+/// The database, or none, which is written as an empty text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OptionalDatabase {
-    /// Everything is in the data directory.
+    /// No database is set; everything is in the data directory.
     None,
-    /// Everything is here.
+    /// The database that holds everything.
     Url(DatabaseUrl),
-    /// It cannot be used, and why; told as that of [`OptionalMailServer`] is.
+    /// Why the value cannot be used; reported as in [`OptionalMailServer::Wrong`].
     Wrong(String),
 }
 
-/// The proxy on the way out, or none: an empty text.
+/// The proxy to receivers, or none, which is written as an empty text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OptionalProxy {
     /// Receivers are called directly.
     None,
-    /// They are called through this one.
+    /// The proxy that receivers are called through.
     Url(ProxyUrl),
-    /// It cannot be used, and why; told as that of [`OptionalMailServer`] is.
+    /// Why the value cannot be used; reported as in [`OptionalMailServer::Wrong`].
     Wrong(String),
 }
 
-/// A mail address, with a name where one is given.
+/// A mail address, with a display name if one is given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mailbox(pub lettre::message::Mailbox);
 
-/// Networks, written with commas between them.
+/// A list of networks, separated by commas.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkList(pub Vec<IpNet>);
 
-/// Ports, written with commas between them.
+/// A list of ports, separated by commas.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortList(pub Vec<u16>);
 
-/// Yes or no.
+/// A boolean, written as true, yes, on or 1, or as false, no, off or 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct YesNo(pub bool);
 
-/// Where the API is reached from outside, if that was said: without a slash at
-/// its end.
+/// The URL at which receivers reach the API, without a slash at its end, or
+/// none, which is written as an empty text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OptionalPublicUrl(pub Option<String>);
 
-/// A retention of its own, or none: then it is the usual one.
+/// A retention time, or none, which means that `--retention` applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OptionalRetention(pub Option<Span>);
 
-/// A plain number.
+/// A whole number without a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Count(pub usize);
 
-/// What is logged.
+/// A filter for log lines, in the syntax of `tracing_subscriber`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogFilter(pub String);
 
-/// How logs are written.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// Human on a terminal, JSON otherwise.
+    /// Human-readable on a terminal, JSON otherwise.
     Auto,
-    /// For people.
+    /// Human-readable text lines.
     Human,
-    /// For programs.
+    /// One JSON object per line.
     Json,
 }
 
 impl FromStr for DirectoryPath {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        match text.is_empty() {
-            true => Err("the path is empty; name a directory".into()),
-            false => Ok(Self(text.into())),
-        }
+        if text.is_empty() { Err("the path is empty; name a directory".into()) } else { Ok(Self(text.into())) }
     }
 }
 
@@ -168,10 +165,7 @@ impl fmt::Display for OptionalFilePath {
 impl FromStr for OptionalMailServer {
     type Err = std::convert::Infallible;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(match text.is_empty() {
-            true => Self::None,
-            false => text.parse().map_or_else(Self::Wrong, Self::Server),
-        })
+        Ok(if text.is_empty() { Self::None } else { text.parse().map_or_else(Self::Wrong, Self::Server) })
     }
 }
 
@@ -187,10 +181,7 @@ impl fmt::Display for OptionalMailServer {
 impl FromStr for OptionalDatabase {
     type Err = std::convert::Infallible;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(match text.is_empty() {
-            true => Self::None,
-            false => text.parse().map_or_else(Self::Wrong, Self::Url),
-        })
+        Ok(if text.is_empty() { Self::None } else { text.parse().map_or_else(Self::Wrong, Self::Url) })
     }
 }
 
@@ -206,10 +197,7 @@ impl fmt::Display for OptionalDatabase {
 impl FromStr for OptionalProxy {
     type Err = std::convert::Infallible;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(match text.is_empty() {
-            true => Self::None,
-            false => text.parse().map_or_else(Self::Wrong, Self::Url),
-        })
+        Ok(if text.is_empty() { Self::None } else { text.parse().map_or_else(Self::Wrong, Self::Url) })
     }
 }
 
@@ -225,11 +213,11 @@ impl fmt::Display for OptionalProxy {
 impl FromStr for Mailbox {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let refused = || format!("{text:?} is not a mailbox; write it like Posthaste <posthaste@example.com>");
-        match text.chars().any(char::is_control) {
-            true => Err(refused()),
-            false => text.parse().map(Self).map_err(|_| refused()),
+        let refusal = || format!("{text:?} is not a mailbox; write it like Posthaste <posthaste@example.com>");
+        if text.chars().any(char::is_control) {
+            return Err(refusal());
         }
+        text.parse().map(Self).map_err(|_| refusal())
     }
 }
 
@@ -239,9 +227,9 @@ impl fmt::Display for Mailbox {
     }
 }
 
-/// Whom mails are from when nobody said.
+/// Returns the default sender of mails.
 pub(super) fn default_sender() -> lettre::message::Mailbox {
-    let address = lettre::Address::new("posthaste", "localhost").expect("it is an address");
+    let address = lettre::Address::new("posthaste", "localhost").expect("posthaste@localhost is a mail address");
     lettre::message::Mailbox::new(Some("Posthaste".into()), address)
 }
 
@@ -301,8 +289,8 @@ impl FromStr for OptionalPublicUrl {
         if text.is_empty() {
             return Ok(Self(None));
         }
-        let refused = || format!("{text:?} is not a public URL; write it like https://hooks.example.com");
-        let url: url::Url = text.parse().map_err(|_| refused())?;
+        let refusal = || format!("{text:?} is not a public URL; write it like https://hooks.example.com");
+        let url: url::Url = text.parse().map_err(|_| refusal())?;
         let is_plain = matches!(url.scheme(), "http" | "https")
             && url.has_host()
             && url.username().is_empty()
@@ -310,10 +298,10 @@ impl FromStr for OptionalPublicUrl {
             && url.query().is_none()
             && url.fragment().is_none()
             && !text.chars().any(|c| c.is_control() || c.is_whitespace());
-        match is_plain {
-            true => Ok(Self(Some(url.as_str().trim_end_matches('/').to_owned()))),
-            false => Err(refused()),
+        if !is_plain {
+            return Err(refusal());
         }
+        Ok(Self(Some(url.as_str().trim_end_matches('/').to_owned())))
     }
 }
 
@@ -393,21 +381,21 @@ impl fmt::Display for LogFormat {
     }
 }
 
-/// A value in the file, written as text, as a plain number, or as yes or no.
+/// A value in the settings file: a text, a whole number, or a boolean.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "a text, a whole number, true or false")]
 enum FileValue {
-    Switch(bool),
+    Bool(bool),
     Number(u64),
     Text(String),
 }
 
-macro_rules! read_as_written {
+macro_rules! deserialize_from_text {
     ($($name:ty),*) => {$(
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let text = match FileValue::deserialize(deserializer)? {
-                    FileValue::Switch(is_on) => is_on.to_string(),
+                    FileValue::Bool(value) => value.to_string(),
                     FileValue::Number(number) => number.to_string(),
                     FileValue::Text(text) => text,
                 };
@@ -416,7 +404,7 @@ macro_rules! read_as_written {
         }
     )*};
 }
-read_as_written!(
+deserialize_from_text!(
     ListenAddress,
     OptionalListenAddress,
     OptionalDatabase,

@@ -1,5 +1,6 @@
-//! Figures that are cheap to move: atomics for what happens, text only when
-//! somebody asks.
+//! Counters, histograms and gauges that are cheap to update, and their registry.
+//!
+//! Updates are atomic operations; text is made only when `/metrics` is read.
 
 use std::fmt::Error;
 use std::sync::Arc;
@@ -14,38 +15,37 @@ use prometheus_client::registry::{Metric, Registry, Unit};
 /// The name and the value of one label.
 pub type Label = (&'static str, &'static str);
 
-/// A histogram without a lock: one bucket and the sum are moved per value.
+/// A histogram without a lock: each value updates one bucket and the sum.
 #[derive(Debug, Clone)]
 pub struct Histogram(Arc<HistogramBuckets>);
 
 #[derive(Debug)]
 struct HistogramBuckets {
     bounds: &'static [f64],
-    /// One more than bounds: the last takes what is above all of them.
+    /// Values per bucket; the last bucket counts those above all bounds.
     counts: Box<[AtomicU64]>,
-    /// In millionths, since there is no atomic fraction to add to.
+    /// Sum of all values in millionths, because there are no atomic floats.
     sum_micros: AtomicU64,
 }
 
 impl Histogram {
-    /// A histogram with these upper bounds, in rising order.
+    /// Returns an empty histogram with these upper bounds, in rising order.
     pub fn new(bounds: &'static [f64]) -> Self {
         let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
         Self(Arc::new(HistogramBuckets { bounds, counts, sum_micros: AtomicU64::new(0) }))
     }
 
-    /// Takes a value in. What is below zero, as after a clock was set back,
-    /// counts as zero.
+    /// Counts a value. One below zero, as after a clock was set back, counts as zero.
     pub fn observe(&self, value: f64) {
         let value = value.max(0.0);
-        let place = self.0.bounds.partition_point(|bound| *bound < value);
-        self.0.counts[place].fetch_add(1, Ordering::Relaxed);
+        let bucket = self.0.bounds.partition_point(|bound| *bound < value);
+        self.0.counts[bucket].fetch_add(1, Ordering::Relaxed);
         self.0.sum_micros.fetch_add((value * 1e6).round() as u64, Ordering::Relaxed);
     }
 
-    /// Takes a span in, in seconds.
-    pub fn observe_duration(&self, span: Duration) {
-        self.observe(span.as_secs_f64());
+    /// Counts a duration, in seconds.
+    pub fn observe_duration(&self, duration: Duration) {
+        self.observe(duration.as_secs_f64());
     }
 }
 
@@ -54,7 +54,7 @@ impl EncodeMetric for Histogram {
         let bounds = self.0.bounds.iter().copied().chain([f64::INFINITY]);
         let counts = self.0.counts.iter().map(|count| count.load(Ordering::Relaxed));
         let buckets: Vec<(f64, u64)> = bounds.zip(counts).collect();
-        // Counted from what is shown, so that the last bucket and the count
+        // Counted from the buckets as read, so that their sum and the count
         // agree even while values come in.
         let count = buckets.iter().map(|(_, count)| count).sum();
         let sum = self.0.sum_micros.load(Ordering::Relaxed) as f64 / 1e6;
@@ -66,8 +66,8 @@ impl EncodeMetric for Histogram {
     }
 }
 
-/// One figure for each set of labels that can occur, made beforehand: zeros
-/// are shown, the order is always the same, and counting looks nothing up.
+/// One metric for each set of labels that can occur, created at start: zeros
+/// are shown, the order never changes, and counting needs no lookup by label.
 #[derive(Debug, Clone)]
 pub struct LabelledFamily<M>(Arc<[(Vec<Label>, M)]>);
 
@@ -75,21 +75,21 @@ pub struct LabelledFamily<M>(Arc<[(Vec<Label>, M)]>);
 pub type CounterFamily = LabelledFamily<Counter>;
 
 impl<M> LabelledFamily<M> {
-    /// A figure for each of these sets of labels, in this order.
-    pub fn new(sets: impl IntoIterator<Item = Vec<Label>>, figure: impl Fn() -> M) -> Self {
-        Self(sets.into_iter().map(|labels| (labels, figure())).collect())
+    /// Creates a metric for each of these sets of labels, in this order.
+    pub fn new(sets: impl IntoIterator<Item = Vec<Label>>, new_metric: impl Fn() -> M) -> Self {
+        Self(sets.into_iter().map(|labels| (labels, new_metric())).collect())
     }
 
-    /// The figure of the set at this place.
-    pub fn at(&self, place: usize) -> &M {
-        &self.0[place].1
+    /// Returns the metric of the set of labels at this index.
+    pub fn at(&self, index: usize) -> &M {
+        &self.0[index].1
     }
 }
 
 impl<M: EncodeMetric> EncodeMetric for LabelledFamily<M> {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), Error> {
-        for (labels, figure) in self.0.iter() {
-            figure.encode(encoder.encode_family(labels)?)?;
+        for (labels, metric) in self.0.iter() {
+            metric.encode(encoder.encode_family(labels)?)?;
         }
         Ok(())
     }
@@ -99,12 +99,12 @@ impl<M: EncodeMetric> EncodeMetric for LabelledFamily<M> {
     }
 }
 
-/// What stands at this much right now, for each set of labels.
+/// The present values of a gauge, one for each set of labels.
 #[derive(Debug)]
 pub struct GaugeFamily(pub Vec<(Vec<Label>, f64)>);
 
 impl GaugeFamily {
-    /// One level without labels; nothing if it is not known.
+    /// Returns a gauge without labels; it is empty if the value is not known.
     pub fn of(value: Option<f64>) -> Self {
         Self(value.map(|value| (Vec::new(), value)).into_iter().collect())
     }
@@ -113,9 +113,10 @@ impl GaugeFamily {
 impl EncodeMetric for GaugeFamily {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), Error> {
         for (labels, value) in &self.0 {
-            match labels.is_empty() {
-                true => write_level(&mut encoder, *value)?,
-                false => write_level(&mut encoder.encode_family(labels)?, *value)?,
+            if labels.is_empty() {
+                encode_value(&mut encoder, *value)?;
+            } else {
+                encode_value(&mut encoder.encode_family(labels)?, *value)?;
             }
         }
         Ok(())
@@ -125,64 +126,61 @@ impl EncodeMetric for GaugeFamily {
         MetricType::Gauge
     }
 
-    /// What is not known is not shown at all.
+    /// Whether no value is known; then the gauge is left out of the text.
     fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// Whole numbers read better as such.
-fn write_level(encoder: &mut MetricEncoder<'_>, value: f64) -> Result<(), Error> {
-    match value.fract() == 0.0 {
-        true => encoder.encode_gauge(&(value as i64)),
-        false => encoder.encode_gauge(&value),
-    }
+/// Encodes the value of a gauge, whole numbers without a decimal point.
+fn encode_value(encoder: &mut MetricEncoder<'_>, value: f64) -> Result<(), Error> {
+    if value.fract() == 0.0 { encoder.encode_gauge(&(value as i64)) } else { encoder.encode_gauge(&value) }
 }
 
-/// Where every figure is entered once, with its name and its sentence.
+/// The registry of all metrics, each with its name and its help text.
 #[derive(Debug)]
 pub struct MetricsRegistry(Registry);
 
 impl MetricsRegistry {
-    /// Enters something that is shown as it is.
-    pub fn enter(&mut self, name: &str, help: &str, metric: impl Metric) {
+    /// Registers a metric without a unit.
+    pub fn register(&mut self, name: &str, help: &str, metric: impl Metric) {
         self.0.register(name, help, metric);
     }
 
-    /// Enters something that is measured in seconds or bytes.
-    pub fn enter_in(&mut self, unit: Unit, name: &str, help: &str, metric: impl Metric) {
+    /// Registers a metric that is measured in this unit.
+    pub fn register_with_unit(&mut self, unit: Unit, name: &str, help: &str, metric: impl Metric) {
         self.0.register_with_unit(name, help, unit, metric);
     }
 
-    /// A counter without labels.
+    /// Registers a counter without labels.
     pub fn counter(&mut self, name: &str, help: &str) -> Counter {
         let counter = Counter::default();
-        self.enter(name, help, counter.clone());
+        self.register(name, help, counter.clone());
         counter
     }
 
-    /// A counter of bytes.
+    /// Registers a counter of bytes.
     pub fn bytes(&mut self, name: &str, help: &str) -> Counter {
         let counter = Counter::default();
-        self.enter_in(Unit::Bytes, name, help, counter.clone());
+        self.register_with_unit(Unit::Bytes, name, help, counter.clone());
         counter
     }
 
-    /// Counters by labels.
+    /// Registers one counter for each of these sets of labels.
     pub fn counters(&mut self, name: &str, help: &str, sets: impl IntoIterator<Item = Vec<Label>>) -> CounterFamily {
         let counters = CounterFamily::new(sets, Counter::default);
-        self.enter(name, help, counters.clone());
+        self.register(name, help, counters.clone());
         counters
     }
 
-    /// A histogram of seconds.
+    /// Registers a histogram of seconds.
     pub fn seconds(&mut self, name: &str, help: &str, bounds: &'static [f64]) -> Histogram {
         let histogram = Histogram::new(bounds);
-        self.enter_in(Unit::Seconds, name, help, histogram.clone());
+        self.register_with_unit(Unit::Seconds, name, help, histogram.clone());
         histogram
     }
 
-    /// Histograms of plain numbers, by labels.
+    /// Registers one histogram of plain numbers for each of these sets of labels.
     pub fn numbers_by_set(
         &mut self,
         name: &str,
@@ -191,24 +189,24 @@ impl MetricsRegistry {
         bounds: &'static [f64],
     ) -> LabelledFamily<Histogram> {
         let histograms = LabelledFamily::new(sets, || Histogram::new(bounds));
-        self.enter(name, help, histograms.clone());
+        self.register(name, help, histograms.clone());
         histograms
     }
 
-    /// A histogram of plain numbers.
+    /// Registers a histogram of plain numbers.
     pub fn numbers(&mut self, name: &str, help: &str, bounds: &'static [f64]) -> Histogram {
         let histogram = Histogram::new(bounds);
-        self.enter(name, help, histogram.clone());
+        self.register(name, help, histogram.clone());
         histogram
     }
 
-    /// Writes down everything entered.
+    /// Appends all registered metrics to the text.
     pub fn write(&self, text: &mut String) {
-        prometheus_client::encoding::text::encode_registry(text, &self.0).expect("text takes whatever is written");
+        prometheus_client::encoding::text::encode_registry(text, &self.0).expect("writing to a string never fails");
     }
 }
 
-/// An empty book; all names in it begin with `posthaste_`.
+/// The default registry is empty; all names in it begin with `posthaste_`.
 impl Default for MetricsRegistry {
     fn default() -> Self {
         Self(Registry::with_prefix("posthaste"))

@@ -1,5 +1,4 @@
-//! What stands at this much right now: asked for when somebody looks, and
-//! kept up by nobody in between.
+//! Gauges: values that are measured at the moment `/metrics` is read.
 
 use std::time::Duration;
 
@@ -7,119 +6,156 @@ use prometheus_client::registry::Unit;
 
 use super::families::{GaugeFamily, Label, MetricsRegistry};
 
-/// What is measured at the moment of asking. What is not known is not shown.
+/// All gauges at one moment. A value that is not known is left out of the text.
 #[derive(Debug, Clone, Default)]
 pub struct Gauges {
-    /// Claims in flight.
+    /// Number of claims in flight.
     pub in_flight: usize,
-    /// How many there may be.
+    /// Largest number of claims that may be in flight.
     pub slots: usize,
-    /// Deliveries that wait.
+    /// Number of waiting deliveries.
     pub waiting: Option<u64>,
-    /// How long the oldest delivery that could go has not gone; zero if there is none.
+    /// Time since the oldest delivery became due that nothing holds back; zero if there is none.
     pub oldest_due: Option<Duration>,
-    /// How long the oldest delivery that is held back has been due, by what holds it.
+    /// Time since the oldest held-back delivery became due, for each cause that holds deliveries back.
     pub held: Vec<(&'static str, Duration)>,
-    /// Free bytes on the disk of the store, if it is this machine's.
+    /// Free bytes on the disk of the store, if it is an embedded one.
     pub disk_free: Option<u64>,
-    /// How many of them are kept for finishing what was begun.
+    /// Free bytes below which new events are refused.
     pub disk_reserve: Option<u64>,
-    /// Endpoints, by how they stand.
+    /// Number of endpoints by state.
     pub endpoints: EndpointCounts,
-    /// Breakers, by how they stand.
+    /// Number of breakers by state.
     pub breakers: Option<BreakerCounts>,
-    /// Shards that this node owns.
+    /// Number of shards that this node owns.
     pub shards_owned: usize,
-    /// How long its lease still lasts, if there are leases.
+    /// Time until the lease on them ends, if there are leases.
     pub lease_remaining: Option<Duration>,
-    /// How often the wall clock was set.
+    /// How often the wall clock was set since the process started.
     pub clock_jumps: u64,
-    /// How far this machine's wall clock is off from the time that counts.
+    /// Difference between this machine's wall clock and the wall time in use.
     pub clock_off: Duration,
 }
 
-/// How many endpoints stand how.
+/// Number of endpoints in each state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EndpointCounts {
-    /// Called.
+    /// Endpoints that are called.
     pub active: u64,
-    /// Held, and resumed by a person.
+    /// Endpoints that are paused until a person resumes them.
     pub paused: u64,
-    /// Held, because the receiver asked never to be called again.
+    /// Endpoints whose receiver asked never to be called again.
     pub disabled: u64,
 }
 
-/// How many breakers stand how.
+/// Number of breakers in each state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BreakerCounts {
-    /// Everything may go.
+    /// Breakers that let every request start.
     pub closed: u64,
-    /// Nothing may go.
+    /// Breakers that let no request start.
     pub open: u64,
-    /// One at a time may go.
+    /// Breakers that let one probe start at a time.
     pub half_open: u64,
-    /// More and more may go.
+    /// Breakers that let more and more requests start, up to the cap.
     pub ramp: u64,
 }
 
 impl Gauges {
-    /// Writes them down.
+    /// Appends all gauges to the text.
     pub(super) fn write(&self, text: &mut String) {
-        let mut book = MetricsRegistry::default();
-        let known = |value: Option<u64>| GaugeFamily::of(value.map(|value| value as f64));
-        book.enter("in_flight", "Claims in flight", GaugeFamily::of(Some(self.in_flight as f64)));
-        book.enter("slots", "How many claims may be in flight at once", GaugeFamily::of(Some(self.slots as f64)));
-        book.enter("deliveries_waiting", "Deliveries that wait, for whatever reason", known(self.waiting));
-        book.enter_in(
+        let mut registry = MetricsRegistry::default();
+        self.register_deliveries(&mut registry);
+        self.register_disk(&mut registry);
+        self.register_endpoints(&mut registry);
+        self.register_node(&mut registry);
+        registry.write(text);
+    }
+
+    fn register_deliveries(&self, registry: &mut MetricsRegistry) {
+        registry.register("in_flight", "Claims in flight", GaugeFamily::of(Some(self.in_flight as f64)));
+        registry.register(
+            "slots",
+            "How many claims may be in flight at once",
+            GaugeFamily::of(Some(self.slots as f64)),
+        );
+        registry.register("deliveries_waiting", "Deliveries that wait, for whatever reason", optional(self.waiting));
+        registry.register_with_unit(
             Unit::Seconds,
             "oldest_due_age",
             "How long the oldest delivery that could go has not gone, zero if there is none",
             GaugeFamily::of(self.oldest_due.map(|age| age.as_secs_f64())),
         );
-        let held = self.held.iter().map(|(by, age)| (vec![("by", *by)], age.as_secs_f64()));
-        book.enter_in(
+        let held_ages = self.held.iter().map(|(by, age)| (vec![("by", *by)], age.as_secs_f64()));
+        registry.register_with_unit(
             Unit::Seconds,
             "held_age",
             "How long the oldest delivery that is held back has been due, by what holds it",
-            GaugeFamily(held.collect()),
+            GaugeFamily(held_ages.collect()),
         );
-        book.enter_in(Unit::Bytes, "disk_free", "Free space on the disk of an embedded store", known(self.disk_free));
-        book.enter_in(
+    }
+
+    fn register_disk(&self, registry: &mut MetricsRegistry) {
+        registry.register_with_unit(
+            Unit::Bytes,
+            "disk_free",
+            "Free space on the disk of an embedded store",
+            optional(self.disk_free),
+        );
+        registry.register_with_unit(
             Unit::Bytes,
             "disk_reserve",
             "Free space below which new events are refused",
-            known(self.disk_reserve),
+            optional(self.disk_reserve),
         );
+    }
+
+    fn register_endpoints(&self, registry: &mut MetricsRegistry) {
         let EndpointCounts { active, paused, disabled } = self.endpoints;
         let endpoints = [("active", active), ("paused", paused), ("disabled", disabled)];
-        book.enter("endpoints", "Endpoints by how they stand", by_state(&endpoints));
+        registry.register("endpoints", "Endpoints by how they stand", by_state(&endpoints));
         let breakers = self.breakers.map(|BreakerCounts { closed, open, half_open, ramp }| {
             by_state(&[("closed", closed), ("open", open), ("half_open", half_open), ("ramp", ramp)])
         });
-        book.enter("breakers", "Breakers of endpoints by how they stand", breakers.unwrap_or(GaugeFamily::of(None)));
-        book.enter("shards_owned", "Shards that this node owns", GaugeFamily::of(Some(self.shards_owned as f64)));
-        book.enter_in(
+        registry.register(
+            "breakers",
+            "Breakers of endpoints by how they stand",
+            breakers.unwrap_or(GaugeFamily::of(None)),
+        );
+    }
+
+    fn register_node(&self, registry: &mut MetricsRegistry) {
+        registry.register(
+            "shards_owned",
+            "Shards that this node owns",
+            GaugeFamily::of(Some(self.shards_owned as f64)),
+        );
+        registry.register_with_unit(
             Unit::Seconds,
             "lease_remaining",
             "How long this node's lease on its shards still lasts, if there are leases",
             GaugeFamily::of(self.lease_remaining.map(|left| left.as_secs_f64())),
         );
-        book.enter(
+        registry.register(
             "clock_jumps",
             "How often the wall clock was set since the process started",
             GaugeFamily::of(Some(self.clock_jumps as f64)),
         );
-        book.enter_in(
+        registry.register_with_unit(
             Unit::Seconds,
             "clock_off",
             "How far this machine's wall clock is off from the time that counts: with many nodes, the database's",
             GaugeFamily::of(Some(self.clock_off.as_secs_f64())),
         );
-        book.write(text);
     }
 }
 
-fn by_state(levels: &[(&'static str, u64)]) -> GaugeFamily {
+/// Returns a gauge without labels; it is empty if the value is not known.
+fn optional(value: Option<u64>) -> GaugeFamily {
+    GaugeFamily::of(value.map(|value| value as f64))
+}
+
+fn by_state(counts: &[(&'static str, u64)]) -> GaugeFamily {
     let label = |state: &'static str| -> Vec<Label> { vec![("state", state)] };
-    GaugeFamily(levels.iter().map(|(state, value)| (label(state), *value as f64)).collect())
+    GaugeFamily(counts.iter().map(|(state, value)| (label(state), *value as f64)).collect())
 }

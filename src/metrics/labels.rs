@@ -1,4 +1,4 @@
-//! Every value a label can have. There are no others.
+//! Lists every value that a label can have; there are no others.
 
 use super::families::Label;
 use crate::model::attempt::{Attempt, FailureKind};
@@ -12,32 +12,32 @@ macro_rules! label_values {
         pub enum $name { $($(#[$value_doc])* $value,)* }
 
         impl $name {
-            /// The values as they are written, in the order of the variants.
+            /// Texts of the values, in the order of the variants.
             pub(super) const TEXTS: &'static [&'static str] = &[$($text,)*];
         }
     };
 }
 
 label_values! {
-    /// Whose limit a request came up against.
+    /// The owner of the limit that a request reached.
     LimitOwner {
-        /// Its tenant's.
+        /// The limit of its tenant.
         Tenant = "tenant",
-        /// That of the whole gateway.
+        /// The limit of the whole gateway.
         Gateway = "gateway",
     }
 }
 
 label_values! {
-    /// What became of a request for the data of a thin event.
+    /// The outcome of a request for the data of a thin event.
     FetchResult {
-        /// It was handed out.
+        /// The data was returned.
         Served = "served",
-        /// The link was not one of ours.
+        /// The link was not made by this gateway.
         Invalid = "invalid",
-        /// It is no longer kept.
+        /// The data is no longer stored.
         Expired = "expired",
-        /// It was forgotten on request.
+        /// The data was expunged on request.
         Expunged = "expunged",
         /// The link was followed too often.
         Limited = "limited",
@@ -47,42 +47,42 @@ label_values! {
 }
 
 label_values! {
-    /// Why a request was refused for who asks.
+    /// Why a request failed authentication or authorisation.
     AuthFailureKind {
-        /// It had no token.
+        /// The request had no token.
         Missing = "missing",
-        /// Its token is not one of ours, was revoked, or cannot be read.
+        /// The token is unknown, revoked or malformed.
         Wrong = "wrong",
-        /// Its token is over.
+        /// The token has expired.
         Expired = "expired",
-        /// Its token does not have the right.
+        /// The token does not have the required right.
         MissingRight = "missing_right",
-        /// Its token is another tenant's.
+        /// The token belongs to another tenant.
         OtherTenant = "other_tenant",
-        /// The link it follows was not made here.
+        /// The signature of the link to an event's data is wrong.
         Link = "link",
     }
 }
 
 impl AuthFailureKind {
-    /// All of them.
+    /// All kinds of failure.
     pub const ALL: [Self; 6] =
         [Self::Missing, Self::Wrong, Self::Expired, Self::MissingRight, Self::OtherTenant, Self::Link];
 
-    /// The value as it is written.
+    /// Returns the value as it is written.
     pub fn as_str(self) -> &'static str {
         Self::TEXTS[self as usize]
     }
 }
 
 label_values! {
-    /// Where a breaker moved to.
+    /// The state that a breaker moved to.
     BreakerMove {
-        /// Nothing may go.
+        /// The breaker opened.
         Open = "open",
-        /// Nothing may go still, after a probe failed.
+        /// The breaker stays open, because a probe failed.
         OpenAgain = "open_again",
-        /// It closed, and more and more may go.
+        /// The breaker closed into a ramp.
         Ramp = "ramp",
     }
 }
@@ -90,38 +90,38 @@ label_values! {
 label_values! {
     /// Why an endpoint was paused or disabled.
     PauseReason {
-        /// A person asked for it.
+        /// A person paused or disabled it.
         Person = "person",
-        /// It refused too many in a row.
+        /// It gave too many permanent answers without a success between them.
         Refusals = "refusals",
-        /// It has done nothing but fail for too long.
+        /// It failed for too long without a success.
         Failing = "failing",
-        /// It asked never to be called again.
+        /// Its receiver asked never to be called again.
         Gone = "gone",
     }
 }
 
 label_values! {
-    /// What something that was due had to wait for.
+    /// The limit that a due delivery had to wait for.
     WaitReason {
-        /// A rate.
+        /// The rate of its endpoint or its tenant.
         Rate = "rate",
-        /// The tenant's share of the slots.
+        /// The tenant's share of the send slots.
         Share = "share",
     }
 }
 
 label_values! {
-    /// How a mail ended.
+    /// The outcome of sending a mail.
     MailResult {
-        /// The mail server took it.
+        /// The mail server accepted the mail.
         Sent = "sent",
-        /// It did not.
+        /// The mail could not be sent.
         Failed = "failed",
     }
 }
 
-/// How a delivery ended.
+/// The end of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DeliveryEnd {
     Delivered,
@@ -130,7 +130,7 @@ pub(super) enum DeliveryEnd {
 }
 
 impl DeliveryEnd {
-    /// The state and the cause of each end, by [`DeliveryEnd::place`].
+    /// State and cause of each end, in the order of [`DeliveryEnd::index`].
     const ALL: [(&'static str, &'static str); 8] = [
         ("delivered", "none"),
         ("cancelled", "none"),
@@ -142,7 +142,7 @@ impl DeliveryEnd {
         ("dead", "damaged"),
     ];
 
-    pub fn place(self) -> usize {
+    pub fn index(self) -> usize {
         match self {
             Self::Delivered => 0,
             Self::Cancelled => 1,
@@ -155,13 +155,13 @@ impl DeliveryEnd {
         }
     }
 
-    pub fn sets() -> Vec<Vec<Label>> {
+    pub fn label_sets() -> Vec<Vec<Label>> {
         Self::ALL.iter().map(|(state, cause)| vec![("state", *state), ("cause", *cause)]).collect()
     }
 }
 
-/// The codes a request that hands events in can be refused with; the last
-/// stands for all others.
+/// API error codes that a request with events can be refused with; the last one
+/// counts all other codes.
 const REFUSALS: [&str; 17] = [
     "invalid_json",
     "unknown_field",
@@ -182,30 +182,30 @@ const REFUSALS: [&str; 17] = [
     "other",
 ];
 
-pub(super) fn refusal_place(code: &str) -> usize {
+pub(super) fn refusal_index(code: &str) -> usize {
     REFUSALS.iter().position(|known| *known == code).unwrap_or(REFUSALS.len() - 1)
 }
 
-pub(super) fn refusal_sets() -> Vec<Vec<Label>> {
-    each("code", &REFUSALS)
+pub(super) fn refusal_label_sets() -> Vec<Vec<Label>> {
+    label_sets("code", &REFUSALS)
 }
 
 const VERDICTS: [Verdict; 4] = [Verdict::Delivered, Verdict::Retry, Verdict::Refused, Verdict::Gone];
-/// The classes of statuses; the ways to have no answer follow them.
+/// Classes of statuses; in the labels the kinds of failure follow them.
 const STATUSES: [&str; 6] = ["2xx", "3xx", "4xx", "429", "5xx", "other"];
 const RESULTS: usize = STATUSES.len() + FailureKind::ALL.len();
 
-pub(super) fn attempt_place(attempt: &Attempt) -> usize {
+pub(super) fn attempt_index(attempt: &Attempt) -> usize {
     let verdict = match attempt.decision.verdict {
         Verdict::Delivered => 0,
         Verdict::Retry => 1,
         Verdict::Refused => 2,
         Verdict::Gone => 3,
     };
-    verdict * RESULTS + result_place(attempt)
+    verdict * RESULTS + result_index(attempt)
 }
 
-fn result_place(attempt: &Attempt) -> usize {
+fn result_index(attempt: &Attempt) -> usize {
     match (attempt.status, &attempt.error) {
         (Some(200..=299), _) => 0,
         (Some(300..=399), _) => 1,
@@ -213,35 +213,36 @@ fn result_place(attempt: &Attempt) -> usize {
         (Some(400..=499), _) => 2,
         (Some(500..=599), _) => 4,
         (None, Some(failure)) => {
-            let known = FailureKind::ALL.iter().position(|kind| *kind == failure.kind);
-            known.map_or(5, |place| STATUSES.len() + place)
+            let kind_index = FailureKind::ALL.iter().position(|kind| *kind == failure.kind);
+            kind_index.map_or(5, |index| STATUSES.len() + index)
         }
         (Some(_), _) | (None, None) => 5,
     }
 }
 
-pub(super) fn attempt_sets() -> Vec<Vec<Label>> {
+pub(super) fn attempt_label_sets() -> Vec<Vec<Label>> {
     let results: Vec<&str> = STATUSES.into_iter().chain(FailureKind::ALL.map(FailureKind::as_str)).collect();
-    let set = |verdict: Verdict, result: &&'static str| vec![("verdict", verdict.as_str()), ("result", *result)];
-    VERDICTS.iter().flat_map(|verdict| results.iter().map(|result| set(*verdict, result))).collect()
+    let labels = |verdict: Verdict, result: &&'static str| vec![("verdict", verdict.as_str()), ("result", *result)];
+    VERDICTS.iter().flat_map(|verdict| results.iter().map(|result| labels(*verdict, result))).collect()
 }
 
-/// First and second attempts, by whether they delivered; later ones are not
-/// told apart.
-pub(super) fn early_place(used: u32, is_delivered: bool) -> Option<usize> {
-    let is_other = usize::from(!is_delivered);
+/// Returns the index of a first or second attempt in [`early_label_sets`]; later
+/// attempts have none.
+pub(super) fn early_index(used: u32, is_delivered: bool) -> Option<usize> {
+    let offset = usize::from(!is_delivered);
     match used {
-        1 => Some(is_other),
-        2 => Some(2 + is_other),
+        1 => Some(offset),
+        2 => Some(2 + offset),
         _ => None,
     }
 }
 
-pub(super) fn early_sets() -> Vec<Vec<Label>> {
-    let set = |number, delivered| vec![("number", number), ("delivered", delivered)];
-    vec![set("first", "yes"), set("first", "no"), set("second", "yes"), set("second", "no")]
+pub(super) fn early_label_sets() -> Vec<Vec<Label>> {
+    let labels = |number, delivered| vec![("number", number), ("delivered", delivered)];
+    vec![labels("first", "yes"), labels("first", "no"), labels("second", "yes"), labels("second", "no")]
 }
 
-pub(super) fn each(label: &'static str, values: &[&'static str]) -> Vec<Vec<Label>> {
+/// Returns one set of labels for each value of a single label.
+pub(super) fn label_sets(label: &'static str, values: &[&'static str]) -> Vec<Vec<Label>> {
     values.iter().map(|value| vec![(label, *value)]).collect()
 }

@@ -1,6 +1,6 @@
-//! What is counted and measured, for `/metrics`.
+//! Counts and measures what the gateway does, for `/metrics`.
 //!
-//! Every figure has a method named after what happened. Names and labels are
+//! Every metric has a method named after what happened. Names and labels are
 //! part of the API: `docs/metrics.md` lists them, and a test compares.
 //!
 //! Invariant: every label has a few values known beforehand. No tenant,
@@ -17,7 +17,8 @@ use prometheus_client::registry::Unit;
 
 use self::families::{CounterFamily, GaugeFamily, Histogram, LabelledFamily, MetricsRegistry};
 use self::labels::{
-    DeliveryEnd, attempt_place, attempt_sets, each, early_place, early_sets, refusal_place, refusal_sets,
+    DeliveryEnd, attempt_index, attempt_label_sets, early_index, early_label_sets, label_sets, refusal_index,
+    refusal_label_sets,
 };
 use crate::model::attempt::Attempt;
 use crate::model::delivery::DeadCause;
@@ -34,25 +35,25 @@ pub use labels::{AuthFailureKind, BreakerMove, FetchResult, LimitOwner, MailResu
 #[cfg(test)]
 mod tests;
 
-/// What [`Metrics::encode`] writes.
+/// Media type of the text that [`Metrics::encode`] returns.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// From a quick commit to one that hangs.
+/// Histogram bounds from a quick commit to one that hangs.
 const COMMIT_SECONDS: &[f64] =
     &[0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
 const COMMIT_JOBS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
-/// From an answer out of memory to the longest timeout there is.
+/// Histogram bounds from an answer out of memory to the longest timeout.
 const REQUEST_SECONDS: &[f64] =
     &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
-/// From at once to the end of a patient policy. The goal of ten minutes is
-/// read from 600.
-const JOURNEY_SECONDS: &[f64] = &[
+/// Histogram bounds from an immediate delivery to the end of a 72-hour retry
+/// policy. The service-level goal of ten minutes is read from the bound 600.
+const DELIVERY_SECONDS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0,
     3600.0, 10800.0, 21600.0, 43200.0, 86400.0, 172800.0, 259200.0,
 ];
 const ATTEMPTS: &[f64] = &[1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 20.0, 50.0, 120.0];
 
-/// Everything that is counted and measured. Shared, and cheap to move.
+/// All counters and histograms. Shared between tasks, and cheap to update.
 #[derive(Debug)]
 pub struct Metrics {
     events_accepted: Counter,
@@ -87,101 +88,115 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Everything at zero, for a process that started then.
+    /// Returns all metrics at zero, for a process that started at this time.
     pub fn new(started_at: Timestamp) -> Self {
-        let mut book = MetricsRegistry::default();
-        book.enter("build", "The version that runs", Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]));
+        let mut registry = MetricsRegistry::default();
+        registry.register("build", "The version that runs", Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]));
         let started = GaugeFamily::of(Some(started_at.as_millisecond() as f64 / 1e3));
-        book.enter_in(Unit::Seconds, "start_time", "When the process started, in seconds since 1970", started);
+        registry.register_with_unit(
+            Unit::Seconds,
+            "start_time",
+            "When the process started, in seconds since 1970",
+            started,
+        );
         Self {
-            events_accepted: book.counter("events_accepted", "Events accepted, duplicates left out"),
-            event_data: book.bytes("event_data", "Size of the data of accepted events"),
-            events_duplicate: book.counter("events_duplicate", "Events that were handed in again and recognised"),
-            ingest_refused: book.counters(
+            events_accepted: registry.counter("events_accepted", "Events accepted, duplicates left out"),
+            event_data: registry.bytes("event_data", "Size of the data of accepted events"),
+            events_duplicate: registry.counter("events_duplicate", "Events that were handed in again and recognised"),
+            ingest_refused: registry.counters(
                 "ingest_refused",
                 "Requests to take events that were refused, and events refused alone in a partial batch",
-                refusal_sets(),
+                refusal_label_sets(),
             ),
-            ingest_limited: book.counters(
+            ingest_limited: registry.counters(
                 "ingest_limited",
                 "Requests to take events that came up against a limit",
-                each("by", LimitOwner::TEXTS),
+                label_sets("by", LimitOwner::TEXTS),
             ),
-            storage_refused: book.counter("storage_refused", "Times that events were turned away for want of space"),
-            fetches: book.counters(
+            storage_refused: registry
+                .counter("storage_refused", "Times that events were turned away for want of space"),
+            fetches: registry.counters(
                 "data_fetches",
                 "Requests for the data of thin events, by what became of them",
-                each("outcome", FetchResult::TEXTS),
+                label_sets("outcome", FetchResult::TEXTS),
             ),
-            auth_failures: book.counters(
+            auth_failures: registry.counters(
                 "auth_failures",
                 "Requests refused for who asks, on every route",
-                each("kind", AuthFailureKind::TEXTS),
+                label_sets("kind", AuthFailureKind::TEXTS),
             ),
-            accept_duration: book.seconds(
+            accept_duration: registry.seconds(
                 "accept_duration",
                 "From the events of a request being read to their being durable",
                 REQUEST_SECONDS,
             ),
-            attempts: book.counters("attempts", "Attempts by what came back and what it meant", attempt_sets()),
-            attempt_duration: book.seconds("attempt_duration", "How long attempts took", REQUEST_SECONDS),
-            early_attempts: book.counters(
+            attempts: registry.counters(
+                "attempts",
+                "Attempts by what came back and what it meant",
+                attempt_label_sets(),
+            ),
+            attempt_duration: registry.seconds("attempt_duration", "How long attempts took", REQUEST_SECONDS),
+            early_attempts: registry.counters(
                 "early_attempts",
                 "First and second attempts by whether they delivered, counted anew after a replay",
-                early_sets(),
+                early_label_sets(),
             ),
-            first_attempt_delay: book.seconds(
+            first_attempt_delay: registry.seconds(
                 "first_attempt_delay",
                 "From acceptance to the beginning of the first attempt",
-                JOURNEY_SECONDS,
+                DELIVERY_SECONDS,
             ),
-            put_back: book.counter("put_back", "Attempts not made, and not counted, through trouble of our own"),
-            internal_errors: book.counter("stumbles", "Attempts that ended in a fault inside the gateway"),
-            damaged_events: book
+            put_back: registry.counter("put_back", "Attempts not made, and not counted, through trouble of our own"),
+            internal_errors: registry.counter("stumbles", "Attempts that ended in a fault inside the gateway"),
+            damaged_events: registry
                 .counter("damaged_events", "Events found to be no longer what was accepted, each time they were read"),
-            stale_writes: book
+            stale_writes: registry
                 .counter("stale_writes", "Outcomes refused, because their shard had another owner by then"),
-            deliveries_finished: book.counters(
+            deliveries_finished: registry.counters(
                 "deliveries_finished",
                 "Deliveries that reached an end, once more after a replay",
-                DeliveryEnd::sets(),
+                DeliveryEnd::label_sets(),
             ),
-            delivery_attempts: book.numbers_by_set(
+            delivery_attempts: registry.numbers_by_set(
                 "delivery_attempts",
                 "Attempts that a delivery had had when it was delivered or dead, counted anew after a replay",
-                each("state", &["delivered", "dead"]),
+                label_sets("state", &["delivered", "dead"]),
                 ATTEMPTS,
             ),
-            time_to_deliver: book.seconds(
+            time_to_deliver: registry.seconds(
                 "time_to_deliver",
                 "From acceptance to the answer that made a delivery delivered, replays left out",
-                JOURNEY_SECONDS,
+                DELIVERY_SECONDS,
             ),
-            breaker_transitions: book.counters(
+            breaker_transitions: registry.counters(
                 "breaker_transitions",
                 "Moves of breakers by where they went",
-                each("to", BreakerMove::TEXTS),
+                label_sets("to", BreakerMove::TEXTS),
             ),
-            endpoint_pauses: book.counters(
+            endpoint_pauses: registry.counters(
                 "endpoint_pauses",
                 "Times that an endpoint was paused or disabled, by why",
-                each("reason", PauseReason::TEXTS),
+                label_sets("reason", PauseReason::TEXTS),
             ),
-            lane_blocks: book.counter("lane_blocks", "Times that a lane came to stand behind a dead letter"),
-            lane_unblocks: book.counter("lane_unblocks", "Times that a blocked lane could go on"),
-            waits: book.counters(
+            lane_blocks: registry.counter("lane_blocks", "Times that a lane came to stand behind a dead letter"),
+            lane_unblocks: registry.counter("lane_unblocks", "Times that a blocked lane could go on"),
+            waits: registry.counters(
                 "waits",
                 "Times that what was due had to wait for a limit of ours",
-                each("for", WaitReason::TEXTS),
+                label_sets("for", WaitReason::TEXTS),
             ),
-            operational_events: book.counter("operational_events", "Operational events told"),
-            mails: book.counters("mails", "Mails to owners by how they ended", each("outcome", MailResult::TEXTS)),
-            commits: Arc::new(CommitMetrics::entered_in(&mut book)),
-            registry: book,
+            operational_events: registry.counter("operational_events", "Operational events told"),
+            mails: registry.counters(
+                "mails",
+                "Mails to owners by how they ended",
+                label_sets("outcome", MailResult::TEXTS),
+            ),
+            commits: Arc::new(CommitMetrics::registered_in(&mut registry)),
+            registry,
         }
     }
 
-    /// Everything as OpenMetrics text, with what stands at this moment.
+    /// Returns all metrics and these gauges as OpenMetrics text.
     pub fn encode(&self, gauges: &Gauges) -> String {
         let mut text = String::with_capacity(32 * 1_024);
         self.registry.write(&mut text);
@@ -190,68 +205,68 @@ impl Metrics {
         text
     }
 
-    /// What the store's writer counts in.
+    /// Returns the metrics of the store's writer.
     pub fn commits(&self) -> Arc<CommitMetrics> {
         self.commits.clone()
     }
 }
 
-/// Handing events in.
+/// Metrics of accepting events.
 impl Metrics {
-    /// An event is durable, with this much data.
+    /// Counts an event that became durable, and the bytes of its data.
     pub fn accepted(&self, data_bytes: usize) {
         self.events_accepted.inc();
         self.event_data.inc_by(data_bytes as u64);
     }
 
-    /// An event was known already.
+    /// Counts an event whose id was known already.
     pub fn duplicate(&self) {
         self.events_duplicate.inc();
     }
 
-    /// The events of one request took this long to become durable.
-    pub fn accept_took(&self, span: Duration) {
-        self.accept_duration.observe_duration(span);
+    /// Records how long the events of one request took to become durable.
+    pub fn accept_took(&self, duration: Duration) {
+        self.accept_duration.observe_duration(duration);
     }
 
-    /// A request to take events was refused with this code of the API, or an
-    /// event alone in a partial batch.
+    /// Counts a request with events that was refused with this API error code,
+    /// or a single event refused in a partial batch.
     pub fn refused(&self, code: &str) {
-        self.ingest_refused.at(refusal_place(code)).inc();
+        self.ingest_refused.at(refusal_index(code)).inc();
     }
 
-    /// A request to take events came up against a limit.
+    /// Counts a request with events that reached a limit.
     pub fn limited(&self, by: LimitOwner) {
         self.ingest_limited.at(by as usize).inc();
     }
 
-    /// Events were turned away for want of space.
+    /// Counts a refusal of events for lack of storage space.
     pub fn storage_refused(&self) {
         self.storage_refused.inc();
     }
 
-    /// Somebody asked for the data of a thin event.
+    /// Counts a request for the data of a thin event.
     pub fn fetched(&self, outcome: FetchResult) {
         self.fetches.at(outcome as usize).inc();
     }
 
-    /// A request was refused for who asks.
+    /// Counts a request that failed authentication or authorisation.
     pub fn auth_failed(&self, kind: AuthFailureKind) {
         self.auth_failures.at(kind as usize).inc();
     }
 }
 
-/// Attempts and how deliveries end.
+/// Metrics of attempts and of the ends of deliveries.
 impl Metrics {
-    /// An attempt was made, judged and recorded. `used` is how many attempts
-    /// its delivery has had of its present budget, this one included; `now`
-    /// is when the answer was complete.
+    /// Counts an attempt that was judged and recorded. `used` is how many
+    /// attempts of its present budget the delivery has used, this one included;
+    /// `now` is the time at which the answer was complete.
     pub fn attempted(&self, attempt: &Attempt, next: NextState, used: u32, accepted_at: Timestamp, now: Timestamp) {
-        self.attempts.at(attempt_place(attempt)).inc();
+        self.attempts.at(attempt_index(attempt)).inc();
         self.attempt_duration.observe(attempt.timings.total / 1e3);
         let is_delivered = attempt.decision.verdict == Verdict::Delivered;
-        if let Some(place) = early_place(used, is_delivered) {
-            self.early_attempts.at(place).inc();
+        if let Some(index) = early_index(used, is_delivered) {
+            self.early_attempts.at(index).inc();
         }
         if attempt.number == 1 {
             self.first_attempt_delay.observe(seconds_between(accepted_at, attempt.started_at));
@@ -259,9 +274,10 @@ impl Metrics {
         match next {
             NextState::Waiting { .. } => {}
             NextState::Delivered => {
-                self.deliveries_finished.at(DeliveryEnd::Delivered.place()).inc();
+                self.deliveries_finished.at(DeliveryEnd::Delivered.index()).inc();
                 self.delivery_attempts.at(0).observe(f64::from(used));
-                // A person who replays after a month has not made us slow.
+                // Replays are left out: one after a month says nothing about
+                // how fast the gateway delivers.
                 if used == attempt.number {
                     self.time_to_deliver.observe(seconds_between(accepted_at, now));
                 }
@@ -271,78 +287,78 @@ impl Metrics {
         }
     }
 
-    /// A delivery died, having used this many attempts of its budget.
-    /// [`Metrics::attempted`] says so itself where an attempt led to it.
+    /// Counts a delivery that died after this many attempts of its budget.
+    /// [`Metrics::attempted`] calls it where an attempt led to the death.
     pub fn died(&self, cause: DeadCause, used: u32) {
-        self.deliveries_finished.at(DeliveryEnd::Dead(cause).place()).inc();
+        self.deliveries_finished.at(DeliveryEnd::Dead(cause).index()).inc();
         self.delivery_attempts.at(1).observe(f64::from(used));
     }
 
-    /// So many deliveries were cancelled.
+    /// Counts this many cancelled deliveries.
     pub fn cancelled(&self, deliveries: u64) {
-        self.deliveries_finished.at(DeliveryEnd::Cancelled.place()).inc_by(deliveries);
+        self.deliveries_finished.at(DeliveryEnd::Cancelled.index()).inc_by(deliveries);
     }
 
-    /// An attempt was not made through trouble of our own.
+    /// Counts an attempt that was not made because of a problem of the gateway.
     pub fn put_back(&self) {
         self.put_back.inc();
     }
 
-    /// An attempt ended in a fault inside the gateway.
+    /// Counts an attempt that ended in an internal error of the gateway.
     pub fn internal_error(&self) {
         self.internal_errors.inc();
     }
 
-    /// So many events were read that are no longer what was accepted.
+    /// Counts this many events that no longer match their checksum.
     pub fn damaged(&self, events: usize) {
         self.damaged_events.inc_by(events as u64);
     }
 
-    /// An outcome was refused, because its shard had another owner by then.
+    /// Counts an outcome that was refused because its shard has another owner now.
     pub fn stale_write(&self) {
         self.stale_writes.inc();
     }
 }
 
-/// Being gentle, and telling people.
+/// Metrics of breakers, pauses, lanes, waits, operational events and mails.
 impl Metrics {
-    /// A breaker moved.
+    /// Counts a state change of a breaker.
     pub fn breaker_moved(&self, to: BreakerMove) {
         self.breaker_transitions.at(to as usize).inc();
     }
 
-    /// An endpoint was paused or disabled.
+    /// Counts an endpoint that was paused or disabled.
     pub fn endpoint_paused(&self, reason: PauseReason) {
         self.endpoint_pauses.at(reason as usize).inc();
     }
 
-    /// A lane came to stand behind a dead letter.
+    /// Counts a lane that a dead letter blocked.
     pub fn lane_blocked(&self) {
         self.lane_blocks.inc();
     }
 
-    /// A blocked lane could go on.
+    /// Counts a blocked lane that was released.
     pub fn lane_unblocked(&self) {
         self.lane_unblocks.inc();
     }
 
-    /// Something due had to wait for a limit of ours.
-    pub fn waited(&self, for_what: WaitReason, times: u64) {
-        self.waits.at(for_what as usize).inc_by(times);
+    /// Counts how many times a due delivery had to wait for a limit of the gateway.
+    pub fn waited(&self, reason: WaitReason, times: u64) {
+        self.waits.at(reason as usize).inc_by(times);
     }
 
-    /// An operational event was told.
+    /// Counts an operational event that was written.
     pub fn operational_event_written(&self) {
         self.operational_events.inc();
     }
 
-    /// A mail to an owner was sent, or could not be.
+    /// Counts a mail to an owner by its outcome.
     pub fn mailed(&self, outcome: MailResult) {
         self.mails.at(outcome as usize).inc();
     }
 }
 
-/// What the store's writer counts.
+/// The metrics of the store's writer.
 #[derive(Debug)]
 pub struct CommitMetrics {
     duration: Histogram,
@@ -351,34 +367,34 @@ pub struct CommitMetrics {
 }
 
 impl CommitMetrics {
-    fn entered_in(book: &mut MetricsRegistry) -> Self {
+    fn registered_in(registry: &mut MetricsRegistry) -> Self {
         Self {
-            duration: book.seconds(
+            duration: registry.seconds(
                 "store_commit_duration",
                 "How long commits took, from the beginning of the transaction until it was on disk",
                 COMMIT_SECONDS,
             ),
-            jobs: book.numbers("store_commit_jobs", "Writes that shared one commit", COMMIT_JOBS),
-            writes_failed: book.counter("store_writes_failed", "Writes of which nothing was kept"),
+            jobs: registry.numbers("store_commit_jobs", "Writes that shared one commit", COMMIT_JOBS),
+            writes_failed: registry.counter("store_writes_failed", "Writes of which nothing was kept"),
         }
     }
 
-    /// A commit of so many writes was made.
-    pub fn committed(&self, jobs: usize, span: Duration) {
-        self.duration.observe_duration(span);
+    /// Records a commit of this many writes and how long it took.
+    pub fn committed(&self, jobs: usize, duration: Duration) {
+        self.duration.observe_duration(duration);
         self.jobs.observe(jobs as f64);
     }
 
-    /// So many writes were rolled back.
+    /// Counts this many writes that were rolled back.
     pub fn failed(&self, jobs: usize) {
         self.writes_failed.inc_by(jobs as u64);
     }
 }
 
-/// Counts for nobody.
+/// The default counts into a registry that nobody reads.
 impl Default for CommitMetrics {
     fn default() -> Self {
-        Self::entered_in(&mut MetricsRegistry::default())
+        Self::registered_in(&mut MetricsRegistry::default())
     }
 }
 

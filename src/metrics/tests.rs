@@ -1,4 +1,4 @@
-//! What the figures promise: they add up, they are few, and their names stay.
+//! Tests that the metrics add up, stay few, and keep their names.
 
 use super::*;
 use crate::model::attempt::{AttemptFailure, Decision, FailureKind, Timings};
@@ -184,14 +184,14 @@ fn second_attempts_are_told_from_first_ones_and_a_replay_begins_anew() {
 #[test]
 fn a_bucket_holds_what_is_not_above_its_bound() {
     let histogram = Histogram::new(&[1.0, 2.0]);
-    let mut book = MetricsRegistry::default();
-    book.enter("h", "A histogram", histogram.clone());
+    let mut registry = MetricsRegistry::default();
+    registry.register("h", "A histogram", histogram.clone());
     // A clock that was set back makes spans that are below zero.
     for observed in [-5.0, 1.0, 1.5, 2.0, 2.000001, 1e9] {
         histogram.observe(observed);
     }
     let mut text = String::new();
-    book.write(&mut text);
+    registry.write(&mut text);
     for line in
         ["bucket{le=\"1.0\"} 2", "bucket{le=\"2.0\"} 4", "bucket{le=\"+Inf\"} 6", "count 6", "sum 1000000006.500001"]
     {

@@ -1,7 +1,7 @@
-//! One HTTP request made for a delivery, and what came back.
+//! An attempt: one HTTP request made for a delivery, and its answer.
 //!
-//! An attempt's [`Decision`] holds everything that was weighed after it; an
-//! explanation is told from that record and decides nothing.
+//! An attempt's [`Decision`] records everything that was considered after it;
+//! an explanation is composed from that record and decides nothing.
 
 use std::time::Duration;
 
@@ -13,30 +13,30 @@ use super::status_rules::RuleSource;
 use super::verdict::Verdict;
 use super::wall_offset::WallOffset;
 
-/// What came back from one request, or why nothing did.
+/// The response to one request, or the failure that prevented it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
-    /// The status and body, or the failure that kept them from coming.
+    /// The response, or the failure that prevented it.
     pub result: Result<Response, AttemptFailure>,
-    /// How long each phase took.
+    /// Duration of each phase.
     pub timings: Timings,
 }
 
-/// A complete answer's head, and the beginning of its body.
+/// The head of a complete response, and the beginning of its body.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Response {
-    /// The status code, whatever the server sent: 100 to 999.
+    /// Status code as sent by the server: 100 to 999.
     pub status: u16,
-    /// The response headers, capped.
+    /// Response headers, up to a size limit.
     pub headers: Vec<(String, String)>,
-    /// The first bytes of the body, as text.
+    /// First bytes of the body, as text.
     pub body: String,
-    /// Whether there was more than was kept.
+    /// Whether the body was longer than `body`.
     pub is_truncated: bool,
 }
 
 impl Response {
-    /// The values of a header, by its lower-case name.
+    /// Returns the values of a header, given its lower-case name.
     pub fn header(&self, name: &str) -> impl Iterator<Item = &str> {
         self.headers.iter().filter(move |(n, _)| n == name).map(|(_, value)| value.as_str())
     }
@@ -49,14 +49,14 @@ pub struct AttemptFailure {
     pub kind: FailureKind,
     /// The sentence, for people.
     pub message: String,
-    /// Which address was refused and why, for the operator alone. It is part
-    /// of no answer: an [`Attempt`] keeps it in a field of its own.
+    /// Refused address and the reason, for the operator alone. It is never
+    /// serialized: an [`Attempt`] stores it in a field of its own.
     #[serde(skip)]
     pub refused_target: Option<String>,
 }
 
 impl AttemptFailure {
-    /// A failure that has nothing to hide.
+    /// Returns a failure without a refused address.
     pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), refused_target: None }
     }
@@ -70,28 +70,28 @@ pub enum FailureKind {
     NoSuchName,
     /// The receiver's name servers failed to answer properly.
     Dns,
-    /// Nothing listens there.
+    /// Nothing listens at the receiver's address and port.
     ConnectionRefused,
     /// The receiver could not be reached.
     Unreachable,
     /// No secure connection could be agreed on.
     Tls,
-    /// The deadline passed.
+    /// The deadline passed before the answer was complete.
     Timeout,
     /// The connection was closed before a whole answer.
     ConnectionReset,
-    /// What came back is not HTTP.
+    /// The answer is not valid HTTP.
     MalformedAnswer,
-    /// The head of the answer is larger than is read.
+    /// The head of the answer is larger than the limit.
     OversizedHeaders,
     /// The target may not be called from here.
     TargetForbidden,
-    /// Our own trouble; the receiver is not charged for it.
+    /// The gateway itself failed; the receiver is not charged for it.
     Ours,
 }
 
 impl FailureKind {
-    /// Every one there is.
+    /// All kinds of failure.
     pub const ALL: [Self; 11] = [
         Self::NoSuchName,
         Self::Dns,
@@ -106,7 +106,7 @@ impl FailureKind {
         Self::Ours,
     ];
 
-    /// The kind as it is written everywhere.
+    /// Returns the kind as it is written everywhere.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NoSuchName => "no_such_name",
@@ -144,60 +144,60 @@ pub struct Timings {
     pub total: f64,
 }
 
-/// Milliseconds with microsecond precision, as timings are shown.
+/// Returns a duration in milliseconds with microsecond precision, as timings are shown.
 pub fn millis(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// An attempt as recorded: written once, never changed.
+/// An attempt as stored: written once, never changed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Attempt {
-    /// 1, 2, … over the delivery's whole life, replays included.
+    /// Number of the attempt: 1, 2, … over the delivery's whole life, replays included.
     pub number: u32,
-    /// When the request was begun.
+    /// Time at which the request started.
     pub started_at: Timestamp,
-    /// How long each phase took.
+    /// Duration of each phase.
     pub timings: Timings,
-    /// Where it was sent, in records of older versions; empty since.
+    /// URL it was sent to, in records of older versions; empty in newer ones.
     #[serde(default)]
     pub url: String,
-    /// Where it was sent: the version of the endpoint's URL.
+    /// Version of the endpoint's URL that it was sent to.
     #[serde(default)]
     pub url_version: u32,
-    /// The status, when there was an answer.
+    /// Status code, if there was an answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// The failure, when there was none.
+    /// Failure, if there was no answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<AttemptFailure>,
-    /// Which address of which name may not be called, and why: for the
-    /// operator, and never shown to a tenant.
+    /// Name and address that may not be called, and the reason: for the operator,
+    /// and never shown to a tenant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused_target: Option<String>,
-    /// The names of the endpoint's own headers that went along. All others
-    /// can be told from the event, the delivery and this record.
+    /// Names of the endpoint's custom headers that were sent. All other headers
+    /// follow from the event, the delivery and this record.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub custom_headers: Vec<String>,
-    /// How it was signed, besides the standard way.
+    /// Signature profiles used besides `standard`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub signatures: Vec<SignatureProfile>,
-    /// The response headers, capped.
+    /// Response headers, up to a size limit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub response_headers: Vec<(String, String)>,
-    /// The beginning of the response body.
+    /// Beginning of the response body.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub response_body: String,
-    /// Whether the response body went on.
+    /// Whether the response body was longer than `response_body`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub truncated: bool,
-    /// SHA-256 of the body sent, in hex.
+    /// SHA-256 of the request body, in hex.
     pub body_sha256: String,
-    /// What the answer meant, and what was decided.
+    /// Verdict on the answer, and what was decided.
     pub decision: Decision,
 }
 
 impl Attempt {
-    /// Without what was answered.
+    /// Returns the same attempt without the response body.
     pub fn unanswered(self) -> Self {
         Self { response_body: String::new(), ..self }
     }
@@ -242,7 +242,7 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// The same with its times as people read them.
+    /// Returns the same decision with its times converted to wall time.
     pub fn on_wall(self, offset: WallOffset) -> Self {
         Self {
             budget: self.budget.map(|budget| Budget { give_up_at: offset.wall(budget.give_up_at), ..budget }),
@@ -251,7 +251,7 @@ impl Decision {
         }
     }
 
-    /// A verdict by a rule of the default table, and nothing more to weigh.
+    /// Returns a decision by a rule of the default table, with nothing else considered.
     pub fn of(verdict: Verdict, rule: impl Into<String>) -> Self {
         Self {
             verdict,
@@ -274,9 +274,9 @@ impl Decision {
 pub struct Budget {
     /// Attempts used of this budget, the one judged included.
     pub used: u32,
-    /// How many there may be.
+    /// Most attempts that the budget allows.
     pub max_attempts: u32,
-    /// After which none may start.
+    /// Time after which no attempt may start.
     #[schema(value_type = String, format = DateTime)]
     pub give_up_at: Timestamp,
 }

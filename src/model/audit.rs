@@ -1,7 +1,7 @@
-//! The audit log: who changed what, when, and from where.
+//! The audit log: who changed what, when, and from which address.
 //!
-//! An entry names things and fields, and holds no value of any of them, so
-//! that no secret or payload can get into it.
+//! An entry names resources and fields, and holds none of their values, so that
+//! no secret or payload can get into it.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,32 +15,32 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::id::{AuditId, TenantId, TokenId};
 
-/// Who asks for something, from where, and with which request.
+/// Who sent a request, from which address, and when.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
-    /// Who.
+    /// Identity of the caller.
     pub by: CallerIdentity,
-    /// From which address, where that is known.
+    /// Address of the caller, if it is known.
     pub from: Option<IpAddr>,
-    /// The request's id.
+    /// Id of the request.
     pub request_id: String,
-    /// When it was asked.
+    /// Time of the request.
     pub at: Timestamp,
 }
 
-/// Whose token it was.
+/// The identity of a caller, by its token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallerIdentity {
-    /// The admin token.
+    /// The caller has the admin token.
     Admin,
-    /// Any other.
+    /// The caller has another token.
     Token {
-        /// Its id.
+        /// Id of the token.
         id: TokenId,
-        /// What people call it; empty for nothing.
+        /// Name of the token; may be empty.
         name: String,
     },
-    /// Nobody's that is known.
+    /// The caller has no valid token.
     Unknown,
 }
 
@@ -57,14 +57,14 @@ impl fmt::Display for CallerIdentity {
 
 macro_rules! actions {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// What was done.
+        /// A kind of action that the audit log records.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
         pub enum AuditAction { $($(#[$doc])* #[serde(rename = $text)] $name,)* }
 
         impl AuditAction {
-            /// Everything that is recorded.
+            /// All actions that are recorded.
             pub const ALL: &'static [AuditAction] = &[$(AuditAction::$name,)*];
-            /// The action as it is written.
+            /// Returns the action as it is written.
             pub fn as_str(self) -> &'static str { match self { $(AuditAction::$name => $text,)* } }
         }
     };
@@ -73,9 +73,9 @@ macro_rules! actions {
 actions! {
     /// A tenant was created.
     TenantCreated = "tenant.created",
-    /// What is known of a tenant was changed.
+    /// A tenant's fields were changed.
     TenantChanged = "tenant.changed",
-    /// A tenant was deleted, its endpoints and tokens with it.
+    /// A tenant was deleted with its endpoints and tokens.
     TenantDeleted = "tenant.deleted",
     /// An endpoint was created.
     EndpointCreated = "endpoint.created",
@@ -97,23 +97,23 @@ actions! {
     BreakerClosed = "breaker.closed",
     /// An endpoint was given a new secret.
     SecretRotated = "secret.rotated",
-    /// An endpoint's secrets were looked at.
+    /// An endpoint's secrets were read.
     SecretsShown = "secrets.shown",
-    /// A waiting delivery was made due.
+    /// A waiting delivery was made due at once.
     DeliveryRetried = "delivery.retried",
-    /// A waiting delivery was ended.
+    /// A waiting delivery was cancelled.
     DeliveryCancelled = "delivery.cancelled",
-    /// A finished delivery was made to wait again.
+    /// A finished delivery was put back to waiting.
     DeliveryReplayed = "delivery.replayed",
-    /// A dead letter was given up.
+    /// A dead letter was discarded.
     DeliveryDiscarded = "delivery.discarded",
     /// An event's data was expunged.
     EventExpunged = "event.expunged",
-    /// A token was made.
+    /// A token was created.
     TokenCreated = "token.created",
     /// A token was revoked.
     TokenRevoked = "token.revoked",
-    /// Requests from one address were refused again and again for who asks.
+    /// Requests from one address failed authentication again and again.
     AuthRepeated = "auth.repeated",
 }
 
@@ -130,64 +130,64 @@ impl ToSchema for AuditAction {
     }
 }
 
-/// Something that was done, without who did it.
+/// An action on a resource, without the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditedAction {
-    /// What was done.
+    /// Kind of the action.
     pub action: AuditAction,
-    /// Whose thing it was done to.
+    /// Tenant that the resource belongs to.
     pub tenant: TenantId,
-    /// The id of what it was done to.
+    /// Id of the resource.
     pub resource: String,
-    /// The names of the fields that differ from before.
+    /// Names of the fields that changed.
     pub fields: Vec<String>,
 }
 
 impl AuditedAction {
-    /// One that changes no fields.
+    /// Returns an action that changes no fields.
     pub fn new(action: AuditAction, tenant: &TenantId, resource: impl fmt::Display) -> Self {
         Self { action, tenant: tenant.clone(), resource: resource.to_string(), fields: Vec::new() }
     }
 
-    /// The same, with the names of what differs.
+    /// Returns the same action with the names of the changed fields.
     pub fn changing(self, fields: Vec<String>) -> Self {
         Self { fields, ..self }
     }
 }
 
-/// One line of the audit log.
+/// One entry of the audit log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditEntry {
-    /// Its id, which begins with its time.
+    /// Id of the entry, which begins with its time.
     pub id: AuditId,
-    /// What is kept with it.
+    /// The stored record.
     pub record: AuditRecord,
 }
 
-/// What is kept of a deed.
+/// The stored part of an entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditRecord {
-    /// When.
+    /// Time of the action.
     pub at: Timestamp,
-    /// Who: `admin`, the id of a token and its name in brackets, or `unknown`.
+    /// Caller: `admin`, the id of a token with its name in brackets, or `unknown`.
     /// Entries of older versions have the id alone.
     pub by: String,
-    /// From which address.
+    /// Address of the caller, if it is known.
     pub from: Option<IpAddr>,
-    /// With which request.
+    /// Id of the request.
     pub request_id: String,
-    /// What.
+    /// Kind of the action.
     pub action: AuditAction,
-    /// Whose thing.
+    /// Tenant that the resource belongs to.
     pub tenant: TenantId,
-    /// Which thing.
+    /// Id of the resource.
     pub resource: String,
-    /// The names of the fields that differ from before.
+    /// Names of the fields that changed.
     pub fields: Vec<String>,
 }
 
 impl AuditEntry {
-    /// What is to be kept of a deed.
+    /// Returns the entry for an action of a caller.
     pub fn of(caller: &Caller, audited: &AuditedAction, random: u128) -> Self {
         let record = AuditRecord {
             at: caller.at,
@@ -203,16 +203,16 @@ impl AuditEntry {
     }
 }
 
-/// The names of the fields in which two things differ.
+/// Returns the names of the fields in which two values differ.
 pub fn differing(before: &impl Serialize, after: &impl Serialize) -> Vec<String> {
-    let fields = |thing: Result<Value, _>| match thing {
+    let fields = |json: Result<Value, _>| match json {
         Ok(Value::Object(fields)) => fields,
         Ok(_) | Err(_) => serde_json::Map::new(),
     };
     let (before, after) = (fields(serde_json::to_value(before)), fields(serde_json::to_value(after)));
-    let gone = before.keys().filter(|name| !after.contains_key(*name));
-    let other = after.iter().filter(|(name, value)| before.get(*name) != Some(value)).map(|(name, _)| name);
-    let mut names: Vec<String> = gone.chain(other).cloned().collect();
+    let removed = before.keys().filter(|name| !after.contains_key(*name));
+    let changed = after.iter().filter(|(name, value)| before.get(*name) != Some(value)).map(|(name, _)| name);
+    let mut names: Vec<String> = removed.chain(changed).cloned().collect();
     names.sort();
     names
 }

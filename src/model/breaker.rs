@@ -1,5 +1,6 @@
-//! What opens an endpoint's breaker, and the counting for it. How it moves is
-//! in [`super::health`].
+//! The settings of an endpoint's breaker, and the window that counts failures.
+//!
+//! [`super::health`] has the states of the breaker and decides when it opens.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,7 @@ use super::span::Span;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct BreakerSettings {
-    /// Whether there is one at all.
+    /// Whether the endpoint has a breaker.
     pub enabled: bool,
     /// How many failures in a row open it: 1 to 10,000.
     #[schema(minimum = 1, maximum = 10_000)]
@@ -47,18 +48,18 @@ impl Default for BreakerSettings {
 }
 
 impl BreakerSettings {
-    /// Refuses what cannot work, naming the field and the way out.
+    /// Refuses values out of range; each refusal names the field and what to use.
     pub fn check(&self, mut refuse: impl FnMut(&'static str, String)) {
         let day = Span::secs(86_400);
         if !(1..=10_000).contains(&self.consecutive_failures) {
-            let found = self.consecutive_failures;
-            refuse("/consecutive_failures", format!("consecutive_failures is {found}; use 1 to 10,000"));
+            let failures = self.consecutive_failures;
+            refuse("/consecutive_failures", format!("consecutive_failures is {failures}; use 1 to 10,000"));
         }
         if !(self.failure_ratio > 0.0 && self.failure_ratio <= 1.0) {
-            let found = self.failure_ratio;
+            let ratio = self.failure_ratio;
             refuse(
                 "/failure_ratio",
-                format!("failure_ratio is {found}; use a share above 0 and at most 1, such as 0.8"),
+                format!("failure_ratio is {ratio}; use a share above 0 and at most 1, such as 0.8"),
             );
         }
         if !(1..=100_000).contains(&self.min_requests) {
@@ -71,56 +72,57 @@ impl BreakerSettings {
             refuse("/cooldown", format!("cooldown is {}; use 100ms to 24h", self.cooldown));
         }
         if !(self.cooldown..=day).contains(&self.cooldown_max) {
-            let (found, least) = (self.cooldown_max, self.cooldown);
-            refuse("/cooldown_max", format!("cooldown_max is {found}; use cooldown ({least}) to 24h"));
+            let (most, least) = (self.cooldown_max, self.cooldown);
+            refuse("/cooldown_max", format!("cooldown_max is {most}; use cooldown ({least}) to 24h"));
         }
     }
 }
 
-/// In how many parts a window is counted.
-const PARTS: usize = 12;
+/// Number of buckets that a window is counted in.
+const BUCKETS: usize = 12;
 
-/// How many requests failed lately, of how many; counted in parts of the
-/// window, so that it costs the same however many there are.
+/// Counts the requests and failures of a sliding window, in buckets, so that
+/// the cost does not grow with the number of requests.
 #[derive(Debug, Clone, Default)]
 pub struct FailureWindow {
-    parts: [WindowBucket; PARTS],
-    part_ms: i64,
+    buckets: [WindowBucket; BUCKETS],
+    bucket_ms: i64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct WindowBucket {
-    /// Which stretch of time this counts.
+    /// Number of the interval that this bucket counts, since 1970.
     number: i64,
     failed: u32,
     total: u32,
 }
 
 impl FailureWindow {
-    /// Counts a request. Another length than before starts counting anew.
+    /// Counts a request. A window length other than before starts from zero.
     pub fn record(&mut self, length: Span, now: Timestamp, is_failure: bool) {
-        let part_ms = i64::try_from(length.as_millis()).unwrap_or(i64::MAX) / PARTS as i64;
-        if part_ms != self.part_ms {
-            *self = Self { part_ms, ..Self::default() };
+        let bucket_ms = i64::try_from(length.as_millis()).unwrap_or(i64::MAX) / BUCKETS as i64;
+        if bucket_ms != self.bucket_ms {
+            *self = Self { bucket_ms, ..Self::default() };
         }
         let number = self.number(now);
-        let part = &mut self.parts[number.rem_euclid(PARTS as i64) as usize];
-        if part.number != number {
-            *part = WindowBucket { number, ..WindowBucket::default() };
+        let bucket = &mut self.buckets[number.rem_euclid(BUCKETS as i64) as usize];
+        if bucket.number != number {
+            *bucket = WindowBucket { number, ..WindowBucket::default() };
         }
-        part.failed += u32::from(is_failure);
-        part.total += 1;
+        bucket.failed += u32::from(is_failure);
+        bucket.total += 1;
     }
 
-    /// How many failed lately, of how many.
+    /// Returns the failures and the requests within the window.
     pub fn count(&self, now: Timestamp) -> (u32, u32) {
         let newest = self.number(now);
-        let lately = newest - PARTS as i64 + 1..=newest;
-        let counted = self.parts.iter().filter(|part| lately.contains(&part.number));
-        counted.fold((0, 0), |(failed, total), part| (failed + part.failed, total + part.total))
+        let window = newest - BUCKETS as i64 + 1..=newest;
+        let counted = self.buckets.iter().filter(|bucket| window.contains(&bucket.number));
+        counted.fold((0, 0), |(failed, total), bucket| (failed + bucket.failed, total + bucket.total))
     }
 
+    /// Returns the number of the bucket interval at this time.
     fn number(&self, now: Timestamp) -> i64 {
-        now.as_millisecond().div_euclid(self.part_ms.max(1))
+        now.as_millisecond().div_euclid(self.bucket_ms.max(1))
     }
 }

@@ -1,12 +1,12 @@
-//! A checksum that tells whether stored bytes are still what was stored.
+//! Computes a checksum that detects damage to stored bytes.
 //!
-//! It guards against damage, not against people: 64 bits, no key. Every step
-//! can be undone, so a change within any eight bytes always changes the sum.
+//! It protects against damage, not against people: 64 bits, no key. Every step
+//! is invertible, so a change within any eight bytes always changes the sum.
 
 const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 const FACTOR: u64 = 0xff51_afd7_ed55_8ccd;
 
-/// A checksum in the making.
+/// A checksum that is being computed.
 #[derive(Debug, Clone, Copy)]
 pub struct Checksum(u64);
 
@@ -17,12 +17,13 @@ impl Default for Checksum {
 }
 
 impl Checksum {
-    /// Goes on with a number.
+    /// Adds a number.
     pub fn number(self, number: u64) -> Self {
         Self((self.0 ^ number).wrapping_mul(FACTOR).rotate_left(29))
     }
 
-    /// Goes on with bytes, after their length: no two parts run together.
+    /// Adds bytes after their length, so that neighbouring parts cannot shift bytes
+    /// between them.
     pub fn bytes(self, bytes: &[u8]) -> Self {
         let (words, rest) = bytes.as_chunks::<8>();
         let sum = self.number(bytes.len() as u64);
@@ -32,7 +33,7 @@ impl Checksum {
         sum.number(u64::from_le_bytes(last))
     }
 
-    /// Goes on with a text that may be absent. Absent and empty differ.
+    /// Adds an optional text. An absent and an empty one differ.
     pub fn text(self, text: Option<&str>) -> Self {
         match text {
             Some(text) => self.bytes(text.as_bytes()),
@@ -40,7 +41,7 @@ impl Checksum {
         }
     }
 
-    /// The sum, as stores keep numbers.
+    /// Returns the sum as a signed number, as stores keep it.
     pub fn end(self) -> i64 {
         (self.0 ^ (self.0 >> 32)).wrapping_mul(FACTOR).cast_signed()
     }

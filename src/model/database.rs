@@ -1,71 +1,73 @@
-//! Where the shared store is: a PostgreSQL, written as a URL.
+//! The URL of the PostgreSQL database that nodes share.
 //!
-//! It is shown without its password.
+//! It is displayed without its password.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A PostgreSQL, written like `postgres://user:password@db.example.com:5432/posthaste?sslmode=verify-full`.
+/// A PostgreSQL URL, written like `postgres://user:password@db.example.com:5432/posthaste?sslmode=verify-full`.
 ///
-/// Whoever prints it gets it without its password.
+/// `Display` and `Debug` leave the password out.
 #[derive(Clone, PartialEq, Eq)]
 pub struct DatabaseUrl {
     written: String,
+    /// URL without the password.
     shown: String,
+    /// Host, port, database and user in words.
     place: String,
     params: Vec<(String, String)>,
 }
 
-const LIKE: &str = "write it like postgres://user:password@db.example.com:5432/posthaste";
+const EXAMPLE: &str = "write it like postgres://user:password@db.example.com:5432/posthaste";
 
 const SCHEMES: [&str; 2] = ["postgres://", "postgresql://"];
 
 impl DatabaseUrl {
-    /// As it was written, with the password: for connecting, never for showing.
+    /// Returns the URL as written, with the password: for connecting, never for display.
     pub fn reveal(&self) -> &str {
         &self.written
     }
 
-    /// Host, port, database and user, in words.
+    /// Returns host, port, database and user in words.
     pub fn place(&self) -> &str {
         &self.place
     }
 
-    /// A parameter after the `?`.
+    /// Returns the value of a parameter after the `?`.
     pub fn param(&self, name: &str) -> Option<&str> {
         self.params.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    /// As it was written, with the password, but without these parameters.
+    /// Returns the URL as written, with the password, but without these parameters.
     pub fn reveal_without(&self, names: &[&str]) -> String {
         let (base, query) = self.written.split_once('?').unwrap_or((&self.written, ""));
-        let is_kept = |pair: &&str| !names.contains(&pair.split('=').next().unwrap_or_default());
-        let kept: Vec<&str> = query.split('&').filter(|pair| !pair.is_empty()).filter(is_kept).collect();
-        if kept.is_empty() { base.to_owned() } else { format!("{base}?{}", kept.join("&")) }
+        let is_left = |pair: &&str| !names.contains(&pair.split('=').next().unwrap_or_default());
+        let pairs: Vec<&str> = query.split('&').filter(|pair| !pair.is_empty()).filter(is_left).collect();
+        if pairs.is_empty() { base.to_owned() } else { format!("{base}?{}", pairs.join("&")) }
     }
 }
 
 impl FromStr for DatabaseUrl {
     type Err = String;
 
-    /// The sentence of a refusal holds nothing of the text but what cannot be
-    /// part of a password.
+    /// Parses the URL. An error repeats nothing of the text that could be part of
+    /// a password.
     fn from_str(text: &str) -> Result<Self, String> {
         let text = text.trim();
         let scheme = SCHEMES.into_iter().find(|scheme| text.starts_with(scheme));
-        let scheme = scheme.ok_or_else(|| format!("it is not a postgres URL; {LIKE}"))?;
+        let scheme = scheme.ok_or_else(|| format!("it is not a postgres URL; {EXAMPLE}"))?;
         if text.chars().any(|c| c.is_whitespace() || c.is_control()) {
             return Err("there is a blank in it; write special characters like %20".into());
         }
         let rest = &text[scheme.len()..];
         let (before, query) = rest.split_once('?').map_or((rest, None), |(before, query)| (before, Some(query)));
         let (authority, database) = before.split_once('/').unwrap_or((before, ""));
-        // Any of these inside a password would move what follows elsewhere,
-        // into a host's name for one, where it would be shown.
-        let is_odd = authority.matches('@').count() > 1
+        // One of these characters inside a password would move the rest of it
+        // into another part, such as the host name, where it would be shown.
+        let is_ambiguous = authority.matches('@').count() > 1
             || database.contains(['@', '/'])
             || query.is_some_and(|query| query.contains(['@', '?']));
-        if is_odd {
+        if is_ambiguous {
             return Err(
                 "it has a /, ? or @ in an odd place; write such characters in a password like %2F, %3F and %40".into(),
             );
@@ -78,7 +80,7 @@ impl FromStr for DatabaseUrl {
         let params = params(query.unwrap_or_default())?;
         let given = |name: &str| params.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
         let hosts = Some(hosts).filter(|hosts| !hosts.is_empty()).or(given("host")).or(given("hostaddr"));
-        let hosts = hosts.ok_or_else(|| format!("it names no host; {LIKE}"))?;
+        let hosts = hosts.ok_or_else(|| format!("it names no host; {EXAMPLE}"))?;
         let user = Some(user).filter(|user| !user.is_empty()).or(given("user"));
         let database = Some(database).filter(|name| !name.is_empty()).or(given("dbname")).or(user);
         let place = format!(
@@ -114,27 +116,25 @@ impl fmt::Debug for DatabaseUrl {
     }
 }
 
-/// A password without its `@` would be taken for a port; the sentence does
-/// not repeat it.
+/// Refuses what is not a port after a host. The error does not repeat it: it may
+/// be a password whose `@` is missing.
 fn check_port(host: &str) -> Result<(), String> {
     let after = match host.rsplit_once(']') {
         Some((_, after)) => after,
         None => host.find(':').map_or("", |at| &host[at..]),
     };
     let is_fine = after.is_empty() || after.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
-    if is_fine { Ok(()) } else { Err(format!("what stands after its host is not a port; {LIKE}")) }
+    if is_fine { Ok(()) } else { Err(format!("what stands after its host is not a port; {EXAMPLE}")) }
 }
 
+/// Returns the hosts, each with its port or the given or usual one.
 fn with_ports(hosts: &str, port: Option<&str>) -> String {
-    let one = |host: &str| {
+    let with_port = |host: &str| {
         let has_port = host.rsplit(']').next().unwrap_or_default().contains(':') && !host.starts_with('/');
         let is_path = host.starts_with('/') || host.starts_with("%2F") || host.starts_with("%2f");
-        match has_port || is_path {
-            true => host.to_owned(),
-            false => format!("{host}:{}", port.unwrap_or("5432")),
-        }
+        if has_port || is_path { host.to_owned() } else { format!("{host}:{}", port.unwrap_or("5432")) }
     };
-    hosts.split(',').map(one).collect::<Vec<_>>().join(",")
+    hosts.split(',').map(with_port).collect::<Vec<_>>().join(",")
 }
 
 fn params(query: &str) -> Result<Vec<(String, String)>, String> {

@@ -1,5 +1,5 @@
-//! One event on its way to one endpoint: its states, its budget, and when
-//! its time is over. How it moves between them is in [`super::next`].
+//! A delivery: one event on its way to one endpoint, with its state, its budget
+//! and its deadline. [`super::next_state`] decides how it changes state.
 
 use std::time::Duration;
 
@@ -14,23 +14,23 @@ use super::span::Span;
 use super::verdict::ShortBudget;
 use super::wall_offset::WallOffset;
 
-/// Where a delivery stands. "In flight" is a claim on a waiting one, and
+/// State of a delivery. "In flight" is a claim on a waiting one, and
 /// "ready" is `due_at <= now`; neither is a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DeliveryState {
     /// An attempt is still to come.
     Waiting,
-    /// The receiver has it.
+    /// The receiver accepted it.
     Delivered,
-    /// Parked as a dead letter, with its cause.
+    /// It is a dead letter, with a cause.
     Dead,
-    /// Ended by a person.
+    /// A person cancelled or discarded it.
     Cancelled,
 }
 
 impl DeliveryState {
-    /// The state as it is written everywhere.
+    /// Returns the state as it is written everywhere.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -47,7 +47,7 @@ impl DeliveryState {
 pub enum DeadCause {
     /// Its attempts were used up.
     Exhausted,
-    /// It grew too old.
+    /// Its deadline passed.
     Expired,
     /// The receiver answered with a permanent status.
     Refused,
@@ -55,12 +55,12 @@ pub enum DeadCause {
     Gone,
     /// Its processing failed inside the gateway, again and again.
     Poisoned,
-    /// What is stored of it is no longer what was accepted, so it is never sent.
+    /// Its stored event no longer matches its checksum, so it is never sent.
     Damaged,
 }
 
 impl DeadCause {
-    /// The cause as it is written everywhere.
+    /// Returns the cause as it is written everywhere.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Exhausted => "exhausted",
@@ -73,7 +73,7 @@ impl DeadCause {
     }
 }
 
-/// How often a delivery may fail inside the gateway before it is dead.
+/// Number of internal errors after which a delivery is dead.
 pub const INTERNAL_ERRORS_MAX: u32 = 3;
 
 /// What a waiting delivery waits for: the first of these that holds.
@@ -84,35 +84,35 @@ pub enum WaitingFor {
     Disabled,
     /// Its endpoint is paused.
     Pause,
-    /// A predecessor in its lane.
+    /// A predecessor in its lane is not finished.
     Key,
-    /// Its time.
+    /// Its due time has not come.
     Due,
-    /// The time that the receiver asked to be left alone.
+    /// The receiver asked not to be called for a while (`Retry-After`).
     Backpressure,
-    /// The endpoint's breaker: it kept failing.
+    /// The endpoint's breaker is open or half-open.
     Breaker,
-    /// The endpoint's rate, or its tenant's.
+    /// The rate of the endpoint or its tenant is used up.
     Rate,
-    /// A free slot under the endpoint's cap.
+    /// No slot is free under the cap of the endpoint or the gateway.
     Slot,
 }
 
-/// Where a delivery stands right now, beyond what is stored of it.
+/// The present situation of a delivery, beyond what is stored of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Outlook {
-    /// Whether a request for it is open.
+    /// Whether a request for the delivery is open.
     pub is_in_flight: bool,
-    /// What it waits for, when it waits.
+    /// What the delivery waits for, if it waits.
     pub waiting_for: Option<WaitingFor>,
-    /// When its next attempt is planned, as far as that is known.
+    /// Planned time of the next attempt, if it is known.
     pub next_attempt_at: Option<Timestamp>,
-    /// When its time is over.
+    /// Deadline of the delivery, if it has one.
     pub end: Option<DeliveryDeadline>,
 }
 
 impl Outlook {
-    /// The same with its times as people read them.
+    /// Returns the same value with its times converted to wall time.
     pub fn on_wall(self, offset: WallOffset) -> Self {
         Self {
             next_attempt_at: self.next_attempt_at.map(|at| offset.wall(at)),
@@ -122,19 +122,19 @@ impl Outlook {
     }
 }
 
-/// How many answers of each short-budget kind a delivery has had.
+/// Number of answers that a delivery has had against each short budget.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShortBudgetCounts {
-    /// 404s.
+    /// Number of 404 answers.
     pub not_found: u32,
-    /// "No such name"s.
+    /// Number of lookups whose name does not exist.
     pub no_such_name: u32,
-    /// Forbidden addresses.
+    /// Number of addresses that may not be called.
     pub forbidden_target: u32,
 }
 
 impl ShortBudgetCounts {
-    /// Counts one more; returns how many there are.
+    /// Counts one more answer and returns the new number.
     pub fn count(&mut self, budget: ShortBudget) -> u32 {
         let counter = match budget {
             ShortBudget::NotFound => &mut self.not_found,
@@ -146,63 +146,63 @@ impl ShortBudgetCounts {
     }
 }
 
-/// How much of its budget a delivery has used. A replay starts a fresh one;
-/// attempt numbers go on counting.
+/// How much of its budget a delivery has used. A replay starts a fresh budget;
+/// attempt numbers continue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Attempts made in the delivery's whole life.
+    /// Number of attempts in the delivery's whole life.
     pub attempts: u32,
-    /// Those of them that belong to earlier budgets.
+    /// Number of those attempts that belong to earlier budgets.
     pub attempts_before: u32,
-    /// When this budget began: with the acceptance, or with the replay.
+    /// Time at which this budget began: the acceptance or the replay.
     pub begun_at: Option<Timestamp>,
-    /// When this budget's first attempt began.
+    /// Start of the first attempt of this budget.
     pub age_from: Option<Timestamp>,
-    /// How long the endpoint had been held in all when it did.
+    /// How long the endpoint had been held in all at `age_from`.
     pub held_before: Duration,
-    /// The policy's `max_age` when it was last judged.
+    /// `max_age` of the policy at the last verdict.
     pub max_age: Option<Span>,
-    /// The delay drawn after the last attempt of this budget.
+    /// Delay drawn after the last attempt of this budget.
     pub last_delay: Option<Duration>,
-    /// Answers counted against shorter budgets.
+    /// Answers counted against short budgets.
     pub short_budget_counts: ShortBudgetCounts,
 }
 
-/// What limits the time of a delivery.
+/// The limits that the deadline of a delivery follows from.
 #[derive(Debug, Clone, Copy)]
 pub struct DeliveryTimeLimits<'a> {
-    /// The endpoint's policy at this moment.
+    /// Present policy of the endpoint.
     pub policy: &'a RetryPolicy,
-    /// How long the endpoint has been held in all, until this moment.
+    /// How long the endpoint has been held in all, until now.
     pub held: Duration,
-    /// How long a delivery may wait for its first attempt.
+    /// Longest wait for the first attempt (`--hold-max`).
     pub hold_max: Span,
-    /// When the event itself is over, if its producer said so.
+    /// Expiry of the event, if its producer set one.
     pub expires_at: Option<Timestamp>,
 }
 
-/// When a waiting delivery's time is over.
+/// The deadline of a waiting delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeliveryDeadline {
-    /// After this no attempt starts.
+    /// Time after which no attempt starts.
     pub at: Timestamp,
-    /// What sets it.
+    /// What sets the deadline.
     pub by: DeadlineSource,
 }
 
-/// What ends a delivery's time.
+/// What sets a delivery's deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeadlineSource {
     /// The policy's `max_age`, counted from the first attempt.
     Age,
-    /// `--hold-max`: it never got its first attempt.
+    /// `--hold-max`, for a delivery without a first attempt.
     Hold,
     /// The event's own `expires_at`.
     Expiry,
 }
 
 impl DeliveryDeadline {
-    /// Where a delivery goes whose time is over.
+    /// Returns the state that a delivery gets when this deadline passes.
     pub fn next(self) -> NextState {
         match self.by {
             DeadlineSource::Age | DeadlineSource::Hold => NextState::Dead(DeadCause::Expired),
@@ -212,15 +212,16 @@ impl DeliveryDeadline {
 }
 
 impl Progress {
-    /// When this delivery's time is over. Time that the endpoint was held by
-    /// a person does not count against its age. A `max_age` that was made
-    /// longer counts at once; one that was made shorter, from the next verdict
-    /// on: no change of a setting kills what waits.
+    /// Returns the delivery's deadline. Time during which the endpoint was held
+    /// does not count against its age. A longer `max_age` counts at once, a
+    /// shorter one from the next verdict on: no change of a setting ends waiting
+    /// deliveries.
     pub fn end(&self, limits: &DeliveryTimeLimits<'_>) -> Option<DeliveryDeadline> {
         let own = match (self.age_from, self.begun_at) {
             (Some(first), _) => {
                 let held_since = limits.held.saturating_sub(self.held_before);
-                let max_age = self.max_age.map_or(limits.policy.max_age, |judged| judged.max(limits.policy.max_age));
+                let max_age =
+                    self.max_age.map_or(limits.policy.max_age, |judged_by| judged_by.max(limits.policy.max_age));
                 Some(DeliveryDeadline { at: after(first, max_age.0 + held_since), by: DeadlineSource::Age })
             }
             (None, Some(begun)) => {
@@ -235,76 +236,76 @@ impl Progress {
         }
     }
 
-    /// The attempts used of this budget.
+    /// Returns how many attempts of this budget are used.
     pub fn used(&self) -> u32 {
         self.attempts - self.attempts_before
     }
 }
 
-/// A time some span later, to the millisecond, rounded up so that nothing is
-/// due early.
+/// Returns the time after a delay, rounded up to the millisecond so that nothing
+/// is due early.
 pub fn after(now: Timestamp, delay: Duration) -> Timestamp {
     let millis = delay.as_nanos().div_ceil(1_000_000);
     let millis = i64::try_from(millis).unwrap_or(i64::MAX);
     Timestamp::from_millisecond(now.as_millisecond().saturating_add(millis)).unwrap_or(Timestamp::MAX)
 }
 
-/// A delivery as it is shown: what a person asks about it.
+/// A delivery as it is shown to people.
 #[derive(Debug, Clone)]
 pub struct Delivery {
-    /// Its name.
+    /// Id of the delivery.
     pub id: DeliveryId,
-    /// Whose it is.
+    /// Tenant the delivery belongs to.
     pub tenant: TenantId,
-    /// The event it carries.
+    /// Id of the event it delivers.
     pub event_id: EventId,
-    /// That event's type.
+    /// Type of the event.
     pub event_type: String,
-    /// Where it goes.
+    /// Endpoint the delivery goes to.
     pub endpoint_id: EndpointId,
-    /// The event's key.
+    /// Key of the event.
     pub key: Option<String>,
-    /// The lane it is in: a key, or the empty text for an endpoint in order.
+    /// Lane it is in: a key, or the empty text for a fully ordered endpoint.
     pub lane: Option<String>,
-    /// Its place in its lane.
+    /// Sequence number in its lane.
     pub seq: Option<u64>,
-    /// What its body looks like.
+    /// Format of its body.
     pub format: BodyFormat,
-    /// Where it stands.
+    /// State of the delivery.
     pub state: DeliveryState,
-    /// Why it died, also after it was discarded.
+    /// Cause of death, also after it was discarded.
     pub cause: Option<DeadCause>,
     /// Whether a predecessor in its lane holds it back.
     pub is_behind: bool,
-    /// When the next attempt is due, while it waits.
+    /// Due time of the next attempt, while it waits.
     pub due_at: Timestamp,
-    /// Whether a person asked for that attempt at once.
+    /// Whether a person asked for the next attempt to start at once.
     pub is_urgent: bool,
-    /// When the event is over, where its producer said so and nobody has
-    /// replayed it since.
+    /// Expiry of the event, if its producer set one and nobody has replayed the
+    /// delivery since.
     pub expires_at: Option<Timestamp>,
-    /// How much of its budget is used.
+    /// Used part of its budget.
     pub progress: Progress,
-    /// When it was created.
+    /// Time at which it was created.
     pub created_at: Timestamp,
-    /// When its very first attempt began, in wall time.
+    /// Start of its very first attempt, in wall time.
     pub first_attempt_at: Option<Timestamp>,
-    /// When it reached its present state, if finished.
+    /// Time at which it finished, if it has.
     pub finished_at: Option<Timestamp>,
-    /// The last attempt's status.
+    /// Status of the last attempt.
     pub last_status: Option<u16>,
-    /// The last attempt's failure.
+    /// Failure of the last attempt.
     pub last_error: Option<super::attempt::AttemptFailure>,
-    /// How often its processing failed inside the gateway.
+    /// Number of internal errors while it was processed.
     pub internal_errors: u32,
-    /// How, the last time.
+    /// Text of the last internal error.
     pub internal_error: Option<String>,
-    /// SHA-256 of the body, known from the first attempt on.
+    /// SHA-256 of the body in hex, known from the first attempt on.
     pub body_sha256: Option<String>,
 }
 
 impl Delivery {
-    /// The same with its times as people read them.
+    /// Returns the same value with its times converted to wall time.
     pub fn on_wall(self, offset: WallOffset) -> Self {
         let wall = |at: Timestamp| offset.wall(at);
         Self {

@@ -1,5 +1,4 @@
-//! How the way out is set: which networks are meant, who looks up names, and
-//! which proxy is gone through.
+//! Parses the egress settings: networks, the DNS resolver, and the proxy.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -10,12 +9,12 @@ use url::Url;
 
 use super::mail::decoded;
 
-/// IPv4 addresses written as IPv6 ones. They are judged as IPv4.
+/// The network of IPv4-mapped IPv6 addresses. They are judged as IPv4.
 const IPV4_MAPPED: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0), 96);
 
-/// Reads a network, or a single address, in the form in which addresses are
-/// judged: IPv4 written as IPv6 becomes IPv4. An IPv6 network that merely
-/// holds all mapped addresses, such as `::/0`, means IPv6 alone.
+/// Parses a network or a single address into the form in which addresses are
+/// judged: an IPv4-mapped one becomes IPv4. An IPv6 network that contains all
+/// mapped addresses, such as `::/0`, means IPv6 alone.
 pub fn read_network(text: &str) -> Result<IpNet, String> {
     let single = || text.parse::<IpAddr>().map(IpNet::from).ok();
     let network = text.parse().ok().or_else(single);
@@ -33,14 +32,14 @@ pub fn read_network(text: &str) -> Result<IpNet, String> {
     }
 }
 
-/// Who looks up names.
+/// The resolver that looks up the names of receivers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DnsResolver {
-    /// Our own resolver, at the machine's name servers.
+    /// The gateway's own resolver, with the machine's name servers.
     Own,
-    /// The machine's resolver.
+    /// The resolver of the machine.
     System,
-    /// Our own resolver, at these name servers.
+    /// The gateway's own resolver, with these name servers.
     Servers(Vec<SocketAddr>),
 }
 
@@ -75,53 +74,53 @@ impl fmt::Display for DnsResolver {
     }
 }
 
-/// A proxy, written like `http://user:password@proxy.example.com:3128`. It is
-/// never shown with its password.
+/// A proxy URL, written like `http://user:password@proxy.example.com:3128`. It is
+/// never displayed with its login.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ProxyUrl {
-    /// How it is spoken to.
+    /// Protocol of the proxy.
     pub kind: ProxyKind,
-    /// Its name or address, without brackets.
+    /// Name or address of the proxy, without brackets.
     pub host: String,
-    /// Its port.
+    /// Port of the proxy.
     pub port: u16,
-    /// Whom to sign in as, and with which password.
+    /// User and password, if the proxy needs them.
     pub login: Option<(String, String)>,
 }
 
-/// How a proxy is spoken to.
+/// The protocol of a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProxyKind {
-    /// HTTP CONNECT.
+    /// HTTP with the CONNECT method.
     Connect,
-    /// SOCKS5.
+    /// SOCKS version 5.
     Socks5,
 }
 
-const LIKE: &str = "write it like http://proxy.example.com:3128 or socks5://proxy.example.com:1080";
+const EXAMPLE: &str = "write it like http://proxy.example.com:3128 or socks5://proxy.example.com:1080";
 
 impl FromStr for ProxyUrl {
     type Err = String;
 
-    /// The sentence of a refusal holds nothing of the text, which may hold a
+    /// Parses the URL. An error repeats nothing of the text, which may hold a
     /// password.
     fn from_str(text: &str) -> Result<Self, String> {
-        let url: Url = text.parse().map_err(|problem| format!("it is not a URL ({problem}); {LIKE}"))?;
+        let url: Url = text.parse().map_err(|problem| format!("it is not a URL ({problem}); {EXAMPLE}"))?;
         let (kind, usual_port) = match url.scheme() {
             "http" => (ProxyKind::Connect, 80),
             "socks5" | "socks5h" => (ProxyKind::Socks5, 1080),
-            _ => return Err(format!("it is neither an http nor a socks5 proxy; {LIKE}")),
+            _ => return Err(format!("it is neither an http nor a socks5 proxy; {EXAMPLE}")),
         };
         let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']).to_ascii_lowercase();
         if host.is_empty() || !matches!(url.path(), "" | "/") || url.query().is_some() || url.fragment().is_some() {
-            return Err(format!("it must be a host, with a port and a login where they are needed; {LIKE}"));
+            return Err(format!("it must be a host, with a port and a login where they are needed; {EXAMPLE}"));
         }
-        let part = |text: &str| decoded(text).filter(|part| part.len() <= 255);
+        let decode = |text: &str| decoded(text).filter(|part| part.len() <= 255);
         let login = match (url.username(), url.password()) {
             ("", None) => None,
             (user, password) => Some(
-                part(user)
-                    .zip(part(password.unwrap_or_default()))
+                decode(user)
+                    .zip(decode(password.unwrap_or_default()))
                     .ok_or("its login is not text of at most 255 bytes; write special characters like %40")?,
             ),
         };
@@ -136,9 +135,10 @@ impl fmt::Display for ProxyUrl {
             ProxyKind::Socks5 => "socks5",
         };
         let login = if self.login.is_some() { "***@" } else { "" };
-        match self.host.contains(':') {
-            true => write!(f, "{scheme}://{login}[{}]:{}", self.host, self.port),
-            false => write!(f, "{scheme}://{login}{}:{}", self.host, self.port),
+        if self.host.contains(':') {
+            write!(f, "{scheme}://{login}[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{scheme}://{login}{}:{}", self.host, self.port)
         }
     }
 }

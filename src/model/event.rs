@@ -1,7 +1,6 @@
-//! What happened: an event, accepted once and never changed.
+//! An event: something that happened, accepted once and never changed.
 //!
-//! Invariant: `data` is the producer's bytes. Nothing here or elsewhere
-//! parses and prints them again.
+//! Invariant: `data` is the producer's bytes. No code re-serializes them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,29 +16,29 @@ use super::id::{EndpointId, EventId, TenantId};
 /// An event as accepted.
 #[derive(Clone)]
 pub struct Event {
-    /// Unique within its tenant.
+    /// Id of the event, unique within its tenant.
     pub id: EventId,
-    /// Whose event it is.
+    /// Tenant the event belongs to.
     pub tenant: TenantId,
-    /// What kind of thing happened.
+    /// Type of the event, such as `invoice.paid`.
     pub event_type: EventType,
-    /// What it happened to: events that share a key are delivered in order.
+    /// Ordering key: events that share a key are delivered in order.
     pub key: Option<EventKey>,
-    /// When it happened, in the producer's own words, where it gave any.
+    /// Time at which it happened, as text from the producer, if it gave one.
     pub timestamp: Option<String>,
-    /// The producer's name for the shape of `data`.
+    /// Producer's name for the schema of `data`.
     pub schema_version: Option<String>,
-    /// When it is over: what has not been delivered by then no longer matters.
+    /// Time after which no attempt for it starts, if its producer set one.
     pub expires_at: Option<Timestamp>,
-    /// The endpoints it was addressed to, when it names some.
+    /// Endpoints it is addressed to, if it names some.
     pub endpoints: Option<Vec<EndpointId>>,
-    /// When it was accepted.
+    /// Time at which it was accepted.
     pub accepted_at: Timestamp,
-    /// The producer's bytes: one JSON value; none, once they were expunged.
+    /// Producer's bytes: one JSON value, or empty once they were expunged.
     pub data: Bytes,
 }
 
-/// Shows how much it carries, and not what.
+/// Prints the size of the data instead of the data.
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Event({} of {}, {}, {} bytes)", self.id, self.tenant, self.event_type, self.data.len())
@@ -47,12 +46,12 @@ impl fmt::Debug for Event {
 }
 
 impl Event {
-    /// Whether its data is no longer stored. No JSON value is empty.
+    /// Whether its data is no longer stored: no JSON value is empty.
     pub fn is_expunged(&self) -> bool {
         self.data.is_empty()
     }
 
-    /// A checksum over everything of it that goes on the wire.
+    /// Returns the checksum over everything that is sent to receivers.
     pub fn checksum(&self) -> i64 {
         Checksum::default()
             .text(Some(self.id.as_str()))
@@ -66,13 +65,13 @@ impl Event {
             .end()
     }
 
-    /// Whether it is no longer what was stored. Stores of older versions have
-    /// no checksum to tell by, and expunged data is not what was stored.
+    /// Whether it no longer matches its stored checksum. Rows of older versions
+    /// have none, and expunged data is not compared.
     pub fn is_damaged(&self, stored: Option<i64>) -> bool {
         !self.is_expunged() && stored.is_some_and(|stored| stored != self.checksum())
     }
 
-    /// When it happened: the producer's words, or else when it was accepted.
+    /// Returns the producer's timestamp, or else the time of acceptance.
     pub fn timestamp_text(&self) -> String {
         self.timestamp.clone().unwrap_or_else(|| format!("{:.3}", self.accepted_at))
     }
@@ -81,27 +80,27 @@ impl Event {
 /// Why an event's data is no longer stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DataRemoval {
-    /// It was forgotten on request.
+    /// The data was expunged on request.
     Expunged,
-    /// No endpoint wanted it, and it was kept long enough.
+    /// No endpoint wanted the event, and its retention time passed.
     Unmatched,
 }
 
-/// A dotted name such as `invoice.paid`.
+/// An event type: a dotted name such as `invoice.paid`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventType(Arc<str>);
 
-/// What an event happened to; orders the events that share it.
+/// An ordering key: events that share one are delivered in order.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventKey(Arc<str>);
 
-/// Why a text is not the value it was given for.
+/// The reason why a text is not a valid value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidText(pub String);
 
 impl EventType {
-    /// How long a type may be.
+    /// Longest type, in bytes.
     pub const BYTES_MAX: usize = 256;
 }
 
@@ -122,7 +121,7 @@ impl FromStr for EventType {
 }
 
 impl EventKey {
-    /// How long a key may be.
+    /// Longest key, in bytes.
     pub const BYTES_MAX: usize = 256;
 }
 
@@ -145,15 +144,15 @@ impl FromStr for EventKey {
 macro_rules! checked_text {
     ($name:ident) => {
         impl $name {
-            /// The text itself.
+            /// Returns the text itself.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
-            /// Takes a value from the store, where it was put after being checked.
+            /// Wraps a text from the store, which was checked before it was stored.
             pub fn from_stored(text: &str) -> Self {
                 Self(text.into())
             }
-            /// The shared text, for those who keep it.
+            /// Returns the text as a shared pointer.
             pub fn shared(&self) -> Arc<str> {
                 self.0.clone()
             }
@@ -183,8 +182,8 @@ macro_rules! checked_text {
 checked_text!(EventType);
 checked_text!(EventKey);
 
-/// How deep the arrays and objects of a JSON text nest. Reads bytes that are
-/// known to be well-formed JSON; strings are stepped over.
+/// Returns how deep the arrays and objects of a JSON text nest. The bytes must be
+/// well-formed JSON; brackets inside strings are skipped.
 pub fn json_depth(json: &[u8]) -> usize {
     let (mut depth, mut deepest) = (0usize, 0usize);
     let mut bytes = json.iter();

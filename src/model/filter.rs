@@ -1,6 +1,6 @@
-//! Which events an endpoint wants: type globs, and rules on the data.
+//! Filters events for an endpoint, by globs on the type and rules on the data.
 //!
-//! Both can say why they did not match, because that is what people ask.
+//! A rule that does not hold says why, because that is what people ask.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -12,18 +12,18 @@ use serde_json::{Map, Value};
 use super::event::InvalidText;
 use super::pointer::child;
 
-/// An event's data, as filters look at it.
+/// An event's data, as filters read it.
 pub enum FilterInput<'a> {
-    /// Parsed as a whole.
+    /// Data that was parsed as a whole.
     Parsed(Value),
-    /// Well-formed, but with something in it that no value can hold, such as
-    /// half a surrogate pair or 1e400. Its parts are parsed one by one, so
-    /// that the odd one does not hide the others.
+    /// Well-formed data with a part that serde_json's `Value` cannot hold, such
+    /// as half a surrogate pair or 1e400. Its parts are parsed one by one, so that
+    /// filters still see the others.
     Odd(&'a RawValue),
 }
 
 impl<'a> FilterInput<'a> {
-    /// Reads data that is known to be well-formed JSON.
+    /// Parses data that is known to be well-formed JSON.
     pub fn of(bytes: &'a [u8]) -> Self {
         match serde_json::from_slice(bytes) {
             Ok(value) => Self::Parsed(value),
@@ -36,27 +36,28 @@ impl<'a> FilterInput<'a> {
             Self::Parsed(value) => value.pointer(path).map(Cow::Borrowed),
             Self::Odd(raw) => {
                 let steps = path.split('/').skip(1).map(|step| step.replace("~1", "/").replace("~0", "~"));
-                let found = steps.into_iter().try_fold(*raw, |raw, step| step_into(raw, &step))?;
-                Some(Cow::Owned(odd_value(found)))
+                let target = steps.into_iter().try_fold(*raw, |raw, step| step_into(raw, &step))?;
+                Some(Cow::Owned(nearest_value(target)))
             }
         }
     }
 }
 
-/// One step of a path, without looking at what stands beside it.
+/// Returns the item or field that one step of a path leads to, without parsing
+/// its neighbours.
 fn step_into<'a>(raw: &'a RawValue, step: &str) -> Option<&'a RawValue> {
     let text = raw.get();
     if text.starts_with('[') {
         let items: Vec<&RawValue> = serde_json::from_str(text).ok()?;
-        // A place in a list is written in one way alone.
-        let place = step.parse::<usize>().ok().filter(|place| place.to_string() == step)?;
-        return items.get(place).copied();
+        // RFC 6901 allows no leading zeros and no sign.
+        let index = step.parse::<usize>().ok().filter(|index| index.to_string() == step)?;
+        return items.get(index).copied();
     }
     let fields: HashMap<ObjectKey, &'a RawValue> = serde_json::from_str(text).ok()?;
     fields.get(step.as_bytes()).copied()
 }
 
-/// A name as bytes, since half a surrogate pair in one is no text.
+/// The name of a field as bytes, since half a surrogate pair is not valid UTF-8.
 #[derive(PartialEq, Eq, Hash)]
 struct ObjectKey(Vec<u8>);
 
@@ -83,8 +84,8 @@ impl<'de> Deserialize<'de> for ObjectKey {
     }
 }
 
-/// A value, or the nearest to one that no value can hold.
-fn odd_value(raw: &RawValue) -> Value {
+/// Returns the value, or the nearest one that `Value` can hold.
+fn nearest_value(raw: &RawValue) -> Value {
     let text = raw.get();
     serde_json::from_str(text).unwrap_or_else(|_| match text.parse::<f64>() {
         Ok(huge) => Value::from(huge.clamp(f64::MIN, f64::MAX)),
@@ -92,7 +93,7 @@ fn odd_value(raw: &RawValue) -> Value {
     })
 }
 
-/// Does a type match a pattern? `*` stands for any text, dots included.
+/// Whether a type matches a pattern; `*` stands for any text, dots included.
 pub fn glob_matches(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().expect("split yields at least one part");
@@ -119,61 +120,61 @@ pub fn check_glob(pattern: &str) -> Result<(), InvalidText> {
     Ok(())
 }
 
-/// Rules on an event's data. Total: every filter gives an answer on every
-/// JSON value, in time proportional to its size.
+/// Rules on an event's data. Every filter gives a result for every JSON value, in
+/// time proportional to its size.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Filter {
-    /// Every one must hold.
+    /// Every rule must hold.
     All(Vec<Filter>),
-    /// At least one must hold.
+    /// At least one rule must hold.
     Any(Vec<Filter>),
-    /// Must not hold.
+    /// The rule must not hold.
     Not(Box<Filter>),
-    /// Every test must hold of the value at the path.
+    /// Every test must hold for the value at the path.
     Field {
-        /// A JSON pointer into the data.
+        /// JSON pointer into the data.
         path: String,
-        /// What is asked of the value there.
+        /// Tests of the value at the path.
         tests: Vec<FilterTest>,
     },
 }
 
-/// One question about one value.
+/// One test of one value.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FilterTest {
-    /// The value is this one.
+    /// The value equals this one.
     Equals(Value),
     /// The value is one of these.
     In(Vec<Value>),
-    /// There is (or is not) a value.
+    /// The value exists, or does not exist.
     Exists(bool),
-    /// A number or string above this one.
+    /// The value is a number or string above this one.
     Gt(Value),
-    /// A number or string below this one.
+    /// The value is a number or string below this one.
     Lt(Value),
-    /// A string that begins with this.
+    /// The value is a string that begins with this one.
     Prefix(String),
 }
 
-/// How many rules one filter may hold.
+/// Most rules in one filter.
 pub const RULES_MAX: usize = 100;
-/// How deep `all`, `any` and `not` may nest.
+/// Deepest nesting of `all`, `any` and `not`.
 pub const DEPTH_MAX: usize = 8;
 
 impl Filter {
-    /// Reads a filter from JSON. The error names the place inside it.
+    /// Parses a filter from JSON. The error has a JSON pointer into it.
     pub fn parse(json: &Value) -> Result<Self, (String, InvalidText)> {
         let mut rules = 0;
         parse(json, "", 0, &mut rules)
     }
 
-    /// `Ok` when the data passes, else the first rule that did not hold.
+    /// Returns `Ok` if the data passes, else the first rule that does not hold.
     pub fn check(&self, data: &FilterInput<'_>) -> Result<(), String> {
         match self {
             Self::All(rules) => rules.iter().try_for_each(|rule| rule.check(data)),
             Self::Any(rules) => {
-                // Each is asked once: asked again for its reason, lists in
-                // lists would double the work with every level.
+                // Each rule is checked once: checking again for the reason would
+                // double the work with every level of nesting.
                 let mut reasons = Vec::with_capacity(rules.len());
                 for rule in rules {
                     match rule.check(data) {
@@ -189,11 +190,11 @@ impl Filter {
             },
             Self::Field { path, tests } => {
                 #[cfg(test)]
-                tests::ASKED.set(tests::ASKED.get() + 1);
+                tests::CHECKED.set(tests::CHECKED.get() + 1);
                 let value = data.at(path);
                 match tests.iter().find(|test| !test.holds(value.as_deref())) {
                     None => Ok(()),
-                    Some(test) => Err(format!("{path} {}, but {}", test.describe(), seen(value.as_deref()))),
+                    Some(test) => Err(format!("{path} {}, but {}", test.describe(), describe_value(value.as_deref()))),
                 }
             }
         }
@@ -218,8 +219,8 @@ impl FilterTest {
         match (self, value) {
             (Self::Exists(wanted), value) => value.is_some() == *wanted,
             (_, None) => false,
-            (Self::Equals(wanted), Some(value)) => same(value, wanted),
-            (Self::In(wanted), Some(value)) => wanted.iter().any(|one| same(value, one)),
+            (Self::Equals(wanted), Some(value)) => is_equal(value, wanted),
+            (Self::In(wanted), Some(value)) => wanted.iter().any(|one| is_equal(value, one)),
             (Self::Gt(limit), Some(value)) => compare(value, limit).is_some_and(|o| o.is_gt()),
             (Self::Lt(limit), Some(value)) => compare(value, limit).is_some_and(|o| o.is_lt()),
             (Self::Prefix(prefix), Some(value)) => value.as_str().is_some_and(|text| text.starts_with(prefix.as_str())),
@@ -239,9 +240,8 @@ impl FilterTest {
     }
 }
 
-/// What stands there, without printing the producer's data: kinds and small
-/// numbers say enough, and payloads stay inside.
-fn seen(value: Option<&Value>) -> &'static str {
+/// Describes the value by its kind alone, so that no payload is printed.
+fn describe_value(value: Option<&Value>) -> &'static str {
     match value {
         None => "there is no such value",
         Some(Value::Null) => "the value is null",
@@ -253,15 +253,16 @@ fn seen(value: Option<&Value>) -> &'static str {
     }
 }
 
-/// Numbers are compared by value (1 equals 1.0), all else by form.
-fn same(left: &Value, right: &Value) -> bool {
+/// Whether two values are equal. Numbers are compared by value (1 equals 1.0).
+fn is_equal(left: &Value, right: &Value) -> bool {
     match (left, right) {
         (Value::Number(_), Value::Number(_)) => compare(left, right) == Some(std::cmp::Ordering::Equal),
         _ => left == right,
     }
 }
 
-/// Whole numbers of up to 64 bits exactly, others as floating point.
+/// Compares two numbers or two strings. Whole numbers of up to 64 bits are compared
+/// exactly, others as floating point.
 fn compare(left: &Value, right: &Value) -> Option<std::cmp::Ordering> {
     let whole = |value: &Value| value.as_i64().map(i128::from).or(value.as_u64().map(i128::from));
     match (left, right) {
@@ -347,7 +348,7 @@ fn parse_field(object: &Map<String, Value>, at: &str) -> Result<Filter, (String,
     }
 }
 
-/// A filter is kept and shown as the JSON it was given as.
+/// A filter with the JSON it was given as, in which it is stored and shown.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Value", into = "Value")]
 pub struct FilterRule {
@@ -356,7 +357,7 @@ pub struct FilterRule {
 }
 
 impl FilterRule {
-    /// The rules themselves.
+    /// Returns the parsed filter.
     pub fn filter(&self) -> &Filter {
         &self.filter
     }
@@ -385,8 +386,8 @@ mod tests {
     use serde_json::json;
 
     thread_local! {
-        /// How many rules about fields were asked.
-        pub static ASKED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+        /// Number of field rules that were checked.
+        pub static CHECKED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
     }
 
     #[test]
@@ -448,9 +449,9 @@ mod tests {
     fn lists_in_lists_cost_no_more_than_their_rules() {
         let rules = vec![json!({"path":"/zz","exists":true}); 90];
         let nested = (1..DEPTH_MAX).fold(json!({"any":rules}), |inner, _| json!({"any":[inner]}));
-        ASKED.set(0);
+        CHECKED.set(0);
         assert!(Filter::parse(&nested).unwrap().check(&FilterInput::of(b"[1e400,0]")).is_err());
-        assert_eq!(ASKED.get(), 90, "asked twice on every level, each rule would be asked 256 times");
+        assert_eq!(CHECKED.get(), 90, "checked twice on every level, each rule would be checked 256 times");
     }
 
     #[test]
@@ -490,7 +491,7 @@ mod tests {
 
     #[test]
     fn a_bad_filter_is_refused_at_its_place() {
-        for (filter, place) in [
+        for (filter, pointer) in [
             (json!([]), ""),
             (json!({}), ""),
             (json!({"all":[]}), "/all"),
@@ -502,7 +503,7 @@ mod tests {
             (json!({"a/b~":[]}), "/a~1b~0"),
             (json!({"path":"/a","a/b":1}), "/a~1b"),
         ] {
-            assert_eq!(Filter::parse(&filter).unwrap_err().0, place, "{filter}");
+            assert_eq!(Filter::parse(&filter).unwrap_err().0, pointer, "{filter}");
         }
         let deep = (0..20).fold(json!({"path":"/a","exists":true}), |inner, _| json!({"not":inner}));
         assert!(Filter::parse(&deep).is_err());

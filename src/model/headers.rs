@@ -1,7 +1,7 @@
-//! Which headers an endpoint may add to its deliveries.
+//! Checks the custom headers that an endpoint adds to its deliveries.
 //!
-//! Ours, the connection's own and anything that could split a request are
-//! refused here, so that sending never has to decide.
+//! Headers that the gateway or the connection sets and anything that could split
+//! a request are refused here, so that the sender never has to decide.
 
 use std::collections::BTreeMap;
 
@@ -9,15 +9,15 @@ use super::endpoint::InvalidSetting;
 use super::pointer::child;
 use super::signing::HiddenText;
 
-/// What is shown in the place of a value.
+/// Text that is shown instead of a hidden value.
 pub const MASK: &str = "***";
 
 const HEADERS_MAX: usize = 32;
 const NAME_BYTES_MAX: usize = 64;
 const VALUE_BYTES_MAX: usize = 4_096;
 
-/// Written by us on every attempt or by the connection itself, or believed by
-/// servers that read more into them: who the client is, and what is asked for.
+/// Reserved header names: the gateway or the connection sets them, or servers
+/// trust them about who the client is or what it asks for.
 const RESERVED: &[&str] = &[
     "connection",
     "content-encoding",
@@ -54,10 +54,11 @@ const RESERVED: &[&str] = &[
     "x-hub-signature-256",
     "stripe-signature",
 ];
-/// The last two are what the metadata services of clouds ask to be sent.
+/// Reserved beginnings of header names; the last two are those that the metadata
+/// services of clouds require.
 const RESERVED_PREFIXES: &[&str] = &["proxy-", "svix-", "webhook-", "x-forwarded-", "metadata", "x-aws-"];
 
-/// Every reason to refuse these headers.
+/// Returns every reason to refuse these headers.
 pub fn check(headers: &BTreeMap<String, HiddenText>) -> Vec<InvalidSetting> {
     let mut problems = Vec::new();
     if headers.len() > HEADERS_MAX {
@@ -68,10 +69,10 @@ pub fn check(headers: &BTreeMap<String, HiddenText>) -> Vec<InvalidSetting> {
     }
     let mut seen = std::collections::HashSet::new();
     for (name, value) in headers {
-        let twice = (!seen.insert(folded(name)))
+        let duplicate = (!seen.insert(folded(name)))
             .then(|| format!("header {name} is given twice; headers differ by more than case, - and _"));
-        let found = check_name(name).or(twice).or_else(|| check_value(name, value.reveal()));
-        problems.extend(found.map(|message| InvalidSetting { pointer: child("/headers", name), message }));
+        let problem = check_name(name).or(duplicate).or_else(|| check_value(name, value.reveal()));
+        problems.extend(problem.map(|message| InvalidSetting { pointer: child("/headers", name), message }));
     }
     problems
 }
@@ -85,14 +86,15 @@ fn check_name(name: &str) -> Option<String> {
     is_reserved(name).then(|| format!("header {name} is reserved; choose another name"))
 }
 
-/// Whether an endpoint may not set this header. One that was stored before its
-/// name was reserved stays stored, and is not sent.
+/// Whether an endpoint may not set this header. A header that was stored before
+/// its name was reserved stays stored, and is not sent.
 pub fn is_reserved(name: &str) -> bool {
-    let lower = folded(name);
-    RESERVED.contains(&lower.as_str()) || RESERVED_PREFIXES.iter().any(|prefix| lower.starts_with(prefix))
+    let name = folded(name);
+    RESERVED.contains(&name.as_str()) || RESERVED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// A name as the least careful of receivers reads it: many take `_` for `-`.
+/// Returns the name in lower case with `-` for `_`: many receivers do not tell
+/// them apart.
 fn folded(name: &str) -> String {
     name.to_ascii_lowercase().replace('_', "-")
 }

@@ -1,8 +1,8 @@
-//! Names things: prefixed, sortable ids that say what they name.
+//! Defines the ids: prefixed, sortable, and of a type of their own each.
 //!
-//! Our own ids are UUIDv7 in Crockford base32 (`dlv_01k…`), so they sort by
-//! time of creation. Tenants and events may be named by the caller instead,
-//! within the alphabet checked here.
+//! Ids that the gateway mints are UUIDv7 in Crockford base32 (`dlv_01k…`), so they sort by
+//! time of creation. Callers choose the ids of tenants, and may choose those of
+//! events, within the alphabet checked here.
 //!
 //! Invariant: an id never contains a dot, because the dot separates the
 //! parts of what is signed.
@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
-/// Why a string is not the id it was taken for.
+/// The reason why a text is not a valid id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidId(pub String);
@@ -27,7 +27,7 @@ macro_rules! minted_id {
         pub struct $name(pub Uuid);
 
         impl $name {
-            /// What every id of this kind begins with.
+            /// Beginning of every id of this kind.
             pub const PREFIX: &'static str = concat!($prefix, "_");
 
             /// Mints an id that sorts after those minted at earlier times.
@@ -75,41 +75,41 @@ macro_rules! minted_id {
 }
 
 minted_id!(
-    /// Names an endpoint.
+    /// The id of an endpoint.
     EndpointId, "ep"
 );
 minted_id!(
-    /// Names a delivery. The store mints it inside the accept commit.
+    /// The id of a delivery. The store mints it inside the accept commit.
     DeliveryId, "dlv"
 );
 minted_id!(
-    /// Names an attempt. Derived from its delivery, its number and its start.
+    /// The id of an attempt, derived from its delivery, its number and its start.
     AttemptId, "att"
 );
 minted_id!(
-    /// Names one signing secret of an endpoint.
+    /// The id of a signing secret of an endpoint.
     SecretId, "sec"
 );
 minted_id!(
-    /// Names a token.
+    /// The id of a token.
     TokenId, "key"
 );
 minted_id!(
-    /// Names an entry of the audit log.
+    /// The id of an entry of the audit log.
     AuditId, "aud"
 );
 
 impl AttemptId {
-    /// The id of a delivery's attempt: the same whenever it is asked for, so
-    /// it needs no column.
+    /// Returns the id of a delivery's attempt. It is always the same, so it is
+    /// not stored.
     pub fn of(delivery: DeliveryId, number: u32, started_at: Timestamp) -> Self {
         let low = (delivery.0.as_u128() << 12) | u128::from(number & 0xfff);
         Self(uuid_v7(started_at, low))
     }
 }
 
-/// Lays out a UUIDv7: 48 bits of milliseconds, then version, variant and 74
-/// bits of the given number (62 low ones first).
+/// Returns a UUIDv7: 48 bits of milliseconds, version, variant and 74 bits of the
+/// given number (its 62 low bits are the last 62).
 pub fn uuid_v7(at: Timestamp, low: u128) -> Uuid {
     let millis = u128::try_from(at.as_millisecond()).unwrap_or(0) & 0xffff_ffff_ffff;
     let rand_b = low & 0x3fff_ffff_ffff_ffff;
@@ -117,24 +117,24 @@ pub fn uuid_v7(at: Timestamp, low: u128) -> Uuid {
     Uuid::from_u128((millis << 80) | (0x7 << 76) | (rand_a << 64) | (0b10 << 62) | rand_b)
 }
 
-/// Whose events these are. The caller chooses it.
+/// The id of a tenant. The caller chooses it.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TenantId(Arc<str>);
 
 impl TenantId {
-    /// The tenant that always exists.
+    /// Id of the default tenant, which always exists.
     pub const DEFAULT: &'static str = "default";
-    /// The tenant whose events are about the gateway itself. It always exists.
+    /// Id of the tenant whose events are about the gateway itself; it always exists.
     pub const SYSTEM: &'static str = "_system";
-    /// How long a tenant's id may be.
+    /// Longest id of a tenant, in bytes.
     pub const BYTES_MAX: usize = 64;
 
-    /// The tenant whose events are about the gateway itself.
+    /// Returns the id of the tenant whose events are about the gateway itself.
     pub fn system() -> Self {
         Self(Self::SYSTEM.into())
     }
 
-    /// Whether this is that one.
+    /// Whether this is the tenant whose events are about the gateway itself.
     pub fn is_system(&self) -> bool {
         &*self.0 == Self::SYSTEM
     }
@@ -153,12 +153,13 @@ impl FromStr for TenantId {
     }
 }
 
-/// Names an event, within its tenant. The producer chooses it, or we mint one.
+/// The id of an event, unique within its tenant. The producer chooses it, or the
+/// gateway mints one.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId(Arc<str>);
 
 impl EventId {
-    /// How long an event's id may be.
+    /// Longest id of an event, in bytes.
     pub const BYTES_MAX: usize = 128;
 
     /// Mints an id for an event that came without one.
@@ -167,17 +168,17 @@ impl EventId {
         Self(format!("evt_{}", base32(uuid_v7(now, random).as_u128(), &mut buffer)).into())
     }
 
-    /// Takes an id from the store, where it was put after being checked.
+    /// Wraps an id from the store, which was checked before it was stored.
     pub fn from_stored(text: &str) -> Self {
         Self(text.into())
     }
 
-    /// The millisecond at which it was minted, if it looks like one of ours.
-    /// What a producer chose may look so, too.
+    /// Returns the millisecond at which the id was minted, if it looks like one
+    /// that the gateway minted. An id that a producer chose may look so, too.
     pub fn minted_ms(&self) -> Option<i64> {
         let uuid = Uuid::from_u128(self.0.strip_prefix("evt_").and_then(from_base32)?);
-        let is_ours = uuid.get_version_num() == 7 && uuid.get_variant() == uuid::Variant::RFC4122;
-        is_ours.then_some((uuid.as_u128() >> 80) as i64)
+        let is_minted = uuid.get_version_num() == 7 && uuid.get_variant() == uuid::Variant::RFC4122;
+        is_minted.then_some((uuid.as_u128() >> 80) as i64)
     }
 }
 
@@ -192,7 +193,7 @@ impl FromStr for EventId {
 macro_rules! text_id {
     ($name:ident) => {
         impl $name {
-            /// The id as text.
+            /// Returns the id as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }

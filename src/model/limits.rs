@@ -1,8 +1,9 @@
-//! What a tenant may use of what all tenants share, and what it uses.
+//! The limits of a tenant on what all tenants share, and its usage.
 //!
-//! The operator sets these; a tenant's tokens only see them. Counts are exact.
-//! What is stored and what waits is counted as it is written, so requests that
-//! come at the same moment may pass a limit by what they bring.
+//! The operator sets the limits; a tenant's tokens can only read them. Counts of
+//! endpoints and tokens are exact. Stored bytes and waiting deliveries are counted
+//! after they are written, so concurrent requests may exceed a limit by what they
+//! bring.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,11 +13,11 @@ use super::rate::Rate;
 use super::size::Size;
 use super::span::Span;
 
-/// What an event counts beside its data, and each of its deliveries: their
+/// Bytes that an event counts besides its data, and each of its deliveries, for
 /// rows and indexes.
 const ROW_BYTES: u64 = 512;
 
-/// What an event counts of its tenant's `stored_bytes`.
+/// Returns how many bytes an event counts against its tenant's `stored_bytes`.
 pub fn stored_bytes(data: usize, deliveries: usize) -> u64 {
     data as u64 + ROW_BYTES * (1 + deliveries as u64)
 }
@@ -60,7 +61,7 @@ impl Default for TenantLimits {
 }
 
 impl TenantLimits {
-    /// Refuses what cannot be kept: where, and the sentence.
+    /// Refuses values out of range, with a JSON pointer and the reason.
     pub fn check(&self, mut refuse: impl FnMut(&str, String)) {
         for (field, count) in [("endpoints", self.endpoints), ("tokens", self.tokens)] {
             if count > 1_000_000 {
@@ -78,17 +79,17 @@ impl TenantLimits {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct EndpointCeiling {
-    /// Of `max_in_flight`: 1 to 1,000.
+    /// Ceiling of `max_in_flight`: 1 to 1,000.
     #[schema(minimum = 1, maximum = 1000)]
     pub max_in_flight: u32,
-    /// Of `rate.per_second`; null for no ceiling.
+    /// Ceiling of `rate.per_second`; null for no ceiling.
     pub per_second: Option<f64>,
-    /// Of `timeout.total`: 100ms to 1m.
+    /// Ceiling of `timeout.total`: 100ms to 1m.
     #[schema(value_type = String, example = "1m")]
     pub timeout: Span,
-    /// Of `retry.max_attempts`; null for no ceiling.
+    /// Ceiling of `retry.max_attempts`; null for no ceiling.
     pub max_attempts: Option<u32>,
-    /// Of `retry.max_age`; null for no ceiling.
+    /// Ceiling of `retry.max_age`; null for no ceiling.
     #[schema(value_type = Option<String>, example = "72h")]
     pub max_age: Option<Span>,
 }
@@ -99,16 +100,16 @@ impl Default for EndpointCeiling {
     }
 }
 
-/// A setting that lies above its ceiling.
+/// A setting above its ceiling.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AboveCeiling {
-    /// The setting, as a JSON pointer.
+    /// JSON pointer to the setting.
     pub pointer: &'static str,
-    /// The ceiling, as it is named in the tenant's `limits`.
+    /// Name of the ceiling in the tenant's `limits`.
     pub limit: &'static str,
-    /// What it is set to.
+    /// Value of the setting.
     pub is: String,
-    /// What it may be set to.
+    /// Largest value allowed.
     pub most: String,
 }
 
@@ -134,13 +135,13 @@ impl EndpointCeiling {
         }
     }
 
-    /// The cap in force.
+    /// Returns the cap in force.
     pub fn max_in_flight(&self, set: u32) -> u32 {
         set.min(self.max_in_flight)
     }
 
-    /// The rate in force. A burst is what a second's worth may be at most, so
-    /// that a low ceiling is not passed by a large burst again and again.
+    /// Returns the rate in force. A capped rate has a burst of at most one second's
+    /// worth, so that large bursts cannot exceed a low ceiling again and again.
     pub fn rate(&self, set: Rate) -> Rate {
         match self.per_second.filter(|most| *most < set.per_second) {
             None => set,
@@ -148,12 +149,12 @@ impl EndpointCeiling {
         }
     }
 
-    /// The deadlines in force.
+    /// Returns the deadlines in force.
     pub fn timeout(&self, set: AttemptTimeouts) -> AttemptTimeouts {
         AttemptTimeouts { total: set.total.min(self.timeout), ..set }
     }
 
-    /// The retry policy in force.
+    /// Returns the retry policy in force.
     pub fn policy(&self, set: RetryPolicy) -> RetryPolicy {
         RetryPolicy {
             max_attempts: self.max_attempts.map_or(set.max_attempts, |most| set.max_attempts.min(most)),
@@ -162,13 +163,13 @@ impl EndpointCeiling {
         }
     }
 
-    /// What of these settings lies above the ceiling.
+    /// Returns the settings that lie above the ceiling.
     pub fn above(&self, settings: &EndpointSettings) -> Vec<AboveCeiling> {
-        let mut found = Vec::new();
+        let mut violations = Vec::new();
         let policy = settings.retry.filled();
         let mut compare = |is_above: bool, pointer, limit, is: &dyn ToString, most: &dyn ToString| {
             if is_above {
-                found.push(AboveCeiling { pointer, limit, is: is.to_string(), most: most.to_string() });
+                violations.push(AboveCeiling { pointer, limit, is: is.to_string(), most: most.to_string() });
             }
         };
         compare(
@@ -187,36 +188,36 @@ impl EndpointCeiling {
         if let Some(most) = self.max_age {
             compare(policy.max_age > most, "/retry/max_age", "endpoint.max_age", &policy.max_age, &most);
         }
-        found
+        violations
     }
 }
 
-/// A count that would pass its limit.
+/// A count that would exceed its limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "tenant {tenant} has {used} {counted} of at most {most} (limits.{limit}); delete some, or ask the operator to raise the limit"
 )]
 pub struct OverLimit {
-    /// Whose limit it is.
+    /// Tenant whose limit it is.
     pub tenant: super::id::TenantId,
-    /// Its name in the tenant's `limits`.
+    /// Name of the limit in the tenant's `limits`.
     pub limit: &'static str,
-    /// What is counted.
+    /// What is counted, in words.
     pub counted: &'static str,
-    /// What is used already, or would be.
+    /// Number in use, with the change where that is what exceeds the limit.
     pub used: String,
-    /// The limit.
+    /// Largest number allowed.
     pub most: String,
 }
 
 /// What a tenant uses, by the names of its limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct TenantUsage {
-    /// Its endpoints.
+    /// Number of its endpoints.
     pub endpoints: u64,
-    /// The bytes of their settings.
+    /// Bytes of the settings of its endpoints.
     pub settings_bytes: u64,
-    /// Its tokens.
+    /// Number of its tokens.
     pub tokens: u64,
     /// What its events take up; on many nodes up to two seconds old.
     pub stored_bytes: u64,
@@ -225,7 +226,7 @@ pub struct TenantUsage {
 }
 
 impl TenantUsage {
-    /// Refuses one endpoint more, or settings that grow, where that passes a limit.
+    /// Refuses another endpoint, or larger settings, if that exceeds a limit.
     pub fn admits_settings(
         &self,
         tenant: &super::id::TenantId,
@@ -247,22 +248,22 @@ impl TenantUsage {
         Ok(())
     }
 
-    /// Refuses one token more, where that passes the limit.
+    /// Refuses another token, if that exceeds the limit.
     pub fn admits_token(&self, tenant: &super::id::TenantId, limits: &TenantLimits) -> Result<(), OverLimit> {
-        match self.tokens < u64::from(limits.tokens) {
-            true => Ok(()),
-            false => Err(OverLimit {
-                tenant: tenant.clone(),
-                limit: "tokens",
-                counted: "tokens",
-                used: self.tokens.to_string(),
-                most: limits.tokens.to_string(),
-            }),
+        if self.tokens < u64::from(limits.tokens) {
+            return Ok(());
         }
+        Err(OverLimit {
+            tenant: tenant.clone(),
+            limit: "tokens",
+            counted: "tokens",
+            used: self.tokens.to_string(),
+            most: limits.tokens.to_string(),
+        })
     }
 }
 
-/// How many bytes settings have as JSON.
+/// Returns the size of settings as JSON, in bytes.
 pub fn settings_bytes(settings: &EndpointSettings) -> u64 {
     #[derive(Default)]
     struct ByteCounter(u64);
@@ -275,9 +276,9 @@ pub fn settings_bytes(settings: &EndpointSettings) -> u64 {
             Ok(())
         }
     }
-    let mut counting = ByteCounter::default();
-    serde_json::to_writer(&mut counting, settings).expect("settings are plain data");
-    counting.0
+    let mut counter = ByteCounter::default();
+    serde_json::to_writer(&mut counter, settings).expect("settings are plain data");
+    counter.0
 }
 
 #[cfg(test)]
@@ -335,13 +336,13 @@ mod tests {
                 "timeout":"2m","max_attempts":0,"max_age":"1ms"}}"#,
         )
         .unwrap();
-        let mut found = Vec::new();
-        limits.check(|place, detail| {
+        let mut pointers = Vec::new();
+        limits.check(|pointer, detail| {
             assert!(detail.contains("use "), "{detail}");
-            found.push(place.to_owned());
+            pointers.push(pointer.to_owned());
         });
         assert_eq!(
-            found,
+            pointers,
             [
                 "/endpoints",
                 "/management/per_second",

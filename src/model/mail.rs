@@ -1,4 +1,4 @@
-//! Where mail is handed over: a mail server, written as a URL.
+//! Parses the URL of the mail server.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,43 +8,43 @@ use url::Url;
 
 /// A mail server, written like `smtp://user@mail.example.com:587?tls=required`.
 ///
-/// It never holds a password: the URL is shown, and ends up in files and in
-/// lists of processes.
+/// It never holds a password, because the URL is displayed and ends up in files
+/// and in lists of processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MailServer {
-    /// Its name or address, without brackets.
+    /// Name or address of the server, without brackets.
     pub host: String,
-    /// Its port.
+    /// Port of the server.
     pub port: u16,
-    /// Whom to sign in as.
+    /// User to log in as, if the server needs one.
     pub user: Option<String>,
-    /// How the connection is encrypted.
+    /// Encryption of the connection.
     pub encryption: MailEncryption,
     written: String,
 }
 
-/// How a connection to a mail server is encrypted.
+/// The encryption of a connection to a mail server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MailEncryption {
-    /// Not at all.
+    /// The connection is not encrypted.
     Never,
-    /// With STARTTLS if the server offers it.
+    /// STARTTLS is used if the server offers it.
     IfOffered,
-    /// With STARTTLS, or no mail is sent.
+    /// STARTTLS is used; without it no mail is sent.
     Required,
-    /// From the first byte.
+    /// TLS is used from the first byte.
     FromTheStart,
 }
 
-const LIKE: &str = "write it like smtp://user@mail.example.com:587 or smtps://user@mail.example.com";
+const EXAMPLE: &str = "write it like smtp://user@mail.example.com:587 or smtps://user@mail.example.com";
 
 impl FromStr for MailServer {
     type Err = String;
 
-    /// The sentence of a refusal holds nothing of the text but the part that
-    /// is wrong and cannot be a password.
+    /// Parses the URL. An error repeats only a part of the text that is wrong and
+    /// cannot be a password.
     fn from_str(text: &str) -> Result<Self, String> {
-        let url: Url = text.parse().map_err(|problem| format!("it is not a URL ({problem}); {LIKE}"))?;
+        let url: Url = text.parse().map_err(|problem| format!("it is not a URL ({problem}); {EXAMPLE}"))?;
         if url.password().is_some() {
             return Err("it holds a password, which would be seen in lists of settings and of processes; \
                         write the password into a file and name that with smtp-password-file"
@@ -52,20 +52,20 @@ impl FromStr for MailServer {
         }
         let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']).to_owned();
         if host.is_empty() || !matches!(url.path(), "" | "/") || url.fragment().is_some() {
-            return Err(format!("it must be a host, with a port and a user where they are needed; {LIKE}"));
+            return Err(format!("it must be a host, with a port and a user where they are needed; {EXAMPLE}"));
         }
-        let is_near = is_loopback(&host);
-        let encryption = match (url.scheme(), asked(&url)?) {
+        let is_local = is_loopback(&host);
+        let encryption = match (url.scheme(), tls_parameter(&url)?) {
             ("smtps", None) => MailEncryption::FromTheStart,
             ("smtps", Some(_)) => return Err("smtps is encrypted from the start; leave tls out, or use smtp".into()),
-            ("smtp", Some(asked)) => asked,
-            ("smtp", None) if is_near => MailEncryption::Never,
+            ("smtp", Some(encryption)) => encryption,
+            ("smtp", None) if is_local => MailEncryption::Never,
             ("smtp", None) => MailEncryption::Required,
-            (other, _) => return Err(format!("{other:?} is not a way to send mail; {LIKE}")),
+            (other, _) => return Err(format!("{other:?} is not a way to send mail; {EXAMPLE}")),
         };
         let usual_port = match encryption {
             MailEncryption::FromTheStart => 465,
-            _ if is_near => 25,
+            _ if is_local => 25,
             _ => 587,
         };
         let user = match url.username() {
@@ -82,23 +82,24 @@ impl fmt::Display for MailServer {
     }
 }
 
-/// What `?tls=` asks for.
-fn asked(url: &Url) -> Result<Option<MailEncryption>, String> {
-    let mut asked = None;
+/// Returns the encryption that `?tls=` asks for, if it is given.
+fn tls_parameter(url: &Url) -> Result<Option<MailEncryption>, String> {
+    let mut encryption = None;
     for (name, value) in url.query_pairs() {
-        let found = match (&*name, &*value) {
+        let requested = match (&*name, &*value) {
             ("tls", "none") => MailEncryption::Never,
             ("tls", "opportunistic") => MailEncryption::IfOffered,
             ("tls", "required") => MailEncryption::Required,
             ("tls", other) => return Err(format!("tls is {other:?}; use none, opportunistic or required")),
-            // Not repeated here: a ? in a password would make it one.
+            // The error does not repeat the name: it may be the end of a password
+            // that contains a ?.
             (_, _) => return Err("after the ? there is only tls, such as ?tls=required".into()),
         };
-        if asked.replace(found).is_some() {
+        if encryption.replace(requested).is_some() {
             return Err("tls is there twice; say it once".into());
         }
     }
-    Ok(asked)
+    Ok(encryption)
 }
 
 fn is_loopback(host: &str) -> bool {
@@ -106,7 +107,8 @@ fn is_loopback(host: &str) -> bool {
     address.map_or_else(|| host.eq_ignore_ascii_case("localhost"), |address| address.to_canonical().is_loopback())
 }
 
-/// The text with its `%40` and the like undone.
+/// Returns the text with its percent-encoding decoded, unless the result is not
+/// printable text.
 pub(super) fn decoded(text: &str) -> Option<String> {
     let bytes = percent_encoding::percent_decode_str(text).collect();
     String::from_utf8(bytes).ok().filter(|text| !text.chars().any(char::is_control))

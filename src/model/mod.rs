@@ -1,4 +1,4 @@
-//! What things are: pure, without I/O, clock, randomness or async.
+//! Types and rules of the gateway: pure, without I/O, clock, randomness or async.
 
 pub mod checksum;
 pub mod id;

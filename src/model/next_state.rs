@@ -1,7 +1,7 @@
-//! Decides where a delivery goes after an attempt. The heart of the house.
+//! Decides the next state of a delivery after an attempt.
 //!
-//! Invariant: [`next_state`] is pure. What it needs of time and chance is
-//! given to it, and everything it weighed is in the [`Decision`] it returns.
+//! Invariant: [`next_state`] is pure. The time and the random draw are arguments,
+//! and everything it considered is in the [`Decision`] it returns.
 
 use std::time::Duration;
 
@@ -14,59 +14,59 @@ use super::retry_after::asked;
 use super::span::words;
 use super::verdict::{Judgement, ShortBudget, Verdict};
 
-/// Where a delivery goes after an attempt.
+/// The state of a delivery after an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextState {
-    /// It has arrived.
+    /// The receiver accepted it.
     Delivered,
-    /// It is tried again at this time.
+    /// It waits for another attempt.
     Waiting {
-        /// When.
+        /// Due time of the next attempt.
         due_at: Timestamp,
     },
-    /// It is parked.
+    /// It is a dead letter.
     Dead(DeadCause),
-    /// The event is over, as its producer said it would be: it is dead
-    /// (expired), and its lane moves on.
+    /// The `expires_at` of its event has passed: it is dead (expired), and its lane
+    /// moves on.
     ExpiredByProducer,
 }
 
-/// What is known at the moment of deciding.
+/// The times of an attempt, and the random draw for the next delay.
 #[derive(Debug, Clone, Copy)]
 pub struct AttemptTimes {
-    /// When the attempt began.
+    /// Start of the attempt.
     pub started_at: Timestamp,
-    /// When its answer was complete.
+    /// Time at which the answer was complete.
     pub now: Timestamp,
-    /// The wall time then: what an HTTP date in the answer is compared with.
+    /// Wall time at `now`, which HTTP dates in the answer are compared with.
     pub wall: Timestamp,
-    /// A random number in `[0, 1)`.
+    /// Random number in `[0, 1)`.
     pub draw: f64,
 }
 
-/// What an attempt leads to.
+/// The consequence of an attempt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttemptConsequence {
-    /// Where the delivery goes.
+    /// Next state of the delivery.
     pub next: NextState,
-    /// Everything that was weighed.
+    /// Record of everything that was considered.
     pub decision: Decision,
-    /// Until when the receiver asked to be left alone.
+    /// Time until which the receiver asked not to be called.
     pub quiet_until: Option<Timestamp>,
 }
 
-/// Decides where a delivery goes after an attempt, and updates its progress.
+/// Decides the next state of a delivery after an attempt, and updates its progress.
 pub fn next_state(
     progress: &mut Progress,
     limits: &DeliveryTimeLimits<'_>,
     answer: &Answer,
     judgement: &Judgement,
-    moment: AttemptTimes,
+    times: AttemptTimes,
 ) -> AttemptConsequence {
     progress.attempts += 1;
     progress.max_age = Some(limits.policy.max_age);
     if progress.age_from.is_none() {
-        progress.age_from = Some(moment.started_at);
+        progress.age_from = Some(times.started_at);
         progress.held_before = limits.held;
     }
     let mut decision = Decision {
@@ -83,11 +83,11 @@ pub fn next_state(
         Verdict::Refused => ended(NextState::Dead(DeadCause::Refused), decision),
         Verdict::Gone => ended(NextState::Dead(DeadCause::Gone), decision),
         Verdict::Retry => {
-            let asked = asked_for(&mut decision, limits.policy, moment.wall);
-            let quiet_until = asked.filter(|asked| !asked.is_zero()).map(|asked| after(moment.now, asked));
-            let next = match over_budget(progress, limits.policy, judgement, &mut decision) {
+            let requested = requested_wait(&mut decision, limits.policy, times.wall);
+            let quiet_until = requested.filter(|wait| !wait.is_zero()).map(|wait| after(times.now, wait));
+            let next = match used_up_budget(progress, limits.policy, judgement, &mut decision) {
                 Some(cause) => NextState::Dead(cause),
-                None => reschedule(progress, limits, answer, asked, moment, &mut decision),
+                None => reschedule(progress, limits, answer, requested, times, &mut decision),
             };
             if let (NextState::Dead(_) | NextState::ExpiredByProducer, Some(until)) = (next, quiet_until) {
                 decision.caps.push(format!("Retry-After holds back the endpoint's other deliveries until {until:.0}"));
@@ -103,11 +103,11 @@ pub fn next_state(
     }
 }
 
-/// How long the receiver asks to be left alone, as far as it may.
-fn asked_for(decision: &mut Decision, policy: &RetryPolicy, wall: Timestamp) -> Option<Duration> {
+/// Returns how long the receiver asks not to be called, within the policy's limit.
+fn requested_wait(decision: &mut Decision, policy: &RetryPolicy, wall: Timestamp) -> Option<Duration> {
     let header = decision.retry_after.as_deref()?;
     let most = policy.retry_after_max;
-    let Some(asked) = asked(header, wall) else {
+    let Some(requested) = asked(header, wall) else {
         decision.caps.push(format!(
             "Retry-After is {header:?}, which is no number of seconds and no date to come, so it asks for nothing"
         ));
@@ -117,15 +117,16 @@ fn asked_for(decision: &mut Decision, policy: &RetryPolicy, wall: Timestamp) -> 
         decision.caps.push("Retry-After is ignored, because retry_after_max is 0s".into());
         return None;
     }
-    if asked > most.0 {
-        let asked = words(asked);
-        decision.caps.push(format!("Retry-After asks for {asked}, and retry_after_max allows {most}"));
+    if requested > most.0 {
+        let requested = words(requested);
+        decision.caps.push(format!("Retry-After asks for {requested}, and retry_after_max allows {most}"));
         return Some(most.0);
     }
-    Some(asked)
+    Some(requested)
 }
 
-fn over_budget(
+/// Returns the cause of death, if the attempts or a short budget are used up.
+fn used_up_budget(
     progress: &mut Progress,
     policy: &RetryPolicy,
     judgement: &Judgement,
@@ -148,32 +149,31 @@ fn over_budget(
     None
 }
 
+/// Plans the next attempt, unless it would start after the deadline.
 fn reschedule(
     progress: &mut Progress,
     limits: &DeliveryTimeLimits<'_>,
     answer: &Answer,
-    asked: Option<Duration>,
-    moment: AttemptTimes,
+    requested: Option<Duration>,
+    times: AttemptTimes,
     decision: &mut Decision,
 ) -> NextState {
     let window = limits.policy.window(progress.used(), progress.last_delay);
-    let drawn = window.at(moment.draw);
+    let drawn = window.at(times.draw);
     progress.last_delay = Some(drawn);
     decision.window_ms = Some([as_millis(window.lo), as_millis(window.hi)]);
-    decision.draw = Some(moment.draw);
+    decision.draw = Some(times.draw);
     decision.drawn_ms = Some(as_millis(drawn));
     let is_busy = matches!(&answer.result, Ok(response) if response.status == 429);
-    let delay = match asked {
-        Some(asked) if asked > drawn => {
-            let (asked_for, drawn) = (words(asked), words(drawn));
-            decision.caps.push(format!("Retry-After counts: {asked_for} is more than the {drawn} drawn"));
-            asked
+    let delay = match requested {
+        Some(requested) if requested > drawn => {
+            let (longer, shorter) = (words(requested), words(drawn));
+            decision.caps.push(format!("Retry-After counts: {longer} is more than the {shorter} drawn"));
+            requested
         }
-        Some(asked) => {
-            let (asked_for, drawn_for) = (words(asked), words(drawn));
-            decision
-                .caps
-                .push(format!("Retry-After changes nothing: {asked_for} is no more than the {drawn_for} drawn"));
+        Some(requested) => {
+            let (shorter, longer) = (words(requested), words(drawn));
+            decision.caps.push(format!("Retry-After changes nothing: {shorter} is no more than the {longer} drawn"));
             drawn
         }
         None if is_busy => {
@@ -183,7 +183,7 @@ fn reschedule(
         }
         None => drawn,
     };
-    let due_at = after(moment.now, delay);
+    let due_at = after(times.now, delay);
     match progress.end(limits) {
         Some(end) if due_at > end.at => {
             decision.caps.push(too_late(due_at, end, limits.policy));
@@ -209,7 +209,7 @@ fn as_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The header as received; of several, one after the other.
+/// Returns the `Retry-After` header as received; several are joined by commas.
 fn retry_after_header(answer: &Answer) -> Option<String> {
     let response = answer.result.as_ref().ok()?;
     let values: Vec<&str> = response.header("retry-after").collect();

@@ -1,9 +1,8 @@
-//! What people are told: milestones in an endpoint's life, and the
-//! operational events made of them and of what became of deliveries.
+//! Operational events: what people are told about endpoints and deliveries.
 //!
-//! Operational events are ordinary events of the tenant `_system`, written in
-//! the same commit as what they tell of. About `_system` itself nothing is
-//! told, or a broken alert would make alerts for ever.
+//! They are ordinary events of the tenant `_system`, written in the same commit
+//! as what they report. There are none about `_system` itself, or a broken alert
+//! would cause alerts for ever.
 
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -20,7 +19,7 @@ use super::url_versions::masked;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Actor {
-    /// Somebody, through the API.
+    /// A person, through the API.
     Person,
     /// The receiver, with its answer.
     Receiver,
@@ -29,7 +28,7 @@ pub enum Actor {
 }
 
 impl Actor {
-    /// The author as written everywhere.
+    /// Returns the actor as it is written everywhere.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Person => "person",
@@ -39,18 +38,18 @@ impl Actor {
     }
 }
 
-/// Something that happened to an endpoint.
+/// An event in the history of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointEvent {
-    /// When.
+    /// Time at which it happened.
     pub at: Timestamp,
-    /// What.
+    /// Kind of the event.
     pub what: EndpointEventKind,
-    /// Why.
+    /// Reason in words, if one is known.
     pub reason: Option<String>,
-    /// Through whom.
+    /// Who caused it.
     pub by: Actor,
-    /// When it is probed next, where its breaker opened.
+    /// Time of the next probe, if its breaker opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
 }
@@ -59,11 +58,11 @@ pub struct EndpointEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EndpointEventKind {
-    /// It was paused.
+    /// The endpoint was paused.
     Paused,
-    /// It was resumed.
+    /// The endpoint was resumed.
     Resumed,
-    /// It was disabled.
+    /// The endpoint was disabled.
     Disabled,
     /// Its breaker opened.
     BreakerOpened,
@@ -76,7 +75,7 @@ pub enum EndpointEventKind {
 }
 
 impl EndpointEventKind {
-    /// As it is written everywhere.
+    /// Returns the kind as it is written everywhere.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Paused => "paused",
@@ -89,7 +88,7 @@ impl EndpointEventKind {
         }
     }
 
-    /// The type of the operational event that tells of it, if one does.
+    /// Returns the type of the operational event that reports it, if there is one.
     pub fn event_type(self) -> Option<&'static str> {
         match self {
             Self::Paused => Some("endpoint.paused"),
@@ -102,32 +101,32 @@ impl EndpointEventKind {
     }
 }
 
-/// Something to be told as an operational event.
+/// An operational event before it is written.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OperationalEvent {
-    /// The event's type.
+    /// Type of the event.
     pub event_type: &'static str,
-    /// Whose endpoint it is about.
+    /// Tenant of the endpoint it is about.
     pub tenant: TenantId,
-    /// What is told.
+    /// Data of the event.
     pub data: Map<String, Value>,
 }
 
-/// A delivery that news may be about.
+/// The delivery that an operational event is about.
 #[derive(Debug, Clone, Copy)]
 pub struct DeliverySubject<'a> {
-    /// Whose it is.
+    /// Tenant the delivery belongs to.
     pub tenant: &'a TenantId,
-    /// Where it goes.
+    /// Endpoint the delivery goes to.
     pub endpoint: EndpointId,
-    /// Which one.
+    /// Id of the delivery.
     pub delivery: DeliveryId,
-    /// The key of its lane, if it is in one that has a key.
+    /// Key of its lane, if it is in a lane with a key.
     pub key: Option<&'a str>,
 }
 
 impl OperationalEvent {
-    /// Tells of a milestone, if it is one that is told.
+    /// Returns the operational event for an endpoint event, if that kind has one.
     pub fn of_endpoint_event(endpoint: &Endpoint, endpoint_event: &EndpointEvent) -> Option<Self> {
         let mut data = Map::new();
         data.insert("tenant".into(), json!(endpoint.tenant));
@@ -143,7 +142,7 @@ impl OperationalEvent {
         Some(Self { event_type: endpoint_event.what.event_type()?, tenant: endpoint.tenant.clone(), data })
     }
 
-    /// Tells of a dead letter.
+    /// Returns the operational event for a dead letter.
     pub fn of_death(
         subject: DeliverySubject<'_>,
         event: &EventId,
@@ -160,12 +159,12 @@ impl OperationalEvent {
         operational_event
     }
 
-    /// Tells that a lane stands behind a dead letter.
+    /// Returns the operational event for a lane that a dead letter blocks.
     pub fn of_blocked_lane(subject: DeliverySubject<'_>, at: Timestamp) -> Self {
         Self::about("lane.blocked", subject, at)
     }
 
-    /// Tells that a lane no longer stands behind this dead letter.
+    /// Returns the operational event for a lane that this dead letter no longer blocks.
     pub fn of_unblocked_lane(subject: DeliverySubject<'_>, at: Timestamp) -> Self {
         Self::about("lane.unblocked", subject, at)
     }
@@ -180,13 +179,12 @@ impl OperationalEvent {
         Self { event_type, tenant: subject.tenant.clone(), data }
     }
 
-    /// The operational event, or nothing where it would be about the tenant
-    /// that is told itself.
+    /// Returns the event to write, or nothing if it is about the tenant `_system`.
     pub fn event(self, now: Timestamp, random: u128) -> Option<Event> {
         if self.tenant.is_system() {
             return None;
         }
-        let data = serde_json::to_vec(&Value::Object(self.data)).expect("news are plain data");
+        let data = serde_json::to_vec(&Value::Object(self.data)).expect("operational events are plain data");
         Some(Event {
             id: EventId::mint(now, random),
             tenant: TenantId::system(),

@@ -1,8 +1,8 @@
-//! JSON pointers (RFC 6901), which say where in a document something is wrong.
+//! Builds JSON pointers (RFC 6901), which say where in a document something is wrong.
 
-/// The pointer to what has this name, below another.
-pub fn child(above: &str, name: &str) -> String {
-    format!("{above}/{}", name.replace('~', "~0").replace('/', "~1"))
+/// Returns the pointer to the field of this name below a parent pointer.
+pub fn child(parent: &str, name: &str) -> String {
+    format!("{parent}/{}", name.replace('~', "~0").replace('/', "~1"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! How long to wait before the next attempt, and when to stop trying.
+//! Retry policies: how long to wait before the next attempt, and when to give up.
 //!
-//! Pure: a policy, how often it failed and a random draw give a delay. The
-//! window the delay was drawn from is kept, so that it can be explained.
+//! Pure: a delay follows from a policy, the number of failures and a random draw.
+//! The window it was drawn from is returned as well, so that it can be explained.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,18 +11,18 @@ use serde::{Deserialize, Serialize};
 use super::preset::Preset;
 use super::span::Span;
 
-/// A retry policy with nothing left open.
+/// A complete retry policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RetryPolicy {
-    /// The delays before jitter.
+    /// Delays before jitter.
     pub delays: Delays,
-    /// How chance is added to them.
+    /// Random part of the delays.
     pub jitter: Jitter,
-    /// How many attempts in all, the first included.
+    /// Most attempts, the first included.
     pub max_attempts: u32,
-    /// How long after the first attempt the last may start.
+    /// Longest time from the start of the first attempt to that of the last.
     pub max_age: Span,
-    /// The longest wait a receiver may ask for.
+    /// Longest wait that a receiver may ask for.
     pub retry_after_max: Span,
 }
 
@@ -30,9 +30,9 @@ pub struct RetryPolicy {
 /// the backoff from its base on, or, without one, the last step again.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Delays {
-    /// The first delays, one by one.
+    /// First delays, one by one.
     pub steps: Vec<Span>,
-    /// How they go on.
+    /// Backoff that follows the steps.
     pub backoff: Option<Backoff>,
 }
 
@@ -44,14 +44,14 @@ pub struct Backoff {
     #[schema(value_type = String, example = "1m")]
     pub base: Span,
     /// What each delay is multiplied by to give the next.
-    #[serde(default = "two")]
+    #[serde(default = "default_factor")]
     pub factor: f64,
     /// The longest delay.
     #[schema(value_type = String, example = "1h")]
     pub max: Span,
 }
 
-fn two() -> f64 {
+fn default_factor() -> f64 {
     2.0
 }
 
@@ -60,17 +60,17 @@ fn two() -> f64 {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Jitter {
-    /// Between half of it and all of it.
+    /// Between half of `d` and `d`.
     Equal,
-    /// Between nothing and all of it.
+    /// Between nothing and `d`.
     Full,
     /// Between the base and three times the wait before, never above the max.
     Decorrelated,
-    /// Exactly it.
+    /// Exactly `d`, without chance.
     None,
-    /// So many percent less or more: above 0, at most 100.
+    /// This many percent less or more: above 0, at most 100.
     Percent(f64),
-    /// Up to so much more.
+    /// Up to this much more.
     #[schema(value_type = String)]
     Add(Span),
 }
@@ -107,13 +107,13 @@ pub struct RetrySpec {
     pub retry_after_max: Option<Span>,
 }
 
-/// Why a policy is refused: where, and what would be accepted.
+/// The reason why a policy is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct InvalidPolicy {
-    /// The place inside the policy, as a JSON pointer.
+    /// JSON pointer to the refused field.
     pub pointer: String,
-    /// The sentence.
+    /// The reason, with what would be accepted.
     pub message: String,
 }
 
@@ -129,17 +129,17 @@ impl Default for RetryPolicy {
 }
 
 impl RetrySpec {
-    /// The spec people get who write none.
+    /// Returns the spec of endpoints that give none.
     pub fn standard() -> Self {
         Self::of(Preset::Standard)
     }
 
-    /// A spec that is a preset and nothing else.
+    /// Returns a spec that is a preset and nothing else.
     pub fn of(preset: Preset) -> Self {
         Self { preset: Some(preset), ..Self::default() }
     }
 
-    /// Fills in what was left out, and refuses what makes no sense.
+    /// Fills in absent fields, and refuses policies that make no sense.
     pub fn resolve(&self) -> Result<RetryPolicy, InvalidPolicy> {
         if self.backoff.is_some() && self.schedule.is_some() {
             return refuse("/schedule", "backoff and schedule are both given; use one of them".into());
@@ -156,8 +156,8 @@ impl RetrySpec {
         Ok(policy)
     }
 
-    /// Fills in what was left out. For what was accepted once: a rule that
-    /// came later must not keep it from being read.
+    /// Fills in absent fields without checks. Stored specs are read with it: a rule
+    /// that was added later must not make them unreadable.
     pub fn filled(&self) -> RetryPolicy {
         let preset = self.preset.unwrap_or(Preset::Standard).policy();
         let delays = match (&self.backoff, &self.schedule) {
@@ -226,8 +226,8 @@ impl Backoff {
     fn delay(&self, n: u32) -> Duration {
         let exponent = i32::try_from(n).unwrap_or(i32::MAX);
         let seconds = self.base.0.as_secs_f64() * self.factor.powi(exponent);
-        // Past the cap the power may be infinite, which only `min` survives;
-        // the second one takes back what rounding added.
+        // The power may be infinite, so `min` comes before the conversion; the
+        // second `min` removes what rounding added.
         Duration::from_secs_f64(seconds.min(self.max.0.as_secs_f64())).min(self.max.0)
     }
 }
@@ -268,7 +268,7 @@ fn refuse<T>(pointer: &str, message: String) -> Result<T, InvalidPolicy> {
 }
 
 impl Delays {
-    /// The delay after this many earlier failures, from 0.
+    /// Returns the delay after this many earlier failures, from 0.
     pub fn at(&self, n: u32) -> Duration {
         match (self.steps.get(n as usize), &self.backoff) {
             (Some(step), _) => step.0,
@@ -278,14 +278,14 @@ impl Delays {
     }
 }
 
-/// The window a delay is drawn from.
+/// The window that a delay is drawn from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DelayWindow {
-    /// The shortest delay that can come out.
+    /// Shortest possible delay.
     pub lo: Duration,
-    /// The longest.
+    /// Longest possible delay.
     pub hi: Duration,
-    /// Where the draw itself ends: past `hi` it is cut to it.
+    /// Upper end of the draw; a draw above `hi` is cut to `hi`.
     drawn_to: Duration,
 }
 
@@ -294,15 +294,15 @@ impl DelayWindow {
         Self { lo, hi, drawn_to: hi }
     }
 
-    /// The delay for a draw in `[0, 1)`.
+    /// Returns the delay for a draw in `[0, 1)`.
     pub fn at(self, draw: f64) -> Duration {
         (self.lo + (self.drawn_to - self.lo).mul_f64(draw.clamp(0.0, 1.0))).min(self.hi)
     }
 }
 
 impl RetryPolicy {
-    /// The window for the wait after the `failures`-th failure, from 1.
-    /// `last` is what was drawn the time before, if there was one.
+    /// Returns the window for the delay after the `failures`-th failure, from 1.
+    /// `last` is the delay drawn the time before, if there was one.
     pub fn window(&self, failures: u32, last: Option<Duration>) -> DelayWindow {
         let delay = self.delays.at(failures.saturating_sub(1));
         match self.jitter {
@@ -322,7 +322,7 @@ impl RetryPolicy {
         }
     }
 
-    /// The preset this policy is, if it is one.
+    /// Returns the preset that this policy equals, if there is one.
     pub fn preset(&self) -> Option<Preset> {
         Preset::ALL.into_iter().find(|preset| preset.policy() == *self)
     }
@@ -336,7 +336,7 @@ impl fmt::Display for RetryPolicy {
             write!(f, "{} (", preset.as_str())?;
         }
         match (self.jitter, &self.delays.backoff) {
-            // The factor plays no part in it.
+            // Decorrelated jitter does not use the factor.
             (Jitter::Decorrelated, Some(Backoff { base, max, .. })) => {
                 write!(f, "from {base} up to {max}, {}", self.jitter)?;
             }

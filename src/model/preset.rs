@@ -1,4 +1,4 @@
-//! The retry policies that have a name.
+//! Defines the named retry policies.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,10 +24,10 @@ pub enum Preset {
 }
 
 impl Preset {
-    /// Every one there is.
+    /// All presets, in the order of the documentation.
     pub const ALL: [Self; 6] = [Self::Standard, Self::Quick, Self::Hourly, Self::Stepped, Self::Patient, Self::Long];
 
-    /// The name as it is written everywhere.
+    /// Returns the name as it is written everywhere.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Standard => "standard",
@@ -39,12 +39,12 @@ impl Preset {
         }
     }
 
-    /// What it stands for.
+    /// Returns the policy that the preset stands for.
     pub fn policy(self) -> RetryPolicy {
         const MINUTE: u64 = 60;
         const HOUR: u64 = 3_600;
         let doubling = |base, max| Some(Backoff { base: Span::secs(base), factor: 2.0, max: Span::secs(max) });
-        let (steps, then): (&[u64], _) = match self {
+        let (steps, backoff): (&[u64], _) = match self {
             Self::Standard => (&[5, 30, 2 * MINUTE], doubling(5 * MINUTE, HOUR)),
             Self::Quick => (&[], doubling(1, MINUTE)),
             Self::Hourly => (&[], doubling(MINUTE, HOUR)),
@@ -64,7 +64,7 @@ impl Preset {
             Self::Long => (Jitter::Percent(10.0), 40, 7 * 24),
         };
         RetryPolicy {
-            delays: Delays { steps: steps.iter().copied().map(Span::secs).collect(), backoff: then },
+            delays: Delays { steps: steps.iter().copied().map(Span::secs).collect(), backoff },
             jitter,
             max_attempts,
             max_age: Span::secs(hours * HOUR),
@@ -84,9 +84,9 @@ mod tests {
 
     #[test]
     fn presets_are_what_the_documentation_says() {
-        let told: Vec<String> = Preset::ALL.iter().map(|preset| preset.policy().to_string()).collect();
+        let texts: Vec<String> = Preset::ALL.iter().map(|preset| preset.policy().to_string()).collect();
         assert_eq!(
-            told,
+            texts,
             [
                 "standard (5s, 30s, 2m, then doubling from 5m up to 1h, equal jitter; 120 attempts or 72h)",
                 "quick (doubling from 1s up to 1m, full jitter; 5 attempts or 1h)",

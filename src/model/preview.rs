@@ -1,8 +1,8 @@
-//! What a retry policy will do, told before anything fails.
+//! Previews what a retry policy will do with a delivery that keeps failing.
 //!
-//! The bounds are sums, and exact. What depends on how the draws add up is
-//! counted over simulated deliveries, whose chance comes from a fixed seed:
-//! the same policy always gets the same answer.
+//! The bounds are sums, and exact. Whatever depends on how the random draws add
+//! up is counted over simulated deliveries with a fixed seed, so the same policy
+//! always gets the same preview.
 //!
 //! Invariant: no attempt is planned that the policy's limits would not allow.
 
@@ -59,7 +59,7 @@ pub struct Survival {
     pub odds: f64,
 }
 
-/// What a receiver meets when it is back. First attempts are taken to be
+/// How many requests a receiver gets when it is back. First attempts are taken to be
 /// spread evenly over the outage.
 #[derive(Debug, Clone, PartialEq, Serialize, utoipa::ToSchema)]
 pub struct Recovery {
@@ -72,45 +72,47 @@ pub struct Recovery {
     pub first_minute: u32,
 }
 
-/// Draws per pass over the simulated deliveries, of which there are two.
+/// Most random draws per simulation, of which a preview makes two.
 const DRAWS_MAX: usize = 1_000_000;
+/// Most deliveries per simulation.
 const PATHS_MAX: usize = 250_000;
 const SEED: u64 = 0x0070_6f73_7468_6173;
+/// Milliseconds of a minute.
 const MINUTE: u64 = 60_000;
 
-/// Tells what a policy will do: with this outage, or with those that say
-/// something about it.
+/// Returns what a policy will do: for this outage, or for a few that are
+/// characteristic of the policy.
 pub fn preview(policy: &RetryPolicy, outage: Option<Span>) -> Preview {
     let plan = AttemptPlan::of(policy);
-    let tally = plan.simulate();
+    let counts = plan.simulate();
     let survival = match outage {
-        Some(outage) => vec![tally.survival(outage)],
-        None => tally.ladder(),
+        Some(outage) => vec![counts.survival(outage)],
+        None => counts.characteristic_outages(),
     };
-    let likely = survival.iter().rev().find(|rung| rung.odds > 0.5);
-    let outage = likely.or(survival.first()).map_or(Span::secs(0), |rung| rung.outage);
+    let likely = survival.iter().rev().find(|entry| entry.odds > 0.5);
+    let outage = likely.or(survival.first()).map_or(Span::secs(0), |entry| entry.outage);
     Preview {
         policy: policy.to_string(),
-        attempts: plan.attempts(&tally),
+        attempts: plan.attempts(&counts),
         span: plan.bounds.last().map_or(Span::secs(0), |last| Span::millis(plan.clip(last.latest))),
         survival,
         recovery: Recovery { outage, first_minute: plan.first_minute(outage) },
     }
 }
 
-/// A policy, worked out: all in whole milliseconds after the first attempt.
+/// The possible attempts of a policy, in whole milliseconds after the first.
 struct AttemptPlan<'a> {
     policy: &'a RetryPolicy,
     max_age: u64,
-    /// Every attempt that can be made, the first included.
+    /// Bounds of every possible attempt, the first included.
     bounds: Vec<AttemptBounds>,
-    /// The window before each attempt, with the longest waits before it.
+    /// Window of the delay before each retry, if the delays before are the longest.
     windows: Vec<DelayWindow>,
-    /// Whether a window hangs on the wait before.
-    is_chain: bool,
+    /// Whether a window depends on the delay before it.
+    is_decorrelated: bool,
 }
 
-/// When an attempt can be made, whatever its age.
+/// The bounds of an attempt's time, regardless of `max_age`.
 #[derive(Clone, Copy)]
 struct AttemptBounds {
     earliest: u64,
@@ -123,7 +125,7 @@ impl<'a> AttemptPlan<'a> {
         let mut bounds = vec![AttemptBounds { earliest: 0, latest: 0 }];
         let mut windows: Vec<DelayWindow> = Vec::new();
         for failures in 1..policy.max_attempts {
-            // The shortest wait never hangs on the one before; the longest does.
+            // Only the longest delay depends on the one before.
             let window = policy.window(failures, windows.last().map(|window| window.hi));
             let before = bounds[bounds.len() - 1];
             let next = AttemptBounds {
@@ -136,28 +138,29 @@ impl<'a> AttemptPlan<'a> {
             bounds.push(next);
             windows.push(window);
         }
-        Self { policy, max_age, bounds, windows, is_chain: policy.jitter == Jitter::Decorrelated }
+        Self { policy, max_age, bounds, windows, is_decorrelated: policy.jitter == Jitter::Decorrelated }
     }
 
     fn clip(&self, at: u64) -> u64 {
         at.min(self.max_age)
     }
 
-    /// How many deliveries to simulate: one where there is no chance in it.
+    /// Returns how many deliveries to simulate: one if nothing is random.
     fn paths(&self) -> usize {
-        match self.windows.iter().all(|window| window.lo == window.hi) {
-            true => 1,
-            false => (DRAWS_MAX / self.windows.len()).min(PATHS_MAX),
+        if self.windows.iter().all(|window| window.lo == window.hi) {
+            return 1;
         }
+        (DRAWS_MAX / self.windows.len()).min(PATHS_MAX)
     }
 
-    /// Fails one delivery to its end, which is returned. Each retry is shown
-    /// with its place in `bounds`, the attempt before it and its own time.
-    fn walk(&self, chance: &mut SplitMix64, mut visit: impl FnMut(usize, u64, u64)) -> u64 {
+    /// Simulates one delivery that always fails, and returns the time of its last
+    /// attempt. `visit` gets each retry's index in `bounds`, the time of the
+    /// attempt before it and its own time.
+    fn walk(&self, random: &mut SplitMix64, mut visit: impl FnMut(usize, u64, u64)) -> u64 {
         let (mut at, mut last) = (0, None);
         for (n, window) in self.windows.iter().enumerate() {
-            let window = if self.is_chain { self.policy.window(n as u32 + 1, last) } else { *window };
-            let delay = window.at(chance.draw());
+            let window = if self.is_decorrelated { self.policy.window(n as u32 + 1, last) } else { *window };
+            let delay = window.at(random.draw());
             let next = at + whole_millis(delay);
             if next > self.max_age {
                 break;
@@ -170,56 +173,60 @@ impl<'a> AttemptPlan<'a> {
 
     fn simulate(&self) -> SimulationCounts {
         let paths = self.paths();
-        let mut tally =
-            SimulationCounts { rungs: vec![OutageRung::default(); self.bounds.len()], ends: Vec::with_capacity(paths) };
-        let mut chance = SplitMix64(SEED);
+        let mut counts = SimulationCounts {
+            attempts: vec![AttemptCount::default(); self.bounds.len()],
+            ends: Vec::with_capacity(paths),
+        };
+        let mut random = SplitMix64(SEED);
         for _ in 0..paths {
-            tally.rungs[0].count += 1;
-            let end = self.walk(&mut chance, |n, _, at| {
-                tally.rungs[n].count += 1;
-                tally.rungs[n].sum += at;
+            counts.attempts[0].count += 1;
+            let end = self.walk(&mut random, |n, _, at| {
+                counts.attempts[n].count += 1;
+                counts.attempts[n].sum += at;
             });
-            tally.ends.push(end);
+            counts.ends.push(end);
         }
-        tally.ends.sort_unstable();
-        tally
+        counts.ends.sort_unstable();
+        counts
     }
 
-    fn attempts(&self, tally: &SimulationCounts) -> Vec<PlannedAttempt> {
-        // The mean of the bounds is the sum of the mean waits.
-        let is_exact = |bounds: &AttemptBounds| !self.is_chain && bounds.latest <= self.max_age;
+    fn attempts(&self, counts: &SimulationCounts) -> Vec<PlannedAttempt> {
+        // The mean of the bounds is the sum of the mean delays, so no simulation is
+        // needed where `max_age` cuts nothing off.
+        let is_exact = |bounds: &AttemptBounds| !self.is_decorrelated && bounds.latest <= self.max_age;
         let mut floor = 0;
         let mut planned = Vec::with_capacity(self.bounds.len());
-        for (n, (bounds, reached)) in self.bounds.iter().zip(&tally.rungs).enumerate() {
+        for (n, (bounds, reached)) in self.bounds.iter().zip(&counts.attempts).enumerate() {
             let latest = self.clip(bounds.latest);
             let expected = match reached.count {
                 _ if is_exact(bounds) => (bounds.earliest + bounds.latest).div_ceil(2),
-                // Who gets so far against the odds does so shortly before the end.
+                // No simulated delivery got so far; one that does gets there shortly
+                // before the end.
                 0 => latest,
                 count => rounded(reached.sum / count),
             };
-            // Rounding must not put an attempt before its neighbour.
+            // Rounding must not put an attempt before the previous one.
             floor = expected.clamp(bounds.earliest, latest).max(floor);
             planned.push(PlannedAttempt {
                 number: n as u32 + 1,
                 earliest: Span::millis(bounds.earliest),
                 expected: Span::millis(floor),
                 latest: Span::millis(latest),
-                odds: odds(reached.count as usize, tally.ends.len()),
+                odds: odds(reached.count as usize, counts.ends.len()),
             });
         }
         planned
     }
 
-    /// Of 1,000 deliveries that wait at the end of an outage, how many are
-    /// requested within a minute. For one path, the ages at which that is so
-    /// lie in the minute before each retry, so that no age needs to be drawn.
+    /// Returns how many of 1,000 deliveries that wait at the end of an outage are
+    /// attempted within a minute. For one simulated delivery, these are the ages in
+    /// the minute before each retry, so that no age needs to be drawn.
     fn first_minute(&self, outage: Span) -> u32 {
         let outage = outage.as_millis();
         let (mut soon, mut waiting) = (0, 0);
-        let mut chance = SplitMix64(SEED);
+        let mut random = SplitMix64(SEED);
         for _ in 0..self.paths() {
-            let end = self.walk(&mut chance, |_, before, at| {
+            let end = self.walk(&mut random, |_, before, at| {
                 let from = before.max(at.saturating_sub(MINUTE));
                 soon += at.min(outage).saturating_sub(from);
             });
@@ -232,64 +239,66 @@ impl<'a> AttemptPlan<'a> {
     }
 }
 
-/// A delay to the millisecond, rounded up as due times are.
+/// Returns a delay in milliseconds, rounded up as due times are.
 fn whole_millis(delay: Duration) -> u64 {
     u64::try_from(delay.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// What the simulated deliveries did.
+/// The results of the simulated deliveries.
 struct SimulationCounts {
-    /// Per attempt, who got it.
-    rungs: Vec<OutageRung>,
-    /// The last attempt of each, in order.
+    /// Deliveries that got each attempt.
+    attempts: Vec<AttemptCount>,
+    /// Time of the last attempt of each delivery, sorted.
     ends: Vec<u64>,
 }
 
 #[derive(Clone, Default)]
-struct OutageRung {
+struct AttemptCount {
     count: u64,
+    /// Sum of the times of the attempt, in milliseconds.
     sum: u64,
 }
 
-/// Outages people think in.
-fn rungs() -> impl Iterator<Item = Span> {
-    const RUNGS: [(u64, &[u64]); 4] = [
+/// Returns outages of round lengths, from a second to a month.
+fn round_outages() -> impl Iterator<Item = Span> {
+    const LENGTHS: [(u64, &[u64]); 4] = [
         (1, &[1, 2, 5, 10, 15, 30]),
         (60, &[1, 2, 5, 10, 15, 30]),
         (3_600, &[1, 2, 3, 4, 6, 8, 12, 18, 24, 36, 48, 72]),
         (86_400, &[4, 5, 6, 7, 10, 14, 21, 30]),
     ];
-    RUNGS.into_iter().flat_map(|(unit, counts)| counts.iter().map(move |count| Span::secs(unit * count)))
+    LENGTHS.into_iter().flat_map(|(unit, counts)| counts.iter().map(move |count| Span::secs(unit * count)))
 }
 
 impl SimulationCounts {
     fn survival(&self, outage: Span) -> Survival {
-        let short = self.ends.partition_point(|end| *end < outage.as_millis());
-        Survival { outage, odds: odds(self.ends.len() - short, self.ends.len()) }
+        let lost = self.ends.partition_point(|end| *end < outage.as_millis());
+        Survival { outage, odds: odds(self.ends.len() - lost, self.ends.len()) }
     }
 
-    /// The outages that say something about this policy: a few that all get
-    /// over, those that some do, and the first that nobody does.
-    fn ladder(&self) -> Vec<Survival> {
-        const SURE: usize = 3;
-        let mut rungs: Vec<Survival> = rungs().map(|outage| self.survival(outage)).collect();
-        if let Some(none) = rungs.iter().position(|rung| rung.odds == 0.0) {
-            rungs.truncate(none + 1);
+    /// Returns the outages that are characteristic of this policy: a few that all
+    /// deliveries survive, those that some survive, and the first that none does.
+    fn characteristic_outages(&self) -> Vec<Survival> {
+        const CERTAIN_MAX: usize = 3;
+        let mut outages: Vec<Survival> = round_outages().map(|outage| self.survival(outage)).collect();
+        if let Some(first_hopeless) = outages.iter().position(|entry| entry.odds == 0.0) {
+            outages.truncate(first_hopeless + 1);
         }
-        if !rungs.iter().any(|rung| (0.1..=0.9).contains(&rung.odds)) {
-            // All fall between two rungs, so the ladder gets one where they do.
-            let half = self.survival(Span::millis(floored(self.ends[self.ends.len() / 2])));
-            let place = rungs.partition_point(|rung| rung.outage < half.outage);
-            if half.outage > Span::secs(0) && rungs.get(place).is_none_or(|rung| rung.outage > half.outage) {
-                rungs.insert(place, half);
+        if !outages.iter().any(|entry| (0.1..=0.9).contains(&entry.odds)) {
+            // The odds fall from sure to none between two entries, so one is added
+            // at the median.
+            let median = self.survival(Span::millis(floored(self.ends[self.ends.len() / 2])));
+            let index = outages.partition_point(|entry| entry.outage < median.outage);
+            if median.outage > Span::secs(0) && outages.get(index).is_none_or(|entry| entry.outage > median.outage) {
+                outages.insert(index, median);
             }
         }
-        let sure = rungs.iter().filter(|rung| rung.odds == 1.0).count();
-        rungs.split_off(sure.saturating_sub(SURE))
+        let certain = outages.iter().filter(|entry| entry.odds == 1.0).count();
+        outages.split_off(certain.saturating_sub(CERTAIN_MAX))
     }
 }
 
-/// A share to three digits. All and none are only said of all and none.
+/// Returns a share to three digits; 0 and 1 only for exactly none and all.
 fn odds(count: usize, of: usize) -> f64 {
     match count {
         0 => 0.0,
@@ -298,26 +307,28 @@ fn odds(count: usize, of: usize) -> f64 {
     }
 }
 
-/// A simulated time to about three digits, in steps people read off a clock.
+/// Rounds a simulated time in milliseconds to about three digits, in steps of a
+/// clock.
 fn rounded(millis: u64) -> u64 {
     let steps = [600_000, MINUTE, 10_000, 1_000, 100, 10];
     let step = steps.into_iter().find(|step| millis >= step * 200).unwrap_or(1);
     (millis + step / 2) / step * step
 }
 
-/// A time cut to what is said of an outage that long.
+/// Rounds a time in milliseconds down to the precision in which outages of that
+/// length are given.
 fn floored(millis: u64) -> u64 {
     let steps = [(24 * 60 * MINUTE, 60 * MINUTE), (10 * MINUTE, MINUTE), (1_000, 1_000), (100, 10), (0, 1)];
     let (_, step) = steps.into_iter().find(|(from, _)| millis >= *from).expect("the last step is from nothing on");
     millis / step * step
 }
 
-/// Chance that is the same every time, on every machine and in every version
-/// (splitmix64): a preview is compared with the one before.
+/// A random generator (splitmix64) with the same output on every machine and in
+/// every version, because previews are compared with earlier ones.
 struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// The next draw in `[0, 1)`.
+    /// Returns the next draw in `[0, 1)`.
     fn draw(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -378,7 +389,7 @@ mod tests {
         let policy = policy(json!({"schedule":["10s","50s"],"jitter":"none","max_attempts":4}));
         let shown = preview(&policy, None);
         assert_eq!(times(&shown), ["0s 0s 0s", "10s 10s 10s", "1m 1m 1m", "110s 110s 110s"]);
-        assert!(shown.survival.iter().all(|rung| rung.odds == 0.0 || rung.odds == 1.0), "{:?}", shown.survival);
+        assert!(shown.survival.iter().all(|entry| entry.odds == 0.0 || entry.odds == 1.0), "{:?}", shown.survival);
         assert_eq!((survives(&policy, "110s"), survives(&policy, "111s")), (1.0, 0.0));
         // What falls past max_age is not planned at all.
         let cut = RetryPolicy { max_age: span("109s"), ..policy };
@@ -407,7 +418,7 @@ mod tests {
         let policy = policy(json!({"max_attempts":1}));
         let shown = preview(&policy, None);
         assert_eq!((times(&shown), shown.span), (vec!["0s 0s 0s".into()], span("0s")));
-        assert!(!shown.survival.is_empty() && shown.survival.iter().all(|rung| rung.odds == 0.0));
+        assert!(!shown.survival.is_empty() && shown.survival.iter().all(|entry| entry.odds == 0.0));
         assert_eq!((survives(&policy, "0s"), survives(&policy, "1ms")), (1.0, 0.0));
         assert_eq!(shown.recovery.first_minute, 0);
     }
@@ -418,8 +429,8 @@ mod tests {
         let shown = preview(&policy(json), None);
         let bounds: Vec<_> = shown.attempts.iter().map(|it| (it.earliest.to_string(), it.latest.to_string())).collect();
         // The longest waits are 30s, 90s, then 2m, which is the max.
-        let told = [("0s", "0s"), ("10s", "30s"), ("20s", "2m"), ("30s", "4m"), ("40s", "6m")];
-        assert_eq!(bounds, told.map(|(earliest, latest)| (earliest.into(), latest.into())));
+        let expected = [("0s", "0s"), ("10s", "30s"), ("20s", "2m"), ("30s", "4m"), ("40s", "6m")];
+        assert_eq!(bounds, expected.map(|(earliest, latest)| (earliest.into(), latest.into())));
         // The first wait is 20s on average, the second half of 10s and 3 × 20s.
         let near = |n: usize, secs: f64| (shown.attempts[n].expected.0.as_secs_f64() - secs).abs() < 0.2;
         assert!(near(1, 20.0) && near(2, 55.0), "{:?}", times(&shown));
@@ -453,20 +464,23 @@ mod tests {
     #[test]
     fn the_ladder_ends_with_the_first_outage_that_nobody_gets_over() {
         for preset in Preset::ALL {
-            let ladder = preview(&preset.policy(), None).survival;
-            assert!(ladder.is_sorted_by(|a, b| a.outage < b.outage && a.odds >= b.odds), "{preset:?}: {ladder:?}");
-            assert!((3..=9).contains(&ladder.len()), "{preset:?}: {ladder:?}");
-            assert_eq!(ladder.iter().filter(|rung| rung.odds == 0.0).count(), 1, "{preset:?}: {ladder:?}");
-            assert!(ladder.iter().any(|rung| rung.odds > 0.5), "{preset:?}: {ladder:?}");
+            let outages = preview(&preset.policy(), None).survival;
+            assert!(outages.is_sorted_by(|a, b| a.outage < b.outage && a.odds >= b.odds), "{preset:?}: {outages:?}");
+            assert!((3..=9).contains(&outages.len()), "{preset:?}: {outages:?}");
+            assert_eq!(outages.iter().filter(|entry| entry.odds == 0.0).count(), 1, "{preset:?}: {outages:?}");
+            assert!(outages.iter().any(|entry| entry.odds > 0.5), "{preset:?}: {outages:?}");
         }
-        // A plan that ends on a rung needs no other.
-        let ladder = preview(&policy(json!({"schedule":["1m"],"jitter":"none","max_attempts":2})), None).survival;
-        assert_eq!(ladder.iter().map(|rung| rung.outage.to_string()).collect::<Vec<_>>(), ["15s", "30s", "1m", "2m"]);
+        // A plan that ends on a listed outage needs no other.
+        let outages = preview(&policy(json!({"schedule":["1m"],"jitter":"none","max_attempts":2})), None).survival;
+        assert_eq!(
+            outages.iter().map(|entry| entry.outage.to_string()).collect::<Vec<_>>(),
+            ["15s", "30s", "1m", "2m"]
+        );
     }
 
     #[test]
     fn a_longer_outage_is_never_better() {
-        // So close together, two that met other chance would often change places.
+        // So close together, two that met other random would often change places.
         let quick = Preset::Quick.policy();
         let odds: Vec<f64> = (5_000..5_020).map(|millis| survives(&quick, &format!("{millis}ms"))).collect();
         assert!(odds.is_sorted_by(|a, b| a >= b) && odds[0] > odds[19], "{odds:?}");
@@ -490,9 +504,9 @@ mod tests {
             assert_eq!(preview(&preset.policy(), None), preview(&preset.policy(), None));
         }
         // The generator is the published one: its first two numbers for seed 0.
-        let mut chance = SplitMix64(0);
+        let mut random = SplitMix64(0);
         let published = [0xe220_a839_7b1d_cdaf_u64, 0x6e78_9e6a_a1b9_65f4];
-        assert_eq!(published.map(|_| chance.draw()), published.map(|n| (n >> 11) as f64 / (1u64 << 53) as f64));
+        assert_eq!(published.map(|_| random.draw()), published.map(|n| (n >> 11) as f64 / (1u64 << 53) as f64));
     }
 
     fn any_policy() -> impl Strategy<Value = RetryPolicy> {

@@ -1,26 +1,25 @@
-//! Pace: how often something may happen, smoothly.
+//! Limits how often something may happen, with a token bucket.
 //!
-//! A token bucket in its scheduling form (GCRA): one time is all its state,
-//! and the next free slot is known at once, so whoever waits for it sleeps
-//! exactly until then and nothing is polled or put off by a fixed period.
+//! The bucket is a GCRA: its only state is one time, and the next free slot is
+//! known at once, so a waiter sleeps exactly until then and nothing is polled.
 //!
-//! Promise: in any span of `w` seconds at most `burst + per_second × w`.
+//! Invariant: any window of `w` seconds has at most `burst + per_second × w`.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// The most that can be asked for.
+/// Highest rate that can be set.
 const PER_SECOND_MAX: f64 = 1_000_000.0;
-/// One in a thousand seconds; to stop something, there is a pause.
+/// Lowest rate that can be set; to stop an endpoint, pause it.
 const PER_SECOND_MIN: f64 = 0.001;
 const BURST_MAX: u32 = 100_000;
-/// The clock shows whole milliseconds, so something may happen this much
-/// later than it says.
+/// Resolution of the clock in nanoseconds: something may happen this much later
+/// than the clock says.
 const TICK: i64 = 1_000_000;
-/// What is kept of a burst for the way from the decision to the wire, where
-/// requests may catch up with each other. Never more than half of it.
+/// Part of a burst, in nanoseconds, that is not used, because requests may catch
+/// up with each other between the decision and the wire. At most half a burst.
 const SLACK: i64 = 10 * TICK;
 
 /// How often something may happen.
@@ -36,7 +35,7 @@ pub struct Rate {
     pub burst: u32,
 }
 
-/// A rate as it is written.
+/// A rate as it is written in JSON.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RateText {
@@ -51,73 +50,75 @@ impl From<RateText> for Rate {
     }
 }
 
-/// 500 is written as 500, not as 500.0.
+/// Writes whole numbers without a decimal point: 500, not 500.0.
 fn plain_number<S: serde::Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
-    match number.fract() == 0.0 && number.abs() < 1e15 {
-        true => serializer.serialize_i64(*number as i64),
-        false => serializer.serialize_f64(*number),
+    if number.fract() == 0.0 && number.abs() < 1e15 {
+        serializer.serialize_i64(*number as i64)
+    } else {
+        serializer.serialize_f64(*number)
     }
 }
 
 impl Rate {
-    /// Refuses what cannot be kept, naming the field and the way out.
+    /// Refuses values out of range; the refusal names the field and what to use.
     pub fn check(&self) -> Result<(), (&'static str, String)> {
         if !(PER_SECOND_MIN..=PER_SECOND_MAX).contains(&self.per_second) {
-            let found = self.per_second;
-            return Err(("/per_second", format!("per_second is {found}; use 0.001 to 1,000,000")));
+            return Err(("/per_second", format!("per_second is {}; use 0.001 to 1,000,000", self.per_second)));
         }
-        match (1..=BURST_MAX).contains(&self.burst) {
-            true => Ok(()),
-            false => Err(("/burst", format!("burst is {}; use 1 to 100,000", self.burst))),
+        if !(1..=BURST_MAX).contains(&self.burst) {
+            return Err(("/burst", format!("burst is {}; use 1 to 100,000", self.burst)));
         }
+        Ok(())
     }
 
-    /// The time between two, in nanoseconds.
+    /// Returns the time between two in the long run, in nanoseconds.
     fn interval(&self) -> i64 {
         (1e9 / self.per_second).ceil() as i64
     }
 }
 
-/// Keeps to a rate.
+/// A token bucket that enforces a rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gcra {
     rate: Rate,
-    /// When the bucket is full again, in nanoseconds since 1970.
+    /// Time at which the bucket is full again, in nanoseconds since 1970.
     full_at: i64,
-    /// What is kept back of a burst, in nanoseconds.
+    /// Part of a burst that is not used, in nanoseconds.
     slack: i64,
 }
 
 impl Gcra {
-    /// Nothing has happened yet: the bucket is full.
+    /// Returns a full bucket: nothing has happened yet.
     pub fn full(rate: Rate) -> Self {
         Self { rate, full_at: i64::MIN / 2, slack: SLACK }
     }
 
-    /// The same for what is counted where it happens: there is no way from the
-    /// decision to the deed, so a whole burst may come within one tick.
+    /// Returns a full bucket for requests that are counted as they come in. There is
+    /// no delay between decision and action, so a whole burst may come within one
+    /// tick.
     pub fn at_ingest(rate: Rate) -> Self {
         Self { slack: -TICK, ..Self::full(rate) }
     }
 
-    /// What happened before this time is not known: the bucket was empty then.
+    /// Returns a bucket that was empty at this time, because what happened before is
+    /// not known.
     pub fn unknown_before(rate: Rate, at: Timestamp) -> Self {
-        let pace = Self::full(rate);
-        Self { full_at: nanos(at) + pace.depth() + rate.interval(), ..pace }
+        let full = Self::full(rate);
+        Self { full_at: nanos(at) + full.depth() + rate.interval(), ..full }
     }
 
-    /// The rate kept to.
+    /// Returns the rate it enforces.
     pub fn rate(&self) -> Rate {
         self.rate
     }
 
-    /// When one more may happen; a time in the past means now.
+    /// Returns the time at which one more may happen; a time in the past means now.
     pub fn ready_at(&self) -> Timestamp {
         to_timestamp(self.full_at.saturating_sub(self.depth()))
     }
 
-    /// Owes no more than ever can be owed one by one: otherwise the clock has
-    /// been set back, and would be waited for.
+    /// Caps the debt at what single takes can cause. A larger one means that the
+    /// clock was set back, and the bucket would wait until it has caught up.
     pub fn correct_clock_jump(&mut self, now: Timestamp) {
         let most = self.rate.interval().saturating_mul(i64::from(self.rate.burst) + 1).saturating_add(TICK);
         self.full_at = self.full_at.min(nanos(now).saturating_add(most));
@@ -128,39 +129,39 @@ impl Gcra {
         self.full_at.saturating_sub(self.depth()) <= nanos(now)
     }
 
-    /// Counts one, which was ready.
+    /// Takes one token, which was ready.
     pub fn take(&mut self, now: Timestamp) {
         self.take_many(1, now);
     }
 
-    /// Counts several at once; more than are there are owed.
+    /// Takes several tokens at once; missing ones become debt.
     pub fn take_many(&mut self, count: u32, now: Timestamp) {
         let span = self.rate.interval().saturating_mul(i64::from(count));
         self.full_at = self.full_at.max(nanos(now) + TICK).saturating_add(span);
     }
 
-    /// How many may happen at this time.
+    /// Returns how many may happen at this time.
     pub fn left(&self, now: Timestamp) -> u32 {
         let room = nanos(now).saturating_sub(self.full_at.saturating_sub(self.depth()));
-        match room < 0 {
-            true => 0,
-            false => u32::try_from(room / self.rate.interval() + 1).unwrap_or(u32::MAX).min(self.rate.burst),
+        if room < 0 {
+            return 0;
         }
+        u32::try_from(room / self.rate.interval() + 1).unwrap_or(u32::MAX).min(self.rate.burst)
     }
 
-    /// When this many may happen together, or as many as ever may.
+    /// Returns the time at which this many may happen together, at most a burst.
     pub fn ready_for(&self, count: u32) -> Timestamp {
         let missing = self.rate.interval().saturating_mul(i64::from(count.clamp(1, self.rate.burst)) - 1);
         to_timestamp(self.full_at.saturating_sub(self.depth()).saturating_add(missing.min(self.depth())))
     }
 
-    /// Whether nothing would be lost by forgetting it.
+    /// Whether the bucket is full, so that dropping it loses nothing.
     pub fn is_full(&self, now: Timestamp) -> bool {
         self.full_at <= nanos(now)
     }
 
-    /// Goes on at another rate, with what is left in the bucket: a change is
-    /// no fresh burst.
+    /// Changes the rate and keeps the tokens that are left, so that a change gives no
+    /// fresh burst.
     pub fn change(&mut self, rate: Rate, now: Timestamp) {
         if rate == self.rate {
             return;
@@ -168,21 +169,21 @@ impl Gcra {
         let now = nanos(now);
         let old = *self;
         self.rate = rate;
-        // How much of the bucket is missing, in units of one.
-        let missing = (old.full_at.saturating_sub(now)).max(0) as f64 / old.rate.interval() as f64;
-        let kept = (f64::from(old.rate.burst) - missing).min(f64::from(rate.burst));
-        let missing = f64::from(rate.burst) - kept;
-        self.full_at = now.saturating_add((missing * rate.interval() as f64) as i64);
+        let missing_tokens = (old.full_at.saturating_sub(now)).max(0) as f64 / old.rate.interval() as f64;
+        let left = (f64::from(old.rate.burst) - missing_tokens).min(f64::from(rate.burst));
+        let missing_tokens = f64::from(rate.burst) - left;
+        self.full_at = now.saturating_add((missing_tokens * rate.interval() as f64) as i64);
     }
 
-    /// How far ahead of the steady flow a burst may run, in nanoseconds.
+    /// Returns how far a burst may run ahead of the steady flow, in nanoseconds.
     fn depth(&self) -> i64 {
         let whole = self.rate.interval().saturating_mul(i64::from(self.rate.burst - 1));
         whole - self.slack.min(whole / 2)
     }
 }
 
-/// Rounded up to what the clock shows, so that nothing is early.
+/// Converts nanoseconds since 1970, rounded up to the millisecond so that nothing is
+/// early.
 fn to_timestamp(nanos: i64) -> Timestamp {
     let millis = nanos.div_euclid(TICK) + i64::from(nanos.rem_euclid(TICK) > 0);
     Timestamp::from_millisecond(millis).unwrap_or(if millis < 0 { Timestamp::MIN } else { Timestamp::MAX })
@@ -192,9 +193,8 @@ fn nanos(at: Timestamp) -> i64 {
     i64::try_from(at.as_nanosecond()).unwrap_or(i64::MAX / 2)
 }
 
-/// How long to wait between what we do regularly ourselves: the period, give
-/// or take a tenth, so that nothing of ours falls into step. `draw` is in
-/// `[0, 1)`.
+/// Returns the period give or take a tenth, so that periodic tasks of several nodes
+/// do not run in step. `draw` is in `[0, 1)`.
 pub fn roughly(period: Duration, draw: f64) -> Duration {
     period.mul_f64(0.9 + 0.2 * draw)
 }
@@ -208,12 +208,12 @@ mod tests {
         Timestamp::from_millisecond(1_700_000_000_000 + millis).unwrap()
     }
 
-    /// Takes whatever is ready at every step of time given; the moments taken.
-    fn run(pace: &mut Gcra, steps: impl IntoIterator<Item = i64>) -> Vec<i64> {
+    /// Takes whatever is ready at each of these times; returns the times taken.
+    fn run(bucket: &mut Gcra, steps: impl IntoIterator<Item = i64>) -> Vec<i64> {
         let mut taken = Vec::new();
         for now in steps {
-            while pace.is_ready(at(now)) {
-                pace.take(at(now));
+            while bucket.is_ready(at(now)) {
+                bucket.take(at(now));
                 taken.push(now);
             }
         }
@@ -248,13 +248,13 @@ mod tests {
     #[test]
     fn it_paces_smoothly_and_knows_the_next_slot() {
         let rate = Rate { per_second: 100.0, burst: 2 };
-        let mut pace = Gcra::full(rate);
-        assert_eq!(run(&mut pace, [0]).len(), 1, "half of a small burst is kept for the way");
+        let mut bucket = Gcra::full(rate);
+        assert_eq!(run(&mut bucket, [0]).len(), 1, "half of a small burst is kept for the way");
         let mut slots = Vec::new();
         for _ in 0..5 {
-            let ready = pace.ready_at();
+            let ready = bucket.ready_at();
             slots.push(ready.as_millisecond() - at(0).as_millisecond());
-            pace.take(ready);
+            bucket.take(ready);
         }
         let gaps: Vec<i64> = slots.windows(2).map(|pair| pair[1] - pair[0]).collect();
         assert!(gaps.iter().all(|gap| *gap == 10), "{slots:?}");
@@ -263,30 +263,30 @@ mod tests {
     #[test]
     fn what_was_before_a_restart_is_taken_for_an_empty_bucket() {
         let rate = Rate { per_second: 10.0, burst: 10 };
-        let pace = Gcra::unknown_before(rate, at(0));
-        assert!(!pace.is_ready(at(0)));
-        assert!(pace.is_ready(at(100)));
-        assert_eq!(pace.left(at(10_000)), Gcra::full(rate).left(at(0)));
+        let bucket = Gcra::unknown_before(rate, at(0));
+        assert!(!bucket.is_ready(at(0)));
+        assert!(bucket.is_ready(at(100)));
+        assert_eq!(bucket.left(at(10_000)), Gcra::full(rate).left(at(0)));
     }
 
     #[test]
     fn several_at_once_are_owed() {
-        let mut pace = Gcra::full(Rate { per_second: 10.0, burst: 10 });
-        pace.take_many(30, at(0));
-        assert!(!pace.is_ready(at(1_900)), "20 are owed");
-        assert!(pace.is_ready(at(2_120)));
-        assert!(pace.ready_for(1_000) <= at(3_002), "more than ever fit together wait for a full bucket");
-        assert_eq!(pace.left(at(0)), 0);
+        let mut bucket = Gcra::full(Rate { per_second: 10.0, burst: 10 });
+        bucket.take_many(30, at(0));
+        assert!(!bucket.is_ready(at(1_900)), "20 are owed");
+        assert!(bucket.is_ready(at(2_120)));
+        assert!(bucket.ready_for(1_000) <= at(3_002), "more than ever fit together wait for a full bucket");
+        assert_eq!(bucket.left(at(0)), 0);
     }
 
     #[test]
     fn a_clock_that_is_set_back_is_not_waited_for() {
-        let mut pace = Gcra::full(Rate { per_second: 10.0, burst: 3 });
-        let taken = run(&mut pace, [3_600_000]).len();
-        pace.correct_clock_jump(at(3_600_000));
-        assert!(taken > 0 && !pace.is_ready(at(3_600_000)), "it changes nothing otherwise");
-        pace.correct_clock_jump(at(0));
-        assert!(pace.is_ready(at(500)));
+        let mut bucket = Gcra::full(Rate { per_second: 10.0, burst: 3 });
+        let taken = run(&mut bucket, [3_600_000]).len();
+        bucket.correct_clock_jump(at(3_600_000));
+        assert!(taken > 0 && !bucket.is_ready(at(3_600_000)), "it changes nothing otherwise");
+        bucket.correct_clock_jump(at(0));
+        assert!(bucket.is_ready(at(500)));
     }
 
     #[test]
@@ -324,10 +324,10 @@ mod tests {
             per_second in 1u32..400, burst in 1u32..40, gaps in prop::collection::vec(0i64..60, 1..400),
         ) {
             let rate = Rate { per_second: f64::from(per_second), burst };
-            let mut pace = Gcra::full(rate);
+            let mut bucket = Gcra::full(rate);
             let mut now = 0;
             let steps: Vec<i64> = gaps.iter().map(|gap| { now += gap; now }).collect();
-            let taken = run(&mut pace, steps);
+            let taken = run(&mut bucket, steps);
             prop_assert!(excess(&taken, rate) <= 1e-6);
         }
 
@@ -337,11 +337,11 @@ mod tests {
         ) {
             let slow = Rate { per_second: f64::from(first), burst };
             let fast = Rate { per_second: f64::from(then), burst };
-            let mut pace = Gcra::full(slow);
-            let mut taken = run(&mut pace, 0..50);
+            let mut bucket = Gcra::full(slow);
+            let mut taken = run(&mut bucket, 0..50);
             for n in 0..changes as i64 {
-                pace.change(if n % 2 == 0 { fast } else { slow }, at(50 + n));
-                taken.extend(run(&mut pace, [50 + n]));
+                bucket.change(if n % 2 == 0 { fast } else { slow }, at(50 + n));
+                taken.extend(run(&mut bucket, [50 + n]));
             }
             let most = Rate { per_second: slow.per_second.max(fast.per_second), burst };
             prop_assert!(excess(&taken, most) <= 1.0, "{}", excess(&taken, most));

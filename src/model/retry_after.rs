@@ -1,51 +1,49 @@
-//! How long a receiver asks us to stay away: the `Retry-After` header.
+//! Parses the `Retry-After` header, with which a receiver asks not to be called.
 
 use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
 
-/// What a header asks for: seconds, or any of the three HTTP dates. What lies
-/// in the past or cannot be read asks for nothing; of several values, joined
-/// by commas, the longest counts.
+/// Returns the wait that a header asks for: seconds, or one of the three HTTP date
+/// formats. A date in the past and an invalid value ask for nothing; of several
+/// values, joined by commas, the longest counts.
 pub fn asked(header: &str, now: Timestamp) -> Option<Duration> {
-    match one(header.trim(), now) {
-        Some(asked) => Some(asked),
-        // A date has a comma of its own, so the pieces of two are put together
-        // again: each piece alone, and each with the next.
+    match parse_value(header.trim(), now) {
+        Some(wait) => Some(wait),
+        // A date contains a comma itself, so each piece is tried alone and joined
+        // with the next.
         None => {
             let pieces: Vec<&str> = header.split(',').map(str::trim).collect();
             let pairs = pieces.windows(2).map(|pair| pair.join(", "));
-            pieces.iter().map(|piece| (*piece).to_owned()).chain(pairs).filter_map(|text| one(&text, now)).max()
+            let candidates = pieces.iter().map(|piece| (*piece).to_owned()).chain(pairs);
+            candidates.filter_map(|text| parse_value(&text, now)).max()
         }
     }
 }
 
-fn one(text: &str, now: Timestamp) -> Option<Duration> {
-    match seconds(text) {
-        Some(asked) => Some(asked),
-        None => {
-            let date = httpdate::parse_http_date(text).ok()?;
-            // Nobody who names this very second asks to be left alone.
-            date.duration_since(SystemTime::from(now)).ok().filter(|asked| !asked.is_zero())
-        }
-    }
+fn parse_value(text: &str, now: Timestamp) -> Option<Duration> {
+    parse_seconds(text).or_else(|| {
+        let date = httpdate::parse_http_date(text).ok()?;
+        // A date that is exactly now asks for no wait.
+        date.duration_since(SystemTime::from(now)).ok().filter(|wait| !wait.is_zero())
+    })
 }
 
-/// Whole seconds by the letter of HTTP. Fractions are not, but whoever sends
-/// one means it, and rounding up never comes too early.
-fn seconds(text: &str) -> Option<Duration> {
+/// Parses a number of seconds. HTTP allows whole seconds only; fractions are
+/// accepted all the same, and rounded up so that no request comes too early.
+fn parse_seconds(text: &str) -> Option<Duration> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
     let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     if !is_number(whole) || !is_number(fraction) {
         return None;
     }
-    // A number too large to hold is still a wish to wait long.
+    // A number that does not fit into 64 bits still asks for a long wait.
     let whole: u64 = whole.parse().unwrap_or(LONG_SECONDS).min(LONG_SECONDS);
     let rounded_up = u64::from(fraction.bytes().any(|digit| digit != b'0'));
     Some(Duration::from_secs(whole + rounded_up))
 }
 
-/// More than a century: every limit is shorter.
+/// More than a century in seconds: every limit is shorter.
 const LONG_SECONDS: u64 = u32::MAX as u64;
 
 #[cfg(test)]

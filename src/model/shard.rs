@@ -1,4 +1,4 @@
-//! Who may write: shards, epochs, and the lease that joins them.
+//! Shards, epochs, and the leases that give a node the right to write.
 //!
 //! Every endpoint belongs to one of 256 shards. The owner of a shard alone
 //! dispatches its endpoints, and every write of an owner carries the epoch it
@@ -7,51 +7,51 @@
 
 use super::id::{EndpointId, TenantId};
 
-/// One of the 256 parts that endpoints are divided into.
+/// One of the 256 shards that endpoints are divided into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Shard(pub u8);
 
-/// Counts the owners a shard has had.
+/// The number of owners that a shard has had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Epoch(pub u64);
 
 /// The right to dispatch a shard's endpoints and to write their outcomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lease {
-    /// The part owned.
+    /// Shard that the lease is for.
     pub shard: Shard,
-    /// The ownership it was granted under.
+    /// Epoch in which the lease was granted.
     pub epoch: Epoch,
 }
 
 impl Lease {
-    /// What a node has on a shard that is not its own.
+    /// Returns the placeholder for a shard that the node does not own.
     pub fn none(shard: Shard) -> Self {
         Self { shard, epoch: Epoch(0) }
     }
 
-    /// Whether it is a lease at all.
+    /// Whether the node owns the shard.
     pub fn is_held(self) -> bool {
         self.epoch > Epoch(0)
     }
 }
 
-/// How many shards there are.
+/// Number of shards in all.
 pub const SHARDS: usize = 256;
 
 impl Shard {
-    /// All of them.
+    /// Returns all shards in order.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..=u8::MAX).map(Self)
     }
 
-    /// Where an endpoint belongs. Stable for ever: it is FNV-1a over the
-    /// tenant's id and the endpoint's bytes, not the standard library's hash.
+    /// Returns the shard of an endpoint. It must never change, so it is FNV-1a over
+    /// the tenant's id and the endpoint's bytes, not the standard library's hash.
     pub fn of(tenant: &TenantId, endpoint: EndpointId) -> Self {
         let bytes = tenant.as_str().bytes().chain(*endpoint.0.as_bytes());
         let hash =
             bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-        // The low bits of FNV-1a are its best ones after folding the rest in.
+        // Folding the high bits into the low ones spreads endpoints evenly.
         let folded = hash ^ (hash >> 32);
         Self(((folded ^ (folded >> 16)) & 0xff) as u8)
     }

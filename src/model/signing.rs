@@ -1,4 +1,4 @@
-//! What vouches for a delivery: the secrets, and the headers they sign.
+//! Signing secrets, signature profiles, and texts that are never displayed.
 
 use std::fmt;
 
@@ -11,10 +11,10 @@ use super::id::SecretId;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Signing {
-    /// The shared secret alone: `v1`.
+    /// The shared secret alone signs: `v1`.
     #[default]
     Hmac,
-    /// The shared secret, and a private key whose public half the receiver has: `v1` and `v1a`.
+    /// The shared secret and a private key sign, whose public key the receiver has: `v1` and `v1a`.
     Ed25519,
 }
 
@@ -37,7 +37,7 @@ pub enum SignatureProfile {
 }
 
 impl SignatureProfile {
-    /// The profile as it is written everywhere.
+    /// Returns the profile as it is written everywhere.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Standard => "standard",
@@ -50,7 +50,7 @@ impl SignatureProfile {
     }
 }
 
-/// Every reason to refuse these profiles, with its place in the list.
+/// Returns every reason to refuse these profiles, with the index in the list.
 pub fn check(profiles: &[SignatureProfile]) -> Vec<(usize, String)> {
     let mut problems = Vec::new();
     for (n, profile) in profiles.iter().enumerate() {
@@ -77,20 +77,20 @@ fn shares_a_header(one: SignatureProfile, other: SignatureProfile) -> bool {
     )
 }
 
-/// What an endpoint signs with: a secret that its receiver has, too, and a
-/// private key that nobody else has. It has both from the beginning, so that
-/// a receiver can be given the public key before it is used.
+/// A signing secret of an endpoint: a secret shared with the receiver, and a
+/// private key. Every secret has both from the start, so that a receiver can be
+/// given the public key before it is used.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
-    /// Its name.
+    /// Id of the secret.
     pub id: SecretId,
-    /// `whsec_` and the shared key in base64.
+    /// Shared secret: `whsec_` and the key in base64.
     pub text: String,
-    /// `whsk_` and the private key in base64.
+    /// Private key: `whsk_` and the key in base64.
     pub key: String,
-    /// When it was made.
+    /// Time at which it was created.
     pub created_at: Timestamp,
-    /// When it stops signing, once it was replaced.
+    /// Time at which it stops signing, once it was replaced.
     pub expires_at: Option<Timestamp>,
 }
 
@@ -100,39 +100,38 @@ impl Secret {
         self.expires_at.is_none_or(|at| now < at)
     }
 
-    /// Both halves as one text, for a store to keep.
+    /// Returns both keys as one text, as a store keeps them.
     pub fn kept(&self) -> String {
         format!("{} {}", self.text, self.key)
     }
 
-    /// Takes both halves from the text that a store has kept.
-    pub fn from_kept(id: SecretId, kept: &str, created_at: Timestamp, expires_at: Option<Timestamp>) -> Self {
-        let (text, key) = kept.split_once(' ').unwrap_or((kept, ""));
+    /// Returns the secret from the text that a store kept.
+    pub fn from_kept(id: SecretId, stored: &str, created_at: Timestamp, expires_at: Option<Timestamp>) -> Self {
+        let (text, key) = stored.split_once(' ').unwrap_or((stored, ""));
         Self { id, text: text.into(), key: key.into(), created_at, expires_at }
     }
 }
 
-/// Shows its name alone.
+/// Prints the id alone.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Secret({}, …)", self.id)
     }
 }
 
-/// A text that is sent to receivers and shown to nobody: not even to those
-/// who print what it is part of.
+/// A text that is sent to receivers and never displayed; `Debug` prints a mask.
 #[derive(Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct HiddenText(pub String);
 
 impl HiddenText {
-    /// The text itself.
+    /// Returns the text itself.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 }
 
-/// Shows nothing of it.
+/// Prints a mask instead of the text.
 impl fmt::Debug for HiddenText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")

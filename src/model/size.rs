@@ -1,4 +1,4 @@
-//! Sizes as people write them: `1000`, `256KiB`, `1MiB`.
+//! Parses and displays sizes as people write them: `1000`, `256KiB`, `1MiB`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,11 +6,11 @@ use std::str::FromStr;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A number of bytes: plain, or with KiB, MiB or GiB.
+/// A number of bytes, written plain or with KiB, MiB or GiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
 
-/// Why a text is not a size.
+/// A text that is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a size; write bytes, or a number with KiB, MiB or GiB")]
 pub struct InvalidSize(pub String);
@@ -56,7 +56,7 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
-/// Plain bytes may be written as a number, too.
+/// Deserializes a size from a text, or from a number of bytes.
 struct AnySize;
 
 impl Visitor<'_> for AnySize {

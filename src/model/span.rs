@@ -1,4 +1,4 @@
-//! Spans of time as people write them: `250ms`, `30s`, `2m`, `72h`, `7d`.
+//! Parses and displays durations as people write them: `250ms`, `30s`, `72h`, `7d`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,32 +6,32 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A span of time, written as a whole number and one unit.
+/// A duration, written as a whole number and one unit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span(pub Duration);
 
-/// Why a text is not a span.
+/// A text that is not a duration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a duration; write a whole number and a unit (ms, s, m, h or d), such as 30s or 72h")]
 pub struct InvalidSpan(pub String);
 
 impl Span {
-    /// A span of whole milliseconds.
+    /// Returns a span of this many milliseconds.
     pub const fn millis(millis: u64) -> Self {
         Self(Duration::from_millis(millis))
     }
 
-    /// A span of whole seconds.
+    /// Returns a span of this many seconds.
     pub const fn secs(secs: u64) -> Self {
         Self(Duration::from_secs(secs))
     }
 
-    /// The span as people say it.
+    /// Returns the span in words, such as `4m 30s`.
     pub fn words(self) -> String {
         words(self.0)
     }
 
-    /// The span in whole milliseconds, as stored.
+    /// Returns the span in whole milliseconds.
     pub fn as_millis(self) -> u64 {
         u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
     }
@@ -62,7 +62,7 @@ impl fmt::Display for Span {
         if millis == 0 {
             return f.write_str("0s");
         }
-        // Days only from four on: people say 72h, and they say 7d.
+        // Days are used from four on: people write 72h, and they write 7d.
         let units = [(86_400_000, 4, "d"), (3_600_000, 1, "h"), (60_000, 1, "m"), (1_000, 1, "s")];
         for (unit, least, name) in units {
             if millis.is_multiple_of(unit) && millis / unit >= least {
@@ -91,7 +91,7 @@ impl<'de> Deserialize<'de> for Span {
     }
 }
 
-/// A duration as people say it: `750ms`, `2.5s`, `4m 30s`, `71h 40m`, `6d 9h`.
+/// Returns a duration in words: `750ms`, `2.5s`, `4m 30s`, `71h 40m`, `6d 9h`.
 pub fn words(duration: Duration) -> String {
     const UNITS: [(u64, &str); 4] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")];
     let millis = Span(duration).as_millis();
@@ -101,7 +101,7 @@ pub fn words(duration: Duration) -> String {
         1_000..10_000 => return format!("{}s", (millis as f64 / 10.0).round() / 100.0),
         10_000..59_950 => return format!("{}s", (millis as f64 / 100.0).round() / 10.0),
         59_950..3_599_500 => (2, 3),
-        // As elsewhere, days are only said from four on.
+        // As in `Display`, days are used from four on.
         3_599_500..345_570_000 => (1, 2),
         _ => (0, 1),
     };
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn times_are_told_in_two_units_that_say_something() {
-        for (millis, told) in [
+        for (millis, expected) in [
             (0, "0s"),
             (750, "750ms"),
             (2_500, "2.5s"),
@@ -147,7 +147,7 @@ mod tests {
             (345_570_000, "4d"),
             (550_800_000, "6d 9h"),
         ] {
-            assert_eq!(words(Duration::from_millis(millis)), told, "{millis}");
+            assert_eq!(words(Duration::from_millis(millis)), expected, "{millis}");
         }
     }
 

@@ -1,7 +1,8 @@
-//! The verdict table as data: three presets, and an endpoint's own rules.
+//! Tables that map statuses and failures to actions: three presets, and an
+//! endpoint's own rules.
 //!
-//! Invariant: every preset has a row for every status and every failure, and
-//! of two rows that fit, the exact one counts.
+//! Invariant: every preset has a row for every status and every failure. If two
+//! rows match, the exact code beats its class.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,7 +34,7 @@ pub enum StatusAction {
 }
 
 impl StatusAction {
-    /// The action as it is written everywhere.
+    /// Returns the action as it is written everywhere.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Deliver => "deliver",
@@ -87,26 +88,26 @@ impl From<StatusTable> for RuleSource {
 /// One row of a table.
 #[derive(Debug, Clone, Copy)]
 pub struct StatusRule {
-    /// The answers it is about.
+    /// Answers that the row matches.
     pub on: RuleCondition,
-    /// What is done.
+    /// Action for these answers.
     pub action: StatusAction,
-    /// The shorter budget they are counted against.
+    /// Short budget that these answers count against, if any.
     pub short_budget: Option<ShortBudget>,
-    /// Why, in a few words.
+    /// Reason in a few words.
     pub note: &'static str,
 }
 
-/// The answers a row is about.
+/// The answers that a row matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RuleCondition {
-    /// This status.
+    /// Exactly this status.
     Status(u16),
     /// Every status that begins with this digit, 1 to 5.
     Class(u16),
     /// Every status from 600 on.
     Above,
-    /// This failure.
+    /// Exactly this failure.
     Failure(FailureKind),
 }
 
@@ -185,7 +186,8 @@ static LENIENT: &[StatusRule] = &[
     UNKNOWN,
 ];
 
-/// What failures mean, in every table but the lenient one.
+/// Rows about failures, for all tables; [`StatusTable::adapted`] changes one for
+/// the lenient table.
 static FAILURES: &[StatusRule] = &[
     short(
         Failure(FailureKind::NoSuchName),
@@ -204,10 +206,10 @@ static FAILURES: &[StatusRule] = &[
 ];
 
 impl StatusTable {
-    /// Every one there is.
+    /// All tables that have a name.
     pub const ALL: [Self; 3] = [Self::Default, Self::Strict, Self::Lenient];
 
-    /// The name as it is written everywhere.
+    /// Returns the name as it is written everywhere.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Default => "default",
@@ -216,19 +218,19 @@ impl StatusTable {
         }
     }
 
-    /// The rows about statuses, then those about failures.
+    /// Returns the rows about statuses, then those about failures.
     pub fn rows(self) -> impl Iterator<Item = StatusRule> {
         let statuses = match self {
             Self::Default => DEFAULT,
             Self::Strict => STRICT,
             Self::Lenient => LENIENT,
         };
-        statuses.iter().chain(FAILURES).map(move |row| self.own(*row))
+        statuses.iter().chain(FAILURES).map(move |row| self.adapted(*row))
     }
 
-    /// The lenient table has one budget for everything, but what the operator
-    /// forbids is not the receiver's to be lenient about.
-    fn own(self, row: StatusRule) -> StatusRule {
+    /// Returns a row as it is in this table. The lenient table has no short budget
+    /// for missing names, but keeps the one for addresses that the operator forbids.
+    fn adapted(self, row: StatusRule) -> StatusRule {
         match (self, row.on) {
             (Self::Lenient, Failure(FailureKind::NoSuchName)) => {
                 StatusRule { short_budget: None, note: "the name does not exist", ..row }
@@ -237,8 +239,8 @@ impl StatusTable {
         }
     }
 
-    fn find(self, wanted: RuleCondition) -> Option<StatusRule> {
-        self.rows().find(|row| row.on == wanted)
+    fn find(self, condition: RuleCondition) -> Option<StatusRule> {
+        self.rows().find(|row| row.on == condition)
     }
 }
 
@@ -246,18 +248,18 @@ impl StatusTable {
 /// `{"preset":"strict","404":"retry","5xx":"refuse"}`
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StatusRules {
-    /// What holds where nothing else is said.
+    /// Table that applies where there is no override.
     pub preset: StatusTable,
-    /// What differs: an exact code beats its class.
+    /// Actions that differ from the table; an exact code beats its class.
     pub overrides: BTreeMap<StatusCodes, StatusAction>,
 }
 
-/// The codes a rule of an endpoint is about: `404`, or `4xx`.
+/// The status codes that a rule of an endpoint matches: `404`, or `4xx`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StatusCodes {
-    /// One code, 100 to 999.
+    /// A single code, 100 to 999.
     Exact(u16),
-    /// A class, 1 to 5.
+    /// A class of codes, 1 to 5.
     Class(u16),
 }
 
@@ -266,7 +268,7 @@ impl FromStr for StatusCodes {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let digits = text.as_bytes();
-        let wrong = || {
+        let refusal = || {
             format!(
                 "{text:?} is not a status; use an exact code such as 404, a class such as 5xx (1xx to 5xx), or preset"
             )
@@ -274,9 +276,9 @@ impl FromStr for StatusCodes {
         match digits {
             [class @ b'1'..=b'5', b'x', b'x'] => Ok(Self::Class(u16::from(class - b'0'))),
             [b'1'..=b'9', _, _] if digits.iter().all(u8::is_ascii_digit) => {
-                text.parse().map(Self::Exact).map_err(|_| wrong())
+                text.parse().map(Self::Exact).map_err(|_| refusal())
             }
-            _ => Err(wrong()),
+            _ => Err(refusal()),
         }
     }
 }
@@ -290,21 +292,21 @@ impl fmt::Display for StatusCodes {
     }
 }
 
-/// The rule that fits an answer.
+/// The rule that matches an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MatchedRule {
-    /// Its name: `404`, `5xx`, `timeout`.
+    /// Name of the rule: `404`, `5xx`, `timeout`.
     pub rule: String,
-    /// Whose it is.
+    /// Source of the rule.
     pub source: RuleSource,
-    /// What it says.
+    /// Action of the rule.
     pub action: StatusAction,
-    /// The shorter budget it counts against.
+    /// Short budget that the answer counts against, if any.
     pub short_budget: Option<ShortBudget>,
 }
 
 impl StatusRules {
-    /// The rule for a status.
+    /// Returns the rule for a status.
     pub fn for_status(&self, status: u16) -> MatchedRule {
         let class = status / 100;
         for codes in [StatusCodes::Exact(status), StatusCodes::Class(class)] {
@@ -315,17 +317,18 @@ impl StatusRules {
         }
         let group = if class < 6 { Class(class.max(1)) } else { Above };
         let row = self.preset.find(Status(status)).or_else(|| self.preset.find(group));
-        self.found(row.expect("every table has a row for every class"))
+        self.matched(row.expect("every table has a row for every class"))
     }
 
-    /// The rule for a failure.
+    /// Returns the rule for a failure.
     pub fn for_failure(&self, kind: FailureKind) -> MatchedRule {
         let row = self.preset.find(Failure(kind));
-        // Our own trouble is never judged; it is put back before.
-        self.found(row.unwrap_or(StatusRule { on: Failure(kind), action: Retry, short_budget: None, note: "" }))
+        // Only failures of the gateway itself have no row; they are put back and
+        // never judged.
+        self.matched(row.unwrap_or(StatusRule { on: Failure(kind), action: Retry, short_budget: None, note: "" }))
     }
 
-    fn found(&self, row: StatusRule) -> MatchedRule {
+    fn matched(&self, row: StatusRule) -> MatchedRule {
         MatchedRule {
             rule: row.on.to_string(),
             source: self.preset.into(),

@@ -1,4 +1,4 @@
-//! Whose events these are.
+//! A tenant: the owner of events, endpoints and deliveries, with its quota.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -10,25 +10,25 @@ use super::policy::RetrySpec;
 use super::rate::Rate;
 use super::status_rules::StatusRules;
 
-/// A tenant: events, endpoints and deliveries of one never meet another's.
+/// A tenant. Its events, endpoints and deliveries are separate from those of others.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tenant {
-    /// The caller's name for it.
+    /// Id of the tenant, chosen by the caller.
     pub id: TenantId,
-    /// What people call it.
+    /// Display name of the tenant.
     pub name: String,
-    /// How much of the gateway it may use.
+    /// Share of the send slots, and rates of sending and accepting.
     pub quota: TenantQuota,
-    /// The most it may use of what all tenants share.
+    /// Limits on what all tenants share.
     pub limits: TenantLimits,
-    /// What its new endpoints get where they say nothing.
+    /// Defaults of its new endpoints.
     pub defaults: EndpointDefaults,
-    /// When it was created.
+    /// Time at which it was created.
     pub created_at: Timestamp,
 }
 
 impl Tenant {
-    /// What may be said of it, by field.
+    /// Returns the fields that can be changed, as JSON.
     pub fn fields(&self) -> serde_json::Value {
         let TenantQuota { weight, rate, ingest } = self.quota;
         serde_json::json!({
@@ -43,29 +43,29 @@ impl Tenant {
 #[serde(deny_unknown_fields)]
 pub struct TenantQuota {
     /// Its share of the gateway's send slots, against those of the others: 1 to 1,000.
-    #[serde(default = "one")]
+    #[serde(default = "default_weight")]
     #[schema(minimum = 1, maximum = 1000)]
     pub weight: u32,
     /// How often its receivers may be called, over all its endpoints; null for as often as theirs allow.
     #[serde(default)]
     pub rate: Option<Rate>,
     /// How often it may hand events in.
-    #[serde(default = "ingest")]
+    #[serde(default = "default_ingest")]
     pub ingest: Rate,
 }
 
-fn one() -> u32 {
+fn default_weight() -> u32 {
     1
 }
 
-/// More than one node takes in, so nobody meets it who has not set it.
-fn ingest() -> Rate {
+/// The default is more than one node can accept, so it limits nobody.
+fn default_ingest() -> Rate {
     Rate { per_second: 100_000.0, burst: 100_000 }
 }
 
 impl Default for TenantQuota {
     fn default() -> Self {
-        Self { weight: one(), rate: None, ingest: ingest() }
+        Self { weight: default_weight(), rate: None, ingest: default_ingest() }
     }
 }
 

@@ -1,5 +1,4 @@
-//! How an endpoint's connections are encrypted: whom they trust, and who we
-//! say we are.
+//! The TLS settings of an endpoint: trusted authorities and a client certificate.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +6,7 @@ use super::endpoint::InvalidSetting;
 use super::headers::MASK;
 use super::signing::HiddenText;
 
-/// How large a certificate or key may be, in PEM.
+/// Largest certificate or key, in bytes of PEM.
 const PEM_BYTES_MAX: usize = 64 * 1_024;
 
 /// What is special about an endpoint's TLS. Usually nothing is.
@@ -42,13 +41,13 @@ pub enum TlsVersion {
 }
 
 impl EndpointTls {
-    /// Whether nothing is special about it.
+    /// Whether all settings are the defaults.
     pub fn is_usual(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Refuses what need not be read to be refused. What the texts hold is
-    /// for those to judge who use them.
+    /// Checks sizes and combinations. It does not parse the PEM texts; the code that
+    /// uses them does.
     pub fn check(&self) -> Vec<InvalidSetting> {
         let mut problems = Vec::new();
         let mut refuse = |name: &str, message: String| {
@@ -86,7 +85,7 @@ impl EndpointTls {
         problems
     }
 
-    /// The same, with nothing in it that may not be seen.
+    /// Returns the same settings with the private key masked.
     pub fn masked(&self) -> Self {
         Self { client_key: self.client_key.as_ref().map(|_| MASK.into()), ..self.clone() }
     }
@@ -110,7 +109,7 @@ mod tests {
         assert_eq!(pointers(&of(serde_json::json!({"ca": "x".repeat(PEM_BYTES_MAX + 1)}))), ["/tls/ca"]);
         assert_eq!(of(serde_json::json!({"min_version": "1.3"})).min_version, TlsVersion::V13);
         assert!(serde_json::from_value::<EndpointTls>(serde_json::json!({"min_version": "1.1"})).is_err());
-        let told = format!("{:?}", of(serde_json::json!({"client_key": "hush"})));
-        assert!(!told.contains("hush"), "{told}");
+        let printed = format!("{:?}", of(serde_json::json!({"client_key": "hush"})));
+        assert!(!printed.contains("hush"), "{printed}");
     }
 }

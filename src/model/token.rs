@@ -1,9 +1,10 @@
-//! Tokens: what lets a program use the API, and how far.
+//! API tokens and their rights.
 //!
-//! A token is `pht_`, its id and 256 random bits. Only a hash is kept; the id
-//! finds it. It belongs to a tenant, or to the gateway itself.
+//! A token is `pht_`, its id and 256 random bits. Only a hash is stored; it is
+//! looked up by the id. A token belongs to a tenant, or to the gateway itself.
 //!
-//! `Need` is what a route asks for, and which right holds it is decided here.
+//! [`RequiredRight`] is what a route requires; [`Right::holds`] decides which
+//! rights satisfy it.
 
 use std::fmt;
 
@@ -12,10 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use super::id::{TenantId, TokenId};
 
-/// What every token but the admin token begins with, so that scanners can find lost ones.
+/// Beginning of every token but the admin token, so that scanners can find leaked ones.
 pub const PREFIX: &str = "pht_";
 
-/// The hash of a token, as kept.
+/// The hash of a token, as stored.
 pub type TokenHash = [u8; 32];
 
 /// What a token may do: the first three in its tenant, of the others one in the
@@ -23,9 +24,9 @@ pub type TokenHash = [u8; 32];
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Right {
-    /// Hand in events, and nothing else.
+    /// Publish events, and nothing else.
     Publish,
-    /// Change endpoints, see secrets, retry and replay, revoke tokens; and read.
+    /// Change endpoints, see secrets, retry and replay, revoke tokens, and read.
     Manage,
     /// See everything but secrets.
     Read,
@@ -33,25 +34,25 @@ pub enum Right {
     Admin,
     /// See everything that an admin sees, but secrets.
     AdminRead,
-    /// Do everything in all tenants, and make tenants and their tokens.
+    /// Do everything in all tenants, and create tenants and their tokens.
     Tenants,
 }
 
-/// What a route asks for.
+/// The right that a route requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequiredRight {
-    /// Nothing: everybody may.
+    /// The route is open to everybody.
     Nothing,
-    /// This right of a tenant, or whatever holds it.
+    /// The route requires this right of a tenant, or one that includes it.
     Right(Right),
-    /// To act on tenants as such.
+    /// The route manages tenants.
     Tenants,
-    /// To administer the gateway.
+    /// The route administers the gateway.
     Admin,
 }
 
 impl RequiredRight {
-    /// What has to be held, in a word.
+    /// Returns the required right as it is written.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Nothing => "nothing",
@@ -61,7 +62,7 @@ impl RequiredRight {
         }
     }
 
-    /// The need of this name, as routes write it.
+    /// Returns the required right of this name, as routes write it.
     pub fn named(name: &str) -> Option<Self> {
         let right = Right::OF_TENANTS.into_iter().find(|right| right.as_str() == name).map(Self::Right);
         right.or(match name {
@@ -73,17 +74,17 @@ impl RequiredRight {
 }
 
 impl Right {
-    /// Those that a tenant's token has.
+    /// Rights that a tenant's token can have.
     pub const OF_TENANTS: [Self; 3] = [Self::Publish, Self::Manage, Self::Read];
-    /// Those of which a token of the gateway has one.
+    /// Rights of which a token of the gateway has exactly one.
     pub const OF_GATEWAY: [Self; 3] = [Self::Admin, Self::AdminRead, Self::Tenants];
 
-    /// Whether tokens of the gateway have it, and not those of tenants.
+    /// Whether it is a right of the gateway's tokens, and not of tenants' tokens.
     pub fn is_of_gateway(self) -> bool {
         Self::OF_GATEWAY.contains(&self)
     }
 
-    /// The right as it is written.
+    /// Returns the right as it is written.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Publish => "publish",
@@ -95,12 +96,12 @@ impl Right {
         }
     }
 
-    /// Whether whoever has this right may do what is asked for; `is_reading`
-    /// where that changes nothing and shows no secrets. `manage` holds `read`,
-    /// but not `publish`: a token that a customer manages endpoints with must
-    /// not speak in the producer's name.
-    pub fn holds(self, need: RequiredRight, is_reading: bool) -> bool {
-        match (self, need) {
+    /// Whether this right satisfies what a route requires. `is_reading` says that
+    /// the request changes nothing and shows no secrets. `manage` includes `read`,
+    /// but not `publish`: a token with which a customer manages endpoints must not
+    /// publish events in the producer's name.
+    pub fn holds(self, required: RequiredRight, is_reading: bool) -> bool {
+        match (self, required) {
             (_, RequiredRight::Nothing) | (Self::Admin, _) => true,
             (Self::AdminRead, _) => is_reading,
             (Self::Tenants, RequiredRight::Right(_) | RequiredRight::Tenants) => true,
@@ -118,45 +119,45 @@ impl fmt::Display for Right {
     }
 }
 
-/// A token of a tenant or of the gateway, as kept.
+/// A token of a tenant or of the gateway, as stored.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
-    /// Its id.
+    /// Id of the token.
     pub id: TokenId,
-    /// Whose it is; nobody's, if it is the gateway's own.
+    /// Tenant the token belongs to; none for a token of the gateway.
     pub tenant: Option<TenantId>,
-    /// What people call it.
+    /// Display name of the token.
     pub name: String,
-    /// What it may do.
+    /// Rights of the token.
     pub rights: Vec<Right>,
-    /// What is kept of the token itself.
+    /// Hash of the token itself.
     pub hash: TokenHash,
-    /// When it was made.
+    /// Time at which it was created.
     pub created_at: Timestamp,
-    /// When it stops being good, if ever.
+    /// Time at which it expires, if ever.
     pub expires_at: Option<Timestamp>,
-    /// When it was last used, to the minute or so, if ever.
+    /// Time of its last use, to about a minute, if ever.
     pub used_at: Option<Timestamp>,
 }
 
 impl Token {
-    /// Whether it may do what is asked for; see [`Right::holds`].
-    pub fn may(&self, need: RequiredRight, is_reading: bool) -> bool {
-        need == RequiredRight::Nothing || self.rights.iter().any(|right| right.holds(need, is_reading))
+    /// Whether it satisfies what a route requires; see [`Right::holds`].
+    pub fn may(&self, required: RequiredRight, is_reading: bool) -> bool {
+        required == RequiredRight::Nothing || self.rights.iter().any(|right| right.holds(required, is_reading))
     }
 
-    /// In whose audit log it is recorded that it was made or revoked.
+    /// Returns the tenant whose audit log records its creation and revocation.
     pub fn recorded_with(&self) -> TenantId {
         self.tenant.clone().unwrap_or_else(TenantId::system)
     }
 
-    /// Whether its time is over.
+    /// Whether the token has expired.
     pub fn is_over(&self, now: Timestamp) -> bool {
         self.expires_at.is_some_and(|end| end <= now)
     }
 }
 
-/// The hash stays inside.
+/// Prints the id and the owner, and not the hash.
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Token({} of {})", self.id, self.tenant.as_ref().map_or("the gateway", TenantId::as_str))

@@ -1,73 +1,73 @@
-//! An endpoint's URLs: which it has had, and how they may be shown.
+//! The URLs that an endpoint has had, and how a URL is shown without its secrets.
 //!
 //! A URL may be a credential: chat services and the like put a token into its
-//! path. So it is kept sealed, with the endpoint; an attempt names the version
-//! it went to.
+//! path. So URLs are stored encrypted with the endpoint, and an attempt stores only
+//! the version of the URL it went to.
 
 use serde::{Deserialize, Serialize};
 use url::Url;
 
 use super::headers::MASK;
 
-/// How many URLs of an endpoint are kept.
-const KEPT: usize = 20;
-/// A path segment of this many mixed characters may be a token.
+/// Most URLs that are stored of an endpoint.
+const VERSIONS_MAX: usize = 20;
+/// Length in characters from which a mixed path segment may be a token.
 const TOKEN_CHARS: usize = 16;
 
-/// The URLs that an endpoint has had. They are numbered from 1; attempts that
-/// name none were made before URLs were numbered.
+/// The URLs that an endpoint has had, numbered from 1. Attempts without a number
+/// were made before URLs were numbered.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UrlVersions {
-    /// The number of the newest.
+    /// Number of the newest URL.
     newest: u32,
-    /// The newest ones, oldest first.
+    /// Newest URLs, oldest first.
     urls: Vec<String>,
 }
 
 impl UrlVersions {
-    /// The first one.
+    /// Returns the versions of a new endpoint.
     pub fn first(url: &str) -> Self {
         Self { newest: 1, urls: vec![url.to_owned()] }
     }
 
-    /// These, with this as the newest.
+    /// Returns the versions with this URL as the newest.
     pub fn with(mut self, url: &str) -> Self {
         if self.urls.last().is_none_or(|newest| newest != url) {
             self.newest = self.newest.saturating_add(1);
             self.urls.push(url.to_owned());
-            let over = self.urls.len().saturating_sub(KEPT);
-            self.urls.drain(..over);
+            let excess = self.urls.len().saturating_sub(VERSIONS_MAX);
+            self.urls.drain(..excess);
         }
         self
     }
 
-    /// The number of the newest.
+    /// Returns the number of the newest URL.
     pub fn number(&self) -> u32 {
         self.newest
     }
 
-    /// A version, if it is still kept.
+    /// Returns the URL of a version, if it is still stored.
     pub fn get(&self, number: u32) -> Option<&str> {
         let back = self.newest.checked_sub(number)? as usize;
-        let place = self.urls.len().checked_sub(1 + back)?;
-        self.urls.get(place).map(String::as_str)
+        let index = self.urls.len().checked_sub(1 + back)?;
+        self.urls.get(index).map(String::as_str)
     }
 }
 
-/// Shows how many, and none of them.
+/// Prints the number of URLs, and none of them.
 impl std::fmt::Debug for UrlVersions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "UrlVersions({} of {})", self.urls.len(), self.newest)
     }
 }
 
-/// A URL as it is shown to whoever may read but not manage: without user,
-/// query and fragment, and with what may be a token in its path masked.
+/// Returns a URL as callers see it who may read but not manage: without user, query
+/// and fragment, and with what may be a token in its path masked.
 pub fn masked(url: &str) -> String {
     let Ok(mut url) = Url::parse(url) else { return MASK.to_owned() };
     url.set_query(None);
     url.set_fragment(None);
-    // Both fail only for URLs that cannot have them.
+    // Both fail only for URLs that cannot have a user.
     let _ = url.set_username("");
     let _ = url.set_password(None);
     let path: Vec<&str> = url.path().split('/').map(|part| if may_be_token(part) { MASK } else { part }).collect();
@@ -76,7 +76,8 @@ pub fn masked(url: &str) -> String {
     url.to_string()
 }
 
-/// Long, and of letters and digits, or of both cases.
+/// Whether a path segment may be a token: it is long, and mixes letters and digits
+/// or both cases.
 fn may_be_token(segment: &str) -> bool {
     let has = |is: fn(&char) -> bool| segment.chars().any(|c| is(&c));
     let kinds = [has(char::is_ascii_lowercase), has(char::is_ascii_uppercase), has(char::is_ascii_digit)];
@@ -120,8 +121,8 @@ mod tests {
         }
         assert_eq!((urls.number(), urls.get(30), urls.get(11)), (30, Some("https://a/30"), Some("https://a/11")));
         assert_eq!((urls.get(10), urls.get(31)), (None, None));
-        let kept: UrlVersions = serde_json::from_str(&serde_json::to_string(&urls).unwrap()).unwrap();
-        assert_eq!(kept, urls);
+        let read: UrlVersions = serde_json::from_str(&serde_json::to_string(&urls).unwrap()).unwrap();
+        assert_eq!(read, urls);
         assert!(!format!("{urls:?}").contains("https"));
     }
 }

@@ -1,8 +1,8 @@
 //! Decides what an endpoint's answer means.
 //!
-//! Turns a status or a failure into a [`Judgement`] by a table of [`super::rules`]
-//! and what the receiver itself says. It schedules nothing;
-//! [`super::next::next_state`] does.
+//! Turns a status or a failure into a [`Judgement`] by a table of
+//! [`super::status_rules`] and by what the receiver itself says in a header. It
+//! schedules nothing; [`super::next_state::next_state`] does.
 //!
 //! Invariant: every status and every failure has exactly one verdict.
 
@@ -15,18 +15,18 @@ use super::status_rules::{MatchedRule, RuleSource, StatusAction, StatusRules};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// The receiver has it.
+    /// The receiver accepted it.
     Delivered,
-    /// It may work later.
+    /// Another attempt may succeed.
     Retry,
-    /// It will not work, however often it is tried.
+    /// No attempt will succeed.
     Refused,
     /// The receiver asked never to be called again.
     Gone,
 }
 
 impl Verdict {
-    /// The verdict as it is written everywhere.
+    /// Returns the verdict as it is written everywhere.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Delivered => "delivered",
@@ -51,22 +51,22 @@ impl From<StatusAction> for Verdict {
 /// A verdict, and the rule it comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Judgement {
-    /// What the answer means.
+    /// Meaning of the answer.
     pub verdict: Verdict,
-    /// The rule that matched, such as `404`, `timeout` or `webhook-delivery: abort`.
+    /// Rule that matched, such as `404`, `timeout` or `webhook-delivery: abort`.
     pub rule: String,
-    /// Whose rule it is.
+    /// Source of the rule.
     pub source: RuleSource,
-    /// The shorter budget this answer is counted against, if any.
+    /// Short budget that this answer counts against, if any.
     pub short_budget: Option<ShortBudget>,
-    /// Why the endpoint is to be disabled, if it is.
+    /// Reason for disabling the endpoint, if it has to be disabled.
     pub disables: Option<String>,
 }
 
-/// Answers that are retried, but not for long.
+/// A smaller budget for answers that are retried, but not for long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShortBudget {
-    /// 404: misconfigured or removed, nobody can tell.
+    /// 404 answers: the endpoint may be misconfigured or removed.
     NotFound,
     /// The receiver's name does not exist.
     NoSuchName,
@@ -75,7 +75,7 @@ pub enum ShortBudget {
 }
 
 impl ShortBudget {
-    /// How many such answers end the delivery.
+    /// Returns the number of such answers that ends the delivery.
     pub const fn answers_max(self) -> u32 {
         match self {
             Self::NotFound | Self::NoSuchName => 10,
@@ -84,72 +84,71 @@ impl ShortBudget {
     }
 }
 
-/// What a receiver may say about a delivery, or about itself, in the
-/// response header `webhook-delivery`.
+/// What a receiver asks for in the response header `webhook-delivery`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReceiverDirective {
-    /// This delivery is of no use; stop it.
+    /// The receiver asks to give up this delivery.
     Abort,
-    /// Nothing is of use; stop calling.
+    /// The receiver asks never to be called again.
     Disable,
 }
 
-/// Judges an answer by an endpoint's rules. What the receiver says in so many
-/// words comes before what its status is taken to mean; but a delivery that
-/// has arrived stays delivered.
+/// Judges an answer by an endpoint's rules. The header `webhook-delivery` takes
+/// precedence over the status, but a delivery that arrived stays delivered.
 pub fn judge(answer: &Answer, rules: &StatusRules) -> Judgement {
-    let (found, word) = match &answer.result {
-        Ok(response) => (rules.for_status(response.status), word_of(response)),
+    let (rule, directive) = match &answer.result {
+        Ok(response) => (rules.for_status(response.status), directive_of(response)),
         Err(failure) => (rules.for_failure(failure.kind), None),
     };
-    let judgement = by_rule(found, answer);
-    let says = |word: &str, verdict: Verdict| Judgement {
+    let judgement = by_rule(rule, answer);
+    let by_receiver = |directive: &str, verdict: Verdict| Judgement {
         verdict,
-        rule: format!("webhook-delivery: {word}"),
+        rule: format!("webhook-delivery: {directive}"),
         source: RuleSource::Receiver,
         short_budget: None,
         disables: None,
     };
     let disables = Some("the receiver answered with webhook-delivery: disable".to_owned());
-    match (word, judgement.verdict) {
+    match (directive, judgement.verdict) {
         (None, _) | (Some(ReceiverDirective::Abort), Verdict::Delivered) => judgement,
-        (Some(ReceiverDirective::Abort), _) => says("abort", Verdict::Refused),
+        (Some(ReceiverDirective::Abort), _) => by_receiver("abort", Verdict::Refused),
         (Some(ReceiverDirective::Disable), Verdict::Delivered) => Judgement { disables, ..judgement },
-        (Some(ReceiverDirective::Disable), _) => Judgement { disables, ..says("disable", Verdict::Gone) },
+        (Some(ReceiverDirective::Disable), _) => Judgement { disables, ..by_receiver("disable", Verdict::Gone) },
     }
 }
 
-fn by_rule(found: MatchedRule, answer: &Answer) -> Judgement {
+fn by_rule(rule: MatchedRule, answer: &Answer) -> Judgement {
     let status = answer.result.as_ref().map_or(0, |response| response.status);
-    let disables = (found.action == StatusAction::Disable).then(|| match (status, found.source) {
+    let disables = (rule.action == StatusAction::Disable).then(|| match (status, rule.source) {
         (410, RuleSource::Default | RuleSource::Strict | RuleSource::Lenient) => {
             "the receiver answered 410 Gone".to_owned()
         }
-        (status, _) => format!("the receiver answered {status}, and rule {} says disable", found.rule),
+        (status, _) => format!("the receiver answered {status}, and rule {} says disable", rule.rule),
     });
     Judgement {
-        verdict: found.action.into(),
-        rule: found.rule,
-        source: found.source,
-        short_budget: found.short_budget,
+        verdict: rule.action.into(),
+        rule: rule.rule,
+        source: rule.source,
+        short_budget: rule.short_budget,
         disables,
     }
 }
 
-/// What the receiver says; of several words, the one that asks for more.
-fn word_of(response: &Response) -> Option<ReceiverDirective> {
+/// Returns what the receiver asks for; of several directives `disable` wins.
+fn directive_of(response: &Response) -> Option<ReceiverDirective> {
     let words = response.header("webhook-delivery").flat_map(|value| value.split(',')).map(str::trim);
-    let mut said = None;
+    let mut directive = None;
     for word in words {
-        // Others call it abort-message; a receiver that knows them is understood.
-        let is = |known: &str| word.eq_ignore_ascii_case(known);
-        match word {
-            _ if is("disable") => return Some(ReceiverDirective::Disable),
-            _ if is("abort") || is("abort-message") => said = Some(ReceiverDirective::Abort),
-            _ => {}
+        let is = |name: &str| word.eq_ignore_ascii_case(name);
+        if is("disable") {
+            return Some(ReceiverDirective::Disable);
+        }
+        // Some other gateways call it abort-message.
+        if is("abort") || is("abort-message") {
+            directive = Some(ReceiverDirective::Abort);
         }
     }
-    said
+    directive
 }
 
 #[cfg(test)]
@@ -294,9 +293,9 @@ mod tests {
 
     #[test]
     fn a_disabled_endpoint_is_told_which_answer_did_it() {
-        let told = |status: u16, json: &str| judge(&answered(status, None), &rules(json)).disables.unwrap();
-        assert_eq!(told(410, "{}"), "the receiver answered 410 Gone");
-        assert_eq!(told(403, r#"{"403":"disable"}"#), "the receiver answered 403, and rule 403 says disable");
-        assert_eq!(told(451, r#"{"4xx":"disable"}"#), "the receiver answered 451, and rule 4xx says disable");
+        let reason = |status: u16, json: &str| judge(&answered(status, None), &rules(json)).disables.unwrap();
+        assert_eq!(reason(410, "{}"), "the receiver answered 410 Gone");
+        assert_eq!(reason(403, r#"{"403":"disable"}"#), "the receiver answered 403, and rule 403 says disable");
+        assert_eq!(reason(451, r#"{"4xx":"disable"}"#), "the receiver answered 451, and rule 4xx says disable");
     }
 }

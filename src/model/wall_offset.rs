@@ -1,8 +1,7 @@
-//! The difference between wall time and engine time.
+//! Converts between engine time and wall time.
 //!
-//! Everything stored and compared is engine time, which nobody can set. What
-//! comes from outside and what is shown there is wall time; this turns one
-//! into the other.
+//! Everything stored and compared is engine time, which nobody can set. Times that
+//! come from outside and times that are shown are wall time.
 
 use jiff::Timestamp;
 
@@ -13,22 +12,22 @@ pub struct WallOffset {
 }
 
 impl WallOffset {
-    /// An offset of so many milliseconds.
+    /// Returns an offset of this many milliseconds.
     pub fn of_millis(millis: i64) -> Self {
         Self { millis }
     }
 
-    /// Whether both times are the same.
+    /// Whether wall time and engine time are equal.
     pub fn is_zero(self) -> bool {
         self.millis == 0
     }
 
-    /// The wall time at this engine time.
+    /// Returns the wall time at this engine time.
     pub fn wall(self, engine: Timestamp) -> Timestamp {
         shifted(engine, self.millis)
     }
 
-    /// The engine time at this wall time.
+    /// Returns the engine time at this wall time.
     pub fn engine(self, wall: Timestamp) -> Timestamp {
         shifted(wall, -self.millis)
     }
@@ -38,8 +37,8 @@ fn shifted(at: Timestamp, millis: i64) -> Timestamp {
     if millis == 0 || at == Timestamp::MAX {
         return at;
     }
-    let end = if millis < 0 { Timestamp::MIN } else { Timestamp::MAX };
-    Timestamp::from_millisecond(at.as_millisecond().saturating_add(millis)).unwrap_or(end)
+    let limit = if millis < 0 { Timestamp::MIN } else { Timestamp::MAX };
+    Timestamp::from_millisecond(at.as_millisecond().saturating_add(millis)).unwrap_or(limit)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What people read, kept word for word.
+//! Compares explanations with their snapshots, word for word.
 
 use super::*;
 use crate::model::attempt::{Answer, FailureKind, Response, Timings};
@@ -96,9 +96,9 @@ impl Story {
         let judgement = judge(&answer, &self.endpoint.settings.status_rules);
         let mut progress = self.delivery.progress;
         let moment = AttemptTimes { started_at, now, wall: now, draw: 0.25 };
-        let step = next_state(&mut progress, &self.limits(now), &answer, &judgement, moment);
+        let consequence = next_state(&mut progress, &self.limits(now), &answer, &judgement, moment);
         self.delivery.progress = progress;
-        match step.next {
+        match consequence.next {
             NextState::Waiting { due_at } => self.delivery.due_at = due_at,
             NextState::Delivered => self = self.finished(DeliveryState::Delivered, None, now),
             NextState::Dead(cause) => self = self.finished(DeliveryState::Dead, Some(cause), now),
@@ -123,7 +123,7 @@ impl Story {
             response_body: String::new(),
             truncated: false,
             body_sha256: String::new(),
-            decision: step.decision,
+            decision: consequence.decision,
         });
         self
     }
@@ -146,7 +146,7 @@ impl Story {
         self
     }
 
-    fn standing(mut self, state: EndpointState, reason: &str, now: Timestamp) -> Self {
+    fn with_status(mut self, state: EndpointState, reason: &str, now: Timestamp) -> Self {
         self.endpoint.status = self.endpoint.status.moved(state, Some(reason.into()), Actor::Person, now);
         self
     }
@@ -159,7 +159,7 @@ impl Story {
     }
 
     /// The explanation, as the command line prints it.
-    fn told(&self, waiting_for: Option<WaitingFor>, now: Timestamp) -> String {
+    fn explained(&self, waiting_for: Option<WaitingFor>, now: Timestamp) -> String {
         let next_attempt_at = match waiting_for {
             Some(WaitingFor::Due | WaitingFor::Slot) => Some(self.delivery.due_at.max(now)),
             Some(WaitingFor::Backpressure) => self.endpoint.quiet_until,
@@ -199,54 +199,54 @@ fn head() -> DeliveryId {
 #[test]
 fn a_waiting_delivery_says_what_was_answered_and_when_it_goes_next() {
     let story = Story::of(standard()).answered(503).answered(503);
-    insta::assert_snapshot!(story.told(Some(WaitingFor::Due), at(20)));
+    insta::assert_snapshot!(story.explained(Some(WaitingFor::Due), at(20)));
 }
 
 #[test]
 fn a_delivery_that_has_not_been_tried_says_so() {
-    insta::assert_snapshot!(Story::of(standard()).told(Some(WaitingFor::Due), at(0)));
+    insta::assert_snapshot!(Story::of(standard()).explained(Some(WaitingFor::Due), at(0)));
 }
 
 #[test]
 fn a_retry_after_is_told_with_what_it_changed() {
     let story = Story::of(standard()).answered_with(429, "retry-after", "600");
-    insta::assert_snapshot!(story.told(Some(WaitingFor::Due), at(2)));
+    insta::assert_snapshot!(story.explained(Some(WaitingFor::Due), at(2)));
 }
 
 #[test]
 fn a_429_without_one_doubles() {
     let story = Story::of(standard()).answered_with(429, "retry-after", "soon");
-    insta::assert_snapshot!(story.told(Some(WaitingFor::Due), at(2)));
+    insta::assert_snapshot!(story.explained(Some(WaitingFor::Due), at(2)));
 }
 
 #[test]
 fn backpressure_names_the_time_and_the_way_through() {
     let mut story = Story::of(standard()).answered(500);
     story.endpoint.quiet_until = Some(at(900));
-    insta::assert_snapshot!(story.told(Some(WaitingFor::Backpressure), at(60)));
+    insta::assert_snapshot!(story.explained(Some(WaitingFor::Backpressure), at(60)));
 }
 
 #[test]
 fn a_pause_is_told_with_its_reason() {
-    let story = Story::of(standard()).answered(500).standing(EndpointState::Paused, "moving house", at(100));
-    insta::assert_snapshot!(story.told(Some(WaitingFor::Pause), at(200)));
+    let story = Story::of(standard()).answered(500).with_status(EndpointState::Paused, "moving house", at(100));
+    insta::assert_snapshot!(story.explained(Some(WaitingFor::Pause), at(200)));
 }
 
 #[test]
 fn a_lane_behind_a_dead_letter_names_it() {
     let story = Story::of(standard()).in_lane(4, Some((head(), true)));
-    insta::assert_snapshot!(story.told(Some(WaitingFor::Key), at(200)));
+    insta::assert_snapshot!(story.explained(Some(WaitingFor::Key), at(200)));
 }
 
 #[test]
 fn a_lane_behind_a_living_head_names_it() {
     let story = Story::of(standard()).in_lane(4, Some((head(), false)));
-    insta::assert_snapshot!(story.told(Some(WaitingFor::Key), at(200)));
+    insta::assert_snapshot!(story.explained(Some(WaitingFor::Key), at(200)));
 }
 
 #[test]
 fn a_missing_slot_names_the_cap() {
-    insta::assert_snapshot!(Story::of(standard()).told(Some(WaitingFor::Slot), at(200)));
+    insta::assert_snapshot!(Story::of(standard()).explained(Some(WaitingFor::Slot), at(200)));
 }
 
 #[test]
@@ -257,31 +257,31 @@ fn an_open_breaker_says_why_and_when_it_is_probed() {
         reason: Some("10 failures in a row; the last was answered 503 Service Unavailable".into()),
         ..EndpointHealth::default()
     };
-    insta::assert_snapshot!(story.told(Some(WaitingFor::Breaker), at(30)));
+    insta::assert_snapshot!(story.explained(Some(WaitingFor::Breaker), at(30)));
 }
 
 #[test]
 fn a_breaker_that_a_person_opened_is_told_as_such() {
     let mut story = Story::of(standard());
     story.endpoint.health = EndpointHealth::default().forced_open(None, "maintenance".into(), at(0));
-    insta::assert_snapshot!(story.told(Some(WaitingFor::Breaker), at(30)));
+    insta::assert_snapshot!(story.explained(Some(WaitingFor::Breaker), at(30)));
 }
 
 #[test]
 fn a_rate_is_named() {
-    insta::assert_snapshot!(Story::of(standard()).told(Some(WaitingFor::Rate), at(200)));
+    insta::assert_snapshot!(Story::of(standard()).explained(Some(WaitingFor::Rate), at(200)));
 }
 
 #[test]
 fn poison_is_told_with_the_internal_error() {
     let mut story = Story::of(standard()).finished(DeliveryState::Dead, Some(DeadCause::Poisoned), at(40));
     (story.delivery.internal_errors, story.delivery.internal_error) = (3, Some("index out of bounds".into()));
-    insta::assert_snapshot!(story.told(None, at(50)));
+    insta::assert_snapshot!(story.explained(None, at(50)));
 }
 
 #[test]
 fn in_flight_is_told() {
-    insta::assert_snapshot!(Story::of(standard()).answered(500).told(None, at(5)));
+    insta::assert_snapshot!(Story::of(standard()).answered(500).explained(None, at(5)));
 }
 
 #[test]
@@ -290,30 +290,30 @@ fn a_policy_that_changed_is_told_in_the_attempt_and_for_the_next() {
     story.endpoint = endpoint(json!({"retry": {"preset": "hourly"}}));
     let mut story = story.answered(500);
     story.endpoint = endpoint(json!({"retry": {"preset": "quick", "max_attempts": 3}}));
-    insta::assert_snapshot!(story.told(Some(WaitingFor::Due), at(10)));
+    insta::assert_snapshot!(story.explained(Some(WaitingFor::Due), at(10)));
 }
 
 #[test]
 fn a_refused_delivery_says_by_which_rule_and_what_to_do() {
-    insta::assert_snapshot!(Story::of(standard()).answered(422).told(None, at(5)));
+    insta::assert_snapshot!(Story::of(standard()).answered(422).explained(None, at(5)));
 }
 
 #[test]
 fn an_endpoints_own_rule_is_named_as_such() {
     let story = Story::of(endpoint(json!({"status_rules": {"preset": "strict", "404": "refuse"}}))).answered(404);
-    insta::assert_snapshot!(story.told(None, at(5)));
+    insta::assert_snapshot!(story.explained(None, at(5)));
 }
 
 #[test]
 fn the_receivers_own_word_is_named_as_such() {
     let story = Story::of(standard()).answered_with(503, "webhook-delivery", "abort");
-    insta::assert_snapshot!(story.told(None, at(5)));
+    insta::assert_snapshot!(story.explained(None, at(5)));
 }
 
 #[test]
 fn gone_says_that_the_endpoint_is_disabled() {
-    let story = Story::of(standard()).answered(410).standing(EndpointState::Disabled, "410", at(2));
-    insta::assert_snapshot!(story.told(None, at(5)));
+    let story = Story::of(standard()).answered(410).with_status(EndpointState::Disabled, "410", at(2));
+    insta::assert_snapshot!(story.explained(None, at(5)));
 }
 
 #[test]
@@ -323,14 +323,14 @@ fn an_exhausted_delivery_tells_every_attempt() {
         .failed(FailureKind::ConnectionRefused, "nothing listens there: the connection was refused")
         .failed(FailureKind::Timeout, "no answer within 10s")
         .answered(502);
-    insta::assert_snapshot!(story.told(None, at(60)));
+    insta::assert_snapshot!(story.explained(None, at(60)));
 }
 
 #[test]
 fn a_short_budget_is_counted_aloud() {
     let rules = json!({"retry": {"schedule": ["1s"], "jitter": "none"}});
     let story = (0..10).fold(Story::of(endpoint(rules)), |story, _| story.answered(404));
-    insta::assert_snapshot!(story.told(None, at(60)).lines().take(9).collect::<Vec<_>>().join("\n"));
+    insta::assert_snapshot!(story.explained(None, at(60)).lines().take(9).collect::<Vec<_>>().join("\n"));
 }
 
 #[test]
@@ -339,14 +339,14 @@ fn an_age_that_ran_out_says_what_would_have_been() {
         .answered(500)
         .answered(500)
         .answered(500);
-    insta::assert_snapshot!(story.told(None, at(4_000)));
+    insta::assert_snapshot!(story.explained(None, at(4_000)));
 }
 
 #[test]
 fn an_age_that_ran_out_while_held_back_is_told() {
     let story =
         Story::of(standard()).answered(500).finished(DeliveryState::Dead, Some(DeadCause::Expired), at(300_000));
-    insta::assert_snapshot!(story.told(None, at(300_001)));
+    insta::assert_snapshot!(story.explained(None, at(300_001)));
 }
 
 #[test]
@@ -354,19 +354,19 @@ fn an_event_over_by_its_own_account_says_so() {
     let mut story = Story::of(standard());
     story.delivery.expires_at = Some(at(600));
     let story = story.finished(DeliveryState::Dead, Some(DeadCause::Expired), at(601));
-    insta::assert_snapshot!(story.told(None, at(700)));
+    insta::assert_snapshot!(story.explained(None, at(700)));
 }
 
 #[test]
 fn a_delivery_held_too_long_says_so() {
     let story = Story::of(standard()).finished(DeliveryState::Dead, Some(DeadCause::Expired), at(31 * 86_400));
-    insta::assert_snapshot!(story.told(None, at(32 * 86_400)));
+    insta::assert_snapshot!(story.explained(None, at(32 * 86_400)));
 }
 
 #[test]
 fn a_delivered_one_tells_how_long_it_took() {
     let story = Story::of(standard()).answered(503).answered_with(429, "retry-after", "30").answered(200);
-    insta::assert_snapshot!(story.told(None, at(5_000)));
+    insta::assert_snapshot!(story.explained(None, at(5_000)));
 }
 
 #[test]
@@ -391,7 +391,7 @@ fn what_went_with_its_endpoint_says_so() {
 fn a_discarded_one_keeps_its_cause() {
     let story =
         Story::of(standard()).answered(400).finished(DeliveryState::Cancelled, Some(DeadCause::Refused), at(50));
-    insta::assert_snapshot!(story.told(None, at(60)));
+    insta::assert_snapshot!(story.explained(None, at(60)));
 }
 
 #[test]
@@ -401,5 +401,5 @@ fn a_replay_is_told_with_its_fresh_budget() {
     story.delivery.progress = Progress { attempts: 1, ..replayed };
     (story.delivery.state, story.delivery.cause, story.delivery.finished_at) = (DeliveryState::Waiting, None, None);
     story.delivery.due_at = at(500);
-    insta::assert_snapshot!(story.answered(503).told(Some(WaitingFor::Due), at(501)));
+    insta::assert_snapshot!(story.answered(503).explained(Some(WaitingFor::Due), at(501)));
 }

@@ -1,4 +1,4 @@
-//! Every window and every refusal of a policy, and whether chance is chance.
+//! Tests of every window and every refusal of a policy, and of how even the draws are.
 
 use super::*;
 use proptest::prelude::*;
@@ -119,15 +119,15 @@ proptest! {
 }
 
 /// How far 100,000 draws are from falling evenly into 100 bins.
-fn chi_square(mut place: impl FnMut(f64) -> f64) -> f64 {
+fn chi_square(mut position: impl FnMut(f64) -> f64) -> f64 {
     const DRAWS: usize = 100_000;
     const BINS: usize = 100;
     let mut chance = StdRng::seed_from_u64(7);
     let mut bins = [0u32; BINS];
     for _ in 0..DRAWS {
-        let place = place(chance.random());
-        assert!((0.0..=1.0).contains(&place), "{place} lies outside of the window");
-        bins[((place * BINS as f64) as usize).min(BINS - 1)] += 1;
+        let position = position(chance.random());
+        assert!((0.0..=1.0).contains(&position), "{position} lies outside of the window");
+        bins[((position * BINS as f64) as usize).min(BINS - 1)] += 1;
     }
     let expected = DRAWS as f64 / BINS as f64;
     bins.iter().map(|count| (f64::from(*count) - expected).powi(2) / expected).sum()

@@ -1,0 +1,345 @@
+//! The settings of an endpoint: their types, defaults and checks.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::breaker::BreakerSettings;
+use crate::model::filter::{FilterRule, check_glob};
+use crate::model::headers::{self, is_reserved};
+use crate::model::pointer::child;
+use crate::model::policy::{RetryPolicy, RetrySpec};
+use crate::model::rate::Rate;
+use crate::model::signing::{self, HiddenText, SignatureProfile, Signing};
+use crate::model::size::Size;
+use crate::model::span::Span;
+use crate::model::status_rules::StatusRules;
+use crate::model::tls::EndpointTls;
+
+/// What an endpoint's owner decides.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EndpointSettings {
+    /// Where deliveries go: http or https.
+    #[schema(example = "https://example.com/webhooks")]
+    pub url: String,
+    /// What people call it.
+    #[serde(default)]
+    pub description: String,
+    /// Who is written to when it fails for long, if mail is configured.
+    #[serde(default)]
+    #[schema(example = "ops@example.com")]
+    pub owner_email: Option<String>,
+    /// Anything its owner wants to keep with it, as text.
+    #[serde(default)]
+    pub metadata: BTreeMap<String, String>,
+    /// Patterns of the event types it wants; `*` stands for any text.
+    #[serde(default = "default_event_types")]
+    #[schema(example = json!(["invoice.*"]))]
+    pub event_types: Vec<String>,
+    /// Rules on the event's data: `{"path":"/amount","gt":100}`, joined by `all`, `any` and `not`.
+    #[serde(default)]
+    #[schema(value_type = Option<Object>)]
+    pub filter: Option<FilterRule>,
+    /// What is delivered in order.
+    #[serde(default)]
+    pub ordering: Ordering,
+    /// What a lane does behind a dead letter.
+    #[serde(default)]
+    pub on_dead: OnDead,
+    /// What the body looks like. Fixed for a delivery when it is accepted.
+    #[serde(default)]
+    pub format: BodyFormat,
+    /// Events whose data is larger than this are sent `thin`, all others in `format` (as `envelope`, if that is `thin`). Fixed for a delivery when it is accepted.
+    #[serde(default)]
+    #[schema(value_type = Option<String>, example = "256KiB")]
+    pub thin_above: Option<Size>,
+    /// What signs `webhook-signature`. With `ed25519`, receivers can verify with the endpoint's public key.
+    #[serde(default)]
+    pub signing: Signing,
+    /// How attempts are signed, any number of ways at once; `standard` always is. `sha256` and `timestamped` exclude each other.
+    #[serde(default = "default_signatures")]
+    pub signatures: Vec<SignatureProfile>,
+    /// Headers sent with every attempt, besides ours.
+    #[serde(default)]
+    #[schema(value_type = BTreeMap<String, String>)]
+    pub headers: BTreeMap<String, HiddenText>,
+    /// When to try again, and when to stop.
+    #[serde(default = "RetrySpec::standard")]
+    pub retry: RetrySpec,
+    /// What answers mean: a table, and what differs from it for this receiver.
+    #[serde(default)]
+    pub status_rules: StatusRules,
+    /// How many requests may be open at once: 1 to 1,000.
+    #[serde(default = "default_max_in_flight")]
+    #[schema(minimum = 1, maximum = 1000)]
+    pub max_in_flight: u32,
+    /// How often it may be called.
+    #[serde(default = "default_rate")]
+    pub rate: Rate,
+    /// The deadlines of an attempt.
+    #[serde(default)]
+    pub timeout: AttemptTimeouts,
+    /// When it is left alone because it keeps failing.
+    #[serde(default)]
+    pub breaker: BreakerSettings,
+    /// How its connections are encrypted, where that is special.
+    #[serde(default)]
+    #[schema(value_type = EndpointTls)]
+    pub tls: Arc<EndpointTls>,
+}
+
+fn default_event_types() -> Vec<String> {
+    vec!["*".to_owned()]
+}
+
+fn default_signatures() -> Vec<SignatureProfile> {
+    vec![SignatureProfile::Standard]
+}
+
+fn default_max_in_flight() -> u32 {
+    10
+}
+
+fn default_rate() -> Rate {
+    Rate { per_second: 500.0, burst: 50 }
+}
+
+/// What is delivered in order.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Ordering {
+    /// Events that share a key are delivered in order.
+    #[default]
+    Key,
+    /// All events are delivered in order: the endpoint is one lane.
+    Endpoint,
+    /// No events are ordered; keys are ignored.
+    None,
+}
+
+/// What a lane does behind a dead letter.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnDead {
+    /// The lane waits until the dead letter is replayed or discarded.
+    #[default]
+    Block,
+    /// The lane moves on to the next delivery.
+    Skip,
+}
+
+/// What the body of a delivery looks like.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BodyFormat {
+    /// The event with its id, type and time around the producer's data.
+    #[default]
+    Envelope,
+    /// The producer's data alone.
+    Raw,
+    /// The event's id, type and time, and a link from which the receiver fetches the rest; needs `--public-url`.
+    Thin,
+    /// A CloudEvent 1.0, structured.
+    Cloudevents,
+}
+
+/// The deadlines of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttemptTimeouts {
+    /// For the name, the connection and encryption together; never more than `total`.
+    #[serde(default = "default_connect")]
+    #[schema(value_type = String, example = "5s")]
+    pub connect: Span,
+    /// For everything, the response body included.
+    #[serde(default = "default_total")]
+    #[schema(value_type = String, example = "10s")]
+    pub total: Span,
+}
+
+fn default_connect() -> Span {
+    Span::secs(5)
+}
+
+fn default_total() -> Span {
+    Span::secs(10)
+}
+
+impl Default for AttemptTimeouts {
+    fn default() -> Self {
+        Self { connect: default_connect(), total: default_total() }
+    }
+}
+
+/// A refused setting and the reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InvalidSetting {
+    /// JSON pointer to the setting.
+    pub pointer: String,
+    /// The reason, with what would be accepted.
+    pub message: String,
+}
+
+impl EndpointSettings {
+    /// Returns the body format of a delivery with this data.
+    pub fn format_for(&self, data: &[u8]) -> BodyFormat {
+        match (self.thin_above, self.format) {
+            (Some(Size(above)), _) if data.len() as u64 > above => BodyFormat::Thin,
+            (Some(_), BodyFormat::Thin) => BodyFormat::Envelope,
+            (_, format) => format,
+        }
+    }
+
+    /// Whether some of its events may be sent as links instead of data.
+    pub fn may_be_thin(&self) -> bool {
+        self.format == BodyFormat::Thin || self.thin_above.is_some()
+    }
+
+    /// Checks these settings as a change of `known`, which were accepted before.
+    /// An unchanged policy and unchanged headers are not refused: a rule that was
+    /// added later must not prevent changes of other fields.
+    pub fn check_change(&self, known: &Self) -> Result<RetryPolicy, Vec<InvalidSetting>> {
+        let mut problems = match self.check() {
+            Ok(policy) => return Ok(policy),
+            Err(problems) => problems,
+        };
+        let is_unchanged =
+            |(name, value): &(&String, &HiddenText)| is_reserved(name) && known.headers.get(*name) == Some(*value);
+        let unchanged_headers: Vec<String> =
+            self.headers.iter().filter(is_unchanged).map(|(name, _)| child("/headers", name)).collect();
+        let is_policy_unchanged = known.retry == self.retry;
+        let is_accepted = |pointer: &String| {
+            unchanged_headers.contains(pointer) || is_policy_unchanged && pointer.starts_with("/retry")
+        };
+        problems.retain(|problem| !is_accepted(&problem.pointer));
+        if problems.is_empty() { Ok(self.retry.filled()) } else { Err(problems) }
+    }
+
+    /// Checks everything but the URL's target, which the egress guard judges.
+    pub fn check(&self) -> Result<RetryPolicy, Vec<InvalidSetting>> {
+        let mut problems = Vec::new();
+        let mut refuse = |pointer: String, message: String| problems.push(InvalidSetting { pointer, message });
+        self.check_event_types(&mut refuse);
+        check_text("/description", "description", &self.description, 1_024, &mut refuse);
+        self.check_metadata(&mut refuse);
+        self.check_signatures_and_headers(&mut refuse);
+        self.check_limits(&mut refuse);
+        self.check_owner_email(&mut refuse);
+        for problem in self.tls.check() {
+            refuse(problem.pointer, problem.message);
+        }
+        let policy = self.retry.resolve();
+        if let Err(problem) = &policy {
+            refuse(format!("/retry{}", problem.pointer), problem.message.clone());
+        }
+        match (policy, problems.is_empty()) {
+            (Ok(policy), true) => Ok(policy),
+            _ => Err(problems),
+        }
+    }
+
+    fn check_event_types(&self, refuse: &mut impl FnMut(String, String)) {
+        if self.event_types.is_empty() || self.event_types.len() > 500 {
+            refuse(
+                "/event_types".into(),
+                format!("event_types has {} patterns; use 1 to 500, or [\"*\"] for every type", self.event_types.len()),
+            );
+        }
+        for (n, pattern) in self.event_types.iter().enumerate() {
+            if let Err(problem) = check_glob(pattern) {
+                refuse(format!("/event_types/{n}"), problem.to_string());
+            }
+        }
+    }
+
+    fn check_metadata(&self, refuse: &mut impl FnMut(String, String)) {
+        if self.metadata.len() > 50 {
+            refuse("/metadata".into(), format!("metadata has {} entries; use at most 50", self.metadata.len()));
+        }
+        for (name, value) in &self.metadata {
+            check_text(&child("/metadata", name), "a metadata name", name, 64, refuse);
+            check_text(&child("/metadata", name), "a metadata value", value, 512, refuse);
+        }
+    }
+
+    fn check_signatures_and_headers(&self, refuse: &mut impl FnMut(String, String)) {
+        for (n, message) in signing::check(&self.signatures) {
+            refuse(format!("/signatures/{n}"), message);
+        }
+        for problem in headers::check(&self.headers) {
+            refuse(problem.pointer, problem.message);
+        }
+    }
+
+    /// Checks the settings that limit how the endpoint is called.
+    fn check_limits(&self, refuse: &mut impl FnMut(String, String)) {
+        if !(1..=1_000).contains(&self.max_in_flight) {
+            refuse(
+                "/max_in_flight".into(),
+                format!(
+                    "max_in_flight is {}; use 1 to 1,000, or pause the endpoint to stop deliveries",
+                    self.max_in_flight
+                ),
+            );
+        }
+        if let Err((field, message)) = self.rate.check() {
+            refuse(format!("/rate{field}"), message);
+        }
+        if let Err(message) = self.timeout.check() {
+            refuse("/timeout".into(), message);
+        }
+        self.breaker.check(|field, message| refuse(format!("/breaker{field}"), message));
+    }
+
+    fn check_owner_email(&self, refuse: &mut impl FnMut(String, String)) {
+        if let Some(address) = &self.owner_email
+            && !is_mail_address(address)
+        {
+            refuse(
+                "/owner_email".into(),
+                format!("owner_email {address:?} is not a mail address; write it like ops@example.com"),
+            );
+        }
+    }
+}
+
+impl AttemptTimeouts {
+    /// Refuses deadlines that are too short to work or too long to hold a slot.
+    pub fn check(&self) -> Result<(), String> {
+        let range = Span::millis(100)..=Span::secs(60);
+        if !range.contains(&self.total) {
+            return Err(format!("timeout total is {}; use 100ms to 1m", self.total));
+        }
+        if self.connect < Span::millis(100) {
+            return Err(format!("timeout connect is {}; use 100ms to total ({})", self.connect, self.total));
+        }
+        Ok(())
+    }
+
+    /// Returns how long a connection may take to open: never longer than most of
+    /// `total`.
+    pub fn connect_within(&self) -> Span {
+        // It ends before `total`, so that the failure says that connecting was slow.
+        self.connect.min(Span(self.total.0 * 9 / 10))
+    }
+}
+
+/// Whether the text is one plain mail address. The mail server judges the rest.
+fn is_mail_address(text: &str) -> bool {
+    let is_plain = |c: char| !c.is_control() && !c.is_whitespace() && !"<>()[],;:\\\"@".contains(c);
+    let is_part = |part: &str, bytes_max: usize| {
+        (1..=bytes_max).contains(&part.len()) && part.chars().all(is_plain) && !part.split('.').any(str::is_empty)
+    };
+    text.split_once('@').is_some_and(|(name, host)| is_part(name, 64) && is_part(host, 255))
+}
+
+fn check_text(pointer: &str, what: &str, text: &str, bytes_max: usize, refuse: &mut impl FnMut(String, String)) {
+    if text.len() > bytes_max {
+        refuse(pointer.to_owned(), format!("{what} is {} bytes long; use at most {bytes_max}", text.len()));
+    }
+    if let Some(odd) = text.chars().find(|c| c.is_control() && *c != '\n') {
+        refuse(pointer.to_owned(), format!("{what} contains the control character {odd:?}; use printable text"));
+    }
+}

@@ -1,0 +1,361 @@
+//! Decides how answers change an endpoint's breaker, and when to pause the endpoint.
+//!
+//! Pure: [`CircuitBreaker::observe`] takes an answer, the time and a random
+//! draw, and returns the events that follow from them.
+
+use jiff::Timestamp;
+
+use super::{BreakerPhase, EndpointHealth};
+use crate::model::breaker::{BreakerSettings, FailureWindow};
+use crate::model::delivery::after;
+use crate::model::span::Span;
+use crate::model::verdict::Verdict;
+
+/// Failures in a row at which a ramp opens again, at the latest.
+const RAMP_FAILURES: u32 = 3;
+/// Milliseconds that each width of a ramp lasts at least.
+const RAMP_STEP_MS: i64 = 500;
+/// Largest random share added to a cool-down, so that breakers that opened
+/// together do not probe together.
+const COOLDOWN_SPREAD: f64 = 0.1;
+/// Failures needed before an endpoint is paused for failing too long.
+const FAILURES_LEAST: u32 = 10;
+
+/// Beginning of the reason of a pause for failing too long.
+pub const FAILING: &str = "nothing but failures";
+
+/// An answer, reduced to what the breaker needs to know of it.
+#[derive(Debug, Clone)]
+pub struct BreakerInput {
+    /// Verdict on the answer.
+    pub verdict: Verdict,
+    /// Whether the receiver only asks for fewer requests (429).
+    pub is_limited: bool,
+    /// Whether a person asked for the attempt, which makes it a probe at any time.
+    pub is_asked: bool,
+    /// Time at which the request started.
+    pub started_at: Timestamp,
+    /// The answer in words, such as `answered 503`.
+    pub answer: String,
+}
+
+/// A change of an endpoint's health that follows from its answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BreakerEvent {
+    /// The breaker opened, or stays open after a failed probe.
+    Opened {
+        /// Time from which the next probe may start.
+        until: Timestamp,
+        /// The cause in words.
+        reason: String,
+        /// Whether it was open before, and a probe failed.
+        is_again: bool,
+    },
+    /// The breaker closed into a ramp.
+    Closed {
+        /// The cause in words.
+        reason: String,
+    },
+    /// The endpoint delivers again after trouble.
+    Recovered,
+    /// The endpoint has to be paused.
+    Quarantined {
+        /// The cause in words.
+        reason: String,
+    },
+}
+
+/// The limits beyond which a failing endpoint is paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quarantine {
+    /// Most permanent answers without a success between them.
+    pub refusals: usize,
+    /// Longest time with nothing but failures.
+    pub failing_for: Span,
+}
+
+impl Default for Quarantine {
+    fn default() -> Self {
+        Self { refusals: 100, failing_for: Span::secs(5 * 86_400) }
+    }
+}
+
+/// The settings that decide what an answer changes.
+#[derive(Debug, Clone, Copy)]
+pub struct BreakerThresholds<'a> {
+    /// Breaker settings of the endpoint.
+    pub breaker: &'a BreakerSettings,
+    /// Most requests that may be open to the endpoint.
+    pub cap: usize,
+    /// Limits of the gateway for pausing endpoints.
+    pub quarantine: Quarantine,
+}
+
+/// An answer with everything needed to decide what it changes.
+#[derive(Clone, Copy)]
+struct Observation<'a> {
+    input: &'a BreakerInput,
+    thresholds: BreakerThresholds<'a>,
+    now: Timestamp,
+    draw: f64,
+}
+
+impl Observation<'_> {
+    /// Whether the answer is a failure that the breaker counts.
+    fn is_failure(&self) -> bool {
+        self.input.verdict == Verdict::Retry && !self.input.is_limited
+    }
+}
+
+/// An endpoint's breaker on the node that calls it.
+#[derive(Debug, Clone, Default)]
+pub struct CircuitBreaker {
+    /// The part that is stored.
+    pub health: EndpointHealth,
+    window: FailureWindow,
+    /// Answers at the present width of the ramp.
+    ramp_answers: u32,
+}
+
+impl CircuitBreaker {
+    /// Continues from the stored health.
+    pub fn of(health: EndpointHealth) -> Self {
+        Self { health, ..Self::default() }
+    }
+
+    /// Takes over a stored health if it is newer than its own.
+    pub fn adopt(&mut self, health: &EndpointHealth) {
+        if health.generation > self.health.generation {
+            *self = Self::of(health.clone());
+        } else if health.is_after(&self.health) {
+            self.health = health.clone();
+        }
+    }
+
+    /// Takes an answer into account and returns what changed. `draw` is in `[0, 1)`.
+    pub fn observe(
+        &mut self,
+        input: &BreakerInput,
+        thresholds: BreakerThresholds<'_>,
+        now: Timestamp,
+        draw: f64,
+    ) -> Vec<BreakerEvent> {
+        if self.health.from.is_some_and(|from| input.started_at < from) {
+            return Vec::new();
+        }
+        let before = self.health.clone();
+        let mut events = Vec::new();
+        let observation = Observation { input, thresholds, now, draw };
+        let is_of_phase = self.health.is_of_phase(input);
+        self.count(observation, is_of_phase, &mut events);
+        match self.health.phase {
+            BreakerPhase::Closed => self.observe_closed(observation, &mut events),
+            BreakerPhase::Open { until: Some(_) } if is_of_phase => self.observe_probe(observation, &mut events),
+            BreakerPhase::Ramp { width } if is_of_phase => self.observe_ramp(width, observation, &mut events),
+            BreakerPhase::Open { .. } | BreakerPhase::Ramp { .. } => {}
+        }
+        if let Some(reason) = self.quarantine_reason(observation) {
+            events.push(BreakerEvent::Quarantined { reason });
+        }
+        if self.health != before {
+            self.health.version += 1;
+        }
+        events
+    }
+
+    /// Whether its window counts no failures, so that dropping it loses nothing.
+    pub fn is_untroubled(&self, now: Timestamp) -> bool {
+        self.window.count(now).0 == 0
+    }
+
+    /// Records that people are told of trouble, if they were not told before.
+    pub fn note_trouble(&mut self, now: Timestamp) {
+        if self.health.trouble_since.is_none() {
+            self.health.trouble_since = Some(now);
+            self.health.version += 1;
+        }
+    }
+
+    /// Updates the counters of failures, refusals and misses.
+    fn count(&mut self, observation: Observation<'_>, is_of_phase: bool, events: &mut Vec<BreakerEvent>) {
+        let (input, window, now) = (observation.input, observation.thresholds.breaker.window, observation.now);
+        let health = &mut self.health;
+        match input.verdict {
+            Verdict::Delivered => {
+                (health.failures, health.refusals, health.misses) = (0, 0, 0);
+                health.failing_since = None;
+                // A request that started before the breaker opened ends no trouble.
+                if is_of_phase && health.trouble_since.take().is_some() {
+                    events.push(BreakerEvent::Recovered);
+                }
+                self.window.record(window, now, false);
+                return;
+            }
+            Verdict::Refused | Verdict::Gone => {
+                health.failures = 0;
+                health.refusals = health.refusals.saturating_add(1);
+                self.window.record(window, now, false);
+            }
+            Verdict::Retry if input.is_limited => {}
+            Verdict::Retry => {
+                health.failures = health.failures.saturating_add(1);
+                self.window.record(window, now, true);
+            }
+        }
+        health.misses = health.misses.saturating_add(1);
+        health.failing_since.get_or_insert(input.started_at);
+    }
+
+    fn observe_closed(&mut self, observation: Observation<'_>, events: &mut Vec<BreakerEvent>) {
+        let breaker = observation.thresholds.breaker;
+        if !breaker.enabled || !observation.is_failure() {
+            return;
+        }
+        let (failed, total) = self.window.count(observation.now);
+        let in_a_row = self.health.failures;
+        let is_ratio_reached =
+            total >= breaker.min_requests && f64::from(failed) >= breaker.failure_ratio * f64::from(total);
+        let last = &observation.input.answer;
+        if in_a_row >= breaker.consecutive_failures {
+            self.open(format!("{in_a_row} failures in a row; the last {last}"), false, observation, events);
+        } else if is_ratio_reached {
+            let window = breaker.window;
+            let reason = format!("{failed} of {total} requests within {window} failed; the last {last}");
+            self.open(reason, false, observation, events);
+        }
+    }
+
+    fn observe_probe(&mut self, observation: Observation<'_>, events: &mut Vec<BreakerEvent>) {
+        let Observation { input, thresholds, now, .. } = observation;
+        match input.verdict {
+            Verdict::Retry if input.is_limited => {
+                // The endpoint works, but has no capacity: wait the same time again.
+                let until = self.cooldown_end(observation);
+                self.health.phase = BreakerPhase::Open { until: Some(until) };
+            }
+            // The breaker was switched off, so it must not stay open.
+            Verdict::Retry if !thresholds.breaker.enabled => self.close_fully(now),
+            Verdict::Retry => {
+                self.health.trips = self.health.trips.saturating_add(1);
+                let reason = format!("the probe failed too; it {}", input.answer);
+                self.open(reason, true, observation, events);
+            }
+            Verdict::Delivered | Verdict::Refused | Verdict::Gone => {
+                let reason = format!("the probe {}", input.answer);
+                self.close(now);
+                events.push(BreakerEvent::Closed { reason });
+                self.widen_if_due(1, thresholds.cap, now);
+            }
+        }
+    }
+
+    fn observe_ramp(&mut self, width: u32, observation: Observation<'_>, events: &mut Vec<BreakerEvent>) {
+        let Observation { input, thresholds, now, .. } = observation;
+        if self.health.is_ramp_over(now) {
+            self.close_fully(now);
+            return self.observe_closed(observation, events);
+        }
+        if input.is_limited && input.verdict == Verdict::Retry {
+            // The receiver asks for fewer requests, so the ramp does not widen.
+            return;
+        }
+        if !observation.is_failure() {
+            self.ramp_answers += 1;
+            return self.widen_if_due(width, thresholds.cap, now);
+        }
+        self.set_ramp_width(width / 2, now);
+        let failures = self.health.failures;
+        if thresholds.breaker.enabled && failures >= RAMP_FAILURES.min(thresholds.breaker.consecutive_failures) {
+            self.health.trips = self.health.trips.saturating_add(1);
+            let reason = format!("{failures} failures in a row while it was recovering; the last {}", input.answer);
+            self.open(reason, false, observation, events);
+        }
+    }
+
+    /// Doubles the width of the ramp after as many answers as it is wide, and
+    /// not before its time. At the cap the breaker closes.
+    fn widen_if_due(&mut self, width: u32, cap: usize, now: Timestamp) {
+        if width as usize >= cap {
+            return self.close_fully(now);
+        }
+        let changed_at = self.health.stepped_at.max(self.health.since).unwrap_or(now);
+        let is_time = now.as_millisecond() - changed_at.as_millisecond() >= RAMP_STEP_MS;
+        if self.ramp_answers >= width && is_time {
+            self.set_ramp_width(width.saturating_mul(2), now);
+            if width.saturating_mul(2) as usize >= cap {
+                self.close_fully(now);
+            }
+        }
+    }
+
+    fn set_ramp_width(&mut self, width: u32, now: Timestamp) {
+        self.health.phase = BreakerPhase::Ramp { width: width.max(1) };
+        self.health.stepped_at = Some(now);
+        self.ramp_answers = 0;
+    }
+
+    fn open(&mut self, reason: String, is_again: bool, observation: Observation<'_>, events: &mut Vec<BreakerEvent>) {
+        // A probe that a person asked for early must not shorten the cool-down.
+        let before = self.health.open_until().filter(|_| is_again);
+        let until = self.cooldown_end(observation).max(before.unwrap_or(Timestamp::MIN));
+        let health = &mut self.health;
+        health.phase = BreakerPhase::Open { until: Some(until) };
+        if !is_again {
+            health.since = Some(observation.now);
+            health.trouble_since.get_or_insert(observation.now);
+        }
+        health.reason = Some(reason.clone());
+        self.window = FailureWindow::default();
+        events.push(BreakerEvent::Opened { until, reason, is_again });
+    }
+
+    /// Returns the time of the next probe, if the breaker opens now.
+    fn cooldown_end(&self, observation: Observation<'_>) -> Timestamp {
+        let breaker = observation.thresholds.breaker;
+        let doubled = breaker.cooldown.0.saturating_mul(1 << self.health.trips.min(20));
+        let cooldown = doubled.min(breaker.cooldown_max.0);
+        after(observation.now, cooldown.mul_f64(1.0 + COOLDOWN_SPREAD * observation.draw))
+    }
+
+    /// Closes the breaker into a ramp.
+    fn close(&mut self, now: Timestamp) {
+        let health = &mut self.health;
+        health.phase = BreakerPhase::Ramp { width: 1 };
+        health.since = Some(now);
+        health.failures = 0;
+        health.stepped_at = Some(now);
+        self.ramp_answers = 1;
+    }
+
+    /// Closes the breaker fully: the next outage starts with the first cool-down.
+    fn close_fully(&mut self, now: Timestamp) {
+        let health = &mut self.health;
+        health.phase = BreakerPhase::Closed;
+        health.since = Some(now);
+        health.reason = None;
+        health.trips = 0;
+    }
+
+    /// Returns why the endpoint has to be paused, if it has.
+    fn quarantine_reason(&self, observation: Observation<'_>) -> Option<String> {
+        let (input, now, health) = (observation.input, observation.now, &self.health);
+        let limits = observation.thresholds.quarantine;
+        if input.verdict == Verdict::Delivered {
+            return None;
+        }
+        if matches!(input.verdict, Verdict::Refused | Verdict::Gone) && health.refusals as usize > limits.refusals {
+            let count = health.refusals;
+            return Some(format!(
+                "{count} permanent answers without a success between them; the last {}",
+                input.answer
+            ));
+        }
+        let since = health.failing_since?;
+        let failing_ms = u128::try_from(now.as_millisecond() - since.as_millisecond()).unwrap_or(0);
+        if failing_ms >= limits.failing_for.0.as_millis() && health.misses >= FAILURES_LEAST {
+            let (misses, span) = (health.misses, limits.failing_for.words());
+            return Some(format!("{FAILING} for {span}, {misses} in all; the last {}", input.answer));
+        }
+        None
+    }
+}
