@@ -164,9 +164,7 @@ impl App {
         self.gateway.store.retire();
         let left = self.gateway.dispatcher.stop(self.stop_timeout).await;
         if left > 0 {
-            warn!(
-                "{left} attempts still in flight at the deadline were cut off; they are made again after the next start"
-            );
+            warn!("{left} attempts still in flight at the deadline were cut off; they will be made again");
         }
         auth::write_uses(&self.api).await;
         if let Some(checkpoints) = self.checkpoints {

@@ -34,7 +34,7 @@ pub struct AuditView {
     request_id: String,
     /// Kind of change.
     action: AuditAction,
-    /// Whose thing it was done to.
+    /// Tenant whose resource was changed.
     #[schema(value_type = String)]
     tenant: TenantId,
     /// The id of what it was done to.

@@ -25,7 +25,7 @@ pub struct ClusterView {
 pub struct NodeView {
     /// Its id; a process that starts again, or comes back after its lease ended, has another.
     id: String,
-    /// What it calls itself.
+    /// Name of the node, for people.
     name: String,
     /// How many shards it owns.
     shards: usize,

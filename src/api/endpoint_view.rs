@@ -31,7 +31,7 @@ pub struct EndpointView {
     /// Whose it is.
     #[schema(value_type = String)]
     tenant: TenantId,
-    /// Its owner's decisions. The values of its own headers are masked.
+    /// Settings of the endpoint. The values of its own headers are masked.
     #[serde(flatten)]
     settings: EndpointSettings,
     /// Whether it is being called.
@@ -62,7 +62,7 @@ pub struct EndpointView {
     capped: BTreeMap<&'static str, String>,
     /// The newest public key, where `signing` is `ed25519`: it verifies `v1a` signatures.
     public_key: Option<String>,
-    /// What it signs with. Shown here only when it is created.
+    /// Secret that its deliveries are signed with. Shown here only when it is created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) secret: Option<String>,
 }
@@ -94,7 +94,7 @@ pub struct HealthView {
     /// When the oldest of those that may go next is, or was, due.
     #[schema(value_type = Option<String>, format = DateTime)]
     oldest_due_at: Option<Timestamp>,
-    /// How long that has been; null when nothing is due.
+    /// Time since `oldest_due_at`; null when nothing is due.
     #[schema(value_type = Option<String>, example = "2m")]
     oldest_due_age: Option<Span>,
 }

@@ -298,11 +298,12 @@ fn in_plain_words(detail: String) -> String {
     if detail == "expected value" {
         return "the value is of a wrong type or shape".to_owned();
     }
-    if let Some((name, known)) = detail.strip_prefix("unknown variant ").and_then(|rest| rest.split_once(", expected "))
+    if let Some((name, accepted)) =
+        detail.strip_prefix("unknown variant ").and_then(|rest| rest.split_once(", expected "))
     {
-        return format!("{name} is not known here; use {known}");
+        return format!("{name} is not known here; use {accepted}");
     }
-    let Some((wrong, expected)) = detail.split_once(", expected ") else { return detail };
+    let Some((actual, expected)) = detail.split_once(", expected ") else { return detail };
     let expected = match expected {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number",
         "f64" => "a number",
@@ -313,7 +314,7 @@ fn in_plain_words(detail: String) -> String {
         word if word.starts_with("enum ") || word == "string or map" => "a text",
         other => other,
     };
-    format!("{wrong}, expected {expected}")
+    format!("{actual}, expected {expected}")
 }
 
 fn pointer_of(path: &serde_path_to_error::Path) -> String {

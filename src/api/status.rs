@@ -61,7 +61,7 @@ pub struct StoreView {
 /// What a node owns.
 #[derive(Serialize, ToSchema)]
 pub struct LeasesView {
-    /// How many of the 256 shards.
+    /// Number of the 256 shards that the node owns.
     pub(super) shards: usize,
     /// How long the lease on them still lasts, in milliseconds; null where there are no leases.
     pub(super) lease_ms: Option<u64>,

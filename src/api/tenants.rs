@@ -26,7 +26,7 @@ use crate::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
 
 const NAME_BYTES_MAX: usize = 256;
 
-/// What may be said of a tenant.
+/// Settings of a tenant.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TenantSettings {
@@ -95,7 +95,7 @@ pub struct TenantView {
     /// Its id, chosen by the caller.
     #[schema(value_type = String)]
     id: TenantId,
-    /// What may be said of it.
+    /// Settings of the tenant.
     #[serde(flatten)]
     settings: TenantSettings,
     /// What it uses, by the names of its limits.

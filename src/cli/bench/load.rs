@@ -199,9 +199,9 @@ pub async fn through(
                         .header("authorization", &*token)
                         .header("content-type", "application/json")
                         .body(Full::new(Bytes::from(body)))?;
-                    let asked = Instant::now();
+                    let sent_at = Instant::now();
                     exchange(&mut connection, request, 202).await?;
-                    answered.record(u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX))?;
+                    answered.record(u64::try_from(sent_at.elapsed().as_micros()).unwrap_or(u64::MAX))?;
                     accepted.fetch_add(1, Ordering::Relaxed);
                 }
                 anyhow::Ok(answered)

@@ -60,7 +60,7 @@ pub struct ListenArgs {
     #[arg(long, value_name = "SPAN")]
     latency: Option<Span>,
     /// Close the connection without an answer for this share of requests, such as 10%.
-    #[arg(long, value_name = "PERCENT", value_parser = share)]
+    #[arg(long, value_name = "PERCENT", value_parser = parse_share)]
     drop: Option<f64>,
     /// Print the totals only.
     #[arg(long)]
@@ -224,7 +224,7 @@ fn check_secrets(secrets: &[String]) -> anyhow::Result<()> {
     }
 }
 
-fn share(text: &str) -> Result<f64, String> {
+fn parse_share(text: &str) -> Result<f64, String> {
     let percent = text.trim_end_matches('%').parse::<f64>().ok().filter(|percent| (0.0..=100.0).contains(percent));
     percent.map(|percent| percent / 100.0).ok_or_else(|| "write a share from 0% to 100%, such as 10%".to_owned())
 }
@@ -235,10 +235,10 @@ mod tests {
 
     #[test]
     fn a_share_is_a_percentage() {
-        assert_eq!(share("10%"), Ok(0.1));
-        assert_eq!(share("100"), Ok(1.0));
+        assert_eq!(parse_share("10%"), Ok(0.1));
+        assert_eq!(parse_share("100"), Ok(1.0));
         for text in ["", "%", "101%", "-1%", "ten", "NaN"] {
-            assert!(share(text).unwrap_err().contains("such as 10%"), "{text}");
+            assert!(parse_share(text).unwrap_err().contains("such as 10%"), "{text}");
         }
     }
 

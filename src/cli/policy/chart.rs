@@ -235,12 +235,12 @@ mod tests {
 
     #[test]
     fn odd_policies_are_drawn_as_agreed() {
-        for (name, json) in odd() {
+        for (name, json) in odd_policies() {
             insta::assert_snapshot!(name, drawn(json));
         }
     }
 
-    fn odd() -> [(&'static str, serde_json::Value); 5] {
+    fn odd_policies() -> [(&'static str, serde_json::Value); 5] {
         [
             ("no_jitter", json!({"schedule":["5s","1m","30m"],"jitter":"none","max_attempts":6})),
             ("one_attempt", json!({"max_attempts":1})),
@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn no_line_is_wider_than_a_terminal() {
         let presets = Preset::ALL.map(|preset| json!({ "preset": preset }));
-        for json in presets.into_iter().chain(odd().map(|(_, json)| json)) {
+        for json in presets.into_iter().chain(odd_policies().map(|(_, json)| json)) {
             for line in drawn(json.clone()).lines() {
                 assert!(line.chars().count() <= crate::cli::output::WIDTH, "{json}: {line}");
                 assert_eq!(line.trim_end(), line, "{json}");
