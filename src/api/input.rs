@@ -153,7 +153,7 @@ const OBJECTS: &[&str] = &[
 ];
 
 /// Parses a document: a JSON object without duplicate keys, and with an object
-/// at each of [`OBJECTS`].
+/// at each pointer of `OBJECTS`.
 pub fn document_from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
     let depth = json_depth(bytes);
     if depth > DEPTH_MAX {
