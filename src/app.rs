@@ -1,6 +1,6 @@
-//! Joins the parts, starts them, and stops them in the right order.
+//! Builds the gateway from its parts, starts it, and stops it in the right order.
 //!
-//! The only place that names a concrete store.
+//! This module is the only one that names a concrete store.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -56,57 +56,58 @@ mod startup;
 mod store_handle;
 
 const ADMIN_TOKEN_FILE: &str = "admin-token";
-const ADMIN_TOKEN_NOTE: &str = "admin_token_sha256";
+const ADMIN_TOKEN_SETTING: &str = "admin_token_sha256";
 
-/// How soon a node hears that another has made a new admin token.
-const ADMIN_TOKEN_LOOK: Duration = Duration::from_secs(5);
+/// Interval at which a node checks whether another has made a new admin token.
+const ADMIN_TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How often the disk is looked at while nobody hands anything in.
-const DISK_LOOK: Duration = Duration::from_secs(1);
+/// Interval at which the free disk space is checked while no events come in.
+const DISK_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What one start is told besides the settings.
+/// Options of one start besides the settings.
 #[derive(Debug, Clone, Default)]
 pub struct StartOptions {
-    /// Make a new admin token.
+    /// Whether to make a new admin token.
     pub is_token_renewed: bool,
-    /// Begin with an empty store where there was one before.
+    /// Whether to begin with an empty store in a data directory that has lost its
+    /// own.
     pub is_store_new: bool,
-    /// Ends a start that waits for its database.
+    /// Notified to end a start that waits for its database.
     pub stop: Arc<Notify>,
 }
 
 /// A running gateway.
 pub struct App {
-    /// The address the API is served on.
+    /// Address that the API is served on.
     pub address: SocketAddr,
-    /// The admin token, when this start made it.
+    /// New admin token, if this start made one.
     pub new_token: Option<String>,
-    /// Where the master key is, when this start made it.
+    /// File of the master key, if this start made it.
     pub new_key: Option<PathBuf>,
-    /// Where the store is, in words.
+    /// Location of the store, for people.
     pub store_description: String,
-    kept: StoreHandle,
+    store: StoreHandle,
     gateway: Arc<Gateway>,
     api: Arc<ApiState>,
     checkpoints: Option<clock_checkpoints::ClockCheckpointer>,
     stop_serving: oneshot::Sender<()>,
     serving: JoinHandle<()>,
     probes: Option<startup::StartupServer>,
-    chores: Vec<JoinHandle<()>>,
+    tasks: Vec<JoinHandle<()>>,
     stop_timeout: Duration,
 }
 
 impl App {
-    /// Opens the store, starts delivering, then opens the door.
+    /// Opens the store, starts delivering, then serves the API.
     pub async fn start(settings: &Settings, options: StartOptions) -> anyhow::Result<Self> {
-        // The address first: a start that fails on it leaves nothing behind.
+        // The address is bound first, so that a start that fails on it leaves no files behind.
         let listener = TcpListener::bind(settings.listen.0)
             .await
             .with_context(|| format!("cannot listen on {}; choose another address with --listen", settings.listen))?;
         let address = listener.local_addr()?;
-        let asked = api::health::GatewayCell::default();
-        let (probed_at, probes) = match settings.health_listen.0 {
-            Some(address) => Some(startup::StartupServer::to_probes(address, asked.clone()).await?).unzip(),
+        let started = api::health::GatewayCell::default();
+        let (probe_address, probes) = match settings.health_listen.0 {
+            Some(address) => Some(startup::StartupServer::to_probes(address, started.clone()).await?).unzip(),
             None => (None, None),
         };
         open_files::raise_open_files_limit(settings.max_connections.0 + settings.max_in_flight.0);
@@ -115,119 +116,146 @@ impl App {
         let clock: Arc<dyn Clock> = engine.clone();
         let mail = MailQueue::new(mailer(settings, &clock)?, clock.clone());
         let metrics = Arc::new(Metrics::new(clock.wall()));
-        let kept = match settings.database()? {
-            None => {
-                refuse_small_reserve(settings)?;
-                StoreHandle::open_embedded(settings, metrics.commits(), options.is_store_new)?
-            }
-            Some(url) => {
-                let waiting = startup::StartupServer::start(&listener, settings.trusted_proxies.0.clone())?;
-                let kept = StoreHandle::open_shared(settings, &url, metrics.commits(), &engine, &options.stop).await;
-                waiting.end().await;
-                kept?
-            }
-        };
-        let checkpoints = clock_checkpoints::resume(&kept, engine).await?;
-        ensure_tenants(kept.store().as_ref(), clock.as_ref()).await?;
-        let (admin, new_token) = admin_token(kept.store().as_ref(), &settings.data.0, options.is_token_renewed).await?;
-        let own = [Some(address), probed_at].into_iter().flatten().collect();
+        let store = open_store(settings, &options, &listener, &metrics, &engine).await?;
+        let checkpoints = clock_checkpoints::resume(&store, engine).await?;
+        ensure_tenants(store.store().as_ref(), clock.as_ref()).await?;
+        let (admin, new_token) =
+            admin_token(store.store().as_ref(), &settings.data.0, options.is_token_renewed).await?;
+        let own = [Some(address), probe_address].into_iter().flatten().collect();
         let egress = Arc::new(egress(settings, own)?);
-        let gateway = Arc::new(gateway(settings, &kept, egress.clone(), mail, metrics, clock).await?);
+        let gateway = Arc::new(gateway(settings, &store, egress.clone(), mail, metrics, clock).await?);
         gateway.mail.count_in(gateway.metrics.clone());
         gateway.notifier.mail_missed(|_| true);
         warn_of_forbidden(gateway.store.as_ref(), &egress);
 
-        let mut chores = start_background_tasks(&gateway, settings);
-        let api = Arc::new(ApiState {
-            gateway: gateway.clone(),
-            egress,
-            admin: auth::AdminToken::new(admin),
-            failures: api::auth_failures::AuthFailures::default(),
-            uses: auth::TokenUses::default(),
-            trusted_proxies: settings.trusted_proxies.0.clone(),
-            event_bytes_max: bytes(settings.max_event_bytes),
-            redacts_payloads: settings.redact_payloads.0,
-            stopping: AtomicBool::new(false),
-        });
-        asked.set(api.clone());
-        chores.push(tokio::spawn(auth::write_uses_periodically(api.clone())));
-        chores.extend(checkpoints.clone().map(|checkpoints| tokio::spawn(async move { checkpoints.run().await })));
-        if kept.is_shared() {
-            chores.push(tokio::spawn(reload_admin_token(api.clone())));
+        let mut tasks = start_background_tasks(&gateway, settings);
+        let api = Arc::new(api_state(settings, gateway.clone(), egress, admin));
+        started.set(api.clone());
+        tasks.push(tokio::spawn(auth::write_uses_periodically(api.clone())));
+        tasks.extend(checkpoints.clone().map(|checkpoints| tokio::spawn(async move { checkpoints.run().await })));
+        if store.is_shared() {
+            tasks.push(tokio::spawn(reload_admin_token(api.clone())));
         }
-        let (stop_serving, stop) = oneshot::channel();
-        let body_bytes_max = api::accept::body_bytes_max(bytes(settings.max_event_bytes));
-        let limits =
-            api::server::ServerLimits { body_bytes_max, ..api::server::ServerLimits::of(settings.max_connections.0) };
-        let (router, proxies) = (api::router(api.clone()), settings.trusted_proxies.0.clone());
-        let serving = api::server::serve(listener, router, limits, proxies, stop, settings.stop_timeout.0);
-        let serving = tokio::spawn(serving);
+        let (stop_serving, serving) = start_serving(settings, listener, api.clone());
         Ok(Self {
             address,
             new_token,
-            new_key: kept.new_key().map(Path::to_owned),
-            store_description: kept.description().to_owned(),
-            kept,
+            new_key: store.new_key().map(Path::to_owned),
+            store_description: store.description().to_owned(),
+            store,
             gateway,
             api,
             checkpoints,
             stop_serving,
             serving,
             probes,
-            chores,
+            tasks,
             stop_timeout: settings.stop_timeout.0,
         })
     }
 
-    /// Not ready, no new attempts, what is in flight finishes, flush, close.
+    /// Stops the gateway: it is no longer ready and starts no attempts, attempts in
+    /// flight finish until the deadline, then what is in memory is written and the
+    /// store is closed.
     pub async fn stop(self) {
         self.api.stopping.store(true, Ordering::Relaxed);
         let in_flight = self.gateway.dispatcher.in_flight();
-        info!("stopping: no new attempts are started, {in_flight} in flight may finish; a second signal ends them");
+        info!(
+            "stopping: no new attempts are started, and {in_flight} in flight may finish; a second signal ends the process at once"
+        );
         self.gateway.store.retire();
         let left = self.gateway.dispatcher.stop(self.stop_timeout).await;
         if left > 0 {
-            warn!("{left} attempts were still in flight at the deadline; they will be made again");
+            warn!("{left} attempts still in flight at the deadline were cut off; they will be made again");
         }
         auth::write_uses(&self.api).await;
         if let Some(checkpoints) = self.checkpoints {
             checkpoints.write().await;
         }
-        // Others may go on at once, while the last answers are given here.
-        self.kept.leave().await;
+        // Other nodes take over the shards at once, while this node sends its last responses.
+        self.store.leave().await;
         let _ = self.stop_serving.send(());
         let _ = self.serving.await;
-        for chore in &self.chores {
-            chore.abort();
+        for task in &self.tasks {
+            task.abort();
         }
-        for chore in self.chores {
-            let _ = chore.await;
+        for task in self.tasks {
+            let _ = task.await;
         }
         let unsent = self.gateway.mail.close();
         if unsent > 0 {
-            warn!("{unsent} mails to owners of endpoints were still waiting to be sent, and are dropped");
+            warn!("{unsent} unsent mails to owners of endpoints are dropped");
         }
         if let Some(probes) = self.probes {
             probes.end().await;
         }
         drop(self.api);
         drop(self.gateway);
-        self.kept.close().await;
+        self.store.close().await;
         info!("stopped");
     }
 }
 
-/// What events move through, on this store.
+/// Opens the store that the settings name. While the database of a shared store
+/// is away, a server on the listener's socket answers that the gateway is starting.
+async fn open_store(
+    settings: &Settings,
+    options: &StartOptions,
+    listener: &TcpListener,
+    metrics: &Metrics,
+    clock: &Arc<EngineClock>,
+) -> anyhow::Result<StoreHandle> {
+    let Some(url) = settings.database()? else {
+        refuse_small_reserve(settings)?;
+        return StoreHandle::open_embedded(settings, metrics.commits(), options.is_store_new);
+    };
+    let startup_server = startup::StartupServer::start(listener, settings.trusted_proxies.0.clone())?;
+    let opened = StoreHandle::open_shared(settings, &url, metrics.commits(), clock, &options.stop).await;
+    startup_server.end().await;
+    opened
+}
+
+/// Builds the state of the API.
+fn api_state(settings: &Settings, gateway: Arc<Gateway>, egress: Arc<Egress>, admin: auth::TokenHash) -> ApiState {
+    ApiState {
+        gateway,
+        egress,
+        admin: auth::AdminToken::new(admin),
+        failures: api::auth_failures::AuthFailures::default(),
+        uses: auth::TokenUses::default(),
+        trusted_proxies: settings.trusted_proxies.0.clone(),
+        event_bytes_max: bytes(settings.max_event_bytes),
+        redacts_payloads: settings.redact_payloads.0,
+        stopping: AtomicBool::new(false),
+    }
+}
+
+/// Starts to serve the API; returns the sender that stops it, and its task.
+fn start_serving(
+    settings: &Settings,
+    listener: TcpListener,
+    api: Arc<ApiState>,
+) -> (oneshot::Sender<()>, JoinHandle<()>) {
+    let (stop_serving, stop) = oneshot::channel();
+    let body_bytes_max = api::accept::body_bytes_max(bytes(settings.max_event_bytes));
+    let limits =
+        api::server::ServerLimits { body_bytes_max, ..api::server::ServerLimits::of(settings.max_connections.0) };
+    let proxies = settings.trusted_proxies.0.clone();
+    let serving = api::server::serve(listener, api::router(api), limits, proxies, stop, settings.stop_timeout.0);
+    (stop_serving, tokio::spawn(serving))
+}
+
+/// Builds the gateway on this store.
 async fn gateway(
     settings: &Settings,
-    kept: &StoreHandle,
+    handle: &StoreHandle,
     egress: Arc<Egress>,
     mail: MailQueue,
     metrics: Arc<Metrics>,
     clock: Arc<dyn Clock>,
 ) -> anyhow::Result<Gateway> {
-    let store = kept.store();
-    let links = Links::new(settings.public_url.0.clone(), &kept.link_key().await?, retention(settings));
+    let store = handle.store();
+    let links = Links::new(settings.public_url.0.clone(), &handle.link_key().await?, retention(settings));
     refuse_thin_without_links(store.as_ref(), &links)?;
     let links = Arc::new(links);
     let expiry = Arc::new(ExpirySchedule::new(settings.hold_max));
@@ -243,21 +271,23 @@ async fn gateway(
         rand::random(),
     );
     let dispatcher = Dispatcher::new(context, limits(settings));
-    let space = match kept.is_shared() {
-        false => DiskSpace::watching(settings.data.0.clone(), settings.disk_reserve.0),
-        // The database's disk is elsewhere; it says itself when it is full.
-        true => DiskSpace::endless(),
+    let space = if handle.is_shared() {
+        // The database has a disk of its own, and reports itself when that is full.
+        DiskSpace::endless()
+    } else {
+        DiskSpace::watching(settings.data.0.clone(), settings.disk_reserve.0)
     };
     let intake = Intake::new(bytes(settings.ingest_memory), settings.ingest_waiting.0);
     Ok(Gateway { store, dispatcher, expiry, clock, space, intake, links, mail, notifier, metrics })
 }
 
-/// Below this the store's own log could use up what is kept for outcomes.
+/// Refuses a disk reserve so small that the store's own log could use up the space
+/// for the outcomes of attempts.
 fn refuse_small_reserve(settings: &Settings) -> anyhow::Result<()> {
-    let least = disk_space::reserve_min(LOG_BYTES_MAX, settings.max_in_flight.0);
-    if settings.disk_reserve < least {
+    let min = disk_space::reserve_min(LOG_BYTES_MAX, settings.max_in_flight.0);
+    if settings.disk_reserve < min {
         bail!(
-            "disk-reserve is {}; use at least {least}: the store's log may grow by {}, and the outcomes of {} requests \
+            "disk-reserve is {}; use at least {min}: the store's log may grow by {}, and the outcomes of {} requests \
              in flight (max-in-flight) must be written after that",
             settings.disk_reserve,
             Size(LOG_BYTES_MAX),
@@ -275,7 +305,7 @@ fn limits(settings: &Settings) -> NodeLimits {
     }
 }
 
-/// The way out, for a gateway that listens there.
+/// Builds the egress rules; `own` are the addresses that this gateway listens on.
 fn egress(settings: &Settings, own: Vec<SocketAddr>) -> anyhow::Result<Egress> {
     let guard = Guard {
         allowed: settings.allow_egress.0.clone(),
@@ -286,7 +316,7 @@ fn egress(settings: &Settings, own: Vec<SocketAddr>) -> anyhow::Result<Egress> {
     };
     let proxy = settings.proxy()?;
     if let Some(proxy) = &proxy {
-        info!("receivers are called through the proxy {proxy}, by addresses that are looked up and judged here");
+        info!("receivers are called through proxy {proxy}; the gateway itself resolves and checks their addresses");
     }
     Ok(Egress::new(guard, NameResolver::new(&settings.dns)?, proxy))
 }
@@ -304,7 +334,8 @@ fn retention(settings: &Settings) -> Retention {
     }
 }
 
-/// What could not be delivered is not even begun with.
+/// Refuses to start if thin endpoints exist and `--public-url` is not set, because
+/// their events could not be delivered.
 fn refuse_thin_without_links(store: &dyn Store, links: &Links) -> anyhow::Result<()> {
     let tenants = store.tenants();
     let mut endpoints = tenants.iter().flat_map(|tenant| store.endpoints(&tenant.id));
@@ -323,7 +354,7 @@ fn start_background_tasks(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<Jo
     vec![
         tokio::spawn(async move {
             if let Err(problem) = dispatching.dispatcher.run().await {
-                error!("nothing is being delivered, because the store could not be read at the start: {problem}");
+                error!("no deliveries are made: the dispatcher could not read the store at the start: {problem}");
             }
         }),
         tokio::spawn(expire::run(expiring)),
@@ -337,38 +368,39 @@ fn start_background_tasks(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<Jo
     ]
 }
 
-/// Looks at the disk now and then, so that its reserve is told of also while
-/// nobody hands anything in.
+/// Checks the free disk space once a second, so that a reached reserve is reported
+/// also while no events come in.
 async fn watch_disk(gateway: Arc<Gateway>) {
     while gateway.space.is_watching() {
         gateway.space.is_low(gateway.clock.now());
-        tokio::time::sleep(DISK_LOOK).await;
+        tokio::time::sleep(DISK_CHECK_INTERVAL).await;
     }
 }
 
-/// Where mails are handed over, if anywhere.
+/// Returns the mailer, if a mail server is configured.
 fn mailer(settings: &Settings, clock: &Arc<dyn Clock>) -> anyhow::Result<Option<Arc<dyn Mailer>>> {
     let OptionalMailServer::Server(server) = &settings.smtp else { return Ok(None) };
     let password = settings.smtp_password_file.0.as_deref().map(read_password).transpose()?;
-    let post = SmtpMailer::new(server.clone(), password, settings.mail_from.0.clone(), clock.clone());
-    Ok(Some(Arc::new(post.context("cannot prepare mails for smtp")?)))
+    let mailer = SmtpMailer::new(server.clone(), password, settings.mail_from.0.clone(), clock.clone());
+    Ok(Some(Arc::new(mailer.context("cannot prepare mails for smtp")?)))
 }
 
-/// Deliveries to an endpoint that may no longer be called die soon, so a
-/// forgotten `--allow-egress` is said aloud at the start.
+/// Warns of endpoints that the egress rules forbid: their deliveries would die
+/// soon, for example because `--allow-egress` was forgotten.
 fn warn_of_forbidden(store: &dyn Store, egress: &Egress) {
     let tenants = store.tenants();
     let endpoints = tenants.iter().flat_map(|tenant| store.endpoints(&tenant.id));
-    let refused: Vec<_> = endpoints
+    let forbidden: Vec<_> = endpoints
         .filter_map(|endpoint| egress.check_text(&endpoint.settings.url).err().map(|why| (endpoint.id, why)))
         .collect();
-    if let Some((first, why)) = refused.first() {
-        let count = refused.len();
-        warn!(endpoint.id = %first, "{count} endpoints may not be called, so their deliveries will die; the first: {why}");
+    if let Some((first, why)) = forbidden.first() {
+        let count = forbidden.len();
+        warn!(endpoint.id = %first, "egress rules forbid {count} endpoints, so their deliveries will die; the first is {first}: {why}");
     }
 }
 
-/// Several nodes may do this at once: whoever comes later says the same.
+/// Creates the tenants that every installation has. Several nodes may do so at
+/// once, because they write the same.
 async fn ensure_tenants(store: &dyn Store, clock: &dyn Clock) -> anyhow::Result<()> {
     for (id, name) in [(TenantId::DEFAULT, "Default"), (TenantId::SYSTEM, "About the gateway itself")] {
         let id: TenantId = id.parse()?;
@@ -388,34 +420,34 @@ async fn ensure_tenants(store: &dyn Store, clock: &dyn Clock) -> anyhow::Result<
     Ok(())
 }
 
-/// The admin token's hash, and the token itself if this start made it. There
-/// is one for the whole store: the first start makes it and writes it to its
-/// data directory; afterwards only its hash is known.
+/// Returns the admin token's hash, and the token itself if this start made it.
+/// There is one for the whole store: the first start makes it and writes it to its
+/// data directory; the store has only the hash.
 async fn admin_token(
     store: &dyn Store,
     folder: &Path,
     is_renewed: bool,
 ) -> anyhow::Result<(auth::TokenHash, Option<String>)> {
-    if let Some(hex) = store.setting(ADMIN_TOKEN_NOTE).await?.filter(|_| !is_renewed) {
+    if let Some(hex) = store.setting(ADMIN_TOKEN_SETTING).await?.filter(|_| !is_renewed) {
         return Ok((stored_hash(&hex)?, None));
     }
     let token = auth::new_admin_token(rand::random());
     let hash = auth::hash(&token);
-    // On disk before its hash counts, and under its name only if it does:
-    // of several first starts at once, the token of one is the token.
+    // The token is on disk before its hash is stored, and gets its file name only
+    // if its hash is the one stored: of several first starts at once, one wins.
     let path = folder.join(ADMIN_TOKEN_FILE);
-    let cannot = || format!("cannot write the admin token to {}", path.display());
-    let file = write_unnamed(folder, ".admin-token-", &format!("{token}\n")).with_context(cannot)?;
+    let write_failed = || format!("cannot write the admin token to {}", path.display());
+    let file = write_unnamed(folder, ".admin-token-", &format!("{token}\n")).with_context(write_failed)?;
     let text = hex::encode(hash);
     if is_renewed {
-        store.put_setting(ADMIN_TOKEN_NOTE, text).await?;
+        store.put_setting(ADMIN_TOKEN_SETTING, text).await?;
     } else {
-        let kept = store.put_setting_once(ADMIN_TOKEN_NOTE, text.clone()).await?;
-        if kept != text {
-            return Ok((stored_hash(&kept)?, None));
+        let stored = store.put_setting_once(ADMIN_TOKEN_SETTING, text.clone()).await?;
+        if stored != text {
+            return Ok((stored_hash(&stored)?, None));
         }
     }
-    put_in_place(file, &path).with_context(cannot)?;
+    put_in_place(file, &path).with_context(write_failed)?;
     Ok((hash, Some(token)))
 }
 
@@ -423,15 +455,16 @@ fn stored_hash(hex: &str) -> anyhow::Result<auth::TokenHash> {
     from_hex(hex).ok_or_else(|| anyhow!("the store holds a damaged admin token; start once with --new-admin-token"))
 }
 
-/// Takes over a token that another node has made with `--new-admin-token`.
+/// Puts an admin token in force that another node has made with
+/// `--new-admin-token`.
 async fn reload_admin_token(api: Arc<ApiState>) {
     loop {
-        tokio::time::sleep(ADMIN_TOKEN_LOOK).await;
-        let note = api.gateway.store.setting(ADMIN_TOKEN_NOTE).await;
-        if let Some(hash) = note.ok().flatten().and_then(|hex| from_hex(&hex))
+        tokio::time::sleep(ADMIN_TOKEN_CHECK_INTERVAL).await;
+        let setting = api.gateway.store.setting(ADMIN_TOKEN_SETTING).await;
+        if let Some(hash) = setting.ok().flatten().and_then(|hex| from_hex(&hex))
             && api.admin.replace(hash)
         {
-            info!("another node has made a new admin token; the last one is no longer good here either");
+            info!("another node made a new admin token; the old one is no longer valid on this node either");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Handing events in: one at a time, or a batch that stands or falls as one.
+//! Accepts events: one per request, or a batch that is accepted in one commit.
 
 use axum::Json;
 use axum::body::Body;
@@ -27,16 +27,16 @@ use crate::model::id::{EndpointId, EventId, TenantId};
 use crate::model::span::Span;
 use crate::store::BatchMode;
 
-/// How many events one request may carry.
+/// Most events in one batch.
 pub const BATCH_EVENTS_MAX: usize = 1_000;
 const BATCH_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 const SPREAD_MIN: Span = Span::secs(1);
 const SPREAD_MAX: Span = Span::secs(24 * 3_600);
-/// How deep JSON may nest.
+/// Deepest nesting of JSON.
 pub const DEPTH_MAX: usize = 64;
 const SCHEMA_VERSION_BYTES_MAX: usize = 64;
 
-/// How large a body may be that any route takes.
+/// Returns the largest request body of any route, in bytes.
 pub fn body_bytes_max(event_bytes_max: usize) -> u64 {
     event_bytes_max.max(BATCH_BYTES_MAX).max(DOCUMENT_BYTES_MAX) as u64
 }
@@ -134,7 +134,7 @@ pub struct BatchError {
     errors: Vec<FieldError>,
 }
 
-/// Whether a route takes events.
+/// Whether a route accepts events.
 pub fn takes_events(method: &Method, route: &str) -> bool {
     method == Method::POST && matches!(route, "/v1/tenants/{tenant}/events" | "/v1/tenants/{tenant}/events/batch")
 }
@@ -157,8 +157,8 @@ pub async fn accept_one(
     body: Body,
 ) -> Result<(StatusCode, Option<RateLimitHeaders>, Json<ReceiptView>), Problem> {
     refuse_system(&tenant.id)?;
-    let share = api.gateway.intake.permit(&tenant.id);
-    let (body, _share) = read_events(&headers, body, api.event_bytes_max, share).await?;
+    let permit = api.gateway.intake.permit(&tenant.id);
+    let (body, _permit) = read_events(&headers, body, api.event_bytes_max, permit).await?;
     let mut submission = read_event(&body, &body)?;
     if submission.id.is_none() {
         submission.id = idempotency_key(&headers)?;
@@ -200,8 +200,8 @@ pub async fn accept_batch(
 ) -> Result<(StatusCode, Option<RateLimitHeaders>, Json<Page<BatchItem>>), Problem> {
     refuse_system(&tenant.id)?;
     check_spread(&api, params.spread)?;
-    let share = api.gateway.intake.permit(&tenant.id);
-    let (body, _share) = read_events(&headers, body, BATCH_BYTES_MAX, share).await?;
+    let permit = api.gateway.intake.permit(&tenant.id);
+    let (body, _permit) = read_events(&headers, body, BATCH_BYTES_MAX, permit).await?;
     refuse_single(&headers, &body)?;
     let items = split_batch(&body)?;
     if items.is_empty() || items.len() > BATCH_EVENTS_MAX {
@@ -210,11 +210,11 @@ pub async fn accept_batch(
             format!("the batch has {} events; send 1 to {BATCH_EVENTS_MAX}", items.len()),
         ));
     }
-    let read: Vec<Result<Submission, Problem>> = items.iter().map(|item| read_item(&api, &body, item)).collect();
-    let together = if params.partial { BatchMode::Each } else { BatchMode::All };
-    let mut refused: Vec<Option<Problem>> = Vec::with_capacity(read.len());
-    let mut submissions = Vec::with_capacity(read.len());
-    for item in read {
+    let parsed: Vec<Result<Submission, Problem>> = items.iter().map(|item| read_item(&api, &body, item)).collect();
+    let mode = if params.partial { BatchMode::Each } else { BatchMode::All };
+    let mut refused: Vec<Option<Problem>> = Vec::with_capacity(parsed.len());
+    let mut submissions = Vec::with_capacity(parsed.len());
+    for item in parsed {
         match item {
             Ok(submission) => {
                 submissions.push(submission);
@@ -223,19 +223,19 @@ pub async fn accept_batch(
             Err(problem) => refused.push(Some(problem)),
         }
     }
-    if together == BatchMode::All && refused.iter().any(Option::is_some) {
+    if mode == BatchMode::All && refused.iter().any(Option::is_some) {
         return Err(refuse_batch(refused));
     }
-    let accepted = accept_over(&api.gateway, &tenant.id, submissions, together, params.spread).await?;
+    let accepted = accept_over(&api.gateway, &tenant.id, submissions, mode, params.spread).await?;
     let mut outcomes = accepted.into_iter();
     let outcomes: Vec<Result<Receipt, Problem>> = refused
         .into_iter()
         .map(|refused| match refused {
             Some(problem) => Err(problem),
-            None => take(&mut outcomes).map_err(Problem::from),
+            None => next_outcome(&mut outcomes).map_err(Problem::from),
         })
         .collect();
-    if together == BatchMode::All && outcomes.iter().any(Result::is_err) {
+    if mode == BatchMode::All && outcomes.iter().any(Result::is_err) {
         return Err(refuse_batch(outcomes.into_iter().map(Result::err).collect()));
     }
     for problem in outcomes.iter().filter_map(|outcome| outcome.as_ref().err()) {
@@ -245,32 +245,34 @@ pub async fn accept_batch(
     Ok((StatusCode::ACCEPTED, rate_limit_headers::rate_limit_headers(&api, &tenant), Json(Page::whole(data))))
 }
 
-/// What is told of the gateway comes from the gateway, so that it can be trusted.
+/// Refuses events for the tenant `_system`: its events come from the gateway
+/// alone, so that its receivers can trust them.
 fn refuse_system(tenant: &TenantId) -> Result<(), Problem> {
-    match tenant.is_system() {
-        true => Err(Problem::new(
+    if tenant.is_system() {
+        return Err(Problem::new(
             ProblemCode::WrongState,
             "tenant _system is fed by the gateway itself; hand events in to another tenant, or try its endpoints with a test event",
-        )),
-        false => Ok(()),
+        ));
     }
+    Ok(())
 }
 
-/// What waits for longer than anything may wait would never be sent.
+/// Refuses a spread longer than `--hold-max`, after which a delivery without
+/// an attempt expires.
 fn check_spread(api: &SharedApiState, spread: Option<Span>) -> Result<(), Problem> {
     let Some(spread) = spread else { return Ok(()) };
-    let most = SPREAD_MAX.min(api.gateway.expiry.hold_max);
-    match (SPREAD_MIN..=most).contains(&spread) {
-        true => Ok(()),
-        false => Err(Problem::field(
-            ProblemCode::InvalidField,
-            "?spread",
-            format!("spread is {spread}; use {SPREAD_MIN} to {most}, or leave it out to send at once"),
-        )),
+    let max = SPREAD_MAX.min(api.gateway.expiry.hold_max);
+    if (SPREAD_MIN..=max).contains(&spread) {
+        return Ok(());
     }
+    Err(Problem::field(
+        ProblemCode::InvalidField,
+        "?spread",
+        format!("spread is {spread}; use {SPREAD_MIN} to {max}, or leave it out to send at once"),
+    ))
 }
 
-fn take(outcomes: &mut impl Iterator<Item = AcceptOutcome>) -> AcceptOutcome {
+fn next_outcome(outcomes: &mut impl Iterator<Item = AcceptOutcome>) -> AcceptOutcome {
     outcomes.next().expect("one outcome per event handed over")
 }
 
@@ -292,24 +294,24 @@ fn show_item(index: usize, outcome: Result<Receipt, Problem>) -> BatchItem {
     }
 }
 
-/// One problem for the whole batch, with a pointer to every fault in it.
+/// Returns one problem for the whole batch, with a pointer to every faulty field.
 fn refuse_batch(refused: Vec<Option<Problem>>) -> Problem {
     let mut codes = Vec::new();
     let mut errors = Vec::new();
     for (index, problem) in refused.into_iter().enumerate() {
         let Some(problem) = problem else { continue };
-        let (code, found) = problem.errors_below(&format!("/{index}"));
+        let (code, item_errors) = problem.errors_below(&format!("/{index}"));
         codes.push(code);
-        errors.extend(found);
+        errors.extend(item_errors);
     }
-    // The first that is not a conflict decides: a conflict alone is a 409.
+    // The first code other than a conflict decides; a batch with conflicts alone is answered 409.
     let code = codes.iter().find(|code| **code != ProblemCode::IdConflict).or(codes.first());
     Problem::fields(*code.expect("a refused batch has a fault"), errors)
 }
 
-/// A body that is called JSON and is one JSON value other than an array is no
-/// batch of one line: whoever sends it has forgotten the brackets. What is not
-/// called JSON, as by curl without a type, may be lines, be it one.
+/// Refuses a body whose content type is JSON and which is one value other than
+/// an array: the producer has forgotten the brackets. A body of another type,
+/// such as curl's default, is read as lines, even if there is only one.
 fn refuse_single(headers: &HeaderMap, body: &Bytes) -> Result<(), Problem> {
     let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
@@ -324,7 +326,7 @@ fn refuse_single(headers: &HeaderMap, body: &Bytes) -> Result<(), Problem> {
     Err(Problem::field(ProblemCode::InvalidField, "", detail))
 }
 
-/// The events of a batch, each as it stands in the body.
+/// Splits the body of a batch into its events, each as a slice of the body.
 pub fn split_batch(body: &Bytes) -> Result<Vec<&[u8]>, Problem> {
     let is_array = body.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
     if is_array {
@@ -342,7 +344,7 @@ fn read_item(api: &SharedApiState, body: &Bytes, item: &[u8]) -> Result<Submissi
     read_event(body, item)
 }
 
-/// Reads one event; its data stays a slice of the body it came in.
+/// Parses one event; its data stays a slice of the body.
 pub fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
     let new: NewEvent<'_> = object_from_json(json)?;
     let mut errors = Vec::new();
@@ -360,7 +362,7 @@ pub fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
             format!("timestamp {timestamp:?} is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z"),
         );
     }
-    let expires_at = new.expires_at.as_deref().map(|text| match is_rfc3339(text).then(|| moment_of(text)) {
+    let expires_at = new.expires_at.as_deref().map(|text| match is_rfc3339(text).then(|| parse_moment(text)) {
         Some(Some(at)) => Some(at),
         _ => {
             let detail = format!("expires_at {text:?} is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z");
@@ -402,22 +404,22 @@ pub fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
     })
 }
 
-/// The moment a text names. The last hours that can be written lie past what
-/// can be counted, and stand for never.
-fn moment_of(text: &str) -> Option<Timestamp> {
+/// Parses an RFC 3339 time. The last hours of the year 9999 are beyond the
+/// range of [`Timestamp`] and become its maximum, which stands for never.
+fn parse_moment(text: &str) -> Option<Timestamp> {
     let is_date = text.get(..19).is_some_and(|text| text.parse::<jiff::civil::DateTime>().is_ok());
     let is_last = ["9999-12-29", "9999-12-30", "9999-12-31"].iter().any(|day| text.starts_with(day));
     let is_never = is_last && is_date;
-    // Nobody counts finer than this, but some write finer.
+    // The parser takes at most nine digits of a second; further digits are cut off.
     let digits = text.get(20..).map_or(0, |rest| rest.bytes().take_while(u8::is_ascii_digit).count());
-    let shortened = match text.get(19..20) {
+    let nanos_text = match text.get(19..20) {
         Some(".") if digits > 9 => format!("{}{}", &text[..29], &text[20 + digits..]),
         _ => text.to_owned(),
     };
-    shortened.parse().ok().or(is_never.then_some(Timestamp::MAX))
+    nanos_text.parse().ok().or(is_never.then_some(Timestamp::MAX))
 }
 
-/// RFC 3339 to the letter: other readers of times may be strict.
+/// Whether a text is RFC 3339 to the letter, because receivers may parse it strictly.
 fn is_rfc3339(text: &str) -> bool {
     let has_shape = |shape: &str, text: &str| {
         text.len() == shape.len()
@@ -435,14 +437,14 @@ fn is_rfc3339(text: &str) -> bool {
     let is_zone = is_zone && zone.get(1..3).is_none_or(|hours| hours < "24");
     let is_zone = is_zone && zone.get(4..6).is_none_or(|minutes| minutes < "60");
     let is_fraction_empty = rest.starts_with('.') && rest.len() == zone.len() + 1;
-    has_shape("0000-00-00T00:00:00", moment) && is_zone && !is_fraction_empty && moment_of(text).is_some()
+    has_shape("0000-00-00T00:00:00", moment) && is_zone && !is_fraction_empty && parse_moment(text).is_some()
 }
 
 fn is_version(text: &str) -> bool {
     (1..=SCHEMA_VERSION_BYTES_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// The header that stands in for an id, bare or in quotes.
+/// Reads the event id from the `Idempotency-Key` header, bare or in quotes.
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<EventId>, Problem> {
     let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
     let Ok(text) = value.to_str() else {
@@ -467,7 +469,7 @@ mod tests {
     #[test]
     fn the_last_times_that_can_be_written_are_times() {
         for text in ["9999-12-31T23:59:59Z", "9999-12-29T23:59:59-23:59", "9999-12-30T22:00:01Z"] {
-            assert!(is_rfc3339(text) && moment_of(text) == Some(Timestamp::MAX), "{text}");
+            assert!(is_rfc3339(text) && parse_moment(text) == Some(Timestamp::MAX), "{text}");
         }
         for text in ["9999-12-32T00:00:00Z", "9999-12-31T00:00:00+00:60", "9999-12-31T00:00:00+24:00"] {
             assert!(!is_rfc3339(text), "{text}");

@@ -1,4 +1,4 @@
-//! The audit log: who changed what, when, and from where.
+//! Lists the audit log: who changed what, when, and from where.
 
 use std::net::IpAddr;
 
@@ -22,7 +22,7 @@ pub struct AuditView {
     /// Its id.
     #[schema(value_type = String)]
     id: AuditId,
-    /// When.
+    /// Time of the change.
     #[schema(value_type = String, format = DateTime)]
     at: Timestamp,
     /// Who: `admin`, the id of a token, or `unknown`.
@@ -32,9 +32,9 @@ pub struct AuditView {
     from: Option<IpAddr>,
     /// With which request, as its answer's `x-request-id` said.
     request_id: String,
-    /// What.
+    /// Kind of change.
     action: AuditAction,
-    /// Whose thing it was done to.
+    /// Tenant whose resource was changed.
     #[schema(value_type = String)]
     tenant: TenantId,
     /// The id of what it was done to.
@@ -80,11 +80,11 @@ pub async fn of_tenant(
     TenantPath(tenant): TenantPath,
     QueryParams(params): QueryParams<AuditParams>,
 ) -> Result<Json<Page<AuditView>>, Problem> {
-    let page = ask("audit", params.limit, params.cursor.as_deref())?;
+    let page_request = ask("audit", params.limit, params.cursor.as_deref())?;
     let AuditParams { since, until, .. } = params;
     let query = AuditQuery { tenant: Some(tenant), is_present_only: true, since, until };
-    let found = api.gateway.store.audit(query, page).await?;
-    Ok(Json(Page::of("audit", found, AuditView::from)))
+    let page = api.gateway.store.audit(query, page_request).await?;
+    Ok(Json(Page::of("audit", page, AuditView::from)))
 }
 
 /// Which entries of all to list.
@@ -118,11 +118,11 @@ pub async fn list(
     State(api): State<SharedApiState>,
     QueryParams(params): QueryParams<AuditOfAllParams>,
 ) -> Result<Json<Page<AuditView>>, Problem> {
-    let page = ask("audit", params.limit, params.cursor.as_deref())?;
+    let page_request = ask("audit", params.limit, params.cursor.as_deref())?;
     let tenant = params.tenant.map(|text| text.parse::<TenantId>()).transpose();
-    let tenant = tenant.map_err(|wrong| Problem::field(ProblemCode::InvalidField, "?tenant", wrong.to_string()))?;
+    let tenant = tenant.map_err(|invalid| Problem::field(ProblemCode::InvalidField, "?tenant", invalid.to_string()))?;
     let AuditOfAllParams { since, until, .. } = params;
     let query = AuditQuery { tenant, is_present_only: false, since, until };
-    let found = api.gateway.store.audit(query, page).await?;
-    Ok(Json(Page::of("audit", found, AuditView::from)))
+    let page = api.gateway.store.audit(query, page_request).await?;
+    Ok(Json(Page::of("audit", page, AuditView::from)))
 }

@@ -1,8 +1,9 @@
-//! Who is asking, and may they? Bearer tokens, of which only hashes are kept.
+//! Authenticates callers by bearer token and checks their rights.
 //!
-//! A token of a tenant meets one rule before any other: whatever names another
-//! tenant is not there. So what it is told of another tenant's things, of
-//! things that do not exist and of tenants that do not is the same.
+//! The store has only hashes of tokens. For a tenant's token, one rule comes
+//! before any other: a path that names another tenant is answered 404. So the
+//! answer is the same for another tenant's resource, for a resource that does
+//! not exist and for a tenant that does not exist.
 
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
@@ -40,73 +41,74 @@ use crate::store::with_caller;
 
 pub use crate::model::token::TokenHash;
 
-/// What every admin token begins with, so that scanners can find lost ones.
+/// Prefix of every admin token, so that secret scanners find leaked ones.
 const ADMIN_PREFIX: &str = "pha_";
-/// How often it is written down that a token was used.
-const USES_KEPT_EVERY: Duration = Duration::from_secs(60);
+/// Interval at which the last use of tokens is written to the store.
+const USES_WRITE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The hash of the admin token in force. Another node may replace it.
 #[derive(Debug)]
 pub struct AdminToken(RwLock<TokenHash>);
 
 impl AdminToken {
-    /// With this hash.
+    /// Makes the token with this hash the admin token.
     pub fn new(hash: TokenHash) -> Self {
         Self(RwLock::new(hash))
     }
 
-    /// Puts another token in force, and the last one out of it. Tells whether
-    /// that changed anything.
+    /// Replaces the admin token. Returns whether that changed anything.
     pub fn replace(&self, hash: TokenHash) -> bool {
-        let mut kept = self.0.write();
-        std::mem::replace(&mut *kept, hash) != hash
+        let mut current = self.0.write();
+        std::mem::replace(&mut *current, hash) != hash
     }
 
     fn matches(&self, token: &str) -> bool {
-        let kept = *self.0.read();
-        is_hash_of(&kept, token)
+        let current = *self.0.read();
+        is_hash_of(&current, token)
     }
 }
 
-/// A fresh admin token.
+/// Returns a new admin token.
 pub fn new_admin_token(random: [u8; 32]) -> String {
     format!("{ADMIN_PREFIX}{}", URL_SAFE_NO_PAD.encode(random))
 }
 
-/// A fresh token, which its id finds again.
+/// Returns a new token. It contains its id, by which the store finds its hash.
 pub fn new_token(id: TokenId, random: [u8; 32]) -> String {
     let id = id.to_string();
     let id = id.strip_prefix(TokenId::PREFIX).expect("an id begins with its prefix");
     format!("{PREFIX}{id}_{}", URL_SAFE_NO_PAD.encode(random))
 }
 
-/// The id of the token that this claims to be.
+/// Returns the id that a token contains; nothing proves yet that the token is valid.
 fn id_of(token: &str) -> Option<TokenId> {
     let (id, _) = token.strip_prefix(PREFIX)?.split_once('_')?;
     format!("{}{id}", TokenId::PREFIX).parse().ok()
 }
 
-/// The hash to keep of a token. It has 256 random bits, so a fast hash is enough.
+/// Returns the hash of a token to store. A token has 256 random bits, so a fast
+/// hash is enough.
 pub fn hash(token: &str) -> TokenHash {
     let hash = digest::digest(&digest::SHA256, token.as_bytes());
     hash.as_ref().try_into().expect("SHA-256 has 32 bytes")
 }
 
-fn is_hash_of(kept: &TokenHash, token: &str) -> bool {
-    constant_time::verify_slices_are_equal(&hash(token), kept).is_ok()
+fn is_hash_of(expected: &TokenHash, token: &str) -> bool {
+    constant_time::verify_slices_are_equal(&hash(token), expected).is_ok()
 }
 
-/// Who is asking.
+/// The caller of a request.
 #[derive(Debug, Clone)]
 pub enum Principal {
-    /// Whoever has the admin token.
+    /// The holder of the admin token.
     Admin,
-    /// Whoever has this token, of a tenant or of the gateway.
+    /// The holder of this token, of a tenant or of the gateway.
     Token(Arc<Token>),
 }
 
 impl Principal {
-    /// The one tenant whose things it may see; tokens of the gateway see all.
+    /// Returns the one tenant that the caller may see; none for the admin token
+    /// and tokens of the gateway, which see all.
     pub fn tenant(&self) -> Option<&TenantId> {
         match self {
             Self::Admin => None,
@@ -114,58 +116,61 @@ impl Principal {
         }
     }
 
-    /// Whether it is shown the URLs of endpoints whole: they may be credentials.
+    /// Whether the caller sees whole URLs of endpoints, which may contain
+    /// credentials.
     pub fn sees_urls(&self) -> bool {
         self.may(RouteAccess { need: RequiredRight::Right(Right::Manage), is_reading: false }, None).is_ok()
     }
 
-    /// Refuses whoever may not administer the gateway: for what only part of
-    /// a route asks for.
+    /// Refuses a caller who may not administer the gateway, for routes where
+    /// only some requests need that right.
     pub fn must_be_admin(&self) -> Result<(), Problem> {
         self.may(RouteAccess { need: RequiredRight::Admin, is_reading: false }, None).map_err(|failure| failure.problem)
     }
 
-    /// Whether it is the operator, who may know what the gateway reaches.
+    /// Whether the caller is the operator, who may learn which addresses the
+    /// gateway reaches.
     pub fn is_operator(&self) -> bool {
         self.may(RouteAccess { need: RequiredRight::Admin, is_reading: true }, None).is_ok()
     }
 
-    fn by(&self) -> CallerIdentity {
+    fn identity(&self) -> CallerIdentity {
         match self {
             Self::Admin => CallerIdentity::Admin,
             Self::Token(token) => CallerIdentity::Token { id: token.id, name: token.name.clone() },
         }
     }
 
-    /// Whether it may do this, there.
-    fn may(&self, asked: RouteAccess, named: Option<&str>) -> Result<(), AuthFailure> {
+    /// Checks the caller's rights for a route and the tenant that its path names.
+    fn may(&self, access: RouteAccess, named_tenant: Option<&str>) -> Result<(), AuthFailure> {
         let Self::Token(token) = self else { return Ok(()) };
         let failed = |kind, problem| AuthFailure { kind, problem, token: Some(token.clone()) };
-        // First of all, so that nothing else can be learnt.
+        // This check comes first, so that the answer tells nothing else about another tenant.
         let own = token.tenant.as_ref();
-        if own.zip(named).is_some_and(|(own, named)| named != own.as_str()) {
+        if own.zip(named_tenant).is_some_and(|(own, named)| named != own.as_str()) {
             return Err(failed(AuthFailureKind::OtherTenant, Problem::not_found("tenant")));
         }
-        match token.may(asked.need, asked.is_reading) {
-            true => Ok(()),
-            false => Err(failed(AuthFailureKind::MissingRight, missing(token, asked.need))),
+        if token.may(access.need, access.is_reading) {
+            Ok(())
+        } else {
+            Err(failed(AuthFailureKind::MissingRight, missing_right(token, access.need)))
         }
     }
 }
 
-fn missing(token: &Token, need: RequiredRight) -> Problem {
-    let has: Vec<&str> = token.rights.iter().map(|right| Right::as_str(*right)).collect();
+fn missing_right(token: &Token, need: RequiredRight) -> Problem {
+    let granted: Vec<&str> = token.rights.iter().map(|right| Right::as_str(*right)).collect();
     let way_out = match need {
         RequiredRight::Admin => "use the admin token".to_owned(),
         RequiredRight::Tenants => "use the admin token, or one with tenants".to_owned(),
         RequiredRight::Nothing | RequiredRight::Right(_) => format!("use a token with {}", need.as_str()),
     };
     let detail =
-        format!("this needs the right {}, and token {} has {}; {way_out}", need.as_str(), token.id, has.join(", "));
+        format!("this needs the right {}, and token {} has {}; {way_out}", need.as_str(), token.id, granted.join(", "));
     Problem::new(ProblemCode::MissingRight, detail)
 }
 
-/// As the layer that admits has found out.
+/// Extracts the caller that [`admit`] has identified.
 impl<S: Send + Sync> FromRequestParts<S> for Principal {
     type Rejection = Problem;
 
@@ -174,7 +179,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Principal {
     }
 }
 
-/// Lets a request through that may do what it asks for, in its caller's name.
+/// Middleware that authenticates and authorizes a request, then runs it in its
+/// caller's name.
 pub async fn admit(
     State((api, rights)): State<(SharedApiState, Arc<RouteRights>)>,
     mut request: Request,
@@ -183,64 +189,83 @@ pub async fn admit(
     let route = request.extensions().get::<MatchedPath>().cloned();
     let route = route.as_ref().map(MatchedPath::as_str);
     let is_v1 = route.unwrap_or(request.uri().path()).starts_with("/v1/");
-    // That nothing is here, or no such method, is told to whoever may ask at all.
-    let nothing = RouteAccess { need: RequiredRight::Nothing, is_reading: true };
-    let asked = match route {
+    let access = match route {
         Some(route) => rights.access_of(route, request.method()),
-        None => Some(nothing),
+        None => Some(ANY_TOKEN),
     };
-    let standing = request.extensions().get::<ConnectionStatus>().cloned();
-    if !is_v1 && asked.is_none_or(|asked| asked.need == RequiredRight::Nothing) {
-        if let Some(standing) = &standing {
-            standing.mark_unauthenticated(origin::of(&request, &api.trusted_proxies).map(origin::network));
+    if !is_v1 && access.is_none_or(|access| access.need == RequiredRight::Nothing) {
+        if let Some(refusal) = refuse_public(&api, &rights, route, access, &request) {
+            return refusal;
         }
-        return match asked {
-            _ if standing.is_some_and(|standing| standing.is_spare())
-                && !server::is_health_check(request.uri().path()) =>
-            {
-                server::full().into_response()
-            }
-            None => wrong_method(&rights, route, &request),
-            Some(_) => next.run(request).await,
-        };
+        return next.run(request).await;
     }
     let principal = match identify(&api, request.headers()) {
         Ok(principal) => principal,
         Err(AuthError::Failed(failure)) => return auth_failures::refuse(&api, &request, *failure).into_response(),
-        Err(AuthError::OutOfTouch) => return refuse_stale_catalog().into_response(),
+        Err(AuthError::StaleCatalog) => return refuse_stale_catalog().into_response(),
     };
-    if standing.is_some_and(|standing| !standing.mark_authenticated()) {
+    let connection = request.extensions().get::<ConnectionStatus>();
+    if connection.is_some_and(|connection| !connection.mark_authenticated()) {
         return server::full().into_response();
     }
-    let named = match &principal {
+    let tenant = match &principal {
         Principal::Admin => None,
         Principal::Token(_) => named_tenant(route, &mut request).await,
     };
-    if let Err(failure) = principal.may(asked.unwrap_or(nothing), named.as_deref()) {
+    if let Err(failure) = principal.may(access.unwrap_or(ANY_TOKEN), tenant.as_deref()) {
         return auth_failures::refuse(&api, &request, failure).into_response();
     }
-    if asked.is_none() {
+    if access.is_none() {
         return wrong_method(&rights, route, &request);
     }
     if let Some(problem) = route.and_then(|route| refuse_unread_query(&rights, route, &request)) {
         return problem.into_response();
     }
-    // The way of every event: it records nothing.
+    // Accepting an event writes no audit entry and has a rate of its own, so nothing below applies.
     if route.is_some_and(|route| accept::takes_events(request.method(), route)) {
         return next.run(request).await;
     }
     if let Err(problem) = charge(&api, &principal) {
         return problem.into_response();
     }
+    run_as(&api, principal, request, next).await
+}
+
+/// Access to an unknown route or method: any valid token may learn that it is
+/// not there.
+const ANY_TOKEN: RouteAccess = RouteAccess { need: RequiredRight::Nothing, is_reading: true };
+
+/// Refuses a request to a route that needs no token, if there is no such method
+/// or the connection has a spare slot, where only health checks are answered.
+fn refuse_public(
+    api: &SharedApiState,
+    rights: &RouteRights,
+    route: Option<&str>,
+    access: Option<RouteAccess>,
+    request: &Request,
+) -> Option<Response> {
+    let connection = request.extensions().get::<ConnectionStatus>();
+    if let Some(connection) = connection {
+        connection.mark_unauthenticated(origin::of(request, &api.trusted_proxies).map(origin::network));
+    }
+    let is_spare = connection.is_some_and(ConnectionStatus::is_spare);
+    if is_spare && !server::is_health_check(request.uri().path()) {
+        return Some(server::full().into_response());
+    }
+    access.is_none().then(|| wrong_method(rights, route, request))
+}
+
+/// Runs a request in its caller's name, and logs it if it may change something.
+async fn run_as(api: &SharedApiState, principal: Principal, mut request: Request, next: Next) -> Response {
     let caller = Caller {
-        by: principal.by(),
+        by: principal.identity(),
         from: origin::of(&request, &api.trusted_proxies),
         request_id: request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default(),
         at: api.gateway.clock.wall(),
     };
     let by = caller.by.clone();
     request.extensions_mut().insert(principal);
-    let (method, path) = (request.method().clone(), logged(request.uri().path()));
+    let (method, path) = (request.method().clone(), path_for_log(request.uri().path()));
     let response = with_caller(Arc::new(caller), next.run(request)).await;
     if !method.is_safe() {
         let status = response.status().as_u16();
@@ -249,8 +274,8 @@ pub async fn admit(
     response
 }
 
-/// Counts a call of a tenant's token against the tenant's rate of such calls.
-/// Tokens of the gateway have none.
+/// Counts a call by a tenant's token against the tenant's management rate.
+/// Tokens of the gateway have no such rate.
 fn charge(api: &SharedApiState, principal: &Principal) -> Result<(), Problem> {
     let Some(tenant) = principal.tenant().and_then(|tenant| api.gateway.store.tenant(tenant)) else { return Ok(()) };
     let rate = api.gateway.management_rate(&tenant);
@@ -268,18 +293,19 @@ fn charge(api: &SharedApiState, principal: &Principal) -> Result<(), Problem> {
     })
 }
 
-/// Which tenant a request names in its path. One that cannot be read is
-/// nobody's.
+/// Returns the tenant that the path names; an empty text if it cannot be read,
+/// which is no tenant's id.
 async fn named_tenant(route: Option<&str>, request: &mut Request) -> Option<String> {
     if !route?.contains("{tenant}") {
         return None;
     }
-    let parts = request.extract_parts::<Path<Vec<(String, String)>>>().await;
-    let parts = parts.map(|Path(parts)| parts).unwrap_or_default();
-    Some(parts.into_iter().find(|(name, _)| name == "tenant").map(|(_, tenant)| tenant).unwrap_or_default())
+    let params = request.extract_parts::<Path<Vec<(String, String)>>>().await;
+    let params = params.map(|Path(params)| params).unwrap_or_default();
+    Some(params.into_iter().find(|(name, _)| name == "tenant").map(|(_, tenant)| tenant).unwrap_or_default())
 }
 
-/// A query where none is read is more likely a mistake than an ornament.
+/// Refuses query parameters on a route that has none, because they are most
+/// likely a mistake.
 fn refuse_unread_query(rights: &RouteRights, route: &str, request: &Request) -> Option<Problem> {
     if rights.takes_query(route, request.method()) {
         return None;
@@ -289,14 +315,13 @@ fn refuse_unread_query(rights: &RouteRights, route: &str, request: &Request) -> 
     Some(Problem::field(ProblemCode::UnknownField, format!("?{name}"), detail))
 }
 
-/// A path as it may be logged: a token in it, by mistake or not, is none of
-/// the log's business.
-fn logged(path: &str) -> String {
-    let shown = |segment: &str| match [ADMIN_PREFIX, PREFIX].into_iter().find(|prefix| segment.starts_with(prefix)) {
+/// Returns a path for the log, with tokens in it masked.
+fn path_for_log(path: &str) -> String {
+    let masked = |segment: &str| match [ADMIN_PREFIX, PREFIX].into_iter().find(|prefix| segment.starts_with(prefix)) {
         Some(prefix) => format!("{prefix}{MASK}"),
         None => segment.to_owned(),
     };
-    path.split('/').map(shown).collect::<Vec<_>>().join("/")
+    path.split('/').map(masked).collect::<Vec<_>>().join("/")
 }
 
 fn wrong_method(rights: &RouteRights, route: Option<&str>, request: &Request) -> Response {
@@ -312,12 +337,12 @@ fn unauthenticated() -> Problem {
     )
 }
 
-/// Why it is not known who asks.
+/// Reason why a caller could not be identified.
 enum AuthError {
-    /// There is no token, or none that is valid.
+    /// The request has no token, or an invalid one.
     Failed(Box<AuthFailure>),
-    /// It may have been revoked without this node's having heard.
-    OutOfTouch,
+    /// This node may have missed that the token was revoked.
+    StaleCatalog,
 }
 
 fn refuse_stale_catalog() -> Problem {
@@ -327,7 +352,7 @@ fn refuse_stale_catalog() -> Problem {
     )
 }
 
-/// Whose token a request carries.
+/// Identifies the caller by the token of the request.
 fn identify(api: &SharedApiState, headers: &HeaderMap) -> Result<Principal, AuthError> {
     let failed = |kind, problem, token| AuthError::Failed(Box::new(AuthFailure { kind, problem, token }));
     let Some(token) = bearer(headers) else {
@@ -335,16 +360,17 @@ fn identify(api: &SharedApiState, headers: &HeaderMap) -> Result<Principal, Auth
         return Err(failed(kind, unauthenticated(), None));
     };
     if !token.starts_with(PREFIX) {
-        return match api.admin.matches(token) {
-            true => Ok(Principal::Admin),
-            false => Err(failed(AuthFailureKind::Wrong, unauthenticated(), None)),
+        return if api.admin.matches(token) {
+            Ok(Principal::Admin)
+        } else {
+            Err(failed(AuthFailureKind::Wrong, unauthenticated(), None))
         };
     }
     let store = &api.gateway.store;
     let known = id_of(token).and_then(|id| store.token(id));
-    // Compared with something in any case, which takes the same time.
-    let is_it = is_hash_of(&known.as_ref().map_or([0; 32], |known| known.hash), token);
-    let Some(known) = known.clone().filter(|_| is_it) else {
+    // An unknown id is compared with a dummy hash, so that both cases take the same time.
+    let is_match = is_hash_of(&known.as_ref().map_or([0; 32], |known| known.hash), token);
+    let Some(known) = known.clone().filter(|_| is_match) else {
         return Err(failed(AuthFailureKind::Wrong, unauthenticated(), known));
     };
     let now = api.gateway.clock.wall();
@@ -353,77 +379,79 @@ fn identify(api: &SharedApiState, headers: &HeaderMap) -> Result<Principal, Auth
         return Err(failed(AuthFailureKind::Expired, Problem::new(ProblemCode::Unauthenticated, detail), Some(known)));
     }
     if !store.is_current() {
-        return Err(AuthError::OutOfTouch);
+        return Err(AuthError::StaleCatalog);
     }
     api.uses.record_use(known.id, now);
     Ok(Principal::Token(known))
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let mut given = headers.get_all(AUTHORIZATION).iter();
-    let (Some(one), None) = (given.next(), given.next()) else { return None };
-    let (scheme, token) = one.to_str().ok()?.split_once(' ')?;
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let (Some(value), None) = (values.next(), values.next()) else { return None };
+    let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// When tokens were last used here, as far as that is not written down yet.
-/// A request only takes a note; the store hears of it later.
+/// The last use of each token on this node. A request only updates memory; a
+/// background task writes to the store.
 #[derive(Debug, Default)]
 pub struct TokenUses(Mutex<HashMap<TokenId, TokenUse>>);
 
 #[derive(Debug, Clone, Copy)]
 struct TokenUse {
     at: Timestamp,
-    is_kept: bool,
+    is_written: bool,
 }
 
 impl TokenUses {
-    /// A token is used. Once a minute is often enough to know.
+    /// Records the use of a token, at most once a minute.
     fn record_use(&self, id: TokenId, now: Timestamp) {
         let mut uses = self.0.lock();
-        let is_news = uses.get(&id).is_none_or(|known| now.duration_since(known.at).unsigned_abs() >= USES_KEPT_EVERY);
-        if is_news {
-            uses.insert(id, TokenUse { at: now, is_kept: false });
+        let is_due = uses.get(&id).is_none_or(|last| now.duration_since(last.at).unsigned_abs() >= USES_WRITE_INTERVAL);
+        if is_due {
+            uses.insert(id, TokenUse { at: now, is_written: false });
         }
     }
 
-    /// When a token was last used here.
+    /// Returns when a token was last used on this node.
     pub fn last(&self, id: TokenId) -> Option<Timestamp> {
-        self.0.lock().get(&id).map(|known| known.at)
+        self.0.lock().get(&id).map(|last| last.at)
     }
 
     fn unwritten(&self) -> Vec<(TokenId, Timestamp)> {
         let uses = self.0.lock();
-        uses.iter().filter(|(_, known)| !known.is_kept).map(|(id, known)| (*id, known.at)).collect()
+        uses.iter().filter(|(_, last)| !last.is_written).map(|(id, last)| (*id, last.at)).collect()
     }
 
-    fn mark_written(&self, kept: &[(TokenId, Timestamp)]) {
+    fn mark_written(&self, written: &[(TokenId, Timestamp)]) {
         let mut uses = self.0.lock();
-        for (id, at) in kept {
-            if let Some(known) = uses.get_mut(id).filter(|known| known.at == *at) {
-                known.is_kept = true;
+        for (id, at) in written {
+            if let Some(last) = uses.get_mut(id).filter(|last| last.at == *at) {
+                last.is_written = true;
             }
         }
     }
 }
 
-/// Writes down now and then when tokens were used, for ever.
+/// Writes the last use of tokens to the store once a minute, for ever.
 pub async fn write_uses_periodically(api: SharedApiState) {
     loop {
-        tokio::time::sleep(USES_KEPT_EVERY).await;
+        tokio::time::sleep(USES_WRITE_INTERVAL).await;
         write_uses(&api).await;
     }
 }
 
-/// Writes down when tokens were used, as far as that is not written yet.
+/// Writes the last uses of tokens that the store does not have yet.
 pub async fn write_uses(api: &SharedApiState) {
-    let unkept = api.uses.unwritten();
-    if unkept.is_empty() {
+    let unwritten = api.uses.unwritten();
+    if unwritten.is_empty() {
         return;
     }
-    match api.gateway.store.use_tokens(unkept.clone()).await {
-        Ok(()) => api.uses.mark_written(&unkept),
-        Err(problem) => warn!("when tokens were last used could not be written down yet: {problem}"),
+    match api.gateway.store.use_tokens(unwritten.clone()).await {
+        Ok(()) => api.uses.mark_written(&unwritten),
+        Err(problem) => warn!(
+            "the last use of tokens could not be written to the store, and is written again in a minute: {problem}"
+        ),
     }
 }
 
@@ -454,9 +482,9 @@ mod tests {
     fn a_token_in_a_path_is_not_logged() {
         let id = TokenId::mint(Timestamp::from_second(1_700_000_000).unwrap(), 7);
         let (theirs, admins) = (new_token(id, [0xfb; 32]), new_admin_token([0xfb; 32]));
-        assert_eq!(logged(&format!("/v1/tokens/{theirs}")), "/v1/tokens/pht_***");
-        assert_eq!(logged(&format!("/v1/{admins}/x")), "/v1/pha_***/x");
-        assert_eq!(logged(&format!("/v1/tokens/{id}")), format!("/v1/tokens/{id}"));
+        assert_eq!(path_for_log(&format!("/v1/tokens/{theirs}")), "/v1/tokens/pht_***");
+        assert_eq!(path_for_log(&format!("/v1/{admins}/x")), "/v1/pha_***/x");
+        assert_eq!(path_for_log(&format!("/v1/tokens/{id}")), format!("/v1/tokens/{id}"));
     }
 
     #[test]

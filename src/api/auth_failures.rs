@@ -1,12 +1,11 @@
-//! What becomes of requests that are refused for who asks: each is counted,
-//! repeated ones are logged, recorded and slowed down.
+//! Counts failed authentications by address; logs, audits and slows down repeated
+//! ones.
 //!
-//! The count is kept for each address (of IPv6 for each /64), in memory and
-//! by each node for itself. A request with a valid token is never refused for
-//! what others did from its address.
+//! Each node counts for itself, in memory, by IPv4 address or IPv6 /64. A request
+//! with a valid token is never refused for failures of others from its address.
 //!
-//! Invariant: however many addresses there are, memory, log lines and audit
-//! entries are bounded.
+//! Invariant: memory, log lines and audit entries are bounded, from however many
+//! addresses failures come.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -30,37 +29,39 @@ use crate::model::rate::{Gcra, Rate};
 use crate::model::token::Token;
 use crate::store::with_caller;
 
-/// How many addresses are remembered at least; at most twice as many are.
+/// Size of one generation of addresses; at most two generations are in memory.
 const ADDRESSES_MAX: usize = 8_192;
-/// How long an address is remembered at least.
+/// Shortest time that an address is history.
 const PERIOD: Duration = Duration::from_secs(600);
-/// How many failures within a period are recorded as repeated.
+/// Failures of one address within a period that count as repeated.
 pub const REPEATED: u32 = 20;
-/// How often an address may fail without a valid token before it is told to
-/// wait: this often at once, then once a second.
-const FREE: Rate = Rate { per_second: 1.0, burst: 100 };
-/// How many lines are logged, and how many entries recorded, over all addresses.
-const LINES: Rate = Rate { per_second: 1.0, burst: 20 };
-const ENTRIES: Rate = Rate { per_second: 0.1, burst: 60 };
+/// Rate of failures without a valid token before an address is answered 429: 100
+/// at once, then one per second.
+const FAILURE_RATE: Rate = Rate { per_second: 1.0, burst: 100 };
+/// Rate of log lines over all addresses.
+const LOG_RATE: Rate = Rate { per_second: 1.0, burst: 20 };
+/// Rate of audit entries over all addresses.
+const AUDIT_RATE: Rate = Rate { per_second: 0.1, burst: 60 };
 
-/// A request that is refused for who asks.
+/// A request that failed authentication or authorization.
 pub struct AuthFailure {
-    /// What was wrong.
+    /// Kind of the failure.
     pub kind: AuthFailureKind,
-    /// What it is answered.
+    /// Problem that answers the request.
     pub problem: Problem,
-    /// The token it names, which exists.
+    /// Existing token whose id the request named, even if its secret was wrong.
     pub token: Option<Arc<Token>>,
 }
 
 impl AuthFailure {
-    /// Whether the token is good, and only not for this.
+    /// Whether the token is valid and only lacks the right.
     fn has_valid_token(&self) -> bool {
         matches!(self.kind, AuthFailureKind::MissingRight | AuthFailureKind::OtherTenant)
     }
 
-    /// Whose token was shown. One that is wrong shows nothing of its owner.
-    fn by(&self) -> CallerIdentity {
+    /// Returns the caller for the audit entry; unknown if the token was wrong,
+    /// because then anybody may have sent it.
+    fn identity(&self) -> CallerIdentity {
         match (&self.token, self.kind) {
             (Some(token), AuthFailureKind::MissingRight | AuthFailureKind::OtherTenant | AuthFailureKind::Expired) => {
                 CallerIdentity::Token { id: token.id, name: token.name.clone() }
@@ -70,31 +71,32 @@ impl AuthFailure {
     }
 }
 
-/// Counts a failure, and answers it.
+/// Counts a failure and returns the problem that answers it.
 pub fn refuse(api: &SharedApiState, request: &Request, failure: AuthFailure) -> Problem {
     let address = origin::of(request, &api.trusted_proxies);
-    if let Some(standing) = request.extensions().get::<ConnectionStatus>()
+    if let Some(connection) = request.extensions().get::<ConnectionStatus>()
         && !failure.has_valid_token()
     {
-        standing.mark_unauthenticated(address.map(origin::network));
+        connection.mark_unauthenticated(address.map(origin::network));
     }
     api.gateway.metrics.auth_failed(failure.kind);
     let network = origin::network(address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)));
-    let noted = api.failures.record_failure(failure.kind, failure.has_valid_token(), network, api.gateway.clock.now());
-    let (kind, words) = (failure.kind.as_str(), &failure.problem);
-    match noted.line {
+    let reaction =
+        api.failures.record_failure(failure.kind, failure.has_valid_token(), network, api.gateway.clock.now());
+    let (kind, code) = (failure.kind.as_str(), failure.problem.code().as_str());
+    match reaction.line {
         Some(FailureLogLine { is_repeated: true, unlogged }) => {
-            warn!(from = %network, kind, unlogged, "{REPEATED} requests from {network} were refused within 10m, the last with {}", words.code().as_str());
+            warn!(from = %network, kind, unlogged, "{REPEATED} requests from {network} were refused within 10m, the last with {code}");
         }
         Some(FailureLogLine { is_repeated: false, unlogged }) => {
-            info!(from = %network, kind, unlogged, "a request from {network} was refused with {}", words.code().as_str());
+            info!(from = %network, kind, unlogged, "a request from {network} was refused with {code}");
         }
         None => {}
     }
-    if let Some(kinds) = noted.recorded {
+    if let Some(kinds) = reaction.audited_kinds {
         record(api, request, &failure, network, kinds);
     }
-    match noted.wait {
+    match reaction.wait {
         None => failure.problem,
         Some(wait) => {
             let seconds = whole_seconds(wait).max(1);
@@ -106,67 +108,70 @@ pub fn refuse(api: &SharedApiState, request: &Request, failure: AuthFailure) -> 
     }
 }
 
-/// Puts repeated failures on record: with the tenant of the token that was
-/// shown or named, who alone can do something about it, or else with the
-/// gateway's own tenant, which its operator reads.
+/// Writes an audit entry about repeated failures. It belongs to the tenant of the
+/// named token, who alone can act on it, or else to the gateway's own tenant,
+/// whose entries the operator reads.
 fn record(api: &SharedApiState, request: &Request, failure: &AuthFailure, network: Network, kinds: Vec<String>) {
     let (tenant, resource) = match &failure.token {
         Some(token) => (token.recorded_with(), token.id.to_string()),
         None => (TenantId::system(), network.to_string()),
     };
     let caller = Caller {
-        by: failure.by(),
+        by: failure.identity(),
         from: origin::of(request, &api.trusted_proxies),
         request_id: request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default(),
         at: api.gateway.clock.wall(),
     };
     let audited = AuditedAction::new(AuditAction::AuthRepeated, &tenant, resource).changing(kinds);
     let store = api.gateway.store.clone();
-    // The answer does not wait for it.
+    // The response does not wait for the store.
     tokio::spawn(with_caller(Arc::new(caller), async move {
         if let Err(problem) = store.record(audited).await {
-            warn!("repeated failures of authentication could not be recorded: {problem}");
+            warn!("audit entry about repeated failed authentications could not be written: {problem}");
         }
     }));
 }
 
-/// The failures of every address, as far as they are remembered.
+/// Recent failures of every address.
 #[derive(Debug)]
 pub struct AuthFailures(Mutex<FailureHistory>);
 
 #[derive(Debug)]
 struct FailureHistory {
-    /// Two generations: what is not seen again during one is forgotten with the next.
+    /// Addresses of the present generation.
     recent: HashMap<Network, AddressFailures>,
+    /// Addresses of the generation before. One that does not fail again is
+    /// forgotten when the next generation begins.
     earlier: HashMap<Network, AddressFailures>,
     period_began_at: Timestamp,
-    lines: Gcra,
-    entries: Gcra,
-    /// How many failures were not logged since the last line.
+    log_rate: Gcra,
+    audit_rate: Gcra,
+    /// Failures that were not logged since the last log line.
     unlogged: u64,
 }
 
-/// What an address has done in its period.
+/// Failures of one address in its present period.
 #[derive(Debug, Clone, Copy)]
 struct AddressFailures {
     since: Timestamp,
     count: u32,
-    /// The kinds that were met, as bits.
+    /// Kinds of the failures, one bit each.
     kinds: u8,
     rate: Gcra,
 }
 
-/// What is to be done about a failure.
+/// What has to be done about a failure.
 #[derive(Debug, PartialEq)]
 struct FailureReaction {
-    /// How long the address has to wait, if it has to.
+    /// Time that the address has to wait, if it has to.
     wait: Option<Duration>,
+    /// Line to log, if the failure is to be logged.
     line: Option<FailureLogLine>,
-    /// The kinds to record, if this is to be recorded.
-    recorded: Option<Vec<String>>,
+    /// Kinds for the audit entry, if one is to be written.
+    audited_kinds: Option<Vec<String>>,
 }
 
-/// A line of the log.
+/// A log line about failures of one address.
 #[derive(Debug, PartialEq)]
 struct FailureLogLine {
     is_repeated: bool,
@@ -179,8 +184,8 @@ impl Default for AuthFailures {
             recent: HashMap::new(),
             earlier: HashMap::new(),
             period_began_at: Timestamp::UNIX_EPOCH,
-            lines: Gcra::at_ingest(LINES),
-            entries: Gcra::at_ingest(ENTRIES),
+            log_rate: Gcra::at_ingest(LOG_RATE),
+            audit_rate: Gcra::at_ingest(AUDIT_RATE),
             unlogged: 0,
         }))
     }
@@ -194,37 +199,37 @@ impl AuthFailures {
         from: Network,
         now: Timestamp,
     ) -> FailureReaction {
-        let mut remembered = self.0.lock();
-        let mut tally = remembered.failures_of(from, now);
-        tally.count = tally.count.saturating_add(1);
-        tally.kinds |= 1 << kind as u8;
-        let wait = match (has_valid_token, tally.rate.is_ready(now)) {
+        let mut history = self.0.lock();
+        let mut failures = history.failures_of(from, now);
+        failures.count = failures.count.saturating_add(1);
+        failures.kinds |= 1 << kind as u8;
+        let wait = match (has_valid_token, failures.rate.is_ready(now)) {
             (true, _) => None,
             (false, true) => {
-                tally.rate.take(now);
+                failures.rate.take(now);
                 None
             }
-            (false, false) => Some(tally.rate.ready_at().duration_since(now).unsigned_abs()),
+            (false, false) => Some(failures.rate.ready_at().duration_since(now).unsigned_abs()),
         };
-        remembered.recent.insert(from, tally);
-        let is_repeated = tally.count == REPEATED;
-        let line = (is_repeated || tally.count == 1).then(|| remembered.line(is_repeated, now)).flatten();
+        history.recent.insert(from, failures);
+        let is_repeated = failures.count == REPEATED;
+        let line = (is_repeated || failures.count == 1).then(|| history.line(is_repeated, now)).flatten();
         if line.is_none() {
-            remembered.unlogged += 1;
+            history.unlogged += 1;
         }
-        let is_recorded = is_repeated && take(&mut remembered.entries, now);
-        let recorded =
-            is_recorded.then(|| AuthFailureKind::ALL.iter().filter(|kind| tally.kinds & (1 << **kind as u8) != 0));
+        let is_audited = is_repeated && take_if_ready(&mut history.audit_rate, now);
+        let kinds =
+            is_audited.then(|| AuthFailureKind::ALL.iter().filter(|kind| failures.kinds & (1 << **kind as u8) != 0));
         FailureReaction {
             wait,
             line,
-            recorded: recorded.map(|kinds| kinds.map(|kind| kind.as_str().to_owned()).collect()),
+            audited_kinds: kinds.map(|kinds| kinds.map(|kind| kind.as_str().to_owned()).collect()),
         }
     }
 }
 
 impl FailureHistory {
-    /// What is remembered of an address in its present period.
+    /// Returns the failures of an address in its present period.
     fn failures_of(&mut self, from: Network, now: Timestamp) -> AddressFailures {
         let age = |since: Timestamp| now.duration_since(since).unsigned_abs();
         if self.recent.len() >= ADDRESSES_MAX || age(self.period_began_at) >= PERIOD {
@@ -233,26 +238,27 @@ impl FailureHistory {
         }
         let known = self.recent.get(&from).copied().or_else(|| self.earlier.remove(&from));
         match known {
-            Some(tally) if age(tally.since) < PERIOD => tally,
-            // What it owes of its pace it owes still.
-            Some(tally) => AddressFailures { since: now, count: 0, kinds: 0, ..tally },
-            None => AddressFailures { since: now, count: 0, kinds: 0, rate: Gcra::at_ingest(FREE) },
+            Some(failures) if age(failures.since) < PERIOD => failures,
+            // The rate carries over into the next period.
+            Some(failures) => AddressFailures { since: now, count: 0, kinds: 0, ..failures },
+            None => AddressFailures { since: now, count: 0, kinds: 0, rate: Gcra::at_ingest(FAILURE_RATE) },
         }
     }
 
     fn line(&mut self, is_repeated: bool, now: Timestamp) -> Option<FailureLogLine> {
-        if !take(&mut self.lines, now) {
+        if !take_if_ready(&mut self.log_rate, now) {
             return None;
         }
         Some(FailureLogLine { is_repeated, unlogged: std::mem::take(&mut self.unlogged) })
     }
 }
 
-fn take(pace: &mut Gcra, now: Timestamp) -> bool {
-    pace.correct_clock_jump(now);
-    let is_ready = pace.is_ready(now);
+/// Takes one from a rate if it allows that now; returns whether it did.
+fn take_if_ready(rate: &mut Gcra, now: Timestamp) -> bool {
+    rate.correct_clock_jump(now);
+    let is_ready = rate.is_ready(now);
     if is_ready {
-        pace.take(now);
+        rate.take(now);
     }
     is_ready
 }
@@ -272,21 +278,21 @@ mod tests {
     #[test]
     fn guessing_is_slowed_down_and_recorded_once_in_a_period() {
         let failures = AuthFailures::default();
-        let noted: Vec<FailureReaction> =
+        let reactions: Vec<FailureReaction> =
             (0..1_500).map(|n| failures.record_failure(AuthFailureKind::Wrong, false, from(7), at(n / 4))).collect();
-        assert_eq!(noted.iter().filter(|noted| noted.wait.is_none()).count(), 100);
-        assert!(noted[1_499].wait.is_some_and(|wait| wait <= Duration::from_secs(1)), "{:?}", noted[1_499]);
-        let lines: Vec<usize> = (0..1_500).filter(|n| noted[*n].line.is_some()).collect();
+        assert_eq!(reactions.iter().filter(|reaction| reaction.wait.is_none()).count(), 100);
+        assert!(reactions[1_499].wait.is_some_and(|wait| wait <= Duration::from_secs(1)), "{:?}", reactions[1_499]);
+        let lines: Vec<usize> = (0..1_500).filter(|n| reactions[*n].line.is_some()).collect();
         assert_eq!(lines, [0, REPEATED as usize - 1]);
-        let recorded: Vec<usize> = (0..1_500).filter(|n| noted[*n].recorded.is_some()).collect();
+        let recorded: Vec<usize> = (0..1_500).filter(|n| reactions[*n].audited_kinds.is_some()).collect();
         assert_eq!(recorded, [REPEATED as usize - 1]);
-        assert_eq!(noted[REPEATED as usize - 1].recorded, Some(vec!["wrong".to_owned()]));
-        // Others are not told to wait, and with a valid token nobody is.
+        assert_eq!(reactions[REPEATED as usize - 1].audited_kinds, Some(vec!["wrong".to_owned()]));
+        // Other addresses need not wait, and neither do requests with a valid token.
         assert_eq!(failures.record_failure(AuthFailureKind::Wrong, false, from(8), at(400)).wait, None);
         assert_eq!(failures.record_failure(AuthFailureKind::MissingRight, true, from(7), at(400)).wait, None);
-        // In the next period it begins anew.
+        // The count begins anew in the next period.
         let later = |n: i64| failures.record_failure(AuthFailureKind::Missing, false, from(7), at(600_001 + 2_000 * n));
-        let again: Vec<i64> = (0..40).filter(|n| later(*n).recorded.is_some()).collect();
+        let again: Vec<i64> = (0..40).filter(|n| later(*n).audited_kinds.is_some()).collect();
         assert_eq!(again, [i64::from(REPEATED) - 1]);
     }
 
@@ -295,8 +301,8 @@ mod tests {
         let failures = AuthFailures::default();
         let mut now = 0;
         for _ in 0..200 {
-            let noted = failures.record_failure(AuthFailureKind::Wrong, false, from(7), at(now));
-            if let Some(wait) = noted.wait {
+            let reaction = failures.record_failure(AuthFailureKind::Wrong, false, from(7), at(now));
+            if let Some(wait) = reaction.wait {
                 now += i64::try_from(whole_seconds(wait).max(1)).unwrap() * 1_000;
                 assert_eq!(failures.record_failure(AuthFailureKind::Wrong, false, from(7), at(now)).wait, None);
             }
@@ -307,18 +313,18 @@ mod tests {
     #[test]
     fn many_addresses_cost_no_more_than_some() {
         let failures = AuthFailures::default();
-        let (mut lines, mut entries, mut told) = (0, 0, 0);
+        let (mut lines, mut entries, mut counted) = (0, 0, 0);
         for address in 0..40_000 {
             for _ in 0..REPEATED {
-                let noted = failures.record_failure(AuthFailureKind::Wrong, false, from(address), at(0));
-                lines += usize::from(noted.line.is_some());
-                told += noted.line.map_or(0, |line| 1 + line.unlogged);
-                entries += usize::from(noted.recorded.is_some());
+                let reaction = failures.record_failure(AuthFailureKind::Wrong, false, from(address), at(0));
+                lines += usize::from(reaction.line.is_some());
+                counted += reaction.line.map_or(0, |line| 1 + line.unlogged);
+                entries += usize::from(reaction.audited_kinds.is_some());
             }
         }
         assert_eq!((lines, entries), (20, 60));
-        let remembered = failures.0.lock();
-        assert!(remembered.recent.len() <= ADDRESSES_MAX && remembered.earlier.len() <= ADDRESSES_MAX);
-        assert_eq!(told + remembered.unlogged, 40_000 * u64::from(REPEATED), "what is not logged is counted");
+        let history = failures.0.lock();
+        assert!(history.recent.len() <= ADDRESSES_MAX && history.earlier.len() <= ADDRESSES_MAX);
+        assert_eq!(counted + history.unlogged, 40_000 * u64::from(REPEATED), "what is not logged is counted");
     }
 }

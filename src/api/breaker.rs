@@ -1,5 +1,5 @@
-//! An endpoint's breaker, opened and closed by hand, and what has happened to
-//! the endpoint.
+//! Opens and closes an endpoint's breaker by hand, and lists the endpoint's
+//! history.
 
 use axum::Json;
 use axum::body::Body;
@@ -20,9 +20,9 @@ use crate::model::operational_event::{Actor, EndpointEvent, EndpointEventKind};
 use crate::model::span::Span;
 use crate::model::wall_offset::WallOffset;
 
-const LONGEST: Span = Span::secs(30 * 86_400);
+const OPEN_MAX: Span = Span::secs(30 * 86_400);
 
-/// How a breaker is opened.
+/// Options of opening a breaker.
 #[derive(Deserialize, Default, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OpenBreaker {
@@ -52,15 +52,13 @@ pub async fn open(
     body: Body,
 ) -> Result<Json<EndpointView>, Problem> {
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
-    let wish = match body.trim_ascii().is_empty() {
-        true => OpenBreaker::default(),
-        false => document_from_json(&body)?,
-    };
-    if let Some(span) = wish.span.filter(|span| !(Span::secs(1)..=LONGEST).contains(span)) {
+    let options: OpenBreaker =
+        if body.trim_ascii().is_empty() { OpenBreaker::default() } else { document_from_json(&body)? };
+    if let Some(span) = options.span.filter(|span| !(Span::secs(1)..=OPEN_MAX).contains(span)) {
         return Err(Problem::field(ProblemCode::InvalidField, "/for", format!("for is {span}; use 1s to 30d")));
     }
-    let note = check_note(wish.note)?;
-    let endpoint = change::open_breaker(&api.gateway, &tenant, id, wish.span, note).await?;
+    let note = check_note(options.note)?;
+    let endpoint = change::open_breaker(&api.gateway, &tenant, id, options.span, note).await?;
     Ok(Json(EndpointView::read(&api, &endpoint).await?))
 }
 
@@ -89,14 +87,14 @@ pub async fn close(
 /// Something that happened to an endpoint.
 #[derive(Serialize, ToSchema)]
 pub struct EndpointEventView {
-    /// When.
+    /// Time of the event.
     #[schema(value_type = String, format = DateTime)]
     at: Timestamp,
-    /// What.
+    /// Kind of event.
     what: EndpointEventKind,
     /// Why, or the note that was left.
     reason: Option<String>,
-    /// Through whom.
+    /// Who caused it: a person, the receiver or the gateway.
     by: Actor,
     /// When it is probed next, where its breaker opened.
     #[schema(value_type = Option<String>, format = DateTime)]
@@ -137,9 +135,9 @@ pub async fn history(
     NamedEndpoint(id): NamedEndpoint,
     QueryParams(params): QueryParams<HistoryParams>,
 ) -> Result<Json<Page<EndpointEventView>>, Problem> {
-    let page = ask("history", params.limit, params.cursor.as_deref())?;
+    let page_request = ask("history", params.limit, params.cursor.as_deref())?;
     find(&api, &tenant, id)?;
-    let found = api.gateway.store.endpoint_events(id, page).await?;
+    let page = api.gateway.store.endpoint_events(id, page_request).await?;
     let offset = api.gateway.clock.wall_offset();
-    Ok(Json(Page::of("history", found, |endpoint_event| EndpointEventView::of(endpoint_event, offset))))
+    Ok(Json(Page::of("history", page, |endpoint_event| EndpointEventView::of(endpoint_event, offset))))
 }

@@ -1,4 +1,4 @@
-//! The nodes that share the store, and which shards each of them owns.
+//! Shows the nodes that share the store, and the shards that each of them owns.
 
 use axum::Json;
 use axum::extract::State;
@@ -9,7 +9,7 @@ use super::SharedApiState;
 use super::problem::{Problem, Problems};
 use crate::lifecycle::cluster::lags;
 use crate::lifecycle::dispatch::lag::BlockedMs;
-use crate::store::{NodeState, ShardState as Known};
+use crate::store::{NodeState, ShardState};
 
 /// The nodes and the shards at this moment.
 #[derive(Serialize, ToSchema)]
@@ -25,7 +25,7 @@ pub struct ClusterView {
 pub struct NodeView {
     /// Its id; a process that starts again, or comes back after its lease ended, has another.
     id: String,
-    /// What it calls itself.
+    /// Name of the node, for people.
     name: String,
     /// How many shards it owns.
     shards: usize,
@@ -63,14 +63,14 @@ pub struct ShardView {
 )]
 pub async fn show(State(api): State<SharedApiState>) -> Result<Json<ClusterView>, Problem> {
     let view = api.gateway.store.view().await?;
-    let answered = lags(&api.gateway).await;
-    let node = |known: &Known| known.node.and_then(|place| view.nodes.get(place)).map(|node| node.id.clone());
-    let shards = view.shards.iter().map(|known| ShardView {
-        shard: known.shard.0,
-        node: node(known),
-        epoch: known.epoch.0,
-        lag_ms: answered.get(&known.shard).map_or(known.lag_ms, |lag| lag.lag_ms),
-        held_ms: answered.get(&known.shard).map(|lag| lag.held_ms),
+    let lags = lags(&api.gateway).await;
+    let owner = |shard: &ShardState| shard.node.and_then(|index| view.nodes.get(index)).map(|node| node.id.clone());
+    let shards = view.shards.iter().map(|state| ShardView {
+        shard: state.shard.0,
+        node: owner(state),
+        epoch: state.epoch.0,
+        lag_ms: lags.get(&state.shard).map_or(state.lag_ms, |lag| lag.lag_ms),
+        held_ms: lags.get(&state.shard).map(|lag| lag.held_ms),
     });
     let shards = shards.collect();
     let nodes = view.nodes.into_iter().map(|NodeState { id, name, shards, lease_ms, is_self }| NodeView {

@@ -1,4 +1,4 @@
-//! Deliveries, their attempts, and the dead among them.
+//! Lists, shows and changes deliveries, their attempts and dead letters.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ pub struct DeliveryView {
     event_id: EventId,
     /// That event's type.
     event_type: String,
-    /// Where it goes.
+    /// Endpoint the delivery goes to.
     #[schema(value_type = String)]
     endpoint_id: EndpointId,
     /// The event's key.
@@ -51,7 +51,7 @@ pub struct DeliveryView {
     seq: Option<u64>,
     /// What its body looks like, as it was decided when the event was accepted.
     format: BodyFormat,
-    /// Where it stands.
+    /// State of the delivery.
     state: DeliveryState,
     /// What it waits for: null when finished or in flight.
     waiting_for: Option<WaitingFor>,
@@ -88,12 +88,12 @@ pub struct DeliveryView {
 }
 
 impl DeliveryView {
-    /// Shows deliveries with what holds at this moment.
+    /// Builds the views of deliveries, with what each of them waits for now.
     pub async fn all(gateway: &Gateway, deliveries: Vec<Delivery>) -> Vec<Self> {
         let outlooks = outlooks(gateway, &deliveries).await;
         let offset = gateway.clock.wall_offset();
-        let shown = deliveries.into_iter().zip(outlooks);
-        shown.map(|(delivery, outlook)| Self::of(delivery.on_wall(offset), outlook.on_wall(offset))).collect()
+        let pairs = deliveries.into_iter().zip(outlooks);
+        pairs.map(|(delivery, outlook)| Self::of(delivery.on_wall(offset), outlook.on_wall(offset))).collect()
     }
 
     fn of(delivery: Delivery, outlook: Outlook) -> Self {
@@ -160,8 +160,8 @@ pub struct AttemptView {
 }
 
 impl AttemptView {
-    fn of(claim: &Claim, attempt: Attempt, shown: &AttemptVisibility<'_>) -> Self {
-        let (url, is_redacted) = (shown.url(&attempt), shown.is_redacted);
+    fn of(claim: &Claim, attempt: Attempt, visibility: &AttemptVisibility<'_>) -> Self {
+        let (url, is_redacted) = (visibility.url(&attempt), visibility.is_redacted);
         Self {
             id: AttemptId::of(claim.id, attempt.number, attempt.started_at),
             request_headers: shown_headers(claim, &attempt).into_iter().collect(),
@@ -181,7 +181,7 @@ impl AttemptView {
     }
 }
 
-/// How attempts at one endpoint are shown to a caller.
+/// What a caller may see of the attempts at one endpoint.
 struct AttemptVisibility<'a> {
     endpoint: Option<&'a Endpoint>,
     sees_urls: bool,
@@ -189,9 +189,10 @@ struct AttemptVisibility<'a> {
 }
 
 impl AttemptVisibility<'_> {
-    /// Where an attempt went, as far as that is kept and may be shown.
+    /// Returns the URL of an attempt, if it is still stored, masked unless the
+    /// caller may see it.
     fn url(&self, attempt: &Attempt) -> Option<String> {
-        // Attempts of older versions name it themselves.
+        // Attempts stored by older versions carry the URL itself.
         let url = match attempt.url.as_str() {
             "" => self.endpoint?.urls.get(attempt.url_version)?,
             url => url,
@@ -200,11 +201,11 @@ impl AttemptVisibility<'_> {
     }
 }
 
-/// Headers that came more than once, as one value each.
+/// Joins repeated headers into one value each.
 fn joined(headers: Vec<(String, String)>) -> BTreeMap<String, String> {
     let mut map: BTreeMap<String, String> = BTreeMap::new();
     for (name, value) in headers {
-        map.entry(name).and_modify(|known| *known = format!("{known}, {value}")).or_insert(value);
+        map.entry(name).and_modify(|joined| *joined = format!("{joined}, {value}")).or_insert(value);
     }
     map
 }
@@ -275,7 +276,7 @@ pub async fn list(
     TenantPath(tenant): TenantPath,
     QueryParams(params): QueryParams<DeliveryParams>,
 ) -> Result<Json<Page<DeliveryView>>, Problem> {
-    let page = ask("deliveries", params.limit, params.cursor.as_deref())?;
+    let page_request = ask("deliveries", params.limit, params.cursor.as_deref())?;
     let offset = api.gateway.clock.wall_offset();
     let query = DeliveryQuery {
         state: params.state,
@@ -286,8 +287,8 @@ pub async fn list(
         since: params.since.map(|at| offset.engine(at)),
         until: params.until.map(|at| offset.engine(at)),
     };
-    let found = api.gateway.store.deliveries(&tenant, query, page).await?;
-    Ok(Json(view_page(&api, "deliveries", found).await))
+    let page = api.gateway.store.deliveries(&tenant, query, page_request).await?;
+    Ok(Json(view_page(&api, "deliveries", page).await))
 }
 
 /// List dead letters, newest first
@@ -302,7 +303,7 @@ pub async fn list_dead(
     TenantPath(tenant): TenantPath,
     QueryParams(params): QueryParams<DeadLetterParams>,
 ) -> Result<Json<Page<DeliveryView>>, Problem> {
-    let page = ask("dead-letters", params.limit, params.cursor.as_deref())?;
+    let page_request = ask("dead-letters", params.limit, params.cursor.as_deref())?;
     let offset = api.gateway.clock.wall_offset();
     let query = DeliveryQuery {
         state: Some(DeliveryState::Dead),
@@ -313,17 +314,17 @@ pub async fn list_dead(
         since: params.since.map(|at| offset.engine(at)),
         until: params.until.map(|at| offset.engine(at)),
     };
-    let found = api.gateway.store.deliveries(&tenant, query, page).await?;
-    Ok(Json(view_page(&api, "dead-letters", found).await))
+    let page = api.gateway.store.deliveries(&tenant, query, page_request).await?;
+    Ok(Json(view_page(&api, "dead-letters", page).await))
 }
 
 async fn view_page(
     api: &SharedApiState,
     list: &'static str,
-    found: crate::store::ListPage<Delivery>,
+    page: crate::store::ListPage<Delivery>,
 ) -> Page<DeliveryView> {
-    let data = DeliveryView::all(&api.gateway, found.data).await;
-    Page::of(list, crate::store::ListPage { data, next: found.next }, |view| view)
+    let data = DeliveryView::all(&api.gateway, page.data).await;
+    Page::of(list, crate::store::ListPage { data, next: page.next }, |view| view)
 }
 
 /// Show a delivery
@@ -342,8 +343,7 @@ pub async fn show(
 }
 
 async fn find(api: &SharedApiState, tenant: &TenantId, id: DeliveryId) -> Result<DeliveryView, Problem> {
-    let found = api.gateway.store.delivery(tenant, id).await?;
-    let delivery = found.ok_or_else(|| Problem::not_found("delivery"))?;
+    let delivery = api.gateway.store.delivery(tenant, id).await?.ok_or_else(|| Problem::not_found("delivery"))?;
     Ok(DeliveryView::all(&api.gateway, vec![delivery]).await.remove(0))
 }
 
@@ -361,18 +361,18 @@ pub async fn attempts(
     NamedDelivery(id): NamedDelivery,
 ) -> Result<Json<Page<AttemptView>>, Problem> {
     let store = &api.gateway.store;
-    let missing = || Problem::not_found("delivery");
-    let delivery = store.delivery(&tenant, id).await?.ok_or_else(missing)?;
-    let record = store.event(&tenant, &delivery.event_id).await?.ok_or_else(missing)?;
-    let attempts = store.attempts(&tenant, id).await?.ok_or_else(missing)?;
+    let not_found = || Problem::not_found("delivery");
+    let delivery = store.delivery(&tenant, id).await?.ok_or_else(not_found)?;
+    let record = store.event(&tenant, &delivery.event_id).await?.ok_or_else(not_found)?;
+    let attempts = store.attempts(&tenant, id).await?.ok_or_else(not_found)?;
     let endpoint = store.any_endpoint(delivery.endpoint_id);
-    let shown = AttemptVisibility {
+    let visibility = AttemptVisibility {
         endpoint: endpoint.as_deref(),
         sees_urls: principal.sees_urls(),
         is_redacted: api.redacts_payloads,
     };
     let claim = Claim::of(delivery, record.event);
-    Ok(Json(Page::whole(attempts.into_iter().map(|attempt| AttemptView::of(&claim, attempt, &shown)).collect())))
+    Ok(Json(Page::whole(attempts.into_iter().map(|attempt| AttemptView::of(&claim, attempt, &visibility)).collect())))
 }
 
 /// Explain a delivery
@@ -466,9 +466,9 @@ pub async fn replay_dead(
     TenantPath(tenant): TenantPath,
     NamedDelivery(id): NamedDelivery,
 ) -> ChangeResponse {
-    let known = find(&api, &tenant, id).await?;
-    if known.state != DeliveryState::Dead {
-        let detail = match known.state {
+    let delivery = find(&api, &tenant, id).await?;
+    if delivery.state != DeliveryState::Dead {
+        let detail = match delivery.state {
             DeliveryState::Waiting => {
                 format!("delivery {id} is waiting and not a dead letter; retry it to have it tried now")
             }

@@ -1,5 +1,5 @@
-//! An endpoint as it is shown: its settings without what is secret in them,
-//! where it stands, and how it is doing.
+//! Builds the view of an endpoint: its settings without their secrets, its state
+//! and its health.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,14 +31,14 @@ pub struct EndpointView {
     /// Whose it is.
     #[schema(value_type = String)]
     tenant: TenantId,
-    /// Its owner's decisions. The values of its own headers are masked.
+    /// Settings of the endpoint. The values of its own headers are masked.
     #[serde(flatten)]
     settings: EndpointSettings,
     /// Whether it is being called.
     state: EndpointState,
     /// Why, where it is not.
     state_reason: Option<String>,
-    /// Since when it stands so.
+    /// Since when it has been in this state.
     #[schema(value_type = String, format = DateTime)]
     state_since: Timestamp,
     /// Through whom: a person, the receiver or the gateway; null when it was always so.
@@ -62,7 +62,7 @@ pub struct EndpointView {
     capped: BTreeMap<&'static str, String>,
     /// The newest public key, where `signing` is `ed25519`: it verifies `v1a` signatures.
     public_key: Option<String>,
-    /// What it signs with. Shown here only when it is created.
+    /// Secret that its deliveries are signed with. Shown here only when it is created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) secret: Option<String>,
 }
@@ -70,11 +70,11 @@ pub struct EndpointView {
 /// How an endpoint is doing.
 #[derive(Serialize, ToSchema)]
 pub struct HealthView {
-    /// Where its breaker stands.
+    /// State of its breaker.
     breaker: BreakerState,
     /// Why the breaker is open, or was before it recovers.
     reason: Option<String>,
-    /// Since when the breaker stands so; null when it never moved.
+    /// Since when the breaker has been in this state; null when it never changed.
     #[schema(value_type = Option<String>, format = DateTime)]
     since: Option<Timestamp>,
     /// When the next probe may go; null when the breaker is not open, or a person opened it for good.
@@ -94,7 +94,7 @@ pub struct HealthView {
     /// When the oldest of those that may go next is, or was, due.
     #[schema(value_type = Option<String>, format = DateTime)]
     oldest_due_at: Option<Timestamp>,
-    /// How long that has been; null when nothing is due.
+    /// Time since `oldest_due_at`; null when nothing is due.
     #[schema(value_type = Option<String>, example = "2m")]
     oldest_due_age: Option<Span>,
 }
@@ -116,14 +116,15 @@ impl HealthView {
             failing_since: health.failing_since,
             waiting: status.waiting,
             oldest_due_at,
-            // To the second, which is enough for an age.
+            // Whole seconds are precise enough for an age.
             oldest_due_age: age.and_then(|age| u64::try_from(age / 1_000).ok()).map(Span::secs),
         }
     }
 }
 
 impl EndpointView {
-    /// As whoever may read but not manage sees it: a URL may be a credential.
+    /// Masks the URL unless the caller may manage endpoints, because a URL may
+    /// contain a credential.
     pub(super) fn seen_by(mut self, principal: &Principal) -> Self {
         if !principal.sees_urls() {
             self.settings.url = masked(&self.settings.url);
@@ -131,17 +132,19 @@ impl EndpointView {
         self
     }
 
-    /// One endpoint, with what has to be read for it.
+    /// Builds the view of one endpoint, reading its live status and oldest due time.
     pub(super) async fn read(api: &SharedApiState, endpoint: &Endpoint) -> Result<Self, Problem> {
         Ok(Self::all(api, &[endpoint]).await?.remove(0))
     }
 
-    /// Several, with what has to be read for them.
+    /// Builds the views of several endpoints, reading their live status and oldest
+    /// due time at once.
     pub(super) async fn all(api: &SharedApiState, endpoints: &[&Endpoint]) -> Result<Vec<Self>, Problem> {
-        let about = endpoints.iter().map(|endpoint| LiveStatusQuery::endpoint(&endpoint.tenant, endpoint.id)).collect();
+        let queries =
+            endpoints.iter().map(|endpoint| LiveStatusQuery::endpoint(&endpoint.tenant, endpoint.id)).collect();
         let ids = endpoints.iter().map(|endpoint| endpoint.id).collect();
         let (statuses, oldest_due) =
-            tokio::join!(live_statuses(&api.gateway, about), api.gateway.store.oldest_due(ids));
+            tokio::join!(live_statuses(&api.gateway, queries), api.gateway.store.oldest_due(ids));
         let (now, offset) = (api.gateway.clock.wall(), api.gateway.clock.wall_offset());
         let show = |(endpoint, oldest_due): (&&Endpoint, Option<Timestamp>)| {
             let endpoint = (*endpoint).clone().on_wall(offset);
@@ -179,7 +182,7 @@ impl EndpointView {
     }
 }
 
-/// What is above the ceiling, and what is in force instead.
+/// Returns the settings above the tenant's ceiling, with the values in force.
 fn capped(endpoint: &Endpoint) -> BTreeMap<&'static str, String> {
     let above = endpoint.ceiling.above(&endpoint.settings).into_iter();
     above.map(|above| (above.limit.trim_start_matches("endpoint."), above.most)).collect()

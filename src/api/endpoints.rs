@@ -1,4 +1,4 @@
-//! Endpoints: where events go, their secrets, and pausing them.
+//! Creates, lists, changes, pauses and tests endpoints.
 
 use axum::Json;
 use axum::body::Body;
@@ -56,12 +56,12 @@ pub async fn create(
 ) -> Result<(StatusCode, Json<EndpointView>), Problem> {
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
     let mut document: Map<String, Value> = document_from_json(&body)?;
-    let brought = ProvidedKeys::take(&mut document)?;
+    let keys = ProvidedKeys::take(&mut document)?;
     let mut settings: EndpointSettings = from_value(Value::Object(document.clone()))?;
     let ceiling = fill_from_tenant(&api, &tenant, &document, &mut settings)?;
     let policy = check(&api, &tenant, &mut settings, None).await?;
     let now = api.gateway.clock.now();
-    let secret = brought.mint(api.gateway.clock.wall())?;
+    let secret = keys.mint(api.gateway.clock.wall())?;
     let endpoint = Endpoint {
         id: EndpointId::mint(now, rand::random()),
         tenant,
@@ -83,61 +83,63 @@ pub async fn create(
     Ok((StatusCode::CREATED, Json(view)))
 }
 
+/// Fills settings that were left out from the tenant's defaults, and returns the
+/// tenant's ceiling.
 fn fill_from_tenant(
     api: &SharedApiState,
     tenant: &TenantId,
     given: &Map<String, Value>,
     settings: &mut EndpointSettings,
 ) -> Result<EndpointCeiling, Problem> {
-    let known = api.gateway.store.tenant(tenant).ok_or_else(|| Problem::not_found("tenant"))?;
-    let defaults = &known.defaults;
-    let is_open = |name: &str| !given.contains_key(name);
-    if let Some(retry) = defaults.retry.clone().filter(|_| is_open("retry")) {
+    let known_tenant = api.gateway.store.tenant(tenant).ok_or_else(|| Problem::not_found("tenant"))?;
+    let defaults = &known_tenant.defaults;
+    let is_left_out = |name: &str| !given.contains_key(name);
+    if let Some(retry) = defaults.retry.clone().filter(|_| is_left_out("retry")) {
         settings.retry = retry;
     }
-    if let Some(rules) = defaults.status_rules.clone().filter(|_| is_open("status_rules")) {
+    if let Some(rules) = defaults.status_rules.clone().filter(|_| is_left_out("status_rules")) {
         settings.status_rules = rules;
     }
-    if let Some(cap) = defaults.max_in_flight.filter(|_| is_open("max_in_flight")) {
+    if let Some(cap) = defaults.max_in_flight.filter(|_| is_left_out("max_in_flight")) {
         settings.max_in_flight = cap;
     }
-    if let Some(timeout) = defaults.timeout.filter(|_| is_open("timeout")) {
+    if let Some(timeout) = defaults.timeout.filter(|_| is_left_out("timeout")) {
         settings.timeout = timeout;
     }
-    // What nobody asked for is not above the ceiling.
-    let ceiling = known.limits.endpoint;
-    if is_open("max_in_flight") {
+    // A default above the ceiling is lowered to it, not refused.
+    let ceiling = known_tenant.limits.endpoint;
+    if is_left_out("max_in_flight") {
         settings.max_in_flight = ceiling.max_in_flight(settings.max_in_flight);
     }
-    if is_open("rate") {
+    if is_left_out("rate") {
         settings.rate = ceiling.rate(settings.rate);
     }
-    if is_open("timeout") {
+    if is_left_out("timeout") {
         settings.timeout = ceiling.timeout(settings.timeout);
     }
     Ok(ceiling)
 }
 
-/// Refuses settings above the tenant's ceiling. What was there before is not
-/// in question: the ceiling is in force for it all the same. Nor is a retry
-/// policy that names no number of its own.
+/// Refuses settings above the tenant's ceiling. Unchanged settings pass, because
+/// the ceiling caps them anyway; so does a retry policy that sets neither
+/// `max_attempts` nor `max_age`.
 fn check_ceiling(
     api: &SharedApiState,
     tenant: &TenantId,
     settings: &EndpointSettings,
-    known: Option<&EndpointSettings>,
+    current: Option<&EndpointSettings>,
 ) -> Result<(), Problem> {
     let limits = api.gateway.store.tenant(tenant).map(|tenant| tenant.limits.clone()).unwrap_or_default();
-    let is_asked_for = |above: &AboveCeiling| match above.limit {
-        "endpoint.max_in_flight" => known.is_none_or(|known| known.max_in_flight != settings.max_in_flight),
-        "endpoint.per_second" => known.is_none_or(|known| known.rate != settings.rate),
-        "endpoint.timeout" => known.is_none_or(|known| known.timeout != settings.timeout),
+    let is_changed = |above: &AboveCeiling| match above.limit {
+        "endpoint.max_in_flight" => current.is_none_or(|current| current.max_in_flight != settings.max_in_flight),
+        "endpoint.per_second" => current.is_none_or(|current| current.rate != settings.rate),
+        "endpoint.timeout" => current.is_none_or(|current| current.timeout != settings.timeout),
         "endpoint.max_attempts" => {
-            settings.retry.max_attempts.is_some() && known.is_none_or(|known| known.retry != settings.retry)
+            settings.retry.max_attempts.is_some() && current.is_none_or(|current| current.retry != settings.retry)
         }
-        _ => settings.retry.max_age.is_some() && known.is_none_or(|known| known.retry != settings.retry),
+        _ => settings.retry.max_age.is_some() && current.is_none_or(|current| current.retry != settings.retry),
     };
-    let above: Vec<AboveCeiling> = limits.endpoint.above(settings).into_iter().filter(is_asked_for).collect();
+    let above: Vec<AboveCeiling> = limits.endpoint.above(settings).into_iter().filter(is_changed).collect();
     let Some(first) = above.first() else { return Ok(()) };
     let limit = first.limit;
     let errors = above.iter().map(|AboveCeiling { pointer, limit, is, most }| FieldError {
@@ -147,18 +149,18 @@ fn check_ceiling(
     Err(Problem::fields(ProblemCode::LimitExceeded, errors.collect()).naming_limit(limit))
 }
 
-/// Checks settings whole, and keeps the URL in its canonical form. One that
-/// was accepted before is not in question: it is judged at each attempt.
+/// Checks all settings and replaces the URL by its canonical form. An unchanged
+/// URL is not checked here, because the egress guard checks it at each attempt.
 async fn check(
     api: &SharedApiState,
     tenant: &TenantId,
     settings: &mut EndpointSettings,
-    known: Option<&EndpointSettings>,
+    current: Option<&EndpointSettings>,
 ) -> Result<RetryPolicy, Problem> {
-    let checked = known.map_or_else(|| settings.check(), |known| settings.check_change(known));
+    let checked = current.map_or_else(|| settings.check(), |current| settings.check_change(current));
     let mut code = ProblemCode::InvalidField;
     let mut errors: Vec<FieldError> = Vec::new();
-    if known.is_none_or(|known| known.url != settings.url) {
+    if current.is_none_or(|current| current.url != settings.url) {
         match check_url(api, tenant, &settings.url).await {
             Ok(url) => settings.url = url,
             Err(problem) => {
@@ -179,15 +181,15 @@ async fn check(
     }
     match checked {
         Ok(policy) if errors.is_empty() => {
-            check_ceiling(api, tenant, settings, known)?;
+            check_ceiling(api, tenant, settings, current)?;
             Ok(policy)
         }
         _ => Err(Problem::fields(code, errors)),
     }
 }
 
-/// The canonical form of a URL that may be called, as far as can be told now.
-/// Why one may not is for the operator's eyes alone.
+/// Returns the canonical form of a URL that may be called, as far as can be told
+/// now. The reason of a refusal goes to the log, for the operator alone.
 async fn check_url(api: &SharedApiState, tenant: &TenantId, url: &str) -> Result<String, Problem> {
     match api.egress.check(url).await {
         Ok(url) => Ok(url.into()),
@@ -195,7 +197,7 @@ async fn check_url(api: &SharedApiState, tenant: &TenantId, url: &str) -> Result
             let code = match &problem {
                 BadUrl::Invalid(_) | BadUrl::Plain => ProblemCode::InvalidField,
                 BadUrl::Forbidden(why) => {
-                    warn!(tenant.id = %tenant, "a url of tenant {tenant} is refused: {why}");
+                    warn!(tenant.id = %tenant, "endpoint URL of tenant {tenant} refused: {why}");
                     ProblemCode::TargetForbidden
                 }
             };
@@ -229,8 +231,8 @@ pub async fn list(
     TenantPath(tenant): TenantPath,
     QueryParams(params): QueryParams<EndpointParams>,
 ) -> Result<Json<Page<EndpointView>>, Problem> {
-    let page = ask("endpoints", params.limit, params.cursor.as_deref())?;
-    let below: Option<EndpointId> = match &page.cursor {
+    let page_request = ask("endpoints", params.limit, params.cursor.as_deref())?;
+    let below: Option<EndpointId> = match &page_request.cursor {
         None => None,
         Some(text) => Some(text.parse().map_err(|_| Problem::from(Error::NotFound("cursor")))?),
     };
@@ -240,13 +242,13 @@ pub async fn list(
         .endpoints(&tenant)
         .into_iter()
         .filter(|endpoint| below.is_none_or(|below| endpoint.id < below));
-    let data: Vec<Arc<Endpoint>> = rest.by_ref().take(page.limit).collect();
+    let data: Vec<Arc<Endpoint>> = rest.by_ref().take(page_request.limit).collect();
     let next = rest.next().and(data.last()).map(|endpoint| endpoint.id.to_string());
     let data = EndpointView::all(&api, &data.iter().map(Arc::as_ref).collect::<Vec<_>>()).await?;
     Ok(Json(Page::of("endpoints", crate::store::ListPage { data, next }, |view| view.seen_by(&principal))))
 }
 
-/// An endpoint of this tenant, or the problem that there is none.
+/// Returns an endpoint of this tenant, or the problem that there is none.
 pub fn find(api: &SharedApiState, tenant: &TenantId, id: EndpointId) -> Result<Arc<Endpoint>, Problem> {
     api.gateway.store.endpoint(tenant, id).ok_or_else(|| Problem::not_found("endpoint"))
 }
@@ -286,7 +288,7 @@ pub async fn update(
 ) -> Result<Json<EndpointView>, Problem> {
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
     let patch: Map<String, Value> = document_from_json(&body)?;
-    // Somebody else's change in between is merged into, not written over.
+    // If another change came in between, the patch is merged again into the new settings.
     loop {
         let current = find(&api, &tenant, id)?;
         let mut document = serde_json::to_value(&current.settings).expect("settings are plain data");
@@ -302,10 +304,11 @@ pub async fn update(
     }
 }
 
-/// What is one of several kinds is replaced whole; merged, it would be two.
-const WHOLE: &[&str] = &["jitter"];
+/// Fields that are one of several variants. A patch replaces them whole, because
+/// a merge would mix two variants.
+const REPLACED_WHOLE: &[&str] = &["jitter"];
 
-/// RFC 7396.
+/// Applies a JSON merge patch (RFC 7396).
 pub fn merge(target: &mut Value, patch: Value) {
     let Value::Object(patch) = patch else {
         *target = patch;
@@ -314,13 +317,13 @@ pub fn merge(target: &mut Value, patch: Value) {
     if !target.is_object() {
         *target = Value::Object(Map::new());
     }
-    let object = target.as_object_mut().expect("it was just made one");
+    let object = target.as_object_mut().expect("the target is an object");
     for (name, value) in patch {
         match value {
             Value::Null => {
                 object.remove(&name);
             }
-            value if WHOLE.contains(&name.as_str()) => {
+            value if REPLACED_WHOLE.contains(&name.as_str()) => {
                 object.insert(name, value);
             }
             value => merge(object.entry(name).or_insert(Value::Null), value),
@@ -346,7 +349,7 @@ pub async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// A word about why.
+/// Note about the reason of a change.
 #[derive(Deserialize, Default, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Note {
@@ -363,7 +366,7 @@ pub(super) async fn read_note(headers: &HeaderMap, body: Body) -> Result<Option<
     check_note(note.note)
 }
 
-/// A note that can be kept.
+/// Refuses a note that is too long or has control characters.
 pub(super) fn check_note(note: Option<String>) -> Result<Option<String>, Problem> {
     match note {
         Some(text) if text.len() > 500 || text.chars().any(char::is_control) => Err(Problem::field(

@@ -1,4 +1,4 @@
-//! Events: asking what became of them, and why.
+//! Lists and shows events and their deliveries, and expunges their data.
 
 use std::sync::Arc;
 
@@ -72,13 +72,13 @@ impl EventView {
     fn of(api: &SharedApiState, record: EventRecord) -> Self {
         let (offset, is_redacted) = (api.gateway.clock.wall_offset(), api.redacts_payloads);
         let EventRecord { event, withheld, deliveries, is_damaged } = record;
-        // Accepted data is JSON; what is not was damaged before it had a checksum.
-        let read = || RawValue::from_string(String::from_utf8_lossy(&event.data).into_owned()).ok();
+        // Accepted data is JSON. Data that is not was damaged before events had checksums.
+        let stored = || RawValue::from_string(String::from_utf8_lossy(&event.data).into_owned()).ok();
         let (data, data_withheld) = match (withheld, is_redacted) {
             (Some(event::DataRemoval::Expunged), _) => (None, Some(DataWithheld::Expunged)),
             (Some(event::DataRemoval::Unmatched), _) => (None, Some(DataWithheld::Unmatched)),
             (None, true) => (None, Some(DataWithheld::Redacted)),
-            (None, false) => match read().filter(|_| !is_damaged) {
+            (None, false) => match stored().filter(|_| !is_damaged) {
                 Some(data) => (Some(data), None),
                 None => (None, Some(DataWithheld::Damaged)),
             },
@@ -107,7 +107,7 @@ pub struct MatchView {
     endpoint_id: EndpointId,
     /// Whether its rules, as they are now, want this event.
     matched: bool,
-    /// The sentence.
+    /// Sentence that says why the endpoint gets the event or not.
     reason: String,
     /// The delivery that was made for it when the event was accepted.
     #[schema(value_type = Option<String>)]
@@ -149,7 +149,7 @@ pub async fn list(
     TenantPath(tenant): TenantPath,
     QueryParams(params): QueryParams<EventParams>,
 ) -> Result<Json<Page<EventView>>, Problem> {
-    let page = ask("events", params.limit, params.cursor.as_deref())?;
+    let page_request = ask("events", params.limit, params.cursor.as_deref())?;
     let offset = api.gateway.clock.wall_offset();
     let query = EventQuery {
         event_type: params.event_type,
@@ -157,8 +157,8 @@ pub async fn list(
         since: params.since.map(|at| offset.engine(at)),
         until: params.until.map(|at| offset.engine(at)),
     };
-    let found = api.gateway.store.events(&tenant, query, page).await?;
-    Ok(Json(Page::of("events", found, |record| EventView::of(&api, record))))
+    let page = api.gateway.store.events(&tenant, query, page_request).await?;
+    Ok(Json(Page::of("events", page, |record| EventView::of(&api, record))))
 }
 
 /// Show an event
@@ -180,7 +180,7 @@ pub async fn show(
     }
 }
 
-/// An event that still has its data.
+/// Returns an event that still has its data, or the problem.
 async fn find(api: &SharedApiState, tenant: &TenantId, id: &EventId) -> Result<EventRecord, Problem> {
     let record = api.gateway.store.event(tenant, id).await?.ok_or_else(|| Problem::not_found("event"))?;
     match record.withheld {
@@ -220,8 +220,9 @@ pub async fn deliveries(
     TenantPath(tenant): TenantPath,
     NamedEvent(id): NamedEvent,
 ) -> Result<Json<Page<DeliveryView>>, Problem> {
-    let found = api.gateway.store.event_deliveries(&tenant, &id).await?.ok_or_else(|| Problem::not_found("event"))?;
-    Ok(Json(Page::whole(DeliveryView::all(&api.gateway, found).await)))
+    let deliveries = api.gateway.store.event_deliveries(&tenant, &id).await?;
+    let deliveries = deliveries.ok_or_else(|| Problem::not_found("event"))?;
+    Ok(Json(Page::whole(DeliveryView::all(&api.gateway, deliveries).await)))
 }
 
 /// Tell why each endpoint got an event, or did not
@@ -240,12 +241,12 @@ pub async fn matches(
 ) -> Result<Json<Page<MatchView>>, Problem> {
     let store = &api.gateway.store;
     let record = find(&api, &tenant, &id).await?;
-    let made = store.event_deliveries(&tenant, &id).await?.unwrap_or_default();
+    let deliveries = store.event_deliveries(&tenant, &id).await?.unwrap_or_default();
     let mut data = ParsedData::new(&record.event.data);
     let show = |endpoint: Arc<Endpoint>| {
-        let found = endpoint.matches(&record.event, &mut data);
-        let delivery = made.iter().find(|delivery| delivery.endpoint_id == endpoint.id);
-        let note = match (delivery, found.matched) {
+        let result = endpoint.matches(&record.event, &mut data);
+        let delivery = deliveries.iter().find(|delivery| delivery.endpoint_id == endpoint.id);
+        let note = match (delivery, result.matched) {
             (None, true) if endpoint.created_at > record.event.accepted_at => {
                 "; it was created after the event was accepted"
             }
@@ -255,8 +256,8 @@ pub async fn matches(
         };
         MatchView {
             endpoint_id: endpoint.id,
-            matched: found.matched,
-            reason: format!("{}{note}", found.reason),
+            matched: result.matched,
+            reason: format!("{}{note}", result.reason),
             delivery_id: delivery.map(|delivery| delivery.id),
         }
     };

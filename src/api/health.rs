@@ -1,5 +1,5 @@
-//! Answers probes on an address of their own: whether the gateway is alive and
-//! ready, and what it measures. Nothing else is there, whoever asks.
+//! Answers probes on an address of their own: `/healthz`, `/readyz` and
+//! `/metrics`, and no other route.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,46 +11,46 @@ use axum::routing::get;
 use super::problem::{Problem, ProblemCode};
 use super::{SharedApiState, startup, status};
 
-/// Enough for probes and whoever collects metrics.
+/// Most connections open at once: enough for probes and a metrics collector.
 pub const CONNECTIONS: usize = 32;
 
-/// The gateway, once there is one to ask.
+/// The API state, which is empty until the gateway has started.
 #[derive(Clone, Default)]
 pub struct GatewayCell(Arc<OnceLock<SharedApiState>>);
 
 impl GatewayCell {
-    /// From now on, this one is asked.
+    /// Sets the API state that answers from now on.
     pub fn set(&self, api: SharedApiState) {
         let _ = self.0.set(api);
     }
 }
 
-/// The routes, which answer for a gateway that is still starting as well.
-pub fn router(asked: GatewayCell) -> Router {
+/// Returns the routes; they also answer while the gateway is still starting.
+pub fn router(gateway: GatewayCell) -> Router {
     Router::new()
         .route("/healthz", get(status::healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
-        .method_not_allowed_fallback(nothing_else)
-        .fallback(nothing_else)
-        .with_state(asked)
+        .method_not_allowed_fallback(unknown_route)
+        .fallback(unknown_route)
+        .with_state(gateway)
 }
 
-async fn readyz(State(asked): State<GatewayCell>) -> Response {
-    match asked.0.get() {
+async fn readyz(State(gateway): State<GatewayCell>) -> Response {
+    match gateway.0.get() {
         Some(api) => status::readyz(State(api.clone())).await.into_response(),
         None => startup::readyz().await.into_response(),
     }
 }
 
-async fn metrics(State(asked): State<GatewayCell>, request: Request) -> Response {
-    match asked.0.get() {
+async fn metrics(State(gateway): State<GatewayCell>, request: Request) -> Response {
+    match gateway.0.get() {
         Some(api) => status::metrics(State(api.clone())).await.into_response(),
         None => startup::unavailable(request).await,
     }
 }
 
-async fn nothing_else(request: Request) -> Response {
+async fn unknown_route(request: Request) -> Response {
     let detail = format!(
         "{} {} is not answered here; this address has GET /healthz, /readyz and /metrics alone, and the API is at --listen",
         request.method(),

@@ -1,5 +1,5 @@
-//! Reads requests: bodies, parameters and paths, each refusal a problem that
-//! names the field.
+//! Reads request bodies, query parameters and paths. Every refusal is a problem
+//! that names the field.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,13 +23,13 @@ use crate::model::event::json_depth;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
 use crate::model::pointer::child;
 
-/// How long a body may take to arrive.
+/// Timeout for a body to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the rest of a body may take that is turned away.
+/// Timeout for reading the rest of a body that is refused for overload.
 const SHED_TIMEOUT: Duration = Duration::from_secs(1);
-/// How much of a body is read only to be thrown away.
+/// Most bytes of a refused body that are read and discarded.
 const DRAINED_BYTES_MAX: usize = 16 * 1_024 * 1_024;
-/// How large a body may be that carries no event.
+/// Largest body that carries no event, in bytes.
 pub const DOCUMENT_BYTES_MAX: usize = 256 * 1_024;
 
 /// Reads a whole body, up to a limit.
@@ -42,7 +42,7 @@ pub async fn read_body(headers: &http::HeaderMap, body: Body, bytes_max: usize) 
     }
 }
 
-/// Refuses what need not be read to be refused.
+/// Refuses a body by its headers alone, before it is read.
 async fn check_head(headers: &http::HeaderMap, body: Body, bytes_max: usize) -> Result<Limited<Body>, Problem> {
     if let Some(encoding) = headers.get(CONTENT_ENCODING)
         && encoding != "identity"
@@ -52,9 +52,9 @@ async fn check_head(headers: &http::HeaderMap, body: Body, bytes_max: usize) -> 
             "the body is compressed; send it as it is, without content-encoding",
         ));
     }
-    let announced = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    if announced.is_some_and(|length| length > bytes_max) {
-        // Whoever waits for leave to send it hears the answer instead of a leave.
+    let content_length = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    if content_length.is_some_and(|length| length > bytes_max) {
+        // A client that sent `Expect: 100-continue` waits with the body and reads the refusal at once.
         if !headers.contains_key(EXPECT) {
             drain(Limited::new(body, DRAINED_BYTES_MAX), BODY_TIMEOUT).await;
         }
@@ -63,23 +63,23 @@ async fn check_head(headers: &http::HeaderMap, body: Body, bytes_max: usize) -> 
     Ok(Limited::new(body, bytes_max))
 }
 
-/// Reads a body with events. What has come of it is held by the share, which
-/// is given back with it, waiting for its commit.
+/// Reads a body with events. The permit accounts for the bytes as they arrive;
+/// it is returned with the body, in the state of waiting for the commit.
 pub async fn read_events<'a>(
     headers: &http::HeaderMap,
     body: Body,
     bytes_max: usize,
-    mut share: IntakePermit<'a>,
+    mut permit: IntakePermit<'a>,
 ) -> Result<(Bytes, IntakePermit<'a>), Problem> {
     let mut body = check_head(headers, body, bytes_max).await?;
-    match tokio::time::timeout(BODY_TIMEOUT, collect_body(&mut body, &mut share)).await {
+    match tokio::time::timeout(BODY_TIMEOUT, collect_body(&mut body, &mut permit)).await {
         Err(_) => Err(body_timed_out()),
         Ok(Ok(bytes)) => {
-            share.wait()?;
-            Ok((bytes, share))
+            permit.wait()?;
+            Ok((bytes, permit))
         }
         Ok(Err(problem)) if problem.is::<Overload>() => {
-            drop(share);
+            drop(permit);
             drain(body, SHED_TIMEOUT).await;
             Err(Overload.into())
         }
@@ -87,24 +87,24 @@ pub async fn read_events<'a>(
     }
 }
 
-/// Puts a body together from its parts; mostly it comes as one.
-async fn collect_body(body: &mut Limited<Body>, share: &mut IntakePermit<'_>) -> Result<Bytes, BoxError> {
-    let mut whole = Bytes::new();
-    let mut parts = BytesMut::new();
+/// Joins the frames of a body. Most bodies are one frame, which is not copied.
+async fn collect_body(body: &mut Limited<Body>, permit: &mut IntakePermit<'_>) -> Result<Bytes, BoxError> {
+    let mut first = Bytes::new();
+    let mut joined = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame?.into_data() else { continue };
-        share.grow(data.len())?;
+        permit.grow(data.len())?;
         if !HttpBody::is_end_stream(body) {
-            share.await_rest_of_body()?;
+            permit.await_rest_of_body()?;
         }
-        if whole.is_empty() && parts.is_empty() {
-            whole = data;
+        if first.is_empty() && joined.is_empty() {
+            first = data;
             continue;
         }
-        parts.extend_from_slice(&std::mem::take(&mut whole));
-        parts.extend_from_slice(&data);
+        joined.extend_from_slice(&std::mem::take(&mut first));
+        joined.extend_from_slice(&data);
     }
-    Ok(if parts.is_empty() { whole } else { parts.freeze() })
+    Ok(if joined.is_empty() { first } else { joined.freeze() })
 }
 
 fn body_timed_out() -> Problem {
@@ -112,20 +112,21 @@ fn body_timed_out() -> Problem {
 }
 
 fn cannot_read(problem: &BoxError, bytes_max: usize) -> Problem {
-    match problem.is::<LengthLimitError>() {
-        true => too_large(bytes_max),
-        false => Problem::new(ProblemCode::InvalidJson, format!("the body could not be read: {problem}")),
+    if problem.is::<LengthLimitError>() {
+        too_large(bytes_max)
+    } else {
+        Problem::new(ProblemCode::InvalidJson, format!("the body could not be read: {problem}"))
     }
 }
 
-/// Lets a client finish what it is sending, up to a point, so that it can
-/// read the answer instead of meeting a closed connection.
+/// Reads and discards the rest of a body, up to the timeout, so that the client
+/// reads the response instead of a closed connection.
 async fn drain(mut body: Limited<Body>, timeout: Duration) {
     let reading = async { while let Some(Ok(_)) = body.frame().await {} };
     let _ = tokio::time::timeout(timeout, reading).await;
 }
 
-/// The body is larger than the limit.
+/// Returns the problem for a body larger than the limit.
 pub fn too_large(bytes_max: usize) -> Problem {
     Problem::new(
         ProblemCode::PayloadTooLarge,
@@ -133,8 +134,8 @@ pub fn too_large(bytes_max: usize) -> Problem {
     )
 }
 
-/// Places in documents where an object is meant. A list there would be read
-/// as its fields in order, which nobody means.
+/// JSON pointers in documents where an object is expected. Serde would also read
+/// a list there, as the fields in order.
 const OBJECTS: &[&str] = &[
     "",
     "/retry",
@@ -151,7 +152,8 @@ const OBJECTS: &[&str] = &[
     "/defaults/timeout",
 ];
 
-/// Reads a document: a JSON object with nothing but objects where it nests.
+/// Parses a document: a JSON object without duplicate keys, and with an object
+/// at each pointer of `OBJECTS`.
 pub fn document_from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
     let depth = json_depth(bytes);
     if depth > DEPTH_MAX {
@@ -160,12 +162,12 @@ pub fn document_from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, 
     }
     from_json::<UniqueKeysJson>(bytes)?;
     let document: serde_json::Value = from_json(bytes)?;
-    for place in OBJECTS {
-        if document.pointer(place).is_some_and(|value| !value.is_object() && !value.is_null()) {
-            let name = place.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or("the body");
+    for pointer in OBJECTS {
+        if document.pointer(pointer).is_some_and(|value| !value.is_object() && !value.is_null()) {
+            let name = pointer.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or("the body");
             return Err(Problem::field(
                 ProblemCode::InvalidField,
-                *place,
+                *pointer,
                 format!("{name} is not an object; write it in braces"),
             ));
         }
@@ -173,8 +175,8 @@ pub fn document_from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, 
     object_from_json(bytes)
 }
 
-/// JSON in which no object has a name twice. Elsewhere the last would count,
-/// without a word.
+/// JSON in which no object has a key twice. Serde would silently take the last
+/// value.
 struct UniqueKeysJson;
 
 impl<'de> Deserialize<'de> for UniqueKeysJson {
@@ -215,8 +217,8 @@ impl<'de> serde::de::Visitor<'de> for UniqueKeysJson {
         let mut names = std::collections::HashSet::new();
         while let Some(name) = map.next_key::<String>()? {
             if names.contains(&name) {
-                let place = child("", &name);
-                return Err(serde::de::Error::custom(format!("at {place}: {name} is given twice; keep one")));
+                let pointer = child("", &name);
+                return Err(serde::de::Error::custom(format!("at {pointer}: {name} is given twice; keep one")));
             }
             map.next_value::<Self>()?;
             names.insert(name);
@@ -225,7 +227,7 @@ impl<'de> serde::de::Visitor<'de> for UniqueKeysJson {
     }
 }
 
-/// Reads a JSON object.
+/// Parses a JSON object.
 pub fn object_from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
     match bytes.trim_ascii_start().first() {
         Some(b'[') => {
@@ -236,18 +238,18 @@ pub fn object_from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Pr
     }
 }
 
-/// Reads JSON; the problem says where it is wrong.
+/// Parses JSON; the problem points to the faulty field.
 pub fn from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
     if let Err(problem) = std::str::from_utf8(bytes) {
         let detail = format!("the body is not UTF-8 from byte {} on", problem.valid_up_to());
         return Err(Problem::new(ProblemCode::InvalidJson, detail));
     }
-    // The path is only looked for when there is something to say about it.
+    // Tracking the path costs time, so a second parse finds it only after an error.
     serde_json::from_slice(bytes).map_err(|problem| explain::<T>(bytes, &problem))
 }
 
 fn explain<'a, T: Deserialize<'a>>(bytes: &'a [u8], problem: &serde_json::Error) -> Problem {
-    // A number where a word is wanted is called bad syntax, and is not.
+    // serde_json calls a number in place of an enum's name a syntax error, but the body is valid JSON.
     let is_json = problem.is_data() || serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok();
     if !is_json {
         return Problem::new(ProblemCode::InvalidJson, format!("the body is not JSON: {problem}"));
@@ -260,7 +262,7 @@ fn explain<'a, T: Deserialize<'a>>(bytes: &'a [u8], problem: &serde_json::Error)
     of_data_error(pointer, problem)
 }
 
-/// Reads a value that is JSON already.
+/// Deserializes a JSON value; the problem points to the faulty field.
 pub fn from_value<T: DeserializeOwned>(value: serde_json::Value) -> Result<T, Problem> {
     serde_path_to_error::deserialize(value).map_err(|located| {
         let pointer = pointer_of(located.path());
@@ -272,18 +274,18 @@ fn of_data_error(pointer: String, problem: &serde_json::Error) -> Problem {
     let text = problem.to_string();
     let detail = text.split(" at line ").next().unwrap_or_default().to_owned();
     let detail = in_plain_words(detail);
-    // The parser names what is missing or unknown only in its sentence.
+    // The parser names a missing or unknown field only in its message.
     let named = |prefix: &str| detail.strip_prefix(prefix)?.split('`').next().map(str::to_owned);
-    // What is unknown may have any name, ticks and slashes in it.
+    // An unknown field may have any name, with backticks and slashes in it.
     let unknown = detail.strip_prefix("unknown field `");
     if let Some(name) = unknown.and_then(|rest| rest.split("`, expected ").next()?.split("`, there are no ").next()) {
-        let last = child("", name);
-        let pointer = if pointer.ends_with(&last) { pointer } else { pointer + &last };
+        let segment = child("", name);
+        let pointer = if pointer.ends_with(&segment) { pointer } else { pointer + &segment };
         return Problem::field(ProblemCode::UnknownField, pointer, detail);
     }
-    // A rule inside a filter says where it stands.
-    if let Some((place, wrong)) = detail.strip_prefix("at ").and_then(|rest| rest.split_once(": ")) {
-        return Problem::field(ProblemCode::InvalidField, format!("{pointer}{place}"), wrong);
+    // An error inside a filter begins with its own pointer.
+    if let Some((inner, message)) = detail.strip_prefix("at ").and_then(|rest| rest.split_once(": ")) {
+        return Problem::field(ProblemCode::InvalidField, format!("{pointer}{inner}"), message);
     }
     match named("missing field `").or_else(|| named("duplicate field `")) {
         Some(name) => Problem::field(ProblemCode::InvalidField, format!("{pointer}/{name}"), detail),
@@ -291,16 +293,17 @@ fn of_data_error(pointer: String, problem: &serde_json::Error) -> Problem {
     }
 }
 
-/// The parser speaks of Rust's types; a caller need not know them.
+/// Replaces the names of Rust types in the parser's message by plain words.
 fn in_plain_words(detail: String) -> String {
     if detail == "expected value" {
         return "the value is of a wrong type or shape".to_owned();
     }
-    if let Some((name, known)) = detail.strip_prefix("unknown variant ").and_then(|rest| rest.split_once(", expected "))
+    if let Some((name, accepted)) =
+        detail.strip_prefix("unknown variant ").and_then(|rest| rest.split_once(", expected "))
     {
-        return format!("{name} is not known here; use {known}");
+        return format!("{name} is not known here; use {accepted}");
     }
-    let Some((wrong, expected)) = detail.split_once(", expected ") else { return detail };
+    let Some((actual, expected)) = detail.split_once(", expected ") else { return detail };
     let expected = match expected {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number",
         "f64" => "a number",
@@ -311,7 +314,7 @@ fn in_plain_words(detail: String) -> String {
         word if word.starts_with("enum ") || word == "string or map" => "a text",
         other => other,
     };
-    format!("{wrong}, expected {expected}")
+    format!("{actual}, expected {expected}")
 }
 
 fn pointer_of(path: &serde_path_to_error::Path) -> String {
@@ -326,14 +329,14 @@ fn pointer_of(path: &serde_path_to_error::Path) -> String {
         .collect()
 }
 
-/// Query parameters, with unknown ones refused by name.
+/// Query parameters of a request. An unknown one is refused by name.
 pub struct QueryParams<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        // No text here has one, and not every store can even ask for it.
+        // No stored text contains NUL, and PostgreSQL cannot compare with it.
         let fields = form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
         if let Some((name, _)) = fields.into_iter().find(|(_, value)| value.contains('\0')) {
             let detail = format!("{name} holds the character NUL, which nothing here does");
@@ -347,10 +350,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T>
     }
 }
 
-/// The parser names the parameter first, then what is wrong with it.
+/// Turns the parser's message, `<parameter>: <error>`, into a problem.
 fn of_query_error(detail: &str) -> Problem {
-    let (name, wrong) = detail.split_once(": ").unwrap_or(("", detail));
-    let repeated = wrong.strip_prefix("duplicate field `").and_then(|rest| rest.strip_suffix('`'));
+    let (name, message) = detail.split_once(": ").unwrap_or(("", detail));
+    let repeated = message.strip_prefix("duplicate field `").and_then(|rest| rest.strip_suffix('`'));
     if let Some(name) = repeated {
         return Problem::field(
             ProblemCode::InvalidField,
@@ -358,16 +361,16 @@ fn of_query_error(detail: &str) -> Problem {
             format!("{name} is given twice; keep one"),
         );
     }
-    let (code, wrong) = match wrong {
-        wrong if wrong.starts_with("unknown field") => (ProblemCode::UnknownField, wrong.to_owned()),
-        wrong if matches!(name, "since" | "until") => (
+    let (code, detail) = match message {
+        message if message.starts_with("unknown field") => (ProblemCode::UnknownField, message.to_owned()),
+        message if matches!(name, "since" | "until") => (
             ProblemCode::InvalidField,
-            format!("{name} is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z ({wrong})"),
+            format!("{name} is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z ({message})"),
         ),
         _ if name == "limit" => (ProblemCode::InvalidField, "limit is not a whole number; use 1 to 500".to_owned()),
-        wrong => (ProblemCode::InvalidField, format!("{name}: {}", in_plain_words(wrong.to_owned()))),
+        message => (ProblemCode::InvalidField, format!("{name}: {}", in_plain_words(message.to_owned()))),
     };
-    Problem::field(code, format!("?{name}"), wrong)
+    Problem::field(code, format!("?{name}"), detail)
 }
 
 /// The tenant of a route, which must exist.
@@ -431,11 +434,11 @@ path_id!(
     NamedDelivery, DeliveryId, "delivery"
 );
 
-/// An id in the path. One that cannot be an id names nothing.
+/// Reads an id from the path. A text that cannot be an id is answered 404.
 async fn path_part<T: std::str::FromStr>(parts: &mut Parts, name: &str) -> Result<T, Problem> {
-    let found = parts.extract::<Path<Vec<(String, String)>>>().await;
-    let Path(found) = found.map_err(|_| Problem::not_found(name))?;
-    let text = found.into_iter().find(|(part, _)| part == name).map(|(_, text)| text);
+    let params = parts.extract::<Path<Vec<(String, String)>>>().await;
+    let Path(params) = params.map_err(|_| Problem::not_found(name))?;
+    let text = params.into_iter().find(|(part, _)| part == name).map(|(_, text)| text);
     text.and_then(|text| text.parse().ok()).ok_or_else(|| Problem::not_found(name))
 }
 
@@ -444,7 +447,7 @@ mod tests {
     use super::*;
     use http::HeaderMap;
 
-    /// A body that drips in, a byte every few seconds.
+    /// Returns a body that arrives one byte at a time.
     fn dripping(every: Duration) -> Body {
         let drip = futures_util::stream::unfold((), move |()| async move {
             tokio::time::sleep(every).await;

@@ -1,4 +1,5 @@
-//! The lanes of an endpoint: who is head, and how many wait behind it.
+//! Lists the lanes of an endpoint: the head of each, and how many deliveries wait
+//! behind it.
 
 use axum::Json;
 use axum::extract::State;
@@ -59,10 +60,10 @@ pub async fn list(
     QueryParams(params): QueryParams<LaneParams>,
 ) -> Result<Json<Page<LaneView>>, Problem> {
     find(&api, &tenant, id)?;
-    let page = ask("lanes", params.limit, params.cursor.as_deref())?;
-    let found = api.gateway.store.lanes(&tenant, id, params.blocked, page).await?;
+    let page_request = ask("lanes", params.limit, params.cursor.as_deref())?;
+    let page = api.gateway.store.lanes(&tenant, id, params.blocked, page_request).await?;
     let offset = api.gateway.clock.wall_offset();
-    Ok(Json(Page::of("lanes", found, |lane| LaneView {
+    Ok(Json(Page::of("lanes", page, |lane| LaneView {
         key: lane.key,
         head: lane.head,
         blocked: lane.is_blocked,

@@ -1,4 +1,5 @@
-//! Links: the one door for receivers, who have no token.
+//! Serves the data of thin events to receivers, who have a signed link instead
+//! of a token.
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
@@ -38,7 +39,7 @@ pub struct Envelope {
     pub data: serde_json::Value,
 }
 
-/// FetchResult the event that a thin delivery told of
+/// Fetch the event that a thin delivery told of
 ///
 /// The `data_url` of a thin event leads here; its signature stands for a token. The answer is the event as the format `envelope` has it. A link is good as long as its delivery is kept, and may be followed once a second, twenty times at once.
 #[utoipa::path(
@@ -58,7 +59,7 @@ pub async fn fetch(
 ) -> Result<Response, Problem> {
     let from = origin::of(&request, &api.trusted_proxies).map(|address| address.to_string()).unwrap_or_default();
     let signature = signature(request.uri().query().unwrap_or_default());
-    // What cannot be read was not made here.
+    // The gateway made no link whose path cannot be parsed.
     let (tenant, delivery) = path.map(|Path(parts)| parts).unwrap_or_default();
     let followed = match (tenant.parse(), delivery.parse()) {
         (Ok(tenant), Ok(delivery)) => follow(&api.gateway, &tenant, delivery, &signature).await,
@@ -67,9 +68,9 @@ pub async fn fetch(
     api.gateway.metrics.fetched(outcome(&followed));
     match followed {
         Ok(LinkedData { body, event, endpoint }) => {
-            // A link of ours is as good as a token.
-            if let Some(standing) = request.extensions().get::<ConnectionStatus>() {
-                standing.mark_authenticated();
+            // A valid link proves as much as a token.
+            if let Some(connection) = request.extensions().get::<ConnectionStatus>() {
+                connection.mark_authenticated();
             }
             info!(tenant.id = tenant, event.id = %event, delivery.id = delivery, endpoint.id = %endpoint, from,
                   "the data of event {event} was fetched by its link");
@@ -81,12 +82,12 @@ pub async fn fetch(
             Ok((headers, body).into_response())
         }
         Err(why) => {
-            // Of whoever has no link of ours, not even what they name is worth a word.
+            // An invalid link counts as a failed authentication; the ids that it names are not logged.
             if let LinkRefusal::Foreign = why {
                 let failure = AuthFailure { kind: AuthFailureKind::Link, problem: why.into(), token: None };
                 return Err(auth_failures::refuse(&api, &request, failure));
             }
-            info!(tenant.id = tenant, delivery.id = delivery, from, "a link was not followed: {why}");
+            info!(tenant.id = tenant, delivery.id = delivery, from, "data link refused: {why}");
             Err(why.into())
         }
     }

@@ -1,4 +1,4 @@
-//! Doors: every route on one page.
+//! Lists every route of the HTTP API and puts the router together.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -49,28 +49,28 @@ pub mod tenants;
 pub mod tokens;
 pub mod write_timeout;
 
-/// What the routes work with; shared by every request.
+/// The state of the API, shared by every request.
 pub type SharedApiState = Arc<ApiState>;
 
-/// What the routes work with.
+/// The state that routes work with.
 pub struct ApiState {
-    /// What events move through.
+    /// The gateway that accepts and delivers events.
     pub gateway: Arc<Gateway>,
-    /// Which URLs an endpoint may have.
+    /// Egress rules that decide which URLs an endpoint may have.
     pub egress: Arc<Egress>,
-    /// The admin token.
+    /// Hash of the admin token in force.
     pub admin: auth::AdminToken,
-    /// Who was refused for want of a valid token, and how often.
+    /// Failed authentications, counted by address.
     pub failures: auth_failures::AuthFailures,
-    /// When tenants' tokens were last used.
+    /// Last use of each token on this node.
     pub uses: auth::TokenUses,
-    /// Proxies that are believed when they say whom they speak for.
+    /// Networks of the proxies whose `X-Forwarded-For` is trusted.
     pub trusted_proxies: Vec<IpNet>,
-    /// How large an event may be.
+    /// Largest size of one event, in bytes.
     pub event_bytes_max: usize,
-    /// Whether payloads are kept out of answers.
+    /// Whether responses leave out payloads (`--redact-payloads`).
     pub redacts_payloads: bool,
-    /// Set once the gateway has been asked to stop.
+    /// Whether the gateway has been asked to stop.
     pub stopping: AtomicBool,
 }
 
@@ -80,7 +80,7 @@ impl ApiState {
     }
 }
 
-/// Every route, documented.
+/// Returns every route with its OpenAPI description.
 pub fn routes() -> OpenApiRouter<SharedApiState> {
     OpenApiRouter::with_openapi(openapi::base())
         .routes(routes!(tenants::list))
@@ -125,8 +125,8 @@ pub fn routes() -> OpenApiRouter<SharedApiState> {
         .routes(routes!(status::openapi))
 }
 
-/// The routes, ready to be served: each to those who may use it, and every
-/// error leaves as a problem.
+/// Returns the router to serve: it checks who may use each route and renders
+/// every error as an RFC 9457 problem.
 pub fn router(api: SharedApiState) -> Router {
     let (routes, _) = routes().split_for_parts();
     let rights = route_rights::RouteRights::of(&openapi::document()).expect("every route says who may use it");
@@ -140,7 +140,7 @@ pub fn router(api: SharedApiState) -> Router {
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Names the request and writes out the problem, if that is the answer.
+/// Gives the request its id and renders the response's problem, if it has one.
 async fn finish(State(api): State<SharedApiState>, mut request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>();
     let takes_events = route.is_some_and(|route| accept::takes_events(request.method(), route.as_str()));
@@ -163,9 +163,11 @@ async fn finish(State(api): State<SharedApiState>, mut request: Request, next: N
     response
 }
 
-/// A handler that is finished even if nobody waits for it any more. A caller
-/// that hangs up takes its handler along; what it changes must not be left
-/// half done by that, written but not in force here.
+/// A handler that runs to its end even if the caller hangs up.
+///
+/// The server drops a handler with its connection. A change that was written
+/// but not yet put in force on this node must not be left like that, so the
+/// rest of a dropped handler runs as a task of its own.
 struct RunToCompletion<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
 
 impl<F: Future<Output: Send> + Send + 'static> RunToCompletion<F> {

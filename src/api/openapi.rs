@@ -1,4 +1,4 @@
-//! The API's own description, made from the routes themselves.
+//! Builds the OpenAPI description of the API from the routes.
 
 use serde_json::{Value, json};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
@@ -39,13 +39,13 @@ impl Modify for BearerScheme {
     }
 }
 
-/// What the routes are added to.
+/// Returns the description without any routes.
 pub fn base() -> utoipa::openapi::OpenApi {
     ApiDescription::openapi()
 }
 
-/// The whole document: what the routes say of themselves, and what is the same
-/// for all of them.
+/// Returns the whole description: the routes' own parts, and what is the same for
+/// all of them.
 pub fn document() -> Value {
     let mut document = serde_json::to_value(super::routes().into_openapi()).expect("the description is plain data");
     finish_schemas(&mut document["components"]["schemas"]);
@@ -60,17 +60,17 @@ pub fn document() -> Value {
     document
 }
 
-/// Settings that are both taken in and shown as part of something larger.
+/// Schemas that are both request bodies and parts of larger response schemas.
 const SHARED: &[&str] = &["EndpointSettings", "TenantSettings"];
-/// What a patch of those is called.
+/// Names of the schemas for patches of these settings.
 const PATCHES: &[(&str, &str)] = &[("EndpointSettings", "EndpointPatch"), ("TenantSettings", "TenantPatch")];
 
 fn finish_schemas(schemas: &mut Value) {
     for (settings, patch) in PATCHES {
         schemas[patch] = patch_of(&schemas[settings]);
     }
-    // Answers hold these settings beside other fields, so their schema cannot
-    // say that there are none.
+    // Responses have these settings beside other fields, so the schema must not
+    // forbid further fields.
     for name in SHARED {
         if let Some(schema) = schemas[name].as_object_mut() {
             schema.remove("additionalProperties");
@@ -78,7 +78,8 @@ fn finish_schemas(schemas: &mut Value) {
     }
 }
 
-/// Any of the fields, each of which null takes back to its default.
+/// Returns the schema of a patch: every field is optional, and null resets it to
+/// its default.
 fn patch_of(settings: &Value) -> Value {
     let mut patch = settings.clone();
     for field in patch["properties"].as_object_mut().into_iter().flatten().map(|(_, field)| field) {
@@ -114,17 +115,17 @@ fn finish_parameters(operation: &mut Value) {
 fn finish_body(path: &str, method: &str, operation: &mut Value) {
     let Some(body) = operation.get_mut("requestBody") else { return };
     let schema = &mut body["content"]["application/json"]["schema"];
-    // A body that may be left out is left out, and not null.
-    let given = schema["oneOf"].as_array().and_then(|kinds| kinds.iter().find(|kind| kind["type"] != "null"));
-    if let Some(given) = given.cloned() {
-        *schema = given;
+    // An optional body is left out, never null.
+    let present = schema["oneOf"].as_array().and_then(|kinds| kinds.iter().find(|kind| kind["type"] != "null"));
+    if let Some(present) = present.cloned() {
+        *schema = present;
         body["required"] = false.into();
     }
     let schema = &mut body["content"]["application/json"]["schema"];
     if method == "patch" {
-        let named = |name: &str| Value::from(format!("#/components/schemas/{name}"));
-        let patch = PATCHES.iter().find(|(settings, _)| schema["$ref"] == named(settings));
-        *schema = json!({"$ref": patch.map(|(_, patch)| named(patch))});
+        let reference = |name: &str| Value::from(format!("#/components/schemas/{name}"));
+        let patch = PATCHES.iter().find(|(settings, _)| schema["$ref"] == reference(settings));
+        *schema = json!({"$ref": patch.map(|(_, patch)| reference(patch))});
     }
     if path.ends_with("/events/batch") {
         schema["minItems"] = 1.into();
@@ -134,11 +135,11 @@ fn finish_body(path: &str, method: &str, operation: &mut Value) {
     }
 }
 
-/// What stands in the heads of answers, and which answers there are not.
+/// Adds the headers of responses, and removes responses that cannot occur.
 fn finish_answers(path: &str, method: &str, operation: &mut Value) {
     let Some(answers) = operation["responses"].as_object_mut() else { return };
     if method == "get" {
-        // What has no body cannot be wrong with it.
+        // A request without a body cannot fail because of its body.
         answers.retain(|status, _| !matches!(status.as_str(), "408" | "413" | "415"));
     }
     let takes_events = method == "post" && (path.ends_with("/events") || path.ends_with("/events/batch"));
@@ -151,18 +152,18 @@ fn finish_answers(path: &str, method: &str, operation: &mut Value) {
                 _ => "What was asked for.".into(),
             };
         }
-        let mut head = |name: &str, kind: &str, description: &str| {
+        let mut add_header = |name: &str, kind: &str, description: &str| {
             answer["headers"][name] = json!({"description": description, "schema": {"type": kind}});
         };
-        head("x-request-id", "string", "Names this request in the gateway's log.");
+        add_header("x-request-id", "string", "Names this request in the gateway's log.");
         match status.as_str() {
-            "401" => head("WWW-Authenticate", "string", "`Bearer`."),
-            "429" | "503" | "507" => head("Retry-After", "integer", "In how many seconds to try again."),
+            "401" => add_header("WWW-Authenticate", "string", "`Bearer`."),
+            "429" | "503" | "507" => add_header("Retry-After", "integer", "In how many seconds to try again."),
             _ => {}
         }
         if takes_events && matches!(status.as_str(), "202" | "429") {
-            head("RateLimit-Policy", "string", "What the tenant may hand in, where it has a rate of its own.");
-            head("RateLimit", "string", "What is left of that.");
+            add_header("RateLimit-Policy", "string", "What the tenant may hand in, where it has a rate of its own.");
+            add_header("RateLimit", "string", "What is left of that.");
         }
     }
 }

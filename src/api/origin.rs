@@ -1,4 +1,4 @@
-//! Where a request comes from, and what it is called.
+//! Finds a request's client address and its request id.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,11 +7,11 @@ use axum::extract::Request;
 use http::{HeaderMap, HeaderName};
 use ipnet::IpNet;
 
-/// The address at the other end of the connection.
+/// The address of the connection's peer, which may be a proxy.
 #[derive(Debug, Clone, Copy)]
 pub struct Peer(pub IpAddr);
 
-/// The id of a request, in every answer, problem and log line of it.
+/// The id of a request; its response, problem and log lines carry it.
 #[derive(Debug, Clone)]
 pub struct RequestId(pub String);
 
@@ -20,7 +20,7 @@ const ID: HeaderName = HeaderName::from_static("x-request-id");
 const FORWARDED: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 impl RequestId {
-    /// The caller's, if it has a sane one, or else one of ours.
+    /// Returns the caller's `x-request-id` if it is valid, or else a new id.
     pub fn of(headers: &HeaderMap, random: u64) -> Self {
         let given = headers.get(ID).and_then(|value| value.to_str().ok());
         match given.filter(|text| is_valid(text)) {
@@ -35,19 +35,19 @@ fn is_valid(text: &str) -> bool {
     (1..=ID_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_plain)
 }
 
-/// From which address a request comes. What proxies say is believed as far as
-/// they are ours: the last address that none of them has.
+/// Returns the client address of a request. `X-Forwarded-For` is followed from
+/// its end as long as the address before belongs to a trusted proxy.
 pub fn of(request: &Request, trusted: &[IpNet]) -> Option<IpAddr> {
     let Peer(peer) = request.extensions().get::<Peer>()?;
     Some(client_behind_proxies(peer.to_canonical(), request.headers(), trusted))
 }
 
-/// The network that is counted as one address: an IPv4 address itself, and of
-/// IPv6 the /64, which whoever has one address of has them all.
+/// The network that is counted as one client: a single IPv4 address, or an IPv6
+/// /64, because one client usually holds all addresses of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Network(IpNet);
 
-/// The network of an address.
+/// Returns the network of an address.
 pub fn network(address: IpAddr) -> Network {
     let address = address.to_canonical();
     let bits = if address.is_ipv4() { 32 } else { 64 };
@@ -64,15 +64,15 @@ impl fmt::Display for Network {
 }
 
 fn client_behind_proxies(peer: IpAddr, headers: &HeaderMap, trusted: &[IpNet]) -> IpAddr {
-    let is_ours = |address: &IpAddr| trusted.iter().any(|network| network.contains(address));
+    let is_trusted = |address: &IpAddr| trusted.iter().any(|network| network.contains(address));
     let mut address = peer;
     let lines: Vec<&str> = headers.get_all(FORWARDED).iter().filter_map(|line| line.to_str().ok()).collect();
-    for said in lines.iter().rev().flat_map(|line| line.rsplit(',')) {
-        if !is_ours(&address) {
+    for entry in lines.iter().rev().flat_map(|line| line.rsplit(',')) {
+        if !is_trusted(&address) {
             break;
         }
-        // What cannot be read is nothing to go on with.
-        let Ok(before) = said.trim().parse::<IpAddr>() else { break };
+        // An entry that is no address ends the chain.
+        let Ok(before) = entry.trim().parse::<IpAddr>() else { break };
         address = before.to_canonical();
     }
     address
@@ -111,9 +111,9 @@ mod tests {
 
     #[test]
     fn only_proxies_of_ours_are_believed() {
-        let from = |peer: &str, said: &[&str], trusted: &str| {
+        let from = |peer: &str, forwarded: &[&str], trusted: &str| {
             let mut headers = HeaderMap::new();
-            for line in said {
+            for line in forwarded {
                 headers.append(FORWARDED, line.parse().unwrap());
             }
             let trusted: Vec<IpNet> = trusted.split_whitespace().map(|text| text.parse().unwrap()).collect();

@@ -1,4 +1,4 @@
-//! Pages of lists: `?limit=&cursor=` in, `{"data":[…],"next":…}` out.
+//! Reads and writes pages of lists: `?limit=&cursor=` in, `{"data":[…],"next":…}` out.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -21,19 +21,19 @@ pub struct Page<T> {
 }
 
 impl<T> Page<T> {
-    /// A list that is always whole.
+    /// Returns a list that always fits on one page.
     pub fn whole(data: Vec<T>) -> Self {
         Self { data, next: None }
     }
 
-    /// A store's page, each item shown in its way.
+    /// Converts a store's page, each item by `show`.
     pub fn of<S>(list: &'static str, page: store::ListPage<S>, show: impl FnMut(S) -> T) -> Self {
         let next = page.next.map(|cursor| URL_SAFE_NO_PAD.encode(format!("{list}:{cursor}")));
         Self { data: page.data.into_iter().map(show).collect(), next }
     }
 }
 
-/// What `limit` and `cursor` ask for. A cursor belongs to its list.
+/// Reads `limit` and `cursor`. A cursor is valid only for the list it came from.
 pub fn ask(list: &'static str, limit: Option<usize>, cursor: Option<&str>) -> Result<PageRequest, Problem> {
     let limit = limit.unwrap_or(LIMIT_DEFAULT);
     if !(1..=LIMIT_MAX).contains(&limit) {
@@ -44,8 +44,8 @@ pub fn ask(list: &'static str, limit: Option<usize>, cursor: Option<&str>) -> Re
         None => None,
         Some(text) => {
             let decoded = URL_SAFE_NO_PAD.decode(text).ok().and_then(|bytes| String::from_utf8(bytes).ok());
-            let inside = decoded.and_then(|text| Some(text.strip_prefix(list)?.strip_prefix(':')?.to_owned()));
-            let inside = inside.filter(|text| !text.contains('\0'));
+            let position = decoded.and_then(|text| Some(text.strip_prefix(list)?.strip_prefix(':')?.to_owned()));
+            let position = position.filter(|text| !text.contains('\0'));
             let refused = || {
                 Problem::field(
                     ProblemCode::InvalidCursor,
@@ -53,7 +53,7 @@ pub fn ask(list: &'static str, limit: Option<usize>, cursor: Option<&str>) -> Re
                     "the cursor is not one of this list; start again without it",
                 )
             };
-            Some(inside.ok_or_else(refused)?)
+            Some(position.ok_or_else(refused)?)
         }
     };
     Ok(PageRequest { cursor, limit })

@@ -1,4 +1,4 @@
-//! Retry policies: what one will do, before it does it.
+//! Previews what a retry policy will do.
 
 use axum::Json;
 use axum::body::Body;
@@ -39,9 +39,10 @@ pub async fn preview(
 ) -> Result<Json<Preview>, Problem> {
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
     let spec: RetrySpec = document_from_json(&body)?;
-    let policy =
-        spec.resolve().map_err(|wrong| Problem::field(ProblemCode::InvalidField, wrong.pointer, wrong.message))?;
-    // A policy of a thousand attempts is simulated in a good tenth of a second.
+    let policy = spec
+        .resolve()
+        .map_err(|invalid| Problem::field(ProblemCode::InvalidField, invalid.pointer, invalid.message))?;
+    // Simulating a policy of a thousand attempts takes more than 100 ms, too long for an async thread.
     let plan = tokio::task::spawn_blocking(move || preview_of(&policy, params.outage)).await;
     plan.map(Json).map_err(|_| Problem::new(ProblemCode::Unavailable, "the preview could not be made; see the log"))
 }

@@ -1,5 +1,5 @@
-//! Errors as RFC 9457 problems: a stable code for programs, a sentence for
-//! people, pointers to the fields at fault.
+//! Renders errors as RFC 9457 problems: a stable code for programs, a sentence
+//! for people, pointers to the fields at fault.
 
 use std::ops::RangeInclusive;
 
@@ -22,7 +22,7 @@ use crate::lifecycle::storage_admission::StorageRefusal;
 use crate::metrics::LimitOwner;
 use crate::store;
 
-/// A problem on its way to the caller.
+/// A problem to be rendered as the response.
 #[derive(Debug, Clone)]
 pub struct Problem {
     code: ProblemCode,
@@ -45,18 +45,18 @@ pub struct FieldError {
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $text:literal, $status:ident, $title:literal;)*) => {
-        /// What went wrong, for programs. These never change their meaning.
+        /// Stable code of a problem, for programs. A code never changes its meaning.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
         pub enum ProblemCode { $($(#[$doc])* #[serde(rename = $text)] $name,)* }
 
         impl ProblemCode {
-            /// Every code there is.
+            /// Every code of the API.
             pub const ALL: &'static [ProblemCode] = &[$(ProblemCode::$name,)*];
-            /// The code as it is written.
+            /// Returns the code's text.
             pub fn as_str(self) -> &'static str { match self { $(ProblemCode::$name => $text,)* } }
-            /// The status it is answered with.
+            /// Returns the HTTP status of the code.
             pub fn status(self) -> StatusCode { match self { $(ProblemCode::$name => StatusCode::$status,)* } }
-            /// What it means, in a few words.
+            /// Returns the code's meaning in a few words.
             pub fn title(self) -> &'static str { match self { $(ProblemCode::$name => $title,)* } }
         }
     };
@@ -76,23 +76,23 @@ impl ToSchema for ProblemCode {
 }
 
 codes! {
-    /// The request's head is not one that every reader reads alike.
+    /// HTTP implementations may read the request's head in different ways.
     MalformedRequest = "malformed_request", BAD_REQUEST, "The request is not written as HTTP wants it";
     /// The body is not JSON, or not UTF-8.
     InvalidJson = "invalid_json", BAD_REQUEST, "The body is not JSON";
-    /// A field that nobody knows.
+    /// The request has an unknown field.
     UnknownField = "unknown_field", UNPROCESSABLE_ENTITY, "There is no such field";
-    /// A field whose value cannot be accepted.
+    /// The value of a field cannot be accepted.
     InvalidField = "invalid_field", UNPROCESSABLE_ENTITY, "A field has a value that cannot be accepted";
     /// The event id belongs to other content.
     IdConflict = "id_conflict", CONFLICT, "The id belongs to other content";
-    /// There is nothing at this address.
+    /// The route or the resource does not exist.
     NotFound = "not_found", NOT_FOUND, "There is no such thing";
-    /// No token, or one that is not valid.
+    /// The request has no token, or an invalid one.
     Unauthenticated = "unauthenticated", UNAUTHORIZED, "A valid token is needed";
-    /// The token is good, but not for this.
+    /// The token is valid, but lacks the right.
     MissingRight = "missing_right", FORBIDDEN, "The token does not have the right to do this";
-    /// The state of the thing does not allow this.
+    /// The state of the resource does not allow the change.
     WrongState = "wrong_state", CONFLICT, "Its state does not allow this";
     /// The body is larger than allowed.
     PayloadTooLarge = "payload_too_large", PAYLOAD_TOO_LARGE, "The body is too large";
@@ -100,31 +100,31 @@ codes! {
     DataExpunged = "data_expunged", GONE, "The event's data was expunged";
     /// The event's data is no longer what was accepted.
     DataDamaged = "data_damaged", GONE, "The event's data is damaged";
-    /// The link was not made here, or was changed.
+    /// The signature of the link is not valid.
     LinkInvalid = "link_invalid", FORBIDDEN, "The link is not valid";
-    /// What the link led to is no longer kept.
+    /// The link's delivery is no longer stored.
     LinkExpired = "link_expired", GONE, "The link has expired";
-    /// Too many deliveries would be made.
+    /// The event matches more endpoints than one event may be delivered to.
     FanoutLimit = "fanout_limit", UNPROCESSABLE_ENTITY, "Too many deliveries would be made";
     /// The URL points where the gateway may not call.
     TargetForbidden = "target_forbidden", UNPROCESSABLE_ENTITY, "The target may not be called";
-    /// The cursor is not one of ours.
+    /// The cursor does not belong to this list.
     InvalidCursor = "invalid_cursor", BAD_REQUEST, "The cursor is not valid";
     /// The method is not known at this address.
     MethodNotAllowed = "method_not_allowed", METHOD_NOT_ALLOWED, "The method is not known here";
-    /// The body is encoded in a way that is not read.
+    /// The body has a content encoding that is not supported.
     UnsupportedMediaType = "unsupported_media_type", UNSUPPORTED_MEDIA_TYPE, "The encoding is not read";
     /// The body did not arrive in time.
     RequestTimeout = "request_timeout", REQUEST_TIMEOUT, "The body did not arrive in time";
-    /// More events, tests, fetches or failures to authenticate than their rate allows.
+    /// More events, tests, fetches, calls or failed authentications than their rate allows.
     RateLimited = "rate_limited", TOO_MANY_REQUESTS, "Too many at once";
-    /// As many deliveries of the tenant wait as may.
+    /// The tenant's limit of waiting deliveries is reached.
     BacklogFull = "backlog_full", TOO_MANY_REQUESTS, "Too many deliveries of the tenant wait";
-    /// A count or a ceiling of the tenant's limits would be passed.
+    /// The change would exceed one of the tenant's limits.
     LimitExceeded = "limit_exceeded", UNPROCESSABLE_ENTITY, "A limit of the tenant would be passed";
-    /// The tenant's events take up as much as they may.
+    /// The tenant's limit of stored bytes is reached.
     QuotaFull = "quota_full", INSUFFICIENT_STORAGE, "The tenant's events take up as much as they may";
-    /// Not now; trying again later is safe.
+    /// The request cannot be served now; it is safe to try again later.
     Unavailable = "unavailable", SERVICE_UNAVAILABLE, "Not available at the moment";
     /// No space is left for new events.
     StorageFull = "storage_full", INSUFFICIENT_STORAGE, "No space is left";
@@ -156,19 +156,19 @@ pub struct ProblemBody<'a> {
     request_id: &'a str,
 }
 
-/// How soon to try again, where nobody knows better. Drawn, so that those who
-/// were refused together do not come back together.
+/// Range of the default `Retry-After`, in seconds. It is drawn at random, so that
+/// clients refused together do not come back together.
 const RETRY_AFTER_SECONDS: RangeInclusive<u64> = 3..=7;
-/// The same when there is only too much at once, which is over quickly.
+/// Range of `Retry-After` after a short overload, in seconds.
 const OVERLOAD_SECONDS: RangeInclusive<u64> = 1..=3;
 
 impl Problem {
-    /// A problem with its sentence.
+    /// Returns a problem with a sentence for people.
     pub fn new(code: ProblemCode, detail: impl Into<String>) -> Self {
         Self { code, detail: detail.into(), errors: Vec::new(), headers: Vec::new(), limit: None, limit_name: None }
     }
 
-    /// Whose limit stood in the way, if one did.
+    /// Returns whose limit caused the refusal, if a limit did.
     pub fn limit(&self) -> Option<LimitOwner> {
         self.limit
     }
@@ -177,58 +177,60 @@ impl Problem {
         Self { limit: Some(limit), ..self }
     }
 
-    /// Names the limit that stands in the way.
+    /// Adds the name of the limit that caused the refusal.
     pub fn naming_limit(self, name: &'static str) -> Self {
         Self { limit_name: Some(name), ..self }
     }
 
-    /// What went wrong, for programs.
+    /// Returns the problem's code.
     pub fn code(&self) -> ProblemCode {
         self.code
     }
 
-    /// A problem with one field.
+    /// Returns a problem with one field.
     pub fn field(code: ProblemCode, pointer: impl Into<String>, detail: impl Into<String>) -> Self {
         let detail = detail.into();
         let error = FieldError { pointer: pointer.into(), detail: detail.clone() };
         Self { errors: vec![error], ..Self::new(code, detail) }
     }
 
-    /// A problem with several fields; the first one's sentence stands for all.
+    /// Returns a problem with several fields; its sentence joins theirs.
     pub fn fields(code: ProblemCode, errors: Vec<FieldError>) -> Self {
         let detail = errors.iter().map(|error| error.detail.as_str()).collect::<Vec<_>>().join("; ");
         Self { errors, ..Self::new(code, detail) }
     }
 
-    /// A problem that is over in so many seconds, as far as can be told.
+    /// Adds `Retry-After` with this number of seconds.
     pub fn retry_after(self, seconds: u64) -> Self {
         self.with_headers([(RETRY_AFTER, HeaderValue::from(seconds))])
     }
 
-    /// A problem that says more in its answer's head.
+    /// Adds headers to the response.
     pub fn with_headers(mut self, headers: impl IntoIterator<Item = (HeaderName, HeaderValue)>) -> Self {
         self.headers.extend(headers);
         self
     }
 
-    /// There is no such thing here.
+    /// Returns the problem that a resource does not exist.
     pub fn not_found(what: &str) -> Self {
         Self::new(ProblemCode::NotFound, format!("there is no such {what}"))
     }
 
-    /// The fields at fault, moved below a place in a larger document.
-    pub fn errors_below(self, place: &str) -> (ProblemCode, Vec<FieldError>) {
-        let errors = match self.errors.is_empty() {
-            true => vec![FieldError { pointer: String::new(), detail: self.detail }],
-            false => self.errors,
+    /// Returns the code and the fields at fault, their pointers prefixed with the
+    /// pointer of the place in a larger document.
+    pub fn errors_below(self, parent: &str) -> (ProblemCode, Vec<FieldError>) {
+        let errors = if self.errors.is_empty() {
+            vec![FieldError { pointer: String::new(), detail: self.detail }]
+        } else {
+            self.errors
         };
         let moved =
-            errors.into_iter().map(|error| FieldError { pointer: format!("{place}{}", error.pointer), ..error });
+            errors.into_iter().map(|error| FieldError { pointer: format!("{parent}{}", error.pointer), ..error });
         (self.code, moved.collect())
     }
 
-    /// The whole answer to a request with this head, where no layer of the
-    /// router writes it out.
+    /// Returns the whole response to a request with these headers, for servers
+    /// without the layer that renders problems.
     pub fn answer(&self, headers: &HeaderMap) -> Response {
         let RequestId(id) = RequestId::of(headers, rand::random());
         let mut response = self.code.status().into_response();
@@ -237,7 +239,7 @@ impl Problem {
         response
     }
 
-    /// Writes the problem out, with the request it belongs to.
+    /// Writes the problem into a response, with the id of the request.
     pub fn render(&self, response: &mut Response, request_id: &str) {
         let status = self.code.status();
         let body = ProblemBody {
@@ -269,7 +271,8 @@ impl Problem {
     }
 }
 
-/// The outermost layer writes it out, because it knows the request's id.
+/// Attaches the problem to the response. The outermost layer renders it, because
+/// it knows the request's id.
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let mut response = self.code.status().into_response();
@@ -282,16 +285,16 @@ impl From<store::Error> for Problem {
     fn from(problem: store::Error) -> Self {
         let detail = problem.to_string();
         match problem {
-            // What the database says is for its operator.
+            // The database's message goes to the log alone: it is for the operator, not for callers.
             store::Error::Unavailable(_) => {
-                info!("answered 503: {detail}");
+                info!("request answered 503: {detail}");
                 Self::new(
                     ProblemCode::Unavailable,
                     "the store is unavailable at the moment; try again in a few seconds",
                 )
             }
             store::Error::Full(_) => {
-                info!("answered 507: {detail}");
+                info!("request answered 507: {detail}");
                 Self::new(
                     ProblemCode::StorageFull,
                     "the store has no space left; try again when its operator has made some",
@@ -314,9 +317,9 @@ impl From<store::Error> for Problem {
 }
 
 impl From<LinkRefusal> for Problem {
-    fn from(why: LinkRefusal) -> Self {
-        let detail = why.to_string();
-        match why {
+    fn from(refusal: LinkRefusal) -> Self {
+        let detail = refusal.to_string();
+        match refusal {
             LinkRefusal::Foreign => Self::new(ProblemCode::LinkInvalid, detail),
             LinkRefusal::Over => Self::new(ProblemCode::LinkExpired, detail),
             LinkRefusal::TooOften(wait) => {

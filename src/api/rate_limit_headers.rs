@@ -1,8 +1,9 @@
-//! How a tenant stands with its ingest rate, in an answer's head.
+//! Writes the state of a tenant's ingest rate into response headers.
 //!
-//! The fields of draft-ietf-httpapi-ratelimit-headers: `RateLimit-Policy` says
-//! what is allowed (`q` at once, again after `w` seconds), `RateLimit` what is
-//! left of it (`r`) and in how many seconds it is all there again (`t`).
+//! The headers are those of draft-ietf-httpapi-ratelimit-headers:
+//! `RateLimit-Policy` has the quota (`q` events at once, full again after `w`
+//! seconds), `RateLimit` what is left of it (`r`) and the seconds until it is
+//! full again (`t`).
 
 use std::time::Duration;
 
@@ -12,32 +13,33 @@ use super::SharedApiState;
 use crate::lifecycle::intake::RateStatus;
 use crate::model::tenant::{Tenant, TenantQuota};
 
-/// Two lines of an answer's head.
+/// The headers `RateLimit-Policy` and `RateLimit`.
 pub type RateLimitHeaders = [(HeaderName, HeaderValue); 2];
 
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-const STANDING: HeaderName = HeaderName::from_static("ratelimit");
+const STATUS: HeaderName = HeaderName::from_static("ratelimit");
 
-/// What a tenant with a rate of its own is told with every receipt. The usual
-/// rate is more than anyone meets, and is not spoken of.
+/// Returns the headers for a tenant with an ingest rate of its own. The default
+/// rate is too high to matter, so its headers are left out.
 pub fn rate_limit_headers(api: &SharedApiState, tenant: &Tenant) -> Option<RateLimitHeaders> {
-    let is_usual = tenant.quota.ingest == TenantQuota::default().ingest;
+    let is_default = tenant.quota.ingest == TenantQuota::default().ingest;
     let rate = api.gateway.ingest_rate(tenant);
-    (!is_usual).then(|| headers(&api.gateway.intake.rate_status(&tenant.id, rate, api.gateway.clock.now())))
+    (!is_default).then(|| headers(&api.gateway.intake.rate_status(&tenant.id, rate, api.gateway.clock.now())))
 }
 
-/// How it stands, written down.
-pub fn headers(standing: &RateStatus) -> RateLimitHeaders {
-    let RateStatus { rate, left, full_in } = *standing;
+/// Returns the headers for this state of a rate.
+pub fn headers(status: &RateStatus) -> RateLimitHeaders {
+    let RateStatus { rate, left, full_in } = *status;
     let window = whole_seconds(Duration::from_secs_f64(f64::from(rate.burst) / rate.per_second)).max(1);
     let value = |text: String| HeaderValue::try_from(text).expect("digits and letters are a header value");
     [
         (POLICY, value(format!(r#""ingest";q={};w={window}"#, rate.burst))),
-        (STANDING, value(format!(r#""ingest";r={left};t={}"#, whole_seconds(full_in)))),
+        (STATUS, value(format!(r#""ingest";r={left};t={}"#, whole_seconds(full_in)))),
     ]
 }
 
-/// Rounded up: whoever waits as long is not early.
+/// Returns a duration in seconds, rounded up, so that a caller who waits that
+/// long does not come early.
 pub fn whole_seconds(span: Duration) -> u64 {
     span.as_secs() + u64::from(span.subsec_nanos() > 0)
 }
@@ -50,9 +52,8 @@ mod tests {
     #[test]
     fn the_headers_are_structured_fields_in_whole_seconds() {
         let written = |per_second, burst, left, full_in| {
-            let standing =
-                RateStatus { rate: Rate { per_second, burst }, left, full_in: Duration::from_millis(full_in) };
-            headers(&standing).map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
+            let status = RateStatus { rate: Rate { per_second, burst }, left, full_in: Duration::from_millis(full_in) };
+            headers(&status).map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
         };
         assert_eq!(
             written(50.0, 100, 7, 1_801),

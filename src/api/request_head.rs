@@ -1,13 +1,13 @@
 //! Checks the head of each request before the HTTP library reads it.
 //!
-//! The library is more tolerant than a gateway behind proxies may be: it takes
-//! lines that end in LF alone, any number of `HostLoad` lines, and encodings
-//! before `chunked`. Where two readers disagree about such a head, one request
-//! can be smuggled inside another. So the bytes are looked at as they arrive:
-//! a head that is wrong is replaced by one that asks for its refusal, and
-//! nothing that follows it on the connection is read.
+//! The library is more tolerant than a gateway behind proxies may be: it accepts
+//! lines that end in LF alone, any number of `Host` lines, and encodings before
+//! `chunked`. Where a proxy and the gateway disagree about such a head, one
+//! request can be smuggled inside another. So the bytes are checked as they
+//! arrive: an invalid head is replaced by a request that stands for its refusal,
+//! and nothing that follows it on the connection is read.
 //!
-//! Invariant: the library is handed whole heads, or bytes it refuses itself.
+//! Invariant: the library receives whole heads, or bytes that it refuses itself.
 
 use std::io;
 use std::pin::Pin;
@@ -19,22 +19,22 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::problem::{Problem, ProblemCode};
 use super::server::HEAD_BYTES_MAX;
 
-/// The method of the request that stands for a refused one. Whoever sends it
-/// himself is told what he asks for.
+/// Method of the request that stands for a refused one. A client that sends it
+/// gets the refusal that its path names.
 const REFUSED: &str = "REFUSED";
 
-/// Why a head is refused.
+/// Reason why a head is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InvalidHead {
-    /// A line of it does not end in CR LF.
+    /// A line of the head does not end in CR LF.
     BareLineFeed,
-    /// It has no `HostLoad` or more than one.
+    /// The head has no `Host` line, or more than one.
     Host,
-    /// Its body is encoded otherwise than by `chunked` alone, or also has a length.
+    /// `Transfer-Encoding` is not `chunked` alone, or there is a `Content-Length` too.
     TransferEncoding,
-    /// Its `Content-Length` is no number, or there are two that differ.
+    /// `Content-Length` is no number, or there are two that differ.
     ContentLength,
-    /// Its body is larger than any that is taken.
+    /// `Content-Length` is above the largest body of any route.
     TooLarge,
 }
 
@@ -52,7 +52,7 @@ impl InvalidHead {
         }
     }
 
-    /// The refusal that a request stands for.
+    /// Returns the refusal that a request stands for, if it does.
     pub fn of<B>(request: &Request<B>) -> Option<Self> {
         if request.method().as_str() != REFUSED {
             return None;
@@ -60,7 +60,7 @@ impl InvalidHead {
         Self::ALL.into_iter().find(|refusal| refusal.as_str() == request.uri().path())
     }
 
-    /// The answer to it.
+    /// Returns the problem that answers the refused request.
     pub fn problem(self, body_bytes_max: u64) -> Problem {
         let detail = match self {
             Self::BareLineFeed => "a line of the request's head ends in LF alone; end every line with CR LF",
@@ -81,37 +81,38 @@ impl InvalidHead {
     }
 }
 
-/// What comes next on a connection.
+/// The part of a request that comes next on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ExpectedBytes {
-    /// A head.
+    /// The head of a request.
     Head,
-    /// This many bytes of a body.
+    /// This many more bytes of a body with a length.
     Body(u64),
-    /// The number of bytes in a chunk, of which this much is read.
+    /// The size of a chunk in hex digits, of which `size` has been read so far.
     ChunkSize { size: u64, has_digits: bool },
     /// The rest of the line that begins a chunk of this size.
     ChunkLine { size: u64 },
-    /// This many bytes of a chunk, the end of its line included.
+    /// This many more bytes of a chunk, the CR LF after it included.
     Chunk(u64),
-    /// The lines after the last chunk; whether the present one is empty so far.
+    /// The trailer lines after the last chunk; `is_line_empty` says whether the
+    /// present line is empty so far.
     Trailer { is_line_empty: bool },
-    /// Bytes that are not looked at: the library refuses them.
+    /// Bytes that are not checked, because the library refuses them.
     Anything,
 }
 
-/// What was found in some bytes.
+/// Result of checking some bytes.
 #[derive(Debug, PartialEq, Eq)]
 enum HeadScan {
-    /// All of them may be handed on.
+    /// All bytes may be passed on.
     Fine,
-    /// A head begins there, and ends later.
+    /// A head begins at this offset and is not complete yet.
     Unfinished(usize),
-    /// What begins there is refused.
+    /// The head that begins at this offset is refused.
     Refused(usize, InvalidHead),
 }
 
-/// Follows requests through a connection's bytes.
+/// Tracks where requests begin and end in a connection's bytes.
 #[derive(Debug)]
 struct RequestFraming {
     next: ExpectedBytes,
@@ -119,8 +120,8 @@ struct RequestFraming {
 }
 
 impl RequestFraming {
-    /// Looks at bytes that follow those of before. Of an unfinished head that
-    /// is given again, `scanned` bytes have been looked at.
+    /// Checks the bytes that come next. When they begin with an unfinished head
+    /// that was passed in before, `scanned` is the length checked then.
     fn scan(&mut self, bytes: &[u8], scanned: usize) -> HeadScan {
         let mut at = 0;
         while at < bytes.len() {
@@ -138,7 +139,7 @@ impl RequestFraming {
                     };
                 }
                 ExpectedBytes::ChunkSize { .. } | ExpectedBytes::ChunkLine { .. } | ExpectedBytes::Trailer { .. } => {
-                    // What is not framed as it should be, the library refuses as well.
+                    // The library refuses invalid chunk framing itself.
                     self.next = self.next.after(rest[0]).unwrap_or(ExpectedBytes::Anything);
                     at += 1;
                 }
@@ -146,7 +147,7 @@ impl RequestFraming {
                     let blank = blank_lines(rest);
                     let head = &rest[blank..];
                     if head.first().is_some_and(|byte| !byte.is_ascii_graphic() && !matches!(byte, b'\r' | b'\n')) {
-                        // No method begins so: the library says no at once.
+                        // No method begins with such a byte, so the library refuses it at once.
                         self.next = ExpectedBytes::Anything;
                         return HeadScan::Fine;
                     }
@@ -166,7 +167,7 @@ impl RequestFraming {
 }
 
 impl ExpectedBytes {
-    /// What comes after one byte of a chunk's framing.
+    /// Returns what comes after one byte of chunk framing; none if it is invalid.
     fn after(self, byte: u8) -> Option<Self> {
         let digit = (byte as char).to_digit(16);
         match (self, byte) {
@@ -188,12 +189,12 @@ impl ExpectedBytes {
     }
 }
 
-/// How many bytes of blank lines stand before a head, which may be some.
+/// Returns the length of the blank lines before a head, which HTTP allows.
 fn blank_lines(bytes: &[u8]) -> usize {
     bytes.chunks_exact(2).take_while(|pair| *pair == b"\r\n").count() * 2
 }
 
-/// Where a head ends: after its first empty line.
+/// Returns where a head ends: after its first empty line.
 fn head_end(head: &[u8], scanned: usize) -> Option<usize> {
     let ends = (scanned..head.len()).filter(|at| head[*at] == b'\n');
     let is_empty = |end: usize| match &head[..end] {
@@ -203,7 +204,7 @@ fn head_end(head: &[u8], scanned: usize) -> Option<usize> {
     ends.into_iter().find(|end| is_empty(*end)).map(|end| end + 1)
 }
 
-/// What follows a head, if the head is as it should be.
+/// Returns what follows a head, or why the head is refused.
 fn body_after(head: &[u8], body_bytes_max: u64) -> Result<ExpectedBytes, InvalidHead> {
     let (mut hosts, mut encodings, mut length) = (0, 0, None);
     let mut is_1_1 = false;
@@ -213,7 +214,7 @@ fn body_after(head: &[u8], body_bytes_max: u64) -> Result<ExpectedBytes, Invalid
             is_1_1 = line.ends_with(b" HTTP/1.1");
             continue;
         }
-        // Most names are told apart by their first letter.
+        // The first letter rules out most header names cheaply.
         if !matches!(line.first(), Some(b'h' | b'H' | b't' | b'T' | b'c' | b'C')) {
             continue;
         }
@@ -227,11 +228,11 @@ fn body_after(head: &[u8], body_bytes_max: u64) -> Result<ExpectedBytes, Invalid
                 return Err(InvalidHead::TransferEncoding);
             }
         } else if name.eq_ignore_ascii_case(b"content-length") {
-            let given = bytes_in(value).ok_or(InvalidHead::ContentLength)?;
-            if length.is_some_and(|length| length != given) {
+            let value = parse_length(value).ok_or(InvalidHead::ContentLength)?;
+            if length.is_some_and(|length| length != value) {
                 return Err(InvalidHead::ContentLength);
             }
-            length = Some(given);
+            length = Some(value);
         }
     }
     if hosts > 1 || (is_1_1 && hosts == 0) {
@@ -247,8 +248,8 @@ fn body_after(head: &[u8], body_bytes_max: u64) -> Result<ExpectedBytes, Invalid
     }
 }
 
-/// A length as it is written; one that cannot even be counted is the largest.
-fn bytes_in(text: &[u8]) -> Option<u64> {
+/// Parses a length. One that does not fit into 64 bits becomes the largest number.
+fn parse_length(text: &[u8]) -> Option<u64> {
     if text.is_empty() || !text.iter().all(u8::is_ascii_digit) {
         return None;
     }
@@ -256,51 +257,53 @@ fn bytes_in(text: &[u8]) -> Option<u64> {
     Some(digits.fold(0, |sum: u64, digit| sum.saturating_mul(10).saturating_add(digit)))
 }
 
-/// A connection on which every head is checked.
+/// A stream that checks every request head that is read from it.
 pub struct HeadCheckedStream<S> {
     inner: S,
-    follower: RequestFraming,
-    /// A head of which more must come before it can be judged.
+    framing: RequestFraming,
+    /// Beginning of a head that is not complete yet.
     unfinished: Vec<u8>,
-    /// What may be handed on, and how much of it was.
+    /// Checked bytes that the reader has not got yet.
     checked: Vec<u8>,
-    handed_on: usize,
+    /// Length of the part of `checked` that the reader has got.
+    forwarded: usize,
     is_refused: bool,
 }
 
 impl<S> HeadCheckedStream<S> {
-    /// Checks what comes from there. No body is longer than this.
+    /// Wraps a stream. A `Content-Length` above `body_bytes_max` is refused.
     pub fn new(inner: S, body_bytes_max: u64) -> Self {
-        let follower = RequestFraming { next: ExpectedBytes::Head, body_bytes_max };
-        Self { inner, follower, unfinished: Vec::new(), checked: Vec::new(), handed_on: 0, is_refused: false }
+        let framing = RequestFraming { next: ExpectedBytes::Head, body_bytes_max };
+        Self { inner, framing, unfinished: Vec::new(), checked: Vec::new(), forwarded: 0, is_refused: false }
     }
 
     fn forward(&mut self, buffer: &mut ReadBuf<'_>) {
-        let rest = &self.checked[self.handed_on..];
+        let rest = &self.checked[self.forwarded..];
         let count = rest.len().min(buffer.remaining());
         buffer.put_slice(&rest[..count]);
-        self.handed_on += count;
-        if self.handed_on == self.checked.len() {
+        self.forwarded += count;
+        if self.forwarded == self.checked.len() {
             self.checked = Vec::new();
-            self.handed_on = 0;
+            self.forwarded = 0;
         }
     }
 
     fn refuse(&mut self, refusal: InvalidHead) {
-        let ask = format!("{REFUSED} {} HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n", refusal.as_str());
-        self.checked.extend_from_slice(ask.as_bytes());
+        let replacement =
+            format!("{REFUSED} {} HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n", refusal.as_str());
+        self.checked.extend_from_slice(replacement.as_bytes());
         self.is_refused = true;
     }
 
-    /// Judges what was just read. Mostly all of it is fine where it is.
-    fn judge(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
+    /// Checks the bytes just read. Mostly all of them are valid and stay in place.
+    fn check_read(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
         if !self.unfinished.is_empty() {
             let scanned = self.unfinished.len();
             self.unfinished.extend_from_slice(&buffer.filled()[before..]);
             buffer.set_filled(before);
-            return self.judge_unfinished(scanned);
+            return self.check_unfinished(scanned);
         }
-        match self.follower.scan(&buffer.filled()[before..], 0) {
+        match self.framing.scan(&buffer.filled()[before..], 0) {
             HeadScan::Fine => {}
             HeadScan::Unfinished(at) => {
                 self.unfinished = buffer.filled()[before + at..].to_vec();
@@ -313,13 +316,13 @@ impl<S> HeadCheckedStream<S> {
         }
     }
 
-    fn judge_unfinished(&mut self, scanned: usize) {
+    fn check_unfinished(&mut self, scanned: usize) {
         let mut bytes = std::mem::take(&mut self.unfinished);
-        match self.follower.scan(&bytes, scanned) {
+        match self.framing.scan(&bytes, scanned) {
             HeadScan::Fine => self.checked = bytes,
             HeadScan::Unfinished(0) if bytes.len() >= HEAD_BYTES_MAX => {
-                // The library says that it is too large.
-                self.follower.next = ExpectedBytes::Anything;
+                // The library refuses it as too large.
+                self.framing.next = ExpectedBytes::Anything;
                 self.checked = bytes;
             }
             HeadScan::Unfinished(at) => {
@@ -344,14 +347,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for HeadCheckedStream<S> {
                 return Poll::Ready(Ok(()));
             }
             if self.is_refused {
-                // Its answer is the last one here.
+                // The refusal is the last response on this connection.
                 return Poll::Pending;
             }
             ready!(Pin::new(&mut self.inner).poll_read(cx, buffer))?;
             if buffer.filled().len() == before {
                 return Poll::Ready(Ok(()));
             }
-            self.judge(buffer, before);
+            self.check_read(buffer, before);
             if buffer.filled().len() > before {
                 return Poll::Ready(Ok(()));
             }
@@ -394,7 +397,7 @@ mod tests {
 
     const MAX: u64 = 1_000;
 
-    /// What the library is handed of these pieces, each read by itself.
+    /// Returns what the library receives of these pieces, each read by itself.
     async fn forwarded(pieces: &[&[u8]]) -> Vec<u8> {
         let (ours, mut theirs) = tokio::io::duplex(256 * 1_024);
         let mut ours = HeadCheckedStream::new(ours, MAX);
@@ -413,7 +416,7 @@ mod tests {
         format!("REFUSED {} HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n", refusal.as_str())
     }
 
-    /// Requests in a row, each with a body of another kind.
+    /// Valid requests in a row, each with a body of another kind.
     const FINE: &str = "GET / HTTP/1.1\r\nHost: a\r\n\r\n\
          POST /a HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nx\n\ny\n\
          \r\nPOST /b HTTP/1.1\r\ntransfer-encoding: Chunked\r\nHOST:a\r\n\r\n3;x=y\r\na\nb\r\n00A\r\n0123456789\r\n0\r\nt: 1\r\n\r\n\
@@ -425,8 +428,8 @@ mod tests {
     async fn what_is_well_written_is_handed_on_as_it_is_however_it_arrives() {
         for size in [1, 2, 3, 7, 50, 1_000] {
             let pieces: Vec<&[u8]> = FINE.as_bytes().chunks(size).collect();
-            let handed_on = forwarded(&pieces).await;
-            assert_eq!(String::from_utf8_lossy(&handed_on), FINE, "in pieces of {size}");
+            let forwarded_bytes = forwarded(&pieces).await;
+            assert_eq!(String::from_utf8_lossy(&forwarded_bytes), FINE, "in pieces of {size}");
         }
     }
 
@@ -467,9 +470,9 @@ mod tests {
                 let sent = format!("{before}{head}{after}");
                 for size in [1, 9, 4_096] {
                     let pieces: Vec<&[u8]> = sent.as_bytes().chunks(size).collect();
-                    let handed_on = forwarded(&pieces).await;
+                    let forwarded_bytes = forwarded(&pieces).await;
                     let wanted = format!("{before}{}", refused(refusal));
-                    assert_eq!(String::from_utf8_lossy(&handed_on), wanted, "{head:?} in pieces of {size}");
+                    assert_eq!(String::from_utf8_lossy(&forwarded_bytes), wanted, "{head:?} in pieces of {size}");
                 }
             }
         }

@@ -1,11 +1,11 @@
-//! What each route asks for, read from the API's own description.
+//! Reads the right that each route needs from the OpenAPI description.
 //!
-//! An operation says in its `security` who may use it: `publish`, `manage` or
-//! `read` for those who have that right, `tenants` for what is done to tenants
-//! as such, `admin` for the gateway itself, an empty requirement for everybody.
-//! One that shows secrets says so, too (`x-shows-secrets`): whoever may only
-//! read is shown none. There is no other list to keep in step, and a route that
-//! says nothing is not served.
+//! The `security` of an operation names the right: `publish`, `manage` or `read`
+//! within a tenant, `tenants` for changes of tenants themselves, `admin` for the
+//! gateway itself, an empty requirement for everybody. An operation that shows
+//! secrets is marked with `x-shows-secrets`, and callers who may only read are
+//! refused. There is no second list to keep in step, and the gateway does not
+//! start if an operation names no right.
 
 use std::collections::HashMap;
 
@@ -14,30 +14,31 @@ use serde_json::Value;
 
 use crate::model::token::{RequiredRight, Right};
 
-/// What a request asks for.
+/// The access that a request needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteAccess {
-    /// Who may ask.
+    /// Right that the caller must have.
     pub need: RequiredRight,
-    /// Whether it changes nothing and shows no secrets.
+    /// Whether the request changes nothing and shows no secrets.
     pub is_reading: bool,
 }
 
-/// Every route, with what it asks for.
+/// Every route with the access that its operations need.
 #[derive(Debug, Default)]
 pub struct RouteRights(HashMap<String, Vec<RouteOperation>>);
 
 #[derive(Debug)]
 struct RouteOperation {
     method: Method,
-    asked: RouteAccess,
+    access: RouteAccess,
     takes_query: bool,
 }
 
 impl RouteRights {
-    /// As described; or the operations that do not say who may use them.
+    /// Reads the rights of every operation; fails with the operations that name
+    /// none.
     pub fn of(document: &Value) -> Result<Self, Vec<String>> {
-        let (mut rights, mut silent) = (Self::default(), Vec::new());
+        let (mut rights, mut unmarked) = (Self::default(), Vec::new());
         for (path, methods) in document["paths"].as_object().into_iter().flatten() {
             for (method, operation) in methods.as_object().into_iter().flatten() {
                 let Ok(method) = method.to_uppercase().parse::<Method>() else { continue };
@@ -48,36 +49,36 @@ impl RouteRights {
                         let is_secret = operation["x-shows-secrets"] == true;
                         let is_reading =
                             need == RequiredRight::Right(Right::Read) || method == Method::GET && !is_secret;
-                        let asked = RouteAccess { need, is_reading };
-                        rights.0.entry(path.clone()).or_default().push(RouteOperation { method, asked, takes_query });
+                        let access = RouteAccess { need, is_reading };
+                        rights.0.entry(path.clone()).or_default().push(RouteOperation { method, access, takes_query });
                     }
-                    None => silent.push(format!("{method} {path}")),
+                    None => unmarked.push(format!("{method} {path}")),
                 }
             }
         }
-        if silent.is_empty() { Ok(rights) } else { Err(silent) }
+        if unmarked.is_empty() { Ok(rights) } else { Err(unmarked) }
     }
 
-    /// What a route asks for; nothing, where it does not know the method. A
-    /// route that is not described is the admin's.
+    /// Returns the access that a route needs; none if it has no such method. A
+    /// route without a description needs the right `admin`.
     pub fn access_of(&self, route: &str, method: &Method) -> Option<RouteAccess> {
         if !self.0.contains_key(route) {
             return Some(RouteAccess { need: RequiredRight::Admin, is_reading: false });
         }
-        self.operation(route, method).map(|operation| operation.asked)
+        self.operation(route, method).map(|operation| operation.access)
     }
 
-    /// Whether a route knows any query parameters.
+    /// Whether a route has query parameters.
     pub fn takes_query(&self, route: &str, method: &Method) -> bool {
         self.operation(route, method).is_none_or(|operation| operation.takes_query)
     }
 
     fn operation(&self, route: &str, method: &Method) -> Option<&RouteOperation> {
-        let asked = if method == Method::HEAD { &Method::GET } else { method };
-        self.0.get(route)?.iter().find(|operation| operation.method == *asked)
+        let served_by = if method == Method::HEAD { &Method::GET } else { method };
+        self.0.get(route)?.iter().find(|operation| operation.method == *served_by)
     }
 
-    /// The methods that a route knows, as the header `Allow` lists them.
+    /// Returns the methods of a route as the value of the `Allow` header.
     pub fn allowed(&self, route: &str) -> String {
         let methods = self.0.get(route).into_iter().flatten().map(|operation| operation.method.as_str());
         let mut names: Vec<&str> =
@@ -87,7 +88,8 @@ impl RouteRights {
     }
 }
 
-/// One requirement with one word, or an empty one for everybody.
+/// Reads the right from a `security` with one requirement of one scope, or an
+/// empty requirement for everybody.
 fn need_of(security: &Value) -> Option<RequiredRight> {
     let [requirement] = security.as_array()?.as_slice() else { return None };
     let requirement = requirement.as_object()?;
@@ -112,7 +114,9 @@ mod tests {
         let public: Vec<&str> = rights
             .0
             .iter()
-            .filter(|(_, operations)| operations.iter().any(|operation| operation.asked.need == RequiredRight::Nothing))
+            .filter(|(_, operations)| {
+                operations.iter().any(|operation| operation.access.need == RequiredRight::Nothing)
+            })
             .map(|(path, _)| path.as_str())
             .collect();
         assert!(public.iter().all(|path| !path.starts_with("/v1/")), "{public:?}");
@@ -141,19 +145,19 @@ mod tests {
     #[test]
     fn what_is_not_described_is_the_admins_and_head_is_get() {
         let rights = RouteRights::of(&crate::api::openapi::document()).unwrap();
-        let asked = |need, is_reading| Some(RouteAccess { need, is_reading });
-        assert_eq!(rights.access_of("/v1/hidden", &Method::GET), asked(RequiredRight::Admin, false));
+        let access = |need, is_reading| Some(RouteAccess { need, is_reading });
+        assert_eq!(rights.access_of("/v1/hidden", &Method::GET), access(RequiredRight::Admin, false));
         let events = "/v1/tenants/{tenant}/events";
-        assert_eq!(rights.access_of(events, &Method::HEAD), asked(RequiredRight::Right(Right::Read), true));
-        assert_eq!(rights.access_of(events, &Method::POST), asked(RequiredRight::Right(Right::Publish), false));
+        assert_eq!(rights.access_of(events, &Method::HEAD), access(RequiredRight::Right(Right::Read), true));
+        assert_eq!(rights.access_of(events, &Method::POST), access(RequiredRight::Right(Right::Publish), false));
         assert_eq!(rights.access_of(events, &Method::DELETE), None);
         let secrets = "/v1/tenants/{tenant}/endpoints/{endpoint}/secrets";
         assert_eq!(
             rights.access_of(secrets, &Method::GET),
-            asked(RequiredRight::Right(Right::Manage), false),
+            access(RequiredRight::Right(Right::Manage), false),
             "it shows secrets"
         );
-        assert_eq!(rights.access_of("/v1/cluster", &Method::GET), asked(RequiredRight::Admin, true));
+        assert_eq!(rights.access_of("/v1/cluster", &Method::GET), access(RequiredRight::Admin, true));
         assert_eq!(rights.allowed(events), "GET,HEAD,POST");
         assert!(rights.takes_query(events, &Method::GET) && !rights.takes_query(events, &Method::POST));
     }

@@ -1,4 +1,4 @@
-//! The secrets an endpoint signs with, and giving it a new one.
+//! Lists and rotates the secrets that an endpoint's deliveries are signed with.
 
 use axum::Json;
 use axum::body::Body;
@@ -67,7 +67,7 @@ pub struct NewEndpoint {
     private_key: Option<String>,
 }
 
-/// What is signed with, as far as it was brought along.
+/// The signing keys that the caller provided.
 #[derive(Default)]
 pub struct ProvidedKeys {
     secret: Option<String>,
@@ -75,7 +75,7 @@ pub struct ProvidedKeys {
 }
 
 impl ProvidedKeys {
-    /// Takes it out of a document that describes an endpoint.
+    /// Removes the keys from a document that describes an endpoint.
     pub fn take(document: &mut Map<String, Value>) -> Result<Self, Problem> {
         let mut text = |name: &str| match document.remove(name) {
             None | Some(Value::Null) => Ok(None),
@@ -87,8 +87,8 @@ impl ProvidedKeys {
         Ok(Self { secret: text("secret")?, private_key: text("private_key")? })
     }
 
-    /// A secret to sign with from now on: what was brought, and what is
-    /// missing made.
+    /// Makes a secret from the provided keys, and generates those that were not
+    /// provided.
     pub fn mint(self, now: Timestamp) -> Result<Secret, Problem> {
         if self.secret.as_deref().is_some_and(|secret| secret_key(secret).is_none()) {
             return Err(Problem::field(ProblemCode::InvalidField, "/secret", BAD_SECRET));
@@ -120,7 +120,7 @@ pub async fn list(
     NamedEndpoint(id): NamedEndpoint,
 ) -> Result<Json<Page<SecretView>>, Problem> {
     let endpoint = find(&api, &tenant, id)?;
-    // On record before they are shown.
+    // The audit entry is written before the secrets are shown.
     api.gateway.store.record(AuditedAction::new(AuditAction::SecretsShown, &tenant, id)).await?;
     let now = api.gateway.clock.wall();
     let active = endpoint.secrets.iter().filter(|secret| secret.is_active(now));
@@ -134,7 +134,7 @@ pub async fn list(
     Ok(Json(Page::whole(active.map(show).collect())))
 }
 
-/// How to rotate.
+/// Options of a rotation.
 #[derive(Deserialize, Default, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rotation {
@@ -175,8 +175,8 @@ pub async fn rotate(
             format!("overlap is {overlap}; use 0s to {OVERLAP_MAX}"),
         ));
     }
-    let brought = ProvidedKeys { secret: rotation.secret, private_key: rotation.private_key };
-    let secret = brought.mint(api.gateway.clock.wall())?;
+    let keys = ProvidedKeys { secret: rotation.secret, private_key: rotation.private_key };
+    let secret = keys.mint(api.gateway.clock.wall())?;
     let view = RotatedView { id: secret.id, secret: secret.text.clone(), public_key: public_key(&secret.key) };
     let change = EndpointChange::Rotate { secret, overlap: overlap.0 };
     change::change_endpoint(&api.gateway, &tenant, id, change).await?;

@@ -1,10 +1,11 @@
-//! Serves the API: connections in, with limits; a stop that lets answers out.
+//! Serves the API over HTTP/1.1, with limits on connections and a graceful stop.
 //!
-//! There is a limit to how many connections are open at once. Beyond it a few
-//! more are taken, each for one request and a short while: health checks are
-//! answered on them, a valid token gets a usual place if one can be had, and
-//! everything else is told to come back. So the gateway can be full and still
-//! be seen to be alive. [`places`](super::places) decides who gets which.
+//! The number of open connections is limited. Beyond the limit the server
+//! accepts a few spare connections, each for one request and a short time:
+//! health checks are answered there, a request with a valid token gets a
+//! regular slot if one can be freed, and everything else is answered 503. So
+//! probes reach a gateway that is full.
+//! [`connection_slots`](super::connection_slots) assigns the slots.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -28,36 +29,36 @@ use super::problem::{Problem, ProblemCode};
 use super::request_head::{HeadCheckedStream, InvalidHead};
 use super::write_timeout::WriteTimeoutStream;
 
-/// How many lines the head of a request may have.
+/// Most header lines that a request may have.
 pub const HEADERS_MAX: usize = 64;
-/// How many bytes it may have.
+/// Largest size of a request's head, in bytes.
 pub const HEAD_BYTES_MAX: usize = 64 * 1_024;
 
-/// How much is served at once, and for how long a peer is waited for.
+/// Limits of one server: connections, sizes and timeouts.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerLimits {
-    /// How many connections may be open.
+    /// Most regular connections open at once.
     pub connections: usize,
-    /// How many more are taken for health checks.
+    /// Most spare connections open at once, for health checks.
     pub spare: usize,
-    /// How long the head of a request may take to arrive, the wait on a
-    /// kept-alive connection included.
+    /// Timeout for the head of a request, which includes the idle time of a
+    /// kept-alive connection.
     pub head: Duration,
-    /// How long a peer may leave unread what it asked for.
+    /// Longest time without progress while a response is written.
     pub stall: Duration,
-    /// How long a spare connection may last in all.
+    /// Longest life of a spare connection.
     pub spare_for: Duration,
-    /// How long it may take to send the head of its request.
+    /// Timeout for the head of a request on a spare connection.
     pub spare_head: Duration,
-    /// How long a connection that has shown no valid token may wait for its
-    /// next request while places are scarce.
+    /// Idle timeout of a connection without a valid token while slots are
+    /// scarce.
     pub scarce: Duration,
-    /// How large a body may ever be.
+    /// Largest request body of any route, in bytes.
     pub body_bytes_max: u64,
 }
 
 impl ServerLimits {
-    /// The usual ones, with so many connections.
+    /// Returns the default limits with this number of regular connections.
     pub fn of(connections: usize) -> Self {
         Self {
             connections,
@@ -72,12 +73,12 @@ impl ServerLimits {
     }
 }
 
-/// Whether this is answered on spare connections, too.
+/// Whether a request to this path is also answered on a spare connection.
 pub fn is_health_check(path: &str) -> bool {
     matches!(path, "/healthz" | "/readyz" | "/metrics")
 }
 
-/// What everything else is told there.
+/// Returns the problem for any other request on a spare connection.
 pub fn full() -> Problem {
     Problem::new(
         ProblemCode::Unavailable,
@@ -86,9 +87,9 @@ pub fn full() -> Problem {
     )
 }
 
-/// Serves until told to stop, then lets open requests finish for as long as
-/// the deadline allows. Connections of trusted proxies are counted against
-/// those they speak for.
+/// Serves until `stop` fires, then lets open requests finish until the
+/// deadline. A connection of a trusted proxy is counted against the client
+/// that the proxy forwards for.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -98,75 +99,86 @@ pub async fn serve(
     deadline: Duration,
 ) {
     let graceful = GracefulShutdown::new();
-    let places = ConnectionSlots::of(limits);
+    let slots = ConnectionSlots::of(limits);
     loop {
         let accepted = tokio::select! {
-            accepted = accept(&listener, &places, &trusted_proxies) => accepted,
+            accepted = accept(&listener, &slots, &trusted_proxies) => accepted,
             _ = &mut stop => break,
         };
-        let (stream, peer, place) = match accepted {
-            Ok(accepted) => accepted,
+        match accepted {
+            Ok((stream, peer, slot)) => spawn_connection(&graceful, router.clone(), limits, stream, peer, slot),
             Err(problem) => {
-                // Out of file handles, most likely: others must close first.
-                warn!("could not accept a connection: {problem}");
+                // Most likely there is no free file handle, and other connections must close first.
+                warn!("cannot accept a connection: {problem}");
                 tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
             }
-        };
-        let _ = stream.set_nodelay(true);
-        let inner = TowerToHyperService::new(router.clone());
-        let standing = place.status();
-        let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
-            standing.begin();
-            let refusal = InvalidHead::of(&request);
-            let answering = refusal.is_none().then(|| {
-                request.extensions_mut().insert(peer);
-                request.extensions_mut().insert(standing.clone());
-                inner.call(request)
-            });
-            let standing = standing.clone();
-            async move {
-                let mut response = match (answering, refusal) {
-                    (Some(answering), _) => answering.await?,
-                    (None, refusal) => {
-                        let refusal = refusal.expect("what is not answered is refused");
-                        refusal.problem(limits.body_bytes_max).answer(&HeaderMap::new())
-                    }
-                };
-                if standing.is_closing() {
-                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-                }
-                standing.end();
-                Ok::<_, Infallible>(response)
-            }
-        });
-        let stream = HeadCheckedStream::new(WriteTimeoutStream::new(stream, limits.stall), limits.body_bytes_max);
-        let connection = graceful.watch(builder(limits).serve_connection(TokioIo::new(stream), service));
-        tokio::spawn(async move {
-            tokio::select! {
-                ended = connection => if let Err(problem) = ended {
-                    debug!("a connection ended early: {problem}");
-                },
-                () = place.evicted_or_expired() => debug!("a connection without a valid token had to make room"),
-            }
-            drop(place);
-        });
+        }
     }
     drop(listener);
     let _ = tokio::time::timeout(deadline, graceful.shutdown()).await;
 }
 
-/// The next connection, with its place.
+/// Serves a connection in a task of its own, until it ends or has to free its slot.
+fn spawn_connection(
+    graceful: &GracefulShutdown,
+    router: Router,
+    limits: ServerLimits,
+    stream: TcpStream,
+    peer: Peer,
+    slot: ConnectionSlot,
+) {
+    let _ = stream.set_nodelay(true);
+    let routes = TowerToHyperService::new(router);
+    let status = slot.status();
+    let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+        status.begin();
+        let routed = match InvalidHead::of(&request) {
+            Some(refusal) => Err(refusal),
+            None => {
+                request.extensions_mut().insert(peer);
+                request.extensions_mut().insert(status.clone());
+                Ok(routes.call(request))
+            }
+        };
+        let status = status.clone();
+        async move {
+            let mut response = match routed {
+                Ok(response) => response.await?,
+                Err(refusal) => refusal.problem(limits.body_bytes_max).answer(&HeaderMap::new()),
+            };
+            if status.is_closing() {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            status.end();
+            Ok::<_, Infallible>(response)
+        }
+    });
+    let stream = HeadCheckedStream::new(WriteTimeoutStream::new(stream, limits.stall), limits.body_bytes_max);
+    let connection = graceful.watch(builder(limits).serve_connection(TokioIo::new(stream), service));
+    tokio::spawn(async move {
+        tokio::select! {
+            ended = connection => if let Err(problem) = ended {
+                debug!("connection ended early: {problem}");
+            },
+            () = slot.evicted_or_expired() => {
+                debug!("connection without a valid token closed: its slot is needed, or its time on a spare slot is over");
+            }
+        }
+        drop(slot);
+    });
+}
+
+/// Accepts the next connection and takes a slot for it.
 async fn accept(
     listener: &TcpListener,
-    places: &std::sync::Arc<ConnectionSlots>,
+    slots: &std::sync::Arc<ConnectionSlots>,
     trusted_proxies: &[IpNet],
 ) -> std::io::Result<(TcpStream, Peer, ConnectionSlot)> {
     let (stream, peer) = listener.accept().await?;
     let peer = peer.ip().to_canonical();
     let is_proxy = trusted_proxies.iter().any(|network| network.contains(&peer));
-    let place = places.take((!is_proxy).then(|| origin::network(peer))).await;
-    Ok((stream, Peer(peer), place))
+    let slot = slots.take((!is_proxy).then(|| origin::network(peer))).await;
+    Ok((stream, Peer(peer), slot))
 }
 
 fn builder(limits: ServerLimits) -> http1::Builder {
@@ -188,45 +200,46 @@ mod tests {
     use std::net::SocketAddr;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    /// Serves a word with these limits; how it is reached, and how it ends.
+    /// Starts a server with these limits; returns its address and the sender that stops it.
     async fn serving(limits: ServerLimits) -> (SocketAddr, oneshot::Sender<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let say = |peer: Extension<Peer>, standing: Extension<ConnectionStatus>| async move {
-            format!("{} {}", peer.0.0, if standing.is_spare() { "spare" } else { "usual" })
+        let show_slot = |peer: Extension<Peer>, status: Extension<ConnectionStatus>| async move {
+            format!("{} {}", peer.0.0, if status.is_spare() { "spare" } else { "regular" })
         };
         let (stop, stopped) = oneshot::channel();
-        let router = Router::new().route("/", get(say));
+        let router = Router::new().route("/", get(show_slot));
         tokio::spawn(serve(listener, router, limits, Vec::new(), stopped, Duration::ZERO));
         (address, stop)
     }
 
-    fn serve_spare() -> ServerLimits {
+    fn short_head_timeout() -> ServerLimits {
         ServerLimits { head: Duration::from_millis(150), ..ServerLimits::of(2) }
     }
 
-    /// Everything that comes until the connection is closed.
+    /// Reads everything until the connection is closed.
     async fn read_to_end(stream: &mut TcpStream) -> String {
-        let mut heard = Vec::new();
-        let _ = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut heard)).await.expect("it ends");
-        String::from_utf8_lossy(&heard).into_owned()
+        let mut received = Vec::new();
+        let _ =
+            tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut received)).await.expect("it ends");
+        String::from_utf8_lossy(&received).into_owned()
     }
 
     async fn answer(stream: &mut TcpStream) -> String {
-        let mut heard = vec![0; 4_096];
-        let read = tokio::time::timeout(Duration::from_secs(20), stream.read(&mut heard)).await.expect("an answer");
-        String::from_utf8_lossy(&heard[..read.unwrap()]).into_owned()
+        let mut received = vec![0; 4_096];
+        let read = tokio::time::timeout(Duration::from_secs(20), stream.read(&mut received)).await.expect("an answer");
+        String::from_utf8_lossy(&received[..read.unwrap()]).into_owned()
     }
 
     const ASK: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";
 
     #[tokio::test]
     async fn a_head_that_drips_in_is_cut_off_and_so_is_an_idle_connection() {
-        let (address, _stop) = serving(serve_spare()).await;
+        let (address, _stop) = serving(short_head_timeout()).await;
         let mut dripping = TcpStream::connect(address).await.unwrap();
         let (mut reading, mut writing) = dripping.split();
         let drip = async {
-            // Each byte in time, the head as a whole never.
+            // Every byte arrives in time, but the head as a whole never does.
             for byte in b"GET / HTTP/1.1\r\nhost: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa".iter().cycle() {
                 if writing.write_all(&[*byte]).await.is_err() {
                     break;
@@ -234,10 +247,10 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         tokio::select! {
             () = drip => {}
-            ended = tokio::time::timeout(Duration::from_secs(20), reading.read_to_end(&mut heard)) => drop(ended.expect("it is cut off")),
+            ended = tokio::time::timeout(Duration::from_secs(20), reading.read_to_end(&mut received)) => drop(ended.expect("it is cut off")),
         }
         let mut idle = TcpStream::connect(address).await.unwrap();
         idle.write_all(ASK).await.unwrap();
@@ -278,12 +291,12 @@ mod tests {
             ("POST / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 1001\r\n\r\n", 413, "1000 bytes"),
             ("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 18446744073709551615\r\n\r\n", 413, "1000 bytes"),
         ] {
-            let heard = ask(&format!("{fine}{wrong}{fine}")).await;
-            let (first, second) = heard.rsplit_once("HTTP/1.1 ").unwrap();
-            assert!(first.starts_with("HTTP/1.1 200 ") && first.ends_with("usual"), "{wrong:?}: {heard}");
-            assert!(!heard.contains("100 Continue"), "{wrong:?}: {heard}");
-            assert!(second.starts_with(&status.to_string()) && second.contains(words), "{wrong:?}: {heard}");
-            assert!(second.contains("connection: close") && second.contains("\"request_id\":\"req_"), "{heard}");
+            let received = ask(&format!("{fine}{wrong}{fine}")).await;
+            let (first, second) = received.rsplit_once("HTTP/1.1 ").unwrap();
+            assert!(first.starts_with("HTTP/1.1 200 ") && first.ends_with("regular"), "{wrong:?}: {received}");
+            assert!(!received.contains("100 Continue"), "{wrong:?}: {received}");
+            assert!(second.starts_with(&status.to_string()) && second.contains(words), "{wrong:?}: {received}");
+            assert!(second.contains("connection: close") && second.contains("\"request_id\":\"req_"), "{received}");
         }
     }
 
@@ -300,29 +313,29 @@ mod tests {
         for _ in 0..2 {
             let mut stream = TcpStream::connect(address).await.unwrap();
             stream.write_all(ASK).await.unwrap();
-            assert!(answer(&mut stream).await.ends_with("127.0.0.1 usual"));
+            assert!(answer(&mut stream).await.ends_with("127.0.0.1 regular"));
             open.push(stream);
         }
         let mut third = TcpStream::connect(address).await.unwrap();
         third.write_all(ASK).await.unwrap();
-        let heard = read_to_end(&mut third).await;
-        assert!(heard.contains("connection: close") && heard.ends_with("spare"), "{heard}");
-        // One that says nothing does not keep the spare place for long.
+        let received = read_to_end(&mut third).await;
+        assert!(received.contains("connection: close") && received.ends_with("spare"), "{received}");
+        // A silent connection does not keep the spare slot for long.
         let mut silent = TcpStream::connect(address).await.unwrap();
         let mut fourth = TcpStream::connect(address).await.unwrap();
         fourth.write_all(ASK).await.unwrap();
         assert!(read_to_end(&mut fourth).await.ends_with("spare"), "it need not wait");
         assert_eq!(read_to_end(&mut silent).await, "");
-        // Whoever leaves makes room.
+        // A closed connection frees its slot.
         drop(open.pop());
-        let usual = loop {
+        let regular = loop {
             let mut next = TcpStream::connect(address).await.unwrap();
             next.write_all(ASK).await.unwrap();
-            let heard = answer(&mut next).await;
-            if !heard.ends_with("spare") {
-                break heard;
+            let received = answer(&mut next).await;
+            if !received.ends_with("spare") {
+                break received;
             }
         };
-        assert!(usual.ends_with("usual"), "{usual}");
+        assert!(regular.ends_with("regular"), "{regular}");
     }
 }

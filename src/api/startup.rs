@@ -1,5 +1,5 @@
-//! Answers while the gateway has no store yet, as while it waits for its
-//! database: it is alive, and nothing else can be done.
+//! Answers requests while the gateway has no store yet, such as while it waits
+//! for its database: it is alive, not ready, and serves no other route.
 
 use axum::extract::Request;
 use axum::response::Response;
@@ -11,12 +11,12 @@ use super::problem::{Problem, ProblemCode};
 use super::status::{self, LeasesView, ReadyView, StoreView};
 use crate::lifecycle::dispatch::lag::BlockedMs;
 
-/// The routes of a gateway without a store.
+/// Returns the routes of a gateway without a store.
 pub fn router() -> Router {
     Router::new().route("/healthz", get(status::healthz)).route("/readyz", get(readyz)).fallback(unavailable)
 }
 
-/// That it is not ready.
+/// Answers that the gateway is not ready.
 pub(super) async fn readyz() -> (StatusCode, Json<ReadyView>) {
     let view = ReadyView {
         status: "starting: the store is not open yet",
@@ -28,7 +28,7 @@ pub(super) async fn readyz() -> (StatusCode, Json<ReadyView>) {
     (StatusCode::SERVICE_UNAVAILABLE, Json(view))
 }
 
-/// That nothing else can be done.
+/// Answers any other request with 503.
 pub(super) async fn unavailable(request: Request) -> Response {
     let problem =
         Problem::new(ProblemCode::Unavailable, "the gateway is starting and waits for its database; try again soon");

@@ -1,7 +1,7 @@
-//! Is it alive, is it ready, and what can it do?
+//! Serves `/healthz`, `/readyz`, `/metrics` and `/openapi.json`.
 //!
-//! Serves `/healthz`, `/readyz`, `/metrics` and `/openapi.json`. What `/metrics`
-//! shows as of now is asked here, at the moment of the scrape.
+//! Counters are kept by [`metrics`](crate::metrics); the gauges are read here, at
+//! the moment of the scrape.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::metrics::{self, Gauges};
 use crate::model::endpoint::EndpointState;
 use crate::model::health::BreakerState;
 
-/// Delivery goes on then, but producers are better off elsewhere.
+/// Status of a gateway that still delivers but refuses new events.
 const DISK_RESERVE_REACHED: &str = "disk reserve reached: new events are refused, deliveries go on";
 
 /// A one-word answer.
@@ -61,7 +61,7 @@ pub struct StoreView {
 /// What a node owns.
 #[derive(Serialize, ToSchema)]
 pub struct LeasesView {
-    /// How many of the 256 shards.
+    /// Number of the 256 shards that the node owns.
     pub(super) shards: usize,
     /// How long the lease on them still lasts, in milliseconds; null where there are no leases.
     pub(super) lease_ms: Option<u64>,
@@ -76,20 +76,22 @@ pub struct LeasesView {
 )]
 pub async fn readyz(State(api): State<SharedApiState>) -> (StatusCode, Json<ReadyView>) {
     let gateway = &api.gateway;
-    let pulse = gateway.store.status();
+    let store_status = gateway.store.status();
     let is_stopping = api.is_stopping();
-    let answering = match is_stopping {
-        true => pulse.is_answering,
-        false => gateway.store.setting("admin_token_sha256").await.is_ok(),
+    let answering =
+        if is_stopping { store_status.is_answering } else { gateway.store.setting("admin_token_sha256").await.is_ok() };
+    let (code, status) = if is_stopping {
+        (StatusCode::SERVICE_UNAVAILABLE, "stopping")
+    } else if !answering {
+        (StatusCode::SERVICE_UNAVAILABLE, "the store does not answer")
+    } else if store_status.lease_ms == Some(0) {
+        (StatusCode::SERVICE_UNAVAILABLE, "the lease on this node's shards has ended")
+    } else if gateway.space.is_low(gateway.clock.now()) {
+        (StatusCode::SERVICE_UNAVAILABLE, DISK_RESERVE_REACHED)
+    } else {
+        (StatusCode::OK, "ok")
     };
-    let (code, status) = match pulse.lease_ms {
-        _ if is_stopping => (StatusCode::SERVICE_UNAVAILABLE, "stopping"),
-        _ if !answering => (StatusCode::SERVICE_UNAVAILABLE, "the store does not answer"),
-        Some(0) => (StatusCode::SERVICE_UNAVAILABLE, "the lease on this node's shards has ended"),
-        _ if gateway.space.is_low(gateway.clock.now()) => (StatusCode::SERVICE_UNAVAILABLE, DISK_RESERVE_REACHED),
-        _ => (StatusCode::OK, "ok"),
-    };
-    let leases = LeasesView { shards: pulse.shards, lease_ms: pulse.lease_ms };
+    let leases = LeasesView { shards: store_status.shards, lease_ms: store_status.lease_ms };
     let Lag { lag_ms, held_ms } = gateway.dispatcher.lag();
     (code, Json(ReadyView { status, store: StoreView { answering }, leases, lag_ms, held_ms }))
 }
@@ -106,7 +108,7 @@ pub async fn metrics(State(api): State<SharedApiState>) -> ([(HeaderName, &'stat
     ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], gateway.metrics.encode(&gauges(gateway)))
 }
 
-/// What stands at this moment, as far as memory knows it.
+/// Reads the gauges from memory, without asking the store.
 fn gauges(gateway: &Gateway) -> Gauges {
     let now = gateway.clock.now();
     let mut endpoints = metrics::EndpointCounts::default();
@@ -127,7 +129,7 @@ fn gauges(gateway: &Gateway) -> Gauges {
         }
     }
     let dispatcher = &gateway.dispatcher;
-    let pulse = gateway.store.status();
+    let store_status = gateway.store.status();
     let lag = dispatcher.lag();
     Gauges {
         in_flight: dispatcher.in_flight(),
@@ -139,8 +141,8 @@ fn gauges(gateway: &Gateway) -> Gauges {
         disk_reserve: gateway.space.reserve_bytes(),
         endpoints,
         breakers: Some(breakers),
-        shards_owned: pulse.shards,
-        lease_remaining: pulse.lease_ms.map(Duration::from_millis),
+        shards_owned: store_status.shards,
+        lease_remaining: store_status.lease_ms.map(Duration::from_millis),
         clock_jumps: gateway.clock.jumps(),
         clock_off: Duration::from_millis(gateway.clock.machine_ahead_ms().unsigned_abs()),
     }
@@ -152,7 +154,7 @@ pub async fn openapi() -> Json<serde_json::Value> {
     Json(super::openapi::document())
 }
 
-/// Nothing is at this address.
+/// Answers that there is no such route.
 pub async fn nothing_here(uri: http::Uri) -> Problem {
     Problem::new(
         super::problem::ProblemCode::NotFound,
@@ -160,12 +162,12 @@ pub async fn nothing_here(uri: http::Uri) -> Problem {
     )
 }
 
-/// Something is at this address, but not for this method.
+/// Answers that the route has no such method.
 pub async fn wrong_method(method: http::Method, uri: http::Uri) -> Problem {
     unknown_method(&method, &uri)
 }
 
-/// What is said of a method that is not known at an address.
+/// Returns the problem that a route has no such method.
 pub fn unknown_method(method: &http::Method, uri: &http::Uri) -> Problem {
     let detail = format!("{method} is not known at {}; the API is described at /openapi.json", uri.path());
     Problem::new(super::problem::ProblemCode::MethodNotAllowed, detail)

@@ -1,4 +1,4 @@
-//! Tenants: whose events these are.
+//! Lists, creates, changes and deletes tenants.
 
 use axum::Json;
 use axum::body::Body;
@@ -14,7 +14,7 @@ use super::SharedApiState;
 use super::auth::Principal;
 use super::endpoints::merge;
 use super::input::{
-    DOCUMENT_BYTES_MAX, NamedTenant, QueryParams, TenantPath as KnownTenant, document_from_json, from_value, read_body,
+    DOCUMENT_BYTES_MAX, NamedTenant, QueryParams, TenantPath, document_from_json, from_value, read_body,
 };
 use super::page::{Page, ask};
 use super::problem::{FieldError, InputProblems, Problem, ProblemCode, Problems, StateProblems};
@@ -26,7 +26,7 @@ use crate::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
 
 const NAME_BYTES_MAX: usize = 256;
 
-/// What may be said of a tenant.
+/// Settings of a tenant.
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TenantSettings {
@@ -41,7 +41,7 @@ pub struct TenantSettings {
     #[serde(default)]
     rate: Option<Rate>,
     /// How often it may hand events in.
-    #[serde(default = "ingest")]
+    #[serde(default = "default_ingest")]
     ingest: Rate,
     /// The most it may use of what all tenants share. Only an admin changes it; left out by another caller, it stays.
     #[serde(default)]
@@ -55,7 +55,7 @@ fn default_weight() -> u32 {
     TenantQuota::default().weight
 }
 
-fn ingest() -> Rate {
+fn default_ingest() -> Rate {
     TenantQuota::default().ingest
 }
 
@@ -66,12 +66,12 @@ impl TenantSettings {
         Self { name: tenant.name.clone(), weight, rate, ingest, limits, defaults }
     }
 
-    /// The limits to save. Whoever may not administer the gateway leaves them
-    /// as they are.
+    /// Returns the limits to save. A caller without the right `admin` cannot change
+    /// them.
     fn limits_for(&self, principal: &Principal, before: TenantLimits) -> Result<TenantLimits, Problem> {
         match principal.must_be_admin() {
             Ok(()) => Ok(self.limits.clone()),
-            Err(refused) if self.limits != before && self.limits != TenantLimits::default() => Err(refused),
+            Err(refusal) if self.limits != before && self.limits != TenantLimits::default() => Err(refusal),
             Err(_) => Ok(before),
         }
     }
@@ -95,7 +95,7 @@ pub struct TenantView {
     /// Its id, chosen by the caller.
     #[schema(value_type = String)]
     id: TenantId,
-    /// What may be said of it.
+    /// Settings of the tenant.
     #[serde(flatten)]
     settings: TenantSettings,
     /// What it uses, by the names of its limits.
@@ -108,7 +108,7 @@ pub struct TenantView {
     created_at: Timestamp,
 }
 
-/// How many endpoints above a ceiling are named.
+/// Most endpoints above a ceiling that are listed.
 const ABOVE_MAX: usize = 20;
 
 impl TenantView {
@@ -125,13 +125,12 @@ impl TenantView {
     fn of(api: &SharedApiState, tenant: &Tenant, usage: TenantUsage) -> Self {
         let created_at = api.gateway.clock.wall_offset().wall(tenant.created_at);
         let ceiling = tenant.limits.endpoint;
-        let above_ceiling = match ceiling == EndpointCeiling::default() {
-            true => Vec::new(),
-            false => {
-                let endpoints = api.gateway.store.endpoints(&tenant.id).into_iter();
-                let above = endpoints.filter(|endpoint| !ceiling.above(&endpoint.settings).is_empty());
-                above.map(|endpoint| endpoint.id).take(ABOVE_MAX).collect()
-            }
+        let above_ceiling = if ceiling == EndpointCeiling::default() {
+            Vec::new()
+        } else {
+            let endpoints = api.gateway.store.endpoints(&tenant.id).into_iter();
+            let above = endpoints.filter(|endpoint| !ceiling.above(&endpoint.settings).is_empty());
+            above.map(|endpoint| endpoint.id).take(ABOVE_MAX).collect()
         };
         Self { id: tenant.id.clone(), settings: TenantSettings::of(tenant), usage, above_ceiling, created_at }
     }
@@ -148,10 +147,10 @@ pub async fn list(
     State(api): State<SharedApiState>,
     QueryParams(params): QueryParams<TenantParams>,
 ) -> Result<Json<Page<TenantView>>, Problem> {
-    let page = ask("tenants", params.limit, params.cursor.as_deref())?;
-    let after = page.cursor.unwrap_or_default();
+    let page_request = ask("tenants", params.limit, params.cursor.as_deref())?;
+    let after = page_request.cursor.unwrap_or_default();
     let mut rest = api.gateway.store.tenants().into_iter().filter(|tenant| tenant.id.as_str() > after.as_str());
-    let data: Vec<_> = rest.by_ref().take(page.limit).collect();
+    let data: Vec<_> = rest.by_ref().take(page_request.limit).collect();
     let next = rest.next().and(data.last()).map(|tenant| tenant.id.to_string());
     let data = TenantView::all(&api, &data.iter().map(Arc::as_ref).collect::<Vec<_>>()).await?;
     Ok(Json(Page::of("tenants", crate::store::ListPage { data, next }, |view| view)))
@@ -176,10 +175,7 @@ pub struct TenantParams {
     responses((status = 200, body = TenantView), Problems),
     security(("token" = ["read"])),
 )]
-pub async fn show(
-    State(api): State<SharedApiState>,
-    KnownTenant(id): KnownTenant,
-) -> Result<Json<TenantView>, Problem> {
+pub async fn show(State(api): State<SharedApiState>, TenantPath(id): TenantPath) -> Result<Json<TenantView>, Problem> {
     let tenant = api.gateway.store.tenant(&id).ok_or_else(|| Problem::not_found("tenant"))?;
     Ok(Json(TenantView::read(&api, &tenant).await?))
 }
@@ -202,17 +198,15 @@ pub async fn put(
 ) -> Result<(StatusCode, Json<TenantView>), Problem> {
     let id = match path {
         Ok(NamedTenant(id)) => id,
-        // What was asked for is no id at all: say what would be one.
+        // The path has no valid id; the problem says what a valid id is.
         Err(_) => return Err(bad_id(&uri)),
     };
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
-    let settings = match body.trim_ascii().is_empty() {
-        true => TenantSettings::new(),
-        false => document_from_json(&body)?,
-    };
-    let known = api.gateway.store.tenant(&id);
-    let is_known = known.is_some();
-    let before = known.map(|known| known.limits.clone()).unwrap_or_default();
+    let settings: TenantSettings =
+        if body.trim_ascii().is_empty() { TenantSettings::new() } else { document_from_json(&body)? };
+    let current = api.gateway.store.tenant(&id);
+    let is_known = current.is_some();
+    let before = current.map(|tenant| tenant.limits.clone()).unwrap_or_default();
     let settings = TenantSettings { limits: settings.limits_for(&principal, before)?, ..settings };
     let tenant = save(&api, id, settings).await?;
     Ok((if is_known { StatusCode::OK } else { StatusCode::CREATED }, tenant))
@@ -245,12 +239,12 @@ fn check(settings: &TenantSettings) -> Result<(), Problem> {
     if !(1..=1_000).contains(&settings.weight) {
         refuse("/weight", format!("weight is {}; use 1 to 1,000", settings.weight));
     }
-    for (place, rate) in [("/rate", settings.rate), ("/ingest", Some(settings.ingest))] {
+    for (pointer, rate) in [("/rate", settings.rate), ("/ingest", Some(settings.ingest))] {
         if let Some(Err((field, detail))) = rate.map(|rate| rate.check()) {
-            refuse(&format!("{place}{field}"), detail);
+            refuse(&format!("{pointer}{field}"), detail);
         }
     }
-    settings.limits.check(|place, detail| refuse(&format!("/limits{place}"), detail));
+    settings.limits.check(|pointer, detail| refuse(&format!("/limits{pointer}"), detail));
     let defaults = &settings.defaults;
     if let Some(Err(problem)) = defaults.retry.as_ref().map(|retry| retry.resolve()) {
         refuse(&format!("/defaults/retry{}", problem.pointer), problem.message);
@@ -261,10 +255,7 @@ fn check(settings: &TenantSettings) -> Result<(), Problem> {
     if let Some(Err(detail)) = defaults.timeout.as_ref().map(|timeout| timeout.check()) {
         refuse("/defaults/timeout", detail);
     }
-    match errors.is_empty() {
-        true => Ok(()),
-        false => Err(Problem::fields(ProblemCode::InvalidField, errors)),
-    }
+    if errors.is_empty() { Ok(()) } else { Err(Problem::fields(ProblemCode::InvalidField, errors)) }
 }
 
 /// Change a tenant
@@ -280,7 +271,7 @@ fn check(settings: &TenantSettings) -> Result<(), Problem> {
 pub async fn update(
     State(api): State<SharedApiState>,
     principal: Principal,
-    KnownTenant(id): KnownTenant,
+    TenantPath(id): TenantPath,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<TenantView>, Problem> {
@@ -303,7 +294,7 @@ pub async fn update(
     responses((status = 204), Problems, StateProblems),
     security(("token" = ["tenants"])),
 )]
-pub async fn delete(State(api): State<SharedApiState>, KnownTenant(id): KnownTenant) -> Result<StatusCode, Problem> {
+pub async fn delete(State(api): State<SharedApiState>, TenantPath(id): TenantPath) -> Result<StatusCode, Problem> {
     change::delete_tenant(&api.gateway, &id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

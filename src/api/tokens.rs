@@ -1,8 +1,8 @@
-//! Tokens of tenants, made by whoever may act on tenants and revoked by whoever
-//! manages theirs; and tokens of the gateway, which are the admin's affair.
+//! Creates, lists and revokes tokens.
 //!
-//! A tenant's token makes none: one that could make others would outlive its
-//! own end.
+//! A tenant's token is created with the right `tenants` and revoked with
+//! `manage`; a token of the gateway takes the right `admin`. A tenant's token
+//! cannot create tokens, because then it could outlive its own expiry.
 
 use axum::Json;
 use axum::body::Body;
@@ -98,7 +98,7 @@ pub async fn create(
     let tenant = check(&api, &new, now)?;
     let id = TokenId::mint(now, rand::random());
     let token = new_token(id, rand::random());
-    let kept = Token {
+    let stored = Token {
         id,
         tenant,
         name: new.name,
@@ -108,9 +108,9 @@ pub async fn create(
         expires_at: new.expires_at,
         used_at: None,
     };
-    match api.gateway.store.create_token(kept).await {
+    match api.gateway.store.create_token(stored).await {
         Err(Error::NotFound(_)) => Err(no_tenant(new.tenant.as_deref().unwrap_or_default())),
-        made => made.map(|()| (StatusCode::CREATED, Json(MadeToken { id, token }))).map_err(Problem::from),
+        created => created.map(|()| (StatusCode::CREATED, Json(MadeToken { id, token }))).map_err(Problem::from),
     }
 }
 
@@ -120,11 +120,11 @@ fn no_tenant(text: &str) -> Problem {
 }
 
 fn check(api: &SharedApiState, new: &NewToken, now: Timestamp) -> Result<Option<TenantId>, Problem> {
-    let known = |text: &String| text.parse().ok().filter(|id| api.gateway.store.tenant(id).is_some());
-    let tenant = new.tenant.as_ref().map(|text| known(text).ok_or_else(|| no_tenant(text))).transpose()?;
+    let find_tenant = |text: &String| text.parse().ok().filter(|id| api.gateway.store.tenant(id).is_some());
+    let tenant = new.tenant.as_ref().map(|text| find_tenant(text).ok_or_else(|| no_tenant(text))).transpose()?;
     let mut errors = match &tenant {
-        Some(_) => check_tenants_rights(&new.rights),
-        None => check_gateways_right(&new.rights),
+        Some(_) => check_tenant_rights(&new.rights),
+        None => check_gateway_right(&new.rights),
     };
     let mut refuse = |pointer: &str, detail: String| errors.push(FieldError { pointer: pointer.into(), detail });
     if new.expires_at.is_some_and(|end| end <= now) {
@@ -136,13 +136,10 @@ fn check(api: &SharedApiState, new: &NewToken, now: Timestamp) -> Result<Option<
     if tenant.is_none() && new.name.trim().is_empty() {
         refuse("/name", "name is empty; say what this token of the gateway is for".into());
     }
-    match errors.is_empty() {
-        true => Ok(tenant),
-        false => Err(Problem::fields(ProblemCode::InvalidField, errors)),
-    }
+    if errors.is_empty() { Ok(tenant) } else { Err(Problem::fields(ProblemCode::InvalidField, errors)) }
 }
 
-fn check_tenants_rights(rights: &[Right]) -> Vec<FieldError> {
+fn check_tenant_rights(rights: &[Right]) -> Vec<FieldError> {
     let mut distinct = rights.to_vec();
     distinct.sort();
     distinct.dedup();
@@ -150,17 +147,17 @@ fn check_tenants_rights(rights: &[Right]) -> Vec<FieldError> {
         let detail = "rights is empty or names one twice; name each of publish, manage and read at most once";
         return vec![FieldError { pointer: "/rights".into(), detail: detail.into() }];
     }
-    let wrong = rights.iter().enumerate().filter(|(_, right)| right.is_of_gateway());
-    let refused = wrong.map(|(n, right)| FieldError {
+    let misplaced = rights.iter().enumerate().filter(|(_, right)| right.is_of_gateway());
+    let errors = misplaced.map(|(n, right)| FieldError {
         pointer: format!("/rights/{n}"),
         detail: format!(
             "{right} is a right of the gateway's own tokens; use publish, manage and read, or leave out tenant"
         ),
     });
-    refused.collect()
+    errors.collect()
 }
 
-fn check_gateways_right(rights: &[Right]) -> Vec<FieldError> {
+fn check_gateway_right(rights: &[Right]) -> Vec<FieldError> {
     if rights.iter().any(|right| !right.is_of_gateway()) {
         let detail = "tenant is missing: publish, manage and read are rights in a tenant; name it, or give one of admin, admin_read and tenants";
         return vec![FieldError { pointer: "/tenant".into(), detail: detail.into() }];
@@ -205,13 +202,13 @@ pub async fn list(
     principal: Principal,
     QueryParams(params): QueryParams<TokenParams>,
 ) -> Result<Json<Page<TokenView>>, Problem> {
-    let page = ask("tokens", params.limit, params.cursor.as_deref())?;
-    let whose = match params.tenant {
-        None => whose(&principal, principal.is_operator()),
-        Some(named) => TokenScope::Tenant(visible(&api, &principal, &named)?),
+    let page_request = ask("tokens", params.limit, params.cursor.as_deref())?;
+    let scope = match params.tenant {
+        None => visible_scope(&principal, principal.is_operator()),
+        Some(named) => TokenScope::Tenant(visible_tenant(&api, &principal, &named)?),
     };
-    let found = api.gateway.store.tokens(whose, page).await?;
-    Ok(Json(Page::of("tokens", found, |token| TokenView {
+    let page = api.gateway.store.tokens(scope, page_request).await?;
+    Ok(Json(Page::of("tokens", page, |token| TokenView {
         last_used_at: token.used_at.max(api.uses.last(token.id)),
         id: token.id,
         tenant: token.tenant,
@@ -222,9 +219,9 @@ pub async fn list(
     })))
 }
 
-/// The tokens that are there for a caller, who may have to do with those of
-/// the gateway.
-fn whose(principal: &Principal, is_admin: bool) -> TokenScope {
+/// Returns which tokens a caller may see or revoke; those of the gateway only if
+/// `is_admin`.
+fn visible_scope(principal: &Principal, is_admin: bool) -> TokenScope {
     match principal.tenant() {
         Some(tenant) => TokenScope::Tenant(tenant.clone()),
         None if is_admin => TokenScope::All,
@@ -232,10 +229,10 @@ fn whose(principal: &Principal, is_admin: bool) -> TokenScope {
     }
 }
 
-/// A tenant that the caller may know of.
-fn visible(api: &SharedApiState, principal: &Principal, named: &str) -> Result<TenantId, Problem> {
-    let is_open = principal.tenant().is_none_or(|own| own.as_str() == named);
-    let tenant = named.parse().ok().filter(|id| is_open && api.gateway.store.tenant(id).is_some());
+/// Returns the named tenant if it exists and the caller may know of it.
+fn visible_tenant(api: &SharedApiState, principal: &Principal, named: &str) -> Result<TenantId, Problem> {
+    let is_visible = principal.tenant().is_none_or(|own| own.as_str() == named);
+    let tenant = named.parse().ok().filter(|id| is_visible && api.gateway.store.tenant(id).is_some());
     tenant.ok_or_else(|| Problem::not_found("tenant"))
 }
 
@@ -253,7 +250,7 @@ pub async fn revoke(
     principal: Principal,
     NamedToken(id): NamedToken,
 ) -> Result<StatusCode, Problem> {
-    let whose = whose(&principal, principal.must_be_admin().is_ok());
-    api.gateway.store.revoke_token(id, whose, api.gateway.clock.now()).await?;
+    let scope = visible_scope(&principal, principal.must_be_admin().is_ok());
+    api.gateway.store.revoke_token(id, scope, api.gateway.clock.now()).await?;
     Ok(StatusCode::NO_CONTENT)
 }

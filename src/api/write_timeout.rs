@@ -1,7 +1,7 @@
-//! A connection that gives up on a peer who does not read what it asked for.
+//! Closes a connection whose peer does not read the response.
 //!
-//! Whoever asks for a long list and never reads it would hold its connection,
-//! and the list, for ever.
+//! A peer that asks for a long list and never reads it would otherwise hold its
+//! connection, and the list in memory, for ever.
 
 use std::io;
 use std::pin::Pin;
@@ -11,29 +11,29 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// A connection whose writes must get on.
+/// A stream whose writes fail when they make no progress for too long.
 pub struct WriteTimeoutStream<S> {
     inner: S,
-    patience: Duration,
-    /// When the present stall has lasted too long, if there is one.
-    stalled: Option<Pin<Box<Sleep>>>,
+    timeout: Duration,
+    /// Deadline of the present stall, while a write is stalled.
+    stall_deadline: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> WriteTimeoutStream<S> {
-    /// Gives up when nothing could be written for this long.
-    pub fn new(inner: S, patience: Duration) -> Self {
-        Self { inner, patience, stalled: None }
+    /// Wraps a stream; a write that makes no progress for this long fails.
+    pub fn new(inner: S, timeout: Duration) -> Self {
+        Self { inner, timeout, stall_deadline: None }
     }
 
-    /// What came of a write: something, or the end of patience.
-    fn judge<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    /// Returns a write's result, or `TimedOut` once the stall has lasted too long.
+    fn check_stall<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
-            self.stalled = None;
+            self.stall_deadline = None;
             return written;
         }
-        let patience = self.patience;
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + patience)));
-        ready!(stalled.as_mut().poll(cx));
+        let timeout = self.timeout;
+        let deadline = self.stall_deadline.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + timeout)));
+        ready!(deadline.as_mut().poll(cx));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
@@ -47,7 +47,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeoutStream<S> {
 impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeoutStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.inner).poll_write(cx, bytes);
-        self.judge(cx, written)
+        self.check_stall(cx, written)
     }
 
     fn poll_write_vectored(
@@ -56,7 +56,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeoutStream<S> {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.inner).poll_write_vectored(cx, parts);
-        self.judge(cx, written)
+        self.check_stall(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -65,12 +65,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeoutStream<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.inner).poll_flush(cx);
-        self.judge(cx, flushed)
+        self.check_stall(cx, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let closed = Pin::new(&mut self.inner).poll_shutdown(cx);
-        self.judge(cx, closed)
+        self.check_stall(cx, closed)
     }
 }
 
@@ -81,9 +81,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_reads_nothing_is_given_up_and_one_that_reads_slowly_is_not() {
-        let patience = Duration::from_secs(30);
+        let timeout = Duration::from_secs(30);
         let (ours, mut theirs) = tokio::io::duplex(64);
-        let mut ours = WriteTimeoutStream::new(ours, patience);
+        let mut ours = WriteTimeoutStream::new(ours, timeout);
         let reading = tokio::spawn(async move {
             let mut byte = [0; 64];
             for _ in 0..10 {

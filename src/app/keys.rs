@@ -1,9 +1,9 @@
-//! Replaces the master key, under which everything secret is sealed.
+//! Rotates the master key that secrets are sealed under.
 //!
-//! The new key is on disk beside the old one before anything is sealed under
-//! it, and the old one goes when nothing is any more. Stopped or killed at any
-//! moment, the store opens with the file as it is, and the same command
-//! finishes what was begun.
+//! The new key is on disk beside the old one before anything is sealed under it,
+//! and the old key is removed when nothing is sealed under it any more. If the
+//! rotation is stopped or killed at any moment, the store opens with the file as it
+//! is, and the same command finishes the rotation.
 
 use std::path::PathBuf;
 
@@ -14,12 +14,12 @@ use crate::store::embedded::rewrap as embedded;
 use crate::store::postgres::rewrap as postgres;
 use crate::store::seal::{MASTER_KEY_FILE, Seal};
 
-/// What was done.
+/// The result of a rotation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RotatedMasterKey {
-    /// Where the new key is.
+    /// File of the new key.
     pub file: PathBuf,
-    /// How many texts were sealed under it.
+    /// Number of texts sealed under the new key.
     pub count: usize,
 }
 

@@ -8,32 +8,32 @@ use crate::store::postgres::import;
 pub use crate::store::postgres::import::{MoveProgress, MovedCounts};
 use crate::store::seal::{MASTER_KEY_FILE, Seal};
 
-/// What to move, where to, and how.
+/// A move of an embedded store to a PostgreSQL.
 #[derive(Debug, Clone)]
 pub struct StoreMove {
-    /// The data directory of the embedded store.
+    /// Data directory of the embedded store.
     pub from: PathBuf,
-    /// Where everything goes.
+    /// Database that everything is moved to.
     pub to: DatabaseUrl,
-    /// The key under which secrets are sealed, here and there; `master-key` in
-    /// the data directory, without.
+    /// File of the master key of both stores; none for `master-key` in the data
+    /// directory.
     pub master_key_file: Option<PathBuf>,
-    /// How many rows go in one transaction.
+    /// Number of rows in one transaction.
     pub batch: usize,
 }
 
 impl StoreMove {
-    /// Where the master key is.
+    /// Returns the file of the master key.
     pub fn key_file(&self) -> PathBuf {
         self.master_key_file.clone().unwrap_or_else(|| self.from.join(MASTER_KEY_FILE))
     }
 
-    /// Moves everything, or goes on where the last try stopped. Returns how
-    /// many of what there are now, or nothing if it was all moved before.
-    pub async fn run(&self, tell: &mut (dyn FnMut(MoveProgress) + Send)) -> anyhow::Result<Option<MovedCounts>> {
+    /// Moves everything, or goes on where the last run stopped. Returns the counts
+    /// of what the database has now, or none if everything was moved before.
+    pub async fn run(&self, report: &mut (dyn FnMut(MoveProgress) + Send)) -> anyhow::Result<Option<MovedCounts>> {
         let source = StoreSource::open(&self.from)?;
-        // What is sealed goes as it is, so the nodes there need the same key.
+        // Sealed texts are copied as they are, so the nodes on the database need the same key.
         let seal = source.matching_key(&Seal::read(&self.key_file())?)?;
-        import::run(&source, &self.to, &seal, self.batch, tell).await
+        import::run(&source, &self.to, &seal, self.batch, report).await
     }
 }

@@ -1,37 +1,37 @@
-//! How many files and sockets the process may have open.
+//! Raises the limit of open files to fit the number of connections.
 //!
-//! The usual limit of a shell, 1,024, is less than the connections that may be
-//! open, in both directions. A process may raise it as far as the system lets
-//! it, and nobody has to be asked.
+//! The usual limit of a shell, 1,024, is less than the connections that may be open
+//! in both directions. A process may raise its own limit as far as the system's hard
+//! limit.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::warn;
 
-/// What the store, the log and the like have open.
-const OWN: u64 = 256;
+/// Files that the store, the log and the like may have open.
+const OWN_FILES: u64 = 256;
 
-/// Makes room for so many connections, and says so where there is none.
+/// Raises the limit for this number of connections, and warns if it stays too low.
 pub fn raise_open_files_limit(connections: usize) {
-    let wanted = u64::try_from(connections).unwrap_or(u64::MAX).saturating_add(OWN);
+    let wanted = u64::try_from(connections).unwrap_or(u64::MAX).saturating_add(OWN_FILES);
     let limit = getrlimit(Resource::Nofile);
     let allowed = raised(limit, wanted);
     if allowed.current != limit.current && setrlimit(Resource::Nofile, allowed).is_err() {
-        warn_of(limit.current, wanted);
+        warn_if_below(limit.current, wanted);
         return;
     }
-    warn_of(allowed.current, wanted);
+    warn_if_below(allowed.current, wanted);
 }
 
 fn raised(limit: Rlimit, wanted: u64) -> Rlimit {
-    let current = limit.current.map(|now| now.max(limit.maximum.map_or(wanted, |most| most.min(wanted))));
+    let current = limit.current.map(|now| now.max(limit.maximum.map_or(wanted, |hard| hard.min(wanted))));
     Rlimit { current, ..limit }
 }
 
-fn warn_of(current: Option<u64>, wanted: u64) {
+fn warn_if_below(current: Option<u64>, wanted: u64) {
     if let Some(current) = current.filter(|current| *current < wanted) {
         warn!(
-            "{current} files may be open, and {wanted} are needed when as many connections are open as may be; \
-             raise the limit (ulimit -n, LimitNOFILE), or lower --max-connections and --max-in-flight"
+            "the limit of open files is {current}, and {wanted} may be needed when all connections are in use; \
+             raise it (ulimit -n, LimitNOFILE), or lower --max-connections and --max-in-flight"
         );
     }
 }

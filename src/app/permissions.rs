@@ -1,10 +1,10 @@
-//! Checks who may read and write the files of the data directory, and the
-//! files that secrets are given in.
+//! Checks the modes of the data directory's files, and of other files that contain
+//! secrets.
 //!
-//! Secrets that others can read, and a store that others can write, end the
-//! start with the command that mends it. A group may read only what was meant
-//! for it: files that the operator named, and a data directory with the setgid
-//! bit, as orchestrators give it to volumes with a group (`fsGroup`).
+//! The start fails if others can read secrets or write the store, and names the
+//! command that fixes it. A group may read only what was meant for it: files that
+//! the operator named, and a data directory with the setgid bit, which orchestrators
+//! set on volumes with a group (`fsGroup`).
 
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
@@ -24,8 +24,8 @@ const OTHERS_READ: u32 = 0o005;
 const OTHERS_WRITE: u32 = 0o002;
 const SETGID: u32 = 0o2000;
 
-/// Refuses files whose modes are too loose, and warns once of what others can
-/// read. Files that are not there yet are made with the right mode.
+/// Refuses files whose modes are too open, and warns once of files that others can
+/// read. Files that do not exist yet are created with the right mode.
 pub fn check(settings: &Settings) -> anyhow::Result<()> {
     let folder = &settings.data.0;
     let Some(mode) = mode_of(folder)? else { return Ok(()) };
@@ -38,9 +38,9 @@ pub fn check(settings: &Settings) -> anyhow::Result<()> {
         refuse_writable(&file, mode, "o-rwx")?;
         readable.extend((mode & OTHERS_READ > 0).then_some(file));
     }
-    let is_group_meant = mode & SETGID > 0;
+    let is_group_allowed = mode & SETGID > 0;
     for secret in [MASTER_KEY_FILE, ADMIN_TOKEN_FILE] {
-        refuse_readable(&folder.join(secret), is_group_meant)?;
+        refuse_readable(&folder.join(secret), is_group_allowed)?;
     }
     if let Some(file) = &settings.master_key_file.0 {
         refuse_readable(file, true)?;
@@ -48,11 +48,11 @@ pub fn check(settings: &Settings) -> anyhow::Result<()> {
     for file in [&settings.database_url_file.0, &settings.smtp_password_file.0].into_iter().flatten() {
         readable.extend(mode_of(file)?.filter(|mode| mode & OTHERS > 0).map(|_| file.clone()));
     }
-    warn_of(&readable);
+    warn_of_readable(&readable);
     Ok(())
 }
 
-fn warn_of(readable: &[PathBuf]) {
+fn warn_of_readable(readable: &[PathBuf]) {
     if readable.is_empty() {
         return;
     }
@@ -62,39 +62,41 @@ fn warn_of(readable: &[PathBuf]) {
 }
 
 fn refuse_writable(path: &Path, mode: u32, change: &str) -> anyhow::Result<()> {
-    match mode & OTHERS_WRITE > 0 {
-        true => bail!(
+    if mode & OTHERS_WRITE > 0 {
+        bail!(
             "every user of this machine can write to {path} (mode {mode:04o}); mend it with `chmod {change} {path}`, \
              and make sure that nobody has changed it",
             path = path.display(),
             mode = mode & 0o7777
-        ),
-        false => Ok(()),
+        );
     }
+    Ok(())
 }
 
-/// A secret is for its owner, and for a group only where that is meant.
-fn refuse_readable(path: &Path, is_group_meant: bool) -> anyhow::Result<()> {
+/// Refuses a secret that others than its owner can use, or, if `is_group_allowed`,
+/// others than its owner and group.
+fn refuse_readable(path: &Path, is_group_allowed: bool) -> anyhow::Result<()> {
     let Some(mode) = mode_of(path)? else { return Ok(()) };
-    let (closed, change, who) = match is_group_meant {
-        true => (OTHERS, "o-rwx", "every user of this machine"),
-        false => (GROUP | OTHERS, "go-rwx", "others than its owner"),
+    let (forbidden, change, who) = if is_group_allowed {
+        (OTHERS, "o-rwx", "every user of this machine")
+    } else {
+        (GROUP | OTHERS, "go-rwx", "others than its owner")
     };
-    match mode & closed > 0 {
-        true => bail!(
+    if mode & forbidden > 0 {
+        bail!(
             "{path} is a secret that {who} can use (mode {mode:04o}); mend it with `chmod {change} {path}`, and replace \
              the secret if others may have read it",
             path = path.display(),
             mode = mode & 0o7777
-        ),
-        false => Ok(()),
+        );
     }
+    Ok(())
 }
 
-/// The mode of what a path leads to; none if nothing is there.
+/// Returns the mode of a file; none if it does not exist.
 fn mode_of(path: &Path) -> anyhow::Result<Option<u32>> {
     match std::fs::metadata(path) {
-        Ok(found) => Ok(Some(found.permissions().mode())),
+        Ok(metadata) => Ok(Some(metadata.permissions().mode())),
         Err(problem) if problem.kind() == ErrorKind::NotFound => Ok(None),
         Err(problem) => Err(problem).with_context(|| format!("cannot look at {}", path.display())),
     }
@@ -109,7 +111,7 @@ mod tests {
     use super::*;
     use crate::config::{DirectoryPath, OptionalFilePath, PartialSettings};
 
-    /// A data directory of this mode, with files of these modes.
+    /// Makes a data directory of this mode, with files of these modes.
     fn folder(mode: u32, files: &[(&str, u32)]) -> TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (name, mode) in files {

@@ -1,5 +1,5 @@
-//! What answers besides the gateway itself: on its address while it waits for
-//! its database, and to probes on an address of their own.
+//! Runs the servers beside the API: one on the API's address while the gateway
+//! waits for its database, and one for probes on an address of their own.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,37 +15,38 @@ use tracing::info;
 use crate::api::{health, server, startup};
 use crate::config::ListenAddress;
 
-/// Enough for whoever asks whether the gateway is there.
+/// Most connections open at once while the gateway waits for its database.
 const CONNECTIONS: usize = 256;
-/// How long answers have to leave when the wait is over.
+/// Time for open responses to finish when the server ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
-/// What answers meanwhile.
+/// A running server beside the API.
 pub struct StartupServer {
     stop: oneshot::Sender<()>,
     serving: JoinHandle<()>,
 }
 
 impl StartupServer {
-    /// Answers on a second handle of the same socket. Whoever connects between
-    /// the end of this and the gateway's own answers waits in the socket's queue.
+    /// Serves on a second handle of the listener's socket. A client that connects
+    /// between the end of this server and the start of the API waits in the socket's
+    /// queue.
     pub fn start(listener: &TcpListener, trusted_proxies: Vec<IpNet>) -> anyhow::Result<Self> {
-        let again = || {
+        let duplicate = || {
             let socket = rustix::io::fcntl_dupfd_cloexec(listener, 3)?;
             TcpListener::from_std(std::net::TcpListener::from(socket))
         };
-        let listener = again().context("cannot answer while the database is waited for")?;
+        let listener = duplicate().context("cannot answer while the database is waited for")?;
         Ok(Self::on(listener, startup::router(), CONNECTIONS, trusted_proxies))
     }
 
-    /// Answers probes on their own address, for as long as the process runs.
-    pub async fn to_probes(address: ListenAddress, asked: health::GatewayCell) -> anyhow::Result<(SocketAddr, Self)> {
+    /// Serves probes on an address of their own, for as long as the process runs.
+    pub async fn to_probes(address: ListenAddress, gateway: health::GatewayCell) -> anyhow::Result<(SocketAddr, Self)> {
         let listener = TcpListener::bind(address.0)
             .await
             .with_context(|| format!("cannot listen on {address}; choose another address with --health-listen"))?;
         let address = listener.local_addr()?;
         info!(%address, "probes are answered on http://{address}");
-        Ok((address, Self::on(listener, health::router(asked), health::CONNECTIONS, Vec::new())))
+        Ok((address, Self::on(listener, health::router(gateway), health::CONNECTIONS, Vec::new())))
     }
 
     fn on(listener: TcpListener, router: Router, connections: usize, trusted_proxies: Vec<IpNet>) -> Self {
@@ -55,7 +56,7 @@ impl StartupServer {
         Self { stop, serving: tokio::spawn(serving) }
     }
 
-    /// Answers no more.
+    /// Stops the server, and waits for its open responses.
     pub async fn end(self) {
         let _ = self.stop.send(());
         let _ = self.serving.await;

@@ -1,5 +1,5 @@
-//! Which store holds everything, opened as the settings say: the data
-//! directory's own, or a PostgreSQL that many nodes share.
+//! Opens and closes the store that the settings name: the embedded one in the data
+//! directory, or a PostgreSQL that many nodes share.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -23,11 +23,12 @@ use crate::store::postgres::{self, PostgresStore};
 use crate::store::seal::{LINK_KEY_NOTE, MASTER_KEY_FILE, MissingKey, Seal, WrongKey};
 use crate::store::{Catalog, Cluster, Store, move_mark};
 
-/// How long a start waits before it tries the database again.
-const OPEN_AGAIN_MIN: Duration = Duration::from_millis(250);
-const OPEN_AGAIN_MAX: Duration = Duration::from_secs(2);
+/// Shortest wait of a start before it tries the database again.
+const OPEN_RETRY_MIN: Duration = Duration::from_millis(250);
+/// Longest wait of a start before it tries the database again.
+const OPEN_RETRY_MAX: Duration = Duration::from_secs(2);
 
-/// The store, as the one who has to close it holds it.
+/// The open store and its master key. The owner of the handle closes the store.
 pub struct StoreHandle {
     store: StoreKind,
     description: String,
@@ -41,11 +42,12 @@ enum StoreKind {
 }
 
 impl StoreHandle {
-    /// Opens the store of the data directory.
-    pub fn open_embedded(settings: &Settings, commits: Arc<CommitMetrics>, is_new_meant: bool) -> anyhow::Result<Self> {
+    /// Opens the store of the data directory. Unless `may_be_new`, a data directory
+    /// that has lost its store is refused.
+    pub fn open_embedded(settings: &Settings, commits: Arc<CommitMetrics>, may_be_new: bool) -> anyhow::Result<Self> {
         let folder = &settings.data.0;
         move_mark::refuse_if_moved(folder)?;
-        if !is_new_meant {
+        if !may_be_new {
             refuse_if_store_is_gone(folder)?;
         }
         create_folder(folder)?;
@@ -57,8 +59,8 @@ impl StoreHandle {
         Ok(Self { store, description: settings.data.to_string(), seal, new_key })
     }
 
-    /// Opens the PostgreSQL at this URL, and waits for it while it is away or
-    /// takes no writes.
+    /// Opens the PostgreSQL at this URL, and waits while it is unreachable or
+    /// read-only.
     pub async fn open_shared(
         settings: &Settings,
         url: &DatabaseUrl,
@@ -72,11 +74,11 @@ impl StoreHandle {
         let store = open_with_retries(url, settings, &seal, &commits, clock, stop)
             .await
             .map_err(|problem| remove_unused_key(new_key.as_deref(), problem))?;
-        let place = format!("PostgreSQL at {}", url.place());
-        Ok(Self { store: StoreKind::Postgres(Arc::new(store)), description: place, seal, new_key })
+        let description = format!("PostgreSQL at {}", url.place());
+        Ok(Self { store: StoreKind::Postgres(Arc::new(store)), description, seal, new_key })
     }
 
-    /// The store, as everyone else holds it.
+    /// Returns the store as the rest of the gateway uses it.
     pub fn store(&self) -> Arc<dyn Store> {
         match &self.store {
             StoreKind::Embedded(store) => store.clone(),
@@ -84,20 +86,20 @@ impl StoreHandle {
         }
     }
 
-    /// Whether other nodes may work on it, too.
+    /// Whether other nodes may share the store.
     pub fn is_shared(&self) -> bool {
         matches!(self.store, StoreKind::Postgres(_))
     }
 
-    /// The key that links are signed with: the first start makes it, and
-    /// whoever shares the store has the same.
+    /// Returns the key that data links are signed with. The first start makes it, and
+    /// all nodes that share the store use it.
     pub async fn link_key(&self) -> anyhow::Result<[u8; 32]> {
-        let kept = self.store().put_setting_once(LINK_KEY_NOTE, self.seal.new_link_key()).await?;
-        Ok(self.seal.link_key(&kept)?)
+        let stored = self.store().put_setting_once(LINK_KEY_NOTE, self.seal.new_link_key()).await?;
+        Ok(self.seal.link_key(&stored)?)
     }
 
-    /// The engine time of the last event that was accepted, where this store
-    /// is the only one to know it.
+    /// Returns the engine time of the last accepted event; none on a shared store,
+    /// where engine time follows the database.
     pub async fn latest_accepted(&self) -> anyhow::Result<Option<Timestamp>> {
         match &self.store {
             StoreKind::Embedded(store) => Ok(store.latest_accepted().await?),
@@ -105,28 +107,28 @@ impl StoreHandle {
         }
     }
 
-    /// Where the master key is, when this start made it.
+    /// Returns the file of the master key, if this start made it.
     pub fn new_key(&self) -> Option<&Path> {
         self.new_key.as_deref()
     }
 
-    /// Where it is, in words.
+    /// Returns the location of the store, for people.
     pub fn description(&self) -> &str {
         &self.description
     }
 
-    /// Gives back what this node owns. Nothing may be in flight any more.
+    /// Gives up the leases of this node. No attempt may be in flight any more.
     pub async fn leave(&self) {
         let left = match &self.store {
             StoreKind::Embedded(store) => store.leave().await,
             StoreKind::Postgres(store) => store.leave().await,
         };
         if let Err(problem) = left {
-            warn!("this node could not sign off, so others take over only when its lease ends: {problem}");
+            warn!("this node could not give up its leases, so other nodes take over only when they end: {problem}");
         }
     }
 
-    /// Finishes what is queued and closes it.
+    /// Finishes queued writes and closes the store.
     pub async fn close(self) {
         let is_closed = match self.store {
             StoreKind::Embedded(store) => match Arc::try_unwrap(store) {
@@ -145,18 +147,20 @@ impl StoreHandle {
             },
         };
         if !is_closed {
-            // Cut-off attempts still hold it; every commit is on disk anyway.
-            warn!("the store is left to be tidied up at the next start");
+            // Attempts that were cut off still use the store. Every commit is on disk anyway.
+            warn!(
+                "the store could not be closed cleanly because attempts still use it; the next start recovers it, and no commit is lost"
+            );
         }
     }
 }
 
-/// A data directory whose admin token is there had a store once. Without one
-/// it would start as a new installation and forget everything it accepted.
+/// Refuses a data directory that has an admin token but no store: it had a store
+/// once, and the gateway would start as a new installation without its events.
 fn refuse_if_store_is_gone(folder: &Path) -> anyhow::Result<()> {
     let store = folder.join(STORE_FILE);
     let is_empty =
-        std::fs::metadata(&store).map_or_else(|why| why.kind() == ErrorKind::NotFound, |file| file.len() == 0);
+        std::fs::metadata(&store).map_or_else(|problem| problem.kind() == ErrorKind::NotFound, |file| file.len() == 0);
     if !is_empty || !folder.join(super::ADMIN_TOKEN_FILE).exists() {
         return Ok(());
     }
@@ -168,7 +172,7 @@ fn refuse_if_store_is_gone(folder: &Path) -> anyhow::Result<()> {
     )
 }
 
-/// Opens the database, again and again while it is away or takes no writes.
+/// Opens the database, and tries again while it is unreachable or read-only.
 async fn open_with_retries(
     url: &DatabaseUrl,
     settings: &Settings,
@@ -180,35 +184,35 @@ async fn open_with_retries(
     let folder = &settings.data.0;
     if move_mark::is_unmoved(folder) {
         warn!(
-            "{} holds a store of its own, which is not looked at with --database-url; `posthaste migrate-store` moves it over",
+            "the store in {} is not used, because --database-url is set; `posthaste migrate-store` moves it to the database",
             folder.display()
         );
     }
-    let until = Instant::now() + settings.database_wait.0;
-    let mut pause = OPEN_AGAIN_MIN;
+    let deadline = Instant::now() + settings.database_wait.0;
+    let mut pause = OPEN_RETRY_MIN;
     let mut has_failed = false;
     loop {
         let problem = match open_once(url, settings, seal, commits, clock).await {
             Ok(store) => {
                 if has_failed {
-                    info!("the database at {} answers", url.place());
+                    info!("connected to the database at {}", url.place());
                 }
                 return Ok(store);
             }
             Err(problem) if !postgres::is_unavailable(&problem) => return Err(problem),
             Err(problem) => problem,
         };
-        if Instant::now() >= until {
+        if Instant::now() >= deadline {
             return Err(problem.context(format!("gave up after waiting {} (--database-wait)", settings.database_wait)));
         }
         if !std::mem::replace(&mut has_failed, true) {
             warn!("{problem:#}; trying again for {} (--database-wait)", settings.database_wait);
         }
         tokio::select! {
-            () = tokio::time::sleep_until(until.min(Instant::now() + roughly(pause, rand::random()))) => {}
+            () = tokio::time::sleep_until(deadline.min(Instant::now() + roughly(pause, rand::random()))) => {}
             () = stop.notified() => bail!("stopped while waiting for the database: {problem:#}"),
         }
-        pause = (pause * 2).min(OPEN_AGAIN_MAX);
+        pause = (pause * 2).min(OPEN_RETRY_MAX);
     }
 }
 
@@ -227,7 +231,7 @@ async fn open_once(
         ..postgres::PostgresOptions::new(url.reveal(), seal.clone())
     };
     let store = PostgresStore::open(options).await?;
-    // Asked once more: a move may have begun before this node was seen.
+    // This is checked again after opening: a move may have begun before this node was registered.
     match store.setting(move_mark::MOVING_NOTE).await {
         Ok(None) => Ok(store),
         Ok(Some(_)) => {
@@ -241,8 +245,8 @@ async fn open_once(
     }
 }
 
-/// A key that was made for nothing would only lead astray: it is removed, and
-/// what is said is that the right one is missing.
+/// Removes a new master key that does not fit the store, and reports the right one
+/// as missing; the new file would only mislead.
 fn remove_unused_key(made_key: Option<&Path>, problem: anyhow::Error) -> anyhow::Error {
     match made_key {
         Some(file) if problem.is::<WrongKey>() => {
@@ -253,31 +257,31 @@ fn remove_unused_key(made_key: Option<&Path>, problem: anyhow::Error) -> anyhow:
     }
 }
 
-/// The key under which secrets are sealed, and its file if it was made now.
+/// Reads or makes the master key; returns its file if it was made now.
 pub fn master_key(settings: &Settings) -> anyhow::Result<(Seal, Option<PathBuf>)> {
     match &settings.master_key_file.0 {
         Some(file) if !file.exists() => bail!(
             "there is no master key file {}; copy it from the first node, or make one with `openssl rand -hex 32`",
             file.display()
         ),
-        Some(file) => Ok((warn_if_shared_key(Seal::read(file)?), None)),
+        Some(file) => Ok((warn_if_rotating(Seal::read(file)?), None)),
         None => {
             let file = settings.data.0.join(MASTER_KEY_FILE);
             let (seal, is_made) = Seal::load_or_create(&file)?;
-            Ok((warn_if_shared_key(seal), is_made.then_some(file)))
+            Ok((warn_if_rotating(seal), is_made.then_some(file)))
         }
     }
 }
 
-/// A replacement of the key that was not finished is said aloud.
-fn warn_if_shared_key(seal: Seal) -> Seal {
+/// Warns of a rotation of the master key that was not finished.
+fn warn_if_rotating(seal: Seal) -> Seal {
     if seal.is_rotating() {
-        warn!("the master key was being replaced when that was stopped; `posthaste keys rotate` finishes it");
+        warn!("a rotation of the master key is unfinished; `posthaste keys rotate` finishes it");
     }
     seal
 }
 
-/// What this node calls itself: its host and process.
+/// Returns the name of this node: its host and process id.
 fn node_name() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = Some(host.trim()).filter(|host| !host.is_empty()).map(str::to_owned);

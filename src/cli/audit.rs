@@ -1,4 +1,4 @@
-//! `posthaste audit`: who changed what, when, and from where.
+//! `posthaste audit`: lists who changed what, when, and from where.
 
 use super::client::ClientArgs;
 use super::output::{self, Column};
@@ -26,13 +26,10 @@ const COLUMNS: &[Column] = &[
     ("fields", |row, _| output::text(row, "fields")),
 ];
 
-/// Asks for them and prints them.
+/// Gets the entries and prints them.
 pub async fn run(args: AuditArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
-    let mut url = match args.all {
-        true => client.url(&["audit"])?,
-        false => client.tenant_url(&["audit"])?,
-    };
+    let mut url = if args.all { client.url(&["audit"])? } else { client.tenant_url(&["audit"])? };
     args.window.ask(&mut url);
     output::list(client.format, &client.get(url).await?, "entries", COLUMNS)
 }

@@ -1,7 +1,7 @@
-//! Speaks to a running gateway over its API.
+//! Calls the API of a running gateway.
 //!
-//! One connection, kept open between calls. There is no egress guard here:
-//! the address is the operator's own choice.
+//! There is one connection, kept open between calls. The egress guard does not apply,
+//! because the operator chose the address.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use super::output::{OutputFormat, clean};
 use super::request::JsonBody;
 use crate::model::span::Span;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Which gateway to speak to, as whom, and how to show its answers.
 #[derive(Debug, Clone, clap::Args)]
@@ -61,7 +61,7 @@ fn server_url(text: &str) -> Result<Url, String> {
 }
 
 impl ClientArgs {
-    /// A client for the chosen gateway. It connects when it is first used.
+    /// Returns a client for the chosen gateway. It connects at the first call.
     pub fn client(&self) -> anyhow::Result<Client> {
         let (token, token_from) = self.find_token()?;
         let mut authorization = HeaderValue::try_from(format!("Bearer {token}"))
@@ -77,6 +77,7 @@ impl ClientArgs {
         })
     }
 
+    /// Returns the token and where it was found.
     fn find_token(&self) -> anyhow::Result<(String, String)> {
         if let Some(token) = &self.token {
             return Ok((token.trim().to_owned(), "--token or POSTHASTE_TOKEN".to_owned()));
@@ -89,12 +90,12 @@ impl ClientArgs {
     }
 }
 
-/// A connection to a gateway.
+/// A client of one gateway.
 pub struct Client {
-    /// How answers are to be shown.
+    /// Format in which answers are printed.
     pub format: OutputFormat,
     server: Url,
-    /// Whose things are asked for.
+    /// Tenant whose resources are called.
     pub tenant: String,
     authorization: HeaderValue,
     token_from: String,
@@ -102,11 +103,11 @@ pub struct Client {
 }
 
 impl Client {
-    /// The address of something, from its path below `/v1`.
+    /// Returns the URL of a path below `/v1`.
     pub fn url(&self, path: &[&str]) -> anyhow::Result<Url> {
-        // The URL standard takes these out of a path, and the call would go elsewhere.
-        if let Some(odd) = path.iter().find(|part| matches!(**part, "" | "." | "..")) {
-            bail!("{odd:?} is not an id; copy one from a list");
+        // The URL standard removes these segments from a path, and the call would go elsewhere.
+        if let Some(segment) = path.iter().find(|part| matches!(**part, "" | "." | "..")) {
+            bail!("{segment:?} is not an id; copy one from a list");
         }
         let mut url = self.server.clone();
         url.path_segments_mut()
@@ -117,22 +118,22 @@ impl Client {
         Ok(url)
     }
 
-    /// The address of something of the tenant's.
+    /// Returns the URL of a path below the tenant.
     pub fn tenant_url(&self, path: &[&str]) -> anyhow::Result<Url> {
         self.url(&[&["tenants", self.tenant.as_str()], path].concat())
     }
 
-    /// Reads.
+    /// Makes a GET call.
     pub async fn get(&mut self, url: Url) -> anyhow::Result<String> {
         self.call(Method::GET, url, None).await
     }
 
-    /// Asks for something to be done.
+    /// Makes a POST call.
     pub async fn post(&mut self, url: Url, body: Option<JsonBody>) -> anyhow::Result<String> {
         self.call(Method::POST, url, body).await
     }
 
-    /// Reads what may not be there.
+    /// Makes a GET call; a 404 becomes none.
     pub async fn find(&mut self, url: Url) -> anyhow::Result<Option<String>> {
         match self.answer(Method::GET, url, None).await? {
             (StatusCode::NOT_FOUND, _) => Ok(None),
@@ -141,7 +142,7 @@ impl Client {
         }
     }
 
-    /// Makes one call; an answer that is no success becomes the error.
+    /// Makes a call; an answer other than 2xx becomes the error.
     pub async fn call(&mut self, method: Method, url: Url, body: Option<JsonBody>) -> anyhow::Result<String> {
         match self.answer(method, url, body).await? {
             (status, text) if status.is_success() => Ok(text),
@@ -156,9 +157,9 @@ impl Client {
         body: Option<JsonBody>,
     ) -> anyhow::Result<(StatusCode, String)> {
         let request = self.request(method, &url, body)?;
-        let exchange = tokio::time::timeout(PATIENCE, self.exchange(request)).await;
+        let exchange = tokio::time::timeout(CALL_TIMEOUT, self.exchange(request)).await;
         let (status, bytes) = exchange
-            .map_err(|_| anyhow!("no answer from {} within {}; see its logs", self.server, Span(PATIENCE)))??;
+            .map_err(|_| anyhow!("no answer from {} within {}; see its logs", self.server, Span(CALL_TIMEOUT)))??;
         Ok((status, String::from_utf8_lossy(&bytes).into_owned()))
     }
 
@@ -179,10 +180,10 @@ impl Client {
 
     async fn exchange(&mut self, request: Request<Full<Bytes>>) -> anyhow::Result<(StatusCode, Bytes)> {
         let mut open = self.connection().await?;
-        let cut_off = || format!("{} closed the connection before it had answered", self.server);
-        let response = open.send_request(request).await.with_context(cut_off)?;
+        let closed = || format!("{} closed the connection before it had answered", self.server);
+        let response = open.send_request(request).await.with_context(closed)?;
         let status = response.status();
-        let bytes = response.into_body().collect().await.with_context(cut_off)?.to_bytes();
+        let bytes = response.into_body().collect().await.with_context(closed)?.to_bytes();
         self.open = Some(open);
         Ok((status, bytes))
     }
@@ -206,14 +207,14 @@ impl Client {
             ),
             _ => anyhow!("{} cannot be reached: {problem}; check --server", self.server),
         })?;
-        // Small requests must not wait for company.
+        // Requests are small, and Nagle's algorithm would delay them.
         let _ = tcp.set_nodelay(true);
         let stream: Box<dyn ClientStream> = match self.server.scheme() {
             "https" => Box::new(encrypt(host, tcp).await?),
             _ => Box::new(tcp),
         };
         let (open, connection) = handshake(TokioIo::new(stream)).await?;
-        // How it ends is told by the call that uses it.
+        // The call that uses the connection reports its errors.
         tokio::spawn(async move { drop(connection.await) });
         Ok(open)
     }
@@ -250,7 +251,7 @@ async fn encrypt(host: &str, tcp: TcpStream) -> anyhow::Result<impl ClientStream
     connector.connect(name, tcp).await.with_context(|| format!("no secure connection to {host} could be agreed on"))
 }
 
-/// What the gateway says when it refuses.
+/// The problem that the gateway answers with.
 #[derive(Deserialize)]
 struct ProblemResponse {
     detail: String,
@@ -258,7 +259,7 @@ struct ProblemResponse {
     errors: Vec<ProblemField>,
 }
 
-/// A field at fault.
+/// A field at fault in a problem.
 #[derive(Deserialize)]
 struct ProblemField {
     #[serde(default)]
@@ -267,21 +268,19 @@ struct ProblemField {
 }
 
 impl ProblemResponse {
-    /// The detail, and the fields at fault that it does not name already.
+    /// Returns the detail, and the fields at fault that it does not contain already.
     fn sentence(&self) -> String {
-        if let [place] = self.errors.as_slice()
-            && place.detail == self.detail
+        if let [field] = self.errors.as_slice()
+            && field.detail == self.detail
         {
-            return clean(&format!("{} (at {})", self.detail, place.pointer));
+            return clean(&format!("{} (at {})", self.detail, field.pointer));
         }
-        // The gateway joins the fields' sentences; below, each has its own line.
-        let is_joined = self.errors.len() > 1 && self.errors.iter().all(|place| self.detail.contains(&place.detail));
-        let mut sentence = match is_joined {
-            true => format!("{} fields are refused:", self.errors.len()),
-            false => clean(&self.detail),
-        };
-        for place in &self.errors {
-            sentence.push_str(&format!("\n  {}", clean(&format!("{}: {}", place.pointer, place.detail))));
+        // The gateway joins the fields' sentences; here each gets a line of its own.
+        let is_joined = self.errors.len() > 1 && self.errors.iter().all(|field| self.detail.contains(&field.detail));
+        let mut sentence =
+            if is_joined { format!("{} fields are refused:", self.errors.len()) } else { clean(&self.detail) };
+        for field in &self.errors {
+            sentence.push_str(&format!("\n  {}", clean(&format!("{}: {}", field.pointer, field.detail))));
         }
         sentence
     }

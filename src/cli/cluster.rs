@@ -1,4 +1,4 @@
-//! `posthaste cluster`: the nodes that share a store, and how the shards are
+//! `posthaste cluster`: shows the nodes that share a store, and how the shards are
 //! divided over them.
 
 use serde_json::Value;
@@ -13,7 +13,7 @@ pub struct ClusterArgs {
     access: ClientArgs,
 }
 
-/// Asks and prints: any node knows all of them.
+/// Gets the cluster's state from one node, which knows all of them, and prints it.
 pub async fn run(args: ClusterArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
     let url = client.url(&["cluster"])?;
@@ -24,13 +24,14 @@ pub async fn run(args: ClusterArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The nodes as a table, the shards as a sentence: nobody reads 256 lines.
+/// Renders the nodes as a table and the 256 shards as a summary.
 fn render(cluster: &Value) -> String {
     let list = |field: &str| cluster[field].as_array().map(Vec::as_slice).unwrap_or_default();
     let (nodes, shards) = (list("nodes"), list("shards"));
-    let theirs = |node: &Value| shards.iter().filter(|shard| shard["node"] == node["id"]).cloned().collect::<Vec<_>>();
-    let lag_of = |node: &Value| theirs(node).iter().filter_map(|shard| shard["lag_ms"].as_u64()).max().unwrap_or(0);
-    let held_of = |node: &Value| longest_held(&theirs(node)).map_or(0, |(_, millis)| millis);
+    let shards_of =
+        |node: &Value| shards.iter().filter(|shard| shard["node"] == node["id"]).cloned().collect::<Vec<_>>();
+    let lag_of = |node: &Value| shards_of(node).iter().filter_map(|shard| shard["lag_ms"].as_u64()).max().unwrap_or(0);
+    let held_of = |node: &Value| longest_held(&shards_of(node)).map_or(0, |(_, millis)| millis);
     let row = |node: &Value| {
         let lease = match node["lease_ms"].as_i64() {
             None => "-".to_owned(),
@@ -56,30 +57,30 @@ fn render(cluster: &Value) -> String {
 }
 
 fn summary(nodes: usize, shards: &[Value]) -> String {
-    let free: Vec<&Value> = shards.iter().filter(|shard| shard["node"].is_null()).collect();
-    let moves = shards.iter().filter_map(|shard| shard["epoch"].as_u64()).max().unwrap_or(0);
-    let lag = |shards: &mut dyn Iterator<Item = &Value>| shards.filter_map(|shard| shard["lag_ms"].as_u64()).max();
-    let late = seconds(lag(&mut shards.iter()).unwrap_or(0));
-    let mut words = format!(
-        "{} shards on {nodes} {}, epoch {moves} at most; the oldest that could go has waited for {late}.",
+    let unowned: Vec<&Value> = shards.iter().filter(|shard| shard["node"].is_null()).collect();
+    let epoch = shards.iter().filter_map(|shard| shard["epoch"].as_u64()).max().unwrap_or(0);
+    let max_lag = |shards: &mut dyn Iterator<Item = &Value>| shards.filter_map(|shard| shard["lag_ms"].as_u64()).max();
+    let late = seconds(max_lag(&mut shards.iter()).unwrap_or(0));
+    let mut text = format!(
+        "{} shards on {nodes} {}, epoch {epoch} at most; the oldest that could go has waited for {late}.",
         shards.len(),
         if nodes == 1 { "node" } else { "nodes" },
     );
     if let Some((by, held)) = longest_held(shards) {
-        words.push_str(&format!("\nWhat is held back has been due for up to {} ({by}).", seconds(held)));
+        text.push_str(&format!("\nWhat is held back has been due for up to {} ({by}).", seconds(held)));
     }
-    if !free.is_empty() {
-        let late = seconds(lag(&mut free.iter().copied()).unwrap_or(0));
-        words.push_str(&format!(
+    if !unowned.is_empty() {
+        let late = seconds(max_lag(&mut unowned.iter().copied()).unwrap_or(0));
+        text.push_str(&format!(
             "\n{} {} nobody's, and what is due there waits ({late}): a node takes it within a moment, or once the lease of its last owner has ended.",
-            free.len(),
-            if free.len() == 1 { "shard is" } else { "shards are" },
+            unowned.len(),
+            if unowned.len() == 1 { "shard is" } else { "shards are" },
         ));
     }
-    words
+    text
 }
 
-/// What is held back the longest, by what, and for how many milliseconds.
+/// Returns what has held back a delivery the longest, and for how many milliseconds.
 fn longest_held(shards: &[Value]) -> Option<(String, u64)> {
     let held = shards.iter().filter_map(|shard| shard["held_ms"].as_object()).flatten();
     let held = held.filter_map(|(by, millis)| Some((by.clone(), millis.as_u64()?)));

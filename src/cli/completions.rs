@@ -1,11 +1,11 @@
-//! `posthaste completions`: what a shell needs to complete our commands.
+//! `posthaste completions`: prints the completion script of a shell.
 
 use clap::CommandFactory;
 use clap_complete::Shell;
 
 use super::output::print;
 
-/// Which shell.
+/// The shell to print the script for
 #[derive(Debug, clap::Args)]
 pub struct CompletionsArgs {
     /// The shell to complete in.
@@ -13,7 +13,7 @@ pub struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Prints the script to be loaded by the shell.
+/// Prints the script, which the shell loads.
 pub async fn run(args: CompletionsArgs) -> anyhow::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut super::Cli::command(), "posthaste", &mut script);

@@ -17,7 +17,7 @@ pub struct ConfigArgs {
     given: PartialSettings,
 }
 
-/// Prints the settings.
+/// Prints the settings in force, or the reference page.
 pub async fn run(args: ConfigArgs) -> anyhow::Result<()> {
     if args.reference {
         print!("{}", reference());
@@ -32,7 +32,7 @@ pub async fn run(args: ConfigArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The reference page: `docs/settings.md`, word for word.
+/// Returns the reference page, which is `docs/settings.md` word for word.
 pub fn reference() -> String {
     let mut page = String::from(
         "# Settings\n\n\
@@ -41,10 +41,7 @@ pub fn reference() -> String {
          refused at start, by name. This page is printed by `posthaste config --reference`.\n",
     );
     for setting in config::reference() {
-        let default = match setting.default.is_empty() {
-            true => "none".to_owned(),
-            false => format!("`{}`", setting.default),
-        };
+        let default = if setting.default.is_empty() { "none".to_owned() } else { format!("`{}`", setting.default) };
         page.push_str(&format!(
             "\n## `{flag} {hint}`\n\n{sentences}\n\n- default: {default}\n- environment: `{env}`\n- file: `{name}`\n",
             flag = setting.flag(),

@@ -1,4 +1,4 @@
-//! `posthaste dead-letters`: deliveries that died, why, and the ways out.
+//! `posthaste dead-letters`: lists, shows, replays and discards dead letters.
 
 use std::fmt::Write;
 
@@ -60,14 +60,14 @@ struct DeadLettersList {
     window: TimeRangeArgs,
 }
 
-/// Does it and prints the answer.
+/// Runs the action and prints the gateway's answer.
 pub async fn run(args: DeadLettersArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
     let format = client.format;
     match args.action {
         DeadLettersAction::List(list) => {
             let mut url = client.tenant_url(&["dead-letters"])?;
-            list.ask(&mut url);
+            list.add_to(&mut url);
             output::list(format, &client.get(url).await?, "dead letters", deliveries::COLUMNS)
         }
         DeadLettersAction::Get { id } => print_dead_letter(&mut client, &id).await,
@@ -83,7 +83,8 @@ pub async fn run(args: DeadLettersArgs) -> anyhow::Result<()> {
 }
 
 impl DeadLettersList {
-    fn ask(&self, url: &mut url::Url) {
+    /// Adds the filters to a list's URL.
+    fn add_to(&self, url: &mut url::Url) {
         let filters = [
             ("endpoint", self.endpoint.as_deref()),
             ("cause", self.cause.as_deref()),
@@ -110,45 +111,45 @@ async fn print_dead_letter(client: &mut Client, id: &str) -> anyhow::Result<()> 
     }
 }
 
-/// Why it died and what can be done, then its attempts in short and the last
-/// words of the receiver.
+/// Renders why the delivery died and what can be done, then its attempts in short and
+/// the last answer of the receiver.
 fn dead_letter_lines(explanation: &Value, attempts: &[Value], id: &str) -> String {
-    let mut story = explain::render(explanation, false);
-    story.push('\n');
-    attempt_lines(&mut story, attempts, id);
-    story.truncate(story.trim_end().len());
-    story
+    let mut out = explain::render(explanation, false);
+    out.push('\n');
+    attempt_lines(&mut out, attempts, id);
+    out.truncate(out.trim_end().len());
+    out
 }
 
-/// How many attempts are told in full; of more, the first and the last.
-const TOLD_MAX: usize = 12;
-const FIRST_TOLD: usize = 3;
-const LAST_TOLD: usize = 5;
+/// Most attempts that are all shown; of more, only the first and the last are.
+const SHOWN_MAX: usize = 12;
+const FIRST_SHOWN: usize = 3;
+const LAST_SHOWN: usize = 5;
 
-fn attempt_lines(story: &mut String, attempts: &[Value], id: &str) {
-    let rows: Vec<Vec<String>> = attempts.iter().map(attempt).collect();
+fn attempt_lines(out: &mut String, attempts: &[Value], id: &str) {
+    let rows: Vec<Vec<String>> = attempts.iter().map(attempt_row).collect();
     if rows.is_empty() {
         return;
     }
-    story.push('\n');
+    out.push('\n');
     let table = output::table(&[], &rows);
     let lines: Vec<&str> = table.lines().collect();
     let left_out = match lines.len() {
-        n if n > TOLD_MAX => FIRST_TOLD..n - LAST_TOLD,
+        n if n > SHOWN_MAX => FIRST_SHOWN..n - LAST_SHOWN,
         _ => 0..0,
     };
     for (n, line) in lines.iter().enumerate() {
         if n == left_out.start && !left_out.is_empty() {
-            let _ = writeln!(story, "  … {} more: posthaste deliveries attempts {id}", left_out.len());
+            let _ = writeln!(out, "  … {} more: posthaste deliveries attempts {id}", left_out.len());
         }
         if !left_out.contains(&n) {
-            let _ = writeln!(story, "  {line}");
+            let _ = writeln!(out, "  {line}");
         }
     }
-    last_answer_lines(story, &attempts[attempts.len() - 1]);
+    last_answer_lines(out, &attempts[attempts.len() - 1]);
 }
 
-fn attempt(attempt: &Value) -> Vec<String> {
+fn attempt_row(attempt: &Value) -> Vec<String> {
     let started = attempt["started_at"].as_str().and_then(|at| at.parse::<Timestamp>().ok());
     vec![
         format!("attempt {}", text(attempt, "number")),
@@ -158,11 +159,11 @@ fn attempt(attempt: &Value) -> Vec<String> {
     ]
 }
 
-/// What the receiver said last.
-fn last_answer_lines(story: &mut String, last: &Value) {
+/// Adds the body of the last answer.
+fn last_answer_lines(out: &mut String, last: &Value) {
     if let Some(body) = last["response_body"].as_str().map(str::trim_end).filter(|body| !body.is_empty()) {
         let more = if last["truncated"] == true { " …" } else { "" };
-        let _ = writeln!(story, "\nThe last answer said: {}{more}", clean(body));
+        let _ = writeln!(out, "\nThe last answer said: {}{more}", clean(body));
     }
 }
 
@@ -187,9 +188,9 @@ mod tests {
 
     #[test]
     fn a_dead_letter_tells_why_it_died_what_was_tried_and_what_was_said() {
-        let told = dead_letter_lines(&dead(), &[attempt(1, 503, "retry"), attempt(2, 400, "refused")], "dlv_1");
+        let shown = dead_letter_lines(&dead(), &[attempt(1, 503, "retry"), attempt(2, 400, "refused")], "dlv_1");
         assert_eq!(
-            told,
+            shown,
             "Dead (refused) since 2023-11-14T22:13:21Z, after 2 attempts; the last was
 answered 400 Bad Request.
   Event evt_1 (invoice.paid) was accepted.
@@ -205,7 +206,7 @@ The last answer said: no\\u{1b}pe"
     #[test]
     fn a_long_story_leaves_out_its_middle() {
         let attempts: Vec<Value> = (1..=120).map(|n| attempt(n, 503, "retry")).collect();
-        let told = dead_letter_lines(&dead(), &attempts, "dlv_1");
-        assert!(told.contains("  … 112 more: posthaste deliveries attempts dlv_1\n  attempt 116"), "{told}");
+        let shown = dead_letter_lines(&dead(), &attempts, "dlv_1");
+        assert!(shown.contains("  … 112 more: posthaste deliveries attempts dlv_1\n  attempt 116"), "{shown}");
     }
 }

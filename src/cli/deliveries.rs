@@ -1,4 +1,5 @@
-//! `posthaste deliveries`: events on their way, and what can be done to them.
+//! `posthaste deliveries`: lists and shows deliveries; retries, cancels and replays
+//! one.
 
 use clap::Subcommand;
 use jiff::Timestamp;
@@ -66,7 +67,7 @@ struct DeliveriesList {
     window: TimeRangeArgs,
 }
 
-/// What a list shows of a delivery.
+/// Columns of a list of deliveries.
 pub const COLUMNS: &[Column] = &[
     ("id", |row, _| output::text(row, "id")),
     ("event type", |row, _| output::text(row, "event_type")),
@@ -88,14 +89,14 @@ const ATTEMPT_COLUMNS: &[Column] = &[
     ("next attempt", |row, now| output::time(&row["decision"], "next_attempt_at", now)),
 ];
 
-/// Does it and prints the answer.
+/// Runs the action and prints the gateway's answer.
 pub async fn run(args: DeliveriesArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
     let format = client.format;
     let (id, verb) = match args.action {
         DeliveriesAction::List(list) => {
             let mut url = client.tenant_url(&["deliveries"])?;
-            list.ask(&mut url);
+            list.add_to(&mut url);
             return output::list(format, &client.get(url).await?, "deliveries", COLUMNS);
         }
         DeliveriesAction::Get { id } => {
@@ -115,7 +116,8 @@ pub async fn run(args: DeliveriesArgs) -> anyhow::Result<()> {
 }
 
 impl DeliveriesList {
-    fn ask(&self, url: &mut url::Url) {
+    /// Adds the filters to a list's URL.
+    fn add_to(&self, url: &mut url::Url) {
         let filters = [
             ("state", self.state.as_deref()),
             ("endpoint", self.endpoint.as_deref()),
@@ -159,7 +161,7 @@ fn next_or_finished(delivery: &Value, now: Timestamp) -> String {
     }
 }
 
-/// What an attempt got: the status, or the kind of failure.
+/// Returns the status of an attempt, or the kind of its failure.
 pub fn answer(attempt: &Value) -> String {
     match &attempt["status"] {
         Value::Null => output::text(&attempt["error"], "kind"),
@@ -173,22 +175,22 @@ mod tests {
 
     #[test]
     fn a_row_says_why_a_delivery_stands_where_it_does() {
-        let told = |json: &str| state(&serde_json::from_str(json).unwrap());
-        assert_eq!(told(r#"{"state":"waiting","waiting_for":"key","in_flight":false,"cause":null}"#), "waiting (key)");
-        assert_eq!(told(r#"{"state":"waiting","waiting_for":null,"in_flight":true,"cause":null}"#), "in flight");
+        let shown = |json: &str| state(&serde_json::from_str(json).unwrap());
+        assert_eq!(shown(r#"{"state":"waiting","waiting_for":"key","in_flight":false,"cause":null}"#), "waiting (key)");
+        assert_eq!(shown(r#"{"state":"waiting","waiting_for":null,"in_flight":true,"cause":null}"#), "in flight");
         assert_eq!(
-            told(r#"{"state":"dead","waiting_for":null,"in_flight":false,"cause":"refused"}"#),
+            shown(r#"{"state":"dead","waiting_for":null,"in_flight":false,"cause":"refused"}"#),
             "dead (refused)"
         );
-        assert_eq!(told(r#"{"state":"delivered","waiting_for":null,"in_flight":false}"#), "delivered");
+        assert_eq!(shown(r#"{"state":"delivered","waiting_for":null,"in_flight":false}"#), "delivered");
     }
 
     #[test]
     fn a_lane_is_its_key_and_the_place_in_it() {
-        let told = |json: &str| lane(&serde_json::from_str(json).unwrap());
-        assert_eq!(told(r#"{"key":"acct 7","seq":3}"#), "acct 7 #3");
-        assert_eq!(told(r#"{"key":null,"seq":3}"#), "#3");
-        assert_eq!(told(r#"{"key":"acct","seq":null}"#), "acct");
-        assert_eq!(told(r#"{"key":null,"seq":null}"#), "-");
+        let shown = |json: &str| lane(&serde_json::from_str(json).unwrap());
+        assert_eq!(shown(r#"{"key":"acct 7","seq":3}"#), "acct 7 #3");
+        assert_eq!(shown(r#"{"key":null,"seq":3}"#), "#3");
+        assert_eq!(shown(r#"{"key":"acct","seq":null}"#), "acct");
+        assert_eq!(shown(r#"{"key":null,"seq":null}"#), "-");
     }
 }

@@ -1,4 +1,5 @@
-//! `posthaste events`: what was handed in, and where it went.
+//! `posthaste events`: lists and shows events and their deliveries, and expunges
+//! their data.
 
 use clap::Subcommand;
 use http::Method;
@@ -70,7 +71,7 @@ const MATCH_COLUMNS: &[Column] = &[
     ("why", |row, _| output::text(row, "reason")),
 ];
 
-/// Looks it up and prints it.
+/// Runs the action and prints the gateway's answer.
 pub async fn run(args: EventsArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
     let format = client.format;

@@ -1,4 +1,4 @@
-//! `posthaste explain`: why a delivery stands where it stands.
+//! `posthaste explain`: prints why a delivery is in its state.
 
 use serde_json::Value;
 
@@ -17,13 +17,11 @@ pub struct ExplainArgs {
     attempts: bool,
 }
 
-/// Asks the gateway and prints what it says, sentence by sentence.
+/// Gets the explanation from the gateway and prints it, sentence by sentence.
 pub async fn run(args: ExplainArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
-    let deliveries = match args.id.starts_with("dlv_") {
-        true => vec![args.id],
-        false => deliveries_of(&mut client, &args.id).await?,
-    };
+    let deliveries =
+        if args.id.starts_with("dlv_") { vec![args.id] } else { deliveries_of(&mut client, &args.id).await? };
     for (n, id) in deliveries.iter().enumerate() {
         let url = client.tenant_url(&["deliveries", id, "explain"])?;
         let body = client.get(url).await?;
@@ -33,9 +31,10 @@ pub async fn run(args: ExplainArgs) -> anyhow::Result<()> {
                 let gap = if n == 0 { "" } else { "\n" };
                 let explanation = output::parse(&body)?;
                 let count = explanation["attempts"].as_array().map_or(0, Vec::len);
-                let hint = match count > 1 && !args.attempts {
-                    true => format!("\n\n--attempts tells all {count} attempts."),
-                    false => String::new(),
+                let hint = if count > 1 && !args.attempts {
+                    format!("\n\n--attempts tells all {count} attempts.")
+                } else {
+                    String::new()
                 };
                 output::print(&format!("{gap}{}{hint}", render(&explanation, args.attempts)))?;
             }
@@ -57,7 +56,7 @@ async fn deliveries_of(client: &mut Client, event: &str) -> anyhow::Result<Vec<S
     Ok(ids)
 }
 
-/// An explanation as lines, with every attempt or the last alone.
+/// Renders an explanation as lines, with or without those of every attempt.
 pub fn render(explanation: &Value, has_attempts: bool) -> String {
     let mut lines = vec![output::wrapped(&output::text(explanation, "summary"), "")];
     lines.extend(sentences(explanation));

@@ -1,4 +1,4 @@
-//! `posthaste keys`: the master key, under which everything secret is sealed.
+//! `posthaste keys`: rotates the master key that secrets are sealed under.
 
 use std::path::PathBuf;
 
@@ -43,17 +43,17 @@ struct KeyLocationArgs {
     master_key_file: Option<OptionalFilePath>,
 }
 
-/// Does it and says what was done.
+/// Rotates the master key and prints the result.
 pub async fn run(args: KeysArgs) -> anyhow::Result<()> {
-    let KeysAction::Rotate(which) = args.action;
+    let KeysAction::Rotate(location) = args.action;
     let given = PartialSettings {
-        data: which.data,
-        database_url: which.database_url,
-        database_url_file: which.database_url_file,
-        master_key_file: which.master_key_file,
+        data: location.data,
+        database_url: location.database_url,
+        database_url_file: location.database_url_file,
+        master_key_file: location.master_key_file,
         ..PartialSettings::default()
     };
-    let settings = Settings::resolve(given, config::read_file(which.config.as_deref())?);
+    let settings = Settings::resolve(given, config::read_file(location.config.as_deref())?);
     settings.check()?;
     let rotated = keys::rotate(&settings).await?;
     println!(

@@ -10,8 +10,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::app::move_store::{MoveProgress, MovedCounts, StoreMove};
 use crate::config::{OptionalDatabase, OptionalFilePath, PartialSettings, Settings};
 
-/// How often progress is told where there is no terminal.
-const TOLD_EVERY: Duration = Duration::from_secs(10);
+/// Interval of the progress lines where there is no terminal.
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Move an embedded installation to a PostgreSQL
 ///
@@ -37,9 +37,9 @@ pub struct MigrateStoreArgs {
     batch: u32,
 }
 
-/// Moves everything, and says what there is.
+/// Moves everything and prints what was moved.
 pub async fn run(args: MigrateStoreArgs) -> anyhow::Result<()> {
-    // Where both are said, one of them in the environment, the URL itself counts.
+    // If both are given, one of them in the environment, the URL itself wins.
     let to_file = args.to_file.filter(|_| args.to.is_none());
     let given = PartialSettings { database_url: args.to, database_url_file: to_file, ..PartialSettings::default() };
     let settings = Settings::resolve(given, PartialSettings::default());
@@ -47,27 +47,27 @@ pub async fn run(args: MigrateStoreArgs) -> anyhow::Result<()> {
     let Some(to) = settings.database()? else {
         bail!("it is not said where to move to; name a PostgreSQL with --to postgres://…")
     };
-    let moving = StoreMove {
+    let store_move = StoreMove {
         from: args.from,
         to,
         master_key_file: args.master_key_file.and_then(|file| file.0),
         batch: args.batch as usize,
     };
-    let mut notifier = ProgressReporter::new();
-    let moved = moving.run(&mut |progress| notifier.report(progress)).await;
-    notifier.end();
+    let mut reporter = ProgressReporter::new();
+    let moved = store_move.run(&mut |progress| reporter.report(progress)).await;
+    reporter.end();
     match moved? {
-        Some(moved) => println!("{}", summary(&moving, &moved)),
-        None => println!("Everything in {} was moved there before; nothing was left to do.", moving.from.display()),
+        Some(moved) => println!("{}", summary(&store_move, &moved)),
+        None => println!("Everything in {} was moved there before; nothing was left to do.", store_move.from.display()),
     }
     Ok(())
 }
 
-/// Tells how far it is: a bar on a terminal, else a line now and then.
+/// Shows the progress: a bar on a terminal, else a line every ten seconds.
 struct ProgressReporter {
     bar: ProgressBar,
     is_terminal: bool,
-    told_at: Option<Instant>,
+    reported_at: Option<Instant>,
 }
 
 impl ProgressReporter {
@@ -75,7 +75,7 @@ impl ProgressReporter {
         let style = ProgressStyle::with_template("{bar:40} {pos} of {len} rows, {eta} left; {msg}")
             .expect("the template is well formed");
         let bar = ProgressBar::new(0).with_style(style);
-        Self { bar, is_terminal: std::io::stderr().is_terminal(), told_at: None }
+        Self { bar, is_terminal: std::io::stderr().is_terminal(), reported_at: None }
     }
 
     fn report(&mut self, progress: MoveProgress) {
@@ -83,8 +83,8 @@ impl ProgressReporter {
             self.bar.set_length(progress.total);
             self.bar.set_position(progress.done);
             self.bar.set_message(progress.part);
-        } else if self.told_at.is_none_or(|at| at.elapsed() >= TOLD_EVERY) {
-            self.told_at = Some(Instant::now());
+        } else if self.reported_at.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL) {
+            self.reported_at = Some(Instant::now());
             let (done, total) = (count(progress.done), count(progress.total));
             eprintln!("moving {}: {done} of {total} rows", progress.part);
         }
@@ -95,7 +95,7 @@ impl ProgressReporter {
     }
 }
 
-fn summary(moving: &StoreMove, moved: &MovedCounts) -> String {
+fn summary(store_move: &StoreMove, moved: &MovedCounts) -> String {
     let parts: Vec<String> = moved
         .iter()
         .filter(|(name, _)| *name != "event ids")
@@ -104,14 +104,14 @@ fn summary(moving: &StoreMove, moved: &MovedCounts) -> String {
     format!(
         "Moved everything from {} to PostgreSQL at {}:\n{}.\nBoth sides were counted, and agree. \
          Start the nodes with --database-url, each with the key in {}.",
-        moving.from.display(),
-        moving.to.place(),
+        store_move.from.display(),
+        store_move.to.place(),
         parts.join(", "),
-        moving.key_file().display()
+        store_move.key_file().display()
     )
 }
 
-/// A number with commas between its thousands.
+/// Renders a number with commas between its thousands.
 fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();

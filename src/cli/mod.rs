@@ -1,4 +1,4 @@
-//! The command line: one file per command, one page that names them all.
+//! Defines the command line: every command is listed here and has a file of its own.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -36,12 +36,12 @@ mod request;
 #[command(name = "posthaste", version, override_usage = "posthaste [COMMAND]")]
 #[command(after_help = "Without a command, posthaste serves.")]
 pub struct Cli {
-    /// What to do.
+    /// Command to run.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// Everything posthaste can be told to do.
+/// The commands of posthaste.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the gateway.
@@ -84,10 +84,10 @@ pub enum Command {
     Bench(bench::BenchArgs),
 }
 
-/// Does what the command line asks, and tells how it went.
+/// Runs the command of the command line; returns the exit code.
 pub fn run() -> ExitCode {
     let cli = Cli::parse_from(or_serve(std::env::args_os().collect()));
-    match in_runtime(cli.command) {
+    match run_in_runtime(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {
             eprintln!("posthaste: {problem:#}");
@@ -96,12 +96,12 @@ pub fn run() -> ExitCode {
     }
 }
 
-fn in_runtime(command: Command) -> anyhow::Result<()> {
+fn run_in_runtime(command: Command) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(print_error(command))
+    runtime.block_on(run_command(command))
 }
 
-async fn print_error(command: Command) -> anyhow::Result<()> {
+async fn run_command(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Serve(args) => serve::run(args).await,
         Command::Send(args) => send::run(args).await,
@@ -125,12 +125,13 @@ async fn print_error(command: Command) -> anyhow::Result<()> {
     }
 }
 
-/// `posthaste` and `posthaste --data x` mean `posthaste serve …`.
+/// Inserts the command `serve` where none is given: `posthaste` and `posthaste
+/// --data x` mean `posthaste serve …`.
 fn or_serve(mut args: Vec<OsString>) -> Vec<OsString> {
     let is_serve = match args.get(1).and_then(|first| first.to_str()) {
         None => args.len() <= 1,
         Some("-h" | "--help" | "-V" | "--version") => false,
-        // A flag before a command is a mistake, and not one of serve's.
+        // A flag before a command is an error of that command, so `serve` is not inserted.
         Some(first) => first.starts_with('-') && !args.iter().any(is_command),
     };
     if is_serve {
@@ -145,7 +146,6 @@ fn is_command(arg: &OsString) -> bool {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
 
     #[test]

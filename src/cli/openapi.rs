@@ -1,11 +1,11 @@
-//! `posthaste openapi`: the API's description, as the gateway serves it.
+//! `posthaste openapi`: prints the OpenAPI description that the gateway serves.
 
 use anyhow::Context;
 
 use super::output::print;
 use crate::api::openapi::document;
 
-/// Nothing to choose.
+/// The command has no arguments
 #[derive(Debug, clap::Args)]
 pub struct OpenapiArgs {}
 

@@ -1,7 +1,7 @@
-//! What commands print: plain tables and records for people, JSON for programs.
+//! Prints the results of commands: tables and records for people, JSON for programs.
 //!
-//! Invariant: JSON is printed as the gateway sent it. Only space between
-//! tokens is added, so order, duplicate keys and long numbers survive.
+//! Invariant: JSON is printed as the gateway sent it. Only space between tokens is
+//! added, so order, duplicate keys and long numbers survive.
 
 use std::fmt;
 use std::io::{ErrorKind, Write};
@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 
 use crate::clock::{Clock, SystemClock};
 
-/// How a command shows what it was told.
+/// The format in which a command prints the gateway's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum OutputFormat {
     /// Plain columns, for people.
@@ -25,7 +25,7 @@ pub enum OutputFormat {
     Json,
 }
 
-/// A column of a list: its title, and what it shows of a row.
+/// A column of a list: its title, and the function that renders its cell of a row.
 pub type Column = (&'static str, fn(&Value, Timestamp) -> String);
 
 /// Prints a page of a list, and how to get the next one.
@@ -36,16 +36,16 @@ pub fn list(format: OutputFormat, body: &str, what: &str, columns: &[Column]) ->
     }
 }
 
-/// Prints one thing, field by field.
+/// Prints one object, field by field.
 pub fn record(format: OutputFormat, body: &str) -> anyhow::Result<()> {
     extract(format, body, &[])
 }
 
-/// Prints the chosen fields of one thing; all of them as JSON, or if none is chosen.
+/// Prints the chosen fields of one object; all fields as JSON, or if none is chosen.
 pub fn extract(format: OutputFormat, body: &str, fields: &[&str]) -> anyhow::Result<()> {
     match format {
         OutputFormat::Json => print(&pretty(body)),
-        OutputFormat::Table => print(&facts(body, fields, SystemClock.now())?),
+        OutputFormat::Table => print(&record_table(body, fields, SystemClock.now())?),
     }
 }
 
@@ -57,8 +57,8 @@ pub fn done(format: OutputFormat, sentence: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Writes a text and a line end to standard output. A reader that has seen
-/// enough, such as `head`, is no failure.
+/// Writes a text and a line end to standard output. A reader that closes the pipe,
+/// such as `head`, is no failure.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush());
@@ -68,7 +68,7 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Columns without borders.
+/// Renders rows as columns without borders.
 pub fn table(titles: &[&str], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -82,7 +82,7 @@ pub fn table(titles: &[&str], rows: &[Vec<String>]) -> String {
     table.trim_fmt()
 }
 
-/// The rows of a list as cells.
+/// Renders the rows of a list as cells.
 pub fn rows(data: &[Value], columns: &[Column], now: Timestamp) -> Vec<Vec<String>> {
     data.iter().map(|row| columns.iter().map(|(_, show)| show(row, now)).collect()).collect()
 }
@@ -91,28 +91,26 @@ fn page(body: &str, what: &str, columns: &[Column], now: Timestamp) -> anyhow::R
     let value = parse(body)?;
     let data = items(&value);
     let titles: Vec<&str> = columns.iter().map(|(title, _)| *title).collect();
-    let mut out = match data.is_empty() {
-        true => format!("no {what}"),
-        false => table(&titles, &rows(data, columns, now)),
-    };
+    let mut out = if data.is_empty() { format!("no {what}") } else { table(&titles, &rows(data, columns, now)) };
     if let Some(next) = value["next"].as_str() {
         out.push_str(&format!("\nthere is more: repeat this with --cursor {}", clean(next)));
     }
     Ok(out)
 }
 
-fn facts(body: &str, only: &[&str], now: Timestamp) -> anyhow::Result<String> {
-    let Fields(fields) = serde_json::from_str(body).with_context(not_understood)?;
-    let shown = fields.iter().filter(|(name, _)| only.is_empty() || only.contains(&name.as_str()));
-    let rows: Vec<Vec<String>> = shown.map(|(name, raw)| vec![clean(name), fact(name, raw.get(), now)]).collect();
+fn record_table(body: &str, only: &[&str], now: Timestamp) -> anyhow::Result<String> {
+    let Fields(fields) = serde_json::from_str(body).with_context(unexpected_answer)?;
+    let chosen = fields.iter().filter(|(name, _)| only.is_empty() || only.contains(&name.as_str()));
+    let rows = chosen.map(|(name, raw)| vec![clean(name), field_cell(name, raw.get(), now)]);
+    let rows: Vec<Vec<String>> = rows.collect();
     Ok(table(&[], &rows))
 }
 
-fn fact(name: &str, raw: &str, now: Timestamp) -> String {
-    let read = || serde_json::from_str::<Value>(raw).unwrap_or(Value::Null);
+fn field_cell(name: &str, raw: &str, now: Timestamp) -> String {
+    let value = || serde_json::from_str::<Value>(raw).unwrap_or(Value::Null);
     match raw.as_bytes().first() {
-        Some(b'"') if is_time(name) => when(&read(), now),
-        Some(b'"') | Some(b'n') => shown(&read()),
+        Some(b'"') if is_time(name) => time_cell(&value(), now),
+        Some(b'"') | Some(b'n') => cell(&value()),
         _ => raw.replace(['\r', '\t'], " "),
     }
 }
@@ -121,61 +119,61 @@ fn is_time(name: &str) -> bool {
     name.ends_with("_at") || name.ends_with("_until") || name.ends_with("since") || name == "timestamp"
 }
 
-/// Reads the gateway's answer.
+/// Parses the gateway's answer.
 pub fn parse(body: &str) -> anyhow::Result<Value> {
-    serde_json::from_str(body).with_context(not_understood)
+    serde_json::from_str(body).with_context(unexpected_answer)
 }
 
-fn not_understood() -> &'static str {
+fn unexpected_answer() -> &'static str {
     "the server's answer is not the JSON expected; is it a posthaste gateway of this version?"
 }
 
-/// The rows of a page.
+/// Returns the rows of a page.
 pub fn items(page: &Value) -> &[Value] {
     page["data"].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// A field as a cell; `-` where there is nothing.
+/// Renders a field as a cell; `-` where it is null.
 pub fn text(row: &Value, field: &str) -> String {
-    shown(&row[field])
+    cell(&row[field])
 }
 
-/// A moment in a field as a cell; `-` where there is none.
+/// Renders a field with a time as a cell; `-` where it is null.
 pub fn time(row: &Value, field: &str, now: Timestamp) -> String {
-    when(&row[field], now)
+    time_cell(&row[field], now)
 }
 
-/// A rate in a field as a cell, per second and at once; `-` where there is none.
+/// Renders a field with a rate as a cell, `per second/burst`; `-` where it is null.
 pub fn rate(row: &Value, field: &str) -> String {
     match &row[field] {
-        Value::Object(rate) => format!("{}/{}", shown(&rate["per_second"]), shown(&rate["burst"])),
-        other => shown(other),
+        Value::Object(rate) => format!("{}/{}", cell(&rate["per_second"]), cell(&rate["burst"])),
+        other => cell(other),
     }
 }
 
-fn shown(value: &Value) -> String {
+fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
         Value::String(text) => clean(text),
-        Value::Array(items) => items.iter().map(shown).collect::<Vec<_>>().join(", "),
+        Value::Array(items) => items.iter().map(cell).collect::<Vec<_>>().join(", "),
         other => other.to_string(),
     }
 }
 
-fn when(value: &Value, now: Timestamp) -> String {
+fn time_cell(value: &Value, now: Timestamp) -> String {
     match value.as_str().and_then(|text| text.parse().ok()) {
         Some(at) => moment(at, now),
-        None => shown(value),
+        None => cell(value),
     }
 }
 
-/// A moment to the second, and how far away it is.
+/// Renders a time to the second, and how far away it is.
 pub fn moment(at: Timestamp, now: Timestamp) -> String {
     let whole = Timestamp::from_second(at.as_second()).unwrap_or(at);
     format!("{whole} ({})", away(at, now))
 }
 
-/// How far a moment is away: `in 4m 12s`, `3s ago`, `now`.
+/// Renders how far away a time is: `in 4m 12s`, `3s ago`, `now`.
 pub fn away(at: Timestamp, now: Timestamp) -> String {
     let millis = at.as_millisecond() - now.as_millisecond();
     let length = length(millis.unsigned_abs() / 1_000);
@@ -186,57 +184,55 @@ pub fn away(at: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// Seconds in the two largest units that say something.
+/// Renders seconds in their two largest units that are not zero.
 fn length(seconds: u64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
     let units = [(days, "d"), (hours, "h"), (minutes, "m"), (seconds % 60, "s")];
     let first = units.iter().position(|(n, _)| *n > 0).unwrap_or(3);
-    let two = units[first..].iter().take(2).filter(|(n, _)| *n > 0);
-    let words: Vec<String> = two.map(|(n, unit)| format!("{n}{unit}")).collect();
-    match words.is_empty() {
-        true => "0s".to_owned(),
-        false => words.join(" "),
-    }
+    let largest = units[first..].iter().take(2).filter(|(n, _)| *n > 0);
+    let words: Vec<String> = largest.map(|(n, unit)| format!("{n}{unit}")).collect();
+    if words.is_empty() { "0s".to_owned() } else { words.join(" ") }
 }
 
-/// Text that cannot move the cursor or end the line: what receivers and
-/// producers wrote is shown on the operator's terminal.
+/// Escapes control characters. Texts of receivers and producers are printed on the
+/// operator's terminal, and must not move the cursor or end the line.
 pub fn clean(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        match c.is_control() {
-            true => out.extend(c.escape_default()),
-            false => out.push(c),
+        if c.is_control() {
+            out.extend(c.escape_default());
+        } else {
+            out.push(c);
         }
     }
     out
 }
 
-/// How wide a text for people is.
+/// Width of wrapped text, in characters.
 pub const WIDTH: usize = 80;
 
-/// A text broken between words; every line but the first is indented a
-/// little further, so that sentences can be told apart.
+/// Wraps a text between words. With an indent, every line but the first is indented
+/// by two more spaces, so that sentences can be told apart.
 pub fn wrapped(text: &str, indent: &str) -> String {
     let mut lines = vec![String::new()];
-    for word in unbroken(text) {
+    for word in words_and_commands(text) {
         let line = lines.last_mut().expect("there is a first line");
         let width = line.chars().count() + 1 + word.chars().count();
-        match line.is_empty() {
-            true => *line = format!("{indent}{word}"),
-            false if width <= WIDTH => {
-                line.push(' ');
-                line.push_str(&word);
-            }
-            false => lines.push(if indent.is_empty() { word } else { format!("{indent}  {word}") }),
+        if line.is_empty() {
+            *line = format!("{indent}{word}");
+        } else if width <= WIDTH {
+            line.push(' ');
+            line.push_str(&word);
+        } else {
+            lines.push(if indent.is_empty() { word } else { format!("{indent}  {word}") });
         }
     }
     lines.join("\n")
 }
 
-/// The words of a text; a command in backticks is one word, so that it can be
+/// Splits a text into words. A command in backticks is one word, so that it can be
 /// copied.
-fn unbroken(text: &str) -> Vec<String> {
+fn words_and_commands(text: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let mut is_command = false;
     for word in text.split(' ') {
@@ -252,18 +248,18 @@ fn unbroken(text: &str) -> Vec<String> {
     words
 }
 
-/// JSON with a line per field, every token as it came.
+/// Formats JSON with a line per field; every token stays as it is.
 pub fn pretty(json: &str) -> String {
     let mut out = String::with_capacity(json.len() * 2);
-    let line = |out: &mut String, depth: usize| {
+    let new_line = |out: &mut String, depth: usize| {
         out.push('\n');
         out.extend(std::iter::repeat_n("  ", depth));
     };
-    let (mut depth, mut is_text, mut is_escaped, mut is_fresh) = (0_usize, false, false, false);
+    let (mut depth, mut is_string, mut is_escaped, mut is_just_opened) = (0_usize, false, false, false);
     for c in json.chars() {
-        if is_text {
+        if is_string {
             out.push(c);
-            is_text = c != '"' || is_escaped;
+            is_string = c != '"' || is_escaped;
             is_escaped = c == '\\' && !is_escaped;
             continue;
         }
@@ -273,15 +269,15 @@ pub fn pretty(json: &str) -> String {
         let closes = c == '}' || c == ']';
         depth -= usize::from(closes && depth > 0);
         // An empty list or object stays on its line.
-        if closes != is_fresh {
-            line(&mut out, depth);
+        if closes != is_just_opened {
+            new_line(&mut out, depth);
         }
-        is_fresh = c == '{' || c == '[';
-        depth += usize::from(is_fresh);
-        is_text = c == '"';
+        is_just_opened = c == '{' || c == '[';
+        depth += usize::from(is_just_opened);
+        is_string = c == '"';
         out.push(c);
         match c {
-            ',' => line(&mut out, depth),
+            ',' => new_line(&mut out, depth),
             ':' => out.push(' '),
             _ => {}
         }
@@ -289,7 +285,7 @@ pub fn pretty(json: &str) -> String {
     out
 }
 
-/// An object's fields in the order they came, each as it was written.
+/// The fields of a JSON object in their order, each value as it was written.
 struct Fields(Vec<(String, Box<RawValue>)>);
 
 impl<'de> Deserialize<'de> for Fields {
@@ -334,8 +330,8 @@ mod tests {
     fn distances_use_two_units_at_most() {
         let cases =
             [(1, "in 1s"), (60, "in 1m"), (3_661, "in 1h 1m"), (3_605, "in 1h"), (86_400 * 3 + 7_200, "in 3d 2h")];
-        for (seconds, told) in cases {
-            assert_eq!(away(at(seconds), at(0)), told);
+        for (seconds, expected) in cases {
+            assert_eq!(away(at(seconds), at(0)), expected);
         }
         assert_eq!(away(at(-90), at(0)), "1m 30s ago");
     }
@@ -376,7 +372,8 @@ mod tests {
     #[test]
     fn a_record_keeps_order_and_long_numbers() {
         let shown =
-            facts(r#"{"id":"e","accepted_at":"2023-11-14T22:13:17Z","data":{"n":1e400,"n":2}}"#, &[], at(0)).unwrap();
+            record_table(r#"{"id":"e","accepted_at":"2023-11-14T22:13:17Z","data":{"n":1e400,"n":2}}"#, &[], at(0))
+                .unwrap();
         assert_eq!(
             shown,
             "id           e\naccepted_at  2023-11-14T22:13:17Z (3s ago)\ndata         {\"n\":1e400,\"n\":2}"

@@ -1,4 +1,4 @@
-//! What commands ask of the API: bodies written by hand, filters, pages.
+//! Builds requests to the API: JSON bodies, filters, pages and times.
 
 use serde::Serialize;
 use url::Url;
@@ -6,12 +6,12 @@ use url::Url;
 use crate::clock::{Clock, SystemClock};
 use crate::model::span::Span;
 
-/// A JSON object written by hand, so that a producer's bytes stay as they are.
+/// A JSON object built as bytes, so that a producer's data stays byte for byte.
 #[derive(Debug, Default)]
 pub struct JsonBody(Vec<u8>);
 
 impl JsonBody {
-    /// Adds a field whose value is JSON already, byte for byte.
+    /// Adds a field whose value is JSON already, byte for byte, if there is a value.
     pub fn raw(mut self, name: &str, json: Option<&[u8]>) -> Self {
         if let Some(json) = json {
             self.0.push(if self.0.is_empty() { b'{' } else { b',' });
@@ -29,12 +29,12 @@ impl JsonBody {
         self.raw(name, json.as_deref())
     }
 
-    /// Whether it has no field.
+    /// Whether the body has no field.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The bytes to send.
+    /// Returns the bytes to send.
     pub fn finish(mut self) -> Vec<u8> {
         if self.0.is_empty() {
             self.0.push(b'{');
@@ -69,7 +69,7 @@ pub struct PageArgs {
 }
 
 impl TimeRangeArgs {
-    /// Adds what was asked for to a list's address.
+    /// Adds the arguments to a list's URL.
     pub fn ask(&self, url: &mut Url) {
         ask(url, &[("since", self.since.as_deref()), ("until", self.until.as_deref())]);
         self.page.ask(url);
@@ -77,14 +77,14 @@ impl TimeRangeArgs {
 }
 
 impl PageArgs {
-    /// Adds what was asked for to a list's address.
+    /// Adds the arguments to a list's URL.
     pub fn ask(&self, url: &mut Url) {
         let limit = self.limit.map(|limit| limit.to_string());
         ask(url, &[("limit", limit.as_deref()), ("cursor", self.cursor.as_deref())]);
     }
 }
 
-/// Adds the filters that were given to a list's address.
+/// Adds the filters that were given to a list's URL.
 pub fn ask(url: &mut Url, filters: &[(&str, Option<&str>)]) {
     for (name, value) in filters {
         if let Some(value) = value {
@@ -93,7 +93,7 @@ pub fn ask(url: &mut Url, filters: &[(&str, Option<&str>)]) {
     }
 }
 
-/// JSON, left as it was written.
+/// Checks that a text is JSON, and leaves it as it is.
 pub fn json(text: &str) -> Result<String, String> {
     match serde_json::from_str::<&serde_json::value::RawValue>(text) {
         Ok(_) => Ok(text.to_owned()),
@@ -101,8 +101,8 @@ pub fn json(text: &str) -> Result<String, String> {
     }
 }
 
-/// A rate in short, such as 100/20 for 100 per second and 20 at once, as JSON;
-/// `none` goes back to the default.
+/// Converts a rate such as 100/20, for 100 per second and 20 at once, to JSON; `none`
+/// becomes null, which is the default.
 pub fn rate(text: &str) -> Result<String, String> {
     if text == "none" {
         return Ok("null".to_owned());
@@ -122,7 +122,7 @@ pub fn rate(text: &str) -> Result<String, String> {
     }
 }
 
-/// A time to come: a moment, or a span from now.
+/// Parses a future time: a time, or a span from now.
 pub fn future_time(text: &str) -> Result<String, String> {
     match (text.parse::<Span>(), text.parse::<jiff::Timestamp>()) {
         (Ok(span), _) => SystemClock
@@ -131,7 +131,7 @@ pub fn future_time(text: &str) -> Result<String, String> {
             .map(|at| format!("{at:.3}"))
             .map_err(|_| format!("{text} reaches ahead too far")),
         (_, Ok(_)) => Ok(text.to_owned()),
-        // A time, if not one that can be counted here: the gateway decides.
+        // It looks like a time that the parser here does not take; the gateway decides.
         _ if text.len() > 19 && text.as_bytes()[10].eq_ignore_ascii_case(&b't') => Ok(text.to_owned()),
         _ => {
             Err("write a time such as 2026-11-15T08:00:00Z, or a span such as 10m for ten minutes from now".to_owned())

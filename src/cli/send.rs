@@ -1,7 +1,7 @@
 //! `posthaste send`: hands in an event.
 //!
-//! Invariant: the data leaves exactly as it was given. It is checked, never
-//! read and written again.
+//! Invariant: the data is sent byte for byte as it was given. It is checked, but never
+//! parsed and printed again.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -82,17 +82,18 @@ async fn send_once(client: &mut Client, event: &EventArgs, data: &[u8]) -> anyho
     output::record(client.format, &answer)?;
     let receipt = output::parse(&answer)?;
     if receipt["deliveries"] == 0 {
-        let why = format!(
+        let hint = format!(
             "it matched no endpoint; `posthaste events matches {} --tenant {}` says why",
             output::text(&receipt, "id"),
             client.tenant
         );
-        output::done(client.format, &why)?;
+        output::done(client.format, &hint)?;
     }
     Ok(())
 }
 
-/// What was accepted is shown even if a later one is refused.
+/// Sends the event several times. The receipts so far are shown even if a later one is
+/// refused.
 async fn send_many(client: &mut Client, event: &EventArgs, data: &[u8], count: u32) -> anyhow::Result<()> {
     let url = client.tenant_url(&["events"])?;
     let mut receipts: Vec<Value> = Vec::new();
@@ -142,7 +143,8 @@ fn read_data(data: Option<String>, file: Option<&Path>) -> anyhow::Result<Vec<u8
     }
 }
 
-/// What is not JSON could end the field early and stand for others.
+/// Refuses data that is not one JSON value: pasted into the body, it could end the
+/// field early and add others.
 fn check(data: &[u8]) -> anyhow::Result<()> {
     match serde_json::from_slice::<&RawValue>(data) {
         Ok(_) => Ok(()),

@@ -33,10 +33,10 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     telemetry::start(settings.log_format, &settings.log.0);
     for name in config::unknown_variables() {
         warn!(
-            "{name} is set in the environment, and there is no such setting; `posthaste config --reference` lists them"
+            "environment variable {name} is ignored: there is no such setting; `posthaste config --reference` lists all settings"
         );
     }
-    // Heard from the first moment on: a stop during the start is a clean one.
+    // Signals are handled before the start begins, so that a stop during the start is clean.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let options = StartOptions {
@@ -77,13 +77,13 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     }
 }
 
-/// What a person wants to know first. Nobody may be reading, which is no
-/// reason to stop.
+/// Prints the address, new secrets and where they are. A failed write is ignored,
+/// because the gateway runs on without a reader.
 fn print_banner(app: &App, settings: &Settings) {
     let mut text = String::new();
     if let Some(token) = &app.new_token {
         let file = settings.data.0.join("admin-token");
-        text += &about_token(token, &file, std::io::stdout().is_terminal());
+        text += &token_notice(token, &file, std::io::stdout().is_terminal());
     }
     if let Some(file) = &app.new_key {
         text += &format!(
@@ -100,13 +100,14 @@ fn print_banner(app: &App, settings: &Settings) {
     info!(address = %app.address, store = %app.store_description, "serving");
 }
 
-/// Shows a new token to a person at a terminal, this once. What is not a
-/// terminal is kept by somebody, in a journal or a file that others read.
-fn about_token(token: &str, file: &Path, is_terminal: bool) -> String {
+/// Returns the notice of a new token. The token itself is shown only on a terminal:
+/// other output is stored in a journal or a file that others may read.
+fn token_notice(token: &str, file: &Path, is_terminal: bool) -> String {
     let file = file.display();
-    match is_terminal {
-        true => format!("admin token: {token}\nIt is shown this once, and kept in {file} for you alone.\n"),
-        false => format!("A new admin token is in {file}, for its owner alone; it is printed to terminals only.\n"),
+    if is_terminal {
+        format!("admin token: {token}\nIt is shown this once, and kept in {file} for you alone.\n")
+    } else {
+        format!("A new admin token is in {file}, for its owner alone; it is printed to terminals only.\n")
     }
 }
 
@@ -117,8 +118,8 @@ mod tests {
     #[test]
     fn a_token_is_shown_to_a_terminal_and_to_nothing_else() {
         let file = Path::new("data/admin-token");
-        assert!(about_token("pha_x", file, true).contains("pha_x"));
-        let kept = about_token("pha_x", file, false);
-        assert!(!kept.contains("pha_") && kept.contains("data/admin-token"), "{kept}");
+        assert!(token_notice("pha_x", file, true).contains("pha_x"));
+        let notice = token_notice("pha_x", file, false);
+        assert!(!notice.contains("pha_") && notice.contains("data/admin-token"), "{notice}");
     }
 }

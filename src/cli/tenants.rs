@@ -1,4 +1,4 @@
-//! `posthaste tenants`: whose events there are.
+//! `posthaste tenants`: lists, creates, changes and deletes tenants.
 
 use clap::Subcommand;
 use http::Method;
@@ -80,8 +80,9 @@ impl TenantSettingsArgs {
             .raw("defaults", self.defaults.as_deref().map(str::as_bytes))
     }
 
-    /// What is new has its defaults already, so there is nothing to go back to.
-    fn of_a_new_one(mut self) -> Self {
+    /// Returns the settings for a new tenant: null means the default there, which a new
+    /// tenant has already.
+    fn for_new_tenant(mut self) -> Self {
         self.rate = self.rate.filter(|json| json != "null");
         self.ingest = self.ingest.filter(|json| json != "null");
         self
@@ -97,7 +98,7 @@ const COLUMNS: &[Column] = &[
     ("created at", |row, now| output::time(row, "created_at", now)),
 ];
 
-/// Does it and prints the answer.
+/// Runs the action and prints the gateway's answer.
 pub async fn run(args: TenantsArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
     let format = client.format;
@@ -112,13 +113,13 @@ pub async fn run(args: TenantsArgs) -> anyhow::Result<()> {
         }
         TenantsAction::Create { id, settings } => {
             let url = client.url(&["tenants", &id])?;
-            // Creating means putting, and putting would replace what is known of it.
-            let known = client.find(url.clone()).await?;
+            // The API creates with PUT, which would replace an existing tenant's settings.
+            let existing = client.find(url.clone()).await?;
             anyhow::ensure!(
-                known.is_none(),
+                existing.is_none(),
                 "tenant {id} is there already; change it with `posthaste tenants update {id}`"
             );
-            output::record(format, &client.call(Method::PUT, url, Some(settings.of_a_new_one().body())).await?)
+            output::record(format, &client.call(Method::PUT, url, Some(settings.for_new_tenant().body())).await?)
         }
         TenantsAction::Update { id, settings } => {
             let body = settings.body();

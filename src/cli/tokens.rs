@@ -1,4 +1,4 @@
-//! `posthaste tokens`: what lets programs use the API, and how far.
+//! `posthaste tokens`: creates, lists and revokes API tokens.
 
 use clap::Subcommand;
 use http::Method;
@@ -58,7 +58,7 @@ const COLUMNS: &[Column] = &[
     ("last used at", |row, now| output::time(row, "last_used_at", now)),
 ];
 
-/// Does it and prints the answer.
+/// Runs the action and prints the gateway's answer.
 pub async fn run(args: TokensArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
     let format = client.format;

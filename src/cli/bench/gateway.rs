@@ -1,4 +1,4 @@
-//! A gateway of its own process, on a folder that goes away with it.
+//! Runs a gateway as a child process, on a temporary data directory.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -11,7 +11,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpStream;
 
-/// A running gateway. Dropped, it is ended.
+/// A running gateway process. Dropping it kills the process.
 pub struct GatewayProcess {
     process: tokio::process::Child,
     address: SocketAddr,
@@ -20,9 +20,9 @@ pub struct GatewayProcess {
 }
 
 impl GatewayProcess {
-    /// Starts this very program as a gateway on an empty store.
+    /// Starts this program as a gateway on an empty store.
     pub async fn start() -> anyhow::Result<Self> {
-        // Beside the working directory, so that it is the same kind of disk.
+        // The folder is in the working directory, so that the measurement uses its disk.
         let folder = tempfile::tempdir_in(".").context("cannot create a folder for the measurement here")?;
         let mut process = tokio::process::Command::new(std::env::current_exe()?)
             .args(["serve", "--listen", "127.0.0.1:0", "--allow-egress", "127.0.0.0/8", "--log", "warn", "--data"])
@@ -44,23 +44,23 @@ impl GatewayProcess {
         Ok(Self { process, address, token: token.trim().to_owned(), folder })
     }
 
-    /// Where it serves.
+    /// Returns the address of the API.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What lets one in.
+    /// Returns the admin token.
     pub fn token(&self) -> &str {
         &self.token
     }
 
-    /// Gives it one endpoint that may be called as fast as it can take it.
+    /// Creates an endpoint without an effective rate limit.
     pub async fn create_endpoint(&self, url: &str) -> anyhow::Result<()> {
         let body = format!(r#"{{"url":"{url}","max_in_flight":256,"rate":{{"per_second":1000000,"burst":100000}}}}"#);
         self.call(Method::POST, "/v1/tenants/default/endpoints", &body).await.map(|_| ())
     }
 
-    /// Asks it for something; the body of its answer.
+    /// Makes a call to the API and returns the body of the answer.
     pub async fn call(&self, method: Method, path: &str, body: &str) -> anyhow::Result<String> {
         let stream = TcpStream::connect(self.address).await?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
@@ -75,24 +75,24 @@ impl GatewayProcess {
         let status = response.status();
         let body = response.into_body().collect().await?.to_bytes();
         let body = String::from_utf8_lossy(&body).into_owned();
-        match status.is_success() {
-            true => Ok(body),
-            false => bail!("{method} {path} was answered {status}: {body}"),
+        if !status.is_success() {
+            bail!("{method} {path} was answered {status}: {body}");
         }
+        Ok(body)
     }
 
-    /// How much processor time it has used.
+    /// Returns the CPU time that the process has used, in seconds.
     pub fn cpu_seconds(&self) -> f64 {
         let stat = self.process.id().and_then(|id| std::fs::read_to_string(format!("/proc/{id}/stat")).ok());
         let fields = stat.as_deref().and_then(|stat| stat.rsplit(')').next());
         let ticks: f64 = fields
             .map(|fields| fields.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<f64>().ok()).sum())
             .unwrap_or(0.0);
-        // The kernel counts user time in hundredths of a second.
+        // The kernel counts CPU time in hundredths of a second.
         ticks / 100.0
     }
 
-    /// Ends it and removes its folder.
+    /// Kills the process and removes its folder.
     pub async fn stop(mut self) {
         let _ = self.process.kill().await;
         let _ = self.folder.close();

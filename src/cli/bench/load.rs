@@ -1,4 +1,4 @@
-//! Load: so many connections, each with one request open at a time.
+//! Generates load over several connections, each with one request open at a time.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use crate::model::endpoint::Secret;
 use crate::model::id::SecretId;
 use crate::model::signing::Signing;
 
-/// What a run has shown.
+/// The result of a run.
 pub struct Measurement {
-    /// How many events arrived.
+    /// Number of events that arrived.
     pub events: u64,
-    /// From the first hand-in to the last arrival.
+    /// Time from the first hand-in to the last arrival.
     pub took: Duration,
     /// Median and 99th percentile of the answer to the producer, in microseconds.
     pub answered: Option<(u64, u64)>,
@@ -37,13 +37,13 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    /// Events per second.
+    /// Returns the events per second.
     pub fn per_second(&self) -> f64 {
         self.events as f64 / self.took.as_secs_f64()
     }
 }
 
-/// More than are ever open at once at a steady pace.
+/// Connections of a paced load: more than are ever in use at once.
 const PACED_CONNECTIONS: usize = 64;
 
 type LoadConnection = SendRequest<Full<Bytes>>;
@@ -65,17 +65,17 @@ async fn exchange(
     let response = connection.send_request(request).await?;
     let status = response.status();
     let body = response.into_body().collect().await?.to_bytes();
-    match status.as_u16() == expected {
-        true => Ok(()),
-        false => bail!("answered {status}: {}", String::from_utf8_lossy(&body)),
+    if status.as_u16() != expected {
+        bail!("answered {status}: {}", String::from_utf8_lossy(&body));
     }
+    Ok(())
 }
 
 fn data(bytes: usize) -> String {
     format!(r#"{{"text":"{}"}}"#, "x".repeat(bytes.saturating_sub(11)))
 }
 
-/// Signing clients straight against the receiver.
+/// Measures signing clients that call the receiver directly.
 pub async fn without_gateway(
     receiver: &BenchReceiver,
     connections: usize,
@@ -119,8 +119,8 @@ pub async fn without_gateway(
     Ok(Measurement { events: receiver.arrived() - before, took: began.elapsed(), answered: None, arrived: None })
 }
 
-/// One tenant's events at a steady pace, each on a connection of its own turn;
-/// median and 99th percentile from hand-in to arrival, in microseconds.
+/// Measures one tenant's events at a steady pace. Returns the median and 99th
+/// percentile from hand-in to arrival, in microseconds.
 pub async fn paced(
     child: &GatewayProcess,
     tenant: &str,
@@ -134,20 +134,20 @@ pub async fn paced(
     for _ in 0..PACED_CONNECTIONS {
         idle.push(connect(child.address()).await?);
     }
-    let (mut under_way, mut beat) = (tokio::task::JoinSet::new(), Ticker::new(pace));
+    let (mut open, mut ticker) = (tokio::task::JoinSet::new(), Ticker::new(pace));
     let until = Instant::now() + duration;
     let (before, mut events) = (receiver.arrived(), 0);
     receiver.take_latency();
     while Instant::now() < until {
-        beat.wait().await;
+        ticker.wait().await;
         while idle.is_empty()
-            && let Some(done) = under_way.join_next().await
+            && let Some(connection) = open.join_next().await
         {
-            idle.push(done??);
+            idle.push(connection??);
         }
         let mut connection = idle.pop().context("no connection is left")?;
         let (token, path, micros) = (token.clone(), path.clone(), receiver.micros());
-        under_way.spawn(async move {
+        open.spawn(async move {
             let body = format!(r#"{{"id":"{micros:012}-p","type":"bench.paced","data":{{}}}}"#);
             let request = hyper::Request::post(&*path)
                 .header("host", "gateway")
@@ -158,18 +158,18 @@ pub async fn paced(
             anyhow::Ok(connection)
         });
         events += 1;
-        while let Some(done) = under_way.try_join_next() {
-            idle.push(done??);
+        while let Some(connection) = open.try_join_next() {
+            idle.push(connection??);
         }
     }
-    while let Some(done) = under_way.join_next().await {
-        done??;
+    while let Some(connection) = open.join_next().await {
+        connection??;
     }
     receiver.wait_for(before + events).await;
     receiver.take_latency().context("nothing arrived")
 }
 
-/// Producers through the gateway, until everything handed in has arrived.
+/// Measures producers through the gateway, until every accepted event has arrived.
 pub async fn through(
     child: &GatewayProcess,
     receiver: &BenchReceiver,
@@ -199,9 +199,9 @@ pub async fn through(
                         .header("authorization", &*token)
                         .header("content-type", "application/json")
                         .body(Full::new(Bytes::from(body)))?;
-                    let asked = Instant::now();
+                    let sent_at = Instant::now();
                     exchange(&mut connection, request, 202).await?;
-                    answered.record(u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX))?;
+                    answered.record(u64::try_from(sent_at.elapsed().as_micros()).unwrap_or(u64::MAX))?;
                     accepted.fetch_add(1, Ordering::Relaxed);
                 }
                 anyhow::Ok(answered)

@@ -1,8 +1,8 @@
 //! `posthaste bench`: measures this machine's limit, then the gateway on it.
 //!
-//! Everything runs here: generator, receiver and gateway share the cores, so
-//! the bare figure is the physical limit and the others are a share of it,
-//! measured in the same minute.
+//! Load generator, receiver and gateway share this machine's cores. So the figure
+//! without a gateway is the physical limit, and the others are a share of it, measured
+//! within the same minute.
 
 use std::time::Duration;
 
@@ -80,7 +80,7 @@ async fn through_gateway(
 ) -> anyhow::Result<BenchRow> {
     let child = GatewayProcess::start().await.context("the gateway did not start")?;
     child.create_endpoint(&receiver.url()).await?;
-    // A short run first, so that connections are open and caches are warm.
+    // A short run comes first, so that connections are open and caches are warm.
     load::through(&child, receiver, producers, bytes, Duration::from_millis(500)).await?;
     let before = child.cpu_seconds();
     let measured = load::through(&child, receiver, producers, bytes, duration).await?;

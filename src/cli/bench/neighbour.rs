@@ -1,5 +1,5 @@
-//! How much a quiet tenant feels of a loud one: the same paced load, alone
-//! and beside it, in one run.
+//! Measures how much a loud tenant delays a quiet one: the same paced load alone and
+//! beside it, in one run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +50,8 @@ pub struct NeighbourArgs {
     settings: String,
 }
 
-/// Measures, and prints both and their ratio.
+/// Measures the quiet tenant alone and beside the loud one, and prints both and their
+/// ratio.
 pub async fn run(args: NeighbourArgs) -> anyhow::Result<()> {
     let child = GatewayProcess::start().await.context("the gateway did not start")?;
     let receiver = BenchReceiver::start().await?;
@@ -69,9 +70,9 @@ pub async fn run(args: NeighbourArgs) -> anyhow::Result<()> {
         child.call(Method::POST, &format!("/v1/tenants/loud/endpoints/{endpoint}/resume"), "").await?;
     }
     let beside = load::paced(&child, "quiet", pace, duration, &receiver).await?;
-    let left = child.call(Method::GET, "/metrics", "").await?;
+    let metrics = child.call(Method::GET, "/metrics", "").await?;
     child.stop().await;
-    let waiting = left.lines().find_map(|line| line.strip_prefix("posthaste_deliveries_waiting "));
+    let waiting = metrics.lines().find_map(|line| line.strip_prefix("posthaste_deliveries_waiting "));
     println!(
         "{:?}: {} due at {} endpoints beside {} events/s",
         args.noise, args.waiting, args.endpoints, args.per_second
@@ -85,16 +86,17 @@ pub async fn run(args: NeighbourArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Paused endpoints of the loud tenant, with everything waiting.
+/// Creates paused endpoints of the loud tenant with waiting deliveries; returns their
+/// ids.
 async fn prepare(child: &GatewayProcess, args: &NeighbourArgs, url: &str) -> anyhow::Result<Vec<String>> {
     let mut ids = Vec::new();
     for n in 0..args.endpoints.max(1) {
         let mut settings: serde_json::Value = serde_json::from_str(&args.settings).context("--settings is not JSON")?;
         settings["url"] = format!("{url}{n}").into();
         settings["event_types"] = serde_json::json!([format!("loud.e{n}")]);
-        let made = child.call(Method::POST, "/v1/tenants/loud/endpoints", &settings.to_string()).await?;
-        let made: serde_json::Value = serde_json::from_str(&made)?;
-        let id = made["id"].as_str().context("an endpoint has an id")?.to_owned();
+        let created = child.call(Method::POST, "/v1/tenants/loud/endpoints", &settings.to_string()).await?;
+        let created: serde_json::Value = serde_json::from_str(&created)?;
+        let id = created["id"].as_str().context("an endpoint has an id")?.to_owned();
         child.call(Method::POST, &format!("/v1/tenants/loud/endpoints/{id}/pause"), "").await?;
         ids.push(id);
     }
@@ -111,7 +113,7 @@ async fn prepare(child: &GatewayProcess, args: &NeighbourArgs, url: &str) -> any
     Ok(ids)
 }
 
-/// Where the loud tenant's deliveries go.
+/// Starts the receiver of the loud tenant; returns its URL.
 async fn noisy_receiver(noise: NoiseKind) -> anyhow::Result<String> {
     if noise == NoiseKind::Backlog {
         let receiver = BenchReceiver::start().await?;
@@ -124,8 +126,8 @@ async fn noisy_receiver(noise: NoiseKind) -> anyhow::Result<String> {
         while let Ok((mut stream, _)) = listener.accept().await {
             let body = body.clone();
             tokio::spawn(async move {
-                let mut heard = vec![0; 16 * 1_024];
-                while let Ok(1..) = stream.read(&mut heard).await {
+                let mut buffer = vec![0; 16 * 1_024];
+                while let Ok(1..) = stream.read(&mut buffer).await {
                     if noise == NoiseKind::Hanging {
                         continue;
                     }
@@ -140,19 +142,19 @@ async fn noisy_receiver(noise: NoiseKind) -> anyhow::Result<String> {
     Ok(url)
 }
 
-/// Returns at each beat of a steady pace, late ones at once.
+/// A ticker with a steady interval. Late ticks follow at once.
 pub struct Ticker {
     next: Instant,
     pace: Duration,
 }
 
 impl Ticker {
-    /// Beats from now on.
+    /// Returns a ticker whose first tick is now.
     pub fn new(pace: Duration) -> Self {
         Self { next: Instant::now(), pace }
     }
 
-    /// The next beat.
+    /// Waits for the next tick.
     pub async fn wait(&mut self) {
         tokio::time::sleep_until(self.next).await;
         self.next += self.pace;

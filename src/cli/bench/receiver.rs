@@ -1,4 +1,4 @@
-//! The least a receiver can do: answer 200, count, and note when.
+//! Runs a minimal receiver: it answers 200, counts requests and measures latency.
 
 use parking_lot::Mutex;
 use std::convert::Infallible;
@@ -45,44 +45,46 @@ impl BenchReceiver {
         Ok(Self { address, shared })
     }
 
-    /// Its address.
+    /// Returns the receiver's address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Its address as an endpoint's URL.
+    /// Returns the receiver's URL for an endpoint.
     pub fn url(&self) -> String {
         format!("http://{}/", self.address)
     }
 
-    /// Microseconds since it began: the clock that event ids carry.
+    /// Returns the microseconds since the receiver began. Event ids carry this time.
     pub fn micros(&self) -> u64 {
         self.shared.micros()
     }
 
-    /// How many requests have arrived.
+    /// Returns the number of requests that have arrived.
     pub fn arrived(&self) -> u64 {
         self.shared.arrived.load(Ordering::Relaxed)
     }
 
-    /// Returns once this many have arrived.
+    /// Waits until this many requests have arrived.
     pub async fn wait_for(&self, count: u64) {
         loop {
             let more = self.shared.more.notified();
             if self.arrived() >= count {
                 return;
             }
-            // Notices are cheap to miss: look again now and then.
+            // A notification may be missed, so the count is checked again after 5 ms.
             let _ = tokio::time::timeout(std::time::Duration::from_millis(5), more).await;
         }
     }
 
-    /// The median and 99th percentile from hand-in to arrival, since asked last.
+    /// Returns the median and 99th percentile from hand-in to arrival since the last
+    /// call, in microseconds.
     pub fn take_latency(&self) -> Option<(u64, u64)> {
         let mut latency = self.shared.latency.lock();
-        let found = (!latency.is_empty()).then(|| (latency.value_at_quantile(0.5), latency.value_at_quantile(0.99)));
+        let quantiles =
+            (!latency.is_empty()).then(|| (latency.value_at_quantile(0.5), latency.value_at_quantile(0.99)));
         latency.reset();
-        found
+        quantiles
     }
 }
 
@@ -91,7 +93,7 @@ impl BenchReceiverState {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    fn note(&self, request: &hyper::Request<Incoming>) {
+    fn record(&self, request: &hyper::Request<Incoming>) {
         let id = request.headers().get("webhook-id").and_then(|id| id.to_str().ok());
         let sent: Option<u64> = id.and_then(|id| id.split('-').next()?.parse().ok());
         if let Some(sent) = sent {
@@ -110,7 +112,7 @@ async fn serve(listener: TcpListener, shared: Arc<BenchReceiverState>) {
         let service = service_fn(move |request: hyper::Request<Incoming>| {
             let shared = shared.clone();
             async move {
-                shared.note(&request);
+                shared.record(&request);
                 let mut body = request.into_body();
                 while let Some(Ok(_)) = body.frame().await {}
                 Ok::<_, Infallible>(hyper::Response::new(Empty::<Bytes>::new()))

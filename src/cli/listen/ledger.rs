@@ -1,8 +1,8 @@
-//! What a receiver remembers: which events it has applied, what it answers
-//! next, and how much came.
+//! Records which events the receiver has applied, decides each answer, and counts
+//! requests.
 //!
-//! Invariant: an event that was answered 2xx is never applied again. Its
-//! repeats are answered 200 at once and use up none of the script.
+//! Invariant: an event that was answered 2xx is never applied again. Its repeats are
+//! answered 200 at once and use up no step of the script.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,16 +12,16 @@ use http::StatusCode;
 use super::script::{AnswerScript, ScriptedAnswer};
 use crate::lifecycle::deliver::sign::SignatureError;
 
-/// The memory of one run.
+/// The events and counters of one run.
 #[derive(Debug)]
 pub struct RequestLedger {
     script: AnswerScript,
-    /// Every event seen, and whether it was applied.
+    /// Every event seen, with whether it was applied.
     events: HashMap<Box<str>, bool>,
     totals: RequestTotals,
 }
 
-/// How much came, and how much of it was odd.
+/// Numbers of requests and events, by what became of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RequestTotals {
     requests: u64,
@@ -32,49 +32,50 @@ pub struct RequestTotals {
     dropped: u64,
 }
 
-/// Whether a request can be trusted.
+/// The result of checking a request's signature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SignatureCheck {
-    /// Its signature fits.
+    /// The signature is valid.
     Verified,
-    /// There was no secret to check it with.
+    /// The receiver has no secret to check it with.
     NotVerified,
-    /// Its signature does not fit.
+    /// The signature is missing or not valid.
     Refused(SignatureError),
 }
 
-/// What a request is to the receiver.
+/// The kind of a request, by its event and signature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestKind {
-    /// Not seen before.
+    /// The event was not seen before.
     New,
-    /// Seen, but not applied.
+    /// The event was seen, but not applied.
     Repeat,
-    /// Applied already: nothing is left to do.
+    /// The event was applied already.
     Duplicate,
-    /// Not to be trusted.
+    /// The signature was refused.
     Forged,
 }
 
-/// What becomes of a request.
+/// The reply to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceiverReply {
-    /// What it is.
+    /// Kind of the request.
     pub kind: RequestKind,
-    /// The answer, or nothing when the connection is dropped.
+    /// Answer to send; none when the connection is dropped.
     pub answer: Option<ScriptedAnswer>,
 }
 
 impl RequestLedger {
-    /// Nothing has come yet.
+    /// Returns an empty ledger with this script.
     pub fn new(script: AnswerScript) -> Self {
         Self { script, events: HashMap::new(), totals: RequestTotals::default() }
     }
 
-    /// Decides on a request and remembers it. A dropped one was not applied.
-    pub fn decide(&mut self, id: Option<&str>, trust: &SignatureCheck, is_dropped: bool) -> ReceiverReply {
+    /// Decides the reply to a request and records it. The event of a dropped request
+    /// is not applied.
+    pub fn decide(&mut self, id: Option<&str>, signature: &SignatureCheck, is_dropped: bool) -> ReceiverReply {
         self.totals.requests += 1;
-        let kind = self.kind(id, trust);
+        let kind = self.kind(id, signature);
         if is_dropped {
             self.totals.dropped += 1;
             return ReceiverReply { kind, answer: None };
@@ -93,11 +94,11 @@ impl RequestLedger {
         ReceiverReply { kind, answer: Some(answer) }
     }
 
-    fn kind(&mut self, id: Option<&str>, trust: &SignatureCheck) -> RequestKind {
-        if matches!(trust, SignatureCheck::Refused(_)) {
+    fn kind(&mut self, id: Option<&str>, signature: &SignatureCheck) -> RequestKind {
+        if matches!(signature, SignatureCheck::Refused(_)) {
             return RequestKind::Forged;
         }
-        // What has no id cannot be told from anything else.
+        // A request without an id cannot be recognised as a repeat.
         let Some(id) = id else { return RequestKind::New };
         match self.events.get(id) {
             Some(true) => RequestKind::Duplicate,
@@ -117,7 +118,7 @@ impl RequestLedger {
         }
     }
 
-    /// How much came so far.
+    /// Returns the totals so far.
     pub fn totals(&self) -> RequestTotals {
         self.totals
     }
@@ -163,8 +164,8 @@ mod tests {
         assert_eq!(ask(&mut ledger, "a"), (RequestKind::Repeat, 200));
         assert_eq!(ask(&mut ledger, "a"), (RequestKind::Duplicate, 200));
         assert_eq!(ask(&mut ledger, "b"), (RequestKind::New, 500));
-        let told = ledger.totals().to_string();
-        assert_eq!(told, "4 requests, 2 distinct events, 1 applied, 1 duplicates, 0 refused signatures, 0 dropped");
+        let totals = ledger.totals().to_string();
+        assert_eq!(totals, "4 requests, 2 distinct events, 1 applied, 1 duplicates, 0 refused signatures, 0 dropped");
     }
 
     #[test]

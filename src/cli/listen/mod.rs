@@ -1,8 +1,8 @@
-//! `posthaste listen`: a local receiver for trying things.
+//! `posthaste listen`: runs a local receiver for experiments.
 //!
-//! It verifies, deduplicates and prints what comes, and misbehaves on
-//! request. What it decides, it decides on arrival: a sender that loses
-//! patience with a slow answer finds its repeat recognised.
+//! It verifies, deduplicates and prints requests, and misbehaves on request. It
+//! decides each reply on arrival, so that the repeat of a request that timed out is
+//! recognised.
 
 use parking_lot::Mutex;
 use std::io::Write;
@@ -60,14 +60,14 @@ pub struct ListenArgs {
     #[arg(long, value_name = "SPAN")]
     latency: Option<Span>,
     /// Close the connection without an answer for this share of requests, such as 10%.
-    #[arg(long, value_name = "PERCENT", value_parser = share)]
+    #[arg(long, value_name = "PERCENT", value_parser = parse_share)]
     drop: Option<f64>,
     /// Print the totals only.
     #[arg(long)]
     quiet: bool,
 }
 
-/// Listens until it is told to stop, then prints the totals.
+/// Listens until it is stopped, then prints the totals.
 pub async fn run(args: ListenArgs) -> anyhow::Result<()> {
     check_secrets(&args.secrets)?;
     let listener = TcpListener::bind(args.listen).await.map_err(|problem| {
@@ -100,9 +100,10 @@ fn banner(address: SocketAddr, args: &ListenArgs) -> String {
             "(the gateway calls this machine only when it was started with --allow-egress {range})\n"
         ));
     }
-    banner.push_str(match args.secrets.is_empty() {
-        true => "signatures are not verified; give the endpoint's secret with --secret\n",
-        false => "signatures are verified\n",
+    banner.push_str(if args.secrets.is_empty() {
+        "signatures are not verified; give the endpoint's secret with --secret\n"
+    } else {
+        "signatures are verified\n"
     });
     banner
 }
@@ -113,21 +114,21 @@ async fn accept(listener: &TcpListener, receiver: &Arc<ListenReceiver>) {
             Ok((stream, _)) => {
                 tokio::spawn(serve(stream, receiver.clone()));
             }
-            // Out of file handles, most likely: others will be given back.
+            // Most likely there is no free file handle; wait until other connections close.
             Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
         }
     }
 }
 
 async fn serve(stream: TcpStream, receiver: Arc<ListenReceiver>) {
-    // Answers are small and must not wait for company.
+    // Answers are small, and Nagle's algorithm would delay them.
     let _ = stream.set_nodelay(true);
     let service = service_fn(|request| receiver.receive(request));
-    // A connection that breaks is the sender's affair, or was asked for with --drop.
+    // A broken connection is the sender's fault, or was asked for with --drop.
     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
 
-/// Ends a connection without an answer.
+/// The error that ends a connection without an answer.
 #[derive(Debug, thiserror::Error)]
 #[error("the connection is dropped, as asked for")]
 struct ConnectionDropped;
@@ -148,37 +149,37 @@ impl ListenReceiver {
         };
         let body = body.to_bytes();
         let now = SystemClock.now();
-        let trust = self.trust(&head.headers, &body, now);
+        let signature = self.check_signature(&head.headers, &body, now);
         let is_dropped = self.drop_share > 0.0 && rand::random::<f64>() < self.drop_share;
         let id = head.headers.get("webhook-id").and_then(|id| id.to_str().ok());
 
-        let reply = self.ledger().decide(id, &trust, is_dropped);
+        let reply = self.ledger().decide(id, &signature, is_dropped);
         if !self.is_quiet {
-            let arrival = ReceivedRequest { at: now, path: head.uri.path(), headers: &head.headers, body: &body };
-            // Whether anyone reads along does not change what is answered.
-            let _ = std::io::stdout().write_all(arrival.render(&trust, reply).as_bytes());
+            let received = ReceivedRequest { at: now, path: head.uri.path(), headers: &head.headers, body: &body };
+            // A failed write is ignored, because it must not change the reply.
+            let _ = std::io::stdout().write_all(received.render(&signature, reply).as_bytes());
         }
-        self.answer(trust, reply).await
+        self.answer(signature, reply).await
     }
 
-    fn trust(&self, headers: &HeaderMap, body: &[u8], now: Timestamp) -> SignatureCheck {
-        let mut trust = SignatureCheck::NotVerified;
+    fn check_signature(&self, headers: &HeaderMap, body: &[u8], now: Timestamp) -> SignatureCheck {
+        let mut check = SignatureCheck::NotVerified;
         for secret in &self.secrets {
             match verify(secret, headers, body, now) {
                 Ok(()) => return SignatureCheck::Verified,
-                Err(why) => trust = SignatureCheck::Refused(why),
+                Err(why) => check = SignatureCheck::Refused(why),
             }
         }
-        trust
+        check
     }
 
     async fn answer(
         &self,
-        trust: SignatureCheck,
+        signature: SignatureCheck,
         reply: ReceiverReply,
     ) -> Result<Response<Full<Bytes>>, ConnectionDropped> {
         let answer = reply.answer.ok_or(ConnectionDropped)?;
-        match (trust, reply.kind) {
+        match (signature, reply.kind) {
             (SignatureCheck::Refused(why), _) => return Ok(refusal(answer.status, &why.to_string())),
             (_, ledger::RequestKind::Duplicate) => return Ok(response(answer, Full::default())),
             (_, ledger::RequestKind::New | ledger::RequestKind::Repeat | ledger::RequestKind::Forged) => {}
@@ -210,7 +211,8 @@ fn response(answer: ScriptedAnswer, body: Full<Bytes>) -> Response<Full<Bytes>> 
     response
 }
 
-/// Not left to the command line's parser, which would repeat the secret.
+/// Refuses malformed secrets. The command line's parser does not check them, because
+/// it would repeat the secret in its message.
 fn check_secrets(secrets: &[String]) -> anyhow::Result<()> {
     match secrets.iter().position(|secret| secret_key(secret).is_none() && public_half(secret).is_none()) {
         None => Ok(()),
@@ -222,7 +224,7 @@ fn check_secrets(secrets: &[String]) -> anyhow::Result<()> {
     }
 }
 
-fn share(text: &str) -> Result<f64, String> {
+fn parse_share(text: &str) -> Result<f64, String> {
     let percent = text.trim_end_matches('%').parse::<f64>().ok().filter(|percent| (0.0..=100.0).contains(percent));
     percent.map(|percent| percent / 100.0).ok_or_else(|| "write a share from 0% to 100%, such as 10%".to_owned())
 }
@@ -233,10 +235,10 @@ mod tests {
 
     #[test]
     fn a_share_is_a_percentage() {
-        assert_eq!(share("10%"), Ok(0.1));
-        assert_eq!(share("100"), Ok(1.0));
+        assert_eq!(parse_share("10%"), Ok(0.1));
+        assert_eq!(parse_share("100"), Ok(1.0));
         for text in ["", "%", "101%", "-1%", "ten", "NaN"] {
-            assert!(share(text).unwrap_err().contains("such as 10%"), "{text}");
+            assert!(parse_share(text).unwrap_err().contains("such as 10%"), "{text}");
         }
     }
 
@@ -244,7 +246,7 @@ mod tests {
     fn a_wrong_secret_is_refused_without_repeating_it() {
         let good = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".to_owned();
         assert!(check_secrets(std::slice::from_ref(&good)).is_ok());
-        let told = check_secrets(&[good, "whsec_short".to_owned()]).unwrap_err().to_string();
-        assert!(told.starts_with("secret 2 of 2 is neither") && !told.contains("short"), "{told}");
+        let refusal = check_secrets(&[good, "whsec_short".to_owned()]).unwrap_err().to_string();
+        assert!(refusal.starts_with("secret 2 of 2 is neither") && !refusal.contains("short"), "{refusal}");
     }
 }

@@ -1,4 +1,4 @@
-//! What a receiver answers, written as a line: `503x3,429:5s,200`.
+//! Parses the script of a receiver's answers, such as `503x3,429:5s,200`.
 //!
 //! Steps are used up one after the other; the last one repeats for ever.
 
@@ -9,11 +9,13 @@ use http::StatusCode;
 
 use crate::model::span::Span;
 
-/// The answers to come.
+/// A script of answers, and how far it is used up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnswerScript {
     steps: Vec<ScriptStep>,
-    at: usize,
+    /// Index of the present step.
+    step: usize,
+    /// Number of times that the present step was used.
     used: u32,
 }
 
@@ -23,18 +25,18 @@ struct ScriptStep {
     count: u32,
 }
 
-/// One answer.
+/// One answer of a script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScriptedAnswer {
-    /// Its status.
+    /// Status of the answer.
     pub status: StatusCode,
-    /// Its `Retry-After`, in seconds.
+    /// Value of `Retry-After`, in seconds.
     pub retry_after: Option<u64>,
-    /// What it says in `webhook-delivery`: abort or disable.
+    /// Value of `webhook-delivery`: abort or disable.
     pub word: Option<&'static str>,
 }
 
-/// Why a text is not a script.
+/// The step of a text that makes it no script, and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "step {step:?} {why}; write steps like 503x3,429:5s,200 (STATUS, then xCOUNT and :RETRY_AFTER, :abort or :disable where wanted)"
@@ -45,12 +47,12 @@ pub struct InvalidScript {
 }
 
 impl AnswerScript {
-    /// Uses up the next answer.
+    /// Returns the next answer and uses it up.
     pub fn use_next(&mut self) -> ScriptedAnswer {
-        let step = self.steps[self.at];
+        let step = self.steps[self.step];
         self.used = self.used.saturating_add(1);
-        if self.used >= step.count && self.at + 1 < self.steps.len() {
-            self.at += 1;
+        if self.used >= step.count && self.step + 1 < self.steps.len() {
+            self.step += 1;
             self.used = 0;
         }
         step.answer
@@ -58,7 +60,7 @@ impl AnswerScript {
 }
 
 impl ScriptedAnswer {
-    /// An answer with nothing but a status.
+    /// Returns an answer with a status alone.
     pub const fn plain(status: StatusCode) -> Self {
         Self { status, retry_after: None, word: None }
     }
@@ -72,7 +74,7 @@ impl FromStr for AnswerScript {
             let step = step.trim();
             read_step(step).map_err(|why| InvalidScript { step: step.to_owned(), why })
         });
-        Ok(Self { steps: steps.collect::<Result<_, _>>()?, at: 0, used: 0 })
+        Ok(Self { steps: steps.collect::<Result<_, _>>()?, step: 0, used: 0 })
     }
 }
 
@@ -93,7 +95,7 @@ fn read_step(step: &str) -> Result<ScriptStep, &'static str> {
 fn read_status(text: &str) -> Result<StatusCode, &'static str> {
     let why = "has no status from 200 to 999";
     let number: u16 = text.parse().map_err(|_| why)?;
-    // What is below 200 is never a final answer, so a server cannot send it as one.
+    // A status below 200 is never a final answer, so a server cannot send it as one.
     StatusCode::from_u16(number).ok().filter(|status| status.as_u16() >= 200).ok_or(why)
 }
 
@@ -104,10 +106,7 @@ fn read_count(text: &str) -> Result<u32, &'static str> {
 fn read_seconds(text: &str) -> Result<u64, &'static str> {
     let why = "has no span of whole seconds after its colon, such as 5s or 2m";
     let millis = text.parse::<Span>().map_err(|_| why)?.as_millis();
-    match millis.is_multiple_of(1_000) {
-        true => Ok(millis / 1_000),
-        false => Err(why),
-    }
+    if millis.is_multiple_of(1_000) { Ok(millis / 1_000) } else { Err(why) }
 }
 
 impl fmt::Display for AnswerScript {
@@ -176,19 +175,19 @@ mod tests {
             ("-200", "-200"),
         ];
         for (text, step) in wrong {
-            let told = text.parse::<AnswerScript>().unwrap_err().to_string();
-            assert!(told.starts_with(&format!("step {step:?} has no ")), "{text}: {told}");
-            assert!(told.contains("503x3,429:5s,200"), "{text}: {told}");
+            let refusal = text.parse::<AnswerScript>().unwrap_err().to_string();
+            assert!(refusal.starts_with(&format!("step {step:?} has no ")), "{text}: {refusal}");
+            assert!(refusal.contains("503x3,429:5s,200"), "{text}: {refusal}");
         }
     }
 
     #[test]
     fn a_script_can_be_told() {
-        let told = |text: &str| text.parse::<AnswerScript>().unwrap().to_string();
-        assert_eq!(told("503x3,429:5s,200"), "503 (3 times), then 429 with Retry-After 5, then 200 for ever");
-        assert_eq!(told("200"), "200");
+        let shown = |text: &str| text.parse::<AnswerScript>().unwrap().to_string();
+        assert_eq!(shown("503x3,429:5s,200"), "503 (3 times), then 429 with Retry-After 5, then 200 for ever");
+        assert_eq!(shown("200"), "200");
         assert_eq!(
-            told("503:abort,200:disable"),
+            shown("503:abort,200:disable"),
             "503 with webhook-delivery abort, then 200 with webhook-delivery disable for ever"
         );
     }

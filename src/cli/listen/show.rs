@@ -1,4 +1,4 @@
-//! How a receiver tells what came: one line, and the body below it.
+//! Renders a received request for the terminal: one line, and the body below it.
 
 use http::HeaderMap;
 use jiff::Timestamp;
@@ -8,22 +8,22 @@ use crate::cli::output::clean;
 
 const BODY_BYTES_SHOWN: usize = 500;
 
-/// A request that came in.
+/// A request that the receiver got.
 #[derive(Debug, Clone, Copy)]
 pub struct ReceivedRequest<'a> {
-    /// When.
+    /// Time of arrival.
     pub at: Timestamp,
-    /// Where.
+    /// Path of the URL.
     pub path: &'a str,
-    /// With these headers.
+    /// Headers of the request.
     pub headers: &'a HeaderMap,
-    /// With this body.
+    /// Body of the request.
     pub body: &'a [u8],
 }
 
 impl ReceivedRequest<'_> {
-    /// The lines to print, with what became of it.
-    pub fn render(&self, trust: &SignatureCheck, reply: ReceiverReply) -> String {
+    /// Renders the lines to print, with the signature check and the reply.
+    pub fn render(&self, signature: &SignatureCheck, reply: ReceiverReply) -> String {
         let header = |name: &str| self.headers.get(name).map(|value| clean(&String::from_utf8_lossy(value.as_bytes())));
         let mut line =
             format!("{:.3}  {}", self.at, header("webhook-id").unwrap_or_else(|| "no webhook-id".to_owned()));
@@ -34,7 +34,7 @@ impl ReceivedRequest<'_> {
         if self.path != "/" {
             line.push_str(&format!("  at {}", clean(self.path)));
         }
-        line.push_str(&format!("  {trust}  {}\n", outcome(reply)));
+        line.push_str(&format!("  {signature}  {}\n", outcome(reply)));
         line.push_str(&format!("    {}\n", shown_body(self.body)));
         line
     }
@@ -56,18 +56,13 @@ fn shown_body(body: &[u8]) -> String {
     if body.is_empty() {
         return "(empty)".to_owned();
     }
-    let cut = match body.len() > BODY_BYTES_SHOWN {
-        // Not through the middle of a character.
-        true => (BODY_BYTES_SHOWN - 3..=BODY_BYTES_SHOWN)
-            .rev()
-            .find(|n| body[*n] & 0xC0 != 0x80)
-            .unwrap_or(BODY_BYTES_SHOWN),
-        false => body.len(),
-    };
-    let more = match cut < body.len() {
-        true => format!(" … ({} bytes in all)", body.len()),
-        false => String::new(),
-    };
+    if body.len() <= BODY_BYTES_SHOWN {
+        return clean(&String::from_utf8_lossy(body));
+    }
+    // The cut is at the beginning of a UTF-8 character.
+    let starts = (BODY_BYTES_SHOWN - 3..=BODY_BYTES_SHOWN).rev();
+    let cut = starts.into_iter().find(|n| body[*n] & 0xC0 != 0x80).unwrap_or(BODY_BYTES_SHOWN);
+    let more = format!(" … ({} bytes in all)", body.len());
     format!("{}{more}", clean(&String::from_utf8_lossy(&body[..cut])))
 }
 
@@ -90,11 +85,11 @@ mod tests {
         let headers =
             pairs.into_iter().map(|(n, v)| (HeaderName::from_static(n), HeaderValue::from_static(v))).collect();
         let at = Timestamp::from_millisecond(1_700_000_000_120).unwrap();
-        let arrival = ReceivedRequest { at, path: "/", headers: &headers, body: b"{\n\x1b}" };
+        let received = ReceivedRequest { at, path: "/", headers: &headers, body: b"{\n\x1b}" };
         let answer = Some(ScriptedAnswer { status: StatusCode::TOO_MANY_REQUESTS, retry_after: Some(5), word: None });
-        let told = arrival.render(&SignatureCheck::Verified, ReceiverReply { kind: RequestKind::Repeat, answer });
+        let shown = received.render(&SignatureCheck::Verified, ReceiverReply { kind: RequestKind::Repeat, answer });
         assert_eq!(
-            told,
+            shown,
             "2023-11-14T22:13:20.120Z  evt_1  a.b  attempt 2  key k%201  seq 3  verified  repeat, answered 429 with Retry-After 5\n    {\\n\\u{1b}}\n"
         );
     }
@@ -102,8 +97,8 @@ mod tests {
     #[test]
     fn a_long_body_is_cut_between_characters() {
         let body = format!("x{}", "é".repeat(300));
-        let told = shown_body(body.as_bytes());
-        assert_eq!(told, format!("x{} … (601 bytes in all)", "é".repeat(249)));
+        let shown = shown_body(body.as_bytes());
+        assert_eq!(shown, format!("x{} … (601 bytes in all)", "é".repeat(249)));
         assert_eq!(shown_body(&[b'a'; 500]).len(), 500);
         assert_eq!(shown_body(b""), "(empty)");
     }

@@ -1,4 +1,4 @@
-//! Draws a preview for a terminal: at most 80 columns, text alone.
+//! Draws the preview of a retry policy as text, at most 80 columns wide.
 
 use std::fmt::Write;
 
@@ -6,14 +6,14 @@ use crate::cli::output::wrapped;
 use crate::model::preview::{PlannedAttempt, Preview, Survival};
 use crate::model::span::Span;
 
-/// What is left of a line after the number and the three times.
-const PLOT: usize = 44;
-/// A longer plan is folded.
+/// Width of the plot: what is left of a line after the number and the three times.
+const PLOT_WIDTH: usize = 44;
+/// Most rows of attempts; a longer plan is folded.
 const ROWS_MAX: usize = 18;
-/// How many attempts are shown before the fold.
+/// Number of attempts shown before the fold.
 const ROWS_FIRST: usize = 12;
 
-/// The whole preview.
+/// Renders the whole preview.
 pub fn draw(preview: &Preview) -> String {
     let parts = [
         wrapped(&preview.policy, ""),
@@ -27,7 +27,7 @@ pub fn draw(preview: &Preview) -> String {
 const ASSUMED: &str = "Assumed: each request fails at once and nothing else holds a delivery back (Retry-After, \
                        its lane, a pause, the cap). Odds come from simulated deliveries.";
 
-/// One line per attempt: its times, and where they lie.
+/// Renders one line per attempt: its times as text and on the plot.
 fn attempts(planned: &[PlannedAttempt]) -> String {
     let axis = TimeAxis::of(planned);
     let mut out = line("#", "earliest", "expected", "latest", &axis.labels);
@@ -35,17 +35,18 @@ fn attempts(planned: &[PlannedAttempt]) -> String {
         let times = [attempt.earliest, attempt.expected, attempt.latest].map(Span::words);
         line(&attempt.number.to_string(), &times[0], &times[1], &times[2], &axis.row(attempt))
     };
-    // What no simulated delivery got is not worth a line.
-    let seen: Vec<&PlannedAttempt> = planned.iter().filter(|attempt| attempt.odds > 0.0).collect();
-    if seen.len() <= ROWS_MAX {
-        seen.iter().for_each(|attempt| out += &row(attempt));
+    // An attempt that no simulated delivery reached gets no line.
+    let reached: Vec<&PlannedAttempt> = planned.iter().filter(|attempt| attempt.odds > 0.0).collect();
+    if reached.len() <= ROWS_MAX {
+        reached.iter().for_each(|attempt| out += &row(attempt));
     } else {
-        let usual = seen.iter().rposition(|attempt| attempt.odds >= 0.5).unwrap_or(ROWS_FIRST).max(ROWS_FIRST);
-        seen[..ROWS_FIRST].iter().for_each(|attempt| out += &row(attempt));
-        out += &fold(&seen[ROWS_FIRST - 1..=usual]);
-        out += &row(seen[usual]);
+        let typical_last =
+            reached.iter().rposition(|attempt| attempt.odds >= 0.5).unwrap_or(ROWS_FIRST).max(ROWS_FIRST);
+        reached[..ROWS_FIRST].iter().for_each(|attempt| out += &row(attempt));
+        out += &fold(&reached[ROWS_FIRST - 1..=typical_last]);
+        out += &row(reached[typical_last]);
     }
-    out + &ending(&seen)
+    out + &ending(&reached)
 }
 
 fn line(number: &str, earliest: &str, expected: &str, latest: &str, plot: &str) -> String {
@@ -53,50 +54,54 @@ fn line(number: &str, earliest: &str, expected: &str, latest: &str, plot: &str) 
     format!("{}\n", line.trim_end())
 }
 
-/// What stands for the attempts between the first and the last of these.
+/// Renders the line that stands for the attempts between the first and the last of
+/// these.
 fn fold(run: &[&PlannedAttempt]) -> String {
     let hidden = run.len().saturating_sub(2);
     if hidden == 0 {
         return String::new();
     }
-    // Those that only some get are told too early: who gets them was quick.
+    // Attempts that only some deliveries reach have expected times that are too early,
+    // because the fast deliveries reach them.
     let sure = run.iter().filter(|attempt| attempt.odds == 1.0).count().max(2);
     let gap = |from: usize, to: usize| {
         let between = run[to].expected.as_millis() - run[from].expected.as_millis();
         roughly(Span::millis(between / (to - from) as u64))
     };
-    // Neighbours differ by rounding, thirds by what the policy does.
+    // Gaps of neighbours differ by rounding alone; gaps of whole thirds differ by the policy.
     let (last, third) = (sure - 1, sure.div_ceil(3).min(sure - 1));
     let (early, late) = (gap(0, third), gap(last - third, last));
-    let pace = match late.as_millis() * 2 > early.as_millis() * 3 {
-        true => format!("{} to {} apart", early.words(), late.words()),
-        false => format!("about every {}", gap(0, last).words()),
+    let pace = if late.as_millis() * 2 > early.as_millis() * 3 {
+        format!("{} to {} apart", early.words(), late.words())
+    } else {
+        format!("about every {}", gap(0, last).words())
     };
     format!("   …  {hidden} more, {pace}\n")
 }
 
-/// How many attempts there are where the age limit comes first.
-fn ending(seen: &[&PlannedAttempt]) -> String {
-    let with = |odds: f64| seen.iter().filter(|attempt| attempt.odds >= odds).count();
-    match seen.last() {
+/// Renders how many attempts there are if the age limit comes before the attempt
+/// limit.
+fn ending(reached: &[&PlannedAttempt]) -> String {
+    let count = |odds: f64| reached.iter().filter(|attempt| attempt.odds >= odds).count();
+    match reached.last() {
         Some(last) if last.odds < 1.0 => {
-            let (age, least, usual, most) = (last.latest.words(), with(1.0), with(0.5), last.number);
-            format!("      The age limit of {age} ends it: {least} to {most} attempts, typically {usual}.\n")
+            let (age, min, typical, max) = (last.latest.words(), count(1.0), count(0.5), last.number);
+            format!("      The age limit of {age} ends it: {min} to {max} attempts, typically {typical}.\n")
         }
         _ => String::new(),
     }
 }
 
-/// The time axis of the plot: zero, then the logarithm of time.
+/// The time axis of the plot: zero, then a logarithmic scale.
 struct TimeAxis {
     from: f64,
     to: f64,
-    /// Where it is marked.
+    /// Columns of the marks.
     columns: Vec<usize>,
     labels: String,
 }
 
-/// Times people know their way by, in milliseconds.
+/// Times that may be marked on the axis, in milliseconds.
 const MARKS: [u64; 13] = [
     1,
     10,
@@ -112,13 +117,13 @@ const MARKS: [u64; 13] = [
     7 * 86_400_000,
     30 * 86_400_000,
 ];
-/// Zero has no logarithm; it gets the first column, and the axis starts here.
-const AXIS_FROM: usize = 3;
+/// First column of the logarithmic scale. Zero has no logarithm and gets column 0.
+const AXIS_START: usize = 3;
 
 impl TimeAxis {
     fn of(planned: &[PlannedAttempt]) -> Self {
         let to = planned.last().map_or(0, |last| last.latest.as_millis());
-        // A window that begins at zero comes from the left edge.
+        // A window that begins at zero is drawn from column 0, so its expected time counts.
         let left = |attempt: &PlannedAttempt| match attempt.earliest.as_millis() {
             0 => attempt.expected.as_millis(),
             earliest => earliest,
@@ -129,14 +134,14 @@ impl TimeAxis {
         MARKS.into_iter().filter(|mark| (from..=to).contains(mark)).fold(axis, Self::marked)
     }
 
-    /// With one more mark, if there is room for its name.
+    /// Adds a mark, if there is room for its label.
     fn marked(mut self, millis: u64) -> Self {
         let mark = Span::millis(millis);
         let label = mark.to_string();
-        let place = self.column(mark).min(PLOT - label.len());
-        if place > self.labels.len() {
+        let column = self.column(mark).min(PLOT_WIDTH - label.len());
+        if column > self.labels.len() {
             self.columns.push(self.column(mark));
-            self.labels = format!("{:place$}{label}", self.labels);
+            self.labels = format!("{:column$}{label}", self.labels);
         }
         self
     }
@@ -146,43 +151,43 @@ impl TimeAxis {
             0 => 0,
             millis => {
                 let share = (millis as f64 / self.from).ln() / (self.to / self.from).ln();
-                AXIS_FROM + (share.clamp(0.0, 1.0) * (PLOT - 1 - AXIS_FROM) as f64).round() as usize
+                AXIS_START + (share.clamp(0.0, 1.0) * (PLOT_WIDTH - 1 - AXIS_START) as f64).round() as usize
             }
         }
     }
 
-    /// An attempt's window, with its expected time.
+    /// Draws the window of an attempt, with its expected time.
     fn row(&self, attempt: &PlannedAttempt) -> String {
-        let mut cells = [' '; PLOT];
+        let mut cells = [' '; PLOT_WIDTH];
         self.columns.iter().for_each(|column| cells[*column] = '┊');
         let (from, to) = (self.column(attempt.earliest), self.column(attempt.latest));
         cells[from..=to].fill('─');
         cells[self.column(attempt.expected)] = '●';
         if attempt.odds < 1.0 {
-            // Late windows leave the left free.
+            // Attempts that only some reach come late, so the left part of their row is free.
             let note = format!("{} get it ", percent(attempt.odds));
-            let room = from.saturating_sub(note.chars().count());
-            note.chars().zip(&mut cells[room..]).for_each(|(letter, cell)| *cell = letter);
+            let start = from.saturating_sub(note.chars().count());
+            note.chars().zip(&mut cells[start..]).for_each(|(letter, cell)| *cell = letter);
         }
         cells.iter().collect()
     }
 }
 
-/// A bar for each outage.
-fn survival(rungs: &[Survival]) -> String {
-    const BAR: usize = 50;
+/// Draws a bar for each outage.
+fn survival(outages: &[Survival]) -> String {
+    const BAR_WIDTH: usize = 50;
     let mut out = "How many get over an outage that begins with their first attempt:\n".to_owned();
-    for rung in rungs {
-        let full = (rung.odds * BAR as f64).round() as usize;
-        // Some is never drawn as none, nor as all.
-        let full = if rung.odds > 0.0 && rung.odds < 1.0 { full.clamp(1, BAR - 1) } else { full };
-        let bar = "█".repeat(full) + &"░".repeat(BAR - full);
-        writeln!(out, "{:>8}  {bar}  {:>6}", rung.outage.words(), percent(rung.odds)).expect("text takes all");
+    for Survival { outage, odds } in outages {
+        let full = (odds * BAR_WIDTH as f64).round() as usize;
+        // Odds between 0 and 1 are never drawn as an empty or a full bar.
+        let full = if *odds > 0.0 && *odds < 1.0 { full.clamp(1, BAR_WIDTH - 1) } else { full };
+        let bar = "█".repeat(full) + &"░".repeat(BAR_WIDTH - full);
+        writeln!(out, "{:>8}  {bar}  {:>6}", outage.words(), percent(*odds)).expect("a string can be written to");
     }
     out
 }
 
-/// A share in percent: `100 %`, `99.9 %`, `7.3 %`.
+/// Renders a share in percent: `100 %`, `99.9 %`, `7.3 %`.
 fn percent(odds: f64) -> String {
     format!("{} %", (odds * 1_000.0).round() / 10.0)
 }
@@ -201,7 +206,7 @@ fn recovery(preview: &Preview) -> String {
     format!("After an outage of {outage} under steady traffic, {come} in the first minute.")
 }
 
-/// A time to about two digits.
+/// Rounds a time to about two digits.
 fn roughly(span: Span) -> Span {
     let millis = span.as_millis();
     let steps = [3_600_000, 600_000, 60_000, 10_000, 1_000, 100, 10];
@@ -230,12 +235,12 @@ mod tests {
 
     #[test]
     fn odd_policies_are_drawn_as_agreed() {
-        for (name, json) in odd() {
+        for (name, json) in odd_policies() {
             insta::assert_snapshot!(name, drawn(json));
         }
     }
 
-    fn odd() -> [(&'static str, serde_json::Value); 5] {
+    fn odd_policies() -> [(&'static str, serde_json::Value); 5] {
         [
             ("no_jitter", json!({"schedule":["5s","1m","30m"],"jitter":"none","max_attempts":6})),
             ("one_attempt", json!({"max_attempts":1})),
@@ -254,7 +259,7 @@ mod tests {
     #[test]
     fn no_line_is_wider_than_a_terminal() {
         let presets = Preset::ALL.map(|preset| json!({ "preset": preset }));
-        for json in presets.into_iter().chain(odd().map(|(_, json)| json)) {
+        for json in presets.into_iter().chain(odd_policies().map(|(_, json)| json)) {
             for line in drawn(json.clone()).lines() {
                 assert!(line.chars().count() <= crate::cli::output::WIDTH, "{json}: {line}");
                 assert_eq!(line.trim_end(), line, "{json}");

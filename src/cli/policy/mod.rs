@@ -1,6 +1,6 @@
-//! `posthaste policy`: what a retry policy will do, before anything fails.
+//! `posthaste policy`: previews what a retry policy will do.
 //!
-//! Worked out here: there is no gateway to ask and no token to show.
+//! The command computes the preview itself and needs neither a gateway nor a token.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ fn preset_parser() -> impl TypedValueParser<Value = Preset> {
         .map(move |name| named(name).expect("only names of presets are possible"))
 }
 
-/// Does it and prints the answer.
+/// Computes the preview and prints it.
 pub async fn run(args: PolicyArgs) -> anyhow::Result<()> {
     let PolicyAction::Preview { preset, file, outage, output } = args.action;
     let policy = match file {
@@ -73,10 +73,10 @@ fn read_policy(file: &Path) -> anyhow::Result<RetryPolicy> {
     policy_from_json(&file.display().to_string(), &bytes)
 }
 
-/// Reads a policy; what is wrong is told with the file, the place and the way out.
+/// Parses a policy; an error names the file, the field and an example.
 fn policy_from_json(file: &str, bytes: &[u8]) -> anyhow::Result<RetryPolicy> {
     const SUCH_AS: &str = r#"the file holds a policy alone, such as {"preset":"quick","max_attempts":10}"#;
-    // A list would be taken for the fields in their order.
+    // Serde would read a list as the fields in their order.
     if bytes.trim_ascii_start().first() == Some(&b'[') {
         bail!("{file}: a list is not a policy; {SUCH_AS}");
     }
@@ -84,10 +84,10 @@ fn policy_from_json(file: &str, bytes: &[u8]) -> anyhow::Result<RetryPolicy> {
     let spec: RetrySpec = match serde_path_to_error::deserialize(&mut reader) {
         Ok(spec) => spec,
         Err(located) if located.inner().is_data() => {
-            let place = pointer(located.path());
+            let pointer = pointer(located.path());
             let problem = located.inner().to_string();
             let problem = problem.split(" at line ").next().unwrap_or_default();
-            bail!("{file}, at {place}: {}; {SUCH_AS}", clean(problem));
+            bail!("{file}, at {pointer}: {}; {SUCH_AS}", clean(problem));
         }
         Err(located) => bail!("{file} is not JSON: {}; {SUCH_AS}", located.inner()),
     };
@@ -95,10 +95,11 @@ fn policy_from_json(file: &str, bytes: &[u8]) -> anyhow::Result<RetryPolicy> {
     spec.resolve().map_err(|refused| anyhow::anyhow!("{file}, at {}: {}", refused.pointer, refused.message))
 }
 
-/// A place as a JSON pointer; `/` for the whole, whose pointer could not be seen.
+/// Returns a path as a JSON pointer; `/` for the whole document, whose pointer is an
+/// empty text.
 fn pointer(path: &serde_path_to_error::Path) -> String {
     use serde_path_to_error::Segment;
-    let place: String = path
+    let pointer: String = path
         .iter()
         .filter_map(|segment| match segment {
             Segment::Seq { index } => Some(format!("/{index}")),
@@ -107,7 +108,7 @@ fn pointer(path: &serde_path_to_error::Path) -> String {
             Segment::Unknown => None,
         })
         .collect();
-    if place.is_empty() { "/".to_owned() } else { place }
+    if pointer.is_empty() { "/".to_owned() } else { pointer }
 }
 
 #[cfg(test)]
@@ -127,16 +128,16 @@ mod tests {
 
     #[test]
     fn a_wrong_file_is_told_by_name_place_and_way_out() {
-        for (json, told) in [
+        for (json, expected) in [
             (
                 r#"{"backoff":{"base":"2h","max":"1h"}}"#,
                 "p.json, at /backoff/max: backoff max is 1h, below base (2h); use a longer max or a shorter base",
             ),
             (r#"{"max_attempts":0}"#, "p.json, at /max_attempts: max_attempts is 0; use 1 to 1000"),
         ] {
-            assert_eq!(refused(json), told);
+            assert_eq!(refused(json), expected);
         }
-        for (json, place, wrong) in [
+        for (json, start, message) in [
             (r#"{"schedule":["30s","soon"]}"#, "p.json, at /schedule/1: ", "\"soon\" is not a duration"),
             (r#"{"backoff":{"base":"1s"}}"#, "p.json, at /backoff: ", "missing field `max`"),
             (r#"{"url":"https://a"}"#, "p.json, at /url: ", "unknown field `url`, expected one of `preset`"),
@@ -148,10 +149,10 @@ mod tests {
             ("", "p.json is not JSON: ", "EOF"),
             ("{} {}", "p.json goes on", "after the policy"),
         ] {
-            let told = refused(json);
-            assert!(told.starts_with(place) && told.contains(wrong), "{json}: {told}");
-            assert!(told.contains("such as {\"preset\""), "{json}: {told}");
-            assert_eq!(told.lines().count(), 1, "{json}: {told}");
+            let text = refused(json);
+            assert!(text.starts_with(start) && text.contains(message), "{json}: {text}");
+            assert!(text.contains("such as {\"preset\""), "{json}: {text}");
+            assert_eq!(text.lines().count(), 1, "{json}: {text}");
         }
     }
 
