@@ -1,12 +1,12 @@
-//! Links: where the data of a thin event is fetched, by whoever was sent the
-//! link.
+//! Makes and follows the links from which receivers fetch the data of thin
+//! events.
 //!
 //! A link names a delivery and is signed with a key that the store keeps
-//! sealed, so every node knows its own links again, and a delivery's link is
-//! the same on every attempt. It says nothing of time, because how long it is
-//! good is decided when it is followed: as long as the delivery is kept.
+//! sealed, so every node can verify it, and a delivery's link is the same on
+//! every attempt. A link carries no expiry time: it works as long as the
+//! delivery is kept, which is checked when it is followed.
 //!
-//! Invariant: nothing is looked up for a link that is not ours.
+//! Invariant: nothing is read from the store before the signature is verified.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::span::words;
 use crate::store::{Claim, Error};
 
-/// What makes links and knows them again.
+/// Maker and verifier of data links.
 #[derive(Debug)]
 pub struct Links {
     base: Option<String>,
@@ -32,51 +32,52 @@ pub struct Links {
     retention: Retention,
 }
 
-/// What a link led to.
+/// The data that a link leads to.
 #[derive(Debug)]
 pub struct LinkedData {
-    /// The event, as the format `envelope` has it.
+    /// Event in the format `envelope`.
     pub body: Bytes,
-    /// Its id.
+    /// Id of the event.
     pub event: EventId,
-    /// Whose link it was.
+    /// Endpoint that the link was sent to.
     pub endpoint: EndpointId,
 }
 
-/// Why a link leads nowhere.
+/// The reason why a link is not followed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum LinkRefusal {
-    /// It was not made here, or was changed on its way.
+    /// The signature does not match: the link was not made here, or was changed.
     #[error("the signature of this link is not ours; use the data_url as it was sent, without a change")]
     Foreign,
-    /// What it led to is no longer kept.
+    /// The delivery or its event is no longer kept.
     #[error("this link has expired: what it led to is no longer kept")]
     Over,
-    /// It is followed too often.
+    /// The link is followed too often; it may be followed again after this time.
     #[error("this link is followed too often; try again in {}", words(*.0))]
     TooOften(Duration),
-    /// The data is not there, or cannot be read now.
+    /// The store does not have the data, or cannot be read now.
     #[error(transparent)]
     Store(#[from] Error),
 }
 
-/// Thin events need an address that links can begin with.
+/// Links cannot be made, because the gateway has no public URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("thin events need links that receivers can follow; start the gateway with --public-url")]
 pub struct NoPublicUrl;
 
 impl Links {
-    /// Links that begin so, signed with this key, to what is kept so long.
+    /// Creates links that begin with `base`, are signed with `key`, and work
+    /// for the time of `retention`.
     pub fn new(base: Option<String>, key: &[u8; 32], retention: Retention) -> Self {
         Self { base, key: hmac::Key::new(hmac::HMAC_SHA256, key), retention }
     }
 
-    /// Whether links can be made.
+    /// Whether links can be made: the gateway has a public URL.
     pub fn is_open(&self) -> bool {
         self.base.is_some()
     }
 
-    /// The link of a delivery.
+    /// Returns the link of a delivery.
     pub fn url(&self, tenant: &TenantId, delivery: DeliveryId) -> Result<String, NoPublicUrl> {
         let base = self.base.as_ref().ok_or(NoPublicUrl)?;
         let signature = hmac::sign(&self.key, &signed(tenant, delivery));
@@ -88,23 +89,24 @@ impl Links {
         hmac::verify(&self.key, &signed(tenant, delivery), &signature).is_ok()
     }
 
-    /// Whether a delivery's time is over, swept yet or not.
+    /// Whether a delivery is past its retention, whether or not it is deleted yet.
     fn is_expired(&self, delivery: &Delivery, now: Timestamp) -> bool {
-        let kept = match delivery.state {
+        let retention = match delivery.state {
             DeliveryState::Waiting => return false,
             DeliveryState::Delivered | DeliveryState::Cancelled => self.retention.finished,
             DeliveryState::Dead => self.retention.dead,
         };
-        delivery.finished_at.is_some_and(|finished_at| after(finished_at, kept.0) < now)
+        delivery.finished_at.is_some_and(|finished_at| after(finished_at, retention.0) < now)
     }
 }
 
-/// What is signed. Neither part can hold the line's end between them.
+/// Returns the bytes that are signed. Neither part can contain a line break, so
+/// the text is unambiguous.
 fn signed(tenant: &TenantId, delivery: DeliveryId) -> Vec<u8> {
     format!("data\n{tenant}\n{delivery}").into_bytes()
 }
 
-/// Follows a link.
+/// Follows a link: verifies it and returns the data of its event.
 pub async fn follow(
     gateway: &Gateway,
     tenant: &TenantId,
@@ -116,20 +118,20 @@ pub async fn follow(
         return Err(LinkRefusal::Foreign);
     }
     gateway.intake.charge_fetch(delivery, now).map_err(LinkRefusal::TooOften)?;
-    // It was there once: the signature says so.
-    let found = gateway.store.delivery(tenant, delivery).await?.ok_or(LinkRefusal::Over)?;
-    let is_live = gateway.store.endpoint(tenant, found.endpoint_id).is_some();
-    if !is_live || gateway.links.is_expired(&found, now) {
+    // The signature proves that the delivery existed; if it is missing, it was deleted.
+    let delivery = gateway.store.delivery(tenant, delivery).await?.ok_or(LinkRefusal::Over)?;
+    let is_live = gateway.store.endpoint(tenant, delivery.endpoint_id).is_some();
+    if !is_live || gateway.links.is_expired(&delivery, now) {
         return Err(LinkRefusal::Over);
     }
-    let record = gateway.store.event(tenant, &found.event_id).await?.ok_or(LinkRefusal::Over)?;
+    let record = gateway.store.event(tenant, &delivery.event_id).await?.ok_or(LinkRefusal::Over)?;
     if record.event.is_expunged() {
-        return Err(Error::Expunged(found.event_id).into());
+        return Err(Error::Expunged(delivery.event_id).into());
     }
     if record.is_damaged {
-        return Err(Error::Damaged(found.event_id).into());
+        return Err(Error::Damaged(delivery.event_id).into());
     }
-    let claim = Claim::of(found, record.event);
+    let claim = Claim::of(delivery, record.event);
     Ok(LinkedData { body: envelope(&claim), event: claim.event.id.clone(), endpoint: claim.endpoint })
 }
 
