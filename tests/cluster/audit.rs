@@ -1,5 +1,5 @@
-//! Checks what a ledger shows against what the gateway promises, and counts
-//! every promise that is broken.
+//! Checks a ledger against what the gateway promises, and lists every broken
+//! promise.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 use crate::ledger::{Content, Entry};
 use crate::load::Handed;
 
-/// What every endpoint of a ledger allows.
+/// Limits of every endpoint of a ledger.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
-    /// How many requests may be open at once.
+    /// Most requests that may be open at once.
     pub cap: usize,
-    /// How long a request may be open before its sender has given it up.
+    /// Time after which a sender gives a request up.
     pub timeout: Duration,
 }
 
-/// What an audit has found: one sentence for each promise that is broken.
+/// The findings of an audit: one sentence for each broken promise.
 #[derive(Debug, Default)]
 pub struct Findings {
     pub requests: usize,
@@ -56,7 +56,7 @@ impl Findings {
         }
     }
 
-    /// Every broken promise but repeats, which a fault may explain.
+    /// Returns every broken promise except repeats, which a fault may explain.
     pub fn broken(&self) -> Vec<(&'static str, &[String])> {
         let kinds: [(&str, &[String]); 7] = [
             ("lost", &self.lost),
@@ -77,8 +77,8 @@ impl Findings {
     }
 }
 
-/// Whether in any span of time more requests began than a rate allows. What
-/// began evenly at the sender may arrive a little closer together.
+/// Returns the spans in which more requests began than a rate allows. `slack`
+/// allows for requests that were sent evenly and arrive closer together.
 pub fn beyond_rate(began: &[Instant], per_second: f64, burst: f64, slack: f64) -> Vec<String> {
     let mut began = began.to_vec();
     began.sort_unstable();
@@ -116,7 +116,7 @@ fn beyond_cap(entries: &[Entry], rules: &Rules) -> Vec<String> {
     found
 }
 
-/// The overtakes and overlaps in every lane.
+/// Returns the overtakes and overlaps in every lane.
 fn lanes(entries: &[Entry], rules: &Rules) -> Findings {
     let mut found = Findings::default();
     let keyed: Vec<Entry> = entries.iter().filter(|entry| !entry.key.is_empty()).cloned().collect();
@@ -147,8 +147,8 @@ fn lanes(entries: &[Entry], rules: &Rules) -> Findings {
     found
 }
 
-/// Each delivery's attempts are numbered without a gap: none is charged that
-/// the receiver has not seen.
+/// Returns the deliveries whose attempt numbers have a gap: an attempt was
+/// charged that the receiver has not seen.
 fn miscounted(entries: &[Entry]) -> Vec<String> {
     let mut found = Vec::new();
     for (delivery, group) in grouped(entries, |entry| (entry.endpoint.clone(), entry.id.clone())) {
@@ -160,14 +160,14 @@ fn miscounted(entries: &[Entry]) -> Vec<String> {
     found
 }
 
-/// Whoever waits for one receipt before handing in the next finds them in
-/// that order, through whichever nodes.
+/// Returns the lanes that are not in the order of their receipts. A producer
+/// that waits for each receipt keeps its order, through whichever nodes.
 fn misplaced(entries: &[Entry], handed: &Handed) -> Vec<String> {
     let places: HashMap<(&str, &str), u64> =
         entries.iter().map(|entry| ((&*entry.endpoint, &*entry.id), entry.seq)).collect();
     let mut found = Vec::new();
     for (producer, run) in handed.runs() {
-        // One that is lost has no place, and is counted as lost.
+        // A lost event has no place; it is counted as lost.
         let places: Vec<u64> = run.iter().filter_map(|(id, to)| places.get(&(&**to, &**id)).copied()).collect();
         if !places.is_sorted_by(|a, b| a < b) {
             found.push(format!("{producer:?} handed in {run:?}, their places are {places:?}"));
@@ -193,7 +193,7 @@ fn altered(entries: &[Entry], handed: &Handed) -> Vec<String> {
     found
 }
 
-/// Requests made again under the same number, or after a good answer.
+/// Returns requests made again with the same attempt number, or after a 2xx.
 fn repeats(entries: &[Entry]) -> Vec<(Entry, Entry)> {
     let mut found = Vec::new();
     for (_, mut group) in grouped(entries, |entry| (entry.endpoint.clone(), entry.id.clone())) {
@@ -217,8 +217,8 @@ mod tests {
 
     const RULES: Rules = Rules { cap: 1, timeout: Duration::from_secs(1) };
 
-    /// A request for the event of this place in the lane `k`, open from one
-    /// millisecond to another.
+    /// Returns a request for the event of this place in the lane `k`, open from
+    /// one millisecond to another.
     fn entry(seq: u64, attempt: u32, from: u64, to: u64, status: u16) -> Entry {
         static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
         let at = |ms| *START + Duration::from_millis(ms);

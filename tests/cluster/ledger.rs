@@ -1,5 +1,5 @@
-//! A receiver that keeps an exact ledger of what it was asked, by whom and
-//! when.
+//! A receiver that keeps an exact ledger of its requests: which node made each,
+//! and when.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -25,48 +25,47 @@ use crate::load::{Handed, Mark, hash};
 use crate::sockets;
 use crate::support::PATIENCE;
 
-/// How long a request may be open before its sender has given it up: the
-/// timeout of every endpoint here.
+/// Timeout of every endpoint here, after which a request is given up.
 pub const TIMEOUT: Duration = Duration::from_secs(1);
-/// What every endpoint here signs with.
+/// Secret of every endpoint here.
 pub const SECRET: &str = "whsec_cG9zdGhhc3RlIHNpZ25zIHdpdGggdGhpcyBoZXJl";
 
-/// When the first ledger was opened: what entries tell their time from.
+/// Time at which the first ledger was opened; entries print times relative to it.
 static OPENED: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// One request.
 #[derive(Clone)]
 pub struct Entry {
-    /// What follows the `/` of its path: which endpoint was meant.
+    /// Name of the endpoint: the path after its `/`.
     pub endpoint: String,
     pub id: String,
     pub key: String,
     pub seq: u64,
     pub attempt: u32,
-    /// Who asked, if that was still to be seen.
+    /// Name of the node that made it, if that could still be found out.
     pub node: Option<Arc<str>>,
     pub began: Instant,
-    /// When it was answered, or its sender hung up.
+    /// Time at which it was answered, or its sender closed the connection.
     pub ended: Option<Instant>,
-    /// The answer, if there was one.
+    /// Status of the answer, if there was one.
     pub status: Option<u16>,
-    /// The event as it arrived.
+    /// Event as it arrived.
     pub content: Content,
-    /// What the ledger's mark was when it began, and before it was answered.
+    /// Ledger's mark when it began, and before it was answered.
     pub marks: (u64, u64),
 }
 
-/// What a request says, in short.
+/// The content of a request, as hashes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Content {
-    /// A hash of every byte of the body.
+    /// Hash of the whole body.
     pub body: u64,
-    /// A hash of the producer's bytes in it, if it is an envelope that says
-    /// the same as the headers.
+    /// Hash of the producer's bytes in it, if it is an envelope that agrees
+    /// with the headers.
     pub data: Option<u64>,
-    /// The type it names.
+    /// Type of the event.
     pub kind: String,
-    /// Whether the signature is that of the body.
+    /// Whether the signature is valid for the body.
     pub is_signed: bool,
 }
 
@@ -81,8 +80,8 @@ impl fmt::Debug for Entry {
 }
 
 impl Entry {
-    /// When it was over for its sender, at the latest. One that is frozen
-    /// closes nothing, and yet it is over.
+    /// Returns the latest time at which it was over for its sender. A frozen
+    /// sender closes nothing, so the timeout counts as well.
     pub fn over(&self, timeout: Duration) -> Instant {
         let given_up = self.began + timeout;
         self.ended.map_or(given_up, |ended| ended.min(given_up))
@@ -97,18 +96,18 @@ impl Entry {
     }
 }
 
-/// What to do with a request.
+/// The answer to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reply {
-    /// Answer with this after a moment's work.
+    /// Answers with this status after two milliseconds.
     Status(u16),
-    /// Not before it is told to go on; then with this.
+    /// Answers with this status once [`Ledger::go_on`] is called.
     Hold(u16),
-    /// Answer with this, and ask to be left alone for so many seconds.
+    /// Answers with this status and a `Retry-After` of this many seconds.
     RetryAfter(u16, u64),
 }
 
-/// Refuses one attempt in eight, always the same ones.
+/// Answers one attempt in eight with 503, always the same ones.
 pub fn moody(entry: &Entry) -> Reply {
     Reply::Status(if hash((&entry.id, entry.attempt)).is_multiple_of(8) { 503 } else { 200 })
 }
@@ -142,7 +141,7 @@ impl Ledger {
         Self::marked(choose, Arc::new(|| 0)).await
     }
 
-    /// One that writes a mark beside each request.
+    /// Starts a ledger that records a mark with each request.
     pub async fn marked(choose: impl Fn(&Entry) -> Reply + Send + 'static, mark: Mark) -> Self {
         LazyLock::force(&OPENED);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -164,7 +163,7 @@ impl Ledger {
         format!("http://{}/{endpoint}", self.address)
     }
 
-    /// Changes how it answers from now on.
+    /// Changes its answers from now on.
     pub fn answer_with(&self, choose: impl Fn(&Entry) -> Reply + Send + 'static) {
         *self.book.choose.lock().expect("nothing panics while it is held") = Box::new(choose);
     }
@@ -174,18 +173,18 @@ impl Ledger {
         self.book.go_on.send_replace(true);
     }
 
-    /// Entries name no nodes from now on: finding that out takes a moment,
-    /// which is long for many connections at once.
+    /// Stops finding out which node makes a request, because that takes too long
+    /// for many connections at once.
     pub fn ask_nobody(&self) {
         self.book.asks_who.store(false, Ordering::Relaxed);
     }
 
-    /// Holds requests again, those that come from now on.
+    /// Holds requests again that come from now on.
     pub fn hold_on(&self) {
         self.book.go_on.send_replace(false);
     }
 
-    /// Every request so far, in the order they began.
+    /// Returns every request so far, in the order they began.
     pub fn entries(&self) -> Vec<Entry> {
         self.book.entries.lock().expect("nothing panics while it is held").clone()
     }
@@ -194,7 +193,7 @@ impl Ledger {
         self.book.entries.lock().expect("nothing panics while it is held").len()
     }
 
-    /// Waits until the entries show this.
+    /// Waits until a condition holds for the entries.
     pub async fn wait_until(&self, what: &str, is_so: impl Fn(&[Entry]) -> bool) {
         let waiting = async {
             loop {
@@ -202,7 +201,8 @@ impl Ledger {
                 if is_so(&self.book.entries.lock().expect("nothing panics while it is held")) {
                     return;
                 }
-                // A word that comes between the look and the wait is no loss.
+                // A notification between the check and the wait may be missed;
+                // the timeout makes up for it.
                 let _ = tokio::time::timeout(Duration::from_millis(50), more).await;
             }
         };
@@ -213,15 +213,15 @@ impl Ledger {
         }
     }
 
-    /// Waits until so many more requests have come.
+    /// Waits until this many more requests have come.
     pub async fn wait_for_more(&self, count: usize) {
         let wanted = self.count() + count;
         self.wait_until(&format!("{count} more requests"), |entries| entries.len() >= wanted).await;
     }
 
-    /// Checks everything that is promised, whatever has happened. `may_be_lost`
-    /// tells of which answers the gateway may never have heard, or not kept:
-    /// only those may be asked for again.
+    /// Checks all promises that hold under any fault. `may_be_lost` says whose
+    /// answers the gateway may not have received or stored: only those requests
+    /// may be repeated.
     pub fn check(&self, handed: &Handed, cap: usize, may_be_lost: impl Fn(&Entry) -> bool) -> Findings {
         let findings = Findings::of(&self.entries(), handed, &Rules { cap, timeout: TIMEOUT });
         findings.expect_none();
@@ -240,9 +240,10 @@ async fn accept(listener: TcpListener, book: Arc<Book>) {
         let book = book.clone();
         let ours = stream.local_addr().expect("an address");
         connections.spawn(async move {
-            let node = match book.asks_who.load(Ordering::Relaxed) {
-                true => tokio::task::spawn_blocking(move || sockets::node_at(theirs, ours)).await.expect("it looks"),
-                false => None,
+            let node = if book.asks_who.load(Ordering::Relaxed) {
+                tokio::task::spawn_blocking(move || sockets::node_at(theirs, ours)).await.expect("it looks")
+            } else {
+                None
             };
             let service = service_fn(move |request| answer(book.clone(), node.clone(), request));
             let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
@@ -279,13 +280,14 @@ async fn answer(
         Reply::Status(_) => tokio::time::sleep(Duration::from_millis(2)).await,
         Reply::Hold(_) => {
             let _ = book.go_on.subscribe().wait_for(|go| *go).await;
-            // More than a single read takes.
+            // A body that takes more than one read.
             said = Bytes::from_static(&[b'x'; 16_384]);
         }
         Reply::RetryAfter(_, seconds) => response = response.header("retry-after", seconds),
     }
     open.status = Some(status);
-    // Before the sender can know: what it writes of the answer comes after.
+    // Taken before the answer is sent, so whatever the sender records of it
+    // comes after this mark.
     open.mark = (book.mark)();
     Ok(response.body(Full::new(said))?)
 }
@@ -322,7 +324,8 @@ fn is_signed<'a>(header: impl Fn(&str) -> &'a str, body: &[u8]) -> bool {
     signature.is_some_and(|signature| hmac::verify(&key, &signed, &signature).is_ok())
 }
 
-/// An entry that is open. Dropped without an answer if the sender hangs up.
+/// An entry whose request is open. It is dropped without a status if the sender
+/// closes the connection.
 struct Open {
     book: Arc<Book>,
     place: usize,
@@ -333,7 +336,7 @@ struct Open {
 impl Open {
     fn write_down(book: &Arc<Book>, mut entry: Entry) -> Self {
         let mut entries = book.entries.lock().expect("nothing panics while it is held");
-        // Taken under the lock, so that the book is in order.
+        // Taken under the lock, so that the entries are in order.
         entry.began = Instant::now();
         entries.push(entry);
         book.more.notify_waiters();

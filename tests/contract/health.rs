@@ -46,7 +46,7 @@ fn open(life: u32, serial: u64, until: i64) -> EndpointHealth {
     }
 }
 
-/// An attempt that failed and showed this.
+/// Settles a failed attempt with this health and these events of the endpoint.
 pub async fn felt(
     house: &House,
     endpoint: &Arc<Endpoint>,
@@ -54,11 +54,11 @@ pub async fn felt(
     endpoint_events: Vec<EndpointEvent>,
 ) -> SettleEffects {
     let claim = house.claim(event(&format!("felt-{}", house.mint())).to(endpoint)).await;
-    let notice = EndpointUpdate { health: Some(Box::new(health)), endpoint_events, ..EndpointUpdate::default() };
-    house.noticed(&claim, NextState::Waiting { due_at: at(1_000) }, notice, at(9)).await
+    let update = EndpointUpdate { health: Some(Box::new(health)), endpoint_events, ..EndpointUpdate::default() };
+    house.noticed(&claim, NextState::Waiting { due_at: at(1_000) }, update, at(9)).await
 }
 
-/// A endpoint_event of the gateway's own.
+/// Returns an endpoint event that the gateway caused.
 pub fn endpoint_event(what: EndpointEventKind, at: Timestamp) -> EndpointEvent {
     EndpointEvent { at, what, reason: Some("it failed".into()), by: Actor::Gateway, until: None }
 }

@@ -1,4 +1,4 @@
-//! A store on ground of its own, with words for what the promises do to it.
+//! A store in a scratch folder or database, with helpers for the contract tests.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -33,18 +33,18 @@ use crate::ground::postgres::{Database, Server};
 
 type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Where a store rests: what differs between stores and is no part of their
-/// promises.
+/// The place where a store keeps its data: what differs between stores and is
+/// not part of the contract.
 trait Ground: Send + Sync {
     /// Opens the store, again or for the first time.
     fn open(&mut self) -> Later<'_, Arc<dyn Store>>;
-    /// Ends what was opened; nobody else holds it any more.
+    /// Closes the store; the caller has dropped all other handles.
     fn close(&mut self) -> Later<'_, ()>;
-    /// How much room it takes, in units of its own.
+    /// Returns how much space it takes, in units of its own.
     fn size(&self) -> Later<'_, u64>;
-    /// Runs a statement on its tables, behind the store's back.
+    /// Runs a statement on its tables, bypassing the store.
     fn execute<'a>(&'a self, sql: &'a str) -> Later<'a, ()>;
-    /// The database, if it rests in one.
+    /// Returns the database, if the store is in one.
     fn database(&self) -> Option<&Database> {
         None
     }
@@ -86,14 +86,14 @@ fn pages(file: &Path) -> u64 {
 }
 
 struct PostgresGround {
-    // Dropped first: it may still be open when a promise was broken.
+    // Dropped before the database: it may still be open when a test failed.
     open: Option<Arc<PostgresStore>>,
     database: Database,
 }
 
 impl PostgresGround {
     async fn new() -> Self {
-        // What is promised here survives a closed store, not a lost disk.
+        // The contract is about a closed store, not about a lost disk.
         let server = Server::shared(&["fsync=off", "full_page_writes=off", "synchronous_commit=off"]).await;
         let database = server.database_like(async |url| opened(url).await.close().await).await;
         Self { open: None, database }
@@ -131,14 +131,14 @@ impl Ground for PostgresGround {
     }
 }
 
-/// A store with the tenant `default`, and the words for what is done to it.
+/// A store with the tenant `default`.
 pub struct House {
     pub store: Arc<dyn Store>,
     ground: Box<dyn Ground>,
     minted: AtomicU64,
 }
 
-/// A moment of the promises' own time.
+/// Returns a moment of the tests' time, in seconds.
 pub fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + seconds).expect("in range")
 }
@@ -147,7 +147,7 @@ pub fn tenant(id: &str) -> TenantId {
     id.parse().expect("a tenant's id")
 }
 
-/// The tenant of whatever names no other.
+/// Returns the tenant `default`, which is used unless a test names another.
 pub fn ours() -> TenantId {
     tenant("default")
 }
@@ -177,17 +177,17 @@ impl House {
         self
     }
 
-    /// How much room the store takes.
+    /// Returns how much space the store takes.
     pub async fn size(&self) -> u64 {
         self.ground.size().await
     }
 
-    /// Changes the store behind its back. Tables have their plain names.
+    /// Changes the store's tables directly. Tables have their plain names.
     pub async fn execute(&self, sql: &str) {
         self.ground.execute(sql).await;
     }
 
-    /// The database that the shared store rests in.
+    /// Returns the database of the shared store.
     pub fn database(&self) -> &Database {
         self.ground.database().expect("the shared store rests in one")
     }
@@ -208,7 +208,7 @@ impl House {
         self.minted.fetch_add(1, Ordering::Relaxed).into()
     }
 
-    /// An endpoint of ours with these settings over the defaults.
+    /// Creates an endpoint of tenant `default` with these settings over the defaults.
     pub async fn endpoint(&self, settings: Value) -> Arc<Endpoint> {
         self.endpoint_of(&ours(), settings).await
     }
@@ -246,7 +246,7 @@ impl House {
         Secret { id, text: text.into(), key, created_at, expires_at: None }
     }
 
-    /// Accepts one event that must be new; what may be dispatched at once.
+    /// Accepts one event that must be new; returns what may be dispatched at once.
     pub async fn accept(&self, draft: Draft) -> Vec<Claim> {
         let accepted = self.store.accept(vec![draft.into()], BatchMode::All).await.expect("it is written");
         match accepted.into_iter().next().expect("an answer") {
@@ -255,7 +255,7 @@ impl House {
         }
     }
 
-    /// Accepts one event for one endpoint that nothing holds back.
+    /// Accepts one event whose only delivery may start at once; returns its claim.
     pub async fn claim(&self, draft: Draft) -> Claim {
         let mut claims = self.accept(draft).await;
         assert_eq!(claims.len(), 1, "one delivery is free to go");
@@ -268,11 +268,11 @@ impl House {
     }
 
     pub fn lease(&self, endpoint: EndpointId) -> Lease {
-        let known = self.store.any_endpoint(endpoint).expect("it is known");
-        self.store.lease(&known.tenant, endpoint)
+        let tenant = &self.store.any_endpoint(endpoint).expect("it is known").tenant;
+        self.store.lease(tenant, endpoint)
     }
 
-    /// What is due at an endpoint until then.
+    /// Reads what is due at an endpoint until then.
     pub async fn due(&self, endpoint: &Endpoint, until: Timestamp) -> DuePage {
         let ask = DueQuery {
             endpoint: endpoint.id,
@@ -285,7 +285,7 @@ impl House {
         self.store.read_due(self.lease(endpoint.id), ask).await.expect("it is read")
     }
 
-    /// The ids of the events that are due at an endpoint until then.
+    /// Returns the ids of the events that are due at an endpoint until then.
     pub async fn due_ids(&self, endpoint: &Endpoint, until: Timestamp) -> Vec<String> {
         self.due(endpoint, until).await.claims.iter().map(event_id).collect()
     }
@@ -296,17 +296,17 @@ impl House {
         self.store.settle(self.lease(claim.endpoint), settlement).await.expect("it is written")
     }
 
-    /// The same, with an answer that means this for the whole endpoint.
+    /// Records an attempt that led to this state, with an update of its endpoint.
     pub async fn noticed(
         &self,
         claim: &Claim,
         next: NextState,
-        means: EndpointUpdate,
+        endpoint_update: EndpointUpdate,
         now: Timestamp,
     ) -> SettleEffects {
         let mut outcome = attempted(claim, next, now);
-        if let ClaimOutcome::Attempted { update: notice, .. } = &mut outcome {
-            *notice = means;
+        if let ClaimOutcome::Attempted { update, .. } = &mut outcome {
+            *update = endpoint_update;
         }
         let settlement = settlement(claim, outcome, now);
         self.store.settle(self.lease(claim.endpoint), settlement).await.expect("it is written")
@@ -341,7 +341,7 @@ impl House {
         self.store.attempts(&ours(), id).await.expect("it is read").expect("it is there")
     }
 
-    /// The deliveries of one event.
+    /// Returns the deliveries of one event.
     pub async fn deliveries_of(&self, event: &str) -> Vec<Delivery> {
         let id = event.parse().expect("an id");
         self.store.event_deliveries(&ours(), &id).await.expect("it is read").expect("it is there")
@@ -351,7 +351,7 @@ impl House {
         self.store.event(&ours(), &event.parse().expect("an id")).await.expect("it is read").is_some()
     }
 
-    /// Every delivery that answers to this, page by page.
+    /// Returns every delivery that matches a query, page by page.
     pub async fn list(&self, ask: DeliveryQuery, limit: usize) -> Vec<Delivery> {
         let mut all = Vec::new();
         let mut cursor = None;
@@ -367,7 +367,7 @@ impl House {
         }
     }
 
-    /// What has happened to an endpoint, newest first, page by page.
+    /// Returns the events of an endpoint, newest first, page by page.
     pub async fn endpoint_events(&self, endpoint: &Endpoint, limit: usize) -> Vec<EndpointEvent> {
         let mut all = Vec::new();
         let mut cursor = None;
@@ -382,7 +382,8 @@ impl House {
         }
     }
 
-    /// Forgets the data of events that nobody wanted, accepted before this.
+    /// Deletes the data of events without a matching endpoint that were accepted
+    /// before this.
     pub async fn forget_unmatched(&self, unmatched_before: Timestamp) {
         let (finished_before, dead_before) = (at(-1_000_000), at(-1_000_000));
         let horizon = RetentionHorizon { finished_before, dead_before, unmatched_before, after: 0, step: 7 };
@@ -390,7 +391,7 @@ impl House {
         assert_eq!((step.events, step.deliveries, step.next), (0, 0, None));
     }
 
-    /// Forgets all that may go, in small steps.
+    /// Deletes everything past its retention, in small steps.
     pub async fn forget(&self, finished_before: Timestamp, dead_before: Timestamp) -> ForgottenCounts {
         let mut total = ForgottenCounts::default();
         let mut after = 0;
@@ -408,12 +409,12 @@ impl House {
     }
 }
 
-/// What became of a claim, ready to be settled.
+/// Returns the settlement of a claim with this outcome.
 pub fn settlement(claim: &Claim, outcome: ClaimOutcome, now: Timestamp) -> Settlement {
     Settlement { id: claim.id, endpoint: claim.endpoint, now, outcome }
 }
 
-/// An attempt for this claim that led to this state.
+/// Returns the outcome of an attempt for this claim that led to this state.
 pub fn attempted(claim: &Claim, next: NextState, now: Timestamp) -> ClaimOutcome {
     let (verdict, status) = match next {
         NextState::Delivered => (Verdict::Delivered, 200),
@@ -445,21 +446,18 @@ pub fn attempted(claim: &Claim, next: NextState, now: Timestamp) -> ClaimOutcome
         body_sha256: "00".into(),
         decision: Decision::of(verdict, "a rule"),
     };
-    let notice = match next == NextState::Dead(DeadCause::Gone) {
-        true => disabling(),
-        false => EndpointUpdate::default(),
-    };
-    ClaimOutcome::Attempted { attempt: Box::new(attempt), next, progress, expiry_check_at: None, update: notice }
+    let update = if next == NextState::Dead(DeadCause::Gone) { disabling() } else { EndpointUpdate::default() };
+    ClaimOutcome::Attempted { attempt: Box::new(attempt), next, progress, expiry_check_at: None, update }
 }
 
-/// The receiver asked never to be called again.
+/// Returns the update of a receiver that asked never to be called again.
 pub fn disabling() -> EndpointUpdate {
     let reason = "the receiver answered 410".to_owned();
     let stop = EndpointStop { state: EndpointState::Disabled, reason, by: Actor::Receiver };
     EndpointUpdate { stop: Some(stop), ..EndpointUpdate::default() }
 }
 
-/// An event to be accepted: `event("a").key("k").to(&endpoint)`.
+/// An event to accept, built as `event("a").key("k").to(&endpoint)`.
 pub struct Draft {
     event: Event,
     fingerprint: Option<[u8; 32]>,
@@ -467,7 +465,7 @@ pub struct Draft {
     due_at: Option<Timestamp>,
 }
 
-/// An event with an id of its producer's, accepted at second 0.
+/// Returns an event with an id that its producer chose, accepted at second 0.
 pub fn event(id: &str) -> Draft {
     Draft {
         event: Event {
@@ -509,7 +507,7 @@ impl Draft {
         self
     }
 
-    /// With a first attempt later than its acceptance.
+    /// Sets the time of the first attempt, later than its acceptance.
     pub fn due(mut self, at: Timestamp) -> Self {
         self.due_at = Some(at);
         self
@@ -520,7 +518,7 @@ impl Draft {
         self
     }
 
-    /// Other data, and with it another fingerprint.
+    /// Sets other data, and with it another fingerprint.
     pub fn saying(mut self, data: &str) -> Self {
         self.event.data = data.to_owned().into();
         let mut fingerprint = [0; 32];
@@ -529,7 +527,7 @@ impl Draft {
         self
     }
 
-    /// As if the gateway had chosen the id.
+    /// Makes the id one that the gateway chose.
     pub fn with_minted_id(mut self) -> Self {
         self.fingerprint = None;
         self

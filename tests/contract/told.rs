@@ -39,13 +39,13 @@ fn system() -> TenantId {
     TenantId::system()
 }
 
-/// Somebody who wants to be told of these.
+/// Creates an endpoint that wants operational events of these types.
 async fn listener(house: &House, types: &[&str]) -> Arc<Endpoint> {
     house.put_tenant("_system").await;
     house.endpoint_of(&system(), json!({"event_types": types})).await
 }
 
-/// All that was told so far, oldest first.
+/// Returns all operational events so far, oldest first.
 async fn told(house: &House) -> Vec<EventRecord> {
     let ask = PageRequest { cursor: None, limit: 500 };
     let mut found = house.store.events(&system(), EventQuery::default(), ask).await.unwrap().data;

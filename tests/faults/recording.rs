@@ -1,5 +1,5 @@
-//! What was done to the files of a store, and which states a power cut at any
-//! point of it may leave.
+//! Replays recorded file operations of a store, and builds the states that a
+//! power cut at any point may leave.
 //!
 //! The model: a write changes the page cache and marks its pages as dirty; a
 //! sync makes the dirty pages of that file durable. Of what is dirty when the
@@ -7,8 +7,8 @@
 //! the pages as clean without making them durable, as Linux does: only writing
 //! them again can. Names follow their folder's sync in the same way, in order.
 //!
-//! Renames that do not go by way of libc are not seen: those of the admin
-//! token and the master key. Whoever rebuilds a folder copies both.
+//! Renames that do not go through libc are not recorded: those of the admin
+//! token and the master key. Tests that rebuild a folder copy both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -19,7 +19,7 @@ use rand::rngs::StdRng;
 const PAGE: usize = 4_096;
 const SECTOR: usize = 512;
 
-/// What can be done to a file.
+/// An operation on a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Act {
     Create,
@@ -30,7 +30,7 @@ pub enum Act {
     Unlink,
 }
 
-/// One act, and where its record ends.
+/// One operation, and where its record ends.
 #[derive(Debug, Clone)]
 pub struct Recorded {
     pub end: u64,
@@ -38,7 +38,7 @@ pub struct Recorded {
     pub act: Act,
 }
 
-/// Reads a recording, whole records alone.
+/// Reads a recording; ignores an incomplete record at its end.
 pub fn read(path: &Path) -> Vec<Recorded> {
     let bytes = std::fs::read(path).expect("the recording can be read");
     let (mut at, mut found) = (0, Vec::new());
@@ -67,23 +67,23 @@ pub fn read(path: &Path) -> Vec<Recorded> {
     found
 }
 
-/// Which syncs the disk of a rebuilt state has honoured.
+/// Syncs that the disk of a rebuilt state has honoured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Syncs {
     Honoured,
-    /// Those after this point of the recording did nothing: a control, in
-    /// which something must be lost.
+    /// Syncs after this point of the recording did nothing. This is a control,
+    /// in which something must be lost.
     IgnoredAfter(u64),
 }
 
-/// A disk and the cache before it, at one point of the recording.
+/// A disk and the page cache, at one point of the recording.
 #[derive(Default, Clone)]
 pub struct Disk {
     files: Vec<Cached>,
     /// Names as programs see them.
     names: BTreeMap<String, usize>,
     durable_names: BTreeMap<String, usize>,
-    /// What was done to names since the folder was synced.
+    /// Changes of names since the folder was synced.
     unsynced_names: Vec<(String, Option<usize>)>,
 }
 
@@ -95,7 +95,7 @@ struct Cached {
 }
 
 impl Disk {
-    /// Takes one act into account.
+    /// Applies one operation.
     pub fn apply(&mut self, recorded: &Recorded, syncs: Syncs) {
         let Recorded { end, name, act } = recorded;
         let is_ignored = matches!(syncs, Syncs::IgnoredAfter(point) if *end > point);
@@ -133,19 +133,19 @@ impl Disk {
 
     fn file(&mut self, name: &str) -> &mut Cached {
         if !self.names.contains_key(name) {
-            // Its name was given in a way that is not recorded.
+            // The file got its name in a way that is not recorded.
             self.files.push(Cached::default());
             self.name(name, Some(self.files.len() - 1));
         }
         &mut self.files[self.names[name]]
     }
 
-    /// What is on the disk when the power goes now: by name, the bytes.
+    /// Returns the files on the disk after a power cut now, by name.
     pub fn cut(&self, rng: &mut StdRng) -> BTreeMap<String, Vec<u8>> {
         let mut names = self.durable_names.clone();
         // Changes of names are kept in order, up to some point.
-        let kept = rng.random_range(0..=self.unsynced_names.len());
-        for (name, file) in &self.unsynced_names[..kept] {
+        let kept_count = rng.random_range(0..=self.unsynced_names.len());
+        for (name, file) in &self.unsynced_names[..kept_count] {
             match file {
                 Some(file) => names.insert(name.clone(), *file),
                 None => names.remove(name),
@@ -183,23 +183,23 @@ impl Cached {
         }
     }
 
-    /// Old and new sectors by chance, at the old or the new size.
+    /// Returns a mix of old and new sectors at random, at the old or the new size.
     fn cut(&self, rng: &mut StdRng) -> Vec<u8> {
         let size = if rng.random() { self.cache.len() } else { self.durable.len() };
-        let mut found = self.durable.clone();
-        found.resize(size, 0);
-        // Now and then a disk keeps nearly all, or nearly nothing.
+        let mut bytes = self.durable.clone();
+        bytes.resize(size, 0);
+        // Some disks keep nearly all, or nearly nothing.
         let chance = [0.05, 0.5, 0.95][rng.random_range(0..3)];
         for page in &self.dirty {
             for sector in 0..PAGE / SECTOR {
                 let from = page * PAGE + sector * SECTOR;
                 let to = (from + SECTOR).min(self.cache.len()).min(size);
                 if from < to && rng.random_bool(chance) {
-                    found[from..to].copy_from_slice(&self.cache[from..to]);
+                    bytes[from..to].copy_from_slice(&self.cache[from..to]);
                 }
             }
         }
-        found
+        bytes
     }
 }
 

@@ -1,4 +1,4 @@
-//! One gateway on its own store, with endpoints, producers and a ledger.
+//! Runs one gateway on its own store, with endpoints, producers and a ledger.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::nodes::{CAP, TURN, settings};
 use crate::report::{Faults, Report};
 use crate::support::{Client, Gateway, Options, eventually};
 
-/// Enough for many lanes, few enough for each to be busy.
+/// Number of endpoints: enough for many lanes, few enough for each to be busy.
 const ENDPOINTS: usize = 8;
 
-/// What every ledger of a single gateway is checked against.
+/// Rules that every ledger of a single gateway is checked against.
 pub const RULES: Rules = Rules { cap: CAP, timeout: TIMEOUT };
 
 /// A gateway that is started again whenever it has ended, in the same folder
@@ -34,7 +34,7 @@ pub struct Single {
 }
 
 impl Single {
-    /// One in an empty folder, started in this way.
+    /// Starts a gateway in an empty folder with these options.
     pub async fn start(ledger: Ledger, options: Options) -> Self {
         Self::start_in(Arc::new(tempfile::tempdir().expect("a folder")), ledger, options, Arc::new(|| 0)).await
     }
@@ -48,8 +48,7 @@ impl Single {
         Self { ledger, endpoints, folder, mark, options, gateway: Some(gateway), doors, _turn: turn }
     }
 
-    /// Endpoints `e0` and so on, each like the one before but for these
-    /// settings.
+    /// Creates endpoints `e0` and so on, with these settings over the usual ones.
     pub async fn create_endpoints(&mut self, count: usize, changes: &Value) {
         for n in self.endpoints.len()..self.endpoints.len() + count {
             let mut settings = settings(&format!("e{n}"), &self.ledger);
@@ -59,7 +58,7 @@ impl Single {
         }
     }
 
-    /// As many endpoints as most scenarios want.
+    /// Creates the usual number of endpoints.
     pub async fn with_endpoints(mut self) -> Self {
         self.create_endpoints(ENDPOINTS, &json!({})).await;
         self
@@ -77,23 +76,23 @@ impl Single {
         &self.gateway().client
     }
 
-    /// Producers that know what was acknowledged.
+    /// Starts producers that record what was acknowledged.
     pub fn load(&self, name: &str) -> Load {
         Load::marked(name, &self.doors, self.gateway().token(), self.endpoints.len(), self.mark.clone())
     }
 
-    /// Starts it again; it has ended, or is killed.
+    /// Restarts it; if it has not ended, it is killed.
     pub async fn restart(&mut self) {
         let gateway = self.gateway.take().expect("it was started").restart_with(self.options.clone()).await;
         self.gateway = Some(gateway);
     }
 
-    /// Waits until nothing waits any more.
+    /// Waits until no delivery waits.
     pub async fn drained(&self) {
         drained(self.client()).await;
     }
 
-    /// Lets everything arrive, and reports what the ledger shows.
+    /// Waits until everything has arrived, and reports the findings of the ledger.
     pub async fn check(&self, handed: &Handed, faults: &Faults, report: &mut Report) {
         self.drained().await;
         let dead = self.client().get("/v1/tenants/default/dead-letters").await.expect(200);
@@ -102,7 +101,7 @@ impl Single {
     }
 }
 
-/// Waits until nothing waits any more.
+/// Waits until no delivery waits.
 pub async fn drained(client: &Client) {
     eventually("everything to arrive", || async {
         if is_drained(client).await? { Ok(()) } else { Err("some wait".into()) }
@@ -110,7 +109,7 @@ pub async fn drained(client: &Client) {
     .await;
 }
 
-/// Whether nothing waits.
+/// Whether no delivery waits.
 pub async fn is_drained(client: &Client) -> Result<bool, String> {
     let path = "/v1/tenants/default/deliveries?state=waiting&limit=1";
     let asked = tokio::time::timeout(Duration::from_secs(5), client.send("GET", path, &[], ""));

@@ -1,4 +1,4 @@
-//! A proxy in front of a server that can be told to lose the network.
+//! A TCP proxy in front of a server that simulates a broken network.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,19 +9,19 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
-/// What the network is like.
+/// The state of the simulated network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weather {
-    /// Everything arrives.
+    /// All bytes arrive at once.
     Fair,
-    /// Everything arrives so much later.
+    /// All bytes arrive this much later.
     Slow(Duration),
-    /// Nothing arrives, and nobody is told. What was on its way arrives when
-    /// the weather changes.
+    /// No bytes arrive, and connections stay open. Bytes on the way arrive when
+    /// the state changes.
     Silent,
-    /// Questions arrive; answers do not.
+    /// Bytes to the server arrive; those to the client do not.
     Deaf,
-    /// Answers arrive; questions do not.
+    /// Bytes to the client arrive; those to the server do not.
     Mute,
     /// Connections are reset, new ones too.
     Torn,
@@ -36,14 +36,14 @@ pub struct Proxy {
 
 #[derive(Debug, Clone, Copy)]
 struct Network {
-    /// Where new connections lead.
+    /// Server that new connections lead to.
     server: SocketAddr,
     weather: Weather,
-    /// How often everything was cut.
+    /// Number of times all connections were reset.
     cuts: u64,
 }
 
-/// Which way something goes.
+/// The direction of bytes through the proxy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     There,
@@ -51,7 +51,7 @@ enum Way {
 }
 
 impl Proxy {
-    /// In front of this server, in fair weather.
+    /// Starts a proxy of this server, with a network that works.
     pub async fn start(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
@@ -60,7 +60,7 @@ impl Proxy {
         Self { address, network, accepting }
     }
 
-    /// Changes the weather, for what is on its way too.
+    /// Changes the state of the network, for bytes on the way too.
     pub fn set(&self, weather: Weather) {
         self.network.send_modify(|network| {
             network.weather = weather;
@@ -76,7 +76,7 @@ impl Proxy {
         });
     }
 
-    /// Resets every open connection; new ones are as the weather is.
+    /// Resets every open connection; new ones follow the state of the network.
     pub fn cut(&self) {
         self.network.send_modify(|network| network.cuts += 1);
     }
@@ -121,7 +121,7 @@ async fn serve(client: TcpStream, mut network: watch::Receiver<Network>) {
     }
 }
 
-/// Carries bytes one way, until their end.
+/// Carries bytes in one direction until the end of the stream.
 async fn carry(
     mut from: OwnedReadHalf,
     to: &mut OwnedWriteHalf,

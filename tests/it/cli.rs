@@ -36,12 +36,12 @@ pub fn succeeded(args: &[&str], output: &Output) -> String {
     text(&output.stdout)
 }
 
-/// What a command prints for people.
+/// Runs a command; returns what it prints for people.
 pub async fn told(gateway: &Gateway, args: &[&str]) -> String {
     succeeded(args, &to_gateway(gateway, args).output().await.expect("it runs"))
 }
 
-/// What a command prints for programs.
+/// Runs a command; returns what it prints for programs.
 pub async fn asked(gateway: &Gateway, args: &[&str]) -> Value {
     let args = [args, &["-o", "json"]].concat();
     let out = succeeded(&args, &to_gateway(gateway, &args).output().await.expect("it runs"));

@@ -21,8 +21,8 @@ async fn explained(gateway: &Gateway, delivery: &Value) -> Value {
 }
 
 fn sentences(explanation: &Value) -> String {
-    let told = explanation["sentences"].as_array().unwrap().iter().map(|told| told.as_str().unwrap());
-    told.collect::<Vec<_>>().join("\n")
+    let sentences = explanation["sentences"].as_array().unwrap().iter().map(|sentence| sentence.as_str().unwrap());
+    sentences.collect::<Vec<_>>().join("\n")
 }
 
 async fn a_delivery_tells_its_story_the_same_to_programs_and_to_people() {
@@ -279,7 +279,7 @@ async fn which_address_was_refused_is_told_to_the_operator_alone() {
             seen += &answer.to_string();
         }
     }
-    let told = eventually("its mail and its operational events", || async {
+    let notices = eventually("its mail and its operational events", || async {
         let types: Vec<Value> = ear.seen().iter().map(|seen| seen.json()["type"].clone()).collect();
         let has = |kind: &str| types.iter().any(|found| found == kind);
         let mails = mails.mails();
@@ -289,7 +289,7 @@ async fn which_address_was_refused_is_told_to_the_operator_alone() {
         }
     })
     .await;
-    seen += &told;
+    seen += &notices;
     seen.extend(ear.seen().iter().map(|seen| seen.json().to_string()));
     assert!(seen.contains("where this gateway may not call"), "{seen}");
     assert!(!seen.contains("10.99.88.77") && !seen.contains("For the operator"), "{seen}");

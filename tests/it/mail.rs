@@ -30,25 +30,25 @@ fn letter(to: &str) -> Mail {
     Mail { to: to.into(), subject: "Webhooks are failing".into(), text: "Please look at the receiver.\n".into() }
 }
 
-/// A postmaster at work, and how often he said that a letter was sent.
+/// A running mail queue, and how often it reported that a mail was sent.
 struct Office {
     postmaster: MailQueue,
     said: Arc<AtomicUsize>,
-    working: tokio::task::JoinHandle<()>,
+    running: tokio::task::JoinHandle<()>,
 }
 
 impl Drop for Office {
     fn drop(&mut self) {
-        self.working.abort();
+        self.running.abort();
     }
 }
 
 impl Office {
     fn of(post: SmtpMailer) -> Self {
         let postmaster = MailQueue::with_retry(Some(Arc::new(post)), clock(), EAGER);
-        let at_work = postmaster.clone();
-        let working = tokio::spawn(async move { at_work.run().await });
-        Self { postmaster, said: Arc::default(), working }
+        let queue = postmaster.clone();
+        let running = tokio::spawn(async move { queue.run().await });
+        Self { postmaster, said: Arc::default(), running }
     }
 
     fn post(&self, letter: Mail) {
@@ -58,8 +58,8 @@ impl Office {
 
     async fn until(&self, sent: usize, failed: u64) {
         eventually("letters to be seen to", async || {
-            let found = (self.said.load(Ordering::SeqCst), self.postmaster.failed_count());
-            if found == (sent, failed) { Ok(()) } else { Err(format!("{found:?}, not {:?}", (sent, failed))) }
+            let counts = (self.said.load(Ordering::SeqCst), self.postmaster.failed_count());
+            if counts == (sent, failed) { Ok(()) } else { Err(format!("{counts:?}, not {:?}", (sent, failed))) }
         })
         .await;
         assert_eq!(self.postmaster.sent_count(), sent as u64);

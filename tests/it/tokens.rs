@@ -234,8 +234,8 @@ async fn a_token_of_the_gateway_does_what_its_one_right_says() {
     tenants.send("DELETE", "/v1/tenants/acme", &[], "").await.unwrap().expect(204);
 
     let listed = admin.get("/v1/tokens").await.expect(200);
-    let told = |token: &Value| (token["tenant"].clone(), token["name"].clone(), token["rights"].clone());
-    let mut listed: Vec<_> = listed["data"].as_array().unwrap().iter().map(told).collect();
+    let fields = |token: &Value| (token["tenant"].clone(), token["name"].clone(), token["rights"].clone());
+    let mut listed: Vec<_> = listed["data"].as_array().unwrap().iter().map(fields).collect();
     listed.sort_by_key(|(_, name, _)| name.to_string());
     let line = |name: &str, right: &str| (Value::Null, json!(name), json!([right]));
     assert_eq!(
@@ -263,9 +263,9 @@ async fn a_token_of_the_gateway_is_replaced_by_another_and_on_record_by_its_name
     let by = |token: &str, name: &str| format!("{token} ({name})");
     let next = next["id"].as_str().unwrap();
     let log: Vec<_> = gateway.list("/v1/audit").await;
-    let told: Vec<_> = log.iter().rev().map(|entry| (entry["by"].clone(), entry["action"].clone())).collect();
+    let actions: Vec<_> = log.iter().rev().map(|entry| (entry["by"].clone(), entry["action"].clone())).collect();
     assert_eq!(
-        told,
+        actions,
         [
             (json!("admin"), json!("token.created")),
             (json!(by(&old, "deploy")), json!("token.created")),

@@ -1,4 +1,4 @@
-//! Receivers with moods, and the judge that watches what reaches them.
+//! Flaky receivers, and a ledger that checks every request they get.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -15,36 +15,36 @@ use posthaste::model::delivery::after;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// The key of the events that are over after a while.
+/// Key of the events that have an expiry.
 pub const EXPIRING_KEY: &str = "passing";
 
-/// What the receivers have seen, over all lives of the gateway.
+/// The requests that the receivers got, over all processes of the gateway.
 #[derive(Default)]
 pub struct Ledger {
-    /// The body each (url, event) came with: it must stay the same.
+    /// Body of each (url, event); it must stay the same.
     bodies: HashMap<(String, String), Bytes>,
-    /// The highest place applied in each (url, key).
+    /// Highest place applied in each (url, key).
     applied: HashMap<(String, String), u64>,
-    /// The last place tried in each (url, key).
+    /// Last place tried in each (url, key).
     tried: HashMap<(String, String), u64>,
-    /// The (url, event)s that were answered 2xx.
+    /// Pairs (url, event) that were answered 2xx.
     pub received: HashSet<(String, String)>,
     /// Lanes with a request open.
     open: HashSet<(String, String)>,
     /// Requests open per url.
     open_by_url: HashMap<String, usize>,
-    /// Until when each url asked to be left alone, and when it did.
+    /// Per url, each time it asked for a break, and the end of that break.
     quiet: HashMap<String, Vec<(Timestamp, Timestamp)>>,
-    /// When events are over: nothing may be sent after that.
+    /// Expiry of events: nothing may be sent after it.
     pub expires: HashMap<String, Timestamp>,
-    /// Requests with `Retry-After` answered.
+    /// Number of answers with `Retry-After`.
     pub asked_for_quiet: u64,
-    /// All requests.
+    /// Number of requests.
     pub requests: u64,
     /// Requests whose answer was cut off by a crash.
     pub cut_off: u64,
-    /// What must never happen, and did. Kept rather than panicked over: a
-    /// panic inside an attempt would only put it back.
+    /// Broken promises. They are collected because a panic inside an attempt
+    /// would only put the delivery back.
     pub violations: Vec<String>,
 }
 
@@ -56,15 +56,14 @@ impl Ledger {
     }
 }
 
-/// How long it may take until an answer is in force: whatever is on its way
-/// at the same moment is not called back.
+/// Time until backpressure is in force: requests that start at the same moment
+/// are not recalled.
 const IN_FORCE: Duration = Duration::from_millis(1);
-/// How long it may take until it is durable: the store may stumble a few
-/// times on the way.
+/// Time until backpressure is durable: the store may fail a few times.
 const DURABLE: Duration = Duration::from_secs(10);
 
 impl Ledger {
-    /// What was asked for just before a crash may never have been written.
+    /// Forgets backpressure from just before a crash, which may not be stored.
     pub fn crash(&mut self, now: Timestamp) {
         for asked in self.quiet.values_mut() {
             asked.retain(|(at, _)| after(*at, DURABLE) < now);
@@ -77,13 +76,13 @@ impl Ledger {
     }
 }
 
-/// Receivers that are well, down, slow or confused, each in its own time.
+/// Receivers that are healthy, down, slow or faulty, each at its own times.
 pub struct Moody {
     pub ledger: Arc<Mutex<Ledger>>,
     clock: Arc<dyn Clock>,
     chance: Mutex<StdRng>,
     cap: usize,
-    /// After this time everyone is well, so that everything can end.
+    /// Time after which all receivers are healthy, so that everything can end.
     healed_at: Timestamp,
 }
 
@@ -96,7 +95,7 @@ impl Moody {
         self.chance.lock().unwrap().random()
     }
 
-    /// Each receiver has an outage of some hours a day, at its own time.
+    /// Whether a receiver is down: each is for five hours a day, at its own time.
     fn is_down(&self, url: &str) -> bool {
         let now = self.clock.now();
         let offset = url.bytes().map(i64::from).sum::<i64>() * 3_600;
@@ -109,15 +108,16 @@ impl Moody {
         if self.clock.now() >= self.healed_at {
             return Ok(200);
         }
-        match self.is_down(url) {
-            true if draw < 0.5 => Err(FailureKind::ConnectionRefused),
-            true => Ok(503),
-            false if draw < 0.08 => Ok(500),
-            false if draw < 0.12 => Err(FailureKind::Timeout),
-            false if draw < 0.14 => Err(FailureKind::ConnectionReset),
-            false if draw < 0.16 => Err(FailureKind::Ours),
-            false if draw < 0.18 => Ok(429),
-            false => Ok(204),
+        if self.is_down(url) {
+            return if draw < 0.5 { Err(FailureKind::ConnectionRefused) } else { Ok(503) };
+        }
+        match draw {
+            ..0.08 => Ok(500),
+            ..0.12 => Err(FailureKind::Timeout),
+            ..0.14 => Err(FailureKind::ConnectionReset),
+            ..0.16 => Err(FailureKind::Ours),
+            ..0.18 => Ok(429),
+            _ => Ok(204),
         }
     }
 }
@@ -151,7 +151,7 @@ impl Sender for Moody {
         let key = header("x-key").filter(|_| !request.url.ends_with("/in-order")).unwrap_or_default();
         let lane = place.map(|_| (request.url.clone(), key));
         let mut open = self.open(&request, &id, lane.clone(), place);
-        // The whole way to the receiver and back, within the deadline.
+        // Duration of the whole exchange, within the deadline.
         let took = Duration::from_millis(5 + (self.draw() * 9_000.0) as u64);
         tokio::time::sleep(took).await;
         let mood = self.mood(&request.url);
@@ -186,7 +186,7 @@ impl Sender for Moody {
 }
 
 impl Moody {
-    /// Judges a request as it arrives.
+    /// Checks a request as it arrives.
     fn open(&self, request: &SignedRequest, id: &str, lane: Option<(String, String)>, place: Option<u64>) -> Open<'_> {
         let url = request.url.clone();
         let mut ledger = self.ledger.lock().unwrap();
@@ -211,7 +211,7 @@ impl Moody {
             });
             let applied = ledger.applied.get(lane).copied().unwrap_or(0);
             // A lane that skips its dead may leave places out, and so may one
-            // whose events are over by their own account.
+            // whose events have expired.
             let may_skip = url.ends_with("/skips");
             let has_expiring = lane.1 == EXPIRING_KEY || url.ends_with("/in-order");
             let now = self.clock.now();

@@ -32,7 +32,7 @@ use serde_json::{Value, json};
 use super::stumbling::Stumbling;
 use super::world::{endpoint, gateway, limits, tenant, tenant_record};
 
-/// Answers as it was told, the last for ever, and notes when it was asked.
+/// A sender with scripted answers, the last for ever, that records each request.
 #[derive(Default)]
 struct Scripted {
     replies: Mutex<VecDeque<(u16, Option<String>)>>,
@@ -62,7 +62,7 @@ struct Town {
     now: Timestamp,
 }
 
-/// The gateway of a town while it runs.
+/// The running gateway of a simulation.
 struct Office {
     gateway: Arc<Gateway>,
     clock: Arc<dyn Clock>,

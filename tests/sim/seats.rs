@@ -15,18 +15,18 @@ use posthaste::store::embedded::EmbeddedStore;
 use posthaste::store::*;
 use tokio::sync::{mpsc, oneshot};
 
-/// How long a lease lasts.
+/// Duration of a lease.
 pub const LEASE: Duration = Duration::from_secs(15);
-/// How long it takes until a node hears what another has accepted for it.
+/// Time until a node learns what another has accepted for it.
 const NEWS: Duration = Duration::from_millis(20);
 
-/// What is true, and what each node believes.
+/// The true owners of the shards, and what each node believes.
 pub struct Table {
     inner: Arc<EmbeddedStore>,
     state: Mutex<State>,
-    /// Whether outcomes can be written at the moment.
+    /// Whether outcomes cannot be written at the moment.
     is_away: AtomicBool,
-    /// How long a read takes until its answer is here.
+    /// Duration of a read.
     reads_take: Mutex<Duration>,
 }
 
@@ -37,13 +37,13 @@ struct State {
 
 struct Node {
     believes: Vec<Lease>,
-    /// When its lease ends, if it is no longer renewed.
+    /// End of its lease, if it is no longer renewed.
     ends: Option<Instant>,
     tell: mpsc::UnboundedSender<ClusterEvent>,
     tidings: Option<mpsc::UnboundedReceiver<ClusterEvent>>,
 }
 
-/// One node's place.
+/// The store's view of one node.
 #[derive(Clone)]
 pub struct Seat {
     table: Arc<Table>,
@@ -65,13 +65,13 @@ impl Table {
         Seat { table: self.clone(), node }
     }
 
-    /// These shards are a node's from now on, and it is told so.
+    /// Gives shards to a node, and tells it.
     pub async fn give(&self, node: usize, shards: &[Shard], were_owned: bool) {
         self.claim(node, shards);
         self.keep(node, shards, were_owned).await;
     }
 
-    /// These shards are a node's from now on. Returns what is to be told.
+    /// Gives shards to a node without telling it; returns the event to send.
     pub async fn give_untold(&self, node: usize, shards: &[Shard]) -> ClusterEvent {
         self.claim(node, shards);
         let due = self.due(shards).await;
@@ -88,7 +88,7 @@ impl Table {
         }
     }
 
-    /// These shards stay a node's after all, and it is told so.
+    /// Tells a node that these shards are its own, or stay so after all.
     pub async fn keep(&self, node: usize, shards: &[Shard], were_owned: bool) {
         let due = self.due(shards).await;
         self.tell(node, ClusterEvent::Gained { shards: shards.to_vec(), due, were_owned });
@@ -101,14 +101,14 @@ impl Table {
         due.into_iter().filter(|(endpoint, _)| shards.contains(&self.shard(*endpoint))).collect()
     }
 
-    /// These shards are to go; returns once the node says that they may.
+    /// Asks a node to give shards away; returns once it agrees.
     pub async fn want(&self, node: usize, shards: &[Shard]) -> std::result::Result<(), oneshot::error::RecvError> {
-        let (done, told) = oneshot::channel();
+        let (done, agreed) = oneshot::channel();
         self.tell(node, ClusterEvent::Wanted { shards: shards.to_vec(), done });
-        told.await
+        agreed.await
     }
 
-    /// These shards are nobody's any more, whatever their node believes.
+    /// Takes shards from their owner without telling it.
     pub fn steal(&self, shards: &[Shard]) {
         let mut state = self.state.lock().unwrap();
         for shard in shards {
@@ -116,7 +116,7 @@ impl Table {
         }
     }
 
-    /// These shards are no longer a node's, and it is told so.
+    /// Takes shards from a node, and tells it.
     pub fn take(&self, node: usize, shards: &[Shard]) {
         let mut state = self.state.lock().unwrap();
         for shard in shards {
@@ -129,22 +129,22 @@ impl Table {
         self.tell(node, ClusterEvent::Lost { shards: shards.to_vec() });
     }
 
-    /// From now on a node's lease is not renewed.
+    /// Stops renewing a node's lease.
     pub fn cut_off(&self, node: usize) {
         self.state.lock().unwrap().nodes[node].ends = Some(now() + LEASE);
     }
 
-    /// It is renewed again.
+    /// Renews a node's lease again.
     pub fn renew(&self, node: usize) {
         self.state.lock().unwrap().nodes[node].ends = None;
     }
 
-    /// From now on outcomes cannot be written, or can be again.
+    /// Sets whether outcomes cannot be written.
     pub fn be_away(&self, is_away: bool) {
         self.is_away.store(is_away, Ordering::SeqCst);
     }
 
-    /// From now on the answer to a read takes so long.
+    /// Sets how long reads take from now on.
     pub fn let_reads_take(&self, span: Duration) {
         *self.reads_take.lock().unwrap() = span;
     }
@@ -173,35 +173,31 @@ impl Seat {
         self.table.state.lock().unwrap().nodes[self.node].believes[usize::from(shard.0)]
     }
 
-    /// Refuses what is not written under the present ownership.
+    /// Refuses a write that is not under the present ownership.
     pub fn check(&self, lease: Lease) -> Result<()> {
         let (owner, epoch) = self.table.state.lock().unwrap().owners[usize::from(lease.shard.0)];
-        match owner == Some(self.node) && Epoch(epoch) == lease.epoch {
-            true => Ok(()),
-            false => Err(Error::Stale(lease.shard)),
-        }
+        let is_current = owner == Some(self.node) && Epoch(epoch) == lease.epoch;
+        if is_current { Ok(()) } else { Err(Error::Stale(lease.shard)) }
     }
 
     /// Fails while outcomes cannot be written.
     pub fn reach(&self) -> Result<()> {
-        match self.table.is_away.load(Ordering::SeqCst) {
-            true => Err(Error::Unavailable("it is away".into())),
-            false => Ok(()),
-        }
+        let is_away = self.table.is_away.load(Ordering::SeqCst);
+        if is_away { Err(Error::Unavailable("it is away".into())) } else { Ok(()) }
     }
 
-    /// Waits as long as the answer to a read is on its way.
+    /// Waits for the duration of a read.
     pub async fn linger(&self) {
         let span = *self.table.reads_take.lock().unwrap();
         tokio::time::sleep(span).await;
     }
 
-    /// Whether an endpoint is this node's, by what it believes.
+    /// Whether this node believes that it owns an endpoint.
     pub fn owns(&self, endpoint: EndpointId) -> bool {
         self.table.inner.any_endpoint(endpoint).is_some_and(|known| self.lease(&known.tenant, endpoint).is_held())
     }
 
-    /// Keeps this node's claims; the owners of the others hear of theirs.
+    /// Returns this node's claims; tells the owners of the others about theirs.
     pub fn keep(&self, claims: Vec<Claim>) -> Vec<Claim> {
         let (ours, others): (Vec<Claim>, Vec<Claim>) = claims.into_iter().partition(|claim| self.owns(claim.endpoint));
         for claim in others {
@@ -228,8 +224,8 @@ impl Seat {
 
     pub async fn ask_owner(&self, endpoint: EndpointId, question: String) -> Result<Option<String>> {
         let Some(owner) = self.table.owner(self.table.shard(endpoint)) else { return Ok(None) };
-        let (answer, told) = oneshot::channel();
+        let (answer, answered) = oneshot::channel();
         self.table.tell(owner, ClusterEvent::Asked { question, answer });
-        Ok(told.await.ok())
+        Ok(answered.await.ok())
     }
 }

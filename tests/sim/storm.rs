@@ -1,5 +1,5 @@
-//! A day of moves: shards that wander between three nodes while receivers have
-//! their moods, under the judge that watches what reaches them.
+//! A day of shard moves between three nodes with flaky receivers, whose ledger
+//! checks every request.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,8 +17,8 @@ use super::ownership::{Cluster, live};
 use super::seats::LEASE;
 use super::world::tenant;
 
-/// Everyone's moods, and a hand that moves shards about: in peace, by taking
-/// them away, and by cutting nodes off until their leases end.
+/// Moves shards at random: by handing them over, by taking them away, and by
+/// cutting nodes off until their leases end.
 #[test]
 fn a_day_of_moves_loses_nothing_and_keeps_order_caps_and_quiet() {
     for seed in 1..9 {

@@ -1,5 +1,5 @@
-//! The embedded store, made to stumble: writes fail now and then, and from
-//! the moment of a crash nothing reaches it any more.
+//! The embedded store with injected faults: calls fail at random, and after a
+//! crash nothing reaches it.
 //!
 //! Every call also keeps simulated time from moving on while the real store
 //! works: Tokio's paused clock waits for blocking tasks, and only for those.
@@ -27,17 +27,17 @@ use rand::{RngExt, SeedableRng};
 
 use super::seats::{LEASE, Seat};
 
-/// How often a call of the dispatcher fails.
+/// Part of the dispatcher's calls that fail.
 const STUMBLES: f64 = 0.02;
 
-/// A store that stumbles.
+/// A store with injected faults.
 #[derive(Clone)]
 pub struct Stumbling {
     inner: Arc<EmbeddedStore>,
     has_crashed: Arc<AtomicBool>,
     chance: Arc<Mutex<StdRng>>,
     stumbles: f64,
-    /// Its place, where it is one of many nodes.
+    /// View of its node, if it is one of many.
     seat: Option<Seat>,
 }
 
@@ -47,18 +47,18 @@ impl Stumbling {
         Self { inner, has_crashed: Arc::default(), chance, stumbles: STUMBLES, seat: None }
     }
 
-    /// One that never stumbles, and only keeps time from running ahead.
+    /// Creates a store that never fails, and only keeps time from running ahead.
     pub fn steady(inner: Arc<EmbeddedStore>) -> Self {
         Self { stumbles: 0.0, ..Self::new(inner, 0) }
     }
 
-    /// The same for one node of many.
+    /// Creates a store that never fails, for one node of many.
     pub fn seated(inner: Arc<EmbeddedStore>, seat: Seat) -> Self {
         Self { seat: Some(seat), ..Self::steady(inner) }
     }
 
-    /// Refuses what another node has the right to, as a shared store does.
-    /// What is left is written as the one owner that the embedded store knows.
+    /// Refuses writes to shards of another node, as a shared store does. Other
+    /// writes get the only epoch that the embedded store knows.
     fn fenced(&self, lease: Lease) -> Result<Lease> {
         match &self.seat {
             Some(seat) => seat.check(lease).map(|()| Lease { epoch: ONLY_EPOCH, ..lease }),
@@ -76,7 +76,7 @@ impl Stumbling {
         }
     }
 
-    /// From now on nothing is read or written.
+    /// Crashes the store: nothing is read or written from now on.
     pub fn crash(&self) {
         self.has_crashed.store(true, Ordering::SeqCst);
     }
@@ -91,7 +91,7 @@ impl Stumbling {
         let inner = self.inner.clone();
         let runtime = tokio::runtime::Handle::current();
         let answer = tokio::task::spawn_blocking(move || runtime.block_on(call(inner))).await;
-        // An answer that arrives after the crash is heard by no one.
+        // An answer that arrives after the crash is dropped.
         if self.has_crashed.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }
@@ -99,10 +99,8 @@ impl Stumbling {
     }
 
     fn stumble(&self) -> Result<()> {
-        match self.chance.lock().unwrap().random::<f64>() < self.stumbles {
-            true => Err(Error::Unavailable("it stumbled".into())),
-            false => Ok(()),
-        }
+        let is_failing = self.chance.lock().unwrap().random::<f64>() < self.stumbles;
+        if is_failing { Err(Error::Unavailable("it stumbled".into())) } else { Ok(()) }
     }
 }
 

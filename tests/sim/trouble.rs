@@ -1,5 +1,5 @@
-//! Trouble in simulated time: processing that fails inside the gateway,
-//! receivers that fail for days, and who is told.
+//! Failures in simulated time: panics inside the gateway, receivers that fail
+//! for days, and the notices about them.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 use super::stumbling::Stumbling;
 use super::world::{endpoint, gateway, limits, tenant, tenant_record};
 
-/// Answers by the id and the time, and notes who was asked when.
+/// A sender that answers by id and time, and records every request.
 struct Fickle {
     clock: Arc<dyn Clock>,
     began: Timestamp,
@@ -47,7 +47,7 @@ impl Sender for Fickle {
     }
 }
 
-/// Keeps the letters it is handed.
+/// A mailer that keeps the mails it gets.
 #[derive(Default)]
 struct Letterbox(Mutex<Vec<Mail>>);
 
@@ -59,7 +59,7 @@ impl Mailer for Letterbox {
     }
 }
 
-/// A gateway with one endpoint, somebody who is told, and a mail server.
+/// A gateway with one endpoint, operational events, and a mail server.
 struct House {
     gateway: Arc<Gateway>,
     clock: Arc<dyn Clock>,
@@ -101,23 +101,23 @@ impl House {
         self.sender.asked.lock().unwrap().clone()
     }
 
-    /// What has happened to the endpoint, oldest first.
+    /// Returns the events of the endpoint, oldest first.
     async fn endpoint_events(&self) -> Vec<EndpointEvent> {
         let page = PageRequest { cursor: None, limit: 500 };
-        let mut found = self.gateway.store.endpoint_events(self.endpoint, page).await.unwrap().data;
-        found.reverse();
-        found
+        let mut events = self.gateway.store.endpoint_events(self.endpoint, page).await.unwrap().data;
+        events.reverse();
+        events
     }
 
-    /// The types of the operational events told, oldest first.
+    /// Returns the types of the operational events, oldest first.
     async fn told(&self) -> Vec<String> {
         let page = PageRequest { cursor: None, limit: 500 };
-        let found = self.gateway.store.events(&TenantId::system(), EventQuery::default(), page).await.unwrap();
-        found.data.iter().rev().map(|record| record.event.event_type.to_string()).collect()
+        let events = self.gateway.store.events(&TenantId::system(), EventQuery::default(), page).await.unwrap();
+        events.data.iter().rev().map(|record| record.event.event_type.to_string()).collect()
     }
 }
 
-/// Lives in simulated time with an endpoint of these settings.
+/// Runs a test in simulated time with an endpoint of these settings.
 fn live(settings: Value, limits: NodeLimits, answer: fn(&str, Duration) -> u16, story: impl AsyncFnOnce(&House)) {
     let folder = tempfile::tempdir().unwrap();
     let embedded = Arc::new(EmbeddedStore::open(folder.path(), Durability::Unsynced).unwrap());
@@ -240,7 +240,7 @@ fn five_days_of_nothing_but_failure_pause_the_endpoint_and_its_owner_is_told() {
             assert!(last <= held_after, "{last:?}");
             assert_eq!(house.delivery("e-29").await.state, DeliveryState::Waiting, "what comes for it is held");
             let told = house.told().await;
-            let count = |kind: &str| told.iter().filter(|told| *told == kind).count();
+            let count = |kind: &str| told.iter().filter(|event_type| *event_type == kind).count();
             assert_eq!(
                 (count("breaker.opened"), count("endpoint.paused"), count("breaker.closed")),
                 (1, 1, 0),

@@ -1,5 +1,5 @@
-//! The world of one seed: a gateway that lives, crashes and lives again,
-//! producers that never give up, and the reckoning at the end.
+//! The simulation of one seed: a gateway that runs, crashes and runs again,
+//! producers that never give up, and the final check.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -46,7 +46,7 @@ const CAP: usize = 3;
 const EVENTS: usize = 150;
 const MAX_ATTEMPTS: u32 = 60;
 
-/// One seed's world.
+/// The simulation of one seed.
 pub struct World {
     seed: u64,
     chance: StdRng,
@@ -55,13 +55,13 @@ pub struct World {
     now: Timestamp,
     healed_at: Timestamp,
     ends_at: Timestamp,
-    /// Events still to be handed in, with the time for it.
+    /// Events still to be submitted, with the time for it.
     to_come: Vec<(Timestamp, Submission)>,
     acknowledged: Vec<String>,
     crashes: u32,
 }
 
-/// What a seed has shown.
+/// The figures of one seed.
 pub struct Summary {
     acknowledged: usize,
     requests: u64,
@@ -90,13 +90,12 @@ impl fmt::Display for Summary {
     }
 }
 
-/// The one tenant there is.
+/// Returns the id of the only tenant.
 pub fn tenant() -> TenantId {
     "default".parse().unwrap()
 }
 
-/// That tenant, as created.
-/// The limits of every simulated node.
+/// Returns the limits of every simulated node.
 pub fn limits() -> NodeLimits {
     NodeLimits {
         slots: 100,
@@ -105,6 +104,7 @@ pub fn limits() -> NodeLimits {
     }
 }
 
+/// Returns the only tenant, as it is created.
 pub fn tenant_record(now: Timestamp) -> Tenant {
     Tenant {
         id: tenant(),
@@ -116,7 +116,7 @@ pub fn tenant_record(now: Timestamp) -> Tenant {
     }
 }
 
-/// The n-th endpoint, each with another kind of order.
+/// Returns the n-th endpoint, each with another kind of order.
 pub fn endpoint(n: usize, now: Timestamp) -> Endpoint {
     let (ordering, path) = [("key", ""), ("key", "skips"), ("endpoint", "in-order"), ("none", "")][n];
     let (on_dead, max_attempts) = if path == "skips" { ("skip", 4) } else { ("block", MAX_ATTEMPTS) };
@@ -152,7 +152,7 @@ pub fn endpoint(n: usize, now: Timestamp) -> Endpoint {
     }
 }
 
-/// An event for these endpoints, as the store takes it.
+/// Returns an event for these endpoints, as the store accepts it.
 pub fn new_event(id: &str, key: Option<&str>, now: Timestamp, targets: Vec<Arc<Endpoint>>) -> RoutedEvent {
     let event = Event {
         id: id.parse().unwrap(),
@@ -210,7 +210,7 @@ impl World {
         }
     }
 
-    /// Lives through all of it, and reckons at the end.
+    /// Runs the whole simulation, and checks the result.
     pub fn live(mut self) -> Summary {
         let folder = self.folder.path().to_owned();
         self.in_life(&folder, async |world, store, clock| world.settle_in(&store, clock.as_ref()).await);
@@ -226,8 +226,8 @@ impl World {
         summary.expect("the reckoning was made")
     }
 
-    /// Some hours from now; or, as often, while an event has just come in and
-    /// its requests are on the wire.
+    /// Draws the time of the next crash: some hours from now; or, as often, just
+    /// after an event was accepted, while its requests are open.
     fn next_crash(&mut self) -> Timestamp {
         let anywhere = after(self.now, Duration::from_secs(self.chance.random_range(600..12 * 3_600)));
         let next_event = self.to_come.iter().rev().map(|(at, _)| *at).find(|at| *at > self.now);
@@ -237,8 +237,8 @@ impl World {
         }
     }
 
-    /// One process: a store opened, a runtime with a clock that jumps, and an
-    /// end without a goodbye.
+    /// Runs one process: opens the store, runs `life` with a clock that jumps,
+    /// and ends without a clean shutdown.
     fn in_life(&mut self, folder: &Path, life: impl AsyncFnOnce(&mut Self, Stumbling, Arc<dyn Clock>)) {
         let store =
             Arc::new(EmbeddedStore::open(folder, Durability::Unsynced).expect("the store opens after every crash"));
@@ -286,7 +286,7 @@ impl World {
             let id = submission.id.clone().expect("it was given one").to_string();
             match accept(&gateway, &tenant(), vec![submission.clone()], BatchMode::All).await {
                 Ok(_) => self.acknowledged.push(id),
-                // Not answered is not known: the same event comes again.
+                // Without an answer the outcome is unknown, so the event is sent again.
                 Err(_) => self.to_come.push((after(clock.now(), Duration::from_secs(1)), submission)),
             }
         }
@@ -298,7 +298,7 @@ impl World {
         self.ledger.lock().unwrap().crash(clock.now());
     }
 
-    /// Everything acknowledged has ended, and the records are true.
+    /// Checks that every acknowledged event has ended and the records are right.
     async fn reckon(&self, store: &Stumbling) -> Summary {
         let deliveries = all_deliveries(store).await;
         let mut by_event: HashMap<String, usize> = HashMap::new();

@@ -1,23 +1,22 @@
-//! A name server that says what it is told to, and may say something else
-//! the next time.
+//! A name server with scripted answers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use tokio::net::UdpSocket;
 
-/// What a name server says about a name.
+/// The answer of a name server about a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Says {
-    /// These are its addresses.
+    /// The name has these addresses.
     Addresses(Vec<IpAddr>),
-    /// It goes by another name, which has these addresses.
+    /// The name is an alias of another, which has these addresses.
     Alias(&'static str, Vec<IpAddr>),
-    /// There is no such name.
+    /// The name does not exist (NXDOMAIN).
     Nothing,
-    /// It fails.
+    /// The server fails (SERVFAIL).
     Failure,
-    /// Not a word.
+    /// The server does not answer.
     Silence,
 }
 
@@ -29,7 +28,7 @@ impl Says {
 
 type Choose = Box<dyn FnMut(&str) -> Says + Send>;
 
-/// A name server on a free port of this machine. Its answers are not to be kept.
+/// A name server on a free port of this machine. Its answers have a TTL of zero.
 pub struct NameServer {
     pub address: SocketAddr,
     asked: Arc<Mutex<Vec<String>>>,
@@ -44,8 +43,9 @@ impl Drop for NameServer {
 }
 
 impl NameServer {
-    /// Answers as it is told for each name, lower case and without a dot at
-    /// its end. A question for either kind of address asks anew.
+    /// Starts a server that answers as `choose` says for each name, which is in
+    /// lower case and has no dot at its end. `choose` is called for each query,
+    /// of IPv4 and of IPv6.
     pub async fn answering(choose: impl FnMut(&str) -> Says + Send + 'static) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
         let address = socket.local_addr().expect("an address");
@@ -66,12 +66,12 @@ impl NameServer {
         Self { address, asked, choose, serving }
     }
 
-    /// Changes what it says from now on.
+    /// Changes its answers from now on.
     pub fn answer_with(&self, choose: impl FnMut(&str) -> Says + Send + 'static) {
         *self.choose.lock().unwrap() = Box::new(choose);
     }
 
-    /// Which names it was asked for.
+    /// Returns the names it was asked for.
     pub fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap().clone()
     }
@@ -85,7 +85,7 @@ struct Question {
     id: [u8; 2],
     name: String,
     kind: u16,
-    /// The question as it was put.
+    /// Bytes of the question section.
     bytes: Vec<u8>,
 }
 
@@ -142,7 +142,7 @@ fn encoded(name: &str) -> Vec<u8> {
     labels.chain([0]).collect()
 }
 
-/// One that is not to be kept.
+/// Encodes a record with a TTL of zero.
 fn record(name: &str, kind: u16, data: &[u8]) -> Vec<u8> {
     let mut record = encoded(name);
     record.extend(kind.to_be_bytes());

@@ -1,4 +1,4 @@
-//! Proxies on the way out: HTTP CONNECT and SOCKS5, with or without a login.
+//! Egress proxies: HTTP CONNECT and SOCKS5, with or without a login.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -6,16 +6,16 @@ use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 
-/// How a proxy behaves.
+/// The protocol of a proxy and how it answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Speaks {
-    /// CONNECT, and does as it is told.
+    /// CONNECT, and connects to the target.
     Connect,
     /// CONNECT, and answers with this status line instead.
     ConnectBut(&'static str),
-    /// SOCKS5, and does as it is told.
+    /// SOCKS5, and connects to the target.
     Socks5,
-    /// SOCKS5 with a login.
+    /// SOCKS5 with a login, and connects to the target.
     Socks5WithLogin,
     /// SOCKS5, and answers with this code instead.
     Socks5But(u8),
@@ -52,7 +52,7 @@ impl Proxy {
         Self { address, asked, serving }
     }
 
-    /// What it was asked for, each with its login.
+    /// Returns the targets it was asked for, each with the login.
     pub fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap().clone()
     }
@@ -93,7 +93,7 @@ async fn serve(mut stream: TcpStream, speaks: Speaks, asked: &Mutex<Vec<String>>
     let mut there = TcpStream::connect(&target).await?;
     match speaks {
         Speaks::Connect => stream.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await?,
-        // It says where it connects from by a name, as it may.
+        // The answer names its own address by a name, which SOCKS5 allows.
         _ => stream.write_all(&[&[5, 0, 0, 3, 9], b"localhost".as_slice(), &[0, 7]].concat()).await?,
     }
     copy_bidirectional(&mut stream, &mut there).await.map(drop)

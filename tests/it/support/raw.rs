@@ -1,4 +1,4 @@
-//! A receiver that speaks in bytes, for answers no HTTP server would give.
+//! A receiver that writes raw bytes, for answers that no HTTP server gives.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// One thing it does on each connection, in turn. At the end it closes.
+/// One step of what it does on each connection. After the last it closes.
 #[derive(Debug, Clone)]
 pub enum Act {
     /// Reads whatever comes first.
@@ -18,10 +18,10 @@ pub enum Act {
     HearRequest,
     /// Writes these bytes.
     Say(Bytes),
-    /// Writes these bytes one at a time, over and over, until nobody listens.
+    /// Writes these bytes one at a time, over and over, until the connection ends.
     Drip(Bytes),
-    /// Writes these bytes over and over, as fast as they are taken, until
-    /// nobody listens.
+    /// Writes these bytes over and over, as fast as they are taken, until the
+    /// connection ends.
     Flood(Bytes),
     /// Waits until the other side goes away.
     Hold,
@@ -32,9 +32,9 @@ pub enum Act {
 /// A receiver on a free port of this machine.
 pub struct RawReceiver {
     pub address: SocketAddr,
-    /// How many bytes were taken from it, and lie unread at the most.
+    /// Number of bytes that floods have written, read by the peer or not.
     pub said: Arc<AtomicUsize>,
-    /// How many connections it had.
+    /// Number of connections it accepted.
     pub heard: Arc<AtomicUsize>,
     accepting: tokio::task::JoinHandle<()>,
 }
@@ -46,7 +46,7 @@ impl Drop for RawReceiver {
 }
 
 impl RawReceiver {
-    /// Hears a request, answers with these bytes and closes.
+    /// Starts a receiver that reads a request, writes these bytes and closes.
     pub async fn saying(answer: impl Into<Bytes>) -> Self {
         Self::acting(vec![Act::HearRequest, Act::Say(answer.into())]).await
     }
@@ -62,7 +62,7 @@ impl RawReceiver {
                 hearing.fetch_add(1, Ordering::SeqCst);
                 let (acts, said) = (acts.clone(), saying.clone());
                 connections.spawn(async move {
-                    // A gateway that has gone away ends the act.
+                    // A gateway that closes the connection ends the steps.
                     let _ = act(stream, acts, &said).await;
                 });
             }
@@ -102,7 +102,8 @@ async fn act(mut stream: TcpStream, acts: Vec<Act>, said: &AtomicUsize) -> std::
     Ok(())
 }
 
-/// Nothing may be left unread, or closing would reset the connection.
+/// Reads a whole request. If a part were left unread, closing would reset the
+/// connection.
 async fn hear_request(stream: &mut TcpStream) -> std::io::Result<()> {
     let mut request = Vec::new();
     let head = loop {

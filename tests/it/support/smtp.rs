@@ -1,4 +1,4 @@
-//! A mail server that keeps what it is handed, and misbehaves on request.
+//! A mail server that keeps the mails it accepts, and misbehaves on request.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -12,12 +12,12 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-/// A mail as it was handed over.
+/// A mail as it was received.
 #[derive(Debug, Clone)]
 pub struct ReceivedMail {
     pub from: String,
     pub to: Vec<String>,
-    /// Head and body, with the line ends of the wire and the dots undone.
+    /// Head and body with CRLF line ends, without SMTP's dot stuffing.
     pub message: String,
     pub is_encrypted: bool,
     pub signed_in: Option<String>,
@@ -33,30 +33,31 @@ impl ReceivedMail {
     }
 }
 
-/// What it does instead of its duty.
+/// A fault instead of the usual reply.
 #[derive(Debug, Clone)]
 pub enum Mood {
     /// Answers with this line.
     Say(&'static str),
-    /// Answers nothing, ever.
+    /// Never answers.
     Hang,
     /// Closes the connection.
     Close,
 }
 
-/// How a server behaves. Commands are known by how they begin, the end of a
-/// message is `.`, and a connection begins with `HELLO`.
+/// How a mail server behaves. Commands are matched by their beginning; the end
+/// of a message counts as the command `.`, the start of a connection as `HELLO`.
 #[derive(Default, Clone)]
 pub struct Manner {
-    /// What it does at a command, in turn; afterwards it does its duty.
+    /// Faults at the first times of a command; afterwards it replies as usual.
     pub moods: HashMap<&'static str, Vec<Mood>>,
-    /// User and password it insists on.
+    /// User and password that it requires.
     pub login: Option<(&'static str, &'static str)>,
-    /// Knows AUTH LOGIN only, which asks for user and password one by one.
+    /// Whether it knows only AUTH LOGIN, which asks for user and password one
+    /// by one.
     pub asks_for_each: bool,
-    /// Offers STARTTLS.
+    /// Whether it offers STARTTLS.
     pub offers_tls: bool,
-    /// Speaks TLS from the first byte.
+    /// Whether it speaks TLS from the first byte.
     pub is_wrapped: bool,
 }
 
@@ -69,7 +70,7 @@ impl Manner {
 /// A mail server on a free port of this machine.
 pub struct MailServer {
     pub address: SocketAddr,
-    /// The certificate it shows, which is its own authority.
+    /// Self-signed certificate that it shows.
     pub certificate: String,
     book: Arc<Book>,
     accepting: tokio::task::JoinHandle<()>,
@@ -114,7 +115,7 @@ impl MailServer {
             while let Ok((stream, _)) = listener.accept().await {
                 let book = shared.clone();
                 lines.spawn(async move {
-                    // A client that has gone away ends the conversation.
+                    // A client that closes the connection ends the dialogue.
                     let _ = book.serve(Box::new(stream)).await;
                 });
             }
@@ -126,12 +127,12 @@ impl MailServer {
         format!("smtp://{}{more}", self.address)
     }
 
-    /// What it has accepted so far.
+    /// Returns the mails it has accepted so far.
     pub fn mails(&self) -> Vec<ReceivedMail> {
         self.book.mails.lock().expect("nothing panics while it is held").clone()
     }
 
-    /// The commands it has heard that begin like this.
+    /// Returns the commands it has received that begin with `begin`.
     pub fn heard(&self, begin: &str) -> Vec<String> {
         let commands = self.book.commands.lock().expect("nothing panics while it is held");
         commands.iter().filter(|command| command.starts_with(begin)).cloned().collect()
@@ -140,9 +141,10 @@ impl MailServer {
 
 impl Book {
     async fn serve(&self, stream: Box<dyn Stream>) -> std::io::Result<()> {
-        let mut line: Line = match self.manner.is_wrapped {
-            true => BufReader::new(Box::new(self.tls.accept(stream).await?)),
-            false => BufReader::new(stream),
+        let mut line: Line = if self.manner.is_wrapped {
+            BufReader::new(Box::new(self.tls.accept(stream).await?))
+        } else {
+            BufReader::new(stream)
         };
         let mut is_encrypted = self.manner.is_wrapped;
         if self.reply(&mut line, "HELLO", "220 mail.test").await?.is_none() {
@@ -155,7 +157,8 @@ impl Book {
         Ok(())
     }
 
-    /// A conversation, until its end or, which is true, until STARTTLS.
+    /// Serves commands until the end of the dialogue; returns whether it ended
+    /// with STARTTLS.
     async fn talk(&self, line: &mut Line, is_encrypted: bool) -> std::io::Result<bool> {
         let mut signed_in = None;
         let (mut from, mut to) = (String::new(), Vec::new());
@@ -189,7 +192,7 @@ impl Book {
                     let Some(message) = hear_message(line).await? else { return Ok(false) };
                     let (from, to) = (from.clone(), to.clone());
                     let mail = ReceivedMail { from, to, message, is_encrypted, signed_in: signed_in.clone() };
-                    // What is accepted is in the book before anybody knows.
+                    // An accepted mail is recorded before the client is told.
                     let mood = self.mood(".");
                     if mood.is_none() {
                         self.mails.lock().expect("nothing panics while it is held").push(mail);
@@ -217,7 +220,7 @@ impl Book {
         words.iter().map(|word| format!("250-{word}\r\n")).chain([format!("250 {last}")]).collect()
     }
 
-    /// Who signs in, by AUTH PLAIN or AUTH LOGIN.
+    /// Reads a login by AUTH PLAIN or AUTH LOGIN; returns the user if it is right.
     async fn sign_in(&self, line: &mut Line, command: &str) -> std::io::Result<Option<String>> {
         let given = match command.strip_prefix("AUTH PLAIN ") {
             Some(token) => {
@@ -238,7 +241,7 @@ impl Book {
         Ok((Some(&given) == wanted.as_ref()).then_some(given.0))
     }
 
-    /// Does its duty or what it is in the mood for; what was said, if anything.
+    /// Replies as usual or with a fault; returns the reply, if there was one.
     async fn reply(&self, line: &mut Line, command: &str, duty: &str) -> std::io::Result<Option<String>> {
         let mood = self.mood(command);
         self.act(line, mood, duty).await
@@ -255,13 +258,13 @@ impl Book {
         Ok(Some(said.to_owned()))
     }
 
-    /// Writes the command down, and says what it is in the mood for.
+    /// Records a command; returns the fault for it, if there is one.
     fn mood(&self, command: &str) -> Option<Mood> {
         let mut commands = self.commands.lock().expect("nothing panics while it is held");
         commands.push(command.to_owned());
         let (begin, moods) = self.manner.moods.iter().find(|(begin, _)| command.starts_with(**begin))?;
-        let heard = commands.iter().filter(|command| command.starts_with(begin)).count();
-        moods.get(heard - 1).cloned()
+        let times = commands.iter().filter(|command| command.starts_with(begin)).count();
+        moods.get(times - 1).cloned()
     }
 }
 
