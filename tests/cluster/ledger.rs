@@ -21,7 +21,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 
 use crate::audit::{Findings, Rules};
-use crate::load::{Handed, Mark, hash};
+use crate::load::{AcknowledgedEvents, Mark, hash};
 use crate::sockets;
 use crate::support::PATIENCE;
 
@@ -108,17 +108,17 @@ pub enum Reply {
 }
 
 /// Answers one attempt in eight with 503, always the same ones.
-pub fn moody(entry: &Entry) -> Reply {
+pub fn flaky(entry: &Entry) -> Reply {
     Reply::Status(if hash((&entry.id, entry.attempt)).is_multiple_of(8) { 503 } else { 200 })
 }
 
 type Choose = Box<dyn Fn(&Entry) -> Reply + Send>;
 
-struct Book {
+struct LedgerState {
     entries: Mutex<Vec<Entry>>,
     choose: Mutex<Choose>,
     mark: Mark,
-    asks_who: AtomicBool,
+    identifies_nodes: AtomicBool,
     more: Notify,
     go_on: watch::Sender<bool>,
 }
@@ -126,7 +126,7 @@ struct Book {
 /// A receiver on a free port of this machine.
 pub struct Ledger {
     pub address: SocketAddr,
-    book: Arc<Book>,
+    state: Arc<LedgerState>,
     accepting: tokio::task::JoinHandle<()>,
 }
 
@@ -147,16 +147,16 @@ impl Ledger {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let (entries, choose) = (Mutex::default(), Mutex::new(Box::new(choose) as Choose));
-        let book = Arc::new(Book {
+        let state = Arc::new(LedgerState {
             entries,
             choose,
             mark,
-            asks_who: AtomicBool::new(true),
+            identifies_nodes: AtomicBool::new(true),
             more: Notify::new(),
             go_on: watch::Sender::new(false),
         });
-        let accepting = tokio::spawn(accept(listener, book.clone()));
-        Self { address, book, accepting }
+        let accepting = tokio::spawn(accept(listener, state.clone()));
+        Self { address, state, accepting }
     }
 
     pub fn url(&self, endpoint: &str) -> String {
@@ -165,40 +165,40 @@ impl Ledger {
 
     /// Changes its answers from now on.
     pub fn answer_with(&self, choose: impl Fn(&Entry) -> Reply + Send + 'static) {
-        *self.book.choose.lock().expect("nothing panics while it is held") = Box::new(choose);
+        *self.state.choose.lock().expect("nothing panics while it is held") = Box::new(choose);
     }
 
     /// Lets held requests go on, these and later ones.
     pub fn go_on(&self) {
-        self.book.go_on.send_replace(true);
+        self.state.go_on.send_replace(true);
     }
 
     /// Stops finding out which node makes a request, because that takes too long
     /// for many connections at once.
-    pub fn ask_nobody(&self) {
-        self.book.asks_who.store(false, Ordering::Relaxed);
+    pub fn stop_identifying_nodes(&self) {
+        self.state.identifies_nodes.store(false, Ordering::Relaxed);
     }
 
     /// Holds requests again that come from now on.
     pub fn hold_on(&self) {
-        self.book.go_on.send_replace(false);
+        self.state.go_on.send_replace(false);
     }
 
     /// Returns every request so far, in the order they began.
     pub fn entries(&self) -> Vec<Entry> {
-        self.book.entries.lock().expect("nothing panics while it is held").clone()
+        self.state.entries.lock().expect("nothing panics while it is held").clone()
     }
 
     pub fn count(&self) -> usize {
-        self.book.entries.lock().expect("nothing panics while it is held").len()
+        self.state.entries.lock().expect("nothing panics while it is held").len()
     }
 
     /// Waits until a condition holds for the entries.
     pub async fn wait_until(&self, what: &str, is_so: impl Fn(&[Entry]) -> bool) {
         let waiting = async {
             loop {
-                let more = self.book.more.notified();
-                if is_so(&self.book.entries.lock().expect("nothing panics while it is held")) {
+                let more = self.state.more.notified();
+                if is_so(&self.state.entries.lock().expect("nothing panics while it is held")) {
                     return;
                 }
                 // A notification between the check and the wait may be missed;
@@ -222,8 +222,13 @@ impl Ledger {
     /// Checks all promises that hold under any fault. `may_be_lost` says whose
     /// answers the gateway may not have received or stored: only those requests
     /// may be repeated.
-    pub fn check(&self, handed: &Handed, cap: usize, may_be_lost: impl Fn(&Entry) -> bool) -> Findings {
-        let findings = Findings::of(&self.entries(), handed, &Rules { cap, timeout: TIMEOUT });
+    pub fn check(
+        &self,
+        acknowledged: &AcknowledgedEvents,
+        cap: usize,
+        may_be_lost: impl Fn(&Entry) -> bool,
+    ) -> Findings {
+        let findings = Findings::of(&self.entries(), acknowledged, &Rules { cap, timeout: TIMEOUT });
         findings.expect_none();
         for (first, again) in &findings.repeats {
             assert!(may_be_lost(first), "asked again for no reason: {first:?}, then {again:?}");
@@ -232,27 +237,27 @@ impl Ledger {
     }
 }
 
-async fn accept(listener: TcpListener, book: Arc<Book>) {
+async fn accept(listener: TcpListener, state: Arc<LedgerState>) {
     // Dropped with this task, so that a receiver that stops closes its connections.
     let mut connections = tokio::task::JoinSet::new();
     while let Ok((stream, theirs)) = listener.accept().await {
         while connections.try_join_next().is_some() {}
-        let book = book.clone();
+        let state = state.clone();
         let ours = stream.local_addr().expect("an address");
         connections.spawn(async move {
-            let node = if book.asks_who.load(Ordering::Relaxed) {
+            let node = if state.identifies_nodes.load(Ordering::Relaxed) {
                 tokio::task::spawn_blocking(move || sockets::node_at(theirs, ours)).await.expect("it looks")
             } else {
                 None
             };
-            let service = service_fn(move |request| answer(book.clone(), node.clone(), request));
+            let service = service_fn(move |request| answer(state.clone(), node.clone(), request));
             let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
         });
     }
 }
 
 async fn answer(
-    book: Arc<Book>,
+    state: Arc<LedgerState>,
     node: Option<Arc<str>>,
     request: hyper::Request<Incoming>,
 ) -> Result<hyper::Response<Full<Bytes>>, Box<dyn std::error::Error + Send + Sync>> {
@@ -270,26 +275,26 @@ async fn answer(
         ended: None,
         status: None,
         content: content_of(&head.headers, &body),
-        marks: ((book.mark)(), u64::MAX),
+        marks: ((state.mark)(), u64::MAX),
     };
-    let reply = (book.choose.lock().expect("nothing panics while it is held"))(&entry);
-    let mut open = Open::write_down(&book, entry);
+    let reply = (state.choose.lock().expect("nothing panics while it is held"))(&entry);
+    let mut open = OpenEntry::record(&state, entry);
     let (Reply::Status(status) | Reply::Hold(status) | Reply::RetryAfter(status, _)) = reply;
-    let (mut response, mut said) = (hyper::Response::builder().status(status), Bytes::new());
+    let (mut response, mut body_sent) = (hyper::Response::builder().status(status), Bytes::new());
     match reply {
         Reply::Status(_) => tokio::time::sleep(Duration::from_millis(2)).await,
         Reply::Hold(_) => {
-            let _ = book.go_on.subscribe().wait_for(|go| *go).await;
+            let _ = state.go_on.subscribe().wait_for(|go| *go).await;
             // A body that takes more than one read.
-            said = Bytes::from_static(&[b'x'; 16_384]);
+            body_sent = Bytes::from_static(&[b'x'; 16_384]);
         }
         Reply::RetryAfter(_, seconds) => response = response.header("retry-after", seconds),
     }
     open.status = Some(status);
     // Taken before the answer is sent, so whatever the sender records of it
     // comes after this mark.
-    open.mark = (book.mark)();
-    Ok(response.body(Full::new(said))?)
+    open.mark = (state.mark)();
+    Ok(response.body(Full::new(body_sent))?)
 }
 
 #[derive(serde::Deserialize)]
@@ -306,12 +311,13 @@ struct Envelope<'a> {
 fn content_of(headers: &http::HeaderMap, body: &[u8]) -> Content {
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let envelope: Option<Envelope> = serde_json::from_slice(body).ok();
-    let says_the_same = |envelope: &Envelope| {
+    let agrees_with_headers = |envelope: &Envelope| {
         envelope.id == header("webhook-id")
             && envelope.key.as_deref().unwrap_or_default() == header("x-key")
             && envelope.seq.map(|seq| seq.to_string()).unwrap_or_default() == header("x-seq")
     };
-    let data = envelope.as_ref().filter(|envelope| says_the_same(envelope)).map(|found| hash(found.data.get()));
+    let data =
+        envelope.as_ref().filter(|envelope| agrees_with_headers(envelope)).map(|envelope| hash(envelope.data.get()));
     let kind = envelope.map(|envelope| envelope.kind).unwrap_or_default();
     Content { body: hash(body), data, kind, is_signed: is_signed(header, body) }
 }
@@ -326,30 +332,30 @@ fn is_signed<'a>(header: impl Fn(&str) -> &'a str, body: &[u8]) -> bool {
 
 /// An entry whose request is open. It is dropped without a status if the sender
 /// closes the connection.
-struct Open {
-    book: Arc<Book>,
-    place: usize,
+struct OpenEntry {
+    state: Arc<LedgerState>,
+    index: usize,
     status: Option<u16>,
     mark: u64,
 }
 
-impl Open {
-    fn write_down(book: &Arc<Book>, mut entry: Entry) -> Self {
-        let mut entries = book.entries.lock().expect("nothing panics while it is held");
+impl OpenEntry {
+    fn record(state: &Arc<LedgerState>, mut entry: Entry) -> Self {
+        let mut entries = state.entries.lock().expect("nothing panics while it is held");
         // Taken under the lock, so that the entries are in order.
         entry.began = Instant::now();
         entries.push(entry);
-        book.more.notify_waiters();
-        Self { book: book.clone(), place: entries.len() - 1, status: None, mark: u64::MAX }
+        state.more.notify_waiters();
+        Self { state: state.clone(), index: entries.len() - 1, status: None, mark: u64::MAX }
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenEntry {
     fn drop(&mut self) {
-        let mut entries = self.book.entries.lock().expect("nothing panics while it is held");
-        let entry = &mut entries[self.place];
+        let mut entries = self.state.entries.lock().expect("nothing panics while it is held");
+        let entry = &mut entries[self.index];
         (entry.ended, entry.status) = (Some(Instant::now()), self.status);
         entry.marks.1 = self.mark;
-        self.book.more.notify_waiters();
+        self.state.more.notify_waiters();
     }
 }

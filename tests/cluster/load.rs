@@ -19,7 +19,7 @@ const PRODUCERS: usize = 6;
 const KEYS: usize = 4;
 
 /// Addresses of the nodes that accept events.
-pub type Doors = Arc<RwLock<Vec<SocketAddr>>>;
+pub type NodeAddresses = Arc<RwLock<Vec<SocketAddr>>>;
 
 /// Returns how far a recording has come; stored with each entry and receipt.
 pub type Mark = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -49,19 +49,19 @@ pub fn event_of(id: &str, endpoint: &str, key: &str) -> String {
 }
 
 /// Returns a hash that is the same in every run.
-pub fn hash(of: impl Hash) -> u64 {
+pub fn hash(value: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
-    of.hash(&mut hasher);
+    value.hash(&mut hasher);
     hasher.finish()
 }
 
 /// The acknowledged events, by producer, in order.
 #[derive(Debug, Default)]
-pub struct Handed {
+pub struct AcknowledgedEvents {
     by_producer: Vec<Vec<Receipt>>,
 }
 
-impl Handed {
+impl AcknowledgedEvents {
     /// Creates the events of one producer from id, endpoint and key.
     pub fn of(events: &[(&str, &str, &str)]) -> Self {
         let receipt = |&(id, endpoint, key): &(&str, &str, &str)| Receipt {
@@ -117,37 +117,37 @@ impl Handed {
 pub struct Load {
     stop: Arc<AtomicBool>,
     refused: Arc<AtomicU64>,
-    handed: Arc<AtomicU64>,
+    acknowledged: Arc<AtomicU64>,
     producers: Vec<JoinHandle<Vec<Receipt>>>,
 }
 
 impl Load {
     /// Starts producers of events for endpoints `e0` to `e{endpoints - 1}`, most
     /// of them with a key. Ids begin with `name`, which must be unique per load.
-    pub fn start(name: &str, doors: &Doors, token: &str, endpoints: usize) -> Self {
-        Self::marked(name, doors, token, endpoints, Arc::new(|| 0))
+    pub fn start(name: &str, addresses: &NodeAddresses, token: &str, endpoints: usize) -> Self {
+        Self::marked(name, addresses, token, endpoints, Arc::new(|| 0))
     }
 
     /// Starts producers that record a mark with each receipt.
-    pub fn marked(name: &str, doors: &Doors, token: &str, endpoints: usize, mark: Mark) -> Self {
-        let (stop, refused, handed) = (Arc::default(), Arc::default(), Arc::default());
+    pub fn marked(name: &str, addresses: &NodeAddresses, token: &str, endpoints: usize, mark: Mark) -> Self {
+        let (stop, refused, acknowledged) = (Arc::default(), Arc::default(), Arc::default());
         let producers = (0..PRODUCERS)
             .map(|producer| {
                 let producer = Producer {
                     name: format!("{name}{producer}"),
-                    doors: doors.clone(),
+                    addresses: addresses.clone(),
                     token: token.to_owned(),
                     endpoints,
                     clients: HashMap::new(),
                     stop: Arc::clone(&stop),
                     refused: Arc::clone(&refused),
-                    handed: Arc::clone(&handed),
+                    acknowledged: Arc::clone(&acknowledged),
                     mark: mark.clone(),
                 };
                 tokio::spawn(producer.work())
             })
             .collect();
-        Self { stop, refused, handed, producers }
+        Self { stop, refused, acknowledged, producers }
     }
 
     /// Returns how often an event was refused with 503 or 507.
@@ -156,31 +156,31 @@ impl Load {
     }
 
     /// Returns the number of acknowledged events.
-    pub fn handed(&self) -> u64 {
-        self.handed.load(Ordering::Relaxed)
+    pub fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Ordering::Relaxed)
     }
 
     /// Stops the producers after their current event; returns what was
     /// acknowledged.
-    pub async fn finish(self) -> Handed {
+    pub async fn finish(self) -> AcknowledgedEvents {
         self.stop.store(true, Ordering::Relaxed);
         let mut by_producer = Vec::new();
         for producer in self.producers {
             by_producer.push(producer.await.expect("a producer does not fail"));
         }
-        Handed { by_producer }
+        AcknowledgedEvents { by_producer }
     }
 }
 
 struct Producer {
     name: String,
-    doors: Doors,
+    addresses: NodeAddresses,
     token: String,
     endpoints: usize,
     clients: HashMap<SocketAddr, Client>,
     stop: Arc<AtomicBool>,
     refused: Arc<AtomicU64>,
-    handed: Arc<AtomicU64>,
+    acknowledged: Arc<AtomicU64>,
     mark: Mark,
 }
 
@@ -198,9 +198,9 @@ impl Producer {
                 (format!("e{}", rng.random_range(0..self.endpoints)), key)
             };
             let mut receipt = Receipt { id: format!("{}-{n}", self.name), endpoint, key, mark: 0 };
-            self.hand_in(&receipt).await;
+            self.submit(&receipt).await;
             receipt.mark = (self.mark)();
-            self.handed.fetch_add(1, Ordering::Relaxed);
+            self.acknowledged.fetch_add(1, Ordering::Relaxed);
             receipts.push(receipt);
             // Limits the load of each producer.
             tokio::time::sleep(Duration::from_millis(3)).await;
@@ -208,13 +208,13 @@ impl Producer {
         receipts
     }
 
-    async fn hand_in(&mut self, receipt: &Receipt) {
+    async fn submit(&mut self, receipt: &Receipt) {
         let Receipt { id, endpoint, key, .. } = receipt;
         let body = event_of(id, endpoint, key);
         let until = Instant::now() + PATIENCE;
         loop {
-            let last = match self.door() {
-                Some(door) => match self.try_at(door, body.clone()).await {
+            let last = match self.node_address() {
+                Some(node_address) => match self.try_at(node_address, body.clone()).await {
                     Ok(()) => return,
                     Err(last) => last,
                 },
@@ -225,17 +225,17 @@ impl Producer {
         }
     }
 
-    fn door(&self) -> Option<SocketAddr> {
-        let doors = self.doors.read().expect("nothing panics while it is held");
-        (!doors.is_empty()).then(|| doors[rand::rng().random_range(0..doors.len())])
+    fn node_address(&self) -> Option<SocketAddr> {
+        let addresses = self.addresses.read().expect("nothing panics while it is held");
+        (!addresses.is_empty()).then(|| addresses[rand::rng().random_range(0..addresses.len())])
     }
 
-    async fn try_at(&mut self, door: SocketAddr, body: String) -> Result<(), String> {
-        let client = self.clients.entry(door).or_insert_with(|| Client::new(door, &self.token));
+    async fn try_at(&mut self, node_address: SocketAddr, body: String) -> Result<(), String> {
+        let client = self.clients.entry(node_address).or_insert_with(|| Client::new(node_address, &self.token));
         // A frozen node does not answer at all.
         let sending = client.send("POST", "/v1/tenants/default/events", &[], body);
         let Ok(answer) = tokio::time::timeout(Duration::from_secs(1), sending).await else {
-            self.clients.remove(&door);
+            self.clients.remove(&node_address);
             return Err("no answer".into());
         };
         let answer = answer?;

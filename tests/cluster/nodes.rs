@@ -17,7 +17,7 @@ use crate::audit::Findings;
 use crate::ground::postgres::{Database, Server};
 use crate::ground::proxy::Proxy;
 use crate::ledger::{Entry, Ledger, SECRET};
-use crate::load::{Doors, Handed, Load};
+use crate::load::{AcknowledgedEvents, Load, NodeAddresses};
 use crate::sockets;
 use crate::support::{Client, Gateway, Options, eager_retry, eventually, path_of, unlimited};
 
@@ -30,12 +30,12 @@ pub const ENDPOINTS: usize = 24;
 
 /// Lock that gives a test the machine to itself, because tests that measure
 /// seconds must not run beside others.
-pub static TURN: Mutex<()> = Mutex::const_new(());
+pub static EXCLUSIVE: Mutex<()> = Mutex::const_new(());
 
 /// Nodes that share a database and a folder, as on one machine.
 pub struct Cluster {
     pub nodes: Vec<Node>,
-    pub doors: Doors,
+    pub addresses: NodeAddresses,
     pub endpoints: Vec<Value>,
     // Number of nodes started so far.
     started: usize,
@@ -82,7 +82,7 @@ impl Node {
 impl Cluster {
     /// Creates a cluster without nodes on an empty database.
     pub async fn new() -> Self {
-        let turn = TURN.lock().await;
+        let turn = EXCLUSIVE.lock().await;
         let database = Server::shared(&[]).await.database().await;
         Self::on(turn, database, None)
     }
@@ -94,7 +94,7 @@ impl Cluster {
 
     /// Creates a cluster on this database server.
     pub async fn on_server(server: Server) -> Self {
-        let turn = TURN.lock().await;
+        let turn = EXCLUSIVE.lock().await;
         let database = server.database().await;
         Self::on(turn, database, Some(server))
     }
@@ -110,8 +110,8 @@ impl Cluster {
 
     fn on(turn: MutexGuard<'static, ()>, database: Database, server: Option<Server>) -> Self {
         let folder = Arc::new(tempfile::tempdir().expect("a folder"));
-        let (nodes, doors, endpoints) = (Vec::new(), Doors::default(), Vec::new());
-        Self { nodes, doors, endpoints, started: 0, folder, database: Arc::new(database), server, _turn: turn }
+        let (nodes, addresses, endpoints) = (Vec::new(), NodeAddresses::default(), Vec::new());
+        Self { nodes, addresses, endpoints, started: 0, folder, database: Arc::new(database), server, _turn: turn }
     }
 
     pub fn server(&self) -> &Server {
@@ -162,8 +162,8 @@ impl Cluster {
         for (gateway, proxy) in join_all(starting).await {
             let name = format!("n{}", self.started);
             self.started += 1;
-            sockets::introduce(gateway.process_id(), &name);
-            self.doors.write().expect("nothing panics while it is held").push(gateway.address);
+            sockets::register(gateway.process_id(), &name);
+            self.addresses.write().expect("nothing panics while it is held").push(gateway.address);
             self.nodes.push(Node { name, proxy, gateway: Some(gateway) });
         }
     }
@@ -192,14 +192,17 @@ impl Cluster {
     pub async fn restart(&mut self, node: usize) {
         let node = &mut self.nodes[node];
         let gateway = node.gateway.take().expect("it was started").restart().await;
-        sockets::introduce(gateway.process_id(), &node.name);
+        sockets::register(gateway.process_id(), &node.name);
         node.gateway = Some(gateway);
     }
 
     /// Ends a node with SIGTERM and removes it from the cluster.
     pub async fn leave(&mut self, node: usize) {
         let address = self.nodes[node].gateway().address;
-        self.doors.write().expect("nothing panics while it is held").retain(|door| *door != address);
+        self.addresses
+            .write()
+            .expect("nothing panics while it is held")
+            .retain(|node_address| *node_address != address);
         self.terminate(node).await;
         self.nodes.remove(node);
     }
@@ -217,7 +220,7 @@ impl Cluster {
 
     /// Starts producers that submit events through all nodes.
     pub fn load(&self, name: &str) -> Load {
-        Load::start(name, &self.doors, self.nodes[0].gateway().token(), self.endpoints.len())
+        Load::start(name, &self.addresses, self.nodes[0].gateway().token(), self.endpoints.len())
     }
 
     /// Reads from the database which shards each process owns.
@@ -283,9 +286,14 @@ impl Cluster {
     }
 
     /// Waits until everything has arrived, and checks the ledger.
-    pub async fn check(&self, ledger: &Ledger, handed: &Handed, may_be_lost: impl Fn(&Entry) -> bool) -> Findings {
+    pub async fn check(
+        &self,
+        ledger: &Ledger,
+        acknowledged: &AcknowledgedEvents,
+        may_be_lost: impl Fn(&Entry) -> bool,
+    ) -> Findings {
         self.drained().await;
-        let findings = ledger.check(handed, CAP, may_be_lost);
+        let findings = ledger.check(acknowledged, CAP, may_be_lost);
         let mut stale = 0.0;
         for node in 0..self.nodes.len() {
             stale += self.metric(node, "posthaste_stale_writes_total").await;

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 static NODES: LazyLock<Mutex<HashMap<u32, Arc<str>>>> = LazyLock::new(Mutex::default);
 
 /// Registers a process as a node.
-pub fn introduce(process: u32, node: &str) {
+pub fn register(process: u32, node: &str) {
     NODES.lock().expect("nothing panics while it is held").insert(process, node.into());
 }
 

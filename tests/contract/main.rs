@@ -17,7 +17,7 @@ macro_rules! for_every_store {
                 $(#[$mark])*
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $promise() {
-                    super::$promise(crate::house::House::embedded().await).await;
+                    super::$promise(crate::fixture::StoreFixture::embedded().await).await;
                 }
             )*
         }
@@ -26,17 +26,17 @@ macro_rules! for_every_store {
                 $(#[$mark])*
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $promise() {
-                    super::$promise(crate::house::House::postgres().await).await;
+                    super::$promise(crate::fixture::StoreFixture::postgres().await).await;
                 }
             )*
         }
     };
 }
 
+mod fixture;
 #[path = "../ground/mod.rs"]
 #[allow(dead_code, reason = "other tests need more of it")]
 mod ground;
-mod house;
 
 mod accept;
 mod access;

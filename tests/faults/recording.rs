@@ -21,7 +21,7 @@ const SECTOR: usize = 512;
 
 /// An operation on a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Act {
+pub enum FileOperation {
     Create,
     Write { offset: usize, data: Vec<u8> },
     Truncate { size: usize },
@@ -32,16 +32,16 @@ pub enum Act {
 
 /// One operation, and where its record ends.
 #[derive(Debug, Clone)]
-pub struct Recorded {
+pub struct RecordedOperation {
     pub end: u64,
     pub name: String,
-    pub act: Act,
+    pub operation: FileOperation,
 }
 
 /// Reads a recording; ignores an incomplete record at its end.
-pub fn read(path: &Path) -> Vec<Recorded> {
+pub fn read(path: &Path) -> Vec<RecordedOperation> {
     let bytes = std::fs::read(path).expect("the recording can be read");
-    let (mut at, mut found) = (0, Vec::new());
+    let (mut at, mut records) = (0, Vec::new());
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
     let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes")) as usize;
     while at + 32 <= bytes.len() {
@@ -52,19 +52,19 @@ pub fn read(path: &Path) -> Vec<Recorded> {
         }
         let text = |from: usize, to: usize| String::from_utf8(bytes[from..to].to_vec()).expect("a name");
         let data = &bytes[name_at + name_bytes..end];
-        let act = match kind {
-            1 => Act::Create,
-            2 => Act::Write { offset, data: data.to_vec() },
-            3 => Act::Truncate { size: offset },
-            4 => Act::Sync { is_good: word(at + 24) == 0 },
-            5 => Act::Rename { to: text(name_at + name_bytes, end) },
-            6 => Act::Unlink,
+        let operation = match kind {
+            1 => FileOperation::Create,
+            2 => FileOperation::Write { offset, data: data.to_vec() },
+            3 => FileOperation::Truncate { size: offset },
+            4 => FileOperation::Sync { is_good: word(at + 24) == 0 },
+            5 => FileOperation::Rename { to: text(name_at + name_bytes, end) },
+            6 => FileOperation::Unlink,
             other => panic!("there is no act {other}"),
         };
-        found.push(Recorded { end: end as u64, name: text(name_at, name_at + name_bytes), act });
+        records.push(RecordedOperation { end: end as u64, name: text(name_at, name_at + name_bytes), operation });
         at = end;
     }
-    found
+    records
 }
 
 /// Syncs that the disk of a rebuilt state has honoured.
@@ -79,7 +79,7 @@ pub enum Syncs {
 /// A disk and the page cache, at one point of the recording.
 #[derive(Default, Clone)]
 pub struct Disk {
-    files: Vec<Cached>,
+    files: Vec<CachedFile>,
     /// Names as programs see them.
     names: BTreeMap<String, usize>,
     durable_names: BTreeMap<String, usize>,
@@ -88,7 +88,7 @@ pub struct Disk {
 }
 
 #[derive(Default, Clone)]
-struct Cached {
+struct CachedFile {
     cache: Vec<u8>,
     durable: Vec<u8>,
     dirty: BTreeSet<usize>,
@@ -96,30 +96,30 @@ struct Cached {
 
 impl Disk {
     /// Applies one operation.
-    pub fn apply(&mut self, recorded: &Recorded, syncs: Syncs) {
-        let Recorded { end, name, act } = recorded;
+    pub fn apply(&mut self, recorded: &RecordedOperation, syncs: Syncs) {
+        let RecordedOperation { end, name, operation } = recorded;
         let is_ignored = matches!(syncs, Syncs::IgnoredAfter(point) if *end > point);
-        match act {
-            Act::Create => {
-                self.files.push(Cached::default());
+        match operation {
+            FileOperation::Create => {
+                self.files.push(CachedFile::default());
                 self.name(name, Some(self.files.len() - 1));
             }
-            Act::Rename { to } => {
+            FileOperation::Rename { to } => {
                 let file = self.names.get(name).copied();
                 self.name(to, file);
                 self.name(name, None);
             }
-            Act::Unlink => self.name(name, None),
-            Act::Sync { .. } if is_ignored => {}
-            Act::Sync { is_good } if name == "." => {
+            FileOperation::Unlink => self.name(name, None),
+            FileOperation::Sync { .. } if is_ignored => {}
+            FileOperation::Sync { is_good } if name == "." => {
                 if *is_good {
                     self.durable_names = self.names.clone();
                     self.unsynced_names.clear();
                 }
             }
-            Act::Sync { is_good } => self.file(name).sync(*is_good),
-            Act::Write { offset, data } => self.file(name).write(*offset, data),
-            Act::Truncate { size } => self.file(name).truncate(*size),
+            FileOperation::Sync { is_good } => self.file(name).sync(*is_good),
+            FileOperation::Write { offset, data } => self.file(name).write(*offset, data),
+            FileOperation::Truncate { size } => self.file(name).truncate(*size),
         }
     }
 
@@ -131,10 +131,10 @@ impl Disk {
         self.unsynced_names.push((name.to_owned(), file));
     }
 
-    fn file(&mut self, name: &str) -> &mut Cached {
+    fn file(&mut self, name: &str) -> &mut CachedFile {
         if !self.names.contains_key(name) {
             // The file got its name in a way that is not recorded.
-            self.files.push(Cached::default());
+            self.files.push(CachedFile::default());
             self.name(name, Some(self.files.len() - 1));
         }
         &mut self.files[self.names[name]]
@@ -155,7 +155,7 @@ impl Disk {
     }
 }
 
-impl Cached {
+impl CachedFile {
     fn write(&mut self, offset: usize, data: &[u8]) {
         if self.cache.len() < offset + data.len() {
             self.cache.resize(offset + data.len(), 0);
@@ -206,22 +206,22 @@ impl Cached {
 #[test]
 fn what_was_synced_is_kept_and_what_a_failed_sync_left_is_gone() {
     use rand::SeedableRng;
-    let act = |name: &str, act: Act| Recorded { end: 1, name: name.into(), act };
-    let write = |byte: u8, page: usize| Act::Write { offset: page * PAGE, data: vec![byte; PAGE] };
+    let operation = |name: &str, operation: FileOperation| RecordedOperation { end: 1, name: name.into(), operation };
+    let write = |byte: u8, page: usize| FileOperation::Write { offset: page * PAGE, data: vec![byte; PAGE] };
     let mut disk = Disk::default();
     for (name, done) in [
-        ("f", Act::Create),
-        (".", Act::Sync { is_good: true }),
+        ("f", FileOperation::Create),
+        (".", FileOperation::Sync { is_good: true }),
         ("f", write(1, 0)),
-        ("f", Act::Sync { is_good: true }),
+        ("f", FileOperation::Sync { is_good: true }),
         ("f", write(2, 1)),
-        ("f", Act::Sync { is_good: false }),
+        ("f", FileOperation::Sync { is_good: false }),
         ("f", write(3, 2)),
-        ("f", Act::Sync { is_good: true }),
+        ("f", FileOperation::Sync { is_good: true }),
         ("f", write(4, 3)),
-        ("g", Act::Create),
+        ("g", FileOperation::Create),
     ] {
-        disk.apply(&act(name, done), Syncs::Honoured);
+        disk.apply(&operation(name, done), Syncs::Honoured);
     }
     let mut rng = StdRng::seed_from_u64(1);
     let cuts: Vec<_> = (0..100).map(|_| disk.cut(&mut rng)).collect();

@@ -20,7 +20,7 @@ const EXAMPLES: usize = 3;
 pub struct Faults(Vec<Fault>);
 
 struct Fault {
-    why: &'static str,
+    reason: &'static str,
     /// Node it happened to; all nodes if none is named.
     node: Option<String>,
     from: Instant,
@@ -29,13 +29,13 @@ struct Fault {
 
 impl Faults {
     /// Records a fault of all nodes between `from` and now.
-    pub fn note(&mut self, why: &'static str, from: Instant) {
-        self.0.push(Fault { why, node: None, from, until: Instant::now() });
+    pub fn note(&mut self, reason: &'static str, from: Instant) {
+        self.0.push(Fault { reason, node: None, from, until: Instant::now() });
     }
 
     /// Records a fault of one node between `from` and now.
-    pub fn note_at(&mut self, node: &str, why: &'static str, from: Instant) {
-        self.0.push(Fault { why, node: Some(node.to_owned()), from, until: Instant::now() });
+    pub fn note_at(&mut self, node: &str, reason: &'static str, from: Instant) {
+        self.0.push(Fault { reason, node: Some(node.to_owned()), from, until: Instant::now() });
     }
 
     /// Returns why the outcome of this request may be unknown, if it may.
@@ -47,7 +47,7 @@ impl Faults {
             };
             is_its_node && entry.began < fault.until && entry.ended.is_none_or(|ended| ended + MOMENT > fault.from)
         };
-        self.0.iter().find(is_cause).map(|fault| fault.why)
+        self.0.iter().find(is_cause).map(|fault| fault.reason)
     }
 }
 
@@ -86,7 +86,7 @@ impl Report {
         let mut unexplained = 0;
         for (first, again) in &findings.repeats {
             match faults.explain(first) {
-                Some(why) => *self.repeats.entry(why).or_default() += 1,
+                Some(reason) => *self.repeats.entry(reason).or_default() += 1,
                 None => {
                     unexplained += 1;
                     if unexplained <= EXAMPLES {
@@ -116,10 +116,10 @@ impl Report {
     pub fn finish(self) {
         let count = |kind: &str| self.counts.get(kind).copied().unwrap_or(0);
         let repeats: usize = self.repeats.values().sum();
-        let why: Vec<String> = self.repeats.iter().map(|(why, count)| format!("{why} {count}")).collect();
-        let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join(", ")) };
+        let reason: Vec<String> = self.repeats.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
+        let reason = if reason.is_empty() { String::new() } else { format!(" ({})", reason.join(", ")) };
         let mut line = format!(
-            "{}: seed {}, cycles {}, acked {}, lost {}, overtakes {}, overlaps {}, duplicates {repeats}{why}, altered {}",
+            "{}: seed {}, cycles {}, acked {}, lost {}, overtakes {}, overlaps {}, duplicates {repeats}{reason}, altered {}",
             self.name,
             self.seed,
             self.cycles,

@@ -9,8 +9,8 @@ use tokio::sync::MutexGuard;
 
 use crate::audit::{Findings, Rules};
 use crate::ledger::{Ledger, TIMEOUT};
-use crate::load::{Doors, Handed, Load, Mark};
-use crate::nodes::{CAP, TURN, settings};
+use crate::load::{AcknowledgedEvents, Load, Mark, NodeAddresses};
+use crate::nodes::{CAP, EXCLUSIVE, settings};
 use crate::report::{Faults, Report};
 use crate::support::{Client, Gateway, Options, eventually};
 
@@ -29,7 +29,7 @@ pub struct Single {
     pub mark: Mark,
     options: Options,
     gateway: Option<Gateway>,
-    doors: Doors,
+    addresses: NodeAddresses,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -40,12 +40,12 @@ impl Single {
     }
 
     pub async fn start_in(folder: Arc<TempDir>, ledger: Ledger, options: Options, mark: Mark) -> Self {
-        let turn = TURN.lock().await;
+        let turn = EXCLUSIVE.lock().await;
         let gateway = Gateway::start_in(folder.clone(), options.clone()).await;
-        let doors = Doors::default();
-        doors.write().expect("nothing panics while it is held").push(gateway.address);
+        let addresses = NodeAddresses::default();
+        addresses.write().expect("nothing panics while it is held").push(gateway.address);
         let endpoints = Vec::new();
-        Self { ledger, endpoints, folder, mark, options, gateway: Some(gateway), doors, _turn: turn }
+        Self { ledger, endpoints, folder, mark, options, gateway: Some(gateway), addresses, _turn: turn }
     }
 
     /// Creates endpoints `e0` and so on, with these settings over the usual ones.
@@ -78,7 +78,7 @@ impl Single {
 
     /// Starts producers that record what was acknowledged.
     pub fn load(&self, name: &str) -> Load {
-        Load::marked(name, &self.doors, self.gateway().token(), self.endpoints.len(), self.mark.clone())
+        Load::marked(name, &self.addresses, self.gateway().token(), self.endpoints.len(), self.mark.clone())
     }
 
     /// Restarts it; if it has not ended, it is killed.
@@ -93,11 +93,11 @@ impl Single {
     }
 
     /// Waits until everything has arrived, and reports the findings of the ledger.
-    pub async fn check(&self, handed: &Handed, faults: &Faults, report: &mut Report) {
+    pub async fn check(&self, acknowledged: &AcknowledgedEvents, faults: &Faults, report: &mut Report) {
         self.drained().await;
         let dead = self.client().get("/v1/tenants/default/dead-letters").await.expect(200);
         report.expect(dead["data"] == json!([]), || format!("no fault of ours kills a delivery: {dead}"));
-        report.add(&Findings::of(&self.ledger.entries(), handed, &RULES), faults);
+        report.add(&Findings::of(&self.ledger.entries(), acknowledged, &RULES), faults);
     }
 }
 

@@ -15,13 +15,13 @@ use std::sync::{Arc, Mutex};
 /// dropped, and also when the test process ends in any way.
 pub struct Guard {
     folder: PathBuf,
-    line: Mutex<Line>,
+    server_shell: Mutex<ServerShell>,
 }
 
 /// The shell that runs the server, and the pipes to it.
-struct Line {
+struct ServerShell {
     shell: Child,
-    words: Option<ChildStdin>,
+    commands: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     server: Option<u32>,
 }
@@ -35,29 +35,31 @@ impl Guard {
         // In a group of its own, so that Ctrl-C ends the tests first.
         shell.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut shell = shell.spawn().expect("there is a shell");
-        let words = shell.stdin.take();
+        let commands = shell.stdin.take();
         let answers = BufReader::new(shell.stdout.take().expect("piped"));
-        Self { folder, line: Mutex::new(Line { shell, words, answers, server: None }) }
+        Self { folder, server_shell: Mutex::new(ServerShell { shell, commands, answers, server: None }) }
     }
 
     /// Starts the server; the caller checks whether it serves.
     pub async fn start(self: &Arc<Self>) {
-        self.say("start").await;
+        self.send_command("start").await;
     }
 
     /// Sends SIGINT to the server and waits for its end.
     pub async fn stop(self: &Arc<Self>) {
-        self.say("stop").await;
+        self.send_command("stop").await;
     }
 
     /// Sends SIGKILL to the server and all its children.
     pub async fn kill(self: &Arc<Self>) {
-        self.say("kill").await;
+        self.send_command("kill").await;
     }
 
     /// Whether the server was started and has ended by itself.
     pub fn has_ended(&self) -> bool {
-        let Some(server) = self.line.lock().expect("nothing panics while it is held").server else { return false };
+        let Some(server) = self.server_shell.lock().expect("nothing panics while it is held").server else {
+            return false;
+        };
         let Ok(stat) = std::fs::read_to_string(format!("/proc/{server}/stat")) else { return true };
         // The state follows the name, which is in parentheses.
         stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z'))
@@ -70,26 +72,26 @@ impl Guard {
         lines[lines.len().saturating_sub(30)..].join("\n")
     }
 
-    async fn say(self: &Arc<Self>, word: &'static str) {
+    async fn send_command(self: &Arc<Self>, command: &'static str) {
         let guard = self.clone();
-        let saying = tokio::task::spawn_blocking(move || {
-            let mut line = guard.line.lock().expect("nothing panics while it is held");
-            let words = line.words.as_mut().expect("it is there until the guard is dropped");
-            writeln!(words, "{word}").expect("the guard listens");
+        let sending = tokio::task::spawn_blocking(move || {
+            let mut server_shell = guard.server_shell.lock().expect("nothing panics while it is held");
+            let commands = server_shell.commands.as_mut().expect("it is there until the guard is dropped");
+            writeln!(commands, "{command}").expect("the guard listens");
             let mut answer = String::new();
-            line.answers.read_line(&mut answer).expect("the guard answers");
-            line.server = answer.trim().parse().ok();
+            server_shell.answers.read_line(&mut answer).expect("the guard answers");
+            server_shell.server = answer.trim().parse().ok();
         });
-        saying.await.expect("it is said");
+        sending.await.expect("it is said");
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let line = self.line.get_mut().expect("nothing panics while it is held");
+        let server_shell = self.server_shell.get_mut().expect("nothing panics while it is held");
         // The shell ends when its input does.
-        line.words = None;
-        let _ = line.shell.wait();
+        server_shell.commands = None;
+        let _ = server_shell.shell.wait();
     }
 }
 

@@ -11,20 +11,20 @@ use tokio::task::{JoinHandle, JoinSet};
 
 /// The state of the simulated network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Weather {
+pub enum NetworkState {
     /// All bytes arrive at once.
-    Fair,
+    Working,
     /// All bytes arrive this much later.
     Slow(Duration),
     /// No bytes arrive, and connections stay open. Bytes on the way arrive when
     /// the state changes.
     Silent,
     /// Bytes to the server arrive; those to the client do not.
-    Deaf,
+    AnswersLost,
     /// Bytes to the client arrive; those to the server do not.
-    Mute,
+    RequestsLost,
     /// Connections are reset, new ones too.
-    Torn,
+    Reset,
 }
 
 /// A proxy on a free port of this machine.
@@ -38,16 +38,16 @@ pub struct Proxy {
 struct Network {
     /// Server that new connections lead to.
     server: SocketAddr,
-    weather: Weather,
+    state: NetworkState,
     /// Number of times all connections were reset.
     cuts: u64,
 }
 
 /// The direction of bytes through the proxy.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    There,
-    Back,
+enum Direction {
+    ToServer,
+    ToClient,
 }
 
 impl Proxy {
@@ -55,16 +55,16 @@ impl Proxy {
     pub async fn start(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let network = watch::Sender::new(Network { server, weather: Weather::Fair, cuts: 0 });
+        let network = watch::Sender::new(Network { server, state: NetworkState::Working, cuts: 0 });
         let accepting = tokio::spawn(accept(listener, network.subscribe()));
         Self { address, network, accepting }
     }
 
     /// Changes the state of the network, for bytes on the way too.
-    pub fn set(&self, weather: Weather) {
+    pub fn set(&self, state: NetworkState) {
         self.network.send_modify(|network| {
-            network.weather = weather;
-            network.cuts += u64::from(weather == Weather::Torn);
+            network.state = state;
+            network.cuts += u64::from(state == NetworkState::Reset);
         });
     }
 
@@ -99,7 +99,7 @@ async fn accept(listener: TcpListener, network: watch::Receiver<Network>) {
 
 async fn serve(client: TcpStream, mut network: watch::Receiver<Network>) {
     let now = *network.borrow();
-    if now.weather == Weather::Torn {
+    if now.state == NetworkState::Reset {
         let _ = client.set_zero_linger();
         return;
     }
@@ -110,8 +110,8 @@ async fn serve(client: TcpStream, mut network: watch::Receiver<Network>) {
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (from_client, mut to_client) = client.into_split();
     let (from_server, mut to_server) = server.into_split();
-    let there = carry(from_client, &mut to_server, network.clone(), Way::There);
-    let back = carry(from_server, &mut to_client, network.clone(), Way::Back);
+    let there = carry(from_client, &mut to_server, network.clone(), Direction::ToServer);
+    let back = carry(from_server, &mut to_client, network.clone(), Direction::ToClient);
     let is_cut = tokio::select! {
         carried = async { tokio::try_join!(there, back) } => carried.is_err(),
         _ = network.wait_for(|network| network.cuts != now.cuts) => true,
@@ -126,22 +126,22 @@ async fn carry(
     mut from: OwnedReadHalf,
     to: &mut OwnedWriteHalf,
     mut network: watch::Receiver<Network>,
-    way: Way,
+    direction: Direction,
 ) -> std::io::Result<()> {
     let mut buffer = vec![0; 64 * 1_024];
     loop {
         let count = from.read(&mut buffer).await?;
-        let passes = |network: &Network| match network.weather {
-            Weather::Silent => false,
-            Weather::Deaf => way == Way::There,
-            Weather::Mute => way == Way::Back,
-            Weather::Fair | Weather::Slow(_) | Weather::Torn => true,
+        let passes = |network: &Network| match network.state {
+            NetworkState::Silent => false,
+            NetworkState::AnswersLost => direction == Direction::ToServer,
+            NetworkState::RequestsLost => direction == Direction::ToClient,
+            NetworkState::Working | NetworkState::Slow(_) | NetworkState::Reset => true,
         };
-        let weather = match network.wait_for(passes).await {
-            Ok(network) => network.weather,
+        let state = match network.wait_for(passes).await {
+            Ok(network) => network.state,
             Err(_) => return Ok(()),
         };
-        if let Weather::Slow(delay) = weather {
+        if let NetworkState::Slow(delay) = state {
             tokio::time::sleep(delay).await;
         }
         if count == 0 {

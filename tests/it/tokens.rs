@@ -4,7 +4,7 @@
 use posthaste::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
-use crate::cli::{asked, to_gateway, told};
+use crate::cli::{asked, cli_output, to_gateway};
 use crate::support::{Client, Gateway, Options, Printed, Receiver, Reply, eventually, path_of};
 
 for_every_store! {
@@ -284,14 +284,14 @@ async fn tokens_and_the_audit_log_on_the_command_line() {
     let (id, token) = (made["id"].as_str().unwrap(), made["token"].as_str().unwrap());
     let client = Client::new(gateway.address, token);
     client.get("/v1/tenants/default/events").await.expect(200);
-    let listed = told(&gateway, &["tokens", "list", "--of", "default"]).await;
+    let listed = cli_output(&gateway, &["tokens", "list", "--of", "default"]).await;
     assert!(listed.contains(id) && listed.contains("publish, read") && listed.contains("ci"), "{listed}");
     assert!(!listed.contains(token));
-    let revoked = told(&gateway, &["tokens", "revoke", id]).await;
+    let revoked = cli_output(&gateway, &["tokens", "revoke", id]).await;
     assert_eq!(revoked.trim(), format!("revoked {id}"));
     client.get("/v1/tenants/default/events").await.problem(401, "unauthenticated");
     for args in [&["audit"][..], &["audit", "--all", "--since", "1h"]] {
-        let log = told(&gateway, args).await;
+        let log = cli_output(&gateway, args).await;
         assert!(log.contains("token.revoked") && log.contains("token.created") && log.contains("127.0.0.1"), "{log}");
     }
 }
@@ -303,7 +303,7 @@ async fn a_token_of_the_gateway_is_made_on_the_command_line() {
     let made = asked(&gateway, &args).await;
     let client = Client::new(gateway.address, made["token"].as_str().unwrap());
     client.get("/v1/cluster").await.expect(200);
-    let listed = told(&gateway, &["tokens", "list"]).await;
+    let listed = cli_output(&gateway, &["tokens", "list"]).await;
     assert!(listed.contains("admin_read") && listed.contains("the dashboard"), "{listed}");
     let unnamed = to_gateway(&gateway, &["tokens", "create", "--gateway", "--rights", "admin"]).output().await.unwrap();
     let said = String::from_utf8_lossy(&unnamed.stderr).into_owned();

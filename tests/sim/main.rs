@@ -7,13 +7,13 @@
 #![allow(clippy::unwrap_used, reason = "a story that cannot go on has failed")]
 
 mod epochs;
-mod moody;
+mod faulty_store;
+mod flaky_receivers;
+mod node_views;
 mod ownership;
 mod patience;
 mod retention;
-mod seats;
 mod storm;
-mod stumbling;
 mod trouble;
 mod world;
 

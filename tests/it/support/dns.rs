@@ -7,7 +7,7 @@ use tokio::net::UdpSocket;
 
 /// The answer of a name server about a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Says {
+pub enum DnsAnswer {
     /// The name has these addresses.
     Addresses(Vec<IpAddr>),
     /// The name is an alias of another, which has these addresses.
@@ -20,13 +20,13 @@ pub enum Says {
     Silence,
 }
 
-impl Says {
+impl DnsAnswer {
     pub fn addresses(addresses: &[&str]) -> Self {
         Self::Addresses(addresses.iter().map(|text| text.parse().expect("an address")).collect())
     }
 }
 
-type Choose = Box<dyn FnMut(&str) -> Says + Send>;
+type Choose = Box<dyn FnMut(&str) -> DnsAnswer + Send>;
 
 /// A name server on a free port of this machine. Its answers have a TTL of zero.
 pub struct NameServer {
@@ -46,19 +46,19 @@ impl NameServer {
     /// Starts a server that answers as `choose` says for each name, which is in
     /// lower case and has no dot at its end. `choose` is called for each query,
     /// of IPv4 and of IPv6.
-    pub async fn answering(choose: impl FnMut(&str) -> Says + Send + 'static) -> Self {
+    pub async fn answering(choose: impl FnMut(&str) -> DnsAnswer + Send + 'static) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
         let address = socket.local_addr().expect("an address");
         let asked = Arc::<Mutex<Vec<String>>>::default();
         let choose: Arc<Mutex<Choose>> = Arc::new(Mutex::new(Box::new(choose)));
-        let (noted, chosen) = (asked.clone(), choose.clone());
+        let (asked_names, chosen) = (asked.clone(), choose.clone());
         let serving = tokio::spawn(async move {
             let mut buffer = [0; 1_500];
             while let Ok((length, from)) = socket.recv_from(&mut buffer).await {
                 let Some(question) = Question::read(&buffer[..length]) else { continue };
-                noted.lock().unwrap().push(question.name.clone());
-                let says = (chosen.lock().unwrap())(&question.name);
-                if let Some(answer) = question.answer(&says) {
+                asked_names.lock().unwrap().push(question.name.clone());
+                let answer = (chosen.lock().unwrap())(&question.name);
+                if let Some(answer) = question.answer(&answer) {
                     let _ = socket.send_to(&answer, from).await;
                 }
             }
@@ -67,7 +67,7 @@ impl NameServer {
     }
 
     /// Changes its answers from now on.
-    pub fn answer_with(&self, choose: impl FnMut(&str) -> Says + Send + 'static) {
+    pub fn answer_with(&self, choose: impl FnMut(&str) -> DnsAnswer + Send + 'static) {
         *self.choose.lock().unwrap() = Box::new(choose);
     }
 
@@ -106,13 +106,13 @@ impl Question {
         Some(Self { id: message[..2].try_into().ok()?, name: labels.join("."), kind, bytes })
     }
 
-    fn answer(&self, says: &Says) -> Option<Vec<u8>> {
-        let (code, records) = match says {
-            Says::Silence => return None,
-            Says::Nothing => (3, Vec::new()),
-            Says::Failure => (2, Vec::new()),
-            Says::Addresses(addresses) => (0, self.records(&self.name, addresses)),
-            Says::Alias(other, addresses) => {
+    fn answer(&self, answer: &DnsAnswer) -> Option<Vec<u8>> {
+        let (code, records) = match answer {
+            DnsAnswer::Silence => return None,
+            DnsAnswer::Nothing => (3, Vec::new()),
+            DnsAnswer::Failure => (2, Vec::new()),
+            DnsAnswer::Addresses(addresses) => (0, self.records(&self.name, addresses)),
+            DnsAnswer::Alias(other, addresses) => {
                 let alias = record(&self.name, CNAME, &encoded(other));
                 (0, std::iter::once(alias).chain(self.records(other, addresses)).collect())
             }

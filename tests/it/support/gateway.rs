@@ -255,7 +255,7 @@ impl Gateway {
     }
 
     /// Posts an action to an endpoint: pause, resume, breaker/open.
-    pub async fn tell(&self, endpoint: &Value, verb: &str, body: &str) -> Value {
+    pub async fn post_to_endpoint(&self, endpoint: &Value, verb: &str, body: &str) -> Value {
         self.client.post(&format!("{}/{verb}", path_of(endpoint)), body.to_owned()).await.expect(200)
     }
 
@@ -315,7 +315,7 @@ impl Gateway {
     }
 
     /// Posts an action to a delivery: retry, cancel, replay.
-    pub async fn act(&self, delivery: &Value, verb: &str) -> super::Answer {
+    pub async fn post_to_delivery(&self, delivery: &Value, verb: &str) -> super::Answer {
         let id = delivery["id"].as_str().expect("an id");
         self.client.post(&format!("/v1/tenants/default/deliveries/{id}/{verb}"), "").await
     }

@@ -12,12 +12,12 @@ mod smtp;
 use std::time::{Duration, Instant};
 
 pub use client::{Answer, Client};
-pub use dns::{NameServer, Says};
+pub use dns::{DnsAnswer, NameServer};
 pub use gateway::{Gateway, Options, Printed, eager_retry, is_on_postgres, on_postgres, path_of, unlimited};
-pub use proxy::{Proxy, Speaks};
-pub use raw::{Act, RawReceiver};
+pub use proxy::{Proxy, ProxyBehaviour};
+pub use raw::{RawReceiver, RawStep};
 pub use receiver::{Receiver, Reply, Seen, overlaps};
-pub use smtp::{MailServer, Manner, Mood, ReceivedMail};
+pub use smtp::{MailServer, MailServerBehaviour, ReceivedMail, SmtpFault};
 
 /// Longest wait for anything before a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(30);

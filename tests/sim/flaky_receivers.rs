@@ -65,19 +65,19 @@ const DURABLE: Duration = Duration::from_secs(10);
 impl Ledger {
     /// Forgets backpressure from just before a crash, which may not be stored.
     pub fn crash(&mut self, now: Timestamp) {
-        for asked in self.quiet.values_mut() {
-            asked.retain(|(at, _)| after(*at, DURABLE) < now);
+        for breaks in self.quiet.values_mut() {
+            breaks.retain(|(at, _)| after(*at, DURABLE) < now);
         }
     }
 
     fn is_quiet(&self, url: &str, now: Timestamp) -> bool {
-        let asked = self.quiet.get(url).into_iter().flatten();
-        asked.into_iter().any(|(at, until)| after(*at, IN_FORCE) < now && now < *until)
+        let breaks = self.quiet.get(url).into_iter().flatten();
+        breaks.into_iter().any(|(at, until)| after(*at, IN_FORCE) < now && now < *until)
     }
 }
 
 /// Receivers that are healthy, down, slow or faulty, each at its own times.
-pub struct Moody {
+pub struct FlakyReceivers {
     pub ledger: Arc<Mutex<Ledger>>,
     clock: Arc<dyn Clock>,
     chance: Mutex<StdRng>,
@@ -86,7 +86,7 @@ pub struct Moody {
     healed_at: Timestamp,
 }
 
-impl Moody {
+impl FlakyReceivers {
     pub fn new(ledger: Arc<Mutex<Ledger>>, clock: Arc<dyn Clock>, seed: u64, cap: usize, healed_at: Timestamp) -> Self {
         Self { ledger, clock, chance: Mutex::new(StdRng::seed_from_u64(seed)), cap, healed_at }
     }
@@ -103,7 +103,7 @@ impl Moody {
         now < self.healed_at && hour < 5
     }
 
-    fn mood(&self, url: &str) -> Result<u16, FailureKind> {
+    fn outcome(&self, url: &str) -> Result<u16, FailureKind> {
         let draw = self.draw();
         if self.clock.now() >= self.healed_at {
             return Ok(200);
@@ -123,16 +123,16 @@ impl Moody {
 }
 
 /// Counts a request as open until it is answered or cut off by a crash.
-struct Open<'a> {
-    moody: &'a Moody,
+struct OpenRequest<'a> {
+    flaky_receivers: &'a FlakyReceivers,
     url: String,
     lane: Option<(String, String)>,
     is_answered: bool,
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenRequest<'_> {
     fn drop(&mut self) {
-        let mut ledger = self.moody.ledger.lock().unwrap();
+        let mut ledger = self.flaky_receivers.ledger.lock().unwrap();
         *ledger.open_by_url.get_mut(&self.url).unwrap() -= 1;
         if let Some(lane) = &self.lane {
             ledger.open.remove(lane);
@@ -142,7 +142,7 @@ impl Drop for Open<'_> {
 }
 
 #[async_trait]
-impl Sender for Moody {
+impl Sender for FlakyReceivers {
     async fn send(&self, request: SignedRequest) -> Answer {
         let header = |name: &str| request.headers.get(name).map(|value| value.to_str().unwrap().to_owned());
         let id = header("webhook-id").unwrap();
@@ -154,30 +154,30 @@ impl Sender for Moody {
         // Duration of the whole exchange, within the deadline.
         let took = Duration::from_millis(5 + (self.draw() * 9_000.0) as u64);
         tokio::time::sleep(took).await;
-        let mood = self.mood(&request.url);
+        let outcome = self.outcome(&request.url);
         open.is_answered = true;
         let mut ledger = self.ledger.lock().unwrap();
         // A receiver that timed out may have applied it all the same.
-        let is_applied =
-            matches!(mood, Ok(200..300)) || (mood == Err(FailureKind::Timeout) && took.as_millis().is_multiple_of(2));
+        let is_applied = matches!(outcome, Ok(200..300))
+            || (outcome == Err(FailureKind::Timeout) && took.as_millis().is_multiple_of(2));
         if is_applied {
             if let (Some(lane), Some(place)) = (&lane, place) {
-                let known = ledger.applied.entry(lane.clone()).or_insert(0);
-                *known = (*known).max(place);
+                let recorded = ledger.applied.entry(lane.clone()).or_insert(0);
+                *recorded = (*recorded).max(place);
             }
-            if matches!(mood, Ok(200..300)) {
+            if matches!(outcome, Ok(200..300)) {
                 ledger.received.insert((request.url.clone(), id));
             }
         }
-        let quiet_for = (mood == Ok(429)).then(|| 30 + (self.draw() * 1_800.0) as u64);
+        let quiet_for = (outcome == Ok(429)).then(|| 30 + (self.draw() * 1_800.0) as u64);
         if let Some(seconds) = quiet_for {
             let now = self.clock.now();
             ledger.asked_for_quiet += 1;
-            let asked = ledger.quiet.entry(request.url.clone()).or_default();
-            asked.push((now, after(now, Duration::from_secs(seconds))));
+            let breaks = ledger.quiet.entry(request.url.clone()).or_default();
+            breaks.push((now, after(now, Duration::from_secs(seconds))));
         }
         let header = quiet_for.map(|seconds| ("retry-after".to_owned(), seconds.to_string()));
-        let result = match mood {
+        let result = match outcome {
             Ok(status) => Ok(Response { status, headers: header.into_iter().collect(), ..Response::default() }),
             Err(kind) => Err(AttemptFailure::new(kind, "a mood")),
         };
@@ -185,14 +185,21 @@ impl Sender for Moody {
     }
 }
 
-impl Moody {
+impl FlakyReceivers {
     /// Checks a request as it arrives.
-    fn open(&self, request: &SignedRequest, id: &str, lane: Option<(String, String)>, place: Option<u64>) -> Open<'_> {
+    fn open(
+        &self,
+        request: &SignedRequest,
+        id: &str,
+        lane: Option<(String, String)>,
+        place: Option<u64>,
+    ) -> OpenRequest<'_> {
         let url = request.url.clone();
         let mut ledger = self.ledger.lock().unwrap();
         ledger.requests += 1;
-        let known = ledger.bodies.entry((url.clone(), id.to_owned())).or_insert_with(|| request.body.clone()).clone();
-        ledger.demand(known == request.body, || format!("the body of {id} changed between attempts"));
+        let recorded =
+            ledger.bodies.entry((url.clone(), id.to_owned())).or_insert_with(|| request.body.clone()).clone();
+        ledger.demand(recorded == request.body, || format!("the body of {id} changed between attempts"));
         let now = self.clock.now();
         let is_quiet = ledger.is_quiet(&url, now);
         ledger.demand(!is_quiet, || format!("{id} was sent at {now} to {url}, which asked to be left alone"));
@@ -221,6 +228,6 @@ impl Moody {
                 format!("{id} overtook: place {place} of {lane:?} after {applied}")
             });
         }
-        Open { moody: self, url, lane, is_answered: false }
+        OpenRequest { flaky_receivers: self, url, lane, is_answered: false }
     }
 }

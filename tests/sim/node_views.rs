@@ -1,8 +1,8 @@
-//! Several nodes at one table: the embedded store, shared as a store of many
-//! nodes is. Who owns what is moved by the story, not by a clock.
+//! Simulates the shard ownership of several nodes on one embedded store. The
+//! test moves the shards, not a clock.
 //!
-//! What a node believes and what is true are two things: a node may be the
-//! last to hear that its shards have gone.
+//! The true owner and what a node believes are kept apart: a node may be the
+//! last to learn that its shards are gone.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,10 +18,10 @@ use tokio::sync::{mpsc, oneshot};
 /// Duration of a lease.
 pub const LEASE: Duration = Duration::from_secs(15);
 /// Time until a node learns what another has accepted for it.
-const NEWS: Duration = Duration::from_millis(20);
+const EVENT_DELAY: Duration = Duration::from_millis(20);
 
 /// The true owners of the shards, and what each node believes.
-pub struct Table {
+pub struct SharedOwnership {
     inner: Arc<EmbeddedStore>,
     state: Mutex<State>,
     /// Whether outcomes cannot be written at the moment.
@@ -39,30 +39,30 @@ struct Node {
     believes: Vec<Lease>,
     /// End of its lease, if it is no longer renewed.
     ends: Option<Instant>,
-    tell: mpsc::UnboundedSender<ClusterEvent>,
-    tidings: Option<mpsc::UnboundedReceiver<ClusterEvent>>,
+    sender: mpsc::UnboundedSender<ClusterEvent>,
+    events: Option<mpsc::UnboundedReceiver<ClusterEvent>>,
 }
 
 /// The store's view of one node.
 #[derive(Clone)]
-pub struct Seat {
-    table: Arc<Table>,
+pub struct NodeView {
+    ownership: Arc<SharedOwnership>,
     node: usize,
 }
 
-impl Table {
+impl SharedOwnership {
     pub fn new(inner: Arc<EmbeddedStore>, nodes: usize) -> Arc<Self> {
         let node = |_| {
-            let (tell, tidings) = mpsc::unbounded_channel();
-            Node { believes: Shard::all().map(Lease::none).collect(), ends: None, tell, tidings: Some(tidings) }
+            let (sender, events) = mpsc::unbounded_channel();
+            Node { believes: Shard::all().map(Lease::none).collect(), ends: None, sender, events: Some(events) }
         };
         let state = State { owners: vec![(None, 0); 256], nodes: (0..nodes).map(node).collect() };
         let (is_away, reads_take) = (AtomicBool::new(false), Mutex::default());
         Arc::new(Self { inner, state: Mutex::new(state), is_away, reads_take })
     }
 
-    pub fn seat(self: &Arc<Self>, node: usize) -> Seat {
-        Seat { table: self.clone(), node }
+    pub fn node_view(self: &Arc<Self>, node: usize) -> NodeView {
+        NodeView { ownership: self.clone(), node }
     }
 
     /// Gives shards to a node, and tells it.
@@ -72,7 +72,7 @@ impl Table {
     }
 
     /// Gives shards to a node without telling it; returns the event to send.
-    pub async fn give_untold(&self, node: usize, shards: &[Shard]) -> ClusterEvent {
+    pub async fn give_silently(&self, node: usize, shards: &[Shard]) -> ClusterEvent {
         self.claim(node, shards);
         let due = self.due(shards).await;
         ClusterEvent::Gained { shards: shards.to_vec(), due, were_owned: true }
@@ -91,7 +91,7 @@ impl Table {
     /// Tells a node that these shards are its own, or stay so after all.
     pub async fn keep(&self, node: usize, shards: &[Shard], were_owned: bool) {
         let due = self.due(shards).await;
-        self.tell(node, ClusterEvent::Gained { shards: shards.to_vec(), due, were_owned });
+        self.send_event(node, ClusterEvent::Gained { shards: shards.to_vec(), due, were_owned });
     }
 
     async fn due(&self, shards: &[Shard]) -> Vec<(EndpointId, Timestamp)> {
@@ -104,7 +104,7 @@ impl Table {
     /// Asks a node to give shards away; returns once it agrees.
     pub async fn want(&self, node: usize, shards: &[Shard]) -> std::result::Result<(), oneshot::error::RecvError> {
         let (done, agreed) = oneshot::channel();
-        self.tell(node, ClusterEvent::Wanted { shards: shards.to_vec(), done });
+        self.send_event(node, ClusterEvent::Wanted { shards: shards.to_vec(), done });
         agreed.await
     }
 
@@ -126,7 +126,7 @@ impl Table {
             state.nodes[node].believes[usize::from(shard.0)] = Lease::none(*shard);
         }
         drop(state);
-        self.tell(node, ClusterEvent::Lost { shards: shards.to_vec() });
+        self.send_event(node, ClusterEvent::Lost { shards: shards.to_vec() });
     }
 
     /// Stops renewing a node's lease.
@@ -153,13 +153,13 @@ impl Table {
         self.state.lock().unwrap().owners[usize::from(shard.0)].0
     }
 
-    pub fn tell(&self, node: usize, tiding: ClusterEvent) {
-        let _ = self.state.lock().unwrap().nodes[node].tell.send(tiding);
+    pub fn send_event(&self, node: usize, event: ClusterEvent) {
+        let _ = self.state.lock().unwrap().nodes[node].sender.send(event);
     }
 
     fn shard(&self, endpoint: EndpointId) -> Shard {
-        let known = self.inner.any_endpoint(endpoint).expect("nothing is deleted here");
-        Shard::of(&known.tenant, endpoint)
+        let endpoint_record = self.inner.any_endpoint(endpoint).expect("nothing is deleted here");
+        Shard::of(&endpoint_record.tenant, endpoint)
     }
 }
 
@@ -167,65 +167,71 @@ fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-impl Seat {
+impl NodeView {
     pub fn lease(&self, tenant: &TenantId, endpoint: EndpointId) -> Lease {
         let shard = Shard::of(tenant, endpoint);
-        self.table.state.lock().unwrap().nodes[self.node].believes[usize::from(shard.0)]
+        self.ownership.state.lock().unwrap().nodes[self.node].believes[usize::from(shard.0)]
     }
 
     /// Refuses a write that is not under the present ownership.
     pub fn check(&self, lease: Lease) -> Result<()> {
-        let (owner, epoch) = self.table.state.lock().unwrap().owners[usize::from(lease.shard.0)];
+        let (owner, epoch) = self.ownership.state.lock().unwrap().owners[usize::from(lease.shard.0)];
         let is_current = owner == Some(self.node) && Epoch(epoch) == lease.epoch;
         if is_current { Ok(()) } else { Err(Error::Stale(lease.shard)) }
     }
 
     /// Fails while outcomes cannot be written.
     pub fn reach(&self) -> Result<()> {
-        let is_away = self.table.is_away.load(Ordering::SeqCst);
+        let is_away = self.ownership.is_away.load(Ordering::SeqCst);
         if is_away { Err(Error::Unavailable("it is away".into())) } else { Ok(()) }
     }
 
     /// Waits for the duration of a read.
     pub async fn linger(&self) {
-        let span = *self.table.reads_take.lock().unwrap();
+        let span = *self.ownership.reads_take.lock().unwrap();
         tokio::time::sleep(span).await;
     }
 
     /// Whether this node believes that it owns an endpoint.
     pub fn owns(&self, endpoint: EndpointId) -> bool {
-        self.table.inner.any_endpoint(endpoint).is_some_and(|known| self.lease(&known.tenant, endpoint).is_held())
+        self.ownership
+            .inner
+            .any_endpoint(endpoint)
+            .is_some_and(|endpoint_record| self.lease(&endpoint_record.tenant, endpoint).is_held())
     }
 
     /// Returns this node's claims; tells the owners of the others about theirs.
     pub fn keep(&self, claims: Vec<Claim>) -> Vec<Claim> {
         let (ours, others): (Vec<Claim>, Vec<Claim>) = claims.into_iter().partition(|claim| self.owns(claim.endpoint));
         for claim in others {
-            let table = self.table.clone();
+            let ownership = self.ownership.clone();
             tokio::spawn(async move {
-                tokio::time::sleep(NEWS).await;
-                if let Some(owner) = table.owner(table.shard(claim.endpoint)) {
+                tokio::time::sleep(EVENT_DELAY).await;
+                if let Some(owner) = ownership.owner(ownership.shard(claim.endpoint)) {
                     let (endpoint, due_at) = (claim.endpoint, claim.due_at);
-                    table.tell(owner, ClusterEvent::Arrived { endpoint, due_at, expiry_check_at: claim.expires_at });
+                    ownership.send_event(
+                        owner,
+                        ClusterEvent::Arrived { endpoint, due_at, expiry_check_at: claim.expires_at },
+                    );
                 }
             });
         }
         ours
     }
 
-    pub fn tidings(&self) -> mpsc::UnboundedReceiver<ClusterEvent> {
-        let tidings = self.table.state.lock().unwrap().nodes[self.node].tidings.take();
-        tidings.expect("there is one listener")
+    pub fn events(&self) -> mpsc::UnboundedReceiver<ClusterEvent> {
+        let events = self.ownership.state.lock().unwrap().nodes[self.node].events.take();
+        events.expect("there is one listener")
     }
 
     pub fn leased_until(&self) -> Instant {
-        self.table.state.lock().unwrap().nodes[self.node].ends.unwrap_or_else(|| now() + LEASE)
+        self.ownership.state.lock().unwrap().nodes[self.node].ends.unwrap_or_else(|| now() + LEASE)
     }
 
     pub async fn ask_owner(&self, endpoint: EndpointId, question: String) -> Result<Option<String>> {
-        let Some(owner) = self.table.owner(self.table.shard(endpoint)) else { return Ok(None) };
+        let Some(owner) = self.ownership.owner(self.ownership.shard(endpoint)) else { return Ok(None) };
         let (answer, answered) = oneshot::channel();
-        self.table.tell(owner, ClusterEvent::Asked { question, answer });
+        self.ownership.send_event(owner, ClusterEvent::Asked { question, answer });
         Ok(answered.await.ok())
     }
 }

@@ -31,47 +31,47 @@ use serde_json::{Value, json};
 
 use crate::ground::postgres::{Database, Server};
 
-type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The place where a store keeps its data: what differs between stores and is
 /// not part of the contract.
-trait Ground: Send + Sync {
+trait StoreBackend: Send + Sync {
     /// Opens the store, again or for the first time.
-    fn open(&mut self) -> Later<'_, Arc<dyn Store>>;
+    fn open(&mut self) -> BoxFuture<'_, Arc<dyn Store>>;
     /// Closes the store; the caller has dropped all other handles.
-    fn close(&mut self) -> Later<'_, ()>;
+    fn close(&mut self) -> BoxFuture<'_, ()>;
     /// Returns how much space it takes, in units of its own.
-    fn size(&self) -> Later<'_, u64>;
+    fn size(&self) -> BoxFuture<'_, u64>;
     /// Runs a statement on its tables, bypassing the store.
-    fn execute<'a>(&'a self, sql: &'a str) -> Later<'a, ()>;
+    fn execute<'a>(&'a self, sql: &'a str) -> BoxFuture<'a, ()>;
     /// Returns the database, if the store is in one.
     fn database(&self) -> Option<&Database> {
         None
     }
 }
 
-struct EmbeddedGround {
+struct EmbeddedBackend {
     folder: tempfile::TempDir,
     open: Option<Arc<EmbeddedStore>>,
 }
 
-impl Ground for EmbeddedGround {
-    fn open(&mut self) -> Later<'_, Arc<dyn Store>> {
+impl StoreBackend for EmbeddedBackend {
+    fn open(&mut self) -> BoxFuture<'_, Arc<dyn Store>> {
         let store = Arc::new(EmbeddedStore::open(self.folder.path(), Durability::Unsynced).expect("it opens"));
         self.open = Some(store.clone());
         Box::pin(async move { store as Arc<dyn Store> })
     }
 
-    fn close(&mut self) -> Later<'_, ()> {
+    fn close(&mut self) -> BoxFuture<'_, ()> {
         let store = self.open.take().expect("it is open");
         Box::pin(async move { Arc::into_inner(store).expect("nobody else holds it").close().await })
     }
 
-    fn size(&self) -> Later<'_, u64> {
+    fn size(&self) -> BoxFuture<'_, u64> {
         Box::pin(async { pages(&self.folder.path().join("posthaste.db")) })
     }
 
-    fn execute<'a>(&'a self, sql: &'a str) -> Later<'a, ()> {
+    fn execute<'a>(&'a self, sql: &'a str) -> BoxFuture<'a, ()> {
         let db = rusqlite::Connection::open(self.folder.path().join("posthaste.db")).expect("a second connection");
         db.execute_batch(sql).unwrap_or_else(|problem| panic!("{sql}: {problem}"));
         Box::pin(std::future::ready(()))
@@ -85,13 +85,13 @@ fn pages(file: &Path) -> u64 {
     count.try_into().expect("a count")
 }
 
-struct PostgresGround {
+struct PostgresBackend {
     // Dropped before the database: it may still be open when a test failed.
     open: Option<Arc<PostgresStore>>,
     database: Database,
 }
 
-impl PostgresGround {
+impl PostgresBackend {
     async fn new() -> Self {
         // The contract is about a closed store, not about a lost disk.
         let server = Server::shared(&["fsync=off", "full_page_writes=off", "synchronous_commit=off"]).await;
@@ -104,8 +104,8 @@ async fn opened(url: &str) -> PostgresStore {
     PostgresStore::open(PostgresOptions::new(url, Seal::from_key([7; 32]))).await.expect("it opens")
 }
 
-impl Ground for PostgresGround {
-    fn open(&mut self) -> Later<'_, Arc<dyn Store>> {
+impl StoreBackend for PostgresBackend {
+    fn open(&mut self) -> BoxFuture<'_, Arc<dyn Store>> {
         Box::pin(async {
             let store = Arc::new(opened(self.database.url()).await);
             self.open = Some(store.clone());
@@ -113,16 +113,16 @@ impl Ground for PostgresGround {
         })
     }
 
-    fn close(&mut self) -> Later<'_, ()> {
+    fn close(&mut self) -> BoxFuture<'_, ()> {
         let store = self.open.take().expect("it is open");
         Box::pin(async move { Arc::into_inner(store).expect("nobody else holds it").close().await })
     }
 
-    fn size(&self) -> Later<'_, u64> {
+    fn size(&self) -> BoxFuture<'_, u64> {
         Box::pin(async { self.database.size().await.try_into().expect("a size") })
     }
 
-    fn execute<'a>(&'a self, sql: &'a str) -> Later<'a, ()> {
+    fn execute<'a>(&'a self, sql: &'a str) -> BoxFuture<'a, ()> {
         Box::pin(async move { self.database.execute(&format!("SET search_path TO posthaste; {sql}")).await })
     }
 
@@ -132,9 +132,9 @@ impl Ground for PostgresGround {
 }
 
 /// A store with the tenant `default`.
-pub struct House {
+pub struct StoreFixture {
     pub store: Arc<dyn Store>,
-    ground: Box<dyn Ground>,
+    backend: Box<dyn StoreBackend>,
     minted: AtomicU64,
 }
 
@@ -152,44 +152,44 @@ pub fn ours() -> TenantId {
     tenant("default")
 }
 
-impl House {
+impl StoreFixture {
     pub async fn embedded() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        Self::on(Box::new(EmbeddedGround { folder, open: None })).await
+        Self::on(Box::new(EmbeddedBackend { folder, open: None })).await
     }
 
     pub async fn postgres() -> Self {
-        Self::on(Box::new(PostgresGround::new().await)).await
+        Self::on(Box::new(PostgresBackend::new().await)).await
     }
 
-    async fn on(mut ground: Box<dyn Ground>) -> Self {
-        let store = ground.open().await;
-        let house = Self { store, ground, minted: AtomicU64::new(1) };
-        house.put_tenant("default").await;
-        house
+    async fn on(mut backend: Box<dyn StoreBackend>) -> Self {
+        let store = backend.open().await;
+        let fixture = Self { store, backend, minted: AtomicU64::new(1) };
+        fixture.put_tenant("default").await;
+        fixture
     }
 
     /// Closes the store and opens it again.
     pub async fn reopened(mut self) -> Self {
         drop(self.store);
-        self.ground.close().await;
-        self.store = self.ground.open().await;
+        self.backend.close().await;
+        self.store = self.backend.open().await;
         self
     }
 
     /// Returns how much space the store takes.
     pub async fn size(&self) -> u64 {
-        self.ground.size().await
+        self.backend.size().await
     }
 
     /// Changes the store's tables directly. Tables have their plain names.
     pub async fn execute(&self, sql: &str) {
-        self.ground.execute(sql).await;
+        self.backend.execute(sql).await;
     }
 
     /// Returns the database of the shared store.
     pub fn database(&self) -> &Database {
-        self.ground.database().expect("the shared store rests in one")
+        self.backend.database().expect("the shared store rests in one")
     }
 
     pub async fn put_tenant(&self, id: &str) -> TenantId {
@@ -262,9 +262,9 @@ impl House {
         claims.remove(0)
     }
 
-    pub async fn accept_all(&self, drafts: Vec<Draft>, together: BatchMode) -> Vec<AcceptResult> {
+    pub async fn accept_all(&self, drafts: Vec<Draft>, mode: BatchMode) -> Vec<AcceptResult> {
         let events = drafts.into_iter().map(RoutedEvent::from).collect();
-        self.store.accept(events, together).await.expect("it is written")
+        self.store.accept(events, mode).await.expect("it is written")
     }
 
     pub fn lease(&self, endpoint: EndpointId) -> Lease {
@@ -274,7 +274,7 @@ impl House {
 
     /// Reads what is due at an endpoint until then.
     pub async fn due(&self, endpoint: &Endpoint, until: Timestamp) -> DuePage {
-        let ask = DueQuery {
+        let query = DueQuery {
             endpoint: endpoint.id,
             until,
             limit: 1_000,
@@ -282,7 +282,7 @@ impl House {
             except: HashSet::new(),
             urgent_only: false,
         };
-        self.store.read_due(self.lease(endpoint.id), ask).await.expect("it is read")
+        self.store.read_due(self.lease(endpoint.id), query).await.expect("it is read")
     }
 
     /// Returns the ids of the events that are due at an endpoint until then.
@@ -297,7 +297,7 @@ impl House {
     }
 
     /// Records an attempt that led to this state, with an update of its endpoint.
-    pub async fn noticed(
+    pub async fn attempted_with_update(
         &self,
         claim: &Claim,
         next: NextState,
@@ -352,12 +352,12 @@ impl House {
     }
 
     /// Returns every delivery that matches a query, page by page.
-    pub async fn list(&self, ask: DeliveryQuery, limit: usize) -> Vec<Delivery> {
+    pub async fn list(&self, query: DeliveryQuery, limit: usize) -> Vec<Delivery> {
         let mut all = Vec::new();
         let mut cursor = None;
         loop {
             let page =
-                self.store.deliveries(&ours(), ask.clone(), PageRequest { cursor, limit }).await.expect("a page");
+                self.store.deliveries(&ours(), query.clone(), PageRequest { cursor, limit }).await.expect("a page");
             assert!(page.data.len() <= limit, "a page holds no more than was asked for");
             all.extend(page.data);
             match page.next {
