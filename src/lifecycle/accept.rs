@@ -1,7 +1,7 @@
-//! Accept: find who wants an event, make it and its deliveries durable in
-//! one commit, then let them go.
+//! Accepts events: matches each with its endpoints, commits it with its
+//! deliveries, and hands the deliveries to the dispatcher.
 //!
-//! Invariant: whoever is told "accepted" is told so after the commit.
+//! Invariant: a producer gets a receipt only after the commit.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,81 +21,81 @@ use crate::model::id::{EndpointId, EventId, TenantId};
 use crate::model::span::Span;
 use crate::store::{AcceptResult, BatchMode, Error, RoutedEvent};
 
-/// How many endpoints may want one event.
+/// Most deliveries of one event.
 pub const FANOUT_MAX: usize = 1_000;
-/// How many deliveries one request may make.
+/// Most deliveries of one request.
 pub const DELIVERIES_MAX: usize = 10_000;
 
-/// An event as the producer hands it in, checked field by field.
+/// An event as the producer submits it, each field checked.
 #[derive(Debug, Clone)]
 pub struct Submission {
-    /// The producer's id, or nothing: then it gets one of ours.
+    /// Id the producer chose; without one, the gateway mints it.
     pub id: Option<EventId>,
-    /// What kind of thing happened.
+    /// Type of the event.
     pub event_type: EventType,
-    /// What it happened to.
+    /// Ordering key of the event.
     pub key: Option<EventKey>,
-    /// When, in the producer's words.
+    /// Time of the event, as the producer wrote it.
     pub timestamp: Option<String>,
-    /// The producer's name for the shape of the data.
+    /// Producer's name for the shape of the data.
     pub schema_version: Option<String>,
-    /// When it is over, if it is ever.
+    /// Wall time after which no attempt starts.
     pub expires_at: Option<Timestamp>,
-    /// The endpoints it is addressed to, if it names some.
+    /// Endpoints the event is addressed to; without any, all that match.
     pub endpoints: Option<Vec<EndpointId>>,
-    /// The producer's bytes.
+    /// Data of the event, byte for byte as it came.
     pub data: Bytes,
 }
 
-/// What became of one event.
+/// The receipt of one event, or why it is refused.
 pub type AcceptOutcome = Result<Receipt, AcceptRefusal>;
 
-/// What a producer is told of an accepted event.
+/// The receipt a producer gets for an accepted event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receipt {
-    /// Its id.
+    /// Id of the event.
     pub id: EventId,
-    /// Its type.
+    /// Type of the event.
     pub event_type: EventType,
-    /// When it was accepted, the first time.
+    /// Wall time at which the event was first accepted.
     pub accepted_at: Timestamp,
-    /// How many deliveries it has.
+    /// Number of deliveries of the event.
     pub deliveries: u32,
-    /// Whether it was known already.
+    /// Whether the event had been accepted before.
     pub is_duplicate: bool,
 }
 
-/// Why an event is not accepted.
+/// The reason why an event is refused.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum AcceptRefusal {
-    /// The id was used for other content.
+    /// The id belongs to an accepted event with other content.
     #[error(
         "event {id} was accepted at {accepted_at} with other content; use another id, or send the same content to repeat it"
     )]
     Conflict {
-        /// The id.
+        /// Id of both events.
         id: EventId,
-        /// When the other was accepted.
+        /// Wall time at which the other event was accepted.
         accepted_at: Timestamp,
     },
-    /// It names an endpoint that is not there.
+    /// The event names an endpoint that the tenant does not have.
     #[error("endpoints names {0}, which this tenant does not have")]
     UnknownEndpoint(EndpointId),
-    /// Too many endpoints want it.
+    /// Too many endpoints match the event or the request.
     #[error(
         "{0} endpoints match, and an event may have at most {FANOUT_MAX} deliveries and a request {DELIVERIES_MAX}"
     )]
     Fanout(usize),
-    /// The disk's last reserve must be left to deliveries.
+    /// The disk's reserve is reached; it is kept for the outcomes of deliveries.
     #[error("the disk is nearly full, so no new events are accepted; deliveries go on")]
     StorageFull,
-    /// Its tenant may not store more, or have more wait.
+    /// The tenant may not store more or have more deliveries wait.
     #[error(transparent)]
     NoRoom(#[from] StorageRefusal),
-    /// Its tenant hands in too many.
+    /// The tenant's rate is used up.
     #[error(transparent)]
     Limited(#[from] Box<RateLimited>),
-    /// The store would not take it.
+    /// The store failed or refused the event.
     #[error(transparent)]
     Store(Error),
 }
@@ -106,18 +106,19 @@ pub async fn accept(
     gateway: &Gateway,
     tenant: &TenantId,
     submissions: Vec<Submission>,
-    together: BatchMode,
+    mode: BatchMode,
 ) -> Result<Vec<AcceptOutcome>, AcceptRefusal> {
-    accept_over(gateway, tenant, submissions, together, None).await
+    accept_over(gateway, tenant, submissions, mode, None).await
 }
 
-/// The same; if a window is given, the first attempts of events without a key
-/// are drawn over it, so that what comes together does not go out together.
+/// Accepts events as [`accept`] does. If `spread` is given, the first attempts
+/// of events without a key are spread over it at random, so that a batch does
+/// not go out all at once.
 pub async fn accept_over(
     gateway: &Gateway,
     tenant: &TenantId,
     submissions: Vec<Submission>,
-    together: BatchMode,
+    mode: BatchMode,
     spread: Option<Span>,
 ) -> Result<Vec<AcceptOutcome>, AcceptRefusal> {
     let (now, began) = (gateway.clock.now(), Instant::now());
@@ -125,65 +126,67 @@ pub async fn accept_over(
         gateway.metrics.storage_refused();
         return Err(AcceptRefusal::StorageFull);
     }
-    let Some(known) = gateway.store.tenant(tenant) else { return Err(AcceptRefusal::Store(Error::NotFound("tenant"))) };
-    gateway.intake.charge(tenant, gateway.ingest_rate(&known), submissions.len(), now)?;
+    let Some(settings) = gateway.store.tenant(tenant) else {
+        return Err(AcceptRefusal::Store(Error::NotFound("tenant")));
+    };
+    gateway.intake.charge(tenant, gateway.ingest_rate(&settings), submissions.len(), now)?;
     let mut outcomes: Vec<Option<AcceptOutcome>> = Vec::with_capacity(submissions.len());
     let mut events = Vec::with_capacity(submissions.len());
     let mut deliveries = 0;
     for submission in submissions {
         match prepare(gateway, tenant, submission, now, &mut deliveries) {
-            Ok(mut new) => {
-                new.due_at = spread.and_then(|window| draw_due(&new.event, window, now));
-                events.push(new);
+            Ok(mut routed) => {
+                routed.due_at = spread.and_then(|window| draw_due(&routed.event, window, now));
+                events.push(routed);
                 outcomes.push(None);
             }
             Err(refusal) => outcomes.push(Some(Err(refusal))),
         }
     }
-    if together == BatchMode::All && outcomes.iter().any(Option::is_some) {
+    if mode == BatchMode::All && outcomes.iter().any(Option::is_some) {
         return Ok(refused_only(outcomes, &events));
     }
-    let _coming = storage_admission::take(gateway, &known, &events)?;
-    let known: Vec<Arc<Event>> = events.iter().map(|new| new.event.clone()).collect();
-    let accepted = write(gateway, events, together).await.map_err(|problem| of_store(gateway, problem))?;
+    let _incoming = storage_admission::take(gateway, &settings, &events)?;
+    let submitted: Vec<Arc<Event>> = events.iter().map(|routed| routed.event.clone()).collect();
+    let results = write(gateway, events, mode).await.map_err(|problem| store_refusal(gateway, problem))?;
     gateway.metrics.accept_took(began.elapsed());
-    let is_undone =
-        together == BatchMode::All && accepted.iter().any(|one| matches!(one, AcceptResult::Conflict { .. }));
+    let is_undone = mode == BatchMode::All && results.iter().any(|one| matches!(one, AcceptResult::Conflict { .. }));
     if !is_undone {
-        count(&gateway.metrics, &known, &accepted);
+        count(&gateway.metrics, &submitted, &results);
     }
-    let mut answers = known.iter().zip(accepted).map(|(event, accepted)| answer(gateway, event, accepted));
+    let mut written = submitted.iter().zip(results).map(|(event, result)| outcome(gateway, event, result));
     Ok(outcomes
         .into_iter()
-        .map(|refused| refused.unwrap_or_else(|| answers.next().expect("one answer per event handed over")))
+        .map(|refused| refused.unwrap_or_else(|| written.next().expect("one result per event handed over")))
         .collect())
 }
 
-/// Makes them durable. A store that knows of other endpoints by now than they
-/// were matched with asks for them again.
-async fn write(gateway: &Gateway, events: Vec<RoutedEvent>, together: BatchMode) -> Result<Vec<AcceptResult>, Error> {
+/// Makes events durable. Matches them again while the store knows of other
+/// endpoints than they were matched with.
+async fn write(gateway: &Gateway, events: Vec<RoutedEvent>, mode: BatchMode) -> Result<Vec<AcceptResult>, Error> {
     let unmatched: Vec<RoutedEvent> = events.iter().map(RoutedEvent::unmatched).collect();
-    let mut answer = gateway.store.accept(events, together).await;
-    while let Err(Error::Outdated) = answer {
-        let matched =
-            unmatched.iter().map(|new| Ok(RoutedEvent { targets: gateway.store.matching(&new.event)?, ..new.clone() }));
-        answer = gateway.store.accept(matched.collect::<Result<_, Error>>()?, together).await;
+    let mut written = gateway.store.accept(events, mode).await;
+    while let Err(Error::Outdated) = written {
+        let matched = unmatched
+            .iter()
+            .map(|routed| Ok(RoutedEvent { targets: gateway.store.matching(&routed.event)?, ..routed.clone() }));
+        written = gateway.store.accept(matched.collect::<Result<_, Error>>()?, mode).await;
     }
-    answer
+    written
 }
 
-fn count(metrics: &Metrics, events: &[Arc<Event>], accepted: &[AcceptResult]) {
-    for (event, accepted) in events.iter().zip(accepted) {
-        match accepted {
+fn count(metrics: &Metrics, events: &[Arc<Event>], results: &[AcceptResult]) {
+    for (event, result) in events.iter().zip(results) {
+        match result {
             AcceptResult::New { .. } => metrics.accepted(event.data.len()),
             AcceptResult::Duplicate { .. } => metrics.duplicate(),
-            // It is refused, and counted as that.
+            // A conflict is counted with the refused requests.
             AcceptResult::Conflict { .. } => {}
         }
     }
 }
 
-fn of_store(gateway: &Gateway, problem: Error) -> AcceptRefusal {
+fn store_refusal(gateway: &Gateway, problem: Error) -> AcceptRefusal {
     match problem {
         Error::Full(_) => {
             gateway.metrics.storage_refused();
@@ -193,8 +196,8 @@ fn of_store(gateway: &Gateway, problem: Error) -> AcceptRefusal {
     }
 }
 
-/// Nothing was written; those without a fault of their own have no receipt
-/// to show, so they carry what the caller never shows.
+/// Returns the outcomes of a batch of which nothing was written. Events that
+/// are not at fault get a placeholder receipt, which the caller never shows.
 fn refused_only(outcomes: Vec<Option<AcceptOutcome>>, events: &[RoutedEvent]) -> Vec<AcceptOutcome> {
     let mut prepared = events.iter();
     outcomes
@@ -240,21 +243,24 @@ fn prepare(
     Ok(RoutedEvent { event, fingerprint, targets, due_at: None, expires_at })
 }
 
-/// The wall time of acceptance, where that is not the engine time that is
-/// stored: a body must stay the same whatever is done to the clock later.
+/// Returns the wall time of acceptance where it differs from the engine time
+/// that is stored. A body must stay the same if the clock is set later.
 fn shown_timestamp(gateway: &Gateway, now: Timestamp) -> Option<String> {
     let offset = gateway.clock.wall_offset();
     (!offset.is_zero()).then(|| format!("{:.3}", offset.wall(now)))
 }
 
-/// Events with a key stay as they come: their order is what is wanted of them.
+/// Draws the due time of a first attempt within a window. Events with a key get
+/// none, because they keep their order.
 fn draw_due(event: &Event, window: Span, now: Timestamp) -> Option<Timestamp> {
     event.key.is_none().then(|| after(now, window.0.mul_f64(rand::random())))
 }
 
-fn answer(gateway: &Gateway, event: &Event, accepted: AcceptResult) -> AcceptOutcome {
+/// Returns the outcome of an event that was written, and starts its deliveries
+/// if it is new.
+fn outcome(gateway: &Gateway, event: &Event, result: AcceptResult) -> AcceptOutcome {
     let offset = gateway.clock.wall_offset();
-    match accepted {
+    match result {
         AcceptResult::New { deliveries, claims } => {
             gateway.dispatcher.admit(claims);
             if let Some(at) = event.expires_at {
@@ -275,8 +281,8 @@ fn receipt(event: &Event, accepted_at: Timestamp, deliveries: u32, is_duplicate:
     Receipt { id: event.id.clone(), event_type: event.event_type.clone(), accepted_at, deliveries, is_duplicate }
 }
 
-/// A hash of everything the producer sent but the id: each part with its
-/// length before it, so that no two contents run together.
+/// Hashes everything the producer sent except the id. Each part is preceded by
+/// its length, so that different contents never give the same input.
 fn fingerprint(submission: &Submission) -> [u8; 32] {
     let endpoints =
         submission.endpoints.as_ref().map(|ids| ids.iter().map(EndpointId::to_string).collect::<Vec<_>>().join(","));
@@ -288,13 +294,13 @@ fn fingerprint(submission: &Submission) -> [u8; 32] {
         endpoints.as_deref().map(str::as_bytes),
         Some(&submission.data[..]),
     ];
-    // A part that came later says nothing where it is not used, so that what
-    // was remembered before it is still the same.
+    // `expires_at` was added later: where it is absent nothing is hashed for it,
+    // so that stored fingerprints of older versions still match.
     let expires_at = submission.expires_at.map(|at| format!("expires_at={}", at.as_millisecond()));
     let late = expires_at.as_deref().map(|text| Some(text.as_bytes()));
     let mut hash = digest::Context::new(&digest::SHA256);
     for part in parts.into_iter().chain(late) {
-        // Absent and empty differ.
+        // An absent part and an empty one must differ.
         let length = part.map_or(u64::MAX, |part| part.len() as u64);
         hash.update(&length.to_be_bytes());
         hash.update(part.unwrap_or_default());

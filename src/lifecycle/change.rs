@@ -1,5 +1,7 @@
-//! What people do: retry, cancel, replay or discard a delivery; expunge an
-//! event; change, pause, resume or delete an endpoint. Durable first, then in force here.
+//! Makes the changes that people ask for: retry, cancel, replay or discard a
+//! delivery; expunge an event; change, pause, resume or delete an endpoint.
+//!
+//! Invariant: a change is durable before the dispatcher applies it.
 
 use std::sync::Arc;
 
@@ -14,7 +16,7 @@ use crate::model::span::Span;
 use crate::model::tenant::Tenant;
 use crate::store::{DeliveryChange, EndpointChange, Error, Result};
 
-/// Does what a person asked for with one delivery.
+/// Changes one delivery as a person asked.
 pub async fn change_delivery(
     gateway: &Gateway,
     tenant: &TenantId,
@@ -33,42 +35,42 @@ pub async fn change_delivery(
         gateway.metrics.cancelled(1);
     }
     if change == DeliveryChange::Replay {
-        // Its time begins anew, and may be short.
+        // Its time limit starts again, and may be short.
         gateway.expiry.schedule_check(now);
     }
     let (endpoint, due_at) = (changed.endpoint, changed.due_at);
     let question = NodeQuestion::Changed { endpoint, delivery: id, due_at, is_anew: change == DeliveryChange::Replay };
-    // Whoever owns it by now without having heard of it has read the store since.
+    // If the shard changed owner meanwhile, the new owner has read the change
+    // from the store.
     cluster::ask(gateway, tenant, endpoint, &question).await.map(|_| ())
 }
 
-/// Forgets what an event carried: what waits of it is cancelled first, and
-/// nothing of it can be sent again. Done once more, it changes nothing.
+/// Erases an event's data, after cancelling its waiting deliveries. The event
+/// cannot be sent again. A second call changes nothing.
 pub async fn expunge_event(gateway: &Gateway, tenant: &TenantId, id: &EventId) -> Result<()> {
     loop {
-        let found = gateway.store.event_deliveries(tenant, id).await?;
-        let deliveries = found.ok_or(Error::NotFound("event"))?;
+        let deliveries = gateway.store.event_deliveries(tenant, id).await?.ok_or(Error::NotFound("event"))?;
         for delivery in deliveries.iter().filter(|delivery| delivery.state == DeliveryState::Waiting) {
             match change_delivery(gateway, tenant, delivery.id, DeliveryChange::Cancel).await {
-                // It ended by itself meanwhile.
+                // `WrongState`: the delivery ended by itself meanwhile.
                 Ok(()) | Err(Error::WrongState(_)) => {}
                 Err(problem) => return Err(problem),
             }
         }
-        // Somebody may have replayed one in between.
+        // The store refuses if a delivery was replayed in between; then cancel again.
         if gateway.store.expunge(tenant, id).await? {
             return Ok(());
         }
     }
 }
 
-/// What is being tried this moment cannot be tried sooner.
+/// Refuses to retry a delivery whose attempt is running now.
 async fn refuse_in_flight(gateway: &Gateway, tenant: &TenantId, id: DeliveryId) -> Result<()> {
     let Some(delivery) = gateway.store.delivery(tenant, id).await? else { return Err(Error::NotFound("delivery")) };
-    match cluster::is_in_flight(gateway, tenant, delivery.endpoint_id, id).await? {
-        true => Err(Error::WrongState(format!("delivery {id} is in flight already; wait for its answer"))),
-        false => Ok(()),
+    if cluster::is_in_flight(gateway, tenant, delivery.endpoint_id, id).await? {
+        return Err(Error::WrongState(format!("delivery {id} is in flight already; wait for its answer")));
     }
+    Ok(())
 }
 
 /// Adds an endpoint.
@@ -78,7 +80,7 @@ pub async fn create_endpoint(gateway: &Gateway, endpoint: Endpoint) -> Result<Ar
     Ok(endpoint)
 }
 
-/// Changes an endpoint; what it means for deliveries is in force on return.
+/// Changes an endpoint. Its deliveries follow the change when this returns.
 pub async fn change_endpoint(
     gateway: &Gateway,
     tenant: &TenantId,
@@ -93,7 +95,7 @@ pub async fn change_endpoint(
     Ok(changed.endpoint)
 }
 
-/// Pauses an endpoint: its deliveries, new ones included, are held.
+/// Pauses an endpoint; its deliveries, new ones included, are held.
 pub async fn pause(
     gateway: &Gateway,
     tenant: &TenantId,
@@ -105,7 +107,7 @@ pub async fn pause(
     change_endpoint(gateway, tenant, id, change).await
 }
 
-/// Resumes an endpoint, whoever or whatever stopped it.
+/// Resumes an endpoint, whether a person or the gateway stopped it.
 pub async fn resume(
     gateway: &Gateway,
     tenant: &TenantId,
@@ -116,7 +118,7 @@ pub async fn resume(
     change_endpoint(gateway, tenant, id, change).await
 }
 
-/// Opens an endpoint's breaker, for a time or until it is closed.
+/// Opens an endpoint's breaker, for a span or until a person closes it.
 pub async fn open_breaker(
     gateway: &Gateway,
     tenant: &TenantId,
@@ -128,7 +130,7 @@ pub async fn open_breaker(
     change_endpoint(gateway, tenant, id, EndpointChange::Breaker { is_open: true, until, reason: note }).await
 }
 
-/// Closes an endpoint's breaker, into a ramp.
+/// Closes an endpoint's breaker; its load then ramps up.
 pub async fn close_breaker(
     gateway: &Gateway,
     tenant: &TenantId,
@@ -136,7 +138,7 @@ pub async fn close_breaker(
     note: Option<String>,
 ) -> Result<Arc<Endpoint>> {
     let Some(endpoint) = gateway.store.endpoint(tenant, id) else { return Err(Error::NotFound("endpoint")) };
-    // What was just felt may not be written down yet.
+    // The live breaker may be ahead of what is stored.
     let live = live_statuses(gateway, vec![LiveStatusQuery::endpoint(tenant, id)])
         .await
         .remove(&id)
@@ -148,7 +150,7 @@ pub async fn close_breaker(
     change_endpoint(gateway, tenant, id, EndpointChange::Breaker { is_open: false, until: None, reason }).await
 }
 
-/// Deletes an endpoint; what waited for it is cancelled.
+/// Deletes an endpoint and cancels its waiting deliveries.
 pub async fn delete_endpoint(gateway: &Gateway, tenant: &TenantId, id: EndpointId) -> Result<()> {
     gateway.store.delete_endpoint(tenant, id, gateway.clock.now()).await?;
     gateway.dispatcher.endpoint_changed(id);
@@ -156,8 +158,8 @@ pub async fn delete_endpoint(gateway: &Gateway, tenant: &TenantId, id: EndpointI
     Ok(())
 }
 
-/// Creates a tenant or replaces what is known of it; its shares and limits
-/// are in force on return.
+/// Creates a tenant or replaces its settings. Its shares and limits are in
+/// force when this returns.
 pub async fn put_tenant(gateway: &Gateway, tenant: Tenant) -> Result<Arc<Tenant>> {
     let tenant = gateway.store.put_tenant(tenant).await?;
     gateway.dispatcher.tenant_changed(&tenant.id);
@@ -165,7 +167,7 @@ pub async fn put_tenant(gateway: &Gateway, tenant: Tenant) -> Result<Arc<Tenant>
     Ok(tenant)
 }
 
-/// Deletes a tenant with its endpoints; what waited for them is cancelled.
+/// Deletes a tenant with its endpoints and cancels their waiting deliveries.
 pub async fn delete_tenant(gateway: &Gateway, id: &TenantId) -> Result<()> {
     if id.as_str() == TenantId::DEFAULT || id.is_system() {
         return Err(Error::WrongState(format!("tenant {id} always exists; delete its endpoints instead")));

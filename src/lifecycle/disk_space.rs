@@ -1,9 +1,9 @@
-//! Is there room for more? Watches the disk that holds the store, and refuses
-//! new events at its reserve.
+//! Watches the free space of the disk that holds the store, so that new events
+//! are refused at its reserve.
 //!
-//! The reserve is what finishing needs: the store's log may still grow, and
-//! the outcomes of what is in flight must be written. Reaching it is told once,
-//! and so is its end.
+//! The reserve is the space that finishing needs: the store's log may still
+//! grow, and the outcomes of attempts in flight must be written. Reaching the
+//! reserve is logged once, and so is its end.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -13,48 +13,50 @@ use tracing::{error, info};
 
 use crate::model::size::Size;
 
-/// How long a look is good for: far less than it takes to use up a reserve.
-const LOOK_MS: i64 = 100;
-/// What the outcome of an attempt takes up at most: what is kept of its answer,
-/// how it was judged, and the indexes.
+/// Milliseconds for which a reading is used: far less than it takes to fill a
+/// reserve.
+const READING_MS: i64 = 100;
+/// Most bytes of an attempt's outcome: the kept part of the answer, the
+/// verdict, and the indexes.
 const OUTCOME_BYTES: u64 = 8 * 1_024;
-/// A disk that could not be asked.
+/// Free bytes of a disk whose free space could not be read.
 const UNKNOWN: u64 = u64::MAX;
 
-/// The least reserve with which everything that was begun can be finished: the
-/// log may grow from nothing to all that is kept of it, and the outcomes of so
-/// many attempts follow.
+/// Returns the smallest reserve with which all work in flight can be finished:
+/// the log may grow from empty to its largest size, and the outcomes of
+/// `in_flight_max` attempts follow.
 pub fn reserve_min(log_bytes_max: u64, in_flight_max: usize) -> Size {
     Size(log_bytes_max + OUTCOME_BYTES * in_flight_max as u64)
 }
 
-/// The free space of the disk that holds the data, against its reserve.
+/// The free space of the disk that holds the data, compared with its reserve.
 #[derive(Default)]
 pub struct DiskSpace {
     free: Option<Box<dyn Fn() -> Option<u64> + Send + Sync>>,
     reserve_bytes: u64,
-    looked_at: AtomicI64,
+    /// Engine time of the last reading, in milliseconds.
+    read_at: AtomicI64,
     free_bytes: AtomicU64,
-    /// What was taken in since the last look.
+    /// Bytes of events accepted since the last reading.
     taken_bytes: AtomicU64,
     is_low: AtomicBool,
 }
 
 impl DiskSpace {
-    /// Watches the disk that holds this folder.
+    /// Creates a watch on the disk that holds this folder.
     pub fn watching(folder: PathBuf, reserve_bytes: u64) -> Self {
         let free = move || {
             let disk = rustix::fs::statvfs(&folder).ok()?;
             Some(disk.f_bavail.saturating_mul(disk.f_frsize))
         };
-        Self::asking(free, reserve_bytes)
+        Self::reading(free, reserve_bytes)
     }
 
-    fn asking(free: impl Fn() -> Option<u64> + Send + Sync + 'static, reserve_bytes: u64) -> Self {
-        Self { free: Some(Box::new(free)), reserve_bytes, looked_at: AtomicI64::new(i64::MIN), ..Self::default() }
+    fn reading(free: impl Fn() -> Option<u64> + Send + Sync + 'static, reserve_bytes: u64) -> Self {
+        Self { free: Some(Box::new(free)), reserve_bytes, read_at: AtomicI64::new(i64::MIN), ..Self::default() }
     }
 
-    /// Never runs low.
+    /// Creates a space that never runs low.
     pub fn endless() -> Self {
         Self::default()
     }
@@ -64,73 +66,76 @@ impl DiskSpace {
         self.free.is_some()
     }
 
-    /// Whether the last reserve is all that is left. It must be left to
-    /// deliveries, whose outcomes have to be recorded.
+    /// Whether only the reserve is left. It is kept for the outcomes of
+    /// deliveries, which have to be recorded.
     pub fn is_low(&self, now: Timestamp) -> bool {
-        self.look(now);
+        self.refresh(now);
         self.is_low.load(Ordering::Relaxed)
     }
 
-    /// Events of this size are about to be stored.
+    /// Counts bytes of events that are about to be stored.
     pub fn take(&self, bytes: u64) {
         if self.is_watching() {
             self.taken_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 
-    /// What is left before the reserve, where there is a disk to watch. What
-    /// was taken in since the last look is written twice: to the log, and then
-    /// into the store.
+    /// Returns the bytes left before the reserve, if a disk is watched. Bytes
+    /// taken since the last reading count twice: they are written to the log,
+    /// and then into the store.
     pub fn left(&self, now: Timestamp) -> Option<u64> {
         let free = self.free_bytes(now)?;
         let taken = self.taken_bytes.load(Ordering::Relaxed).saturating_mul(2);
         Some(free.saturating_sub(self.reserve_bytes).saturating_sub(taken))
     }
 
-    /// The free bytes, where there is a disk to watch that can be asked.
+    /// Returns the free bytes, if a disk is watched and can be read.
     pub fn free_bytes(&self, now: Timestamp) -> Option<u64> {
-        self.look(now);
+        self.refresh(now);
         Some(self.free_bytes.load(Ordering::Relaxed)).filter(|free| self.is_watching() && *free != UNKNOWN)
     }
 
-    /// The reserve, where there is a disk to watch.
+    /// Returns the bytes of the reserve, if a disk is watched.
     pub fn reserve_bytes(&self) -> Option<u64> {
         self.is_watching().then_some(self.reserve_bytes)
     }
 
-    /// Asks the disk, if it was not asked a moment ago.
-    fn look(&self, now: Timestamp) {
+    /// Reads the free space, unless the last reading is still good, and logs
+    /// when the reserve is reached or left.
+    fn refresh(&self, now: Timestamp) {
         let Some(free) = &self.free else { return };
         let now = now.as_millisecond();
-        let looked_at = self.looked_at.load(Ordering::Relaxed);
-        if (0..LOOK_MS).contains(&now.saturating_sub(looked_at)) {
+        let read_at = self.read_at.load(Ordering::Relaxed);
+        if (0..READING_MS).contains(&now.saturating_sub(read_at)) {
             return;
         }
-        self.looked_at.store(now, Ordering::Relaxed);
+        self.read_at.store(now, Ordering::Relaxed);
         self.taken_bytes.store(0, Ordering::Relaxed);
-        // A disk that cannot be asked is left to the store to judge.
+        // A disk that cannot be read is not low; the store fails if it is full.
         let free = free();
         self.free_bytes.store(free.unwrap_or(UNKNOWN), Ordering::Relaxed);
-        // It is over when there is a little more, so that it does not come and go.
+        // Leaving the reserve takes a little more space than reaching it, so
+        // that the state does not flap.
         let was_low = self.is_low.load(Ordering::Relaxed);
-        let wanted =
+        let threshold =
             if was_low { self.reserve_bytes.saturating_add(self.reserve_bytes / 16) } else { self.reserve_bytes };
-        let is_low = free.is_some_and(|free| free < wanted);
+        let is_low = free.is_some_and(|free| free < threshold);
         if is_low == self.is_low.swap(is_low, Ordering::Relaxed) {
             return;
         }
         let (free, reserve) = (Size(free.unwrap_or(0)), Size(self.reserve_bytes));
-        match is_low {
-            true => error!(
+        if is_low {
+            error!(
                 disk.free_bytes = free.0,
                 disk.reserve_bytes = reserve.0,
                 "disk reserve reached: {free} are free and the reserve is {reserve} (--disk-reserve); new events are \
                  refused with 507 until there is more, deliveries go on"
-            ),
-            false => info!(
+            );
+        } else {
+            info!(
                 disk.free_bytes = free.0,
                 "disk reserve no longer needed: {free} are free; events are accepted again"
-            ),
+            );
         }
     }
 }
@@ -159,7 +164,7 @@ mod tests {
     fn a_look_is_good_for_a_moment_only_and_the_end_of_it_needs_a_little_more() {
         let free = Arc::new(AtomicU64::new(160));
         let disk = free.clone();
-        let space = DiskSpace::asking(move || Some(disk.load(Ordering::Relaxed)), 160);
+        let space = DiskSpace::reading(move || Some(disk.load(Ordering::Relaxed)), 160);
         assert!(!space.is_low(at(1_000)));
         free.store(159, Ordering::Relaxed);
         assert!(!space.is_low(at(1_050)), "looked a moment ago");
@@ -173,7 +178,7 @@ mod tests {
 
     #[test]
     fn what_was_taken_in_since_the_last_look_is_no_longer_left() {
-        let space = DiskSpace::asking(|| Some(1_000), 400);
+        let space = DiskSpace::reading(|| Some(1_000), 400);
         assert_eq!(space.left(at(1_000)), Some(600));
         space.take(100);
         assert_eq!(space.left(at(1_050)), Some(400));
@@ -185,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_disk_that_cannot_be_asked_is_not_low() {
-        let space = DiskSpace::asking(|| None, 160);
+        let space = DiskSpace::reading(|| None, 160);
         assert!(!space.is_low(at(1_000)));
         assert_eq!(space.free_bytes(at(1_000)), None);
     }

@@ -1,8 +1,9 @@
-//! Expire: ends waiting deliveries whose time is over, whatever they wait for.
+//! Ends waiting deliveries whose time limit has passed, whatever they wait for.
 //!
-//! No attempt starts after a delivery's time, because each looks before it
-//! starts. This sees to those that cannot start: held back, paused, or behind
-//! others in their lane. Idle, it sleeps until the next one's time.
+//! No attempt starts after its delivery's time limit, because each attempt
+//! checks it first. This module ends the deliveries that cannot start: held
+//! back, paused, or behind others in their lane. It sleeps until the next time
+//! limit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,16 +20,16 @@ use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::rate::roughly;
 use crate::store::{ClaimOutcome, Error, OverdueDelivery, Result, Settlement, UntriedQuery};
 
-/// How many are looked at together.
+/// Deliveries that one step checks together.
 const STEP: usize = 200;
-/// How long to leave alone what is in flight: longer than any request.
-const IN_FLIGHT: Duration = Duration::from_secs(70);
-/// How long at least to leave alone what does not age at the moment.
-const HELD: Duration = Duration::from_secs(60);
-/// How long to wait after trouble with the store.
-const TROUBLE: Duration = Duration::from_secs(10);
+/// Time until a delivery in flight is checked again: longer than any request.
+const IN_FLIGHT_RECHECK: Duration = Duration::from_secs(70);
+/// Shortest time until a held delivery, which does not age, is checked again.
+const HELD_RECHECK: Duration = Duration::from_secs(60);
+/// Time to wait after an error of the store.
+const ERROR_PAUSE: Duration = Duration::from_secs(10);
 
-/// Looks whenever something may be over, for ever.
+/// Ends expired deliveries whenever one may have expired; never returns.
 pub async fn run(gateway: Arc<Gateway>) {
     let (expiry, clock) = (gateway.expiry.clone(), gateway.clock.clone());
     let mut walk_at = clock.now();
@@ -44,8 +45,8 @@ pub async fn run(gateway: Arc<Gateway>) {
                 next.map_or(walk_at, |at| at.min(walk_at))
             }
             Err(problem) => {
-                warn!("could not look for deliveries whose time is over: {problem}");
-                after(now, roughly(TROUBLE, rand::random()))
+                warn!("checking for expired deliveries failed and is tried again in about 10 seconds: {problem}");
+                after(now, roughly(ERROR_PAUSE, rand::random()))
             }
         };
         let until = expiry.sleep(next_at);
@@ -57,16 +58,13 @@ pub async fn run(gateway: Arc<Gateway>) {
 }
 
 async fn check_periodically(gateway: &Arc<Gateway>, is_walk_due: bool) -> Result<Option<Timestamp>> {
-    let walked = match is_walk_due {
-        true => walk(gateway).await,
-        false => Ok(()),
-    };
-    // Trouble with the one must not keep the other from being done.
+    let walked = if is_walk_due { walk(gateway).await } else { Ok(()) };
+    // The sweep runs even if the walk failed.
     let next = sweep(gateway).await?;
     walked.map(|()| next)
 }
 
-/// Looks at everything whose time may be over; returns when to look again.
+/// Checks all deliveries that may have expired; returns when the next one may.
 pub async fn sweep(gateway: &Arc<Gateway>) -> Result<Option<Timestamp>> {
     loop {
         let now = gateway.clock.now();
@@ -78,7 +76,8 @@ pub async fn sweep(gateway: &Arc<Gateway>) -> Result<Option<Timestamp>> {
     }
 }
 
-/// Looks at everything that has waited too long for its first attempt.
+/// Checks all deliveries that have waited longer than `hold_max` for their
+/// first attempt.
 pub async fn walk(gateway: &Arc<Gateway>) -> Result<()> {
     let hold_max = i64::try_from(gateway.expiry.hold_max.as_millis()).unwrap_or(i64::MAX);
     let before = gateway.clock.now().as_millisecond().saturating_sub(hold_max);
@@ -86,8 +85,8 @@ pub async fn walk(gateway: &Arc<Gateway>) -> Result<()> {
     for tenant in gateway.store.tenants() {
         let mut last = None;
         loop {
-            let ask = UntriedQuery { before, after: last, limit: STEP };
-            let page = gateway.store.read_untried(&tenant.id, ask).await?;
+            let query = UntriedQuery { before, after: last, limit: STEP };
+            let page = gateway.store.read_untried(&tenant.id, query).await?;
             check_all(gateway, page.found).await?;
             last = page.next;
             if last.is_none() {
@@ -98,45 +97,45 @@ pub async fn walk(gateway: &Arc<Gateway>) -> Result<()> {
     Ok(())
 }
 
-/// Together, so that one commit takes many.
-async fn check_all(gateway: &Arc<Gateway>, found: Vec<OverdueDelivery>) -> Result<()> {
-    let mut looks = JoinSet::new();
-    for overdue in found {
+/// Checks deliveries concurrently, so that one commit takes many.
+async fn check_all(gateway: &Arc<Gateway>, deliveries: Vec<OverdueDelivery>) -> Result<()> {
+    let mut checks = JoinSet::new();
+    for overdue in deliveries {
         let gateway = gateway.clone();
-        looks.spawn(async move { check_delivery(&gateway, overdue).await });
+        checks.spawn(async move { check_delivery(&gateway, overdue).await });
     }
     let mut outcome = Ok(());
-    while let Some(looked) = looks.join_next().await {
-        match looked {
-            Ok(looked) => outcome = outcome.and(looked),
-            // One that cannot be looked at must not keep the others waiting,
-            // nor be looked at again without a pause.
+    while let Some(checked) = checks.join_next().await {
+        match checked {
+            Ok(checked) => outcome = outcome.and(checked),
+            // A check that panics must not stop the others, nor be repeated
+            // without a pause.
             Err(panic) => {
-                error!("a look at a delivery's time ended inside the gateway: {panic}");
-                outcome = Err(Error::Unavailable("a look ended inside the gateway".into()));
+                error!("checking whether a delivery has expired failed inside Posthaste: {panic}");
+                outcome = Err(Error::Unavailable("a check panicked".into()));
             }
         }
     }
     outcome
 }
 
-/// Ends a delivery if its time is over, or notes when to look again.
+/// Ends a delivery if its time limit has passed, or stores when to check again.
 async fn check_delivery(gateway: &Gateway, overdue: OverdueDelivery) -> Result<()> {
     let Some(endpoint) = gateway.store.any_endpoint(overdue.endpoint) else { return Ok(()) };
     let now = gateway.clock.now();
     let outcome = judge(gateway, &endpoint, &overdue, now);
-    let over = match &outcome {
+    let expired_by = match &outcome {
         ClaimOutcome::Expired { by, .. } => Some(*by),
         _ => None,
     };
     let lease = gateway.store.lease(&endpoint.tenant, endpoint.id);
     let settlement = Settlement { id: overdue.id, endpoint: endpoint.id, now, outcome };
     let settled = match gateway.store.settle(lease, settlement.clone()).await {
-        // It is for another node to look at.
+        // Another node owns the endpoint's shard now, and checks it.
         Err(Error::Stale(_)) => return Ok(()),
         settled => settled?,
     };
-    if let Some(by) = over.filter(|_| !settled.is_void) {
+    if let Some(by) = expired_by.filter(|_| !settled.is_void) {
         log_expired(overdue.id, endpoint.id, &endpoint.tenant, by);
         gateway.notifier.settled(endpoint.id, now, &settlement.outcome, &settled);
         gateway.dispatcher.delivery_changed(endpoint.id, overdue.id, None);
@@ -147,9 +146,9 @@ async fn check_delivery(gateway: &Gateway, overdue: OverdueDelivery) -> Result<(
 
 fn judge(gateway: &Gateway, endpoint: &Endpoint, overdue: &OverdueDelivery, now: Timestamp) -> ClaimOutcome {
     let progress = overdue.progress;
-    // Its answer decides, and settles when to look again.
+    // The answer to the running attempt decides what follows.
     if gateway.dispatcher.is_in_flight(endpoint.id, overdue.id) {
-        return ClaimOutcome::RecheckExpiry { at: after(now, IN_FLIGHT), progress };
+        return ClaimOutcome::RecheckExpiry { at: after(now, IN_FLIGHT_RECHECK), progress };
     }
     let limits = gateway.expiry.limits(endpoint, overdue.expires_at, now);
     match progress.end(&limits) {
@@ -157,8 +156,8 @@ fn judge(gateway: &Gateway, endpoint: &Endpoint, overdue: &OverdueDelivery, now:
         Some(end) if endpoint.status.state == EndpointState::Active => {
             ClaimOutcome::RecheckExpiry { at: just_after(end.at), progress }
         }
-        // While it is held its end moves with the time.
-        Some(end) => ClaimOutcome::RecheckExpiry { at: just_after(end.at).max(after(now, HELD)), progress },
-        None => ClaimOutcome::RecheckExpiry { at: after(now, HELD), progress },
+        // While the delivery is held, its end moves with the time.
+        Some(end) => ClaimOutcome::RecheckExpiry { at: just_after(end.at).max(after(now, HELD_RECHECK)), progress },
+        None => ClaimOutcome::RecheckExpiry { at: after(now, HELD_RECHECK), progress },
     }
 }

@@ -1,4 +1,5 @@
-//! Knows when to look next whether the time of a waiting delivery is over.
+//! Knows when to check next whether the time limit of a waiting delivery has
+//! passed.
 
 use std::time::Duration;
 
@@ -11,40 +12,41 @@ use crate::model::endpoint::Endpoint;
 use crate::model::rate::roughly;
 use crate::model::span::Span;
 
-/// Knows when a delivery's time should be looked at next.
+/// The time of the next check for expired deliveries.
 pub struct ExpirySchedule {
-    /// How long a delivery may wait for its first attempt.
+    /// Longest time that a delivery may wait for its first attempt.
     pub hold_max: Span,
     timer: Mutex<ExpiryTimer>,
-    /// Notified when a check is needed earlier than the timer is set to.
+    /// Notified when a check is needed earlier than the task wakes.
     pub earlier: Notify,
 }
 
-/// What the expirer is doing.
+/// State of the expiry task.
 #[derive(Debug, Clone, Copy)]
 enum ExpiryTimer {
-    /// It looks, and may miss what is noted meanwhile: the earliest of it.
-    Looking(Timestamp),
-    /// It sleeps until then.
+    /// A check is running and may miss what is scheduled meanwhile: the
+    /// earliest such time.
+    Checking(Timestamp),
+    /// The task sleeps until this time.
     Sleeping(Timestamp),
 }
 
 impl ExpirySchedule {
-    /// Nothing is known yet.
+    /// Creates a schedule with no check planned.
     pub fn new(hold_max: Span) -> Self {
-        Self { hold_max, timer: Mutex::new(ExpiryTimer::Looking(Timestamp::MAX)), earlier: Notify::new() }
+        Self { hold_max, timer: Mutex::new(ExpiryTimer::Checking(Timestamp::MAX)), earlier: Notify::new() }
     }
 
-    /// A delivery's time should be looked at then.
+    /// Schedules a check for expired deliveries at this time.
     pub fn schedule_check(&self, at: Timestamp) {
         match &mut *self.timer() {
-            ExpiryTimer::Looking(noted) => *noted = at.min(*noted),
+            ExpiryTimer::Checking(earliest) => *earliest = at.min(*earliest),
             ExpiryTimer::Sleeping(until) if at < *until => self.earlier.notify_one(),
             ExpiryTimer::Sleeping(_) => {}
         }
     }
 
-    /// What limits a delivery to this endpoint at this moment.
+    /// Returns the time limits of a delivery to this endpoint at this moment.
     pub fn limits<'a>(
         &self,
         endpoint: &'a Endpoint,
@@ -59,16 +61,17 @@ impl ExpirySchedule {
         }
     }
 
-    /// A check begins: what is scheduled meanwhile may be missed by it.
+    /// Marks the task as checking.
     pub fn begin_check(&self) {
-        *self.timer() = ExpiryTimer::Looking(Timestamp::MAX);
+        *self.timer() = ExpiryTimer::Checking(Timestamp::MAX);
     }
 
-    /// Returns until when to sleep: what was noted meanwhile may be earlier.
+    /// Marks the task as sleeping. Returns when it wakes: `until`, or a time
+    /// scheduled during the check if that is earlier.
     pub fn sleep(&self, until: Timestamp) -> Timestamp {
         let mut timer = self.timer();
         let until = match *timer {
-            ExpiryTimer::Looking(noted) => until.min(noted),
+            ExpiryTimer::Checking(earliest) => until.min(earliest),
             ExpiryTimer::Sleeping(_) => until,
         };
         *timer = ExpiryTimer::Sleeping(until);
@@ -79,15 +82,14 @@ impl ExpirySchedule {
         self.timer.lock()
     }
 
-    /// What waits for its first attempt is walked through now and then:
-    /// often enough that it is never much older than it may be.
-    /// Never ten minutes apart, whatever is drawn.
+    /// Returns the time between two walks over deliveries without an attempt:
+    /// a small part of `hold_max`, and less than ten minutes for every draw.
     pub fn walk_every(&self, draw: f64) -> Duration {
         roughly((self.hold_max.0 / 24).clamp(Duration::from_secs(1), Duration::from_secs(545)), draw)
     }
 }
 
-/// The first moment that is too late.
+/// Returns the first moment after a time limit.
 pub fn just_after(at: Timestamp) -> Timestamp {
     after(at, Duration::from_millis(1))
 }

@@ -1,15 +1,15 @@
-//! Intake: how much may come in, per tenant over time and over all at once.
+//! Limits incoming requests, per tenant over time and for all tenants at once.
 //!
-//! Two limits, asked before anything is written. A tenant's own rate is told
-//! to it with 429 and the time to come back; what all requests hold together
-//! in memory, between the first byte of a body and the commit, is bounded, so
-//! that a store that cannot keep up is felt by producers as a quick 503 and
-//! never as a gateway that swells. Tests of endpoints have a rate of their own,
-//! so that nobody looks around with them; so have fetches of thin events' data,
-//! so that a link that got about is nobody's lever.
+//! Both limits are checked before anything is written. A tenant over its rate
+//! gets 429 and the time to come back. The memory of all requests together,
+//! from the first byte of a body to the commit, is bounded: when the store
+//! cannot keep up, producers get a quick 503 and the gateway's memory does not
+//! grow. Tests of endpoints have a rate of their own, so that they cannot be
+//! used to scan a network. Fetches of thin events' data have one too, so that
+//! a leaked link cannot be used to load the gateway.
 //!
-//! Invariant: whatever a request holds of the account is given back when its
-//! [`IntakePermit`] is dropped, on every way out.
+//! Invariant: dropping an [`IntakePermit`] returns all bytes and places that
+//! its request held.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -23,77 +23,77 @@ use crate::model::id::{DeliveryId, TenantId};
 use crate::model::rate::{Gcra, Rate};
 use crate::model::span::words;
 
-/// How many paces of a kind are kept before those that have rested are let go.
-const PACES_LEAST: usize = 1_024;
-/// The most that one request can owe beyond a burst: a whole batch.
+/// Number of rate states per kind below which idle ones are not removed.
+const IDLE_RATES_KEPT: usize = 1_024;
+/// Most events that one request can owe beyond a burst: a whole batch.
 const OWED_MAX: f64 = 1_000.0;
-/// How often a tenant may test its endpoints: ten a minute, and ten at once.
+/// Rate at which a tenant may test its endpoints: ten a minute, ten at once.
 pub const TEST_RATE: Rate = Rate { per_second: 10.0 / 60.0, burst: 10 };
-/// How often the link of one delivery may be followed: once a second, and
+/// Rate at which the link of one delivery may be followed: once a second,
 /// twenty times at once.
 pub const FETCH_RATE: Rate = Rate { per_second: 1.0, burst: 20 };
 
-/// How much may come in.
+/// Limits on incoming requests. Shared by all requests of this node.
 #[derive(Debug)]
 pub struct Intake {
-    rates: Mutex<TenantRates<TenantId>>,
-    tests: Mutex<TenantRates<TenantId>>,
-    fetches: Mutex<TenantRates<DeliveryId>>,
-    calls: Mutex<TenantRates<TenantId>>,
-    /// What tenants with limits are being taken in: deliveries and bytes.
+    rates: Mutex<RateStates<TenantId>>,
+    tests: Mutex<RateStates<TenantId>>,
+    fetches: Mutex<RateStates<DeliveryId>>,
+    calls: Mutex<RateStates<TenantId>>,
+    /// Deliveries and bytes of limited tenants that are not committed yet.
     incoming: Mutex<HashMap<TenantId, (u64, u64)>>,
     bytes: AtomicUsize,
     bytes_max: usize,
-    /// What each tenant holds of bodies that are still coming in.
+    /// Bytes of unfinished bodies, per tenant.
     slow_bodies: Mutex<HashMap<TenantId, usize>>,
     waiting: AtomicUsize,
     waiting_max: usize,
 }
 
-/// The paces of those that were here of late.
+/// Rate states of recent callers, by tenant or by delivery.
 #[derive(Debug)]
-struct TenantRates<K> {
-    by_whom: HashMap<K, Gcra>,
-    /// With this many, those that have rested are let go of.
+struct RateStates<K> {
+    by_key: HashMap<K, Gcra>,
+    /// Number of states at which idle ones are removed.
     full_at: usize,
 }
 
-/// How a tenant stands with its rate.
+/// A tenant's rate and what it has left of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RateStatus {
-    /// The rate.
+    /// Rate of the tenant on this node.
     pub rate: Rate,
-    /// How many more may come now.
+    /// Events the tenant may submit right now.
     pub left: u32,
-    /// How long until a whole burst may come again.
+    /// Time until a whole burst is allowed again.
     pub full_in: Duration,
 }
 
-/// A tenant hands in more than its rate allows.
+/// A tenant submits more events than its rate allows.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error(
     "tenant {tenant} may hand in {} events per second, {} at once, and {count} more are too many now; try again in {}, or have the tenant's ingest rate raised",
     .status.rate.per_second, .status.rate.burst, words(*.ready_in)
 )]
 pub struct RateLimited {
-    /// Whose events they are.
+    /// Tenant that submitted the events.
     pub tenant: TenantId,
-    /// How many came.
+    /// Number of events submitted.
     pub count: usize,
-    /// How long until as many may come.
+    /// Time until that many events are allowed.
     pub ready_in: Duration,
-    /// How it stands.
+    /// Rate of the tenant and what is left of it.
     pub status: RateStatus,
 }
 
-/// So much is being taken in that this request would be too much.
+/// The gateway's memory for incoming requests is used up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the gateway is taking in as much as it can hold; try again in a moment, nothing of this was written")]
 pub struct Overload;
 
 impl Intake {
-    /// Bounds what requests hold together: bytes of their bodies, and how
-    /// many wait for their commit.
+    /// Creates an intake with limits for all requests together: bytes of their
+    /// bodies, and requests that wait for their commit.
     pub fn new(bytes_max: usize, waiting_max: usize) -> Self {
         Self {
             rates: Mutex::default(),
@@ -109,134 +109,135 @@ impl Intake {
         }
     }
 
-    /// Never has too much; tenants keep to their rates all the same.
+    /// Creates an intake without a limit on memory; tenants' rates still apply.
     pub fn unlimited() -> Self {
         Self::new(usize::MAX, usize::MAX)
     }
 
-    /// Counts events against their tenant's rate, or says when they may come.
-    /// More than a whole burst pass when the bucket is full, and are owed.
+    /// Charges events to their tenant's rate, or returns when they are allowed.
+    /// When the bucket is full, more than a burst may pass; the excess is owed.
     pub fn charge(&self, tenant: &TenantId, rate: Rate, count: usize, now: Timestamp) -> Result<(), Box<RateLimited>> {
-        let many = u32::try_from(count).unwrap_or(u32::MAX);
-        let mut paces = self.rates();
-        let pace = paces.of(tenant, rate, now);
-        if pace.ready_for(many) <= now {
-            pace.take_many(many, now);
+        let tokens = u32::try_from(count).unwrap_or(u32::MAX);
+        let mut rates = self.rates();
+        let gcra = rates.of(tenant, rate, now);
+        if gcra.ready_for(tokens) <= now {
+            gcra.take_many(tokens, now);
             return Ok(());
         }
-        // Nobody can owe as much as that: the clock has been set back.
+        // A longer wait than the largest debt means that the clock was set back.
         let longest = Duration::from_secs_f64((f64::from(rate.burst) + OWED_MAX) / rate.per_second + 1.0);
-        if until(pace.ready_for(many), now) > longest {
-            *pace = Gcra::at_ingest(rate);
-            pace.take_many(rate.burst, now);
+        if until(gcra.ready_for(tokens), now) > longest {
+            *gcra = Gcra::at_ingest(rate);
+            gcra.take_many(rate.burst, now);
         }
-        let (ready_in, standing) = (until(pace.ready_for(many), now), standing(pace, now));
-        Err(Box::new(RateLimited { tenant: tenant.clone(), count, ready_in, status: standing }))
+        let (ready_in, status) = (until(gcra.ready_for(tokens), now), status_of(gcra, now));
+        Err(Box::new(RateLimited { tenant: tenant.clone(), count, ready_in, status }))
     }
 
-    /// Counts a test of an endpoint, or says how long until there may be one.
+    /// Charges a test of an endpoint, or returns the time until one is allowed.
     pub fn charge_test(&self, tenant: &TenantId, now: Timestamp) -> Result<(), Duration> {
         self.tests.lock().charge(tenant, TEST_RATE, now)
     }
 
-    /// Counts a fetch of a delivery's data, or says how long until there may
-    /// be one.
+    /// Charges a fetch of a delivery's data, or returns the time until one is
+    /// allowed.
     pub fn charge_fetch(&self, delivery: DeliveryId, now: Timestamp) -> Result<(), Duration> {
         self.fetches.lock().charge(&delivery, FETCH_RATE, now)
     }
 
-    /// Counts a call of a tenant's token that hands in no events, or says how
-    /// long until there may be one.
+    /// Charges a call of a tenant's token that submits no events, or returns
+    /// the time until one is allowed.
     pub fn charge_call(&self, tenant: &TenantId, rate: Rate, now: Timestamp) -> Result<(), Duration> {
         self.calls.lock().charge(tenant, rate, now)
     }
 
-    /// Deliveries and bytes of a tenant are being taken in, until what is
-    /// returned is dropped. With it: what was being taken in before.
+    /// Counts deliveries and bytes of a tenant as incoming until the returned
+    /// guard is dropped. Also returns what was incoming before.
     pub fn admit_usage(&self, tenant: &TenantId, deliveries: u64, bytes: u64) -> (IncomingUsage<'_>, (u64, u64)) {
-        let mut coming = self.incoming.lock();
-        let theirs = coming.entry(tenant.clone()).or_default();
-        let before = *theirs;
-        *theirs = (before.0 + deliveries, before.1 + bytes);
+        let mut incoming = self.incoming.lock();
+        let usage = incoming.entry(tenant.clone()).or_default();
+        let before = *usage;
+        *usage = (before.0 + deliveries, before.1 + bytes);
         (IncomingUsage { intake: self, tenant: tenant.clone(), deliveries, bytes }, before)
     }
 
-    /// A tenant's rate was changed; what is left in its bucket stays.
+    /// Changes a tenant's rate; what is left in its bucket stays.
     pub fn change(&self, tenant: &TenantId, rate: Rate, now: Timestamp) {
-        if let Some(pace) = self.rates().by_whom.get_mut(tenant) {
-            pace.change(rate, now);
+        if let Some(gcra) = self.rates().by_key.get_mut(tenant) {
+            gcra.change(rate, now);
         }
     }
 
-    /// How a tenant stands with its rate.
+    /// Returns a tenant's rate and what is left of it.
     pub fn rate_status(&self, tenant: &TenantId, rate: Rate, now: Timestamp) -> RateStatus {
-        let mut pace = self.rates().by_whom.get(tenant).copied().unwrap_or(Gcra::at_ingest(rate));
-        pace.change(rate, now);
-        standing(&pace, now)
+        let mut gcra = self.rates().by_key.get(tenant).copied().unwrap_or(Gcra::at_ingest(rate));
+        gcra.change(rate, now);
+        status_of(&gcra, now)
     }
 
-    /// A request of a tenant's begins to come in.
+    /// Returns the permit of a tenant's new request; it holds nothing yet.
     pub fn permit<'a>(&'a self, tenant: &'a TenantId) -> IntakePermit<'a> {
-        IntakePermit { intake: self, tenant, bytes: 0, lingering: 0, is_waiting: false }
+        IntakePermit { intake: self, tenant, bytes: 0, slow_bytes: 0, is_waiting: false }
     }
 
     fn slow_bodies(&self) -> MutexGuard<'_, HashMap<TenantId, usize>> {
         self.slow_bodies.lock()
     }
 
-    fn rates(&self) -> MutexGuard<'_, TenantRates<TenantId>> {
+    fn rates(&self) -> MutexGuard<'_, RateStates<TenantId>> {
         self.rates.lock()
     }
 }
 
-fn standing(pace: &Gcra, now: Timestamp) -> RateStatus {
-    let rate = pace.rate();
-    RateStatus { rate, left: pace.left(now), full_in: until(pace.ready_for(rate.burst), now) }
+fn status_of(gcra: &Gcra, now: Timestamp) -> RateStatus {
+    let rate = gcra.rate();
+    RateStatus { rate, left: gcra.left(now), full_in: until(gcra.ready_for(rate.burst), now) }
 }
 
 fn until(at: Timestamp, now: Timestamp) -> Duration {
     Duration::from_millis(u64::try_from(at.as_millisecond() - now.as_millisecond()).unwrap_or(0))
 }
 
-impl<K> Default for TenantRates<K> {
+impl<K> Default for RateStates<K> {
     fn default() -> Self {
-        Self { by_whom: HashMap::new(), full_at: PACES_LEAST }
+        Self { by_key: HashMap::new(), full_at: IDLE_RATES_KEPT }
     }
 }
 
-impl<K: Clone + Eq + Hash> TenantRates<K> {
-    /// Counts one, or says how long until there may be one.
-    fn charge(&mut self, whom: &K, rate: Rate, now: Timestamp) -> Result<(), Duration> {
-        let pace = self.of(whom, rate, now);
-        pace.correct_clock_jump(now);
-        if pace.is_ready(now) {
-            pace.take(now);
+impl<K: Clone + Eq + Hash> RateStates<K> {
+    /// Charges one call, or returns the time until one is allowed.
+    fn charge(&mut self, key: &K, rate: Rate, now: Timestamp) -> Result<(), Duration> {
+        let gcra = self.of(key, rate, now);
+        gcra.correct_clock_jump(now);
+        if gcra.is_ready(now) {
+            gcra.take(now);
             return Ok(());
         }
-        Err(until(pace.ready_at(), now))
+        Err(until(gcra.ready_at(), now))
     }
 
-    /// Someone's pace, at the rate it has now.
-    fn of(&mut self, whom: &K, rate: Rate, now: Timestamp) -> &mut Gcra {
-        if !self.by_whom.contains_key(whom) {
+    /// Returns the state of a key, set to its present rate.
+    fn of(&mut self, key: &K, rate: Rate, now: Timestamp) -> &mut Gcra {
+        if !self.by_key.contains_key(key) {
             self.forget_idle_rates(now);
-            self.by_whom.insert(whom.clone(), Gcra::at_ingest(rate));
+            self.by_key.insert(key.clone(), Gcra::at_ingest(rate));
         }
-        let pace = self.by_whom.get_mut(whom).expect("it was just put there");
-        pace.change(rate, now);
-        pace
+        let gcra = self.by_key.get_mut(key).expect("a key that was just inserted");
+        gcra.change(rate, now);
+        gcra
     }
 
-    /// Nothing is lost with a pace that has rested: it would begin the same.
+    /// Removes states whose bucket is full: a new state would be the same.
     fn forget_idle_rates(&mut self, now: Timestamp) {
-        if self.by_whom.len() >= self.full_at {
-            self.by_whom.retain(|_, pace| !pace.is_full(now));
-            self.full_at = PACES_LEAST.max(2 * self.by_whom.len());
+        if self.by_key.len() >= self.full_at {
+            self.by_key.retain(|_, gcra| !gcra.is_full(now));
+            self.full_at = IDLE_RATES_KEPT.max(2 * self.by_key.len());
         }
     }
 }
 
-/// What one request brings to its tenant's limits, until it is written.
+/// One request's deliveries and bytes, counted against its tenant's limits
+/// until they are committed.
 #[derive(Debug)]
 pub struct IncomingUsage<'a> {
     intake: &'a Intake,
@@ -247,62 +248,63 @@ pub struct IncomingUsage<'a> {
 
 impl Drop for IncomingUsage<'_> {
     fn drop(&mut self) {
-        let mut coming = self.intake.incoming.lock();
-        if let Some(theirs) = coming.get_mut(&self.tenant) {
-            *theirs = (theirs.0 - self.deliveries, theirs.1 - self.bytes);
-            if *theirs == (0, 0) {
-                coming.remove(&self.tenant);
+        let mut incoming = self.intake.incoming.lock();
+        if let Some(usage) = incoming.get_mut(&self.tenant) {
+            *usage = (usage.0 - self.deliveries, usage.1 - self.bytes);
+            if *usage == (0, 0) {
+                incoming.remove(&self.tenant);
             }
         }
     }
 }
 
-/// What one request holds of the account; given back when it is dropped.
+/// Memory and place in the queue that one request holds until this is dropped.
 #[derive(Debug)]
 pub struct IntakePermit<'a> {
     intake: &'a Intake,
     tenant: &'a TenantId,
     bytes: usize,
-    /// How much of that is counted with its tenant, because more is to come.
-    lingering: usize,
+    /// Bytes counted in [`Intake::slow_bodies`], because the body is unfinished.
+    slow_bytes: usize,
     is_waiting: bool,
 }
 
 impl IntakePermit<'_> {
-    /// More of the body has come. A request that is alone may hold any
-    /// amount, so that one is always possible.
+    /// Takes memory for more bytes of the body. A request that is alone may
+    /// take any amount, so that one request is always possible.
     pub fn grow(&mut self, bytes: usize) -> Result<(), Overload> {
-        let Intake { bytes: held, bytes_max, .. } = self.intake;
-        let more = |held: usize| {
-            let growth = held.saturating_add(bytes);
-            (growth <= *bytes_max || held == self.bytes).then_some(growth)
+        let Intake { bytes: used_bytes, bytes_max, .. } = self.intake;
+        let grown = |used: usize| {
+            let grown = used.saturating_add(bytes);
+            (grown <= *bytes_max || used == self.bytes).then_some(grown)
         };
-        held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| Overload)?;
+        used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).map_err(|_| Overload)?;
         self.bytes += bytes;
         Ok(())
     }
 
-    /// The rest of the body is still to come. Of such bodies a tenant may hold
-    /// three times what is left: so however many send slowly on purpose, there
-    /// is something left for whoever comes next.
+    /// Counts this body as slow: its rest is still to come. A tenant's slow
+    /// bodies may use three times the memory that is left, so however many
+    /// clients send slowly on purpose, the next request finds some.
     pub fn await_rest_of_body(&mut self) -> Result<(), Overload> {
-        let held = self.intake.bytes.load(Ordering::Relaxed);
-        let left = self.intake.bytes_max.saturating_sub(held);
-        let mut lingering = self.intake.slow_bodies();
-        let theirs = lingering.get(self.tenant).copied().unwrap_or(0) - self.lingering + self.bytes;
-        if theirs > left.saturating_mul(3) && held != self.bytes {
+        let used = self.intake.bytes.load(Ordering::Relaxed);
+        let left = self.intake.bytes_max.saturating_sub(used);
+        let mut slow_bodies = self.intake.slow_bodies();
+        let slow_bytes = slow_bodies.get(self.tenant).copied().unwrap_or(0) - self.slow_bytes + self.bytes;
+        if slow_bytes > left.saturating_mul(3) && used != self.bytes {
             return Err(Overload);
         }
-        lingering.insert(self.tenant.clone(), theirs);
-        self.lingering = self.bytes;
+        slow_bodies.insert(self.tenant.clone(), slow_bytes);
+        self.slow_bytes = self.bytes;
         Ok(())
     }
 
-    /// The whole body is here, and waits for its commit from now on.
+    /// Takes a place among the requests that wait for their commit; the whole
+    /// body has arrived.
     pub fn wait(&mut self) -> Result<(), Overload> {
         let Intake { waiting, waiting_max, .. } = self.intake;
-        let more = |waiting: usize| (waiting < *waiting_max).then_some(waiting + 1);
-        waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| Overload)?;
+        let one_more = |waiting: usize| (waiting < *waiting_max).then_some(waiting + 1);
+        waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).map_err(|_| Overload)?;
         self.is_waiting = true;
         Ok(())
     }
@@ -311,11 +313,11 @@ impl IntakePermit<'_> {
 impl Drop for IntakePermit<'_> {
     fn drop(&mut self) {
         self.intake.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-        if self.lingering > 0 {
-            let mut lingering = self.intake.slow_bodies();
-            match lingering.get(self.tenant).copied().unwrap_or(0) - self.lingering {
-                0 => lingering.remove(self.tenant),
-                theirs => lingering.insert(self.tenant.clone(), theirs),
+        if self.slow_bytes > 0 {
+            let mut slow_bodies = self.intake.slow_bodies();
+            match slow_bodies.get(self.tenant).copied().unwrap_or(0) - self.slow_bytes {
+                0 => slow_bodies.remove(self.tenant),
+                left => slow_bodies.insert(self.tenant.clone(), left),
             };
         }
         self.intake.waiting.fetch_sub(usize::from(self.is_waiting), Ordering::Relaxed);
@@ -408,8 +410,8 @@ mod tests {
         for n in 0..100_000 {
             intake.charge(&tenant(&format!("t{n}")), SLOW, 1, at(n)).unwrap();
         }
-        let kept = intake.rates().by_whom.len();
-        assert!(kept <= PACES_LEAST, "{kept} are kept");
+        let count = intake.rates().by_key.len();
+        assert!(count <= IDLE_RATES_KEPT, "{count} are kept");
         assert!(intake.charge(&tenant("debtor"), daily, 1, at(100_000)).is_err(), "a debt is not forgotten");
     }
 
@@ -433,22 +435,22 @@ mod tests {
     fn however_much_some_tenants_hold_there_is_something_left_for_the_next() {
         let intake = Intake::new(1_000_000, 10);
         let tenants: Vec<TenantId> = (0..4).map(|n| tenant(&format!("greedy{n}"))).collect();
-        let mut shares = Vec::new();
+        let mut permits = Vec::new();
         for greedy in &tenants {
-            let before = shares.len();
+            let before = permits.len();
             loop {
-                let mut share = intake.permit(greedy);
-                if share.grow(1_000).and_then(|()| share.await_rest_of_body()).is_err() {
+                let mut permit = intake.permit(greedy);
+                if permit.grow(1_000).and_then(|()| permit.await_rest_of_body()).is_err() {
                     break;
                 }
-                shares.push(share);
+                permits.push(permit);
             }
-            assert!(shares.len() > before, "there was something left for {greedy}");
+            assert!(permits.len() > before, "there was something left for {greedy}");
         }
         assert_eq!(intake.permit(&tenant("next")).grow(1_000), Ok(()));
-        // One that grows is counted once.
-        let mut last = shares.pop().unwrap();
-        shares.clear();
+        // A body that grows is counted once.
+        let mut last = permits.pop().unwrap();
+        permits.clear();
         last.grow(10).unwrap();
         last.await_rest_of_body().unwrap();
         assert_eq!(intake.slow_bodies().values().sum::<usize>(), 1_010);

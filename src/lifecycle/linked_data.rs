@@ -12,35 +12,35 @@ use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::span::words;
 use crate::store::{Claim, Error};
 
-/// What a link led to.
+/// The data that a link leads to.
 #[derive(Debug)]
 pub struct LinkedData {
-    /// The event, as the format `envelope` has it.
+    /// Event in the format `envelope`.
     pub body: Bytes,
-    /// Its id.
+    /// Id of the event.
     pub event: EventId,
-    /// Whose link it was.
+    /// Endpoint that the link was sent to.
     pub endpoint: EndpointId,
 }
 
-/// Why a link leads nowhere.
+/// The reason why a link is not followed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum LinkRefusal {
-    /// It was not made here, or was changed on its way.
+    /// The signature does not match: the link was not made here, or was changed.
     #[error("the signature of this link is not ours; use the data_url as it was sent, without a change")]
     Foreign,
-    /// What it led to is no longer kept.
+    /// The delivery or its event is no longer kept.
     #[error("this link has expired: what it led to is no longer kept")]
     Over,
-    /// It is followed too often.
+    /// The link is followed too often; it may be followed again after this time.
     #[error("this link is followed too often; try again in {}", words(*.0))]
     TooOften(Duration),
-    /// The data is not there, or cannot be read now.
+    /// The store does not have the data, or cannot be read now.
     #[error(transparent)]
     Store(#[from] Error),
 }
 
-/// Follows a link.
+/// Follows a link: verifies it and returns the data of its event.
 pub async fn follow(
     gateway: &Gateway,
     tenant: &TenantId,
@@ -52,19 +52,19 @@ pub async fn follow(
         return Err(LinkRefusal::Foreign);
     }
     gateway.intake.charge_fetch(delivery, now).map_err(LinkRefusal::TooOften)?;
-    // It was there once: the signature says so.
-    let found = gateway.store.delivery(tenant, delivery).await?.ok_or(LinkRefusal::Over)?;
-    let is_live = gateway.store.endpoint(tenant, found.endpoint_id).is_some();
-    if !is_live || gateway.links.is_expired(&found, now) {
+    // The signature proves that the delivery existed; if it is missing, it was deleted.
+    let delivery = gateway.store.delivery(tenant, delivery).await?.ok_or(LinkRefusal::Over)?;
+    let is_live = gateway.store.endpoint(tenant, delivery.endpoint_id).is_some();
+    if !is_live || gateway.links.is_expired(&delivery, now) {
         return Err(LinkRefusal::Over);
     }
-    let record = gateway.store.event(tenant, &found.event_id).await?.ok_or(LinkRefusal::Over)?;
+    let record = gateway.store.event(tenant, &delivery.event_id).await?.ok_or(LinkRefusal::Over)?;
     if record.event.is_expunged() {
-        return Err(Error::Expunged(found.event_id).into());
+        return Err(Error::Expunged(delivery.event_id).into());
     }
     if record.is_damaged {
-        return Err(Error::Damaged(found.event_id).into());
+        return Err(Error::Damaged(delivery.event_id).into());
     }
-    let claim = Claim::of(found, record.event);
+    let claim = Claim::of(delivery, record.event);
     Ok(LinkedData { body: envelope(&claim), event: claim.event.id.clone(), endpoint: claim.endpoint })
 }

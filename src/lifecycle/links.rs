@@ -1,12 +1,12 @@
-//! Links: where the data of a thin event is fetched, by whoever was sent the
-//! link.
+//! Makes and follows the links from which receivers fetch the data of thin
+//! events.
 //!
 //! A link names a delivery and is signed with a key that the store keeps
-//! sealed, so every node knows its own links again, and a delivery's link is
-//! the same on every attempt. It says nothing of time, because how long it is
-//! good is decided when it is followed: as long as the delivery is kept.
+//! sealed, so every node can verify it, and a delivery's link is the same on
+//! every attempt. A link carries no expiry time: it works as long as the
+//! delivery is kept, which is checked when it is followed.
 //!
-//! Invariant: nothing is looked up for a link that is not ours.
+//! Invariant: nothing is read from the store before the signature is verified.
 
 use aws_lc_rs::hmac;
 use base64::Engine;
@@ -17,7 +17,7 @@ use super::retention::Retention;
 use crate::model::delivery::{Delivery, DeliveryState, after};
 use crate::model::id::{DeliveryId, TenantId};
 
-/// What makes links and knows them again.
+/// Maker and verifier of data links.
 #[derive(Debug)]
 pub struct Links {
     base: Option<String>,
@@ -25,23 +25,24 @@ pub struct Links {
     retention: Retention,
 }
 
-/// Thin events need an address that links can begin with.
+/// Links cannot be made, because the gateway has no public URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("thin events need links that receivers can follow; start the gateway with --public-url")]
 pub struct NoPublicUrl;
 
 impl Links {
-    /// Links that begin so, signed with this key, to what is kept so long.
+    /// Creates links that begin with `base`, are signed with `key`, and work
+    /// for the time of `retention`.
     pub fn new(base: Option<String>, key: &[u8; 32], retention: Retention) -> Self {
         Self { base, key: hmac::Key::new(hmac::HMAC_SHA256, key), retention }
     }
 
-    /// Whether links can be made.
+    /// Whether links can be made: the gateway has a public URL.
     pub fn is_open(&self) -> bool {
         self.base.is_some()
     }
 
-    /// The link of a delivery.
+    /// Returns the link of a delivery.
     pub fn url(&self, tenant: &TenantId, delivery: DeliveryId) -> Result<String, NoPublicUrl> {
         let base = self.base.as_ref().ok_or(NoPublicUrl)?;
         let signature = hmac::sign(&self.key, &signed(tenant, delivery));
@@ -54,18 +55,19 @@ impl Links {
         hmac::verify(&self.key, &signed(tenant, delivery), &signature).is_ok()
     }
 
-    /// Whether a delivery's time is over, swept yet or not.
+    /// Whether a delivery is past its retention, whether or not it is deleted yet.
     pub fn is_expired(&self, delivery: &Delivery, now: Timestamp) -> bool {
-        let kept = match delivery.state {
+        let retention = match delivery.state {
             DeliveryState::Waiting => return false,
             DeliveryState::Delivered | DeliveryState::Cancelled => self.retention.finished,
             DeliveryState::Dead => self.retention.dead,
         };
-        delivery.finished_at.is_some_and(|finished_at| after(finished_at, kept.0) < now)
+        delivery.finished_at.is_some_and(|finished_at| after(finished_at, retention.0) < now)
     }
 }
 
-/// What is signed. Neither part can hold the line's end between them.
+/// Returns the bytes that are signed. Neither part can contain a line break, so
+/// the text is unambiguous.
 fn signed(tenant: &TenantId, delivery: DeliveryId) -> Vec<u8> {
     format!("data\n{tenant}\n{delivery}").into_bytes()
 }

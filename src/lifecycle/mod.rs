@@ -1,4 +1,4 @@
-//! How an event moves, in this order.
+//! Moves an event from acceptance to the end of its deliveries, in this order.
 //!
 //! ```text
 //! accept ──► dispatch ──► deliver (sign, egress, send) ──► judge ──► settle
@@ -7,15 +7,20 @@
 //!               └──── change: retry, cancel, replay, discard          └─► delivered, dead
 //! ```
 //!
-//! Beside it: [`intake`] says how much may come in, [`expire`] ends what waits
-//! too long, [`retain`] forgets what is over, [`scrub`] looks for damage, [`tell`] counts and writes to the
-//! owners of endpoints by [`mail`], [`egress`] says who may be called, [`links`]
-//! lets receivers fetch what they were told of alone, [`waiting`] and [`explain`] say why
-//! something stands where it stands, [`cluster`] listens to other nodes, [`felt`]
-//! asks them.
+//! The other modules:
 //!
-//! Everything here works on the [`crate::store`]'s promises and may run
-//! against a scripted [`deliver::send::Sender`] in simulated time.
+//! - [`intake`], [`storage_admission`] and [`disk_space`] limit what is accepted;
+//! - [`expire`] ends deliveries that waited too long, [`retention`] deletes what
+//!   has been kept long enough, [`scrub`] finds damaged events;
+//! - [`notifier`] counts what happened and writes to the owners of endpoints
+//!   through [`mail`];
+//! - [`egress`] decides which addresses may be called;
+//! - [`links`] lets receivers fetch the data of thin events;
+//! - [`waiting`] and [`explain`] say what a delivery waits for and why;
+//! - [`cluster`] applies what other nodes report, [`live_status`] asks them.
+//!
+//! Everything here relies only on what the traits of [`crate::store`] promise,
+//! and can run against a scripted [`deliver::send::Sender`] in simulated time.
 
 use std::sync::Arc;
 
@@ -53,44 +58,44 @@ pub mod scrub;
 pub mod storage_admission;
 pub mod waiting;
 
-/// What every door works with.
+/// The parts of a running gateway that the API and the background tasks share.
 pub struct Gateway {
-    /// Where facts rest.
+    /// Store of events, deliveries and settings.
     pub store: Arc<dyn Store>,
-    /// What starts attempts.
+    /// Dispatcher that starts attempts.
     pub dispatcher: Dispatcher,
-    /// What knows whose time is over.
+    /// Schedule of the next check for expired deliveries.
     pub expiry: Arc<ExpirySchedule>,
-    /// What tells the time.
+    /// Clock of engine time and wall time.
     pub clock: Arc<dyn Clock>,
-    /// Whether there is room for more.
+    /// Free space of the disk that holds the store.
     pub space: DiskSpace,
-    /// What writes to the owners of endpoints.
+    /// Queue of mails to the owners of endpoints.
     pub mail: MailQueue,
-    /// What counts and tells.
+    /// Notifier that counts what happened and mails the owners of endpoints.
     pub notifier: Notifier,
-    /// How much may come in.
+    /// Limits on incoming requests.
     pub intake: Intake,
-    /// What makes the links of thin events, and knows them again.
+    /// Maker and verifier of the data links of thin events.
     pub links: Arc<Links>,
-    /// What is counted.
+    /// Metrics of this node.
     pub metrics: Arc<Metrics>,
 }
 
 impl Gateway {
-    /// How fast a tenant may hand events in through this node.
+    /// Returns how fast a tenant may submit events through this node.
     pub fn ingest_rate(&self, tenant: &Tenant) -> Rate {
         self.rate_here(tenant.quota.ingest)
     }
 
-    /// How fast a tenant's tokens may make other calls through this node.
+    /// Returns how fast a tenant's tokens may make other calls through this node.
     pub fn management_rate(&self, tenant: &Tenant) -> Rate {
         self.rate_here(tenant.limits.management)
     }
 
-    /// This node's part of a rate. All nodes together let in no more than the
-    /// whole: each has the same part of it, since whatever spreads requests
-    /// over nodes does so evenly.
+    /// Returns this node's part of a rate. Every node has the same part,
+    /// because load balancers spread requests evenly; all nodes together
+    /// never exceed the whole rate.
     fn rate_here(&self, rate: Rate) -> Rate {
         match self.store.nodes() {
             1 => rate,

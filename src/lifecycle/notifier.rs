@@ -1,10 +1,9 @@
-//! Tell: counts what happened, and writes to the owner of an endpoint when it
-//! matters to them.
+//! Counts what happened, and mails the owner of an endpoint about trouble.
 //!
-//! One outage is one letter: when it begins, and not again while it lasts. A
-//! second one is written only if the endpoint is stopped. What was written is
-//! kept, so a restart neither repeats nor forgets it. Nothing here goes
-//! through the endpoint it is about.
+//! An outage gets one mail when it begins, and a second one only if the
+//! endpoint is paused or disabled. The time of the last mail is stored, so a
+//! restart neither repeats nor forgets a mail. A notice about an endpoint is
+//! never sent through that endpoint.
 
 use parking_lot::Mutex;
 use std::collections::HashSet;
@@ -26,12 +25,12 @@ use crate::model::next_state::NextState;
 use crate::model::operational_event::{Actor, EndpointEvent, EndpointEventKind};
 use crate::store::{ClaimOutcome, EndpointChange, SettleEffects, Store};
 
-/// An endpoint that opens and closes is not written of more often than this.
-const OPENED_AGAIN: Duration = Duration::from_secs(3_600);
-/// Nor are dead letters.
-const DIED_AGAIN: Duration = Duration::from_secs(86_400);
+/// Shortest time between two mails about an endpoint's open breaker.
+const OPENED_MAIL_EVERY: Duration = Duration::from_secs(3_600);
+/// Shortest time between two mails about an endpoint's dead letters.
+const DEAD_MAIL_EVERY: Duration = Duration::from_secs(86_400);
 
-/// Counts and tells. Cheap to clone.
+/// Counts events of deliveries and endpoints and mails owners. Cheap to clone.
 #[derive(Clone)]
 pub struct Notifier(Arc<NotifierState>);
 
@@ -40,23 +39,24 @@ struct NotifierState {
     mail: MailQueue,
     metrics: Arc<Metrics>,
     clock: Arc<dyn Clock>,
-    /// Endpoints with a letter on its way.
-    under_way: Mutex<HashSet<EndpointId>>,
+    /// Endpoints with an unsent mail in the queue.
+    pending: Mutex<HashSet<EndpointId>>,
 }
 
 impl Notifier {
-    /// One who counts here and writes letters through this postmaster.
+    /// Creates a notifier that counts in `metrics` and mails through `mail`.
     pub fn new(store: Arc<dyn Store>, mail: MailQueue, metrics: Arc<Metrics>, clock: Arc<dyn Clock>) -> Self {
-        let under_way = Mutex::default();
-        Self(Arc::new(NotifierState { store, mail, metrics, clock, under_way }))
+        let pending = Mutex::default();
+        Self(Arc::new(NotifierState { store, mail, metrics, clock, pending }))
     }
 
-    /// What is counted.
+    /// Returns the metrics it counts in.
     pub fn metrics(&self) -> &Metrics {
         &self.0.metrics
     }
 
-    /// A delivery was settled.
+    /// Counts a settled delivery, and mails the owner if it died or its
+    /// endpoint was stopped.
     pub fn settled(
         &self,
         endpoint: EndpointId,
@@ -68,7 +68,8 @@ impl Notifier {
         match outcome {
             ClaimOutcome::Attempted { attempt, next, progress, .. } => {
                 let now = self.0.clock.now();
-                // What was ended or replayed meanwhile did not die of this.
+                // A delivery that was ended or replayed meanwhile did not die
+                // of this attempt.
                 let next = match (next, settled.died) {
                     (NextState::Dead(_) | NextState::ExpiredByProducer, None) => NextState::Waiting { due_at: now },
                     (next, _) => *next,
@@ -91,11 +92,12 @@ impl Notifier {
             self.died(endpoint, cause);
         }
         self.operational_events_written(&settled.operational_events);
-        // After the dead letter: a stop is what matters more.
+        // After the dead letter: a mail about a stop is written even while
+        // another one is pending.
         self.endpoint_events(endpoint, &settled.update.endpoint_events);
     }
 
-    /// Operational events of these types were written.
+    /// Counts operational events of these types, which were written.
     pub fn operational_events_written(&self, types: &[&'static str]) {
         let metrics = &self.0.metrics;
         for event_type in types {
@@ -108,16 +110,16 @@ impl Notifier {
         }
     }
 
-    /// Something happened to an endpoint.
+    /// Counts events of an endpoint and mails its owner about trouble.
     pub fn endpoint_events(&self, endpoint: EndpointId, endpoint_events: &[EndpointEvent]) {
         for endpoint_event in endpoint_events {
             self.count(endpoint_event);
             let Some(endpoint) = self.0.store.any_endpoint(endpoint) else { return };
             match (endpoint_event.what, endpoint_event.by) {
-                // Who did it knows it.
+                // The person who did it knows.
                 (_, Actor::Person) => {}
                 (EndpointEventKind::BreakerOpened, _)
-                    if is_past(endpoint.mailed_at, OPENED_AGAIN, endpoint_event.at) =>
+                    if is_past(endpoint.mailed_at, OPENED_MAIL_EVERY, endpoint_event.at) =>
                 {
                     self.compose_mail(&endpoint, MailOccasion::of(endpoint_event, text::MailReason::BreakerOpened));
                 }
@@ -139,35 +141,35 @@ impl Notifier {
         }
     }
 
-    /// Writes the letters that a stop or a crash kept from being sent: for
-    /// every endpoint of this node's, among those asked for, that is in trouble
-    /// and whose owner has not been told of it.
-    pub fn mail_missed(&self, is_asked: impl Fn(&Endpoint) -> bool) {
+    /// Writes the mails that a stop or a crash kept from being sent: for every
+    /// endpoint that this node owns, that `is_selected` returns true for, that
+    /// is in trouble, and whose owner has not been mailed about it.
+    pub fn mail_missed(&self, is_selected: impl Fn(&Endpoint) -> bool) {
         let store = &self.0.store;
         let tenants = store.tenants();
         let is_ours = |endpoint: &Endpoint| store.lease(&endpoint.tenant, endpoint.id).is_held();
         for endpoint in tenants.iter().flat_map(|tenant| store.endpoints(&tenant.id)) {
-            if !is_asked(&endpoint) || !is_ours(&endpoint) {
+            if !is_selected(&endpoint) || !is_ours(&endpoint) {
                 continue;
             }
             let Some(since) = endpoint.health.trouble_since else { continue };
             if endpoint.mailed_at.is_some_and(|mailed_at| mailed_at >= since) {
                 continue;
             }
-            let standing = &endpoint.status;
-            let (what, reason, since) = match standing.state {
-                EndpointState::Paused => (text::MailReason::Paused, &standing.reason, standing.since),
-                EndpointState::Disabled => (text::MailReason::Disabled, &standing.reason, standing.since),
+            let status = &endpoint.status;
+            let (kind, reason, since) = match status.state {
+                EndpointState::Paused => (text::MailReason::Paused, &status.reason, status.since),
+                EndpointState::Disabled => (text::MailReason::Disabled, &status.reason, status.since),
                 EndpointState::Active => (text::MailReason::BreakerOpened, &endpoint.health.reason, since),
             };
             let is_open = endpoint.health.open_until().is_some() && !endpoint.health.is_forced();
-            let is_due = match standing.state {
-                EndpointState::Active => is_open && is_past(endpoint.mailed_at, OPENED_AGAIN, self.0.clock.now()),
-                EndpointState::Paused | EndpointState::Disabled => standing.by != Some(Actor::Person),
+            let is_due = match status.state {
+                EndpointState::Active => is_open && is_past(endpoint.mailed_at, OPENED_MAIL_EVERY, self.0.clock.now()),
+                EndpointState::Paused | EndpointState::Disabled => status.by != Some(Actor::Person),
             };
             if is_due {
                 let (reason, next_probe_at) = (reason.clone().unwrap_or_default(), endpoint.health.open_until());
-                self.compose_mail(&endpoint, MailOccasion { what, reason, since, next_probe_at });
+                self.compose_mail(&endpoint, MailOccasion { kind, reason, since, next_probe_at });
             }
         }
     }
@@ -188,28 +190,29 @@ impl Notifier {
         }
     }
 
-    /// A delivery died. What a receiver refuses one by one is no outage.
+    /// Mails the owner about a dead delivery. A refused delivery is no outage
+    /// and gets no mail.
     fn died(&self, endpoint: EndpointId, cause: DeadCause) {
         let Some(endpoint) = self.0.store.any_endpoint(endpoint) else { return };
-        let is_told =
+        let is_mailed =
             matches!(cause, DeadCause::Exhausted | DeadCause::Expired | DeadCause::Poisoned | DeadCause::Damaged);
         let now = self.0.clock.now();
-        // While its endpoint is in trouble, its owner has been told of it.
-        if !is_told || endpoint.health.trouble_since.is_some() || !is_past(endpoint.mailed_at, DIED_AGAIN, now) {
+        // While its endpoint is in trouble, its owner has been mailed already.
+        if !is_mailed || endpoint.health.trouble_since.is_some() || !is_past(endpoint.mailed_at, DEAD_MAIL_EVERY, now) {
             return;
         }
         let reason = format!("a delivery is dead ({})", cause.as_str());
         self.compose_mail(
             &endpoint,
-            MailOccasion { what: text::MailReason::Dead, reason, since: now, next_probe_at: None },
+            MailOccasion { kind: text::MailReason::Dead, reason, since: now, next_probe_at: None },
         );
     }
 
     fn compose_mail(&self, endpoint: &Endpoint, occasion: MailOccasion) {
         let Some(to) = endpoint.settings.owner_email.clone().filter(|_| self.0.mail.is_open()) else { return };
-        let is_first = self.under_way().insert(endpoint.id);
-        // A stop is told in any case.
-        if !is_first && !matches!(occasion.what, text::MailReason::Paused | text::MailReason::Disabled) {
+        let is_first = self.pending().insert(endpoint.id);
+        // A stop is mailed even while another mail is pending.
+        if !is_first && !matches!(occasion.kind, text::MailReason::Paused | text::MailReason::Disabled) {
             return;
         }
         let offset = self.0.clock.wall_offset();
@@ -222,14 +225,14 @@ impl Notifier {
             since: offset.wall(occasion.since),
             waiting: self.0.store.waiting(Some(endpoint.id)),
             next_probe_at: occasion.next_probe_at.map(|at| offset.wall(at)),
-            reason_kind: occasion.what,
+            reason_kind: occasion.kind,
         });
         let (notifier, tenant, id) = (self.clone(), endpoint.tenant.clone(), endpoint.id);
-        let on_its_way = PendingMailGuard { notifier: self.clone(), id };
+        let pending_guard = PendingMailGuard { notifier: self.clone(), id };
         self.0.mail.enqueue(Mail { to, subject, text }, move || {
             tokio::spawn(async move {
                 notifier.was_sent(&tenant, id).await;
-                drop(on_its_way);
+                drop(pending_guard);
             });
         });
     }
@@ -237,31 +240,31 @@ impl Notifier {
     async fn was_sent(&self, tenant: &TenantId, id: EndpointId) {
         let now = self.0.clock.now();
         if let Err(problem) = self.0.store.change_endpoint(tenant, id, EndpointChange::Mailed, now).await {
-            warn!(endpoint.id = %id, "a mail was sent, but that could not be written down: {problem}");
+            warn!(endpoint.id = %id, "the owner was mailed, but the time of the mail could not be stored, so the mail may be sent again: {problem}");
         }
     }
 
-    fn under_way(&self) -> parking_lot::MutexGuard<'_, HashSet<EndpointId>> {
-        self.0.under_way.lock()
+    fn pending(&self) -> parking_lot::MutexGuard<'_, HashSet<EndpointId>> {
+        self.0.pending.lock()
     }
 }
 
-/// What a letter is written for.
+/// The event that a mail is written about.
 struct MailOccasion {
-    what: text::MailReason,
+    kind: text::MailReason,
     reason: String,
     since: Timestamp,
     next_probe_at: Option<Timestamp>,
 }
 
 impl MailOccasion {
-    fn of(endpoint_event: &EndpointEvent, what: text::MailReason) -> Self {
+    fn of(endpoint_event: &EndpointEvent, kind: text::MailReason) -> Self {
         let reason = endpoint_event.reason.clone().unwrap_or_default();
-        Self { what, reason, since: endpoint_event.at, next_probe_at: endpoint_event.until }
+        Self { kind, reason, since: endpoint_event.at, next_probe_at: endpoint_event.until }
     }
 }
 
-/// A letter that was posted; sent or dropped, it is no longer on its way.
+/// Marks an endpoint's mail as pending until it is sent or dropped.
 struct PendingMailGuard {
     notifier: Notifier,
     id: EndpointId,
@@ -269,7 +272,7 @@ struct PendingMailGuard {
 
 impl Drop for PendingMailGuard {
     fn drop(&mut self) {
-        self.notifier.under_way().remove(&self.id);
+        self.notifier.pending().remove(&self.id);
     }
 }
 

@@ -1,4 +1,5 @@
-//! Retain: forgets what has been kept long enough, a little at a time.
+//! Deletes events, deliveries and audit entries past their retention, in small
+//! steps.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -12,92 +13,92 @@ use crate::model::rate::roughly;
 use crate::model::span::Span;
 use crate::store::{AccessStore, DeliveryQueue, ForgottenCounts, Result, RetentionHorizon, Store};
 
-/// How long things are kept.
+/// Time that each kind of record is kept.
 #[derive(Debug, Clone, Copy)]
 pub struct Retention {
-    /// Delivered and cancelled deliveries, and events without any.
+    /// Time that delivered and cancelled deliveries are kept, and events without any.
     pub finished: Span,
-    /// Dead letters.
+    /// Time that dead letters are kept.
     pub dead: Span,
-    /// The data of events that no endpoint wanted.
+    /// Time that the data of events without a matching endpoint is kept.
     pub unmatched: Span,
-    /// The audit log.
+    /// Time that audit entries are kept.
     pub audit: Span,
 }
 
-/// How many events one step looks at: a few milliseconds of the writer.
+/// Events that one step checks: a few milliseconds of the store's writer.
 const STEP: usize = 200;
-/// A breath between steps, so that a long sweep is never in anyone's way.
-const BREATH: Duration = Duration::from_millis(20);
+/// Pause between steps, so that a long sweep does not delay other writes.
+const STEP_PAUSE: Duration = Duration::from_millis(20);
 
-/// When the first sweep is: a process that starts has better things to do at
-/// first, and many that start together should not sweep together.
+/// Seconds from the start to the first sweep. A starting process has more
+/// urgent work, and nodes that start together should not sweep together.
 const FIRST_SECONDS: Range<f64> = 10.0..60.0;
 
-/// Sweeps now and then, for ever.
+/// Sweeps periodically; never returns.
 pub async fn run(store: &dyn Store, clock: &dyn Clock, retention: Retention) {
     let first_in = Duration::from_secs_f64(rand::random_range(FIRST_SECONDS));
     clock.sleep_until(after(clock.now(), first_in)).await;
     loop {
         if let Err(problem) = sweep_audit(store, clock, retention).await {
-            warn!("the audit log could not be swept, and is next time: {problem}");
+            warn!("deleting old audit entries failed and is tried again later: {problem}");
         }
         match sweep(store, clock, retention).await {
             Ok(ForgottenCounts { events: 0, deliveries: 0, .. }) => {}
             Ok(ForgottenCounts { events, deliveries, .. }) => {
-                info!(events, deliveries, "forgot {events} events and {deliveries} deliveries past their retention");
+                info!(events, deliveries, "deleted {events} events and {deliveries} deliveries past their retention");
             }
-            Err(problem) => warn!("forgetting stopped and is tried again later: {problem}"),
+            Err(problem) => warn!("deleting events past their retention failed and is tried again later: {problem}"),
         }
         clock.sleep_until(after(clock.now(), pause(retention, rand::random()))).await;
     }
 }
 
-/// How long to rest between sweeps. About a minute at least and about an hour
-/// at most, so short retentions are kept in time.
+/// Returns the time between sweeps: between a minute and an hour, shorter for
+/// short retentions, give or take a tenth.
 fn pause(retention: Retention, draw: f64) -> Duration {
     let every =
         (retention.finished.min(retention.unmatched).0 / 24).clamp(Duration::from_secs(60), Duration::from_secs(3_600));
     roughly(every, draw)
 }
 
-/// Looks at everything once, and forgets what is old enough.
+/// Checks every event once, and deletes what is past its retention.
 pub async fn sweep(store: &dyn DeliveryQueue, clock: &dyn Clock, retention: Retention) -> Result<ForgottenCounts> {
     let now = clock.now();
     let mut total = ForgottenCounts::default();
-    let mut looked_until = 0;
+    let mut checked_until = 0;
     loop {
         let horizon = RetentionHorizon {
             finished_before: before(now, retention.finished),
             dead_before: before(now, retention.dead),
             unmatched_before: before(now, retention.unmatched),
-            after: looked_until,
+            after: checked_until,
             step: STEP,
         };
         let forgotten = store.forget(horizon).await?;
         total.events += forgotten.events;
         total.deliveries += forgotten.deliveries;
         match forgotten.next {
-            Some(next) => looked_until = next,
+            Some(next) => checked_until = next,
             None => return Ok(total),
         }
         if forgotten.deliveries + forgotten.events > 0 {
-            clock.sleep_until(after(clock.now(), BREATH)).await;
+            clock.sleep_until(after(clock.now(), STEP_PAUSE)).await;
         }
     }
 }
 
-/// Forgets what of the audit log is old enough; returns how many entries.
+/// Deletes audit entries past their retention; returns how many.
 pub async fn sweep_audit(store: &dyn AccessStore, clock: &dyn Clock, retention: Retention) -> Result<usize> {
     let end = before(clock.wall(), retention.audit);
     let mut total = 0;
     loop {
-        let gone = store.forget_audit(end, STEP).await?;
-        total += gone;
-        if gone < STEP {
+        let deleted = store.forget_audit(end, STEP).await?;
+        total += deleted;
+        if deleted < STEP {
             return Ok(total);
         }
-        clock.sleep_until(after(clock.now(), BREATH)).await;
+        clock.sleep_until(after(clock.now(), STEP_PAUSE)).await;
     }
 }
 

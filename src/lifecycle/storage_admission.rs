@@ -1,9 +1,9 @@
-//! Room: whether a tenant may store more, and have more wait.
+//! Decides whether a tenant may store more events and have more deliveries wait.
 //!
-//! A tenant has limits of its own, if the operator set some. Besides, when the
-//! disk runs short, those who have stored the most are refused first: what is
-//! left before the reserve belongs to the others. So no tenant can use up what
-//! all share.
+//! The operator may set limits per tenant. Besides, when the disk runs short,
+//! the tenants that have stored the most are refused first: the space left
+//! before the reserve belongs to the others. So no tenant can use up the disk
+//! that all share.
 
 use super::Gateway;
 use super::intake::IncomingUsage;
@@ -13,57 +13,58 @@ use crate::model::size::Size;
 use crate::model::tenant::Tenant;
 use crate::store::RoutedEvent;
 
-/// A tenant may have stored this many times what is left before the reserve.
-const PART: u64 = 8;
+/// When the disk runs short, a tenant may have stored this many times the
+/// space that is left before the reserve.
+const STORED_PER_LEFT_MAX: u64 = 8;
 
-/// Why a tenant may not hand in more now.
+/// The reason why a tenant may not submit more events now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StorageRefusal {
-    /// As many deliveries wait as may.
+    /// The tenant's limit of waiting deliveries is reached.
     #[error(
         "{waiting} deliveries of tenant {tenant} wait, these events would add {more}, and at most {most} may wait \
          (limits.waiting); wait until some are delivered, or ask the operator to raise the limit"
     )]
     Backlog {
-        /// Whose they are.
+        /// Tenant of the deliveries.
         tenant: TenantId,
-        /// How many wait.
+        /// Number of waiting deliveries.
         waiting: u64,
-        /// How many these would add.
+        /// Number of deliveries the refused events would add.
         more: u64,
-        /// The limit.
+        /// Limit of waiting deliveries.
         most: u64,
     },
-    /// As much is stored as may be.
+    /// The tenant's limit of stored bytes is reached.
     #[error(
         "the events of tenant {tenant} take up {used} of at most {most} (limits.stored_bytes), and these {more} more; \
          wait until old ones are forgotten, or ask the operator to raise the limit"
     )]
     Stored {
-        /// Whose they are.
+        /// Tenant of the events.
         tenant: TenantId,
-        /// What they take up.
+        /// Bytes the tenant has stored.
         used: Size,
-        /// What these would add.
+        /// Bytes the refused events would add.
         more: Size,
-        /// The limit.
+        /// Limit of stored bytes.
         most: Size,
     },
-    /// The disk runs short, and this tenant has stored the most.
+    /// The disk runs short, and this tenant is among those that stored the most.
     #[error(
         "the disk runs short and the events of tenant {tenant} take up {used}, more than its part, so only smaller \
          tenants may store more; deliveries go on"
     )]
     Disk {
-        /// Whose they are.
+        /// Tenant of the events.
         tenant: TenantId,
-        /// What they take up.
+        /// Bytes the tenant has stored.
         used: Size,
     },
 }
 
-/// Takes events of a tenant in, if there is room for them. What is returned is
-/// held until they are written, so that requests that come together count.
+/// Admits events of a tenant if there is room for them. The caller keeps the
+/// returned guard until they are committed, so that concurrent requests count.
 pub fn take<'a>(
     gateway: &'a Gateway,
     tenant: &Tenant,
@@ -71,14 +72,14 @@ pub fn take<'a>(
 ) -> Result<Option<IncomingUsage<'a>>, StorageRefusal> {
     let limits = &tenant.limits;
     let left = gateway.space.left(gateway.clock.now());
-    let is_short = left.is_some_and(|left| gateway.store.stored_in_all() > left.saturating_mul(PART));
+    let is_short = left.is_some_and(|left| gateway.store.stored_in_all() > left.saturating_mul(STORED_PER_LEFT_MAX));
     let bytes = events.iter().map(|new| stored_bytes(new.event.data.len(), new.targets.len())).sum();
     if limits.waiting.is_none() && limits.stored_bytes.is_none() && !is_short {
         gateway.space.take(bytes);
         return Ok(None);
     }
     let deliveries = events.iter().map(|new| new.targets.len() as u64).sum();
-    let (coming, (deliveries_before, bytes_before)) = gateway.intake.admit_usage(&tenant.id, deliveries, bytes);
+    let (incoming, (deliveries_before, bytes_before)) = gateway.intake.admit_usage(&tenant.id, deliveries, bytes);
     let usage = gateway.store.usage_here(&tenant.id).unwrap_or_default();
     let usage = TenantUsage {
         waiting: usage.waiting.map(|waiting| waiting + deliveries_before),
@@ -91,19 +92,19 @@ pub fn take<'a>(
         return Err(StorageRefusal::Disk { tenant: tenant.id.clone(), used: Size(used) });
     }
     gateway.space.take(bytes);
-    Ok(Some(coming))
+    Ok(Some(incoming))
 }
 
-/// Whether a tenant has stored more than its part of what is left, and more
-/// than the others on average: what is left is theirs.
+/// Whether a tenant has stored more than [`STORED_PER_LEFT_MAX`] allows and more than the
+/// average tenant. The space that is left belongs to the other tenants.
 fn is_among_largest(gateway: &Gateway, tenant: &TenantId, used: u64, left: u64) -> bool {
     let store = &gateway.store;
     let mean = store.stored_in_all() / store.storing_tenants().max(1);
-    used > left.saturating_mul(PART) && used > mean && !store.is_only_tenant(tenant)
+    used > left.saturating_mul(STORED_PER_LEFT_MAX) && used > mean && !store.is_only_tenant(tenant)
 }
 
-/// Whether a tenant's own limits allow so much more. What is not counted yet
-/// is let in.
+/// Checks a tenant's own limits. Deliveries are admitted while the waiting ones
+/// are not counted yet.
 fn admits(tenant: &Tenant, usage: TenantUsage, deliveries: u64, bytes: u64) -> Result<(), StorageRefusal> {
     let (id, limits) = (&tenant.id, &tenant.limits);
     if let Some((most, waiting)) = limits.waiting.zip(usage.waiting)

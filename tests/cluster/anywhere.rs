@@ -1,12 +1,12 @@
-//! Any node takes an event: once over all of them, in one order, and it
-//! arrives whoever owns the endpoint.
+//! Any node accepts an event: once over all nodes, in one order, and it arrives
+//! whichever node owns the endpoint.
 
 use std::time::Instant;
 
 use futures_util::future::join_all;
 use serde_json::json;
 
-use crate::ledger::{Ledger, Reply, moody};
+use crate::ledger::{Ledger, Reply, flaky};
 use crate::nodes::{Cluster, ENDPOINTS};
 
 const EVENTS: &str = "/v1/tenants/default/events";
@@ -35,12 +35,12 @@ async fn an_event_is_one_event_through_whichever_nodes_it_comes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_are_one_order_over_all_nodes_and_a_calm_run_repeats_nothing() {
-    let ledger = Ledger::start(moody).await;
+    let ledger = Ledger::start(flaky).await;
     let cluster = Cluster::started(3, &ledger).await;
     let load = cluster.load("a");
     ledger.wait_for_more(2_000).await;
-    let handed = load.finish().await;
-    let findings = cluster.check(&ledger, &handed, |_| false).await;
+    let acknowledged = load.finish().await;
+    let findings = cluster.check(&ledger, &acknowledged, |_| false).await;
     assert_eq!(findings.repeats.len(), 0, "{:#?}", findings.repeats);
     let askers: std::collections::BTreeSet<_> = ledger.entries().into_iter().filter_map(|entry| entry.node).collect();
     assert_eq!(askers.len(), 3, "every node delivers: {askers:?}");

@@ -1,22 +1,22 @@
-//! Checks what a ledger shows against what the gateway promises, and counts
-//! every promise that is broken.
+//! Checks a ledger against what the gateway promises, and lists every broken
+//! promise.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use crate::ledger::{Content, Entry};
-use crate::load::Handed;
+use crate::load::AcknowledgedEvents;
 
-/// What every endpoint of a ledger allows.
+/// Limits of every endpoint of a ledger.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
-    /// How many requests may be open at once.
+    /// Most requests that may be open at once.
     pub cap: usize,
-    /// How long a request may be open before its sender has given it up.
+    /// Time after which a sender gives a request up.
     pub timeout: Duration,
 }
 
-/// What an audit has found: one sentence for each promise that is broken.
+/// The findings of an audit: one sentence for each broken promise.
 #[derive(Debug, Default)]
 pub struct Findings {
     pub requests: usize,
@@ -42,21 +42,21 @@ pub struct Findings {
 }
 
 impl Findings {
-    pub fn of(entries: &[Entry], handed: &Handed, rules: &Rules) -> Self {
+    pub fn of(entries: &[Entry], acknowledged: &AcknowledgedEvents, rules: &Rules) -> Self {
         Self {
             requests: entries.len(),
-            acknowledged: handed.len(),
-            lost: lost(entries, handed),
+            acknowledged: acknowledged.len(),
+            lost: lost(entries, acknowledged),
             beyond_cap: beyond_cap(entries, rules),
             miscounted: miscounted(entries),
-            misplaced: misplaced(entries, handed),
-            altered: altered(entries, handed),
+            misplaced: misplaced(entries, acknowledged),
+            altered: altered(entries, acknowledged),
             repeats: repeats(entries),
             ..lanes(entries, rules)
         }
     }
 
-    /// Every broken promise but repeats, which a fault may explain.
+    /// Returns every broken promise except repeats, which a fault may explain.
     pub fn broken(&self) -> Vec<(&'static str, &[String])> {
         let kinds: [(&str, &[String]); 7] = [
             ("lost", &self.lost),
@@ -67,7 +67,7 @@ impl Findings {
             ("not in the order of the receipts", &self.misplaced),
             ("altered", &self.altered),
         ];
-        kinds.into_iter().filter(|(_, found)| !found.is_empty()).collect()
+        kinds.into_iter().filter(|(_, findings)| !findings.is_empty()).collect()
     }
 
     #[track_caller]
@@ -77,131 +77,136 @@ impl Findings {
     }
 }
 
-/// Whether in any span of time more requests began than a rate allows. What
-/// began evenly at the sender may arrive a little closer together.
+/// Returns the spans in which more requests began than a rate allows. `slack`
+/// allows for requests that were sent evenly and arrive closer together.
 pub fn beyond_rate(began: &[Instant], per_second: f64, burst: f64, slack: f64) -> Vec<String> {
     let mut began = began.to_vec();
     began.sort_unstable();
-    let mut found = Vec::new();
+    let mut findings = Vec::new();
     for (first, from) in began.iter().enumerate() {
         for (last, until) in began.iter().enumerate().skip(first) {
             let (count, span) = ((last - first + 1) as f64, (*until - *from).as_secs_f64());
             if count > burst + per_second * span + slack {
-                found.push(format!("{count} requests in {span:.3} s, {burst} and {per_second} a second are allowed"));
+                findings
+                    .push(format!("{count} requests in {span:.3} s, {burst} and {per_second} a second are allowed"));
                 break;
             }
         }
     }
-    found
+    findings
 }
 
-fn lost(entries: &[Entry], handed: &Handed) -> Vec<String> {
+fn lost(entries: &[Entry], acknowledged: &AcknowledgedEvents) -> Vec<String> {
     let arrived: HashSet<(&str, &str)> =
         entries.iter().filter(|entry| entry.is_delivered()).map(|entry| (&*entry.endpoint, &*entry.id)).collect();
-    handed.ids().filter(|(id, to)| !arrived.contains(&(to, id))).map(|(id, to)| format!("{id} for {to}")).collect()
+    acknowledged
+        .ids()
+        .filter(|(id, to)| !arrived.contains(&(to, id)))
+        .map(|(id, to)| format!("{id} for {to}"))
+        .collect()
 }
 
 fn beyond_cap(entries: &[Entry], rules: &Rules) -> Vec<String> {
-    let mut found = Vec::new();
+    let mut findings = Vec::new();
     for (endpoint, mut group) in grouped(entries, |entry| entry.endpoint.clone()) {
         group.sort_by_key(|entry| entry.began);
         for (n, entry) in group.iter().enumerate() {
             let recent = group[..=n].iter().rev().take_while(|other| other.began + rules.timeout > entry.began);
             let open: Vec<_> = recent.filter(|other| other.over(rules.timeout) > entry.began).collect();
             if open.len() > rules.cap {
-                found.push(format!("{endpoint} has {} open, {} are allowed: {open:?}", open.len(), rules.cap));
+                findings.push(format!("{endpoint} has {} open, {} are allowed: {open:?}", open.len(), rules.cap));
             }
         }
     }
-    found
+    findings
 }
 
-/// The overtakes and overlaps in every lane.
+/// Returns the overtakes and overlaps in every lane.
 fn lanes(entries: &[Entry], rules: &Rules) -> Findings {
-    let mut found = Findings::default();
+    let mut findings = Findings::default();
     let keyed: Vec<Entry> = entries.iter().filter(|entry| !entry.key.is_empty()).cloned().collect();
     for (lane, mut group) in grouped(&keyed, |entry| (entry.endpoint.clone(), entry.key.clone())) {
         group.sort_by_key(|entry| entry.began);
         let mut last = group[0];
         if last.seq != 1 {
-            found.overtakes.push(format!("a lane does not begin with its first: {last:?}"));
+            findings.overtakes.push(format!("a lane does not begin with its first: {last:?}"));
         }
         let (mut is_delivered, mut busy_until) = (last.is_delivered(), last.over(rules.timeout));
         for entry in &group[1..] {
             if entry.began < busy_until {
-                found.overlaps.push(format!("two at once in {lane:?}: {last:?}, then {entry:?}"));
+                findings.overlaps.push(format!("two at once in {lane:?}: {last:?}, then {entry:?}"));
             }
             if entry.seq != last.seq {
                 if entry.seq != last.seq + 1 || !is_delivered {
-                    found.overtakes.push(format!("out of order in {lane:?}: {last:?}, then {entry:?}"));
+                    findings.overtakes.push(format!("out of order in {lane:?}: {last:?}, then {entry:?}"));
                 }
                 is_delivered = false;
             } else if entry.id != last.id {
-                found.overtakes.push(format!("two events have one place in {lane:?}: {last:?}, then {entry:?}"));
+                findings.overtakes.push(format!("two events have one place in {lane:?}: {last:?}, then {entry:?}"));
             }
             is_delivered |= entry.is_delivered();
             busy_until = entry.over(rules.timeout);
             last = entry;
         }
     }
-    found
+    findings
 }
 
-/// Each delivery's attempts are numbered without a gap: none is charged that
-/// the receiver has not seen.
+/// Returns the deliveries whose attempt numbers have a gap: an attempt was
+/// charged that the receiver has not seen.
 fn miscounted(entries: &[Entry]) -> Vec<String> {
-    let mut found = Vec::new();
+    let mut findings = Vec::new();
     for (delivery, group) in grouped(entries, |entry| (entry.endpoint.clone(), entry.id.clone())) {
         let numbers: BTreeSet<u32> = group.iter().map(|entry| entry.attempt).collect();
         if !numbers.iter().copied().eq(1..=numbers.len() as u32) {
-            found.push(format!("{delivery:?} has the attempts {numbers:?}"));
+            findings.push(format!("{delivery:?} has the attempts {numbers:?}"));
         }
     }
-    found
+    findings
 }
 
-/// Whoever waits for one receipt before handing in the next finds them in
-/// that order, through whichever nodes.
-fn misplaced(entries: &[Entry], handed: &Handed) -> Vec<String> {
+/// Returns the lanes that are not in the order of their receipts. A producer
+/// that waits for each receipt keeps its order, through whichever nodes.
+fn misplaced(entries: &[Entry], acknowledged: &AcknowledgedEvents) -> Vec<String> {
     let places: HashMap<(&str, &str), u64> =
         entries.iter().map(|entry| ((&*entry.endpoint, &*entry.id), entry.seq)).collect();
-    let mut found = Vec::new();
-    for (producer, run) in handed.runs() {
-        // One that is lost has no place, and is counted as lost.
+    let mut findings = Vec::new();
+    for (producer, run) in acknowledged.runs() {
+        // A lost event has no place; it is counted as lost.
         let places: Vec<u64> = run.iter().filter_map(|(id, to)| places.get(&(&**to, &**id)).copied()).collect();
         if !places.is_sorted_by(|a, b| a < b) {
-            found.push(format!("{producer:?} handed in {run:?}, their places are {places:?}"));
+            findings.push(format!("{producer:?} handed in {run:?}, their places are {places:?}"));
         }
     }
-    found
+    findings
 }
 
-fn altered(entries: &[Entry], handed: &Handed) -> Vec<String> {
+fn altered(entries: &[Entry], acknowledged: &AcknowledgedEvents) -> Vec<String> {
     let sent: HashMap<(&str, &str), u64> =
-        handed.contents().map(|(id, endpoint, data)| ((endpoint, id), data)).collect();
+        acknowledged.contents().map(|(id, endpoint, data)| ((endpoint, id), data)).collect();
     let mut first: HashMap<(&str, &str), &Content> = HashMap::new();
-    let mut found = Vec::new();
+    let mut findings = Vec::new();
     for entry in entries {
         let delivery = (&*entry.endpoint, &*entry.id);
         let before = first.entry(delivery).or_insert(&entry.content);
         let Content { body, data, kind, is_signed } = &entry.content;
         let is_as_sent = sent.get(&delivery).is_none_or(|sent| *data == Some(*sent) && *kind == entry.endpoint);
         if before.body != *body || !is_as_sent || !is_signed {
-            found.push(format!("{entry:?}, before: {before:?}"));
+            findings.push(format!("{entry:?}, before: {before:?}"));
         }
     }
-    found
+    findings
 }
 
-/// Requests made again under the same number, or after a good answer.
+/// Returns requests made again with the same attempt number, or after a 2xx.
 fn repeats(entries: &[Entry]) -> Vec<(Entry, Entry)> {
-    let mut found = Vec::new();
+    let mut findings = Vec::new();
     for (_, mut group) in grouped(entries, |entry| (entry.endpoint.clone(), entry.id.clone())) {
         group.sort_by_key(|entry| entry.began);
         let is_repeat = |pair: &&[&Entry]| pair[0].attempt == pair[1].attempt || pair[0].is_delivered();
-        found.extend(group.windows(2).filter(is_repeat).map(|pair| (pair[0].clone(), pair[1].clone())));
+        findings.extend(group.windows(2).filter(is_repeat).map(|pair| (pair[0].clone(), pair[1].clone())));
     }
-    found
+    findings
 }
 
 fn grouped<K: Ord>(entries: &[Entry], by: impl Fn(&Entry) -> K) -> BTreeMap<K, Vec<&Entry>> {
@@ -217,8 +222,8 @@ mod tests {
 
     const RULES: Rules = Rules { cap: 1, timeout: Duration::from_secs(1) };
 
-    /// A request for the event of this place in the lane `k`, open from one
-    /// millisecond to another.
+    /// Returns a request for the event of this place in the lane `k`, open from
+    /// one millisecond to another.
     fn entry(seq: u64, attempt: u32, from: u64, to: u64, status: u16) -> Entry {
         static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
         let at = |ms| *START + Duration::from_millis(ms);
@@ -240,12 +245,12 @@ mod tests {
     #[test]
     fn what_is_in_order_is_found_in_order() {
         let entries = [entry(1, 1, 0, 5, 503), entry(1, 2, 6, 9, 200), entry(2, 1, 9, 12, 200)];
-        let findings = Findings::of(&entries, &Handed::default(), &RULES);
+        let findings = Findings::of(&entries, &AcknowledgedEvents::default(), &RULES);
         findings.expect_none();
         assert_eq!(findings.repeats.len(), 0);
         // Cut off by a crash, and made again before the next.
         let crashed = [entry(1, 1, 0, 5, 200), entry(1, 1, 7, 9, 200), entry(2, 1, 9, 12, 200)];
-        let findings = Findings::of(&crashed, &Handed::default(), &RULES);
+        let findings = Findings::of(&crashed, &AcknowledgedEvents::default(), &RULES);
         findings.expect_none();
         assert_eq!(findings.repeats.len(), 1);
     }
@@ -272,21 +277,21 @@ mod tests {
 
     #[test]
     fn what_is_lost_altered_or_in_another_order_than_it_was_handed_in_is_found() {
-        let handed = Handed::of(&[("evt-1", "e0", "k"), ("evt-2", "e0", "k")]);
+        let acknowledged = AcknowledgedEvents::of(&[("evt-1", "e0", "k"), ("evt-2", "e0", "k")]);
         let both = [entry(1, 1, 0, 5, 200), entry(2, 1, 6, 8, 200)];
-        assert!(lost(&both, &handed).is_empty() && misplaced(&both, &handed).is_empty());
-        assert_eq!(lost(&both[..1], &handed).len(), 1);
-        assert_eq!(lost(&[entry(1, 1, 0, 5, 200), entry(2, 1, 6, 8, 503)], &handed).len(), 1);
-        let swapped = Handed::of(&[("evt-2", "e0", "k"), ("evt-1", "e0", "k")]);
+        assert!(lost(&both, &acknowledged).is_empty() && misplaced(&both, &acknowledged).is_empty());
+        assert_eq!(lost(&both[..1], &acknowledged).len(), 1);
+        assert_eq!(lost(&[entry(1, 1, 0, 5, 200), entry(2, 1, 6, 8, 503)], &acknowledged).len(), 1);
+        let swapped = AcknowledgedEvents::of(&[("evt-2", "e0", "k"), ("evt-1", "e0", "k")]);
         assert_eq!(misplaced(&both, &swapped).len(), 1);
 
         let as_sent = |mut entry: Entry| {
-            let data = handed.contents().find(|(id, ..)| *id == entry.id).map(|(_, _, data)| data);
+            let data = acknowledged.contents().find(|(id, ..)| *id == entry.id).map(|(_, _, data)| data);
             entry.content = Content { data, kind: "e0".into(), ..entry.content };
             entry
         };
         let [one, two] = both.map(as_sent);
-        assert!(altered(&[one.clone(), two.clone()], &handed).is_empty());
+        assert!(altered(&[one.clone(), two.clone()], &acknowledged).is_empty());
         let with = |content: Content| Entry { content, ..two.clone() };
         for content in [
             Content { data: Some(7), ..two.content.clone() },
@@ -294,10 +299,10 @@ mod tests {
             Content { kind: "e1".into(), ..two.content.clone() },
             Content { is_signed: false, ..two.content.clone() },
         ] {
-            assert_eq!(altered(&[one.clone(), with(content.clone())], &handed).len(), 1, "{content:?}");
+            assert_eq!(altered(&[one.clone(), with(content.clone())], &acknowledged).len(), 1, "{content:?}");
         }
         let other = with(Content { body: 7, ..two.content.clone() });
-        assert_eq!(altered(&[one, two.clone(), other], &handed).len(), 1, "another body than at first");
+        assert_eq!(altered(&[one, two.clone(), other], &acknowledged).len(), 1, "another body than at first");
     }
 
     #[test]

@@ -1,19 +1,18 @@
-//! What a person changes through any node is in force at the owner when the
-//! call answers.
+//! Changes through any node are in force at the owner when the call answers.
 
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::ground::proxy::Weather;
+use crate::ground::proxy::NetworkState;
 use crate::ledger::{Entry, Ledger, Reply};
 use crate::nodes::{CAP, Cluster, ENDPOINTS, LEASE};
 use crate::support::{Client, eager_retry, eventually};
 
 const TENANT: &str = "/v1/tenants/default";
 
-/// Two nodes; an endpoint of the second and all it may have open, held, with a
-/// backlog behind that; and a second endpoint there.
+/// Two nodes: an endpoint of the second with a full cap of held requests and a
+/// backlog, and a second endpoint there.
 struct Scene {
     cluster: Cluster,
     ledger: Ledger,
@@ -30,15 +29,15 @@ impl Scene {
         let scene = Self { cluster, ledger, name, other };
         // It is held for as long as the story takes.
         let patient = json!({"timeout": {"connect": "1s", "total": "30s"}});
-        scene.stranger().patch_json(&scene.path(), &patient).await.expect(200);
+        scene.other_node().patch_json(&scene.path(), &patient).await.expect(200);
         scene.hand_in("evt", 30).await;
         let busy = |entries: &[Entry]| entries.len() == CAP;
         scene.ledger.wait_until("it to have all open that it may", busy).await;
         scene
     }
 
-    /// The node that is not the owner.
-    fn stranger(&self) -> &Client {
+    /// Returns the node that is not the owner.
+    fn other_node(&self) -> &Client {
         self.cluster.nodes[0].client()
     }
 
@@ -49,24 +48,24 @@ impl Scene {
     async fn hand_in(&self, prefix: &str, count: usize) {
         let event = |n| json!({"id": format!("{prefix}-{n}"), "type": self.name, "data": n});
         let events: Vec<Value> = (0..count).map(event).collect();
-        self.stranger().post_json(&format!("{TENANT}/events/batch"), &json!(events)).await.expect(202);
+        self.other_node().post_json(&format!("{TENANT}/events/batch"), &json!(events)).await.expect(202);
     }
 
     fn count(&self) -> usize {
         self.ledger.entries().iter().filter(|entry| entry.endpoint == self.name).count()
     }
 
-    /// What was open is answered; returns when the owner has had every
-    /// occasion to go on.
+    /// Answers the open requests; returns when the owner has had time to start
+    /// more.
     async fn let_go(&self) {
         self.ledger.go_on();
         self.ledger.wait_until("what is open to end", |entries| entries.iter().all(|e| e.ended.is_some())).await;
         eventually("what was open to be settled", || async {
             let open: Vec<String> = self.ledger.entries().iter().map(|entry| entry.id.clone()).collect();
             for id in open {
-                let found = self.delivery(&id).await;
-                if found["state"] == "waiting" {
-                    return Err(found.to_string());
+                let delivery = self.delivery(&id).await;
+                if delivery["state"] == "waiting" {
+                    return Err(delivery.to_string());
                 }
             }
             Ok(())
@@ -75,19 +74,19 @@ impl Scene {
         self.another_arrives("witness").await;
     }
 
-    /// The owner delivers something else meanwhile.
+    /// Waits until the owner has delivered an event to the other endpoint.
     async fn another_arrives(&self, id: &str) {
         let event = json!({"id": id, "type": self.other, "data": 1});
-        self.stranger().post_json(&format!("{TENANT}/events"), &event).await.expect(202);
+        self.other_node().post_json(&format!("{TENANT}/events"), &event).await.expect(202);
         self.ledger.wait_until("another to arrive", |entries| entries.iter().any(|entry| entry.id == id)).await;
     }
 
     async fn delivery(&self, event: &str) -> Value {
-        let found = self.stranger().get(&format!("{TENANT}/events/{event}/deliveries")).await.expect(200);
-        found["data"][0].clone()
+        let page = self.other_node().get(&format!("{TENANT}/events/{event}/deliveries")).await.expect(200);
+        page["data"][0].clone()
     }
 
-    /// One of its deliveries that no request was made for.
+    /// Returns one of its deliveries that no request was made for.
     async fn untouched(&self) -> Value {
         let begun: Vec<String> = self.ledger.entries().iter().map(|entry| entry.id.clone()).collect();
         let id = (0..30).map(|n| format!("evt-{n}")).find(|id| !begun.contains(id)).expect("30 are more than may go");
@@ -96,17 +95,17 @@ impl Scene {
 
     async fn act(&self, delivery: &Value, verb: &str) {
         let id = delivery["id"].as_str().expect("an id");
-        self.stranger().post(&format!("{TENANT}/deliveries/{id}/{verb}"), "").await.expect(202);
+        self.other_node().post(&format!("{TENANT}/deliveries/{id}/{verb}"), "").await.expect(202);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pause_through_another_node_holds_everything_but_what_is_in_flight() {
     let scene = Scene::new().await;
-    scene.stranger().post(&format!("{}/pause", scene.path()), "").await.expect(200);
+    scene.other_node().post(&format!("{}/pause", scene.path()), "").await.expect(200);
     scene.let_go().await;
     assert_eq!(scene.count(), CAP, "nothing was begun after the pause");
-    scene.stranger().post(&format!("{}/resume", scene.path()), "").await.expect(200);
+    scene.other_node().post(&format!("{}/resume", scene.path()), "").await.expect(200);
     scene.cluster.drained().await;
     assert_eq!(scene.count(), 30);
 }
@@ -114,7 +113,7 @@ async fn a_pause_through_another_node_holds_everything_but_what_is_in_flight() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_delete_through_another_node_ends_everything_but_what_is_in_flight() {
     let scene = Scene::new().await;
-    let answer = scene.stranger().send("DELETE", &scene.path(), &[], "").await.unwrap();
+    let answer = scene.other_node().send("DELETE", &scene.path(), &[], "").await.unwrap();
     assert!((200..300).contains(&answer.status), "{answer:?}");
     scene.let_go().await;
     assert_eq!(scene.count(), CAP, "nothing was begun after the end");
@@ -137,7 +136,7 @@ async fn a_cancel_through_another_node_keeps_a_delivery_from_going() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cap_changed_through_another_node_is_kept_from_then_on() {
     let scene = Scene::new().await;
-    scene.stranger().patch_json(&scene.path(), &json!({"max_in_flight": 1})).await.expect(200);
+    scene.other_node().patch_json(&scene.path(), &json!({"max_in_flight": 1})).await.expect(200);
     scene.ledger.answer_with(|_| Reply::Status(200));
     scene.ledger.go_on();
     scene.cluster.drained().await;
@@ -149,7 +148,7 @@ async fn a_cap_changed_through_another_node_is_kept_from_then_on() {
 
     let scene = Scene { ledger: Ledger::start(|_| Reply::Hold(200)).await, ..scene };
     let wider = json!({"max_in_flight": 2 * CAP, "url": scene.ledger.url(&scene.name)});
-    scene.stranger().patch_json(&scene.path(), &wider).await.expect(200);
+    scene.other_node().patch_json(&scene.path(), &wider).await.expect(200);
     scene.hand_in("more", 30).await;
     scene.ledger.wait_until("more to be open", |entries| entries.len() == 2 * CAP).await;
     scene.ledger.go_on();
@@ -163,11 +162,11 @@ async fn a_retry_and_a_replay_through_another_node_go_at_once() {
     scene.cluster.drained().await;
     // One that would wait for an hour, and one that is dead.
     let slow = json!({"retry": {"schedule": ["1h"], "jitter": "none", "max_attempts": 5}});
-    scene.stranger().patch_json(&scene.path(), &slow).await.expect(200);
+    scene.other_node().patch_json(&scene.path(), &slow).await.expect(200);
     for (id, status) in [("late", 503), ("dead", 400)] {
         scene.ledger.answer_with(move |_| Reply::Status(status));
         let event = json!({"id": id, "type": scene.name, "data": 1});
-        scene.stranger().post_json(&format!("{TENANT}/events"), &event).await.expect(202);
+        scene.other_node().post_json(&format!("{TENANT}/events"), &event).await.expect(202);
         let verb = eventually("its first attempt to be settled", || async {
             let found = scene.delivery(id).await;
             match (&found["state"], &found["attempts"]) {
@@ -182,7 +181,7 @@ async fn a_retry_and_a_replay_through_another_node_go_at_once() {
         let again = |entries: &[Entry]| entries.iter().filter(|entry| entry.id == id).count() == 2;
         scene.ledger.wait_until("it to go again", again).await;
     }
-    scene.stranger().patch_json(&scene.path(), &json!({"retry": eager_retry(5)})).await.expect(200);
+    scene.other_node().patch_json(&scene.path(), &json!({"retry": eager_retry(5)})).await.expect(200);
     scene.cluster.drained().await;
 }
 
@@ -239,7 +238,7 @@ async fn a_pause_holds_at_a_node_that_comes_back_after_its_lease_has_ended() {
     let mut cluster = Cluster::new().await;
     cluster.start_behind_proxies(2).await;
     cluster.create_endpoints(&ledger, ENDPOINTS).await;
-    let stranger = cluster.nodes[0].gateway().another_client();
+    let other_node = cluster.nodes[0].gateway().another_client();
     let mut is_begun = false;
     for _ in 0..2 {
         cluster.settled().await;
@@ -247,16 +246,16 @@ async fn a_pause_holds_at_a_node_that_comes_back_after_its_lease_has_ended() {
         // Each is tried again and again: there is always something to begin with.
         for name in paused.iter().filter(|_| !is_begun) {
             let events: Vec<Value> = (0..40).map(|n| json!({"type": name, "data": n})).collect();
-            stranger.post_json(&format!("{TENANT}/events/batch"), &json!(events)).await.expect(202);
+            other_node.post_json(&format!("{TENANT}/events/batch"), &json!(events)).await.expect(202);
         }
         is_begun = true;
         ledger.wait_for_more(3 * CAP).await;
-        let answered = paused_while_away(&cluster, &stranger, &paused).await;
+        let answered = paused_while_away(&cluster, &other_node, &paused).await;
         let late = |entry: &Entry| answered.get(&entry.endpoint).is_some_and(|at| entry.began > *at);
         let late: Vec<Entry> = ledger.entries().into_iter().filter(late).collect();
         assert!(late.is_empty(), "{} were begun after their pause was answered: {:?}", late.len(), late[0]);
         for name in &paused {
-            stranger.post(&format!("{}/resume", cluster.path(name)), "").await.expect(200);
+            other_node.post(&format!("{}/resume", cluster.path(name)), "").await.expect(200);
         }
     }
     ledger.answer_with(|_| Reply::Status(200));
@@ -268,7 +267,7 @@ async fn a_pause_holds_at_a_node_that_comes_back_after_its_lease_has_ended() {
 /// ended; returns when each pause was answered, once the node is back.
 async fn paused_while_away(
     cluster: &Cluster,
-    stranger: &Client,
+    other_node: &Client,
     paused: &[String],
 ) -> std::collections::HashMap<String, Instant> {
     let nodes = cluster.nodes[1].client().get("/v1/cluster").await.expect(200)["nodes"].clone();
@@ -278,7 +277,7 @@ async fn paused_while_away(
     let (lock, connection) = tokio_postgres::connect(cluster.database().url(), tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
     lock.batch_execute(&format!("BEGIN; SELECT FROM posthaste.nodes WHERE id = {owner} FOR KEY SHARE")).await.unwrap();
-    cluster.nodes[1].proxy().set(Weather::Silent);
+    cluster.nodes[1].proxy().set(NetworkState::Silent);
     let leased = format!("SELECT count(*) FROM posthaste.nodes WHERE id = {owner} AND lease_until > clock_timestamp()");
     eventually("its lease to end", || async {
         if cluster.database().number(&leased).await == 0 { Ok(()) } else { Err("it has not".to_owned()) }
@@ -286,14 +285,14 @@ async fn paused_while_away(
     .await;
     let mut answered = std::collections::HashMap::new();
     for name in paused {
-        stranger.post(&format!("{}/pause", cluster.path(name)), "").await.expect(200);
+        other_node.post(&format!("{}/pause", cluster.path(name)), "").await.expect(200);
         answered.insert(name.clone(), Instant::now());
     }
     // What was changed cannot be read for a while, whatever else it does.
     let (reads, connection) = tokio_postgres::connect(cluster.database().url(), tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
     reads.batch_execute("BEGIN; LOCK TABLE posthaste.secrets IN ACCESS EXCLUSIVE MODE").await.unwrap();
-    cluster.nodes[1].proxy().set(Weather::Fair);
+    cluster.nodes[1].proxy().set(NetworkState::Working);
     tokio::time::sleep(2 * LEASE).await;
     lock.batch_execute("COMMIT").await.unwrap();
     reads.batch_execute("COMMIT").await.unwrap();
@@ -308,13 +307,13 @@ async fn what_waits_is_right_or_unknown_while_an_endpoint_is_taken_over() {
     let ledger = Ledger::start(|_| Reply::Status(200)).await;
     let cluster = Cluster::started(2, &ledger).await;
     let name = cluster.owned_by(1).await.remove(0);
-    let stranger = cluster.nodes[0].gateway().another_client();
-    stranger.post(&format!("{}/pause", cluster.path(&name)), "").await.expect(200);
+    let other_node = cluster.nodes[0].gateway().another_client();
+    other_node.post(&format!("{}/pause", cluster.path(&name)), "").await.expect(200);
     let events: Vec<Value> = (0..100).map(|n| json!({"type": name, "data": n})).collect();
     for _ in 0..50 {
-        stranger.post_json(&format!("{TENANT}/events/batch"), &json!(events)).await.expect(202);
+        other_node.post_json(&format!("{TENANT}/events/batch"), &json!(events)).await.expect(202);
     }
-    let waiting = async || stranger.get(&cluster.path(&name)).await.expect(200)["health"]["waiting"].clone();
+    let waiting = async || other_node.get(&cluster.path(&name)).await.expect(200)["health"]["waiting"].clone();
     eventually("all of them to be counted", || async {
         let waiting = waiting().await;
         if waiting == 5_000 { Ok(()) } else { Err(waiting.to_string()) }

@@ -1,4 +1,4 @@
-//! The ground itself: what it promises to the stories that stand on it.
+//! Tests of the test servers in `tests/ground`.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio_postgres::NoTls;
 
 use crate::ground::pgbouncer::PgBouncer;
 use crate::ground::postgres::Server;
-use crate::ground::proxy::{Proxy, Weather};
+use crate::ground::proxy::{NetworkState, Proxy};
 
 #[tokio::test]
 async fn databases_are_apart_and_gone_with_their_handles() {
@@ -62,7 +62,7 @@ async fn pgbouncer_lends_a_connection_for_a_transaction() {
     }
 }
 
-/// Answers every byte with the next one.
+/// Starts a server that answers every byte with the next one.
 async fn echo() -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -85,14 +85,14 @@ async fn the_proxy_loses_the_network_as_it_is_told() {
     let mut stream = TcpStream::connect(proxy.address).await.unwrap();
     stream.write_u8(1).await.unwrap();
     assert_eq!(stream.read_u8().await.unwrap(), 2);
-    for weather in [Weather::Silent, Weather::Deaf, Weather::Mute] {
+    for weather in [NetworkState::Silent, NetworkState::AnswersLost, NetworkState::RequestsLost] {
         proxy.set(weather);
         stream.write_u8(3).await.unwrap();
         assert!(timeout(moment, stream.read_u8()).await.is_err(), "{weather:?}");
-        proxy.set(Weather::Fair);
+        proxy.set(NetworkState::Working);
         assert_eq!(stream.read_u8().await.unwrap(), 4, "what was on its way arrives");
     }
-    proxy.set(Weather::Slow(moment));
+    proxy.set(NetworkState::Slow(moment));
     let asked = std::time::Instant::now();
     stream.write_u8(5).await.unwrap();
     assert_eq!(stream.read_u8().await.unwrap(), 6);
@@ -108,7 +108,7 @@ async fn the_proxy_loses_the_network_as_it_is_told() {
     let mut stream = TcpStream::connect(proxy.address).await.unwrap();
     stream.write_u8(9).await.unwrap();
     assert_eq!(stream.read_u8().await.unwrap(), 10);
-    proxy.set(Weather::Torn);
+    proxy.set(NetworkState::Reset);
     assert!(stream.read_u8().await.is_err());
     let mut refused = TcpStream::connect(proxy.address).await.unwrap();
     assert!(refused.read_u8().await.is_err());

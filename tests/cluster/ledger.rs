@@ -1,5 +1,5 @@
-//! A receiver that keeps an exact ledger of what it was asked, by whom and
-//! when.
+//! A receiver that keeps an exact ledger of its requests: which node made each,
+//! and when.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -21,52 +21,51 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 
 use crate::audit::{Findings, Rules};
-use crate::load::{Handed, Mark, hash};
+use crate::load::{AcknowledgedEvents, Mark, hash};
 use crate::sockets;
 use crate::support::PATIENCE;
 
-/// How long a request may be open before its sender has given it up: the
-/// timeout of every endpoint here.
+/// Timeout of every endpoint here, after which a request is given up.
 pub const TIMEOUT: Duration = Duration::from_secs(1);
-/// What every endpoint here signs with.
+/// Secret of every endpoint here.
 pub const SECRET: &str = "whsec_cG9zdGhhc3RlIHNpZ25zIHdpdGggdGhpcyBoZXJl";
 
-/// When the first ledger was opened: what entries tell their time from.
+/// Time at which the first ledger was opened; entries print times relative to it.
 static OPENED: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// One request.
 #[derive(Clone)]
 pub struct Entry {
-    /// What follows the `/` of its path: which endpoint was meant.
+    /// Name of the endpoint: the path after its `/`.
     pub endpoint: String,
     pub id: String,
     pub key: String,
     pub seq: u64,
     pub attempt: u32,
-    /// Who asked, if that was still to be seen.
+    /// Name of the node that made it, if that could still be found out.
     pub node: Option<Arc<str>>,
     pub began: Instant,
-    /// When it was answered, or its sender hung up.
+    /// Time at which it was answered, or its sender closed the connection.
     pub ended: Option<Instant>,
-    /// The answer, if there was one.
+    /// Status of the answer, if there was one.
     pub status: Option<u16>,
-    /// The event as it arrived.
+    /// Event as it arrived.
     pub content: Content,
-    /// What the ledger's mark was when it began, and before it was answered.
+    /// Ledger's mark when it began, and before it was answered.
     pub marks: (u64, u64),
 }
 
-/// What a request says, in short.
+/// The content of a request, as hashes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Content {
-    /// A hash of every byte of the body.
+    /// Hash of the whole body.
     pub body: u64,
-    /// A hash of the producer's bytes in it, if it is an envelope that says
-    /// the same as the headers.
+    /// Hash of the producer's bytes in it, if it is an envelope that agrees
+    /// with the headers.
     pub data: Option<u64>,
-    /// The type it names.
+    /// Type of the event.
     pub kind: String,
-    /// Whether the signature is that of the body.
+    /// Whether the signature is valid for the body.
     pub is_signed: bool,
 }
 
@@ -81,8 +80,8 @@ impl fmt::Debug for Entry {
 }
 
 impl Entry {
-    /// When it was over for its sender, at the latest. One that is frozen
-    /// closes nothing, and yet it is over.
+    /// Returns the latest time at which it was over for its sender. A frozen
+    /// sender closes nothing, so the timeout counts as well.
     pub fn over(&self, timeout: Duration) -> Instant {
         let given_up = self.began + timeout;
         self.ended.map_or(given_up, |ended| ended.min(given_up))
@@ -97,29 +96,29 @@ impl Entry {
     }
 }
 
-/// What to do with a request.
+/// The answer to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reply {
-    /// Answer with this after a moment's work.
+    /// Answers with this status after two milliseconds.
     Status(u16),
-    /// Not before it is told to go on; then with this.
+    /// Answers with this status once [`Ledger::go_on`] is called.
     Hold(u16),
-    /// Answer with this, and ask to be left alone for so many seconds.
+    /// Answers with this status and a `Retry-After` of this many seconds.
     RetryAfter(u16, u64),
 }
 
-/// Refuses one attempt in eight, always the same ones.
-pub fn moody(entry: &Entry) -> Reply {
+/// Answers one attempt in eight with 503, always the same ones.
+pub fn flaky(entry: &Entry) -> Reply {
     Reply::Status(if hash((&entry.id, entry.attempt)).is_multiple_of(8) { 503 } else { 200 })
 }
 
 type Choose = Box<dyn Fn(&Entry) -> Reply + Send>;
 
-struct Book {
+struct LedgerState {
     entries: Mutex<Vec<Entry>>,
     choose: Mutex<Choose>,
     mark: Mark,
-    asks_who: AtomicBool,
+    identifies_nodes: AtomicBool,
     more: Notify,
     go_on: watch::Sender<bool>,
 }
@@ -127,7 +126,7 @@ struct Book {
 /// A receiver on a free port of this machine.
 pub struct Ledger {
     pub address: SocketAddr,
-    book: Arc<Book>,
+    state: Arc<LedgerState>,
     accepting: tokio::task::JoinHandle<()>,
 }
 
@@ -142,67 +141,68 @@ impl Ledger {
         Self::marked(choose, Arc::new(|| 0)).await
     }
 
-    /// One that writes a mark beside each request.
+    /// Starts a ledger that records a mark with each request.
     pub async fn marked(choose: impl Fn(&Entry) -> Reply + Send + 'static, mark: Mark) -> Self {
         LazyLock::force(&OPENED);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let (entries, choose) = (Mutex::default(), Mutex::new(Box::new(choose) as Choose));
-        let book = Arc::new(Book {
+        let state = Arc::new(LedgerState {
             entries,
             choose,
             mark,
-            asks_who: AtomicBool::new(true),
+            identifies_nodes: AtomicBool::new(true),
             more: Notify::new(),
             go_on: watch::Sender::new(false),
         });
-        let accepting = tokio::spawn(accept(listener, book.clone()));
-        Self { address, book, accepting }
+        let accepting = tokio::spawn(accept(listener, state.clone()));
+        Self { address, state, accepting }
     }
 
     pub fn url(&self, endpoint: &str) -> String {
         format!("http://{}/{endpoint}", self.address)
     }
 
-    /// Changes how it answers from now on.
+    /// Changes its answers from now on.
     pub fn answer_with(&self, choose: impl Fn(&Entry) -> Reply + Send + 'static) {
-        *self.book.choose.lock().expect("nothing panics while it is held") = Box::new(choose);
+        *self.state.choose.lock().expect("nothing panics while it is held") = Box::new(choose);
     }
 
     /// Lets held requests go on, these and later ones.
     pub fn go_on(&self) {
-        self.book.go_on.send_replace(true);
+        self.state.go_on.send_replace(true);
     }
 
-    /// Entries name no nodes from now on: finding that out takes a moment,
-    /// which is long for many connections at once.
-    pub fn ask_nobody(&self) {
-        self.book.asks_who.store(false, Ordering::Relaxed);
+    /// Stops finding out which node makes a request, because that takes too long
+    /// for many connections at once.
+    pub fn stop_identifying_nodes(&self) {
+        self.state.identifies_nodes.store(false, Ordering::Relaxed);
     }
 
-    /// Holds requests again, those that come from now on.
+    /// Holds requests again that come from now on.
     pub fn hold_on(&self) {
-        self.book.go_on.send_replace(false);
+        self.state.go_on.send_replace(false);
     }
 
-    /// Every request so far, in the order they began.
+    /// Returns every request so far, in the order they began.
     pub fn entries(&self) -> Vec<Entry> {
-        self.book.entries.lock().expect("nothing panics while it is held").clone()
+        self.state.entries.lock().expect("nothing panics while it is held").clone()
     }
 
     pub fn count(&self) -> usize {
-        self.book.entries.lock().expect("nothing panics while it is held").len()
+        self.state.entries.lock().expect("nothing panics while it is held").len()
     }
 
-    /// Waits until the entries show this.
+    /// Waits until a condition holds for the entries.
     pub async fn wait_until(&self, what: &str, is_so: impl Fn(&[Entry]) -> bool) {
         let waiting = async {
             loop {
-                let more = self.book.more.notified();
-                if is_so(&self.book.entries.lock().expect("nothing panics while it is held")) {
+                let more = self.state.more.notified();
+                if is_so(&self.state.entries.lock().expect("nothing panics while it is held")) {
                     return;
                 }
-                // A word that comes between the look and the wait is no loss.
+                // A notification between the check and the wait may be missed;
+                // the timeout makes up for it.
                 let _ = tokio::time::timeout(Duration::from_millis(50), more).await;
             }
         };
@@ -213,17 +213,22 @@ impl Ledger {
         }
     }
 
-    /// Waits until so many more requests have come.
+    /// Waits until this many more requests have come.
     pub async fn wait_for_more(&self, count: usize) {
         let wanted = self.count() + count;
         self.wait_until(&format!("{count} more requests"), |entries| entries.len() >= wanted).await;
     }
 
-    /// Checks everything that is promised, whatever has happened. `may_be_lost`
-    /// tells of which answers the gateway may never have heard, or not kept:
-    /// only those may be asked for again.
-    pub fn check(&self, handed: &Handed, cap: usize, may_be_lost: impl Fn(&Entry) -> bool) -> Findings {
-        let findings = Findings::of(&self.entries(), handed, &Rules { cap, timeout: TIMEOUT });
+    /// Checks all promises that hold under any fault. `may_be_lost` says whose
+    /// answers the gateway may not have received or stored: only those requests
+    /// may be repeated.
+    pub fn check(
+        &self,
+        acknowledged: &AcknowledgedEvents,
+        cap: usize,
+        may_be_lost: impl Fn(&Entry) -> bool,
+    ) -> Findings {
+        let findings = Findings::of(&self.entries(), acknowledged, &Rules { cap, timeout: TIMEOUT });
         findings.expect_none();
         for (first, again) in &findings.repeats {
             assert!(may_be_lost(first), "asked again for no reason: {first:?}, then {again:?}");
@@ -232,26 +237,27 @@ impl Ledger {
     }
 }
 
-async fn accept(listener: TcpListener, book: Arc<Book>) {
+async fn accept(listener: TcpListener, state: Arc<LedgerState>) {
     // Dropped with this task, so that a receiver that stops closes its connections.
     let mut connections = tokio::task::JoinSet::new();
     while let Ok((stream, theirs)) = listener.accept().await {
         while connections.try_join_next().is_some() {}
-        let book = book.clone();
+        let state = state.clone();
         let ours = stream.local_addr().expect("an address");
         connections.spawn(async move {
-            let node = match book.asks_who.load(Ordering::Relaxed) {
-                true => tokio::task::spawn_blocking(move || sockets::node_at(theirs, ours)).await.expect("it looks"),
-                false => None,
+            let node = if state.identifies_nodes.load(Ordering::Relaxed) {
+                tokio::task::spawn_blocking(move || sockets::node_at(theirs, ours)).await.expect("it looks")
+            } else {
+                None
             };
-            let service = service_fn(move |request| answer(book.clone(), node.clone(), request));
+            let service = service_fn(move |request| answer(state.clone(), node.clone(), request));
             let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
         });
     }
 }
 
 async fn answer(
-    book: Arc<Book>,
+    state: Arc<LedgerState>,
     node: Option<Arc<str>>,
     request: hyper::Request<Incoming>,
 ) -> Result<hyper::Response<Full<Bytes>>, Box<dyn std::error::Error + Send + Sync>> {
@@ -269,25 +275,26 @@ async fn answer(
         ended: None,
         status: None,
         content: content_of(&head.headers, &body),
-        marks: ((book.mark)(), u64::MAX),
+        marks: ((state.mark)(), u64::MAX),
     };
-    let reply = (book.choose.lock().expect("nothing panics while it is held"))(&entry);
-    let mut open = Open::write_down(&book, entry);
+    let reply = (state.choose.lock().expect("nothing panics while it is held"))(&entry);
+    let mut open = OpenEntry::record(&state, entry);
     let (Reply::Status(status) | Reply::Hold(status) | Reply::RetryAfter(status, _)) = reply;
-    let (mut response, mut said) = (hyper::Response::builder().status(status), Bytes::new());
+    let (mut response, mut body_sent) = (hyper::Response::builder().status(status), Bytes::new());
     match reply {
         Reply::Status(_) => tokio::time::sleep(Duration::from_millis(2)).await,
         Reply::Hold(_) => {
-            let _ = book.go_on.subscribe().wait_for(|go| *go).await;
-            // More than a single read takes.
-            said = Bytes::from_static(&[b'x'; 16_384]);
+            let _ = state.go_on.subscribe().wait_for(|go| *go).await;
+            // A body that takes more than one read.
+            body_sent = Bytes::from_static(&[b'x'; 16_384]);
         }
         Reply::RetryAfter(_, seconds) => response = response.header("retry-after", seconds),
     }
     open.status = Some(status);
-    // Before the sender can know: what it writes of the answer comes after.
-    open.mark = (book.mark)();
-    Ok(response.body(Full::new(said))?)
+    // Taken before the answer is sent, so whatever the sender records of it
+    // comes after this mark.
+    open.mark = (state.mark)();
+    Ok(response.body(Full::new(body_sent))?)
 }
 
 #[derive(serde::Deserialize)]
@@ -304,12 +311,13 @@ struct Envelope<'a> {
 fn content_of(headers: &http::HeaderMap, body: &[u8]) -> Content {
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let envelope: Option<Envelope> = serde_json::from_slice(body).ok();
-    let says_the_same = |envelope: &Envelope| {
+    let agrees_with_headers = |envelope: &Envelope| {
         envelope.id == header("webhook-id")
             && envelope.key.as_deref().unwrap_or_default() == header("x-key")
             && envelope.seq.map(|seq| seq.to_string()).unwrap_or_default() == header("x-seq")
     };
-    let data = envelope.as_ref().filter(|envelope| says_the_same(envelope)).map(|found| hash(found.data.get()));
+    let data =
+        envelope.as_ref().filter(|envelope| agrees_with_headers(envelope)).map(|envelope| hash(envelope.data.get()));
     let kind = envelope.map(|envelope| envelope.kind).unwrap_or_default();
     Content { body: hash(body), data, kind, is_signed: is_signed(header, body) }
 }
@@ -322,31 +330,32 @@ fn is_signed<'a>(header: impl Fn(&str) -> &'a str, body: &[u8]) -> bool {
     signature.is_some_and(|signature| hmac::verify(&key, &signed, &signature).is_ok())
 }
 
-/// An entry that is open. Dropped without an answer if the sender hangs up.
-struct Open {
-    book: Arc<Book>,
-    place: usize,
+/// An entry whose request is open. It is dropped without a status if the sender
+/// closes the connection.
+struct OpenEntry {
+    state: Arc<LedgerState>,
+    index: usize,
     status: Option<u16>,
     mark: u64,
 }
 
-impl Open {
-    fn write_down(book: &Arc<Book>, mut entry: Entry) -> Self {
-        let mut entries = book.entries.lock().expect("nothing panics while it is held");
-        // Taken under the lock, so that the book is in order.
+impl OpenEntry {
+    fn record(state: &Arc<LedgerState>, mut entry: Entry) -> Self {
+        let mut entries = state.entries.lock().expect("nothing panics while it is held");
+        // Taken under the lock, so that the entries are in order.
         entry.began = Instant::now();
         entries.push(entry);
-        book.more.notify_waiters();
-        Self { book: book.clone(), place: entries.len() - 1, status: None, mark: u64::MAX }
+        state.more.notify_waiters();
+        Self { state: state.clone(), index: entries.len() - 1, status: None, mark: u64::MAX }
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenEntry {
     fn drop(&mut self) {
-        let mut entries = self.book.entries.lock().expect("nothing panics while it is held");
-        let entry = &mut entries[self.place];
+        let mut entries = self.state.entries.lock().expect("nothing panics while it is held");
+        let entry = &mut entries[self.index];
         (entry.ended, entry.status) = (Some(Instant::now()), self.status);
         entry.marks.1 = self.mark;
-        self.book.more.notify_waiters();
+        self.state.more.notify_waiters();
     }
 }

@@ -1,4 +1,4 @@
-//! Producers that hand in events through all nodes, and know exactly what was
+//! Producers that submit events through all nodes and record what was
 //! acknowledged.
 
 use std::collections::{BTreeMap, HashMap};
@@ -15,13 +15,13 @@ use tokio::task::JoinHandle;
 use crate::support::{Client, PATIENCE};
 
 const PRODUCERS: usize = 6;
-/// How many keys each endpoint has.
+/// Number of keys per endpoint.
 const KEYS: usize = 4;
 
-/// Where the nodes are that events may be handed to.
-pub type Doors = Arc<RwLock<Vec<SocketAddr>>>;
+/// Addresses of the nodes that accept events.
+pub type NodeAddresses = Arc<RwLock<Vec<SocketAddr>>>;
 
-/// Tells how far something has come, to be written beside what happens.
+/// Returns how far a recording has come; stored with each entry and receipt.
 pub type Mark = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// One acknowledged event.
@@ -30,39 +30,39 @@ struct Receipt {
     id: String,
     endpoint: String,
     key: String,
-    /// What the mark was when the receipt was here.
+    /// Mark at the time the receipt arrived.
     mark: u64,
 }
 
-/// The data of the event with this id: long enough to be damaged, and no two
-/// alike.
+/// Returns the data of the event with this id: long enough to be damaged, and
+/// different for each id.
 pub fn data_of(id: &str) -> String {
     let words: Vec<String> = (0..16).map(|n| format!("{:016x}", hash((id, n)))).collect();
     json!({"of": id, "words": words}).to_string()
 }
 
-/// An event with that data, as it is handed in.
+/// Returns the request body of the event with this id and that data.
 pub fn event_of(id: &str, endpoint: &str, key: &str) -> String {
     let key = (!key.is_empty()).then_some(key);
     let rest = json!({"id": id, "type": endpoint, "key": key}).to_string();
     format!(r#"{},"data":{}}}"#, &rest[..rest.len() - 1], data_of(id))
 }
 
-/// A hash of anything, the same in every run.
-pub fn hash(of: impl Hash) -> u64 {
+/// Returns a hash that is the same in every run.
+pub fn hash(value: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
-    of.hash(&mut hasher);
+    value.hash(&mut hasher);
     hasher.finish()
 }
 
-/// Everything that was acknowledged, by producer, in order.
+/// The acknowledged events, by producer, in order.
 #[derive(Debug, Default)]
-pub struct Handed {
+pub struct AcknowledgedEvents {
     by_producer: Vec<Vec<Receipt>>,
 }
 
-impl Handed {
-    /// What one producer handed in: id, endpoint and key.
+impl AcknowledgedEvents {
+    /// Creates the events of one producer from id, endpoint and key.
     pub fn of(events: &[(&str, &str, &str)]) -> Self {
         let receipt = |&(id, endpoint, key): &(&str, &str, &str)| Receipt {
             id: id.into(),
@@ -77,30 +77,29 @@ impl Handed {
         self.by_producer.iter().map(Vec::len).sum()
     }
 
-    /// What was acknowledged when the mark was at most this.
+    /// Returns the events that were acknowledged when the mark was at most this.
     pub fn until(&self, mark: u64) -> Self {
         let early = |receipts: &Vec<Receipt>| receipts.iter().filter(|one| one.mark <= mark).cloned().collect();
         Self { by_producer: self.by_producer.iter().map(early).collect() }
     }
 
-    /// This, and what another load handed in.
+    /// Adds the events of another load.
     pub fn and(mut self, other: Self) -> Self {
         self.by_producer.extend(other.by_producer);
         self
     }
 
-    /// Each event, the endpoint it is for, and a hash of its data.
+    /// Returns the id of each event, its endpoint, and a hash of its data.
     pub fn contents(&self) -> impl Iterator<Item = (&str, &str, u64)> {
         self.by_producer.iter().flatten().map(|one| (&*one.id, &*one.endpoint, hash(&*data_of(&one.id))))
     }
 
-    /// Each event, and the endpoint it is for.
+    /// Returns the id of each event, and its endpoint.
     pub fn ids(&self) -> impl Iterator<Item = (&String, &str)> {
         self.by_producer.iter().flatten().map(|receipt| (&receipt.id, &*receipt.endpoint))
     }
 
-    /// What each producer handed in for each lane, in order: ids and where
-    /// they go.
+    /// Returns the events of each producer and lane, in order: id and endpoint.
     pub fn runs(&self) -> BTreeMap<(usize, String, String), Vec<(String, String)>> {
         let mut runs: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (producer, receipts) in self.by_producer.iter().enumerate() {
@@ -113,74 +112,75 @@ impl Handed {
     }
 }
 
-/// Producers at work. Each waits for a receipt before it hands in its next;
-/// what was refused, or had no answer, is handed in again under its id.
+/// Running producers. Each waits for a receipt before it submits its next
+/// event; an event that was refused or not answered is submitted again.
 pub struct Load {
     stop: Arc<AtomicBool>,
     refused: Arc<AtomicU64>,
-    handed: Arc<AtomicU64>,
+    acknowledged: Arc<AtomicU64>,
     producers: Vec<JoinHandle<Vec<Receipt>>>,
 }
 
 impl Load {
-    /// Events for endpoints `e0` to `e{endpoints - 1}`, most of them keyed.
-    /// Ids begin with the name, which is for one load alone.
-    pub fn start(name: &str, doors: &Doors, token: &str, endpoints: usize) -> Self {
-        Self::marked(name, doors, token, endpoints, Arc::new(|| 0))
+    /// Starts producers of events for endpoints `e0` to `e{endpoints - 1}`, most
+    /// of them with a key. Ids begin with `name`, which must be unique per load.
+    pub fn start(name: &str, addresses: &NodeAddresses, token: &str, endpoints: usize) -> Self {
+        Self::marked(name, addresses, token, endpoints, Arc::new(|| 0))
     }
 
-    /// The same, with a mark beside each receipt.
-    pub fn marked(name: &str, doors: &Doors, token: &str, endpoints: usize, mark: Mark) -> Self {
-        let (stop, refused, handed) = (Arc::default(), Arc::default(), Arc::default());
+    /// Starts producers that record a mark with each receipt.
+    pub fn marked(name: &str, addresses: &NodeAddresses, token: &str, endpoints: usize, mark: Mark) -> Self {
+        let (stop, refused, acknowledged) = (Arc::default(), Arc::default(), Arc::default());
         let producers = (0..PRODUCERS)
             .map(|producer| {
                 let producer = Producer {
                     name: format!("{name}{producer}"),
-                    doors: doors.clone(),
+                    addresses: addresses.clone(),
                     token: token.to_owned(),
                     endpoints,
                     clients: HashMap::new(),
                     stop: Arc::clone(&stop),
                     refused: Arc::clone(&refused),
-                    handed: Arc::clone(&handed),
+                    acknowledged: Arc::clone(&acknowledged),
                     mark: mark.clone(),
                 };
                 tokio::spawn(producer.work())
             })
             .collect();
-        Self { stop, refused, handed, producers }
+        Self { stop, refused, acknowledged, producers }
     }
 
-    /// How often an event was refused for the time being.
+    /// Returns how often an event was refused with 503 or 507.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// How many are acknowledged.
-    pub fn handed(&self) -> u64 {
-        self.handed.load(Ordering::Relaxed)
+    /// Returns the number of acknowledged events.
+    pub fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Ordering::Relaxed)
     }
 
-    /// Ends it; what was begun is handed in.
-    pub async fn finish(self) -> Handed {
+    /// Stops the producers after their current event; returns what was
+    /// acknowledged.
+    pub async fn finish(self) -> AcknowledgedEvents {
         self.stop.store(true, Ordering::Relaxed);
         let mut by_producer = Vec::new();
         for producer in self.producers {
             by_producer.push(producer.await.expect("a producer does not fail"));
         }
-        Handed { by_producer }
+        AcknowledgedEvents { by_producer }
     }
 }
 
 struct Producer {
     name: String,
-    doors: Doors,
+    addresses: NodeAddresses,
     token: String,
     endpoints: usize,
     clients: HashMap<SocketAddr, Client>,
     stop: Arc<AtomicBool>,
     refused: Arc<AtomicU64>,
-    handed: Arc<AtomicU64>,
+    acknowledged: Arc<AtomicU64>,
     mark: Mark,
 }
 
@@ -198,23 +198,23 @@ impl Producer {
                 (format!("e{}", rng.random_range(0..self.endpoints)), key)
             };
             let mut receipt = Receipt { id: format!("{}-{n}", self.name), endpoint, key, mark: 0 };
-            self.hand_in(&receipt).await;
+            self.submit(&receipt).await;
             receipt.mark = (self.mark)();
-            self.handed.fetch_add(1, Ordering::Relaxed);
+            self.acknowledged.fetch_add(1, Ordering::Relaxed);
             receipts.push(receipt);
-            // A producer has other things to do, too.
+            // Limits the load of each producer.
             tokio::time::sleep(Duration::from_millis(3)).await;
         }
         receipts
     }
 
-    async fn hand_in(&mut self, receipt: &Receipt) {
+    async fn submit(&mut self, receipt: &Receipt) {
         let Receipt { id, endpoint, key, .. } = receipt;
         let body = event_of(id, endpoint, key);
         let until = Instant::now() + PATIENCE;
         loop {
-            let last = match self.door() {
-                Some(door) => match self.try_at(door, body.clone()).await {
+            let last = match self.node_address() {
+                Some(node_address) => match self.try_at(node_address, body.clone()).await {
                     Ok(()) => return,
                     Err(last) => last,
                 },
@@ -225,23 +225,23 @@ impl Producer {
         }
     }
 
-    fn door(&self) -> Option<SocketAddr> {
-        let doors = self.doors.read().expect("nothing panics while it is held");
-        (!doors.is_empty()).then(|| doors[rand::rng().random_range(0..doors.len())])
+    fn node_address(&self) -> Option<SocketAddr> {
+        let addresses = self.addresses.read().expect("nothing panics while it is held");
+        (!addresses.is_empty()).then(|| addresses[rand::rng().random_range(0..addresses.len())])
     }
 
-    async fn try_at(&mut self, door: SocketAddr, body: String) -> Result<(), String> {
-        let client = self.clients.entry(door).or_insert_with(|| Client::new(door, &self.token));
-        // One that is frozen does not answer at all.
+    async fn try_at(&mut self, node_address: SocketAddr, body: String) -> Result<(), String> {
+        let client = self.clients.entry(node_address).or_insert_with(|| Client::new(node_address, &self.token));
+        // A frozen node does not answer at all.
         let sending = client.send("POST", "/v1/tenants/default/events", &[], body);
         let Ok(answer) = tokio::time::timeout(Duration::from_secs(1), sending).await else {
-            self.clients.remove(&door);
+            self.clients.remove(&node_address);
             return Err("no answer".into());
         };
         let answer = answer?;
         match answer.status {
             202 => Ok(()),
-            // The disk is full: there is no telling when it will not be.
+            // The disk is full; 507 has no Retry-After.
             507 => {
                 self.refused.fetch_add(1, Ordering::Relaxed);
                 Err(String::from_utf8_lossy(&answer.body).into_owned())

@@ -1,5 +1,5 @@
-//! Stories of many nodes: real gateway processes on one PostgreSQL, and a
-//! receiver that keeps an exact ledger.
+//! Tests of many nodes: real gateway processes on one PostgreSQL, and a receiver
+//! that keeps an exact ledger.
 
 #![allow(clippy::unwrap_used, reason = "a story that cannot go on has failed")]
 

@@ -1,4 +1,4 @@
-//! Nodes on one database, and what is done to them.
+//! Runs gateway nodes on one database, and starts, stops and kills them.
 
 use std::collections::BTreeMap;
 use std::process::{Output, Stdio};
@@ -17,39 +17,39 @@ use crate::audit::Findings;
 use crate::ground::postgres::{Database, Server};
 use crate::ground::proxy::Proxy;
 use crate::ledger::{Entry, Ledger, SECRET};
-use crate::load::{Doors, Handed, Load};
+use crate::load::{AcknowledgedEvents, Load, NodeAddresses};
 use crate::sockets;
 use crate::support::{Client, Gateway, Options, eager_retry, eventually, path_of, unlimited};
 
-/// How long a node that is not heard of keeps its shards, in every story.
+/// Lease of every node: the time that a silent node keeps its shards.
 pub const LEASE: Duration = Duration::from_secs(2);
-/// How many requests each endpoint may have open.
+/// Most open requests of each endpoint.
 pub const CAP: usize = 3;
-/// Enough for every one of a few nodes to own several.
+/// Number of endpoints, enough for each of a few nodes to own several.
 pub const ENDPOINTS: usize = 24;
 
-/// A story has the machine to itself: what is measured in seconds must not be
-/// measured beside ten others.
-pub static TURN: Mutex<()> = Mutex::const_new(());
+/// Lock that gives a test the machine to itself, because tests that measure
+/// seconds must not run beside others.
+pub static EXCLUSIVE: Mutex<()> = Mutex::const_new(());
 
 /// Nodes that share a database and a folder, as on one machine.
 pub struct Cluster {
     pub nodes: Vec<Node>,
-    pub doors: Doors,
+    pub addresses: NodeAddresses,
     pub endpoints: Vec<Value>,
-    // How many nodes there ever were.
+    // Number of nodes started so far.
     started: usize,
     folder: Arc<TempDir>,
     database: Arc<Database>,
-    // Of a story that kills the database.
+    // Set in tests that kill the database.
     server: Option<Server>,
     _turn: MutexGuard<'static, ()>,
 }
 
-/// One of them.
+/// One node of a cluster.
 pub struct Node {
     pub name: String,
-    /// Between it and the database, if there is one.
+    /// Proxy between the node and the database, if there is one.
     pub proxy: Option<Proxy>,
     gateway: Option<Gateway>,
 }
@@ -63,43 +63,43 @@ impl Node {
         self.gateway.as_ref().expect("it was started")
     }
 
-    /// SIGSTOP.
+    /// Freezes the node with SIGSTOP.
     pub fn freeze(&self) {
         self.gateway().signal(Signal::STOP);
     }
 
-    /// SIGCONT.
+    /// Lets the node go on with SIGCONT.
     pub fn thaw(&self) {
         self.gateway().signal(Signal::CONT);
     }
 
-    /// Changes the weather between it and the database.
+    /// Returns the proxy between the node and the database.
     pub fn proxy(&self) -> &Proxy {
         self.proxy.as_ref().expect("it was started behind a proxy")
     }
 }
 
 impl Cluster {
-    /// No nodes yet, on an empty database.
+    /// Creates a cluster without nodes on an empty database.
     pub async fn new() -> Self {
-        let turn = TURN.lock().await;
+        let turn = EXCLUSIVE.lock().await;
         let database = Server::shared(&[]).await.database().await;
         Self::on(turn, database, None)
     }
 
-    /// The same on a server of its own, which may be killed.
+    /// Creates a cluster on a separate database server, which may be killed.
     pub async fn on_server_of_its_own() -> Self {
         Self::on_server(Server::start(&[]).await).await
     }
 
-    /// The same on this server.
+    /// Creates a cluster on this database server.
     pub async fn on_server(server: Server) -> Self {
-        let turn = TURN.lock().await;
+        let turn = EXCLUSIVE.lock().await;
         let database = server.database().await;
         Self::on(turn, database, Some(server))
     }
 
-    /// So many nodes, and endpoints that call this receiver.
+    /// Starts this many nodes, with endpoints that call this receiver.
     pub async fn started(nodes: usize, ledger: &Ledger) -> Self {
         let mut cluster = Self::new().await;
         cluster.start(nodes).await;
@@ -110,8 +110,8 @@ impl Cluster {
 
     fn on(turn: MutexGuard<'static, ()>, database: Database, server: Option<Server>) -> Self {
         let folder = Arc::new(tempfile::tempdir().expect("a folder"));
-        let (nodes, doors, endpoints) = (Vec::new(), Doors::default(), Vec::new());
-        Self { nodes, doors, endpoints, started: 0, folder, database: Arc::new(database), server, _turn: turn }
+        let (nodes, addresses, endpoints) = (Vec::new(), NodeAddresses::default(), Vec::new());
+        Self { nodes, addresses, endpoints, started: 0, folder, database: Arc::new(database), server, _turn: turn }
     }
 
     pub fn server(&self) -> &Server {
@@ -126,49 +126,49 @@ impl Cluster {
         &self.folder
     }
 
-    /// Starts so many nodes at once.
+    /// Starts this many nodes at once.
     pub async fn start(&mut self, count: usize) {
         let url = self.database.url().to_owned();
         self.start_through(&url, count).await;
     }
 
-    /// Starts nodes with an environment of their own each, and this lease.
+    /// Starts a node for each of these environments, with this lease.
     pub async fn start_in(&mut self, environments: Vec<Vec<(String, String)>>, lease: &str) {
         let options = |env| Options { env, ..options(self.database.url(), lease) };
         self.start_all(environments.into_iter().map(|env| (options(env), None)).collect()).await;
     }
 
-    /// The same, each behind a proxy of its own.
+    /// Starts this many nodes, each behind a proxy of its own.
     pub async fn start_behind_proxies(&mut self, count: usize) {
         let address = match &self.server {
             Some(server) => server.address(),
             None => Server::shared(&[]).await.address(),
         };
         let proxies = join_all((0..count).map(|_| Proxy::start(address))).await;
-        let way = |proxy: Proxy| (default_options(&self.database.url_through(proxy.address)), Some(proxy));
-        self.start_all(proxies.into_iter().map(way).collect()).await;
+        let through = |proxy: Proxy| (default_options(&self.database.url_through(proxy.address)), Some(proxy));
+        self.start_all(proxies.into_iter().map(through).collect()).await;
     }
 
-    /// The same, by way of a pooler.
+    /// Starts this many nodes on this database URL, such as a pooler's.
     pub async fn start_through(&mut self, url: &str, count: usize) {
         self.start_all((0..count).map(|_| (default_options(url), None)).collect()).await;
     }
 
-    async fn start_all(&mut self, ways: Vec<(Options, Option<Proxy>)>) {
-        let starting = ways.into_iter().map(|(options, proxy)| {
+    async fn start_all(&mut self, nodes: Vec<(Options, Option<Proxy>)>) {
+        let starting = nodes.into_iter().map(|(options, proxy)| {
             let folder = self.folder.clone();
             async move { (Gateway::start_in(folder, options).await, proxy) }
         });
         for (gateway, proxy) in join_all(starting).await {
             let name = format!("n{}", self.started);
             self.started += 1;
-            sockets::introduce(gateway.process_id(), &name);
-            self.doors.write().expect("nothing panics while it is held").push(gateway.address);
+            sockets::register(gateway.process_id(), &name);
+            self.addresses.write().expect("nothing panics while it is held").push(gateway.address);
             self.nodes.push(Node { name, proxy, gateway: Some(gateway) });
         }
     }
 
-    /// Starts one in this folder that is expected to refuse: what it said.
+    /// Starts a node in this folder that is expected to refuse; returns its output.
     pub async fn refused(&self, folder: &TempDir) -> Output {
         let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_posthaste"));
         command.args(["serve", "--listen", "127.0.0.1:0", "--database-url", self.database.url(), "--data"]);
@@ -177,35 +177,38 @@ impl Cluster {
         ending.await.expect("it does not serve").expect("it runs")
     }
 
-    /// kill -9.
+    /// Kills a node with SIGKILL.
     pub async fn kill(&mut self, node: usize) {
         self.nodes[node].gateway.as_mut().expect("it runs").kill().await;
     }
 
-    /// SIGTERM, and its end.
+    /// Sends SIGTERM to a node and waits for its end.
     pub async fn terminate(&mut self, node: usize) {
         let ended = self.nodes[node].gateway.as_mut().expect("it runs").terminate().await;
         assert!(ended.success(), "{ended}");
     }
 
-    /// Starts one again that has ended, at the same address.
+    /// Restarts a node that has ended, at the same address.
     pub async fn restart(&mut self, node: usize) {
         let node = &mut self.nodes[node];
         let gateway = node.gateway.take().expect("it was started").restart().await;
-        sockets::introduce(gateway.process_id(), &node.name);
+        sockets::register(gateway.process_id(), &node.name);
         node.gateway = Some(gateway);
     }
 
-    /// Ends one with SIGTERM, for good.
+    /// Ends a node with SIGTERM and removes it from the cluster.
     pub async fn leave(&mut self, node: usize) {
         let address = self.nodes[node].gateway().address;
-        self.doors.write().expect("nothing panics while it is held").retain(|door| *door != address);
+        self.addresses
+            .write()
+            .expect("nothing panics while it is held")
+            .retain(|node_address| *node_address != address);
         self.terminate(node).await;
         self.nodes.remove(node);
     }
 
-    /// Endpoints `e0`, `e1` and so on, created through one node after the
-    /// other. Each wants the events of its name.
+    /// Creates endpoints `e0`, `e1` and so on, through one node after the other.
+    /// Each wants the event type of its name.
     pub async fn create_endpoints(&mut self, ledger: &Ledger, count: usize) {
         for n in 0..count {
             let settings = settings(&format!("e{n}"), ledger);
@@ -215,12 +218,12 @@ impl Cluster {
         }
     }
 
-    /// Producers that hand in through all nodes.
+    /// Starts producers that submit events through all nodes.
     pub fn load(&self, name: &str) -> Load {
-        Load::start(name, &self.doors, self.nodes[0].gateway().token(), self.endpoints.len())
+        Load::start(name, &self.addresses, self.nodes[0].gateway().token(), self.endpoints.len())
     }
 
-    /// Who owns what, as the database has it: by process, the shards.
+    /// Reads from the database which shards each process owns.
     pub async fn view(&self) -> Result<BTreeMap<u32, Vec<u8>>, String> {
         let process_of = |name: &str| name.rsplit(|c: char| !c.is_ascii_digit()).next().and_then(|id| id.parse().ok());
         let mut owned = BTreeMap::new();
@@ -235,8 +238,8 @@ impl Cluster {
         Ok(owned)
     }
 
-    /// Waits until every node that runs owns its share, and nobody else
-    /// anything.
+    /// Waits until every running node owns its share of the shards, and nobody
+    /// else owns any.
     pub async fn settled(&self) {
         let mut wanted: Vec<u32> = self.nodes.iter().map(|node| node.gateway().process_id()).collect();
         wanted.sort_unstable();
@@ -249,7 +252,7 @@ impl Cluster {
         .await;
     }
 
-    /// Which of the endpoints a node owns.
+    /// Returns the names of the endpoints that a node owns.
     pub async fn owned_by(&self, node: usize) -> Vec<String> {
         let process = self.nodes[node].gateway().process_id();
         let owned = eventually("the cluster to be whole", || self.view()).await;
@@ -258,7 +261,7 @@ impl Cluster {
         (0..self.endpoints.len()).filter(is_owned).map(|n| format!("e{n}")).collect()
     }
 
-    /// An endpoint by its name.
+    /// Returns an endpoint by its name.
     pub fn endpoint(&self, name: &str) -> &Value {
         &self.endpoints[name[1..].parse::<usize>().expect("a number")]
     }
@@ -267,7 +270,7 @@ impl Cluster {
         path_of(self.endpoint(name))
     }
 
-    /// Waits until nothing waits any more, and checks that nothing died.
+    /// Waits until no delivery waits, and checks that none is dead.
     pub async fn drained(&self) {
         let client = self.nodes[0].client();
         eventually("everything to arrive", || async {
@@ -282,10 +285,15 @@ impl Cluster {
         assert_eq!(dead["data"], json!([]), "no trouble of ours kills anything");
     }
 
-    /// Lets everything arrive, and checks the ledger.
-    pub async fn check(&self, ledger: &Ledger, handed: &Handed, may_be_lost: impl Fn(&Entry) -> bool) -> Findings {
+    /// Waits until everything has arrived, and checks the ledger.
+    pub async fn check(
+        &self,
+        ledger: &Ledger,
+        acknowledged: &AcknowledgedEvents,
+        may_be_lost: impl Fn(&Entry) -> bool,
+    ) -> Findings {
         self.drained().await;
-        let findings = ledger.check(handed, CAP, may_be_lost);
+        let findings = ledger.check(acknowledged, CAP, may_be_lost);
         let mut stale = 0.0;
         for node in 0..self.nodes.len() {
             stale += self.metric(node, "posthaste_stale_writes_total").await;
@@ -295,16 +303,17 @@ impl Cluster {
         findings
     }
 
-    /// One figure of a node's metrics.
+    /// Returns the value of one series of a node's metrics.
     pub async fn metric(&self, node: usize, series: &str) -> f64 {
         let scraped = self.nodes[node].client().get("/metrics").await;
         let text = String::from_utf8_lossy(&scraped.body).into_owned();
-        let found = text.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok());
-        found.unwrap_or_else(|| panic!("there is no {series} in {text}"))
+        let value = text.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok());
+        value.unwrap_or_else(|| panic!("there is no {series} in {text}"))
     }
 }
 
-/// How long it was until each of these had been called again after a moment.
+/// Returns how long it took after a moment until each of these endpoints was
+/// called again.
 pub fn called_again(entries: &[Entry], endpoints: &[String], since: Instant) -> Option<Duration> {
     let first_after = |name: &String| {
         let first = entries.iter().find(|entry| entry.began > since && entry.endpoint == *name);
@@ -314,7 +323,7 @@ pub fn called_again(entries: &[Entry], endpoints: &[String], since: Instant) -> 
     times.map(|times| times.into_iter().max().unwrap_or_default())
 }
 
-/// How every node is started that is not started otherwise.
+/// Returns the usual options of a node.
 fn default_options(url: &str) -> Options {
     options(url, &format!("{}s", LEASE.as_secs()))
 }
@@ -323,7 +332,7 @@ fn options(url: &str, lease: &str) -> Options {
     Options::flags(&["--database-url", url, "--lease", lease])
 }
 
-/// What an endpoint of this name is like.
+/// Returns the settings of the endpoint with this name.
 pub fn settings(name: &str, ledger: &Ledger) -> Value {
     json!({"url": ledger.url(name), "secret": SECRET, "event_types": [name], "max_in_flight": CAP, "retry": eager_retry(1_000),
            "rate": unlimited(), "timeout": {"connect": "1s", "total": "1s"}, "breaker": {"enabled": false}})

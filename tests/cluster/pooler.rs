@@ -2,12 +2,12 @@
 
 use crate::ground::pgbouncer::PgBouncer;
 use crate::ground::postgres::Server;
-use crate::ledger::{Ledger, moody};
+use crate::ledger::{Ledger, flaky};
 use crate::nodes::{Cluster, ENDPOINTS};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pooler_that_lends_connections_by_the_transaction_changes_nothing() {
-    let ledger = Ledger::start(moody).await;
+    let ledger = Ledger::start(flaky).await;
     let mut cluster = Cluster::new().await;
     // Fewer connections than the nodes have: each is somebody else's a moment later.
     let pooler = PgBouncer::start(Server::shared(&[]).await, cluster.database(), 6).await;
@@ -21,6 +21,6 @@ async fn a_pooler_that_lends_connections_by_the_transaction_changes_nothing() {
     ledger.wait_for_more(200).await;
     cluster.restart(1).await;
     ledger.wait_for_more(200).await;
-    let handed = load.finish().await;
-    cluster.check(&ledger, &handed, |_| false).await;
+    let acknowledged = load.finish().await;
+    cluster.check(&ledger, &acknowledged, |_| false).await;
 }

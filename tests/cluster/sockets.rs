@@ -1,4 +1,4 @@
-//! Tells which node is at the other end of a connection, as the kernel has it.
+//! Finds the node at the other end of a connection, from the kernel's tables.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -6,13 +6,13 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 static NODES: LazyLock<Mutex<HashMap<u32, Arc<str>>>> = LazyLock::new(Mutex::default);
 
-/// From now on connections of this process are this node's.
-pub fn introduce(process: u32, node: &str) {
+/// Registers a process as a node.
+pub fn register(process: u32, node: &str) {
     NODES.lock().expect("nothing panics while it is held").insert(process, node.into());
 }
 
-/// Whose connection this is, seen from the other end. Nobody's, if its process
-/// has ended meanwhile.
+/// Returns the node at the other end of a connection, unless its process has
+/// ended meanwhile.
 pub fn node_at(theirs: SocketAddr, ours: SocketAddr) -> Option<Arc<str>> {
     let nodes = {
         let mut nodes = NODES.lock().expect("nothing panics while it is held");
@@ -20,7 +20,7 @@ pub fn node_at(theirs: SocketAddr, ours: SocketAddr) -> Option<Arc<str>> {
         nodes.clone()
     };
     if nodes.is_empty() {
-        // The look takes long where there are many sockets.
+        // The search is slow where there are many sockets.
         return None;
     }
     let socket = format!("socket:[{}]", inode(theirs, ours)?);
@@ -32,7 +32,7 @@ fn holds(process: u32, socket: &str) -> bool {
     files.into_iter().any(|file| std::fs::read_link(file.path()).is_ok_and(|target| target.as_os_str() == socket))
 }
 
-/// The socket between two addresses of this machine, at the side of the first.
+/// Returns the inode of the socket between two addresses, at the first's side.
 fn inode(local: SocketAddr, remote: SocketAddr) -> Option<u64> {
     let (local, remote) = (as_listed(local), as_listed(remote));
     let table = std::fs::read_to_string("/proc/net/tcp").ok()?;

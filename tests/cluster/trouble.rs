@@ -1,22 +1,22 @@
-//! Trouble with the database: a node that is cut off from it, and one that is
-//! killed itself.
+//! Trouble with the database: a node that is cut off from it, and a database
+//! that is killed.
 
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::ground::proxy::Weather;
-use crate::ledger::{Entry, Ledger, moody};
+use crate::ground::proxy::NetworkState;
+use crate::ledger::{Entry, Ledger, flaky};
 use crate::nodes::{Cluster, ENDPOINTS, called_again};
 use crate::support::eventually;
 
 const EVENTS: &str = "/v1/tenants/default/events";
 
-/// Between its answer and its commit an attempt may be forgotten.
+/// Longest time from an answer to its commit, in which an attempt may be lost.
 const MOMENT: Duration = Duration::from_secs(1);
 
-async fn partition(weather: Weather) {
-    let ledger = Ledger::start(moody).await;
+async fn partition(weather: NetworkState) {
+    let ledger = Ledger::start(flaky).await;
     let mut cluster = Cluster::new().await;
     cluster.start_behind_proxies(3).await;
     cluster.create_endpoints(&ledger, ENDPOINTS).await;
@@ -54,35 +54,35 @@ async fn partition(weather: Weather) {
     })
     .await;
 
-    cluster.nodes[1].proxy().set(Weather::Fair);
+    cluster.nodes[1].proxy().set(NetworkState::Working);
     let healed = Instant::now();
     cluster.settled().await;
     prober.post_json(EVENTS, &event).await.expect(202);
     prober.get("/readyz").await.expect(200);
     ledger.wait_for_more(300).await;
-    let handed = load.finish().await;
+    let acknowledged = load.finish().await;
     let was_cut_off = |entry: &Entry| entry.is_of("n1") && entry.began + MOMENT > cut_off && entry.began < healed;
-    cluster.check(&ledger, &handed, was_cut_off).await;
+    cluster.check(&ledger, &acknowledged, was_cut_off).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_whose_database_is_silent_says_so_and_others_take_over() {
-    partition(Weather::Silent).await;
+    partition(NetworkState::Silent).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_whose_database_refuses_it_says_so_and_others_take_over() {
-    partition(Weather::Torn).await;
+    partition(NetworkState::Reset).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_hears_no_answers_of_its_database_promises_nothing() {
-    partition(Weather::Deaf).await;
+    partition(NetworkState::AnswersLost).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_database_that_comes_back_has_lost_nothing_and_charged_nothing() {
-    let ledger = Ledger::start(moody).await;
+    let ledger = Ledger::start(flaky).await;
     let mut cluster = Cluster::on_server_of_its_own().await;
     cluster.start(3).await;
     cluster.create_endpoints(&ledger, ENDPOINTS).await;
@@ -99,31 +99,31 @@ async fn a_killed_database_that_comes_back_has_lost_nothing_and_charged_nothing(
         })
         .await;
         cluster.server().start_again().await;
-        let handed = load.handed();
+        let acknowledged = load.acknowledged();
         eventually("events to be taken again", || async {
-            if load.handed() > handed + 100 { Ok(()) } else { Err(load.handed().to_string()) }
+            if load.acknowledged() > acknowledged + 100 { Ok(()) } else { Err(load.acknowledged().to_string()) }
         })
         .await;
         troubles.push((killed, Instant::now()));
     }
-    let handed = load.finish().await;
+    let acknowledged = load.finish().await;
     let in_trouble =
         |entry: &Entry| troubles.iter().any(|(killed, over)| entry.began + MOMENT > *killed && entry.began < *over);
-    cluster.check(&ledger, &handed, in_trouble).await;
+    cluster.check(&ledger, &acknowledged, in_trouble).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_is_slow_slows_everything_and_breaks_nothing() {
-    let ledger = Ledger::start(moody).await;
+    let ledger = Ledger::start(flaky).await;
     let mut cluster = Cluster::new().await;
     cluster.start_behind_proxies(2).await;
     cluster.create_endpoints(&ledger, ENDPOINTS).await;
     cluster.settled().await;
     for node in &cluster.nodes {
-        node.proxy().set(Weather::Slow(Duration::from_millis(20)));
+        node.proxy().set(NetworkState::Slow(Duration::from_millis(20)));
     }
     let load = cluster.load("a");
     ledger.wait_for_more(200).await;
-    let handed = load.finish().await;
-    cluster.check(&ledger, &handed, |_| false).await;
+    let acknowledged = load.finish().await;
+    cluster.check(&ledger, &acknowledged, |_| false).await;
 }

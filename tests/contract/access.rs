@@ -12,7 +12,7 @@ use posthaste::model::token::{Right, Token};
 use posthaste::store::{AuditQuery, DeliveryChange, EndpointChange, Error, PageRequest, TokenScope, with_caller};
 use serde_json::json;
 
-use crate::house::{House, at, event, ours, tenant};
+use crate::fixture::{StoreFixture, at, event, ours, tenant};
 
 for_every_store! {
     a_token_is_there_when_its_creation_returns_and_after_closing,
@@ -32,9 +32,9 @@ for_every_store! {
     old_entries_are_forgotten_a_step_at_a_time,
 }
 
-fn token(house: &House, of: &TenantId, seconds: i64) -> Token {
+fn token(fixture: &StoreFixture, of: &TenantId, seconds: i64) -> Token {
     Token {
-        id: TokenId::mint(at(seconds), house.mint()),
+        id: TokenId::mint(at(seconds), fixture.mint()),
         tenant: Some(of.clone()),
         name: format!("made at {seconds}"),
         rights: vec![Right::Read, Right::Publish],
@@ -50,20 +50,20 @@ fn page(limit: usize, cursor: Option<String>) -> PageRequest {
 }
 
 /// A token of the gateway itself.
-fn gateways_token(house: &House, right: Right, seconds: i64) -> Token {
-    Token { tenant: None, rights: vec![right], ..token(house, &ours(), seconds) }
+fn gateways_token(fixture: &StoreFixture, right: Right, seconds: i64) -> Token {
+    Token { tenant: None, rights: vec![right], ..token(fixture, &ours(), seconds) }
 }
 
 fn of(tenant: &TenantId) -> TokenScope {
     TokenScope::Tenant(tenant.clone())
 }
 
-async fn tokens(house: &House, whose: TokenScope) -> Vec<Token> {
-    house.store.tokens(whose, page(100, None)).await.unwrap().data
+async fn tokens(fixture: &StoreFixture, whose: TokenScope) -> Vec<Token> {
+    fixture.store.tokens(whose, page(100, None)).await.unwrap().data
 }
 
-async fn audit(house: &House, ask: AuditQuery) -> Vec<AuditEntry> {
-    house.store.audit(ask, page(100, None)).await.unwrap().data
+async fn audit(fixture: &StoreFixture, ask: AuditQuery) -> Vec<AuditEntry> {
+    fixture.store.audit(ask, page(100, None)).await.unwrap().data
 }
 
 fn caller(at: Timestamp) -> Arc<Caller> {
@@ -71,129 +71,129 @@ fn caller(at: Timestamp) -> Arc<Caller> {
     Arc::new(Caller { by: CallerIdentity::Admin, from, request_id: "req_1".into(), at })
 }
 
-async fn a_token_is_there_when_its_creation_returns_and_after_closing(house: House) {
-    let made = token(&house, &ours(), 1);
-    assert!(house.store.token(made.id).is_none());
-    house.store.create_token(made.clone()).await.unwrap();
-    assert_eq!(*house.store.token(made.id).unwrap(), made);
-    assert_eq!(tokens(&house, TokenScope::All).await, std::slice::from_ref(&made));
-    let house = house.reopened().await;
-    assert_eq!(*house.store.token(made.id).unwrap(), made);
+async fn a_token_is_there_when_its_creation_returns_and_after_closing(fixture: StoreFixture) {
+    let made = token(&fixture, &ours(), 1);
+    assert!(fixture.store.token(made.id).is_none());
+    fixture.store.create_token(made.clone()).await.unwrap();
+    assert_eq!(*fixture.store.token(made.id).unwrap(), made);
+    assert_eq!(tokens(&fixture, TokenScope::All).await, std::slice::from_ref(&made));
+    let fixture = fixture.reopened().await;
+    assert_eq!(*fixture.store.token(made.id).unwrap(), made);
 }
 
-async fn a_revoked_token_is_gone_at_once_and_after_closing(house: House) {
-    let (made, kept) = (token(&house, &ours(), 1), token(&house, &ours(), 2));
-    house.store.create_token(made.clone()).await.unwrap();
-    house.store.create_token(kept.clone()).await.unwrap();
-    house.store.revoke_token(made.id, TokenScope::All, at(3)).await.unwrap();
-    assert!(house.store.token(made.id).is_none());
-    assert!(matches!(house.store.revoke_token(made.id, TokenScope::All, at(4)).await, Err(Error::NotFound("token"))));
-    let house = house.reopened().await;
-    assert!(house.store.token(made.id).is_none());
-    assert_eq!(tokens(&house, of(&ours())).await, [kept]);
+async fn a_revoked_token_is_gone_at_once_and_after_closing(fixture: StoreFixture) {
+    let (made, kept) = (token(&fixture, &ours(), 1), token(&fixture, &ours(), 2));
+    fixture.store.create_token(made.clone()).await.unwrap();
+    fixture.store.create_token(kept.clone()).await.unwrap();
+    fixture.store.revoke_token(made.id, TokenScope::All, at(3)).await.unwrap();
+    assert!(fixture.store.token(made.id).is_none());
+    assert!(matches!(fixture.store.revoke_token(made.id, TokenScope::All, at(4)).await, Err(Error::NotFound("token"))));
+    let fixture = fixture.reopened().await;
+    assert!(fixture.store.token(made.id).is_none());
+    assert_eq!(tokens(&fixture, of(&ours())).await, [kept]);
 }
 
-async fn a_tenants_token_is_not_revoked_for_another(house: House) {
-    let acme = house.put_tenant("acme").await;
-    let made = token(&house, &ours(), 1);
-    house.store.create_token(made.clone()).await.unwrap();
-    let refused = house.store.revoke_token(made.id, of(&acme), at(2)).await;
+async fn a_tenants_token_is_not_revoked_for_another(fixture: StoreFixture) {
+    let acme = fixture.put_tenant("acme").await;
+    let made = token(&fixture, &ours(), 1);
+    fixture.store.create_token(made.clone()).await.unwrap();
+    let refused = fixture.store.revoke_token(made.id, of(&acme), at(2)).await;
     assert!(matches!(refused, Err(Error::NotFound("token"))));
-    assert!(house.store.token(made.id).is_some());
-    house.store.revoke_token(made.id, of(&ours()), at(2)).await.unwrap();
-    assert!(house.store.token(made.id).is_none());
+    assert!(fixture.store.token(made.id).is_some());
+    fixture.store.revoke_token(made.id, of(&ours()), at(2)).await.unwrap();
+    assert!(fixture.store.token(made.id).is_none());
 }
 
-async fn a_deleted_tenant_takes_its_tokens_along(house: House) {
-    let acme = house.put_tenant("acme").await;
-    let (made, kept) = (token(&house, &acme, 1), token(&house, &ours(), 1));
-    house.store.create_token(made.clone()).await.unwrap();
-    house.store.create_token(kept.clone()).await.unwrap();
-    house.store.delete_tenant(&acme, at(2)).await.unwrap();
-    assert!(house.store.token(made.id).is_none() && house.store.token(kept.id).is_some());
-    house.put_tenant("acme").await;
-    let house = house.reopened().await;
-    assert!(house.store.token(made.id).is_none(), "also not for another tenant of that name");
-    assert_eq!(tokens(&house, TokenScope::All).await, [kept]);
+async fn a_deleted_tenant_takes_its_tokens_along(fixture: StoreFixture) {
+    let acme = fixture.put_tenant("acme").await;
+    let (made, kept) = (token(&fixture, &acme, 1), token(&fixture, &ours(), 1));
+    fixture.store.create_token(made.clone()).await.unwrap();
+    fixture.store.create_token(kept.clone()).await.unwrap();
+    fixture.store.delete_tenant(&acme, at(2)).await.unwrap();
+    assert!(fixture.store.token(made.id).is_none() && fixture.store.token(kept.id).is_some());
+    fixture.put_tenant("acme").await;
+    let fixture = fixture.reopened().await;
+    assert!(fixture.store.token(made.id).is_none(), "also not for another tenant of that name");
+    assert_eq!(tokens(&fixture, TokenScope::All).await, [kept]);
 }
 
-async fn a_token_for_no_tenant_is_refused(house: House) {
-    let refused = house.store.create_token(token(&house, &tenant("nobody"), 1)).await;
+async fn a_token_for_no_tenant_is_refused(fixture: StoreFixture) {
+    let refused = fixture.store.create_token(token(&fixture, &tenant("nobody"), 1)).await;
     assert!(matches!(refused, Err(Error::NotFound("tenant"))));
 }
 
-async fn a_token_of_the_gateway_is_kept_listed_and_revoked_apart_from_those_of_tenants(house: House) {
-    let acme = house.put_tenant("acme").await;
-    let theirs = token(&house, &acme, 1);
-    let (first, second) = (gateways_token(&house, Right::Admin, 2), gateways_token(&house, Right::AdminRead, 3));
+async fn a_token_of_the_gateway_is_kept_listed_and_revoked_apart_from_those_of_tenants(fixture: StoreFixture) {
+    let acme = fixture.put_tenant("acme").await;
+    let theirs = token(&fixture, &acme, 1);
+    let (first, second) = (gateways_token(&fixture, Right::Admin, 2), gateways_token(&fixture, Right::AdminRead, 3));
     for token in [&theirs, &first, &second] {
-        house.store.create_token(token.clone()).await.unwrap();
+        fixture.store.create_token(token.clone()).await.unwrap();
     }
-    assert_eq!(*house.store.token(first.id).unwrap(), first);
-    let house = house.reopened().await;
-    assert_eq!(*house.store.token(first.id).unwrap(), first, "it is there after closing");
-    assert_eq!(tokens(&house, TokenScope::All).await, [second.clone(), first.clone(), theirs.clone()]);
-    assert_eq!(tokens(&house, TokenScope::Tenants).await, std::slice::from_ref(&theirs));
-    assert_eq!(tokens(&house, of(&acme)).await, std::slice::from_ref(&theirs));
+    assert_eq!(*fixture.store.token(first.id).unwrap(), first);
+    let fixture = fixture.reopened().await;
+    assert_eq!(*fixture.store.token(first.id).unwrap(), first, "it is there after closing");
+    assert_eq!(tokens(&fixture, TokenScope::All).await, [second.clone(), first.clone(), theirs.clone()]);
+    assert_eq!(tokens(&fixture, TokenScope::Tenants).await, std::slice::from_ref(&theirs));
+    assert_eq!(tokens(&fixture, of(&acme)).await, std::slice::from_ref(&theirs));
     for whose in [of(&acme), of(&ours()), TokenScope::Tenants] {
-        let refused = house.store.revoke_token(first.id, whose, at(4)).await;
+        let refused = fixture.store.revoke_token(first.id, whose, at(4)).await;
         assert!(matches!(refused, Err(Error::NotFound("token"))), "it is not one of a tenant's");
     }
-    house.store.use_tokens(vec![(second.id, at(9))]).await.unwrap();
-    house.store.revoke_token(first.id, TokenScope::All, at(4)).await.unwrap();
-    house.store.revoke_token(theirs.id, TokenScope::Tenants, at(4)).await.unwrap();
-    house.store.delete_tenant(&acme, at(5)).await.unwrap();
-    let house = house.reopened().await;
-    assert!(house.store.token(first.id).is_none() && house.store.token(theirs.id).is_none());
-    let kept = tokens(&house, TokenScope::All).await;
+    fixture.store.use_tokens(vec![(second.id, at(9))]).await.unwrap();
+    fixture.store.revoke_token(first.id, TokenScope::All, at(4)).await.unwrap();
+    fixture.store.revoke_token(theirs.id, TokenScope::Tenants, at(4)).await.unwrap();
+    fixture.store.delete_tenant(&acme, at(5)).await.unwrap();
+    let fixture = fixture.reopened().await;
+    assert!(fixture.store.token(first.id).is_none() && fixture.store.token(theirs.id).is_none());
+    let kept = tokens(&fixture, TokenScope::All).await;
     assert_eq!(kept, [Token { used_at: Some(at(9)), ..second }], "a tenant takes only its own along");
 }
 
-async fn what_is_done_to_a_token_of_the_gateway_is_on_record_with_the_system(house: House) {
-    let made = gateways_token(&house, Right::Tenants, 1);
-    with_caller(caller(at(2)), house.store.create_token(made.clone())).await.unwrap();
-    with_caller(caller(at(3)), house.store.revoke_token(made.id, TokenScope::All, at(3))).await.unwrap();
-    let log = audit(&house, AuditQuery::default()).await;
-    let told: Vec<_> = log.iter().map(|entry| (entry.record.action, entry.record.resource.clone())).collect();
+async fn what_is_done_to_a_token_of_the_gateway_is_on_record_with_the_system(fixture: StoreFixture) {
+    let made = gateways_token(&fixture, Right::Tenants, 1);
+    with_caller(caller(at(2)), fixture.store.create_token(made.clone())).await.unwrap();
+    with_caller(caller(at(3)), fixture.store.revoke_token(made.id, TokenScope::All, at(3))).await.unwrap();
+    let log = audit(&fixture, AuditQuery::default()).await;
+    let logged: Vec<_> = log.iter().map(|entry| (entry.record.action, entry.record.resource.clone())).collect();
     assert_eq!(
-        told,
+        logged,
         [AuditAction::TokenRevoked, AuditAction::TokenCreated].map(|action| (action, made.id.to_string()))
     );
     assert!(log.iter().all(|entry| entry.record.tenant.is_system()), "{log:?}");
     assert_eq!(log[1].record.fields, ["tenants"]);
 }
 
-async fn tokens_are_listed_newest_first_page_by_page(house: House) {
-    let acme = house.put_tenant("acme").await;
+async fn tokens_are_listed_newest_first_page_by_page(fixture: StoreFixture) {
+    let acme = fixture.put_tenant("acme").await;
     let ours = ours();
-    let made: Vec<Token> = (1..=5).map(|n| token(&house, if n == 3 { &acme } else { &ours }, n)).collect();
+    let made: Vec<Token> = (1..=5).map(|n| token(&fixture, if n == 3 { &acme } else { &ours }, n)).collect();
     for token in &made {
-        house.store.create_token(token.clone()).await.unwrap();
+        fixture.store.create_token(token.clone()).await.unwrap();
     }
     let names = |tokens: &[Token]| tokens.iter().map(|token| token.created_at).collect::<Vec<_>>();
-    let first = house.store.tokens(of(&ours), page(3, None)).await.unwrap();
+    let first = fixture.store.tokens(of(&ours), page(3, None)).await.unwrap();
     assert_eq!(names(&first.data), [at(5), at(4), at(2)]);
-    let last = house.store.tokens(of(&ours), page(3, first.next)).await.unwrap();
+    let last = fixture.store.tokens(of(&ours), page(3, first.next)).await.unwrap();
     assert_eq!((names(&last.data), last.next), (vec![at(1)], None));
-    assert_eq!(names(&tokens(&house, TokenScope::All).await), [at(5), at(4), at(3), at(2), at(1)]);
-    assert_eq!(names(&tokens(&house, of(&acme)).await), [at(3)]);
-    let wrong = house.store.tokens(TokenScope::All, page(3, Some("nonsense".into()))).await;
+    assert_eq!(names(&tokens(&fixture, TokenScope::All).await), [at(5), at(4), at(3), at(2), at(1)]);
+    assert_eq!(names(&tokens(&fixture, of(&acme)).await), [at(3)]);
+    let wrong = fixture.store.tokens(TokenScope::All, page(3, Some("nonsense".into()))).await;
     assert!(matches!(wrong, Err(Error::NotFound("cursor"))));
 }
 
-async fn the_latest_use_of_a_token_is_kept(house: House) {
-    let (made, other) = (token(&house, &ours(), 1), token(&house, &ours(), 2));
-    house.store.create_token(made.clone()).await.unwrap();
-    house.store.create_token(other.clone()).await.unwrap();
+async fn the_latest_use_of_a_token_is_kept(fixture: StoreFixture) {
+    let (made, other) = (token(&fixture, &ours(), 1), token(&fixture, &ours(), 2));
+    fixture.store.create_token(made.clone()).await.unwrap();
+    fixture.store.create_token(other.clone()).await.unwrap();
     let gone = TokenId::mint(at(3), 9);
-    house.store.use_tokens(vec![(made.id, at(20)), (gone, at(20))]).await.unwrap();
-    house.store.use_tokens(vec![(made.id, at(10))]).await.unwrap();
-    let house = house.reopened().await;
-    let uses: Vec<_> = tokens(&house, TokenScope::All).await.iter().map(|token| token.used_at).collect();
+    fixture.store.use_tokens(vec![(made.id, at(20)), (gone, at(20))]).await.unwrap();
+    fixture.store.use_tokens(vec![(made.id, at(10))]).await.unwrap();
+    let fixture = fixture.reopened().await;
+    let uses: Vec<_> = tokens(&fixture, TokenScope::All).await.iter().map(|token| token.used_at).collect();
     assert_eq!(uses, [None, Some(at(20))]);
 }
 
-async fn what_somebody_changes_is_recorded_with_the_change(house: House) {
+async fn what_somebody_changes_is_recorded_with_the_change(fixture: StoreFixture) {
     let acme = tenant("acme");
     let named = |name: &str, quota| Tenant {
         id: acme.clone(),
@@ -204,18 +204,18 @@ async fn what_somebody_changes_is_recorded_with_the_change(house: House) {
         created_at: at(0),
     };
     let quota = TenantQuota { rate: Some(Rate { per_second: 1.0, burst: 1 }), ..TenantQuota::default() };
-    let new = house.new_endpoint(&acme, json!({}));
+    let new = fixture.new_endpoint(&acme, json!({}));
     let id = new.id;
-    let made = token(&house, &acme, 1);
+    let made = token(&fixture, &acme, 1);
     let by = CallerIdentity::Token { id: made.id, name: "the office".into() };
-    let store = house.store.clone();
+    let store = fixture.store.clone();
     // Everything that can be asked for, each at a second of its own.
     let mut second = 10;
     macro_rules! ask {
-        ($deed:expr) => {{
+        ($action:expr) => {{
             second += 1;
             let caller = Arc::new(Caller { by: by.clone(), ..Caller::clone(&caller(at(second))) });
-            with_caller(caller, $deed).await.unwrap()
+            with_caller(caller, $action).await.unwrap()
         }};
     }
     ask!(store.put_tenant(named("Acme", TenantQuota::default())));
@@ -237,7 +237,7 @@ async fn what_somebody_changes_is_recorded_with_the_change(house: House) {
     ));
     ask!(store.change_endpoint(&acme, id, EndpointChange::Mailed, at(32)));
     let endpoint = store.endpoint(&acme, id).unwrap();
-    let claim = house.claim(event("a").of(&acme).to(&endpoint)).await;
+    let claim = fixture.claim(event("a").of(&acme).to(&endpoint)).await;
     ask!(store.change(&acme, claim.id, DeliveryChange::Cancel, at(33)));
     ask!(store.change(&acme, claim.id, DeliveryChange::Replay, at(34)));
     ask!(store.record(AuditedAction::new(AuditAction::SecretsShown, &acme, id)));
@@ -245,9 +245,9 @@ async fn what_somebody_changes_is_recorded_with_the_change(house: House) {
     ask!(store.revoke_token(made.id, TokenScope::All, at(36)));
     ask!(store.delete_tenant(&acme, at(37)));
     drop(store);
-    let house = house.reopened().await;
-    let log = audit(&house, AuditQuery { tenant: Some(acme.clone()), ..AuditQuery::default() }).await;
-    let told: Vec<String> = log
+    let fixture = fixture.reopened().await;
+    let log = audit(&fixture, AuditQuery { tenant: Some(acme.clone()), ..AuditQuery::default() }).await;
+    let logged: Vec<String> = log
         .iter()
         .rev()
         .map(|entry| {
@@ -259,7 +259,7 @@ async fn what_somebody_changes_is_recorded_with_the_change(house: House) {
         .collect();
     let (delivery, token) = (claim.id, made.id);
     assert_eq!(
-        told,
+        logged,
         [
             "tenant.created acme ".to_owned(),
             "tenant.changed acme name,rate".to_owned(),
@@ -277,82 +277,82 @@ async fn what_somebody_changes_is_recorded_with_the_change(house: House) {
     );
 }
 
-async fn what_nobody_asked_for_is_not_recorded(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
+async fn what_nobody_asked_for_is_not_recorded(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
     let change = EndpointChange::Breaker { is_open: true, until: None, reason: None };
-    house.store.change_endpoint(&ours(), endpoint.id, change, at(3)).await.unwrap();
-    house.store.record(AuditedAction::new(AuditAction::EndpointTested, &ours(), endpoint.id)).await.unwrap();
-    assert!(audit(&house, AuditQuery::default()).await.is_empty());
+    fixture.store.change_endpoint(&ours(), endpoint.id, change, at(3)).await.unwrap();
+    fixture.store.record(AuditedAction::new(AuditAction::EndpointTested, &ours(), endpoint.id)).await.unwrap();
+    assert!(audit(&fixture, AuditQuery::default()).await.is_empty());
 }
 
-async fn what_is_refused_is_not_recorded(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("a").to(&endpoint)).await;
-    let store = &house.store;
+async fn what_is_refused_is_not_recorded(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("a").to(&endpoint)).await;
+    let store = &fixture.store;
     let refused = with_caller(caller(at(1)), store.change(&ours(), claim.id, DeliveryChange::Replay, at(1))).await;
     assert!(matches!(refused, Err(Error::WrongState(_))));
     let refused = with_caller(caller(at(1)), store.delete_endpoint(&tenant("other"), endpoint.id, at(1))).await;
     assert!(matches!(refused, Err(Error::NotFound("endpoint"))));
-    assert!(audit(&house, AuditQuery::default()).await.is_empty());
+    assert!(audit(&fixture, AuditQuery::default()).await.is_empty());
 }
 
-async fn the_audit_log_is_listed_newest_first_by_time_and_tenant(house: House) {
-    let acme = house.put_tenant("acme").await;
+async fn the_audit_log_is_listed_newest_first_by_time_and_tenant(fixture: StoreFixture) {
+    let acme = fixture.put_tenant("acme").await;
     for n in 1..=6 {
         let of = if n % 2 == 0 { &acme } else { &ours() };
-        let deed = AuditedAction::new(AuditAction::EndpointTested, of, n);
-        with_caller(caller(at(n)), house.store.record(deed)).await.unwrap();
+        let action = AuditedAction::new(AuditAction::EndpointTested, of, n);
+        with_caller(caller(at(n)), fixture.store.record(action)).await.unwrap();
     }
-    let told = |entries: &[AuditEntry]| entries.iter().map(|entry| entry.record.resource.clone()).collect::<Vec<_>>();
+    let logged = |entries: &[AuditEntry]| entries.iter().map(|entry| entry.record.resource.clone()).collect::<Vec<_>>();
     // Those of one moment stay in the order they were made in.
     for n in 1..=50 {
-        let deed = AuditedAction::new(AuditAction::EndpointTested, &ours(), n);
-        with_caller(caller(at(-9)), house.store.record(deed)).await.unwrap();
+        let action = AuditedAction::new(AuditAction::EndpointTested, &ours(), n);
+        with_caller(caller(at(-9)), fixture.store.record(action)).await.unwrap();
     }
-    let moment = audit(&house, AuditQuery { until: Some(at(-8)), ..AuditQuery::default() }).await;
-    assert_eq!(told(&moment), (1..=50).rev().map(|n| n.to_string()).collect::<Vec<_>>());
-    house.store.forget_audit(at(0), 100).await.unwrap();
-    let first = house.store.audit(AuditQuery::default(), page(4, None)).await.unwrap();
-    assert_eq!(told(&first.data), ["6", "5", "4", "3"]);
-    let last = house.store.audit(AuditQuery::default(), page(4, first.next)).await.unwrap();
-    assert_eq!((told(&last.data), last.next), (vec!["2".to_owned(), "1".to_owned()], None));
+    let moment = audit(&fixture, AuditQuery { until: Some(at(-8)), ..AuditQuery::default() }).await;
+    assert_eq!(logged(&moment), (1..=50).rev().map(|n| n.to_string()).collect::<Vec<_>>());
+    fixture.store.forget_audit(at(0), 100).await.unwrap();
+    let first = fixture.store.audit(AuditQuery::default(), page(4, None)).await.unwrap();
+    assert_eq!(logged(&first.data), ["6", "5", "4", "3"]);
+    let last = fixture.store.audit(AuditQuery::default(), page(4, first.next)).await.unwrap();
+    assert_eq!((logged(&last.data), last.next), (vec!["2".to_owned(), "1".to_owned()], None));
     let between = AuditQuery { since: Some(at(2)), until: Some(at(5)), ..AuditQuery::default() };
-    assert_eq!(told(&audit(&house, between.clone()).await), ["4", "3", "2"], "the end itself is not in it");
+    assert_eq!(logged(&audit(&fixture, between.clone()).await), ["4", "3", "2"], "the end itself is not in it");
     let of = AuditQuery { tenant: Some(acme.clone()), is_present_only: true, ..between };
-    let first = house.store.audit(of.clone(), page(1, None)).await.unwrap();
-    assert_eq!(told(&first.data), ["4"]);
-    let last = house.store.audit(of, page(1, first.next)).await.unwrap();
-    assert_eq!((told(&last.data), last.next), (vec!["2".to_owned()], None));
+    let first = fixture.store.audit(of.clone(), page(1, None)).await.unwrap();
+    assert_eq!(logged(&first.data), ["4"]);
+    let last = fixture.store.audit(of, page(1, first.next)).await.unwrap();
+    assert_eq!((logged(&last.data), last.next), (vec!["2".to_owned()], None));
 }
 
-async fn a_tenant_that_has_the_id_of_another_does_not_see_its_past(house: House) {
-    let acme = house.put_tenant("acme").await;
-    with_caller(caller(at(1)), house.store.record(AuditedAction::new(AuditAction::EndpointTested, &acme, "old")))
+async fn a_tenant_that_has_the_id_of_another_does_not_see_its_past(fixture: StoreFixture) {
+    let acme = fixture.put_tenant("acme").await;
+    with_caller(caller(at(1)), fixture.store.record(AuditedAction::new(AuditAction::EndpointTested, &acme, "old")))
         .await
         .unwrap();
-    house.store.delete_tenant(&acme, at(2)).await.unwrap();
+    fixture.store.delete_tenant(&acme, at(2)).await.unwrap();
     let present = AuditQuery { tenant: Some(acme.clone()), is_present_only: true, ..AuditQuery::default() };
-    assert!(audit(&house, present.clone()).await.is_empty());
+    assert!(audit(&fixture, present.clone()).await.is_empty());
     // Long enough that nothing else is left of it.
-    house.forget(at(1_000), at(1_000)).await;
-    house.put_tenant("acme").await;
-    assert!(audit(&house, present.clone()).await.is_empty());
-    with_caller(caller(at(3)), house.store.record(AuditedAction::new(AuditAction::EndpointTested, &acme, "new")))
+    fixture.forget(at(1_000), at(1_000)).await;
+    fixture.put_tenant("acme").await;
+    assert!(audit(&fixture, present.clone()).await.is_empty());
+    with_caller(caller(at(3)), fixture.store.record(AuditedAction::new(AuditAction::EndpointTested, &acme, "new")))
         .await
         .unwrap();
-    assert_eq!(audit(&house, present.clone()).await.len(), 1);
+    assert_eq!(audit(&fixture, present.clone()).await.len(), 1);
     let all = AuditQuery { is_present_only: false, ..present };
-    assert_eq!(audit(&house, all).await.len(), 2, "the operator sees both");
+    assert_eq!(audit(&fixture, all).await.len(), 2, "the operator sees both");
 }
 
-async fn old_entries_are_forgotten_a_step_at_a_time(house: House) {
+async fn old_entries_are_forgotten_a_step_at_a_time(fixture: StoreFixture) {
     for n in 1..=5 {
-        let deed = AuditedAction::new(AuditAction::EndpointTested, &ours(), n);
-        with_caller(caller(at(n)), house.store.record(deed)).await.unwrap();
+        let action = AuditedAction::new(AuditAction::EndpointTested, &ours(), n);
+        with_caller(caller(at(n)), fixture.store.record(action)).await.unwrap();
     }
-    assert_eq!(house.store.forget_audit(at(4), 2).await.unwrap(), 2);
-    assert_eq!(house.store.forget_audit(at(4), 2).await.unwrap(), 1);
-    assert_eq!(house.store.forget_audit(at(4), 2).await.unwrap(), 0);
-    let left = audit(&house, AuditQuery::default()).await;
+    assert_eq!(fixture.store.forget_audit(at(4), 2).await.unwrap(), 2);
+    assert_eq!(fixture.store.forget_audit(at(4), 2).await.unwrap(), 1);
+    assert_eq!(fixture.store.forget_audit(at(4), 2).await.unwrap(), 0);
+    let left = audit(&fixture, AuditQuery::default()).await;
     assert_eq!(left.iter().map(|entry| entry.record.at).collect::<Vec<_>>(), [at(5), at(4)]);
 }

@@ -10,7 +10,7 @@ use posthaste::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
 use posthaste::store::{DeliveryChange, EndpointChange, Error};
 use serde_json::{Value, json};
 
-use crate::house::{House, at, event, ours, tenant};
+use crate::fixture::{StoreFixture, at, event, ours, tenant};
 
 for_every_store! {
     a_tenant_is_there_when_its_creation_returns_and_after_closing,
@@ -31,8 +31,8 @@ for_every_store! {
     of_several_first_notes_one_stands,
 }
 
-async fn a_tenant_is_there_when_its_creation_returns_and_after_closing(house: House) {
-    assert!(house.store.tenant(&tenant("acme")).is_none());
+async fn a_tenant_is_there_when_its_creation_returns_and_after_closing(fixture: StoreFixture) {
+    assert!(fixture.store.tenant(&tenant("acme")).is_none());
     let defaults = EndpointDefaults { max_in_flight: Some(3), ..EndpointDefaults::default() };
     let ingest = Rate { per_second: 2.5, burst: 7 };
     let quota = TenantQuota { weight: 3, rate: Some(Rate { per_second: 1.0, burst: 1 }), ingest };
@@ -44,15 +44,15 @@ async fn a_tenant_is_there_when_its_creation_returns_and_after_closing(house: Ho
         defaults,
         created_at: at(7),
     };
-    house.store.put_tenant(acme.clone()).await.unwrap();
-    assert_eq!(*house.store.tenant(&acme.id).unwrap(), acme);
-    let house = house.reopened().await;
-    assert_eq!(*house.store.tenant(&acme.id).unwrap(), acme);
-    let ids: Vec<_> = house.store.tenants().iter().map(|tenant| tenant.id.to_string()).collect();
+    fixture.store.put_tenant(acme.clone()).await.unwrap();
+    assert_eq!(*fixture.store.tenant(&acme.id).unwrap(), acme);
+    let fixture = fixture.reopened().await;
+    assert_eq!(*fixture.store.tenant(&acme.id).unwrap(), acme);
+    let ids: Vec<_> = fixture.store.tenants().iter().map(|tenant| tenant.id.to_string()).collect();
     assert_eq!(ids, ["acme", "default"]);
 }
 
-async fn putting_a_tenant_again_keeps_when_it_was_created(house: House) {
+async fn putting_a_tenant_again_keeps_when_it_was_created(fixture: StoreFixture) {
     let renamed = Tenant {
         id: ours(),
         name: "another name".into(),
@@ -61,51 +61,51 @@ async fn putting_a_tenant_again_keeps_when_it_was_created(house: House) {
         defaults: EndpointDefaults::default(),
         created_at: at(99),
     };
-    let known = house.store.put_tenant(renamed).await.unwrap();
+    let known = fixture.store.put_tenant(renamed).await.unwrap();
     assert_eq!((known.name.as_str(), known.created_at), ("another name", at(0)));
-    assert_eq!(house.store.tenant(&ours()).unwrap().name, "another name");
+    assert_eq!(fixture.store.tenant(&ours()).unwrap().name, "another name");
 }
 
-async fn a_deleted_tenant_takes_its_endpoints_along_and_its_id_can_be_used_anew(house: House) {
-    let acme = house.put_tenant("acme").await;
-    let endpoint = house.endpoint_of(&acme, json!({})).await;
-    let claim = house.claim(event("a").of(&acme).to(&endpoint)).await;
-    house.store.delete_tenant(&acme, at(5)).await.unwrap();
-    assert!(house.store.tenant(&acme).is_none() && house.store.any_endpoint(endpoint.id).is_none());
-    assert!(house.store.delivery(&acme, claim.id).await.unwrap().is_none());
-    assert!(house.store.event(&acme, &"a".parse().unwrap()).await.unwrap().is_none());
-    assert!(matches!(house.store.delete_tenant(&acme, at(6)).await, Err(Error::NotFound("tenant"))));
+async fn a_deleted_tenant_takes_its_endpoints_along_and_its_id_can_be_used_anew(fixture: StoreFixture) {
+    let acme = fixture.put_tenant("acme").await;
+    let endpoint = fixture.endpoint_of(&acme, json!({})).await;
+    let claim = fixture.claim(event("a").of(&acme).to(&endpoint)).await;
+    fixture.store.delete_tenant(&acme, at(5)).await.unwrap();
+    assert!(fixture.store.tenant(&acme).is_none() && fixture.store.any_endpoint(endpoint.id).is_none());
+    assert!(fixture.store.delivery(&acme, claim.id).await.unwrap().is_none());
+    assert!(fixture.store.event(&acme, &"a".parse().unwrap()).await.unwrap().is_none());
+    assert!(matches!(fixture.store.delete_tenant(&acme, at(6)).await, Err(Error::NotFound("tenant"))));
 
-    house.put_tenant("acme").await;
-    assert!(house.store.endpoints(&acme).is_empty());
-    assert!(house.store.event(&acme, &"a".parse().unwrap()).await.unwrap().is_none(), "nothing of the old one shows");
-    house.accept(event("a").of(&acme).saying("2")).await;
-    let house = house.reopened().await;
-    assert!(house.store.tenant(&acme).is_some() && house.store.endpoints(&acme).is_empty());
-    assert!(house.store.earliest_due().await.unwrap().is_empty(), "nothing of the old one is sent");
+    fixture.put_tenant("acme").await;
+    assert!(fixture.store.endpoints(&acme).is_empty());
+    assert!(fixture.store.event(&acme, &"a".parse().unwrap()).await.unwrap().is_none(), "nothing of the old one shows");
+    fixture.accept(event("a").of(&acme).saying("2")).await;
+    let fixture = fixture.reopened().await;
+    assert!(fixture.store.tenant(&acme).is_some() && fixture.store.endpoints(&acme).is_empty());
+    assert!(fixture.store.earliest_due().await.unwrap().is_empty(), "nothing of the old one is sent");
 }
 
-async fn endpoints_are_listed_newest_first(house: House) {
-    let ids = [house.endpoint(json!({})).await.id, house.endpoint(json!({})).await.id];
-    let listed: Vec<_> = house.store.endpoints(&ours()).iter().map(|endpoint| endpoint.id).collect();
+async fn endpoints_are_listed_newest_first(fixture: StoreFixture) {
+    let ids = [fixture.endpoint(json!({})).await.id, fixture.endpoint(json!({})).await.id];
+    let listed: Vec<_> = fixture.store.endpoints(&ours()).iter().map(|endpoint| endpoint.id).collect();
     assert_eq!(listed, [ids[1], ids[0]]);
 }
 
-async fn an_endpoint_of_an_unknown_tenant_is_refused(house: House) {
-    let homeless = house.new_endpoint(&tenant("nobody"), json!({}));
-    let problem = house.store.create_endpoint(homeless).await.unwrap_err();
+async fn an_endpoint_of_an_unknown_tenant_is_refused(fixture: StoreFixture) {
+    let homeless = fixture.new_endpoint(&tenant("nobody"), json!({}));
+    let problem = fixture.store.create_endpoint(homeless).await.unwrap_err();
     assert!(matches!(problem, Error::NotFound("tenant")), "{problem:?}");
 }
 
-async fn who_wants_an_event_follows_types_filter_and_names(house: House) {
-    let every = house.endpoint(json!({})).await.id;
-    let exact = house.endpoint(json!({"event_types": ["invoice.paid"]})).await.id;
-    let glob = house.endpoint(json!({"event_types": ["invoice.*", "x"]})).await.id;
-    let filtered = house.endpoint(json!({"filter": {"all": [{"path": "/n", "gt": 5}]}})).await.id;
+async fn who_wants_an_event_follows_types_filter_and_names(fixture: StoreFixture) {
+    let every = fixture.endpoint(json!({})).await.id;
+    let exact = fixture.endpoint(json!({"event_types": ["invoice.paid"]})).await.id;
+    let glob = fixture.endpoint(json!({"event_types": ["invoice.*", "x"]})).await.id;
+    let filtered = fixture.endpoint(json!({"filter": {"all": [{"path": "/n", "gt": 5}]}})).await.id;
     let matching = |kind: &str, data: &str, named: Option<Vec<_>>| {
         let mut event = event("a").kind(kind).saying(data).event().clone();
         event.endpoints = named;
-        house.store.matching(&event).map(|found| {
+        fixture.store.matching(&event).map(|found| {
             let mut ids: Vec<_> = found.iter().map(|endpoint| endpoint.id).collect();
             ids.sort();
             ids
@@ -115,10 +115,10 @@ async fn who_wants_an_event_follows_types_filter_and_names(house: House) {
     assert_eq!(matching("invoice.sent", r#"{"n":9}"#, None).unwrap(), [every, glob, filtered]);
     assert_eq!(matching("other", "[]", None).unwrap(), [every]);
     assert_eq!(matching("other", "[]", Some(vec![exact])).unwrap(), [exact]);
-    let unknown = house.new_endpoint(&ours(), json!({})).id;
+    let unknown = fixture.new_endpoint(&ours(), json!({})).id;
     let problem = matching("other", "[]", Some(vec![exact, unknown])).unwrap_err();
     assert!(matches!(problem, Error::UnknownEndpoint(id) if id == unknown), "{problem:?}");
-    house.store.delete_endpoint(&ours(), every, at(1)).await.unwrap();
+    fixture.store.delete_endpoint(&ours(), every, at(1)).await.unwrap();
     assert_eq!(matching("other", "[]", None).unwrap(), []);
 }
 
@@ -133,166 +133,168 @@ fn settings(endpoint: &Endpoint, field: &str, value: Value) -> EndpointChange {
     }
 }
 
-async fn changed_settings_are_seen_at_once_and_survive_closing(house: House) {
-    let endpoint = house.endpoint(json!({"event_types": ["a"]})).await;
+async fn changed_settings_are_seen_at_once_and_survive_closing(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({"event_types": ["a"]})).await;
     let change = settings(&endpoint, "event_types", json!(["b"]));
-    let changed = house.store.change_endpoint(&ours(), endpoint.id, change, at(9)).await.unwrap().endpoint;
+    let changed = fixture.store.change_endpoint(&ours(), endpoint.id, change, at(9)).await.unwrap().endpoint;
     assert_eq!((changed.updated_at, changed.created_at), (at(9), at(0)));
     let change = settings(&changed, "retry", json!({"max_attempts": 2}));
-    let changed = house.store.change_endpoint(&ours(), endpoint.id, change, at(9)).await.unwrap().endpoint;
+    let changed = fixture.store.change_endpoint(&ours(), endpoint.id, change, at(9)).await.unwrap().endpoint;
     assert!(changed.updated_at > at(9), "two changes in one instant can be told apart");
-    assert_eq!(*house.store.endpoint(&ours(), endpoint.id).unwrap(), *changed);
-    assert!(house.store.matching(event("x").kind("a").event()).unwrap().is_empty());
-    assert_eq!(house.store.matching(event("x").kind("b").event()).unwrap().len(), 1);
-    let house = house.reopened().await;
-    assert_eq!(*house.store.endpoint(&ours(), endpoint.id).unwrap(), *changed);
+    assert_eq!(*fixture.store.endpoint(&ours(), endpoint.id).unwrap(), *changed);
+    assert!(fixture.store.matching(event("x").kind("a").event()).unwrap().is_empty());
+    assert_eq!(fixture.store.matching(event("x").kind("b").event()).unwrap().len(), 1);
+    let fixture = fixture.reopened().await;
+    assert_eq!(*fixture.store.endpoint(&ours(), endpoint.id).unwrap(), *changed);
     assert_eq!(changed.policy.max_attempts, 2);
 }
 
-async fn a_change_based_on_an_old_reading_is_refused(house: House) {
-    let old = house.endpoint(json!({})).await;
+async fn a_change_based_on_an_old_reading_is_refused(fixture: StoreFixture) {
+    let old = fixture.endpoint(json!({})).await;
     let change = settings(&old, "max_in_flight", json!(2));
-    house.store.change_endpoint(&ours(), old.id, change, at(1)).await.unwrap();
+    fixture.store.change_endpoint(&ours(), old.id, change, at(1)).await.unwrap();
     let change = settings(&old, "max_in_flight", json!(3));
-    let problem = house.store.change_endpoint(&ours(), old.id, change, at(2)).await.unwrap_err();
+    let problem = fixture.store.change_endpoint(&ours(), old.id, change, at(2)).await.unwrap_err();
     assert!(matches!(problem, Error::Changed), "{problem:?}");
-    assert_eq!(house.store.endpoint(&ours(), old.id).unwrap().settings.max_in_flight, 2);
+    assert_eq!(fixture.store.endpoint(&ours(), old.id).unwrap().settings.max_in_flight, 2);
 }
 
-async fn of_two_changes_at_once_one_is_refused(house: House) {
+async fn of_two_changes_at_once_one_is_refused(fixture: StoreFixture) {
     for n in 0..20 {
-        let endpoint = house.endpoint(json!({})).await;
+        let endpoint = fixture.endpoint(json!({})).await;
         let (one, two) =
             (settings(&endpoint, "max_in_flight", json!(2)), settings(&endpoint, "max_in_flight", json!(3)));
         let tenant = ours();
         let (one, two) = tokio::join!(
-            house.store.change_endpoint(&tenant, endpoint.id, one, at(1)),
-            house.store.change_endpoint(&tenant, endpoint.id, two, at(1)),
+            fixture.store.change_endpoint(&tenant, endpoint.id, one, at(1)),
+            fixture.store.change_endpoint(&tenant, endpoint.id, two, at(1)),
         );
         let (kept, refused) = if one.is_ok() { (one, two) } else { (two, one) };
         assert!(matches!(refused, Err(Error::Changed)), "round {n}: {refused:?}");
-        assert_eq!(*house.store.endpoint(&ours(), endpoint.id).unwrap(), *kept.unwrap().endpoint);
+        assert_eq!(*fixture.store.endpoint(&ours(), endpoint.id).unwrap(), *kept.unwrap().endpoint);
     }
 }
 
-async fn a_pause_and_its_length_are_kept(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
+async fn a_pause_and_its_length_are_kept(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
     let stand = |state, reason: Option<&str>| EndpointChange::Standing {
         state,
         reason: reason.map(str::to_owned),
         by: Actor::Person,
     };
     let pause = stand(EndpointState::Paused, Some("moving house"));
-    house.store.change_endpoint(&ours(), endpoint.id, pause, at(10)).await.unwrap();
-    let house = house.reopened().await;
-    let paused = house.store.endpoint(&ours(), endpoint.id).unwrap();
+    fixture.store.change_endpoint(&ours(), endpoint.id, pause, at(10)).await.unwrap();
+    let fixture = fixture.reopened().await;
+    let paused = fixture.store.endpoint(&ours(), endpoint.id).unwrap();
     assert_eq!((paused.status.state, paused.status.reason.as_deref()), (EndpointState::Paused, Some("moving house")));
     assert_eq!(paused.updated_at, endpoint.updated_at, "a pause is no change of settings");
-    house.accept(event("a").to(&paused)).await;
-    assert_eq!(house.due_ids(&paused, at(20)).await, ["a"], "the backlog is held, not dropped");
+    fixture.accept(event("a").to(&paused)).await;
+    assert_eq!(fixture.due_ids(&paused, at(20)).await, ["a"], "the backlog is held, not dropped");
 
     let resume = stand(EndpointState::Active, None);
-    let active = house.store.change_endpoint(&ours(), endpoint.id, resume, at(70)).await.unwrap().endpoint;
+    let active = fixture.store.change_endpoint(&ours(), endpoint.id, resume, at(70)).await.unwrap().endpoint;
     assert_eq!(active.status.held(at(500)), Duration::from_secs(60));
 }
 
-async fn a_rotated_secret_joins_the_old_one_until_the_overlap_ends(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let rotate =
-        |text: &str, now| EndpointChange::Rotate { secret: house.secret(text, now), overlap: Duration::from_secs(100) };
-    house.store.change_endpoint(&ours(), endpoint.id, rotate("whsec_BBBB", at(10)), at(10)).await.unwrap();
-    let texts = |house: &House| {
-        let secrets = house.store.endpoint(&ours(), endpoint.id).unwrap().secrets.clone();
+async fn a_rotated_secret_joins_the_old_one_until_the_overlap_ends(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let rotate = |text: &str, now| EndpointChange::Rotate {
+        secret: fixture.secret(text, now),
+        overlap: Duration::from_secs(100),
+    };
+    fixture.store.change_endpoint(&ours(), endpoint.id, rotate("whsec_BBBB", at(10)), at(10)).await.unwrap();
+    let texts = |fixture: &StoreFixture| {
+        let secrets = fixture.store.endpoint(&ours(), endpoint.id).unwrap().secrets.clone();
         secrets.into_iter().map(|secret| (secret.text, secret.expires_at)).collect::<Vec<_>>()
     };
     let both = [("whsec_BBBB".to_owned(), None), ("whsec_AAAA".to_owned(), Some(at(110)))];
-    assert_eq!(texts(&house), both);
+    assert_eq!(texts(&fixture), both);
     // A second rotation does not give the first secret a longer life.
-    house.store.change_endpoint(&ours(), endpoint.id, rotate("whsec_CCCC", at(50)), at(50)).await.unwrap();
+    fixture.store.change_endpoint(&ours(), endpoint.id, rotate("whsec_CCCC", at(50)), at(50)).await.unwrap();
     let three = [
         ("whsec_CCCC".to_owned(), None),
         ("whsec_BBBB".to_owned(), Some(at(150))),
         ("whsec_AAAA".to_owned(), Some(at(110))),
     ];
-    assert_eq!(texts(&house), three);
-    house.store.change_endpoint(&ours(), endpoint.id, rotate("whsec_DDDD", at(120)), at(120)).await.unwrap();
-    let after = texts(&house);
+    assert_eq!(texts(&fixture), three);
+    fixture.store.change_endpoint(&ours(), endpoint.id, rotate("whsec_DDDD", at(120)), at(120)).await.unwrap();
+    let after = texts(&fixture);
     let names: Vec<_> = after.iter().map(|(text, _)| text.as_str()).collect();
     assert_eq!(names, ["whsec_DDDD", "whsec_CCCC", "whsec_BBBB"], "what expired is gone");
-    let house = house.reopened().await;
-    assert_eq!(texts(&house), after);
+    let fixture = fixture.reopened().await;
+    assert_eq!(texts(&fixture), after);
 }
 
-async fn what_waits_for_a_deleted_endpoint_is_cancelled_at_once(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
+async fn what_waits_for_a_deleted_endpoint_is_cancelled_at_once(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
     let ids: Vec<_> = (0..5).map(|n| format!("e{n}")).collect();
     for id in &ids {
-        house.accept(event(id).key("k").to(&endpoint)).await;
+        fixture.accept(event(id).key("k").to(&endpoint)).await;
     }
-    house.store.delete_endpoint(&ours(), endpoint.id, at(9)).await.unwrap();
+    fixture.store.delete_endpoint(&ours(), endpoint.id, at(9)).await.unwrap();
     for id in &ids {
-        let delivery = &house.deliveries_of(id).await[0];
+        let delivery = &fixture.deliveries_of(id).await[0];
         assert_eq!((delivery.state, delivery.finished_at), (DeliveryState::Cancelled, Some(at(9))), "{id}");
-        let problem = house.change(delivery.id, DeliveryChange::RetryNow, at(10)).await.unwrap_err();
+        let problem = fixture.change(delivery.id, DeliveryChange::RetryNow, at(10)).await.unwrap_err();
         assert!(matches!(problem, Error::WrongState(_)), "{problem:?}");
-        let problem = house.change(delivery.id, DeliveryChange::Replay, at(10)).await.unwrap_err();
+        let problem = fixture.change(delivery.id, DeliveryChange::Replay, at(10)).await.unwrap_err();
         assert!(matches!(problem, Error::WrongState(_)), "there is nowhere to send it: {problem:?}");
     }
     let waiting = posthaste::store::DeliveryQuery { state: Some(DeliveryState::Waiting), ..Default::default() };
-    assert!(house.list(waiting, 10).await.is_empty());
-    assert!(house.store.earliest_due().await.unwrap().is_empty());
+    assert!(fixture.list(waiting, 10).await.is_empty());
+    assert!(fixture.store.earliest_due().await.unwrap().is_empty());
     assert!(matches!(
-        house.store.delete_endpoint(&ours(), endpoint.id, at(10)).await,
+        fixture.store.delete_endpoint(&ours(), endpoint.id, at(10)).await,
         Err(Error::NotFound("endpoint"))
     ));
-    let house = house.reopened().await;
-    assert_eq!(house.deliveries_of("e4").await[0].state, DeliveryState::Cancelled);
+    let fixture = fixture.reopened().await;
+    assert_eq!(fixture.deliveries_of("e4").await[0].state, DeliveryState::Cancelled);
 }
 
-async fn what_was_finished_at_a_deleted_endpoint_stays_as_it_was(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let delivered = house.claim(event("delivered").to(&endpoint)).await;
-    house.deliver(&delivered, at(1)).await;
-    let dead = house.claim(event("dead").to(&endpoint)).await;
-    house.die(&dead, posthaste::model::delivery::DeadCause::Refused, at(1)).await;
-    house.store.delete_endpoint(&ours(), endpoint.id, at(9)).await.unwrap();
-    assert_eq!(house.state(delivered.id).await, DeliveryState::Delivered);
-    assert_eq!((house.state(dead.id).await, house.attempts(dead.id).await.len()), (DeliveryState::Dead, 1));
+async fn what_was_finished_at_a_deleted_endpoint_stays_as_it_was(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let delivered = fixture.claim(event("delivered").to(&endpoint)).await;
+    fixture.deliver(&delivered, at(1)).await;
+    let dead = fixture.claim(event("dead").to(&endpoint)).await;
+    fixture.die(&dead, posthaste::model::delivery::DeadCause::Refused, at(1)).await;
+    fixture.store.delete_endpoint(&ours(), endpoint.id, at(9)).await.unwrap();
+    assert_eq!(fixture.state(delivered.id).await, DeliveryState::Delivered);
+    assert_eq!((fixture.state(dead.id).await, fixture.attempts(dead.id).await.len()), (DeliveryState::Dead, 1));
 }
 
-async fn another_tenants_endpoint_is_not_there(house: House) {
-    let other = house.put_tenant("other").await;
-    let endpoint = house.endpoint(json!({})).await;
-    assert!(house.store.endpoint(&other, endpoint.id).is_none());
-    assert!(house.store.endpoints(&other).is_empty());
+async fn another_tenants_endpoint_is_not_there(fixture: StoreFixture) {
+    let other = fixture.put_tenant("other").await;
+    let endpoint = fixture.endpoint(json!({})).await;
+    assert!(fixture.store.endpoint(&other, endpoint.id).is_none());
+    assert!(fixture.store.endpoints(&other).is_empty());
     let pause = EndpointChange::Standing { state: EndpointState::Paused, reason: None, by: Actor::Person };
-    let problem = house.store.change_endpoint(&other, endpoint.id, pause, at(1)).await.unwrap_err();
+    let problem = fixture.store.change_endpoint(&other, endpoint.id, pause, at(1)).await.unwrap_err();
     assert!(matches!(problem, Error::NotFound("endpoint")), "{problem:?}");
-    let problem = house.store.delete_endpoint(&other, endpoint.id, at(1)).await.unwrap_err();
+    let problem = fixture.store.delete_endpoint(&other, endpoint.id, at(1)).await.unwrap_err();
     assert!(matches!(problem, Error::NotFound("endpoint")), "{problem:?}");
-    assert_eq!(house.store.endpoint(&ours(), endpoint.id).unwrap().status.state, EndpointState::Active);
+    assert_eq!(fixture.store.endpoint(&ours(), endpoint.id).unwrap().status.state, EndpointState::Active);
 }
 
-async fn of_several_first_notes_one_stands(house: House) {
+async fn of_several_first_notes_one_stands(fixture: StoreFixture) {
     let write = |value: String| {
-        let store = house.store.clone();
+        let store = fixture.store.clone();
         tokio::spawn(async move { store.put_setting_once("first", value).await.unwrap() })
     };
     let writers: Vec<_> = (0..5).map(|n| write(n.to_string())).collect();
-    let mut heard = Vec::new();
+    let mut received = Vec::new();
     for writer in writers {
-        heard.push(writer.await.unwrap());
+        received.push(writer.await.unwrap());
     }
-    assert!(heard.iter().all(|value| *value == heard[0]), "{heard:?}");
-    assert_eq!(house.store.setting("first").await.unwrap().as_deref(), Some(heard[0].as_str()));
-    house.store.put_setting("first", "other".into()).await.unwrap();
-    assert_eq!(house.store.put_setting_once("first", "late".into()).await.unwrap(), "other");
+    assert!(received.iter().all(|value| *value == received[0]), "{received:?}");
+    assert_eq!(fixture.store.setting("first").await.unwrap().as_deref(), Some(received[0].as_str()));
+    fixture.store.put_setting("first", "other".into()).await.unwrap();
+    assert_eq!(fixture.store.put_setting_once("first", "late".into()).await.unwrap(), "other");
 }
 
-async fn a_note_is_kept(house: House) {
-    assert_eq!(house.store.setting("colour").await.unwrap(), None);
-    house.store.put_setting("colour", "red".into()).await.unwrap();
-    house.store.put_setting("colour", "blue".into()).await.unwrap();
-    let house = house.reopened().await;
-    assert_eq!(house.store.setting("colour").await.unwrap().as_deref(), Some("blue"));
+async fn a_note_is_kept(fixture: StoreFixture) {
+    assert_eq!(fixture.store.setting("colour").await.unwrap(), None);
+    fixture.store.put_setting("colour", "red".into()).await.unwrap();
+    fixture.store.put_setting("colour", "blue".into()).await.unwrap();
+    let fixture = fixture.reopened().await;
+    assert_eq!(fixture.store.setting("colour").await.unwrap().as_deref(), Some("blue"));
 }

@@ -5,7 +5,7 @@ use posthaste::model::next_state::NextState;
 use posthaste::store::{AcceptResult, BatchMode, DeliveryChange, ForgottenCounts, RetentionHorizon};
 use serde_json::json;
 
-use crate::house::{House, at, event, ours};
+use crate::fixture::{StoreFixture, at, event, ours};
 
 for_every_store! {
     what_finished_long_ago_goes_with_its_attempts_and_its_event,
@@ -24,132 +24,132 @@ for_every_store! {
     the_store_does_not_grow_without_bound,
 }
 
-async fn what_finished_long_ago_goes_with_its_attempts_and_its_event(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let delivered = house.claim(event("delivered").to(&endpoint)).await;
-    house.attempted(&delivered, NextState::Waiting { due_at: at(1) }, at(1)).await;
-    let again = house.due(&endpoint, at(1)).await.claims.remove(0);
-    house.deliver(&again, at(2)).await;
-    let cancelled = house.claim(event("cancelled").to(&endpoint)).await;
-    house.change(cancelled.id, DeliveryChange::Cancel, at(2)).await.unwrap();
-    let forgotten = house.forget(at(100), at(0)).await;
+async fn what_finished_long_ago_goes_with_its_attempts_and_its_event(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let delivered = fixture.claim(event("delivered").to(&endpoint)).await;
+    fixture.attempted(&delivered, NextState::Waiting { due_at: at(1) }, at(1)).await;
+    let again = fixture.due(&endpoint, at(1)).await.claims.remove(0);
+    fixture.deliver(&again, at(2)).await;
+    let cancelled = fixture.claim(event("cancelled").to(&endpoint)).await;
+    fixture.change(cancelled.id, DeliveryChange::Cancel, at(2)).await.unwrap();
+    let forgotten = fixture.forget(at(100), at(0)).await;
     assert_eq!((forgotten.events, forgotten.deliveries), (2, 2));
     for id in [delivered.id, cancelled.id] {
-        assert!(house.store.delivery(&ours(), id).await.unwrap().is_none());
-        assert!(house.store.attempts(&ours(), id).await.unwrap().is_none());
+        assert!(fixture.store.delivery(&ours(), id).await.unwrap().is_none());
+        assert!(fixture.store.attempts(&ours(), id).await.unwrap().is_none());
     }
-    assert!(!house.is_known("delivered").await && !house.is_known("cancelled").await);
-    assert!(house.list(Default::default(), 10).await.is_empty());
-    assert_eq!(house.forget(at(100), at(0)).await, ForgottenCounts::default());
+    assert!(!fixture.is_known("delivered").await && !fixture.is_known("cancelled").await);
+    assert!(fixture.list(Default::default(), 10).await.is_empty());
+    assert_eq!(fixture.forget(at(100), at(0)).await, ForgottenCounts::default());
 }
 
-async fn what_finished_lately_stays_and_so_does_its_event(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("a").to(&endpoint)).await;
-    house.deliver(&claim, at(150)).await;
-    assert_eq!(house.forget(at(100), at(100)).await, ForgottenCounts::default());
-    assert_eq!(house.attempts(claim.id).await.len(), 1);
-    assert!(house.is_known("a").await);
+async fn what_finished_lately_stays_and_so_does_its_event(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("a").to(&endpoint)).await;
+    fixture.deliver(&claim, at(150)).await;
+    assert_eq!(fixture.forget(at(100), at(100)).await, ForgottenCounts::default());
+    assert_eq!(fixture.attempts(claim.id).await.len(), 1);
+    assert!(fixture.is_known("a").await);
 }
 
-async fn what_waits_is_never_forgotten(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("head").key("k").to(&endpoint)).await;
-    house.attempted(&claim, NextState::Waiting { due_at: at(500) }, at(1)).await;
-    house.accept(event("behind").key("k").to(&endpoint)).await;
-    house.accept(event("free").to(&endpoint)).await;
-    assert_eq!(house.forget(at(1_000_000), at(1_000_000)).await, ForgottenCounts::default());
-    assert_eq!(house.due_ids(&endpoint, at(1_000_000)).await, ["free", "head"]);
-    assert_eq!(house.attempts(claim.id).await.len(), 1);
-    let claim = house.due(&endpoint, at(500)).await.claims.pop().unwrap();
-    assert_eq!(house.deliver(&claim, at(501)).await.freed.pop().unwrap().event.id.as_str(), "behind");
+async fn what_waits_is_never_forgotten(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("head").key("k").to(&endpoint)).await;
+    fixture.attempted(&claim, NextState::Waiting { due_at: at(500) }, at(1)).await;
+    fixture.accept(event("behind").key("k").to(&endpoint)).await;
+    fixture.accept(event("free").to(&endpoint)).await;
+    assert_eq!(fixture.forget(at(1_000_000), at(1_000_000)).await, ForgottenCounts::default());
+    assert_eq!(fixture.due_ids(&endpoint, at(1_000_000)).await, ["free", "head"]);
+    assert_eq!(fixture.attempts(claim.id).await.len(), 1);
+    let claim = fixture.due(&endpoint, at(500)).await.claims.pop().unwrap();
+    assert_eq!(fixture.deliver(&claim, at(501)).await.freed.pop().unwrap().event.id.as_str(), "behind");
 }
 
-async fn a_dead_letter_stays_until_its_own_horizon(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("a").key("k").to(&endpoint)).await;
-    house.die(&claim, DeadCause::Refused, at(50)).await;
-    assert_eq!(house.forget(at(100), at(50)).await, ForgottenCounts::default());
-    assert_eq!((house.state(claim.id).await, house.attempts(claim.id).await.len()), (DeliveryState::Dead, 1));
-    let forgotten = house.forget(at(100), at(51)).await;
+async fn a_dead_letter_stays_until_its_own_horizon(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("a").key("k").to(&endpoint)).await;
+    fixture.die(&claim, DeadCause::Refused, at(50)).await;
+    assert_eq!(fixture.forget(at(100), at(50)).await, ForgottenCounts::default());
+    assert_eq!((fixture.state(claim.id).await, fixture.attempts(claim.id).await.len()), (DeliveryState::Dead, 1));
+    let forgotten = fixture.forget(at(100), at(51)).await;
     assert_eq!((forgotten.events, forgotten.deliveries), (1, 1));
     // Its lane is not left standing behind something that is gone.
-    assert_eq!(house.accept(event("b").key("k").at(at(200)).to(&endpoint)).await.len(), 1);
+    assert_eq!(fixture.accept(event("b").key("k").at(at(200)).to(&endpoint)).await.len(), 1);
 }
 
-async fn an_event_goes_with_the_last_of_its_deliveries(house: House) {
-    let (one, two) = (house.endpoint(json!({})).await, house.endpoint(json!({})).await);
-    let claims = house.accept(event("a").saying("[1]").to(&one).to(&two)).await;
-    house.deliver(&claims[0], at(1)).await;
-    let forgotten = house.forget(at(100), at(100)).await;
+async fn an_event_goes_with_the_last_of_its_deliveries(fixture: StoreFixture) {
+    let (one, two) = (fixture.endpoint(json!({})).await, fixture.endpoint(json!({})).await);
+    let claims = fixture.accept(event("a").saying("[1]").to(&one).to(&two)).await;
+    fixture.deliver(&claims[0], at(1)).await;
+    let forgotten = fixture.forget(at(100), at(100)).await;
     assert_eq!((forgotten.events, forgotten.deliveries), (0, 1));
-    assert!(house.is_known("a").await);
-    let due = house.due(&two, at(100)).await.claims;
+    assert!(fixture.is_known("a").await);
+    let due = fixture.due(&two, at(100)).await.claims;
     assert_eq!(&due[0].event.data[..], b"[1]", "what still waits has its data");
-    house.deliver(&due[0], at(101)).await;
-    let forgotten = house.forget(at(200), at(200)).await;
+    fixture.deliver(&due[0], at(101)).await;
+    let forgotten = fixture.forget(at(200), at(200)).await;
     assert_eq!((forgotten.events, forgotten.deliveries), (1, 1));
 }
 
-async fn an_event_that_nobody_wanted_goes_too(house: House) {
-    house.accept(event("old")).await;
-    house.accept(event("new").at(at(100))).await;
-    let forgotten = house.forget(at(100), at(0)).await;
+async fn an_event_that_nobody_wanted_goes_too(fixture: StoreFixture) {
+    fixture.accept(event("old")).await;
+    fixture.accept(event("new").at(at(100))).await;
+    let forgotten = fixture.forget(at(100), at(0)).await;
     assert_eq!((forgotten.events, forgotten.deliveries), (1, 0));
-    assert!(!house.is_known("old").await && house.is_known("new").await);
+    assert!(!fixture.is_known("old").await && fixture.is_known("new").await);
 }
 
-async fn a_dead_head_that_others_wait_behind_stays(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let head = house.claim(event("a").key("k").to(&endpoint)).await;
-    house.accept(event("b").key("k").to(&endpoint)).await;
-    house.die(&head, DeadCause::Refused, at(1)).await;
-    assert_eq!(house.forget(at(1_000), at(1_000)).await, ForgottenCounts::default());
-    assert_eq!(house.state(head.id).await, DeliveryState::Dead);
-    house.change(head.id, DeliveryChange::Replay, at(1_001)).await.unwrap();
-    let head = house.due(&endpoint, at(1_001)).await.claims.remove(0);
-    assert_eq!(house.deliver(&head, at(1_002)).await.freed.pop().unwrap().event.id.as_str(), "b");
+async fn a_dead_head_that_others_wait_behind_stays(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let head = fixture.claim(event("a").key("k").to(&endpoint)).await;
+    fixture.accept(event("b").key("k").to(&endpoint)).await;
+    fixture.die(&head, DeadCause::Refused, at(1)).await;
+    assert_eq!(fixture.forget(at(1_000), at(1_000)).await, ForgottenCounts::default());
+    assert_eq!(fixture.state(head.id).await, DeliveryState::Dead);
+    fixture.change(head.id, DeliveryChange::Replay, at(1_001)).await.unwrap();
+    let head = fixture.due(&endpoint, at(1_001)).await.claims.remove(0);
+    assert_eq!(fixture.deliver(&head, at(1_002)).await.freed.pop().unwrap().event.id.as_str(), "b");
 }
 
-async fn an_idle_lane_is_forgotten_and_starts_again_at_one(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
+async fn an_idle_lane_is_forgotten_and_starts_again_at_one(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
     for n in 1..=3 {
-        let claim = house.claim(event(&format!("a{n}")).key("k").to(&endpoint)).await;
+        let claim = fixture.claim(event(&format!("a{n}")).key("k").to(&endpoint)).await;
         assert_eq!(claim.seq, Some(n));
-        house.deliver(&claim, at(n as i64)).await;
+        fixture.deliver(&claim, at(n as i64)).await;
     }
-    house.forget(at(100), at(100)).await;
-    let claim = house.claim(event("b").key("k").at(at(200)).to(&endpoint)).await;
+    fixture.forget(at(100), at(100)).await;
+    let claim = fixture.claim(event("b").key("k").at(at(200)).to(&endpoint)).await;
     assert_eq!(claim.seq, Some(1));
 }
 
-async fn a_lane_in_use_is_not_forgotten(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let old = house.claim(event("a").key("k").to(&endpoint)).await;
-    house.deliver(&old, at(1)).await;
-    let late = house.claim(event("b").key("k").at(at(150)).to(&endpoint)).await;
-    house.deliver(&late, at(151)).await;
-    house.accept(event("waits").key("j").to(&endpoint)).await;
-    house.forget(at(100), at(100)).await;
-    assert_eq!(house.claim(event("c").key("k").at(at(200)).to(&endpoint)).await.seq, Some(3));
-    house.accept(event("d").key("j").at(at(200)).to(&endpoint)).await;
-    assert_eq!(house.deliveries_of("d").await[0].seq, Some(2));
+async fn a_lane_in_use_is_not_forgotten(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let old = fixture.claim(event("a").key("k").to(&endpoint)).await;
+    fixture.deliver(&old, at(1)).await;
+    let late = fixture.claim(event("b").key("k").at(at(150)).to(&endpoint)).await;
+    fixture.deliver(&late, at(151)).await;
+    fixture.accept(event("waits").key("j").to(&endpoint)).await;
+    fixture.forget(at(100), at(100)).await;
+    assert_eq!(fixture.claim(event("c").key("k").at(at(200)).to(&endpoint)).await.seq, Some(3));
+    fixture.accept(event("d").key("j").at(at(200)).to(&endpoint)).await;
+    assert_eq!(fixture.deliveries_of("d").await[0].seq, Some(2));
 }
 
-async fn an_id_is_remembered_until_its_event_is_forgotten(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("a").to(&endpoint)).await;
-    house.deliver(&claim, at(150)).await;
-    house.forget(at(100), at(100)).await;
-    let answer = house.accept_all(vec![event("a").at(at(160)).to(&endpoint)], BatchMode::All).await;
+async fn an_id_is_remembered_until_its_event_is_forgotten(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("a").to(&endpoint)).await;
+    fixture.deliver(&claim, at(150)).await;
+    fixture.forget(at(100), at(100)).await;
+    let answer = fixture.accept_all(vec![event("a").at(at(160)).to(&endpoint)], BatchMode::All).await;
     assert!(matches!(answer[0], AcceptResult::Duplicate { .. }), "{answer:?}");
-    house.forget(at(200), at(200)).await;
-    let answer = house.accept_all(vec![event("a").at(at(210)).to(&endpoint)], BatchMode::All).await;
+    fixture.forget(at(200), at(200)).await;
+    let answer = fixture.accept_all(vec![event("a").at(at(210)).to(&endpoint)], BatchMode::All).await;
     assert!(matches!(answer[0], AcceptResult::New { deliveries: 1, .. }), "{answer:?}");
 }
 
-async fn one_step_looks_at_no_more_than_it_was_given(house: House) {
-    house.accept_all((0..10).map(|n| event(&format!("e{n}"))).collect(), BatchMode::All).await;
+async fn one_step_looks_at_no_more_than_it_was_given(fixture: StoreFixture) {
+    fixture.accept_all((0..10).map(|n| event(&format!("e{n}"))).collect(), BatchMode::All).await;
     let (mut after, mut steps) = (0, Vec::new());
     loop {
         let horizon = RetentionHorizon {
@@ -159,7 +159,7 @@ async fn one_step_looks_at_no_more_than_it_was_given(house: House) {
             after,
             step: 4,
         };
-        let step = house.store.forget(horizon).await.unwrap();
+        let step = fixture.store.forget(horizon).await.unwrap();
         steps.push(step.events);
         match step.next {
             Some(next) => after = next,
@@ -169,44 +169,44 @@ async fn one_step_looks_at_no_more_than_it_was_given(house: House) {
     assert_eq!(steps, [4, 4, 2]);
 }
 
-async fn what_waited_for_deleted_endpoints_is_forgotten_in_its_time(house: House) {
+async fn what_waited_for_deleted_endpoints_is_forgotten_in_its_time(fixture: StoreFixture) {
     // Deleted all at once, so that the store's own tidying meets itself.
     let mut endpoints = Vec::new();
     for _ in 0..8 {
-        endpoints.push(house.endpoint(json!({})).await);
+        endpoints.push(fixture.endpoint(json!({})).await);
     }
     let batch =
         (0..40).map(|n| endpoints.iter().fold(event(&format!("e{n}")).key("k"), |draft, endpoint| draft.to(endpoint)));
-    house.accept_all(batch.collect(), BatchMode::All).await;
+    fixture.accept_all(batch.collect(), BatchMode::All).await;
     let tenant = ours();
-    let deletions = endpoints.iter().map(|endpoint| house.store.delete_endpoint(&tenant, endpoint.id, at(9)));
+    let deletions = endpoints.iter().map(|endpoint| fixture.store.delete_endpoint(&tenant, endpoint.id, at(9)));
     futures_util::future::join_all(deletions).await.into_iter().for_each(|deleted| deleted.unwrap());
     let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
     let mut forgotten = 0;
     while forgotten < 40 && std::time::Instant::now() < until {
-        forgotten += house.forget(at(100), at(100)).await.events;
+        forgotten += fixture.forget(at(100), at(100)).await.events;
     }
     assert_eq!(forgotten, 40, "every event goes once its deliveries are cancelled");
-    assert!(house.list(Default::default(), 100).await.is_empty());
+    assert!(fixture.list(Default::default(), 100).await.is_empty());
 }
 
-async fn what_is_accepted_after_forgetting_and_closing_belongs_to_its_own_event(house: House) {
-    let (slow, quick) = (house.endpoint(json!({})).await, house.endpoint(json!({})).await);
-    let claims = house.accept(event("old").to(&slow).to(&quick)).await;
-    house.deliver(&claims[1], at(1)).await;
-    house.forget(at(100), at(100)).await;
-    let house = house.reopened().await;
-    let new = house.claim(event("new").at(at(200)).to(&quick)).await;
+async fn what_is_accepted_after_forgetting_and_closing_belongs_to_its_own_event(fixture: StoreFixture) {
+    let (slow, quick) = (fixture.endpoint(json!({})).await, fixture.endpoint(json!({})).await);
+    let claims = fixture.accept(event("old").to(&slow).to(&quick)).await;
+    fixture.deliver(&claims[1], at(1)).await;
+    fixture.forget(at(100), at(100)).await;
+    let fixture = fixture.reopened().await;
+    let new = fixture.claim(event("new").at(at(200)).to(&quick)).await;
     assert_ne!(new.id, claims[1].id);
     let of = |deliveries: Vec<posthaste::model::delivery::Delivery>| {
         deliveries.into_iter().map(|delivery| (delivery.event_id.to_string(), delivery.id)).collect::<Vec<_>>()
     };
-    assert_eq!(of(house.deliveries_of("old").await), [("old".to_owned(), claims[0].id)]);
-    assert_eq!(of(house.deliveries_of("new").await), [("new".to_owned(), new.id)]);
+    assert_eq!(of(fixture.deliveries_of("old").await), [("old".to_owned(), claims[0].id)]);
+    assert_eq!(of(fixture.deliveries_of("new").await), [("new".to_owned(), new.id)]);
 }
 
-async fn the_store_does_not_grow_without_bound(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
+async fn the_store_does_not_grow_without_bound(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
     let body = format!("\"{}\"", "x".repeat(2_000));
     let mut sizes = Vec::new();
     for round in 0..6_i64 {
@@ -214,15 +214,15 @@ async fn the_store_does_not_grow_without_bound(house: House) {
         let batch = (0..300)
             .map(|n| event(&format!("r{round}-{n}")).saying(&body).key(&format!("k{n}")).at(at(start)).to(&endpoint))
             .collect();
-        house.accept_all(batch, BatchMode::All).await;
-        for claim in house.due(&endpoint, at(start)).await.claims {
-            house.attempted(&claim, NextState::Waiting { due_at: at(start + 1) }, at(start)).await;
+        fixture.accept_all(batch, BatchMode::All).await;
+        for claim in fixture.due(&endpoint, at(start)).await.claims {
+            fixture.attempted(&claim, NextState::Waiting { due_at: at(start + 1) }, at(start)).await;
         }
-        for claim in house.due(&endpoint, at(start + 1)).await.claims {
-            house.deliver(&claim, at(start + 2)).await;
+        for claim in fixture.due(&endpoint, at(start + 1)).await.claims {
+            fixture.deliver(&claim, at(start + 2)).await;
         }
-        sizes.push(house.size().await);
-        let forgotten = house.forget(at(start + 500), at(start + 500)).await;
+        sizes.push(fixture.size().await);
+        let forgotten = fixture.forget(at(start + 500), at(start + 500)).await;
         assert_eq!((forgotten.events, forgotten.deliveries), (300, 300));
     }
     // A server that has just not swept is larger for a moment; one that grows does not come back.

@@ -11,7 +11,7 @@ use posthaste::model::operational_event::{Actor, EndpointEvent, EndpointEventKin
 use posthaste::store::{EndpointChange, EndpointChanged, EndpointUpdate, PageRequest, SettleEffects};
 use serde_json::{Value, json};
 
-use crate::house::{House, at, event, ours};
+use crate::fixture::{StoreFixture, at, event, ours};
 
 for_every_store! {
     health_is_kept_over_closing,
@@ -46,34 +46,34 @@ fn open(life: u32, serial: u64, until: i64) -> EndpointHealth {
     }
 }
 
-/// An attempt that failed and showed this.
-pub async fn felt(
-    house: &House,
+/// Settles a failed attempt with this health and these events of the endpoint.
+pub async fn settle_with_health(
+    fixture: &StoreFixture,
     endpoint: &Arc<Endpoint>,
     health: EndpointHealth,
     endpoint_events: Vec<EndpointEvent>,
 ) -> SettleEffects {
-    let claim = house.claim(event(&format!("felt-{}", house.mint())).to(endpoint)).await;
-    let notice = EndpointUpdate { health: Some(Box::new(health)), endpoint_events, ..EndpointUpdate::default() };
-    house.noticed(&claim, NextState::Waiting { due_at: at(1_000) }, notice, at(9)).await
+    let claim = fixture.claim(event(&format!("felt-{}", fixture.mint())).to(endpoint)).await;
+    let update = EndpointUpdate { health: Some(Box::new(health)), endpoint_events, ..EndpointUpdate::default() };
+    fixture.attempted_with_update(&claim, NextState::Waiting { due_at: at(1_000) }, update, at(9)).await
 }
 
-/// A endpoint_event of the gateway's own.
+/// Returns an endpoint event that the gateway caused.
 pub fn endpoint_event(what: EndpointEventKind, at: Timestamp) -> EndpointEvent {
     EndpointEvent { at, what, reason: Some("it failed".into()), by: Actor::Gateway, until: None }
 }
 
-fn known(house: &House, endpoint: &Endpoint) -> EndpointHealth {
-    house.store.any_endpoint(endpoint.id).unwrap().health.clone()
+fn known(fixture: &StoreFixture, endpoint: &Endpoint) -> EndpointHealth {
+    fixture.store.any_endpoint(endpoint.id).unwrap().health.clone()
 }
 
-async fn changed(house: &House, endpoint: &Endpoint, change: EndpointChange, seconds: i64) -> EndpointChanged {
-    house.store.change_endpoint(&ours(), endpoint.id, change, at(seconds)).await.unwrap()
+async fn changed(fixture: &StoreFixture, endpoint: &Endpoint, change: EndpointChange, seconds: i64) -> EndpointChanged {
+    fixture.store.change_endpoint(&ours(), endpoint.id, change, at(seconds)).await.unwrap()
 }
 
 /// Other settings over those it has.
-async fn resettled(house: &House, endpoint: &Endpoint, changes: Value, seconds: i64) -> EndpointChanged {
-    let current = house.store.any_endpoint(endpoint.id).unwrap();
+async fn resettled(fixture: &StoreFixture, endpoint: &Endpoint, changes: Value, seconds: i64) -> EndpointChanged {
+    let current = fixture.store.any_endpoint(endpoint.id).unwrap();
     let mut settings = serde_json::to_value(&current.settings).unwrap();
     for (name, value) in changes.as_object().unwrap() {
         settings[name] = value.clone();
@@ -81,7 +81,7 @@ async fn resettled(house: &House, endpoint: &Endpoint, changes: Value, seconds: 
     let settings: EndpointSettings = serde_json::from_value(settings).unwrap();
     let policy = settings.check().unwrap();
     let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at: current.updated_at };
-    changed(house, endpoint, change, seconds).await
+    changed(fixture, endpoint, change, seconds).await
 }
 
 fn breaker(is_open: bool, until: Option<i64>) -> EndpointChange {
@@ -92,104 +92,130 @@ fn standing(state: EndpointState) -> EndpointChange {
     EndpointChange::Standing { state, reason: None, by: Actor::Person }
 }
 
-async fn health_is_kept_over_closing(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    felt(&house, &endpoint, failing(0, 1, 1), Vec::new()).await;
-    assert_eq!(known(&house, &endpoint), failing(0, 1, 1));
-    let house = house.reopened().await;
-    assert_eq!(known(&house, &endpoint), failing(0, 1, 1));
-    felt(&house, &endpoint, open(0, 2, 15), vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))]).await;
-    let house = house.reopened().await;
-    assert_eq!(known(&house, &endpoint), open(0, 2, 15), "with its time and its reason");
-    assert_eq!(house.store.endpoints(&ours())[0].health, open(0, 2, 15), "however it is read");
+async fn health_is_kept_over_closing(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    settle_with_health(&fixture, &endpoint, failing(0, 1, 1), Vec::new()).await;
+    assert_eq!(known(&fixture, &endpoint), failing(0, 1, 1));
+    let fixture = fixture.reopened().await;
+    assert_eq!(known(&fixture, &endpoint), failing(0, 1, 1));
+    settle_with_health(
+        &fixture,
+        &endpoint,
+        open(0, 2, 15),
+        vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))],
+    )
+    .await;
+    let fixture = fixture.reopened().await;
+    assert_eq!(known(&fixture, &endpoint), open(0, 2, 15), "with its time and its reason");
+    assert_eq!(fixture.store.endpoints(&ours())[0].health, open(0, 2, 15), "however it is read");
 }
 
-async fn an_older_snapshot_never_overwrites_a_newer_one(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    felt(&house, &endpoint, failing(3, 7, 7), Vec::new()).await;
+async fn an_older_snapshot_never_overwrites_a_newer_one(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    settle_with_health(&fixture, &endpoint, failing(3, 7, 7), Vec::new()).await;
     for stale in [failing(3, 6, 1), failing(3, 7, 1), failing(2, 99, 1)] {
-        felt(&house, &endpoint, stale.clone(), Vec::new()).await;
-        assert_eq!(known(&house, &endpoint), failing(3, 7, 7), "{stale:?}");
+        settle_with_health(&fixture, &endpoint, stale.clone(), Vec::new()).await;
+        assert_eq!(known(&fixture, &endpoint), failing(3, 7, 7), "{stale:?}");
         // What events with it in this life happened all the same; what turned
         // in an earlier one is over.
         let events = usize::from(stale.generation == 3);
-        let settled =
-            felt(&house, &endpoint, stale, vec![endpoint_event(EndpointEventKind::BreakerClosed, at(5))]).await;
+        let settled = settle_with_health(
+            &fixture,
+            &endpoint,
+            stale,
+            vec![endpoint_event(EndpointEventKind::BreakerClosed, at(5))],
+        )
+        .await;
         assert_eq!(settled.update.endpoint_events.len(), events, "{settled:?}");
-        assert_eq!(known(&house, &endpoint), failing(3, 7, 7));
+        assert_eq!(known(&fixture, &endpoint), failing(3, 7, 7));
     }
-    assert_eq!(house.endpoint_events(&endpoint, 9).await.len(), 2);
-    felt(&house, &endpoint, failing(3, 8, 8), Vec::new()).await;
-    felt(&house, &endpoint, failing(4, 0, 0), Vec::new()).await;
-    let house = house.reopened().await;
-    assert_eq!(known(&house, &endpoint), failing(4, 0, 0));
+    assert_eq!(fixture.endpoint_events(&endpoint, 9).await.len(), 2);
+    settle_with_health(&fixture, &endpoint, failing(3, 8, 8), Vec::new()).await;
+    settle_with_health(&fixture, &endpoint, failing(4, 0, 0), Vec::new()).await;
+    let fixture = fixture.reopened().await;
+    assert_eq!(known(&fixture, &endpoint), failing(4, 0, 0));
 }
 
 /// What was felt in the life before changes nothing any more.
-async fn stale_health_changes_nothing(house: House, endpoint: &Arc<Endpoint>) -> House {
-    let new = known(&house, endpoint);
+async fn stale_health_changes_nothing(fixture: StoreFixture, endpoint: &Arc<Endpoint>) -> StoreFixture {
+    let new = known(&fixture, endpoint);
     assert!(new.generation > 0, "it is a new life: {new:?}");
-    felt(&house, endpoint, failing(new.generation - 1, 1_000, 9), Vec::new()).await;
+    settle_with_health(&fixture, endpoint, failing(new.generation - 1, 1_000, 9), Vec::new()).await;
     let events = vec![
         endpoint_event(EndpointEventKind::BreakerOpened, at(5)),
         endpoint_event(EndpointEventKind::Recovered, at(5)),
     ];
-    felt(&house, endpoint, open(new.generation - 1, 1_000, 99), events).await;
-    assert_eq!(known(&house, endpoint), new);
-    let house = house.reopened().await;
-    assert_eq!(known(&house, endpoint), new, "nor after closing");
-    house
+    settle_with_health(&fixture, endpoint, open(new.generation - 1, 1_000, 99), events).await;
+    assert_eq!(known(&fixture, endpoint), new);
+    let fixture = fixture.reopened().await;
+    assert_eq!(known(&fixture, endpoint), new, "nor after closing");
+    fixture
 }
 
-async fn what_a_person_does_to_the_breaker_begins_a_life_that_stale_health_cannot_undo(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    felt(&house, &endpoint, failing(0, 4, 4), Vec::new()).await;
+async fn what_a_person_does_to_the_breaker_begins_a_life_that_stale_health_cannot_undo(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    settle_with_health(&fixture, &endpoint, failing(0, 4, 4), Vec::new()).await;
     for (until, life) in [(Some(600), 1), (None, 2)] {
-        let opened = changed(&house, &endpoint, breaker(true, until), 20).await;
+        let opened = changed(&fixture, &endpoint, breaker(true, until), 20).await;
         let health = &opened.endpoint.health;
         assert_eq!(
             (health.generation, health.phase, health.since),
             (life, BreakerPhase::Open { until: until.map(at) }, Some(at(20)))
         );
         assert_eq!(health.reason.as_deref(), Some("maintenance"));
-        let [told] = &opened.endpoint_events[..] else { panic!("{opened:?}") };
-        assert_eq!((told.what, told.by, told.until), (EndpointEventKind::BreakerOpened, Actor::Person, until.map(at)));
+        let [opened_event] = &opened.endpoint_events[..] else { panic!("{opened:?}") };
+        assert_eq!(
+            (opened_event.what, opened_event.by, opened_event.until),
+            (EndpointEventKind::BreakerOpened, Actor::Person, until.map(at))
+        );
     }
-    let house = stale_health_changes_nothing(house, &endpoint).await;
-    let closed = changed(&house, &endpoint, breaker(false, None), 30).await;
+    let fixture = stale_health_changes_nothing(fixture, &endpoint).await;
+    let closed = changed(&fixture, &endpoint, breaker(false, None), 30).await;
     assert_eq!((closed.endpoint.health.generation, closed.endpoint.health.phase), (3, BreakerPhase::Ramp { width: 1 }));
     assert_eq!(closed.endpoint.health.failures, 0, "what was counted is forgotten");
-    stale_health_changes_nothing(house, &endpoint).await;
+    stale_health_changes_nothing(fixture, &endpoint).await;
 }
 
-async fn resuming_begins_a_new_life(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    felt(&house, &endpoint, failing(0, 4, 4), Vec::new()).await;
-    let paused = changed(&house, &endpoint, standing(EndpointState::Paused), 20).await;
+async fn resuming_begins_a_new_life(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    settle_with_health(&fixture, &endpoint, failing(0, 4, 4), Vec::new()).await;
+    let paused = changed(&fixture, &endpoint, standing(EndpointState::Paused), 20).await;
     assert_eq!(paused.endpoint.health, failing(0, 4, 4), "a pause says nothing about its health");
-    let resumed = changed(&house, &endpoint, standing(EndpointState::Active), 30).await;
+    let resumed = changed(&fixture, &endpoint, standing(EndpointState::Active), 30).await;
     assert_eq!(
         (resumed.endpoint.health.generation, resumed.endpoint.health.phase),
         (1, BreakerPhase::Ramp { width: 1 })
     );
-    let house = stale_health_changes_nothing(house, &endpoint).await;
+    let fixture = stale_health_changes_nothing(fixture, &endpoint).await;
     // An active one that is left alone: its breaker closes with it.
-    felt(&house, &endpoint, open(1, 1, 99), vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))]).await;
-    let resumed = changed(&house, &endpoint, standing(EndpointState::Active), 40).await;
+    settle_with_health(
+        &fixture,
+        &endpoint,
+        open(1, 1, 99),
+        vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))],
+    )
+    .await;
+    let resumed = changed(&fixture, &endpoint, standing(EndpointState::Active), 40).await;
     assert_eq!(
         (resumed.endpoint.health.generation, resumed.endpoint_events[0].what),
         (2, EndpointEventKind::BreakerClosed)
     );
-    stale_health_changes_nothing(house, &endpoint).await;
+    stale_health_changes_nothing(fixture, &endpoint).await;
 }
 
-async fn another_url_and_a_breaker_switched_off_begin_a_new_life(house: House) {
+async fn another_url_and_a_breaker_switched_off_begin_a_new_life(fixture: StoreFixture) {
     for changes in [json!({"url": "https://elsewhere.example/"}), json!({"breaker": {"enabled": false}})] {
-        let endpoint = house.endpoint(json!({})).await;
-        felt(&house, &endpoint, open(0, 5, 99), vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))]).await;
-        let same = resettled(&house, &endpoint, json!({"max_in_flight": 3}), 20).await;
+        let endpoint = fixture.endpoint(json!({})).await;
+        settle_with_health(
+            &fixture,
+            &endpoint,
+            open(0, 5, 99),
+            vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))],
+        )
+        .await;
+        let same = resettled(&fixture, &endpoint, json!({"max_in_flight": 3}), 20).await;
         assert_eq!(same.endpoint.health, open(0, 5, 99), "other settings leave it alone");
-        let moved = resettled(&house, &endpoint, changes, 30).await;
+        let moved = resettled(&fixture, &endpoint, changes, 30).await;
         assert_eq!(
             (moved.endpoint.health.generation, moved.endpoint.health.phase),
             (1, BreakerPhase::Ramp { width: 1 })
@@ -198,32 +224,49 @@ async fn another_url_and_a_breaker_switched_off_begin_a_new_life(house: House) {
             (moved.endpoint_events[0].what, moved.endpoint_events[0].by),
             (EndpointEventKind::BreakerClosed, Actor::Person)
         );
-        let new = known(&house, &endpoint);
-        felt(&house, &endpoint, failing(0, 1_000, 9), Vec::new()).await;
-        felt(&house, &endpoint, open(0, 1_001, 99), vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))])
-            .await;
-        assert_eq!(known(&house, &endpoint), new, "what was heard before says nothing after it");
+        let new = known(&fixture, &endpoint);
+        settle_with_health(&fixture, &endpoint, failing(0, 1_000, 9), Vec::new()).await;
+        settle_with_health(
+            &fixture,
+            &endpoint,
+            open(0, 1_001, 99),
+            vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))],
+        )
+        .await;
+        assert_eq!(known(&fixture, &endpoint), new, "what was heard before says nothing after it");
     }
 }
 
-async fn a_breaker_opened_by_a_person_stays_open_through_other_settings(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    changed(&house, &endpoint, breaker(true, None), 10).await;
+async fn a_breaker_opened_by_a_person_stays_open_through_other_settings(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    changed(&fixture, &endpoint, breaker(true, None), 10).await;
     for changes in [json!({"url": "https://elsewhere.example/"}), json!({"breaker": {"enabled": false}})] {
-        let moved = resettled(&house, &endpoint, changes, 30).await;
+        let moved = resettled(&fixture, &endpoint, changes, 30).await;
         assert!(moved.endpoint.health.is_forced() && moved.endpoint_events.is_empty(), "{moved:?}");
     }
 }
 
-async fn milestones_are_kept_newest_first_page_by_page(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let other = house.endpoint(json!({})).await;
-    changed(&house, &other, standing(EndpointState::Paused), 1).await;
-    felt(&house, &endpoint, open(0, 1, 15), vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))]).await;
-    felt(&house, &endpoint, open(0, 2, 35), vec![endpoint_event(EndpointEventKind::ProbeFailed, at(15))]).await;
+async fn milestones_are_kept_newest_first_page_by_page(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let other = fixture.endpoint(json!({})).await;
+    changed(&fixture, &other, standing(EndpointState::Paused), 1).await;
+    settle_with_health(
+        &fixture,
+        &endpoint,
+        open(0, 1, 15),
+        vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))],
+    )
+    .await;
+    settle_with_health(
+        &fixture,
+        &endpoint,
+        open(0, 2, 35),
+        vec![endpoint_event(EndpointEventKind::ProbeFailed, at(15))],
+    )
+    .await;
     let well = EndpointHealth { generation: 0, version: 3, ..EndpointHealth::default() };
-    felt(
-        &house,
+    settle_with_health(
+        &fixture,
         &endpoint,
         well,
         vec![
@@ -232,9 +275,9 @@ async fn milestones_are_kept_newest_first_page_by_page(house: House) {
         ],
     )
     .await;
-    changed(&house, &endpoint, standing(EndpointState::Paused), 40).await;
-    changed(&house, &endpoint, standing(EndpointState::Active), 50).await;
-    let house = house.reopened().await;
+    changed(&fixture, &endpoint, standing(EndpointState::Paused), 40).await;
+    changed(&fixture, &endpoint, standing(EndpointState::Active), 50).await;
+    let fixture = fixture.reopened().await;
     let expected = [
         (EndpointEventKind::Resumed, at(50), Actor::Person),
         (EndpointEventKind::Paused, at(40), Actor::Person),
@@ -244,36 +287,36 @@ async fn milestones_are_kept_newest_first_page_by_page(house: House) {
         (EndpointEventKind::BreakerOpened, at(5), Actor::Gateway),
     ];
     for limit in [1, 2, 4, 6, 100] {
-        let found = house.endpoint_events(&endpoint, limit).await;
+        let found = fixture.endpoint_events(&endpoint, limit).await;
         let found: Vec<_> =
             found.iter().map(|endpoint_event| (endpoint_event.what, endpoint_event.at, endpoint_event.by)).collect();
         assert_eq!(found, expected, "{limit} at a time");
     }
-    assert_eq!(house.endpoint_events(&other, 9).await.len(), 1, "each endpoint has its own");
+    assert_eq!(fixture.endpoint_events(&other, 9).await.len(), 1, "each endpoint has its own");
 }
 
-async fn no_more_than_five_hundred_milestones_are_kept(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let other = house.endpoint(json!({})).await;
-    changed(&house, &other, standing(EndpointState::Paused), 1).await;
+async fn no_more_than_five_hundred_milestones_are_kept(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let other = fixture.endpoint(json!({})).await;
+    changed(&fixture, &other, standing(EndpointState::Paused), 1).await;
     for n in 0..510 {
-        changed(&house, &endpoint, standing(EndpointState::Paused), n).await;
+        changed(&fixture, &endpoint, standing(EndpointState::Paused), n).await;
     }
-    let found = house.endpoint_events(&endpoint, 500).await;
+    let found = fixture.endpoint_events(&endpoint, 500).await;
     assert_eq!((found.len(), found[0].at, found[499].at), (500, at(509), at(10)), "the oldest go first");
-    assert_eq!(house.endpoint_events(&other, 9).await.len(), 1, "and only its own");
+    assert_eq!(fixture.endpoint_events(&other, 9).await.len(), 1, "and only its own");
 }
 
-async fn milestones_go_with_their_endpoint(house: House) {
-    let acme = house.put_tenant("acme").await;
-    let endpoint = house.endpoint(json!({})).await;
-    let theirs = house.endpoint_of(&acme, json!({})).await;
-    changed(&house, &endpoint, standing(EndpointState::Paused), 1).await;
-    house.store.change_endpoint(&acme, theirs.id, standing(EndpointState::Paused), at(1)).await.unwrap();
-    house.store.delete_endpoint(&ours(), endpoint.id, at(2)).await.unwrap();
-    house.store.delete_tenant(&acme, at(2)).await.unwrap();
+async fn milestones_go_with_their_endpoint(fixture: StoreFixture) {
+    let acme = fixture.put_tenant("acme").await;
+    let endpoint = fixture.endpoint(json!({})).await;
+    let theirs = fixture.endpoint_of(&acme, json!({})).await;
+    changed(&fixture, &endpoint, standing(EndpointState::Paused), 1).await;
+    fixture.store.change_endpoint(&acme, theirs.id, standing(EndpointState::Paused), at(1)).await.unwrap();
+    fixture.store.delete_endpoint(&ours(), endpoint.id, at(2)).await.unwrap();
+    fixture.store.delete_tenant(&acme, at(2)).await.unwrap();
     for gone in [&endpoint, &theirs] {
-        let page = house.store.endpoint_events(gone.id, PageRequest { cursor: None, limit: 9 }).await.unwrap();
+        let page = fixture.store.endpoint_events(gone.id, PageRequest { cursor: None, limit: 9 }).await.unwrap();
         assert!(page.data.is_empty() && page.next.is_none());
     }
 }

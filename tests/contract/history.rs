@@ -8,7 +8,7 @@ use posthaste::model::delivery::{DeadCause, DeliveryState};
 use posthaste::store::{BatchMode, DeliveryChange, DeliveryQuery, Error, EventQuery, PageRequest};
 use serde_json::json;
 
-use crate::house::{House, at, event, ours, tenant};
+use crate::fixture::{StoreFixture, at, event, ours, tenant};
 
 for_every_store! {
     deliveries_page_newest_first_and_each_is_seen_once,
@@ -24,10 +24,10 @@ for_every_store! {
     a_cursor_of_somebody_elses_making_is_refused,
 }
 
-async fn event_ids(house: &House, ask: EventQuery, limit: usize) -> Vec<String> {
+async fn event_ids(fixture: &StoreFixture, ask: EventQuery, limit: usize) -> Vec<String> {
     let (mut ids, mut cursor) = (Vec::new(), None);
     loop {
-        let page = house.store.events(&ours(), ask.clone(), PageRequest { cursor, limit }).await.unwrap();
+        let page = fixture.store.events(&ours(), ask.clone(), PageRequest { cursor, limit }).await.unwrap();
         assert!(page.data.len() <= limit);
         ids.extend(page.data.into_iter().map(|record| record.event.id.to_string()));
         cursor = page.next;
@@ -37,8 +37,8 @@ async fn event_ids(house: &House, ask: EventQuery, limit: usize) -> Vec<String> 
     }
 }
 
-async fn found(house: &House, ask: DeliveryQuery) -> Vec<String> {
-    house.list(ask, 2).await.iter().map(|delivery| delivery.event_id.to_string()).collect()
+async fn found(fixture: &StoreFixture, ask: DeliveryQuery) -> Vec<String> {
+    fixture.list(ask, 2).await.iter().map(|delivery| delivery.event_id.to_string()).collect()
 }
 
 fn count_down(from: usize) -> Vec<String> {
@@ -46,45 +46,49 @@ fn count_down(from: usize) -> Vec<String> {
 }
 
 /// Events `e0`, `e1`, …, one a second.
-async fn fill(house: &House, count: usize) {
-    let endpoint = house.endpoint(json!({})).await;
+async fn fill(fixture: &StoreFixture, count: usize) {
+    let endpoint = fixture.endpoint(json!({})).await;
     let batch = (0..count).map(|n| event(&format!("e{n}")).at(at(n as i64)).to(&endpoint)).collect();
-    house.accept_all(batch, BatchMode::All).await;
+    fixture.accept_all(batch, BatchMode::All).await;
 }
 
-async fn deliveries_page_newest_first_and_each_is_seen_once(house: House) {
-    fill(&house, 23).await;
+async fn deliveries_page_newest_first_and_each_is_seen_once(fixture: StoreFixture) {
+    fill(&fixture, 23).await;
     for limit in [1, 5, 23, 100] {
-        let ids: Vec<_> =
-            house.list(Default::default(), limit).await.iter().map(|delivery| delivery.event_id.to_string()).collect();
+        let ids: Vec<_> = fixture
+            .list(Default::default(), limit)
+            .await
+            .iter()
+            .map(|delivery| delivery.event_id.to_string())
+            .collect();
         assert_eq!(ids, count_down(23), "by {limit}");
     }
 }
 
-async fn events_page_newest_first_and_each_is_seen_once(house: House) {
-    fill(&house, 23).await;
+async fn events_page_newest_first_and_each_is_seen_once(fixture: StoreFixture) {
+    fill(&fixture, 23).await;
     for limit in [1, 5, 23, 100] {
-        assert_eq!(event_ids(&house, Default::default(), limit).await, count_down(23), "by {limit}");
+        assert_eq!(event_ids(&fixture, Default::default(), limit).await, count_down(23), "by {limit}");
     }
     let page = PageRequest { cursor: None, limit: 1 };
-    let newest = house.store.events(&ours(), Default::default(), page).await.unwrap();
+    let newest = fixture.store.events(&ours(), Default::default(), page).await.unwrap();
     assert_eq!((newest.data[0].deliveries, &newest.data[0].event.data[..]), (1, &b"{}"[..]));
 }
 
-async fn paging_neither_repeats_nor_misses_while_others_insert(house: House) {
+async fn paging_neither_repeats_nor_misses_while_others_insert(fixture: StoreFixture) {
     let before = 200;
-    fill(&house, before).await;
-    let house = Arc::new(house);
-    let endpoint = house.endpoint(json!({})).await;
+    fill(&fixture, before).await;
+    let fixture = Arc::new(fixture);
+    let endpoint = fixture.endpoint(json!({})).await;
     let stop = Arc::new(AtomicBool::new(false));
     let mut producers = tokio::task::JoinSet::new();
     for producer in 0..4 {
-        let (house, endpoint, stop) = (house.clone(), endpoint.clone(), stop.clone());
+        let (fixture, endpoint, stop) = (fixture.clone(), endpoint.clone(), stop.clone());
         producers.spawn(async move {
             let mut n = 0;
             // Not without end: each list is as long as what was inserted before it.
             while !stop.load(Ordering::Relaxed) && n < 200 {
-                house.accept(event(&format!("new-{producer}-{n}")).at(at(1_000)).to(&endpoint)).await;
+                fixture.accept(event(&format!("new-{producer}-{n}")).at(at(1_000)).to(&endpoint)).await;
                 n += 1;
             }
             n
@@ -92,7 +96,7 @@ async fn paging_neither_repeats_nor_misses_while_others_insert(house: House) {
     }
     for _ in 0..10 {
         let seen: Vec<_> =
-            house.list(Default::default(), 7).await.iter().map(|delivery| delivery.event_id.to_string()).collect();
+            fixture.list(Default::default(), 7).await.iter().map(|delivery| delivery.event_id.to_string()).collect();
         let distinct: HashSet<_> = seen.iter().collect();
         assert_eq!(distinct.len(), seen.len(), "nothing twice");
         let old: Vec<_> = seen.iter().filter(|id| id.starts_with('e')).cloned().collect();
@@ -103,76 +107,76 @@ async fn paging_neither_repeats_nor_misses_while_others_insert(house: House) {
     stop.store(true, Ordering::Relaxed);
     let inserted: usize = producers.join_all().await.iter().sum();
     assert!(inserted > 0, "others did insert meanwhile");
-    assert_eq!(house.list(Default::default(), 500).await.len(), before + inserted);
+    assert_eq!(fixture.list(Default::default(), 500).await.len(), before + inserted);
 }
 
 /// One delivery in each state, named after it; two causes of death.
-async fn one_of_each(house: &House) {
-    let endpoint = house.endpoint(json!({})).await;
-    house.accept(event("waiting").to(&endpoint)).await;
-    let claim = house.claim(event("delivered").to(&endpoint)).await;
-    house.deliver(&claim, at(1)).await;
+async fn one_of_each(fixture: &StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    fixture.accept(event("waiting").to(&endpoint)).await;
+    let claim = fixture.claim(event("delivered").to(&endpoint)).await;
+    fixture.deliver(&claim, at(1)).await;
     for (id, cause) in
         [("refused", DeadCause::Refused), ("exhausted", DeadCause::Exhausted), ("discarded", DeadCause::Refused)]
     {
-        let claim = house.claim(event(id).to(&endpoint)).await;
-        house.die(&claim, cause, at(1)).await;
+        let claim = fixture.claim(event(id).to(&endpoint)).await;
+        fixture.die(&claim, cause, at(1)).await;
         if id == "discarded" {
-            house.change(claim.id, DeliveryChange::Discard, at(2)).await.unwrap();
+            fixture.change(claim.id, DeliveryChange::Discard, at(2)).await.unwrap();
         }
     }
-    let claim = house.claim(event("cancelled").to(&endpoint)).await;
-    house.change(claim.id, DeliveryChange::Cancel, at(2)).await.unwrap();
+    let claim = fixture.claim(event("cancelled").to(&endpoint)).await;
+    fixture.change(claim.id, DeliveryChange::Cancel, at(2)).await.unwrap();
 }
 
-async fn deliveries_are_found_by_state(house: House) {
-    one_of_each(&house).await;
+async fn deliveries_are_found_by_state(fixture: StoreFixture) {
+    one_of_each(&fixture).await;
     for (state, expected) in [
         (DeliveryState::Waiting, &["waiting"][..]),
         (DeliveryState::Delivered, &["delivered"]),
         (DeliveryState::Dead, &["exhausted", "refused"]),
         (DeliveryState::Cancelled, &["cancelled", "discarded"]),
     ] {
-        assert_eq!(found(&house, DeliveryQuery { state: Some(state), ..Default::default() }).await, expected);
+        assert_eq!(found(&fixture, DeliveryQuery { state: Some(state), ..Default::default() }).await, expected);
     }
 }
 
-async fn dead_letters_are_found_by_cause(house: House) {
-    one_of_each(&house).await;
+async fn dead_letters_are_found_by_cause(fixture: StoreFixture) {
+    one_of_each(&fixture).await;
     let dead = |cause| DeliveryQuery { state: Some(DeliveryState::Dead), cause: Some(cause), ..Default::default() };
-    assert_eq!(found(&house, dead(DeadCause::Refused)).await, ["refused"]);
-    assert_eq!(found(&house, dead(DeadCause::Exhausted)).await, ["exhausted"]);
-    assert!(found(&house, dead(DeadCause::Gone)).await.is_empty());
+    assert_eq!(found(&fixture, dead(DeadCause::Refused)).await, ["refused"]);
+    assert_eq!(found(&fixture, dead(DeadCause::Exhausted)).await, ["exhausted"]);
+    assert!(found(&fixture, dead(DeadCause::Gone)).await.is_empty());
     let refused = DeliveryQuery { cause: Some(DeadCause::Refused), ..Default::default() };
-    assert_eq!(found(&house, refused).await, ["discarded", "refused"], "what was discarded keeps its cause");
+    assert_eq!(found(&fixture, refused).await, ["discarded", "refused"], "what was discarded keeps its cause");
 }
 
-async fn deliveries_are_found_by_endpoint_type_and_key(house: House) {
-    let (one, two) = (house.endpoint(json!({})).await, house.endpoint(json!({})).await);
-    house.accept(event("a").kind("invoice.paid").key("k").to(&one).to(&two)).await;
-    house.accept(event("b").kind("invoice.sent").key("K").to(&one)).await;
-    house.accept(event("c").kind("invoice.paid").to(&two)).await;
+async fn deliveries_are_found_by_endpoint_type_and_key(fixture: StoreFixture) {
+    let (one, two) = (fixture.endpoint(json!({})).await, fixture.endpoint(json!({})).await);
+    fixture.accept(event("a").kind("invoice.paid").key("k").to(&one).to(&two)).await;
+    fixture.accept(event("b").kind("invoice.sent").key("K").to(&one)).await;
+    fixture.accept(event("c").kind("invoice.paid").to(&two)).await;
     let all = DeliveryQuery::default;
-    assert_eq!(found(&house, DeliveryQuery { endpoint: Some(one.id), ..all() }).await, ["b", "a"]);
-    assert_eq!(found(&house, DeliveryQuery { endpoint: Some(two.id), ..all() }).await, ["c", "a"]);
+    assert_eq!(found(&fixture, DeliveryQuery { endpoint: Some(one.id), ..all() }).await, ["b", "a"]);
+    assert_eq!(found(&fixture, DeliveryQuery { endpoint: Some(two.id), ..all() }).await, ["c", "a"]);
     let paid = DeliveryQuery { event_type: Some("invoice.paid".into()), ..all() };
-    assert_eq!(found(&house, paid).await, ["c", "a", "a"]);
-    assert!(found(&house, DeliveryQuery { event_type: Some("invoice".into()), ..all() }).await.is_empty());
-    assert_eq!(found(&house, DeliveryQuery { key: Some("k".into()), ..all() }).await, ["a", "a"]);
-    let unknown = house.new_endpoint(&ours(), json!({})).id;
-    assert!(found(&house, DeliveryQuery { endpoint: Some(unknown), ..all() }).await.is_empty());
+    assert_eq!(found(&fixture, paid).await, ["c", "a", "a"]);
+    assert!(found(&fixture, DeliveryQuery { event_type: Some("invoice".into()), ..all() }).await.is_empty());
+    assert_eq!(found(&fixture, DeliveryQuery { key: Some("k".into()), ..all() }).await, ["a", "a"]);
+    let unknown = fixture.new_endpoint(&ours(), json!({})).id;
+    assert!(found(&fixture, DeliveryQuery { endpoint: Some(unknown), ..all() }).await.is_empty());
     for state in [DeliveryState::Waiting, DeliveryState::Delivered] {
         let ask = DeliveryQuery { endpoint: Some(one.id), state: Some(state), ..all() };
         let expected: &[&str] = if state == DeliveryState::Waiting { &["b", "a"] } else { &[] };
-        assert_eq!(found(&house, ask).await, expected);
+        assert_eq!(found(&fixture, ask).await, expected);
     }
 }
 
-async fn deliveries_and_events_are_found_by_time(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
+async fn deliveries_and_events_are_found_by_time(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
     let hour = 3_600;
     for n in 0..6 {
-        house.accept(event(&format!("e{n}")).at(at(n * hour)).to(&endpoint)).await;
+        fixture.accept(event(&format!("e{n}")).at(at(n * hour)).to(&endpoint)).await;
     }
     for (since, until, expected) in [
         (None, Some(2 * hour), &["e1", "e0"][..]),
@@ -183,30 +187,30 @@ async fn deliveries_and_events_are_found_by_time(house: House) {
         (None, Some(-1), &[]),
     ] {
         let (since, until) = (since.map(at), until.map(at));
-        let by_delivery = found(&house, DeliveryQuery { since, until, ..Default::default() }).await;
+        let by_delivery = found(&fixture, DeliveryQuery { since, until, ..Default::default() }).await;
         assert_eq!(by_delivery, expected, "{since:?} {until:?}");
-        let by_event = event_ids(&house, EventQuery { since, until, ..Default::default() }, 2).await;
+        let by_event = event_ids(&fixture, EventQuery { since, until, ..Default::default() }, 2).await;
         assert_eq!(by_event, expected, "{since:?} {until:?}");
     }
 }
 
-async fn events_are_found_by_type_and_key(house: House) {
-    house.accept(event("a").kind("x.y").key("k")).await;
-    house.accept(event("b").kind("x.y")).await;
-    house.accept(event("c").kind("x.z").key("k")).await;
+async fn events_are_found_by_type_and_key(fixture: StoreFixture) {
+    fixture.accept(event("a").kind("x.y").key("k")).await;
+    fixture.accept(event("b").kind("x.y")).await;
+    fixture.accept(event("c").kind("x.z").key("k")).await;
     let kind = |kind: &str| EventQuery { event_type: Some(kind.into()), ..Default::default() };
-    assert_eq!(event_ids(&house, kind("x.y"), 1).await, ["b", "a"]);
-    assert_eq!(event_ids(&house, EventQuery { key: Some("k".into()), ..Default::default() }, 1).await, ["c", "a"]);
-    assert_eq!(event_ids(&house, EventQuery { key: Some("k".into()), ..kind("x.y") }, 1).await, ["a"]);
+    assert_eq!(event_ids(&fixture, kind("x.y"), 1).await, ["b", "a"]);
+    assert_eq!(event_ids(&fixture, EventQuery { key: Some("k".into()), ..Default::default() }, 1).await, ["c", "a"]);
+    assert_eq!(event_ids(&fixture, EventQuery { key: Some("k".into()), ..kind("x.y") }, 1).await, ["a"]);
 }
 
-async fn filters_hold_together(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
+async fn filters_hold_together(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
     for (id, key, second) in [("a", "k", 0), ("b", "k", 10), ("c", "j", 10), ("d", "k", 20)] {
-        house.accept(event(id).key(key).at(at(second)).to(&endpoint)).await;
+        fixture.accept(event(id).key(key).at(at(second)).to(&endpoint)).await;
     }
-    let head = house.due(&endpoint, at(0)).await.claims.remove(0);
-    house.deliver(&head, at(1)).await;
+    let head = fixture.due(&endpoint, at(0)).await.claims.remove(0);
+    fixture.deliver(&head, at(1)).await;
     let ask = DeliveryQuery {
         state: Some(DeliveryState::Waiting),
         endpoint: Some(endpoint.id),
@@ -216,31 +220,31 @@ async fn filters_hold_together(house: House) {
         until: Some(at(20)),
         cause: None,
     };
-    assert_eq!(found(&house, ask).await, ["b"]);
+    assert_eq!(found(&fixture, ask).await, ["b"]);
 }
 
-async fn another_tenant_sees_none_of_it(house: House) {
-    fill(&house, 3).await;
-    let other = house.put_tenant("other").await;
-    let endpoint = house.endpoint_of(&other, json!({})).await;
-    house.accept(event("theirs").of(&other).to(&endpoint)).await;
+async fn another_tenant_sees_none_of_it(fixture: StoreFixture) {
+    fill(&fixture, 3).await;
+    let other = fixture.put_tenant("other").await;
+    let endpoint = fixture.endpoint_of(&other, json!({})).await;
+    fixture.accept(event("theirs").of(&other).to(&endpoint)).await;
     let page = || PageRequest { cursor: None, limit: 100 };
-    let theirs = house.store.deliveries(&other, Default::default(), page()).await.unwrap();
+    let theirs = fixture.store.deliveries(&other, Default::default(), page()).await.unwrap();
     assert_eq!(theirs.data.iter().map(|delivery| delivery.event_id.as_str()).collect::<Vec<_>>(), ["theirs"]);
-    assert_eq!(house.store.events(&other, Default::default(), page()).await.unwrap().data.len(), 1);
-    assert_eq!(house.list(Default::default(), 100).await.len(), 3);
+    assert_eq!(fixture.store.events(&other, Default::default(), page()).await.unwrap().data.len(), 1);
+    assert_eq!(fixture.list(Default::default(), 100).await.len(), 3);
     let ask = DeliveryQuery { endpoint: Some(endpoint.id), ..Default::default() };
-    assert!(house.list(ask, 100).await.is_empty(), "another's endpoint finds nothing");
+    assert!(fixture.list(ask, 100).await.is_empty(), "another's endpoint finds nothing");
     let nobody = tenant("nobody");
-    assert!(house.store.deliveries(&nobody, Default::default(), page()).await.unwrap().data.is_empty());
-    assert!(house.store.events(&nobody, Default::default(), page()).await.unwrap().data.is_empty());
+    assert!(fixture.store.deliveries(&nobody, Default::default(), page()).await.unwrap().data.is_empty());
+    assert!(fixture.store.events(&nobody, Default::default(), page()).await.unwrap().data.is_empty());
 }
 
-async fn a_cursor_of_somebody_elses_making_is_refused(house: House) {
-    fill(&house, 3).await;
+async fn a_cursor_of_somebody_elses_making_is_refused(fixture: StoreFixture) {
+    fill(&fixture, 3).await;
     let page = || PageRequest { cursor: Some("nonsense".into()), limit: 10 };
-    let problem = house.store.deliveries(&ours(), Default::default(), page()).await.unwrap_err();
+    let problem = fixture.store.deliveries(&ours(), Default::default(), page()).await.unwrap_err();
     assert!(matches!(problem, Error::NotFound("cursor")), "{problem:?}");
-    let problem = house.store.events(&ours(), Default::default(), page()).await.unwrap_err();
+    let problem = fixture.store.events(&ours(), Default::default(), page()).await.unwrap_err();
     assert!(matches!(problem, Error::NotFound("cursor")), "{problem:?}");
 }

@@ -10,7 +10,7 @@ use posthaste::store::{
 };
 use serde_json::json;
 
-use crate::house::{Draft, House, at, event, event_id, ours, tenant};
+use crate::fixture::{Draft, StoreFixture, at, event, event_id, ours, tenant};
 
 for_every_store! {
     a_lane_is_numbered_from_one_and_only_its_head_may_go,
@@ -28,20 +28,24 @@ fn keyed(id: &str, endpoint: &Arc<posthaste::model::endpoint::Endpoint>) -> Draf
     event(id).key("k").to(endpoint)
 }
 
-async fn lanes(house: &House, endpoint: &posthaste::model::endpoint::Endpoint, blocked_only: bool) -> Vec<Lane> {
+async fn lanes(
+    fixture: &StoreFixture,
+    endpoint: &posthaste::model::endpoint::Endpoint,
+    blocked_only: bool,
+) -> Vec<Lane> {
     let page = PageRequest { cursor: None, limit: 100 };
-    house.store.lanes(&ours(), endpoint.id, blocked_only, page).await.unwrap().data
+    fixture.store.lanes(&ours(), endpoint.id, blocked_only, page).await.unwrap().data
 }
 
-async fn a_lane_is_numbered_from_one_and_only_its_head_may_go(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
+async fn a_lane_is_numbered_from_one_and_only_its_head_may_go(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
     let batch = ["a", "b", "c"].map(|id| keyed(id, &endpoint)).into();
-    house.accept_all(batch, BatchMode::All).await;
+    fixture.accept_all(batch, BatchMode::All).await;
     for (n, id) in ["a", "b", "c"].iter().enumerate() {
-        let delivery = &house.deliveries_of(id).await[0];
+        let delivery = &fixture.deliveries_of(id).await[0];
         assert_eq!((delivery.seq, delivery.is_behind), (Some(n as u64 + 1), n > 0), "{id}");
     }
-    let due = house.due(&endpoint, at(100)).await;
+    let due = fixture.due(&endpoint, at(100)).await;
     assert_eq!(
         due.claims.iter().map(|claim| (event_id(claim), claim.seq)).collect::<Vec<_>>(),
         [("a".into(), Some(1))]
@@ -49,36 +53,36 @@ async fn a_lane_is_numbered_from_one_and_only_its_head_may_go(house: House) {
     assert_eq!(due.next_due, None, "what is behind is not due at any time");
 }
 
-async fn lanes_of_other_keys_and_endpoints_are_their_own(house: House) {
-    let (one, two) = (house.endpoint(json!({})).await, house.endpoint(json!({})).await);
-    house.accept(event("a").key("k").to(&one)).await;
-    let claims = house.accept(event("b").key("k").to(&one).to(&two)).await;
+async fn lanes_of_other_keys_and_endpoints_are_their_own(fixture: StoreFixture) {
+    let (one, two) = (fixture.endpoint(json!({})).await, fixture.endpoint(json!({})).await);
+    fixture.accept(event("a").key("k").to(&one)).await;
+    let claims = fixture.accept(event("b").key("k").to(&one).to(&two)).await;
     assert_eq!(claims.iter().map(|claim| (claim.endpoint, claim.seq)).collect::<Vec<_>>(), [(two.id, Some(1))]);
-    assert_eq!(house.claim(event("c").key("j").to(&one)).await.seq, Some(1));
-    let unkeyed = house.claim(event("d").to(&one)).await;
+    assert_eq!(fixture.claim(event("c").key("j").to(&one)).await.seq, Some(1));
+    let unkeyed = fixture.claim(event("d").to(&one)).await;
     assert_eq!((unkeyed.seq, unkeyed.lane), (None, None));
 }
 
-async fn an_endpoint_can_be_one_lane_and_can_ignore_keys(house: House) {
-    let ordered = house.endpoint(json!({"ordering": "endpoint"})).await;
-    let free = house.endpoint(json!({"ordering": "none"})).await;
-    assert_eq!(house.accept(event("a").key("k").to(&ordered).to(&free)).await.len(), 2);
-    let second = house.accept(event("b").to(&ordered).to(&free)).await;
+async fn an_endpoint_can_be_one_lane_and_can_ignore_keys(fixture: StoreFixture) {
+    let ordered = fixture.endpoint(json!({"ordering": "endpoint"})).await;
+    let free = fixture.endpoint(json!({"ordering": "none"})).await;
+    assert_eq!(fixture.accept(event("a").key("k").to(&ordered).to(&free)).await.len(), 2);
+    let second = fixture.accept(event("b").to(&ordered).to(&free)).await;
     assert_eq!(second.iter().map(|claim| (claim.endpoint, claim.seq)).collect::<Vec<_>>(), [(free.id, None)]);
-    assert_eq!(house.deliveries_of("b").await[0].seq, Some(2));
+    assert_eq!(fixture.deliveries_of("b").await[0].seq, Some(2));
 }
 
-async fn concurrent_accepts_number_every_lane_without_gaps_in_commit_order(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let house = Arc::new(house);
+async fn concurrent_accepts_number_every_lane_without_gaps_in_commit_order(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let fixture = Arc::new(fixture);
     let (producers, each, keys) = (8_u64, 30_u64, 3_u64);
     let mut tasks = tokio::task::JoinSet::new();
     for producer in 0..producers {
-        let (house, endpoint) = (house.clone(), endpoint.clone());
+        let (fixture, endpoint) = (fixture.clone(), endpoint.clone());
         tasks.spawn(async move {
             for n in 0..each {
                 let key = format!("k{}", n % keys);
-                house.accept(event(&format!("{producer}-{n}")).key(&key).to(&endpoint)).await;
+                fixture.accept(event(&format!("{producer}-{n}")).key(&key).to(&endpoint)).await;
             }
         });
     }
@@ -86,7 +90,7 @@ async fn concurrent_accepts_number_every_lane_without_gaps_in_commit_order(house
     // Newest first is commit order backwards, so the places count down.
     let mut places: HashMap<String, Vec<u64>> = HashMap::new();
     let mut last_of: HashMap<(String, String), u64> = HashMap::new();
-    for delivery in house.list(Default::default(), 50).await.iter().rev() {
+    for delivery in fixture.list(Default::default(), 50).await.iter().rev() {
         let (key, seq) = (delivery.key.clone().unwrap(), delivery.seq.unwrap());
         let producer = delivery.event_id.as_str().split('-').next().unwrap().to_owned();
         let before = last_of.insert((producer, key.clone()), seq);
@@ -97,21 +101,21 @@ async fn concurrent_accepts_number_every_lane_without_gaps_in_commit_order(house
     for (key, places) in places {
         assert_eq!(places, (1..=producers * each / keys).collect::<Vec<_>>(), "{key}");
     }
-    assert_eq!(house.due(&endpoint, at(0)).await.claims.len() as u64, keys, "one head per lane");
+    assert_eq!(fixture.due(&endpoint, at(0)).await.claims.len() as u64, keys, "one head per lane");
 }
 
-async fn changing_to_skip_frees_the_lanes_that_stand_behind_a_dead_letter(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let head = house.claim(keyed("a", &endpoint)).await;
-    house.accept(keyed("b", &endpoint)).await;
-    house.die(&head, DeadCause::Refused, at(1)).await;
-    assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
-    skip_dead(&house, &endpoint).await;
-    assert_eq!(house.due_ids(&endpoint, at(100)).await, ["b"]);
-    assert_eq!(house.state(head.id).await, DeliveryState::Dead);
+async fn changing_to_skip_frees_the_lanes_that_stand_behind_a_dead_letter(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let head = fixture.claim(keyed("a", &endpoint)).await;
+    fixture.accept(keyed("b", &endpoint)).await;
+    fixture.die(&head, DeadCause::Refused, at(1)).await;
+    assert!(fixture.due_ids(&endpoint, at(100)).await.is_empty());
+    skip_dead(&fixture, &endpoint).await;
+    assert_eq!(fixture.due_ids(&endpoint, at(100)).await, ["b"]);
+    assert_eq!(fixture.state(head.id).await, DeliveryState::Dead);
 }
 
-async fn skip_dead(house: &House, endpoint: &posthaste::model::endpoint::Endpoint) {
+async fn skip_dead(fixture: &StoreFixture, endpoint: &posthaste::model::endpoint::Endpoint) {
     let mut settings = endpoint.settings.clone();
     settings.on_dead = posthaste::model::endpoint::OnDead::Skip;
     let change = EndpointChange::Settings {
@@ -119,59 +123,59 @@ async fn skip_dead(house: &House, endpoint: &posthaste::model::endpoint::Endpoin
         settings: Box::new(settings),
         if_updated_at: endpoint.updated_at,
     };
-    house.store.change_endpoint(&ours(), endpoint.id, change, at(2)).await.unwrap();
+    fixture.store.change_endpoint(&ours(), endpoint.id, change, at(2)).await.unwrap();
 }
 
-async fn a_change_to_skip_and_a_death_at_the_same_time_leave_no_lane_blocked(house: House) {
+async fn a_change_to_skip_and_a_death_at_the_same_time_leave_no_lane_blocked(fixture: StoreFixture) {
     for n in 0..50 {
-        let endpoint = house.endpoint(json!({})).await;
-        let head = house.claim(keyed(&format!("a{n}"), &endpoint)).await;
+        let endpoint = fixture.endpoint(json!({})).await;
+        let head = fixture.claim(keyed(&format!("a{n}"), &endpoint)).await;
         let next = format!("b{n}");
-        house.accept(keyed(&next, &endpoint)).await;
-        tokio::join!(skip_dead(&house, &endpoint), house.die(&head, DeadCause::Refused, at(1)));
-        assert_eq!(house.due_ids(&endpoint, at(100)).await, [next], "round {n}");
+        fixture.accept(keyed(&next, &endpoint)).await;
+        tokio::join!(skip_dead(&fixture, &endpoint), fixture.die(&head, DeadCause::Refused, at(1)));
+        assert_eq!(fixture.due_ids(&endpoint, at(100)).await, [next], "round {n}");
     }
 }
 
-async fn lanes_tell_their_head_and_who_waits(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let head = house.claim(keyed("a", &endpoint)).await;
+async fn lanes_tell_their_head_and_who_waits(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let head = fixture.claim(keyed("a", &endpoint)).await;
     for id in ["b", "c"] {
-        house.accept(keyed(id, &endpoint)).await;
+        fixture.accept(keyed(id, &endpoint)).await;
     }
-    house.claim(event("lone").key("j").to(&endpoint)).await;
-    let all = lanes(&house, &endpoint, false).await;
-    let told: Vec<_> = all.iter().map(|lane| (lane.key.as_deref().unwrap(), lane.waiting, lane.is_blocked)).collect();
-    assert_eq!(told, [("j", 0, false), ("k", 2, false)]);
-    assert!(lanes(&house, &endpoint, true).await.is_empty());
+    fixture.claim(event("lone").key("j").to(&endpoint)).await;
+    let all = lanes(&fixture, &endpoint, false).await;
+    let listed: Vec<_> = all.iter().map(|lane| (lane.key.as_deref().unwrap(), lane.waiting, lane.is_blocked)).collect();
+    assert_eq!(listed, [("j", 0, false), ("k", 2, false)]);
+    assert!(lanes(&fixture, &endpoint, true).await.is_empty());
 
-    house.die(&head, DeadCause::Refused, at(5)).await;
-    let blocked = lanes(&house, &endpoint, true).await;
+    fixture.die(&head, DeadCause::Refused, at(5)).await;
+    let blocked = lanes(&fixture, &endpoint, true).await;
     assert_eq!((blocked.len(), blocked[0].head, blocked[0].waiting), (1, head.id, 2));
-    house.change(head.id, DeliveryChange::Discard, at(9)).await.unwrap();
-    let moved = &lanes(&house, &endpoint, false).await[1];
-    assert_eq!((moved.head, moved.since, moved.waiting), (house.deliveries_of("b").await[0].id, at(9), 1));
+    fixture.change(head.id, DeliveryChange::Discard, at(9)).await.unwrap();
+    let moved = &lanes(&fixture, &endpoint, false).await[1];
+    assert_eq!((moved.head, moved.since, moved.waiting), (fixture.deliveries_of("b").await[0].id, at(9), 1));
 
-    let claims: Vec<Claim> = house.due(&endpoint, at(100)).await.claims;
+    let claims: Vec<Claim> = fixture.due(&endpoint, at(100)).await.claims;
     for claim in claims {
         let mut next = Some(claim);
         while let Some(claim) = next {
-            next = house.deliver(&claim, at(10)).await.freed.pop();
+            next = fixture.deliver(&claim, at(10)).await.freed.pop();
         }
     }
-    assert!(lanes(&house, &endpoint, false).await.is_empty(), "a lane with nothing to deliver is not listed");
+    assert!(lanes(&fixture, &endpoint, false).await.is_empty(), "a lane with nothing to deliver is not listed");
     let page = PageRequest { cursor: None, limit: 100 };
-    assert!(house.store.lanes(&tenant("other"), endpoint.id, false, page).await.unwrap().data.is_empty());
+    assert!(fixture.store.lanes(&tenant("other"), endpoint.id, false, page).await.unwrap().data.is_empty());
 }
 
-async fn lanes_page_by_key(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
+async fn lanes_page_by_key(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
     let batch = (0..25).map(|n| event(&format!("e{n}")).key(&format!("k{n:02}")).to(&endpoint)).collect();
-    let answers = house.accept_all(batch, BatchMode::All).await;
+    let answers = fixture.accept_all(batch, BatchMode::All).await;
     assert!(answers.iter().all(|answer| matches!(answer, AcceptResult::New { .. })));
     let (mut keys, mut cursor) = (Vec::new(), None);
     loop {
-        let page = house.store.lanes(&ours(), endpoint.id, false, PageRequest { cursor, limit: 10 }).await.unwrap();
+        let page = fixture.store.lanes(&ours(), endpoint.id, false, PageRequest { cursor, limit: 10 }).await.unwrap();
         assert!(page.data.len() <= 10);
         keys.extend(page.data.into_iter().map(|lane| lane.key.unwrap()));
         cursor = page.next;
@@ -182,41 +186,41 @@ async fn lanes_page_by_key(house: House) {
     assert_eq!(keys, (0..25).map(|n| format!("k{n:02}")).collect::<Vec<_>>());
 }
 
-async fn a_lane_with_several_dead_waits_behind_each_and_skips_all_when_told(house: House) {
+async fn a_lane_with_several_dead_waits_behind_each_and_skips_all_when_told(fixture: StoreFixture) {
     // Held too long, a whole lane may die before its turn comes.
     let over = |progress| ClaimOutcome::Expired { by: DeadlineSource::Hold, progress };
     for (lane, skips) in [("waits", false), ("skips", true)] {
-        let endpoint = house.endpoint(json!({})).await;
+        let endpoint = fixture.endpoint(json!({})).await;
         let mut ids = Vec::new();
         for n in 0..4 {
             let id = format!("{lane}-{n}");
-            house.accept(event(&id).key("k").to(&endpoint)).await;
-            ids.push(house.deliveries_of(&id).await[0].id);
+            fixture.accept(event(&id).key("k").to(&endpoint)).await;
+            ids.push(fixture.deliveries_of(&id).await[0].id);
         }
         for id in &ids[..3] {
-            let outcome = over(house.delivery(*id).await.progress);
+            let outcome = over(fixture.delivery(*id).await.progress);
             let settlement = Settlement { id: *id, endpoint: endpoint.id, now: at(9), outcome };
-            let settled = house.store.settle(house.lease(endpoint.id), settlement).await.unwrap();
+            let settled = fixture.store.settle(fixture.lease(endpoint.id), settlement).await.unwrap();
             assert!(settled.freed.is_empty(), "a dead letter blocks");
         }
         if skips {
-            let current = house.store.any_endpoint(endpoint.id).unwrap();
+            let current = fixture.store.any_endpoint(endpoint.id).unwrap();
             let settings = EndpointSettings { on_dead: OnDead::Skip, ..current.settings.clone() };
             let (policy, if_updated_at) = (settings.check().unwrap(), current.updated_at);
             let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
-            house.store.change_endpoint(&ours(), endpoint.id, change, at(10)).await.unwrap();
+            fixture.store.change_endpoint(&ours(), endpoint.id, change, at(10)).await.unwrap();
         } else {
             // The head is replayed and arrives; the next dead one is head now.
-            house.change(ids[0], DeliveryChange::Replay, at(10)).await.unwrap();
-            let head = house.due(&endpoint, at(10)).await.claims.remove(0);
-            assert!(house.deliver(&head, at(11)).await.freed.is_empty(), "nobody replayed the second");
-            assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
-            assert_eq!(house.store.lane_head(endpoint.id, "k").await.unwrap(), Some((ids[1], true)));
+            fixture.change(ids[0], DeliveryChange::Replay, at(10)).await.unwrap();
+            let head = fixture.due(&endpoint, at(10)).await.claims.remove(0);
+            assert!(fixture.deliver(&head, at(11)).await.freed.is_empty(), "nobody replayed the second");
+            assert!(fixture.due_ids(&endpoint, at(100)).await.is_empty());
+            assert_eq!(fixture.store.lane_head(endpoint.id, "k").await.unwrap(), Some((ids[1], true)));
             for id in &ids[1..3] {
-                house.change(*id, DeliveryChange::Discard, at(12)).await.unwrap();
+                fixture.change(*id, DeliveryChange::Discard, at(12)).await.unwrap();
             }
         }
-        assert_eq!(house.due_ids(&endpoint, at(100)).await, [format!("{lane}-3")]);
-        assert_eq!(house.store.lane_head(endpoint.id, "k").await.unwrap(), Some((ids[3], false)));
+        assert_eq!(fixture.due_ids(&endpoint, at(100)).await, [format!("{lane}-3")]);
+        assert_eq!(fixture.store.lane_head(endpoint.id, "k").await.unwrap(), Some((ids[3], false)));
     }
 }

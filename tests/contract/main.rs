@@ -1,8 +1,9 @@
-//! What every store promises, written once and asked of each of them.
+//! The contract of the stores, written once and tested with each of them.
 //!
-//! A promise is a function of a [`house::House`]: a store on ground of its
-//! own. [`for_every_store`] makes it a test per store; another store would be
-//! one more module in that macro. Time is handed in, so nothing here sleeps.
+//! A promise is a function of a [`fixture::StoreFixture`]: a store in a scratch
+//! folder or database. [`for_every_store`] makes it a test per store; another
+//! store would be one more module in that macro. Time is an argument, so
+//! nothing here sleeps.
 
 #![allow(clippy::unwrap_used, reason = "these are tests; a panic is their answer")]
 
@@ -16,7 +17,7 @@ macro_rules! for_every_store {
                 $(#[$mark])*
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $promise() {
-                    super::$promise(crate::house::House::embedded().await).await;
+                    super::$promise(crate::fixture::StoreFixture::embedded().await).await;
                 }
             )*
         }
@@ -25,17 +26,17 @@ macro_rules! for_every_store {
                 $(#[$mark])*
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $promise() {
-                    super::$promise(crate::house::House::postgres().await).await;
+                    super::$promise(crate::fixture::StoreFixture::postgres().await).await;
                 }
             )*
         }
     };
 }
 
+mod fixture;
 #[path = "../ground/mod.rs"]
 #[allow(dead_code, reason = "other tests need more of it")]
 mod ground;
-mod house;
 
 mod accept;
 mod access;

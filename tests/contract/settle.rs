@@ -8,7 +8,7 @@ use posthaste::model::shard::{Epoch, Lease};
 use posthaste::store::{ClaimOutcome, DeliveryChange, EndpointChange, EndpointUpdate, Error, Settlement};
 use serde_json::json;
 
-use crate::house::{House, at, attempted, disabling, event, ours, settlement};
+use crate::fixture::{StoreFixture, at, attempted, disabling, event, ours, settlement};
 
 for_every_store! {
     an_attempt_and_its_state_are_there_together,
@@ -34,131 +34,131 @@ for_every_store! {
     a_receiver_that_is_no_longer_the_endpoints_speaks_for_nobody,
 }
 
-async fn an_attempt_and_its_state_are_there_together(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("a").to(&endpoint)).await;
-    let settled = house.deliver(&claim, at(3)).await;
+async fn an_attempt_and_its_state_are_there_together(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("a").to(&endpoint)).await;
+    let settled = fixture.deliver(&claim, at(3)).await;
     assert!(settled.due_again_at.is_none() && settled.freed.is_empty() && settled.update.is_empty());
-    let delivery = house.delivery(claim.id).await;
+    let delivery = fixture.delivery(claim.id).await;
     assert_eq!((delivery.state, delivery.cause, delivery.finished_at), (DeliveryState::Delivered, None, Some(at(3))));
     assert_eq!(
         (delivery.progress.attempts, delivery.first_attempt_at, delivery.last_status),
         (1, Some(at(3)), Some(200))
     );
-    let attempts = house.attempts(claim.id).await;
+    let attempts = fixture.attempts(claim.id).await;
     let ClaimOutcome::Attempted { attempt, .. } = attempted(&claim, NextState::Delivered, at(3)) else {
         unreachable!()
     };
     assert_eq!(attempts, [*attempt]);
-    assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
+    assert!(fixture.due_ids(&endpoint, at(100)).await.is_empty());
 }
 
-async fn a_retry_moves_the_due_time_and_keeps_the_budget(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("a").to(&endpoint)).await;
-    let settled = house.attempted(&claim, NextState::Waiting { due_at: at(60) }, at(1)).await;
+async fn a_retry_moves_the_due_time_and_keeps_the_budget(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("a").to(&endpoint)).await;
+    let settled = fixture.attempted(&claim, NextState::Waiting { due_at: at(60) }, at(1)).await;
     assert_eq!(settled.due_again_at, Some(at(60)));
-    let page = house.due(&endpoint, at(59)).await;
+    let page = fixture.due(&endpoint, at(59)).await;
     assert_eq!((page.claims.len(), page.next_due), (0, Some(at(60))));
-    let again = house.due(&endpoint, at(60)).await.claims.remove(0);
+    let again = fixture.due(&endpoint, at(60)).await.claims.remove(0);
     assert_eq!((again.id, again.due_at), (claim.id, at(60)));
     assert_eq!((again.progress.attempts, again.progress.age_from), (1, Some(at(1))));
-    assert_eq!(house.state(claim.id).await, DeliveryState::Waiting);
+    assert_eq!(fixture.state(claim.id).await, DeliveryState::Waiting);
 }
 
-async fn every_attempt_is_kept_in_order(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let mut claim = house.claim(event("a").to(&endpoint)).await;
+async fn every_attempt_is_kept_in_order(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let mut claim = fixture.claim(event("a").to(&endpoint)).await;
     for n in 1..=5 {
-        house.attempted(&claim, NextState::Waiting { due_at: at(n) }, at(n)).await;
-        claim = house.due(&endpoint, at(n)).await.claims.remove(0);
+        fixture.attempted(&claim, NextState::Waiting { due_at: at(n) }, at(n)).await;
+        claim = fixture.due(&endpoint, at(n)).await.claims.remove(0);
     }
-    house.die(&claim, DeadCause::Exhausted, at(6)).await;
-    let numbers: Vec<_> = house.attempts(claim.id).await.iter().map(|attempt| attempt.number).collect();
+    fixture.die(&claim, DeadCause::Exhausted, at(6)).await;
+    let numbers: Vec<_> = fixture.attempts(claim.id).await.iter().map(|attempt| attempt.number).collect();
     assert_eq!(numbers, [1, 2, 3, 4, 5, 6]);
-    let delivery = house.delivery(claim.id).await;
+    let delivery = fixture.delivery(claim.id).await;
     assert_eq!((delivery.state, delivery.cause), (DeliveryState::Dead, Some(DeadCause::Exhausted)));
     assert_eq!((delivery.first_attempt_at, delivery.last_status), (Some(at(1)), Some(503)));
 }
 
-async fn a_delivered_head_passes_the_lane_to_the_next(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let head = house.claim(event("a").key("k").to(&endpoint)).await;
+async fn a_delivered_head_passes_the_lane_to_the_next(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let head = fixture.claim(event("a").key("k").to(&endpoint)).await;
     for id in ["b", "c"] {
-        assert!(house.accept(event(id).key("k").saying(id).to(&endpoint)).await.is_empty());
+        assert!(fixture.accept(event(id).key("k").saying(id).to(&endpoint)).await.is_empty());
     }
-    let next = house.deliver(&head, at(1)).await.freed.pop().unwrap();
+    let next = fixture.deliver(&head, at(1)).await.freed.pop().unwrap();
     assert_eq!((next.event.id.as_str(), next.seq, &next.event.data[..]), ("b", Some(2), &b"b"[..]));
-    assert_eq!(house.due_ids(&endpoint, at(100)).await, ["b"]);
-    let last = house.deliver(&next, at(2)).await.freed.pop().unwrap();
+    assert_eq!(fixture.due_ids(&endpoint, at(100)).await, ["b"]);
+    let last = fixture.deliver(&next, at(2)).await.freed.pop().unwrap();
     assert_eq!(last.event.id.as_str(), "c");
-    assert!(house.deliver(&last, at(3)).await.freed.is_empty());
-    assert_eq!(house.claim(event("d").key("k").to(&endpoint)).await.seq, Some(4), "an empty lane has room");
+    assert!(fixture.deliver(&last, at(3)).await.freed.is_empty());
+    assert_eq!(fixture.claim(event("d").key("k").to(&endpoint)).await.seq, Some(4), "an empty lane has room");
 }
 
-async fn a_retried_head_goes_on_holding_its_lane(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let head = house.claim(event("a").key("k").to(&endpoint)).await;
-    house.accept(event("b").key("k").to(&endpoint)).await;
-    assert!(house.attempted(&head, NextState::Waiting { due_at: at(60) }, at(1)).await.freed.is_empty());
-    assert!(house.due_ids(&endpoint, at(59)).await.is_empty());
-    assert_eq!(house.due_ids(&endpoint, at(60)).await, ["a"]);
+async fn a_retried_head_goes_on_holding_its_lane(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let head = fixture.claim(event("a").key("k").to(&endpoint)).await;
+    fixture.accept(event("b").key("k").to(&endpoint)).await;
+    assert!(fixture.attempted(&head, NextState::Waiting { due_at: at(60) }, at(1)).await.freed.is_empty());
+    assert!(fixture.due_ids(&endpoint, at(59)).await.is_empty());
+    assert_eq!(fixture.due_ids(&endpoint, at(60)).await, ["a"]);
 }
 
-async fn a_dead_head_blocks_its_lane(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let head = house.claim(event("a").key("k").to(&endpoint)).await;
-    house.accept(event("b").key("k").to(&endpoint)).await;
-    assert!(house.die(&head, DeadCause::Refused, at(1)).await.freed.is_empty());
-    assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
-    assert!(house.accept(event("c").key("k").to(&endpoint)).await.is_empty(), "new ones wait too");
-    assert!(house.delivery(house.deliveries_of("b").await[0].id).await.is_behind);
+async fn a_dead_head_blocks_its_lane(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let head = fixture.claim(event("a").key("k").to(&endpoint)).await;
+    fixture.accept(event("b").key("k").to(&endpoint)).await;
+    assert!(fixture.die(&head, DeadCause::Refused, at(1)).await.freed.is_empty());
+    assert!(fixture.due_ids(&endpoint, at(100)).await.is_empty());
+    assert!(fixture.accept(event("c").key("k").to(&endpoint)).await.is_empty(), "new ones wait too");
+    assert!(fixture.delivery(fixture.deliveries_of("b").await[0].id).await.is_behind);
 }
 
-async fn a_dead_head_is_passed_where_the_lane_skips_its_dead(house: House) {
-    let endpoint = house.endpoint(json!({"on_dead": "skip"})).await;
-    let head = house.claim(event("a").key("k").to(&endpoint)).await;
-    house.accept(event("b").key("k").to(&endpoint)).await;
-    let next = house.die(&head, DeadCause::Refused, at(1)).await.freed.pop().unwrap();
+async fn a_dead_head_is_passed_where_the_lane_skips_its_dead(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({"on_dead": "skip"})).await;
+    let head = fixture.claim(event("a").key("k").to(&endpoint)).await;
+    fixture.accept(event("b").key("k").to(&endpoint)).await;
+    let next = fixture.die(&head, DeadCause::Refused, at(1)).await.freed.pop().unwrap();
     assert_eq!(next.event.id.as_str(), "b");
-    assert_eq!(house.state(head.id).await, DeliveryState::Dead);
+    assert_eq!(fixture.state(head.id).await, DeliveryState::Dead);
 }
 
-async fn a_delivery_too_old_to_be_attempted_is_dead_without_an_attempt(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("a").to(&endpoint)).await;
+async fn a_delivery_too_old_to_be_attempted_is_dead_without_an_attempt(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("a").to(&endpoint)).await;
     let settlement =
         settlement(&claim, ClaimOutcome::Expired { by: DeadlineSource::Age, progress: claim.progress }, at(9));
-    house.store.settle(house.lease(endpoint.id), settlement).await.unwrap();
-    let delivery = house.delivery(claim.id).await;
+    fixture.store.settle(fixture.lease(endpoint.id), settlement).await.unwrap();
+    let delivery = fixture.delivery(claim.id).await;
     assert_eq!((delivery.state, delivery.cause), (DeliveryState::Dead, Some(DeadCause::Expired)));
     assert_eq!((delivery.progress.attempts, delivery.finished_at), (0, Some(at(9))));
-    assert!(house.attempts(claim.id).await.is_empty());
+    assert!(fixture.attempts(claim.id).await.is_empty());
 }
 
-async fn gone_disables_the_endpoint_and_holds_its_backlog(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("a").to(&endpoint)).await;
-    let other = house.claim(event("b").to(&endpoint)).await;
-    assert_eq!(house.die(&claim, DeadCause::Gone, at(4)).await.update.stop, disabling().stop);
-    let standing = &house.store.endpoint(&ours(), endpoint.id).unwrap().status;
+async fn gone_disables_the_endpoint_and_holds_its_backlog(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("a").to(&endpoint)).await;
+    let other = fixture.claim(event("b").to(&endpoint)).await;
+    assert_eq!(fixture.die(&claim, DeadCause::Gone, at(4)).await.update.stop, disabling().stop);
+    let standing = &fixture.store.endpoint(&ours(), endpoint.id).unwrap().status;
     assert_eq!((standing.state, standing.since), (EndpointState::Disabled, at(4)));
     assert!(standing.reason.as_deref().unwrap().contains("410"));
-    assert_eq!(house.state(other.id).await, DeliveryState::Waiting);
+    assert_eq!(fixture.state(other.id).await, DeliveryState::Waiting);
     assert_eq!(
-        house.die(&other, DeadCause::Gone, at(5)).await.update,
+        fixture.die(&other, DeadCause::Gone, at(5)).await.update,
         EndpointUpdate::default(),
         "it was disabled already"
     );
-    let house = house.reopened().await;
-    assert_eq!(house.store.endpoint(&ours(), endpoint.id).unwrap().status.since, at(4));
+    let fixture = fixture.reopened().await;
+    assert_eq!(fixture.store.endpoint(&ours(), endpoint.id).unwrap().status.since, at(4));
 }
 
-async fn a_stale_lease_settles_nothing(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("a").key("k").to(&endpoint)).await;
-    house.accept(event("b").key("k").to(&endpoint)).await;
-    let lease = house.lease(endpoint.id);
+async fn a_stale_lease_settles_nothing(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("a").key("k").to(&endpoint)).await;
+    fixture.accept(event("b").key("k").to(&endpoint)).await;
+    let lease = fixture.lease(endpoint.id);
     let stale = Lease { epoch: Epoch(lease.epoch.0 - 1), ..lease };
     for outcome in [
         attempted(&claim, NextState::Delivered, at(1)),
@@ -166,111 +166,112 @@ async fn a_stale_lease_settles_nothing(house: House) {
         ClaimOutcome::PutBack { due_at: at(50) },
         ClaimOutcome::Expired { by: DeadlineSource::Age, progress: claim.progress },
     ] {
-        let refused = house.store.settle(stale, settlement(&claim, outcome, at(1))).await.unwrap_err();
+        let refused = fixture.store.settle(stale, settlement(&claim, outcome, at(1))).await.unwrap_err();
         assert!(matches!(refused, Error::Stale(shard) if shard == lease.shard), "{refused:?}");
     }
-    let delivery = house.delivery(claim.id).await;
+    let delivery = fixture.delivery(claim.id).await;
     assert_eq!((delivery.state, delivery.due_at, delivery.progress.attempts), (DeliveryState::Waiting, at(0), 0));
-    assert!(house.attempts(claim.id).await.is_empty());
-    assert_eq!(house.due_ids(&endpoint, at(100)).await, ["a"]);
-    assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().status.state, EndpointState::Active);
+    assert!(fixture.attempts(claim.id).await.is_empty());
+    assert_eq!(fixture.due_ids(&endpoint, at(100)).await, ["a"]);
+    assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().status.state, EndpointState::Active);
 }
 
-async fn what_is_put_back_is_charged_nothing(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("a").to(&endpoint)).await;
-    house.attempted(&claim, NextState::Waiting { due_at: at(5) }, at(1)).await;
-    let claim = house.due(&endpoint, at(5)).await.claims.remove(0);
+async fn what_is_put_back_is_charged_nothing(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("a").to(&endpoint)).await;
+    fixture.attempted(&claim, NextState::Waiting { due_at: at(5) }, at(1)).await;
+    let claim = fixture.due(&endpoint, at(5)).await.claims.remove(0);
     let put_back = settlement(&claim, ClaimOutcome::PutBack { due_at: at(30) }, at(6));
-    let settled = house.store.settle(house.lease(endpoint.id), put_back).await.unwrap();
+    let settled = fixture.store.settle(fixture.lease(endpoint.id), put_back).await.unwrap();
     assert_eq!(settled.due_again_at, Some(at(30)));
-    let again = house.due(&endpoint, at(30)).await.claims.remove(0);
+    let again = fixture.due(&endpoint, at(30)).await.claims.remove(0);
     assert_eq!((again.progress, again.due_at), (claim.progress, at(30)));
-    assert_eq!(house.attempts(claim.id).await.len(), 1);
+    assert_eq!(fixture.attempts(claim.id).await.len(), 1);
 }
 
-async fn a_delivery_cancelled_in_flight_is_delivered_when_it_arrived_all_the_same(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("a").key("k").to(&endpoint)).await;
-    house.accept(event("b").key("k").to(&endpoint)).await;
-    house.change(claim.id, DeliveryChange::Cancel, at(1)).await.unwrap();
-    let settled = house.deliver(&claim, at(2)).await;
+async fn a_delivery_cancelled_in_flight_is_delivered_when_it_arrived_all_the_same(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("a").key("k").to(&endpoint)).await;
+    fixture.accept(event("b").key("k").to(&endpoint)).await;
+    fixture.change(claim.id, DeliveryChange::Cancel, at(1)).await.unwrap();
+    let settled = fixture.deliver(&claim, at(2)).await;
     assert!(settled.freed.is_empty(), "the lane moved on when it was cancelled");
-    let delivery = house.delivery(claim.id).await;
+    let delivery = fixture.delivery(claim.id).await;
     assert_eq!(
         (delivery.state, delivery.finished_at, delivery.progress.attempts),
         (DeliveryState::Delivered, Some(at(2)), 1)
     );
-    assert_eq!(house.due_ids(&endpoint, at(100)).await, ["b"]);
+    assert_eq!(fixture.due_ids(&endpoint, at(100)).await, ["b"]);
 }
 
-async fn a_delivery_cancelled_in_flight_stays_cancelled_when_it_did_not_arrive(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
+async fn a_delivery_cancelled_in_flight_stays_cancelled_when_it_did_not_arrive(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
     for (id, outcome) in [
         ("retry", NextState::Waiting { due_at: at(5) }),
         ("refused", NextState::Dead(DeadCause::Refused)),
         ("exhausted", NextState::Dead(DeadCause::Exhausted)),
     ] {
-        let claim = house.claim(event(id).to(&endpoint)).await;
-        house.change(claim.id, DeliveryChange::Cancel, at(1)).await.unwrap();
-        let settled = house.attempted(&claim, outcome, at(2)).await;
+        let claim = fixture.claim(event(id).to(&endpoint)).await;
+        fixture.change(claim.id, DeliveryChange::Cancel, at(1)).await.unwrap();
+        let settled = fixture.attempted(&claim, outcome, at(2)).await;
         assert_eq!(settled.due_again_at, None, "{id}");
-        let delivery = house.delivery(claim.id).await;
+        let delivery = fixture.delivery(claim.id).await;
         assert_eq!(
             (delivery.state, delivery.cause, delivery.finished_at),
             (DeliveryState::Cancelled, None, Some(at(1))),
             "{id}"
         );
-        assert_eq!(house.attempts(claim.id).await.len(), 1, "the request was made, so it is told");
+        assert_eq!(fixture.attempts(claim.id).await.len(), 1, "the request was made, so it is told");
     }
-    let claim = house.claim(event("put-back").to(&endpoint)).await;
-    house.change(claim.id, DeliveryChange::Cancel, at(1)).await.unwrap();
+    let claim = fixture.claim(event("put-back").to(&endpoint)).await;
+    fixture.change(claim.id, DeliveryChange::Cancel, at(1)).await.unwrap();
     for outcome in [
         ClaimOutcome::PutBack { due_at: at(9) },
         ClaimOutcome::Expired { by: DeadlineSource::Age, progress: claim.progress },
     ] {
-        house.store.settle(house.lease(endpoint.id), settlement(&claim, outcome, at(2))).await.unwrap();
-        assert_eq!(house.state(claim.id).await, DeliveryState::Cancelled);
+        fixture.store.settle(fixture.lease(endpoint.id), settlement(&claim, outcome, at(2))).await.unwrap();
+        assert_eq!(fixture.state(claim.id).await, DeliveryState::Cancelled);
     }
-    assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
+    assert!(fixture.due_ids(&endpoint, at(100)).await.is_empty());
 }
 
-async fn settling_what_was_forgotten_or_never_was_changes_nothing(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("a").to(&endpoint)).await;
-    house.change(claim.id, DeliveryChange::Cancel, at(1)).await.unwrap();
-    house.forget(at(50), at(50)).await;
-    house.deliver(&claim, at(60)).await;
-    assert!(house.store.delivery(&ours(), claim.id).await.unwrap().is_none());
-    assert!(!house.is_known("a").await);
+async fn settling_what_was_forgotten_or_never_was_changes_nothing(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("a").to(&endpoint)).await;
+    fixture.change(claim.id, DeliveryChange::Cancel, at(1)).await.unwrap();
+    fixture.forget(at(50), at(50)).await;
+    fixture.deliver(&claim, at(60)).await;
+    assert!(fixture.store.delivery(&ours(), claim.id).await.unwrap().is_none());
+    assert!(!fixture.is_known("a").await);
 }
 
-async fn outcomes_survive_closing(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let retried = house.claim(event("retried").key("k").to(&endpoint)).await;
-    house.attempted(&retried, NextState::Waiting { due_at: at(60) }, at(1)).await;
-    house.accept(event("behind").key("k").to(&endpoint)).await;
-    let dead = house.claim(event("dead").to(&endpoint)).await;
-    house.die(&dead, DeadCause::Refused, at(2)).await;
-    let delivered = house.claim(event("delivered").to(&endpoint)).await;
-    house.deliver(&delivered, at(3)).await;
-    let before = [house.delivery(retried.id).await, house.delivery(dead.id).await, house.delivery(delivered.id).await];
+async fn outcomes_survive_closing(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let retried = fixture.claim(event("retried").key("k").to(&endpoint)).await;
+    fixture.attempted(&retried, NextState::Waiting { due_at: at(60) }, at(1)).await;
+    fixture.accept(event("behind").key("k").to(&endpoint)).await;
+    let dead = fixture.claim(event("dead").to(&endpoint)).await;
+    fixture.die(&dead, DeadCause::Refused, at(2)).await;
+    let delivered = fixture.claim(event("delivered").to(&endpoint)).await;
+    fixture.deliver(&delivered, at(3)).await;
+    let before =
+        [fixture.delivery(retried.id).await, fixture.delivery(dead.id).await, fixture.delivery(delivered.id).await];
 
-    let house = house.reopened().await;
+    let fixture = fixture.reopened().await;
     for delivery in before {
-        let after = house.delivery(delivery.id).await;
+        let after = fixture.delivery(delivery.id).await;
         assert_eq!(format!("{after:?}"), format!("{delivery:?}"));
-        assert_eq!(house.attempts(delivery.id).await.len(), 1);
+        assert_eq!(fixture.attempts(delivery.id).await.len(), 1);
     }
-    let due = house.due(&endpoint, at(100)).await.claims;
+    let due = fixture.due(&endpoint, at(100)).await.claims;
     assert_eq!(due.iter().map(|claim| claim.id).collect::<Vec<_>>(), [retried.id]);
-    let next = house.deliver(&due[0], at(61)).await.freed.pop().unwrap();
+    let next = fixture.deliver(&due[0], at(61)).await.freed.pop().unwrap();
     assert_eq!((next.event.id.as_str(), next.seq), ("behind", Some(2)));
 }
 
-async fn a_receivers_wish_for_quiet_is_kept_and_never_shortened(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("a").to(&endpoint)).await;
+async fn a_receivers_wish_for_quiet_is_kept_and_never_shortened(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("a").to(&endpoint)).await;
     for (until, is_news) in [(60, true), (30, false), (60, false), (90, true)] {
         let ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at: look_at, .. } =
             attempted(&claim, NextState::Waiting { due_at: at(until) }, at(1))
@@ -280,25 +281,26 @@ async fn a_receivers_wish_for_quiet_is_kept_and_never_shortened(house: House) {
         let notice = EndpointUpdate { quiet_until: Some(at(until)), ..EndpointUpdate::default() };
         let outcome =
             ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at: look_at, update: notice.clone() };
-        let settled = house.store.settle(house.lease(endpoint.id), settlement(&claim, outcome, at(1))).await.unwrap();
+        let settled =
+            fixture.store.settle(fixture.lease(endpoint.id), settlement(&claim, outcome, at(1))).await.unwrap();
         assert_eq!(settled.update, Some(notice).filter(|_| is_news).unwrap_or_default(), "until {until}");
     }
-    let house = house.reopened().await;
-    assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().quiet_until, Some(at(90)));
+    let fixture = fixture.reopened().await;
+    assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().quiet_until, Some(at(90)));
     let standing = EndpointChange::Standing { state: EndpointState::Paused, reason: None, by: Actor::Person };
-    house.store.change_endpoint(&ours(), endpoint.id, standing, at(2)).await.unwrap();
-    assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().quiet_until, Some(at(90)), "a pause changes nothing");
+    fixture.store.change_endpoint(&ours(), endpoint.id, standing, at(2)).await.unwrap();
+    assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().quiet_until, Some(at(90)), "a pause changes nothing");
     for (n, quiet_until) in [(1, Some(at(90))), (2, None)] {
         let standing = EndpointChange::Standing { state: EndpointState::Active, reason: None, by: Actor::Person };
-        house.store.change_endpoint(&ours(), endpoint.id, standing, at(2)).await.unwrap();
-        let known = house.store.any_endpoint(endpoint.id).unwrap();
+        fixture.store.change_endpoint(&ours(), endpoint.id, standing, at(2)).await.unwrap();
+        let known = fixture.store.any_endpoint(endpoint.id).unwrap();
         assert_eq!(known.quiet_until, quiet_until, "resume {n}: the first ends the pause, the second the quiet");
     }
 }
 
-async fn another_url_has_asked_for_nothing(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("a").to(&endpoint)).await;
+async fn another_url_has_asked_for_nothing(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("a").to(&endpoint)).await;
     let ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at: look_at, .. } =
         attempted(&claim, NextState::Waiting { due_at: at(5) }, at(1))
     else {
@@ -306,98 +308,99 @@ async fn another_url_has_asked_for_nothing(house: House) {
     };
     let notice = EndpointUpdate { quiet_until: Some(at(90)), ..EndpointUpdate::default() };
     let outcome = ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at: look_at, update: notice };
-    house.store.settle(house.lease(endpoint.id), settlement(&claim, outcome, at(1))).await.unwrap();
+    fixture.store.settle(fixture.lease(endpoint.id), settlement(&claim, outcome, at(1))).await.unwrap();
     for (url, quiet_until) in [("https://example.com/", Some(at(90))), ("https://example.com/new", None)] {
-        let current = house.store.any_endpoint(endpoint.id).unwrap();
+        let current = fixture.store.any_endpoint(endpoint.id).unwrap();
         let settings = EndpointSettings { url: url.into(), description: "new".into(), ..current.settings.clone() };
         let policy = settings.check().unwrap();
         let if_updated_at = current.updated_at;
         let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
-        house.store.change_endpoint(&ours(), endpoint.id, change, at(3)).await.unwrap();
-        assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().quiet_until, quiet_until, "{url}");
+        fixture.store.change_endpoint(&ours(), endpoint.id, change, at(3)).await.unwrap();
+        assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().quiet_until, quiet_until, "{url}");
     }
 }
 
-async fn an_event_over_by_its_own_account_lets_its_lane_move_on(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let head = house.claim(event("a").key("k").expiring(at(10)).to(&endpoint)).await;
+async fn an_event_over_by_its_own_account_lets_its_lane_move_on(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let head = fixture.claim(event("a").key("k").expiring(at(10)).to(&endpoint)).await;
     assert_eq!(head.expires_at, Some(at(10)));
-    house.accept(event("b").key("k").expiring(at(20)).to(&endpoint)).await;
-    house.accept(event("c").key("k").to(&endpoint)).await;
-    house.accept(event("d").key("k").to(&endpoint)).await;
+    fixture.accept(event("b").key("k").expiring(at(20)).to(&endpoint)).await;
+    fixture.accept(event("c").key("k").to(&endpoint)).await;
+    fixture.accept(event("d").key("k").to(&endpoint)).await;
     // One behind the head ends first; the lane does not move for it.
-    let behind = house.deliveries_of("b").await[0].id;
+    let behind = fixture.deliveries_of("b").await[0].id;
     let over = |progress| ClaimOutcome::Expired { by: DeadlineSource::Expiry, progress };
     let settlement_of = |id, outcome| Settlement { id, endpoint: endpoint.id, now: at(21), outcome };
-    let progress = house.delivery(behind).await.progress;
-    let settled = house.store.settle(house.lease(endpoint.id), settlement_of(behind, over(progress))).await.unwrap();
-    assert!(settled.freed.is_empty());
-    assert_eq!(house.due_ids(&endpoint, at(100)).await, ["a"]);
+    let progress = fixture.delivery(behind).await.progress;
     let settled =
-        house.store.settle(house.lease(endpoint.id), settlement_of(head.id, over(head.progress))).await.unwrap();
+        fixture.store.settle(fixture.lease(endpoint.id), settlement_of(behind, over(progress))).await.unwrap();
+    assert!(settled.freed.is_empty());
+    assert_eq!(fixture.due_ids(&endpoint, at(100)).await, ["a"]);
+    let settled =
+        fixture.store.settle(fixture.lease(endpoint.id), settlement_of(head.id, over(head.progress))).await.unwrap();
     assert_eq!(settled.freed.first().map(|claim| claim.event.id.to_string()), Some("c".into()));
     for id in [head.id, behind] {
-        let delivery = house.delivery(id).await;
+        let delivery = fixture.delivery(id).await;
         assert_eq!((delivery.state, delivery.cause), (DeliveryState::Dead, Some(DeadCause::Expired)));
     }
     // Any other death blocks, an old age included.
-    let third = house.due(&endpoint, at(100)).await.claims.remove(0);
+    let third = fixture.due(&endpoint, at(100)).await.claims.remove(0);
     let old = settlement(&third, ClaimOutcome::Expired { by: DeadlineSource::Age, progress: third.progress }, at(30));
-    assert!(house.store.settle(house.lease(endpoint.id), old).await.unwrap().freed.is_empty());
-    assert!(house.due_ids(&endpoint, at(100)).await.is_empty());
+    assert!(fixture.store.settle(fixture.lease(endpoint.id), old).await.unwrap().freed.is_empty());
+    assert!(fixture.due_ids(&endpoint, at(100)).await.is_empty());
 }
 
-async fn a_replay_in_flight_keeps_its_fresh_budget(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("a").to(&endpoint)).await;
-    house.change(claim.id, DeliveryChange::Cancel, at(1)).await.unwrap();
-    house.change(claim.id, DeliveryChange::Replay, at(2)).await.unwrap();
+async fn a_replay_in_flight_keeps_its_fresh_budget(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("a").to(&endpoint)).await;
+    fixture.change(claim.id, DeliveryChange::Cancel, at(1)).await.unwrap();
+    fixture.change(claim.id, DeliveryChange::Replay, at(2)).await.unwrap();
     // The request that was open all the while ends now.
-    let settled = house.attempted(&claim, NextState::Dead(DeadCause::Refused), at(3)).await;
+    let settled = fixture.attempted(&claim, NextState::Dead(DeadCause::Refused), at(3)).await;
     assert_eq!(settled.due_again_at, Some(at(2)));
-    let again = house.due(&endpoint, at(3)).await.claims.remove(0);
+    let again = fixture.due(&endpoint, at(3)).await.claims.remove(0);
     let progress = again.progress;
     assert_eq!((progress.attempts, progress.attempts_before), (1, 1), "it is counted, but not in the new budget");
     assert_eq!((progress.age_from, progress.begun_at), (None, Some(at(2))));
-    assert_eq!(house.attempts(claim.id).await.len(), 1);
-    house.attempted(&again, NextState::Delivered, at(4)).await;
-    let numbers: Vec<u32> = house.attempts(claim.id).await.iter().map(|attempt| attempt.number).collect();
+    assert_eq!(fixture.attempts(claim.id).await.len(), 1);
+    fixture.attempted(&again, NextState::Delivered, at(4)).await;
+    let numbers: Vec<u32> = fixture.attempts(claim.id).await.iter().map(|attempt| attempt.number).collect();
     assert_eq!(numbers, [1, 2]);
 }
 
-async fn what_was_decided_on_old_news_is_not_written(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
+async fn what_was_decided_on_old_news_is_not_written(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
     let over = |progress| ClaimOutcome::Expired { by: DeadlineSource::Age, progress };
     let look = |progress| ClaimOutcome::RecheckExpiry { at: at(99), progress };
     // An attempt was faster.
-    let tried = house.claim(event("tried").to(&endpoint)).await;
-    house.attempted(&tried, NextState::Waiting { due_at: at(60) }, at(1)).await;
+    let tried = fixture.claim(event("tried").to(&endpoint)).await;
+    fixture.attempted(&tried, NextState::Waiting { due_at: at(60) }, at(1)).await;
     // A person was faster.
-    let replayed = house.claim(event("replayed").to(&endpoint)).await;
-    house.change(replayed.id, DeliveryChange::Cancel, at(1)).await.unwrap();
-    house.change(replayed.id, DeliveryChange::Replay, at(2)).await.unwrap();
-    let delivered = house.claim(event("delivered").to(&endpoint)).await;
-    house.deliver(&delivered, at(1)).await;
+    let replayed = fixture.claim(event("replayed").to(&endpoint)).await;
+    fixture.change(replayed.id, DeliveryChange::Cancel, at(1)).await.unwrap();
+    fixture.change(replayed.id, DeliveryChange::Replay, at(2)).await.unwrap();
+    let delivered = fixture.claim(event("delivered").to(&endpoint)).await;
+    fixture.deliver(&delivered, at(1)).await;
     for (claim, due_at) in [(&tried, Some(at(60))), (&replayed, Some(at(2))), (&delivered, None)] {
         for outcome in [over(claim.progress), look(claim.progress)] {
             let settled =
-                house.store.settle(house.lease(endpoint.id), settlement(claim, outcome, at(50))).await.unwrap();
+                fixture.store.settle(fixture.lease(endpoint.id), settlement(claim, outcome, at(50))).await.unwrap();
             assert!(settled.is_void);
             assert_eq!(settled.due_again_at, due_at);
         }
-        assert_ne!(house.state(claim.id).await, DeliveryState::Dead);
+        assert_ne!(fixture.state(claim.id).await, DeliveryState::Dead);
     }
-    assert!(house.store.read_overdue(at(100), 10).await.unwrap().found.is_empty());
+    assert!(fixture.store.read_overdue(at(100), 10).await.unwrap().found.is_empty());
 }
 
-async fn a_receiver_that_is_no_longer_the_endpoints_speaks_for_nobody(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("a").to(&endpoint)).await;
+async fn a_receiver_that_is_no_longer_the_endpoints_speaks_for_nobody(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("a").to(&endpoint)).await;
     let settings = EndpointSettings { url: "https://example.com/new".into(), ..endpoint.settings.clone() };
     let (policy, if_updated_at) = (endpoint.policy.clone(), endpoint.updated_at);
     let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
-    house.store.change_endpoint(&ours(), endpoint.id, change, at(3)).await.unwrap();
+    fixture.store.change_endpoint(&ours(), endpoint.id, change, at(3)).await.unwrap();
     // The house's attempts go to the first version of the URL.
-    assert_eq!(house.die(&claim, DeadCause::Gone, at(4)).await.update, EndpointUpdate::default());
-    assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().status.state, EndpointState::Active);
+    assert_eq!(fixture.die(&claim, DeadCause::Gone, at(4)).await.update, EndpointUpdate::default());
+    assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().status.state, EndpointState::Active);
 }

@@ -14,8 +14,8 @@ use posthaste::store::{
 };
 use serde_json::json;
 
+use crate::fixture::{StoreFixture, at, event, ours};
 use crate::ground::postgres::Database;
-use crate::house::{House, at, event, ours};
 
 /// The day of second 0 ends then.
 const DAY_END: i64 = 6_400;
@@ -45,115 +45,115 @@ async fn days_left(database: &Database) -> i64 {
 }
 
 /// Whether an id is remembered.
-async fn is_remembered(house: &House, id: &str) -> bool {
-    let answer = house.accept_all(vec![event(id).at(at(9 * DAY_END))], BatchMode::All).await;
+async fn is_remembered(fixture: &StoreFixture, id: &str) -> bool {
+    let answer = fixture.accept_all(vec![event(id).at(at(9 * DAY_END))], BatchMode::All).await;
     !matches!(answer[0], AcceptResult::New { .. })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_day_goes_whole_and_what_is_needed_outlives_it() {
-    let house = House::postgres().await;
-    make_day(house.database()).await;
-    let (one, two) = (house.endpoint(json!({})).await, house.endpoint(json!({})).await);
-    let delivered = house.claim(event("delivered").to(&one)).await;
-    house.deliver(&delivered, at(1)).await;
-    house.accept(event("unwanted")).await;
-    let claims = house.accept(event("waits").saying("[1]").to(&one).to(&two)).await;
-    house.deliver(&claims[0], at(1)).await;
-    let dead = house.claim(event("dead").to(&one)).await;
-    house.die(&dead, DeadCause::Refused, at(1)).await;
-    let late = house.claim(event("late").to(&one)).await;
-    house.deliver(&late, at(DAY_END + 2 * HOUR)).await;
-    let retried = house.claim(event("retried").to(&one)).await;
-    house.attempted(&retried, posthaste::model::next_state::NextState::Waiting { due_at: at(5) }, at(1)).await;
+    let fixture = StoreFixture::postgres().await;
+    make_day(fixture.database()).await;
+    let (one, two) = (fixture.endpoint(json!({})).await, fixture.endpoint(json!({})).await);
+    let delivered = fixture.claim(event("delivered").to(&one)).await;
+    fixture.deliver(&delivered, at(1)).await;
+    fixture.accept(event("unwanted")).await;
+    let claims = fixture.accept(event("waits").saying("[1]").to(&one).to(&two)).await;
+    fixture.deliver(&claims[0], at(1)).await;
+    let dead = fixture.claim(event("dead").to(&one)).await;
+    fixture.die(&dead, DeadCause::Refused, at(1)).await;
+    let late = fixture.claim(event("late").to(&one)).await;
+    fixture.deliver(&late, at(DAY_END + 2 * HOUR)).await;
+    let retried = fixture.claim(event("retried").to(&one)).await;
+    fixture.attempted(&retried, posthaste::model::next_state::NextState::Waiting { due_at: at(5) }, at(1)).await;
 
     assert_eq!(
-        house.forget(at(DAY_END + HOUR - 1), at(0)).await,
+        fixture.forget(at(DAY_END + HOUR - 1), at(0)).await,
         ForgottenCounts::default(),
         "the day is not over long enough"
     );
-    let forgotten = house.forget(at(DAY_END + HOUR), at(0)).await;
+    let forgotten = fixture.forget(at(DAY_END + HOUR), at(0)).await;
     assert_eq!((forgotten.events, forgotten.deliveries), (2, 2));
-    assert_eq!(days_left(house.database()).await, 0, "its tables are gone");
+    assert_eq!(days_left(fixture.database()).await, 0, "its tables are gone");
 
-    assert!(!house.is_known("delivered").await && !house.is_known("unwanted").await);
-    assert!(house.store.delivery(&ours(), delivered.id).await.unwrap().is_none());
-    let due = house.due(&two, at(9)).await.claims;
+    assert!(!fixture.is_known("delivered").await && !fixture.is_known("unwanted").await);
+    assert!(fixture.store.delivery(&ours(), delivered.id).await.unwrap().is_none());
+    let due = fixture.due(&two, at(9)).await.claims;
     assert_eq!((due.len(), &due[0].event.data[..]), (1, &b"[1]"[..]), "what waits has its data");
-    assert_eq!((house.state(dead.id).await, house.attempts(dead.id).await.len()), (DeliveryState::Dead, 1));
-    assert_eq!((house.state(late.id).await, house.attempts(late.id).await.len()), (DeliveryState::Delivered, 1));
-    assert_eq!(house.attempts(retried.id).await.len(), 1);
+    assert_eq!((fixture.state(dead.id).await, fixture.attempts(dead.id).await.len()), (DeliveryState::Dead, 1));
+    assert_eq!((fixture.state(late.id).await, fixture.attempts(late.id).await.len()), (DeliveryState::Delivered, 1));
+    assert_eq!(fixture.attempts(retried.id).await.len(), 1);
     for (id, expected) in [("delivered", false), ("unwanted", false), ("waits", true), ("dead", true), ("late", true)] {
-        assert_eq!(is_remembered(&house, id).await, expected, "{id}");
+        assert_eq!(is_remembered(&fixture, id).await, expected, "{id}");
     }
 
     // What outlived its day ends like all else, and goes in its time.
-    house.deliver(&due[0], at(DAY_END + 3 * HOUR)).await;
-    let forgotten = house.forget(at(DAY_END + 4 * HOUR), at(2)).await;
+    fixture.deliver(&due[0], at(DAY_END + 3 * HOUR)).await;
+    let forgotten = fixture.forget(at(DAY_END + 4 * HOUR), at(2)).await;
     assert_eq!((forgotten.events, forgotten.deliveries), (3, 3), "but for what was retried");
-    assert_eq!(house.database().number("SELECT count(*) FROM posthaste.attempts").await, 1);
+    assert_eq!(fixture.database().number("SELECT count(*) FROM posthaste.attempts").await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_day_of_which_much_is_kept_shrinks() {
-    let house = House::postgres().await;
-    make_day(house.database()).await;
-    let endpoint = house.endpoint(json!({})).await;
+    let fixture = StoreFixture::postgres().await;
+    make_day(fixture.database()).await;
+    let endpoint = fixture.endpoint(json!({})).await;
     for batch in 0..6 {
         let drafts = (0..1_000).map(|n| match n < 450 {
             true => event(&format!("w{batch}-{n}")).to(&endpoint),
             false => event(&format!("u{batch}-{n}")),
         });
-        house.accept_all(drafts.collect(), BatchMode::All).await;
+        fixture.accept_all(drafts.collect(), BatchMode::All).await;
     }
-    let forgotten = house.forget(at(2 * DAY_END + HOUR), at(0)).await;
+    let forgotten = fixture.forget(at(2 * DAY_END + HOUR), at(0)).await;
     assert_eq!((forgotten.events, forgotten.deliveries), (6 * 550, 0));
-    assert_eq!(house.database().number("SELECT count(*) FROM posthaste.events_20231114").await, 6 * 450);
-    assert_eq!(house.forget(at(2 * DAY_END + HOUR), at(0)).await, ForgottenCounts::default(), "nothing more can go");
-    assert_eq!(house.due(&endpoint, at(0)).await.claims.len(), 1_000);
-    house.store.delete_endpoint(&ours(), endpoint.id, at(9)).await.unwrap();
+    assert_eq!(fixture.database().number("SELECT count(*) FROM posthaste.events_20231114").await, 6 * 450);
+    assert_eq!(fixture.forget(at(2 * DAY_END + HOUR), at(0)).await, ForgottenCounts::default(), "nothing more can go");
+    assert_eq!(fixture.due(&endpoint, at(0)).await.claims.len(), 1_000);
+    fixture.store.delete_endpoint(&ours(), endpoint.id, at(9)).await.unwrap();
     let until = Instant::now() + Duration::from_secs(20);
-    while days_left(house.database()).await > 0 {
+    while days_left(fixture.database()).await > 0 {
         assert!(Instant::now() < until, "the day goes once nothing waits");
-        house.forget(at(2 * DAY_END + HOUR), at(0)).await;
+        fixture.forget(at(2 * DAY_END + HOUR), at(0)).await;
     }
-    assert!(house.list(Default::default(), 500).await.is_empty());
+    assert!(fixture.list(Default::default(), 500).await.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_day_that_is_in_use_is_left_and_nobody_waits_behind_it_for_long() {
-    let house = House::postgres().await;
-    make_day(house.database()).await;
-    house.accept(event("a")).await;
-    let (reader, connection) = tokio_postgres::connect(house.database().url(), tokio_postgres::NoTls).await.unwrap();
+    let fixture = StoreFixture::postgres().await;
+    make_day(fixture.database()).await;
+    fixture.accept(event("a")).await;
+    let (reader, connection) = tokio_postgres::connect(fixture.database().url(), tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
     reader.batch_execute("BEGIN; SELECT no FROM posthaste.events").await.unwrap();
     let begun = Instant::now();
-    let (forgotten, ()) = tokio::join!(house.forget(at(2 * DAY_END), at(0)), async {
+    let (forgotten, ()) = tokio::join!(fixture.forget(at(2 * DAY_END), at(0)), async {
         for n in 0..20 {
-            house.accept(event(&format!("b{n}")).at(at(3 * DAY_END))).await;
+            fixture.accept(event(&format!("b{n}")).at(at(3 * DAY_END))).await;
         }
     });
     assert_eq!(forgotten, ForgottenCounts::default());
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
-    assert_eq!(days_left(house.database()).await, 3);
+    assert_eq!(days_left(fixture.database()).await, 3);
     reader.batch_execute("COMMIT").await.unwrap();
-    assert_eq!(house.forget(at(2 * DAY_END), at(0)).await.events, 1);
-    assert_eq!(days_left(house.database()).await, 0);
+    assert_eq!(fixture.forget(at(2 * DAY_END), at(0)).await.events, 1);
+    assert_eq!(days_left(fixture.database()).await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn days_are_made_once_by_many_and_take_what_stood_in_the_rest() {
-    let house = House::postgres().await;
-    let database = house.database();
+    let fixture = StoreFixture::postgres().await;
+    let database = fixture.database();
     let today = database.rows("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')").await;
     let today = today[0][0].clone().unwrap();
     for table in TABLES {
         database.execute(&format!("DROP TABLE posthaste.{table}_{today}")).await;
     }
     let now = database.number("SELECT (extract(epoch FROM now()) * 1000)::bigint").await;
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("early").at(Timestamp::from_millisecond(now).unwrap()).to(&endpoint)).await;
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("early").at(Timestamp::from_millisecond(now).unwrap()).to(&endpoint)).await;
     assert_eq!(database.number("SELECT count(*) FROM posthaste.events_rest").await, 1);
     let open = || PostgresStore::open(PostgresOptions::new(database.url(), Seal::from_key([7; 32])));
     for opened in join_all((0..5).map(|_| open())).await {
@@ -163,16 +163,16 @@ async fn days_are_made_once_by_many_and_take_what_stood_in_the_rest() {
     assert_eq!(database.number(parts).await, 3 * (4 + 1), "four days and the rest, of three tables");
     assert_eq!(database.number("SELECT count(*) FROM posthaste.events_rest").await, 0);
     assert_eq!(database.number(&format!("SELECT count(*) FROM posthaste.events_{today}")).await, 1);
-    assert!(house.is_known("early").await);
-    assert_eq!(house.state(claim.id).await, DeliveryState::Waiting);
+    assert!(fixture.is_known("early").await);
+    assert_eq!(fixture.state(claim.id).await, DeliveryState::Waiting);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_moved_over_is_listed_last_and_found_by_its_time() {
-    let house = House::postgres().await;
-    let endpoint = house.endpoint(json!({})).await;
+    let fixture = StoreFixture::postgres().await;
+    let endpoint = fixture.endpoint(json!({})).await;
     for n in 0..3 {
-        house.accept(event(&format!("new{n}")).at(at(1_000 + n)).to(&endpoint)).await;
+        fixture.accept(event(&format!("new{n}")).at(at(1_000 + n)).to(&endpoint)).await;
     }
     // As an embedded store numbered them.
     for n in 1..=3 {
@@ -185,7 +185,7 @@ async fn what_was_moved_over_is_listed_last_and_found_by_its_time() {
              INSERT INTO posthaste.queue (no, tenant, endpoint, shard, event, created_at, format, due_at, behind, origin)
                  SELECT 10 + {n}, tenant, no, shard, {n}, {ms}, 0, {ms}, false, 0 FROM posthaste.endpoints",
         );
-        house.database().execute(&sql).await;
+        fixture.database().execute(&sql).await;
     }
     let all = ["new2", "new1", "new0", "old3", "old2", "old1"];
     for (since, until, expected) in [
@@ -199,13 +199,13 @@ async fn what_was_moved_over_is_listed_last_and_found_by_its_time() {
     ] {
         let (since, until) = (since.map(at), until.map(at));
         for limit in [1, 2, 100] {
-            let found = house.list(DeliveryQuery { since, until, ..Default::default() }, limit).await;
+            let found = fixture.list(DeliveryQuery { since, until, ..Default::default() }, limit).await;
             let ids: Vec<_> = found.iter().map(|delivery| delivery.event_id.to_string()).collect();
             assert_eq!(ids, expected, "{since:?} {until:?} by {limit}");
             let (mut ids, mut cursor) = (Vec::new(), None);
             loop {
                 let ask = EventQuery { since, until, ..Default::default() };
-                let page = house.store.events(&ours(), ask, PageRequest { cursor, limit }).await.unwrap();
+                let page = fixture.store.events(&ours(), ask, PageRequest { cursor, limit }).await.unwrap();
                 ids.extend(page.data.iter().map(|record| record.event.id.to_string()));
                 cursor = page.next;
                 if cursor.is_none() {
@@ -215,92 +215,92 @@ async fn what_was_moved_over_is_listed_last_and_found_by_its_time() {
             assert_eq!(ids, expected, "{since:?} {until:?} by {limit}");
         }
     }
-    assert!(house.is_known("old2").await);
-    assert_eq!(house.deliveries_of("old2").await.len(), 1);
-    assert!(house.store.delivery(&ours(), house.deliveries_of("old2").await[0].id).await.unwrap().is_some());
+    assert!(fixture.is_known("old2").await);
+    assert_eq!(fixture.deliveries_of("old2").await.len(), 1);
+    assert!(fixture.store.delivery(&ours(), fixture.deliveries_of("old2").await[0].id).await.unwrap().is_some());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_id_of_our_own_finds_its_event_and_so_does_one_that_looks_like_it() {
-    let house = House::postgres().await;
+    let fixture = StoreFixture::postgres().await;
     let minted = EventId::mint(at(5), 1).to_string();
     for batch in 0..9 {
         let minted = (0..1_000).map(|n| EventId::mint(at(5), 100 + batch * 1_000 + n).to_string());
         let drafts = minted.map(|id| event(&id).at(at(5)).with_minted_id()).collect();
-        house.accept_all(drafts, BatchMode::All).await;
+        fixture.accept_all(drafts, BatchMode::All).await;
     }
     // The millisecond's numbers are used up: this one lends from a later.
-    house.accept(event(&minted).at(at(5)).with_minted_id().saying("[1]")).await;
-    let found = house.store.event(&ours(), &minted.parse().unwrap()).await.unwrap().expect("it is there");
+    fixture.accept(event(&minted).at(at(5)).with_minted_id().saying("[1]")).await;
+    let found = fixture.store.event(&ours(), &minted.parse().unwrap()).await.unwrap().expect("it is there");
     assert_eq!(&found.event.data[..], b"[1]");
     // A producer's own, which says another time.
     let chosen = EventId::mint(at(900), 2).to_string();
-    house.accept(event(&chosen).at(at(7)).saying("[2]")).await;
-    let found = house.store.event(&ours(), &chosen.parse().unwrap()).await.unwrap().expect("it is there");
+    fixture.accept(event(&chosen).at(at(7)).saying("[2]")).await;
+    let found = fixture.store.event(&ours(), &chosen.parse().unwrap()).await.unwrap().expect("it is there");
     assert_eq!(&found.event.data[..], b"[2]");
-    assert!(!house.is_known(&EventId::mint(at(5), 3).to_string()).await);
+    assert!(!fixture.is_known(&EventId::mint(at(5), 3).to_string()).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_waited_for_a_deleted_endpoint_is_listed_as_cancelled_at_every_moment() {
-    let house = House::postgres().await;
-    let (gone, stays) = (house.endpoint(json!({})).await, house.endpoint(json!({})).await);
+    let fixture = StoreFixture::postgres().await;
+    let (gone, stays) = (fixture.endpoint(json!({})).await, fixture.endpoint(json!({})).await);
     let batch = (0..500).map(|n| event(&format!("e{n}")).to(&gone).to(&stays)).collect();
-    house.accept_all(batch, BatchMode::All).await;
-    house.store.delete_endpoint(&ours(), gone.id, at(9)).await.unwrap();
+    fixture.accept_all(batch, BatchMode::All).await;
+    fixture.store.delete_endpoint(&ours(), gone.id, at(9)).await.unwrap();
     let of = |state, endpoint| DeliveryQuery { state: Some(state), endpoint, ..Default::default() };
     let until = Instant::now() + Duration::from_secs(20);
     loop {
-        let left = house.database().number("SELECT count(*) FROM posthaste.queue").await;
-        assert_eq!(house.list(of(DeliveryState::Cancelled, None), 333).await.len(), 500);
-        assert_eq!(house.list(of(DeliveryState::Cancelled, Some(gone.id)), 333).await.len(), 500);
-        assert_eq!(house.list(of(DeliveryState::Cancelled, Some(stays.id)), 333).await.len(), 0);
-        assert_eq!(house.list(of(DeliveryState::Waiting, None), 333).await.len(), 500);
-        assert_eq!(house.list(Default::default(), 333).await.len(), 1_000);
+        let left = fixture.database().number("SELECT count(*) FROM posthaste.queue").await;
+        assert_eq!(fixture.list(of(DeliveryState::Cancelled, None), 333).await.len(), 500);
+        assert_eq!(fixture.list(of(DeliveryState::Cancelled, Some(gone.id)), 333).await.len(), 500);
+        assert_eq!(fixture.list(of(DeliveryState::Cancelled, Some(stays.id)), 333).await.len(), 0);
+        assert_eq!(fixture.list(of(DeliveryState::Waiting, None), 333).await.len(), 500);
+        assert_eq!(fixture.list(Default::default(), 333).await.len(), 1_000);
         if left == 500 {
             break;
         }
         assert!(Instant::now() < until, "it is swept");
     }
-    let swept = &house.list(of(DeliveryState::Cancelled, None), 1).await[0];
+    let swept = &fixture.list(of(DeliveryState::Cancelled, None), 1).await[0];
     assert_eq!((swept.endpoint_id, swept.finished_at), (gone.id, Some(at(9))));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_replayed_while_it_is_forgotten_keeps_its_event_or_is_gone() {
-    let house = House::postgres().await;
-    let endpoint = house.endpoint(json!({})).await;
+    let fixture = StoreFixture::postgres().await;
+    let endpoint = fixture.endpoint(json!({})).await;
     let batch = (0..300).map(|n| event(&format!("e{n}")).to(&endpoint)).collect();
-    house.accept_all(batch, BatchMode::All).await;
-    let claims = house.due(&endpoint, at(0)).await.claims;
-    join_all(claims.iter().map(|claim| house.deliver(claim, at(1)))).await;
-    let replaying = claims.iter().map(|claim| house.change(claim.id, DeliveryChange::Replay, at(50)));
-    let (replayed, forgotten) = tokio::join!(join_all(replaying), house.forget(at(100), at(100)));
+    fixture.accept_all(batch, BatchMode::All).await;
+    let claims = fixture.due(&endpoint, at(0)).await.claims;
+    join_all(claims.iter().map(|claim| fixture.deliver(claim, at(1)))).await;
+    let replaying = claims.iter().map(|claim| fixture.change(claim.id, DeliveryChange::Replay, at(50)));
+    let (replayed, forgotten) = tokio::join!(join_all(replaying), fixture.forget(at(100), at(100)));
     let replayed = replayed.iter().filter(|answer| answer.is_ok()).count();
     assert_eq!((replayed + forgotten.deliveries, replayed + forgotten.events), (300, 300));
-    let waiting = house.due(&endpoint, at(100)).await.claims;
+    let waiting = fixture.due(&endpoint, at(100)).await.claims;
     assert_eq!(waiting.len(), replayed, "all that was replayed can go");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lane_whose_dead_head_is_forgotten_while_others_join_is_never_stuck() {
-    let house = House::postgres().await;
+    let fixture = StoreFixture::postgres().await;
     for round in 0..10 {
-        let endpoint = house.endpoint(json!({})).await;
+        let endpoint = fixture.endpoint(json!({})).await;
         for lane in 0..5 {
-            let head = house.claim(event(&format!("h{round}-{lane}")).key(&format!("k{lane}")).to(&endpoint)).await;
-            house.die(&head, DeadCause::Refused, at(1)).await;
+            let head = fixture.claim(event(&format!("h{round}-{lane}")).key(&format!("k{lane}")).to(&endpoint)).await;
+            fixture.die(&head, DeadCause::Refused, at(1)).await;
         }
         let joining = (0..5).map(|lane| {
-            house.accept(event(&format!("j{round}-{lane}")).key(&format!("k{lane}")).at(at(500)).to(&endpoint))
+            fixture.accept(event(&format!("j{round}-{lane}")).key(&format!("k{lane}")).at(at(500)).to(&endpoint))
         });
-        let _ = tokio::join!(join_all(joining), house.forget(at(100), at(100)));
+        let _ = tokio::join!(join_all(joining), fixture.forget(at(100), at(100)));
         for lane in 0..5 {
-            let joined = &house.deliveries_of(&format!("j{round}-{lane}")).await[0];
-            let head = house.store.lane_head(endpoint.id, &format!("k{lane}")).await.unwrap().expect("it has a head");
+            let joined = &fixture.deliveries_of(&format!("j{round}-{lane}")).await[0];
+            let head = fixture.store.lane_head(endpoint.id, &format!("k{lane}")).await.unwrap().expect("it has a head");
             match joined.is_behind {
                 true => assert_eq!(
-                    house.state(head.0).await,
+                    fixture.state(head.0).await,
                     DeliveryState::Dead,
                     "it stands behind a letter that is there"
                 ),
@@ -312,14 +312,14 @@ async fn a_lane_whose_dead_head_is_forgotten_while_others_join_is_never_stuck() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_that_has_ended_is_over_and_its_node_joins_anew() {
-    let house = House::postgres().await;
-    let before = house.store.view().await.unwrap();
+    let fixture = StoreFixture::postgres().await;
+    let before = fixture.store.view().await.unwrap();
     let epochs = before.shards.iter().map(|shard| shard.epoch).max().unwrap();
     // As after an outage longer than the lease, in which nobody else was there to take the node out.
-    house.database().execute("UPDATE posthaste.nodes SET lease_until = clock_timestamp() - interval '1 ms'").await;
+    fixture.database().execute("UPDATE posthaste.nodes SET lease_until = clock_timestamp() - interval '1 ms'").await;
     let until = Instant::now() + Duration::from_secs(20);
     let after = loop {
-        let after = house.store.view().await.unwrap();
+        let after = fixture.store.view().await.unwrap();
         let is_back = after.nodes.len() == 1 && after.nodes[0].shards == 256 && after.nodes[0].lease_ms > Some(0);
         if is_back && after.shards.iter().all(|shard| shard.epoch > epochs) {
             break after;

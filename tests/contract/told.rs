@@ -15,8 +15,8 @@ use posthaste::store::{
 };
 use serde_json::{Value, json};
 
-use crate::health::{endpoint_event, felt};
-use crate::house::{House, at, attempted, event, ours, settlement};
+use crate::fixture::{StoreFixture, at, attempted, event, ours, settlement};
+use crate::health::{endpoint_event, settle_with_health};
 
 for_every_store! {
     a_pause_is_told_in_the_commit_that_makes_it_true,
@@ -39,22 +39,22 @@ fn system() -> TenantId {
     TenantId::system()
 }
 
-/// Somebody who wants to be told of these.
-async fn listener(house: &House, types: &[&str]) -> Arc<Endpoint> {
-    house.put_tenant("_system").await;
-    house.endpoint_of(&system(), json!({"event_types": types})).await
+/// Creates an endpoint that wants operational events of these types.
+async fn listener(fixture: &StoreFixture, types: &[&str]) -> Arc<Endpoint> {
+    fixture.put_tenant("_system").await;
+    fixture.endpoint_of(&system(), json!({"event_types": types})).await
 }
 
-/// All that was told so far, oldest first.
-async fn told(house: &House) -> Vec<EventRecord> {
+/// Returns all operational events so far, oldest first.
+async fn operational_events(fixture: &StoreFixture) -> Vec<EventRecord> {
     let ask = PageRequest { cursor: None, limit: 500 };
-    let mut found = house.store.events(&system(), EventQuery::default(), ask).await.unwrap().data;
+    let mut found = fixture.store.events(&system(), EventQuery::default(), ask).await.unwrap().data;
     found.reverse();
     found
 }
 
-async fn told_types(house: &House) -> Vec<String> {
-    told(house).await.iter().map(|record| record.event.event_type.to_string()).collect()
+async fn operational_event_types(fixture: &StoreFixture) -> Vec<String> {
+    operational_events(fixture).await.iter().map(|record| record.event.event_type.to_string()).collect()
 }
 
 fn data(claim: &Claim) -> Value {
@@ -69,261 +69,268 @@ fn standing(state: EndpointState) -> EndpointChange {
     EndpointChange::Standing { state, reason: Some("moving house".into()), by: Actor::Person }
 }
 
-async fn a_pause_is_told_in_the_commit_that_makes_it_true(house: House) {
-    let listener = listener(&house, &["*"]).await;
+async fn a_pause_is_told_in_the_commit_that_makes_it_true(fixture: StoreFixture) {
+    let listener = listener(&fixture, &["*"]).await;
     let endpoint =
-        house.endpoint(json!({"url": "https://me:pw@a.example/hook?token=1", "description": "theirs"})).await;
+        fixture.endpoint(json!({"url": "https://me:pw@a.example/hook?token=1", "description": "theirs"})).await;
     let change = standing(EndpointState::Paused);
-    let changed = house.store.change_endpoint(&ours(), endpoint.id, change, at(7)).await.unwrap();
+    let changed = fixture.store.change_endpoint(&ours(), endpoint.id, change, at(7)).await.unwrap();
     assert_eq!(changed.operational_events, ["endpoint.paused"]);
     let [claim] = &changed.freed[..] else { panic!("{:?}", changed.freed) };
     assert_eq!((claim.endpoint, claim.event.tenant.as_str()), (listener.id, "_system"));
     assert_eq!((claim.event.accepted_at, claim.due_at), (at(7), at(7)));
-    let said = data(claim);
-    assert_eq!((&said["tenant"], &said["endpoint"]), (&json!("default"), &json!(endpoint.id)));
-    assert_eq!((&said["reason"], &said["by"], &said["at"]), (&json!("moving house"), &json!("person"), &json!(at(7))));
-    assert_eq!(said["url"], "https://a.example/hook", "without what may be secret in it");
+    let data_sent = data(claim);
+    assert_eq!((&data_sent["tenant"], &data_sent["endpoint"]), (&json!("default"), &json!(endpoint.id)));
+    assert_eq!(
+        (&data_sent["reason"], &data_sent["by"], &data_sent["at"]),
+        (&json!("moving house"), &json!("person"), &json!(at(7)))
+    );
+    assert_eq!(data_sent["url"], "https://a.example/hook", "without what may be secret in it");
     // It is an event like any other, and as durable as what it tells of.
-    let house = house.reopened().await;
-    assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().status.state, EndpointState::Paused);
-    assert_eq!(told_types(&house).await, ["endpoint.paused"]);
-    let due = house.due(&listener, at(7)).await.claims;
+    let fixture = fixture.reopened().await;
+    assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().status.state, EndpointState::Paused);
+    assert_eq!(operational_event_types(&fixture).await, ["endpoint.paused"]);
+    let due = fixture.due(&listener, at(7)).await.claims;
     assert_eq!((due.len(), &due[0].event.id), (1, &claim.event.id));
 }
 
-async fn only_those_who_subscribed_get_what_is_told(house: House) {
-    let deaths = listener(&house, &["delivery.dead"]).await;
-    let lanes = listener(&house, &["lane.*"]).await;
-    let ours_alone = house.endpoint(json!({})).await;
-    let head = house.claim(event("a").key("k").to(&ours_alone)).await;
-    house.accept(event("b").key("k").to(&ours_alone)).await;
-    let settled = house.die(&head, DeadCause::Refused, at(1)).await;
+async fn only_those_who_subscribed_get_what_is_told(fixture: StoreFixture) {
+    let deaths = listener(&fixture, &["delivery.dead"]).await;
+    let lanes = listener(&fixture, &["lane.*"]).await;
+    let ours_alone = fixture.endpoint(json!({})).await;
+    let head = fixture.claim(event("a").key("k").to(&ours_alone)).await;
+    fixture.accept(event("b").key("k").to(&ours_alone)).await;
+    let settled = fixture.die(&head, DeadCause::Refused, at(1)).await;
     let mut got: Vec<_> = settled.freed.iter().map(|claim| (claim.endpoint, claim.event.event_type.as_str())).collect();
     got.sort();
     let mut expected = vec![(deaths.id, "delivery.dead"), (lanes.id, "lane.blocked")];
     expected.sort();
     assert_eq!(got, expected, "and no tenant of its own is told");
     // What nobody wants is kept all the same.
-    house.store.change_endpoint(&ours(), ours_alone.id, standing(EndpointState::Paused), at(2)).await.unwrap();
-    let last = told(&house).await.pop().unwrap();
+    fixture.store.change_endpoint(&ours(), ours_alone.id, standing(EndpointState::Paused), at(2)).await.unwrap();
+    let last = operational_events(&fixture).await.pop().unwrap();
     assert_eq!((last.event.event_type.as_str(), last.deliveries), ("endpoint.paused", 0));
 }
 
-async fn a_resume_and_a_probe_that_failed_are_not_told(house: House) {
-    listener(&house, &["*"]).await;
-    let endpoint = house.endpoint(json!({})).await;
-    house.store.change_endpoint(&ours(), endpoint.id, standing(EndpointState::Paused), at(1)).await.unwrap();
+async fn a_resume_and_a_probe_that_failed_are_not_told(fixture: StoreFixture) {
+    listener(&fixture, &["*"]).await;
+    let endpoint = fixture.endpoint(json!({})).await;
+    fixture.store.change_endpoint(&ours(), endpoint.id, standing(EndpointState::Paused), at(1)).await.unwrap();
     let resumed =
-        house.store.change_endpoint(&ours(), endpoint.id, standing(EndpointState::Active), at(2)).await.unwrap();
+        fixture.store.change_endpoint(&ours(), endpoint.id, standing(EndpointState::Active), at(2)).await.unwrap();
     assert!(resumed.operational_events.is_empty() && resumed.freed.is_empty());
     let health = EndpointHealth { generation: 1, version: 1, ..EndpointHealth::default() };
-    let settled = felt(&house, &endpoint, health, vec![endpoint_event(EndpointEventKind::ProbeFailed, at(3))]).await;
+    let settled =
+        settle_with_health(&fixture, &endpoint, health, vec![endpoint_event(EndpointEventKind::ProbeFailed, at(3))])
+            .await;
     assert!(settled.operational_events.is_empty() && settled.freed.is_empty());
-    assert_eq!(told_types(&house).await, ["endpoint.paused"]);
+    assert_eq!(operational_event_types(&fixture).await, ["endpoint.paused"]);
 }
 
-async fn a_receiver_that_is_gone_is_told_with_its_dead_letter(house: House) {
-    listener(&house, &["*"]).await;
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("a").to(&endpoint)).await;
-    let second = house.claim(event("b").to(&endpoint)).await;
-    let settled = house.die(&claim, DeadCause::Gone, at(3)).await;
+async fn a_receiver_that_is_gone_is_told_with_its_dead_letter(fixture: StoreFixture) {
+    listener(&fixture, &["*"]).await;
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("a").to(&endpoint)).await;
+    let second = fixture.claim(event("b").to(&endpoint)).await;
+    let settled = fixture.die(&claim, DeadCause::Gone, at(3)).await;
     assert_eq!(settled.operational_events, ["delivery.dead", "endpoint.disabled"]);
     assert_eq!(types(&settled.freed), settled.operational_events);
     assert_eq!(data(&settled.freed[0])["cause"], "gone");
     assert_eq!(data(&settled.freed[1])["by"], "receiver");
     assert_eq!(
-        house.die(&second, DeadCause::Gone, at(4)).await.operational_events,
+        fixture.die(&second, DeadCause::Gone, at(4)).await.operational_events,
         ["delivery.dead"],
         "it is disabled once"
     );
 }
 
-async fn what_its_breaker_does_is_told(house: House) {
-    listener(&house, &["*"]).await;
-    let endpoint = house.endpoint(json!({})).await;
+async fn what_its_breaker_does_is_told(fixture: StoreFixture) {
+    listener(&fixture, &["*"]).await;
+    let endpoint = fixture.endpoint(json!({})).await;
     let phase = BreakerPhase::Open { until: Some(at(15)) };
     let health = EndpointHealth { version: 1, phase, ..EndpointHealth::default() };
     let opened = posthaste::model::operational_event::EndpointEvent {
         until: Some(at(15)),
         ..endpoint_event(EndpointEventKind::BreakerOpened, at(5))
     };
-    let settled = felt(&house, &endpoint, health, vec![opened]).await;
+    let settled = settle_with_health(&fixture, &endpoint, health, vec![opened]).await;
     assert_eq!(
         (&settled.operational_events[..], types(&settled.freed)),
         (&["breaker.opened"][..], vec!["breaker.opened"])
     );
-    let said = data(&settled.freed[0]);
-    assert_eq!((&said["by"], &said["next_probe_at"]), (&json!("gateway"), &json!(at(15))));
-    assert_eq!(said["reason"], "it failed");
+    let data_sent = data(&settled.freed[0]);
+    assert_eq!((&data_sent["by"], &data_sent["next_probe_at"]), (&json!("gateway"), &json!(at(15))));
+    assert_eq!(data_sent["reason"], "it failed");
     let turned = vec![
         endpoint_event(EndpointEventKind::BreakerClosed, at(16)),
         endpoint_event(EndpointEventKind::Recovered, at(16)),
     ];
-    let settled = felt(&house, &endpoint, EndpointHealth { version: 2, ..EndpointHealth::default() }, turned).await;
+    let settled =
+        settle_with_health(&fixture, &endpoint, EndpointHealth { version: 2, ..EndpointHealth::default() }, turned)
+            .await;
     assert_eq!(settled.operational_events, ["breaker.closed", "endpoint.recovered"]);
     assert_eq!(types(&settled.freed), settled.operational_events);
     // By a person's word likewise.
     for (is_open, expected) in [(true, "breaker.opened"), (false, "breaker.closed")] {
         let change = EndpointChange::Breaker { is_open, until: None, reason: None };
-        let changed = house.store.change_endpoint(&ours(), endpoint.id, change, at(20)).await.unwrap();
+        let changed = fixture.store.change_endpoint(&ours(), endpoint.id, change, at(20)).await.unwrap();
         assert_eq!((&changed.operational_events[..], types(&changed.freed)), (&[expected][..], vec![expected]));
         assert_eq!(data(&changed.freed[0])["by"], "person");
     }
 }
 
-async fn a_dead_letter_is_told_with_its_cause(house: House) {
-    listener(&house, &["*"]).await;
-    let endpoint = house.endpoint(json!({})).await;
+async fn a_dead_letter_is_told_with_its_cause(fixture: StoreFixture) {
+    listener(&fixture, &["*"]).await;
+    let endpoint = fixture.endpoint(json!({})).await;
     for (cause, name) in
         [(DeadCause::Exhausted, "exhausted"), (DeadCause::Refused, "refused"), (DeadCause::Expired, "expired")]
     {
-        let claim = house.claim(event(name).kind("invoice.paid").to(&endpoint)).await;
-        let settled = house.die(&claim, cause, at(3)).await;
+        let claim = fixture.claim(event(name).kind("invoice.paid").to(&endpoint)).await;
+        let settled = fixture.die(&claim, cause, at(3)).await;
         assert_eq!((settled.died, &settled.operational_events[..]), (Some(cause), &["delivery.dead"][..]));
-        let said = data(&settled.freed[0]);
+        let data_sent = data(&settled.freed[0]);
         assert_eq!(
-            (&said["cause"], &said["event"], &said["event_type"]),
+            (&data_sent["cause"], &data_sent["event"], &data_sent["event_type"]),
             (&json!(name), &json!(name), &json!("invoice.paid"))
         );
-        assert_eq!((&said["delivery"], &said["attempts"]), (&json!(claim.id), &json!(1)));
+        assert_eq!((&data_sent["delivery"], &data_sent["attempts"]), (&json!(claim.id), &json!(1)));
     }
-    let claim = house.claim(event("fine").to(&endpoint)).await;
-    let settled = house.deliver(&claim, at(4)).await;
+    let claim = fixture.claim(event("fine").to(&endpoint)).await;
+    let settled = fixture.deliver(&claim, at(4)).await;
     assert!(settled.operational_events.is_empty() && settled.died.is_none() && settled.freed.is_empty());
 }
 
-async fn a_delivery_that_ends_unattempted_is_told_too(house: House) {
-    listener(&house, &["*"]).await;
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("late").to(&endpoint)).await;
+async fn a_delivery_that_ends_unattempted_is_told_too(fixture: StoreFixture) {
+    listener(&fixture, &["*"]).await;
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("late").to(&endpoint)).await;
     let over = ClaimOutcome::Expired { by: DeadlineSource::Hold, progress: claim.progress };
-    let settled = house.store.settle(house.lease(endpoint.id), settlement(&claim, over, at(9))).await.unwrap();
+    let settled = fixture.store.settle(fixture.lease(endpoint.id), settlement(&claim, over, at(9))).await.unwrap();
     assert_eq!((settled.died, &settled.operational_events[..]), (Some(DeadCause::Expired), &["delivery.dead"][..]));
     assert_eq!(data(&settled.freed[0])["attempts"], 0);
 }
 
 /// A lane of three, its head dead; and what that told.
-async fn blocked(house: &House, changes: Value) -> (Arc<Endpoint>, Claim, Vec<&'static str>) {
-    let endpoint = house.endpoint(changes).await;
-    let head = house.claim(event("a").key("k").to(&endpoint)).await;
+async fn blocked(fixture: &StoreFixture, changes: Value) -> (Arc<Endpoint>, Claim, Vec<&'static str>) {
+    let endpoint = fixture.endpoint(changes).await;
+    let head = fixture.claim(event("a").key("k").to(&endpoint)).await;
     for id in ["b", "c"] {
-        house.accept(event(id).key("k").to(&endpoint)).await;
+        fixture.accept(event(id).key("k").to(&endpoint)).await;
     }
-    let told = house.die(&head, DeadCause::Refused, at(1)).await.operational_events;
-    (endpoint, head, told)
+    let operational_events = fixture.die(&head, DeadCause::Refused, at(1)).await.operational_events;
+    (endpoint, head, operational_events)
 }
 
-async fn a_lane_is_told_blocked_when_its_head_dies_and_unblocked_by_a_replay(house: House) {
-    listener(&house, &["lane.*"]).await;
-    let (endpoint, head, told) = blocked(&house, json!({})).await;
-    assert_eq!(told, ["lane.blocked", "delivery.dead"]);
-    let replayed = house.change(head.id, DeliveryChange::Replay, at(5)).await.unwrap();
+async fn a_lane_is_told_blocked_when_its_head_dies_and_unblocked_by_a_replay(fixture: StoreFixture) {
+    listener(&fixture, &["lane.*"]).await;
+    let (endpoint, head, operational_events) = blocked(&fixture, json!({})).await;
+    assert_eq!(operational_events, ["lane.blocked", "delivery.dead"]);
+    let replayed = fixture.change(head.id, DeliveryChange::Replay, at(5)).await.unwrap();
     assert_eq!(
         (&replayed.operational_events[..], types(&replayed.freed)),
         (&["lane.unblocked"][..], vec!["lane.unblocked"])
     );
-    let said = data(&replayed.freed[0]);
+    let data_sent = data(&replayed.freed[0]);
     assert_eq!(
-        (&said["key"], &said["delivery"], &said["endpoint"]),
+        (&data_sent["key"], &data_sent["delivery"], &data_sent["endpoint"]),
         (&json!("k"), &json!(head.id), &json!(endpoint.id))
     );
     // Dying again blocks it again.
-    let again = house.due(&endpoint, at(9)).await.claims.remove(0);
+    let again = fixture.due(&endpoint, at(9)).await.claims.remove(0);
     assert_eq!(
-        house.die(&again, DeadCause::Refused, at(9)).await.operational_events,
+        fixture.die(&again, DeadCause::Refused, at(9)).await.operational_events,
         ["lane.blocked", "delivery.dead"]
     );
 }
 
-async fn discarding_a_dead_head_tells_that_the_lane_moves_on(house: House) {
-    listener(&house, &["lane.*"]).await;
-    let (endpoint, head, _) = blocked(&house, json!({})).await;
+async fn discarding_a_dead_head_tells_that_the_lane_moves_on(fixture: StoreFixture) {
+    listener(&fixture, &["lane.*"]).await;
+    let (endpoint, head, _) = blocked(&fixture, json!({})).await;
     assert_eq!(
-        house.change(head.id, DeliveryChange::Discard, at(5)).await.unwrap().operational_events,
+        fixture.change(head.id, DeliveryChange::Discard, at(5)).await.unwrap().operational_events,
         ["lane.unblocked"]
     );
     // The next one in the lane is no news.
-    let next = house.due(&endpoint, at(9)).await.claims.remove(0);
-    let settled = house.deliver(&next, at(9)).await;
+    let next = fixture.due(&endpoint, at(9)).await.claims.remove(0);
+    let settled = fixture.deliver(&next, at(9)).await;
     assert!(settled.operational_events.is_empty() && types(&settled.freed) == ["thing.happened"], "{settled:?}");
 }
 
-async fn a_lane_that_skips_from_now_on_is_told_unblocked(house: House) {
-    listener(&house, &["lane.*"]).await;
-    let (endpoint, head, _) = blocked(&house, json!({})).await;
-    let current = house.store.any_endpoint(endpoint.id).unwrap();
+async fn a_lane_that_skips_from_now_on_is_told_unblocked(fixture: StoreFixture) {
+    listener(&fixture, &["lane.*"]).await;
+    let (endpoint, head, _) = blocked(&fixture, json!({})).await;
+    let current = fixture.store.any_endpoint(endpoint.id).unwrap();
     let mut settings = serde_json::to_value(&current.settings).unwrap();
     settings["on_dead"] = json!("skip");
     let settings: EndpointSettings = serde_json::from_value(settings).unwrap();
     let policy = settings.check().unwrap();
     let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at: current.updated_at };
-    let changed = house.store.change_endpoint(&ours(), endpoint.id, change, at(5)).await.unwrap();
+    let changed = fixture.store.change_endpoint(&ours(), endpoint.id, change, at(5)).await.unwrap();
     assert_eq!(changed.operational_events, ["lane.unblocked"]);
     assert_eq!(data(&changed.freed[0])["delivery"], json!(head.id));
     // From now on a dead head holds nobody up, and that is no news.
-    let next = house.due(&endpoint, at(9)).await.claims.remove(0);
-    assert_eq!(house.die(&next, DeadCause::Refused, at(9)).await.operational_events, ["delivery.dead"]);
+    let next = fixture.due(&endpoint, at(9)).await.claims.remove(0);
+    assert_eq!(fixture.die(&next, DeadCause::Refused, at(9)).await.operational_events, ["delivery.dead"]);
 }
 
-async fn a_dead_letter_that_nothing_stands_behind_tells_of_no_lane(house: House) {
-    listener(&house, &["lane.*"]).await;
-    let endpoint = house.endpoint(json!({})).await;
-    let free = house.claim(event("free").to(&endpoint)).await;
-    assert_eq!(house.die(&free, DeadCause::Refused, at(1)).await.operational_events, ["delivery.dead"]);
-    assert!(house.change(free.id, DeliveryChange::Replay, at(2)).await.unwrap().operational_events.is_empty());
-    let waiting = house.claim(event("waiting").key("k").to(&endpoint)).await;
-    assert!(house.change(waiting.id, DeliveryChange::Cancel, at(3)).await.unwrap().operational_events.is_empty());
+async fn a_dead_letter_that_nothing_stands_behind_tells_of_no_lane(fixture: StoreFixture) {
+    listener(&fixture, &["lane.*"]).await;
+    let endpoint = fixture.endpoint(json!({})).await;
+    let free = fixture.claim(event("free").to(&endpoint)).await;
+    assert_eq!(fixture.die(&free, DeadCause::Refused, at(1)).await.operational_events, ["delivery.dead"]);
+    assert!(fixture.change(free.id, DeliveryChange::Replay, at(2)).await.unwrap().operational_events.is_empty());
+    let waiting = fixture.claim(event("waiting").key("k").to(&endpoint)).await;
+    assert!(fixture.change(waiting.id, DeliveryChange::Cancel, at(3)).await.unwrap().operational_events.is_empty());
 }
 
-async fn a_void_or_stale_settlement_tells_nothing(house: House) {
-    listener(&house, &["*"]).await;
-    let endpoint = house.endpoint(json!({})).await;
-    let claim = house.claim(event("a").key("k").to(&endpoint)).await;
-    let Lease { shard, epoch } = house.lease(endpoint.id);
+async fn a_void_or_stale_settlement_tells_nothing(fixture: StoreFixture) {
+    listener(&fixture, &["*"]).await;
+    let endpoint = fixture.endpoint(json!({})).await;
+    let claim = fixture.claim(event("a").key("k").to(&endpoint)).await;
+    let Lease { shard, epoch } = fixture.lease(endpoint.id);
     let stale = Lease { shard, epoch: Epoch(epoch.0 + 1) };
     let died = attempted(&claim, NextState::Dead(DeadCause::Gone), at(1));
-    let refused = house.store.settle(stale, settlement(&claim, died, at(1))).await;
+    let refused = fixture.store.settle(stale, settlement(&claim, died, at(1))).await;
     assert!(matches!(refused, Err(Error::Stale(_))), "{refused:?}");
-    house.attempted(&claim, NextState::Waiting { due_at: at(60) }, at(1)).await;
+    fixture.attempted(&claim, NextState::Waiting { due_at: at(60) }, at(1)).await;
     // Decided on what was true before that attempt.
     let over = ClaimOutcome::Expired { by: DeadlineSource::Hold, progress: claim.progress };
-    let void = house.store.settle(house.lease(endpoint.id), settlement(&claim, over, at(2))).await.unwrap();
+    let void = fixture.store.settle(fixture.lease(endpoint.id), settlement(&claim, over, at(2))).await.unwrap();
     assert!(void.is_void && void.operational_events.is_empty() && void.freed.is_empty() && void.died.is_none());
     // Cancelled meanwhile: it does not die any more.
-    house.change(claim.id, DeliveryChange::Cancel, at(3)).await.unwrap();
-    let settled = house.die(&claim, DeadCause::Exhausted, at(4)).await;
+    fixture.change(claim.id, DeliveryChange::Cancel, at(3)).await.unwrap();
+    let settled = fixture.die(&claim, DeadCause::Exhausted, at(4)).await;
     assert!(settled.operational_events.is_empty() && settled.died.is_none(), "{settled:?}");
-    assert_eq!(house.state(claim.id).await, DeliveryState::Cancelled);
-    assert!(told_types(&house).await.is_empty());
+    assert_eq!(fixture.state(claim.id).await, DeliveryState::Cancelled);
+    assert!(operational_event_types(&fixture).await.is_empty());
 }
 
-async fn nothing_is_told_about_those_who_are_told(house: House) {
-    let listener = listener(&house, &["*"]).await;
-    let draft = || event(&format!("e-{}", house.mint())).of(&system()).key("k").to(&listener);
-    let claim = house.claim(draft()).await;
+async fn nothing_is_told_about_those_who_are_told(fixture: StoreFixture) {
+    let listener = listener(&fixture, &["*"]).await;
+    let draft = || event(&format!("e-{}", fixture.mint())).of(&system()).key("k").to(&listener);
+    let claim = fixture.claim(draft()).await;
     let notice = EndpointUpdate {
         health: Some(Box::new(EndpointHealth { version: 1, ..EndpointHealth::default() })),
         endpoint_events: vec![
             endpoint_event(EndpointEventKind::BreakerOpened, at(5)),
             endpoint_event(EndpointEventKind::Recovered, at(5)),
         ],
-        ..crate::house::disabling()
+        ..crate::fixture::disabling()
     };
-    let settled = house.noticed(&claim, NextState::Dead(DeadCause::Gone), notice, at(5)).await;
+    let settled = fixture.attempted_with_update(&claim, NextState::Dead(DeadCause::Gone), notice, at(5)).await;
     assert_eq!(settled.died, Some(DeadCause::Gone));
     assert!(settled.operational_events.is_empty() && settled.freed.is_empty(), "{settled:?}");
-    let replayed = house.store.change(&system(), claim.id, DeliveryChange::Replay, at(6)).await.unwrap();
+    let replayed = fixture.store.change(&system(), claim.id, DeliveryChange::Replay, at(6)).await.unwrap();
     assert!(replayed.operational_events.is_empty() && replayed.freed.is_empty());
     let change = standing(EndpointState::Paused);
-    let changed = house.store.change_endpoint(&system(), listener.id, change, at(7)).await.unwrap();
+    let changed = fixture.store.change_endpoint(&system(), listener.id, change, at(7)).await.unwrap();
     assert!(changed.operational_events.is_empty() && changed.freed.is_empty());
-    assert_eq!(told(&house).await.len(), 1, "only what was handed in here");
-    assert_eq!(house.endpoint_events(&listener, 9).await.len(), 4, "but it is kept what happened to it");
+    assert_eq!(operational_events(&fixture).await.len(), 1, "only what was handed in here");
+    assert_eq!(fixture.endpoint_events(&listener, 9).await.len(), 4, "but it is kept what happened to it");
 }
 
-async fn without_the_tenant_that_is_told_nothing_is(house: House) {
-    let (_, head, told) = blocked(&house, json!({})).await;
-    assert!(told.is_empty());
-    assert!(house.change(head.id, DeliveryChange::Discard, at(5)).await.unwrap().operational_events.is_empty());
+async fn without_the_tenant_that_is_told_nothing_is(fixture: StoreFixture) {
+    let (_, head, operational_events) = blocked(&fixture, json!({})).await;
+    assert!(operational_events.is_empty());
+    assert!(fixture.change(head.id, DeliveryChange::Discard, at(5)).await.unwrap().operational_events.is_empty());
 }

@@ -12,7 +12,7 @@ use posthaste::model::token::{Right, Token};
 use posthaste::store::{AcceptResult, BatchMode, EndpointChange, Error, TokenScope};
 use serde_json::json;
 
-use crate::house::{House, at, event, ours, tenant};
+use crate::fixture::{StoreFixture, at, event, ours, tenant};
 
 for_every_store! {
     endpoints_beyond_the_limit_are_refused_also_when_they_come_together,
@@ -25,55 +25,55 @@ for_every_store! {
     limits_survive_a_restart,
 }
 
-async fn limit(house: &House, limits: TenantLimits) {
-    let known = house.store.tenant(&ours()).unwrap();
-    house.store.put_tenant(Tenant { limits, ..Tenant::clone(&known) }).await.unwrap();
+async fn limit(fixture: &StoreFixture, limits: TenantLimits) {
+    let known = fixture.store.tenant(&ours()).unwrap();
+    fixture.store.put_tenant(Tenant { limits, ..Tenant::clone(&known) }).await.unwrap();
 }
 
-async fn usage(house: &House) -> TenantUsage {
-    house.store.usage(&[ours()]).await.unwrap()[0]
+async fn usage(fixture: &StoreFixture) -> TenantUsage {
+    fixture.store.usage(&[ours()]).await.unwrap()[0]
 }
 
-async fn endpoints_beyond_the_limit_are_refused_also_when_they_come_together(house: House) {
-    limit(&house, TenantLimits { endpoints: 5, ..TenantLimits::default() }).await;
-    let created = (0..12).map(|_| house.store.create_endpoint(house.new_endpoint(&ours(), json!({}))));
+async fn endpoints_beyond_the_limit_are_refused_also_when_they_come_together(fixture: StoreFixture) {
+    limit(&fixture, TenantLimits { endpoints: 5, ..TenantLimits::default() }).await;
+    let created = (0..12).map(|_| fixture.store.create_endpoint(fixture.new_endpoint(&ours(), json!({}))));
     let created = futures_util::future::join_all(created).await;
     let refused: Vec<&Error> = created.iter().filter_map(|created| created.as_ref().err()).collect();
     assert_eq!(refused.len(), 7);
     assert!(refused.iter().all(|refused| matches!(refused, Error::OverLimit(over) if over.limit == "endpoints")));
-    assert_eq!((house.store.endpoints(&ours()).len(), usage(&house).await.endpoints), (5, 5));
-    let one = house.store.endpoints(&ours())[0].id;
-    house.store.delete_endpoint(&ours(), one, at(1)).await.unwrap();
-    house.endpoint(json!({})).await;
-    assert!(house.store.create_endpoint(house.new_endpoint(&ours(), json!({}))).await.is_err());
+    assert_eq!((fixture.store.endpoints(&ours()).len(), usage(&fixture).await.endpoints), (5, 5));
+    let one = fixture.store.endpoints(&ours())[0].id;
+    fixture.store.delete_endpoint(&ours(), one, at(1)).await.unwrap();
+    fixture.endpoint(json!({})).await;
+    assert!(fixture.store.create_endpoint(fixture.new_endpoint(&ours(), json!({}))).await.is_err());
 }
 
-async fn settings_may_not_grow_beyond_the_limit_and_may_shrink(house: House) {
-    let endpoint = house.endpoint(json!({"description": "x".repeat(500)})).await;
-    let used = usage(&house).await.settings_bytes;
+async fn settings_may_not_grow_beyond_the_limit_and_may_shrink(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({"description": "x".repeat(500)})).await;
+    let used = usage(&fixture).await.settings_bytes;
     assert!(used > 500);
-    limit(&house, TenantLimits { settings_bytes: Size(used + 10), ..TenantLimits::default() }).await;
+    limit(&fixture, TenantLimits { settings_bytes: Size(used + 10), ..TenantLimits::default() }).await;
     let describe = async |text: &str| {
-        let current = house.store.any_endpoint(endpoint.id).unwrap();
+        let current = fixture.store.any_endpoint(endpoint.id).unwrap();
         let settings =
             posthaste::model::endpoint::EndpointSettings { description: text.into(), ..current.settings.clone() };
         let (policy, if_updated_at) = (current.policy.clone(), current.updated_at);
         let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
-        house.store.change_endpoint(&ours(), endpoint.id, change, at(1)).await
+        fixture.store.change_endpoint(&ours(), endpoint.id, change, at(1)).await
     };
     let refused = describe(&"x".repeat(511)).await.unwrap_err();
     assert!(matches!(&refused, Error::OverLimit(over) if over.limit == "settings_bytes"), "{refused:?}");
-    assert_eq!(house.store.any_endpoint(endpoint.id).unwrap().settings.description.len(), 500, "nothing was changed");
+    assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().settings.description.len(), 500, "nothing was changed");
     describe(&"x".repeat(510)).await.unwrap();
-    assert_eq!(usage(&house).await.settings_bytes, used + 10);
-    let refused = house.store.create_endpoint(house.new_endpoint(&ours(), json!({}))).await.unwrap_err();
+    assert_eq!(usage(&fixture).await.settings_bytes, used + 10);
+    let refused = fixture.store.create_endpoint(fixture.new_endpoint(&ours(), json!({}))).await.unwrap_err();
     assert!(matches!(&refused, Error::OverLimit(over) if over.limit == "settings_bytes"), "{refused:?}");
-    limit(&house, TenantLimits { settings_bytes: Size(10), ..TenantLimits::default() }).await;
+    limit(&fixture, TenantLimits { settings_bytes: Size(10), ..TenantLimits::default() }).await;
     describe("").await.unwrap();
 }
 
-async fn tokens_beyond_the_limit_are_refused(house: House) {
-    limit(&house, TenantLimits { tokens: 2, ..TenantLimits::default() }).await;
+async fn tokens_beyond_the_limit_are_refused(fixture: StoreFixture) {
+    limit(&fixture, TenantLimits { tokens: 2, ..TenantLimits::default() }).await;
     let token = |n: u8| Token {
         id: posthaste::model::id::TokenId::mint(at(0), n.into()),
         tenant: Some(ours()),
@@ -84,86 +84,86 @@ async fn tokens_beyond_the_limit_are_refused(house: House) {
         expires_at: None,
         used_at: None,
     };
-    let made = futures_util::future::join_all((0..5).map(|n| house.store.create_token(token(n)))).await;
+    let made = futures_util::future::join_all((0..5).map(|n| fixture.store.create_token(token(n)))).await;
     let refused: Vec<_> = made.iter().filter_map(|made| made.as_ref().err()).collect();
     assert_eq!(refused.len(), 3);
     assert!(refused.iter().all(|refused| matches!(refused, Error::OverLimit(over) if over.limit == "tokens")));
-    let kept = (0..5).map(token).find(|token| house.store.token(token.id).is_some()).unwrap();
-    house.store.revoke_token(kept.id, TokenScope::All, at(1)).await.unwrap();
-    assert_eq!(usage(&house).await.tokens, 1);
-    house.store.create_token(token(9)).await.unwrap();
+    let kept = (0..5).map(token).find(|token| fixture.store.token(token.id).is_some()).unwrap();
+    fixture.store.revoke_token(kept.id, TokenScope::All, at(1)).await.unwrap();
+    assert_eq!(usage(&fixture).await.tokens, 1);
+    fixture.store.create_token(token(9)).await.unwrap();
 }
 
-async fn what_events_take_up_is_counted_until_they_are_forgotten(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let one = house.claim(event("one").to(&endpoint)).await;
+async fn what_events_take_up_is_counted_until_they_are_forgotten(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let one = fixture.claim(event("one").to(&endpoint)).await;
     let alone = event("alone");
-    house.accept(alone).await;
+    fixture.accept(alone).await;
     let data = one.event.data.len();
     let expected = stored_bytes(data, 1) + stored_bytes(data, 0);
-    assert_eq!(usage(&house).await.stored_bytes, expected);
+    assert_eq!(usage(&fixture).await.stored_bytes, expected);
     // What is refused or repeated takes up nothing.
-    house.accept_all(vec![event("one").to(&endpoint)], BatchMode::Each).await;
-    let undone = house.accept_all(vec![event("new"), event("one").saying("[2]")], BatchMode::All).await;
+    fixture.accept_all(vec![event("one").to(&endpoint)], BatchMode::Each).await;
+    let undone = fixture.accept_all(vec![event("new"), event("one").saying("[2]")], BatchMode::All).await;
     assert!(undone.iter().any(|one| matches!(one, AcceptResult::Conflict { .. })), "{undone:?}");
-    assert_eq!(usage(&house).await.stored_bytes, expected);
-    assert_eq!(house.store.usage(&[tenant("nobody")]).await.unwrap()[0], TenantUsage::default());
-    house.deliver(&one, at(1)).await;
-    assert!(house.store.expunge(&ours(), &"one".parse().unwrap()).await.unwrap());
-    assert!(house.store.expunge(&ours(), &"one".parse().unwrap()).await.unwrap());
+    assert_eq!(usage(&fixture).await.stored_bytes, expected);
+    assert_eq!(fixture.store.usage(&[tenant("nobody")]).await.unwrap()[0], TenantUsage::default());
+    fixture.deliver(&one, at(1)).await;
+    assert!(fixture.store.expunge(&ours(), &"one".parse().unwrap()).await.unwrap());
+    assert!(fixture.store.expunge(&ours(), &"one".parse().unwrap()).await.unwrap());
     let expected = expected - data as u64;
-    assert_eq!(usage(&house).await.stored_bytes, expected);
-    let house = house.reopened().await;
-    assert_eq!(usage(&house).await.stored_bytes, expected, "it is kept");
-    house.forget(at(1_000_000), at(1_000_000)).await;
-    assert_eq!(usage(&house).await.stored_bytes, 0);
+    assert_eq!(usage(&fixture).await.stored_bytes, expected);
+    let fixture = fixture.reopened().await;
+    assert_eq!(usage(&fixture).await.stored_bytes, expected, "it is kept");
+    fixture.forget(at(1_000_000), at(1_000_000)).await;
+    assert_eq!(usage(&fixture).await.stored_bytes, 0);
 }
 
-async fn what_waits_is_counted_by_tenant(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    let other = house.endpoint(json!({})).await;
-    house.put_tenant("other").await;
-    let first = house.claim(event("a").to(&endpoint)).await;
-    house.accept(event("b").to(&endpoint).to(&other)).await;
-    assert_eq!(usage(&house).await.waiting, Some(3));
-    assert_eq!(house.store.usage_here(&ours()).unwrap().waiting, Some(3));
-    assert_eq!(house.store.usage(&[tenant("other")]).await.unwrap()[0].waiting, Some(0));
-    house.deliver(&first, at(1)).await;
-    assert_eq!(usage(&house).await.waiting, Some(2));
-    house.store.delete_endpoint(&ours(), other.id, at(2)).await.unwrap();
-    assert_eq!(usage(&house).await.waiting, Some(1));
-    let house = house.reopened().await;
-    assert_eq!(usage(&house).await.waiting, Some(1));
+async fn what_waits_is_counted_by_tenant(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let other = fixture.endpoint(json!({})).await;
+    fixture.put_tenant("other").await;
+    let first = fixture.claim(event("a").to(&endpoint)).await;
+    fixture.accept(event("b").to(&endpoint).to(&other)).await;
+    assert_eq!(usage(&fixture).await.waiting, Some(3));
+    assert_eq!(fixture.store.usage_here(&ours()).unwrap().waiting, Some(3));
+    assert_eq!(fixture.store.usage(&[tenant("other")]).await.unwrap()[0].waiting, Some(0));
+    fixture.deliver(&first, at(1)).await;
+    assert_eq!(usage(&fixture).await.waiting, Some(2));
+    fixture.store.delete_endpoint(&ours(), other.id, at(2)).await.unwrap();
+    assert_eq!(usage(&fixture).await.waiting, Some(1));
+    let fixture = fixture.reopened().await;
+    assert_eq!(usage(&fixture).await.waiting, Some(1));
 }
 
-async fn data_that_nobody_wanted_is_forgotten_before_its_id(house: House) {
-    let endpoint = house.endpoint(json!({})).await;
-    house.accept(event("unwanted")).await;
-    house.accept(event("old")).await;
-    house.execute("UPDATE events SET data = substr(data, 1, 0) WHERE id = 'old'").await;
-    let wanted = house.claim(event("wanted").to(&endpoint)).await;
-    house.deliver(&wanted, at(1)).await;
-    let bytes = usage(&house).await.stored_bytes;
-    house.forget_unmatched(at(0)).await;
-    assert_eq!(usage(&house).await.stored_bytes, bytes, "it was not kept long enough");
-    house.forget_unmatched(at(1_000)).await;
-    let record = house.store.event(&ours(), &"unwanted".parse().unwrap()).await.unwrap().unwrap();
+async fn data_that_nobody_wanted_is_forgotten_before_its_id(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    fixture.accept(event("unwanted")).await;
+    fixture.accept(event("old")).await;
+    fixture.execute("UPDATE events SET data = substr(data, 1, 0) WHERE id = 'old'").await;
+    let wanted = fixture.claim(event("wanted").to(&endpoint)).await;
+    fixture.deliver(&wanted, at(1)).await;
+    let bytes = usage(&fixture).await.stored_bytes;
+    fixture.forget_unmatched(at(0)).await;
+    assert_eq!(usage(&fixture).await.stored_bytes, bytes, "it was not kept long enough");
+    fixture.forget_unmatched(at(1_000)).await;
+    let record = fixture.store.event(&ours(), &"unwanted".parse().unwrap()).await.unwrap().unwrap();
     assert_eq!((record.withheld, record.event.data.len(), record.is_damaged), (Some(DataRemoval::Unmatched), 0, false));
-    let record = house.store.event(&ours(), &"wanted".parse().unwrap()).await.unwrap().unwrap();
+    let record = fixture.store.event(&ours(), &"wanted".parse().unwrap()).await.unwrap().unwrap();
     assert_eq!((record.withheld, record.event.data.is_empty()), (None, false));
-    assert_eq!(usage(&house).await.stored_bytes, bytes - record.event.data.len() as u64);
-    let record = house.store.event(&ours(), &"old".parse().unwrap()).await.unwrap().unwrap();
+    assert_eq!(usage(&fixture).await.stored_bytes, bytes - record.event.data.len() as u64);
+    let record = fixture.store.event(&ours(), &"old".parse().unwrap()).await.unwrap().unwrap();
     assert_eq!(record.withheld, Some(DataRemoval::Expunged), "an older version expunged it, and wrote no code");
-    let again = house.accept_all(vec![event("unwanted")], BatchMode::Each).await;
+    let again = fixture.accept_all(vec![event("unwanted")], BatchMode::Each).await;
     assert!(matches!(again[..], [AcceptResult::Duplicate { .. }]), "{again:?}");
-    house.store.expunge(&ours(), &"wanted".parse().unwrap()).await.unwrap();
-    let record = house.store.event(&ours(), &"wanted".parse().unwrap()).await.unwrap().unwrap();
+    fixture.store.expunge(&ours(), &"wanted".parse().unwrap()).await.unwrap();
+    let record = fixture.store.event(&ours(), &"wanted".parse().unwrap()).await.unwrap().unwrap();
     assert_eq!(record.withheld, Some(DataRemoval::Expunged));
 }
 
-async fn a_ceiling_is_in_force_for_the_endpoints_that_are_there(house: House) {
+async fn a_ceiling_is_in_force_for_the_endpoints_that_are_there(fixture: StoreFixture) {
     let settings = json!({"max_in_flight": 100, "timeout": {"total": "30s"}, "retry": {"max_attempts": 20}});
-    let endpoint = house.endpoint(settings).await;
+    let endpoint = fixture.endpoint(settings).await;
     let ceiling = EndpointCeiling {
         max_in_flight: 7,
         per_second: Some(2.0),
@@ -171,32 +171,32 @@ async fn a_ceiling_is_in_force_for_the_endpoints_that_are_there(house: House) {
         max_attempts: Some(3),
         max_age: Some(Span::secs(60)),
     };
-    limit(&house, TenantLimits { endpoint: ceiling, ..TenantLimits::default() }).await;
-    let check = |house: &House| {
-        let known = house.store.any_endpoint(endpoint.id).unwrap();
+    limit(&fixture, TenantLimits { endpoint: ceiling, ..TenantLimits::default() }).await;
+    let check = |fixture: &StoreFixture| {
+        let known = fixture.store.any_endpoint(endpoint.id).unwrap();
         assert_eq!((known.max_in_flight(), known.rate().per_second, known.timeout().total), (7, 2.0, Span::secs(1)));
         assert_eq!((known.policy.max_attempts, known.policy.max_age), (3, Span::secs(60)));
         assert_eq!(known.settings.max_in_flight, 100, "what was set stays");
-        assert_eq!(house.store.endpoints(&ours())[0].max_in_flight(), 7);
+        assert_eq!(fixture.store.endpoints(&ours())[0].max_in_flight(), 7);
     };
-    check(&house);
-    let house = house.reopened().await;
-    check(&house);
+    check(&fixture);
+    let fixture = fixture.reopened().await;
+    check(&fixture);
     // A change of something else leaves the ceiling in force.
-    house.store.change_endpoint(&ours(), endpoint.id, EndpointChange::Mailed, at(3)).await.unwrap();
-    check(&house);
-    limit(&house, TenantLimits::default()).await;
-    let known = house.store.any_endpoint(endpoint.id).unwrap();
+    fixture.store.change_endpoint(&ours(), endpoint.id, EndpointChange::Mailed, at(3)).await.unwrap();
+    check(&fixture);
+    limit(&fixture, TenantLimits::default()).await;
+    let known = fixture.store.any_endpoint(endpoint.id).unwrap();
     assert_eq!((known.max_in_flight(), known.policy.max_attempts), (100, 20), "it is lifted as it was set");
 }
 
-async fn limits_survive_a_restart(house: House) {
+async fn limits_survive_a_restart(fixture: StoreFixture) {
     let limits = TenantLimits { waiting: Some(9), stored_bytes: Some(Size(1 << 30)), ..TenantLimits::default() };
     let caller = Caller { by: CallerIdentity::Admin, from: None, request_id: String::new(), at: at(0) };
-    posthaste::store::with_caller(Arc::new(caller), limit(&house, limits.clone())).await;
-    let house = house.reopened().await;
-    assert_eq!(house.store.tenant(&ours()).unwrap().limits, limits);
+    posthaste::store::with_caller(Arc::new(caller), limit(&fixture, limits.clone())).await;
+    let fixture = fixture.reopened().await;
+    assert_eq!(fixture.store.tenant(&ours()).unwrap().limits, limits);
     let page = posthaste::store::PageRequest { cursor: None, limit: 10 };
-    let entries = house.store.audit(Default::default(), page).await.unwrap();
+    let entries = fixture.store.audit(Default::default(), page).await.unwrap();
     assert!(serde_json::to_string(&entries.data[0].record).unwrap().contains("limits"), "{entries:?}");
 }

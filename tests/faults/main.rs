@@ -1,5 +1,5 @@
-//! Faults, injected into real processes and files: kills, power cuts, failing
-//! disks, damaged bits, freezes, clocks that jump, networks that break.
+//! Tests with faults injected into real processes and files: kills, power cuts,
+//! failing disks, damaged bits, freezes, clocks that jump, networks that break.
 //!
 //! Each scenario runs for some seconds from a random seed, which it prints.
 //! `./check faults --minutes N --seed S` chooses both. The seed decides which

@@ -1,5 +1,5 @@
-//! What was done to the files of a store, and which states a power cut at any
-//! point of it may leave.
+//! Replays recorded file operations of a store, and builds the states that a
+//! power cut at any point may leave.
 //!
 //! The model: a write changes the page cache and marks its pages as dirty; a
 //! sync makes the dirty pages of that file durable. Of what is dirty when the
@@ -7,8 +7,8 @@
 //! the pages as clean without making them durable, as Linux does: only writing
 //! them again can. Names follow their folder's sync in the same way, in order.
 //!
-//! Renames that do not go by way of libc are not seen: those of the admin
-//! token and the master key. Whoever rebuilds a folder copies both.
+//! Renames that do not go through libc are not recorded: those of the admin
+//! token and the master key. Tests that rebuild a folder copy both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -19,9 +19,9 @@ use rand::rngs::StdRng;
 const PAGE: usize = 4_096;
 const SECTOR: usize = 512;
 
-/// What can be done to a file.
+/// An operation on a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Act {
+pub enum FileOperation {
     Create,
     Write { offset: usize, data: Vec<u8> },
     Truncate { size: usize },
@@ -30,18 +30,18 @@ pub enum Act {
     Unlink,
 }
 
-/// One act, and where its record ends.
+/// One operation, and where its record ends.
 #[derive(Debug, Clone)]
-pub struct Recorded {
+pub struct RecordedOperation {
     pub end: u64,
     pub name: String,
-    pub act: Act,
+    pub operation: FileOperation,
 }
 
-/// Reads a recording, whole records alone.
-pub fn read(path: &Path) -> Vec<Recorded> {
+/// Reads a recording; ignores an incomplete record at its end.
+pub fn read(path: &Path) -> Vec<RecordedOperation> {
     let bytes = std::fs::read(path).expect("the recording can be read");
-    let (mut at, mut found) = (0, Vec::new());
+    let (mut at, mut records) = (0, Vec::new());
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
     let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes")) as usize;
     while at + 32 <= bytes.len() {
@@ -52,74 +52,74 @@ pub fn read(path: &Path) -> Vec<Recorded> {
         }
         let text = |from: usize, to: usize| String::from_utf8(bytes[from..to].to_vec()).expect("a name");
         let data = &bytes[name_at + name_bytes..end];
-        let act = match kind {
-            1 => Act::Create,
-            2 => Act::Write { offset, data: data.to_vec() },
-            3 => Act::Truncate { size: offset },
-            4 => Act::Sync { is_good: word(at + 24) == 0 },
-            5 => Act::Rename { to: text(name_at + name_bytes, end) },
-            6 => Act::Unlink,
+        let operation = match kind {
+            1 => FileOperation::Create,
+            2 => FileOperation::Write { offset, data: data.to_vec() },
+            3 => FileOperation::Truncate { size: offset },
+            4 => FileOperation::Sync { is_good: word(at + 24) == 0 },
+            5 => FileOperation::Rename { to: text(name_at + name_bytes, end) },
+            6 => FileOperation::Unlink,
             other => panic!("there is no act {other}"),
         };
-        found.push(Recorded { end: end as u64, name: text(name_at, name_at + name_bytes), act });
+        records.push(RecordedOperation { end: end as u64, name: text(name_at, name_at + name_bytes), operation });
         at = end;
     }
-    found
+    records
 }
 
-/// Which syncs the disk of a rebuilt state has honoured.
+/// Syncs that the disk of a rebuilt state has honoured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Syncs {
     Honoured,
-    /// Those after this point of the recording did nothing: a control, in
-    /// which something must be lost.
+    /// Syncs after this point of the recording did nothing. This is a control,
+    /// in which something must be lost.
     IgnoredAfter(u64),
 }
 
-/// A disk and the cache before it, at one point of the recording.
+/// A disk and the page cache, at one point of the recording.
 #[derive(Default, Clone)]
 pub struct Disk {
-    files: Vec<Cached>,
+    files: Vec<CachedFile>,
     /// Names as programs see them.
     names: BTreeMap<String, usize>,
     durable_names: BTreeMap<String, usize>,
-    /// What was done to names since the folder was synced.
+    /// Changes of names since the folder was synced.
     unsynced_names: Vec<(String, Option<usize>)>,
 }
 
 #[derive(Default, Clone)]
-struct Cached {
+struct CachedFile {
     cache: Vec<u8>,
     durable: Vec<u8>,
     dirty: BTreeSet<usize>,
 }
 
 impl Disk {
-    /// Takes one act into account.
-    pub fn apply(&mut self, recorded: &Recorded, syncs: Syncs) {
-        let Recorded { end, name, act } = recorded;
+    /// Applies one operation.
+    pub fn apply(&mut self, recorded: &RecordedOperation, syncs: Syncs) {
+        let RecordedOperation { end, name, operation } = recorded;
         let is_ignored = matches!(syncs, Syncs::IgnoredAfter(point) if *end > point);
-        match act {
-            Act::Create => {
-                self.files.push(Cached::default());
+        match operation {
+            FileOperation::Create => {
+                self.files.push(CachedFile::default());
                 self.name(name, Some(self.files.len() - 1));
             }
-            Act::Rename { to } => {
+            FileOperation::Rename { to } => {
                 let file = self.names.get(name).copied();
                 self.name(to, file);
                 self.name(name, None);
             }
-            Act::Unlink => self.name(name, None),
-            Act::Sync { .. } if is_ignored => {}
-            Act::Sync { is_good } if name == "." => {
+            FileOperation::Unlink => self.name(name, None),
+            FileOperation::Sync { .. } if is_ignored => {}
+            FileOperation::Sync { is_good } if name == "." => {
                 if *is_good {
                     self.durable_names = self.names.clone();
                     self.unsynced_names.clear();
                 }
             }
-            Act::Sync { is_good } => self.file(name).sync(*is_good),
-            Act::Write { offset, data } => self.file(name).write(*offset, data),
-            Act::Truncate { size } => self.file(name).truncate(*size),
+            FileOperation::Sync { is_good } => self.file(name).sync(*is_good),
+            FileOperation::Write { offset, data } => self.file(name).write(*offset, data),
+            FileOperation::Truncate { size } => self.file(name).truncate(*size),
         }
     }
 
@@ -131,21 +131,21 @@ impl Disk {
         self.unsynced_names.push((name.to_owned(), file));
     }
 
-    fn file(&mut self, name: &str) -> &mut Cached {
+    fn file(&mut self, name: &str) -> &mut CachedFile {
         if !self.names.contains_key(name) {
-            // Its name was given in a way that is not recorded.
-            self.files.push(Cached::default());
+            // The file got its name in a way that is not recorded.
+            self.files.push(CachedFile::default());
             self.name(name, Some(self.files.len() - 1));
         }
         &mut self.files[self.names[name]]
     }
 
-    /// What is on the disk when the power goes now: by name, the bytes.
+    /// Returns the files on the disk after a power cut now, by name.
     pub fn cut(&self, rng: &mut StdRng) -> BTreeMap<String, Vec<u8>> {
         let mut names = self.durable_names.clone();
         // Changes of names are kept in order, up to some point.
-        let kept = rng.random_range(0..=self.unsynced_names.len());
-        for (name, file) in &self.unsynced_names[..kept] {
+        let kept_count = rng.random_range(0..=self.unsynced_names.len());
+        for (name, file) in &self.unsynced_names[..kept_count] {
             match file {
                 Some(file) => names.insert(name.clone(), *file),
                 None => names.remove(name),
@@ -155,7 +155,7 @@ impl Disk {
     }
 }
 
-impl Cached {
+impl CachedFile {
     fn write(&mut self, offset: usize, data: &[u8]) {
         if self.cache.len() < offset + data.len() {
             self.cache.resize(offset + data.len(), 0);
@@ -183,45 +183,45 @@ impl Cached {
         }
     }
 
-    /// Old and new sectors by chance, at the old or the new size.
+    /// Returns a mix of old and new sectors at random, at the old or the new size.
     fn cut(&self, rng: &mut StdRng) -> Vec<u8> {
         let size = if rng.random() { self.cache.len() } else { self.durable.len() };
-        let mut found = self.durable.clone();
-        found.resize(size, 0);
-        // Now and then a disk keeps nearly all, or nearly nothing.
+        let mut bytes = self.durable.clone();
+        bytes.resize(size, 0);
+        // Some disks keep nearly all, or nearly nothing.
         let chance = [0.05, 0.5, 0.95][rng.random_range(0..3)];
         for page in &self.dirty {
             for sector in 0..PAGE / SECTOR {
                 let from = page * PAGE + sector * SECTOR;
                 let to = (from + SECTOR).min(self.cache.len()).min(size);
                 if from < to && rng.random_bool(chance) {
-                    found[from..to].copy_from_slice(&self.cache[from..to]);
+                    bytes[from..to].copy_from_slice(&self.cache[from..to]);
                 }
             }
         }
-        found
+        bytes
     }
 }
 
 #[test]
 fn what_was_synced_is_kept_and_what_a_failed_sync_left_is_gone() {
     use rand::SeedableRng;
-    let act = |name: &str, act: Act| Recorded { end: 1, name: name.into(), act };
-    let write = |byte: u8, page: usize| Act::Write { offset: page * PAGE, data: vec![byte; PAGE] };
+    let operation = |name: &str, operation: FileOperation| RecordedOperation { end: 1, name: name.into(), operation };
+    let write = |byte: u8, page: usize| FileOperation::Write { offset: page * PAGE, data: vec![byte; PAGE] };
     let mut disk = Disk::default();
     for (name, done) in [
-        ("f", Act::Create),
-        (".", Act::Sync { is_good: true }),
+        ("f", FileOperation::Create),
+        (".", FileOperation::Sync { is_good: true }),
         ("f", write(1, 0)),
-        ("f", Act::Sync { is_good: true }),
+        ("f", FileOperation::Sync { is_good: true }),
         ("f", write(2, 1)),
-        ("f", Act::Sync { is_good: false }),
+        ("f", FileOperation::Sync { is_good: false }),
         ("f", write(3, 2)),
-        ("f", Act::Sync { is_good: true }),
+        ("f", FileOperation::Sync { is_good: true }),
         ("f", write(4, 3)),
-        ("g", Act::Create),
+        ("g", FileOperation::Create),
     ] {
-        disk.apply(&act(name, done), Syncs::Honoured);
+        disk.apply(&operation(name, done), Syncs::Honoured);
     }
     let mut rng = StdRng::seed_from_u64(1);
     let cuts: Vec<_> = (0..100).map(|_| disk.cut(&mut rng)).collect();

@@ -1,4 +1,5 @@
-//! What a scenario has found, as one line, and whether that is as promised.
+//! Reports the findings of a scenario as one line, and fails if a promise is
+//! broken.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -8,49 +9,49 @@ use crate::audit::Findings;
 use crate::ledger::Entry;
 use crate::run::Run;
 
-/// Between its answer and its commit an attempt may be forgotten.
+/// Longest time from an answer to its commit, in which an attempt may be lost.
 const MOMENT: Duration = Duration::from_secs(1);
-/// How many examples of each failure are shown.
+/// Number of examples of each failure that are shown.
 const EXAMPLES: usize = 3;
 
-/// The faults of a run that may leave the gateway without an outcome, so that
-/// it asks again.
+/// The faults of a run that may lose an outcome, so that the gateway repeats
+/// the request.
 #[derive(Default)]
 pub struct Faults(Vec<Fault>);
 
 struct Fault {
-    why: &'static str,
-    /// Whom it happened to; everybody if nobody is named.
+    reason: &'static str,
+    /// Node it happened to; all nodes if none is named.
     node: Option<String>,
     from: Instant,
     until: Instant,
 }
 
 impl Faults {
-    /// Something that happened to everybody between then and now.
-    pub fn note(&mut self, why: &'static str, from: Instant) {
-        self.0.push(Fault { why, node: None, from, until: Instant::now() });
+    /// Records a fault of all nodes between `from` and now.
+    pub fn note(&mut self, reason: &'static str, from: Instant) {
+        self.0.push(Fault { reason, node: None, from, until: Instant::now() });
     }
 
-    /// The same, to one node.
-    pub fn note_at(&mut self, node: &str, why: &'static str, from: Instant) {
-        self.0.push(Fault { why, node: Some(node.to_owned()), from, until: Instant::now() });
+    /// Records a fault of one node between `from` and now.
+    pub fn note_at(&mut self, node: &str, reason: &'static str, from: Instant) {
+        self.0.push(Fault { reason, node: Some(node.to_owned()), from, until: Instant::now() });
     }
 
-    /// Why the outcome of this request may be unknown, if it may.
+    /// Returns why the outcome of this request may be unknown, if it may.
     fn explain(&self, entry: &Entry) -> Option<&'static str> {
-        let is_it = |fault: &&Fault| {
+        let is_cause = |fault: &&Fault| {
             let is_its_node = match (&fault.node, entry.node.as_deref()) {
                 (Some(fault), Some(node)) => fault == node,
                 _ => true,
             };
             is_its_node && entry.began < fault.until && entry.ended.is_none_or(|ended| ended + MOMENT > fault.from)
         };
-        self.0.iter().find(is_it).map(|fault| fault.why)
+        self.0.iter().find(is_cause).map(|fault| fault.reason)
     }
 }
 
-/// What a scenario has found.
+/// The findings of a scenario.
 pub struct Report {
     name: &'static str,
     seed: u64,
@@ -58,7 +59,7 @@ pub struct Report {
     acked: usize,
     requests: usize,
     counts: BTreeMap<&'static str, usize>,
-    /// Requests made again, by what explains them.
+    /// Number of repeated requests, by their cause.
     repeats: BTreeMap<&'static str, usize>,
     figures: Vec<String>,
     failures: Vec<String>,
@@ -73,8 +74,8 @@ impl Report {
         Self { name: run.name, seed: run.seed, cycles, acked, requests, counts, repeats, figures, failures }
     }
 
-    /// Counts what an audit has found; whatever is broken or not explained by
-    /// one of these faults is a failure.
+    /// Adds the findings of an audit. A broken promise is a failure, and so is a
+    /// repeat that none of these faults explains.
     pub fn add(&mut self, findings: &Findings, faults: &Faults) {
         self.acked += findings.acknowledged;
         self.requests += findings.requests;
@@ -85,7 +86,7 @@ impl Report {
         let mut unexplained = 0;
         for (first, again) in &findings.repeats {
             match faults.explain(first) {
-                Some(why) => *self.repeats.entry(why).or_default() += 1,
+                Some(reason) => *self.repeats.entry(reason).or_default() += 1,
                 None => {
                     unexplained += 1;
                     if unexplained <= EXAMPLES {
@@ -99,26 +100,26 @@ impl Report {
         }
     }
 
-    /// One more figure for the line.
+    /// Adds a figure to the line.
     pub fn figure(&mut self, name: &str, value: impl Display) {
         self.figures.push(format!("{name} {value}"));
     }
 
-    /// A failure, unless this is so.
+    /// Records a failure unless the condition holds.
     pub fn expect(&mut self, is_so: bool, what: impl FnOnce() -> String) {
         if !is_so {
             self.failures.push(what());
         }
     }
 
-    /// Prints the line; fails if anything was not as promised.
+    /// Prints the line; panics if there are failures.
     pub fn finish(self) {
         let count = |kind: &str| self.counts.get(kind).copied().unwrap_or(0);
         let repeats: usize = self.repeats.values().sum();
-        let why: Vec<String> = self.repeats.iter().map(|(why, count)| format!("{why} {count}")).collect();
-        let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join(", ")) };
+        let reason: Vec<String> = self.repeats.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
+        let reason = if reason.is_empty() { String::new() } else { format!(" ({})", reason.join(", ")) };
         let mut line = format!(
-            "{}: seed {}, cycles {}, acked {}, lost {}, overtakes {}, overlaps {}, duplicates {repeats}{why}, altered {}",
+            "{}: seed {}, cycles {}, acked {}, lost {}, overtakes {}, overlaps {}, duplicates {repeats}{reason}, altered {}",
             self.name,
             self.seed,
             self.cycles,

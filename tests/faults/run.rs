@@ -1,4 +1,4 @@
-//! How long a scenario runs, and from which seed.
+//! Decides how long a scenario runs, and from which seed.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -11,9 +11,9 @@ use crate::load::hash;
 const MINUTES: &str = "POSTHASTE_FAULTS_MINUTES";
 const SEED: &str = "POSTHASTE_FAULTS_SEED";
 
-/// Every scenario, and for how many seconds it injects faults when nobody says.
-/// What it takes to start, to drain and to check comes on top. Minutes that
-/// somebody gives are divided in the same proportions.
+/// Every scenario, and for how many seconds it injects faults by default.
+/// Starting, draining and checking take additional time. If the environment
+/// gives minutes, they are divided in the same proportions.
 const SCENARIOS: &[(&str, u32)] = &[
     ("kill -9", 3),
     ("SIGTERM", 3),
@@ -36,19 +36,18 @@ const SCENARIOS: &[(&str, u32)] = &[
 pub struct Run {
     pub name: &'static str,
     pub seed: u64,
-    /// Decides everything that is left to chance.
+    /// Random numbers of the run, from its seed.
     pub rng: StdRng,
-    // When it was first asked whether it goes on: what it takes to start does
-    // not count.
+    // Time of the first call of `goes_on`, so that starting does not count.
     began: OnceLock<Instant>,
     span: Duration,
 }
 
 impl Run {
-    /// A run of this scenario, as long as the environment says.
+    /// Creates a run of this scenario, as long as the environment says.
     pub fn of(name: &'static str) -> Self {
-        let known = SCENARIOS.iter().find(|(known, _)| *known == name);
-        let seconds = known.unwrap_or_else(|| panic!("{name} is missing in SCENARIOS")).1;
+        let scenario = SCENARIOS.iter().find(|(scenario, _)| *scenario == name);
+        let seconds = scenario.unwrap_or_else(|| panic!("{name} is missing in SCENARIOS")).1;
         let seed = setting::<u64>(SEED).unwrap_or_else(|| rand::random::<u32>().into());
         let span = match setting::<f64>(MINUTES) {
             Some(minutes) => {
@@ -67,7 +66,7 @@ impl Run {
         self.began.get_or_init(Instant::now).elapsed() < self.span
     }
 
-    /// When a part of its time will be over, from now.
+    /// Returns the end of a part of its time that begins now.
     pub fn part(&self, share: f64) -> Instant {
         Instant::now() + self.span.mul_f64(share)
     }

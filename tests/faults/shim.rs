@@ -1,5 +1,5 @@
-//! A library that is preloaded into a gateway: it records what is done to the
-//! store's files, and lets writes and syncs fail when told to.
+//! Preloads a library into a gateway that records operations on the store's
+//! files, and makes writes and syncs fail on request.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,8 +12,8 @@ use tempfile::TempDir;
 use crate::load::Mark;
 use crate::support::Options;
 
-/// The library, compiled once for all scenarios, in a folder that stays until
-/// the process ends.
+/// Returns the library, compiled once for all scenarios, in a folder that stays
+/// until the process ends.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
     let (_, library) = LIBRARY.get_or_init(|| {
@@ -29,15 +29,15 @@ fn library() -> &'static Path {
     library
 }
 
-/// Records and fails the acts of every gateway that is started with it, one
-/// after the other, on one folder.
+/// Records and fails the file operations of gateways that are started with it,
+/// one after the other, on one folder.
 pub struct Shim {
     folder: PathBuf,
     files: TempDir,
     control: File,
 }
 
-/// The switches, in the order of the C side's.
+/// Switches, in the order of the C side.
 #[derive(Clone, Copy)]
 enum Switch {
     SyncsToFail,
@@ -58,7 +58,7 @@ impl Shim {
         shim
     }
 
-    /// How to start a gateway with it.
+    /// Returns the options that start a gateway with it.
     pub fn options(&self, flags: &[&str]) -> Options {
         let text = |path: &Path| path.to_str().expect("a path").to_owned();
         let env = [
@@ -75,25 +75,25 @@ impl Shim {
         self.files.path().join("recording")
     }
 
-    /// Tells how long the recording is.
+    /// Returns a mark: the length of the recording.
     pub fn mark(&self) -> Mark {
         let recording = self.recording();
         Arc::new(move || std::fs::metadata(&recording).expect("it is there").len())
     }
 
-    /// Lets so many syncs fail, after so many acts that do not.
+    /// Makes `count` syncs fail, after `after` operations that do not.
     pub fn fail_syncs(&self, count: i64, after: i64) {
         self.set(Switch::Skip, after);
         self.set(Switch::SyncsToFail, count);
     }
 
-    /// Lets so many writes fail, after so many that do not.
+    /// Makes `count` writes fail, after `after` that do not.
     pub fn fail_writes(&self, count: i64, after: i64) {
         self.set(Switch::Skip, after);
         self.set(Switch::WritesToFail, count);
     }
 
-    /// Nothing fails any more.
+    /// Stops all failures.
     pub fn heal(&self) {
         for switch in [Switch::SyncsToFail, Switch::WritesToFail, Switch::Skip] {
             self.set(switch, 0);
@@ -101,12 +101,12 @@ impl Shim {
         self.limit_room(None);
     }
 
-    /// From now on files may grow by this much in all.
+    /// Limits by how many bytes files may grow in all.
     pub fn limit_room(&self, bytes: Option<i64>) {
         self.set(Switch::RoomBytes, bytes.unwrap_or(-1));
     }
 
-    /// How many acts have failed.
+    /// Returns the number of operations that have failed.
     pub fn failed(&self) -> i64 {
         let mut bytes = [0; 8];
         self.control.read_exact_at(&mut bytes, 8 * Switch::Failed as u64).expect("it is there");

@@ -1,4 +1,4 @@
-//! One gateway on its own store, with endpoints, producers and a ledger.
+//! Runs one gateway on its own store, with endpoints, producers and a ledger.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,15 +9,15 @@ use tokio::sync::MutexGuard;
 
 use crate::audit::{Findings, Rules};
 use crate::ledger::{Ledger, TIMEOUT};
-use crate::load::{Doors, Handed, Load, Mark};
-use crate::nodes::{CAP, TURN, settings};
+use crate::load::{AcknowledgedEvents, Load, Mark, NodeAddresses};
+use crate::nodes::{CAP, EXCLUSIVE, settings};
 use crate::report::{Faults, Report};
 use crate::support::{Client, Gateway, Options, eventually};
 
-/// Enough for many lanes, few enough for each to be busy.
+/// Number of endpoints: enough for many lanes, few enough for each to be busy.
 const ENDPOINTS: usize = 8;
 
-/// What every ledger of a single gateway is checked against.
+/// Rules that every ledger of a single gateway is checked against.
 pub const RULES: Rules = Rules { cap: CAP, timeout: TIMEOUT };
 
 /// A gateway that is started again whenever it has ended, in the same folder
@@ -29,27 +29,26 @@ pub struct Single {
     pub mark: Mark,
     options: Options,
     gateway: Option<Gateway>,
-    doors: Doors,
+    addresses: NodeAddresses,
     _turn: MutexGuard<'static, ()>,
 }
 
 impl Single {
-    /// One in an empty folder, started in this way.
+    /// Starts a gateway in an empty folder with these options.
     pub async fn start(ledger: Ledger, options: Options) -> Self {
         Self::start_in(Arc::new(tempfile::tempdir().expect("a folder")), ledger, options, Arc::new(|| 0)).await
     }
 
     pub async fn start_in(folder: Arc<TempDir>, ledger: Ledger, options: Options, mark: Mark) -> Self {
-        let turn = TURN.lock().await;
+        let turn = EXCLUSIVE.lock().await;
         let gateway = Gateway::start_in(folder.clone(), options.clone()).await;
-        let doors = Doors::default();
-        doors.write().expect("nothing panics while it is held").push(gateway.address);
+        let addresses = NodeAddresses::default();
+        addresses.write().expect("nothing panics while it is held").push(gateway.address);
         let endpoints = Vec::new();
-        Self { ledger, endpoints, folder, mark, options, gateway: Some(gateway), doors, _turn: turn }
+        Self { ledger, endpoints, folder, mark, options, gateway: Some(gateway), addresses, _turn: turn }
     }
 
-    /// Endpoints `e0` and so on, each like the one before but for these
-    /// settings.
+    /// Creates endpoints `e0` and so on, with these settings over the usual ones.
     pub async fn create_endpoints(&mut self, count: usize, changes: &Value) {
         for n in self.endpoints.len()..self.endpoints.len() + count {
             let mut settings = settings(&format!("e{n}"), &self.ledger);
@@ -59,7 +58,7 @@ impl Single {
         }
     }
 
-    /// As many endpoints as most scenarios want.
+    /// Creates the usual number of endpoints.
     pub async fn with_endpoints(mut self) -> Self {
         self.create_endpoints(ENDPOINTS, &json!({})).await;
         self
@@ -77,32 +76,32 @@ impl Single {
         &self.gateway().client
     }
 
-    /// Producers that know what was acknowledged.
+    /// Starts producers that record what was acknowledged.
     pub fn load(&self, name: &str) -> Load {
-        Load::marked(name, &self.doors, self.gateway().token(), self.endpoints.len(), self.mark.clone())
+        Load::marked(name, &self.addresses, self.gateway().token(), self.endpoints.len(), self.mark.clone())
     }
 
-    /// Starts it again; it has ended, or is killed.
+    /// Restarts it; if it has not ended, it is killed.
     pub async fn restart(&mut self) {
         let gateway = self.gateway.take().expect("it was started").restart_with(self.options.clone()).await;
         self.gateway = Some(gateway);
     }
 
-    /// Waits until nothing waits any more.
+    /// Waits until no delivery waits.
     pub async fn drained(&self) {
         drained(self.client()).await;
     }
 
-    /// Lets everything arrive, and reports what the ledger shows.
-    pub async fn check(&self, handed: &Handed, faults: &Faults, report: &mut Report) {
+    /// Waits until everything has arrived, and reports the findings of the ledger.
+    pub async fn check(&self, acknowledged: &AcknowledgedEvents, faults: &Faults, report: &mut Report) {
         self.drained().await;
         let dead = self.client().get("/v1/tenants/default/dead-letters").await.expect(200);
         report.expect(dead["data"] == json!([]), || format!("no fault of ours kills a delivery: {dead}"));
-        report.add(&Findings::of(&self.ledger.entries(), handed, &RULES), faults);
+        report.add(&Findings::of(&self.ledger.entries(), acknowledged, &RULES), faults);
     }
 }
 
-/// Waits until nothing waits any more.
+/// Waits until no delivery waits.
 pub async fn drained(client: &Client) {
     eventually("everything to arrive", || async {
         if is_drained(client).await? { Ok(()) } else { Err("some wait".into()) }
@@ -110,7 +109,7 @@ pub async fn drained(client: &Client) {
     .await;
 }
 
-/// Whether nothing waits.
+/// Whether no delivery waits.
 pub async fn is_drained(client: &Client) -> Result<bool, String> {
     let path = "/v1/tenants/default/deliveries?state=waiting&limit=1";
     let asked = tokio::time::timeout(Duration::from_secs(5), client.send("GET", path, &[], ""));

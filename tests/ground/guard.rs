@@ -1,5 +1,5 @@
-//! Runs a server beside the tests that does not outlive them, as a user other
-//! than root.
+//! Runs a server beside the tests, as a user other than root, and ends it with
+//! them.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -11,22 +11,23 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-/// A folder, and a server that works in it. Both are gone when the guard is,
-/// and also when the test process is, in whatever way it ends.
+/// A folder, and a server that works in it. Both are removed when the guard is
+/// dropped, and also when the test process ends in any way.
 pub struct Guard {
     folder: PathBuf,
-    line: Mutex<Line>,
+    server_shell: Mutex<ServerShell>,
 }
 
-struct Line {
+/// The shell that runs the server, and the pipes to it.
+struct ServerShell {
     shell: Child,
-    words: Option<ChildStdin>,
+    commands: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     server: Option<u32>,
 }
 
 impl Guard {
-    /// Guards a server in this folder; it is not started yet.
+    /// Creates a guard of a server in this folder; it is not started yet.
     pub fn new(folder: PathBuf, server: &Command) -> Self {
         let mut shell = Command::new("sh");
         shell.args(["-c", include_str!("guard.sh"), "guard"]).arg(&folder);
@@ -34,65 +35,67 @@ impl Guard {
         // In a group of its own, so that Ctrl-C ends the tests first.
         shell.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut shell = shell.spawn().expect("there is a shell");
-        let words = shell.stdin.take();
+        let commands = shell.stdin.take();
         let answers = BufReader::new(shell.stdout.take().expect("piped"));
-        Self { folder, line: Mutex::new(Line { shell, words, answers, server: None }) }
+        Self { folder, server_shell: Mutex::new(ServerShell { shell, commands, answers, server: None }) }
     }
 
-    /// Starts the server; whether it serves is for the caller to see.
+    /// Starts the server; the caller checks whether it serves.
     pub async fn start(self: &Arc<Self>) {
-        self.say("start").await;
+        self.send_command("start").await;
     }
 
-    /// SIGINT, and its end.
+    /// Sends SIGINT to the server and waits for its end.
     pub async fn stop(self: &Arc<Self>) {
-        self.say("stop").await;
+        self.send_command("stop").await;
     }
 
-    /// SIGKILL to the server and all its children.
+    /// Sends SIGKILL to the server and all its children.
     pub async fn kill(self: &Arc<Self>) {
-        self.say("kill").await;
+        self.send_command("kill").await;
     }
 
     /// Whether the server was started and has ended by itself.
     pub fn has_ended(&self) -> bool {
-        let Some(server) = self.line.lock().expect("nothing panics while it is held").server else { return false };
+        let Some(server) = self.server_shell.lock().expect("nothing panics while it is held").server else {
+            return false;
+        };
         let Ok(stat) = std::fs::read_to_string(format!("/proc/{server}/stat")) else { return true };
-        // The state follows the name, which stands in brackets.
+        // The state follows the name, which is in parentheses.
         stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z'))
     }
 
-    /// The end of what the server has said.
+    /// Returns the last lines of the server's log.
     pub fn log(&self) -> String {
         let log = std::fs::read_to_string(self.folder.join("log")).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(30)..].join("\n")
     }
 
-    async fn say(self: &Arc<Self>, word: &'static str) {
+    async fn send_command(self: &Arc<Self>, command: &'static str) {
         let guard = self.clone();
-        let saying = tokio::task::spawn_blocking(move || {
-            let mut line = guard.line.lock().expect("nothing panics while it is held");
-            let words = line.words.as_mut().expect("it is there until the guard is dropped");
-            writeln!(words, "{word}").expect("the guard listens");
+        let sending = tokio::task::spawn_blocking(move || {
+            let mut server_shell = guard.server_shell.lock().expect("nothing panics while it is held");
+            let commands = server_shell.commands.as_mut().expect("it is there until the guard is dropped");
+            writeln!(commands, "{command}").expect("the guard listens");
             let mut answer = String::new();
-            line.answers.read_line(&mut answer).expect("the guard answers");
-            line.server = answer.trim().parse().ok();
+            server_shell.answers.read_line(&mut answer).expect("the guard answers");
+            server_shell.server = answer.trim().parse().ok();
         });
-        saying.await.expect("it is said");
+        sending.await.expect("it is said");
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let line = self.line.get_mut().expect("nothing panics while it is held");
-        // The end of its input is its sign.
-        line.words = None;
-        let _ = line.shell.wait();
+        let server_shell = self.server_shell.get_mut().expect("nothing panics while it is held");
+        // The shell ends when its input does.
+        server_shell.commands = None;
+        let _ = server_shell.shell.wait();
     }
 }
 
-/// A command that is not run as root: servers refuse that.
+/// Returns a command that is not run as root, because servers refuse that.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     if !is_root() {
         return Command::new(program);
@@ -102,7 +105,7 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// A new folder that such a command may write to, with these files in it.
+/// Creates a folder that such a command may write to, with these files in it.
 pub fn folder(name: &str, files: &[(&str, &str)]) -> PathBuf {
     let folder = tempfile::Builder::new().prefix(name).tempdir().expect("a folder").keep();
     for (name, text) in files {
@@ -117,9 +120,9 @@ pub fn folder(name: &str, files: &[(&str, &str)]) -> PathBuf {
     folder
 }
 
-/// A port that is free now, that neither another test nor an outgoing
-/// connection will take while its server is away, and that no other service
-/// is known by.
+/// Returns a port that is free now, that neither another test nor an outgoing
+/// connection takes while its server is stopped, and that no known service
+/// uses.
 pub fn free_port() -> u16 {
     static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     loop {

@@ -1,5 +1,5 @@
-//! The ground that tests on PostgreSQL stand on: a throwaway server, a pooler
-//! and a proxy between them and the gateway.
+//! Servers that tests on PostgreSQL need: a throwaway PostgreSQL, a pooler, and
+//! a proxy between the gateway and the database.
 
 pub mod guard;
 pub mod pgbouncer;

@@ -1,4 +1,4 @@
-//! PgBouncer between a gateway and its database, from the Debian package.
+//! Runs PgBouncer, from the Debian package, between a gateway and its database.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -12,15 +12,15 @@ use super::postgres::{Database, Server};
 
 const PROGRAM: &str = "/usr/sbin/pgbouncer";
 
-/// A running pooler. Connections to the database are its own, and lent for a
-/// transaction at a time.
+/// A running pooler. It owns the connections to the database and lends them
+/// for one transaction at a time.
 pub struct PgBouncer {
     pub address: SocketAddr,
     _guard: Arc<Guard>,
 }
 
 impl PgBouncer {
-    /// In front of a database, with so many connections to it.
+    /// Starts a pooler of a database, with this many connections to it.
     pub async fn start(server: &Server, database: &Database, connections: usize) -> Self {
         assert!(
             Path::new(PROGRAM).exists(),

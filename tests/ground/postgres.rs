@@ -1,7 +1,7 @@
-//! A throwaway PostgreSQL, from the Debian package.
+//! Runs a throwaway PostgreSQL, from the Debian package.
 //!
-//! One server per test process, started on first use; stories that stop or
-//! kill the database start one of their own. Each test has a database to
+//! There is one server per test process, started on first use; tests that stop
+//! or kill the database start one of their own. Each test has a database to
 //! itself, which is dropped with its handle.
 
 use std::net::SocketAddr;
@@ -16,23 +16,23 @@ use url::Url;
 
 use super::guard::{self, Guard};
 
-/// Names a server to be used instead of a throwaway one, with a role that may
-/// create databases.
+/// Environment variable with the URL of a server to use instead of a throwaway
+/// one, with a role that may create databases.
 const OVERRIDE: &str = "POSTHASTE_TEST_DATABASE_URL";
-/// The oldest version the gateway works with.
+/// Oldest version that the gateway works with.
 const OLDEST: u32 = 15;
-/// How long a server may take to start.
+/// Longest time that a server may take to start.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 static SHARED: OnceCell<Server> = OnceCell::const_new();
 
 /// A running server.
 pub struct Server {
-    /// Who makes and drops databases.
+    /// URL with the role that creates and drops databases.
     admin: Url,
-    /// Who owns them: an ordinary role, as the gateway should have.
+    /// URL with the role that owns them: an ordinary one, as the gateway should have.
     owner: Url,
-    /// Nothing, if the server is somebody else's.
+    /// Guard of the process; none for a server that the tests did not start.
     guard: Option<Arc<Guard>>,
     template: OnceCell<Database>,
 }
@@ -45,8 +45,8 @@ pub struct Database {
 }
 
 impl Server {
-    /// The server that this test process shares, with these settings if it is
-    /// the first to ask.
+    /// Returns the server that this test process shares; the first call starts it
+    /// with these settings.
     pub async fn shared(settings: &[&str]) -> &'static Self {
         SHARED
             .get_or_init(|| async {
@@ -57,12 +57,12 @@ impl Server {
             .await
     }
 
-    /// A server of one's own, with these settings, such as `fsync=off`.
+    /// Starts a separate server with these settings, such as `fsync=off`.
     pub async fn start(settings: &[&str]) -> Self {
         Self::start_with(settings, &[]).await
     }
 
-    /// One that can speak TLS, with this certificate and its key, as PEM.
+    /// Starts a separate server with TLS, with this certificate and key, as PEM.
     pub async fn start_with_tls(certificate: &str, key: &str) -> Self {
         let settings = ["ssl=on", "ssl_cert_file=../server.crt", "ssl_key_file=../server.key"];
         Self::start_with(&settings, &[("server.crt", certificate), ("server.key", key)]).await
@@ -104,8 +104,8 @@ impl Server {
         started
     }
 
-    /// A standby of this server, which from now on answers no commit before
-    /// the standby has it.
+    /// Starts a standby of this server, which from now on answers no commit
+    /// before the standby has it.
     pub async fn synchronous_standby(&self) -> Self {
         let folder = guard::folder("posthaste-standby-", &[]);
         let mut backup = guard::command(binaries().join("pg_basebackup"));
@@ -127,23 +127,23 @@ impl Server {
         standby
     }
 
-    /// Makes a standby a server of its own.
+    /// Promotes a standby to a primary.
     pub async fn promote(&self) {
         execute(&self.admin, "SELECT pg_promote()").await.expect("a standby can be promoted");
     }
 
-    /// Where it listens.
+    /// Returns the address it listens on.
     pub fn address(&self) -> SocketAddr {
         let port = self.admin.port().unwrap_or(5432);
         format!("127.0.0.1:{port}").parse().expect("an address")
     }
 
-    /// Ends it at once, as an operator does; connections are cut.
+    /// Stops it at once, as an operator does; connections are cut.
     pub async fn stop(&self) {
         self.guard().stop().await;
     }
 
-    /// kill -9, of all its processes.
+    /// Kills all its processes with SIGKILL.
     pub async fn kill(&self) {
         self.guard().kill().await;
     }
@@ -156,19 +156,19 @@ impl Server {
         while let Err(problem) = execute(&self.admin, "SELECT 1").await {
             assert!(Instant::now() < until, "PostgreSQL does not start: {problem}\n{}", guard.log());
             if guard.has_ended() {
-                // What was killed may hold its memory for a moment longer.
+                // A killed process may hold its shared memory for a moment longer.
                 guard.start().await;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
-    /// A new and empty database.
+    /// Creates an empty database.
     pub async fn database(&self) -> Database {
         self.create("").await
     }
 
-    /// A copy of a database that is prepared once, by whoever asks first.
+    /// Creates a copy of a database that the first call prepares.
     pub async fn database_like(&self, prepare: impl AsyncFnOnce(&str)) -> Database {
         if self.guard.is_none() {
             // Nobody would drop the template there.
@@ -207,7 +207,8 @@ impl Database {
         &self.name
     }
 
-    /// The same database by way of another address: a proxy's or a pooler's.
+    /// Returns the URL of the database through another address: a proxy's or a
+    /// pooler's.
     pub fn url_through(&self, address: SocketAddr) -> String {
         let mut url = self.url.clone();
         url.set_ip_host(address.ip()).expect("a host");
@@ -215,43 +216,43 @@ impl Database {
         url.into()
     }
 
-    /// Who may log in.
+    /// Returns the role and the password to log in with.
     pub fn role_and_password(&self) -> (&str, &str) {
         (self.url.username(), self.url.password().unwrap_or_default())
     }
 
-    /// Runs statements as the one who made it.
+    /// Runs statements as the administrator.
     pub async fn execute(&self, statements: &str) {
         execute(&self.own_admin(), statements).await.unwrap_or_else(|problem| panic!("{statements}: {problem}"));
     }
 
-    /// Asks for one number.
+    /// Runs a query that returns one number.
     pub async fn number(&self, question: &str) -> i64 {
         let rows = self.rows(question).await;
         let number = rows.first().and_then(|row| row.first()?.as_ref()?.parse().ok());
         number.unwrap_or_else(|| panic!("{question}: not a number in {rows:?}"))
     }
 
-    /// Asks for anything; each row as text.
+    /// Runs a query; returns each row as text.
     pub async fn rows(&self, question: &str) -> Vec<Vec<Option<String>>> {
-        let asked = async {
+        let querying = async {
             let (client, connection) = tokio_postgres::connect(self.own_admin().as_str(), NoTls).await?;
             let connection = tokio::spawn(connection);
-            let told = client.simple_query(question).await?;
+            let messages = client.simple_query(question).await?;
             drop(client);
             let _ = connection.await;
-            Ok::<_, tokio_postgres::Error>(told)
+            Ok::<_, tokio_postgres::Error>(messages)
         };
-        let told = asked.await.unwrap_or_else(|problem| panic!("{question}: {problem}"));
-        let row = |told: SimpleQueryMessage| match told {
+        let messages = querying.await.unwrap_or_else(|problem| panic!("{question}: {problem}"));
+        let row = |message: SimpleQueryMessage| match message {
             SimpleQueryMessage::Row(row) => Some((0..row.len()).map(|n| row.get(n).map(str::to_owned)).collect()),
             _ => None,
         };
-        told.into_iter().filter_map(row).collect()
+        messages.into_iter().filter_map(row).collect()
     }
 
-    /// How much room everything of the gateway takes, in bytes, without what
-    /// the server would clean up by itself.
+    /// Returns the bytes of all tables of the gateway, without what the server
+    /// would clean up by itself.
     pub async fn size(&self) -> i64 {
         self.execute("VACUUM FULL").await;
         self.number(
@@ -271,10 +272,10 @@ impl Database {
 impl Drop for Database {
     fn drop(&mut self) {
         let (admin, drop) = (self.admin.clone(), format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name));
-        // The test's own runtime may be ending.
+        // In a thread of its own, because the test's runtime may be ending.
         let dropping = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-            // A server that is gone has no databases either.
+            // A server that has ended has no database to drop.
             let _ = runtime.block_on(execute(&admin, &drop));
         });
         let _ = dropping.join();
@@ -285,13 +286,13 @@ impl Drop for Database {
 async fn execute(url: &Url, statements: &str) -> Result<(), tokio_postgres::Error> {
     let (client, connection) = tokio_postgres::connect(url.as_str(), NoTls).await?;
     let connection = tokio::spawn(connection);
-    let done = client.batch_execute(statements).await;
+    let result = client.batch_execute(statements).await;
     drop(client);
     let _ = connection.await;
-    done
+    result
 }
 
-/// Where the newest installed version has its programs.
+/// Returns the folder of the programs of the newest installed version.
 fn binaries() -> PathBuf {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let known = versions.filter_map(|entry| Some((entry.file_name().to_str()?.parse::<u32>().ok()?, entry.path())));
@@ -308,6 +309,6 @@ fn binaries() -> PathBuf {
 
 async fn run(mut command: Command) {
     let output = tokio::task::spawn_blocking(move || command.output()).await.expect("it is run").expect("it is there");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "no database could be made: {said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "no database could be made: {message}");
 }

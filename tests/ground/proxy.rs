@@ -1,4 +1,4 @@
-//! A proxy in front of a server that can be told to lose the network.
+//! A TCP proxy in front of a server that simulates a broken network.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,22 +9,22 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
-/// What the network is like.
+/// The state of the simulated network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Weather {
-    /// Everything arrives.
-    Fair,
-    /// Everything arrives so much later.
+pub enum NetworkState {
+    /// All bytes arrive at once.
+    Working,
+    /// All bytes arrive this much later.
     Slow(Duration),
-    /// Nothing arrives, and nobody is told. What was on its way arrives when
-    /// the weather changes.
+    /// No bytes arrive, and connections stay open. Bytes on the way arrive when
+    /// the state changes.
     Silent,
-    /// Questions arrive; answers do not.
-    Deaf,
-    /// Answers arrive; questions do not.
-    Mute,
+    /// Bytes to the server arrive; those to the client do not.
+    AnswersLost,
+    /// Bytes to the client arrive; those to the server do not.
+    RequestsLost,
     /// Connections are reset, new ones too.
-    Torn,
+    Reset,
 }
 
 /// A proxy on a free port of this machine.
@@ -36,35 +36,35 @@ pub struct Proxy {
 
 #[derive(Debug, Clone, Copy)]
 struct Network {
-    /// Where new connections lead.
+    /// Server that new connections lead to.
     server: SocketAddr,
-    weather: Weather,
-    /// How often everything was cut.
+    state: NetworkState,
+    /// Number of times all connections were reset.
     cuts: u64,
 }
 
-/// Which way something goes.
+/// The direction of bytes through the proxy.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    There,
-    Back,
+enum Direction {
+    ToServer,
+    ToClient,
 }
 
 impl Proxy {
-    /// In front of this server, in fair weather.
+    /// Starts a proxy of this server, with a network that works.
     pub async fn start(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let network = watch::Sender::new(Network { server, weather: Weather::Fair, cuts: 0 });
+        let network = watch::Sender::new(Network { server, state: NetworkState::Working, cuts: 0 });
         let accepting = tokio::spawn(accept(listener, network.subscribe()));
         Self { address, network, accepting }
     }
 
-    /// Changes the weather, for what is on its way too.
-    pub fn set(&self, weather: Weather) {
+    /// Changes the state of the network, for bytes on the way too.
+    pub fn set(&self, state: NetworkState) {
         self.network.send_modify(|network| {
-            network.weather = weather;
-            network.cuts += u64::from(weather == Weather::Torn);
+            network.state = state;
+            network.cuts += u64::from(state == NetworkState::Reset);
         });
     }
 
@@ -76,7 +76,7 @@ impl Proxy {
         });
     }
 
-    /// Resets every open connection; new ones are as the weather is.
+    /// Resets every open connection; new ones follow the state of the network.
     pub fn cut(&self) {
         self.network.send_modify(|network| network.cuts += 1);
     }
@@ -99,7 +99,7 @@ async fn accept(listener: TcpListener, network: watch::Receiver<Network>) {
 
 async fn serve(client: TcpStream, mut network: watch::Receiver<Network>) {
     let now = *network.borrow();
-    if now.weather == Weather::Torn {
+    if now.state == NetworkState::Reset {
         let _ = client.set_zero_linger();
         return;
     }
@@ -110,8 +110,8 @@ async fn serve(client: TcpStream, mut network: watch::Receiver<Network>) {
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (from_client, mut to_client) = client.into_split();
     let (from_server, mut to_server) = server.into_split();
-    let there = carry(from_client, &mut to_server, network.clone(), Way::There);
-    let back = carry(from_server, &mut to_client, network.clone(), Way::Back);
+    let there = carry(from_client, &mut to_server, network.clone(), Direction::ToServer);
+    let back = carry(from_server, &mut to_client, network.clone(), Direction::ToClient);
     let is_cut = tokio::select! {
         carried = async { tokio::try_join!(there, back) } => carried.is_err(),
         _ = network.wait_for(|network| network.cuts != now.cuts) => true,
@@ -121,27 +121,27 @@ async fn serve(client: TcpStream, mut network: watch::Receiver<Network>) {
     }
 }
 
-/// Carries bytes one way, until their end.
+/// Carries bytes in one direction until the end of the stream.
 async fn carry(
     mut from: OwnedReadHalf,
     to: &mut OwnedWriteHalf,
     mut network: watch::Receiver<Network>,
-    way: Way,
+    direction: Direction,
 ) -> std::io::Result<()> {
     let mut buffer = vec![0; 64 * 1_024];
     loop {
         let count = from.read(&mut buffer).await?;
-        let passes = |network: &Network| match network.weather {
-            Weather::Silent => false,
-            Weather::Deaf => way == Way::There,
-            Weather::Mute => way == Way::Back,
-            Weather::Fair | Weather::Slow(_) | Weather::Torn => true,
+        let passes = |network: &Network| match network.state {
+            NetworkState::Silent => false,
+            NetworkState::AnswersLost => direction == Direction::ToServer,
+            NetworkState::RequestsLost => direction == Direction::ToClient,
+            NetworkState::Working | NetworkState::Slow(_) | NetworkState::Reset => true,
         };
-        let weather = match network.wait_for(passes).await {
-            Ok(network) => network.weather,
+        let state = match network.wait_for(passes).await {
+            Ok(network) => network.state,
             Err(_) => return Ok(()),
         };
-        if let Weather::Slow(delay) = weather {
+        if let NetworkState::Slow(delay) = state {
             tokio::time::sleep(delay).await;
         }
         if count == 0 {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{posthaste, to_gateway};
 use crate::support::{
-    Act, Gateway, Options, PATIENCE, Printed, RawReceiver, Receiver, Reply, eager_retry, eventually, path_of,
+    Gateway, Options, PATIENCE, Printed, RawReceiver, RawStep, Receiver, Reply, eager_retry, eventually, path_of,
 };
 
 for_every_store! {
@@ -193,8 +193,8 @@ async fn no_secret_is_printed_logged_counted_answered_or_stored_in_the_open() {
         _ => Reply::Status(503),
     })
     .await;
-    let reset = RawReceiver::acting(vec![Act::HearRequest, Act::Reset]).await;
-    let noise = RawReceiver::saying(&b"what is this?\r\n\r\n"[..]).await;
+    let reset = RawReceiver::running(vec![RawStep::ReadRequest, RawStep::Reset]).await;
+    let noise = RawReceiver::answering(&b"what is this?\r\n\r\n"[..]).await;
     let at = |path: &str| format!("http://{}/{path}", echo.address);
     let urls = [at("ok"), at("refuse"), at("fail"), reset.url("http"), noise.url("http"), noise.url("https")];
     let mut first = Value::Null;
@@ -224,7 +224,7 @@ async fn no_secret_is_printed_logged_counted_answered_or_stored_in_the_open() {
     })
     .await;
     for delivery in gateway.list("/v1/tenants/default/deliveries").await {
-        gateway.act(&delivery, "replay").await.expect(202);
+        gateway.post_to_delivery(&delivery, "replay").await.expect(202);
     }
     refuse(&canaries.secrets(), "an answer or what a command printed", &look_around(&gateway).await);
     let listed = gateway.client.get(&format!("{}/secrets", path_of(&first))).await.expect(200).to_string();
@@ -420,7 +420,7 @@ async fn expunged_data_is_gone_and_what_waits_of_it_is_cancelled() {
     gateway.client.get("/v1/tenants/default/events/one/matches").await.problem(410, "data_expunged");
     let mut states = Vec::new();
     for delivery in &deliveries {
-        gateway.act(delivery, "replay").await.problem(410, "data_expunged");
+        gateway.post_to_delivery(delivery, "replay").await.problem(410, "data_expunged");
         let path = format!("/v1/tenants/default/deliveries/{}", delivery["id"].as_str().unwrap());
         states.push(gateway.client.get(&path).await.expect(200)["state"].as_str().unwrap().to_owned());
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::cli::{asked, told};
+use crate::cli::{asked, cli_output};
 use crate::support::{Gateway, Receiver, Reply, Seen, eager_retry, overlaps, unlimited};
 
 for_every_store! {
@@ -89,7 +89,7 @@ async fn it_opens_after_failures_in_a_row_and_holds_without_using_attempts() {
     assert!(waiting.iter().all(|delivery| delivery["waiting_for"] == "breaker"), "{waiting:?}");
     // A person's word is the probe.
     receiver.answer_with(|_| Reply::Status(200));
-    gateway.act(&gateway.delivery_of("late").await, "retry").await.expect(202);
+    gateway.post_to_delivery(&gateway.delivery_of("late").await, "retry").await.expect(202);
     gateway.wait_for_state("late", "delivered").await;
     gateway.drained(&endpoint).await;
     assert_eq!(receiver.seen()[3].id(), "late");
@@ -114,7 +114,7 @@ async fn it_probes_with_patience_and_recovers_step_by_step() {
     gateway.send_many("p", "t", 200, |n| Some(format!("k{}", n % 50))).await;
     gateway.wait_for_breaker(&endpoint, "open").await;
     gateway.drained(&keyed).await;
-    let cli = told(&gateway, &["endpoints", "history", keyed["id"].as_str().unwrap()]).await;
+    let cli = cli_output(&gateway, &["endpoints", "history", keyed["id"].as_str().unwrap()]).await;
     gateway.drained(&endpoint).await;
 
     // In a lane its head is the probe, so nothing else was asked until it was well.
@@ -197,7 +197,7 @@ async fn a_person_opens_and_closes_it_by_hand() {
     others_are_served(&gateway, "forced").await;
     assert_eq!(receiver.count(), 0);
     // One that is asked for goes all the same, and its success closes nothing.
-    gateway.act(&gateway.delivery_of("h-3").await, "retry").await.expect(202);
+    gateway.post_to_delivery(&gateway.delivery_of("h-3").await, "retry").await.expect(202);
     gateway.wait_for_state("h-3", "delivered").await;
     others_are_served(&gateway, "still").await;
     assert_eq!((receiver.count(), receiver.seen()[0].id()), (1, "h-3"));
@@ -216,7 +216,7 @@ async fn a_person_opens_and_closes_it_by_hand() {
 
     // With a time it is probed by itself.
     let asked_at = Instant::now();
-    let opened = gateway.tell(&endpoint, "breaker/open", r#"{"for":"1s"}"#).await;
+    let opened = gateway.post_to_endpoint(&endpoint, "breaker/open", r#"{"for":"1s"}"#).await;
     let health = &opened["health"];
     let span = time(&health["next_probe_at"]).as_millisecond() - time(&health["since"]).as_millisecond();
     assert_eq!((&health["breaker"], span), (&json!("open"), 1_000));
@@ -258,9 +258,9 @@ async fn every_state_of_it_survives_kill_nine() {
         gateway.send(json!({"id": format!("half-{n}"), "type": "half", "key": "k", "data": n})).await;
     }
     assert_eq!(gateway.endpoint(&half_open).await["health"]["breaker"], "half_open", "its probe is open");
-    gateway.tell(&ramp, "breaker/open", "").await;
+    gateway.post_to_endpoint(&ramp, "breaker/open", "").await;
     gateway.send_many("ramp", "ramp", 1_500, |n| Some(format!("k{}", n % 500))).await;
-    gateway.tell(&ramp, "breaker/close", "").await;
+    gateway.post_to_endpoint(&ramp, "breaker/close", "").await;
     slow.wait_for(20).await;
     let before = (gateway.endpoint(&closed).await, gateway.endpoint(&open).await, gateway.endpoint(&ramp).await);
     assert_eq!(before.2["health"]["breaker"], "ramp");
@@ -299,7 +299,7 @@ async fn every_state_of_it_survives_kill_nine() {
     gateway.wait_for_breaker(&closed, "open").await;
     assert_eq!(bad.count(), asked_of_bad + 2);
     bad.answer_with(|_| Reply::Status(200));
-    gateway.act(&gateway.delivery_of("open-0").await, "retry").await.expect(202);
+    gateway.post_to_delivery(&gateway.delivery_of("open-0").await, "retry").await.expect(202);
     gateway.wait_for_state("open-0", "delivered").await;
     gateway.wait_for_breaker(&open, "ramp").await;
 }

@@ -66,7 +66,7 @@ async fn pausing_and_resuming_under_load_in_a_loop_loses_nothing_and_keeps_cap_a
     gateway.send_many("l", "load", 1_000, |n| (n % 3 > 0).then(|| format!("k{}", n % 20))).await;
     for round in 0..5 {
         receiver.wait_for(receiver.count() + 40).await;
-        let paused = gateway.tell(&endpoint, "pause", r#"{"note":"a moment"}"#).await;
+        let paused = gateway.post_to_endpoint(&endpoint, "pause", r#"{"note":"a moment"}"#).await;
         let at_pause = receiver.count();
         assert_eq!((&paused["state"], &paused["state_by"]), (&json!("paused"), &json!("person")));
         eventually("what was on its way to be over", || async {
@@ -82,7 +82,7 @@ async fn pausing_and_resuming_under_load_in_a_loop_loses_nothing_and_keeps_cap_a
         gateway.wait_for_state(&id, "delivered").await;
         assert_eq!(receiver.count(), at_rest, "nothing starts while it is paused");
         let asked = Instant::now();
-        let resumed = gateway.tell(&endpoint, "resume", "").await;
+        let resumed = gateway.post_to_endpoint(&endpoint, "resume", "").await;
         assert_eq!((&resumed["state"], &resumed["health"]["breaker"]), (&json!("active"), &json!("ramp")));
         let seen = receiver.wait_for(at_rest + 10).await;
         let first: Vec<usize> = overlaps(&seen)[at_rest..]

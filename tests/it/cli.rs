@@ -36,12 +36,12 @@ pub fn succeeded(args: &[&str], output: &Output) -> String {
     text(&output.stdout)
 }
 
-/// What a command prints for people.
-pub async fn told(gateway: &Gateway, args: &[&str]) -> String {
+/// Runs a command; returns what it prints for people.
+pub async fn cli_output(gateway: &Gateway, args: &[&str]) -> String {
     succeeded(args, &to_gateway(gateway, args).output().await.expect("it runs"))
 }
 
-/// What a command prints for programs.
+/// Runs a command; returns what it prints for programs.
 pub async fn asked(gateway: &Gateway, args: &[&str]) -> Value {
     let args = [args, &["-o", "json"]].concat();
     let out = succeeded(&args, &to_gateway(gateway, &args).output().await.expect("it runs"));
@@ -78,7 +78,7 @@ async fn an_endpoint_lives_its_life_by_commands() {
     assert_eq!(created["headers"], json!({"X-Team": "***"}), "what may be a secret is not shown");
     assert_eq!(created["timeout"], json!({"connect": "2s", "total": "2s"}));
 
-    let listed = told(&gateway, &["endpoints", "list"]).await;
+    let listed = cli_output(&gateway, &["endpoints", "list"]).await;
     assert!(listed.contains(ep) && listed.contains(url) && listed.contains("active"), "{listed}");
     let shown = asked(&gateway, &["endpoints", "get", ep]).await;
     assert!(id(&shown) == ep && shown["secret"].is_null(), "the secret is shown once: {shown}");
@@ -98,10 +98,10 @@ async fn an_endpoint_lives_its_life_by_commands() {
     let secrets = asked(&gateway, &["endpoints", "secrets", ep]).await;
     let texts: Vec<_> = secrets["data"].as_array().unwrap().iter().map(|secret| &secret["secret"]).collect();
     assert_eq!(texts, [&rotated["secret"], &created["secret"]]);
-    assert_eq!(told(&gateway, &["endpoints", "lanes", ep]).await.trim(), "no lanes with deliveries to make");
+    assert_eq!(cli_output(&gateway, &["endpoints", "lanes", ep]).await.trim(), "no lanes with deliveries to make");
 
-    assert_eq!(told(&gateway, &["endpoints", "delete", ep]).await.trim(), format!("deleted {ep}"));
-    assert_eq!(told(&gateway, &["endpoints", "list"]).await.trim(), "no endpoints");
+    assert_eq!(cli_output(&gateway, &["endpoints", "delete", ep]).await.trim(), format!("deleted {ep}"));
+    assert_eq!(cli_output(&gateway, &["endpoints", "list"]).await.trim(), "no endpoints");
 }
 
 #[tokio::test]
@@ -132,10 +132,10 @@ async fn data_that_is_sent_arrives_byte_for_byte() {
     let seen = receiver.wait_for(3).await;
     assert!(seen.iter().all(|seen| seen.body == odd), "{seen:?}");
     assert_eq!((seen[0].header("x-event-type"), seen[0].header("x-key")), ("odd.bytes", "Konto%207"));
-    let shown = told(&gateway, &["events", "get", "by-word"]).await;
+    let shown = cli_output(&gateway, &["events", "get", "by-word"]).await;
     assert!(shown.contains("1234567890123456789012345"), "{shown}");
 
-    let many = told(&gateway, &["send", "odd.bytes", "--count", "3"]).await;
+    let many = cli_output(&gateway, &["send", "odd.bytes", "--count", "3"]).await;
     assert_eq!(many.lines().count(), 4, "a title and three receipts: {many}");
     receiver.wait_for(6).await;
 }
@@ -147,7 +147,7 @@ async fn an_event_can_be_followed_by_commands() {
     let retry = r#"{"schedule": ["1h"], "jitter": "none"}"#;
     let url = receiver.url();
     let endpoint = asked(&gateway, &["endpoints", "create", &url, "--event-type", "order.*", "--retry", retry]).await;
-    let unwanted = told(&gateway, &["send", "other.thing", "--id", "unwanted"]).await;
+    let unwanted = cli_output(&gateway, &["send", "other.thing", "--id", "unwanted"]).await;
     assert!(unwanted.contains("it matched no endpoint; `posthaste events matches unwanted"), "{unwanted}");
     let why = asked(&gateway, &["events", "matches", "unwanted"]).await;
     assert_eq!((&why["data"][0]["endpoint_id"], &why["data"][0]["matched"]), (&endpoint["id"], &json!(false)));
@@ -163,7 +163,7 @@ async fn an_event_can_be_followed_by_commands() {
         if attempts["data"][0]["status"] == 503 { Ok(()) } else { Err(attempts.to_string()) }
     })
     .await;
-    let listed = told(&gateway, &["deliveries", "list", "--state", "waiting"]).await;
+    let listed = cli_output(&gateway, &["deliveries", "list", "--state", "waiting"]).await;
     assert!(listed.contains(dlv) && listed.contains("waiting (due)") && listed.contains("7 #1"), "{listed}");
 
     asked(&gateway, &["deliveries", "retry", dlv]).await;
@@ -174,8 +174,8 @@ async fn an_event_can_be_followed_by_commands() {
     receiver.answer_with(|_| Reply::Status(200));
     asked(&gateway, &["deliveries", "replay", dlv]).await;
     gateway.wait_for_state("wanted", "delivered").await;
-    let told = asked(&gateway, &["deliveries", "list", "--event-type", "order.paid"]).await;
-    assert_eq!((ids(&told), &told["data"][0]["state"]), (vec![dlv], &json!("delivered")));
+    let cli_output = asked(&gateway, &["deliveries", "list", "--event-type", "order.paid"]).await;
+    assert_eq!((ids(&cli_output), &cli_output["data"][0]["state"]), (vec![dlv], &json!("delivered")));
 }
 
 async fn gateway_has_attempts(gateway: &Gateway, delivery: &str, count: usize) {
@@ -198,9 +198,9 @@ async fn a_dead_letter_is_found_explained_replayed_and_discarded() {
     let listed = asked(&gateway, &["dead-letters", "list", "--cause", "refused"]).await;
     let (two, one) = (id(&listed["data"][0]), id(&listed["data"][1]));
     assert_eq!((&listed["data"][0]["event_id"], &listed["data"][1]["event_id"]), (&json!("two"), &json!("one")));
-    assert_eq!(told(&gateway, &["dead-letters", "list", "--cause", "gone"]).await.trim(), "no dead letters");
+    assert_eq!(cli_output(&gateway, &["dead-letters", "list", "--cause", "gone"]).await.trim(), "no dead letters");
 
-    let story = told(&gateway, &["dead-letters", "get", one]).await;
+    let story = cli_output(&gateway, &["dead-letters", "get", one]).await;
     for part in ["Dead (refused)", "one (order.paid)", "after 1 attempt", "422", "no such order", "dead-letters replay"]
     {
         assert!(story.contains(part), "{story} does not say {part:?}");
@@ -213,7 +213,7 @@ async fn a_dead_letter_is_found_explained_replayed_and_discarded() {
     gateway.wait_for_state("one", "delivered").await;
     let discarded = asked(&gateway, &["dead-letters", "discard", two]).await;
     assert_eq!((&discarded["state"], &discarded["cause"]), (&json!("cancelled"), &json!("refused")));
-    assert_eq!(told(&gateway, &["dead-letters", "list"]).await.trim(), "no dead letters");
+    assert_eq!(cli_output(&gateway, &["dead-letters", "list"]).await.trim(), "no dead letters");
     let args = ["dead-letters", "discard", two];
     let said = failed(&args, &to_gateway(&gateway, &args).output().await.unwrap());
     assert!(said.contains(two) && said.contains("cancelled"), "{said}");
@@ -232,18 +232,18 @@ async fn tenants_are_kept_by_commands_and_keep_apart() {
     let limited = asked(&gateway, &[&["tenants", "update", "acme"][..], &limits].concat()).await;
     assert_eq!((&limited["weight"], &limited["rate"]), (&json!(3), &json!({"per_second": 100, "burst": 20})));
     assert_eq!((&limited["ingest"], &limited["name"]), (&json!({"per_second": 50, "burst": 100}), &json!("Acme Ltd")));
-    let table = told(&gateway, &["tenants", "list"]).await;
+    let table = cli_output(&gateway, &["tenants", "list"]).await;
     assert!(table.contains("100/20") && table.contains("50/100"), "{table}");
     let unset = ["tenants", "update", "acme", "--rate", "none", "--ingest", "none"];
     let unset = asked(&gateway, &unset).await;
     assert_eq!((&unset["rate"], &unset["ingest"]["burst"]), (&json!(null), &json!(100_000)));
     asked(&gateway, &["tenants", "create", "other", "--rate", "none", "--ingest", "none"]).await;
-    told(&gateway, &["tenants", "delete", "other"]).await;
+    cli_output(&gateway, &["tenants", "delete", "other"]).await;
 
     asked(&gateway, &["send", "t", "--id", "theirs", "--tenant", "acme"]).await;
     assert_eq!(ids(&asked(&gateway, &["events", "list", "--tenant", "acme"]).await), ["theirs"]);
-    assert_eq!(told(&gateway, &["events", "list"]).await.trim(), "no events");
-    assert_eq!(told(&gateway, &["tenants", "delete", "acme"]).await.trim(), "deleted acme");
+    assert_eq!(cli_output(&gateway, &["events", "list"]).await.trim(), "no events");
+    assert_eq!(cli_output(&gateway, &["tenants", "delete", "acme"]).await.trim(), "deleted acme");
     let gone = ["tenants", "get", "acme"];
     failed(&gone, &to_gateway(&gateway, &gone).output().await.unwrap());
 }

@@ -52,7 +52,7 @@ async fn dead_letters_are_listed_by_cause_endpoint_type_and_key_and_replayed() {
 
     // A delivered one can be replayed again and again, with a fresh budget.
     for n in 4..=6 {
-        gateway.act(&letter, "replay").await.expect(202);
+        gateway.post_to_delivery(&letter, "replay").await.expect(202);
         failing.wait_for(n).await;
         gateway.wait_for_state("e3", "delivered").await;
     }
@@ -65,10 +65,10 @@ async fn a_replay_of_what_is_waiting_or_of_a_deleted_endpoint_is_refused() {
     let endpoint = gateway.create_endpoint(json!({"url": receiver.url()})).await;
     gateway.send(json!({"id":"w","type":"a","data":1})).await;
     let delivery = gateway.delivery_of("w").await;
-    gateway.act(&delivery, "replay").await.problem(409, "wrong_state");
+    gateway.post_to_delivery(&delivery, "replay").await.problem(409, "wrong_state");
     let path = format!("/v1/tenants/default/endpoints/{}", endpoint["id"].as_str().unwrap());
     gateway.client.send("DELETE", &path, &[], "").await.unwrap().expect(204);
     assert_eq!(gateway.delivery_of("w").await["state"], "cancelled", "deleting cancels at once");
-    gateway.act(&delivery, "replay").await.problem(409, "wrong_state");
+    gateway.post_to_delivery(&delivery, "replay").await.problem(409, "wrong_state");
     assert_eq!(gateway.list("/v1/tenants/default/deliveries?state=waiting").await.len(), 0);
 }

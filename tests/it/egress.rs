@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::support::{
-    Act, Client, Gateway, NameServer, Options, Proxy, RawReceiver, Receiver, Says, Speaks, eager_retry, eventually,
-    path_of,
+    Client, DnsAnswer, Gateway, NameServer, Options, Proxy, ProxyBehaviour, RawReceiver, RawStep, Receiver,
+    eager_retry, eventually, path_of,
 };
 use crate::tls::{Authority, TlsReceiver};
 
@@ -24,11 +24,11 @@ fn asking(names: &NameServer, allowed: &str, more: &[&str]) -> Options {
 
 /// A receiver that nobody is to reach.
 async fn canary() -> RawReceiver {
-    RawReceiver::acting(vec![Act::HearRequest, Act::Say("HTTP/1.1 200 OK\r\n\r\n".into())]).await
+    RawReceiver::running(vec![RawStep::ReadRequest, RawStep::Write("HTTP/1.1 200 OK\r\n\r\n".into())]).await
 }
 
 fn connections(receiver: &RawReceiver) -> usize {
-    receiver.heard.load(Ordering::SeqCst)
+    receiver.connections_opened.load(Ordering::SeqCst)
 }
 
 /// A problem without the name of its request.
@@ -50,23 +50,23 @@ async fn ended(gateway: &Gateway, id: &str, endpoint: &Value) -> Value {
 #[tokio::test]
 async fn a_name_is_accepted_by_what_it_points_at_when_an_endpoint_is_made() {
     let names = NameServer::answering(|name| match name {
-        "good.example" => Says::addresses(&["127.0.0.2", "127.0.0.3"]),
-        "public.example" => Says::addresses(&["93.184.216.34", "2606:2800::1"]),
-        "inside.example" => Says::addresses(&["10.0.0.1"]),
-        "metadata.example" => Says::addresses(&["169.254.169.254"]),
-        "mixed.example" => Says::addresses(&["93.184.216.34", "192.168.0.1"]),
-        "mixed6.example" => Says::addresses(&["93.184.216.34", "fd00::1"]),
-        "only6.example" => Says::addresses(&["::ffff:127.0.0.1"]),
-        "nat64.example" => Says::addresses(&["64:ff9b::7f00:1"]),
-        "alias.example" => Says::Alias("elsewhere.example", vec!["10.0.0.1".parse().unwrap()]),
+        "good.example" => DnsAnswer::addresses(&["127.0.0.2", "127.0.0.3"]),
+        "public.example" => DnsAnswer::addresses(&["93.184.216.34", "2606:2800::1"]),
+        "inside.example" => DnsAnswer::addresses(&["10.0.0.1"]),
+        "metadata.example" => DnsAnswer::addresses(&["169.254.169.254"]),
+        "mixed.example" => DnsAnswer::addresses(&["93.184.216.34", "192.168.0.1"]),
+        "mixed6.example" => DnsAnswer::addresses(&["93.184.216.34", "fd00::1"]),
+        "only6.example" => DnsAnswer::addresses(&["::ffff:127.0.0.1"]),
+        "nat64.example" => DnsAnswer::addresses(&["64:ff9b::7f00:1"]),
+        "alias.example" => DnsAnswer::Alias("elsewhere.example", vec!["10.0.0.1".parse().unwrap()]),
         "many.example" => {
-            Says::Addresses((0..40_u8).map(|n| [93, 184, 216, n].into()).chain([[127, 0, 0, 1].into()]).collect())
+            DnsAnswer::Addresses((0..40_u8).map(|n| [93, 184, 216, n].into()).chain([[127, 0, 0, 1].into()]).collect())
         }
-        "broken.example" => Says::Failure,
-        "silent.example" => Says::Silence,
-        "cluster.local" => Says::addresses(&["93.184.216.34"]),
-        "opened.local" => Says::addresses(&["127.0.0.2"]),
-        _ => Says::Nothing,
+        "broken.example" => DnsAnswer::Failure,
+        "silent.example" => DnsAnswer::Silence,
+        "cluster.local" => DnsAnswer::addresses(&["93.184.216.34"]),
+        "opened.local" => DnsAnswer::addresses(&["127.0.0.2"]),
+        _ => DnsAnswer::Nothing,
     })
     .await;
     let gateway = Gateway::start_with(asking(&names, "127.0.0.2/31", &[])).await;
@@ -117,9 +117,9 @@ async fn a_network_closed_in_its_ipv6_form_and_the_unspecified_address_are_not_c
     let canary = canary().await;
     let port = canary.address.port();
     let names = NameServer::answering(|name| match name {
-        "zero.example" => Says::addresses(&["0.0.0.0"]),
-        "zero6.example" => Says::addresses(&["::"]),
-        _ => Says::addresses(&["127.0.0.1"]),
+        "zero.example" => DnsAnswer::addresses(&["0.0.0.0"]),
+        "zero6.example" => DnsAnswer::addresses(&["::"]),
+        _ => DnsAnswer::addresses(&["127.0.0.1"]),
     })
     .await;
     let closed = asking(&names, "0.0.0.0/0,::/0", &["--allow-http", "--deny-egress", "::ffff:127.0.0.0/104"]);
@@ -136,11 +136,11 @@ async fn a_network_closed_in_its_ipv6_form_and_the_unspecified_address_are_not_c
 #[tokio::test]
 async fn a_name_that_points_inside_after_its_endpoint_was_made_is_not_called() {
     let canary = canary().await;
-    let names = NameServer::answering(|_| Says::addresses(&["127.0.0.2"])).await;
+    let names = NameServer::answering(|_| DnsAnswer::addresses(&["127.0.0.2"])).await;
     let gateway = Gateway::start_with(asking(&names, "127.0.0.2/32", &[])).await;
     let url = format!("http://rebound.example:{}/hook", canary.address.port());
     let endpoint = gateway.create_endpoint(json!({"url": url, "retry": eager_retry(8)})).await;
-    names.answer_with(|_| Says::addresses(&["127.0.0.1"]));
+    names.answer_with(|_| DnsAnswer::addresses(&["127.0.0.1"]));
     let dead = ended(&gateway, "rebound", &endpoint).await;
     assert_eq!((&dead["state"], &dead["cause"], &dead["attempts"]), (&json!("dead"), &json!("refused"), &json!(5)));
     // Whichever it says at a time, and whichever comes first.
@@ -148,9 +148,9 @@ async fn a_name_that_points_inside_after_its_endpoint_was_made_is_not_called() {
     names.answer_with(move |_| {
         n += 1;
         match n % 3 {
-            0 => Says::addresses(&["127.0.0.1"]),
-            1 => Says::addresses(&["127.0.0.2", "127.0.0.1"]),
-            _ => Says::addresses(&["127.0.0.1", "127.0.0.2"]),
+            0 => DnsAnswer::addresses(&["127.0.0.1"]),
+            1 => DnsAnswer::addresses(&["127.0.0.2", "127.0.0.1"]),
+            _ => DnsAnswer::addresses(&["127.0.0.1", "127.0.0.2"]),
         }
     });
     let dead = ended(&gateway, "torn", &endpoint).await;
@@ -168,7 +168,7 @@ async fn an_address_that_was_judged_is_the_one_that_is_called() {
     let mut n = 0_u8;
     let names = NameServer::answering(move |_| {
         n = n.wrapping_add(1);
-        if n % 2 == 1 { Says::addresses(&["127.0.0.1"]) } else { Says::Nothing }
+        if n % 2 == 1 { DnsAnswer::addresses(&["127.0.0.1"]) } else { DnsAnswer::Nothing }
     })
     .await;
     let gateway = Gateway::start_with(asking(&names, "127.0.0.1/32", &[])).await;
@@ -182,7 +182,7 @@ async fn an_address_that_was_judged_is_the_one_that_is_called() {
 #[tokio::test]
 async fn an_attempt_tells_its_owner_nothing_about_what_is_there_and_the_log_tells_all() {
     let (open, closed) = (canary().await, { canary().await.address.port() });
-    let names = NameServer::answering(|_| Says::Failure).await;
+    let names = NameServer::answering(|_| DnsAnswer::Failure).await;
     let log = tempfile::NamedTempFile::new().unwrap();
     let options = Options { log: Some(log.path().to_owned()), ..asking(&names, "127.0.0.9/32", &["--allow-http"]) };
     let gateway = Gateway::start_with(options).await;
@@ -199,10 +199,10 @@ async fn an_attempt_tells_its_owner_nothing_about_what_is_there_and_the_log_tell
         endpoints.push(gateway.create_endpoint(settings).await);
     }
     names.answer_with(|name| match name {
-        "filtered.example" => Says::addresses(&["10.255.255.1"]),
-        "metadata.example" => Says::addresses(&["169.254.169.254"]),
-        "six.example" => Says::addresses(&["fd00:ec2::254"]),
-        _ => Says::addresses(&["127.0.0.1"]),
+        "filtered.example" => DnsAnswer::addresses(&["10.255.255.1"]),
+        "metadata.example" => DnsAnswer::addresses(&["169.254.169.254"]),
+        "six.example" => DnsAnswer::addresses(&["fd00:ec2::254"]),
+        _ => DnsAnswer::addresses(&["127.0.0.1"]),
     });
     let new = json!({"tenant": "default", "rights": ["manage"]});
     let made = gateway.client.post_json("/v1/tokens", &new).await.expect(201);
@@ -232,12 +232,12 @@ async fn an_attempt_tells_its_owner_nothing_about_what_is_there_and_the_log_tell
 
 #[tokio::test]
 async fn a_test_is_judged_like_everything_else_and_not_made_often() {
-    let names = NameServer::answering(|_| Says::Failure).await;
+    let names = NameServer::answering(|_| DnsAnswer::Failure).await;
     let gateway = Gateway::start_with(asking(&names, "127.0.0.0/8", &[])).await;
     let receiver = Receiver::start().await;
     let good = gateway.create_endpoint(json!({"url": receiver.url()})).await;
     let moved = gateway.create_endpoint(json!({"url": "https://moved.example/"})).await;
-    names.answer_with(|_| Says::addresses(&["10.0.0.1"]));
+    names.answer_with(|_| DnsAnswer::addresses(&["10.0.0.1"]));
     let test = |endpoint: &Value| {
         let path = format!("{}/test", path_of(endpoint));
         let client = gateway.another_client();
@@ -266,9 +266,9 @@ async fn a_test_is_judged_like_everything_else_and_not_made_often() {
 #[tokio::test]
 async fn others_than_this_machine_are_called_with_https_unless_http_is_allowed() {
     let names = NameServer::answering(|name| match name {
-        "near.example" => Says::addresses(&["127.0.0.1"]),
-        "far.example" => Says::addresses(&["10.0.0.1"]),
-        _ => Says::Nothing,
+        "near.example" => DnsAnswer::addresses(&["127.0.0.1"]),
+        "far.example" => DnsAnswer::addresses(&["10.0.0.1"]),
+        _ => DnsAnswer::Nothing,
     })
     .await;
     let hosts = ["10.0.0.1", "far.example", "unknown.example"];
@@ -319,20 +319,20 @@ async fn through_a_proxy_the_name_is_judged_here_and_the_proxy_is_given_the_addr
     let authority = Authority::named("ours");
     let receiver = TlsReceiver::start(authority.server(&["hooks.example"])).await;
     let names = NameServer::answering(|name| match name {
-        "hooks.example" => Says::addresses(&["127.0.0.1"]),
-        "other.example" => Says::addresses(&["127.0.0.1"]),
-        "inside.example" => Says::addresses(&["127.0.0.1", "10.0.0.1"]),
-        _ => Says::Nothing,
+        "hooks.example" => DnsAnswer::addresses(&["127.0.0.1"]),
+        "other.example" => DnsAnswer::addresses(&["127.0.0.1"]),
+        "inside.example" => DnsAnswer::addresses(&["127.0.0.1", "10.0.0.1"]),
+        _ => DnsAnswer::Nothing,
     })
     .await;
     let port = receiver.address.port();
     for (speaks, scheme, login, who) in [
-        (Speaks::Connect, "http", "", "nobody"),
-        (Speaks::Connect, "http", "me:p%40ss@", "Basic bWU6cEBzcw=="),
-        (Speaks::Socks5, "socks5", "", "nobody"),
-        (Speaks::Socks5WithLogin, "socks5", "me:p%40ss@", "me:p@ss"),
+        (ProxyBehaviour::Connect, "http", "", "nobody"),
+        (ProxyBehaviour::Connect, "http", "me:p%40ss@", "Basic bWU6cEBzcw=="),
+        (ProxyBehaviour::Socks5, "socks5", "", "nobody"),
+        (ProxyBehaviour::Socks5WithLogin, "socks5", "me:p%40ss@", "me:p@ss"),
     ] {
-        let proxy = Proxy::speaking(speaks).await;
+        let proxy = Proxy::behaving(speaks).await;
         let through = format!("{scheme}://{login}{}", proxy.address);
         let options = asking(&names, "127.0.0.1/32", &["--egress-proxy", &through]);
         let gateway = authority.trusting_gateway_with(options).await;
@@ -359,14 +359,14 @@ async fn what_a_proxy_says_is_told_apart_and_its_own_trouble_costs_no_attempt() 
     let receiver = Receiver::start().await;
     let port = receiver.address.port();
     for (speaks, kind) in [
-        (Speaks::ConnectBut("HTTP/1.1 403 Forbidden"), "target_forbidden"),
-        (Speaks::ConnectBut("HTTP/1.1 502 Bad Gateway"), "unreachable"),
-        (Speaks::Socks5But(2), "target_forbidden"),
-        (Speaks::Socks5But(4), "unreachable"),
-        (Speaks::Socks5But(5), "connection_refused"),
+        (ProxyBehaviour::ConnectAnswering("HTTP/1.1 403 Forbidden"), "target_forbidden"),
+        (ProxyBehaviour::ConnectAnswering("HTTP/1.1 502 Bad Gateway"), "unreachable"),
+        (ProxyBehaviour::Socks5Answering(2), "target_forbidden"),
+        (ProxyBehaviour::Socks5Answering(4), "unreachable"),
+        (ProxyBehaviour::Socks5Answering(5), "connection_refused"),
     ] {
-        let proxy = Proxy::speaking(speaks).await;
-        let scheme = if matches!(speaks, Speaks::Socks5But(_)) { "socks5" } else { "http" };
+        let proxy = Proxy::behaving(speaks).await;
+        let scheme = if matches!(speaks, ProxyBehaviour::Socks5Answering(_)) { "socks5" } else { "http" };
         let through = format!("{scheme}://{}", proxy.address);
         let flags = ["--allow-egress", "127.0.0.0/8", "--egress-proxy", &through];
         let gateway = Gateway::start_with(Options::flags(&flags)).await;
@@ -377,9 +377,10 @@ async fn what_a_proxy_says_is_told_apart_and_its_own_trouble_costs_no_attempt() 
         assert_eq!(proxy.asked(), [format!("127.0.0.1:{port} for nobody")]);
     }
     let closed = { canary().await.address };
-    let picky = Proxy::speaking(Speaks::ConnectBut("HTTP/1.1 407 Who are you")).await;
-    let mute = RawReceiver::acting(vec![Act::Hear]).await;
-    let endless = RawReceiver::acting(vec![Act::Hear, Act::Flood(bytes::Bytes::from(vec![b'x'; 65_536]))]).await;
+    let picky = Proxy::behaving(ProxyBehaviour::ConnectAnswering("HTTP/1.1 407 Who are you")).await;
+    let mute = RawReceiver::running(vec![RawStep::Read]).await;
+    let endless =
+        RawReceiver::running(vec![RawStep::Read, RawStep::Flood(bytes::Bytes::from(vec![b'x'; 65_536]))]).await;
     for at in [closed, picky.address, mute.address, endless.address] {
         let through = format!("http://{at}");
         let flags = ["--allow-egress", "127.0.0.0/8", "--egress-proxy", &through];
@@ -402,7 +403,7 @@ async fn what_a_proxy_says_is_told_apart_and_its_own_trouble_costs_no_attempt() 
 
 #[tokio::test]
 async fn proxies_of_the_environment_mean_nothing() {
-    let proxy = Proxy::speaking(Speaks::Connect).await;
+    let proxy = Proxy::behaving(ProxyBehaviour::Connect).await;
     let through = format!("http://{}", proxy.address);
     let variables = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"];
     let env = variables.map(|name| (name.to_owned(), through.clone())).into();

@@ -3,9 +3,10 @@
 
 use serde_json::{Value, json};
 
-use crate::cli::{asked, failed, posthaste, succeeded, to_gateway, told};
+use crate::cli::{asked, cli_output, failed, posthaste, succeeded, to_gateway};
 use crate::support::{
-    Client, Gateway, MailServer, Manner, NameServer, Options, Receiver, Reply, Says, eager_retry, eventually, path_of,
+    Client, DnsAnswer, Gateway, MailServer, MailServerBehaviour, NameServer, Options, Receiver, Reply, eager_retry,
+    eventually, path_of,
 };
 
 for_every_store! {
@@ -21,8 +22,8 @@ async fn explained(gateway: &Gateway, delivery: &Value) -> Value {
 }
 
 fn sentences(explanation: &Value) -> String {
-    let told = explanation["sentences"].as_array().unwrap().iter().map(|told| told.as_str().unwrap());
-    told.collect::<Vec<_>>().join("\n")
+    let sentences = explanation["sentences"].as_array().unwrap().iter().map(|sentence| sentence.as_str().unwrap());
+    sentences.collect::<Vec<_>>().join("\n")
 }
 
 async fn a_delivery_tells_its_story_the_same_to_programs_and_to_people() {
@@ -62,13 +63,13 @@ async fn a_delivery_tells_its_story_the_same_to_programs_and_to_people() {
 
     // On the command line the same words, broken into lines.
     let id = delivery["id"].as_str().unwrap();
-    let printed = told(&gateway, &["explain", id]).await;
+    let printed = cli_output(&gateway, &["explain", id]).await;
     let flat = printed.split_whitespace().collect::<Vec<_>>().join(" ");
     for sentence in all.lines().filter(|sentence| !sentence.contains(" in ")) {
         assert!(flat.contains(sentence), "{sentence:?} is missing in:\n{printed}");
     }
     assert!(printed.lines().all(|line| line.chars().count() <= 80 || !line.trim().contains(' ')), "{printed}");
-    assert!(told(&gateway, &["explain", id, "--attempts"]).await.contains("Attempt 1\n"));
+    assert!(cli_output(&gateway, &["explain", id, "--attempts"]).await.contains("Attempt 1\n"));
     assert_eq!(asked(&gateway, &["explain", id]).await["attempts"], explanation["attempts"]);
     // An event's id stands for its deliveries.
     assert_eq!(asked(&gateway, &["explain", "e"]).await["attempts"], explanation["attempts"]);
@@ -77,7 +78,7 @@ async fn a_delivery_tells_its_story_the_same_to_programs_and_to_people() {
 
     // What the explanation offers works.
     assert!(all.contains(&format!("`posthaste deliveries retry {id}`")), "{all}");
-    told(&gateway, &["deliveries", "retry", id]).await;
+    cli_output(&gateway, &["deliveries", "retry", id]).await;
     gateway.wait_for_state("e", "delivered").await;
     let explanation = explained(&gateway, &delivery).await;
     assert!(explanation["summary"].as_str().unwrap().starts_with("Delivered on attempt 3 at 20"), "{explanation}");
@@ -100,7 +101,7 @@ async fn what_waits_behind_a_dead_letter_names_it_and_the_way_out() {
     let dead = explained(&gateway, &head).await;
     let summary = dead["summary"].as_str().unwrap();
     assert!(summary.ends_with("after 1 attempt, which was answered 400 Bad Request."), "{summary}");
-    told(&gateway, &["dead-letters", "discard", head_id]).await;
+    cli_output(&gateway, &["dead-letters", "discard", head_id]).await;
     gateway.wait_for_state("next", "delivered").await;
     let discarded = explained(&gateway, &head).await;
     assert!(discarded["summary"].as_str().unwrap().contains("it had died (refused)"), "{discarded}");
@@ -112,7 +113,7 @@ async fn what_is_held_too_long_or_over_ends_and_says_why() {
     let endpoint = gateway.create_endpoint(json!({"url": receiver.url()})).await;
     let path = format!("/v1/tenants/default/endpoints/{}", endpoint["id"].as_str().unwrap());
     gateway.client.post(&format!("{path}/pause"), "").await.expect(200);
-    let shown = told(&gateway, &["send", "a.b", "--id", "over", "--expires-at", "200ms"]).await;
+    let shown = cli_output(&gateway, &["send", "a.b", "--id", "over", "--expires-at", "200ms"]).await;
     assert!(shown.contains("over"), "{shown}");
     gateway.send(json!({"id":"past","type":"a","expires_at":"2020-01-01T00:00:00+01:00","data":1})).await;
     gateway.send(json!({"id":"held","type":"a","data":1})).await;
@@ -230,8 +231,8 @@ async fn an_endpoint_takes_every_policy_that_has_a_name() {
 }
 
 async fn which_address_was_refused_is_told_to_the_operator_alone() {
-    let names = NameServer::answering(|_| Says::addresses(&["127.0.0.1"])).await;
-    let mails = MailServer::start(Manner::default()).await;
+    let names = NameServer::answering(|_| DnsAnswer::addresses(&["127.0.0.1"])).await;
+    let mails = MailServer::start(MailServerBehaviour::default()).await;
     let dns = names.address.to_string();
     let flags = ["--dns", &dns, "--smtp", &mails.url("")];
     let gateway = Gateway::start_with(Options::flags(&flags)).await;
@@ -241,7 +242,7 @@ async fn which_address_was_refused_is_told_to_the_operator_alone() {
     let settings =
         json!({"url": "http://mixed.example:8443/hook", "retry": eager_retry(3), "owner_email": "owner@example.com"});
     let endpoint = gateway.create_endpoint(settings).await;
-    names.answer_with(|_| Says::addresses(&["127.0.0.1", "10.99.88.77"]));
+    names.answer_with(|_| DnsAnswer::addresses(&["127.0.0.1", "10.99.88.77"]));
     gateway.send(json!({"id": "e", "type": "t", "data": 1})).await;
     let dead = gateway.wait_for_state("e", "dead").await;
     assert_eq!((&dead["cause"], &dead["last_error"]["kind"]), (&json!("exhausted"), &json!("target_forbidden")));
@@ -255,7 +256,7 @@ async fn which_address_was_refused_is_told_to_the_operator_alone() {
     for attempt in operator["attempts"].as_array().unwrap() {
         assert!(attempt["sentences"].to_string().contains("10.99.88.77"), "{attempt}");
     }
-    assert!(told(&gateway, &["explain", id]).await.contains("10.99.88.77"));
+    assert!(cli_output(&gateway, &["explain", id]).await.contains("10.99.88.77"));
 
     // Nobody else: by whatever route, told by events or by mail.
     let mut seen = String::new();
@@ -279,7 +280,7 @@ async fn which_address_was_refused_is_told_to_the_operator_alone() {
             seen += &answer.to_string();
         }
     }
-    let told = eventually("its mail and its operational events", || async {
+    let notices = eventually("its mail and its operational events", || async {
         let types: Vec<Value> = ear.seen().iter().map(|seen| seen.json()["type"].clone()).collect();
         let has = |kind: &str| types.iter().any(|found| found == kind);
         let mails = mails.mails();
@@ -289,7 +290,7 @@ async fn which_address_was_refused_is_told_to_the_operator_alone() {
         }
     })
     .await;
-    seen += &told;
+    seen += &notices;
     seen.extend(ear.seen().iter().map(|seen| seen.json().to_string()));
     assert!(seen.contains("where this gateway may not call"), "{seen}");
     assert!(!seen.contains("10.99.88.77") && !seen.contains("For the operator"), "{seen}");

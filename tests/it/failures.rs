@@ -6,7 +6,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use crate::support::{Act, Gateway, PATIENCE, RawReceiver, eventually};
+use crate::support::{Gateway, PATIENCE, RawReceiver, RawStep, eventually};
 
 /// What an odd answer comes to.
 enum Comes {
@@ -77,12 +77,12 @@ fn hasty() -> Value {
 }
 
 async fn saying(answer: &[u8]) -> RawReceiver {
-    RawReceiver::saying(Bytes::copy_from_slice(answer)).await
+    RawReceiver::answering(Bytes::copy_from_slice(answer)).await
 }
 
 /// Hears a request, says this much of an answer and resets the connection.
 async fn resetting(answer: &'static str) -> RawReceiver {
-    RawReceiver::acting(vec![Act::HearRequest, Act::Say(answer.into()), Act::Reset]).await
+    RawReceiver::running(vec![RawStep::ReadRequest, RawStep::Write(answer.into()), RawStep::Reset]).await
 }
 
 const MALFORMED: &str = "malformed_answer";
@@ -194,10 +194,10 @@ async fn an_odd_answer_that_is_http_is_judged_by_its_status() {
 async fn interim_answers_without_end_are_cut_off_long_before_the_deadline() {
     let gateway = Gateway::start().await;
     let flood = Bytes::from("HTTP/1.1 102 Processing\r\n\r\n".repeat(40_000));
-    let acts = vec![Act::HearRequest, Act::Say(flood), Act::Hold];
+    let acts = vec![RawStep::ReadRequest, RawStep::Write(flood), RawStep::Hold];
     let cases = vec![(
         "a flood of 102s, and then silence",
-        RawReceiver::acting(acts).await,
+        RawReceiver::running(acts).await,
         To("malformed_answer", &["interim answers came without end (\"HTTP/1.1 102 Processing\"), and no final one"]),
     )];
     expect(&gateway, "http", patient(), cases).await;
@@ -207,7 +207,7 @@ async fn interim_answers_without_end_are_cut_off_long_before_the_deadline() {
 async fn a_connection_that_breaks_says_how_far_the_answer_was() {
     let gateway = Gateway::start().await;
     let cases = vec![
-        ("closed at once", RawReceiver::acting(vec![]).await, To(RESET, &["the connection was"])),
+        ("closed at once", RawReceiver::running(vec![]).await, To(RESET, &["the connection was"])),
         ("closed unanswered", saying(b"").await, To(RESET, &["the connection was closed before an answer came"])),
         ("reset unanswered", resetting("").await, To(RESET, &["the connection was reset before an answer came"])),
         (
@@ -227,13 +227,13 @@ async fn a_connection_that_breaks_says_how_far_the_answer_was() {
         ),
         (
             "a greeting",
-            RawReceiver::acting(vec![Act::Say("220 mail.example ESMTP\r\n".into()), Act::Hold]).await,
+            RawReceiver::running(vec![RawStep::Write("220 mail.example ESMTP\r\n".into()), RawStep::Hold]).await,
             To(MALFORMED, &["does not speak HTTP"]),
         ),
     ];
     expect(&gateway, "http", patient(), cases).await;
 
-    let closed = { RawReceiver::acting(vec![]).await.address };
+    let closed = { RawReceiver::running(vec![]).await.address };
     let closed = attempt(&gateway, "closed", &format!("http://{closed}/"), patient()).await;
     let port_refuses: &[&str] = &["nothing listens on port", "of 127.0.0.1", "refused"];
     assert_eq!(mismatch(&closed, &To("connection_refused", port_refuses)), None);
@@ -262,10 +262,12 @@ async fn a_head_that_is_too_large_is_told_from_one_that_is_not_http() {
 #[tokio::test]
 async fn a_deadline_that_passes_says_in_which_phase() {
     let gateway = Gateway::start().await;
-    let silent = || RawReceiver::acting(vec![Act::Hold]);
-    let stalling = |head: &'static str| RawReceiver::acting(vec![Act::HearRequest, Act::Say(head.into()), Act::Hold]);
+    let silent = || RawReceiver::running(vec![RawStep::Hold]);
+    let stalling = |head: &'static str| {
+        RawReceiver::running(vec![RawStep::ReadRequest, RawStep::Write(head.into()), RawStep::Hold])
+    };
     let dripping = |head: &'static str, rest: &'static str| {
-        RawReceiver::acting(vec![Act::HearRequest, Act::Say(head.into()), Act::Drip(rest.into())])
+        RawReceiver::running(vec![RawStep::ReadRequest, RawStep::Write(head.into()), RawStep::Drip(rest.into())])
     };
     let opened: &[&str] = &["the connection was opened, but no answer came within 300ms"];
     let begun: &[&str] = &["an answer began with \"HTTP/1.1 200 OK\"", "its head was not complete within 300ms"];
@@ -287,9 +289,13 @@ async fn a_deadline_that_passes_says_in_which_phase() {
 async fn a_handshake_that_the_server_ends_says_what_it_lacks() {
     let gateway = Gateway::start().await;
     let alert = |code: u8| {
-        RawReceiver::acting(vec![Act::Hear, Act::Say(Bytes::copy_from_slice(&[0x15, 3, 1, 0, 2, 2, code])), Act::Hold])
+        RawReceiver::running(vec![
+            RawStep::Read,
+            RawStep::Write(Bytes::copy_from_slice(&[0x15, 3, 1, 0, 2, 2, code])),
+            RawStep::Hold,
+        ])
     };
-    let plain = || RawReceiver::acting(vec![Act::Hear, Act::Say("HTTP/1.1 400 Bad Request\r\n\r\n".into())]);
+    let plain = || RawReceiver::running(vec![RawStep::Read, RawStep::Write("HTTP/1.1 400 Bad Request\r\n\r\n".into())]);
     let cases = vec![
         ("handshake_failure", alert(0x28).await, To("tls", &["the server shares no cipher suite"])),
         ("protocol_version", alert(0x46).await, To("tls", &["the server speaks neither TLS 1.2 nor TLS 1.3"])),
@@ -299,12 +305,12 @@ async fn a_handshake_that_the_server_ends_says_what_it_lacks() {
         ("plain http", plain().await, To("tls", &["what answered does not speak TLS; is it plain http?"])),
         (
             "closed",
-            RawReceiver::acting(vec![Act::Hear]).await,
+            RawReceiver::running(vec![RawStep::Read]).await,
             To("tls", &["the server closed the connection during the TLS handshake"]),
         ),
         (
             "reset",
-            RawReceiver::acting(vec![Act::Hear, Act::Reset]).await,
+            RawReceiver::running(vec![RawStep::Read, RawStep::Reset]).await,
             To("tls", &["the server reset the connection during the TLS handshake"]),
         ),
     ];

@@ -8,7 +8,7 @@ use base64::Engine;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use crate::support::{Act, Gateway, Options, RawReceiver, Receiver, eventually};
+use crate::support::{Gateway, Options, RawReceiver, RawStep, Receiver, eventually};
 
 /// More than any of this machine's socket buffers hold, and far less than a
 /// receiver without end would say.
@@ -19,17 +19,18 @@ const TOTAL: Duration = Duration::from_millis(1_000);
 /// Says the head, and then this without end.
 async fn flooding(head: &'static str, without_end: &'static str) -> RawReceiver {
     let piece = Bytes::from(without_end.repeat(64 * 1_024 / without_end.len()));
-    RawReceiver::acting(vec![Act::HearRequest, Act::Say(head.into()), Act::Flood(piece)]).await
+    RawReceiver::running(vec![RawStep::ReadRequest, RawStep::Write(head.into()), RawStep::Flood(piece)]).await
 }
 
 /// Says the head, and then this without end, two bytes in four milliseconds.
 async fn dripping(head: &'static str, without_end: &'static str) -> RawReceiver {
-    RawReceiver::acting(vec![Act::HearRequest, Act::Say(head.into()), Act::Drip(without_end.into())]).await
+    RawReceiver::running(vec![RawStep::ReadRequest, RawStep::Write(head.into()), RawStep::Drip(without_end.into())])
+        .await
 }
 
 /// Says this and then nothing, and stays.
-async fn holding(said: &'static str) -> RawReceiver {
-    RawReceiver::acting(vec![Act::HearRequest, Act::Say(said.into()), Act::Hold]).await
+async fn holding(sent: &'static str) -> RawReceiver {
+    RawReceiver::running(vec![RawStep::ReadRequest, RawStep::Write(sent.into()), RawStep::Hold]).await
 }
 
 /// Makes one attempt at a receiver; its record.
@@ -114,14 +115,14 @@ async fn no_receiver_holds_an_attempt_beyond_its_deadline_or_has_more_read_than_
         let headers = attempt["response_headers"].to_string();
         assert!(headers.len() <= 2 * 1_024, "{name}: {headers}");
         // It is hung up on, rather than left to talk.
-        let said = || receiver.said.load(Ordering::SeqCst);
+        let sent = || receiver.bytes_sent.load(Ordering::SeqCst);
         eventually(&format!("{name} to be hung up on"), || async {
-            let before = said();
+            let before = sent();
             tokio::time::sleep(Duration::from_millis(5)).await;
-            if said() == before { Ok(()) } else { Err(format!("{} bytes so far", said())) }
+            if sent() == before { Ok(()) } else { Err(format!("{} bytes so far", sent())) }
         })
         .await;
-        assert!(said() < TAKEN_MAX, "{name}: {} bytes were taken", said());
+        assert!(sent() < TAKEN_MAX, "{name}: {} bytes were taken", sent());
     }
 }
 
@@ -134,7 +135,7 @@ async fn an_answer_is_kept_as_it_came_and_never_decompressed() {
     let gateway = Gateway::start().await;
     for encoding in ["gzip", "deflate", "br", "zstd", "gzip, gzip"] {
         let head = format!("HTTP/1.1 200 OK\r\ncontent-encoding: {encoding}\r\ncontent-length: {}\r\n\r\n", bomb.len());
-        let receiver = RawReceiver::saying([head.as_bytes(), &bomb].concat()).await;
+        let receiver = RawReceiver::answering([head.as_bytes(), &bomb].concat()).await;
         let id = format!("bomb-{}", encoding.replace(", ", "-"));
         let attempt = attempt(&gateway, &id, &receiver.url("http")).await;
         assert_eq!(came_to(&attempt), "200", "{attempt}");

@@ -285,7 +285,7 @@ async fn what_is_spread_waits_in_the_store_and_an_event_that_is_over_ends() {
 
     // A person may send it before its time, also after a restart.
     let gateway = gateway.restart().await;
-    gateway.act(&late, "retry").await.expect(202);
+    gateway.post_to_delivery(&late, "retry").await.expect(202);
     gateway.wait_for_state("late", "delivered").await;
 }
 

@@ -49,7 +49,7 @@ async fn what_an_open_breaker_holds_is_not_our_lag() {
     assert_eq!(most(&cluster, "/lag_ms"), 0);
     assert!(most(&cluster, "/held_ms/breaker") >= 2_000);
     // A pause holds it instead, from then on.
-    gateway.tell(&endpoint, "pause", "").await;
+    gateway.post_to_endpoint(&endpoint, "pause", "").await;
     let ready = client.get("/readyz").await.expect(200);
     assert!(ready["held_ms"]["breaker"] == 0 && ready["held_ms"]["pause"].as_u64() >= Some(2_000), "{ready}");
 }

@@ -128,7 +128,7 @@ async fn discarding_a_dead_head_lets_the_lane_move_on_and_keeps_the_cause() {
     gateway.wait_for_state("d-3", "delivered").await;
     // Replaying a passed member keeps its place and holds no one up.
     receiver.answer_with(|_| Reply::Status(200));
-    gateway.act(&dead, "replay").await.expect(202);
+    gateway.post_to_delivery(&dead, "replay").await.expect(202);
     gateway.wait_for_state("d-1", "delivered").await;
     assert_eq!(receiver.seen().last().unwrap().header("x-seq"), "1");
 }
@@ -189,7 +189,7 @@ async fn cancelling_a_lane_member_in_flight_does_not_let_the_next_overlap() {
     }
     receiver.wait_for(1).await;
     let head = gateway.delivery_of("c-1").await;
-    gateway.act(&head, "cancel").await.expect(202);
+    gateway.post_to_delivery(&head, "cancel").await.expect(202);
     assert_eq!(waiting_for(&gateway, "c-2").await, "key", "the cancelled one is still on the wire");
     receiver.answer_with(|_| Reply::Status(200));
     receiver.go_on();

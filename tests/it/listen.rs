@@ -94,7 +94,7 @@ async fn a_listener_refuses_as_told_then_applies_once_and_knows_the_replay() {
         assert!(body.contains(r#""data":{"n": 1}"#) || body.contains(r#""data":{"n":1}"#), "{body}");
     }
 
-    gateway.act(&delivery, "replay").await.expect(202);
+    gateway.post_to_delivery(&delivery, "replay").await.expect(202);
     let line = listener.line_with("attempt 4").await;
     assert!(line.contains("verified") && line.contains("duplicate, answered 200"), "{line}");
     gateway.wait_for_state("order-7", "delivered").await;

@@ -11,7 +11,9 @@ use posthaste::lifecycle::mail::text::{MailFacts, MailReason, trouble_letter};
 use posthaste::lifecycle::mail::{Mail, MailError, MailQueue, MailRetry, Mailer};
 use serde_json::json;
 
-use crate::support::{Gateway, MailServer, Manner, Mood, Options, PATIENCE, ReceivedMail, eventually};
+use crate::support::{
+    Gateway, MailServer, MailServerBehaviour, Options, PATIENCE, ReceivedMail, SmtpFault, eventually,
+};
 
 /// Retries come soon, so that stories do not wait for them.
 const EAGER: MailRetry =
@@ -30,49 +32,49 @@ fn letter(to: &str) -> Mail {
     Mail { to: to.into(), subject: "Webhooks are failing".into(), text: "Please look at the receiver.\n".into() }
 }
 
-/// A postmaster at work, and how often he said that a letter was sent.
-struct Office {
-    postmaster: MailQueue,
-    said: Arc<AtomicUsize>,
-    working: tokio::task::JoinHandle<()>,
+/// A running mail queue, and how often it reported that a mail was sent.
+struct MailFixture {
+    mail_queue: MailQueue,
+    sent_callbacks: Arc<AtomicUsize>,
+    running: tokio::task::JoinHandle<()>,
 }
 
-impl Drop for Office {
+impl Drop for MailFixture {
     fn drop(&mut self) {
-        self.working.abort();
+        self.running.abort();
     }
 }
 
-impl Office {
+impl MailFixture {
     fn of(post: SmtpMailer) -> Self {
-        let postmaster = MailQueue::with_retry(Some(Arc::new(post)), clock(), EAGER);
-        let at_work = postmaster.clone();
-        let working = tokio::spawn(async move { at_work.run().await });
-        Self { postmaster, said: Arc::default(), working }
+        let mail_queue = MailQueue::with_retry(Some(Arc::new(post)), clock(), EAGER);
+        let queue = mail_queue.clone();
+        let running = tokio::spawn(async move { queue.run().await });
+        Self { mail_queue, sent_callbacks: Arc::default(), running }
     }
 
     fn post(&self, letter: Mail) {
-        let said = self.said.clone();
-        self.postmaster.enqueue(letter, move || _ = said.fetch_add(1, Ordering::SeqCst));
+        let sent_callbacks = self.sent_callbacks.clone();
+        self.mail_queue.enqueue(letter, move || _ = sent_callbacks.fetch_add(1, Ordering::SeqCst));
     }
 
     async fn until(&self, sent: usize, failed: u64) {
         eventually("letters to be seen to", async || {
-            let found = (self.said.load(Ordering::SeqCst), self.postmaster.failed_count());
-            if found == (sent, failed) { Ok(()) } else { Err(format!("{found:?}, not {:?}", (sent, failed))) }
+            let counts = (self.sent_callbacks.load(Ordering::SeqCst), self.mail_queue.failed_count());
+            if counts == (sent, failed) { Ok(()) } else { Err(format!("{counts:?}, not {:?}", (sent, failed))) }
         })
         .await;
-        assert_eq!(self.postmaster.sent_count(), sent as u64);
+        assert_eq!(self.mail_queue.sent_count(), sent as u64);
     }
 }
 
 #[tokio::test]
 async fn a_letter_arrives_once_and_as_it_was_written() {
-    let server = MailServer::start(Manner::default()).await;
-    let office = Office::of(post(&server.url(""), None));
+    let server = MailServer::start(MailServerBehaviour::default()).await;
+    let fixture = MailFixture::of(post(&server.url(""), None));
     let text = "Hello,\n.a line that begins with a dot\n.\nMAIL FROM:<x@example.com>\n";
-    office.post(Mail { text: text.into(), ..letter("ops@example.com") });
-    office.until(1, 0).await;
+    fixture.post(Mail { text: text.into(), ..letter("ops@example.com") });
+    fixture.until(1, 0).await;
     let mails = server.mails();
     let [mail] = &mails[..] else { panic!("one mail: {mails:?}") };
     assert_eq!((&*mail.from, &mail.to), ("posthaste@gateway.example", &vec!["ops@example.com".to_owned()]));
@@ -92,17 +94,17 @@ async fn a_letter_arrives_once_and_as_it_was_written() {
 
 #[tokio::test]
 async fn no_subject_can_begin_a_header_of_its_own() {
-    let server = MailServer::start(Manner::default()).await;
-    let office = Office::of(post(&server.url(""), None));
+    let server = MailServer::start(MailServerBehaviour::default()).await;
+    let fixture = MailFixture::of(post(&server.url(""), None));
     for subject in [
         "Trouble\r\nBcc: everybody@example.com\r\n\r\n",
         "Störung\r\nBcc: everybody@example.com",
         "Störung\nBcc: everybody@example.com",
         "Trouble\rBcc: everybody@example.com",
     ] {
-        office.post(Mail { subject: subject.into(), ..letter("ops@example.com") });
+        fixture.post(Mail { subject: subject.into(), ..letter("ops@example.com") });
     }
-    office.until(4, 0).await;
+    fixture.until(4, 0).await;
     let plain = |mail: &ReceivedMail| mail.head().contains("Subject: Trouble Bcc: everybody@example.com");
     assert_eq!(server.mails().iter().filter(|mail| plain(mail)).count(), 2, "line ends are gone: {:?}", server.mails());
     for mail in server.mails() {
@@ -115,36 +117,41 @@ async fn no_subject_can_begin_a_header_of_its_own() {
 
 #[tokio::test]
 async fn an_address_that_is_none_is_refused_before_anybody_is_asked() {
-    let server = MailServer::start(Manner::default()).await;
-    let office = Office::of(post(&server.url(""), None));
+    let server = MailServer::start(MailServerBehaviour::default()).await;
+    let fixture = MailFixture::of(post(&server.url(""), None));
     for to in ["nobody", "a@b>\r\nRCPT TO:<everybody@example.com", "a@example.com, b@example.com"] {
-        office.post(letter(to));
+        fixture.post(letter(to));
     }
-    office.until(0, 3).await;
-    assert!(server.heard("").is_empty(), "{:?}", server.heard(""));
+    fixture.until(0, 3).await;
+    assert!(server.commands_starting_with("").is_empty(), "{:?}", server.commands_starting_with(""));
 }
 
 #[tokio::test]
 async fn a_server_that_says_later_gets_the_letter_later_and_once() {
-    for (command, moods) in [
-        ("RCPT", vec![Mood::Say("451 4.7.1 greylisted"), Mood::Say("450 4.2.0 still")]),
-        (".", vec![Mood::Say("452 4.3.1 no room")]),
-        ("HELLO", vec![Mood::Say("421 too busy"), Mood::Close]),
-        ("DATA", vec![Mood::Close]),
+    for (command, faults) in [
+        ("RCPT", vec![SmtpFault::Reply("451 4.7.1 greylisted"), SmtpFault::Reply("450 4.2.0 still")]),
+        (".", vec![SmtpFault::Reply("452 4.3.1 no room")]),
+        ("HELLO", vec![SmtpFault::Reply("421 too busy"), SmtpFault::Close]),
+        ("DATA", vec![SmtpFault::Close]),
     ] {
-        let server = MailServer::start(Manner::moody(command, &moods)).await;
-        let office = Office::of(post(&server.url(""), None));
-        office.post(letter("ops@example.com"));
-        office.until(1, 0).await;
+        let server = MailServer::start(MailServerBehaviour::failing_at(command, &faults)).await;
+        let fixture = MailFixture::of(post(&server.url(""), None));
+        fixture.post(letter("ops@example.com"));
+        fixture.until(1, 0).await;
         assert_eq!(server.mails().len(), 1, "{command}");
-        assert_eq!(server.heard(command).len(), moods.len() + 1, "{command}: {:?}", server.heard(""));
-        assert_eq!(office.postmaster.close(), 0, "{command}: nothing is left to be sent");
+        assert_eq!(
+            server.commands_starting_with(command).len(),
+            faults.len() + 1,
+            "{command}: {:?}",
+            server.commands_starting_with("")
+        );
+        assert_eq!(fixture.mail_queue.close(), 0, "{command}: nothing is left to be sent");
     }
 }
 
 #[tokio::test]
 async fn a_letter_that_is_sent_again_can_be_recognised() {
-    let server = MailServer::start(Manner::default()).await;
+    let server = MailServer::start(MailServerBehaviour::default()).await;
     let post = post(&server.url(""), None);
     for to in ["ops@example.com", "ops@example.com", "dev@example.com"] {
         post.send(&letter(to)).await.unwrap();
@@ -164,19 +171,19 @@ async fn a_server_that_says_never_is_not_asked_again() {
         (".", "554 5.7.1 spam"),
         ("MAIL", "553 not from you"),
     ] {
-        let server = MailServer::start(Manner::moody(command, &[Mood::Say(answer)])).await;
-        let office = Office::of(post(&server.url(""), None));
-        office.post(letter("gone@example.com"));
-        office.until(0, 1).await;
-        assert_eq!(office.postmaster.close(), 0, "{command}: nothing is left to be sent");
-        assert_eq!((server.heard(command).len(), server.mails().len()), (1, 0), "{command}");
+        let server = MailServer::start(MailServerBehaviour::failing_at(command, &[SmtpFault::Reply(answer)])).await;
+        let fixture = MailFixture::of(post(&server.url(""), None));
+        fixture.post(letter("gone@example.com"));
+        fixture.until(0, 1).await;
+        assert_eq!(fixture.mail_queue.close(), 0, "{command}: nothing is left to be sent");
+        assert_eq!((server.commands_starting_with(command).len(), server.mails().len()), (1, 0), "{command}");
     }
 }
 
 #[tokio::test]
 async fn the_reason_is_told_without_the_address() {
     let answer = "550 5.1.1 <gone@example.com>: gone is unknown here";
-    let server = MailServer::start(Manner::moody("RCPT", &[Mood::Say(answer)])).await;
+    let server = MailServer::start(MailServerBehaviour::failing_at("RCPT", &[SmtpFault::Reply(answer)])).await;
     match post(&server.url(""), None).send(&letter("gone@example.com")).await {
         Err(MailError::Permanent(why)) => {
             assert!(why.contains("550") && why.contains("unknown here") && why.contains("127.0.0.1"), "{why}");
@@ -188,44 +195,44 @@ async fn the_reason_is_told_without_the_address() {
 
 #[tokio::test]
 async fn a_server_that_hangs_holds_up_nobody_elses_letter() {
-    let server = MailServer::start(Manner::moody("RCPT TO:<slow@", &[Mood::Hang])).await;
-    let office = Office::of(post(&server.url(""), None));
-    office.post(letter("slow@example.com"));
-    eventually("the server to hang", async || match server.heard("RCPT").len() {
+    let server = MailServer::start(MailServerBehaviour::failing_at("RCPT TO:<slow@", &[SmtpFault::Hang])).await;
+    let fixture = MailFixture::of(post(&server.url(""), None));
+    fixture.post(letter("slow@example.com"));
+    eventually("the server to hang", async || match server.commands_starting_with("RCPT").len() {
         1 => Ok(()),
         n => Err(n.to_string()),
     })
     .await;
     for n in 0..20 {
-        office.post(letter(&format!("ops{n}@example.com")));
+        fixture.post(letter(&format!("ops{n}@example.com")));
     }
-    office.until(20, 0).await;
+    fixture.until(20, 0).await;
     assert!(server.mails().iter().all(|mail| mail.to[0] != "slow@example.com"));
 }
 
 #[tokio::test]
 async fn a_server_that_hangs_is_left_and_asked_again() {
     for command in ["HELLO", "EHLO", "RCPT", "."] {
-        let server = MailServer::start(Manner::moody(command, &[Mood::Hang])).await;
-        let office = Office::of(post(&server.url(""), None).within(Duration::from_millis(200)));
-        office.post(letter("ops@example.com"));
-        office.until(1, 0).await;
+        let server = MailServer::start(MailServerBehaviour::failing_at(command, &[SmtpFault::Hang])).await;
+        let fixture = MailFixture::of(post(&server.url(""), None).within(Duration::from_millis(200)));
+        fixture.post(letter("ops@example.com"));
+        fixture.until(1, 0).await;
         assert_eq!(server.mails().len(), 1, "{command}");
     }
 }
 
 #[tokio::test]
 async fn a_goodbye_that_never_comes_makes_no_second_mail() {
-    let server = MailServer::start(Manner::moody("QUIT", &[Mood::Hang])).await;
-    let office = Office::of(post(&server.url(""), None).within(Duration::from_millis(500)));
-    office.post(letter("ops@example.com"));
-    office.until(1, 0).await;
-    assert_eq!((server.mails().len(), server.heard("MAIL").len()), (1, 1));
+    let server = MailServer::start(MailServerBehaviour::failing_at("QUIT", &[SmtpFault::Hang])).await;
+    let fixture = MailFixture::of(post(&server.url(""), None).within(Duration::from_millis(500)));
+    fixture.post(letter("ops@example.com"));
+    fixture.until(1, 0).await;
+    assert_eq!((server.mails().len(), server.commands_starting_with("MAIL").len()), (1, 1));
 }
 
 #[tokio::test]
 async fn a_server_that_is_down_is_temporary_trouble() {
-    let server = MailServer::start(Manner::default()).await;
+    let server = MailServer::start(MailServerBehaviour::default()).await;
     let url = server.url("");
     drop(server);
     let problem = post(&url, None).send(&letter("ops@example.com")).await.unwrap_err();
@@ -238,8 +245,10 @@ async fn the_password_comes_from_the_file() {
     std::fs::write(file.path(), "hush-hush ü\n").unwrap();
     let password = read_password(file.path()).unwrap();
     let login = Some(("ops@example.com", "hush-hush ü"));
-    for asks_for_each in [false, true] {
-        let server = MailServer::start(Manner { login, asks_for_each, ..Manner::default() }).await;
+    for has_auth_login_only in [false, true] {
+        let server =
+            MailServer::start(MailServerBehaviour { login, has_auth_login_only, ..MailServerBehaviour::default() })
+                .await;
         let url = format!("smtp://ops%40example.com@{}", server.address);
         post(&url, Some(&password)).send(&letter("a@example.com")).await.unwrap();
         assert_eq!(server.mails()[0].signed_in.as_deref(), Some("ops@example.com"));
@@ -256,12 +265,13 @@ async fn the_password_comes_from_the_file() {
 async fn starttls_comes_before_the_password_and_the_letter() {
     let login = Some(("ops", "hush"));
     for more in ["?tls=required", "?tls=opportunistic"] {
-        let server = MailServer::start(Manner { login, offers_tls: true, ..Manner::default() }).await;
+        let server =
+            MailServer::start(MailServerBehaviour { login, offers_tls: true, ..MailServerBehaviour::default() }).await;
         let url = format!("smtp://ops@{}{more}", server.address);
         let post = post(&url, Some("hush")).trusting(&server.certificate).unwrap();
         post.send(&letter("ops@example.com")).await.unwrap();
         assert!(server.mails()[0].is_encrypted, "{more}");
-        let commands = server.heard("");
+        let commands = server.commands_starting_with("");
         let place = |begin: &str| commands.iter().position(|command| command.starts_with(begin)).unwrap();
         assert!(place("STARTTLS") < place("AUTH"), "{commands:?}");
     }
@@ -269,7 +279,7 @@ async fn starttls_comes_before_the_password_and_the_letter() {
 
 #[tokio::test]
 async fn smtps_is_encrypted_from_the_first_byte() {
-    let server = MailServer::start(Manner { is_wrapped: true, ..Manner::default() }).await;
+    let server = MailServer::start(MailServerBehaviour { is_wrapped: true, ..MailServerBehaviour::default() }).await;
     let post = post(&format!("smtps://{}", server.address), None).trusting(&server.certificate).unwrap();
     post.send(&letter("ops@example.com")).await.unwrap();
     assert!(server.mails()[0].is_encrypted);
@@ -279,17 +289,22 @@ async fn smtps_is_encrypted_from_the_first_byte() {
 async fn without_the_encryption_that_was_asked_for_nothing_is_told() {
     // Not offered: somebody in between may have taken the offer out.
     let login = Some(("ops", "hush"));
-    let plain = MailServer::start(Manner { login, ..Manner::default() }).await;
+    let plain = MailServer::start(MailServerBehaviour { login, ..MailServerBehaviour::default() }).await;
     let url = format!("smtp://ops@{}?tls=required", plain.address);
     let refused = post(&url, Some("hush")).send(&letter("ops@example.com")).await.unwrap_err();
     assert!(matches!(&refused, MailError::Permanent(why) if why.contains("STARTTLS")), "{refused:?}");
     // Offered by somebody nobody trusts.
-    let stranger = MailServer::start(Manner { login, offers_tls: true, ..Manner::default() }).await;
+    let stranger =
+        MailServer::start(MailServerBehaviour { login, offers_tls: true, ..MailServerBehaviour::default() }).await;
     let url = format!("smtp://ops@{}?tls=required", stranger.address);
     let refused = post(&url, Some("hush")).send(&letter("ops@example.com")).await.unwrap_err();
     assert!(matches!(&refused, MailError::Temporary(why) if why.contains("certificate")), "{refused:?}");
     for server in [plain, stranger] {
-        assert!(server.heard("AUTH").is_empty() && server.heard("MAIL").is_empty(), "{:?}", server.heard(""));
+        assert!(
+            server.commands_starting_with("AUTH").is_empty() && server.commands_starting_with("MAIL").is_empty(),
+            "{:?}",
+            server.commands_starting_with("")
+        );
     }
 }
 
@@ -312,25 +327,25 @@ async fn refused(flags: &[&str], env: &[(&str, &str)]) -> String {
 
 #[tokio::test]
 async fn the_gateway_does_not_start_with_mail_settings_that_cannot_work() {
-    let told = refused(&["--smtp", "mail.example.com"], &[]).await;
-    assert!(told.contains("smtp is wrong") && told.contains("smtp://user@mail.example.com"), "{told}");
-    let told = refused(&["--smtp", "smtp://ops@127.0.0.1", "--smtp-password-file", "/nonexistent/pw"], &[]).await;
-    assert!(told.contains("smtp-password-file /nonexistent/pw"), "{told}");
-    let told = refused(&["--smtp", "smtp://ops@127.0.0.1"], &[]).await;
-    assert!(told.contains("smtp-password-file"), "{told}");
-    let told = refused(&[], &[("POSTHASTE_MAIL_FROM", "somebody")]).await;
-    assert!(told.contains("mail-from") && told.contains("<posthaste@example.com>"), "{told}");
+    let message = refused(&["--smtp", "mail.example.com"], &[]).await;
+    assert!(message.contains("smtp is wrong") && message.contains("smtp://user@mail.example.com"), "{message}");
+    let message = refused(&["--smtp", "smtp://ops@127.0.0.1", "--smtp-password-file", "/nonexistent/pw"], &[]).await;
+    assert!(message.contains("smtp-password-file /nonexistent/pw"), "{message}");
+    let message = refused(&["--smtp", "smtp://ops@127.0.0.1"], &[]).await;
+    assert!(message.contains("smtp-password-file"), "{message}");
+    let message = refused(&[], &[("POSTHASTE_MAIL_FROM", "somebody")]).await;
+    assert!(message.contains("mail-from") && message.contains("<posthaste@example.com>"), "{message}");
 }
 
 #[tokio::test]
 async fn a_password_in_the_url_is_refused_and_not_repeated() {
     for url in ["smtp://ops:hush@mail.example.com", "smtp://ops:hush#1@mail.example.com"] {
-        for told in [refused(&["--smtp", url], &[]).await, refused(&[], &[("POSTHASTE_SMTP", url)]).await] {
-            assert!(told.contains("smtp is wrong") && !told.contains("hush"), "{told}");
+        for message in [refused(&["--smtp", url], &[]).await, refused(&[], &[("POSTHASTE_SMTP", url)]).await] {
+            assert!(message.contains("smtp is wrong") && !message.contains("hush"), "{message}");
         }
     }
-    let told = refused(&["--smtp", "smtp://ops:hush@mail.example.com"], &[]).await;
-    assert!(told.contains("smtp-password-file"), "{told}");
+    let message = refused(&["--smtp", "smtp://ops:hush@mail.example.com"], &[]).await;
+    assert!(message.contains("smtp-password-file"), "{message}");
 }
 
 #[tokio::test]

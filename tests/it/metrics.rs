@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 
-use crate::support::{Client, Gateway, MailServer, Manner, Options, Receiver, Reply, eager_retry, eventually, path_of};
+use crate::support::{
+    Client, Gateway, MailServer, MailServerBehaviour, Options, Receiver, Reply, eager_retry, eventually, path_of,
+};
 
 for_every_store! {
     what_is_handed_in_adds_up_in_the_metrics,
@@ -173,7 +175,7 @@ async fn what_people_do_is_counted_and_shown() {
     let path = format!("/v1/tenants/default/endpoints/{}", endpoint["id"].as_str().unwrap());
     gateway.client.post(&format!("{path}/pause"), "").await.expect(200);
     gateway.send(json!({"id": "held", "type": "a.b", "data": 1})).await;
-    gateway.act(&gateway.delivery_of("held").await, "cancel").await.expect(202);
+    gateway.post_to_delivery(&gateway.delivery_of("held").await, "cancel").await.expect(202);
     let scrape = Scrape::of(&gateway.client).await;
     assert_eq!(scrape.value("posthaste_endpoints{state=\"paused\"}"), 1.0);
     assert_eq!(scrape.value("posthaste_endpoints{state=\"active\"}"), 0.0);
@@ -209,7 +211,7 @@ async fn events_turned_away_for_want_of_space_are_counted() {
 }
 
 async fn trouble_and_what_is_done_about_it_is_counted() {
-    let server = MailServer::start(Manner::default()).await;
+    let server = MailServer::start(MailServerBehaviour::default()).await;
     let gateway = Gateway::start_with(Options::flags(&["--smtp", &server.url(""), "--pause-refusals", "2"])).await;
     let client = &gateway.client;
     // An outage of two failures and one failed probe, with somebody to tell.

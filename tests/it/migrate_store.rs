@@ -114,7 +114,7 @@ async fn live(gateway: &Gateway) -> Story {
     let slow = gateway.create_endpoint(json!({"url": url("slow"), "event_types": ["slow"], "retry": hourly})).await;
     let paused = gateway.create_endpoint(json!({"url": url("paused"), "event_types": ["paused"]})).await;
     let gone = gateway.create_endpoint(json!({"url": url("gone"), "event_types": ["gone"]})).await;
-    gateway.tell(&paused, "pause", "").await;
+    gateway.post_to_endpoint(&paused, "pause", "").await;
 
     // Ten lanes go through, and one is blocked by its dead first member.
     gateway.send_many("lane", "lane", 100, |n| Some(format!("k{}", n % 10))).await;
@@ -138,11 +138,11 @@ async fn live(gateway: &Gateway) -> Story {
         .await;
     }
     // Replayed, cancelled, and deleted with what was delivered and what waited.
-    gateway.act(&gateway.delivery_of("lane-7").await, "replay").await.expect(202);
+    gateway.post_to_delivery(&gateway.delivery_of("lane-7").await, "replay").await.expect(202);
     gateway.wait_for_state("lane-7", "delivered").await;
-    gateway.act(&gateway.delivery_of("paused-39").await, "cancel").await.expect(202);
+    gateway.post_to_delivery(&gateway.delivery_of("paused-39").await, "cancel").await.expect(202);
     gateway.client.post(&format!("{}/secrets/rotate", path_of(&lanes)), "{}").await.expect(201);
-    gateway.tell(&gone, "pause", "").await;
+    gateway.post_to_endpoint(&gone, "pause", "").await;
     gateway.send_many("late", "gone", 2, |_| None).await;
     gateway.client.send("DELETE", &path_of(&gone), &[], "").await.unwrap();
     Story { receiver, lanes, slow, paused }
@@ -233,13 +233,13 @@ async fn goes_on(gateway: &Gateway, story: &Story) {
 
     story.receiver.answer_with(|_| Reply::Status(200));
     let seen = story.receiver.count();
-    gateway.tell(&story.paused, "resume", "").await;
+    gateway.post_to_endpoint(&story.paused, "resume", "").await;
     gateway.drained(&story.paused).await;
     for n in 0..5 {
-        gateway.act(&gateway.delivery_of(&format!("slow-{n}")).await, "retry").await.expect(202);
+        gateway.post_to_delivery(&gateway.delivery_of(&format!("slow-{n}")).await, "retry").await.expect(202);
         gateway.wait_for_state(&format!("slow-{n}"), "delivered").await;
     }
-    gateway.act(&gateway.delivery_of("poison-0").await, "replay").await.expect(202);
+    gateway.post_to_delivery(&gateway.delivery_of("poison-0").await, "replay").await.expect(202);
     gateway.drained(&story.lanes).await;
     gateway.send(json!({"id": "new", "type": "lane", "key": "poison", "data": 1})).await;
     let new = gateway.wait_for_state("new", "delivered").await;

@@ -104,9 +104,9 @@ async fn a_410_for_a_cancelled_delivery_disables_the_endpoint_all_the_same() {
     gateway.send(json!({"id":"c","type":"a","data":1})).await;
     receiver.wait_for(1).await;
     let delivery = gateway.delivery_of("c").await;
-    let refused = gateway.act(&delivery, "retry").await.problem(409, "wrong_state");
+    let refused = gateway.post_to_delivery(&delivery, "retry").await.problem(409, "wrong_state");
     assert!(refused["detail"].as_str().unwrap().contains("in flight"), "{refused}");
-    let cancelled = gateway.act(&delivery, "cancel").await.expect(202);
+    let cancelled = gateway.post_to_delivery(&delivery, "cancel").await.expect(202);
     assert_eq!((&cancelled["state"], &cancelled["in_flight"]), (&json!("cancelled"), &json!(true)));
     receiver.go_on();
     let path = format!("/v1/tenants/default/endpoints/{}", endpoint["id"].as_str().unwrap());
@@ -216,14 +216,14 @@ async fn retry_now_skips_the_wait_and_cancel_ends_it() {
     };
     let (impatient, hopeless) = (waiting("impatient").await, waiting("hopeless").await);
     assert!(impatient["next_attempt_at"].is_string() && impatient["give_up_at"].is_string());
-    gateway.act(&impatient, "retry").await.expect(202);
+    gateway.post_to_delivery(&impatient, "retry").await.expect(202);
     gateway.wait_for_state("impatient", "delivered").await;
-    gateway.act(&impatient, "retry").await.problem(409, "wrong_state");
+    gateway.post_to_delivery(&impatient, "retry").await.problem(409, "wrong_state");
 
-    let cancelled = gateway.act(&hopeless, "cancel").await.expect(202);
+    let cancelled = gateway.post_to_delivery(&hopeless, "cancel").await.expect(202);
     assert_eq!((&cancelled["state"], &cancelled["waiting_for"]), (&json!("cancelled"), &Value::Null));
-    gateway.act(&hopeless, "cancel").await.problem(409, "wrong_state");
-    gateway.act(&hopeless, "replay").await.expect(202);
+    gateway.post_to_delivery(&hopeless, "cancel").await.problem(409, "wrong_state");
+    gateway.post_to_delivery(&hopeless, "replay").await.expect(202);
     gateway.wait_for_state("hopeless", "delivered").await;
     assert_eq!(receiver.count(), 4);
 }
@@ -239,7 +239,7 @@ async fn cancelling_what_is_in_flight_sends_nothing_more_and_an_arrival_still_co
     for id in ["lucky", "unlucky"] {
         let delivery = gateway.delivery_of(id).await;
         assert_eq!((&delivery["in_flight"], &delivery["waiting_for"]), (&json!(true), &Value::Null));
-        gateway.act(&delivery, "cancel").await.expect(202);
+        gateway.post_to_delivery(&delivery, "cancel").await.expect(202);
     }
     receiver.go_on();
     gateway.wait_for_state("lucky", "delivered").await;

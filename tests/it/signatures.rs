@@ -154,7 +154,7 @@ async fn the_published_libraries_believe_first_attempts_retries_and_replays_of_o
             believed(&gateway, &format!("{format}-{n}"), 2).await;
         }
         for delivery in over(&gateway, &format!("{format}-4")).await {
-            gateway.act(&delivery, "replay").await.expect(202);
+            gateway.post_to_delivery(&delivery, "replay").await.expect(202);
         }
         believed(&gateway, &format!("{format}-4"), 3).await;
     }

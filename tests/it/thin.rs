@@ -89,7 +89,7 @@ async fn a_thin_event_is_fetched_with_the_link_it_carries() {
     // The link outlives a crash, and a replay sends the same.
     let gateway = gateway.killed_and_restarted().await;
     assert_eq!(follow(&gateway, &path).await.body, whole);
-    gateway.act(&delivery, "replay").await.expect(202);
+    gateway.post_to_delivery(&delivery, "replay").await.expect(202);
     assert_eq!(receiver.wait_for(3).await[2].body, seen[0].body);
 }
 
@@ -142,7 +142,7 @@ async fn a_link_ends_with_the_data_and_with_the_endpoint() {
     follow(&gateway, &one).await.expect(200);
     gateway.client.send("DELETE", "/v1/tenants/default/events/one/data", &[], "").await.unwrap().expect(204);
     follow(&gateway, &one).await.problem(410, "data_expunged");
-    gateway.act(&delivery, "replay").await.problem(410, "data_expunged");
+    gateway.post_to_delivery(&delivery, "replay").await.problem(410, "data_expunged");
     follow(&gateway, &two).await.expect(200);
     gateway.client.send("DELETE", &path_of(&endpoint), &[], "").await.unwrap().expect(204);
     follow(&gateway, &two).await.problem(410, "link_expired");
@@ -158,7 +158,7 @@ async fn a_link_is_the_same_after_the_master_key_was_replaced() {
     assert!(is_done, "{said}");
     let gateway = gateway.restart().await;
     assert_eq!(follow(&gateway, &one).await.expect(200)["data"]["for"], "one");
-    gateway.act(&delivery, "replay").await.expect(202);
+    gateway.post_to_delivery(&delivery, "replay").await.expect(202);
     assert_eq!(link(&gateway, &receiver.wait_for(2).await[1].json()), one);
 }
 

@@ -4,7 +4,7 @@
 use posthaste::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
-use crate::cli::{asked, to_gateway, told};
+use crate::cli::{asked, cli_output, to_gateway};
 use crate::support::{Client, Gateway, Options, Printed, Receiver, Reply, eventually, path_of};
 
 for_every_store! {
@@ -234,8 +234,8 @@ async fn a_token_of_the_gateway_does_what_its_one_right_says() {
     tenants.send("DELETE", "/v1/tenants/acme", &[], "").await.unwrap().expect(204);
 
     let listed = admin.get("/v1/tokens").await.expect(200);
-    let told = |token: &Value| (token["tenant"].clone(), token["name"].clone(), token["rights"].clone());
-    let mut listed: Vec<_> = listed["data"].as_array().unwrap().iter().map(told).collect();
+    let fields = |token: &Value| (token["tenant"].clone(), token["name"].clone(), token["rights"].clone());
+    let mut listed: Vec<_> = listed["data"].as_array().unwrap().iter().map(fields).collect();
     listed.sort_by_key(|(_, name, _)| name.to_string());
     let line = |name: &str, right: &str| (Value::Null, json!(name), json!([right]));
     assert_eq!(
@@ -263,9 +263,9 @@ async fn a_token_of_the_gateway_is_replaced_by_another_and_on_record_by_its_name
     let by = |token: &str, name: &str| format!("{token} ({name})");
     let next = next["id"].as_str().unwrap();
     let log: Vec<_> = gateway.list("/v1/audit").await;
-    let told: Vec<_> = log.iter().rev().map(|entry| (entry["by"].clone(), entry["action"].clone())).collect();
+    let actions: Vec<_> = log.iter().rev().map(|entry| (entry["by"].clone(), entry["action"].clone())).collect();
     assert_eq!(
-        told,
+        actions,
         [
             (json!("admin"), json!("token.created")),
             (json!(by(&old, "deploy")), json!("token.created")),
@@ -284,14 +284,14 @@ async fn tokens_and_the_audit_log_on_the_command_line() {
     let (id, token) = (made["id"].as_str().unwrap(), made["token"].as_str().unwrap());
     let client = Client::new(gateway.address, token);
     client.get("/v1/tenants/default/events").await.expect(200);
-    let listed = told(&gateway, &["tokens", "list", "--of", "default"]).await;
+    let listed = cli_output(&gateway, &["tokens", "list", "--of", "default"]).await;
     assert!(listed.contains(id) && listed.contains("publish, read") && listed.contains("ci"), "{listed}");
     assert!(!listed.contains(token));
-    let revoked = told(&gateway, &["tokens", "revoke", id]).await;
+    let revoked = cli_output(&gateway, &["tokens", "revoke", id]).await;
     assert_eq!(revoked.trim(), format!("revoked {id}"));
     client.get("/v1/tenants/default/events").await.problem(401, "unauthenticated");
     for args in [&["audit"][..], &["audit", "--all", "--since", "1h"]] {
-        let log = told(&gateway, args).await;
+        let log = cli_output(&gateway, args).await;
         assert!(log.contains("token.revoked") && log.contains("token.created") && log.contains("127.0.0.1"), "{log}");
     }
 }
@@ -303,7 +303,7 @@ async fn a_token_of_the_gateway_is_made_on_the_command_line() {
     let made = asked(&gateway, &args).await;
     let client = Client::new(gateway.address, made["token"].as_str().unwrap());
     client.get("/v1/cluster").await.expect(200);
-    let listed = told(&gateway, &["tokens", "list"]).await;
+    let listed = cli_output(&gateway, &["tokens", "list"]).await;
     assert!(listed.contains("admin_read") && listed.contains("the dashboard"), "{listed}");
     let unnamed = to_gateway(&gateway, &["tokens", "create", "--gateway", "--rights", "admin"]).output().await.unwrap();
     let said = String::from_utf8_lossy(&unnamed.stderr).into_owned();

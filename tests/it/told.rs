@@ -8,7 +8,8 @@ use posthaste::lifecycle::deliver::sign::verify;
 use serde_json::{Value, json};
 
 use crate::support::{
-    Gateway, MailServer, Manner, Mood, Options, Receiver, Reply, eager_retry, eventually, path_of, time,
+    Gateway, MailServer, MailServerBehaviour, Options, Receiver, Reply, SmtpFault, eager_retry, eventually, path_of,
+    time,
 };
 
 for_every_store! {
@@ -52,7 +53,7 @@ async fn whoever_subscribes_hears_of_everything_once_and_signed() {
     let blocked = make("blocked", &picky, json!({})).await;
     gateway.send(json!({"id": "head", "type": "blocked", "key": "k", "data": 1})).await;
     let dead = gateway.wait_for_state("head", "dead").await;
-    gateway.act(&dead, "replay").await.expect(202);
+    gateway.post_to_delivery(&dead, "replay").await.expect(202);
     gateway.wait_for_state("head", "delivered").await;
     // One that asks never to be called again, and one that is paused.
     let gone = Receiver::answering(|_| Reply::Status(410)).await;
@@ -62,7 +63,7 @@ async fn whoever_subscribes_hears_of_everything_once_and_signed() {
     let disabled = gateway.endpoint(&disabled).await;
     assert_eq!((&disabled["state"], &disabled["state_by"]), (&json!("disabled"), &json!("receiver")));
     assert!(disabled["state_reason"].as_str().unwrap().contains("410"), "{disabled}");
-    gateway.tell(&outage, "pause", r#"{"note":"for the night"}"#).await;
+    gateway.post_to_endpoint(&outage, "pause", r#"{"note":"for the night"}"#).await;
 
     let expected = BTreeMap::from(
         [
@@ -124,7 +125,7 @@ async fn a_listener_that_is_broken_itself_makes_no_further_alarms() {
     let dead = gateway.list("/v1/tenants/_system/dead-letters").await;
     assert_eq!(dead.len(), 20, "every one of them died");
     assert!(gateway.history(&listener).await.iter().any(|row| row["what"] == "breaker_opened"));
-    gateway.tell(&endpoint, "pause", "").await;
+    gateway.post_to_endpoint(&endpoint, "pause", "").await;
     let mut kinds = BTreeMap::new();
     for event in gateway.list("/v1/tenants/_system/events").await {
         *kinds.entry(event["type"].as_str().unwrap().to_owned()).or_insert(0) += 1;
@@ -180,7 +181,7 @@ async fn an_endpoint_that_only_refuses_is_paused_by_the_gateway_and_can_be_resum
         assert_eq!(again[part], paused[part], "{part}");
     }
     receiver.answer_with(|_| Reply::Status(200));
-    gateway.tell(&endpoint, "resume", "").await;
+    gateway.post_to_endpoint(&endpoint, "resume", "").await;
     gateway.drained(&endpoint).await;
     assert_eq!(receiver.count(), 20);
     let history: Vec<Value> = gateway.history(&endpoint).await.iter().map(|row| row["what"].clone()).collect();
@@ -219,7 +220,7 @@ async fn another_is_told(gateway: &Gateway, server: &MailServer, name: &str) {
 }
 
 async fn one_outage_is_one_mail_however_long_it_lasts() {
-    let server = MailServer::start(Manner::default()).await;
+    let server = MailServer::start(MailServerBehaviour::default()).await;
     let gateway = mailing(&server).await;
     let receiver = Receiver::answering(|_| Reply::Status(503)).await;
     let settings = json!({
@@ -270,7 +271,7 @@ async fn one_outage_is_one_mail_however_long_it_lasts() {
 }
 
 async fn a_mail_that_could_not_be_sent_before_a_crash_is_sent_after_it() {
-    let server = MailServer::start(Manner::moody("HELLO", &[Mood::Hang])).await;
+    let server = MailServer::start(MailServerBehaviour::failing_at("HELLO", &[SmtpFault::Hang])).await;
     let gateway = mailing(&server).await;
     let receiver = Receiver::answering(|_| Reply::Status(410)).await;
     let settings = json!({"url": receiver.url(), "owner_email": "owner@example.com"});
@@ -278,7 +279,7 @@ async fn a_mail_that_could_not_be_sent_before_a_crash_is_sent_after_it() {
     gateway.send(json!({"id": "gone", "type": "t", "data": 1})).await;
     gateway.wait_for_state("gone", "dead").await;
     eventually("the mail server to be asked", || async {
-        if server.heard("HELLO").is_empty() { Err("nobody asked".to_owned()) } else { Ok(()) }
+        if server.commands_starting_with("HELLO").is_empty() { Err("nobody asked".to_owned()) } else { Ok(()) }
     })
     .await;
     assert_eq!(gateway.endpoint(&endpoint).await["mailed_at"], Value::Null);

@@ -223,7 +223,7 @@ async fn of_several_headers_the_one_that_asks_for_most_counts() {
     let padding: String = (0..40).map(|n| format!("x-pad-{n}: {}\r\n", "y".repeat(60))).collect();
     let head =
         format!("HTTP/1.1 503 Busy\r\n{padding}retry-after: soon\r\nretry-after: 200\r\nretry-after: 100\r\n\r\n");
-    let busy = RawReceiver::saying(head).await;
+    let busy = RawReceiver::answering(head).await;
     let endpoint = gateway.create_endpoint(json!({"url": busy.url("http"), "retry": {"schedule": ["10s"]}})).await;
     gateway.send(json!({"id":"busy","type":"a","endpoints":[endpoint["id"]],"data":1})).await;
     let delivery = eventually("the answer to be recorded", || async {
@@ -236,7 +236,7 @@ async fn of_several_headers_the_one_that_asks_for_most_counts() {
     let waits = at(&delivery["next_attempt_at"]).duration_since(at(&attempt["started_at"])).as_secs();
     assert!((199..=203).contains(&waits), "{waits}");
     let head = format!("HTTP/1.1 503 No\r\n{padding}webhook-delivery: later\r\nwebhook-delivery: abort\r\n\r\n");
-    let done = RawReceiver::saying(head).await;
+    let done = RawReceiver::answering(head).await;
     let endpoint = gateway.create_endpoint(json!({"url": done.url("http")})).await;
     gateway.send(json!({"id":"done","type":"a","endpoints":[endpoint["id"]],"data":1})).await;
     assert_eq!(gateway.wait_for_state("done", "dead").await["cause"], "refused");
@@ -280,7 +280,7 @@ async fn a_receiver_that_asks_for_quiet_is_left_alone_over_kill_9_but_for_whom_a
         assert_eq!(gateway.delivery_of(id).await["waiting_for"], "backpressure", "{id}");
     }
     let chosen = gateway.delivery_of("held-3").await;
-    gateway.act(&chosen, "retry").await.expect(202);
+    gateway.post_to_delivery(&chosen, "retry").await.expect(202);
     gateway.wait_for_state("held-3", "delivered").await;
     assert_eq!(receiver.count(), 2, "the one that was told, and the one a person sent");
     // Another URL is another receiver.

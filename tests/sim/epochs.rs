@@ -12,18 +12,18 @@ fn an_outcome_of_the_ownership_before_is_refused_and_the_delivery_made_again() {
         vec![plain()],
         |_| SECOND,
         async |cluster, receiver| {
-            cluster.table.give(0, &cluster.shard(), false).await;
+            cluster.ownership.give(0, &cluster.shard(), false).await;
             cluster.send(0, "a", Some("k")).await;
             cluster.send(0, "b", Some("k")).await;
             cluster.until(SECOND / 2).await;
-            cluster.table.be_away(true);
+            cluster.ownership.be_away(true);
             // Answered after a second, and not to be written down.
             cluster.until(2 * SECOND).await;
-            cluster.table.take(0, &cluster.shard());
-            cluster.table.give(0, &cluster.shard(), true).await;
+            cluster.ownership.take(0, &cluster.shard());
+            cluster.ownership.give(0, &cluster.shard(), true).await;
             cluster.until(5 * SECOND).await;
             assert_eq!(ids(&calls(receiver)), [("a", 0)], "nothing of it starts while it is known");
-            cluster.table.be_away(false);
+            cluster.ownership.be_away(false);
             cluster.until(20 * SECOND).await;
             assert_eq!(cluster.stale_writes(0), "1");
             assert_eq!(ids(&calls(receiver)), [("a", 0), ("a", 0), ("b", 0)]);
@@ -41,11 +41,11 @@ fn a_read_of_the_ownership_before_is_made_again() {
         |_| SECOND,
         async |cluster, receiver| {
             cluster.send(0, "a", None).await;
-            cluster.table.let_reads_take(2 * SECOND);
-            cluster.table.give(0, &cluster.shard(), false).await;
+            cluster.ownership.let_reads_take(2 * SECOND);
+            cluster.ownership.give(0, &cluster.shard(), false).await;
             cluster.until(SECOND).await;
-            cluster.table.take(0, &cluster.shard());
-            cluster.table.give(0, &cluster.shard(), true).await;
+            cluster.ownership.take(0, &cluster.shard());
+            cluster.ownership.give(0, &cluster.shard(), true).await;
             cluster.until(3 * SECOND).await;
             assert_eq!(calls(receiver).len(), 0, "what it found is void");
             cluster.until(10 * SECOND).await;

@@ -1,5 +1,5 @@
 //! Seeded simulation: the real lifecycle on the real embedded store, with a
-//! clock that jumps, receivers with moods, a store that stumbles, and crashes.
+//! clock that jumps, flaky receivers, a store that fails at times, and crashes.
 //!
 //! Three simulated days pass in a moment. A failure prints its seed;
 //! `POSTHASTE_SIM_SEED=<seed>` runs that one alone.
@@ -7,19 +7,19 @@
 #![allow(clippy::unwrap_used, reason = "a story that cannot go on has failed")]
 
 mod epochs;
-mod moody;
+mod faulty_store;
+mod flaky_receivers;
+mod node_views;
 mod ownership;
 mod patience;
 mod retention;
-mod seats;
 mod storm;
-mod stumbling;
 mod trouble;
 mod world;
 
 use world::World;
 
-/// The seeds every run goes through. One that ever failed is added by name.
+/// Seeds of every run. A seed that ever failed is added by name.
 const SEEDS: std::ops::Range<u64> = 1..25;
 
 #[test]

@@ -1,5 +1,5 @@
 //! Many nodes in simulated time: shards that come, go and come back, leases
-//! that are not renewed, and nodes that are the last to hear of it.
+//! that are not renewed, and nodes that are the last to learn of it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -31,14 +31,14 @@ use posthaste::store::embedded::{Durability, EmbeddedStore};
 use posthaste::store::{BatchMode, Catalog, ClusterEvent, DeliveryChange, Error, Store};
 use serde_json::{Value, json};
 
-use super::seats::{LEASE, Table};
-use super::stumbling::Stumbling;
+use super::faulty_store::FaultyStore;
+use super::node_views::{LEASE, SharedOwnership};
 use super::world::{endpoint, gateway, limits, tenant, tenant_record};
 
 pub const SECOND: Duration = Duration::from_secs(1);
 
-/// One request: which event, from which node, when, until when, and whether
-/// it was answered or dropped.
+/// One request: its event and node, its time, and whether it was answered or
+/// dropped.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call {
     id: String,
@@ -48,7 +48,7 @@ pub struct Call {
     is_answered: bool,
 }
 
-/// Answers each event after its own time; the receiver that all nodes call.
+/// The receiver that all nodes call; it answers each event after its own time.
 pub struct Receiver {
     clock: Arc<dyn Clock>,
     began: Timestamp,
@@ -56,13 +56,13 @@ pub struct Receiver {
     calls: Mutex<Vec<Call>>,
 }
 
-/// A node's way to the receiver.
-struct Line(usize, Arc<Receiver>);
+/// The sender of one node.
+struct NodeSender(usize, Arc<Receiver>);
 
-/// A request that is open, until it is dropped.
-struct Open<'a>(&'a Receiver, usize);
+/// An open request; dropping it records its end.
+struct OpenCall<'a>(&'a Receiver, usize);
 
-impl Drop for Open<'_> {
+impl Drop for OpenCall<'_> {
     fn drop(&mut self) {
         let since = self.0.since();
         self.0.calls.lock().unwrap()[self.1].ended = Some(since);
@@ -76,7 +76,7 @@ impl Receiver {
 }
 
 #[async_trait]
-impl Sender for Line {
+impl Sender for NodeSender {
     async fn send(&self, request: SignedRequest) -> Answer {
         let Self(node, receiver) = self;
         let id = request.headers["webhook-id"].to_str().unwrap().to_owned();
@@ -85,7 +85,7 @@ impl Sender for Line {
             calls.push(Call { id: id.clone(), node: *node, began: receiver.since(), ended: None, is_answered: false });
             calls.len() - 1
         };
-        let _open = Open(receiver, place);
+        let _open = OpenCall(receiver, place);
         tokio::time::sleep((receiver.takes)(&id)).await;
         receiver.calls.lock().unwrap()[place].is_answered = true;
         Answer { result: Ok(Response { status: 200, ..Response::default() }), timings: Timings::default() }
@@ -94,7 +94,7 @@ impl Sender for Line {
 
 /// A few nodes that share a store.
 pub struct Cluster {
-    pub table: Arc<Table>,
+    pub ownership: Arc<SharedOwnership>,
     nodes: Vec<Arc<Gateway>>,
     pub clock: Arc<dyn Clock>,
     pub began: Timestamp,
@@ -134,16 +134,16 @@ impl Cluster {
         change_delivery(&self.nodes[node], &tenant(), id, change).await
     }
 
-    /// The shard of the first endpoint.
+    /// Returns the shard of the first endpoint.
     pub fn shard(&self) -> [Shard; 1] {
         [Shard::of(&tenant(), self.endpoints[0])]
     }
 
-    /// Moves shards from one node to another, as it is done in peace.
+    /// Hands shards over from one node to another, in the orderly way.
     pub async fn hand_over(&self, from: usize, to: usize, shards: &[Shard]) {
-        self.table.want(from, shards).await.expect("they are given");
-        self.table.take(from, shards);
-        self.table.give(to, shards, true).await;
+        self.ownership.want(from, shards).await.expect("they are given");
+        self.ownership.take(from, shards);
+        self.ownership.give(to, shards, true).await;
     }
 
     pub fn stale_writes(&self, node: usize) -> String {
@@ -153,7 +153,7 @@ impl Cluster {
     }
 }
 
-fn start(store: Stumbling, sender: Arc<dyn Sender>, clock: &Arc<dyn Clock>, seed: u64) -> Arc<Gateway> {
+fn start(store: FaultyStore, sender: Arc<dyn Sender>, clock: &Arc<dyn Clock>, seed: u64) -> Arc<Gateway> {
     let store: Arc<dyn Store> = Arc::new(store);
     let mail = MailQueue::new(None, clock.clone());
     let gateway = gateway(store, sender, clock, mail, Span::secs(30 * 86_400), limits(), seed);
@@ -164,8 +164,8 @@ fn start(store: Stumbling, sender: Arc<dyn Sender>, clock: &Arc<dyn Clock>, seed
     gateway
 }
 
-/// Lives with so many nodes, and endpoints of these settings, each in a shard
-/// of its own.
+/// Runs a test with this many nodes, and endpoints of these settings, each in a
+/// shard of its own.
 pub fn live(
     nodes: usize,
     settings: Vec<Value>,
@@ -176,8 +176,9 @@ pub fn live(
     let embedded = Arc::new(EmbeddedStore::open(folder.path(), Durability::Unsynced).unwrap());
     let began = Timestamp::from_second(1_800_000_000).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    let table = Table::new(embedded.clone(), nodes);
-    let stores: Vec<_> = (0..nodes).map(|node| Stumbling::seated(embedded.clone(), table.seat(node))).collect();
+    let ownership = SharedOwnership::new(embedded.clone(), nodes);
+    let stores: Vec<_> =
+        (0..nodes).map(|node| FaultyStore::for_node(embedded.clone(), ownership.node_view(node))).collect();
     runtime.block_on(async {
         let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(began));
         stores[0].put_tenant(tenant_record(began)).await.unwrap();
@@ -198,24 +199,24 @@ pub fn live(
             stores[0].create_endpoint(made).await.unwrap();
             endpoints.push(id);
         }
-        let start = |(node, store): (usize, &Stumbling)| {
+        let start = |(node, store): (usize, &FaultyStore)| {
             start(store.clone(), sender(node, &clock, began), &clock, 7 + node as u64)
         };
         let nodes = stores.iter().enumerate().map(start).collect();
-        let mut cluster = Cluster { table: table.clone(), nodes, clock, began, endpoints };
+        let mut cluster = Cluster { ownership: ownership.clone(), nodes, clock, began, endpoints };
         // An endpoint that was never called owes nobody anything a day later.
         cluster.began = after(began, Duration::from_secs(86_400));
         cluster.until(Duration::ZERO).await;
         story(&mut cluster).await;
     });
-    stores.iter().for_each(Stumbling::crash);
+    stores.iter().for_each(FaultyStore::crash);
     drop(runtime);
-    drop((stores, table));
+    drop((stores, ownership));
     let store = Arc::try_unwrap(embedded).ok().expect("nothing of a dead process holds its store");
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(store.close());
 }
 
-/// The same with one receiver that takes its own time for each event.
+/// Runs a test with one receiver that takes its own time for each event.
 pub fn live_calmly(
     nodes: usize,
     settings: Vec<Value>,
@@ -228,7 +229,7 @@ pub fn live_calmly(
             let began = after(began, Duration::from_secs(86_400));
             Arc::new(Receiver { clock: clock.clone(), began, takes, calls: Mutex::default() })
         };
-        Arc::new(Line(node, shared.lock().unwrap().get_or_insert_with(made).clone()))
+        Arc::new(NodeSender(node, shared.lock().unwrap().get_or_insert_with(made).clone()))
     };
     live(nodes, settings, sender, async |cluster| {
         let receiver = shared.lock().unwrap().clone().unwrap();
@@ -260,7 +261,7 @@ fn only_the_owner_delivers_whoever_accepts() {
         cluster.send(0, "before", None).await;
         cluster.until(5 * SECOND).await;
         assert_eq!(calls(receiver), [], "it is nobody's");
-        cluster.table.give(1, &cluster.shard(), false).await;
+        cluster.ownership.give(1, &cluster.shard(), false).await;
         cluster.until(6 * SECOND).await;
         cluster.send(0, "there", None).await;
         cluster.send(1, "here", None).await;
@@ -280,14 +281,14 @@ fn what_is_accepted_before_a_gain_is_heard_of_goes_with_it() {
         // Once when it is new, and once when the loss is not heard of either.
         for (n, id) in ["first", "second"].into_iter().enumerate() {
             let at = 10 * SECOND * (n as u32 + 1);
-            let gained = cluster.table.give_untold(0, &cluster.shard()).await;
+            let gained = cluster.ownership.give_silently(0, &cluster.shard()).await;
             cluster.send(0, id, None).await;
             cluster.until(at).await;
             assert_eq!(calls(receiver).len(), n, "it is not known to be ours");
             if n > 0 {
-                cluster.table.tell(0, ClusterEvent::Lost { shards: cluster.shard().to_vec() });
+                cluster.ownership.send_event(0, ClusterEvent::Lost { shards: cluster.shard().to_vec() });
             }
-            cluster.table.tell(0, gained);
+            cluster.ownership.send_event(0, gained);
             cluster.until(at + SECOND).await;
             assert_eq!(calls(receiver).len(), n + 1, "{id}");
         }
@@ -298,7 +299,7 @@ fn what_is_accepted_before_a_gain_is_heard_of_goes_with_it() {
 fn a_wanted_shard_starts_nothing_more_and_goes_once_nothing_of_it_is_in_flight() {
     let takes = |id: &str| if id == "slow" { 9 * SECOND } else { SECOND / 10 };
     live_calmly(2, vec![capped(2)], takes, async |cluster, receiver| {
-        cluster.table.give(0, &cluster.shard(), false).await;
+        cluster.ownership.give(0, &cluster.shard(), false).await;
         for (id, key) in [("slow", "k"), ("behind", "k"), ("a", "a"), ("b", "b"), ("c", "c")] {
             cluster.send(0, id, Some(key)).await;
         }
@@ -320,16 +321,16 @@ fn a_wanted_shard_starts_nothing_more_and_goes_once_nothing_of_it_is_in_flight()
 fn a_shard_that_is_kept_after_all_goes_on() {
     let takes = |id: &str| if id == "slow" { 9 * SECOND } else { SECOND / 10 };
     live_calmly(1, vec![plain()], takes, async |cluster, receiver| {
-        cluster.table.give(0, &cluster.shard(), false).await;
+        cluster.ownership.give(0, &cluster.shard(), false).await;
         cluster.send(0, "slow", None).await;
-        let table = cluster.table.clone();
+        let ownership = cluster.ownership.clone();
         let shard = cluster.shard();
-        let wanting = tokio::spawn(async move { table.want(0, &shard).await });
+        let wanting = tokio::spawn(async move { ownership.want(0, &shard).await });
         cluster.until(SECOND).await;
         cluster.send(0, "held", None).await;
         cluster.until(2 * SECOND).await;
         assert_eq!(ids(&calls(receiver)), [("slow", 0)]);
-        cluster.table.keep(0, &cluster.shard(), false).await;
+        cluster.ownership.keep(0, &cluster.shard(), false).await;
         cluster.until(3 * SECOND).await;
         assert_eq!(ids(&calls(receiver)), [("slow", 0), ("held", 0)]);
         cluster.until(20 * SECOND).await;
@@ -343,12 +344,12 @@ fn a_shard_that_is_kept_after_all_goes_on() {
 fn what_is_in_flight_when_its_shard_goes_is_dropped_and_never_open_twice() {
     let takes = |_: &str| 3 * SECOND;
     live_calmly(2, vec![plain()], takes, async |cluster, receiver| {
-        cluster.table.give(0, &cluster.shard(), false).await;
+        cluster.ownership.give(0, &cluster.shard(), false).await;
         cluster.send(0, "a", Some("k")).await;
         cluster.send(0, "b", Some("k")).await;
         cluster.until(SECOND).await;
-        cluster.table.take(0, &cluster.shard());
-        cluster.table.give(0, &cluster.shard(), true).await;
+        cluster.ownership.take(0, &cluster.shard());
+        cluster.ownership.give(0, &cluster.shard(), true).await;
         cluster.until(20 * SECOND).await;
         let seen = calls(receiver);
         assert_eq!(ids(&seen), [("a", 0), ("a", 0), ("b", 0)]);
@@ -364,10 +365,10 @@ fn a_lease_that_is_not_renewed_ends_what_is_open_and_begins_nothing() {
     let takes = |id: &str| if id == "long" { 40 * SECOND } else { SECOND / 10 };
     let long = json!({"url": "https://receiver.example/", "timeout": {"total": "60s"}, "max_in_flight": 50});
     live_calmly(1, vec![long], takes, async |cluster, receiver| {
-        cluster.table.give(0, &cluster.shard(), false).await;
+        cluster.ownership.give(0, &cluster.shard(), false).await;
         cluster.send(0, "long", None).await;
         cluster.until(SECOND).await;
-        cluster.table.cut_off(0);
+        cluster.ownership.cut_off(0);
         cluster.until(8 * SECOND).await;
         cluster.send(0, "early", None).await;
         cluster.until(9 * SECOND).await;
@@ -378,7 +379,7 @@ fn a_lease_that_is_not_renewed_ends_what_is_open_and_begins_nothing() {
         assert_eq!(ids(&seen), [("long", 0), ("early", 0)], "less than half is not enough for one that may take long");
         assert!(!seen[0].is_answered);
         assert_eq!(seen[0].ended, Some(SECOND + LEASE), "at the very end of the lease");
-        cluster.table.renew(0);
+        cluster.ownership.renew(0);
         cluster.until(31 * SECOND).await;
         assert_eq!(ids(&calls(receiver)).len(), 4, "{:?}", calls(receiver));
         cluster.until(80 * SECOND).await;
@@ -397,8 +398,8 @@ fn a_lease_that_is_not_renewed_ends_what_is_open_and_begins_nothing() {
 fn a_short_deadline_needs_no_more_of_the_lease_than_it_has() {
     let short = json!({"url": "https://receiver.example/", "timeout": {"connect": "1s", "total": "2s"}});
     live_calmly(1, vec![short], AT_ONCE, async |cluster, receiver| {
-        cluster.table.give(0, &cluster.shard(), false).await;
-        cluster.table.cut_off(0);
+        cluster.ownership.give(0, &cluster.shard(), false).await;
+        cluster.ownership.cut_off(0);
         cluster.until(LEASE - 3 * SECOND).await;
         cluster.send(0, "fits", None).await;
         cluster.until(LEASE - SECOND).await;
@@ -412,24 +413,24 @@ fn a_short_deadline_needs_no_more_of_the_lease_than_it_has() {
 fn one_that_is_the_last_to_hear_settles_nothing_and_forgets() {
     let takes = |_: &str| 2 * SECOND;
     live_calmly(2, vec![plain()], takes, async |cluster, receiver| {
-        cluster.table.give(0, &cluster.shard(), false).await;
+        cluster.ownership.give(0, &cluster.shard(), false).await;
         cluster.send(0, "a", Some("k")).await;
         cluster.send(0, "b", Some("k")).await;
         cluster.until(SECOND).await;
-        cluster.table.steal(&cluster.shard());
+        cluster.ownership.steal(&cluster.shard());
         cluster.until(3 * SECOND).await;
         assert_eq!(cluster.stale_writes(0), "1", "its outcome was refused");
         assert_eq!(cluster.delivery("a").await.state, DeliveryState::Waiting);
         assert_eq!(cluster.nodes[0].dispatcher.in_flight(), 0);
         cluster.until(60 * SECOND).await;
         assert_eq!(ids(&calls(receiver)), [("a", 0)], "and it starts nothing more of it");
-        cluster.table.give(1, &cluster.shard(), true).await;
+        cluster.ownership.give(1, &cluster.shard(), true).await;
         cluster.until(70 * SECOND).await;
         assert_eq!(ids(&calls(receiver)), [("a", 0), ("a", 1), ("b", 1)]);
     });
 }
 
-/// The most that ever came above what a rate allows, over all windows.
+/// Returns by how much a rate was exceeded at most, over all windows.
 fn excess(calls: &[Call], rate: Rate) -> f64 {
     let at: Vec<f64> = calls.iter().map(|call| call.began.as_secs_f64()).collect();
     let mut worst = f64::MIN;
@@ -447,7 +448,7 @@ fn an_endpoints_rate_holds_over_its_moves() {
     let rate = Rate { per_second: 10.0, burst: 20 };
     let settings = json!({"url": "https://receiver.example/", "rate": rate, "max_in_flight": 100});
     live_calmly(3, vec![settings], AT_ONCE, async |cluster, receiver| {
-        cluster.table.give(0, &cluster.shard(), false).await;
+        cluster.ownership.give(0, &cluster.shard(), false).await;
         for n in 0..200 {
             cluster.send(0, &format!("e-{n}"), None).await;
         }
@@ -474,9 +475,9 @@ fn a_tenants_rate_is_one_over_all_nodes() {
         limited.quota = TenantQuota { rate: Some(rate), ..TenantQuota::default() };
         put_tenant(&cluster.nodes[0], limited).await.unwrap();
         let (done, _heard) = tokio::sync::oneshot::channel();
-        cluster.table.tell(1, ClusterEvent::Changed { endpoints: Vec::new(), tenants: vec![tenant()], done });
+        cluster.ownership.send_event(1, ClusterEvent::Changed { endpoints: Vec::new(), tenants: vec![tenant()], done });
         let shards: Vec<Shard> = cluster.endpoints.iter().map(|id| Shard::of(&tenant(), *id)).collect();
-        cluster.table.give(0, &shards, false).await;
+        cluster.ownership.give(0, &shards, false).await;
         // Both have rested, as far as they know.
         cluster.until(60 * SECOND).await;
         for n in 0..100 {
@@ -505,7 +506,7 @@ fn a_tenants_rate_is_one_over_all_nodes() {
 fn what_a_person_does_elsewhere_is_in_force_at_the_owner_before_it_is_answered() {
     let takes = |_: &str| 2 * SECOND;
     live_calmly(2, vec![capped(1)], takes, async |cluster, receiver| {
-        cluster.table.give(1, &cluster.shard(), false).await;
+        cluster.ownership.give(1, &cluster.shard(), false).await;
         for id in ["open", "cancelled", "last"] {
             cluster.send(1, id, None).await;
         }
@@ -519,9 +520,9 @@ fn what_a_person_does_elsewhere_is_in_force_at_the_owner_before_it_is_answered()
         cluster.until(13 * SECOND).await;
         assert_eq!(ids(&calls(receiver))[2..], [("cancelled", 1)], "at once");
         // Nobody owns it: that is for whoever comes next.
-        cluster.table.take(1, &cluster.shard());
+        cluster.ownership.take(1, &cluster.shard());
         cluster.change(0, "cancelled", DeliveryChange::Replay).await.unwrap();
-        cluster.table.give(0, &cluster.shard(), true).await;
+        cluster.ownership.give(0, &cluster.shard(), true).await;
         cluster.until(20 * SECOND).await;
         assert_eq!(ids(&calls(receiver))[3..], [("cancelled", 0)]);
     });
@@ -532,8 +533,8 @@ fn any_node_shows_what_the_owner_feels() {
     let takes = |_: &str| 2 * SECOND;
     live_calmly(3, vec![capped(1), capped(1)], takes, async |cluster, _| {
         let shards = cluster.endpoints.iter().map(|id| Shard::of(&tenant(), *id)).collect::<Vec<_>>();
-        cluster.table.give(1, &shards[..1], false).await;
-        cluster.table.give(2, &shards[1..], false).await;
+        cluster.ownership.give(1, &shards[..1], false).await;
+        cluster.ownership.give(2, &shards[1..], false).await;
         for id in ["open", "waits"] {
             cluster.send(0, id, Some("k")).await;
         }
@@ -557,7 +558,7 @@ fn any_node_shows_what_the_owner_feels() {
             );
         }
         // Without an owner there is only what is written down.
-        cluster.table.take(2, &shards[1..]);
+        cluster.ownership.take(2, &shards[1..]);
         let felt =
             live_statuses(&cluster.nodes[0], vec![LiveStatusQuery::endpoint(&tenant(), cluster.endpoints[1])]).await;
         assert_eq!(felt[&cluster.endpoints[1]].blocker, NodeBlocker::Free);
@@ -568,7 +569,7 @@ fn any_node_shows_what_the_owner_feels() {
 fn a_node_that_stops_leaves_nothing_open_behind() {
     let takes = |_: &str| 9 * SECOND;
     live_calmly(1, vec![plain()], takes, async |cluster, receiver| {
-        cluster.table.give(0, &cluster.shard(), false).await;
+        cluster.ownership.give(0, &cluster.shard(), false).await;
         cluster.send(0, "slow", None).await;
         cluster.until(SECOND).await;
         assert_eq!(cluster.nodes[0].dispatcher.stop(SECOND).await, 1);

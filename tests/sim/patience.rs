@@ -29,10 +29,10 @@ use posthaste::store::embedded::{Durability, EmbeddedStore};
 use posthaste::store::{BatchMode, Catalog, DeliveryChange, EndpointChange, Store};
 use serde_json::{Value, json};
 
-use super::stumbling::Stumbling;
+use super::faulty_store::FaultyStore;
 use super::world::{endpoint, gateway, limits, tenant, tenant_record};
 
-/// Answers as it was told, the last for ever, and notes when it was asked.
+/// A sender with scripted answers, the last for ever, that records each request.
 #[derive(Default)]
 struct Scripted {
     replies: Mutex<VecDeque<(u16, Option<String>)>>,
@@ -55,15 +55,15 @@ impl Sender for Scripted {
 }
 
 /// One endpoint, one scripted receiver, and a gateway that may be restarted.
-struct Town {
+struct Simulation {
     folder: tempfile::TempDir,
     receiver: Arc<Scripted>,
     hold_max: Span,
     now: Timestamp,
 }
 
-/// The gateway of a town while it runs.
-struct Office {
+/// The running gateway of a simulation.
+struct RunningGateway {
     gateway: Arc<Gateway>,
     clock: Arc<dyn Clock>,
     receiver: Arc<Scripted>,
@@ -71,7 +71,7 @@ struct Office {
     began: Timestamp,
 }
 
-impl Town {
+impl Simulation {
     fn answering(replies: &[(u16, Option<&str>)]) -> Self {
         let replies = replies.iter().map(|(status, header)| (*status, header.map(str::to_owned))).collect();
         let receiver = Arc::new(Scripted { replies: Mutex::new(replies), ..Scripted::default() });
@@ -79,11 +79,11 @@ impl Town {
         Self { folder: tempfile::tempdir().unwrap(), receiver, hold_max: Span::secs(30 * 86_400), now }
     }
 
-    /// Opens the store and lives until the story is told; then ends without a
-    /// goodbye. The first time, an endpoint is made with these settings.
-    fn live(&mut self, settings: Value, story: impl AsyncFnOnce(&Office)) {
+    /// Runs a gateway until the test returns, and ends it without a clean
+    /// shutdown. The first call creates an endpoint with these settings.
+    fn live(&mut self, settings: Value, story: impl AsyncFnOnce(&RunningGateway)) {
         let embedded = Arc::new(EmbeddedStore::open(self.folder.path(), Durability::Unsynced).unwrap());
-        let steady = Stumbling::steady(embedded.clone());
+        let steady = FaultyStore::steady(embedded.clone());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(self.now));
@@ -101,7 +101,7 @@ impl Town {
             tokio::spawn(async move { keeping_time.dispatcher.run().await });
             tokio::spawn(expire::run(expiring));
             let receiver = self.receiver.clone();
-            story(&Office { gateway, clock: clock.clone(), receiver, endpoint, began: self.now }).await;
+            story(&RunningGateway { gateway, clock: clock.clone(), receiver, endpoint, began: self.now }).await;
             self.now = clock.now();
         });
         steady.crash();
@@ -129,7 +129,7 @@ fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-impl Office {
+impl RunningGateway {
     async fn send(&self, id: &str, key: Option<&str>, expires_in: Option<u64>) {
         let submission = Submission {
             id: Some(id.parse().unwrap()),
@@ -167,7 +167,7 @@ impl Office {
         outlook(&self.gateway, &self.delivery(id).await).await.waiting_for
     }
 
-    /// When the receiver was asked, in seconds since the beginning.
+    /// Returns when the receiver was called, in seconds since the beginning.
     fn asked(&self) -> Vec<(String, f64)> {
         let seconds = |at: &Timestamp| (at.as_millisecond() - self.began.as_millisecond()) as f64 / 1_000.0;
         self.receiver.asked.lock().unwrap().iter().map(|(id, at)| (id.clone(), seconds(at))).collect()
@@ -215,12 +215,12 @@ fn promised(preset: Preset) -> (Vec<f64>, f64, f64, usize, f64) {
 fn every_preset_waits_as_it_promises_and_gives_up_as_it_promises() {
     for preset in Preset::ALL {
         let (waits, least, most, attempts_max, age_max) = promised(preset);
-        Town::answering(&[(503, None)]).live(
+        Simulation::answering(&[(503, None)]).live(
             json!({"retry": {"preset": preset.as_str()}, "breaker": {"enabled": false}}),
-            async |office| {
-                office.send("e", None, None).await;
-                office.wait(10 * 86_400).await;
-                let asked: Vec<f64> = office.asked().iter().map(|(_, at)| *at).collect();
+            async |running| {
+                running.send("e", None, None).await;
+                running.wait(10 * 86_400).await;
+                let asked: Vec<f64> = running.asked().iter().map(|(_, at)| *at).collect();
                 for (n, pair) in asked.windows(2).enumerate() {
                     let (wait, plain) = (pair[1] - pair[0], waits.get(n).or(waits.last()).unwrap());
                     let window = plain * least..=plain * most + 0.002;
@@ -233,7 +233,7 @@ fn every_preset_waits_as_it_promises_and_gives_up_as_it_promises() {
                     preset.as_str(),
                     asked.len()
                 );
-                let (state, cause, attempts) = office.stands("e").await;
+                let (state, cause, attempts) = running.stands("e").await;
                 // Whichever limit comes first ended it.
                 let expected = if asked.len() == attempts_max { DeadCause::Exhausted } else { DeadCause::Expired };
                 assert_eq!(
@@ -254,11 +254,11 @@ fn every_preset_waits_as_it_promises_and_gives_up_as_it_promises() {
 #[test]
 fn a_merchant_that_recovers_is_delivered_on_the_fourth_attempt() {
     let replies = [(503, None), (503, None), (429, None), (200, None)];
-    Town::answering(&replies).live(json!({}), async |office| {
-        office.send("pay-1", None, None).await;
-        office.wait(3_600).await;
-        assert_eq!(office.stands("pay-1").await, (DeliveryState::Delivered, None, 4));
-        let asked = office.asked();
+    Simulation::answering(&replies).live(json!({}), async |running| {
+        running.send("pay-1", None, None).await;
+        running.wait(3_600).await;
+        assert_eq!(running.stands("pay-1").await, (DeliveryState::Delivered, None, 4));
+        let asked = running.asked();
         assert!(asked.iter().all(|(id, _)| id == "pay-1"), "{asked:?}");
         let wait = asked[3].1 - asked[2].1;
         assert!((120.0..=240.0).contains(&wait), "a 429 without Retry-After doubles 60s to 120s: {wait}");
@@ -267,53 +267,53 @@ fn a_merchant_that_recovers_is_delivered_on_the_fourth_attempt() {
 
 #[test]
 fn retry_after_holds_back_the_whole_endpoint_over_a_restart() {
-    let mut town = Town::answering(&[(503, Some("7200")), (200, None)]);
-    town.live(json!({}), async |office| {
-        office.send("first", None, None).await;
-        office.wait(10).await;
-        office.send("second", None, None).await;
-        office.wait(10).await;
-        assert_eq!(office.asked().len(), 1);
-        assert_eq!(office.waits_for("first").await, Some(WaitingFor::Due));
-        assert_eq!(office.waits_for("second").await, Some(WaitingFor::Backpressure));
-        let next = outlook(&office.gateway, &office.delivery("second").await).await.next_attempt_at.unwrap();
-        assert_eq!(next, after(office.began, secs(7_200)));
+    let mut sim = Simulation::answering(&[(503, Some("7200")), (200, None)]);
+    sim.live(json!({}), async |running| {
+        running.send("first", None, None).await;
+        running.wait(10).await;
+        running.send("second", None, None).await;
+        running.wait(10).await;
+        assert_eq!(running.asked().len(), 1);
+        assert_eq!(running.waits_for("first").await, Some(WaitingFor::Due));
+        assert_eq!(running.waits_for("second").await, Some(WaitingFor::Backpressure));
+        let next = outlook(&running.gateway, &running.delivery("second").await).await.next_attempt_at.unwrap();
+        assert_eq!(next, after(running.began, secs(7_200)));
     });
-    town.live(json!({}), async |office| {
-        office.send("third", None, None).await;
-        office.wait(7_000).await;
-        assert_eq!(office.asked().len(), 1, "nothing is sent while it is in force");
-        assert_eq!(office.waits_for("third").await, Some(WaitingFor::Backpressure));
+    sim.live(json!({}), async |running| {
+        running.send("third", None, None).await;
+        running.wait(7_000).await;
+        assert_eq!(running.asked().len(), 1, "nothing is sent while it is in force");
+        assert_eq!(running.waits_for("third").await, Some(WaitingFor::Backpressure));
         // A person goes through it, and only with the one they name.
-        let third = office.delivery("third").await.id;
-        change_delivery(&office.gateway, &tenant(), third, DeliveryChange::RetryNow).await.unwrap();
-        office.wait(5).await;
-        assert_eq!(office.stands("third").await, (DeliveryState::Delivered, None, 1));
-        assert_eq!(office.waits_for("second").await, Some(WaitingFor::Backpressure));
-        office.wait(300).await;
+        let third = running.delivery("third").await.id;
+        change_delivery(&running.gateway, &tenant(), third, DeliveryChange::RetryNow).await.unwrap();
+        running.wait(5).await;
+        assert_eq!(running.stands("third").await, (DeliveryState::Delivered, None, 1));
+        assert_eq!(running.waits_for("second").await, Some(WaitingFor::Backpressure));
+        running.wait(300).await;
         for id in ["first", "second"] {
-            assert_eq!(office.stands(id).await.0, DeliveryState::Delivered, "{id}");
+            assert_eq!(running.stands(id).await.0, DeliveryState::Delivered, "{id}");
         }
-        let early = office.asked().iter().filter(|(id, _)| id != "third").skip(1).any(|(_, at)| *at < 7_180.0 - 20.0);
-        assert!(!early, "{:?}", office.asked());
+        let early = running.asked().iter().filter(|(id, _)| id != "third").skip(1).any(|(_, at)| *at < 7_180.0 - 20.0);
+        assert!(!early, "{:?}", running.asked());
     });
 }
 
 #[test]
 fn what_a_person_asked_for_goes_out_after_a_crash_too() {
-    let mut town = Town::answering(&[(503, Some("7200")), (200, None)]);
-    town.live(json!({"max_in_flight": 1}), async |office| {
-        office.send("first", None, None).await;
-        office.wait(10).await;
-        office.send("second", None, None).await;
+    let mut sim = Simulation::answering(&[(503, Some("7200")), (200, None)]);
+    sim.live(json!({"max_in_flight": 1}), async |running| {
+        running.send("first", None, None).await;
+        running.wait(10).await;
+        running.send("second", None, None).await;
         // Changed in the store, and the gateway ends before it hears of it.
-        let second = office.delivery("second").await.id;
-        office.gateway.store.change(&tenant(), second, DeliveryChange::RetryNow, office.clock.now()).await.unwrap();
+        let second = running.delivery("second").await.id;
+        running.gateway.store.change(&tenant(), second, DeliveryChange::RetryNow, running.clock.now()).await.unwrap();
     });
-    town.live(json!({}), async |office| {
-        office.wait(5).await;
-        assert_eq!(office.stands("second").await, (DeliveryState::Delivered, None, 1));
-        assert_eq!(office.stands("first").await, (DeliveryState::Waiting, None, 1));
+    sim.live(json!({}), async |running| {
+        running.wait(5).await;
+        assert_eq!(running.stands("second").await, (DeliveryState::Delivered, None, 1));
+        assert_eq!(running.stands("first").await, (DeliveryState::Waiting, None, 1));
     });
 }
 
@@ -322,64 +322,65 @@ fn an_age_that_runs_out_under_backpressure_ends_without_an_attempt() {
     let retry = json!({"schedule": ["10m"], "jitter": "none", "max_age": "1h"});
     // The second delivery's answer keeps everyone away past the first one's age.
     let replies = [(500, None), (503, Some("5400")), (200, None)];
-    Town::answering(&replies).live(json!({"retry": retry}), async |office| {
-        office.send("old", None, None).await;
-        office.wait(300).await;
-        office.send("loud", None, None).await;
-        office.wait(10).await;
+    Simulation::answering(&replies).live(json!({"retry": retry}), async |running| {
+        running.send("old", None, None).await;
+        running.wait(300).await;
+        running.send("loud", None, None).await;
+        running.wait(10).await;
         assert_eq!(
-            office.stands("loud").await,
+            running.stands("loud").await,
             (DeliveryState::Dead, Some(DeadCause::Expired), 1),
             "5400s is past its own age"
         );
-        office.wait(3_000).await;
-        assert_eq!(office.waits_for("old").await, Some(WaitingFor::Backpressure));
-        office.wait(400).await;
-        assert_eq!(office.stands("old").await, (DeliveryState::Dead, Some(DeadCause::Expired), 1));
-        let finished = office.delivery("old").await.finished_at.unwrap();
-        let age = finished.as_second() - office.began.as_second();
+        running.wait(3_000).await;
+        assert_eq!(running.waits_for("old").await, Some(WaitingFor::Backpressure));
+        running.wait(400).await;
+        assert_eq!(running.stands("old").await, (DeliveryState::Dead, Some(DeadCause::Expired), 1));
+        let finished = running.delivery("old").await.finished_at.unwrap();
+        let age = finished.as_second() - running.began.as_second();
         assert!((3_600..=3_602).contains(&age), "it ended when its age did, at {age}");
-        let told = explain_delivery(&office.gateway, &tenant(), office.delivery("old").await.id, false).await.unwrap();
+        let told =
+            explain_delivery(&running.gateway, &tenant(), running.delivery("old").await.id, false).await.unwrap();
         assert!(told.sentences.iter().any(|told| told.contains("max_age passed while it was held back")), "{told:?}");
-        office.wait(86_400).await;
-        assert_eq!(office.asked().len(), 2);
+        running.wait(86_400).await;
+        assert_eq!(running.asked().len(), 2);
     });
 }
 
 #[test]
 fn a_shorter_age_counts_from_the_next_verdict_and_a_longer_one_at_once() {
     let hourly = |max_age: &str| json!({"schedule": ["1h"], "jitter": "none", "max_age": max_age});
-    Town::answering(&[(500, None)]).live(json!({"retry": hourly("5h")}), async |office| {
-        office.send("e", None, None).await;
-        office.wait(10).await;
-        let planned = outlook(&office.gateway, &office.delivery("e").await).await;
-        office.retry_policy(hourly("1h")).await;
-        office.wait(10).await;
-        let now = outlook(&office.gateway, &office.delivery("e").await).await;
+    Simulation::answering(&[(500, None)]).live(json!({"retry": hourly("5h")}), async |running| {
+        running.send("e", None, None).await;
+        running.wait(10).await;
+        let planned = outlook(&running.gateway, &running.delivery("e").await).await;
+        running.retry_policy(hourly("1h")).await;
+        running.wait(10).await;
+        let now = outlook(&running.gateway, &running.delivery("e").await).await;
         assert_eq!((now.end, now.next_attempt_at), (planned.end, planned.next_attempt_at), "what was decided stands");
-        office.wait(3_700).await;
+        running.wait(3_700).await;
         assert_eq!(
-            office.stands("e").await,
+            running.stands("e").await,
             (DeliveryState::Dead, Some(DeadCause::Expired), 2),
             "and the second verdict is the last"
         );
     });
     // Under backpressure past its age, a delivery is saved by a longer one.
     let replies = [(500, None), (503, Some("7200")), (500, None)];
-    Town::answering(&replies).live(json!({"retry": hourly("90m")}), async |office| {
-        office.send("saved", None, None).await;
-        office.wait(60).await;
-        office.send("loud", None, None).await;
-        office.wait(60).await;
-        assert_eq!(office.waits_for("saved").await, Some(WaitingFor::Due));
-        let late = outlook(&office.gateway, &office.delivery("saved").await).await;
+    Simulation::answering(&replies).live(json!({"retry": hourly("90m")}), async |running| {
+        running.send("saved", None, None).await;
+        running.wait(60).await;
+        running.send("loud", None, None).await;
+        running.wait(60).await;
+        assert_eq!(running.waits_for("saved").await, Some(WaitingFor::Due));
+        let late = outlook(&running.gateway, &running.delivery("saved").await).await;
         assert_eq!(late.next_attempt_at, None, "it would come too late, so it does not come");
         let told =
-            explain_delivery(&office.gateway, &tenant(), office.delivery("saved").await.id, false).await.unwrap();
+            explain_delivery(&running.gateway, &tenant(), running.delivery("saved").await.id, false).await.unwrap();
         assert!(told.summary.contains("it is given up before that"), "{told:?}");
-        office.retry_policy(hourly("5h")).await;
-        office.wait(7_200).await;
-        assert_eq!(office.stands("saved").await, (DeliveryState::Waiting, None, 2));
+        running.retry_policy(hourly("5h")).await;
+        running.wait(7_200).await;
+        assert_eq!(running.stands("saved").await, (DeliveryState::Waiting, None, 2));
     });
 }
 
@@ -387,167 +388,170 @@ fn a_shorter_age_counts_from_the_next_verdict_and_a_longer_one_at_once() {
 fn an_age_shorter_than_any_walk_ends_in_time_too() {
     // Nothing but the note of this very delivery wakes the expirer in time.
     let retry = json!({"schedule": ["10s"], "jitter": "none", "max_age": "2m"});
-    Town::answering(&[(500, None), (503, Some("200")), (200, None)]).live(json!({"retry": retry}), async |office| {
-        office.wait(5).await;
-        office.send("old", None, None).await;
-        office.wait(5).await;
-        office.send("loud", None, None).await;
-        office.wait(120).await;
-        let delivery = office.delivery("old").await;
-        assert_eq!((delivery.cause, delivery.progress.attempts), (Some(DeadCause::Expired), 1));
-        let age = delivery.finished_at.unwrap().as_second() - office.began.as_second() - 5;
-        assert!((120..=121).contains(&age), "{age}");
-    });
+    Simulation::answering(&[(500, None), (503, Some("200")), (200, None)]).live(
+        json!({"retry": retry}),
+        async |running| {
+            running.wait(5).await;
+            running.send("old", None, None).await;
+            running.wait(5).await;
+            running.send("loud", None, None).await;
+            running.wait(120).await;
+            let delivery = running.delivery("old").await;
+            assert_eq!((delivery.cause, delivery.progress.attempts), (Some(DeadCause::Expired), 1));
+            let age = delivery.finished_at.unwrap().as_second() - running.began.as_second() - 5;
+            assert!((120..=121).contains(&age), "{age}");
+        },
+    );
 }
 
 #[test]
 fn time_paused_by_a_person_does_not_count() {
     let retry = json!({"schedule": ["10m"], "jitter": "none", "max_age": "1h"});
-    Town::answering(&[(500, None)]).live(json!({"retry": retry}), async |office| {
-        office.send("e", None, None).await;
-        office.wait(60).await;
-        office.pause().await;
-        office.wait(5 * 86_400).await;
-        assert_eq!(office.stands("e").await, (DeliveryState::Waiting, None, 1), "five days of pause are no age");
-        office.resume().await;
-        office.wait(2 * 86_400).await;
-        let (state, cause, attempts) = office.stands("e").await;
+    Simulation::answering(&[(500, None)]).live(json!({"retry": retry}), async |running| {
+        running.send("e", None, None).await;
+        running.wait(60).await;
+        running.pause().await;
+        running.wait(5 * 86_400).await;
+        assert_eq!(running.stands("e").await, (DeliveryState::Waiting, None, 1), "five days of pause are no age");
+        running.resume().await;
+        running.wait(2 * 86_400).await;
+        let (state, cause, attempts) = running.stands("e").await;
         assert_eq!((state, cause), (DeliveryState::Dead, Some(DeadCause::Expired)));
         // At 0, when it was resumed, and from then on every ten minutes.
-        assert_eq!(attempts, 7, "{:?}", office.asked());
+        assert_eq!(attempts, 7, "{:?}", running.asked());
     });
 }
 
 #[test]
 fn a_delivery_held_before_its_first_attempt_ends_after_hold_max_and_its_age_begins_with_the_first() {
-    let mut town = Town::answering(&[(500, None)]);
-    town.hold_max = Span::secs(10 * 86_400);
+    let mut sim = Simulation::answering(&[(500, None)]);
+    sim.hold_max = Span::secs(10 * 86_400);
     let retry = json!({"schedule": ["10m"], "jitter": "none", "max_age": "1h"});
-    town.live(json!({"retry": retry}), async |office| {
-        office.pause().await;
-        office.send("never", None, None).await;
-        office.wait(5 * 86_400).await;
-        office.send("late", None, None).await;
-        office.wait(5 * 86_400 + 700).await;
-        assert_eq!(office.stands("never").await, (DeliveryState::Dead, Some(DeadCause::Expired), 0));
-        assert_eq!(office.stands("late").await, (DeliveryState::Waiting, None, 0));
-        office.resume().await;
-        office.wait(2_000).await;
-        assert_eq!(office.stands("late").await, (DeliveryState::Waiting, None, 4), "five days of waiting are no age");
-        office.wait(3_600).await;
-        assert_eq!(office.stands("late").await, (DeliveryState::Dead, Some(DeadCause::Expired), 7));
+    sim.live(json!({"retry": retry}), async |running| {
+        running.pause().await;
+        running.send("never", None, None).await;
+        running.wait(5 * 86_400).await;
+        running.send("late", None, None).await;
+        running.wait(5 * 86_400 + 700).await;
+        assert_eq!(running.stands("never").await, (DeliveryState::Dead, Some(DeadCause::Expired), 0));
+        assert_eq!(running.stands("late").await, (DeliveryState::Waiting, None, 0));
+        running.resume().await;
+        running.wait(2_000).await;
+        assert_eq!(running.stands("late").await, (DeliveryState::Waiting, None, 4), "five days of waiting are no age");
+        running.wait(3_600).await;
+        assert_eq!(running.stands("late").await, (DeliveryState::Dead, Some(DeadCause::Expired), 7));
         // A replay begins to wait anew.
-        office.pause().await;
-        let never = office.delivery("never").await.id;
-        change_delivery(&office.gateway, &tenant(), never, DeliveryChange::Replay).await.unwrap();
-        office.wait(9 * 86_400).await;
-        assert_eq!(office.stands("never").await, (DeliveryState::Waiting, None, 0));
-        office.wait(86_400 + 700).await;
-        assert_eq!(office.stands("never").await, (DeliveryState::Dead, Some(DeadCause::Expired), 0));
+        running.pause().await;
+        let never = running.delivery("never").await.id;
+        change_delivery(&running.gateway, &tenant(), never, DeliveryChange::Replay).await.unwrap();
+        running.wait(9 * 86_400).await;
+        assert_eq!(running.stands("never").await, (DeliveryState::Waiting, None, 0));
+        running.wait(86_400 + 700).await;
+        assert_eq!(running.stands("never").await, (DeliveryState::Dead, Some(DeadCause::Expired), 0));
     });
 }
 
 #[test]
 fn an_event_that_expires_ends_wherever_it_waits_and_its_lane_goes_on() {
-    Town::answering(&[(200, None)]).live(json!({}), async |office| {
-        office.pause().await;
-        office.send("head", Some("k"), Some(600)).await;
-        office.send("middle", Some("k"), Some(60)).await;
-        office.send("last", Some("k"), None).await;
-        office.send("unkeyed", None, Some(60)).await;
-        office.wait(61).await;
+    Simulation::answering(&[(200, None)]).live(json!({}), async |running| {
+        running.pause().await;
+        running.send("head", Some("k"), Some(600)).await;
+        running.send("middle", Some("k"), Some(60)).await;
+        running.send("last", Some("k"), None).await;
+        running.send("unkeyed", None, Some(60)).await;
+        running.wait(61).await;
         for id in ["middle", "unkeyed"] {
-            assert_eq!(office.stands(id).await, (DeliveryState::Dead, Some(DeadCause::Expired), 0), "{id}");
+            assert_eq!(running.stands(id).await, (DeliveryState::Dead, Some(DeadCause::Expired), 0), "{id}");
         }
-        assert_eq!(office.stands("head").await.0, DeliveryState::Waiting);
-        office.wait(600).await;
-        assert_eq!(office.stands("head").await, (DeliveryState::Dead, Some(DeadCause::Expired), 0));
-        office.resume().await;
-        office.wait(1).await;
-        assert_eq!(office.stands("last").await, (DeliveryState::Delivered, None, 1), "its lane has moved on");
-        assert_eq!(office.asked().len(), 1, "nothing that was over was sent");
+        assert_eq!(running.stands("head").await.0, DeliveryState::Waiting);
+        running.wait(600).await;
+        assert_eq!(running.stands("head").await, (DeliveryState::Dead, Some(DeadCause::Expired), 0));
+        running.resume().await;
+        running.wait(1).await;
+        assert_eq!(running.stands("last").await, (DeliveryState::Delivered, None, 1), "its lane has moved on");
+        assert_eq!(running.asked().len(), 1, "nothing that was over was sent");
         // A person may send it all the same.
-        let head = office.delivery("head").await.id;
-        change_delivery(&office.gateway, &tenant(), head, DeliveryChange::Replay).await.unwrap();
-        office.wait(1).await;
-        assert_eq!(office.stands("head").await, (DeliveryState::Delivered, None, 1));
+        let head = running.delivery("head").await.id;
+        change_delivery(&running.gateway, &tenant(), head, DeliveryChange::Replay).await.unwrap();
+        running.wait(1).await;
+        assert_eq!(running.stands("head").await, (DeliveryState::Delivered, None, 1));
     });
 }
 
 #[test]
 fn an_event_that_expires_between_two_attempts_is_not_planned_past_it() {
     let retry = json!({"schedule": ["10m"], "jitter": "none"});
-    Town::answering(&[(500, None)]).live(json!({"retry": retry}), async |office| {
-        office.send("e", Some("k"), Some(900)).await;
-        office.send("next", Some("k"), None).await;
-        office.wait(601).await;
+    Simulation::answering(&[(500, None)]).live(json!({"retry": retry}), async |running| {
+        running.send("e", Some("k"), Some(900)).await;
+        running.send("next", Some("k"), None).await;
+        running.wait(601).await;
         // The attempt at 1200 would come too late, so it is over at 600 already.
-        assert_eq!(office.stands("e").await, (DeliveryState::Dead, Some(DeadCause::Expired), 2));
-        assert_eq!(office.stands("next").await.2, 1, "its lane went on at once");
+        assert_eq!(running.stands("e").await, (DeliveryState::Dead, Some(DeadCause::Expired), 2));
+        assert_eq!(running.stands("next").await.2, 1, "its lane went on at once");
     });
 }
 
 #[test]
 fn an_event_that_is_over_when_it_comes_is_kept_and_not_sent() {
-    Town::answering(&[(200, None)]).live(json!({}), async |office| {
-        office.wait(100).await;
+    Simulation::answering(&[(200, None)]).live(json!({}), async |running| {
+        running.wait(100).await;
         let submission = Submission {
             id: Some("past".parse().unwrap()),
             event_type: "sim.event".parse().unwrap(),
             key: None,
             timestamp: None,
             schema_version: None,
-            expires_at: Some(office.began),
+            expires_at: Some(running.began),
             endpoints: None,
             data: Bytes::from_static(b"{}"),
         };
-        accept(&office.gateway, &tenant(), vec![submission], BatchMode::All).await.unwrap();
-        office.wait(1).await;
-        assert_eq!(office.stands("past").await, (DeliveryState::Dead, Some(DeadCause::Expired), 0));
-        assert!(office.asked().is_empty());
+        accept(&running.gateway, &tenant(), vec![submission], BatchMode::All).await.unwrap();
+        running.wait(1).await;
+        assert_eq!(running.stands("past").await, (DeliveryState::Dead, Some(DeadCause::Expired), 0));
+        assert!(running.asked().is_empty());
     });
 }
 
 #[test]
 fn a_changed_policy_takes_effect_with_the_next_verdict() {
     let slow = json!({"schedule": ["1h"], "jitter": "none"});
-    Town::answering(&[(500, None)]).live(json!({"retry": slow}), async |office| {
-        office.send("e", None, None).await;
-        office.wait(10).await;
-        office.retry_policy(json!({"schedule": ["10s"], "jitter": "none", "max_attempts": 4})).await;
-        office.wait(3_000).await;
-        assert_eq!(office.asked().len(), 1, "what was decided stands");
-        let told = explain_delivery(&office.gateway, &tenant(), office.delivery("e").await.id, false).await.unwrap();
+    Simulation::answering(&[(500, None)]).live(json!({"retry": slow}), async |running| {
+        running.send("e", None, None).await;
+        running.wait(10).await;
+        running.retry_policy(json!({"schedule": ["10s"], "jitter": "none", "max_attempts": 4})).await;
+        running.wait(3_000).await;
+        assert_eq!(running.asked().len(), 1, "what was decided stands");
+        let told = explain_delivery(&running.gateway, &tenant(), running.delivery("e").await.id, false).await.unwrap();
         assert!(told.sentences.iter().any(|told| told.contains("has been changed since")), "{told:?}");
-        office.wait(700).await;
-        let asked: Vec<f64> = office.asked().iter().map(|(_, at)| at.round()).collect();
+        running.wait(700).await;
+        let asked: Vec<f64> = running.asked().iter().map(|(_, at)| at.round()).collect();
         assert_eq!(asked, [0.0, 3_600.0, 3_610.0, 3_620.0]);
-        assert_eq!(office.stands("e").await, (DeliveryState::Dead, Some(DeadCause::Exhausted), 4));
-        let told = explain_delivery(&office.gateway, &tenant(), office.delivery("e").await.id, false).await.unwrap();
+        assert_eq!(running.stands("e").await, (DeliveryState::Dead, Some(DeadCause::Exhausted), 4));
+        let told = explain_delivery(&running.gateway, &tenant(), running.delivery("e").await.id, false).await.unwrap();
         let second = &told.attempts[1].sentences;
         assert!(second.iter().any(|told| told.contains("policy had been changed: it was now 10s")), "{second:?}");
-        assert_eq!(office.attempts("e").await.len(), 4);
+        assert_eq!(running.attempts("e").await.len(), 4);
     });
 }
 
 #[test]
 fn another_ingest_rate_counts_from_the_moment_it_is_changed() {
-    Town::answering(&[(200, None)]).live(json!({}), async |office| {
+    Simulation::answering(&[(200, None)]).live(json!({}), async |running| {
         let limit_to = async |per_second| {
-            let mut limited = tenant_record(office.clock.now());
+            let mut limited = tenant_record(running.clock.now());
             limited.quota.ingest = Rate { per_second, burst: 1 };
-            change::put_tenant(&office.gateway, limited).await.unwrap();
+            change::put_tenant(&running.gateway, limited).await.unwrap();
         };
         let is_taken = || {
-            let rate = office.gateway.store.tenant(&tenant()).unwrap().quota.ingest;
-            office.gateway.intake.charge(&tenant(), rate, 1, office.clock.now()).is_ok()
+            let rate = running.gateway.store.tenant(&tenant()).unwrap().quota.ingest;
+            running.gateway.intake.charge(&tenant(), rate, 1, running.clock.now()).is_ok()
         };
         limit_to(0.001).await;
         assert!(is_taken() && !is_taken());
         limit_to(0.1).await;
-        office.wait(10).await;
+        running.wait(10).await;
         assert!(is_taken(), "ten seconds at one in ten");
-        office.wait(9).await;
+        running.wait(9).await;
         assert!(!is_taken());
     });
 }

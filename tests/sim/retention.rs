@@ -1,5 +1,5 @@
-//! Forgetting, in simulated time: what is finished goes when its time has
-//! come, and nothing that waits ever does.
+//! Retention in simulated time: finished deliveries are deleted in time, and
+//! waiting ones never are.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use posthaste::store::{
     PageRequest, Settlement,
 };
 
-use super::stumbling::Stumbling;
+use super::faulty_store::FaultyStore;
 use super::world::{endpoint, gateway, limits, new_event, tenant, tenant_record};
 
 fn attempted(claim: &Claim, next: NextState, now: Timestamp) -> Settlement {
@@ -55,7 +55,7 @@ fn attempted(claim: &Claim, next: NextState, now: Timestamp) -> Settlement {
     Settlement { id: claim.id, endpoint: claim.endpoint, now, outcome }
 }
 
-async fn left(store: &Stumbling) -> Vec<String> {
+async fn left(store: &FaultyStore) -> Vec<String> {
     let page = || PageRequest { cursor: None, limit: 500 };
     let deliveries = store.deliveries(&tenant(), DeliveryQuery::default(), page()).await.unwrap().data;
     let events = store.events(&tenant(), EventQuery::default(), page()).await.unwrap().data;
@@ -70,7 +70,7 @@ async fn left(store: &Stumbling) -> Vec<String> {
 #[test]
 fn a_process_that_starts_sweeps_within_its_first_minute_but_not_at_once() {
     let folder = tempfile::tempdir().unwrap();
-    let store = Stumbling::steady(Arc::new(EmbeddedStore::open(folder.path(), Durability::Unsynced).unwrap()));
+    let store = FaultyStore::steady(Arc::new(EmbeddedStore::open(folder.path(), Durability::Unsynced).unwrap()));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async {
         let began = Timestamp::from_second(1_800_000_000).unwrap();
@@ -97,28 +97,28 @@ fn a_process_that_starts_sweeps_within_its_first_minute_but_not_at_once() {
     });
 }
 
-async fn left_events(store: &Stumbling) -> Vec<String> {
+async fn left_events(store: &FaultyStore) -> Vec<String> {
     let page = PageRequest { cursor: None, limit: 500 };
     let events = store.events(&tenant(), EventQuery::default(), page).await.unwrap().data;
     events.iter().map(|record| record.event.id.to_string()).collect()
 }
 
-/// Calls nobody.
-struct Nobody;
+/// A sender that must not be called.
+struct UnusedSender;
 
 #[async_trait::async_trait]
-impl Sender for Nobody {
+impl Sender for UnusedSender {
     async fn send(&self, request: SignedRequest) -> Answer {
         panic!("{request:?} is not to be sent")
     }
 }
 
-/// Also before the next sweep, when everything is still there.
+/// A link expires with its delivery's retention, even before the next sweep.
 #[test]
 fn a_link_is_good_as_long_as_its_delivery_is_to_be_kept() {
     let folder = tempfile::tempdir().unwrap();
     let embedded = EmbeddedStore::open(folder.path(), Durability::Unsynced).unwrap();
-    let store = Stumbling::steady(Arc::new(embedded));
+    let store = FaultyStore::steady(Arc::new(embedded));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async {
         let began = Timestamp::from_second(1_800_000_000).unwrap();
@@ -127,7 +127,7 @@ fn a_link_is_good_as_long_as_its_delivery_is_to_be_kept() {
         let endpoint = store.create_endpoint(endpoint(0, began)).await.unwrap();
         let mail = MailQueue::new(None, clock.clone());
         let day = Span::secs(86_400);
-        let gateway = gateway(Arc::new(store.clone()), Arc::new(Nobody), &clock, mail, day, limits(), 1);
+        let gateway = gateway(Arc::new(store.clone()), Arc::new(UnusedSender), &clock, mail, day, limits(), 1);
         let lease = store.lease(&tenant(), endpoint.id);
         let mut deliveries = Vec::new();
         for (id, next) in [
@@ -169,7 +169,7 @@ fn a_link_is_good_as_long_as_its_delivery_is_to_be_kept() {
 fn finished_deliveries_go_after_their_retention_and_waiting_ones_never() {
     let folder = tempfile::tempdir().unwrap();
     let embedded = Arc::new(EmbeddedStore::open(folder.path(), Durability::Unsynced).unwrap());
-    let store = Stumbling::steady(embedded);
+    let store = FaultyStore::steady(embedded);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async {
         let began = Timestamp::from_second(1_800_000_000).unwrap();

@@ -1,5 +1,5 @@
-//! A day of moves: shards that wander between three nodes while receivers have
-//! their moods, under the judge that watches what reaches them.
+//! A day of shard moves between three nodes with flaky receivers, whose ledger
+//! checks every request.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,13 +12,13 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::json;
 
-use super::moody::{Ledger, Moody};
+use super::flaky_receivers::{FlakyReceivers, Ledger};
+use super::node_views::LEASE;
 use super::ownership::{Cluster, live};
-use super::seats::LEASE;
 use super::world::tenant;
 
-/// Everyone's moods, and a hand that moves shards about: in peace, by taking
-/// them away, and by cutting nodes off until their leases end.
+/// Moves shards at random: by handing them over, by taking them away, and by
+/// cutting nodes off until their leases end.
 #[test]
 fn a_day_of_moves_loses_nothing_and_keeps_order_caps_and_quiet() {
     for seed in 1..9 {
@@ -32,7 +32,7 @@ fn a_day_of_moves_loses_nothing_and_keeps_order_caps_and_quiet() {
         let judge = ledger.clone();
         let sender = move |node: usize, clock: &Arc<dyn Clock>, began| -> Arc<dyn Sender> {
             let healed_at = after(began, Duration::from_secs(2 * 86_400));
-            Arc::new(Moody::new(judge.clone(), clock.clone(), seed * 10 + node as u64, 3, healed_at))
+            Arc::new(FlakyReceivers::new(judge.clone(), clock.clone(), seed * 10 + node as u64, 3, healed_at))
         };
         live(3, settings.collect(), sender, async |cluster| storm(cluster, seed).await);
         let ledger = ledger.lock().unwrap();
@@ -46,7 +46,7 @@ async fn storm(cluster: &Cluster, seed: u64) {
     let mut chance = StdRng::seed_from_u64(seed);
     let shards: Vec<Shard> = cluster.endpoints.iter().map(|id| Shard::of(&tenant(), *id)).collect();
     for shard in &shards {
-        cluster.table.give(chance.random_range(0..3), &[*shard], false).await;
+        cluster.ownership.give(chance.random_range(0..3), &[*shard], false).await;
     }
     let mut at = Duration::ZERO;
     for n in 0..150 {
@@ -68,27 +68,27 @@ async fn storm(cluster: &Cluster, seed: u64) {
 }
 
 async fn move_one(cluster: &Cluster, shard: Shard, chance: &mut StdRng) {
-    let (Some(from), to) = (cluster.table.owner(shard), chance.random_range(0..3)) else { return };
+    let (Some(from), to) = (cluster.ownership.owner(shard), chance.random_range(0..3)) else { return };
     match chance.random_range(0..3) {
         0 => cluster.hand_over(from, to, &[shard]).await,
         1 => {
             // Taken away, and told at once: as after a hiccup.
-            cluster.table.take(from, &[shard]);
-            cluster.table.give(to, &[shard], true).await;
+            cluster.ownership.take(from, &[shard]);
+            cluster.ownership.give(to, &[shard], true).await;
         }
         _ => {
             // Cut off from the store: its lease ends before anyone else's begins.
-            cluster.table.cut_off(from);
+            cluster.ownership.cut_off(from);
             let ends = after(cluster.clock.now(), LEASE);
             cluster.clock.sleep_until(ends).await;
-            let all: Vec<Shard> = Shard::all().filter(|shard| cluster.table.owner(*shard) == Some(from)).collect();
-            cluster.table.steal(&all);
+            let all: Vec<Shard> = Shard::all().filter(|shard| cluster.ownership.owner(*shard) == Some(from)).collect();
+            cluster.ownership.steal(&all);
             for shard in &all {
-                cluster.table.give((from + 1 + chance.random_range(0..2)) % 3, &[*shard], true).await;
+                cluster.ownership.give((from + 1 + chance.random_range(0..2)) % 3, &[*shard], true).await;
             }
             cluster.clock.sleep_until(after(ends, Duration::from_millis(chance.random_range(0..5_000)))).await;
-            cluster.table.take(from, &all);
-            cluster.table.renew(from);
+            cluster.ownership.take(from, &all);
+            cluster.ownership.renew(from);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Trouble in simulated time: processing that fails inside the gateway,
-//! receivers that fail for days, and who is told.
+//! Failures in simulated time: panics inside the gateway, receivers that fail
+//! for days, and the notices about them.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -25,11 +25,11 @@ use posthaste::store::embedded::{Durability, EmbeddedStore};
 use posthaste::store::{BatchMode, Catalog, EventQuery, PageRequest, Store};
 use serde_json::{Value, json};
 
-use super::stumbling::Stumbling;
+use super::faulty_store::FaultyStore;
 use super::world::{endpoint, gateway, limits, tenant, tenant_record};
 
-/// Answers by the id and the time, and notes who was asked when.
-struct Fickle {
+/// A sender that answers by id and time, and records every request.
+struct AnsweringSender {
     clock: Arc<dyn Clock>,
     began: Timestamp,
     answer: fn(&str, Duration) -> u16,
@@ -37,7 +37,7 @@ struct Fickle {
 }
 
 #[async_trait]
-impl Sender for Fickle {
+impl Sender for AnsweringSender {
     async fn send(&self, request: SignedRequest) -> Answer {
         let id = request.headers["webhook-id"].to_str().unwrap().to_owned();
         let since = self.clock.now().duration_since(self.began).unsigned_abs();
@@ -47,29 +47,29 @@ impl Sender for Fickle {
     }
 }
 
-/// Keeps the letters it is handed.
+/// A mailer that keeps the mails it gets.
 #[derive(Default)]
-struct Letterbox(Mutex<Vec<Mail>>);
+struct RecordingMailer(Mutex<Vec<Mail>>);
 
 #[async_trait]
-impl Mailer for Letterbox {
+impl Mailer for RecordingMailer {
     async fn send(&self, letter: &Mail) -> Result<(), MailError> {
         self.0.lock().unwrap().push(letter.clone());
         Ok(())
     }
 }
 
-/// A gateway with one endpoint, somebody who is told, and a mail server.
-struct House {
+/// A gateway with one endpoint, operational events, and a mail server.
+struct Simulation {
     gateway: Arc<Gateway>,
     clock: Arc<dyn Clock>,
-    sender: Arc<Fickle>,
-    letters: Arc<Letterbox>,
+    sender: Arc<AnsweringSender>,
+    letters: Arc<RecordingMailer>,
     endpoint: EndpointId,
     began: Timestamp,
 }
 
-impl House {
+impl Simulation {
     async fn send(&self, id: &str, key: Option<&str>) {
         let submission = Submission {
             id: Some(id.parse().unwrap()),
@@ -101,27 +101,27 @@ impl House {
         self.sender.asked.lock().unwrap().clone()
     }
 
-    /// What has happened to the endpoint, oldest first.
+    /// Returns the events of the endpoint, oldest first.
     async fn endpoint_events(&self) -> Vec<EndpointEvent> {
         let page = PageRequest { cursor: None, limit: 500 };
-        let mut found = self.gateway.store.endpoint_events(self.endpoint, page).await.unwrap().data;
-        found.reverse();
-        found
+        let mut events = self.gateway.store.endpoint_events(self.endpoint, page).await.unwrap().data;
+        events.reverse();
+        events
     }
 
-    /// The types of the operational events told, oldest first.
-    async fn told(&self) -> Vec<String> {
+    /// Returns the types of the operational events, oldest first.
+    async fn operational_events(&self) -> Vec<String> {
         let page = PageRequest { cursor: None, limit: 500 };
-        let found = self.gateway.store.events(&TenantId::system(), EventQuery::default(), page).await.unwrap();
-        found.data.iter().rev().map(|record| record.event.event_type.to_string()).collect()
+        let events = self.gateway.store.events(&TenantId::system(), EventQuery::default(), page).await.unwrap();
+        events.data.iter().rev().map(|record| record.event.event_type.to_string()).collect()
     }
 }
 
-/// Lives in simulated time with an endpoint of these settings.
-fn live(settings: Value, limits: NodeLimits, answer: fn(&str, Duration) -> u16, story: impl AsyncFnOnce(&House)) {
+/// Runs a test in simulated time with an endpoint of these settings.
+fn live(settings: Value, limits: NodeLimits, answer: fn(&str, Duration) -> u16, story: impl AsyncFnOnce(&Simulation)) {
     let folder = tempfile::tempdir().unwrap();
     let embedded = Arc::new(EmbeddedStore::open(folder.path(), Durability::Unsynced).unwrap());
-    let steady = Stumbling::steady(embedded.clone());
+    let steady = FaultyStore::steady(embedded.clone());
     let began = Timestamp::from_second(1_800_000_000).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async {
@@ -142,8 +142,8 @@ fn live(settings: Value, limits: NodeLimits, answer: fn(&str, Duration) -> u16, 
         let id = made.id;
         steady.create_endpoint(made).await.unwrap();
         let store: Arc<dyn Store> = Arc::new(steady.clone());
-        let sender = Arc::new(Fickle { clock: clock.clone(), began, answer, asked: Mutex::default() });
-        let letters = Arc::new(Letterbox::default());
+        let sender = Arc::new(AnsweringSender { clock: clock.clone(), began, answer, asked: Mutex::default() });
+        let letters = Arc::new(RecordingMailer::default());
         let mail = MailQueue::new(Some(letters.clone()), clock.clone());
         let hold_max = Span::secs(30 * 86_400);
         let gateway = gateway(store, sender.clone(), &clock, mail.clone(), hold_max, limits, 5);
@@ -151,7 +151,7 @@ fn live(settings: Value, limits: NodeLimits, answer: fn(&str, Duration) -> u16, 
         tokio::spawn(async move { keeping_time.dispatcher.run().await });
         tokio::spawn(expire::run(expiring));
         tokio::spawn(async move { mail.run().await });
-        story(&House { gateway, clock, sender, letters, endpoint: id, began }).await;
+        story(&Simulation { gateway, clock, sender, letters, endpoint: id, began }).await;
     });
     steady.crash();
     drop(runtime);
@@ -170,24 +170,24 @@ fn a_delivery_that_makes_the_sender_panic_three_times_is_poisoned_and_delays_no_
         "poison" => panic!("no way to send {id}"),
         _ => 200,
     };
-    live(json!({}), limits(), answer, async |house| {
-        house.send("poison", Some("k")).await;
-        house.send("behind", Some("k")).await;
+    live(json!({}), limits(), answer, async |sim| {
+        sim.send("poison", Some("k")).await;
+        sim.send("behind", Some("k")).await;
         for n in 0..20 {
-            house.send(&format!("other-{n}"), (n % 2 == 0).then_some("j")).await;
+            sim.send(&format!("other-{n}"), (n % 2 == 0).then_some("j")).await;
         }
-        house.until(Duration::from_millis(900)).await;
+        sim.until(Duration::from_millis(900)).await;
         for n in 0..20 {
-            let delivery = house.delivery(&format!("other-{n}")).await;
+            let delivery = sim.delivery(&format!("other-{n}")).await;
             assert_eq!(delivery.state, DeliveryState::Delivered, "before the poison comes again");
         }
-        let delivery = house.delivery("poison").await;
+        let delivery = sim.delivery("poison").await;
         assert_eq!(
             (delivery.state, delivery.internal_errors, delivery.progress.attempts),
             (DeliveryState::Waiting, 1, 0)
         );
-        house.until(2 * MINUTE).await;
-        let delivery = house.delivery("poison").await;
+        sim.until(2 * MINUTE).await;
+        let delivery = sim.delivery("poison").await;
         assert_eq!((delivery.state, delivery.cause), (DeliveryState::Dead, Some(DeadCause::Poisoned)));
         assert_eq!(delivery.internal_error.as_deref(), Some("no way to send poison"), "in the panic's own words");
         assert_eq!(
@@ -195,17 +195,17 @@ fn a_delivery_that_makes_the_sender_panic_three_times_is_poisoned_and_delays_no_
             (3, 0),
             "no attempt of the receiver's is used"
         );
-        let tries: Vec<Duration> = house.asked().iter().filter(|(id, _)| id == "poison").map(|(_, at)| *at).collect();
+        let tries: Vec<Duration> = sim.asked().iter().filter(|(id, _)| id == "poison").map(|(_, at)| *at).collect();
         assert_eq!(tries.len(), 3);
         assert!(tries.windows(2).all(|pair| pair[1] - pair[0] >= Duration::from_secs(1)), "{tries:?}");
-        assert_eq!(house.delivery("behind").await.state, DeliveryState::Waiting, "its lane is blocked");
-        house.send("after", Some("j")).await;
-        house.until(3 * MINUTE).await;
-        assert_eq!(house.delivery("after").await.state, DeliveryState::Delivered, "other lanes go on");
-        assert_eq!(house.endpoint().health.failures, 0, "it says nothing about the receiver");
-        assert_eq!(house.gateway.dispatcher.in_flight(), 0, "and no slot is lost");
-        assert_eq!(house.told().await, ["lane.blocked", "delivery.dead"]);
-        let letters = house.letters.0.lock().unwrap().clone();
+        assert_eq!(sim.delivery("behind").await.state, DeliveryState::Waiting, "its lane is blocked");
+        sim.send("after", Some("j")).await;
+        sim.until(3 * MINUTE).await;
+        assert_eq!(sim.delivery("after").await.state, DeliveryState::Delivered, "other lanes go on");
+        assert_eq!(sim.endpoint().health.failures, 0, "it says nothing about the receiver");
+        assert_eq!(sim.gateway.dispatcher.in_flight(), 0, "and no slot is lost");
+        assert_eq!(sim.operational_events().await, ["lane.blocked", "delivery.dead"]);
+        let letters = sim.letters.0.lock().unwrap().clone();
         assert_eq!(letters.len(), 1, "its owner is told of the dead letter: {letters:?}");
     });
 }
@@ -217,37 +217,37 @@ fn five_days_of_nothing_but_failure_pause_the_endpoint_and_its_owner_is_told() {
         json!({"retry": {"max_attempts": 12}}),
         limits,
         |_, _| 503,
-        async |house| {
+        async |sim| {
             for n in 0..30 {
-                house.until(n * 6 * HOUR).await;
-                house.send(&format!("e-{n}"), None).await;
+                sim.until(n * 6 * HOUR).await;
+                sim.send(&format!("e-{n}"), None).await;
                 let expected = if n <= 20 { EndpointState::Active } else { EndpointState::Paused };
-                assert_eq!(house.endpoint().status.state, expected, "after {} hours", n * 6);
+                assert_eq!(sim.endpoint().status.state, expected, "after {} hours", n * 6);
             }
-            let standing = house.endpoint().status.clone();
-            assert_eq!(standing.by, Some(Actor::Gateway));
-            let held_after = standing.since.duration_since(house.began).unsigned_abs();
+            let status = sim.endpoint().status.clone();
+            assert_eq!(status.by, Some(Actor::Gateway));
+            let held_after = status.since.duration_since(sim.began).unsigned_abs();
             assert!((5 * DAY..5 * DAY + HOUR).contains(&held_after), "paused after {held_after:?}");
-            let reason = standing.reason.unwrap();
+            let reason = status.reason.unwrap();
             assert!(
                 reason.starts_with("nothing but failures for 5d") && reason.contains("was answered 503"),
                 "{reason}"
             );
-            let asked = house.asked();
+            let asked = sim.asked();
             let last = asked.last().unwrap().1;
-            house.until(10 * DAY).await;
-            assert_eq!(house.asked().len(), asked.len(), "and it is left alone");
+            sim.until(10 * DAY).await;
+            assert_eq!(sim.asked().len(), asked.len(), "and it is left alone");
             assert!(last <= held_after, "{last:?}");
-            assert_eq!(house.delivery("e-29").await.state, DeliveryState::Waiting, "what comes for it is held");
-            let told = house.told().await;
-            let count = |kind: &str| told.iter().filter(|told| *told == kind).count();
+            assert_eq!(sim.delivery("e-29").await.state, DeliveryState::Waiting, "what comes for it is held");
+            let operational_events = sim.operational_events().await;
+            let count = |kind: &str| operational_events.iter().filter(|event_type| *event_type == kind).count();
             assert_eq!(
                 (count("breaker.opened"), count("endpoint.paused"), count("breaker.closed")),
                 (1, 1, 0),
-                "{told:?}"
+                "{operational_events:?}"
             );
             // One letter when it began, and one when it was stopped.
-            let letters = house.letters.0.lock().unwrap().clone();
+            let letters = sim.letters.0.lock().unwrap().clone();
             assert_eq!(letters.len(), 2, "{letters:#?}");
             assert!(letters[0].text.contains("keeps failing"), "{}", letters[0].text);
             assert!(letters[1].text.contains("We have paused your webhook endpoint"), "{}", letters[1].text);
@@ -260,19 +260,19 @@ fn five_days_of_nothing_but_failure_pause_the_endpoint_and_its_owner_is_told() {
 fn an_open_breaker_lets_nothing_through_but_probes_ever_further_apart() {
     let answer = |_: &str, since| if since < DAY { 503 } else { 200 };
     let retry = json!({"schedule": ["10s"], "jitter": "none", "max_attempts": 1_000, "max_age": "72h"});
-    live(json!({"retry": retry, "max_in_flight": 10}), limits(), answer, async |house| {
+    live(json!({"retry": retry, "max_in_flight": 10}), limits(), answer, async |sim| {
         for n in 0..50 {
-            house.send(&format!("e-{n}"), Some(&format!("k{}", n % 5))).await;
+            sim.send(&format!("e-{n}"), Some(&format!("k{}", n % 5))).await;
         }
-        house.until(DAY - MINUTE).await;
-        let opened = house.endpoint_events().await;
+        sim.until(DAY - MINUTE).await;
+        let opened = sim.endpoint_events().await;
         assert_eq!(opened[0].what, EndpointEventKind::BreakerOpened);
         assert!(
             opened[1..].iter().all(|endpoint_event| endpoint_event.what == EndpointEventKind::ProbeFailed),
             "{opened:?}"
         );
-        let open_at = opened[0].at.duration_since(house.began).unsigned_abs();
-        let probes: Vec<Duration> = house.asked().into_iter().map(|(_, at)| at).filter(|at| *at > open_at).collect();
+        let open_at = opened[0].at.duration_since(sim.began).unsigned_abs();
+        let probes: Vec<Duration> = sim.asked().into_iter().map(|(_, at)| at).filter(|at| *at > open_at).collect();
         assert_eq!(probes.len(), opened.len() - 1, "every request is a probe");
         let mut last = open_at;
         for (n, probe) in probes.iter().enumerate() {
@@ -285,18 +285,18 @@ fn an_open_breaker_lets_nothing_through_but_probes_ever_further_apart() {
         assert!((130..160).contains(&probes.len()), "{} probes a day", probes.len());
         let mut attempts = 0;
         for n in 0..50 {
-            attempts += house.delivery(&format!("e-{n}")).await.progress.attempts as usize;
+            attempts += sim.delivery(&format!("e-{n}")).await.progress.attempts as usize;
         }
-        assert_eq!(attempts, house.asked().len(), "no attempt is used by waiting");
-        house.until(DAY + HOUR).await;
+        assert_eq!(attempts, sim.asked().len(), "no attempt is used by waiting");
+        sim.until(DAY + HOUR).await;
         for n in 0..50 {
-            assert_eq!(house.delivery(&format!("e-{n}")).await.state, DeliveryState::Delivered);
+            assert_eq!(sim.delivery(&format!("e-{n}")).await.state, DeliveryState::Delivered);
         }
-        let health = house.endpoint().health.clone();
+        let health = sim.endpoint().health.clone();
         assert_eq!((health.failures, health.trouble_since), (0, None));
         assert!(matches!(health.phase, BreakerPhase::Closed | BreakerPhase::Ramp { .. }));
-        assert_eq!(house.letters.0.lock().unwrap().len(), 1, "one outage is one letter");
-        let told = house.told().await;
-        assert_eq!(told, ["breaker.opened", "endpoint.recovered", "breaker.closed"]);
+        assert_eq!(sim.letters.0.lock().unwrap().len(), 1, "one outage is one letter");
+        let operational_events = sim.operational_events().await;
+        assert_eq!(operational_events, ["breaker.opened", "endpoint.recovered", "breaker.closed"]);
     });
 }

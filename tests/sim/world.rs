@@ -1,5 +1,5 @@
-//! The world of one seed: a gateway that lives, crashes and lives again,
-//! producers that never give up, and the reckoning at the end.
+//! The simulation of one seed: a gateway that runs, crashes and runs again,
+//! producers that never give up, and the final check.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -39,8 +39,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::json;
 
-use super::moody::{EXPIRING_KEY, Ledger, Moody};
-use super::stumbling::Stumbling;
+use super::faulty_store::FaultyStore;
+use super::flaky_receivers::{EXPIRING_KEY, FlakyReceivers, Ledger};
 
 const DAYS: u64 = 3;
 const ENDPOINTS: usize = 4;
@@ -48,7 +48,7 @@ const CAP: usize = 3;
 const EVENTS: usize = 150;
 const MAX_ATTEMPTS: u32 = 60;
 
-/// One seed's world.
+/// The simulation of one seed.
 pub struct World {
     seed: u64,
     chance: StdRng,
@@ -57,13 +57,13 @@ pub struct World {
     now: Timestamp,
     healed_at: Timestamp,
     ends_at: Timestamp,
-    /// Events still to be handed in, with the time for it.
+    /// Events still to be submitted, with the time for it.
     to_come: Vec<(Timestamp, Submission)>,
     acknowledged: Vec<String>,
     crashes: u32,
 }
 
-/// What a seed has shown.
+/// The figures of one seed.
 pub struct Summary {
     acknowledged: usize,
     requests: u64,
@@ -92,13 +92,12 @@ impl fmt::Display for Summary {
     }
 }
 
-/// The one tenant there is.
+/// Returns the id of the only tenant.
 pub fn tenant() -> TenantId {
     "default".parse().unwrap()
 }
 
-/// That tenant, as created.
-/// The limits of every simulated node.
+/// Returns the limits of every simulated node.
 pub fn limits() -> NodeLimits {
     NodeLimits {
         slots: 100,
@@ -107,6 +106,7 @@ pub fn limits() -> NodeLimits {
     }
 }
 
+/// Returns the only tenant, as it is created.
 pub fn tenant_record(now: Timestamp) -> Tenant {
     Tenant {
         id: tenant(),
@@ -118,7 +118,7 @@ pub fn tenant_record(now: Timestamp) -> Tenant {
     }
 }
 
-/// The n-th endpoint, each with another kind of order.
+/// Returns the n-th endpoint, each with another kind of order.
 pub fn endpoint(n: usize, now: Timestamp) -> Endpoint {
     let (ordering, path) = [("key", ""), ("key", "skips"), ("endpoint", "in-order"), ("none", "")][n];
     let (on_dead, max_attempts) = if path == "skips" { ("skip", 4) } else { ("block", MAX_ATTEMPTS) };
@@ -154,7 +154,7 @@ pub fn endpoint(n: usize, now: Timestamp) -> Endpoint {
     }
 }
 
-/// An event for these endpoints, as the store takes it.
+/// Returns an event for these endpoints, as the store accepts it.
 pub fn new_event(id: &str, key: Option<&str>, now: Timestamp, targets: Vec<Arc<Endpoint>>) -> RoutedEvent {
     let event = Event {
         id: id.parse().unwrap(),
@@ -212,24 +212,24 @@ impl World {
         }
     }
 
-    /// Lives through all of it, and reckons at the end.
+    /// Runs the whole simulation, and checks the result.
     pub fn live(mut self) -> Summary {
         let folder = self.folder.path().to_owned();
-        self.in_life(&folder, async |world, store, clock| world.settle_in(&store, clock.as_ref()).await);
+        self.run_process(&folder, async |world, store, clock| world.create_endpoints(&store, clock.as_ref()).await);
         while self.now < self.healed_at {
             self.crashes += 1;
             let until = self.next_crash().min(self.healed_at);
-            self.in_life(&folder, async |world, store, clock| world.be_a_gateway(store, clock, until, false).await);
+            self.run_process(&folder, async |world, store, clock| world.run_gateway(store, clock, until, false).await);
         }
         let until = self.ends_at;
-        self.in_life(&folder, async |world, store, clock| world.be_a_gateway(store, clock, until, true).await);
+        self.run_process(&folder, async |world, store, clock| world.run_gateway(store, clock, until, true).await);
         let mut summary = None;
-        self.in_life(&folder, async |world, store, _| summary = Some(world.reckon(&store).await));
+        self.run_process(&folder, async |world, store, _| summary = Some(world.check(&store).await));
         summary.expect("the reckoning was made")
     }
 
-    /// Some hours from now; or, as often, while an event has just come in and
-    /// its requests are on the wire.
+    /// Draws the time of the next crash: some hours from now; or, as often, just
+    /// after an event was accepted, while its requests are open.
     fn next_crash(&mut self) -> Timestamp {
         let anywhere = after(self.now, Duration::from_secs(self.chance.random_range(600..12 * 3_600)));
         let next_event = self.to_come.iter().rev().map(|(at, _)| *at).find(|at| *at > self.now);
@@ -239,26 +239,26 @@ impl World {
         }
     }
 
-    /// One process: a store opened, a runtime with a clock that jumps, and an
-    /// end without a goodbye.
-    fn in_life(&mut self, folder: &Path, life: impl AsyncFnOnce(&mut Self, Stumbling, Arc<dyn Clock>)) {
+    /// Runs one process: opens the store, runs `life` with a clock that jumps,
+    /// and ends without a clean shutdown.
+    fn run_process(&mut self, folder: &Path, life: impl AsyncFnOnce(&mut Self, FaultyStore, Arc<dyn Clock>)) {
         let store =
             Arc::new(EmbeddedStore::open(folder, Durability::Unsynced).expect("the store opens after every crash"));
-        let stumbling = Stumbling::new(store.clone(), self.chance.random());
+        let faulty_store = FaultyStore::new(store.clone(), self.chance.random());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(self.now));
-            life(self, stumbling.clone(), clock.clone()).await;
+            life(self, faulty_store.clone(), clock.clone()).await;
             self.now = clock.now();
         });
-        stumbling.crash();
+        faulty_store.crash();
         drop(runtime);
-        drop(stumbling);
+        drop(faulty_store);
         let store = Arc::try_unwrap(store).ok().expect("nothing of a dead process holds its store");
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(store.close());
     }
 
-    async fn settle_in(&mut self, store: &Stumbling, clock: &dyn Clock) {
+    async fn create_endpoints(&mut self, store: &FaultyStore, clock: &dyn Clock) {
         let now = clock.now();
         store.put_tenant(tenant_record(now)).await.unwrap();
         for n in 0..ENDPOINTS {
@@ -266,13 +266,14 @@ impl World {
         }
     }
 
-    /// Accepts and delivers until the time given, or until all is done.
-    async fn be_a_gateway(&mut self, store: Stumbling, clock: Arc<dyn Clock>, until: Timestamp, is_last: bool) {
+    /// Accepts and delivers events until the given time.
+    async fn run_gateway(&mut self, store: FaultyStore, clock: Arc<dyn Clock>, until: Timestamp, is_last: bool) {
         let store: Arc<dyn posthaste::store::Store> = Arc::new(store);
-        let moody = Moody::new(self.ledger.clone(), clock.clone(), self.chance.random(), CAP, self.healed_at);
+        let flaky_receivers =
+            FlakyReceivers::new(self.ledger.clone(), clock.clone(), self.chance.random(), CAP, self.healed_at);
         let seed = self.chance.random();
         let mail = MailQueue::new(None, clock.clone());
-        let gateway = gateway(store, Arc::new(moody), &clock, mail, Span::secs(30 * 86_400), limits(), seed);
+        let gateway = gateway(store, Arc::new(flaky_receivers), &clock, mail, Span::secs(30 * 86_400), limits(), seed);
         let dispatcher = gateway.dispatcher.clone();
         let keeping_time = tokio::spawn(async move { dispatcher.run().await });
         let expiring = tokio::spawn(expire::run(gateway.clone()));
@@ -288,7 +289,7 @@ impl World {
             let id = submission.id.clone().expect("it was given one").to_string();
             match accept(&gateway, &tenant(), vec![submission.clone()], BatchMode::All).await {
                 Ok(_) => self.acknowledged.push(id),
-                // Not answered is not known: the same event comes again.
+                // Without an answer the outcome is unknown, so the event is sent again.
                 Err(_) => self.to_come.push((after(clock.now(), Duration::from_secs(1)), submission)),
             }
         }
@@ -300,8 +301,8 @@ impl World {
         self.ledger.lock().unwrap().crash(clock.now());
     }
 
-    /// Everything acknowledged has ended, and the records are true.
-    async fn reckon(&self, store: &Stumbling) -> Summary {
+    /// Checks that every acknowledged event has ended and the records are right.
+    async fn check(&self, store: &FaultyStore) -> Summary {
         let deliveries = all_deliveries(store).await;
         let mut by_event: HashMap<String, usize> = HashMap::new();
         let urls: HashMap<EndpointId, String> =
@@ -309,7 +310,7 @@ impl World {
         assert!(self.to_come.is_empty(), "every event was handed in");
         for delivery in &deliveries {
             *by_event.entry(delivery.event_id.to_string()).or_default() += 1;
-            self.reckon_one(store, delivery, &urls[&delivery.endpoint_id]).await;
+            self.check_delivery(store, delivery, &urls[&delivery.endpoint_id]).await;
         }
         for id in &self.acknowledged {
             assert_eq!(by_event.get(id), Some(&ENDPOINTS), "event {id} was acknowledged and has lost deliveries");
@@ -329,7 +330,7 @@ impl World {
         }
     }
 
-    async fn reckon_one(&self, store: &Stumbling, delivery: &Delivery, url: &str) {
+    async fn check_delivery(&self, store: &FaultyStore, delivery: &Delivery, url: &str) {
         let seed = self.seed;
         let attempts = store.attempts(&tenant(), delivery.id).await.unwrap().expect("it is there");
         let numbers: Vec<u32> = attempts.iter().map(|attempt| attempt.number).collect();
@@ -362,7 +363,7 @@ fn is_lapsed(delivery: &Delivery) -> bool {
     delivery.state == DeliveryState::Dead && delivery.expires_at.is_some_and(|at| delivery.finished_at >= Some(at))
 }
 
-async fn all_deliveries(store: &Stumbling) -> Vec<Delivery> {
+async fn all_deliveries(store: &FaultyStore) -> Vec<Delivery> {
     let mut all = Vec::new();
     let mut cursor = None;
     loop {
@@ -376,9 +377,8 @@ async fn all_deliveries(store: &Stumbling) -> Vec<Delivery> {
     }
 }
 
-/// A gateway of these parts, and of those that no story is about. It keeps
-/// what is finished as long as it holds what waits, and dead letters three
-/// times as long.
+/// Creates a gateway from these parts and defaults. It keeps finished deliveries
+/// for `hold_max`, and dead letters three times as long.
 pub fn gateway(
     store: Arc<dyn posthaste::store::Store>,
     sender: Arc<dyn Sender>,

@@ -1,4 +1,4 @@
-//! The bytes a receiver gets: the same on every attempt and every replay.
+//! Builds the body of a delivery, the same on every attempt and every replay.
 
 use bytes::Bytes;
 
@@ -17,7 +17,7 @@ pub fn body(claim: &Claim, links: &Links) -> Result<Bytes, NoPublicUrl> {
     })
 }
 
-/// What the body is, for its receiver.
+/// Returns the content type of a body format.
 pub fn content_type(format: BodyFormat) -> &'static str {
     match format {
         BodyFormat::Envelope | BodyFormat::Raw | BodyFormat::Thin => "application/json",
@@ -25,7 +25,7 @@ pub fn content_type(format: BodyFormat) -> &'static str {
     }
 }
 
-/// The event, whole.
+/// Returns the whole event in the format `envelope`.
 pub fn envelope(claim: &Claim) -> Bytes {
     let event = &claim.event;
     let mut object = JsonObjectWriter::with_room(event.data.len());
@@ -42,7 +42,7 @@ pub fn envelope(claim: &Claim) -> Bytes {
     object.end()
 }
 
-/// Where the event is, instead of the event.
+/// Returns a thin body: a link to the event's data instead of the data.
 fn thin(claim: &Claim, data_url: &str) -> Bytes {
     let event = &claim.event;
     let mut object = JsonObjectWriter::with_room(0);
@@ -53,9 +53,9 @@ fn thin(claim: &Claim, data_url: &str) -> Bytes {
     object.end()
 }
 
-/// The event as CloudEvents 1.0 have it, structured. Key and place in a lane
-/// are its extensions `partitionkey` and `sequence`; the latter is compared
-/// as text, so all are of one length.
+/// Returns the event as a structured CloudEvent 1.0. Key and place in a lane
+/// are the extensions `partitionkey` and `sequence`; the latter is compared as
+/// text, so it has a fixed length.
 fn cloud_event(claim: &Claim) -> Bytes {
     let event = &claim.event;
     let mut object = JsonObjectWriter::with_room(event.data.len());
@@ -72,7 +72,7 @@ fn cloud_event(claim: &Claim) -> Bytes {
     object.end()
 }
 
-/// A JSON object that is being written.
+/// Writes a JSON object field by field.
 struct JsonObjectWriter(Vec<u8>);
 
 impl JsonObjectWriter {
@@ -80,7 +80,7 @@ impl JsonObjectWriter {
         Self(Vec::with_capacity(bytes + 256))
     }
 
-    /// A field whose value is JSON already.
+    /// Writes a field whose value is JSON already.
     fn json(&mut self, name: &str, value: &[u8]) {
         self.name(name);
         self.0.extend_from_slice(value);

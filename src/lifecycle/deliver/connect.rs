@@ -1,8 +1,9 @@
-//! Opens connections: look up the name, vet every address, connect, encrypt.
+//! Opens connections: looks up the name, checks every address, connects and
+//! encrypts.
 //!
-//! Invariant: no socket is opened to an address the guard has not passed.
-//! It is asked here, on the addresses themselves, because a name can point
-//! anywhere by the time it is called.
+//! Invariant: no socket is opened to an address the guard has not passed. The
+//! guard is asked here, on the addresses themselves, because a name may point
+//! elsewhere by the time it is called.
 
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
@@ -20,15 +21,15 @@ use super::deadline::SuspensionClock;
 use super::endpoint_stream::{ByteStream, EndpointStream, ResponsePrefixRecorder};
 use super::failure::{failure, unconnected, unopened_within};
 use super::tls::{self, CertificateRequested, TlsTrust};
+use crate::lifecycle::egress::Egress;
+use crate::lifecycle::egress::proxy::{proxy_failure, tunnel};
 use crate::lifecycle::egress::target::Target;
-use crate::lifecycle::egress::{Egress, proxy};
 use crate::model::attempt::{AttemptFailure, FailureKind, Timings, millis};
 use crate::model::endpoint::InvalidSetting;
 use crate::model::span::Span;
 use crate::model::tls::EndpointTls;
 
-/// How many addresses of a name are tried; one that works is among them, or
-/// its owner has other trouble.
+/// Most addresses of a name that are tried.
 const ADDRESSES_TRIED: usize = 8;
 
 /// Opens guarded connections for the HTTP client.
@@ -41,19 +42,19 @@ pub struct Connector {
     run_time: SuspensionClock,
 }
 
-/// Counts open connections.
+/// Counter of open connections.
 #[derive(Debug, Clone, Default)]
 pub struct OpenSockets(Arc<AtomicUsize>);
 
 impl OpenSockets {
-    /// One more is open, until this is dropped.
+    /// Counts one more connection until the returned guard is dropped.
     pub fn one(&self) -> SocketGuard {
         self.0.fetch_add(1, Ordering::Relaxed);
         SocketGuard(self.0.clone())
     }
 }
 
-/// A connection that counts as open for as long as this lives.
+/// Guard of a counted connection; dropping it uncounts the connection.
 #[derive(Debug)]
 pub struct SocketGuard(Arc<AtomicUsize>);
 
@@ -63,26 +64,25 @@ impl Drop for SocketGuard {
     }
 }
 
-/// When a connection was opened, how long each step took, and what is known
-/// of it since.
+/// Times of a connection's steps, and what was received on it.
 #[derive(Debug, Clone)]
 pub struct ConnectionRecord {
-    /// When opening it began.
+    /// Time at which opening began.
     pub at: Instant,
-    /// How long looking up the name took, if that was reached.
+    /// Duration of the name lookup, if it was finished.
     pub dns: Option<Duration>,
-    /// How long connecting took, if that was reached.
+    /// Duration of connecting, if it was finished.
     pub connect: Option<Duration>,
-    /// How long agreeing on encryption took, if that was reached.
+    /// Duration of the TLS handshake, if it was finished.
     pub tls: Option<Duration>,
     /// Whether the server asked for a client certificate, and got one.
     pub asked: CertificateRequested,
-    /// What was heard on it.
+    /// Recorder of the first bytes of each answer.
     pub recorder: ResponsePrefixRecorder,
 }
 
 impl ConnectionRecord {
-    /// One that begins now.
+    /// Creates the record of a connection whose opening begins now.
     pub fn now() -> Self {
         let (dns, connect, tls) = (None, None, None);
         Self {
@@ -95,7 +95,7 @@ impl ConnectionRecord {
         }
     }
 
-    /// Writes the steps into an attempt's timings.
+    /// Copies the durations into an attempt's timings.
     pub fn show(&self, timings: &mut Timings) {
         timings.dns = self.dns.map(millis);
         timings.connect = self.connect.map(millis);
@@ -103,92 +103,94 @@ impl ConnectionRecord {
     }
 }
 
-/// Why no connection came about, and how far it came.
+/// The failure of opening a connection, and how far it came.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{}", failure.message)]
 pub struct ConnectFailure {
-    /// The reason.
+    /// Reason of the failure.
     pub failure: AttemptFailure,
-    /// The steps until then.
+    /// Steps that were finished before the failure.
     pub opened: ConnectionRecord,
 }
 
 impl Connector {
-    /// Goes this way out; reads the machine's trusted certificates.
+    /// Creates a connector that connects through `egress`; reads the machine's
+    /// trusted certificates.
     pub fn new(egress: Arc<Egress>) -> anyhow::Result<Self> {
         let tls = Arc::new(TlsTrust::of_machine()?);
         let (sockets, run_time) = (OpenSockets::default(), SuspensionClock::default());
         Ok(Self { egress, tls, timeout: Duration::from_secs(5), sockets, run_time })
     }
 
-    /// The same, with another deadline for opening a connection.
+    /// Returns a copy with another deadline for opening a connection.
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self { timeout, ..self.clone() }
     }
 
-    /// The same, for an endpoint whose connections are special.
+    /// Returns a copy with an endpoint's own TLS settings.
     pub fn with_tls(&self, settings: &EndpointTls) -> Result<Self, InvalidSetting> {
         Ok(Self { tls: Arc::new(self.tls.for_endpoint(settings)?), ..self.clone() })
     }
 
-    /// How many connections are open, in use or kept for later.
+    /// Returns the number of open connections, in use or idle.
     pub fn open_sockets(&self) -> usize {
         self.sockets.0.load(Ordering::Relaxed)
     }
 
-    /// What measures the time in which requests could be served.
+    /// Returns the clock that measures the time in which this process ran.
     pub fn run_time(&self) -> SuspensionClock {
         self.run_time.clone()
     }
 
     async fn open(self, uri: Uri) -> Result<EndpointStream, ConnectFailure> {
-        let mut opened = ConnectionRecord::now();
+        let mut record = ConnectionRecord::now();
         let mut deadline = self.run_time.deadline(self.timeout);
         let Some(target) = Target::of(&uri) else {
             let failure = failure(FailureKind::Ours, "the endpoint's url cannot be read; set it again");
-            return Err(ConnectFailure { failure, opened });
+            return Err(ConnectFailure { failure, opened: record });
         };
         let name = target.host.to_string();
-        let opening = Box::pin(self.steps(&target, &name, &mut opened));
+        let opening = Box::pin(self.steps(&target, &name, &mut record));
         let result = match deadline.wait(opening).await {
             Some(result) => result,
             None => {
                 let has_resolver = self.egress.is_resolver_healthy();
-                Err(unopened_within(Span(self.timeout), &name, target.port, &opened, has_resolver))
+                Err(unopened_within(Span(self.timeout), &name, target.port, &record, has_resolver))
             }
         };
         match result {
-            Ok(stream) => Ok(EndpointStream::new(stream, opened, self.sockets.one())),
-            Err(failure) => Err(ConnectFailure { failure, opened }),
+            Ok(stream) => Ok(EndpointStream::new(stream, record, self.sockets.one())),
+            Err(failure) => Err(ConnectFailure { failure, opened: record }),
         }
     }
 
+    /// Resolves, connects and encrypts; records the time of each step.
     async fn steps(
         &self,
         target: &Target,
         name: &str,
-        opened: &mut ConnectionRecord,
+        record: &mut ConnectionRecord,
     ) -> Result<ByteStream, AttemptFailure> {
         let addresses = self.egress.resolve_allowed(target).await?;
-        opened.dns = Some(opened.at.elapsed());
+        record.dns = Some(record.at.elapsed());
 
         let began = Instant::now();
-        let tcp = self.reach(&addresses, target.port, name, opened.at + self.timeout).await?;
-        opened.connect = Some(began.elapsed());
+        let tcp = self.reach(&addresses, target.port, name, record.at + self.timeout).await?;
+        record.connect = Some(began.elapsed());
         if !target.is_tls {
             return Ok(ByteStream::Plain(tcp));
         }
 
         let began = Instant::now();
         let (stream, asked) = tls::encrypt(&self.tls, name, tcp).await?;
-        opened.tls = Some(began.elapsed());
-        opened.asked = asked;
+        record.tls = Some(began.elapsed());
+        record.asked = asked;
         Ok(ByteStream::Tls(stream))
     }
 
-    /// Tries the addresses one after the other; the last one's trouble is
-    /// told. Each has its part of the time, so that one that is silent leaves
-    /// some to the others.
+    /// Tries the addresses one after the other; returns the failure of the
+    /// last. Each has its part of the time, so that a silent one leaves some to
+    /// the others.
     async fn reach(
         &self,
         addresses: &[IpAddr],
@@ -198,14 +200,14 @@ impl Connector {
     ) -> Result<TcpStream, AttemptFailure> {
         let addresses = &addresses[..addresses.len().min(ADDRESSES_TRIED)];
         for (n, address) in addresses.iter().enumerate() {
-            let trying = self.reach_one(SocketAddr::new(*address, port), name);
-            // The last one has all that is left, which is for the caller to measure.
+            let connecting = self.reach_one(SocketAddr::new(*address, port), name);
+            // The last address has all the time that is left; the caller measures it.
             if n + 1 == addresses.len() {
-                return trying.await;
+                return connecting.await;
             }
             let left = deadline.saturating_duration_since(Instant::now());
             let part = left / u32::try_from(addresses.len() - n).unwrap_or(1);
-            match tokio::time::timeout(part, trying).await {
+            match tokio::time::timeout(part, connecting).await {
                 Ok(Ok(tcp)) => return Ok(tcp),
                 Ok(Err(failure)) if failure.kind == FailureKind::Ours => return Err(failure),
                 Ok(Err(_)) | Err(_) => {}
@@ -214,21 +216,21 @@ impl Connector {
         std::future::pending().await
     }
 
-    /// Connects to a vetted address, through the proxy if there is one.
+    /// Connects to a checked address, through the proxy if there is one.
     async fn reach_one(&self, to: SocketAddr, name: &str) -> Result<TcpStream, AttemptFailure> {
-        let Some(through) = self.egress.proxy() else {
+        let Some(proxy) = self.egress.proxy() else {
             let tcp = connect(to).await.map_err(|problem| unconnected(name, to.port(), &problem))?;
             let peer = tcp.peer_addr().map_err(|problem| unconnected(name, to.port(), &problem))?;
-            return match self.egress.is_peer(peer, to) {
-                true => Ok(tcp),
-                false => Err(failure(FailureKind::Ours, format!("a connection for {name} led elsewhere"))),
-            };
+            if !self.egress.is_peer(peer, to) {
+                return Err(failure(FailureKind::Ours, format!("a connection for {name} led elsewhere")));
+            }
+            return Ok(tcp);
         };
-        let mut last = proxy::proxy_failure(through, "it has no address");
-        for at in self.egress.find_proxy(through).await? {
-            match connect(at).await {
-                Ok(mut tcp) => return proxy::tunnel(through, &mut tcp, to, name).await.map(|()| tcp),
-                Err(problem) => last = proxy::proxy_failure(through, &problem.to_string()),
+        let mut last = proxy_failure(proxy, "it has no address");
+        for address in self.egress.find_proxy(proxy).await? {
+            match connect(address).await {
+                Ok(mut tcp) => return tunnel(proxy, &mut tcp, to, name).await.map(|()| tcp),
+                Err(problem) => last = proxy_failure(proxy, &problem.to_string()),
             }
         }
         Err(last)
@@ -237,7 +239,7 @@ impl Connector {
 
 async fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
     let tcp = TcpStream::connect(to).await?;
-    // Small requests must not wait for company.
+    // Send small requests at once, without Nagle's delay.
     let _ = tcp.set_nodelay(true);
     Ok(tcp)
 }

@@ -1,13 +1,14 @@
-//! Deadlines that count only the time in which this process ran.
+//! Measures deadlines of requests, counting only the time in which this process
+//! ran.
 //!
 //! A process that was stopped, or a machine that was suspended, wakes with
 //! every timer past and with answers that arrived meanwhile still unread. Such
-//! a timer says nothing about the receiver. So before a deadline is taken as
-//! missed, what has arrived is read, and time in which nothing ran is given
-//! back.
+//! a timer says nothing about the receiver. So before a deadline counts as
+//! missed, answers that have arrived are read, and the deadline is extended by
+//! the time in which nothing ran.
 //!
-//! A ticker measures that time while requests are open: a tick that comes much
-//! too late was not run in time, and neither was anything else.
+//! A ticker measures that time while requests are open: if a tick comes much
+//! too late, nothing ran for as long.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -16,9 +17,9 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// How often the ticker looks while requests are open.
+/// Interval of the ticker while requests are open.
 const TICK: Duration = Duration::from_millis(50);
-/// A tick that is later than this was held up. Less is ordinary scheduling.
+/// Delay of a tick above which nothing ran; less is ordinary scheduling.
 const LATE: Duration = Duration::from_millis(100);
 
 /// Measures the time in which this process did not run.
@@ -27,25 +28,25 @@ pub struct SuspensionClock(Arc<SuspensionState>);
 
 #[derive(Debug, Default)]
 struct SuspensionState {
-    /// The time in which nothing ran, in all, in microseconds.
+    /// Total time in which nothing ran, in microseconds.
     stalled_us: AtomicU64,
-    /// How many deadlines there are.
+    /// Number of deadlines in use.
     open: AtomicUsize,
     is_ticking: AtomicBool,
     ticked: Notify,
 }
 
-/// A deadline of one request.
+/// The deadline of one request.
 #[derive(Debug)]
 pub struct RequestDeadline {
     run_time: SuspensionClock,
     at: Instant,
-    /// The time in which nothing ran that is part of `at` already.
+    /// Stalled time that is included in `at` already.
     stalled: Duration,
 }
 
 impl SuspensionClock {
-    /// A deadline so long from now.
+    /// Returns a deadline this long from now.
     pub fn deadline(&self, after: Duration) -> RequestDeadline {
         self.0.open.fetch_add(1, Ordering::SeqCst);
         if !self.0.is_ticking.load(Ordering::SeqCst) && !self.0.is_ticking.swap(true, Ordering::SeqCst) {
@@ -77,8 +78,8 @@ impl SuspensionClock {
 }
 
 impl SuspensionClock {
-    /// Whether the ticker may end: nobody needs it, and who comes from now on
-    /// starts another.
+    /// Whether the ticker may end: no deadline is open, and the next one starts
+    /// another ticker.
     fn is_over(&self) -> bool {
         if self.0.open.load(Ordering::SeqCst) > 0 {
             return false;
@@ -89,14 +90,14 @@ impl SuspensionClock {
 }
 
 impl RequestDeadline {
-    /// Waits for a future until the deadline: nothing, if that is missed.
+    /// Waits for a future until the deadline; returns nothing if it is missed.
     pub async fn wait<F: Future + Unpin>(&mut self, mut future: F) -> Option<F::Output> {
         loop {
             if let Ok(output) = tokio::time::timeout_at(self.at, &mut future).await {
                 return Some(output);
             }
-            // The next tick knows whether anything ran, and until then what
-            // has arrived can be read.
+            // The next tick measures whether nothing ran; until then answers
+            // that have arrived can be read.
             let ticked = self.run_time.0.ticked.notified();
             tokio::select! {
                 biased;
@@ -123,8 +124,8 @@ impl Drop for RequestDeadline {
 mod tests {
     use super::*;
 
-    /// Another task than the one that waits reads the answer, as in the HTTP
-    /// client: it may run after the timer has gone off.
+    /// Returns an answer after a span. Another task than the one that waits
+    /// sends it, as in the HTTP client: it may run after the timer has fired.
     async fn answered_after(span: Duration) -> tokio::sync::oneshot::Receiver<u32> {
         let (answer, answered) = tokio::sync::oneshot::channel();
         tokio::spawn(async move {

@@ -1,7 +1,7 @@
-//! Why a request had no answer: the kind for programs, a sentence for people.
+//! Says why a request had no answer: a kind for programs, a sentence for people.
 //!
-//! Each function belongs to one phase of an attempt, and its sentences say
-//! how far it came. What TLS has to say is in [`super::tls`].
+//! Each function belongs to one phase of an attempt, and its sentences say how
+//! far the attempt came. Failures of TLS are in [`super::tls`].
 
 use std::error::Error;
 use std::io;
@@ -14,13 +14,14 @@ use super::send::{HEAD_BYTES_MAX, HEAD_FIELDS_MAX};
 use crate::model::attempt::{AttemptFailure, FailureKind};
 use crate::model::span::Span;
 
-/// A failure of this kind, in these words.
+/// Creates a failure of this kind with this message.
 pub fn failure(kind: FailureKind, message: impl Into<String>) -> AttemptFailure {
     AttemptFailure::new(kind, message)
 }
 
-/// The name led to no address. "No such name" and a failing name server are
-/// the receiver's; no answer from any resolver is ours.
+/// Returns the failure of a name lookup by the gateway's own resolver. A
+/// missing name and a failing name server count against the receiver; a
+/// resolver that does not answer counts as ours.
 pub fn unresolved(host: &str, problem: &NetError, has_resolver: bool) -> AttemptFailure {
     match problem {
         problem if problem.is_nx_domain() => {
@@ -41,18 +42,19 @@ pub fn unresolved(host: &str, problem: &NetError, has_resolver: bool) -> Attempt
     }
 }
 
-/// The machine's resolver led to no address. It says little about why: a name
-/// that is not there is told in words alone, and the rest may be anyone's.
-pub fn unknown_to_the_machine(host: &str, problem: &io::Error) -> AttemptFailure {
-    let told = problem.to_string();
-    let is_absent = ["Name or service not known", "No address associated", "nodename nor servname"];
-    match is_absent.iter().any(|words| told.contains(words)) {
-        true => failure(FailureKind::NoSuchName, format!("the name {host} does not exist, or has no address")),
-        false => failure(FailureKind::Dns, format!("the name {host} could not be looked up: {told}")),
+/// Returns the failure of a name lookup by the machine's resolver. It reports
+/// a missing name only in its text, and does not say whose fault the rest is.
+pub fn system_lookup_failed(host: &str, problem: &io::Error) -> AttemptFailure {
+    let text = problem.to_string();
+    let texts_of_absence = ["Name or service not known", "No address associated", "nodename nor servname"];
+    if texts_of_absence.iter().any(|absence| text.contains(absence)) {
+        failure(FailureKind::NoSuchName, format!("the name {host} does not exist, or has no address"))
+    } else {
+        failure(FailureKind::Dns, format!("the name {host} could not be looked up: {text}"))
     }
 }
 
-/// The address was not to be connected to.
+/// Returns the failure of a TCP connection.
 pub fn unconnected(host: &str, port: u16, problem: &io::Error) -> AttemptFailure {
     use io::ErrorKind::{
         ConnectionRefused, ConnectionReset, HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut,
@@ -75,14 +77,15 @@ pub fn unconnected(host: &str, port: u16, problem: &io::Error) -> AttemptFailure
     }
 }
 
-/// Out of file handles, ports or memory: the receiver has no part in it.
+/// Whether this machine is out of file handles, ports or memory, which is not
+/// the receiver's fault.
 fn is_ours(problem: &io::Error) -> bool {
     use rustix::io::Errno;
     let ours = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::ADDRNOTAVAIL];
     problem.raw_os_error().is_some_and(|code| ours.iter().any(|errno| errno.raw_os_error() == code))
 }
 
-/// The deadline for opening a connection passed.
+/// Returns the failure of a connection that was not open in time.
 pub fn unopened_within(
     timeout: Span,
     host: &str,
@@ -103,13 +106,13 @@ pub fn unopened_within(
     failure(FailureKind::Timeout, message)
 }
 
-/// The deadline for everything passed; `heard` is of the connection, if the
-/// request had one.
-pub fn unanswered_within(total: Span, heard: Option<&ResponsePrefix>) -> AttemptFailure {
-    let message = match heard.map(ResponsePrefix::shown) {
+/// Returns the failure of an attempt that missed its total deadline; `prefix`
+/// is of its connection, if it had one.
+pub fn unanswered_within(total: Span, prefix: Option<&ResponsePrefix>) -> AttemptFailure {
+    let message = match prefix.map(ResponsePrefix::shown) {
         None => format!("no connection within {total}"),
         Some(None) => format!("the connection was opened, but no answer came within {total}"),
-        Some(Some(beginning)) if heard.is_some_and(ResponsePrefix::is_interim) => {
+        Some(Some(beginning)) if prefix.is_some_and(ResponsePrefix::is_interim) => {
             format!("an interim answer came ({beginning}), but no final one within {total}")
         }
         Some(Some(beginning)) => {
@@ -119,15 +122,15 @@ pub fn unanswered_within(total: Span, heard: Option<&ResponsePrefix>) -> Attempt
     failure(FailureKind::Timeout, message)
 }
 
-/// Interim answers came without end.
-pub fn endless_interim(heard: &ResponsePrefix) -> AttemptFailure {
-    let beginning = heard.shown().unwrap_or_default();
+/// Returns the failure of a receiver that sends interim answers without end.
+pub fn endless_interim(prefix: &ResponsePrefix) -> AttemptFailure {
+    let beginning = prefix.shown().unwrap_or_default();
     failure(FailureKind::MalformedAnswer, format!("interim answers came without end ({beginning}), and no final one"))
 }
 
-/// The exchange ended without an answer: finds out why, by what caused it and
-/// what was heard until then.
-pub fn unanswered(problem: &(dyn Error + 'static), heard: &ResponsePrefix) -> AttemptFailure {
+/// Returns the failure of an exchange that ended without an answer, from its
+/// causes and what was received until then.
+pub fn unanswered(problem: &(dyn Error + 'static), prefix: &ResponsePrefix) -> AttemptFailure {
     let mut is_unexpected = false;
     for cause in causes(problem) {
         if let Some(http) = cause.downcast_ref::<hyper::Error>() {
@@ -135,34 +138,36 @@ pub fn unanswered(problem: &(dyn Error + 'static), heard: &ResponsePrefix) -> At
                 return oversized();
             }
             if http.is_parse() {
-                return malformed(http, heard);
+                return malformed(http, prefix);
             }
             if http.is_incomplete_message() {
-                return cut_off("closed", heard);
+                return cut_off("closed", prefix);
             }
-            // The client has no name for what is left when these are not it.
+            // The HTTP client has no public test for "unexpected message": it
+            // is what remains when these are not true.
             is_unexpected |= !http.is_canceled() && !http.is_closed() && !http.is_user();
         }
         if let Some(io) = cause.downcast_ref::<io::Error>() {
-            return broken(io, heard);
+            return broken(io, prefix);
         }
     }
-    // What is left is a request that never started. Mail servers and shells
-    // greet; even a greeting that looks like an answer is none to it.
-    match is_unexpected || !heard.bytes.is_empty() {
-        true => failure(
+    // The request never started. Servers such as mail servers and shells send
+    // a greeting first; even a greeting that looks like an answer is not one.
+    if is_unexpected || !prefix.bytes.is_empty() {
+        failure(
             FailureKind::MalformedAnswer,
-            format!("what answered does not speak HTTP: it spoke before it was asked{}", describe_prefix(heard)),
-        ),
-        false => cut_off("closed", heard),
+            format!("what answered does not speak HTTP: it spoke before it was asked{}", describe_prefix(prefix)),
+        )
+    } else {
+        cut_off("closed", prefix)
     }
 }
 
-fn describe_prefix(heard: &ResponsePrefix) -> String {
-    heard.shown().map(|beginning| format!(", beginning with {beginning}")).unwrap_or_default()
+fn describe_prefix(prefix: &ResponsePrefix) -> String {
+    prefix.shown().map(|beginning| format!(", beginning with {beginning}")).unwrap_or_default()
 }
 
-/// What caused an error, and what caused that, down to the first cause.
+/// Returns the causes of an error, from the nearest to the first.
 pub fn causes<'a>(problem: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(problem.source(), |cause| (*cause).source())
 }
@@ -177,15 +182,15 @@ fn oversized() -> AttemptFailure {
     )
 }
 
-fn malformed(problem: &hyper::Error, heard: &ResponsePrefix) -> AttemptFailure {
-    let line = heard.line();
-    let beginning = heard.shown().unwrap_or_else(|| "nothing that can be shown".into());
-    let is_ours = line.starts_with(b"HTTP/1.1") || line.starts_with(b"HTTP/1.0");
-    let message = if matches!(heard.bytes[..], [0x15 | 0x16, 0x03, ..]) {
+fn malformed(problem: &hyper::Error, prefix: &ResponsePrefix) -> AttemptFailure {
+    let line = prefix.line();
+    let beginning = prefix.shown().unwrap_or_else(|| "nothing that can be shown".into());
+    let is_http_1 = line.starts_with(b"HTTP/1.1") || line.starts_with(b"HTTP/1.0");
+    let message = if matches!(prefix.bytes[..], [0x15 | 0x16, 0x03, ..]) {
         "what answered speaks TLS; should the URL begin with https?".to_owned()
     } else if !line.starts_with(b"HTTP/") {
         format!("what answered does not speak HTTP: it begins with {beginning}")
-    } else if !is_ours {
+    } else if !is_http_1 {
         format!("the answer is not in HTTP/1.1: it begins with {beginning}")
     } else if !is_status_line(line) {
         format!("the status line of the answer is malformed: {beginning}; it needs a status from 100 to 999")
@@ -197,27 +202,28 @@ fn malformed(problem: &hyper::Error, heard: &ResponsePrefix) -> AttemptFailure {
     failure(FailureKind::MalformedAnswer, message)
 }
 
-/// `HTTP/1.1 200`, whatever follows.
+/// Whether a line begins like `HTTP/1.1 200`.
 fn is_status_line(line: &[u8]) -> bool {
     let status = line.strip_prefix(b"HTTP/1.1 ").or_else(|| line.strip_prefix(b"HTTP/1.0 "));
     matches!(status, Some([b'1'..=b'9', b'0'..=b'9', b'0'..=b'9', rest @ ..]) if matches!(rest, [] | [b' ', ..]))
 }
 
-fn broken(problem: &io::Error, heard: &ResponsePrefix) -> AttemptFailure {
+fn broken(problem: &io::Error, prefix: &ResponsePrefix) -> AttemptFailure {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, TimedOut, UnexpectedEof};
     match problem.kind() {
-        // TLS that ends without a farewell is an end all the same.
-        UnexpectedEof => cut_off("closed", heard),
-        ConnectionReset | ConnectionAborted | BrokenPipe => cut_off("reset", heard),
+        // TLS that ends without a close notification counts as closed.
+        UnexpectedEof => cut_off("closed", prefix),
+        ConnectionReset | ConnectionAborted | BrokenPipe => cut_off("reset", prefix),
         TimedOut => failure(FailureKind::Timeout, "the connection was opened, but the host stopped answering"),
         _ => failure(FailureKind::ConnectionReset, format!("the connection broke before an answer came: {problem}")),
     }
 }
 
-/// Closed or reset, and how far the exchange was.
-fn cut_off(how: &str, heard: &ResponsePrefix) -> AttemptFailure {
-    let message = match heard.shown() {
-        Some(beginning) if heard.is_interim() => {
+/// Returns the failure of a connection that was closed or reset, with how far
+/// the exchange came.
+fn cut_off(how: &str, prefix: &ResponsePrefix) -> AttemptFailure {
+    let message = match prefix.shown() {
+        Some(beginning) if prefix.is_interim() => {
             format!("the connection was {how} after an interim answer ({beginning}), before a final one came")
         }
         Some(beginning) => {
@@ -225,7 +231,7 @@ fn cut_off(how: &str, heard: &ResponsePrefix) -> AttemptFailure {
                 "the connection was {how} before the head of the answer was complete; what came begins with {beginning}"
             )
         }
-        None if heard.broke_while_sending => format!("the connection was {how} while the request was being sent"),
+        None if prefix.broke_while_sending => format!("the connection was {how} while the request was being sent"),
         None => format!("the connection was {how} before an answer came"),
     };
     failure(FailureKind::ConnectionReset, message)
@@ -266,7 +272,7 @@ mod tests {
         for (problem, kind, message) in cases {
             assert_eq!(lookup(problem), (kind, message.to_owned()));
         }
-        // A resolver that answers other questions is well; then it is the name's own servers.
+        // If the resolver answers other questions, the name's own servers are at fault.
         let (kind, message) = described(unresolved("a.example", &NetError::Timeout, true));
         assert_eq!((kind, message.contains("did not answer in time")), (FailureKind::Dns, true));
     }
@@ -314,16 +320,16 @@ mod tests {
     #[test]
     fn what_breaks_says_how_far_it_came() {
         let reset = io::Error::from(io::ErrorKind::ConnectionReset);
-        let heard = |bytes: &[u8], broke_while_sending| ResponsePrefix {
+        let prefix = |bytes: &[u8], broke_while_sending| ResponsePrefix {
             bytes: bytes.into(),
             broke_while_sending,
             ..ResponsePrefix::default()
         };
-        let message = |heard| broken(&reset, &heard).message;
-        assert_eq!(message(heard(b"", false)), "the connection was reset before an answer came");
-        assert_eq!(message(heard(b"", true)), "the connection was reset while the request was being sent");
+        let message = |prefix| broken(&reset, &prefix).message;
+        assert_eq!(message(prefix(b"", false)), "the connection was reset before an answer came");
+        assert_eq!(message(prefix(b"", true)), "the connection was reset while the request was being sent");
         assert_eq!(
-            message(heard(b"HTTP/1.1 200 OK\r\nserver: x", true)),
+            message(prefix(b"HTTP/1.1 200 OK\r\nserver: x", true)),
             "the connection was reset before the head of the answer was complete; what came begins with \"HTTP/1.1 200 OK\""
         );
     }

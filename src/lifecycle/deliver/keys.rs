@@ -1,60 +1,59 @@
-//! The keys deliveries are signed with: how they are made, written and read.
+//! Makes, writes and reads the keys that deliveries are signed with.
 //!
 //! A shared secret is `whsec_` and its bytes in base64. A private key is
 //! `whsk_` and 64 bytes, the seed and the public key it belongs to; the public
-//! key alone is `whpk_` and 32 bytes. What stands here tells nobody a key
-//! that is wrong.
+//! key alone is `whpk_` and 32 bytes. Error texts never contain the key.
 
 use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-/// What every shared secret begins with.
+/// Prefix of every shared secret.
 pub const SECRET_PREFIX: &str = "whsec_";
-/// What every private key begins with.
+/// Prefix of every private key.
 pub const KEY_PREFIX: &str = "whsk_";
-/// What every public key begins with.
+/// Prefix of every public key.
 pub const PUBLIC_PREFIX: &str = "whpk_";
 
 const SEED_BYTES: usize = 32;
 
-/// Why a secret that was brought along cannot be used.
+/// Error text for a shared secret that cannot be used.
 pub const BAD_SECRET: &str =
     "secret is not whsec_ and 24 to 64 bytes in base64; bring such a one, or leave it out and one is made";
-/// Why a private key that was brought along cannot be used.
+/// Error text for a private key that cannot be used.
 pub const BAD_KEY: &str = "private_key is not whsk_ and an Ed25519 seed with its public key, 64 bytes, in base64; bring such a one, or leave \
      it out and one is made";
 
-/// The key inside a shared secret, or nothing when it is not one.
+/// Returns the key bytes of a shared secret, or nothing if it is invalid.
 pub fn secret_key(secret: &str) -> Option<Vec<u8>> {
     let encoded = secret.strip_prefix(SECRET_PREFIX)?;
     STANDARD.decode(encoded).ok().filter(|key| (24..=64).contains(&key.len()))
 }
 
-/// A fresh shared secret from 24 random bytes: 32 characters, no padding.
+/// Makes a shared secret of 24 random bytes: 32 characters, no padding.
 pub fn new_secret(random: [u8; 24]) -> String {
     format!("{SECRET_PREFIX}{}", STANDARD.encode(random))
 }
 
-/// A fresh private key from 32 random bytes.
+/// Makes a private key from 32 random bytes.
 pub fn new_key(random: [u8; SEED_BYTES]) -> String {
     let pair = Ed25519KeyPair::from_seed_unchecked(&random).expect("any 32 bytes are a seed");
     format!("{KEY_PREFIX}{}", STANDARD.encode([random.as_slice(), pair.public_key().as_ref()].concat()))
 }
 
-/// The pair inside a private key, or nothing when it is not one.
+/// Returns the key pair of a private key, or nothing if it is invalid.
 pub fn key_pair(key: &str) -> Option<Ed25519KeyPair> {
     let bytes = STANDARD.decode(key.strip_prefix(KEY_PREFIX)?).ok()?;
     let (seed, public) = bytes.split_at_checked(SEED_BYTES)?;
     Ed25519KeyPair::from_seed_and_public_key(seed, public).ok()
 }
 
-/// The public key that belongs to a private one.
+/// Returns the public key that belongs to a private key.
 pub fn public_key(key: &str) -> Option<String> {
     key_pair(key).map(|pair| format!("{PUBLIC_PREFIX}{}", STANDARD.encode(pair.public_key())))
 }
 
-/// What a public key checks signatures with, or nothing when it is not one.
+/// Returns the verifier of a public key, or nothing if it is invalid.
 pub fn public_half(text: &str) -> Option<UnparsedPublicKey<Vec<u8>>> {
     let bytes = STANDARD.decode(text.strip_prefix(PUBLIC_PREFIX)?).ok()?;
     (bytes.len() == SEED_BYTES).then(|| UnparsedPublicKey::new(&ED25519, bytes))
@@ -80,7 +79,7 @@ mod tests {
         let public = public_key(&key).unwrap();
         assert!(public.starts_with("whpk_") && public_half(&public).is_some());
         assert!(key.len() == 5 + 88 && key_pair(&key).is_some());
-        // A seed beside a public key that is not its own.
+        // The seed does not belong to the public key beside it.
         let mut bytes = STANDARD.decode(&key[5..]).unwrap();
         bytes[40] ^= 1;
         assert!(key_pair(&format!("whsk_{}", STANDARD.encode(&bytes))).is_none());

@@ -1,10 +1,10 @@
-//! The lease's rule: what may not be finished is not begun, and what is going
-//! on when the lease ends is dropped.
+//! Keeps attempts within the node's lease: an attempt that may not end in time
+//! does not begin, and one that runs when the lease ends is dropped.
 //!
-//! A process may be frozen for any time at any moment, and wakes believing
-//! what it believed before. So the monotonic clock is asked before every
-//! single step: a node whose lease has ended meanwhile neither begins a
-//! request nor hears an answer.
+//! A process may be frozen at any moment for any time, and does not know it
+//! when it wakes. So the monotonic clock is read before every poll: a node
+//! whose lease has ended meanwhile neither begins a request nor reads an
+//! answer.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -13,47 +13,48 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-/// For how long something may go on.
+/// The lease that a future runs under.
 pub trait LeaseGuard: Sync {
-    /// Until when it surely may, by the monotonic clock; for ever, without.
+    /// Returns the end of the lease by the monotonic clock; none if it never ends.
     fn until(&self) -> Option<Instant>;
 
-    /// Whether it was taken away before that.
+    /// Whether the lease was taken away before its end.
     fn is_revoked(&self) -> bool;
 
-    /// Told when one may have been taken away.
+    /// Returns the notification that some lease may have been taken away.
     fn moved(&self) -> &Notify;
 
-    /// Whether it is over.
+    /// Whether the lease has ended.
     fn is_over(&self) -> bool {
         self.until().is_some_and(|until| clock() >= until || self.is_revoked())
     }
 
-    /// Whether something that needs so long fits in.
+    /// Whether this much time is left of the lease.
     fn fits(&self, needed: Duration) -> bool {
         !self.is_over() && self.until().is_none_or(|until| clock() + needed <= until)
     }
 }
 
-/// How long an attempt needs to have ahead of it to begin: its whole
-/// deadline, or half of a lease where that is less. Such a long one is let
-/// begin, since it may well end early, and is dropped if it does not.
+/// Returns the time that must be left of a lease when an attempt begins: the
+/// attempt's whole deadline, or half of the lease if that is less. An attempt
+/// with a longer deadline may begin, since it may well end early; if it does
+/// not, it is dropped.
 pub fn needed(total: Duration, lease: Option<Duration>) -> Duration {
     lease.map_or(Duration::ZERO, |lease| total.min(lease / 2))
 }
 
-/// How long is left, if there is an end at all.
+/// Returns the time left of a lease, if it ends at all.
 pub fn left(until: Option<Instant>) -> Option<Duration> {
     until.map(|until| until.saturating_duration_since(clock()))
 }
 
-/// Runs a future for as long as the term lasts: nothing, if that is over
-/// before the future is. It is not polled once more then, and is dropped.
-pub async fn run_within<F: Future>(term: &dyn LeaseGuard, future: F) -> Option<F::Output> {
+/// Runs a future within a lease; returns nothing if the lease ends first. Then
+/// the future is dropped without another poll.
+pub async fn run_within<F: Future>(lease: &dyn LeaseGuard, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
-    let mut over = pin!(over(term));
+    let mut over = pin!(over(lease));
     poll_fn(|context| {
-        if term.is_over() || over.as_mut().poll(context).is_ready() {
+        if lease.is_over() || over.as_mut().poll(context).is_ready() {
             return Poll::Ready(None);
         }
         future.as_mut().poll(context).map(Some)
@@ -61,15 +62,15 @@ pub async fn run_within<F: Future>(term: &dyn LeaseGuard, future: F) -> Option<F
     .await
 }
 
-/// Returns once the term is over.
-async fn over(term: &dyn LeaseGuard) {
+/// Waits until the lease has ended.
+async fn over(lease: &dyn LeaseGuard) {
     loop {
-        let moved = term.moved().notified();
-        let Some(until) = term.until() else { return std::future::pending().await };
-        if term.is_over() {
+        let moved = lease.moved().notified();
+        let Some(until) = lease.until() else { return std::future::pending().await };
+        if lease.is_over() {
             return;
         }
-        // Renewed by then, it is slept on.
+        // The lease may be renewed meanwhile, so its end is read again.
         tokio::select! {
             () = tokio::time::sleep_until(until.into()) => {}
             () = moved => {}
@@ -77,7 +78,7 @@ async fn over(term: &dyn LeaseGuard) {
     }
 }
 
-/// Tokio's clock is the machine's, but for tests that move it.
+/// Returns the time of Tokio's clock: the machine's, except in tests that move it.
 fn clock() -> Instant {
     tokio::time::Instant::now().into_std()
 }

@@ -1,9 +1,10 @@
-//! Sends: one request out, one answer back, within one deadline.
+//! Sends one request and reads one answer, within one deadline.
 //!
-//! Nothing is followed, decompressed or sent a second time. The head of the
-//! answer decides; of its body only the beginning is kept.
+//! Redirects are not followed, answers are not decompressed, and nothing is
+//! sent a second time. The head of the answer decides; only the beginning of
+//! its body is kept.
 //!
-//! Connections are kept per tenant and kind of TLS, and never shared beyond that.
+//! Connections are pooled per tenant and TLS settings, and never shared beyond that.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -31,52 +32,55 @@ use crate::model::id::TenantId;
 use crate::model::span::Span;
 use crate::model::tls::EndpointTls;
 
-/// Sends requests. The one seam between deciding and the network.
+/// Sends requests over the network. Tests put their own part here.
 #[async_trait]
 pub trait Sender: Send + Sync {
     /// Makes exactly one request and returns within its deadline.
     async fn send(&self, request: SignedRequest) -> Answer;
 }
 
-/// How much of a response body is kept.
+/// Bytes of a response body that are kept.
 pub const BODY_BYTES_KEPT: usize = 4 * 1_024;
-/// How much is read past that, so that the connection can be used again.
+/// Most bytes of a body that are read, so that the connection can be used again.
 const BODY_BYTES_READ: usize = 64 * 1_024;
+/// Most response headers that are kept.
 const HEADERS_KEPT: usize = 32;
+/// Most bytes of response headers that are kept.
 const HEADER_BYTES_KEPT: usize = 1_024;
-/// How much of a header that decides something survives the cut.
+/// Values of a header that affects retries that are kept in any case.
 const DECISIVE_VALUES_KEPT: usize = 4;
+/// Bytes of each such value that are kept.
 const DECISIVE_BYTES_KEPT: usize = 64;
-/// How large the head of an answer may be.
+/// Most bytes of an answer's head.
 pub const HEAD_BYTES_MAX: usize = 32 * 1_024;
-/// How many headers it may have.
+/// Most headers of an answer.
 pub const HEAD_FIELDS_MAX: usize = 64;
-/// Receivers commonly close idle connections after five seconds; letting go
-/// first avoids sending into a closing one.
+/// Time after which an idle connection is closed. Receivers commonly close
+/// theirs after five seconds; closing first avoids sending into a closing one.
 const POOL_IDLE: Duration = Duration::from_secs(4);
-/// After this long without a request a pool is given up.
+/// Time without a request after which a pool is dropped.
 const CLIENT_IDLE: Duration = Duration::from_secs(300);
 
 type HttpClient = Client<Connector, Full<Bytes>>;
 
-/// Sends over HTTP, with connections kept per tenant and kind of TLS.
+/// Sends over HTTP, with connections pooled per tenant and TLS settings.
 pub struct HttpSender {
     connector: Connector,
-    /// How many connections may be kept for later.
+    /// Number of open connections from which none is kept idle.
     kept_max: usize,
     clients: Mutex<HashMap<PoolKey, PooledClient>>,
     run_time: SuspensionClock,
 }
 
-/// What connections have in common that may be used for one another. The pool
-/// tells them apart by host alone, so tenants must not share one, nor may
-/// endpoints that trust others, or are someone else, than each other; and the
-/// connect deadline belongs to the connector.
+/// The key of a connection pool. A pool tells connections apart by host alone,
+/// so tenants must not share one, nor may endpoints that trust different
+/// authorities or show different certificates. The connect timeout is part of
+/// the key because it belongs to the connector.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct PoolKey {
     tenant: TenantId,
     connect: Span,
-    /// What is special about their TLS, if anything is.
+    /// TLS settings, if they are not the usual ones.
     tls: Option<Arc<EndpointTls>>,
 }
 
@@ -86,23 +90,23 @@ struct PooledClient {
 }
 
 impl HttpSender {
-    /// A sender that opens its connections through this connector. Once so
-    /// many are open, none is kept for later: all there ever are is these and
-    /// one per request in flight.
+    /// Creates a sender that connects through this connector. While `kept_max`
+    /// connections are open, none is kept idle, so there are never more than
+    /// these and one per request in flight.
     pub fn new(connector: Connector, kept_max: usize) -> Self {
         let run_time = connector.run_time();
         Self { connector, kept_max, clients: Mutex::new(HashMap::new()), run_time }
     }
 
-    fn client(&self, kind: PoolKey) -> Result<Arc<HttpClient>, AttemptFailure> {
+    fn client(&self, key: PoolKey) -> Result<Arc<HttpClient>, AttemptFailure> {
         let now = Instant::now();
         let mut clients = self.clients.lock();
-        if let Some(known) = clients.get_mut(&kind) {
-            known.used_at = now;
-            return Ok(known.client.clone());
+        if let Some(pooled) = clients.get_mut(&key) {
+            pooled.used_at = now;
+            return Ok(pooled.client.clone());
         }
-        let connector = self.connector.with_timeout(kind.connect.0);
-        let connector = match &kind.tls {
+        let connector = self.connector.with_timeout(key.connect.0);
+        let connector = match &key.tls {
             None => connector,
             Some(tls) => connector.with_tls(tls).map_err(|problem| failure(FailureKind::Ours, problem.message))?,
         };
@@ -116,9 +120,9 @@ impl HttpSender {
             .retry_canceled_requests(true)
             .build(connector);
         let client = Arc::new(client);
-        // Settings that were changed, and keys that were replaced, go in time.
+        // Pools of settings and keys that were replaced are dropped in time.
         clients.retain(|_, pooled| now.saturating_duration_since(pooled.used_at) < CLIENT_IDLE);
-        clients.insert(kind, PooledClient { client: client.clone(), used_at: now });
+        clients.insert(key, PooledClient { client: client.clone(), used_at: now });
         Ok(client)
     }
 }
@@ -131,7 +135,7 @@ impl Sender for HttpSender {
         let mut timings = Timings::default();
         let result = exchange(self, request, began, &mut deadline, &mut timings).await;
         timings.total = millis(began.elapsed());
-        // How long a refusal took says something about what is there.
+        // The time of a refusal would show what is at the target, so it is hidden.
         if matches!(&result, Err(failure) if failure.kind == FailureKind::TargetForbidden) {
             timings = Timings::default();
         }
@@ -159,19 +163,19 @@ async fn exchange(
     let connection = capture_connection(&mut outgoing);
     let response = match deadline.wait(client.request(outgoing)).await {
         None => {
-            let opened = connection.connection_metadata().as_ref().and_then(opened);
-            if let Some(opened) = &opened {
-                show_if_new(opened, began, timings);
+            let record = connection.connection_metadata().as_ref().and_then(connection_record);
+            if let Some(record) = &record {
+                show_if_new(record, began, timings);
             }
-            return Err(unanswered_within(total, opened.map(|opened| opened.recorder.received()).as_ref()));
+            return Err(unanswered_within(total, record.map(|record| record.recorder.received()).as_ref()));
         }
         Some(Err(problem)) => return Err(explain(&problem, began, timings)),
         Some(Ok(response)) => response,
     };
     timings.first_byte = Some(millis(began.elapsed()));
-    if let Some(opened) = response.extensions().get::<ConnectionRecord>() {
-        opened.recorder.reset();
-        show_if_new(opened, began, timings);
+    if let Some(record) = response.extensions().get::<ConnectionRecord>() {
+        record.recorder.reset();
+        show_if_new(record, began, timings);
     }
     Ok(read(response, deadline).await)
 }
@@ -180,8 +184,8 @@ async fn read(response: http::Response<Incoming>, deadline: &mut RequestDeadline
     let status = response.status().as_u16();
     let headers = kept_headers(response.headers());
     let mut body = response.into_body();
-    let (mut kept, mut total) = (Vec::new(), 0);
-    // A body that stalls or breaks changes nothing: the head has spoken.
+    let (mut beginning, mut total) = (Vec::new(), 0);
+    // A body that stalls or breaks changes nothing: the head decides.
     let is_whole = loop {
         match deadline.wait(body.frame()).await {
             Some(None) => break true,
@@ -189,15 +193,15 @@ async fn read(response: http::Response<Incoming>, deadline: &mut RequestDeadline
             Some(Some(Ok(frame))) => {
                 let Some(data) = frame.data_ref() else { continue };
                 total += data.len();
-                let room = BODY_BYTES_KEPT.saturating_sub(kept.len());
-                kept.extend_from_slice(&data[..room.min(data.len())]);
+                let room = BODY_BYTES_KEPT.saturating_sub(beginning.len());
+                beginning.extend_from_slice(&data[..room.min(data.len())]);
                 if total > BODY_BYTES_READ {
                     break false;
                 }
             }
         }
     };
-    Response { status, headers, body: lossy(&kept), is_truncated: !is_whole || total > kept.len() }
+    Response { status, headers, body: lossy(&beginning), is_truncated: !is_whole || total > beginning.len() }
 }
 
 fn lossy(bytes: &[u8]) -> String {
@@ -214,44 +218,45 @@ fn kept_headers(headers: &http::HeaderMap) -> Vec<(String, String)> {
         }
         kept.push((name.as_str().to_owned(), lossy(value.as_bytes())));
     }
-    // Whatever else was cut, these decide when to come back, and whether.
+    // These headers affect retries, so they are kept in any case.
     for decisive in ["retry-after", "webhook-delivery"] {
-        let known = kept.iter().filter(|(name, _)| name == decisive).count();
-        for value in headers.get_all(decisive).iter().skip(known).take(DECISIVE_VALUES_KEPT) {
+        let kept_before = kept.iter().filter(|(name, _)| name == decisive).count();
+        for value in headers.get_all(decisive).iter().skip(kept_before).take(DECISIVE_VALUES_KEPT) {
             kept.push((decisive.to_owned(), lossy(&value.as_bytes()[..value.len().min(DECISIVE_BYTES_KEPT)])));
         }
     }
     kept
 }
 
-/// Finds out what a client error means, and how far the attempt came.
+/// Returns the failure that a client error means, and fills in the timings.
 fn explain(problem: &hyper_util::client::legacy::Error, began: Instant, timings: &mut Timings) -> AttemptFailure {
     if let Some(connect) = causes(problem).find_map(connect_failure) {
         show_if_new(&connect.opened, began, timings);
         return connect.failure.clone();
     }
-    let opened = problem.connect_info().and_then(opened);
-    if let Some(opened) = &opened {
-        show_if_new(opened, began, timings);
+    let record = problem.connect_info().and_then(connection_record);
+    if let Some(record) = &record {
+        show_if_new(record, began, timings);
     }
-    unanswered(problem, &opened.map(|opened| opened.recorder.received()).unwrap_or_default())
+    unanswered(problem, &record.map(|record| record.recorder.received()).unwrap_or_default())
 }
 
-/// From the connector, or out of a connection that knew what its error meant.
+/// Returns the failure that the connector or the connection put into an error.
 fn connect_failure<'a>(cause: &'a (dyn Error + 'static)) -> Option<&'a ConnectFailure> {
     cause.downcast_ref().or_else(|| cause.downcast_ref::<std::io::Error>()?.get_ref()?.downcast_ref())
 }
 
-fn opened(connected: &Connected) -> Option<ConnectionRecord> {
+fn connection_record(connected: &Connected) -> Option<ConnectionRecord> {
     let mut extras = http::Extensions::new();
     connected.get_extras(&mut extras);
     extras.remove()
 }
 
-/// A kept-alive connection was opened for another attempt, which has shown it.
-fn show_if_new(opened: &ConnectionRecord, began: Instant, timings: &mut Timings) {
-    if opened.at >= began {
-        opened.show(timings);
+/// Adds the times of a connection that was opened for this attempt; those of a
+/// reused one belong to an earlier attempt.
+fn show_if_new(record: &ConnectionRecord, began: Instant, timings: &mut Timings) {
+    if record.at >= began {
+        record.show(timings);
     }
 }
 

@@ -1,13 +1,13 @@
-//! Signs: turns a claim into the request that leaves for the receiver.
+//! Builds and signs the request of an attempt.
 //!
 //! The id and the body are the same on every attempt; timestamp and
-//! signature are fresh each time. Standard Webhooks: HMAC-SHA256 over
+//! signature are new each time. Standard Webhooks: HMAC-SHA256 over
 //! `id.timestamp.body`, one `v1,…` token per active secret, newest first,
 //! single spaces between them, and `v1a,…` tokens where Ed25519 signs, too.
-//! Other profiles say the same in other words.
+//! Other profiles send the same signatures in other headers.
 //!
-//! Invariant: where there is room for one signature alone, it is that of the
-//! oldest secret that is active, until a rotation's overlap has ended.
+//! Invariant: where a profile has room for one signature only, the oldest
+//! active secret signs, until a rotation's overlap has ended.
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,21 +34,21 @@ use crate::store::Claim;
 /// A request ready to be sent.
 #[derive(Clone)]
 pub struct SignedRequest {
-    /// Whose connections it may use.
+    /// Tenant whose connections the request may use.
     pub tenant: TenantId,
-    /// Where it goes.
+    /// URL of the endpoint.
     pub url: String,
-    /// All its headers.
+    /// All headers of the request.
     pub headers: HeaderMap,
-    /// Its body.
+    /// Body of the request.
     pub body: Bytes,
-    /// When to give up waiting.
+    /// Timeouts of the attempt.
     pub timeout: AttemptTimeouts,
-    /// How its connection is encrypted.
+    /// TLS settings of the connection.
     pub tls: Arc<EndpointTls>,
 }
 
-/// Shows neither what it carries nor what vouches for it.
+/// Prints neither the payload nor the signatures.
 impl fmt::Debug for SignedRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Request({} bytes for {})", self.body.len(), self.tenant)
@@ -82,7 +82,7 @@ pub fn sign(claim: &Claim, endpoint: &Endpoint, links: &Links, now: Timestamp) -
         Some((HeaderName::try_from(name.as_str()).ok()?, HeaderValue::try_from(value.reveal()).ok()?))
     });
     let mut headers: HeaderMap = custom.collect();
-    // Ours come last, so that nothing can stand in for them.
+    // Our headers come last, so that custom ones cannot replace them.
     headers.extend(our_headers(claim, claim.progress.attempts + 1, now));
     let signer = Signer::new(&endpoint.secrets, settings.signing, claim.event.id.as_str(), now, &body);
     headers.extend(signer.headers(&settings.signatures));
@@ -96,7 +96,7 @@ pub fn sign(claim: &Claim, endpoint: &Endpoint, links: &Links, now: Timestamp) -
     })
 }
 
-/// The headers of an attempt of this number, but for those that vouch for it.
+/// Returns the headers of the attempt with this number, without the signatures.
 pub fn our_headers(claim: &Claim, number: u32, now: Timestamp) -> Vec<(HeaderName, HeaderValue)> {
     let event = &claim.event;
     let id = text(event.id.as_str());
@@ -119,7 +119,7 @@ pub fn our_headers(claim: &Claim, number: u32, now: Timestamp) -> Vec<(HeaderNam
     headers
 }
 
-/// The headers that vouched for an attempt, as far as they can be shown.
+/// Returns the signature headers of an attempt with the signatures masked.
 pub fn masked_headers(id: &str, at: Timestamp, profiles: &[SignatureProfile]) -> Vec<(HeaderName, HeaderValue)> {
     let hidden = || HeaderValue::from_static(MASK);
     let mut headers = vec![(WEBHOOK_SIGNATURE, HeaderValue::from_static("v1,***"))];
@@ -147,21 +147,22 @@ fn text(value: &str) -> HeaderValue {
     HeaderValue::try_from(value).expect("ids, types and versions are printable ASCII")
 }
 
-/// What a header may carry as it is: the unreserved characters of a URL.
+/// Characters that are percent-encoded in a header: all but the unreserved
+/// characters of a URL.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 fn percent_encode(text: &str) -> String {
     utf8_percent_encode(text, ENCODED).to_string()
 }
 
-/// The value of `webhook-signature`: a token for each secret active now.
+/// Returns the value of `webhook-signature`: a token for each active secret.
 pub fn signature(secrets: &[Secret], signing: Signing, id: &str, now: Timestamp, body: &[u8]) -> String {
     Signer::new(secrets, signing, id, now, body).tokens()
 }
 
-/// What signs one attempt.
+/// Signs one attempt.
 pub struct Signer<'a> {
-    /// Newest first.
+    /// Active secrets, newest first.
     active: Vec<&'a Secret>,
     signing: Signing,
     id: &'a str,
@@ -170,13 +171,13 @@ pub struct Signer<'a> {
 }
 
 impl<'a> Signer<'a> {
-    /// What signs an attempt of now, with each of these that is active.
+    /// Creates a signer of an attempt at `now`, with the secrets active then.
     pub fn new(secrets: &'a [Secret], signing: Signing, id: &'a str, now: Timestamp, body: &'a [u8]) -> Self {
         let active = secrets.iter().filter(|secret| secret.is_active(now)).collect();
         Self { active, signing, id, seconds: now.as_second(), body }
     }
 
-    /// What is signed: the parts and the body, joined by dots.
+    /// Returns what is signed before the body: id and timestamp, each with a dot.
     fn prefix(&self) -> String {
         format!("{}.{}.", self.id, self.seconds)
     }
@@ -205,17 +206,18 @@ impl<'a> Signer<'a> {
         tokens
     }
 
-    /// The secret that signs alone: whoever has not changed over still has it.
+    /// Returns the secret that signs where there is room for one signature: the
+    /// oldest, which a receiver that has not rotated yet still has.
     fn only(&self) -> &'a Secret {
         self.active.last().expect("the newest secret never expires")
     }
 
-    /// Over the prefix and the body, under the whole text of a secret.
+    /// Returns the MAC of prefix and body in hex, keyed by a secret's whole text.
     fn hex(&self, secret: &Secret, prefix: &str) -> String {
         hex::encode(mac(secret.text.as_bytes(), prefix, self.body).as_ref())
     }
 
-    /// The headers that vouch for it, in the words of these profiles.
+    /// Returns the signature headers of these profiles.
     pub fn headers(&self, profiles: &[SignatureProfile]) -> Vec<(HeaderName, HeaderValue)> {
         let (tokens, seconds) = (text(&self.tokens()), self.seconds);
         let timed = format!("{seconds}.");
@@ -253,12 +255,12 @@ fn mac(key: &[u8], prefix: &str, body: &[u8]) -> hmac::Tag {
     context.sign()
 }
 
-/// SHA-256 in hex.
+/// Returns the SHA-256 of bytes in hex.
 pub fn sha256_hex(bytes: &[u8]) -> String {
     hex::encode(digest::digest(&digest::SHA256, bytes).as_ref())
 }
 
-/// Why a received request is not to be trusted.
+/// The reason why a received request is not to be trusted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SignatureError {
     /// A header is missing.
@@ -267,10 +269,10 @@ pub enum SignatureError {
     /// The timestamp cannot be read.
     #[error("webhook-timestamp {0:?} is not a whole number of seconds")]
     BadTimestamp(String),
-    /// Too old or too new.
+    /// The timestamp is too far from now.
     #[error("webhook-timestamp is {0} seconds away from now; at most 300 are trusted")]
     Stale(u64),
-    /// Signed by someone else, or changed on the way.
+    /// No signature matches: signed by someone else, or changed on the way.
     #[error("no token of webhook-signature fits the secret and the body")]
     NoMatch,
 }
@@ -283,27 +285,27 @@ pub fn verify(secret: &str, headers: &HeaderMap, body: &[u8], now: Timestamp) ->
     };
     let (id, timestamp) = (header("webhook-id")?, header("webhook-timestamp")?);
     let seconds: i64 = timestamp.parse().map_err(|_| SignatureError::BadTimestamp(timestamp.to_owned()))?;
-    let away = now.as_second().abs_diff(seconds);
-    if away > 300 {
-        return Err(SignatureError::Stale(away));
+    let distance = now.as_second().abs_diff(seconds);
+    if distance > 300 {
+        return Err(SignatureError::Stale(distance));
     }
     let prefix = format!("{id}.{seconds}.");
     let tokens = header("webhook-signature")?.split(' ');
-    let fits = match public_half(secret) {
+    let is_valid = match public_half(secret) {
         Some(public) => {
             let message = [prefix.as_bytes(), body].concat();
             tokens
                 .filter_map(|token| STANDARD.decode(token.strip_prefix("v1a,")?).ok())
-                .any(|given| public.verify(&message, &given).is_ok())
+                .any(|signature| public.verify(&message, &signature).is_ok())
         }
         None => {
             let key = secret_key(secret).ok_or(SignatureError::NoMatch)?;
             let expected = STANDARD.encode(mac(&key, &prefix, body));
-            let is_equal = |given: &str| constant_time::verify_slices_are_equal(given.as_bytes(), expected.as_bytes());
-            tokens.filter_map(|token| token.strip_prefix("v1,")).any(|given| is_equal(given).is_ok())
+            let is_equal = |token: &str| constant_time::verify_slices_are_equal(token.as_bytes(), expected.as_bytes());
+            tokens.filter_map(|token| token.strip_prefix("v1,")).any(|token| is_equal(token).is_ok())
         }
     };
-    if fits { Ok(()) } else { Err(SignatureError::NoMatch) }
+    if is_valid { Ok(()) } else { Err(SignatureError::NoMatch) }
 }
 
 #[cfg(test)]
@@ -328,12 +330,12 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    /// One header of what a profile sends.
+    /// Returns the value of one header that a profile sends.
     fn sent(secrets: &[Secret], profile: SignatureProfile, name: &str, now: Timestamp) -> String {
         let headers = Signer::new(secrets, Signing::Hmac, ID, now, BODY).headers(&[profile]);
-        let found: Vec<_> = headers.iter().filter(|(found, _)| found == name).collect();
-        assert_eq!(found.len(), 1, "{name} is sent once");
-        found[0].1.to_str().unwrap().to_owned()
+        let matching: Vec<_> = headers.iter().filter(|(header, _)| header == name).collect();
+        assert_eq!(matching.len(), 1, "{name} is sent once");
+        matching[0].1.to_str().unwrap().to_owned()
     }
 
     #[test]
@@ -376,7 +378,7 @@ mod tests {
         let now = second(1_614_265_330);
         let secrets = [secret(SECRET, None)];
         let sent = |profile, name| sent(&secrets, profile, name, now);
-        // Each made with `openssl dgst -sha256 -hmac "$secret"`.
+        // The expected values were made with `openssl dgst -sha256 -hmac "$secret"`.
         let over_body = "sha256=80ec8a89ce3cd22133a1066caecb4d04fea7467657c8514d717ec42c38a5c94c";
         let over_both = "2e37df5d4a028c51a7f3133d64ae1e300d2c2c900f1b1d49d4369ad2530f8964";
         assert_eq!(sent(SignatureProfile::Sha256, "x-signature"), over_body);

@@ -1,7 +1,8 @@
-//! Encrypts a connection, and says in plain words why it could not.
+//! Encrypts connections, and explains in plain words why one could not be
+//! encrypted.
 //!
-//! Certificates are always checked. The words say what the server lacks, for
-//! they are read by whoever has to ask its owner for it.
+//! Certificates are always checked. The messages say what is wrong with the
+//! server, because their readers have to ask its owner to fix it.
 
 use std::cell::Cell;
 use std::error::Error as _;
@@ -25,21 +26,21 @@ use crate::model::attempt::{AttemptFailure, FailureKind};
 use crate::model::endpoint::InvalidSetting;
 use crate::model::tls::{EndpointTls, TlsVersion};
 
-/// How many names of a certificate are told.
-const NAMES_TOLD: usize = 3;
+/// Most names of a certificate that a message lists.
+const NAMES_SHOWN: usize = 3;
 
-/// Whom connections trust, and who we say we are.
+/// Trusted authorities and client certificate of connections.
 pub struct TlsTrust {
     config: Arc<ClientConfig>,
-    /// What this machine trusts.
+    /// Authorities that this machine trusts.
     roots: Arc<RootCertStore>,
     has_own_ca: bool,
     min_version: TlsVersion,
 }
 
 impl TlsTrust {
-    /// The machine's trusted certificates, or the Mozilla set where there are
-    /// none; we are nobody in particular.
+    /// Reads the machine's trusted certificates, or uses the Mozilla set where
+    /// there are none; without a client certificate.
     pub fn of_machine() -> anyhow::Result<Self> {
         let mut roots = RootCertStore::empty();
         let (added, _ignored) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -52,22 +53,22 @@ impl TlsTrust {
         Ok(Self { config, roots, has_own_ca: false, min_version })
     }
 
-    /// The same, as an endpoint wants it.
+    /// Returns a copy with an endpoint's TLS settings.
     pub fn for_endpoint(&self, settings: &EndpointTls) -> Result<Self, InvalidSetting> {
         let EndpointTlsParts { authorities, certificate } = read(settings)?;
         let has_own_ca = authorities.is_some();
-        let trusted = authorities.map_or_else(|| self.roots.clone(), Arc::new);
-        let shown: Arc<dyn ResolvesClientCert> = match certificate {
+        let roots = authorities.map_or_else(|| self.roots.clone(), Arc::new);
+        let client_certificate: Arc<dyn ResolvesClientCert> = match certificate {
             Some(certificate) => Arc::new(OwnCertificate(certificate.into())),
             None => Arc::new(NoCertificate),
         };
         let min_version = settings.min_version;
-        let config = config(trusted, min_version, shown)
+        let config = config(roots, min_version, client_certificate)
             .map_err(|problem| invalid("min_version", format!("tls cannot be used: {problem}")))?;
         Ok(Self { config: Arc::new(config), roots: self.roots.clone(), has_own_ca, min_version })
     }
 
-    /// Why no connection came about, in words that fit these settings.
+    /// Adapts the message of a failure to the endpoint's settings.
     fn describe_failure(&self, failure: AttemptFailure) -> AttemptFailure {
         match failure.message.as_str() {
             UNKNOWN_ISSUER if self.has_own_ca => tls(NOT_OUR_ISSUER.into()),
@@ -80,7 +81,7 @@ impl TlsTrust {
 fn config(
     roots: Arc<RootCertStore>,
     min_version: TlsVersion,
-    shown: Arc<dyn ResolvesClientCert>,
+    client_certificate: Arc<dyn ResolvesClientCert>,
 ) -> Result<ClientConfig, rustls::Error> {
     let versions: &[&SupportedProtocolVersion] = match min_version {
         TlsVersion::V12 => &[&TLS13, &TLS12],
@@ -89,10 +90,10 @@ fn config(
     Ok(ClientConfig::builder_with_provider(Arc::new(default_provider()))
         .with_protocol_versions(versions)?
         .with_root_certificates(roots)
-        .with_client_cert_resolver(shown))
+        .with_client_cert_resolver(client_certificate))
 }
 
-/// What an endpoint's settings hold.
+/// The authorities and the certificate in an endpoint's settings.
 struct EndpointTlsParts {
     authorities: Option<RootCertStore>,
     certificate: Option<CertifiedKey>,
@@ -114,17 +115,17 @@ fn read(settings: &EndpointTls) -> Result<EndpointTlsParts, InvalidSetting> {
 
 fn authorities(pem: &str) -> Result<RootCertStore, InvalidSetting> {
     let mut roots = RootCertStore::empty();
-    for one in certificates("ca", pem)? {
-        let why =
+    for certificate in certificates("ca", pem)? {
+        let refused =
             |problem| invalid("ca", format!("tls ca holds a certificate that cannot vouch for others: {problem}"));
-        roots.add(one).map_err(why)?;
+        roots.add(certificate).map_err(refused)?;
     }
     Ok(roots)
 }
 
 fn certificates(name: &str, pem: &str) -> Result<Vec<CertificateDer<'static>>, InvalidSetting> {
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
-    found.ok().filter(|found| !found.is_empty()).ok_or_else(|| {
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
+    certificates.ok().filter(|certificates| !certificates.is_empty()).ok_or_else(|| {
         let message = format!("tls {name} holds no certificate in PEM; it begins with -----BEGIN CERTIFICATE-----");
         invalid(name, message)
     })
@@ -152,19 +153,20 @@ fn invalid(name: &str, message: String) -> InvalidSetting {
     InvalidSetting { pointer: format!("/tls/{name}"), message }
 }
 
-/// Whether a server asked who we are.
+/// Whether a server asked for a client certificate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CertificateRequested {
-    /// It did not.
+    /// The server did not ask.
     #[default]
     No,
-    /// It did, and we had no certificate to show.
+    /// The server asked, and the endpoint has no certificate.
     Unanswered,
-    /// It did, and we have shown ours.
+    /// The server asked, and got the endpoint's certificate.
     Answered,
 }
 
-/// An encrypted connection, and whether its server asked who we are.
+/// Encrypts a connection; also returns whether its server asked for a client
+/// certificate.
 pub async fn encrypt(
     trust: &TlsTrust,
     host: &str,
@@ -185,14 +187,14 @@ pub async fn encrypt(
 }
 
 tokio::task_local! {
-    /// Whether the server of the handshake under way asked who we are. Those
-    /// that want a certificate and get none say so in many ways, so it has to
-    /// be known which one asked. Kept beside the config and not in a copy of
-    /// it: sessions are only resumed with the very same one.
+    /// Whether the server of the running handshake asked for a client
+    /// certificate. Servers that want one and get none report it in many ways,
+    /// so it has to be known whether one was asked for. It is not kept in a
+    /// copy of the config, because sessions are resumed only with the same one.
     static ASKED: Cell<CertificateRequested>;
 }
 
-/// What an error on a connection means, if it comes from TLS.
+/// Returns the failure that an error on a connection means, if it is of TLS.
 pub fn explain(problem: &std::io::Error, asked: CertificateRequested) -> Option<AttemptFailure> {
     let error = problem.get_ref()?.downcast_ref::<rustls::Error>()?;
     let kind = match error {
@@ -240,7 +242,7 @@ fn describe_tls_error(error: &rustls::Error, asked: CertificateRequested) -> Str
             PeerIncompatible::NoSignatureSchemesInCommon => NO_SIGNATURE.into(),
             other => format!("the server's TLS does not fit ours: {other:?}"),
         },
-        // Nothing that begins like this is TLS.
+        // The first bytes were not a TLS record.
         E::InvalidMessage(
             InvalidMessage::InvalidContentType
             | InvalidMessage::UnknownProtocolVersion
@@ -271,10 +273,12 @@ fn about_certificate(problem: &CertificateError) -> String {
             format!("the certificate is not valid before {}; is this machine's clock right?", day(*not_before))
         }
         C::NotValidForName => "the certificate is for another name".into(),
-        C::NotValidForNameContext { expected, presented } => match presented.is_empty() {
-            true => format!("the certificate names no host, so it is not for {}", expected.to_str()),
-            false => format!("the certificate is for {}, not for {}", names(presented), expected.to_str()),
-        },
+        C::NotValidForNameContext { expected, presented } if presented.is_empty() => {
+            format!("the certificate names no host, so it is not for {}", expected.to_str())
+        }
+        C::NotValidForNameContext { expected, presented } => {
+            format!("the certificate is for {}, not for {}", names(presented), expected.to_str())
+        }
         C::UnknownIssuer => UNKNOWN_ISSUER.into(),
         C::Revoked => "the certificate was revoked by its issuer".into(),
         C::BadSignature => "the certificate, or the handshake it vouches for, has a wrong signature".into(),
@@ -283,8 +287,8 @@ fn about_certificate(problem: &CertificateError) -> String {
             NO_SIGNATURE.into()
         }
         C::InvalidPurpose | C::InvalidPurposeContext { .. } => "the certificate is not meant for servers".into(),
-        // The usual self-made certificate. The checker's own error has no
-        // public name here but this one.
+        // The usual self-made certificate. The verifier's error type is not
+        // public, so it is recognised by its text.
         C::Other(other) if is_authority_as_server(other) => {
             "the certificate is self-signed and marked as an authority; the receiver needs one that an authority \
              issued for its name"
@@ -301,7 +305,7 @@ fn is_authority_as_server(other: &rustls::OtherError) -> bool {
 fn about_alert(alert: Alert, asked: CertificateRequested) -> String {
     match alert {
         Alert::CertificateRequired | Alert::NoCertificate => CERTIFICATE_WANTED.into(),
-        // Before TLS 1.3 there was no word for it, and each server has its own.
+        // TLS 1.2 has no alert for a missing certificate; servers use any of these.
         Alert::HandshakeFailure
         | Alert::BadCertificate
         | Alert::UnsupportedCertificate
@@ -332,28 +336,29 @@ fn about_alert(alert: Alert, asked: CertificateRequested) -> String {
     }
 }
 
-/// The day, as `2026-01-01`.
+/// Returns the day, as `2026-01-01`.
 fn day(time: UnixTime) -> String {
     let second = i64::try_from(time.as_secs()).ok().and_then(|second| jiff::Timestamp::from_second(second).ok());
     second.map_or_else(|| "an impossible day".into(), |moment| moment.strftime("%Y-%m-%d").to_string())
 }
 
-/// `a.example, b.example, c.example and 7 more`.
+/// Lists names, as `a.example, b.example, c.example and 7 more`.
 fn names(presented: &[String]) -> String {
-    let told: Vec<&str> = presented.iter().take(NAMES_TOLD).map(|name| bare(name)).collect();
-    match presented.len().saturating_sub(NAMES_TOLD) {
-        0 => told.join(", "),
-        more => format!("{} and {more} more", told.join(", ")),
+    let shown: Vec<&str> = presented.iter().take(NAMES_SHOWN).map(|name| bare(name)).collect();
+    match presented.len().saturating_sub(NAMES_SHOWN) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
     }
 }
 
-/// The checker writes `DnsName("a.example")` and `IpAddress(127.0.0.1)`.
+/// Returns the bare name; the verifier writes `DnsName("a.example")` and
+/// `IpAddress(127.0.0.1)`.
 fn bare(name: &str) -> &str {
     let inner = name.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')')).unwrap_or(name);
     inner.trim_matches('"')
 }
 
-/// Has no certificate to show, and notes being asked for one.
+/// Resolver without a client certificate; records that one was asked for.
 #[derive(Debug)]
 struct NoCertificate;
 
@@ -368,7 +373,7 @@ impl ResolvesClientCert for NoCertificate {
     }
 }
 
-/// Has one, and notes being asked for it.
+/// Resolver of an endpoint's client certificate; records that it was asked for.
 #[derive(Debug)]
 struct OwnCertificate(SingleCertAndKey);
 
@@ -393,7 +398,7 @@ mod tests {
             assert_eq!(about_alert(alert, CertificateRequested::Unanswered), CERTIFICATE_WANTED, "{alert:?}");
             assert_ne!(about_alert(alert, CertificateRequested::No), CERTIFICATE_WANTED, "{alert:?}");
         }
-        // Servers may ask without insisting; not every alert is about that.
+        // Servers may ask without insisting; not every alert is about the certificate.
         assert_eq!(about_alert(Alert::ProtocolVersion, CertificateRequested::Unanswered), NO_VERSION);
         assert_eq!(about_alert(Alert::CertificateRequired, CertificateRequested::No), CERTIFICATE_WANTED);
         assert!(about_alert(Alert::UnknownCA, CertificateRequested::Answered).starts_with(CERTIFICATE_REFUSED));

@@ -1,4 +1,4 @@
-//! Catches a panic where it happens, so that it ends one attempt and nothing
+//! Catches panics of a future, so that a panic ends one attempt and nothing
 //! else.
 
 use std::any::Any;
@@ -6,9 +6,9 @@ use std::panic::AssertUnwindSafe;
 
 use futures_util::FutureExt;
 
-/// Runs a future to its end, or until it panics: then the panic's message.
+/// Runs a future to its end; if it panics, returns the panic's message.
 pub async fn catch_panic<F: Future>(future: F) -> Result<F::Output, String> {
-    // A future that panicked is not polled again, so nothing half done is seen.
+    // A future that panicked is not polled again, so its broken state is never seen.
     AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| panic_message(panic.as_ref()))
 }
 

@@ -1,4 +1,5 @@
-//! How much the machine's processors are wanted, and how much of that is us.
+//! Measures how overloaded the machine's processors are, and how much of them
+//! this process uses.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -6,16 +7,17 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// What was felt over a while.
+/// CPU pressure between two readings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CpuPressure {
-    /// The share of the time in which something was ready to run and could not.
+    /// Part of the time, 0 to 1, in which a task was ready to run and had no processor.
     pub waiting: f64,
-    /// The share of all processors that this process used.
+    /// Part of all processors' time, 0 to 1, that this process used.
     pub ours: f64,
 }
 
-/// Reads it where the system tells it (Linux, `/proc/pressure/cpu`).
+/// Reader of the CPU pressure, where the system reports it (Linux,
+/// `/proc/pressure/cpu`).
 #[derive(Debug)]
 pub struct CpuPressureGauge {
     file: Option<File>,
@@ -30,8 +32,8 @@ struct CpuPressureReading {
     used: Duration,
 }
 
-/// How long a while is at least.
-const WHILE: Duration = Duration::from_millis(50);
+/// Shortest time between two readings.
+const INTERVAL_MIN: Duration = Duration::from_millis(50);
 
 impl Default for CpuPressureGauge {
     fn default() -> Self {
@@ -40,17 +42,18 @@ impl Default for CpuPressureGauge {
 }
 
 impl CpuPressureGauge {
-    /// Nothing was read yet.
+    /// Creates a gauge without a first reading.
     pub fn new() -> Self {
         let processors = std::thread::available_parallelism().map_or(1.0, |count| count.get() as f64);
         Self { file: File::open("/proc/pressure/cpu").ok(), processors, last: None }
     }
 
-    /// What was felt since it was last told, and for how many seconds, once a
-    /// while has passed; nothing where the system does not tell.
+    /// Returns the pressure since the last reading and the seconds since then.
+    /// Returns nothing if [`INTERVAL_MIN`] has not passed, or where the system
+    /// does not report pressure.
     pub fn read(&mut self) -> Option<(CpuPressure, f64)> {
         let now = Instant::now();
-        if self.last.is_some_and(|last| now - last.at < WHILE) {
+        if self.last.is_some_and(|last| now - last.at < INTERVAL_MIN) {
             return None;
         }
         let mut text = [0; 128];
@@ -68,7 +71,8 @@ impl CpuPressureGauge {
     }
 }
 
-/// The time in which some task waited for a processor, since the system began.
+/// Returns the time in which some task waited for a processor since the system
+/// started.
 fn total_wait(text: &str) -> Option<Duration> {
     let line = text.lines().find(|line| line.starts_with("some "))?;
     let micros = line.rsplit_once("total=")?.1.trim().parse().ok()?;

@@ -1,64 +1,67 @@
-//! Strain: keeps one tenant's flood from using up the machine that all share.
+//! Throttles each tenant's starts while the processors are overloaded, so that
+//! one tenant's backlog does not slow down the others.
 //!
-//! Slots bound what is open; they do not bound the work. A backlog that is
-//! delivered as fast as the machine can makes everything else wait for a
-//! processor, also what another tenant hands in. So while the processors are
-//! wanted by more than they can serve, and much of that is our own doing, each
-//! tenant's starts are paced, slower and slower; when it is over, faster. Only
-//! where tenants share the node: one that is alone waits for nobody but itself.
+//! Slots bound the open requests; they do not bound the CPU work. A backlog
+//! that is delivered at full speed makes everything else wait for a processor,
+//! including events that another tenant submits. So while tasks wait for
+//! processors, and this process uses much of them, each tenant's rate of starts
+//! is lowered step by step; afterwards it is raised again. The throttle applies
+//! only where tenants share the node: a tenant that is alone delays only itself.
 //!
-//! Pure: it is told what was felt.
+//! Pure: it is given the measured pressure.
 
 use super::cpu_pressure::CpuPressure;
 use crate::model::rate::Rate;
 
-/// Above this share of the time spent waiting, the machine is strained.
+/// Part of the time spent waiting above which the rate is lowered.
 const WAITING_MAX: f64 = 0.25;
-/// Below this it is at ease.
+/// Part of the time spent waiting below which the rate is raised.
 const WAITING_MIN: f64 = 0.10;
-/// What others cause is not made better by us, if we use less than this.
+/// Part of the processors that this process must use for a throttle to help.
 const OURS_MIN: f64 = 0.30;
-/// No tenant is paced below this many starts per second.
-const LEAST: f64 = 1_000.0;
-/// Above this nobody is paced at all.
-const MOST: f64 = 50_000.0;
-/// What a rate is multiplied with under strain, and at ease.
+/// Lowest rate of a tenant, in starts per second.
+const PER_SECOND_MIN: f64 = 1_000.0;
+/// Rate in starts per second from which nothing is throttled.
+const PER_SECOND_MAX: f64 = 50_000.0;
+/// Factor of the rate under pressure.
 const SLOWER: f64 = 0.8;
+/// Factor of the rate without pressure.
 const FASTER: f64 = 1.1;
 
-/// How strained the machine is.
+/// Rate of starts that each tenant may have, adapted to the CPU pressure.
 #[derive(Debug)]
 pub struct CpuThrottle {
     per_second: f64,
-    /// Starts since it was last told, and in all tenants together.
+    /// Starts of all tenants since the last measurement.
     starts: u32,
 }
 
 impl CpuThrottle {
-    /// Not at all.
+    /// Creates a throttle that limits nothing.
     pub fn none() -> Self {
-        Self { per_second: MOST, starts: 0 }
+        Self { per_second: PER_SECOND_MAX, starts: 0 }
     }
 
-    /// Something was started.
+    /// Counts a start.
     pub fn started(&mut self) {
         self.starts = self.starts.saturating_add(1);
     }
 
-    /// This much pressure was felt over the last so many seconds.
+    /// Adapts the rate to the pressure measured over the last seconds.
     pub fn observe(&mut self, pressure: CpuPressure, seconds: f64) {
-        let seen = f64::from(std::mem::take(&mut self.starts)) / seconds.max(1e-3);
+        let measured = f64::from(std::mem::take(&mut self.starts)) / seconds.max(1e-3);
         if pressure.waiting > WAITING_MAX && pressure.ours > OURS_MIN {
-            self.per_second = (self.per_second.min(seen) * SLOWER).max(LEAST);
+            self.per_second = (self.per_second.min(measured) * SLOWER).max(PER_SECOND_MIN);
         } else if pressure.waiting < WAITING_MIN || pressure.ours < OURS_MIN {
-            self.per_second = (self.per_second * FASTER).min(MOST);
+            self.per_second = (self.per_second * FASTER).min(PER_SECOND_MAX);
         }
     }
 
-    /// How often one tenant may start something, while it shares the node.
+    /// Returns the rate of one tenant's starts while it shares the node, if it
+    /// is throttled.
     pub fn rate(&self) -> Option<Rate> {
         let burst = (self.per_second / 200.0) as u32;
-        (self.per_second < MOST).then(|| Rate { per_second: self.per_second, burst: burst.max(4) })
+        (self.per_second < PER_SECOND_MAX).then(|| Rate { per_second: self.per_second, burst: burst.max(4) })
     }
 }
 
@@ -66,36 +69,37 @@ impl CpuThrottle {
 mod tests {
     use super::*;
 
-    /// A machine that is at ease up to so many starts per second.
-    fn run(strain: &mut CpuThrottle, whiles: usize, capacity: f64, ours: f64) -> f64 {
-        for _ in 0..whiles {
-            let wanted = strain.rate().map_or(MOST, |rate| rate.per_second);
-            (0..(wanted.min(2.0 * capacity) * 0.05) as u32).for_each(|_| strain.started());
+    /// Runs a throttle on a machine that serves `capacity` starts per second;
+    /// returns the rate at the end.
+    fn run(throttle: &mut CpuThrottle, intervals: usize, capacity: f64, ours: f64) -> f64 {
+        for _ in 0..intervals {
+            let wanted = throttle.rate().map_or(PER_SECOND_MAX, |rate| rate.per_second);
+            (0..(wanted.min(2.0 * capacity) * 0.05) as u32).for_each(|_| throttle.started());
             let waiting = if wanted > capacity { 0.8 } else { 0.05 };
-            strain.observe(CpuPressure { waiting, ours }, 0.05);
+            throttle.observe(CpuPressure { waiting, ours }, 0.05);
         }
-        strain.rate().map_or(MOST, |rate| rate.per_second)
+        throttle.rate().map_or(PER_SECOND_MAX, |rate| rate.per_second)
     }
 
     #[test]
     fn a_strained_machine_slows_everyone_down_until_it_is_at_ease() {
-        let mut strain = CpuThrottle::none();
-        assert_eq!(strain.rate(), None);
-        let settled = run(&mut strain, 100, 4_000.0, 0.6);
+        let mut throttle = CpuThrottle::none();
+        assert_eq!(throttle.rate(), None);
+        let settled = run(&mut throttle, 100, 4_000.0, 0.6);
         assert!((2_500.0..4_500.0).contains(&settled), "{settled}");
-        assert_eq!(run(&mut strain, 100, 1e9, 0.6), MOST);
-        assert_eq!(strain.rate(), None);
+        assert_eq!(run(&mut throttle, 100, 1e9, 0.6), PER_SECOND_MAX);
+        assert_eq!(throttle.rate(), None);
     }
 
     #[test]
     fn what_others_cause_slows_nobody_down() {
-        let mut strain = CpuThrottle::none();
-        assert_eq!(run(&mut strain, 100, 0.0, 0.1), MOST);
+        let mut throttle = CpuThrottle::none();
+        assert_eq!(run(&mut throttle, 100, 0.0, 0.1), PER_SECOND_MAX);
     }
 
     #[test]
     fn nobody_is_slowed_down_below_the_least() {
-        let mut strain = CpuThrottle::none();
-        assert_eq!(run(&mut strain, 100, 0.0, 0.9), LEAST);
+        let mut throttle = CpuThrottle::none();
+        assert_eq!(run(&mut throttle, 100, 0.0, 0.9), PER_SECOND_MIN);
     }
 }

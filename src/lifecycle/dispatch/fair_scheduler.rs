@@ -1,13 +1,13 @@
-//! Fairness: whose turn it is for the next send slot.
+//! Chooses the endpoint that gets the next send slot, fairly between tenants.
 //!
 //! Weighted round robin over tenants (each gets its weight's worth of starts
 //! per round), then over a tenant's endpoints. Starts alone would not be
 //! fair: a request that hangs holds its slot for long. So slots *held* are
 //! counted too, and a tenant that holds more than its share never takes the
-//! last quarter of them. And while the machine is under [`super::strain`],
-//! each tenant's starts are paced, so that nobody waits behind one of them.
+//! last quarter of them. While the processors are overloaded, each tenant's
+//! starts are limited by the [`super::cpu_throttle`].
 //!
-//! Pure bookkeeping, like [`super::queues`], which asks it.
+//! Pure bookkeeping, like [`super::queues`], which calls it.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -18,43 +18,44 @@ use crate::model::id::{EndpointId, TenantId};
 use crate::model::rate::{Gcra, Rate};
 use crate::model::tenant::TenantQuota;
 
-/// For how long a tenant that started something counts as sharing the node.
+/// Milliseconds for which a tenant that started something counts as sharing
+/// the node.
 const SHARED_MS: i64 = 60_000;
-/// As good as no rate at all.
-const UNSTRAINED: Rate = Rate { per_second: 100_000.0, burst: 1_000 };
+/// A rate so high that it limits nothing.
+const UNTHROTTLED: Rate = Rate { per_second: 100_000.0, burst: 1_000 };
 
-/// All tenants with something to start or something in flight.
+/// All tenants with endpoints in line or claims in flight.
 pub struct FairScheduler {
     slots: usize,
     began_at: Timestamp,
     tenants: HashMap<TenantId, TenantShare>,
-    /// Those that may start something, in turn.
+    /// Tenants that may start something, in the order of their turns.
     ring: VecDeque<TenantId>,
-    /// Those above their share, while slots are short; each at most once.
+    /// Tenants above their share while slots are scarce; each at most once.
     over_share: VecDeque<TenantId>,
-    /// Those whose rate makes them wait, and until when.
+    /// Tenants that wait for a rate, and until when.
     paced: BTreeSet<(Timestamp, TenantId)>,
-    /// How often one had to wait for its share.
+    /// Number of times a tenant had to wait for its share.
     waits: u64,
-    /// The two that started something last, and when.
+    /// The last two tenants that started something, and when.
     last: [Option<(TenantId, Timestamp)>; 2],
 }
 
 struct TenantShare {
     weight: u32,
     rate: Option<Gcra>,
-    /// When it last had to wait for its rate.
-    rate_met_at: Timestamp,
-    /// Its pace while the machine is under strain.
+    /// Time at which the tenant last had to wait for its rate.
+    rate_waited_at: Timestamp,
+    /// State of the rate that the CPU throttle sets.
     throttled_rate: Gcra,
-    /// Slots held.
-    held: usize,
-    /// Endpoints that can start something, each once, in turn.
+    /// Number of send slots in use.
+    slots_used: usize,
+    /// Endpoints that can start something, each once, in the order of their turns.
     endpoints: VecDeque<EndpointId>,
     /// Starts left in this round.
     credit: u32,
     position: SchedulePosition,
-    /// Whether it stands in the list of the crowded.
+    /// Whether the tenant is in the list `over_share`.
     is_listed: bool,
 }
 
@@ -62,14 +63,17 @@ struct TenantShare {
 enum SchedulePosition {
     /// Nothing to start.
     Out,
+    /// In the ring, waiting for its turn.
     Ring,
-    Crowded,
+    /// Above its share while slots are scarce.
+    OverShare,
+    /// Waiting for a rate until this time.
     Paced(Timestamp),
 }
 
 impl FairScheduler {
-    /// For a node with so many slots, which knows nothing of what was sent
-    /// before it began.
+    /// Creates a scheduler for this many slots. What was sent before `began_at`
+    /// is not known.
     pub fn new(slots: usize, began_at: Timestamp) -> Self {
         Self {
             slots,
@@ -83,12 +87,12 @@ impl FairScheduler {
         }
     }
 
-    /// What others sent for their tenants before this time is not known.
+    /// Declares what was sent for tenants before this time as unknown.
     pub fn set_unknown_before(&mut self, at: Timestamp) {
         self.began_at = at;
     }
 
-    /// An endpoint of this tenant can start something.
+    /// Puts an endpoint that can start something into its tenant's line.
     pub fn offer(&mut self, tenant: &TenantId, quota: &TenantQuota, endpoint: EndpointId) {
         let share = match self.tenants.get_mut(tenant) {
             Some(share) => share,
@@ -96,9 +100,9 @@ impl FairScheduler {
                 let share = TenantShare {
                     weight: quota.weight,
                     rate: quota.rate.map(|rate| Gcra::unknown_before(rate, self.began_at)),
-                    rate_met_at: Timestamp::MIN,
-                    throttled_rate: Gcra::full(UNSTRAINED),
-                    held: 0,
+                    rate_waited_at: Timestamp::MIN,
+                    throttled_rate: Gcra::full(UNTHROTTLED),
+                    slots_used: 0,
                     endpoints: VecDeque::new(),
                     credit: 0,
                     position: SchedulePosition::Out,
@@ -114,17 +118,18 @@ impl FairScheduler {
         }
     }
 
-    /// Whose turn it is, while so many slots are free. `weight_in_use` is
-    /// what the weights of all tenants add up to, `strain` what each may start.
+    /// Returns the endpoint whose turn it is, while `free` slots are free.
+    /// `throttle` is the rate of each tenant under CPU pressure,
+    /// `weight_in_use` the sum of the weights of all tenants.
     pub fn next(
         &mut self,
         free: usize,
-        strain: Option<Rate>,
+        throttle: Option<Rate>,
         now: Timestamp,
         weight_in_use: impl Fn() -> u64,
     ) -> Option<EndpointId> {
-        let is_short = free <= self.slots / 4;
-        if !is_short {
+        let are_slots_scarce = free <= self.slots / 4;
+        if !are_slots_scarce {
             self.readmit_one();
         }
         while let Some(tenant) = self.ring.front() {
@@ -132,24 +137,24 @@ impl FairScheduler {
                 self.ring.pop_front();
                 continue;
             };
-            if let Some(pace) = &mut share.rate {
-                pace.correct_clock_jump(now);
+            if let Some(gcra) = &mut share.rate {
+                gcra.correct_clock_jump(now);
             }
             if share.endpoints.is_empty() {
                 share.leave(SchedulePosition::Out);
-            } else if let Some(at) = share.rate.filter(|pace| !pace.is_ready(now)).map(|pace| pace.ready_at()) {
-                share.rate_met_at = now;
+            } else if let Some(at) = share.rate.filter(|gcra| !gcra.is_ready(now)).map(|gcra| gcra.ready_at()) {
+                share.rate_waited_at = now;
                 share.leave(SchedulePosition::Paced(at));
                 self.paced.insert((at, tenant.clone()));
-            } else if let Some(rate) = strain
+            } else if let Some(rate) = throttle
                 && is_shared(&self.last, tenant, now)
                 && !share.may_start_under_throttle(rate, now)
             {
                 let at = share.throttled_rate.ready_at();
                 share.leave(SchedulePosition::Paced(at));
                 self.paced.insert((at, tenant.clone()));
-            } else if is_short && share.held >= share_of(self.slots, share.weight, weight_in_use()) {
-                share.leave(SchedulePosition::Crowded);
+            } else if are_slots_scarce && share.slots_used >= share_of(self.slots, share.weight, weight_in_use()) {
+                share.leave(SchedulePosition::OverShare);
                 self.waits += 1;
                 if !std::mem::replace(&mut share.is_listed, true) {
                     self.over_share.push_back(tenant.clone());
@@ -160,23 +165,23 @@ impl FairScheduler {
                 }
                 return share.endpoints.pop_front();
             }
-            let left = self.ring.pop_front().expect("it is in front");
-            self.forget_if_idle(&left);
+            let tenant = self.ring.pop_front().expect("the tenant at the front of the ring");
+            self.forget_if_idle(&tenant);
         }
         None
     }
 
-    /// The endpoint whose turn it was has started something.
+    /// Records that the endpoint whose turn it was has started a claim.
     pub fn started(&mut self, tenant: &TenantId, now: Timestamp) {
         let Some(share) = self.tenants.get_mut(tenant) else { return };
-        share.held += 1;
-        // While nobody asks for it, nothing is owed.
+        share.slots_used += 1;
+        // While the throttle is not in force, starts create no debt.
         if share.throttled_rate.is_ready(now) {
             share.throttled_rate.take(now);
         }
         note_last(&mut self.last, tenant, now);
-        if let Some(pace) = &mut share.rate {
-            pace.take(now);
+        if let Some(gcra) = &mut share.rate {
+            gcra.take(now);
         }
         share.credit = share.credit.saturating_sub(1);
         if share.credit == 0 && self.ring.front() == Some(tenant) {
@@ -184,25 +189,25 @@ impl FairScheduler {
         }
     }
 
-    /// A slot of this tenant is free again.
+    /// Frees a slot of this tenant.
     pub fn slot_freed(&mut self, tenant: &TenantId) {
         let Some(share) = self.tenants.get_mut(tenant) else { return };
-        share.held = share.held.saturating_sub(1);
-        if share.position == SchedulePosition::Crowded {
+        share.slots_used = share.slots_used.saturating_sub(1);
+        if share.position == SchedulePosition::OverShare {
             share.position = SchedulePosition::Ring;
             self.ring.push_back(tenant.clone());
         }
         self.forget_if_idle(tenant);
     }
 
-    /// The tenant may use another part of the gateway from now on.
+    /// Changes a tenant's weight and rate.
     pub fn change(&mut self, tenant: &TenantId, quota: &TenantQuota, now: Timestamp) {
         let Some(share) = self.tenants.get_mut(tenant) else { return };
         share.weight = quota.weight;
         share.rate = match (share.rate, quota.rate) {
-            (Some(mut pace), Some(rate)) => {
-                pace.change(rate, now);
-                Some(pace)
+            (Some(mut gcra), Some(rate)) => {
+                gcra.change(rate, now);
+                Some(gcra)
             }
             (None, Some(rate)) => Some(Gcra::unknown_before(rate, now)),
             (_, None) => None,
@@ -214,12 +219,12 @@ impl FairScheduler {
         }
     }
 
-    /// Lets those go on whose rate allows it again.
+    /// Puts tenants whose rate allows a start again back into the ring.
     pub fn wake(&mut self, now: Timestamp) {
         while let Some((at, _)) = self.paced.first()
             && *at <= now
         {
-            let (_, tenant) = self.paced.pop_first().expect("it is the first");
+            let (_, tenant) = self.paced.pop_first().expect("the first paced tenant");
             if let Some(share) = self.tenants.get_mut(&tenant) {
                 share.position = SchedulePosition::Ring;
                 self.ring.push_back(tenant);
@@ -227,40 +232,41 @@ impl FairScheduler {
         }
     }
 
-    /// When [`Self::wake`] has something to do.
+    /// Returns when [`Self::wake`] has something to do.
     pub fn next_wake(&self) -> Option<Timestamp> {
         self.paced.first().map(|(at, _)| *at)
     }
 
-    /// How often one had to wait for its share, since this was last asked.
+    /// Returns how often a tenant had to wait for its share, since the last call.
     pub fn take_waits(&mut self) -> u64 {
         std::mem::take(&mut self.waits)
     }
 
-    /// When a tenant's rate allows the next start, if it does not now.
+    /// Returns when a tenant's rate allows the next start, if it does not now.
     pub fn rate_until(&self, tenant: &TenantId, now: Timestamp) -> Option<Timestamp> {
-        let pace = self.tenants.get(tenant)?.rate?;
-        (!pace.is_ready(now)).then(|| pace.ready_at())
+        let gcra = self.tenants.get(tenant)?.rate?;
+        (!gcra.is_ready(now)).then(|| gcra.ready_at())
     }
 
     /// Whether a tenant's rate holds it back, now or a moment ago.
     pub fn is_at_rate(&self, tenant: &TenantId, now: Timestamp) -> bool {
         let share = self.tenants.get(tenant).filter(|share| share.rate.is_some());
-        share.is_some_and(|share| is_recent(share.rate_met_at, now)) || self.rate_until(tenant, now).is_some()
+        share.is_some_and(|share| is_recent(share.rate_waited_at, now)) || self.rate_until(tenant, now).is_some()
     }
 
     /// Whether a tenant has to wait because it holds more than its share.
     pub fn is_over_share(&self, tenant: &TenantId) -> bool {
-        self.tenants.get(tenant).is_some_and(|share| share.position == SchedulePosition::Crowded)
+        self.tenants.get(tenant).is_some_and(|share| share.position == SchedulePosition::OverShare)
     }
 
-    /// Slots are no longer short: one that had to wait is in turn again.
+    /// Puts one tenant that waited for its share back into the ring; slots are
+    /// no longer scarce.
     fn readmit_one(&mut self) {
         while let Some(tenant) = self.over_share.pop_front() {
             let Some(share) = self.tenants.get_mut(&tenant) else { continue };
             share.is_listed = false;
-            // Freed ones are in the ring already.
-            if share.position == SchedulePosition::Crowded {
+            // A tenant that freed a slot meanwhile is in the ring already.
+            if share.position == SchedulePosition::OverShare {
                 share.position = SchedulePosition::Ring;
                 self.ring.push_back(tenant);
                 return;
@@ -268,26 +274,27 @@ impl FairScheduler {
         }
     }
 
-    /// Forgets a tenant of which nothing has to be remembered.
+    /// Removes a tenant that has nothing in line, in flight or owed.
     fn forget_if_idle(&mut self, tenant: &TenantId) {
-        let is_over = |share: &TenantShare| {
-            share.held == 0 && share.position == SchedulePosition::Out && share.rate.is_none() && !share.is_listed
+        let is_idle = |share: &TenantShare| {
+            share.slots_used == 0 && share.position == SchedulePosition::Out && share.rate.is_none() && !share.is_listed
         };
-        if self.tenants.get(tenant).is_some_and(is_over) {
+        if self.tenants.get(tenant).is_some_and(is_idle) {
             self.tenants.remove(tenant);
         }
     }
 }
 
-/// Whether another tenant has started something lately.
+/// Whether another tenant has started something within [`SHARED_MS`].
 fn is_shared(last: &[Option<(TenantId, Timestamp)>; 2], tenant: &TenantId, now: Timestamp) -> bool {
     let is_recent = |at: Timestamp| now.as_millisecond() - at.as_millisecond() < SHARED_MS;
     last.iter().flatten().any(|(other, at)| other != tenant && is_recent(*at))
 }
 
+/// Records the tenant that started something last.
 fn note_last(last: &mut [Option<(TenantId, Timestamp)>; 2], tenant: &TenantId, now: Timestamp) {
     match last {
-        [Some((known, at)), _] | [_, Some((known, at))] if known == tenant => *at = now,
+        [Some((recent, at)), _] | [_, Some((recent, at))] if recent == tenant => *at = now,
         _ => {
             last.swap(0, 1);
             last[0] = Some((tenant.clone(), now));
@@ -296,19 +303,20 @@ fn note_last(last: &mut [Option<(TenantId, Timestamp)>; 2], tenant: &TenantId, n
 }
 
 impl TenantShare {
-    /// Whether its pace under strain allows one more start.
+    /// Whether the CPU throttle allows the tenant one more start.
     fn may_start_under_throttle(&mut self, rate: Rate, now: Timestamp) -> bool {
         self.throttled_rate.change(rate, now);
         self.throttled_rate.is_ready(now)
     }
 
-    fn leave(&mut self, place: SchedulePosition) {
-        self.position = place;
+    /// Leaves the ring for another position.
+    fn leave(&mut self, position: SchedulePosition) {
+        self.position = position;
         self.credit = 0;
     }
 }
 
-/// How many slots a weight stands for; one at the least.
+/// Returns the number of slots that a weight stands for, at least one.
 fn share_of(slots: usize, weight: u32, weight_in_use: u64) -> usize {
     let share = slots as u64 * u64::from(weight) / weight_in_use.max(u64::from(weight));
     usize::try_from(share).unwrap_or(usize::MAX).max(1)
@@ -330,10 +338,10 @@ mod tests {
         EndpointId::mint(at(0), n)
     }
 
-    /// A node whose tenants always have something to start, at as many
-    /// endpoints as asked for.
+    /// A node whose tenants always have something to start at each of their
+    /// endpoints.
     struct Node {
-        shares: FairScheduler,
+        scheduler: FairScheduler,
         free: usize,
         quotas: HashMap<TenantId, TenantQuota>,
         owners: HashMap<EndpointId, TenantId>,
@@ -342,7 +350,7 @@ mod tests {
     impl Node {
         fn new(slots: usize, tenants: &[(&str, u32, u128)]) -> Self {
             let mut node = Self {
-                shares: FairScheduler::new(slots, at(0)),
+                scheduler: FairScheduler::new(slots, at(0)),
                 free: slots,
                 quotas: HashMap::new(),
                 owners: HashMap::new(),
@@ -352,29 +360,29 @@ mod tests {
                 for m in 0..*endpoints {
                     let id = endpoint(1_000 * n as u128 + m);
                     node.owners.insert(id, tenant(name));
-                    node.shares.offer(&tenant(name), &node.quotas[&tenant(name)], id);
+                    node.scheduler.offer(&tenant(name), &node.quotas[&tenant(name)], id);
                 }
             }
             node
         }
 
-        /// Starts one; whose it is.
+        /// Starts a claim; returns its tenant and endpoint.
         fn start(&mut self) -> Option<(TenantId, EndpointId)> {
             if self.free == 0 {
                 return None;
             }
             let weights = self.quotas.values().map(|quota| u64::from(quota.weight)).sum();
-            let endpoint = self.shares.next(self.free, None, at(0), || weights)?;
+            let endpoint = self.scheduler.next(self.free, None, at(0), || weights)?;
             let owner = self.owners[&endpoint].clone();
             self.free -= 1;
-            self.shares.started(&owner, at(0));
-            self.shares.offer(&owner, &self.quotas[&owner], endpoint);
+            self.scheduler.started(&owner, at(0));
+            self.scheduler.offer(&owner, &self.quotas[&owner], endpoint);
             Some((owner, endpoint))
         }
 
         fn end(&mut self, name: &str) {
             self.free += 1;
-            self.shares.slot_freed(&tenant(name));
+            self.scheduler.slot_freed(&tenant(name));
         }
     }
 
@@ -395,16 +403,16 @@ mod tests {
     fn one_that_holds_more_than_its_share_never_takes_the_last_quarter() {
         let mut node = Node::new(100, &[("loud", 1, 5)]);
         node.quotas.insert(tenant("quiet"), TenantQuota::default());
-        let held = std::iter::from_fn(|| node.start()).count();
-        assert_eq!(held, 75, "all of it hangs");
-        // The quiet one finds slots at once, up to its share.
+        let started = std::iter::from_fn(|| node.start()).count();
+        assert_eq!(started, 75, "all of it hangs");
+        // The quiet tenant finds slots at once, up to its share.
         let id = endpoint(9_000);
         node.owners.insert(id, tenant("quiet"));
-        node.shares.offer(&tenant("quiet"), &TenantQuota::default(), id);
+        node.scheduler.offer(&tenant("quiet"), &TenantQuota::default(), id);
         let started: Vec<TenantId> = std::iter::from_fn(|| node.start()).map(|(owner, _)| owner).collect();
         assert_eq!(started.len(), 25);
         assert!(started.iter().all(|owner| owner.as_str() == "quiet"));
-        // What the loud one frees while slots are short, it may not take back.
+        // The loud tenant may not take back a slot it frees while slots are scarce.
         node.end("loud");
         assert_eq!(node.start().unwrap().0.as_str(), "quiet");
     }
@@ -431,68 +439,68 @@ mod tests {
     fn a_tenants_rate_makes_it_wait_and_nobody_else() {
         let mut node = Node::new(1_000, &[("slow", 1, 2), ("fast", 1, 1)]);
         let slow = TenantQuota { rate: Some(Rate { per_second: 10.0, burst: 1 }), ..TenantQuota::default() };
-        node.shares.change(&tenant("slow"), &slow, at(0));
+        node.scheduler.change(&tenant("slow"), &slow, at(0));
         let mut starts = HashMap::new();
         for _ in 0..100 {
             let (owner, _) = node.start().unwrap();
             *starts.entry(owner.to_string()).or_insert(0) += 1;
         }
         assert_eq!(starts.get("slow"), None, "what was before the change is not known");
-        assert_eq!(node.shares.next_wake(), Some(at(100)));
-        assert_eq!(node.shares.rate_until(&tenant("slow"), at(0)), Some(at(100)));
-        node.shares.wake(at(100));
-        assert!(node.shares.next(900, None, at(100), || 2).is_some());
-        // Without a rate it goes at once.
-        node.shares.change(&tenant("slow"), &TenantQuota::default(), at(0));
-        assert_eq!(node.shares.rate_until(&tenant("slow"), at(0)), None);
+        assert_eq!(node.scheduler.next_wake(), Some(at(100)));
+        assert_eq!(node.scheduler.rate_until(&tenant("slow"), at(0)), Some(at(100)));
+        node.scheduler.wake(at(100));
+        assert!(node.scheduler.next(900, None, at(100), || 2).is_some());
+        // Without a rate the tenant starts at once.
+        node.scheduler.change(&tenant("slow"), &TenantQuota::default(), at(0));
+        assert_eq!(node.scheduler.rate_until(&tenant("slow"), at(0)), None);
     }
 
     #[test]
     fn under_strain_those_who_share_the_node_are_paced_and_one_alone_is_not() {
-        let strain = Some(Rate { per_second: 1_000.0, burst: 10 });
+        let throttle = Some(Rate { per_second: 1_000.0, burst: 10 });
         let (a, b) = (tenant("a"), tenant("b"));
-        let mut shares = FairScheduler::new(10_000, at(0));
-        let starts = |shares: &mut FairScheduler, owner: &TenantId, n: u128, now: i64| {
+        let mut scheduler = FairScheduler::new(10_000, at(0));
+        let starts = |scheduler: &mut FairScheduler, owner: &TenantId, n: u128, now: i64| {
             let mut count = 0;
-            shares.wake(at(now));
-            shares.offer(owner, &TenantQuota::default(), endpoint(n));
-            while count < 100 && shares.next(9_000, strain, at(now), || 2).is_some() {
-                shares.started(owner, at(now));
-                shares.offer(owner, &TenantQuota::default(), endpoint(n));
+            scheduler.wake(at(now));
+            scheduler.offer(owner, &TenantQuota::default(), endpoint(n));
+            while count < 100 && scheduler.next(9_000, throttle, at(now), || 2).is_some() {
+                scheduler.started(owner, at(now));
+                scheduler.offer(owner, &TenantQuota::default(), endpoint(n));
                 count += 1;
             }
             count
         };
-        assert_eq!(starts(&mut shares, &a, 1, 0), 100, "alone");
-        let mut shares = FairScheduler::new(10_000, at(0));
-        shares.offer(&b, &TenantQuota::default(), endpoint(2));
-        assert!(shares.next(9_000, strain, at(0), || 2).is_some());
-        shares.started(&b, at(0));
-        let first = starts(&mut shares, &a, 1, 0);
+        assert_eq!(starts(&mut scheduler, &a, 1, 0), 100, "alone");
+        let mut scheduler = FairScheduler::new(10_000, at(0));
+        scheduler.offer(&b, &TenantQuota::default(), endpoint(2));
+        assert!(scheduler.next(9_000, throttle, at(0), || 2).is_some());
+        scheduler.started(&b, at(0));
+        let first = starts(&mut scheduler, &a, 1, 0);
         assert!((1..=10).contains(&first), "a burst at most: {first}");
-        let later: usize = (1..=1_000).map(|now| starts(&mut shares, &a, 1, now)).sum();
+        let later: usize = (1..=1_000).map(|now| starts(&mut scheduler, &a, 1, now)).sum();
         assert!((900..=1_010).contains(&later), "{later} in a second");
-        // The other one has not been there for long, and what is done
-        // meanwhile is not owed when it comes back.
+        // The other tenant has been idle for long, so starts in the meantime
+        // are not owed when it comes back.
         for now in 70_000..70_100 {
-            assert_eq!(starts(&mut shares, &a, 1, now), 100);
+            assert_eq!(starts(&mut scheduler, &a, 1, now), 100);
         }
-        shares.offer(&b, &TenantQuota::default(), endpoint(2));
-        while shares.next(9_000, strain, at(70_100), || 2) != Some(endpoint(2)) {}
-        shares.started(&b, at(70_100));
-        let again: usize = (70_101..70_201).map(|now| starts(&mut shares, &a, 1, now)).sum();
+        scheduler.offer(&b, &TenantQuota::default(), endpoint(2));
+        while scheduler.next(9_000, throttle, at(70_100), || 2) != Some(endpoint(2)) {}
+        scheduler.started(&b, at(70_100));
+        let again: usize = (70_101..70_201).map(|now| starts(&mut scheduler, &a, 1, now)).sum();
         assert!(again >= 80, "{again} in a tenth of a second");
     }
 
     #[test]
     fn nothing_is_left_of_a_tenant_that_is_done() {
-        let mut shares = FairScheduler::new(10, at(0));
+        let mut scheduler = FairScheduler::new(10, at(0));
         let a = tenant("a");
-        shares.offer(&a, &TenantQuota::default(), endpoint(1));
-        assert!(shares.next(10, None, at(0), || 1).is_some());
-        shares.started(&a, at(0));
-        assert!(shares.next(9, None, at(0), || 1).is_none());
-        shares.slot_freed(&a);
-        assert!(shares.tenants.is_empty() && shares.ring.is_empty());
+        scheduler.offer(&a, &TenantQuota::default(), endpoint(1));
+        assert!(scheduler.next(10, None, at(0), || 1).is_some());
+        scheduler.started(&a, at(0));
+        assert!(scheduler.next(9, None, at(0), || 1).is_none());
+        scheduler.slot_freed(&a);
+        assert!(scheduler.tenants.is_empty() && scheduler.ring.is_empty());
     }
 }

@@ -1,5 +1,5 @@
-//! What an endpoint allows: whether it is called, how often, how many times
-//! at once, and from when on.
+//! Describes what an endpoint allows: whether it is called, how often, how many
+//! times at once, and from when on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,50 +14,49 @@ use crate::model::rate::Rate;
 use crate::model::shard::Lease;
 use crate::model::tenant::TenantQuota;
 
-/// What an endpoint allows at the moment, and all that is known of how it is
-/// doing.
+/// The limits and the stored health of an endpoint at this moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EndpointGate {
-    /// Whose it is.
+    /// Tenant of the endpoint.
     pub tenant: TenantId,
-    /// How much of the gateway that one may use.
+    /// Quota of the tenant on this node.
     pub quota: TenantQuota,
-    /// The host it stands on, where that matters.
+    /// Host of the endpoint's URL, if hosts have a limit.
     pub host: Option<Arc<str>>,
-    /// Whether it is being called at all.
+    /// Whether the endpoint is active.
     pub is_open: bool,
-    /// Whether it is disabled, and not merely paused.
+    /// Whether the endpoint is disabled, and not merely paused.
     pub is_disabled: bool,
-    /// How many requests may be open at once.
+    /// Most requests that may be open at once.
     pub cap: usize,
-    /// How often it may be called.
+    /// Rate of calls to the endpoint.
     pub rate: Rate,
-    /// Until when the receiver asked to be left alone. Only what a person
-    /// asks for goes before that.
+    /// End of the break that the receiver asked for. Only urgent deliveries
+    /// start before it.
     pub quiet_until: Option<Timestamp>,
-    /// When its breaker opens.
+    /// Settings of the endpoint's breaker.
     pub breaker: BreakerSettings,
-    /// How it is doing, as far as that is written down.
+    /// Health of the endpoint as it is stored.
     pub health: EndpointHealth,
-    /// When it was created: before that it was never called.
+    /// Time of creation; the endpoint was never called before it.
     pub created_at: Timestamp,
-    /// What it is dispatched under.
+    /// Terms of the lease under which the endpoint is dispatched.
     pub lease_terms: LeaseTerms,
 }
 
-/// What a node dispatches an endpoint under.
+/// The terms of the lease under which a node dispatches an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseTerms {
-    /// The right to.
+    /// Lease of the endpoint's shard.
     pub lease: Lease,
-    /// Since when, if others may have called it until then.
+    /// Time of the lease's gain, if others may have called the endpoint before.
     pub since: Option<Timestamp>,
-    /// How long an attempt needs to have ahead of it under that lease.
+    /// Time that must be left of the lease when an attempt starts.
     pub needed: Duration,
 }
 
 impl EndpointGate {
-    /// What this endpoint allows.
+    /// Returns the gate of an endpoint.
     pub fn of(endpoint: &Endpoint, quota: TenantQuota, host: Option<Arc<str>>, lease_terms: LeaseTerms) -> Self {
         Self {
             tenant: endpoint.tenant.clone(),

@@ -1,31 +1,33 @@
-//! How far behind: what could go and did not, apart from what is held back.
+//! Measures lag: the age of due deliveries that could start and did not, and of
+//! those that something holds back.
 //!
-//! An alert on the first means this gateway; the second is the doing of a
-//! receiver or a person.
+//! The first is the gateway's fault and worth an alert; the second is caused by
+//! a receiver, a limit or a person.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// What holds the due deliveries of an endpoint back, other than this gateway.
+/// The cause, other than this gateway, that holds back an endpoint's due
+/// deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blocker {
-    /// Its breaker is open, tries it out, or lets little through.
+    /// The endpoint's breaker is open, half open or in its ramp.
     Breaker,
-    /// It is paused.
+    /// The endpoint is paused.
     Pause,
-    /// It is disabled.
+    /// The endpoint is disabled.
     Disabled,
-    /// Its receiver asked to be left alone.
+    /// The receiver asked for a break.
     Backpressure,
-    /// Its rate, or its tenant's.
+    /// The rate of the endpoint or of its tenant is used up.
     Rate,
 }
 
 impl Blocker {
-    /// All of them, in the order in which they are shown.
+    /// All blockers, in the order in which they are shown.
     pub const ALL: [Self; 5] = [Self::Breaker, Self::Pause, Self::Disabled, Self::Backpressure, Self::Rate];
 
-    /// Its name, for programs.
+    /// Returns the blocker's name as metrics show it.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Breaker => "breaker",
@@ -37,8 +39,8 @@ impl Blocker {
     }
 }
 
-/// Since when the oldest that could go could, and for each blocker since when
-/// the oldest it holds is due.
+/// Start times of the oldest waits: of deliveries that could start, and per
+/// blocker of those it holds back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OldestDue {
     free: Option<Timestamp>,
@@ -46,16 +48,16 @@ pub struct OldestDue {
 }
 
 impl OldestDue {
-    /// Something has waited since then, held back by this or by nothing.
+    /// Records a wait since this time, caused by a blocker or by none.
     pub fn record(&mut self, since: Timestamp, blocker: Option<Blocker>) {
-        let known = match blocker {
+        let oldest = match blocker {
             None => &mut self.free,
             Some(blocker) => &mut self.held[blocker as usize],
         };
-        *known = Some(known.map_or(since, |known| known.min(since)));
+        *oldest = Some(oldest.map_or(since, |oldest| oldest.min(since)));
     }
 
-    /// How long all that has been by now.
+    /// Returns how long these waits have lasted by now.
     pub fn lag(&self, now: Timestamp) -> Lag {
         let age = |since: Option<Timestamp>| {
             since.map_or(0, |since| u64::try_from(now.as_millisecond() - since.as_millisecond()).unwrap_or(0))
@@ -74,12 +76,12 @@ impl OldestDue {
     }
 }
 
-/// How far behind something is, in milliseconds; zero where nothing waits.
+/// Lag in milliseconds; zero where nothing waits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lag {
-    /// For how long the oldest delivery that could go has not gone.
+    /// Time for which the oldest delivery that could start has not started.
     pub lag_ms: u64,
-    /// For how long the oldest delivery that is held back has been due.
+    /// Time for which the oldest held delivery has been due, per blocker.
     pub held_ms: BlockedMs,
 }
 
@@ -99,7 +101,7 @@ pub struct BlockedMs {
 }
 
 impl BlockedMs {
-    /// Each with its blocker, in the order of [`Blocker::ALL`].
+    /// Returns each time with its blocker, in the order of [`Blocker::ALL`].
     pub fn by_blocker(&self) -> [(Blocker, u64); Blocker::ALL.len()] {
         Blocker::ALL.map(|blocker| {
             let millis = match blocker {

@@ -1,4 +1,4 @@
-//! The limits of a node, and what it means to meet one.
+//! Describes the limits of a node and the waits they cause.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -8,31 +8,31 @@ use crate::model::health::Quarantine;
 /// The limits of a node.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeLimits {
-    /// How many claims it may hold in flight.
+    /// Most claims in flight.
     pub slots: usize,
-    /// How many requests may be open to one host, if that is limited.
+    /// Most open requests to one host, if that is limited.
     pub per_host: Option<usize>,
-    /// When an endpoint that only fails is paused.
+    /// Thresholds at which an endpoint that only fails is paused.
     pub quarantine: Quarantine,
 }
 
-/// How often something due had to wait for a limit, since it was last asked.
+/// Number of waits for a limit since the last reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LimitWaits {
-    /// For a rate.
+    /// Waits for the rate of an endpoint.
     pub rate: u64,
-    /// Because its tenant holds more than its share.
+    /// Waits because a tenant holds more than its share of slots.
     pub share: u64,
 }
 
-/// What keeps an endpoint's due deliveries at this moment.
+/// The limit of the node that holds back an endpoint's due deliveries now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeBlocker {
-    /// Nothing.
+    /// No limit of the node holds them back.
     Free,
-    /// A rate, until then.
+    /// A rate holds them back until this time.
     Rate(Timestamp),
-    /// A slot is missing.
+    /// No send slot is free for them.
     Slot,
 }

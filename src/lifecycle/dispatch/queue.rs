@@ -1,8 +1,9 @@
-//! The queue of one endpoint: what is about to go, and what keeps it.
+//! Keeps the queue of one endpoint: its deliveries in memory and what holds
+//! them back.
 //!
-//! It knows what is ready and what is in flight, which lanes are busy, the
-//! endpoint's rate and its breaker. What a receiver has just asked for holds
-//! here until it is written down.
+//! A queue knows the ready claims and those in flight, the busy lanes, the
+//! endpoint's rate and its breaker. A break that the receiver has just asked
+//! for is in force here before it is stored.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -16,90 +17,95 @@ use crate::model::id::DeliveryId;
 use crate::model::rate::Gcra;
 use crate::store::Claim;
 
-/// For how long an endpoint counts as held by its rate after it met it.
-const RATE_LATELY_MS: i64 = 1_000;
+/// Milliseconds for which an endpoint counts as held by its rate after it had
+/// to wait for it.
+const RECENT_MS: i64 = 1_000;
 
-/// What is about to go to one endpoint.
+/// The queue of one endpoint.
 pub struct EndpointQueue {
-    /// What it allows.
+    /// Limits that the endpoint sets.
     pub gate: EndpointGate,
-    /// How it is doing.
+    /// Circuit breaker of the endpoint.
     pub breaker: CircuitBreaker,
-    /// How often it may be called.
+    /// State of the endpoint's rate.
     pub rate: Gcra,
-    /// What may start next.
+    /// Claims that may start next.
     pub ready: VecDeque<Claim>,
-    /// Everything of this endpoint that is in memory.
+    /// Ids of all claims of this endpoint in memory: ready, parked or in flight.
     pub known: HashSet<DeliveryId>,
-    /// What is on its way, or being settled.
+    /// Ids of claims whose request is open or whose outcome is being settled.
     pub in_flight: HashSet<DeliveryId>,
-    /// The hosts that its open requests went to, where that matters.
+    /// Hosts that the open requests went to, if hosts have a limit.
     pub hosts: HashMap<DeliveryId, Arc<str>>,
-    /// Whether it stands in the list of the shy.
+    /// Whether the endpoint is in the list of those that await an answer.
     pub is_listed: bool,
-    /// Requests open right now; a claim outlives its request until settled.
+    /// Number of open requests; a claim outlives its request until settled.
     pub sending: usize,
-    /// Requests begun since the endpoint last gave an answer.
+    /// Number of requests begun since the endpoint last gave an answer.
     pub unanswered: usize,
-    /// Lanes with a claim in flight, and who arrived for them meanwhile.
+    /// Lanes with a claim in flight, and the claims parked behind it.
     pub busy_lanes: HashMap<Arc<str>, VecDeque<Claim>>,
-    /// When the store has more that is due.
+    /// Earliest due time of deliveries that are in the store only.
     pub stored_due: Option<Timestamp>,
-    /// When the store may have something due that a person asked for.
+    /// Time at which the store may have a due delivery that a person asked for.
     pub urgent_due: Option<Timestamp>,
-    /// Whether the store is being read for it.
+    /// Whether a read of the store for this endpoint is running.
     pub is_reading: bool,
-    /// When the first of what is being read was due, or of what could not be
-    /// read. It decides nothing: it says how old what is not here is.
+    /// Earliest due time of what is being read or could not be read. It is
+    /// used only to report lag.
     pub reading_due: Option<Timestamp>,
-    /// Whether somebody else than its rate held it back when last arranged.
-    pub was_held: bool,
-    /// When that ended.
+    /// Whether a blocker other than the rate was in force at the last
+    /// rescheduling.
+    pub was_blocked: bool,
+    /// Time at which the last such blocker ended.
     pub free_since: Timestamp,
-    /// When it last had to wait for its rate.
-    pub rate_met_at: Timestamp,
-    /// Changed while a read was under way, so the read does not count for them.
-    pub touched: HashSet<DeliveryId>,
-    /// Where it stands in line.
+    /// Time at which the endpoint last had to wait for its rate.
+    pub rate_waited_at: Timestamp,
+    /// Deliveries changed during the running read; its result does not count
+    /// for them.
+    pub changed_during_read: HashSet<DeliveryId>,
+    /// Position of the queue in line.
     pub position: QueuePosition,
-    /// When it is looked at next.
+    /// Time at which the queue is rescheduled next.
     pub wake: Option<Timestamp>,
-    /// Whether there is no such endpoint any more.
+    /// Whether the endpoint was deleted.
     pub is_removed: bool,
-    /// Whether it is another node's, or about to be: it is here only for what
-    /// is still in flight.
+    /// Whether another node owns the endpoint, or is about to: the queue
+    /// exists only for what is still in flight.
     pub is_foreign: bool,
-    /// What its receiver asked for that is not written down yet.
+    /// Backpressure of the receiver that is not stored yet.
     pub pending_backpressure: PendingBackpressure,
 }
 
-/// Where a queue stands in line.
+/// The position of a queue in line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueuePosition {
-    /// Nowhere.
+    /// In no line.
     Out,
     /// In its tenant's line.
     InLine,
-    /// Slots are short, and it has not answered since its last request.
+    /// Waiting because slots are scarce and the endpoint has not answered
+    /// since its last request.
     AwaitingAnswer,
-    /// Its host has as many open as it may.
+    /// Waiting because its host has reached its limit of open requests.
     AtHost,
 }
 
-/// What is in force before it is durable, so that nothing starts in between.
+/// Backpressure that is in force before it is durable, so that nothing starts
+/// in between.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PendingBackpressure {
-    /// How many answers with such wishes are being written.
+    /// Number of answers with backpressure that are being stored.
     pub pending: usize,
-    /// The longest quiet asked for.
+    /// Latest end of the breaks that were asked for.
     pub quiet_until: Option<Timestamp>,
-    /// Whether it is to be held.
+    /// Whether an answer pauses or disables the endpoint.
     pub is_stopped: bool,
 }
 
 impl EndpointQueue {
-    /// An empty queue. What was sent before the node began is not known,
-    /// unless there was no such endpoint then.
+    /// Creates an empty queue. What was sent before `began_at` is not known,
+    /// unless the endpoint was created later.
     pub fn new(gate: EndpointGate, began_at: Timestamp) -> Self {
         Self {
             breaker: CircuitBreaker::of(gate.health.clone()),
@@ -117,10 +123,10 @@ impl EndpointQueue {
             urgent_due: None,
             is_reading: false,
             reading_due: None,
-            was_held: false,
+            was_blocked: false,
             free_since: Timestamp::MIN,
-            rate_met_at: Timestamp::MIN,
-            touched: HashSet::new(),
+            rate_waited_at: Timestamp::MIN,
+            changed_during_read: HashSet::new(),
             position: QueuePosition::Out,
             wake: None,
             is_removed: false,
@@ -129,8 +135,8 @@ impl EndpointQueue {
         }
     }
 
-    /// Goes on as this node's, from what is written down: nothing is known of
-    /// what others did meanwhile. What is still in flight stays so.
+    /// Makes the queue this node's again, from what is stored: what other nodes
+    /// sent meanwhile is not known. Claims in flight stay.
     pub fn regain(&mut self, gate: EndpointGate, began_at: Timestamp) {
         self.is_foreign = false;
         self.breaker = CircuitBreaker::of(gate.health.clone());
@@ -138,53 +144,52 @@ impl EndpointQueue {
         self.gate = gate;
     }
 
-    /// How many are read at once.
+    /// Returns the number of deliveries that one read brings in at most.
     pub fn read_size(&self) -> usize {
         (self.gate.cap * 2).clamp(32, 512)
     }
 
-    /// Whether this claim may go at this moment.
+    /// Whether the gate and the breaker let this claim start now.
     pub fn may_start(&self, claim: &Claim, now: Timestamp) -> bool {
         self.gate.is_open && (claim.is_urgent || !self.is_backing_off(now))
     }
 
-    /// Until when nothing goes but what a person asks for.
+    /// Returns the time before which only urgent deliveries start.
     pub fn quiet_until(&self) -> Option<Timestamp> {
         self.gate.quiet_until.max(self.breaker.health.open_until())
     }
 
-    /// Whether the receiver is left alone at this moment.
+    /// Whether only urgent deliveries may start now.
     pub fn is_backing_off(&self, now: Timestamp) -> bool {
         self.quiet_until().is_some_and(|until| until > now)
     }
 
-    /// Whether there is something to start and a place for it, whatever the
-    /// rate says.
+    /// Whether a claim is ready and the cap has room for it, apart from the rate.
     pub fn has_work(&self, now: Timestamp) -> bool {
         self.gate.is_open && !self.ready.is_empty() && !self.is_full(now)
     }
 
-    /// Whether as many requests are open as may be.
+    /// Whether the cap is reached, as the breaker narrows it.
     pub fn is_full(&self, now: Timestamp) -> bool {
         self.sending >= self.breaker.health.width(self.gate.cap, now)
     }
 
-    /// Keeps to the rate that its health allows.
+    /// Sets the rate that the endpoint's health allows now.
     pub fn adjust_rate(&mut self, now: Timestamp) {
         self.rate.change(self.breaker.health.rate(self.gate.rate, self.gate.cap, now), now);
     }
 
-    /// Reading ahead begins when few are left.
+    /// Whether so few claims are ready that the next read is due.
     fn is_low(&self) -> bool {
         self.ready.len() < self.read_size() / 4
     }
 
-    /// Whether there is nothing to do for it, and nothing to remember.
+    /// Whether the queue has nothing to do and no state worth keeping.
     pub fn is_idle(&self, now: Timestamp) -> bool {
         let is_waiting = self.stored_due.is_some() || self.urgent_due.is_some();
         let is_idle = self.known.is_empty() && !is_waiting && !self.is_reading && self.position == QueuePosition::Out;
         let is_idle = is_idle && self.hosts.is_empty() && !self.is_listed;
-        // How it is doing, and what was sent, is for its new owner to know.
+        // The state of rate and breaker matters only to the owner.
         is_idle && (self.is_foreign || self.is_untroubled(now))
     }
 
@@ -192,8 +197,8 @@ impl EndpointQueue {
         self.pending_backpressure.pending == 0 && self.rate.is_full(now) && self.breaker.is_untroubled(now)
     }
 
-    /// When to look into the store: for all that is due, but not before the
-    /// receiver wants to be called; for what a person asked for, at any time.
+    /// Returns when to read from the store: for due deliveries not before the
+    /// end of the receiver's break; for urgent ones at any time.
     pub fn read_at(&self) -> Option<Timestamp> {
         if !self.gate.is_open || self.is_foreign || self.is_reading || !self.is_low() {
             return None;
@@ -203,20 +208,20 @@ impl EndpointQueue {
         all.into_iter().chain(self.urgent_due).min()
     }
 
-    /// When there is something to do for it.
+    /// Returns when the queue is to be rescheduled: for a read, or for its rate.
     pub fn wake_at(&self, now: Timestamp) -> Option<Timestamp> {
         let slot = self.waits_for_rate(now).then(|| self.rate.ready_at());
         self.read_at().into_iter().chain(slot).min()
     }
 
-    /// When the first that is due and did not go was due, in memory or in the
-    /// store. What is being read counts until it is here.
+    /// Returns the due time of the oldest due delivery that has not started, in
+    /// memory, in the store or being read.
     fn oldest_due(&self, now: Timestamp) -> Option<Timestamp> {
         let ready = self.ready.front().map(|claim| claim.due_at);
         ready.into_iter().chain(self.stored_due).chain(self.reading_due).min().filter(|due_at| *due_at <= now)
     }
 
-    /// Who but its rate holds its deliveries back at this moment.
+    /// Returns what holds its deliveries back now, other than the rate.
     fn blocker(&self, now: Timestamp) -> Option<Blocker> {
         if self.gate.is_disabled {
             return Some(Blocker::Disabled);
@@ -227,21 +232,22 @@ impl EndpointQueue {
         if self.gate.quiet_until.is_some_and(|until| until > now) {
             return Some(Blocker::Backpressure);
         }
-        let is_held = match self.breaker.health.breaker(now) {
+        let is_blocked = match self.breaker.health.breaker(now) {
             BreakerState::Open | BreakerState::HalfOpen => true,
             BreakerState::Ramp => self.is_full(now) || !self.rate.is_ready(now),
             BreakerState::Closed => false,
         };
-        is_held.then_some(Blocker::Breaker)
+        is_blocked.then_some(Blocker::Breaker)
     }
 
-    /// What its oldest has waited since, and what holds it back. What was held
-    /// and is not any more could go from then on. One that has just met its rate,
-    /// or whose tenant has, is held by that: there is always a moment between
-    /// two starts in which the rate would allow one.
+    /// Returns since when its oldest delivery has waited, and what holds it
+    /// back. After a blocker has ended, the wait counts from its end. A queue
+    /// that has just waited for its rate or its tenant's counts as held by it,
+    /// because between two starts there is always a moment in which the rate
+    /// would allow one.
     pub fn oldest(&self, now: Timestamp, is_tenant_at_rate: bool) -> Option<(Timestamp, Option<Blocker>)> {
         let due_at = self.oldest_due(now).filter(|_| !self.is_foreign && !self.is_removed)?;
-        let is_at_rate = || !self.rate.is_ready(now) || is_recent(self.rate_met_at, now);
+        let is_at_rate = || !self.rate.is_ready(now) || is_recent(self.rate_waited_at, now);
         Some(match self.blocker(now) {
             Some(blocker) => (due_at, Some(blocker)),
             None if is_tenant_at_rate || is_at_rate() => (due_at, Some(Blocker::Rate)),
@@ -252,36 +258,37 @@ impl EndpointQueue {
         })
     }
 
-    /// Remembers what holds it back at this moment, and that it no longer does.
+    /// Records whether a blocker is in force now, when the last one ended, and
+    /// whether the queue waits for its rate.
     pub fn record_blocker(&mut self, now: Timestamp) {
-        let is_held = self.blocker(now).is_some();
-        if self.was_held && !is_held {
+        let is_blocked = self.blocker(now).is_some();
+        if self.was_blocked && !is_blocked {
             self.free_since = now;
         }
-        self.was_held = is_held;
+        self.was_blocked = is_blocked;
         if self.waits_for_rate(now) {
-            self.rate_met_at = now;
+            self.rate_waited_at = now;
         }
     }
 
-    /// A read begins: what was due in the store is on its way here.
+    /// Begins a read of what is due in the store.
     pub fn begin_read(&mut self) {
         self.is_reading = true;
         self.reading_due = self.reading_due.into_iter().chain(self.stored_due.take()).min();
         self.urgent_due = None;
     }
 
-    /// Whether only its rate keeps it.
+    /// Whether only its rate holds the queue back.
     pub fn waits_for_rate(&self, now: Timestamp) -> bool {
         self.position == QueuePosition::Out && self.has_work(now) && !self.rate.is_ready(now)
     }
 
-    /// Something a person asked for may be due in the store at this time.
+    /// Notes that the store may have an urgent delivery due at this time.
     pub fn urgent_due_at(&mut self, due_at: Timestamp) {
-        self.urgent_due = Some(self.urgent_due.map_or(due_at, |known| known.min(due_at)));
+        self.urgent_due = Some(self.urgent_due.map_or(due_at, |earliest| earliest.min(due_at)));
     }
 
-    /// Puts a claim out of mind; it rests in the store.
+    /// Leaves a claim to the store, and notes when it is due there.
     pub fn put_back(&mut self, claim: &Claim) {
         self.stored_due_at(claim.due_at);
         if claim.is_urgent {
@@ -289,13 +296,13 @@ impl EndpointQueue {
         }
     }
 
-    /// Something is due in the store at this time.
+    /// Notes that the store has a delivery due at this time.
     pub fn stored_due_at(&mut self, due_at: Timestamp) {
-        self.stored_due = Some(self.stored_due.map_or(due_at, |known| known.min(due_at)));
+        self.stored_due = Some(self.stored_due.map_or(due_at, |earliest| earliest.min(due_at)));
     }
 
-    /// Starts the first claim whose lane is free; the others park behind
-    /// theirs.
+    /// Starts the first claim whose lane is free. Claims before it are parked
+    /// behind their busy lanes.
     pub fn start(&mut self) -> Option<Claim> {
         while let Some(claim) = self.ready.pop_front() {
             if let Some(lane) = &claim.lane {
@@ -313,52 +320,52 @@ impl EndpointQueue {
         None
     }
 
-    /// Takes out what may not go at this moment; it rests in the store anyway.
+    /// Removes and returns the claims that may not start now; the store has
+    /// them anyway.
     pub fn take_blocked(&mut self, now: Timestamp) -> Vec<Claim> {
         let (is_open, is_quiet) = (self.gate.is_open, self.is_backing_off(now));
         if is_open && !is_quiet {
             return Vec::new();
         }
-        let mut held = Vec::new();
+        let mut blocked = Vec::new();
         for list in self.busy_lanes.values_mut().chain([&mut self.ready]) {
-            let (kept, back): (VecDeque<_>, VecDeque<_>) = list.drain(..).partition(|claim| is_open && claim.is_urgent);
-            *list = kept;
-            held.extend(back);
+            let (urgent, rest): (VecDeque<_>, VecDeque<_>) =
+                list.drain(..).partition(|claim| is_open && claim.is_urgent);
+            *list = urgent;
+            blocked.extend(rest);
         }
-        for claim in &held {
+        for claim in &blocked {
             self.known.remove(&claim.id);
             self.put_back(claim);
         }
-        // From now on these are looked for apart.
+        // From now on urgent deliveries are read on their own.
         self.urgent_due_at(now);
-        held
+        blocked
     }
 
-    /// Takes out one delivery that has not started; its claim, if it was here.
+    /// Removes a delivery that has not started; returns its claim if it was in
+    /// memory.
     pub fn take_out(&mut self, id: DeliveryId) -> Option<Claim> {
         if self.in_flight.contains(&id) || !self.known.remove(&id) {
             return None;
         }
         let mut lists = self.busy_lanes.values_mut().chain([&mut self.ready]);
         lists.find_map(|list| {
-            let place = list.iter().position(|claim| claim.id == id)?;
-            list.remove(place)
+            let index = list.iter().position(|claim| claim.id == id)?;
+            list.remove(index)
         })
     }
 }
 
-/// Whether something that happened then is no longer ago than the time between
-/// two starts of a slow rate.
+/// Whether a moment is at most [`RECENT_MS`] ago: the time between two starts at
+/// a slow rate.
 pub fn is_recent(at: Timestamp, now: Timestamp) -> bool {
-    now.as_millisecond().saturating_sub(at.as_millisecond()) < RATE_LATELY_MS
+    now.as_millisecond().saturating_sub(at.as_millisecond()) < RECENT_MS
 }
 
-/// The pace of an endpoint of which this node knows nothing before this time,
-/// or before it became this node's.
+/// Returns the state of an endpoint's rate at first. What was sent before the
+/// node began, or before it owned the endpoint, is not known.
 fn initial_rate(gate: &EndpointGate, began_at: Timestamp) -> Gcra {
     let known_from = gate.lease_terms.since.map_or(began_at, |since| since.max(began_at));
-    match gate.created_at >= known_from {
-        true => Gcra::full(gate.rate),
-        false => Gcra::unknown_before(gate.rate, known_from),
-    }
+    if gate.created_at >= known_from { Gcra::full(gate.rate) } else { Gcra::unknown_before(gate.rate, known_from) }
 }

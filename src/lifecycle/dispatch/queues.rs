@@ -1,19 +1,20 @@
-//! Decides what goes next: a queue per endpoint, fair turns between them.
+//! Decides which claim starts next: a queue per endpoint, fair turns between
+//! them.
 //!
-//! Pure bookkeeping; it is told the time and starts nothing itself. Memory
-//! holds what is about to go, and for each endpoint the time at which the
-//! store has more. The backlog stays in the store.
+//! Pure bookkeeping: it is given the time and makes no request itself. Memory
+//! holds the claims that are about to start, and for each endpoint the time at
+//! which the store has more. The backlog stays in the store.
 //!
-//! Invariant: every delivery that may go is either known here (ready, parked
+//! Invariant: every delivery that may start is either known here (ready, parked
 //! or in flight) or due in the store at `stored_due` or later.
 //!
 //! An endpoint is in at most one line at a time. Whatever may change that (an
-//! answer, a free place of its rate, a resume, a read) ends in `arrange`, which
-//! offers it to its tenant's line again or plans when to look next.
+//! answer, a free place of its rate, a resume, a read) ends in `reschedule`,
+//! which offers the endpoint to its tenant's line again or plans when to look
+//! at it next.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::Timestamp;
 
@@ -29,23 +30,16 @@ use super::queue::{EndpointQueue, PendingBackpressure, QueuePosition};
 use crate::lifecycle::deliver::attempt::AttemptResult;
 use crate::model::health::EndpointHealth;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
-use crate::model::shard::Lease;
 use crate::model::tenant::TenantQuota;
-use crate::store::{Claim, DuePage, DueQuery, EndpointUpdate};
+use crate::store::{Claim, EndpointUpdate};
 
-/// How many fresh deliveries one endpoint keeps in memory.
+/// Most fresh deliveries that one endpoint keeps in memory.
 const READY_MAX: usize = 1_024;
-/// How many bytes of data all endpoints together keep in memory.
+/// Most bytes that ready claims of all endpoints together take.
 const READY_BYTES_MAX: usize = 32 * 1_024 * 1_024;
-/// What a claim costs besides its data.
+/// Bytes that a claim takes besides its data.
 const CLAIM_BYTES: usize = 512;
-/// How many bytes of data may be in flight; one delivery always may.
-const FLIGHT_BYTES_MAX: usize = 64 * 1_024 * 1_024;
-/// How many bytes of data one read brings in.
-const READ_BYTES_MAX: usize = 1_024 * 1_024;
-/// A node with fewer slots than this has none to keep free for others.
-const SPARE_SLOTS: usize = 64;
-/// Queues with nothing to do are looked through once there are so many.
+/// Number of queues above which idle ones are removed.
 const TIDY_AT: usize = 1_024;
 
 /// All queues of this node.
@@ -53,30 +47,31 @@ pub struct EndpointQueues {
     limits: NodeLimits,
     began_at: Timestamp,
     endpoints: HashMap<EndpointId, EndpointQueue>,
-    /// Whose turn it is.
+    /// Order in which endpoints have their turns.
     scheduler: FairScheduler,
-    /// How strained the machine is.
+    /// Throttle of starts under CPU pressure.
     cpu_throttle: CpuThrottle,
-    /// Those that wait for slots to be less short; see [`Turn::AwaitingAnswer`].
+    /// Endpoints that wait until slots are not scarce any more; see
+    /// [`QueuePosition::AwaitingAnswer`].
     awaiting_answer: VecDeque<EndpointId>,
     hosts: HashMap<Arc<str>, HostLoad>,
-    /// When to look at an endpoint next: to read from the store, or because
-    /// its rate allows another start.
+    /// Times at which endpoints are rescheduled: to read from the store, or
+    /// because the rate allows another start.
     wakes: BTreeSet<(Timestamp, EndpointId)>,
-    /// When the timer goes off anyway.
+    /// Time to which the dispatcher's timer is set.
     timer: Option<Timestamp>,
     slots_free: usize,
     ready_bytes: usize,
     flight_bytes: usize,
     tidy_at: usize,
     rate_waits: u64,
-    /// Whether something was not started because the lease is too short.
+    /// Whether a claim was not started because the lease is too short.
     waits_for_lease: bool,
     is_stopped: bool,
 }
 
 impl EndpointQueues {
-    /// Queues for a node with these limits that begins at this time.
+    /// Creates the queues of a node with these limits that begins at this time.
     pub fn new(limits: NodeLimits, began_at: Timestamp) -> Self {
         Self {
             limits,
@@ -115,8 +110,8 @@ impl EndpointQueues {
         }
     }
 
-    /// Takes in a delivery that may go: freshly accepted, or next of its lane.
-    /// `gate` is asked when nothing is known of the endpoint.
+    /// Admits a delivery that may start: newly accepted, or next of its lane.
+    /// `gate` is called if the endpoint has no queue yet.
     pub fn admit(&mut self, claim: Claim, now: Timestamp, gate: impl FnOnce() -> Option<EndpointGate>) {
         let is_crowded = self.ready_bytes + cost(&claim) > READY_BYTES_MAX;
         let endpoint = claim.endpoint;
@@ -137,107 +132,33 @@ impl EndpointQueues {
         self.reschedule(endpoint, now);
     }
 
-    /// The next claim to start, or nothing while none can, and the lease to
-    /// start it under. `left` is how long that lasts, if it ends; `weight_in_use`
-    /// what the weights of all tenants add up to.
-    pub fn take_next(
-        &mut self,
-        now: Timestamp,
-        left: Option<Duration>,
-        weight_in_use: impl Fn() -> u64,
-    ) -> Option<(Claim, Lease)> {
-        while !self.is_stopped && self.has_room() {
-            let Some(endpoint) = self.scheduler.next(self.slots_free, self.cpu_throttle.rate(), now, &weight_in_use)
-            else {
-                match self.are_slots_scarce() {
-                    false if self.start_one_awaiting_answer(now) => continue,
-                    _ => return None,
-                }
-            };
-            let is_short = self.are_slots_scarce();
-            let Some(queue) = self.endpoints.get_mut(&endpoint) else { continue };
-            queue.position = QueuePosition::Out;
-            if !queue.has_work(now) || !queue.rate.is_ready(now) {
-                let host = queue.gate.host.clone();
-                self.reschedule(endpoint, now);
-                self.start_next_at_host(host, now);
-                continue;
-            }
-            if left.is_some_and(|left| queue.gate.lease_terms.needed > left) {
-                let host = queue.gate.host.clone();
-                self.waits_for_lease = true;
-                self.start_next_at_host(host, now);
-                continue;
-            }
-            if is_short && queue.unanswered > 0 {
-                queue.position = QueuePosition::AwaitingAnswer;
-                if !std::mem::replace(&mut queue.is_listed, true) {
-                    self.awaiting_answer.push_back(endpoint);
-                }
-                let host = queue.gate.host.clone();
-                self.start_next_at_host(host, now);
-                continue;
-            }
-            let host = queue.gate.host.clone().filter(|_| self.limits.per_host.is_some());
-            if let (Some(most), Some(host)) = (self.limits.per_host, host.clone()) {
-                let at_host = self.hosts.entry(host).or_default();
-                if at_host.open >= most {
-                    queue.position = QueuePosition::AtHost;
-                    at_host.parked.push_back(endpoint);
-                    continue;
-                }
-                at_host.open += 1;
-            }
-            let lease = queue.gate.lease_terms.lease;
-            let started = queue.start();
-            match &started {
-                Some(claim) => {
-                    queue.hosts.extend(host.map(|host| (claim.id, host)));
-                    queue.rate.take(now);
-                    self.ready_bytes -= cost(claim);
-                    self.flight_bytes += cost(claim);
-                    self.slots_free -= 1;
-                    self.cpu_throttle.started();
-                    let tenant = queue.gate.tenant.clone();
-                    self.scheduler.started(&tenant, now);
-                }
-                // All that was there stands behind others in its lane.
-                None => self.leave_host(host, now),
-            }
-            self.reschedule(endpoint, now);
-            if let Some(claim) = started {
-                return Some((claim, lease));
-            }
-        }
-        None
-    }
-
-    /// A request is over: its place under the cap is free. What the answer
-    /// says about the endpoint is in force from here on, before it is durable;
-    /// returns what is to be written of it.
+    /// Applies the end of a request: its place under the cap is free, and what
+    /// the result says about the endpoint is in force before it is durable.
+    /// Returns what is to be stored of it.
     pub fn apply_attempt_result(
         &mut self,
         endpoint: EndpointId,
         id: DeliveryId,
-        answer: Option<AttemptResult>,
+        result: Option<AttemptResult>,
         now: Timestamp,
     ) -> EndpointUpdate {
         let quarantine = self.limits.quarantine;
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return EndpointUpdate::default() };
         queue.sending = queue.sending.saturating_sub(1);
-        // Where it went, wherever its endpoint stands by now.
+        // The host that the request went to; the endpoint's URL may have
+        // changed since.
         let host = queue.hosts.remove(&id);
         let mut update = EndpointUpdate::default();
-        if let Some(answer) = answer {
-            if answer.is_answer {
+        if let Some(result) = result {
+            if result.is_answer {
                 queue.unanswered = 0;
             }
-            update = observe(queue, answer, quarantine, now);
+            update = observe(queue, result, quarantine, now);
         }
         if queue.sending == 0 {
             queue.unanswered = 0;
         }
-        // It waits no longer for its own answer.
+        // The endpoint has answered, so it waits for this no longer.
         if queue.position == QueuePosition::AwaitingAnswer && queue.unanswered == 0 {
             queue.position = QueuePosition::Out;
         }
@@ -254,7 +175,7 @@ impl EndpointQueues {
         update
     }
 
-    /// What an answer asked for is written down, or never will be.
+    /// Records that an answer's backpressure is stored, or never will be.
     pub fn backpressure_written(&mut self, endpoint: EndpointId) {
         if let Some(queue) = self.endpoints.get_mut(&endpoint) {
             queue.pending_backpressure.pending = queue.pending_backpressure.pending.saturating_sub(1);
@@ -264,7 +185,7 @@ impl EndpointQueues {
         }
     }
 
-    /// A claim is settled: its lane is free, and it may be due again.
+    /// Records that a claim is settled: its lane is free, and it may be due again.
     pub fn settled(&mut self, claim: &Claim, due_again_at: Option<Timestamp>, now: Timestamp) {
         self.slots_free += 1;
         self.flight_bytes -= cost(claim);
@@ -273,7 +194,7 @@ impl EndpointQueues {
         queue.known.remove(&claim.id);
         queue.in_flight.remove(&claim.id);
         if queue.is_reading {
-            queue.touched.insert(claim.id);
+            queue.changed_during_read.insert(claim.id);
         }
         if let Some(lane) = &claim.lane
             && let Some(parked) = queue.busy_lanes.remove(lane)
@@ -284,8 +205,8 @@ impl EndpointQueues {
         }
         if let Some(due_at) = due_again_at.filter(|_| !queue.is_removed && !queue.is_foreign) {
             queue.stored_due_at(due_at);
-            // Put back, it is still what a person asked for, or what they asked
-            // for while it was on its way.
+            // The delivery may be urgent: it was when it started, or a person
+            // asked for it while it was in flight.
             if claim.is_urgent || queue.quiet_until().is_some() {
                 queue.urgent_due_at(due_at);
             }
@@ -293,8 +214,8 @@ impl EndpointQueues {
         self.reschedule(claim.endpoint, now);
     }
 
-    /// A person changed a delivery: whatever is remembered of it is void, and
-    /// something of its endpoint may be due at this time.
+    /// Records that a person changed a delivery: what is in memory of it is
+    /// void, and its endpoint may have a delivery due at this time.
     pub fn changed(
         &mut self,
         endpoint: EndpointId,
@@ -304,19 +225,19 @@ impl EndpointQueues {
         gate: impl FnOnce() -> Option<EndpointGate>,
     ) {
         let Some(queue) = self.queue(endpoint, now, gate) else { return };
-        let taken = queue.take_out(id);
+        let removed = queue.take_out(id);
         if queue.is_reading {
-            queue.touched.insert(id);
+            queue.changed_during_read.insert(id);
         }
         if let Some(due_at) = due_at {
             queue.stored_due_at(due_at);
             queue.urgent_due_at(due_at);
         }
-        self.ready_bytes -= taken.as_ref().map_or(0, cost);
+        self.ready_bytes -= removed.as_ref().map_or(0, cost);
         self.reschedule(endpoint, now);
     }
 
-    /// The endpoint has something due in the store at this time.
+    /// Records that the store has a delivery of the endpoint due at this time.
     pub fn due_in_store(
         &mut self,
         endpoint: EndpointId,
@@ -326,24 +247,24 @@ impl EndpointQueues {
     ) {
         let Some(queue) = self.queue(endpoint, now, gate) else { return };
         queue.stored_due_at(due_at);
-        // Whether any of it is urgent is for the store to say.
+        // Only the store knows whether it is urgent.
         queue.urgent_due_at(due_at);
         self.reschedule(endpoint, now);
     }
 
-    /// The endpoint was paused, resumed, disabled, deleted or given other
-    /// settings, or its receiver asked for something: this is written down.
+    /// Applies a stored change of the endpoint: paused, resumed, disabled, other
+    /// settings, or backpressure of its receiver.
     pub fn update_gate(&mut self, endpoint: EndpointId, gate: EndpointGate, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
         queue.breaker.adopt(&gate.health);
-        // What is held of it was read under the lease it has.
+        // The claims in memory were read under the present lease, so it stays.
         let lease_terms = LeaseTerms { needed: gate.lease_terms.needed, ..queue.gate.lease_terms };
         queue.gate = EndpointGate { lease_terms, ..gate };
         self.apply_gate(endpoint, now);
         self.reschedule(endpoint, now);
     }
 
-    /// A tenant may use another part of the gateway from now on.
+    /// Changes the quota of a tenant.
     pub fn change_quota(&mut self, tenant: &TenantId, quota: TenantQuota, now: Timestamp) {
         self.scheduler.change(tenant, &quota, now);
         for queue in self.endpoints.values_mut().filter(|queue| queue.gate.tenant == *tenant) {
@@ -351,13 +272,13 @@ impl EndpointQueues {
         }
     }
 
-    /// The endpoints of a tenant that are open.
+    /// Returns the endpoints of a tenant that have a queue and are not deleted.
     pub fn endpoints_of_tenant(&self, tenant: &TenantId) -> Vec<EndpointId> {
-        let theirs = self.endpoints.iter().filter(|(_, queue)| queue.gate.tenant == *tenant && !queue.is_removed);
-        theirs.map(|(id, _)| *id).collect()
+        let endpoints = self.endpoints.iter().filter(|(_, queue)| queue.gate.tenant == *tenant && !queue.is_removed);
+        endpoints.map(|(id, _)| *id).collect()
     }
 
-    /// Forgets what an endpoint that is no more had waiting.
+    /// Removes the waiting claims of a deleted endpoint.
     pub fn remove(&mut self, endpoint: EndpointId, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
         queue.gate.is_open = false;
@@ -370,77 +291,19 @@ impl EndpointQueues {
         self.reschedule(endpoint, now);
     }
 
-    /// The machine was under this much pressure for so many seconds.
+    /// Reports the CPU pressure of the last seconds to the throttle.
     pub fn cpu_pressure(&mut self, pressure: CpuPressure, seconds: f64) {
         self.cpu_throttle.observe(pressure, seconds);
     }
 
-    /// Does what time has brought: returns what should be read from the store
-    /// now.
-    pub fn poll_due(&mut self, now: Timestamp) -> Vec<DueQuery> {
-        let mut asks = Vec::new();
-        if self.is_stopped {
-            return asks;
-        }
-        self.scheduler.wake(now);
-        while let Some(&(at, endpoint)) = self.wakes.first()
-            && at <= now
-        {
-            self.wakes.pop_first();
-            let Some(queue) = self.endpoints.get_mut(&endpoint) else { continue };
-            queue.wake = None;
-            if queue.read_at().is_some_and(|at| at <= now) {
-                queue.begin_read();
-                asks.push(DueQuery {
-                    endpoint,
-                    until: now,
-                    limit: queue.read_size(),
-                    bytes_max: READ_BYTES_MAX,
-                    except: queue.known.clone(),
-                    urgent_only: queue.is_backing_off(now),
-                });
-            }
-            self.reschedule(endpoint, now);
-        }
-        asks
-    }
-
-    /// A read has come back. Without a page it failed, and is tried again at
-    /// the time given.
-    pub fn read_done(&mut self, endpoint: EndpointId, page: Option<DuePage>, now: Timestamp, again_at: Timestamp) {
-        let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
-        queue.is_reading = false;
-        let touched = std::mem::take(&mut queue.touched);
-        if page.is_some() {
-            queue.reading_due = None;
-        }
-        let failed = || DuePage { next_due: Some(again_at), next_urgent: Some(again_at), ..DuePage::default() };
-        let page = page.unwrap_or_else(failed);
-        for claim in page.claims {
-            if !queue.may_start(&claim, now) {
-                queue.put_back(&claim);
-            } else if !touched.contains(&claim.id) && queue.known.insert(claim.id) {
-                self.ready_bytes += cost(&claim);
-                queue.ready.push_back(claim);
-            }
-        }
-        if let Some(due_at) = page.next_due {
-            queue.stored_due_at(due_at);
-        }
-        if let Some(due_at) = page.next_urgent {
-            queue.urgent_due_at(due_at);
-        }
-        self.reschedule(endpoint, now);
-    }
-
-    /// When there is something to do; never, once stopped.
+    /// Returns when something is due next; nothing once stopped.
     pub fn next_wake(&self) -> Option<Timestamp> {
         let endpoints = self.wakes.first().map(|(at, _)| *at);
         endpoints.into_iter().chain(self.scheduler.next_wake()).min().filter(|_| !self.is_stopped)
     }
 
-    /// Sets the timer to the next wake; returns whether that is earlier than
-    /// it was set to, so that whoever sleeps on it must be told.
+    /// Sets the timer to the next wake. Returns whether that is earlier than
+    /// before, so that the task that sleeps on it must be woken.
     pub fn set_timer(&mut self) -> bool {
         let next = self.next_wake();
         let is_earlier = next.is_some_and(|at| self.timer.is_none_or(|set| at < set));
@@ -453,14 +316,15 @@ impl EndpointQueues {
         self.endpoints.get(&endpoint).is_some_and(|queue| queue.in_flight.contains(&id))
     }
 
-    /// What keeps a due delivery, where its endpoint is open and not quiet.
+    /// Returns the limit that holds back a due delivery, for an endpoint that is
+    /// active and not backing off.
     pub fn blocker(&self, endpoint: EndpointId, now: Timestamp) -> NodeBlocker {
         let Some(queue) = self.endpoints.get(&endpoint) else {
             return if self.has_room() { NodeBlocker::Free } else { NodeBlocker::Slot };
         };
-        let own = (!queue.rate.is_ready(now)).then(|| queue.rate.ready_at());
-        let tenants = self.scheduler.rate_until(&queue.gate.tenant, now);
-        match own.max(tenants) {
+        let endpoint_rate = (!queue.rate.is_ready(now)).then(|| queue.rate.ready_at());
+        let tenant_rate = self.scheduler.rate_until(&queue.gate.tenant, now);
+        match endpoint_rate.max(tenant_rate) {
             Some(until) => NodeBlocker::Rate(until),
             None if !self.has_room() || queue.is_full(now) || !queue.ready.is_empty() => NodeBlocker::Slot,
             None if queue.position == QueuePosition::AtHost || self.scheduler.is_over_share(&queue.gate.tenant) => {
@@ -470,18 +334,18 @@ impl EndpointQueues {
         }
     }
 
-    /// How an endpoint is doing, as this node feels it.
+    /// Returns the live health of an endpoint that this node owns.
     pub fn health(&self, endpoint: EndpointId) -> Option<&EndpointHealth> {
         self.endpoints.get(&endpoint).filter(|queue| !queue.is_foreign).map(|queue| &queue.breaker.health)
     }
 
-    /// Whether a lane's one slot is taken.
+    /// Whether a delivery of this lane is in flight.
     pub fn is_lane_busy(&self, endpoint: EndpointId, lane: &str) -> bool {
         self.endpoints.get(&endpoint).is_some_and(|queue| queue.busy_lanes.contains_key(lane))
     }
 
-    /// The oldest of all that waits, by what holds it back. Looks at every
-    /// endpoint that something waits for.
+    /// Returns the oldest waits of all endpoints, by blocker. Takes time in
+    /// proportion to the number of queues.
     pub fn oldest(&self, now: Timestamp) -> OldestDue {
         let mut oldest = OldestDue::default();
         for queue in self.endpoints.values() {
@@ -496,52 +360,22 @@ impl EndpointQueues {
         queue.oldest(now, self.scheduler.is_at_rate(&queue.gate.tenant, now))
     }
 
-    /// How often something had to wait, since this was last asked.
+    /// Returns the number of waits for limits since the last call.
     pub fn take_waits(&mut self) -> LimitWaits {
         LimitWaits { rate: std::mem::take(&mut self.rate_waits), share: self.scheduler.take_waits() }
     }
 
-    /// Starts nothing more.
+    /// Stops the queues: nothing more starts.
     pub fn stop(&mut self) {
         self.is_stopped = true;
     }
 
-    /// How many claims are in flight.
+    /// Returns the number of claims in flight.
     pub fn in_flight(&self) -> usize {
         self.limits.slots - self.slots_free
     }
 
-    /// Whether the node may start one more.
-    fn has_room(&self) -> bool {
-        self.slots_free > 0 && self.flight_bytes < FLIGHT_BYTES_MAX
-    }
-
-    /// Whether fewer than half of the slots are free: then an endpoint gets
-    /// another only once it has answered since its last request, so that many
-    /// that hang cannot take them all.
-    fn are_slots_scarce(&self) -> bool {
-        self.limits.slots >= SPARE_SLOTS && self.slots_free < self.limits.slots / 2
-    }
-
-    /// Lets one go on that had to wait while slots were short.
-    fn start_one_awaiting_answer(&mut self, now: Timestamp) -> bool {
-        while let Some(endpoint) = self.awaiting_answer.pop_front() {
-            let Some(queue) = self.endpoints.get_mut(&endpoint) else { continue };
-            queue.is_listed = false;
-            // Those that answered meanwhile wait no longer.
-            let is_shy = queue.position == QueuePosition::AwaitingAnswer;
-            if is_shy {
-                queue.position = QueuePosition::Out;
-            }
-            self.reschedule(endpoint, now);
-            if is_shy {
-                return true;
-            }
-        }
-        false
-    }
-
-    /// Puts in force what the gate says, and what is not written down yet.
+    /// Applies the gate and the backpressure that is not stored yet.
     fn apply_gate(&mut self, endpoint: EndpointId, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
         queue.gate.quiet_until = queue.gate.quiet_until.max(queue.pending_backpressure.quiet_until);
@@ -552,8 +386,8 @@ impl EndpointQueues {
         }
     }
 
-    /// Gives the endpoint a turn if it can start something, plans when to look
-    /// at it next, and lets go of a queue with nothing left to do.
+    /// Offers the endpoint to the scheduler if it can start something, plans
+    /// when to look at it next, and removes its queue if it is idle.
     fn reschedule(&mut self, endpoint: EndpointId, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
         queue.rate.correct_clock_jump(now);
@@ -574,7 +408,7 @@ impl EndpointQueues {
         if queue.is_idle(now) {
             self.endpoints.remove(&endpoint);
         } else if self.endpoints.len() > self.tidy_at {
-            // Some had only their rate to remember, and that is over too.
+            // Queues that existed only for the state of their rate may be idle now.
             self.endpoints.retain(|_, queue| !queue.is_idle(now));
             self.tidy_at = (2 * self.endpoints.len()).max(TIDY_AT);
         }
@@ -588,6 +422,8 @@ fn cost(claim: &Claim) -> usize {
 mod hosts;
 #[cfg(test)]
 mod lag_tests;
+mod read;
 mod shard_moves;
+mod start;
 #[cfg(test)]
 mod tests;

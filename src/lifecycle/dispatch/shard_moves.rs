@@ -1,8 +1,9 @@
-//! What moves of shards between nodes mean for the dispatcher.
+//! Applies moves of shards between nodes to the dispatcher.
 //!
-//! It acts only on what it was told, in order: a shard is its own from the
-//! tiding of its gain to that of its being wanted or lost, whatever the store
-//! knows by then. What falls in between is remembered by [`ShardOwnership`].
+//! The dispatcher acts only on cluster events, in their order: a shard is its
+//! own from the event of its gain to that of its being wanted or lost, even if
+//! the store knows more by then. [`ShardOwnership`] remembers what comes in
+//! between.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -13,8 +14,8 @@ use super::shard_ownership::{OwnedFraction, ShardRole};
 use super::*;
 
 impl Dispatcher {
-    /// These shards are this node's, with what is due in them. With
-    /// `were_owned`, others may have called their endpoints a moment ago.
+    /// Takes over shards, with the due times of their endpoints. With
+    /// `were_owned`, other nodes may have called the endpoints a moment ago.
     pub fn shards_gained(&self, shards: &[Shard], due: Vec<(EndpointId, Timestamp)>, were_owned: bool) {
         {
             let now = self.now();
@@ -31,8 +32,8 @@ impl Dispatcher {
         self.pump();
     }
 
-    /// These shards are to go: nothing more of them is started, and `done` is
-    /// told once nothing of them is in flight.
+    /// Prepares to give shards away: nothing more of them starts, and `done`
+    /// is sent once nothing of them is in flight.
     pub fn shards_leaving(&self, shards: Vec<Shard>, done: oneshot::Sender<()>) {
         let mut in_flight = {
             let mut queues = self.queues();
@@ -42,7 +43,8 @@ impl Dispatcher {
             in_flight
         };
         let dispatcher = self.clone();
-        // A request that hangs may take a while; others are listened to.
+        // In a task of its own, because a request that hangs may take long and
+        // other cluster events must not wait for it.
         tokio::spawn(async move {
             loop {
                 let fewer = dispatcher.shared.fewer.notified();
@@ -52,7 +54,7 @@ impl Dispatcher {
                 }
                 fewer.await;
             }
-            // If they were kept or taken meanwhile, there is nothing to give.
+            // If a shard was gained again or lost meanwhile, there is nothing to give.
             let is_leaving = |shard: &Shard| dispatcher.ownership().role_at(*shard) == ShardRole::Leaving;
             if shards.iter().all(is_leaving) {
                 let _ = done.send(());
@@ -61,8 +63,8 @@ impl Dispatcher {
         self.pump();
     }
 
-    /// These shards are another's. What is in flight is dropped, and known
-    /// until then.
+    /// Gives up shards that another node owns now. Requests in flight are
+    /// aborted; each stays known until its task has ended.
     pub fn shards_lost(&self, shards: &[Shard]) {
         {
             let mut queues = self.queues();
@@ -74,7 +76,8 @@ impl Dispatcher {
         self.pump();
     }
 
-    /// Endpoints came or went: tenants' rates are divided anew over the nodes.
+    /// Divides the tenants' rates over the nodes again, after endpoints were
+    /// created or deleted.
     pub fn recount(&self) {
         if !self.shared.is_alone {
             self.count_owned_fractions(&mut self.queues());
@@ -82,7 +85,7 @@ impl Dispatcher {
         }
     }
 
-    /// How far behind each of this node's shards is.
+    /// Returns the lag of each of this node's shards.
     pub fn lag_by_shard(&self) -> HashMap<Shard, Lag> {
         let (now, queues) = (self.now(), self.queues());
         let (oldest, ownership) = (queues.oldest_by_shard(now), self.ownership());
@@ -90,15 +93,15 @@ impl Dispatcher {
         Shard::all().filter(|shard| ownership.is_ours(*shard)).map(|shard| (shard, lag(shard))).collect()
     }
 
-    /// Drops what is in flight: nothing is recorded of it, and nothing charged.
+    /// Aborts the requests in flight; nothing of them is recorded or charged.
     pub(super) fn drop_in_flight(&self) {
         self.shared.context.is_cut.store(true, Ordering::SeqCst);
         self.shared.context.moved.notify_waiters();
     }
 
-    /// Whether this node may do something for an endpoint. If the store says
-    /// that it soon may, what is due there is looked at then. Asked with the
-    /// queues locked.
+    /// Whether this node may dispatch an endpoint. If the store has the lease
+    /// already but the gain is not applied yet, remembers the due time for
+    /// then. Called with the queues locked.
     pub(super) fn is_ours(&self, tenant: &TenantId, endpoint: EndpointId, due_at: Timestamp) -> bool {
         if self.shared.is_alone {
             return true;
@@ -112,18 +115,18 @@ impl Dispatcher {
         is_ours
     }
 
-    /// The same for an endpoint of whatever tenant. One that is no more is
-    /// nobody's.
-    pub(super) fn is_own_endpoint(&self, endpoint: EndpointId, due_at: Timestamp) -> bool {
-        let known = || self.shared.context.store.any_endpoint(endpoint);
-        self.shared.is_alone || known().is_some_and(|known| self.is_ours(&known.tenant, endpoint, due_at))
+    /// Whether this node may dispatch an endpoint of any tenant, as
+    /// [`Self::is_ours`]. A deleted endpoint belongs to no node.
+    pub(super) fn is_own_endpoint(&self, id: EndpointId, due_at: Timestamp) -> bool {
+        let endpoint = || self.shared.context.store.any_endpoint(id);
+        self.shared.is_alone || endpoint().is_some_and(|endpoint| self.is_ours(&endpoint.tenant, id, due_at))
     }
 
-    /// Starts what can be started. What the lease is too short for has its
-    /// turn again after a short while, the same for no two nodes.
+    /// Starts what can be started. Deliveries that the lease is too short for
+    /// are tried again after a short time, which differs between nodes.
     pub(super) fn try_lease(&self, lease_at: &mut Option<Timestamp>) {
         let now = self.now();
-        let waited = lease_at.is_some();
+        let was_waiting = lease_at.is_some();
         if lease_at.is_some_and(|at| at <= now) {
             self.queues().try_lease(now);
             *lease_at = None;
@@ -134,9 +137,9 @@ impl Dispatcher {
         } else if lease_at.is_none() {
             *lease_at = Some(after(now, self.shared.context.lease_delay()));
         }
-        match (waited, lease_at.is_some()) {
+        match (was_waiting, lease_at.is_some()) {
             (false, true) => {
-                warn!("nothing is started, because the lease on this node's shards has not been renewed for long");
+                warn!("attempts wait: the lease on this node's shards ends too soon and has not been renewed");
             }
             (true, false) => info!("attempts no longer wait for the lease on this node's shards"),
             _ => {}
@@ -147,18 +150,20 @@ impl Dispatcher {
         self.shared.ownership.lock()
     }
 
-    /// What a tenant may use of this node: its rate is for all nodes together.
+    /// Returns a tenant's quota on this node: its part of the rate, which is
+    /// for all nodes together.
     pub(super) fn quota_here(&self, tenant: &TenantId, quota: TenantQuota) -> TenantQuota {
         let Some(rate) = quota.rate.filter(|_| !self.shared.is_alone) else { return quota };
-        let counted = self.ownership().owned_fraction(tenant);
-        if counted.is_none() {
+        let fraction = self.ownership().owned_fraction(tenant);
+        if fraction.is_none() {
             self.count_owned_fraction(tenant);
         }
-        let part = self.ownership().owned_fraction(tenant).unwrap_or_default();
-        TenantQuota { rate: part.of(rate), ..quota }
+        let fraction = self.ownership().owned_fraction(tenant).unwrap_or_default();
+        TenantQuota { rate: fraction.of(rate), ..quota }
     }
 
-    /// Counts how much of a tenant is this node's; returns whether that is news.
+    /// Counts the endpoints of a tenant that this node owns; returns whether
+    /// the fraction changed.
     pub(super) fn count_owned_fraction(&self, tenant: &TenantId) -> bool {
         if self.shared.is_alone {
             return false;
@@ -169,7 +174,8 @@ impl Dispatcher {
         ownership.set_owned_fraction(tenant, OwnedFraction { owned, all: endpoints.len() })
     }
 
-    /// Puts in force how much of each tenant is this node's.
+    /// Counts the owned endpoints of all tenants with a rate, and applies the
+    /// changed quotas.
     pub(super) fn count_owned_fractions(&self, queues: &mut EndpointQueues) {
         let limited = self.shared.context.store.tenants().into_iter().filter(|tenant| tenant.quota.rate.is_some());
         for tenant in limited {

@@ -1,8 +1,9 @@
-//! Which shards are this node's, as far as its dispatcher has heard.
+//! Keeps which shards this node owns, by the cluster events that its dispatcher
+//! has applied.
 //!
-//! Pure bookkeeping. The store may know of a move a moment earlier than its
-//! tiding is dealt with; what comes in that moment for a shard that is about
-//! to be this node's is remembered, and looked at with the gain.
+//! Pure bookkeeping. The store may know of a move a moment before its cluster
+//! event is applied; what comes in that moment for a shard that is about to be
+//! this node's is remembered, and returned with the gain.
 
 use std::collections::HashMap;
 
@@ -12,73 +13,74 @@ use crate::model::id::{EndpointId, TenantId};
 use crate::model::rate::Rate;
 use crate::model::shard::{Epoch, SHARDS, Shard};
 
-/// What a node holds.
+/// The shards of this node.
 pub struct ShardOwnership {
     shards: Vec<ShardRole>,
-    /// Whether each was this node's before.
+    /// Whether each shard was this node's before.
     was_ours: Vec<bool>,
-    /// What came for a shard before its gain was heard of.
+    /// Due times that came for a shard before its gain was applied.
     early: HashMap<EndpointId, (Shard, Timestamp)>,
-    /// How much of each tenant that has a rate is this node's.
+    /// Owned fraction of each tenant that has a rate.
     owned_fractions: HashMap<TenantId, OwnedFraction>,
 }
 
-/// How a node stands to a shard.
+/// A node's role for a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShardRole {
-    /// It is another's, or nobody's.
+    /// The shard belongs to another node or to none.
     Foreign,
-    /// It is this node's.
+    /// The shard belongs to this node.
     Ours {
-        /// When it came, if others may have called its endpoints until then.
+        /// Time of the gain, if others may have called its endpoints before.
         since: Option<Timestamp>,
-        /// Under which epoch, once that was asked for.
+        /// Epoch of the ownership, once it was asked for.
         epoch: Option<Epoch>,
     },
-    /// It is about to go to another node: nothing of it is started any more.
+    /// The shard is about to go to another node; nothing of it is started.
     Leaving,
 }
 
-/// How many of a tenant's endpoints are this node's.
+/// The part of a tenant's endpoints that this node owns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OwnedFraction {
-    /// So many are.
+    /// Number of the tenant's endpoints that this node owns.
     pub owned: usize,
-    /// Of so many.
+    /// Number of all endpoints of the tenant.
     pub all: usize,
 }
 
 impl ShardOwnership {
-    /// Everything, for ever: there are no others.
+    /// Creates an ownership of all shards for ever, for a node without others.
     pub fn all() -> Self {
         Self::of(ShardRole::Ours { since: None, epoch: None })
     }
 
-    /// Nothing yet.
+    /// Creates an ownership of no shard.
     pub fn none() -> Self {
         Self::of(ShardRole::Foreign)
     }
 
-    fn of(holding: ShardRole) -> Self {
+    fn of(role: ShardRole) -> Self {
         Self {
-            shards: vec![holding; SHARDS],
+            shards: vec![role; SHARDS],
             was_ours: vec![false; SHARDS],
             early: HashMap::new(),
             owned_fractions: HashMap::new(),
         }
     }
 
-    /// How this node stands to a shard.
+    /// Returns this node's role for a shard.
     pub fn role_at(&self, shard: Shard) -> ShardRole {
         self.shards[usize::from(shard.0)]
     }
 
-    /// Whether something may be started for a shard.
+    /// Whether this node may start deliveries of a shard.
     pub fn is_ours(&self, shard: Shard) -> bool {
         matches!(self.role_at(shard), ShardRole::Ours { .. })
     }
 
-    /// When a shard came, if others may have called its endpoints until then.
+    /// Returns when a shard was gained, if others may have called its endpoints
+    /// before.
     pub fn since(&self, shard: Shard) -> Option<Timestamp> {
         match self.role_at(shard) {
             ShardRole::Ours { since, .. } => since,
@@ -86,8 +88,8 @@ impl ShardOwnership {
         }
     }
 
-    /// Whether a shard is this node's under the epoch that the store has it
-    /// under. If not, its loss, and perhaps its gain, is still to be heard of.
+    /// Whether a shard is this node's under the store's current epoch. If not,
+    /// the cluster event of its loss, and perhaps of its gain, is still to come.
     pub fn is_ours_under(&mut self, shard: Shard, current: Epoch) -> bool {
         match &mut self.shards[usize::from(shard.0)] {
             ShardRole::Ours { epoch, .. } => *epoch.get_or_insert(current) == current,
@@ -95,9 +97,9 @@ impl ShardOwnership {
         }
     }
 
-    /// These are this node's from now on; with `were_owned`, others may have
-    /// called their endpoints until then. Where they were this node's before,
-    /// it has forgotten itself what it did. Returns what came too early for them.
+    /// Records the gain of shards. With `were_owned`, others may have called
+    /// their endpoints before; if they were this node's before, it has forgotten
+    /// what it sent itself. Returns the due times that came before the gain.
     pub fn shards_gained(
         &mut self,
         shards: &[Shard],
@@ -113,43 +115,43 @@ impl ShardOwnership {
         early.map(|(endpoint, (_, due_at))| (endpoint, due_at)).collect()
     }
 
-    /// These are to go to another node.
+    /// Records that these shards are about to go to another node.
     pub fn shards_leaving(&mut self, shards: &[Shard]) {
         self.set(shards, ShardRole::Leaving);
     }
 
-    /// These are another's.
+    /// Records that another node owns these shards.
     pub fn shards_lost(&mut self, shards: &[Shard]) {
         self.set(shards, ShardRole::Foreign);
     }
 
-    fn set(&mut self, shards: &[Shard], holding: ShardRole) {
+    fn set(&mut self, shards: &[Shard], role: ShardRole) {
         for shard in shards {
-            self.shards[usize::from(shard.0)] = holding;
+            self.shards[usize::from(shard.0)] = role;
         }
     }
 
-    /// Something is due at this time, in a shard that is about to be ours.
+    /// Remembers a due time of an endpoint whose shard is about to be ours.
     pub fn remember_early_due(&mut self, shard: Shard, endpoint: EndpointId, due_at: Timestamp) {
-        let noted = self.early.entry(endpoint).or_insert((shard, due_at));
-        noted.1 = noted.1.min(due_at);
+        let (_, earliest) = self.early.entry(endpoint).or_insert((shard, due_at));
+        *earliest = due_at.min(*earliest);
     }
 
-    /// How much of a tenant is this node's, if that was counted.
+    /// Returns the owned fraction of a tenant, if it was counted.
     pub fn owned_fraction(&self, tenant: &TenantId) -> Option<OwnedFraction> {
         self.owned_fractions.get(tenant).copied()
     }
 
-    /// So much of a tenant is this node's; returns whether that is news.
-    pub fn set_owned_fraction(&mut self, tenant: &TenantId, part: OwnedFraction) -> bool {
-        self.owned_fractions.insert(tenant.clone(), part) != Some(part)
+    /// Sets the owned fraction of a tenant; returns whether it changed.
+    pub fn set_owned_fraction(&mut self, tenant: &TenantId, fraction: OwnedFraction) -> bool {
+        self.owned_fractions.insert(tenant.clone(), fraction) != Some(fraction)
     }
 }
 
 impl OwnedFraction {
-    /// This node's part of a tenant's rate: all parts together are never more
-    /// than the whole, but for a burst, of which everyone has at least one.
-    /// Nothing, where nothing is this node's.
+    /// Returns this node's part of a tenant's rate, or nothing if it owns no
+    /// endpoint. All parts together never exceed the whole, except that each
+    /// node has a burst of at least one.
     pub fn of(self, rate: Rate) -> Option<Rate> {
         if self.owned == 0 {
             return None;

@@ -1,16 +1,17 @@
-//! Which addresses are public, and which IPv4 addresses hide inside others.
+//! Says which addresses are public, and which IPv4 addresses are embedded in
+//! IPv6 addresses.
 //!
-//! IPv4 is a list of what is not public. IPv6 is a list of what is: nearly all
-//! of its space is nobody's, and whatever is given a meaning later is refused
-//! until this list knows it.
+//! For IPv4 this is a list of networks that are not public. For IPv6 it is a
+//! list of those that are: nearly all of its space is unassigned, and networks
+//! that are assigned later are refused until this list has them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{Ipv4Net, Ipv6Net};
 
-/// What is not public in IPv4: this network, private, shared, loopback,
-/// link-local with the clouds' metadata, documentation, benchmarking, relays,
-/// multicast and reserved, and one address that a cloud keeps for itself.
+/// IPv4 networks that are not public: this network, private, shared, loopback,
+/// link-local with the clouds' metadata services, documentation, benchmarking,
+/// relays, multicast and reserved, and one address that Azure uses internally.
 const IPV4_NOT_PUBLIC: [Ipv4Net; 16] = [
     v4([0, 0, 0, 0], 8),
     v4([10, 0, 0, 0], 8),
@@ -30,11 +31,11 @@ const IPV4_NOT_PUBLIC: [Ipv4Net; 16] = [
     v4([240, 0, 0, 0], 4),
 ];
 
-/// What is given out to be routed in IPv6.
-const IPV6_GIVEN_OUT: Ipv6Net = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
+/// IPv6 network that global unicast addresses are assigned from.
+const IPV6_GLOBAL: Ipv6Net = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
 
-/// What is not public of it: protocol blocks with Teredo, documentation twice,
-/// and 6to4.
+/// Networks in [`IPV6_GLOBAL`] that are not public: protocol blocks with
+/// Teredo, documentation twice, and 6to4.
 const IPV6_NOT_PUBLIC: [Ipv6Net; 4] = [
     v6([0x2001, 0, 0, 0, 0, 0, 0, 0], 23),
     v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32),
@@ -42,15 +43,15 @@ const IPV6_NOT_PUBLIC: [Ipv6Net; 4] = [
     v6([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20),
 ];
 
-/// What a translator turns into IPv4 on the way, by the standard.
+/// Standard prefix of NAT64, which a translator turns into IPv4.
 const NAT64: Ipv6Net = v6([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96);
-/// The same, with a meaning of each network's own.
+/// Prefix of NAT64 for local use.
 const NAT64_LOCAL: Ipv6Net = v6([0x64, 0xff9b, 1, 0, 0, 0, 0, 0], 48);
 const TEREDO: Ipv6Net = v6([0x2001, 0, 0, 0, 0, 0, 0, 0], 32);
 const SIX_TO_FOUR: Ipv6Net = v6([0x2002, 0, 0, 0, 0, 0, 0, 0], 16);
-/// `::a.b.c.d`, long out of use.
+/// IPv4-compatible addresses, `::a.b.c.d`, long out of use.
 const COMPATIBLE: Ipv6Net = v6([0; 8], 96);
-/// `::ffff:0:a.b.c.d`, for stateless translators.
+/// IPv4-translated addresses, `::ffff:0:a.b.c.d`, for stateless translators.
 const TRANSLATED: Ipv6Net = v6([0, 0, 0, 0, 0xffff, 0, 0, 0], 96);
 
 const fn v4(octets: [u8; 4], prefix: u8) -> Ipv4Net {
@@ -63,20 +64,19 @@ const fn v6(segments: [u16; 8], prefix: u8) -> Ipv6Net {
     Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, d, e, f, g, h), prefix)
 }
 
-/// Whether anyone on the internet may be behind an address. One that a
-/// translator turns into IPv4 is what it stands for; [`embedded`] has to be
-/// asked about that.
+/// Whether an address is public. A NAT64 address counts as public here; the
+/// IPv4 address that [`embedded`] finds in it has to be checked as well.
 pub fn is_public(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(address) => !IPV4_NOT_PUBLIC.iter().any(|net| net.contains(&address)),
         IpAddr::V6(address) if NAT64.contains(&address) => true,
         IpAddr::V6(address) => {
-            IPV6_GIVEN_OUT.contains(&address) && !IPV6_NOT_PUBLIC.iter().any(|net| net.contains(&address))
+            IPV6_GLOBAL.contains(&address) && !IPV6_NOT_PUBLIC.iter().any(|net| net.contains(&address))
         }
     }
 }
 
-/// The IPv4 addresses that a packet to this address may end up at, by way of
+/// Returns the IPv4 addresses that a packet to this address may reach through
 /// a translator or a tunnel.
 pub fn embedded(address: IpAddr) -> Vec<Ipv4Addr> {
     let IpAddr::V6(address) = address.to_canonical() else { return Vec::new() };
@@ -89,14 +89,11 @@ pub fn embedded(address: IpAddr) -> Vec<Ipv4Addr> {
         return vec![at(2)];
     }
     if TEREDO.contains(&address) {
-        // Its server, and its client with every bit turned over.
+        // The Teredo server, and the client with every bit inverted.
         return vec![at(4), Ipv4Addr::from_bits(!at(12).to_bits())];
     }
-    // `::` and `::1` have names of their own.
-    match is_last && !address.is_unspecified() && !address.is_loopback() {
-        true => vec![at(12)],
-        false => Vec::new(),
-    }
+    // `::` and `::1` are IPv6 addresses of their own.
+    if is_last && !address.is_unspecified() && !address.is_loopback() { vec![at(12)] } else { Vec::new() }
 }
 
 #[cfg(test)]
@@ -109,7 +106,7 @@ mod tests {
 
     #[test]
     fn every_network_that_is_not_public_ends_where_it_should() {
-        // The last before, the first, the last, and the first after.
+        // The last address before a network, its first, its last, and the first after it.
         for [before, first, last, after] in [
             ["", "0.0.0.0", "0.255.255.255", "1.0.0.0"],
             ["9.255.255.255", "10.0.0.0", "10.255.255.255", "11.0.0.0"],
@@ -162,8 +159,8 @@ mod tests {
             ("2606:2800::1", &[]),
             ("93.184.216.34", &[]),
         ] {
-            let found: Vec<String> = embedded(address(text)).iter().map(Ipv4Addr::to_string).collect();
-            assert_eq!(found, inside, "{text}");
+            let addresses: Vec<String> = embedded(address(text)).iter().map(Ipv4Addr::to_string).collect();
+            assert_eq!(addresses, inside, "{text}");
         }
         assert!(!is_public(address("::ffff:10.0.0.1")), "a mapped one is what it stands for");
         assert!(is_public(address("::ffff:93.184.216.34")));

@@ -1,12 +1,12 @@
-//! Decides who may be called.
+//! Decides which targets may be called.
 //!
-//! URLs come from strangers, so nothing of our own network may be behind one.
-//! The same rule is asked when an endpoint is made, when it is tested and, on
-//! the addresses actually connected to, at every connection.
+//! URLs come from strangers, so a URL must not lead into our own network. The
+//! same rules apply when an endpoint is created, when it is tested and, on the
+//! addresses actually connected to, at every connection.
 //!
-//! Whoever owns the URL is told the same of every target that may not be
-//! called, so that the gateway shows nobody what is there. Why is for the
-//! operator.
+//! The owner of a URL gets the same message for every target that may not be
+//! called, so that the gateway cannot be used to explore a network. The reason
+//! goes to the operator.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
@@ -15,69 +15,68 @@ use ipnet::IpNet;
 use super::address::{embedded, is_public};
 use super::target::{Host, Target};
 
-/// Who may be called.
+/// The rules about which targets may be called.
 #[derive(Debug, Clone, Default)]
 pub struct Guard {
     /// Networks that are open besides the public ones, as
     /// [`read_network`](crate::model::egress::read_network) reads them.
     pub allowed: Vec<IpNet>,
-    /// Networks that are closed, whatever opens them.
+    /// Networks that are closed, even if `allowed` has them.
     pub denied: Vec<IpNet>,
-    /// Ports that are open though other services usually have them.
+    /// Ports that are open although other services usually use them.
     pub ports: Vec<u16>,
-    /// Whether others than this machine may be called without encryption.
+    /// Whether hosts other than this machine may be called without encryption.
     pub is_http_allowed: bool,
-    /// Where the gateway itself listens.
+    /// Addresses the gateway itself listens on.
     pub own: Vec<SocketAddr>,
 }
 
-/// What the owner of a URL is told when its target may not be called.
+/// Message to the owner of a URL whose target may not be called.
 pub const FORBIDDEN: &str = "the url points where this gateway may not call; its log says why, and its operator can open it with --allow-egress";
 
-/// Ports of services that speak something else, and do what they are told by
-/// lines in it.
+/// Ports of services that speak other protocols and may obey lines in a request.
 const SERVICE_PORTS: [u16; 24] = [
     0, 22, 23, 25, 53, 110, 111, 135, 139, 143, 445, 465, 587, 993, 995, 1433, 2375, 2379, 3306, 5432, 6379, 9200,
     11211, 27017,
 ];
 
-/// Names that mean this machine or its network, wherever they are asked for.
+/// Names that mean this machine or its network, on every machine.
 const LOCAL_NAMES: [&str; 5] = ["localhost", "localdomain", "local", "internal", "home.arpa"];
 
-/// Why a target may not be called, for the operator.
+/// The reason why a target may not be called, for the operator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GuardRefusal {
-    /// It is not public.
+    /// The address is not public.
     #[error(
         "{0} is loopback, private, link-local or otherwise not public; --allow-egress {net} opens it", net = network_to_allow(*.0)
     )]
     NotPublic(IpAddr),
-    /// A translator or tunnel may take it to an address that is not public.
+    /// A translator or tunnel may lead to an address that is not public.
     #[error("{0} leads to {1}, which is not public; --allow-egress {net} opens it", net = network_to_allow((*.1).into()))]
     LeadsTo(IpAddr, std::net::Ipv4Addr),
-    /// It is `0.0.0.0` or `::`, or leads there. A connection to it ends at
-    /// this machine, and no network can be opened for that.
+    /// The address is `0.0.0.0` or `::`, or leads there. A connection to it
+    /// ends at this machine, and no network can be opened for that.
     #[error("{0} is the unspecified address, or leads to it; it is never called")]
     Unspecified(IpAddr),
-    /// The operator has closed it.
+    /// The operator has closed the address.
     #[error("{0} is in {1}, which --deny-egress closes")]
     Denied(IpAddr, IpNet),
-    /// It is the gateway.
+    /// The gateway itself listens on the address.
     #[error("{0} is where the gateway itself listens")]
     Own(SocketAddr),
-    /// Another service has the port.
+    /// The port belongs to another service.
     #[error("port {0} belongs to another service; {way}", way = match .0 { 0 => "nothing listens there".to_owned(), port => format!("--allow-port {port} opens it") })]
     Port(u16),
     /// The name means this machine or its network.
     #[error("{0} is a name for this machine or its network; it is called once --allow-egress opens all its addresses")]
     Local(String),
-    /// It would be called without encryption.
+    /// The target would be called without encryption.
     #[error("it would be called without encryption; write https, or start with --allow-http")]
     Plain,
 }
 
 impl Guard {
-    /// Judges a target as far as it can be without looking up its name.
+    /// Checks a target as far as possible without looking up its name.
     pub fn check(&self, target: &Target) -> Result<(), GuardRefusal> {
         match known_addresses(&target.host) {
             Some(addresses) => self.allowed_addresses(target, addresses).map(drop),
@@ -88,20 +87,22 @@ impl Guard {
         }
     }
 
-    /// Judges a target whose name has no address yet.
+    /// Checks a target whose name has no address yet.
     pub fn check_unknown(&self, target: &Target) -> Result<(), GuardRefusal> {
         self.check(target)?;
-        match () {
-            () if is_local(&target.host) => Err(GuardRefusal::Local(target.host.to_string())),
-            () if !target.is_tls && !self.is_http_allowed => Err(GuardRefusal::Plain),
-            () => Ok(()),
+        if is_local(&target.host) {
+            return Err(GuardRefusal::Local(target.host.to_string()));
         }
+        if !target.is_tls && !self.is_http_allowed {
+            return Err(GuardRefusal::Plain);
+        }
+        Ok(())
     }
 
-    /// The addresses to connect to, of all that the target has. One that may
-    /// not be called is enough to refuse: whoever controls the name chose to
-    /// mix it in. But names for this machine have two, of which one may be
-    /// open and the other not.
+    /// Returns the addresses to connect to, of all that the target has. One
+    /// forbidden address refuses the target, because the owner of the name
+    /// chose to mix it in. Names for this machine are an exception: they have
+    /// two addresses, of which only one may be open.
     pub fn allowed_addresses(&self, target: &Target, addresses: Vec<IpAddr>) -> Result<Vec<IpAddr>, GuardRefusal> {
         self.check_port(target.port)?;
         let mut addresses: Vec<IpAddr> = addresses.into_iter().map(|address| address.to_canonical()).collect();
@@ -121,35 +122,29 @@ impl Guard {
         if is_local(&target.host) && !addresses.iter().all(|address| self.is_opened(*address)) {
             return Err(GuardRefusal::Local(target.host.to_string()));
         }
-        let is_near = addresses.iter().all(IpAddr::is_loopback);
-        match target.is_tls || self.is_http_allowed || is_near {
-            true => Ok(addresses),
-            false => Err(GuardRefusal::Plain),
-        }
+        let is_loopback = addresses.iter().all(IpAddr::is_loopback);
+        if target.is_tls || self.is_http_allowed || is_loopback { Ok(addresses) } else { Err(GuardRefusal::Plain) }
     }
 
-    /// Whether an address may be called.
+    /// Checks whether an address, and each IPv4 address inside it, may be called.
     pub fn check_address(&self, address: IpAddr) -> Result<(), GuardRefusal> {
         let address = address.to_canonical();
-        let inside = embedded(address);
-        let all = || std::iter::once(address).chain(inside.iter().map(|inner| IpAddr::V4(*inner)));
+        let embedded = embedded(address);
+        let all = || std::iter::once(address).chain(embedded.iter().map(|inner| IpAddr::V4(*inner)));
         if all().any(|one| one.is_unspecified()) {
             return Err(GuardRefusal::Unspecified(address));
         }
-        if let Some((found, net)) =
+        if let Some((denied, net)) =
             all().find_map(|one| Some((one, self.denied.iter().find(|net| net.contains(&one))?)))
         {
-            return Err(GuardRefusal::Denied(found, *net));
+            return Err(GuardRefusal::Denied(denied, *net));
         }
         if let Some(inner) =
-            inside.iter().find(|inner| !self.is_opened((**inner).into()) && !is_public((**inner).into()))
+            embedded.iter().find(|inner| !self.is_opened((**inner).into()) && !is_public((**inner).into()))
         {
             return Err(GuardRefusal::LeadsTo(address, *inner));
         }
-        match self.is_opened(address) || is_public(address) {
-            true => Ok(()),
-            false => Err(GuardRefusal::NotPublic(address)),
-        }
+        if self.is_opened(address) || is_public(address) { Ok(()) } else { Err(GuardRefusal::NotPublic(address)) }
     }
 
     fn is_opened(&self, address: IpAddr) -> bool {
@@ -157,28 +152,23 @@ impl Guard {
     }
 
     fn check_port(&self, port: u16) -> Result<(), GuardRefusal> {
-        match port == 0 || SERVICE_PORTS.contains(&port) && !self.ports.contains(&port) {
-            true => Err(GuardRefusal::Port(port)),
-            false => Ok(()),
-        }
+        let is_closed = port == 0 || SERVICE_PORTS.contains(&port) && !self.ports.contains(&port);
+        if is_closed { Err(GuardRefusal::Port(port)) } else { Ok(()) }
     }
 
-    /// Nobody calls the gateway through the gateway, whatever is open.
+    /// Refuses the gateway's own addresses, whatever is open.
     fn check_own_machine(&self, address: IpAddr, port: u16) -> Result<(), GuardRefusal> {
         let mut own = self.own.iter().filter(|own| own.port() == port);
         let listens_there = own.any(|own| match own.ip().to_canonical() {
-            everywhere if everywhere.is_unspecified() => is_of_this_machine(address),
+            wildcard if wildcard.is_unspecified() => is_of_this_machine(address),
             one => one == address,
         });
-        match listens_there {
-            true => Err(GuardRefusal::Own(SocketAddr::new(address, port))),
-            false => Ok(()),
-        }
+        if listens_there { Err(GuardRefusal::Own(SocketAddr::new(address, port))) } else { Ok(()) }
     }
 }
 
-/// The addresses of a host that need no looking up: those of an address, and
-/// of the names that mean this machine. Those are never asked for.
+/// Returns the addresses of a host that needs no lookup: an address, or a name
+/// that means this machine. Such names are never looked up.
 pub fn known_addresses(host: &Host) -> Option<Vec<IpAddr>> {
     match host {
         Host::Address(address) => Some(vec![*address]),
@@ -189,7 +179,7 @@ pub fn known_addresses(host: &Host) -> Option<Vec<IpAddr>> {
     }
 }
 
-/// `localhost`, and whatever is below it.
+/// Whether a host is `localhost` or a name below it.
 fn is_this_machine(host: &Host) -> bool {
     matches!(host, Host::Name(name) if is_below(name, "localhost"))
 }
@@ -202,13 +192,14 @@ fn is_below(name: &str, zone: &str) -> bool {
     name.strip_suffix(zone).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
-/// Whether an address is one of this machine's. A socket can be bound to
-/// those and to no others, and nothing is sent by that.
+/// Whether an address belongs to this machine. A socket can be bound to such
+/// addresses only, and binding sends nothing.
 fn is_of_this_machine(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
 
-/// The network to open for an address: all of loopback, or just this one.
+/// Returns the network to open for an address: all of loopback, or the address
+/// alone.
 fn network_to_allow(address: IpAddr) -> String {
     match address {
         IpAddr::V4(address) if address.is_loopback() => "127.0.0.0/8".into(),

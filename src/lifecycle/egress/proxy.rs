@@ -1,8 +1,8 @@
-//! Goes through a proxy: HTTP CONNECT, or SOCKS5.
+//! Connects through a proxy, by HTTP CONNECT or SOCKS5.
 //!
-//! The proxy is given an address that has been judged, never a name, so it
-//! cannot be talked into looking up something else. Trouble with the proxy
-//! itself is ours; what it says about the target is the target's.
+//! The proxy is given an address that the guard has passed, never a name, so it
+//! cannot look up another address. A failure of the proxy itself counts as
+//! ours; a failure that it reports about the target counts as the target's.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,34 +16,36 @@ use crate::lifecycle::deliver::failure::failure;
 use crate::model::attempt::{AttemptFailure, FailureKind};
 use crate::model::egress::{ProxyKind, ProxyUrl};
 
-/// How much of an answer to CONNECT is read.
+/// Most bytes of an answer to CONNECT.
 const HEAD_BYTES_MAX: usize = 8 * 1_024;
 
-/// Trouble with the proxy itself.
+/// Returns a failure of the proxy itself.
 pub fn proxy_failure(proxy: &ProxyUrl, why: &str) -> AttemptFailure {
     failure(FailureKind::Ours, format!("the egress proxy {proxy} did not do its part: {why}"))
 }
 
-/// Has the proxy at the other end of this connection connect to an address.
-/// Afterwards the connection is as if it led there.
+/// Makes the proxy at the other end of this connection connect to an address.
+/// Afterwards the connection works as if it led there.
 pub async fn tunnel(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &str) -> Result<(), AttemptFailure> {
-    let done = match proxy.kind {
+    let result = match proxy.kind {
         ProxyKind::Connect => connect(proxy, tcp, to, name).await,
         ProxyKind::Socks5 => socks5(proxy, tcp, to, name).await,
     };
-    done.map_err(|problem| proxy_failure(proxy, &problem.to_string()))?
+    result.map_err(|problem| proxy_failure(proxy, &problem.to_string()))?
 }
 
-type ProxyError = std::io::Result<Result<(), AttemptFailure>>;
+/// The result of a proxy dialogue: an error of the connection to the proxy, or
+/// what the proxy answered.
+type TunnelResult = std::io::Result<Result<(), AttemptFailure>>;
 
-async fn connect(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &str) -> ProxyError {
+async fn connect(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &str) -> TunnelResult {
     let mut head = format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n");
     if let Some((user, password)) = &proxy.login {
         head.push_str(&format!("Proxy-Authorization: Basic {}\r\n", STANDARD.encode(format!("{user}:{password}"))));
     }
     head.push_str("\r\n");
     tcp.write_all(head.as_bytes()).await?;
-    // One byte at a time: whatever follows the head is the target's.
+    // One byte at a time, because what follows the head comes from the target.
     let mut answer = Vec::with_capacity(128);
     while !answer.ends_with(b"\r\n\r\n") && !answer.ends_with(b"\n\n") {
         if answer.len() == HEAD_BYTES_MAX {
@@ -65,12 +67,12 @@ const VERSION: u8 = 5;
 const NO_LOGIN: u8 = 0;
 const LOGIN: u8 = 2;
 
-async fn socks5(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &str) -> ProxyError {
-    let way = if proxy.login.is_some() { LOGIN } else { NO_LOGIN };
-    tcp.write_all(&[VERSION, 1, way]).await?;
+async fn socks5(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &str) -> TunnelResult {
+    let method = if proxy.login.is_some() { LOGIN } else { NO_LOGIN };
+    tcp.write_all(&[VERSION, 1, method]).await?;
     let mut chosen = [0; 2];
     tcp.read_exact(&mut chosen).await?;
-    if chosen != [VERSION, way] {
+    if chosen != [VERSION, method] {
         return Ok(Err(proxy_failure(proxy, "it speaks no SOCKS5, or wants another way of signing in")));
     }
     if let Some((user, password)) = &proxy.login {
@@ -101,7 +103,7 @@ async fn socks5(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &st
     tcp.write_all(&request).await?;
     let mut answer = [0; 4];
     tcp.read_exact(&mut answer).await?;
-    // Where it connects from, which nobody needs, has to be read past.
+    // The address that the proxy connects from is read and ignored.
     let length = match answer[3] {
         1 => 4,
         3 => usize::from(tcp.read_u8().await?),
@@ -121,7 +123,8 @@ async fn socks5(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &st
     })
 }
 
-/// The proxy has rules of its own, and its owner is ours.
+/// Returns the failure of a target that the proxy refuses. The proxy's rules
+/// are the operator's, so the reason goes to the log only.
 fn refused(proxy: &ProxyUrl, to: SocketAddr) -> AttemptFailure {
     let reason = format!("{to} is not called: the egress proxy {proxy} refuses it");
     tracing::warn!("{reason}");

@@ -1,7 +1,7 @@
-//! Looks up names, with a resolver of our own or with the machine's.
+//! Looks up names, with the gateway's own resolver or with the machine's.
 //!
-//! For our own, names are absolute: no search list is tried, so that what is
-//! asked for is what stands in the URL.
+//! The gateway's own resolver treats names as absolute: it tries no search
+//! list, so it asks for exactly the name in the URL.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -14,29 +14,29 @@ use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::proto::rr::RecordType;
 use hickory_resolver::{ResolverBuilder, TokioResolver};
 
-use crate::lifecycle::deliver::failure::{failure, unknown_to_the_machine, unresolved};
+use crate::lifecycle::deliver::failure::{failure, system_lookup_failed, unresolved};
 use crate::model::attempt::{AttemptFailure, FailureKind};
 use crate::model::egress::DnsResolver;
 
-/// How long a name server may take to answer once; it is asked twice, and then
-/// for something else. All of it before the usual deadline for a connection,
-/// so that it is known who did not answer.
+/// Longest wait for one answer of a name server. It is asked twice, and then
+/// for the root servers; all of that fits into the usual connect timeout, so
+/// that a failure can name the server that did not answer.
 const SERVER_TIMEOUT: Duration = Duration::from_millis(1_500);
-/// Addresses move; nobody waits longer for that than a minute.
-const KEPT_MAX: Duration = Duration::from_secs(60);
-/// A name that is not there may be a moment later.
-const ABSENCE_KEPT_MAX: Duration = Duration::from_secs(5);
-/// How many names are kept.
-const NAMES_KEPT: u64 = 8_192;
-/// How many questions may be open to one name server. Names whose own servers
-/// are silent must not keep others from being asked for.
-const QUESTIONS_MAX: usize = 1_024;
+/// Longest time that an address is cached, so that a moved receiver is found.
+const CACHED_MAX: Duration = Duration::from_secs(60);
+/// Longest time that the absence of a name is cached.
+const ABSENCE_CACHED_MAX: Duration = Duration::from_secs(5);
+/// Most names in the cache.
+const NAMES_CACHED: u64 = 8_192;
+/// Most open queries to one name server, so many that names whose own servers
+/// are silent do not block others.
+const QUERIES_MAX: usize = 1_024;
 
-/// Looks up names.
+/// Resolver of host names.
 pub struct NameResolver {
     backend: ResolverBackend,
-    /// Whether a resolver answered when one was last asked.
-    is_well: AtomicBool,
+    /// Whether the resolver answered when it was last asked.
+    is_healthy: AtomicBool,
 }
 
 enum ResolverBackend {
@@ -45,9 +45,9 @@ enum ResolverBackend {
 }
 
 impl NameResolver {
-    /// Prepares the resolver; reads the machine's settings where it needs them.
+    /// Creates the resolver; reads the machine's settings if it needs them.
     pub fn new(dns: &DnsResolver) -> anyhow::Result<Self> {
-        let way = match dns {
+        let backend = match dns {
             DnsResolver::System => ResolverBackend::System,
             DnsResolver::Own => {
                 ResolverBackend::Own(build(TokioResolver::builder_tokio().unwrap_or_else(|_| without_settings()))?)
@@ -61,38 +61,38 @@ impl NameResolver {
                 ))?)
             }
         };
-        Ok(Self { backend: way, is_well: AtomicBool::new(true) })
+        Ok(Self { backend, is_healthy: AtomicBool::new(true) })
     }
 
-    /// Whether a resolver answered when one was last asked.
+    /// Whether the resolver answered when it was last asked.
     pub fn is_healthy(&self) -> bool {
-        self.is_well.load(Ordering::Relaxed)
+        self.is_healthy.load(Ordering::Relaxed)
     }
 
-    /// All addresses of a name, of both kinds, IPv4 first.
+    /// Returns all addresses of a name, IPv4 before IPv6.
     pub async fn look_up(self: &Arc<Self>, name: &str) -> Result<Vec<IpAddr>, AttemptFailure> {
-        // On its own, so that an answer that comes too late for this attempt is
-        // known to the next.
-        let (names, name) = (self.clone(), name.to_owned());
-        let asking = tokio::spawn(async move {
-            match &names.backend {
-                ResolverBackend::Own(resolver) => names.ask(resolver, &name).await,
+        // In a task of its own, so that an answer that comes too late for this
+        // attempt is cached for the next.
+        let (this, name) = (self.clone(), name.to_owned());
+        let lookup = tokio::spawn(async move {
+            match &this.backend {
+                ResolverBackend::Own(resolver) => this.query(resolver, &name).await,
                 ResolverBackend::System => system_lookup(&name).await,
             }
         });
-        match asking.await {
-            Ok(found) => found,
+        match lookup.await {
+            Ok(addresses) => addresses,
             Err(_) => Err(failure(FailureKind::Ours, "the lookup of a name ended inside the gateway")),
         }
     }
 
-    /// Asks for a name's addresses. If there is no answer, asks for what every
-    /// resolver knows: one that answers that is well, and the name's own
-    /// servers are not. Which it was is told with the problem, and kept for
-    /// those whose time is over before they hear of it.
-    async fn ask(&self, resolver: &TokioResolver, name: &str) -> Result<Vec<IpAddr>, AttemptFailure> {
-        let found = resolver.lookup_ip(format!("{name}.")).await;
-        let is_well = match &found {
+    /// Queries a name's addresses. If there is no answer, queries the root
+    /// servers, which every resolver knows: if it answers that, the resolver is
+    /// healthy and the name's own servers are not. The result is part of the
+    /// failure, and is stored for attempts that time out before they get it.
+    async fn query(&self, resolver: &TokioResolver, name: &str) -> Result<Vec<IpAddr>, AttemptFailure> {
+        let addresses = resolver.lookup_ip(format!("{name}.")).await;
+        let is_healthy = match &addresses {
             Ok(_) => true,
             Err(problem) if is_answer(problem) => true,
             Err(_) => {
@@ -104,10 +104,10 @@ impl NameResolver {
                 }
             }
         };
-        self.is_well.store(is_well, Ordering::Relaxed);
-        match found {
-            Ok(found) => Ok(found.iter().collect()),
-            Err(problem) => Err(unresolved(name, &problem, is_well)),
+        self.is_healthy.store(is_healthy, Ordering::Relaxed);
+        match addresses {
+            Ok(addresses) => Ok(addresses.iter().collect()),
+            Err(problem) => Err(unresolved(name, &problem, is_healthy)),
         }
     }
 }
@@ -116,27 +116,26 @@ fn is_answer(problem: &NetError) -> bool {
     problem.is_nx_domain() || problem.is_no_records_found() || matches!(problem, NetError::Dns(_))
 }
 
-/// The machine's own way: its hosts file, its name servers and search list,
-/// and whatever else it was told to ask.
+/// Looks up a name as the machine does: with its hosts file, its name servers
+/// and search list, and whatever else is configured.
 async fn system_lookup(name: &str) -> Result<Vec<IpAddr>, AttemptFailure> {
-    let found = tokio::net::lookup_host((name, 0)).await;
-    let mut found: Vec<IpAddr> =
-        found.map_err(|problem| unknown_to_the_machine(name, &problem))?.map(|address| address.ip()).collect();
-    found.sort_by_key(IpAddr::is_ipv6);
-    found.dedup();
-    Ok(found)
+    let sockets = tokio::net::lookup_host((name, 0)).await.map_err(|problem| system_lookup_failed(name, &problem))?;
+    let mut addresses: Vec<IpAddr> = sockets.map(|socket| socket.ip()).collect();
+    addresses.sort_by_key(IpAddr::is_ipv6);
+    addresses.dedup();
+    Ok(addresses)
 }
 
 fn build(mut builder: ResolverBuilder<TokioRuntimeProvider>) -> anyhow::Result<Box<TokioResolver>> {
     let options: &mut ResolverOpts = builder.options_mut();
     options.timeout = SERVER_TIMEOUT;
     options.attempts = 1;
-    // Both kinds are looked at: one of them may be what must not be called.
+    // Both kinds are queried, because either may be one that must not be called.
     options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
-    options.cache_size = NAMES_KEPT;
-    options.positive_max_ttl = Some(KEPT_MAX);
-    options.negative_max_ttl = Some(ABSENCE_KEPT_MAX);
-    options.max_active_requests = QUESTIONS_MAX;
+    options.cache_size = NAMES_CACHED;
+    options.positive_max_ttl = Some(CACHED_MAX);
+    options.negative_max_ttl = Some(ABSENCE_CACHED_MAX);
+    options.max_active_requests = QUERIES_MAX;
     Ok(Box::new(builder.build()?))
 }
 
@@ -146,8 +145,8 @@ fn name_server(address: SocketAddr) -> NameServerConfig {
     server
 }
 
-/// Without resolver settings every name fails as our own trouble, and
-/// addresses still work.
+/// Returns a resolver for a machine without resolver settings: every name fails
+/// as ours, and URLs with addresses still work.
 fn without_settings() -> ResolverBuilder<TokioRuntimeProvider> {
     tracing::warn!(
         "the machine has no readable resolver settings; only addresses can be called, not names, unless --dns names a server"

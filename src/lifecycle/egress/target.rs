@@ -1,37 +1,37 @@
-//! Reads a URL: whom it names, and on which port.
+//! Reads the host and the port from a URL.
 //!
-//! The parser of URLs forgives much, as browsers do: it drops tabs and line
-//! ends, turns backslashes around, and reads `http:example.com` as a host.
-//! Whoever writes such a URL to a gateway means to be misread by somebody, so
-//! the text itself is looked at first.
+//! The URL parser is as lenient as browsers are: it drops tabs and line breaks,
+//! turns backslashes into slashes, and reads `http:example.com` as a host. Such
+//! a URL is likely an attack on parsers that disagree, so the text itself is
+//! checked first.
 
 use std::net::IpAddr;
 
 use http::Uri;
 use url::Url;
 
-/// How long a URL may be.
+/// Most bytes of a URL.
 const URL_BYTES_MAX: usize = 2_048;
 const NAME_BYTES_MAX: usize = 253;
 const LABEL_BYTES_MAX: usize = 63;
 
-/// Whom a URL names, and how they are called.
+/// The host, port and encryption that a URL names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// Who.
+    /// Host of the URL.
     pub host: Host,
-    /// On which port.
+    /// Port of the URL, or the default of its scheme.
     pub port: u16,
     /// Whether the connection is encrypted.
     pub is_tls: bool,
 }
 
-/// A host, named or numbered.
+/// A host, as a name or as an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Host {
-    /// Lower case, ASCII, without a dot at its end.
+    /// Name in lower case ASCII, without a dot at its end.
     Name(String),
-    /// Whatever way it was written in.
+    /// IP address, in whatever form it was written.
     Address(IpAddr),
 }
 
@@ -45,8 +45,8 @@ impl std::fmt::Display for Host {
 }
 
 impl Target {
-    /// Reads a URL as somebody wrote it: its canonical form, and whom it
-    /// names; or what is wrong with it.
+    /// Reads a URL that a person wrote; returns its canonical form and its
+    /// target, or what is wrong with it.
     pub fn read(text: &str) -> Result<(Url, Self), String> {
         let authority = authority(text)?;
         let mut url = Url::parse(text)
@@ -76,7 +76,7 @@ impl Target {
         Ok((url, Self { host, port, is_tls }))
     }
 
-    /// Whom a request goes to; nothing, if that cannot be told for sure.
+    /// Returns the target of a request's URI, or nothing if it is ambiguous.
     pub fn of(uri: &Uri) -> Option<Self> {
         let is_tls = uri.scheme_str()? == "https";
         let host = host(url::Host::parse(uri.host()?).ok()?).ok()?;
@@ -84,8 +84,8 @@ impl Target {
     }
 }
 
-/// The part of the text between the scheme and the path, if all of it is
-/// written as it should be.
+/// Returns the part between scheme and path, after checking the whole text for
+/// what a lenient parser would accept.
 fn authority(text: &str) -> Result<&str, String> {
     if text.len() > URL_BYTES_MAX {
         return Err(format!("url is {} bytes long; use at most {URL_BYTES_MAX}", text.len()));
@@ -117,15 +117,15 @@ fn host(host: url::Host<String>) -> Result<Host, String> {
     let name = name.strip_suffix('.').unwrap_or(&name).to_ascii_lowercase();
     let is_label = |label: &str| {
         let is_plain = label.bytes().all(|c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_'));
-        let is_framed = label.starts_with('-') || label.ends_with('-');
-        (1..=LABEL_BYTES_MAX).contains(&label.len()) && is_plain && !is_framed
+        let has_outer_hyphen = label.starts_with('-') || label.ends_with('-');
+        (1..=LABEL_BYTES_MAX).contains(&label.len()) && is_plain && !has_outer_hyphen
     };
-    match name.len() <= NAME_BYTES_MAX && name.split('.').all(is_label) {
-        true => Ok(Host::Name(name)),
-        false => Err(format!(
-            "url names the host {name:?}, which is no name; use letters, digits and hyphens between dots, at most 63 in a row"
-        )),
+    if name.len() <= NAME_BYTES_MAX && name.split('.').all(is_label) {
+        return Ok(Host::Name(name));
     }
+    Err(format!(
+        "url names the host {name:?}, which is no name; use letters, digits and hyphens between dots, at most 63 in a row"
+    ))
 }
 
 #[cfg(test)]
@@ -165,7 +165,7 @@ mod tests {
     fn what_is_kept_is_no_longer_than_what_can_be_read() {
         let long = |letter: &str, count| Target::read(&format!("https://a.example/{}", letter.repeat(count)));
         assert!(long("x", URL_BYTES_MAX - 18).is_ok() && long("x", URL_BYTES_MAX - 17).is_err());
-        // Each takes two bytes, and six once it is encoded.
+        // An ü takes two bytes, and six once it is encoded.
         assert!(long("ü", 338).is_ok() && long("ü", 339).unwrap_err().contains("2052 bytes"));
     }
 

@@ -1,13 +1,12 @@
-//! Mail: tells the owners of endpoints, without ever being in the way.
+//! Sends mails to the owners of endpoints in the background.
 //!
-//! Whoever has something to tell writes a [`Mail`] and gives it to the
-//! [`MailQueue`], who returns at once. Letters wait in memory and are handed
-//! to the mail server in the background, a few at a time; one that the server
-//! will not take yet is tried again later while others go on. Which trouble is
-//! worth a letter is decided elsewhere.
+//! [`MailQueue::enqueue`] takes a [`Mail`] and returns at once. Mails wait in
+//! memory and are sent a few at a time; one that the server does not take yet
+//! is tried again later while others go on. [`super::notifier`] decides what
+//! is mailed.
 //!
-//! Invariant: a letter counts as sent only after the server has accepted it,
-//! so whoever remembers what was told is never ahead of the truth.
+//! Invariant: a mail counts as sent only after the server has accepted it, so
+//! a stored "mailed at" is never wrong.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -30,56 +29,55 @@ use crate::model::span::Span;
 pub mod smtp;
 pub mod text;
 
-/// How many letters may wait.
+/// Most mails that may wait.
 pub const LETTERS_MAX: usize = 1_000;
-/// How many are handed over at once, so that one the server dawdles over does
-/// not hold up the next.
+/// Mails sent concurrently, so that one slow delivery does not hold up the next.
 const AT_ONCE: usize = 4;
 
-/// Something to tell somebody.
+/// One mail to one person.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mail {
-    /// A mail address.
+    /// Mail address of the recipient.
     pub to: String,
-    /// One line.
+    /// Subject, on one line.
     pub subject: String,
-    /// Plain text.
+    /// Body in plain text.
     pub text: String,
 }
 
 impl Mail {
-    /// As much of the address as a log may show.
+    /// Returns the domain of the address; logs show no more of it.
     fn domain(&self) -> &str {
         self.to.rsplit_once('@').map_or("no domain", |(_, domain)| domain)
     }
 }
 
-/// Hands letters to a mail server. The one seam between telling and the network.
+/// Sends mails through a mail server. Tests put their own part here.
 #[async_trait]
 pub trait Mailer: Send + Sync {
-    /// Hands over one letter, once, and returns within its deadline.
+    /// Tries once to send one mail, and returns within its deadline.
     async fn send(&self, mail: &Mail) -> Result<(), MailError>;
 }
 
-/// Why a letter was not accepted.
+/// The reason why the mail server did not accept a mail.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MailError {
-    /// It may be accepted later.
+    /// The mail may be accepted later.
     #[error("{0}")]
     Temporary(String),
-    /// It never will be.
+    /// The mail will never be accepted.
     #[error("{0}")]
     Permanent(String),
 }
 
-/// How long, and how often, a letter is tried again.
+/// How often and for how long a failed mail is tried again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MailRetry {
-    /// The wait after the first failure; each further one is twice as long.
+    /// Wait after the first failure; each further one is twice as long.
     pub first: Duration,
-    /// The longest wait.
+    /// Longest wait between two tries.
     pub max: Duration,
-    /// How long after it was written a letter is no longer tried.
+    /// Age at which a mail is given up.
     pub give_up: Duration,
 }
 
@@ -90,21 +88,21 @@ impl Default for MailRetry {
 }
 
 impl MailRetry {
-    /// The wait after so many failures.
+    /// Returns the wait after this many failures.
     fn wait(&self, failures: u32, draw: f64) -> Duration {
         let doubled = 2_u32.saturating_pow(failures.saturating_sub(1));
         roughly(self.first.saturating_mul(doubled).min(self.max), draw)
     }
 }
 
-/// Takes letters and sees to them. Cheap to clone.
+/// Queue of mails that sends them in the background. Cheap to clone.
 #[derive(Clone)]
 pub struct MailQueue(Arc<MailState>);
 
 struct MailState {
     mailer: Option<Arc<dyn Mailer>>,
     clock: Arc<dyn Clock>,
-    patience: MailRetry,
+    retry: MailRetry,
     pending: Mutex<PendingMail>,
     wake: Notify,
     sent: AtomicU64,
@@ -112,84 +110,80 @@ struct MailState {
     metrics: OnceLock<Arc<Metrics>>,
 }
 
-/// The letters that wait, by the time they may go.
+/// Waiting mails, ordered by due time.
 #[derive(Default)]
 struct PendingMail {
     waiting: BTreeMap<(Timestamp, u64), MailTask>,
-    last: u64,
+    last_number: u64,
     is_closed: bool,
 }
 
-/// A letter on its way.
+/// A mail with the state of its retries.
 struct MailTask {
     mail: Mail,
-    sent: Box<dyn FnOnce() + Send>,
+    on_sent: Box<dyn FnOnce() + Send>,
     written_at: Timestamp,
     failures: u32,
 }
 
 impl MailQueue {
-    /// One who hands letters to this post, or has nowhere to hand them.
-    pub fn new(post: Option<Arc<dyn Mailer>>, clock: Arc<dyn Clock>) -> Self {
-        Self::with_retry(post, clock, MailRetry::default())
+    /// Creates a queue that sends through `mailer`. Without one, mails are dropped.
+    pub fn new(mailer: Option<Arc<dyn Mailer>>, clock: Arc<dyn Clock>) -> Self {
+        Self::with_retry(mailer, clock, MailRetry::default())
     }
 
-    /// The same, with a patience of one's own.
-    pub fn with_retry(post: Option<Arc<dyn Mailer>>, clock: Arc<dyn Clock>, patience: MailRetry) -> Self {
-        let (pending, operational_event) = (Mutex::default(), Notify::new());
+    /// Creates a queue as [`MailQueue::new`] does, with another retry schedule.
+    pub fn with_retry(mailer: Option<Arc<dyn Mailer>>, clock: Arc<dyn Clock>, retry: MailRetry) -> Self {
         Self(Arc::new(MailState {
-            mailer: post,
+            mailer,
             clock,
-            patience,
-            pending,
-            wake: operational_event,
+            retry,
+            pending: Mutex::default(),
+            wake: Notify::new(),
             sent: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             metrics: OnceLock::new(),
         }))
     }
 
-    /// Counts letters here from now on, too.
+    /// Counts mails in these metrics from now on. Only the first call counts.
     pub fn count_in(&self, metrics: Arc<Metrics>) {
-        // Told twice, the first counts.
         let _ = self.0.metrics.set(metrics);
     }
 
-    /// Whether there is a mail server at all.
+    /// Whether a mail server is configured.
     pub fn is_open(&self) -> bool {
         self.0.mailer.is_some()
     }
 
-    /// Takes a letter and returns at once; `sent` is called when the server
-    /// has accepted it, and never if it does not. Without a mail server the
-    /// letter is dropped without a word.
-    pub fn enqueue(&self, mail: Mail, sent: impl FnOnce() + Send + 'static) {
+    /// Takes a mail and returns at once. `on_sent` is called when the server
+    /// has accepted the mail, and never if it does not. Without a mail server
+    /// the mail is dropped silently.
+    pub fn enqueue(&self, mail: Mail, on_sent: impl FnOnce() + Send + 'static) {
         if !self.is_open() {
             return;
         }
         let now = self.0.clock.now();
-        let task = MailTask { mail, sent: Box::new(sent), written_at: now, failures: 0 };
-        match self.0.put(task, now, LETTERS_MAX) {
-            Ok(()) => {}
-            Err(task) => {
-                self.0.count(MailResult::Failed);
-                let domain = task.mail.domain();
-                error!(mail.domain = domain, "a mail to {domain} was dropped: {LETTERS_MAX} are waiting already");
-            }
+        let task = MailTask { mail, on_sent: Box::new(on_sent), written_at: now, failures: 0 };
+        if let Err(task) = self.0.put(task, now, LETTERS_MAX) {
+            self.0.count(MailResult::Failed);
+            let domain = task.mail.domain();
+            error!(mail.domain = domain, "a mail to {domain} was dropped: {LETTERS_MAX} are waiting already");
         }
     }
 
-    /// Sees to the letters, for ever. Whoever drops it ends what is under way.
+    /// Sends mails; never returns if there is a mail server. Dropping the
+    /// future aborts the mails that are being sent.
     pub async fn run(&self) {
-        let Some(post) = &self.0.mailer else { return };
-        let mut under_way = JoinSet::new();
+        let Some(mailer) = &self.0.mailer else { return };
+        let mut sending = JoinSet::new();
         loop {
             let mut next_at = None;
-            while under_way.len() < AT_ONCE {
+            while sending.len() < AT_ONCE {
                 match self.0.take(self.0.clock.now()) {
                     DueMail::Task(task) => {
-                        let (office, post) = (self.0.clone(), post.clone());
-                        under_way.spawn(async move { office.send_one(task, post.as_ref()).await });
+                        let (state, mailer) = (self.0.clone(), mailer.clone());
+                        sending.spawn(async move { state.send_one(task, mailer.as_ref()).await });
                     }
                     DueMail::NotBefore(at) => {
                         next_at = Some(at);
@@ -201,32 +195,32 @@ impl MailQueue {
             tokio::select! {
                 () = self.0.wake.notified() => {}
                 () = until(self.0.clock.as_ref(), next_at) => {}
-                Some(ended) = under_way.join_next() => {
+                Some(ended) = sending.join_next() => {
                     if let Err(problem) = ended {
                         self.0.count(MailResult::Failed);
-                        error!("seeing to a mail failed inside Posthaste, and it is not tried again: {problem}");
+                        error!("sending a mail failed inside Posthaste, and it is not tried again: {problem}");
                     }
                 }
             }
         }
     }
 
-    /// Takes no more letters and drops those that wait; how many that were.
+    /// Closes the queue and drops the waiting mails; returns how many.
     pub fn close(&self) -> usize {
         let mut pending = self.0.pending();
         pending.is_closed = true;
         let dropped = std::mem::take(&mut pending.waiting);
-        // What a letter holds on to may ask for the desk when it is let go.
+        // Dropping a mail's callback may lock `pending`, so unlock it first.
         drop(pending);
         dropped.len()
     }
 
-    /// How many letters the server has accepted.
+    /// Returns how many mails the server has accepted.
     pub fn sent_count(&self) -> u64 {
         self.0.sent.load(Ordering::Relaxed)
     }
 
-    /// How many were refused, given up or dropped.
+    /// Returns how many mails were refused, given up or dropped.
     pub fn failed_count(&self) -> u64 {
         self.0.failed.load(Ordering::Relaxed)
     }
@@ -243,31 +237,31 @@ impl MailState {
         self.pending.lock()
     }
 
-    /// Puts a letter on the desk, or gives it back if there is no room.
-    fn put(&self, task: MailTask, due_at: Timestamp, room: usize) -> Result<(), MailTask> {
+    /// Puts a mail into the queue, or returns it if `waiting_max` wait already.
+    fn put(&self, task: MailTask, due_at: Timestamp, waiting_max: usize) -> Result<(), MailTask> {
         let mut pending = self.pending();
         if pending.is_closed {
             return Ok(());
         }
-        if pending.waiting.len() >= room {
+        if pending.waiting.len() >= waiting_max {
             return Err(task);
         }
-        pending.last += 1;
-        let place = (due_at, pending.last);
-        pending.waiting.insert(place, task);
+        pending.last_number += 1;
+        let key = (due_at, pending.last_number);
+        pending.waiting.insert(key, task);
         drop(pending);
         self.wake.notify_one();
         Ok(())
     }
 
-    fn count(&self, end: MailResult) {
-        let counter = match end {
+    fn count(&self, result: MailResult) {
+        let counter = match result {
             MailResult::Sent => &self.sent,
             MailResult::Failed => &self.failed,
         };
         counter.fetch_add(1, Ordering::Relaxed);
         if let Some(metrics) = self.metrics.get() {
-            metrics.mailed(end);
+            metrics.mailed(result);
         }
     }
 
@@ -280,15 +274,15 @@ impl MailState {
         }
     }
 
-    /// Hands over one letter, and does what its end asks for.
-    async fn send_one(&self, mut task: MailTask, post: &dyn Mailer) {
-        let problem = post.send(&task.mail).await.err();
+    /// Sends one mail; counts and logs the result, and retries if it may help.
+    async fn send_one(&self, mut task: MailTask, mailer: &dyn Mailer) {
+        let problem = mailer.send(&task.mail).await.err();
         let domain = task.mail.domain().to_owned();
         let why = match problem {
             None => {
                 self.count(MailResult::Sent);
                 info!(mail.domain = domain, "mailed the owner of an endpoint at {domain}");
-                return (task.sent)();
+                return (task.on_sent)();
             }
             Some(MailError::Permanent(why)) => {
                 self.count(MailResult::Failed);
@@ -299,21 +293,21 @@ impl MailState {
         };
         task.failures += 1;
         let now = self.clock.now();
-        let due_at = after(now, self.patience.wait(task.failures, rand::random()));
-        if due_at > after(task.written_at, self.patience.give_up) {
+        let due_at = after(now, self.retry.wait(task.failures, rand::random()));
+        if due_at > after(task.written_at, self.retry.give_up) {
             self.count(MailResult::Failed);
             let tries = task.failures;
             error!(mail.domain = domain, tries, "a mail to {domain} was given up after {tries} tries: {why}");
             return;
         }
-        // Said once per letter: a server that is down for hours is one line.
+        // One warning per mail: a server that is down for hours is one line.
         if task.failures == 1 {
-            let patience = Span(self.patience.give_up).words();
-            warn!(mail.domain = domain, "a mail to {domain} could not be sent, and is tried for {patience}: {why}");
+            let give_up = Span(self.retry.give_up).words();
+            warn!(mail.domain = domain, "a mail to {domain} could not be sent, and is tried for {give_up}: {why}");
         } else {
             debug!(mail.domain = domain, tries = task.failures, "a mail to {domain} is tried again later: {why}");
         }
-        // Its place was its own before, so it does not count against the room.
+        // The mail had a place in the queue before, so the limit does not apply.
         let _ = self.put(task, due_at, usize::MAX);
     }
 }

@@ -1,8 +1,8 @@
-//! Hands letters to a mail server over SMTP.
+//! Sends mails to a mail server over SMTP.
 //!
-//! Each letter has a connection of its own. Mails are rare, and a kept one
-//! that was left in the middle of a conversation would take the answer to the
-//! last letter for the answer to the next.
+//! Each mail has a connection of its own. Mails are rare, and on a reused
+//! connection that was left in the middle of a dialogue, the answer to the
+//! last mail would be taken for the answer to the next.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,25 +27,25 @@ use crate::clock::Clock;
 use crate::model::mail::{MailEncryption, MailServer};
 use crate::model::span::Span;
 
-/// How long handing over one letter may take.
-const WITHIN: Duration = Duration::from_secs(30);
-/// How long we wait to be told goodbye; the letter is theirs by then.
-const GOODBYE: Duration = Duration::from_secs(1);
-/// How much of an answer is told.
+/// Longest time that sending one mail may take.
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest wait for the answer to QUIT; the mail is accepted by then.
+const QUIT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Most characters of a server's answer that go into an error.
 const ANSWER_CHARS_MAX: usize = 300;
 
-/// A mail server, and who we are there.
+/// A mail server and the account to use there.
 pub struct SmtpMailer {
     server: MailServer,
     credentials: Option<Credentials>,
     from: Mailbox,
     tls: TlsParameters,
-    within: Duration,
+    timeout: Duration,
     clock: Arc<dyn Clock>,
 }
 
 impl SmtpMailer {
-    /// Mails go through this server; the password is its user's.
+    /// Creates a mailer for this server; `password` belongs to the server's user.
     pub fn new(
         server: MailServer,
         password: Option<String>,
@@ -54,16 +54,14 @@ impl SmtpMailer {
     ) -> anyhow::Result<Self> {
         // The machine's trusted certificates, or the Mozilla set where there
         // are none, as for receivers.
-        let roots = match rustls_native_certs::load_native_certs().certs.is_empty() {
-            true => CertificateStore::WebpkiRoots,
-            false => CertificateStore::Default,
-        };
+        let has_native_roots = !rustls_native_certs::load_native_certs().certs.is_empty();
+        let roots = if has_native_roots { CertificateStore::Default } else { CertificateStore::WebpkiRoots };
         let tls = TlsParametersBuilder::new(server.host.clone()).certificate_store(roots).build()?;
         let credentials = server.user.clone().zip(password).map(|(user, password)| Credentials::new(user, password));
-        Ok(Self { server, credentials, from, tls, within: WITHIN, clock })
+        Ok(Self { server, credentials, from, tls, timeout: SEND_TIMEOUT, clock })
     }
 
-    /// The same, trusting the authority with this certificate and no other.
+    /// Replaces the trusted authorities by the one with this certificate.
     pub fn trusting(self, pem: &str) -> anyhow::Result<Self> {
         let tls = TlsParametersBuilder::new(self.server.host.clone())
             .certificate_store(CertificateStore::None)
@@ -72,39 +70,40 @@ impl SmtpMailer {
         Ok(Self { tls, ..self })
     }
 
-    /// The same, with less or more time for each letter.
-    pub fn within(self, within: Duration) -> Self {
-        Self { within, ..self }
+    /// Sets the longest time that sending one mail may take.
+    pub fn within(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
     }
 
     /// Connects, encrypts and signs in.
     async fn connect(&self) -> Result<AsyncSmtpConnection, SmtpError> {
         let name = ClientId::default();
-        let from_the_start = (self.server.encryption == MailEncryption::FromTheStart).then(|| self.tls.clone());
+        let tls = (self.server.encryption == MailEncryption::FromTheStart).then(|| self.tls.clone());
         let to = (&*self.server.host, self.server.port);
-        let mut line = AsyncSmtpConnection::connect_tokio1(to, Some(self.within), &name, from_the_start, None).await?;
+        let mut connection = AsyncSmtpConnection::connect_tokio1(to, Some(self.timeout), &name, tls, None).await?;
         let is_upgraded = match self.server.encryption {
             MailEncryption::Never | MailEncryption::FromTheStart => false,
-            MailEncryption::IfOffered => line.can_starttls(),
+            MailEncryption::IfOffered => connection.can_starttls(),
             MailEncryption::Required => true,
         };
         if is_upgraded {
-            line.starttls(self.tls.clone(), &name).await?;
+            connection.starttls(self.tls.clone(), &name).await?;
         }
         if let Some(credentials) = &self.credentials {
-            line.auth(DEFAULT_MECHANISMS, credentials).await?;
+            connection.auth(DEFAULT_MECHANISMS, credentials).await?;
         }
-        Ok(line)
+        Ok(connection)
     }
 
-    async fn hand_over(&self, message: &Message) -> Result<AsyncSmtpConnection, SmtpError> {
-        let mut line = self.connect().await?;
-        line.send(message.envelope(), &message.formatted()).await?;
-        Ok(line)
+    /// Connects and sends one message; returns the open connection.
+    async fn transmit(&self, message: &Message) -> Result<AsyncSmtpConnection, SmtpError> {
+        let mut connection = self.connect().await?;
+        connection.send(message.envelope(), &message.formatted()).await?;
+        Ok(connection)
     }
 
-    fn write(&self, mail: &Mail) -> Result<Message, MailError> {
-        let refused = |what: &str| MailError::Permanent(format!("the mail cannot be written: {what}"));
+    fn compose(&self, mail: &Mail) -> Result<Message, MailError> {
+        let refused = |reason: &str| MailError::Permanent(format!("the mail cannot be written: {reason}"));
         let to: Address = mail.to.parse().map_err(|_| refused("its address is not one"))?;
         let domain = self.from.email.domain();
         Message::builder()
@@ -113,7 +112,7 @@ impl SmtpMailer {
             .subject(one_line(&mail.subject))
             .date(SystemTime::from(self.clock.wall()))
             .message_id(Some(format!("<{}@{domain}>", fingerprint(mail))))
-            // Nobody's absence needs to be told to us.
+            // Keeps out-of-office replies away.
             .raw_header(HeaderValue::new(HeaderName::new_from_ascii_str("Auto-Submitted"), "auto-generated".into()))
             .header(ContentType::TEXT_PLAIN)
             .body(mail.text.clone())
@@ -122,17 +121,18 @@ impl SmtpMailer {
 
     fn problem(&self, problem: &SmtpError, mail: &Mail) -> MailError {
         let (host, port) = (&self.server.host, self.server.port);
-        let mut told = problem.to_string();
+        let mut text = problem.to_string();
         let mut cause = std::error::Error::source(problem).and_then(std::error::Error::source);
         while let Some(deeper) = cause {
-            told += &format!(": {deeper}");
+            text += &format!(": {deeper}");
             cause = deeper.source();
         }
-        let told = without_address(&one_line(&told), &mail.to);
-        let why = format!("{host}:{port}: {}", told.chars().take(ANSWER_CHARS_MAX).collect::<String>());
-        match problem.is_permanent() || problem.is_client() {
-            true => MailError::Permanent(why),
-            false => MailError::Temporary(why),
+        let text = without_address(&one_line(&text), &mail.to);
+        let why = format!("{host}:{port}: {}", text.chars().take(ANSWER_CHARS_MAX).collect::<String>());
+        if problem.is_permanent() || problem.is_client() {
+            MailError::Permanent(why)
+        } else {
+            MailError::Temporary(why)
         }
     }
 }
@@ -140,22 +140,22 @@ impl SmtpMailer {
 #[async_trait]
 impl Mailer for SmtpMailer {
     async fn send(&self, mail: &Mail) -> Result<(), MailError> {
-        let message = self.write(mail)?;
-        let mut line = match timeout(self.within, self.hand_over(&message)).await {
-            Ok(Ok(line)) => line,
+        let message = self.compose(mail)?;
+        let mut connection = match timeout(self.timeout, self.transmit(&message)).await {
+            Ok(Ok(connection)) => connection,
             Ok(Err(problem)) => return Err(self.problem(&problem, mail)),
             Err(_) => {
-                let (host, port, within) = (&self.server.host, self.server.port, Span(self.within).words());
+                let (host, port, within) = (&self.server.host, self.server.port, Span(self.timeout).words());
                 return Err(MailError::Temporary(format!("{host}:{port}: the mail server took longer than {within}")));
             }
         };
-        // It was accepted; however the goodbye goes, it is not sent again.
-        let _ = timeout(GOODBYE, line.quit()).await;
+        // The mail was accepted; whatever QUIT does, it is not sent again.
+        let _ = timeout(QUIT_TIMEOUT, connection.quit()).await;
         Ok(())
     }
 }
 
-/// The password in a file: its text without the line's end.
+/// Reads a password from a file: its text without the line break at its end.
 pub fn read_password(file: &Path) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(file).with_context(|| {
         format!("cannot read smtp-password-file {}; name a file this user may read", file.display())
@@ -167,8 +167,8 @@ pub fn read_password(file: &Path) -> anyhow::Result<String> {
     Ok(password.to_owned())
 }
 
-/// The same for the same letter: one that is sent again because its answer
-/// was lost is known to whoever has seen it.
+/// Returns an id that depends only on the mail's content: if a mail is sent
+/// again because the server's answer was lost, mail programs know the copy.
 fn fingerprint(mail: &Mail) -> String {
     let mut digest = aws_lc_rs::digest::Context::new(&aws_lc_rs::digest::SHA256);
     for part in [&mail.to, &mail.subject, &mail.text] {
@@ -178,15 +178,17 @@ fn fingerprint(mail: &Mail) -> String {
     digest.finish().as_ref()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Servers like to repeat whom they refused; logs show only the domain.
+/// Removes the recipient's address from a server's answer; logs show only the
+/// domain.
 fn without_address(text: &str, address: &str) -> String {
     let user = address.rsplit_once('@').map_or(address, |(user, _)| user);
     let is_end = |c: char| c.is_whitespace() || "<>()[]:;,'\"`".contains(c);
     let words = text.split_inclusive(is_end).map(|word| {
         let bare = word.trim_end_matches(is_end).trim_end_matches('.');
-        match bare.eq_ignore_ascii_case(address) || bare.eq_ignore_ascii_case(user) {
-            true => format!("…{}", &word[bare.len()..]),
-            false => word.to_owned(),
+        if bare.eq_ignore_ascii_case(address) || bare.eq_ignore_ascii_case(user) {
+            format!("…{}", &word[bare.len()..])
+        } else {
+            word.to_owned()
         }
     });
     words.collect()
@@ -198,11 +200,11 @@ mod tests {
 
     #[test]
     fn an_answer_is_told_without_the_address() {
-        let told = |text: &str| without_address(text, "Ops.Team@example.com");
-        assert_eq!(told("550 5.1.1 <ops.team@example.com>: unknown"), "550 5.1.1 <…>: unknown");
-        assert_eq!(told("no user ops.team here"), "no user … here");
-        assert_eq!(told("no mailbox OPS.TEAM@EXAMPLE.COM."), "no mailbox ….");
-        assert_eq!(told("relaying to example.com denied"), "relaying to example.com denied");
+        let masked = |text: &str| without_address(text, "Ops.Team@example.com");
+        assert_eq!(masked("550 5.1.1 <ops.team@example.com>: unknown"), "550 5.1.1 <…>: unknown");
+        assert_eq!(masked("no user ops.team here"), "no user … here");
+        assert_eq!(masked("no mailbox OPS.TEAM@EXAMPLE.COM."), "no mailbox ….");
+        assert_eq!(masked("relaying to example.com denied"), "relaying to example.com denied");
     }
 
     #[test]

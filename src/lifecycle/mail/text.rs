@@ -1,55 +1,55 @@
-//! Writes what the owner of an endpoint is mailed.
+//! Writes the text of mails to the owners of endpoints.
 //!
-//! Plain facts in, plain words out: what happened, since when, what we do
-//! now, and what the owner can do. Nothing secret goes in: of the URL only
-//! what anybody may see.
+//! A mail says what happened, since when, what the gateway does now, and what
+//! the owner can do. It contains no secret: of the URL only scheme, host and
+//! path.
 
 use jiff::Timestamp;
 
 use crate::model::url_versions::masked;
 
-/// What befell an endpoint.
+/// The kind of trouble that a mail is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MailReason {
-    /// It keeps failing; deliveries are held, and it is probed.
+    /// The endpoint keeps failing; deliveries are held, and it is probed.
     BreakerOpened,
-    /// We paused it; deliveries are held until somebody resumes it.
+    /// The gateway paused the endpoint; deliveries are held until it is resumed.
     Paused,
-    /// It said it is gone; deliveries are held until somebody resumes it.
+    /// The endpoint answered that it is gone; deliveries are held until it is resumed.
     Disabled,
-    /// A delivery to it was given up.
+    /// A delivery to the endpoint is dead.
     Dead,
 }
 
-/// What a letter is written from.
+/// The facts that a mail is written from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MailFacts {
-    /// The endpoint's id.
+    /// Id of the endpoint.
     pub endpoint: String,
-    /// Its tenant's id.
+    /// Id of the endpoint's tenant.
     pub tenant: String,
-    /// Where it is; a query, a fragment and a user are left out of the letter.
+    /// URL of the endpoint; the mail leaves out its query, fragment and user.
     pub url: String,
-    /// What people call it, or nothing.
+    /// Description of the endpoint; may be empty.
     pub description: String,
-    /// Why it happened, as a sentence without a full stop.
+    /// Reason of the trouble, as a sentence without a full stop.
     pub reason: String,
-    /// When it began.
+    /// Wall time at which the trouble began.
     pub since: Timestamp,
-    /// How many deliveries wait for it, if that is known.
+    /// Number of deliveries waiting for the endpoint, if it is known.
     pub waiting: Option<u64>,
-    /// When it is tried again, where that is known.
+    /// Wall time of the next probe, if it is known.
     pub next_probe_at: Option<Timestamp>,
-    /// What befell it.
+    /// Kind of the trouble.
     pub reason_kind: MailReason,
 }
 
-/// How much of a text from outside goes into a subject.
+/// Most characters of a foreign text in a subject.
 const NAME_CHARS_MAX: usize = 80;
-/// How much of one goes into a line of the text.
+/// Most characters of a foreign text in a line of the body.
 const LINE_CHARS_MAX: usize = 300;
 
-/// The subject and the text of a letter about trouble.
+/// Returns the subject and the text of a mail about trouble.
 pub fn trouble_letter(facts: &MailFacts) -> (String, String) {
     let description = one_line(&facts.description);
     let name = cut(if description.is_empty() { masked(&facts.url) } else { description }, NAME_CHARS_MAX);
@@ -59,11 +59,11 @@ pub fn trouble_letter(facts: &MailFacts) -> (String, String) {
         MailReason::Disabled => format!("Webhooks are switched off: {name}"),
         MailReason::Dead => format!("A webhook was given up: {name}"),
     };
-    let parts = [happened(facts), particulars(facts), now(facts), remedy(facts), why_you(facts)];
+    let parts = [trouble(facts), details(facts), consequence(facts), remedy(facts), footer(facts)];
     (subject, format!("{}\n", parts.join("\n\n")))
 }
 
-fn happened(facts: &MailFacts) -> String {
+fn trouble(facts: &MailFacts) -> String {
     match facts.reason_kind {
         MailReason::BreakerOpened => {
             "Your webhook endpoint keeps failing, so we have stopped sending it events for now."
@@ -75,7 +75,7 @@ fn happened(facts: &MailFacts) -> String {
     .to_owned()
 }
 
-fn particulars(facts: &MailFacts) -> String {
+fn details(facts: &MailFacts) -> String {
     let mut rows = vec![("URL", masked(&facts.url))];
     let description = one_line(&facts.description);
     if !description.is_empty() {
@@ -83,20 +83,20 @@ fn particulars(facts: &MailFacts) -> String {
     }
     rows.push(("Endpoint", facts.endpoint.clone()));
     rows.push(("Tenant", facts.tenant.clone()));
-    rows.push(("Since", moment(facts.since)));
+    rows.push(("Since", utc(facts.since)));
     rows.push(("Reason", cut(one_line(&facts.reason), LINE_CHARS_MAX)));
     rows.extend(facts.waiting.map(|waiting| ("Waiting", deliveries(waiting))));
     let rows: Vec<String> = rows.iter().map(|(name, value)| format!("  {:<12} {value}", format!("{name}:"))).collect();
     rows.join("\n")
 }
 
-/// What we do now.
-fn now(facts: &MailFacts) -> String {
+/// Returns the paragraph about what the gateway does now.
+fn consequence(facts: &MailFacts) -> String {
     const HELD: &str = "Nothing is lost: what waits is held, and so are new events.";
     match facts.reason_kind {
         MailReason::BreakerOpened => {
             let probe = match facts.next_probe_at {
-                Some(at) => format!("The next try is at {}", moment(at)),
+                Some(at) => format!("The next try is at {}", utc(at)),
                 None => "We try it again now and then".to_owned(),
             };
             format!("{HELD} {probe}, with one delivery; when that is accepted, the rest follows, slowly at first.")
@@ -112,18 +112,18 @@ fn now(facts: &MailFacts) -> String {
     }
 }
 
-/// What the owner can do.
+/// Returns the paragraph about what the owner can do.
 fn remedy(facts: &MailFacts) -> String {
     let MailFacts { endpoint, tenant, .. } = facts;
     let choice = |command: &str, route: &str| format!("  posthaste {command} --tenant {tenant}\n  {route}");
-    let of_endpoint = format!("/v1/tenants/{tenant}/endpoints/{endpoint}");
-    let resume = choice(&format!("endpoints resume {endpoint}"), &format!("POST {of_endpoint}/resume"));
+    let path = format!("/v1/tenants/{tenant}/endpoints/{endpoint}");
+    let resume = choice(&format!("endpoints resume {endpoint}"), &format!("POST {path}/resume"));
     match facts.reason_kind {
         MailReason::BreakerOpened => format!(
             "Please look at the receiver. Once it answers again, deliveries go on by themselves. If it \
              will be away for long, pause the endpoint, so that nothing grows too old meanwhile, on the command \
              line or over the API:\n\n{}",
-            choice(&format!("endpoints pause {endpoint}"), &format!("POST {of_endpoint}/pause"))
+            choice(&format!("endpoints pause {endpoint}"), &format!("POST {path}/pause"))
         ),
         MailReason::Paused => format!(
             "Please look at the receiver. Once it is mended, resume the endpoint, on the command line or over the \
@@ -145,16 +145,19 @@ fn remedy(facts: &MailFacts) -> String {
     }
 }
 
-fn why_you(facts: &MailFacts) -> String {
-    let often = match facts.reason_kind {
+/// Returns the paragraph that says why the reader got this mail, and how often
+/// to expect one.
+fn footer(facts: &MailFacts) -> String {
+    let frequency = match facts.reason_kind {
         MailReason::BreakerOpened => "There is one such mail per outage, and at most one an hour.",
         MailReason::Dead => "There is at most one such mail a day.",
         MailReason::Paused | MailReason::Disabled => "There are no further mails about it.",
     };
-    format!("You get this because you are the owner_email of the endpoint. {often}")
+    format!("You get this because you are the owner_email of the endpoint. {frequency}")
 }
 
-/// Nothing from outside may begin a line of its own, least of all a header.
+/// Joins a text to one line, so that a text from outside cannot start a new
+/// line or a header.
 pub(super) fn one_line(text: &str) -> String {
     let parts: Vec<&str> = text.split(char::is_control).map(str::trim).filter(|part| !part.is_empty()).collect();
     parts.join(" ")
@@ -175,7 +178,7 @@ fn deliveries(count: u64) -> String {
     }
 }
 
-fn moment(at: Timestamp) -> String {
+fn utc(at: Timestamp) -> String {
     at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
 }
 
@@ -183,7 +186,7 @@ fn moment(at: Timestamp) -> String {
 mod tests {
     use super::*;
 
-    fn facts(what: MailReason) -> MailFacts {
+    fn facts(reason_kind: MailReason) -> MailFacts {
         MailFacts {
             endpoint: "ep_06cvyq2m7nz1k8t5w3x4r9b0ch".into(),
             tenant: "acme".into(),
@@ -193,11 +196,11 @@ mod tests {
             since: "2026-11-15T10:39:50.123Z".parse().unwrap(),
             waiting: Some(1_204),
             next_probe_at: None,
-            reason_kind: what,
+            reason_kind,
         }
     }
 
-    fn told(facts: &MailFacts) -> String {
+    fn letter(facts: &MailFacts) -> String {
         let (subject, text) = trouble_letter(facts);
         assert!(!subject.contains("hush") && !text.contains("hush"), "{subject}\n{text}");
         format!("{subject}\n\n{text}")
@@ -206,30 +209,30 @@ mod tests {
     #[test]
     fn an_open_breaker_is_told() {
         let next_probe_at = Some("2026-11-15T10:40:00Z".parse().unwrap());
-        insta::assert_snapshot!(told(&MailFacts { next_probe_at, ..facts(MailReason::BreakerOpened) }));
+        insta::assert_snapshot!(letter(&MailFacts { next_probe_at, ..facts(MailReason::BreakerOpened) }));
     }
 
     #[test]
     fn a_pause_is_told() {
         let reason = "101 answers in a row were refusals, the last a 401".into();
-        insta::assert_snapshot!(told(&MailFacts { reason, waiting: Some(1), ..facts(MailReason::Paused) }));
+        insta::assert_snapshot!(letter(&MailFacts { reason, waiting: Some(1), ..facts(MailReason::Paused) }));
     }
 
     #[test]
     fn a_disabled_endpoint_is_told() {
         let reason = "the receiver answered 410".into();
-        insta::assert_snapshot!(told(&MailFacts { reason, waiting: Some(0), ..facts(MailReason::Disabled) }));
+        insta::assert_snapshot!(letter(&MailFacts { reason, waiting: Some(0), ..facts(MailReason::Disabled) }));
     }
 
     #[test]
     fn a_dead_letter_is_told() {
         let (reason, description) = ("the receiver answered 404 ten times".into(), "Orders of the shop".into());
-        insta::assert_snapshot!(told(&MailFacts { reason, description, ..facts(MailReason::Dead) }));
+        insta::assert_snapshot!(letter(&MailFacts { reason, description, ..facts(MailReason::Dead) }));
     }
 
     #[test]
     fn a_breaker_without_a_planned_probe_promises_no_time() {
-        assert!(told(&facts(MailReason::BreakerOpened)).contains("We try it again now and then, with one delivery"));
+        assert!(letter(&facts(MailReason::BreakerOpened)).contains("We try it again now and then, with one delivery"));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::audit::Findings;
 use crate::ledger::{Ledger, Reply};
-use crate::load::{Handed, event_of};
+use crate::load::{AcknowledgedEvents, event_of};
 use crate::report::{Faults, Report};
 use crate::run::Run;
 use crate::single::{RULES, Single, is_drained};
@@ -20,35 +20,35 @@ use crate::support::{Gateway, Options, Printed, path_of};
 
 const ENDPOINTS: usize = 6;
 const EVENTS: usize = 150;
-/// How long a gateway may take to deliver what it can.
+/// Longest time that a gateway may take to deliver what it can.
 const DRAINS_WITHIN: Duration = Duration::from_secs(4);
-/// Words by which damage is told.
+/// Words that a log line about damage contains.
 const WORDS: [&str; 3] = ["damage", "corrupt", "malformed"];
 
-/// What became of a damaged store.
+/// The outcome of a damaged store.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
-    /// Everything arrived as it was.
+    /// Everything arrived unchanged.
     Harmless,
-    /// Something did not arrive, and that was said.
+    /// Something did not arrive, and the gateway reported it.
     Told,
-    /// Something did not arrive, and nobody was told.
+    /// Something did not arrive, and the gateway did not report it.
     Silent(Vec<String>),
 }
 
-/// Folders of a gateway that was ended while everything waited: one with all
-/// in the log, one with all in the store.
+/// Creates two folders of a gateway that ended while everything waited: one with
+/// all in the log, one with all in the store.
 struct Bases {
     with_log: TempDir,
     folded: TempDir,
-    handed: Handed,
+    acknowledged: AcknowledgedEvents,
     endpoints: Vec<Value>,
 }
 
 async fn bases(single: &mut Single) -> Bases {
     single.create_endpoints(ENDPOINTS, &json!({})).await;
     for endpoint in &single.endpoints {
-        single.gateway().tell(endpoint, "pause", "").await;
+        single.gateway().post_to_endpoint(endpoint, "pause", "").await;
     }
     let ids: Vec<(String, String)> = (0..EVENTS).map(|n| (format!("b-{n}"), format!("e{}", n % ENDPOINTS))).collect();
     for some in ids.chunks(10) {
@@ -56,14 +56,14 @@ async fn bases(single: &mut Single) -> Bases {
         let body = format!("[{}]", events.join(","));
         single.client().post("/v1/tenants/default/events/batch", body).await.expect(202);
     }
-    let handed: Vec<(&str, &str, &str)> = ids.iter().map(|(id, endpoint)| (&**id, &**endpoint, "")).collect();
-    let handed = Handed::of(&handed);
+    let acknowledged: Vec<(&str, &str, &str)> = ids.iter().map(|(id, endpoint)| (&**id, &**endpoint, "")).collect();
+    let acknowledged = AcknowledgedEvents::of(&acknowledged);
     single.gateway_mut().kill().await;
     let with_log = copy_of(single.folder.path());
     single.restart().await;
     assert!(single.gateway_mut().terminate().await.success());
     let folded = copy_of(single.folder.path());
-    Bases { with_log, folded, handed, endpoints: single.endpoints.clone() }
+    Bases { with_log, folded, acknowledged, endpoints: single.endpoints.clone() }
 }
 
 fn copy_of(folder: &Path) -> TempDir {
@@ -74,7 +74,7 @@ fn copy_of(folder: &Path) -> TempDir {
     copy
 }
 
-/// Flips so many bits of a file; returns where, with what stands around.
+/// Flips this many bits of a file; returns where, with the bytes around them.
 fn flip(file: &Path, count: usize, rng: &mut StdRng) -> Vec<String> {
     let mut bytes = std::fs::read(file).expect("it is there");
     let mut places = Vec::new();
@@ -107,8 +107,8 @@ async fn trial(bases: &Bases, ledger: &Ledger, folder: TempDir) -> (Outcome, Fin
         }
     }
     let entries: Vec<_> = ledger.entries().into_iter().skip(before).collect();
-    let mut findings = Findings::of(&entries, &bases.handed, &RULES);
-    let known: HashSet<&str> = bases.handed.ids().map(|(id, _)| &**id).collect();
+    let mut findings = Findings::of(&entries, &bases.acknowledged, &RULES);
+    let known: HashSet<&str> = bases.acknowledged.ids().map(|(id, _)| &**id).collect();
     let strange = entries.iter().filter(|entry| !known.contains(&*entry.id));
     findings.altered.extend(strange.map(|entry| format!("nobody handed in {entry:?}")));
     let said = printed.text().to_lowercase();
@@ -141,18 +141,18 @@ async fn deliver_what_it_can(bases: &Bases, gateway: &mut Gateway) {
     }
 }
 
-/// The events whose deliveries are dead because they are damaged.
+/// Returns the events whose deliveries are dead because they are damaged.
 async fn damaged_events(gateway: &Gateway) -> HashSet<String> {
-    let mut found = HashSet::new();
+    let mut events = HashSet::new();
     let Ok(page) = gateway.client.send("GET", "/v1/tenants/default/dead-letters?limit=500", &[], "").await else {
-        return found;
+        return events;
     };
     if page.status == 200 {
         let dead = page.json()["data"].as_array().cloned().unwrap_or_default();
         let damaged = dead.iter().filter(|letter| letter["cause"] == "damaged");
-        found.extend(damaged.filter_map(|letter| letter["event_id"].as_str().map(str::to_owned)));
+        events.extend(damaged.filter_map(|letter| letter["event_id"].as_str().map(str::to_owned)));
     }
-    found
+    events
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,5 +1,5 @@
-//! Wall clocks that jump and clocks that differ, by way of libfaketime. Only
-//! the wall time moves; the monotonic clock goes on as ever.
+//! Wall clocks that jump and clocks that differ, with libfaketime. Only the wall
+//! time moves; the monotonic clock goes on unchanged.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -18,11 +18,11 @@ use crate::single::Single;
 use crate::support::{Client, Options, Printed};
 
 const EVENTS: &str = "/v1/tenants/default/events";
-/// How long every retry, hold and cool-down here lasts.
+/// Duration of every retry, hold and cool-down here.
 const DELAY: Duration = Duration::from_secs(2);
-/// How late anything may be.
+/// Longest delay of anything.
 const LATE: Duration = Duration::from_secs(1);
-/// What a timer may be off by.
+/// Most by which a timer may be off.
 const EARLY: Duration = Duration::from_millis(5);
 const PER_SECOND: u32 = 20;
 const BURST: u32 = 5;
@@ -33,14 +33,14 @@ struct FakeClock {
 }
 
 impl FakeClock {
-    /// One that is off by so many seconds.
+    /// Creates a clock that is off by this many seconds.
     fn off_by(seconds: i64) -> Self {
         let clock = Self { folder: tempfile::tempdir().expect("a folder") };
         clock.set(seconds);
         clock
     }
 
-    /// Changes by how much it is off, for gateways that run, too.
+    /// Changes by how much it is off, also for running gateways.
     fn set(&self, seconds: i64) {
         let (new, file) = (self.folder.path().join("new"), self.file());
         std::fs::write(&new, format!("{seconds:+}\n")).expect("a file");
@@ -51,7 +51,7 @@ impl FakeClock {
         self.folder.path().join("offset")
     }
 
-    /// The environment of a gateway that goes by this clock.
+    /// Returns the environment of a gateway that uses this clock.
     fn env(&self) -> Vec<(String, String)> {
         let text = |path: &Path| path.to_str().expect("a path").to_owned();
         let set = [
@@ -71,8 +71,8 @@ fn library() -> PathBuf {
     found.expect("libfaketime is missing: install Debian's package libfaketime, or run ./check, which does")
 }
 
-/// Who answers how: `e0` fails at first, `e1` to `e3` ask to be left alone,
-/// `e4` has a rate, `e5` a breaker that opens at the third failure.
+/// Answers by endpoint: `e0` fails at first, `e1` to `e3` ask for a break, `e4`
+/// has a rate, `e5` a breaker that opens at the third failure.
 fn choose(entry: &Entry) -> Reply {
     match (&*entry.endpoint, entry.attempt) {
         ("e0" | "e5", 1) => Reply::Status(503),
@@ -105,13 +105,13 @@ async fn hand_in(client: &Client, cycle: usize) -> usize {
     events.len()
 }
 
-/// The requests of one cycle to one endpoint, in order.
+/// Returns the requests of one cycle to one endpoint, in order.
 fn requests(entries: &[Entry], endpoint: &str, cycle: usize) -> Vec<Entry> {
     let prefix = format!("{endpoint}-{cycle}-");
     entries.iter().filter(|entry| entry.id.starts_with(&prefix)).cloned().collect()
 }
 
-/// Waits until everything of a cycle has arrived, for as long as that may take.
+/// Waits until everything of a cycle has arrived, for the longest time it may take.
 async fn arrived(ledger: &Ledger, cycle: usize, count: usize) -> bool {
     let mark = format!("-{cycle}-");
     let until = Instant::now() + Duration::from_secs(8);
@@ -126,16 +126,16 @@ async fn arrived(ledger: &Ledger, cycle: usize, count: usize) -> bool {
     false
 }
 
-/// What waited from one moment on, and went at another.
+/// A delivery's wait: from one moment until its request began.
 struct Waited {
     what: &'static str,
     from: Instant,
     until: Instant,
-    /// How much is added by chance.
+    /// Most time that jitter may add.
     spread: Duration,
 }
 
-/// Everything of a cycle that had to wait.
+/// Returns all waits of a cycle.
 fn waits(entries: &[Entry], cycle: usize) -> Vec<Waited> {
     let mut found = Vec::new();
     for (endpoint, what) in [("e0", "retry"), ("e1", "hold"), ("e2", "hold"), ("e3", "hold")] {
@@ -157,8 +157,8 @@ fn waits(entries: &[Entry], cycle: usize) -> Vec<Waited> {
     found
 }
 
-/// Nothing is early or late, though it may be as late as the gateway was
-/// ready again.
+/// Checks that nothing is early or late. While the gateway was not ready,
+/// nothing counts as late.
 fn judge(report: &mut Report, entries: &[Entry], cycle: usize, ready: Instant, jump: i64) -> Duration {
     let mut latest = Duration::ZERO;
     for Waited { what, from, until, spread } in waits(entries, cycle) {
@@ -246,22 +246,22 @@ async fn clocks_that_differ_between_nodes_delay_nothing() {
     cluster.start_in(clocks.iter().map(FakeClock::env).collect(), "2s").await;
     cluster.create_endpoints(&ledger, ENDPOINTS).await;
     cluster.settled().await;
-    let mut handed = Vec::new();
+    let mut acknowledged = Vec::new();
     while run.goes_on() {
         for node in &cluster.nodes {
             let endpoint = run.rng.random_range(0..ENDPOINTS);
-            let id = format!("s-{}", handed.len());
+            let id = format!("s-{}", acknowledged.len());
             let event = event_of(&id, &format!("e{endpoint}"), "");
             let began = Instant::now();
             node.client().post(EVENTS, event).await.expect(202);
-            handed.push((id, began, node.name.clone()));
+            acknowledged.push((id, began, node.name.clone()));
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     tokio::time::sleep(LATE).await;
     let entries = ledger.entries();
     let (mut took, mut missing) = (Vec::new(), 0);
-    for (id, began, _) in &handed {
+    for (id, began, _) in &acknowledged {
         match entries.iter().find(|entry| entry.id == *id) {
             Some(entry) => took.push(entry.began - *began),
             None => missing += 1,
@@ -269,12 +269,13 @@ async fn clocks_that_differ_between_nodes_delay_nothing() {
     }
     took.sort_unstable();
     let (median, most) = (took.get(took.len() / 2).copied(), took.last().copied());
-    report.cycles = handed.len();
+    report.cycles = acknowledged.len();
     report.figure("median", format!("{median:?}"));
     report.figure("longest", format!("{most:?}"));
     report.figure("not there after a second", missing);
-    report
-        .expect(missing == 0, || format!("{missing} of {} fresh events did not arrive within a second", handed.len()));
+    report.expect(missing == 0, || {
+        format!("{missing} of {} fresh events did not arrive within a second", acknowledged.len())
+    });
     report.expect(most.is_some_and(|most| most < LATE), || format!("a fresh event took {most:?} to arrive"));
     report.finish();
 }

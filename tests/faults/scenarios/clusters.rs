@@ -1,5 +1,5 @@
-//! Many nodes and everything that can happen to them and to their database,
-//! one at a time and several at once.
+//! Faults of many nodes and of their database, one at a time and several at
+//! once.
 
 use std::time::{Duration, Instant};
 
@@ -8,35 +8,35 @@ use rand::RngExt;
 use rand::seq::SliceRandom;
 
 use crate::audit::{Findings, Rules};
-use crate::ground::proxy::Weather;
-use crate::ledger::{Ledger, TIMEOUT, moody};
-use crate::load::Handed;
+use crate::ground::proxy::NetworkState;
+use crate::ledger::{Ledger, TIMEOUT, flaky};
+use crate::load::AcknowledgedEvents;
 use crate::nodes::{CAP, Cluster, ENDPOINTS, LEASE};
 use crate::report::{Faults, Report};
 use crate::run::Run;
 use crate::support::eventually;
 
 const NODES: usize = 3;
-/// How long before and after the end of an outage pauses are asked for.
+/// Time before and after the end of an outage in which pauses are requested.
 const AROUND: Duration = Duration::from_millis(300);
-/// Harm that lasts no longer than this never costs a node its lease, which is
-/// renewed six times as often as it ends.
+/// Longest fault that never costs a node its lease, which is renewed six times
+/// as often as it ends.
 const SHORT: f64 = 0.4;
 
-/// Something that lasts.
+/// A fault that lasts for some time.
 #[derive(Debug, Clone, Copy)]
 enum Harm {
     Frozen,
-    Network(Weather),
+    Network(NetworkState),
 }
 
 const HARMS: [Harm; 6] = [
     Harm::Frozen,
-    Harm::Network(Weather::Silent),
-    Harm::Network(Weather::Mute),
-    Harm::Network(Weather::Deaf),
-    Harm::Network(Weather::Torn),
-    Harm::Network(Weather::Slow(Duration::from_millis(30))),
+    Harm::Network(NetworkState::Silent),
+    Harm::Network(NetworkState::RequestsLost),
+    Harm::Network(NetworkState::AnswersLost),
+    Harm::Network(NetworkState::Reset),
+    Harm::Network(NetworkState::Slow(Duration::from_millis(30))),
 ];
 
 fn begin(cluster: &Cluster, node: usize, harm: Harm) {
@@ -49,11 +49,11 @@ fn begin(cluster: &Cluster, node: usize, harm: Harm) {
 fn end(cluster: &Cluster, node: usize, harm: Harm) {
     match harm {
         Harm::Frozen => cluster.nodes[node].thaw(),
-        Harm::Network(_) => cluster.nodes[node].proxy().set(Weather::Fair),
+        Harm::Network(_) => cluster.nodes[node].proxy().set(NetworkState::Working),
     }
 }
 
-/// Does one thing to the cluster; what it explains is noted.
+/// Injects one fault into the cluster, and records it.
 async fn harm(run: &mut Run, cluster: &mut Cluster, faults: &mut Faults) -> &'static str {
     let node = run.rng.random_range(0..cluster.nodes.len());
     let from = Instant::now();
@@ -79,9 +79,10 @@ async fn harm(run: &mut Run, cluster: &mut Cluster, faults: &mut Faults) -> &'st
             "churn"
         }
         4 => {
-            match run.rng.random() {
-                true => cluster.server().kill().await,
-                false => cluster.server().stop().await,
+            if run.rng.random() {
+                cluster.server().kill().await;
+            } else {
+                cluster.server().stop().await;
             }
             cluster.server().start_again().await;
             // A lease may have ended meanwhile.
@@ -93,7 +94,7 @@ async fn harm(run: &mut Run, cluster: &mut Cluster, faults: &mut Faults) -> &'st
     }
 }
 
-/// Something that lasts, to one node or to several at once.
+/// Injects a lasting fault into one node or into several at once.
 async fn lasting(run: &mut Run, cluster: &Cluster, faults: &mut Faults) -> &'static str {
     let mut nodes: Vec<usize> = (0..cluster.nodes.len()).collect();
     nodes.shuffle(&mut run.rng);
@@ -121,17 +122,23 @@ async fn lasting(run: &mut Run, cluster: &Cluster, faults: &mut Faults) -> &'sta
     }
 }
 
-async fn audit(cluster: &Cluster, ledger: &Ledger, handed: &Handed, faults: &Faults, report: &mut Report) {
+async fn audit(
+    cluster: &Cluster,
+    ledger: &Ledger,
+    acknowledged: &AcknowledgedEvents,
+    faults: &Faults,
+    report: &mut Report,
+) {
     cluster.drained().await;
     let rules = Rules { cap: CAP, timeout: TIMEOUT };
-    report.add(&Findings::of(&ledger.entries(), handed, &rules), faults);
+    report.add(&Findings::of(&ledger.entries(), acknowledged, &rules), faults);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_happens_nothing_is_lost_and_lanes_and_caps_are_kept() {
     let mut run = Run::of("cluster");
     let (mut report, mut faults) = (Report::of(&run), Faults::default());
-    let ledger = Ledger::start(moody).await;
+    let ledger = Ledger::start(flaky).await;
     let mut cluster = Cluster::on_server_of_its_own().await;
     cluster.start_behind_proxies(NODES).await;
     cluster.create_endpoints(&ledger, ENDPOINTS).await;
@@ -145,16 +152,16 @@ async fn whatever_happens_nothing_is_lost_and_lanes_and_caps_are_kept() {
         report.cycles += 1;
     }
     cluster.settled().await;
-    let handed = load.finish().await;
-    audit(&cluster, &ledger, &handed, &faults, &mut report).await;
+    let acknowledged = load.finish().await;
+    audit(&cluster, &ledger, &acknowledged, &faults, &mut report).await;
     for (what, count) in happened {
         report.figure(what, count);
     }
     report.finish();
 }
 
-/// Pauses an endpoint through the first node, as soon as that can; when it was
-/// answered.
+/// Pauses an endpoint through the first node, as soon as that can; returns when
+/// it was answered.
 async fn pause(cluster: &Cluster, name: &str) -> Instant {
     let client = cluster.nodes[0].gateway().another_client();
     let path = format!("{}/pause", cluster.path(name));
@@ -172,7 +179,7 @@ async fn pause(cluster: &Cluster, name: &str) -> Instant {
 async fn no_attempt_follows_a_pause_that_was_answered_after_a_long_outage() {
     let mut run = Run::of("pause after an outage");
     let (mut report, mut faults) = (Report::of(&run), Faults::default());
-    let ledger = Ledger::start(moody).await;
+    let ledger = Ledger::start(flaky).await;
     let mut cluster = Cluster::new().await;
     cluster.start_behind_proxies(NODES).await;
     cluster.create_endpoints(&ledger, ENDPOINTS).await;
@@ -183,7 +190,7 @@ async fn no_attempt_follows_a_pause_that_was_answered_after_a_long_outage() {
     while run.goes_on() || report.cycles < 2 {
         ledger.wait_for_more(100).await;
         let from = Instant::now();
-        cluster.nodes.iter().for_each(|node| node.proxy().set(Weather::Silent));
+        cluster.nodes.iter().for_each(|node| node.proxy().set(NetworkState::Silent));
         tokio::time::sleep(LEASE.mul_f64(run.rng.random_range(1.0..1.5))).await;
         // The others come back first, but are far from the database: they
         // are about to renew their leases when the pauses are answered.
@@ -191,9 +198,9 @@ async fn no_attempt_follows_a_pause_that_was_answered_after_a_long_outage() {
         let later = AROUND.mul_f64(run.rng.random_range(0.2..1.0));
         let heal = async {
             tokio::time::sleep(AROUND).await;
-            cluster.nodes[1..].iter().for_each(|node| node.proxy().set(Weather::Slow(far)));
+            cluster.nodes[1..].iter().for_each(|node| node.proxy().set(NetworkState::Slow(far)));
             tokio::time::sleep(later).await;
-            cluster.nodes[0].proxy().set(Weather::Fair);
+            cluster.nodes[0].proxy().set(NetworkState::Working);
         };
         // Some pauses are asked for while nothing answers yet.
         let waits: Vec<Duration> = names.iter().map(|_| AROUND.mul_f64(run.rng.random_range(0.0..1.5))).collect();
@@ -215,7 +222,7 @@ async fn no_attempt_follows_a_pause_that_was_answered_after_a_long_outage() {
                 report.expect(false, || format!("an attempt began {after:?} after the pause was answered: {entry:?}"));
             }
         }
-        cluster.nodes.iter().for_each(|node| node.proxy().set(Weather::Fair));
+        cluster.nodes.iter().for_each(|node| node.proxy().set(NetworkState::Working));
         join_all(names.iter().map(async |name| {
             let client = cluster.nodes[0].gateway().another_client();
             client.post(&format!("{}/resume", cluster.path(name)), "").await.expect(200)
@@ -225,7 +232,7 @@ async fn no_attempt_follows_a_pause_that_was_answered_after_a_long_outage() {
         report.cycles += 1;
     }
     report.figure("attempts after a pause", late);
-    let handed = load.finish().await;
-    audit(&cluster, &ledger, &handed, &faults, &mut report).await;
+    let acknowledged = load.finish().await;
+    audit(&cluster, &ledger, &acknowledged, &faults, &mut report).await;
     report.finish();
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::audit::{Findings, Rules};
 use crate::ledger::{Ledger, Reply};
-use crate::load::{Handed, event_of};
+use crate::load::{AcknowledgedEvents, event_of};
 use crate::nodes::Cluster;
 use crate::report::{Faults, Report};
 use crate::run::Run;
@@ -17,19 +17,19 @@ use crate::single::{Single, drained};
 use crate::support::{Gateway, Options, path_of};
 
 const ENDPOINTS: usize = 12;
-/// More than open a breaker when they all fail.
+/// Number of requests, enough to open a breaker if they all fail.
 const CAP: usize = 12;
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What its endpoints have besides the usual: enough open requests, a timeout
-/// that is shorter than the freeze, and a breaker.
+/// Returns the additional settings of its endpoints: enough open requests, a
+/// timeout that is shorter than the freeze, and a breaker.
 fn changes() -> Value {
     json!({"max_in_flight": CAP, "timeout": {"connect": "1s", "total": "2s"}, "breaker": {"enabled": true}})
 }
 
-/// Freezes a gateway that has all open that it may; the receivers answer
-/// meanwhile. What was handed in.
-async fn freeze(run: &mut Run, cycle: usize, gateway: &Gateway, ledger: &Ledger) -> Handed {
+/// Freezes a gateway whose cap is full; the receivers answer meanwhile. Returns
+/// the acknowledged events.
+async fn freeze(run: &mut Run, cycle: usize, gateway: &Gateway, ledger: &Ledger) -> AcknowledgedEvents {
     ledger.hold_on();
     let before = ledger.count();
     let id = |n: usize| (format!("f{cycle}-{n}"), format!("e{}", n % ENDPOINTS));
@@ -45,17 +45,20 @@ async fn freeze(run: &mut Run, cycle: usize, gateway: &Gateway, ledger: &Ledger)
     tokio::time::sleep(lasts.saturating_sub(frozen.elapsed())).await;
     gateway.signal(Signal::CONT);
     drained(&gateway.client).await;
-    Handed::of(&ids.iter().map(|(id, endpoint)| (&**id, &**endpoint, "")).collect::<Vec<_>>())
+    AcknowledgedEvents::of(&ids.iter().map(|(id, endpoint)| (&**id, &**endpoint, "")).collect::<Vec<_>>())
 }
 
-/// Freezes it again and again, and checks that nobody was charged for it.
+/// Freezes it again and again, and checks that no attempt was charged for it.
 async fn freeze_again_and_again(run: &mut Run, gateway: &Gateway, ledger: &Ledger, endpoints: &[Value]) {
-    let (mut report, mut handed) = (Report::of(run), Handed::default());
+    let (mut report, mut acknowledged) = (Report::of(run), AcknowledgedEvents::default());
     while run.goes_on() {
-        handed = handed.and(freeze(run, report.cycles, gateway, ledger).await);
+        acknowledged = acknowledged.and(freeze(run, report.cycles, gateway, ledger).await);
         report.cycles += 1;
     }
-    report.add(&Findings::of(&ledger.entries(), &handed, &Rules { cap: CAP, timeout: TIMEOUT }), &Faults::default());
+    report.add(
+        &Findings::of(&ledger.entries(), &acknowledged, &Rules { cap: CAP, timeout: TIMEOUT }),
+        &Faults::default(),
+    );
     let mut opened = 0;
     for endpoint in endpoints {
         let history = gateway.history(endpoint).await;
@@ -79,7 +82,7 @@ async fn answers_that_came_during_a_freeze_count_on_the_embedded_store() {
 async fn answers_that_came_during_a_freeze_shorter_than_the_lease_count_on_postgres() {
     let mut run = Run::of("freeze on PostgreSQL");
     let ledger = Ledger::start(|_| Reply::Hold(200)).await;
-    ledger.ask_nobody();
+    ledger.stop_identifying_nodes();
     let mut cluster = Cluster::new().await;
     cluster.start_in(vec![Vec::new()], "15s").await;
     cluster.create_endpoints(&ledger, ENDPOINTS).await;

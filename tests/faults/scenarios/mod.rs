@@ -1,4 +1,4 @@
-//! What is done to a gateway, and what must hold then.
+//! The scenarios: the faults injected, and what must hold afterwards.
 
 mod bits;
 mod clock;

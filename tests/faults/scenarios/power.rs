@@ -10,33 +10,33 @@ use rand::RngExt;
 use tempfile::TempDir;
 
 use crate::audit::Findings;
-use crate::ledger::{Entry, Ledger, moody};
-use crate::load::Handed;
-use crate::recording::{self, Disk, Recorded, Syncs};
+use crate::ledger::{Entry, Ledger, flaky};
+use crate::load::AcknowledgedEvents;
+use crate::recording::{self, Disk, RecordedOperation, Syncs};
 use crate::report::{Faults, Report};
 use crate::run::Run;
 use crate::shim::Shim;
 use crate::single::{RULES, Single, is_drained};
 use crate::support::{Gateway, Options, Printed};
 
-/// How many cuts one reading of the recording serves.
+/// Number of cuts per reading of the recording.
 const CUTS_AT_ONCE: usize = 4;
-/// How long a rebuilt store may take to deliver what it has.
+/// Longest time that a rebuilt store may take to deliver what it has.
 const DRAINS_WITHIN: Duration = Duration::from_secs(15);
 
-/// A gateway whose acts are recorded.
+/// A gateway whose file operations are recorded.
 struct Recorder {
     single: Single,
     shim: Shim,
-    /// How long the recording was when the endpoints were there.
+    /// Length of the recording when the endpoints had been created.
     base: u64,
 }
 
-/// A recording that is complete, and what is known beside it.
+/// A complete recording, with the ledger and the acknowledged events.
 struct Taken {
-    acts: Vec<Recorded>,
+    operations: Vec<RecordedOperation>,
     from: u64,
-    handed: Handed,
+    acknowledged: AcknowledgedEvents,
     entries: Vec<Entry>,
     stopped: Instant,
 }
@@ -45,26 +45,26 @@ impl Recorder {
     async fn start() -> Self {
         let folder = Arc::new(tempfile::tempdir().expect("a folder"));
         let shim = Shim::new(folder.path());
-        let ledger = Ledger::marked(moody, shim.mark()).await;
+        let ledger = Ledger::marked(flaky, shim.mark()).await;
         let single = Single::start_in(folder, ledger, shim.options(&[]), shim.mark()).await.with_endpoints().await;
         let base = (shim.mark())();
         Self { single, shim, base }
     }
 
     /// Ends the run; cuts may come after this point.
-    async fn take(&mut self, handed: Handed, from: u64) -> Taken {
+    async fn take(&mut self, acknowledged: AcknowledgedEvents, from: u64) -> Taken {
         self.single.gateway_mut().kill().await;
         let (stopped, entries) = (Instant::now(), self.single.ledger.entries());
-        Taken { acts: recording::read(&self.shim.recording()), from, handed, entries, stopped }
+        Taken { operations: recording::read(&self.shim.recording()), from, acknowledged, entries, stopped }
     }
 }
 
 impl Taken {
     fn end(&self) -> u64 {
-        self.acts.last().map_or(0, |act| act.end)
+        self.operations.last().map_or(0, |operation| operation.end)
     }
 
-    /// What the receivers had seen when the power went.
+    /// Returns the requests that the receivers had got before the cut.
     fn seen_at(&self, point: u64) -> Vec<Entry> {
         let as_of_then = |entry: &Entry| {
             let mut entry = entry.clone();
@@ -77,24 +77,24 @@ impl Taken {
         self.entries.iter().filter(|entry| entry.marks.0 <= point).map(as_of_then).collect()
     }
 
-    /// The states of the disk at some points, each with its point.
+    /// Returns the states of the disk at some points, each with its point.
     fn states(&self, run: &mut Run, syncs: Syncs) -> Vec<(u64, BTreeMap<String, Vec<u8>>)> {
         let mut points: Vec<u64> = (0..CUTS_AT_ONCE).map(|_| run.rng.random_range(self.from..=self.end())).collect();
         points.sort_unstable();
-        let (mut disk, mut acts, mut found) = (Disk::default(), self.acts.iter().peekable(), Vec::new());
+        let (mut disk, mut operations, mut states) = (Disk::default(), self.operations.iter().peekable(), Vec::new());
         for point in points {
-            while let Some(act) = acts.next_if(|act| act.end <= point) {
-                disk.apply(act, syncs);
+            while let Some(operation) = operations.next_if(|operation| operation.end <= point) {
+                disk.apply(operation, syncs);
             }
-            found.push((point, disk.cut(&mut run.rng)));
+            states.push((point, disk.cut(&mut run.rng)));
         }
-        found
+        states
     }
 }
 
 /// Starts a gateway on what a power cut left, lets it deliver what it has, and
-/// audits everything the receivers have seen before and after; or says why
-/// that store is of no use.
+/// audits everything the receivers have got before and after; or returns why
+/// that store cannot be used.
 async fn recover(
     single: &Single,
     taken: &Taken,
@@ -125,10 +125,10 @@ async fn recover(
     is_sound(&folder.path().join("posthaste.db"))?;
     let mut entries = taken.seen_at(point);
     entries.extend(single.ledger.entries().into_iter().skip(before));
-    Ok(Findings::of(&entries, &taken.handed.until(point), &RULES))
+    Ok(Findings::of(&entries, &taken.acknowledged.until(point), &RULES))
 }
 
-/// A new folder with these files, and the keys of the old one.
+/// Creates a folder with these files, and the keys of the old one.
 fn rebuilt(from: &Path, files: &BTreeMap<String, Vec<u8>>) -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for (name, bytes) in files.iter().filter(|(name, _)| name.starts_with("posthaste.db")) {
@@ -140,17 +140,17 @@ fn rebuilt(from: &Path, files: &BTreeMap<String, Vec<u8>>) -> TempDir {
     folder
 }
 
-/// SQLite's own check.
+/// Runs SQLite's integrity check.
 pub fn is_sound(store: &Path) -> Result<(), String> {
     let db = rusqlite::Connection::open(store).map_err(|problem| problem.to_string())?;
-    let found: rusqlite::Result<String> = db.query_row("PRAGMA integrity_check", [], |row| row.get(0));
-    match found {
+    let check: rusqlite::Result<String> = db.query_row("PRAGMA integrity_check", [], |row| row.get(0));
+    match check {
         Ok(word) if word == "ok" => Ok(()),
         other => Err(format!("the store is damaged: {other:?}")),
     }
 }
 
-/// Cuts until the time is over, at least a few.
+/// Simulates power cuts until the time is over, at least a few.
 async fn cut(run: &mut Run, report: &mut Report, recorder: &Recorder, taken: &Taken) {
     loop {
         for (point, files) in taken.states(run, Syncs::Honoured) {
@@ -179,8 +179,8 @@ async fn a_power_cut_loses_nothing_that_was_acknowledged() {
     while Instant::now() < until {
         recorder.single.ledger.wait_for_more(100).await;
     }
-    let handed = load.finish().await;
-    let taken = recorder.take(handed, recorder.base).await;
+    let acknowledged = load.finish().await;
+    let taken = recorder.take(acknowledged, recorder.base).await;
     cut(&mut run, &mut report, &recorder, &taken).await;
 
     // The same recording on a disk that ignores syncs must lose something, or
@@ -220,9 +220,9 @@ async fn a_power_cut_after_failed_syncs_loses_nothing_that_was_acknowledged() {
         recorder.single.restart().await;
     }
     recorder.single.ledger.wait_for_more(run.rng.random_range(100..300)).await;
-    let handed = load.finish().await;
+    let acknowledged = load.finish().await;
     report.figure("failed acts", recorder.shim.failed());
-    let taken = recorder.take(handed, from.expect("two rounds")).await;
+    let taken = recorder.take(acknowledged, from.expect("two rounds")).await;
     cut(&mut run, &mut report, &recorder, &taken).await;
     report.finish();
 }

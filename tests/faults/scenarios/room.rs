@@ -10,7 +10,7 @@ use rustix::fs::FallocateFlags;
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::ledger::{Entry, Ledger, Reply, moody};
+use crate::ledger::{Entry, Ledger, Reply, flaky};
 use crate::load::event_of;
 use crate::report::{Faults, Report};
 use crate::run::Run;
@@ -19,15 +19,14 @@ use crate::single::Single;
 use crate::support::{Client, Gateway, Options, Printed, eventually};
 
 const MIB: u64 = 1 << 20;
-/// The reserve when nobody says otherwise.
+/// Default reserve of the disk, in bytes.
 const RESERVE: u64 = 256 * MIB;
 
-/// A disk that can be filled down to the reserve: a small one of its own where
-/// that may be mounted, and else the one that is there, with a reserve that is
-/// nearly all of it.
+/// A disk that can be filled down to the reserve: a small one where mounting is
+/// allowed, otherwise the machine's, with a reserve that is nearly all of it.
 struct SmallDisk {
     folder: Arc<TempDir>,
-    /// Where the folder is: its own disk, or a folder of the one that is there.
+    /// Folder of the data: on its own disk, or on the machine's.
     above: PathBuf,
     is_mounted: bool,
     reserve: u64,
@@ -40,9 +39,10 @@ impl SmallDisk {
         mount.args(["-t", "tmpfs", "-o", "size=512m", "posthaste-faults"]).arg(&above);
         let is_mounted = mount.output().is_ok_and(|output| output.status.success());
         let folder = Arc::new(TempDir::new_in(&above).expect("a folder"));
-        let reserve = match is_mounted {
-            true => RESERVE,
-            false => free(&above).checked_sub(1_024 * MIB).expect("more than a gibibyte is free"),
+        let reserve = if is_mounted {
+            RESERVE
+        } else {
+            free(&above).checked_sub(1_024 * MIB).expect("more than a gibibyte is free")
         };
         Self { folder, above, is_mounted, reserve }
     }
@@ -51,12 +51,12 @@ impl SmallDisk {
         if self.is_mounted { "its own" } else { "shared" }
     }
 
-    /// Takes so much room that less than the reserve is left.
+    /// Fills the disk until less than the reserve is left.
     fn fill(&self) {
         self.leave(self.reserve - RESERVE / 8);
     }
 
-    /// Takes so much room that this is left.
+    /// Fills the disk until this many bytes are left.
     fn leave(&self, left: u64) {
         let bytes = free(self.folder.path()).checked_sub(left).expect("it is not yet filled");
         let file = std::fs::File::create(self.ballast()).expect("a file");
@@ -87,7 +87,7 @@ fn free(folder: &Path) -> u64 {
     disk.f_bavail * disk.f_frsize
 }
 
-/// Error lines about the disk.
+/// Returns the error lines about the disk in a log.
 fn errors(printed: &Printed) -> usize {
     let is_one = |line: &&str| line.contains("\"ERROR\"") && line.contains("disk");
     printed.text().lines().filter(is_one).count()
@@ -108,7 +108,7 @@ async fn readyz(client: &Client) -> String {
 async fn a_disk_at_its_reserve_is_told_and_what_is_open_is_finished() {
     let run = Run::of("disk at its reserve");
     let mut report = Report::of(&run);
-    let choose = |entry: &Entry| if entry.id.starts_with("held") { Reply::Hold(200) } else { moody(entry) };
+    let choose = |entry: &Entry| if entry.id.starts_with("held") { Reply::Hold(200) } else { flaky(entry) };
     let ledger = Ledger::start(choose).await;
     let (disk, printed) = (SmallDisk::new(), Printed::default());
     let flags = Options::flags(&["--disk-reserve", &disk.reserve.to_string()]);
@@ -137,9 +137,9 @@ async fn a_disk_at_its_reserve_is_told_and_what_is_open_is_finished() {
             format!("{} error lines tell of the full disk, not one", errors(&printed) - told)
         });
         disk.make_room();
-        let handed = load.handed();
+        let acknowledged = load.acknowledged();
         eventually("producers to be served again", || async {
-            if load.handed() > handed + 20 { Ok(()) } else { Err(load.handed().to_string()) }
+            if load.acknowledged() > acknowledged + 20 { Ok(()) } else { Err(load.acknowledged().to_string()) }
         })
         .await;
         let ready = readyz(single.client()).await;
@@ -148,8 +148,8 @@ async fn a_disk_at_its_reserve_is_told_and_what_is_open_is_finished() {
         });
         report.cycles += 1;
     }
-    let handed = load.finish().await;
-    single.check(&handed, &Faults::default(), &mut report).await;
+    let acknowledged = load.finish().await;
+    single.check(&acknowledged, &Faults::default(), &mut report).await;
     report.figure("disk", disk.kind());
     report.finish();
 }
@@ -184,7 +184,7 @@ async fn a_tenant_that_fills_the_disk_is_refused_before_the_others() {
     assert!(ready.starts_with("200"), "{ready}");
 }
 
-/// What must be seen of a full disk.
+/// Checks what must be visible of a full disk.
 async fn judge_full(single: &Single, disk: &SmallDisk, report: &mut Report) {
     let answer = single.client().post("/v1/tenants/default/events", event_of("late", "e0", "")).await;
     answer.problem(507, "storage_full");
@@ -213,7 +213,7 @@ async fn a_disk_that_is_full_to_the_last_byte_loses_nothing_and_goes_on_when_the
     let (mut report, mut faults) = (Report::of(&run), Faults::default());
     let folder = Arc::new(tempfile::tempdir().expect("a folder"));
     let shim = Shim::new(folder.path());
-    let ledger = Ledger::start(moody).await;
+    let ledger = Ledger::start(flaky).await;
     let mut single = Single::start_in(folder, ledger, shim.options(&[]), Arc::new(|| 0)).await.with_endpoints().await;
     let load = single.load("a");
     while run.goes_on() {
@@ -226,9 +226,9 @@ async fn a_disk_that_is_full_to_the_last_byte_loses_nothing_and_goes_on_when_the
         .await;
         tokio::time::sleep(Duration::from_millis(run.rng.random_range(0..500))).await;
         shim.heal();
-        let handed = load.handed();
+        let acknowledged = load.acknowledged();
         eventually("producers to be served again", || async {
-            if load.handed() > handed + 20 { Ok(()) } else { Err(load.handed().to_string()) }
+            if load.acknowledged() > acknowledged + 20 { Ok(()) } else { Err(load.acknowledged().to_string()) }
         })
         .await;
         faults.note("disk full", full);
@@ -238,8 +238,8 @@ async fn a_disk_that_is_full_to_the_last_byte_loses_nothing_and_goes_on_when_the
         }
         report.cycles += 1;
     }
-    let handed = load.finish().await;
+    let acknowledged = load.finish().await;
     report.figure("failed writes", shim.failed());
-    single.check(&handed, &faults, &mut report).await;
+    single.check(&acknowledged, &faults, &mut report).await;
     report.finish();
 }

@@ -6,7 +6,7 @@ use rand::RngExt;
 
 use crate::audit::{Findings, Rules};
 use crate::ground::postgres::Server;
-use crate::ledger::{Ledger, TIMEOUT, moody};
+use crate::ledger::{Ledger, TIMEOUT, flaky};
 use crate::nodes::{CAP, Cluster, ENDPOINTS};
 use crate::report::{Faults, Report};
 use crate::run::Run;
@@ -18,7 +18,7 @@ async fn a_failover_to_a_synchronous_standby_loses_nothing() {
     let mut report = Report::of(&run);
     while run.goes_on() {
         let mut faults = Faults::default();
-        let ledger = Ledger::start(moody).await;
+        let ledger = Ledger::start(flaky).await;
         let primary = Server::start(&[]).await;
         let standby = primary.synchronous_standby().await;
         let mut cluster = Cluster::on_server(primary).await;
@@ -31,16 +31,16 @@ async fn a_failover_to_a_synchronous_standby_loses_nothing() {
         cluster.server().kill().await;
         standby.promote().await;
         cluster.nodes.iter().for_each(|node| node.proxy().lead_to(standby.address()));
-        let handed = load.handed();
+        let acknowledged = load.acknowledged();
         eventually("events to be taken again", || async {
-            if load.handed() > handed + 100 { Ok(()) } else { Err(load.handed().to_string()) }
+            if load.acknowledged() > acknowledged + 100 { Ok(()) } else { Err(load.acknowledged().to_string()) }
         })
         .await;
         report.figure("away for", format!("{:?}", killed.elapsed()));
         faults.note("failover", killed);
-        let handed = load.finish().await;
+        let acknowledged = load.finish().await;
         cluster.drained().await;
-        report.add(&Findings::of(&ledger.entries(), &handed, &Rules { cap: CAP, timeout: TIMEOUT }), &faults);
+        report.add(&Findings::of(&ledger.entries(), &acknowledged, &Rules { cap: CAP, timeout: TIMEOUT }), &faults);
         report.cycles += 1;
     }
     report.finish();

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use rand::RngExt;
 
-use crate::ledger::{Ledger, moody};
+use crate::ledger::{Ledger, flaky};
 use crate::report::{Faults, Report};
 use crate::run::Run;
 use crate::single::Single;
@@ -13,7 +13,7 @@ use crate::support::Options;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_gateway_loses_nothing_and_repeats_only_what_was_open() {
     let mut run = Run::of("kill -9");
-    let mut single = Single::start(Ledger::start(moody).await, Options::default()).await.with_endpoints().await;
+    let mut single = Single::start(Ledger::start(flaky).await, Options::default()).await.with_endpoints().await;
     let (mut report, mut faults) = (Report::of(&run), Faults::default());
     let load = single.load("a");
     while run.goes_on() {
@@ -24,15 +24,15 @@ async fn a_killed_gateway_loses_nothing_and_repeats_only_what_was_open() {
         faults.note("crash", killed);
         report.cycles += 1;
     }
-    let handed = load.finish().await;
-    single.check(&handed, &faults, &mut report).await;
+    let acknowledged = load.finish().await;
+    single.check(&acknowledged, &faults, &mut report).await;
     report.finish();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_that_is_told_to_stop_loses_nothing_and_repeats_nothing() {
     let mut run = Run::of("SIGTERM");
-    let mut single = Single::start(Ledger::start(moody).await, Options::default()).await.with_endpoints().await;
+    let mut single = Single::start(Ledger::start(flaky).await, Options::default()).await.with_endpoints().await;
     let mut report = Report::of(&run);
     let load = single.load("a");
     while run.goes_on() {
@@ -42,7 +42,7 @@ async fn a_gateway_that_is_told_to_stop_loses_nothing_and_repeats_nothing() {
         single.restart().await;
         report.cycles += 1;
     }
-    let handed = load.finish().await;
-    single.check(&handed, &Faults::default(), &mut report).await;
+    let acknowledged = load.finish().await;
+    single.check(&acknowledged, &Faults::default(), &mut report).await;
     report.finish();
 }

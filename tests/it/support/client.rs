@@ -1,4 +1,4 @@
-//! A client that says what it sends and shows what came back.
+//! An HTTP client of the gateway's API.
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ pub struct Client {
     connection: Mutex<Option<SendRequest<Full<Bytes>>>>,
 }
 
-/// What came back.
+/// The answer to a request.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -33,7 +33,7 @@ impl Answer {
             .unwrap_or_else(|_| panic!("not JSON: {}", String::from_utf8_lossy(&self.body)))
     }
 
-    /// The JSON, if the status is this one.
+    /// Returns the JSON body; panics if the status is another one.
     #[track_caller]
     pub fn expect(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{}", String::from_utf8_lossy(&self.body));

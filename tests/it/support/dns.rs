@@ -1,35 +1,34 @@
-//! A name server that says what it is told to, and may say something else
-//! the next time.
+//! A name server with scripted answers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use tokio::net::UdpSocket;
 
-/// What a name server says about a name.
+/// The answer of a name server about a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Says {
-    /// These are its addresses.
+pub enum DnsAnswer {
+    /// The name has these addresses.
     Addresses(Vec<IpAddr>),
-    /// It goes by another name, which has these addresses.
+    /// The name is an alias of another, which has these addresses.
     Alias(&'static str, Vec<IpAddr>),
-    /// There is no such name.
+    /// The name does not exist (NXDOMAIN).
     Nothing,
-    /// It fails.
+    /// The server fails (SERVFAIL).
     Failure,
-    /// Not a word.
+    /// The server does not answer.
     Silence,
 }
 
-impl Says {
+impl DnsAnswer {
     pub fn addresses(addresses: &[&str]) -> Self {
         Self::Addresses(addresses.iter().map(|text| text.parse().expect("an address")).collect())
     }
 }
 
-type Choose = Box<dyn FnMut(&str) -> Says + Send>;
+type Choose = Box<dyn FnMut(&str) -> DnsAnswer + Send>;
 
-/// A name server on a free port of this machine. Its answers are not to be kept.
+/// A name server on a free port of this machine. Its answers have a TTL of zero.
 pub struct NameServer {
     pub address: SocketAddr,
     asked: Arc<Mutex<Vec<String>>>,
@@ -44,21 +43,22 @@ impl Drop for NameServer {
 }
 
 impl NameServer {
-    /// Answers as it is told for each name, lower case and without a dot at
-    /// its end. A question for either kind of address asks anew.
-    pub async fn answering(choose: impl FnMut(&str) -> Says + Send + 'static) -> Self {
+    /// Starts a server that answers as `choose` says for each name, which is in
+    /// lower case and has no dot at its end. `choose` is called for each query,
+    /// of IPv4 and of IPv6.
+    pub async fn answering(choose: impl FnMut(&str) -> DnsAnswer + Send + 'static) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
         let address = socket.local_addr().expect("an address");
         let asked = Arc::<Mutex<Vec<String>>>::default();
         let choose: Arc<Mutex<Choose>> = Arc::new(Mutex::new(Box::new(choose)));
-        let (noted, chosen) = (asked.clone(), choose.clone());
+        let (asked_names, chosen) = (asked.clone(), choose.clone());
         let serving = tokio::spawn(async move {
             let mut buffer = [0; 1_500];
             while let Ok((length, from)) = socket.recv_from(&mut buffer).await {
                 let Some(question) = Question::read(&buffer[..length]) else { continue };
-                noted.lock().unwrap().push(question.name.clone());
-                let says = (chosen.lock().unwrap())(&question.name);
-                if let Some(answer) = question.answer(&says) {
+                asked_names.lock().unwrap().push(question.name.clone());
+                let answer = (chosen.lock().unwrap())(&question.name);
+                if let Some(answer) = question.answer(&answer) {
                     let _ = socket.send_to(&answer, from).await;
                 }
             }
@@ -66,12 +66,12 @@ impl NameServer {
         Self { address, asked, choose, serving }
     }
 
-    /// Changes what it says from now on.
-    pub fn answer_with(&self, choose: impl FnMut(&str) -> Says + Send + 'static) {
+    /// Changes its answers from now on.
+    pub fn answer_with(&self, choose: impl FnMut(&str) -> DnsAnswer + Send + 'static) {
         *self.choose.lock().unwrap() = Box::new(choose);
     }
 
-    /// Which names it was asked for.
+    /// Returns the names it was asked for.
     pub fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap().clone()
     }
@@ -85,7 +85,7 @@ struct Question {
     id: [u8; 2],
     name: String,
     kind: u16,
-    /// The question as it was put.
+    /// Bytes of the question section.
     bytes: Vec<u8>,
 }
 
@@ -106,13 +106,13 @@ impl Question {
         Some(Self { id: message[..2].try_into().ok()?, name: labels.join("."), kind, bytes })
     }
 
-    fn answer(&self, says: &Says) -> Option<Vec<u8>> {
-        let (code, records) = match says {
-            Says::Silence => return None,
-            Says::Nothing => (3, Vec::new()),
-            Says::Failure => (2, Vec::new()),
-            Says::Addresses(addresses) => (0, self.records(&self.name, addresses)),
-            Says::Alias(other, addresses) => {
+    fn answer(&self, answer: &DnsAnswer) -> Option<Vec<u8>> {
+        let (code, records) = match answer {
+            DnsAnswer::Silence => return None,
+            DnsAnswer::Nothing => (3, Vec::new()),
+            DnsAnswer::Failure => (2, Vec::new()),
+            DnsAnswer::Addresses(addresses) => (0, self.records(&self.name, addresses)),
+            DnsAnswer::Alias(other, addresses) => {
                 let alias = record(&self.name, CNAME, &encoded(other));
                 (0, std::iter::once(alias).chain(self.records(other, addresses)).collect())
             }
@@ -142,7 +142,7 @@ fn encoded(name: &str) -> Vec<u8> {
     labels.chain([0]).collect()
 }
 
-/// One that is not to be kept.
+/// Encodes a record with a TTL of zero.
 fn record(name: &str, kind: u16, data: &[u8]) -> Vec<u8> {
     let mut record = encoded(name);
     record.extend(kind.to_be_bytes());

@@ -1,4 +1,4 @@
-//! A gateway in its own process, started, stopped and killed for real.
+//! Runs a gateway in a process of its own, which tests start, stop and kill.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ use crate::ground::guard::free_port;
 use crate::ground::postgres::{Database, Server};
 
 tokio::task_local! {
-    /// Whether the story that runs is one on PostgreSQL.
+    /// Set while a test runs its gateways on PostgreSQL.
     static ON_POSTGRES: ();
 }
 
-/// Tells a story in which gateways are started on PostgreSQL.
+/// Runs a test whose gateways are started on PostgreSQL.
 pub async fn on_postgres(story: impl Future<Output = ()>) {
     ON_POSTGRES.scope((), story).await;
 }
@@ -29,18 +29,18 @@ pub fn is_on_postgres() -> bool {
     ON_POSTGRES.try_with(|()| ()).is_ok()
 }
 
-/// How to start one.
+/// Options for starting a gateway.
 #[derive(Default, Clone)]
 pub struct Options {
-    /// More flags for `serve`.
+    /// Additional flags for `serve`.
     pub flags: Vec<String>,
-    /// Where to serve; a free port if not said.
+    /// Address to serve on; a free port if absent.
     pub listen: Option<SocketAddr>,
-    /// More of the environment.
+    /// Additional environment variables.
     pub env: Vec<(String, String)>,
-    /// Keeps whatever it prints and logs, if asked to.
+    /// Buffer that collects everything it prints and logs.
     pub output: Option<Printed>,
-    /// The file its log goes to, if not to where the story's does.
+    /// File that its log goes to, instead of the test's stderr.
     pub log: Option<PathBuf>,
 }
 
@@ -57,7 +57,7 @@ impl Printed {
         self.0.lock().expect("nothing panics while it is held").extend_from_slice(bytes);
     }
 
-    /// Takes in whatever comes, until nothing more does.
+    /// Collects everything that comes from a stream until its end.
     pub fn listen(self, mut from: impl AsyncRead + Unpin + Send + 'static) {
         tokio::spawn(async move {
             let mut buffer = vec![0; 16 * 1_024];
@@ -87,7 +87,7 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Starts one on an empty folder that may call receivers on this machine.
+    /// Starts a gateway on an empty folder that may call receivers on this machine.
     pub async fn start() -> Self {
         Self::start_with(Options::default()).await
     }
@@ -98,19 +98,19 @@ impl Gateway {
             return Self::start_in(folder, options).await;
         }
         let database = Arc::new(Server::shared(&[]).await.database().await);
-        // A story that kills its gateway waits for the lease.
+        // A test that kills its gateway waits for the lease to end.
         let flags = ["--database-url", database.url(), "--lease", "2s"].map(str::to_owned);
         let options = Options { flags: options.flags.iter().cloned().chain(flags).collect(), ..options };
         Self { database: Some(database), ..Self::start_in(folder, options).await }
     }
 
-    /// Starts one in this folder, which others may be in as well.
+    /// Starts a gateway in this folder, which it may share with others.
     pub async fn start_in(folder: Arc<TempDir>, options: Options) -> Self {
         let started = Self::try_start_in(folder, options).await;
         started.unwrap_or_else(|ended| panic!("the gateway ended before it served ({ended}); see its output above"))
     }
 
-    /// The same, for one that may refuse to start: how it ended then.
+    /// Starts a gateway that may refuse to; returns its exit status then.
     pub async fn try_start_in(folder: Arc<TempDir>, options: Options) -> Result<Self, ExitStatus> {
         let mut process = command(folder.path(), &options).spawn().expect("the gateway starts");
         let printed = options.output.clone().unwrap_or_default();
@@ -128,7 +128,7 @@ impl Gateway {
                 break rest.split(' ').next().expect("an address").parse().expect("an address");
             }
         };
-        // Nobody reads on; a full pipe must not stop the gateway.
+        // Reads on and ignores it, because a full pipe would stop the gateway.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         let token = written_token(&folder.path().join("admin-token")).await;
         let client = Client::new(address, &token);
@@ -139,12 +139,12 @@ impl Gateway {
         self.folder.path().to_owned()
     }
 
-    /// The folder, kept for as long as anyone holds it.
+    /// Returns a handle of the folder, which exists as long as a handle does.
     pub fn shared_folder(&self) -> Arc<TempDir> {
         self.folder.clone()
     }
 
-    /// The database it keeps its facts in, if it does.
+    /// Returns its database, if it runs on PostgreSQL.
     pub fn database(&self) -> Option<&Database> {
         self.database.as_deref()
     }
@@ -157,29 +157,29 @@ impl Gateway {
         self.process.id().expect("it runs")
     }
 
-    /// Another connection to the same gateway.
+    /// Returns a client with another connection to the same gateway.
     pub fn another_client(&self) -> Client {
         Client::new(self.address, &self.token)
     }
 
-    /// kill -9.
+    /// Kills it with SIGKILL.
     pub async fn kill(&mut self) {
         self.process.kill().await.expect("it can be killed");
     }
 
-    /// SIGTERM, and how it ended.
+    /// Sends SIGTERM; returns its exit status.
     pub async fn terminate(&mut self) -> ExitStatus {
         self.signal(Signal::TERM);
         self.process.wait().await.expect("it ends")
     }
 
-    /// Waits until it ends by itself, and how it did.
+    /// Waits until it ends by itself; returns its exit status.
     pub async fn ended(&mut self) -> ExitStatus {
         let ending = tokio::time::timeout(PATIENCE, self.process.wait()).await;
         ending.expect("it ends in time").expect("it can be waited for")
     }
 
-    /// How it has ended, if it has.
+    /// Returns its exit status, if it has ended.
     pub fn has_ended(&mut self) -> Option<ExitStatus> {
         self.process.try_wait().expect("it can be asked")
     }
@@ -189,14 +189,13 @@ impl Gateway {
         kill_process(id, signal).expect("it can be signalled");
     }
 
-    /// Starts again on the same folder and address, which the one before has
-    /// left by then.
+    /// Kills it and starts it again on the same folder and address.
     pub async fn restart(self) -> Self {
         let options = self.options.clone();
         self.restart_with(options).await
     }
 
-    /// The same, otherwise than before.
+    /// Restarts it with other options.
     pub async fn restart_with(mut self, options: Options) -> Self {
         let _ = self.process.start_kill();
         let _ = self.process.wait().await;
@@ -210,7 +209,7 @@ impl Gateway {
         restarted
     }
 
-    /// Waits for the lease of the one before, should that have been killed.
+    /// Waits until it owns all shards: the lease of a killed one ends first.
     async fn owns_everything(&self) {
         eventually("it to own everything", || async {
             let cluster = self.client.get("/v1/cluster").await.expect(200);
@@ -220,7 +219,7 @@ impl Gateway {
         .await;
     }
 
-    /// A second process on the same folder: its output.
+    /// Starts a second process on the same folder; returns its output.
     pub async fn start_second(&self) -> std::process::Output {
         let mut second = command(self.folder.path(), &Options::default());
         second.stderr(Stdio::piped());
@@ -231,12 +230,12 @@ impl Gateway {
         self.client.post_json("/v1/tenants/default/endpoints", &settings).await.expect(201)
     }
 
-    /// Hands in an event; its receipt.
+    /// Submits an event; returns its receipt.
     pub async fn send(&self, event: Value) -> Value {
         self.client.post_json("/v1/tenants/default/events", &event).await.expect(202)
     }
 
-    /// Hands in so many events with these ids and this type, in batches.
+    /// Submits `count` events with ids of this prefix and this type, in batches.
     pub async fn send_many(&self, prefix: &str, kind: &str, count: usize, key: impl Fn(usize) -> Option<String>) {
         let event = |n: usize| json!({"id": format!("{prefix}-{n}"), "type": kind, "key": key(n), "data": n});
         let events: Vec<Value> = (0..count).map(event).collect();
@@ -245,7 +244,7 @@ impl Gateway {
         }
     }
 
-    /// An endpoint as it is now.
+    /// Reads an endpoint.
     pub async fn endpoint(&self, endpoint: &Value) -> Value {
         self.client.get(&path_of(endpoint)).await.expect(200)
     }
@@ -255,17 +254,17 @@ impl Gateway {
         self.client.patch_json(&path_of(endpoint), &changes).await.expect(200)
     }
 
-    /// Does something to an endpoint: pause, resume, breaker/open.
-    pub async fn tell(&self, endpoint: &Value, verb: &str, body: &str) -> Value {
+    /// Posts an action to an endpoint: pause, resume, breaker/open.
+    pub async fn post_to_endpoint(&self, endpoint: &Value, verb: &str, body: &str) -> Value {
         self.client.post(&format!("{}/{verb}", path_of(endpoint)), body.to_owned()).await.expect(200)
     }
 
-    /// What has happened to an endpoint, newest first.
+    /// Returns the history of an endpoint, newest first.
     pub async fn history(&self, endpoint: &Value) -> Vec<Value> {
         self.list(&format!("{}/history", path_of(endpoint))).await
     }
 
-    /// Waits until an endpoint shows this.
+    /// Waits until a condition holds for an endpoint.
     pub async fn wait_for_endpoint(&self, endpoint: &Value, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         eventually(what, || async {
             let endpoint = self.endpoint(endpoint).await;
@@ -274,7 +273,7 @@ impl Gateway {
         .await
     }
 
-    /// Waits until an endpoint's breaker stands so.
+    /// Waits until an endpoint's breaker is in this state.
     pub async fn wait_for_breaker(&self, endpoint: &Value, state: &str) -> Value {
         self.wait_for_endpoint(endpoint, &format!("a breaker that is {state}"), |endpoint| {
             endpoint["health"]["breaker"] == state
@@ -282,25 +281,25 @@ impl Gateway {
         .await
     }
 
-    /// Waits until nothing waits for an endpoint any more.
+    /// Waits until no delivery waits for an endpoint.
     pub async fn drained(&self, endpoint: &Value) -> Value {
         self.wait_for_endpoint(endpoint, "its backlog to drain", |endpoint| endpoint["health"]["waiting"] == 0).await
     }
 
-    /// kill -9, and a start on the same folder and address.
+    /// Kills it with SIGKILL and starts it on the same folder and address.
     pub async fn killed_and_restarted(mut self) -> Self {
         self.kill().await;
         self.restart().await
     }
 
-    /// The one delivery of an event.
+    /// Returns the only delivery of an event.
     pub async fn delivery_of(&self, event: &str) -> Value {
-        let found = self.client.get(&format!("/v1/tenants/default/events/{event}/deliveries")).await.expect(200);
-        assert_eq!(found["data"].as_array().map(Vec::len), Some(1), "{found}");
-        found["data"][0].clone()
+        let page = self.client.get(&format!("/v1/tenants/default/events/{event}/deliveries")).await.expect(200);
+        assert_eq!(page["data"].as_array().map(Vec::len), Some(1), "{page}");
+        page["data"][0].clone()
     }
 
-    /// Waits until the event's one delivery is in this state.
+    /// Waits until the event's only delivery is in this state.
     pub async fn wait_for_state(&self, event: &str, state: &str) -> Value {
         eventually(&format!("event {event} to be {state}"), || async {
             let delivery = self.delivery_of(event).await;
@@ -311,17 +310,17 @@ impl Gateway {
 
     pub async fn attempts_of(&self, delivery: &Value) -> Vec<Value> {
         let id = delivery["id"].as_str().expect("an id");
-        let found = self.client.get(&format!("/v1/tenants/default/deliveries/{id}/attempts")).await.expect(200);
-        found["data"].as_array().expect("a list").clone()
+        let page = self.client.get(&format!("/v1/tenants/default/deliveries/{id}/attempts")).await.expect(200);
+        page["data"].as_array().expect("a list").clone()
     }
 
-    /// A change to a delivery: retry, cancel, replay.
-    pub async fn act(&self, delivery: &Value, verb: &str) -> super::Answer {
+    /// Posts an action to a delivery: retry, cancel, replay.
+    pub async fn post_to_delivery(&self, delivery: &Value, verb: &str) -> super::Answer {
         let id = delivery["id"].as_str().expect("an id");
         self.client.post(&format!("/v1/tenants/default/deliveries/{id}/{verb}"), "").await
     }
 
-    /// Everything in a list, page by page.
+    /// Reads a whole list, page by page.
     pub async fn list(&self, path: &str) -> Vec<Value> {
         let mut all = Vec::new();
         let mut cursor = String::new();
@@ -346,7 +345,7 @@ fn command(folder: &Path, options: &Options) -> Command {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .kill_on_drop(true);
-    // What is said to the tests is not said to the gateway.
+    // Settings of the fault tests are not for the gateway.
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("POSTHASTE_FAULTS_")) {
         command.env_remove(name);
     }
@@ -366,24 +365,24 @@ fn command(folder: &Path, options: &Options) -> Command {
     command
 }
 
-/// Where an endpoint is found.
+/// Returns the API path of an endpoint.
 pub fn path_of(endpoint: &Value) -> String {
     let part = |name: &str| endpoint[name].as_str().expect("an endpoint").to_owned();
     format!("/v1/tenants/{}/endpoints/{}", part("tenant"), part("id"))
 }
 
-/// A rate that nothing here reaches.
+/// Returns a rate that no test reaches.
 pub fn unlimited() -> Value {
     json!({"per_second": 1_000_000, "burst": 100_000})
 }
 
-/// A policy that retries at once, so that stories need not wait.
+/// Returns a retry policy that retries at once, so that tests need not wait.
 pub fn eager_retry(max_attempts: u32) -> Value {
     json!({"schedule": ["10ms"], "jitter": "none", "max_attempts": max_attempts})
 }
 
-/// The admin token, once it is written: of several nodes that start together
-/// in one folder, another may have made it and be about to write it down.
+/// Reads the admin token once it is written. Of several nodes that start
+/// together in one folder, another may have made it and not written it yet.
 async fn written_token(file: &std::path::Path) -> String {
     let until = std::time::Instant::now() + PATIENCE;
     loop {

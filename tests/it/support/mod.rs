@@ -1,5 +1,5 @@
-//! What the stories share: a gateway, receivers, and a way to wait for
-//! something without sleeping through it.
+//! Shared parts of the integration tests: a gateway process, receivers and
+//! servers, and a way to wait for a condition.
 
 mod client;
 mod dns;
@@ -12,22 +12,23 @@ mod smtp;
 use std::time::{Duration, Instant};
 
 pub use client::{Answer, Client};
-pub use dns::{NameServer, Says};
+pub use dns::{DnsAnswer, NameServer};
 pub use gateway::{Gateway, Options, Printed, eager_retry, is_on_postgres, on_postgres, path_of, unlimited};
-pub use proxy::{Proxy, Speaks};
-pub use raw::{Act, RawReceiver};
+pub use proxy::{Proxy, ProxyBehaviour};
+pub use raw::{RawReceiver, RawStep};
 pub use receiver::{Receiver, Reply, Seen, overlaps};
-pub use smtp::{MailServer, Manner, Mood, ReceivedMail};
+pub use smtp::{MailServer, MailServerBehaviour, ReceivedMail, SmtpFault};
 
-/// How long anything may take before the story has failed.
+/// Longest wait for anything before a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A time in an answer.
+/// Returns the time that a JSON value holds.
 pub fn time(value: &serde_json::Value) -> jiff::Timestamp {
     value.as_str().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("not a time: {value}"))
 }
 
-/// Asks again until the answer is there; fails with the last one otherwise.
+/// Asks again until the answer is `Ok`; panics with the last error after
+/// [`PATIENCE`].
 pub async fn eventually<T, F>(what: &str, mut ask: impl FnMut() -> F) -> T
 where
     F: Future<Output = Result<T, String>>,
@@ -35,7 +36,7 @@ where
     let until = Instant::now() + PATIENCE;
     loop {
         match ask().await {
-            Ok(found) => return found,
+            Ok(answer) => return answer,
             Err(last) if Instant::now() > until => panic!("waited in vain for {what}: {last}"),
             Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
         }

@@ -1,4 +1,4 @@
-//! A receiver that speaks in bytes, for answers no HTTP server would give.
+//! A receiver that writes raw bytes, for answers that no HTTP server gives.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// One thing it does on each connection, in turn. At the end it closes.
+/// One step of what it does on each connection. After the last it closes.
 #[derive(Debug, Clone)]
-pub enum Act {
+pub enum RawStep {
     /// Reads whatever comes first.
-    Hear,
+    Read,
     /// Reads a whole request.
-    HearRequest,
+    ReadRequest,
     /// Writes these bytes.
-    Say(Bytes),
-    /// Writes these bytes one at a time, over and over, until nobody listens.
+    Write(Bytes),
+    /// Writes these bytes one at a time, over and over, until the connection ends.
     Drip(Bytes),
-    /// Writes these bytes over and over, as fast as they are taken, until
-    /// nobody listens.
+    /// Writes these bytes over and over, as fast as they are taken, until the
+    /// connection ends.
     Flood(Bytes),
     /// Waits until the other side goes away.
     Hold,
@@ -32,10 +32,10 @@ pub enum Act {
 /// A receiver on a free port of this machine.
 pub struct RawReceiver {
     pub address: SocketAddr,
-    /// How many bytes were taken from it, and lie unread at the most.
-    pub said: Arc<AtomicUsize>,
-    /// How many connections it had.
-    pub heard: Arc<AtomicUsize>,
+    /// Number of bytes that floods have written, read by the peer or not.
+    pub bytes_sent: Arc<AtomicUsize>,
+    /// Number of connections it accepted.
+    pub connections_opened: Arc<AtomicUsize>,
     accepting: tokio::task::JoinHandle<()>,
 }
 
@@ -46,28 +46,28 @@ impl Drop for RawReceiver {
 }
 
 impl RawReceiver {
-    /// Hears a request, answers with these bytes and closes.
-    pub async fn saying(answer: impl Into<Bytes>) -> Self {
-        Self::acting(vec![Act::HearRequest, Act::Say(answer.into())]).await
+    /// Starts a receiver that reads a request, writes these bytes and closes.
+    pub async fn answering(answer: impl Into<Bytes>) -> Self {
+        Self::running(vec![RawStep::ReadRequest, RawStep::Write(answer.into())]).await
     }
 
-    pub async fn acting(acts: Vec<Act>) -> Self {
+    pub async fn running(steps: Vec<RawStep>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let (said, heard) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
-        let (saying, hearing) = (said.clone(), heard.clone());
+        let (bytes_sent, connections_opened) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        let (sent, opened) = (bytes_sent.clone(), connections_opened.clone());
         let accepting = tokio::spawn(async move {
             let mut connections = tokio::task::JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                hearing.fetch_add(1, Ordering::SeqCst);
-                let (acts, said) = (acts.clone(), saying.clone());
+                opened.fetch_add(1, Ordering::SeqCst);
+                let (steps, bytes_sent) = (steps.clone(), sent.clone());
                 connections.spawn(async move {
-                    // A gateway that has gone away ends the act.
-                    let _ = act(stream, acts, &said).await;
+                    // A gateway that closes the connection ends the steps.
+                    let _ = run_steps(stream, steps, &bytes_sent).await;
                 });
             }
         });
-        Self { address, said, heard, accepting }
+        Self { address, bytes_sent, connections_opened, accepting }
     }
 
     pub fn url(&self, scheme: &str) -> String {
@@ -75,35 +75,36 @@ impl RawReceiver {
     }
 }
 
-async fn act(mut stream: TcpStream, acts: Vec<Act>, said: &AtomicUsize) -> std::io::Result<()> {
+async fn run_steps(mut stream: TcpStream, steps: Vec<RawStep>, bytes_sent: &AtomicUsize) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut buffer = vec![0; 16 * 1_024];
-    for act in acts {
-        match act {
-            Act::Hear => {
-                let _heard = stream.read(&mut buffer).await?;
+    for step in steps {
+        match step {
+            RawStep::Read => {
+                let _count = stream.read(&mut buffer).await?;
             }
-            Act::HearRequest => hear_request(&mut stream).await?,
-            Act::Say(bytes) => stream.write_all(&bytes).await?,
-            Act::Drip(bytes) => loop {
+            RawStep::ReadRequest => read_request(&mut stream).await?,
+            RawStep::Write(bytes) => stream.write_all(&bytes).await?,
+            RawStep::Drip(bytes) => loop {
                 for byte in &bytes {
                     stream.write_all(&[*byte]).await?;
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
             },
-            Act::Flood(bytes) => loop {
+            RawStep::Flood(bytes) => loop {
                 stream.write_all(&bytes).await?;
-                said.fetch_add(bytes.len(), Ordering::SeqCst);
+                bytes_sent.fetch_add(bytes.len(), Ordering::SeqCst);
             },
-            Act::Hold => while stream.read(&mut buffer).await? > 0 {},
-            Act::Reset => return stream.set_zero_linger(),
+            RawStep::Hold => while stream.read(&mut buffer).await? > 0 {},
+            RawStep::Reset => return stream.set_zero_linger(),
         }
     }
     Ok(())
 }
 
-/// Nothing may be left unread, or closing would reset the connection.
-async fn hear_request(stream: &mut TcpStream) -> std::io::Result<()> {
+/// Reads a whole request. If a part were left unread, closing would reset the
+/// connection.
+async fn read_request(stream: &mut TcpStream) -> std::io::Result<()> {
     let mut request = Vec::new();
     let head = loop {
         if let Some(at) = request.windows(4).position(|window| window == b"\r\n\r\n") {

@@ -1,4 +1,4 @@
-//! A receiver programmed the way its users think: "503 twice, then 200".
+//! A receiver with scripted answers, such as "503 twice, then 200".
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -18,20 +18,20 @@ use tokio::sync::{Notify, watch};
 use super::PATIENCE;
 use crate::ground::guard::free_port;
 
-/// How to answer one request.
+/// The answer to one request.
 #[derive(Debug, Clone)]
 pub enum Reply {
-    /// With this status.
+    /// Answers with this status.
     Status(u16),
-    /// With a status and one header.
+    /// Answers with a status and one header.
     With(u16, &'static str, String),
-    /// With a status and a body.
+    /// Answers with a status and a body.
     Body(u16, Bytes),
-    /// With this status, after as long as a receiver may work on it.
+    /// Answers with this status after this time.
     After(Duration, u16),
-    /// Not before the receiver is told to go on; then with this status.
+    /// Answers with this status once [`Receiver::go_on`] is called.
     Hold(u16),
-    /// The same, with one header.
+    /// Answers as [`Reply::Hold`], with one header.
     HoldWith(u16, &'static str, String),
 }
 
@@ -41,13 +41,13 @@ pub struct Seen {
     pub headers: http::HeaderMap,
     pub body: Bytes,
     pub began: Instant,
-    /// When it was answered, if it is.
+    /// Time at which it was answered, if it was.
     pub ended: Arc<OnceLock<Instant>>,
     pub path: String,
     pub method: String,
 }
 
-/// How many were open when each of these began, itself included.
+/// Returns for each request how many were open when it began, itself included.
 pub fn overlaps(seen: &[Seen]) -> Vec<usize> {
     let is_open = |at: Instant, other: &&Seen| other.began <= at && other.ended.get().is_none_or(|end| *end > at);
     seen.iter().map(|one| seen.iter().filter(|other| is_open(one.began, other)).count()).collect()
@@ -74,7 +74,7 @@ struct Shared {
     choose: Mutex<Choose>,
     more: Notify,
     go_on: watch::Sender<bool>,
-    // Per key: open requests now, and the most there ever were.
+    // Per key: requests open now, and the most that were ever open.
     open: Mutex<HashMap<String, (usize, usize)>>,
 }
 
@@ -99,12 +99,12 @@ impl Drop for Receiver {
 }
 
 impl Receiver {
-    /// Answers everything with 200.
+    /// Starts a receiver that answers everything with 200.
     pub async fn start() -> Self {
         Self::answering(|_| Reply::Status(200)).await
     }
 
-    /// Answers with these, one after the other; the last for ever.
+    /// Starts a receiver with these answers, one after the other; the last for ever.
     pub async fn scripted(replies: Vec<Reply>) -> Self {
         let mut replies = VecDeque::from(replies);
         Self::answering(move |_| {
@@ -113,7 +113,7 @@ impl Receiver {
         .await
     }
 
-    /// Answers as it is told for each request.
+    /// Starts a receiver that answers each request as `choose` says.
     pub async fn answering(choose: impl FnMut(&Seen) -> Reply + Send + 'static) -> Self {
         Self::listening((Ipv4Addr::LOCALHOST, free_port()).into(), choose).await
     }
@@ -135,7 +135,7 @@ impl Receiver {
         Self { address, shared, accepting }
     }
 
-    /// Closes every connection at once; what it has seen until then.
+    /// Closes every connection at once; returns the requests it has seen.
     pub async fn stop(mut self) -> Vec<Seen> {
         self.accepting.abort();
         let _ = (&mut self.accepting).await;
@@ -146,7 +146,7 @@ impl Receiver {
         format!("http://{}/hook", self.address)
     }
 
-    /// Changes how it answers from now on.
+    /// Changes its answers from now on.
     pub fn answer_with(&self, choose: impl FnMut(&Seen) -> Reply + Send + 'static) {
         *self.shared.choose.lock().expect("nothing panics while it is held") = Box::new(choose);
     }
@@ -164,7 +164,7 @@ impl Receiver {
         self.shared.seen.lock().expect("nothing panics while it is held").len()
     }
 
-    /// How often each id arrived.
+    /// Returns how often each id arrived.
     pub fn times_by_id(&self) -> HashMap<String, usize> {
         let mut times = HashMap::new();
         for seen in self.shared.seen.lock().expect("nothing panics while it is held").iter() {
@@ -173,7 +173,8 @@ impl Receiver {
         times
     }
 
-    /// The most requests that were ever open at once, over all or for a key.
+    /// Returns the most requests that were ever open at once, for a key, or in
+    /// all for the empty key.
     pub fn most_open(&self, key: &str) -> usize {
         self.shared.open.lock().expect("nothing panics while it is held").get(key).map_or(0, |(_, most)| *most)
     }

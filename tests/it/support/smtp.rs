@@ -1,4 +1,4 @@
-//! A mail server that keeps what it is handed, and misbehaves on request.
+//! A mail server that keeps the mails it accepts, and misbehaves on request.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -12,12 +12,12 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-/// A mail as it was handed over.
+/// A mail as it was received.
 #[derive(Debug, Clone)]
 pub struct ReceivedMail {
     pub from: String,
     pub to: Vec<String>,
-    /// Head and body, with the line ends of the wire and the dots undone.
+    /// Head and body with CRLF line ends, without SMTP's dot stuffing.
     pub message: String,
     pub is_encrypted: bool,
     pub signed_in: Option<String>,
@@ -33,45 +33,46 @@ impl ReceivedMail {
     }
 }
 
-/// What it does instead of its duty.
+/// A fault instead of the usual reply.
 #[derive(Debug, Clone)]
-pub enum Mood {
+pub enum SmtpFault {
     /// Answers with this line.
-    Say(&'static str),
-    /// Answers nothing, ever.
+    Reply(&'static str),
+    /// Never answers.
     Hang,
     /// Closes the connection.
     Close,
 }
 
-/// How a server behaves. Commands are known by how they begin, the end of a
-/// message is `.`, and a connection begins with `HELLO`.
+/// How a mail server behaves. Commands are matched by their beginning; the end
+/// of a message counts as the command `.`, the start of a connection as `HELLO`.
 #[derive(Default, Clone)]
-pub struct Manner {
-    /// What it does at a command, in turn; afterwards it does its duty.
-    pub moods: HashMap<&'static str, Vec<Mood>>,
-    /// User and password it insists on.
+pub struct MailServerBehaviour {
+    /// Faults at the first times of a command; afterwards it replies as usual.
+    pub faults: HashMap<&'static str, Vec<SmtpFault>>,
+    /// User and password that it requires.
     pub login: Option<(&'static str, &'static str)>,
-    /// Knows AUTH LOGIN only, which asks for user and password one by one.
-    pub asks_for_each: bool,
-    /// Offers STARTTLS.
+    /// Whether it knows only AUTH LOGIN, which asks for user and password one
+    /// by one.
+    pub has_auth_login_only: bool,
+    /// Whether it offers STARTTLS.
     pub offers_tls: bool,
-    /// Speaks TLS from the first byte.
+    /// Whether it speaks TLS from the first byte.
     pub is_wrapped: bool,
 }
 
-impl Manner {
-    pub fn moody(command: &'static str, moods: &[Mood]) -> Self {
-        Self { moods: HashMap::from([(command, moods.to_vec())]), ..Self::default() }
+impl MailServerBehaviour {
+    pub fn failing_at(command: &'static str, faults: &[SmtpFault]) -> Self {
+        Self { faults: HashMap::from([(command, faults.to_vec())]), ..Self::default() }
     }
 }
 
 /// A mail server on a free port of this machine.
 pub struct MailServer {
     pub address: SocketAddr,
-    /// The certificate it shows, which is its own authority.
+    /// Self-signed certificate that it shows.
     pub certificate: String,
-    book: Arc<Book>,
+    state: Arc<ServerState>,
     accepting: tokio::task::JoinHandle<()>,
 }
 
@@ -81,8 +82,8 @@ impl Drop for MailServer {
     }
 }
 
-struct Book {
-    manner: Manner,
+struct ServerState {
+    behaviour: MailServerBehaviour,
     tls: TlsAcceptor,
     mails: Mutex<Vec<ReceivedMail>>,
     commands: Mutex<Vec<String>>,
@@ -90,10 +91,10 @@ struct Book {
 
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
-type Line = BufReader<Box<dyn Stream>>;
+type Connection = BufReader<Box<dyn Stream>>;
 
 impl MailServer {
-    pub async fn start(manner: Manner) -> Self {
+    pub async fn start(behaviour: MailServerBehaviour) -> Self {
         let rcgen::CertifiedKey { cert, signing_key } =
             rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
         let key = PrivateKeyDer::Pkcs8(signing_key.serialize_der().into());
@@ -105,66 +106,68 @@ impl MailServer {
             .with_single_cert(vec![cert.der().clone()], key)
             .expect("a certificate and its key");
         let tls = TlsAcceptor::from(Arc::new(config));
-        let book = Arc::new(Book { manner, tls, mails: Mutex::default(), commands: Mutex::default() });
+        let state = Arc::new(ServerState { behaviour, tls, mails: Mutex::default(), commands: Mutex::default() });
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let shared = book.clone();
+        let shared = state.clone();
         let accepting = tokio::spawn(async move {
-            let mut lines = tokio::task::JoinSet::new();
+            let mut connections = tokio::task::JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                let book = shared.clone();
-                lines.spawn(async move {
-                    // A client that has gone away ends the conversation.
-                    let _ = book.serve(Box::new(stream)).await;
+                let state = shared.clone();
+                connections.spawn(async move {
+                    // A client that closes the connection ends the dialogue.
+                    let _ = state.serve(Box::new(stream)).await;
                 });
             }
         });
-        Self { address, certificate: cert.pem(), book, accepting }
+        Self { address, certificate: cert.pem(), state, accepting }
     }
 
     pub fn url(&self, more: &str) -> String {
         format!("smtp://{}{more}", self.address)
     }
 
-    /// What it has accepted so far.
+    /// Returns the mails it has accepted so far.
     pub fn mails(&self) -> Vec<ReceivedMail> {
-        self.book.mails.lock().expect("nothing panics while it is held").clone()
+        self.state.mails.lock().expect("nothing panics while it is held").clone()
     }
 
-    /// The commands it has heard that begin like this.
-    pub fn heard(&self, begin: &str) -> Vec<String> {
-        let commands = self.book.commands.lock().expect("nothing panics while it is held");
-        commands.iter().filter(|command| command.starts_with(begin)).cloned().collect()
+    /// Returns the commands it has received that begin with `prefix`.
+    pub fn commands_starting_with(&self, prefix: &str) -> Vec<String> {
+        let commands = self.state.commands.lock().expect("nothing panics while it is held");
+        commands.iter().filter(|command| command.starts_with(prefix)).cloned().collect()
     }
 }
 
-impl Book {
+impl ServerState {
     async fn serve(&self, stream: Box<dyn Stream>) -> std::io::Result<()> {
-        let mut line: Line = match self.manner.is_wrapped {
-            true => BufReader::new(Box::new(self.tls.accept(stream).await?)),
-            false => BufReader::new(stream),
+        let mut connection: Connection = if self.behaviour.is_wrapped {
+            BufReader::new(Box::new(self.tls.accept(stream).await?))
+        } else {
+            BufReader::new(stream)
         };
-        let mut is_encrypted = self.manner.is_wrapped;
-        if self.reply(&mut line, "HELLO", "220 mail.test").await?.is_none() {
+        let mut is_encrypted = self.behaviour.is_wrapped;
+        if self.reply(&mut connection, "HELLO", "220 mail.test").await?.is_none() {
             return Ok(());
         }
-        while self.talk(&mut line, is_encrypted).await? {
-            line = BufReader::new(Box::new(self.tls.accept(line.into_inner()).await?));
+        while self.serve_commands(&mut connection, is_encrypted).await? {
+            connection = BufReader::new(Box::new(self.tls.accept(connection.into_inner()).await?));
             is_encrypted = true;
         }
         Ok(())
     }
 
-    /// A conversation, until its end or, which is true, until STARTTLS.
-    async fn talk(&self, line: &mut Line, is_encrypted: bool) -> std::io::Result<bool> {
+    /// Serves commands until the end of the dialogue; returns whether it ended
+    /// with STARTTLS.
+    async fn serve_commands(&self, connection: &mut Connection, is_encrypted: bool) -> std::io::Result<bool> {
         let mut signed_in = None;
         let (mut from, mut to) = (String::new(), Vec::new());
-        while let Some(command) = hear(line).await? {
-            let may_send = self.manner.login.is_none() || signed_in.is_some();
-            let duty = match command.split([' ', ':']).next().unwrap_or_default() {
+        while let Some(command) = read_line(connection).await? {
+            let may_send = self.behaviour.login.is_none() || signed_in.is_some();
+            let usual_reply = match command.split([' ', ':']).next().unwrap_or_default() {
                 "EHLO" => self.greeting(is_encrypted),
                 "STARTTLS" => "220 go ahead".into(),
-                "AUTH" => match self.sign_in(line, &command).await? {
+                "AUTH" => match self.sign_in(connection, &command).await? {
                     Some(user) => {
                         signed_in = Some(user);
                         "235 welcome".into()
@@ -181,20 +184,20 @@ impl Book {
                 "QUIT" => "221 bye".into(),
                 _ => "500 pardon".into(),
             };
-            let Some(said) = self.reply(line, &command, &duty).await? else { return Ok(false) };
-            match &*said {
+            let Some(reply) = self.reply(connection, &command, &usual_reply).await? else { return Ok(false) };
+            match &*reply {
                 "220 go ahead" => return Ok(true),
                 "221 bye" => return Ok(false),
                 "354 go on" => {
-                    let Some(message) = hear_message(line).await? else { return Ok(false) };
+                    let Some(message) = read_message(connection).await? else { return Ok(false) };
                     let (from, to) = (from.clone(), to.clone());
                     let mail = ReceivedMail { from, to, message, is_encrypted, signed_in: signed_in.clone() };
-                    // What is accepted is in the book before anybody knows.
-                    let mood = self.mood(".");
-                    if mood.is_none() {
+                    // An accepted mail is recorded before the client is told.
+                    let fault = self.fault(".");
+                    if fault.is_none() {
                         self.mails.lock().expect("nothing panics while it is held").push(mail);
                     }
-                    if self.act(line, mood, "250 accepted").await?.is_none() {
+                    if self.answer(connection, fault, "250 accepted").await?.is_none() {
                         return Ok(false);
                     }
                 }
@@ -207,19 +210,19 @@ impl Book {
 
     fn greeting(&self, is_encrypted: bool) -> String {
         let mut words = vec!["mail.test", "8BITMIME"];
-        if self.manner.offers_tls && !is_encrypted {
+        if self.behaviour.offers_tls && !is_encrypted {
             words.push("STARTTLS");
         }
-        if self.manner.login.is_some() {
-            words.push(if self.manner.asks_for_each { "AUTH LOGIN" } else { "AUTH PLAIN LOGIN" });
+        if self.behaviour.login.is_some() {
+            words.push(if self.behaviour.has_auth_login_only { "AUTH LOGIN" } else { "AUTH PLAIN LOGIN" });
         }
         let last = words.pop().expect("it has a name");
         words.iter().map(|word| format!("250-{word}\r\n")).chain([format!("250 {last}")]).collect()
     }
 
-    /// Who signs in, by AUTH PLAIN or AUTH LOGIN.
-    async fn sign_in(&self, line: &mut Line, command: &str) -> std::io::Result<Option<String>> {
-        let given = match command.strip_prefix("AUTH PLAIN ") {
+    /// Reads a login by AUTH PLAIN or AUTH LOGIN; returns the user if it is right.
+    async fn sign_in(&self, connection: &mut Connection, command: &str) -> std::io::Result<Option<String>> {
+        let login = match command.strip_prefix("AUTH PLAIN ") {
             Some(token) => {
                 let token = decoded(token);
                 let parts: Vec<&str> = token.split('\0').collect();
@@ -228,54 +231,64 @@ impl Book {
             None => {
                 let mut answers = Vec::new();
                 for question in ["Username:", "Password:"] {
-                    say(line, &format!("334 {}", BASE64_STANDARD.encode(question))).await?;
-                    answers.push(decoded(&hear(line).await?.unwrap_or_default()));
+                    write_line(connection, &format!("334 {}", BASE64_STANDARD.encode(question))).await?;
+                    answers.push(decoded(&read_line(connection).await?.unwrap_or_default()));
                 }
                 (answers[0].clone(), answers[1].clone())
             }
         };
-        let wanted = self.manner.login.map(|(user, password)| (user.to_owned(), password.to_owned()));
-        Ok((Some(&given) == wanted.as_ref()).then_some(given.0))
+        let wanted = self.behaviour.login.map(|(user, password)| (user.to_owned(), password.to_owned()));
+        Ok((Some(&login) == wanted.as_ref()).then_some(login.0))
     }
 
-    /// Does its duty or what it is in the mood for; what was said, if anything.
-    async fn reply(&self, line: &mut Line, command: &str, duty: &str) -> std::io::Result<Option<String>> {
-        let mood = self.mood(command);
-        self.act(line, mood, duty).await
+    /// Replies as usual or with a fault; returns the reply, if there was one.
+    async fn reply(
+        &self,
+        connection: &mut Connection,
+        command: &str,
+        usual_reply: &str,
+    ) -> std::io::Result<Option<String>> {
+        let fault = self.fault(command);
+        self.answer(connection, fault, usual_reply).await
     }
 
-    async fn act(&self, line: &mut Line, mood: Option<Mood>, duty: &str) -> std::io::Result<Option<String>> {
-        let said = match mood {
-            None => duty,
-            Some(Mood::Say(words)) => words,
-            Some(Mood::Hang) => std::future::pending().await,
-            Some(Mood::Close) => return Ok(None),
+    async fn answer(
+        &self,
+        connection: &mut Connection,
+        fault: Option<SmtpFault>,
+        usual_reply: &str,
+    ) -> std::io::Result<Option<String>> {
+        let reply = match fault {
+            None => usual_reply,
+            Some(SmtpFault::Reply(words)) => words,
+            Some(SmtpFault::Hang) => std::future::pending().await,
+            Some(SmtpFault::Close) => return Ok(None),
         };
-        say(line, said).await?;
-        Ok(Some(said.to_owned()))
+        write_line(connection, reply).await?;
+        Ok(Some(reply.to_owned()))
     }
 
-    /// Writes the command down, and says what it is in the mood for.
-    fn mood(&self, command: &str) -> Option<Mood> {
+    /// Records a command; returns the fault for it, if there is one.
+    fn fault(&self, command: &str) -> Option<SmtpFault> {
         let mut commands = self.commands.lock().expect("nothing panics while it is held");
         commands.push(command.to_owned());
-        let (begin, moods) = self.manner.moods.iter().find(|(begin, _)| command.starts_with(**begin))?;
-        let heard = commands.iter().filter(|command| command.starts_with(begin)).count();
-        moods.get(heard - 1).cloned()
+        let (prefix, faults) = self.behaviour.faults.iter().find(|(prefix, _)| command.starts_with(**prefix))?;
+        let times = commands.iter().filter(|command| command.starts_with(prefix)).count();
+        faults.get(times - 1).cloned()
     }
 }
 
-async fn hear(line: &mut Line) -> std::io::Result<Option<String>> {
+async fn read_line(connection: &mut Connection) -> std::io::Result<Option<String>> {
     let mut command = String::new();
-    let count = line.read_line(&mut command).await?;
+    let count = connection.read_line(&mut command).await?;
     Ok((count > 0).then(|| command.trim_end().to_owned()))
 }
 
-async fn hear_message(line: &mut Line) -> std::io::Result<Option<String>> {
+async fn read_message(connection: &mut Connection) -> std::io::Result<Option<String>> {
     let mut message = String::new();
     loop {
         let mut next = String::new();
-        if line.read_line(&mut next).await? == 0 {
+        if connection.read_line(&mut next).await? == 0 {
             return Ok(None);
         }
         if next == ".\r\n" {
@@ -285,9 +298,9 @@ async fn hear_message(line: &mut Line) -> std::io::Result<Option<String>> {
     }
 }
 
-async fn say(line: &mut Line, words: &str) -> std::io::Result<()> {
-    line.get_mut().write_all(format!("{words}\r\n").as_bytes()).await?;
-    line.get_mut().flush().await
+async fn write_line(connection: &mut Connection, words: &str) -> std::io::Result<()> {
+    connection.get_mut().write_all(format!("{words}\r\n").as_bytes()).await?;
+    connection.get_mut().flush().await
 }
 
 fn address_in(command: &str) -> String {

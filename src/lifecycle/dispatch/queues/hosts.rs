@@ -1,4 +1,4 @@
-//! Endpoints that share a host share what may be open to it.
+//! Limits the open requests per host, over all endpoints on it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,32 +8,32 @@ use jiff::Timestamp;
 use super::{EndpointQueues, QueuePosition};
 use crate::model::id::EndpointId;
 
-/// One host.
+/// Load of one host.
 #[derive(Default)]
 pub struct HostLoad {
-    /// Requests open to it.
+    /// Number of open requests to the host.
     pub open: usize,
-    /// Who waits for one of them to end.
+    /// Endpoints that wait for one of them to end.
     pub parked: VecDeque<EndpointId>,
 }
 
 impl EndpointQueues {
-    /// A request to this host is over, or was not made after all.
+    /// Frees the place of a request to this host that has ended or was not made.
     pub(super) fn leave_host(&mut self, host: Option<Arc<str>>, now: Timestamp) {
-        if let Some(at_host) = host.as_ref().and_then(|host| self.hosts.get_mut(host)) {
-            at_host.open = at_host.open.saturating_sub(1);
+        if let Some(load) = host.as_ref().and_then(|host| self.hosts.get_mut(host)) {
+            load.open = load.open.saturating_sub(1);
         }
         self.start_next_at_host(host, now);
     }
 
-    /// Gives a free place at this host to the next that can use it.
+    /// Gives a free place at this host to the next endpoint that can use it.
     pub(super) fn start_next_at_host(&mut self, host: Option<Arc<str>>, now: Timestamp) {
         let (Some(most), Some(host)) = (self.limits.per_host, host) else { return };
-        while let Some(at_host) = self.hosts.get_mut(&host)
-            && at_host.open < most
+        while let Some(load) = self.hosts.get_mut(&host)
+            && load.open < most
         {
-            let Some(next) = at_host.parked.pop_front() else {
-                if at_host.open == 0 {
+            let Some(next) = load.parked.pop_front() else {
+                if load.open == 0 {
                     self.hosts.remove(&host);
                 }
                 return;

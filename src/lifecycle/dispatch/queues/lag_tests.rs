@@ -1,4 +1,6 @@
-//! How far behind the queues say they are, and whom they blame for it.
+//! Tests the lag that the queues report, and its cause.
+
+use std::time::Duration;
 
 use super::*;
 use crate::lifecycle::deliver::tests::claim as any_claim;
@@ -6,8 +8,8 @@ use crate::lifecycle::dispatch::lag::{BlockedMs, Lag};
 use crate::model::breaker::BreakerSettings;
 use crate::model::health::Quarantine;
 use crate::model::rate::Rate;
-use crate::model::shard::Shard;
-use crate::store::ONLY_EPOCH;
+use crate::model::shard::{Lease, Shard};
+use crate::store::{DuePage, ONLY_EPOCH};
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + seconds).unwrap()
@@ -21,7 +23,7 @@ fn node() -> EndpointQueues {
     EndpointQueues::new(NodeLimits { slots: 100, per_host: None, quarantine: Quarantine::default() }, at(-1_000))
 }
 
-/// An endpoint that may be called, two times at once.
+/// Returns the gate of an active endpoint with a cap of two.
 fn open() -> EndpointGate {
     EndpointGate {
         tenant: "default".parse().unwrap(),
@@ -58,7 +60,8 @@ fn lag(queues: &EndpointQueues, now: Timestamp) -> Lag {
     lag
 }
 
-/// Nothing is held, and the oldest that could go has waited for so long.
+/// Returns the lag of a delivery that could have started this many seconds ago,
+/// with nothing held back.
 fn free(seconds: u64) -> Lag {
     Lag { lag_ms: seconds * 1_000, ..Lag::default() }
 }
@@ -70,7 +73,7 @@ fn what_lies_in_the_store_alone_counts_from_when_it_was_due_also_while_it_is_rea
     assert_eq!(lag(&queues, at(0)), free(50));
     assert_eq!(queues.poll_due(at(0)).len(), 1);
     assert_eq!(lag(&queues, at(5)), free(55), "it is being read");
-    // What comes meanwhile is younger, and changes nothing.
+    // A delivery that comes meanwhile is younger, and changes nothing.
     queues.admit(claim(a, 9, at(4)), at(4), || unreachable!("it is known"));
     assert_eq!(lag(&queues, at(5)), free(55));
     queues.read_done(a, page(vec![claim(a, 1, at(-50))], Some(at(-40))), at(6), at(9));
@@ -94,7 +97,7 @@ fn a_store_that_cannot_be_read_makes_everything_older_and_not_younger() {
     assert_eq!(queues.next_wake(), Some(at(20)));
     assert_eq!(queues.poll_due(at(20)).len(), 1);
     assert_eq!(lag(&queues, at(20)), free(70));
-    // Meanwhile what comes goes, as it would with nothing in the store.
+    // Meanwhile new deliveries start, as they would with nothing in the store.
     queues.read_done(a, None, at(21), at(40));
     queues.admit(claim(a, 9, at(22)), at(22), || unreachable!("it is known"));
     assert!(queues.take_next(at(22), None, || 1).is_some());

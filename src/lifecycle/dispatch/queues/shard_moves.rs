@@ -1,4 +1,4 @@
-//! What moves of shards between nodes mean for the queues.
+//! Applies moves of shards between nodes to the queues.
 
 use std::collections::HashMap;
 
@@ -11,9 +11,9 @@ use crate::model::id::EndpointId;
 use crate::model::shard::{Lease, Shard};
 
 impl EndpointQueues {
-    /// These shards are this node's. A queue that is still there for what was
-    /// in flight when they went goes on as if it were new; and others may have
-    /// used up what tenants may send.
+    /// Takes over shards. A queue that still exists for claims in flight is
+    /// used again as if it were new. Other nodes may have used up the tenants'
+    /// rates, so what was sent before now counts as unknown.
     pub fn shards_gained(
         &mut self,
         shards: &[Shard],
@@ -21,7 +21,7 @@ impl EndpointQueues {
         gate: impl Fn(EndpointId) -> Option<EndpointGate>,
     ) {
         self.scheduler.set_unknown_before(now);
-        for endpoint in self.of(shards) {
+        for endpoint in self.endpoints_in(shards) {
             let (Some(queue), Some(gate)) = (self.endpoints.get_mut(&endpoint), gate(endpoint)) else { continue };
             queue.regain(gate, self.began_at);
             self.apply_gate(endpoint, now);
@@ -29,11 +29,11 @@ impl EndpointQueues {
         }
     }
 
-    /// These shards go, or have gone: what is held of them and not in flight
-    /// is forgotten. Returns the endpoints that have something in flight.
+    /// Forgets what is known of shards that leave or have left, except claims
+    /// in flight. Returns the endpoints that have claims in flight.
     pub fn forget_shards(&mut self, shards: &[Shard], now: Timestamp) -> Vec<EndpointId> {
         let mut in_flight = Vec::new();
-        for endpoint in self.of(shards) {
+        for endpoint in self.endpoints_in(shards) {
             let Some(queue) = self.endpoints.get_mut(&endpoint) else { continue };
             queue.is_foreign = true;
             queue.stored_due = None;
@@ -55,17 +55,17 @@ impl EndpointQueues {
         self.endpoints.get(&endpoint).is_some_and(|queue| !queue.in_flight.is_empty())
     }
 
-    /// The lease that an endpoint is dispatched under, if it is.
+    /// Returns the lease that an endpoint is dispatched under, if this node does.
     pub fn lease(&self, endpoint: EndpointId) -> Option<Lease> {
         self.endpoints.get(&endpoint).filter(|queue| !queue.is_foreign).map(|queue| queue.gate.lease_terms.lease)
     }
 
-    /// A read has come back that was made under another lease. What it found
-    /// is void; if the endpoint is this node's again, it is read once more.
+    /// Discards the result of a read that was made under another lease. If this
+    /// node owns the endpoint again, the read is repeated.
     pub fn read_is_void(&mut self, endpoint: EndpointId, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
         queue.is_reading = false;
-        queue.touched.clear();
+        queue.changed_during_read.clear();
         if !queue.is_foreign && !queue.is_removed {
             queue.stored_due_at(now.min(queue.reading_due.unwrap_or(now)));
             queue.urgent_due_at(now);
@@ -74,7 +74,7 @@ impl EndpointQueues {
         self.reschedule(endpoint, now);
     }
 
-    /// For each shard in which something waits, the oldest of it.
+    /// Returns the oldest waits of each shard in which something waits.
     pub fn oldest_by_shard(&self, now: Timestamp) -> HashMap<Shard, OldestDue> {
         let mut oldest: HashMap<Shard, OldestDue> = HashMap::new();
         for queue in self.endpoints.values() {
@@ -85,12 +85,12 @@ impl EndpointQueues {
         oldest
     }
 
-    /// Whether something waits only for the lease to be renewed.
+    /// Whether a claim waits only for the lease to be renewed.
     pub fn waits_for_lease(&self) -> bool {
         self.waits_for_lease
     }
 
-    /// Gives what waits for the lease its turn again.
+    /// Offers the claims that wait for the lease to the scheduler again.
     pub fn try_lease(&mut self, now: Timestamp) {
         self.waits_for_lease = false;
         let ready = self.endpoints.iter().filter(|(_, queue)| !queue.ready.is_empty());
@@ -99,10 +99,10 @@ impl EndpointQueues {
         }
     }
 
-    fn of(&self, shards: &[Shard]) -> Vec<EndpointId> {
-        let is_theirs = |lease: Lease| shards.contains(&lease.shard);
-        let theirs = self.endpoints.iter().filter(|(_, queue)| is_theirs(queue.gate.lease_terms.lease));
-        theirs.map(|(endpoint, _)| *endpoint).collect()
+    fn endpoints_in(&self, shards: &[Shard]) -> Vec<EndpointId> {
+        let is_in = |lease: Lease| shards.contains(&lease.shard);
+        let endpoints = self.endpoints.iter().filter(|(_, queue)| is_in(queue.gate.lease_terms.lease));
+        endpoints.map(|(endpoint, _)| *endpoint).collect()
     }
 }
 
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(queues.forget_shards(&HERE, at(0)), [endpoint()]);
         assert_eq!((queues.ready_bytes, queues.lease(endpoint()), queues.next_wake()), (0, None, None));
         assert!(queues.is_in_flight(endpoint(), started[0].0.id));
-        // Its end frees the lane, and nothing follows from it.
+        // Settling a claim frees its lane, and starts nothing.
         for (claim, _) in &started {
             queues.apply_attempt_result(claim.endpoint, claim.id, None, at(1));
             queues.settled(claim, Some(at(1)), at(1));
@@ -199,8 +199,8 @@ mod tests {
         queues.forget_shards(&HERE, at(0));
         queues.shards_gained(&HERE, at(5_000), |_| Some(gate(3, Some(at(5_000)))));
         queues.due_in_store(endpoint(), at(0), at(5_000), || unreachable!("it is known"));
-        let ask = queues.poll_due(at(5_000)).remove(0);
-        assert!(ask.except.contains(&old.id));
+        let query = queues.poll_due(at(5_000)).remove(0);
+        assert!(query.except.contains(&old.id));
         let page = DuePage { claims: vec![claim(2, Some("k")), claim(3, None)], ..DuePage::default() };
         queues.read_done(endpoint(), Some(page), at(5_000), at(6_000));
         queues.poll_due(at(6_000));
@@ -247,8 +247,8 @@ mod tests {
     }
 
     proptest! {
-        /// However often and whenever an endpoint moves, all its owners
-        /// together keep to its rate.
+        /// All owners of an endpoint together keep to its rate, however often
+        /// and whenever it moves.
         #[test]
         fn a_rate_is_kept_over_any_moves(
             per_second in 5u32..100, burst in 1u32..30,

@@ -1,4 +1,6 @@
-//! What goes next, asked without a store and without a clock.
+//! Tests which claim the queues start next, without a store and without a clock.
+
+use std::time::Duration;
 
 use super::*;
 use crate::lifecycle::deliver::tests::claim as any_claim;
@@ -7,9 +9,9 @@ use crate::model::endpoint::EndpointState;
 use crate::model::health::{BreakerInput, BreakerState, Quarantine};
 use crate::model::operational_event::Actor;
 use crate::model::rate::Rate;
-use crate::model::shard::Shard;
+use crate::model::shard::{Lease, Shard};
 use crate::model::verdict::Verdict;
-use crate::store::ONLY_EPOCH;
+use crate::store::{DuePage, DueQuery, ONLY_EPOCH};
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(seconds).unwrap()
@@ -21,7 +23,7 @@ fn at_ms(millis: i64) -> Timestamp {
 
 const CREATED_AT: Timestamp = Timestamp::UNIX_EPOCH;
 
-/// An endpoint that may be called, two times at once.
+/// Returns the gate of an active endpoint with a cap of two.
 fn open() -> EndpointGate {
     EndpointGate {
         tenant: "default".parse().unwrap(),
@@ -47,7 +49,7 @@ fn closed() -> EndpointGate {
     EndpointGate { is_open: false, ..open() }
 }
 
-/// Queues, and the time they were last told.
+/// Queues, and the time of the last call.
 struct Node {
     queues: EndpointQueues,
     now: Timestamp,
@@ -95,8 +97,8 @@ impl Node {
         self.queues.apply_attempt_result(endpoint, DeliveryId::mint(at(0), 0), None, now);
     }
 
-    /// Answered with this verdict, to a request that began now.
-    fn hears(&mut self, endpoint: EndpointId, verdict: Verdict) -> EndpointUpdate {
+    /// Applies an answer with this verdict, to a request that began now.
+    fn answered_with(&mut self, endpoint: EndpointId, verdict: Verdict) -> EndpointUpdate {
         let now = self.now;
         self.queues.apply_attempt_result(endpoint, DeliveryId::mint(at(0), 0), Some(answer(verdict, now)), now)
     }
@@ -118,8 +120,9 @@ impl Node {
 }
 
 fn answer(verdict: Verdict, started_at: Timestamp) -> AttemptResult {
-    let heard = BreakerInput { verdict, is_limited: false, is_asked: false, started_at, answer: "was answered".into() };
-    AttemptResult { breaker_input: heard, is_answer: true, quiet_until: None, disables: None, draw: 0.0 }
+    let breaker_input =
+        BreakerInput { verdict, is_limited: false, is_asked: false, started_at, answer: "was answered".into() };
+    AttemptResult { breaker_input, is_answer: true, quiet_until: None, disables: None, draw: 0.0 }
 }
 
 fn endpoint(n: u128) -> EndpointId {
@@ -191,8 +194,8 @@ fn what_does_not_fit_in_memory_is_read_from_the_store_later() {
         started.push(claim.id);
     }
     assert_eq!(started.len(), READY_MAX);
-    let asks = queues.take_reads(at(0));
-    assert_eq!(asks.len(), 1);
+    let queries = queues.take_reads(at(0));
+    assert_eq!(queries.len(), 1);
     let rest = (0..10).map(|n| claim(a, READY_MAX as u128 + n, None)).collect();
     queues.read_done(a, page(rest, None), at(0), at(1));
     assert!(queues.take_next().is_some());
@@ -208,8 +211,8 @@ fn a_read_never_brings_back_what_was_settled_meanwhile() {
     let first = queues.take_next().unwrap();
     // A second read begins while the first claim is in flight, and its
     // answer was put together before that claim was settled.
-    let asks = queues.take_reads(at(0));
-    assert!(asks[0].except.contains(&first.id));
+    let queries = queues.take_reads(at(0));
+    assert!(queries[0].except.contains(&first.id));
     queues.answered(a);
     queues.settled(&first, None);
     queues.read_done(a, page(vec![claim(a, 1, None)], None), at(0), at(1));
@@ -294,7 +297,7 @@ fn a_receiver_that_is_left_alone_is_read_for_at_the_end_of_it() {
     queues.queues.apply_attempt_result(a, DeliveryId::mint(at(0), 0), Some(asked), at(0));
     queues.admit(claim(a, 2, None), quiet(), at(1));
     assert!(queues.take_next().is_none());
-    // One look for what a person may have asked for, and then no more.
+    // One read for urgent deliveries, and then no more.
     assert!(queues.take_reads(at(1))[0].urgent_only);
     queues.read_done(a, page(Vec::new(), Some(at(0))), at(1), at(9));
     assert_eq!(queues.next_wake(), Some(at(100)));
@@ -312,11 +315,11 @@ fn what_a_person_asked_for_goes_all_the_same_page_by_page_and_put_back() {
     assert!(queues.take_reads(at(5))[0].urgent_only, "there is a second page");
     queues.read_done(a, None, at(5), at(9));
     assert_eq!(queues.next_wake(), Some(at(9)), "a read that failed is made again, and not at the end");
-    // Put back through trouble of our own, it is still urgent.
+    // Put back after an internal error, the delivery is still urgent.
     queues.answered(a);
     queues.settled(&claim, Some(at(7)));
     assert_eq!(queues.next_wake(), Some(at(7)));
-    // A pause puts it out of mind, and a resume looks for it again.
+    // A pause removes it from memory, and a resume reads it again.
     assert_eq!(queues.take_reads(at(7)).len(), 1);
     queues.read_done(a, page(vec![urgent(a, 1)], None), at(7), at(9));
     queues.update_gate(a, EndpointGate { is_open: false, ..quiet() }, at(8));
@@ -335,7 +338,7 @@ fn what_a_receiver_asked_for_is_in_force_at_once_and_spares_the_urgent() {
     let first = queues.take_next().unwrap();
     let asked = AttemptResult { quiet_until: Some(at(100)), ..answer(Verdict::Retry, at(0)) };
     queues.queues.apply_attempt_result(a, DeliveryId::mint(at(0), 0), Some(asked), at(0));
-    // A change that does not know of it yet does not undo it.
+    // An update of the gate that does not know of the break yet does not undo it.
     queues.update_gate(a, open(), at(0));
     let next = queues.take_next().unwrap();
     assert!(next.is_urgent);
@@ -366,7 +369,7 @@ fn a_rate_is_waited_for_until_its_next_slot() {
     assert_eq!(queues.take_all().len(), 0, "not before its slot");
     queues.take_reads(slot);
     assert_eq!(queues.take_all().len(), 1);
-    // Faster from now on.
+    // The rate is raised.
     queues.update_gate(a, EndpointGate { rate: Rate { per_second: 100.0, burst: 1 }, ..slow }, slot);
     assert_eq!(queues.next_wake(), Some(at_ms(112)));
 }
@@ -391,7 +394,8 @@ fn a_rate_is_remembered_while_nothing_waits() {
     assert!(later.take_next().is_some(), "an endpoint that was not there before was never called");
 }
 
-/// An endpoint whose breaker has opened, with others waiting in the store.
+/// Returns a node and an endpoint whose breaker has opened, with deliveries
+/// waiting in the store.
 fn broken() -> (Node, EndpointId) {
     let (mut queues, a) = (node(100), endpoint(1));
     let gate = EndpointGate { cap: 10, rate: Rate { per_second: 10_000.0, burst: 1_000 }, ..open() };
@@ -401,11 +405,11 @@ fn broken() -> (Node, EndpointId) {
     let started = queues.take_all();
     assert_eq!(started.len(), 10);
     for (n, claim) in started.iter().enumerate() {
-        let update = queues.hears(a, Verdict::Retry);
+        let update = queues.answered_with(a, Verdict::Retry);
         assert_eq!(update.endpoint_events.len(), usize::from(n == 9));
         assert_eq!(update.health.unwrap().failures, n as u32 + 1);
         queues.settled(claim, Some(at(5)));
-        // Whatever was free to go meanwhile is not part of this story.
+        // Claims that could start meanwhile do not matter here.
         while n < 9
             && let Some(more) = queues.take_next()
         {
@@ -421,9 +425,9 @@ fn an_open_breaker_holds_all_but_what_a_person_asks_for() {
     let (mut queues, a) = broken();
     assert!(queues.take_next().is_none());
     assert_eq!(queues.health(a).unwrap().open_until(), Some(at(10)));
-    // Only what is urgent is looked for before its time.
-    let asks = queues.take_reads(at(1));
-    assert!(asks.len() == 1 && asks[0].urgent_only);
+    // Only urgent deliveries are read before the breaker's time.
+    let queries = queues.take_reads(at(1));
+    assert!(queries.len() == 1 && queries[0].urgent_only);
     let both = DuePage { claims: vec![urgent(a, 50), urgent(a, 51)], next_due: Some(at(0)), next_urgent: None };
     queues.read_done(a, Some(both), at(1), at(9));
     assert_eq!(queues.take_all().len(), 1, "one probe at a time");
@@ -444,7 +448,7 @@ fn probes_go_one_at_a_time_and_a_failed_one_holds_the_rest_again() {
     let probe = queues.take_all();
     assert_eq!(probe.len(), 1);
     assert_eq!(probe[0].id, DeliveryId::mint(at(0), 40), "the oldest");
-    queues.hears(a, Verdict::Retry);
+    queues.answered_with(a, Verdict::Retry);
     queues.settled(&probe[0], Some(at(70)));
     assert!(queues.take_next().is_none());
     assert_eq!(queues.ready_bytes, 0, "the others rest in the store again");
@@ -458,13 +462,13 @@ fn a_recovered_endpoint_is_called_more_and_more() {
     let (mut queues, a) = broken();
     queues.take_reads(at(10));
     queues.read_done(a, page((40..400).map(|n| claim(a, n, None)).collect(), None), at(10), at(11));
-    // Each request takes 50 ms; how many are open at most, per half a second.
+    // Each request takes 50 ms; counts the most open requests per half second.
     let mut open: VecDeque<(i64, Claim)> = queues.take_all().into_iter().map(|claim| (10_050, claim)).collect();
     let mut most = [0; 6];
     for millis in 10_000..13_000 {
         queues.take_reads(at_ms(millis));
         while let Some((_, claim)) = open.pop_front_if(|(ends_at, _)| *ends_at == millis) {
-            queues.hears(a, Verdict::Delivered);
+            queues.answered_with(a, Verdict::Delivered);
             queues.settled(&claim, None);
         }
         open.extend(queues.take_all().into_iter().map(|claim| (millis + 50, claim)));
@@ -490,16 +494,16 @@ fn many_that_hang_leave_room_for_those_that_answer() {
     }
     assert!(hanging.len() < 170, "{} slots are taken", hanging.len());
     assert_eq!(by_endpoint.len(), 60, "each has at least one");
-    // One that answers gets its next at once, again and again.
+    // An endpoint that answers gets its next request at once, each time.
     let healthy = endpoint(1_000);
     for m in 0..50 {
         queues.admit(claim(healthy, 100_000 + m, None), gate.clone(), at(0));
         let started = queues.take_all();
         assert_eq!(started.len(), 1);
-        queues.hears(healthy, Verdict::Delivered);
+        queues.answered_with(healthy, Verdict::Delivered);
         queues.settled(&started[0], None);
     }
-    // Those that hang go on once there is room.
+    // Endpoints that hang get another request once there is room.
     for claim in hanging {
         queues.answered(claim.endpoint);
         queues.settled(&claim, None);
@@ -523,7 +527,7 @@ fn endpoints_of_one_host_share_its_limit() {
     let mut seen = open.len();
     let mut moved = false;
     while let Some(claim) = open.pop() {
-        // One of them moves elsewhere while it is being called.
+        // One endpoint moves to another host while it is being called.
         if !std::mem::replace(&mut moved, true) {
             queues.update_gate(claim.endpoint, on("c:443"), at(0));
         }
@@ -576,7 +580,7 @@ fn a_place_at_a_host_goes_to_the_next_that_can_use_it() {
     }
     let first = queues.take_all();
     assert_eq!(first.len(), 1);
-    // The next in line is paused meanwhile.
+    // The next endpoint in line is paused meanwhile.
     queues.update_gate(endpoint(1), EndpointGate { is_open: false, ..here() }, at(0));
     queues.queues.apply_attempt_result(first[0].endpoint, first[0].id, None, at(0));
     queues.settled(&first[0], None);

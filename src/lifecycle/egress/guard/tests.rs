@@ -1,22 +1,22 @@
-//! Hostile URLs and hostile answers, several hundred of each.
+//! Tests the guard with several hundred hostile URLs and hostile DNS answers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::*;
 
-/// What becomes of a URL: nobody can call it, nobody may, or it stands.
+/// The outcome of a URL: it is malformed, forbidden, or fine.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
-enum Fate {
+enum UrlOutcome {
     Invalid,
     Forbidden,
     Fine,
 }
 
-fn fate(guard: &Guard, url: &str) -> Fate {
+fn outcome(guard: &Guard, url: &str) -> UrlOutcome {
     match Target::read(url) {
-        Err(_) => Fate::Invalid,
-        Ok((_, target)) if guard.check(&target).is_err() => Fate::Forbidden,
-        Ok(_) => Fate::Fine,
+        Err(_) => UrlOutcome::Invalid,
+        Ok((_, target)) if guard.check(&target).is_err() => UrlOutcome::Forbidden,
+        Ok(_) => UrlOutcome::Fine,
     }
 }
 
@@ -36,7 +36,7 @@ fn target(url: &str) -> Target {
     Target::read(url).unwrap_or_else(|problem| panic!("{url}: {problem}")).1
 }
 
-/// At least one address of every network that is not public.
+/// Addresses of every network that is not public, at least one each.
 const INSIDE_V4: [&str; 34] = [
     "0.0.0.0",
     "0.0.0.1",
@@ -126,7 +126,7 @@ const PUBLIC: [&str; 16] = [
     "::ffff:8.8.8.8",
 ];
 
-/// The ways people have found of writing an IPv4 address.
+/// Returns the known ways to write an IPv4 address.
 fn writings(v4: Ipv4Addr) -> Vec<String> {
     let ([a, b, c, d], bits) = (v4.octets(), v4.to_bits());
     let wide = |text: String, digits: [char; 10]| -> String {
@@ -174,7 +174,7 @@ fn an_address_inside_is_refused_however_it_is_written() {
         let IpAddr::V4(v4) = address(inside) else { panic!("{inside}") };
         for host in writings(v4) {
             for url in [format!("http://{host}/"), format!("https://{host}:8443/x?y=z")] {
-                assert_eq!(fate(&guard, &url), Fate::Forbidden, "{url}");
+                assert_eq!(outcome(&guard, &url), UrlOutcome::Forbidden, "{url}");
                 tried += 1;
             }
         }
@@ -183,14 +183,14 @@ fn an_address_inside_is_refused_however_it_is_written() {
         let IpAddr::V6(v6) = address(inside) else { panic!("{inside}") };
         let [a, b, c, d, e, f, g, h] = v6.segments();
         for host in [v6.to_string(), format!("{a:04X}:{b:04x}:{c:x}:{d:x}:{e:x}:{f:x}:{g:x}:{h:04x}")] {
-            assert_eq!(fate(&guard, &format!("https://[{host}]/")), Fate::Forbidden, "{host}");
+            assert_eq!(outcome(&guard, &format!("https://[{host}]/")), UrlOutcome::Forbidden, "{host}");
             tried += 1;
         }
     }
     assert!(tried > 1_900, "{tried}");
     for public in PUBLIC {
         let host = if public.contains(':') { format!("[{public}]") } else { public.to_owned() };
-        assert_eq!(fate(&guard, &format!("https://{host}/")), Fate::Fine, "{public}");
+        assert_eq!(outcome(&guard, &format!("https://{host}/")), UrlOutcome::Fine, "{public}");
     }
 }
 
@@ -220,7 +220,7 @@ fn an_unspecified_address_is_refused_whatever_is_open() {
         assert!(guard.allowed_addresses(&target("https://hooks.example.com/"), mixed).is_err(), "{unspecified}");
     }
     for host in ["0.0.0.0", "0", "0x0", "[::]", "[::ffff:0:0]"] {
-        assert_eq!(fate(&guard, &format!("http://{host}:8080/")), Fate::Forbidden, "{host}");
+        assert_eq!(outcome(&guard, &format!("http://{host}:8080/")), UrlOutcome::Forbidden, "{host}");
     }
     assert_eq!(guard.check_address(address("::1")), Ok(()), "all else is as the networks say");
 }
@@ -233,10 +233,10 @@ fn one_answer_inside_is_enough_to_refuse_a_name() {
     assert_eq!(guard.allowed_addresses(&hook, public.clone()).map(|found| found.len()), Ok(public.len()));
     for inside in INSIDE_V4.iter().chain(&INSIDE_V6).map(|text| address(text)) {
         assert!(guard.allowed_addresses(&hook, vec![inside]).is_err(), "{inside}");
-        for place in [0, 7, public.len()] {
+        for index in [0, 7, public.len()] {
             let mut mixed = public.clone();
-            mixed.insert(place, inside);
-            assert!(guard.allowed_addresses(&hook, mixed).is_err(), "{inside} at {place}");
+            mixed.insert(index, inside);
+            assert!(guard.allowed_addresses(&hook, mixed).is_err(), "{inside} at {index}");
         }
         let IpAddr::V4(v4) = inside else { continue };
         assert!(guard.allowed_addresses(&hook, vec![v4.to_ipv6_mapped().into()]).is_err(), "{inside}, mapped");
@@ -276,12 +276,12 @@ fn names_for_this_machine_or_network_are_refused_however_they_are_written() {
         "home.arpa",
     ] {
         for scheme in ["http", "https"] {
-            assert_eq!(fate(&guard, &format!("{scheme}://{host}:8443/")), Fate::Forbidden, "{host}");
+            assert_eq!(outcome(&guard, &format!("{scheme}://{host}:8443/")), UrlOutcome::Forbidden, "{host}");
         }
     }
     for host in ["notlocalhost", "localhost.example.com", "internal.example.com", "mylocal", "home.arpa.example", "a.b"]
     {
-        assert_eq!(fate(&guard, &format!("https://{host}/")), Fate::Fine, "{host}");
+        assert_eq!(outcome(&guard, &format!("https://{host}/")), UrlOutcome::Fine, "{host}");
     }
 }
 
@@ -297,7 +297,7 @@ fn a_local_name_is_called_when_all_its_addresses_are_opened() {
         "a public address was not opened"
     );
     assert_eq!(guard.check_unknown(&service), Err(GuardRefusal::Local("hooks.cluster.local".into())));
-    // This machine has two addresses, and one of them is open.
+    // This machine has two addresses, of which one is open.
     let near = target("http://localhost:9000/");
     assert_eq!(guard.allowed_addresses(&near, known_addresses(&near.host).unwrap()), Ok(vec![address("127.0.0.1")]));
     assert!(Guard::default().check(&near).is_err());
@@ -434,7 +434,7 @@ fn urls_that_cannot_be_meant_are_refused() {
     .map(str::to_owned)
     .into();
     urls.extend([long, long_label, long_name, many_dots]);
-    // No control character and no space may stand anywhere.
+    // A URL may contain no control character and no space.
     for c in (0..=0x20_u8).chain([0x7f]).map(char::from) {
         for url in [
             format!("{c}https://example.com/"),
@@ -447,7 +447,7 @@ fn urls_that_cannot_be_meant_are_refused() {
         }
     }
     assert!(urls.len() > 280, "{}", urls.len());
-    let wrong: Vec<_> = urls.iter().filter(|url| fate(&guard, url) != Fate::Invalid).collect();
+    let wrong: Vec<_> = urls.iter().filter(|url| outcome(&guard, url) != UrlOutcome::Invalid).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
@@ -456,18 +456,18 @@ fn ports_of_other_services_are_refused_unless_they_are_opened() {
     let (guard, opened) = (Guard::default(), Guard { ports: vec![5432, 25], ..Guard::default() });
     for port in SERVICE_PORTS {
         let url = format!("https://example.com:{port}/");
-        assert_eq!(fate(&guard, &url), Fate::Forbidden, "{port}");
+        assert_eq!(outcome(&guard, &url), UrlOutcome::Forbidden, "{port}");
         assert_eq!(guard.check(&target(&url)), Err(GuardRefusal::Port(port)));
         let is_opened = matches!(port, 5432 | 25);
-        assert_eq!(fate(&opened, &url) == Fate::Fine, is_opened, "{port}");
-        // An opened network opens no port.
+        assert_eq!(outcome(&opened, &url) == UrlOutcome::Fine, is_opened, "{port}");
+        // Opening a network does not open ports.
         let network = allowing(&["10.0.0.0/8"]);
         assert_eq!(network.check(&target(&format!("https://10.0.0.1:{port}/"))), Err(GuardRefusal::Port(port)));
     }
     let zero = Guard { ports: vec![0], ..Guard::default() };
     assert_eq!(zero.check(&target("https://example.com:0/")), Err(GuardRefusal::Port(0)), "nothing can listen there");
     for port in [80, 443, 1, 1024, 3000, 8080, 8443, 9000, 65535] {
-        assert_eq!(fate(&guard, &format!("https://example.com:{port}/")), Fate::Fine, "{port}");
+        assert_eq!(outcome(&guard, &format!("https://example.com:{port}/")), UrlOutcome::Fine, "{port}");
     }
 }
 
@@ -547,7 +547,7 @@ fn only_this_machine_is_called_without_encryption() {
     let open = Guard { is_http_allowed: true, ..guard };
     assert!(open.allowed_addresses(&plain, vec![address("8.8.8.8")]).is_ok());
     assert_eq!(open.check_unknown(&plain), Ok(()));
-    // Who may not be called at all is told first.
+    // A forbidden address is reported before missing encryption.
     assert_eq!(open.check(&target("http://192.168.0.1/")), Err(GuardRefusal::NotPublic(address("192.168.0.1"))));
 }
 

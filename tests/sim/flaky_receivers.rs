@@ -1,4 +1,4 @@
-//! Receivers with moods, and the judge that watches what reaches them.
+//! Flaky receivers, and a ledger that checks every request they get.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -15,36 +15,36 @@ use posthaste::model::delivery::after;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// The key of the events that are over after a while.
+/// Key of the events that have an expiry.
 pub const EXPIRING_KEY: &str = "passing";
 
-/// What the receivers have seen, over all lives of the gateway.
+/// The requests that the receivers got, over all processes of the gateway.
 #[derive(Default)]
 pub struct Ledger {
-    /// The body each (url, event) came with: it must stay the same.
+    /// Body of each (url, event); it must stay the same.
     bodies: HashMap<(String, String), Bytes>,
-    /// The highest place applied in each (url, key).
+    /// Highest place applied in each (url, key).
     applied: HashMap<(String, String), u64>,
-    /// The last place tried in each (url, key).
+    /// Last place tried in each (url, key).
     tried: HashMap<(String, String), u64>,
-    /// The (url, event)s that were answered 2xx.
+    /// Pairs (url, event) that were answered 2xx.
     pub received: HashSet<(String, String)>,
     /// Lanes with a request open.
     open: HashSet<(String, String)>,
     /// Requests open per url.
     open_by_url: HashMap<String, usize>,
-    /// Until when each url asked to be left alone, and when it did.
+    /// Per url, each time it asked for a break, and the end of that break.
     quiet: HashMap<String, Vec<(Timestamp, Timestamp)>>,
-    /// When events are over: nothing may be sent after that.
+    /// Expiry of events: nothing may be sent after it.
     pub expires: HashMap<String, Timestamp>,
-    /// Requests with `Retry-After` answered.
+    /// Number of answers with `Retry-After`.
     pub asked_for_quiet: u64,
-    /// All requests.
+    /// Number of requests.
     pub requests: u64,
     /// Requests whose answer was cut off by a crash.
     pub cut_off: u64,
-    /// What must never happen, and did. Kept rather than panicked over: a
-    /// panic inside an attempt would only put it back.
+    /// Broken promises. They are collected because a panic inside an attempt
+    /// would only put the delivery back.
     pub violations: Vec<String>,
 }
 
@@ -56,38 +56,37 @@ impl Ledger {
     }
 }
 
-/// How long it may take until an answer is in force: whatever is on its way
-/// at the same moment is not called back.
+/// Time until backpressure is in force: requests that start at the same moment
+/// are not recalled.
 const IN_FORCE: Duration = Duration::from_millis(1);
-/// How long it may take until it is durable: the store may stumble a few
-/// times on the way.
+/// Time until backpressure is durable: the store may fail a few times.
 const DURABLE: Duration = Duration::from_secs(10);
 
 impl Ledger {
-    /// What was asked for just before a crash may never have been written.
+    /// Forgets backpressure from just before a crash, which may not be stored.
     pub fn crash(&mut self, now: Timestamp) {
-        for asked in self.quiet.values_mut() {
-            asked.retain(|(at, _)| after(*at, DURABLE) < now);
+        for breaks in self.quiet.values_mut() {
+            breaks.retain(|(at, _)| after(*at, DURABLE) < now);
         }
     }
 
     fn is_quiet(&self, url: &str, now: Timestamp) -> bool {
-        let asked = self.quiet.get(url).into_iter().flatten();
-        asked.into_iter().any(|(at, until)| after(*at, IN_FORCE) < now && now < *until)
+        let breaks = self.quiet.get(url).into_iter().flatten();
+        breaks.into_iter().any(|(at, until)| after(*at, IN_FORCE) < now && now < *until)
     }
 }
 
-/// Receivers that are well, down, slow or confused, each in its own time.
-pub struct Moody {
+/// Receivers that are healthy, down, slow or faulty, each at its own times.
+pub struct FlakyReceivers {
     pub ledger: Arc<Mutex<Ledger>>,
     clock: Arc<dyn Clock>,
     chance: Mutex<StdRng>,
     cap: usize,
-    /// After this time everyone is well, so that everything can end.
+    /// Time after which all receivers are healthy, so that everything can end.
     healed_at: Timestamp,
 }
 
-impl Moody {
+impl FlakyReceivers {
     pub fn new(ledger: Arc<Mutex<Ledger>>, clock: Arc<dyn Clock>, seed: u64, cap: usize, healed_at: Timestamp) -> Self {
         Self { ledger, clock, chance: Mutex::new(StdRng::seed_from_u64(seed)), cap, healed_at }
     }
@@ -96,7 +95,7 @@ impl Moody {
         self.chance.lock().unwrap().random()
     }
 
-    /// Each receiver has an outage of some hours a day, at its own time.
+    /// Whether a receiver is down: each is for five hours a day, at its own time.
     fn is_down(&self, url: &str) -> bool {
         let now = self.clock.now();
         let offset = url.bytes().map(i64::from).sum::<i64>() * 3_600;
@@ -104,35 +103,36 @@ impl Moody {
         now < self.healed_at && hour < 5
     }
 
-    fn mood(&self, url: &str) -> Result<u16, FailureKind> {
+    fn outcome(&self, url: &str) -> Result<u16, FailureKind> {
         let draw = self.draw();
         if self.clock.now() >= self.healed_at {
             return Ok(200);
         }
-        match self.is_down(url) {
-            true if draw < 0.5 => Err(FailureKind::ConnectionRefused),
-            true => Ok(503),
-            false if draw < 0.08 => Ok(500),
-            false if draw < 0.12 => Err(FailureKind::Timeout),
-            false if draw < 0.14 => Err(FailureKind::ConnectionReset),
-            false if draw < 0.16 => Err(FailureKind::Ours),
-            false if draw < 0.18 => Ok(429),
-            false => Ok(204),
+        if self.is_down(url) {
+            return if draw < 0.5 { Err(FailureKind::ConnectionRefused) } else { Ok(503) };
+        }
+        match draw {
+            ..0.08 => Ok(500),
+            ..0.12 => Err(FailureKind::Timeout),
+            ..0.14 => Err(FailureKind::ConnectionReset),
+            ..0.16 => Err(FailureKind::Ours),
+            ..0.18 => Ok(429),
+            _ => Ok(204),
         }
     }
 }
 
 /// Counts a request as open until it is answered or cut off by a crash.
-struct Open<'a> {
-    moody: &'a Moody,
+struct OpenRequest<'a> {
+    flaky_receivers: &'a FlakyReceivers,
     url: String,
     lane: Option<(String, String)>,
     is_answered: bool,
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenRequest<'_> {
     fn drop(&mut self) {
-        let mut ledger = self.moody.ledger.lock().unwrap();
+        let mut ledger = self.flaky_receivers.ledger.lock().unwrap();
         *ledger.open_by_url.get_mut(&self.url).unwrap() -= 1;
         if let Some(lane) = &self.lane {
             ledger.open.remove(lane);
@@ -142,7 +142,7 @@ impl Drop for Open<'_> {
 }
 
 #[async_trait]
-impl Sender for Moody {
+impl Sender for FlakyReceivers {
     async fn send(&self, request: SignedRequest) -> Answer {
         let header = |name: &str| request.headers.get(name).map(|value| value.to_str().unwrap().to_owned());
         let id = header("webhook-id").unwrap();
@@ -151,33 +151,33 @@ impl Sender for Moody {
         let key = header("x-key").filter(|_| !request.url.ends_with("/in-order")).unwrap_or_default();
         let lane = place.map(|_| (request.url.clone(), key));
         let mut open = self.open(&request, &id, lane.clone(), place);
-        // The whole way to the receiver and back, within the deadline.
+        // Duration of the whole exchange, within the deadline.
         let took = Duration::from_millis(5 + (self.draw() * 9_000.0) as u64);
         tokio::time::sleep(took).await;
-        let mood = self.mood(&request.url);
+        let outcome = self.outcome(&request.url);
         open.is_answered = true;
         let mut ledger = self.ledger.lock().unwrap();
         // A receiver that timed out may have applied it all the same.
-        let is_applied =
-            matches!(mood, Ok(200..300)) || (mood == Err(FailureKind::Timeout) && took.as_millis().is_multiple_of(2));
+        let is_applied = matches!(outcome, Ok(200..300))
+            || (outcome == Err(FailureKind::Timeout) && took.as_millis().is_multiple_of(2));
         if is_applied {
             if let (Some(lane), Some(place)) = (&lane, place) {
-                let known = ledger.applied.entry(lane.clone()).or_insert(0);
-                *known = (*known).max(place);
+                let recorded = ledger.applied.entry(lane.clone()).or_insert(0);
+                *recorded = (*recorded).max(place);
             }
-            if matches!(mood, Ok(200..300)) {
+            if matches!(outcome, Ok(200..300)) {
                 ledger.received.insert((request.url.clone(), id));
             }
         }
-        let quiet_for = (mood == Ok(429)).then(|| 30 + (self.draw() * 1_800.0) as u64);
+        let quiet_for = (outcome == Ok(429)).then(|| 30 + (self.draw() * 1_800.0) as u64);
         if let Some(seconds) = quiet_for {
             let now = self.clock.now();
             ledger.asked_for_quiet += 1;
-            let asked = ledger.quiet.entry(request.url.clone()).or_default();
-            asked.push((now, after(now, Duration::from_secs(seconds))));
+            let breaks = ledger.quiet.entry(request.url.clone()).or_default();
+            breaks.push((now, after(now, Duration::from_secs(seconds))));
         }
         let header = quiet_for.map(|seconds| ("retry-after".to_owned(), seconds.to_string()));
-        let result = match mood {
+        let result = match outcome {
             Ok(status) => Ok(Response { status, headers: header.into_iter().collect(), ..Response::default() }),
             Err(kind) => Err(AttemptFailure::new(kind, "a mood")),
         };
@@ -185,14 +185,21 @@ impl Sender for Moody {
     }
 }
 
-impl Moody {
-    /// Judges a request as it arrives.
-    fn open(&self, request: &SignedRequest, id: &str, lane: Option<(String, String)>, place: Option<u64>) -> Open<'_> {
+impl FlakyReceivers {
+    /// Checks a request as it arrives.
+    fn open(
+        &self,
+        request: &SignedRequest,
+        id: &str,
+        lane: Option<(String, String)>,
+        place: Option<u64>,
+    ) -> OpenRequest<'_> {
         let url = request.url.clone();
         let mut ledger = self.ledger.lock().unwrap();
         ledger.requests += 1;
-        let known = ledger.bodies.entry((url.clone(), id.to_owned())).or_insert_with(|| request.body.clone()).clone();
-        ledger.demand(known == request.body, || format!("the body of {id} changed between attempts"));
+        let recorded =
+            ledger.bodies.entry((url.clone(), id.to_owned())).or_insert_with(|| request.body.clone()).clone();
+        ledger.demand(recorded == request.body, || format!("the body of {id} changed between attempts"));
         let now = self.clock.now();
         let is_quiet = ledger.is_quiet(&url, now);
         ledger.demand(!is_quiet, || format!("{id} was sent at {now} to {url}, which asked to be left alone"));
@@ -211,7 +218,7 @@ impl Moody {
             });
             let applied = ledger.applied.get(lane).copied().unwrap_or(0);
             // A lane that skips its dead may leave places out, and so may one
-            // whose events are over by their own account.
+            // whose events have expired.
             let may_skip = url.ends_with("/skips");
             let has_expiring = lane.1 == EXPIRING_KEY || url.ends_with("/in-order");
             let now = self.clock.now();
@@ -221,6 +228,6 @@ impl Moody {
                 format!("{id} overtook: place {place} of {lane:?} after {applied}")
             });
         }
-        Open { moody: self, url, lane, is_answered: false }
+        OpenRequest { flaky_receivers: self, url, lane, is_answered: false }
     }
 }

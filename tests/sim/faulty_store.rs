@@ -1,5 +1,5 @@
-//! The embedded store, made to stumble: writes fail now and then, and from
-//! the moment of a crash nothing reaches it any more.
+//! The embedded store with injected faults: calls fail at random, and after a
+//! crash nothing reaches it.
 //!
 //! Every call also keeps simulated time from moving on while the real store
 //! works: Tokio's paused clock waits for blocking tasks, and only for those.
@@ -25,58 +25,58 @@ use posthaste::store::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use super::seats::{LEASE, Seat};
+use super::node_views::{LEASE, NodeView};
 
-/// How often a call of the dispatcher fails.
-const STUMBLES: f64 = 0.02;
+/// Part of the dispatcher's calls that fail.
+const FAILURE_RATE: f64 = 0.02;
 
-/// A store that stumbles.
+/// A store with injected faults.
 #[derive(Clone)]
-pub struct Stumbling {
+pub struct FaultyStore {
     inner: Arc<EmbeddedStore>,
     has_crashed: Arc<AtomicBool>,
     chance: Arc<Mutex<StdRng>>,
-    stumbles: f64,
-    /// Its place, where it is one of many nodes.
-    seat: Option<Seat>,
+    failure_rate: f64,
+    /// View of its node, if it is one of many.
+    node_view: Option<NodeView>,
 }
 
-impl Stumbling {
+impl FaultyStore {
     pub fn new(inner: Arc<EmbeddedStore>, seed: u64) -> Self {
         let chance = Arc::new(Mutex::new(StdRng::seed_from_u64(seed)));
-        Self { inner, has_crashed: Arc::default(), chance, stumbles: STUMBLES, seat: None }
+        Self { inner, has_crashed: Arc::default(), chance, failure_rate: FAILURE_RATE, node_view: None }
     }
 
-    /// One that never stumbles, and only keeps time from running ahead.
+    /// Creates a store that never fails, and only keeps time from running ahead.
     pub fn steady(inner: Arc<EmbeddedStore>) -> Self {
-        Self { stumbles: 0.0, ..Self::new(inner, 0) }
+        Self { failure_rate: 0.0, ..Self::new(inner, 0) }
     }
 
-    /// The same for one node of many.
-    pub fn seated(inner: Arc<EmbeddedStore>, seat: Seat) -> Self {
-        Self { seat: Some(seat), ..Self::steady(inner) }
+    /// Creates a store that never fails, for one node of many.
+    pub fn for_node(inner: Arc<EmbeddedStore>, node_view: NodeView) -> Self {
+        Self { node_view: Some(node_view), ..Self::steady(inner) }
     }
 
-    /// Refuses what another node has the right to, as a shared store does.
-    /// What is left is written as the one owner that the embedded store knows.
+    /// Refuses writes to shards of another node, as a shared store does. Other
+    /// writes get the only epoch that the embedded store knows.
     fn fenced(&self, lease: Lease) -> Result<Lease> {
-        match &self.seat {
-            Some(seat) => seat.check(lease).map(|()| Lease { epoch: ONLY_EPOCH, ..lease }),
+        match &self.node_view {
+            Some(node_view) => node_view.check(lease).map(|()| Lease { epoch: ONLY_EPOCH, ..lease }),
             None => Ok(lease),
         }
     }
 
     fn owns(&self, endpoint: EndpointId) -> bool {
-        self.seat.as_ref().is_none_or(|seat| seat.owns(endpoint))
+        self.node_view.as_ref().is_none_or(|node_view| node_view.owns(endpoint))
     }
 
     fn keep(&self, claims: &mut Vec<Claim>) {
-        if let Some(seat) = &self.seat {
-            *claims = seat.keep(std::mem::take(claims));
+        if let Some(node_view) = &self.node_view {
+            *claims = node_view.keep(std::mem::take(claims));
         }
     }
 
-    /// From now on nothing is read or written.
+    /// Crashes the store: nothing is read or written from now on.
     pub fn crash(&self) {
         self.has_crashed.store(true, Ordering::SeqCst);
     }
@@ -91,25 +91,23 @@ impl Stumbling {
         let inner = self.inner.clone();
         let runtime = tokio::runtime::Handle::current();
         let answer = tokio::task::spawn_blocking(move || runtime.block_on(call(inner))).await;
-        // An answer that arrives after the crash is heard by no one.
+        // An answer that arrives after the crash is dropped.
         if self.has_crashed.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }
         answer.expect("the store does not panic")
     }
 
-    fn stumble(&self) -> Result<()> {
-        match self.chance.lock().unwrap().random::<f64>() < self.stumbles {
-            true => Err(Error::Unavailable("it stumbled".into())),
-            false => Ok(()),
-        }
+    fn fail_at_random(&self) -> Result<()> {
+        let is_failing = self.chance.lock().unwrap().random::<f64>() < self.failure_rate;
+        if is_failing { Err(Error::Unavailable("it stumbled".into())) } else { Ok(()) }
     }
 }
 
 #[async_trait]
-impl DeliveryQueue for Stumbling {
+impl DeliveryQueue for FaultyStore {
     async fn accept(&self, events: Vec<RoutedEvent>, together: BatchMode) -> Result<Vec<AcceptResult>> {
-        self.stumble()?;
+        self.fail_at_random()?;
         let mut accepted = self.call(async move |store| store.accept(events, together).await).await?;
         for accepted in &mut accepted {
             if let AcceptResult::New { claims, .. } = accepted {
@@ -119,31 +117,33 @@ impl DeliveryQueue for Stumbling {
         Ok(accepted)
     }
     fn lease(&self, tenant: &TenantId, endpoint: EndpointId) -> Lease {
-        self.seat.as_ref().map_or_else(|| self.inner.lease(tenant, endpoint), |seat| seat.lease(tenant, endpoint))
+        self.node_view
+            .as_ref()
+            .map_or_else(|| self.inner.lease(tenant, endpoint), |node_view| node_view.lease(tenant, endpoint))
     }
     async fn earliest_due(&self) -> Result<Vec<(EndpointId, Timestamp)>> {
         let due = self.call(async |store| store.earliest_due().await).await?;
         Ok(due.into_iter().filter(|(endpoint, _)| self.owns(*endpoint)).collect())
     }
     async fn read_due(&self, lease: Lease, ask: DueQuery) -> Result<DuePage> {
-        self.stumble()?;
+        self.fail_at_random()?;
         let fenced = self.fenced(lease)?;
         let page = self.call(async move |store| store.read_due(fenced, ask).await).await;
-        if let Some(seat) = &self.seat {
-            seat.linger().await;
+        if let Some(node_view) = &self.node_view {
+            node_view.linger().await;
         }
         self.fenced(lease).and(page)
     }
     async fn settle(&self, lease: Lease, settlement: Settlement) -> Result<SettleEffects> {
-        self.stumble()?;
-        self.seat.as_ref().map_or(Ok(()), Seat::reach)?;
+        self.fail_at_random()?;
+        self.node_view.as_ref().map_or(Ok(()), NodeView::reach)?;
         let fenced = self.fenced(lease)?;
         let mut settled = self.call(async move |store| store.settle(fenced, settlement).await).await?;
         self.keep(&mut settled.freed);
         Ok(settled)
     }
     async fn read_overdue(&self, now: Timestamp, limit: usize) -> Result<OverduePage> {
-        self.stumble()?;
+        self.fail_at_random()?;
         let mut page = self.call(async move |store| store.read_overdue(now, limit).await).await?;
         page.found.retain(|overdue| self.owns(overdue.endpoint));
         Ok(page)
@@ -180,19 +180,19 @@ impl DeliveryQueue for Stumbling {
 }
 
 #[async_trait]
-impl Cluster for Stumbling {
+impl Cluster for FaultyStore {
     fn cluster_events(&self) -> tokio::sync::mpsc::UnboundedReceiver<ClusterEvent> {
-        self.seat.as_ref().map_or_else(|| self.inner.cluster_events(), Seat::tidings)
+        self.node_view.as_ref().map_or_else(|| self.inner.cluster_events(), NodeView::events)
     }
     fn leased_until(&self) -> Option<std::time::Instant> {
-        self.seat.as_ref().map(Seat::leased_until)
+        self.node_view.as_ref().map(NodeView::leased_until)
     }
     fn lease_length(&self) -> Option<std::time::Duration> {
-        self.seat.as_ref().map(|_| LEASE)
+        self.node_view.as_ref().map(|_| LEASE)
     }
     async fn ask_owner(&self, tenant: &TenantId, endpoint: EndpointId, question: String) -> Result<Option<String>> {
-        match &self.seat {
-            Some(seat) => seat.ask_owner(endpoint, question).await,
+        match &self.node_view {
+            Some(node_view) => node_view.ask_owner(endpoint, question).await,
             None => self.inner.ask_owner(tenant, endpoint, question).await,
         }
     }
@@ -208,7 +208,7 @@ impl Cluster for Stumbling {
 }
 
 #[async_trait]
-impl Catalog for Stumbling {
+impl Catalog for FaultyStore {
     fn tenant(&self, id: &TenantId) -> Option<Arc<Tenant>> {
         self.inner.tenant(id)
     }
@@ -284,7 +284,7 @@ impl Catalog for Stumbling {
 }
 
 #[async_trait]
-impl AccessStore for Stumbling {
+impl AccessStore for FaultyStore {
     fn token(&self, id: TokenId) -> Option<Arc<Token>> {
         self.inner.token(id)
     }
@@ -315,7 +315,7 @@ impl AccessStore for Stumbling {
 }
 
 #[async_trait]
-impl History for Stumbling {
+impl History for FaultyStore {
     async fn event(&self, tenant: &TenantId, id: &EventId) -> Result<Option<EventRecord>> {
         let (tenant, id) = (tenant.clone(), id.clone());
         self.call(async move |store| store.event(&tenant, &id).await).await

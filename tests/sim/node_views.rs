@@ -1,8 +1,8 @@
-//! Several nodes at one table: the embedded store, shared as a store of many
-//! nodes is. Who owns what is moved by the story, not by a clock.
+//! Simulates the shard ownership of several nodes on one embedded store. The
+//! test moves the shards, not a clock.
 //!
-//! What a node believes and what is true are two things: a node may be the
-//! last to hear that its shards have gone.
+//! The true owner and what a node believes are kept apart: a node may be the
+//! last to learn that its shards are gone.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,18 +15,18 @@ use posthaste::store::embedded::EmbeddedStore;
 use posthaste::store::*;
 use tokio::sync::{mpsc, oneshot};
 
-/// How long a lease lasts.
+/// Duration of a lease.
 pub const LEASE: Duration = Duration::from_secs(15);
-/// How long it takes until a node hears what another has accepted for it.
-const NEWS: Duration = Duration::from_millis(20);
+/// Time until a node learns what another has accepted for it.
+const EVENT_DELAY: Duration = Duration::from_millis(20);
 
-/// What is true, and what each node believes.
-pub struct Table {
+/// The true owners of the shards, and what each node believes.
+pub struct SharedOwnership {
     inner: Arc<EmbeddedStore>,
     state: Mutex<State>,
-    /// Whether outcomes can be written at the moment.
+    /// Whether outcomes cannot be written at the moment.
     is_away: AtomicBool,
-    /// How long a read takes until its answer is here.
+    /// Duration of a read.
     reads_take: Mutex<Duration>,
 }
 
@@ -37,42 +37,42 @@ struct State {
 
 struct Node {
     believes: Vec<Lease>,
-    /// When its lease ends, if it is no longer renewed.
+    /// End of its lease, if it is no longer renewed.
     ends: Option<Instant>,
-    tell: mpsc::UnboundedSender<ClusterEvent>,
-    tidings: Option<mpsc::UnboundedReceiver<ClusterEvent>>,
+    sender: mpsc::UnboundedSender<ClusterEvent>,
+    events: Option<mpsc::UnboundedReceiver<ClusterEvent>>,
 }
 
-/// One node's place.
+/// The store's view of one node.
 #[derive(Clone)]
-pub struct Seat {
-    table: Arc<Table>,
+pub struct NodeView {
+    ownership: Arc<SharedOwnership>,
     node: usize,
 }
 
-impl Table {
+impl SharedOwnership {
     pub fn new(inner: Arc<EmbeddedStore>, nodes: usize) -> Arc<Self> {
         let node = |_| {
-            let (tell, tidings) = mpsc::unbounded_channel();
-            Node { believes: Shard::all().map(Lease::none).collect(), ends: None, tell, tidings: Some(tidings) }
+            let (sender, events) = mpsc::unbounded_channel();
+            Node { believes: Shard::all().map(Lease::none).collect(), ends: None, sender, events: Some(events) }
         };
         let state = State { owners: vec![(None, 0); 256], nodes: (0..nodes).map(node).collect() };
         let (is_away, reads_take) = (AtomicBool::new(false), Mutex::default());
         Arc::new(Self { inner, state: Mutex::new(state), is_away, reads_take })
     }
 
-    pub fn seat(self: &Arc<Self>, node: usize) -> Seat {
-        Seat { table: self.clone(), node }
+    pub fn node_view(self: &Arc<Self>, node: usize) -> NodeView {
+        NodeView { ownership: self.clone(), node }
     }
 
-    /// These shards are a node's from now on, and it is told so.
+    /// Gives shards to a node, and tells it.
     pub async fn give(&self, node: usize, shards: &[Shard], were_owned: bool) {
         self.claim(node, shards);
         self.keep(node, shards, were_owned).await;
     }
 
-    /// These shards are a node's from now on. Returns what is to be told.
-    pub async fn give_untold(&self, node: usize, shards: &[Shard]) -> ClusterEvent {
+    /// Gives shards to a node without telling it; returns the event to send.
+    pub async fn give_silently(&self, node: usize, shards: &[Shard]) -> ClusterEvent {
         self.claim(node, shards);
         let due = self.due(shards).await;
         ClusterEvent::Gained { shards: shards.to_vec(), due, were_owned: true }
@@ -88,10 +88,10 @@ impl Table {
         }
     }
 
-    /// These shards stay a node's after all, and it is told so.
+    /// Tells a node that these shards are its own, or stay so after all.
     pub async fn keep(&self, node: usize, shards: &[Shard], were_owned: bool) {
         let due = self.due(shards).await;
-        self.tell(node, ClusterEvent::Gained { shards: shards.to_vec(), due, were_owned });
+        self.send_event(node, ClusterEvent::Gained { shards: shards.to_vec(), due, were_owned });
     }
 
     async fn due(&self, shards: &[Shard]) -> Vec<(EndpointId, Timestamp)> {
@@ -101,14 +101,14 @@ impl Table {
         due.into_iter().filter(|(endpoint, _)| shards.contains(&self.shard(*endpoint))).collect()
     }
 
-    /// These shards are to go; returns once the node says that they may.
+    /// Asks a node to give shards away; returns once it agrees.
     pub async fn want(&self, node: usize, shards: &[Shard]) -> std::result::Result<(), oneshot::error::RecvError> {
-        let (done, told) = oneshot::channel();
-        self.tell(node, ClusterEvent::Wanted { shards: shards.to_vec(), done });
-        told.await
+        let (done, agreed) = oneshot::channel();
+        self.send_event(node, ClusterEvent::Wanted { shards: shards.to_vec(), done });
+        agreed.await
     }
 
-    /// These shards are nobody's any more, whatever their node believes.
+    /// Takes shards from their owner without telling it.
     pub fn steal(&self, shards: &[Shard]) {
         let mut state = self.state.lock().unwrap();
         for shard in shards {
@@ -116,7 +116,7 @@ impl Table {
         }
     }
 
-    /// These shards are no longer a node's, and it is told so.
+    /// Takes shards from a node, and tells it.
     pub fn take(&self, node: usize, shards: &[Shard]) {
         let mut state = self.state.lock().unwrap();
         for shard in shards {
@@ -126,25 +126,25 @@ impl Table {
             state.nodes[node].believes[usize::from(shard.0)] = Lease::none(*shard);
         }
         drop(state);
-        self.tell(node, ClusterEvent::Lost { shards: shards.to_vec() });
+        self.send_event(node, ClusterEvent::Lost { shards: shards.to_vec() });
     }
 
-    /// From now on a node's lease is not renewed.
+    /// Stops renewing a node's lease.
     pub fn cut_off(&self, node: usize) {
         self.state.lock().unwrap().nodes[node].ends = Some(now() + LEASE);
     }
 
-    /// It is renewed again.
+    /// Renews a node's lease again.
     pub fn renew(&self, node: usize) {
         self.state.lock().unwrap().nodes[node].ends = None;
     }
 
-    /// From now on outcomes cannot be written, or can be again.
+    /// Sets whether outcomes cannot be written.
     pub fn be_away(&self, is_away: bool) {
         self.is_away.store(is_away, Ordering::SeqCst);
     }
 
-    /// From now on the answer to a read takes so long.
+    /// Sets how long reads take from now on.
     pub fn let_reads_take(&self, span: Duration) {
         *self.reads_take.lock().unwrap() = span;
     }
@@ -153,13 +153,13 @@ impl Table {
         self.state.lock().unwrap().owners[usize::from(shard.0)].0
     }
 
-    pub fn tell(&self, node: usize, tiding: ClusterEvent) {
-        let _ = self.state.lock().unwrap().nodes[node].tell.send(tiding);
+    pub fn send_event(&self, node: usize, event: ClusterEvent) {
+        let _ = self.state.lock().unwrap().nodes[node].sender.send(event);
     }
 
     fn shard(&self, endpoint: EndpointId) -> Shard {
-        let known = self.inner.any_endpoint(endpoint).expect("nothing is deleted here");
-        Shard::of(&known.tenant, endpoint)
+        let endpoint_record = self.inner.any_endpoint(endpoint).expect("nothing is deleted here");
+        Shard::of(&endpoint_record.tenant, endpoint)
     }
 }
 
@@ -167,69 +167,71 @@ fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-impl Seat {
+impl NodeView {
     pub fn lease(&self, tenant: &TenantId, endpoint: EndpointId) -> Lease {
         let shard = Shard::of(tenant, endpoint);
-        self.table.state.lock().unwrap().nodes[self.node].believes[usize::from(shard.0)]
+        self.ownership.state.lock().unwrap().nodes[self.node].believes[usize::from(shard.0)]
     }
 
-    /// Refuses what is not written under the present ownership.
+    /// Refuses a write that is not under the present ownership.
     pub fn check(&self, lease: Lease) -> Result<()> {
-        let (owner, epoch) = self.table.state.lock().unwrap().owners[usize::from(lease.shard.0)];
-        match owner == Some(self.node) && Epoch(epoch) == lease.epoch {
-            true => Ok(()),
-            false => Err(Error::Stale(lease.shard)),
-        }
+        let (owner, epoch) = self.ownership.state.lock().unwrap().owners[usize::from(lease.shard.0)];
+        let is_current = owner == Some(self.node) && Epoch(epoch) == lease.epoch;
+        if is_current { Ok(()) } else { Err(Error::Stale(lease.shard)) }
     }
 
     /// Fails while outcomes cannot be written.
     pub fn reach(&self) -> Result<()> {
-        match self.table.is_away.load(Ordering::SeqCst) {
-            true => Err(Error::Unavailable("it is away".into())),
-            false => Ok(()),
-        }
+        let is_away = self.ownership.is_away.load(Ordering::SeqCst);
+        if is_away { Err(Error::Unavailable("it is away".into())) } else { Ok(()) }
     }
 
-    /// Waits as long as the answer to a read is on its way.
+    /// Waits for the duration of a read.
     pub async fn linger(&self) {
-        let span = *self.table.reads_take.lock().unwrap();
+        let span = *self.ownership.reads_take.lock().unwrap();
         tokio::time::sleep(span).await;
     }
 
-    /// Whether an endpoint is this node's, by what it believes.
+    /// Whether this node believes that it owns an endpoint.
     pub fn owns(&self, endpoint: EndpointId) -> bool {
-        self.table.inner.any_endpoint(endpoint).is_some_and(|known| self.lease(&known.tenant, endpoint).is_held())
+        self.ownership
+            .inner
+            .any_endpoint(endpoint)
+            .is_some_and(|endpoint_record| self.lease(&endpoint_record.tenant, endpoint).is_held())
     }
 
-    /// Keeps this node's claims; the owners of the others hear of theirs.
+    /// Returns this node's claims; tells the owners of the others about theirs.
     pub fn keep(&self, claims: Vec<Claim>) -> Vec<Claim> {
         let (ours, others): (Vec<Claim>, Vec<Claim>) = claims.into_iter().partition(|claim| self.owns(claim.endpoint));
         for claim in others {
-            let table = self.table.clone();
+            let ownership = self.ownership.clone();
             tokio::spawn(async move {
-                tokio::time::sleep(NEWS).await;
-                if let Some(owner) = table.owner(table.shard(claim.endpoint)) {
+                tokio::time::sleep(EVENT_DELAY).await;
+                if let Some(owner) = ownership.owner(ownership.shard(claim.endpoint)) {
                     let (endpoint, due_at) = (claim.endpoint, claim.due_at);
-                    table.tell(owner, ClusterEvent::Arrived { endpoint, due_at, expiry_check_at: claim.expires_at });
+                    ownership.send_event(
+                        owner,
+                        ClusterEvent::Arrived { endpoint, due_at, expiry_check_at: claim.expires_at },
+                    );
                 }
             });
         }
         ours
     }
 
-    pub fn tidings(&self) -> mpsc::UnboundedReceiver<ClusterEvent> {
-        let tidings = self.table.state.lock().unwrap().nodes[self.node].tidings.take();
-        tidings.expect("there is one listener")
+    pub fn events(&self) -> mpsc::UnboundedReceiver<ClusterEvent> {
+        let events = self.ownership.state.lock().unwrap().nodes[self.node].events.take();
+        events.expect("there is one listener")
     }
 
     pub fn leased_until(&self) -> Instant {
-        self.table.state.lock().unwrap().nodes[self.node].ends.unwrap_or_else(|| now() + LEASE)
+        self.ownership.state.lock().unwrap().nodes[self.node].ends.unwrap_or_else(|| now() + LEASE)
     }
 
     pub async fn ask_owner(&self, endpoint: EndpointId, question: String) -> Result<Option<String>> {
-        let Some(owner) = self.table.owner(self.table.shard(endpoint)) else { return Ok(None) };
-        let (answer, told) = oneshot::channel();
-        self.table.tell(owner, ClusterEvent::Asked { question, answer });
-        Ok(told.await.ok())
+        let Some(owner) = self.ownership.owner(self.ownership.shard(endpoint)) else { return Ok(None) };
+        let (answer, answered) = oneshot::channel();
+        self.ownership.send_event(owner, ClusterEvent::Asked { question, answer });
+        Ok(answered.await.ok())
     }
 }

@@ -1,4 +1,4 @@
-//! A store on ground of its own, with words for what the promises do to it.
+//! A store in a scratch folder or database, with helpers for the contract tests.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -31,47 +31,47 @@ use serde_json::{Value, json};
 
 use crate::ground::postgres::{Database, Server};
 
-type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Where a store rests: what differs between stores and is no part of their
-/// promises.
-trait Ground: Send + Sync {
+/// The place where a store keeps its data: what differs between stores and is
+/// not part of the contract.
+trait StoreBackend: Send + Sync {
     /// Opens the store, again or for the first time.
-    fn open(&mut self) -> Later<'_, Arc<dyn Store>>;
-    /// Ends what was opened; nobody else holds it any more.
-    fn close(&mut self) -> Later<'_, ()>;
-    /// How much room it takes, in units of its own.
-    fn size(&self) -> Later<'_, u64>;
-    /// Runs a statement on its tables, behind the store's back.
-    fn execute<'a>(&'a self, sql: &'a str) -> Later<'a, ()>;
-    /// The database, if it rests in one.
+    fn open(&mut self) -> BoxFuture<'_, Arc<dyn Store>>;
+    /// Closes the store; the caller has dropped all other handles.
+    fn close(&mut self) -> BoxFuture<'_, ()>;
+    /// Returns how much space it takes, in units of its own.
+    fn size(&self) -> BoxFuture<'_, u64>;
+    /// Runs a statement on its tables, bypassing the store.
+    fn execute<'a>(&'a self, sql: &'a str) -> BoxFuture<'a, ()>;
+    /// Returns the database, if the store is in one.
     fn database(&self) -> Option<&Database> {
         None
     }
 }
 
-struct EmbeddedGround {
+struct EmbeddedBackend {
     folder: tempfile::TempDir,
     open: Option<Arc<EmbeddedStore>>,
 }
 
-impl Ground for EmbeddedGround {
-    fn open(&mut self) -> Later<'_, Arc<dyn Store>> {
+impl StoreBackend for EmbeddedBackend {
+    fn open(&mut self) -> BoxFuture<'_, Arc<dyn Store>> {
         let store = Arc::new(EmbeddedStore::open(self.folder.path(), Durability::Unsynced).expect("it opens"));
         self.open = Some(store.clone());
         Box::pin(async move { store as Arc<dyn Store> })
     }
 
-    fn close(&mut self) -> Later<'_, ()> {
+    fn close(&mut self) -> BoxFuture<'_, ()> {
         let store = self.open.take().expect("it is open");
         Box::pin(async move { Arc::into_inner(store).expect("nobody else holds it").close().await })
     }
 
-    fn size(&self) -> Later<'_, u64> {
+    fn size(&self) -> BoxFuture<'_, u64> {
         Box::pin(async { pages(&self.folder.path().join("posthaste.db")) })
     }
 
-    fn execute<'a>(&'a self, sql: &'a str) -> Later<'a, ()> {
+    fn execute<'a>(&'a self, sql: &'a str) -> BoxFuture<'a, ()> {
         let db = rusqlite::Connection::open(self.folder.path().join("posthaste.db")).expect("a second connection");
         db.execute_batch(sql).unwrap_or_else(|problem| panic!("{sql}: {problem}"));
         Box::pin(std::future::ready(()))
@@ -85,15 +85,15 @@ fn pages(file: &Path) -> u64 {
     count.try_into().expect("a count")
 }
 
-struct PostgresGround {
-    // Dropped first: it may still be open when a promise was broken.
+struct PostgresBackend {
+    // Dropped before the database: it may still be open when a test failed.
     open: Option<Arc<PostgresStore>>,
     database: Database,
 }
 
-impl PostgresGround {
+impl PostgresBackend {
     async fn new() -> Self {
-        // What is promised here survives a closed store, not a lost disk.
+        // The contract is about a closed store, not about a lost disk.
         let server = Server::shared(&["fsync=off", "full_page_writes=off", "synchronous_commit=off"]).await;
         let database = server.database_like(async |url| opened(url).await.close().await).await;
         Self { open: None, database }
@@ -104,8 +104,8 @@ async fn opened(url: &str) -> PostgresStore {
     PostgresStore::open(PostgresOptions::new(url, Seal::from_key([7; 32]))).await.expect("it opens")
 }
 
-impl Ground for PostgresGround {
-    fn open(&mut self) -> Later<'_, Arc<dyn Store>> {
+impl StoreBackend for PostgresBackend {
+    fn open(&mut self) -> BoxFuture<'_, Arc<dyn Store>> {
         Box::pin(async {
             let store = Arc::new(opened(self.database.url()).await);
             self.open = Some(store.clone());
@@ -113,16 +113,16 @@ impl Ground for PostgresGround {
         })
     }
 
-    fn close(&mut self) -> Later<'_, ()> {
+    fn close(&mut self) -> BoxFuture<'_, ()> {
         let store = self.open.take().expect("it is open");
         Box::pin(async move { Arc::into_inner(store).expect("nobody else holds it").close().await })
     }
 
-    fn size(&self) -> Later<'_, u64> {
+    fn size(&self) -> BoxFuture<'_, u64> {
         Box::pin(async { self.database.size().await.try_into().expect("a size") })
     }
 
-    fn execute<'a>(&'a self, sql: &'a str) -> Later<'a, ()> {
+    fn execute<'a>(&'a self, sql: &'a str) -> BoxFuture<'a, ()> {
         Box::pin(async move { self.database.execute(&format!("SET search_path TO posthaste; {sql}")).await })
     }
 
@@ -131,14 +131,14 @@ impl Ground for PostgresGround {
     }
 }
 
-/// A store with the tenant `default`, and the words for what is done to it.
-pub struct House {
+/// A store with the tenant `default`.
+pub struct StoreFixture {
     pub store: Arc<dyn Store>,
-    ground: Box<dyn Ground>,
+    backend: Box<dyn StoreBackend>,
     minted: AtomicU64,
 }
 
-/// A moment of the promises' own time.
+/// Returns a moment of the tests' time, in seconds.
 pub fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + seconds).expect("in range")
 }
@@ -147,49 +147,49 @@ pub fn tenant(id: &str) -> TenantId {
     id.parse().expect("a tenant's id")
 }
 
-/// The tenant of whatever names no other.
+/// Returns the tenant `default`, which is used unless a test names another.
 pub fn ours() -> TenantId {
     tenant("default")
 }
 
-impl House {
+impl StoreFixture {
     pub async fn embedded() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        Self::on(Box::new(EmbeddedGround { folder, open: None })).await
+        Self::on(Box::new(EmbeddedBackend { folder, open: None })).await
     }
 
     pub async fn postgres() -> Self {
-        Self::on(Box::new(PostgresGround::new().await)).await
+        Self::on(Box::new(PostgresBackend::new().await)).await
     }
 
-    async fn on(mut ground: Box<dyn Ground>) -> Self {
-        let store = ground.open().await;
-        let house = Self { store, ground, minted: AtomicU64::new(1) };
-        house.put_tenant("default").await;
-        house
+    async fn on(mut backend: Box<dyn StoreBackend>) -> Self {
+        let store = backend.open().await;
+        let fixture = Self { store, backend, minted: AtomicU64::new(1) };
+        fixture.put_tenant("default").await;
+        fixture
     }
 
     /// Closes the store and opens it again.
     pub async fn reopened(mut self) -> Self {
         drop(self.store);
-        self.ground.close().await;
-        self.store = self.ground.open().await;
+        self.backend.close().await;
+        self.store = self.backend.open().await;
         self
     }
 
-    /// How much room the store takes.
+    /// Returns how much space the store takes.
     pub async fn size(&self) -> u64 {
-        self.ground.size().await
+        self.backend.size().await
     }
 
-    /// Changes the store behind its back. Tables have their plain names.
+    /// Changes the store's tables directly. Tables have their plain names.
     pub async fn execute(&self, sql: &str) {
-        self.ground.execute(sql).await;
+        self.backend.execute(sql).await;
     }
 
-    /// The database that the shared store rests in.
+    /// Returns the database of the shared store.
     pub fn database(&self) -> &Database {
-        self.ground.database().expect("the shared store rests in one")
+        self.backend.database().expect("the shared store rests in one")
     }
 
     pub async fn put_tenant(&self, id: &str) -> TenantId {
@@ -208,7 +208,7 @@ impl House {
         self.minted.fetch_add(1, Ordering::Relaxed).into()
     }
 
-    /// An endpoint of ours with these settings over the defaults.
+    /// Creates an endpoint of tenant `default` with these settings over the defaults.
     pub async fn endpoint(&self, settings: Value) -> Arc<Endpoint> {
         self.endpoint_of(&ours(), settings).await
     }
@@ -246,7 +246,7 @@ impl House {
         Secret { id, text: text.into(), key, created_at, expires_at: None }
     }
 
-    /// Accepts one event that must be new; what may be dispatched at once.
+    /// Accepts one event that must be new; returns what may be dispatched at once.
     pub async fn accept(&self, draft: Draft) -> Vec<Claim> {
         let accepted = self.store.accept(vec![draft.into()], BatchMode::All).await.expect("it is written");
         match accepted.into_iter().next().expect("an answer") {
@@ -255,26 +255,26 @@ impl House {
         }
     }
 
-    /// Accepts one event for one endpoint that nothing holds back.
+    /// Accepts one event whose only delivery may start at once; returns its claim.
     pub async fn claim(&self, draft: Draft) -> Claim {
         let mut claims = self.accept(draft).await;
         assert_eq!(claims.len(), 1, "one delivery is free to go");
         claims.remove(0)
     }
 
-    pub async fn accept_all(&self, drafts: Vec<Draft>, together: BatchMode) -> Vec<AcceptResult> {
+    pub async fn accept_all(&self, drafts: Vec<Draft>, mode: BatchMode) -> Vec<AcceptResult> {
         let events = drafts.into_iter().map(RoutedEvent::from).collect();
-        self.store.accept(events, together).await.expect("it is written")
+        self.store.accept(events, mode).await.expect("it is written")
     }
 
     pub fn lease(&self, endpoint: EndpointId) -> Lease {
-        let known = self.store.any_endpoint(endpoint).expect("it is known");
-        self.store.lease(&known.tenant, endpoint)
+        let tenant = &self.store.any_endpoint(endpoint).expect("it is known").tenant;
+        self.store.lease(tenant, endpoint)
     }
 
-    /// What is due at an endpoint until then.
+    /// Reads what is due at an endpoint until then.
     pub async fn due(&self, endpoint: &Endpoint, until: Timestamp) -> DuePage {
-        let ask = DueQuery {
+        let query = DueQuery {
             endpoint: endpoint.id,
             until,
             limit: 1_000,
@@ -282,10 +282,10 @@ impl House {
             except: HashSet::new(),
             urgent_only: false,
         };
-        self.store.read_due(self.lease(endpoint.id), ask).await.expect("it is read")
+        self.store.read_due(self.lease(endpoint.id), query).await.expect("it is read")
     }
 
-    /// The ids of the events that are due at an endpoint until then.
+    /// Returns the ids of the events that are due at an endpoint until then.
     pub async fn due_ids(&self, endpoint: &Endpoint, until: Timestamp) -> Vec<String> {
         self.due(endpoint, until).await.claims.iter().map(event_id).collect()
     }
@@ -296,17 +296,17 @@ impl House {
         self.store.settle(self.lease(claim.endpoint), settlement).await.expect("it is written")
     }
 
-    /// The same, with an answer that means this for the whole endpoint.
-    pub async fn noticed(
+    /// Records an attempt that led to this state, with an update of its endpoint.
+    pub async fn attempted_with_update(
         &self,
         claim: &Claim,
         next: NextState,
-        means: EndpointUpdate,
+        endpoint_update: EndpointUpdate,
         now: Timestamp,
     ) -> SettleEffects {
         let mut outcome = attempted(claim, next, now);
-        if let ClaimOutcome::Attempted { update: notice, .. } = &mut outcome {
-            *notice = means;
+        if let ClaimOutcome::Attempted { update, .. } = &mut outcome {
+            *update = endpoint_update;
         }
         let settlement = settlement(claim, outcome, now);
         self.store.settle(self.lease(claim.endpoint), settlement).await.expect("it is written")
@@ -341,7 +341,7 @@ impl House {
         self.store.attempts(&ours(), id).await.expect("it is read").expect("it is there")
     }
 
-    /// The deliveries of one event.
+    /// Returns the deliveries of one event.
     pub async fn deliveries_of(&self, event: &str) -> Vec<Delivery> {
         let id = event.parse().expect("an id");
         self.store.event_deliveries(&ours(), &id).await.expect("it is read").expect("it is there")
@@ -351,13 +351,13 @@ impl House {
         self.store.event(&ours(), &event.parse().expect("an id")).await.expect("it is read").is_some()
     }
 
-    /// Every delivery that answers to this, page by page.
-    pub async fn list(&self, ask: DeliveryQuery, limit: usize) -> Vec<Delivery> {
+    /// Returns every delivery that matches a query, page by page.
+    pub async fn list(&self, query: DeliveryQuery, limit: usize) -> Vec<Delivery> {
         let mut all = Vec::new();
         let mut cursor = None;
         loop {
             let page =
-                self.store.deliveries(&ours(), ask.clone(), PageRequest { cursor, limit }).await.expect("a page");
+                self.store.deliveries(&ours(), query.clone(), PageRequest { cursor, limit }).await.expect("a page");
             assert!(page.data.len() <= limit, "a page holds no more than was asked for");
             all.extend(page.data);
             match page.next {
@@ -367,7 +367,7 @@ impl House {
         }
     }
 
-    /// What has happened to an endpoint, newest first, page by page.
+    /// Returns the events of an endpoint, newest first, page by page.
     pub async fn endpoint_events(&self, endpoint: &Endpoint, limit: usize) -> Vec<EndpointEvent> {
         let mut all = Vec::new();
         let mut cursor = None;
@@ -382,7 +382,8 @@ impl House {
         }
     }
 
-    /// Forgets the data of events that nobody wanted, accepted before this.
+    /// Deletes the data of events without a matching endpoint that were accepted
+    /// before this.
     pub async fn forget_unmatched(&self, unmatched_before: Timestamp) {
         let (finished_before, dead_before) = (at(-1_000_000), at(-1_000_000));
         let horizon = RetentionHorizon { finished_before, dead_before, unmatched_before, after: 0, step: 7 };
@@ -390,7 +391,7 @@ impl House {
         assert_eq!((step.events, step.deliveries, step.next), (0, 0, None));
     }
 
-    /// Forgets all that may go, in small steps.
+    /// Deletes everything past its retention, in small steps.
     pub async fn forget(&self, finished_before: Timestamp, dead_before: Timestamp) -> ForgottenCounts {
         let mut total = ForgottenCounts::default();
         let mut after = 0;
@@ -408,12 +409,12 @@ impl House {
     }
 }
 
-/// What became of a claim, ready to be settled.
+/// Returns the settlement of a claim with this outcome.
 pub fn settlement(claim: &Claim, outcome: ClaimOutcome, now: Timestamp) -> Settlement {
     Settlement { id: claim.id, endpoint: claim.endpoint, now, outcome }
 }
 
-/// An attempt for this claim that led to this state.
+/// Returns the outcome of an attempt for this claim that led to this state.
 pub fn attempted(claim: &Claim, next: NextState, now: Timestamp) -> ClaimOutcome {
     let (verdict, status) = match next {
         NextState::Delivered => (Verdict::Delivered, 200),
@@ -445,21 +446,18 @@ pub fn attempted(claim: &Claim, next: NextState, now: Timestamp) -> ClaimOutcome
         body_sha256: "00".into(),
         decision: Decision::of(verdict, "a rule"),
     };
-    let notice = match next == NextState::Dead(DeadCause::Gone) {
-        true => disabling(),
-        false => EndpointUpdate::default(),
-    };
-    ClaimOutcome::Attempted { attempt: Box::new(attempt), next, progress, expiry_check_at: None, update: notice }
+    let update = if next == NextState::Dead(DeadCause::Gone) { disabling() } else { EndpointUpdate::default() };
+    ClaimOutcome::Attempted { attempt: Box::new(attempt), next, progress, expiry_check_at: None, update }
 }
 
-/// The receiver asked never to be called again.
+/// Returns the update of a receiver that asked never to be called again.
 pub fn disabling() -> EndpointUpdate {
     let reason = "the receiver answered 410".to_owned();
     let stop = EndpointStop { state: EndpointState::Disabled, reason, by: Actor::Receiver };
     EndpointUpdate { stop: Some(stop), ..EndpointUpdate::default() }
 }
 
-/// An event to be accepted: `event("a").key("k").to(&endpoint)`.
+/// An event to accept, built as `event("a").key("k").to(&endpoint)`.
 pub struct Draft {
     event: Event,
     fingerprint: Option<[u8; 32]>,
@@ -467,7 +465,7 @@ pub struct Draft {
     due_at: Option<Timestamp>,
 }
 
-/// An event with an id of its producer's, accepted at second 0.
+/// Returns an event with an id that its producer chose, accepted at second 0.
 pub fn event(id: &str) -> Draft {
     Draft {
         event: Event {
@@ -509,7 +507,7 @@ impl Draft {
         self
     }
 
-    /// With a first attempt later than its acceptance.
+    /// Sets the time of the first attempt, later than its acceptance.
     pub fn due(mut self, at: Timestamp) -> Self {
         self.due_at = Some(at);
         self
@@ -520,7 +518,7 @@ impl Draft {
         self
     }
 
-    /// Other data, and with it another fingerprint.
+    /// Sets other data, and with it another fingerprint.
     pub fn saying(mut self, data: &str) -> Self {
         self.event.data = data.to_owned().into();
         let mut fingerprint = [0; 32];
@@ -529,7 +527,7 @@ impl Draft {
         self
     }
 
-    /// As if the gateway had chosen the id.
+    /// Makes the id one that the gateway chose.
     pub fn with_minted_id(mut self) -> Self {
         self.fingerprint = None;
         self

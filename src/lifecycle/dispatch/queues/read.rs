@@ -1,0 +1,70 @@
+//! Reads due deliveries from the store, a page per endpoint.
+
+use jiff::Timestamp;
+
+use super::{EndpointQueues, cost};
+use crate::model::id::EndpointId;
+use crate::store::{DuePage, DueQuery};
+
+/// Most bytes of data that one read brings in.
+const READ_BYTES_MAX: usize = 1_024 * 1_024;
+
+impl EndpointQueues {
+    /// Reschedules the endpoints whose time has come; returns the reads of the
+    /// store to make now.
+    pub fn poll_due(&mut self, now: Timestamp) -> Vec<DueQuery> {
+        let mut queries = Vec::new();
+        if self.is_stopped {
+            return queries;
+        }
+        self.scheduler.wake(now);
+        while let Some(&(at, endpoint)) = self.wakes.first()
+            && at <= now
+        {
+            self.wakes.pop_first();
+            let Some(queue) = self.endpoints.get_mut(&endpoint) else { continue };
+            queue.wake = None;
+            if queue.read_at().is_some_and(|at| at <= now) {
+                queue.begin_read();
+                queries.push(DueQuery {
+                    endpoint,
+                    until: now,
+                    limit: queue.read_size(),
+                    bytes_max: READ_BYTES_MAX,
+                    except: queue.known.clone(),
+                    urgent_only: queue.is_backing_off(now),
+                });
+            }
+            self.reschedule(endpoint, now);
+        }
+        queries
+    }
+
+    /// Takes the page of a read. Without a page the read failed, and is tried
+    /// again at `again_at`.
+    pub fn read_done(&mut self, endpoint: EndpointId, page: Option<DuePage>, now: Timestamp, again_at: Timestamp) {
+        let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
+        queue.is_reading = false;
+        let changed = std::mem::take(&mut queue.changed_during_read);
+        if page.is_some() {
+            queue.reading_due = None;
+        }
+        let failed = || DuePage { next_due: Some(again_at), next_urgent: Some(again_at), ..DuePage::default() };
+        let page = page.unwrap_or_else(failed);
+        for claim in page.claims {
+            if !queue.may_start(&claim, now) {
+                queue.put_back(&claim);
+            } else if !changed.contains(&claim.id) && queue.known.insert(claim.id) {
+                self.ready_bytes += cost(&claim);
+                queue.ready.push_back(claim);
+            }
+        }
+        if let Some(due_at) = page.next_due {
+            queue.stored_due_at(due_at);
+        }
+        if let Some(due_at) = page.next_urgent {
+            queue.urgent_due_at(due_at);
+        }
+        self.reschedule(endpoint, now);
+    }
+}
