@@ -159,12 +159,20 @@ pub async fn accept_over(
         .collect())
 }
 
+/// How often events are matched anew because the endpoints have changed
+/// meanwhile. Each time takes a commit of others' in between, so beyond this
+/// the producer is better told to come again than kept waiting.
+const MATCHES_MAX: usize = 10;
+
 /// Makes them durable. A store that knows of other endpoints by now than they
-/// were matched with asks for them again.
+/// were matched with asks for them again, a few times.
 async fn write(gateway: &Gateway, events: Vec<RoutedEvent>, together: BatchMode) -> Result<Vec<AcceptResult>, Error> {
     let unmatched: Vec<RoutedEvent> = events.iter().map(RoutedEvent::unmatched).collect();
     let mut answer = gateway.store.accept(events, together).await;
-    while let Err(Error::Outdated) = answer {
+    for _ in 1..MATCHES_MAX {
+        if !matches!(answer, Err(Error::Outdated)) {
+            break;
+        }
         let matched =
             unmatched.iter().map(|new| Ok(RoutedEvent { targets: gateway.store.matching(&new.event)?, ..new.clone() }));
         answer = gateway.store.accept(matched.collect::<Result<_, Error>>()?, together).await;

@@ -64,7 +64,7 @@ pub enum Error {
     #[error("it was changed by someone else meanwhile")]
     Changed,
     /// The catalog is newer than what this was based on; match again.
-    #[error("the endpoints have changed meanwhile")]
+    #[error("the endpoints have changed again and again meanwhile; nothing was stored, so try again in a few seconds")]
     Outdated,
     /// The event is there, and its data no longer is.
     #[error("the data of event {0} was expunged")]

@@ -8,6 +8,7 @@
 
 mod epochs;
 mod moody;
+mod outdated;
 mod ownership;
 mod patience;
 mod retention;

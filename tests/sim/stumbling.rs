@@ -4,7 +4,7 @@
 //! Every call also keeps simulated time from moving on while the real store
 //! works: Tokio's paused clock waits for blocking tasks, and only for those.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -37,6 +37,8 @@ pub struct Stumbling {
     has_crashed: Arc<AtomicBool>,
     chance: Arc<Mutex<StdRng>>,
     stumbles: f64,
+    /// How many more events are matched with endpoints that have changed since.
+    outdated: Arc<AtomicUsize>,
     /// Its place, where it is one of many nodes.
     seat: Option<Seat>,
 }
@@ -44,7 +46,7 @@ pub struct Stumbling {
 impl Stumbling {
     pub fn new(inner: Arc<EmbeddedStore>, seed: u64) -> Self {
         let chance = Arc::new(Mutex::new(StdRng::seed_from_u64(seed)));
-        Self { inner, has_crashed: Arc::default(), chance, stumbles: STUMBLES, seat: None }
+        Self { inner, has_crashed: Arc::default(), chance, stumbles: STUMBLES, outdated: Arc::default(), seat: None }
     }
 
     /// One that never stumbles, and only keeps time from running ahead.
@@ -74,6 +76,17 @@ impl Stumbling {
         if let Some(seat) = &self.seat {
             *claims = seat.keep(std::mem::take(claims));
         }
+    }
+
+    /// Whoever hands in events next is told so many times that the endpoints
+    /// have changed meanwhile.
+    pub fn outdate(&self, times: usize) {
+        self.outdated.store(times, Ordering::SeqCst);
+    }
+
+    /// How many of those are left.
+    pub fn left_outdated(&self) -> usize {
+        self.outdated.load(Ordering::SeqCst)
     }
 
     /// From now on nothing is read or written.
@@ -110,6 +123,9 @@ impl Stumbling {
 impl DeliveryQueue for Stumbling {
     async fn accept(&self, events: Vec<RoutedEvent>, together: BatchMode) -> Result<Vec<AcceptResult>> {
         self.stumble()?;
+        if self.outdated.try_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+            return Err(Error::Outdated);
+        }
         let mut accepted = self.call(async move |store| store.accept(events, together).await).await?;
         for accepted in &mut accepted {
             if let AcceptResult::New { claims, .. } = accepted {
