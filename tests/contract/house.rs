@@ -187,6 +187,11 @@ impl House {
         self.ground.execute(sql).await;
     }
 
+    /// Whether the store is one that many nodes share.
+    pub fn is_shared(&self) -> bool {
+        self.ground.database().is_some()
+    }
+
     /// The database that the shared store rests in.
     pub fn database(&self) -> &Database {
         self.ground.database().expect("the shared store rests in one")

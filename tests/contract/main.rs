@@ -52,5 +52,6 @@ mod overdue;
 mod settle;
 mod shared;
 mod told;
+mod unknown_codes;
 mod usage;
 mod waiting;

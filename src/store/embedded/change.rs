@@ -5,7 +5,7 @@ use rusqlite::{OptionalExtension, params};
 
 use super::lane::{LaneHead, LaneMember, is_head, pass};
 use super::operational_events::lane_event;
-use super::rows::{at, cause_of, delivery_id, delivery_no, millis, state_of, uuid_of};
+use super::rows::{at, cause_of, delivery_id, delivery_no, format_of, known, millis, state_of, uuid_of};
 use super::writer::WriteTransaction;
 use crate::model::audit::AuditedAction;
 use crate::model::delivery::{DeadCause, DeliveryState};
@@ -21,8 +21,10 @@ pub fn change(
     change: DeliveryChange,
     now: Timestamp,
 ) -> rusqlite::Result<Result<DeliveryChanged>> {
-    let Some(row) = find(transaction, tenant, id)? else {
-        return Ok(Err(Error::NotFound("delivery")));
+    let row = match known(find(transaction, tenant, id))? {
+        Ok(Some(row)) => row,
+        Ok(None) => return Ok(Err(Error::NotFound("delivery"))),
+        Err(code) => return Ok(Err(Error::UnknownCode(code))),
     };
     if !change.allows(row.state) {
         let state = row.state.as_str();
@@ -122,7 +124,7 @@ fn find(
 ) -> rusqlite::Result<Option<DeliveryToChange>> {
     let no = delivery_no(id);
     let sql = "SELECT d.endpoint, p.id, p.deleted_at IS NOT NULL, d.state, d.lane, d.passed, d.created_at,
-                      CASE WHEN length(e.data) = 0 THEN e.id END, d.cause
+                      CASE WHEN length(e.data) = 0 THEN e.id END, d.cause, d.format
                FROM deliveries d JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant
                     JOIN events e ON e.no = d.event
                WHERE d.no = ? AND t.id = ? AND t.deleted_at IS NULL";
@@ -130,7 +132,8 @@ fn find(
         .db
         .query_row(sql, params![no, tenant.as_str()], |row| {
             let is_endpoint_deleted: bool = row.get(2)?;
-            let state = match state_of(row.get(3)?) {
+            format_of(row.get(9)?)?;
+            let state = match state_of(row.get(3)?)? {
                 // Not swept yet, and cancelled all the same.
                 DeliveryState::Waiting if is_endpoint_deleted => DeliveryState::Cancelled,
                 state => state,
@@ -143,7 +146,7 @@ fn find(
                 state,
                 lane: row.get(4)?,
                 is_passed: row.get(5)?,
-                cause: row.get::<_, Option<i64>>(8)?.map(cause_of),
+                cause: row.get::<_, Option<i64>>(8)?.map(cause_of).transpose()?,
                 expunged: row.get::<_, Option<String>>(7)?.map(|id| EventId::from_stored(&id)),
             };
             Ok((found, delivery_id(no, row.get(6)?)))

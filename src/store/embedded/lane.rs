@@ -6,7 +6,7 @@
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::rows::{millis, state_of};
+use super::rows::{UnknownCode, millis, state_of};
 use crate::model::delivery::DeliveryState;
 
 /// A member of a lane.
@@ -57,22 +57,23 @@ pub fn pass(db: &Connection, member: &LaneMember<'_>, now: Timestamp) -> rusqlit
     if !is_head(db, member)? {
         return Ok(LaneHead::Same);
     }
-    let (next, is_waiting) = loop {
+    let (next, state) = loop {
         match first_unpassed(db, member)? {
-            None => break (None, false),
-            Some((no, DeliveryState::Dead)) if skips_dead(db, member.endpoint)? => mark_passed(db, no)?,
-            Some((no, state)) => break (Some(no), state == DeliveryState::Waiting),
+            None => break (None, None),
+            Some((no, Ok(DeliveryState::Dead))) if skips_dead(db, member.endpoint)? => mark_passed(db, no)?,
+            Some((no, state)) => break (Some(no), state.ok()),
         }
     };
     db.prepare_cached("UPDATE lanes SET head = ?, head_since = ?, touched_at = ? WHERE endpoint = ? AND lane = ?")?
         .execute(params![next, millis(now), millis(now), member.endpoint, member.lane])?;
-    if let Some(next) = next {
+    // One whose state only a newer version knows stays as it is, and its lane behind it.
+    if let Some(next) = next.filter(|_| state.is_some()) {
         db.prepare_cached("UPDATE deliveries SET behind = 0 WHERE no = ?")?.execute([next])?;
     }
-    Ok(match next {
-        None => LaneHead::Same,
-        Some(next) if is_waiting => LaneHead::Free(next),
-        Some(next) => LaneHead::Dead(next),
+    Ok(match (next, state) {
+        (None, _) | (_, None) => LaneHead::Same,
+        (Some(next), Some(DeliveryState::Waiting)) => LaneHead::Free(next),
+        (Some(next), Some(_)) => LaneHead::Dead(next),
     })
 }
 
@@ -81,7 +82,10 @@ fn mark_passed(db: &Connection, no: i64) -> rusqlite::Result<()> {
     Ok(())
 }
 
-fn first_unpassed(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<Option<(i64, DeliveryState)>> {
+fn first_unpassed(
+    db: &Connection,
+    member: &LaneMember<'_>,
+) -> rusqlite::Result<Option<(i64, Result<DeliveryState, UnknownCode>)>> {
     db.prepare_cached(
         "SELECT no, state FROM deliveries INDEXED BY deliveries_by_lane
          WHERE endpoint = ? AND lane = ? AND passed = 0 ORDER BY seq LIMIT 1",

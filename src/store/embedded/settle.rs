@@ -2,11 +2,12 @@
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
+use tracing::error;
 
 use super::claim::claim;
 use super::lane::{LaneHead, LaneMember, is_head, pass, skips_dead};
 use super::operational_events::{EventSubjectRow, accept_operational_event, lane_event};
-use super::rows::{at, attempt_no, cause_code, delivery_id, delivery_no, millis, state_code, state_of};
+use super::rows::{at, attempt_no, cause_code, delivery_id, delivery_no, known, millis, state_code, state_of};
 use super::writer::WriteTransaction;
 use crate::model::attempt::Attempt;
 use crate::model::delivery::{DeadCause, DeliveryDeadline, DeliveryState, Progress, STUMBLES_MAX};
@@ -16,9 +17,14 @@ use crate::store::{Claim, ClaimOutcome, SettleEffects, Settlement};
 
 /// Writes what became of a claim.
 pub fn settle(transaction: &mut WriteTransaction<'_>, settlement: &Settlement) -> rusqlite::Result<SettleEffects> {
-    let Some(row) = find(transaction.db, settlement)? else {
+    let row = match known(find(transaction.db, settlement))? {
+        Ok(Some(row)) => row,
         // Forgotten or never there: nothing is left to write about.
-        return Ok(SettleEffects::default());
+        Ok(None) => return Ok(SettleEffects::default()),
+        Err(code) => {
+            error!(delivery.id = %settlement.id, "an outcome is not recorded, and its delivery stays as it is: {code}");
+            return Ok(SettleEffects { is_void: true, ..SettleEffects::default() });
+        }
     };
     let next = match &settlement.outcome {
         ClaimOutcome::Attempted { attempt, next, progress, .. } => {
@@ -191,7 +197,7 @@ fn find(db: &Connection, settlement: &Settlement) -> rusqlite::Result<Option<Cla
         )?
         .query_row([no], |row| {
             let place = DeliveryRow {
-                state: state_of(row.get(1)?),
+                state: state_of(row.get(1)?)?,
                 cause: row.get(5)?,
                 due_at: row.get(6)?,
                 finished_at: row.get(7)?,
@@ -288,7 +294,7 @@ fn move_lane(
     };
     match head {
         LaneHead::Same => Ok(Vec::new()),
-        LaneHead::Free(no) => Ok(vec![claim(transaction.db, no)?]),
+        LaneHead::Free(no) => Ok(known(claim(transaction.db, no))?.into_iter().collect()),
         LaneHead::Dead(no) => lane_event(transaction, no, true, settlement.now),
     }
 }

@@ -133,7 +133,7 @@ async fn make(
 /// What is damaged cannot be replayed.
 async fn refuse_damaged(work: &UnitOfWork<'_>, no: i64, id: DeliveryId) -> Result<()> {
     let row = work.tx.query_opt("SELECT cause FROM posthaste.deliveries WHERE no = $1", bind![no]).await?;
-    let cause = row.and_then(|row| row.get::<_, Option<i16>>(0)).map(|code| cause_of(code.into()));
+    let cause = row.and_then(|row| row.get::<_, Option<i16>>(0)).map(|code| cause_of(code.into())).transpose()?;
     if cause == Some(DeadCause::Damaged) { Err(damaged_replay(id)) } else { Ok(()) }
 }
 

@@ -1,6 +1,6 @@
 //! Where a delivery's row is, and how it moves from table to table.
 
-use super::rows::{delivery_id, state_code, state_of};
+use super::rows::{cause_of, delivery_id, format_of, state_code, state_of};
 use super::transaction::{PgTransaction, bind};
 use crate::model::attempt::Attempt;
 use crate::model::delivery::DeliveryState;
@@ -75,8 +75,8 @@ impl LockedDelivery {
     pub async fn find(tx: &PgTransaction, no: i64) -> Result<Option<Self>> {
         for table in [DeliveryTable::Queue, DeliveryTable::Dead, DeliveryTable::Finished] {
             let rest = match table {
-                DeliveryTable::Queue => "0::smallint, NULL::text",
-                DeliveryTable::Dead | DeliveryTable::Finished => "state, last",
+                DeliveryTable::Queue => "0::smallint, NULL::text, NULL::smallint, format",
+                DeliveryTable::Dead | DeliveryTable::Finished => "state, last, cause, format",
             };
             let sql = format!(
                 "SELECT endpoint, shard, tenant, lane, passed, coalesce(replayed_at, created_at), attempts, due_at,
@@ -84,8 +84,11 @@ impl LockedDelivery {
                 table.name()
             );
             let Some(row) = tx.query_opt(&sql, bind![no]).await? else { continue };
+            // Whoever does not know what it is must not change it.
+            row.get::<_, Option<i16>>(11).map(|code| cause_of(code.into())).transpose()?;
+            format_of(row.get::<_, i16>(12).into())?;
             let stand = DeliverySnapshot {
-                state: state_of(row.get::<_, i16>(9).into()),
+                state: state_of(row.get::<_, i16>(9).into())?,
                 begun_at: row.get(5),
                 attempts: super::rows::count(&row, 6),
             };

@@ -2,6 +2,7 @@
 //! changed while the request was open.
 
 use jiff::Timestamp;
+use tracing::error;
 
 use super::claims::{self, ClaimKey};
 use super::endpoint::apply_endpoint_update;
@@ -22,7 +23,14 @@ pub async fn settle(work: &mut UnitOfWork<'_>, lease: Lease, settlement: &Settle
         return Ok(Err(Error::Stale(lease.shard)));
     }
     let no = delivery_no(settlement.id);
-    let Some(place) = LockedDelivery::find(work.tx, no).await?.filter(|place| place.id() == settlement.id) else {
+    let found = match LockedDelivery::find(work.tx, no).await {
+        Err(Error::UnknownCode(code)) => {
+            error!(delivery.id = %settlement.id, "an outcome is not recorded, and its delivery stays as it is: {code}");
+            return Ok(Ok(SettleEffects { is_void: true, ..SettleEffects::default() }));
+        }
+        found => found?,
+    };
+    let Some(place) = found.filter(|place| place.id() == settlement.id) else {
         // Forgotten or never there: nothing is left to write about.
         return Ok(Ok(SettleEffects::default()));
     };
