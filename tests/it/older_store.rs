@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use posthaste::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio_postgres::NoTls;
@@ -59,7 +60,7 @@ impl Older {
         let private = std::fs::Permissions::from_mode(0o700);
         let folder = Arc::new(tempfile::Builder::new().permissions(private).tempdir().unwrap());
         let mut flags: Vec<String> = PATIENT.map(str::to_owned).into();
-        let now = jiff::Timestamp::now().as_millisecond();
+        let now = SystemClock.now().as_millisecond();
         let begin_the_year = BEGIN_THE_YEAR.replace("$now", &now.to_string());
         let mut database = None;
         if is_on_postgres() {
