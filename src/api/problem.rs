@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::Serialize;
-use tracing::info;
+use tracing::{info, warn};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
@@ -301,6 +301,11 @@ impl From<store::Error> for Problem {
                 )
             }
             store::Error::Stale(_) | store::Error::Changed | store::Error::Outdated => {
+                Self::new(ProblemCode::Unavailable, detail)
+            }
+            // A node of the version that wrote it may be asked next.
+            store::Error::UnknownCode(_) => {
+                warn!("answered 503: {detail}");
                 Self::new(ProblemCode::Unavailable, detail)
             }
             store::Error::NotFound("cursor") => {

@@ -220,6 +220,9 @@ struct EndpointSettingsArgs {
     /// A header to send along, such as X-Team=billing.
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
     headers: Vec<(String, String)>,
+    /// Something of your own to keep with it, such as team=billing.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = metadata)]
+    metadata: Vec<(String, String)>,
     /// The retry policy: a preset (standard, quick, hourly, stepped, patient, long), or JSON such as '{"schedule":["30s","2m"],"max_attempts":5}'.
     #[arg(long, value_name = "PRESET|JSON", value_parser = retry)]
     retry: Option<String>,
@@ -232,6 +235,9 @@ struct EndpointSettingsArgs {
     /// The deadline of an attempt, such as 10s; one below 5s is also the deadline for connecting.
     #[arg(long, value_name = "SPAN")]
     timeout: Option<Span>,
+    /// The deadline for connecting, such as 2s.
+    #[arg(long, value_name = "SPAN")]
+    connect_timeout: Option<Span>,
     #[command(flatten)]
     tls: TlsArgs,
 }
@@ -408,14 +414,17 @@ impl EndpointSettingsArgs {
         Self { rate: self.rate.clone().filter(|json| json != "null"), ..self.clone() }
     }
 
+    /// The deadlines that were given. The usual one for connecting would be
+    /// past a shorter one for everything.
+    fn deadlines(&self) -> Option<Value> {
+        let connect = self.connect_timeout.or(self.timeout.filter(|total| *total < Span::secs(5)));
+        let given = [("connect", connect), ("total", self.timeout)];
+        let given: BTreeMap<&str, Span> = given.into_iter().filter_map(|(name, span)| Some((name, span?))).collect();
+        (!given.is_empty()).then(|| serde_json::json!(given))
+    }
+
     fn add_to(&self, body: JsonBody) -> anyhow::Result<JsonBody> {
-        let headers: BTreeMap<&str, &str> =
-            self.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        // The usual deadline for connecting would be past a shorter one for everything.
-        let timeout = self.timeout.map(|total| match total < Span::secs(5) {
-            true => serde_json::json!({ "connect": total, "total": total }),
-            false => serde_json::json!({ "total": total }),
-        });
+        let (headers, metadata) = (object(&self.headers), object(&self.metadata));
         let body = body
             .field("event_types", Some(&self.event_types).filter(|types| !types.is_empty()))
             .field("description", self.description.as_ref())
@@ -430,10 +439,11 @@ impl EndpointSettingsArgs {
             .field("owner_email", self.owner_email.as_deref().map(nobody).as_ref())
             .raw("breaker", self.breaker.as_deref().map(str::as_bytes))
             .field("headers", Some(&headers).filter(|headers| !headers.is_empty()))
+            .field("metadata", Some(&metadata).filter(|metadata| !metadata.is_empty()))
             .raw("retry", self.retry.as_deref().map(str::as_bytes))
             .raw("status_rules", self.status_rules.as_deref().map(str::as_bytes))
             .raw("filter", self.filter.as_deref().map(str::as_bytes))
-            .field("timeout", timeout.as_ref())
+            .field("timeout", self.deadlines().as_ref())
             .field("tls", self.tls.json()?.as_ref());
         Ok(body)
     }
@@ -454,10 +464,22 @@ fn breaker(text: &str) -> Result<String, String> {
 }
 
 fn header(text: &str) -> Result<(String, String), String> {
+    pair(text, "X-Team=billing")
+}
+
+fn metadata(text: &str) -> Result<(String, String), String> {
+    pair(text, "team=billing")
+}
+
+fn pair(text: &str, example: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.trim().is_empty() => Ok((name.trim().to_owned(), value.trim().to_owned())),
-        _ => Err("write a name, = and a value, such as X-Team=billing".to_owned()),
+        _ => Err(format!("write a name, = and a value, such as {example}")),
     }
+}
+
+fn object(pairs: &[(String, String)]) -> BTreeMap<&str, &str> {
+    pairs.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
 }
 
 /// The name of a policy stands for itself.
@@ -530,6 +552,10 @@ mod tests {
         let with = |timeout| EndpointSettingsArgs { timeout: Some(timeout), ..EndpointSettingsArgs::default() };
         assert_eq!(sent(&with(Span::secs(10))), r#"{"timeout":{"total":"10s"}}"#);
         assert_eq!(sent(&with(Span::secs(2))), r#"{"timeout":{"connect":"2s","total":"2s"}}"#);
+        let apart = EndpointSettingsArgs { connect_timeout: Some(Span::secs(1)), ..with(Span::secs(2)) };
+        assert_eq!(sent(&apart), r#"{"timeout":{"connect":"1s","total":"2s"}}"#);
+        let alone = EndpointSettingsArgs { timeout: None, ..apart };
+        assert_eq!(sent(&alone), r#"{"timeout":{"connect":"1s"}}"#);
     }
 
     #[test]

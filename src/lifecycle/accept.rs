@@ -161,12 +161,20 @@ pub async fn accept_over(
         .collect())
 }
 
-/// Makes events durable. Matches them again while the store knows of other
-/// endpoints than they were matched with.
+/// How often events are matched again because the endpoints have changed
+/// meanwhile. Each time takes a commit of others in between, so beyond this
+/// the producer is better told to come again than kept waiting.
+const MATCHES_MAX: usize = 10;
+
+/// Makes events durable. Matches them again, a few times, while the store
+/// knows of other endpoints than they were matched with.
 async fn write(gateway: &Gateway, events: Vec<RoutedEvent>, mode: BatchMode) -> Result<Vec<AcceptResult>, Error> {
     let unmatched: Vec<RoutedEvent> = events.iter().map(RoutedEvent::unmatched).collect();
     let mut written = gateway.store.accept(events, mode).await;
-    while let Err(Error::Outdated) = written {
+    for _ in 1..MATCHES_MAX {
+        if !matches!(written, Err(Error::Outdated)) {
+            break;
+        }
         let matched = unmatched
             .iter()
             .map(|routed| Ok(RoutedEvent { targets: gateway.store.matching(&routed.event)?, ..routed.clone() }));

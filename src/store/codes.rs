@@ -36,13 +36,28 @@ pub const EXPUNGED: i64 = 1;
 /// The same: no endpoint wanted it.
 pub const UNMATCHED: i64 = 2;
 
+/// A stored code that this version does not know, because a newer one wrote
+/// it. Whatever holds it is left as it is: to take it for another code would
+/// end, send or replay what the newer version meant otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{column} is {value}, which this version does not know; a newer version wrote it, so ask a node of that version"
+)]
+pub struct UnknownCode {
+    /// The table and the column.
+    pub column: &'static str,
+    /// The code that is stored there.
+    pub value: i64,
+}
+
 /// Why an event's data is no longer there, if it is not. Older versions wrote
 /// no code when it was expunged.
-pub fn withheld_from(is_empty: bool, code: Option<i64>) -> Option<DataRemoval> {
+pub fn withheld_from(is_empty: bool, code: Option<i64>) -> Result<Option<DataRemoval>, UnknownCode> {
     match code {
-        Some(UNMATCHED) => Some(DataRemoval::Unmatched),
-        Some(_) => Some(DataRemoval::Expunged),
-        None => is_empty.then_some(DataRemoval::Expunged),
+        Some(EXPUNGED) => Ok(Some(DataRemoval::Expunged)),
+        Some(UNMATCHED) => Ok(Some(DataRemoval::Unmatched)),
+        Some(value) => Err(UnknownCode { column: "events.withheld", value }),
+        None => Ok(is_empty.then_some(DataRemoval::Expunged)),
     }
 }
 
@@ -57,12 +72,13 @@ pub fn state_code(state: DeliveryState) -> i64 {
 }
 
 /// A stored state.
-pub fn state_of(code: i64) -> DeliveryState {
+pub fn state_of(code: i64) -> Result<DeliveryState, UnknownCode> {
     match code {
-        0 => DeliveryState::Waiting,
-        1 => DeliveryState::Delivered,
-        2 => DeliveryState::Dead,
-        _ => DeliveryState::Cancelled,
+        0 => Ok(DeliveryState::Waiting),
+        1 => Ok(DeliveryState::Delivered),
+        2 => Ok(DeliveryState::Dead),
+        3 => Ok(DeliveryState::Cancelled),
+        value => Err(UnknownCode { column: "deliveries.state", value }),
     }
 }
 
@@ -79,14 +95,15 @@ pub fn cause_code(cause: DeadCause) -> i64 {
 }
 
 /// A stored cause.
-pub fn cause_of(code: i64) -> DeadCause {
+pub fn cause_of(code: i64) -> Result<DeadCause, UnknownCode> {
     match code {
-        0 => DeadCause::Exhausted,
-        1 => DeadCause::Expired,
-        2 => DeadCause::Refused,
-        3 => DeadCause::Gone,
-        5 => DeadCause::Damaged,
-        _ => DeadCause::Poisoned,
+        0 => Ok(DeadCause::Exhausted),
+        1 => Ok(DeadCause::Expired),
+        2 => Ok(DeadCause::Refused),
+        3 => Ok(DeadCause::Gone),
+        4 => Ok(DeadCause::Poisoned),
+        5 => Ok(DeadCause::Damaged),
+        value => Err(UnknownCode { column: "deliveries.cause", value }),
     }
 }
 
@@ -101,18 +118,42 @@ pub fn format_code(format: BodyFormat) -> i64 {
 }
 
 /// A stored format.
-pub fn format_of(code: i64) -> BodyFormat {
+pub fn format_of(code: i64) -> Result<BodyFormat, UnknownCode> {
     match code {
-        0 => BodyFormat::Envelope,
-        1 => BodyFormat::Raw,
-        2 => BodyFormat::Thin,
-        _ => BodyFormat::Cloudevents,
+        0 => Ok(BodyFormat::Envelope),
+        1 => Ok(BodyFormat::Raw),
+        2 => Ok(BodyFormat::Thin),
+        3 => Ok(BodyFormat::Cloudevents),
+        value => Err(UnknownCode { column: "deliveries.format", value }),
     }
 }
+
+/// The highest code of a format that this version knows. Deliveries beyond it
+/// wait for a node that knows theirs, so this one reads none of them to send
+/// or to end.
+pub const FORMAT_CODE_MAX: i16 = 3;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_code_is_read_as_what_was_written_and_no_other_is_read() {
+        for (code, state) in [0, 1, 2, 3].map(|code| (code, state_of(code).unwrap())) {
+            assert_eq!(state_code(state), code);
+        }
+        for (code, cause) in [0, 1, 2, 3, 4, 5].map(|code| (code, cause_of(code).unwrap())) {
+            assert_eq!(cause_code(cause), code);
+        }
+        for (code, format) in (0..=i64::from(FORMAT_CODE_MAX)).map(|code| (code, format_of(code).unwrap())) {
+            assert_eq!(format_code(format), code);
+        }
+        for unknown in [state_of(4).unwrap_err(), cause_of(6).unwrap_err(), format_of(4).unwrap_err()] {
+            assert!(unknown.to_string().contains(&format!("is {}", unknown.value)), "{unknown}");
+        }
+        assert_eq!(format_of(i64::from(FORMAT_CODE_MAX) + 1).unwrap_err().column, "deliveries.format");
+        assert_eq!(withheld_from(true, Some(3)).unwrap_err().column, "events.withheld");
+    }
 
     #[test]
     fn a_delivery_id_gives_its_number_back() {

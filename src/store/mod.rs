@@ -41,6 +41,7 @@ pub mod seal;
 pub use access::{AccessStore, AuditQuery, TokenScope, caller, with_caller};
 pub use changes::{DeliveryChange, DeliveryChanged, EndpointChange, EndpointChanged, EndpointStop, EndpointUpdate};
 pub use cluster::{Cluster, ClusterEvent, ClusterState, NodeState, ShardState, StoreStatus};
+pub use codes::UnknownCode;
 pub use queries::{DeliveryQuery, EventQuery, EventRecord, Lane, ListPage, PageRequest};
 pub use scrub::{ScrubStep, Scrubbed};
 
@@ -66,7 +67,7 @@ pub enum Error {
     #[error("it was changed by someone else meanwhile")]
     Changed,
     /// The catalog is newer than what this was based on; match again.
-    #[error("the endpoints have changed meanwhile")]
+    #[error("the endpoints have changed again and again meanwhile; nothing was stored, so try again in a few seconds")]
     Outdated,
     /// The event is there, and its data no longer is.
     #[error("the data of event {0} was expunged")]
@@ -77,6 +78,10 @@ pub enum Error {
     /// The event is there, and its data is no longer what was accepted.
     #[error("what is stored of event {0} is damaged; it is not the data that was accepted")]
     Damaged(EventId),
+    /// A row holds a code that only a newer version knows. Nothing was
+    /// changed; a node of that version can.
+    #[error(transparent)]
+    UnknownCode(#[from] UnknownCode),
     /// The tenant's limits do not allow it.
     #[error(transparent)]
     OverLimit(OverLimit),

@@ -111,13 +111,21 @@ async fn a_pause_through_another_node_holds_everything_but_what_is_in_flight() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_delete_through_another_node_ends_everything_but_what_is_in_flight() {
+async fn a_delete_through_another_node_cancels_everything_but_what_is_in_flight() {
     let scene = Scene::new().await;
     let answer = scene.other_node().send("DELETE", &scene.path(), &[], "").await.unwrap();
     assert!((200..300).contains(&answer.status), "{answer:?}");
+    let untouched = scene.untouched().await;
+    assert_eq!(untouched["state"], "cancelled", "with the answer, whatever is still to be written: {untouched}");
     scene.let_go().await;
     assert_eq!(scene.count(), CAP, "nothing was begun after the end");
     scene.cluster.drained().await;
+    let begun: Vec<String> = scene.ledger.entries().into_iter().map(|entry| entry.id).collect();
+    for id in (0..30).map(|n| format!("evt-{n}")) {
+        let delivery = scene.delivery(&id).await;
+        let (state, attempts) = if begun.contains(&id) { ("delivered", 1) } else { ("cancelled", 0) };
+        assert_eq!((&delivery["state"], &delivery["attempts"]), (&json!(state), &json!(attempts)), "{delivery}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

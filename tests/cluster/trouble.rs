@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::ground::proxy::NetworkState;
 use crate::ledger::{Entry, Ledger, flaky};
-use crate::nodes::{Cluster, ENDPOINTS, called_again};
+use crate::nodes::{Cluster, ENDPOINTS, LEASE, called_again};
 use crate::support::eventually;
 
 const EVENTS: &str = "/v1/tenants/default/events";
@@ -112,18 +112,44 @@ async fn a_killed_database_that_comes_back_has_lost_nothing_and_charged_nothing(
     cluster.check(&ledger, &acknowledged, in_trouble).await;
 }
 
+/// Slow means late, and nothing else: events are taken, nothing is lost,
+/// sent twice or overtaken, and no node is taken for dead or takes itself for
+/// it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_is_slow_slows_everything_and_breaks_nothing() {
+    let one_way = Duration::from_millis(20);
     let ledger = Ledger::start(flaky).await;
     let mut cluster = Cluster::new().await;
     cluster.start_behind_proxies(2).await;
     cluster.create_endpoints(&ledger, ENDPOINTS).await;
     cluster.settled().await;
+    let owned = owners(&cluster).await;
     for node in &cluster.nodes {
-        node.proxy().set(NetworkState::Slow(Duration::from_millis(20)));
+        node.proxy().set(NetworkState::Slow(one_way));
     }
+    let slowed = Instant::now();
     let load = cluster.load("a");
+    // Leases have to be renewed again and again meanwhile.
+    while slowed.elapsed() < 4 * LEASE {
+        for node in &cluster.nodes {
+            node.client().get("/readyz").await.expect(200);
+            let (asked, event) = (Instant::now(), json!({"type": "e0", "data": 1}));
+            node.client().post_json(EVENTS, &event).await.expect(202);
+            assert!(asked.elapsed() >= 2 * one_way, "{} was not slowed: {:?}", node.name, asked.elapsed());
+        }
+    }
     ledger.wait_for_more(200).await;
+    assert_eq!(load.refused(), 0, "every event is taken at its first try");
     let acknowledged = load.finish().await;
-    cluster.check(&ledger, &acknowledged, |_| false).await;
+    let findings = cluster.check(&ledger, &acknowledged, |_| false).await;
+    assert!(findings.repeats.is_empty(), "nothing is sent twice: {:?}", findings.repeats);
+    assert_eq!(owners(&cluster).await, owned, "no lease is given up, and no shard changes hands");
+    for node in 0..cluster.nodes.len() {
+        assert_eq!(cluster.metric(node, "posthaste_stale_writes_total").await, 0.0, "n{node}: no owner is out of date");
+    }
+}
+
+/// Who owns each shard, and how often it has changed hands.
+async fn owners(cluster: &Cluster) -> Vec<Vec<Option<String>>> {
+    cluster.database().rows("SELECT shard, node, epoch FROM posthaste.shards ORDER BY shard").await
 }

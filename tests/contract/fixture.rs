@@ -187,6 +187,11 @@ impl StoreFixture {
         self.backend.execute(sql).await;
     }
 
+    /// Whether the store is one that many nodes share.
+    pub fn is_shared(&self) -> bool {
+        self.backend.database().is_some()
+    }
+
     /// Returns the database of the shared store.
     pub fn database(&self) -> &Database {
         self.backend.database().expect("the shared store rests in one")

@@ -53,5 +53,6 @@ mod overdue;
 mod settle;
 mod shared;
 mod told;
+mod unknown_codes;
 mod usage;
 mod waiting;

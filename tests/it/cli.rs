@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-use crate::support::{Gateway, Receiver, Reply, eager_retry};
+use crate::support::{Gateway, Options, Receiver, Reply, eager_retry};
 
 /// A command that knows no gateway yet.
 pub fn posthaste(args: &[&str]) -> Command {
@@ -304,4 +304,83 @@ async fn settings_and_completions_are_printed_without_a_gateway() {
     bash.stdin.take().unwrap().write_all(script.as_bytes()).await.unwrap();
     let checked = bash.wait_with_output().await.unwrap();
     assert!(checked.status.success(), "{}", text(&checked.stderr));
+}
+
+/// A value other than the default for every setting an endpoint has, as it is
+/// given to `endpoints create`.
+fn every_setting(folder: &std::path::Path) -> Vec<String> {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = rcgen::CertificateParams::new(vec!["client".into()]).unwrap().self_signed(&key).unwrap();
+    let file = |name: &str, text: String| {
+        std::fs::write(folder.join(name), text).unwrap();
+        folder.join(name).display().to_string()
+    };
+    let (ca, key) = (file("ca.pem", certificate.pem()), file("client.key", key.serialize_pem()));
+    let breaker = json!({"enabled": false, "consecutive_failures": 5, "failure_ratio": 0.5, "min_requests": 7,
+        "window": "30s", "cooldown": "30s", "cooldown_max": "1h"});
+    let flags = [
+        ("--event-type", "a.*".to_owned()),
+        ("--description", "everything".into()),
+        ("--ordering", "endpoint".into()),
+        ("--on-dead", "skip".into()),
+        ("--format", "raw".into()),
+        ("--thin-above", "256KiB".into()),
+        ("--signing", "ed25519".into()),
+        ("--signature", "standard,svix".into()),
+        ("--max-in-flight", "7".into()),
+        ("--rate", "70/7".into()),
+        ("--owner-email", "owner@example.com".into()),
+        ("--breaker", breaker.to_string()),
+        ("--header", "X-Team=billing".into()),
+        ("--metadata", "team=billing".into()),
+        ("--retry", "quick".into()),
+        ("--status-rules", "strict".into()),
+        ("--filter", r#"{"path":"/amount","gt":100}"#.into()),
+        ("--connect-timeout", "2s".into()),
+        ("--timeout", "20s".into()),
+        ("--tls-ca", ca.clone()),
+        ("--tls-client-certificate", ca),
+        ("--tls-client-key", key),
+        ("--tls-min-version", "1.3".into()),
+    ];
+    flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
+}
+
+/// Settings that two endpoints have in common, down to single values.
+fn in_common(one: &Value, other: &Value, at: &str, found: &mut Vec<String>) {
+    match (one, other) {
+        (Value::Object(one), Value::Object(other)) if !one.is_empty() => {
+            for (name, value) in one {
+                in_common(value, &other[name], &format!("{at}/{name}"), found);
+            }
+        }
+        _ if one == other => found.push(at.to_owned()),
+        _ => {}
+    }
+}
+
+#[tokio::test]
+async fn every_setting_of_an_endpoint_can_be_given_by_a_flag() {
+    let gateway = Gateway::start_with(Options::flags(&["--public-url", "https://hooks.example.com"])).await;
+    let printed = posthaste(&["openapi"]).output().await.unwrap();
+    let described: Value = serde_json::from_slice(&printed.stdout).unwrap();
+    let schemas = &described["components"]["schemas"];
+    let settings = schemas["NewEndpoint"]["allOf"][0]["$ref"].as_str().expect("a new endpoint has settings");
+    let settings = &schemas[settings.trim_start_matches("#/components/schemas/")];
+    let known = settings["properties"].as_object().expect("settings");
+    let folder = tempfile::tempdir().unwrap();
+    let given = every_setting(folder.path());
+    let given: Vec<&str> = given.iter().map(String::as_str).collect();
+    let plain = asked(&gateway, &["endpoints", "create", "http://127.0.0.1:1/plain"]).await;
+    let created = asked(&gateway, &[&["endpoints", "create", "http://127.0.0.1:1/rich"], &given[..]].concat()).await;
+    let other = asked(&gateway, &["endpoints", "create", "http://127.0.0.1:1/other"]).await;
+    let change = ["endpoints", "update", id(&other), "--url", "http://127.0.0.1:1/changed"];
+    let updated = asked(&gateway, &[&change[..], &given[..]].concat()).await;
+    for endpoint in [created, updated] {
+        let mut left = Vec::new();
+        for setting in known.keys() {
+            in_common(&plain[setting], &endpoint[setting], setting, &mut left);
+        }
+        assert!(left.is_empty(), "no flag of `posthaste endpoints` sets {left:?}");
+    }
 }

@@ -59,6 +59,7 @@ mod load;
 mod mail;
 mod metrics;
 mod migrate_store;
+mod older_store;
 mod on_postgres;
 mod pause;
 mod rates;

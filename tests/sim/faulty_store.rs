@@ -4,7 +4,7 @@
 //! Every call also keeps simulated time from moving on while the real store
 //! works: Tokio's paused clock waits for blocking tasks, and only for those.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -37,6 +37,8 @@ pub struct FaultyStore {
     has_crashed: Arc<AtomicBool>,
     chance: Arc<Mutex<StdRng>>,
     failure_rate: f64,
+    /// How many more accepts answer that the endpoints have changed.
+    outdated: Arc<AtomicUsize>,
     /// View of its node, if it is one of many.
     node_view: Option<NodeView>,
 }
@@ -44,7 +46,14 @@ pub struct FaultyStore {
 impl FaultyStore {
     pub fn new(inner: Arc<EmbeddedStore>, seed: u64) -> Self {
         let chance = Arc::new(Mutex::new(StdRng::seed_from_u64(seed)));
-        Self { inner, has_crashed: Arc::default(), chance, failure_rate: FAILURE_RATE, node_view: None }
+        Self {
+            inner,
+            has_crashed: Arc::default(),
+            chance,
+            failure_rate: FAILURE_RATE,
+            outdated: Arc::default(),
+            node_view: None,
+        }
     }
 
     /// Creates a store that never fails, and only keeps time from running ahead.
@@ -76,7 +85,18 @@ impl FaultyStore {
         }
     }
 
-    /// Crashes the store: nothing is read or written from now on.
+    /// Makes the next accepts answer so many times that the endpoints have
+    /// changed meanwhile.
+    pub fn outdate(&self, times: usize) {
+        self.outdated.store(times, Ordering::SeqCst);
+    }
+
+    /// How many of those are left.
+    pub fn left_outdated(&self) -> usize {
+        self.outdated.load(Ordering::SeqCst)
+    }
+
+    /// From now on nothing is read or written.
     pub fn crash(&self) {
         self.has_crashed.store(true, Ordering::SeqCst);
     }
@@ -108,6 +128,9 @@ impl FaultyStore {
 impl DeliveryQueue for FaultyStore {
     async fn accept(&self, events: Vec<RoutedEvent>, together: BatchMode) -> Result<Vec<AcceptResult>> {
         self.fail_at_random()?;
+        if self.outdated.try_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+            return Err(Error::Outdated);
+        }
         let mut accepted = self.call(async move |store| store.accept(events, together).await).await?;
         for accepted in &mut accepted {
             if let AcceptResult::New { claims, .. } = accepted {

@@ -10,6 +10,7 @@ mod epochs;
 mod faulty_store;
 mod flaky_receivers;
 mod node_views;
+mod outdated;
 mod ownership;
 mod patience;
 mod retention;

@@ -8,7 +8,9 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::lane::{is_head, pass};
 use super::operational_events::lane_event;
-use super::rows::{at, cause_code, cause_of, delivery_id, delivery_no, millis, state_code, state_of, uuid_of};
+use super::rows::{
+    at, cause_code, cause_of, delivery_id, delivery_no, format_of, known, millis, state_code, state_of, uuid_of,
+};
 use super::writer::WriteTransaction;
 use crate::model::audit::AuditedAction;
 use crate::model::delivery::DeliveryState;
@@ -27,8 +29,10 @@ pub fn change(
     change: DeliveryChange,
     now: Timestamp,
 ) -> rusqlite::Result<Result<DeliveryChanged>> {
-    let Some(found) = find(transaction.db, tenant, id)? else {
-        return Ok(Err(Error::NotFound("delivery")));
+    let found = match known(find(transaction.db, tenant, id))? {
+        Ok(Some(found)) => found,
+        Ok(None) => return Ok(Err(Error::NotFound("delivery"))),
+        Err(code) => return Ok(Err(Error::UnknownCode(code))),
     };
     let plan = match plan(id, &found.row, change, now) {
         Ok(plan) => plan,
@@ -68,6 +72,7 @@ row! {
         is_endpoint_deleted: bool = "p.deleted_at IS NOT NULL",
         state: i64 = "d.state",
         cause: Option<i64> = "d.cause",
+        format: i64 = "d.format",
         due_at: i64 = "d.due_at",
         created_at: i64 = "d.created_at",
         begun_at: i64 = "coalesce(d.replayed_at, d.created_at)",
@@ -99,9 +104,11 @@ fn find(db: &Connection, tenant: &TenantId, id: DeliveryId) -> rusqlite::Result<
     let no = delivery_no(id);
     let stored = db.query_row(StoredDelivery::SQL, params![no, tenant.as_str()], StoredDelivery::read).optional()?;
     let Some(stored) = stored.filter(|stored| delivery_id(no, stored.created_at) == id) else { return Ok(None) };
+    // Whoever does not know what it is must not change it.
+    format_of(stored.format)?;
     let delivery = DeliveryRow {
-        state: state_of(stored.state),
-        cause: stored.cause.map(cause_of),
+        state: state_of(stored.state)?,
+        cause: stored.cause.map(cause_of).transpose()?,
         due_at: stored.due_at,
         begun_at: stored.begun_at,
         attempts: stored.attempts,

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::rows::{PROGRESS, RequestColumns, at, delivery_id, format_of, id_bytes, millis, progress_from, uuid_of};
+use super::rows::{
+    PROGRESS, RequestColumns, at, delivery_id, format_of, id_bytes, known, millis, progress_from, unknown_code, uuid_of,
+};
 use crate::model::delivery::Progress;
 use crate::model::endpoint::BodyFormat;
 use crate::model::event::{Event, EventKey, EventType};
@@ -45,7 +47,8 @@ pub fn read_due(db: &Connection, ask: &DueQuery) -> rusqlite::Result<DuePage> {
             page.next_due = Some(at(due_at));
             break;
         }
-        let claim = claim(db, no)?;
+        // What only a newer version knows how to send waits for that.
+        let Ok(claim) = known(claim(db, no))? else { continue };
         bytes += claim.event.data.len();
         page.claims.push(claim);
     }
@@ -77,10 +80,11 @@ pub fn claim(db: &Connection, no: i64) -> rusqlite::Result<Claim> {
 /// Whether a row is there and does not hold what such a row holds.
 fn is_unreadable(problem: &rusqlite::Error) -> bool {
     use rusqlite::Error::{FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType, Utf8Error};
-    matches!(
-        problem,
-        FromSqlConversionFailure(..) | IntegralValueOutOfRange(..) | InvalidColumnType(..) | Utf8Error(..)
-    )
+    unknown_code(problem).is_none()
+        && matches!(
+            problem,
+            FromSqlConversionFailure(..) | IntegralValueOutOfRange(..) | InvalidColumnType(..) | Utf8Error(..)
+        )
 }
 
 /// A claim on a delivery whose rows cannot be read: it can only be ended.
@@ -134,11 +138,16 @@ fn claim_from(row: &Row<'_>) -> rusqlite::Result<Claim> {
     let (of_event, of_delivery): (Option<i64>, Option<i64>) = (row.get(27)?, row.get(28)?);
     let is_row_damaged = of_event.zip(of_delivery).is_some_and(|(event, row)| sent.checksum(event) != row);
     let is_damaged = is_row_damaged || event.is_damaged(of_event);
+    // What is damaged has no format of a newer version; it has none.
+    let format = match format_of(row.get(3)?) {
+        Err(_) if is_damaged => BodyFormat::Envelope,
+        format => format?,
+    };
     Ok(Claim {
         id: delivery_id(row.get(0)?, row.get(1)?),
         endpoint: EndpointId(uuid_of(row.get(2)?)),
         event: Arc::new(event),
-        format: format_of(row.get(3)?),
+        format,
         lane: row.get::<_, Option<String>>(4)?.map(Arc::from),
         seq: row.get::<_, Option<i64>>(5)?.map(|seq| seq as u64),
         due_at: at(row.get(6)?),

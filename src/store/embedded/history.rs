@@ -11,8 +11,8 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use super::EmbeddedStore;
 use super::claim::stored_tenant;
 use super::rows::{
-    PROGRESS, at, cause_of, delivery_id, delivery_no, format_of, id_bytes, millis, progress_from, state_code, state_of,
-    uuid_of, withheld_from,
+    PROGRESS, UnknownCode, at, cause_code, cause_of, delivery_id, delivery_no, format_of, id_bytes, millis,
+    progress_from, state_code, state_of, uuid_of, withheld_from,
 };
 use crate::model::attempt::Attempt;
 use crate::model::delivery::{Delivery, DeliveryState};
@@ -180,7 +180,7 @@ fn event_from(row: &Row<'_>, tenant: &TenantId) -> rusqlite::Result<EventRecord>
         expires_at: row.get::<_, Option<i64>>(10)?.map(at),
     };
     let is_damaged = event.is_damaged(row.get(11)?);
-    let withheld = withheld_from(event.is_expunged(), row.get(12)?);
+    let withheld = withheld_from(event.is_expunged(), row.get(12)?)?;
     Ok(EventRecord { event, withheld, deliveries: row.get(8)?, is_damaged })
 }
 
@@ -281,7 +281,7 @@ fn delivery_from(row: &Row<'_>) -> rusqlite::Result<Delivery> {
         None => (None, None, None),
     };
     let deleted_at: Option<i64> = row.get(14)?;
-    let (state, finished_at) = shown_state(row.get(8)?, row.get(13)?, deleted_at);
+    let (state, finished_at) = shown_state(row.get(8)?, row.get(13)?, deleted_at)?;
     Ok(Delivery {
         id: delivery_id(row.get(0)?, row.get(1)?),
         tenant: stored_tenant(&row.get::<_, String>(2)?),
@@ -292,14 +292,14 @@ fn delivery_from(row: &Row<'_>) -> rusqlite::Result<Delivery> {
         lane: row.get(16)?,
         seq: row.get::<_, Option<i64>>(7)?.map(|seq| seq as u64),
         state,
-        cause: row.get::<_, Option<i64>>(9)?.map(cause_of),
+        cause: row.get::<_, Option<i64>>(9)?.map(cause_of).transpose()?,
         is_behind: row.get(10)?,
         due_at: at(row.get(11)?),
         is_urgent: row.get(17)?,
         expires_at: row.get::<_, Option<i64>>(18)?.map(at),
         internal_errors: row.get(19)?,
         internal_error: row.get(20)?,
-        format: format_of(row.get(21)?),
+        format: format_of(row.get(21)?)?,
         progress: progress_from(row, 22)?,
         created_at: at(row.get(1)?),
         first_attempt_at: row.get::<_, Option<i64>>(12)?.map(at),
@@ -311,11 +311,15 @@ fn delivery_from(row: &Row<'_>) -> rusqlite::Result<Delivery> {
 }
 
 /// What waits for a deleted endpoint is cancelled, swept yet or not.
-fn shown_state(state: i64, finished_at: Option<i64>, deleted_at: Option<i64>) -> (DeliveryState, Option<i64>) {
-    match (state_of(state), deleted_at) {
+fn shown_state(
+    state: i64,
+    finished_at: Option<i64>,
+    deleted_at: Option<i64>,
+) -> std::result::Result<(DeliveryState, Option<i64>), UnknownCode> {
+    Ok(match (state_of(state)?, deleted_at) {
         (DeliveryState::Waiting, Some(deleted_at)) => (DeliveryState::Cancelled, Some(deleted_at)),
         (state, _) => (state, finished_at),
-    }
+    })
 }
 
 fn parse_attempt(record: &str) -> Attempt {
@@ -378,11 +382,10 @@ fn deliveries(
             break;
         }
         last = Some(row.get(0)?);
-        let (state, _) = shown_state(row.get(8)?, row.get(13)?, row.get(14)?);
-        let matches = ask.state.is_none_or(|wanted| wanted == state)
-            && ask
-                .cause
-                .is_none_or(|wanted| row.get(9).is_ok_and(|code: Option<i64>| code.map(cause_of) == Some(wanted)))
+        let state = shown_state(row.get(8)?, row.get(13)?, row.get(14)?);
+        let cause: Option<i64> = row.get(9)?;
+        let matches = ask.state.is_none_or(|wanted| state.is_ok_and(|(state, _)| state == wanted))
+            && ask.cause.is_none_or(|wanted| cause == Some(cause_code(wanted)))
             && endpoint.is_none_or(|wanted| row.get(5).is_ok_and(|id: [u8; 16]| id == wanted))
             && is_within(created_at, ask.since, ask.until)
             && is_same(row, 4, ask.event_type.as_deref())?

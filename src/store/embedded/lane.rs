@@ -37,7 +37,7 @@ pub fn pass(db: &Connection, member: &LaneMember<'_>, now: Timestamp) -> rusqlit
     let no = head.no();
     db.prepare_cached("UPDATE lanes SET head = ?, head_since = ?, touched_at = ? WHERE endpoint = ? AND lane = ?")?
         .execute(params![no, millis(now), millis(now), member.endpoint, member.lane])?;
-    if let Some(no) = no {
+    if let LaneHead::Free(no) | LaneHead::Dead(no) = head {
         db.prepare_cached("UPDATE deliveries SET behind = 0 WHERE no = ?")?.execute([no])?;
     }
     Ok(head)
@@ -48,12 +48,13 @@ fn mark_passed(db: &Connection, no: i64) -> rusqlite::Result<()> {
     Ok(())
 }
 
-fn first_unpassed(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<Option<(i64, DeliveryState)>> {
+/// The lowest member not passed, and its state, if this version knows that.
+fn first_unpassed(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<Option<(i64, Option<DeliveryState>)>> {
     db.prepare_cached(
         "SELECT no, state FROM deliveries INDEXED BY deliveries_by_lane
          WHERE endpoint = ? AND lane = ? AND passed = 0 ORDER BY seq LIMIT 1",
     )?
-    .query_row(params![member.endpoint, member.lane], |row| Ok((row.get(0)?, state_of(row.get(1)?))))
+    .query_row(params![member.endpoint, member.lane], |row| Ok((row.get(0)?, state_of(row.get(1)?).ok())))
     .optional()
 }
 

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::rows::{PROGRESS, at, delivery_id, delivery_no, millis, progress_from, uuid_of};
+use super::rows::{FORMAT_CODE_MAX, PROGRESS, at, delivery_id, delivery_no, millis, progress_from, uuid_of};
 use crate::model::id::{EndpointId, TenantId};
 use crate::store::{OverdueDelivery, OverduePage, UntriedPage, UntriedQuery};
 
@@ -14,7 +14,8 @@ pub fn read(db: &Connection, now: Timestamp, limit: usize) -> rusqlite::Result<O
     let sql = format!(
         "SELECT d.no, d.created_at, p.id, d.expires_at, {PROGRESS}, d.look_at
          FROM deliveries d INDEXED BY deliveries_overdue JOIN endpoints p ON p.no = d.endpoint
-         WHERE d.state = 0 AND d.look_at IS NOT NULL AND p.deleted_at IS NULL ORDER BY d.look_at LIMIT ?"
+         WHERE d.state = 0 AND d.look_at IS NOT NULL AND p.deleted_at IS NULL AND d.format <= {FORMAT_CODE_MAX}
+         ORDER BY d.look_at LIMIT ?"
     );
     let mut statement = db.prepare_cached(&sql)?;
     let mut rows = statement.query([limit as i64 + 1])?;
@@ -41,7 +42,8 @@ pub fn read_untried(db: &Connection, tenant: &TenantId, query: &UntriedQuery) ->
     let sql = format!(
         "SELECT d.no, d.created_at, p.id, d.expires_at, {PROGRESS}
          FROM deliveries d INDEXED BY deliveries_undelivered JOIN endpoints p ON p.no = d.endpoint
-         WHERE d.tenant = ? AND d.state = 0 AND d.state <> 1 AND d.no > ? AND p.deleted_at IS NULL ORDER BY d.no"
+         WHERE d.tenant = ? AND d.state = 0 AND d.state <> 1 AND d.no > ? AND p.deleted_at IS NULL
+               AND d.format <= {FORMAT_CODE_MAX} ORDER BY d.no"
     );
     let mut statement = db.prepare_cached(&sql)?;
     let mut rows = statement.query(params![tenant, query.after.map_or(0, delivery_no)])?;

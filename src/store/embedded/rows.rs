@@ -8,6 +8,31 @@ use crate::model::delivery::Progress;
 pub use crate::store::codes::*;
 use crate::store::progress_columns::ProgressColumns;
 
+/// A code that is not known keeps its row from being read, as a value does
+/// that is not what its column holds.
+impl From<UnknownCode> for rusqlite::Error {
+    fn from(code: UnknownCode) -> Self {
+        Self::FromSqlConversionFailure(0, rusqlite::types::Type::Integer, Box::new(code))
+    }
+}
+
+/// The unknown code that kept a row from being read, if that is why.
+pub fn unknown_code(problem: &rusqlite::Error) -> Option<UnknownCode> {
+    match problem {
+        rusqlite::Error::FromSqlConversionFailure(_, _, why) => why.downcast_ref().copied(),
+        _ => None,
+    }
+}
+
+/// Tells a code that is not known from trouble with the store. Inside a
+/// transaction that others share, only the latter may roll it back.
+pub fn known<T>(read: rusqlite::Result<T>) -> rusqlite::Result<Result<T, UnknownCode>> {
+    match read {
+        Ok(value) => Ok(Ok(value)),
+        Err(problem) => unknown_code(&problem).map(Err).ok_or(problem),
+    }
+}
+
 /// An id's bytes.
 pub fn id_bytes(id: Uuid) -> [u8; 16] {
     *id.as_bytes()

@@ -5,11 +5,12 @@
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
+use tracing::error;
 
 use super::claim::claim;
 use super::lane::{is_head, pass, skips_dead};
 use super::operational_events::{accept_operational_event, find_subject, lane_event};
-use super::rows::{attempt_no, cause_code, cause_of, delivery_id, delivery_no, millis, state_code, state_of};
+use super::rows::{attempt_no, cause_code, cause_of, delivery_id, delivery_no, known, millis, state_code, state_of};
 use super::writer::WriteTransaction;
 use crate::model::attempt::Attempt;
 use crate::model::delivery::DeliveryState;
@@ -22,9 +23,14 @@ use crate::store::{Claim, ClaimOutcome, SettleEffects, Settlement};
 
 /// Writes what became of a claim.
 pub fn settle(transaction: &mut WriteTransaction<'_>, settlement: &Settlement) -> rusqlite::Result<SettleEffects> {
-    let Some(found) = find(transaction.db, settlement)? else {
+    let found = match known(find(transaction.db, settlement))? {
+        Ok(Some(found)) => found,
         // Forgotten or never there: nothing is left to write about.
-        return Ok(SettleEffects::default());
+        Ok(None) => return Ok(SettleEffects::default()),
+        Err(code) => {
+            error!(delivery.id = %settlement.id, "an outcome is not recorded, and its delivery stays as it is: {code}");
+            return Ok(SettleEffects { is_void: true, ..SettleEffects::default() });
+        }
     };
     let plan = plan(&found.row, settlement);
     write(transaction.db, &found, &plan, settlement.now)?;
@@ -91,8 +97,8 @@ fn find(db: &Connection, settlement: &Settlement) -> rusqlite::Result<Option<Fou
         return Ok(None);
     };
     let mut row = DeliveryRow {
-        state: state_of(stored.state),
-        cause: stored.cause.map(cause_of),
+        state: state_of(stored.state)?,
+        cause: stored.cause.map(cause_of).transpose()?,
         due_at: stored.due_at,
         begun_at: stored.begun_at,
         attempts: stored.attempts,
@@ -250,8 +256,8 @@ fn advance_lane(
         AfterDeath::Keep(head) => head,
     };
     match head {
-        LaneHead::Unchanged => Ok(Vec::new()),
-        LaneHead::Free(no) => Ok(vec![claim(db, no)?]),
+        LaneHead::Unchanged | LaneHead::Unknown(_) => Ok(Vec::new()),
+        LaneHead::Free(no) => Ok(known(claim(db, no))?.into_iter().collect()),
         LaneHead::Dead(no) => lane_event(transaction, no, true, now),
     }
 }

@@ -21,6 +21,7 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::error;
 
 use super::checkpoint::CheckpointTrigger;
+use super::rows::unknown_code;
 use crate::metrics::CommitMetrics;
 use crate::model::audit::Caller;
 use crate::model::id::TenantId;
@@ -383,6 +384,9 @@ const EXIT_IO: i32 = 74;
 /// leaves the file in an unknown state, so the process must not go on.
 pub fn failure_of(problem: &rusqlite::Error) -> Error {
     use rusqlite::ErrorCode;
+    if let Some(code) = unknown_code(problem) {
+        return Error::UnknownCode(code);
+    }
     match problem.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => Error::Full(problem.to_string()),
         Some(ErrorCode::SystemIoFailure | ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {

@@ -36,13 +36,16 @@ pub enum LaneHead {
     Free(i64),
     /// This dead letter is the head, and the lane waits behind it.
     Dead(i64),
+    /// This delivery is the head, in a state that only a newer version knows:
+    /// it stays as it is, and the lane waits behind it.
+    Unknown(i64),
 }
 
 impl LaneHead {
     /// The new head.
     pub fn no(self) -> Option<i64> {
         match self {
-            Self::Free(no) | Self::Dead(no) => Some(no),
+            Self::Free(no) | Self::Dead(no) | Self::Unknown(no) => Some(no),
             Self::Unchanged => None,
         }
     }
@@ -51,7 +54,7 @@ impl LaneHead {
     pub fn free(self) -> Option<i64> {
         match self {
             Self::Free(no) => Some(no),
-            Self::Unchanged | Self::Dead(_) => None,
+            Self::Unchanged | Self::Dead(_) | Self::Unknown(_) => None,
         }
     }
 }
@@ -87,14 +90,16 @@ pub enum HeadSearch {
     Found(LaneHead),
 }
 
-/// Decides whether the lowest member left is the new head of its lane.
-pub fn search_head(lowest: Option<(i64, DeliveryState)>, skips_dead: bool) -> HeadSearch {
+/// Decides whether the lowest member left is the new head of its lane. A state
+/// that this version does not know is none.
+pub fn search_head(lowest: Option<(i64, Option<DeliveryState>)>, skips_dead: bool) -> HeadSearch {
     match lowest {
         None => HeadSearch::Found(LaneHead::Unchanged),
-        Some((no, DeliveryState::Dead)) if skips_dead => HeadSearch::PassDead(no),
-        Some((no, DeliveryState::Waiting)) => HeadSearch::Found(LaneHead::Free(no)),
+        Some((no, None)) => HeadSearch::Found(LaneHead::Unknown(no)),
+        Some((no, Some(DeliveryState::Dead))) if skips_dead => HeadSearch::PassDead(no),
+        Some((no, Some(DeliveryState::Waiting))) => HeadSearch::Found(LaneHead::Free(no)),
         // A lane has moved past everything else that is finished.
-        Some((no, DeliveryState::Dead | DeliveryState::Delivered | DeliveryState::Cancelled)) => {
+        Some((no, Some(DeliveryState::Dead | DeliveryState::Delivered | DeliveryState::Cancelled))) => {
             HeadSearch::Found(LaneHead::Dead(no))
         }
     }
@@ -108,11 +113,12 @@ mod tests {
     fn the_head_is_the_lowest_member_that_waits_or_blocks() {
         use DeliveryState::{Dead, Waiting};
         for skips_dead in [false, true] {
+            assert_eq!(search_head(Some((7, None)), skips_dead), HeadSearch::Found(LaneHead::Unknown(7)));
             assert_eq!(search_head(None, skips_dead), HeadSearch::Found(LaneHead::Unchanged));
-            assert_eq!(search_head(Some((7, Waiting)), skips_dead), HeadSearch::Found(LaneHead::Free(7)));
+            assert_eq!(search_head(Some((7, Some(Waiting))), skips_dead), HeadSearch::Found(LaneHead::Free(7)));
         }
-        assert_eq!(search_head(Some((7, Dead)), false), HeadSearch::Found(LaneHead::Dead(7)));
-        assert_eq!(search_head(Some((7, Dead)), true), HeadSearch::PassDead(7));
+        assert_eq!(search_head(Some((7, Some(Dead))), false), HeadSearch::Found(LaneHead::Dead(7)));
+        assert_eq!(search_head(Some((7, Some(Dead))), true), HeadSearch::PassDead(7));
     }
 
     #[test]

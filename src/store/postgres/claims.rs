@@ -53,11 +53,12 @@ pub async fn read(client: &Client, wanted: &[ClaimKey], bytes_max: usize) -> Res
     let (waiting, events) = (waiting?, events?);
     let events: HashMap<i64, &Row> = events.iter().map(|row| (row.get(0), row)).collect();
     let reached = wanted.iter().position(|one| !events.contains_key(&one.event)).unwrap_or(wanted.len());
-    let claims = waiting.iter().filter_map(|row| Some(claim_from(row, events.get(&row.get(8))?))).collect();
+    // What only a newer version knows how to send waits for a node of that.
+    let claims = waiting.iter().filter_map(|row| claim_from(row, events.get(&row.get(8))?).ok()).collect();
     Ok(ReadClaims { claims, reached })
 }
 
-fn claim_from(row: &Row, event: &Row) -> Claim {
+fn claim_from(row: &Row, event: &Row) -> Result<Claim> {
     let checksum: Option<i64> = event.get(8);
     let event = Event {
         id: EventId::from_stored(event.get(1)),
@@ -73,11 +74,11 @@ fn claim_from(row: &Row, event: &Row) -> Claim {
         data: Bytes::copy_from_slice(event.get(7)),
     };
     let is_damaged = event.is_damaged(checksum);
-    Claim {
+    Ok(Claim {
         id: delivery_id(row.get(0), row.get(1)),
         endpoint: EndpointId(row.get::<_, Uuid>(2)),
         event: Arc::new(event),
-        format: format_of(row.get::<_, i16>(3).into()),
+        format: format_of(row.get::<_, i16>(3).into())?,
         lane: row.get::<_, Option<&str>>(4).map(Arc::from),
         seq: row.get::<_, Option<i64>>(5).map(|seq| seq as u64),
         due_at: at(row.get(6)),
@@ -85,5 +86,5 @@ fn claim_from(row: &Row, event: &Row) -> Claim {
         expires_at: row.get::<_, Option<i64>>(10).map(at),
         progress: progress_from(row, 11),
         is_damaged,
-    }
+    })
 }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::PostgresState;
 use super::claims::{self, ClaimKey};
-use super::rows::{at, delivery_id, millis};
+use super::rows::{FORMAT_CODE_MAX, at, delivery_id, millis};
 use super::transaction::{bind, with_timeout};
 use crate::model::id::EndpointId;
 use crate::store::{DuePage, DueQuery, Result};
@@ -94,7 +94,7 @@ pub async fn read_due(shared: &PostgresState, query: &DueQuery) -> Result<DuePag
         (include_str!("sql/read_due.sql"), shared.watermarks.of(endpoint))
     };
     let limit = i64::try_from(query.limit.saturating_add(query.except.len()).saturating_add(1)).unwrap_or(i64::MAX);
-    let rows = with_timeout(client.query_typed(sql, bind![endpoint, start.due_at, limit])).await?;
+    let rows = with_timeout(client.query_typed(sql, bind![endpoint, start.due_at, limit, FORMAT_CODE_MAX])).await?;
     let mut page = DuePage::default();
     let mut chosen: Vec<(ClaimKey, i64)> = Vec::new();
     for row in &rows {
@@ -121,8 +121,10 @@ pub async fn read_due(shared: &PostgresState, query: &DueQuery) -> Result<DuePag
     if query.urgent_only {
         page.next_urgent = page.next_due.take();
         let from = shared.watermarks.of(endpoint).due_at;
-        let row =
-            with_timeout(client.query_typed(include_str!("sql/read_due.sql"), bind![endpoint, from, 1_i64])).await?;
+        let row = with_timeout(
+            client.query_typed(include_str!("sql/read_due.sql"), bind![endpoint, from, 1_i64, FORMAT_CODE_MAX]),
+        )
+        .await?;
         page.next_due = row.first().map(|row| at(row.get(1)));
     }
     Ok(page)
@@ -132,7 +134,8 @@ pub async fn read_due(shared: &PostgresState, query: &DueQuery) -> Result<DuePag
 /// waiting deliveries.
 pub async fn earliest_due(shared: &PostgresState, shards: Vec<i16>) -> Result<Vec<(EndpointId, Timestamp)>> {
     let client = shared.connection().await?;
-    let rows = with_timeout(client.query_typed(include_str!("sql/earliest_due.sql"), bind![shards])).await?;
+    let rows =
+        with_timeout(client.query_typed(include_str!("sql/earliest_due.sql"), bind![shards, FORMAT_CODE_MAX])).await?;
     Ok(rows.iter().map(|row| (EndpointId(row.get(0)), at(row.get(1)))).collect())
 }
 

@@ -37,7 +37,7 @@ const LENT_MS_MAX: i64 = 1_000;
 impl History for PostgresStore {
     async fn event(&self, tenant: &TenantId, id: &EventId) -> Result<Option<EventRecord>> {
         let found = find_event(&self.shared, tenant, id, events::COLUMNS).await?;
-        Ok(found.map(|row| events::event_from(&row, 0, tenant)))
+        found.map(|row| events::event_from(&row, 0, tenant)).transpose()
     }
 
     async fn events(&self, tenant: &TenantId, query: EventQuery, page: PageRequest) -> Result<ListPage<EventRecord>> {

@@ -59,7 +59,7 @@ async fn mark_passed(tx: &PgTransaction, no: i64) -> Result<()> {
 }
 
 /// The lowest member not passed, and its state.
-async fn first_unpassed(tx: &PgTransaction, member: LaneMember<'_>) -> Result<Option<(i64, DeliveryState)>> {
+async fn first_unpassed(tx: &PgTransaction, member: LaneMember<'_>) -> Result<Option<(i64, Option<DeliveryState>)>> {
     let sql = "SELECT no, is_dead FROM (
                    (SELECT no, seq, false AS is_dead FROM posthaste.queue
                     WHERE endpoint = $1 AND lane = $2 AND NOT passed ORDER BY seq LIMIT 1)
@@ -69,7 +69,7 @@ async fn first_unpassed(tx: &PgTransaction, member: LaneMember<'_>) -> Result<Op
                ORDER BY seq LIMIT 1";
     let row = tx.query_opt(sql, bind![member.endpoint, member.lane]).await?;
     let state = |is_dead| if is_dead { DeliveryState::Dead } else { DeliveryState::Waiting };
-    Ok(row.map(|row| (row.get("no"), state(row.get("is_dead")))))
+    Ok(row.map(|row| (row.get("no"), Some(state(row.get("is_dead"))))))
 }
 
 /// Whether an endpoint's lanes move on past their dead, as the tables have it:

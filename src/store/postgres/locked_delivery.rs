@@ -2,7 +2,7 @@
 
 use tokio_postgres::Row;
 
-use super::rows::{cause_of, delivery_id, state_code, state_of};
+use super::rows::{cause_of, delivery_id, format_of, state_code, state_of};
 use super::transaction::{PgTransaction, bind};
 use crate::model::attempt::Attempt;
 use crate::model::delivery::DeliveryState;
@@ -81,20 +81,22 @@ impl LockedDelivery {
             };
             let sql = format!(
                 "SELECT endpoint, shard, tenant, lane, passed, coalesce(replayed_at, created_at) AS begun_at, attempts,
-                        stumbles, due_at, expires_at, created_at, {ended} FROM {} WHERE no = $1 FOR UPDATE",
+                        stumbles, due_at, expires_at, created_at, format, {ended} FROM {} WHERE no = $1 FOR UPDATE",
                 table.name()
             );
             if let Some(row) = tx.query_opt(&sql, bind![no]).await? {
-                return Ok(Some(Self::read(&row, table, no)));
+                return Self::read(&row, table, no).map(Some);
             }
         }
         Ok(None)
     }
 
-    fn read(row: &Row, table: DeliveryTable, no: i64) -> Self {
+    fn read(row: &Row, table: DeliveryTable, no: i64) -> Result<Self> {
+        // Whoever does not know what it is must not change it.
+        format_of(row.get::<_, i16>("format").into())?;
         let lane: Option<String> = row.get("lane");
         let is_in_lane = lane.is_some() && !row.get::<_, bool>("passed");
-        Self {
+        Ok(Self {
             table,
             no,
             endpoint: row.get("endpoint"),
@@ -102,8 +104,8 @@ impl LockedDelivery {
             tenant: row.get("tenant"),
             lane,
             row: DeliveryRow {
-                state: state_of(row.get::<_, i16>("state").into()),
-                cause: row.get::<_, Option<i16>>("cause").map(|code| cause_of(code.into())),
+                state: state_of(row.get::<_, i16>("state").into())?,
+                cause: row.get::<_, Option<i16>>("cause").map(|code| cause_of(code.into())).transpose()?,
                 due_at: row.get("due_at"),
                 begun_at: row.get("begun_at"),
                 attempts: row.get::<_, i32>("attempts").max(0) as u32,
@@ -114,7 +116,7 @@ impl LockedDelivery {
             expires_at: row.get("expires_at"),
             created_at: row.get("created_at"),
             last: row.get("last"),
-        }
+        })
     }
 
     /// The delivery as a member of its lane, if the lane has not moved past it.

@@ -63,10 +63,28 @@ async fn to_version(client: &mut Client, migrations: &[&str]) -> anyhow::Result<
         let doing = format!("cannot bring the database to version {version}");
         step.await.map_err(|problem| connect::failed(&doing, &problem))?;
     }
+    forget_foreign_transactions(&transaction).await.map_err(failed)?;
     stored_functions::create_missing(&transaction).await.map_err(failed)?;
     transaction.commit().await.map_err(failed)?;
     if current < migrations.len() {
         info!("database migrated from version {current} to {}", migrations.len());
+    }
+    Ok(())
+}
+
+/// What was restored from another server's dump has numbers of that server's
+/// transactions, which may be yet to come here: whatever is at or above the
+/// end of a snapshot cannot have been written by a transaction that it shows.
+/// Left as they are, such rows would be taken for new arrivals when this
+/// server reaches their numbers, and until then with every look.
+async fn forget_foreign_transactions(transaction: &Transaction<'_>) -> Result<(), tokio_postgres::Error> {
+    let sql = "UPDATE posthaste.queue SET xid = '0' WHERE xid >= pg_snapshot_xmax(pg_current_snapshot())";
+    let found = transaction.execute_typed(sql, &[]).await?;
+    if found > 0 {
+        info!(
+            deliveries = found,
+            "the database was restored from another server; {found} waiting deliveries are its own now"
+        );
     }
     Ok(())
 }

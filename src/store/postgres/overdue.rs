@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::PostgresState;
 use super::history::walk::{MOVED_BELOW, SLACK_MS, number_at};
 use super::read_query::read_rows;
-use super::rows::{at, delivery_id, delivery_no, millis, progress_from};
+use super::rows::{FORMAT_CODE_MAX, at, delivery_id, delivery_no, millis, progress_from};
 use super::transaction::bind;
 use crate::model::id::{EndpointId, TenantId};
 use crate::store::{OverdueDelivery, OverduePage, Result, UntriedPage, UntriedQuery};
@@ -21,7 +21,7 @@ pub async fn read_overdue(
     shards: Vec<i16>,
 ) -> Result<OverduePage> {
     let one_more = limit as i64 + 1;
-    let rows = read_rows(shared, include_str!("sql/overdue.sql"), bind![shards, one_more]).await?;
+    let rows = read_rows(shared, include_str!("sql/overdue.sql"), bind![shards, one_more, FORMAT_CODE_MAX]).await?;
     let mut page = OverduePage::default();
     for row in &rows {
         let expiry_check_at: i64 = row.get(14);
@@ -53,7 +53,8 @@ pub async fn read_untried(
     let below = number_at(before.saturating_add(SLACK_MS)).max(MOVED_BELOW);
     let limit = query.limit as i64;
     let sql = include_str!("sql/untried.sql");
-    let rows = read_rows(shared, sql, bind![tenant, after, below, ROWS_MAX, limit, shards, before]).await?;
+    let rows =
+        read_rows(shared, sql, bind![tenant, after, below, ROWS_MAX, limit, shards, before, FORMAT_CODE_MAX]).await?;
     let Some(first) = rows.first() else { return Ok(page) };
     let (looked, last): (i64, _) = (first.get(0), delivery_id(first.get(1), first.get(2)));
     page.found = rows.iter().filter(|row| is_found(row)).map(|row| overdue_from(row, 3)).collect();

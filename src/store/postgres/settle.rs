@@ -277,7 +277,7 @@ async fn block_behind_dead(
 ) -> Result<Vec<Claim>> {
     let now = job.settlement.now;
     let skips_dead = lane::skips_dead(work.tx, endpoint).await?;
-    let head = match search_head(Some((dead, DeliveryState::Dead)), skips_dead) {
+    let head = match search_head(Some((dead, Some(DeliveryState::Dead))), skips_dead) {
         HeadSearch::PassDead(no) => lane::pass(work, LaneMember { endpoint, lane, no }, now).await?,
         HeadSearch::Found(head) => head,
     };

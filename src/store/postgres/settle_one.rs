@@ -5,6 +5,7 @@
 //! reads the row and writes the plan.
 
 use jiff::Timestamp;
+use tracing::error;
 
 use super::claims::{self, ClaimKey};
 use super::endpoint::apply_endpoint_update;
@@ -28,8 +29,14 @@ pub async fn settle(work: &mut UnitOfWork<'_>, lease: Lease, settlement: &Settle
         return Ok(Err(Error::Stale(lease.shard)));
     }
     let no = delivery_no(settlement.id);
-    let found = LockedDelivery::find(work.tx, no).await?.filter(|found| found.id() == settlement.id);
-    let Some(mut delivery) = found else {
+    let found = match LockedDelivery::find(work.tx, no).await {
+        Err(Error::UnknownCode(code)) => {
+            error!(delivery.id = %settlement.id, "an outcome is not recorded, and its delivery stays as it is: {code}");
+            return Ok(Ok(SettleEffects { is_void: true, ..SettleEffects::default() }));
+        }
+        found => found?,
+    };
+    let Some(mut delivery) = found.filter(|found| found.id() == settlement.id) else {
         // Forgotten or never there: nothing is left to write about.
         return Ok(Ok(SettleEffects::default()));
     };
@@ -200,7 +207,7 @@ async fn advance_lane(
 /// What may be dispatched once a lane has this head.
 pub async fn lane_moved(work: &mut UnitOfWork<'_>, head: LaneHead, now: Timestamp) -> Result<Vec<Claim>> {
     match head {
-        LaneHead::Unchanged => Ok(Vec::new()),
+        LaneHead::Unchanged | LaneHead::Unknown(_) => Ok(Vec::new()),
         LaneHead::Free(no) => {
             let sql = "SELECT event FROM posthaste.queue WHERE no = $1";
             let Some(row) = work.tx.query_opt(sql, bind![no]).await? else { return Ok(Vec::new()) };

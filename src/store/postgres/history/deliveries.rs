@@ -157,7 +157,7 @@ impl DeliveryListKind<'_> {
         };
         let is_asked_for = |row: &Row| {
             let created_at = row.get::<_, i64>(1);
-            self.query.state.is_none_or(|state| state == shown_state(row).0)
+            self.query.state.is_none_or(|state| shown_state(row).is_ok_and(|(shown, _)| shown == state))
                 && bound_of(self.query.since).is_none_or(|since| created_at >= since)
                 && bound_of(self.query.until).is_none_or(|until| created_at < until)
         };
@@ -265,17 +265,17 @@ async fn complete(shared: &PostgresState, tenant: &TenantId, rows: &[Row]) -> Re
         let last = row.get::<_, Option<&str>>(12).or_else(|| attempts.get(&row.get::<_, i64>(0)).copied());
         Some(delivery_from(row, tenant, event, last))
     };
-    Ok(rows.iter().filter_map(shown).collect())
+    rows.iter().filter_map(shown).collect()
 }
 
-fn delivery_from(row: &Row, tenant: &TenantId, event: &Row, last: Option<&str>) -> Delivery {
+fn delivery_from(row: &Row, tenant: &TenantId, event: &Row, last: Option<&str>) -> Result<Delivery> {
     let (no, created_at): (i64, i64) = (row.get(0), row.get(1));
     let (last_status, last_error, body_sha256) = match last.map(parse::<Attempt>) {
         Some(attempt) => (attempt.status, attempt.error, Some(attempt.body_sha256)),
         None => (None, None, None),
     };
-    let (state, finished_at) = shown_state(row);
-    Delivery {
+    let (state, finished_at) = shown_state(row)?;
+    Ok(Delivery {
         id: delivery_id(no, created_at),
         tenant: tenant.clone(),
         event_id: EventId::from_stored(event.get(1)),
@@ -285,14 +285,14 @@ fn delivery_from(row: &Row, tenant: &TenantId, event: &Row, last: Option<&str>) 
         lane: row.get(13),
         seq: row.get::<_, Option<i64>>(4).map(|seq| seq as u64),
         state,
-        cause: row.get::<_, Option<i16>>(6).map(|code| cause_of(code.into())),
+        cause: row.get::<_, Option<i16>>(6).map(|code| cause_of(code.into())).transpose()?,
         is_behind: row.get(7),
         due_at: at(row.get(8)),
         is_urgent: row.get(14),
         expires_at: row.get::<_, Option<i64>>(15).map(at),
         internal_errors: count(row, 16),
         internal_error: row.get(17),
-        format: format_of(row.get::<_, i16>(28).into()),
+        format: format_of(row.get::<_, i16>(28).into())?,
         progress: progress_from(row, 18),
         created_at: at(created_at),
         first_attempt_at: row.get::<_, Option<i64>>(9).map(at),
@@ -300,14 +300,14 @@ fn delivery_from(row: &Row, tenant: &TenantId, event: &Row, last: Option<&str>) 
         last_status,
         last_error,
         body_sha256,
-    }
+    })
 }
 
 /// What waits for a deleted endpoint is cancelled, swept yet or not.
-fn shown_state(row: &Row) -> (DeliveryState, Option<i64>) {
+fn shown_state(row: &Row) -> Result<(DeliveryState, Option<i64>)> {
     let deleted_at: Option<i64> = row.get(11);
-    match (state_of(row.get::<_, i16>(5).into()), deleted_at) {
+    Ok(match (state_of(row.get::<_, i16>(5).into())?, deleted_at) {
         (DeliveryState::Waiting, Some(deleted_at)) => (DeliveryState::Cancelled, Some(deleted_at)),
         (state, _) => (state, row.get(10)),
-    }
+    })
 }

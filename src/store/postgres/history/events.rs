@@ -21,7 +21,7 @@ pub const COLUMNS: &str = "e.no, e.id, e.type, e.key, e.timestamp, e.schema_vers
                            e.deliveries, e.data, e.expires_at, e.checksum, e.withheld";
 
 /// An event, from the columns of [`COLUMNS`] beginning at `first`.
-pub fn event_from(row: &Row, first: usize, tenant: &TenantId) -> EventRecord {
+pub fn event_from(row: &Row, first: usize, tenant: &TenantId) -> Result<EventRecord> {
     let endpoints: Option<&str> = row.get(first + 6);
     let event = Event {
         id: EventId::from_stored(row.get(first + 1)),
@@ -36,8 +36,8 @@ pub fn event_from(row: &Row, first: usize, tenant: &TenantId) -> EventRecord {
         expires_at: row.get::<_, Option<i64>>(first + 10).map(at),
     };
     let is_damaged = event.is_damaged(row.get(first + 11));
-    let withheld = withheld_from(event.is_expunged(), row.get::<_, Option<i16>>(first + 12).map(i64::from));
-    EventRecord { event, withheld, deliveries: count(row, first + 8), is_damaged }
+    let withheld = withheld_from(event.is_expunged(), row.get::<_, Option<i16>>(first + 12).map(i64::from))?;
+    Ok(EventRecord { event, withheld, deliveries: count(row, first + 8), is_damaged })
 }
 
 /// A page of a tenant's events, newest first.
@@ -76,7 +76,7 @@ pub async fn list(
         let rows = read_rows(shared, include_str!("../sql/events.sql"), bound).await?;
         let mut last = None;
         for row in rows.iter().filter(|row| row.get::<_, Option<i64>>(3).is_some()) {
-            let record = event_from(row, 3, tenant);
+            let record = event_from(row, 3, tenant)?;
             bytes += record.event.data.len();
             last = Some(row.get::<_, i64>(3));
             found.data.push(record);

@@ -8,7 +8,8 @@
 -- the planner no other index.
 --
 -- $1 tenant, $2 after this number, $3 below this number, $4 how many to read,
--- $5 how many to find, $6 shards, $7 their budget began before this
+-- $5 how many to find, $6 shards, $7 their budget began before this,
+-- $8 the highest format that is known
 WITH looked AS MATERIALIZED (
     SELECT d.* FROM posthaste.queue d WHERE d.tenant = ANY (ARRAY[$1]) AND d.no > $2 AND d.no < $3
     ORDER BY d.tenant, d.no LIMIT $4
@@ -16,7 +17,7 @@ WITH looked AS MATERIALIZED (
     SELECT d.*, p.id AS endpoint_id FROM looked d
     CROSS JOIN LATERAL (SELECT p.id, p.deleted_at FROM posthaste.endpoints p WHERE p.no = d.endpoint LIMIT 1) p
     WHERE d.shard = ANY ($6) AND d.age_from IS NULL AND p.deleted_at IS NULL
-      AND coalesce(d.replayed_at, d.created_at) < $7
+      AND coalesce(d.replayed_at, d.created_at) < $7 AND d.format <= $8
     ORDER BY d.no LIMIT $5
 )
 SELECT w.looked, w.no, w.created_at,

@@ -1,0 +1,303 @@
+//! A store that the version before has written opens with everything in it,
+//! and goes on.
+//!
+//! The stores are kept in `tests/fixtures`, each with what the API of its
+//! version told of it; `tests/fixtures/make` writes them anew.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use posthaste::clock::{Clock, SystemClock};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio_postgres::NoTls;
+
+use crate::ground::postgres::{Database, Server};
+use crate::support::{Client, Gateway, Options, Receiver, Seen, eventually, is_on_postgres};
+
+for_every_store! {
+    a_store_of_the_version_before_opens_with_everything_in_it,
+    what_waits_in_a_store_of_the_version_before_is_delivered_and_its_dead_letters_are_replayed,
+    who_could_use_a_store_of_the_version_before_still_can,
+}
+
+const TENANT: &str = "/v1/tenants/default";
+/// What the fixture's `retrying` endpoint was given to sign with.
+const SECRET: &str = "whsec_cG9zdGhhc3RlIGZpeHR1cmUgc2VjcmV0IG5vIDE=";
+/// Nothing in the store is over, however long ago it was written; the same as
+/// in `tests/fixtures/make`.
+const PATIENT: [&str; 12] = [
+    "--retention",
+    "36500d",
+    "--dead-letter-retention",
+    "36500d",
+    "--audit-retention",
+    "36500d",
+    "--hold-max",
+    "365d",
+    "--pause-failing",
+    "36500d",
+    "--public-url",
+    "http://127.0.0.1:1",
+];
+/// What has had no attempt may wait for a year at most. So that the fixture
+/// never gets too old, that year begins when the test does.
+const BEGIN_THE_YEAR: &str = "SET replayed_at = $now WHERE age_from IS NULL";
+
+/// A gateway on a copy of a store that the version before has written.
+struct Older {
+    gateway: Gateway,
+    /// What the version before told of it, and what only its maker knew.
+    told: Value,
+    // Dropped after the gateway.
+    database: Option<Database>,
+}
+
+impl Older {
+    async fn open() -> Self {
+        let private = std::fs::Permissions::from_mode(0o700);
+        let folder = Arc::new(tempfile::Builder::new().permissions(private).tempdir().unwrap());
+        let mut flags: Vec<String> = PATIENT.map(str::to_owned).into();
+        let now = SystemClock.now().as_millisecond();
+        let begin_the_year = BEGIN_THE_YEAR.replace("$now", &now.to_string());
+        let mut database = None;
+        if is_on_postgres() {
+            unpack("postgres.tar.gz", folder.path());
+            let restored = restore(&folder, &begin_the_year).await;
+            flags.extend(["--database-url".to_owned(), restored.url().to_owned()]);
+            database = Some(restored);
+        } else {
+            unpack("embedded.tar.gz", folder.path());
+            let store = rusqlite::Connection::open(folder.path().join("posthaste.db")).unwrap();
+            let changed = store.execute(&format!("UPDATE deliveries {begin_the_year} AND state = 0"), []).unwrap();
+            assert!(changed > 0, "something in it has had no attempt");
+        }
+        let told = serde_json::from_slice(&std::fs::read(folder.path().join("told.json")).unwrap()).unwrap();
+        let gateway = Gateway::start_in(folder, Options { flags, ..Options::default() }).await;
+        Self { gateway, told, database }
+    }
+
+    /// An endpoint of the fixture, by the name it has there.
+    fn endpoint(&self, name: &str) -> Value {
+        let tenant = if name == "watcher" { "_system" } else { "default" };
+        json!({"tenant": tenant, "id": self.told["endpoints"][name]})
+    }
+
+    /// Leads an endpoint to this receiver and lets go what waits for it.
+    async fn lead(&self, name: &str, receiver: &Receiver) {
+        let endpoint = self.endpoint(name);
+        self.gateway.patch(&endpoint, json!({"url": format!("{}/{name}", receiver.url())})).await;
+        self.gateway.post_to_endpoint(&endpoint, "resume", "").await;
+    }
+}
+
+/// Takes a fixture out of the file it is kept in.
+fn unpack(name: &str, folder: &Path) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+    let unpacked = Command::new("tar").arg("-xzf").arg(&file).arg("-C").arg(folder).status().expect("there is tar");
+    assert!(unpacked.success(), "{} cannot be unpacked", file.display());
+}
+
+/// A database with what was dumped.
+async fn restore(folder: &TempDir, begin_the_year: &str) -> Database {
+    let database = Server::shared(&[]).await.database().await;
+    let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let dump = std::fs::read_to_string(folder.path().join("dump.sql")).unwrap();
+    client.batch_execute(&dump).await.unwrap();
+    // The server that it was dumped from had done more than this one.
+    client.batch_execute("UPDATE posthaste.queue SET xid = '9000000000'").await.unwrap();
+    let changed = client.execute(&format!("UPDATE posthaste.queue {begin_the_year}"), &[]).await.unwrap();
+    assert!(changed > 0, "something in it has had no attempt");
+    database
+}
+
+/// Where an answer is not what it was. What a later version tells besides is
+/// no difference.
+fn differences(before: &Value, now: &Value, at: &str, found: &mut Vec<String>) {
+    match (before, now) {
+        (Value::Object(before), Value::Object(fields)) => {
+            for (name, value) in before.iter().filter(|(name, _)| !moves_with_time(name, before)) {
+                differences(value, fields.get(name).unwrap_or(&Value::Null), &format!("{at}/{name}"), found);
+            }
+        }
+        (Value::Array(before), Value::Array(now)) if before.len() == now.len() => {
+            for (n, (before, now)) in before.iter().zip(now).enumerate() {
+                differences(before, now, &format!("{at}/{n}"), found);
+            }
+        }
+        // Whoever wrote down what was told wrote 3.0 as 3.
+        (Value::Number(before), Value::Number(now)) if before.as_f64() == now.as_f64() => {}
+        _ if before == now => {}
+        _ => found.push(format!("{at} is {now} and was {before}")),
+    }
+}
+
+fn moves_with_time(name: &str, of: &serde_json::Map<String, Value>) -> bool {
+    name == "oldest_due_age" || (name == "give_up_at" && of.get("state") == Some(&json!("waiting")))
+}
+
+/// A secret that was replaced may have ended since.
+fn without_replaced(path: &str, mut answer: Value) -> Value {
+    if path.ends_with("/secrets") {
+        answer["data"].as_array_mut().unwrap().retain(|secret| secret["expires_at"].is_null());
+    }
+    answer
+}
+
+async fn a_store_of_the_version_before_opens_with_everything_in_it() {
+    let older = Older::open().await;
+    let answers = older.told["answers"].as_object().unwrap();
+    for what in ["waiting", "delivered", "dead", "cancelled"] {
+        let deliveries = &answers[&format!("{TENANT}/deliveries?limit=500")]["data"];
+        assert!(deliveries.as_array().unwrap().iter().any(|one| one["state"] == what), "something in it is {what}");
+    }
+    // That secrets are shown is in the audit log, so they come last.
+    let (secrets, others): (Vec<_>, Vec<_>) = answers.iter().partition(|(path, _)| path.ends_with("/secrets"));
+    for (path, before) in others.into_iter().chain(secrets) {
+        let before = without_replaced(path, before.clone());
+        // Of PostgreSQL it is counted after the start what waits.
+        eventually(&format!("{path} to be as it was"), || async {
+            let now = without_replaced(path, older.gateway.client.get(path).await.json());
+            let mut found = Vec::new();
+            differences(&before, &now, "", &mut found);
+            if found.is_empty() { Ok(()) } else { Err(found.join("; ")) }
+        })
+        .await;
+    }
+}
+
+/// Such rows would be counted as new with every look, until the server gets
+/// there.
+#[tokio::test]
+async fn a_restored_database_has_no_rows_of_transactions_that_are_yet_to_come() {
+    crate::support::on_postgres(async {
+        let older = Older::open().await;
+        let to_come = "SELECT count(*) FROM posthaste.queue WHERE xid >= pg_snapshot_xmax(pg_current_snapshot())";
+        assert_eq!(older.database.as_ref().unwrap().number(to_come).await, 0);
+    })
+    .await;
+}
+
+async fn who_could_use_a_store_of_the_version_before_still_can() {
+    let older = Older::open().await;
+    let user = |name: &str| Client::new(older.gateway.address, older.told["tokens"][name].as_str().unwrap());
+    user("reader").get("/v1/tenants").await.expect(200);
+    user("reader")
+        .post_json(&format!("{TENANT}/events"), &json!({"type": "a", "data": 1}))
+        .await
+        .problem(403, "missing_right");
+    let event = json!({"id": "new", "type": "plain", "data": 1});
+    user("producer").post_json("/v1/tenants/acme/events", &event).await.expect(202);
+    user("producer").get(&format!("{TENANT}/endpoints")).await.problem(404, "not_found");
+    user("revoked").get("/v1/tenants/acme/endpoints").await.problem(401, "unauthenticated");
+}
+
+async fn what_waits_in_a_store_of_the_version_before_is_delivered_and_its_dead_letters_are_replayed() {
+    let older = Older::open().await;
+    let receiver = Receiver::start().await;
+    for name in ["rich", "retrying", "paused", "thin", "watcher"] {
+        older.lead(name, &receiver).await;
+    }
+    older.gateway.patch(&older.endpoint("lanes"), json!({"url": format!("{}/lanes", receiver.url())})).await;
+    retried(&older, &receiver).await;
+    in_order(&older, &receiver).await;
+    dead_head_replayed(&older, &receiver).await;
+    thin_data_fetched(&older, &receiver).await;
+    let paused =
+        seen_at(&receiver, "watcher").iter().filter(|seen| seen.header("x-event-type") == "endpoint.paused").count();
+    assert!(paused >= 2, "what the watcher had not seen arrives: {paused}");
+    ids_known(&older.gateway).await;
+}
+
+/// What came to the receiver in the name of one endpoint.
+fn seen_at(receiver: &Receiver, name: &str) -> Vec<Seen> {
+    receiver.seen().into_iter().filter(|seen| seen.path.ends_with(name)).collect()
+}
+
+fn verify(seen: &Seen, secret: &str) {
+    let verifier = standardwebhooks::Webhook::new(secret).unwrap();
+    verifier.verify(&seen.body, &seen.headers).unwrap_or_else(|problem| panic!("{}: {problem}", seen.id()));
+}
+
+/// Does not wait for its next attempt, which may be due since long ago.
+async fn delivered_now(gateway: &Gateway, event: &str) -> Value {
+    let answer = gateway.post_to_delivery(&gateway.delivery_of(event).await, "retry").await;
+    assert!(matches!(answer.status, 202 | 409), "{answer:?}");
+    gateway.wait_for_state(event, "delivered").await
+}
+
+/// What had failed once goes again as its second attempt, signed as before.
+async fn retried(older: &Older, receiver: &Receiver) {
+    for n in 0..3 {
+        let event = format!("slow-{n}");
+        let delivery = delivered_now(&older.gateway, &event).await;
+        assert_eq!(delivery["attempts"], 2, "{delivery}");
+        let numbers: Vec<Value> =
+            older.gateway.attempts_of(&delivery).await.iter().map(|attempt| attempt["number"].clone()).collect();
+        assert!(numbers.contains(&json!(1)) && numbers.contains(&json!(2)), "{numbers:?}");
+    }
+    for seen in seen_at(receiver, "retrying") {
+        verify(&seen, SECRET);
+        assert_eq!(seen.header("webhook-attempt"), "2");
+    }
+    assert_eq!(seen_at(receiver, "retrying").len(), 3);
+}
+
+/// Lanes go on where they stood, and count on.
+async fn in_order(older: &Older, receiver: &Receiver) {
+    let gateway = &older.gateway;
+    delivered_now(gateway, "rich-0").await;
+    for event in ["rich-1", "paused-0", "paused-1", "paused-2", "expiring"] {
+        gateway.wait_for_state(event, "delivered").await;
+    }
+    gateway.send(json!({"id": "paused-new", "type": "paused", "key": "p", "data": 9})).await;
+    let new = gateway.wait_for_state("paused-new", "delivered").await;
+    assert_eq!(new["seq"], 4, "{new}");
+    let seen = seen_at(receiver, "paused");
+    let lane: Vec<&str> = seen.iter().filter(|seen| seen.header("x-key") == "p").map(Seen::id).collect();
+    assert_eq!(lane, ["paused-0", "paused-1", "paused-2", "paused-new"]);
+
+    let secrets = format!("{TENANT}/endpoints/{}/secrets", older.told["endpoints"]["rich"].as_str().unwrap());
+    let secret = older.told["answers"][&secrets]["data"][0]["secret"].as_str().expect("the maker was shown it");
+    let rich = seen_at(receiver, "rich");
+    assert_eq!(rich.iter().map(Seen::id).collect::<Vec<_>>(), ["rich-0", "rich-1"]);
+    for seen in &rich {
+        verify(seen, secret);
+        assert!(seen.header("webhook-signature").contains("v1a,"), "{:?}", seen.headers);
+        assert_eq!((seen.header("x-team"), seen.header("content-type")), ("billing", "application/cloudevents+json"));
+    }
+}
+
+/// A dead letter that holds up its lane is replayed, and the lane drains.
+async fn dead_head_replayed(older: &Older, receiver: &Receiver) {
+    let gateway = &older.gateway;
+    let head = gateway.delivery_of("lane-0").await;
+    let replay = format!("{TENANT}/dead-letters/{}/replay", head["id"].as_str().unwrap());
+    gateway.client.post(&replay, "").await.expect(202);
+    gateway.wait_for_state("lane-3", "delivered").await;
+    let seen = seen_at(receiver, "lanes");
+    assert_eq!(seen.iter().map(Seen::id).collect::<Vec<_>>(), ["lane-0", "lane-1", "lane-2", "lane-3"]);
+    assert_eq!(seen[0].header("webhook-attempt"), "2");
+    assert_eq!(seen[3].json()["seq"], 4);
+}
+
+/// A link that is made now finds what was accepted then.
+async fn thin_data_fetched(older: &Older, receiver: &Receiver) {
+    older.gateway.wait_for_state("thin-0", "delivered").await;
+    let link = seen_at(receiver, "thin")[0].json()["data_url"].as_str().unwrap().to_owned();
+    let path = link.strip_prefix("http://127.0.0.1:1").expect("it begins with --public-url").to_owned();
+    assert_eq!(older.gateway.client.get(&path).await.expect(200)["data"], json!({"fetched": true}));
+}
+
+/// Ids are known, and what was expunged stays so.
+async fn ids_known(gateway: &Gateway) {
+    let events = format!("{TENANT}/events");
+    let again = gateway.client.post_json(&events, &json!({"id": "plain-0", "type": "plain", "data": {"n": 0}})).await;
+    assert_eq!(again.expect(202)["duplicate"], true);
+    let other = json!({"id": "plain-0", "type": "plain", "data": {"n": 1}});
+    gateway.client.post_json(&events, &other).await.problem(409, "id_conflict");
+    gateway.post_to_delivery(&gateway.delivery_of("plain-3").await, "replay").await.problem(410, "data_expunged");
+}
