@@ -4,6 +4,7 @@
 //! Every call also keeps simulated time from moving on while the real store
 //! works: Tokio's paused clock waits for blocking tasks, and only for those.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -211,6 +212,18 @@ impl Cluster for Stumbling {
             Some(seat) => seat.ask_owner(endpoint, question).await,
             None => self.inner.ask_owner(tenant, endpoint, question).await,
         }
+    }
+    async fn publish_status(&self, statuses: Vec<PublishedStatus>, complete: Vec<Lease>) -> Result<()> {
+        if let Some(seat) = &self.seat {
+            seat.publish(statuses, complete);
+        }
+        Ok(())
+    }
+    async fn published_status(&self, endpoints: Vec<EndpointId>) -> Result<HashMap<EndpointId, Option<String>>> {
+        Ok(self.seat.as_ref().map(|seat| seat.published(&endpoints)).unwrap_or_default())
+    }
+    fn leases(&self) -> Vec<Lease> {
+        self.seat.as_ref().map(Seat::leases).unwrap_or_default()
     }
     async fn view(&self) -> Result<ClusterState> {
         self.call(async |store| store.view().await).await

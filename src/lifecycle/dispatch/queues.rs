@@ -11,7 +11,7 @@
 //! answer, a free place of its rate, a resume, a read) ends in `arrange`, which
 //! offers it to its tenant's line again or plans when to look next.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,10 +23,9 @@ use super::cpu_throttle::CpuThrottle;
 use super::fair_scheduler::FairScheduler;
 use super::gate::{EndpointGate, LeaseTerms};
 use super::lag::{Blocker, OldestDue};
-use super::limits::{LimitWaits, NodeBlocker, NodeLimits};
+use super::limits::{LimitWaits, NodeLimits};
 use super::observe::{AttemptResult, is_backpressure, observe};
 use super::queue::{EndpointQueue, PendingBackpressure, QueuePosition};
-use crate::model::health::EndpointHealth;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
 use crate::model::shard::Lease;
 use crate::model::tenant::TenantQuota;
@@ -69,6 +68,9 @@ pub struct EndpointQueues {
     flight_bytes: usize,
     tidy_at: usize,
     rate_waits: u64,
+    /// Endpoints whose live status may have changed since it was last asked
+    /// for; nothing, while nobody asks.
+    touched: Option<HashSet<EndpointId>>,
     /// Whether something was not started because the lease is too short.
     waits_for_lease: bool,
     is_stopped: bool,
@@ -92,6 +94,7 @@ impl EndpointQueues {
             flight_bytes: 0,
             tidy_at: TIDY_AT,
             rate_waits: 0,
+            touched: None,
             waits_for_lease: false,
             is_stopped: false,
         }
@@ -447,38 +450,6 @@ impl EndpointQueues {
         is_earlier
     }
 
-    /// Whether a request for this delivery is open or being settled.
-    pub fn is_in_flight(&self, endpoint: EndpointId, id: DeliveryId) -> bool {
-        self.endpoints.get(&endpoint).is_some_and(|queue| queue.in_flight.contains(&id))
-    }
-
-    /// What keeps a due delivery, where its endpoint is open and not quiet.
-    pub fn blocker(&self, endpoint: EndpointId, now: Timestamp) -> NodeBlocker {
-        let Some(queue) = self.endpoints.get(&endpoint) else {
-            return if self.has_room() { NodeBlocker::Free } else { NodeBlocker::Slot };
-        };
-        let own = (!queue.rate.is_ready(now)).then(|| queue.rate.ready_at());
-        let tenants = self.scheduler.rate_until(&queue.gate.tenant, now);
-        match own.max(tenants) {
-            Some(until) => NodeBlocker::Rate(until),
-            None if !self.has_room() || queue.is_full(now) || !queue.ready.is_empty() => NodeBlocker::Slot,
-            None if queue.position == QueuePosition::AtHost || self.scheduler.is_over_share(&queue.gate.tenant) => {
-                NodeBlocker::Slot
-            }
-            None => NodeBlocker::Free,
-        }
-    }
-
-    /// How an endpoint is doing, as this node feels it.
-    pub fn health(&self, endpoint: EndpointId) -> Option<&EndpointHealth> {
-        self.endpoints.get(&endpoint).filter(|queue| !queue.is_foreign).map(|queue| &queue.breaker.health)
-    }
-
-    /// Whether a lane's one slot is taken.
-    pub fn is_lane_busy(&self, endpoint: EndpointId, lane: &str) -> bool {
-        self.endpoints.get(&endpoint).is_some_and(|queue| queue.busy_lanes.contains_key(lane))
-    }
-
     /// The oldest of all that waits, by what holds it back. Looks at every
     /// endpoint that something waits for.
     pub fn oldest(&self, now: Timestamp) -> OldestDue {
@@ -554,6 +525,9 @@ impl EndpointQueues {
     /// Gives the endpoint a turn if it can start something, plans when to look
     /// at it next, and lets go of a queue with nothing left to do.
     fn reschedule(&mut self, endpoint: EndpointId, now: Timestamp) {
+        if let Some(touched) = &mut self.touched {
+            touched.insert(endpoint);
+        }
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
         queue.rate.correct_clock_jump(now);
         queue.record_blocker(now);
@@ -588,5 +562,6 @@ mod hosts;
 #[cfg(test)]
 mod lag_tests;
 mod shard_moves;
+mod status;
 #[cfg(test)]
 mod tests;

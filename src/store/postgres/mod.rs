@@ -44,6 +44,7 @@ mod history;
 pub mod import;
 mod import_tables;
 mod lane;
+mod live_status;
 mod locked_delivery;
 mod membership;
 mod migrate;
@@ -127,6 +128,8 @@ struct PostgresState {
     stale_writes: AtomicU64,
     /// Something may have been accepted here without anyone's knowing.
     is_unsure: AtomicBool,
+    /// How often another server was found, or the same one started again.
+    server_changes: AtomicU64,
     /// Where reads of what is due may begin, by endpoint.
     watermarks: due::DueWatermarks,
     /// How every transaction begins.
@@ -171,6 +174,7 @@ impl PostgresStore {
             nodes: AtomicUsize::new(1),
             stale_writes: AtomicU64::new(0),
             is_unsure: AtomicBool::new(false),
+            server_changes: AtomicU64::new(0),
             watermarks: due::DueWatermarks::default(),
             begin,
             catalog_lock: tokio::sync::Mutex::default(),
