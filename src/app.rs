@@ -35,6 +35,7 @@ use crate::lifecycle::links::{Links, NoPublicUrl};
 use crate::lifecycle::mail::smtp::{SmtpMailer, read_password};
 use crate::lifecycle::mail::{MailQueue, Mailer};
 use crate::lifecycle::notifier::Notifier;
+use crate::lifecycle::publish_status;
 use crate::lifecycle::retention::{self, Retention};
 use crate::lifecycle::scrub;
 use crate::metrics::Metrics;
@@ -360,6 +361,7 @@ fn start_background_tasks(gateway: &Arc<Gateway>, settings: &Settings) -> Vec<Jo
         tokio::spawn(expire::run(expiring)),
         tokio::spawn(scrub::run(gateway.clone())),
         tokio::spawn(cluster::run(gateway.clone())),
+        tokio::spawn(publish_status::run(gateway.clone())),
         tokio::spawn(async move {
             retention::run(retaining.store.as_ref(), retaining.clock.as_ref(), retention).await;
         }),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::Gateway;
 use super::cluster::{self, NodeQuestion};
-use super::live_status::{LiveStatusQuery, live_statuses};
+use super::live_status::ask_health;
 use crate::model::delivery::{DeliveryState, after};
 use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
@@ -138,12 +138,9 @@ pub async fn close_breaker(
     note: Option<String>,
 ) -> Result<Arc<Endpoint>> {
     let Some(endpoint) = gateway.store.endpoint(tenant, id) else { return Err(Error::NotFound("endpoint")) };
-    // The live breaker may be ahead of what is stored.
-    let live = live_statuses(gateway, vec![LiveStatusQuery::endpoint(tenant, id)])
-        .await
-        .remove(&id)
-        .and_then(|status| status.health);
-    if live.unwrap_or_else(|| endpoint.health.clone()).open_until().is_none() {
+    // What its owner just observed may neither be stored nor published yet.
+    let live = ask_health(gateway, tenant, id).await?;
+    if live.unwrap_or_else(|| gateway.dispatcher.health(&endpoint)).open_until().is_none() {
         return Ok(endpoint);
     }
     let reason = Some(note.unwrap_or_else(|| "closed by a person".to_owned()));

@@ -1,45 +1,46 @@
-//! Felt: what the owner of an endpoint knows of it and nobody has written
-//! down: how it is doing this moment, what is on the wire, what keeps the
+//! Live status: what the owner of an endpoint knows of it and nobody has
+//! stored: how it is doing this moment, what is in flight, what keeps the
 //! rest.
 //!
-//! Where that is another node, it is asked: one question to each, about
-//! everything of its own. Whoever looks waits for a moment at most; without
-//! an answer, what is written down is shown.
+//! Of another node's endpoints it is what that node published last, a second
+//! ago at most; see [`super::publish_status`]. Where nothing is published, as
+//! for a moment after a takeover, what is stored is shown. Nobody is asked,
+//! so that looking at endpoints writes nothing.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::Gateway;
 use super::cluster::{self, NodeAnswer, NodeQuestion};
 use super::dispatch::limits::NodeBlocker;
+use crate::model::endpoint::Endpoint;
 use crate::model::health::EndpointHealth;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::store::Result;
 
-/// How long whoever looks waits for other nodes.
+/// How long whoever looks waits for the store.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How many nodes are asked for one look.
-const NODES_MAX: usize = 32;
 
 /// What somebody wants to know of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveStatusQuery {
-    /// Whose it is.
+    /// The endpoint's tenant.
     pub tenant: TenantId,
-    /// Which.
+    /// The endpoint.
     pub endpoint: EndpointId,
-    /// Whether these are on the wire.
+    /// Deliveries that may be in flight.
     pub deliveries: Vec<DeliveryId>,
-    /// Whether the one slot of these lanes is taken.
+    /// Lanes whose one slot may be taken.
     pub lanes: Vec<String>,
 }
 
-/// What its owner feels of an endpoint.
+/// What its owner knows of an endpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LiveStatus {
-    /// Which.
+    /// The endpoint.
     pub endpoint: EndpointId,
     /// How it is doing; nothing, if there is no such endpoint.
     pub health: Option<EndpointHealth>,
@@ -47,9 +48,9 @@ pub struct LiveStatus {
     pub blocker: NodeBlocker,
     /// How many wait for it, if that is known.
     pub waiting: Option<u64>,
-    /// Of those asked about, which are on the wire.
+    /// The deliveries in flight, at least of those asked about.
     pub in_flight: Vec<DeliveryId>,
-    /// Of the lanes asked about, which are taken.
+    /// The lanes whose slot is taken, at least of those asked about.
     pub busy_lanes: Vec<String>,
 }
 
@@ -60,26 +61,39 @@ impl LiveStatusQuery {
     }
 }
 
-/// What is felt of these endpoints, by whoever owns them. Each is asked about
-/// once.
+impl LiveStatus {
+    /// Nothing waits, and nothing is known of its health.
+    fn idle(endpoint: EndpointId) -> Self {
+        let (in_flight, busy_lanes) = (Vec::new(), Vec::new());
+        Self { endpoint, health: None, blocker: NodeBlocker::Free, waiting: Some(0), in_flight, busy_lanes }
+    }
+
+    /// Whether nothing waits and nothing is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.waiting == Some(0) && self.in_flight.is_empty()
+    }
+
+    /// Whether an endpoint of which nothing is published stands like this.
+    pub fn is_nothing_to_tell(&self) -> bool {
+        let health = self.health.as_ref().is_none_or(|health| *health == EndpointHealth::default());
+        health && *self == Self { health: self.health.clone(), ..Self::idle(self.endpoint) }
+    }
+}
+
+/// The live status of these endpoints: this node's own as it is, others' as
+/// it was published.
 pub async fn live_statuses(gateway: &Gateway, about: Vec<LiveStatusQuery>) -> HashMap<EndpointId, LiveStatus> {
     let is_ours = |about: &LiveStatusQuery| gateway.store.lease(&about.tenant, about.endpoint).is_held();
-    let (ours, theirs): (Vec<LiveStatusQuery>, Vec<LiveStatusQuery>) = about.into_iter().partition(is_ours);
-    let mut found: HashMap<EndpointId, LiveStatus> = HashMap::new();
-    if !theirs.is_empty() {
-        let asking = ask_owners(gateway, theirs.clone(), &mut found);
-        if tokio::time::timeout(PATIENCE, asking).await.is_err() {
-            debug!("other nodes did not say in time how their endpoints are doing");
-        }
-    }
-    for about in ours.iter().chain(&theirs) {
+    let theirs = about.iter().filter(|about| !is_ours(about)).map(|about| about.endpoint).collect();
+    let mut found = published(gateway, theirs).await;
+    for about in &about {
         found.entry(about.endpoint).or_insert_with(|| local_status(gateway, about));
     }
     found
 }
 
-/// What this node feels of an endpoint. Where it is not its own, that is what
-/// is written down.
+/// What this node knows of an endpoint. Where it is not its own, that is what
+/// is stored.
 pub fn local_status(gateway: &Gateway, about: &LiveStatusQuery) -> LiveStatus {
     let (dispatcher, endpoint) = (&gateway.dispatcher, about.endpoint);
     let is_in_flight = |id: &DeliveryId| dispatcher.is_in_flight(endpoint, *id);
@@ -94,20 +108,55 @@ pub fn local_status(gateway: &Gateway, about: &LiveStatusQuery) -> LiveStatus {
     }
 }
 
-/// Asks the owner of the first about all of them, then the owner of the first
-/// that is still open, and so on.
-async fn ask_owners(gateway: &Gateway, mut open: Vec<LiveStatusQuery>, found: &mut HashMap<EndpointId, LiveStatus>) {
-    for _ in 0..NODES_MAX {
-        let Some(first) = open.first() else { return };
-        let (tenant, endpoint) = (first.tenant.clone(), first.endpoint);
-        match cluster::ask_once(gateway, &tenant, endpoint, &NodeQuestion::Felt { about: open.clone() }).await {
-            Ok(Some(NodeAnswer::Felt { felt })) => {
-                found.extend(felt.into_iter().map(|status| (status.endpoint, status)))
-            }
-            Ok(_) => {}
-            // A store in trouble carries no other question either.
-            Err(problem) => return debug!(endpoint.id = %endpoint, "its owner could not be asked: {problem}"),
-        }
-        open.retain(|about| about.endpoint != endpoint && !found.contains_key(&about.endpoint));
+/// Everything that its owner, this node, knows of an endpoint.
+pub fn owner_status(gateway: &Gateway, endpoint: &Endpoint) -> LiveStatus {
+    let (in_flight, busy_lanes) = gateway.dispatcher.in_flight_of(endpoint.id);
+    let alone = LiveStatusQuery::endpoint(&endpoint.tenant, endpoint.id);
+    LiveStatus { in_flight, busy_lanes, ..local_status(gateway, &alone) }
+}
+
+/// Asks the owner of an endpoint how it is doing this very moment: for acts
+/// that depend on it, not for lists. Nothing, if that is this node or nobody.
+pub async fn ask_health(gateway: &Gateway, tenant: &TenantId, endpoint: EndpointId) -> Result<Option<EndpointHealth>> {
+    let about = vec![LiveStatusQuery::endpoint(tenant, endpoint)];
+    let answer = cluster::ask_once(gateway, tenant, endpoint, &NodeQuestion::Felt { about }).await?;
+    Ok(match answer {
+        Some(NodeAnswer::Felt { felt }) => felt.into_iter().find_map(|status| status.health),
+        _ => None,
+    })
+}
+
+/// What the owners of these have published.
+async fn published(gateway: &Gateway, endpoints: Vec<EndpointId>) -> HashMap<EndpointId, LiveStatus> {
+    if endpoints.is_empty() {
+        return HashMap::new();
     }
+    let read = tokio::time::timeout(PATIENCE, gateway.store.published_status(endpoints)).await;
+    let found = match read {
+        Ok(Ok(found)) => found,
+        Ok(Err(problem)) => {
+            debug!("the live status of other nodes' endpoints could not be read: {problem}");
+            return HashMap::new();
+        }
+        Err(_) => {
+            debug!("the live status of other nodes' endpoints could not be read in time");
+            return HashMap::new();
+        }
+    };
+    let shown = |(endpoint, text): (EndpointId, Option<String>)| {
+        let stored = gateway.store.any_endpoint(endpoint)?;
+        let mut status = match text {
+            None => LiveStatus::idle(endpoint),
+            Some(text) => understand(&text)?,
+        };
+        // What a person just changed may be newer than what was published.
+        let live = status.health.take().filter(|live| !stored.health.is_after(live));
+        status.health = Some(live.unwrap_or_else(|| stored.health.clone()));
+        Some((endpoint, status))
+    };
+    found.into_iter().filter_map(shown).collect()
+}
+
+fn understand(text: &str) -> Option<LiveStatus> {
+    serde_json::from_str(text).inspect_err(|problem| warn!("another node's live status makes no sense: {problem}")).ok()
 }

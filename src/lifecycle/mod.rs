@@ -53,6 +53,7 @@ pub mod links;
 pub mod live_status;
 pub mod mail;
 pub mod notifier;
+pub mod publish_status;
 pub mod retention;
 pub mod scrub;
 pub mod storage_admission;

@@ -21,7 +21,7 @@ pub async fn outlook(gateway: &Gateway, delivery: &Delivery) -> Outlook {
     outlooks(gateway, std::slice::from_ref(delivery)).await.remove(0)
 }
 
-/// Tells the outlook of each; other nodes are asked once for all of them.
+/// Tells the outlook of each; what other nodes published is read once for all.
 pub async fn outlooks(gateway: &Gateway, deliveries: &[Delivery]) -> Vec<Outlook> {
     let now = gateway.clock.now();
     let mut about: HashMap<EndpointId, LiveStatusQuery> = HashMap::new();

@@ -4,6 +4,7 @@
 //! One that many nodes share leases shards, and moves them: the lifecycle
 //! hears of it as [`ClusterEvent`]s, in order, and answers those that ask for it.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -12,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::Result;
 use crate::model::id::{EndpointId, TenantId};
-use crate::model::shard::{Epoch, Shard};
+use crate::model::shard::{Epoch, Lease, Shard};
 
 /// Knows the other nodes.
 #[async_trait]
@@ -42,6 +43,36 @@ pub trait Cluster: Send + Sync {
         Ok(Vec::new())
     }
 
+    /// Publishes what this node knows of its endpoints and nobody has stored,
+    /// in the place of what it published of them before; and that everything
+    /// of some shards is published with it. The words are the lifecycle's own.
+    async fn publish_status(&self, _statuses: Vec<PublishedStatus>, _complete: Vec<Lease>) -> Result<()> {
+        Ok(())
+    }
+
+    /// What the present owners of these endpoints have published of them;
+    /// nothing of one that there is nothing to tell of. Those whose shard is
+    /// not published completely are left out.
+    async fn published_status(&self, _endpoints: Vec<EndpointId>) -> Result<HashMap<EndpointId, Option<String>>> {
+        Ok(HashMap::new())
+    }
+
+    /// Takes back everything that is published.
+    async fn withdraw_status(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Changes when what was published may be lost, so that everything has to
+    /// be published anew.
+    fn publication(&self) -> u64 {
+        0
+    }
+
+    /// The leases that this node holds, where there are leases.
+    fn leases(&self) -> Vec<Lease> {
+        Vec::new()
+    }
+
     /// How many nodes there are, this one among them.
     fn nodes(&self) -> usize {
         1
@@ -60,6 +91,17 @@ pub trait Cluster: Send + Sync {
     /// Gives everything back, so that others may take it at once. Nothing is
     /// in flight any more.
     async fn leave(&self) -> Result<()>;
+}
+
+/// What an owner publishes of one of its endpoints.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishedStatus {
+    /// The endpoint.
+    pub endpoint: EndpointId,
+    /// The lease under which the owner dispatches it.
+    pub lease: Lease,
+    /// The owner's words.
+    pub status: String,
 }
 
 /// What a node hears. Each is to be dealt with before the next.

@@ -40,7 +40,7 @@ pub mod seal;
 
 pub use access::{AccessStore, AuditQuery, TokenScope, caller, with_caller};
 pub use changes::{DeliveryChange, DeliveryChanged, EndpointChange, EndpointChanged, EndpointStop, EndpointUpdate};
-pub use cluster::{Cluster, ClusterEvent, ClusterState, NodeState, ShardState, StoreStatus};
+pub use cluster::{Cluster, ClusterEvent, ClusterState, NodeState, PublishedStatus, ShardState, StoreStatus};
 pub use codes::UnknownCode;
 pub use queries::{DeliveryQuery, EventQuery, EventRecord, Lane, ListPage, PageRequest};
 pub use scrub::{ScrubStep, Scrubbed};

@@ -200,8 +200,12 @@ async fn whichever_node_is_asked_a_delivery_in_flight_is_shown_as_such() {
     for node in &scene.cluster.nodes {
         let found = node.client().get(&format!("{TENANT}/events/{open}/deliveries")).await.expect(200);
         let id = found["data"][0]["id"].as_str().unwrap().to_owned();
-        let delivery = node.client().get(&format!("{TENANT}/deliveries/{id}")).await.expect(200);
-        assert_eq!(delivery["in_flight"], true, "{}: {delivery}", node.name);
+        // Of another node's, a second later at most.
+        eventually("it to be shown as in flight", || async {
+            let delivery = node.client().get(&format!("{TENANT}/deliveries/{id}")).await.expect(200);
+            if delivery["in_flight"] == true { Ok(()) } else { Err(format!("{}: {delivery}", node.name)) }
+        })
+        .await;
     }
     scene.ledger.go_on();
     scene.cluster.drained().await;

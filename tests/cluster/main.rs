@@ -27,5 +27,6 @@ mod footing;
 mod frozen;
 mod joining;
 mod limits;
+mod live_status;
 mod pooler;
 mod trouble;

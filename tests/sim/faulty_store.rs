@@ -4,6 +4,7 @@
 //! Every call also keeps simulated time from moving on while the real store
 //! works: Tokio's paused clock waits for blocking tasks, and only for those.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -218,6 +219,18 @@ impl Cluster for FaultyStore {
             Some(node_view) => node_view.ask_owner(endpoint, question).await,
             None => self.inner.ask_owner(tenant, endpoint, question).await,
         }
+    }
+    async fn publish_status(&self, statuses: Vec<PublishedStatus>, complete: Vec<Lease>) -> Result<()> {
+        if let Some(node_view) = &self.node_view {
+            node_view.publish(statuses, complete);
+        }
+        Ok(())
+    }
+    async fn published_status(&self, endpoints: Vec<EndpointId>) -> Result<HashMap<EndpointId, Option<String>>> {
+        Ok(self.node_view.as_ref().map(|node_view| node_view.published(&endpoints)).unwrap_or_default())
+    }
+    fn leases(&self) -> Vec<Lease> {
+        self.node_view.as_ref().map(NodeView::leases).unwrap_or_default()
     }
     async fn view(&self) -> Result<ClusterState> {
         self.call(async |store| store.view().await).await

@@ -4,6 +4,7 @@
 //! The true owner and what a node believes are kept apart: a node may be the
 //! last to learn that its shards are gone.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -26,8 +27,17 @@ pub struct SharedOwnership {
     state: Mutex<State>,
     /// Whether outcomes cannot be written at the moment.
     is_away: AtomicBool,
+    /// What owners have published of their endpoints, and under which epoch;
+    /// and which shards are published completely.
+    published: Mutex<Published>,
     /// Duration of a read.
     reads_take: Mutex<Duration>,
+}
+
+#[derive(Default)]
+struct Published {
+    statuses: HashMap<EndpointId, (Epoch, String)>,
+    complete: HashMap<Shard, Epoch>,
 }
 
 struct State {
@@ -58,7 +68,7 @@ impl SharedOwnership {
         };
         let state = State { owners: vec![(None, 0); 256], nodes: (0..nodes).map(node).collect() };
         let (is_away, reads_take) = (AtomicBool::new(false), Mutex::default());
-        Arc::new(Self { inner, state: Mutex::new(state), is_away, reads_take })
+        Arc::new(Self { inner, state: Mutex::new(state), is_away, published: Mutex::default(), reads_take })
     }
 
     pub fn node_view(self: &Arc<Self>, node: usize) -> NodeView {
@@ -226,6 +236,29 @@ impl NodeView {
 
     pub fn leased_until(&self) -> Instant {
         self.ownership.state.lock().unwrap().nodes[self.node].ends.unwrap_or_else(|| now() + LEASE)
+    }
+
+    pub fn leases(&self) -> Vec<Lease> {
+        let state = self.ownership.state.lock().unwrap();
+        state.nodes[self.node].believes.iter().copied().filter(|lease| lease.is_held()).collect()
+    }
+
+    pub fn publish(&self, statuses: Vec<PublishedStatus>, complete: Vec<Lease>) {
+        let mut published = self.ownership.published.lock().unwrap();
+        published.statuses.extend(statuses.into_iter().map(|one| (one.endpoint, (one.lease.epoch, one.status))));
+        published.complete.extend(complete.into_iter().map(|lease| (lease.shard, lease.epoch)));
+    }
+
+    pub fn published(&self, endpoints: &[EndpointId]) -> HashMap<EndpointId, Option<String>> {
+        let published = self.ownership.published.lock().unwrap();
+        let told = |id: &EndpointId| {
+            let shard = self.ownership.shard(*id);
+            let (owner, epoch) = self.ownership.state.lock().unwrap().owners[usize::from(shard.0)];
+            owner.filter(|_| published.complete.get(&shard) == Some(&Epoch(epoch)))?;
+            let status = published.statuses.get(id).filter(|(under, _)| *under == Epoch(epoch));
+            Some((*id, status.map(|(_, status)| status.clone())))
+        };
+        endpoints.iter().filter_map(told).collect()
     }
 
     pub async fn ask_owner(&self, endpoint: EndpointId, question: String) -> Result<Option<String>> {

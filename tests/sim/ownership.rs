@@ -17,6 +17,7 @@ use posthaste::lifecycle::dispatch::limits::NodeBlocker;
 use posthaste::lifecycle::expire;
 use posthaste::lifecycle::live_status::{LiveStatusQuery, live_statuses};
 use posthaste::lifecycle::mail::MailQueue;
+use posthaste::lifecycle::publish_status::StatusPublisher;
 use posthaste::lifecycle::waiting::outlooks;
 use posthaste::metrics::Gauges;
 use posthaste::model::attempt::{Answer, Response, Timings};
@@ -539,6 +540,9 @@ fn any_node_shows_what_the_owner_feels() {
             cluster.send(0, id, Some("k")).await;
         }
         cluster.until(SECOND).await;
+        for gateway in &cluster.nodes {
+            StatusPublisher::default().publish(gateway).await.unwrap();
+        }
         for node in 0..3 {
             let gateway = &cluster.nodes[node];
             for (event, is_in_flight, waiting_for) in [("open", true, None), ("waits", false, Some(WaitingFor::Key))] {

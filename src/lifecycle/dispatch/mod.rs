@@ -5,6 +5,7 @@
 //! it sleeps until the next due time.
 
 use parking_lot::{Mutex, MutexGuard};
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -194,6 +195,16 @@ impl Dispatcher {
     /// Whether a request for this delivery is open.
     pub fn is_in_flight(&self, endpoint: EndpointId, id: DeliveryId) -> bool {
         self.queues().is_in_flight(endpoint, id)
+    }
+
+    /// What of an endpoint is open or being settled: deliveries, and lanes.
+    pub fn in_flight_of(&self, endpoint: EndpointId) -> (Vec<DeliveryId>, Vec<String>) {
+        self.queues().in_flight_of(endpoint)
+    }
+
+    /// Endpoints whose live status may have changed since this was last asked.
+    pub fn take_touched(&self) -> HashSet<EndpointId> {
+        self.queues().take_touched()
     }
 
     /// What keeps a due delivery, where its endpoint is open and not quiet.

@@ -13,7 +13,7 @@
 //! which offers the endpoint to its tenant's line again or plans when to look
 //! at it next.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -24,11 +24,10 @@ use super::cpu_throttle::CpuThrottle;
 use super::fair_scheduler::FairScheduler;
 use super::gate::{EndpointGate, LeaseTerms};
 use super::lag::{Blocker, OldestDue};
-use super::limits::{LimitWaits, NodeBlocker, NodeLimits};
+use super::limits::{LimitWaits, NodeLimits};
 use super::observe::{is_backpressure, observe};
 use super::queue::{EndpointQueue, PendingBackpressure, QueuePosition};
 use crate::lifecycle::deliver::attempt::AttemptResult;
-use crate::model::health::EndpointHealth;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
 use crate::model::tenant::TenantQuota;
 use crate::store::{Claim, EndpointUpdate};
@@ -65,6 +64,9 @@ pub struct EndpointQueues {
     flight_bytes: usize,
     tidy_at: usize,
     rate_waits: u64,
+    /// Endpoints whose live status may have changed since it was last asked
+    /// for; nothing, while nobody asks.
+    touched: Option<HashSet<EndpointId>>,
     /// Whether a claim was not started because the lease is too short.
     waits_for_lease: bool,
     is_stopped: bool,
@@ -88,6 +90,7 @@ impl EndpointQueues {
             flight_bytes: 0,
             tidy_at: TIDY_AT,
             rate_waits: 0,
+            touched: None,
             waits_for_lease: false,
             is_stopped: false,
         }
@@ -311,39 +314,6 @@ impl EndpointQueues {
         is_earlier
     }
 
-    /// Whether a request for this delivery is open or being settled.
-    pub fn is_in_flight(&self, endpoint: EndpointId, id: DeliveryId) -> bool {
-        self.endpoints.get(&endpoint).is_some_and(|queue| queue.in_flight.contains(&id))
-    }
-
-    /// Returns the limit that holds back a due delivery, for an endpoint that is
-    /// active and not backing off.
-    pub fn blocker(&self, endpoint: EndpointId, now: Timestamp) -> NodeBlocker {
-        let Some(queue) = self.endpoints.get(&endpoint) else {
-            return if self.has_room() { NodeBlocker::Free } else { NodeBlocker::Slot };
-        };
-        let endpoint_rate = (!queue.rate.is_ready(now)).then(|| queue.rate.ready_at());
-        let tenant_rate = self.scheduler.rate_until(&queue.gate.tenant, now);
-        match endpoint_rate.max(tenant_rate) {
-            Some(until) => NodeBlocker::Rate(until),
-            None if !self.has_room() || queue.is_full(now) || !queue.ready.is_empty() => NodeBlocker::Slot,
-            None if queue.position == QueuePosition::AtHost || self.scheduler.is_over_share(&queue.gate.tenant) => {
-                NodeBlocker::Slot
-            }
-            None => NodeBlocker::Free,
-        }
-    }
-
-    /// Returns the live health of an endpoint that this node owns.
-    pub fn health(&self, endpoint: EndpointId) -> Option<&EndpointHealth> {
-        self.endpoints.get(&endpoint).filter(|queue| !queue.is_foreign).map(|queue| &queue.breaker.health)
-    }
-
-    /// Whether a delivery of this lane is in flight.
-    pub fn is_lane_busy(&self, endpoint: EndpointId, lane: &str) -> bool {
-        self.endpoints.get(&endpoint).is_some_and(|queue| queue.busy_lanes.contains_key(lane))
-    }
-
     /// Returns the oldest waits of all endpoints, by blocker. Takes time in
     /// proportion to the number of queues.
     pub fn oldest(&self, now: Timestamp) -> OldestDue {
@@ -389,6 +359,9 @@ impl EndpointQueues {
     /// Offers the endpoint to the scheduler if it can start something, plans
     /// when to look at it next, and removes its queue if it is idle.
     fn reschedule(&mut self, endpoint: EndpointId, now: Timestamp) {
+        if let Some(touched) = &mut self.touched {
+            touched.insert(endpoint);
+        }
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
         queue.rate.correct_clock_jump(now);
         queue.record_blocker(now);
@@ -425,5 +398,6 @@ mod lag_tests;
 mod read;
 mod shard_moves;
 mod start;
+mod status;
 #[cfg(test)]
 mod tests;

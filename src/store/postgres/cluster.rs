@@ -1,16 +1,17 @@
 //! What the lifecycle asks about the cluster.
 
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
-use super::PostgresStore;
 use super::transaction::{PgTransaction, bind, with_timeout};
+use super::{PostgresStore, live_status};
 use crate::model::id::{EndpointId, TenantId};
-use crate::model::shard::{Epoch, Shard};
-use crate::store::{Cluster, ClusterEvent, ClusterState, NodeState, Result, ShardState, StoreStatus};
+use crate::model::shard::{Epoch, Lease, Shard};
+use crate::store::{Cluster, ClusterEvent, ClusterState, NodeState, PublishedStatus, Result, ShardState, StoreStatus};
 
 /// How often an asker looks for its answer.
 const ASK_EVERY: Duration = Duration::from_millis(5);
@@ -77,6 +78,27 @@ impl Cluster for PostgresStore {
         };
         with_timeout(client.execute_typed("DELETE FROM posthaste.calls WHERE no = ANY($1)", bind![asked])).await?;
         Ok(answers)
+    }
+
+    async fn publish_status(&self, statuses: Vec<PublishedStatus>, complete: Vec<Lease>) -> Result<()> {
+        live_status::publish(&self.shared, statuses, complete).await
+    }
+
+    async fn published_status(&self, endpoints: Vec<EndpointId>) -> Result<HashMap<EndpointId, Option<String>>> {
+        live_status::published(&self.shared, &endpoints).await
+    }
+
+    async fn withdraw_status(&self) -> Result<()> {
+        live_status::withdraw(&self.shared).await
+    }
+
+    fn publication(&self) -> u64 {
+        self.shared.server_changes.load(Ordering::Acquire)
+    }
+
+    fn leases(&self) -> Vec<Lease> {
+        let leases = &self.shared.shard_leases;
+        leases.shards().into_iter().map(|shard| leases.lease(shard)).filter(|lease| lease.is_held()).collect()
     }
 
     fn nodes(&self) -> usize {

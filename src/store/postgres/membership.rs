@@ -204,6 +204,7 @@ impl MembershipTask {
             let server = Some(row.get::<_, String>(10));
             if self.server != server && std::mem::replace(&mut self.server, server).is_some() {
                 shared.is_unsure.store(true, Ordering::Release);
+                shared.server_changes.fetch_add(1, Ordering::AcqRel);
             }
             if let Some(id) = row.get::<_, Option<uuid::Uuid>>(5) {
                 self.arrived.push(NodeQuery {

@@ -13,8 +13,12 @@ use super::connect::{self, DatabaseUnavailable};
 use super::stored_functions;
 use crate::store::move_mark::{HALF_MOVED, MOVING_NOTE};
 
-const MIGRATIONS: &[&str] =
-    &[include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql"), include_str!("migrations/0003.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("migrations/0001.sql"),
+    include_str!("migrations/0002.sql"),
+    include_str!("migrations/0003.sql"),
+    include_str!("migrations/0004.sql"),
+];
 
 /// Advisory lock of whoever migrates the database or moves a store into it.
 /// It is "posthast" as a number.

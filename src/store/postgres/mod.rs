@@ -43,6 +43,7 @@ mod history;
 pub mod import;
 mod import_tables;
 mod lane;
+mod live_status;
 mod locked_delivery;
 mod membership;
 mod migrate;
@@ -127,6 +128,9 @@ struct PostgresState {
     /// Whether a commit of this node failed without an answer, so that events
     /// may have been accepted that it does not know of.
     is_unsure: AtomicBool,
+    /// Number of times that another server was found, or the same one started
+    /// again.
+    server_changes: AtomicU64,
     /// Due times from which reads may begin, by endpoint.
     watermarks: due::DueWatermarks,
     /// SQL that begins every transaction.
@@ -171,6 +175,7 @@ impl PostgresStore {
             nodes: AtomicUsize::new(1),
             stale_writes: AtomicU64::new(0),
             is_unsure: AtomicBool::new(false),
+            server_changes: AtomicU64::new(0),
             watermarks: due::DueWatermarks::default(),
             begin,
             catalog_lock: tokio::sync::Mutex::default(),

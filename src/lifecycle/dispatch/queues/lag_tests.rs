@@ -6,6 +6,7 @@ use super::*;
 use crate::lifecycle::deliver::tests::claim as any_claim;
 use crate::lifecycle::dispatch::lag::{BlockedMs, Lag};
 use crate::model::breaker::BreakerSettings;
+use crate::model::health::EndpointHealth;
 use crate::model::health::Quarantine;
 use crate::model::rate::Rate;
 use crate::model::shard::{Lease, Shard};

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use super::*;
 use crate::lifecycle::deliver::tests::claim as any_claim;
+use crate::lifecycle::dispatch::limits::NodeBlocker;
 use crate::model::breaker::BreakerSettings;
 use crate::model::endpoint::EndpointState;
+use crate::model::health::EndpointHealth;
 use crate::model::health::{BreakerInput, BreakerState, Quarantine};
 use crate::model::operational_event::Actor;
 use crate::model::rate::Rate;

@@ -1,0 +1,62 @@
+//! What the queues tell of an endpoint: its health, what is in flight, and
+//! what keeps the rest.
+
+use std::collections::HashSet;
+
+use jiff::Timestamp;
+
+use super::EndpointQueues;
+use crate::lifecycle::dispatch::limits::NodeBlocker;
+use crate::lifecycle::dispatch::queue::QueuePosition;
+use crate::model::health::EndpointHealth;
+use crate::model::id::{DeliveryId, EndpointId};
+
+impl EndpointQueues {
+    /// Whether a request for this delivery is open or being settled.
+    pub fn is_in_flight(&self, endpoint: EndpointId, id: DeliveryId) -> bool {
+        self.endpoints.get(&endpoint).is_some_and(|queue| queue.in_flight.contains(&id))
+    }
+
+    /// What of an endpoint is open or being settled: deliveries, and lanes.
+    pub fn in_flight_of(&self, endpoint: EndpointId) -> (Vec<DeliveryId>, Vec<String>) {
+        let Some(queue) = self.endpoints.get(&endpoint) else { return Default::default() };
+        let mut deliveries: Vec<DeliveryId> = queue.in_flight.iter().copied().collect();
+        let mut lanes: Vec<String> = queue.busy_lanes.keys().map(|lane| lane.to_string()).collect();
+        // In one order, so that what is the same is equal.
+        deliveries.sort_unstable();
+        lanes.sort_unstable();
+        (deliveries, lanes)
+    }
+
+    /// Endpoints whose live status may have changed since this was last asked.
+    pub fn take_touched(&mut self) -> HashSet<EndpointId> {
+        self.touched.replace(HashSet::new()).unwrap_or_default()
+    }
+
+    /// What keeps a due delivery, where its endpoint is open and not quiet.
+    pub fn blocker(&self, endpoint: EndpointId, now: Timestamp) -> NodeBlocker {
+        let Some(queue) = self.endpoints.get(&endpoint) else {
+            return if self.has_room() { NodeBlocker::Free } else { NodeBlocker::Slot };
+        };
+        let own = (!queue.rate.is_ready(now)).then(|| queue.rate.ready_at());
+        let tenants = self.scheduler.rate_until(&queue.gate.tenant, now);
+        match own.max(tenants) {
+            Some(until) => NodeBlocker::Rate(until),
+            None if !self.has_room() || queue.is_full(now) || !queue.ready.is_empty() => NodeBlocker::Slot,
+            None if queue.position == QueuePosition::AtHost || self.scheduler.is_over_share(&queue.gate.tenant) => {
+                NodeBlocker::Slot
+            }
+            None => NodeBlocker::Free,
+        }
+    }
+
+    /// How an endpoint is doing, as this node feels it.
+    pub fn health(&self, endpoint: EndpointId) -> Option<&EndpointHealth> {
+        self.endpoints.get(&endpoint).filter(|queue| !queue.is_foreign).map(|queue| &queue.breaker.health)
+    }
+
+    /// Whether a lane's one slot is taken.
+    pub fn is_lane_busy(&self, endpoint: EndpointId, lane: &str) -> bool {
+        self.endpoints.get(&endpoint).is_some_and(|queue| queue.busy_lanes.contains_key(lane))
+    }
+}

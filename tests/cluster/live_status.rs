@@ -1,0 +1,107 @@
+//! What an owner knows of its endpoints is published once a second and read
+//! by others, who neither ask nor write for it.
+
+use serde_json::{Value, json};
+
+use crate::ledger::{Ledger, Reply};
+use crate::nodes::Cluster;
+use crate::support::{Client, eventually};
+
+const TENANT: &str = "/v1/tenants/default";
+/// How many questions were ever asked from node to node.
+const ASKED: &str = "SELECT last_value FROM pg_sequences
+    WHERE format('%I.%I', schemaname, sequencename) = pg_get_serial_sequence('posthaste.calls', 'no')";
+/// Every published row, and the transaction that wrote it.
+const PUBLISHED: &str =
+    "SELECT shard, endpoint, epoch, status, xmin FROM posthaste.live_status ORDER BY shard, endpoint";
+
+/// Waits until a node shows this of an endpoint.
+async fn shows(client: &Client, path: &str, what: &str, is_so: impl Fn(&Value) -> bool) {
+    eventually(what, || async {
+        let endpoint = client.get(path).await.expect(200);
+        if is_so(&endpoint["health"]) { Ok(()) } else { Err(endpoint["health"].to_string()) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn looking_at_another_nodes_endpoints_writes_nothing_and_neither_does_an_idle_owner() {
+    let ledger = Ledger::start(|_| Reply::Status(200)).await;
+    let cluster = Cluster::started(2, &ledger).await;
+    let (name, idle) = (cluster.owned_by(1).await.remove(0), cluster.owned_by(1).await.remove(1));
+    let stranger = cluster.nodes[0].client();
+    stranger.post(&format!("{}/pause", cluster.path(&name)), "").await.expect(200);
+    let events: Vec<Value> = (0..100).map(|n| json!({"type": name, "data": n})).collect();
+    stranger.post_json(&format!("{TENANT}/events/batch"), &json!(events)).await.expect(202);
+    shows(stranger, &cluster.path(&name), "what waits there", |health| health["waiting"] == 100).await;
+    shows(stranger, &cluster.path(&idle), "that nothing waits there", |health| health["waiting"] == 0).await;
+
+    let asked = async || cluster.database().rows(ASKED).await;
+    let (before, published) = (asked().await, cluster.database().rows(PUBLISHED).await);
+    assert!(published.len() > 256, "an owner says of each of its shards that it is complete");
+    // Several times as long as an owner waits before it publishes again.
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(4);
+    while std::time::Instant::now() < until {
+        for node in &cluster.nodes {
+            for path in [format!("{TENANT}/endpoints"), cluster.path(&name), format!("{TENANT}/deliveries")] {
+                node.client().get(&path).await.expect(200);
+            }
+        }
+    }
+    assert_eq!(asked().await, before, "nobody was asked");
+    assert_eq!(cluster.database().rows(PUBLISHED).await, published, "nothing was written");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_node_shows_what_an_owner_knows_and_after_its_end_what_the_next_one_does() {
+    let ledger = Ledger::start(|_| Reply::Hold(200)).await;
+    let mut cluster = Cluster::started(3, &ledger).await;
+    let name = cluster.owned_by(1).await.remove(0);
+    let patient = json!({"timeout": {"connect": "1s", "total": "30s"}});
+    let stranger = cluster.nodes[0].gateway().another_client();
+    stranger.patch_json(&cluster.path(&name), &patient).await.expect(200);
+    let events: Vec<Value> = (0..5).map(|n| json!({"type": name, "data": n})).collect();
+    stranger.post_json(&format!("{TENANT}/events/batch"), &json!(events)).await.expect(202);
+    ledger.wait_until("some to be open", |entries| entries.len() == crate::nodes::CAP).await;
+    for node in &cluster.nodes {
+        eventually("the list to show what is in flight", || async {
+            let list = node.client().get(&format!("{TENANT}/deliveries?state=waiting")).await.expect(200);
+            let open = list["data"].as_array().unwrap().iter().filter(|one| one["in_flight"] == true).count();
+            if open == crate::nodes::CAP { Ok(()) } else { Err(format!("{}: {open}", node.name)) }
+        })
+        .await;
+        shows(node.client(), &cluster.path(&name), "what waits", |health| health["waiting"] == 5).await;
+    }
+    // Killed, so that it can take back nothing of what it published.
+    cluster.kill(1).await;
+    ledger.answer_with(|_| Reply::Status(200));
+    ledger.go_on();
+    shows(&stranger, &cluster.path(&name), "that all of it went", |health| health["waiting"] == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_crash_of_the_database_took_is_published_anew() {
+    let ledger = Ledger::start(|_| Reply::Status(200)).await;
+    let mut cluster = Cluster::on_server_of_its_own().await;
+    cluster.start(2).await;
+    cluster.create_endpoints(&ledger, crate::nodes::ENDPOINTS).await;
+    cluster.settled().await;
+    let name = cluster.owned_by(1).await.remove(0);
+    let stranger = cluster.nodes[0].gateway().another_client();
+    stranger.post(&format!("{}/pause", cluster.path(&name)), "").await.expect(200);
+    let event = json!({"type": name, "data": 1});
+    stranger.post_json(&format!("{TENANT}/events"), &event).await.expect(202);
+    shows(&stranger, &cluster.path(&name), "what waits there", |health| health["waiting"] == 1).await;
+    cluster.server().kill().await;
+    cluster.server().start_again().await;
+    eventually("the nodes to be back", || async {
+        let answer = stranger.send("GET", "/readyz", &[], "").await?;
+        if answer.status == 200 { Ok(()) } else { Err(answer.status.to_string()) }
+    })
+    .await;
+    cluster.settled().await;
+    // It may be another's by now.
+    for node in &cluster.nodes {
+        shows(node.client(), &cluster.path(&name), "what waits there", |health| health["waiting"] == 1).await;
+    }
+}
