@@ -15,7 +15,7 @@ use tracing::{debug, warn};
 
 use super::Gateway;
 use super::cluster::{self, NodeAnswer, NodeQuestion};
-use super::dispatch::limits::NodeBlocker;
+use crate::model::blocker::Capacity;
 use crate::model::endpoint::Endpoint;
 use crate::model::health::EndpointHealth;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
@@ -44,8 +44,9 @@ pub struct LiveStatus {
     pub endpoint: EndpointId,
     /// How it is doing; nothing, if there is no such endpoint.
     pub health: Option<EndpointHealth>,
-    /// What keeps its due deliveries.
-    pub blocker: NodeBlocker,
+    /// What its owner could start for it.
+    #[serde(rename = "blocker")]
+    pub capacity: Capacity,
     /// How many wait for it, if that is known.
     pub waiting: Option<u64>,
     /// The deliveries in flight, at least of those asked about.
@@ -65,7 +66,7 @@ impl LiveStatus {
     /// Nothing waits, and nothing is known of its health.
     fn idle(endpoint: EndpointId) -> Self {
         let (in_flight, busy_lanes) = (Vec::new(), Vec::new());
-        Self { endpoint, health: None, blocker: NodeBlocker::Free, waiting: Some(0), in_flight, busy_lanes }
+        Self { endpoint, health: None, capacity: Capacity::Free, waiting: Some(0), in_flight, busy_lanes }
     }
 
     /// Whether nothing waits and nothing is in flight.
@@ -101,7 +102,7 @@ pub fn local_status(gateway: &Gateway, about: &LiveStatusQuery) -> LiveStatus {
     LiveStatus {
         endpoint,
         health: gateway.store.any_endpoint(endpoint).map(|known| dispatcher.health(&known)),
-        blocker: dispatcher.blocker(endpoint),
+        capacity: dispatcher.capacity(endpoint),
         waiting: gateway.store.waiting(Some(endpoint)),
         in_flight: about.deliveries.iter().copied().filter(is_in_flight).collect(),
         busy_lanes: about.lanes.iter().filter(|lane| is_busy(lane)).cloned().collect(),

@@ -6,11 +6,12 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use super::Gateway;
-use super::dispatch::limits::NodeBlocker;
 use super::live_status::{LiveStatus, LiveStatusQuery, live_statuses};
+use crate::model::blocker::{Capacity, DeliveryConditions, EndpointConditions};
 use crate::model::delivery::{Delivery, DeliveryState, Outlook, WaitingFor, after};
-use crate::model::endpoint::EndpointState;
 use crate::model::id::EndpointId;
 
 /// For how long after its end a cancelled one may still be on the wire.
@@ -52,43 +53,42 @@ fn outlook_of(gateway: &Gateway, delivery: &Delivery, status: Option<&LiveStatus
     };
     let limits = gateway.expiry.limits(&endpoint, delivery.expires_at, now);
     let end = delivery.progress.end(&limits);
-    let quiet_until = endpoint.quiet_until.filter(|until| *until > now && !delivery.is_urgent);
     if is_in_flight {
         return Outlook { is_in_flight: true, end, ..Outlook::default() };
     }
     let health = status.and_then(|status| status.health.as_ref()).unwrap_or(&endpoint.health);
-    let open_until = health.open_until().filter(|until| *until > now && !delivery.is_urgent);
-    let is_open = health.open_until().is_some();
-    let hold = status.map_or(NodeBlocker::Free, |status| status.blocker);
+    let capacity = status.map_or(Capacity::Free, |status| status.capacity);
     let is_busy = |lane: &String| status.is_some_and(|status| status.busy_lanes.contains(lane));
-    let is_lane_busy = delivery.lane.as_ref().is_some_and(is_busy);
-    let waiting_for = match endpoint.status.state {
-        EndpointState::Disabled => WaitingFor::Disabled,
-        EndpointState::Paused => WaitingFor::Pause,
-        EndpointState::Active if delivery.is_behind || is_lane_busy => WaitingFor::Key,
-        EndpointState::Active if delivery.due_at > now => WaitingFor::Due,
-        EndpointState::Active if quiet_until.is_some() => WaitingFor::Backpressure,
-        // Half-open, one after the other is tried.
-        EndpointState::Active if is_open && (open_until.is_some() || hold != NodeBlocker::Free) => WaitingFor::Breaker,
-        EndpointState::Active => match hold {
-            // Due, and nothing in its way: it starts this very moment.
-            NodeBlocker::Free => WaitingFor::Due,
-            NodeBlocker::Rate(_) => WaitingFor::Rate,
-            NodeBlocker::Slot => WaitingFor::Slot,
-        },
-    };
-    let soonest = delivery.due_at.max(now).max(quiet_until.unwrap_or(now));
-    let next_attempt_at = match (waiting_for, hold) {
-        (WaitingFor::Disabled | WaitingFor::Pause | WaitingFor::Key, _) => None,
-        // Only a person knows.
-        (WaitingFor::Breaker, _) if health.is_forced() => None,
-        (WaitingFor::Breaker | WaitingFor::Backpressure | WaitingFor::Due, _) => {
-            Some(soonest.max(open_until.unwrap_or(now)))
-        }
-        (WaitingFor::Rate, NodeBlocker::Rate(until)) => Some(soonest.max(until)),
-        (WaitingFor::Rate | WaitingFor::Slot, _) => Some(soonest),
-    };
+    let is_behind = delivery.is_behind || delivery.lane.as_ref().is_some_and(is_busy);
+    let (state, quiet_until) = (endpoint.status.state, endpoint.quiet_until);
+    let conditions = EndpointConditions { state, quiet_until, health, capacity };
+    let (due_at, is_urgent) = (delivery.due_at, delivery.is_urgent);
+    let blocker = conditions.blocker(DeliveryConditions { due_at, is_urgent, is_behind }, now);
+    // With nothing in its way it starts this very moment.
+    let waiting_for = blocker.unwrap_or(WaitingFor::Due);
+    let next_attempt_at = next_attempt_at(waiting_for, &conditions, delivery, now);
     // What would come too late does not come.
     let next_attempt_at = next_attempt_at.filter(|at| end.is_none_or(|end| *at <= end.at));
     Outlook { is_in_flight: false, waiting_for: Some(waiting_for), next_attempt_at, end }
+}
+
+/// Returns when the next attempt can be made, as far as that is known.
+fn next_attempt_at(
+    waiting_for: WaitingFor,
+    endpoint: &EndpointConditions<'_>,
+    delivery: &Delivery,
+    now: Timestamp,
+) -> Option<Timestamp> {
+    let until = |until: Option<Timestamp>| until.filter(|until| *until > now && !delivery.is_urgent).unwrap_or(now);
+    let soonest = delivery.due_at.max(now).max(until(endpoint.quiet_until));
+    match (waiting_for, endpoint.capacity) {
+        (WaitingFor::Disabled | WaitingFor::Pause | WaitingFor::Key, _) => None,
+        // Only the person who opened the breaker knows.
+        (WaitingFor::Breaker, _) if endpoint.health.is_forced() => None,
+        (WaitingFor::Breaker | WaitingFor::Backpressure | WaitingFor::Due, _) => {
+            Some(soonest.max(until(endpoint.health.open_until())))
+        }
+        (WaitingFor::Rate, Capacity::Rate(until)) => Some(soonest.max(until)),
+        (WaitingFor::Rate | WaitingFor::Slot, _) => Some(soonest),
+    }
 }

@@ -98,6 +98,22 @@ pub enum WaitingFor {
     Slot,
 }
 
+impl WaitingFor {
+    /// Returns the name that programs see.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Disabled => "disabled",
+            Self::Pause => "pause",
+            Self::Key => "key",
+            Self::Due => "due",
+            Self::Backpressure => "backpressure",
+            Self::Breaker => "breaker",
+            Self::Rate => "rate",
+            Self::Slot => "slot",
+        }
+    }
+}
+
 /// The present situation of a delivery, beyond what is stored of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Outlook {

@@ -17,6 +17,7 @@ pub mod mail;
 pub mod tenant;
 
 pub mod attempt;
+pub mod blocker;
 pub mod breaker;
 pub mod delivery;
 pub mod explain;

@@ -13,7 +13,6 @@ use posthaste::lifecycle::change::{change_delivery, put_tenant};
 use posthaste::lifecycle::cluster;
 use posthaste::lifecycle::deliver::send::Sender;
 use posthaste::lifecycle::deliver::sign::SignedRequest;
-use posthaste::lifecycle::dispatch::limits::NodeBlocker;
 use posthaste::lifecycle::expire;
 use posthaste::lifecycle::live_status::{LiveStatusQuery, live_statuses};
 use posthaste::lifecycle::mail::MailQueue;
@@ -21,6 +20,7 @@ use posthaste::lifecycle::publish_status::StatusPublisher;
 use posthaste::lifecycle::waiting::outlooks;
 use posthaste::metrics::Gauges;
 use posthaste::model::attempt::{Answer, Response, Timings};
+use posthaste::model::blocker::Capacity;
 use posthaste::model::delivery::{Delivery, DeliveryState, WaitingFor, after};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings};
 use posthaste::model::id::{EndpointId, SecretId};
@@ -557,7 +557,7 @@ fn any_node_shows_what_the_owner_feels() {
             let felt = live_statuses(gateway, about).await;
             assert_eq!(felt.len(), 2);
             assert!(
-                felt.values().all(|felt| felt.waiting == Some(2) && felt.blocker == NodeBlocker::Slot),
+                felt.values().all(|felt| felt.waiting == Some(2) && felt.capacity == Capacity::Slot),
                 "{node}: {felt:?}"
             );
         }
@@ -565,7 +565,7 @@ fn any_node_shows_what_the_owner_feels() {
         cluster.ownership.take(2, &shards[1..]);
         let felt =
             live_statuses(&cluster.nodes[0], vec![LiveStatusQuery::endpoint(&tenant(), cluster.endpoints[1])]).await;
-        assert_eq!(felt[&cluster.endpoints[1]].blocker, NodeBlocker::Free);
+        assert_eq!(felt[&cluster.endpoints[1]].capacity, Capacity::Free);
     });
 }
 

@@ -23,10 +23,8 @@ pub struct EndpointGate {
     pub quota: TenantQuota,
     /// Host of the endpoint's URL, if hosts have a limit.
     pub host: Option<Arc<str>>,
-    /// Whether the endpoint is active.
-    pub is_open: bool,
-    /// Whether the endpoint is disabled, and not merely paused.
-    pub is_disabled: bool,
+    /// Whether the endpoint is active, paused or disabled.
+    pub state: EndpointState,
     /// Most requests that may be open at once.
     pub cap: usize,
     /// Rate of calls to the endpoint.
@@ -62,8 +60,7 @@ impl EndpointGate {
             tenant: endpoint.tenant.clone(),
             quota,
             host,
-            is_open: endpoint.status.state == EndpointState::Active,
-            is_disabled: endpoint.status.state == EndpointState::Disabled,
+            state: endpoint.status.state,
             cap: endpoint.max_in_flight() as usize,
             rate: endpoint.rate(),
             quiet_until: endpoint.quiet_until,

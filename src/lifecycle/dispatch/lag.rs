@@ -7,52 +7,29 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// The cause, other than this gateway, that holds back an endpoint's due
-/// deliveries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Blocker {
-    /// The endpoint's breaker is open, half open or in its ramp.
-    Breaker,
-    /// The endpoint is paused.
-    Pause,
-    /// The endpoint is disabled.
-    Disabled,
-    /// The receiver asked for a break.
-    Backpressure,
-    /// The rate of the endpoint or of its tenant is used up.
-    Rate,
-}
+use crate::model::delivery::WaitingFor;
 
-impl Blocker {
-    /// All blockers, in the order in which they are shown.
-    pub const ALL: [Self; 5] = [Self::Breaker, Self::Pause, Self::Disabled, Self::Backpressure, Self::Rate];
-
-    /// Returns the blocker's name as metrics show it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Breaker => "breaker",
-            Self::Pause => "pause",
-            Self::Disabled => "disabled",
-            Self::Backpressure => "backpressure",
-            Self::Rate => "rate",
-        }
-    }
-}
+/// What holds due deliveries back other than this gateway, in the order in
+/// which it is shown.
+pub const BLOCKERS: [WaitingFor; 5] =
+    [WaitingFor::Breaker, WaitingFor::Pause, WaitingFor::Disabled, WaitingFor::Backpressure, WaitingFor::Rate];
 
 /// Start times of the oldest waits: of deliveries that could start, and per
 /// blocker of those it holds back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OldestDue {
     free: Option<Timestamp>,
-    held: [Option<Timestamp>; Blocker::ALL.len()],
+    held: [Option<Timestamp>; BLOCKERS.len()],
 }
 
 impl OldestDue {
-    /// Records a wait since this time, caused by a blocker or by none.
-    pub fn record(&mut self, since: Timestamp, blocker: Option<Blocker>) {
-        let oldest = match blocker {
+    /// Records a wait since this time, caused by one of [`BLOCKERS`] or by the
+    /// gateway itself.
+    pub fn record(&mut self, since: Timestamp, blocker: Option<WaitingFor>) {
+        let place = blocker.and_then(|blocker| BLOCKERS.iter().position(|known| *known == blocker));
+        let oldest = match place {
             None => &mut self.free,
-            Some(blocker) => &mut self.held[blocker as usize],
+            Some(place) => &mut self.held[place],
         };
         *oldest = Some(oldest.map_or(since, |oldest| oldest.min(since)));
     }
@@ -62,17 +39,8 @@ impl OldestDue {
         let age = |since: Option<Timestamp>| {
             since.map_or(0, |since| u64::try_from(now.as_millisecond() - since.as_millisecond()).unwrap_or(0))
         };
-        let held = |blocker: Blocker| age(self.held[blocker as usize]);
-        Lag {
-            lag_ms: age(self.free),
-            held_ms: BlockedMs {
-                breaker: held(Blocker::Breaker),
-                pause: held(Blocker::Pause),
-                disabled: held(Blocker::Disabled),
-                backpressure: held(Blocker::Backpressure),
-                rate: held(Blocker::Rate),
-            },
-        }
+        let [breaker, pause, disabled, backpressure, rate] = self.held.map(age);
+        Lag { lag_ms: age(self.free), held_ms: BlockedMs { breaker, pause, disabled, backpressure, rate } }
     }
 }
 
@@ -101,17 +69,9 @@ pub struct BlockedMs {
 }
 
 impl BlockedMs {
-    /// Returns each time with its blocker, in the order of [`Blocker::ALL`].
-    pub fn by_blocker(&self) -> [(Blocker, u64); Blocker::ALL.len()] {
-        Blocker::ALL.map(|blocker| {
-            let millis = match blocker {
-                Blocker::Breaker => self.breaker,
-                Blocker::Pause => self.pause,
-                Blocker::Disabled => self.disabled,
-                Blocker::Backpressure => self.backpressure,
-                Blocker::Rate => self.rate,
-            };
-            (blocker, millis)
-        })
+    /// Returns each time with its blocker, in the order of [`BLOCKERS`].
+    pub fn by_blocker(&self) -> [(WaitingFor, u64); BLOCKERS.len()] {
+        let times = [self.breaker, self.pause, self.disabled, self.backpressure, self.rate];
+        std::array::from_fn(|place| (BLOCKERS[place], times[place]))
     }
 }

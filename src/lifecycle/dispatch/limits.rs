@@ -1,8 +1,5 @@
 //! Describes the limits of a node and the waits they cause.
 
-use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
-
 use crate::model::health::Quarantine;
 
 /// The limits of a node.
@@ -23,16 +20,4 @@ pub struct LimitWaits {
     pub rate: u64,
     /// Waits because a tenant holds more than its share of slots.
     pub share: u64,
-}
-
-/// The limit of the node that holds back an endpoint's due deliveries now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum NodeBlocker {
-    /// No limit of the node holds them back.
-    Free,
-    /// A rate holds them back until this time.
-    Rate(Timestamp),
-    /// No send slot is free for them.
-    Slot,
 }

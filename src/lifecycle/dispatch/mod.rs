@@ -18,7 +18,7 @@ use self::catch_panic::catch_panic;
 use self::cpu_pressure::{CpuPressure, CpuPressureGauge};
 use self::gate::{EndpointGate, LeaseTerms};
 use self::lag::Lag;
-use self::limits::{NodeBlocker, NodeLimits};
+use self::limits::NodeLimits;
 use self::observe::is_backpressure;
 use self::queues::EndpointQueues;
 use self::shard_ownership::ShardOwnership;
@@ -27,6 +27,7 @@ use super::deliver::lease_guard::{left, needed};
 use super::deliver::settle::{ClaimEnd, put_back_after_internal_error, settle};
 use super::deliver::{DeliveryContext, PUT_BACK_SECONDS};
 use crate::metrics::WaitReason;
+use crate::model::blocker::Capacity;
 use crate::model::delivery::after;
 use crate::model::endpoint::Endpoint;
 use crate::model::health::EndpointHealth;
@@ -207,9 +208,9 @@ impl Dispatcher {
         self.queues().take_touched()
     }
 
-    /// What keeps a due delivery, where its endpoint is open and not quiet.
-    pub fn blocker(&self, endpoint: EndpointId) -> NodeBlocker {
-        self.queues().blocker(endpoint, self.now())
+    /// What this node could start for an endpoint now.
+    pub fn capacity(&self, endpoint: EndpointId) -> Capacity {
+        self.queues().capacity(endpoint, self.now())
     }
 
     /// How an endpoint is doing at this moment.

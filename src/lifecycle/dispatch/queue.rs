@@ -11,7 +11,9 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::gate::EndpointGate;
-use super::lag::Blocker;
+use crate::model::blocker::{Capacity, DeliveryConditions, EndpointConditions};
+use crate::model::delivery::WaitingFor;
+use crate::model::endpoint::EndpointState;
 use crate::model::health::{BreakerState, CircuitBreaker};
 use crate::model::id::DeliveryId;
 use crate::model::rate::Gcra;
@@ -68,13 +70,22 @@ pub struct EndpointQueue {
     pub position: QueuePosition,
     /// Time at which the queue is rescheduled next.
     pub wake: Option<Timestamp>,
-    /// Whether the endpoint was deleted.
-    pub is_removed: bool,
-    /// Whether another node owns the endpoint, or is about to: the queue
-    /// exists only for what is still in flight.
-    pub is_foreign: bool,
+    /// Who owns the endpoint.
+    pub owner: QueueOwner,
     /// Backpressure of the receiver that is not stored yet.
     pub pending_backpressure: PendingBackpressure,
+}
+
+/// The owner of an endpoint, as its queue knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueueOwner {
+    /// This node dispatches the endpoint.
+    ThisNode,
+    /// Another node does, or is about to: the queue exists only for what is
+    /// still in flight.
+    AnotherNode,
+    /// The endpoint was deleted.
+    Nobody,
 }
 
 /// The position of a queue in line.
@@ -129,8 +140,7 @@ impl EndpointQueue {
             changed_during_read: HashSet::new(),
             position: QueuePosition::Out,
             wake: None,
-            is_removed: false,
-            is_foreign: false,
+            owner: QueueOwner::ThisNode,
             pending_backpressure: PendingBackpressure::default(),
         }
     }
@@ -138,7 +148,7 @@ impl EndpointQueue {
     /// Makes the queue this node's again, from what is stored: what other nodes
     /// sent meanwhile is not known. Claims in flight stay.
     pub fn regain(&mut self, gate: EndpointGate, began_at: Timestamp) {
-        self.is_foreign = false;
+        self.owner = QueueOwner::ThisNode;
         self.breaker = CircuitBreaker::of(gate.health.clone());
         self.rate = initial_rate(&gate, began_at);
         self.gate = gate;
@@ -151,7 +161,23 @@ impl EndpointQueue {
 
     /// Whether the gate and the breaker let this claim start now.
     pub fn may_start(&self, claim: &Claim, now: Timestamp) -> bool {
-        self.gate.is_open && (claim.is_urgent || !self.is_backing_off(now))
+        self.lets_start(claim.is_urgent, now)
+    }
+
+    /// Whether the gate and the breaker let a due delivery start now.
+    fn lets_start(&self, is_urgent: bool, now: Timestamp) -> bool {
+        self.blocker_of_due(is_urgent, Capacity::Free, now).is_none()
+    }
+
+    /// Returns what holds a due delivery back now, with this room for it.
+    fn blocker_of_due(&self, is_urgent: bool, capacity: Capacity, now: Timestamp) -> Option<WaitingFor> {
+        let endpoint = EndpointConditions {
+            state: self.gate.state,
+            quiet_until: self.gate.quiet_until,
+            health: &self.breaker.health,
+            capacity,
+        };
+        endpoint.blocker(DeliveryConditions { due_at: now, is_urgent, is_behind: false }, now)
     }
 
     /// Returns the time before which only urgent deliveries start.
@@ -166,7 +192,7 @@ impl EndpointQueue {
 
     /// Whether a claim is ready and the cap has room for it, apart from the rate.
     pub fn has_work(&self, now: Timestamp) -> bool {
-        self.gate.is_open && !self.ready.is_empty() && !self.is_full(now)
+        self.gate.state == EndpointState::Active && !self.ready.is_empty() && !self.is_full(now)
     }
 
     /// Whether the cap is reached, as the breaker narrows it.
@@ -190,7 +216,7 @@ impl EndpointQueue {
         let is_idle = self.known.is_empty() && !is_waiting && !self.is_reading && self.position == QueuePosition::Out;
         let is_idle = is_idle && self.hosts.is_empty() && !self.is_listed;
         // The state of rate and breaker matters only to the owner.
-        is_idle && (self.is_foreign || self.is_untroubled(now))
+        is_idle && (self.owner == QueueOwner::AnotherNode || self.is_untroubled(now))
     }
 
     fn is_untroubled(&self, now: Timestamp) -> bool {
@@ -200,7 +226,8 @@ impl EndpointQueue {
     /// Returns when to read from the store: for due deliveries not before the
     /// end of the receiver's break; for urgent ones at any time.
     pub fn read_at(&self) -> Option<Timestamp> {
-        if !self.gate.is_open || self.is_foreign || self.is_reading || !self.is_low() {
+        let is_dispatched = self.gate.state == EndpointState::Active && self.owner != QueueOwner::AnotherNode;
+        if !is_dispatched || self.is_reading || !self.is_low() {
             return None;
         }
         let quiet_until = self.quiet_until().unwrap_or(Timestamp::MIN);
@@ -221,23 +248,28 @@ impl EndpointQueue {
         ready.into_iter().chain(self.stored_due).chain(self.reading_due).min().filter(|due_at| *due_at <= now)
     }
 
-    /// Returns what holds its deliveries back now, other than the rate.
-    fn blocker(&self, now: Timestamp) -> Option<Blocker> {
-        if self.gate.is_disabled {
-            return Some(Blocker::Disabled);
-        }
-        if !self.gate.is_open {
-            return Some(Blocker::Pause);
-        }
-        if self.gate.quiet_until.is_some_and(|until| until > now) {
-            return Some(Blocker::Backpressure);
-        }
-        let is_blocked = match self.breaker.health.breaker(now) {
-            BreakerState::Open | BreakerState::HalfOpen => true,
-            BreakerState::Ramp => self.is_full(now) || !self.rate.is_ready(now),
-            BreakerState::Closed => false,
+    /// Returns what holds its deliveries back now, other than the rate. A
+    /// breaker that is not closed counts for all that it lets wait, also where
+    /// the next probe could start this moment.
+    fn blocker(&self, now: Timestamp) -> Option<WaitingFor> {
+        let capacity = if !self.rate.is_ready(now) {
+            Capacity::Rate(self.rate.ready_at())
+        } else if self.is_full(now) {
+            Capacity::Slot
+        } else {
+            Capacity::Free
         };
-        is_blocked.then_some(Blocker::Breaker)
+        match self.blocker_of_due(false, capacity, now) {
+            None | Some(WaitingFor::Rate | WaitingFor::Slot) => {
+                let is_limited = match self.breaker.health.breaker(now) {
+                    BreakerState::Open | BreakerState::HalfOpen => true,
+                    BreakerState::Ramp => capacity != Capacity::Free,
+                    BreakerState::Closed => false,
+                };
+                is_limited.then_some(WaitingFor::Breaker)
+            }
+            blocker => blocker,
+        }
     }
 
     /// Returns since when its oldest delivery has waited, and what holds it
@@ -245,12 +277,12 @@ impl EndpointQueue {
     /// that has just waited for its rate or its tenant's counts as held by it,
     /// because between two starts there is always a moment in which the rate
     /// would allow one.
-    pub fn oldest(&self, now: Timestamp, is_tenant_at_rate: bool) -> Option<(Timestamp, Option<Blocker>)> {
-        let due_at = self.oldest_due(now).filter(|_| !self.is_foreign && !self.is_removed)?;
+    pub fn oldest(&self, now: Timestamp, is_tenant_at_rate: bool) -> Option<(Timestamp, Option<WaitingFor>)> {
+        let due_at = self.oldest_due(now).filter(|_| self.owner == QueueOwner::ThisNode)?;
         let is_at_rate = || !self.rate.is_ready(now) || is_recent(self.rate_waited_at, now);
         Some(match self.blocker(now) {
             Some(blocker) => (due_at, Some(blocker)),
-            None if is_tenant_at_rate || is_at_rate() => (due_at, Some(Blocker::Rate)),
+            None if is_tenant_at_rate || is_at_rate() => (due_at, Some(WaitingFor::Rate)),
             None => {
                 let quiet_until = self.gate.quiet_until.unwrap_or(due_at);
                 (due_at.max(self.free_since).max(quiet_until), None)
@@ -323,14 +355,14 @@ impl EndpointQueue {
     /// Removes and returns the claims that may not start now; the store has
     /// them anyway.
     pub fn take_blocked(&mut self, now: Timestamp) -> Vec<Claim> {
-        let (is_open, is_quiet) = (self.gate.is_open, self.is_backing_off(now));
-        if is_open && !is_quiet {
+        if self.lets_start(false, now) {
             return Vec::new();
         }
+        let lets_urgent = self.lets_start(true, now);
         let mut blocked = Vec::new();
         for list in self.busy_lanes.values_mut().chain([&mut self.ready]) {
             let (urgent, rest): (VecDeque<_>, VecDeque<_>) =
-                list.drain(..).partition(|claim| is_open && claim.is_urgent);
+                list.drain(..).partition(|claim| lets_urgent && claim.is_urgent);
             *list = urgent;
             blocked.extend(rest);
         }

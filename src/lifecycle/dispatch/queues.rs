@@ -23,11 +23,13 @@ use super::cpu_pressure::CpuPressure;
 use super::cpu_throttle::CpuThrottle;
 use super::fair_scheduler::FairScheduler;
 use super::gate::{EndpointGate, LeaseTerms};
-use super::lag::{Blocker, OldestDue};
+use super::lag::OldestDue;
 use super::limits::{LimitWaits, NodeLimits};
 use super::observe::{is_backpressure, observe};
-use super::queue::{EndpointQueue, PendingBackpressure, QueuePosition};
+use super::queue::{EndpointQueue, PendingBackpressure, QueueOwner, QueuePosition};
 use crate::lifecycle::deliver::attempt::AttemptResult;
+use crate::model::delivery::WaitingFor;
+use crate::model::endpoint::EndpointState;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
 use crate::model::tenant::TenantQuota;
 use crate::store::{Claim, EndpointUpdate};
@@ -206,7 +208,7 @@ impl EndpointQueues {
                 queue.ready.push_front(waiting);
             }
         }
-        if let Some(due_at) = due_again_at.filter(|_| !queue.is_removed && !queue.is_foreign) {
+        if let Some(due_at) = due_again_at.filter(|_| queue.owner == QueueOwner::ThisNode) {
             queue.stored_due_at(due_at);
             // The delivery may be urgent: it was when it started, or a person
             // asked for it while it was in flight.
@@ -277,17 +279,20 @@ impl EndpointQueues {
 
     /// Returns the endpoints of a tenant that have a queue and are not deleted.
     pub fn endpoints_of_tenant(&self, tenant: &TenantId) -> Vec<EndpointId> {
-        let endpoints = self.endpoints.iter().filter(|(_, queue)| queue.gate.tenant == *tenant && !queue.is_removed);
+        let endpoints = self
+            .endpoints
+            .iter()
+            .filter(|(_, queue)| queue.gate.tenant == *tenant && queue.owner != QueueOwner::Nobody);
         endpoints.map(|(id, _)| *id).collect()
     }
 
     /// Removes the waiting claims of a deleted endpoint.
     pub fn remove(&mut self, endpoint: EndpointId, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
-        queue.gate.is_open = false;
+        queue.gate.state = EndpointState::Disabled;
         self.apply_gate(endpoint, now);
         if let Some(queue) = self.endpoints.get_mut(&endpoint) {
-            queue.is_removed = true;
+            queue.owner = QueueOwner::Nobody;
             queue.stored_due = None;
             queue.urgent_due = None;
         }
@@ -326,7 +331,7 @@ impl EndpointQueues {
         oldest
     }
 
-    fn oldest_of(&self, queue: &EndpointQueue, now: Timestamp) -> Option<(Timestamp, Option<Blocker>)> {
+    fn oldest_of(&self, queue: &EndpointQueue, now: Timestamp) -> Option<(Timestamp, Option<WaitingFor>)> {
         queue.oldest(now, self.scheduler.is_at_rate(&queue.gate.tenant, now))
     }
 
@@ -349,7 +354,9 @@ impl EndpointQueues {
     fn apply_gate(&mut self, endpoint: EndpointId, now: Timestamp) {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
         queue.gate.quiet_until = queue.gate.quiet_until.max(queue.pending_backpressure.quiet_until);
-        queue.gate.is_open &= !queue.pending_backpressure.is_stopped;
+        if queue.pending_backpressure.is_stopped && queue.gate.state == EndpointState::Active {
+            queue.gate.state = EndpointState::Paused;
+        }
         queue.adjust_rate(now);
         for claim in queue.take_blocked(now) {
             self.ready_bytes -= cost(&claim);

@@ -30,8 +30,7 @@ fn open() -> EndpointGate {
         tenant: "default".parse().unwrap(),
         quota: TenantQuota::default(),
         host: None,
-        is_open: true,
-        is_disabled: false,
+        state: EndpointState::Active,
         cap: 2,
         rate: Rate { per_second: 1_000_000.0, burst: 100_000 },
         quiet_until: None,
@@ -125,8 +124,8 @@ fn whoever_holds_it_back_is_named_and_what_is_let_go_counts_from_then() {
     let none = BlockedMs::default();
     let opened = EndpointHealth::default().forced_open(Some(at(60)), "failing".into(), at(0));
     let cases = [
-        (EndpointGate { is_open: false, ..open() }, held(BlockedMs { pause: 50_000, ..none })),
-        (EndpointGate { is_open: false, is_disabled: true, ..open() }, held(BlockedMs { disabled: 50_000, ..none })),
+        (EndpointGate { state: EndpointState::Paused, ..open() }, held(BlockedMs { pause: 50_000, ..none })),
+        (EndpointGate { state: EndpointState::Disabled, ..open() }, held(BlockedMs { disabled: 50_000, ..none })),
         (EndpointGate { quiet_until: Some(at(60)), ..open() }, held(BlockedMs { backpressure: 50_000, ..none })),
         (EndpointGate { health: opened, ..open() }, held(BlockedMs { breaker: 50_000, ..none })),
     ];

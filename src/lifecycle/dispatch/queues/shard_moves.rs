@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use super::{EndpointQueues, cost};
 use crate::lifecycle::dispatch::gate::EndpointGate;
 use crate::lifecycle::dispatch::lag::OldestDue;
+use crate::lifecycle::dispatch::queue::QueueOwner;
 use crate::model::id::EndpointId;
 use crate::model::shard::{Lease, Shard};
 
@@ -35,7 +36,7 @@ impl EndpointQueues {
         let mut in_flight = Vec::new();
         for endpoint in self.endpoints_in(shards) {
             let Some(queue) = self.endpoints.get_mut(&endpoint) else { continue };
-            queue.is_foreign = true;
+            queue.owner = QueueOwner::AnotherNode;
             queue.stored_due = None;
             queue.reading_due = None;
             queue.urgent_due = None;
@@ -57,7 +58,10 @@ impl EndpointQueues {
 
     /// Returns the lease that an endpoint is dispatched under, if this node does.
     pub fn lease(&self, endpoint: EndpointId) -> Option<Lease> {
-        self.endpoints.get(&endpoint).filter(|queue| !queue.is_foreign).map(|queue| queue.gate.lease_terms.lease)
+        self.endpoints
+            .get(&endpoint)
+            .filter(|queue| queue.owner != QueueOwner::AnotherNode)
+            .map(|queue| queue.gate.lease_terms.lease)
     }
 
     /// Discards the result of a read that was made under another lease. If this
@@ -66,7 +70,7 @@ impl EndpointQueues {
         let Some(queue) = self.endpoints.get_mut(&endpoint) else { return };
         queue.is_reading = false;
         queue.changed_during_read.clear();
-        if !queue.is_foreign && !queue.is_removed {
+        if queue.owner == QueueOwner::ThisNode {
             queue.stored_due_at(now.min(queue.reading_due.unwrap_or(now)));
             queue.urgent_due_at(now);
         }
@@ -118,6 +122,7 @@ mod tests {
     use crate::lifecycle::dispatch::gate::LeaseTerms;
     use crate::lifecycle::dispatch::limits::NodeLimits;
     use crate::model::breaker::BreakerSettings;
+    use crate::model::endpoint::EndpointState;
     use crate::model::health::{EndpointHealth, Quarantine};
     use crate::model::id::DeliveryId;
     use crate::model::rate::Rate;
@@ -140,8 +145,7 @@ mod tests {
             tenant: "default".parse().unwrap(),
             quota: TenantQuota::default(),
             host: None,
-            is_open: true,
-            is_disabled: false,
+            state: EndpointState::Active,
             cap: 2,
             rate: Rate { per_second: 10.0, burst: 8 },
             quiet_until: None,

@@ -6,8 +6,8 @@ use std::collections::HashSet;
 use jiff::Timestamp;
 
 use super::EndpointQueues;
-use crate::lifecycle::dispatch::limits::NodeBlocker;
-use crate::lifecycle::dispatch::queue::QueuePosition;
+use crate::lifecycle::dispatch::queue::{QueueOwner, QueuePosition};
+use crate::model::blocker::Capacity;
 use crate::model::health::EndpointHealth;
 use crate::model::id::{DeliveryId, EndpointId};
 
@@ -33,26 +33,29 @@ impl EndpointQueues {
         self.touched.replace(HashSet::new()).unwrap_or_default()
     }
 
-    /// What keeps a due delivery, where its endpoint is open and not quiet.
-    pub fn blocker(&self, endpoint: EndpointId, now: Timestamp) -> NodeBlocker {
+    /// Returns what this node could start for an endpoint now.
+    pub fn capacity(&self, endpoint: EndpointId, now: Timestamp) -> Capacity {
         let Some(queue) = self.endpoints.get(&endpoint) else {
-            return if self.has_room() { NodeBlocker::Free } else { NodeBlocker::Slot };
+            return if self.has_room() { Capacity::Free } else { Capacity::Slot };
         };
         let own = (!queue.rate.is_ready(now)).then(|| queue.rate.ready_at());
         let tenants = self.scheduler.rate_until(&queue.gate.tenant, now);
         match own.max(tenants) {
-            Some(until) => NodeBlocker::Rate(until),
-            None if !self.has_room() || queue.is_full(now) || !queue.ready.is_empty() => NodeBlocker::Slot,
+            Some(until) => Capacity::Rate(until),
+            None if !self.has_room() || queue.is_full(now) || !queue.ready.is_empty() => Capacity::Slot,
             None if queue.position == QueuePosition::AtHost || self.scheduler.is_over_share(&queue.gate.tenant) => {
-                NodeBlocker::Slot
+                Capacity::Slot
             }
-            None => NodeBlocker::Free,
+            None => Capacity::Free,
         }
     }
 
-    /// How an endpoint is doing, as this node feels it.
+    /// Returns the live health of an endpoint that this node owns.
     pub fn health(&self, endpoint: EndpointId) -> Option<&EndpointHealth> {
-        self.endpoints.get(&endpoint).filter(|queue| !queue.is_foreign).map(|queue| &queue.breaker.health)
+        self.endpoints
+            .get(&endpoint)
+            .filter(|queue| queue.owner != QueueOwner::AnotherNode)
+            .map(|queue| &queue.breaker.health)
     }
 
     /// Whether a lane's one slot is taken.

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::lifecycle::deliver::tests::claim as any_claim;
-use crate::lifecycle::dispatch::limits::NodeBlocker;
+use crate::model::blocker::Capacity;
 use crate::model::breaker::BreakerSettings;
-use crate::model::endpoint::EndpointState;
 use crate::model::health::EndpointHealth;
 use crate::model::health::{BreakerInput, BreakerState, Quarantine};
 use crate::model::operational_event::Actor;
@@ -31,8 +30,7 @@ fn open() -> EndpointGate {
         tenant: "default".parse().unwrap(),
         quota: TenantQuota::default(),
         host: None,
-        is_open: true,
-        is_disabled: false,
+        state: EndpointState::Active,
         cap: 2,
         rate: Rate { per_second: 1_000_000.0, burst: 100_000 },
         quiet_until: None,
@@ -48,7 +46,7 @@ fn open() -> EndpointGate {
 }
 
 fn closed() -> EndpointGate {
-    EndpointGate { is_open: false, ..open() }
+    EndpointGate { state: EndpointState::Paused, ..open() }
 }
 
 /// Queues, and the time of the last call.
@@ -324,7 +322,7 @@ fn what_a_person_asked_for_goes_all_the_same_page_by_page_and_put_back() {
     // A pause removes it from memory, and a resume reads it again.
     assert_eq!(queues.take_reads(at(7)).len(), 1);
     queues.read_done(a, page(vec![urgent(a, 1)], None), at(7), at(9));
-    queues.update_gate(a, EndpointGate { is_open: false, ..quiet() }, at(8));
+    queues.update_gate(a, EndpointGate { state: EndpointState::Paused, ..quiet() }, at(8));
     assert!(queues.take_next().is_none());
     queues.update_gate(a, quiet(), at(8));
     assert!(queues.take_reads(at(8))[0].urgent_only);
@@ -556,7 +554,7 @@ fn a_tenant_with_much_waiting_does_not_hold_up_another() {
     assert_eq!(queues.take_all().len(), 30, "the last quarter is for others");
     queues.admit(claim(endpoint(9), 900, None), of("default"), at(0));
     assert_eq!(queues.take_all().len(), 1);
-    assert_eq!(queues.blocker(endpoint(0), at(0)), NodeBlocker::Slot);
+    assert_eq!(queues.capacity(endpoint(0), at(0)), Capacity::Slot);
 }
 
 #[test]
@@ -583,7 +581,7 @@ fn a_place_at_a_host_goes_to_the_next_that_can_use_it() {
     let first = queues.take_all();
     assert_eq!(first.len(), 1);
     // The next endpoint in line is paused meanwhile.
-    queues.update_gate(endpoint(1), EndpointGate { is_open: false, ..here() }, at(0));
+    queues.update_gate(endpoint(1), EndpointGate { state: EndpointState::Paused, ..here() }, at(0));
     queues.queues.apply_attempt_result(first[0].endpoint, first[0].id, None, at(0));
     queues.settled(&first[0], None);
     assert_eq!(queues.take_all().iter().map(|claim| claim.endpoint).collect::<Vec<_>>(), [endpoint(2)]);

@@ -7,11 +7,16 @@ use std::time::Duration;
 
 use posthaste::api::openapi::document;
 use posthaste::api::problem::ProblemCode;
-use posthaste::lifecycle::dispatch::lag::Blocker;
+use posthaste::lifecycle::dispatch::lag::BLOCKERS;
 use posthaste::metrics::{BreakerCounts, Gauges, Metrics};
 use posthaste::model::audit::AuditAction;
 use posthaste::model::preset::Preset;
 use posthaste::model::status_rules::StatusTable;
+
+mod names;
+mod source;
+
+use source::{Source, expect_none, read, root, sources};
 
 /// What each module may import, besides itself. `main` imports `cli` alone;
 /// tests may import anything.
@@ -28,69 +33,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("telemetry", &["config"]),
 ];
 
-const FILE_LINES_MAX: usize = 610;
 const FIRST_PAGE_LINES_MAX: usize = 150;
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-/// A source file, by its path from the root of the repository.
-struct Source {
-    path: String,
-    text: String,
-}
-
-impl Source {
-    /// The module of the crate this file belongs to: `src/api/page.rs` is of
-    /// `api`, `src/app.rs` of `app`.
-    fn module(&self) -> &str {
-        let inside = self.path.strip_prefix("src/").unwrap_or(&self.path);
-        inside.split(['/', '.']).next().unwrap_or_default()
-    }
-
-    /// How many modules deep the file is: `src/app.rs` is 1.
-    fn depth(&self) -> usize {
-        let folders = self.path.matches('/').count();
-        if self.path.ends_with("/mod.rs") { folders - 1 } else { folders }
-    }
-
-    /// The text without comments, so that a link in one is not an import.
-    fn code(&self) -> String {
-        self.text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
-    }
-}
-
-fn sources(folders: &[&str]) -> Vec<Source> {
-    let mut found = Vec::new();
-    let mut open: Vec<PathBuf> = folders.iter().map(|folder| root().join(folder)).collect();
-    while let Some(folder) = open.pop() {
-        for entry in std::fs::read_dir(&folder).unwrap_or_else(|problem| panic!("{}: {problem}", folder.display())) {
-            let path = entry.expect("a folder can be read").path();
-            if path.is_dir() {
-                open.push(path);
-            } else if path.extension().is_some_and(|ending| ending == "rs") {
-                let text = std::fs::read_to_string(&path).expect("source is text");
-                let path = path.strip_prefix(root()).expect("below the root").display().to_string();
-                found.push(Source { path, text });
-            }
-        }
-    }
-    found.sort_by(|a, b| a.path.cmp(&b.path));
-    assert!(!found.is_empty(), "there is source to look at");
-    found
-}
-
-fn read(path: &str) -> String {
-    let file = root().join(path);
-    std::fs::read_to_string(&file).unwrap_or_else(|problem| panic!("{path} is missing or cannot be read: {problem}"))
-}
-
-/// Fails with one line for each thing found.
-#[track_caller]
-fn expect_none(what: &str, found: Vec<String>) {
-    assert!(found.is_empty(), "{what}:\n  {}", found.join("\n  "));
-}
 
 fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
@@ -232,16 +175,6 @@ fn nothing_is_left_for_later() {
         }
     }
     expect_none("things left for later; do them, or open an issue", wrong);
-}
-
-#[test]
-fn no_file_is_too_long_to_read() {
-    let wrong = sources(&["src"])
-        .into_iter()
-        .map(|source| (source.text.lines().count(), source.path))
-        .filter(|(lines, _)| *lines > FILE_LINES_MAX)
-        .map(|(lines, path)| format!("{path}: {lines} lines"));
-    expect_none(&format!("files longer than {FILE_LINES_MAX} lines; find the second noun in them"), wrong.collect());
 }
 
 /// What opens a socket to somewhere, or asks where something is.
@@ -440,7 +373,7 @@ fn metrics() -> String {
     let gauges = Gauges {
         waiting: Some(0),
         oldest_due: Some(Duration::ZERO),
-        held: Blocker::ALL.iter().map(|blocker| (blocker.as_str(), Duration::ZERO)).collect(),
+        held: BLOCKERS.iter().map(|blocker| (blocker.as_str(), Duration::ZERO)).collect(),
         disk_free: Some(0),
         disk_reserve: Some(0),
         breakers: Some(BreakerCounts::default()),

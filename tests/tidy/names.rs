@@ -1,0 +1,211 @@
+//! Keeps names, sentences and files plain: one name for one thing, comments
+//! that say something, files and functions that can be read in one go, and no
+//! imports in a circle.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::source::{Source, expect_none, sources};
+
+const FILE_LINES_MAX: usize = 500;
+const FUNCTION_LINES_MAX: usize = 60;
+const DOC_WORDS_MIN: usize = 3;
+
+/// Type names that every module may have for itself.
+const COMMON_TYPES: &[&str] = &["Error", "Result"];
+
+/// Functions that are tables, or are made by a macro from one.
+const TABLES: &[(&str, &str)] = &[
+    ("src/api/problem.rs", "as_str"),
+    ("src/api/problem.rs", "status"),
+    ("src/api/problem.rs", "title"),
+    ("src/metrics/mod.rs", "new"),
+    ("src/store/postgres/import_tables.rs", "all"),
+];
+
+/// Source files with their tests left out.
+fn programs() -> Vec<Source> {
+    let is_test = |path: &str| path.ends_with("tests.rs");
+    let files = sources(&["src"]).into_iter().filter(|source| !is_test(&source.path));
+    files
+        .map(|source| {
+            let text = source.text.split("\n#[cfg(test)]").next().unwrap_or_default().to_owned();
+            Source { text, ..source }
+        })
+        .collect()
+}
+
+/// The name of a type that a line declares.
+fn declared_type(line: &str) -> Option<&str> {
+    let line = line.strip_prefix("pub(crate) ").or_else(|| line.strip_prefix("pub(super) ")).unwrap_or(line);
+    let line = line.strip_prefix("pub ").unwrap_or(line);
+    let rest = ["struct ", "enum ", "trait ", "type "].iter().find_map(|keyword| line.strip_prefix(keyword))?;
+    rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()
+}
+
+#[test]
+fn a_type_name_stands_for_one_thing() {
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for source in programs() {
+        for name in source.text.lines().filter_map(declared_type) {
+            places.entry(name.to_owned()).or_default().push(source.path.clone());
+        }
+    }
+    assert!(places.len() > 300, "only {} types were found", places.len());
+    let wrong = places
+        .into_iter()
+        .filter(|(name, places)| places.len() > 1 && !COMMON_TYPES.contains(&name.as_str()))
+        .map(|(name, places)| format!("{name}: {}", places.join(", ")));
+    expect_none("type names that stand for more than one thing", wrong.collect());
+}
+
+#[test]
+fn a_doc_comment_says_something() {
+    let mut wrong = Vec::new();
+    for source in programs() {
+        let mut words = 0;
+        for (n, line) in source.text.lines().enumerate() {
+            match line.trim_start().strip_prefix("///") {
+                Some(text) => words += text.split_whitespace().count().max(1),
+                None if (1..DOC_WORDS_MIN).contains(&words) => {
+                    wrong.push(format!("{}:{n}", source.path));
+                    words = 0;
+                }
+                None => words = 0,
+            }
+        }
+    }
+    expect_none(&format!("doc comments of fewer than {DOC_WORDS_MIN} words"), wrong);
+}
+
+#[test]
+fn no_file_is_too_long_to_read() {
+    let lines = |source: &Source| source.text.lines().count();
+    let wrong = programs()
+        .into_iter()
+        .filter(|source| lines(source) > FILE_LINES_MAX)
+        .map(|source| format!("{}: {} lines without its tests", source.path, lines(&source)));
+    expect_none(&format!("files longer than {FILE_LINES_MAX} lines; find the second noun in them"), wrong.collect());
+}
+
+/// The functions of a file, with how many lines each has.
+fn functions(text: &str) -> Vec<(String, usize)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (n, line) in lines.iter().enumerate() {
+        let code = line.trim_start();
+        let indent = &line[..line.len() - code.len()];
+        let Some((before, after)) = code.split_once("fn ") else { continue };
+        let is_function = before.split_whitespace().all(|word| {
+            word.starts_with("pub") || ["async", "const", "unsafe", "extern", "super)", "crate)"].contains(&word)
+        });
+        if !is_function || code.ends_with(';') {
+            continue;
+        }
+        let name: String = after.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+        let end = format!("{indent}}}");
+        if let Some(length) = lines[n..].iter().position(|line| *line == end) {
+            found.push((name, length + 1));
+        }
+    }
+    found
+}
+
+#[test]
+fn no_function_is_too_long_to_read() {
+    let mut wrong = Vec::new();
+    for source in programs() {
+        for (name, length) in functions(&source.text) {
+            let is_table = TABLES.contains(&(source.path.as_str(), name.as_str()));
+            if length > FUNCTION_LINES_MAX && !is_table {
+                wrong.push(format!("{}: {name} has {length} lines", source.path));
+            }
+        }
+    }
+    expect_none(&format!("functions longer than {FUNCTION_LINES_MAX} lines"), wrong);
+}
+
+/// The modules of a folder: its files and its subfolders.
+fn modules(folder: &str, files: &[Source]) -> BTreeSet<String> {
+    let inside = |source: &Source| {
+        let rest = source.path.strip_prefix(folder)?.strip_prefix('/')?;
+        let name = rest.split('/').next()?.trim_end_matches(".rs");
+        (name != "mod").then(|| name.to_owned())
+    };
+    files.iter().filter_map(inside).collect()
+}
+
+/// Which of these modules each of them imports, by whatever path.
+fn imports(folder: &str, modules: &BTreeSet<String>, files: &[Source]) -> BTreeMap<String, BTreeSet<String>> {
+    let by_crate = format!("crate::{}::", folder.trim_start_matches("src/").replace('/', "::"));
+    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for source in files {
+        let Some(rest) = source.path.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/')) else { continue };
+        let module = rest.split('/').next().unwrap_or_default().trim_end_matches(".rs");
+        let up = rest.matches('/').count() + usize::from(!rest.ends_with("/mod.rs"));
+        let code = source.code();
+        for path in [by_crate.clone(), "super::".repeat(up)] {
+            let names = crate::names_after(&code, &path).into_iter();
+            let siblings = names.filter(|name| name != module && modules.contains(name));
+            found.entry(module.to_owned()).or_default().extend(siblings);
+        }
+    }
+    found.remove("mod");
+    found
+}
+
+/// The modules that a module can be reached from again by following imports.
+fn circle_of(module: &str, imports: &BTreeMap<String, BTreeSet<String>>) -> Option<BTreeSet<String>> {
+    let reached_from = |start: &str| {
+        let (mut reached, mut open) = (BTreeSet::new(), vec![start.to_owned()]);
+        while let Some(next) = open.pop() {
+            for import in imports.get(&next).into_iter().flatten() {
+                if reached.insert(import.clone()) {
+                    open.push(import.clone());
+                }
+            }
+        }
+        reached
+    };
+    let reached = reached_from(module);
+    reached.contains(module).then(|| reached.into_iter().filter(|other| reached_from(other).contains(module)).collect())
+}
+
+#[test]
+fn no_modules_of_a_folder_import_each_other_in_a_circle() {
+    let files = programs();
+    let mut folders: BTreeSet<String> = BTreeSet::new();
+    for source in &files {
+        let parts: Vec<&str> = source.path.split('/').collect();
+        folders.extend((2..parts.len()).map(|depth| parts[..depth].join("/")));
+    }
+    assert!(folders.contains("src/store/postgres"), "{folders:?}");
+    let mut wrong = BTreeSet::new();
+    for folder in &folders {
+        let modules = modules(folder, &files);
+        let imports = imports(folder, &modules, &files);
+        for circle in modules.iter().filter_map(|module| circle_of(module, &imports)) {
+            wrong.insert(format!("{folder}: {}", circle.into_iter().collect::<Vec<_>>().join(", ")));
+        }
+    }
+    expect_none("modules that import each other in a circle", wrong.into_iter().collect());
+}
+
+#[test]
+fn circles_and_lengths_are_found() {
+    let file = |path: &str, text: &str| Source { path: path.into(), text: text.into() };
+    let files = [
+        file("src/a/one.rs", "use super::two::Two;"),
+        file("src/a/two/mod.rs", "use crate::a::{three, other};"),
+        file("src/a/three.rs", "fn f() { super::one::g() }"),
+        file("src/a/four.rs", "use super::one::One;"),
+    ];
+    let imports = imports("src/a", &modules("src/a", &files), &files);
+    let circle = circle_of("one", &imports).map(|circle| circle.into_iter().collect::<Vec<_>>());
+    assert_eq!(circle, Some(vec!["one".to_owned(), "three".to_owned(), "two".to_owned()]));
+    assert_eq!(circle_of("four", &imports), None, "it imports a circle and is not in it");
+    let text =
+        "impl A {\n    pub(super) async fn long(\n        a: u8,\n    ) {\n        a\n    }\n}\nfn short() {\n}\n";
+    assert_eq!(functions(text), [("long".to_owned(), 5), ("short".to_owned(), 2)]);
+    assert_eq!(declared_type("pub(super) struct Lane<'a> {"), Some("Lane"));
+    assert_eq!(declared_type("    struct Inside;"), None);
+}
