@@ -67,7 +67,8 @@ async fn five_nodes_that_start_at_once_agree_on_tables_key_token_and_tenants() {
         let tenants = client.get("/v1/tenants").await.expect(200);
         assert_eq!(tenants["data"].as_array().unwrap().len(), 2, "{tenants}");
     }
-    assert_eq!(database.number("SELECT count(*) FROM posthaste.migrations").await, 3, "each was applied once");
+    let last = database.number("SELECT max(version) FROM posthaste.migrations").await;
+    assert_eq!(database.number("SELECT count(*) FROM posthaste.migrations").await, last, "each was applied once");
     assert_eq!(database.number("SELECT count(*) FROM posthaste.tenants").await, 2);
 }
 
@@ -292,7 +293,7 @@ async fn a_start_waits_for_a_database_that_is_away_and_says_so_once() {
     assert_eq!(start.probes.get("/metrics").await.status, 200);
     let said = start.printed.text();
     assert_eq!(said.matches("cannot reach PostgreSQL").count(), 1, "{said}");
-    assert_eq!(said.matches("answers\"").count() + said.matches(" answers\n").count(), 1, "{said}");
+    assert_eq!(said.matches("connected to the database at").count(), 1, "{said}");
 }
 
 #[tokio::test]

@@ -313,7 +313,7 @@ impl Shape {
                 }
             }
         }
-        let text = shape.replace("<span> <span>", "<span>");
+        let text = shape.replace("<span> <span>", "<span>").replace("less than <span>", "<span>");
         let text =
             text.replace("(<span> ago)", "(<when>)").replace("(in <span>)", "(<when>)").replace("(now)", "(<when>)");
         // Colours are beside spaces that lines without them have as one.
