@@ -239,8 +239,10 @@ fn start_serving(
 ) -> (oneshot::Sender<()>, JoinHandle<()>) {
     let (stop_serving, stop) = oneshot::channel();
     let body_bytes_max = api::accept::body_bytes_max(bytes(settings.max_event_bytes));
-    let limits =
-        api::server::ServerLimits { body_bytes_max, ..api::server::ServerLimits::of(settings.max_connections.0) };
+    let limits = api::server_limits::ServerLimits {
+        body_bytes_max,
+        ..api::server_limits::ServerLimits::of(settings.max_connections.0)
+    };
     let proxies = settings.trusted_proxies.0.clone();
     let serving = api::server::serve(listener, api::router(api), limits, proxies, stop, settings.stop_timeout.0);
     (stop_serving, tokio::spawn(serving))

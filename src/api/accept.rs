@@ -14,7 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::SharedApiState;
 use super::input::{
-    DOCUMENT_BYTES_MAX, ProducerTenant, QueryParams, from_json, object_from_json, read_events, too_large,
+    DEPTH_MAX, DOCUMENT_BYTES_MAX, ProducerTenant, QueryParams, from_json, object_from_json, read_events, too_large,
 };
 use super::page::Page;
 use super::problem::{
@@ -32,8 +32,6 @@ pub const BATCH_EVENTS_MAX: usize = 1_000;
 const BATCH_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 const SPREAD_MIN: Span = Span::secs(1);
 const SPREAD_MAX: Span = Span::secs(24 * 3_600);
-/// Deepest nesting of JSON.
-pub const DEPTH_MAX: usize = 64;
 const SCHEMA_VERSION_BYTES_MAX: usize = 64;
 
 /// Returns the largest request body of any route, in bytes.
@@ -78,7 +76,7 @@ pub struct ReceiptView {
     /// The event's id.
     #[schema(value_type = String)]
     id: EventId,
-    /// Its type.
+    /// The event's type.
     #[serde(rename = "type")]
     #[schema(value_type = String)]
     event_type: EventType,

@@ -19,7 +19,7 @@ use crate::store::AuditQuery;
 /// Something that was done through the API.
 #[derive(Serialize, ToSchema)]
 pub struct AuditView {
-    /// Its id.
+    /// The entry's id.
     #[schema(value_type = String)]
     id: AuditId,
     /// Time of the change.

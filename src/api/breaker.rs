@@ -16,7 +16,7 @@ use super::input::{DOCUMENT_BYTES_MAX, NamedEndpoint, QueryParams, TenantPath, d
 use super::page::{Page, ask};
 use super::problem::{InputProblems, Problem, ProblemCode, Problems};
 use crate::lifecycle::change;
-use crate::model::operational_event::{Actor, EndpointEvent, EndpointEventKind};
+use crate::model::endpoint_event::{Actor, EndpointEvent, EndpointEventKind};
 use crate::model::span::Span;
 use crate::model::wall_offset::WallOffset;
 

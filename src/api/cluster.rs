@@ -20,7 +20,7 @@ pub struct ClusterView {
     shards: Vec<ShardView>,
 }
 
-/// One process.
+/// A node: one process of the gateway.
 #[derive(Serialize, ToSchema)]
 pub struct NodeView {
     /// Its id; a process that starts again, or comes back after its lease ended, has another.

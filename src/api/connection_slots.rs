@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::origin::Network;
-use super::server::ServerLimits;
+use super::server_limits::ServerLimits;
 
 /// Divisor of all slots that gives the share of one address's unauthenticated
 /// connections.

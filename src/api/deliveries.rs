@@ -19,9 +19,10 @@ use crate::lifecycle::change::change_delivery;
 use crate::lifecycle::deliver::shown_headers;
 use crate::lifecycle::explain::explain_delivery;
 use crate::lifecycle::waiting::outlooks;
-use crate::model::attempt::{Attempt, AttemptFailure, Decision, Timings};
-use crate::model::delivery::{DeadCause, Delivery, DeliveryState, Outlook, WaitingFor};
-use crate::model::endpoint::{BodyFormat, Endpoint};
+use crate::model::answer::{AttemptFailure, Timings};
+use crate::model::attempt::{Attempt, Decision};
+use crate::model::delivery::{BodyFormat, DeadCause, Delivery, DeliveryState, Outlook, WaitingFor};
+use crate::model::endpoint::Endpoint;
 use crate::model::explain::Explanation;
 use crate::model::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::url_versions::masked;
@@ -31,7 +32,7 @@ use crate::store::{Claim, DeliveryChange, DeliveryQuery};
 /// A delivery as it is shown.
 #[derive(Serialize, ToSchema)]
 pub struct DeliveryView {
-    /// Its id.
+    /// The delivery's id.
     #[schema(value_type = String)]
     pub id: DeliveryId,
     /// Whose it is.
@@ -127,7 +128,7 @@ impl DeliveryView {
 /// An attempt as it is shown.
 #[derive(Serialize, ToSchema)]
 pub struct AttemptView {
-    /// Its id.
+    /// The attempt's id.
     #[schema(value_type = String)]
     id: AttemptId,
     /// 1, 2, … over the delivery's whole life.

@@ -14,10 +14,10 @@ use super::problem::Problem;
 use crate::lifecycle::deliver::keys::public_key;
 use crate::lifecycle::live_status::{LiveStatus, LiveStatusQuery, live_statuses};
 use crate::model::endpoint::{Endpoint, EndpointSettings, EndpointState};
+use crate::model::endpoint_event::Actor;
 use crate::model::headers::MASK;
 use crate::model::health::BreakerState;
 use crate::model::id::{EndpointId, TenantId};
-use crate::model::operational_event::Actor;
 use crate::model::signing::Signing;
 use crate::model::span::Span;
 use crate::model::url_versions::masked;
@@ -25,7 +25,7 @@ use crate::model::url_versions::masked;
 /// An endpoint as it is shown.
 #[derive(Serialize, ToSchema)]
 pub struct EndpointView {
-    /// Its id.
+    /// The endpoint's id.
     #[schema(value_type = String)]
     id: EndpointId,
     /// Whose it is.

@@ -21,22 +21,34 @@ use super::page::{Page, ask};
 use super::problem::{
     FieldError, InputProblems, LimitProblems, Problem, ProblemCode, Problems, SpaceProblems, TargetProblems,
 };
+use super::provided_keys::ProvidedKeys;
 use super::rate_limit_headers::whole_seconds;
-use super::secrets::{NewEndpoint, ProvidedKeys};
 use crate::lifecycle::accept::{Submission, accept};
 use crate::lifecycle::change;
 use crate::lifecycle::deliver::tls;
 use crate::lifecycle::egress::BadUrl;
 use crate::lifecycle::links::NoPublicUrl;
 use crate::model::audit::{AuditAction, AuditedAction};
-use crate::model::endpoint::{BodyFormat, Endpoint, EndpointSettings, EndpointStatus};
+use crate::model::delivery::BodyFormat;
+use crate::model::endpoint::{AboveCeiling, Endpoint, EndpointCeiling, EndpointSettings, EndpointStatus};
 use crate::model::health::EndpointHealth;
 use crate::model::id::{EndpointId, TenantId};
-use crate::model::limits::{AboveCeiling, EndpointCeiling};
 use crate::model::policy::RetryPolicy;
 use crate::model::span::words;
 use crate::model::url_versions::UrlVersions;
 use crate::store::{BatchMode, EndpointChange, Error};
+
+/// An endpoint to be created.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it is read as a document, and described here")]
+pub struct NewEndpoint {
+    #[serde(flatten)]
+    settings: EndpointSettings,
+    /// A secret to sign with, `whsec_` and 24 to 64 bytes in base64. One is made if it is left out.
+    secret: Option<String>,
+    /// An Ed25519 key to sign with, `whsk_` and 64 bytes in base64. One is made if it is left out.
+    private_key: Option<String>,
+}
 
 /// Create an endpoint
 ///

@@ -24,10 +24,10 @@ use crate::store::{Error, EventQuery, EventRecord};
 /// An event as it is shown.
 #[derive(Serialize, ToSchema)]
 pub struct EventView {
-    /// Its id.
+    /// The event's id.
     #[schema(value_type = String)]
     id: EventId,
-    /// Its type.
+    /// The event's type.
     #[serde(rename = "type")]
     event_type: String,
     /// What it happened to.
@@ -102,7 +102,7 @@ impl EventView {
 /// Whether an endpoint gets an event, and why.
 #[derive(Serialize, ToSchema)]
 pub struct MatchView {
-    /// The endpoint.
+    /// The endpoint's id.
     #[schema(value_type = String)]
     endpoint_id: EndpointId,
     /// Whether its rules, as they are now, want this event.

@@ -16,7 +16,6 @@ use serde::de::DeserializeOwned;
 use url::form_urlencoded;
 
 use super::SharedApiState;
-use super::accept::DEPTH_MAX;
 use super::problem::{Problem, ProblemCode};
 use crate::lifecycle::intake::{IntakePermit, Overload};
 use crate::model::event::json_depth;
@@ -31,6 +30,8 @@ const SHED_TIMEOUT: Duration = Duration::from_secs(1);
 const DRAINED_BYTES_MAX: usize = 16 * 1_024 * 1_024;
 /// Largest body that carries no event, in bytes.
 pub const DOCUMENT_BYTES_MAX: usize = 256 * 1_024;
+/// Deepest nesting of JSON.
+pub const DEPTH_MAX: usize = 64;
 
 /// Reads a whole body, up to a limit.
 pub async fn read_body(headers: &http::HeaderMap, body: Body, bytes_max: usize) -> Result<Bytes, Problem> {

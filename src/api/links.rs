@@ -20,9 +20,9 @@ use crate::store::Error;
 /// An event as the format `envelope` sends it.
 #[derive(ToSchema)]
 pub struct Envelope {
-    /// Its id.
+    /// The event's id.
     pub id: String,
-    /// Its type.
+    /// The event's type.
     #[schema(rename = "type")]
     pub event_type: String,
     /// When it happened.

@@ -8,8 +8,8 @@ use utoipa::IntoParams;
 
 use super::input::{DOCUMENT_BYTES_MAX, QueryParams, document_from_json, read_body};
 use super::problem::{InputProblems, Problem, ProblemCode, Problems};
-use crate::model::policy::RetrySpec;
 use crate::model::preview::{Preview, preview as preview_of};
+use crate::model::retry_spec::RetrySpec;
 use crate::model::span::Span;
 
 /// Which outage to preview.

@@ -17,7 +17,7 @@ use hyper::Request;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::problem::{Problem, ProblemCode};
-use super::server::HEAD_BYTES_MAX;
+use super::server_limits::HEAD_BYTES_MAX;
 
 /// Method of the request that stands for a refused one. A client that sends it
 /// gets the refusal that its path names.

@@ -6,7 +6,6 @@ use axum::extract::State;
 use http::{HeaderMap, StatusCode};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::SharedApiState;
@@ -14,10 +13,11 @@ use super::endpoints::find;
 use super::input::{DOCUMENT_BYTES_MAX, NamedEndpoint, TenantPath, document_from_json, read_body};
 use super::page::Page;
 use super::problem::{InputProblems, Problem, ProblemCode, Problems, StateProblems};
+use super::provided_keys::ProvidedKeys;
 use crate::lifecycle::change;
-use crate::lifecycle::deliver::keys::{BAD_KEY, BAD_SECRET, key_pair, new_key, new_secret, public_key, secret_key};
+use crate::lifecycle::deliver::keys::public_key;
 use crate::model::audit::{AuditAction, AuditedAction};
-use crate::model::endpoint::{EndpointSettings, Secret};
+use crate::model::endpoint::Secret;
 use crate::model::id::SecretId;
 use crate::model::span::Span;
 use crate::store::EndpointChange;
@@ -28,7 +28,7 @@ const OVERLAP_MAX: Span = Span::secs(7 * 86_400);
 /// A secret as it is shown to those who may see it.
 #[derive(Serialize, ToSchema)]
 pub struct SecretView {
-    /// Its id.
+    /// The secret's id.
     #[schema(value_type = String)]
     id: SecretId,
     /// `whsec_` and the shared key in base64.
@@ -46,64 +46,13 @@ pub struct SecretView {
 /// A new secret.
 #[derive(Serialize, ToSchema)]
 pub struct RotatedView {
-    /// Its id.
+    /// The secret's id.
     #[schema(value_type = String)]
     id: SecretId,
     /// `whsec_` and the shared key in base64.
     secret: String,
     /// `whpk_` and the public key in base64, which verifies `v1a` signatures.
     public_key: Option<String>,
-}
-
-/// An endpoint to be created.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "it is read as a document, and described here")]
-pub struct NewEndpoint {
-    #[serde(flatten)]
-    settings: EndpointSettings,
-    /// A secret to sign with, `whsec_` and 24 to 64 bytes in base64. One is made if it is left out.
-    secret: Option<String>,
-    /// An Ed25519 key to sign with, `whsk_` and 64 bytes in base64. One is made if it is left out.
-    private_key: Option<String>,
-}
-
-/// The signing keys that the caller provided.
-#[derive(Default)]
-pub struct ProvidedKeys {
-    secret: Option<String>,
-    private_key: Option<String>,
-}
-
-impl ProvidedKeys {
-    /// Removes the keys from a document that describes an endpoint.
-    pub fn take(document: &mut Map<String, Value>) -> Result<Self, Problem> {
-        let mut text = |name: &str| match document.remove(name) {
-            None | Some(Value::Null) => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(_) => {
-                Err(Problem::field(ProblemCode::InvalidField, format!("/{name}"), format!("{name} is not a text")))
-            }
-        };
-        Ok(Self { secret: text("secret")?, private_key: text("private_key")? })
-    }
-
-    /// Makes a secret from the provided keys, and generates those that were not
-    /// provided.
-    pub fn mint(self, now: Timestamp) -> Result<Secret, Problem> {
-        if self.secret.as_deref().is_some_and(|secret| secret_key(secret).is_none()) {
-            return Err(Problem::field(ProblemCode::InvalidField, "/secret", BAD_SECRET));
-        }
-        if self.private_key.as_deref().is_some_and(|key| key_pair(key).is_none()) {
-            return Err(Problem::field(ProblemCode::InvalidField, "/private_key", BAD_KEY));
-        }
-        Ok(Secret {
-            id: SecretId::mint(now, rand::random()),
-            text: self.secret.unwrap_or_else(|| new_secret(rand::random())),
-            key: self.private_key.unwrap_or_else(|| new_key(rand::random())),
-            created_at: now,
-            expires_at: None,
-        })
-    }
 }
 
 /// List an endpoint's secrets, newest first

@@ -41,7 +41,7 @@ pub async fn healthz() -> Json<StatusView> {
 pub struct ReadyView {
     /// `ok`, or why not.
     pub(super) status: &'static str,
-    /// The store.
+    /// The state of the store.
     pub(super) store: StoreView,
     /// What this node owns.
     pub(super) leases: LeasesView,
@@ -148,8 +148,12 @@ fn gauges(gateway: &Gateway) -> Gauges {
     }
 }
 
-/// This document
-#[utoipa::path(get, path = "/openapi.json", tag = "status", security(()), responses((status = 200, body = Object)))]
+/// Shows the description of this API.
+#[utoipa::path(
+    get, path = "/openapi.json", summary = "This document", tag = "status",
+    responses((status = 200, body = Object)),
+    security(()),
+)]
 pub async fn openapi() -> Json<serde_json::Value> {
     Json(super::openapi::document())
 }

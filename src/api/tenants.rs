@@ -19,8 +19,9 @@ use super::input::{
 use super::page::{Page, ask};
 use super::problem::{FieldError, InputProblems, Problem, ProblemCode, Problems, StateProblems};
 use crate::lifecycle::change;
+use crate::model::endpoint::EndpointCeiling;
 use crate::model::id::{EndpointId, TenantId};
-use crate::model::limits::{EndpointCeiling, TenantLimits, TenantUsage};
+use crate::model::limits::{TenantLimits, TenantUsage};
 use crate::model::rate::Rate;
 use crate::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
 

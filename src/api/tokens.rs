@@ -43,7 +43,7 @@ pub struct NewToken {
 /// A new token.
 #[derive(Serialize, ToSchema)]
 pub struct MadeToken {
-    /// Its id.
+    /// The token's id.
     #[schema(value_type = String)]
     id: TokenId,
     /// The token itself. It is shown this once; the store keeps only its hash.
@@ -53,7 +53,7 @@ pub struct MadeToken {
 /// A token as it is shown.
 #[derive(Serialize, ToSchema)]
 pub struct TokenView {
-    /// Its id.
+    /// The token's id.
     #[schema(value_type = String)]
     id: TokenId,
     /// Whose it is; null for the gateway's own.

@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tracing::info;
 
+use crate::api::server_limits::ServerLimits;
 use crate::api::{health, server, startup};
 use crate::config::ListenAddress;
 
@@ -51,7 +52,7 @@ impl StartupServer {
 
     fn on(listener: TcpListener, router: Router, connections: usize, trusted_proxies: Vec<IpNet>) -> Self {
         let (stop, stopped) = oneshot::channel();
-        let limits = server::ServerLimits::of(connections);
+        let limits = ServerLimits::of(connections);
         let serving = server::serve(listener, router, limits, trusted_proxies, stopped, LAST_ANSWERS);
         Self { stop, serving: tokio::spawn(serving) }
     }

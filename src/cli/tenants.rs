@@ -20,7 +20,8 @@ pub struct TenantsArgs {
 enum TenantsAction {
     /// List all tenants.
     List,
-    /// Show one.
+    /// Shows one tenant with its settings.
+    #[command(about = "Show one")]
     Get {
         /// The tenant's id.
         id: String,
@@ -32,7 +33,8 @@ enum TenantsAction {
         #[command(flatten)]
         settings: TenantSettingsArgs,
     },
-    /// Change one.
+    /// Changes the settings of one tenant.
+    #[command(about = "Change one")]
     Update {
         /// The tenant's id.
         id: String,

@@ -19,10 +19,10 @@ use crate::clock::Clock;
 use crate::metrics::{BreakerMove, Metrics, PauseReason};
 use crate::model::delivery::DeadCause;
 use crate::model::endpoint::{Endpoint, EndpointState};
+use crate::model::endpoint_event::{Actor, EndpointEvent, EndpointEventKind};
 use crate::model::health::FAILING;
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::next_state::NextState;
-use crate::model::operational_event::{Actor, EndpointEvent, EndpointEventKind};
 use crate::store::{ClaimOutcome, EndpointChange, SettleEffects, Store};
 
 /// Shortest time between two mails about an endpoint's open breaker.

@@ -1,7 +1,8 @@
 //! Lists every value that a label can have; there are no others.
 
 use super::families::Label;
-use crate::model::attempt::{Attempt, FailureKind};
+use crate::model::answer::FailureKind;
+use crate::model::attempt::Attempt;
 use crate::model::delivery::DeadCause;
 use crate::model::verdict::Verdict;
 

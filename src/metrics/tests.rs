@@ -1,7 +1,8 @@
 //! Tests that the metrics add up, stay few, and keep their names.
 
 use super::*;
-use crate::model::attempt::{AttemptFailure, Decision, FailureKind, Timings};
+use crate::model::answer::{AttemptFailure, FailureKind, Timings};
+use crate::model::attempt::Decision;
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + seconds).unwrap()

@@ -6,12 +6,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::endpoint::BodyFormat;
 use super::id::{DeliveryId, EndpointId, EventId, TenantId};
-use super::next_state::NextState;
 use super::policy::RetryPolicy;
 use super::span::Span;
-use super::verdict::ShortBudget;
+use super::status_rules::ShortBudget;
 use super::wall_offset::WallOffset;
 
 /// State of a delivery. "In flight" is a claim on a waiting one, and
@@ -75,6 +73,21 @@ impl DeadCause {
 
 /// Number of internal errors after which a delivery is dead.
 pub const INTERNAL_ERRORS_MAX: u32 = 3;
+
+/// What the body of a delivery looks like.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BodyFormat {
+    /// The event with its id, type and time around the producer's data.
+    #[default]
+    Envelope,
+    /// The producer's data alone.
+    Raw,
+    /// The event's id, type and time, and a link from which the receiver fetches the rest; needs `--public-url`.
+    Thin,
+    /// A CloudEvent 1.0, structured.
+    Cloudevents,
+}
 
 /// What a waiting delivery waits for: the first of these that holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -217,16 +230,6 @@ pub enum DeadlineSource {
     Expiry,
 }
 
-impl DeliveryDeadline {
-    /// Returns the state that a delivery gets when this deadline passes.
-    pub fn next(self) -> NextState {
-        match self.by {
-            DeadlineSource::Age | DeadlineSource::Hold => NextState::Dead(DeadCause::Expired),
-            DeadlineSource::Expiry => NextState::ExpiredByProducer,
-        }
-    }
-}
-
 impl Progress {
     /// Returns the delivery's deadline. Time during which the endpoint was held
     /// does not count against its age. A longer `max_age` counts at once, a
@@ -311,7 +314,7 @@ pub struct Delivery {
     /// Status of the last attempt.
     pub last_status: Option<u16>,
     /// Failure of the last attempt.
-    pub last_error: Option<super::attempt::AttemptFailure>,
+    pub last_error: Option<super::answer::AttemptFailure>,
     /// Number of internal errors while it was processed.
     pub internal_errors: u32,
     /// Text of the last internal error.

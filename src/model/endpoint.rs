@@ -1,7 +1,7 @@
 //! An endpoint: a URL that wants events, with its settings and its state.
 //!
-//! `settings` holds what the owner decides and checks it; `matching` decides
-//! which events the endpoint wants.
+//! `settings` holds what the owner decides and checks it; `ceiling` caps it;
+//! `matching` decides which events the endpoint wants.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,19 +9,20 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::endpoint_event::Actor;
 use super::event::EventKey;
 use super::health::EndpointHealth;
 use super::id::{EndpointId, TenantId};
-use super::limits::EndpointCeiling;
-use super::operational_event::Actor;
 use super::policy::RetryPolicy;
 use super::rate::Rate;
 pub use super::signing::Secret;
 use super::url_versions::UrlVersions;
 use super::wall_offset::WallOffset;
+pub use ceiling::{AboveCeiling, EndpointCeiling};
 pub use matching::{EndpointMatch, ParsedData};
-pub use settings::{AttemptTimeouts, BodyFormat, EndpointSettings, InvalidSetting, OnDead, Ordering};
+pub use settings::{AttemptTimeouts, EndpointSettings, OnDead, Ordering};
 
+mod ceiling;
 mod matching;
 mod settings;
 

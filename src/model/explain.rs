@@ -12,7 +12,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::attempt::{Attempt, AttemptFailure};
+use super::answer::AttemptFailure;
+use super::attempt::Attempt;
 use super::delivery::{DeadCause, DeadlineSource, Delivery, DeliveryDeadline, DeliveryState, Outlook, WaitingFor};
 use super::endpoint::Endpoint;
 use super::id::DeliveryId;

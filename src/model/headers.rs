@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::endpoint::InvalidSetting;
+use super::invalid_setting::InvalidSetting;
 use super::pointer::child;
 use super::signing::HiddenText;
 

@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::attempt::{Answer, Budget, Decision};
+use super::answer::Answer;
+use super::attempt::{Budget, Decision};
 use super::delivery::{DeadCause, DeadlineSource, DeliveryDeadline, DeliveryTimeLimits, Progress, after};
 use super::policy::RetryPolicy;
 use super::retry_after::asked;
 use super::span::words;
-use super::verdict::{Judgement, ShortBudget, Verdict};
+use super::status_rules::ShortBudget;
+use super::verdict::{Judgement, Verdict};
 
 /// The state of a delivery after an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +31,16 @@ pub enum NextState {
     /// The `expires_at` of its event has passed: it is dead (expired), and its lane
     /// moves on.
     ExpiredByProducer,
+}
+
+impl DeliveryDeadline {
+    /// Returns the state that a delivery gets when this deadline passes.
+    pub fn next(self) -> NextState {
+        match self.by {
+            DeadlineSource::Age | DeadlineSource::Hold => NextState::Dead(DeadCause::Expired),
+            DeadlineSource::Expiry => NextState::ExpiredByProducer,
+        }
+    }
 }
 
 /// The times of an attempt, and the random draw for the next delay.
@@ -219,7 +231,7 @@ fn retry_after_header(answer: &Answer) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::attempt::{AttemptFailure, FailureKind, Response, Timings};
+    use crate::model::answer::{AttemptFailure, FailureKind, Response, Timings};
     use crate::model::policy::{Backoff, Delays, Jitter};
     use crate::model::span::Span;
     use crate::model::status_rules::StatusRules;

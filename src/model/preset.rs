@@ -1,4 +1,6 @@
-//! Defines the named retry policies.
+//! Defines the named retry policies, and shows any policy in one line.
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -70,6 +72,48 @@ impl Preset {
             max_age: Span::secs(hours * HOUR),
             retry_after_max: Span::secs(24 * HOUR),
         }
+    }
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Preset::Standard.policy()
+    }
+}
+
+impl RetryPolicy {
+    /// Returns the preset that this policy equals, if there is one.
+    pub fn preset(&self) -> Option<Preset> {
+        Preset::ALL.into_iter().find(|preset| preset.policy() == *self)
+    }
+}
+
+/// The policy in one line: `standard (5s, 30s, 2m, then doubling …)`.
+impl fmt::Display for RetryPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let preset = self.preset();
+        if let Some(preset) = preset {
+            write!(f, "{} (", preset.as_str())?;
+        }
+        match (self.jitter, &self.delays.backoff) {
+            // Decorrelated jitter does not use the factor.
+            (Jitter::Decorrelated, Some(Backoff { base, max, .. })) => {
+                write!(f, "from {base} up to {max}, {}", self.jitter)?;
+            }
+            _ => write!(f, "{}, {}", self.delays, self.jitter)?,
+        }
+        write!(f, "; {} or {}", attempts(self.max_attempts), self.max_age)?;
+        if self.retry_after_max != Preset::Standard.policy().retry_after_max {
+            write!(f, "; Retry-After up to {}", self.retry_after_max)?;
+        }
+        f.write_str(if preset.is_some() { ")" } else { "" })
+    }
+}
+
+fn attempts(count: u32) -> String {
+    match count {
+        1 => "1 attempt".to_owned(),
+        count => format!("{count} attempts"),
     }
 }
 

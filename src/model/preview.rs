@@ -343,8 +343,9 @@ impl SplitMix64 {
 mod tests {
     use super::*;
     use crate::model::policy::tests::any_jitter;
-    use crate::model::policy::{Backoff, Delays, RetrySpec};
+    use crate::model::policy::{Backoff, Delays};
     use crate::model::preset::Preset;
+    use crate::model::retry_spec::RetrySpec;
     use proptest::prelude::*;
     use serde_json::json;
 

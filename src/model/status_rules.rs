@@ -15,8 +15,7 @@ use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, Schema};
 use utoipa::openapi::{Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::attempt::FailureKind;
-use super::verdict::ShortBudget;
+use super::answer::FailureKind;
 
 /// What a rule says is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -81,6 +80,27 @@ impl From<StatusTable> for RuleSource {
             StatusTable::Default => Self::Default,
             StatusTable::Strict => Self::Strict,
             StatusTable::Lenient => Self::Lenient,
+        }
+    }
+}
+
+/// A smaller budget for answers that are retried, but not for long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShortBudget {
+    /// 404 answers: the endpoint may be misconfigured or removed.
+    NotFound,
+    /// The receiver's name does not exist.
+    NoSuchName,
+    /// The name points at an address that may not be called.
+    ForbiddenTarget,
+}
+
+impl ShortBudget {
+    /// Returns the number of such answers that ends the delivery.
+    pub const fn answers_max(self) -> u32 {
+        match self {
+            Self::NotFound | Self::NoSuchName => 10,
+            Self::ForbiddenTarget => 5,
         }
     }
 }

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use super::endpoint::AttemptTimeouts;
 use super::id::TenantId;
 use super::limits::TenantLimits;
-use super::policy::RetrySpec;
 use super::rate::Rate;
+use super::retry_spec::RetrySpec;
 use super::status_rules::StatusRules;
 
 /// A tenant. Its events, endpoints and deliveries are separate from those of others.

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::endpoint::InvalidSetting;
 use super::headers::MASK;
+use super::invalid_setting::InvalidSetting;
 use super::signing::HiddenText;
 
 /// Largest certificate or key, in bytes of PEM.
@@ -35,7 +35,7 @@ pub enum TlsVersion {
     #[default]
     #[serde(rename = "1.2")]
     V12,
-    /// 1.3 alone.
+    /// TLS 1.3 and nothing older.
     #[serde(rename = "1.3")]
     V13,
 }

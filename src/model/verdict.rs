@@ -8,8 +8,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::attempt::{Answer, Response};
-use super::status_rules::{MatchedRule, RuleSource, StatusAction, StatusRules};
+use super::answer::{Answer, Response};
+use super::status_rules::{MatchedRule, RuleSource, ShortBudget, StatusAction, StatusRules};
 
 /// What an attempt's answer means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -61,27 +61,6 @@ pub struct Judgement {
     pub short_budget: Option<ShortBudget>,
     /// Reason for disabling the endpoint, if it has to be disabled.
     pub disables: Option<String>,
-}
-
-/// A smaller budget for answers that are retried, but not for long.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ShortBudget {
-    /// 404 answers: the endpoint may be misconfigured or removed.
-    NotFound,
-    /// The receiver's name does not exist.
-    NoSuchName,
-    /// The name points at an address that may not be called.
-    ForbiddenTarget,
-}
-
-impl ShortBudget {
-    /// Returns the number of such answers that ends the delivery.
-    pub const fn answers_max(self) -> u32 {
-        match self {
-            Self::NotFound | Self::NoSuchName => 10,
-            Self::ForbiddenTarget => 5,
-        }
-    }
 }
 
 /// What a receiver asks for in the response header `webhook-delivery`.
@@ -154,7 +133,7 @@ fn directive_of(response: &Response) -> Option<ReceiverDirective> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::attempt::{AttemptFailure, FailureKind, Timings};
+    use crate::model::answer::{AttemptFailure, FailureKind, Timings};
 
     fn answered(status: u16, word: Option<&str>) -> Answer {
         let headers = word.map(|word| ("webhook-delivery".to_owned(), word.to_owned()));

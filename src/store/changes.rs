@@ -9,9 +9,9 @@ use super::Claim;
 use crate::model::audit::AuditAction;
 use crate::model::delivery::DeliveryState;
 use crate::model::endpoint::{Endpoint, EndpointSettings, EndpointState, Secret};
+use crate::model::endpoint_event::{Actor, EndpointEvent};
 use crate::model::health::EndpointHealth;
 use crate::model::id::EndpointId;
-use crate::model::operational_event::{Actor, EndpointEvent};
 use crate::model::policy::RetryPolicy;
 
 /// What an answer means for the whole endpoint.

@@ -3,8 +3,7 @@
 
 use jiff::Timestamp;
 
-use crate::model::delivery::{DeadCause, DeliveryState};
-use crate::model::endpoint::BodyFormat;
+use crate::model::delivery::{BodyFormat, DeadCause, DeliveryState};
 use crate::model::event::DataRemoval;
 use crate::model::id::{DeliveryId, uuid_v7};
 

@@ -12,13 +12,13 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use crate::model::attempt::Attempt;
-use crate::model::delivery::{DeadCause, DeadlineSource, Delivery, Progress};
-use crate::model::endpoint::{BodyFormat, Endpoint};
+use crate::model::delivery::{BodyFormat, DeadCause, DeadlineSource, Delivery, Progress};
+use crate::model::endpoint::Endpoint;
+use crate::model::endpoint_event::EndpointEvent;
 use crate::model::event::Event;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::limits::{OverLimit, TenantUsage};
 use crate::model::next_state::NextState;
-use crate::model::operational_event::EndpointEvent;
 use crate::model::shard::{Epoch, Lease, Shard};
 use crate::model::tenant::Tenant;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use posthaste::model::delivery::DeliveryState;
 use posthaste::model::endpoint::{Endpoint, EndpointState};
-use posthaste::model::operational_event::Actor;
+use posthaste::model::endpoint_event::Actor;
 use posthaste::model::rate::Rate;
 use posthaste::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
 use posthaste::store::{DeliveryChange, EndpointChange, Error};

@@ -8,14 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use jiff::Timestamp;
-use posthaste::model::attempt::{Attempt, Decision, Timings};
+use posthaste::model::answer::Timings;
+use posthaste::model::attempt::{Attempt, Decision};
 use posthaste::model::delivery::{DeadCause, Delivery, DeliveryState};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState, EndpointStatus, Secret};
+use posthaste::model::endpoint_event::{Actor, EndpointEvent};
 use posthaste::model::event::Event;
 use posthaste::model::health::EndpointHealth;
 use posthaste::model::id::{DeliveryId, EndpointId, SecretId, TenantId};
 use posthaste::model::next_state::NextState;
-use posthaste::model::operational_event::{Actor, EndpointEvent};
 use posthaste::model::shard::Lease;
 use posthaste::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
 use posthaste::model::verdict::Verdict;

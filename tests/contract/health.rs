@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState};
+use posthaste::model::endpoint_event::{Actor, EndpointEvent, EndpointEventKind};
 use posthaste::model::health::{BreakerPhase, EndpointHealth};
 use posthaste::model::next_state::NextState;
-use posthaste::model::operational_event::{Actor, EndpointEvent, EndpointEventKind};
 use posthaste::store::{EndpointChange, EndpointChanged, EndpointUpdate, PageRequest, SettleEffects};
 use serde_json::{Value, json};
 

@@ -2,8 +2,8 @@
 
 use posthaste::model::delivery::{DeadCause, DeadlineSource, DeliveryState};
 use posthaste::model::endpoint::{EndpointSettings, EndpointState};
+use posthaste::model::endpoint_event::Actor;
 use posthaste::model::next_state::NextState;
-use posthaste::model::operational_event::Actor;
 use posthaste::model::shard::{Epoch, Lease};
 use posthaste::store::{ClaimOutcome, DeliveryChange, EndpointChange, EndpointUpdate, Error, Settlement};
 use serde_json::json;

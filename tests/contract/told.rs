@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use posthaste::model::delivery::{DeadCause, DeadlineSource, DeliveryState};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState};
+use posthaste::model::endpoint_event::{Actor, EndpointEventKind};
 use posthaste::model::health::{BreakerPhase, EndpointHealth};
 use posthaste::model::id::TenantId;
 use posthaste::model::next_state::NextState;
-use posthaste::model::operational_event::{Actor, EndpointEventKind};
 use posthaste::model::shard::{Epoch, Lease};
 use posthaste::store::{
     Claim, ClaimOutcome, DeliveryChange, EndpointChange, EndpointUpdate, Error, EventQuery, EventRecord, PageRequest,
@@ -149,7 +149,7 @@ async fn what_its_breaker_does_is_told(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
     let phase = BreakerPhase::Open { until: Some(at(15)) };
     let health = EndpointHealth { version: 1, phase, ..EndpointHealth::default() };
-    let opened = posthaste::model::operational_event::EndpointEvent {
+    let opened = posthaste::model::endpoint_event::EndpointEvent {
         until: Some(at(15)),
         ..endpoint_event(EndpointEventKind::BreakerOpened, at(5))
     };

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use posthaste::model::audit::{Caller, CallerIdentity};
+use posthaste::model::endpoint::EndpointCeiling;
 use posthaste::model::event::DataRemoval;
-use posthaste::model::limits::{EndpointCeiling, TenantLimits, TenantUsage, stored_bytes};
+use posthaste::model::limits::{TenantLimits, TenantUsage, stored_bytes};
 use posthaste::model::size::Size;
 use posthaste::model::span::Span;
 use posthaste::model::tenant::Tenant;

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use posthaste::clock::Clock;
 use posthaste::lifecycle::deliver::send::Sender;
 use posthaste::lifecycle::deliver::sign::SignedRequest;
-use posthaste::model::attempt::{Answer, AttemptFailure, FailureKind, Response, Timings};
+use posthaste::model::answer::{Answer, AttemptFailure, FailureKind, Response, Timings};
 use posthaste::model::delivery::after;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

@@ -10,7 +10,7 @@ use posthaste::lifecycle::accept::{AcceptRefusal, Submission, accept};
 use posthaste::lifecycle::deliver::send::Sender;
 use posthaste::lifecycle::deliver::sign::SignedRequest;
 use posthaste::lifecycle::mail::MailQueue;
-use posthaste::model::attempt::{Answer, Response, Timings};
+use posthaste::model::answer::{Answer, Response, Timings};
 use posthaste::model::span::Span;
 use posthaste::store::embedded::{Durability, EmbeddedStore};
 use posthaste::store::{BatchMode, Catalog, Error, Store};

@@ -19,7 +19,7 @@ use posthaste::lifecycle::mail::MailQueue;
 use posthaste::lifecycle::publish_status::StatusPublisher;
 use posthaste::lifecycle::waiting::outlooks;
 use posthaste::metrics::Gauges;
-use posthaste::model::attempt::{Answer, Response, Timings};
+use posthaste::model::answer::{Answer, Response, Timings};
 use posthaste::model::blocker::Capacity;
 use posthaste::model::delivery::{Delivery, DeliveryState, WaitingFor, after};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings};

@@ -25,7 +25,7 @@ use posthaste::lifecycle::mail::MailQueue;
 use posthaste::lifecycle::notifier::Notifier;
 use posthaste::lifecycle::retention::Retention;
 use posthaste::metrics::Metrics;
-use posthaste::model::attempt::{AttemptFailure, FailureKind};
+use posthaste::model::answer::{AttemptFailure, FailureKind};
 use posthaste::model::delivery::{Delivery, DeliveryState, after};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointStatus, Secret};
 use posthaste::model::event::Event;

@@ -15,8 +15,8 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::gateway::GatewayProcess;
-use super::neighbour::Ticker;
 use super::receiver::BenchReceiver;
+use super::ticker::Ticker;
 use crate::clock::{Clock, SystemClock};
 use crate::lifecycle::deliver::keys::{new_key, new_secret};
 use crate::lifecycle::deliver::sign::signature;

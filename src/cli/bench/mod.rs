@@ -14,6 +14,7 @@ mod gateway;
 mod load;
 mod neighbour;
 mod receiver;
+mod ticker;
 
 use gateway::GatewayProcess;
 use load::Measurement;

@@ -10,7 +10,6 @@ use http::Method;
 use tokio::io::AsyncReadExt;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
-use tokio::time::Instant;
 
 use super::gateway::GatewayProcess;
 use super::load;
@@ -140,23 +139,4 @@ async fn noisy_receiver(noise: NoiseKind) -> anyhow::Result<String> {
         }
     });
     Ok(url)
-}
-
-/// A ticker with a steady interval. Late ticks follow at once.
-pub struct Ticker {
-    next: Instant,
-    pace: Duration,
-}
-
-impl Ticker {
-    /// Returns a ticker whose first tick is now.
-    pub fn new(pace: Duration) -> Self {
-        Self { next: Instant::now(), pace }
-    }
-
-    /// Waits for the next tick.
-    pub async fn wait(&mut self) {
-        tokio::time::sleep_until(self.next).await;
-        self.next += self.pace;
-    }
 }

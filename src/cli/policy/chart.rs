@@ -217,9 +217,9 @@ fn roughly(span: Span) -> Span {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::policy::RetrySpec;
     use crate::model::preset::Preset;
     use crate::model::preview::preview;
+    use crate::model::retry_spec::RetrySpec;
     use serde_json::json;
 
     fn drawn(json: serde_json::Value) -> String {

@@ -10,9 +10,10 @@ use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::output::{OutputFormat, clean, print};
-use crate::model::policy::{RetryPolicy, RetrySpec};
+use crate::model::policy::RetryPolicy;
 use crate::model::preset::Preset;
 use crate::model::preview::preview;
+use crate::model::retry_spec::RetrySpec;
 use crate::model::span::Span;
 
 mod chart;

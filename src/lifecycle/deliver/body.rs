@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use crate::lifecycle::links::{Links, NoPublicUrl};
-use crate::model::endpoint::BodyFormat;
+use crate::model::delivery::BodyFormat;
 use crate::model::event::EventKey;
 use crate::store::Claim;
 

@@ -8,7 +8,6 @@
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -17,15 +16,16 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
+use super::connection_record::{ConnectFailure, ConnectionRecord};
 use super::deadline::SuspensionClock;
-use super::endpoint_stream::{ByteStream, EndpointStream, ResponsePrefixRecorder};
+use super::endpoint_stream::{ByteStream, EndpointStream, OpenSockets};
 use super::failure::{failure, unconnected, unopened_within};
-use super::tls::{self, CertificateRequested, TlsTrust};
+use super::tls::{self, TlsTrust};
 use crate::lifecycle::egress::Egress;
 use crate::lifecycle::egress::proxy::{proxy_failure, tunnel};
 use crate::lifecycle::egress::target::Target;
-use crate::model::attempt::{AttemptFailure, FailureKind, Timings, millis};
-use crate::model::endpoint::InvalidSetting;
+use crate::model::answer::{AttemptFailure, FailureKind};
+use crate::model::invalid_setting::InvalidSetting;
 use crate::model::span::Span;
 use crate::model::tls::EndpointTls;
 
@@ -40,77 +40,6 @@ pub struct Connector {
     timeout: Duration,
     sockets: OpenSockets,
     run_time: SuspensionClock,
-}
-
-/// Counter of open connections.
-#[derive(Debug, Clone, Default)]
-pub struct OpenSockets(Arc<AtomicUsize>);
-
-impl OpenSockets {
-    /// Counts one more connection until the returned guard is dropped.
-    pub fn one(&self) -> SocketGuard {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        SocketGuard(self.0.clone())
-    }
-}
-
-/// Guard of a counted connection; dropping it uncounts the connection.
-#[derive(Debug)]
-pub struct SocketGuard(Arc<AtomicUsize>);
-
-impl Drop for SocketGuard {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Times of a connection's steps, and what was received on it.
-#[derive(Debug, Clone)]
-pub struct ConnectionRecord {
-    /// Time at which opening began.
-    pub at: Instant,
-    /// Duration of the name lookup, if it was finished.
-    pub dns: Option<Duration>,
-    /// Duration of connecting, if it was finished.
-    pub connect: Option<Duration>,
-    /// Duration of the TLS handshake, if it was finished.
-    pub tls: Option<Duration>,
-    /// Whether the server asked for a client certificate, and got one.
-    pub asked: CertificateRequested,
-    /// Recorder of the first bytes of each answer.
-    pub recorder: ResponsePrefixRecorder,
-}
-
-impl ConnectionRecord {
-    /// Creates the record of a connection whose opening begins now.
-    pub fn now() -> Self {
-        let (dns, connect, tls) = (None, None, None);
-        Self {
-            at: Instant::now(),
-            dns,
-            connect,
-            tls,
-            asked: CertificateRequested::No,
-            recorder: ResponsePrefixRecorder::default(),
-        }
-    }
-
-    /// Copies the durations into an attempt's timings.
-    pub fn show(&self, timings: &mut Timings) {
-        timings.dns = self.dns.map(millis);
-        timings.connect = self.connect.map(millis);
-        timings.tls = self.tls.map(millis);
-    }
-}
-
-/// The failure of opening a connection, and how far it came.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error("{}", failure.message)]
-pub struct ConnectFailure {
-    /// Reason of the failure.
-    pub failure: AttemptFailure,
-    /// Steps that were finished before the failure.
-    pub opened: ConnectionRecord,
 }
 
 impl Connector {
@@ -134,7 +63,7 @@ impl Connector {
 
     /// Returns the number of open connections, in use or idle.
     pub fn open_sockets(&self) -> usize {
-        self.sockets.0.load(Ordering::Relaxed)
+        self.sockets.count()
     }
 
     /// Returns the clock that measures the time in which this process ran.

@@ -1,13 +1,10 @@
-//! Wraps an open connection, plain or encrypted, and records the first bytes
-//! of each answer.
-//!
-//! The HTTP client reports that an answer is not HTTP, but not what it was
-//! instead. The recorded bytes show it to whoever has to fix the receiver.
+//! Wraps an open connection, plain or encrypted: counts it, and records the
+//! first bytes of each answer.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::io::{Error, IoSlice, Result};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use hyper_util::client::legacy::connect::{Connected, Connection};
@@ -15,19 +12,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-use super::connect::{ConnectFailure, ConnectionRecord, SocketGuard};
+use super::connection_record::{ConnectFailure, ConnectionRecord};
 use super::failure::endless_interim;
+use super::response_prefix::EndlessResponse;
 use super::tls;
-
-/// Most bytes of interim answers before a final one. No real receiver sends
-/// more, and each of them has to be read.
-const INTERIM_BYTES_MAX: usize = 256 * 1_024;
-/// Most bytes of one answer on the connection. It is far more than is read of a
-/// body, and it bounds framing that is not part of the body, such as a chunk
-/// size with endless leading zeros.
-const ANSWER_BYTES_MAX: usize = 1_024 * 1_024;
-/// Bytes of an answer's beginning that are kept for error messages.
-const PREFIX_BYTES_MAX: usize = 64;
 
 /// An open connection, plain or encrypted.
 pub struct EndpointStream {
@@ -38,7 +26,7 @@ pub struct EndpointStream {
 
 /// The transport of a connection.
 pub enum ByteStream {
-    /// Plain TCP.
+    /// TCP without encryption.
     Plain(TcpStream),
     /// TLS over TCP.
     Tls(Box<TlsStream<TcpStream>>),
@@ -60,96 +48,30 @@ impl EndpointStream {
     }
 }
 
-/// Records the first bytes received since the last request. Clones share them.
+/// Counter of open connections.
 #[derive(Debug, Clone, Default)]
-pub struct ResponsePrefixRecorder(Arc<Mutex<ResponsePrefix>>);
+pub struct OpenSockets(Arc<AtomicUsize>);
 
-/// The beginning of an answer, which need not be HTTP.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ResponsePrefix {
-    /// First bytes of the answer.
-    pub bytes: Vec<u8>,
-    /// Whether the connection broke while the request was being sent.
-    pub broke_while_sending: bool,
-    /// Number of bytes received in all.
-    pub count: usize,
-}
-
-/// The part of an answer that exceeds its limit.
-#[derive(Debug, PartialEq, Eq)]
-enum EndlessResponse {
-    Interim,
-    Answer,
-}
-
-impl ResponsePrefixRecorder {
-    /// Returns what was received until now.
-    pub fn received(&self) -> ResponsePrefix {
-        self.prefix().clone()
+impl OpenSockets {
+    /// Counts one more connection until the returned guard is dropped.
+    pub fn one(&self) -> SocketGuard {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        SocketGuard(self.0.clone())
     }
 
-    fn prefix(&self) -> MutexGuard<'_, ResponsePrefix> {
-        self.0.lock()
-    }
-
-    /// Records received bytes; returns which part exceeds its limit, if one does.
-    fn record(&self, bytes: &[u8]) -> Option<EndlessResponse> {
-        let mut prefix = self.prefix();
-        let room = PREFIX_BYTES_MAX - prefix.bytes.len();
-        prefix.bytes.extend_from_slice(&bytes[..room.min(bytes.len())]);
-        prefix.count += bytes.len();
-        if prefix.count > INTERIM_BYTES_MAX && prefix.is_interim() {
-            Some(EndlessResponse::Interim)
-        } else if prefix.count > ANSWER_BYTES_MAX {
-            Some(EndlessResponse::Answer)
-        } else {
-            None
-        }
-    }
-
-    /// Forgets what was received: the head of the answer is complete, and what
-    /// comes next belongs to another exchange.
-    pub fn reset(&self) {
-        let mut prefix = self.prefix();
-        prefix.bytes.clear();
-        prefix.count = 0;
-    }
-
-    /// Records the result of a write. A write begins a new exchange, so what was
-    /// received before is forgotten, except interim answers: they come while
-    /// the request is still being sent.
-    fn sent(&self, result: &Result<usize>) {
-        let mut prefix = self.prefix();
-        match result {
-            Ok(_) if prefix.is_interim() => {}
-            Ok(_) => {
-                prefix.bytes.clear();
-                prefix.count = 0;
-            }
-            Err(_) => prefix.broke_while_sending = true,
-        }
+    /// Returns the number of connections that are counted now.
+    pub fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
     }
 }
 
-impl ResponsePrefix {
-    /// Whether the answer begins with an interim answer, such as 100 or 103.
-    pub fn is_interim(&self) -> bool {
-        let beginning = self.bytes.trim_ascii_start();
-        [&b"HTTP/1.1 1"[..], b"HTTP/1.0 1"].iter().any(|head| beginning.starts_with(head))
-    }
+/// Guard of a counted connection; dropping it uncounts the connection.
+#[derive(Debug)]
+pub struct SocketGuard(Arc<AtomicUsize>);
 
-    /// Returns the first line, without line breaks and spaces around it.
-    pub fn line(&self) -> &[u8] {
-        let line = self.bytes.trim_ascii_start().split(|byte| matches!(byte, b'\r' | b'\n')).next();
-        line.unwrap_or_default()
-    }
-
-    /// Returns the first line in quotes, with unprintable bytes escaped;
-    /// nothing if it is empty.
-    pub fn shown(&self) -> Option<String> {
-        let line = self.line();
-        let more = if self.bytes.len() == PREFIX_BYTES_MAX && self.bytes.ends_with(line) { "…" } else { "" };
-        (!line.is_empty()).then(|| format!("\"{}{more}\"", line.escape_ascii()))
+impl Drop for SocketGuard {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -223,41 +145,5 @@ impl AsyncWrite for EndpointStream {
         let result = ready!(written);
         connection.record.recorder.sent(&result);
         Poll::Ready(result.map_err(|problem| connection.explained(problem)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_beginning_is_heard_and_a_new_request_forgets_it() {
-        let recorder = ResponsePrefixRecorder::default();
-        recorder.record(b"\r\nHTTP/1.1 200 OK\r\nserver: x\r\n");
-        assert_eq!(recorder.received().shown().as_deref(), Some("\"HTTP/1.1 200 OK\""));
-        recorder.record(&[b'x'; 1_000]);
-        assert_eq!(recorder.received().bytes.len(), PREFIX_BYTES_MAX);
-        recorder.sent(&Ok(1));
-        assert_eq!(recorder.received().shown(), None);
-        recorder.record(&[b'x'; 1_000]);
-        assert_eq!(recorder.received().shown(), Some(format!("\"{}…\"", "x".repeat(PREFIX_BYTES_MAX))));
-    }
-
-    #[test]
-    fn what_comes_without_end_is_cut_off() {
-        let recorder = ResponsePrefixRecorder::default();
-        assert_eq!(recorder.record(&[b'0'; ANSWER_BYTES_MAX]), None);
-        assert_eq!(recorder.record(b"0"), Some(EndlessResponse::Answer));
-        recorder.reset();
-        assert_eq!(recorder.record(b"HTTP/1.1 100 Continue\r\n\r\n"), None);
-        assert_eq!(recorder.record(&[b'x'; INTERIM_BYTES_MAX]), Some(EndlessResponse::Interim));
-        recorder.reset();
-        assert_eq!(recorder.record(b"0"), None);
-    }
-
-    #[test]
-    fn bytes_that_are_no_text_are_written_out() {
-        let prefix = ResponsePrefix { bytes: b"\x00\xffhi\n".into(), ..ResponsePrefix::default() };
-        assert_eq!(prefix.shown().as_deref(), Some(r#""\x00\xffhi""#));
     }
 }

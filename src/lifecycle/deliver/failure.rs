@@ -1,57 +1,21 @@
 //! Says why a request had no answer: a kind for programs, a sentence for people.
 //!
 //! Each function belongs to one phase of an attempt, and its sentences say how
-//! far the attempt came. Failures of TLS are in [`super::tls`].
+//! far the attempt came. Failures of TLS are in [`super::tls`], those of name
+//! lookups in [`crate::lifecycle::egress`].
 
 use std::error::Error;
 use std::io;
 
-use hickory_resolver::net::{DnsError, NetError};
-
-use super::connect::ConnectionRecord;
-use super::endpoint_stream::ResponsePrefix;
-use super::send::{HEAD_BYTES_MAX, HEAD_FIELDS_MAX};
-use crate::model::attempt::{AttemptFailure, FailureKind};
+use super::connection_record::ConnectionRecord;
+use super::response::{HEAD_BYTES_MAX, HEAD_FIELDS_MAX};
+use super::response_prefix::ResponsePrefix;
+use crate::model::answer::{AttemptFailure, FailureKind};
 use crate::model::span::Span;
 
 /// Creates a failure of this kind with this message.
 pub fn failure(kind: FailureKind, message: impl Into<String>) -> AttemptFailure {
     AttemptFailure::new(kind, message)
-}
-
-/// Returns the failure of a name lookup by the gateway's own resolver. A
-/// missing name and a failing name server count against the receiver; a
-/// resolver that does not answer counts as ours.
-pub fn unresolved(host: &str, problem: &NetError, has_resolver: bool) -> AttemptFailure {
-    match problem {
-        problem if problem.is_nx_domain() => {
-            failure(FailureKind::NoSuchName, format!("the name {host} does not exist"))
-        }
-        problem if problem.is_no_records_found() => {
-            failure(FailureKind::NoSuchName, format!("the name {host} exists, but has no address"))
-        }
-        NetError::Dns(DnsError::ResponseCode(code)) => {
-            let code = code.to_str().to_lowercase();
-            failure(FailureKind::Dns, format!("the name servers of {host} failed; they say: {code}"))
-        }
-        NetError::Dns(problem) => failure(FailureKind::Dns, format!("the name servers of {host} failed: {problem}")),
-        problem if has_resolver => {
-            failure(FailureKind::Dns, format!("the name servers of {host} did not answer in time: {problem}"))
-        }
-        _ => failure(FailureKind::Ours, format!("no resolver answered for {host}: {problem}")),
-    }
-}
-
-/// Returns the failure of a name lookup by the machine's resolver. It reports
-/// a missing name only in its text, and does not say whose fault the rest is.
-pub fn system_lookup_failed(host: &str, problem: &io::Error) -> AttemptFailure {
-    let text = problem.to_string();
-    let texts_of_absence = ["Name or service not known", "No address associated", "nodename nor servname"];
-    if texts_of_absence.iter().any(|absence| text.contains(absence)) {
-        failure(FailureKind::NoSuchName, format!("the name {host} does not exist, or has no address"))
-    } else {
-        failure(FailureKind::Dns, format!("the name {host} could not be looked up: {text}"))
-    }
 }
 
 /// Returns the failure of a TCP connection.
@@ -241,41 +205,7 @@ fn cut_off(how: &str, prefix: &ResponsePrefix) -> AttemptFailure {
 mod tests {
     use std::time::Duration;
 
-    use hickory_resolver::net::NoRecords;
-    use hickory_resolver::proto::op::{Query, ResponseCode};
-
     use super::*;
-
-    fn described(failure: AttemptFailure) -> (FailureKind, String) {
-        (failure.kind, failure.message)
-    }
-
-    #[test]
-    fn a_missing_name_is_not_a_failing_name_server_and_neither_is_our_resolver() {
-        let lookup = |problem: NetError| described(unresolved("a.example", &problem, false));
-        let without = |code| NetError::Dns(DnsError::NoRecordsFound(NoRecords::new(Query::default(), code)));
-        let cases = [
-            (without(ResponseCode::NXDomain), FailureKind::NoSuchName, "the name a.example does not exist"),
-            (without(ResponseCode::NoError), FailureKind::NoSuchName, "the name a.example exists, but has no address"),
-            (
-                NetError::Dns(DnsError::ResponseCode(ResponseCode::ServFail)),
-                FailureKind::Dns,
-                "the name servers of a.example failed; they say: server failure",
-            ),
-            (NetError::Timeout, FailureKind::Ours, "no resolver answered for a.example: request timed out"),
-            (
-                NetError::NoConnections,
-                FailureKind::Ours,
-                "no resolver answered for a.example: no connections available",
-            ),
-        ];
-        for (problem, kind, message) in cases {
-            assert_eq!(lookup(problem), (kind, message.to_owned()));
-        }
-        // If the resolver answers other questions, the name's own servers are at fault.
-        let (kind, message) = described(unresolved("a.example", &NetError::Timeout, true));
-        assert_eq!((kind, message.contains("did not answer in time")), (FailureKind::Dns, true));
-    }
 
     #[test]
     fn each_way_of_not_connecting_has_its_kind() {

@@ -26,11 +26,14 @@ use crate::store::{Claim, Store};
 pub mod attempt;
 pub mod body;
 pub mod connect;
+pub mod connection_record;
 pub mod deadline;
 pub mod endpoint_stream;
 pub mod failure;
 pub mod keys;
 pub mod lease_guard;
+pub mod response;
+pub mod response_prefix;
 pub mod send;
 pub mod settle;
 pub mod sign;
@@ -120,8 +123,7 @@ pub mod tests {
 
     use super::*;
     use crate::lifecycle::retention::Retention;
-    use crate::model::delivery::Progress;
-    use crate::model::endpoint::BodyFormat;
+    use crate::model::delivery::{BodyFormat, Progress};
     use crate::model::event::Event;
     use crate::model::id::{DeliveryId, EndpointId, EventId};
     use crate::model::span::Span;

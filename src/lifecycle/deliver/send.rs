@@ -1,8 +1,7 @@
-//! Sends one request and reads one answer, within one deadline.
+//! Sends one request and waits for its answer, within one deadline.
 //!
 //! Redirects are not followed, answers are not decompressed, and nothing is
-//! sent a second time. The head of the answer decides; only the beginning of
-//! its body is kept.
+//! sent a second time.
 //!
 //! Connections are pooled per tenant and TLS settings, and never shared beyond that.
 
@@ -16,18 +15,19 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http::HeaderValue;
 use http::header::CONNECTION;
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use http_body_util::Full;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::{Connected, capture_connection};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::Instant;
 
-use super::connect::{ConnectFailure, ConnectionRecord, Connector};
+use super::connect::Connector;
+use super::connection_record::{ConnectFailure, ConnectionRecord};
 use super::deadline::{RequestDeadline, SuspensionClock};
 use super::failure::{causes, failure, unanswered, unanswered_within};
+use super::response::{self, HEAD_BYTES_MAX, HEAD_FIELDS_MAX};
 use super::sign::SignedRequest;
-use crate::model::attempt::{Answer, AttemptFailure, FailureKind, Response, Timings, millis};
+use crate::model::answer::{Answer, AttemptFailure, FailureKind, Response, Timings, millis};
 use crate::model::id::TenantId;
 use crate::model::span::Span;
 use crate::model::tls::EndpointTls;
@@ -39,22 +39,6 @@ pub trait Sender: Send + Sync {
     async fn send(&self, request: SignedRequest) -> Answer;
 }
 
-/// Bytes of a response body that are kept.
-pub const BODY_BYTES_KEPT: usize = 4 * 1_024;
-/// Most bytes of a body that are read, so that the connection can be used again.
-const BODY_BYTES_READ: usize = 64 * 1_024;
-/// Most response headers that are kept.
-const HEADERS_KEPT: usize = 32;
-/// Most bytes of response headers that are kept.
-const HEADER_BYTES_KEPT: usize = 1_024;
-/// Values of a header that affects retries that are kept in any case.
-const DECISIVE_VALUES_KEPT: usize = 4;
-/// Bytes of each such value that are kept.
-const DECISIVE_BYTES_KEPT: usize = 64;
-/// Most bytes of an answer's head.
-pub const HEAD_BYTES_MAX: usize = 32 * 1_024;
-/// Most headers of an answer.
-pub const HEAD_FIELDS_MAX: usize = 64;
 /// Time after which an idle connection is closed. Receivers commonly close
 /// theirs after five seconds; closing first avoids sending into a closing one.
 const POOL_IDLE: Duration = Duration::from_secs(4);
@@ -177,55 +161,7 @@ async fn exchange(
         record.recorder.reset();
         show_if_new(record, began, timings);
     }
-    Ok(read(response, deadline).await)
-}
-
-async fn read(response: http::Response<Incoming>, deadline: &mut RequestDeadline) -> Response {
-    let status = response.status().as_u16();
-    let headers = kept_headers(response.headers());
-    let mut body = response.into_body();
-    let (mut beginning, mut total) = (Vec::new(), 0);
-    // A body that stalls or breaks changes nothing: the head decides.
-    let is_whole = loop {
-        match deadline.wait(body.frame()).await {
-            Some(None) => break true,
-            Some(Some(Err(_))) | None => break false,
-            Some(Some(Ok(frame))) => {
-                let Some(data) = frame.data_ref() else { continue };
-                total += data.len();
-                let room = BODY_BYTES_KEPT.saturating_sub(beginning.len());
-                beginning.extend_from_slice(&data[..room.min(data.len())]);
-                if total > BODY_BYTES_READ {
-                    break false;
-                }
-            }
-        }
-    };
-    Response { status, headers, body: lossy(&beginning), is_truncated: !is_whole || total > beginning.len() }
-}
-
-fn lossy(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn kept_headers(headers: &http::HeaderMap) -> Vec<(String, String)> {
-    let mut bytes = 0;
-    let mut kept = Vec::with_capacity(headers.len().min(HEADERS_KEPT));
-    for (name, value) in headers.iter().take(HEADERS_KEPT) {
-        bytes += name.as_str().len() + value.len();
-        if bytes > HEADER_BYTES_KEPT {
-            break;
-        }
-        kept.push((name.as_str().to_owned(), lossy(value.as_bytes())));
-    }
-    // These headers affect retries, so they are kept in any case.
-    for decisive in ["retry-after", "webhook-delivery"] {
-        let kept_before = kept.iter().filter(|(name, _)| name == decisive).count();
-        for value in headers.get_all(decisive).iter().skip(kept_before).take(DECISIVE_VALUES_KEPT) {
-            kept.push((decisive.to_owned(), lossy(&value.as_bytes()[..value.len().min(DECISIVE_BYTES_KEPT)])));
-        }
-    }
-    kept
+    Ok(response::read(response, deadline).await)
 }
 
 /// Returns the failure that a client error means, and fills in the timings.
@@ -257,26 +193,5 @@ fn connection_record(connected: &Connected) -> Option<ConnectionRecord> {
 fn show_if_new(record: &ConnectionRecord, began: Instant, timings: &mut Timings) {
     if record.at >= began {
         record.show(timings);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn headers_that_decide_survive_the_cut() {
-        let mut headers = http::HeaderMap::new();
-        for n in 0..60 {
-            headers
-                .insert(http::HeaderName::try_from(format!("x-filler-{n}")).unwrap(), "x".repeat(100).parse().unwrap());
-        }
-        headers.insert("retry-after", "120".parse().unwrap());
-        headers.insert("webhook-delivery", format!("abort{}", " ".repeat(1_000) + "x").parse().unwrap());
-        let kept = kept_headers(&headers);
-        let value = |name: &str| kept.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str());
-        assert!(kept.len() < 15, "the others are cut: {}", kept.len());
-        assert_eq!(value("retry-after"), Some("120"));
-        assert_eq!(value("webhook-delivery"), Some(format!("{:64}", "abort").as_str()));
     }
 }

@@ -22,8 +22,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::model::attempt::{AttemptFailure, FailureKind};
-use crate::model::endpoint::InvalidSetting;
+use crate::model::answer::{AttemptFailure, FailureKind};
+use crate::model::invalid_setting::InvalidSetting;
 use crate::model::tls::{EndpointTls, TlsVersion};
 
 /// Most names of a certificate that a message lists.

@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use super::queue::EndpointQueue;
 use crate::lifecycle::deliver::attempt::AttemptResult;
 use crate::model::endpoint::EndpointState;
+use crate::model::endpoint_event::{Actor, EndpointEvent, EndpointEventKind};
 use crate::model::health::{BreakerEvent, BreakerThresholds, Quarantine};
-use crate::model::operational_event::{Actor, EndpointEvent, EndpointEventKind};
 use crate::store::{EndpointStop, EndpointUpdate};
 
 /// Whether an update holds deliveries back. Then

@@ -15,12 +15,12 @@ use url::Url;
 use self::guard::{FORBIDDEN, Guard, GuardRefusal, known_addresses};
 use self::resolver::NameResolver;
 use self::target::{Host, Target};
-use super::deliver::failure::failure;
-use crate::model::attempt::{AttemptFailure, FailureKind};
+use crate::model::answer::{AttemptFailure, FailureKind};
 use crate::model::egress::ProxyUrl;
 
 pub mod address;
 pub mod guard;
+mod lookup_failure;
 pub mod proxy;
 pub mod resolver;
 pub mod target;
@@ -104,7 +104,10 @@ impl Egress {
         let forbidden = |refusal: GuardRefusal| {
             let reason = format!("{} is not called: {refusal}", target.host);
             warn!(host = %target.host, port = target.port, "{reason}");
-            AttemptFailure { refused_target: Some(reason), ..failure(FailureKind::TargetForbidden, FORBIDDEN) }
+            AttemptFailure {
+                refused_target: Some(reason),
+                ..AttemptFailure::new(FailureKind::TargetForbidden, FORBIDDEN)
+            }
         };
         self.guard.check(target).map_err(forbidden)?;
         let addresses = match (known_addresses(&target.host), &target.host) {
@@ -113,7 +116,10 @@ impl Egress {
             (None, Host::Address(address)) => vec![*address],
         };
         if addresses.is_empty() {
-            return Err(failure(FailureKind::NoSuchName, format!("the name {} has no address", target.host)));
+            return Err(AttemptFailure::new(
+                FailureKind::NoSuchName,
+                format!("the name {} has no address", target.host),
+            ));
         }
         self.guard.allowed_addresses(target, addresses).map_err(forbidden)
     }

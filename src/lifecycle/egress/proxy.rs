@@ -12,8 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::guard::FORBIDDEN;
-use crate::lifecycle::deliver::failure::failure;
-use crate::model::attempt::{AttemptFailure, FailureKind};
+use crate::model::answer::{AttemptFailure, FailureKind};
 use crate::model::egress::{ProxyKind, ProxyUrl};
 
 /// Most bytes of an answer to CONNECT.
@@ -21,7 +20,7 @@ const HEAD_BYTES_MAX: usize = 8 * 1_024;
 
 /// Returns a failure of the proxy itself.
 pub fn proxy_failure(proxy: &ProxyUrl, why: &str) -> AttemptFailure {
-    failure(FailureKind::Ours, format!("the egress proxy {proxy} did not do its part: {why}"))
+    AttemptFailure::new(FailureKind::Ours, format!("the egress proxy {proxy} did not do its part: {why}"))
 }
 
 /// Makes the proxy at the other end of this connection connect to an address.
@@ -115,7 +114,7 @@ async fn socks5(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &st
         0 => Ok(()),
         2 => Err(refused(proxy, to)),
         3 | 4 | 6 => Err(unreached(name, "the egress proxy found no way to it")),
-        5 => Err(failure(
+        5 => Err(AttemptFailure::new(
             FailureKind::ConnectionRefused,
             format!("nothing listens on port {} of {name}: the connection was refused", to.port()),
         )),
@@ -128,9 +127,9 @@ async fn socks5(proxy: &ProxyUrl, tcp: &mut TcpStream, to: SocketAddr, name: &st
 fn refused(proxy: &ProxyUrl, to: SocketAddr) -> AttemptFailure {
     let reason = format!("{to} is not called: the egress proxy {proxy} refuses it");
     tracing::warn!("{reason}");
-    AttemptFailure { refused_target: Some(reason), ..failure(FailureKind::TargetForbidden, FORBIDDEN) }
+    AttemptFailure { refused_target: Some(reason), ..AttemptFailure::new(FailureKind::TargetForbidden, FORBIDDEN) }
 }
 
 fn unreached(name: &str, why: &str) -> AttemptFailure {
-    failure(FailureKind::Unreachable, format!("{name} cannot be reached: {why}"))
+    AttemptFailure::new(FailureKind::Unreachable, format!("{name} cannot be reached: {why}"))
 }

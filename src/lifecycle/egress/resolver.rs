@@ -14,8 +14,8 @@ use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::proto::rr::RecordType;
 use hickory_resolver::{ResolverBuilder, TokioResolver};
 
-use crate::lifecycle::deliver::failure::{failure, system_lookup_failed, unresolved};
-use crate::model::attempt::{AttemptFailure, FailureKind};
+use super::lookup_failure::{system_lookup_failed, unresolved};
+use crate::model::answer::{AttemptFailure, FailureKind};
 use crate::model::egress::DnsResolver;
 
 /// Longest wait for one answer of a name server. It is asked twice, and then
@@ -82,7 +82,7 @@ impl NameResolver {
         });
         match lookup.await {
             Ok(addresses) => addresses,
-            Err(_) => Err(failure(FailureKind::Ours, "the lookup of a name ended inside the gateway")),
+            Err(_) => Err(AttemptFailure::new(FailureKind::Ours, "the lookup of a name ended inside the gateway")),
         }
     }
 

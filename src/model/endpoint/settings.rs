@@ -6,11 +6,14 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::model::breaker::BreakerSettings;
+use crate::model::delivery::BodyFormat;
 use crate::model::filter::{FilterRule, check_glob};
 use crate::model::headers::{self, is_reserved};
+use crate::model::invalid_setting::InvalidSetting;
 use crate::model::pointer::child;
-use crate::model::policy::{RetryPolicy, RetrySpec};
+use crate::model::policy::RetryPolicy;
 use crate::model::rate::Rate;
+use crate::model::retry_spec::RetrySpec;
 use crate::model::signing::{self, HiddenText, SignatureProfile, Signing};
 use crate::model::size::Size;
 use crate::model::span::Span;
@@ -130,21 +133,6 @@ pub enum OnDead {
     Skip,
 }
 
-/// What the body of a delivery looks like.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum BodyFormat {
-    /// The event with its id, type and time around the producer's data.
-    #[default]
-    Envelope,
-    /// The producer's data alone.
-    Raw,
-    /// The event's id, type and time, and a link from which the receiver fetches the rest; needs `--public-url`.
-    Thin,
-    /// A CloudEvent 1.0, structured.
-    Cloudevents,
-}
-
 /// The deadlines of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -171,15 +159,6 @@ impl Default for AttemptTimeouts {
     fn default() -> Self {
         Self { connect: default_connect(), total: default_total() }
     }
-}
-
-/// A refused setting and the reason.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InvalidSetting {
-    /// JSON pointer to the setting.
-    pub pointer: String,
-    /// The reason, with what would be accepted.
-    pub message: String,
 }
 
 impl EndpointSettings {

@@ -1,13 +1,13 @@
 //! Compares explanations with their snapshots, word for word.
 
 use super::*;
-use crate::model::attempt::{Answer, FailureKind, Response, Timings};
+use crate::model::answer::{Answer, FailureKind, Response, Timings};
 use crate::model::delivery::{DeliveryTimeLimits, Progress};
 use crate::model::endpoint::{EndpointSettings, EndpointState, EndpointStatus};
+use crate::model::endpoint_event::Actor;
 use crate::model::health::{BreakerPhase, EndpointHealth};
 use crate::model::id::{EndpointId, EventId};
 use crate::model::next_state::{AttemptTimes, NextState, next_state};
-use crate::model::operational_event::Actor;
 use crate::model::verdict::judge;
 use serde_json::{Value, json};
 

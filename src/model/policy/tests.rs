@@ -1,6 +1,8 @@
 //! Tests of every window and every refusal of a policy, and of how even the draws are.
 
 use super::*;
+use crate::model::preset::Preset;
+use crate::model::retry_spec::RetrySpec;
 use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

@@ -13,10 +13,10 @@ use super::endpoint::{current, insert_secret, open_secret, open_settings, open_u
 use super::rows::{at, id_bytes, millis, uuid_of};
 use super::{EmbeddedStore, notes};
 use crate::model::audit::{AuditAction, AuditedAction, differing};
-use crate::model::endpoint::{Endpoint, OnDead, Secret};
+use crate::model::endpoint::{Endpoint, EndpointCeiling, OnDead, Secret};
 use crate::model::event::Event;
 use crate::model::id::{EndpointId, SecretId, TenantId};
-use crate::model::limits::{EndpointCeiling, TenantUsage, settings_bytes};
+use crate::model::limits::{TenantUsage, settings_bytes};
 use crate::model::tenant::Tenant;
 use crate::store::catalog_index::CatalogIndex;
 use crate::store::seal::Seal;

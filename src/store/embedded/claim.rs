@@ -8,8 +8,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use super::rows::{
     PROGRESS, RequestColumns, at, delivery_id, format_of, id_bytes, known, millis, progress_from, unknown_code, uuid_of,
 };
-use crate::model::delivery::Progress;
-use crate::model::endpoint::BodyFormat;
+use crate::model::delivery::{BodyFormat, Progress};
 use crate::model::event::{Event, EventKey, EventType};
 use crate::model::id::{EndpointId, EventId, TenantId};
 use crate::store::{Claim, DuePage, DueQuery};

@@ -16,9 +16,9 @@ use super::rows::{
 };
 use crate::model::attempt::Attempt;
 use crate::model::delivery::{Delivery, DeliveryState};
+use crate::model::endpoint_event::EndpointEvent;
 use crate::model::event::{Event, EventKey, EventType};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::model::operational_event::EndpointEvent;
 use crate::store::{DeliveryQuery, Error, EventQuery, EventRecord, History, Lane, ListPage, PageRequest, Result};
 
 /// How many bytes of data one page of events carries, the last event whole.

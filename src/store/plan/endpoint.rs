@@ -7,8 +7,8 @@ use jiff::Timestamp;
 
 use crate::model::delivery::after;
 use crate::model::endpoint::{Endpoint, EndpointSettings, EndpointState, OnDead, Secret};
+use crate::model::endpoint_event::{Actor, EndpointEvent, EndpointEventKind};
 use crate::model::health::{BreakerPhase, EndpointHealth};
-use crate::model::operational_event::{Actor, EndpointEvent, EndpointEventKind};
 use crate::model::policy::RetryPolicy;
 use crate::store::codes::{at, millis};
 use crate::store::{EndpointChange, EndpointUpdate, Error, Result};

@@ -16,8 +16,8 @@ use super::transaction::bind;
 use super::{PostgresState, PostgresStore};
 use crate::model::attempt::Attempt;
 use crate::model::delivery::Delivery;
+use crate::model::endpoint_event::EndpointEvent;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::model::operational_event::EndpointEvent;
 use crate::store::{DeliveryQuery, Error, EventQuery, EventRecord, History, Lane, ListPage, PageRequest, Result};
 
 use walk::number_at;

@@ -1,122 +1,20 @@
-//! `posthaste endpoints`: the URLs that want events.
+//! The arguments that an endpoint's settings and keys are given with.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
-use clap::Subcommand;
-use http::Method;
+use anyhow::Context;
 use serde_json::Value;
 
-use super::client::{Client, ClientArgs};
-use super::output::{self, Column};
-use super::request::{JsonBody, PageArgs, ask, json, rate};
+use crate::cli::request::{JsonBody, json, rate};
 use crate::model::preset::Preset;
 use crate::model::span::Span;
 use crate::model::status_rules::StatusTable;
 
-/// What to do with endpoints.
-#[derive(Debug, clap::Args)]
-pub struct EndpointsArgs {
-    #[command(flatten)]
-    access: ClientArgs,
-    #[command(subcommand)]
-    action: EndpointsAction,
-}
-
-#[derive(Debug, Subcommand)]
-enum EndpointsAction {
-    /// List endpoints, newest first.
-    List(PageArgs),
-    /// Show one with all its settings.
-    Get(EndpointIdArg),
-    /// Create one; prints its id and its secret.
-    Create {
-        /// Where deliveries go: http or https.
-        url: String,
-        #[command(flatten)]
-        settings: Box<EndpointSettingsArgs>,
-        #[command(flatten)]
-        brought: KeyArgs,
-    },
-    /// Change one; what is left out stays.
-    Update {
-        #[command(flatten)]
-        id: EndpointIdArg,
-        /// Where deliveries go: http or https.
-        #[arg(long)]
-        url: Option<String>,
-        #[command(flatten)]
-        settings: Box<EndpointSettingsArgs>,
-    },
-    /// Stop calling one; its deliveries are held.
-    Pause(NoteArgs),
-    /// Call a paused or disabled one again, gently at first; an active one that is left alone because of Retry-After or its breaker is called now.
-    Resume(NoteArgs),
-    /// Leave one alone as if it kept failing; its deliveries are held, and age on.
-    OpenBreaker {
-        #[command(flatten)]
-        noted: NoteArgs,
-        /// For how long; until it is closed, when left out.
-        #[arg(long = "for", value_name = "SPAN")]
-        span: Option<Span>,
-    },
-    /// Call one again whose breaker is open, gently at first.
-    CloseBreaker(NoteArgs),
-    /// List what has happened to one: pauses, and every move of its breaker.
-    History {
-        #[command(flatten)]
-        id: EndpointIdArg,
-        #[command(flatten)]
-        page: PageArgs,
-    },
-    /// Delete one; what waits for it is cancelled.
-    Delete(EndpointIdArg),
-    /// Show the secrets one signs with.
-    Secrets(EndpointIdArg),
-    /// Give one a new secret; the old ones go on signing for a while.
-    Rotate {
-        #[command(flatten)]
-        id: EndpointIdArg,
-        /// How long the old secrets go on signing, 24h when left out.
-        #[arg(long, value_name = "SPAN")]
-        overlap: Option<Span>,
-        #[command(flatten)]
-        brought: KeyArgs,
-    },
-    /// List the lanes with deliveries to make.
-    Lanes {
-        #[command(flatten)]
-        id: EndpointIdArg,
-        /// Only those behind a dead letter.
-        #[arg(long)]
-        blocked: bool,
-        #[command(flatten)]
-        page: PageArgs,
-    },
-    /// Send one a test event.
-    Test(EndpointIdArg),
-}
-
-#[derive(Debug, clap::Args)]
-struct EndpointIdArg {
-    /// The endpoint's id.
-    id: String,
-}
-
-#[derive(Debug, clap::Args)]
-struct NoteArgs {
-    /// The endpoint's id.
-    id: String,
-    /// What others should know.
-    #[arg(long)]
-    note: Option<String>,
-}
-
 /// What is signed with, where it is not to be made. Read from files, since
 /// others can see the command line.
 #[derive(Debug, Clone, Default, clap::Args)]
-struct KeyArgs {
+pub struct KeyArgs {
     /// The file with a secret to sign with, whsec_ and 24 to 64 bytes in base64; one is made when left out.
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
@@ -126,7 +24,8 @@ struct KeyArgs {
 }
 
 impl KeyArgs {
-    fn add_to(&self, body: JsonBody) -> anyhow::Result<JsonBody> {
+    /// Adds the keys that were given to a body.
+    pub fn add_to(&self, body: JsonBody) -> anyhow::Result<JsonBody> {
         let (secret, key) = (read(self.secret_file.as_deref())?, read(self.private_key_file.as_deref())?);
         Ok(body.field("secret", secret.as_ref()).field("private_key", key.as_ref()))
     }
@@ -179,7 +78,7 @@ impl TlsArgs {
 
 /// What an endpoint's owner decides, as far as it was given.
 #[derive(Debug, Clone, Default, clap::Args)]
-struct EndpointSettingsArgs {
+pub struct EndpointSettingsArgs {
     /// A pattern of event types it wants, such as invoice.*; every type when left out.
     #[arg(long = "event-type", value_name = "PATTERN", value_delimiter = ',')]
     event_types: Vec<String>,
@@ -242,149 +141,6 @@ struct EndpointSettingsArgs {
     tls: TlsArgs,
 }
 
-const COLUMNS: &[Column] = &[
-    ("id", |row, _| output::text(row, "id")),
-    ("state", |row, _| output::text(row, "state")),
-    ("breaker", |row, _| output::text(&row["health"], "breaker")),
-    ("waiting", |row, _| output::text(&row["health"], "waiting")),
-    ("url", |row, _| output::text(row, "url")),
-    ("event types", |row, _| output::text(row, "event_types")),
-    ("ordering", |row, _| output::text(row, "ordering")),
-    ("description", |row, _| output::text(row, "description")),
-];
-
-const SECRET_COLUMNS: &[Column] = &[
-    ("id", |row, _| output::text(row, "id")),
-    ("secret", |row, _| output::text(row, "secret")),
-    ("public key", |row, _| output::text(row, "public_key")),
-    ("created at", |row, now| output::time(row, "created_at", now)),
-    ("expires at", |row, now| output::time(row, "expires_at", now)),
-];
-
-const LANE_COLUMNS: &[Column] = &[
-    ("key", |row, _| output::text(row, "key")),
-    ("head", |row, _| output::text(row, "head")),
-    ("blocked", |row, _| output::text(row, "blocked")),
-    ("since", |row, now| output::time(row, "since", now)),
-    ("waiting behind it", |row, _| output::text(row, "waiting")),
-];
-
-const HISTORY_COLUMNS: &[Column] = &[
-    ("at", |row, now| output::time(row, "at", now)),
-    ("what", |row, _| output::text(row, "what")),
-    ("by", |row, _| output::text(row, "by")),
-    ("reason", |row, _| output::text(row, "reason")),
-];
-
-/// Does it and prints the answer.
-pub async fn run(args: EndpointsArgs) -> anyhow::Result<()> {
-    let mut client = args.access.client()?;
-    match args.action {
-        EndpointsAction::List(page) => list(&mut client, page).await,
-        EndpointsAction::Get(EndpointIdArg { id }) => get(&mut client, &id).await,
-        EndpointsAction::Create { url, settings, brought } => create(&mut client, &url, &settings, &brought).await,
-        EndpointsAction::Update { id, url, settings } => update(&mut client, &id.id, url.as_deref(), &settings).await,
-        EndpointsAction::Pause(NoteArgs { id, note }) => {
-            post(&mut client, &id, &["pause"], JsonBody::default().field("note", note.as_ref())).await
-        }
-        EndpointsAction::Resume(NoteArgs { id, note }) => {
-            post(&mut client, &id, &["resume"], JsonBody::default().field("note", note.as_ref())).await
-        }
-        EndpointsAction::OpenBreaker { noted: NoteArgs { id, note }, span } => {
-            let body = JsonBody::default().field("note", note.as_ref()).field("for", span.as_ref());
-            post(&mut client, &id, &["breaker", "open"], body).await
-        }
-        EndpointsAction::CloseBreaker(NoteArgs { id, note }) => {
-            post(&mut client, &id, &["breaker", "close"], JsonBody::default().field("note", note.as_ref())).await
-        }
-        EndpointsAction::History { id: EndpointIdArg { id }, page } => history(&mut client, &id, page).await,
-        EndpointsAction::Delete(EndpointIdArg { id }) => delete(&mut client, &id).await,
-        EndpointsAction::Secrets(EndpointIdArg { id }) => secrets(&mut client, &id).await,
-        EndpointsAction::Rotate { id: EndpointIdArg { id }, overlap, brought } => {
-            let body = brought.add_to(JsonBody::default().field("overlap", overlap.as_ref()))?;
-            post(&mut client, &id, &["secrets", "rotate"], body).await
-        }
-        EndpointsAction::Lanes { id: EndpointIdArg { id }, blocked, page } => {
-            lanes(&mut client, &id, blocked, page).await
-        }
-        EndpointsAction::Test(EndpointIdArg { id }) => post(&mut client, &id, &["test"], JsonBody::default()).await,
-    }
-}
-
-async fn list(client: &mut Client, page: PageArgs) -> anyhow::Result<()> {
-    let mut url = client.tenant_url(&["endpoints"])?;
-    page.ask(&mut url);
-    output::list(client.format, &client.get(url).await?, "endpoints", COLUMNS)
-}
-
-async fn get(client: &mut Client, id: &str) -> anyhow::Result<()> {
-    let url = client.tenant_url(&["endpoints", id])?;
-    output::record(client.format, &client.get(url).await?)
-}
-
-async fn create(
-    client: &mut Client,
-    url: &str,
-    settings: &EndpointSettingsArgs,
-    brought: &KeyArgs,
-) -> anyhow::Result<()> {
-    let body = settings.of_a_new_one().add_to(JsonBody::default().field("url", Some(url)))?;
-    let answer = client.post(client.tenant_url(&["endpoints"])?, Some(brought.add_to(body)?)).await?;
-    let mut shown = vec!["id", "url", "event_types", "state", "secret"];
-    shown.extend(Some("public_key").filter(|_| settings.signing.as_deref() == Some("ed25519")));
-    output::extract(client.format, &answer, &shown)
-}
-
-async fn update(
-    client: &mut Client,
-    id: &str,
-    url: Option<&str>,
-    settings: &EndpointSettingsArgs,
-) -> anyhow::Result<()> {
-    let address = client.tenant_url(&["endpoints", id])?;
-    let mut settings = settings.replacing();
-    if let Some(rules) = &settings.status_rules {
-        let known = output::parse(&client.get(address.clone()).await?)?;
-        let codes: Vec<&str> =
-            known["status_rules"].as_object().into_iter().flat_map(|map| map.keys().map(String::as_str)).collect();
-        settings.status_rules = Some(replaced(rules, &codes));
-    }
-    let body = settings.add_to(JsonBody::default().field("url", url))?;
-    ensure!(!body.is_empty(), "nothing to change; give a setting, such as --event-type (see --help)");
-    output::record(client.format, &client.call(Method::PATCH, address, Some(body)).await?)
-}
-
-async fn post(client: &mut Client, id: &str, verb: &[&str], body: JsonBody) -> anyhow::Result<()> {
-    let url = client.tenant_url(&[&["endpoints", id], verb].concat())?;
-    let body = Some(body).filter(|body| !body.is_empty());
-    output::record(client.format, &client.post(url, body).await?)
-}
-
-async fn delete(client: &mut Client, id: &str) -> anyhow::Result<()> {
-    let url = client.tenant_url(&["endpoints", id])?;
-    client.call(Method::DELETE, url, None).await?;
-    output::done(client.format, &format!("deleted {id}"))
-}
-
-async fn secrets(client: &mut Client, id: &str) -> anyhow::Result<()> {
-    let url = client.tenant_url(&["endpoints", id, "secrets"])?;
-    output::list(client.format, &client.get(url).await?, "secrets", SECRET_COLUMNS)
-}
-
-async fn history(client: &mut Client, id: &str, page: PageArgs) -> anyhow::Result<()> {
-    let mut url = client.tenant_url(&["endpoints", id, "history"])?;
-    page.ask(&mut url);
-    output::list(client.format, &client.get(url).await?, "milestones", HISTORY_COLUMNS)
-}
-
-async fn lanes(client: &mut Client, id: &str, blocked: bool, page: PageArgs) -> anyhow::Result<()> {
-    let mut url = client.tenant_url(&["endpoints", id, "lanes"])?;
-    ask(&mut url, &[("blocked", blocked.then_some("true"))]);
-    page.ask(&mut url);
-    let what = if blocked { "blocked lanes" } else { "lanes with deliveries to make" };
-    output::list(client.format, &client.get(url).await?, what, LANE_COLUMNS)
-}
-
 /// A policy or filter takes the place of the one before it; left to a merge
 /// patch, what the old one said and the new one does not would live on.
 const RETRY_FIELDS: &[&str] =
@@ -401,7 +157,7 @@ fn replaced(json: &str, fields: &[&str]) -> String {
 
 impl EndpointSettingsArgs {
     /// The same, so that a merge patch replaces what it names as a whole.
-    fn replacing(&self) -> Self {
+    pub fn replacing(&self) -> Self {
         Self {
             retry: self.retry.as_deref().map(|json| replaced(json, RETRY_FIELDS)),
             filter: self.filter.as_deref().map(|json| replaced(json, FILTER_FIELDS)),
@@ -409,8 +165,24 @@ impl EndpointSettingsArgs {
         }
     }
 
+    /// Whether rules for answers were given.
+    pub fn has_status_rules(&self) -> bool {
+        self.status_rules.is_some()
+    }
+
+    /// The same, so that the rules for answers replace the known ones as a whole.
+    pub fn replacing_status_rules(&self, known: &Value) -> Self {
+        let codes: Vec<&str> = known.as_object().into_iter().flat_map(|map| map.keys().map(String::as_str)).collect();
+        Self { status_rules: self.status_rules.as_deref().map(|json| replaced(json, &codes)), ..self.clone() }
+    }
+
+    /// Whether Ed25519 signs, so that there is a public key to show.
+    pub fn signs_with_ed25519(&self) -> bool {
+        self.signing.as_deref() == Some("ed25519")
+    }
+
     /// What is new has its defaults already, so there is nothing to go back to.
-    fn of_a_new_one(&self) -> Self {
+    pub fn of_a_new_one(&self) -> Self {
         Self { rate: self.rate.clone().filter(|json| json != "null"), ..self.clone() }
     }
 
@@ -423,7 +195,8 @@ impl EndpointSettingsArgs {
         (!given.is_empty()).then(|| serde_json::json!(given))
     }
 
-    fn add_to(&self, body: JsonBody) -> anyhow::Result<JsonBody> {
+    /// Adds the settings that were given to a body.
+    pub fn add_to(&self, body: JsonBody) -> anyhow::Result<JsonBody> {
         let (headers, metadata) = (object(&self.headers), object(&self.metadata));
         let body = body
             .field("event_types", Some(&self.event_types).filter(|types| !types.is_empty()))

@@ -1,0 +1,252 @@
+//! `posthaste endpoints`: the URLs that want events.
+
+use anyhow::ensure;
+use clap::Subcommand;
+use http::Method;
+
+use self::settings::{EndpointSettingsArgs, KeyArgs};
+use super::client::{Client, ClientArgs};
+use super::output::{self, Column};
+use super::request::{JsonBody, PageArgs, ask};
+use crate::model::span::Span;
+
+mod settings;
+
+/// What to do with endpoints.
+#[derive(Debug, clap::Args)]
+pub struct EndpointsArgs {
+    #[command(flatten)]
+    access: ClientArgs,
+    #[command(subcommand)]
+    action: EndpointsAction,
+}
+
+#[derive(Debug, Subcommand)]
+enum EndpointsAction {
+    /// List endpoints, newest first.
+    List(PageArgs),
+    /// Show one with all its settings.
+    Get(EndpointIdArg),
+    /// Create one; prints its id and its secret.
+    Create {
+        /// Where deliveries go: http or https.
+        url: String,
+        #[command(flatten)]
+        settings: Box<EndpointSettingsArgs>,
+        #[command(flatten)]
+        brought: KeyArgs,
+    },
+    /// Change one; what is left out stays.
+    Update {
+        #[command(flatten)]
+        id: EndpointIdArg,
+        /// Where deliveries go: http or https.
+        #[arg(long)]
+        url: Option<String>,
+        #[command(flatten)]
+        settings: Box<EndpointSettingsArgs>,
+    },
+    /// Stop calling one; its deliveries are held.
+    Pause(NoteArgs),
+    /// Call a paused or disabled one again, gently at first; an active one that is left alone because of Retry-After or its breaker is called now.
+    Resume(NoteArgs),
+    /// Leave one alone as if it kept failing; its deliveries are held, and age on.
+    OpenBreaker {
+        #[command(flatten)]
+        noted: NoteArgs,
+        /// For how long; until it is closed, when left out.
+        #[arg(long = "for", value_name = "SPAN")]
+        span: Option<Span>,
+    },
+    /// Call one again whose breaker is open, gently at first.
+    CloseBreaker(NoteArgs),
+    /// List what has happened to one: pauses, and every move of its breaker.
+    History {
+        #[command(flatten)]
+        id: EndpointIdArg,
+        #[command(flatten)]
+        page: PageArgs,
+    },
+    /// Delete one; what waits for it is cancelled.
+    Delete(EndpointIdArg),
+    /// Show the secrets one signs with.
+    Secrets(EndpointIdArg),
+    /// Give one a new secret; the old ones go on signing for a while.
+    Rotate {
+        #[command(flatten)]
+        id: EndpointIdArg,
+        /// How long the old secrets go on signing, 24h when left out.
+        #[arg(long, value_name = "SPAN")]
+        overlap: Option<Span>,
+        #[command(flatten)]
+        brought: KeyArgs,
+    },
+    /// List the lanes with deliveries to make.
+    Lanes {
+        #[command(flatten)]
+        id: EndpointIdArg,
+        /// Only those behind a dead letter.
+        #[arg(long)]
+        blocked: bool,
+        #[command(flatten)]
+        page: PageArgs,
+    },
+    /// Send one a test event.
+    Test(EndpointIdArg),
+}
+
+#[derive(Debug, clap::Args)]
+struct EndpointIdArg {
+    /// The endpoint's id.
+    id: String,
+}
+
+#[derive(Debug, clap::Args)]
+struct NoteArgs {
+    /// The endpoint's id.
+    id: String,
+    /// What others should know.
+    #[arg(long)]
+    note: Option<String>,
+}
+
+const COLUMNS: &[Column] = &[
+    ("id", |row, _| output::text(row, "id")),
+    ("state", |row, _| output::text(row, "state")),
+    ("breaker", |row, _| output::text(&row["health"], "breaker")),
+    ("waiting", |row, _| output::text(&row["health"], "waiting")),
+    ("url", |row, _| output::text(row, "url")),
+    ("event types", |row, _| output::text(row, "event_types")),
+    ("ordering", |row, _| output::text(row, "ordering")),
+    ("description", |row, _| output::text(row, "description")),
+];
+
+const SECRET_COLUMNS: &[Column] = &[
+    ("id", |row, _| output::text(row, "id")),
+    ("secret", |row, _| output::text(row, "secret")),
+    ("public key", |row, _| output::text(row, "public_key")),
+    ("created at", |row, now| output::time(row, "created_at", now)),
+    ("expires at", |row, now| output::time(row, "expires_at", now)),
+];
+
+const LANE_COLUMNS: &[Column] = &[
+    ("key", |row, _| output::text(row, "key")),
+    ("head", |row, _| output::text(row, "head")),
+    ("blocked", |row, _| output::text(row, "blocked")),
+    ("since", |row, now| output::time(row, "since", now)),
+    ("waiting behind it", |row, _| output::text(row, "waiting")),
+];
+
+const HISTORY_COLUMNS: &[Column] = &[
+    ("at", |row, now| output::time(row, "at", now)),
+    ("what", |row, _| output::text(row, "what")),
+    ("by", |row, _| output::text(row, "by")),
+    ("reason", |row, _| output::text(row, "reason")),
+];
+
+/// Does it and prints the answer.
+pub async fn run(args: EndpointsArgs) -> anyhow::Result<()> {
+    let mut client = args.access.client()?;
+    match args.action {
+        EndpointsAction::List(page) => list(&mut client, page).await,
+        EndpointsAction::Get(EndpointIdArg { id }) => get(&mut client, &id).await,
+        EndpointsAction::Create { url, settings, brought } => create(&mut client, &url, &settings, &brought).await,
+        EndpointsAction::Update { id, url, settings } => update(&mut client, &id.id, url.as_deref(), &settings).await,
+        EndpointsAction::Pause(NoteArgs { id, note }) => {
+            post(&mut client, &id, &["pause"], JsonBody::default().field("note", note.as_ref())).await
+        }
+        EndpointsAction::Resume(NoteArgs { id, note }) => {
+            post(&mut client, &id, &["resume"], JsonBody::default().field("note", note.as_ref())).await
+        }
+        EndpointsAction::OpenBreaker { noted: NoteArgs { id, note }, span } => {
+            let body = JsonBody::default().field("note", note.as_ref()).field("for", span.as_ref());
+            post(&mut client, &id, &["breaker", "open"], body).await
+        }
+        EndpointsAction::CloseBreaker(NoteArgs { id, note }) => {
+            post(&mut client, &id, &["breaker", "close"], JsonBody::default().field("note", note.as_ref())).await
+        }
+        EndpointsAction::History { id: EndpointIdArg { id }, page } => history(&mut client, &id, page).await,
+        EndpointsAction::Delete(EndpointIdArg { id }) => delete(&mut client, &id).await,
+        EndpointsAction::Secrets(EndpointIdArg { id }) => secrets(&mut client, &id).await,
+        EndpointsAction::Rotate { id: EndpointIdArg { id }, overlap, brought } => {
+            let body = brought.add_to(JsonBody::default().field("overlap", overlap.as_ref()))?;
+            post(&mut client, &id, &["secrets", "rotate"], body).await
+        }
+        EndpointsAction::Lanes { id: EndpointIdArg { id }, blocked, page } => {
+            lanes(&mut client, &id, blocked, page).await
+        }
+        EndpointsAction::Test(EndpointIdArg { id }) => post(&mut client, &id, &["test"], JsonBody::default()).await,
+    }
+}
+
+async fn list(client: &mut Client, page: PageArgs) -> anyhow::Result<()> {
+    let mut url = client.tenant_url(&["endpoints"])?;
+    page.ask(&mut url);
+    output::list(client.format, &client.get(url).await?, "endpoints", COLUMNS)
+}
+
+async fn get(client: &mut Client, id: &str) -> anyhow::Result<()> {
+    let url = client.tenant_url(&["endpoints", id])?;
+    output::record(client.format, &client.get(url).await?)
+}
+
+async fn create(
+    client: &mut Client,
+    url: &str,
+    settings: &EndpointSettingsArgs,
+    brought: &KeyArgs,
+) -> anyhow::Result<()> {
+    let body = settings.of_a_new_one().add_to(JsonBody::default().field("url", Some(url)))?;
+    let answer = client.post(client.tenant_url(&["endpoints"])?, Some(brought.add_to(body)?)).await?;
+    let mut shown = vec!["id", "url", "event_types", "state", "secret"];
+    shown.extend(Some("public_key").filter(|_| settings.signs_with_ed25519()));
+    output::extract(client.format, &answer, &shown)
+}
+
+async fn update(
+    client: &mut Client,
+    id: &str,
+    url: Option<&str>,
+    settings: &EndpointSettingsArgs,
+) -> anyhow::Result<()> {
+    let address = client.tenant_url(&["endpoints", id])?;
+    let mut settings = settings.replacing();
+    if settings.has_status_rules() {
+        let known = output::parse(&client.get(address.clone()).await?)?;
+        settings = settings.replacing_status_rules(&known["status_rules"]);
+    }
+    let body = settings.add_to(JsonBody::default().field("url", url))?;
+    ensure!(!body.is_empty(), "nothing to change; give a setting, such as --event-type (see --help)");
+    output::record(client.format, &client.call(Method::PATCH, address, Some(body)).await?)
+}
+
+async fn post(client: &mut Client, id: &str, verb: &[&str], body: JsonBody) -> anyhow::Result<()> {
+    let url = client.tenant_url(&[&["endpoints", id], verb].concat())?;
+    let body = Some(body).filter(|body| !body.is_empty());
+    output::record(client.format, &client.post(url, body).await?)
+}
+
+async fn delete(client: &mut Client, id: &str) -> anyhow::Result<()> {
+    let url = client.tenant_url(&["endpoints", id])?;
+    client.call(Method::DELETE, url, None).await?;
+    output::done(client.format, &format!("deleted {id}"))
+}
+
+async fn secrets(client: &mut Client, id: &str) -> anyhow::Result<()> {
+    let url = client.tenant_url(&["endpoints", id, "secrets"])?;
+    output::list(client.format, &client.get(url).await?, "secrets", SECRET_COLUMNS)
+}
+
+async fn history(client: &mut Client, id: &str, page: PageArgs) -> anyhow::Result<()> {
+    let mut url = client.tenant_url(&["endpoints", id, "history"])?;
+    page.ask(&mut url);
+    output::list(client.format, &client.get(url).await?, "milestones", HISTORY_COLUMNS)
+}
+
+async fn lanes(client: &mut Client, id: &str, blocked: bool, page: PageArgs) -> anyhow::Result<()> {
+    let mut url = client.tenant_url(&["endpoints", id, "lanes"])?;
+    ask(&mut url, &[("blocked", blocked.then_some("true"))]);
+    page.ask(&mut url);
+    let what = if blocked { "blocked lanes" } else { "lanes with deliveries to make" };
+    output::list(client.format, &client.get(url).await?, what, LANE_COLUMNS)
+}
