@@ -7,8 +7,8 @@ use utoipa::ToSchema;
 
 use super::SharedApiState;
 use super::problem::{Problem, Problems};
-use crate::lifecycle::cluster::lags;
 use crate::lifecycle::dispatch::lag::BlockedMs;
+use crate::lifecycle::node_questions::lags;
 use crate::store::{NodeState, ShardState};
 
 /// The nodes and the shards at this moment.

@@ -6,8 +6,7 @@
 use std::sync::Arc;
 
 use super::Gateway;
-use super::cluster::{self, NodeQuestion};
-use super::live_status::ask_health;
+use super::node_questions::{self, NodeQuestion, ask_health};
 use crate::model::delivery::{DeliveryState, after};
 use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::endpoint_event::Actor;
@@ -42,7 +41,7 @@ pub async fn change_delivery(
     let question = NodeQuestion::Changed { endpoint, delivery: id, due_at, is_anew: change == DeliveryChange::Replay };
     // If the shard changed owner meanwhile, the new owner has read the change
     // from the store.
-    cluster::ask(gateway, tenant, endpoint, &question).await.map(|_| ())
+    node_questions::ask(gateway, tenant, endpoint, &question).await.map(|_| ())
 }
 
 /// Erases an event's data, after cancelling its waiting deliveries. The event
@@ -67,7 +66,7 @@ pub async fn expunge_event(gateway: &Gateway, tenant: &TenantId, id: &EventId) -
 /// Refuses to retry a delivery whose attempt is running now.
 async fn refuse_in_flight(gateway: &Gateway, tenant: &TenantId, id: DeliveryId) -> Result<()> {
     let Some(delivery) = gateway.store.delivery(tenant, id).await? else { return Err(Error::NotFound("delivery")) };
-    if cluster::is_in_flight(gateway, tenant, delivery.endpoint_id, id).await? {
+    if node_questions::is_in_flight(gateway, tenant, delivery.endpoint_id, id).await? {
         return Err(Error::WrongState(format!("delivery {id} is in flight already; wait for its answer")));
     }
     Ok(())

@@ -1,11 +1,11 @@
-//! Live status: what the owner of an endpoint knows of it and nobody has
-//! stored: how it is doing this moment, what is in flight, what keeps the
-//! rest.
+//! The live status of endpoints: what only the owner of an endpoint knows, and
+//! nobody has stored. It says how the endpoint is doing, which of its
+//! deliveries are in flight, and what holds back the others.
 //!
-//! Of another node's endpoints it is what that node published last, a second
-//! ago at most; see [`super::publish_status`]. Where nothing is published, as
-//! for a moment after a takeover, what is stored is shown. Nobody is asked,
-//! so that looking at endpoints writes nothing.
+//! For an endpoint of another node it is what that node published last, at
+//! most a second ago; see [`super::publish_status`]. Where nothing is
+//! published, as for a moment after a takeover, the stored status is shown. No
+//! node is asked, so that looking at endpoints writes nothing.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,22 +14,20 @@ use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
 use super::Gateway;
-use super::cluster::{self, NodeAnswer, NodeQuestion};
 use crate::model::blocker::Capacity;
 use crate::model::endpoint::Endpoint;
 use crate::model::health::EndpointHealth;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
-use crate::store::Result;
 
-/// How long whoever looks waits for the store.
+/// How long a reader waits for the store.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What somebody wants to know of an endpoint.
+/// A question for the live status of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveStatusQuery {
-    /// The endpoint's tenant.
+    /// Tenant of the endpoint.
     pub tenant: TenantId,
-    /// The endpoint.
+    /// Id of the endpoint.
     pub endpoint: EndpointId,
     /// Deliveries that may be in flight.
     pub deliveries: Vec<DeliveryId>,
@@ -37,52 +35,54 @@ pub struct LiveStatusQuery {
     pub lanes: Vec<String>,
 }
 
-/// What its owner knows of an endpoint.
+/// The live status of an endpoint, as its owner knows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LiveStatus {
-    /// The endpoint.
+    /// Id of the endpoint.
     pub endpoint: EndpointId,
-    /// How it is doing; nothing, if there is no such endpoint.
+    /// Health of the endpoint; nothing, if it does not exist.
     pub health: Option<EndpointHealth>,
     /// What its owner could start for it.
     #[serde(rename = "blocker")]
     pub capacity: Capacity,
-    /// How many wait for it, if that is known.
+    /// Number of deliveries that wait for it, if it is known.
     pub waiting: Option<u64>,
-    /// The deliveries in flight, at least of those asked about.
+    /// The deliveries in flight, at least among those asked about.
     pub in_flight: Vec<DeliveryId>,
-    /// The lanes whose slot is taken, at least of those asked about.
+    /// The lanes whose one slot is taken, at least among those asked about.
     pub busy_lanes: Vec<String>,
 }
 
 impl LiveStatusQuery {
-    /// The endpoint alone.
+    /// Returns a question about the endpoint alone.
     pub fn endpoint(tenant: &TenantId, endpoint: EndpointId) -> Self {
         Self { tenant: tenant.clone(), endpoint, deliveries: Vec::new(), lanes: Vec::new() }
     }
 }
 
 impl LiveStatus {
-    /// Nothing waits, and nothing is known of its health.
+    /// Returns the status of an endpoint for which nothing waits, and whose
+    /// health is not known.
     fn idle(endpoint: EndpointId) -> Self {
         let (in_flight, busy_lanes) = (Vec::new(), Vec::new());
         Self { endpoint, health: None, capacity: Capacity::Free, waiting: Some(0), in_flight, busy_lanes }
     }
 
-    /// Whether nothing waits and nothing is in flight.
+    /// Returns whether nothing waits and nothing is in flight.
     pub fn is_idle(&self) -> bool {
         self.waiting == Some(0) && self.in_flight.is_empty()
     }
 
-    /// Whether an endpoint of which nothing is published stands like this.
+    /// Returns whether this is the status that is assumed of an endpoint of
+    /// which nothing is published.
     pub fn is_nothing_to_tell(&self) -> bool {
         let health = self.health.as_ref().is_none_or(|health| *health == EndpointHealth::default());
         health && *self == Self { health: self.health.clone(), ..Self::idle(self.endpoint) }
     }
 }
 
-/// The live status of these endpoints: this node's own as it is, others' as
-/// it was published.
+/// Returns the live status of these endpoints: of this node's own as it is now,
+/// of the others as it was published.
 pub async fn live_statuses(gateway: &Gateway, about: Vec<LiveStatusQuery>) -> HashMap<EndpointId, LiveStatus> {
     let is_ours = |about: &LiveStatusQuery| gateway.store.lease(&about.tenant, about.endpoint).is_held();
     let theirs = about.iter().filter(|about| !is_ours(about)).map(|about| about.endpoint).collect();
@@ -93,8 +93,8 @@ pub async fn live_statuses(gateway: &Gateway, about: Vec<LiveStatusQuery>) -> Ha
     found
 }
 
-/// What this node knows of an endpoint. Where it is not its own, that is what
-/// is stored.
+/// Returns what this node knows of an endpoint. If another node owns it, that
+/// is the stored status.
 pub fn local_status(gateway: &Gateway, about: &LiveStatusQuery) -> LiveStatus {
     let (dispatcher, endpoint) = (&gateway.dispatcher, about.endpoint);
     let is_in_flight = |id: &DeliveryId| dispatcher.is_in_flight(endpoint, *id);
@@ -109,25 +109,14 @@ pub fn local_status(gateway: &Gateway, about: &LiveStatusQuery) -> LiveStatus {
     }
 }
 
-/// Everything that its owner, this node, knows of an endpoint.
+/// Returns everything that this node knows of an endpoint that it owns.
 pub fn owner_status(gateway: &Gateway, endpoint: &Endpoint) -> LiveStatus {
     let (in_flight, busy_lanes) = gateway.dispatcher.in_flight_of(endpoint.id);
     let alone = LiveStatusQuery::endpoint(&endpoint.tenant, endpoint.id);
     LiveStatus { in_flight, busy_lanes, ..local_status(gateway, &alone) }
 }
 
-/// Asks the owner of an endpoint how it is doing this very moment: for acts
-/// that depend on it, not for lists. Nothing, if that is this node or nobody.
-pub async fn ask_health(gateway: &Gateway, tenant: &TenantId, endpoint: EndpointId) -> Result<Option<EndpointHealth>> {
-    let about = vec![LiveStatusQuery::endpoint(tenant, endpoint)];
-    let answer = cluster::ask_once(gateway, tenant, endpoint, &NodeQuestion::Felt { about }).await?;
-    Ok(match answer {
-        Some(NodeAnswer::Felt { felt }) => felt.into_iter().find_map(|status| status.health),
-        _ => None,
-    })
-}
-
-/// What the owners of these have published.
+/// Reads what the owners of these endpoints have published.
 async fn published(gateway: &Gateway, endpoints: Vec<EndpointId>) -> HashMap<EndpointId, LiveStatus> {
     if endpoints.is_empty() {
         return HashMap::new();
@@ -148,7 +137,7 @@ async fn published(gateway: &Gateway, endpoints: Vec<EndpointId>) -> HashMap<End
         let stored = gateway.store.any_endpoint(endpoint)?;
         let mut status = match text {
             None => LiveStatus::idle(endpoint),
-            Some(text) => understand(&text)?,
+            Some(text) => parse(&text)?,
         };
         // What a person just changed may be newer than what was published.
         let live = status.health.take().filter(|live| !stored.health.is_after(live));
@@ -158,6 +147,8 @@ async fn published(gateway: &Gateway, endpoints: Vec<EndpointId>) -> HashMap<End
     found.into_iter().filter_map(shown).collect()
 }
 
-fn understand(text: &str) -> Option<LiveStatus> {
-    serde_json::from_str(text).inspect_err(|problem| warn!("another node's live status makes no sense: {problem}")).ok()
+fn parse(text: &str) -> Option<LiveStatus> {
+    serde_json::from_str(text)
+        .inspect_err(|problem| warn!("the live status that another node published cannot be read: {problem}"))
+        .ok()
 }

@@ -52,6 +52,7 @@ pub mod linked_data;
 pub mod links;
 pub mod live_status;
 pub mod mail;
+pub mod node_questions;
 pub mod notifier;
 pub mod publish_status;
 pub mod retention;

@@ -1,11 +1,11 @@
-//! What people and receivers change, and what such a change led to.
+//! Changes that people and receivers make, and their effects.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::Claim;
+use super::claim::Claim;
 use crate::model::audit::AuditAction;
 use crate::model::delivery::DeliveryState;
 use crate::model::endpoint::{Endpoint, EndpointSettings, EndpointState, Secret};
@@ -17,49 +17,49 @@ use crate::model::policy::RetryPolicy;
 /// What an answer means for the whole endpoint.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct EndpointUpdate {
-    /// It asks to be left alone until then.
+    /// Time until which the receiver asked for a break.
     pub quiet_until: Option<Timestamp>,
-    /// It is to be held from now on.
+    /// Whether the endpoint is paused or disabled from now on, and why.
     pub stop: Option<EndpointStop>,
-    /// How it is doing now, if that changed.
+    /// The new health of the endpoint, if it changed.
     pub health: Option<Box<EndpointHealth>>,
-    /// What turned with it.
+    /// Events of the endpoint's life that follow from the answer.
     pub endpoint_events: Vec<EndpointEvent>,
 }
 
 impl EndpointUpdate {
-    /// Whether it says nothing.
+    /// Returns whether the answer changes nothing.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Why an endpoint is held.
+/// The reason why an endpoint is paused or disabled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointStop {
-    /// Paused or disabled.
+    /// The new state: paused or disabled.
     pub state: EndpointState,
-    /// Why.
+    /// The reason in words.
     pub reason: String,
-    /// Through whom.
+    /// Who or what stopped it.
     pub by: Actor,
 }
 
 /// What a person may do to a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeliveryChange {
-    /// A waiting one is due now.
+    /// A waiting delivery becomes due now.
     RetryNow,
-    /// A waiting one is ended.
+    /// A waiting delivery is cancelled.
     Cancel,
-    /// A finished one waits again, with a fresh budget.
+    /// A finished delivery waits again, with a fresh budget.
     Replay,
-    /// A dead one is ended, its cause kept; its lane moves on.
+    /// A dead delivery is cancelled and keeps its cause; its lane moves on.
     Discard,
 }
 
 impl DeliveryChange {
-    /// The verb, as it stands in the route.
+    /// Returns the verb, as the route has it.
     pub fn verb(self) -> &'static str {
         match self {
             Self::RetryNow => "retry",
@@ -69,7 +69,7 @@ impl DeliveryChange {
         }
     }
 
-    /// What is recorded of it.
+    /// Returns the action that the audit log records.
     pub fn action(self) -> AuditAction {
         match self {
             Self::RetryNow => AuditAction::DeliveryRetried,
@@ -79,7 +79,7 @@ impl DeliveryChange {
         }
     }
 
-    /// Whether a delivery in this state may be changed so.
+    /// Returns whether a delivery in this state may be changed so.
     pub fn allows(self, state: DeliveryState) -> bool {
         match self {
             Self::RetryNow | Self::Cancel => state == DeliveryState::Waiting,
@@ -89,75 +89,77 @@ impl DeliveryChange {
     }
 }
 
-/// What a change led to.
+/// The effects of a change of a delivery.
 #[derive(Debug, Clone)]
 pub struct DeliveryChanged {
-    /// The endpoint whose queue it concerns.
+    /// Endpoint of the delivery.
     pub endpoint: EndpointId,
-    /// When something there is due because of it.
+    /// Time at which a delivery of that endpoint is due because of the change.
     pub due_at: Option<Timestamp>,
-    /// Operational events that tell of it.
+    /// Claims on the operational events about the change.
     pub freed: Vec<Claim>,
-    /// Their types.
+    /// Types of those operational events.
     pub operational_events: Vec<&'static str>,
 }
 
-/// What a change of an endpoint led to.
+/// The effects of a change of an endpoint.
 #[derive(Debug, Clone)]
 pub struct EndpointChanged {
-    /// The endpoint, changed.
+    /// The endpoint after the change.
     pub endpoint: Arc<Endpoint>,
-    /// What that means in its life.
+    /// Events of the endpoint's life that follow from the change.
     pub endpoint_events: Vec<EndpointEvent>,
-    /// Operational events that tell of it.
+    /// Claims on the operational events about the change.
     pub freed: Vec<Claim>,
-    /// Their types.
+    /// Types of those operational events.
     pub operational_events: Vec<&'static str>,
 }
 
-/// What may change about an endpoint.
+/// A change of an endpoint.
 #[derive(Debug, Clone)]
 pub enum EndpointChange {
-    /// Its owner's decisions.
+    /// The settings change.
     Settings {
-        /// The new ones.
+        /// The new settings.
         settings: Box<EndpointSettings>,
-        /// The retry policy they spell out.
+        /// The retry policy that the settings spell out.
         policy: RetryPolicy,
-        /// The change they are based on; another one meanwhile refuses this.
+        /// Time of the last change that the caller knows. If there was another
+        /// change since, this one is refused.
         if_updated_at: Timestamp,
     },
-    /// Whether it is called.
+    /// The endpoint is activated, paused or disabled.
     Standing {
-        /// Where it stands now.
+        /// The new state.
         state: EndpointState,
-        /// Why.
+        /// The reason in words.
         reason: Option<String>,
-        /// Through whom.
+        /// Who or what changed it.
         by: Actor,
     },
-    /// A person opens or closes its breaker.
+    /// A person opens or closes the breaker.
     Breaker {
-        /// Open, or closed.
+        /// Whether the breaker is open from now on.
         is_open: bool,
-        /// Until when it is open; without, until it is closed.
+        /// Time until which it is open; without one, until a person closes it.
         until: Option<Timestamp>,
-        /// Why.
+        /// The reason in words.
         reason: Option<String>,
     },
-    /// Its owner was written to.
+    /// A mail was sent to the endpoint's owner.
     Mailed,
-    /// A new secret; the others go on signing for a while.
+    /// A new secret is added; the others go on signing for a while.
     Rotate {
-        /// The new one.
+        /// The new secret.
         secret: Secret,
-        /// How long the others go on.
+        /// How long the other secrets go on signing.
         overlap: Duration,
     },
 }
 
 impl EndpointChange {
-    /// What is recorded of it, where it is somebody's doing.
+    /// Returns the action that the audit log records, if a person made the
+    /// change.
     pub fn action(&self) -> Option<AuditAction> {
         match self {
             Self::Settings { .. } => Some(AuditAction::EndpointChanged),

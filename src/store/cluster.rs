@@ -1,8 +1,9 @@
-//! Who owns what: what a node hears of its shards and of other nodes.
+//! What a store tells a node about its shards and about other nodes.
 //!
-//! A store of one process owns everything for ever and has nothing to tell.
-//! One that many nodes share leases shards, and moves them: the lifecycle
-//! hears of it as [`ClusterEvent`]s, in order, and answers those that ask for it.
+//! The store of a single process owns everything for ever and has nothing to
+//! tell. A store that many nodes share leases shards to nodes, and moves them.
+//! It reports this to the lifecycle as [`ClusterEvent`]s, in order, and waits
+//! for the answer to those that have one.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -15,145 +16,147 @@ use super::Result;
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::shard::{Epoch, Lease, Shard};
 
-/// Knows the other nodes.
+/// Knows the nodes of the cluster and their shards.
 #[async_trait]
 pub trait Cluster: Send + Sync {
-    /// What this node hears from now on. There is one listener: a second call
-    /// gets nothing.
+    /// Returns the channel of this node's cluster events. There is one listener:
+    /// a second call gets an empty channel.
     fn cluster_events(&self) -> mpsc::UnboundedReceiver<ClusterEvent>;
 
-    /// Until when what this node owns is surely still its own, by the
-    /// monotonic clock; for ever, without. Whatever is not over by then must
-    /// not be begun, and what is still going on then must be dropped.
+    /// Returns the time until which this node surely owns its shards, by the
+    /// monotonic clock; without one, it owns them for ever. A request that may
+    /// last longer must not be started, and one that is still open then must be
+    /// dropped.
     fn leased_until(&self) -> Option<Instant>;
 
-    /// How long a fresh lease lasts; nothing, where there are no leases. What
-    /// takes longer than that can never lie inside one, so this says what
-    /// must.
+    /// Returns how long a fresh lease lasts, or nothing if there are no leases.
+    /// What takes longer than that never fits into a lease.
     fn lease_length(&self) -> Option<Duration>;
 
-    /// Asks whichever node owns an endpoint. Nothing, if that is nobody at
-    /// the moment, or the node ends before it answers. Words and answers are
-    /// the lifecycle's own; the store only carries them.
+    /// Asks the node that owns an endpoint. Returns nothing if no other node
+    /// owns it at the moment, or if that node ends before it answers. The
+    /// lifecycle decides what questions and answers mean; the store only
+    /// carries them.
     async fn ask_owner(&self, tenant: &TenantId, endpoint: EndpointId, question: String) -> Result<Option<String>>;
 
-    /// Asks every other node whose lease has not ended; returns what has been
-    /// answered once all have, or when this long has passed.
+    /// Asks every other node whose lease has not ended. Returns the answers as
+    /// soon as all have answered, or when this time has passed.
     async fn ask_nodes(&self, _question: String, _wait: Duration) -> Result<Vec<String>> {
         Ok(Vec::new())
     }
 
-    /// Publishes what this node knows of its endpoints and nobody has stored,
-    /// in the place of what it published of them before; and that everything
-    /// of some shards is published with it. The words are the lifecycle's own.
+    /// Publishes the live status of this node's endpoints, in the place of what
+    /// it published of them before, and marks the shards of some leases as
+    /// published completely. The lifecycle decides what the status means.
     async fn publish_status(&self, _statuses: Vec<PublishedStatus>, _complete: Vec<Lease>) -> Result<()> {
         Ok(())
     }
 
-    /// What the present owners of these endpoints have published of them;
-    /// nothing of one that there is nothing to tell of. Those whose shard is
-    /// not published completely are left out.
+    /// Returns what the present owners of these endpoints have published. An
+    /// endpoint of which there is nothing to tell has no status. Endpoints
+    /// whose shard is not published completely are left out.
     async fn published_status(&self, _endpoints: Vec<EndpointId>) -> Result<HashMap<EndpointId, Option<String>>> {
         Ok(HashMap::new())
     }
 
-    /// Takes back everything that is published.
+    /// Deletes everything that this node has published.
     async fn withdraw_status(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Changes when what was published may be lost, so that everything has to
-    /// be published anew.
+    /// Returns a number that changes when what was published may be lost, so
+    /// that everything has to be published anew.
     fn publication(&self) -> u64 {
         0
     }
 
-    /// The leases that this node holds, where there are leases.
+    /// Returns the leases that this node holds, if there are leases.
     fn leases(&self) -> Vec<Lease> {
         Vec::new()
     }
 
-    /// How many nodes there are, this one among them.
+    /// Returns the number of nodes, with this one.
     fn nodes(&self) -> usize {
         1
     }
 
-    /// All nodes and shards, as the store has them.
+    /// Reads all nodes and shards.
     async fn view(&self) -> Result<ClusterState>;
 
-    /// How the store is doing, without asking it anything.
+    /// Returns the status of the store, as far as this node knows it.
     fn status(&self) -> StoreStatus;
 
-    /// This node is about to leave: from now on it gives its shards to others
-    /// as soon as nothing of them is in flight, and takes none.
+    /// Prepares to leave: from now on this node hands over each shard as soon as
+    /// nothing of it is in flight, and claims none.
     fn retire(&self) {}
 
-    /// Gives everything back, so that others may take it at once. Nothing is
-    /// in flight any more.
+    /// Leaves the cluster, so that other nodes can claim its shards at once.
+    /// Nothing may be in flight any more.
     async fn leave(&self) -> Result<()>;
 }
 
 /// What an owner publishes of one of its endpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishedStatus {
-    /// The endpoint.
+    /// Id of the endpoint.
     pub endpoint: EndpointId,
     /// The lease under which the owner dispatches it.
     pub lease: Lease,
-    /// The owner's words.
+    /// The status, as the lifecycle wrote it.
     pub status: String,
 }
 
-/// What a node hears. Each is to be dealt with before the next.
+/// An event that the store reports to its node. Each is applied before the next.
 #[derive(Debug)]
 pub enum ClusterEvent {
-    /// These shards are this node's from now on.
+    /// This node owns more shards from now on.
     Gained {
-        /// Which.
+        /// The gained shards.
         shards: Vec<Shard>,
-        /// Their endpoints with something to do, and when the first of it is due.
+        /// Their endpoints with waiting deliveries, and the first due time of
+        /// each.
         due: Vec<(EndpointId, Timestamp)>,
-        /// Whether others may have called their endpoints a moment ago: then
-        /// no burst may follow at once.
+        /// Whether another node may have called the endpoints a moment ago. If
+        /// so, no burst may follow at once.
         were_owned: bool,
     },
-    /// These are to go to another node: nothing more of them is started, and
-    /// `done` is told once nothing of them is in flight.
+    /// Shards are to go to another node. This node starts no more of their
+    /// deliveries, and answers once none of them is in flight.
     Wanted {
-        /// Which.
+        /// The shards to hand over.
         shards: Vec<Shard>,
-        /// To be told.
+        /// Channel for the answer.
         done: oneshot::Sender<()>,
     },
-    /// These are no longer this node's. Whatever it holds of them is void.
+    /// This node no longer owns these shards. Whatever it holds of them is void.
     Lost {
-        /// Which.
+        /// The lost shards.
         shards: Vec<Shard>,
     },
-    /// Another node accepted something for an endpoint of ours.
+    /// Another node accepted deliveries for an endpoint of this node.
     Arrived {
-        /// Which.
+        /// Id of the endpoint.
         endpoint: EndpointId,
-        /// When it is due.
+        /// The first due time of the deliveries.
         due_at: Timestamp,
-        /// When the first of it should be looked at, whatever it waits for.
+        /// Time at which to check whether the first of them has expired.
         expiry_check_at: Option<Timestamp>,
     },
-    /// Another node changed these; they are in the catalog already. `done`
-    /// is told once that is in force here.
+    /// Another node changed the catalog, and this node's catalog shows the
+    /// change already. This node answers once it is in force.
     Changed {
         /// Endpoints changed or deleted.
         endpoints: Vec<EndpointId>,
         /// Tenants changed or deleted.
         tenants: Vec<TenantId>,
-        /// To be told.
+        /// Channel for the answer.
         done: oneshot::Sender<()>,
     },
-    /// Another node asks.
+    /// Another node asks a question.
     Asked {
-        /// What.
+        /// The question, as the other node's lifecycle wrote it.
         question: String,
-        /// Where the answer goes.
+        /// Channel for the answer.
         answer: oneshot::Sender<String>,
     },
 }
@@ -161,50 +164,50 @@ pub enum ClusterEvent {
 /// The cluster at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct ClusterState {
-    /// Its nodes.
+    /// The nodes of the cluster.
     pub nodes: Vec<NodeState>,
-    /// Its shards, in order.
+    /// The shards, in order of their numbers.
     pub shards: Vec<ShardState>,
 }
 
 /// One process of the cluster.
 #[derive(Debug, Clone)]
 pub struct NodeState {
-    /// Its id.
+    /// Id of the node.
     pub id: String,
-    /// What it calls itself: its host and process.
+    /// Name of the node: its host and process.
     pub name: String,
-    /// How many shards it owns.
+    /// Number of shards that the node owns.
     pub shards: usize,
-    /// How long its lease still lasts, in milliseconds; below zero, it has
-    /// ended. Nothing, where there are no leases.
+    /// How long its lease still lasts, in milliseconds; below zero if it has
+    /// ended, and nothing if there are no leases.
     pub lease_ms: Option<i64>,
-    /// Whether it is the one that tells this.
+    /// Whether this is the node that was asked.
     pub is_self: bool,
 }
 
-/// One shard.
+/// One shard of the cluster.
 #[derive(Debug, Clone, Copy)]
 pub struct ShardState {
-    /// Which.
+    /// Number of the shard.
     pub shard: Shard,
-    /// Its owner's place in the list of nodes, if it has one.
+    /// Position of its owner in the list of nodes, if it has one.
     pub node: Option<usize>,
-    /// How many owners it has had.
+    /// Number of owners it has had.
     pub epoch: Epoch,
-    /// For how long the oldest of what could go has been due.
+    /// Age of the oldest due delivery that nothing holds back, in milliseconds.
     pub lag_ms: u64,
 }
 
-/// How a store is doing.
+/// The status of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreStatus {
-    /// Whether it answered when it was last asked.
+    /// Whether the store answered the last call.
     pub is_answering: bool,
-    /// How many shards this node owns.
+    /// Number of shards that this node owns.
     pub shards: usize,
-    /// How long its lease still lasts, if there are leases.
+    /// How long the node's lease still lasts, if there are leases.
     pub lease_ms: Option<u64>,
-    /// How many writes were refused because a shard had another owner.
+    /// Number of writes refused because a shard had another owner.
     pub stale_writes: u64,
 }

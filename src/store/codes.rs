@@ -1,5 +1,5 @@
-//! How both stores write what has a name elsewhere: times, states, causes,
-//! formats, and the numbers inside ids.
+//! The numbers with which both stores write times, states, causes, formats and
+//! ids.
 
 use jiff::Timestamp;
 
@@ -7,50 +7,51 @@ use crate::model::delivery::{BodyFormat, DeadCause, DeliveryState};
 use crate::model::event::DataRemoval;
 use crate::model::id::{DeliveryId, uuid_v7};
 
-/// A time as stored.
+/// Returns a time as it is stored: in milliseconds.
 pub fn millis(at: Timestamp) -> i64 {
     at.as_millisecond()
 }
 
-/// A stored time.
+/// Returns the time that was stored.
 pub fn at(millis: i64) -> Timestamp {
     Timestamp::from_millisecond(millis).unwrap_or(Timestamp::MAX)
 }
 
-/// A delivery's id holds its number, so that finding it needs no index: the
-/// low 62 bits of a UUIDv7 are free for it.
+/// Returns the id of the delivery with this number. The id holds the number in
+/// its low 62 bits, which a UUIDv7 leaves free, so that finding a delivery by
+/// its id needs no index.
 pub fn delivery_id(no: i64, created_at: i64) -> DeliveryId {
     let no = u128::try_from(no).expect("numbers count up from 1");
     DeliveryId(uuid_v7(at(created_at), no))
 }
 
-/// The number inside a delivery's id. Only a row whose creation time gives
-/// the same id again is that delivery.
+/// Returns the number inside a delivery's id. The row with that number is the
+/// delivery only if its creation time gives the same id again.
 pub fn delivery_no(id: DeliveryId) -> i64 {
     (id.0.as_u128() & 0x3fff_ffff_ffff_ffff) as i64
 }
 
-/// Why data is no longer there, as stored: it was expunged on request.
+/// Code for data that was expunged on request.
 pub const EXPUNGED: i64 = 1;
-/// The same: no endpoint wanted it.
+/// Code for data that was removed because no endpoint wanted it.
 pub const UNMATCHED: i64 = 2;
 
-/// A stored code that this version does not know, because a newer one wrote
-/// it. Whatever holds it is left as it is: to take it for another code would
-/// end, send or replay what the newer version meant otherwise.
+/// A stored code that this version does not know, because a newer version
+/// wrote it. The row that holds it is left as it is: this version cannot know
+/// whether it may end, send or replay it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{column} is {value}, which this version does not know; a newer version wrote it, so ask a node of that version"
 )]
 pub struct UnknownCode {
-    /// The table and the column.
+    /// Table and column of the code.
     pub column: &'static str,
-    /// The code that is stored there.
+    /// The stored code itself.
     pub value: i64,
 }
 
-/// Why an event's data is no longer there, if it is not. Older versions wrote
-/// no code when it was expunged.
+/// Returns why an event's data was removed, if it was. Older versions wrote no
+/// code for expunged data.
 pub fn withheld_from(is_empty: bool, code: Option<i64>) -> Result<Option<DataRemoval>, UnknownCode> {
     match code {
         Some(EXPUNGED) => Ok(Some(DataRemoval::Expunged)),
@@ -60,7 +61,7 @@ pub fn withheld_from(is_empty: bool, code: Option<i64>) -> Result<Option<DataRem
     }
 }
 
-/// A state as stored.
+/// Returns the code of a state.
 pub fn state_code(state: DeliveryState) -> i64 {
     match state {
         DeliveryState::Waiting => 0,
@@ -70,7 +71,7 @@ pub fn state_code(state: DeliveryState) -> i64 {
     }
 }
 
-/// A stored state.
+/// Returns the state with this code.
 pub fn state_of(code: i64) -> Result<DeliveryState, UnknownCode> {
     match code {
         0 => Ok(DeliveryState::Waiting),
@@ -81,7 +82,7 @@ pub fn state_of(code: i64) -> Result<DeliveryState, UnknownCode> {
     }
 }
 
-/// A cause as stored.
+/// Returns the code of a cause.
 pub fn cause_code(cause: DeadCause) -> i64 {
     match cause {
         DeadCause::Exhausted => 0,
@@ -93,7 +94,7 @@ pub fn cause_code(cause: DeadCause) -> i64 {
     }
 }
 
-/// A stored cause.
+/// Returns the cause with this code.
 pub fn cause_of(code: i64) -> Result<DeadCause, UnknownCode> {
     match code {
         0 => Ok(DeadCause::Exhausted),
@@ -106,7 +107,7 @@ pub fn cause_of(code: i64) -> Result<DeadCause, UnknownCode> {
     }
 }
 
-/// A format as stored.
+/// Returns the code of a format.
 pub fn format_code(format: BodyFormat) -> i64 {
     match format {
         BodyFormat::Envelope => 0,
@@ -116,7 +117,7 @@ pub fn format_code(format: BodyFormat) -> i64 {
     }
 }
 
-/// A stored format.
+/// Returns the format with this code.
 pub fn format_of(code: i64) -> Result<BodyFormat, UnknownCode> {
     match code {
         0 => Ok(BodyFormat::Envelope),
@@ -127,9 +128,9 @@ pub fn format_of(code: i64) -> Result<BodyFormat, UnknownCode> {
     }
 }
 
-/// The highest code of a format that this version knows. Deliveries beyond it
-/// wait for a node that knows theirs, so this one reads none of them to send
-/// or to end.
+/// The highest code of a format that this version knows. Deliveries with a
+/// higher code wait for a node that knows their format; this one neither sends
+/// nor ends them.
 pub const FORMAT_CODE_MAX: i16 = 3;
 
 #[cfg(test)]

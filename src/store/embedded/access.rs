@@ -7,7 +7,6 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::EmbeddedStore;
-use super::catalog::{from_json, to_json};
 use super::rows::{at, id_bytes, millis, uuid_of};
 use super::writer::WriteTransaction;
 use crate::model::audit::{AuditAction, AuditEntry, AuditedAction};
@@ -15,6 +14,7 @@ use crate::model::id::{AuditId, TenantId, TokenId};
 use crate::model::token::Token;
 use crate::store::access::draw;
 use crate::store::catalog_index::CatalogIndex;
+use crate::store::catalog_json::{from_json, to_json};
 use crate::store::{AccessStore, AuditQuery, Error, ListPage, PageRequest, Result, TokenScope};
 
 const TOKEN: &str = "k.id, t.id, k.name, k.rights, k.hash, k.created_at, k.expires_at, k.used_at

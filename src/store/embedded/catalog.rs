@@ -19,6 +19,7 @@ use crate::model::id::{EndpointId, SecretId, TenantId};
 use crate::model::limits::{TenantUsage, settings_bytes};
 use crate::model::tenant::Tenant;
 use crate::store::catalog_index::CatalogIndex;
+use crate::store::catalog_json::{from_json, to_json};
 use crate::store::seal::Seal;
 use crate::store::{Catalog, EndpointChange, EndpointChanged, Error, Result};
 
@@ -362,12 +363,4 @@ impl Catalog for EmbeddedStore {
     async fn put_setting_once(&self, name: &'static str, value: String) -> Result<String> {
         self.writer.write(move |transaction| notes::write_once(transaction.db, name, &value)).await
     }
-}
-
-pub(super) fn to_json(value: &impl serde::Serialize) -> String {
-    serde_json::to_string(value).expect("the catalog's values are plain data")
-}
-
-pub(super) fn from_json<T: serde::de::DeserializeOwned>(text: &str) -> T {
-    serde_json::from_str(text).expect("the catalog holds what was written into it")
 }

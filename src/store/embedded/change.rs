@@ -87,24 +87,24 @@ row! {
 }
 
 /// A delivery that a person changes.
-struct FoundDelivery {
+struct DeliveryToChange {
     no: i64,
     stored: StoredDelivery,
     row: ChangedRow,
 }
 
-impl FoundDelivery {
+impl DeliveryToChange {
     fn member(&self) -> Option<LaneMember<'_>> {
         let lane = self.stored.lane.as_deref()?;
         Some(LaneMember { endpoint: self.stored.endpoint_no, lane, no: self.no })
     }
 }
 
-fn find(db: &Connection, tenant: &TenantId, id: DeliveryId) -> rusqlite::Result<Option<FoundDelivery>> {
+fn find(db: &Connection, tenant: &TenantId, id: DeliveryId) -> rusqlite::Result<Option<DeliveryToChange>> {
     let no = delivery_no(id);
     let stored = db.query_row(StoredDelivery::SQL, params![no, tenant.as_str()], StoredDelivery::read).optional()?;
     let Some(stored) = stored.filter(|stored| delivery_id(no, stored.created_at) == id) else { return Ok(None) };
-    // Whoever does not know what it is must not change it.
+    // A delivery whose format this version does not know is not changed.
     format_of(stored.format)?;
     let delivery = DeliveryRow {
         state: state_of(stored.state)?,
@@ -123,7 +123,7 @@ fn find(db: &Connection, tenant: &TenantId, id: DeliveryId) -> rusqlite::Result<
         expunged: stored.expunged.as_deref().map(EventId::from_stored),
         is_head: false,
     };
-    let mut found = FoundDelivery { no, stored, row };
+    let mut found = DeliveryToChange { no, stored, row };
     if delivery.is_in_lane
         && let Some(member) = found.member()
     {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use rusqlite::Connection;
 use tracing::warn;
 
-use super::writer::failure_of;
+use super::failure::failure_of;
 
 /// Number of jobs written before the next checkpoint.
 const JOBS: usize = 1_000;

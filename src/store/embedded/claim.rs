@@ -1,4 +1,4 @@
-//! Reads what is due, with everything an attempt needs.
+//! Reads due deliveries, with everything that an attempt needs.
 
 use std::sync::Arc;
 
@@ -15,23 +15,21 @@ use crate::store::{Claim, DuePage, DueQuery};
 
 /// Reads an endpoint's due deliveries, oldest first.
 ///
-/// Served by `deliveries_due`; what the asker has in hand stands at the front
-/// of it and is stepped over, which is why `except` must stay small.
+/// The index `deliveries_due` serves it. The deliveries that the caller holds
+/// are at the front of the index and have to be skipped, so `except` must stay
+/// small.
 pub fn read_due(db: &Connection, ask: &DueQuery) -> rusqlite::Result<DuePage> {
     let endpoint: Option<i64> = db
         .prepare_cached("SELECT no FROM endpoints WHERE id = ? AND deleted_at IS NULL")?
         .query_row([id_bytes(ask.endpoint.0)], |row| row.get(0))
         .optional()?;
     let Some(endpoint) = endpoint else { return Ok(DuePage::default()) };
-    let mut statement = db.prepare_cached(match ask.urgent_only {
-        false => {
-            "SELECT no, due_at, created_at FROM deliveries INDEXED BY deliveries_due
-             WHERE endpoint = ? AND state = 0 AND behind = 0 ORDER BY due_at"
-        }
-        true => {
-            "SELECT no, due_at, created_at FROM deliveries INDEXED BY deliveries_urgent
-             WHERE endpoint = ? AND state = 0 AND urgent = 1 AND behind = 0 ORDER BY due_at"
-        }
+    let mut statement = db.prepare_cached(if ask.urgent_only {
+        "SELECT no, due_at, created_at FROM deliveries INDEXED BY deliveries_urgent
+         WHERE endpoint = ? AND state = 0 AND urgent = 1 AND behind = 0 ORDER BY due_at"
+    } else {
+        "SELECT no, due_at, created_at FROM deliveries INDEXED BY deliveries_due
+         WHERE endpoint = ? AND state = 0 AND behind = 0 ORDER BY due_at"
     })?;
     let mut rows = statement.query([endpoint])?;
     let mut page = DuePage::default();
@@ -46,7 +44,7 @@ pub fn read_due(db: &Connection, ask: &DueQuery) -> rusqlite::Result<DuePage> {
             page.next_due = Some(at(due_at));
             break;
         }
-        // What only a newer version knows how to send waits for that.
+        // A delivery that only a newer version can send waits for that version.
         let Ok(claim) = known(claim(db, no))? else { continue };
         bytes += claim.event.data.len();
         page.claims.push(claim);
@@ -76,7 +74,7 @@ pub fn claim(db: &Connection, no: i64) -> rusqlite::Result<Claim> {
     }
 }
 
-/// Whether a row is there and does not hold what such a row holds.
+/// Returns whether a row exists but holds values of the wrong kind.
 fn is_unreadable(problem: &rusqlite::Error) -> bool {
     use rusqlite::Error::{FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType, Utf8Error};
     unknown_code(problem).is_none()
@@ -86,7 +84,8 @@ fn is_unreadable(problem: &rusqlite::Error) -> bool {
         )
 }
 
-/// A claim on a delivery whose rows cannot be read: it can only be ended.
+/// Returns a claim on a delivery whose rows cannot be read. Such a delivery can
+/// only be ended.
 fn unreadable(db: &Connection, no: i64) -> rusqlite::Result<Claim> {
     let sql = "SELECT d.created_at, p.id, t.id, d.due_at FROM deliveries d
                JOIN endpoints p ON p.no = d.endpoint JOIN tenants t ON t.no = d.tenant WHERE d.no = ?";
@@ -127,7 +126,7 @@ fn claim_from(row: &Row<'_>) -> rusqlite::Result<Claim> {
         key: row.get::<_, Option<String>>(10)?.map(|key| EventKey::from_stored(&key)),
         timestamp: row.get(11)?,
         schema_version: row.get(12)?,
-        // What counts is whether it is over for this delivery.
+        // The expiry of the delivery counts, not that of the event.
         expires_at: None,
         endpoints: None,
         accepted_at: at(row.get(13)?),
@@ -137,7 +136,7 @@ fn claim_from(row: &Row<'_>) -> rusqlite::Result<Claim> {
     let (of_event, of_delivery): (Option<i64>, Option<i64>) = (row.get(27)?, row.get(28)?);
     let is_row_damaged = of_event.zip(of_delivery).is_some_and(|(event, row)| sent.checksum(event) != row);
     let is_damaged = is_row_damaged || event.is_damaged(of_event);
-    // What is damaged has no format of a newer version; it has none.
+    // An unknown format in a damaged row is damage, not a newer version's.
     let format = match format_of(row.get(3)?) {
         Err(_) if is_damaged => BodyFormat::Envelope,
         format => format?,
@@ -157,7 +156,7 @@ fn claim_from(row: &Row<'_>) -> rusqlite::Result<Claim> {
     })
 }
 
-/// A tenant's id as it stands in a row.
+/// Parses the id of a tenant from a row.
 pub fn stored_tenant(text: &str) -> TenantId {
     text.parse().expect("stored tenant ids were checked")
 }

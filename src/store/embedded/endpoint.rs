@@ -5,7 +5,6 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use rusqlite::{OptionalExtension, params};
 
-use super::catalog::{from_json, to_json};
 use super::lane::pass_dead_heads;
 use super::operational_events::{lane_event, record_endpoint_event};
 use super::rows::{at, id_bytes, millis, uuid_of};
@@ -16,6 +15,7 @@ use crate::model::health::EndpointHealth;
 use crate::model::id::{EndpointId, SecretId};
 use crate::model::limits::settings_bytes;
 use crate::model::url_versions::UrlVersions;
+use crate::store::catalog_json::{from_json, to_json};
 use crate::store::plan::endpoint::{self as plan, is_only_health};
 use crate::store::seal::{Seal, SealError, about_secret, about_settings, about_urls};
 use crate::store::{Claim, EndpointChange, EndpointChanged, EndpointUpdate, Result};

@@ -1,7 +1,8 @@
 //! Answers questions about events, deliveries, attempts and lanes.
 //!
 //! Every list walks one index from its newest row and stops after a bounded
-//! number of them, found or not: a page may be short and still have a next.
+//! number of rows, whether they match or not. So a page may be short and still
+//! have a next page.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -19,13 +20,15 @@ use crate::model::delivery::{Delivery, DeliveryState};
 use crate::model::endpoint_event::EndpointEvent;
 use crate::model::event::{Event, EventKey, EventType};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
+use crate::store::catalog_json::from_json;
 use crate::store::{DeliveryQuery, Error, EventQuery, EventRecord, History, Lane, ListPage, PageRequest, Result};
 
-/// How many bytes of data one page of events carries, the last event whole.
+/// Number of bytes of data after which a page of events ends. The last event is
+/// never cut.
 const BYTES_PER_PAGE_MAX: usize = 4 * 1_024 * 1_024;
-/// How many rows one page looks at.
+/// Largest number of rows that one page reads.
 const ROWS_PER_PAGE_MAX: usize = 10_000;
-/// How far an event's time may differ from its place in the commit order.
+/// How far the times of rows may be out of the order of their numbers.
 const ORDER_SLACK_MS: i64 = 60_000;
 
 #[async_trait]
@@ -103,7 +106,7 @@ impl History for EmbeddedStore {
             let has_more = found.len() > page.limit;
             found.truncate(page.limit);
             let next = found.last().filter(|_| has_more).map(|(no, _)| no.to_string());
-            let data = found.iter().map(|(_, record)| super::catalog::from_json(record)).collect();
+            let data = found.iter().map(|(_, record)| from_json(record)).collect();
             Ok(ListPage { data, next })
         })
         .await
@@ -233,9 +236,9 @@ fn is_same(row: &Row<'_>, column: usize, wanted: Option<&str>) -> rusqlite::Resu
     Ok(row.get_ref(column)?.as_str_or_null()? == Some(wanted))
 }
 
-/// Where a list that ends at a time begins. Rows are numbered in commit
-/// order, which is the order of their times but for a little slack, so a few
-/// seeks find the place.
+/// Returns the number below which the rows before `until` lie. Rows are numbered
+/// in commit order, which is nearly the order of their times, so a few lookups
+/// find it.
 fn below_until(
     db: &Connection,
     table: &str,
@@ -261,7 +264,8 @@ fn below_until(
     Ok(cursor.min(low))
 }
 
-/// A delivery's columns, with its event's name and its last attempt.
+/// Returns the statement that reads deliveries with their events and last
+/// attempts.
 fn delivery_sql(index: &str, condition: &str) -> String {
     format!(
         "SELECT d.no, d.created_at, t.id, e.id, e.type, p.id, e.key, d.seq, d.state, d.cause, d.behind, d.due_at,
@@ -310,7 +314,8 @@ fn delivery_from(row: &Row<'_>) -> rusqlite::Result<Delivery> {
     })
 }
 
-/// What waits for a deleted endpoint is cancelled, swept yet or not.
+/// Returns the state that is shown, and when it was reached. A delivery that
+/// waits for a deleted endpoint counts as cancelled, swept yet or not.
 fn shown_state(
     state: i64,
     finished_at: Option<i64>,
@@ -353,21 +358,7 @@ fn deliveries(
         }
     };
     let below = below_until(db, "deliveries", "created_at", ask.until, cursor)?;
-    let sql = match (ask.state, endpoint_no) {
-        (Some(DeliveryState::Waiting | DeliveryState::Dead | DeliveryState::Cancelled), _) => delivery_sql(
-            "INDEXED BY deliveries_undelivered",
-            "WHERE d.tenant = ?1 AND d.state = ?2 AND d.state <> 1 AND d.no < ?4 AND ?3 IS ?3 ORDER BY d.no DESC",
-        ),
-        (_, Some(_)) => delivery_sql(
-            "INDEXED BY deliveries_by_endpoint",
-            "WHERE d.endpoint = ?3 AND d.tenant = ?1 AND d.no < ?4 AND ?2 IS ?2 ORDER BY d.no DESC",
-        ),
-        (_, None) => delivery_sql(
-            "INDEXED BY deliveries_by_tenant",
-            "WHERE d.tenant = ?1 AND d.no < ?4 AND ?2 IS ?2 AND ?3 IS ?3 ORDER BY d.no DESC",
-        ),
-    };
-    let mut statement = db.prepare_cached(&sql)?;
+    let mut statement = db.prepare_cached(&delivery_list_sql(ask))?;
     let mut rows = statement.query(params![tenant_no, ask.state.map(state_code), endpoint_no, below])?;
     let endpoint = ask.endpoint.map(|id| id_bytes(id.0));
     let mut last = None;
@@ -397,7 +388,29 @@ fn deliveries(
     Ok(page)
 }
 
-/// A lane's cursor is its key, marked so that the empty key is one too.
+/// Returns the statement that walks down the deliveries of the tenant `?1`
+/// below the number `?4`, through the index that fits the question. Where it
+/// has no use for the state `?2` or the endpoint `?3`, it names them all the
+/// same, so that every statement has four parameters.
+fn delivery_list_sql(ask: &DeliveryQuery) -> String {
+    match (ask.state, ask.endpoint) {
+        (Some(DeliveryState::Waiting | DeliveryState::Dead | DeliveryState::Cancelled), _) => delivery_sql(
+            "INDEXED BY deliveries_undelivered",
+            "WHERE d.tenant = ?1 AND d.state = ?2 AND d.state <> 1 AND d.no < ?4 AND ?3 IS ?3 ORDER BY d.no DESC",
+        ),
+        (_, Some(_)) => delivery_sql(
+            "INDEXED BY deliveries_by_endpoint",
+            "WHERE d.endpoint = ?3 AND d.tenant = ?1 AND d.no < ?4 AND ?2 IS ?2 ORDER BY d.no DESC",
+        ),
+        (_, None) => delivery_sql(
+            "INDEXED BY deliveries_by_tenant",
+            "WHERE d.tenant = ?1 AND d.no < ?4 AND ?2 IS ?2 AND ?3 IS ?3 ORDER BY d.no DESC",
+        ),
+    }
+}
+
+/// Returns a page of an endpoint's lanes. The cursor is the key of a lane with
+/// a mark before it, so that the empty key makes a cursor too.
 fn lanes(
     db: &Connection,
     tenant: &TenantId,

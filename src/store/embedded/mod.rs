@@ -21,7 +21,8 @@ use super::seal::{CHECK_NOTE, MASTER_KEY_FILE, Seal};
 use super::{Error, Result};
 use crate::metrics::CommitMetrics;
 use checkpoint::{CheckpointTrigger, Checkpointer};
-use writer::{Writer, failure_of};
+use failure::failure_of;
+use writer::Writer;
 
 mod accept;
 mod access;
@@ -32,6 +33,7 @@ mod claim;
 mod cluster;
 mod endpoint;
 mod expunge;
+mod failure;
 mod forget;
 mod history;
 mod lane;

@@ -1,4 +1,4 @@
-//! Turns rows into things and back.
+//! Converts between rows and the values of the model.
 
 use rusqlite::Row;
 use uuid::Uuid;
@@ -8,15 +8,14 @@ use crate::model::delivery::Progress;
 pub use crate::store::codes::*;
 use crate::store::progress_columns::ProgressColumns;
 
-/// A code that is not known keeps its row from being read, as a value does
-/// that is not what its column holds.
+/// An unknown code makes a row unreadable, like a value of the wrong type.
 impl From<UnknownCode> for rusqlite::Error {
     fn from(code: UnknownCode) -> Self {
         Self::FromSqlConversionFailure(0, rusqlite::types::Type::Integer, Box::new(code))
     }
 }
 
-/// The unknown code that kept a row from being read, if that is why.
+/// Returns the unknown code that made a row unreadable, if that is the reason.
 pub fn unknown_code(problem: &rusqlite::Error) -> Option<UnknownCode> {
     match problem {
         rusqlite::Error::FromSqlConversionFailure(_, _, why) => why.downcast_ref().copied(),
@@ -24,8 +23,8 @@ pub fn unknown_code(problem: &rusqlite::Error) -> Option<UnknownCode> {
     }
 }
 
-/// Tells a code that is not known from trouble with the store. Inside a
-/// transaction that others share, only the latter may roll it back.
+/// Separates unknown codes from failures of the store. Only a failure may roll
+/// back a transaction that other jobs share.
 pub fn known<T>(read: rusqlite::Result<T>) -> rusqlite::Result<Result<T, UnknownCode>> {
     match read {
         Ok(value) => Ok(Ok(value)),
@@ -33,36 +32,36 @@ pub fn known<T>(read: rusqlite::Result<T>) -> rusqlite::Result<Result<T, Unknown
     }
 }
 
-/// An id's bytes.
+/// Returns the bytes of an id.
 pub fn id_bytes(id: Uuid) -> [u8; 16] {
     *id.as_bytes()
 }
 
-/// The id with these bytes.
+/// Returns the id with these bytes.
 pub fn uuid_of(bytes: [u8; 16]) -> Uuid {
     Uuid::from_bytes(bytes)
 }
 
-/// An attempt's row number.
+/// Returns the row number of an attempt.
 pub fn attempt_no(delivery: i64, number: u32) -> i64 {
     (delivery << 20) | i64::from(number & 0xf_ffff)
 }
 
-/// What of a delivery's own row goes on the wire, apart from its event.
+/// The columns of a delivery that its request contains, besides its event.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestColumns {
-    /// Its number.
+    /// Number of the delivery.
     pub no: i64,
-    /// When it was created: with its number, its id.
+    /// Creation time, which makes the id together with the number.
     pub created_at: i64,
-    /// Its format.
+    /// Code of the body format.
     pub format: i64,
-    /// Its place in its lane.
+    /// Position in its lane.
     pub seq: Option<i64>,
 }
 
 impl RequestColumns {
-    /// The row's checksum, which goes on from its event's.
+    /// Returns the checksum of the row, which includes that of its event.
     pub fn checksum(&self, of_event: i64) -> i64 {
         [of_event, self.no, self.created_at, self.format, self.seq.unwrap_or(-1)]
             .into_iter()
@@ -71,11 +70,11 @@ impl RequestColumns {
     }
 }
 
-/// The columns [`progress_from`] reads, of a table called `d`.
+/// The columns that [`progress_from`] reads, of a table called `d`.
 pub const PROGRESS: &str = "d.attempts, d.attempts_before, d.age_from, d.held_before,
     d.not_found, d.no_such_name, d.forbidden_target, coalesce(d.replayed_at, d.created_at), d.last_delay, d.max_age";
 
-/// A budget, from ten columns beginning at `first`.
+/// Reads a progress from ten columns that begin at `first`.
 pub fn progress_from(row: &Row<'_>, first: usize) -> rusqlite::Result<Progress> {
     Ok(Progress::from(ProgressColumns {
         attempts: row.get(first)?,

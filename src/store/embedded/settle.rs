@@ -84,13 +84,13 @@ row! {
 }
 
 /// A delivery that is settled.
-struct FoundDelivery {
+struct DeliveryToSettle {
     no: i64,
     stored: SettledRow,
     row: DeliveryRow,
 }
 
-fn find(db: &Connection, settlement: &Settlement) -> rusqlite::Result<Option<FoundDelivery>> {
+fn find(db: &Connection, settlement: &Settlement) -> rusqlite::Result<Option<DeliveryToSettle>> {
     let no = delivery_no(settlement.id);
     let stored = db.prepare_cached(SettledRow::SQL)?.query_row([no], SettledRow::read).optional()?;
     let Some(stored) = stored.filter(|stored| delivery_id(no, stored.created_at) == settlement.id) else {
@@ -110,11 +110,11 @@ fn find(db: &Connection, settlement: &Settlement) -> rusqlite::Result<Option<Fou
         let sql = "SELECT length(e.data) = 0 FROM deliveries d JOIN events e ON e.no = d.event WHERE d.no = ?";
         row.is_data_removed = db.prepare_cached(sql)?.query_row([no], |row| row.get(0))?;
     }
-    Ok(Some(FoundDelivery { no, stored, row }))
+    Ok(Some(DeliveryToSettle { no, stored, row }))
 }
 
 /// Writes the attempt and the row.
-fn write(db: &Connection, found: &FoundDelivery, plan: &SettlePlan<'_>, now: Timestamp) -> rusqlite::Result<()> {
+fn write(db: &Connection, found: &DeliveryToSettle, plan: &SettlePlan<'_>, now: Timestamp) -> rusqlite::Result<()> {
     if let Some(attempt) = &plan.attempt {
         insert_attempt(db, found.no, attempt)?;
     }
@@ -181,7 +181,7 @@ fn insert_attempt(db: &Connection, delivery: i64, attempt: &Attempt) -> rusqlite
     Ok(())
 }
 
-fn write_state(db: &Connection, found: &FoundDelivery, columns: &StateColumns) -> rusqlite::Result<()> {
+fn write_state(db: &Connection, found: &DeliveryToSettle, columns: &StateColumns) -> rusqlite::Result<()> {
     let StateColumns { state, cause, due_at, finished_at } = columns;
     db.prepare_cached("UPDATE deliveries SET state = ?, cause = ?, due_at = ?, finished_at = ? WHERE no = ?")?
         .execute(params![state, cause, due_at, finished_at, found.no])?;
@@ -239,7 +239,7 @@ fn write_expiry_check(
 /// Lets the lane take its step; returns what may be dispatched then.
 fn advance_lane(
     transaction: &mut WriteTransaction<'_>,
-    found: &FoundDelivery,
+    found: &DeliveryToSettle,
     step: LaneStep,
     now: Timestamp,
 ) -> rusqlite::Result<Vec<Claim>> {

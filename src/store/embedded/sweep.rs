@@ -1,9 +1,9 @@
-//! Cancels what waited for a deleted endpoint.
+//! Cancels the deliveries that wait for a deleted endpoint.
 //!
-//! Deleting marks the endpoint; from that moment its waiting deliveries are
-//! read as cancelled and none is attempted. This makes the rows say so, a
-//! thousand at a time, so that deleting an endpoint with a million of them
-//! holds no one up.
+//! Deleting only marks the endpoint. From then on its waiting deliveries count
+//! as cancelled, and none is attempted. The sweep writes this into their rows,
+//! a thousand at a time, so that deleting an endpoint with a million deliveries
+//! delays nobody.
 
 use rusqlite::{OptionalExtension, params};
 use tracing::error;
@@ -20,7 +20,7 @@ impl EmbeddedStore {
         tokio::spawn(async move {
             if let Err(problem) = sweep(&writer).await {
                 error!(
-                    "cancelling the deliveries of a deleted endpoint stopped; it goes on at the next start: {problem}"
+                    "deliveries to a deleted endpoint could not all be cancelled; the rest follows at the next start: {problem}"
                 );
             }
         });
@@ -42,7 +42,7 @@ struct SweepPosition {
     after: i64,
 }
 
-/// Cancels some; returns where to go on, or nothing when all is done.
+/// Cancels some deliveries. Returns where to go on, or nothing at the end.
 fn step(db: &rusqlite::Connection, place: SweepPosition) -> rusqlite::Result<Option<SweepPosition>> {
     let next = "SELECT no, deleted_at FROM endpoints WHERE deleted_at IS NOT NULL AND swept_at IS NULL LIMIT 1";
     let found: Option<(i64, i64)> =

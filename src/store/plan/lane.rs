@@ -19,7 +19,7 @@ pub struct LaneMember<'a> {
 /// What a transition of one member asks of its lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LaneStep {
-    /// Nothing changes.
+    /// Nothing changes in the lane.
     Stay,
     /// The lane moves past the member.
     Pass,

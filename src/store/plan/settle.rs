@@ -107,28 +107,8 @@ pub fn plan<'a>(row: &DeliveryRow, settlement: &'a Settlement) -> SettlePlan<'a>
     let void = || SettlePlan::nothing(row, SettleEffects { is_void: true, ..SettleEffects::default() });
     match &settlement.outcome {
         ClaimOutcome::Attempted { attempt, next, progress, expiry_check_at, update } => {
-            let is_budget = row.is_budget(progress.begun_at);
-            // An attempt that was written before did not succeed while the
-            // delivery still waits, so a success is no repeat of it.
-            let is_success = row.state == DeliveryState::Waiting && *next == NextState::Delivered;
-            if is_budget && row.attempts >= attempt.number && !is_success {
-                return repeated(row, update);
-            }
-            let attempt: Cow<'a, Attempt> = if row.is_data_removed {
-                Cow::Owned(attempt.as_ref().clone().unanswered())
-            } else {
-                Cow::Borrowed(attempt)
-            };
-            let started_at = attempt.started_at;
-            let plan = nothing().moved(row, row.allowed_transition(*next, progress.begun_at));
-            let is_waiting = matches!(plan.transition, Transition::Wait { .. });
-            let expiry_check_at = expiry_check_at.filter(|_| is_waiting);
-            let budget = if is_budget {
-                BudgetChange::Charge { progress, started_at, expiry_check_at }
-            } else {
-                BudgetChange::CountOnly { attempts: progress.attempts }
-            };
-            SettlePlan { attempt: Some(attempt), budget, update: Some(Cow::Borrowed(update)), ..plan }
+            let budget_after = (progress, *expiry_check_at);
+            plan_attempt(row, attempt, *next, budget_after, update)
         }
         ClaimOutcome::PutBack { due_at } => {
             let next = NextState::Waiting { due_at: *due_at };
@@ -163,6 +143,37 @@ pub fn plan<'a>(row: &DeliveryRow, settlement: &'a Settlement) -> SettlePlan<'a>
             SettlePlan { recheck_at: Some(*at), effects, ..nothing() }
         }
     }
+}
+
+/// Plans what an attempt writes. After it the delivery has this budget, and
+/// its time is checked at this time if it still waits then.
+fn plan_attempt<'a>(
+    row: &DeliveryRow,
+    attempt: &'a Attempt,
+    next: NextState,
+    (progress, expiry_check_at): (&'a Progress, Option<Timestamp>),
+    update: &'a EndpointUpdate,
+) -> SettlePlan<'a> {
+    let is_budget = row.is_budget(progress.begun_at);
+    // An attempt that was written before did not succeed while the delivery
+    // still waits, so a success is no repeat of it.
+    let is_success = row.state == DeliveryState::Waiting && next == NextState::Delivered;
+    if is_budget && row.attempts >= attempt.number && !is_success {
+        return repeated(row, update);
+    }
+    let attempt: Cow<'a, Attempt> =
+        if row.is_data_removed { Cow::Owned(attempt.clone().unanswered()) } else { Cow::Borrowed(attempt) };
+    let started_at = attempt.started_at;
+    let nothing = SettlePlan::nothing(row, SettleEffects::default());
+    let plan = nothing.moved(row, row.allowed_transition(next, progress.begun_at));
+    let is_waiting = matches!(plan.transition, Transition::Wait { .. });
+    let expiry_check_at = expiry_check_at.filter(|_| is_waiting);
+    let budget = if is_budget {
+        BudgetChange::Charge { progress, started_at, expiry_check_at }
+    } else {
+        BudgetChange::CountOnly { attempts: progress.attempts }
+    };
+    SettlePlan { attempt: Some(attempt), budget, update: Some(Cow::Borrowed(update)), ..plan }
 }
 
 /// The attempt was written before, by a call whose answer got lost. What

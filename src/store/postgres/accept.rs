@@ -1,5 +1,5 @@
-//! Accept: events and all their deliveries become durable together, whoever
-//! owns the endpoints.
+//! Accepts events: an event and all its deliveries become durable together,
+//! whichever nodes own the endpoints.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -12,25 +12,25 @@ use super::accept_batch::{AcceptBatch, IdColumns, LanePositions};
 use super::group_commit::{BatchJob, BatchResult};
 use super::rows::{at, millis};
 use super::snowflake::first_of;
-use super::transaction::{PgTransaction, bind, bound, is_known_id, is_taken, with_timeout};
+use super::transaction::{PgTransaction, bind, is_known_id, is_taken, with_timeout};
 use crate::store::{AcceptResult, BatchMode, Error, Result, RoutedEvent};
 
 /// Events that wait to be accepted.
 pub struct AcceptJob {
-    /// They.
+    /// The events to accept.
     pub events: Vec<RoutedEvent>,
-    /// Whether they stand or fall as one.
+    /// Whether they are accepted only together.
     pub mode: BatchMode,
-    /// Who waits for it.
+    /// Channel for the answer to the caller.
     pub answer: oneshot::Sender<Result<Vec<AcceptResult>>>,
 }
 
-/// How often numbers that another node gave out at the same time are given up
-/// for others.
+/// Number of tries to write a batch. A try fails if another node has used the
+/// same numbers, and the next one takes new numbers.
 const TRIES: usize = 3;
 
 impl BatchJob for AcceptJob {
-    // One at a time: numbers are given in the order in which lanes grow.
+    // One batch at a time, so that numbers are in the order in which lanes grow.
     const ABREAST: usize = 1;
     const MOST: usize = 1_024;
 
@@ -40,7 +40,7 @@ impl BatchJob for AcceptJob {
     }
 
     async fn write(shared: &Arc<PostgresState>, mut jobs: Vec<Self>) -> BatchResult<Self> {
-        // Whoever has given up sends it again.
+        // A producer that has gone away sends its events again.
         jobs.retain(|job| !job.answer.is_closed());
         let later = defer_repeated_ids(&mut jobs);
         if jobs.is_empty() {
@@ -62,10 +62,10 @@ impl BatchJob for AcceptJob {
             }
             Err(problem) => {
                 if matches!(problem, Error::Outdated) {
-                    // Whoever asks again is matched with what is known then.
+                    // The next try is matched with the newer catalog.
                     let _ = shared.refresh_catalog().await;
                 } else {
-                    // It may be durable all the same, and nobody else looks for it.
+                    // The batch may be durable all the same, so look for it later.
                     shared.is_unsure.store(true, Ordering::Release);
                 }
                 for job in jobs {
@@ -77,8 +77,8 @@ impl BatchJob for AcceptJob {
     }
 }
 
-/// Takes out the jobs that hand in an id which an earlier one of this batch
-/// does: what became of that one must be known first.
+/// Takes out the jobs with an id that an earlier job of this batch has too. The
+/// result of the earlier one must be known first.
 fn defer_repeated_ids(jobs: &mut Vec<AcceptJob>) -> Vec<AcceptJob> {
     let mut seen = HashSet::new();
     let mut later = Vec::new();
@@ -96,24 +96,25 @@ fn defer_repeated_ids(jobs: &mut Vec<AcceptJob>) -> Vec<AcceptJob> {
     later
 }
 
-/// Whether an event's id is to be remembered apart from it. One of our own
-/// minting holds its time, and is found by that.
+/// Returns whether an event's id has to be remembered in a table of its own. An
+/// id that the gateway made holds its time, and is found by it.
 fn is_producer_id(new: &RoutedEvent) -> bool {
     new.fingerprint.is_some() || new.event.id.minted_ms().is_none()
 }
 
-/// What is known of an event before it is written.
+/// What is known of an event's id before the event is written.
 enum IdOutcome {
-    /// It is new, with this number.
+    /// The id is new.
     New,
-    /// It was accepted before, or its id was.
+    /// An event with this id was accepted before.
     Known(AcceptResult),
-    /// An earlier one of its own batch has the same id.
+    /// An earlier event of the same batch, at this position, has the same id.
     Repeats(usize),
 }
 
-/// Writes these. Ids that producers chose are taken to be new at first, which
-/// is one round trip; if one is not, each is looked at.
+/// Accepts the events of these jobs. At first it takes the ids that producers
+/// chose to be new, which needs one round trip. If one is not new, it looks up
+/// all of them.
 async fn accept(shared: &Arc<PostgresState>, jobs: &[AcceptJob]) -> Result<Vec<Result<Vec<AcceptResult>>>> {
     let tenants: Vec<Option<i64>> = {
         let index = shared.index();
@@ -129,12 +130,12 @@ async fn accept(shared: &Arc<PostgresState>, jobs: &[AcceptJob]) -> Result<Vec<R
     accept_as(shared, jobs, &tenants, &given, IdMode::LookFirst).await
 }
 
-/// How ids that producers chose are dealt with.
+/// How ids that producers chose are treated.
 #[derive(Clone, Copy, PartialEq)]
 enum IdMode {
-    /// All are new; the write fails if one is not.
+    /// All ids count as new; the write fails if one is not.
     New,
-    /// Each is looked at before anything is written.
+    /// Each id is looked up before anything is written.
     LookFirst,
 }
 
@@ -163,7 +164,8 @@ async fn accept_as(
         IdMode::New => write_new(shared, tx, &writing, &ids, version).await?,
         IdMode::LookFirst => write_resolved(shared, tx, &writing, version).await?,
     };
-    // What is not taken up from memory is read, from a floor that is not above it.
+    // Claims that are not dispatched from memory are read later, so the watermark
+    // must not be above their due times.
     writing.due().for_each(|(endpoint, due_at)| shared.watermarks.lower(endpoint, due_at));
     {
         let mut index = shared.index_mut();
@@ -184,7 +186,7 @@ async fn accept_as(
     Ok(answers)
 }
 
-/// What is to be written, and what is answered once it is.
+/// Builds the batch to write, and the answers to give once it is durable.
 fn build_batch(
     shared: &PostgresState,
     jobs: &[AcceptJob],
@@ -197,10 +199,7 @@ fn build_batch(
     let mut answers = Vec::with_capacity(jobs.len());
     for (n, job) in jobs.iter().enumerate() {
         let Some(tenant) = tenants[n] else {
-            answers.push(match job.events.is_empty() {
-                true => Ok(Vec::new()),
-                false => Err(Error::NotFound("tenant")),
-            });
+            answers.push(if job.events.is_empty() { Ok(Vec::new()) } else { Err(Error::NotFound("tenant")) });
             continue;
         };
         let is_undone = is_undone(job, &outcomes[n]);
@@ -219,8 +218,8 @@ fn build_batch(
     (writing, answers)
 }
 
-/// Writes all of it with its ids, in one round trip: if a statement fails, the
-/// commit ends in nothing.
+/// Writes the batch with its ids in one round trip. If a statement fails, the
+/// commit writes nothing.
 async fn write_new(
     shared: &PostgresState,
     mut tx: PgTransaction,
@@ -243,7 +242,7 @@ async fn write_new(
     Ok(places)
 }
 
-/// Writes the rest, in the transaction in which ids were looked at and
+/// Writes the batch in the transaction in which its ids were looked up and
 /// remembered.
 async fn write_resolved(
     shared: &PostgresState,
@@ -260,15 +259,15 @@ async fn write_resolved(
     }
 }
 
-/// The events with ids that producers chose, by job and place, and those that
-/// repeat an id of their own batch.
+/// The positions of events whose ids producers chose, and of those that repeat
+/// an id of their own batch.
 struct ProducerIds {
     first: Vec<(usize, usize)>,
     repeats: Vec<(usize, usize, usize)>,
 }
 
 impl ProducerIds {
-    /// Those of tenants that are there.
+    /// Finds the events with such ids, of tenants that exist.
     fn of(jobs: &[AcceptJob], tenants: &[Option<i64>]) -> Self {
         let mut given = Self { first: Vec::new(), repeats: Vec::new() };
         for (n, job) in jobs.iter().enumerate().filter(|(n, _)| tenants[*n].is_some()) {
@@ -286,8 +285,9 @@ impl ProducerIds {
         given
     }
 
-    /// Whether nothing but a known id can stand in the way. An id that looks
-    /// like one of our own minting may be an event's that is not remembered.
+    /// Returns whether the table of ids alone can tell that an id is known. An
+    /// id that looks as if the gateway had made it may belong to an event whose
+    /// id is not in that table.
     fn needs_no_lookup(&self, jobs: &[AcceptJob]) -> bool {
         let is_ours = |(n, k): &(usize, usize)| jobs[*n].events[*k].event.id.minted_ms().is_some();
         self.repeats.is_empty() && !self.first.iter().any(is_ours)
@@ -305,7 +305,7 @@ impl ProducerIds {
         for (n, k) in &self.first {
             let new = &jobs[*n].events[*k];
             let targets = new.targets.iter().filter(|p| index.endpoint_entry(p.id).is_some()).count();
-            ids.tenant.push(tenants[*n].expect("those without were left out"));
+            ids.tenant.push(tenants[*n].expect("events without a tenant were left out"));
             ids.id.push(new.event.id.as_str());
             ids.event.push(event_nos[*n][*k]);
             ids.fingerprint.push(new.fingerprint.map_or(Vec::new(), |print| print.to_vec()));
@@ -316,7 +316,8 @@ impl ProducerIds {
     }
 }
 
-/// Whether a batch that stands or falls as one has met a conflict.
+/// Returns whether the job's events are accepted only together and one of them
+/// is a conflict.
 fn is_undone(job: &AcceptJob, outcomes: &[IdOutcome]) -> bool {
     job.mode == BatchMode::All
         && outcomes.iter().zip(&job.events).any(|(outcome, new)| match outcome {
@@ -332,14 +333,15 @@ fn repeat_of(first: &RoutedEvent, again: &RoutedEvent, became: &AcceptResult) ->
         AcceptResult::Duplicate { accepted_at, deliveries } => (*accepted_at, *deliveries),
         AcceptResult::Conflict { accepted_at } => return AcceptResult::Conflict { accepted_at: *accepted_at },
     };
-    match first.fingerprint.is_some() && first.fingerprint == again.fingerprint {
-        true => AcceptResult::Duplicate { accepted_at, deliveries },
-        false => AcceptResult::Conflict { accepted_at },
+    if first.fingerprint.is_some() && first.fingerprint == again.fingerprint {
+        AcceptResult::Duplicate { accepted_at, deliveries }
+    } else {
+        AcceptResult::Conflict { accepted_at }
     }
 }
 
-/// Begins, remembers the ids that producers chose, and finds out which were
-/// known.
+/// Begins the transaction, remembers the ids that producers chose, and finds
+/// out which of them were known.
 async fn resolve_ids(
     tx: &PgTransaction,
     shared: &PostgresState,
@@ -351,12 +353,12 @@ async fn resolve_ids(
     for (n, k, first) in &given.repeats {
         outcomes[*n][*k] = IdOutcome::Repeats(*first);
     }
-    let IdColumns { tenant, id, event: nos, fingerprint, accepted_at, deliveries } = ids;
-    let bound = [bound(tenant), bound(id), bound(nos), bound(fingerprint), bound(accepted_at), bound(deliveries)];
+    let parameters = ids.parameters();
+    let IdColumns { tenant, id, event: nos, fingerprint, .. } = ids;
     let (begun, fresh) = tokio::join!(
         biased;
         with_timeout(tx.client().batch_execute(&shared.begin)),
-        tx.query(include_str!("sql/remember_ids.sql"), &bound),
+        tx.query(include_str!("sql/remember_ids.sql"), &parameters),
     );
     begun?;
     let mut fresh: HashSet<i64> = fresh?.iter().map(|row| row.get(0)).collect();
@@ -374,28 +376,29 @@ async fn resolve_ids(
             let (n, k) = given[which];
             let accepted_at = at(row.get(2));
             let (then, now) = (row.get::<_, &[u8]>(1), &fingerprint[which]);
-            let known = match !then.is_empty() && then == now {
-                true => AcceptResult::Duplicate { accepted_at, deliveries: row.get::<_, i32>(3).max(0) as u32 },
-                false => AcceptResult::Conflict { accepted_at },
+            let known = if !then.is_empty() && then == now {
+                AcceptResult::Duplicate { accepted_at, deliveries: row.get::<_, i32>(3).max(0) as u32 }
+            } else {
+                AcceptResult::Conflict { accepted_at }
             };
             if matches!(outcomes[n][k], IdOutcome::New) {
                 outcomes[n][k] = IdOutcome::Known(known);
             }
         }
     }
-    // What stands or falls as one and has fallen is not remembered.
-    let fallen = given.iter().zip(nos).filter(|((n, k), no)| {
+    // Forget the new ids of jobs that are refused as a whole.
+    let refused = given.iter().zip(nos).filter(|((n, k), no)| {
         fresh.contains(no) && matches!(outcomes[*n][*k], IdOutcome::New) && is_undone(&jobs[*n], &outcomes[*n])
     });
-    let fallen: Vec<i64> = fallen.map(|(_, no)| *no).collect();
-    if !fallen.is_empty() {
-        tx.execute("DELETE FROM posthaste.ids WHERE event = ANY($1)", bind![fallen]).await?;
+    let refused: Vec<i64> = refused.map(|(_, no)| *no).collect();
+    if !refused.is_empty() {
+        tx.execute("DELETE FROM posthaste.ids WHERE event = ANY($1)", bind![refused]).await?;
     }
     Ok(())
 }
 
-/// An id of our own minting is not remembered apart from its event; whoever
-/// sends one back to us as theirs is not repeating themselves.
+/// Finds ids that the gateway made itself, which are not in the table of ids. A
+/// producer that sends such an id as its own gets a conflict.
 async fn resolve_minted_ids(
     tx: &PgTransaction,
     given: &[(usize, usize)],

@@ -14,7 +14,6 @@ use jiff::Timestamp;
 use tokio_postgres::Row;
 
 use super::PostgresStore;
-use super::endpoint::{from_json, to_json};
 use super::read_query::read_rows;
 use super::rows::{at, millis, stored_tenant};
 use super::transaction::{PgTransaction, bind};
@@ -24,6 +23,7 @@ use crate::model::id::{AuditId, TenantId, TokenId};
 use crate::model::shard::Shard;
 use crate::model::token::Token;
 use crate::store::access::draw;
+use crate::store::catalog_json::{from_json, to_json};
 use crate::store::{AccessStore, AuditQuery, Error, ListPage, PageRequest, Result, TokenScope, caller};
 
 /// The columns and tables that a token is read from. The last column says

@@ -18,8 +18,7 @@ use tokio_postgres::Row;
 
 use super::access::{self, record};
 use super::endpoint::{
-    self, ENDPOINT, endpoint_from, from_json, insert_secret, keep_health, seal_settings, seal_urls, secret_from,
-    to_json,
+    self, ENDPOINT, endpoint_from, insert_secret, keep_health, seal_settings, seal_urls, secret_from,
 };
 use super::rows::{at, millis};
 use super::transaction::{bind, with_timeout};
@@ -34,6 +33,7 @@ use crate::model::shard::Shard;
 use crate::model::tenant::Tenant;
 use crate::model::token::Token;
 use crate::store::catalog_index::CatalogIndex;
+use crate::store::catalog_json::{from_json, to_json};
 use crate::store::{Catalog, ClusterEvent, EndpointChange, EndpointChanged, Error, Result};
 
 /// Interval between two checks whether every node has acknowledged a version.

@@ -1,7 +1,7 @@
-//! Reads what attempts need: waiting deliveries, and their events.
+//! Reads waiting deliveries and their events, as attempts need them.
 //!
-//! Events are asked for by their numbers alone, so that the server looks into
-//! the days that hold them and plans for no others.
+//! Events are asked for by their numbers alone, so that the server reads only
+//! the partitions that hold them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,23 +20,24 @@ use crate::store::{Claim, Result};
 /// A waiting delivery and its event, by their numbers.
 #[derive(Debug, Clone, Copy)]
 pub struct ClaimKey {
-    /// The delivery.
+    /// Number of the delivery.
     pub no: i64,
-    /// The event.
+    /// Number of its event.
     pub event: i64,
 }
 
-/// What was read.
+/// Claims that were read.
 pub struct ReadClaims {
-    /// In the order in which they are due. What was settled or cancelled
-    /// since is not among them.
+    /// The claims, in the order of their due times. Deliveries that were settled
+    /// or cancelled since are left out.
     pub claims: Vec<Claim>,
-    /// How many of those wanted were looked at, before their data became too
-    /// much.
+    /// Number of wanted deliveries that were read before their data became too
+    /// large.
     pub reached: usize,
 }
 
-/// Reads these, in one round trip, until their data is as much as this.
+/// Reads these deliveries in one round trip, until their data reaches this
+/// size.
 pub async fn read(client: &Client, wanted: &[ClaimKey], bytes_max: usize) -> Result<ReadClaims> {
     if wanted.is_empty() {
         return Ok(ReadClaims { claims: Vec::new(), reached: 0 });
@@ -53,7 +54,7 @@ pub async fn read(client: &Client, wanted: &[ClaimKey], bytes_max: usize) -> Res
     let (waiting, events) = (waiting?, events?);
     let events: HashMap<i64, &Row> = events.iter().map(|row| (row.get(0), row)).collect();
     let reached = wanted.iter().position(|one| !events.contains_key(&one.event)).unwrap_or(wanted.len());
-    // What only a newer version knows how to send waits for a node of that.
+    // A delivery that only a newer version can send waits for a node of it.
     let claims = waiting.iter().filter_map(|row| claim_from(row, events.get(&row.get(8))?).ok()).collect();
     Ok(ReadClaims { claims, reached })
 }
@@ -67,7 +68,7 @@ fn claim_from(row: &Row, event: &Row) -> Result<Claim> {
         key: event.get::<_, Option<&str>>(3).map(EventKey::from_stored),
         timestamp: event.get(4),
         schema_version: event.get(5),
-        // What counts is whether it is over for this delivery.
+        // The expiry of the delivery counts, not that of the event.
         expires_at: None,
         endpoints: None,
         accepted_at: at(event.get(6)),

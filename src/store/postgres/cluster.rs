@@ -1,4 +1,5 @@
-//! What the lifecycle asks about the cluster.
+//! Answers the lifecycle's questions about the cluster, and carries questions to
+//! other nodes.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -13,7 +14,7 @@ use crate::model::id::{EndpointId, TenantId};
 use crate::model::shard::{Epoch, Lease, Shard};
 use crate::store::{Cluster, ClusterEvent, ClusterState, NodeState, PublishedStatus, Result, ShardState, StoreStatus};
 
-/// How often an asker looks for its answer.
+/// Interval at which a node looks for the answer to its question.
 const ASK_EVERY: Duration = Duration::from_millis(5);
 
 #[async_trait]
@@ -24,7 +25,7 @@ impl Cluster for PostgresStore {
     }
 
     fn leased_until(&self) -> Option<Instant> {
-        // Before the first lease there is nothing that could be started.
+        // Before the first lease nothing may be started.
         Some(self.shared.shard_leases.leased_until().unwrap_or_else(Instant::now))
     }
 
@@ -51,7 +52,8 @@ impl Cluster for PostgresStore {
             if let Some(answer) = row.get::<_, Option<String>>(0) {
                 break Some(answer);
             }
-            // Whoever owns it no longer acts on it either.
+            // The node that was asked no longer owns the shard, so its answer
+            // would mean nothing.
             if !row.get::<_, bool>(1) {
                 break None;
             }

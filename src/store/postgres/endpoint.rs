@@ -15,6 +15,7 @@ use crate::model::endpoint::{Endpoint, EndpointCeiling, EndpointSettings, OnDead
 use crate::model::id::{EndpointId, SecretId};
 use crate::model::limits::settings_bytes;
 use crate::model::url_versions::UrlVersions;
+use crate::store::catalog_json::{from_json, to_json};
 use crate::store::plan::endpoint as plan;
 use crate::store::seal::{SealError, about_secret, about_settings, about_urls};
 use crate::store::{Claim, EndpointChange, EndpointChanged, EndpointUpdate, Error, Result};
@@ -212,14 +213,4 @@ pub async fn apply_endpoint_update(
         freed.extend(work.record_endpoint_event(no, &endpoint, endpoint_event).await?);
     }
     Ok((applied, freed))
-}
-
-/// Writes a value of the catalog as JSON.
-pub fn to_json(value: &impl serde::Serialize) -> String {
-    serde_json::to_string(value).expect("the catalog's values are plain data")
-}
-
-/// Reads a value of the catalog from JSON.
-pub fn from_json<T: serde::de::DeserializeOwned>(text: &str) -> T {
-    serde_json::from_str(text).expect("the catalog holds what was written into it")
 }

@@ -1,8 +1,8 @@
 //! Answers questions about events, deliveries, attempts and lanes.
 //!
 //! Every list walks one index from its newest row and stops after a bounded
-//! number of them, found or not: a page may be short and still have a next.
-//! Each question is one statement, and so sees one moment.
+//! number of rows, whether they match or not. So a page may be short and still
+//! have a next page. Each question is one statement, and so sees one snapshot.
 
 use std::collections::BTreeMap;
 
@@ -26,11 +26,11 @@ mod deliveries;
 mod events;
 pub mod walk;
 
-/// How many rows one page looks at.
+/// Largest number of rows that one page reads.
 const ROWS_PER_PAGE_MAX: usize = 10_000;
 
-/// How long after the time in its id an event's number may be: a millisecond
-/// whose numbers are used up lends from the next.
+/// How much later than the time in its id the number of an event may be. When
+/// the numbers of a millisecond are used up, those of the next are taken.
 const LENT_MS_MAX: i64 = 1_000;
 
 #[async_trait]
@@ -90,7 +90,7 @@ impl History for PostgresStore {
     }
 
     async fn oldest_due(&self, endpoints: Vec<EndpointId>) -> Result<Vec<Option<Timestamp>>> {
-        // No endpoint has the number 0: one that is not known has nothing due.
+        // No endpoint has the number 0, so nothing is due for an unknown one.
         let numbers: Vec<i64> = endpoints.iter().map(|id| endpoint_no(&self.shared, *id).unwrap_or_default()).collect();
         let rows = read_rows(&self.shared, include_str!("sql/oldest_due.sql"), bind![numbers]).await?;
         Ok(rows.iter().map(|row| row.get::<_, Option<i64>>(0).map(at)).collect())
@@ -113,7 +113,7 @@ impl History for PostgresStore {
     }
 }
 
-/// The number of an endpoint that is not deleted.
+/// Returns the number of an endpoint that is not deleted.
 fn endpoint_no(shared: &PostgresState, id: EndpointId) -> Option<i64> {
     shared.index().endpoint_entry(id).map(|(no, _)| no)
 }
@@ -125,7 +125,7 @@ fn cursor_no(page: &PageRequest) -> Result<i64> {
     }
 }
 
-/// Finds an event by its id.
+/// Finds an event by its id, and reads these columns.
 pub async fn find_event(shared: &PostgresState, tenant: &TenantId, id: &EventId, columns: &str) -> Result<Option<Row>> {
     let Some(tenant) = shared.index().tenant_no(tenant) else { return Ok(None) };
     let (from, below) = match id.minted_ms() {
@@ -136,8 +136,8 @@ pub async fn find_event(shared: &PostgresState, tenant: &TenantId, id: &EventId,
     read_one(shared, &sql, bind![tenant, id.as_str(), from, below]).await
 }
 
-/// Attempts in order; of two with one number, the delivery's own. That one
-/// comes first.
+/// Returns attempts in the order of their numbers. Of two records with the same
+/// number the first counts; it is the one in the delivery's own row.
 fn attempts_from<'a>(records: impl Iterator<Item = &'a str>) -> Vec<Attempt> {
     let mut by_number = BTreeMap::new();
     for record in records {
@@ -151,7 +151,8 @@ fn parse<T: serde::de::DeserializeOwned>(record: &str) -> T {
     serde_json::from_str(record).expect("the store holds what was written into it")
 }
 
-/// A lane's cursor is its key, marked so that the empty key is one too.
+/// Returns a page of an endpoint's lanes. The cursor is the key of a lane with
+/// a mark before it, so that the empty key makes a cursor too.
 async fn lanes(
     shared: &PostgresState,
     tenant: &TenantId,
@@ -190,7 +191,7 @@ fn lane_from(row: &Row) -> Option<Lane> {
     })
 }
 
-/// A time as a bound, where one was asked for.
+/// Returns a time as it is compared in SQL, if there is one.
 fn bound_of(time: Option<Timestamp>) -> Option<i64> {
     time.map(millis)
 }

@@ -1,4 +1,4 @@
-//! Where a delivery's row is, and how it moves from table to table.
+//! Locks the row of a delivery, and moves it from table to table.
 
 use tokio_postgres::Row;
 
@@ -12,7 +12,7 @@ use crate::store::Result;
 use crate::store::plan::DeliveryRow;
 use crate::store::plan::lane::LaneMember;
 
-/// What every table of deliveries has.
+/// The columns that all tables of deliveries have.
 const SAME: &str = "no, tenant, endpoint, shard, event, created_at, format, lane, seq, passed, expires_at, replayed_at, \
                     attempts, attempts_before, first_attempt_at, age_from, held_before, not_found, no_such_name, \
                     forbidden_target, last_delay, max_age, stumbles, stumble";
@@ -20,16 +20,16 @@ const SAME: &str = "no, tenant, endpoint, shard, event, created_at, format, lane
 /// A table of deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeliveryTable {
-    /// What waits.
+    /// Table of waiting deliveries.
     Queue,
-    /// What is dead.
+    /// Table of dead deliveries.
     Dead,
-    /// What is delivered or cancelled.
+    /// Table of delivered and cancelled deliveries.
     Finished,
 }
 
 impl DeliveryTable {
-    /// Its name.
+    /// Returns the name of the table.
     pub fn name(self) -> &'static str {
         match self {
             Self::Queue => "posthaste.queue",
@@ -38,7 +38,7 @@ impl DeliveryTable {
         }
     }
 
-    /// Where deliveries in this state are.
+    /// Returns the table that holds deliveries in this state.
     pub fn of(state: DeliveryState) -> Self {
         match state {
             DeliveryState::Waiting => Self::Queue,
@@ -51,19 +51,19 @@ impl DeliveryTable {
 /// A delivery's row, locked until the end of the transaction.
 #[derive(Debug)]
 pub struct LockedDelivery {
-    /// Where it is.
+    /// Table that holds the row.
     pub table: DeliveryTable,
-    /// Its number.
+    /// Number of the delivery.
     pub no: i64,
-    /// Its endpoint's number.
+    /// Number of its endpoint.
     pub endpoint: i64,
-    /// That endpoint's shard.
+    /// Shard of its endpoint.
     pub shard: Shard,
-    /// Its tenant's number.
+    /// Number of its tenant.
     pub tenant: i64,
-    /// The lane it is in.
+    /// Lane of the delivery, if it has one.
     pub lane: Option<String>,
-    /// What plans depend on.
+    /// The columns that plans depend on.
     pub row: DeliveryRow,
     /// Time at which its event expires for it, in milliseconds.
     pub expires_at: Option<i64>,
@@ -72,7 +72,7 @@ pub struct LockedDelivery {
 }
 
 impl LockedDelivery {
-    /// Finds a delivery, wherever it is.
+    /// Finds a delivery in any table, and locks its row.
     pub async fn find(tx: &PgTransaction, no: i64) -> Result<Option<Self>> {
         for table in [DeliveryTable::Queue, DeliveryTable::Dead, DeliveryTable::Finished] {
             let ended = match table {
@@ -92,7 +92,7 @@ impl LockedDelivery {
     }
 
     fn read(row: &Row, table: DeliveryTable, no: i64) -> Result<Self> {
-        // Whoever does not know what it is must not change it.
+        // A delivery whose format this version does not know is not changed.
         format_of(row.get::<_, i16>("format").into())?;
         let lane: Option<String> = row.get("lane");
         let is_in_lane = lane.is_some() && !row.get::<_, bool>("passed");
@@ -119,26 +119,27 @@ impl LockedDelivery {
         })
     }
 
-    /// The delivery as a member of its lane, if the lane has not moved past it.
+    /// Returns the delivery as a member of its lane, unless the lane has moved
+    /// past it.
     pub fn member(&self) -> Option<LaneMember<'_>> {
         let lane = self.lane.as_deref().filter(|_| self.row.is_in_lane)?;
         Some(LaneMember { endpoint: self.endpoint, lane, no: self.no })
     }
 
-    /// Its id.
+    /// Returns the delivery's id.
     pub fn id(&self) -> DeliveryId {
         delivery_id(self.no, self.created_at)
     }
 
-    /// Puts the attempt that its own row holds among the others: another one
-    /// takes its place.
+    /// Moves the last attempt from the delivery's row to the table of attempts,
+    /// because another one takes its place.
     pub async fn archive_last_attempt(&self, tx: &PgTransaction) -> Result<()> {
         let Some(record) = &self.last else { return Ok(()) };
         let attempt: Attempt = serde_json::from_str(record).expect("the store holds what was written into it");
         insert_attempt(tx, self.no, attempt.number, record).await
     }
 
-    /// Keeps the record of an attempt that did not end it.
+    /// Stores the record of an attempt that did not end the delivery.
     pub async fn keep_record(&self, tx: &PgTransaction, number: u32, record: &str) -> Result<()> {
         match self.table {
             DeliveryTable::Queue => insert_attempt(tx, self.no, number, record).await,
@@ -149,7 +150,7 @@ impl LockedDelivery {
         }
     }
 
-    /// Ends it in this state. Its last attempt goes with it.
+    /// Ends the delivery in this state, and moves its last attempt into its row.
     pub async fn end(
         &self,
         tx: &PgTransaction,
@@ -170,7 +171,7 @@ impl LockedDelivery {
                 format!("UPDATE {} SET state = $2, cause = $3, finished_at = $4, last = $5 WHERE no = $1", to.name());
             return tx.execute(&sql, bind![self.no, code, cause, finished_at, record]).await.map(|_| ());
         }
-        // What is finished holds no lane up, whoever ended it.
+        // A finished delivery never holds up its lane.
         let same = match to {
             DeliveryTable::Finished => &SAME.replace(" passed,", " true,"),
             DeliveryTable::Queue | DeliveryTable::Dead => SAME,
@@ -185,7 +186,7 @@ impl LockedDelivery {
         tx.execute(&sql, bind![self.no, code, cause, finished_at, record]).await.map(|_| ())
     }
 
-    /// Puts a finished one back into the queue, with a fresh budget.
+    /// Puts a finished delivery back into the queue, with a fresh budget.
     pub async fn replay(&self, tx: &PgTransaction, due_at: i64, expires_at: Option<i64>, node: i64) -> Result<()> {
         self.archive_last_attempt(tx).await?;
         let sql = format!(

@@ -61,6 +61,7 @@ mod snowflake;
 mod stored_bytes;
 mod stored_functions;
 mod sweep;
+mod tenant_limits;
 mod transaction;
 mod unit_of_work;
 

@@ -1,4 +1,4 @@
-//! Turns rows into things.
+//! Converts rows to the values of the model.
 
 use tokio_postgres::Row;
 
@@ -7,7 +7,7 @@ use crate::model::id::TenantId;
 pub use crate::store::codes::*;
 use crate::store::progress_columns::ProgressColumns;
 
-/// A budget, from ten columns beginning at `first`.
+/// Reads a progress from ten columns that begin at `first`.
 pub fn progress_from(row: &Row, first: usize) -> Progress {
     Progress::from(ProgressColumns {
         attempts: row.get(first),
@@ -23,12 +23,12 @@ pub fn progress_from(row: &Row, first: usize) -> Progress {
     })
 }
 
-/// A number that counts something.
+/// Reads a column that holds a count.
 pub fn count(row: &Row, index: usize) -> u32 {
     row.get::<_, i32>(index).max(0) as u32
 }
 
-/// A tenant's id as it stands in a row.
+/// Parses the id of a tenant from a row.
 pub fn stored_tenant(text: &str) -> TenantId {
     text.parse().expect("stored tenant ids were checked")
 }

@@ -1,9 +1,9 @@
-//! Settle: an attempt and the state it led to are one write.
+//! Settles deliveries: an attempt and the state it led to are one write.
 //!
-//! What arrives and what is tried again later goes through two statements,
-//! many at a time. Whatever asks for more (a death, a pause, something that a
-//! person changed meanwhile) is looked at one by one, in the same
-//! transaction: [`super::settle_one`].
+//! Deliveries that succeed, and those that are tried again later, are written
+//! by two statements, many at a time. Settlements that need more (a death, a
+//! pause, a delivery that a person changed meanwhile) are written one by one
+//! in the same transaction: [`super::settle_one`].
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -33,15 +33,15 @@ use crate::store::{Claim, ClaimOutcome, Error, Result, SettleEffects, Settlement
 
 /// A settlement that waits to be written.
 pub struct SettleJob {
-    /// What it is written under.
+    /// Lease under which it is written.
     pub lease: Lease,
-    /// What happened.
+    /// The settlement to write.
     pub settlement: Settlement,
-    /// Who waits for it.
+    /// Channel for the answer to the caller.
     pub answer: oneshot::Sender<Result<SettleEffects>>,
 }
 
-/// How many of those that are looked at one by one share a transaction.
+/// Largest number of settlements written one by one in a transaction.
 const ONE_BY_ONE: usize = 64;
 
 impl BatchJob for SettleJob {
@@ -75,8 +75,8 @@ impl BatchJob for SettleJob {
     }
 }
 
-/// One settlement per delivery in a transaction, and not too many that take
-/// long.
+/// Takes out the jobs that have to wait for a later transaction: one
+/// transaction settles a delivery once, and holds only a few slow settlements.
 fn defer_repeated(jobs: &mut Vec<SettleJob>) -> Vec<SettleJob> {
     let mut seen = HashSet::new();
     let mut slow = 0;
@@ -84,9 +84,10 @@ fn defer_repeated(jobs: &mut Vec<SettleJob>) -> Vec<SettleJob> {
     let mut now = Vec::with_capacity(jobs.len());
     for job in jobs.drain(..) {
         slow += usize::from(matches!(SettlePath::of(&job.settlement), SettlePath::One));
-        match seen.insert(job.settlement.id) && slow <= ONE_BY_ONE {
-            true => now.push(job),
-            false => later.push(job),
+        if seen.insert(job.settlement.id) && slow <= ONE_BY_ONE {
+            now.push(job);
+        } else {
+            later.push(job);
         }
     }
     *jobs = now;
@@ -120,96 +121,126 @@ impl<'a> SettlePath<'a> {
     }
 }
 
-/// Whether an answer changes what the catalog says of its endpoint.
+/// Returns whether an answer changes its endpoint in the catalog.
 fn changes_endpoint(settlement: &Settlement) -> bool {
     matches!(&settlement.outcome, ClaimOutcome::Attempted { update, .. } if !is_only_health(update))
 }
 
+/// Settles all jobs in one transaction; returns their answers in order.
 async fn settle(shared: &Arc<PostgresState>, jobs: &[SettleJob]) -> Result<Vec<Result<SettleEffects>>> {
-    let node = shared.shard_leases.node();
-    let mut answers: Vec<Option<Result<SettleEffects>>> = jobs.iter().map(|_| None).collect();
     let tx = PgTransaction::open(&shared.pool).await?;
-    let nos: Vec<i64> = jobs.iter().map(|job| delivery_no(job.settlement.id)).collect();
-    let places: HashMap<i64, usize> = nos.iter().enumerate().map(|(place, no)| (*no, place)).collect();
-    let delivered = SettleColumns::build_columns(jobs, |kind| match kind {
-        SettlePath::Delivered(attempt, progress) => Some((attempt, progress)),
-        _ => None,
-    });
-    let retried = SettleColumns::build_columns(jobs, |kind| match kind {
-        SettlePath::Retry(attempt, progress) => Some((attempt, progress)),
-        _ => None,
-    });
-    let closely: Vec<Uuid> = jobs
-        .iter()
-        .filter(|job| matches!(SettlePath::of(&job.settlement), SettlePath::One))
-        .map(|job| job.settlement.endpoint.0)
-        .collect();
     let mut work = UnitOfWork::new(shared, &tx);
-    let batch = SettleBatch { jobs, node, nos, closely, delivered, retried };
-    let Some((gone, kept)) = batch.write(&mut work).await? else {
+    let batch = SettleBatch::of(jobs, shared.shard_leases.node());
+    let Some((ended, waiting)) = batch.write(&mut work).await? else {
         drop(work);
         tx.roll_back().await;
         return Ok(jobs.iter().map(|job| Err(Error::Stale(job.lease.shard))).collect());
     };
-    let mut free = free_next(&tx, &gone).await?;
-    for row in &gone {
-        let (no, endpoint): (i64, i64) = (row.get(0), row.get(1));
-        let place = places[&no];
-        let job = &jobs[place];
-        work.count_waiting(endpoint, job.lease.shard, -1);
-        let mut settled = SettleEffects::default();
-        match row.get::<_, Option<i64>>(3).zip(row.get::<_, Option<bool>>(4)) {
-            None => {}
-            Some((next, false)) => {
-                if let Some(claim) = free.remove(&next) {
-                    work.becomes_due(endpoint, millis(claim.due_at));
-                    settled.freed.push(claim);
-                }
-            }
-            Some((dead, true)) => {
-                let lane: String = row.get(2);
-                settled.freed = block_behind_dead(&mut work, endpoint, &lane, dead, job).await?;
-            }
-        }
-        settled.operational_events = std::mem::take(&mut work.operational_events);
-        answers[place] = Some(Ok(settled));
-    }
-    for row in &kept {
-        let place = places[&row.get::<_, i64>(0)];
-        let ClaimOutcome::Attempted { next: NextState::Waiting { due_at }, .. } = jobs[place].settlement.outcome else {
-            continue;
-        };
-        work.becomes_due(row.get(1), millis(due_at));
-        answers[place] = Some(Ok(SettleEffects { due_again_at: Some(due_at), ..SettleEffects::default() }));
-    }
-    set_expiry_checks(&tx, node, jobs, &places, &mut answers).await?;
+    let mut answers = SettleAnswers::of(jobs, &batch.nos);
+    answers.add_ended(&mut work, &ended).await?;
+    answers.add_waiting(&work, &waiting);
+    set_expiry_checks(&tx, batch.node, &mut answers).await?;
     for (place, job) in jobs.iter().enumerate() {
-        if answers[place].is_none() {
-            answers[place] = Some(settle_one::settle(&mut work, job.lease, &job.settlement).await?);
+        if answers.all[place].is_none() {
+            answers.all[place] = Some(settle_one::settle(&mut work, job.lease, &job.settlement).await?);
         }
     }
-    let health = write_health(shared, &tx, jobs, &answers).await?;
+    let health = write_health(shared, &tx, jobs, &answers.all).await?;
     let done: CommitEffects = work.end();
     tx.commit().await?;
     show_health(shared, health);
     shared.adopt(done).await;
-    Ok(answers.into_iter().map(|answer| answer.expect("each was looked at")).collect())
+    Ok(answers.all.into_iter().map(|answer| answer.expect("every job was settled")).collect())
 }
 
-/// What is written together, as it is written.
+/// The answers to the jobs of one transaction, as far as they are known.
+struct SettleAnswers<'a> {
+    jobs: &'a [SettleJob],
+    /// Places of the jobs, by the numbers of their deliveries.
+    places: HashMap<i64, usize>,
+    all: Vec<Option<Result<SettleEffects>>>,
+}
+
+impl<'a> SettleAnswers<'a> {
+    fn of(jobs: &'a [SettleJob], nos: &[i64]) -> Self {
+        let places = nos.iter().enumerate().map(|(place, no)| (*no, place)).collect();
+        Self { jobs, places, all: jobs.iter().map(|_| None).collect() }
+    }
+
+    /// Answers the jobs whose deliveries left the queue, and lets their lanes
+    /// go on.
+    async fn add_ended(&mut self, work: &mut UnitOfWork<'_>, ended: &[Row]) -> Result<()> {
+        let mut free = free_next(work.tx, ended).await?;
+        for row in ended {
+            let (no, endpoint): (i64, i64) = (row.get(0), row.get(1));
+            let place = self.places[&no];
+            let job = &self.jobs[place];
+            work.count_waiting(endpoint, job.lease.shard, -1);
+            let mut settled = SettleEffects::default();
+            match row.get::<_, Option<i64>>(3).zip(row.get::<_, Option<bool>>(4)) {
+                None => {}
+                Some((next, false)) => {
+                    if let Some(claim) = free.remove(&next) {
+                        work.becomes_due(endpoint, millis(claim.due_at));
+                        settled.freed.push(claim);
+                    }
+                }
+                Some((dead, true)) => {
+                    let lane: String = row.get(2);
+                    settled.freed = block_behind_dead(work, endpoint, &lane, dead, job).await?;
+                }
+            }
+            settled.operational_events = std::mem::take(&mut work.operational_events);
+            self.all[place] = Some(Ok(settled));
+        }
+        Ok(())
+    }
+
+    /// Answers the jobs whose deliveries wait again.
+    fn add_waiting(&mut self, work: &UnitOfWork<'_>, waiting: &[Row]) {
+        for row in waiting {
+            let place = self.places[&row.get::<_, i64>(0)];
+            let ClaimOutcome::Attempted { next: NextState::Waiting { due_at }, .. } =
+                self.jobs[place].settlement.outcome
+            else {
+                continue;
+            };
+            work.becomes_due(row.get(1), millis(due_at));
+            self.all[place] = Some(Ok(SettleEffects { due_again_at: Some(due_at), ..SettleEffects::default() }));
+        }
+    }
+}
+
+/// The jobs of one transaction, with their columns.
 struct SettleBatch<'a> {
     jobs: &'a [SettleJob],
     node: i64,
     nos: Vec<i64>,
-    /// The endpoints of those that are looked at one by one.
+    /// Endpoints of the settlements that are written one by one.
     closely: Vec<Uuid>,
     delivered: SettleColumns,
     retried: SettleColumns,
 }
 
-impl SettleBatch<'_> {
-    /// Begins, and writes what needs no closer look; returns what left the
-    /// queue and what waits again. Nothing, if the node was taken out.
+impl<'a> SettleBatch<'a> {
+    fn of(jobs: &'a [SettleJob], node: i64) -> Self {
+        let delivered = SettleColumns::build_columns(jobs, |kind| match kind {
+            SettlePath::Delivered(attempt, progress) => Some((attempt, progress)),
+            _ => None,
+        });
+        let retried = SettleColumns::build_columns(jobs, |kind| match kind {
+            SettlePath::Retry(attempt, progress) => Some((attempt, progress)),
+            _ => None,
+        });
+        let closely = jobs.iter().filter(|job| matches!(SettlePath::of(&job.settlement), SettlePath::One));
+        let closely = closely.map(|job| job.settlement.endpoint.0).collect();
+        let nos = jobs.iter().map(|job| delivery_no(job.settlement.id)).collect();
+        Self { jobs, node, nos, closely, delivered, retried }
+    }
+
+    /// Begins the transaction, and writes the settlements that need no closer
+    /// look. Returns the deliveries that left the queue and those that wait
+    /// again, or nothing if this node was removed from the cluster.
     async fn write(&self, work: &mut UnitOfWork<'_>) -> Result<Option<(Vec<Row>, Vec<Row>)>> {
         let (tx, begin) = (work.tx, &work.shared.begin);
         let (me, all, these) = ([bound(&self.node)], [bound(&self.nos)], [bound(&self.closely)]);
@@ -226,23 +257,22 @@ impl SettleBatch<'_> {
         };
         tokio::pin!(writing);
         let changes_any = self.jobs.iter().any(|job| changes_endpoint(&job.settlement));
-        let ((begun, held), written) = match changes_any || !self.closely.is_empty() {
-            // One round trip: a node that was taken out owns no shard, so what
-            // is not held is not written.
-            false => {
-                let (opened, written) = tokio::join!(biased; opening, &mut writing);
-                (opened, Some(written))
-            }
-            true => (opening.await, None),
+        let ((begun, held), written) = if changes_any || !self.closely.is_empty() {
+            (opening.await, None)
+        } else {
+            // One round trip is enough: a node that was removed owns no shard, so
+            // nothing is written for it.
+            let (opened, written) = tokio::join!(biased; opening, &mut writing);
+            (opened, Some(written))
         };
         begun?;
         if held?.is_empty() {
             return Ok(None);
         }
-        let (lanes, gone, kept) = match written {
+        let (lanes, ended, waiting) = match written {
             Some(written) => written,
-            // In the order in which whoever changes an endpoint takes them:
-            // the catalog, endpoints, lanes.
+            // Lock in the order in which every change of an endpoint locks: the
+            // catalog, endpoints, lanes.
             None => {
                 if changes_any {
                     work.bump_catalog_version().await?;
@@ -254,13 +284,13 @@ impl SettleBatch<'_> {
             }
         };
         lanes?;
-        Ok(Some((gone?, kept?)))
+        Ok(Some((ended?, waiting?)))
     }
 }
 
-/// Reads those that their lanes let go, by their numbers.
-async fn free_next(tx: &PgTransaction, gone: &[Row]) -> Result<HashMap<i64, Claim>> {
-    let free = gone.iter().filter(|row| row.get::<_, Option<bool>>(4) == Some(false));
+/// Reads the claims that their lanes set free, by their numbers.
+async fn free_next(tx: &PgTransaction, ended: &[Row]) -> Result<HashMap<i64, Claim>> {
+    let free = ended.iter().filter(|row| row.get::<_, Option<bool>>(4) == Some(false));
     let wanted: Vec<ClaimKey> = free.map(|row| ClaimKey { no: row.get(3), event: row.get(5) }).collect();
     let found = claims::read(tx.client(), &wanted, usize::MAX).await?;
     Ok(found.claims.into_iter().map(|claim| (delivery_no(claim.id), claim)).collect())
@@ -284,14 +314,11 @@ async fn block_behind_dead(
     settle_one::lane_moved(work, head, now).await
 }
 
-async fn set_expiry_checks(
-    tx: &PgTransaction,
-    node: i64,
-    jobs: &[SettleJob],
-    places: &HashMap<i64, usize>,
-    answers: &mut [Option<Result<SettleEffects>>],
-) -> Result<()> {
-    let asked: Vec<(&SettleJob, &Progress)> = jobs
+/// Writes the new times of expiry checks, and answers the jobs that asked for
+/// them.
+async fn set_expiry_checks(tx: &PgTransaction, node: i64, answers: &mut SettleAnswers<'_>) -> Result<()> {
+    let asked: Vec<(&SettleJob, &Progress)> = answers
+        .jobs
         .iter()
         .filter_map(|job| match SettlePath::of(&job.settlement) {
             SettlePath::LookAgain(progress) => Some((job, progress)),
@@ -313,12 +340,13 @@ async fn set_expiry_checks(
         })
         .collect();
     for row in tx.query(include_str!("sql/look_again.sql"), bind![node, nos, epochs, begun, attempts, times]).await? {
-        answers[places[&row.get::<_, i64>(0)]] = Some(Ok(SettleEffects::default()));
+        let place = answers.places[&row.get::<_, i64>(0)];
+        answers.all[place] = Some(Ok(SettleEffects::default()));
     }
     Ok(())
 }
 
-/// Keeps how endpoints are doing, for those whose answers said so.
+/// Stores the health of the endpoints whose answers changed it.
 async fn write_health<'a>(
     shared: &PostgresState,
     tx: &PgTransaction,
@@ -361,7 +389,7 @@ struct SettleColumns {
     no: Vec<i64>,
     epoch: Vec<i64>,
     begun_at: Vec<i64>,
-    /// When it finished, or is due again.
+    /// Time at which it finished, or is due again.
     at: Vec<i64>,
     record: Vec<String>,
     attempts: Vec<i32>,

@@ -19,10 +19,7 @@ use super::history::walk::MOVED_BELOW;
 use super::read_query::read_rows;
 use super::snowflake::ms_of;
 use super::transaction::{PgTransaction, bind};
-use super::unit_of_work::UnitOfWork;
-use crate::model::id::TenantId;
-use crate::model::limits::{TenantLimits, TenantUsage};
-use crate::store::{Error, Result};
+use crate::store::Result;
 
 /// Interval at which a node publishes and reads.
 const EVERY: Duration = Duration::from_secs(1);
@@ -81,48 +78,6 @@ pub async fn bytes_of(shared: &PostgresState, tenants: Vec<i64>) -> Result<HashM
         "SELECT tenant, greatest(sum(bytes), 0)::bigint FROM posthaste.stored WHERE tenant = ANY ($1) GROUP BY tenant";
     let rows = read_rows(shared, sql, bind![tenants]).await?;
     Ok(rows.iter().map(|row| (row.get(0), row.get::<_, i64>(1).cast_unsigned())).collect())
-}
-
-impl UnitOfWork<'_> {
-    /// Returns what a tenant uses, and its limits. The catalog is locked, so
-    /// nobody else adds to it until this transaction ends.
-    async fn usage(&mut self, tenant: &TenantId) -> Result<(TenantUsage, TenantLimits)> {
-        let version = self.bump_catalog_version().await?;
-        let (known, is_current) = {
-            let index = self.shared.index();
-            let known = index.usage(tenant).zip(index.tenant(tenant).map(|tenant| tenant.limits.clone()));
-            (known, self.shared.version.load(std::sync::atomic::Ordering::Acquire) == version - 1)
-        };
-        if let Some(known) = known.filter(|_| is_current) {
-            return Ok(known);
-        }
-        // Another node has just changed the catalog, so ask the database. Sealed
-        // settings are a little longer than what is counted in memory.
-        let sql = "SELECT (SELECT count(*) FROM posthaste.endpoints p WHERE p.tenant = t.no AND p.deleted_at IS NULL),
-                          (SELECT coalesce(sum(octet_length(p.settings)), 0)::bigint FROM posthaste.endpoints p
-                           WHERE p.tenant = t.no AND p.deleted_at IS NULL),
-                          (SELECT count(*) FROM posthaste.tokens k WHERE k.tenant = t.no AND k.deleted_at IS NULL),
-                          t.limits
-                   FROM posthaste.tenants t WHERE t.id = $1 AND t.deleted_at IS NULL";
-        let row = self.tx.query_opt(sql, bind![tenant.as_str()]).await?.ok_or(Error::NotFound("tenant"))?;
-        let count = |n: usize| row.get::<_, i64>(n).cast_unsigned();
-        let usage =
-            TenantUsage { endpoints: count(0), settings_bytes: count(1), tokens: count(2), ..TenantUsage::default() };
-        Ok((usage, super::endpoint::from_json(row.get(3))))
-    }
-
-    /// Checks that the tenant's limits allow more endpoints and bytes of
-    /// settings.
-    pub async fn grow_settings(&mut self, tenant: &TenantId, endpoints: u64, bytes: i64) -> Result<()> {
-        let (usage, limits) = self.usage(tenant).await?;
-        usage.admits_settings(tenant, &limits, endpoints, bytes).map_err(Error::OverLimit)
-    }
-
-    /// Checks that the tenant's limits allow one more token.
-    pub async fn grow_tokens(&mut self, tenant: &TenantId) -> Result<()> {
-        let (usage, limits) = self.usage(tenant).await?;
-        usage.admits_token(tenant, &limits).map_err(Error::OverLimit)
-    }
 }
 
 /// Starts the task that publishes and reads once a second.

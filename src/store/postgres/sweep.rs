@@ -1,9 +1,9 @@
-//! Cancels what waited for a deleted endpoint.
+//! Cancels the deliveries that wait for a deleted endpoint.
 //!
-//! Deleting marks the endpoint; from that moment its waiting deliveries are
-//! read as cancelled and none is attempted. This makes the rows say so, a
-//! thousand at a time, so that deleting an endpoint with a million of them
-//! holds no one up. Any number of nodes may do it at once.
+//! Deleting only marks the endpoint. From then on its waiting deliveries count
+//! as cancelled, and none is attempted. The sweep writes this into their rows,
+//! a thousand at a time, so that deleting an endpoint with a million deliveries
+//! delays nobody. Several nodes may sweep at once.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -17,25 +17,24 @@ use crate::store::Result;
 
 const ROWS_PER_STEP: i64 = 1_000;
 
-/// An accept that was under way when the endpoint was deleted may still add
-/// to what waits. No transaction of ours lasts as long as this, so what is
-/// not there then will never be.
+/// Time after which no transaction that began before the deletion is still
+/// open. Until then an accept may still add deliveries for the endpoint.
 const ACCEPTS_END_WITHIN: Duration = Duration::from_secs(60);
 
 impl PostgresState {
-    /// Starts a sweep in the background. It keeps no store open that is being
-    /// closed.
+    /// Starts a sweep in the background. It ends when the store is closed.
     pub(super) fn start_sweep(self: &Arc<Self>) {
         let shared = Arc::downgrade(self);
         tokio::spawn(async move {
             if let Err(problem) = sweep(&shared).await {
-                warn!("cancelling the deliveries of a deleted endpoint stopped, and goes on later: {problem}");
+                warn!("deliveries to a deleted endpoint could not all be cancelled; the rest follows later: {problem}");
             }
         });
     }
 }
 
-/// Sweeps all that is deleted, and once more when nothing can be added to it.
+/// Sweeps all deleted endpoints, and once more when nothing can be added to
+/// them.
 async fn sweep(shared: &Weak<PostgresState>) -> Result<()> {
     let Some(endpoints) = cancel_all(shared).await? else { return Ok(()) };
     if endpoints.is_empty() {
@@ -49,8 +48,8 @@ async fn sweep(shared: &Weak<PostgresState>) -> Result<()> {
     tx.commit().await
 }
 
-/// Cancels what waits for any deleted endpoint; returns those endpoints, or
-/// nothing when the store is closed.
+/// Cancels the waiting deliveries of all deleted endpoints. Returns those
+/// endpoints, or nothing if the store is closed.
 async fn cancel_all(shared: &Weak<PostgresState>) -> Result<Option<Vec<i64>>> {
     let Some(store) = shared.upgrade() else { return Ok(None) };
     let found = read_rows(&store, include_str!("sql/unswept.sql"), &[]).await?;

@@ -1,5 +1,5 @@
-//! What one transaction does beside its rows: what it tells, and what the
-//! index must learn once it is durable.
+//! Collects what follows from a transaction: operational events in the same
+//! transaction, and changes of the index once it is durable.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -24,58 +24,59 @@ use crate::store::{AcceptResult, Claim, Result, RoutedEvent};
 
 type CommitHook = Box<dyn FnOnce(&mut CatalogIndex) + Send + Sync>;
 
-/// A transaction under way.
+/// An open transaction and its effects.
 pub struct UnitOfWork<'a> {
-    /// The store.
+    /// State of the store.
     pub shared: &'a Arc<PostgresState>,
-    /// The transaction.
+    /// The open transaction.
     pub tx: &'a PgTransaction,
-    /// The types of the operational events written in it.
+    /// Types of the operational events written in the transaction.
     pub operational_events: Vec<&'static str>,
     due: Mutex<Vec<(i64, i64)>>,
     done: CommitEffects,
 }
 
-/// What follows from a transaction once it is durable.
+/// The effects of a transaction once it is durable.
 #[derive(Default)]
 pub struct CommitEffects {
-    /// The catalog's version that it brought.
+    /// The new version of the catalog, if the transaction changed it.
     pub version: Option<i64>,
     after: Vec<CommitHook>,
     counts: HashMap<(i64, Shard), i64>,
-    /// What is due because of it: endpoints, and when.
+    /// Endpoints with new due deliveries, and the due times.
     due: Vec<(i64, i64)>,
 }
 
 impl<'a> UnitOfWork<'a> {
-    /// Nothing is done yet.
+    /// Returns a unit of work without effects.
     pub fn new(shared: &'a Arc<PostgresState>, tx: &'a PgTransaction) -> Self {
         Self { shared, tx, operational_events: Vec::new(), due: Mutex::default(), done: CommitEffects::default() }
     }
 
-    /// What follows once it is durable.
+    /// Returns the effects to apply once the transaction is durable.
     pub fn end(self) -> CommitEffects {
         let due = self.due.into_inner();
         CommitEffects { due, ..self.done }
     }
 
-    /// Something of this endpoint is due at this time, once it is durable.
+    /// Notes that a delivery of this endpoint is due at this time.
     pub fn becomes_due(&self, endpoint: i64, due_at: i64) {
         self.due.lock().push((endpoint, due_at));
     }
 
-    /// The index is to learn this.
+    /// Changes the index once the transaction is durable.
     pub fn after_commit(&mut self, change: impl FnOnce(&mut CatalogIndex) + Send + Sync + 'static) {
         self.done.after.push(Box::new(change));
     }
 
-    /// More deliveries wait for an endpoint, or fewer.
+    /// Adds `more` to the waiting deliveries of an endpoint; it may be negative.
     pub fn count_waiting(&mut self, endpoint: i64, shard: Shard, more: i64) {
         *self.done.counts.entry((endpoint, shard)).or_insert(0) += more;
     }
 
-    /// This transaction changes the catalog. The row stays locked until its
-    /// end, so versions become visible in order.
+    /// Raises the version of the catalog, because this transaction changes it.
+    /// The version's row stays locked until the end, so versions become visible
+    /// in order.
     pub async fn bump_catalog_version(&mut self) -> Result<i64> {
         if let Some(version) = self.done.version {
             return Ok(version);
@@ -86,7 +87,8 @@ impl<'a> UnitOfWork<'a> {
         Ok(version)
     }
 
-    /// Writes down what happened to an endpoint, and tells of it.
+    /// Records an event of an endpoint's life, and accepts the operational event
+    /// about it.
     pub async fn record_endpoint_event(
         &mut self,
         no: i64,
@@ -105,7 +107,7 @@ impl<'a> UnitOfWork<'a> {
         }
     }
 
-    /// Accepts an operational event; returns what may be dispatched of it.
+    /// Accepts an operational event; returns the claims that may be dispatched.
     pub async fn accept_operational_event(
         &mut self,
         operational_event: OperationalEvent,
@@ -135,7 +137,7 @@ impl<'a> UnitOfWork<'a> {
         Ok(claims)
     }
 
-    /// Accepts the event that tells that a lane waits behind this dead letter,
+    /// Accepts the operational event that a lane waits behind this dead letter,
     /// or no longer does.
     pub async fn lane_event(&mut self, no: i64, is_blocked: bool, now: Timestamp) -> Result<Vec<Claim>> {
         match find_subject(self.tx, no).await? {
@@ -146,9 +148,10 @@ impl<'a> UnitOfWork<'a> {
 }
 
 impl PostgresState {
-    /// Takes in what follows from a transaction that is durable now.
+    /// Applies the effects of a transaction that is durable now.
     pub async fn adopt(&self, done: CommitEffects) {
-        // Now, and not before: a read that cannot see it yet must not pass it.
+        // Not earlier: a read that cannot see the rows yet would raise the
+        // watermark above them.
         done.due.iter().for_each(|(endpoint, due_at)| self.watermarks.lower(*endpoint, *due_at));
         if !done.counts.is_empty() {
             let mut index = self.index_mut();
@@ -182,8 +185,8 @@ row! {
     }
 }
 
-/// Reads what operational events say of a delivery; nothing for deliveries of
-/// the system tenant, about which there are none.
+/// Reads what operational events say of a delivery. Returns nothing for the
+/// system tenant, about whose deliveries there are no operational events.
 pub async fn find_subject(tx: &PgTransaction, no: i64) -> Result<Option<EventSubject>> {
     let found = tx.query_opt(SubjectRow::SQL, bind![no]).await?.map(|row| SubjectRow::read(&row));
     let subject = found.map(|row| EventSubject {

@@ -1,4 +1,4 @@
-//! Lists deliveries, wherever they are.
+//! Lists deliveries from the tables of waiting, dead and finished ones.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -19,21 +19,21 @@ use crate::store::postgres::rows::{
 use crate::store::postgres::transaction::bind;
 use crate::store::{DeliveryQuery, ListPage, PageRequest, Result};
 
-/// One walk down one index, through the tables that may hold what is asked
-/// for; the state of a table's rows is known to the planner.
+/// A walk down one index, through the tables that may hold the deliveries. The
+/// planner knows the state of a table's rows, and skips the other tables.
 ///
-/// `= ANY` of one and the order by two columns say that the walk goes through
-/// the index on (tenant, number), or (endpoint, number). With a plain `=` the
-/// planner may walk down all numbers instead, waiting to meet the tenant's:
-/// quick for a tenant that is met often, and without end for one that was met
-/// often until noon.
+/// `= ANY` of one value and the order by two columns force the walk through the
+/// index on (tenant, number), or (endpoint, number). With a plain `=` the
+/// planner may walk down all numbers and filter by tenant. That is quick for a
+/// tenant with many recent deliveries, and endless for one that has had none
+/// for some time.
 const BY_TENANT: &str = "posthaste.deliveries d \
     WHERE d.tenant = ANY (ARRAY[$1]) AND d.no >= $2 AND d.no < $3:states ORDER BY d.tenant DESC, d.no DESC";
 const BY_ENDPOINT: &str = "posthaste.deliveries d WHERE d.endpoint = ANY (ARRAY[$5]) AND d.tenant = $1 \
     AND d.no >= $2 AND d.no < $3:states ORDER BY d.endpoint DESC, d.no DESC";
 
-/// What was cancelled, and what waited for an endpoint that is deleted and
-/// not swept yet.
+/// Cancelled deliveries, and those that wait for a deleted endpoint that is not
+/// swept yet.
 const CANCELLED: &str = "(\
     (SELECT d.* FROM posthaste.deliveries d \
      WHERE d.state = 3 AND d.tenant = ANY (ARRAY[$1]) AND d.no >= $2 AND d.no < $3 \
@@ -44,7 +44,7 @@ const CANCELLED: &str = "(\
         WHERE d.state = 0 AND d.endpoint = p.no AND d.no >= $2 AND d.no < $3 ORDER BY d.no DESC LIMIT $4) d \
     WHERE p.tenant = $1 AND p.deleted_at IS NOT NULL AND p.swept_at IS NULL) d ORDER BY d.no DESC";
 
-/// By number alone.
+/// A walk through a range of numbers.
 const BY_NUMBER: &str = "posthaste.deliveries d WHERE d.no >= $2 AND d.no < $3 AND d.tenant = $1 ORDER BY d.no DESC";
 
 fn source(query: &DeliveryQuery) -> String {
@@ -56,25 +56,25 @@ fn source(query: &DeliveryQuery) -> String {
         None => walk.replace(":states", ""),
         Some(DeliveryState::Waiting) => walk.replace(":states", " AND d.state = 0"),
         Some(DeliveryState::Dead) => walk.replace(":states", " AND d.state = 2"),
-        // Few are cancelled: stepping over them costs nothing.
+        // Few deliveries are cancelled, so skipping them costs little.
         Some(DeliveryState::Delivered) => walk.replace(":states", " AND d.state IN (1, 3)"),
         Some(DeliveryState::Cancelled) => CANCELLED.into(),
     }
 }
 
-/// What is read of a delivery `d` and its endpoint `p`.
+/// The columns that are read of a delivery `d` and its endpoint `p`.
 const COLUMNS: &str = "d.no, d.created_at, d.event, p.id, d.seq, d.state, d.cause, d.behind, d.due_at, \
     d.first_attempt_at, d.finished_at, p.deleted_at, d.last, d.lane, d.urgent, d.expires_at, d.stumbles, d.stumble, \
     d.attempts, d.attempts_before, d.age_from, d.held_before, d.not_found, d.no_such_name, d.forbidden_target, \
     coalesce(d.replayed_at, d.created_at), d.last_delay, d.max_age, d.format";
-/// Where those end.
+/// Number of those columns; the columns of [`ScannedRows`] follow them.
 const LOOKED: usize = 29;
 
 fn statement(sql: &str, source: &str) -> String {
     sql.replace(":columns", COLUMNS).replace("FROM :source", &format!("FROM {source}"))
 }
 
-/// A page of a tenant's deliveries, newest first.
+/// Returns a page of a tenant's deliveries, newest first.
 pub async fn list(
     shared: &PostgresState,
     tenant: &TenantId,
@@ -100,9 +100,10 @@ pub async fn list(
     loop {
         let wanted = page.limit - rows.len();
         let look = walk.rows_to_scan(wanted, list.is_filtered());
-        let looked = match list.is_filtered() {
-            true => list.matching(shared, &walk, look, wanted, &mut rows).await?,
-            false => list.all(shared, &walk, look, wanted, &mut rows).await?,
+        let looked = if list.is_filtered() {
+            list.matching(shared, &walk, look, wanted, &mut rows).await?
+        } else {
+            list.all(shared, &walk, look, wanted, &mut rows).await?
         };
         if rows.len() == page.limit {
             found.next = rows.last().map(|row| row.get::<_, i64>(0).to_string());
@@ -121,7 +122,7 @@ pub async fn list(
     Ok(found)
 }
 
-/// What a list is of.
+/// The filter of a list, with numbers instead of ids.
 struct DeliveryListKind<'a> {
     tenant: i64,
     endpoint: Option<i64>,
@@ -129,7 +130,7 @@ struct DeliveryListKind<'a> {
 }
 
 impl DeliveryListKind<'_> {
-    /// Whether a walk may meet much that is not asked for.
+    /// Returns whether a walk may meet many deliveries that do not match.
     fn is_filtered(&self) -> bool {
         let query = self.query;
         query.cause.is_some()
@@ -138,7 +139,7 @@ impl DeliveryListKind<'_> {
             || (query.state == Some(DeliveryState::Cancelled) && query.endpoint.is_some())
     }
 
-    /// Reads a stretch, of which nearly all is asked for.
+    /// Reads a part of the walk of which nearly all deliveries match.
     async fn all(
         &self,
         shared: &PostgresState,
@@ -155,17 +156,17 @@ impl DeliveryListKind<'_> {
             lowest: read.last().map(|row| row.get(0)),
             oldest: read.iter().map(|row| row.get(1)).min(),
         };
-        let is_asked_for = |row: &Row| {
+        let matches = |row: &Row| {
             let created_at = row.get::<_, i64>(1);
             self.query.state.is_none_or(|state| shown_state(row).is_ok_and(|(shown, _)| shown == state))
                 && bound_of(self.query.since).is_none_or(|since| created_at >= since)
                 && bound_of(self.query.until).is_none_or(|until| created_at < until)
         };
-        rows.extend(read.into_iter().filter(is_asked_for).take(wanted));
+        rows.extend(read.into_iter().filter(matches).take(wanted));
         Ok(looked)
     }
 
-    /// Reads a stretch, of which the database picks what is asked for.
+    /// Reads the matching deliveries of a part of the walk.
     async fn matching(
         &self,
         shared: &PostgresState,
@@ -203,20 +204,20 @@ impl DeliveryListKind<'_> {
                 oldest: row.get(LOOKED + 2),
             },
         };
-        // Where nothing was found, one row still says how far the list is.
+        // If nothing matched, one row still says how far the walk came.
         rows.extend(read.into_iter().filter(|row| row.get::<_, Option<i64>>(0).is_some()));
         Ok(looked)
     }
 }
 
-/// One delivery.
+/// Returns the delivery with this id.
 pub async fn find(shared: &PostgresState, tenant: &TenantId, id: DeliveryId) -> Result<Option<Delivery>> {
     let no = delivery_no(id);
     let found = in_range(shared, tenant, no..no.saturating_add(1)).await?;
     Ok(found.into_iter().find(|delivery| delivery.id == id))
 }
 
-/// The deliveries of an event, in the order of its endpoints.
+/// Returns the deliveries of an event, in the order of its endpoints.
 pub async fn of_event(shared: &PostgresState, tenant: &TenantId, numbers: Range<i64>) -> Result<Vec<Delivery>> {
     let mut found = in_range(shared, tenant, numbers).await?;
     found.reverse();
@@ -231,14 +232,14 @@ async fn in_range(shared: &PostgresState, tenant: &TenantId, numbers: Range<i64>
     complete(shared, tenant, &rows).await
 }
 
-/// The number of an endpoint of this tenant's, deleted or not.
+/// Returns the number of a tenant's endpoint, deleted or not.
 async fn any_endpoint_no(shared: &PostgresState, tenant: i64, id: EndpointId) -> Result<Option<i64>> {
     let sql = "SELECT no FROM posthaste.endpoints WHERE id = $1 AND tenant = $2";
     Ok(read_one(shared, sql, bind![id.0, tenant]).await?.map(|row| row.get(0)))
 }
 
-/// Adds what deliveries are shown with: their events and last attempts. One
-/// that was forgotten since is left out.
+/// Reads the events and last attempts of deliveries, and builds the deliveries
+/// from all of it. Deliveries that were forgotten since are left out.
 async fn complete(shared: &PostgresState, tenant: &TenantId, rows: &[Row]) -> Result<Vec<Delivery>> {
     if rows.is_empty() {
         return Ok(Vec::new());
@@ -251,12 +252,11 @@ async fn complete(shared: &PostgresState, tenant: &TenantId, rows: &[Row]) -> Re
         .map(|row| (row.get::<_, i64>(0), row.get::<_, i32>(18)))
         .unzip();
     let events_sql = include_str!("../sql/events_of.sql");
-    let (events, attempts) = match tried.is_empty() {
-        true => (read_rows(shared, events_sql, bind![events]).await?, Vec::new()),
-        false => {
-            let attempts_sql = include_str!("../sql/last_attempts.sql");
-            read_both(shared, (events_sql, bind![events]), (attempts_sql, bind![tried, numbers])).await?
-        }
+    let (events, attempts) = if tried.is_empty() {
+        (read_rows(shared, events_sql, bind![events]).await?, Vec::new())
+    } else {
+        let attempts_sql = include_str!("../sql/last_attempts.sql");
+        read_both(shared, (events_sql, bind![events]), (attempts_sql, bind![tried, numbers])).await?
     };
     let events: HashMap<i64, &Row> = events.iter().map(|row| (row.get(0), row)).collect();
     let attempts: HashMap<i64, &str> = attempts.iter().map(|row| (row.get(0), row.get(1))).collect();
@@ -303,7 +303,8 @@ fn delivery_from(row: &Row, tenant: &TenantId, event: &Row, last: Option<&str>) 
     })
 }
 
-/// What waits for a deleted endpoint is cancelled, swept yet or not.
+/// Returns the state that is shown, and when it was reached. A delivery that
+/// waits for a deleted endpoint counts as cancelled, swept yet or not.
 fn shown_state(row: &Row) -> Result<(DeliveryState, Option<i64>)> {
     let deleted_at: Option<i64> = row.get(11);
     Ok(match (state_of(row.get::<_, i16>(5).into())?, deleted_at) {

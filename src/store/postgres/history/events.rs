@@ -1,4 +1,4 @@
-//! Lists events.
+//! Lists a tenant's events.
 
 use bytes::Bytes;
 use tokio_postgres::Row;
@@ -13,14 +13,15 @@ use crate::store::postgres::rows::{at, count, withheld_from};
 use crate::store::postgres::transaction::bind;
 use crate::store::{EventQuery, EventRecord, ListPage, PageRequest, Result};
 
-/// How many bytes of data one page of events carries, the last event whole.
+/// Number of bytes of data after which a page of events ends. The last event is
+/// never cut.
 const BYTES_PER_PAGE_MAX: usize = 4 * 1_024 * 1_024;
 
-/// The columns [`event_from`] reads.
+/// The columns that [`event_from`] reads.
 pub const COLUMNS: &str = "e.no, e.id, e.type, e.key, e.timestamp, e.schema_version, e.endpoints, e.accepted_at, \
                            e.deliveries, e.data, e.expires_at, e.checksum, e.withheld";
 
-/// An event, from the columns of [`COLUMNS`] beginning at `first`.
+/// Reads an event from [`COLUMNS`], which begin at `first`.
 pub fn event_from(row: &Row, first: usize, tenant: &TenantId) -> Result<EventRecord> {
     let endpoints: Option<&str> = row.get(first + 6);
     let event = Event {
@@ -40,7 +41,7 @@ pub fn event_from(row: &Row, first: usize, tenant: &TenantId) -> Result<EventRec
     Ok(EventRecord { event, withheld, deliveries: count(row, first + 8), is_damaged })
 }
 
-/// A page of a tenant's events, newest first.
+/// Returns a page of a tenant's events, newest first.
 pub async fn list(
     shared: &PostgresState,
     tenant: &TenantId,
@@ -96,7 +97,7 @@ pub async fn list(
     }
 }
 
-/// What a statement looked at, as its first three columns say.
+/// Reads from the first three columns which rows a statement scanned.
 fn scanned_rows(rows: &[Row]) -> ScannedRows {
     match rows.first() {
         None => ScannedRows { rows: 0, lowest: None, oldest: None },

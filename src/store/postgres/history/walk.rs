@@ -1,73 +1,73 @@
-//! How a list walks down its numbers, a bounded part of them per page.
+//! Walks down the numbers of a list, a bounded part of them per page.
 
 use jiff::Timestamp;
 
 use crate::store::postgres::rows::millis;
 use crate::store::postgres::snowflake::first_of;
 
-/// Numbers below this were given by an embedded store that was moved over.
-/// They tell no time, and are older than all others.
+/// Numbers below this come from an embedded store that was moved to PostgreSQL.
+/// They hold no time, and are older than all others.
 pub const MOVED_BELOW: i64 = 1 << 40;
 
-/// How far a number may lie after the time it was given for, and how far the
-/// times of moved rows may be out of order.
+/// How much later than its row's time a number may be, and how far the times of
+/// moved rows may be out of order.
 pub const SLACK_MS: i64 = 60_000;
 
-/// Times after this have no numbers: 2089.
+/// The first time, in the year 2089, for which there are no numbers.
 const MS_MAX: i64 = 3_776_000_000_000;
 
-/// How many rows the first statement of a filtered page looks at, or the
-/// second of any other; the next ones look at more.
+/// Number of rows that the first statement of a filtered page scans, or the
+/// second statement of any other page. Later statements scan more.
 const FIRST_LOOK: usize = 500;
 const LOOK_MAX: usize = 4_000;
 
-/// Where a list is, and where it ends.
+/// The position of a list, and its end.
 #[derive(Debug)]
 pub struct ListWalk {
-    /// The stretch at hand: from this number, below that one.
+    /// The present range of numbers: from this one, below the next.
     pub from: i64,
     pub below: i64,
-    /// The stretch after it, if there is one.
+    /// End of the range after it, if there is one.
     then: Option<i64>,
     since: Option<i64>,
-    /// How many rows may still be looked at.
+    /// Number of rows that may still be scanned.
     left: usize,
-    /// How many the next statement looks at, if more than are wanted.
+    /// Number of rows that the next statement scans, if more than wanted.
     look: usize,
 }
 
-/// What one statement looked at.
+/// The rows that one statement scanned.
 #[derive(Debug, Clone, Copy)]
 pub struct ScannedRows {
-    /// How many rows.
+    /// Number of rows.
     pub rows: usize,
-    /// The lowest number among them.
+    /// The lowest number of a scanned row.
     pub lowest: Option<i64>,
-    /// The earliest time among them.
+    /// The earliest time of a scanned row.
     pub oldest: Option<i64>,
 }
 
-/// Whether to go on.
+/// Whether a list goes on.
 #[derive(Debug, PartialEq, Eq)]
 pub enum WalkStep {
-    /// There is more to look at, now.
+    /// There is more to scan for this page.
     On,
-    /// Enough was looked at; the next page begins below this.
+    /// Enough was scanned; the next page begins below this number.
     Pause(i64),
-    /// All was seen.
+    /// Everything was scanned.
     End,
 }
 
 impl ListWalk {
-    /// Begins below a cursor. Rows in `since..until` are all met; others may
-    /// be, too.
+    /// Begins below a cursor. The walk meets all rows in `since..until`, and
+    /// may meet others.
     pub fn begin(cursor: i64, since: Option<Timestamp>, until: Option<Timestamp>, rows_max: usize) -> Self {
         let since = since.map(millis);
         let from = since.map_or(0, number_at);
         let below = until.map_or(i64::MAX, |until| number_at(millis(until).saturating_add(SLACK_MS))).min(cursor);
         let (mut from, mut below, mut then) = (from, below, Some(cursor.min(MOVED_BELOW)));
         if from <= MOVED_BELOW && below >= MOVED_BELOW.min(cursor) {
-            // One stretch covers it all.
+            // One range covers everything.
             (from, then) = (0, None);
         }
         if from >= below
@@ -78,13 +78,13 @@ impl ListWalk {
         Self { from, below, then, since, left: rows_max, look: 0 }
     }
 
-    /// How many rows the next statement looks at, to find this many more.
+    /// Returns how many rows the next statement scans, to find this many more.
     pub fn rows_to_scan(&self, wanted: usize, is_filtered: bool) -> usize {
         let least = if is_filtered { FIRST_LOOK } else { 1 };
         self.look.max(wanted).max(least).min(self.left)
     }
 
-    /// Takes in what was looked at.
+    /// Moves on past the scanned rows.
     pub fn step(&mut self, asked: usize, looked: ScannedRows) -> WalkStep {
         self.left -= looked.rows.min(self.left);
         self.look = (self.look * 3).clamp(FIRST_LOOK, LOOK_MAX);
@@ -105,12 +105,9 @@ impl ListWalk {
     }
 }
 
-/// The lowest number that a time can have.
+/// Returns the lowest number of a time.
 pub fn number_at(ms: i64) -> i64 {
-    match ms < MS_MAX {
-        true => first_of(ms),
-        false => i64::MAX,
-    }
+    if ms < MS_MAX { first_of(ms) } else { i64::MAX }
 }
 
 #[cfg(test)]

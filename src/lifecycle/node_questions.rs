@@ -1,0 +1,171 @@
+//! Questions that nodes ask each other, and their answers.
+//!
+//! The node that owns an endpoint knows some things that nobody has stored.
+//! Other nodes ask it through the store. [`super::cluster`] answers.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tracing::{debug, warn};
+
+use super::Gateway;
+use super::dispatch::lag::Lag;
+use super::live_status::{LiveStatus, LiveStatusQuery};
+use crate::model::health::EndpointHealth;
+use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::model::rate::roughly;
+use crate::model::shard::Shard;
+use crate::store::{Error, Result};
+
+/// Pause before an owner that could not be asked is asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
+/// How long a caller waits for the lag of all nodes.
+const LAG_PATIENCE: Duration = Duration::from_secs(2);
+/// How long an owner is asked again and again, where leases set no limit.
+const ASK_FOR: Duration = Duration::from_secs(5);
+
+/// A question to another node. The names are what the nodes exchange, so they
+/// stay as they are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeQuestion {
+    /// A person changed a delivery, so the owner must drop what it remembers
+    /// of it.
+    Changed {
+        /// Endpoint of the delivery.
+        endpoint: EndpointId,
+        /// Id of the delivery.
+        delivery: DeliveryId,
+        /// Time at which a delivery of the endpoint is due because of the
+        /// change.
+        due_at: Option<Timestamp>,
+        /// Whether the delivery's time limits begin anew.
+        is_anew: bool,
+    },
+    /// Is a request for this delivery open?
+    InFlight {
+        /// Endpoint of the delivery.
+        endpoint: EndpointId,
+        /// Id of the delivery.
+        delivery: DeliveryId,
+    },
+    /// How far behind are your shards?
+    Lag,
+    /// What is the live status of these endpoints, as far as you own them?
+    Felt {
+        /// The endpoints, and what is asked about each.
+        about: Vec<LiveStatusQuery>,
+    },
+}
+
+/// The answer to a [`NodeQuestion`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeAnswer {
+    /// The change is in force.
+    Done,
+    /// Whether a request is open.
+    InFlight(bool),
+    /// How far behind the node's shards are.
+    Lag {
+        /// The lag of each shard, with its number.
+        shards: Vec<(u8, Lag)>,
+    },
+    /// The live status of the endpoints that the node owns.
+    Felt {
+        /// The status of each endpoint.
+        felt: Vec<LiveStatus>,
+    },
+    /// The node's version does not understand the question.
+    Unknown,
+}
+
+/// Asks the node that owns an endpoint. Returns nothing if that is this node
+/// or nobody. If the store is unavailable, it is asked again for a while: a
+/// person's change is in force only once the owner has confirmed it.
+pub async fn ask(
+    gateway: &Gateway,
+    tenant: &TenantId,
+    endpoint: EndpointId,
+    question: &NodeQuestion,
+) -> Result<Option<NodeAnswer>> {
+    let until = tokio::time::Instant::now() + gateway.store.lease_length().unwrap_or(ASK_FOR);
+    loop {
+        match ask_once(gateway, tenant, endpoint, question).await {
+            Err(Error::Unavailable(problem)) if tokio::time::Instant::now() < until => {
+                debug!(endpoint.id = %endpoint, "the node that owns endpoint {endpoint} could not be asked yet: {problem}");
+                tokio::time::sleep(roughly(ASK_AGAIN, rand::random())).await;
+            }
+            asked => return asked,
+        }
+    }
+}
+
+/// Asks the node that owns an endpoint once. Returns nothing if that is this
+/// node or nobody.
+pub async fn ask_once(
+    gateway: &Gateway,
+    tenant: &TenantId,
+    endpoint: EndpointId,
+    question: &NodeQuestion,
+) -> Result<Option<NodeAnswer>> {
+    if gateway.store.lease(tenant, endpoint).is_held() {
+        return Ok(None);
+    }
+    let text = serde_json::to_string(question).expect("a question is plain data");
+    let answer = gateway.store.ask_owner(tenant, endpoint, text).await?;
+    Ok(answer.and_then(|answer| parse(&answer)))
+}
+
+/// Returns how far behind every shard is, as its owner says. Shards of a node
+/// that does not answer in time are left out.
+pub async fn lags(gateway: &Gateway) -> HashMap<Shard, Lag> {
+    let question = serde_json::to_string(&NodeQuestion::Lag).expect("a question is plain data");
+    let asked = tokio::time::timeout(LAG_PATIENCE, gateway.store.ask_nodes(question, LAG_PATIENCE / 2)).await;
+    let answers = match asked {
+        Ok(Ok(answers)) => answers,
+        Ok(Err(problem)) => {
+            debug!("other nodes could not be asked for their lag: {problem}");
+            Vec::new()
+        }
+        Err(_) => Vec::new(),
+    };
+    let mut lags = HashMap::new();
+    for answer in answers {
+        if let Some(NodeAnswer::Lag { shards }) = parse(&answer) {
+            lags.extend(shards.into_iter().map(|(shard, lag)| (Shard(shard), lag)));
+        }
+    }
+    lags.extend(gateway.dispatcher.lag_by_shard());
+    lags
+}
+
+/// Returns whether a request for a delivery is open, on any node.
+pub async fn is_in_flight(
+    gateway: &Gateway,
+    tenant: &TenantId,
+    endpoint: EndpointId,
+    delivery: DeliveryId,
+) -> Result<bool> {
+    let here = gateway.dispatcher.is_in_flight(endpoint, delivery);
+    let there = ask(gateway, tenant, endpoint, &NodeQuestion::InFlight { endpoint, delivery }).await?;
+    Ok(here || there == Some(NodeAnswer::InFlight(true)))
+}
+
+/// Asks the owner of an endpoint for its health at this moment. This is for
+/// actions that depend on it, not for lists. Returns nothing if the owner is
+/// this node or nobody.
+pub async fn ask_health(gateway: &Gateway, tenant: &TenantId, endpoint: EndpointId) -> Result<Option<EndpointHealth>> {
+    let about = vec![LiveStatusQuery::endpoint(tenant, endpoint)];
+    let answer = ask_once(gateway, tenant, endpoint, &NodeQuestion::Felt { about }).await?;
+    Ok(match answer {
+        Some(NodeAnswer::Felt { felt }) => felt.into_iter().find_map(|status| status.health),
+        _ => None,
+    })
+}
+
+fn parse(text: &str) -> Option<NodeAnswer> {
+    serde_json::from_str(text).inspect_err(|problem| warn!("the answer of another node cannot be read: {problem}")).ok()
+}

@@ -1,0 +1,56 @@
+//! What can go wrong in a store.
+
+use super::codes::UnknownCode;
+use crate::model::id::{EndpointId, EventId};
+use crate::model::limits::OverLimit;
+use crate::model::shard::Shard;
+
+/// An error of a store, by what the caller can do about it.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// Nothing was written; trying again later may work.
+    #[error("the store is unavailable: {0}")]
+    Unavailable(String),
+    /// Nothing was written; space must be freed first.
+    #[error("the store has no space left: {0}")]
+    Full(String),
+    /// The shard has another owner now; drop whatever you hold of it.
+    #[error("the lease on shard {} has ended", .0.0)]
+    Stale(Shard),
+    /// The named thing does not exist.
+    #[error("there is no such {0}")]
+    NotFound(&'static str),
+    /// The thing exists, but its state does not allow the call.
+    #[error("{0}")]
+    WrongState(String),
+    /// The thing was changed meanwhile; read it again.
+    #[error("it was changed by someone else meanwhile")]
+    Changed,
+    /// The catalog is newer than the one that the events were matched with;
+    /// match them again.
+    #[error("the endpoints have changed again and again meanwhile; nothing was stored, so try again in a few seconds")]
+    Outdated,
+    /// The event exists, but its data was expunged.
+    #[error("the data of event {0} was expunged")]
+    Expunged(EventId),
+    /// The event exists, but its data was removed, because no endpoint wanted
+    /// it.
+    #[error("the data of event {0} is no longer kept, because no endpoint wanted it")]
+    Unmatched(EventId),
+    /// The event exists, but its data is not the data that was accepted.
+    #[error("what is stored of event {0} is damaged; it is not the data that was accepted")]
+    Damaged(EventId),
+    /// A row holds a code that only a newer version knows. Nothing was
+    /// changed; a node of that version can change it.
+    #[error(transparent)]
+    UnknownCode(#[from] UnknownCode),
+    /// The tenant's limits do not allow the call.
+    #[error(transparent)]
+    OverLimit(OverLimit),
+    /// The event names an endpoint that does not exist.
+    #[error("there is no endpoint {0}")]
+    UnknownEndpoint(EndpointId),
+}
+
+/// The result of a call to a store.
+pub type Result<T> = std::result::Result<T, Error>;

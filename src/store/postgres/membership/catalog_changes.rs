@@ -1,0 +1,70 @@
+//! Takes in what other nodes changed in the catalog, and confirms it to them.
+
+use std::sync::atomic::Ordering;
+
+use tokio::sync::oneshot;
+
+use crate::model::health::EndpointHealth;
+use crate::model::id::EndpointId;
+use crate::store::Result;
+use crate::store::catalog_json::from_json;
+use crate::store::postgres::PostgresState;
+use crate::store::postgres::transaction::{bind, with_timeout};
+
+impl PostgresState {
+    /// Tells the other nodes which version of the catalog is in force here.
+    pub(super) async fn acknowledge_catalog(&self) -> Result<()> {
+        let version = self.version.load(Ordering::Acquire);
+        let client = self.connection().await?;
+        let sql = "UPDATE posthaste.nodes SET version = $2 WHERE id = $1";
+        with_timeout(client.execute_typed(sql, bind![self.shard_leases.node(), version])).await?;
+        self.acknowledged_version.store(version, Ordering::Release);
+        Ok(())
+    }
+
+    /// Waits until the changes of other nodes are in force here. If the wait is
+    /// cancelled, the next call waits for the rest.
+    pub(super) async fn await_changes_applied(&self) {
+        loop {
+            let next = self.in_force.lock().pop();
+            let Some(next) = next else { return };
+            let mut waiting = ChangeWaiter { shared: self, next: Some(next) };
+            if let Some(next) = &mut waiting.next {
+                let _ = next.await;
+            }
+            waiting.next = None;
+        }
+    }
+
+    /// Reads the health of the endpoints of these shards, as their last owners
+    /// stored it.
+    pub(super) async fn refresh_health(&self, shards: &[i16]) -> Result<()> {
+        let client = self.connection().await?;
+        let sql = "SELECT p.id, h.health FROM posthaste.endpoints p JOIN posthaste.health h ON h.endpoint = p.no
+                   WHERE p.deleted_at IS NULL AND p.shard = ANY($1)";
+        let rows = with_timeout(client.query_typed(sql, bind![shards.to_vec()])).await?;
+        let mut index = self.index_mut();
+        for row in rows {
+            let health: EndpointHealth = from_json(row.get(1));
+            let id = EndpointId(row.get(0));
+            if index.endpoint_entry(id).is_some_and(|(_, known)| health.is_after(&known.health)) {
+                index.show_health(id, health);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A change that is being waited for. If the wait is cancelled, the change goes
+/// back to the list.
+struct ChangeWaiter<'a> {
+    shared: &'a PostgresState,
+    next: Option<oneshot::Receiver<()>>,
+}
+
+impl Drop for ChangeWaiter<'_> {
+    fn drop(&mut self) {
+        let mut all = self.shared.in_force.lock();
+        all.extend(self.next.take());
+    }
+}
