@@ -56,15 +56,15 @@ pub struct Lag {
 /// For how long the oldest delivery that is held back has been due, by what holds it, in milliseconds; 0 where nothing is held.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct BlockedMs {
-    /// A breaker.
+    /// Held by a breaker.
     pub breaker: u64,
-    /// A pause.
+    /// Held by a pause.
     pub pause: u64,
-    /// An endpoint that is disabled.
+    /// Held because the endpoint is disabled.
     pub disabled: u64,
-    /// A receiver that asked to be left alone.
+    /// Held because the receiver asked to be left alone.
     pub backpressure: u64,
-    /// The rate of an endpoint or a tenant.
+    /// Held by the rate of the endpoint or its tenant.
     pub rate: u64,
 }
 
