@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use posthaste::model::delivery::{Delivery, DeliveryState, Progress};
+use posthaste::model::delivery::{Delivery, Progress};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState, OnDead};
 use posthaste::model::event::Event;
 use posthaste::model::id::{DeliveryId, EventId, TenantId};
@@ -18,10 +18,9 @@ use posthaste::store::{
 use serde_json::Value;
 
 use crate::house::House;
-use crate::model::{Accepted, Effects, EndpointStep, Model, Name, NewEvent, Refusal};
-
-/// Everything that is kept, a line for each thing.
-pub type Snapshot = BTreeMap<String, String>;
+use crate::model::{
+    Accepted, Effects, EndpointStep, Model, Name, NewEvent, Refusal, Snapshot, delivery_line, endpoint_line,
+};
 
 /// An answer, and what of it only the stores know.
 pub struct Answer<T> {
@@ -108,15 +107,25 @@ impl ComparedStore {
         found.expect("they are read").data.into_iter().rev().map(|record| record.event).collect()
     }
 
-    pub async fn accept(&mut self, events: &[NewEvent], mode: BatchMode, now: Timestamp, model: &Model) -> Answer<Vec<Accepted>> {
+    pub async fn accept(
+        &mut self,
+        events: &[NewEvent],
+        mode: BatchMode,
+        now: Timestamp,
+        model: &Model,
+    ) -> Answer<Vec<Accepted>> {
         let routed = events.iter().map(|new| self.routed(new, now)).collect::<Vec<_>>();
         let results = self.house.store.accept(routed.clone(), mode).await.expect("it is written");
         for new in &routed {
-            let is_this = |number: &&u32| model.events[*number].id == new.event.id.as_str() && model.events[*number].tenant == new.event.tenant;
+            let is_this = |number: &&u32| {
+                model.events[*number].id == new.event.id.as_str() && model.events[*number].tenant == new.event.tenant
+            };
             if let Some(number) = model.events.keys().find(is_this) {
                 self.learn(*number, &new.event).await;
             }
         }
+        let is_refused =
+            mode == BatchMode::All && results.iter().any(|result| matches!(result, AcceptResult::Conflict { .. }));
         let answer = results.iter().map(|result| match result {
             AcceptResult::New { deliveries, claims } => {
                 Accepted::New { deliveries: *deliveries, free: self.names_of(claims) }
@@ -126,11 +135,15 @@ impl ComparedStore {
             }
             AcceptResult::Conflict { accepted_at } => Accepted::Conflict { accepted_at: *accepted_at },
         });
+        let mut answer: Vec<Accepted> = answer.collect();
+        for repeat in answer.iter_mut().filter(|answer| is_refused && matches!(answer, Accepted::Duplicate { .. })) {
+            repeat.undo();
+        }
         let claims = results.iter().flat_map(|result| match result {
             AcceptResult::New { claims, .. } => claims.as_slice(),
             _ => &[],
         });
-        Answer { answer: answer.collect(), details: self.claims(claims) }
+        Answer { answer, details: self.claims(claims) }
     }
 
     fn routed(&self, new: &NewEvent, now: Timestamp) -> RoutedEvent {
@@ -148,7 +161,10 @@ impl ComparedStore {
         let claim = |claim: &Claim| {
             let Claim { lane, seq, due_at, is_urgent, expires_at, progress, is_damaged, format, event, .. } = claim;
             let data = if event.tenant.is_system() { String::new() } else { format!("{:?}", event.data) };
-            format!("{:?} {format:?} {data} {lane:?} {seq:?} {due_at} {is_urgent} {expires_at:?} {progress:?} {is_damaged}", self.name(claim.id))
+            format!(
+                "{:?} {format:?} {data} {lane:?} {seq:?} {due_at} {is_urgent} {expires_at:?} {progress:?} {is_damaged}",
+                self.name(claim.id)
+            )
         };
         claims.into_iter().map(claim).collect::<Vec<_>>().join("\n")
     }
@@ -176,7 +192,13 @@ impl ComparedStore {
         self.names_of(claims)
     }
 
-    pub async fn settle(&mut self, name: Name, outcome: &ClaimOutcome, now: Timestamp, model: &Model) -> Answer<Effects> {
+    pub async fn settle(
+        &mut self,
+        name: Name,
+        outcome: &ClaimOutcome,
+        now: Timestamp,
+        model: &Model,
+    ) -> Answer<Effects> {
         let settled = self.settle_raw(name, outcome, now).await;
         self.learn_told(model).await;
         let answer = Effects {
@@ -189,14 +211,25 @@ impl ComparedStore {
         Answer { details: format!("{:?}\n{}", settled.update, self.claims(&settled.freed)), answer }
     }
 
-    pub async fn settle_raw(&self, name: Name, outcome: &ClaimOutcome, now: Timestamp) -> posthaste::store::SettleEffects {
+    pub async fn settle_raw(
+        &self,
+        name: Name,
+        outcome: &ClaimOutcome,
+        now: Timestamp,
+    ) -> posthaste::store::SettleEffects {
         let endpoint = self.endpoints[name.endpoint].id;
         let lease = self.house.store.lease(self.tenant_of(name), endpoint);
         let settlement = Settlement { id: self.id(name), endpoint, now, outcome: outcome.clone() };
         self.house.store.settle(lease, settlement).await.expect("it is written")
     }
 
-    pub async fn change(&mut self, name: Name, change: DeliveryChange, now: Timestamp, model: &Model) -> Answer<Result<Effects, Refusal>> {
+    pub async fn change(
+        &mut self,
+        name: Name,
+        change: DeliveryChange,
+        now: Timestamp,
+        model: &Model,
+    ) -> Answer<Result<Effects, Refusal>> {
         let changed = self.house.store.change(self.tenant_of(name), self.id(name), change, now).await;
         self.learn_told(model).await;
         let details = changed.as_ref().map(|changed| self.claims(&changed.freed)).unwrap_or_default();
@@ -209,7 +242,13 @@ impl ComparedStore {
         Answer { answer, details }
     }
 
-    pub async fn change_endpoint(&mut self, n: usize, step: EndpointStep, now: Timestamp, model: &Model) -> Answer<Result<Effects, Refusal>> {
+    pub async fn change_endpoint(
+        &mut self,
+        n: usize,
+        step: EndpointStep,
+        now: Timestamp,
+        model: &Model,
+    ) -> Answer<Result<Effects, Refusal>> {
         let endpoint = self.endpoints[n].clone();
         if step == EndpointStep::Delete {
             let deleted = self.house.store.delete_endpoint(&endpoint.tenant, endpoint.id, now).await;
@@ -220,7 +259,8 @@ impl ComparedStore {
             return Answer { answer, details: String::new() };
         }
         let current = self.house.store.any_endpoint(endpoint.id).unwrap_or(endpoint.clone());
-        let changed = self.house.store.change_endpoint(&endpoint.tenant, endpoint.id, asked(step, &current, now), now).await;
+        let changed =
+            self.house.store.change_endpoint(&endpoint.tenant, endpoint.id, asked(step, &current, now), now).await;
         self.learn_told(model).await;
         let details = changed.as_ref().map(|changed| {
             let endpoint = Endpoint { secrets: Vec::new(), ..Endpoint::clone(&changed.endpoint) };
@@ -305,7 +345,10 @@ impl ComparedStore {
             shared.insert(format!("told {number}"), format!("{} {about:?}", event.event_type));
             let delivery = data["delivery"].as_str().and_then(|id| id.parse().ok()).map(|id| self.name(id));
             let (cause, attempts) = (&data["cause"], &data["attempts"]);
-            own.insert(format!("told {number}"), format!("{delivery:?} {cause} {attempts} {} {}", data["key"], data["at"]));
+            own.insert(
+                format!("told {number}"),
+                format!("{delivery:?} {cause} {attempts} {} {}", data["key"], data["at"]),
+            );
         }
         let ids = self.endpoints.iter().map(|endpoint| endpoint.id).collect();
         let oldest = store.oldest_due(ids).await.expect("it is read");
@@ -314,15 +357,30 @@ impl ComparedStore {
             let Some(current) = store.any_endpoint(endpoint.id) else { continue };
             shared.insert(format!("oldest due {n}"), format!("{:?}", oldest[n]));
             let is_open = current.health.is_forced();
-            shared.insert(format!("endpoint {n}"), endpoint_line(current.status.state, current.quiet_until, current.settings.on_dead == OnDead::Skip, is_open));
-            own.insert(format!("endpoint {n}"), format!("{:?} {:?} {}", current.status, current.health, current.updated_at));
+            shared.insert(
+                format!("endpoint {n}"),
+                endpoint_line(
+                    current.status.state,
+                    current.quiet_until,
+                    current.settings.on_dead == OnDead::Skip,
+                    is_open,
+                ),
+            );
+            own.insert(
+                format!("endpoint {n}"),
+                format!("{:?} {:?} {}", current.status, current.health, current.updated_at),
+            );
             let page = || PageRequest { cursor: None, limit: 1_000 };
             let events = store.endpoint_events(endpoint.id, page()).await.expect("they are read").data;
-            shared.insert(format!("happened {n}"), format!("{:?}", events.iter().rev().map(|event| event.what).collect::<Vec<_>>()));
+            shared.insert(
+                format!("happened {n}"),
+                format!("{:?}", events.iter().rev().map(|event| event.what).collect::<Vec<_>>()),
+            );
             own.insert(format!("happened {n}"), format!("{events:?}"));
             for lane in store.lanes(&endpoint.tenant, endpoint.id, false, page()).await.expect("they are read").data {
                 let key = lane.key.unwrap_or_default();
-                let line = format!("head {:?}, blocked {}, behind it {}", self.name(lane.head), lane.is_blocked, lane.waiting);
+                let line =
+                    format!("head {:?}, blocked {}, behind it {}", self.name(lane.head), lane.is_blocked, lane.waiting);
                 shared.insert(format!("lane {n} {key:?}"), line);
                 own.insert(format!("lane {n} {key:?}"), format!("since {}", lane.since));
             }
@@ -388,60 +446,5 @@ fn refusal(problem: Error) -> Refusal {
         Error::Expunged(_) => Refusal::Expunged,
         Error::Changed => Refusal::Changed,
         other => Refusal::Other(other.to_string()),
-    }
-}
-
-fn endpoint_line(state: EndpointState, quiet_until: Option<Timestamp>, skips: bool, is_open: bool) -> String {
-    format!("{state:?}, quiet until {quiet_until:?}, skips {skips}, breaker open {is_open}")
-}
-
-fn delivery_line(delivery: &Delivery, recorded: usize) -> String {
-    let Delivery { state, cause, due_at, is_urgent, progress, finished_at, expires_at, .. } = delivery;
-    let wait = (*state == DeliveryState::Waiting).then_some((due_at, delivery.is_behind, is_urgent));
-    let place = (&delivery.lane, delivery.seq);
-    let counts = (progress.attempts, progress.used(), recorded, delivery.internal_errors);
-    format!("{state:?} {cause:?}, waits {wait:?}, attempts {counts:?}, place {place:?}, began {:?}, finished {finished_at:?}, expires {expires_at:?}", progress.begun_at)
-}
-
-impl Model {
-    /// The same lines, as they should be.
-    pub fn snapshot(&self) -> Snapshot {
-        let mut lines = Snapshot::new();
-        for (name, delivery) in &self.deliveries {
-            let wait = (delivery.state == DeliveryState::Waiting).then_some((delivery.due_at, self.is_behind(*name), delivery.is_urgent));
-            let place = (&delivery.lane, delivery.seq);
-            let used = delivery.attempts - delivery.attempts_before;
-            let counts = (delivery.attempts, used, delivery.attempts as usize, delivery.internal_errors);
-            let line = format!(
-                "{:?} {:?}, waits {wait:?}, attempts {counts:?}, place {place:?}, began {:?}, finished {:?}, expires {:?}",
-                delivery.state, delivery.cause, Some(delivery.begun_at), delivery.finished_at, delivery.expires_at
-            );
-            lines.insert(format!("delivery {name:?}"), line);
-        }
-        for (number, event) in &self.events {
-            if let Some((event_type, about)) = event.tells {
-                lines.insert(format!("told {number}"), format!("{event_type} {:?}", Some(about)));
-            }
-        }
-        let mut in_all = 0;
-        for (n, endpoint) in self.endpoints.iter().enumerate() {
-            let waiting = || self.deliveries.iter().filter(|(name, delivery)| name.endpoint == n && delivery.state == DeliveryState::Waiting);
-            lines.insert(format!("waiting {n}"), format!("{:?}", Some(waiting().count())));
-            in_all += waiting().count();
-            if endpoint.is_deleted {
-                continue;
-            }
-            let free = waiting().filter(|(name, _)| !self.is_behind(**name));
-            lines.insert(format!("oldest due {n}"), format!("{:?}", free.map(|(_, delivery)| delivery.due_at).min()));
-            lines.insert(format!("endpoint {n}"), endpoint_line(endpoint.state, endpoint.quiet_until, endpoint.skips, endpoint.is_open));
-            lines.insert(format!("happened {n}"), format!("{:?}", endpoint.happened));
-        }
-        for (n, key, members) in self.lanes() {
-            let is_blocked = self.deliveries[&members[0]].state == DeliveryState::Dead;
-            let line = format!("head {:?}, blocked {is_blocked}, behind it {}", members[0], members.len() - 1);
-            lines.insert(format!("lane {n} {key:?}"), line);
-        }
-        lines.insert("waiting in all".into(), format!("{:?}", Some(in_all)));
-        lines
     }
 }

@@ -6,102 +6,21 @@
 //! no indexes, and looks at everything whenever it is asked.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use jiff::Timestamp;
 use posthaste::model::delivery::{DeadCause, DeadlineSource, DeliveryState};
-use posthaste::model::endpoint::{Endpoint, EndpointState, OnDead, Ordering};
+use posthaste::model::endpoint::{Endpoint, Ordering};
 use posthaste::model::id::TenantId;
 use posthaste::model::next_state::NextState;
-use posthaste::model::operational_event::EndpointEventKind;
-use posthaste::store::{BatchMode, ClaimOutcome, DeliveryChange, EndpointUpdate};
+use posthaste::store::{BatchMode, ClaimOutcome, DeliveryChange};
 
-/// A delivery's name: its event, counted as they were accepted, and its
-/// endpoint. Stores have ids of their own for it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Name {
-    pub event: u32,
-    pub endpoint: usize,
-}
+mod answers;
+mod endpoints;
+mod lines;
 
-impl fmt::Debug for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}->{}", self.event, self.endpoint)
-    }
-}
-
-/// An event to be accepted.
-#[derive(Debug, Clone)]
-pub struct NewEvent {
-    pub tenant: TenantId,
-    pub id: String,
-    pub data: String,
-    pub key: Option<&'static str>,
-    pub targets: Vec<usize>,
-    pub due_at: Option<Timestamp>,
-    pub expires_at: Option<Timestamp>,
-}
-
-/// What became of an event handed in.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Accepted {
-    New { deliveries: u32, free: Vec<Name> },
-    Duplicate { accepted_at: Timestamp, deliveries: u32 },
-    Conflict { accepted_at: Timestamp },
-}
-
-/// What a settlement or a change led to.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Effects {
-    pub due_at: Option<Timestamp>,
-    pub freed: Vec<Name>,
-    pub told: Vec<&'static str>,
-    pub died: Option<DeadCause>,
-    pub is_void: bool,
-}
-
-/// Why something was not done.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Refusal {
-    NotFound,
-    WrongState,
-    Expunged,
-    Changed,
-    Other(String),
-}
-
-/// What is done to an endpoint.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum EndpointStep {
-    Pause,
-    Disable,
-    Resume,
-    /// Its settings are changed: what a dead head means, based on the settings
-    /// that are known or on older ones.
-    OnDead {
-        skips: bool,
-        is_outdated: bool,
-    },
-    /// Its settings are changed: another URL.
-    Move,
-    Breaker {
-        is_open: bool,
-    },
-    Delete,
-}
-
-#[derive(Debug, Clone)]
-pub struct ModelEndpoint {
-    pub tenant: TenantId,
-    pub ordering: Ordering,
-    pub skips: bool,
-    pub state: EndpointState,
-    pub quiet_until: Option<Timestamp>,
-    pub url_version: u32,
-    pub is_open: bool,
-    pub is_deleted: bool,
-    pub happened: Vec<EndpointEventKind>,
-}
+pub use answers::{Accepted, Effects, Name, NewEvent, Refusal};
+pub use endpoints::{EndpointStep, ModelEndpoint};
+pub use lines::{Snapshot, delivery_line, endpoint_line};
 
 #[derive(Debug, Clone)]
 pub struct ModelEvent {
@@ -152,18 +71,7 @@ pub struct Model {
 
 impl Model {
     pub fn new(endpoints: &[Endpoint]) -> Self {
-        let endpoints = endpoints.iter().map(|endpoint| ModelEndpoint {
-            tenant: endpoint.tenant.clone(),
-            ordering: endpoint.settings.ordering,
-            skips: endpoint.settings.on_dead == OnDead::Skip,
-            state: EndpointState::Active,
-            quiet_until: None,
-            url_version: 1,
-            is_open: false,
-            is_deleted: false,
-            happened: Vec::new(),
-        });
-        Self { endpoints: endpoints.collect(), ..Self::default() }
+        Self { endpoints: endpoints.iter().map(ModelEndpoint::of).collect(), ..Self::default() }
     }
 
     pub fn accept(&mut self, events: &[NewEvent], together: BatchMode, now: Timestamp) -> Vec<Accepted> {
@@ -172,8 +80,7 @@ impl Model {
         let is_refused = answers.iter().any(|answer| matches!(answer, Accepted::Conflict { .. }));
         if together == BatchMode::All && is_refused {
             *self = before;
-            let news = answers.iter_mut().filter(|answer| matches!(answer, Accepted::New { .. }));
-            news.for_each(|answer| *answer = Accepted::New { deliveries: 0, free: Vec::new() });
+            answers.iter_mut().for_each(Accepted::undo);
         }
         answers
     }
@@ -302,8 +209,7 @@ impl Model {
         };
         let targets = (0..self.endpoints.len()).filter(|n| wants(&self.endpoints[*n])).collect();
         let (tenant, id) = (TenantId::system(), format!("told-{}", self.accepted + 1));
-        let new =
-            NewEvent { tenant, id, data: String::new(), key: None, targets, due_at: None, expires_at: None };
+        let new = NewEvent { tenant, id, data: String::new(), key: None, targets, due_at: None, expires_at: None };
         effects.freed.extend(self.insert(&new, Some((event_type, about)), now));
     }
 
@@ -356,8 +262,8 @@ impl Model {
         if let Some(NextState::Waiting { due_at }) = next {
             delivery.due_at = due_at;
         }
-        effects.due_at = Some(delivery.due_at)
-            .filter(|_| is_waiting && matches!(next, None | Some(NextState::Waiting { .. })));
+        effects.due_at =
+            Some(delivery.due_at).filter(|_| is_waiting && matches!(next, None | Some(NextState::Waiting { .. })));
         let ended = match next {
             Some(NextState::Delivered) => Some((DeliveryState::Delivered, None)),
             Some(NextState::Dead(cause)) => Some((DeliveryState::Dead, Some(cause))),
@@ -381,49 +287,6 @@ impl Model {
             self.update_endpoint(name.endpoint, attempt.url_version, update, now, &mut effects);
         }
         effects
-    }
-
-    /// What an answer means for the whole endpoint, unless it came from
-    /// another URL than it has now.
-    fn update_endpoint(
-        &mut self,
-        n: usize,
-        url_version: u32,
-        update: &EndpointUpdate,
-        now: Timestamp,
-        effects: &mut Effects,
-    ) {
-        let endpoint = &mut self.endpoints[n];
-        if endpoint.is_deleted || endpoint.url_version != url_version {
-            return;
-        }
-        endpoint.quiet_until = endpoint.quiet_until.max(update.quiet_until);
-        let mut happened: Vec<_> = update.endpoint_events.iter().map(|event| event.what).collect();
-        match update.stop.as_ref().map(|stop| stop.state) {
-            Some(EndpointState::Disabled) if endpoint.state != EndpointState::Disabled => {
-                endpoint.state = EndpointState::Disabled;
-                happened.push(EndpointEventKind::Disabled);
-            }
-            Some(EndpointState::Paused) if endpoint.state == EndpointState::Active => {
-                endpoint.state = EndpointState::Paused;
-                happened.push(EndpointEventKind::Paused);
-            }
-            _ => {}
-        }
-        happened.into_iter().for_each(|what| self.happen(n, what, now, effects));
-    }
-
-    fn happen(&mut self, n: usize, what: EndpointEventKind, now: Timestamp, effects: &mut Effects) {
-        self.endpoints[n].happened.push(what);
-        let told = match what {
-            EndpointEventKind::Paused => "endpoint.paused",
-            EndpointEventKind::Disabled => "endpoint.disabled",
-            EndpointEventKind::Recovered => "endpoint.recovered",
-            EndpointEventKind::BreakerOpened => "breaker.opened",
-            EndpointEventKind::BreakerClosed => "breaker.closed",
-            EndpointEventKind::Resumed | EndpointEventKind::ProbeFailed => return,
-        };
-        self.tell(told, n, now, effects);
     }
 
     pub fn change(&mut self, name: Name, change: DeliveryChange, now: Timestamp) -> Result<Effects, Refusal> {
@@ -477,65 +340,6 @@ impl Model {
         Ok(effects)
     }
 
-    pub fn change_endpoint(&mut self, n: usize, step: EndpointStep, now: Timestamp) -> Result<Effects, Refusal> {
-        let mut effects = Effects::default();
-        let endpoint = &mut self.endpoints[n];
-        if endpoint.is_deleted {
-            return Err(Refusal::NotFound);
-        }
-        match step {
-            EndpointStep::Pause => {
-                endpoint.state = EndpointState::Paused;
-                self.happen(n, EndpointEventKind::Paused, now, &mut effects);
-            }
-            EndpointStep::Disable => {
-                endpoint.state = EndpointState::Disabled;
-                self.happen(n, EndpointEventKind::Disabled, now, &mut effects);
-            }
-            // One that is active is freed of what its receiver asked for, and of its breaker.
-            EndpointStep::Resume => {
-                let (was_active, was_open) = (endpoint.state == EndpointState::Active, endpoint.is_open);
-                (endpoint.state, endpoint.is_open) = (EndpointState::Active, false);
-                if was_active {
-                    endpoint.quiet_until = None;
-                }
-                match was_active {
-                    false => self.happen(n, EndpointEventKind::Resumed, now, &mut effects),
-                    true if was_open => self.happen(n, EndpointEventKind::BreakerClosed, now, &mut effects),
-                    true => {}
-                }
-            }
-            EndpointStep::OnDead { is_outdated: true, .. } => return Err(Refusal::Changed),
-            EndpointStep::OnDead { skips, .. } => {
-                endpoint.skips = skips;
-                let heads = self.lanes().filter(|(of, ..)| *of == n && skips).map(|(.., members)| members[0]);
-                let blocked = heads.filter(|head| self.deliveries[head].state == DeliveryState::Dead);
-                for head in blocked.collect::<Vec<_>>() {
-                    self.pass(head, now, &mut Effects::default());
-                    self.tell("lane.unblocked", n, now, &mut effects);
-                }
-            }
-            // What a person opened, a person closes: the breaker stays.
-            EndpointStep::Move => (endpoint.url_version, endpoint.quiet_until) = (endpoint.url_version + 1, None),
-            EndpointStep::Breaker { is_open } => {
-                endpoint.is_open = is_open;
-                let what = if is_open { EndpointEventKind::BreakerOpened } else { EndpointEventKind::BreakerClosed };
-                self.happen(n, what, now, &mut effects);
-            }
-            EndpointStep::Delete => {
-                endpoint.is_deleted = true;
-                self.lanes.retain(|(of, _), _| *of != n);
-                for (name, delivery) in &mut self.deliveries {
-                    if name.endpoint == n && delivery.state == DeliveryState::Waiting {
-                        (delivery.state, delivery.finished_at) = (DeliveryState::Cancelled, Some(now));
-                        delivery.is_passed = true;
-                    }
-                }
-            }
-        }
-        Ok(effects)
-    }
-
     pub fn expunge(&mut self, tenant: &TenantId, id: &str) -> Result<bool, Refusal> {
         let found = self.events.iter_mut().find(|(_, event)| event.tenant == *tenant && event.id == id);
         let (number, event) = found.ok_or(Refusal::NotFound)?;
@@ -557,6 +361,7 @@ impl Model {
         self.deliveries.retain(|name, delivery| {
             let before = match delivery.state {
                 DeliveryState::Waiting => return true,
+                DeliveryState::Delivered | DeliveryState::Cancelled if !old.contains(&name.event) => return true,
                 DeliveryState::Delivered | DeliveryState::Cancelled => finished_before,
                 DeliveryState::Dead
                     if delivery.lane.is_none()
@@ -568,7 +373,7 @@ impl Model {
                 }
                 DeliveryState::Dead => return true,
             };
-            !old.contains(&name.event) || delivery.finished_at.is_some_and(|at| at >= before)
+            delivery.finished_at.is_some_and(|at| at >= before)
         });
         let deliveries = &self.deliveries;
         self.events.retain(|n, _| !old.contains(n) || deliveries.keys().any(|name| name.event == *n));

@@ -31,6 +31,8 @@ pub fn settle(transaction: &mut WriteTransaction<'_>, settlement: &Settlement) -
         ClaimOutcome::PutBack { due_at } => {
             row.snapshot.allowed_transition(NextState::Waiting { due_at: *due_at }, None)
         }
+        // What a person ended meanwhile has nothing left that could fail.
+        ClaimOutcome::Stumbled { .. } if row.row.state != DeliveryState::Waiting => None,
         ClaimOutcome::Stumbled { due_at, error } => {
             let stumbles = count_internal_error(transaction.db, row.no, error)?;
             let next = match stumbles >= STUMBLES_MAX {
