@@ -13,6 +13,7 @@ for_every_store! {
     an_id_of_our_own_minting_is_nobody_elses_to_repeat,
     an_id_belongs_to_its_tenant,
     a_repeat_inside_one_batch_is_a_duplicate,
+    what_repeats_an_id_inside_one_batch_is_compared_with_what_is_known,
     one_conflict_leaves_nothing_of_a_whole_batch,
     a_batch_that_stands_each_on_its_own_keeps_what_is_good,
     an_endpoint_deleted_since_it_was_matched_gets_nothing,
@@ -91,6 +92,15 @@ async fn a_repeat_inside_one_batch_is_a_duplicate(fixture: StoreFixture) {
     let answer = fixture.accept_all(vec![event("a").to(&endpoint), event("a").to(&endpoint)], BatchMode::All).await;
     assert!(matches!(answer[..], [AcceptResult::New { .. }, AcceptResult::Duplicate { .. }]), "{answer:?}");
     assert_eq!(fixture.due_ids(&endpoint, at(0)).await, ["a"]);
+}
+
+async fn what_repeats_an_id_inside_one_batch_is_compared_with_what_is_known(fixture: StoreFixture) {
+    fixture.accept(event("a").saying("1")).await;
+    let batch = vec![event("a").saying("2"), event("a").saying("1"), event("a").saying("2")];
+    let answer = fixture.accept_all(batch, BatchMode::Each).await;
+    assert!(matches!(answer[0], AcceptResult::Conflict { .. }), "{answer:?}");
+    assert!(matches!(answer[1], AcceptResult::Duplicate { .. }), "{answer:?}");
+    assert!(matches!(answer[2], AcceptResult::Conflict { .. }), "{answer:?}");
 }
 
 async fn one_conflict_leaves_nothing_of_a_whole_batch(fixture: StoreFixture) {

@@ -12,6 +12,7 @@ for_every_store! {
     what_finished_lately_stays_and_so_does_its_event,
     what_waits_is_never_forgotten,
     a_dead_letter_stays_until_its_own_horizon,
+    a_dead_letter_may_be_kept_for_a_shorter_time_than_the_rest,
     an_event_goes_with_the_last_of_its_deliveries,
     an_event_that_nobody_wanted_goes_too,
     a_dead_head_that_others_wait_behind_stays,
@@ -75,6 +76,18 @@ async fn a_dead_letter_stays_until_its_own_horizon(fixture: StoreFixture) {
     assert_eq!((forgotten.events, forgotten.deliveries), (1, 1));
     // Its lane is not left standing behind something that is gone.
     assert_eq!(fixture.accept(event("b").key("k").at(at(200)).to(&endpoint)).await.len(), 1);
+}
+
+async fn a_dead_letter_may_be_kept_for_a_shorter_time_than_the_rest(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let dead = fixture.claim(event("dead").at(at(10)).to(&endpoint)).await;
+    fixture.die(&dead, DeadCause::Refused, at(20)).await;
+    let delivered = fixture.claim(event("delivered").at(at(10)).to(&endpoint)).await;
+    fixture.deliver(&delivered, at(20)).await;
+    let forgotten = fixture.forget(at(5), at(100)).await;
+    assert_eq!((forgotten.events, forgotten.deliveries), (0, 1));
+    assert!(fixture.store.delivery(&ours(), dead.id).await.unwrap().is_none());
+    assert_eq!(fixture.state(delivered.id).await, DeliveryState::Delivered);
 }
 
 async fn an_event_goes_with_the_last_of_its_deliveries(fixture: StoreFixture) {

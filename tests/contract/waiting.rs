@@ -221,7 +221,8 @@ async fn a_stumble_of_what_was_cancelled_changes_nothing(fixture: StoreFixture) 
         let settled = stumbled(&fixture, &claim, n).await;
         assert_eq!((settled.due_again_at, settled.died), (None, None));
     }
-    assert_eq!(fixture.state(claim.id).await, DeliveryState::Cancelled);
+    let delivery = fixture.delivery(claim.id).await;
+    assert_eq!((delivery.state, delivery.internal_errors), (DeliveryState::Cancelled, 0));
     assert_eq!(waiting(&fixture, &[&endpoint]).await, [0]);
 }
 

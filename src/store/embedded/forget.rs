@@ -27,9 +27,11 @@ pub fn find_candidates(db: &Connection, horizon: &RetentionHorizon) -> rusqlite:
     let mut rows = statement.query(params![horizon.after as i64, horizon.step as i64])?;
     let mut candidates = ForgetCandidates::default();
     let mut seen = 0;
+    // Dead letters may be kept for a shorter time than the rest.
+    let accepted_before = millis(horizon.finished_before.max(horizon.dead_before));
     while let Some(row) = rows.next()? {
         let (no, accepted_at): (i64, i64) = (row.get(0)?, row.get(3)?);
-        if accepted_at >= millis(horizon.finished_before) {
+        if accepted_at >= accepted_before {
             return Ok(last_page(candidates));
         }
         seen += 1;

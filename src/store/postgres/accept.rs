@@ -362,7 +362,7 @@ async fn resolve_ids(
     );
     begun?;
     let mut fresh: HashSet<i64> = fresh?.iter().map(|row| row.get(0)).collect();
-    let given = &given.first;
+    let (given, repeats) = (&given.first, &given.repeats);
     resolve_minted_ids(tx, given, tenant, id, nos, &mut fresh, outcomes).await?;
     if fresh.len() < given.len() {
         let missing: Vec<usize> = (0..given.len()).filter(|i| !fresh.contains(&nos[*i])).collect();
@@ -375,14 +375,21 @@ async fn resolve_ids(
             let which = missing[row.get::<_, i64>(0) as usize - 1];
             let (n, k) = given[which];
             let accepted_at = at(row.get(2));
-            let (then, now) = (row.get::<_, &[u8]>(1), &fingerprint[which]);
-            let known = if !then.is_empty() && then == now {
-                AcceptResult::Duplicate { accepted_at, deliveries: row.get::<_, i32>(3).max(0) as u32 }
-            } else {
-                AcceptResult::Conflict { accepted_at }
+            let then = row.get::<_, &[u8]>(1);
+            let known = |now: &[u8]| {
+                if !then.is_empty() && then == now {
+                    AcceptResult::Duplicate { accepted_at, deliveries: row.get::<_, i32>(3).max(0) as u32 }
+                } else {
+                    AcceptResult::Conflict { accepted_at }
+                }
             };
             if matches!(outcomes[n][k], IdOutcome::New) {
-                outcomes[n][k] = IdOutcome::Known(known);
+                outcomes[n][k] = IdOutcome::Known(known(&fingerprint[which]));
+            }
+            // What repeats the id in its batch is compared with what is known, too.
+            for (_, again, _) in repeats.iter().filter(|(of, _, first)| (*of, *first) == (n, k)) {
+                let now = jobs[n].events[*again].fingerprint;
+                outcomes[n][*again] = IdOutcome::Known(known(now.as_ref().map_or(&[], |print| print.as_slice())));
             }
         }
     }
