@@ -27,6 +27,7 @@ use crate::store::{Claim, ClaimOutcome, EndpointUpdate};
 
 /// What came of a claim, before anything is written.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "the common variant is the large one, and is moved once")]
 pub enum Attempted {
     /// An outcome to settle, with what the answer says about the endpoint.
     Outcome(ClaimOutcome, Option<AttemptResult>),
