@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tokio::sync::oneshot;
+use tokio_postgres::Row;
 
 use super::PostgresState;
 use super::accept_batch::{AcceptBatch, IdColumns, LanePositions};
@@ -340,6 +341,18 @@ fn repeat_of(first: &RoutedEvent, again: &RoutedEvent, became: &AcceptResult) ->
     }
 }
 
+/// Returns what an event is whose id is known: a repeat of the event that has
+/// the id, or in conflict with it.
+fn known_result(known: &Row, fingerprint: &[u8]) -> AcceptResult {
+    let accepted_at = at(known.get("accepted_at"));
+    let before: &[u8] = known.get("fingerprint");
+    if !before.is_empty() && before == fingerprint {
+        AcceptResult::Duplicate { accepted_at, deliveries: known.get::<_, i32>("deliveries").max(0) as u32 }
+    } else {
+        AcceptResult::Conflict { accepted_at }
+    }
+}
+
 /// Begins the transaction, remembers the ids that producers chose, and finds
 /// out which of them were known.
 async fn resolve_ids(
@@ -374,22 +387,14 @@ async fn resolve_ids(
         for row in tx.query(sql, bind![tenants, ids]).await? {
             let which = missing[row.get::<_, i64>(0) as usize - 1];
             let (n, k) = given[which];
-            let accepted_at = at(row.get(2));
-            let then = row.get::<_, &[u8]>(1);
-            let known = |now: &[u8]| {
-                if !then.is_empty() && then == now {
-                    AcceptResult::Duplicate { accepted_at, deliveries: row.get::<_, i32>(3).max(0) as u32 }
-                } else {
-                    AcceptResult::Conflict { accepted_at }
-                }
-            };
             if matches!(outcomes[n][k], IdOutcome::New) {
-                outcomes[n][k] = IdOutcome::Known(known(&fingerprint[which]));
+                outcomes[n][k] = IdOutcome::Known(known_result(&row, &fingerprint[which]));
             }
             // What repeats the id in its batch is compared with what is known, too.
             for (_, again, _) in repeats.iter().filter(|(of, _, first)| (*of, *first) == (n, k)) {
                 let now = jobs[n].events[*again].fingerprint;
-                outcomes[n][*again] = IdOutcome::Known(known(now.as_ref().map_or(&[], |print| print.as_slice())));
+                let known = known_result(&row, now.as_ref().map_or(&[], |print| print.as_slice()));
+                outcomes[n][*again] = IdOutcome::Known(known);
             }
         }
     }

@@ -4,8 +4,8 @@
 use jiff::Timestamp;
 use posthaste::model::delivery::DeliveryState;
 use posthaste::model::endpoint::{Endpoint, EndpointState, OnDead, Ordering};
-use posthaste::model::id::TenantId;
 use posthaste::model::endpoint_event::EndpointEventKind;
+use posthaste::model::id::TenantId;
 use posthaste::store::EndpointUpdate;
 
 use super::{Effects, Model, Refusal};
