@@ -272,6 +272,18 @@ impl Reader {
     }
 }
 
+impl Drop for Reader {
+    /// Ends the gateway, which outlives the terminal that it was started in.
+    fn drop(&mut self) {
+        if self.gateway.is_some()
+            && let Ok(id) = std::fs::read_to_string(self.folder.path().join("gateway-pid"))
+            && let Some(id) = id.trim().parse().ok().and_then(Pid::from_raw)
+        {
+            let _ = kill_process(id, Signal::KILL);
+        }
+    }
+}
+
 fn signal(id: i32, signal: Signal) {
     kill_process(Pid::from_raw(id).expect("a process id"), signal).expect("it can be signalled");
 }
