@@ -24,7 +24,7 @@ use crate::fixture::{StoreFixture, at, attempted, ours, tenant};
 use crate::model::{EndpointStep, Model, Name, NewEvent, Snapshot};
 
 /// How many sequences are run, from the seed 1 on.
-const CASES: u64 = 60;
+const CASES: u64 = 32;
 /// How many commands a sequence has at most.
 const COMMANDS_MAX: usize = 50;
 
