@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::rows::{millis, state_of};
 use crate::model::delivery::DeliveryState;
-use crate::store::plan::lane::{HeadSearch, LaneHead, LaneMember, search_head};
+use crate::store::plan::lane::{HeadSearch, LaneHead, LaneMember, is_dead, search_head};
 
 /// Whether this member is the one that its lane waits for.
 pub fn is_head(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<bool> {
@@ -27,9 +27,11 @@ pub fn pass(db: &Connection, member: &LaneMember<'_>, now: Timestamp) -> rusqlit
     if !is_head(db, member)? {
         return Ok(LaneHead::Unchanged);
     }
-    let skips_dead = skips_dead(db, member.endpoint)?;
     let head = loop {
-        match search_head(first_unpassed(db, member)?, skips_dead) {
+        let lowest = first_unpassed(db, member)?;
+        // Read for a dead member alone: most lanes have none.
+        let skips_dead = is_dead(lowest) && skips_dead(db, member.endpoint)?;
+        match search_head(lowest, skips_dead) {
             HeadSearch::PassDead(no) => mark_passed(db, no)?,
             HeadSearch::Found(head) => break head,
         }

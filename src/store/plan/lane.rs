@@ -90,6 +90,12 @@ pub enum HeadSearch {
     Found(LaneHead),
 }
 
+/// Whether the lowest member left is dead, so that it matters whether its
+/// endpoint skips dead letters.
+pub fn is_dead(lowest: Option<(i64, Option<DeliveryState>)>) -> bool {
+    matches!(lowest, Some((_, Some(DeliveryState::Dead))))
+}
+
 /// Decides whether the lowest member left is the new head of its lane. A state
 /// that this version does not know is none.
 pub fn search_head(lowest: Option<(i64, Option<DeliveryState>)>, skips_dead: bool) -> HeadSearch {

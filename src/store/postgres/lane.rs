@@ -13,7 +13,7 @@ use super::transaction::{PgTransaction, bind};
 use super::unit_of_work::UnitOfWork;
 use crate::model::delivery::DeliveryState;
 use crate::store::Result;
-use crate::store::plan::lane::{HeadSearch, LaneHead, LaneMember, search_head};
+use crate::store::plan::lane::{HeadSearch, LaneHead, LaneMember, is_dead, search_head};
 
 /// Whether this member is the one that its lane waits for. Locks the lane.
 pub async fn is_head(tx: &PgTransaction, member: LaneMember<'_>) -> Result<bool> {
@@ -32,9 +32,12 @@ pub async fn pass(work: &UnitOfWork<'_>, member: LaneMember<'_>, now: Timestamp)
     if !was_head {
         return Ok(LaneHead::Unchanged);
     }
-    let skips_dead = skips_dead(tx, member.endpoint).await?;
     let head = loop {
-        match search_head(first_unpassed(tx, member).await?, skips_dead) {
+        let lowest = first_unpassed(tx, member).await?;
+        // Read for a dead member alone: the lane is locked already, and whoever
+        // changes an endpoint locks the endpoint first and its lanes after it.
+        let skips_dead = is_dead(lowest) && skips_dead(tx, member.endpoint).await?;
+        match search_head(lowest, skips_dead) {
             HeadSearch::PassDead(no) => mark_passed(tx, no).await?,
             HeadSearch::Found(head) => break head,
         }
