@@ -125,6 +125,7 @@ fn find(db: &Connection, tenant: &TenantId, id: DeliveryId) -> rusqlite::Result<
     };
     let mut found = DeliveryToChange { no, stored, row };
     if delivery.is_in_lane
+        && delivery.state == DeliveryState::Dead
         && let Some(member) = found.member()
     {
         found.row.is_head = is_head(db, &member)?;

@@ -18,9 +18,9 @@ pub struct ChangedRow {
     pub expires_at: Option<i64>,
     /// Whether its endpoint was deleted.
     pub is_endpoint_deleted: bool,
-    /// Its event, if the data of that was removed.
+    /// Its event, if the data of that was removed. Only a replay depends on it.
     pub expunged: Option<EventId>,
-    /// Whether it is the head of its lane.
+    /// Whether it is the head of its lane. Only for a dead letter it matters.
     pub is_head: bool,
 }
 

@@ -57,7 +57,7 @@ async fn make(
     let tenant_no = work.shared.index().tenant_no(tenant).ok_or_else(missing)?;
     let found = LockedDelivery::find(work.tx, delivery_no(id)).await?;
     let delivery = found.filter(|found| found.id() == id && found.tenant == tenant_no).ok_or_else(missing)?;
-    let (endpoint, row) = read(work, &delivery).await?.ok_or_else(missing)?;
+    let (endpoint, row) = read(work, &delivery, change).await?.ok_or_else(missing)?;
     let plan = plan(id, &row, change, now)?;
     write(work, &delivery, &plan.row, now).await?;
     if plan.waiting != 0 {
@@ -84,17 +84,26 @@ async fn make(
     Ok(DeliveryChanged { endpoint, due_at, freed, operational_events })
 }
 
-/// Reads what the change depends on beside the delivery's own row. The event
-/// stays as it is until the transaction ends.
-async fn read(work: &UnitOfWork<'_>, delivery: &LockedDelivery) -> Result<Option<(EndpointId, ChangedRow)>> {
+/// Reads what the change depends on beside the delivery's own row, and locks no
+/// more than it depends on. The event of a replay stays as it is until the
+/// transaction ends.
+async fn read(
+    work: &UnitOfWork<'_>,
+    delivery: &LockedDelivery,
+    change: DeliveryChange,
+) -> Result<Option<(EndpointId, ChangedRow)>> {
     let sql = "SELECT id, deleted_at IS NOT NULL AS is_deleted FROM posthaste.endpoints WHERE no = $1";
     let Some(endpoint) = work.tx.query_opt(sql, bind![delivery.endpoint]).await? else { return Ok(None) };
-    let sql = "SELECT id, octet_length(data) = 0 AS is_removed FROM posthaste.events
-               WHERE no = (SELECT event FROM posthaste.deliveries WHERE no = $1) FOR SHARE";
-    let event = work.tx.query_opt(sql, bind![delivery.no]).await?.filter(|row| row.get("is_removed"));
+    let event = if change == DeliveryChange::Replay {
+        let sql = "SELECT id, octet_length(data) = 0 AS is_removed FROM posthaste.events
+                   WHERE no = (SELECT event FROM posthaste.deliveries WHERE no = $1) FOR SHARE";
+        work.tx.query_opt(sql, bind![delivery.no]).await?.filter(|row| row.get("is_removed"))
+    } else {
+        None
+    };
     let is_head = match delivery.member() {
-        Some(member) => is_head(work.tx, member).await?,
-        None => false,
+        Some(member) if delivery.row.state == DeliveryState::Dead => is_head(work.tx, member).await?,
+        _ => false,
     };
     let row = ChangedRow {
         delivery: delivery.row,
