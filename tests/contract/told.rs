@@ -29,6 +29,7 @@ for_every_store! {
     a_lane_is_told_blocked_when_its_head_dies_and_unblocked_by_a_replay,
     discarding_a_dead_head_tells_that_the_lane_moves_on,
     a_lane_that_skips_from_now_on_is_told_unblocked,
+    nothing_is_told_of_the_lanes_of_a_deleted_endpoint,
     a_dead_letter_that_nothing_stands_behind_tells_of_no_lane,
     a_void_or_stale_settlement_tells_nothing,
     nothing_is_told_about_those_who_are_told,
@@ -271,6 +272,15 @@ async fn a_lane_that_skips_from_now_on_is_told_unblocked(fixture: StoreFixture) 
     // From now on a dead head holds nobody up, and that is no news.
     let next = fixture.due(&endpoint, at(9)).await.claims.remove(0);
     assert_eq!(fixture.die(&next, DeadCause::Refused, at(9)).await.operational_events, ["delivery.dead"]);
+}
+
+async fn nothing_is_told_of_the_lanes_of_a_deleted_endpoint(fixture: StoreFixture) {
+    listener(&fixture, &["lane.*"]).await;
+    let (endpoint, head, _) = blocked(&fixture, json!({})).await;
+    fixture.store.delete_endpoint(&ours(), endpoint.id, at(5)).await.unwrap();
+    let discarded = fixture.change(head.id, DeliveryChange::Discard, at(6)).await.unwrap();
+    assert!(discarded.operational_events.is_empty() && discarded.freed.is_empty(), "{discarded:?}");
+    assert_eq!(fixture.state(head.id).await, DeliveryState::Cancelled);
 }
 
 async fn a_dead_letter_that_nothing_stands_behind_tells_of_no_lane(fixture: StoreFixture) {

@@ -10,10 +10,14 @@ use super::rows::{millis, state_of};
 use crate::model::delivery::DeliveryState;
 use crate::store::plan::lane::{HeadSearch, LaneHead, LaneMember, is_dead, search_head};
 
-/// Whether this member is the one that its lane waits for.
+/// Whether this member is the one that its lane waits for. Nobody waits in the
+/// lanes of a deleted endpoint, whose rows go later.
 pub fn is_head(db: &Connection, member: &LaneMember<'_>) -> rusqlite::Result<bool> {
     let head: Option<Option<i64>> = db
-        .prepare_cached("SELECT head FROM lanes WHERE endpoint = ? AND lane = ?")?
+        .prepare_cached(
+            "SELECT head FROM lanes WHERE endpoint = ?1 AND lane = ?2
+             AND (SELECT deleted_at FROM endpoints WHERE no = ?1) IS NULL",
+        )?
         .query_row(params![member.endpoint, member.lane], |row| row.get(0))
         .optional()?;
     Ok(head.flatten() == Some(member.no))

@@ -16,8 +16,10 @@ use crate::store::Result;
 use crate::store::plan::lane::{HeadSearch, LaneHead, LaneMember, is_dead, search_head};
 
 /// Whether this member is the one that its lane waits for. Locks the lane.
+/// Nobody waits in the lanes of a deleted endpoint, whose rows go later.
 pub async fn is_head(tx: &PgTransaction, member: LaneMember<'_>) -> Result<bool> {
-    let sql = "SELECT head FROM posthaste.lanes WHERE endpoint = $1 AND lane = $2 FOR UPDATE";
+    let sql = "SELECT head FROM posthaste.lanes WHERE endpoint = $1 AND lane = $2
+               AND (SELECT deleted_at FROM posthaste.endpoints WHERE no = $1) IS NULL FOR UPDATE";
     let row = tx.query_opt(sql, bind![member.endpoint, member.lane]).await?;
     Ok(row.and_then(|row| row.get::<_, Option<i64>>(0)) == Some(member.no))
 }
