@@ -1,10 +1,9 @@
-//! Lists, shows and changes deliveries, their attempts and dead letters.
+//! Lists and shows deliveries, their attempts and dead letters.
 
 use std::collections::BTreeMap;
 
 use axum::Json;
 use axum::extract::State;
-use http::StatusCode;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -13,9 +12,8 @@ use super::SharedApiState;
 use super::auth::Principal;
 use super::input::{NamedDelivery, QueryParams, TenantPath};
 use super::page::{Page, ask};
-use super::problem::{GoneProblems, InputProblems, Problem, Problems, StateProblems};
+use super::problem::{InputProblems, Problem, Problems};
 use crate::lifecycle::Gateway;
-use crate::lifecycle::change::change_delivery;
 use crate::lifecycle::deliver::shown_headers;
 use crate::lifecycle::explain::explain_delivery;
 use crate::lifecycle::waiting::outlooks;
@@ -27,7 +25,7 @@ use crate::model::explain::Explanation;
 use crate::model::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::url_versions::masked;
 use crate::model::verdict::Verdict;
-use crate::store::{Claim, DeliveryChange, DeliveryQuery};
+use crate::store::{Claim, DeliveryQuery};
 
 /// A delivery as it is shown.
 #[derive(Serialize, ToSchema)]
@@ -53,7 +51,7 @@ pub struct DeliveryView {
     /// What its body looks like, as it was decided when the event was accepted.
     format: BodyFormat,
     /// State of the delivery.
-    state: DeliveryState,
+    pub state: DeliveryState,
     /// What it waits for: null when finished or in flight.
     waiting_for: Option<WaitingFor>,
     /// Whether a request for it is open right now.
@@ -343,7 +341,8 @@ pub async fn show(
     find(&api, &tenant, id).await.map(Json)
 }
 
-async fn find(api: &SharedApiState, tenant: &TenantId, id: DeliveryId) -> Result<DeliveryView, Problem> {
+/// Reads a delivery as the API shows it.
+pub(super) async fn find(api: &SharedApiState, tenant: &TenantId, id: DeliveryId) -> Result<DeliveryView, Problem> {
     let delivery = api.gateway.store.delivery(tenant, id).await?.ok_or_else(|| Problem::not_found("delivery"))?;
     Ok(DeliveryView::all(&api.gateway, vec![delivery]).await.remove(0))
 }
@@ -393,106 +392,4 @@ pub async fn explain(
     principal: Principal,
 ) -> Result<Json<Explanation>, Problem> {
     Ok(Json(explain_delivery(&api.gateway, &tenant, id, principal.is_operator()).await?))
-}
-
-type ChangeResponse = Result<(StatusCode, Json<DeliveryView>), Problem>;
-
-async fn change(api: &SharedApiState, tenant: &TenantId, id: DeliveryId, change: DeliveryChange) -> ChangeResponse {
-    change_delivery(&api.gateway, tenant, id, change).await?;
-    Ok((StatusCode::ACCEPTED, Json(find(api, tenant, id).await?)))
-}
-
-/// Try a waiting delivery now
-///
-/// Skips the wait, also one that the receiver asked for; never its lane, a pause or the cap.
-#[utoipa::path(
-    post, path = "/v1/tenants/{tenant}/deliveries/{delivery}/retry", operation_id = "retry_delivery", tag = "deliveries",
-    params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
-    responses((status = 202, body = DeliveryView), Problems, StateProblems),
-    security(("token" = ["manage"])),
-)]
-pub async fn retry(
-    State(api): State<SharedApiState>,
-    TenantPath(tenant): TenantPath,
-    NamedDelivery(id): NamedDelivery,
-) -> ChangeResponse {
-    change(&api, &tenant, id, DeliveryChange::RetryNow).await
-}
-
-/// Cancel a waiting delivery
-///
-/// Nothing further is sent. An attempt in flight that succeeds still makes it delivered.
-#[utoipa::path(
-    post, path = "/v1/tenants/{tenant}/deliveries/{delivery}/cancel", operation_id = "cancel_delivery", tag = "deliveries",
-    params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
-    responses((status = 202, body = DeliveryView), Problems, StateProblems),
-    security(("token" = ["manage"])),
-)]
-pub async fn cancel(
-    State(api): State<SharedApiState>,
-    TenantPath(tenant): TenantPath,
-    NamedDelivery(id): NamedDelivery,
-) -> ChangeResponse {
-    change(&api, &tenant, id, DeliveryChange::Cancel).await
-}
-
-/// Deliver a finished delivery again
-///
-/// Same event id, same body, a fresh budget; attempt numbers go on counting.
-#[utoipa::path(
-    post, path = "/v1/tenants/{tenant}/deliveries/{delivery}/replay", operation_id = "replay_delivery", tag = "deliveries",
-    params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
-    responses((status = 202, body = DeliveryView), Problems, StateProblems, GoneProblems),
-    security(("token" = ["manage"])),
-)]
-pub async fn replay(
-    State(api): State<SharedApiState>,
-    TenantPath(tenant): TenantPath,
-    NamedDelivery(id): NamedDelivery,
-) -> ChangeResponse {
-    change(&api, &tenant, id, DeliveryChange::Replay).await
-}
-
-/// Deliver a dead letter again
-///
-/// In a lane it is the head again, and those behind it follow in order.
-#[utoipa::path(
-    post, path = "/v1/tenants/{tenant}/dead-letters/{delivery}/replay", operation_id = "replay_dead_letter", tag = "dead letters",
-    params(("tenant" = String, Path, description = "Whose dead letter it is"), ("delivery" = String, Path, description = "The delivery's id")),
-    responses((status = 202, body = DeliveryView), Problems, StateProblems, GoneProblems),
-    security(("token" = ["manage"])),
-)]
-pub async fn replay_dead(
-    State(api): State<SharedApiState>,
-    TenantPath(tenant): TenantPath,
-    NamedDelivery(id): NamedDelivery,
-) -> ChangeResponse {
-    let delivery = find(&api, &tenant, id).await?;
-    if delivery.state != DeliveryState::Dead {
-        let detail = match delivery.state {
-            DeliveryState::Waiting => {
-                format!("delivery {id} is waiting and not a dead letter; retry it to have it tried now")
-            }
-            state => format!("delivery {id} is {} and not a dead letter; replay it as a delivery", state.as_str()),
-        };
-        return Err(Problem::new(super::problem::ProblemCode::WrongState, detail));
-    }
-    change(&api, &tenant, id, DeliveryChange::Replay).await
-}
-
-/// Give a dead letter up
-///
-/// It becomes cancelled and keeps its cause; its lane moves on.
-#[utoipa::path(
-    post, path = "/v1/tenants/{tenant}/dead-letters/{delivery}/discard", operation_id = "discard_dead_letter", tag = "dead letters",
-    params(("tenant" = String, Path, description = "Whose dead letter it is"), ("delivery" = String, Path, description = "The delivery's id")),
-    responses((status = 202, body = DeliveryView), Problems, StateProblems),
-    security(("token" = ["manage"])),
-)]
-pub async fn discard(
-    State(api): State<SharedApiState>,
-    TenantPath(tenant): TenantPath,
-    NamedDelivery(id): NamedDelivery,
-) -> ChangeResponse {
-    change(&api, &tenant, id, DeliveryChange::Discard).await
 }

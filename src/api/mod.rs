@@ -26,6 +26,7 @@ pub mod breaker;
 pub mod cluster;
 pub mod connection_slots;
 pub mod deliveries;
+pub mod delivery_changes;
 pub mod endpoint_view;
 pub mod endpoints;
 pub mod events;
@@ -108,12 +109,12 @@ pub fn routes() -> OpenApiRouter<SharedApiState> {
         .routes(routes!(deliveries::show))
         .routes(routes!(deliveries::attempts))
         .routes(routes!(deliveries::explain))
-        .routes(routes!(deliveries::retry))
-        .routes(routes!(deliveries::cancel))
-        .routes(routes!(deliveries::replay))
+        .routes(routes!(delivery_changes::retry))
+        .routes(routes!(delivery_changes::cancel))
+        .routes(routes!(delivery_changes::replay))
         .routes(routes!(deliveries::list_dead))
-        .routes(routes!(deliveries::replay_dead))
-        .routes(routes!(deliveries::discard))
+        .routes(routes!(delivery_changes::replay_dead))
+        .routes(routes!(delivery_changes::discard))
         .routes(routes!(audit::of_tenant))
         .routes(routes!(audit::list))
         .routes(routes!(tokens::create, tokens::list))
