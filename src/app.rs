@@ -39,6 +39,7 @@ use crate::lifecycle::publish_status;
 use crate::lifecycle::retention::{self, Retention};
 use crate::lifecycle::scrub;
 use crate::metrics::Metrics;
+use crate::model::audit::Initiator;
 use crate::model::health::Quarantine;
 use crate::model::id::TenantId;
 use crate::model::size::Size;
@@ -419,7 +420,7 @@ async fn ensure_tenants(store: &dyn Store, clock: &dyn Clock) -> anyhow::Result<
             defaults: EndpointDefaults::default(),
             created_at: clock.now(),
         };
-        store.put_tenant(tenant).await?;
+        store.put_tenant(&Initiator::Gateway, tenant).await?;
     }
     Ok(())
 }

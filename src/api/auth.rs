@@ -26,18 +26,16 @@ use url::form_urlencoded;
 
 use super::auth_failures::{self, AuthFailure};
 use super::connection_slots::ConnectionStatus;
-use super::origin::RequestId;
 use super::problem::{Problem, ProblemCode};
 use super::rate_limit_headers::whole_seconds;
 use super::route_rights::{RouteAccess, RouteRights};
 use super::{SharedApiState, accept, origin, server, status};
 use crate::metrics::AuthFailureKind;
-use crate::model::audit::{Caller, CallerIdentity};
+use crate::model::audit::{CallerIdentity, Initiator};
 use crate::model::headers::MASK;
 use crate::model::id::{TenantId, TokenId};
 use crate::model::span::words;
 use crate::model::token::{PREFIX, RequiredRight, Right, Token};
-use crate::store::with_caller;
 
 pub use crate::model::token::TokenHash;
 
@@ -179,8 +177,17 @@ impl<S: Send + Sync> FromRequestParts<S> for Principal {
     }
 }
 
-/// Middleware that authenticates and authorizes a request, then runs it in its
-/// caller's name.
+/// Extracts who asks for a change: the caller that [`admit`] has identified.
+impl<S: Send + Sync> FromRequestParts<S> for Initiator {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        parts.extensions.get::<Self>().cloned().ok_or_else(unauthenticated)
+    }
+}
+
+/// Middleware that authenticates and authorizes a request, then runs it with
+/// its caller attached.
 pub async fn admit(
     State((api, rights)): State<(SharedApiState, Arc<RouteRights>)>,
     mut request: Request,
@@ -255,18 +262,15 @@ fn refuse_public(
     access.is_none().then(|| wrong_method(rights, route, request))
 }
 
-/// Runs a request in its caller's name, and logs it if it may change something.
+/// Runs a request with its caller attached, and logs it if it may change
+/// something.
 async fn run_as(api: &SharedApiState, principal: Principal, mut request: Request, next: Next) -> Response {
-    let caller = Caller {
-        by: principal.identity(),
-        from: origin::of(&request, &api.trusted_proxies),
-        request_id: request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default(),
-        at: api.gateway.clock.wall(),
-    };
-    let by = caller.by.clone();
+    let by = principal.identity();
+    let caller = origin::caller(&request, &api.trusted_proxies, by.clone(), api.gateway.clock.wall());
+    request.extensions_mut().insert(Initiator::Caller(Arc::new(caller)));
     request.extensions_mut().insert(principal);
     let (method, path) = (request.method().clone(), path_for_log(request.uri().path()));
-    let response = with_caller(Arc::new(caller), next.run(request)).await;
+    let response = next.run(request).await;
     if !method.is_safe() {
         let status = response.status().as_u16();
         info!(by = %by, status, "{method} {path} was answered {status}");

@@ -19,15 +19,14 @@ use tracing::{info, warn};
 
 use super::SharedApiState;
 use super::connection_slots::ConnectionStatus;
-use super::origin::{self, Network, RequestId};
+use super::origin::{self, Network};
 use super::problem::{Problem, ProblemCode};
 use super::rate_limit_headers::whole_seconds;
 use crate::metrics::AuthFailureKind;
-use crate::model::audit::{AuditAction, AuditedAction, Caller, CallerIdentity};
+use crate::model::audit::{AuditAction, AuditedAction, CallerIdentity, Initiator};
 use crate::model::id::TenantId;
 use crate::model::rate::{Gcra, Rate};
 use crate::model::token::Token;
-use crate::store::with_caller;
 
 /// Size of one generation of addresses; at most two generations are in memory.
 const ADDRESSES_MAX: usize = 8_192;
@@ -116,20 +115,16 @@ fn record(api: &SharedApiState, request: &Request, failure: &AuthFailure, networ
         Some(token) => (token.recorded_with(), token.id.to_string()),
         None => (TenantId::system(), network.to_string()),
     };
-    let caller = Caller {
-        by: failure.identity(),
-        from: origin::of(request, &api.trusted_proxies),
-        request_id: request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default(),
-        at: api.gateway.clock.wall(),
-    };
+    let caller = origin::caller(request, &api.trusted_proxies, failure.identity(), api.gateway.clock.wall());
+    let by = Initiator::Caller(Arc::new(caller));
     let audited = AuditedAction::new(AuditAction::AuthRepeated, &tenant, resource).changing(kinds);
     let store = api.gateway.store.clone();
     // The response does not wait for the store.
-    tokio::spawn(with_caller(Arc::new(caller), async move {
-        if let Err(problem) = store.record(audited).await {
+    tokio::spawn(async move {
+        if let Err(problem) = store.record(&by, audited).await {
             warn!("audit entry about repeated failed authentications could not be written: {problem}");
         }
-    }));
+    });
 }
 
 /// Recent failures of every address.

@@ -16,6 +16,7 @@ use super::input::{DOCUMENT_BYTES_MAX, NamedEndpoint, QueryParams, TenantPath, d
 use super::page::{Page, ask};
 use super::problem::{InputProblems, Problem, ProblemCode, Problems};
 use crate::lifecycle::change;
+use crate::model::audit::Initiator;
 use crate::model::endpoint_event::{Actor, EndpointEvent, EndpointEventKind};
 use crate::model::span::Span;
 use crate::model::wall_offset::WallOffset;
@@ -46,6 +47,7 @@ pub struct OpenBreaker {
 )]
 pub async fn open(
     State(api): State<SharedApiState>,
+    by: Initiator,
     TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
     headers: HeaderMap,
@@ -58,7 +60,7 @@ pub async fn open(
         return Err(Problem::field(ProblemCode::InvalidField, "/for", format!("for is {span}; use 1s to 30d")));
     }
     let note = check_note(options.note)?;
-    let endpoint = change::open_breaker(&api.gateway, &tenant, id, options.span, note).await?;
+    let endpoint = change::open_breaker(&api.gateway, &by, &tenant, id, options.span, note).await?;
     Ok(Json(EndpointView::read(&api, &endpoint).await?))
 }
 
@@ -74,13 +76,14 @@ pub async fn open(
 )]
 pub async fn close(
     State(api): State<SharedApiState>,
+    by: Initiator,
     TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<EndpointView>, Problem> {
     let note = read_note(&headers, body).await?;
-    let endpoint = change::close_breaker(&api.gateway, &tenant, id, note).await?;
+    let endpoint = change::close_breaker(&api.gateway, &by, &tenant, id, note).await?;
     Ok(Json(EndpointView::read(&api, &endpoint).await?))
 }
 

@@ -9,14 +9,21 @@ use super::deliveries::{DeliveryView, find};
 use super::input::{NamedDelivery, TenantPath};
 use super::problem::{GoneProblems, Problem, ProblemCode, Problems, StateProblems};
 use crate::lifecycle::change::change_delivery;
+use crate::model::audit::Initiator;
 use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, TenantId};
 use crate::store::DeliveryChange;
 
 type ChangeResponse = Result<(StatusCode, Json<DeliveryView>), Problem>;
 
-async fn change(api: &SharedApiState, tenant: &TenantId, id: DeliveryId, change: DeliveryChange) -> ChangeResponse {
-    change_delivery(&api.gateway, tenant, id, change).await?;
+async fn change(
+    api: &SharedApiState,
+    by: &Initiator,
+    tenant: &TenantId,
+    id: DeliveryId,
+    change: DeliveryChange,
+) -> ChangeResponse {
+    change_delivery(&api.gateway, by, tenant, id, change).await?;
     Ok((StatusCode::ACCEPTED, Json(find(api, tenant, id).await?)))
 }
 
@@ -31,10 +38,11 @@ async fn change(api: &SharedApiState, tenant: &TenantId, id: DeliveryId, change:
 )]
 pub async fn retry(
     State(api): State<SharedApiState>,
+    by: Initiator,
     TenantPath(tenant): TenantPath,
     NamedDelivery(id): NamedDelivery,
 ) -> ChangeResponse {
-    change(&api, &tenant, id, DeliveryChange::RetryNow).await
+    change(&api, &by, &tenant, id, DeliveryChange::RetryNow).await
 }
 
 /// Cancel a waiting delivery
@@ -48,10 +56,11 @@ pub async fn retry(
 )]
 pub async fn cancel(
     State(api): State<SharedApiState>,
+    by: Initiator,
     TenantPath(tenant): TenantPath,
     NamedDelivery(id): NamedDelivery,
 ) -> ChangeResponse {
-    change(&api, &tenant, id, DeliveryChange::Cancel).await
+    change(&api, &by, &tenant, id, DeliveryChange::Cancel).await
 }
 
 /// Deliver a finished delivery again
@@ -65,10 +74,11 @@ pub async fn cancel(
 )]
 pub async fn replay(
     State(api): State<SharedApiState>,
+    by: Initiator,
     TenantPath(tenant): TenantPath,
     NamedDelivery(id): NamedDelivery,
 ) -> ChangeResponse {
-    change(&api, &tenant, id, DeliveryChange::Replay).await
+    change(&api, &by, &tenant, id, DeliveryChange::Replay).await
 }
 
 /// Deliver a dead letter again
@@ -82,6 +92,7 @@ pub async fn replay(
 )]
 pub async fn replay_dead(
     State(api): State<SharedApiState>,
+    by: Initiator,
     TenantPath(tenant): TenantPath,
     NamedDelivery(id): NamedDelivery,
 ) -> ChangeResponse {
@@ -95,7 +106,7 @@ pub async fn replay_dead(
         };
         return Err(Problem::new(ProblemCode::WrongState, detail));
     }
-    change(&api, &tenant, id, DeliveryChange::Replay).await
+    change(&api, &by, &tenant, id, DeliveryChange::Replay).await
 }
 
 /// Give a dead letter up
@@ -109,8 +120,9 @@ pub async fn replay_dead(
 )]
 pub async fn discard(
     State(api): State<SharedApiState>,
+    by: Initiator,
     TenantPath(tenant): TenantPath,
     NamedDelivery(id): NamedDelivery,
 ) -> ChangeResponse {
-    change(&api, &tenant, id, DeliveryChange::Discard).await
+    change(&api, &by, &tenant, id, DeliveryChange::Discard).await
 }

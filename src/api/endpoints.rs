@@ -28,7 +28,7 @@ use crate::lifecycle::change;
 use crate::lifecycle::deliver::tls;
 use crate::lifecycle::egress::BadUrl;
 use crate::lifecycle::links::NoPublicUrl;
-use crate::model::audit::{AuditAction, AuditedAction};
+use crate::model::audit::{AuditAction, AuditedAction, Initiator};
 use crate::model::delivery::BodyFormat;
 use crate::model::endpoint::{AboveCeiling, Endpoint, EndpointCeiling, EndpointSettings, EndpointStatus};
 use crate::model::health::EndpointHealth;
@@ -62,6 +62,7 @@ pub struct NewEndpoint {
 )]
 pub async fn create(
     State(api): State<SharedApiState>,
+    by: Initiator,
     TenantPath(tenant): TenantPath,
     headers: HeaderMap,
     body: Body,
@@ -89,7 +90,7 @@ pub async fn create(
         created_at: now,
         updated_at: now,
     };
-    let endpoint = change::create_endpoint(&api.gateway, endpoint).await?;
+    let endpoint = change::create_endpoint(&api.gateway, &by, endpoint).await?;
     let mut view = EndpointView::read(&api, &endpoint).await?;
     view.secret = Some(secret.text);
     Ok((StatusCode::CREATED, Json(view)))
@@ -293,6 +294,7 @@ pub async fn show(
 )]
 pub async fn update(
     State(api): State<SharedApiState>,
+    by: Initiator,
     TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
     headers: HeaderMap,
@@ -309,7 +311,7 @@ pub async fn update(
         let policy = check(&api, &tenant, &mut settings, Some(&current.settings)).await?;
         let change =
             EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at: current.updated_at };
-        match change::change_endpoint(&api.gateway, &tenant, id, change).await {
+        match change::change_endpoint(&api.gateway, &by, &tenant, id, change).await {
             Err(Error::Changed) => continue,
             changed => return Ok(Json(EndpointView::read(&api, &*changed?).await?)),
         }
@@ -354,10 +356,11 @@ pub fn merge(target: &mut Value, patch: Value) {
 )]
 pub async fn delete(
     State(api): State<SharedApiState>,
+    by: Initiator,
     TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
 ) -> Result<StatusCode, Problem> {
-    change::delete_endpoint(&api.gateway, &tenant, id).await?;
+    change::delete_endpoint(&api.gateway, &by, &tenant, id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -402,13 +405,14 @@ pub(super) fn check_note(note: Option<String>) -> Result<Option<String>, Problem
 )]
 pub async fn pause(
     State(api): State<SharedApiState>,
+    by: Initiator,
     TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<EndpointView>, Problem> {
     let note = read_note(&headers, body).await?;
-    let endpoint = change::pause(&api.gateway, &tenant, id, note).await?;
+    let endpoint = change::pause(&api.gateway, &by, &tenant, id, note).await?;
     Ok(Json(EndpointView::read(&api, &endpoint).await?))
 }
 
@@ -425,13 +429,14 @@ pub async fn pause(
 )]
 pub async fn resume(
     State(api): State<SharedApiState>,
+    by: Initiator,
     TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<EndpointView>, Problem> {
     let note = read_note(&headers, body).await?;
-    let endpoint = change::resume(&api.gateway, &tenant, id, note).await?;
+    let endpoint = change::resume(&api.gateway, &by, &tenant, id, note).await?;
     Ok(Json(EndpointView::read(&api, &endpoint).await?))
 }
 
@@ -446,6 +451,7 @@ pub async fn resume(
 )]
 pub async fn test(
     State(api): State<SharedApiState>,
+    by: Initiator,
     TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
 ) -> Result<(StatusCode, Json<ReceiptView>), Problem> {
@@ -467,7 +473,7 @@ pub async fn test(
     };
     let outcomes = accept(&api.gateway, &tenant, vec![submission], BatchMode::All).await?;
     let outcome = outcomes.into_iter().next().expect("one event in, one outcome out")?;
-    api.gateway.store.record(AuditedAction::new(AuditAction::EndpointTested, &tenant, id)).await?;
+    api.gateway.store.record(&by, AuditedAction::new(AuditAction::EndpointTested, &tenant, id)).await?;
     Ok((StatusCode::ACCEPTED, Json(outcome.into())))
 }
 

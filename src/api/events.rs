@@ -16,6 +16,7 @@ use super::input::{NamedEvent, QueryParams, TenantPath};
 use super::page::{Page, ask};
 use super::problem::{GoneProblems, InputProblems, Problem, Problems};
 use crate::lifecycle::change::expunge_event;
+use crate::model::audit::Initiator;
 use crate::model::endpoint::{Endpoint, ParsedData};
 use crate::model::event;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
@@ -201,10 +202,11 @@ async fn find(api: &SharedApiState, tenant: &TenantId, id: &EventId) -> Result<E
 )]
 pub async fn expunge(
     State(api): State<SharedApiState>,
+    by: Initiator,
     TenantPath(tenant): TenantPath,
     NamedEvent(id): NamedEvent,
 ) -> Result<StatusCode, Problem> {
-    expunge_event(&api.gateway, &tenant, &id).await?;
+    expunge_event(&api.gateway, &by, &tenant, &id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -1,4 +1,4 @@
-//! Finds a request's client address and its request id.
+//! Finds a request's client address and its request id, which say who sent it.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -6,6 +6,9 @@ use std::net::IpAddr;
 use axum::extract::Request;
 use http::{HeaderMap, HeaderName};
 use ipnet::IpNet;
+use jiff::Timestamp;
+
+use crate::model::audit::{Caller, CallerIdentity};
 
 /// The address of the connection's peer, which may be a proxy.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +43,12 @@ fn is_valid(text: &str) -> bool {
 pub fn of(request: &Request, trusted: &[IpNet]) -> Option<IpAddr> {
     let Peer(peer) = request.extensions().get::<Peer>()?;
     Some(client_behind_proxies(peer.to_canonical(), request.headers(), trusted))
+}
+
+/// Returns the caller of a request, as the audit log names it.
+pub fn caller(request: &Request, trusted: &[IpNet], by: CallerIdentity, at: Timestamp) -> Caller {
+    let request_id = request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
+    Caller { by, from: of(request, trusted), request_id, at }
 }
 
 /// The network that is counted as one client: a single IPv4 address, or an IPv6

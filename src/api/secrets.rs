@@ -16,7 +16,7 @@ use super::problem::{InputProblems, Problem, ProblemCode, Problems, StateProblem
 use super::provided_keys::ProvidedKeys;
 use crate::lifecycle::change;
 use crate::lifecycle::deliver::keys::public_key;
-use crate::model::audit::{AuditAction, AuditedAction};
+use crate::model::audit::{AuditAction, AuditedAction, Initiator};
 use crate::model::endpoint::Secret;
 use crate::model::id::SecretId;
 use crate::model::span::Span;
@@ -65,12 +65,13 @@ pub struct RotatedView {
 )]
 pub async fn list(
     State(api): State<SharedApiState>,
+    by: Initiator,
     TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
 ) -> Result<Json<Page<SecretView>>, Problem> {
     let endpoint = find(&api, &tenant, id)?;
     // The audit entry is written before the secrets are shown.
-    api.gateway.store.record(AuditedAction::new(AuditAction::SecretsShown, &tenant, id)).await?;
+    api.gateway.store.record(&by, AuditedAction::new(AuditAction::SecretsShown, &tenant, id)).await?;
     let now = api.gateway.clock.wall();
     let active = endpoint.secrets.iter().filter(|secret| secret.is_active(now));
     let show = |secret: &Secret| SecretView {
@@ -108,6 +109,7 @@ pub struct Rotation {
 )]
 pub async fn rotate(
     State(api): State<SharedApiState>,
+    by: Initiator,
     TenantPath(tenant): TenantPath,
     NamedEndpoint(id): NamedEndpoint,
     headers: HeaderMap,
@@ -128,6 +130,6 @@ pub async fn rotate(
     let secret = keys.mint(api.gateway.clock.wall())?;
     let view = RotatedView { id: secret.id, secret: secret.text.clone(), public_key: public_key(&secret.key) };
     let change = EndpointChange::Rotate { secret, overlap: overlap.0 };
-    change::change_endpoint(&api.gateway, &tenant, id, change).await?;
+    change::change_endpoint(&api.gateway, &by, &tenant, id, change).await?;
     Ok((StatusCode::CREATED, Json(view)))
 }

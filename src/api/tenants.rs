@@ -19,6 +19,7 @@ use super::input::{
 use super::page::{Page, ask};
 use super::problem::{FieldError, InputProblems, Problem, ProblemCode, Problems, StateProblems};
 use crate::lifecycle::change;
+use crate::model::audit::Initiator;
 use crate::model::endpoint::EndpointCeiling;
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::limits::{TenantLimits, TenantUsage};
@@ -192,6 +193,7 @@ pub async fn show(State(api): State<SharedApiState>, TenantPath(id): TenantPath)
 pub async fn put(
     State(api): State<SharedApiState>,
     principal: Principal,
+    by: Initiator,
     path: Result<NamedTenant, Problem>,
     uri: http::Uri,
     headers: HeaderMap,
@@ -209,7 +211,7 @@ pub async fn put(
     let is_known = current.is_some();
     let before = current.map(|tenant| tenant.limits.clone()).unwrap_or_default();
     let settings = TenantSettings { limits: settings.limits_for(&principal, before)?, ..settings };
-    let tenant = save(&api, id, settings).await?;
+    let tenant = save(&api, &by, id, settings).await?;
     Ok((if is_known { StatusCode::OK } else { StatusCode::CREATED }, tenant))
 }
 
@@ -222,12 +224,17 @@ fn bad_id(uri: &http::Uri) -> Problem {
     Problem::field(ProblemCode::InvalidField, "tenant", detail)
 }
 
-async fn save(api: &SharedApiState, id: TenantId, settings: TenantSettings) -> Result<Json<TenantView>, Problem> {
+async fn save(
+    api: &SharedApiState,
+    by: &Initiator,
+    id: TenantId,
+    settings: TenantSettings,
+) -> Result<Json<TenantView>, Problem> {
     check(&settings)?;
     let TenantSettings { name, weight, rate, ingest, limits, defaults } = settings;
     let quota = TenantQuota { weight, rate, ingest };
     let tenant = Tenant { id, name, quota, limits, defaults, created_at: api.gateway.clock.now() };
-    let tenant = change::put_tenant(&api.gateway, tenant).await?;
+    let tenant = change::put_tenant(&api.gateway, by, tenant).await?;
     Ok(Json(TenantView::read(api, &tenant).await?))
 }
 
@@ -272,6 +279,7 @@ fn check(settings: &TenantSettings) -> Result<(), Problem> {
 pub async fn update(
     State(api): State<SharedApiState>,
     principal: Principal,
+    by: Initiator,
     TenantPath(id): TenantPath,
     headers: HeaderMap,
     body: Body,
@@ -283,7 +291,7 @@ pub async fn update(
     merge(&mut document, Value::Object(patch));
     let settings: TenantSettings = from_value(document)?;
     let limits = settings.limits_for(&principal, current.limits.clone())?;
-    save(&api, id, TenantSettings { limits, ..settings }).await
+    save(&api, &by, id, TenantSettings { limits, ..settings }).await
 }
 
 /// Delete a tenant
@@ -295,7 +303,11 @@ pub async fn update(
     responses((status = 204), Problems, StateProblems),
     security(("token" = ["tenants"])),
 )]
-pub async fn delete(State(api): State<SharedApiState>, TenantPath(id): TenantPath) -> Result<StatusCode, Problem> {
-    change::delete_tenant(&api.gateway, &id).await?;
+pub async fn delete(
+    State(api): State<SharedApiState>,
+    by: Initiator,
+    TenantPath(id): TenantPath,
+) -> Result<StatusCode, Problem> {
+    change::delete_tenant(&api.gateway, &by, &id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

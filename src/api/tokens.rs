@@ -17,6 +17,7 @@ use super::auth::{Principal, hash, new_token};
 use super::input::{DOCUMENT_BYTES_MAX, NamedToken, QueryParams, document_from_json, read_body};
 use super::page::{Page, ask};
 use super::problem::{FieldError, InputProblems, Problem, ProblemCode, Problems};
+use crate::model::audit::Initiator;
 use crate::model::id::{TenantId, TokenId};
 use crate::model::token::{Right, Token};
 use crate::store::{Error, TokenScope};
@@ -86,6 +87,7 @@ pub struct TokenView {
 pub async fn create(
     State(api): State<SharedApiState>,
     principal: Principal,
+    by: Initiator,
     headers: HeaderMap,
     body: Body,
 ) -> Result<(StatusCode, Json<MadeToken>), Problem> {
@@ -108,7 +110,7 @@ pub async fn create(
         expires_at: new.expires_at,
         used_at: None,
     };
-    match api.gateway.store.create_token(stored).await {
+    match api.gateway.store.create_token(&by, stored).await {
         Err(Error::NotFound(_)) => Err(no_tenant(new.tenant.as_deref().unwrap_or_default())),
         created => created.map(|()| (StatusCode::CREATED, Json(MadeToken { id, token }))).map_err(Problem::from),
     }
@@ -248,9 +250,10 @@ fn visible_tenant(api: &SharedApiState, principal: &Principal, named: &str) -> R
 pub async fn revoke(
     State(api): State<SharedApiState>,
     principal: Principal,
+    by: Initiator,
     NamedToken(id): NamedToken,
 ) -> Result<StatusCode, Problem> {
     let scope = visible_scope(&principal, principal.must_be_admin().is_ok());
-    api.gateway.store.revoke_token(id, scope, api.gateway.clock.now()).await?;
+    api.gateway.store.revoke_token(&by, id, scope, api.gateway.clock.now()).await?;
     Ok(StatusCode::NO_CONTENT)
 }

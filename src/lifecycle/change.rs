@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::Gateway;
 use super::node_questions::{self, NodeQuestion, ask_health};
+use crate::model::audit::Initiator;
 use crate::model::delivery::{DeliveryState, after};
 use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::endpoint_event::Actor;
@@ -18,6 +19,7 @@ use crate::store::{DeliveryChange, EndpointChange, Error, Result};
 /// Changes one delivery as a person asked.
 pub async fn change_delivery(
     gateway: &Gateway,
+    by: &Initiator,
     tenant: &TenantId,
     id: DeliveryId,
     change: DeliveryChange,
@@ -26,7 +28,7 @@ pub async fn change_delivery(
         refuse_in_flight(gateway, tenant, id).await?;
     }
     let now = gateway.clock.now();
-    let changed = gateway.store.change(tenant, id, change, now).await?;
+    let changed = gateway.store.change(by, tenant, id, change, now).await?;
     gateway.dispatcher.delivery_changed(changed.endpoint, id, changed.due_at);
     gateway.dispatcher.admit(changed.freed);
     gateway.notifier.operational_events_written(&changed.operational_events);
@@ -46,18 +48,18 @@ pub async fn change_delivery(
 
 /// Erases an event's data, after cancelling its waiting deliveries. The event
 /// cannot be sent again. A second call changes nothing.
-pub async fn expunge_event(gateway: &Gateway, tenant: &TenantId, id: &EventId) -> Result<()> {
+pub async fn expunge_event(gateway: &Gateway, by: &Initiator, tenant: &TenantId, id: &EventId) -> Result<()> {
     loop {
         let deliveries = gateway.store.event_deliveries(tenant, id).await?.ok_or(Error::NotFound("event"))?;
         for delivery in deliveries.iter().filter(|delivery| delivery.state == DeliveryState::Waiting) {
-            match change_delivery(gateway, tenant, delivery.id, DeliveryChange::Cancel).await {
+            match change_delivery(gateway, by, tenant, delivery.id, DeliveryChange::Cancel).await {
                 // `WrongState`: the delivery ended by itself meanwhile.
                 Ok(()) | Err(Error::WrongState(_)) => {}
                 Err(problem) => return Err(problem),
             }
         }
         // The store refuses if a delivery was replayed in between; then cancel again.
-        if gateway.store.expunge(tenant, id).await? {
+        if gateway.store.expunge(by, tenant, id).await? {
             return Ok(());
         }
     }
@@ -73,8 +75,8 @@ async fn refuse_in_flight(gateway: &Gateway, tenant: &TenantId, id: DeliveryId) 
 }
 
 /// Adds an endpoint.
-pub async fn create_endpoint(gateway: &Gateway, endpoint: Endpoint) -> Result<Arc<Endpoint>> {
-    let endpoint = gateway.store.create_endpoint(endpoint).await?;
+pub async fn create_endpoint(gateway: &Gateway, by: &Initiator, endpoint: Endpoint) -> Result<Arc<Endpoint>> {
+    let endpoint = gateway.store.create_endpoint(by, endpoint).await?;
     gateway.dispatcher.recount();
     Ok(endpoint)
 }
@@ -82,11 +84,12 @@ pub async fn create_endpoint(gateway: &Gateway, endpoint: Endpoint) -> Result<Ar
 /// Changes an endpoint. Its deliveries follow the change when this returns.
 pub async fn change_endpoint(
     gateway: &Gateway,
+    by: &Initiator,
     tenant: &TenantId,
     id: EndpointId,
     change: EndpointChange,
 ) -> Result<Arc<Endpoint>> {
-    let changed = gateway.store.change_endpoint(tenant, id, change, gateway.clock.now()).await?;
+    let changed = gateway.store.change_endpoint(by, tenant, id, change, gateway.clock.now()).await?;
     gateway.dispatcher.endpoint_changed(id);
     gateway.dispatcher.admit(changed.freed);
     gateway.notifier.operational_events_written(&changed.operational_events);
@@ -97,41 +100,45 @@ pub async fn change_endpoint(
 /// Pauses an endpoint; its deliveries, new ones included, are held.
 pub async fn pause(
     gateway: &Gateway,
+    by: &Initiator,
     tenant: &TenantId,
     id: EndpointId,
     note: Option<String>,
 ) -> Result<Arc<Endpoint>> {
     let reason = Some(note.unwrap_or_else(|| "paused by a person".to_owned()));
     let change = EndpointChange::Standing { state: EndpointState::Paused, reason, by: Actor::Person };
-    change_endpoint(gateway, tenant, id, change).await
+    change_endpoint(gateway, by, tenant, id, change).await
 }
 
 /// Resumes an endpoint, whether a person or the gateway stopped it.
 pub async fn resume(
     gateway: &Gateway,
+    by: &Initiator,
     tenant: &TenantId,
     id: EndpointId,
     note: Option<String>,
 ) -> Result<Arc<Endpoint>> {
     let change = EndpointChange::Standing { state: EndpointState::Active, reason: note, by: Actor::Person };
-    change_endpoint(gateway, tenant, id, change).await
+    change_endpoint(gateway, by, tenant, id, change).await
 }
 
 /// Opens an endpoint's breaker, for a span or until a person closes it.
 pub async fn open_breaker(
     gateway: &Gateway,
+    by: &Initiator,
     tenant: &TenantId,
     id: EndpointId,
     span: Option<Span>,
     note: Option<String>,
 ) -> Result<Arc<Endpoint>> {
     let until = span.map(|span| after(gateway.clock.now(), span.0));
-    change_endpoint(gateway, tenant, id, EndpointChange::Breaker { is_open: true, until, reason: note }).await
+    change_endpoint(gateway, by, tenant, id, EndpointChange::Breaker { is_open: true, until, reason: note }).await
 }
 
 /// Closes an endpoint's breaker; its load then ramps up.
 pub async fn close_breaker(
     gateway: &Gateway,
+    by: &Initiator,
     tenant: &TenantId,
     id: EndpointId,
     note: Option<String>,
@@ -143,12 +150,12 @@ pub async fn close_breaker(
         return Ok(endpoint);
     }
     let reason = Some(note.unwrap_or_else(|| "closed by a person".to_owned()));
-    change_endpoint(gateway, tenant, id, EndpointChange::Breaker { is_open: false, until: None, reason }).await
+    change_endpoint(gateway, by, tenant, id, EndpointChange::Breaker { is_open: false, until: None, reason }).await
 }
 
 /// Deletes an endpoint and cancels its waiting deliveries.
-pub async fn delete_endpoint(gateway: &Gateway, tenant: &TenantId, id: EndpointId) -> Result<()> {
-    gateway.store.delete_endpoint(tenant, id, gateway.clock.now()).await?;
+pub async fn delete_endpoint(gateway: &Gateway, by: &Initiator, tenant: &TenantId, id: EndpointId) -> Result<()> {
+    gateway.store.delete_endpoint(by, tenant, id, gateway.clock.now()).await?;
     gateway.dispatcher.endpoint_changed(id);
     gateway.dispatcher.recount();
     Ok(())
@@ -156,20 +163,20 @@ pub async fn delete_endpoint(gateway: &Gateway, tenant: &TenantId, id: EndpointI
 
 /// Creates a tenant or replaces its settings. Its shares and limits are in
 /// force when this returns.
-pub async fn put_tenant(gateway: &Gateway, tenant: Tenant) -> Result<Arc<Tenant>> {
-    let tenant = gateway.store.put_tenant(tenant).await?;
+pub async fn put_tenant(gateway: &Gateway, by: &Initiator, tenant: Tenant) -> Result<Arc<Tenant>> {
+    let tenant = gateway.store.put_tenant(by, tenant).await?;
     gateway.dispatcher.tenant_changed(&tenant.id);
     gateway.intake.change(&tenant.id, gateway.ingest_rate(&tenant), gateway.clock.now());
     Ok(tenant)
 }
 
 /// Deletes a tenant with its endpoints and cancels their waiting deliveries.
-pub async fn delete_tenant(gateway: &Gateway, id: &TenantId) -> Result<()> {
+pub async fn delete_tenant(gateway: &Gateway, by: &Initiator, id: &TenantId) -> Result<()> {
     if id.as_str() == TenantId::DEFAULT || id.is_system() {
         return Err(Error::WrongState(format!("tenant {id} always exists; delete its endpoints instead")));
     }
     let endpoints = gateway.store.endpoints(id);
-    gateway.store.delete_tenant(id, gateway.clock.now()).await?;
+    gateway.store.delete_tenant(by, id, gateway.clock.now()).await?;
     for endpoint in endpoints {
         gateway.dispatcher.endpoint_changed(endpoint.id);
     }

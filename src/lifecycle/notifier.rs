@@ -17,6 +17,7 @@ use super::mail::text::{self, MailFacts, trouble_letter};
 use super::mail::{Mail, MailQueue};
 use crate::clock::Clock;
 use crate::metrics::{BreakerMove, Metrics, PauseReason};
+use crate::model::audit::Initiator;
 use crate::model::delivery::DeadCause;
 use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::endpoint_event::{Actor, EndpointEvent, EndpointEventKind};
@@ -239,7 +240,9 @@ impl Notifier {
 
     async fn was_sent(&self, tenant: &TenantId, id: EndpointId) {
         let now = self.0.clock.now();
-        if let Err(problem) = self.0.store.change_endpoint(tenant, id, EndpointChange::Mailed, now).await {
+        if let Err(problem) =
+            self.0.store.change_endpoint(&Initiator::Gateway, tenant, id, EndpointChange::Mailed, now).await
+        {
             warn!(endpoint.id = %id, "the owner was mailed, but the time of the mail could not be stored, so the mail may be sent again: {problem}");
         }
     }

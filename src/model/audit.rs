@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,25 @@ use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::id::{AuditId, TenantId, TokenId};
+
+/// Who makes a change. Every store verb that the audit log records takes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Initiator {
+    /// The gateway by itself; such a change is not recorded.
+    Gateway,
+    /// A caller of the API, in whose name the change is recorded.
+    Caller(Arc<Caller>),
+}
+
+impl Initiator {
+    /// Returns the caller that an entry names, if the change is to be recorded.
+    pub fn caller(&self) -> Option<&Caller> {
+        match self {
+            Self::Gateway => None,
+            Self::Caller(caller) => Some(caller),
+        }
+    }
+}
 
 /// Who sent a request, from which address, and when.
 #[derive(Debug, Clone, PartialEq, Eq)]

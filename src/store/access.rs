@@ -1,9 +1,4 @@
 //! API tokens and the audit log, as every store keeps them.
-//!
-//! The caller of a request is task-local, like the request id: every change
-//! that a store makes inside [`with_caller`] is recorded in the audit log by
-//! the same commit. What the gateway does by itself has no caller and is not
-//! recorded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,23 +7,9 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use super::{ListPage, PageRequest, Result};
-use crate::model::audit::{AuditEntry, AuditedAction, Caller};
+use crate::model::audit::{AuditEntry, AuditedAction, Initiator};
 use crate::model::id::{AuditId, TenantId, TokenId};
 use crate::model::token::Token;
-
-tokio::task_local! {
-    static CALLER: Arc<Caller>;
-}
-
-/// Runs a future in the name of a caller.
-pub async fn with_caller<T>(caller: Arc<Caller>, audited: impl Future<Output = T>) -> T {
-    CALLER.scope(caller, audited).await
-}
-
-/// Returns the caller in whose name this task acts, if there is one.
-pub fn caller() -> Option<Arc<Caller>> {
-    CALLER.try_with(Arc::clone).ok()
-}
 
 /// Returns the low bits of an audit entry's id. A counter of this process
 /// comes first, so that entries of the same millisecond are listed in the
@@ -50,18 +31,17 @@ pub trait AccessStore: Send + Sync {
     fn is_current(&self) -> bool;
 
     /// Adds a token. Every node accepts it when the call returns.
-    async fn create_token(&self, token: Token) -> Result<()>;
+    async fn create_token(&self, by: &Initiator, token: Token) -> Result<()>;
     /// Revokes a token, if it belongs to this scope. No node accepts it any
     /// more when the call returns.
-    async fn revoke_token(&self, id: TokenId, scope: TokenScope, now: Timestamp) -> Result<()>;
+    async fn revoke_token(&self, by: &Initiator, id: TokenId, scope: TokenScope, now: Timestamp) -> Result<()>;
     /// Records when tokens were last used. A stored time that is later stays.
     async fn use_tokens(&self, used: Vec<(TokenId, Timestamp)>) -> Result<()>;
     /// Lists the unrevoked tokens of a scope, newest first.
     async fn tokens(&self, scope: TokenScope, page: PageRequest) -> Result<ListPage<Token>>;
 
-    /// Records an action that changes nothing else in the store, in the name
-    /// of the current caller.
-    async fn record(&self, audited: AuditedAction) -> Result<()>;
+    /// Records an action that changes nothing else in the store.
+    async fn record(&self, by: &Initiator, audited: AuditedAction) -> Result<()>;
     /// Lists entries of the audit log, newest first.
     async fn audit(&self, query: AuditQuery, page: PageRequest) -> Result<ListPage<AuditEntry>>;
     /// Deletes entries from before this time, and rows of tokens that were

@@ -5,7 +5,8 @@
 //! questions about the past, [`Cluster`] knows the other nodes, and
 //! [`AccessStore`] knows who may use the API. Each verb is atomic: whatever one
 //! call changes becomes durable together, before the call returns, or not at
-//! all.
+//! all. A verb that the audit log records takes the [`Initiator`] of the change,
+//! and writes the entry in the same commit.
 
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 
 use crate::model::attempt::Attempt;
+use crate::model::audit::Initiator;
 use crate::model::delivery::Delivery;
 use crate::model::endpoint::Endpoint;
 use crate::model::endpoint_event::EndpointEvent;
@@ -46,7 +48,7 @@ pub mod seal;
 mod settlement;
 
 pub use acceptance::{AcceptResult, BatchMode, RoutedEvent};
-pub use access::{AccessStore, AuditQuery, TokenScope, caller, with_caller};
+pub use access::{AccessStore, AuditQuery, TokenScope};
 pub use changes::{DeliveryChange, DeliveryChanged, EndpointChange, EndpointChanged, EndpointStop, EndpointUpdate};
 pub use claim::{Claim, DuePage, DueQuery};
 pub use cluster::{Cluster, ClusterEvent, ClusterState, NodeState, PublishedStatus, ShardState, StoreStatus};
@@ -101,6 +103,7 @@ pub trait DeliveryQueue: Send + Sync {
     /// it.
     async fn change(
         &self,
+        by: &Initiator,
         tenant: &TenantId,
         id: DeliveryId,
         change: DeliveryChange,
@@ -110,7 +113,7 @@ pub trait DeliveryQueue: Send + Sync {
     /// Removes an event's data and the answers of its receivers, unless one of
     /// its deliveries still waits; returns whether it did. Everything else
     /// about the event stays, but none of its deliveries can be replayed.
-    async fn expunge(&self, tenant: &TenantId, id: &EventId) -> Result<bool>;
+    async fn expunge(&self, by: &Initiator, tenant: &TenantId, id: &EventId) -> Result<bool>;
 
     /// Compares some events with their checksums, in the order of their
     /// numbers, and adds checksums to events of older versions. One node does
@@ -158,14 +161,15 @@ pub trait Catalog: Send + Sync {
     fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>>;
 
     /// Creates a tenant or replaces its settings.
-    async fn put_tenant(&self, tenant: Tenant) -> Result<Arc<Tenant>>;
+    async fn put_tenant(&self, by: &Initiator, tenant: Tenant) -> Result<Arc<Tenant>>;
     /// Deletes a tenant and its endpoints.
-    async fn delete_tenant(&self, id: &TenantId, now: Timestamp) -> Result<()>;
+    async fn delete_tenant(&self, by: &Initiator, id: &TenantId, now: Timestamp) -> Result<()>;
     /// Creates an endpoint.
-    async fn create_endpoint(&self, endpoint: Endpoint) -> Result<Arc<Endpoint>>;
+    async fn create_endpoint(&self, by: &Initiator, endpoint: Endpoint) -> Result<Arc<Endpoint>>;
     /// Changes an endpoint and returns the effects.
     async fn change_endpoint(
         &self,
+        by: &Initiator,
         tenant: &TenantId,
         id: EndpointId,
         change: EndpointChange,
@@ -173,7 +177,7 @@ pub trait Catalog: Send + Sync {
     ) -> Result<EndpointChanged>;
     /// Deletes an endpoint; the deliveries that wait for it are cancelled by the
     /// same call.
-    async fn delete_endpoint(&self, tenant: &TenantId, id: EndpointId, now: Timestamp) -> Result<()>;
+    async fn delete_endpoint(&self, by: &Initiator, tenant: &TenantId, id: EndpointId, now: Timestamp) -> Result<()>;
 
     /// Returns a setting of the installation itself.
     async fn setting(&self, name: &'static str) -> Result<Option<String>>;

@@ -1,5 +1,6 @@
 //! Accept: durable together, once per id, in the order given.
 
+use posthaste::model::audit::Initiator;
 use posthaste::store::{AcceptResult, BatchMode};
 use serde_json::json;
 
@@ -148,7 +149,7 @@ async fn a_batch_that_stands_each_on_its_own_keeps_what_is_good(fixture: StoreFi
 
 async fn an_endpoint_deleted_since_it_was_matched_gets_nothing(fixture: StoreFixture) {
     let (kept, gone) = (fixture.endpoint(json!({})).await, fixture.endpoint(json!({})).await);
-    fixture.store.delete_endpoint(&ours(), gone.id, at(1)).await.unwrap();
+    fixture.store.delete_endpoint(&Initiator::Gateway, &ours(), gone.id, at(1)).await.unwrap();
     let claims = fixture.accept(event("a").to(&gone).to(&kept)).await;
     assert_eq!(claims.iter().map(|claim| claim.endpoint).collect::<Vec<_>>(), [kept.id]);
     assert_eq!(fixture.deliveries_of("a").await.len(), 1);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::DeliveryState;
 use posthaste::model::endpoint::{Endpoint, EndpointState};
 use posthaste::model::endpoint_event::Actor;
@@ -44,7 +45,7 @@ async fn a_tenant_is_there_when_its_creation_returns_and_after_closing(fixture: 
         defaults,
         created_at: at(7),
     };
-    fixture.store.put_tenant(acme.clone()).await.unwrap();
+    fixture.store.put_tenant(&Initiator::Gateway, acme.clone()).await.unwrap();
     assert_eq!(*fixture.store.tenant(&acme.id).unwrap(), acme);
     let fixture = fixture.reopened().await;
     assert_eq!(*fixture.store.tenant(&acme.id).unwrap(), acme);
@@ -61,7 +62,7 @@ async fn putting_a_tenant_again_keeps_when_it_was_created(fixture: StoreFixture)
         defaults: EndpointDefaults::default(),
         created_at: at(99),
     };
-    let known = fixture.store.put_tenant(renamed).await.unwrap();
+    let known = fixture.store.put_tenant(&Initiator::Gateway, renamed).await.unwrap();
     assert_eq!((known.name.as_str(), known.created_at), ("another name", at(0)));
     assert_eq!(fixture.store.tenant(&ours()).unwrap().name, "another name");
 }
@@ -70,11 +71,14 @@ async fn a_deleted_tenant_takes_its_endpoints_along_and_its_id_can_be_used_anew(
     let acme = fixture.put_tenant("acme").await;
     let endpoint = fixture.endpoint_of(&acme, json!({})).await;
     let claim = fixture.claim(event("a").of(&acme).to(&endpoint)).await;
-    fixture.store.delete_tenant(&acme, at(5)).await.unwrap();
+    fixture.store.delete_tenant(&Initiator::Gateway, &acme, at(5)).await.unwrap();
     assert!(fixture.store.tenant(&acme).is_none() && fixture.store.any_endpoint(endpoint.id).is_none());
     assert!(fixture.store.delivery(&acme, claim.id).await.unwrap().is_none());
     assert!(fixture.store.event(&acme, &"a".parse().unwrap()).await.unwrap().is_none());
-    assert!(matches!(fixture.store.delete_tenant(&acme, at(6)).await, Err(Error::NotFound("tenant"))));
+    assert!(matches!(
+        fixture.store.delete_tenant(&Initiator::Gateway, &acme, at(6)).await,
+        Err(Error::NotFound("tenant"))
+    ));
 
     fixture.put_tenant("acme").await;
     assert!(fixture.store.endpoints(&acme).is_empty());
@@ -93,7 +97,7 @@ async fn endpoints_are_listed_newest_first(fixture: StoreFixture) {
 
 async fn an_endpoint_of_an_unknown_tenant_is_refused(fixture: StoreFixture) {
     let homeless = fixture.new_endpoint(&tenant("nobody"), json!({}));
-    let problem = fixture.store.create_endpoint(homeless).await.unwrap_err();
+    let problem = fixture.store.create_endpoint(&Initiator::Gateway, homeless).await.unwrap_err();
     assert!(matches!(problem, Error::NotFound("tenant")), "{problem:?}");
 }
 
@@ -118,7 +122,7 @@ async fn who_wants_an_event_follows_types_filter_and_names(fixture: StoreFixture
     let unknown = fixture.new_endpoint(&ours(), json!({})).id;
     let problem = matching("other", "[]", Some(vec![exact, unknown])).unwrap_err();
     assert!(matches!(problem, Error::UnknownEndpoint(id) if id == unknown), "{problem:?}");
-    fixture.store.delete_endpoint(&ours(), every, at(1)).await.unwrap();
+    fixture.store.delete_endpoint(&Initiator::Gateway, &ours(), every, at(1)).await.unwrap();
     assert_eq!(matching("other", "[]", None).unwrap(), []);
 }
 
@@ -136,10 +140,12 @@ fn settings(endpoint: &Endpoint, field: &str, value: Value) -> EndpointChange {
 async fn changed_settings_are_seen_at_once_and_survive_closing(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({"event_types": ["a"]})).await;
     let change = settings(&endpoint, "event_types", json!(["b"]));
-    let changed = fixture.store.change_endpoint(&ours(), endpoint.id, change, at(9)).await.unwrap().endpoint;
+    let changed =
+        fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, change, at(9)).await.unwrap().endpoint;
     assert_eq!((changed.updated_at, changed.created_at), (at(9), at(0)));
     let change = settings(&changed, "retry", json!({"max_attempts": 2}));
-    let changed = fixture.store.change_endpoint(&ours(), endpoint.id, change, at(9)).await.unwrap().endpoint;
+    let changed =
+        fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, change, at(9)).await.unwrap().endpoint;
     assert!(changed.updated_at > at(9), "two changes in one instant can be told apart");
     assert_eq!(*fixture.store.endpoint(&ours(), endpoint.id).unwrap(), *changed);
     assert!(fixture.store.matching(event("x").kind("a").event()).unwrap().is_empty());
@@ -152,9 +158,9 @@ async fn changed_settings_are_seen_at_once_and_survive_closing(fixture: StoreFix
 async fn a_change_based_on_an_old_reading_is_refused(fixture: StoreFixture) {
     let old = fixture.endpoint(json!({})).await;
     let change = settings(&old, "max_in_flight", json!(2));
-    fixture.store.change_endpoint(&ours(), old.id, change, at(1)).await.unwrap();
+    fixture.store.change_endpoint(&Initiator::Gateway, &ours(), old.id, change, at(1)).await.unwrap();
     let change = settings(&old, "max_in_flight", json!(3));
-    let problem = fixture.store.change_endpoint(&ours(), old.id, change, at(2)).await.unwrap_err();
+    let problem = fixture.store.change_endpoint(&Initiator::Gateway, &ours(), old.id, change, at(2)).await.unwrap_err();
     assert!(matches!(problem, Error::Changed), "{problem:?}");
     assert_eq!(fixture.store.endpoint(&ours(), old.id).unwrap().settings.max_in_flight, 2);
 }
@@ -166,8 +172,8 @@ async fn of_two_changes_at_once_one_is_refused(fixture: StoreFixture) {
             (settings(&endpoint, "max_in_flight", json!(2)), settings(&endpoint, "max_in_flight", json!(3)));
         let tenant = ours();
         let (one, two) = tokio::join!(
-            fixture.store.change_endpoint(&tenant, endpoint.id, one, at(1)),
-            fixture.store.change_endpoint(&tenant, endpoint.id, two, at(1)),
+            fixture.store.change_endpoint(&Initiator::Gateway, &tenant, endpoint.id, one, at(1)),
+            fixture.store.change_endpoint(&Initiator::Gateway, &tenant, endpoint.id, two, at(1)),
         );
         let (kept, refused) = if one.is_ok() { (one, two) } else { (two, one) };
         assert!(matches!(refused, Err(Error::Changed)), "round {n}: {refused:?}");
@@ -183,7 +189,7 @@ async fn a_pause_and_its_length_are_kept(fixture: StoreFixture) {
         by: Actor::Person,
     };
     let pause = stand(EndpointState::Paused, Some("moving house"));
-    fixture.store.change_endpoint(&ours(), endpoint.id, pause, at(10)).await.unwrap();
+    fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, pause, at(10)).await.unwrap();
     let fixture = fixture.reopened().await;
     let paused = fixture.store.endpoint(&ours(), endpoint.id).unwrap();
     assert_eq!((paused.status.state, paused.status.reason.as_deref()), (EndpointState::Paused, Some("moving house")));
@@ -192,7 +198,12 @@ async fn a_pause_and_its_length_are_kept(fixture: StoreFixture) {
     assert_eq!(fixture.due_ids(&paused, at(20)).await, ["a"], "the backlog is held, not dropped");
 
     let resume = stand(EndpointState::Active, None);
-    let active = fixture.store.change_endpoint(&ours(), endpoint.id, resume, at(70)).await.unwrap().endpoint;
+    let active = fixture
+        .store
+        .change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, resume, at(70))
+        .await
+        .unwrap()
+        .endpoint;
     assert_eq!(active.status.held(at(500)), Duration::from_secs(60));
 }
 
@@ -202,7 +213,11 @@ async fn a_rotated_secret_joins_the_old_one_until_the_overlap_ends(fixture: Stor
         secret: fixture.secret(text, now),
         overlap: Duration::from_secs(100),
     };
-    fixture.store.change_endpoint(&ours(), endpoint.id, rotate("whsec_BBBB", at(10)), at(10)).await.unwrap();
+    fixture
+        .store
+        .change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, rotate("whsec_BBBB", at(10)), at(10))
+        .await
+        .unwrap();
     let texts = |fixture: &StoreFixture| {
         let secrets = fixture.store.endpoint(&ours(), endpoint.id).unwrap().secrets.clone();
         secrets.into_iter().map(|secret| (secret.text, secret.expires_at)).collect::<Vec<_>>()
@@ -210,14 +225,22 @@ async fn a_rotated_secret_joins_the_old_one_until_the_overlap_ends(fixture: Stor
     let both = [("whsec_BBBB".to_owned(), None), ("whsec_AAAA".to_owned(), Some(at(110)))];
     assert_eq!(texts(&fixture), both);
     // A second rotation does not give the first secret a longer life.
-    fixture.store.change_endpoint(&ours(), endpoint.id, rotate("whsec_CCCC", at(50)), at(50)).await.unwrap();
+    fixture
+        .store
+        .change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, rotate("whsec_CCCC", at(50)), at(50))
+        .await
+        .unwrap();
     let three = [
         ("whsec_CCCC".to_owned(), None),
         ("whsec_BBBB".to_owned(), Some(at(150))),
         ("whsec_AAAA".to_owned(), Some(at(110))),
     ];
     assert_eq!(texts(&fixture), three);
-    fixture.store.change_endpoint(&ours(), endpoint.id, rotate("whsec_DDDD", at(120)), at(120)).await.unwrap();
+    fixture
+        .store
+        .change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, rotate("whsec_DDDD", at(120)), at(120))
+        .await
+        .unwrap();
     let after = texts(&fixture);
     let names: Vec<_> = after.iter().map(|(text, _)| text.as_str()).collect();
     assert_eq!(names, ["whsec_DDDD", "whsec_CCCC", "whsec_BBBB"], "what expired is gone");
@@ -231,7 +254,7 @@ async fn what_waits_for_a_deleted_endpoint_is_cancelled_at_once(fixture: StoreFi
     for id in &ids {
         fixture.accept(event(id).key("k").to(&endpoint)).await;
     }
-    fixture.store.delete_endpoint(&ours(), endpoint.id, at(9)).await.unwrap();
+    fixture.store.delete_endpoint(&Initiator::Gateway, &ours(), endpoint.id, at(9)).await.unwrap();
     for id in &ids {
         let delivery = &fixture.deliveries_of(id).await[0];
         assert_eq!((delivery.state, delivery.finished_at), (DeliveryState::Cancelled, Some(at(9))), "{id}");
@@ -244,7 +267,7 @@ async fn what_waits_for_a_deleted_endpoint_is_cancelled_at_once(fixture: StoreFi
     assert!(fixture.list(waiting, 10).await.is_empty());
     assert!(fixture.store.earliest_due().await.unwrap().is_empty());
     assert!(matches!(
-        fixture.store.delete_endpoint(&ours(), endpoint.id, at(10)).await,
+        fixture.store.delete_endpoint(&Initiator::Gateway, &ours(), endpoint.id, at(10)).await,
         Err(Error::NotFound("endpoint"))
     ));
     let fixture = fixture.reopened().await;
@@ -257,7 +280,7 @@ async fn what_was_finished_at_a_deleted_endpoint_stays_as_it_was(fixture: StoreF
     fixture.deliver(&delivered, at(1)).await;
     let dead = fixture.claim(event("dead").to(&endpoint)).await;
     fixture.die(&dead, posthaste::model::delivery::DeadCause::Refused, at(1)).await;
-    fixture.store.delete_endpoint(&ours(), endpoint.id, at(9)).await.unwrap();
+    fixture.store.delete_endpoint(&Initiator::Gateway, &ours(), endpoint.id, at(9)).await.unwrap();
     assert_eq!(fixture.state(delivered.id).await, DeliveryState::Delivered);
     assert_eq!((fixture.state(dead.id).await, fixture.attempts(dead.id).await.len()), (DeliveryState::Dead, 1));
 }
@@ -268,9 +291,10 @@ async fn another_tenants_endpoint_is_not_there(fixture: StoreFixture) {
     assert!(fixture.store.endpoint(&other, endpoint.id).is_none());
     assert!(fixture.store.endpoints(&other).is_empty());
     let pause = EndpointChange::Standing { state: EndpointState::Paused, reason: None, by: Actor::Person };
-    let problem = fixture.store.change_endpoint(&other, endpoint.id, pause, at(1)).await.unwrap_err();
+    let problem =
+        fixture.store.change_endpoint(&Initiator::Gateway, &other, endpoint.id, pause, at(1)).await.unwrap_err();
     assert!(matches!(problem, Error::NotFound("endpoint")), "{problem:?}");
-    let problem = fixture.store.delete_endpoint(&other, endpoint.id, at(1)).await.unwrap_err();
+    let problem = fixture.store.delete_endpoint(&Initiator::Gateway, &other, endpoint.id, at(1)).await.unwrap_err();
     assert!(matches!(problem, Error::NotFound("endpoint")), "{problem:?}");
     assert_eq!(fixture.store.endpoint(&ours(), endpoint.id).unwrap().status.state, EndpointState::Active);
 }

@@ -1,5 +1,6 @@
 //! What a person does to a delivery: retry now, cancel, replay, discard.
 
+use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, DeliveryState};
 use posthaste::model::next_state::NextState;
 use posthaste::store::{Claim, DeliveryChange, Error};
@@ -208,7 +209,7 @@ async fn another_tenants_delivery_is_not_there(fixture: StoreFixture) {
     let claim = fixture.claim(event("a").to(&endpoint)).await;
     let other = tenant("other");
     for change in [DeliveryChange::RetryNow, DeliveryChange::Cancel, DeliveryChange::Replay, DeliveryChange::Discard] {
-        let problem = fixture.store.change(&other, claim.id, change, at(1)).await.unwrap_err();
+        let problem = fixture.store.change(&Initiator::Gateway, &other, claim.id, change, at(1)).await.unwrap_err();
         assert!(matches!(problem, Error::NotFound(_)), "{problem:?}");
     }
     assert!(fixture.store.delivery(&other, claim.id).await.unwrap().is_none());

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{Delivery, Progress};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState, OnDead};
 use posthaste::model::endpoint_event::Actor;
@@ -44,7 +45,8 @@ impl ComparedStore {
         let mut known = Vec::new();
         for endpoint in endpoints {
             fixture.put_tenant(endpoint.tenant.as_str()).await;
-            known.push(fixture.store.create_endpoint(endpoint.clone()).await.expect("an endpoint"));
+            known
+                .push(fixture.store.create_endpoint(&Initiator::Gateway, endpoint.clone()).await.expect("an endpoint"));
         }
         let (names, ids, told, attempts) = Default::default();
         Self { fixture, endpoints: known, names, ids, told, attempts }
@@ -230,7 +232,8 @@ impl ComparedStore {
         now: Timestamp,
         model: &Model,
     ) -> Answer<Result<Effects, Refusal>> {
-        let changed = self.fixture.store.change(self.tenant_of(name), self.id(name), change, now).await;
+        let changed =
+            self.fixture.store.change(&Initiator::Gateway, self.tenant_of(name), self.id(name), change, now).await;
         self.learn_told(model).await;
         let details = changed.as_ref().map(|changed| self.claims(&changed.freed)).unwrap_or_default();
         let answer = changed.map_err(refusal).map(|changed| Effects {
@@ -251,7 +254,8 @@ impl ComparedStore {
     ) -> Answer<Result<Effects, Refusal>> {
         let endpoint = self.endpoints[n].clone();
         if step == EndpointStep::Delete {
-            let deleted = self.fixture.store.delete_endpoint(&endpoint.tenant, endpoint.id, now).await;
+            let deleted =
+                self.fixture.store.delete_endpoint(&Initiator::Gateway, &endpoint.tenant, endpoint.id, now).await;
             let answer = deleted.map_err(refusal).map(|()| Effects::default());
             if answer.is_ok() {
                 self.swept(n).await;
@@ -259,8 +263,11 @@ impl ComparedStore {
             return Answer { answer, details: String::new() };
         }
         let current = self.fixture.store.any_endpoint(endpoint.id).unwrap_or(endpoint.clone());
-        let changed =
-            self.fixture.store.change_endpoint(&endpoint.tenant, endpoint.id, asked(step, &current, now), now).await;
+        let changed = self
+            .fixture
+            .store
+            .change_endpoint(&Initiator::Gateway, &endpoint.tenant, endpoint.id, asked(step, &current, now), now)
+            .await;
         self.learn_told(model).await;
         let details = changed.as_ref().map(|changed| {
             let endpoint = Endpoint { secrets: Vec::new(), ..Endpoint::clone(&changed.endpoint) };
@@ -293,7 +300,7 @@ impl ComparedStore {
     }
 
     pub async fn expunge(&self, tenant: &TenantId, id: &str) -> Result<bool, Refusal> {
-        self.fixture.store.expunge(tenant, &id.parse().expect("an id")).await.map_err(refusal)
+        self.fixture.store.expunge(&Initiator::Gateway, tenant, &id.parse().expect("an id")).await.map_err(refusal)
     }
 
     pub async fn forget(&self, finished_before: Timestamp, dead_before: Timestamp) -> (usize, usize) {

@@ -1,6 +1,7 @@
 //! Damage: what is stored is compared with its checksum, and what is no longer
 //! what was accepted is never sent.
 
+use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, DeliveryState};
 use posthaste::store::{ClaimOutcome, DeliveryChange, Error, ScrubStep, Scrubbed};
 use serde_json::json;
@@ -97,7 +98,7 @@ async fn an_expunged_event_is_not_damaged(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
     let claim = fixture.claim(event("a").to(&endpoint)).await;
     fixture.deliver(&claim, at(1)).await;
-    assert!(fixture.store.expunge(&ours(), &claim.event.id).await.unwrap());
+    assert!(fixture.store.expunge(&Initiator::Gateway, &ours(), &claim.event.id).await.unwrap());
     assert!(!fixture.store.event(&ours(), &claim.event.id).await.unwrap().unwrap().is_damaged);
     assert_eq!(scrub(&fixture).await.damaged, []);
 }

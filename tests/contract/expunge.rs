@@ -1,6 +1,7 @@
 //! Forgetting what an event carried: nothing of it can be sent again, and
 //! everything else stays.
 
+use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::DeadCause;
 use posthaste::model::next_state::NextState;
 use posthaste::store::{AcceptResult, BatchMode, DeliveryChange, Error};
@@ -20,11 +21,11 @@ async fn what_waits_keeps_its_data(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
     let first = fixture.claim(event("a").to(&endpoint)).await;
     let id = "a".parse().unwrap();
-    assert!(!fixture.store.expunge(&ours(), &id).await.unwrap());
+    assert!(!fixture.store.expunge(&Initiator::Gateway, &ours(), &id).await.unwrap());
     assert_eq!(fixture.due(&endpoint, at(9)).await.claims[0].event.data, first.event.data);
     fixture.change(first.id, DeliveryChange::Cancel, at(1)).await.unwrap();
-    assert!(fixture.store.expunge(&ours(), &id).await.unwrap());
-    assert!(fixture.store.expunge(&ours(), &id).await.unwrap(), "once more changes nothing");
+    assert!(fixture.store.expunge(&Initiator::Gateway, &ours(), &id).await.unwrap());
+    assert!(fixture.store.expunge(&Initiator::Gateway, &ours(), &id).await.unwrap(), "once more changes nothing");
 }
 
 async fn an_expunged_event_has_no_data_and_no_answers_and_cannot_be_replayed(fixture: StoreFixture) {
@@ -42,7 +43,7 @@ async fn an_expunged_event_has_no_data_and_no_answers_and_cannot_be_replayed(fix
         let id = name.parse().unwrap();
         let before = fixture.delivery(claim.id).await;
         let attempts = fixture.attempts(claim.id).await;
-        assert!(fixture.store.expunge(&ours(), &id).await.unwrap());
+        assert!(fixture.store.expunge(&Initiator::Gateway, &ours(), &id).await.unwrap());
         let record = fixture.store.event(&ours(), &id).await.unwrap().unwrap();
         assert!(record.event.is_expunged(), "{name}");
         assert_eq!(record.event.event_type, claim.event.event_type);
@@ -64,7 +65,7 @@ async fn what_is_answered_after_an_expunge_is_not_kept(fixture: StoreFixture) {
     for (id, next) in [("refused", NextState::Dead(DeadCause::Refused)), ("arrived", NextState::Delivered)] {
         let on_its_way = fixture.claim(event(id).to(&endpoint)).await;
         fixture.change(on_its_way.id, DeliveryChange::Cancel, at(1)).await.unwrap();
-        assert!(fixture.store.expunge(&ours(), &id.parse().unwrap()).await.unwrap());
+        assert!(fixture.store.expunge(&Initiator::Gateway, &ours(), &id.parse().unwrap()).await.unwrap());
         fixture.attempted(&on_its_way, next, at(2)).await;
         let attempts = fixture.attempts(on_its_way.id).await;
         assert_eq!(attempts.iter().map(|attempt| attempt.response_body.as_str()).collect::<Vec<_>>(), [""], "{id}");
@@ -79,7 +80,7 @@ async fn an_expunged_event_is_still_recognised(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
     let claim = fixture.claim(event("a").to(&endpoint)).await;
     fixture.deliver(&claim, at(1)).await;
-    assert!(fixture.store.expunge(&ours(), &"a".parse().unwrap()).await.unwrap());
+    assert!(fixture.store.expunge(&Initiator::Gateway, &ours(), &"a".parse().unwrap()).await.unwrap());
     let id = endpoint.id;
     let fixture = fixture.reopened().await;
     let endpoint = fixture.store.any_endpoint(id).unwrap();
@@ -94,9 +95,9 @@ async fn another_tenants_event_is_not_expunged(fixture: StoreFixture) {
     let claim = fixture.claim(event("a").to(&endpoint)).await;
     fixture.deliver(&claim, at(1)).await;
     let other = fixture.put_tenant("other").await;
-    let refused = fixture.store.expunge(&other, &"a".parse().unwrap()).await.unwrap_err();
+    let refused = fixture.store.expunge(&Initiator::Gateway, &other, &"a".parse().unwrap()).await.unwrap_err();
     assert!(matches!(refused, Error::NotFound("event")), "{refused:?}");
-    let missing = fixture.store.expunge(&ours(), &"b".parse().unwrap()).await.unwrap_err();
+    let missing = fixture.store.expunge(&Initiator::Gateway, &ours(), &"b".parse().unwrap()).await.unwrap_err();
     assert!(matches!(missing, Error::NotFound("event")), "{missing:?}");
     assert!(!fixture.store.event(&ours(), &"a".parse().unwrap()).await.unwrap().unwrap().event.is_expunged());
 }

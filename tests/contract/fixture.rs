@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use jiff::Timestamp;
 use posthaste::model::answer::Timings;
 use posthaste::model::attempt::{Attempt, Decision};
+use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, Delivery, DeliveryState};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState, EndpointStatus, Secret};
 use posthaste::model::endpoint_event::{Actor, EndpointEvent};
@@ -207,7 +208,7 @@ impl StoreFixture {
             defaults: EndpointDefaults::default(),
             created_at: at(0),
         };
-        self.store.put_tenant(new).await.expect("a tenant").id.clone()
+        self.store.put_tenant(&Initiator::Gateway, new).await.expect("a tenant").id.clone()
     }
 
     pub fn mint(&self) -> u128 {
@@ -221,7 +222,7 @@ impl StoreFixture {
 
     pub async fn endpoint_of(&self, tenant: &TenantId, changes: Value) -> Arc<Endpoint> {
         let endpoint = self.new_endpoint(tenant, changes);
-        self.store.create_endpoint(endpoint).await.expect("an endpoint")
+        self.store.create_endpoint(&Initiator::Gateway, endpoint).await.expect("an endpoint")
     }
 
     pub fn new_endpoint(&self, tenant: &TenantId, changes: Value) -> Endpoint {
@@ -332,7 +333,7 @@ impl StoreFixture {
         change: DeliveryChange,
         now: Timestamp,
     ) -> Result<DeliveryChanged, Error> {
-        self.store.change(&ours(), id, change, now).await
+        self.store.change(&Initiator::Gateway, &ours(), id, change, now).await
     }
 
     pub async fn delivery(&self, id: DeliveryId) -> Delivery {

@@ -1,5 +1,6 @@
 //! Forgetting: what is finished and old goes, what waits never does.
 
+use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, DeliveryState};
 use posthaste::model::next_state::NextState;
 use posthaste::store::{AcceptResult, BatchMode, DeliveryChange, ForgottenCounts, RetentionHorizon};
@@ -192,7 +193,9 @@ async fn what_waited_for_deleted_endpoints_is_forgotten_in_its_time(fixture: Sto
         (0..40).map(|n| endpoints.iter().fold(event(&format!("e{n}")).key("k"), |draft, endpoint| draft.to(endpoint)));
     fixture.accept_all(batch.collect(), BatchMode::All).await;
     let tenant = ours();
-    let deletions = endpoints.iter().map(|endpoint| fixture.store.delete_endpoint(&tenant, endpoint.id, at(9)));
+    let deletions = endpoints
+        .iter()
+        .map(|endpoint| fixture.store.delete_endpoint(&Initiator::Gateway, &tenant, endpoint.id, at(9)));
     futures_util::future::join_all(deletions).await.into_iter().for_each(|deleted| deleted.unwrap());
     let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
     let mut forgotten = 0;

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use posthaste::model::audit::Initiator;
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState};
 use posthaste::model::endpoint_event::{Actor, EndpointEvent, EndpointEventKind};
 use posthaste::model::health::{BreakerPhase, EndpointHealth};
@@ -68,7 +69,7 @@ fn known(fixture: &StoreFixture, endpoint: &Endpoint) -> EndpointHealth {
 }
 
 async fn changed(fixture: &StoreFixture, endpoint: &Endpoint, change: EndpointChange, seconds: i64) -> EndpointChanged {
-    fixture.store.change_endpoint(&ours(), endpoint.id, change, at(seconds)).await.unwrap()
+    fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, change, at(seconds)).await.unwrap()
 }
 
 /// Other settings over those it has.
@@ -312,9 +313,13 @@ async fn milestones_go_with_their_endpoint(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
     let theirs = fixture.endpoint_of(&acme, json!({})).await;
     changed(&fixture, &endpoint, standing(EndpointState::Paused), 1).await;
-    fixture.store.change_endpoint(&acme, theirs.id, standing(EndpointState::Paused), at(1)).await.unwrap();
-    fixture.store.delete_endpoint(&ours(), endpoint.id, at(2)).await.unwrap();
-    fixture.store.delete_tenant(&acme, at(2)).await.unwrap();
+    fixture
+        .store
+        .change_endpoint(&Initiator::Gateway, &acme, theirs.id, standing(EndpointState::Paused), at(1))
+        .await
+        .unwrap();
+    fixture.store.delete_endpoint(&Initiator::Gateway, &ours(), endpoint.id, at(2)).await.unwrap();
+    fixture.store.delete_tenant(&Initiator::Gateway, &acme, at(2)).await.unwrap();
     for gone in [&endpoint, &theirs] {
         let page = fixture.store.endpoint_events(gone.id, PageRequest { cursor: None, limit: 9 }).await.unwrap();
         assert!(page.data.is_empty() && page.next.is_none());

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, DeadlineSource, DeliveryState};
 use posthaste::model::endpoint::{EndpointSettings, OnDead};
 use posthaste::store::{
@@ -123,7 +124,7 @@ async fn skip_dead(fixture: &StoreFixture, endpoint: &posthaste::model::endpoint
         settings: Box::new(settings),
         if_updated_at: endpoint.updated_at,
     };
-    fixture.store.change_endpoint(&ours(), endpoint.id, change, at(2)).await.unwrap();
+    fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, change, at(2)).await.unwrap();
 }
 
 async fn a_change_to_skip_and_a_death_at_the_same_time_leave_no_lane_blocked(fixture: StoreFixture) {
@@ -208,7 +209,7 @@ async fn a_lane_with_several_dead_waits_behind_each_and_skips_all_when_told(fixt
             let settings = EndpointSettings { on_dead: OnDead::Skip, ..current.settings.clone() };
             let (policy, if_updated_at) = (settings.check().unwrap(), current.updated_at);
             let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
-            fixture.store.change_endpoint(&ours(), endpoint.id, change, at(10)).await.unwrap();
+            fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, change, at(10)).await.unwrap();
         } else {
             // The head is replayed and arrives; the next dead one is head now.
             fixture.change(ids[0], DeliveryChange::Replay, at(10)).await.unwrap();

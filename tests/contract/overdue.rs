@@ -1,6 +1,7 @@
 //! Time: whose may be over, who has waited too long for a first attempt, and
 //! what a person asked for at once.
 
+use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, DeadlineSource, DeliveryState};
 use posthaste::model::id::DeliveryId;
 use posthaste::model::next_state::NextState;
@@ -99,7 +100,7 @@ async fn what_is_over_or_deleted_is_not_looked_at(fixture: StoreFixture) {
     let deleted = fixture.endpoint(json!({})).await;
     fixture.claim(event("d").expiring(at(10)).to(&deleted)).await;
     fixture.claim(event("e").to(&deleted)).await;
-    fixture.store.delete_endpoint(&ours(), deleted.id, at(2)).await.unwrap();
+    fixture.store.delete_endpoint(&Initiator::Gateway, &ours(), deleted.id, at(2)).await.unwrap();
     assert_eq!(fixture.overdue(100).await, (vec![], None));
     assert!(fixture.untried(100, None, 10).await.is_empty());
 }

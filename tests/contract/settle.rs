@@ -1,5 +1,6 @@
 //! Settle: an attempt and the state it led to, as one write of the owner.
 
+use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, DeadlineSource, DeliveryState};
 use posthaste::model::endpoint::{EndpointSettings, EndpointState};
 use posthaste::model::endpoint_event::Actor;
@@ -288,11 +289,11 @@ async fn a_receivers_wish_for_quiet_is_kept_and_never_shortened(fixture: StoreFi
     let fixture = fixture.reopened().await;
     assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().quiet_until, Some(at(90)));
     let standing = EndpointChange::Standing { state: EndpointState::Paused, reason: None, by: Actor::Person };
-    fixture.store.change_endpoint(&ours(), endpoint.id, standing, at(2)).await.unwrap();
+    fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, standing, at(2)).await.unwrap();
     assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().quiet_until, Some(at(90)), "a pause changes nothing");
     for (n, quiet_until) in [(1, Some(at(90))), (2, None)] {
         let standing = EndpointChange::Standing { state: EndpointState::Active, reason: None, by: Actor::Person };
-        fixture.store.change_endpoint(&ours(), endpoint.id, standing, at(2)).await.unwrap();
+        fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, standing, at(2)).await.unwrap();
         let known = fixture.store.any_endpoint(endpoint.id).unwrap();
         assert_eq!(known.quiet_until, quiet_until, "resume {n}: the first ends the pause, the second the quiet");
     }
@@ -315,7 +316,7 @@ async fn another_url_has_asked_for_nothing(fixture: StoreFixture) {
         let policy = settings.check().unwrap();
         let if_updated_at = current.updated_at;
         let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
-        fixture.store.change_endpoint(&ours(), endpoint.id, change, at(3)).await.unwrap();
+        fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, change, at(3)).await.unwrap();
         assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().quiet_until, quiet_until, "{url}");
     }
 }
@@ -399,7 +400,7 @@ async fn a_receiver_that_is_no_longer_the_endpoints_speaks_for_nobody(fixture: S
     let settings = EndpointSettings { url: "https://example.com/new".into(), ..endpoint.settings.clone() };
     let (policy, if_updated_at) = (endpoint.policy.clone(), endpoint.updated_at);
     let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
-    fixture.store.change_endpoint(&ours(), endpoint.id, change, at(3)).await.unwrap();
+    fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, change, at(3)).await.unwrap();
     // The house's attempts go to the first version of the URL.
     assert_eq!(fixture.die(&claim, DeadCause::Gone, at(4)).await.update, EndpointUpdate::default());
     assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().status.state, EndpointState::Active);

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use jiff::Timestamp;
+use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, DeliveryState};
 use posthaste::model::id::EventId;
 use posthaste::store::postgres::{PostgresOptions, PostgresStore};
@@ -111,7 +112,7 @@ async fn a_day_of_which_much_is_kept_shrinks() {
     assert_eq!(fixture.database().number("SELECT count(*) FROM posthaste.events_20231114").await, 6 * 450);
     assert_eq!(fixture.forget(at(2 * DAY_END + HOUR), at(0)).await, ForgottenCounts::default(), "nothing more can go");
     assert_eq!(fixture.due(&endpoint, at(0)).await.claims.len(), 1_000);
-    fixture.store.delete_endpoint(&ours(), endpoint.id, at(9)).await.unwrap();
+    fixture.store.delete_endpoint(&Initiator::Gateway, &ours(), endpoint.id, at(9)).await.unwrap();
     let until = Instant::now() + Duration::from_secs(20);
     while days_left(fixture.database()).await > 0 {
         assert!(Instant::now() < until, "the day goes once nothing waits");
@@ -247,7 +248,7 @@ async fn what_waited_for_a_deleted_endpoint_is_listed_as_cancelled_at_every_mome
     let (gone, stays) = (fixture.endpoint(json!({})).await, fixture.endpoint(json!({})).await);
     let batch = (0..500).map(|n| event(&format!("e{n}")).to(&gone).to(&stays)).collect();
     fixture.accept_all(batch, BatchMode::All).await;
-    fixture.store.delete_endpoint(&ours(), gone.id, at(9)).await.unwrap();
+    fixture.store.delete_endpoint(&Initiator::Gateway, &ours(), gone.id, at(9)).await.unwrap();
     let of = |state, endpoint| DeliveryQuery { state: Some(state), endpoint, ..Default::default() };
     let until = Instant::now() + Duration::from_secs(20);
     loop {

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, DeadlineSource, DeliveryState};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState};
 use posthaste::model::endpoint_event::{Actor, EndpointEventKind};
@@ -75,7 +76,8 @@ async fn a_pause_is_told_in_the_commit_that_makes_it_true(fixture: StoreFixture)
     let endpoint =
         fixture.endpoint(json!({"url": "https://me:pw@a.example/hook?token=1", "description": "theirs"})).await;
     let change = standing(EndpointState::Paused);
-    let changed = fixture.store.change_endpoint(&ours(), endpoint.id, change, at(7)).await.unwrap();
+    let changed =
+        fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, change, at(7)).await.unwrap();
     assert_eq!(changed.operational_events, ["endpoint.paused"]);
     let [claim] = &changed.freed[..] else { panic!("{:?}", changed.freed) };
     assert_eq!((claim.endpoint, claim.event.tenant.as_str()), (listener.id, "_system"));
@@ -108,7 +110,11 @@ async fn only_those_who_subscribed_get_what_is_told(fixture: StoreFixture) {
     expected.sort();
     assert_eq!(got, expected, "and no tenant of its own is told");
     // What nobody wants is kept all the same.
-    fixture.store.change_endpoint(&ours(), ours_alone.id, standing(EndpointState::Paused), at(2)).await.unwrap();
+    fixture
+        .store
+        .change_endpoint(&Initiator::Gateway, &ours(), ours_alone.id, standing(EndpointState::Paused), at(2))
+        .await
+        .unwrap();
     let last = operational_events(&fixture).await.pop().unwrap();
     assert_eq!((last.event.event_type.as_str(), last.deliveries), ("endpoint.paused", 0));
 }
@@ -116,9 +122,16 @@ async fn only_those_who_subscribed_get_what_is_told(fixture: StoreFixture) {
 async fn a_resume_and_a_probe_that_failed_are_not_told(fixture: StoreFixture) {
     listener(&fixture, &["*"]).await;
     let endpoint = fixture.endpoint(json!({})).await;
-    fixture.store.change_endpoint(&ours(), endpoint.id, standing(EndpointState::Paused), at(1)).await.unwrap();
-    let resumed =
-        fixture.store.change_endpoint(&ours(), endpoint.id, standing(EndpointState::Active), at(2)).await.unwrap();
+    fixture
+        .store
+        .change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, standing(EndpointState::Paused), at(1))
+        .await
+        .unwrap();
+    let resumed = fixture
+        .store
+        .change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, standing(EndpointState::Active), at(2))
+        .await
+        .unwrap();
     assert!(resumed.operational_events.is_empty() && resumed.freed.is_empty());
     let health = EndpointHealth { generation: 1, version: 1, ..EndpointHealth::default() };
     let settled =
@@ -174,7 +187,8 @@ async fn what_its_breaker_does_is_told(fixture: StoreFixture) {
     // By a person's word likewise.
     for (is_open, expected) in [(true, "breaker.opened"), (false, "breaker.closed")] {
         let change = EndpointChange::Breaker { is_open, until: None, reason: None };
-        let changed = fixture.store.change_endpoint(&ours(), endpoint.id, change, at(20)).await.unwrap();
+        let changed =
+            fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, change, at(20)).await.unwrap();
         assert_eq!((&changed.operational_events[..], types(&changed.freed)), (&[expected][..], vec![expected]));
         assert_eq!(data(&changed.freed[0])["by"], "person");
     }
@@ -266,7 +280,8 @@ async fn a_lane_that_skips_from_now_on_is_told_unblocked(fixture: StoreFixture) 
     let settings: EndpointSettings = serde_json::from_value(settings).unwrap();
     let policy = settings.check().unwrap();
     let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at: current.updated_at };
-    let changed = fixture.store.change_endpoint(&ours(), endpoint.id, change, at(5)).await.unwrap();
+    let changed =
+        fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, change, at(5)).await.unwrap();
     assert_eq!(changed.operational_events, ["lane.unblocked"]);
     assert_eq!(data(&changed.freed[0])["delivery"], json!(head.id));
     // From now on a dead head holds nobody up, and that is no news.
@@ -277,7 +292,7 @@ async fn a_lane_that_skips_from_now_on_is_told_unblocked(fixture: StoreFixture) 
 async fn nothing_is_told_of_the_lanes_of_a_deleted_endpoint(fixture: StoreFixture) {
     listener(&fixture, &["lane.*"]).await;
     let (endpoint, head, _) = blocked(&fixture, json!({})).await;
-    fixture.store.delete_endpoint(&ours(), endpoint.id, at(5)).await.unwrap();
+    fixture.store.delete_endpoint(&Initiator::Gateway, &ours(), endpoint.id, at(5)).await.unwrap();
     let discarded = fixture.change(head.id, DeliveryChange::Discard, at(6)).await.unwrap();
     assert!(discarded.operational_events.is_empty() && discarded.freed.is_empty(), "{discarded:?}");
     assert_eq!(fixture.state(head.id).await, DeliveryState::Cancelled);
@@ -330,10 +345,12 @@ async fn nothing_is_told_about_those_who_are_told(fixture: StoreFixture) {
     let settled = fixture.attempted_with_update(&claim, NextState::Dead(DeadCause::Gone), notice, at(5)).await;
     assert_eq!(settled.died, Some(DeadCause::Gone));
     assert!(settled.operational_events.is_empty() && settled.freed.is_empty(), "{settled:?}");
-    let replayed = fixture.store.change(&system(), claim.id, DeliveryChange::Replay, at(6)).await.unwrap();
+    let replayed =
+        fixture.store.change(&Initiator::Gateway, &system(), claim.id, DeliveryChange::Replay, at(6)).await.unwrap();
     assert!(replayed.operational_events.is_empty() && replayed.freed.is_empty());
     let change = standing(EndpointState::Paused);
-    let changed = fixture.store.change_endpoint(&system(), listener.id, change, at(7)).await.unwrap();
+    let changed =
+        fixture.store.change_endpoint(&Initiator::Gateway, &system(), listener.id, change, at(7)).await.unwrap();
     assert!(changed.operational_events.is_empty() && changed.freed.is_empty());
     assert_eq!(operational_events(&fixture).await.len(), 1, "only what was handed in here");
     assert_eq!(fixture.endpoint_events(&listener, 9).await.len(), 4, "but it is kept what happened to it");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use posthaste::model::audit::{Caller, CallerIdentity};
+use posthaste::model::audit::{Caller, CallerIdentity, Initiator};
 use posthaste::model::endpoint::EndpointCeiling;
 use posthaste::model::event::DataRemoval;
 use posthaste::model::limits::{TenantLimits, TenantUsage, stored_bytes};
@@ -27,8 +27,12 @@ for_every_store! {
 }
 
 async fn limit(fixture: &StoreFixture, limits: TenantLimits) {
+    limit_as(&Initiator::Gateway, fixture, limits).await;
+}
+
+async fn limit_as(by: &Initiator, fixture: &StoreFixture, limits: TenantLimits) {
     let known = fixture.store.tenant(&ours()).unwrap();
-    fixture.store.put_tenant(Tenant { limits, ..Tenant::clone(&known) }).await.unwrap();
+    fixture.store.put_tenant(by, Tenant { limits, ..Tenant::clone(&known) }).await.unwrap();
 }
 
 async fn usage(fixture: &StoreFixture) -> TenantUsage {
@@ -37,16 +41,19 @@ async fn usage(fixture: &StoreFixture) -> TenantUsage {
 
 async fn endpoints_beyond_the_limit_are_refused_also_when_they_come_together(fixture: StoreFixture) {
     limit(&fixture, TenantLimits { endpoints: 5, ..TenantLimits::default() }).await;
-    let created = (0..12).map(|_| fixture.store.create_endpoint(fixture.new_endpoint(&ours(), json!({}))));
+    let created =
+        (0..12).map(|_| fixture.store.create_endpoint(&Initiator::Gateway, fixture.new_endpoint(&ours(), json!({}))));
     let created = futures_util::future::join_all(created).await;
     let refused: Vec<&Error> = created.iter().filter_map(|created| created.as_ref().err()).collect();
     assert_eq!(refused.len(), 7);
     assert!(refused.iter().all(|refused| matches!(refused, Error::OverLimit(over) if over.limit == "endpoints")));
     assert_eq!((fixture.store.endpoints(&ours()).len(), usage(&fixture).await.endpoints), (5, 5));
     let one = fixture.store.endpoints(&ours())[0].id;
-    fixture.store.delete_endpoint(&ours(), one, at(1)).await.unwrap();
+    fixture.store.delete_endpoint(&Initiator::Gateway, &ours(), one, at(1)).await.unwrap();
     fixture.endpoint(json!({})).await;
-    assert!(fixture.store.create_endpoint(fixture.new_endpoint(&ours(), json!({}))).await.is_err());
+    assert!(
+        fixture.store.create_endpoint(&Initiator::Gateway, fixture.new_endpoint(&ours(), json!({}))).await.is_err()
+    );
 }
 
 async fn settings_may_not_grow_beyond_the_limit_and_may_shrink(fixture: StoreFixture) {
@@ -60,14 +67,15 @@ async fn settings_may_not_grow_beyond_the_limit_and_may_shrink(fixture: StoreFix
             posthaste::model::endpoint::EndpointSettings { description: text.into(), ..current.settings.clone() };
         let (policy, if_updated_at) = (current.policy.clone(), current.updated_at);
         let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
-        fixture.store.change_endpoint(&ours(), endpoint.id, change, at(1)).await
+        fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, change, at(1)).await
     };
     let refused = describe(&"x".repeat(511)).await.unwrap_err();
     assert!(matches!(&refused, Error::OverLimit(over) if over.limit == "settings_bytes"), "{refused:?}");
     assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().settings.description.len(), 500, "nothing was changed");
     describe(&"x".repeat(510)).await.unwrap();
     assert_eq!(usage(&fixture).await.settings_bytes, used + 10);
-    let refused = fixture.store.create_endpoint(fixture.new_endpoint(&ours(), json!({}))).await.unwrap_err();
+    let refused =
+        fixture.store.create_endpoint(&Initiator::Gateway, fixture.new_endpoint(&ours(), json!({}))).await.unwrap_err();
     assert!(matches!(&refused, Error::OverLimit(over) if over.limit == "settings_bytes"), "{refused:?}");
     limit(&fixture, TenantLimits { settings_bytes: Size(10), ..TenantLimits::default() }).await;
     describe("").await.unwrap();
@@ -85,14 +93,15 @@ async fn tokens_beyond_the_limit_are_refused(fixture: StoreFixture) {
         expires_at: None,
         used_at: None,
     };
-    let made = futures_util::future::join_all((0..5).map(|n| fixture.store.create_token(token(n)))).await;
+    let made =
+        futures_util::future::join_all((0..5).map(|n| fixture.store.create_token(&Initiator::Gateway, token(n)))).await;
     let refused: Vec<_> = made.iter().filter_map(|made| made.as_ref().err()).collect();
     assert_eq!(refused.len(), 3);
     assert!(refused.iter().all(|refused| matches!(refused, Error::OverLimit(over) if over.limit == "tokens")));
     let kept = (0..5).map(token).find(|token| fixture.store.token(token.id).is_some()).unwrap();
-    fixture.store.revoke_token(kept.id, TokenScope::All, at(1)).await.unwrap();
+    fixture.store.revoke_token(&Initiator::Gateway, kept.id, TokenScope::All, at(1)).await.unwrap();
     assert_eq!(usage(&fixture).await.tokens, 1);
-    fixture.store.create_token(token(9)).await.unwrap();
+    fixture.store.create_token(&Initiator::Gateway, token(9)).await.unwrap();
 }
 
 async fn what_events_take_up_is_counted_until_they_are_forgotten(fixture: StoreFixture) {
@@ -110,8 +119,8 @@ async fn what_events_take_up_is_counted_until_they_are_forgotten(fixture: StoreF
     assert_eq!(usage(&fixture).await.stored_bytes, expected);
     assert_eq!(fixture.store.usage(&[tenant("nobody")]).await.unwrap()[0], TenantUsage::default());
     fixture.deliver(&one, at(1)).await;
-    assert!(fixture.store.expunge(&ours(), &"one".parse().unwrap()).await.unwrap());
-    assert!(fixture.store.expunge(&ours(), &"one".parse().unwrap()).await.unwrap());
+    assert!(fixture.store.expunge(&Initiator::Gateway, &ours(), &"one".parse().unwrap()).await.unwrap());
+    assert!(fixture.store.expunge(&Initiator::Gateway, &ours(), &"one".parse().unwrap()).await.unwrap());
     let expected = expected - data as u64;
     assert_eq!(usage(&fixture).await.stored_bytes, expected);
     let fixture = fixture.reopened().await;
@@ -131,7 +140,7 @@ async fn what_waits_is_counted_by_tenant(fixture: StoreFixture) {
     assert_eq!(fixture.store.usage(&[tenant("other")]).await.unwrap()[0].waiting, Some(0));
     fixture.deliver(&first, at(1)).await;
     assert_eq!(usage(&fixture).await.waiting, Some(2));
-    fixture.store.delete_endpoint(&ours(), other.id, at(2)).await.unwrap();
+    fixture.store.delete_endpoint(&Initiator::Gateway, &ours(), other.id, at(2)).await.unwrap();
     assert_eq!(usage(&fixture).await.waiting, Some(1));
     let fixture = fixture.reopened().await;
     assert_eq!(usage(&fixture).await.waiting, Some(1));
@@ -157,7 +166,7 @@ async fn data_that_nobody_wanted_is_forgotten_before_its_id(fixture: StoreFixtur
     assert_eq!(record.withheld, Some(DataRemoval::Expunged), "an older version expunged it, and wrote no code");
     let again = fixture.accept_all(vec![event("unwanted")], BatchMode::Each).await;
     assert!(matches!(again[..], [AcceptResult::Duplicate { .. }]), "{again:?}");
-    fixture.store.expunge(&ours(), &"wanted".parse().unwrap()).await.unwrap();
+    fixture.store.expunge(&Initiator::Gateway, &ours(), &"wanted".parse().unwrap()).await.unwrap();
     let record = fixture.store.event(&ours(), &"wanted".parse().unwrap()).await.unwrap().unwrap();
     assert_eq!(record.withheld, Some(DataRemoval::Expunged));
 }
@@ -184,7 +193,11 @@ async fn a_ceiling_is_in_force_for_the_endpoints_that_are_there(fixture: StoreFi
     let fixture = fixture.reopened().await;
     check(&fixture);
     // A change of something else leaves the ceiling in force.
-    fixture.store.change_endpoint(&ours(), endpoint.id, EndpointChange::Mailed, at(3)).await.unwrap();
+    fixture
+        .store
+        .change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, EndpointChange::Mailed, at(3))
+        .await
+        .unwrap();
     check(&fixture);
     limit(&fixture, TenantLimits::default()).await;
     let known = fixture.store.any_endpoint(endpoint.id).unwrap();
@@ -194,7 +207,7 @@ async fn a_ceiling_is_in_force_for_the_endpoints_that_are_there(fixture: StoreFi
 async fn limits_survive_a_restart(fixture: StoreFixture) {
     let limits = TenantLimits { waiting: Some(9), stored_bytes: Some(Size(1 << 30)), ..TenantLimits::default() };
     let caller = Caller { by: CallerIdentity::Admin, from: None, request_id: String::new(), at: at(0) };
-    posthaste::store::with_caller(Arc::new(caller), limit(&fixture, limits.clone())).await;
+    limit_as(&Initiator::Caller(Arc::new(caller)), &fixture, limits.clone()).await;
     let fixture = fixture.reopened().await;
     assert_eq!(fixture.store.tenant(&ours()).unwrap().limits, limits);
     let page = posthaste::store::PageRequest { cursor: None, limit: 10 };

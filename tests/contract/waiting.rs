@@ -1,6 +1,7 @@
 //! How many wait, how much weight is in use, what is due first, and what
 //! stumbles inside the gateway.
 
+use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, DeliveryState};
 use posthaste::model::endpoint::Endpoint;
 use posthaste::model::next_state::NextState;
@@ -110,9 +111,9 @@ async fn a_deleted_endpoint_or_tenant_has_nothing_waiting(fixture: StoreFixture)
     let on_its_way = fixture.claim(event("late").to(&gone)).await;
     let lease = fixture.lease(gone.id);
     assert_eq!(fixture.store.waiting(None), Some(10));
-    fixture.store.delete_endpoint(&ours(), gone.id, at(5)).await.unwrap();
+    fixture.store.delete_endpoint(&Initiator::Gateway, &ours(), gone.id, at(5)).await.unwrap();
     assert_eq!((fixture.store.waiting(Some(gone.id)), fixture.store.waiting(None)), (Some(0), Some(6)));
-    fixture.store.delete_tenant(&acme, at(5)).await.unwrap();
+    fixture.store.delete_tenant(&Initiator::Gateway, &acme, at(5)).await.unwrap();
     assert_eq!((fixture.store.waiting(Some(theirs.id)), fixture.store.waiting(None)), (Some(0), Some(3)));
     // What was on its way to it arrives, and is not taken off twice.
     let arrived = crate::fixture::attempted(&on_its_way, NextState::Delivered, at(6));
@@ -133,7 +134,7 @@ async fn the_weight_in_use_is_that_of_tenants_with_endpoints(fixture: StoreFixtu
             defaults: EndpointDefaults::default(),
             created_at: at(0),
         };
-        fixture.store.put_tenant(new).await.unwrap();
+        fixture.store.put_tenant(&Initiator::Gateway, new).await.unwrap();
     };
     weigh("heavy", 10).await;
     weigh("light", 2).await;
@@ -144,16 +145,16 @@ async fn the_weight_in_use_is_that_of_tenants_with_endpoints(fixture: StoreFixtu
     assert_eq!(fixture.store.weight_in_use(), 12, "each tenant once");
     weigh("light", 5).await;
     assert_eq!(fixture.store.weight_in_use(), 15);
-    fixture.store.delete_endpoint(&tenant("heavy"), first.id, at(1)).await.unwrap();
+    fixture.store.delete_endpoint(&Initiator::Gateway, &tenant("heavy"), first.id, at(1)).await.unwrap();
     assert_eq!(fixture.store.weight_in_use(), 15);
-    fixture.store.delete_endpoint(&tenant("heavy"), second.id, at(1)).await.unwrap();
+    fixture.store.delete_endpoint(&Initiator::Gateway, &tenant("heavy"), second.id, at(1)).await.unwrap();
     assert_eq!(fixture.store.weight_in_use(), 5);
     let fixture = fixture.reopened().await;
     assert_eq!(fixture.store.weight_in_use(), 5);
     fixture.endpoint_of(&tenant("light"), json!({})).await;
-    fixture.store.delete_endpoint(&tenant("light"), light.id, at(2)).await.unwrap();
+    fixture.store.delete_endpoint(&Initiator::Gateway, &tenant("light"), light.id, at(2)).await.unwrap();
     assert_eq!(fixture.store.weight_in_use(), 5);
-    fixture.store.delete_tenant(&tenant("light"), at(3)).await.unwrap();
+    fixture.store.delete_tenant(&Initiator::Gateway, &tenant("light"), at(3)).await.unwrap();
     assert_eq!(fixture.store.weight_in_use(), 0);
 }
 
@@ -238,5 +239,5 @@ async fn the_oldest_due_is_the_first_that_may_go(fixture: StoreFixture) {
     fixture.attempted(&a, NextState::Waiting { due_at: at(90) }, at(11)).await;
     fixture.die(&head, DeadCause::Refused, at(12)).await;
     assert_eq!(oldest().await, [Some(at(20)), None], "what stands behind a dead letter is not due");
-    fixture.store.delete_endpoint(&ours(), one.id, at(50)).await.unwrap();
+    fixture.store.delete_endpoint(&Initiator::Gateway, &ours(), one.id, at(50)).await.unwrap();
 }

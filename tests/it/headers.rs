@@ -1,6 +1,7 @@
 //! Headers that endpoints add: which are refused, and what becomes of those
 //! that were stored before their names were reserved.
 
+use posthaste::model::audit::Initiator;
 use posthaste::model::id::{EndpointId, TenantId};
 use posthaste::store::embedded::{Durability, EmbeddedStore};
 use posthaste::store::{Catalog, EndpointChange};
@@ -21,7 +22,7 @@ async fn store_header(gateway: &Gateway, endpoint: &Value, name: &str, value: &s
         policy: current.policy.clone(),
         if_updated_at: current.updated_at,
     };
-    store.change_endpoint(&tenant, id, change, current.updated_at).await.unwrap();
+    store.change_endpoint(&Initiator::Gateway, &tenant, id, change, current.updated_at).await.unwrap();
     store.close().await;
 }
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use jiff::Timestamp;
 use posthaste::model::attempt::Attempt;
-use posthaste::model::audit::{AuditEntry, AuditedAction};
+use posthaste::model::audit::{AuditEntry, AuditedAction, Initiator};
 use posthaste::model::delivery::Delivery;
 use posthaste::model::endpoint::Endpoint;
 use posthaste::model::endpoint_event::EndpointEvent;
@@ -180,19 +180,20 @@ impl DeliveryQueue for FaultyStore {
     }
     async fn change(
         &self,
+        by: &Initiator,
         tenant: &TenantId,
         id: DeliveryId,
         change: DeliveryChange,
         now: Timestamp,
     ) -> Result<DeliveryChanged> {
-        let tenant = tenant.clone();
-        let mut changed = self.call(async move |store| store.change(&tenant, id, change, now).await).await?;
+        let (by, tenant) = (by.clone(), tenant.clone());
+        let mut changed = self.call(async move |store| store.change(&by, &tenant, id, change, now).await).await?;
         self.keep(&mut changed.freed);
         Ok(changed)
     }
-    async fn expunge(&self, tenant: &TenantId, id: &EventId) -> Result<bool> {
-        let (tenant, id) = (tenant.clone(), id.clone());
-        self.call(async move |store| store.expunge(&tenant, &id).await).await
+    async fn expunge(&self, by: &Initiator, tenant: &TenantId, id: &EventId) -> Result<bool> {
+        let (by, tenant, id) = (by.clone(), tenant.clone(), id.clone());
+        self.call(async move |store| store.expunge(&by, &tenant, &id).await).await
     }
     async fn scrub(&self, step: ScrubStep) -> Result<Scrubbed> {
         self.call(async move |store| store.scrub(step).await).await
@@ -284,29 +285,32 @@ impl Catalog for FaultyStore {
     fn matching(&self, event: &Event) -> Result<Vec<Arc<Endpoint>>> {
         self.inner.matching(event)
     }
-    async fn put_tenant(&self, tenant: Tenant) -> Result<Arc<Tenant>> {
-        self.call(async move |store| store.put_tenant(tenant).await).await
+    async fn put_tenant(&self, by: &Initiator, tenant: Tenant) -> Result<Arc<Tenant>> {
+        let by = by.clone();
+        self.call(async move |store| store.put_tenant(&by, tenant).await).await
     }
-    async fn delete_tenant(&self, id: &TenantId, now: Timestamp) -> Result<()> {
-        let id = id.clone();
-        self.call(async move |store| store.delete_tenant(&id, now).await).await
+    async fn delete_tenant(&self, by: &Initiator, id: &TenantId, now: Timestamp) -> Result<()> {
+        let (by, id) = (by.clone(), id.clone());
+        self.call(async move |store| store.delete_tenant(&by, &id, now).await).await
     }
-    async fn create_endpoint(&self, endpoint: Endpoint) -> Result<Arc<Endpoint>> {
-        self.call(async move |store| store.create_endpoint(endpoint).await).await
+    async fn create_endpoint(&self, by: &Initiator, endpoint: Endpoint) -> Result<Arc<Endpoint>> {
+        let by = by.clone();
+        self.call(async move |store| store.create_endpoint(&by, endpoint).await).await
     }
     async fn change_endpoint(
         &self,
+        by: &Initiator,
         tenant: &TenantId,
         id: EndpointId,
         change: EndpointChange,
         now: Timestamp,
     ) -> Result<EndpointChanged> {
-        let tenant = tenant.clone();
-        self.call(async move |store| store.change_endpoint(&tenant, id, change, now).await).await
+        let (by, tenant) = (by.clone(), tenant.clone());
+        self.call(async move |store| store.change_endpoint(&by, &tenant, id, change, now).await).await
     }
-    async fn delete_endpoint(&self, tenant: &TenantId, id: EndpointId, now: Timestamp) -> Result<()> {
-        let tenant = tenant.clone();
-        self.call(async move |store| store.delete_endpoint(&tenant, id, now).await).await
+    async fn delete_endpoint(&self, by: &Initiator, tenant: &TenantId, id: EndpointId, now: Timestamp) -> Result<()> {
+        let (by, tenant) = (by.clone(), tenant.clone());
+        self.call(async move |store| store.delete_endpoint(&by, &tenant, id, now).await).await
     }
     async fn setting(&self, name: &'static str) -> Result<Option<String>> {
         self.call(async move |store| store.setting(name).await).await
@@ -327,11 +331,13 @@ impl AccessStore for FaultyStore {
     fn is_current(&self) -> bool {
         self.inner.is_current()
     }
-    async fn create_token(&self, token: Token) -> Result<()> {
-        self.call(async move |store| store.create_token(token).await).await
+    async fn create_token(&self, by: &Initiator, token: Token) -> Result<()> {
+        let by = by.clone();
+        self.call(async move |store| store.create_token(&by, token).await).await
     }
-    async fn revoke_token(&self, id: TokenId, whose: TokenScope, now: Timestamp) -> Result<()> {
-        self.call(async move |store| store.revoke_token(id, whose, now).await).await
+    async fn revoke_token(&self, by: &Initiator, id: TokenId, whose: TokenScope, now: Timestamp) -> Result<()> {
+        let by = by.clone();
+        self.call(async move |store| store.revoke_token(&by, id, whose, now).await).await
     }
     async fn use_tokens(&self, used: Vec<(TokenId, Timestamp)>) -> Result<()> {
         self.call(async move |store| store.use_tokens(used).await).await
@@ -339,8 +345,9 @@ impl AccessStore for FaultyStore {
     async fn tokens(&self, whose: TokenScope, page: PageRequest) -> Result<ListPage<Token>> {
         self.call(async move |store| store.tokens(whose, page).await).await
     }
-    async fn record(&self, deed: AuditedAction) -> Result<()> {
-        self.call(async move |store| store.record(deed).await).await
+    async fn record(&self, by: &Initiator, deed: AuditedAction) -> Result<()> {
+        let by = by.clone();
+        self.call(async move |store| store.record(&by, deed).await).await
     }
     async fn audit(&self, ask: AuditQuery, page: PageRequest) -> Result<ListPage<AuditEntry>> {
         self.call(async move |store| store.audit(ask, page).await).await

@@ -11,6 +11,7 @@ use posthaste::lifecycle::deliver::send::Sender;
 use posthaste::lifecycle::deliver::sign::SignedRequest;
 use posthaste::lifecycle::mail::MailQueue;
 use posthaste::model::answer::{Answer, Response, Timings};
+use posthaste::model::audit::Initiator;
 use posthaste::model::span::Span;
 use posthaste::store::embedded::{Durability, EmbeddedStore};
 use posthaste::store::{BatchMode, Catalog, Error, Store};
@@ -46,8 +47,8 @@ async fn an_event_is_matched_again_a_few_times_and_then_its_producer_is_told() {
     let store = FaultyStore::steady(Arc::new(EmbeddedStore::open(folder.path(), Durability::Unsynced).unwrap()));
     let now = Timestamp::from_second(1_800_000_000).unwrap();
     let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(now));
-    store.put_tenant(tenant_record(now)).await.unwrap();
-    store.create_endpoint(endpoint(0, now)).await.unwrap();
+    store.put_tenant(&Initiator::Gateway, tenant_record(now)).await.unwrap();
+    store.create_endpoint(&Initiator::Gateway, endpoint(0, now)).await.unwrap();
     let shared: Arc<dyn Store> = Arc::new(store.clone());
     let mail = MailQueue::new(None, clock.clone());
     let gateway = gateway(shared, Arc::new(Welcome), &clock, mail, Span::secs(86_400), limits(), 1);

@@ -20,6 +20,7 @@ use posthaste::lifecycle::publish_status::StatusPublisher;
 use posthaste::lifecycle::waiting::outlooks;
 use posthaste::metrics::Gauges;
 use posthaste::model::answer::{Answer, Response, Timings};
+use posthaste::model::audit::Initiator;
 use posthaste::model::blocker::Capacity;
 use posthaste::model::delivery::{Delivery, DeliveryState, WaitingFor, after};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings};
@@ -132,7 +133,7 @@ impl Cluster {
 
     async fn change(&self, node: usize, event: &str, change: DeliveryChange) -> Result<(), Error> {
         let id = self.delivery(event).await.id;
-        change_delivery(&self.nodes[node], &tenant(), id, change).await
+        change_delivery(&self.nodes[node], &Initiator::Gateway, &tenant(), id, change).await
     }
 
     /// Returns the shard of the first endpoint.
@@ -182,7 +183,7 @@ pub fn live(
         (0..nodes).map(|node| FaultyStore::for_node(embedded.clone(), ownership.node_view(node))).collect();
     runtime.block_on(async {
         let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(began));
-        stores[0].put_tenant(tenant_record(began)).await.unwrap();
+        stores[0].put_tenant(&Initiator::Gateway, tenant_record(began)).await.unwrap();
         let mut endpoints: Vec<EndpointId> = Vec::new();
         for settings in settings {
             let is_taken =
@@ -197,7 +198,7 @@ pub fn live(
                 ..endpoint(0, began)
             };
             made.secrets[0].id = SecretId::mint(began, endpoints.len() as u128);
-            stores[0].create_endpoint(made).await.unwrap();
+            stores[0].create_endpoint(&Initiator::Gateway, made).await.unwrap();
             endpoints.push(id);
         }
         let start = |(node, store): (usize, &FaultyStore)| {
@@ -474,7 +475,7 @@ fn a_tenants_rate_is_one_over_all_nodes() {
     live_calmly(2, settings, AT_ONCE, async |cluster, receiver| {
         let mut limited = tenant_record(cluster.began);
         limited.quota = TenantQuota { rate: Some(rate), ..TenantQuota::default() };
-        put_tenant(&cluster.nodes[0], limited).await.unwrap();
+        put_tenant(&cluster.nodes[0], &Initiator::Gateway, limited).await.unwrap();
         let (done, _heard) = tokio::sync::oneshot::channel();
         cluster.ownership.send_event(1, ClusterEvent::Changed { endpoints: Vec::new(), tenants: vec![tenant()], done });
         let shards: Vec<Shard> = cluster.endpoints.iter().map(|id| Shard::of(&tenant(), *id)).collect();

@@ -20,6 +20,7 @@ use posthaste::lifecycle::waiting::outlook;
 use posthaste::lifecycle::{Gateway, change};
 use posthaste::model::answer::{Answer, Response, Timings};
 use posthaste::model::attempt::Attempt;
+use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, Delivery, DeliveryState, WaitingFor, after};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings};
 use posthaste::model::id::EndpointId;
@@ -90,8 +91,8 @@ impl Simulation {
             let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(self.now));
             *self.receiver.clock.lock().unwrap() = Some(clock.clone());
             if steady.tenants().is_empty() {
-                steady.put_tenant(tenant_record(self.now)).await.unwrap();
-                steady.create_endpoint(made(settings, self.now)).await.unwrap();
+                steady.put_tenant(&Initiator::Gateway, tenant_record(self.now)).await.unwrap();
+                steady.create_endpoint(&Initiator::Gateway, made(settings, self.now)).await.unwrap();
             }
             let endpoint = steady.endpoints(&tenant())[0].id;
             let store: Arc<dyn Store> = Arc::new(steady.clone());
@@ -175,11 +176,11 @@ impl RunningGateway {
     }
 
     async fn pause(&self) {
-        pause(&self.gateway, &tenant(), self.endpoint, None).await.unwrap();
+        pause(&self.gateway, &Initiator::Gateway, &tenant(), self.endpoint, None).await.unwrap();
     }
 
     async fn resume(&self) {
-        resume(&self.gateway, &tenant(), self.endpoint, None).await.unwrap();
+        resume(&self.gateway, &Initiator::Gateway, &tenant(), self.endpoint, None).await.unwrap();
     }
 
     async fn retry_policy(&self, retry: Value) {
@@ -188,7 +189,7 @@ impl RunningGateway {
         let policy = settings.check().unwrap();
         let if_updated_at = current.updated_at;
         let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
-        change::change_endpoint(&self.gateway, &tenant(), self.endpoint, change).await.unwrap();
+        change::change_endpoint(&self.gateway, &Initiator::Gateway, &tenant(), self.endpoint, change).await.unwrap();
     }
 }
 
@@ -287,7 +288,9 @@ fn retry_after_holds_back_the_whole_endpoint_over_a_restart() {
         assert_eq!(running.waits_for("third").await, Some(WaitingFor::Backpressure));
         // A person goes through it, and only with the one they name.
         let third = running.delivery("third").await.id;
-        change_delivery(&running.gateway, &tenant(), third, DeliveryChange::RetryNow).await.unwrap();
+        change_delivery(&running.gateway, &Initiator::Gateway, &tenant(), third, DeliveryChange::RetryNow)
+            .await
+            .unwrap();
         running.wait(5).await;
         assert_eq!(running.stands("third").await, (DeliveryState::Delivered, None, 1));
         assert_eq!(running.waits_for("second").await, Some(WaitingFor::Backpressure));
@@ -309,7 +312,12 @@ fn what_a_person_asked_for_goes_out_after_a_crash_too() {
         running.send("second", None, None).await;
         // Changed in the store, and the gateway ends before it hears of it.
         let second = running.delivery("second").await.id;
-        running.gateway.store.change(&tenant(), second, DeliveryChange::RetryNow, running.clock.now()).await.unwrap();
+        running
+            .gateway
+            .store
+            .change(&Initiator::Gateway, &tenant(), second, DeliveryChange::RetryNow, running.clock.now())
+            .await
+            .unwrap();
     });
     sim.live(json!({}), async |running| {
         running.wait(5).await;
@@ -444,7 +452,7 @@ fn a_delivery_held_before_its_first_attempt_ends_after_hold_max_and_its_age_begi
         // A replay begins to wait anew.
         running.pause().await;
         let never = running.delivery("never").await.id;
-        change_delivery(&running.gateway, &tenant(), never, DeliveryChange::Replay).await.unwrap();
+        change_delivery(&running.gateway, &Initiator::Gateway, &tenant(), never, DeliveryChange::Replay).await.unwrap();
         running.wait(9 * 86_400).await;
         assert_eq!(running.stands("never").await, (DeliveryState::Waiting, None, 0));
         running.wait(86_400 + 700).await;
@@ -473,7 +481,7 @@ fn an_event_that_expires_ends_wherever_it_waits_and_its_lane_goes_on() {
         assert_eq!(running.asked().len(), 1, "nothing that was over was sent");
         // A person may send it all the same.
         let head = running.delivery("head").await.id;
-        change_delivery(&running.gateway, &tenant(), head, DeliveryChange::Replay).await.unwrap();
+        change_delivery(&running.gateway, &Initiator::Gateway, &tenant(), head, DeliveryChange::Replay).await.unwrap();
         running.wait(1).await;
         assert_eq!(running.stands("head").await, (DeliveryState::Delivered, None, 1));
     });
@@ -541,7 +549,7 @@ fn another_ingest_rate_counts_from_the_moment_it_is_changed() {
         let limit_to = async |per_second| {
             let mut limited = tenant_record(running.clock.now());
             limited.quota.ingest = Rate { per_second, burst: 1 };
-            change::put_tenant(&running.gateway, limited).await.unwrap();
+            change::put_tenant(&running.gateway, &Initiator::Gateway, limited).await.unwrap();
         };
         let is_taken = || {
             let rate = running.gateway.store.tenant(&tenant()).unwrap().quota.ingest;

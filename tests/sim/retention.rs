@@ -13,6 +13,7 @@ use posthaste::lifecycle::mail::MailQueue;
 use posthaste::lifecycle::retention::{Retention, run};
 use posthaste::model::answer::{Answer, Timings};
 use posthaste::model::attempt::{Attempt, Decision};
+use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, Progress, after};
 use posthaste::model::next_state::NextState;
 use posthaste::model::span::Span;
@@ -77,7 +78,7 @@ fn a_process_that_starts_sweeps_within_its_first_minute_but_not_at_once() {
         let began = Timestamp::from_second(1_800_000_000).unwrap();
         let clock = Arc::new(TokioClock::starting_at(began));
         let long_ago = after(Timestamp::UNIX_EPOCH, Duration::from_secs(1_700_000_000));
-        store.put_tenant(tenant_record(long_ago)).await.unwrap();
+        store.put_tenant(&Initiator::Gateway, tenant_record(long_ago)).await.unwrap();
         let old = new_event("old", None, long_ago, Vec::new());
         store.accept(vec![old], posthaste::store::BatchMode::All).await.unwrap();
         let retention = Retention {
@@ -124,8 +125,8 @@ fn a_link_is_good_as_long_as_its_delivery_is_to_be_kept() {
     runtime.block_on(async {
         let began = Timestamp::from_second(1_800_000_000).unwrap();
         let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(began));
-        store.put_tenant(tenant_record(began)).await.unwrap();
-        let endpoint = store.create_endpoint(endpoint(0, began)).await.unwrap();
+        store.put_tenant(&Initiator::Gateway, tenant_record(began)).await.unwrap();
+        let endpoint = store.create_endpoint(&Initiator::Gateway, endpoint(0, began)).await.unwrap();
         let mail = MailQueue::new(None, clock.clone());
         let day = Span::secs(86_400);
         let gateway = gateway(Arc::new(store.clone()), Arc::new(UnusedSender), &clock, mail, day, limits(), 1);
@@ -175,8 +176,8 @@ fn finished_deliveries_go_after_their_retention_and_waiting_ones_never() {
     runtime.block_on(async {
         let began = Timestamp::from_second(1_800_000_000).unwrap();
         let clock = Arc::new(TokioClock::starting_at(began));
-        store.put_tenant(tenant_record(began)).await.unwrap();
-        let endpoint = store.create_endpoint(endpoint(0, began)).await.unwrap();
+        store.put_tenant(&Initiator::Gateway, tenant_record(began)).await.unwrap();
+        let endpoint = store.create_endpoint(&Initiator::Gateway, endpoint(0, began)).await.unwrap();
         let lease = store.lease(&tenant(), endpoint.id);
         for (id, next) in [
             ("delivered", Some(NextState::Delivered)),

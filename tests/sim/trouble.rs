@@ -15,6 +15,7 @@ use posthaste::lifecycle::dispatch::limits::NodeLimits;
 use posthaste::lifecycle::expire;
 use posthaste::lifecycle::mail::{Mail, MailError, MailQueue, Mailer};
 use posthaste::model::answer::{Answer, Response, Timings};
+use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, Delivery, DeliveryState, after};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState};
 use posthaste::model::endpoint_event::{Actor, EndpointEvent, EndpointEventKind};
@@ -126,10 +127,10 @@ fn live(settings: Value, limits: NodeLimits, answer: fn(&str, Duration) -> u16, 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async {
         let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(began));
-        steady.put_tenant(tenant_record(began)).await.unwrap();
+        steady.put_tenant(&Initiator::Gateway, tenant_record(began)).await.unwrap();
         let mut system = tenant_record(began);
         system.id = TenantId::system();
-        steady.put_tenant(system).await.unwrap();
+        steady.put_tenant(&Initiator::Gateway, system).await.unwrap();
         let mut whole = json!({"url": "https://receiver.example/", "owner_email": "owner@example.com"});
         whole.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
         let settings: EndpointSettings = serde_json::from_value(whole).unwrap();
@@ -140,7 +141,7 @@ fn live(settings: Value, limits: NodeLimits, answer: fn(&str, Duration) -> u16, 
             ..endpoint(0, began)
         };
         let id = made.id;
-        steady.create_endpoint(made).await.unwrap();
+        steady.create_endpoint(&Initiator::Gateway, made).await.unwrap();
         let store: Arc<dyn Store> = Arc::new(steady.clone());
         let sender = Arc::new(AnsweringSender { clock: clock.clone(), began, answer, asked: Mutex::default() });
         let letters = Arc::new(RecordingMailer::default());

@@ -26,6 +26,7 @@ use posthaste::lifecycle::notifier::Notifier;
 use posthaste::lifecycle::retention::Retention;
 use posthaste::metrics::Metrics;
 use posthaste::model::answer::{AttemptFailure, FailureKind};
+use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{Delivery, DeliveryState, after};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointStatus, Secret};
 use posthaste::model::event::Event;
@@ -260,9 +261,9 @@ impl World {
 
     async fn create_endpoints(&mut self, store: &FaultyStore, clock: &dyn Clock) {
         let now = clock.now();
-        store.put_tenant(tenant_record(now)).await.unwrap();
+        store.put_tenant(&Initiator::Gateway, tenant_record(now)).await.unwrap();
         for n in 0..ENDPOINTS {
-            store.create_endpoint(endpoint(n, now)).await.unwrap();
+            store.create_endpoint(&Initiator::Gateway, endpoint(n, now)).await.unwrap();
         }
     }
 

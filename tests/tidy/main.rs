@@ -124,6 +124,16 @@ fn only_the_app_names_a_concrete_store() {
     expect_none("files that name a concrete store", wrong.collect());
 }
 
+/// What the gateway does by itself is not recorded in the audit log.
+#[test]
+fn no_request_changes_anything_in_the_gateways_own_name() {
+    let wrong = sources(&["src/api"])
+        .into_iter()
+        .filter(|source| source.code().contains("Initiator::Gateway"))
+        .map(|source| format!("{}: take the `Initiator` of the request", source.path));
+    expect_none("requests that no audit entry would name", wrong.collect());
+}
+
 #[test]
 fn every_file_opens_with_what_it_is_for() {
     let says =

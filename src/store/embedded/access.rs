@@ -9,7 +9,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use super::EmbeddedStore;
 use super::rows::{at, id_bytes, millis, uuid_of};
 use super::writer::WriteTransaction;
-use crate::model::audit::{AuditAction, AuditEntry, AuditedAction};
+use crate::model::audit::{AuditAction, AuditEntry, AuditedAction, Initiator};
 use crate::model::id::{AuditId, TenantId, TokenId};
 use crate::model::token::Token;
 use crate::store::access::draw;
@@ -48,9 +48,9 @@ fn token_from(row: &Row<'_>) -> rusqlite::Result<Token> {
 }
 
 impl WriteTransaction<'_> {
-    /// Records an action in the audit log, if this job has a caller.
-    pub fn record(&self, tenant: i64, audited: &AuditedAction) -> rusqlite::Result<()> {
-        let Some(caller) = &self.caller else { return Ok(()) };
+    /// Records an action in the audit log, if a caller made it.
+    pub fn record(&self, by: &Initiator, tenant: i64, audited: &AuditedAction) -> rusqlite::Result<()> {
+        let Some(caller) = by.caller() else { return Ok(()) };
         let entry = AuditEntry::of(caller, audited, draw());
         let sql = "INSERT INTO audit (id, tenant, tenant_id, record) VALUES (?, ?, ?, ?)";
         let bound = params![id_bytes(entry.id.0), tenant, audited.tenant.as_str(), to_json(&entry.record)];
@@ -58,13 +58,13 @@ impl WriteTransaction<'_> {
     }
 
     /// Records an action on the endpoint with this number.
-    pub fn record_of_endpoint(&self, endpoint: i64, audited: &AuditedAction) -> rusqlite::Result<()> {
-        if self.caller.is_none() {
+    pub fn record_of_endpoint(&self, by: &Initiator, endpoint: i64, audited: &AuditedAction) -> rusqlite::Result<()> {
+        if by.caller().is_none() {
             return Ok(());
         }
         let sql = "SELECT tenant FROM endpoints WHERE no = ?";
         let tenant = self.db.prepare_cached(sql)?.query_row([endpoint], |row| row.get(0))?;
-        self.record(tenant, audited)
+        self.record(by, tenant, audited)
     }
 
     /// Returns the tenant number that an action is recorded under: the tenant's
@@ -98,7 +98,8 @@ impl AccessStore for EmbeddedStore {
         true
     }
 
-    async fn create_token(&self, token: Token) -> Result<()> {
+    async fn create_token(&self, by: &Initiator, token: Token) -> Result<()> {
+        let by = by.clone();
         self.writer
             .write(move |transaction| {
                 let tenant = token.tenant.as_ref().map(|tenant| transaction.tenant_no(tenant)).transpose()?;
@@ -125,14 +126,15 @@ impl AccessStore for EmbeddedStore {
                 )?;
                 let audited = AuditedAction::new(AuditAction::TokenCreated, &token.recorded_with(), token.id);
                 let rights = token.rights.iter().map(|right| right.to_string()).collect();
-                transaction.record(transaction.audit_tenant(tenant.flatten())?, &audited.changing(rights))?;
+                transaction.record(&by, transaction.audit_tenant(tenant.flatten())?, &audited.changing(rights))?;
                 transaction.after_commit(move |index| index.put_token(Arc::new(token)));
                 Ok(Ok(()))
             })
             .await?
     }
 
-    async fn revoke_token(&self, id: TokenId, scope: TokenScope, _: Timestamp) -> Result<()> {
+    async fn revoke_token(&self, by: &Initiator, id: TokenId, scope: TokenScope, _: Timestamp) -> Result<()> {
+        let by = by.clone();
         self.writer
             .write(move |transaction| {
                 let sql = format!("SELECT k.tenant, {TOKEN} WHERE k.id = ?1 AND {IN_SCOPE}");
@@ -146,7 +148,7 @@ impl AccessStore for EmbeddedStore {
                 let tenant = tenant.map(|id| id.parse().expect("stored tenant ids were checked"));
                 let audited =
                     AuditedAction::new(AuditAction::TokenRevoked, &tenant.unwrap_or_else(TenantId::system), id);
-                transaction.record(transaction.audit_tenant(no)?, &audited)?;
+                transaction.record(&by, transaction.audit_tenant(no)?, &audited)?;
                 transaction.after_commit(move |index| index.remove_token(id));
                 Ok(Ok(()))
             })
@@ -182,10 +184,11 @@ impl AccessStore for EmbeddedStore {
         .await
     }
 
-    async fn record(&self, audited: AuditedAction) -> Result<()> {
+    async fn record(&self, by: &Initiator, audited: AuditedAction) -> Result<()> {
+        let by = by.clone();
         self.writer
             .write(move |transaction| match transaction.tenant_no(&audited.tenant)? {
-                Some(tenant) => transaction.record(tenant, &audited),
+                Some(tenant) => transaction.record(&by, tenant, &audited),
                 None => Ok(()),
             })
             .await

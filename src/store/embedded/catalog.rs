@@ -12,7 +12,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::endpoint::{current, insert_secret, open_secret, open_settings, open_urls, seal_settings, seal_urls};
 use super::rows::{at, id_bytes, millis, uuid_of};
 use super::{EmbeddedStore, notes};
-use crate::model::audit::{AuditAction, AuditedAction, differing};
+use crate::model::audit::{AuditAction, AuditedAction, Initiator, differing};
 use crate::model::endpoint::{Endpoint, EndpointCeiling, OnDead, Secret};
 use crate::model::event::Event;
 use crate::model::id::{EndpointId, SecretId, TenantId};
@@ -183,7 +183,8 @@ impl Catalog for EmbeddedStore {
         self.index().matching(event)
     }
 
-    async fn put_tenant(&self, tenant: Tenant) -> Result<Arc<Tenant>> {
+    async fn put_tenant(&self, by: &Initiator, tenant: Tenant) -> Result<Arc<Tenant>> {
+        let by = by.clone();
         self.writer
             .write(move |transaction| {
                 let (defaults, quota) = (to_json(&tenant.defaults), to_json(&tenant.quota));
@@ -226,7 +227,7 @@ impl Catalog for EmbeddedStore {
                         (db.last_insert_rowid(), tenant.created_at)
                     }
                 };
-                transaction.record(no, &audited)?;
+                transaction.record(&by, no, &audited)?;
                 let tenant = Arc::new(Tenant { created_at, ..tenant });
                 let known = tenant.clone();
                 transaction.after_commit(move |index| index.put_tenant(no, known));
@@ -235,8 +236,8 @@ impl Catalog for EmbeddedStore {
             .await
     }
 
-    async fn delete_tenant(&self, id: &TenantId, now: Timestamp) -> Result<()> {
-        let id = id.clone();
+    async fn delete_tenant(&self, by: &Initiator, id: &TenantId, now: Timestamp) -> Result<()> {
+        let (by, id) = (by.clone(), id.clone());
         self.writer
             .write(move |transaction| {
                 let db = transaction.db;
@@ -251,7 +252,7 @@ impl Catalog for EmbeddedStore {
                 let sql = "UPDATE endpoints SET deleted_at = ? WHERE tenant = ? AND deleted_at IS NULL";
                 db.execute(sql, params![millis(now), no])?;
                 db.execute("DELETE FROM tokens WHERE tenant = ?", [no])?;
-                transaction.record(no, &AuditedAction::new(AuditAction::TenantDeleted, &id, &id))?;
+                transaction.record(&by, no, &AuditedAction::new(AuditAction::TenantDeleted, &id, &id))?;
                 transaction.after_commit(move |index| index.remove_tenant(&id));
                 Ok(Ok(()))
             })
@@ -260,7 +261,8 @@ impl Catalog for EmbeddedStore {
         Ok(())
     }
 
-    async fn create_endpoint(&self, endpoint: Endpoint) -> Result<Arc<Endpoint>> {
+    async fn create_endpoint(&self, by: &Initiator, endpoint: Endpoint) -> Result<Arc<Endpoint>> {
+        let by = by.clone();
         self.writer
             .write(move |transaction| {
                 let db = transaction.db;
@@ -294,8 +296,11 @@ impl Catalog for EmbeddedStore {
                 for secret in &endpoint.secrets {
                     insert_secret(transaction, no, endpoint.id, secret)?;
                 }
-                transaction
-                    .record(tenant, &AuditedAction::new(AuditAction::EndpointCreated, &endpoint.tenant, endpoint.id))?;
+                transaction.record(
+                    &by,
+                    tenant,
+                    &AuditedAction::new(AuditAction::EndpointCreated, &endpoint.tenant, endpoint.id),
+                )?;
                 let endpoint = Arc::new(endpoint);
                 let known = endpoint.clone();
                 transaction.after_commit(move |index| index.put_endpoint(no, known));
@@ -306,12 +311,13 @@ impl Catalog for EmbeddedStore {
 
     async fn change_endpoint(
         &self,
+        by: &Initiator,
         tenant: &TenantId,
         id: EndpointId,
         change: EndpointChange,
         now: Timestamp,
     ) -> Result<EndpointChanged> {
-        let tenant = tenant.clone();
+        let (by, tenant) = (by.clone(), tenant.clone());
         self.writer
             .write(move |transaction| {
                 let Some((no, endpoint)) = current(transaction, id)? else {
@@ -320,13 +326,13 @@ impl Catalog for EmbeddedStore {
                 if endpoint.tenant != tenant {
                     return Ok(Err(Error::NotFound("endpoint")));
                 }
-                super::endpoint::change(transaction, no, endpoint, change, now)
+                super::endpoint::change(transaction, &by, no, endpoint, change, now)
             })
             .await?
     }
 
-    async fn delete_endpoint(&self, tenant: &TenantId, id: EndpointId, now: Timestamp) -> Result<()> {
-        let tenant = tenant.clone();
+    async fn delete_endpoint(&self, by: &Initiator, tenant: &TenantId, id: EndpointId, now: Timestamp) -> Result<()> {
+        let (by, tenant) = (by.clone(), tenant.clone());
         self.writer
             .write(move |transaction| {
                 let Some((no, endpoint)) = current(transaction, id)? else {
@@ -340,7 +346,11 @@ impl Catalog for EmbeddedStore {
                 let sql = "UPDATE endpoints SET deleted_at = ? WHERE no = ?";
                 transaction.db.execute(sql, params![millis(now), no])?;
                 transaction.db.execute("DELETE FROM milestones WHERE endpoint = ?", [no])?;
-                transaction.record_of_endpoint(no, &AuditedAction::new(AuditAction::EndpointDeleted, &tenant, id))?;
+                transaction.record_of_endpoint(
+                    &by,
+                    no,
+                    &AuditedAction::new(AuditAction::EndpointDeleted, &tenant, id),
+                )?;
                 transaction.after_commit(move |index| {
                     index.remove_endpoint(id);
                     index.forget_waiting(no);

@@ -12,7 +12,7 @@ use super::rows::{
     at, cause_code, cause_of, delivery_id, delivery_no, format_of, known, millis, state_code, state_of, uuid_of,
 };
 use super::writer::WriteTransaction;
-use crate::model::audit::AuditedAction;
+use crate::model::audit::{AuditedAction, Initiator};
 use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::plan::DeliveryRow;
@@ -24,6 +24,7 @@ use crate::store::{DeliveryChange, DeliveryChanged, Error, Result};
 /// Makes the change, or says why the delivery's state does not allow it.
 pub fn change(
     transaction: &mut WriteTransaction<'_>,
+    by: &Initiator,
     tenant: &TenantId,
     id: DeliveryId,
     change: DeliveryChange,
@@ -56,7 +57,7 @@ pub fn change(
         RowChange::Cancel { .. } => head.free().map(|no| due_at(transaction.db, no)).transpose()?,
     };
     let action = AuditedAction::new(change.action(), tenant, id);
-    transaction.record_of_endpoint(found.stored.endpoint_no, &action)?;
+    transaction.record_of_endpoint(by, found.stored.endpoint_no, &action)?;
     let endpoint = EndpointId(uuid_of(found.stored.endpoint));
     let operational_events = std::mem::take(&mut transaction.operational_events);
     Ok(Ok(DeliveryChanged { endpoint, due_at, freed, operational_events }))

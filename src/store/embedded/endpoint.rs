@@ -9,7 +9,7 @@ use super::lane::pass_dead_heads;
 use super::operational_events::{lane_event, record_endpoint_event};
 use super::rows::{at, id_bytes, millis, uuid_of};
 use super::writer::WriteTransaction;
-use crate::model::audit::{AuditedAction, differing};
+use crate::model::audit::{AuditedAction, Initiator, differing};
 use crate::model::endpoint::{Endpoint, EndpointSettings, OnDead, Secret};
 use crate::model::health::EndpointHealth;
 use crate::model::id::{EndpointId, SecretId};
@@ -134,6 +134,7 @@ fn save(transaction: &mut WriteTransaction<'_>, no: i64, endpoint: Endpoint) -> 
 /// Makes a change that a person asked for.
 pub fn change(
     transaction: &mut WriteTransaction<'_>,
+    by: &Initiator,
     no: i64,
     mut endpoint: Endpoint,
     change: EndpointChange,
@@ -142,7 +143,7 @@ pub fn change(
     let action = change.action();
     let is_settings = matches!(change, EndpointChange::Settings { .. });
     let bytes_before = is_settings.then(|| settings_bytes(&endpoint.settings).cast_signed());
-    let before = transaction.caller.is_some().then(|| endpoint.settings.clone());
+    let before = by.caller().is_some().then(|| endpoint.settings.clone());
     let effects = match plan::change_endpoint(&mut endpoint, change, now) {
         Ok(effects) => effects,
         Err(refused) => return Ok(Err(refused)),
@@ -159,7 +160,7 @@ pub fn change(
     if let (Some(action), Some(before)) = (action, before) {
         let audited =
             AuditedAction::new(action, &endpoint.tenant, endpoint.id).changing(differing(&before, &endpoint.settings));
-        transaction.record_of_endpoint(no, &audited)?;
+        transaction.record_of_endpoint(by, no, &audited)?;
     }
     let endpoint = save(transaction, no, endpoint)?;
     let mut freed = Vec::new();

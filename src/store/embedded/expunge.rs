@@ -3,7 +3,7 @@
 use rusqlite::{OptionalExtension, params};
 
 use super::writer::WriteTransaction;
-use crate::model::audit::{AuditAction, AuditedAction};
+use crate::model::audit::{AuditAction, AuditedAction, Initiator};
 use crate::model::id::{EventId, TenantId};
 use crate::store::codes::EXPUNGED;
 use crate::store::{Error, Result};
@@ -13,6 +13,7 @@ use crate::store::{Error, Result};
 /// overwritten in their pages.
 pub fn expunge(
     transaction: &mut WriteTransaction<'_>,
+    by: &Initiator,
     tenant: &TenantId,
     id: &EventId,
 ) -> rusqlite::Result<Result<bool>> {
@@ -34,7 +35,7 @@ pub fn expunge(
     if db.query_row(sql, [first, below], |row| row.get(0))? {
         return Ok(Ok(false));
     }
-    transaction.record(tenant_no, &AuditedAction::new(AuditAction::EventExpunged, tenant, id))?;
+    transaction.record(by, tenant_no, &AuditedAction::new(AuditAction::EventExpunged, tenant, id))?;
     // Freed pages are overwritten with zeros until this is switched off again.
     db.execute_batch("PRAGMA secure_delete = ON")?;
     let wiped = wipe(transaction, no, first, below);

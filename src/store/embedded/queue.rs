@@ -5,6 +5,7 @@ use jiff::Timestamp;
 
 use super::rows::{at, uuid_of};
 use super::{EmbeddedStore, accept, change, claim, expunge, forget, overdue, scrub, settle};
+use crate::model::audit::Initiator;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::shard::{Lease, Shard};
 use crate::store::{
@@ -56,18 +57,19 @@ impl DeliveryQueue for EmbeddedStore {
 
     async fn change(
         &self,
+        by: &Initiator,
         tenant: &TenantId,
         id: DeliveryId,
         change: DeliveryChange,
         now: Timestamp,
     ) -> Result<DeliveryChanged> {
-        let tenant = tenant.clone();
-        self.writer.write(move |transaction| change::change(transaction, &tenant, id, change, now)).await?
+        let (by, tenant) = (by.clone(), tenant.clone());
+        self.writer.write(move |transaction| change::change(transaction, &by, &tenant, id, change, now)).await?
     }
 
-    async fn expunge(&self, tenant: &TenantId, id: &EventId) -> Result<bool> {
-        let (tenant, id) = (tenant.clone(), id.clone());
-        let is_done = self.writer.write(move |transaction| expunge::expunge(transaction, &tenant, &id)).await??;
+    async fn expunge(&self, by: &Initiator, tenant: &TenantId, id: &EventId) -> Result<bool> {
+        let (by, tenant, id) = (by.clone(), tenant.clone(), id.clone());
+        let is_done = self.writer.write(move |transaction| expunge::expunge(transaction, &by, &tenant, &id)).await??;
         if is_done {
             self.checkpointer.empty_log();
         }

@@ -23,13 +23,12 @@ use tracing::error;
 use super::checkpoint::CheckpointTrigger;
 use super::failure::failure_of;
 use crate::metrics::CommitMetrics;
-use crate::model::audit::Caller;
 use crate::model::id::TenantId;
 use crate::model::limits::TenantUsage;
 use crate::model::tenant::Tenant;
 use crate::store::catalog_index::CatalogIndex;
 use crate::store::seal::Seal;
-use crate::store::{Error, Result, caller};
+use crate::store::{Error, Result};
 
 /// Largest number of jobs in one transaction, so that the first of them does
 /// not wait for a flood of others.
@@ -62,7 +61,6 @@ trait WriteJob: Send {
 
 struct AnsweredJob<F, T> {
     job: Option<F>,
-    caller: Option<Arc<Caller>>,
     value: Option<T>,
     answer: oneshot::Sender<Result<T>>,
 }
@@ -74,7 +72,6 @@ where
 {
     fn apply(&mut self, transaction: &mut WriteTransaction<'_>) -> rusqlite::Result<()> {
         let job = self.job.take().expect("a job is applied once");
-        transaction.caller = self.caller.take();
         self.value = Some(job(transaction)?);
         Ok(())
     }
@@ -101,8 +98,6 @@ pub struct WriteTransaction<'a> {
     growth: &'a mut HashMap<TenantId, UsageGrowth>,
     /// Types of the operational events that this job wrote.
     pub operational_events: Vec<&'static str>,
-    /// Caller in whose name the job runs, if there is one.
-    pub caller: Option<Arc<Caller>>,
 }
 
 /// A change of the counters in memory, applied once it is durable.
@@ -233,7 +228,7 @@ impl Writer {
     ) -> Result<T> {
         let (answer, answered) = oneshot::channel();
         let closed = || Error::Unavailable("it has been closed".into());
-        let job = Box::new(AnsweredJob { job: Some(job), caller: caller(), value: None, answer });
+        let job = Box::new(AnsweredJob { job: Some(job), value: None, answer });
         self.jobs.send((priority, job)).await.map_err(|_| closed())?;
         answered.await.map_err(|_| closed())?
     }
@@ -321,7 +316,6 @@ fn commit(
                 counts: &mut count_changes,
                 growth: &mut growth,
                 operational_events: Vec::new(),
-                caller: None,
             };
             job.apply(&mut transaction)?;
         }

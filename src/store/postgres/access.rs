@@ -18,13 +18,13 @@ use super::read_query::read_rows;
 use super::rows::{at, millis, stored_tenant};
 use super::transaction::{PgTransaction, bind};
 use super::unit_of_work::UnitOfWork;
-use crate::model::audit::{AuditAction, AuditEntry, AuditedAction};
+use crate::model::audit::{AuditAction, AuditEntry, AuditedAction, Initiator};
 use crate::model::id::{AuditId, TenantId, TokenId};
 use crate::model::shard::Shard;
 use crate::model::token::Token;
 use crate::store::access::draw;
 use crate::store::catalog_json::{from_json, to_json};
-use crate::store::{AccessStore, AuditQuery, Error, ListPage, PageRequest, Result, TokenScope, caller};
+use crate::store::{AccessStore, AuditQuery, Error, ListPage, PageRequest, Result, TokenScope};
 
 /// The columns and tables that a token is read from. The last column says
 /// whether it was revoked.
@@ -59,10 +59,10 @@ fn token_from(row: &Row) -> Token {
     }
 }
 
-/// Records an action in the audit log, if there is a caller.
-pub async fn record(tx: &PgTransaction, tenant: i64, audited: &AuditedAction) -> Result<()> {
-    let Some(caller) = caller() else { return Ok(()) };
-    let entry = AuditEntry::of(&caller, audited, draw());
+/// Records an action in the audit log, if a caller made it.
+pub async fn record(tx: &PgTransaction, by: &Initiator, tenant: i64, audited: &AuditedAction) -> Result<()> {
+    let Some(caller) = by.caller() else { return Ok(()) };
+    let entry = AuditEntry::of(caller, audited, draw());
     let sql = "INSERT INTO posthaste.audit (id, tenant, tenant_id, record) VALUES ($1, $2, $3, $4)";
     tx.execute(sql, bind![entry.id.0, tenant, audited.tenant.as_str(), to_json(&entry.record)]).await.map(|_| ())
 }
@@ -78,13 +78,13 @@ async fn audit_tenant(tx: &PgTransaction, tenant: Option<i64>) -> Result<i64> {
 
 impl UnitOfWork<'_> {
     /// Records an action on the endpoint with this number.
-    pub async fn record_of_endpoint(&self, endpoint: i64, audited: &AuditedAction) -> Result<()> {
-        if caller().is_none() {
+    pub async fn record_of_endpoint(&self, by: &Initiator, endpoint: i64, audited: &AuditedAction) -> Result<()> {
+        if by.caller().is_none() {
             return Ok(());
         }
         let sql = "SELECT tenant FROM posthaste.endpoints WHERE no = $1";
         let tenant = self.tx.query(sql, bind![endpoint]).await?[0].get(0);
-        record(self.tx, tenant, audited).await
+        record(self.tx, by, tenant, audited).await
     }
 }
 
@@ -110,7 +110,7 @@ impl AccessStore for PostgresStore {
         is_leased && self.shared.acknowledged_version.load(Ordering::Acquire) > 0
     }
 
-    async fn create_token(&self, token: Token) -> Result<()> {
+    async fn create_token(&self, by: &Initiator, token: Token) -> Result<()> {
         self.change_catalog(async move |work| {
             let version = work.bump_catalog_version().await?;
             if let Some(tenant) = &token.tenant {
@@ -139,14 +139,14 @@ impl AccessStore for PostgresStore {
             let tenant = row.ok_or(Error::NotFound("tenant"))?.get(0);
             let audited = AuditedAction::new(AuditAction::TokenCreated, &token.recorded_with(), token.id);
             let rights = token.rights.iter().map(|right| right.to_string()).collect();
-            record(work.tx, audit_tenant(work.tx, tenant).await?, &audited.changing(rights)).await?;
+            record(work.tx, by, audit_tenant(work.tx, tenant).await?, &audited.changing(rights)).await?;
             work.after_commit(move |index| index.put_token(Arc::new(token)));
             Ok(())
         })
         .await
     }
 
-    async fn revoke_token(&self, id: TokenId, scope: TokenScope, now: Timestamp) -> Result<()> {
+    async fn revoke_token(&self, by: &Initiator, id: TokenId, scope: TokenScope, now: Timestamp) -> Result<()> {
         self.change_catalog(async move |work| {
             let version = work.bump_catalog_version().await?;
             let sql = format!(
@@ -160,7 +160,7 @@ impl AccessStore for PostgresStore {
             let row = row.ok_or(Error::NotFound("token"))?;
             let tenant = row.get::<_, Option<&str>>(1).map_or_else(TenantId::system, stored_tenant);
             let audited = AuditedAction::new(AuditAction::TokenRevoked, &tenant, id);
-            record(work.tx, audit_tenant(work.tx, row.get(0)).await?, &audited).await?;
+            record(work.tx, by, audit_tenant(work.tx, row.get(0)).await?, &audited).await?;
             work.after_commit(move |index| index.remove_token(id));
             Ok(())
         })
@@ -192,10 +192,10 @@ impl AccessStore for PostgresStore {
         Ok(ListPage::truncate(rows.iter().map(token_from).collect(), page.limit, |token| token.id.to_string()))
     }
 
-    async fn record(&self, audited: AuditedAction) -> Result<()> {
+    async fn record(&self, by: &Initiator, audited: AuditedAction) -> Result<()> {
         let Some(tenant) = self.shared.index().tenant_no(&audited.tenant) else { return Ok(()) };
         let tx = self.shared.begin().await?;
-        record(&tx, tenant, &audited).await?;
+        record(&tx, by, tenant, &audited).await?;
         tx.commit().await
     }
 

@@ -24,7 +24,7 @@ use super::rows::{at, millis};
 use super::transaction::{bind, with_timeout};
 use super::unit_of_work::{CommitEffects, UnitOfWork};
 use super::{PostgresState, PostgresStore, stored_bytes};
-use crate::model::audit::{AuditAction, AuditedAction, differing};
+use crate::model::audit::{AuditAction, AuditedAction, Initiator, differing};
 use crate::model::endpoint::{Endpoint, OnDead, Secret};
 use crate::model::event::Event;
 use crate::model::id::{EndpointId, TenantId};
@@ -301,7 +301,7 @@ impl Catalog for PostgresStore {
         self.shared.index().matching(event)
     }
 
-    async fn put_tenant(&self, tenant: Tenant) -> Result<Arc<Tenant>> {
+    async fn put_tenant(&self, by: &Initiator, tenant: Tenant) -> Result<Arc<Tenant>> {
         self.change_catalog(async move |work| {
             let (defaults, quota, limits) =
                 (to_json(&tenant.defaults), to_json(&tenant.quota), to_json(&tenant.limits));
@@ -337,7 +337,7 @@ impl Catalog for PostgresStore {
                 )
                 .await?[0];
             let (no, created_at): (i64, i64) = (row.get(0), row.get(1));
-            record(work.tx, no, &audited).await?;
+            record(work.tx, by, no, &audited).await?;
             let tenant = Arc::new(Tenant { created_at: at(created_at), ..tenant });
             let known = tenant.clone();
             work.after_commit(move |index| index.put_tenant(no, known));
@@ -346,7 +346,7 @@ impl Catalog for PostgresStore {
         .await
     }
 
-    async fn delete_tenant(&self, id: &TenantId, now: Timestamp) -> Result<()> {
+    async fn delete_tenant(&self, by: &Initiator, id: &TenantId, now: Timestamp) -> Result<()> {
         let id = id.clone();
         self.change_catalog(async move |work| {
             let version = work.bump_catalog_version().await?;
@@ -367,7 +367,7 @@ impl Catalog for PostgresStore {
             let sql = "UPDATE posthaste.tokens SET deleted_at = $2, version = $3
                        WHERE tenant = $1 AND deleted_at IS NULL";
             work.tx.execute(sql, bind![no, millis(now), version]).await?;
-            record(work.tx, no, &AuditedAction::new(AuditAction::TenantDeleted, &id, &id)).await?;
+            record(work.tx, by, no, &AuditedAction::new(AuditAction::TenantDeleted, &id, &id)).await?;
             work.after_commit(move |index| index.remove_tenant(&id));
             Ok(())
         })
@@ -376,7 +376,7 @@ impl Catalog for PostgresStore {
         Ok(())
     }
 
-    async fn create_endpoint(&self, endpoint: Endpoint) -> Result<Arc<Endpoint>> {
+    async fn create_endpoint(&self, by: &Initiator, endpoint: Endpoint) -> Result<Arc<Endpoint>> {
         self.change_catalog(async move |work| {
             let version = work.bump_catalog_version().await?;
             work.grow_settings(&endpoint.tenant, 1, settings_bytes(&endpoint.settings).cast_signed()).await?;
@@ -410,7 +410,7 @@ impl Catalog for PostgresStore {
                 insert_secret(work, no, endpoint.id, secret).await?;
             }
             let audited = AuditedAction::new(AuditAction::EndpointCreated, &endpoint.tenant, endpoint.id);
-            work.record_of_endpoint(no, &audited).await?;
+            work.record_of_endpoint(by, no, &audited).await?;
             let endpoint = Arc::new(endpoint);
             let known = endpoint.clone();
             work.after_commit(move |index| index.put_endpoint(no, known));
@@ -421,6 +421,7 @@ impl Catalog for PostgresStore {
 
     async fn change_endpoint(
         &self,
+        by: &Initiator,
         tenant: &TenantId,
         id: EndpointId,
         change: EndpointChange,
@@ -430,12 +431,12 @@ impl Catalog for PostgresStore {
         self.change_catalog(async move |work| {
             let known = endpoint::current(work, id).await?.filter(|(_, endpoint)| endpoint.tenant == tenant);
             let (no, endpoint) = known.ok_or(Error::NotFound("endpoint"))?;
-            endpoint::change(work, no, endpoint, change, now).await
+            endpoint::change(work, by, no, endpoint, change, now).await
         })
         .await
     }
 
-    async fn delete_endpoint(&self, tenant: &TenantId, id: EndpointId, now: Timestamp) -> Result<()> {
+    async fn delete_endpoint(&self, by: &Initiator, tenant: &TenantId, id: EndpointId, now: Timestamp) -> Result<()> {
         let tenant = tenant.clone();
         self.change_catalog(async move |work| {
             let known = endpoint::current(work, id).await?.filter(|(_, endpoint)| endpoint.tenant == tenant);
@@ -448,7 +449,7 @@ impl Catalog for PostgresStore {
             }
             let sql = "UPDATE posthaste.endpoints SET deleted_at = $2, version = $3 WHERE no = $1";
             work.tx.execute(sql, bind![no, millis(now), version]).await?;
-            work.record_of_endpoint(no, &AuditedAction::new(AuditAction::EndpointDeleted, &tenant, id)).await?;
+            work.record_of_endpoint(by, no, &AuditedAction::new(AuditAction::EndpointDeleted, &tenant, id)).await?;
             work.after_commit(move |index| {
                 index.remove_endpoint(id);
                 index.forget_waiting(no);

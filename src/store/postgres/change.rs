@@ -14,7 +14,7 @@ use super::locked_delivery::LockedDelivery;
 use super::rows::{at, cause_code, delivery_no, millis};
 use super::transaction::bind;
 use super::unit_of_work::{CommitEffects, UnitOfWork};
-use crate::model::audit::AuditedAction;
+use crate::model::audit::{AuditedAction, Initiator};
 use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::plan::change::{ChangedRow, RowChange, plan};
@@ -24,6 +24,7 @@ use crate::store::{DeliveryChange, DeliveryChanged, Error, Result};
 /// Makes the change, or says why the delivery's state does not allow it.
 pub async fn change(
     shared: &Arc<PostgresState>,
+    by: &Initiator,
     tenant: &TenantId,
     id: DeliveryId,
     change: DeliveryChange,
@@ -31,7 +32,7 @@ pub async fn change(
 ) -> Result<DeliveryChanged> {
     let tx = shared.begin().await?;
     let mut work = UnitOfWork::new(shared, &tx);
-    let changed = make(&mut work, tenant, id, change, now).await;
+    let changed = make(&mut work, by, tenant, id, change, now).await;
     let effects: CommitEffects = work.end();
     match changed {
         Ok(changed) => {
@@ -48,6 +49,7 @@ pub async fn change(
 
 async fn make(
     work: &mut UnitOfWork<'_>,
+    by: &Initiator,
     tenant: &TenantId,
     id: DeliveryId,
     change: DeliveryChange,
@@ -79,7 +81,7 @@ async fn make(
         (RowChange::Cancel { .. }, Some(next)) => due_at(work, next).await?,
         (RowChange::Cancel { .. }, None) => None,
     };
-    record(work.tx, tenant_no, &AuditedAction::new(change.action(), tenant, id)).await?;
+    record(work.tx, by, tenant_no, &AuditedAction::new(change.action(), tenant, id)).await?;
     let operational_events = std::mem::take(&mut work.operational_events);
     Ok(DeliveryChanged { endpoint, due_at, freed, operational_events })
 }

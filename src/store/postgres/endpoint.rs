@@ -10,7 +10,7 @@ use super::lane::pass_dead_heads;
 use super::rows::{at, millis, stored_tenant};
 use super::transaction::{PgTransaction, bind};
 use super::unit_of_work::UnitOfWork;
-use crate::model::audit::{AuditedAction, differing};
+use crate::model::audit::{AuditedAction, Initiator, differing};
 use crate::model::endpoint::{Endpoint, EndpointCeiling, EndpointSettings, OnDead, Secret};
 use crate::model::id::{EndpointId, SecretId};
 use crate::model::limits::settings_bytes;
@@ -140,6 +140,7 @@ pub async fn keep_health(tx: &PgTransaction, all: &[(i64, &crate::model::health:
 /// Makes a change that a person asked for.
 pub async fn change(
     work: &mut UnitOfWork<'_>,
+    by: &Initiator,
     no: i64,
     mut endpoint: Endpoint,
     change: EndpointChange,
@@ -155,7 +156,7 @@ pub async fn change(
     if let Some(action) = action {
         let audited =
             AuditedAction::new(action, &endpoint.tenant, endpoint.id).changing(differing(&before, &endpoint.settings));
-        work.record_of_endpoint(no, &audited).await?;
+        work.record_of_endpoint(by, no, &audited).await?;
     }
     if let Some((secret, ends_at)) = &effects.rotated {
         let sql = "DELETE FROM posthaste.secrets WHERE endpoint = $1 AND expires_at <= $2";

@@ -12,14 +12,14 @@ use super::history::find_event;
 use super::stored_bytes::{self, BytesByDay, day_of};
 use super::transaction::{PgTransaction, bind};
 use crate::model::attempt::Attempt;
-use crate::model::audit::{AuditAction, AuditedAction};
+use crate::model::audit::{AuditAction, AuditedAction, Initiator};
 use crate::model::id::{EventId, TenantId};
 use crate::store::codes::EXPUNGED;
 use crate::store::{Error, Result};
 
 /// Deletes an event's data, and what receivers answered to it. Returns whether
 /// it was done: not while a delivery of the event waits.
-pub async fn expunge(shared: &Arc<PostgresState>, tenant: &TenantId, id: &EventId) -> Result<bool> {
+pub async fn expunge(shared: &Arc<PostgresState>, by: &Initiator, tenant: &TenantId, id: &EventId) -> Result<bool> {
     let row = find_event(shared, tenant, id, "e.no, e.first_delivery, e.deliveries, e.tenant").await?;
     let row = row.ok_or(Error::NotFound("event"))?;
     let (no, first, below): (i64, i64, i64) =
@@ -30,7 +30,7 @@ pub async fn expunge(shared: &Arc<PostgresState>, tenant: &TenantId, id: &EventI
         if let Some(bytes) = freed {
             stored_bytes::subtract(&tx, BytesByDay::from([((row.get(3), day_of(no)), bytes)])).await?;
         }
-        record(&tx, row.get(3), &AuditedAction::new(AuditAction::EventExpunged, tenant, id)).await?;
+        record(&tx, by, row.get(3), &AuditedAction::new(AuditAction::EventExpunged, tenant, id)).await?;
         Ok(freed.is_some())
     };
     let is_done = expunged.await;

@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 
 use super::transaction::{PATIENCE, timeout_error};
 use super::{PostgresStore, accept, change, due, expunge, forget, overdue, scrub, settle};
+use crate::model::audit::Initiator;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::shard::{Lease, Shard};
 use crate::store::{
@@ -66,16 +67,17 @@ impl DeliveryQueue for PostgresStore {
 
     async fn change(
         &self,
+        by: &Initiator,
         tenant: &TenantId,
         id: DeliveryId,
         change: DeliveryChange,
         now: Timestamp,
     ) -> Result<DeliveryChanged> {
-        change::change(&self.shared, tenant, id, change, now).await
+        change::change(&self.shared, by, tenant, id, change, now).await
     }
 
-    async fn expunge(&self, tenant: &TenantId, id: &EventId) -> Result<bool> {
-        expunge::expunge(&self.shared, tenant, id).await
+    async fn expunge(&self, by: &Initiator, tenant: &TenantId, id: &EventId) -> Result<bool> {
+        expunge::expunge(&self.shared, by, tenant, id).await
     }
 
     async fn scrub(&self, step: ScrubStep) -> Result<Scrubbed> {
