@@ -30,14 +30,17 @@ pub mod openapi;
 pub mod policy;
 
 mod client;
+mod failure;
 mod output;
 mod request;
 
 /// A webhook delivery gateway: takes an event once, keeps it durably, delivers it signed, in order and calmly.
 #[derive(Debug, Parser)]
 #[command(name = "posthaste", version)]
-#[command(after_help = "`posthaste serve` runs the gateway. Options that choose the gateway, the tenant and the output \
-    (`posthaste events --help` lists them) can stand before the command, too.")]
+#[command(
+    after_help = "`posthaste serve` runs the gateway. Options that choose the gateway, the tenant and the output \
+    (`posthaste events --help` lists them) can stand before the command, too."
+)]
 pub struct Cli {
     /// Command to run.
     #[command(subcommand)]
@@ -89,13 +92,15 @@ pub enum Command {
 
 /// Runs the command of the command line; returns the exit code.
 pub fn run() -> ExitCode {
-    let cli = Cli::parse_from(command_first(std::env::args_os().collect()));
+    let args = command_first(std::env::args_os().collect());
+    let is_json = failure::is_json_wanted(&args);
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(problem) => return failure::report_usage(&problem, is_json),
+    };
     match run_in_runtime(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(problem) => {
-            eprintln!("posthaste: {problem:#}");
-            ExitCode::FAILURE
-        }
+        Err(problem) => failure::report(&problem, is_json),
     }
 }
 

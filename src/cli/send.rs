@@ -11,6 +11,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::client::{Client, ClientArgs};
+use super::failure::CommandFailure;
 use super::output::{self, Column, OutputFormat};
 use super::request::{JsonBody, future_time};
 use crate::clock::{Clock, SystemClock};
@@ -149,7 +150,9 @@ fn check(data: &[u8]) -> anyhow::Result<()> {
     match serde_json::from_slice::<&RawValue>(data) {
         Ok(_) => Ok(()),
         Err(problem) => {
-            anyhow::bail!("data is not JSON ({problem}); quote it for the shell, such as '{{\"amount\": 5}}'")
+            anyhow::bail!(CommandFailure::usage(format!(
+                "data is not JSON ({problem}); quote it for the shell, such as '{{\"amount\": 5}}'"
+            )))
         }
     }
 }

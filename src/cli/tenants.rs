@@ -4,6 +4,7 @@ use clap::Subcommand;
 use http::Method;
 
 use super::client::ClientArgs;
+use super::failure::{CommandFailure, ExitReason};
 use super::output::{self, Column};
 use super::request::{JsonBody, json, rate};
 
@@ -119,7 +120,10 @@ pub async fn run(args: TenantsArgs) -> anyhow::Result<()> {
             let existing = client.find(url.clone()).await?;
             anyhow::ensure!(
                 existing.is_none(),
-                "tenant {id} is there already; change it with `posthaste tenants update {id}`"
+                CommandFailure::new(
+                    ExitReason::Refused,
+                    format!("tenant {id} is there already; change it with `posthaste tenants update {id}`")
+                )
             );
             output::record(format, &client.call(Method::PUT, url, Some(settings.for_new_tenant().body())).await?)
         }
@@ -127,7 +131,9 @@ pub async fn run(args: TenantsArgs) -> anyhow::Result<()> {
             let body = settings.body();
             anyhow::ensure!(
                 !body.is_empty(),
-                "nothing to change; give --name, --weight, --rate, --ingest, --limits or --defaults"
+                CommandFailure::usage(
+                    "nothing to change; give --name, --weight, --rate, --ingest, --limits or --defaults"
+                )
             );
             let url = client.url(&["tenants", &id])?;
             output::record(format, &client.call(Method::PATCH, url, Some(body)).await?)

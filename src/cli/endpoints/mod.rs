@@ -6,6 +6,7 @@ use http::Method;
 
 use self::settings::{EndpointSettingsArgs, KeyArgs};
 use super::client::{Client, ClientArgs};
+use super::failure::CommandFailure;
 use super::output::{self, Column};
 use super::request::{JsonBody, PageArgs, ask};
 use crate::model::span::Span;
@@ -216,7 +217,10 @@ async fn update(
         settings = settings.replacing_status_rules(&known["status_rules"]);
     }
     let body = settings.add_to(JsonBody::default().field("url", url))?;
-    ensure!(!body.is_empty(), "nothing to change; give a setting, such as --event-type (see --help)");
+    ensure!(
+        !body.is_empty(),
+        CommandFailure::usage("nothing to change; give a setting, such as --event-type (see --help)")
+    );
     output::record(client.format, &client.call(Method::PATCH, address, Some(body)).await?)
 }
 
