@@ -33,6 +33,8 @@ mod client;
 mod failure;
 mod output;
 mod request;
+mod screen;
+mod table;
 
 /// A webhook delivery gateway: takes an event once, keeps it durably, delivers it signed, in order and calmly.
 #[derive(Debug, Parser)]
