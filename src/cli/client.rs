@@ -23,6 +23,7 @@ use url::{Position, Url};
 use super::failure::{CommandFailure, ExitReason};
 use super::output::{OutputFormat, clean};
 use super::request::JsonBody;
+use crate::model::id::TenantId;
 use crate::model::span::Span;
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -46,9 +47,9 @@ pub struct ClientArgs {
         value_name = "FILE"
     )]
     pub token_file: PathBuf,
-    /// Whose events, endpoints and deliveries.
-    #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_TENANT", default_value = "default")]
-    pub tenant: String,
+    /// Whose events, endpoints and deliveries; `default` when left out.
+    #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_TENANT")]
+    pub tenant: Option<String>,
     /// How to show the answer.
     #[arg(short, long, global = true, help_heading = "Gateway", value_enum, default_value_t = OutputFormat::Table)]
     pub output: OutputFormat,
@@ -71,7 +72,8 @@ impl ClientArgs {
         Ok(Client {
             format: self.output,
             server: self.server.clone(),
-            tenant: self.tenant.clone(),
+            tenant: self.tenant.clone().unwrap_or_else(|| TenantId::DEFAULT.to_owned()),
+            is_tenant_named: self.tenant.is_some(),
             authorization,
             token_from,
             open: None,
@@ -98,6 +100,8 @@ pub struct Client {
     server: Url,
     /// Tenant whose resources are called.
     pub tenant: String,
+    /// Whether the tenant was named, by a flag or in the environment.
+    pub is_tenant_named: bool,
     authorization: HeaderValue,
     token_from: String,
     open: Option<SendRequest<Full<Bytes>>>,

@@ -30,6 +30,7 @@ pub mod openapi;
 pub mod policy;
 
 mod client;
+mod confirm;
 mod failure;
 mod output;
 mod request;

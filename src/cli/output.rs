@@ -58,6 +58,17 @@ pub fn done(format: OutputFormat, sentence: &str) -> anyhow::Result<()> {
     }
 }
 
+/// Prints that a thing is deleted, and how many waiting deliveries were cancelled with
+/// it, if that is known.
+pub fn deleted(format: OutputFormat, id: &str, cancelled: Option<u64>, sentence: &str) -> anyhow::Result<()> {
+    match format {
+        OutputFormat::Json => {
+            print(&serde_json::to_string_pretty(&serde_json::json!({ "id": id, "cancelled": cancelled }))?)
+        }
+        OutputFormat::Table => print(sentence),
+    }
+}
+
 /// Writes a text and a line end to standard output. A reader that closes the pipe,
 /// such as `head`, is no failure.
 pub fn print(text: &str) -> anyhow::Result<()> {

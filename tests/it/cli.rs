@@ -100,7 +100,8 @@ async fn an_endpoint_lives_its_life_by_commands() {
     assert_eq!(texts, [&rotated["secret"], &created["secret"]]);
     assert_eq!(cli_output(&gateway, &["endpoints", "lanes", ep]).await.trim(), "no lanes with deliveries to make");
 
-    assert_eq!(cli_output(&gateway, &["endpoints", "delete", ep]).await.trim(), format!("deleted {ep}"));
+    let deleted = cli_output(&gateway, &["endpoints", "delete", ep, "--yes"]).await;
+    assert_eq!(deleted.trim(), format!("deleted {ep}, and cancelled no delivery"));
     assert_eq!(cli_output(&gateway, &["endpoints", "list"]).await.trim(), "no endpoints");
 }
 
@@ -238,12 +239,13 @@ async fn tenants_are_kept_by_commands_and_keep_apart() {
     let unset = asked(&gateway, &unset).await;
     assert_eq!((&unset["rate"], &unset["ingest"]["burst"]), (&json!(null), &json!(100_000)));
     asked(&gateway, &["tenants", "create", "other", "--rate", "none", "--ingest", "none"]).await;
-    cli_output(&gateway, &["tenants", "delete", "other"]).await;
+    cli_output(&gateway, &["tenants", "delete", "other", "--yes"]).await;
 
     asked(&gateway, &["send", "t", "--id", "theirs", "--tenant", "acme"]).await;
     assert_eq!(ids(&asked(&gateway, &["events", "list", "--tenant", "acme"]).await), ["theirs"]);
     assert_eq!(cli_output(&gateway, &["events", "list"]).await.trim(), "no events");
-    assert_eq!(cli_output(&gateway, &["tenants", "delete", "acme"]).await.trim(), "deleted acme");
+    let deleted = asked(&gateway, &["tenants", "delete", "acme", "--yes"]).await;
+    assert_eq!(deleted, json!({"id": "acme", "cancelled": 0}));
     let gone = ["tenants", "get", "acme"];
     failed(&gone, &to_gateway(&gateway, &gone).output().await.unwrap());
 }
@@ -265,6 +267,8 @@ async fn errors_are_one_sentence_with_a_way_out() {
         (&["events", "list", "--tenant", "nobody"], "tenant", 3),
         (&["explain", "nothing"], "no event nothing", 3),
         (&["tenants", "create", "default"], "tenants update default", 4),
+        (&["tenants", "delete", "default", "--yes"], "always exists", 4),
+        (&["tenants", "delete", "default"], "--yes", 2),
         (&["send", "not a type"], "type", 4),
         (&["send", "a.b", "{'n':1}"], "quote it for the shell", 2),
         (&["send", "a.b", "--file", "/nonexistent/data.json"], "/nonexistent/data.json", 1),

@@ -1,12 +1,12 @@
-//! The command line on a terminal, made by `script`: what it prints fits, and has colours
-//! where they say something.
+//! The command line on a terminal, made by `script`: what it prints fits, has colours
+//! where they say something, and asks before it deletes.
 
 use std::process::{Output, Stdio};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
-use crate::cli::{asked, cli_output, to_gateway};
+use crate::cli::{asked, cli_output, failed, to_gateway};
 use crate::support::{Gateway, Receiver, Reply, eager_retry, eventually};
 
 /// Runs a command on a terminal of so many columns, types the answer, and returns how
@@ -143,4 +143,37 @@ async fn colours_are_for_terminals_that_want_them() {
     let (_, shown) = prepared(&gateway, "export NO_COLOR=1 COLUMNS=60", &["endpoints", "list"], "").await;
     assert!(shown.contains("active") && !shown.contains('\x1b'), "{shown:?}");
     assert!(shown.lines().all(|line| line.trim_end().len() <= 60), "COLUMNS is heeded: {shown}");
+}
+
+#[tokio::test]
+async fn a_deletion_says_what_it_cancels_and_asks_first() {
+    let gateway = Gateway::start().await;
+    asked(&gateway, &["tenants", "create", "acme"]).await;
+    let create = ["endpoints", "create", "http://127.0.0.1:1/", "--tenant", "acme"];
+    let created: Value = asked(&gateway, &create).await;
+    let ep = created["id"].as_str().unwrap();
+    asked(&gateway, &["endpoints", "pause", ep, "--tenant", "acme"]).await;
+    asked(&gateway, &["tokens", "create", "--rights", "read", "--tenant", "acme"]).await;
+    for _ in 0..3 {
+        asked(&gateway, &["send", "a.b", "--tenant", "acme"]).await;
+    }
+    let endpoint = ["endpoints", "delete", ep, "--tenant", "acme"];
+    let said = failed(&endpoint, &to_gateway(&gateway, &endpoint).output().await.unwrap());
+    let warning =
+        format!("this deletes endpoint {ep} (http://127.0.0.1:1/ of tenant acme), and cancels 3 waiting deliveries");
+    assert!(said.contains(&warning) && said.contains("repeat this with --yes"), "{said}");
+
+    let tenant = ["tenants", "delete", "acme"];
+    let (refused, said) = on_terminal(&gateway, 80, &tenant, "n\n").await;
+    let warning =
+        "this deletes tenant acme with 1 endpoint and 1 token, and cancels 3 waiting deliveries. Do it? [y/N]";
+    assert!(said.contains(warning) && said.contains("nothing was deleted"), "{said}");
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert_eq!(asked(&gateway, &["endpoints", "get", ep, "--tenant", "acme"]).await["health"]["waiting"], 3);
+
+    let (done, said) = on_terminal(&gateway, 80, &tenant, "y\n").await;
+    let sentence = "deleted acme with 1 endpoint and 1 token, and cancelled 3 waiting deliveries";
+    assert!(done.status.success() && said.contains(sentence), "{said}");
+    let gone = ["tenants", "get", "acme"];
+    failed(&gone, &to_gateway(&gateway, &gone).output().await.unwrap());
 }
