@@ -20,8 +20,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use url::{Position, Url};
 
+use super::failure::{CommandFailure, ExitReason};
 use super::output::{OutputFormat, clean};
 use super::request::JsonBody;
+use crate::model::id::TenantId;
 use crate::model::span::Span;
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -45,9 +47,9 @@ pub struct ClientArgs {
         value_name = "FILE"
     )]
     pub token_file: PathBuf,
-    /// Whose events, endpoints and deliveries.
-    #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_TENANT", default_value = "default")]
-    pub tenant: String,
+    /// Whose events, endpoints and deliveries; `default` when left out.
+    #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_TENANT")]
+    pub tenant: Option<String>,
     /// How to show the answer.
     #[arg(short, long, global = true, help_heading = "Gateway", value_enum, default_value_t = OutputFormat::Table)]
     pub output: OutputFormat,
@@ -70,7 +72,8 @@ impl ClientArgs {
         Ok(Client {
             format: self.output,
             server: self.server.clone(),
-            tenant: self.tenant.clone(),
+            tenant: self.tenant.clone().unwrap_or_else(|| TenantId::DEFAULT.to_owned()),
+            is_tenant_named: self.tenant.is_some(),
             authorization,
             token_from,
             open: None,
@@ -84,7 +87,7 @@ impl ClientArgs {
         }
         let file = self.token_file.display();
         let token = std::fs::read_to_string(&self.token_file).map_err(|problem| {
-            anyhow!("no token: {file} cannot be read ({problem}); start `posthaste serve` here first, or give --token, POSTHASTE_TOKEN or --token-file")
+            CommandFailure::new(ExitReason::Unauthenticated, format!("no token: {file} cannot be read ({problem}); start `posthaste serve` here first, or give --token, POSTHASTE_TOKEN or --token-file"))
         })?;
         Ok((token.trim().to_owned(), file.to_string()))
     }
@@ -97,6 +100,8 @@ pub struct Client {
     server: Url,
     /// Tenant whose resources are called.
     pub tenant: String,
+    /// Whether the tenant was named, by a flag or in the environment.
+    pub is_tenant_named: bool,
     authorization: HeaderValue,
     token_from: String,
     open: Option<SendRequest<Full<Bytes>>>,
@@ -107,7 +112,7 @@ impl Client {
     pub fn url(&self, path: &[&str]) -> anyhow::Result<Url> {
         // The URL standard removes these segments from a path, and the call would go elsewhere.
         if let Some(segment) = path.iter().find(|part| matches!(**part, "" | "." | "..")) {
-            bail!("{segment:?} is not an id; copy one from a list");
+            bail!(CommandFailure::usage(format!("{segment:?} is not an id; copy one from a list")));
         }
         let mut url = self.server.clone();
         url.path_segments_mut()
@@ -157,10 +162,15 @@ impl Client {
         body: Option<JsonBody>,
     ) -> anyhow::Result<(StatusCode, String)> {
         let request = self.request(method, &url, body)?;
-        let exchange = tokio::time::timeout(CALL_TIMEOUT, self.exchange(request)).await;
-        let (status, bytes) = exchange
-            .map_err(|_| anyhow!("no answer from {} within {}; see its logs", self.server, Span(CALL_TIMEOUT)))??;
-        Ok((status, String::from_utf8_lossy(&bytes).into_owned()))
+        let unreachable = |sentence| CommandFailure::new(ExitReason::Unreachable, sentence);
+        match tokio::time::timeout(CALL_TIMEOUT, self.exchange(request)).await {
+            Ok(Ok((status, bytes))) => Ok((status, String::from_utf8_lossy(&bytes).into_owned())),
+            Ok(Err(problem)) => bail!(unreachable(format!("{problem:#}"))),
+            Err(_) => {
+                let span = Span(CALL_TIMEOUT);
+                bail!(unreachable(format!("no answer from {} within {span}; see its logs", self.server)))
+            }
+        }
     }
 
     fn request(&self, method: Method, url: &Url, body: Option<JsonBody>) -> anyhow::Result<Request<Full<Bytes>>> {
@@ -221,13 +231,17 @@ impl Client {
 
     fn explain(&self, status: StatusCode, body: &str) -> anyhow::Error {
         let Ok(problem) = serde_json::from_str::<ProblemResponse>(body) else {
-            return anyhow!("{} answered {status} without an explanation; is it a posthaste gateway?", self.server);
+            // A proxy in front of the gateway says so when nothing is behind it.
+            let reason = if matches!(status.as_u16(), 502..=504) { ExitReason::Unreachable } else { ExitReason::Other };
+            let sentence =
+                format!("{} answered {status} without an explanation; is it a posthaste gateway?", self.server);
+            return CommandFailure::new(reason, sentence).into();
         };
         let mut sentence = problem.sentence();
         if status == StatusCode::UNAUTHORIZED {
             sentence.push_str(&format!("; the token shown is from {}", self.token_from));
         }
-        anyhow!(sentence)
+        CommandFailure::answered(status, sentence, body).into()
     }
 }
 

@@ -5,6 +5,8 @@ use serde_json::Value;
 
 use super::client::ClientArgs;
 use super::output::{self, OutputFormat};
+use super::screen::Screen;
+use super::table::Table;
 
 /// Which gateway to ask.
 #[derive(Debug, clap::Args)]
@@ -20,12 +22,12 @@ pub async fn run(args: ClusterArgs) -> anyhow::Result<()> {
     let body = client.get(url).await?;
     match client.format {
         OutputFormat::Json => output::print(&output::pretty(&body)),
-        OutputFormat::Table => output::print(&render(&output::parse(&body)?)),
+        OutputFormat::Table => output::print(&render(&output::parse(&body)?, Screen::of_stdout())),
     }
 }
 
 /// Renders the nodes as a table and the 256 shards as a summary.
-fn render(cluster: &Value) -> String {
+fn render(cluster: &Value, screen: Screen) -> String {
     let list = |field: &str| cluster[field].as_array().map(Vec::as_slice).unwrap_or_default();
     let (nodes, shards) = (list("nodes"), list("shards"));
     let shards_of =
@@ -52,8 +54,13 @@ fn render(cluster: &Value) -> String {
         ]
     };
     let rows: Vec<Vec<String>> = nodes.iter().map(row).collect();
-    let table = output::table(&["node", "name", "shards", "lease", "lag", "held"], &rows);
-    format!("{table}\n\n{}", summary(nodes.len(), shards))
+    let table = Table::new(&["node", "name", "shards", "lease", "lag", "held"], rows).render(screen);
+    let summary = summary(nodes.len(), shards);
+    let lines: Vec<String> = match screen.width {
+        Some(_) => summary.lines().map(|line| output::wrapped(line, "")).collect(),
+        None => vec![summary],
+    };
+    format!("{table}\n\n{}", lines.join("\n"))
 }
 
 fn summary(nodes: usize, shards: &[Value]) -> String {
@@ -113,7 +120,7 @@ mod tests {
                 {"shard": 3, "node": null, "epoch": 1, "lag_ms": 60_000},
             ],
         });
-        insta::assert_snapshot!(render(&cluster), @r"
+        insta::assert_snapshot!(render(&cluster, Screen::PLAIN), @r"
         NODE  NAME             SHARDS  LEASE  LAG   HELD
         3     a:17 (this one)  2       12s    1.2s  90s
         4     b:18             1       ended  0.0s  0.0s
@@ -130,7 +137,7 @@ mod tests {
             "nodes": [{"id": "1", "name": "embedded", "shards": 256, "lease_ms": null, "self": true}],
             "shards": (0..256).map(|n| json!({"shard": n, "node": "1", "epoch": 1, "lag_ms": 0})).collect::<Vec<_>>(),
         });
-        insta::assert_snapshot!(render(&cluster), @r"
+        insta::assert_snapshot!(render(&cluster, Screen::PLAIN), @r"
         NODE  NAME                 SHARDS  LEASE  LAG   HELD
         1     embedded (this one)  256     -      0.0s  0.0s
 

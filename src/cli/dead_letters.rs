@@ -11,6 +11,8 @@ use super::deliveries::{self, answer};
 use super::explain;
 use super::output::{self, OutputFormat, clean, text};
 use super::request::{TimeRangeArgs, ask};
+use super::screen::Screen;
+use super::table::Table;
 
 /// What to do with dead letters.
 #[derive(Debug, clap::Args)]
@@ -106,17 +108,22 @@ async fn print_dead_letter(client: &mut Client, id: &str) -> anyhow::Result<()> 
         ))),
         OutputFormat::Table => {
             let attempts = output::parse(&attempts)?;
-            output::print(&dead_letter_lines(&output::parse(&explanation)?, output::items(&attempts), id))
+            output::print(&dead_letter_lines(
+                &output::parse(&explanation)?,
+                output::items(&attempts),
+                id,
+                Screen::of_stdout(),
+            ))
         }
     }
 }
 
 /// Renders why the delivery died and what can be done, then its attempts in short and
 /// the last answer of the receiver.
-fn dead_letter_lines(explanation: &Value, attempts: &[Value], id: &str) -> String {
+fn dead_letter_lines(explanation: &Value, attempts: &[Value], id: &str, screen: Screen) -> String {
     let mut out = explain::render(explanation, false);
     out.push('\n');
-    attempt_lines(&mut out, attempts, id);
+    attempt_lines(&mut out, attempts, id, screen);
     out.truncate(out.trim_end().len());
     out
 }
@@ -126,24 +133,23 @@ const SHOWN_MAX: usize = 12;
 const FIRST_SHOWN: usize = 3;
 const LAST_SHOWN: usize = 5;
 
-fn attempt_lines(out: &mut String, attempts: &[Value], id: &str) {
+fn attempt_lines(out: &mut String, attempts: &[Value], id: &str, screen: Screen) {
     let rows: Vec<Vec<String>> = attempts.iter().map(attempt_row).collect();
     if rows.is_empty() {
         return;
     }
     out.push('\n');
-    let table = output::table(&[], &rows);
-    let lines: Vec<&str> = table.lines().collect();
-    let left_out = match lines.len() {
+    let shown = Table::new(&[], rows).rendered_rows(screen.indented(2));
+    let left_out = match shown.len() {
         n if n > SHOWN_MAX => FIRST_SHOWN..n - LAST_SHOWN,
         _ => 0..0,
     };
-    for (n, line) in lines.iter().enumerate() {
+    for (n, attempt) in shown.iter().enumerate() {
         if n == left_out.start && !left_out.is_empty() {
             let _ = writeln!(out, "  … {} more: posthaste deliveries attempts {id}", left_out.len());
         }
         if !left_out.contains(&n) {
-            let _ = writeln!(out, "  {line}");
+            let _ = writeln!(out, "  {}", attempt.replace('\n', "\n  "));
         }
     }
     last_answer_lines(out, &attempts[attempts.len() - 1]);
@@ -188,7 +194,8 @@ mod tests {
 
     #[test]
     fn a_dead_letter_tells_why_it_died_what_was_tried_and_what_was_said() {
-        let shown = dead_letter_lines(&dead(), &[attempt(1, 503, "retry"), attempt(2, 400, "refused")], "dlv_1");
+        let shown =
+            dead_letter_lines(&dead(), &[attempt(1, 503, "retry"), attempt(2, 400, "refused")], "dlv_1", Screen::PLAIN);
         assert_eq!(
             shown,
             "Dead (refused) since 2023-11-14T22:13:21Z, after 2 attempts; the last was
@@ -206,7 +213,7 @@ The last answer said: no\\u{1b}pe"
     #[test]
     fn a_long_story_leaves_out_its_middle() {
         let attempts: Vec<Value> = (1..=120).map(|n| attempt(n, 503, "retry")).collect();
-        let shown = dead_letter_lines(&dead(), &attempts, "dlv_1");
+        let shown = dead_letter_lines(&dead(), &attempts, "dlv_1", Screen::PLAIN);
         assert!(shown.contains("  … 112 more: posthaste deliveries attempts dlv_1\n  attempt 116"), "{shown}");
     }
 }

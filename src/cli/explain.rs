@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::client::{Client, ClientArgs};
+use super::failure::{CommandFailure, ExitReason};
 use super::output::{self, OutputFormat};
 
 /// What to explain.
@@ -46,9 +47,10 @@ pub async fn run(args: ExplainArgs) -> anyhow::Result<()> {
 async fn deliveries_of(client: &mut Client, event: &str) -> anyhow::Result<Vec<String>> {
     let url = client.tenant_url(&["events", event, "deliveries"])?;
     let Some(body) = client.find(url).await? else {
-        anyhow::bail!(
-            "there is no delivery and no event {event}; deliveries are listed by `posthaste deliveries list`"
-        );
+        anyhow::bail!(CommandFailure::new(
+            ExitReason::NotFound,
+            format!("there is no delivery and no event {event}; deliveries are listed by `posthaste deliveries list`")
+        ));
     };
     let page = output::parse(&body)?;
     let ids: Vec<String> = output::items(&page).iter().map(|delivery| output::text(delivery, "id")).collect();

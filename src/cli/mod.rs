@@ -3,7 +3,9 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Arg, Args, Parser, Subcommand};
+
+use self::client::ClientArgs;
 
 pub mod serve;
 
@@ -28,13 +30,20 @@ pub mod openapi;
 pub mod policy;
 
 mod client;
+mod confirm;
+mod failure;
 mod output;
 mod request;
+mod screen;
+mod table;
 
 /// A webhook delivery gateway: takes an event once, keeps it durably, delivers it signed, in order and calmly.
 #[derive(Debug, Parser)]
-#[command(name = "posthaste", version, override_usage = "posthaste [COMMAND]")]
-#[command(after_help = "Without a command, posthaste serves.")]
+#[command(name = "posthaste", version)]
+#[command(
+    after_help = "`posthaste serve` runs the gateway. Options that choose the gateway, the tenant and the output \
+    (`posthaste events --help` lists them) can stand before the command, too."
+)]
 pub struct Cli {
     /// Command to run.
     #[command(subcommand)]
@@ -86,13 +95,15 @@ pub enum Command {
 
 /// Runs the command of the command line; returns the exit code.
 pub fn run() -> ExitCode {
-    let cli = Cli::parse_from(or_serve(std::env::args_os().collect()));
+    let args = command_first(std::env::args_os().collect());
+    let is_json = failure::is_json_wanted(&args);
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(problem) => return failure::report_usage(&problem, is_json),
+    };
     match run_in_runtime(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(problem) => {
-            eprintln!("posthaste: {problem:#}");
-            ExitCode::FAILURE
-        }
+        Err(problem) => failure::report(&problem, is_json),
     }
 }
 
@@ -125,27 +136,47 @@ async fn run_command(command: Command) -> anyhow::Result<()> {
     }
 }
 
-/// Inserts the command `serve` where none is given: `posthaste` and `posthaste
-/// --data x` mean `posthaste serve …`.
-fn or_serve(mut args: Vec<OsString>) -> Vec<OsString> {
-    let is_serve = match args.get(1).and_then(|first| first.to_str()) {
-        None => args.len() <= 1,
-        Some("-h" | "--help" | "-V" | "--version") => false,
-        // A flag before a command is an error of that command, so `serve` is not inserted.
-        Some(first) => first.starts_with('-') && !args.iter().any(is_command),
-    };
-    if is_serve {
-        args.insert(args.len().min(1), "serve".into());
+/// Moves the options of [`ClientArgs`] that stand before the command behind it, where
+/// only the commands that speak to a gateway take them. Options without a command are
+/// left out, so that the help is shown.
+fn command_first(mut args: Vec<OsString>) -> Vec<OsString> {
+    let options = ClientArgs::augment_args(clap::Command::new("options"));
+    let mut at = 1;
+    while let Some(option) = args.get(at).and_then(|arg| arg.to_str()) {
+        match options.get_arguments().find_map(|known| words_taken(known, option)) {
+            Some(words) => at += words,
+            None => break,
+        }
+    }
+    if at >= args.len() {
+        args.truncate(1);
+    } else if at > 1 {
+        args[1..=at].rotate_right(1);
     }
     args
 }
 
-fn is_command(arg: &OsString) -> bool {
-    Cli::command().get_subcommands().any(|command| arg == command.get_name())
+/// Returns how many words an option takes up, if the word is that option: two where the
+/// value is a word of its own.
+fn words_taken(option: &Arg, word: &str) -> Option<usize> {
+    let is_alone = match (option.get_long(), option.get_short(), word.strip_prefix("--")) {
+        (Some(long), _, Some(word)) => {
+            let rest = word.strip_prefix(long)?;
+            if !rest.is_empty() && !rest.starts_with('=') {
+                return None;
+            }
+            rest.is_empty()
+        }
+        (_, Some(short), None) => word.strip_prefix('-')?.strip_prefix(short)?.is_empty(),
+        _ => return None,
+    };
+    Some(if is_alone && option.get_action().takes_values() { 2 } else { 1 })
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
 
     #[test]
@@ -153,13 +184,34 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    fn parsed(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(command_first(line.split(' ').map(OsString::from).collect()))
+    }
+
     #[test]
-    fn without_a_command_posthaste_serves() {
-        let full = |args: &[&str]| or_serve(args.iter().map(OsString::from).collect());
-        assert_eq!(full(&["posthaste"]), ["posthaste", "serve"]);
-        assert_eq!(full(&["posthaste", "--data", "x"]), ["posthaste", "serve", "--data", "x"]);
-        assert_eq!(full(&["posthaste", "--help"]), ["posthaste", "--help"]);
-        assert_eq!(full(&["posthaste", "send", "a"]), ["posthaste", "send", "a"]);
+    fn without_a_command_help_is_shown_and_nothing_starts() {
+        for line in ["posthaste", "posthaste --tenant acme", "posthaste -o json"] {
+            let refused = parsed(line).unwrap_err();
+            let is_help = refused.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+            assert!(is_help && refused.exit_code() == 2 && refused.to_string().contains("Run the gateway"), "{line}");
+        }
+        assert!(parsed("posthaste --data x").is_err(), "a setting does not start a server either");
+    }
+
+    #[test]
+    fn the_gateway_can_be_named_before_the_command() {
+        for line in [
+            "posthaste --tenant acme endpoints list",
+            "posthaste --tenant=acme -o json --server http://a endpoints list",
+            "posthaste -ojson --token x endpoints list --tenant acme",
+            "posthaste --output json endpoints --tenant acme list",
+        ] {
+            let cli = parsed(line).unwrap_or_else(|problem| panic!("{line}: {problem}"));
+            assert!(format!("{cli:?}").contains(r#""acme""#), "{line}: {cli:?}");
+        }
+        for line in ["posthaste --tenant acme serve", "posthaste --tenants acme endpoints list"] {
+            assert!(parsed(line).unwrap_err().to_string().contains("unexpected argument '--tenant"), "{line}");
+        }
     }
 
     #[test]

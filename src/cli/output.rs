@@ -7,13 +7,14 @@ use std::fmt;
 use std::io::{ErrorKind, Write};
 
 use anyhow::Context;
-use comfy_table::{Table, presets};
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::screen::Screen;
+use super::table::Table;
 use crate::clock::{Clock, SystemClock};
 
 /// The format in which a command prints the gateway's answer.
@@ -32,7 +33,7 @@ pub type Column = (&'static str, fn(&Value, Timestamp) -> String);
 pub fn list(format: OutputFormat, body: &str, what: &str, columns: &[Column]) -> anyhow::Result<()> {
     match format {
         OutputFormat::Json => print(&pretty(body)),
-        OutputFormat::Table => print(&page(body, what, columns, SystemClock.now())?),
+        OutputFormat::Table => print(&page(body, what, columns, SystemClock.now(), Screen::of_stdout())?),
     }
 }
 
@@ -45,7 +46,7 @@ pub fn record(format: OutputFormat, body: &str) -> anyhow::Result<()> {
 pub fn extract(format: OutputFormat, body: &str, fields: &[&str]) -> anyhow::Result<()> {
     match format {
         OutputFormat::Json => print(&pretty(body)),
-        OutputFormat::Table => print(&record_table(body, fields, SystemClock.now())?),
+        OutputFormat::Table => print(&record_table(body, fields, SystemClock.now())?.render(Screen::of_stdout())),
     }
 }
 
@@ -53,6 +54,17 @@ pub fn extract(format: OutputFormat, body: &str, fields: &[&str]) -> anyhow::Res
 pub fn done(format: OutputFormat, sentence: &str) -> anyhow::Result<()> {
     match format {
         OutputFormat::Json => Ok(()),
+        OutputFormat::Table => print(sentence),
+    }
+}
+
+/// Prints that a thing is deleted, and how many waiting deliveries were cancelled with
+/// it, if that is known.
+pub fn deleted(format: OutputFormat, id: &str, cancelled: Option<u64>, sentence: &str) -> anyhow::Result<()> {
+    match format {
+        OutputFormat::Json => {
+            print(&serde_json::to_string_pretty(&serde_json::json!({ "id": id, "cancelled": cancelled }))?)
+        }
         OutputFormat::Table => print(sentence),
     }
 }
@@ -68,45 +80,66 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Renders rows as columns without borders.
-pub fn table(titles: &[&str], rows: &[Vec<String>]) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    if !titles.is_empty() {
-        table.set_header(titles.iter().map(|title| title.to_uppercase()));
-    }
-    table.add_rows(rows.iter().cloned());
-    table.column_iter_mut().for_each(|column| {
-        column.set_padding((0, 2));
-    });
-    table.trim_fmt()
+/// Returns the rows of a list as a table.
+pub fn table(data: &[Value], columns: &[Column], now: Timestamp) -> Table {
+    let titles: Vec<&str> = columns.iter().map(|(title, _)| *title).collect();
+    let row = |row: &Value| columns.iter().map(|(_, show)| show(row, now)).collect();
+    Table::new(&titles, data.iter().map(row).collect())
 }
 
-/// Renders the rows of a list as cells.
-pub fn rows(data: &[Value], columns: &[Column], now: Timestamp) -> Vec<Vec<String>> {
-    data.iter().map(|row| columns.iter().map(|(_, show)| show(row, now)).collect()).collect()
-}
-
-fn page(body: &str, what: &str, columns: &[Column], now: Timestamp) -> anyhow::Result<String> {
+fn page(body: &str, what: &str, columns: &[Column], now: Timestamp, screen: Screen) -> anyhow::Result<String> {
     let value = parse(body)?;
     let data = items(&value);
-    let titles: Vec<&str> = columns.iter().map(|(title, _)| *title).collect();
-    let mut out = if data.is_empty() { format!("no {what}") } else { table(&titles, &rows(data, columns, now)) };
+    let mut out = if data.is_empty() { format!("no {what}") } else { table(data, columns, now).render(screen) };
     if let Some(next) = value["next"].as_str() {
         out.push_str(&format!("\nthere is more: repeat this with --cursor {}", clean(next)));
     }
     Ok(out)
 }
 
-fn record_table(body: &str, only: &[&str], now: Timestamp) -> anyhow::Result<String> {
+fn record_table(body: &str, only: &[&str], now: Timestamp) -> anyhow::Result<Table> {
     let Fields(fields) = serde_json::from_str(body).with_context(unexpected_answer)?;
-    let chosen = fields.iter().filter(|(name, _)| only.is_empty() || only.contains(&name.as_str()));
-    let rows = chosen.map(|(name, raw)| vec![clean(name), field_cell(name, raw.get(), now)]);
-    let rows: Vec<Vec<String>> = rows.collect();
-    Ok(table(&[], &rows))
+    let mut rows = Vec::new();
+    for (name, raw) in fields.iter().filter(|(name, _)| only.is_empty() || only.contains(&name.as_str())) {
+        // Both are JSON that somebody wrote, and are shown as such.
+        if matches!(name.as_str(), "data" | "filter") {
+            rows.push(vec![clean(name), scalar_cell(name, raw.get(), now)]);
+        } else {
+            push_fields(&mut rows, &clean(name), raw.get(), now);
+        }
+    }
+    Ok(Table::new(&[], rows))
 }
 
-fn field_cell(name: &str, raw: &str, now: Timestamp) -> String {
+/// Adds a line for a value, or one for each value inside it, under names such as
+/// `health.breaker`.
+fn push_fields(rows: &mut Vec<Vec<String>>, name: &str, raw: &str, now: Timestamp) {
+    let is_nested = |raw: &RawValue| raw.get().starts_with(['{', '[']);
+    let inner: Vec<(String, Box<RawValue>)> = match raw.as_bytes().first() {
+        Some(b'{') => serde_json::from_str(raw).map_or_else(|_| Vec::new(), |Fields(fields)| fields),
+        Some(b'[') => {
+            let items: Vec<Box<RawValue>> = serde_json::from_str(raw).unwrap_or_default();
+            if !items.iter().any(|item| is_nested(item)) {
+                let cells: Vec<String> = items.iter().map(|item| scalar_cell(name, item.get(), now)).collect();
+                return rows.push(vec![name.to_owned(), none_if_empty(cells.join(", "))]);
+            }
+            items.into_iter().enumerate().map(|(n, item)| (n.to_string(), item)).collect()
+        }
+        _ => return rows.push(vec![name.to_owned(), scalar_cell(name, raw, now)]),
+    };
+    if inner.is_empty() {
+        rows.push(vec![name.to_owned(), none_if_empty(String::new())]);
+    }
+    for (inside, raw) in inner {
+        push_fields(rows, &format!("{name}.{}", clean(&inside)), raw.get(), now);
+    }
+}
+
+fn none_if_empty(text: String) -> String {
+    if text.is_empty() { "-".to_owned() } else { text }
+}
+
+fn scalar_cell(name: &str, raw: &str, now: Timestamp) -> String {
     let value = || serde_json::from_str::<Value>(raw).unwrap_or(Value::Null);
     match raw.as_bytes().first() {
         Some(b'"') if is_time(name) => time_cell(&value(), now),
@@ -363,20 +396,41 @@ mod tests {
             "things",
             columns,
             at(0),
+            Screen::PLAIN,
         )
         .unwrap();
         assert_eq!(shown, "ID  KEY\na   -\nb   x\\u{1b}[2J\nthere is more: repeat this with --cursor c1");
-        assert_eq!(page(r#"{"data":[],"next":null}"#, "things", columns, at(0)).unwrap(), "no things");
+        assert_eq!(page(r#"{"data":[],"next":null}"#, "things", columns, at(0), Screen::PLAIN).unwrap(), "no things");
     }
 
     #[test]
     fn a_record_keeps_order_and_long_numbers() {
-        let shown =
-            record_table(r#"{"id":"e","accepted_at":"2023-11-14T22:13:17Z","data":{"n":1e400,"n":2}}"#, &[], at(0))
-                .unwrap();
+        let shown = shown_record(r#"{"id":"e","accepted_at":"2023-11-14T22:13:17Z","data":{"n":1e400,"n":2}}"#);
         assert_eq!(
             shown,
             "id           e\naccepted_at  2023-11-14T22:13:17Z (3s ago)\ndata         {\"n\":1e400,\"n\":2}"
         );
+    }
+
+    #[test]
+    fn what_is_nested_gets_plain_lines() {
+        let shown = shown_record(
+            r#"{"health":{"breaker":"open","since":"2023-11-14T22:13:17Z","reason":null},"event_types":["a.*","b"],
+                "headers":{},"signatures":[],"retry":{"schedule":["1s"],"steps":[{"n":12345678901234567890}]}}"#,
+        );
+        insta::assert_snapshot!(shown, @r"
+        health.breaker   open
+        health.since     2023-11-14T22:13:17Z (3s ago)
+        health.reason    -
+        event_types      a.*, b
+        headers          -
+        signatures       -
+        retry.schedule   1s
+        retry.steps.0.n  12345678901234567890
+        ");
+    }
+
+    fn shown_record(json: &str) -> String {
+        record_table(json, &[], at(0)).unwrap().render(Screen::PLAIN)
     }
 }

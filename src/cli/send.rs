@@ -11,8 +11,10 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::client::{Client, ClientArgs};
+use super::failure::CommandFailure;
 use super::output::{self, Column, OutputFormat};
 use super::request::{JsonBody, future_time};
+use super::screen::Screen;
 use crate::clock::{Clock, SystemClock};
 
 /// The event, and how often to send it.
@@ -109,8 +111,7 @@ async fn send_many(client: &mut Client, event: &EventArgs, data: &[u8], count: u
         }
     }
     if !receipts.is_empty() {
-        let titles: Vec<&str> = COLUMNS.iter().map(|(title, _)| *title).collect();
-        output::print(&output::table(&titles, &output::rows(&receipts, COLUMNS, SystemClock.now())))?;
+        output::print(&output::table(&receipts, COLUMNS, SystemClock.now()).render(Screen::of_stdout()))?;
     }
     outcome
 }
@@ -149,7 +150,9 @@ fn check(data: &[u8]) -> anyhow::Result<()> {
     match serde_json::from_slice::<&RawValue>(data) {
         Ok(_) => Ok(()),
         Err(problem) => {
-            anyhow::bail!("data is not JSON ({problem}); quote it for the shell, such as '{{\"amount\": 5}}'")
+            anyhow::bail!(CommandFailure::usage(format!(
+                "data is not JSON ({problem}); quote it for the shell, such as '{{\"amount\": 5}}'"
+            )))
         }
     }
 }

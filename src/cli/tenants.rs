@@ -3,7 +3,9 @@
 use clap::Subcommand;
 use http::Method;
 
-use super::client::ClientArgs;
+use super::client::{Client, ClientArgs};
+use super::confirm::{ConfirmArgs, cancelled, counted};
+use super::failure::{CommandFailure, ExitReason};
 use super::output::{self, Column};
 use super::request::{JsonBody, json, rate};
 
@@ -41,10 +43,12 @@ enum TenantsAction {
         #[command(flatten)]
         settings: TenantSettingsArgs,
     },
-    /// Delete one, its endpoints with it.
+    /// Delete one, its endpoints and tokens with it; what waits for them is cancelled.
     Delete {
         /// The tenant's id.
         id: String,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
     },
 }
 
@@ -119,7 +123,10 @@ pub async fn run(args: TenantsArgs) -> anyhow::Result<()> {
             let existing = client.find(url.clone()).await?;
             anyhow::ensure!(
                 existing.is_none(),
-                "tenant {id} is there already; change it with `posthaste tenants update {id}`"
+                CommandFailure::new(
+                    ExitReason::Refused,
+                    format!("tenant {id} is there already; change it with `posthaste tenants update {id}`")
+                )
             );
             output::record(format, &client.call(Method::PUT, url, Some(settings.for_new_tenant().body())).await?)
         }
@@ -127,15 +134,26 @@ pub async fn run(args: TenantsArgs) -> anyhow::Result<()> {
             let body = settings.body();
             anyhow::ensure!(
                 !body.is_empty(),
-                "nothing to change; give --name, --weight, --rate, --ingest, --limits or --defaults"
+                CommandFailure::usage(
+                    "nothing to change; give --name, --weight, --rate, --ingest, --limits or --defaults"
+                )
             );
             let url = client.url(&["tenants", &id])?;
             output::record(format, &client.call(Method::PATCH, url, Some(body)).await?)
         }
-        TenantsAction::Delete { id } => {
-            let url = client.url(&["tenants", &id])?;
-            client.call(Method::DELETE, url, None).await?;
-            output::done(format, &format!("deleted {id}"))
-        }
+        TenantsAction::Delete { id, confirm } => delete(&mut client, &id, &confirm).await,
     }
+}
+
+async fn delete(client: &mut Client, id: &str, confirm: &ConfirmArgs) -> anyhow::Result<()> {
+    let url = client.url(&["tenants", id])?;
+    let usage = &output::parse(&client.get(url.clone()).await?)?["usage"];
+    let count = |name: &str| usage[name].as_u64().unwrap_or(0);
+    let endpoints = counted(count("endpoints"), "endpoint", "endpoints");
+    let tokens = counted(count("tokens"), "token", "tokens");
+    let waiting = usage["waiting"].as_u64();
+    let with = format!("with {endpoints} and {tokens}");
+    confirm.ask(&format!("this deletes tenant {id} {with}, and cancels {}", cancelled(waiting)))?;
+    client.call(Method::DELETE, url, None).await?;
+    output::deleted(client.format, id, waiting, &format!("deleted {id} {with}, and cancelled {}", cancelled(waiting)))
 }

@@ -33,14 +33,8 @@ enum TokensAction {
         #[arg(long)]
         name: Option<String>,
     },
-    /// List those that the token in use may see.
-    List {
-        /// Only those of this tenant.
-        #[arg(long, value_name = "TENANT")]
-        of: Option<String>,
-        #[command(flatten)]
-        page: PageArgs,
-    },
+    /// List those that the token in use may see; with --tenant, those of that tenant.
+    List(PageArgs),
     /// Revoke one: it is good nowhere any more.
     Revoke {
         /// The token's id, key_….
@@ -72,9 +66,10 @@ pub async fn run(args: TokensArgs) -> anyhow::Result<()> {
                 .field("name", name.as_ref());
             output::record(format, &client.post(url, Some(body)).await?)
         }
-        TokensAction::List { of, page } => {
+        TokensAction::List(page) => {
             let mut url = client.url(&["tokens"])?;
-            ask(&mut url, &[("tenant", of.as_deref())]);
+            let tenant = Some(client.tenant.as_str()).filter(|_| client.is_tenant_named);
+            ask(&mut url, &[("tenant", tenant)]);
             page.ask(&mut url);
             output::list(format, &client.get(url).await?, "tokens", COLUMNS)
         }

@@ -52,7 +52,7 @@ pub async fn asked(gateway: &Gateway, args: &[&str]) -> Value {
 #[track_caller]
 pub fn failed(args: &[&str], output: &Output) -> String {
     let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+    assert!(matches!(output.status.code(), Some(1..=6)), "{args:?}: {said}");
     assert!(output.stdout.is_empty(), "{args:?}: nothing is printed but the reason");
     assert!(said.starts_with("posthaste: ") && said.trim_end().lines().count() == 1, "{args:?}: {said}");
     said
@@ -100,7 +100,8 @@ async fn an_endpoint_lives_its_life_by_commands() {
     assert_eq!(texts, [&rotated["secret"], &created["secret"]]);
     assert_eq!(cli_output(&gateway, &["endpoints", "lanes", ep]).await.trim(), "no lanes with deliveries to make");
 
-    assert_eq!(cli_output(&gateway, &["endpoints", "delete", ep]).await.trim(), format!("deleted {ep}"));
+    let deleted = cli_output(&gateway, &["endpoints", "delete", ep, "--yes"]).await;
+    assert_eq!(deleted.trim(), format!("deleted {ep}, and cancelled no delivery"));
     assert_eq!(cli_output(&gateway, &["endpoints", "list"]).await.trim(), "no endpoints");
 }
 
@@ -238,12 +239,13 @@ async fn tenants_are_kept_by_commands_and_keep_apart() {
     let unset = asked(&gateway, &unset).await;
     assert_eq!((&unset["rate"], &unset["ingest"]["burst"]), (&json!(null), &json!(100_000)));
     asked(&gateway, &["tenants", "create", "other", "--rate", "none", "--ingest", "none"]).await;
-    cli_output(&gateway, &["tenants", "delete", "other"]).await;
+    cli_output(&gateway, &["tenants", "delete", "other", "--yes"]).await;
 
     asked(&gateway, &["send", "t", "--id", "theirs", "--tenant", "acme"]).await;
     assert_eq!(ids(&asked(&gateway, &["events", "list", "--tenant", "acme"]).await), ["theirs"]);
     assert_eq!(cli_output(&gateway, &["events", "list"]).await.trim(), "no events");
-    assert_eq!(cli_output(&gateway, &["tenants", "delete", "acme"]).await.trim(), "deleted acme");
+    let deleted = asked(&gateway, &["tenants", "delete", "acme", "--yes"]).await;
+    assert_eq!(deleted, json!({"id": "acme", "cancelled": 0}));
     let gone = ["tenants", "get", "acme"];
     failed(&gone, &to_gateway(&gateway, &gone).output().await.unwrap());
 }
@@ -252,33 +254,65 @@ async fn tenants_are_kept_by_commands_and_keep_apart() {
 async fn errors_are_one_sentence_with_a_way_out() {
     let gateway = Gateway::start().await;
     let unknown = "ep_01hf7yat00e008000000000001";
-    for (args, words) in [
-        (&["endpoints", "get", unknown][..], "endpoint"),
-        (&["endpoints", "get", "nonsense"], "endpoint"),
-        (&["endpoints", "get", ".."], "is not an id"),
-        (&["endpoints", "create", "ftp://example.com/"], "url"),
-        (&["endpoints", "create", "http://10.0.0.1/"], "--allow-egress"),
-        (&["endpoints", "update", unknown], "nothing to change"),
-        (&["endpoints", "update", unknown, "--max-in-flight", "2"], "endpoint"),
-        (&["deliveries", "get", "dlv_01hf7yat00e008000000000001"], "delivery"),
-        (&["events", "get", "nothing"], "event"),
-        (&["events", "list", "--tenant", "nobody"], "tenant"),
-        (&["send", "not a type"], "type"),
-        (&["send", "a.b", "{'n':1}"], "quote it for the shell"),
-        (&["send", "a.b", "--file", "/nonexistent/data.json"], "/nonexistent/data.json"),
-        (&["events", "list", "--token", "wrong"], "token"),
-        (&["events", "list", "--server", "http://127.0.0.1:1"], "posthaste serve"),
+    for (args, words, code) in [
+        (&["endpoints", "get", unknown][..], "endpoint", 3),
+        (&["endpoints", "get", "nonsense"], "endpoint", 3),
+        (&["endpoints", "get", ".."], "is not an id", 2),
+        (&["endpoints", "create", "ftp://example.com/"], "url", 4),
+        (&["endpoints", "create", "http://10.0.0.1/"], "--allow-egress", 4),
+        (&["endpoints", "update", unknown], "nothing to change", 2),
+        (&["endpoints", "update", unknown, "--max-in-flight", "2"], "endpoint", 3),
+        (&["deliveries", "get", "dlv_01hf7yat00e008000000000001"], "delivery", 3),
+        (&["events", "get", "nothing"], "event", 3),
+        (&["events", "list", "--tenant", "nobody"], "tenant", 3),
+        (&["explain", "nothing"], "no event nothing", 3),
+        (&["tenants", "create", "default"], "tenants update default", 4),
+        (&["tenants", "delete", "default", "--yes"], "always exists", 4),
+        (&["tenants", "delete", "default"], "--yes", 2),
+        (&["send", "not a type"], "type", 4),
+        (&["send", "a.b", "{'n':1}"], "quote it for the shell", 2),
+        (&["send", "a.b", "--file", "/nonexistent/data.json"], "/nonexistent/data.json", 1),
+        (&["events", "list", "--token", "wrong"], "token", 5),
+        (&["events", "list", "--server", "http://127.0.0.1:1"], "posthaste serve", 6),
     ] {
         let output = to_gateway(&gateway, args).output().await.unwrap();
         let said = failed(args, &output);
         assert!(said.contains(words), "{args:?} did not speak of {words:?}: {said}");
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
     }
     let empty = tempfile::tempdir().unwrap();
     let lost = posthaste(&["events", "list"]).current_dir(empty.path()).output().await.unwrap();
     assert!(failed(&["events", "list"], &lost).contains("POSTHASTE_TOKEN"));
+    assert_eq!(lost.status.code(), Some(5), "without a token nothing is allowed");
     let misspelt = to_gateway(&gateway, &["deliveries", "list", "--state", "lost"]).output().await.unwrap();
     assert_eq!(misspelt.status.code(), Some(2), "a misspelt command line is told apart");
     assert!(text(&misspelt.stderr).contains("waiting, delivered, dead, cancelled"));
+}
+
+#[tokio::test]
+async fn programs_are_told_errors_as_problems() {
+    let gateway = Gateway::start().await;
+    for (args, code, words) in [
+        (&["events", "get", "nothing", "-o", "json"][..], "not_found", "no such event"),
+        (&["-o", "json", "endpoints", "create", "ftp://example.com/"], "invalid_field", "url"),
+        (&["events", "list", "--token", "wrong", "-o", "json"], "unauthenticated", "token"),
+        (&["events", "list", "--server", "http://127.0.0.1:1", "-ojson"], "unreachable", "nothing listens"),
+        (&["deliveries", "list", "--state", "lost", "--output=json"], "usage", "possible values: waiting"),
+        (&["send", "a.b", "{'n':1}", "-o", "json"], "usage", "quote it for the shell"),
+        (&["send", "a.b", "--file", "/nonexistent/x", "-o", "json"], "failed", "/nonexistent/x"),
+    ] {
+        let output = to_gateway(&gateway, args).output().await.unwrap();
+        assert!(!output.status.success() && output.stdout.is_empty(), "{args:?}");
+        let problem: Value = serde_json::from_slice(&output.stderr)
+            .unwrap_or_else(|no_json| panic!("{args:?}: {no_json}: {}", text(&output.stderr)));
+        assert_eq!((&problem["type"], &problem["code"]), (&json!("about:blank"), &json!(code)), "{args:?}: {problem}");
+        assert!(problem["detail"].as_str().unwrap().contains(words), "{args:?}: {problem}");
+        assert!(problem["title"].is_string(), "{args:?}: {problem}");
+    }
+    let invalid = ["endpoints", "create", "ftp://example.com/", "-o", "json"];
+    let invalid = to_gateway(&gateway, &invalid).output().await.unwrap();
+    let problem: Value = serde_json::from_slice(&invalid.stderr).unwrap();
+    assert!(problem["status"] == 422 && problem["errors"][0]["pointer"] == "/url", "as it was sent: {problem}");
 }
 
 #[tokio::test]

@@ -68,6 +68,7 @@ mod secrets;
 mod signatures;
 mod start_stop;
 mod tenant_limits;
+mod terminal;
 mod thin;
 mod tls;
 mod tokens;

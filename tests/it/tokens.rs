@@ -284,9 +284,13 @@ async fn tokens_and_the_audit_log_on_the_command_line() {
     let (id, token) = (made["id"].as_str().unwrap(), made["token"].as_str().unwrap());
     let client = Client::new(gateway.address, token);
     client.get("/v1/tenants/default/events").await.expect(200);
-    let listed = cli_output(&gateway, &["tokens", "list", "--of", "default"]).await;
+    let listed = cli_output(&gateway, &["tokens", "list", "--tenant", "default"]).await;
     assert!(listed.contains(id) && listed.contains("publish, read") && listed.contains("ci"), "{listed}");
     assert!(!listed.contains(token));
+    asked(&gateway, &["tenants", "create", "acme"]).await;
+    assert_eq!(cli_output(&gateway, &["tokens", "list", "--tenant", "acme"]).await.trim(), "no tokens");
+    let all = cli_output(&gateway, &["tokens", "list"]).await;
+    assert!(all.contains(id), "without --tenant those of every tenant: {all}");
     let revoked = cli_output(&gateway, &["tokens", "revoke", id]).await;
     assert_eq!(revoked.trim(), format!("revoked {id}"));
     client.get("/v1/tenants/default/events").await.problem(401, "unauthenticated");

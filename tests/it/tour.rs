@@ -353,7 +353,7 @@ fn variable(text: &str, before: &str) -> Option<(&'static str, usize)> {
         return None;
     }
     // Requests that were open when a breaker opened may still fail.
-    if before.ends_with("\"max_in_flight_now\":1,\"consecutive_failures\":") {
+    if before.ends_with("health.max_in_flight_now 1 health.consecutive_failures ") {
         return Some(("count", digits));
     }
     let length = run(text, |c| c.is_ascii_digit() || "-T:.Z".contains(c));

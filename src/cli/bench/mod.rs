@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Subcommand;
-use comfy_table::Table;
 
 mod gateway;
 mod load;
@@ -16,6 +15,8 @@ mod neighbour;
 mod receiver;
 mod ticker;
 
+use super::screen::Screen;
+use super::table::Table;
 use gateway::GatewayProcess;
 use load::Measurement;
 use receiver::BenchReceiver;
@@ -69,7 +70,7 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
     for producers in single.producers {
         rows.push(through_gateway(&receiver, producers, single.bytes, duration).await?);
     }
-    println!("{}", table(&rows));
+    println!("{}", table(&rows).render(Screen::of_stdout()));
     Ok(())
 }
 
@@ -93,13 +94,10 @@ async fn through_gateway(
 
 fn table(rows: &[BenchRow]) -> Table {
     let bare = rows[0].measured.per_second();
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["", "events/s", "of bare", "accept p50", "p99", "arrival p50", "p99", "CPU/event"]);
     let millis = |micros: Option<u64>| micros.map_or(String::new(), |micros| format!("{:.1} ms", micros as f64 / 1e3));
-    for row in rows {
+    let cells = |row: &BenchRow| {
         let measured = &row.measured;
-        table.add_row([
+        vec![
             row.what.clone(),
             format!("{:.0}", measured.per_second()),
             format!("{:.1} %", 100.0 * measured.per_second() / bare),
@@ -108,7 +106,8 @@ fn table(rows: &[BenchRow]) -> Table {
             millis(measured.arrived.map(|p| p.0)),
             millis(measured.arrived.map(|p| p.1)),
             row.cpu_micros.map_or(String::new(), |micros| format!("{micros:.0} µs")),
-        ]);
-    }
-    table
+        ]
+    };
+    let titles = ["", "events/s", "of bare", "accept p50", "accept p99", "arrival p50", "arrival p99", "CPU/event"];
+    Table::new(&titles, rows.iter().map(cells).collect())
 }

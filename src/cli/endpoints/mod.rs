@@ -6,6 +6,8 @@ use http::Method;
 
 use self::settings::{EndpointSettingsArgs, KeyArgs};
 use super::client::{Client, ClientArgs};
+use super::confirm::{ConfirmArgs, cancelled};
+use super::failure::CommandFailure;
 use super::output::{self, Column};
 use super::request::{JsonBody, PageArgs, ask};
 use crate::model::span::Span;
@@ -68,7 +70,12 @@ enum EndpointsAction {
         page: PageArgs,
     },
     /// Delete one; what waits for it is cancelled.
-    Delete(EndpointIdArg),
+    Delete {
+        #[command(flatten)]
+        id: EndpointIdArg,
+        #[command(flatten)]
+        confirm: ConfirmArgs,
+    },
     /// Show the secrets one signs with.
     Secrets(EndpointIdArg),
     /// Give one a new secret; the old ones go on signing for a while.
@@ -166,7 +173,7 @@ pub async fn run(args: EndpointsArgs) -> anyhow::Result<()> {
             post(&mut client, &id, &["breaker", "close"], JsonBody::default().field("note", note.as_ref())).await
         }
         EndpointsAction::History { id: EndpointIdArg { id }, page } => history(&mut client, &id, page).await,
-        EndpointsAction::Delete(EndpointIdArg { id }) => delete(&mut client, &id).await,
+        EndpointsAction::Delete { id: EndpointIdArg { id }, confirm } => delete(&mut client, &id, &confirm).await,
         EndpointsAction::Secrets(EndpointIdArg { id }) => secrets(&mut client, &id).await,
         EndpointsAction::Rotate { id: EndpointIdArg { id }, overlap, brought } => {
             let body = brought.add_to(JsonBody::default().field("overlap", overlap.as_ref()))?;
@@ -216,7 +223,10 @@ async fn update(
         settings = settings.replacing_status_rules(&known["status_rules"]);
     }
     let body = settings.add_to(JsonBody::default().field("url", url))?;
-    ensure!(!body.is_empty(), "nothing to change; give a setting, such as --event-type (see --help)");
+    ensure!(
+        !body.is_empty(),
+        CommandFailure::usage("nothing to change; give a setting, such as --event-type (see --help)")
+    );
     output::record(client.format, &client.call(Method::PATCH, address, Some(body)).await?)
 }
 
@@ -226,10 +236,14 @@ async fn post(client: &mut Client, id: &str, verb: &[&str], body: JsonBody) -> a
     output::record(client.format, &client.post(url, body).await?)
 }
 
-async fn delete(client: &mut Client, id: &str) -> anyhow::Result<()> {
+async fn delete(client: &mut Client, id: &str, confirm: &ConfirmArgs) -> anyhow::Result<()> {
     let url = client.tenant_url(&["endpoints", id])?;
+    let endpoint = output::parse(&client.get(url.clone()).await?)?;
+    let waiting = endpoint["health"]["waiting"].as_u64();
+    let whose = format!("{} of tenant {}", output::text(&endpoint, "url"), client.tenant);
+    confirm.ask(&format!("this deletes endpoint {id} ({whose}), and cancels {}", cancelled(waiting)))?;
     client.call(Method::DELETE, url, None).await?;
-    output::done(client.format, &format!("deleted {id}"))
+    output::deleted(client.format, id, waiting, &format!("deleted {id}, and cancelled {}", cancelled(waiting)))
 }
 
 async fn secrets(client: &mut Client, id: &str) -> anyhow::Result<()> {

@@ -1,0 +1,119 @@
+//! Knows where standard output goes: how wide the terminal is, and whether it shows
+//! colours. A pipe or a file has no width and no colours.
+
+use std::io::IsTerminal;
+
+/// Width of a terminal that does not tell its own.
+const USUAL_WIDTH: usize = 80;
+
+/// Narrowest width that output is laid out for.
+const MIN_WIDTH: usize = 20;
+
+/// The place that output is laid out for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Screen {
+    /// Columns of the terminal; none where output is not a terminal.
+    pub width: Option<usize>,
+    /// Whether output may have colours.
+    pub has_colour: bool,
+}
+
+/// What a colour says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tone {
+    /// All is well.
+    Good,
+    /// It may become well by itself.
+    Watch,
+    /// Somebody should look at it.
+    Bad,
+    /// It is beside the point.
+    Faint,
+    /// It is a heading.
+    Strong,
+}
+
+impl Screen {
+    /// A pipe or a file.
+    pub const PLAIN: Self = Self { width: None, has_colour: false };
+
+    /// Returns the place that standard output goes to. `COLUMNS` sets the width of a
+    /// terminal, and `NO_COLOR` turns its colours off.
+    pub fn of_stdout() -> Self {
+        let out = std::io::stdout();
+        if !out.is_terminal() {
+            return Self::PLAIN;
+        }
+        let variable = |name: &str| std::env::var(name).unwrap_or_default();
+        let reported = rustix::termios::tcgetwinsize(&out).map_or(0, |size| usize::from(size.ws_col));
+        let chosen = variable("COLUMNS").parse().unwrap_or(0);
+        let width = [chosen, reported].into_iter().find(|width| *width > 0).unwrap_or(USUAL_WIDTH);
+        let has_colour = variable("NO_COLOR").is_empty() && variable("TERM") != "dumb";
+        Self { width: Some(width.max(MIN_WIDTH)), has_colour }
+    }
+
+    /// Returns the place with some columns taken away on the left.
+    pub fn indented(self, columns: usize) -> Self {
+        Self { width: self.width.map(|width| width.saturating_sub(columns).max(MIN_WIDTH)), ..self }
+    }
+
+    /// Colours a text, if the place shows colours.
+    pub fn paint(self, tone: Option<Tone>, text: &str) -> String {
+        let code = match tone {
+            Some(_) if !self.has_colour || text.is_empty() => return text.to_owned(),
+            None => return text.to_owned(),
+            Some(Tone::Good) => "32",
+            Some(Tone::Watch) => "33",
+            Some(Tone::Bad) => "31",
+            Some(Tone::Faint) => "2",
+            Some(Tone::Strong) => "1",
+        };
+        format!("\x1b[{code}m{text}\x1b[0m")
+    }
+}
+
+impl Tone {
+    /// Returns the tone of a field's value, where the value is a state or a verdict.
+    pub fn of(field: &str, value: &str) -> Option<Self> {
+        let name = field.rsplit('.').next().unwrap_or(field);
+        if !matches!(name, "state" | "breaker" | "verdict" | "cause" | "blocked") {
+            return None;
+        }
+        match value.split(' ').next().unwrap_or(value) {
+            "active" | "closed" | "delivered" => Some(Self::Good),
+            "waiting" | "in" | "paused" | "retry" | "half_open" | "ramp" => Some(Self::Watch),
+            "cancelled" => Some(Self::Faint),
+            "open" | "dead" | "disabled" | "refused" | "gone" | "true" => Some(Self::Bad),
+            "exhausted" | "expired" | "poisoned" | "damaged" => Some(Self::Bad),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_colour_says_how_a_thing_stands() {
+        for (field, value, tone) in [
+            ("state", "delivered", Some(Tone::Good)),
+            ("state", "dead (refused)", Some(Tone::Bad)),
+            ("state", "in flight", Some(Tone::Watch)),
+            ("health.breaker", "half_open", Some(Tone::Watch)),
+            ("blocked", "true", Some(Tone::Bad)),
+            ("blocked", "false", None),
+            ("description", "dead", None),
+        ] {
+            assert_eq!(Tone::of(field, value), tone, "{field} {value}");
+        }
+    }
+
+    #[test]
+    fn only_a_screen_with_colours_gets_them() {
+        let colourful = Screen { width: Some(80), has_colour: true };
+        assert_eq!(colourful.paint(Some(Tone::Bad), "dead"), "\x1b[31mdead\x1b[0m");
+        assert_eq!(colourful.paint(None, "dead"), "dead");
+        assert_eq!(Screen::PLAIN.paint(Some(Tone::Bad), "dead"), "dead");
+    }
+}
