@@ -274,7 +274,12 @@ impl Comparison {
                     self.claim(claim % self.model.endpoints.len()).await?;
                 }
                 if !self.in_flight.is_empty() {
-                    let (name, claim) = self.in_flight.remove(claim % self.in_flight.len());
+                    let place = claim % self.in_flight.len();
+                    let (name, claim) = match ending {
+                        // Its time is over while its request goes on.
+                        Ending::Over(_) => self.in_flight[place].clone(),
+                        _ => self.in_flight.remove(place),
+                    };
                     let outcome = self.outcome(&claim, *ending, *heard);
                     self.settle(name, &outcome, *is_repeated).await?;
                 }

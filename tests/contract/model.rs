@@ -271,7 +271,11 @@ impl Model {
             Some(NextState::Waiting { .. }) | None => None,
         };
         if let Some((state, cause)) = ended {
+            let was_dead = delivery.state == DeliveryState::Dead;
             (delivery.state, delivery.cause, delivery.finished_at) = (state, cause, Some(now));
+            if was_dead && self.is_head(name) {
+                self.tell("lane.unblocked", name.endpoint, now, &mut effects);
+            }
             let blocks = matches!(next, Some(NextState::Dead(_))) && !self.endpoints[name.endpoint].skips;
             match blocks {
                 true if self.is_head(name) => self.tell("lane.blocked", name.endpoint, now, &mut effects),

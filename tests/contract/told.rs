@@ -29,6 +29,7 @@ for_every_store! {
     a_delivery_that_ends_unattempted_is_told_too,
     a_lane_is_told_blocked_when_its_head_dies_and_unblocked_by_a_replay,
     discarding_a_dead_head_tells_that_the_lane_moves_on,
+    a_dead_head_that_arrived_after_all_tells_that_the_lane_moves_on,
     a_lane_that_skips_from_now_on_is_told_unblocked,
     nothing_is_told_of_the_lanes_of_a_deleted_endpoint,
     a_dead_letter_that_nothing_stands_behind_tells_of_no_lane,
@@ -269,6 +270,22 @@ async fn discarding_a_dead_head_tells_that_the_lane_moves_on(fixture: StoreFixtu
     let next = fixture.due(&endpoint, at(9)).await.claims.remove(0);
     let settled = fixture.deliver(&next, at(9)).await;
     assert!(settled.operational_events.is_empty() && types(&settled.freed) == ["thing.happened"], "{settled:?}");
+}
+
+async fn a_dead_head_that_arrived_after_all_tells_that_the_lane_moves_on(fixture: StoreFixture) {
+    listener(&fixture, &["lane.*"]).await;
+    let endpoint = fixture.endpoint(json!({})).await;
+    let head = fixture.claim(event("a").key("k").to(&endpoint)).await;
+    fixture.accept(event("b").key("k").to(&endpoint)).await;
+    // Its time is over while a request is open, which then succeeds.
+    let over = ClaimOutcome::Expired { by: DeadlineSource::Age, progress: head.progress };
+    let expired = fixture.store.settle(fixture.lease(endpoint.id), settlement(&head, over, at(3))).await.unwrap();
+    assert_eq!(expired.operational_events, ["lane.blocked", "delivery.dead"]);
+    let arrived = fixture.deliver(&head, at(5)).await;
+    assert_eq!(fixture.state(head.id).await, DeliveryState::Delivered);
+    assert_eq!(arrived.operational_events, ["lane.unblocked"]);
+    assert_eq!(types(&arrived.freed), ["lane.unblocked", "thing.happened"]);
+    assert_eq!(data(&arrived.freed[0])["delivery"], json!(head.id));
 }
 
 async fn a_lane_that_skips_from_now_on_is_told_unblocked(fixture: StoreFixture) {

@@ -42,7 +42,7 @@ pub fn change(
     write(transaction.db, found.no, &plan.row, now)?;
     transaction.count_waiting(found.stored.endpoint_no, plan.waiting);
     let head = match (plan.lane, found.member()) {
-        (LaneStep::Pass | LaneStep::Dead, Some(member)) => pass(transaction.db, &member, now)?,
+        (LaneStep::Pass | LaneStep::PassDead | LaneStep::Dead, Some(member)) => pass(transaction.db, &member, now)?,
         (LaneStep::Stay, _) | (_, None) => LaneHead::Unchanged,
     };
     let mut freed = Vec::new();

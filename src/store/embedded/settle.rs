@@ -246,9 +246,16 @@ fn advance_lane(
     let Some(lane) = found.stored.lane.as_deref() else { return Ok(Vec::new()) };
     let (db, no) = (transaction.db, found.no);
     let member = LaneMember { endpoint: found.stored.endpoint, lane, no };
+    let mut freed = Vec::new();
     let after = match step {
         LaneStep::Stay => return Ok(Vec::new()),
         LaneStep::Pass => AfterDeath::Pass,
+        LaneStep::PassDead => {
+            if is_head(db, &member)? {
+                freed = lane_event(transaction, no, false, now)?;
+            }
+            AfterDeath::Pass
+        }
         LaneStep::Dead => after_death(no, is_head(db, &member)?, skips_dead(db, member.endpoint)?),
     };
     let head = match after {
@@ -256,8 +263,9 @@ fn advance_lane(
         AfterDeath::Keep(head) => head,
     };
     match head {
-        LaneHead::Unchanged | LaneHead::Unknown(_) => Ok(Vec::new()),
-        LaneHead::Free(no) => Ok(known(claim(db, no))?.into_iter().collect()),
-        LaneHead::Dead(no) => lane_event(transaction, no, true, now),
+        LaneHead::Unchanged | LaneHead::Unknown(_) => {}
+        LaneHead::Free(no) => freed.extend(known(claim(db, no))?),
+        LaneHead::Dead(no) => freed.extend(lane_event(transaction, no, true, now)?),
     }
+    Ok(freed)
 }

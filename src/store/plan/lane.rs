@@ -23,6 +23,9 @@ pub enum LaneStep {
     Stay,
     /// The lane moves past the member.
     Pass,
+    /// The member was dead, and arrived after all: the lane moves past it. If
+    /// the lane waited behind it, that is told.
+    PassDead,
     /// The member is dead: see [`after_death`].
     Dead,
 }

@@ -94,8 +94,11 @@ impl SettlePlan<'_> {
         self.effects.died = cause;
         if row.is_in_lane {
             // An event that its producer let expire holds up no lane.
-            let is_blocking = matches!(next, Some(NextState::Dead(_)));
-            self.lane = if is_blocking { LaneStep::Dead } else { LaneStep::Pass };
+            self.lane = match next {
+                Some(NextState::Dead(_)) => LaneStep::Dead,
+                _ if row.state == DeliveryState::Dead => LaneStep::PassDead,
+                _ => LaneStep::Pass,
+            };
         }
         self
     }
@@ -235,6 +238,17 @@ mod tests {
             let void = plan(&tried_meanwhile, &over);
             assert!(void.effects.is_void);
             assert_eq!((void.transition, void.effects.due_again_at), (Transition::Stay, Some(at(5_000))));
+        }
+    }
+
+    #[test]
+    fn a_lane_moves_past_a_dead_letter_that_arrived_after_all() {
+        let progress = Progress { begun_at: Some(at(1_000)), attempts: 3, ..Progress::default() };
+        for (state, lane) in [(DeliveryState::Dead, LaneStep::PassDead), (DeliveryState::Waiting, LaneStep::Pass)] {
+            let row = DeliveryRow { state, ..waiting() };
+            let planned = SettlePlan::nothing(&row, SettleEffects::default())
+                .moved(&row, row.allowed_transition(NextState::Delivered, progress.begun_at));
+            assert_eq!(planned.lane, lane, "{state:?}");
         }
     }
 

@@ -66,7 +66,7 @@ async fn make(
         work.count_waiting(delivery.endpoint, delivery.shard, plan.waiting);
     }
     let head = match (plan.lane, delivery.member()) {
-        (LaneStep::Pass | LaneStep::Dead, Some(member)) => pass(work, member, now).await?,
+        (LaneStep::Pass | LaneStep::PassDead | LaneStep::Dead, Some(member)) => pass(work, member, now).await?,
         (LaneStep::Stay, _) | (_, None) => LaneHead::Unchanged,
     };
     let mut freed = Vec::new();

@@ -189,9 +189,16 @@ async fn advance_lane(
     now: Timestamp,
 ) -> Result<Vec<Claim>> {
     let Some(member) = delivery.member() else { return Ok(Vec::new()) };
+    let mut freed = Vec::new();
     let after = match step {
         LaneStep::Stay => return Ok(Vec::new()),
         LaneStep::Pass => AfterDeath::Pass,
+        LaneStep::PassDead => {
+            if is_head(work.tx, member).await? {
+                freed = work.lane_event(member.no, false, now).await?;
+            }
+            AfterDeath::Pass
+        }
         LaneStep::Dead => {
             let skips_dead = skips_dead(work.tx, member.endpoint).await?;
             after_death(member.no, is_head(work.tx, member).await?, skips_dead)
@@ -201,7 +208,8 @@ async fn advance_lane(
         AfterDeath::Pass => pass(work, member, now).await?,
         AfterDeath::Keep(head) => head,
     };
-    lane_moved(work, head, now).await
+    freed.extend(lane_moved(work, head, now).await?);
+    Ok(freed)
 }
 
 /// What may be dispatched once a lane has this head.
