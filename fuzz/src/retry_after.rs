@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use jiff::fmt::strtime;
-use posthaste::model::retry_after::asked;
+use posthaste::model::retry_after::requested_delay;
 
 /// Moments at which a header is read: the last of a century, some time in the
 /// middle of a second, and the first of all.
@@ -21,12 +21,12 @@ pub fn retry_after(bytes: &[u8]) {
     let Ok(header) = std::str::from_utf8(bytes) else { return };
     let answers = NOWS.map(|(second, nanos)| {
         let now = Timestamp::new(second, nanos).expect("a moment");
-        (now, asked(header, now))
+        (now, requested_delay(header, now))
     });
     for (now, answer) in answers {
         let longest = Duration::from_secs(LAST_SECOND) - since_epoch(now);
         assert!(answer.is_none_or(|asked| asked <= longest), "{answer:?} is past the end of time");
-        let joined = asked(&format!("{header}, 120"), now);
+        let joined = requested_delay(&format!("{header}, 120"), now);
         assert_eq!(joined, answer.max(Some(Duration::from_secs(120))), "of several the longest counts");
     }
     if !header.bytes().any(|byte| byte.is_ascii_digit()) {
@@ -63,7 +63,7 @@ fn dates(bytes: &[u8]) {
         let now = Timestamp::new(seconds, nanos).expect("a moment");
         let expected = Duration::from_secs(second).checked_sub(since_epoch(now)).filter(|asked| !asked.is_zero());
         for form in &forms {
-            assert_eq!(asked(form, now), expected, "{form:?} at {now}");
+            assert_eq!(requested_delay(form, now), expected, "{form:?} at {now}");
         }
     }
 }

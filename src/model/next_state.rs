@@ -11,7 +11,7 @@ use super::answer::Answer;
 use super::attempt::{Budget, Decision};
 use super::delivery::{DeadCause, DeadlineSource, DeliveryDeadline, DeliveryTimeLimits, Progress, after};
 use super::policy::RetryPolicy;
-use super::retry_after::asked;
+use super::retry_after::requested_delay;
 use super::span::words;
 use super::status_rules::ShortBudget;
 use super::verdict::{Judgement, Verdict};
@@ -119,7 +119,7 @@ pub fn next_state(
 fn requested_wait(decision: &mut Decision, policy: &RetryPolicy, wall: Timestamp) -> Option<Duration> {
     let header = decision.retry_after.as_deref()?;
     let most = policy.retry_after_max;
-    let Some(requested) = asked(header, wall) else {
+    let Some(requested) = requested_delay(header, wall) else {
         decision.caps.push(format!(
             "Retry-After is {header:?}, which is no number of seconds and no date to come, so it asks for nothing"
         ));

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 /// Returns the wait that a header asks for: seconds, or one of the three HTTP date
 /// formats. A date in the past and an invalid value ask for nothing; of several
 /// values, joined by commas, the longest counts.
-pub fn asked(header: &str, now: Timestamp) -> Option<Duration> {
+pub fn requested_delay(header: &str, now: Timestamp) -> Option<Duration> {
     match parse_value(header.trim(), now) {
         Some(wait) => Some(wait),
         // A date contains a comma itself, so each piece is tried alone and joined
@@ -88,7 +88,7 @@ mod tests {
             ("soon, later", None),
             ("١٢", None),
         ] {
-            let asked = asked(header, now).map(|asked| asked.as_secs());
+            let asked = requested_delay(header, now).map(|asked| asked.as_secs());
             assert_eq!(asked, expected, "{header:?}");
         }
     }

@@ -42,7 +42,7 @@ pub enum TlsVersion {
 
 impl EndpointTls {
     /// Whether all settings are the defaults.
-    pub fn is_usual(&self) -> bool {
+    pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 
@@ -99,7 +99,7 @@ mod tests {
     fn a_certificate_and_its_key_come_together() {
         let of = |json: serde_json::Value| serde_json::from_value::<EndpointTls>(json).unwrap();
         let pointers = |tls: &EndpointTls| tls.check().into_iter().map(|problem| problem.pointer).collect::<Vec<_>>();
-        assert!(of(serde_json::json!({})).is_usual());
+        assert!(of(serde_json::json!({})).is_default());
         assert_eq!(pointers(&of(serde_json::json!({"client_certificate": "c", "client_key": "k"}))), [""; 0]);
         assert_eq!(pointers(&of(serde_json::json!({"client_certificate": "c"}))), ["/tls/client_key"]);
         assert_eq!(pointers(&of(serde_json::json!({"client_key": "k"}))), ["/tls/client_certificate"]);

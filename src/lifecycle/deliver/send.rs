@@ -135,7 +135,7 @@ async fn exchange(
     timings: &mut Timings,
 ) -> Result<Response, AttemptFailure> {
     let total = request.timeout.total;
-    let tls = Some(request.tls).filter(|tls| !tls.is_usual());
+    let tls = Some(request.tls).filter(|tls| !tls.is_default());
     let client = sender.client(PoolKey { tenant: request.tenant, connect: request.timeout.connect_within(), tls })?;
     let mut outgoing = http::Request::post(&request.url)
         .body(Full::new(request.body))

@@ -101,7 +101,7 @@ struct EndpointTlsParts {
 
 /// Refuses settings that no connection could be made with.
 pub fn check(settings: &EndpointTls) -> Result<(), InvalidSetting> {
-    if settings.is_usual() { Ok(()) } else { read(settings).map(|_| ()) }
+    if settings.is_default() { Ok(()) } else { read(settings).map(|_| ()) }
 }
 
 fn read(settings: &EndpointTls) -> Result<EndpointTlsParts, InvalidSetting> {
