@@ -17,7 +17,7 @@ use super::page::{Page, ask};
 use super::problem::{InputProblems, Problem, ProblemCode, Problems};
 use crate::lifecycle::change;
 use crate::model::audit::Initiator;
-use crate::model::endpoint_event::{Actor, EndpointEvent, EndpointEventKind};
+use crate::model::endpoint_event::{Actor, EndpointEventKind, EndpointEventRecord};
 use crate::model::span::Span;
 use crate::model::wall_offset::WallOffset;
 
@@ -105,8 +105,8 @@ pub struct EndpointEventView {
 }
 
 impl EndpointEventView {
-    fn of(endpoint_event: EndpointEvent, offset: WallOffset) -> Self {
-        let EndpointEvent { at, what, reason, by, until } = endpoint_event;
+    fn of(record: EndpointEventRecord, offset: WallOffset) -> Self {
+        let EndpointEventRecord { at, what, reason, by, until } = record;
         Self { at: offset.wall(at), what, reason, by, next_probe_at: until.map(|at| offset.wall(at)) }
     }
 }
@@ -142,5 +142,5 @@ pub async fn history(
     find(&api, &tenant, id)?;
     let page = api.gateway.store.endpoint_events(id, page_request).await?;
     let offset = api.gateway.clock.wall_offset();
-    Ok(Json(Page::of("history", page, |endpoint_event| EndpointEventView::of(endpoint_event, offset))))
+    Ok(Json(Page::of("history", page, |record| EndpointEventView::of(record, offset))))
 }

@@ -10,7 +10,6 @@ use super::node_questions::{self, NodeQuestion, ask_health};
 use crate::model::audit::Initiator;
 use crate::model::delivery::{DeliveryState, after};
 use crate::model::endpoint::{Endpoint, EndpointState};
-use crate::model::endpoint_event::Actor;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::span::Span;
 use crate::model::tenant::Tenant;
@@ -89,11 +88,12 @@ pub async fn change_endpoint(
     id: EndpointId,
     change: EndpointChange,
 ) -> Result<Arc<Endpoint>> {
-    let changed = gateway.store.change_endpoint(by, tenant, id, change, gateway.clock.now()).await?;
+    let now = gateway.clock.now();
+    let changed = gateway.store.change_endpoint(by, tenant, id, change, now).await?;
     gateway.dispatcher.endpoint_changed(id);
     gateway.dispatcher.admit(changed.freed);
     gateway.notifier.operational_events_written(&changed.operational_events);
-    gateway.notifier.endpoint_events(id, &changed.endpoint_events);
+    gateway.notifier.endpoint_events(id, &changed.endpoint_events, now);
     Ok(changed.endpoint)
 }
 
@@ -105,8 +105,7 @@ pub async fn pause(
     id: EndpointId,
     note: Option<String>,
 ) -> Result<Arc<Endpoint>> {
-    let reason = Some(note.unwrap_or_else(|| "paused by a person".to_owned()));
-    let change = EndpointChange::Standing { state: EndpointState::Paused, reason, by: Actor::Person };
+    let change = EndpointChange::State { state: EndpointState::Paused, note };
     change_endpoint(gateway, by, tenant, id, change).await
 }
 
@@ -118,7 +117,7 @@ pub async fn resume(
     id: EndpointId,
     note: Option<String>,
 ) -> Result<Arc<Endpoint>> {
-    let change = EndpointChange::Standing { state: EndpointState::Active, reason: note, by: Actor::Person };
+    let change = EndpointChange::State { state: EndpointState::Active, note };
     change_endpoint(gateway, by, tenant, id, change).await
 }
 
@@ -132,7 +131,7 @@ pub async fn open_breaker(
     note: Option<String>,
 ) -> Result<Arc<Endpoint>> {
     let until = span.map(|span| after(gateway.clock.now(), span.0));
-    change_endpoint(gateway, by, tenant, id, EndpointChange::Breaker { is_open: true, until, reason: note }).await
+    change_endpoint(gateway, by, tenant, id, EndpointChange::Breaker { is_open: true, until, note }).await
 }
 
 /// Closes an endpoint's breaker; its load then ramps up.
@@ -149,8 +148,7 @@ pub async fn close_breaker(
     if live.unwrap_or_else(|| gateway.dispatcher.health(&endpoint)).open_until().is_none() {
         return Ok(endpoint);
     }
-    let reason = Some(note.unwrap_or_else(|| "closed by a person".to_owned()));
-    change_endpoint(gateway, by, tenant, id, EndpointChange::Breaker { is_open: false, until: None, reason }).await
+    change_endpoint(gateway, by, tenant, id, EndpointChange::Breaker { is_open: false, until: None, note }).await
 }
 
 /// Deletes an endpoint and cancels its waiting deliveries.

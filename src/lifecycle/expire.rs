@@ -137,7 +137,7 @@ async fn check_delivery(gateway: &Gateway, overdue: OverdueDelivery) -> Result<(
     };
     if let Some(by) = expired_by.filter(|_| !settled.is_void) {
         log_expired(overdue.id, endpoint.id, &endpoint.tenant, by);
-        gateway.notifier.settled(endpoint.id, now, &settlement.outcome, &settled);
+        gateway.notifier.settled(&settlement, now, &settled);
         gateway.dispatcher.delivery_changed(endpoint.id, overdue.id, None);
         gateway.dispatcher.admit(settled.freed);
     }

@@ -13,18 +13,18 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tracing::warn;
 
-use super::mail::text::{self, MailFacts, trouble_letter};
+use super::mail::text::{MailFacts, MailReason, subject_and_text};
 use super::mail::{Mail, MailQueue};
 use crate::clock::Clock;
-use crate::metrics::{BreakerMove, Metrics, PauseReason};
+use crate::metrics::Metrics;
 use crate::model::audit::Initiator;
 use crate::model::delivery::DeadCause;
 use crate::model::endpoint::{Endpoint, EndpointState};
-use crate::model::endpoint_event::{Actor, EndpointEvent, EndpointEventKind};
-use crate::model::health::FAILING;
+use crate::model::endpoint_event::{Actor, EndpointEvent};
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::next_state::NextState;
-use crate::store::{ClaimOutcome, EndpointChange, SettleEffects, Store};
+use crate::model::operational_event::OperationalEventType;
+use crate::store::{ClaimOutcome, EndpointChange, SettleEffects, Settlement, Store};
 
 /// Shortest time between two mails about an endpoint's open breaker.
 const OPENED_MAIL_EVERY: Duration = Duration::from_secs(3_600);
@@ -58,14 +58,8 @@ impl Notifier {
 
     /// Counts a settled delivery, and mails the owner if it died or its
     /// endpoint was stopped.
-    pub fn settled(
-        &self,
-        endpoint: EndpointId,
-        accepted_at: Timestamp,
-        outcome: &ClaimOutcome,
-        settled: &SettleEffects,
-    ) {
-        let metrics = &self.0.metrics;
+    pub fn settled(&self, settlement: &Settlement, accepted_at: Timestamp, settled: &SettleEffects) {
+        let (metrics, endpoint, outcome) = (&self.0.metrics, settlement.endpoint, &settlement.outcome);
         match outcome {
             ClaimOutcome::Attempted { attempt, next, progress, .. } => {
                 let now = self.0.clock.now();
@@ -95,49 +89,28 @@ impl Notifier {
         self.operational_events_written(&settled.operational_events);
         // After the dead letter: a mail about a stop is written even while
         // another one is pending.
-        self.endpoint_events(endpoint, &settled.update.endpoint_events);
+        self.endpoint_events(endpoint, &settled.update.endpoint_events, settlement.now);
     }
 
     /// Counts operational events of these types, which were written.
-    pub fn operational_events_written(&self, types: &[&'static str]) {
-        let metrics = &self.0.metrics;
-        for event_type in types {
-            metrics.operational_event_written();
-            match *event_type {
-                "lane.blocked" => metrics.lane_blocked(),
-                "lane.unblocked" => metrics.lane_unblocked(),
-                _ => {}
-            }
-        }
+    pub fn operational_events_written(&self, types: &[OperationalEventType]) {
+        types.iter().for_each(|event_type| self.0.metrics.operational_event_written(*event_type));
     }
 
-    /// Counts events of an endpoint and mails its owner about trouble.
-    pub fn endpoint_events(&self, endpoint: EndpointId, endpoint_events: &[EndpointEvent]) {
-        for endpoint_event in endpoint_events {
-            self.count(endpoint_event);
-            let Some(endpoint) = self.0.store.any_endpoint(endpoint) else { return };
-            match (endpoint_event.what, endpoint_event.by) {
-                // The person who did it knows.
-                (_, Actor::Person) => {}
-                (EndpointEventKind::BreakerOpened, _)
-                    if is_past(endpoint.mailed_at, OPENED_MAIL_EVERY, endpoint_event.at) =>
-                {
-                    self.compose_mail(&endpoint, MailOccasion::of(endpoint_event, text::MailReason::BreakerOpened));
-                }
-                (EndpointEventKind::BreakerOpened, _) => {}
-                (EndpointEventKind::Paused, _) => {
-                    self.compose_mail(&endpoint, MailOccasion::of(endpoint_event, text::MailReason::Paused))
-                }
-                (EndpointEventKind::Disabled, _) => {
-                    self.compose_mail(&endpoint, MailOccasion::of(endpoint_event, text::MailReason::Disabled))
-                }
-                (
-                    EndpointEventKind::Resumed
-                    | EndpointEventKind::ProbeFailed
-                    | EndpointEventKind::BreakerClosed
-                    | EndpointEventKind::Recovered,
-                    _,
-                ) => {}
+    /// Counts what happened to an endpoint at this time, and mails its owner
+    /// about trouble.
+    pub fn endpoint_events(&self, endpoint: EndpointId, endpoint_events: &[EndpointEvent], at: Timestamp) {
+        for event in endpoint_events {
+            self.0.metrics.endpoint_event(event);
+            let Some(kind) = MailReason::of(event) else { continue };
+            let Some(endpoint) = self.0.store.any_endpoint(endpoint) else { continue };
+            let is_due = match kind {
+                MailReason::BreakerOpened => is_past(endpoint.mailed_at, OPENED_MAIL_EVERY, at),
+                MailReason::Paused | MailReason::Disabled | MailReason::Dead => true,
+            };
+            if is_due {
+                let (reason, next_probe_at) = (event.reason().unwrap_or_default(), event.until());
+                self.compose_mail(&endpoint, MailOccasion { kind, reason, since: at, next_probe_at });
             }
         }
     }
@@ -159,9 +132,9 @@ impl Notifier {
             }
             let status = &endpoint.status;
             let (kind, reason, since) = match status.state {
-                EndpointState::Paused => (text::MailReason::Paused, &status.reason, status.since),
-                EndpointState::Disabled => (text::MailReason::Disabled, &status.reason, status.since),
-                EndpointState::Active => (text::MailReason::BreakerOpened, &endpoint.health.reason, since),
+                EndpointState::Paused => (MailReason::Paused, &status.reason, status.since),
+                EndpointState::Disabled => (MailReason::Disabled, &status.reason, status.since),
+                EndpointState::Active => (MailReason::BreakerOpened, &endpoint.health.reason, since),
             };
             let is_open = endpoint.health.open_until().is_some() && !endpoint.health.is_forced();
             let is_due = match status.state {
@@ -172,22 +145,6 @@ impl Notifier {
                 let (reason, next_probe_at) = (reason.clone().unwrap_or_default(), endpoint.health.open_until());
                 self.compose_mail(&endpoint, MailOccasion { kind, reason, since, next_probe_at });
             }
-        }
-    }
-
-    fn count(&self, endpoint_event: &EndpointEvent) {
-        let metrics = &self.0.metrics;
-        match (endpoint_event.what, endpoint_event.by) {
-            (EndpointEventKind::BreakerOpened, _) => metrics.breaker_moved(BreakerMove::Open),
-            (EndpointEventKind::ProbeFailed, _) => metrics.breaker_moved(BreakerMove::OpenAgain),
-            (EndpointEventKind::BreakerClosed, _) => metrics.breaker_moved(BreakerMove::Ramp),
-            (EndpointEventKind::Paused, Actor::Person) => metrics.endpoint_paused(PauseReason::Person),
-            (EndpointEventKind::Paused, _) => {
-                let is_failing = endpoint_event.reason.as_deref().is_some_and(|reason| reason.starts_with(FAILING));
-                metrics.endpoint_paused(if is_failing { PauseReason::Failing } else { PauseReason::Refusals });
-            }
-            (EndpointEventKind::Disabled, _) => metrics.endpoint_paused(PauseReason::Gone),
-            (EndpointEventKind::Resumed | EndpointEventKind::Recovered, _) => {}
         }
     }
 
@@ -203,21 +160,18 @@ impl Notifier {
             return;
         }
         let reason = format!("a delivery is dead ({})", cause.as_str());
-        self.compose_mail(
-            &endpoint,
-            MailOccasion { kind: text::MailReason::Dead, reason, since: now, next_probe_at: None },
-        );
+        self.compose_mail(&endpoint, MailOccasion { kind: MailReason::Dead, reason, since: now, next_probe_at: None });
     }
 
     fn compose_mail(&self, endpoint: &Endpoint, occasion: MailOccasion) {
         let Some(to) = endpoint.settings.owner_email.clone().filter(|_| self.0.mail.is_open()) else { return };
         let is_first = self.pending().insert(endpoint.id);
         // A stop is mailed even while another mail is pending.
-        if !is_first && !matches!(occasion.kind, text::MailReason::Paused | text::MailReason::Disabled) {
+        if !is_first && !matches!(occasion.kind, MailReason::Paused | MailReason::Disabled) {
             return;
         }
         let offset = self.0.clock.wall_offset();
-        let (subject, text) = trouble_letter(&MailFacts {
+        let (subject, text) = subject_and_text(&MailFacts {
             endpoint: endpoint.id.to_string(),
             tenant: endpoint.tenant.to_string(),
             url: endpoint.settings.url.clone(),
@@ -254,17 +208,10 @@ impl Notifier {
 
 /// The event that a mail is written about.
 struct MailOccasion {
-    kind: text::MailReason,
+    kind: MailReason,
     reason: String,
     since: Timestamp,
     next_probe_at: Option<Timestamp>,
-}
-
-impl MailOccasion {
-    fn of(endpoint_event: &EndpointEvent, kind: text::MailReason) -> Self {
-        let reason = endpoint_event.reason.clone().unwrap_or_default();
-        Self { kind, reason, since: endpoint_event.at, next_probe_at: endpoint_event.until }
-    }
 }
 
 /// Marks an endpoint's mail as pending until it is sent or dropped.

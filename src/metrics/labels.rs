@@ -1,68 +1,58 @@
 //! Lists every value that a label can have; there are no others.
 
+use strum::{IntoStaticStr, VariantNames};
+
 use super::families::Label;
 use crate::model::answer::FailureKind;
 use crate::model::attempt::Attempt;
 use crate::model::delivery::DeadCause;
+use crate::model::endpoint_event::{DisableCause, EndpointEvent, PauseCause};
 use crate::model::verdict::Verdict;
 
-macro_rules! label_values {
-    ($(#[$doc:meta])* $name:ident { $($(#[$value_doc:meta])* $value:ident = $text:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum $name { $($(#[$value_doc])* $value,)* }
-
-        impl $name {
-            /// Texts of the values, in the order of the variants.
-            pub(super) const TEXTS: &'static [&'static str] = &[$($text,)*];
-        }
-    };
+/// The owner of the limit that a request reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum LimitOwner {
+    /// The limit of its tenant.
+    Tenant,
+    /// The limit of the whole gateway.
+    Gateway,
 }
 
-label_values! {
-    /// The owner of the limit that a request reached.
-    LimitOwner {
-        /// The limit of its tenant.
-        Tenant = "tenant",
-        /// The limit of the whole gateway.
-        Gateway = "gateway",
-    }
+/// The outcome of a request for the data of a thin event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum FetchResult {
+    /// The data was returned.
+    Served,
+    /// The link was not made by this gateway.
+    Invalid,
+    /// The data is no longer stored.
+    Expired,
+    /// The data was expunged on request.
+    Expunged,
+    /// The link was followed too often.
+    Limited,
+    /// The store could not be read.
+    Failed,
 }
 
-label_values! {
-    /// The outcome of a request for the data of a thin event.
-    FetchResult {
-        /// The data was returned.
-        Served = "served",
-        /// The link was not made by this gateway.
-        Invalid = "invalid",
-        /// The data is no longer stored.
-        Expired = "expired",
-        /// The data was expunged on request.
-        Expunged = "expunged",
-        /// The link was followed too often.
-        Limited = "limited",
-        /// The store could not be read.
-        Failed = "failed",
-    }
-}
-
-label_values! {
-    /// Why a request failed authentication or authorisation.
-    AuthFailureKind {
-        /// The request had no token.
-        Missing = "missing",
-        /// The token is unknown, revoked or malformed.
-        Wrong = "wrong",
-        /// The token has expired.
-        Expired = "expired",
-        /// The token does not have the required right.
-        MissingRight = "missing_right",
-        /// The token belongs to another tenant.
-        OtherTenant = "other_tenant",
-        /// The signature of the link to an event's data is wrong.
-        Link = "link",
-    }
+/// Why a request failed authentication or authorisation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, VariantNames, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum AuthFailureKind {
+    /// The request had no token.
+    Missing,
+    /// The token is unknown, revoked or malformed.
+    Wrong,
+    /// The token has expired.
+    Expired,
+    /// The token does not have the required right.
+    MissingRight,
+    /// The token belongs to another tenant.
+    OtherTenant,
+    /// The signature of the link to an event's data is wrong.
+    Link,
 }
 
 impl AuthFailureKind {
@@ -72,54 +62,88 @@ impl AuthFailureKind {
 
     /// Returns the value as it is written.
     pub fn as_str(self) -> &'static str {
-        Self::TEXTS[self as usize]
+        self.into()
     }
 }
 
-label_values! {
-    /// The state that a breaker moved to.
-    BreakerMove {
-        /// The breaker opened.
-        Open = "open",
-        /// The breaker stays open, because a probe failed.
-        OpenAgain = "open_again",
-        /// The breaker closed into a ramp.
-        Ramp = "ramp",
+/// The state that a breaker moved to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub(super) enum BreakerMove {
+    /// The breaker opened.
+    Open,
+    /// The breaker stays open, because a probe failed.
+    OpenAgain,
+    /// The breaker closed into a ramp.
+    Ramp,
+}
+
+impl BreakerMove {
+    pub fn of(event: &EndpointEvent) -> Option<Self> {
+        match event {
+            EndpointEvent::BreakerOpened { .. } => Some(Self::Open),
+            EndpointEvent::ProbeFailed { .. } => Some(Self::OpenAgain),
+            EndpointEvent::BreakerClosed(_) => Some(Self::Ramp),
+            EndpointEvent::Paused(_)
+            | EndpointEvent::Resumed { .. }
+            | EndpointEvent::Disabled(_)
+            | EndpointEvent::Recovered => None,
+        }
     }
 }
 
-label_values! {
-    /// Why an endpoint was paused or disabled.
-    PauseReason {
-        /// A person paused or disabled it.
-        Person = "person",
-        /// It gave too many permanent answers without a success between them.
-        Refusals = "refusals",
-        /// It failed for too long without a success.
-        Failing = "failing",
-        /// Its receiver asked never to be called again.
-        Gone = "gone",
+/// Why an endpoint was paused or disabled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub(super) enum PauseReason {
+    /// A person paused or disabled it.
+    Person,
+    /// It gave too many permanent answers without a success between them.
+    Refusals,
+    /// It failed for too long without a success.
+    Failing,
+    /// Its receiver asked never to be called again.
+    Gone,
+}
+
+impl PauseReason {
+    pub fn of(event: &EndpointEvent) -> Option<Self> {
+        match event {
+            EndpointEvent::Paused(PauseCause::Person { .. }) | EndpointEvent::Disabled(DisableCause::Person { .. }) => {
+                Some(Self::Person)
+            }
+            EndpointEvent::Paused(PauseCause::Refusals { .. }) => Some(Self::Refusals),
+            EndpointEvent::Paused(PauseCause::Failing { .. }) => Some(Self::Failing),
+            EndpointEvent::Disabled(DisableCause::Gone | DisableCause::Rule { .. } | DisableCause::Directive) => {
+                Some(Self::Gone)
+            }
+            EndpointEvent::Resumed { .. }
+            | EndpointEvent::BreakerOpened { .. }
+            | EndpointEvent::ProbeFailed { .. }
+            | EndpointEvent::BreakerClosed(_)
+            | EndpointEvent::Recovered => None,
+        }
     }
 }
 
-label_values! {
-    /// The limit that a due delivery had to wait for.
-    WaitReason {
-        /// The rate of its endpoint or its tenant.
-        Rate = "rate",
-        /// The tenant's share of the send slots.
-        Share = "share",
-    }
+/// The limit that a due delivery had to wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum WaitReason {
+    /// The rate of its endpoint or its tenant.
+    Rate,
+    /// The tenant's share of the send slots.
+    Share,
 }
 
-label_values! {
-    /// The outcome of sending a mail.
-    MailResult {
-        /// The mail server accepted the mail.
-        Sent = "sent",
-        /// The mail could not be sent.
-        Failed = "failed",
-    }
+/// The outcome of sending a mail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum MailResult {
+    /// The mail server accepted the mail.
+    Sent,
+    /// The mail could not be sent.
+    Failed,
 }
 
 /// The end of a delivery.

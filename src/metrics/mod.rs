@@ -14,15 +14,18 @@ use jiff::Timestamp;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Unit;
+use strum::VariantNames;
 
 use self::families::{CounterFamily, GaugeFamily, Histogram, LabelledFamily, MetricsRegistry};
 use self::labels::{
-    DeliveryEnd, attempt_index, attempt_label_sets, early_index, early_label_sets, label_sets, refusal_index,
-    refusal_label_sets,
+    BreakerMove, DeliveryEnd, PauseReason, attempt_index, attempt_label_sets, early_index, early_label_sets,
+    label_sets, refusal_index, refusal_label_sets,
 };
 use crate::model::attempt::Attempt;
 use crate::model::delivery::DeadCause;
+use crate::model::endpoint_event::EndpointEvent;
 use crate::model::next_state::NextState;
+use crate::model::operational_event::OperationalEventType;
 use crate::model::verdict::Verdict;
 
 mod families;
@@ -30,7 +33,7 @@ mod gauges;
 mod labels;
 
 pub use gauges::{BreakerCounts, EndpointCounts, Gauges};
-pub use labels::{AuthFailureKind, BreakerMove, FetchResult, LimitOwner, MailResult, PauseReason, WaitReason};
+pub use labels::{AuthFailureKind, FetchResult, LimitOwner, MailResult, WaitReason};
 
 #[cfg(test)]
 mod tests;
@@ -111,19 +114,19 @@ impl Metrics {
             ingest_limited: registry.counters(
                 "ingest_limited",
                 "Requests to take events that came up against a limit",
-                label_sets("by", LimitOwner::TEXTS),
+                label_sets("by", LimitOwner::VARIANTS),
             ),
             storage_refused: registry
                 .counter("storage_refused", "Times that events were turned away for want of space"),
             fetches: registry.counters(
                 "data_fetches",
                 "Requests for the data of thin events, by what became of them",
-                label_sets("outcome", FetchResult::TEXTS),
+                label_sets("outcome", FetchResult::VARIANTS),
             ),
             auth_failures: registry.counters(
                 "auth_failures",
                 "Requests refused for who asks, on every route",
-                label_sets("kind", AuthFailureKind::TEXTS),
+                label_sets("kind", AuthFailureKind::VARIANTS),
             ),
             accept_duration: registry.seconds(
                 "accept_duration",
@@ -171,25 +174,25 @@ impl Metrics {
             breaker_transitions: registry.counters(
                 "breaker_transitions",
                 "Moves of breakers by where they went",
-                label_sets("to", BreakerMove::TEXTS),
+                label_sets("to", BreakerMove::VARIANTS),
             ),
             endpoint_pauses: registry.counters(
                 "endpoint_pauses",
                 "Times that an endpoint was paused or disabled, by why",
-                label_sets("reason", PauseReason::TEXTS),
+                label_sets("reason", PauseReason::VARIANTS),
             ),
             lane_blocks: registry.counter("lane_blocks", "Times that a lane came to stand behind a dead letter"),
             lane_unblocks: registry.counter("lane_unblocks", "Times that a blocked lane could go on"),
             waits: registry.counters(
                 "waits",
                 "Times that what was due had to wait for a limit of ours",
-                label_sets("for", WaitReason::TEXTS),
+                label_sets("for", WaitReason::VARIANTS),
             ),
             operational_events: registry.counter("operational_events", "Operational events told"),
             mails: registry.counters(
                 "mails",
                 "Mails to owners by how they ended",
-                label_sets("outcome", MailResult::TEXTS),
+                label_sets("outcome", MailResult::VARIANTS),
             ),
             commits: Arc::new(CommitMetrics::registered_in(&mut registry)),
             registry,
@@ -322,24 +325,14 @@ impl Metrics {
 
 /// Metrics of breakers, pauses, lanes, waits, operational events and mails.
 impl Metrics {
-    /// Counts a state change of a breaker.
-    pub fn breaker_moved(&self, to: BreakerMove) {
-        self.breaker_transitions.at(to as usize).inc();
-    }
-
-    /// Counts an endpoint that was paused or disabled.
-    pub fn endpoint_paused(&self, reason: PauseReason) {
-        self.endpoint_pauses.at(reason as usize).inc();
-    }
-
-    /// Counts a lane that a dead letter blocked.
-    pub fn lane_blocked(&self) {
-        self.lane_blocks.inc();
-    }
-
-    /// Counts a blocked lane that was released.
-    pub fn lane_unblocked(&self) {
-        self.lane_unblocks.inc();
+    /// Counts what happened to an endpoint, if it is counted.
+    pub fn endpoint_event(&self, event: &EndpointEvent) {
+        if let Some(to) = BreakerMove::of(event) {
+            self.breaker_transitions.at(to as usize).inc();
+        }
+        if let Some(reason) = PauseReason::of(event) {
+            self.endpoint_pauses.at(reason as usize).inc();
+        }
     }
 
     /// Counts how many times a due delivery had to wait for a limit of the gateway.
@@ -347,9 +340,20 @@ impl Metrics {
         self.waits.at(reason as usize).inc_by(times);
     }
 
-    /// Counts an operational event that was written.
-    pub fn operational_event_written(&self) {
+    /// Counts an operational event that was written, and what it reports of a lane.
+    pub fn operational_event_written(&self, event_type: OperationalEventType) {
         self.operational_events.inc();
+        let of_lanes = match event_type {
+            OperationalEventType::LaneBlocked => &self.lane_blocks,
+            OperationalEventType::LaneUnblocked => &self.lane_unblocks,
+            OperationalEventType::EndpointPaused
+            | OperationalEventType::EndpointDisabled
+            | OperationalEventType::EndpointRecovered
+            | OperationalEventType::BreakerOpened
+            | OperationalEventType::BreakerClosed
+            | OperationalEventType::DeliveryDead => return,
+        };
+        of_lanes.inc();
     }
 
     /// Counts a mail to an owner by its outcome.

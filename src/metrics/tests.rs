@@ -3,6 +3,8 @@
 use super::*;
 use crate::model::answer::{AttemptFailure, FailureKind, Timings};
 use crate::model::attempt::Decision;
+use crate::model::endpoint_event::{CloseCause, DisableCause, OpenCause, PauseCause};
+use crate::model::span::Span;
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + seconds).unwrap()
@@ -219,18 +221,35 @@ fn every_other_happening_moves_its_own_figure() {
         ("put_back_total", |metrics| metrics.put_back()),
         ("stumbles_total", |metrics| metrics.internal_error()),
         ("stale_writes_total", |metrics| metrics.stale_write()),
-        ("breaker_transitions_total{to=\"open\"}", |metrics| metrics.breaker_moved(BreakerMove::Open)),
-        ("breaker_transitions_total{to=\"open_again\"}", |metrics| metrics.breaker_moved(BreakerMove::OpenAgain)),
-        ("breaker_transitions_total{to=\"ramp\"}", |metrics| metrics.breaker_moved(BreakerMove::Ramp)),
-        ("endpoint_pauses_total{reason=\"person\"}", |metrics| metrics.endpoint_paused(PauseReason::Person)),
-        ("endpoint_pauses_total{reason=\"refusals\"}", |metrics| metrics.endpoint_paused(PauseReason::Refusals)),
-        ("endpoint_pauses_total{reason=\"failing\"}", |metrics| metrics.endpoint_paused(PauseReason::Failing)),
-        ("endpoint_pauses_total{reason=\"gone\"}", |metrics| metrics.endpoint_paused(PauseReason::Gone)),
-        ("lane_blocks_total", |metrics| metrics.lane_blocked()),
-        ("lane_unblocks_total", |metrics| metrics.lane_unblocked()),
+        ("breaker_transitions_total{to=\"open\"}", |metrics| {
+            metrics
+                .endpoint_event(&EndpointEvent::BreakerOpened { until: None, cause: OpenCause::Person { note: None } });
+        }),
+        ("breaker_transitions_total{to=\"open_again\"}", |metrics| {
+            metrics.endpoint_event(&EndpointEvent::ProbeFailed { until: at(9), answer: "answered 503".into() });
+        }),
+        ("breaker_transitions_total{to=\"ramp\"}", |metrics| {
+            metrics.endpoint_event(&EndpointEvent::BreakerClosed(CloseCause::UrlChanged));
+        }),
+        ("endpoint_pauses_total{reason=\"person\"}", |metrics| {
+            metrics.endpoint_event(&EndpointEvent::Paused(PauseCause::Person { note: None }));
+        }),
+        ("endpoint_pauses_total{reason=\"refusals\"}", |metrics| {
+            let cause = PauseCause::Refusals { count: 101, answer: "answered 403".into() };
+            metrics.endpoint_event(&EndpointEvent::Paused(cause));
+        }),
+        ("endpoint_pauses_total{reason=\"failing\"}", |metrics| {
+            let cause = PauseCause::Failing { span: Span::secs(60), count: 10, answer: "answered 503".into() };
+            metrics.endpoint_event(&EndpointEvent::Paused(cause));
+        }),
+        ("endpoint_pauses_total{reason=\"gone\"}", |metrics| {
+            metrics.endpoint_event(&EndpointEvent::Disabled(DisableCause::Gone));
+        }),
+        ("lane_blocks_total", |metrics| metrics.operational_event_written(OperationalEventType::LaneBlocked)),
+        ("lane_unblocks_total", |metrics| metrics.operational_event_written(OperationalEventType::LaneUnblocked)),
         ("waits_total{for=\"rate\"}", |metrics| metrics.waited(WaitReason::Rate, 1)),
         ("waits_total{for=\"share\"}", |metrics| metrics.waited(WaitReason::Share, 1)),
-        ("operational_events_total", |metrics| metrics.operational_event_written()),
+        ("operational_events_total", |metrics| metrics.operational_event_written(OperationalEventType::DeliveryDead)),
         ("mails_total{outcome=\"sent\"}", |metrics| metrics.mailed(MailResult::Sent)),
         ("mails_total{outcome=\"failed\"}", |metrics| metrics.mailed(MailResult::Failed)),
         ("store_writes_failed_total", |metrics| metrics.commits().failed(1)),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::endpoint_event::Actor;
+use super::endpoint_event::{Actor, EndpointEvent};
 use super::event::EventKey;
 use super::health::EndpointHealth;
 use super::id::{EndpointId, TenantId};
@@ -93,6 +93,21 @@ impl EndpointState {
             Self::Active => "active",
             Self::Paused => "paused",
             Self::Disabled => "disabled",
+        }
+    }
+}
+
+impl EndpointState {
+    /// Returns the state in which an event stops the endpoint, if it does.
+    pub fn stopped_by(event: &EndpointEvent) -> Option<Self> {
+        match event {
+            EndpointEvent::Paused(_) => Some(Self::Paused),
+            EndpointEvent::Disabled(_) => Some(Self::Disabled),
+            EndpointEvent::Resumed { .. }
+            | EndpointEvent::BreakerOpened { .. }
+            | EndpointEvent::ProbeFailed { .. }
+            | EndpointEvent::BreakerClosed(_)
+            | EndpointEvent::Recovered => None,
         }
     }
 }

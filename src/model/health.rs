@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::rate::Rate;
 use super::wall_offset::WallOffset;
-pub use circuit_breaker::{BreakerEvent, BreakerInput, BreakerThresholds, CircuitBreaker, FAILING, Quarantine};
+pub use circuit_breaker::{BreakerInput, BreakerThresholds, CircuitBreaker, Quarantine};
 
 mod circuit_breaker;
 

@@ -7,6 +7,7 @@
 use bytes::Bytes;
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
+use strum::IntoStaticStr;
 
 use super::delivery::DeadCause;
 use super::endpoint::Endpoint;
@@ -15,11 +16,59 @@ use super::event::{Event, EventKey, EventType};
 use super::id::{DeliveryId, EndpointId, EventId, TenantId};
 use super::url_versions::masked;
 
+/// The type of an operational event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
+pub enum OperationalEventType {
+    /// An endpoint was paused.
+    #[strum(serialize = "endpoint.paused")]
+    EndpointPaused,
+    /// An endpoint was disabled.
+    #[strum(serialize = "endpoint.disabled")]
+    EndpointDisabled,
+    /// An endpoint delivers again after trouble.
+    #[strum(serialize = "endpoint.recovered")]
+    EndpointRecovered,
+    /// The breaker of an endpoint opened.
+    #[strum(serialize = "breaker.opened")]
+    BreakerOpened,
+    /// The breaker of an endpoint closed.
+    #[strum(serialize = "breaker.closed")]
+    BreakerClosed,
+    /// A delivery is dead.
+    #[strum(serialize = "delivery.dead")]
+    DeliveryDead,
+    /// A lane waits behind a dead letter.
+    #[strum(serialize = "lane.blocked")]
+    LaneBlocked,
+    /// A lane no longer waits behind a dead letter.
+    #[strum(serialize = "lane.unblocked")]
+    LaneUnblocked,
+}
+
+impl OperationalEventType {
+    /// Returns the type that reports what happened to an endpoint, if there is one.
+    pub fn of(endpoint_event: &EndpointEvent) -> Option<Self> {
+        match endpoint_event {
+            EndpointEvent::Paused(_) => Some(Self::EndpointPaused),
+            EndpointEvent::Disabled(_) => Some(Self::EndpointDisabled),
+            EndpointEvent::Recovered => Some(Self::EndpointRecovered),
+            EndpointEvent::BreakerOpened { .. } => Some(Self::BreakerOpened),
+            EndpointEvent::BreakerClosed(_) => Some(Self::BreakerClosed),
+            EndpointEvent::Resumed { .. } | EndpointEvent::ProbeFailed { .. } => None,
+        }
+    }
+
+    /// Returns the type as it is written everywhere.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+}
+
 /// An operational event before it is written.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OperationalEvent {
     /// Type of the event.
-    pub event_type: &'static str,
+    pub event_type: OperationalEventType,
     /// Tenant of the endpoint it is about.
     pub tenant: TenantId,
     /// Data of the event.
@@ -40,20 +89,22 @@ pub struct DeliverySubject<'a> {
 }
 
 impl OperationalEvent {
-    /// Returns the operational event for an endpoint event, if that kind has one.
-    pub fn of_endpoint_event(endpoint: &Endpoint, endpoint_event: &EndpointEvent) -> Option<Self> {
+    /// Returns the operational event for what happened to an endpoint at this
+    /// time, if there is one.
+    pub fn of_endpoint_event(endpoint: &Endpoint, endpoint_event: &EndpointEvent, at: Timestamp) -> Option<Self> {
+        let event_type = OperationalEventType::of(endpoint_event)?;
         let mut data = Map::new();
         data.insert("tenant".into(), json!(endpoint.tenant));
         data.insert("endpoint".into(), json!(endpoint.id));
         data.insert("url".into(), json!(masked(&endpoint.settings.url)));
         data.insert("description".into(), json!(endpoint.settings.description));
-        data.insert("at".into(), json!(endpoint_event.at));
-        data.insert("reason".into(), json!(endpoint_event.reason));
-        data.insert("by".into(), json!(endpoint_event.by));
-        if let Some(until) = endpoint_event.until {
+        data.insert("at".into(), json!(at));
+        data.insert("reason".into(), json!(endpoint_event.reason()));
+        data.insert("by".into(), json!(endpoint_event.by()));
+        if let Some(until) = endpoint_event.until() {
             data.insert("next_probe_at".into(), json!(until));
         }
-        Some(Self { event_type: endpoint_event.what.event_type()?, tenant: endpoint.tenant.clone(), data })
+        Some(Self { event_type, tenant: endpoint.tenant.clone(), data })
     }
 
     /// Returns the operational event for a dead letter.
@@ -65,7 +116,7 @@ impl OperationalEvent {
         attempts: u32,
         at: Timestamp,
     ) -> Self {
-        let mut operational_event = Self::about("delivery.dead", subject, at);
+        let mut operational_event = Self::about(OperationalEventType::DeliveryDead, subject, at);
         operational_event.data.insert("event".into(), json!(event));
         operational_event.data.insert("event_type".into(), json!(event_type));
         operational_event.data.insert("cause".into(), json!(cause));
@@ -75,15 +126,15 @@ impl OperationalEvent {
 
     /// Returns the operational event for a lane that a dead letter blocks.
     pub fn of_blocked_lane(subject: DeliverySubject<'_>, at: Timestamp) -> Self {
-        Self::about("lane.blocked", subject, at)
+        Self::about(OperationalEventType::LaneBlocked, subject, at)
     }
 
     /// Returns the operational event for a lane that this dead letter no longer blocks.
     pub fn of_unblocked_lane(subject: DeliverySubject<'_>, at: Timestamp) -> Self {
-        Self::about("lane.unblocked", subject, at)
+        Self::about(OperationalEventType::LaneUnblocked, subject, at)
     }
 
-    fn about(event_type: &'static str, subject: DeliverySubject<'_>, at: Timestamp) -> Self {
+    fn about(event_type: OperationalEventType, subject: DeliverySubject<'_>, at: Timestamp) -> Self {
         let mut data = Map::new();
         data.insert("tenant".into(), json!(subject.tenant));
         data.insert("endpoint".into(), json!(subject.endpoint));
@@ -102,7 +153,7 @@ impl OperationalEvent {
         Some(Event {
             id: EventId::mint(now, random),
             tenant: TenantId::system(),
-            event_type: EventType::from_stored(self.event_type),
+            event_type: EventType::from_stored(self.event_type.as_str()),
             key: None::<EventKey>,
             timestamp: None,
             schema_version: None,

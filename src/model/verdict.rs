@@ -9,6 +9,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::answer::{Answer, Response};
+use super::endpoint_event::DisableCause;
 use super::status_rules::{MatchedRule, RuleSource, ShortBudget, StatusAction, StatusRules};
 
 /// What an attempt's answer means.
@@ -59,8 +60,8 @@ pub struct Judgement {
     pub source: RuleSource,
     /// Short budget that this answer counts against, if any.
     pub short_budget: Option<ShortBudget>,
-    /// Reason for disabling the endpoint, if it has to be disabled.
-    pub disables: Option<String>,
+    /// Why the endpoint has to be disabled, if it has.
+    pub disables: Option<DisableCause>,
 }
 
 /// What a receiver asks for in the response header `webhook-delivery`.
@@ -87,7 +88,7 @@ pub fn judge(answer: &Answer, rules: &StatusRules) -> Judgement {
         short_budget: None,
         disables: None,
     };
-    let disables = Some("the receiver answered with webhook-delivery: disable".to_owned());
+    let disables = Some(DisableCause::Directive);
     match (directive, judgement.verdict) {
         (None, _) | (Some(ReceiverDirective::Abort), Verdict::Delivered) => judgement,
         (Some(ReceiverDirective::Abort), _) => by_receiver("abort", Verdict::Refused),
@@ -99,10 +100,8 @@ pub fn judge(answer: &Answer, rules: &StatusRules) -> Judgement {
 fn by_rule(rule: MatchedRule, answer: &Answer) -> Judgement {
     let status = answer.result.as_ref().map_or(0, |response| response.status);
     let disables = (rule.action == StatusAction::Disable).then(|| match (status, rule.source) {
-        (410, RuleSource::Default | RuleSource::Strict | RuleSource::Lenient) => {
-            "the receiver answered 410 Gone".to_owned()
-        }
-        (status, _) => format!("the receiver answered {status}, and rule {} says disable", rule.rule),
+        (410, RuleSource::Default | RuleSource::Strict | RuleSource::Lenient) => DisableCause::Gone,
+        (status, _) => DisableCause::Rule { status, rule: rule.rule.clone() },
     });
     Judgement {
         verdict: rule.action.into(),
@@ -134,6 +133,7 @@ fn directive_of(response: &Response) -> Option<ReceiverDirective> {
 mod tests {
     use super::*;
     use crate::model::answer::{AttemptFailure, FailureKind, Timings};
+    use crate::model::endpoint_event::EndpointEvent;
 
     fn answered(status: u16, word: Option<&str>) -> Answer {
         let headers = word.map(|word| ("webhook-delivery".to_owned(), word.to_owned()));
@@ -272,7 +272,10 @@ mod tests {
 
     #[test]
     fn a_disabled_endpoint_is_told_which_answer_did_it() {
-        let reason = |status: u16, json: &str| judge(&answered(status, None), &rules(json)).disables.unwrap();
+        let reason = |status: u16, json: &str| {
+            let cause = judge(&answered(status, None), &rules(json)).disables.unwrap();
+            EndpointEvent::Disabled(cause).reason().unwrap()
+        };
         assert_eq!(reason(410, "{}"), "the receiver answered 410 Gone");
         assert_eq!(reason(403, r#"{"403":"disable"}"#), "the receiver answered 403, and rule 403 says disable");
         assert_eq!(reason(451, r#"{"4xx":"disable"}"#), "the receiver answered 451, and rule 4xx says disable");

@@ -9,9 +9,10 @@ use super::claim::Claim;
 use crate::model::audit::AuditAction;
 use crate::model::delivery::DeliveryState;
 use crate::model::endpoint::{Endpoint, EndpointSettings, EndpointState, Secret};
-use crate::model::endpoint_event::{Actor, EndpointEvent};
+use crate::model::endpoint_event::EndpointEvent;
 use crate::model::health::EndpointHealth;
 use crate::model::id::EndpointId;
+use crate::model::operational_event::OperationalEventType;
 use crate::model::policy::RetryPolicy;
 
 /// What an answer means for the whole endpoint.
@@ -19,11 +20,9 @@ use crate::model::policy::RetryPolicy;
 pub struct EndpointUpdate {
     /// Time until which the receiver asked for a break.
     pub quiet_until: Option<Timestamp>,
-    /// Whether the endpoint is paused or disabled from now on, and why.
-    pub stop: Option<EndpointStop>,
     /// The new health of the endpoint, if it changed.
     pub health: Option<Box<EndpointHealth>>,
-    /// Events of the endpoint's life that follow from the answer.
+    /// What happens to the endpoint because of the answer.
     pub endpoint_events: Vec<EndpointEvent>,
 }
 
@@ -32,17 +31,11 @@ impl EndpointUpdate {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
-}
 
-/// The reason why an endpoint is paused or disabled.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EndpointStop {
-    /// The new state: paused or disabled.
-    pub state: EndpointState,
-    /// The reason in words.
-    pub reason: String,
-    /// Who or what stopped it.
-    pub by: Actor,
+    /// Returns whether the endpoint is paused or disabled from now on.
+    pub fn is_stop(&self) -> bool {
+        self.endpoint_events.iter().any(|event| EndpointState::stopped_by(event).is_some())
+    }
 }
 
 /// What a person may do to a delivery.
@@ -99,7 +92,7 @@ pub struct DeliveryChanged {
     /// Claims on the operational events about the change.
     pub freed: Vec<Claim>,
     /// Types of those operational events.
-    pub operational_events: Vec<&'static str>,
+    pub operational_events: Vec<OperationalEventType>,
 }
 
 /// The effects of a change of an endpoint.
@@ -107,12 +100,12 @@ pub struct DeliveryChanged {
 pub struct EndpointChanged {
     /// The endpoint after the change.
     pub endpoint: Arc<Endpoint>,
-    /// Events of the endpoint's life that follow from the change.
+    /// What happened to the endpoint because of the change.
     pub endpoint_events: Vec<EndpointEvent>,
     /// Claims on the operational events about the change.
     pub freed: Vec<Claim>,
     /// Types of those operational events.
-    pub operational_events: Vec<&'static str>,
+    pub operational_events: Vec<OperationalEventType>,
 }
 
 /// A change of an endpoint.
@@ -128,14 +121,12 @@ pub enum EndpointChange {
         /// change since, this one is refused.
         if_updated_at: Timestamp,
     },
-    /// The endpoint is activated, paused or disabled.
-    Standing {
+    /// A person resumes, pauses or disables the endpoint.
+    State {
         /// The new state.
         state: EndpointState,
-        /// The reason in words.
-        reason: Option<String>,
-        /// Who or what changed it.
-        by: Actor,
+        /// What the person noted.
+        note: Option<String>,
     },
     /// A person opens or closes the breaker.
     Breaker {
@@ -143,8 +134,8 @@ pub enum EndpointChange {
         is_open: bool,
         /// Time until which it is open; without one, until a person closes it.
         until: Option<Timestamp>,
-        /// The reason in words.
-        reason: Option<String>,
+        /// What the person noted.
+        note: Option<String>,
     },
     /// A mail was sent to the endpoint's owner.
     Mailed,
@@ -163,9 +154,9 @@ impl EndpointChange {
     pub fn action(&self) -> Option<AuditAction> {
         match self {
             Self::Settings { .. } => Some(AuditAction::EndpointChanged),
-            Self::Standing { state: EndpointState::Active, .. } => Some(AuditAction::EndpointResumed),
-            Self::Standing { state: EndpointState::Paused, .. } => Some(AuditAction::EndpointPaused),
-            Self::Standing { state: EndpointState::Disabled, .. } => Some(AuditAction::EndpointDisabled),
+            Self::State { state: EndpointState::Active, .. } => Some(AuditAction::EndpointResumed),
+            Self::State { state: EndpointState::Paused, .. } => Some(AuditAction::EndpointPaused),
+            Self::State { state: EndpointState::Disabled, .. } => Some(AuditAction::EndpointDisabled),
             Self::Breaker { is_open: true, .. } => Some(AuditAction::BreakerOpened),
             Self::Breaker { is_open: false, .. } => Some(AuditAction::BreakerClosed),
             Self::Rotate { .. } => Some(AuditAction::SecretRotated),

@@ -17,7 +17,7 @@ use crate::model::attempt::Attempt;
 use crate::model::audit::Initiator;
 use crate::model::delivery::Delivery;
 use crate::model::endpoint::Endpoint;
-use crate::model::endpoint_event::EndpointEvent;
+use crate::model::endpoint_event::EndpointEventRecord;
 use crate::model::event::Event;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::model::limits::TenantUsage;
@@ -49,7 +49,7 @@ mod settlement;
 
 pub use acceptance::{AcceptResult, BatchMode, RoutedEvent};
 pub use access::{AccessStore, AuditQuery, TokenScope};
-pub use changes::{DeliveryChange, DeliveryChanged, EndpointChange, EndpointChanged, EndpointStop, EndpointUpdate};
+pub use changes::{DeliveryChange, DeliveryChanged, EndpointChange, EndpointChanged, EndpointUpdate};
 pub use claim::{Claim, DuePage, DueQuery};
 pub use cluster::{Cluster, ClusterEvent, ClusterState, NodeState, PublishedStatus, ShardState, StoreStatus};
 pub use codes::UnknownCode;
@@ -202,7 +202,7 @@ pub trait History: Send + Sync {
     /// Returns a page of a tenant's deliveries, newest first.
     async fn deliveries(&self, tenant: &TenantId, ask: DeliveryQuery, page: PageRequest) -> Result<ListPage<Delivery>>;
     /// Returns a page of the events of an endpoint's life, newest first.
-    async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEvent>>;
+    async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEventRecord>>;
     /// Returns the earliest due time, past or future, of the deliveries that
     /// wait for each of these endpoints.
     async fn oldest_due(&self, endpoints: Vec<EndpointId>) -> Result<Vec<Option<Timestamp>>>;

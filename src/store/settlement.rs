@@ -8,6 +8,7 @@ use crate::model::attempt::Attempt;
 use crate::model::delivery::{DeadCause, DeadlineSource, Progress};
 use crate::model::id::{DeliveryId, EndpointId};
 use crate::model::next_state::NextState;
+use crate::model::operational_event::OperationalEventType;
 
 /// The outcome of a claim, as it is handed to the store.
 #[derive(Debug, Clone)]
@@ -83,7 +84,7 @@ pub struct SettleEffects {
     /// What the answer changed about the endpoint.
     pub update: EndpointUpdate,
     /// Types of those operational events.
-    pub operational_events: Vec<&'static str>,
+    pub operational_events: Vec<OperationalEventType>,
     /// Cause of the delivery's death, if it died.
     pub died: Option<DeadCause>,
     /// Whether nothing was written, because the delivery had changed meanwhile.

@@ -239,7 +239,7 @@ async fn what_somebody_changes_is_recorded_with_the_change(fixture: StoreFixture
     let (policy, if_updated_at) = (current.policy.clone(), current.updated_at);
     let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at };
     ask!(change_endpoint(&acme, id, change, at(30)));
-    ask!(change_endpoint(&acme, id, EndpointChange::Breaker { is_open: true, until: None, reason: None }, at(31)));
+    ask!(change_endpoint(&acme, id, EndpointChange::Breaker { is_open: true, until: None, note: None }, at(31)));
     ask!(change_endpoint(&acme, id, EndpointChange::Mailed, at(32)));
     let endpoint = store.endpoint(&acme, id).unwrap();
     let claim = fixture.claim(event("a").of(&acme).to(&endpoint)).await;
@@ -295,7 +295,7 @@ async fn what_a_task_changes_for_a_caller_is_recorded_in_its_name(fixture: Store
     let tasks = (1..=8).flat_map(|n| [caller_with(name(n), at(n)), Initiator::Gateway]).map(|by| {
         let (store, tenant) = (fixture.store.clone(), tenant.clone());
         tokio::spawn(async move {
-            let change = EndpointChange::Breaker { is_open: true, until: None, reason: None };
+            let change = EndpointChange::Breaker { is_open: true, until: None, note: None };
             store.change_endpoint(&by, &tenant, id, change, at(9)).await.unwrap();
         })
     });
@@ -309,7 +309,7 @@ async fn what_a_task_changes_for_a_caller_is_recorded_in_its_name(fixture: Store
 
 async fn what_nobody_asked_for_is_not_recorded(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
-    let change = EndpointChange::Breaker { is_open: true, until: None, reason: None };
+    let change = EndpointChange::Breaker { is_open: true, until: None, note: None };
     fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, change, at(3)).await.unwrap();
     fixture
         .store

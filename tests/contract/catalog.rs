@@ -5,7 +5,6 @@ use std::time::Duration;
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::DeliveryState;
 use posthaste::model::endpoint::{Endpoint, EndpointState};
-use posthaste::model::endpoint_event::Actor;
 use posthaste::model::rate::Rate;
 use posthaste::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
 use posthaste::store::{DeliveryChange, EndpointChange, Error};
@@ -183,11 +182,7 @@ async fn of_two_changes_at_once_one_is_refused(fixture: StoreFixture) {
 
 async fn a_pause_and_its_length_are_kept(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
-    let stand = |state, reason: Option<&str>| EndpointChange::Standing {
-        state,
-        reason: reason.map(str::to_owned),
-        by: Actor::Person,
-    };
+    let stand = |state, note: Option<&str>| EndpointChange::State { state, note: note.map(str::to_owned) };
     let pause = stand(EndpointState::Paused, Some("moving house"));
     fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, pause, at(10)).await.unwrap();
     let fixture = fixture.reopened().await;
@@ -290,7 +285,7 @@ async fn another_tenants_endpoint_is_not_there(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
     assert!(fixture.store.endpoint(&other, endpoint.id).is_none());
     assert!(fixture.store.endpoints(&other).is_empty());
-    let pause = EndpointChange::Standing { state: EndpointState::Paused, reason: None, by: Actor::Person };
+    let pause = EndpointChange::State { state: EndpointState::Paused, note: None };
     let problem =
         fixture.store.change_endpoint(&Initiator::Gateway, &other, endpoint.id, pause, at(1)).await.unwrap_err();
     assert!(matches!(problem, Error::NotFound("endpoint")), "{problem:?}");

@@ -9,7 +9,6 @@ use jiff::Timestamp;
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{Delivery, Progress};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState, OnDead};
-use posthaste::model::endpoint_event::Actor;
 use posthaste::model::event::Event;
 use posthaste::model::id::{DeliveryId, EventId, TenantId};
 use posthaste::store::{
@@ -18,7 +17,7 @@ use posthaste::store::{
 };
 use serde_json::Value;
 
-use crate::fixture::StoreFixture;
+use crate::fixture::{StoreFixture, names};
 use crate::model::{
     Accepted, Effects, EndpointStep, Model, Name, NewEvent, Refusal, Snapshot, delivery_line, endpoint_line,
 };
@@ -206,7 +205,7 @@ impl ComparedStore {
         let answer = Effects {
             due_at: settled.due_again_at,
             freed: self.names_of(&settled.freed),
-            told: settled.operational_events.clone(),
+            told: names(&settled.operational_events),
             died: settled.died,
             is_void: settled.is_void,
         };
@@ -239,7 +238,7 @@ impl ComparedStore {
         let answer = changed.map_err(refusal).map(|changed| Effects {
             due_at: changed.due_at,
             freed: self.names_of(&changed.freed),
-            told: changed.operational_events,
+            told: names(&changed.operational_events),
             ..Effects::default()
         });
         Answer { answer, details }
@@ -276,7 +275,7 @@ impl ComparedStore {
         let details = details.unwrap_or_default();
         let answer = changed.map_err(refusal).map(|changed| Effects {
             freed: self.names_of(&changed.freed),
-            told: changed.operational_events,
+            told: names(&changed.operational_events),
             ..Effects::default()
         });
         Answer { answer, details }
@@ -425,7 +424,7 @@ impl ComparedStore {
 }
 
 fn asked(step: EndpointStep, current: &Endpoint, now: Timestamp) -> EndpointChange {
-    let standing = |state| EndpointChange::Standing { state, reason: Some("a person's".into()), by: Actor::Person };
+    let standing = |state| EndpointChange::State { state, note: Some("a person's".into()) };
     let settings = |settings: EndpointSettings, if_updated_at| EndpointChange::Settings {
         policy: settings.check().expect("settings that hold"),
         settings: Box::new(settings),
@@ -444,7 +443,7 @@ fn asked(step: EndpointStep, current: &Endpoint, now: Timestamp) -> EndpointChan
             let url = format!("https://example.com/{}", now.as_second());
             settings(EndpointSettings { url, ..current.settings.clone() }, current.updated_at)
         }
-        EndpointStep::Breaker { is_open } => EndpointChange::Breaker { is_open, until: None, reason: None },
+        EndpointStep::Breaker { is_open } => EndpointChange::Breaker { is_open, until: None, note: None },
         EndpointStep::Delete => unreachable!("it is no change"),
     }
 }

@@ -9,12 +9,11 @@
 
 use jiff::Timestamp;
 use posthaste::model::delivery::{DeadCause, DeadlineSource};
-use posthaste::model::endpoint::EndpointState;
-use posthaste::model::endpoint_event::{Actor, EndpointEvent, EndpointEventKind};
+use posthaste::model::endpoint_event::{DisableCause, EndpointEvent, EndpointEventKind, PauseCause};
 use posthaste::model::health::EndpointHealth;
 use posthaste::model::id::TenantId;
 use posthaste::model::next_state::NextState;
-use posthaste::store::{BatchMode, Claim, ClaimOutcome, DeliveryChange, EndpointStop, EndpointUpdate};
+use posthaste::store::{BatchMode, Claim, ClaimOutcome, DeliveryChange, EndpointUpdate};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
 use serde_json::json;
@@ -104,7 +103,6 @@ enum Heard {
     Nothing,
     Health,
     Quiet(i64),
-    Stop(EndpointState),
     Happened(EndpointEventKind),
 }
 
@@ -146,7 +144,7 @@ fn commands() -> impl Strategy<Value = Vec<Command>> {
         6 => Just(Heard::Nothing),
         1 => Just(Heard::Health),
         1 => (0..60_i64).prop_map(Heard::Quiet),
-        1 => prop_oneof![Just(EndpointState::Paused), Just(EndpointState::Disabled)].prop_map(Heard::Stop),
+        1 => prop_oneof![Just(EndpointEventKind::Paused), Just(EndpointEventKind::Disabled)].prop_map(Heard::Happened),
         1 => prop_oneof![Just(EndpointEventKind::Recovered), Just(EndpointEventKind::ProbeFailed)]
             .prop_map(Heard::Happened),
     ];
@@ -397,12 +395,9 @@ impl Comparison {
                     update.health = Some(Box::new(EndpointHealth { version, ..EndpointHealth::default() }));
                 }
                 Heard::Quiet(seconds) => update.quiet_until = Some(self.later(seconds)),
-                Heard::Stop(state) => {
-                    update.stop = Some(EndpointStop { state, reason: "it asked".into(), by: Actor::Receiver });
-                }
                 Heard::Happened(what) => {
-                    let event = EndpointEvent { at: now, what, reason: None, by: Actor::Gateway, until: None };
-                    *update = EndpointUpdate { endpoint_events: vec![event], ..update.clone() };
+                    let endpoint_events = vec![endpoint_event(what, now)];
+                    *update = EndpointUpdate { endpoint_events, ..update.clone() };
                 }
             }
         }
@@ -473,6 +468,18 @@ impl Comparison {
         let found = found.into_iter().filter(|(_, lines)| !lines.is_empty());
         let found: Vec<String> = found.map(|(who, lines)| format!("{who} keep other things:\n{lines}")).collect();
         if found.is_empty() { Ok(()) } else { Err(found.join("\n")) }
+    }
+}
+
+/// What an answer can do to its endpoint.
+fn endpoint_event(what: EndpointEventKind, now: Timestamp) -> EndpointEvent {
+    let answer = "answered 503".to_owned();
+    match what {
+        EndpointEventKind::Paused => EndpointEvent::Paused(PauseCause::Refusals { count: 101, answer }),
+        EndpointEventKind::Disabled => EndpointEvent::Disabled(DisableCause::Gone),
+        EndpointEventKind::ProbeFailed => EndpointEvent::ProbeFailed { until: now, answer },
+        EndpointEventKind::Recovered => EndpointEvent::Recovered,
+        other => unreachable!("{other:?} is not heard"),
     }
 }
 

@@ -12,12 +12,13 @@ use posthaste::model::answer::Timings;
 use posthaste::model::attempt::{Attempt, Decision};
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, Delivery, DeliveryState};
-use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState, EndpointStatus, Secret};
-use posthaste::model::endpoint_event::{Actor, EndpointEvent};
+use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointStatus, Secret};
+use posthaste::model::endpoint_event::{DisableCause, EndpointEvent, EndpointEventRecord};
 use posthaste::model::event::Event;
 use posthaste::model::health::EndpointHealth;
 use posthaste::model::id::{DeliveryId, EndpointId, SecretId, TenantId};
 use posthaste::model::next_state::NextState;
+use posthaste::model::operational_event::OperationalEventType;
 use posthaste::model::shard::Lease;
 use posthaste::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
 use posthaste::model::verdict::Verdict;
@@ -26,8 +27,8 @@ use posthaste::store::postgres::{PostgresOptions, PostgresStore};
 use posthaste::store::seal::Seal;
 use posthaste::store::{
     AcceptResult, BatchMode, Claim, ClaimOutcome, DeliveryChange, DeliveryChanged, DeliveryQuery, DuePage, DueQuery,
-    EndpointStop, EndpointUpdate, Error, ForgottenCounts, PageRequest, RetentionHorizon, RoutedEvent, SettleEffects,
-    Settlement, Store,
+    EndpointUpdate, Error, ForgottenCounts, PageRequest, RetentionHorizon, RoutedEvent, SettleEffects, Settlement,
+    Store,
 };
 use serde_json::{Value, json};
 
@@ -375,7 +376,7 @@ impl StoreFixture {
     }
 
     /// Returns the events of an endpoint, newest first, page by page.
-    pub async fn endpoint_events(&self, endpoint: &Endpoint, limit: usize) -> Vec<EndpointEvent> {
+    pub async fn endpoint_events(&self, endpoint: &Endpoint, limit: usize) -> Vec<EndpointEventRecord> {
         let mut all = Vec::new();
         let mut cursor = None;
         loop {
@@ -457,11 +458,15 @@ pub fn attempted(claim: &Claim, next: NextState, now: Timestamp) -> ClaimOutcome
     ClaimOutcome::Attempted { attempt: Box::new(attempt), next, progress, expiry_check_at: None, update }
 }
 
+/// Returns the names of types of operational events.
+pub fn names(types: &[OperationalEventType]) -> Vec<&'static str> {
+    types.iter().map(|event_type| event_type.as_str()).collect()
+}
+
 /// Returns the update of a receiver that asked never to be called again.
 pub fn disabling() -> EndpointUpdate {
-    let reason = "the receiver answered 410".to_owned();
-    let stop = EndpointStop { state: EndpointState::Disabled, reason, by: Actor::Receiver };
-    EndpointUpdate { stop: Some(stop), ..EndpointUpdate::default() }
+    let endpoint_events = vec![EndpointEvent::Disabled(DisableCause::Gone)];
+    EndpointUpdate { endpoint_events, ..EndpointUpdate::default() }
 }
 
 /// An event to accept, built as `event("a").key("k").to(&endpoint)`.

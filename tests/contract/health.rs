@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use posthaste::model::audit::Initiator;
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState};
-use posthaste::model::endpoint_event::{Actor, EndpointEvent, EndpointEventKind};
+use posthaste::model::endpoint_event::{Actor, CloseCause, EndpointEvent, EndpointEventKind, OpenCause};
 use posthaste::model::health::{BreakerPhase, EndpointHealth};
 use posthaste::model::next_state::NextState;
 use posthaste::store::{EndpointChange, EndpointChanged, EndpointUpdate, PageRequest, SettleEffects};
@@ -54,14 +54,35 @@ pub async fn settle_with_health(
     health: EndpointHealth,
     endpoint_events: Vec<EndpointEvent>,
 ) -> SettleEffects {
-    let claim = fixture.claim(event(&format!("felt-{}", fixture.mint())).to(endpoint)).await;
-    let update = EndpointUpdate { health: Some(Box::new(health)), endpoint_events, ..EndpointUpdate::default() };
-    fixture.attempted_with_update(&claim, NextState::Waiting { due_at: at(1_000) }, update, at(9)).await
+    settle_with_health_at(fixture, endpoint, health, endpoint_events, at(9)).await
 }
 
-/// Returns an endpoint event that the gateway caused.
-pub fn endpoint_event(what: EndpointEventKind, at: Timestamp) -> EndpointEvent {
-    EndpointEvent { at, what, reason: Some("it failed".into()), by: Actor::Gateway, until: None }
+async fn settle_with_health_at(
+    fixture: &StoreFixture,
+    endpoint: &Arc<Endpoint>,
+    health: EndpointHealth,
+    endpoint_events: Vec<EndpointEvent>,
+    now: Timestamp,
+) -> SettleEffects {
+    let claim = fixture.claim(event(&format!("felt-{}", fixture.mint())).to(endpoint)).await;
+    let update = EndpointUpdate { health: Some(Box::new(health)), endpoint_events, ..EndpointUpdate::default() };
+    fixture.attempted_with_update(&claim, NextState::Waiting { due_at: at(1_000) }, update, now).await
+}
+
+/// Returns that a breaker opened until second 15.
+pub fn opened() -> EndpointEvent {
+    let cause = OpenCause::FailuresInARow { count: 10, answer: "answered 503".into() };
+    EndpointEvent::BreakerOpened { until: Some(at(15)), cause }
+}
+
+/// Returns that a probe failed.
+pub fn probe_failed() -> EndpointEvent {
+    EndpointEvent::ProbeFailed { until: at(35), answer: "answered 503".into() }
+}
+
+/// Returns that a breaker closed because of a probe.
+pub fn closed() -> EndpointEvent {
+    EndpointEvent::BreakerClosed(CloseCause::Probe { answer: "answered 200".into() })
 }
 
 fn known(fixture: &StoreFixture, endpoint: &Endpoint) -> EndpointHealth {
@@ -86,11 +107,11 @@ async fn resettled(fixture: &StoreFixture, endpoint: &Endpoint, changes: Value, 
 }
 
 fn breaker(is_open: bool, until: Option<i64>) -> EndpointChange {
-    EndpointChange::Breaker { is_open, until: until.map(at), reason: Some("maintenance".into()) }
+    EndpointChange::Breaker { is_open, until: until.map(at), note: Some("maintenance".into()) }
 }
 
 fn standing(state: EndpointState) -> EndpointChange {
-    EndpointChange::Standing { state, reason: None, by: Actor::Person }
+    EndpointChange::State { state, note: None }
 }
 
 async fn health_is_kept_over_closing(fixture: StoreFixture) {
@@ -99,13 +120,7 @@ async fn health_is_kept_over_closing(fixture: StoreFixture) {
     assert_eq!(known(&fixture, &endpoint), failing(0, 1, 1));
     let fixture = fixture.reopened().await;
     assert_eq!(known(&fixture, &endpoint), failing(0, 1, 1));
-    settle_with_health(
-        &fixture,
-        &endpoint,
-        open(0, 2, 15),
-        vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))],
-    )
-    .await;
+    settle_with_health(&fixture, &endpoint, open(0, 2, 15), vec![opened()]).await;
     let fixture = fixture.reopened().await;
     assert_eq!(known(&fixture, &endpoint), open(0, 2, 15), "with its time and its reason");
     assert_eq!(fixture.store.endpoints(&ours())[0].health, open(0, 2, 15), "however it is read");
@@ -120,13 +135,7 @@ async fn an_older_snapshot_never_overwrites_a_newer_one(fixture: StoreFixture) {
         // What events with it in this life happened all the same; what turned
         // in an earlier one is over.
         let events = usize::from(stale.generation == 3);
-        let settled = settle_with_health(
-            &fixture,
-            &endpoint,
-            stale,
-            vec![endpoint_event(EndpointEventKind::BreakerClosed, at(5))],
-        )
-        .await;
+        let settled = settle_with_health(&fixture, &endpoint, stale, vec![closed()]).await;
         assert_eq!(settled.update.endpoint_events.len(), events, "{settled:?}");
         assert_eq!(known(&fixture, &endpoint), failing(3, 7, 7));
     }
@@ -142,10 +151,7 @@ async fn stale_health_changes_nothing(fixture: StoreFixture, endpoint: &Arc<Endp
     let new = known(&fixture, endpoint);
     assert!(new.generation > 0, "it is a new life: {new:?}");
     settle_with_health(&fixture, endpoint, failing(new.generation - 1, 1_000, 9), Vec::new()).await;
-    let events = vec![
-        endpoint_event(EndpointEventKind::BreakerOpened, at(5)),
-        endpoint_event(EndpointEventKind::Recovered, at(5)),
-    ];
+    let events = vec![opened(), EndpointEvent::Recovered];
     settle_with_health(&fixture, endpoint, open(new.generation - 1, 1_000, 99), events).await;
     assert_eq!(known(&fixture, endpoint), new);
     let fixture = fixture.reopened().await;
@@ -166,7 +172,7 @@ async fn what_a_person_does_to_the_breaker_begins_a_life_that_stale_health_canno
         assert_eq!(health.reason.as_deref(), Some("maintenance"));
         let [opened_event] = &opened.endpoint_events[..] else { panic!("{opened:?}") };
         assert_eq!(
-            (opened_event.what, opened_event.by, opened_event.until),
+            (opened_event.kind(), opened_event.by(), opened_event.until()),
             (EndpointEventKind::BreakerOpened, Actor::Person, until.map(at))
         );
     }
@@ -189,16 +195,10 @@ async fn resuming_begins_a_new_life(fixture: StoreFixture) {
     );
     let fixture = stale_health_changes_nothing(fixture, &endpoint).await;
     // An active one that is left alone: its breaker closes with it.
-    settle_with_health(
-        &fixture,
-        &endpoint,
-        open(1, 1, 99),
-        vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))],
-    )
-    .await;
+    settle_with_health(&fixture, &endpoint, open(1, 1, 99), vec![opened()]).await;
     let resumed = changed(&fixture, &endpoint, standing(EndpointState::Active), 40).await;
     assert_eq!(
-        (resumed.endpoint.health.generation, resumed.endpoint_events[0].what),
+        (resumed.endpoint.health.generation, resumed.endpoint_events[0].kind()),
         (2, EndpointEventKind::BreakerClosed)
     );
     stale_health_changes_nothing(fixture, &endpoint).await;
@@ -207,13 +207,7 @@ async fn resuming_begins_a_new_life(fixture: StoreFixture) {
 async fn another_url_and_a_breaker_switched_off_begin_a_new_life(fixture: StoreFixture) {
     for changes in [json!({"url": "https://elsewhere.example/"}), json!({"breaker": {"enabled": false}})] {
         let endpoint = fixture.endpoint(json!({})).await;
-        settle_with_health(
-            &fixture,
-            &endpoint,
-            open(0, 5, 99),
-            vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))],
-        )
-        .await;
+        settle_with_health(&fixture, &endpoint, open(0, 5, 99), vec![opened()]).await;
         let same = resettled(&fixture, &endpoint, json!({"max_in_flight": 3}), 20).await;
         assert_eq!(same.endpoint.health, open(0, 5, 99), "other settings leave it alone");
         let moved = resettled(&fixture, &endpoint, changes, 30).await;
@@ -222,18 +216,12 @@ async fn another_url_and_a_breaker_switched_off_begin_a_new_life(fixture: StoreF
             (1, BreakerPhase::Ramp { width: 1 })
         );
         assert_eq!(
-            (moved.endpoint_events[0].what, moved.endpoint_events[0].by),
+            (moved.endpoint_events[0].kind(), moved.endpoint_events[0].by()),
             (EndpointEventKind::BreakerClosed, Actor::Person)
         );
         let new = known(&fixture, &endpoint);
         settle_with_health(&fixture, &endpoint, failing(0, 1_000, 9), Vec::new()).await;
-        settle_with_health(
-            &fixture,
-            &endpoint,
-            open(0, 1_001, 99),
-            vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))],
-        )
-        .await;
+        settle_with_health(&fixture, &endpoint, open(0, 1_001, 99), vec![opened()]).await;
         assert_eq!(known(&fixture, &endpoint), new, "what was heard before says nothing after it");
     }
 }
@@ -251,38 +239,17 @@ async fn milestones_are_kept_newest_first_page_by_page(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
     let other = fixture.endpoint(json!({})).await;
     changed(&fixture, &other, standing(EndpointState::Paused), 1).await;
-    settle_with_health(
-        &fixture,
-        &endpoint,
-        open(0, 1, 15),
-        vec![endpoint_event(EndpointEventKind::BreakerOpened, at(5))],
-    )
-    .await;
-    settle_with_health(
-        &fixture,
-        &endpoint,
-        open(0, 2, 35),
-        vec![endpoint_event(EndpointEventKind::ProbeFailed, at(15))],
-    )
-    .await;
+    settle_with_health_at(&fixture, &endpoint, open(0, 1, 15), vec![opened()], at(5)).await;
+    settle_with_health_at(&fixture, &endpoint, open(0, 2, 35), vec![probe_failed()], at(15)).await;
     let well = EndpointHealth { generation: 0, version: 3, ..EndpointHealth::default() };
-    settle_with_health(
-        &fixture,
-        &endpoint,
-        well,
-        vec![
-            endpoint_event(EndpointEventKind::BreakerClosed, at(35)),
-            endpoint_event(EndpointEventKind::Recovered, at(35)),
-        ],
-    )
-    .await;
+    settle_with_health_at(&fixture, &endpoint, well, vec![closed(), EndpointEvent::Recovered], at(35)).await;
     changed(&fixture, &endpoint, standing(EndpointState::Paused), 40).await;
     changed(&fixture, &endpoint, standing(EndpointState::Active), 50).await;
     let fixture = fixture.reopened().await;
     let expected = [
         (EndpointEventKind::Resumed, at(50), Actor::Person),
         (EndpointEventKind::Paused, at(40), Actor::Person),
-        (EndpointEventKind::Recovered, at(35), Actor::Gateway),
+        (EndpointEventKind::Recovered, at(35), Actor::Receiver),
         (EndpointEventKind::BreakerClosed, at(35), Actor::Gateway),
         (EndpointEventKind::ProbeFailed, at(15), Actor::Gateway),
         (EndpointEventKind::BreakerOpened, at(5), Actor::Gateway),

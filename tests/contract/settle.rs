@@ -3,7 +3,6 @@
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, DeadlineSource, DeliveryState};
 use posthaste::model::endpoint::{EndpointSettings, EndpointState};
-use posthaste::model::endpoint_event::Actor;
 use posthaste::model::next_state::NextState;
 use posthaste::model::shard::{Epoch, Lease};
 use posthaste::store::{ClaimOutcome, DeliveryChange, EndpointChange, EndpointUpdate, Error, Settlement};
@@ -141,7 +140,7 @@ async fn gone_disables_the_endpoint_and_holds_its_backlog(fixture: StoreFixture)
     let endpoint = fixture.endpoint(json!({})).await;
     let claim = fixture.claim(event("a").to(&endpoint)).await;
     let other = fixture.claim(event("b").to(&endpoint)).await;
-    assert_eq!(fixture.die(&claim, DeadCause::Gone, at(4)).await.update.stop, disabling().stop);
+    assert_eq!(fixture.die(&claim, DeadCause::Gone, at(4)).await.update, disabling());
     let standing = &fixture.store.endpoint(&ours(), endpoint.id).unwrap().status;
     assert_eq!((standing.state, standing.since), (EndpointState::Disabled, at(4)));
     assert!(standing.reason.as_deref().unwrap().contains("410"));
@@ -288,11 +287,11 @@ async fn a_receivers_wish_for_quiet_is_kept_and_never_shortened(fixture: StoreFi
     }
     let fixture = fixture.reopened().await;
     assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().quiet_until, Some(at(90)));
-    let standing = EndpointChange::Standing { state: EndpointState::Paused, reason: None, by: Actor::Person };
+    let standing = EndpointChange::State { state: EndpointState::Paused, note: None };
     fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, standing, at(2)).await.unwrap();
     assert_eq!(fixture.store.any_endpoint(endpoint.id).unwrap().quiet_until, Some(at(90)), "a pause changes nothing");
     for (n, quiet_until) in [(1, Some(at(90))), (2, None)] {
-        let standing = EndpointChange::Standing { state: EndpointState::Active, reason: None, by: Actor::Person };
+        let standing = EndpointChange::State { state: EndpointState::Active, note: None };
         fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, standing, at(2)).await.unwrap();
         let known = fixture.store.any_endpoint(endpoint.id).unwrap();
         assert_eq!(known.quiet_until, quiet_until, "resume {n}: the first ends the pause, the second the quiet");

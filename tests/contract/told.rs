@@ -6,7 +6,7 @@ use std::sync::Arc;
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, DeadlineSource, DeliveryState};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState};
-use posthaste::model::endpoint_event::{Actor, EndpointEventKind};
+use posthaste::model::endpoint_event::{DisableCause, EndpointEvent};
 use posthaste::model::health::{BreakerPhase, EndpointHealth};
 use posthaste::model::id::TenantId;
 use posthaste::model::next_state::NextState;
@@ -16,8 +16,8 @@ use posthaste::store::{
 };
 use serde_json::{Value, json};
 
-use crate::fixture::{StoreFixture, at, attempted, event, ours, settlement};
-use crate::health::{endpoint_event, settle_with_health};
+use crate::fixture::{StoreFixture, at, attempted, event, names, ours, settlement};
+use crate::health::{closed, opened, probe_failed, settle_with_health};
 
 for_every_store! {
     a_pause_is_told_in_the_commit_that_makes_it_true,
@@ -69,7 +69,7 @@ fn types(claims: &[Claim]) -> Vec<&str> {
 }
 
 fn standing(state: EndpointState) -> EndpointChange {
-    EndpointChange::Standing { state, reason: Some("moving house".into()), by: Actor::Person }
+    EndpointChange::State { state, note: Some("moving house".into()) }
 }
 
 async fn a_pause_is_told_in_the_commit_that_makes_it_true(fixture: StoreFixture) {
@@ -79,7 +79,7 @@ async fn a_pause_is_told_in_the_commit_that_makes_it_true(fixture: StoreFixture)
     let change = standing(EndpointState::Paused);
     let changed =
         fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, change, at(7)).await.unwrap();
-    assert_eq!(changed.operational_events, ["endpoint.paused"]);
+    assert_eq!(names(&changed.operational_events), ["endpoint.paused"]);
     let [claim] = &changed.freed[..] else { panic!("{:?}", changed.freed) };
     assert_eq!((claim.endpoint, claim.event.tenant.as_str()), (listener.id, "_system"));
     assert_eq!((claim.event.accepted_at, claim.due_at), (at(7), at(7)));
@@ -135,9 +135,7 @@ async fn a_resume_and_a_probe_that_failed_are_not_told(fixture: StoreFixture) {
         .unwrap();
     assert!(resumed.operational_events.is_empty() && resumed.freed.is_empty());
     let health = EndpointHealth { generation: 1, version: 1, ..EndpointHealth::default() };
-    let settled =
-        settle_with_health(&fixture, &endpoint, health, vec![endpoint_event(EndpointEventKind::ProbeFailed, at(3))])
-            .await;
+    let settled = settle_with_health(&fixture, &endpoint, health, vec![probe_failed()]).await;
     assert!(settled.operational_events.is_empty() && settled.freed.is_empty());
     assert_eq!(operational_event_types(&fixture).await, ["endpoint.paused"]);
 }
@@ -148,12 +146,12 @@ async fn a_receiver_that_is_gone_is_told_with_its_dead_letter(fixture: StoreFixt
     let claim = fixture.claim(event("a").to(&endpoint)).await;
     let second = fixture.claim(event("b").to(&endpoint)).await;
     let settled = fixture.die(&claim, DeadCause::Gone, at(3)).await;
-    assert_eq!(settled.operational_events, ["delivery.dead", "endpoint.disabled"]);
-    assert_eq!(types(&settled.freed), settled.operational_events);
+    assert_eq!(names(&settled.operational_events), ["delivery.dead", "endpoint.disabled"]);
+    assert_eq!(types(&settled.freed), names(&settled.operational_events));
     assert_eq!(data(&settled.freed[0])["cause"], "gone");
     assert_eq!(data(&settled.freed[1])["by"], "receiver");
     assert_eq!(
-        fixture.die(&second, DeadCause::Gone, at(4)).await.operational_events,
+        names(&fixture.die(&second, DeadCause::Gone, at(4)).await.operational_events),
         ["delivery.dead"],
         "it is disabled once"
     );
@@ -164,33 +162,26 @@ async fn what_its_breaker_does_is_told(fixture: StoreFixture) {
     let endpoint = fixture.endpoint(json!({})).await;
     let phase = BreakerPhase::Open { until: Some(at(15)) };
     let health = EndpointHealth { version: 1, phase, ..EndpointHealth::default() };
-    let opened = posthaste::model::endpoint_event::EndpointEvent {
-        until: Some(at(15)),
-        ..endpoint_event(EndpointEventKind::BreakerOpened, at(5))
-    };
-    let settled = settle_with_health(&fixture, &endpoint, health, vec![opened]).await;
+    let settled = settle_with_health(&fixture, &endpoint, health, vec![opened()]).await;
     assert_eq!(
-        (&settled.operational_events[..], types(&settled.freed)),
-        (&["breaker.opened"][..], vec!["breaker.opened"])
+        (names(&settled.operational_events), types(&settled.freed)),
+        (vec!["breaker.opened"], vec!["breaker.opened"])
     );
     let data_sent = data(&settled.freed[0]);
     assert_eq!((&data_sent["by"], &data_sent["next_probe_at"]), (&json!("gateway"), &json!(at(15))));
-    assert_eq!(data_sent["reason"], "it failed");
-    let turned = vec![
-        endpoint_event(EndpointEventKind::BreakerClosed, at(16)),
-        endpoint_event(EndpointEventKind::Recovered, at(16)),
-    ];
+    assert_eq!(data_sent["reason"], "10 failures in a row; the last answered 503");
+    let turned = vec![closed(), EndpointEvent::Recovered];
     let settled =
         settle_with_health(&fixture, &endpoint, EndpointHealth { version: 2, ..EndpointHealth::default() }, turned)
             .await;
-    assert_eq!(settled.operational_events, ["breaker.closed", "endpoint.recovered"]);
-    assert_eq!(types(&settled.freed), settled.operational_events);
+    assert_eq!(names(&settled.operational_events), ["breaker.closed", "endpoint.recovered"]);
+    assert_eq!(types(&settled.freed), names(&settled.operational_events));
     // By a person's word likewise.
     for (is_open, expected) in [(true, "breaker.opened"), (false, "breaker.closed")] {
-        let change = EndpointChange::Breaker { is_open, until: None, reason: None };
+        let change = EndpointChange::Breaker { is_open, until: None, note: None };
         let changed =
             fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, change, at(20)).await.unwrap();
-        assert_eq!((&changed.operational_events[..], types(&changed.freed)), (&[expected][..], vec![expected]));
+        assert_eq!((names(&changed.operational_events), types(&changed.freed)), (vec![expected], vec![expected]));
         assert_eq!(data(&changed.freed[0])["by"], "person");
     }
 }
@@ -203,7 +194,7 @@ async fn a_dead_letter_is_told_with_its_cause(fixture: StoreFixture) {
     {
         let claim = fixture.claim(event(name).kind("invoice.paid").to(&endpoint)).await;
         let settled = fixture.die(&claim, cause, at(3)).await;
-        assert_eq!((settled.died, &settled.operational_events[..]), (Some(cause), &["delivery.dead"][..]));
+        assert_eq!((settled.died, names(&settled.operational_events)), (Some(cause), vec!["delivery.dead"]));
         let data_sent = data(&settled.freed[0]);
         assert_eq!(
             (&data_sent["cause"], &data_sent["event"], &data_sent["event_type"]),
@@ -222,7 +213,7 @@ async fn a_delivery_that_ends_unattempted_is_told_too(fixture: StoreFixture) {
     let claim = fixture.claim(event("late").to(&endpoint)).await;
     let over = ClaimOutcome::Expired { by: DeadlineSource::Hold, progress: claim.progress };
     let settled = fixture.store.settle(fixture.lease(endpoint.id), settlement(&claim, over, at(9))).await.unwrap();
-    assert_eq!((settled.died, &settled.operational_events[..]), (Some(DeadCause::Expired), &["delivery.dead"][..]));
+    assert_eq!((settled.died, names(&settled.operational_events)), (Some(DeadCause::Expired), vec!["delivery.dead"]));
     assert_eq!(data(&settled.freed[0])["attempts"], 0);
 }
 
@@ -233,8 +224,8 @@ async fn blocked(fixture: &StoreFixture, changes: Value) -> (Arc<Endpoint>, Clai
     for id in ["b", "c"] {
         fixture.accept(event(id).key("k").to(&endpoint)).await;
     }
-    let operational_events = fixture.die(&head, DeadCause::Refused, at(1)).await.operational_events;
-    (endpoint, head, operational_events)
+    let told = names(&fixture.die(&head, DeadCause::Refused, at(1)).await.operational_events);
+    (endpoint, head, told)
 }
 
 async fn a_lane_is_told_blocked_when_its_head_dies_and_unblocked_by_a_replay(fixture: StoreFixture) {
@@ -243,8 +234,8 @@ async fn a_lane_is_told_blocked_when_its_head_dies_and_unblocked_by_a_replay(fix
     assert_eq!(operational_events, ["lane.blocked", "delivery.dead"]);
     let replayed = fixture.change(head.id, DeliveryChange::Replay, at(5)).await.unwrap();
     assert_eq!(
-        (&replayed.operational_events[..], types(&replayed.freed)),
-        (&["lane.unblocked"][..], vec!["lane.unblocked"])
+        (names(&replayed.operational_events), types(&replayed.freed)),
+        (vec!["lane.unblocked"], vec!["lane.unblocked"])
     );
     let data_sent = data(&replayed.freed[0]);
     assert_eq!(
@@ -254,7 +245,7 @@ async fn a_lane_is_told_blocked_when_its_head_dies_and_unblocked_by_a_replay(fix
     // Dying again blocks it again.
     let again = fixture.due(&endpoint, at(9)).await.claims.remove(0);
     assert_eq!(
-        fixture.die(&again, DeadCause::Refused, at(9)).await.operational_events,
+        names(&fixture.die(&again, DeadCause::Refused, at(9)).await.operational_events),
         ["lane.blocked", "delivery.dead"]
     );
 }
@@ -263,7 +254,7 @@ async fn discarding_a_dead_head_tells_that_the_lane_moves_on(fixture: StoreFixtu
     listener(&fixture, &["lane.*"]).await;
     let (endpoint, head, _) = blocked(&fixture, json!({})).await;
     assert_eq!(
-        fixture.change(head.id, DeliveryChange::Discard, at(5)).await.unwrap().operational_events,
+        names(&fixture.change(head.id, DeliveryChange::Discard, at(5)).await.unwrap().operational_events),
         ["lane.unblocked"]
     );
     // The next one in the lane is no news.
@@ -280,10 +271,10 @@ async fn a_dead_head_that_arrived_after_all_tells_that_the_lane_moves_on(fixture
     // Its time is over while a request is open, which then succeeds.
     let over = ClaimOutcome::Expired { by: DeadlineSource::Age, progress: head.progress };
     let expired = fixture.store.settle(fixture.lease(endpoint.id), settlement(&head, over, at(3))).await.unwrap();
-    assert_eq!(expired.operational_events, ["lane.blocked", "delivery.dead"]);
+    assert_eq!(names(&expired.operational_events), ["lane.blocked", "delivery.dead"]);
     let arrived = fixture.deliver(&head, at(5)).await;
     assert_eq!(fixture.state(head.id).await, DeliveryState::Delivered);
-    assert_eq!(arrived.operational_events, ["lane.unblocked"]);
+    assert_eq!(names(&arrived.operational_events), ["lane.unblocked"]);
     assert_eq!(types(&arrived.freed), ["lane.unblocked", "thing.happened"]);
     assert_eq!(data(&arrived.freed[0])["delivery"], json!(head.id));
 }
@@ -299,11 +290,11 @@ async fn a_lane_that_skips_from_now_on_is_told_unblocked(fixture: StoreFixture) 
     let change = EndpointChange::Settings { settings: Box::new(settings), policy, if_updated_at: current.updated_at };
     let changed =
         fixture.store.change_endpoint(&Initiator::Gateway, &ours(), endpoint.id, change, at(5)).await.unwrap();
-    assert_eq!(changed.operational_events, ["lane.unblocked"]);
+    assert_eq!(names(&changed.operational_events), ["lane.unblocked"]);
     assert_eq!(data(&changed.freed[0])["delivery"], json!(head.id));
     // From now on a dead head holds nobody up, and that is no news.
     let next = fixture.due(&endpoint, at(9)).await.claims.remove(0);
-    assert_eq!(fixture.die(&next, DeadCause::Refused, at(9)).await.operational_events, ["delivery.dead"]);
+    assert_eq!(names(&fixture.die(&next, DeadCause::Refused, at(9)).await.operational_events), ["delivery.dead"]);
 }
 
 async fn nothing_is_told_of_the_lanes_of_a_deleted_endpoint(fixture: StoreFixture) {
@@ -319,7 +310,7 @@ async fn a_dead_letter_that_nothing_stands_behind_tells_of_no_lane(fixture: Stor
     listener(&fixture, &["lane.*"]).await;
     let endpoint = fixture.endpoint(json!({})).await;
     let free = fixture.claim(event("free").to(&endpoint)).await;
-    assert_eq!(fixture.die(&free, DeadCause::Refused, at(1)).await.operational_events, ["delivery.dead"]);
+    assert_eq!(names(&fixture.die(&free, DeadCause::Refused, at(1)).await.operational_events), ["delivery.dead"]);
     assert!(fixture.change(free.id, DeliveryChange::Replay, at(2)).await.unwrap().operational_events.is_empty());
     let waiting = fixture.claim(event("waiting").key("k").to(&endpoint)).await;
     assert!(fixture.change(waiting.id, DeliveryChange::Cancel, at(3)).await.unwrap().operational_events.is_empty());
@@ -353,11 +344,8 @@ async fn nothing_is_told_about_those_who_are_told(fixture: StoreFixture) {
     let claim = fixture.claim(draft()).await;
     let notice = EndpointUpdate {
         health: Some(Box::new(EndpointHealth { version: 1, ..EndpointHealth::default() })),
-        endpoint_events: vec![
-            endpoint_event(EndpointEventKind::BreakerOpened, at(5)),
-            endpoint_event(EndpointEventKind::Recovered, at(5)),
-        ],
-        ..crate::fixture::disabling()
+        endpoint_events: vec![opened(), EndpointEvent::Recovered, EndpointEvent::Disabled(DisableCause::Gone)],
+        ..EndpointUpdate::default()
     };
     let settled = fixture.attempted_with_update(&claim, NextState::Dead(DeadCause::Gone), notice, at(5)).await;
     assert_eq!(settled.died, Some(DeadCause::Gone));

@@ -9,7 +9,7 @@ use posthaste::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
 use posthaste::store::{AcceptResult, BatchMode, Claim, ClaimOutcome, DeliveryChange, SettleEffects};
 use serde_json::json;
 
-use crate::fixture::{StoreFixture, at, event, ours, settlement, tenant};
+use crate::fixture::{StoreFixture, at, event, names, ours, settlement, tenant};
 
 for_every_store! {
     what_waits_is_counted_through_its_whole_life,
@@ -178,7 +178,7 @@ async fn a_stumble_charges_nothing_and_the_third_is_the_end(fixture: StoreFixtur
     let fixture = fixture.reopened().await;
     let settled = stumbled(&fixture, &claim, 3).await;
     assert_eq!((settled.due_again_at, settled.died), (None, Some(DeadCause::Poisoned)));
-    assert_eq!(settled.operational_events, ["delivery.dead"]);
+    assert_eq!(names(&settled.operational_events), ["delivery.dead"]);
     let delivery = fixture.delivery(claim.id).await;
     assert_eq!((delivery.state, delivery.cause), (DeliveryState::Dead, Some(DeadCause::Poisoned)));
     assert_eq!(delivery.internal_error.as_deref(), Some("it fell at 3"), "with what went wrong");
@@ -210,7 +210,7 @@ async fn a_poisoned_head_blocks_its_lane_alone(fixture: StoreFixture) {
     for n in 1..=2 {
         assert!(stumbled(&fixture, &head, n).await.freed.is_empty(), "it holds its lane");
     }
-    assert_eq!(stumbled(&fixture, &head, 3).await.operational_events, ["lane.blocked", "delivery.dead"]);
+    assert_eq!(names(&stumbled(&fixture, &head, 3).await.operational_events), ["lane.blocked", "delivery.dead"]);
     assert_eq!(fixture.due_ids(&endpoint, at(100)).await, ["c"]);
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use posthaste::clock::{Clock, SystemClock};
 use posthaste::lifecycle::mail::smtp::{SmtpMailer, read_password};
-use posthaste::lifecycle::mail::text::{MailFacts, MailReason, trouble_letter};
+use posthaste::lifecycle::mail::text::{MailFacts, MailReason, subject_and_text};
 use posthaste::lifecycle::mail::{Mail, MailError, MailQueue, MailRetry, Mailer};
 use serde_json::json;
 
@@ -371,7 +371,7 @@ fn remedies(gateway: &Gateway, endpoint: &str, what: MailReason) -> (Vec<String>
         next_probe_at: None,
         reason_kind: what,
     };
-    let (_, text) = trouble_letter(&facts);
+    let (_, text) = subject_and_text(&facts);
     let line = |begin: &str| text.lines().find_map(|line| line.trim().strip_prefix(begin)).unwrap().to_owned();
     let mut command: Vec<String> = line("posthaste ").split(' ').map(str::to_owned).collect();
     command.extend(["--server".into(), format!("http://{}", gateway.address)]);

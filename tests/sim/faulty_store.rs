@@ -14,7 +14,7 @@ use posthaste::model::attempt::Attempt;
 use posthaste::model::audit::{AuditEntry, AuditedAction, Initiator};
 use posthaste::model::delivery::Delivery;
 use posthaste::model::endpoint::Endpoint;
-use posthaste::model::endpoint_event::EndpointEvent;
+use posthaste::model::endpoint_event::EndpointEventRecord;
 use posthaste::model::event::Event;
 use posthaste::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
 use posthaste::model::limits::TenantUsage;
@@ -383,7 +383,7 @@ impl History for FaultyStore {
         let tenant = tenant.clone();
         self.call(async move |store| store.attempts(&tenant, id).await).await
     }
-    async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEvent>> {
+    async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEventRecord>> {
         self.call(async move |store| store.endpoint_events(endpoint, page).await).await
     }
     async fn oldest_due(&self, endpoints: Vec<EndpointId>) -> Result<Vec<Option<Timestamp>>> {

@@ -18,7 +18,7 @@ use posthaste::model::answer::{Answer, Response, Timings};
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, Delivery, DeliveryState, after};
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState};
-use posthaste::model::endpoint_event::{Actor, EndpointEvent, EndpointEventKind};
+use posthaste::model::endpoint_event::{Actor, EndpointEventKind, EndpointEventRecord};
 use posthaste::model::health::{BreakerPhase, Quarantine};
 use posthaste::model::id::{EndpointId, TenantId};
 use posthaste::model::span::Span;
@@ -103,7 +103,7 @@ impl Simulation {
     }
 
     /// Returns the events of the endpoint, oldest first.
-    async fn endpoint_events(&self) -> Vec<EndpointEvent> {
+    async fn endpoint_events(&self) -> Vec<EndpointEventRecord> {
         let page = PageRequest { cursor: None, limit: 500 };
         let mut events = self.gateway.store.endpoint_events(self.endpoint, page).await.unwrap().data;
         events.reverse();

@@ -15,6 +15,7 @@ use crate::model::answer::{Answer, FailureKind};
 use crate::model::attempt::{Attempt, Decision};
 use crate::model::delivery::{DeadCause, DeadlineSource, after};
 use crate::model::endpoint::{Endpoint, EndpointState};
+use crate::model::endpoint_event::DisableCause;
 use crate::model::explain::answer_words;
 use crate::model::headers::is_reserved;
 use crate::model::health::BreakerInput;
@@ -56,7 +57,7 @@ pub struct AttemptResult {
     /// Time until which the receiver asks to be left alone.
     pub quiet_until: Option<Timestamp>,
     /// Why the receiver asks never to be called again, if it does.
-    pub disables: Option<String>,
+    pub disables: Option<DisableCause>,
     /// A random number in `[0, 1)` for the breaker.
     pub draw: f64,
 }

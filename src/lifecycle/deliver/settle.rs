@@ -62,7 +62,7 @@ fn settled(context: &DeliveryContext, claim: &Claim, settlement: &Settlement, ef
         context.expiry.schedule_check(*at);
     }
     if !effects.is_void {
-        context.notifier.settled(claim.endpoint, claim.event.accepted_at, outcome, &effects);
+        context.notifier.settled(settlement, claim.event.accepted_at, &effects);
         if let ClaimOutcome::Expired { by, .. } = outcome {
             log_expired(claim.id, claim.endpoint, &claim.event.tenant, *by);
         }

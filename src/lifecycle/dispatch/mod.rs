@@ -30,7 +30,7 @@ use crate::metrics::WaitReason;
 use crate::model::blocker::Capacity;
 use crate::model::delivery::after;
 use crate::model::endpoint::Endpoint;
-use crate::model::endpoint_event::EndpointEventKind;
+use crate::model::endpoint_event::EndpointEvent;
 use crate::model::health::EndpointHealth;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
 use crate::model::shard::{Lease, Shard};
@@ -473,13 +473,18 @@ impl Drop for InFlightGuard {
 fn log_endpoint_update(claim: &Claim, update: &EndpointUpdate) {
     let (endpoint, tenant) = (claim.endpoint, &claim.event.tenant);
     for endpoint_event in &update.endpoint_events {
-        let (what, by) = (endpoint_event.what.as_str(), endpoint_event.by.as_str());
-        let reason = endpoint_event.reason.as_deref().unwrap_or("it delivers again");
-        match endpoint_event.what {
-            EndpointEventKind::Paused | EndpointEventKind::Disabled | EndpointEventKind::BreakerOpened => {
+        let (what, by) = (endpoint_event.kind().as_str(), endpoint_event.by().as_str());
+        let reason = endpoint_event.reason().unwrap_or_else(|| "it delivers again".to_owned());
+        match endpoint_event {
+            EndpointEvent::Paused(_) | EndpointEvent::Disabled(_) | EndpointEvent::BreakerOpened { .. } => {
                 warn!(endpoint.id = %endpoint, tenant.id = %tenant, what, by, "endpoint {what}: {reason}; what comes for it is held");
             }
-            _ => info!(endpoint.id = %endpoint, tenant.id = %tenant, what, by, "endpoint {what}: {reason}"),
+            EndpointEvent::Resumed { .. }
+            | EndpointEvent::ProbeFailed { .. }
+            | EndpointEvent::BreakerClosed(_)
+            | EndpointEvent::Recovered => {
+                info!(endpoint.id = %endpoint, tenant.id = %tenant, what, by, "endpoint {what}: {reason}");
+            }
         }
     }
     if let Some(at) = update.quiet_until {

@@ -8,14 +8,14 @@ use jiff::Timestamp;
 use super::queue::EndpointQueue;
 use crate::lifecycle::deliver::attempt::AttemptResult;
 use crate::model::endpoint::EndpointState;
-use crate::model::endpoint_event::{Actor, EndpointEvent, EndpointEventKind};
-use crate::model::health::{BreakerEvent, BreakerThresholds, Quarantine};
-use crate::store::{EndpointStop, EndpointUpdate};
+use crate::model::endpoint_event::EndpointEvent;
+use crate::model::health::{BreakerThresholds, Quarantine};
+use crate::store::EndpointUpdate;
 
 /// Whether an update holds deliveries back. Then
 /// [`super::queues::EndpointQueues::backpressure_written`] has to follow it.
 pub fn is_backpressure(update: &EndpointUpdate) -> bool {
-    update.quiet_until.is_some() || update.stop.is_some()
+    update.quiet_until.is_some() || update.is_stop()
 }
 
 /// Applies the result of an attempt to the endpoint's breaker; returns what is
@@ -28,29 +28,14 @@ pub fn observe(
 ) -> EndpointUpdate {
     let version = queue.breaker.health.version;
     let thresholds = BreakerThresholds { breaker: &queue.gate.breaker, cap: queue.gate.cap, quarantine };
-    let breaker_events = queue.breaker.observe(&result.breaker_input, thresholds, now, result.draw);
-    let mut update = EndpointUpdate { quiet_until: result.quiet_until, ..EndpointUpdate::default() };
-    let mut record =
-        |what, reason, by, until| update.endpoint_events.push(EndpointEvent { at: now, what, reason, by, until });
-    for breaker_event in breaker_events {
-        match breaker_event {
-            BreakerEvent::Opened { until, reason, is_again } => {
-                let kind = if is_again { EndpointEventKind::ProbeFailed } else { EndpointEventKind::BreakerOpened };
-                record(kind, Some(reason), Actor::Gateway, Some(until));
-            }
-            BreakerEvent::Closed { reason } => {
-                record(EndpointEventKind::BreakerClosed, Some(reason), Actor::Gateway, None)
-            }
-            BreakerEvent::Recovered => record(EndpointEventKind::Recovered, None, Actor::Receiver, None),
-            BreakerEvent::Quarantined { reason } => {
-                update.stop = Some(EndpointStop { state: EndpointState::Paused, reason, by: Actor::Gateway });
-            }
-        }
+    let mut endpoint_events = queue.breaker.observe(&result.breaker_input, thresholds, now, result.draw);
+    if let Some(cause) = result.disables {
+        // What is disabled need not be paused.
+        endpoint_events.retain(|event| EndpointState::stopped_by(event).is_none());
+        endpoint_events.push(EndpointEvent::Disabled(cause));
     }
-    if let Some(reason) = result.disables {
-        update.stop = Some(EndpointStop { state: EndpointState::Disabled, reason, by: Actor::Receiver });
-    }
-    if update.stop.is_some() {
+    let mut update = EndpointUpdate { quiet_until: result.quiet_until, health: None, endpoint_events };
+    if update.is_stop() {
         queue.breaker.note_trouble(now);
     }
     if queue.breaker.health.version != version {

@@ -170,7 +170,7 @@ impl EndpointQueues {
         if is_backpressure(&update) {
             queue.pending_backpressure.pending += 1;
             queue.pending_backpressure.quiet_until = queue.pending_backpressure.quiet_until.max(update.quiet_until);
-            queue.pending_backpressure.is_stopped |= update.stop.is_some();
+            queue.pending_backpressure.is_stopped |= update.is_stop();
         }
         if !update.is_empty() {
             self.apply_gate(endpoint, now);

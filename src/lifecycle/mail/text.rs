@@ -6,6 +6,7 @@
 
 use jiff::Timestamp;
 
+use crate::model::endpoint_event::{Actor, EndpointEvent};
 use crate::model::url_versions::masked;
 
 /// The kind of trouble that a mail is about.
@@ -19,6 +20,23 @@ pub enum MailReason {
     Disabled,
     /// A delivery to the endpoint is dead.
     Dead,
+}
+
+impl MailReason {
+    /// Returns the kind of trouble that an event is, if its owner is mailed
+    /// about it. A person who did it knows.
+    pub fn of(event: &EndpointEvent) -> Option<Self> {
+        let reason = match event {
+            EndpointEvent::BreakerOpened { .. } => Self::BreakerOpened,
+            EndpointEvent::Paused(_) => Self::Paused,
+            EndpointEvent::Disabled(_) => Self::Disabled,
+            EndpointEvent::Resumed { .. }
+            | EndpointEvent::ProbeFailed { .. }
+            | EndpointEvent::BreakerClosed(_)
+            | EndpointEvent::Recovered => return None,
+        };
+        Some(reason).filter(|_| event.by() != Actor::Person)
+    }
 }
 
 /// The facts that a mail is written from.
@@ -50,7 +68,7 @@ const NAME_CHARS_MAX: usize = 80;
 const LINE_CHARS_MAX: usize = 300;
 
 /// Returns the subject and the text of a mail about trouble.
-pub fn trouble_letter(facts: &MailFacts) -> (String, String) {
+pub fn subject_and_text(facts: &MailFacts) -> (String, String) {
     let description = one_line(&facts.description);
     let name = cut(if description.is_empty() { masked(&facts.url) } else { description }, NAME_CHARS_MAX);
     let subject = match facts.reason_kind {
@@ -185,6 +203,7 @@ fn utc(at: Timestamp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::endpoint_event::{DisableCause, OpenCause, PauseCause};
 
     fn facts(reason_kind: MailReason) -> MailFacts {
         MailFacts {
@@ -201,9 +220,24 @@ mod tests {
     }
 
     fn letter(facts: &MailFacts) -> String {
-        let (subject, text) = trouble_letter(facts);
+        let (subject, text) = subject_and_text(facts);
         assert!(!subject.contains("hush") && !text.contains("hush"), "{subject}\n{text}");
         format!("{subject}\n\n{text}")
+    }
+
+    #[test]
+    fn nobody_is_mailed_about_what_a_person_did_or_what_is_no_trouble() {
+        let (answer, note) = ("answered 503".to_owned(), None);
+        for (event, expected) in [
+            (EndpointEvent::Paused(PauseCause::Person { note }), None),
+            (EndpointEvent::Paused(PauseCause::Refusals { count: 101, answer }), Some(MailReason::Paused)),
+            (EndpointEvent::Disabled(DisableCause::Person { note: None }), None),
+            (EndpointEvent::Disabled(DisableCause::Directive), Some(MailReason::Disabled)),
+            (EndpointEvent::BreakerOpened { until: None, cause: OpenCause::Person { note: None } }, None),
+            (EndpointEvent::Recovered, None),
+        ] {
+            assert_eq!(MailReason::of(&event), expected, "{event:?}");
+        }
     }
 
     #[test]
@@ -238,7 +272,7 @@ mod tests {
     #[test]
     fn what_comes_from_outside_stays_on_its_line() {
         let (description, reason) = ("Shop\r\nBcc: x@example.com".into(), "503\n\nYou owe us money".into());
-        let (subject, text) = trouble_letter(&MailFacts { description, reason, ..facts(MailReason::Paused) });
+        let (subject, text) = subject_and_text(&MailFacts { description, reason, ..facts(MailReason::Paused) });
         assert_eq!(subject, "Webhooks are paused: Shop Bcc: x@example.com");
         assert!(text.contains("Description: Shop Bcc: x@example.com\n"), "{text}");
         assert!(text.contains("Reason:      503 You owe us money\n"), "{text}");
@@ -246,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_long_name_is_cut_in_the_subject() {
-        let (subject, _) = trouble_letter(&MailFacts { description: "ü".repeat(500), ..facts(MailReason::Paused) });
+        let (subject, _) = subject_and_text(&MailFacts { description: "ü".repeat(500), ..facts(MailReason::Paused) });
         assert_eq!(subject.chars().filter(|c| *c == 'ü').count(), NAME_CHARS_MAX);
     }
 }

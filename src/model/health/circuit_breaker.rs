@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use super::{BreakerPhase, EndpointHealth};
 use crate::model::breaker::{BreakerSettings, FailureWindow};
 use crate::model::delivery::after;
+use crate::model::endpoint_event::{CloseCause, EndpointEvent, OpenCause, PauseCause};
 use crate::model::span::Span;
 use crate::model::verdict::Verdict;
 
@@ -20,9 +21,6 @@ const RAMP_STEP_MS: i64 = 500;
 const COOLDOWN_SPREAD: f64 = 0.1;
 /// Failures needed before an endpoint is paused for failing too long.
 const FAILURES_LEAST: u32 = 10;
-
-/// Beginning of the reason of a pause for failing too long.
-pub const FAILING: &str = "nothing but failures";
 
 /// An answer, reduced to what the breaker needs to know of it.
 #[derive(Debug, Clone)]
@@ -37,32 +35,6 @@ pub struct BreakerInput {
     pub started_at: Timestamp,
     /// The answer in words, such as `answered 503`.
     pub answer: String,
-}
-
-/// A change of an endpoint's health that follows from its answers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum BreakerEvent {
-    /// The breaker opened, or stays open after a failed probe.
-    Opened {
-        /// Time from which the next probe may start.
-        until: Timestamp,
-        /// The cause in words.
-        reason: String,
-        /// Whether it was open before, and a probe failed.
-        is_again: bool,
-    },
-    /// The breaker closed into a ramp.
-    Closed {
-        /// The cause in words.
-        reason: String,
-    },
-    /// The endpoint delivers again after trouble.
-    Recovered,
-    /// The endpoint has to be paused.
-    Quarantined {
-        /// The cause in words.
-        reason: String,
-    },
 }
 
 /// The limits beyond which a failing endpoint is paused.
@@ -139,7 +111,7 @@ impl CircuitBreaker {
         thresholds: BreakerThresholds<'_>,
         now: Timestamp,
         draw: f64,
-    ) -> Vec<BreakerEvent> {
+    ) -> Vec<EndpointEvent> {
         if self.health.from.is_some_and(|from| input.started_at < from) {
             return Vec::new();
         }
@@ -154,9 +126,7 @@ impl CircuitBreaker {
             BreakerPhase::Ramp { width } if is_of_phase => self.observe_ramp(width, observation, &mut events),
             BreakerPhase::Open { .. } | BreakerPhase::Ramp { .. } => {}
         }
-        if let Some(reason) = self.quarantine_reason(observation) {
-            events.push(BreakerEvent::Quarantined { reason });
-        }
+        events.extend(self.pause_cause(observation).map(EndpointEvent::Paused));
         if self.health != before {
             self.health.version += 1;
         }
@@ -177,7 +147,7 @@ impl CircuitBreaker {
     }
 
     /// Updates the counters of failures, refusals and misses.
-    fn count(&mut self, observation: Observation<'_>, is_of_phase: bool, events: &mut Vec<BreakerEvent>) {
+    fn count(&mut self, observation: Observation<'_>, is_of_phase: bool, events: &mut Vec<EndpointEvent>) {
         let (input, window, now) = (observation.input, observation.thresholds.breaker.window, observation.now);
         let health = &mut self.health;
         match input.verdict {
@@ -186,7 +156,7 @@ impl CircuitBreaker {
                 health.failing_since = None;
                 // A request that started before the breaker opened ends no trouble.
                 if is_of_phase && health.trouble_since.take().is_some() {
-                    events.push(BreakerEvent::Recovered);
+                    events.push(EndpointEvent::Recovered);
                 }
                 self.window.record(window, now, false);
                 return;
@@ -206,7 +176,7 @@ impl CircuitBreaker {
         health.failing_since.get_or_insert(input.started_at);
     }
 
-    fn observe_closed(&mut self, observation: Observation<'_>, events: &mut Vec<BreakerEvent>) {
+    fn observe_closed(&mut self, observation: Observation<'_>, events: &mut Vec<EndpointEvent>) {
         let breaker = observation.thresholds.breaker;
         if !breaker.enabled || !observation.is_failure() {
             return;
@@ -215,17 +185,16 @@ impl CircuitBreaker {
         let in_a_row = self.health.failures;
         let is_ratio_reached =
             total >= breaker.min_requests && f64::from(failed) >= breaker.failure_ratio * f64::from(total);
-        let last = &observation.input.answer;
+        let answer = observation.input.answer.clone();
         if in_a_row >= breaker.consecutive_failures {
-            self.open(format!("{in_a_row} failures in a row; the last {last}"), false, observation, events);
+            self.open(OpenCause::FailuresInARow { count: in_a_row, answer }, observation, events);
         } else if is_ratio_reached {
-            let window = breaker.window;
-            let reason = format!("{failed} of {total} requests within {window} failed; the last {last}");
-            self.open(reason, false, observation, events);
+            let cause = OpenCause::FailureRatio { failed, total, window: breaker.window, answer };
+            self.open(cause, observation, events);
         }
     }
 
-    fn observe_probe(&mut self, observation: Observation<'_>, events: &mut Vec<BreakerEvent>) {
+    fn observe_probe(&mut self, observation: Observation<'_>, events: &mut Vec<EndpointEvent>) {
         let Observation { input, thresholds, now, .. } = observation;
         match input.verdict {
             Verdict::Retry if input.is_limited => {
@@ -237,19 +206,17 @@ impl CircuitBreaker {
             Verdict::Retry if !thresholds.breaker.enabled => self.close_fully(now),
             Verdict::Retry => {
                 self.health.trips = self.health.trips.saturating_add(1);
-                let reason = format!("the probe failed too; it {}", input.answer);
-                self.open(reason, true, observation, events);
+                self.stay_open(observation, events);
             }
             Verdict::Delivered | Verdict::Refused | Verdict::Gone => {
-                let reason = format!("the probe {}", input.answer);
                 self.close(now);
-                events.push(BreakerEvent::Closed { reason });
+                events.push(EndpointEvent::BreakerClosed(CloseCause::Probe { answer: input.answer.clone() }));
                 self.widen_if_due(1, thresholds.cap, now);
             }
         }
     }
 
-    fn observe_ramp(&mut self, width: u32, observation: Observation<'_>, events: &mut Vec<BreakerEvent>) {
+    fn observe_ramp(&mut self, width: u32, observation: Observation<'_>, events: &mut Vec<EndpointEvent>) {
         let Observation { input, thresholds, now, .. } = observation;
         if self.health.is_ramp_over(now) {
             self.close_fully(now);
@@ -267,8 +234,8 @@ impl CircuitBreaker {
         let failures = self.health.failures;
         if thresholds.breaker.enabled && failures >= RAMP_FAILURES.min(thresholds.breaker.consecutive_failures) {
             self.health.trips = self.health.trips.saturating_add(1);
-            let reason = format!("{failures} failures in a row while it was recovering; the last {}", input.answer);
-            self.open(reason, false, observation, events);
+            let cause = OpenCause::FailuresInRamp { count: failures, answer: input.answer.clone() };
+            self.open(cause, observation, events);
         }
     }
 
@@ -294,19 +261,26 @@ impl CircuitBreaker {
         self.ramp_answers = 0;
     }
 
-    fn open(&mut self, reason: String, is_again: bool, observation: Observation<'_>, events: &mut Vec<BreakerEvent>) {
+    fn open(&mut self, cause: OpenCause, observation: Observation<'_>, events: &mut Vec<EndpointEvent>) {
+        let until = self.cooldown_end(observation);
+        self.health.since = Some(observation.now);
+        self.health.trouble_since.get_or_insert(observation.now);
+        self.hold(until, EndpointEvent::BreakerOpened { until: Some(until), cause }, events);
+    }
+
+    /// Holds requests back for another cool-down, after a failed probe.
+    fn stay_open(&mut self, observation: Observation<'_>, events: &mut Vec<EndpointEvent>) {
         // A probe that a person asked for early must not shorten the cool-down.
-        let before = self.health.open_until().filter(|_| is_again);
-        let until = self.cooldown_end(observation).max(before.unwrap_or(Timestamp::MIN));
-        let health = &mut self.health;
-        health.phase = BreakerPhase::Open { until: Some(until) };
-        if !is_again {
-            health.since = Some(observation.now);
-            health.trouble_since.get_or_insert(observation.now);
-        }
-        health.reason = Some(reason.clone());
+        let until = self.cooldown_end(observation).max(self.health.open_until().unwrap_or(Timestamp::MIN));
+        let answer = observation.input.answer.clone();
+        self.hold(until, EndpointEvent::ProbeFailed { until, answer }, events);
+    }
+
+    fn hold(&mut self, until: Timestamp, event: EndpointEvent, events: &mut Vec<EndpointEvent>) {
+        self.health.phase = BreakerPhase::Open { until: Some(until) };
+        self.health.reason = event.reason();
         self.window = FailureWindow::default();
-        events.push(BreakerEvent::Opened { until, reason, is_again });
+        events.push(event);
     }
 
     /// Returns the time of the next probe, if the breaker opens now.
@@ -337,24 +311,20 @@ impl CircuitBreaker {
     }
 
     /// Returns why the endpoint has to be paused, if it has.
-    fn quarantine_reason(&self, observation: Observation<'_>) -> Option<String> {
+    fn pause_cause(&self, observation: Observation<'_>) -> Option<PauseCause> {
         let (input, now, health) = (observation.input, observation.now, &self.health);
         let limits = observation.thresholds.quarantine;
         if input.verdict == Verdict::Delivered {
             return None;
         }
         if matches!(input.verdict, Verdict::Refused | Verdict::Gone) && health.refusals as usize > limits.refusals {
-            let count = health.refusals;
-            return Some(format!(
-                "{count} permanent answers without a success between them; the last {}",
-                input.answer
-            ));
+            return Some(PauseCause::Refusals { count: health.refusals, answer: input.answer.clone() });
         }
         let since = health.failing_since?;
         let failing_ms = u128::try_from(now.as_millisecond() - since.as_millisecond()).unwrap_or(0);
         if failing_ms >= limits.failing_for.0.as_millis() && health.misses >= FAILURES_LEAST {
-            let (misses, span) = (health.misses, limits.failing_for.words());
-            return Some(format!("{FAILING} for {span}, {misses} in all; the last {}", input.answer));
+            let (span, count) = (limits.failing_for, health.misses);
+            return Some(PauseCause::Failing { span, count, answer: input.answer.clone() });
         }
         None
     }

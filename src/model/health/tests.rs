@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::model::breaker::BreakerSettings;
+use crate::model::endpoint_event::{CloseCause, EndpointEvent, OpenCause, PauseCause};
+use crate::model::span::Span;
 use crate::model::verdict::Verdict;
 
 fn at(millis: i64) -> Timestamp {
@@ -25,13 +27,13 @@ impl Subject {
         Self { circuit: CircuitBreaker::default(), breaker: BreakerSettings::default(), cap: 10, now: 0 }
     }
 
-    fn observe(&mut self, input: &BreakerInput) -> Vec<BreakerEvent> {
+    fn observe(&mut self, input: &BreakerInput) -> Vec<EndpointEvent> {
         let thresholds = BreakerThresholds { breaker: &self.breaker, cap: self.cap, quarantine: Quarantine::default() };
         self.circuit.observe(input, thresholds, at(self.now), 0.5)
     }
 
     /// Observes this verdict now, for a request that started now.
-    fn says(&mut self, verdict: Verdict) -> Vec<BreakerEvent> {
+    fn says(&mut self, verdict: Verdict) -> Vec<EndpointEvent> {
         self.observe(&answer(verdict, self.now))
     }
 
@@ -40,7 +42,7 @@ impl Subject {
         for _ in 0..9 {
             assert!(subject.says(Verdict::Retry).is_empty());
         }
-        assert!(matches!(subject.says(Verdict::Retry)[..], [BreakerEvent::Opened { is_again: false, .. }]));
+        assert!(matches!(subject.says(Verdict::Retry)[..], [EndpointEvent::BreakerOpened { .. }]));
         subject
     }
 
@@ -85,12 +87,13 @@ fn asking_for_less_is_no_failure() {
 fn a_share_of_failures_opens_it_within_the_window_only() {
     // Four of five fail, never ten in a row.
     let mut subject = Subject::new();
-    let events: Vec<BreakerEvent> =
+    let events: Vec<EndpointEvent> =
         (0..20).flat_map(|n| subject.says(if n % 5 == 0 { Verdict::Delivered } else { Verdict::Retry })).collect();
-    assert!(
-        matches!(&events[..], [BreakerEvent::Opened { reason, .. }] if reason.starts_with("16 of 20 requests within 1m failed")),
-        "{events:?}"
-    );
+    let [EndpointEvent::BreakerOpened { cause, .. }] = &events[..] else { panic!("{events:?}") };
+    let (window, answer) = (Span::secs(60), "answered so".to_owned());
+    assert_eq!(*cause, OpenCause::FailureRatio { failed: 16, total: 20, window, answer });
+    let sentence = "16 of 20 requests within 1m failed; the last answered so";
+    assert_eq!(subject.circuit.health.reason.as_deref(), Some(sentence));
     // The same over more than the window.
     let mut subject = Subject::new();
     for n in 0..40 {
@@ -111,7 +114,7 @@ fn a_failed_probe_doubles_the_wait_up_to_its_limit() {
     for _ in 0..9 {
         subject.now += subject.probe_in();
         assert_eq!(subject.state(), BreakerState::HalfOpen);
-        assert!(matches!(subject.says(Verdict::Retry)[..], [BreakerEvent::Opened { is_again: true, .. }]));
+        assert!(matches!(subject.says(Verdict::Retry)[..], [EndpointEvent::ProbeFailed { .. }]));
         waits.push(subject.probe_in());
     }
     assert_eq!(waits[..4], [21_000, 42_000, 84_000, 168_000]);
@@ -132,7 +135,7 @@ fn what_was_on_its_way_when_it_opened_is_no_probe() {
         }
         let asked = BreakerInput { is_asked: true, ..answer(Verdict::Delivered, subject.now + 1) };
         let events = subject.observe(&asked);
-        assert!(events.contains(&BreakerEvent::Recovered), "what a person asks for is a probe: {events:?}");
+        assert!(events.contains(&EndpointEvent::Recovered), "what a person asks for is a probe: {events:?}");
         assert_eq!(subject.state(), BreakerState::Ramp);
     }
 }
@@ -143,8 +146,10 @@ fn any_other_answer_to_a_probe_closes_it_into_a_ramp() {
         let mut subject = Subject::opened();
         subject.now += subject.probe_in();
         let events = subject.says(verdict);
-        assert!(events.contains(&BreakerEvent::Closed { reason: "the probe answered so".into() }), "{events:?}");
-        assert_eq!(events.contains(&BreakerEvent::Recovered), verdict == Verdict::Delivered);
+        let closed = EndpointEvent::BreakerClosed(CloseCause::Probe { answer: "answered so".into() });
+        assert_eq!(closed.reason().as_deref(), Some("the probe answered so"));
+        assert!(events.contains(&closed), "{events:?}");
+        assert_eq!(events.contains(&EndpointEvent::Recovered), verdict == Verdict::Delivered);
         assert_eq!((subject.state(), subject.width()), (BreakerState::Ramp, 1));
     }
     // One that only asks for less: the same wait again.
@@ -157,10 +162,10 @@ fn any_other_answer_to_a_probe_closes_it_into_a_ramp() {
     let mut subject = Subject::opened();
     subject.now = 1_000;
     let failed = BreakerInput { is_asked: true, ..answer(Verdict::Retry, 1_000) };
-    assert!(matches!(subject.observe(&failed)[..], [BreakerEvent::Opened { is_again: true, .. }]));
+    assert!(matches!(subject.observe(&failed)[..], [EndpointEvent::ProbeFailed { .. }]));
     assert_eq!(subject.probe_in(), 21_000);
     let arrived = BreakerInput { is_asked: true, ..answer(Verdict::Delivered, 1_000) };
-    assert!(subject.observe(&arrived).contains(&BreakerEvent::Recovered));
+    assert!(subject.observe(&arrived).contains(&EndpointEvent::Recovered));
 }
 
 #[test]
@@ -222,7 +227,7 @@ fn failing_again_while_recovering_narrows_the_ramp_and_then_opens_it_for_longer(
     assert!(subject.says(Verdict::Retry).is_empty());
     assert_eq!(subject.width(), 4);
     assert!(subject.says(Verdict::Retry).is_empty());
-    assert!(matches!(subject.says(Verdict::Retry)[..], [BreakerEvent::Opened { is_again: false, .. }]));
+    assert!(matches!(subject.says(Verdict::Retry)[..], [EndpointEvent::BreakerOpened { .. }]));
     assert_eq!(subject.probe_in(), 21_000, "it had not recovered for good");
 }
 
@@ -313,10 +318,8 @@ fn more_than_a_hundred_permanent_answers_pause_it_and_only_a_success_starts_the_
         }
     }
     let events = subject.says(Verdict::Gone);
-    assert!(
-        matches!(&events[..], [BreakerEvent::Quarantined { reason }] if reason.starts_with("101 permanent answers")),
-        "{events:?}"
-    );
+    let cause = PauseCause::Refusals { count: 101, answer: "answered so".into() };
+    assert_eq!(events, [EndpointEvent::Paused(cause)]);
     let mut subject = Subject::new();
     for n in 0..1_000 {
         assert!(subject.says(if n % 101 == 100 { Verdict::Delivered } else { Verdict::Refused }).is_empty(), "{n}");
@@ -330,10 +333,13 @@ fn five_days_of_nothing_but_failure_pause_it() {
     let mut quarantined = None;
     while subject.now < 6 * day && quarantined.is_none() {
         let events = subject.says(if subject.now % (3 * hour) == 0 { Verdict::Refused } else { Verdict::Retry });
-        quarantined = events.into_iter().find(|event| matches!(event, BreakerEvent::Quarantined { .. }));
+        quarantined =
+            events.into_iter().find(|event| matches!(event, EndpointEvent::Paused(PauseCause::Failing { .. })));
         subject.now += hour;
     }
     assert_eq!(subject.now, 5 * day + hour);
+    let sentence = "nothing but failures for 5d, 121 in all; the last answered so";
+    assert_eq!(quarantined.unwrap().reason().as_deref(), Some(sentence));
     // Two failures far apart are no five days of failure.
     let mut subject = Subject::new();
     subject.says(Verdict::Retry);
@@ -344,7 +350,7 @@ fn five_days_of_nothing_but_failure_pause_it() {
     for n in 0..240 {
         subject.now = n * hour;
         let events = subject.says(if n == 100 { Verdict::Delivered } else { Verdict::Refused });
-        assert!(!events.iter().any(|event| matches!(event, BreakerEvent::Quarantined { .. })) || n >= 200, "{n}");
+        assert!(!events.iter().any(|event| matches!(event, EndpointEvent::Paused(_))) || n >= 200, "{n}");
     }
 }
 

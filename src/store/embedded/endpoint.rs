@@ -165,7 +165,7 @@ pub fn change(
     let endpoint = save(transaction, no, endpoint)?;
     let mut freed = Vec::new();
     for endpoint_event in &effects.endpoint_events {
-        freed.extend(record_endpoint_event(transaction, no, &endpoint, endpoint_event)?);
+        freed.extend(record_endpoint_event(transaction, no, &endpoint, endpoint_event, now)?);
     }
     if effects.unblocks {
         for dead in pass_dead_heads(transaction.db, no, now)? {
@@ -187,7 +187,7 @@ pub fn apply_endpoint_update(
     now: Timestamp,
 ) -> rusqlite::Result<(EndpointUpdate, Vec<Claim>)> {
     if let (Some(health), true) = (&update.health, is_only_health(update)) {
-        keep_health(transaction, id, health)?;
+        store_health(transaction, id, health)?;
         return Ok((EndpointUpdate::default(), Vec::new()));
     }
     let Some((no, mut endpoint)) = current(transaction, id)? else { return Ok(Default::default()) };
@@ -198,14 +198,14 @@ pub fn apply_endpoint_update(
     let endpoint = save(transaction, no, endpoint)?;
     let mut freed = Vec::new();
     for endpoint_event in &applied.endpoint_events {
-        freed.extend(record_endpoint_event(transaction, no, &endpoint, endpoint_event)?);
+        freed.extend(record_endpoint_event(transaction, no, &endpoint, endpoint_event, now)?);
     }
     Ok((applied, freed))
 }
 
 /// Stores the health of an endpoint, if it is newer than the stored one. Every
 /// failed attempt comes here, so nothing else is touched.
-fn keep_health(
+fn store_health(
     transaction: &mut WriteTransaction<'_>,
     id: EndpointId,
     health: &EndpointHealth,

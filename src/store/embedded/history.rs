@@ -17,7 +17,7 @@ use super::rows::{
 };
 use crate::model::attempt::Attempt;
 use crate::model::delivery::{Delivery, DeliveryState};
-use crate::model::endpoint_event::EndpointEvent;
+use crate::model::endpoint_event::EndpointEventRecord;
 use crate::model::event::{Event, EventKey, EventType};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::catalog_json::from_json;
@@ -92,7 +92,7 @@ impl History for EmbeddedStore {
         .await
     }
 
-    async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEvent>> {
+    async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEventRecord>> {
         let cursor = cursor_no(&page)?;
         self.read(move |db| {
             let sql = "SELECT m.no, m.record FROM milestones m JOIN endpoints p ON p.no = m.endpoint

@@ -11,7 +11,7 @@ use super::claim::stored_tenant;
 use super::rows::{delivery_id, millis, uuid_of};
 use super::writer::WriteTransaction;
 use crate::model::endpoint::Endpoint;
-use crate::model::endpoint_event::EndpointEvent;
+use crate::model::endpoint_event::{EndpointEvent, EndpointEventRecord};
 use crate::model::id::{EndpointId, EventId};
 use crate::model::operational_event::OperationalEvent;
 use crate::store::plan::{ENDPOINT_EVENTS_KEPT, EventSubject};
@@ -25,12 +25,13 @@ pub fn record_endpoint_event(
     no: i64,
     endpoint: &Endpoint,
     endpoint_event: &EndpointEvent,
+    now: Timestamp,
 ) -> rusqlite::Result<Vec<Claim>> {
-    let record = serde_json::to_string(endpoint_event).expect("an endpoint event is plain data");
+    let record = serde_json::to_string(&EndpointEventRecord::of(endpoint_event, now)).expect("a record is plain data");
     let db = transaction.db;
     db.prepare_cached("INSERT INTO milestones (endpoint, at, record) VALUES (?, ?, ?)")?.execute(params![
         no,
-        millis(endpoint_event.at),
+        millis(now),
         record
     ])?;
     db.prepare_cached(
@@ -38,8 +39,8 @@ pub fn record_endpoint_event(
              (SELECT no FROM milestones WHERE endpoint = ?1 ORDER BY no DESC LIMIT 1 OFFSET ?2)",
     )?
     .execute(params![no, ENDPOINT_EVENTS_KEPT])?;
-    match OperationalEvent::of_endpoint_event(endpoint, endpoint_event) {
-        Some(operational_event) => accept_operational_event(transaction, operational_event, endpoint_event.at),
+    match OperationalEvent::of_endpoint_event(endpoint, endpoint_event, now) {
+        Some(operational_event) => accept_operational_event(transaction, operational_event, now),
         None => Ok(Vec::new()),
     }
 }

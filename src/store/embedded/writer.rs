@@ -25,6 +25,7 @@ use super::failure::failure_of;
 use crate::metrics::CommitMetrics;
 use crate::model::id::TenantId;
 use crate::model::limits::TenantUsage;
+use crate::model::operational_event::OperationalEventType;
 use crate::model::tenant::Tenant;
 use crate::store::catalog_index::CatalogIndex;
 use crate::store::seal::Seal;
@@ -97,7 +98,7 @@ pub struct WriteTransaction<'a> {
     counts: &'a mut Vec<CountChange>,
     growth: &'a mut HashMap<TenantId, UsageGrowth>,
     /// Types of the operational events that this job wrote.
-    pub operational_events: Vec<&'static str>,
+    pub operational_events: Vec<OperationalEventType>,
 }
 
 /// A change of the counters in memory, applied once it is durable.

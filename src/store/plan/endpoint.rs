@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use crate::model::delivery::after;
 use crate::model::endpoint::{Endpoint, EndpointSettings, EndpointState, OnDead, Secret};
-use crate::model::endpoint_event::{Actor, EndpointEvent, EndpointEventKind};
+use crate::model::endpoint_event::{Actor, CloseCause, DisableCause, EndpointEvent, OpenCause, PauseCause};
 use crate::model::health::{BreakerPhase, EndpointHealth};
 use crate::model::policy::RetryPolicy;
 use crate::store::codes::{at, millis};
@@ -31,50 +31,25 @@ pub fn change_endpoint(
     now: Timestamp,
 ) -> Result<EndpointChangeEffects> {
     let mut effects = EndpointChangeEffects::default();
-    let mut happened =
-        |what, reason, by| effects.endpoint_events.push(EndpointEvent { at: now, what, reason, by, until: None });
     match change {
         EndpointChange::Settings { settings, policy, if_updated_at } => {
             if endpoint.updated_at != if_updated_at {
                 return Err(Error::Changed);
             }
-            let unblocks = endpoint.settings.on_dead == OnDead::Block && settings.on_dead == OnDead::Skip;
-            if let Some(reason) = apply_settings(endpoint, *settings, policy, now) {
-                happened(EndpointEventKind::BreakerClosed, Some(reason), Actor::Person);
-            }
-            effects.unblocks = unblocks;
+            effects.unblocks = endpoint.settings.on_dead == OnDead::Block && settings.on_dead == OnDead::Skip;
+            let closed = apply_settings(endpoint, *settings, policy, now);
+            effects.endpoint_events.extend(closed.map(EndpointEvent::BreakerClosed));
         }
-        EndpointChange::Standing { state: EndpointState::Active, reason, by } => {
-            let was = endpoint.status.state;
-            // Whoever resumes what is not held means what keeps it quiet.
-            if was == EndpointState::Active {
-                endpoint.quiet_until = None;
-            }
-            let is_open = matches!(endpoint.health.phase, BreakerPhase::Open { .. });
-            if was != EndpointState::Active {
-                happened(EndpointEventKind::Resumed, reason, by);
-            } else if is_open {
-                happened(EndpointEventKind::BreakerClosed, Some(reason.unwrap_or_else(|| "resumed".into())), by);
-            }
-            if was != EndpointState::Active || is_open {
-                endpoint.health = endpoint.health.reset(now);
-            }
-            endpoint.status = endpoint.status.moved(EndpointState::Active, None, by, now);
+        EndpointChange::State { state, note } => {
+            effects.endpoint_events.extend(change_state(endpoint, state, note, now));
         }
-        EndpointChange::Standing { state, reason, by } => {
-            let what =
-                if state == EndpointState::Paused { EndpointEventKind::Paused } else { EndpointEventKind::Disabled };
-            happened(what, reason.clone(), by);
-            endpoint.status = endpoint.status.moved(state, reason, by, now);
+        EndpointChange::Breaker { is_open: true, until, note } => {
+            let cause = OpenCause::Person { note };
+            endpoint.health = endpoint.health.forced_open(until, cause.reason(), now);
+            effects.endpoint_events.push(EndpointEvent::BreakerOpened { until, cause });
         }
-        EndpointChange::Breaker { is_open: true, until, reason } => {
-            let why = reason.unwrap_or_else(|| "opened by a person".into());
-            endpoint.health = endpoint.health.forced_open(until, why.clone(), now);
-            let (what, by, reason) = (EndpointEventKind::BreakerOpened, Actor::Person, Some(why));
-            effects.endpoint_events.push(EndpointEvent { at: now, what, reason, by, until });
-        }
-        EndpointChange::Breaker { is_open: false, reason, .. } => {
-            happened(EndpointEventKind::BreakerClosed, reason, Actor::Person);
+        EndpointChange::Breaker { is_open: false, note, .. } => {
+            effects.endpoint_events.push(EndpointEvent::BreakerClosed(CloseCause::Person { note }));
             endpoint.health = endpoint.health.reset(now);
         }
         EndpointChange::Mailed => endpoint.mailed_at = Some(now),
@@ -85,6 +60,33 @@ pub fn change_endpoint(
     Ok(effects)
 }
 
+/// Resumes, pauses or disables an endpoint; returns what happens to it then.
+fn change_state(
+    endpoint: &mut Endpoint,
+    state: EndpointState,
+    note: Option<String>,
+    now: Timestamp,
+) -> Option<EndpointEvent> {
+    let was_active = endpoint.status.state == EndpointState::Active;
+    let is_open = matches!(endpoint.health.phase, BreakerPhase::Open { .. });
+    let event = match state {
+        EndpointState::Paused => Some(EndpointEvent::Paused(PauseCause::Person { note })),
+        EndpointState::Disabled => Some(EndpointEvent::Disabled(DisableCause::Person { note })),
+        EndpointState::Active if !was_active => Some(EndpointEvent::Resumed { note }),
+        EndpointState::Active => is_open.then_some(EndpointEvent::BreakerClosed(CloseCause::Resumed { note })),
+    };
+    // Whoever resumes what is not held means what keeps it quiet.
+    if state == EndpointState::Active && was_active {
+        endpoint.quiet_until = None;
+    }
+    if state == EndpointState::Active && (!was_active || is_open) {
+        endpoint.health = endpoint.health.reset(now);
+    }
+    let reason = event.as_ref().filter(|_| state != EndpointState::Active).and_then(EndpointEvent::reason);
+    endpoint.status = endpoint.status.moved(state, reason, Actor::Person, now);
+    event
+}
+
 /// Takes over new settings; returns why the breaker closed with them, if it
 /// did.
 fn apply_settings(
@@ -92,7 +94,7 @@ fn apply_settings(
     settings: EndpointSettings,
     policy: RetryPolicy,
     now: Timestamp,
-) -> Option<String> {
+) -> Option<CloseCause> {
     let is_elsewhere = endpoint.settings.url != settings.url;
     let is_switched_off = endpoint.settings.breaker.enabled && !settings.breaker.enabled;
     endpoint.urls = endpoint.urls.clone().with(&settings.url);
@@ -113,8 +115,7 @@ fn apply_settings(
     if was_open || (is_elsewhere && endpoint.health.misses > 0) {
         endpoint.health = endpoint.health.reset(now);
     }
-    let why = if is_elsewhere { "its URL was changed" } else { "its breaker was switched off" };
-    was_open.then(|| why.to_owned())
+    was_open.then_some(if is_elsewhere { CloseCause::UrlChanged } else { CloseCause::SwitchedOff })
 }
 
 /// How many replaced secrets may go on signing beside the new one.
@@ -143,7 +144,7 @@ fn rotate(endpoint: &mut Endpoint, secret: Secret, overlap: Duration) -> Result<
 /// Whether an answer says no more than how the endpoint is doing: the way of
 /// every failed attempt.
 pub fn is_only_health(update: &EndpointUpdate) -> bool {
-    update.quiet_until.is_none() && update.stop.is_none() && update.endpoint_events.is_empty()
+    update.quiet_until.is_none() && update.endpoint_events.is_empty()
 }
 
 /// Does what the answer of the receiver at this version of the URL means for
@@ -154,7 +155,7 @@ pub fn apply_endpoint_update(
     update: &EndpointUpdate,
     now: Timestamp,
 ) -> EndpointUpdate {
-    let EndpointUpdate { quiet_until, stop, health, endpoint_events } = update;
+    let EndpointUpdate { quiet_until, health, endpoint_events } = update;
     // Another receiver has said nothing yet.
     if endpoint.urls.number() != url_version {
         return EndpointUpdate::default();
@@ -165,26 +166,26 @@ pub fn apply_endpoint_update(
         endpoint.quiet_until = Some(at);
         applied.quiet_until = Some(at);
     }
-    // What happened, happened, also if a later answer was written before it.
-    if health.as_ref().is_none_or(|health| health.generation >= endpoint.health.generation) {
-        applied.endpoint_events.clone_from(endpoint_events);
-    }
+    let is_present = health.as_ref().is_none_or(|health| health.generation >= endpoint.health.generation);
     if let Some(health) = health.as_ref().filter(|health| health.is_after(&endpoint.health)) {
         endpoint.health = EndpointHealth::clone(health);
         applied.health = Some(health.clone());
     }
-    let is_news = match stop.as_ref().map(|stop| stop.state) {
-        Some(EndpointState::Disabled) => endpoint.status.state != EndpointState::Disabled,
-        Some(_) => endpoint.status.state == EndpointState::Active,
-        None => false,
-    };
-    if let Some(stop) = stop.as_ref().filter(|_| is_news) {
-        let what =
-            if stop.state == EndpointState::Paused { EndpointEventKind::Paused } else { EndpointEventKind::Disabled };
-        endpoint.status = endpoint.status.moved(stop.state, Some(stop.reason.clone()), stop.by, now);
-        let reason = Some(stop.reason.clone());
-        applied.endpoint_events.push(EndpointEvent { at: now, what, reason, by: stop.by, until: None });
-        applied.stop = Some(stop.clone());
+    for event in endpoint_events {
+        let stopped = EndpointState::stopped_by(event);
+        let is_news = match stopped {
+            Some(EndpointState::Disabled) => endpoint.status.state != EndpointState::Disabled,
+            Some(EndpointState::Paused | EndpointState::Active) => endpoint.status.state == EndpointState::Active,
+            // What happened, happened, also if a later answer was written before it.
+            None => is_present,
+        };
+        if !is_news {
+            continue;
+        }
+        if let Some(state) = stopped {
+            endpoint.status = endpoint.status.moved(state, event.reason(), event.by(), now);
+        }
+        applied.endpoint_events.push(event.clone());
     }
     applied
 }

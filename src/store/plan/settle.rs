@@ -8,6 +8,7 @@ use super::lane::LaneStep;
 use super::{DeliveryRow, Transition};
 use crate::model::attempt::Attempt;
 use crate::model::delivery::{DeadCause, DeliveryDeadline, DeliveryState, INTERNAL_ERRORS_MAX, Progress};
+use crate::model::endpoint::EndpointState;
 use crate::model::next_state::NextState;
 use crate::store::codes::at;
 use crate::store::{ClaimOutcome, EndpointUpdate, SettleEffects, Settlement};
@@ -180,10 +181,12 @@ fn plan_attempt<'a>(
 }
 
 /// The attempt was written before, by a call whose answer got lost. What
-/// happened to the endpoint was recorded then, and is not recorded again.
+/// happened to the endpoint was recorded then, and is not recorded again; a
+/// stop changes nothing where it is in force.
 fn repeated<'a>(row: &DeliveryRow, update: &EndpointUpdate) -> SettlePlan<'a> {
     let effects = SettleEffects { is_repeat: true, ..SettleEffects::default() };
-    let update = EndpointUpdate { endpoint_events: Vec::new(), ..update.clone() };
+    let mut update = update.clone();
+    update.endpoint_events.retain(|event| EndpointState::stopped_by(event).is_some());
     SettlePlan { update: Some(Cow::Owned(update)), ..SettlePlan::nothing(row, effects) }
 }
 

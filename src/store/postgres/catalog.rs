@@ -18,7 +18,7 @@ use tokio_postgres::Row;
 
 use super::access::{self, record};
 use super::endpoint::{
-    self, ENDPOINT, endpoint_from, insert_secret, keep_health, seal_settings, seal_urls, secret_from,
+    self, ENDPOINT, endpoint_from, insert_secret, seal_settings, seal_urls, secret_from, store_health,
 };
 use super::rows::{at, millis};
 use super::transaction::{bind, with_timeout};
@@ -405,7 +405,7 @@ impl Catalog for PostgresStore {
                 )
                 .await?;
             let no: i64 = row.ok_or(Error::NotFound("tenant"))?.get(0);
-            keep_health(work.tx, &[(no, &endpoint.health)]).await?;
+            store_health(work.tx, &[(no, &endpoint.health)]).await?;
             for secret in &endpoint.secrets {
                 insert_secret(work, no, endpoint.id, secret).await?;
             }

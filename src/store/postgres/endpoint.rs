@@ -120,7 +120,7 @@ async fn save(work: &mut UnitOfWork<'_>, no: i64, endpoint: Endpoint) -> Result<
             ],
         )
         .await?;
-    keep_health(work.tx, &[(no, &endpoint.health)]).await?;
+    store_health(work.tx, &[(no, &endpoint.health)]).await?;
     let endpoint = Arc::new(endpoint);
     let known = endpoint.clone();
     work.after_commit(move |index| index.put_endpoint(no, known));
@@ -128,12 +128,12 @@ async fn save(work: &mut UnitOfWork<'_>, no: i64, endpoint: Endpoint) -> Result<
 }
 
 /// Stores the health of endpoints, where it is newer than the stored one.
-pub async fn keep_health(tx: &PgTransaction, all: &[(i64, &crate::model::health::EndpointHealth)]) -> Result<()> {
+pub async fn store_health(tx: &PgTransaction, all: &[(i64, &crate::model::health::EndpointHealth)]) -> Result<()> {
     let nos: Vec<i64> = all.iter().map(|(no, _)| *no).collect();
     let generations: Vec<i64> = all.iter().map(|(_, health)| i64::from(health.generation)).collect();
     let versions: Vec<i64> = all.iter().map(|(_, health)| health.version as i64).collect();
     let texts: Vec<String> = all.iter().map(|(_, health)| to_json(health)).collect();
-    tx.execute(include_str!("sql/keep_health.sql"), bind![nos, generations, versions, texts]).await?;
+    tx.execute(include_str!("sql/store_health.sql"), bind![nos, generations, versions, texts]).await?;
     Ok(())
 }
 
@@ -169,7 +169,7 @@ pub async fn change(
     let endpoint = save(work, no, endpoint).await?;
     let mut freed = Vec::new();
     for endpoint_event in &effects.endpoint_events {
-        freed.extend(work.record_endpoint_event(no, &endpoint, endpoint_event).await?);
+        freed.extend(work.record_endpoint_event(no, &endpoint, endpoint_event, now).await?);
     }
     if effects.unblocks {
         for dead in pass_dead_heads(work, no, now).await? {
@@ -211,7 +211,7 @@ pub async fn apply_endpoint_update(
     let endpoint = save(work, no, endpoint).await?;
     let mut freed = Vec::new();
     for endpoint_event in &applied.endpoint_events {
-        freed.extend(work.record_endpoint_event(no, &endpoint, endpoint_event).await?);
+        freed.extend(work.record_endpoint_event(no, &endpoint, endpoint_event, now).await?);
     }
     Ok((applied, freed))
 }

@@ -16,7 +16,7 @@ use super::transaction::bind;
 use super::{PostgresState, PostgresStore};
 use crate::model::attempt::Attempt;
 use crate::model::delivery::Delivery;
-use crate::model::endpoint_event::EndpointEvent;
+use crate::model::endpoint_event::EndpointEventRecord;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::{DeliveryQuery, Error, EventQuery, EventRecord, History, Lane, ListPage, PageRequest, Result};
 
@@ -75,7 +75,7 @@ impl History for PostgresStore {
         Ok(Some(attempts_from(rows.iter().filter_map(|row| row.get::<_, Option<&str>>(2)))))
     }
 
-    async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEvent>> {
+    async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEventRecord>> {
         let below = cursor_no(&page)?;
         let Some(endpoint) = endpoint_no(&self.shared, endpoint) else {
             return Ok(ListPage { data: Vec::new(), next: None });

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::PostgresState;
 use super::claims::{self, ClaimKey};
-use super::endpoint::keep_health;
+use super::endpoint::store_health;
 use super::group_commit::{BatchJob, BatchResult};
 use super::rows::{delivery_no, millis};
 use super::stored_functions::{HOLD_NODE, LOCK_LANES, SETTLE_DELIVERED, SETTLE_RETRY};
@@ -369,7 +369,7 @@ async fn write_health<'a>(
         }
     }
     if !nos.is_empty() {
-        keep_health(tx, &nos).await?;
+        store_health(tx, &nos).await?;
     }
     Ok(all)
 }

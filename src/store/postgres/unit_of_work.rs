@@ -13,9 +13,9 @@ use super::accept_batch::{AcceptBatch, IdColumns};
 use super::rows::{delivery_id, millis, stored_tenant};
 use super::transaction::{PgTransaction, bind};
 use crate::model::endpoint::Endpoint;
-use crate::model::endpoint_event::EndpointEvent;
+use crate::model::endpoint_event::{EndpointEvent, EndpointEventRecord};
 use crate::model::id::{EndpointId, EventId};
-use crate::model::operational_event::OperationalEvent;
+use crate::model::operational_event::{OperationalEvent, OperationalEventType};
 use crate::model::shard::Shard;
 use crate::store::catalog_index::CatalogIndex;
 use crate::store::plan::{ENDPOINT_EVENTS_KEPT, EventSubject};
@@ -31,7 +31,7 @@ pub struct UnitOfWork<'a> {
     /// The open transaction.
     pub tx: &'a PgTransaction,
     /// Types of the operational events written in the transaction.
-    pub operational_events: Vec<&'static str>,
+    pub operational_events: Vec<OperationalEventType>,
     due: Mutex<Vec<(i64, i64)>>,
     done: CommitEffects,
 }
@@ -94,15 +94,17 @@ impl<'a> UnitOfWork<'a> {
         no: i64,
         endpoint: &Endpoint,
         endpoint_event: &EndpointEvent,
+        now: Timestamp,
     ) -> Result<Vec<Claim>> {
-        let record = serde_json::to_string(endpoint_event).expect("an endpoint event is plain data");
+        let record =
+            serde_json::to_string(&EndpointEventRecord::of(endpoint_event, now)).expect("a record is plain data");
         let sql = "INSERT INTO posthaste.milestones (endpoint, at, record) VALUES ($1, $2, $3)";
-        self.tx.execute(sql, bind![no, millis(endpoint_event.at), record]).await?;
+        self.tx.execute(sql, bind![no, millis(now), record]).await?;
         let sql = "DELETE FROM posthaste.milestones WHERE endpoint = $1 AND no <= (
                        SELECT no FROM posthaste.milestones WHERE endpoint = $1 ORDER BY no DESC LIMIT 1 OFFSET $2)";
         self.tx.execute(sql, bind![no, ENDPOINT_EVENTS_KEPT]).await?;
-        match OperationalEvent::of_endpoint_event(endpoint, endpoint_event) {
-            Some(operational_event) => self.accept_operational_event(operational_event, endpoint_event.at).await,
+        match OperationalEvent::of_endpoint_event(endpoint, endpoint_event, now) {
+            Some(operational_event) => self.accept_operational_event(operational_event, now).await,
             None => Ok(Vec::new()),
         }
     }

@@ -135,19 +135,17 @@ impl Model {
             return;
         }
         endpoint.quiet_until = endpoint.quiet_until.max(update.quiet_until);
-        let mut happened: Vec<_> = update.endpoint_events.iter().map(|event| event.what).collect();
-        match update.stop.as_ref().map(|stop| stop.state) {
-            Some(EndpointState::Disabled) if endpoint.state != EndpointState::Disabled => {
-                endpoint.state = EndpointState::Disabled;
-                happened.push(EndpointEventKind::Disabled);
+        for event in &update.endpoint_events {
+            let (what, endpoint) = (event.kind(), &mut self.endpoints[n]);
+            match what {
+                EndpointEventKind::Disabled if endpoint.state == EndpointState::Disabled => continue,
+                EndpointEventKind::Disabled => endpoint.state = EndpointState::Disabled,
+                EndpointEventKind::Paused if endpoint.state != EndpointState::Active => continue,
+                EndpointEventKind::Paused => endpoint.state = EndpointState::Paused,
+                _ => {}
             }
-            Some(EndpointState::Paused) if endpoint.state == EndpointState::Active => {
-                endpoint.state = EndpointState::Paused;
-                happened.push(EndpointEventKind::Paused);
-            }
-            _ => {}
+            self.happen(n, what, now, effects);
         }
-        happened.into_iter().for_each(|what| self.happen(n, what, now, effects));
     }
 
     fn happen(&mut self, n: usize, what: EndpointEventKind, now: Timestamp, effects: &mut Effects) {
