@@ -392,7 +392,7 @@ async fn the_audit_log_is_searched_for_a_resource(fixture: StoreFixture) {
     let store = &fixture.store;
     let record = async |resource: &str, second| {
         let audited = AuditedAction::new(AuditAction::SecretsShown, &ours(), resource);
-        with_caller(caller(at(second)), store.record(audited)).await.unwrap();
+        store.record(&caller(at(second)), audited).await.unwrap();
     };
     for second in 0..3 {
         record("ep_one", second).await;
