@@ -42,6 +42,7 @@ use crate::metrics::Metrics;
 use crate::model::audit::Initiator;
 use crate::model::health::Quarantine;
 use crate::model::id::TenantId;
+use crate::model::setting_in_force::SettingInForce;
 use crate::model::size::Size;
 use crate::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
 use crate::store::Store;
@@ -74,6 +75,8 @@ pub struct StartOptions {
     /// Whether to begin with an empty store in a data directory that has lost its
     /// own.
     pub is_store_new: bool,
+    /// Settings with where they came from, as the API shows them.
+    pub settings_in_force: Vec<SettingInForce>,
     /// Notified to end a start that waits for its database.
     pub stop: Arc<Notify>,
 }
@@ -131,7 +134,7 @@ impl App {
         warn_of_forbidden(gateway.store.as_ref(), &egress);
 
         let mut tasks = start_background_tasks(&gateway, settings);
-        let api = Arc::new(api_state(settings, gateway.clone(), egress, admin));
+        let api = Arc::new(api_state(settings, options.settings_in_force, gateway.clone(), egress, admin));
         started.set(api.clone());
         tasks.push(tokio::spawn(auth::write_uses_periodically(api.clone())));
         tasks.extend(checkpoints.clone().map(|checkpoints| tokio::spawn(async move { checkpoints.run().await })));
@@ -218,8 +221,15 @@ async fn open_store(
 }
 
 /// Builds the state of the API.
-fn api_state(settings: &Settings, gateway: Arc<Gateway>, egress: Arc<Egress>, admin: auth::TokenHash) -> ApiState {
+fn api_state(
+    settings: &Settings,
+    settings_in_force: Vec<SettingInForce>,
+    gateway: Arc<Gateway>,
+    egress: Arc<Egress>,
+    admin: auth::TokenHash,
+) -> ApiState {
     ApiState {
+        settings_in_force,
         gateway,
         egress,
         admin: auth::AdminToken::new(admin),

@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use crate::model::database::DatabaseUrl;
 use crate::model::egress::{DnsResolver, ProxyUrl};
+use crate::model::setting_in_force::{SettingInForce, SettingOrigin};
 use crate::model::size::Size;
 use crate::model::span::Span;
 use values::default_sender;
@@ -21,6 +22,7 @@ pub use values::{
     PortList, YesNo,
 };
 
+pub mod environment;
 mod values;
 
 /// Name of the settings file that is read, if it exists, when none is given.
@@ -46,6 +48,27 @@ macro_rules! settings {
             /// Takes each setting from `first`, else from `file`, else its default.
             pub fn resolve(first: PartialSettings, file: PartialSettings) -> Self {
                 Self { $($name: first.$name.or(file.$name).unwrap_or_else(|| $default),)* }
+            }
+
+            /// Takes the settings as [`Self::resolve`] does, and returns with each
+            /// where it came from. `is_flag` says of a name whether `first` has it
+            /// from a flag, as opposed to the environment.
+            pub fn in_force(
+                first: PartialSettings,
+                file: PartialSettings,
+                is_flag: impl Fn(&str) -> bool,
+            ) -> (Self, Vec<SettingInForce>) {
+                let origins = [$(match (&first.$name, &file.$name) {
+                    (Some(_), _) if is_flag(stringify!($name)) => SettingOrigin::Flag,
+                    (Some(_), _) => SettingOrigin::Environment,
+                    (None, Some(_)) => SettingOrigin::File,
+                    (None, None) => SettingOrigin::Default,
+                }),*];
+                let settings = Self::resolve(first, file);
+                let shown = settings.shown().into_iter().zip(origins);
+                let shown = shown.map(|((name, value), origin)| SettingInForce { name: name.replace('_', "-"), value, origin });
+                let shown = shown.collect();
+                (settings, shown)
             }
 
             /// Returns the name and the value of every setting, for display.
@@ -162,8 +185,15 @@ settings! {
     mail_from: Mailbox = Mailbox(default_sender()), "POSTHASTE_MAIL_FROM", "MAILBOX";
     /// How logs are written: `human`, `json`, or `auto` for human on a terminal and JSON otherwise.
     log_format: LogFormat = LogFormat::Auto, "POSTHASTE_LOG_FORMAT", "FORMAT";
-    /// What is logged, such as `info`, `warn` or `posthaste=debug`.
+    /// What is logged: `off`, `error`, `warn`, `info`, `debug` or `trace`, and after a comma what differs for a part, such as `info,posthaste::lifecycle=debug`.
     log: LogFilter = LogFilter("info".into()), "POSTHASTE_LOG", "FILTER";
+}
+
+/// Whether the command line of this process has the flag of a setting.
+pub fn is_flag_given(name: &str) -> bool {
+    let flag = format!("--{}", name.replace('_', "-"));
+    let is_it = |arg: &str| arg.strip_prefix(&flag).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));
+    std::env::args_os().skip(1).any(|arg| arg.to_str().is_some_and(is_it))
 }
 
 /// Reads the settings file. A file that was named must exist.
@@ -193,18 +223,6 @@ fn parse(text: &str) -> Result<PartialSettings, String> {
         let name = Some(name).filter(|name| !name.is_empty()).map(|name| format!(", {name}")).unwrap_or_default();
         format!(" in line {}{name}: {}", line + 1, problem.message())
     })
-}
-
-/// Returns the `POSTHASTE_…` variables in the environment that nothing reads;
-/// most likely they are misspelt settings.
-pub fn unknown_variables() -> Vec<String> {
-    /// Variables that are no settings: the CLI reads them.
-    const OTHERS: &[&str] = &["CONFIG", "SERVER", "TOKEN", "TOKEN_FILE", "TENANT", "SECRET"];
-    let is_setting = |name: &str| reference().iter().any(|setting| setting.env == name);
-    std::env::vars_os()
-        .filter_map(|(name, _)| name.into_string().ok())
-        .filter(|name| name.strip_prefix("POSTHASTE_").is_some_and(|rest| !OTHERS.contains(&rest) && !is_setting(name)))
-        .collect()
 }
 
 impl Settings {
@@ -329,6 +347,22 @@ mod tests {
     }
 
     #[test]
+    fn every_setting_tells_where_it_came_from() {
+        let first: PartialSettings = toml::from_str("retention = \"7d\"\nhold-max = \"1d\"").unwrap();
+        let url = "postgres://ops:hush@db.example.com/app";
+        let file = parse(&format!("retention = \"9d\"\ndatabase-url = {url:?}")).unwrap();
+        let (settings, shown) = Settings::in_force(first, file, |name| name == "retention");
+        assert_eq!((settings.retention, shown.len()), ("7d".parse().unwrap(), reference().len()));
+        let of = |name: &str| {
+            let setting = shown.iter().find(|setting| setting.name == name).unwrap();
+            (setting.value.as_str(), setting.origin.as_str())
+        };
+        assert_eq!((of("retention"), of("hold-max")), (("7d", "flag"), ("24h", "environment")));
+        assert_eq!(of("database-url"), ("postgres://ops@db.example.com/app", "file"));
+        assert_eq!(of("listen"), ("127.0.0.1:8400", "default"));
+    }
+
+    #[test]
     fn a_network_is_shown_in_the_form_in_which_it_is_judged() {
         let file: PartialSettings = toml::from_str("deny-egress = \"::ffff:127.0.0.0/104, ::1\"").unwrap();
         assert_eq!(Settings::resolve(file, PartialSettings::default()).deny_egress.to_string(), "127.0.0.0/8,::1/128");
@@ -356,6 +390,26 @@ mod tests {
         assert!(mixed.contains("deny-egress: ") && mixed.contains("write the IPv4 networks as such"), "{mixed}");
         assert!(wrong("disk-reserve = \"5 apples\"").contains("MiB"));
         assert!(wrong("listen = 8400").contains("127.0.0.1:8400"));
+    }
+
+    #[test]
+    fn a_log_filter_names_levels_and_silences_nothing_by_mistake() {
+        for text in
+            ["off", "WARN", "info,posthaste=debug", "posthaste=debug", "warn,hyper=trace", "info,[request]=debug"]
+        {
+            assert_eq!(text.parse::<LogFilter>().map(|filter| filter.0), Ok(text.to_owned()));
+        }
+        assert_eq!("".parse::<LogFilter>(), Ok(LogFilter("info".into())), "an empty variable is none");
+        for (text, needle) in [
+            ("loud", "\"loud\" is not a level"),
+            ("posthaste", "\"posthaste\" is not a level"),
+            ("info,loud", "\"loud\" is not a level"),
+            ("posthaste=loud", "is not a log filter"),
+            ("posthste=debug", "nothing of posthaste itself"),
+        ] {
+            let why = text.parse::<LogFilter>().unwrap_err();
+            assert!(why.contains(needle) && why.contains("warn, info, debug"), "{text}: {why}");
+        }
     }
 
     #[test]

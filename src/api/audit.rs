@@ -55,6 +55,8 @@ impl From<AuditEntry> for AuditView {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct AuditParams {
+    /// Done to what has this id.
+    resource: Option<String>,
     /// Done at this time or later, RFC 3339.
     #[param(value_type = Option<String>)]
     since: Option<Timestamp>,
@@ -81,8 +83,8 @@ pub async fn of_tenant(
     QueryParams(params): QueryParams<AuditParams>,
 ) -> Result<Json<Page<AuditView>>, Problem> {
     let page_request = ask("audit", params.limit, params.cursor.as_deref())?;
-    let AuditParams { since, until, .. } = params;
-    let query = AuditQuery { tenant: Some(tenant), is_present_only: true, since, until };
+    let AuditParams { resource, since, until, .. } = params;
+    let query = AuditQuery { tenant: Some(tenant), is_present_only: true, resource, since, until };
     let page = api.gateway.store.audit(query, page_request).await?;
     Ok(Json(Page::of("audit", page, AuditView::from)))
 }
@@ -92,6 +94,8 @@ pub async fn of_tenant(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct AuditOfAllParams {
+    /// Done to what has this id.
+    resource: Option<String>,
     /// Of tenants with this id, those that were deleted included.
     tenant: Option<String>,
     /// Done at this time or later, RFC 3339.
@@ -121,8 +125,8 @@ pub async fn list(
     let page_request = ask("audit", params.limit, params.cursor.as_deref())?;
     let tenant = params.tenant.map(|text| text.parse::<TenantId>()).transpose();
     let tenant = tenant.map_err(|invalid| Problem::field(ProblemCode::InvalidField, "?tenant", invalid.to_string()))?;
-    let AuditOfAllParams { since, until, .. } = params;
-    let query = AuditQuery { tenant, is_present_only: false, since, until };
+    let AuditOfAllParams { resource, since, until, .. } = params;
+    let query = AuditQuery { tenant, is_present_only: false, resource, since, until };
     let page = api.gateway.store.audit(query, page_request).await?;
     Ok(Json(Page::of("audit", page, AuditView::from)))
 }

@@ -6,6 +6,7 @@ use axum::extract::State;
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use std::collections::HashMap;
 use std::sync::Arc;
 use tracing::warn;
 use utoipa::{IntoParams, ToSchema};
@@ -28,10 +29,13 @@ use crate::lifecycle::change;
 use crate::lifecycle::deliver::tls;
 use crate::lifecycle::egress::BadUrl;
 use crate::lifecycle::links::NoPublicUrl;
+use crate::lifecycle::live_status::{LiveStatusQuery, live_statuses};
 use crate::model::audit::{AuditAction, AuditedAction, Initiator};
 use crate::model::delivery::BodyFormat;
-use crate::model::endpoint::{AboveCeiling, Endpoint, EndpointCeiling, EndpointSettings, EndpointStatus};
-use crate::model::health::EndpointHealth;
+use crate::model::endpoint::{
+    AboveCeiling, Endpoint, EndpointCeiling, EndpointSettings, EndpointState, EndpointStatus,
+};
+use crate::model::health::{BreakerState, EndpointHealth};
 use crate::model::id::{EndpointId, TenantId};
 use crate::model::policy::RetryPolicy;
 use crate::model::span::words;
@@ -219,11 +223,15 @@ async fn check_url(api: &SharedApiState, tenant: &TenantId, url: &str) -> Result
     }
 }
 
-/// Which part of the list.
+/// Which endpoints to list.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct EndpointParams {
+    /// In this state.
+    state: Option<EndpointState>,
+    /// With the breaker in this state.
+    breaker: Option<BreakerState>,
     /// How many: 1 to 500, 50 if not said.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<usize>,
@@ -249,16 +257,32 @@ pub async fn list(
         None => None,
         Some(text) => Some(text.parse().map_err(|_| Problem::from(Error::NotFound("cursor")))?),
     };
-    let mut rest = api
-        .gateway
-        .store
-        .endpoints(&tenant)
-        .into_iter()
-        .filter(|endpoint| below.is_none_or(|below| endpoint.id < below));
+    // All endpoints are in memory; a breaker's live state is asked for only if it matters.
+    let mut listed = api.gateway.store.endpoints(&tenant);
+    listed.retain(|endpoint| {
+        below.is_none_or(|below| endpoint.id < below) && params.state.is_none_or(|state| endpoint.status.state == state)
+    });
+    if let Some(breaker) = params.breaker {
+        let states = breaker_states(&api, &listed).await;
+        listed.retain(|endpoint| states.get(&endpoint.id) == Some(&breaker));
+    }
+    let mut rest = listed.into_iter();
     let data: Vec<Arc<Endpoint>> = rest.by_ref().take(page_request.limit).collect();
     let next = rest.next().and(data.last()).map(|endpoint| endpoint.id.to_string());
     let data = EndpointView::all(&api, &data.iter().map(Arc::as_ref).collect::<Vec<_>>()).await?;
     Ok(Json(Page::of("endpoints", crate::store::ListPage { data, next }, |view| view.seen_by(&principal))))
+}
+
+/// Returns the live state of these endpoints' breakers.
+async fn breaker_states(api: &SharedApiState, endpoints: &[Arc<Endpoint>]) -> HashMap<EndpointId, BreakerState> {
+    let about = endpoints.iter().map(|endpoint| LiveStatusQuery::endpoint(&endpoint.tenant, endpoint.id)).collect();
+    let statuses = live_statuses(&api.gateway, about).await;
+    let now = api.gateway.clock.now();
+    let state = |endpoint: &Arc<Endpoint>| {
+        let live = statuses.get(&endpoint.id).and_then(|status| status.health.as_ref());
+        (endpoint.id, live.unwrap_or(&endpoint.health).breaker(now))
+    };
+    endpoints.iter().map(state).collect()
 }
 
 /// Returns an endpoint of this tenant, or the problem that there is none.

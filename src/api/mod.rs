@@ -17,6 +17,8 @@ use utoipa_axum::routes;
 
 use crate::lifecycle::Gateway;
 use crate::lifecycle::egress::Egress;
+use crate::model::id::TenantId;
+use crate::model::setting_in_force::SettingInForce;
 
 pub mod accept;
 pub mod audit;
@@ -30,6 +32,7 @@ pub mod delivery_changes;
 pub mod endpoint_view;
 pub mod endpoints;
 pub mod events;
+pub mod find;
 pub mod health;
 pub mod input;
 pub mod lanes;
@@ -46,6 +49,7 @@ pub mod route_rights;
 pub mod secrets;
 pub mod server;
 pub mod server_limits;
+pub mod settings;
 pub mod startup;
 pub mod status;
 pub mod tenants;
@@ -59,6 +63,8 @@ pub type SharedApiState = Arc<ApiState>;
 pub struct ApiState {
     /// The gateway that accepts and delivers events.
     pub gateway: Arc<Gateway>,
+    /// Settings of this node, with where they came from.
+    pub settings_in_force: Vec<SettingInForce>,
     /// Egress rules that decide which URLs an endpoint may have.
     pub egress: Arc<Egress>,
     /// Hash of the admin token in force.
@@ -120,6 +126,8 @@ pub fn routes() -> OpenApiRouter<SharedApiState> {
         .routes(routes!(tokens::create, tokens::list))
         .routes(routes!(tokens::revoke))
         .routes(routes!(policies::preview))
+        .routes(routes!(find::find))
+        .routes(routes!(settings::list))
         .routes(routes!(cluster::show))
         .routes(routes!(links::fetch))
         .routes(routes!(status::healthz))
@@ -147,6 +155,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 async fn finish(State(api): State<SharedApiState>, mut request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>();
     let takes_events = route.is_some_and(|route| accept::takes_events(request.method(), route.as_str()));
+    let uri = request.uri().clone();
     let id = origin::RequestId::of(request.headers(), rand::random());
     let request_id = id.0.clone();
     request.extensions_mut().insert(id);
@@ -159,11 +168,20 @@ async fn finish(State(api): State<SharedApiState>, mut request: Request, next: N
                 api.gateway.metrics.limited(limit);
             }
         }
+        let problem = match tenant_in_path(uri.path()) {
+            Some(tenant) => problem.naming_tenant(&tenant),
+            None => problem,
+        };
         problem.render(&mut response, &request_id);
     }
     let value = HeaderValue::try_from(request_id).expect("a sane id is a header value");
     response.headers_mut().insert(REQUEST_ID, value);
     response
+}
+
+/// Returns the tenant that a path names, if it can be one.
+fn tenant_in_path(path: &str) -> Option<TenantId> {
+    path.strip_prefix("/v1/tenants/")?.split('/').next()?.parse().ok()
 }
 
 /// A handler that runs to its end even if the caller hangs up.

@@ -20,6 +20,7 @@ use crate::lifecycle::intake::Overload;
 use crate::lifecycle::linked_data::LinkRefusal;
 use crate::lifecycle::storage_admission::StorageRefusal;
 use crate::metrics::LimitOwner;
+use crate::model::id::TenantId;
 use crate::store;
 
 /// A problem to be rendered as the response.
@@ -31,6 +32,8 @@ pub struct Problem {
     headers: Vec<(HeaderName, HeaderValue)>,
     limit: Option<LimitOwner>,
     limit_name: Option<&'static str>,
+    /// Whether something of a tenant is missing, as opposed to the tenant itself.
+    is_missing_in_tenant: bool,
 }
 
 /// One field at fault.
@@ -165,7 +168,15 @@ const OVERLOAD_SECONDS: RangeInclusive<u64> = 1..=3;
 impl Problem {
     /// Returns a problem with a sentence for people.
     pub fn new(code: ProblemCode, detail: impl Into<String>) -> Self {
-        Self { code, detail: detail.into(), errors: Vec::new(), headers: Vec::new(), limit: None, limit_name: None }
+        Self {
+            code,
+            detail: detail.into(),
+            errors: Vec::new(),
+            headers: Vec::new(),
+            limit: None,
+            limit_name: None,
+            is_missing_in_tenant: false,
+        }
     }
 
     /// Returns whose limit caused the refusal, if a limit did.
@@ -213,7 +224,16 @@ impl Problem {
 
     /// Returns the problem that a resource does not exist.
     pub fn not_found(what: &str) -> Self {
-        Self::new(ProblemCode::NotFound, format!("there is no such {what}"))
+        let problem = Self::new(ProblemCode::NotFound, format!("there is no such {what}"));
+        Self { is_missing_in_tenant: what != "tenant", ..problem }
+    }
+
+    /// Names the tenant in which something was looked for and not found.
+    pub fn naming_tenant(mut self, tenant: &TenantId) -> Self {
+        if self.is_missing_in_tenant {
+            self.detail.push_str(&format!(" in tenant {tenant}"));
+        }
+        self
     }
 
     /// Returns the code and the fields at fault, their pointers prefixed with the

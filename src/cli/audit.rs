@@ -2,7 +2,7 @@
 
 use super::client::ClientArgs;
 use super::output::{self, Column};
-use super::request::TimeRangeArgs;
+use super::request::{TimeRangeArgs, ask};
 
 /// Which entries to show.
 #[derive(Debug, clap::Args)]
@@ -12,6 +12,9 @@ pub struct AuditArgs {
     /// Those of every tenant, deleted ones included; it takes the admin token.
     #[arg(long)]
     all: bool,
+    /// Those about what has this id: a tenant, an endpoint, a delivery, an event or a token.
+    #[arg(long, value_name = "ID")]
+    resource: Option<String>,
     #[command(flatten)]
     window: TimeRangeArgs,
 }
@@ -30,6 +33,7 @@ const COLUMNS: &[Column] = &[
 pub async fn run(args: AuditArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
     let mut url = if args.all { client.url(&["audit"])? } else { client.tenant_url(&["audit"])? };
+    ask(&mut url, &[("resource", args.resource.as_deref())]);
     args.window.ask(&mut url);
     output::list(client.format, &client.get(url).await?, "entries", COLUMNS)
 }

@@ -20,6 +20,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use url::{Position, Url};
 
+use super::chosen_gateway::{ChosenGateway, GatewaySource};
+use super::contexts_file::{ContextsFile, server_url};
 use super::failure::{CommandFailure, ExitReason};
 use super::output::{OutputFormat, clean};
 use super::request::JsonBody;
@@ -31,22 +33,15 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Which gateway to speak to, as whom, and how to show its answers.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ClientArgs {
-    /// Where the gateway listens.
-    #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_SERVER", default_value = "http://127.0.0.1:8400", value_name = "URL", value_parser = server_url)]
-    pub server: Url,
+    /// Where the gateway listens; that of the folder or of the context when left out, else http://127.0.0.1:8400 (see `posthaste context`).
+    #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_SERVER", value_name = "URL", value_parser = server_url)]
+    pub server: Option<Url>,
     /// The token to show; without it, the one in --token-file.
     #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_TOKEN", hide_env_values = true)]
     pub token: Option<String>,
-    /// A file that holds the token.
-    #[arg(
-        long,
-        global = true,
-        help_heading = "Gateway",
-        env = "POSTHASTE_TOKEN_FILE",
-        default_value = "./posthaste-data/admin-token",
-        value_name = "FILE"
-    )]
-    pub token_file: PathBuf,
+    /// A file that holds the token; ./posthaste-data/admin-token or that of the context when left out.
+    #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
     /// Whose events, endpoints and deliveries; `default` when left out.
     #[arg(long, global = true, help_heading = "Gateway", env = "POSTHASTE_TENANT")]
     pub tenant: Option<String>,
@@ -55,23 +50,18 @@ pub struct ClientArgs {
     pub output: OutputFormat,
 }
 
-fn server_url(text: &str) -> Result<Url, String> {
-    match text.parse::<Url>() {
-        Ok(url) if matches!(url.scheme(), "http" | "https") && url.has_host() => Ok(url),
-        _ => Err("write http:// or https:// and an address, such as http://127.0.0.1:8400".to_owned()),
-    }
-}
-
 impl ClientArgs {
     /// Returns a client for the chosen gateway. It connects at the first call.
     pub fn client(&self) -> anyhow::Result<Client> {
-        let (token, token_from) = self.find_token()?;
+        let gateway = self.gateway()?;
+        let (token, token_from) = self.find_token(&gateway)?;
         let mut authorization = HeaderValue::try_from(format!("Bearer {token}"))
             .map_err(|_| anyhow!("the token from {token_from} has characters no header can carry; copy it again"))?;
         authorization.set_sensitive(true);
         Ok(Client {
             format: self.output,
-            server: self.server.clone(),
+            server: gateway.server,
+            server_from: gateway.from,
             tenant: self.tenant.clone().unwrap_or_else(|| TenantId::DEFAULT.to_owned()),
             is_tenant_named: self.tenant.is_some(),
             authorization,
@@ -80,14 +70,20 @@ impl ClientArgs {
         })
     }
 
+    /// Chooses the gateway, without speaking to it.
+    pub fn gateway(&self) -> anyhow::Result<ChosenGateway> {
+        let contexts = ContextsFile::read()?;
+        Ok(ChosenGateway::of(self.server.as_ref(), self.token_file.as_deref(), &contexts, &std::env::current_dir()?))
+    }
+
     /// Returns the token and where it was found.
-    fn find_token(&self) -> anyhow::Result<(String, String)> {
+    fn find_token(&self, gateway: &ChosenGateway) -> anyhow::Result<(String, String)> {
         if let Some(token) = &self.token {
             return Ok((token.trim().to_owned(), "--token or POSTHASTE_TOKEN".to_owned()));
         }
-        let file = self.token_file.display();
-        let token = std::fs::read_to_string(&self.token_file).map_err(|problem| {
-            CommandFailure::new(ExitReason::Unauthenticated, format!("no token: {file} cannot be read ({problem}); start `posthaste serve` here first, or give --token, POSTHASTE_TOKEN or --token-file"))
+        let file = gateway.token_file.display();
+        let token = std::fs::read_to_string(&gateway.token_file).map_err(|problem| {
+            CommandFailure::new(ExitReason::Unauthenticated, format!("no token: {file} cannot be read ({problem}); start `posthaste serve` here first, or give --token, POSTHASTE_TOKEN, --token-file or a `posthaste context`"))
         })?;
         Ok((token.trim().to_owned(), file.to_string()))
     }
@@ -98,6 +94,7 @@ pub struct Client {
     /// Format in which answers are printed.
     pub format: OutputFormat,
     server: Url,
+    server_from: GatewaySource,
     /// Tenant whose resources are called.
     pub tenant: String,
     /// Whether the tenant was named, by a flag or in the environment.
@@ -212,8 +209,9 @@ impl Client {
         let port = self.server.port_or_known_default().unwrap_or(80);
         let tcp = TcpStream::connect((host, port)).await.map_err(|problem| match problem.kind() {
             std::io::ErrorKind::ConnectionRefused => anyhow!(
-                "nothing listens at {}; start it with `posthaste serve`, or name another with --server",
-                self.server.as_str().trim_end_matches('/')
+                "nothing listens at {}{}; start it with `posthaste serve`, or name another with --server",
+                self.server.as_str().trim_end_matches('/'),
+                self.server_from.in_parentheses()
             ),
             _ => anyhow!("{} cannot be reached: {problem}; check --server", self.server),
         })?;
@@ -319,14 +317,5 @@ mod tests {
         assert_eq!(sentence(two), "2 fields are refused:\n  /a: a is 1\n  /b: b is 2");
         let apart = r#"{"detail":"refused","errors":[{"pointer":"/a","detail":"a is 1"}]}"#;
         assert_eq!(sentence(apart), "refused\n  /a: a is 1");
-    }
-
-    #[test]
-    fn a_server_is_an_http_address() {
-        assert!(server_url("http://127.0.0.1:8400").is_ok());
-        assert!(server_url("https://hooks.example.com/gateway").is_ok());
-        for text in ["localhost:8400", "127.0.0.1:8400", "ftp://x", ""] {
-            assert!(server_url(text).unwrap_err().contains("such as http://"), "{text}");
-        }
     }
 }

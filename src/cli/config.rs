@@ -1,12 +1,19 @@
-//! `posthaste config`: shows the settings in force, or describes them all.
+//! `posthaste config`: shows the settings of a gateway, or describes them all.
 
 use std::path::PathBuf;
 
+use super::client::ClientArgs;
+use super::output::{self, OutputFormat};
 use crate::config::{self, PartialSettings, Settings};
 
-/// Show the settings in force, or describe them all
+/// Show the settings of a gateway that is started here or of a running one, or describe them all
 #[derive(Debug, clap::Args)]
 pub struct ConfigArgs {
+    #[command(flatten)]
+    access: ClientArgs,
+    /// Ask the running gateway for the settings it has in force; it takes the admin token.
+    #[arg(long, conflicts_with = "reference")]
+    of_gateway: bool,
     /// Print the reference page of all settings instead.
     #[arg(long)]
     reference: bool,
@@ -17,19 +24,50 @@ pub struct ConfigArgs {
     given: PartialSettings,
 }
 
-/// Prints the settings in force, or the reference page.
+/// Prints settings with where they came from, or the reference page.
 pub async fn run(args: ConfigArgs) -> anyhow::Result<()> {
     if args.reference {
         print!("{}", reference());
         return Ok(());
     }
-    let file = config::read_file(args.config.as_deref())?;
-    let settings = Settings::resolve(args.given, file);
-    settings.check()?;
-    for (name, value) in settings.shown() {
-        println!("{} = {value:?}", name.replace('_', "-"));
+    if args.of_gateway {
+        return print_settings_of_gateway(&args.access).await;
     }
-    Ok(())
+    config::environment::check()?;
+    let file = config::read_file(args.config.as_deref())?;
+    let (settings, shown) = Settings::in_force(args.given, file, config::is_flag_given);
+    settings.check()?;
+    if args.access.output == OutputFormat::Json {
+        return output::print(&output::pretty(&serde_json::json!({"data": shown, "next": null}).to_string()));
+    }
+    let title = "What `posthaste serve` would have if it were started here; --of-gateway shows what a running one has.";
+    let rows = shown.iter().map(|setting| (setting.name.as_str(), setting.value.as_str(), setting.origin.as_str()));
+    output::print(&lines(title, rows))
+}
+
+async fn print_settings_of_gateway(access: &ClientArgs) -> anyhow::Result<()> {
+    let mut client = access.client()?;
+    let body = client.get(client.url(&["settings"])?).await?;
+    if client.format == OutputFormat::Json {
+        return output::print(&output::pretty(&body));
+    }
+    let page = output::parse(&body)?;
+    let part = |setting: &'_ serde_json::Value, name: &str| setting[name].as_str().unwrap_or_default().to_owned();
+    let rows: Vec<[String; 3]> = output::items(&page)
+        .iter()
+        .map(|setting| ["name", "value", "origin"].map(|name| part(setting, name)))
+        .collect();
+    let title = format!("In force at {}.", access.gateway()?.server.as_str().trim_end_matches('/'));
+    output::print(&lines(
+        &title,
+        rows.iter().map(|[name, value, origin]| (name.as_str(), value.as_str(), origin.as_str())),
+    ))
+}
+
+/// Renders settings as a settings file: each with where it came from as a comment.
+fn lines<'a>(title: &str, settings: impl Iterator<Item = (&'a str, &'a str, &'a str)>) -> String {
+    let settings = settings.map(|(name, value, origin)| format!("{name} = {value:?}  # {origin}"));
+    [format!("# {title}")].into_iter().chain(settings).collect::<Vec<_>>().join("\n")
 }
 
 /// Returns the reference page, which is `docs/settings.md` word for word.

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::client::{Client, ClientArgs};
 use super::deliveries::{self, answer};
 use super::explain;
+use super::find;
 use super::output::{self, OutputFormat, clean, text};
 use super::request::{TimeRangeArgs, ask};
 use super::screen::Screen;
@@ -99,7 +100,7 @@ impl DeadLettersList {
 }
 
 async fn print_dead_letter(client: &mut Client, id: &str) -> anyhow::Result<()> {
-    let delivery = client.get(client.tenant_url(&["deliveries", id])?).await?;
+    let delivery = find::get(client, "delivery", &["deliveries", id]).await?;
     let explanation = client.get(client.tenant_url(&["deliveries", id, "explain"])?).await?;
     let attempts = client.get(client.tenant_url(&["deliveries", id, "attempts"])?).await?;
     match client.format {

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::client::ClientArgs;
+use super::find;
 use super::output::{self, Column};
 use super::request::{TimeRangeArgs, ask};
 
@@ -100,12 +101,12 @@ pub async fn run(args: DeliveriesArgs) -> anyhow::Result<()> {
             return output::list(format, &client.get(url).await?, "deliveries", COLUMNS);
         }
         DeliveriesAction::Get { id } => {
-            let url = client.tenant_url(&["deliveries", &id])?;
-            return output::record(format, &client.get(url).await?);
+            let body = find::get(&mut client, "delivery", &["deliveries", &id]).await?;
+            return output::record(format, &body);
         }
         DeliveriesAction::Attempts { id } => {
-            let url = client.tenant_url(&["deliveries", &id, "attempts"])?;
-            return output::list(format, &client.get(url).await?, "attempts", ATTEMPT_COLUMNS);
+            let body = find::get(&mut client, "delivery", &["deliveries", &id, "attempts"]).await?;
+            return output::list(format, &body, "attempts", ATTEMPT_COLUMNS);
         }
         DeliveriesAction::Retry { id } => (id, "retry"),
         DeliveriesAction::Cancel { id } => (id, "cancel"),

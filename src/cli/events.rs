@@ -5,9 +5,9 @@ use clap::Subcommand;
 use http::Method;
 
 use super::client::ClientArgs;
-use super::deliveries;
 use super::output::{self, Column};
 use super::request::{TimeRangeArgs, ask};
+use super::{deliveries, find};
 
 /// What to look up.
 #[derive(Debug, clap::Args)]
@@ -82,13 +82,10 @@ pub async fn run(args: EventsArgs) -> anyhow::Result<()> {
             list.window.ask(&mut url);
             output::list(format, &client.get(url).await?, "events", COLUMNS)
         }
-        EventsAction::Get { id } => {
-            let url = client.tenant_url(&["events", &id])?;
-            output::record(format, &client.get(url).await?)
-        }
+        EventsAction::Get { id } => output::record(format, &find::get(&mut client, "event", &["events", &id]).await?),
         EventsAction::Deliveries { id } => {
-            let url = client.tenant_url(&["events", &id, "deliveries"])?;
-            output::list(format, &client.get(url).await?, "deliveries", deliveries::COLUMNS)
+            let body = find::get(&mut client, "event", &["events", &id, "deliveries"]).await?;
+            output::list(format, &body, "deliveries", deliveries::COLUMNS)
         }
         EventsAction::Expunge { id } => {
             let url = client.tenant_url(&["events", &id, "data"])?;
@@ -96,8 +93,8 @@ pub async fn run(args: EventsArgs) -> anyhow::Result<()> {
             output::done(format, &format!("the data of {id} is forgotten"))
         }
         EventsAction::Matches { id } => {
-            let url = client.tenant_url(&["events", &id, "matches"])?;
-            output::list(format, &client.get(url).await?, "endpoints", MATCH_COLUMNS)
+            let body = find::get(&mut client, "event", &["events", &id, "matches"]).await?;
+            output::list(format, &body, "endpoints", MATCH_COLUMNS)
         }
     }
 }

@@ -4,7 +4,9 @@ use serde_json::Value;
 
 use super::client::{Client, ClientArgs};
 use super::failure::{CommandFailure, ExitReason};
+use super::find;
 use super::output::{self, OutputFormat};
+use crate::model::suggested_command::suggested_command;
 
 /// What to explain.
 #[derive(Debug, clap::Args)]
@@ -21,40 +23,60 @@ pub struct ExplainArgs {
 /// Gets the explanation from the gateway and prints it, sentence by sentence.
 pub async fn run(args: ExplainArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
-    let deliveries =
-        if args.id.starts_with("dlv_") { vec![args.id] } else { deliveries_of(&mut client, &args.id).await? };
-    for (n, id) in deliveries.iter().enumerate() {
+    if args.id.starts_with("dlv_") {
+        let body = find::get(&mut client, "delivery", &["deliveries", &args.id, "explain"]).await?;
+        return match client.format {
+            OutputFormat::Json => output::print(&output::pretty(&body)),
+            OutputFormat::Table => output::print(&text_of(&body, args.attempts)?),
+        };
+    }
+    let deliveries = deliveries_of(&mut client, &args.id).await?;
+    let mut explained = Vec::new();
+    for id in &deliveries {
         let url = client.tenant_url(&["deliveries", id, "explain"])?;
-        let body = client.get(url).await?;
-        match client.format {
-            OutputFormat::Json => output::print(&output::pretty(&body))?,
-            OutputFormat::Table => {
-                let gap = if n == 0 { "" } else { "\n" };
-                let explanation = output::parse(&body)?;
-                let count = explanation["attempts"].as_array().map_or(0, Vec::len);
-                let hint = if count > 1 && !args.attempts {
-                    format!("\n\n--attempts tells all {count} attempts.")
-                } else {
-                    String::new()
-                };
-                output::print(&format!("{gap}{}{hint}", render(&explanation, args.attempts)))?;
-            }
+        explained.push(client.get(url).await?);
+    }
+    match client.format {
+        OutputFormat::Json => output::print(&output::pretty(&format!(
+            r#"{{"tenant":{},"event_id":{},"deliveries":[{}]}}"#,
+            Value::from(client.tenant.as_str()),
+            Value::from(args.id.as_str()),
+            explained.join(",")
+        ))),
+        OutputFormat::Table => {
+            let texts = explained.iter().map(|body| text_of(body, args.attempts));
+            output::print(&texts.collect::<anyhow::Result<Vec<_>>>()?.join("\n\n"))
         }
     }
-    Ok(())
+}
+
+/// Renders the gateway's answer for people.
+fn text_of(body: &str, has_attempts: bool) -> anyhow::Result<String> {
+    let explanation = output::parse(body)?;
+    let count = explanation["attempts"].as_array().map_or(0, Vec::len);
+    let is_more = count > 1 && !has_attempts;
+    let hint = if is_more { format!("\n\n--attempts tells all {count} attempts.") } else { String::new() };
+    Ok(format!("{}{hint}", render(&explanation, has_attempts)))
 }
 
 async fn deliveries_of(client: &mut Client, event: &str) -> anyhow::Result<Vec<String>> {
-    let url = client.tenant_url(&["events", event, "deliveries"])?;
-    let Some(body) = client.find(url).await? else {
+    let path = ["events", event, "deliveries"];
+    let mut found = client.find(client.tenant_url(&path)?).await?;
+    if found.is_none() && find::enter_tenant_of(client, "event", event).await? {
+        found = client.find(client.tenant_url(&path)?).await?;
+    }
+    let tenant = &client.tenant;
+    let Some(body) = found else {
+        let list = suggested_command(tenant, "deliveries list", "");
         anyhow::bail!(CommandFailure::new(
             ExitReason::NotFound,
-            format!("there is no delivery and no event {event}; deliveries are listed by `posthaste deliveries list`")
+            format!("there is no delivery and no event {event} in tenant {tenant}; deliveries are listed by `{list}`")
         ));
     };
     let page = output::parse(&body)?;
     let ids: Vec<String> = output::items(&page).iter().map(|delivery| output::text(delivery, "id")).collect();
-    anyhow::ensure!(!ids.is_empty(), "event {event} has no deliveries; `posthaste events matches {event}` tells why");
+    let matches = suggested_command(tenant, "events matches", event);
+    anyhow::ensure!(!ids.is_empty(), "event {event} has no deliveries; `{matches}` tells why");
     Ok(ids)
 }
 

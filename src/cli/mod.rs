@@ -11,11 +11,13 @@ pub mod serve;
 
 pub mod audit;
 pub mod cluster;
+pub mod context;
 pub mod dead_letters;
 pub mod deliveries;
 pub mod endpoints;
 pub mod events;
 pub mod explain;
+pub mod find;
 pub mod send;
 pub mod tenants;
 pub mod tokens;
@@ -29,8 +31,10 @@ pub mod migrate_store;
 pub mod openapi;
 pub mod policy;
 
+mod chosen_gateway;
 mod client;
 mod confirm;
+mod contexts_file;
 mod failure;
 mod output;
 mod request;
@@ -65,6 +69,8 @@ pub enum Command {
     Deliveries(deliveries::DeliveriesArgs),
     /// Tell why a delivery stands where it stands.
     Explain(explain::ExplainArgs),
+    /// Find something by its id alone, in every tenant.
+    Find(find::FindArgs),
     /// Look up dead letters; replay or discard one.
     DeadLetters(dead_letters::DeadLettersArgs),
     /// Create, change and delete tenants.
@@ -75,6 +81,8 @@ pub enum Command {
     Audit(audit::AuditArgs),
     /// Show the nodes that share a store, and their shards.
     Cluster(cluster::ClusterArgs),
+    /// Show and choose the gateway that commands speak to.
+    Context(context::ContextArgs),
     /// Run a local receiver that verifies, deduplicates, prints, and misbehaves on request.
     Listen(listen::ListenArgs),
     /// Preview retry policies.
@@ -87,7 +95,7 @@ pub enum Command {
     MigrateStore(migrate_store::MigrateStoreArgs),
     /// Replace the master key that secrets are sealed under.
     Keys(keys::KeysArgs),
-    /// Show the settings in force.
+    /// Show the settings of a gateway, with where each came from.
     Config(config::ConfigArgs),
     /// Measure how fast this machine delivers.
     Bench(bench::BenchArgs),
@@ -120,11 +128,13 @@ async fn run_command(command: Command) -> anyhow::Result<()> {
         Command::Events(args) => events::run(args).await,
         Command::Deliveries(args) => deliveries::run(args).await,
         Command::Explain(args) => explain::run(args).await,
+        Command::Find(args) => find::run(args).await,
         Command::DeadLetters(args) => dead_letters::run(args).await,
         Command::Tenants(args) => tenants::run(args).await,
         Command::Tokens(args) => tokens::run(args).await,
         Command::Audit(args) => audit::run(args).await,
         Command::Cluster(args) => cluster::run(args).await,
+        Command::Context(args) => context::run(args).await,
         Command::Listen(args) => listen::run(args).await,
         Command::Policy(args) => policy::run(args).await,
         Command::Openapi(args) => openapi::run(args).await,

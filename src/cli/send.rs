@@ -16,6 +16,7 @@ use super::output::{self, Column, OutputFormat};
 use super::request::{JsonBody, future_time};
 use super::screen::Screen;
 use crate::clock::{Clock, SystemClock};
+use crate::model::suggested_command::suggested_command;
 
 /// The event, and how often to send it.
 #[derive(Debug, clap::Args)]
@@ -85,9 +86,8 @@ async fn send_once(client: &mut Client, event: &EventArgs, data: &[u8]) -> anyho
     let receipt = output::parse(&answer)?;
     if receipt["deliveries"] == 0 {
         let hint = format!(
-            "it matched no endpoint; `posthaste events matches {} --tenant {}` says why",
-            output::text(&receipt, "id"),
-            client.tenant
+            "it matched no endpoint; `{}` says why",
+            suggested_command(&client.tenant, "events matches", &output::text(&receipt, "id"))
         );
         output::done(client.format, &hint)?;
     }

@@ -4,8 +4,9 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::{info, warn};
+use tracing::info;
 
+use super::contexts_file::remember_gateway;
 use crate::app::{App, StartOptions};
 use crate::config::{self, PartialSettings, Settings};
 use crate::telemetry;
@@ -28,20 +29,18 @@ pub struct ServeArgs {
 
 /// Runs the gateway until SIGTERM or ctrl-c; a second signal ends it at once.
 pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
-    let settings = Settings::resolve(args.given, config::read_file(args.config.as_deref())?);
+    config::environment::check()?;
+    let file = config::read_file(args.config.as_deref())?;
+    let (settings, settings_in_force) = Settings::in_force(args.given, file, config::is_flag_given);
     settings.check()?;
     telemetry::start(settings.log_format, &settings.log.0);
-    for name in config::unknown_variables() {
-        warn!(
-            "environment variable {name} is ignored: there is no such setting; `posthaste config --reference` lists all settings"
-        );
-    }
     // Signals are handled before the start begins, so that a stop during the start is clean.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let options = StartOptions {
         is_token_renewed: args.new_admin_token,
         is_store_new: args.new_store,
+        settings_in_force,
         ..StartOptions::default()
     };
     let stop = options.stop.clone();
@@ -94,10 +93,24 @@ fn print_banner(app: &App, settings: &Settings) {
     if !settings.allow_egress.0.is_empty() {
         text += &format!("Besides public addresses it may call {}\n", settings.allow_egress);
     }
+    text += &context_notice(app, settings);
     let version = env!("CARGO_PKG_VERSION");
     text += &format!("Posthaste {version} serves http://{} from {}\n", app.address, app.store_description);
     let _ = std::io::stdout().write_all(text.as_bytes());
     info!(address = %app.address, store = %app.store_description, "serving");
+}
+
+/// Remembers the gateway for the command line of whoever started it on a terminal;
+/// returns a notice, if that is new.
+fn context_notice(app: &App, settings: &Settings) -> String {
+    if !std::io::stdout().is_terminal() {
+        return String::new();
+    }
+    match remember_gateway(app.address, &settings.data.0) {
+        Ok(None) => String::new(),
+        Ok(Some(name)) => format!("Commands find it from any folder, as context {name} (posthaste context).\n"),
+        Err(problem) => format!("Commands find it from this folder alone: {problem:#}\n"),
+    }
 }
 
 /// Returns the notice of a new token. The token itself is shown only on a terminal:

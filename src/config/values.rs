@@ -346,10 +346,26 @@ impl fmt::Display for Count {
 impl FromStr for LogFilter {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse::<tracing_subscriber::EnvFilter>() {
-            Ok(_) => Ok(Self(text.into())),
-            Err(problem) => Err(format!("{text:?} is not a log filter ({problem}); write a level such as info")),
+        if text.is_empty() {
+            return Ok(Self("info".into()));
         }
+        let refusal = |why: &str| {
+            format!(
+                "{text:?} is not a log filter: {why}; write off, error, warn, info, debug or trace, \
+                 or add to it for a part of posthaste, such as info,posthaste::lifecycle=debug"
+            )
+        };
+        text.parse::<tracing_subscriber::EnvFilter>().map_err(|problem| refusal(&problem.to_string()))?;
+        // The parser takes a word that is no level for a target, and nothing else would be logged.
+        let parts = || text.split(',').map(str::trim).filter(|part| !part.is_empty());
+        let is_level = |part: &str| part.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
+        if let Some(word) = parts().find(|part| !part.contains(['=', '[']) && !is_level(part)) {
+            return Err(refusal(&format!("{word:?} is not a level")));
+        }
+        if !parts().any(|part| is_level(part) || part.contains('[') || part.starts_with("posthaste")) {
+            return Err(refusal("nothing of posthaste itself would be logged"));
+        }
+        Ok(Self(text.into()))
     }
 }
 

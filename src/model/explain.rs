@@ -16,7 +16,7 @@ use super::answer::AttemptFailure;
 use super::attempt::Attempt;
 use super::delivery::{DeadCause, DeadlineSource, Delivery, DeliveryDeadline, DeliveryState, Outlook, WaitingFor};
 use super::endpoint::Endpoint;
-use super::id::DeliveryId;
+use super::id::{DeliveryId, EndpointId, EventId, TenantId};
 use super::span::{Span, words};
 use super::url_versions::masked;
 use super::verdict::Verdict;
@@ -28,6 +28,18 @@ mod summary;
 /// Why a delivery is in its present state.
 #[derive(Debug, Clone, PartialEq, Serialize, utoipa::ToSchema)]
 pub struct Explanation {
+    /// Tenant of the delivery.
+    #[schema(value_type = String)]
+    pub tenant: TenantId,
+    /// Id of the delivery that is explained.
+    #[schema(value_type = String)]
+    pub delivery_id: DeliveryId,
+    /// Id of its event.
+    #[schema(value_type = String)]
+    pub event_id: EventId,
+    /// Id of its endpoint.
+    #[schema(value_type = String)]
+    pub endpoint_id: EndpointId,
     /// State of the delivery, in one sentence.
     #[schema(example = "Waiting: attempt 3 starts at 2026-11-15T10:41:15Z, in 1m 25s.")]
     pub summary: String,
@@ -90,7 +102,12 @@ pub fn explain(facts: &ExplanationFacts<'_>) -> Explanation {
     sentences.extend(facts.policy_changed());
     sentences.extend(facts.next_step());
     sentences.extend(facts.discard_step());
+    let Delivery { tenant, id, event_id, endpoint_id, .. } = facts.delivery;
     Explanation {
+        tenant: tenant.clone(),
+        delivery_id: *id,
+        event_id: event_id.clone(),
+        endpoint_id: *endpoint_id,
         summary: facts.summary(),
         sentences,
         attempts: facts.attempts.iter().map(|attempt| facts.explained(attempt)).collect(),

@@ -14,7 +14,8 @@ use super::policy::{DelayWindow, Jitter, RetryPolicy};
 use super::span::Span;
 
 /// What a retry policy will do with a delivery that keeps failing. Requests
-/// are assumed to be answered at once, and nobody to ask for another wait.
+/// are assumed to be answered at once, and nothing else to hold it back: no
+/// `Retry-After`, lane, pause, cap or breaker.
 #[derive(Debug, Clone, PartialEq, Serialize, utoipa::ToSchema)]
 pub struct Preview {
     /// The policy in one line.

@@ -81,13 +81,37 @@ pub struct AuditQuery {
     /// Whether to list only the tenant that has the id now. A tenant must not
     /// see what happened to a deleted tenant that had the same id.
     pub is_present_only: bool,
+    /// Only entries about what has this id.
+    pub resource: Option<String>,
     /// Only entries recorded at this time or later.
     pub since: Option<Timestamp>,
     /// Only entries recorded before this time.
     pub until: Option<Timestamp>,
 }
 
+/// Most entries that one page reads where it looks for those of a resource.
+const ENTRIES_PER_PAGE_MAX: usize = 10_000;
+
 impl AuditQuery {
+    /// Returns how many entries to read for a page.
+    pub(super) fn entries_to_read(&self, page: &PageRequest) -> i64 {
+        let count = if self.resource.is_some() { ENTRIES_PER_PAGE_MAX } else { page.limit.saturating_add(1) };
+        i64::try_from(count).unwrap_or(i64::MAX)
+    }
+
+    /// Makes a page of the entries that were read. Where none of them is about the
+    /// resource, the page is empty and may still have a next one.
+    pub(super) fn page_of(&self, mut entries: Vec<AuditEntry>, limit: usize) -> ListPage<AuditEntry> {
+        let Some(resource) = &self.resource else {
+            return ListPage::truncate(entries, limit, |entry| entry.id.to_string());
+        };
+        let last_read = entries.last().map(|entry| entry.id.to_string());
+        let read_on = last_read.filter(|_| entries.len() == ENTRIES_PER_PAGE_MAX);
+        entries.retain(|entry| entry.record.resource == *resource);
+        let page = ListPage::truncate(entries, limit, |entry| entry.id.to_string());
+        ListPage { next: page.next.or(read_on), ..page }
+    }
+
     /// Returns the range of ids to read, its start included. An id begins with
     /// its time, so a time range is an id range.
     pub(super) fn bounds(&self, below: Option<AuditId>) -> (AuditId, AuditId) {

@@ -199,6 +199,11 @@ pub trait History: Send + Sync {
     async fn event_deliveries(&self, tenant: &TenantId, id: &EventId) -> Result<Option<Vec<Delivery>>>;
     /// Returns the delivery with this id.
     async fn delivery(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Delivery>>;
+    /// Returns the tenant of the delivery with this id.
+    async fn tenant_of_delivery(&self, id: DeliveryId) -> Result<Option<TenantId>>;
+    /// Returns the tenants that have an event with this id, by their ids and at
+    /// most `limit` of them.
+    async fn tenants_of_event(&self, id: &EventId, limit: usize) -> Result<Vec<TenantId>>;
     /// Returns a page of a tenant's deliveries, newest first.
     async fn deliveries(&self, tenant: &TenantId, ask: DeliveryQuery, page: PageRequest) -> Result<ListPage<Delivery>>;
     /// Returns a page of the events of an endpoint's life, newest first.

@@ -31,6 +31,7 @@ for_every_store! {
     the_audit_log_is_listed_newest_first_by_time_and_tenant,
     a_tenant_that_has_the_id_of_another_does_not_see_its_past,
     old_entries_are_forgotten_a_step_at_a_time,
+    the_audit_log_is_searched_for_a_resource,
 }
 
 fn token(fixture: &StoreFixture, of: &TenantId, seconds: i64) -> Token {
@@ -385,4 +386,22 @@ async fn old_entries_are_forgotten_a_step_at_a_time(fixture: StoreFixture) {
     assert_eq!(fixture.store.forget_audit(at(4), 2).await.unwrap(), 0);
     let left = audit(&fixture, AuditQuery::default()).await;
     assert_eq!(left.iter().map(|entry| entry.record.at).collect::<Vec<_>>(), [at(5), at(4)]);
+}
+
+async fn the_audit_log_is_searched_for_a_resource(fixture: StoreFixture) {
+    let store = &fixture.store;
+    let record = async |resource: &str, second| {
+        let audited = AuditedAction::new(AuditAction::SecretsShown, &ours(), resource);
+        store.record(&caller(at(second)), audited).await.unwrap();
+    };
+    for second in 0..3 {
+        record("ep_one", second).await;
+        record("ep_other", second).await;
+    }
+    let ask = || AuditQuery { resource: Some("ep_one".into()), ..AuditQuery::default() };
+    let first = store.audit(ask(), page(2, None)).await.unwrap();
+    let rest = store.audit(ask(), page(2, first.next.clone())).await.unwrap();
+    assert_eq!((first.data.len(), rest.data.len(), rest.next), (2, 1, None));
+    assert!(first.data.iter().chain(&rest.data).all(|entry| entry.record.resource == "ep_one"));
+    assert!(audit(&fixture, AuditQuery { resource: Some("ep".into()), ..AuditQuery::default() }).await.is_empty());
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use posthaste::model::delivery::{DeadCause, DeliveryState};
+use posthaste::model::id::{DeliveryId, EventId};
 use posthaste::store::{BatchMode, DeliveryChange, DeliveryQuery, Error, EventQuery, PageRequest};
 use serde_json::json;
 
@@ -21,6 +22,7 @@ for_every_store! {
     events_are_found_by_type_and_key,
     filters_hold_together,
     another_tenant_sees_none_of_it,
+    events_and_deliveries_are_found_by_their_id_in_every_tenant,
     a_cursor_of_somebody_elses_making_is_refused,
 }
 
@@ -238,6 +240,31 @@ async fn another_tenant_sees_none_of_it(fixture: StoreFixture) {
     let nobody = tenant("nobody");
     assert!(fixture.store.deliveries(&nobody, Default::default(), page()).await.unwrap().data.is_empty());
     assert!(fixture.store.events(&nobody, Default::default(), page()).await.unwrap().data.is_empty());
+}
+
+async fn events_and_deliveries_are_found_by_their_id_in_every_tenant(fixture: StoreFixture) {
+    let (acme, zeta) = (fixture.put_tenant("acme").await, fixture.put_tenant("zeta").await);
+    let (at_acme, at_zeta) = (fixture.endpoint_of(&acme, json!({})).await, fixture.endpoint_of(&zeta, json!({})).await);
+    let twice = fixture.claim(event("twice").of(&zeta).to(&at_zeta)).await;
+    fixture.claim(event("twice").of(&acme).to(&at_acme)).await;
+    let minted = event("minted").of(&acme).with_minted_id().to(&at_acme);
+    let minted_id = minted.event().id.clone();
+    let made = fixture.claim(minted).await;
+    let store = &fixture.store;
+    let tenants_of = async |id: &str, limit| store.tenants_of_event(&EventId::from_stored(id), limit).await.unwrap();
+    assert_eq!(tenants_of("twice", 10).await, [acme.clone(), zeta.clone()]);
+    assert_eq!(tenants_of("twice", 1).await, [acme.clone()], "the first by id");
+    assert_eq!(tenants_of(minted_id.as_str(), 10).await, [acme.clone()]);
+    assert!(tenants_of("nothing", 10).await.is_empty());
+    assert_eq!(store.tenant_of_delivery(twice.id).await.unwrap(), Some(zeta.clone()));
+    assert_eq!(store.tenant_of_delivery(made.id).await.unwrap(), Some(acme.clone()));
+    let other_time = DeliveryId(uuid::Uuid::from_u128(made.id.0.as_u128() ^ (1 << 90)));
+    assert_eq!(store.tenant_of_delivery(other_time).await.unwrap(), None, "the number alone is no id");
+    fixture.deliver(&twice, at(9)).await;
+    assert_eq!(store.tenant_of_delivery(twice.id).await.unwrap(), Some(zeta.clone()), "also what is finished");
+    store.delete_tenant(&zeta, at(10)).await.unwrap();
+    assert_eq!(tenants_of("twice", 10).await, [acme], "not of a deleted tenant");
+    assert_eq!(store.tenant_of_delivery(twice.id).await.unwrap(), None);
 }
 
 async fn a_cursor_of_somebody_elses_making_is_refused(fixture: StoreFixture) {

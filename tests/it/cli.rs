@@ -14,9 +14,14 @@ pub fn posthaste(args: &[&str]) -> Command {
     for name in ["SERVER", "TOKEN", "TOKEN_FILE", "TENANT"] {
         command.env_remove(format!("POSTHASTE_{name}"));
     }
+    // Contexts of whoever runs the tests are not for them.
+    command.env("HOME", NO_HOME).env("XDG_CONFIG_HOME", NO_HOME);
     command.args(args).stdin(Stdio::null()).kill_on_drop(true);
     command
 }
+
+/// A folder that is not there.
+pub const NO_HOME: &str = "/nonexistent/home";
 
 pub fn to_gateway(gateway: &Gateway, args: &[&str]) -> Command {
     let mut command = posthaste(args);
@@ -325,12 +330,92 @@ async fn the_description_is_the_one_that_is_served() {
 }
 
 #[tokio::test]
+async fn a_gateway_tells_the_settings_it_has_in_force_and_where_they_came_from() {
+    let mut options = Options::flags(&["--hold-max", "3d"]);
+    options.env.push(("POSTHASTE_RETENTION".into(), "9d".into()));
+    options.env.push(("POSTHASTE_EGRESS_PROXY".into(), "http://user:hush@127.0.0.1:1".into()));
+    let gateway = Gateway::start_with(options).await;
+    let answer = gateway.client.get("/v1/settings").await.expect(200);
+    let of = |name: &str| {
+        let settings = answer["data"].as_array().unwrap();
+        let setting = settings.iter().find(|setting| setting["name"] == name).expect("a setting");
+        (setting["value"].as_str().unwrap().to_owned(), setting["origin"].as_str().unwrap().to_owned())
+    };
+    let pair = |value: &str, origin: &str| (value.to_owned(), origin.to_owned());
+    assert_eq!((of("hold-max"), of("retention")), (pair("72h", "flag"), pair("9d", "environment")));
+    assert_eq!(of("pause-refusals"), pair("100", "default"));
+    assert!(!answer.to_string().contains("hush"), "{answer}");
+    let printed = cli_output(&gateway, &["config", "--of-gateway", "--retention", "1h"]).await;
+    assert!(printed.starts_with(&format!("# In force at http://{}.\n", gateway.address)), "{printed}");
+    assert!(printed.contains("retention = \"9d\"  # environment\n"), "this shell's settings are not shown: {printed}");
+    assert_eq!(asked(&gateway, &["config", "--of-gateway"]).await, answer);
+}
+
+#[tokio::test]
+async fn a_new_endpoint_ends_with_what_its_receiver_needs() {
+    let gateway = Gateway::start().await;
+    let printed = cli_output(&gateway, &["endpoints", "create", "http://127.0.0.1:1/"]).await;
+    let field = |name: &str| {
+        let line = printed.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {printed}"));
+        line[name.len()..].trim().to_owned()
+    };
+    let secret = field("secret ");
+    assert!(printed.contains(&format!("  export WEBHOOK_SECRET={secret}\n")), "{printed}");
+    assert!(printed.ends_with(&format!("  posthaste listen --secret {secret}\n")), "{printed}");
+    let printed = cli_output(&gateway, &["endpoints", "create", "http://127.0.0.1:1/", "--signing", "ed25519"]).await;
+    assert!(printed.contains("  export WEBHOOK_PUBLIC_KEY=whpk_"), "{printed}");
+}
+
+#[tokio::test]
+async fn endpoints_are_listed_by_their_state_and_their_breaker() {
+    let gateway = Gateway::start().await;
+    let mut all = Vec::new();
+    for n in 0..4 {
+        all.push(id(&asked(&gateway, &["endpoints", "create", &format!("http://127.0.0.1:1/{n}")]).await).to_owned());
+    }
+    cli_output(&gateway, &["endpoints", "pause", &all[0]]).await;
+    cli_output(&gateway, &["endpoints", "open-breaker", &all[1]]).await;
+    cli_output(&gateway, &["endpoints", "open-breaker", &all[2]]).await;
+    let listed = async |args: &[&str]| {
+        let page = asked(&gateway, &[&["endpoints", "list"], args].concat()).await;
+        (ids(&page).iter().map(|id| (*id).to_owned()).collect::<Vec<_>>(), page["next"].as_str().map(str::to_owned))
+    };
+    assert_eq!(listed(&["--state", "paused"]).await.0, [all[0].clone()]);
+    assert_eq!(listed(&["--breaker", "open"]).await.0, [all[2].clone(), all[1].clone()], "newest first");
+    assert_eq!(listed(&["--state", "active", "--breaker", "closed"]).await.0, [all[3].clone()]);
+    let (first, next) = listed(&["--breaker", "open", "--limit", "1"]).await;
+    let (second, end) = listed(&["--breaker", "open", "--limit", "1", "--cursor", &next.unwrap()]).await;
+    assert_eq!((first, second, end), (vec![all[2].clone()], vec![all[1].clone()], None), "no page is left out");
+    let refused = gateway.client.get("/v1/tenants/default/endpoints?state=lost").await.problem(422, "invalid_field");
+    assert!(refused["detail"].as_str().unwrap().contains("`active`, `paused`, `disabled`"), "{refused}");
+    let log = asked(&gateway, &["audit", "--resource", &all[1]]).await;
+    let actions: Vec<_> =
+        log["data"].as_array().unwrap().iter().map(|entry| entry["action"].as_str().unwrap()).collect();
+    assert_eq!(actions, ["breaker.opened", "endpoint.created"], "{log}");
+}
+
+#[tokio::test]
+async fn a_preview_is_of_a_preset_or_of_an_endpoints_own_policy() {
+    let gateway = Gateway::start().await;
+    let named = cli_output(&gateway, &["policy", "preview", "quick"]).await;
+    assert!(named.starts_with("quick (") && named.contains("the cap, the breaker)"), "{named}");
+    assert_eq!(named, cli_output(&gateway, &["policy", "preview", "--preset", "quick"]).await);
+    asked(&gateway, &["tenants", "create", "acme", "--limits", r#"{"endpoint":{"max_attempts":4}}"#]).await;
+    let create = ["endpoints", "create", "http://127.0.0.1:1/", "--retry", "quick", "--tenant", "acme"];
+    let endpoint = asked(&gateway, &create).await;
+    let preview = asked(&gateway, &["policy", "preview", "--endpoint", id(&endpoint), "--tenant", "acme"]).await;
+    assert_eq!(preview["attempts"].as_array().map(Vec::len), Some(4), "as its tenant's ceiling leaves it: {preview}");
+}
+
+#[tokio::test]
 async fn settings_and_completions_are_printed_without_a_gateway() {
     let folder = tempfile::tempdir().unwrap();
     let run =
         async |args: &[&str]| succeeded(args, &posthaste(args).current_dir(folder.path()).output().await.unwrap());
     let settings = run(&["config", "--retention", "7d"]).await;
-    assert!(settings.contains("retention = \"7d\"") && settings.contains("127.0.0.1:8400"), "{settings}");
+    assert!(settings.starts_with("# What `posthaste serve` would have if it were started here"), "{settings}");
+    assert!(settings.contains("retention = \"7d\"  # flag\n"), "{settings}");
+    assert!(settings.contains("listen = \"127.0.0.1:8400\"  # default\n"), "{settings}");
     assert!(run(&["config", "--reference"]).await.starts_with("# Settings\n"));
     let script = run(&["completions", "bash"]).await;
     assert!(script.contains("complete -F _posthaste") && script.contains("dead-letters"), "it completes");

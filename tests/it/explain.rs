@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::cli::{asked, cli_output, failed, posthaste, succeeded, to_gateway};
+use crate::cli::{NO_HOME, asked, cli_output, failed, posthaste, succeeded, to_gateway};
 use crate::support::{
     Client, DnsAnswer, Gateway, MailServer, MailServerBehaviour, NameServer, Options, Receiver, Reply, eager_retry,
     eventually, path_of,
@@ -11,6 +11,7 @@ use crate::support::{
 
 for_every_store! {
     a_delivery_tells_its_story_the_same_to_programs_and_to_people,
+    what_is_advised_works_when_pasted_in_every_tenant,
     what_waits_behind_a_dead_letter_names_it_and_the_way_out,
     what_is_held_too_long_or_over_ends_and_says_why,
     which_address_was_refused_is_told_to_the_operator_alone,
@@ -72,7 +73,9 @@ async fn a_delivery_tells_its_story_the_same_to_programs_and_to_people() {
     assert!(cli_output(&gateway, &["explain", id, "--attempts"]).await.contains("Attempt 1\n"));
     assert_eq!(asked(&gateway, &["explain", id]).await["attempts"], explanation["attempts"]);
     // An event's id stands for its deliveries.
-    assert_eq!(asked(&gateway, &["explain", "e"]).await["attempts"], explanation["attempts"]);
+    let of_event = asked(&gateway, &["explain", "e"]).await;
+    assert_eq!(of_event["deliveries"][0]["attempts"], explanation["attempts"]);
+    assert_eq!(of_event["deliveries"][0]["delivery_id"], delivery["id"]);
     let said = failed(&["explain"], &to_gateway(&gateway, &["explain", "nothing"]).output().await.unwrap());
     assert!(said.contains("there is no delivery and no event nothing"), "{said}");
 
@@ -84,6 +87,60 @@ async fn a_delivery_tells_its_story_the_same_to_programs_and_to_people() {
     assert!(explanation["summary"].as_str().unwrap().starts_with("Delivered on attempt 3 at 20"), "{explanation}");
     let missing = gateway.client.get("/v1/tenants/default/deliveries/dlv_00000000000000000000000000/explain").await;
     missing.problem(404, "not_found");
+}
+
+/// Commands in backticks of what was printed, without its line breaks.
+fn advised(printed: &str) -> Vec<String> {
+    let flat = printed.split_whitespace().collect::<Vec<_>>().join(" ");
+    flat.split('`').skip(1).step_by(2).filter(|part| part.starts_with("posthaste ")).map(str::to_owned).collect()
+}
+
+/// Pastes a command into a shell that finds `posthaste` on its PATH.
+async fn pasted(gateway: &Gateway, command: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_posthaste"), folder.path().join("posthaste")).unwrap();
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap_or_default());
+    let mut shell = tokio::process::Command::new("sh");
+    shell.args(["-c", command]).env("PATH", path).env("HOME", NO_HOME).env("XDG_CONFIG_HOME", NO_HOME);
+    shell.env("POSTHASTE_SERVER", format!("http://{}", gateway.address));
+    shell.env("POSTHASTE_TOKEN_FILE", gateway.folder().join("admin-token"));
+    succeeded(&[command], &shell.kill_on_drop(true).output().await.unwrap())
+}
+
+async fn what_is_advised_works_when_pasted_in_every_tenant() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::answering(|_| Reply::Status(400)).await;
+    asked(&gateway, &["tenants", "create", "acme"]).await;
+    let unwanted = cli_output(&gateway, &["send", "a.b", "--id=-odd", "--tenant", "acme"]).await;
+    let commands = advised(&unwanted);
+    assert_eq!(commands, ["posthaste events matches --tenant acme -- -odd"], "{unwanted}");
+    pasted(&gateway, &commands[0]).await;
+    let none = to_gateway(&gateway, &["explain", "--tenant", "acme", "--", "-odd"]).output().await.unwrap();
+    pasted(&gateway, &advised(&failed(&["explain"], &none))[0]).await;
+
+    let url = receiver.url();
+    asked(&gateway, &["endpoints", "create", &url, "--tenant", "acme"]).await;
+    for id in ["head", "next"] {
+        asked(&gateway, &["send", "a.b", "--id", id, "--key", "k", "--tenant", "acme"]).await;
+    }
+    let explained = async |event: &str, begins: &str| {
+        eventually(begins, || async {
+            let printed = cli_output(&gateway, &["explain", event, "--tenant", "acme"]).await;
+            if printed.starts_with(begins) { Ok(printed) } else { Err(printed) }
+        })
+        .await
+    };
+    explained("head", "Dead (refused)").await;
+    let behind = explained("next", "Waiting: its lane stands behind").await;
+    receiver.answer_with(|_| Reply::Status(200));
+    let commands = advised(&behind);
+    assert!(commands.len() == 2 && commands[0].starts_with("posthaste dead-letters replay "), "{commands:?}");
+    pasted(&gateway, &commands[0]).await;
+    explained("next", "Delivered").await;
+    let delivered = explained("head", "Delivered").await;
+    for command in advised(&delivered) {
+        pasted(&gateway, &command).await;
+    }
 }
 
 async fn what_waits_behind_a_dead_letter_names_it_and_the_way_out() {

@@ -47,6 +47,7 @@ mod egress;
 mod explain;
 mod failures;
 mod fair;
+mod find;
 mod headers;
 mod hostile;
 mod intake;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::support::{Gateway, Options, Printed, Receiver, Reply, eventually};
+use crate::support::{Gateway, Options, PATIENCE, Printed, Receiver, Reply, eventually};
 
 for_every_store! {
     sigterm_finishes_what_is_in_flight_and_nothing_is_lost_or_repeated,
@@ -138,6 +138,7 @@ async fn a_wrong_setting_is_refused_by_name() {
         (vec!["--allow-egress", "everything"], "127.0.0.0/8"),
         (vec!["--max-in-flight", "0"], "max-in-flight is 0"),
         (vec!["--config", "/nonexistent/posthaste.toml"], "/nonexistent/posthaste.toml"),
+        (vec!["--log", "loud"], "off, error, warn, info, debug or trace"),
     ] {
         let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_posthaste"))
             .arg("serve")
@@ -148,6 +149,20 @@ async fn a_wrong_setting_is_refused_by_name() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(needle), "{flags:?}: {said}");
     }
+}
+
+#[tokio::test]
+async fn a_setting_that_is_misspelt_in_the_environment_is_refused_with_the_nearest() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_posthaste"))
+        .args(["serve", "--listen", "127.0.0.1:0", "--data"])
+        .arg(folder.path())
+        .env("POSTHASTE_RETENTON", "1d")
+        .kill_on_drop(true)
+        .output();
+    let output = tokio::time::timeout(PATIENCE, output).await.expect("it does not serve").unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("POSTHASTE_RETENTION"), "{said}");
 }
 
 #[tokio::test]

@@ -266,6 +266,8 @@ impl Reader {
             .env("POSTHASTE_LISTEN", format!("{}:8400", self.address))
             .env("POSTHASTE_SERVER", format!("http://{}:8400", self.address))
             .env("NO_PROXY", "*")
+            .env("HOME", self.folder.path())
+            .env_remove("XDG_CONFIG_HOME")
             .stdin(Stdio::null())
             .kill_on_drop(true);
         command

@@ -389,6 +389,13 @@ impl History for FaultyStore {
     async fn oldest_due(&self, endpoints: Vec<EndpointId>) -> Result<Vec<Option<Timestamp>>> {
         self.call(async move |store| store.oldest_due(endpoints).await).await
     }
+    async fn tenant_of_delivery(&self, id: DeliveryId) -> Result<Option<TenantId>> {
+        self.call(async move |store| store.tenant_of_delivery(id).await).await
+    }
+    async fn tenants_of_event(&self, id: &EventId, limit: usize) -> Result<Vec<TenantId>> {
+        let id = id.clone();
+        self.call(async move |store| store.tenants_of_event(&id, limit).await).await
+    }
     async fn lane_head(&self, endpoint: EndpointId, lane: &str) -> Result<Option<(DeliveryId, bool)>> {
         let lane = lane.to_owned();
         self.call(async move |store| store.lane_head(endpoint, &lane).await).await

@@ -3,14 +3,17 @@
 use anyhow::ensure;
 use clap::Subcommand;
 use http::Method;
+use serde_json::Value;
 
 use self::settings::{EndpointSettingsArgs, KeyArgs};
 use super::client::{Client, ClientArgs};
 use super::confirm::{ConfirmArgs, cancelled};
 use super::failure::CommandFailure;
+use super::find;
 use super::output::{self, Column};
 use super::request::{JsonBody, PageArgs, ask};
 use crate::model::span::Span;
+use crate::model::suggested_command::quoted;
 
 mod settings;
 
@@ -26,7 +29,7 @@ pub struct EndpointsArgs {
 #[derive(Debug, Subcommand)]
 enum EndpointsAction {
     /// List endpoints, newest first.
-    List(PageArgs),
+    List(EndpointsList),
     /// Show one with all its settings.
     Get(EndpointIdArg),
     /// Create one; prints its id and its secret.
@@ -103,6 +106,18 @@ enum EndpointsAction {
 }
 
 #[derive(Debug, clap::Args)]
+struct EndpointsList {
+    /// In this state.
+    #[arg(long, value_parser = ["active", "paused", "disabled"])]
+    state: Option<String>,
+    /// With the breaker in this state.
+    #[arg(long, value_parser = ["closed", "open", "half_open", "ramp"])]
+    breaker: Option<String>,
+    #[command(flatten)]
+    page: PageArgs,
+}
+
+#[derive(Debug, clap::Args)]
 struct EndpointIdArg {
     /// The endpoint's id.
     id: String,
@@ -155,7 +170,7 @@ const HISTORY_COLUMNS: &[Column] = &[
 pub async fn run(args: EndpointsArgs) -> anyhow::Result<()> {
     let mut client = args.access.client()?;
     match args.action {
-        EndpointsAction::List(page) => list(&mut client, page).await,
+        EndpointsAction::List(which) => list(&mut client, which).await,
         EndpointsAction::Get(EndpointIdArg { id }) => get(&mut client, &id).await,
         EndpointsAction::Create { url, settings, brought } => create(&mut client, &url, &settings, &brought).await,
         EndpointsAction::Update { id, url, settings } => update(&mut client, &id.id, url.as_deref(), &settings).await,
@@ -186,15 +201,15 @@ pub async fn run(args: EndpointsArgs) -> anyhow::Result<()> {
     }
 }
 
-async fn list(client: &mut Client, page: PageArgs) -> anyhow::Result<()> {
+async fn list(client: &mut Client, which: EndpointsList) -> anyhow::Result<()> {
     let mut url = client.tenant_url(&["endpoints"])?;
-    page.ask(&mut url);
+    ask(&mut url, &[("state", which.state.as_deref()), ("breaker", which.breaker.as_deref())]);
+    which.page.ask(&mut url);
     output::list(client.format, &client.get(url).await?, "endpoints", COLUMNS)
 }
 
 async fn get(client: &mut Client, id: &str) -> anyhow::Result<()> {
-    let url = client.tenant_url(&["endpoints", id])?;
-    output::record(client.format, &client.get(url).await?)
+    output::record(client.format, &find::get(client, "endpoint", &["endpoints", id]).await?)
 }
 
 async fn create(
@@ -207,7 +222,22 @@ async fn create(
     let answer = client.post(client.tenant_url(&["endpoints"])?, Some(brought.add_to(body)?)).await?;
     let mut shown = vec!["id", "url", "event_types", "state", "secret"];
     shown.extend(Some("public_key").filter(|_| settings.signs_with_ed25519()));
-    output::extract(client.format, &answer, &shown)
+    output::extract(client.format, &answer, &shown)?;
+    output::done(client.format, &receiver_hint(&output::parse(&answer)?))
+}
+
+/// Returns what the receiver of a new endpoint needs, ready to paste.
+fn receiver_hint(endpoint: &Value) -> String {
+    let secret = output::text(endpoint, "secret");
+    let key = match endpoint["public_key"].as_str() {
+        Some(key) => format!("export WEBHOOK_PUBLIC_KEY={}", quoted(key)),
+        None => format!("export WEBHOOK_SECRET={}", quoted(&secret)),
+    };
+    format!(
+        "\nThe receiver verifies every request with it (docs/receiving.md has code to paste):\n  {key}\n\
+         A receiver to try it with:\n  posthaste listen --secret {}",
+        quoted(&secret)
+    )
 }
 
 async fn update(

@@ -25,7 +25,7 @@ pub fn draw(preview: &Preview) -> String {
 }
 
 const ASSUMED: &str = "Assumed: each request fails at once and nothing else holds a delivery back (Retry-After, \
-                       its lane, a pause, the cap). Odds come from simulated deliveries.";
+                       its lane, a pause, the cap, the breaker). Odds come from simulated deliveries.";
 
 /// Renders one line per attempt: its times as text and on the plot.
 fn attempts(planned: &[PlannedAttempt]) -> String {

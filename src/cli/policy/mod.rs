@@ -1,6 +1,7 @@
 //! `posthaste policy`: previews what a retry policy will do.
 //!
-//! The command computes the preview itself and needs neither a gateway nor a token.
+//! The command computes the preview itself; only the policy of an endpoint needs a
+//! gateway and a token.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,9 @@ use anyhow::{Context, bail};
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
-use super::output::{OutputFormat, clean, print};
+use super::client::ClientArgs;
+use super::find;
+use super::output::{self, OutputFormat, clean, print};
 use crate::model::policy::RetryPolicy;
 use crate::model::preset::Preset;
 use crate::model::preview::preview;
@@ -21,6 +24,8 @@ mod chart;
 /// What to do with a policy.
 #[derive(Debug, clap::Args)]
 pub struct PolicyArgs {
+    #[command(flatten)]
+    access: ClientArgs,
     #[command(subcommand)]
     action: PolicyAction,
 }
@@ -29,18 +34,21 @@ pub struct PolicyArgs {
 enum PolicyAction {
     /// Show when a policy tries again, which outages it gets over, and how gently it comes back.
     Preview {
-        /// A policy that has a name.
-        #[arg(long, value_name = "NAME", value_parser = preset_parser(), default_value = "standard")]
-        preset: Preset,
+        /// A policy that has a name; `standard` when nothing else is given.
+        #[arg(value_name = "NAME", value_parser = preset_parser(), conflicts_with_all = ["preset", "file", "endpoint"])]
+        name: Option<Preset>,
+        /// The same, as an option.
+        #[arg(long, value_name = "NAME", value_parser = preset_parser(), conflicts_with_all = ["file", "endpoint"])]
+        preset: Option<Preset>,
+        /// The policy of this endpoint, as the gateway has it.
+        #[arg(long, value_name = "ID", conflicts_with = "file")]
+        endpoint: Option<String>,
         /// A file that holds a policy as JSON, such as {"preset":"quick","max_attempts":10}; `-` is standard input.
-        #[arg(long, value_name = "FILE", conflicts_with = "preset")]
+        #[arg(long, value_name = "FILE")]
         file: Option<PathBuf>,
         /// How long the receiver is away; a few outages that tell something when left out.
         #[arg(long, value_name = "SPAN")]
         outage: Option<Span>,
-        /// How to show it.
-        #[arg(short, long, value_enum, default_value_t = OutputFormat::Table)]
-        output: OutputFormat,
     },
 }
 
@@ -52,16 +60,33 @@ fn preset_parser() -> impl TypedValueParser<Value = Preset> {
 
 /// Computes the preview and prints it.
 pub async fn run(args: PolicyArgs) -> anyhow::Result<()> {
-    let PolicyAction::Preview { preset, file, outage, output } = args.action;
-    let policy = match file {
-        Some(file) => read_policy(&file)?,
-        None => preset.policy(),
+    let PolicyAction::Preview { name, preset, endpoint, file, outage } = args.action;
+    let policy = match (endpoint, file) {
+        (Some(endpoint), _) => policy_of(&args.access, &endpoint).await?,
+        (None, Some(file)) => read_policy(&file)?,
+        (None, None) => name.or(preset).unwrap_or(Preset::Standard).policy(),
     };
     let preview = preview(&policy, outage);
-    match output {
+    match args.access.output {
         OutputFormat::Json => print(&serde_json::to_string_pretty(&preview)?),
         OutputFormat::Table => print(&chart::draw(&preview)),
     }
+}
+
+/// Returns the policy that an endpoint's deliveries are judged by.
+async fn policy_of(access: &ClientArgs, endpoint: &str) -> anyhow::Result<RetryPolicy> {
+    let mut client = access.client()?;
+    let answer = output::parse(&find::get(&mut client, "endpoint", &["endpoints", endpoint]).await?)?;
+    let mut policy = policy_from_json(endpoint, answer["retry"].to_string().as_bytes())?;
+    // What the tenant's ceiling leaves of it.
+    let capped = |name: &str| answer["capped"][name].as_str();
+    if let Some(most) = capped("max_attempts").and_then(|most| most.parse().ok()) {
+        policy.max_attempts = most;
+    }
+    if let Some(most) = capped("max_age").and_then(|most| most.parse().ok()) {
+        policy.max_age = most;
+    }
+    Ok(policy)
 }
 
 fn read_policy(file: &Path) -> anyhow::Result<RetryPolicy> {
@@ -166,6 +191,10 @@ mod tests {
         parse("posthaste policy preview").unwrap();
         parse("posthaste policy preview --file - --outage 6h -o json").unwrap();
         assert!(parse("posthaste policy preview --file - --preset quick").unwrap_err().contains("cannot be used with"));
+        assert!(parse("posthaste policy preview quick --file -").unwrap_err().contains("cannot be used with"));
+        parse("posthaste policy preview quick --outage 6h").unwrap();
+        parse("posthaste policy preview --endpoint ep_1 --tenant acme").unwrap();
+        assert!(parse("posthaste policy preview slow").unwrap_err().contains("standard, quick, hourly"));
         assert!(parse("posthaste policy preview --preset slow").unwrap_err().contains("standard, quick, hourly"));
     }
 }

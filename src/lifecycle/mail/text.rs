@@ -7,6 +7,7 @@
 use jiff::Timestamp;
 
 use crate::model::endpoint_event::{Actor, EndpointEvent};
+use crate::model::suggested_command::suggested_command;
 use crate::model::url_versions::masked;
 
 /// The kind of trouble that a mail is about.
@@ -133,15 +134,15 @@ fn consequence(facts: &MailFacts) -> String {
 /// Returns the paragraph about what the owner can do.
 fn remedy(facts: &MailFacts) -> String {
     let MailFacts { endpoint, tenant, .. } = facts;
-    let choice = |command: &str, route: &str| format!("  posthaste {command} --tenant {tenant}\n  {route}");
+    let choice = |verb: &str, id: &str, route: &str| format!("  {}\n  {route}", suggested_command(tenant, verb, id));
     let path = format!("/v1/tenants/{tenant}/endpoints/{endpoint}");
-    let resume = choice(&format!("endpoints resume {endpoint}"), &format!("POST {path}/resume"));
+    let resume = choice("endpoints resume", endpoint, &format!("POST {path}/resume"));
     match facts.reason_kind {
         MailReason::BreakerOpened => format!(
             "Please look at the receiver. Once it answers again, deliveries go on by themselves. If it \
              will be away for long, pause the endpoint, so that nothing grows too old meanwhile, on the command \
              line or over the API:\n\n{}",
-            choice(&format!("endpoints pause {endpoint}"), &format!("POST {path}/pause"))
+            choice("endpoints pause", endpoint, &format!("POST {path}/pause"))
         ),
         MailReason::Paused => format!(
             "Please look at the receiver. Once it is mended, resume the endpoint, on the command line or over the \
@@ -155,10 +156,15 @@ fn remedy(facts: &MailFacts) -> String {
             "Please look at the receiver. The dead letters of this endpoint are listed, on the command line or over \
              the API, by:\n\n{}\n\nOnce the receiver is mended, each of them can be delivered again:\n\n{}",
             choice(
-                &format!("dead-letters list --endpoint {endpoint}"),
+                "dead-letters list --endpoint",
+                endpoint,
                 &format!("GET /v1/tenants/{tenant}/dead-letters?endpoint={endpoint}")
             ),
-            choice("dead-letters replay DELIVERY", &format!("POST /v1/tenants/{tenant}/dead-letters/DELIVERY/replay"))
+            choice(
+                "dead-letters replay",
+                "DELIVERY",
+                &format!("POST /v1/tenants/{tenant}/dead-letters/DELIVERY/replay")
+            )
         ),
     }
 }

@@ -1,8 +1,11 @@
 //! Says what a person can do about a delivery: retry, resume, replay or discard.
 
+use std::fmt::Display;
+
 use super::ExplanationFacts;
 use crate::model::delivery::{DeadCause, DeliveryState, WaitingFor};
 use crate::model::status_rules::RuleSource;
+use crate::model::suggested_command::suggested_command;
 
 impl ExplanationFacts<'_> {
     /// Says what a person can do to get it delivered.
@@ -12,8 +15,8 @@ impl ExplanationFacts<'_> {
             DeliveryState::Waiting => self.step_while_waiting(),
             DeliveryState::Dead => Some(self.step_after_death()),
             DeliveryState::Delivered | DeliveryState::Cancelled if self.endpoint.is_none() => None,
-            DeliveryState::Delivered => Some(format!("`posthaste deliveries replay {id}` sends it once more.")),
-            DeliveryState::Cancelled => Some(format!("`posthaste deliveries replay {id}` tries it after all.")),
+            DeliveryState::Delivered => Some(format!("{} sends it once more.", self.command("deliveries replay", id))),
+            DeliveryState::Cancelled => Some(format!("{} tries it after all.", self.command("deliveries replay", id))),
         }
     }
 
@@ -22,34 +25,37 @@ impl ExplanationFacts<'_> {
             return None;
         }
         let endpoint = self.delivery.endpoint_id;
-        let retry = format!("`posthaste deliveries retry {}`", self.delivery.id);
+        let retry = self.command("deliveries retry", self.delivery.id);
+        let close_breaker = || self.command("endpoints close-breaker", endpoint);
         match self.outlook.waiting_for? {
             WaitingFor::Due if self.outlook.next_attempt_at > Some(self.now) => Some(format!(
                 "{retry} tries it now; a pause of the endpoint, or a Retry-After answered to another of its deliveries, would hold it longer."
             )),
             WaitingFor::Due => None,
             WaitingFor::Backpressure => Some(format!("{retry} tries this one now, without waiting for that.")),
-            WaitingFor::Breaker if self.is_breaker_forced() => Some(format!(
-                "`posthaste endpoints close-breaker {endpoint}` lets all go on; {retry} sends this one alone."
-            )),
-            WaitingFor::Breaker => Some(format!(
-                "{retry} makes it the next probe; `posthaste endpoints close-breaker {endpoint}` lets all go on."
-            )),
+            WaitingFor::Breaker if self.is_breaker_forced() => {
+                Some(format!("{} lets all go on; {retry} sends this one alone.", close_breaker()))
+            }
+            WaitingFor::Breaker => {
+                Some(format!("{retry} makes it the next probe; {} lets all go on.", close_breaker()))
+            }
             WaitingFor::Rate => Some("It starts in its turn; a larger rate lets more go per second.".to_owned()),
             WaitingFor::Slot => Some(
                 "It starts in its turn, as requests are answered; a larger max_in_flight lets more go at once."
                     .to_owned(),
             ),
             WaitingFor::Pause | WaitingFor::Disabled => {
-                Some(format!("`posthaste endpoints resume {endpoint}` lets it go on."))
+                Some(format!("{} lets it go on.", self.command("endpoints resume", endpoint)))
             }
             WaitingFor::Key => self.head.map(|(head, is_dead)| {
                 if is_dead {
                     format!(
-                        "`posthaste dead-letters replay {head}` tries that one again, and `posthaste dead-letters discard {head}` lets the lane go on without it."
+                        "{} tries that one again, and {} lets the lane go on without it.",
+                        self.command("dead-letters replay", head),
+                        self.command("dead-letters discard", head)
                     )
                 } else {
-                    format!("`posthaste explain {head}` tells about that one.")
+                    format!("{} tells about that one.", self.command("explain", head))
                 }
             }),
         }
@@ -57,7 +63,7 @@ impl ExplanationFacts<'_> {
 
     fn step_after_death(&self) -> String {
         let endpoint = self.delivery.endpoint_id;
-        let replay = format!("`posthaste dead-letters replay {}`", self.delivery.id);
+        let replay = self.command("dead-letters replay", self.delivery.id);
         match self.delivery.cause {
             _ if self.endpoint.is_none() => "Its endpoint was deleted, so it cannot be replayed.".to_owned(),
             Some(DeadCause::Damaged) => {
@@ -68,7 +74,8 @@ impl ExplanationFacts<'_> {
                 format!("That is a fault of the gateway; once it is mended, {replay} tries it again.")
             }
             Some(DeadCause::Gone) => format!(
-                "If the receiver is to be called again, `posthaste endpoints resume {endpoint}`, then {replay}."
+                "If the receiver is to be called again, {}, then {replay}.",
+                self.command("endpoints resume", endpoint)
             ),
             Some(DeadCause::Refused) if self.is_receivers_decision() => {
                 format!("Once the receiver wants it after all, {replay}.")
@@ -97,7 +104,12 @@ impl ExplanationFacts<'_> {
             return None;
         }
         let lane = if self.delivery.seq.is_some() { ", and its lane goes on without it" } else { "" };
-        Some(format!("`posthaste dead-letters discard {}` gives it up{lane}.", self.delivery.id))
+        Some(format!("{} gives it up{lane}.", self.command("dead-letters discard", self.delivery.id)))
+    }
+
+    /// Returns a command about something of the delivery's tenant, in backticks.
+    fn command(&self, verb: &str, id: impl Display) -> String {
+        format!("`{}`", suggested_command(self.delivery.tenant.as_str(), verb, &id.to_string()))
     }
 
     /// Whether a person opened the endpoint's breaker.

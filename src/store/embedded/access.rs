@@ -208,13 +208,12 @@ impl AccessStore for EmbeddedStore {
                 "SELECT id, record FROM audit WHERE id >= ?1 AND id < ?2 AND {is_of} ORDER BY id DESC LIMIT ?3"
             );
             let tenant = query.tenant.as_ref().map(TenantId::as_str);
-            let bound = params![id_bytes(first.0), id_bytes(end.0), one_more(&page), tenant];
+            let bound = params![id_bytes(first.0), id_bytes(end.0), query.entries_to_read(&page), tenant];
             let mut statement = db.prepare_cached(&sql)?;
             let entries = statement.query_map(bound, |row| {
                 Ok(AuditEntry { id: AuditId(uuid_of(row.get(0)?)), record: from_json(&row.get::<_, String>(1)?) })
             })?;
-            let entries = entries.collect::<rusqlite::Result<Vec<_>>>()?;
-            Ok(ListPage::truncate(entries, page.limit, |entry| entry.id.to_string()))
+            Ok(query.page_of(entries.collect::<rusqlite::Result<Vec<_>>>()?, page.limit))
         })
         .await
     }

@@ -71,6 +71,32 @@ impl History for EmbeddedStore {
         self.read(move |db| find(db, &tenant, id)).await
     }
 
+    async fn tenant_of_delivery(&self, id: DeliveryId) -> Result<Option<TenantId>> {
+        self.read(move |db| {
+            let sql = "SELECT t.id, d.created_at FROM deliveries d JOIN tenants t ON t.no = d.tenant
+                       WHERE d.no = ? AND t.deleted_at IS NULL";
+            let no = delivery_no(id);
+            let found: Option<(String, i64)> =
+                db.prepare_cached(sql)?.query_row([no], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+            Ok(found.filter(|(_, at)| delivery_id(no, *at) == id).map(|(tenant, _)| stored_tenant(&tenant)))
+        })
+        .await
+    }
+
+    async fn tenants_of_event(&self, id: &EventId, limit: usize) -> Result<Vec<TenantId>> {
+        let id = id.clone();
+        self.read(move |db| {
+            // One seek per tenant: the index on ids begins with the tenant.
+            let sql = "SELECT t.id FROM tenants t CROSS JOIN events e INDEXED BY events_by_id
+                       ON e.tenant = t.no AND e.id = ? WHERE t.deleted_at IS NULL ORDER BY t.id LIMIT ?";
+            let mut statement = db.prepare_cached(sql)?;
+            let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+            let rows = statement.query_map(params![id.as_str(), limit], |row| row.get::<_, String>(0))?;
+            rows.map(|tenant| tenant.map(|tenant| stored_tenant(&tenant))).collect()
+        })
+        .await
+    }
+
     async fn deliveries(&self, tenant: &TenantId, ask: DeliveryQuery, page: PageRequest) -> Result<ListPage<Delivery>> {
         let tenant = tenant.clone();
         let cursor = cursor_no(&page)?;

@@ -213,9 +213,9 @@ impl AccessStore for PostgresStore {
             "SELECT id, record FROM posthaste.audit WHERE id >= $1 AND id < $2 AND {is_of} ORDER BY id DESC LIMIT $3"
         );
         let of = query.tenant.as_ref().map(|tenant| tenant.as_str().to_owned());
-        let rows = read_rows(&self.shared, &sql, bind![first.0, end.0, one_more(&page), of]).await?;
+        let rows = read_rows(&self.shared, &sql, bind![first.0, end.0, query.entries_to_read(&page), of]).await?;
         let entry = |row: &Row| AuditEntry { id: AuditId(row.get(0)), record: from_json(row.get(1)) };
-        Ok(ListPage::truncate(rows.iter().map(entry).collect(), page.limit, |entry| entry.id.to_string()))
+        Ok(query.page_of(rows.iter().map(entry).collect(), page.limit))
     }
 
     async fn forget_audit(&self, before: Timestamp, limit: usize) -> Result<usize> {

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use tokio_postgres::Row;
 
 use super::read_query::{read_one, read_rows};
-use super::rows::{at, delivery_id, delivery_no, millis};
+use super::rows::{at, delivery_id, delivery_no, millis, stored_tenant};
 use super::transaction::bind;
 use super::{PostgresState, PostgresStore};
 use crate::model::attempt::Attempt;
@@ -53,6 +53,20 @@ impl History for PostgresStore {
 
     async fn delivery(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Delivery>> {
         deliveries::find(&self.shared, tenant, id).await
+    }
+
+    async fn tenant_of_delivery(&self, id: DeliveryId) -> Result<Option<TenantId>> {
+        let no = delivery_no(id);
+        let found = read_one(&self.shared, include_str!("sql/tenant_of_delivery.sql"), bind![no]).await?;
+        Ok(found.filter(|row| delivery_id(no, row.get(1)) == id).map(|row| stored_tenant(row.get(0))))
+    }
+
+    async fn tenants_of_event(&self, id: &EventId, limit: usize) -> Result<Vec<TenantId>> {
+        let (from, below) = made_numbers(id);
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let sql = include_str!("sql/tenants_of_event.sql");
+        let rows = read_rows(&self.shared, sql, bind![id.as_str(), from, below, limit]).await?;
+        Ok(rows.iter().map(|row| stored_tenant(row.get(0))).collect())
     }
 
     async fn deliveries(
@@ -128,12 +142,18 @@ fn cursor_no(page: &PageRequest) -> Result<i64> {
 /// Finds an event by its id, and reads these columns.
 pub async fn find_event(shared: &PostgresState, tenant: &TenantId, id: &EventId, columns: &str) -> Result<Option<Row>> {
     let Some(tenant) = shared.index().tenant_no(tenant) else { return Ok(None) };
-    let (from, below) = match id.minted_ms() {
-        Some(ms) => (number_at(ms), number_at(ms + LENT_MS_MAX)),
-        None => (0, 0),
-    };
+    let (from, below) = made_numbers(id);
     let sql = include_str!("sql/event.sql").replace(":columns", columns);
     read_one(shared, &sql, bind![tenant, id.as_str(), from, below]).await
+}
+
+/// Returns the lowest number that an event may have whose id the gateway made,
+/// and the number below which it is; an empty range for an id that a producer chose.
+fn made_numbers(id: &EventId) -> (i64, i64) {
+    match id.minted_ms() {
+        Some(ms) => (number_at(ms), number_at(ms + LENT_MS_MAX)),
+        None => (0, 0),
+    }
 }
 
 /// Returns attempts in the order of their numbers. Of two records with the same

@@ -1,0 +1,163 @@
+//! Things are found by their id alone, and the gateway from any folder.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::cli::{asked, failed, posthaste, to_gateway};
+use crate::support::{Gateway, PATIENCE, Receiver, Reply, eventually};
+
+for_every_store! {
+    an_id_is_enough_for_whoever_administers_the_gateway,
+}
+
+/// A gateway with an endpoint, an event and a delivery in tenant `acme`.
+async fn with_acme() -> (Gateway, Receiver, Value, Value) {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::answering(|_| Reply::Status(200)).await;
+    asked(&gateway, &["tenants", "create", "acme"]).await;
+    let url = receiver.url();
+    let endpoint = asked(&gateway, &["endpoints", "create", &url, "--tenant", "acme"]).await;
+    asked(&gateway, &["send", "a.b", "--id", "order-7", "--tenant", "acme"]).await;
+    let deliveries = asked(&gateway, &["events", "deliveries", "order-7", "--tenant", "acme"]).await;
+    let delivery = deliveries["data"][0].clone();
+    (gateway, receiver, endpoint, delivery)
+}
+
+fn id(value: &Value) -> &str {
+    value["id"].as_str().expect("an id")
+}
+
+async fn an_id_is_enough_for_whoever_administers_the_gateway() {
+    let (gateway, _receiver, endpoint, delivery) = with_acme().await;
+    let find = async |id: &str| gateway.client.get(&format!("/v1/find?id={id}")).await.expect(200)["data"].clone();
+    let path = format!("/v1/tenants/acme/deliveries/{}", id(&delivery));
+    assert_eq!(
+        find(id(&delivery)).await,
+        json!([{"kind": "delivery", "id": id(&delivery), "tenant": "acme", "path": path}])
+    );
+    gateway.client.get(&path).await.expect(200);
+    assert_eq!(find(id(&endpoint)).await[0]["kind"], "endpoint");
+    assert_eq!(find("acme").await[0]["kind"], "tenant");
+    assert_eq!(find("nothing").await, json!([]));
+    let token = asked(&gateway, &["tokens", "create", "--tenant", "acme", "--rights", "read,manage"]).await;
+    assert_eq!(
+        (&find(id(&token)).await[0]["kind"], &find(id(&token)).await[0]["tenant"]),
+        (&json!("token"), &json!("acme"))
+    );
+    gateway.client.get("/v1/find?id=a.b").await.problem(422, "invalid_field");
+    gateway.client.get("/v1/find").await.problem(422, "invalid_field");
+
+    // Without --tenant, commands look into all tenants and say where it was.
+    let shows = async |args: &[&str]| {
+        let output = to_gateway(&gateway, args).output().await.unwrap();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "found in tenant acme\n", "{args:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for args in [
+        &["explain", id(&delivery)][..],
+        &["explain", "order-7"],
+        &["deliveries", "get", id(&delivery)],
+        &["deliveries", "attempts", id(&delivery)],
+        &["events", "get", "order-7"],
+        &["endpoints", "get", id(&endpoint)],
+    ] {
+        shows(args).await;
+    }
+    assert_eq!(asked(&gateway, &["events", "get", "order-7"]).await["id"], "order-7");
+    let found = asked(&gateway, &["find", "order-7"]).await;
+    assert_eq!((&found["data"][0]["tenant"], &found["data"][0]["kind"]), (&json!("acme"), &json!("event")));
+
+    // A tenant that was named is the only one that is looked into, and the answer names it.
+    let fails = async |args: &[&str]| failed(args, &to_gateway(&gateway, args).output().await.unwrap());
+    let said = fails(&["deliveries", "get", id(&delivery), "--tenant", "default"]).await;
+    assert!(said.contains("there is no such delivery in tenant default"), "{said}");
+    assert!(fails(&["find", "nothing"]).await.contains("in any tenant"));
+    let said = fails(&["explain", "nothing"]).await;
+    assert!(said.contains("there is no delivery and no event nothing in tenant default"), "{said}");
+    let read = ["deliveries", "get", "dlv_00000000000000000000000000", "--token", token["token"].as_str().unwrap()];
+    let said = fails(&[&read[..], &["--tenant", "acme"]].concat()).await;
+    assert!(said.contains("there is no such delivery in tenant acme"), "{said}");
+
+    // Ids of events are unique within their tenant alone.
+    asked(&gateway, &["tenants", "create", "zeta"]).await;
+    asked(&gateway, &["send", "a.b", "--id", "order-7", "--tenant", "zeta"]).await;
+    let said = fails(&["events", "get", "order-7"]).await;
+    assert!(said.contains("name one with --tenant: acme, zeta"), "{said}");
+}
+
+#[tokio::test]
+async fn an_event_is_explained_in_one_document_with_ids() {
+    let (gateway, receiver, ..) = with_acme().await;
+    asked(&gateway, &["endpoints", "create", &receiver.url(), "--tenant", "acme"]).await;
+    asked(&gateway, &["send", "a.b", "--id", "both", "--tenant", "acme"]).await;
+    let explained = asked(&gateway, &["explain", "both", "--tenant", "acme"]).await;
+    assert_eq!((&explained["tenant"], &explained["event_id"]), (&json!("acme"), &json!("both")));
+    let deliveries = asked(&gateway, &["events", "deliveries", "both", "--tenant", "acme"]).await;
+    let of = |list: &Value, name: &str| -> Vec<Value> {
+        list.as_array().expect("a list").iter().map(|one| one[name].clone()).collect()
+    };
+    assert_eq!(of(&explained["deliveries"], "delivery_id"), of(&deliveries["data"], "id"));
+    assert_eq!(of(&explained["deliveries"], "endpoint_id"), of(&deliveries["data"], "endpoint_id"));
+}
+
+#[tokio::test]
+async fn a_gateway_that_was_started_on_a_terminal_is_found_from_any_folder() {
+    let (home, folder, elsewhere) =
+        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let port = crate::ground::guard::free_port();
+    let mut terminal = tokio::process::Command::new("script");
+    let program = env!("CARGO_BIN_EXE_posthaste");
+    let serve = format!("echo $$ > gateway-pid; exec {program} serve --listen 127.0.0.1:{port}");
+    terminal.args(["--quiet", "--flush", "--return", "--command", &serve, "/dev/null"]);
+    terminal.current_dir(folder.path()).env("HOME", home.path()).env_remove("XDG_CONFIG_HOME");
+    let _terminal = terminal.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true).spawn().unwrap();
+    let _ended = EndedGateway(folder.path().join("gateway-pid"));
+    let file = home.path().join(".config/posthaste/contexts.toml");
+    eventually("the context to be written", || async {
+        std::fs::read_to_string(&file).map_err(|problem| problem.to_string())
+    })
+    .await;
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    let token = std::fs::read_to_string(folder.path().join("posthaste-data/admin-token")).unwrap();
+    assert!(!std::fs::read_to_string(&file).unwrap().contains(token.trim()), "the token is not copied");
+    let run = async |args: &[&str]| {
+        let mut command = posthaste(args);
+        command.current_dir(elsewhere.path()).env("HOME", home.path()).env_remove("XDG_CONFIG_HOME");
+        let output = tokio::time::timeout(PATIENCE, command.output()).await.unwrap().unwrap();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(run(&["tenants", "list"]).await.contains("default"));
+    let name = format!("local-{port}");
+    assert!(run(&["context"]).await.contains(&format!("context {name}")));
+    let set =
+        ["context", "set", "production", "--server", "https://hooks.example.com", "--token-file", "/secret/token"];
+    assert!(run(&set).await.contains("context in use: production (https://hooks.example.com)"));
+    let shown: Value = serde_json::from_str(&run(&["context", "show", "-o", "json"]).await).unwrap();
+    assert_eq!(
+        (&shown["server"], &shown["token_from"]),
+        (&json!("https://hooks.example.com"), &json!("/secret/token"))
+    );
+    assert!(run(&["context", "list"]).await.contains("production"));
+    run(&["context", "use", &name]).await;
+    assert!(run(&["tenants", "list"]).await.contains("default"));
+    run(&["context", "remove", "production"]).await;
+    assert!(!run(&["context", "list"]).await.contains("production"));
+}
+
+/// Ends the gateway whose process id is in this file, which may outlive its terminal.
+struct EndedGateway(PathBuf);
+
+impl Drop for EndedGateway {
+    fn drop(&mut self) {
+        let id = std::fs::read_to_string(&self.0).ok().and_then(|id| id.trim().parse().ok());
+        if let Some(id) = id.and_then(Pid::from_raw) {
+            let _ = kill_process(id, Signal::KILL);
+        }
+    }
+}
