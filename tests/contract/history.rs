@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, DeliveryState};
 use posthaste::model::id::{DeliveryId, EventId};
 use posthaste::store::{BatchMode, DeliveryChange, DeliveryQuery, Error, EventQuery, PageRequest};
@@ -262,7 +263,7 @@ async fn events_and_deliveries_are_found_by_their_id_in_every_tenant(fixture: St
     assert_eq!(store.tenant_of_delivery(other_time).await.unwrap(), None, "the number alone is no id");
     fixture.deliver(&twice, at(9)).await;
     assert_eq!(store.tenant_of_delivery(twice.id).await.unwrap(), Some(zeta.clone()), "also what is finished");
-    store.delete_tenant(&zeta, at(10)).await.unwrap();
+    store.delete_tenant(&Initiator::Gateway, &zeta, at(10)).await.unwrap();
     assert_eq!(tenants_of("twice", 10).await, [acme], "not of a deleted tenant");
     assert_eq!(store.tenant_of_delivery(twice.id).await.unwrap(), None);
 }
