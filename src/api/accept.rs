@@ -18,7 +18,7 @@ use super::input::{
 };
 use super::page::Page;
 use super::problem::{
-    FieldError, InputProblems, LimitProblems, Problem, ProblemCode, Problems, SpaceProblems, StateProblems,
+    AcceptProblems, FieldError, InputProblems, Problem, ProblemCode, Problems, SpaceProblems, StateProblems,
 };
 use super::rate_limit_headers::{self, RateLimitHeaders};
 use crate::lifecycle::accept::{AcceptOutcome, Receipt, Submission, accept, accept_over};
@@ -145,7 +145,7 @@ pub fn takes_events(method: &Method, route: &str) -> bool {
     params(("tenant" = String, Path, description = "Whose event it is"),
            ("Idempotency-Key" = Option<String>, Header, description = "Stands in for a missing `id`")),
     request_body = NewEvent,
-    responses((status = 202, body = ReceiptView), Problems, InputProblems, StateProblems, LimitProblems, SpaceProblems),
+    responses((status = 202, body = ReceiptView), Problems, InputProblems, StateProblems, AcceptProblems, SpaceProblems),
     security(("token" = ["publish"])),
 )]
 pub async fn accept_one(
@@ -181,12 +181,12 @@ pub struct BatchParams {
 
 /// Hand in up to 1,000 events
 ///
-/// A JSON array, or one JSON object per line (NDJSON). One commit, in order.
+/// A JSON array, or one JSON object per line (NDJSON) sent as `application/x-ndjson`. One commit, in order.
 #[utoipa::path(
-    post, path = "/v1/tenants/{tenant}/events/batch", operation_id = "accept_events", tag = "events",
+    post, path = "/v1/tenants/{tenant}/events/batch", operation_id = "accept_event_batch", tag = "events",
     params(("tenant" = String, Path, description = "Whose events they are"), BatchParams),
     request_body = Vec<NewEvent>,
-    responses((status = 202, body = Page<BatchItem>), Problems, InputProblems, StateProblems, LimitProblems, SpaceProblems),
+    responses((status = 202, body = Page<BatchItem>), Problems, InputProblems, StateProblems, AcceptProblems, SpaceProblems),
     security(("token" = ["publish"])),
 )]
 pub async fn accept_batch(

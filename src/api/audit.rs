@@ -72,7 +72,7 @@ pub struct AuditParams {
 
 /// List what was done to a tenant and its things, newest first
 #[utoipa::path(
-    get, path = "/v1/tenants/{tenant}/audit", operation_id = "list_tenant_audit", tag = "audit",
+    get, path = "/v1/tenants/{tenant}/audit", operation_id = "list_tenant_audit_entries", tag = "audit",
     params(("tenant" = String, Path, description = "Whose things they are"), AuditParams),
     responses((status = 200, body = Page<AuditView>), Problems, InputProblems),
     security(("token" = ["read"])),
@@ -113,7 +113,7 @@ pub struct AuditOfAllParams {
 
 /// List what was done through the API, newest first
 #[utoipa::path(
-    get, path = "/v1/audit", operation_id = "list_audit", tag = "audit",
+    get, path = "/v1/audit", operation_id = "list_audit_entries", tag = "audit",
     params(AuditOfAllParams),
     responses((status = 200, body = Page<AuditView>), Problems, InputProblems),
     security(("token" = ["admin"])),

@@ -328,7 +328,7 @@ async fn view_page(
 
 /// Show a delivery
 #[utoipa::path(
-    get, path = "/v1/tenants/{tenant}/deliveries/{delivery}", operation_id = "show_delivery", tag = "deliveries",
+    get, path = "/v1/tenants/{tenant}/deliveries/{delivery}", operation_id = "get_delivery", tag = "deliveries",
     params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 200, body = DeliveryView), Problems),
     security(("token" = ["read"])),
@@ -349,7 +349,7 @@ pub(super) async fn find(api: &SharedApiState, tenant: &TenantId, id: DeliveryId
 
 /// List the attempts of a delivery, oldest first
 #[utoipa::path(
-    get, path = "/v1/tenants/{tenant}/deliveries/{delivery}/attempts", operation_id = "list_attempts", tag = "deliveries",
+    get, path = "/v1/tenants/{tenant}/deliveries/{delivery}/attempts", operation_id = "list_delivery_attempts", tag = "deliveries",
     params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 200, body = Page<AttemptView>), Problems),
     security(("token" = ["read"])),

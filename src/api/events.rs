@@ -164,7 +164,7 @@ pub async fn list(
 
 /// Show an event
 #[utoipa::path(
-    get, path = "/v1/tenants/{tenant}/events/{event}", operation_id = "show_event", tag = "events",
+    get, path = "/v1/tenants/{tenant}/events/{event}", operation_id = "get_event", tag = "events",
     params(("tenant" = String, Path, description = "Whose event it is"), ("event" = String, Path, description = "The event's id")),
     responses((status = 200, body = EventView), Problems, GoneProblems),
     security(("token" = ["read"])),
@@ -195,7 +195,7 @@ async fn find(api: &SharedApiState, tenant: &TenantId, id: &EventId) -> Result<E
 ///
 /// What waits of it is cancelled, and nothing of it can be sent again. All else that is known of it stays: its id is still recognised when it is handed in once more.
 #[utoipa::path(
-    delete, path = "/v1/tenants/{tenant}/events/{event}/data", operation_id = "expunge_event", tag = "events",
+    delete, path = "/v1/tenants/{tenant}/events/{event}/data", operation_id = "expunge_event_data", tag = "events",
     params(("tenant" = String, Path, description = "Whose event it is"), ("event" = String, Path, description = "The event's id")),
     responses((status = 204), Problems),
     security(("token" = ["manage"])),

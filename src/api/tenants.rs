@@ -172,7 +172,7 @@ pub struct TenantParams {
 
 /// Show a tenant
 #[utoipa::path(
-    get, path = "/v1/tenants/{tenant}", operation_id = "show_tenant", tag = "tenants",
+    get, path = "/v1/tenants/{tenant}", operation_id = "get_tenant", tag = "tenants",
     params(("tenant" = String, Path, description = "The tenant's id")),
     responses((status = 200, body = TenantView), Problems),
     security(("token" = ["read"])),

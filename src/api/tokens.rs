@@ -16,7 +16,7 @@ use super::SharedApiState;
 use super::auth::{Principal, hash, new_token};
 use super::input::{DOCUMENT_BYTES_MAX, NamedToken, QueryParams, document_from_json, read_body};
 use super::page::{Page, ask};
-use super::problem::{FieldError, InputProblems, Problem, ProblemCode, Problems};
+use super::problem::{FieldError, InputProblems, LimitProblems, Problem, ProblemCode, Problems};
 use crate::model::audit::Initiator;
 use crate::model::id::{TenantId, TokenId};
 use crate::model::token::{Right, Token};
@@ -81,7 +81,7 @@ pub struct TokenView {
 #[utoipa::path(
     post, path = "/v1/tokens", operation_id = "create_token", tag = "tokens",
     request_body = NewToken,
-    responses((status = 201, body = MadeToken), Problems, InputProblems),
+    responses((status = 201, body = MadeToken), Problems, InputProblems, LimitProblems),
     security(("token" = ["tenants"])),
 )]
 pub async fn create(
