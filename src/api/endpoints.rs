@@ -48,9 +48,9 @@ use crate::store::{BatchMode, EndpointChange, Error};
 pub struct NewEndpoint {
     #[serde(flatten)]
     settings: EndpointSettings,
-    /// A secret to sign with, `whsec_` and 24 to 64 bytes in base64. One is made if it is left out.
+    /// The secret to sign with, `whsec_` and 24 to 64 bytes in base64. The gateway makes one if it is left out.
     secret: Option<String>,
-    /// An Ed25519 key to sign with, `whsk_` and 64 bytes in base64. One is made if it is left out.
+    /// The Ed25519 key to sign with, `whsk_` and a seed with its public key, 64 bytes, in base64. The gateway makes one if it is left out.
     private_key: Option<String>,
 }
 

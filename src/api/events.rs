@@ -37,18 +37,18 @@ pub struct EventView {
     timestamp: String,
     /// The producer's name for the shape of `data`.
     schema_version: Option<String>,
-    /// When it is over, if its producer said so.
+    /// When it is over; null where its producer did not say so.
     #[schema(value_type = Option<String>, format = DateTime)]
     expires_at: Option<Timestamp>,
-    /// The endpoints it named, if it did.
+    /// The endpoints that its producer named; null where it named none.
     #[schema(value_type = Option<Vec<String>>)]
     endpoints: Option<Vec<EndpointId>>,
     /// When it was accepted.
     #[schema(value_type = String, format = DateTime)]
     accepted_at: Timestamp,
-    /// How many deliveries it was given.
+    /// How many deliveries were made for it.
     deliveries: u32,
-    /// The producer's data, byte for byte; null where it is withheld.
+    /// The producer's data, byte for byte; null where it is [withheld](#what-an-event-carried).
     #[schema(value_type = Value)]
     data: Option<Box<RawValue>>,
     /// Why `data` is not shown; null where it is.
