@@ -18,7 +18,7 @@ use super::input::{
 };
 use super::page::Page;
 use super::problem::{
-    FieldError, InputProblems, LimitProblems, Problem, ProblemCode, Problems, SpaceProblems, StateProblems,
+    AcceptProblems, FieldError, InputProblems, Problem, ProblemCode, Problems, SpaceProblems, StateProblems,
 };
 use super::rate_limit_headers::{self, RateLimitHeaders};
 use crate::lifecycle::accept::{AcceptOutcome, Receipt, Submission, accept, accept_over};
@@ -43,29 +43,29 @@ pub fn body_bytes_max(event_bytes_max: usize) -> u64 {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewEvent<'a> {
-    /// Names the event within its tenant: 1 to 128 of `A-Z a-z 0-9 _ -`. Sending the same id and content again is safe. Left out, the `Idempotency-Key` header stands in, or an id is minted.
+    /// Names the event within its tenant: 1 to 128 of `A-Z a-z 0-9 _ -`. Without it, the request header `Idempotency-Key` is used, or the gateway makes an id. Sending the same id and content again is safe.
     #[schema(value_type = Option<String>, pattern = "^[A-Za-z0-9_-]{1,128}$", example = "evt_order_1001_paid")]
     id: Option<EventId>,
-    /// What kind of thing happened: words joined by dots, at most 256 bytes.
+    /// What kind of thing happened, such as `invoice.paid`: words of `A-Z a-z 0-9 _` joined by dots, at most 256 bytes.
     #[serde(rename = "type")]
     #[schema(value_type = String, pattern = r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", max_length = 256, example = "invoice.paid")]
     event_type: EventType,
-    /// What it happened to. Events that share a key are delivered in order.
+    /// What it happened to: at most 256 bytes, no control characters. Events that share a key arrive [in order](ordering.md).
     #[schema(value_type = Option<String>, min_length = 1, max_length = 256, example = "invoice_1001")]
     key: Option<EventKey>,
-    /// Any JSON value, at most 64 levels deep. Its bytes are delivered unchanged.
+    /// What happened: any JSON value, at most 64 levels deep. Its bytes are delivered unchanged.
     #[serde(borrow)]
     #[schema(value_type = Value)]
     data: &'a RawValue,
-    /// When it happened, RFC 3339 with an offset. Left out, the time of acceptance.
+    /// When it happened, RFC 3339 with an offset. Left out: when it was accepted.
     #[schema(format = DateTime)]
     timestamp: Option<String>,
-    /// The producer's name for the shape of `data`.
+    /// Your name for the shape of `data`: 1 to 64 printable ASCII characters without spaces.
     schema_version: Option<String>,
-    /// When it is over, RFC 3339 with an offset: what has not been delivered by then is parked as a dead letter (`expired`) and not attempted any more.
+    /// When it is over, RFC 3339 with an offset: what is not delivered by then is [not attempted any more](retries.md#events-that-are-over), and is a dead letter (`expired`).
     #[schema(format = DateTime)]
     expires_at: Option<String>,
-    /// Deliver to these endpoints only, whatever their types and filters.
+    /// Deliver to these endpoints of the tenant only, each named once, whatever types and filters they have.
     #[schema(value_type = Option<Vec<String>>, min_items = 1)]
     endpoints: Option<Vec<EndpointId>>,
 }
@@ -83,9 +83,9 @@ pub struct ReceiptView {
     /// When it was accepted, the first time.
     #[schema(value_type = String, format = DateTime)]
     accepted_at: Timestamp,
-    /// How many endpoints it goes to. Zero is no error: the event is kept.
+    /// How many endpoints want it. Zero is no error: the event is kept, and `…/events/{event}/matches` says for each endpoint why it does not want it.
     deliveries: u32,
-    /// Whether the same event had been accepted before.
+    /// Whether the same event had been accepted before, so that nothing was created.
     duplicate: bool,
 }
 
@@ -145,7 +145,7 @@ pub fn takes_events(method: &Method, route: &str) -> bool {
     params(("tenant" = String, Path, description = "Whose event it is"),
            ("Idempotency-Key" = Option<String>, Header, description = "Stands in for a missing `id`")),
     request_body = NewEvent,
-    responses((status = 202, body = ReceiptView), Problems, InputProblems, StateProblems, LimitProblems, SpaceProblems),
+    responses((status = 202, body = ReceiptView), Problems, InputProblems, StateProblems, AcceptProblems, SpaceProblems),
     security(("token" = ["publish"])),
 )]
 pub async fn accept_one(
@@ -181,12 +181,12 @@ pub struct BatchParams {
 
 /// Hand in up to 1,000 events
 ///
-/// A JSON array, or one JSON object per line (NDJSON). One commit, in order.
+/// A JSON array, or one JSON object per line (NDJSON) sent as `application/x-ndjson`. One commit, in order.
 #[utoipa::path(
-    post, path = "/v1/tenants/{tenant}/events/batch", operation_id = "accept_events", tag = "events",
+    post, path = "/v1/tenants/{tenant}/events/batch", operation_id = "accept_event_batch", tag = "events",
     params(("tenant" = String, Path, description = "Whose events they are"), BatchParams),
     request_body = Vec<NewEvent>,
-    responses((status = 202, body = Page<BatchItem>), Problems, InputProblems, StateProblems, LimitProblems, SpaceProblems),
+    responses((status = 202, body = Page<BatchItem>), Problems, InputProblems, StateProblems, AcceptProblems, SpaceProblems),
     security(("token" = ["publish"])),
 )]
 pub async fn accept_batch(

@@ -22,24 +22,24 @@ pub struct AuditView {
     /// The entry's id.
     #[schema(value_type = String)]
     id: AuditId,
-    /// Time of the change.
+    /// When it was done.
     #[schema(value_type = String, format = DateTime)]
     at: Timestamp,
-    /// Who: `admin`, the id of a token, or `unknown`.
+    /// Who did it: `admin` for the admin token, or a token's id, with its name in brackets where it has one, or `unknown`.
     by: String,
-    /// From which address; null when that is not known.
+    /// The address of the connection, or the one that a proxy in [`--trusted-proxies`](settings.md) gives in `X-Forwarded-For`; null when it is not known.
     #[schema(value_type = Option<String>)]
     from: Option<IpAddr>,
-    /// With which request, as its answer's `x-request-id` said.
+    /// The request that did it, as in its answer's `x-request-id`.
     request_id: String,
-    /// Kind of change.
+    /// What was done.
     action: AuditAction,
-    /// Tenant whose resource was changed.
+    /// Whose resource it was. Changes of the gateway's own tokens are entries of the tenant `_system`.
     #[schema(value_type = String)]
     tenant: TenantId,
     /// The id of what it was done to.
     resource: String,
-    /// The names of the settings that differ from before; of a new token its rights.
+    /// The names of the changed settings, and never a value; for a new token its rights.
     fields: Vec<String>,
 }
 
@@ -72,7 +72,7 @@ pub struct AuditParams {
 
 /// List what was done to a tenant and its things, newest first
 #[utoipa::path(
-    get, path = "/v1/tenants/{tenant}/audit", operation_id = "list_tenant_audit", tag = "audit",
+    get, path = "/v1/tenants/{tenant}/audit", operation_id = "list_tenant_audit_entries", tag = "audit",
     params(("tenant" = String, Path, description = "Whose things they are"), AuditParams),
     responses((status = 200, body = Page<AuditView>), Problems, InputProblems),
     security(("token" = ["read"])),
@@ -113,7 +113,7 @@ pub struct AuditOfAllParams {
 
 /// List what was done through the API, newest first
 #[utoipa::path(
-    get, path = "/v1/audit", operation_id = "list_audit", tag = "audit",
+    get, path = "/v1/audit", operation_id = "list_audit_entries", tag = "audit",
     params(AuditOfAllParams),
     responses((status = 200, body = Page<AuditView>), Problems, InputProblems),
     security(("token" = ["admin"])),

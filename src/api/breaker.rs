@@ -39,7 +39,7 @@ pub struct OpenBreaker {
 ///
 /// What waits for it is held, and ages on: to hold it without ageing, pause the endpoint. A `retry` of one delivery still goes.
 #[utoipa::path(
-    post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/breaker/open", operation_id = "open_breaker", tag = "endpoints",
+    post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/breaker/open", operation_id = "open_endpoint_breaker", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
     request_body = Option<OpenBreaker>,
     responses((status = 200, body = EndpointView), Problems, InputProblems),
@@ -68,7 +68,7 @@ pub async fn open(
 ///
 /// What was held goes on with a ramp: one request at a time first, then twice as many, up to the cap. One that is not open is left as it is.
 #[utoipa::path(
-    post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/breaker/close", operation_id = "close_breaker", tag = "endpoints",
+    post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/breaker/close", operation_id = "close_endpoint_breaker", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
     request_body = Option<super::endpoints::Note>,
     responses((status = 200, body = EndpointView), Problems, InputProblems),
@@ -127,7 +127,7 @@ pub struct HistoryParams {
 ///
 /// Pauses, resumes, and every move of its breaker; the last 500 are kept.
 #[utoipa::path(
-    get, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/history", operation_id = "list_history", tag = "endpoints",
+    get, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/history", operation_id = "list_endpoint_history", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id"), HistoryParams),
     responses((status = 200, body = Page<EndpointEventView>), Problems, InputProblems),
     security(("token" = ["read"])),

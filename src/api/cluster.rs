@@ -57,7 +57,7 @@ pub struct ShardView {
 ///
 /// Every endpoint belongs to one shard, and whichever node owns that alone delivers to it.
 #[utoipa::path(
-    get, path = "/v1/cluster", operation_id = "show_cluster", tag = "status",
+    get, path = "/v1/cluster", operation_id = "get_cluster", tag = "status",
     responses((status = 200, body = ClusterView), Problems),
     security(("token" = ["admin"])),
 )]

@@ -46,17 +46,17 @@ pub struct DeliveryView {
     endpoint_id: EndpointId,
     /// The event's key.
     key: Option<String>,
-    /// Its place in its lane, from 1.
+    /// Its place in its lane, from 1; null without a lane.
     seq: Option<u64>,
     /// What its body looks like, as it was decided when the event was accepted.
     format: BodyFormat,
-    /// State of the delivery.
+    /// Its [state](delivery.md#states).
     pub state: DeliveryState,
-    /// What it waits for: null when finished or in flight.
+    /// What a waiting delivery waits for, the [first that holds](delivery.md#states); null when it is finished or in flight.
     waiting_for: Option<WaitingFor>,
     /// Whether a request for it is open right now.
     in_flight: bool,
-    /// How many attempts were made in its whole life.
+    /// How many attempts were made in all, replays included.
     attempts: u32,
     /// When it was created.
     #[schema(value_type = String, format = DateTime)]
@@ -64,13 +64,13 @@ pub struct DeliveryView {
     /// When its very first attempt began.
     #[schema(value_type = Option<String>, format = DateTime)]
     first_attempt_at: Option<Timestamp>,
-    /// When the event is over, if its producer said so and nobody has replayed it since.
+    /// When the event is over, if its producer said so. Null after a replay that came later than that.
     #[schema(value_type = Option<String>, format = DateTime)]
     expires_at: Option<Timestamp>,
-    /// When the next attempt is planned.
+    /// When the next attempt is planned, at the earliest; null where that is not known: behind others in a lane, while the endpoint is held, or while a person keeps its breaker open.
     #[schema(value_type = Option<String>, format = DateTime)]
     next_attempt_at: Option<Timestamp>,
-    /// After which no attempt starts: `max_age` after the first attempt, `--hold-max` after its creation as long as there was none, or the event's `expires_at`.
+    /// After which no attempt starts: `max_age` after the first attempt, `--hold-max` after acceptance or replay as long as there was none, or `expires_at`. Null when it is finished.
     #[schema(value_type = Option<String>, format = DateTime)]
     give_up_at: Option<Timestamp>,
     /// When it was delivered, died or was cancelled.
@@ -78,9 +78,9 @@ pub struct DeliveryView {
     finished_at: Option<Timestamp>,
     /// The last attempt's status.
     last_status: Option<u16>,
-    /// The last attempt's failure.
+    /// The last attempt's failure, when it had no answer.
     last_error: Option<AttemptFailure>,
-    /// Why it died; kept when it was discarded.
+    /// Why it is dead; kept when it was discarded, null otherwise.
     cause: Option<DeadCause>,
     /// SHA-256 of the body in hex: known from the first attempt on.
     body_sha256: Option<String>,
@@ -140,9 +140,9 @@ pub struct AttemptView {
     timings: Timings,
     /// Where it went; null where that URL is no longer kept. Without its query, and with what may be a token in its path masked, unless the caller may manage endpoints.
     url: Option<String>,
-    /// The status, when there was an answer.
+    /// The status of the answer; null when there was none.
     status: Option<u16>,
-    /// The failure, when there was none.
+    /// Why there was no answer; null when there was one.
     error: Option<AttemptFailure>,
     /// The headers sent; the signature and the endpoint's own values are masked.
     request_headers: BTreeMap<String, String>,
@@ -154,7 +154,7 @@ pub struct AttemptView {
     truncated: bool,
     /// What the answer means.
     verdict: Verdict,
-    /// Everything that went into what happened next.
+    /// Everything that was considered for [what happened next](#decisions).
     decision: Decision,
 }
 
@@ -328,7 +328,7 @@ async fn view_page(
 
 /// Show a delivery
 #[utoipa::path(
-    get, path = "/v1/tenants/{tenant}/deliveries/{delivery}", operation_id = "show_delivery", tag = "deliveries",
+    get, path = "/v1/tenants/{tenant}/deliveries/{delivery}", operation_id = "get_delivery", tag = "deliveries",
     params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 200, body = DeliveryView), Problems),
     security(("token" = ["read"])),
@@ -349,7 +349,7 @@ pub(super) async fn find(api: &SharedApiState, tenant: &TenantId, id: DeliveryId
 
 /// List the attempts of a delivery, oldest first
 #[utoipa::path(
-    get, path = "/v1/tenants/{tenant}/deliveries/{delivery}/attempts", operation_id = "list_attempts", tag = "deliveries",
+    get, path = "/v1/tenants/{tenant}/deliveries/{delivery}/attempts", operation_id = "list_delivery_attempts", tag = "deliveries",
     params(("tenant" = String, Path, description = "Whose delivery it is"), ("delivery" = String, Path, description = "The delivery's id")),
     responses((status = 200, body = Page<AttemptView>), Problems),
     security(("token" = ["read"])),

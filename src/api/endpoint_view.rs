@@ -34,21 +34,21 @@ pub struct EndpointView {
     /// Settings of the endpoint. The values of its own headers are masked.
     #[serde(flatten)]
     settings: EndpointSettings,
-    /// Whether it is being called.
+    /// Whether it is called: `active`, `paused` (by a person, or by the gateway because it [only fails](gentle.md#pause-auto-pause-disabled)) or `disabled` (the receiver answered 410 or an equivalent).
     state: EndpointState,
-    /// Why, where it is not.
+    /// Why it is in this state. The note given with a pause is the reason.
     state_reason: Option<String>,
     /// Since when it has been in this state.
     #[schema(value_type = String, format = DateTime)]
     state_since: Timestamp,
-    /// Through whom: a person, the receiver or the gateway; null when it was always so.
+    /// Who changed the state; null when it was never changed.
     state_by: Option<Actor>,
-    /// How it is doing.
+    /// Its breaker and its backlog; see [below](#health).
     health: HealthView,
-    /// Until when its receiver asked to be left alone, with `Retry-After`; null when it did not, or that is over.
+    /// The end of the break that its receiver asked for with [`Retry-After`](retries.md#retry-after); null when there is none.
     #[schema(value_type = Option<String>, format = DateTime)]
     backpressure_until: Option<Timestamp>,
-    /// When its owner was last written to.
+    /// When its owner was last mailed; null for never.
     #[schema(value_type = Option<String>, format = DateTime)]
     mailed_at: Option<Timestamp>,
     /// When it was created.
@@ -57,12 +57,12 @@ pub struct EndpointView {
     /// When its settings last changed.
     #[schema(value_type = String, format = DateTime)]
     updated_at: Timestamp,
-    /// Settings that are above the tenant's ceiling (`limits.endpoint`), by name, and what is in force instead.
+    /// Settings that are above the tenant's [ceiling](#tenants), by name, and what is in force instead; left out where there are none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     capped: BTreeMap<&'static str, String>,
-    /// The newest public key, where `signing` is `ed25519`: it verifies `v1a` signatures.
+    /// The newest public key, where `signing` is `ed25519`: it verifies `v1a` signatures. Null otherwise.
     public_key: Option<String>,
-    /// Secret that its deliveries are signed with. Shown here only when it is created.
+    /// The secret that signs. Only in the answer to its creation; later, `…/secrets` shows it. Private keys are never shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) secret: Option<String>,
 }
@@ -70,31 +70,31 @@ pub struct EndpointView {
 /// How an endpoint is doing.
 #[derive(Serialize, ToSchema)]
 pub struct HealthView {
-    /// State of its breaker.
+    /// The state of its [breaker](gentle.md#the-breaker).
     breaker: BreakerState,
-    /// Why the breaker is open, or was before it recovers.
+    /// Why the breaker is open, or was before the ramp.
     reason: Option<String>,
-    /// Since when the breaker has been in this state; null when it never changed.
+    /// When this state began; null when it never changed. A failed probe does not change it.
     #[schema(value_type = Option<String>, format = DateTime)]
     since: Option<Timestamp>,
     /// When the next probe may go; null when the breaker is not open, or a person opened it for good.
     #[schema(value_type = Option<String>, format = DateTime)]
     next_probe_at: Option<Timestamp>,
-    /// How many requests may be open at once at this moment.
+    /// How many requests may be open at once by the cap and the breaker; a pause is not in it.
     max_in_flight_now: usize,
-    /// Failures in a row.
+    /// Failures in a row that the breaker counts.
     consecutive_failures: u32,
     /// Permanent answers without a success between them.
     consecutive_refusals: u32,
-    /// Since when there has been nothing but failure.
+    /// Since when there has been nothing but failure; null when the last answer was a success, or there was none.
     #[schema(value_type = Option<String>, format = DateTime)]
     failing_since: Option<Timestamp>,
     /// How many deliveries wait for it, held or on their way; null while that is not known, as for a moment after another node took the endpoint over.
     waiting: Option<u64>,
-    /// When the oldest of those that may go next is, or was, due.
+    /// When the oldest of the deliveries that may start next is, or was, due. Deliveries behind others in their lane do not count.
     #[schema(value_type = Option<String>, format = DateTime)]
     oldest_due_at: Option<Timestamp>,
-    /// Time since `oldest_due_at`; null when nothing is due.
+    /// How long it has been due, to the second; null when nothing is due.
     #[schema(value_type = Option<String>, example = "2m")]
     oldest_due_age: Option<Span>,
 }

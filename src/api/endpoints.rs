@@ -48,9 +48,9 @@ use crate::store::{BatchMode, EndpointChange, Error};
 pub struct NewEndpoint {
     #[serde(flatten)]
     settings: EndpointSettings,
-    /// A secret to sign with, `whsec_` and 24 to 64 bytes in base64. One is made if it is left out.
+    /// The secret to sign with, `whsec_` and 24 to 64 bytes in base64. The gateway makes one if it is left out.
     secret: Option<String>,
-    /// An Ed25519 key to sign with, `whsk_` and 64 bytes in base64. One is made if it is left out.
+    /// The Ed25519 key to sign with, `whsk_` and a seed with its public key, 64 bytes, in base64. The gateway makes one if it is left out.
     private_key: Option<String>,
 }
 
@@ -61,7 +61,7 @@ pub struct NewEndpoint {
     post, path = "/v1/tenants/{tenant}/endpoints", operation_id = "create_endpoint", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is")),
     request_body = NewEndpoint,
-    responses((status = 201, body = EndpointView), Problems, InputProblems),
+    responses((status = 201, body = EndpointView), Problems, InputProblems, TargetProblems, LimitProblems),
     security(("token" = ["manage"])),
 )]
 pub async fn create(
@@ -292,7 +292,7 @@ pub fn find(api: &SharedApiState, tenant: &TenantId, id: EndpointId) -> Result<A
 
 /// Show an endpoint
 #[utoipa::path(
-    get, path = "/v1/tenants/{tenant}/endpoints/{endpoint}", operation_id = "show_endpoint", tag = "endpoints",
+    get, path = "/v1/tenants/{tenant}/endpoints/{endpoint}", operation_id = "get_endpoint", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
     responses((status = 200, body = EndpointView), Problems),
     security(("token" = ["read"])),
@@ -313,7 +313,7 @@ pub async fn show(
     patch, path = "/v1/tenants/{tenant}/endpoints/{endpoint}", operation_id = "update_endpoint", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
     request_body(content = EndpointSettings, description = "Any of the settings"),
-    responses((status = 200, body = EndpointView), Problems, InputProblems),
+    responses((status = 200, body = EndpointView), Problems, InputProblems, TargetProblems, LimitProblems),
     security(("token" = ["manage"])),
 )]
 pub async fn update(
@@ -470,7 +470,7 @@ pub async fn resume(
 #[utoipa::path(
     post, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/test", operation_id = "test_endpoint", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id")),
-    responses((status = 202, body = ReceiptView), Problems, TargetProblems, LimitProblems, SpaceProblems),
+    responses((status = 202, body = ReceiptView), Problems, TargetProblems, SpaceProblems),
     security(("token" = ["manage"])),
 )]
 pub async fn test(

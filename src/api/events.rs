@@ -37,18 +37,18 @@ pub struct EventView {
     timestamp: String,
     /// The producer's name for the shape of `data`.
     schema_version: Option<String>,
-    /// When it is over, if its producer said so.
+    /// When it is over; null where its producer did not say so.
     #[schema(value_type = Option<String>, format = DateTime)]
     expires_at: Option<Timestamp>,
-    /// The endpoints it named, if it did.
+    /// The endpoints that its producer named; null where it named none.
     #[schema(value_type = Option<Vec<String>>)]
     endpoints: Option<Vec<EndpointId>>,
     /// When it was accepted.
     #[schema(value_type = String, format = DateTime)]
     accepted_at: Timestamp,
-    /// How many deliveries it was given.
+    /// How many deliveries were made for it.
     deliveries: u32,
-    /// The producer's data, byte for byte; null where it is withheld.
+    /// The producer's data, byte for byte; null where it is [withheld](#what-an-event-carried).
     #[schema(value_type = Value)]
     data: Option<Box<RawValue>>,
     /// Why `data` is not shown; null where it is.
@@ -164,7 +164,7 @@ pub async fn list(
 
 /// Show an event
 #[utoipa::path(
-    get, path = "/v1/tenants/{tenant}/events/{event}", operation_id = "show_event", tag = "events",
+    get, path = "/v1/tenants/{tenant}/events/{event}", operation_id = "get_event", tag = "events",
     params(("tenant" = String, Path, description = "Whose event it is"), ("event" = String, Path, description = "The event's id")),
     responses((status = 200, body = EventView), Problems, GoneProblems),
     security(("token" = ["read"])),
@@ -195,7 +195,7 @@ async fn find(api: &SharedApiState, tenant: &TenantId, id: &EventId) -> Result<E
 ///
 /// What waits of it is cancelled, and nothing of it can be sent again. All else that is known of it stays: its id is still recognised when it is handed in once more.
 #[utoipa::path(
-    delete, path = "/v1/tenants/{tenant}/events/{event}/data", operation_id = "expunge_event", tag = "events",
+    delete, path = "/v1/tenants/{tenant}/events/{event}/data", operation_id = "expunge_event_data", tag = "events",
     params(("tenant" = String, Path, description = "Whose event it is"), ("event" = String, Path, description = "The event's id")),
     responses((status = 204), Problems),
     security(("token" = ["manage"])),

@@ -48,7 +48,7 @@ pub struct LaneParams {
 
 /// List the lanes of an endpoint that have members to deliver, by key
 #[utoipa::path(
-    get, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/lanes", operation_id = "list_lanes", tag = "endpoints",
+    get, path = "/v1/tenants/{tenant}/endpoints/{endpoint}/lanes", operation_id = "list_endpoint_lanes", tag = "endpoints",
     params(("tenant" = String, Path, description = "Whose endpoint it is"), ("endpoint" = String, Path, description = "The endpoint's id"), LaneParams),
     responses((status = 200, body = Page<LaneView>), Problems, InputProblems),
     security(("token" = ["read"])),

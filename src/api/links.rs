@@ -43,7 +43,7 @@ pub struct Envelope {
 ///
 /// The `data_url` of a thin event leads here; its signature stands for a token. The answer is the event as the format `envelope` has it. A link is good as long as its delivery is kept, and may be followed once a second, twenty times at once.
 #[utoipa::path(
-    get, path = "/data/{tenant}/{delivery}", operation_id = "fetch_data", tag = "receivers",
+    get, path = "/data/{tenant}/{delivery}", operation_id = "fetch_event_data", tag = "receivers",
     params(
         ("tenant" = String, Path, description = "Whose event it is"),
         ("delivery" = String, Path, description = "The delivery's id"),

@@ -5,6 +5,12 @@ use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
 use super::accept::BATCH_EVENTS_MAX;
+use super::problem::ProblemBody;
+
+mod names;
+mod responses;
+mod schemas;
+mod text;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -13,6 +19,11 @@ use super::accept::BATCH_EVENTS_MAX;
         description = "A webhook delivery gateway. Every error is an RFC 9457 problem with a stable `code`; unknown fields are refused by name; times are RFC 3339, durations like `30s` or `72h`; lists are newest first, with `?limit=&cursor=`."
     ),
     modifiers(&BearerScheme),
+    components(schemas(ProblemBody<'static>)),
+    servers(
+        (url = "/", description = "The gateway that serves this document"),
+        (url = "http://127.0.0.1:8400", description = "A gateway on this machine, as it listens by default"),
+    ),
     security(("token" = [])),
     tags(
         (name = "events", description = "What happened"),
@@ -47,57 +58,27 @@ pub fn base() -> utoipa::openapi::OpenApi {
 /// Returns the whole description: the routes' own parts, and what is the same for
 /// all of them.
 pub fn document() -> Value {
-    let mut document = serde_json::to_value(super::routes().into_openapi()).expect("the description is plain data");
-    finish_schemas(&mut document["components"]["schemas"]);
-    let paths = document["paths"].as_object_mut().into_iter().flatten();
-    for (path, methods) in paths {
-        for (method, operation) in methods.as_object_mut().into_iter().flatten() {
-            finish_parameters(operation);
-            finish_body(path, method, operation);
-            finish_answers(path, method, operation);
-        }
-    }
+    let mut document = linked_document();
+    text::drop_links(&mut document);
     document
 }
 
-/// Schemas that are both request bodies and parts of larger response schemas.
-const SHARED: &[&str] = &["EndpointSettings", "TenantSettings"];
-/// Names of the schemas for patches of these settings.
-const PATCHES: &[(&str, &str)] = &[("EndpointSettings", "EndpointPatch"), ("TenantSettings", "TenantPatch")];
-
-fn finish_schemas(schemas: &mut Value) {
-    for (settings, patch) in PATCHES {
-        schemas[patch] = patch_of(&schemas[settings]);
-    }
-    // Responses have these settings beside other fields, so the schema must not
-    // forbid further fields.
-    for name in SHARED {
-        if let Some(schema) = schemas[name].as_object_mut() {
-            schema.remove("additionalProperties");
+/// Returns the whole description, its sentences with their links to the pages in
+/// `docs`, where their tables are printed.
+pub fn linked_document() -> Value {
+    let mut document = serde_json::to_value(super::routes().into_openapi()).expect("the description is plain data");
+    schemas::finish(&mut document["components"]["schemas"]);
+    document["components"]["headers"] = responses::headers();
+    document["components"]["responses"] = responses::problems();
+    for (path, methods) in document["paths"].as_object_mut().into_iter().flatten() {
+        for (method, operation) in methods.as_object_mut().into_iter().flatten() {
+            finish_parameters(operation);
+            finish_body(path, method, operation);
+            responses::finish(path, method, operation);
         }
     }
-}
-
-/// Returns the schema of a patch: every field is optional, and null resets it to
-/// its default.
-fn patch_of(settings: &Value) -> Value {
-    let mut patch = settings.clone();
-    for field in patch["properties"].as_object_mut().into_iter().flatten().map(|(_, field)| field) {
-        let description = field["description"].take();
-        *field = json!({"anyOf": [field, {"type": "null"}], "description": description});
-        drop_nulls(field);
-        drop_nulls(&mut field["anyOf"][0]);
-    }
-    if let Some(patch) = patch.as_object_mut() {
-        patch.remove("required");
-    }
-    patch
-}
-
-fn drop_nulls(object: &mut Value) {
-    if let Some(object) = object.as_object_mut() {
-        object.retain(|_, value| !value.is_null());
-    }
+    names::finish(&mut document);
+    document
 }
 
 fn finish_parameters(operation: &mut Value) {
@@ -124,53 +105,19 @@ fn finish_body(path: &str, method: &str, operation: &mut Value) {
     let schema = &mut body["content"]["application/json"]["schema"];
     if method == "patch" {
         let reference = |name: &str| Value::from(format!("#/components/schemas/{name}"));
-        let patch = PATCHES.iter().find(|(settings, _)| schema["$ref"] == reference(settings));
+        let patch = schemas::PATCHES.iter().find(|(settings, _)| schema["$ref"] == reference(settings));
         *schema = json!({"$ref": patch.map(|(_, patch)| reference(patch))});
     }
     if path.ends_with("/events/batch") {
         schema["minItems"] = 1.into();
         schema["maxItems"] = BATCH_EVENTS_MAX.into();
-        let lines = json!({"type": "string", "description": "One event per line."});
-        body["content"]["application/x-ndjson"] = json!({"schema": lines});
-    }
-}
-
-/// Adds the headers of responses, and removes responses that cannot occur.
-fn finish_answers(path: &str, method: &str, operation: &mut Value) {
-    let Some(answers) = operation["responses"].as_object_mut() else { return };
-    if method == "get" {
-        // A request without a body cannot fail because of its body.
-        answers.retain(|status, _| !matches!(status.as_str(), "408" | "413" | "415"));
-    }
-    let takes_events = method == "post" && (path.ends_with("/events") || path.ends_with("/events/batch"));
-    for (status, answer) in answers {
-        if answer.get("description").is_none() {
-            answer["description"] = match status.as_str() {
-                "201" => "It was made.".into(),
-                "202" => "It was taken in, and is durable.".into(),
-                "204" => "It was done; there is nothing to tell.".into(),
-                _ => "What was asked for.".into(),
-            };
-        }
-        let mut add_header = |name: &str, kind: &str, description: &str| {
-            answer["headers"][name] = json!({"description": description, "schema": {"type": kind}});
-        };
-        add_header("x-request-id", "string", "Names this request in the gateway's log.");
-        match status.as_str() {
-            "401" => add_header("WWW-Authenticate", "string", "`Bearer`."),
-            "429" | "503" | "507" => add_header("Retry-After", "integer", "In how many seconds to try again."),
-            _ => {}
-        }
-        if takes_events && matches!(status.as_str(), "202" | "429") {
-            add_header("RateLimit-Policy", "string", "What the tenant may hand in, where it has a rate of its own.");
-            add_header("RateLimit", "string", "What is left of that.");
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::problem::ProblemCode;
     use crate::model::audit;
 
     #[test]
@@ -198,21 +145,109 @@ mod tests {
         }
     }
 
+    /// Calls `visit` with every operation and what names it.
+    fn for_each_operation(document: &Value, mut visit: impl FnMut(&str, &Value)) {
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            for (method, operation) in methods.as_object().unwrap() {
+                visit(&format!("{method} {path}"), operation);
+            }
+        }
+    }
+
+    /// Returns what a reference leads to, or the value itself.
+    fn resolved<'a>(document: &'a Value, value: &'a Value) -> &'a Value {
+        let target = value["$ref"].as_str().and_then(|target| document.pointer(target.strip_prefix('#')?));
+        target.unwrap_or(value)
+    }
+
     #[test]
     fn what_is_the_same_for_all_is_said_of_all() {
         let document = document();
-        for (path, methods) in document["paths"].as_object().unwrap() {
-            for (method, operation) in methods.as_object().unwrap() {
-                assert!(operation.get("parameters").is_none_or(Value::is_array), "{method} {path}");
-                for (status, answer) in operation["responses"].as_object().unwrap() {
-                    assert!(answer["description"].is_string(), "{method} {path} {status}");
-                    assert!(answer["headers"].get("x-request-id").is_some(), "{method} {path} {status}");
-                    let is_later = matches!(status.as_str(), "429" | "503" | "507");
-                    assert_eq!(answer["headers"].get("Retry-After").is_some(), is_later, "{method} {path} {status}");
-                }
-                let body = &operation["requestBody"]["content"]["application/json"]["schema"];
-                assert!(body.get("oneOf").is_none(), "{method} {path} takes null");
+        for_each_operation(&document, |route, operation| {
+            assert!(operation.get("parameters").is_none_or(Value::is_array), "{route}");
+            for (status, answer) in operation["responses"].as_object().unwrap() {
+                assert!(answer["description"].is_string(), "{route} {status}");
+                let answer = resolved(&document, answer);
+                assert!(answer["headers"].get("x-request-id").is_some(), "{route} {status}");
+                let is_later = matches!(status.as_str(), "429" | "503" | "507") && answer["content"] != Value::Null;
+                let is_problem = answer["content"].get("application/problem+json").is_some();
+                assert_eq!(answer["headers"].get("Retry-After").is_some(), is_later && is_problem, "{route} {status}");
             }
+            let body = &operation["requestBody"]["content"]["application/json"]["schema"];
+            assert!(body.get("oneOf").is_none(), "{route} takes null");
+        });
+    }
+
+    #[test]
+    fn every_problem_is_of_one_type_and_its_codes_are_listed() {
+        let document = document();
+        let problem = json!({"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}});
+        for answer in document["components"]["responses"].as_object().unwrap().values() {
+            assert_eq!(answer["content"], problem);
         }
+        for_each_operation(&document, |route, operation| {
+            let mut described = Vec::new();
+            for (status, answer) in operation["responses"].as_object().unwrap() {
+                let is_problem = answer["$ref"].is_string();
+                assert!(is_problem || !answer.to_string().contains("problem+json"), "{route} {status} has a copy");
+                if is_problem {
+                    let text = answer["description"].as_str().unwrap();
+                    described.extend(text.split('`').skip(1).step_by(2).map(|code| (code.to_owned(), status.clone())));
+                }
+            }
+            let listed: Vec<&str> = operation["x-codes"].as_array().unwrap().iter().flat_map(Value::as_str).collect();
+            for code in ProblemCode::ALL {
+                let pair = (code.as_str().to_owned(), code.status().as_u16().to_string());
+                assert_eq!(listed.contains(&code.as_str()), described.contains(&pair), "{route} {code:?}");
+            }
+            assert_eq!(listed.len(), described.len(), "{route}: {listed:?} {described:?}");
+        });
+    }
+
+    #[test]
+    fn an_operation_lists_the_codes_that_its_input_can_lead_to() {
+        let document = document();
+        let codes = |path: &str, method: &str| document["paths"][path][method]["x-codes"].to_string();
+        let events = "/v1/tenants/{tenant}/events";
+        let (listing, accepting) = (codes(events, "get"), codes(events, "post"));
+        assert!(listing.contains("invalid_cursor") && !listing.contains("invalid_json"), "{listing}");
+        assert!(accepting.contains("invalid_json") && !accepting.contains("invalid_cursor"), "{accepting}");
+        assert!(accepting.contains("id_conflict") && accepting.contains("storage_full"), "{accepting}");
+        let preview = codes("/v1/policies/preview", "post");
+        assert!(preview.contains("payload_too_large") && !preview.contains("storage_full"), "{preview}");
+        assert!(codes("/v1/tenants/{tenant}", "delete").contains("storage_full"));
+    }
+
+    #[test]
+    fn every_page_has_a_name_and_its_items_are_a_reference() {
+        let document = document();
+        let schemas = document["components"]["schemas"].as_object().unwrap();
+        let pages: Vec<_> = schemas.iter().filter(|(_, schema)| schema["properties"].get("next").is_some()).collect();
+        assert!(pages.len() > 8, "{pages:?}");
+        for (name, page) in pages {
+            let item = name.strip_suffix("Page").expect("a page is named after its items");
+            assert_eq!(page["properties"]["data"]["items"], json!({"$ref": format!("#/components/schemas/{item}")}));
+            assert!(schemas.contains_key(item), "{item}");
+        }
+        assert!(schemas.contains_key("Endpoint") && schemas.contains_key("EndpointPage"));
+    }
+
+    #[test]
+    fn no_client_is_told_to_send_a_default() {
+        let document = document();
+        let schemas = &document["components"]["schemas"];
+        let with_default: Vec<&String> = schemas
+            .as_object()
+            .unwrap()
+            .iter()
+            .filter(|(_, schema)| schema.to_string().contains("\"default\":"))
+            .map(|(name, _)| name)
+            .collect();
+        assert!(with_default.is_empty(), "generated clients would send the defaults of {with_default:?} with a patch");
+        let settings = &schemas["EndpointSettings"]["properties"];
+        assert_eq!(settings["max_in_flight"]["x-default"], json!(10));
+        assert_eq!(settings["retry"]["x-default"], json!({"preset": "standard"}));
+        assert_eq!(schemas["BreakerSettings"]["properties"]["cooldown"]["x-default"], json!("10s"));
+        assert_eq!(schemas["TenantLimits"]["properties"]["tokens"]["x-default"], json!(100));
     }
 }

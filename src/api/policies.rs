@@ -26,7 +26,7 @@ pub struct PreviewParams {
 ///
 /// A policy in, the plan out: when each attempt is made, which outages deliveries get over, and how gently they come back.
 #[utoipa::path(
-    post, path = "/v1/policies/preview", operation_id = "preview_policy", tag = "policies",
+    post, path = "/v1/policies/preview", operation_id = "preview_retry_policy", tag = "policies",
     params(PreviewParams),
     request_body = RetrySpec,
     responses((status = 200, body = Preview), Problems, InputProblems),

@@ -1,6 +1,7 @@
 //! Renders errors as RFC 9457 problems: a stable code for programs, a sentence
 //! for people, pointers to the fields at fault.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use axum::body::Body;
@@ -9,9 +10,9 @@ use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::Serialize;
 use tracing::{info, warn};
-use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
-use utoipa::{PartialSchema, ToSchema};
+use utoipa::openapi::{RefOr, Response as DescribedResponse};
+use utoipa::{IntoResponses, PartialSchema, ToSchema};
 
 use super::origin::RequestId;
 use super::{REQUEST_ID, rate_limit_headers};
@@ -47,10 +48,10 @@ pub struct FieldError {
 }
 
 macro_rules! codes {
-    ($($(#[$doc:meta])* $name:ident = $text:literal, $status:ident, $title:literal;)*) => {
+    ($(#[doc = $means:literal] $name:ident = $text:literal, $status:ident, $title:literal;)*) => {
         /// Stable code of a problem, for programs. A code never changes its meaning.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-        pub enum ProblemCode { $($(#[$doc])* #[serde(rename = $text)] $name,)* }
+        pub enum ProblemCode { $(#[doc = $means] #[serde(rename = $text)] $name,)* }
 
         impl ProblemCode {
             /// Every code of the API.
@@ -61,6 +62,8 @@ macro_rules! codes {
             pub fn status(self) -> StatusCode { match self { $(ProblemCode::$name => StatusCode::$status,)* } }
             /// Returns the code's meaning in a few words.
             pub fn title(self) -> &'static str { match self { $(ProblemCode::$name => $title,)* } }
+            /// Returns the sentences that explain the code, with links to sections of `docs/api.md`.
+            pub fn means(self) -> &'static str { match self { $(ProblemCode::$name => $means.trim_ascii(),)* } }
         }
     };
 }
@@ -68,7 +71,8 @@ macro_rules! codes {
 impl PartialSchema for ProblemCode {
     fn schema() -> RefOr<Schema> {
         let names = Self::ALL.iter().map(|code| code.as_str());
-        ObjectBuilder::new().schema_type(Type::String).enum_values(Some(names)).into()
+        let described = ObjectBuilder::new().schema_type(Type::String).enum_values(Some(names));
+        described.description(Some("What went wrong, for programs. A code never changes its meaning.")).into()
     }
 }
 
@@ -79,57 +83,57 @@ impl ToSchema for ProblemCode {
 }
 
 codes! {
-    /// HTTP implementations may read the request's head in different ways.
+    /// The request's [head](#heads) is ambiguous.
     MalformedRequest = "malformed_request", BAD_REQUEST, "The request is not written as HTTP wants it";
     /// The body is not JSON, or not UTF-8.
     InvalidJson = "invalid_json", BAD_REQUEST, "The body is not JSON";
-    /// The request has an unknown field.
+    /// A field or query parameter that does not exist. The sentence lists those that do.
     UnknownField = "unknown_field", UNPROCESSABLE_ENTITY, "There is no such field";
-    /// The value of a field cannot be accepted.
+    /// A field or query parameter is missing or has a value that cannot be accepted.
     InvalidField = "invalid_field", UNPROCESSABLE_ENTITY, "A field has a value that cannot be accepted";
-    /// The event id belongs to other content.
-    IdConflict = "id_conflict", CONFLICT, "The id belongs to other content";
-    /// The route or the resource does not exist.
-    NotFound = "not_found", NOT_FOUND, "There is no such thing";
-    /// The request has no token, or an invalid one.
-    Unauthenticated = "unauthenticated", UNAUTHORIZED, "A valid token is needed";
-    /// The token is valid, but lacks the right.
-    MissingRight = "missing_right", FORBIDDEN, "The token does not have the right to do this";
-    /// The state of the resource does not allow the change.
-    WrongState = "wrong_state", CONFLICT, "Its state does not allow this";
-    /// The body is larger than allowed.
-    PayloadTooLarge = "payload_too_large", PAYLOAD_TOO_LARGE, "The body is too large";
-    /// The event's data was forgotten on request.
-    DataExpunged = "data_expunged", GONE, "The event's data was expunged";
-    /// The event's data is no longer what was accepted.
-    DataDamaged = "data_damaged", GONE, "The event's data is damaged";
-    /// The signature of the link is not valid.
+    /// The link of a thin event was not made here, or was changed on its way.
     LinkInvalid = "link_invalid", FORBIDDEN, "The link is not valid";
-    /// The link's delivery is no longer stored.
+    /// What the link of a thin event led to is no longer kept.
     LinkExpired = "link_expired", GONE, "The link has expired";
-    /// The event matches more endpoints than one event may be delivered to.
+    /// The event's data was [forgotten](#what-an-event-carried) on request, or is no longer kept because no endpoint wanted it.
+    DataExpunged = "data_expunged", GONE, "The event's data was expunged";
+    /// The stored event differs from what was accepted; it is neither sent nor served.
+    DataDamaged = "data_damaged", GONE, "The event's data is damaged";
+    /// The event id was used before, for other content. Use another id.
+    IdConflict = "id_conflict", CONFLICT, "The id belongs to other content";
+    /// There is no such tenant, event, endpoint, delivery, token or route, or none that the token may see.
+    NotFound = "not_found", NOT_FOUND, "There is no such thing";
+    /// No token, or one that is not valid, was revoked or has expired.
+    Unauthenticated = "unauthenticated", UNAUTHORIZED, "A valid token is needed";
+    /// The token is valid and the tenant its own, but it does not have the right that the sentence names.
+    MissingRight = "missing_right", FORBIDDEN, "The token does not have the right to do this";
+    /// It is there, but its state does not allow this: for instance, cancelling what was delivered, or handing an event in to the tenant `_system`, which is fed by the gateway itself.
+    WrongState = "wrong_state", CONFLICT, "Its state does not allow this";
+    /// The body is larger than the limit, which the sentence names.
+    PayloadTooLarge = "payload_too_large", PAYLOAD_TOO_LARGE, "The body is too large";
+    /// The event, or the request as a whole, would make too many deliveries.
     FanoutLimit = "fanout_limit", UNPROCESSABLE_ENTITY, "Too many deliveries would be made";
-    /// The URL points where the gateway may not call.
+    /// The URL points where the gateway may not call: an address that is not public, a name for this machine or network, or a port of another service. It reads the same in every case; the gateway's log says why, and [`--allow-egress`](settings.md) opens networks.
     TargetForbidden = "target_forbidden", UNPROCESSABLE_ENTITY, "The target may not be called";
-    /// The cursor does not belong to this list.
+    /// The cursor does not belong to this list. Start again without it.
     InvalidCursor = "invalid_cursor", BAD_REQUEST, "The cursor is not valid";
-    /// The method is not known at this address.
+    /// The route exists, but not for this method.
     MethodNotAllowed = "method_not_allowed", METHOD_NOT_ALLOWED, "The method is not known here";
-    /// The body has a content encoding that is not supported.
+    /// The body is compressed. Send it as it is.
     UnsupportedMediaType = "unsupported_media_type", UNSUPPORTED_MEDIA_TYPE, "The encoding is not read";
-    /// The body did not arrive in time.
+    /// The body did not arrive within 30 seconds.
     RequestTimeout = "request_timeout", REQUEST_TIMEOUT, "The body did not arrive in time";
-    /// More events, tests, fetches, calls or failed authentications than their rate allows.
+    /// More events than the tenant's `ingest` allows, more calls of its tokens than `limits.management` allows, more than ten tests of its endpoints in a minute, more fetches than the link of a thin event may be used for, or too many [requests without a valid token](#requests-without-a-valid-token) from one address. `Retry-After` says when they may come; nothing was written.
     RateLimited = "rate_limited", TOO_MANY_REQUESTS, "Too many at once";
-    /// The tenant's limit of waiting deliveries is reached.
+    /// The tenant has as many waiting deliveries as it may (`limits.waiting`). `Retry-After` says when to try again.
     BacklogFull = "backlog_full", TOO_MANY_REQUESTS, "Too many deliveries of the tenant wait";
-    /// The change would exceed one of the tenant's limits.
+    /// A count or a ceiling of the tenant's [limits](#tenants) would be passed; `limit` names it.
     LimitExceeded = "limit_exceeded", UNPROCESSABLE_ENTITY, "A limit of the tenant would be passed";
-    /// The tenant's limit of stored bytes is reached.
+    /// The tenant's events take up as much as they may (`limits.stored_bytes`), or more than those of other tenants while the disk runs short. Other tenants are not affected.
     QuotaFull = "quota_full", INSUFFICIENT_STORAGE, "The tenant's events take up as much as they may";
-    /// The request cannot be served now; it is safe to try again later.
+    /// Not now: the store does not answer, or too much comes in at once. Trying again is safe; `Retry-After` says when.
     Unavailable = "unavailable", SERVICE_UNAVAILABLE, "Not available at the moment";
-    /// No space is left for new events.
+    /// The disk is nearly full and no new events are accepted, while deliveries go on.
     StorageFull = "storage_full", INSUFFICIENT_STORAGE, "No space is left";
 }
 
@@ -389,105 +393,47 @@ impl From<Overload> for Problem {
     }
 }
 
-/// The answers every route may give, for the documentation.
-#[derive(utoipa::IntoResponses)]
-pub enum Problems {
-    /// `malformed_request`: the head is not one that every reader reads alike.
-    #[response(status = 400, content_type = "application/problem+json")]
-    Malformed(#[to_schema] ProblemBody<'static>),
-    /// `unauthenticated`: no token, or one that is not valid.
-    #[response(status = 401, content_type = "application/problem+json")]
-    Unauthenticated(#[to_schema] ProblemBody<'static>),
-    /// `missing_right`: the token may not do this; `detail` names the right.
-    #[response(status = 403, content_type = "application/problem+json")]
-    MissingRight(#[to_schema] ProblemBody<'static>),
-    /// `not_found`: there is no such thing, or it is another tenant's.
-    #[response(status = 404, content_type = "application/problem+json")]
-    NotFound(#[to_schema] ProblemBody<'static>),
-    /// `rate_limited`: more calls of the tenant's tokens than its `limits.management` allows, or too many requests without a valid token from this address. `Retry-After` says when the next may come.
-    #[response(status = 429, content_type = "application/problem+json")]
-    Guessing(#[to_schema] ProblemBody<'static>),
-    /// `unavailable`: not now; trying again later is safe.
-    #[response(status = 503, content_type = "application/problem+json")]
-    Unavailable(#[to_schema] ProblemBody<'static>),
+macro_rules! problem_groups {
+    ($($(#[$doc:meta])* $name:ident = [$($code:ident),*];)*) => {$(
+        $(#[$doc])*
+        pub enum $name {}
+
+        impl IntoResponses for $name {
+            fn responses() -> BTreeMap<String, RefOr<DescribedResponse>> {
+                describe(&[$(ProblemCode::$code),*])
+            }
+        }
+    )*};
 }
 
-/// The answers a route with parameters or a body may give besides.
-#[derive(utoipa::IntoResponses)]
-pub enum InputProblems {
-    /// `invalid_json`, `invalid_cursor` or `malformed_request`: it cannot be read.
-    #[response(status = 400, content_type = "application/problem+json")]
-    Unreadable(#[to_schema] ProblemBody<'static>),
-    /// `request_timeout`: the body did not arrive in time.
-    #[response(status = 408, content_type = "application/problem+json")]
-    Late(#[to_schema] ProblemBody<'static>),
-    /// `payload_too_large`: the body is larger than the limit it names.
-    #[response(status = 413, content_type = "application/problem+json")]
-    TooLarge(#[to_schema] ProblemBody<'static>),
-    /// `unsupported_media_type`: compressed bodies are not read.
-    #[response(status = 415, content_type = "application/problem+json")]
-    Encoded(#[to_schema] ProblemBody<'static>),
-    /// `invalid_field`, `unknown_field`, `target_forbidden`, `fanout_limit` or `limit_exceeded`: a value cannot be accepted, or would pass the tenant's limit that `limit` names.
-    #[response(status = 422, content_type = "application/problem+json")]
-    Invalid(#[to_schema] ProblemBody<'static>),
+/// Describes problems by their codes. [`openapi::document`](super::openapi::document)
+/// puts those of one status together.
+fn describe(codes: &[ProblemCode]) -> BTreeMap<String, RefOr<DescribedResponse>> {
+    let described = codes.iter().map(|code| (code.as_str().to_owned(), DescribedResponse::new(code.means()).into()));
+    described.collect()
 }
 
-/// The answer when the state of a thing does not allow what was asked.
-#[derive(utoipa::IntoResponses)]
-pub enum StateProblems {
-    /// `wrong_state` or `id_conflict`: it is there, but not like that.
-    #[response(status = 409, content_type = "application/problem+json")]
-    WrongState(#[to_schema] ProblemBody<'static>),
-}
-
-/// The answer when an event is there, and its data no longer is.
-#[derive(utoipa::IntoResponses)]
-pub enum GoneProblems {
-    /// `data_expunged`: the event's data was forgotten on request.
-    #[response(status = 410, content_type = "application/problem+json")]
-    Expunged(#[to_schema] ProblemBody<'static>),
-}
-
-/// The answers to whoever follows a link.
-#[derive(utoipa::IntoResponses)]
-pub enum LinkProblems {
-    /// `malformed_request`: the head is not one that every reader reads alike.
-    #[response(status = 400, content_type = "application/problem+json")]
-    Malformed(#[to_schema] ProblemBody<'static>),
-    /// `link_invalid`: the link was not made here, or was changed on its way.
-    #[response(status = 403, content_type = "application/problem+json")]
-    Invalid(#[to_schema] ProblemBody<'static>),
-    /// `link_expired`, `data_expunged` or `data_damaged`: what it led to is no longer kept, was forgotten on request, or is no longer what was accepted.
-    #[response(status = 410, content_type = "application/problem+json")]
-    Over(#[to_schema] ProblemBody<'static>),
-    /// `rate_limited`: it is followed too often, or too many links that were not made here came from this address. `Retry-After` says when it may be again.
-    #[response(status = 429, content_type = "application/problem+json")]
-    Limited(#[to_schema] ProblemBody<'static>),
-    /// `unavailable`: not now; trying again later is safe.
-    #[response(status = 503, content_type = "application/problem+json")]
-    Unavailable(#[to_schema] ProblemBody<'static>),
-}
-
-/// The answer when no space is left for new events.
-#[derive(utoipa::IntoResponses)]
-pub enum SpaceProblems {
-    /// `storage_full`: the disk is nearly full; `quota_full`: this tenant's events take up as much as they may. Deliveries go on.
-    #[response(status = 507, content_type = "application/problem+json")]
-    Full(#[to_schema] ProblemBody<'static>),
-}
-
-/// The answer when an endpoint may not be called from here.
-#[derive(utoipa::IntoResponses)]
-pub enum TargetProblems {
-    /// `target_forbidden`: its URL points where the gateway may not call.
-    #[response(status = 422, content_type = "application/problem+json")]
-    Forbidden(#[to_schema] ProblemBody<'static>),
-}
-
-/// The answer when a tenant hands in too many events.
-#[derive(utoipa::IntoResponses)]
-pub enum LimitProblems {
-    /// `rate_limited`: more events than the tenant's `ingest` allows, more tests of its endpoints than a minute has room for, or too many requests without a valid token from this address; `backlog_full`: as many of its deliveries wait as may. `Retry-After` says when to come again; nothing was written.
-    #[response(status = 429, content_type = "application/problem+json")]
-    Limited(#[to_schema] ProblemBody<'static>),
+problem_groups! {
+    /// Problems of every route that needs a token.
+    Problems = [MalformedRequest, Unauthenticated, MissingRight, NotFound, UnknownField, RateLimited, Unavailable];
+    /// Problems of a route with parameters or a body; those that it cannot have are left out of its description.
+    InputProblems = [InvalidJson, InvalidCursor, RequestTimeout, PayloadTooLarge, UnsupportedMediaType, InvalidField];
+    /// Problems when the state of a resource does not allow the change.
+    StateProblems = [WrongState];
+    /// Problems when an event is known, and its data no longer is.
+    GoneProblems = [DataExpunged, DataDamaged];
+    /// Problems of following a link.
+    LinkProblems = [MalformedRequest, LinkInvalid, LinkExpired, DataExpunged, DataDamaged, RateLimited, Unavailable];
+    /// Problems when no space is left for new events.
+    SpaceProblems = [BacklogFull, QuotaFull, StorageFull];
+    /// Problems when an endpoint may not be called from here.
+    TargetProblems = [TargetForbidden];
+    /// Problems when a count or a ceiling of the tenant is reached.
+    LimitProblems = [LimitExceeded];
+    /// Problems of accepting events besides those of their fields.
+    AcceptProblems = [IdConflict, FanoutLimit];
+    /// Problems of routes that everybody may use.
+    PublicProblems = [MalformedRequest];
+    /// Problems of public routes that are no health checks.
+    OverloadProblems = [Unavailable];
 }

@@ -13,7 +13,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::SharedApiState;
-use super::problem::Problem;
+use super::problem::{OverloadProblems, Problem, PublicProblems};
 use crate::lifecycle::Gateway;
 use crate::lifecycle::dispatch::lag::{BlockedMs, Lag};
 use crate::metrics::{self, Gauges};
@@ -31,7 +31,10 @@ pub struct StatusView {
 }
 
 /// Is the process alive?
-#[utoipa::path(get, path = "/healthz", tag = "status", security(()), responses((status = 200, body = StatusView)))]
+#[utoipa::path(
+    get, path = "/healthz", operation_id = "get_health", tag = "status", security(()),
+    responses((status = 200, body = StatusView), PublicProblems),
+)]
 pub async fn healthz() -> Json<StatusView> {
     Json(StatusView { status: "ok" })
 }
@@ -71,8 +74,8 @@ pub struct LeasesView {
 ///
 /// 503 while the gateway waits for its database at start, stops, its store does not answer, the lease on its shards has ended, or the disk's reserve is reached.
 #[utoipa::path(
-    get, path = "/readyz", tag = "status", security(()),
-    responses((status = 200, body = ReadyView), (status = 503, body = ReadyView)),
+    get, path = "/readyz", operation_id = "get_readiness", tag = "status", security(()),
+    responses((status = 200, body = ReadyView), (status = 503, body = ReadyView), PublicProblems),
 )]
 pub async fn readyz(State(api): State<SharedApiState>) -> (StatusCode, Json<ReadyView>) {
     let gateway = &api.gateway;
@@ -98,10 +101,10 @@ pub async fn readyz(State(api): State<SharedApiState>) -> (StatusCode, Json<Read
 
 /// What is counted and measured
 ///
-/// OpenMetrics text, for Prometheus and the like. No label names a tenant, an endpoint or a type of event.
+/// OpenMetrics text (`application/openmetrics-text`), for Prometheus and the like. No label names a tenant, an endpoint or a type of event.
 #[utoipa::path(
-    get, path = "/metrics", tag = "status", security(()),
-    responses((status = 200, body = String, content_type = "application/openmetrics-text")),
+    get, path = "/metrics", operation_id = "get_metrics", tag = "status", security(()),
+    responses((status = 200), PublicProblems, OverloadProblems),
 )]
 pub async fn metrics(State(api): State<SharedApiState>) -> ([(HeaderName, &'static str); 1], String) {
     let gateway = &api.gateway;
@@ -150,8 +153,8 @@ fn gauges(gateway: &Gateway) -> Gauges {
 
 /// Shows the description of this API.
 #[utoipa::path(
-    get, path = "/openapi.json", summary = "This document", tag = "status",
-    responses((status = 200, body = Object)),
+    get, path = "/openapi.json", operation_id = "get_openapi", summary = "This document", tag = "status",
+    responses((status = 200, body = Object), PublicProblems, OverloadProblems),
     security(()),
 )]
 pub async fn openapi() -> Json<serde_json::Value> {

@@ -32,23 +32,23 @@ const NAME_BYTES_MAX: usize = 256;
 #[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TenantSettings {
-    /// What people call it.
+    /// What people call it, at most 256 bytes.
     #[serde(default)]
     name: String,
-    /// Its share of the gateway's send slots, against those of the others: 1 to 1,000.
+    /// Its [share](gentle.md#fairness) of the gateway's send slots, against those of the others, 1 to 1,000.
     #[serde(default = "default_weight")]
     #[schema(minimum = 1, maximum = 1000)]
     weight: u32,
-    /// How often its receivers may be called, over all its endpoints; null for as often as theirs allow.
+    /// How often its receivers may be called, over all its endpoints; `null` for as often as theirs allow.
     #[serde(default)]
     rate: Option<Rate>,
-    /// How often it may hand events in.
+    /// How many events it may hand in; see [too many events](#too-many-events).
     #[serde(default = "default_ingest")]
     ingest: Rate,
-    /// The most it may use of what all tenants share. Only an admin changes it; left out by another caller, it stays.
+    /// The most it may use of what all tenants share; see below. Only an admin changes it; left out by another caller, it stays.
     #[serde(default)]
     limits: TenantLimits,
-    /// What its new endpoints get where they say nothing themselves.
+    /// What its new endpoints get where they say nothing themselves: `retry`, `status_rules`, `max_in_flight` and `timeout`, each as a whole.
     #[serde(default)]
     defaults: EndpointDefaults,
 }
@@ -102,7 +102,7 @@ pub struct TenantView {
     settings: TenantSettings,
     /// What it uses, by the names of its limits.
     usage: TenantUsage,
-    /// The endpoints that are set to more than the ceiling in `limits.endpoint`, which is in force for them all the same; at most 20 of them, newest first.
+    /// The endpoints that are set to more than `limits.endpoint`, which is in force for them all the same; at most 20 of them, newest first.
     #[schema(value_type = Vec<String>)]
     above_ceiling: Vec<EndpointId>,
     /// When it was created.
@@ -172,7 +172,7 @@ pub struct TenantParams {
 
 /// Show a tenant
 #[utoipa::path(
-    get, path = "/v1/tenants/{tenant}", operation_id = "show_tenant", tag = "tenants",
+    get, path = "/v1/tenants/{tenant}", operation_id = "get_tenant", tag = "tenants",
     params(("tenant" = String, Path, description = "The tenant's id")),
     responses((status = 200, body = TenantView), Problems),
     security(("token" = ["read"])),

@@ -16,7 +16,7 @@ use super::SharedApiState;
 use super::auth::{Principal, hash, new_token};
 use super::input::{DOCUMENT_BYTES_MAX, NamedToken, QueryParams, document_from_json, read_body};
 use super::page::{Page, ask};
-use super::problem::{FieldError, InputProblems, Problem, ProblemCode, Problems};
+use super::problem::{FieldError, InputProblems, LimitProblems, Problem, ProblemCode, Problems};
 use crate::model::audit::Initiator;
 use crate::model::id::{TenantId, TokenId};
 use crate::model::token::{Right, Token};
@@ -28,15 +28,15 @@ const NAME_BYTES_MAX: usize = 256;
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewToken {
-    /// Whose it is; the gateway's own, if not said.
+    /// Whose it is; the gateway's own, if it is left out.
     tenant: Option<String>,
-    /// What it may do. Of a tenant's, each once: `publish` hands in events, `read` sees everything but secrets, `manage` reads and changes everything of the tenant. Of the gateway's exactly one: `admin` may everything, `admin_read` sees everything but secrets, `tenants` may everything in all tenants.
+    /// What it may do: one or more rights of a tenant's token, each once, or the one right of a token of the gateway.
     #[schema(min_items = 1)]
     rights: Vec<Right>,
-    /// When it stops being good, RFC 3339 with an offset; never, if not said.
+    /// When it stops being valid, RFC 3339 with an offset; never, if it is left out.
     #[schema(value_type = Option<String>, format = DateTime)]
     expires_at: Option<Timestamp>,
-    /// What people call it, at most 256 bytes; a token of the gateway must have a name.
+    /// What people call it, at most 256 bytes. A token of the gateway must have a name.
     #[serde(default)]
     name: String,
 }
@@ -67,10 +67,10 @@ pub struct TokenView {
     /// When it was made.
     #[schema(value_type = String, format = DateTime)]
     created_at: Timestamp,
-    /// When it stops being good; null for never.
+    /// When it stops being valid; null for never.
     #[schema(value_type = Option<String>, format = DateTime)]
     expires_at: Option<Timestamp>,
-    /// When it was last used, to the minute or so; null for never.
+    /// When it was last used, to about a minute; null for never.
     #[schema(value_type = Option<String>, format = DateTime)]
     last_used_at: Option<Timestamp>,
 }
@@ -81,7 +81,7 @@ pub struct TokenView {
 #[utoipa::path(
     post, path = "/v1/tokens", operation_id = "create_token", tag = "tokens",
     request_body = NewToken,
-    responses((status = 201, body = MadeToken), Problems, InputProblems),
+    responses((status = 201, body = MadeToken), Problems, InputProblems, LimitProblems),
     security(("token" = ["tenants"])),
 )]
 pub async fn create(

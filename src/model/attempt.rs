@@ -72,24 +72,24 @@ impl Attempt {
 pub struct Decision {
     /// What the answer means.
     pub verdict: Verdict,
-    /// The rule that matched: a row of the verdict table, such as `5xx`, a rule of the endpoint, or the receiver's own word.
+    /// The row that matched, such as `404`, `5xx` or `timeout`; or `webhook-delivery: abort`, the receiver's word.
     pub rule: String,
-    /// Whose rule it is; the table `default` if not said.
+    /// Whose rule it is: `strict`, `lenient`, `endpoint` (its `status_rules`) or `receiver`. Left out for the table `default`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub rule_of: RuleSource,
     /// The retry policy in force, in one line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// How much of the budget was used after this attempt.
+    /// `used` of `max_attempts`, this attempt included, and `give_up_at`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<Budget>,
-    /// The window the delay was drawn from, in milliseconds.
+    /// The window the wait was drawn from, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window_ms: Option<[u64; 2]>,
     /// The random draw, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub draw: Option<f64>,
-    /// The delay drawn, in milliseconds, before anything below changed it.
+    /// The wait that the draw gave, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drawn_ms: Option<u64>,
     /// The `Retry-After` header as received.

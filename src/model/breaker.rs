@@ -13,22 +13,22 @@ use super::span::Span;
 pub struct BreakerSettings {
     /// Whether the endpoint has a breaker.
     pub enabled: bool,
-    /// How many failures in a row open it: 1 to 10,000.
+    /// The number of failures in a row that opens it, 1 to 10,000.
     #[schema(minimum = 1, maximum = 10_000)]
     pub consecutive_failures: u32,
-    /// Which share of failures opens it, once there were enough requests: above 0, at most 1.
+    /// The share of failures that opens it, above 0, at most 1, among at least `min_requests` requests within `window`. 429 is not counted.
     #[schema(exclusive_minimum = 0, maximum = 1)]
     pub failure_ratio: f64,
-    /// How many requests within `window` are enough to speak of a share: 1 to 100,000.
+    /// The least number of requests within `window` for which the share counts, 1 to 100,000.
     #[schema(minimum = 1, maximum = 100_000)]
     pub min_requests: u32,
-    /// How long a request counts for that share: 1s to 1h.
+    /// How long a request counts for the share, 1s to 1h.
     #[schema(value_type = String, example = "60s")]
     pub window: Span,
-    /// How long it stays open the first time: 100ms to 24h.
+    /// How long it stays open the first time, 100ms to 24h.
     #[schema(value_type = String, example = "10s")]
     pub cooldown: Span,
-    /// How long at most, after doubling again and again: `cooldown` to 24h.
+    /// How long it stays open at most; each failed probe doubles the time. `cooldown` to 24h.
     #[schema(value_type = String, example = "10m")]
     pub cooldown_max: Span,
 }

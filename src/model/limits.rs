@@ -24,23 +24,23 @@ pub fn stored_bytes(data: usize, deliveries: usize) -> u64 {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TenantLimits {
-    /// How many endpoints it may have.
+    /// How many endpoints it may have. One more is 422 `limit_exceeded`; the problem's `limit` names the limit.
     #[schema(maximum = 1_000_000)]
     pub endpoints: u32,
-    /// How many bytes the settings of all its endpoints may have together, as JSON.
+    /// How many bytes the settings of all its endpoints may have together, as JSON. More is 422 `limit_exceeded`.
     #[schema(value_type = String, example = "16MiB")]
     pub settings_bytes: Size,
-    /// How many tokens it may have.
+    /// How many tokens it may have. One more is 422 `limit_exceeded`.
     #[schema(maximum = 1_000_000)]
     pub tokens: u32,
-    /// How many calls its tokens may make, events aside.
+    /// How many calls its tokens may make, events aside. More is 429 `rate_limited`. The admin token has no such rate.
     pub management: Rate,
-    /// How many bytes its events may take up: their data, and 512 bytes for each event and each delivery. Null for no limit of its own.
+    /// How many bytes its events may take up: their data, and 512 bytes for each event and each delivery; `null` for no limit of its own. More is 507 `quota_full`.
     #[schema(value_type = Option<String>, example = "10GiB")]
     pub stored_bytes: Option<Size>,
-    /// How many of its deliveries may wait. Null for no limit.
+    /// How many of its deliveries may wait; `null` for no limit. More is 429 `backlog_full` with `Retry-After`.
     pub waiting: Option<u64>,
-    /// The most that its endpoints may be set to. A lower ceiling counts for endpoints that are there, too.
+    /// The most that its endpoints may be set to. More is 422 `limit_exceeded`.
     pub endpoint: EndpointCeiling,
 }
 

@@ -48,6 +48,7 @@ mod explain;
 mod failures;
 mod fair;
 mod find;
+mod generated_clients;
 mod headers;
 mod hostile;
 mod intake;

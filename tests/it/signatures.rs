@@ -96,14 +96,14 @@ impl Libraries {
     }
 }
 
-/// The folder with the libraries a manifest asks for.
-fn installed(language: &str, manifest: &str) -> PathBuf {
+/// The folder with the packages a manifest asks for.
+pub fn installed(language: &str, manifest: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let folder = target.join("conformance").join(language);
     let wanted = std::fs::read(root.join("tests/conformance").join(manifest)).expect("the manifest");
     let found = std::fs::read(folder.join("installed")).unwrap_or_default();
-    assert!(found == wanted, "the {language} verifier libraries are not installed; run tests/conformance/install");
+    assert!(found == wanted, "the {language} packages are not installed; run tests/conformance/install");
     folder
 }
 

@@ -13,6 +13,7 @@ use posthaste::model::audit::AuditAction;
 use posthaste::model::preset::Preset;
 use posthaste::model::status_rules::StatusTable;
 
+mod api_tables;
 mod names;
 mod source;
 

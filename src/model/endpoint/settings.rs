@@ -24,70 +24,70 @@ use crate::model::tls::EndpointTls;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointSettings {
-    /// Where deliveries go: http or https.
+    /// Where deliveries go: http or https, at most 2,048 bytes, without user name, password or fragment. Credentials belong into `headers`. A token with `read` alone sees it without its query, and path segments of 16 or more mixed characters as `***`, since they may be secrets.
     #[schema(example = "https://example.com/webhooks")]
     pub url: String,
-    /// What people call it.
+    /// What people call it, at most 1,024 bytes.
     #[serde(default)]
     pub description: String,
-    /// Who is written to when it fails for long, if mail is configured.
+    /// Who is [mailed](gentle.md#mail) when it is in trouble, if there is a mail server.
     #[serde(default)]
     #[schema(example = "ops@example.com")]
     pub owner_email: Option<String>,
-    /// Anything its owner wants to keep with it, as text.
+    /// Up to 50 names (64 bytes) with values (512 bytes) of your own.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
-    /// Patterns of the event types it wants; `*` stands for any text.
+    /// 1 to 500 patterns of the types it wants. `*` stands for any text, dots included: `invoice.*`.
     #[serde(default = "default_event_types")]
     #[schema(example = json!(["invoice.*"]))]
     pub event_types: Vec<String>,
-    /// Rules on the event's data: `{"path":"/amount","gt":100}`, joined by `all`, `any` and `not`.
+    /// [Rules](#filters) on the event's data: `{"path":"/amount","gt":100}`, joined by `all`, `any` and `not`.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     pub filter: Option<FilterRule>,
-    /// What is delivered in order.
+    /// What is delivered [in order](ordering.md).
     #[serde(default)]
     pub ordering: Ordering,
     /// What a lane does behind a dead letter.
     #[serde(default)]
     pub on_dead: OnDead,
-    /// What the body looks like. Fixed for a delivery when it is accepted.
+    /// What the [body](receiving.md#body) looks like. `thin` needs `--public-url`. Fixed for a delivery when it is accepted.
     #[serde(default)]
     pub format: BodyFormat,
-    /// Events whose data is larger than this are sent `thin`, all others in `format` (as `envelope`, if that is `thin`). Fixed for a delivery when it is accepted.
+    /// Events whose data is larger than this, such as `"256KiB"`, are sent `thin`, all others in `format` (as `envelope`, if that is `thin`). Needs `--public-url`. Fixed for a delivery when it is accepted.
     #[serde(default)]
     #[schema(value_type = Option<String>, example = "256KiB")]
     pub thin_above: Option<Size>,
-    /// What signs `webhook-signature`. With `ed25519`, receivers can verify with the endpoint's public key.
+    /// What signs `webhook-signature`: `hmac`, or `ed25519` for [both](receiving.md#with-a-public-key).
     #[serde(default)]
     pub signing: Signing,
-    /// How attempts are signed, any number of ways at once; `standard` always is. `sha256` and `timestamped` exclude each other.
+    /// How attempts are signed, any number of [ways](receiving.md#other-signatures) at once. `standard` always is; `sha256` and `timestamped` exclude each other.
     #[serde(default = "default_signatures")]
     pub signatures: Vec<SignatureProfile>,
-    /// Headers sent with every attempt, besides ours.
+    /// Up to 32 headers sent with every attempt. Those that Posthaste or the connection writes are refused, and those that tell a server who the client is or what else is asked for: `X-Real-IP`, `True-Client-IP`, `X-Client-IP`, `X-Forwarded-*`, `X-Original-URL`, `X-Rewrite-URL`, `X-HTTP-Method-Override`, `X-Tenant`, `Metadata*`, `X-aws-*`. A stored header whose name is refused by now stays, and is not sent. Values are shown as `***`.
     #[serde(default)]
     #[schema(value_type = BTreeMap<String, String>)]
     pub headers: BTreeMap<String, HiddenText>,
-    /// When to try again, and when to stop.
+    /// When to try again, and when to stop: `preset`, `backoff` or `schedule`, `jitter`, `max_attempts`, `max_age`, `retry_after_max`; see [retries](retries.md#writing-your-own).
     #[serde(default = "RetrySpec::standard")]
     pub retry: RetrySpec,
-    /// What answers mean: a table, and what differs from it for this receiver.
+    /// What answers mean: a table (`default`, `strict`, `lenient`) and what differs from it, by exact code or class, as `deliver`, `retry`, `refuse` or `disable`: `{"preset":"strict","404":"retry","5xx":"refuse"}`. See [retries](retries.md#an-odd-partner).
     #[serde(default)]
     pub status_rules: StatusRules,
-    /// How many requests may be open at once: 1 to 1,000.
+    /// How many requests may be open at once, 1 to 1,000.
     #[serde(default = "default_max_in_flight")]
     #[schema(minimum = 1, maximum = 1000)]
     pub max_in_flight: u32,
-    /// How often it may be called.
+    /// How often it may be [called](gentle.md#rates). Without `burst`, or with `null`, that is a tenth of a second's worth, at least 1.
     #[serde(default = "default_rate")]
     pub rate: Rate,
-    /// The deadlines of an attempt.
+    /// The deadlines of an attempt. `total` is 100ms to 1m, `connect` at least 100ms; `total` also limits `connect`.
     #[serde(default)]
     pub timeout: AttemptTimeouts,
-    /// When it is left alone because it keeps failing.
+    /// When calls stop because it keeps failing; see [the breaker](gentle.md#what-opens-it).
     #[serde(default)]
     pub breaker: BreakerSettings,
-    /// How its connections are encrypted, where that is special.
+    /// TLS settings, in PEM: `ca`, the authorities to trust for this receiver instead of the machine's; `client_certificate`, with its chain, and `client_key`, for mTLS (both or neither); `min_version`, `1.2` or `1.3`. The key is shown as `***`.
     #[serde(default)]
     #[schema(value_type = EndpointTls)]
     pub tls: Arc<EndpointTls>,

@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
-use super::PATIENCE;
+use super::{PATIENCE, described};
 
 /// One kept-alive connection to a gateway.
 pub struct Client {
@@ -105,7 +105,9 @@ impl Client {
         let response = connection.send_request(request).await.map_err(|problem| problem.to_string())?;
         let (head, body) = response.into_parts();
         let body = body.collect().await.map_err(|problem| problem.to_string())?.to_bytes();
-        Ok(Answer { status: head.status.as_u16(), headers: head.headers, body })
+        let answer = Answer { status: head.status.as_u16(), headers: head.headers, body };
+        described::check(method, path, &answer);
+        Ok(answer)
     }
 
     async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, String> {

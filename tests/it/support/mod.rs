@@ -2,6 +2,7 @@
 //! servers, and a way to wait for a condition.
 
 mod client;
+mod described;
 mod dns;
 mod gateway;
 mod proxy;
