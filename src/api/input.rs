@@ -13,10 +13,13 @@ use http::request::Parts;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 use url::form_urlencoded;
+use utoipa::ToSchema;
 
 use super::SharedApiState;
 use super::problem::{Problem, ProblemCode};
+use super::request_schema::find_non_object;
 use crate::lifecycle::intake::{IntakePermit, Overload};
 use crate::model::event::json_depth;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
@@ -135,45 +138,35 @@ pub fn too_large(bytes_max: usize) -> Problem {
     )
 }
 
-/// JSON pointers in documents where an object is expected. Serde would also read
-/// a list there, as the fields in order.
-const OBJECTS: &[&str] = &[
-    "",
-    "/retry",
-    "/retry/backoff",
-    "/status_rules",
-    "/timeout",
-    "/headers",
-    "/metadata",
-    "/tls",
-    "/defaults",
-    "/defaults/retry",
-    "/defaults/retry/backoff",
-    "/defaults/status_rules",
-    "/defaults/timeout",
-];
-
 /// Parses a document: a JSON object without duplicate keys, and with an object
-/// at each pointer of `OBJECTS`.
-pub fn document_from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
+/// wherever the schema of `T` has one.
+pub fn document_from_json<'a, T: Deserialize<'a> + ToSchema>(bytes: &'a [u8]) -> Result<T, Problem> {
+    checked_document::<T>(bytes)?;
+    from_json(bytes)
+}
+
+/// Parses a document like [`document_from_json`], by the schema of `T`, and
+/// returns its fields as they are.
+pub fn fields_from_json<T: ToSchema>(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
+    checked_document::<T>(bytes)?;
+    from_json(bytes)
+}
+
+fn checked_document<T: ToSchema>(bytes: &[u8]) -> Result<(), Problem> {
     let depth = json_depth(bytes);
     if depth > DEPTH_MAX {
         let detail = format!("the body is {depth} levels deep; use at most {DEPTH_MAX}");
         return Err(Problem::field(ProblemCode::InvalidField, "", detail));
     }
     from_json::<UniqueKeysJson>(bytes)?;
-    let document: serde_json::Value = from_json(bytes)?;
-    for pointer in OBJECTS {
-        if document.pointer(pointer).is_some_and(|value| !value.is_object() && !value.is_null()) {
-            let name = pointer.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or("the body");
-            return Err(Problem::field(
-                ProblemCode::InvalidField,
-                *pointer,
-                format!("{name} is not an object; write it in braces"),
-            ));
-        }
+    refuse_non_objects::<T>(&from_json(bytes)?)
+}
+
+fn refuse_non_objects<T: ToSchema>(document: &Value) -> Result<(), Problem> {
+    match find_non_object::<T>(document) {
+        Some(error) => Err(Problem::fields(ProblemCode::InvalidField, vec![error])),
+        None => Ok(()),
     }
-    object_from_json(bytes)
 }
 
 /// JSON in which no object has a key twice. Serde would silently take the last
@@ -228,15 +221,14 @@ impl<'de> serde::de::Visitor<'de> for UniqueKeysJson {
     }
 }
 
-/// Parses a JSON object.
-pub fn object_from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
-    match bytes.trim_ascii_start().first() {
-        Some(b'[') => {
-            from_json::<serde::de::IgnoredAny>(bytes)?;
-            Err(Problem::field(ProblemCode::InvalidField, "", "the body is a list; write one object in braces"))
-        }
-        _ => from_json(bytes),
+/// Parses an event, whose schema has no object but the event itself and its data,
+/// which may be anything.
+pub fn event_from_json<'a, T: Deserialize<'a> + ToSchema>(bytes: &'a [u8]) -> Result<T, Problem> {
+    if bytes.trim_ascii_start().first() == Some(&b'[') {
+        from_json::<serde::de::IgnoredAny>(bytes)?;
+        refuse_non_objects::<T>(&Value::Array(Vec::new()))?;
     }
+    from_json(bytes)
 }
 
 /// Parses JSON; the problem points to the faulty field.
@@ -264,7 +256,7 @@ fn explain<'a, T: Deserialize<'a>>(bytes: &'a [u8], problem: &serde_json::Error)
 }
 
 /// Deserializes a JSON value; the problem points to the faulty field.
-pub fn from_value<T: DeserializeOwned>(value: serde_json::Value) -> Result<T, Problem> {
+pub fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Problem> {
     serde_path_to_error::deserialize(value).map_err(|located| {
         let pointer = pointer_of(located.path());
         of_data_error(pointer, located.inner())
@@ -468,7 +460,7 @@ mod tests {
     #[test]
     fn a_document_is_not_deeper_than_what_may_be_read() {
         let nested = |depth: usize| format!("{{\"a\":{}{}}}", "[".repeat(depth - 1), "]".repeat(depth - 1));
-        let read = |depth| document_from_json::<serde_json::Value>(nested(depth).as_bytes()).map_err(|why| why.code());
+        let read = |depth| fields_from_json::<Value>(nested(depth).as_bytes()).map_err(|why| why.code());
         assert!(read(DEPTH_MAX).is_ok());
         assert_eq!(read(DEPTH_MAX + 1), Err(ProblemCode::InvalidField));
         assert_eq!(read(100_000), Err(ProblemCode::InvalidField), "and it costs no stack");

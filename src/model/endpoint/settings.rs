@@ -43,7 +43,7 @@ pub struct EndpointSettings {
     pub event_types: Vec<String>,
     /// Rules on the event's data: `{"path":"/amount","gt":100}`, joined by `all`, `any` and `not`.
     #[serde(default)]
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<Object>, example = json!({"path": "/amount", "gt": 100}))]
     pub filter: Option<FilterRule>,
     /// What is delivered in order.
     #[serde(default)]
