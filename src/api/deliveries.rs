@@ -23,6 +23,7 @@ use crate::model::delivery::{BodyFormat, DeadCause, Delivery, DeliveryState, Out
 use crate::model::endpoint::Endpoint;
 use crate::model::explain::Explanation;
 use crate::model::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
+use crate::model::named_enum::NamedEnum;
 use crate::model::url_versions::masked;
 use crate::model::verdict::Verdict;
 use crate::store::{Claim, DeliveryQuery};

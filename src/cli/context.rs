@@ -66,7 +66,8 @@ pub async fn run(args: ContextArgs) -> anyhow::Result<()> {
             let usage = |sentence: &str| CommandFailure::usage(sentence.to_owned());
             ensure!(!name.is_empty(), usage("a context needs a name, such as production"));
             let server = args.access.server.as_ref().ok_or_else(|| usage("name the gateway with --server URL"))?;
-            let no_token = "a context keeps no token; write it into a file for you alone, and name that with --token-file";
+            let no_token =
+                "a context keeps no token; write it into a file for you alone, and name that with --token-file";
             ensure!(args.access.token.is_none(), usage(no_token));
             let token_file = args.access.token_file.as_deref().map(std::path::absolute).transpose()?;
             let server = server.as_str().trim_end_matches('/').to_owned();

@@ -16,6 +16,7 @@ pub mod headers;
 pub mod invalid_setting;
 pub mod limits;
 pub mod mail;
+pub mod named_enum;
 pub mod tenant;
 
 pub mod answer;

@@ -16,6 +16,7 @@ use posthaste::model::status_rules::StatusTable;
 mod names;
 mod source;
 
+use posthaste::model::named_enum::NamedEnum;
 use source::{Source, expect_none, read, root, sources};
 
 /// What each module may import, besides itself. `main` imports `cli` alone;
