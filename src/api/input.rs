@@ -8,6 +8,7 @@ use axum::body::{Body, HttpBody};
 use axum::extract::{FromRequestParts, Path};
 use axum::{BoxError, RequestPartsExt};
 use bytes::{Bytes, BytesMut};
+use http::Uri;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, EXPECT};
 use http::request::Parts;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -18,6 +19,7 @@ use url::form_urlencoded;
 use utoipa::ToSchema;
 
 use super::SharedApiState;
+use super::page::PageParams;
 use super::problem::{Problem, ProblemCode};
 use super::request_schema::find_non_object;
 use crate::lifecycle::intake::{IntakePermit, Overload};
@@ -329,18 +331,60 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T>
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        // No stored text contains NUL, and PostgreSQL cannot compare with it.
-        let fields = form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
-        if let Some((name, _)) = fields.into_iter().find(|(_, value)| value.contains('\0')) {
-            let detail = format!("{name} holds the character NUL, which nothing here does");
-            return Err(Problem::field(ProblemCode::InvalidField, format!("?{name}"), detail));
-        }
-        let parsed = axum::extract::Query::<T>::try_from_uri(&parts.uri);
-        parsed.map(|query| Self(query.0)).map_err(|rejection| {
-            let detail = rejection.body_text();
-            of_query_error(detail.strip_prefix("Failed to deserialize query string: ").unwrap_or(&detail))
-        })
+        refuse_nul(parts)?;
+        from_query(&parts.uri).map(Self).map_err(|message| of_query_error(&message))
     }
+}
+
+/// Query parameters of a list: a filter, and which page of what it finds. An
+/// unknown one is refused by name.
+pub struct ListParams<F> {
+    /// Which items to list.
+    pub filter: F,
+    /// Which page of them to return.
+    pub page: PageParams,
+}
+
+impl<F: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for ListParams<F> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        refuse_nul(parts)?;
+        let fields = form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
+        let (page, filter): (Vec<_>, Vec<_>) = fields.partition(|(name, _)| matches!(&**name, "limit" | "cursor"));
+        let uri_of = |fields: Vec<_>| -> Uri {
+            let query = form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+            format!("/?{query}").parse().expect("an encoded query is part of a URI")
+        };
+        let page = from_query(&uri_of(page)).map_err(|message| of_query_error(&message))?;
+        let filter = from_query(&uri_of(filter)).map_err(|message| {
+            let is_unknown = message.contains("unknown field `");
+            of_query_error(&if is_unknown { message + ", `limit`, `cursor`" } else { message })
+        })?;
+        Ok(Self { filter, page })
+    }
+}
+
+/// Refuses a parameter that contains NUL. No stored text contains it, and
+/// PostgreSQL cannot compare with it.
+fn refuse_nul(parts: &Parts) -> Result<(), Problem> {
+    let mut fields = form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
+    match fields.find(|(_, value)| value.contains('\0')) {
+        Some((name, _)) => {
+            let detail = format!("{name} holds the character NUL, which nothing here does");
+            Err(Problem::field(ProblemCode::InvalidField, format!("?{name}"), detail))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Parses the query of a URI. An error is the parser's message, `<parameter>: <error>`.
+fn from_query<T: DeserializeOwned>(uri: &Uri) -> Result<T, String> {
+    let parsed = axum::extract::Query::<T>::try_from_uri(uri);
+    parsed.map(|query| query.0).map_err(|rejection| {
+        let detail = rejection.body_text();
+        detail.strip_prefix("Failed to deserialize query string: ").unwrap_or(&detail).to_owned()
+    })
 }
 
 /// Turns the parser's message, `<parameter>: <error>`, into a problem.
@@ -356,7 +400,7 @@ fn of_query_error(detail: &str) -> Problem {
     }
     let (code, detail) = match message {
         message if message.starts_with("unknown field") => (ProblemCode::UnknownField, message.to_owned()),
-        message if matches!(name, "since" | "until") => (
+        message if matches!(name, "since" | "until" | "finished_since" | "finished_until") => (
             ProblemCode::InvalidField,
             format!("{name} is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z ({message})"),
         ),

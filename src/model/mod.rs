@@ -24,6 +24,7 @@ pub mod attempt;
 pub mod blocker;
 pub mod breaker;
 pub mod delivery;
+pub mod delivery_filter;
 pub mod explain;
 pub mod health;
 pub mod next_state;

@@ -249,6 +249,18 @@ async fn addresses_methods_tokens_and_parameters_are_checked() {
         assert_eq!(problem["errors"][0]["pointer"], name, "{problem}");
     }
     client.get("/v1/tenants/default/deliveries?state=lost").await.problem(422, "invalid_field");
+    client.get("/v1/tenants/default/dead-letters?state=dead").await.expect(200);
+    for (query, code, says) in [
+        ("state=waiting", "invalid_field", "state is waiting, and dead letters are dead"),
+        ("finished_since=yesterday", "invalid_field", "finished_since is not RFC 3339"),
+        ("colour=red", "unknown_field", "`finished_until`, `limit`, `cursor`"),
+        ("limit=many", "invalid_field", "limit is not a whole number"),
+        ("key=a&key=b", "invalid_field", "key is given twice"),
+    ] {
+        let problem = client.get(&format!("/v1/tenants/default/dead-letters?{query}")).await.problem(422, code);
+        assert_eq!(problem["errors"][0]["pointer"], format!("?{}", query.split('=').next().unwrap()));
+        assert!(problem["detail"].as_str().unwrap().contains(says), "{problem}");
+    }
     for (path, field) in [("/v1/tenants?colour=red", "?colour"), ("/v1/tenants?limit=0", "?limit")] {
         let problem = client.get(path).await.expect(422);
         assert_eq!(problem["errors"][0]["pointer"], field, "{problem}");
