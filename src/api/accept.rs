@@ -14,7 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::SharedApiState;
 use super::input::{
-    DEPTH_MAX, DOCUMENT_BYTES_MAX, ProducerTenant, QueryParams, from_json, object_from_json, read_events, too_large,
+    DEPTH_MAX, DOCUMENT_BYTES_MAX, ProducerTenant, QueryParams, event_from_json, from_json, read_events, too_large,
 };
 use super::page::Page;
 use super::problem::{
@@ -344,7 +344,7 @@ fn read_item(api: &SharedApiState, body: &Bytes, item: &[u8]) -> Result<Submissi
 
 /// Parses one event; its data stays a slice of the body.
 pub fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
-    let new: NewEvent<'_> = object_from_json(json)?;
+    let new: NewEvent<'_> = event_from_json(json)?;
     let mut errors = Vec::new();
     let mut refuse = |pointer: &str, detail: String| errors.push(FieldError { pointer: pointer.into(), detail });
     let data = new.data.get().as_bytes();

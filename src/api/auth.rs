@@ -34,6 +34,7 @@ use crate::metrics::AuthFailureKind;
 use crate::model::audit::{CallerIdentity, Initiator};
 use crate::model::headers::MASK;
 use crate::model::id::{TenantId, TokenId};
+use crate::model::named_enum::NamedEnum;
 use crate::model::span::words;
 use crate::model::token::{PREFIX, RequiredRight, Right, Token};
 

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use axum::Json;
 use axum::extract::State;
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
-use utoipa::{IntoParams, ToSchema};
+use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::SharedApiState;
 use super::auth::Principal;
-use super::input::{NamedDelivery, QueryParams, TenantPath};
-use super::page::{Page, ask};
-use super::problem::{InputProblems, Problem, Problems};
+use super::input::{ListParams, NamedDelivery, TenantPath};
+use super::page::{Page, PageParams, ask};
+use super::problem::{InputProblems, Problem, ProblemCode, Problems};
 use crate::lifecycle::Gateway;
 use crate::lifecycle::deliver::shown_headers;
 use crate::lifecycle::explain::explain_delivery;
@@ -20,12 +20,14 @@ use crate::lifecycle::waiting::outlooks;
 use crate::model::answer::{AttemptFailure, Timings};
 use crate::model::attempt::{Attempt, Decision};
 use crate::model::delivery::{BodyFormat, DeadCause, Delivery, DeliveryState, Outlook, WaitingFor};
+use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint::Endpoint;
 use crate::model::explain::Explanation;
 use crate::model::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
+use crate::model::named_enum::NamedEnum;
 use crate::model::url_versions::masked;
 use crate::model::verdict::Verdict;
-use crate::store::{Claim, DeliveryQuery};
+use crate::store::{Claim, ListPage};
 
 /// A delivery as it is shown.
 #[derive(Serialize, ToSchema)]
@@ -209,121 +211,58 @@ fn joined(headers: Vec<(String, String)>) -> BTreeMap<String, String> {
     map
 }
 
-/// Which deliveries to list.
-#[derive(Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct DeliveryParams {
-    /// In this state.
-    state: Option<DeliveryState>,
-    /// To this endpoint.
-    #[param(value_type = Option<String>)]
-    endpoint: Option<EndpointId>,
-    /// Of this event type.
-    event_type: Option<String>,
-    /// With this key.
-    key: Option<String>,
-    /// Created at this time or later, RFC 3339.
-    #[param(value_type = Option<String>)]
-    since: Option<Timestamp>,
-    /// Created before this time.
-    #[param(value_type = Option<String>)]
-    until: Option<Timestamp>,
-    /// How many: 1 to 500, 50 if not said.
-    #[param(minimum = 1, maximum = 500)]
-    limit: Option<usize>,
-    /// Where the last page ended.
-    cursor: Option<String>,
-}
-
-/// Which dead letters to list.
-#[derive(Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct DeadLetterParams {
-    /// To this endpoint.
-    #[param(value_type = Option<String>)]
-    endpoint: Option<EndpointId>,
-    /// Dead for this cause.
-    cause: Option<DeadCause>,
-    /// Of this event type.
-    event_type: Option<String>,
-    /// With this key.
-    key: Option<String>,
-    /// Created at this time or later, RFC 3339.
-    #[param(value_type = Option<String>)]
-    since: Option<Timestamp>,
-    /// Created before this time.
-    #[param(value_type = Option<String>)]
-    until: Option<Timestamp>,
-    /// How many: 1 to 500, 50 if not said.
-    #[param(minimum = 1, maximum = 500)]
-    limit: Option<usize>,
-    /// Where the last page ended.
-    cursor: Option<String>,
-}
-
 /// List deliveries, newest first
+///
+/// With `finished_since` or `finished_until` the latest finished come first.
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/deliveries", operation_id = "list_deliveries", tag = "deliveries",
-    params(("tenant" = String, Path, description = "Whose deliveries they are"), DeliveryParams),
+    params(("tenant" = String, Path, description = "Whose deliveries they are"), DeliveryFilter, PageParams),
     responses((status = 200, body = Page<DeliveryView>), Problems, InputProblems),
     security(("token" = ["read"])),
 )]
 pub async fn list(
     State(api): State<SharedApiState>,
     TenantPath(tenant): TenantPath,
-    QueryParams(params): QueryParams<DeliveryParams>,
+    params: ListParams<DeliveryFilter>,
 ) -> Result<Json<Page<DeliveryView>>, Problem> {
-    let page_request = ask("deliveries", params.limit, params.cursor.as_deref())?;
-    let offset = api.gateway.clock.wall_offset();
-    let query = DeliveryQuery {
-        state: params.state,
-        cause: None,
-        endpoint: params.endpoint,
-        event_type: params.event_type,
-        key: params.key,
-        since: params.since.map(|at| offset.engine(at)),
-        until: params.until.map(|at| offset.engine(at)),
-    };
-    let page = api.gateway.store.deliveries(&tenant, query, page_request).await?;
-    Ok(Json(view_page(&api, "deliveries", page).await))
+    page_of(&api, "deliveries", &tenant, params.filter, params.page).await
 }
 
 /// List dead letters, newest first
+///
+/// With `finished_since` or `finished_until`, times of death, the latest dead come first.
 #[utoipa::path(
     get, path = "/v1/tenants/{tenant}/dead-letters", operation_id = "list_dead_letters", tag = "dead letters",
-    params(("tenant" = String, Path, description = "Whose dead letters they are"), DeadLetterParams),
+    params(("tenant" = String, Path, description = "Whose dead letters they are"), DeliveryFilter, PageParams),
     responses((status = 200, body = Page<DeliveryView>), Problems, InputProblems),
     security(("token" = ["read"])),
 )]
 pub async fn list_dead(
     State(api): State<SharedApiState>,
     TenantPath(tenant): TenantPath,
-    QueryParams(params): QueryParams<DeadLetterParams>,
+    params: ListParams<DeliveryFilter>,
 ) -> Result<Json<Page<DeliveryView>>, Problem> {
-    let page_request = ask("dead-letters", params.limit, params.cursor.as_deref())?;
-    let offset = api.gateway.clock.wall_offset();
-    let query = DeliveryQuery {
-        state: Some(DeliveryState::Dead),
-        cause: params.cause,
-        endpoint: params.endpoint,
-        event_type: params.event_type,
-        key: params.key,
-        since: params.since.map(|at| offset.engine(at)),
-        until: params.until.map(|at| offset.engine(at)),
-    };
-    let page = api.gateway.store.deliveries(&tenant, query, page_request).await?;
-    Ok(Json(view_page(&api, "dead-letters", page).await))
+    if let Some(state) = params.filter.state.filter(|state| *state != DeliveryState::Dead) {
+        let detail =
+            format!("state is {}, and dead letters are dead; list deliveries to find other states", state.as_str());
+        return Err(Problem::field(ProblemCode::InvalidField, "?state", detail));
+    }
+    let dead = DeliveryFilter { state: Some(DeliveryState::Dead), ..params.filter };
+    page_of(&api, "dead-letters", &tenant, dead, params.page).await
 }
 
-async fn view_page(
+async fn page_of(
     api: &SharedApiState,
     list: &'static str,
-    page: crate::store::ListPage<Delivery>,
-) -> Page<DeliveryView> {
+    tenant: &TenantId,
+    filter: DeliveryFilter,
+    page: PageParams,
+) -> Result<Json<Page<DeliveryView>>, Problem> {
+    let page_request = ask(list, page.limit, page.cursor.as_deref())?;
+    let filter = filter.on_engine(api.gateway.clock.wall_offset());
+    let page = api.gateway.store.deliveries(tenant, filter, page_request).await?;
     let data = DeliveryView::all(&api.gateway, page.data).await;
-    Page::of(list, crate::store::ListPage { data, next: page.next }, |view| view)
+    Ok(Json(Page::of(list, ListPage { data, next: page.next }, |view| view)))
 }
 
 /// Show a delivery

@@ -16,7 +16,8 @@ use super::accept::ReceiptView;
 use super::auth::Principal;
 use super::endpoint_view::EndpointView;
 use super::input::{
-    DOCUMENT_BYTES_MAX, NamedEndpoint, QueryParams, TenantPath, document_from_json, from_value, read_body,
+    DOCUMENT_BYTES_MAX, NamedEndpoint, QueryParams, TenantPath, document_from_json, fields_from_json, from_value,
+    read_body,
 };
 use super::page::{Page, ask};
 use super::problem::{
@@ -72,7 +73,7 @@ pub async fn create(
     body: Body,
 ) -> Result<(StatusCode, Json<EndpointView>), Problem> {
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
-    let mut document: Map<String, Value> = document_from_json(&body)?;
+    let mut document = fields_from_json::<NewEndpoint>(&body)?;
     let keys = ProvidedKeys::take(&mut document)?;
     let mut settings: EndpointSettings = from_value(Value::Object(document.clone()))?;
     let ceiling = fill_from_tenant(&api, &tenant, &document, &mut settings)?;
@@ -325,7 +326,7 @@ pub async fn update(
     body: Body,
 ) -> Result<Json<EndpointView>, Problem> {
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
-    let patch: Map<String, Value> = document_from_json(&body)?;
+    let patch = fields_from_json::<EndpointSettings>(&body)?;
     // If another change came in between, the patch is merged again into the new settings.
     loop {
         let current = find(&api, &tenant, id)?;

@@ -8,15 +8,20 @@ use axum::body::{Body, HttpBody};
 use axum::extract::{FromRequestParts, Path};
 use axum::{BoxError, RequestPartsExt};
 use bytes::{Bytes, BytesMut};
+use http::Uri;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, EXPECT};
 use http::request::Parts;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 use url::form_urlencoded;
+use utoipa::ToSchema;
 
 use super::SharedApiState;
+use super::page::PageParams;
 use super::problem::{Problem, ProblemCode};
+use super::request_schema::find_non_object;
 use crate::lifecycle::intake::{IntakePermit, Overload};
 use crate::model::event::json_depth;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
@@ -135,45 +140,35 @@ pub fn too_large(bytes_max: usize) -> Problem {
     )
 }
 
-/// JSON pointers in documents where an object is expected. Serde would also read
-/// a list there, as the fields in order.
-const OBJECTS: &[&str] = &[
-    "",
-    "/retry",
-    "/retry/backoff",
-    "/status_rules",
-    "/timeout",
-    "/headers",
-    "/metadata",
-    "/tls",
-    "/defaults",
-    "/defaults/retry",
-    "/defaults/retry/backoff",
-    "/defaults/status_rules",
-    "/defaults/timeout",
-];
-
 /// Parses a document: a JSON object without duplicate keys, and with an object
-/// at each pointer of `OBJECTS`.
-pub fn document_from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
+/// wherever the schema of `T` has one.
+pub fn document_from_json<'a, T: Deserialize<'a> + ToSchema>(bytes: &'a [u8]) -> Result<T, Problem> {
+    checked_document::<T>(bytes)?;
+    from_json(bytes)
+}
+
+/// Parses a document like [`document_from_json`], by the schema of `T`, and
+/// returns its fields as they are.
+pub fn fields_from_json<T: ToSchema>(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
+    checked_document::<T>(bytes)?;
+    from_json(bytes)
+}
+
+fn checked_document<T: ToSchema>(bytes: &[u8]) -> Result<(), Problem> {
     let depth = json_depth(bytes);
     if depth > DEPTH_MAX {
         let detail = format!("the body is {depth} levels deep; use at most {DEPTH_MAX}");
         return Err(Problem::field(ProblemCode::InvalidField, "", detail));
     }
     from_json::<UniqueKeysJson>(bytes)?;
-    let document: serde_json::Value = from_json(bytes)?;
-    for pointer in OBJECTS {
-        if document.pointer(pointer).is_some_and(|value| !value.is_object() && !value.is_null()) {
-            let name = pointer.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or("the body");
-            return Err(Problem::field(
-                ProblemCode::InvalidField,
-                *pointer,
-                format!("{name} is not an object; write it in braces"),
-            ));
-        }
+    refuse_non_objects::<T>(&from_json(bytes)?)
+}
+
+fn refuse_non_objects<T: ToSchema>(document: &Value) -> Result<(), Problem> {
+    match find_non_object::<T>(document) {
+        Some(error) => Err(Problem::fields(ProblemCode::InvalidField, vec![error])),
+        None => Ok(()),
     }
-    object_from_json(bytes)
 }
 
 /// JSON in which no object has a key twice. Serde would silently take the last
@@ -228,15 +223,14 @@ impl<'de> serde::de::Visitor<'de> for UniqueKeysJson {
     }
 }
 
-/// Parses a JSON object.
-pub fn object_from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
-    match bytes.trim_ascii_start().first() {
-        Some(b'[') => {
-            from_json::<serde::de::IgnoredAny>(bytes)?;
-            Err(Problem::field(ProblemCode::InvalidField, "", "the body is a list; write one object in braces"))
-        }
-        _ => from_json(bytes),
+/// Parses an event, whose schema has no object but the event itself and its data,
+/// which may be anything.
+pub fn event_from_json<'a, T: Deserialize<'a> + ToSchema>(bytes: &'a [u8]) -> Result<T, Problem> {
+    if bytes.trim_ascii_start().first() == Some(&b'[') {
+        from_json::<serde::de::IgnoredAny>(bytes)?;
+        refuse_non_objects::<T>(&Value::Array(Vec::new()))?;
     }
+    from_json(bytes)
 }
 
 /// Parses JSON; the problem points to the faulty field.
@@ -264,7 +258,7 @@ fn explain<'a, T: Deserialize<'a>>(bytes: &'a [u8], problem: &serde_json::Error)
 }
 
 /// Deserializes a JSON value; the problem points to the faulty field.
-pub fn from_value<T: DeserializeOwned>(value: serde_json::Value) -> Result<T, Problem> {
+pub fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Problem> {
     serde_path_to_error::deserialize(value).map_err(|located| {
         let pointer = pointer_of(located.path());
         of_data_error(pointer, located.inner())
@@ -337,18 +331,60 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T>
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        // No stored text contains NUL, and PostgreSQL cannot compare with it.
-        let fields = form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
-        if let Some((name, _)) = fields.into_iter().find(|(_, value)| value.contains('\0')) {
-            let detail = format!("{name} holds the character NUL, which nothing here does");
-            return Err(Problem::field(ProblemCode::InvalidField, format!("?{name}"), detail));
-        }
-        let parsed = axum::extract::Query::<T>::try_from_uri(&parts.uri);
-        parsed.map(|query| Self(query.0)).map_err(|rejection| {
-            let detail = rejection.body_text();
-            of_query_error(detail.strip_prefix("Failed to deserialize query string: ").unwrap_or(&detail))
-        })
+        refuse_nul(parts)?;
+        from_query(&parts.uri).map(Self).map_err(|message| of_query_error(&message))
     }
+}
+
+/// Query parameters of a list: a filter, and which page of what it finds. An
+/// unknown one is refused by name.
+pub struct ListParams<F> {
+    /// Which items to list.
+    pub filter: F,
+    /// Which page of them to return.
+    pub page: PageParams,
+}
+
+impl<F: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for ListParams<F> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        refuse_nul(parts)?;
+        let fields = form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
+        let (page, filter): (Vec<_>, Vec<_>) = fields.partition(|(name, _)| matches!(&**name, "limit" | "cursor"));
+        let uri_of = |fields: Vec<_>| -> Uri {
+            let query = form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+            format!("/?{query}").parse().expect("an encoded query is part of a URI")
+        };
+        let page = from_query(&uri_of(page)).map_err(|message| of_query_error(&message))?;
+        let filter = from_query(&uri_of(filter)).map_err(|message| {
+            let is_unknown = message.contains("unknown field `");
+            of_query_error(&if is_unknown { message + ", `limit`, `cursor`" } else { message })
+        })?;
+        Ok(Self { filter, page })
+    }
+}
+
+/// Refuses a parameter that contains NUL. No stored text contains it, and
+/// PostgreSQL cannot compare with it.
+fn refuse_nul(parts: &Parts) -> Result<(), Problem> {
+    let mut fields = form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
+    match fields.find(|(_, value)| value.contains('\0')) {
+        Some((name, _)) => {
+            let detail = format!("{name} holds the character NUL, which nothing here does");
+            Err(Problem::field(ProblemCode::InvalidField, format!("?{name}"), detail))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Parses the query of a URI. An error is the parser's message, `<parameter>: <error>`.
+fn from_query<T: DeserializeOwned>(uri: &Uri) -> Result<T, String> {
+    let parsed = axum::extract::Query::<T>::try_from_uri(uri);
+    parsed.map(|query| query.0).map_err(|rejection| {
+        let detail = rejection.body_text();
+        detail.strip_prefix("Failed to deserialize query string: ").unwrap_or(&detail).to_owned()
+    })
 }
 
 /// Turns the parser's message, `<parameter>: <error>`, into a problem.
@@ -364,7 +400,7 @@ fn of_query_error(detail: &str) -> Problem {
     }
     let (code, detail) = match message {
         message if message.starts_with("unknown field") => (ProblemCode::UnknownField, message.to_owned()),
-        message if matches!(name, "since" | "until") => (
+        message if matches!(name, "since" | "until" | "finished_since" | "finished_until") => (
             ProblemCode::InvalidField,
             format!("{name} is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z ({message})"),
         ),
@@ -468,7 +504,7 @@ mod tests {
     #[test]
     fn a_document_is_not_deeper_than_what_may_be_read() {
         let nested = |depth: usize| format!("{{\"a\":{}{}}}", "[".repeat(depth - 1), "]".repeat(depth - 1));
-        let read = |depth| document_from_json::<serde_json::Value>(nested(depth).as_bytes()).map_err(|why| why.code());
+        let read = |depth| fields_from_json::<Value>(nested(depth).as_bytes()).map_err(|why| why.code());
         assert!(read(DEPTH_MAX).is_ok());
         assert_eq!(read(DEPTH_MAX + 1), Err(ProblemCode::InvalidField));
         assert_eq!(read(100_000), Err(ProblemCode::InvalidField), "and it costs no stack");

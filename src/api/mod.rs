@@ -45,6 +45,7 @@ pub mod problem;
 pub mod provided_keys;
 pub mod rate_limit_headers;
 pub mod request_head;
+mod request_schema;
 pub mod route_rights;
 pub mod secrets;
 pub mod server;

@@ -2,14 +2,26 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use serde::Serialize;
-use utoipa::ToSchema;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
 use super::problem::{Problem, ProblemCode};
 use crate::store::{self, PageRequest};
 
 const LIMIT_DEFAULT: usize = 50;
 const LIMIT_MAX: usize = 500;
+
+/// Which page of a list to return.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct PageParams {
+    /// How many: 1 to 500, 50 if not said.
+    #[param(minimum = 1, maximum = 500)]
+    pub limit: Option<usize>,
+    /// Where the last page ended.
+    pub cursor: Option<String>,
+}
 
 /// One page of a list. It may be short and still have a next one.
 #[derive(Debug, Serialize, ToSchema)]

@@ -18,13 +18,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::problem::{Problem, ProblemCode};
 use super::server_limits::HEAD_BYTES_MAX;
+use crate::model::named_enum::NamedEnum;
 
 /// Method of the request that stands for a refused one. A client that sends it
 /// gets the refusal that its path names.
 const REFUSED: &str = "REFUSED";
 
-/// Reason why a head is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Reason why a head is refused. Its name is the path of the request that stands
+/// for the refused one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "kebab-case", prefix = "/")]
 pub enum InvalidHead {
     /// A line of the head does not end in CR LF.
     BareLineFeed,
@@ -39,25 +42,12 @@ pub enum InvalidHead {
 }
 
 impl InvalidHead {
-    const ALL: [Self; 5] =
-        [Self::BareLineFeed, Self::Host, Self::TransferEncoding, Self::ContentLength, Self::TooLarge];
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::BareLineFeed => "/bare-line-feed",
-            Self::Host => "/host",
-            Self::TransferEncoding => "/transfer-encoding",
-            Self::ContentLength => "/content-length",
-            Self::TooLarge => "/too-large",
-        }
-    }
-
     /// Returns the refusal that a request stands for, if it does.
     pub fn of<B>(request: &Request<B>) -> Option<Self> {
         if request.method().as_str() != REFUSED {
             return None;
         }
-        Self::ALL.into_iter().find(|refusal| refusal.as_str() == request.uri().path())
+        Self::ALL.iter().copied().find(|refusal| refusal.as_str() == request.uri().path())
     }
 
     /// Returns the problem that answers the refused request.
@@ -488,7 +478,7 @@ mod tests {
 
     #[test]
     fn every_refusal_is_found_by_the_request_that_stands_for_it() {
-        for refusal in InvalidHead::ALL {
+        for &refusal in InvalidHead::ALL {
             let request = Request::builder().method(REFUSED).uri(refusal.as_str()).body(()).unwrap();
             assert_eq!(InvalidHead::of(&request), Some(refusal));
             let status = refusal.problem(MAX).code().status();

@@ -19,6 +19,7 @@ use crate::lifecycle::dispatch::lag::{BlockedMs, Lag};
 use crate::metrics::{self, Gauges};
 use crate::model::endpoint::EndpointState;
 use crate::model::health::BreakerState;
+use crate::model::named_enum::NamedEnum;
 
 /// Status of a gateway that still delivers but refuses new events.
 const DISK_RESERVE_REACHED: &str = "disk reserve reached: new events are refused, deliveries go on";

@@ -6,7 +6,7 @@ use axum::extract::State;
 use http::{HeaderMap, StatusCode};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::sync::Arc;
 use utoipa::{IntoParams, ToSchema};
 
@@ -14,7 +14,8 @@ use super::SharedApiState;
 use super::auth::Principal;
 use super::endpoints::merge;
 use super::input::{
-    DOCUMENT_BYTES_MAX, NamedTenant, QueryParams, TenantPath, document_from_json, from_value, read_body,
+    DOCUMENT_BYTES_MAX, NamedTenant, QueryParams, TenantPath, document_from_json, fields_from_json, from_value,
+    read_body,
 };
 use super::page::{Page, ask};
 use super::problem::{FieldError, InputProblems, Problem, ProblemCode, Problems, StateProblems};
@@ -285,7 +286,7 @@ pub async fn update(
     body: Body,
 ) -> Result<Json<TenantView>, Problem> {
     let body = read_body(&headers, body, DOCUMENT_BYTES_MAX).await?;
-    let patch: Map<String, Value> = document_from_json(&body)?;
+    let patch = fields_from_json::<TenantSettings>(&body)?;
     let current = api.gateway.store.tenant(&id).ok_or_else(|| Problem::not_found("tenant"))?;
     let mut document = serde_json::to_value(TenantSettings::of(&current)).expect("settings are plain data");
     merge(&mut document, Value::Object(patch));

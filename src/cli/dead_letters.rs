@@ -11,9 +11,10 @@ use super::deliveries::{self, answer};
 use super::explain;
 use super::find;
 use super::output::{self, OutputFormat, clean, text};
-use super::request::{TimeRangeArgs, ask};
+use super::request::{PageArgs, ask_filter, past_time};
 use super::screen::Screen;
 use super::table::Table;
+use crate::model::delivery_filter::DeliveryFilter;
 
 /// What to do with dead letters.
 #[derive(Debug, clap::Args)]
@@ -47,20 +48,16 @@ enum DeadLettersAction {
 
 #[derive(Debug, clap::Args)]
 struct DeadLettersList {
-    /// To this endpoint.
-    #[arg(long, value_name = "ID")]
-    endpoint: Option<String>,
-    /// Dead for this cause.
-    #[arg(long, value_parser = ["exhausted", "expired", "refused", "gone"])]
-    cause: Option<String>,
-    /// Of this event type.
-    #[arg(long, value_name = "TYPE")]
-    event_type: Option<String>,
-    /// With this key.
-    #[arg(long)]
-    key: Option<String>,
     #[command(flatten)]
-    window: TimeRangeArgs,
+    filter: DeliveryFilter,
+    /// Dead from this time on, the latest dead first: 2026-11-15T08:00:00Z, or 2h for two hours ago.
+    #[arg(long, value_name = "TIME", value_parser = past_time)]
+    since: Option<Timestamp>,
+    /// Dead before this time, the latest dead first: 2026-11-15T08:00:00Z, or 2h for two hours ago.
+    #[arg(long, value_name = "TIME", value_parser = past_time)]
+    until: Option<Timestamp>,
+    #[command(flatten)]
+    page: PageArgs,
 }
 
 /// Runs the action and prints the gateway's answer.
@@ -86,16 +83,10 @@ pub async fn run(args: DeadLettersArgs) -> anyhow::Result<()> {
 }
 
 impl DeadLettersList {
-    /// Adds the filters to a list's URL.
-    fn add_to(&self, url: &mut url::Url) {
-        let filters = [
-            ("endpoint", self.endpoint.as_deref()),
-            ("cause", self.cause.as_deref()),
-            ("event_type", self.event_type.as_deref()),
-            ("key", self.key.as_deref()),
-        ];
-        ask(url, &filters);
-        self.window.ask(url);
+    /// Adds the filter and the page to a list's URL.
+    fn add_to(self, url: &mut url::Url) {
+        ask_filter(url, &DeliveryFilter { finished_since: self.since, finished_until: self.until, ..self.filter });
+        self.page.ask(url);
     }
 }
 

@@ -8,7 +8,10 @@ use serde_json::Value;
 use super::client::ClientArgs;
 use super::find;
 use super::output::{self, Column};
-use super::request::{TimeRangeArgs, ask};
+use super::request::{TimeRangeArgs, ask_filter, past_time};
+use crate::model::delivery::DeliveryState;
+use crate::model::delivery_filter::DeliveryFilter;
+use crate::model::named_enum::parser;
 
 /// What to do with deliveries.
 #[derive(Debug, clap::Args)]
@@ -53,17 +56,16 @@ enum DeliveriesAction {
 #[derive(Debug, clap::Args)]
 struct DeliveriesList {
     /// In this state.
-    #[arg(long, value_parser = ["waiting", "delivered", "dead", "cancelled"])]
-    state: Option<String>,
-    /// To this endpoint.
-    #[arg(long, value_name = "ID")]
-    endpoint: Option<String>,
-    /// Of this event type.
-    #[arg(long, value_name = "TYPE")]
-    event_type: Option<String>,
-    /// With this key.
-    #[arg(long)]
-    key: Option<String>,
+    #[arg(long, value_parser = parser::<DeliveryState>())]
+    state: Option<DeliveryState>,
+    #[command(flatten)]
+    filter: DeliveryFilter,
+    /// Delivered, dead or cancelled from this time on, the latest first: 2026-11-15T08:00:00Z, or 2h for two hours ago.
+    #[arg(long, value_name = "TIME", value_parser = past_time)]
+    finished_since: Option<Timestamp>,
+    /// Delivered, dead or cancelled before this time, the latest first: 2026-11-15T08:00:00Z, or 2h for two hours ago.
+    #[arg(long, value_name = "TIME", value_parser = past_time)]
+    finished_until: Option<Timestamp>,
     #[command(flatten)]
     window: TimeRangeArgs,
 }
@@ -117,15 +119,15 @@ pub async fn run(args: DeliveriesArgs) -> anyhow::Result<()> {
 }
 
 impl DeliveriesList {
-    /// Adds the filters to a list's URL.
-    fn add_to(&self, url: &mut url::Url) {
-        let filters = [
-            ("state", self.state.as_deref()),
-            ("endpoint", self.endpoint.as_deref()),
-            ("event_type", self.event_type.as_deref()),
-            ("key", self.key.as_deref()),
-        ];
-        ask(url, &filters);
+    /// Adds the filter and the page to a list's URL.
+    fn add_to(self, url: &mut url::Url) {
+        let filter = DeliveryFilter {
+            state: self.state,
+            finished_since: self.finished_since,
+            finished_until: self.finished_until,
+            ..self.filter
+        };
+        ask_filter(url, &filter);
         self.window.ask(url);
     }
 }

@@ -1,5 +1,6 @@
 //! Builds requests to the API: JSON bodies, filters, pages and times.
 
+use jiff::Timestamp;
 use serde::Serialize;
 use url::Url;
 
@@ -49,10 +50,10 @@ impl JsonBody {
 pub struct TimeRangeArgs {
     /// From this time on: 2026-11-15T08:00:00Z, or 2h for two hours ago.
     #[arg(long, value_name = "TIME", value_parser = past_time)]
-    since: Option<String>,
+    since: Option<Timestamp>,
     /// Before this time: 2026-11-15T08:00:00Z, or 2h for two hours ago.
     #[arg(long, value_name = "TIME", value_parser = past_time)]
-    until: Option<String>,
+    until: Option<Timestamp>,
     #[command(flatten)]
     page: PageArgs,
 }
@@ -71,7 +72,8 @@ pub struct PageArgs {
 impl TimeRangeArgs {
     /// Adds the arguments to a list's URL.
     pub fn ask(&self, url: &mut Url) {
-        ask(url, &[("since", self.since.as_deref()), ("until", self.until.as_deref())]);
+        let (since, until) = (self.since.map(|at| at.to_string()), self.until.map(|at| at.to_string()));
+        ask(url, &[("since", since.as_deref()), ("until", until.as_deref())]);
         self.page.ask(url);
     }
 }
@@ -90,6 +92,14 @@ pub fn ask(url: &mut Url, filters: &[(&str, Option<&str>)]) {
         if let Some(value) = value {
             url.query_pairs_mut().append_pair(name, value);
         }
+    }
+}
+
+/// Adds the fields of a filter that are set to a list's URL.
+pub fn ask_filter(url: &mut Url, filter: &impl Serialize) {
+    let fields = serde_json::to_value(filter).expect("a filter is plain data");
+    for (name, value) in fields.as_object().into_iter().flatten() {
+        ask(url, &[(name, value.as_str())]);
     }
 }
 
@@ -124,7 +134,7 @@ pub fn rate(text: &str) -> Result<String, String> {
 
 /// Parses a future time: a time, or a span from now.
 pub fn future_time(text: &str) -> Result<String, String> {
-    match (text.parse::<Span>(), text.parse::<jiff::Timestamp>()) {
+    match (text.parse::<Span>(), text.parse::<Timestamp>()) {
         (Ok(span), _) => SystemClock
             .now()
             .checked_add(span.0)
@@ -139,14 +149,11 @@ pub fn future_time(text: &str) -> Result<String, String> {
     }
 }
 
-fn past_time(text: &str) -> Result<String, String> {
-    match (text.parse::<Span>(), text.parse::<jiff::Timestamp>()) {
-        (Ok(span), _) => SystemClock
-            .now()
-            .checked_sub(span.0)
-            .map(|at| at.to_string())
-            .map_err(|_| format!("{text} reaches back too far")),
-        (_, Ok(_)) => Ok(text.to_owned()),
+/// Parses a past time: a time, or a span before now.
+pub fn past_time(text: &str) -> Result<Timestamp, String> {
+    match (text.parse::<Span>(), text.parse::<Timestamp>()) {
+        (Ok(span), _) => SystemClock.now().checked_sub(span.0).map_err(|_| format!("{text} reaches back too far")),
+        (_, Ok(at)) => Ok(at),
         _ => Err("write a time such as 2026-11-15T08:00:00Z, or a span such as 2h for two hours ago".to_owned()),
     }
 }
@@ -154,6 +161,8 @@ fn past_time(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::delivery::DeliveryState;
+    use crate::model::delivery_filter::DeliveryFilter;
 
     #[test]
     fn a_body_escapes_its_fields_and_leaves_raw_json_alone() {
@@ -167,8 +176,8 @@ mod tests {
 
     #[test]
     fn a_time_is_a_moment_or_a_span_ago() {
-        assert_eq!(past_time("2026-11-15T08:00:00Z").unwrap(), "2026-11-15T08:00:00Z");
-        let ago: jiff::Timestamp = past_time("2h").unwrap().parse().unwrap();
+        assert_eq!(past_time("2026-11-15T08:00:00Z").unwrap().to_string(), "2026-11-15T08:00:00Z");
+        let ago = past_time("2h").unwrap();
         assert!((7_200..7_210).contains(&(SystemClock.now().as_second() - ago.as_second())));
         assert!(past_time("yesterday").unwrap_err().contains("such as 2h"));
         assert_eq!(future_time("9999-12-31T23:59:59Z").unwrap(), "9999-12-31T23:59:59Z");
@@ -185,6 +194,21 @@ mod tests {
         }
         let alone: crate::model::rate::Rate = serde_json::from_str(&rate("500").unwrap()).unwrap();
         assert_eq!((alone.per_second, alone.burst), (500.0, 50), "without a burst, a tenth of a second's worth");
+    }
+
+    #[test]
+    fn a_filter_asks_for_what_is_set_and_for_nothing_else() {
+        let filter = DeliveryFilter {
+            state: Some(DeliveryState::Dead),
+            key: Some("a&b".into()),
+            finished_since: Some("2026-11-15T08:00:00Z".parse().unwrap()),
+            ..DeliveryFilter::default()
+        };
+        let mut url: Url = "http://a/v1".parse().unwrap();
+        ask_filter(&mut url, &filter);
+        let asked: std::collections::BTreeMap<_, _> = url.query_pairs().into_owned().collect();
+        let expected = [("finished_since", "2026-11-15T08:00:00Z"), ("key", "a&b"), ("state", "dead")];
+        assert_eq!(asked, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
     }
 
     #[test]

@@ -22,6 +22,7 @@ use crate::model::delivery::DeadCause;
 use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::endpoint_event::{Actor, EndpointEvent};
 use crate::model::id::{EndpointId, TenantId};
+use crate::model::named_enum::NamedEnum;
 use crate::model::next_state::NextState;
 use crate::model::operational_event::OperationalEventType;
 use crate::store::{ClaimOutcome, EndpointChange, SettleEffects, Settlement, Store};

@@ -7,6 +7,7 @@ use crate::model::answer::FailureKind;
 use crate::model::attempt::Attempt;
 use crate::model::delivery::DeadCause;
 use crate::model::endpoint_event::{DisableCause, EndpointEvent, PauseCause};
+use crate::model::named_enum::NamedEnum;
 use crate::model::verdict::Verdict;
 
 /// The owner of the limit that a request reached.
@@ -246,7 +247,7 @@ fn result_index(attempt: &Attempt) -> usize {
 }
 
 pub(super) fn attempt_label_sets() -> Vec<Vec<Label>> {
-    let results: Vec<&str> = STATUSES.into_iter().chain(FailureKind::ALL.map(FailureKind::as_str)).collect();
+    let results: Vec<&str> = STATUSES.into_iter().chain(FailureKind::ALL.iter().map(|kind| kind.as_str())).collect();
     let labels = |verdict: Verdict, result: &&'static str| vec![("verdict", verdict.as_str()), ("result", *result)];
     VERDICTS.iter().flat_map(|verdict| results.iter().map(|result| labels(*verdict, result))).collect()
 }

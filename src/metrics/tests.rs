@@ -4,6 +4,7 @@ use super::*;
 use crate::model::answer::{AttemptFailure, FailureKind, Timings};
 use crate::model::attempt::Decision;
 use crate::model::endpoint_event::{CloseCause, DisableCause, OpenCause, PauseCause};
+use crate::model::named_enum::NamedEnum;
 use crate::model::span::Span;
 
 fn at(seconds: i64) -> Timestamp {
@@ -122,7 +123,7 @@ fn an_attempt_counts_by_its_verdict_and_by_what_came_back() {
         metrics.attempted(&attempt(3, verdict, result), NextState::Waiting { due_at: at(60) }, 3, at(0), at(11));
         assert_eq!(value(&metrics, &series(verdict_text, result_text)), before + 1.0, "{result:?}");
     }
-    for kind in FailureKind::ALL {
+    for &kind in FailureKind::ALL {
         metrics.attempted(
             &attempt(3, Verdict::Retry, Err(kind)),
             NextState::Waiting { due_at: at(60) },

@@ -56,6 +56,8 @@ impl AttemptFailure {
 /// The ways a request can fail without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[derive(strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum FailureKind {
     /// The receiver's name does not exist, or has no address.
     NoSuchName,
@@ -79,40 +81,6 @@ pub enum FailureKind {
     TargetForbidden,
     /// The gateway itself failed; the receiver is not charged for it.
     Ours,
-}
-
-impl FailureKind {
-    /// All kinds of failure.
-    pub const ALL: [Self; 11] = [
-        Self::NoSuchName,
-        Self::Dns,
-        Self::ConnectionRefused,
-        Self::Unreachable,
-        Self::Tls,
-        Self::Timeout,
-        Self::ConnectionReset,
-        Self::MalformedAnswer,
-        Self::OversizedHeaders,
-        Self::TargetForbidden,
-        Self::Ours,
-    ];
-
-    /// Returns the kind as it is written everywhere.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::NoSuchName => "no_such_name",
-            Self::Dns => "dns",
-            Self::ConnectionRefused => "connection_refused",
-            Self::Unreachable => "unreachable",
-            Self::Tls => "tls",
-            Self::Timeout => "timeout",
-            Self::ConnectionReset => "connection_reset",
-            Self::MalformedAnswer => "malformed_answer",
-            Self::OversizedHeaders => "oversized_headers",
-            Self::TargetForbidden => "target_forbidden",
-            Self::Ours => "ours",
-        }
-    }
 }
 
 /// How long each phase of an attempt took, in milliseconds. A phase that was

@@ -13,62 +13,43 @@ use super::status_rules::ShortBudget;
 use super::wall_offset::WallOffset;
 
 /// State of a delivery. "In flight" is a claim on a waiting one, and
-/// "ready" is `due_at <= now`; neither is a state.
+/// "ready" is `due_at <= now`; neither is a state. The numbers are the stored
+/// codes, here and below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[derive(strum::IntoStaticStr, strum::VariantArray, strum::FromRepr)]
+#[strum(serialize_all = "snake_case")]
+#[repr(u8)]
 pub enum DeliveryState {
     /// An attempt is still to come.
-    Waiting,
+    Waiting = 0,
     /// The receiver accepted it.
-    Delivered,
+    Delivered = 1,
     /// It is a dead letter, with a cause.
-    Dead,
+    Dead = 2,
     /// A person cancelled or discarded it.
-    Cancelled,
-}
-
-impl DeliveryState {
-    /// Returns the state as it is written everywhere.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Waiting => "waiting",
-            Self::Delivered => "delivered",
-            Self::Dead => "dead",
-            Self::Cancelled => "cancelled",
-        }
-    }
+    Cancelled = 3,
 }
 
 /// Why a delivery died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[derive(strum::IntoStaticStr, strum::VariantArray, strum::FromRepr)]
+#[strum(serialize_all = "snake_case")]
+#[repr(u8)]
 pub enum DeadCause {
     /// Its attempts were used up.
-    Exhausted,
+    Exhausted = 0,
     /// Its deadline passed.
-    Expired,
+    Expired = 1,
     /// The receiver answered with a permanent status.
-    Refused,
+    Refused = 2,
     /// The receiver asked never to be called again; its endpoint is disabled.
-    Gone,
+    Gone = 3,
     /// Its processing failed inside the gateway, again and again.
-    Poisoned,
+    Poisoned = 4,
     /// Its stored event no longer matches its checksum, so it is never sent.
-    Damaged,
-}
-
-impl DeadCause {
-    /// Returns the cause as it is written everywhere.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Exhausted => "exhausted",
-            Self::Expired => "expired",
-            Self::Refused => "refused",
-            Self::Gone => "gone",
-            Self::Poisoned => "poisoned",
-            Self::Damaged => "damaged",
-        }
-    }
+    Damaged = 5,
 }
 
 /// Number of internal errors after which a delivery is dead.
@@ -77,21 +58,26 @@ pub const INTERNAL_ERRORS_MAX: u32 = 3;
 /// What the body of a delivery looks like.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[derive(strum::IntoStaticStr, strum::VariantArray, strum::FromRepr)]
+#[strum(serialize_all = "snake_case")]
+#[repr(u8)]
 pub enum BodyFormat {
     /// The event with its id, type and time around the producer's data.
     #[default]
-    Envelope,
+    Envelope = 0,
     /// The producer's data alone.
-    Raw,
+    Raw = 1,
     /// The event's id, type and time, and a link from which the receiver fetches the rest; needs `--public-url`.
-    Thin,
+    Thin = 2,
     /// A CloudEvent 1.0, structured.
-    Cloudevents,
+    Cloudevents = 3,
 }
 
 /// What a waiting delivery waits for: the first of these that holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[derive(strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum WaitingFor {
     /// Its endpoint is disabled.
     Disabled,
@@ -109,22 +95,6 @@ pub enum WaitingFor {
     Rate,
     /// No slot is free under the cap of the endpoint or the gateway.
     Slot,
-}
-
-impl WaitingFor {
-    /// Returns the name that programs see.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Disabled => "disabled",
-            Self::Pause => "pause",
-            Self::Key => "key",
-            Self::Due => "due",
-            Self::Backpressure => "backpressure",
-            Self::Breaker => "breaker",
-            Self::Rate => "rate",
-            Self::Slot => "slot",
-        }
-    }
 }
 
 /// The present situation of a delivery, beyond what is stored of it.

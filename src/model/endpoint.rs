@@ -77,6 +77,8 @@ pub struct EndpointStatus {
 /// State of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[derive(strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum EndpointState {
     /// The endpoint is called.
     Active,
@@ -84,17 +86,6 @@ pub enum EndpointState {
     Paused,
     /// The receiver asked never to be called again; its deliveries are held.
     Disabled,
-}
-
-impl EndpointState {
-    /// Returns the state as it is written everywhere.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Active => "active",
-            Self::Paused => "paused",
-            Self::Disabled => "disabled",
-        }
-    }
 }
 
 impl EndpointState {

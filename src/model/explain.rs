@@ -17,6 +17,7 @@ use super::attempt::Attempt;
 use super::delivery::{DeadCause, DeadlineSource, Delivery, DeliveryDeadline, DeliveryState, Outlook, WaitingFor};
 use super::endpoint::Endpoint;
 use super::id::{DeliveryId, EndpointId, EventId, TenantId};
+use super::named_enum::NamedEnum;
 use super::span::{Span, words};
 use super::url_versions::masked;
 use super::verdict::Verdict;

@@ -83,6 +83,8 @@ pub enum BreakerPhase {
 /// A breaker's state, as it is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[derive(strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum BreakerState {
     /// Every request may start.
     Closed,
@@ -92,21 +94,6 @@ pub enum BreakerState {
     HalfOpen,
     /// More and more requests may start, step by step up to the cap.
     Ramp,
-}
-
-impl BreakerState {
-    /// All states of a breaker.
-    pub const ALL: [Self; 4] = [Self::Closed, Self::Open, Self::HalfOpen, Self::Ramp];
-
-    /// Returns the state as it is written everywhere.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Closed => "closed",
-            Self::Open => "open",
-            Self::HalfOpen => "half_open",
-            Self::Ramp => "ramp",
-        }
-    }
 }
 
 impl EndpointHealth {

@@ -16,6 +16,7 @@ pub mod headers;
 pub mod invalid_setting;
 pub mod limits;
 pub mod mail;
+pub mod named_enum;
 pub mod tenant;
 
 pub mod answer;
@@ -23,6 +24,7 @@ pub mod attempt;
 pub mod blocker;
 pub mod breaker;
 pub mod delivery;
+pub mod delivery_filter;
 pub mod explain;
 pub mod health;
 pub mod next_state;

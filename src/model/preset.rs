@@ -4,12 +4,15 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::named_enum::NamedEnum;
 use super::policy::{Backoff, Delays, Jitter, RetryPolicy};
 use super::span::Span;
 
 /// The policies that have a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[derive(strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Preset {
     /// 5s, 30s, 2m, then doubling from 5m up to 1h, equal jitter; 120 attempts or 72h.
     Standard,
@@ -26,21 +29,6 @@ pub enum Preset {
 }
 
 impl Preset {
-    /// All presets, in the order of the documentation.
-    pub const ALL: [Self; 6] = [Self::Standard, Self::Quick, Self::Hourly, Self::Stepped, Self::Patient, Self::Long];
-
-    /// Returns the name as it is written everywhere.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Standard => "standard",
-            Self::Quick => "quick",
-            Self::Hourly => "hourly",
-            Self::Stepped => "stepped",
-            Self::Patient => "patient",
-            Self::Long => "long",
-        }
-    }
-
     /// Returns the policy that the preset stands for.
     pub fn policy(self) -> RetryPolicy {
         const MINUTE: u64 = 60;
@@ -84,7 +72,7 @@ impl Default for RetryPolicy {
 impl RetryPolicy {
     /// Returns the preset that this policy equals, if there is one.
     pub fn preset(&self) -> Option<Preset> {
-        Preset::ALL.into_iter().find(|preset| preset.policy() == *self)
+        Preset::ALL.iter().copied().find(|preset| preset.policy() == *self)
     }
 }
 

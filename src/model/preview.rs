@@ -343,6 +343,7 @@ impl SplitMix64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::named_enum::NamedEnum;
     use crate::model::policy::tests::any_jitter;
     use crate::model::policy::{Backoff, Delays};
     use crate::model::preset::Preset;

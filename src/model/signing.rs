@@ -6,10 +6,13 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::id::SecretId;
+use super::named_enum::NamedEnum;
 
 /// What signs `webhook-signature`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[derive(strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Signing {
     /// The shared secret alone signs: `v1`.
     #[default]
@@ -21,6 +24,8 @@ pub enum Signing {
 /// A way to sign, as receivers know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[derive(strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum SignatureProfile {
     /// `webhook-id`, `webhook-timestamp` and `webhook-signature`. Always sent.
     Standard,
@@ -34,20 +39,6 @@ pub enum SignatureProfile {
     Stripe,
     /// `X-Hub-Signature-256: sha256=…`, over the body.
     Github,
-}
-
-impl SignatureProfile {
-    /// Returns the profile as it is written everywhere.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Standard => "standard",
-            Self::Sha256 => "sha256",
-            Self::Timestamped => "timestamped",
-            Self::Svix => "svix",
-            Self::Stripe => "stripe",
-            Self::Github => "github",
-        }
-    }
 }
 
 /// Returns every reason to refuse these profiles, with the index in the list.

@@ -20,6 +20,8 @@ use super::answer::FailureKind;
 /// What a rule says is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[derive(strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 #[schema(as = StatusAction)]
 pub enum StatusAction {
     /// It counts as delivered.
@@ -32,21 +34,11 @@ pub enum StatusAction {
     Disable,
 }
 
-impl StatusAction {
-    /// Returns the action as it is written everywhere.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Deliver => "deliver",
-            Self::Retry => "retry",
-            Self::Refuse => "refuse",
-            Self::Disable => "disable",
-        }
-    }
-}
-
 /// The tables that have a name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[derive(strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum StatusTable {
     /// Transient answers are retried, permanent ones are not.
     #[default]
@@ -150,6 +142,7 @@ const fn short(on: RuleCondition, budget: ShortBudget, note: &'static str) -> St
     StatusRule { on, action: StatusAction::Retry, short_budget: Some(budget), note }
 }
 
+use super::named_enum::NamedEnum;
 use RuleCondition::{Above, Class, Failure, Status};
 use StatusAction::{Deliver, Disable, Refuse, Retry};
 
@@ -226,18 +219,6 @@ static FAILURES: &[StatusRule] = &[
 ];
 
 impl StatusTable {
-    /// All tables that have a name.
-    pub const ALL: [Self; 3] = [Self::Default, Self::Strict, Self::Lenient];
-
-    /// Returns the name as it is written everywhere.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Default => "default",
-            Self::Strict => "strict",
-            Self::Lenient => "lenient",
-        }
-    }
-
     /// Returns the rows about statuses, then those about failures.
     pub fn rows(self) -> impl Iterator<Item = StatusRule> {
         let statuses = match self {
@@ -441,7 +422,7 @@ mod tests {
             for class in 1..=5 {
                 assert!(rows.contains(&Class(class)), "{} has no row for {class}xx", table.as_str());
             }
-            for kind in FailureKind::ALL.into_iter().filter(|kind| *kind != FailureKind::Ours) {
+            for kind in FailureKind::ALL.iter().copied().filter(|kind| *kind != FailureKind::Ours) {
                 assert!(rows.contains(&Failure(kind)), "{} has no row for {}", table.as_str(), kind.as_str());
             }
         }

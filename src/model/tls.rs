@@ -29,14 +29,29 @@ pub struct EndpointTls {
 }
 
 /// A version of TLS.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    utoipa::ToSchema,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
 pub enum TlsVersion {
     /// 1.2, and 1.3 where the receiver speaks it.
     #[default]
     #[serde(rename = "1.2")]
+    #[strum(serialize = "1.2")]
     V12,
     /// TLS 1.3 and nothing older.
     #[serde(rename = "1.3")]
+    #[strum(serialize = "1.3")]
     V13,
 }
 

@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::id::{TenantId, TokenId};
+use super::named_enum::NamedEnum;
 
 /// Beginning of every token but the admin token, so that scanners can find leaked ones.
 pub const PREFIX: &str = "pht_";
@@ -23,6 +24,8 @@ pub type TokenHash = [u8; 32];
 /// whole gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[derive(strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Right {
     /// Publish events, and nothing else.
     Publish,
@@ -82,18 +85,6 @@ impl Right {
     /// Whether it is a right of the gateway's tokens, and not of tenants' tokens.
     pub fn is_of_gateway(self) -> bool {
         Self::OF_GATEWAY.contains(&self)
-    }
-
-    /// Returns the right as it is written.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Publish => "publish",
-            Self::Manage => "manage",
-            Self::Read => "read",
-            Self::Admin => "admin",
-            Self::AdminRead => "admin_read",
-            Self::Tenants => "tenants",
-        }
     }
 
     /// Whether this right satisfies what a route requires. `is_reading` says that

@@ -15,6 +15,8 @@ use super::status_rules::{MatchedRule, RuleSource, ShortBudget, StatusAction, St
 /// What an attempt's answer means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[derive(strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Verdict {
     /// The receiver accepted it.
     Delivered,
@@ -24,18 +26,6 @@ pub enum Verdict {
     Refused,
     /// The receiver asked never to be called again.
     Gone,
-}
-
-impl Verdict {
-    /// Returns the verdict as it is written everywhere.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Delivered => "delivered",
-            Self::Retry => "retry",
-            Self::Refused => "refused",
-            Self::Gone => "gone",
-        }
-    }
 }
 
 impl From<StatusAction> for Verdict {
@@ -134,6 +124,7 @@ mod tests {
     use super::*;
     use crate::model::answer::{AttemptFailure, FailureKind, Timings};
     use crate::model::endpoint_event::EndpointEvent;
+    use crate::model::named_enum::NamedEnum;
 
     fn answered(status: u16, word: Option<&str>) -> Answer {
         let headers = word.map(|word| ("webhook-delivery".to_owned(), word.to_owned()));
@@ -238,7 +229,7 @@ mod tests {
 
     #[test]
     fn every_failure_is_tried_again() {
-        for kind in FailureKind::ALL {
+        for &kind in FailureKind::ALL {
             let judged = judge(&failed(kind), &StatusRules::default());
             assert_eq!((judged.verdict, judged.rule.as_str()), (Verdict::Retry, kind.as_str()));
         }

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use crate::model::delivery::{BodyFormat, DeadCause, DeliveryState};
 use crate::model::event::DataRemoval;
 use crate::model::id::{DeliveryId, uuid_v7};
+use crate::model::named_enum::NamedEnum;
 
 /// Returns a time as it is stored: in milliseconds.
 pub fn millis(at: Timestamp) -> i64 {
@@ -63,75 +64,42 @@ pub fn withheld_from(is_empty: bool, code: Option<i64>) -> Result<Option<DataRem
 
 /// Returns the code of a state.
 pub fn state_code(state: DeliveryState) -> i64 {
-    match state {
-        DeliveryState::Waiting => 0,
-        DeliveryState::Delivered => 1,
-        DeliveryState::Dead => 2,
-        DeliveryState::Cancelled => 3,
-    }
+    state as i64
 }
 
 /// Returns the state with this code.
 pub fn state_of(code: i64) -> Result<DeliveryState, UnknownCode> {
-    match code {
-        0 => Ok(DeliveryState::Waiting),
-        1 => Ok(DeliveryState::Delivered),
-        2 => Ok(DeliveryState::Dead),
-        3 => Ok(DeliveryState::Cancelled),
-        value => Err(UnknownCode { column: "deliveries.state", value }),
-    }
+    known(code, DeliveryState::from_repr, "deliveries.state")
 }
 
 /// Returns the code of a cause.
 pub fn cause_code(cause: DeadCause) -> i64 {
-    match cause {
-        DeadCause::Exhausted => 0,
-        DeadCause::Expired => 1,
-        DeadCause::Refused => 2,
-        DeadCause::Gone => 3,
-        DeadCause::Poisoned => 4,
-        DeadCause::Damaged => 5,
-    }
+    cause as i64
 }
 
 /// Returns the cause with this code.
 pub fn cause_of(code: i64) -> Result<DeadCause, UnknownCode> {
-    match code {
-        0 => Ok(DeadCause::Exhausted),
-        1 => Ok(DeadCause::Expired),
-        2 => Ok(DeadCause::Refused),
-        3 => Ok(DeadCause::Gone),
-        4 => Ok(DeadCause::Poisoned),
-        5 => Ok(DeadCause::Damaged),
-        value => Err(UnknownCode { column: "deliveries.cause", value }),
-    }
+    known(code, DeadCause::from_repr, "deliveries.cause")
 }
 
 /// Returns the code of a format.
 pub fn format_code(format: BodyFormat) -> i64 {
-    match format {
-        BodyFormat::Envelope => 0,
-        BodyFormat::Raw => 1,
-        BodyFormat::Thin => 2,
-        BodyFormat::Cloudevents => 3,
-    }
+    format as i64
 }
 
 /// Returns the format with this code.
 pub fn format_of(code: i64) -> Result<BodyFormat, UnknownCode> {
-    match code {
-        0 => Ok(BodyFormat::Envelope),
-        1 => Ok(BodyFormat::Raw),
-        2 => Ok(BodyFormat::Thin),
-        3 => Ok(BodyFormat::Cloudevents),
-        value => Err(UnknownCode { column: "deliveries.format", value }),
-    }
+    known(code, BodyFormat::from_repr, "deliveries.format")
+}
+
+fn known<T>(code: i64, from_repr: fn(u8) -> Option<T>, column: &'static str) -> Result<T, UnknownCode> {
+    u8::try_from(code).ok().and_then(from_repr).ok_or(UnknownCode { column, value: code })
 }
 
 /// The highest code of a format that this version knows. Deliveries with a
 /// higher code wait for a node that knows their format; this one neither sends
 /// nor ends them.
-pub const FORMAT_CODE_MAX: i16 = 3;
+pub const FORMAT_CODE_MAX: i16 = BodyFormat::ALL.len() as i16 - 1;
 
 #[cfg(test)]
 mod tests {
@@ -139,14 +107,26 @@ mod tests {
 
     #[test]
     fn every_code_is_read_as_what_was_written_and_no_other_is_read() {
-        for (code, state) in [0, 1, 2, 3].map(|code| (code, state_of(code).unwrap())) {
-            assert_eq!(state_code(state), code);
+        // What stores hold for good: a code never changes its meaning.
+        let states = ["waiting", "delivered", "dead", "cancelled"];
+        let causes = ["exhausted", "expired", "refused", "gone", "poisoned", "damaged"];
+        let formats = ["envelope", "raw", "thin", "cloudevents"];
+        for (code, name) in (0..).zip(states) {
+            let state = state_of(code).unwrap();
+            assert_eq!((state_code(state), state.as_str()), (code, name));
         }
-        for (code, cause) in [0, 1, 2, 3, 4, 5].map(|code| (code, cause_of(code).unwrap())) {
-            assert_eq!(cause_code(cause), code);
+        for (code, name) in (0..).zip(causes) {
+            let cause = cause_of(code).unwrap();
+            assert_eq!((cause_code(cause), cause.as_str()), (code, name));
+        }
+        for (code, name) in (0..).zip(formats) {
+            assert_eq!(format_of(code).unwrap().as_str(), name);
         }
         for (code, format) in (0..=i64::from(FORMAT_CODE_MAX)).map(|code| (code, format_of(code).unwrap())) {
             assert_eq!(format_code(format), code);
+        }
+        for unknown in [state_of(4), state_of(-1), state_of(256)].map(Result::unwrap_err) {
+            assert_eq!(unknown.column, "deliveries.state");
         }
         for unknown in [state_of(4).unwrap_err(), cause_of(6).unwrap_err(), format_of(4).unwrap_err()] {
             assert!(unknown.to_string().contains(&format!("is {}", unknown.value)), "{unknown}");

@@ -16,6 +16,7 @@ use jiff::Timestamp;
 use crate::model::attempt::Attempt;
 use crate::model::audit::Initiator;
 use crate::model::delivery::Delivery;
+use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint::Endpoint;
 use crate::model::endpoint_event::EndpointEventRecord;
 use crate::model::event::Event;
@@ -55,7 +56,7 @@ pub use cluster::{Cluster, ClusterEvent, ClusterState, NodeState, PublishedStatu
 pub use codes::UnknownCode;
 pub use error::{Error, Result};
 pub use overdue::{OverdueDelivery, OverduePage, UntriedPage, UntriedQuery};
-pub use queries::{DeliveryQuery, EventQuery, EventRecord, Lane, ListPage, PageRequest};
+pub use queries::{EventQuery, EventRecord, FinishPosition, Lane, ListPage, PageRequest};
 pub use retention::{ForgottenCounts, RetentionHorizon};
 pub use scrub::{ScrubStep, Scrubbed};
 pub use settlement::{ClaimOutcome, SettleEffects, Settlement};
@@ -204,8 +205,10 @@ pub trait History: Send + Sync {
     /// Returns the tenants that have an event with this id, by their ids and at
     /// most `limit` of them.
     async fn tenants_of_event(&self, id: &EventId, limit: usize) -> Result<Vec<TenantId>>;
-    /// Returns a page of a tenant's deliveries, newest first.
-    async fn deliveries(&self, tenant: &TenantId, ask: DeliveryQuery, page: PageRequest) -> Result<ListPage<Delivery>>;
+    /// Returns a page of a tenant's deliveries: newest first, or with bounds on
+    /// their finish the latest finished first.
+    async fn deliveries(&self, tenant: &TenantId, ask: DeliveryFilter, page: PageRequest)
+    -> Result<ListPage<Delivery>>;
     /// Returns a page of the events of an endpoint's life, newest first.
     async fn endpoint_events(&self, endpoint: EndpointId, page: PageRequest) -> Result<ListPage<EndpointEventRecord>>;
     /// Returns the earliest due time, past or future, of the deliveries that

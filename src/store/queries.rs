@@ -2,9 +2,11 @@
 
 use jiff::Timestamp;
 
-use crate::model::delivery::{DeadCause, DeliveryState};
+use super::codes::millis;
+use super::error::{Error, Result};
+use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::event::{DataRemoval, Event};
-use crate::model::id::{DeliveryId, EndpointId};
+use crate::model::id::DeliveryId;
 
 /// An event and the number of its deliveries.
 #[derive(Debug, Clone)]
@@ -32,25 +34,6 @@ pub struct EventQuery {
     pub until: Option<Timestamp>,
 }
 
-/// Filter for listing deliveries.
-#[derive(Debug, Clone, Default)]
-pub struct DeliveryQuery {
-    /// Only deliveries in this state.
-    pub state: Option<DeliveryState>,
-    /// Only dead deliveries with this cause.
-    pub cause: Option<DeadCause>,
-    /// Only deliveries to this endpoint.
-    pub endpoint: Option<EndpointId>,
-    /// Only deliveries of events of this type.
-    pub event_type: Option<String>,
-    /// Only deliveries of events with this key.
-    pub key: Option<String>,
-    /// Only deliveries created at this time or later.
-    pub since: Option<Timestamp>,
-    /// Only deliveries created before this time.
-    pub until: Option<Timestamp>,
-}
-
 /// Request for one page of a list.
 #[derive(Debug, Clone)]
 pub struct PageRequest {
@@ -58,6 +41,33 @@ pub struct PageRequest {
     pub cursor: Option<String>,
     /// Largest number of items on the page.
     pub limit: usize,
+}
+
+/// Position in a list that goes by time of finish: the time and the number of a
+/// delivery. What comes after it finished earlier, or then with a lower number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FinishPosition {
+    /// Time of finish, in milliseconds.
+    pub finished_at: i64,
+    /// Number of the delivery.
+    pub no: i64,
+}
+
+impl FinishPosition {
+    /// Returns the position behind which a page begins.
+    pub(super) fn begin(filter: &DeliveryFilter, page: &PageRequest) -> Result<Self> {
+        let latest = filter.finished_until.map_or(i64::MAX, |until| millis(until).saturating_sub(1));
+        let begin = Self { finished_at: latest, no: i64::MAX };
+        let Some(cursor) = &page.cursor else { return Ok(begin) };
+        let parts = cursor.split_once('.').and_then(|(at, no)| Some((at.parse().ok()?, no.parse().ok()?)));
+        let (finished_at, no) = parts.ok_or(Error::NotFound("cursor"))?;
+        Ok(if finished_at > latest { begin } else { Self { finished_at, no } })
+    }
+
+    /// Returns the cursor of the page that begins behind this position.
+    pub(super) fn cursor(self) -> String {
+        format!("{}.{}", self.finished_at, self.no)
+    }
 }
 
 /// One page of a list. It may hold fewer items than asked for and still have

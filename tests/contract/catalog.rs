@@ -258,7 +258,8 @@ async fn what_waits_for_a_deleted_endpoint_is_cancelled_at_once(fixture: StoreFi
         let problem = fixture.change(delivery.id, DeliveryChange::Replay, at(10)).await.unwrap_err();
         assert!(matches!(problem, Error::WrongState(_)), "there is nowhere to send it: {problem:?}");
     }
-    let waiting = posthaste::store::DeliveryQuery { state: Some(DeliveryState::Waiting), ..Default::default() };
+    let waiting =
+        posthaste::model::delivery_filter::DeliveryFilter { state: Some(DeliveryState::Waiting), ..Default::default() };
     assert!(fixture.list(waiting, 10).await.is_empty());
     assert!(fixture.store.earliest_due().await.unwrap().is_empty());
     assert!(matches!(

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{Delivery, Progress};
+use posthaste::model::delivery_filter::DeliveryFilter;
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointState, OnDead};
 use posthaste::model::event::Event;
 use posthaste::model::id::{DeliveryId, EventId, TenantId};
 use posthaste::store::{
-    AcceptResult, BatchMode, Claim, ClaimOutcome, DeliveryChange, DeliveryQuery, DueQuery, EndpointChange, Error,
-    EventQuery, PageRequest, RoutedEvent, Settlement, UntriedQuery,
+    AcceptResult, BatchMode, Claim, ClaimOutcome, DeliveryChange, DueQuery, EndpointChange, Error, EventQuery,
+    PageRequest, RoutedEvent, Settlement, UntriedQuery,
 };
 use serde_json::Value;
 
@@ -402,7 +403,7 @@ impl ComparedStore {
         let (mut all, mut cursor) = (Vec::new(), None);
         loop {
             let ask = PageRequest { cursor, limit: 500 };
-            let page = self.fixture.store.deliveries(tenant, DeliveryQuery::default(), ask).await.expect("a page");
+            let page = self.fixture.store.deliveries(tenant, DeliveryFilter::default(), ask).await.expect("a page");
             all.extend(page.data);
             match page.next {
                 Some(next) => cursor = Some(next),

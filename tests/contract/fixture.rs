@@ -12,6 +12,7 @@ use posthaste::model::answer::Timings;
 use posthaste::model::attempt::{Attempt, Decision};
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, Delivery, DeliveryState};
+use posthaste::model::delivery_filter::DeliveryFilter;
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointStatus, Secret};
 use posthaste::model::endpoint_event::{DisableCause, EndpointEvent, EndpointEventRecord};
 use posthaste::model::event::Event;
@@ -26,7 +27,7 @@ use posthaste::store::embedded::{Durability, EmbeddedStore};
 use posthaste::store::postgres::{PostgresOptions, PostgresStore};
 use posthaste::store::seal::Seal;
 use posthaste::store::{
-    AcceptResult, BatchMode, Claim, ClaimOutcome, DeliveryChange, DeliveryChanged, DeliveryQuery, DuePage, DueQuery,
+    AcceptResult, BatchMode, Claim, ClaimOutcome, DeliveryChange, DeliveryChanged, DuePage, DueQuery,
     EndpointUpdate, Error, ForgottenCounts, PageRequest, RetentionHorizon, RoutedEvent, SettleEffects, Settlement,
     Store,
 };
@@ -360,7 +361,7 @@ impl StoreFixture {
     }
 
     /// Returns every delivery that matches a query, page by page.
-    pub async fn list(&self, query: DeliveryQuery, limit: usize) -> Vec<Delivery> {
+    pub async fn list(&self, query: DeliveryFilter, limit: usize) -> Vec<Delivery> {
         let mut all = Vec::new();
         let mut cursor = None;
         loop {

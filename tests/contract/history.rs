@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, DeliveryState};
+use posthaste::model::delivery_filter::DeliveryFilter;
 use posthaste::model::id::{DeliveryId, EventId};
-use posthaste::store::{BatchMode, DeliveryChange, DeliveryQuery, Error, EventQuery, PageRequest};
+use posthaste::store::{BatchMode, DeliveryChange, Error, EventQuery, PageRequest};
 use serde_json::json;
 
 use crate::fixture::{StoreFixture, at, event, ours, tenant};
@@ -20,6 +21,9 @@ for_every_store! {
     dead_letters_are_found_by_cause,
     deliveries_are_found_by_endpoint_type_and_key,
     deliveries_and_events_are_found_by_time,
+    deliveries_are_found_by_the_time_of_their_finish,
+    a_list_by_finish_shows_each_of_many_that_finished_at_once,
+    a_list_by_finish_passes_what_does_not_match,
     events_are_found_by_type_and_key,
     filters_hold_together,
     another_tenant_sees_none_of_it,
@@ -40,7 +44,7 @@ async fn event_ids(fixture: &StoreFixture, ask: EventQuery, limit: usize) -> Vec
     }
 }
 
-async fn found(fixture: &StoreFixture, ask: DeliveryQuery) -> Vec<String> {
+async fn found(fixture: &StoreFixture, ask: DeliveryFilter) -> Vec<String> {
     fixture.list(ask, 2).await.iter().map(|delivery| delivery.event_id.to_string()).collect()
 }
 
@@ -140,17 +144,17 @@ async fn deliveries_are_found_by_state(fixture: StoreFixture) {
         (DeliveryState::Dead, &["exhausted", "refused"]),
         (DeliveryState::Cancelled, &["cancelled", "discarded"]),
     ] {
-        assert_eq!(found(&fixture, DeliveryQuery { state: Some(state), ..Default::default() }).await, expected);
+        assert_eq!(found(&fixture, DeliveryFilter { state: Some(state), ..Default::default() }).await, expected);
     }
 }
 
 async fn dead_letters_are_found_by_cause(fixture: StoreFixture) {
     one_of_each(&fixture).await;
-    let dead = |cause| DeliveryQuery { state: Some(DeliveryState::Dead), cause: Some(cause), ..Default::default() };
+    let dead = |cause| DeliveryFilter { state: Some(DeliveryState::Dead), cause: Some(cause), ..Default::default() };
     assert_eq!(found(&fixture, dead(DeadCause::Refused)).await, ["refused"]);
     assert_eq!(found(&fixture, dead(DeadCause::Exhausted)).await, ["exhausted"]);
     assert!(found(&fixture, dead(DeadCause::Gone)).await.is_empty());
-    let refused = DeliveryQuery { cause: Some(DeadCause::Refused), ..Default::default() };
+    let refused = DeliveryFilter { cause: Some(DeadCause::Refused), ..Default::default() };
     assert_eq!(found(&fixture, refused).await, ["discarded", "refused"], "what was discarded keeps its cause");
 }
 
@@ -159,17 +163,17 @@ async fn deliveries_are_found_by_endpoint_type_and_key(fixture: StoreFixture) {
     fixture.accept(event("a").kind("invoice.paid").key("k").to(&one).to(&two)).await;
     fixture.accept(event("b").kind("invoice.sent").key("K").to(&one)).await;
     fixture.accept(event("c").kind("invoice.paid").to(&two)).await;
-    let all = DeliveryQuery::default;
-    assert_eq!(found(&fixture, DeliveryQuery { endpoint: Some(one.id), ..all() }).await, ["b", "a"]);
-    assert_eq!(found(&fixture, DeliveryQuery { endpoint: Some(two.id), ..all() }).await, ["c", "a"]);
-    let paid = DeliveryQuery { event_type: Some("invoice.paid".into()), ..all() };
+    let all = DeliveryFilter::default;
+    assert_eq!(found(&fixture, DeliveryFilter { endpoint: Some(one.id), ..all() }).await, ["b", "a"]);
+    assert_eq!(found(&fixture, DeliveryFilter { endpoint: Some(two.id), ..all() }).await, ["c", "a"]);
+    let paid = DeliveryFilter { event_type: Some("invoice.paid".into()), ..all() };
     assert_eq!(found(&fixture, paid).await, ["c", "a", "a"]);
-    assert!(found(&fixture, DeliveryQuery { event_type: Some("invoice".into()), ..all() }).await.is_empty());
-    assert_eq!(found(&fixture, DeliveryQuery { key: Some("k".into()), ..all() }).await, ["a", "a"]);
+    assert!(found(&fixture, DeliveryFilter { event_type: Some("invoice".into()), ..all() }).await.is_empty());
+    assert_eq!(found(&fixture, DeliveryFilter { key: Some("k".into()), ..all() }).await, ["a", "a"]);
     let unknown = fixture.new_endpoint(&ours(), json!({})).id;
-    assert!(found(&fixture, DeliveryQuery { endpoint: Some(unknown), ..all() }).await.is_empty());
+    assert!(found(&fixture, DeliveryFilter { endpoint: Some(unknown), ..all() }).await.is_empty());
     for state in [DeliveryState::Waiting, DeliveryState::Delivered] {
-        let ask = DeliveryQuery { endpoint: Some(one.id), state: Some(state), ..all() };
+        let ask = DeliveryFilter { endpoint: Some(one.id), state: Some(state), ..all() };
         let expected: &[&str] = if state == DeliveryState::Waiting { &["b", "a"] } else { &[] };
         assert_eq!(found(&fixture, ask).await, expected);
     }
@@ -190,11 +194,105 @@ async fn deliveries_and_events_are_found_by_time(fixture: StoreFixture) {
         (None, Some(-1), &[]),
     ] {
         let (since, until) = (since.map(at), until.map(at));
-        let by_delivery = found(&fixture, DeliveryQuery { since, until, ..Default::default() }).await;
+        let by_delivery = found(&fixture, DeliveryFilter { since, until, ..Default::default() }).await;
         assert_eq!(by_delivery, expected, "{since:?} {until:?}");
         let by_event = event_ids(&fixture, EventQuery { since, until, ..Default::default() }, 2).await;
         assert_eq!(by_event, expected, "{since:?} {until:?}");
     }
+}
+
+/// Deliveries that were accepted in the order a to f, and finished in another.
+async fn finish_out_of_order(fixture: &StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let mut claims = Vec::new();
+    for (n, id) in (0..).zip(["a", "b", "c", "d", "e", "f"]) {
+        let kind = if id == "b" { "invoice.paid" } else { "thing.happened" };
+        claims.push(fixture.claim(event(id).kind(kind).at(at(n)).to(&endpoint)).await);
+    }
+    let [a, b, c, d, _, f] = &claims[..] else { unreachable!("six were accepted") };
+    fixture.die(d, DeadCause::Exhausted, at(20)).await;
+    fixture.change(c.id, DeliveryChange::Cancel, at(30)).await.unwrap();
+    fixture.die(b, DeadCause::Refused, at(40)).await;
+    fixture.die(f, DeadCause::Refused, at(45)).await;
+    fixture.deliver(a, at(50)).await;
+    fixture.change(f.id, DeliveryChange::Discard, at(60)).await.unwrap();
+}
+
+async fn deliveries_are_found_by_the_time_of_their_finish(fixture: StoreFixture) {
+    finish_out_of_order(&fixture).await;
+    let within = |since: Option<i64>, until: Option<i64>| DeliveryFilter {
+        finished_since: since.map(at),
+        finished_until: until.map(at),
+        ..Default::default()
+    };
+    let all = || within(Some(0), None);
+    let state = |state| DeliveryFilter { state: Some(state), ..all() };
+    for (ask, expected) in [
+        (all(), &["f", "a", "b", "c", "d"][..]),
+        (within(None, Some(1_000)), &["f", "a", "b", "c", "d"]),
+        (within(None, Some(50)), &["b", "c", "d"]),
+        (within(Some(30), Some(50)), &["b", "c"]),
+        (within(Some(61), None), &[]),
+        (within(Some(50), Some(30)), &[]),
+        (state(DeliveryState::Dead), &["b", "d"]),
+        (state(DeliveryState::Cancelled), &["f", "c"]),
+        (state(DeliveryState::Delivered), &["a"]),
+        (state(DeliveryState::Waiting), &[]),
+        (DeliveryFilter { cause: Some(DeadCause::Refused), ..all() }, &["f", "b"]),
+        (DeliveryFilter { event_type: Some("invoice.paid".into()), ..all() }, &["b"]),
+        (DeliveryFilter { since: Some(at(1)), until: Some(at(3)), ..all() }, &["b", "c"]),
+    ] {
+        for limit in [1, 2, 100] {
+            let found = fixture.list(ask.clone(), limit).await;
+            let ids: Vec<_> = found.iter().map(|delivery| delivery.event_id.as_str()).collect();
+            assert_eq!(ids, expected, "{ask:?} by {limit}");
+        }
+    }
+    let dead = fixture.list(state(DeliveryState::Dead), 1).await.remove(0);
+    fixture.change(dead.id, DeliveryChange::Replay, at(70)).await.unwrap();
+    assert_eq!(found(&fixture, state(DeliveryState::Dead)).await, ["d"], "what was replayed has not finished");
+}
+
+async fn a_list_by_finish_shows_each_of_many_that_finished_at_once(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    for n in 0..9 {
+        let claim = fixture.claim(event(&format!("e{n}")).at(at(n)).to(&endpoint)).await;
+        match n % 3 {
+            0 => fixture.deliver(&claim, at(100)).await,
+            1 => fixture.die(&claim, DeadCause::Refused, at(100)).await,
+            _ => fixture.die(&claim, DeadCause::Gone, at(99)).await,
+        };
+    }
+    let ask = DeliveryFilter { finished_until: Some(at(101)), ..Default::default() };
+    let expected = ["e7", "e6", "e4", "e3", "e1", "e0", "e8", "e5", "e2"];
+    for limit in 1..10 {
+        let found = fixture.list(ask.clone(), limit).await;
+        let ids: Vec<_> = found.iter().map(|delivery| delivery.event_id.as_str()).collect();
+        assert_eq!(ids, expected, "by {limit}");
+    }
+}
+
+async fn a_list_by_finish_passes_what_does_not_match(fixture: StoreFixture) {
+    let endpoint = fixture.endpoint(json!({})).await;
+    let count = 1_200;
+    let draft = |n: i64| event(&format!("e{n}")).kind(if n % 400 == 0 { "rare" } else { "usual" }).to(&endpoint);
+    let accepted = fixture.accept_all((0..count).map(draft).collect(), BatchMode::All).await;
+    assert_eq!(accepted.len(), count as usize);
+    let kind = "UPDATE deliveries SET state = 1, finished_at = created_at + no";
+    let moved = "WITH taken AS (DELETE FROM posthaste.queue RETURNING *) INSERT INTO posthaste.finished
+        (no, tenant, endpoint, shard, event, created_at, format, attempts, attempts_before, held_before, not_found,
+         no_such_name, forbidden_target, stumbles, state, due_at, finished_at)
+        SELECT no, tenant, endpoint, shard, event, created_at, format, 0, 0, 0, 0, 0, 0, 0, 1, due_at,
+               created_at + row_number() OVER (ORDER BY no) FROM taken";
+    fixture.execute(if fixture.is_shared() { moved } else { kind }).await;
+    let ask = |kind: &str| DeliveryFilter {
+        event_type: Some(kind.into()),
+        finished_since: Some(at(-10)),
+        ..Default::default()
+    };
+    assert_eq!(found(&fixture, ask("rare")).await, ["e800", "e400", "e0"]);
+    assert_eq!(found(&fixture, ask("unknown")).await, Vec::<String>::new());
+    assert_eq!(fixture.list(ask("usual"), 500).await.len(), 1_197);
 }
 
 async fn events_are_found_by_type_and_key(fixture: StoreFixture) {
@@ -214,7 +312,7 @@ async fn filters_hold_together(fixture: StoreFixture) {
     }
     let head = fixture.due(&endpoint, at(0)).await.claims.remove(0);
     fixture.deliver(&head, at(1)).await;
-    let ask = DeliveryQuery {
+    let ask = DeliveryFilter {
         state: Some(DeliveryState::Waiting),
         endpoint: Some(endpoint.id),
         event_type: Some("thing.happened".into()),
@@ -222,6 +320,8 @@ async fn filters_hold_together(fixture: StoreFixture) {
         since: Some(at(10)),
         until: Some(at(20)),
         cause: None,
+        finished_since: None,
+        finished_until: None,
     };
     assert_eq!(found(&fixture, ask).await, ["b"]);
 }
@@ -236,7 +336,7 @@ async fn another_tenant_sees_none_of_it(fixture: StoreFixture) {
     assert_eq!(theirs.data.iter().map(|delivery| delivery.event_id.as_str()).collect::<Vec<_>>(), ["theirs"]);
     assert_eq!(fixture.store.events(&other, Default::default(), page()).await.unwrap().data.len(), 1);
     assert_eq!(fixture.list(Default::default(), 100).await.len(), 3);
-    let ask = DeliveryQuery { endpoint: Some(endpoint.id), ..Default::default() };
+    let ask = DeliveryFilter { endpoint: Some(endpoint.id), ..Default::default() };
     assert!(fixture.list(ask, 100).await.is_empty(), "another's endpoint finds nothing");
     let nobody = tenant("nobody");
     assert!(fixture.store.deliveries(&nobody, Default::default(), page()).await.unwrap().data.is_empty());
@@ -273,6 +373,13 @@ async fn a_cursor_of_somebody_elses_making_is_refused(fixture: StoreFixture) {
     let page = || PageRequest { cursor: Some("nonsense".into()), limit: 10 };
     let problem = fixture.store.deliveries(&ours(), Default::default(), page()).await.unwrap_err();
     assert!(matches!(problem, Error::NotFound("cursor")), "{problem:?}");
+    let by_finish = || DeliveryFilter { finished_since: Some(at(0)), ..Default::default() };
+    let of_other_order = [(by_finish(), "3"), (by_finish(), "3.x"), (DeliveryFilter::default(), "3.3")];
+    for (ask, cursor) in of_other_order {
+        let page = PageRequest { cursor: Some(cursor.into()), limit: 10 };
+        let problem = fixture.store.deliveries(&ours(), ask, page).await.unwrap_err();
+        assert!(matches!(problem, Error::NotFound("cursor")), "{cursor}: {problem:?}");
+    }
     let problem = fixture.store.events(&ours(), Default::default(), page()).await.unwrap_err();
     assert!(matches!(problem, Error::NotFound("cursor")), "{problem:?}");
 }

@@ -7,12 +7,11 @@ use futures_util::future::join_all;
 use jiff::Timestamp;
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, DeliveryState};
+use posthaste::model::delivery_filter::DeliveryFilter;
 use posthaste::model::id::EventId;
 use posthaste::store::postgres::{PostgresOptions, PostgresStore};
 use posthaste::store::seal::Seal;
-use posthaste::store::{
-    AcceptResult, BatchMode, DeliveryChange, DeliveryQuery, EventQuery, ForgottenCounts, PageRequest,
-};
+use posthaste::store::{AcceptResult, BatchMode, DeliveryChange, EventQuery, ForgottenCounts, PageRequest};
 use serde_json::json;
 
 use crate::fixture::{StoreFixture, at, event, ours};
@@ -200,7 +199,7 @@ async fn what_was_moved_over_is_listed_last_and_found_by_its_time() {
     ] {
         let (since, until) = (since.map(at), until.map(at));
         for limit in [1, 2, 100] {
-            let found = fixture.list(DeliveryQuery { since, until, ..Default::default() }, limit).await;
+            let found = fixture.list(DeliveryFilter { since, until, ..Default::default() }, limit).await;
             let ids: Vec<_> = found.iter().map(|delivery| delivery.event_id.to_string()).collect();
             assert_eq!(ids, expected, "{since:?} {until:?} by {limit}");
             let (mut ids, mut cursor) = (Vec::new(), None);
@@ -249,7 +248,7 @@ async fn what_waited_for_a_deleted_endpoint_is_listed_as_cancelled_at_every_mome
     let batch = (0..500).map(|n| event(&format!("e{n}")).to(&gone).to(&stays)).collect();
     fixture.accept_all(batch, BatchMode::All).await;
     fixture.store.delete_endpoint(&Initiator::Gateway, &ours(), gone.id, at(9)).await.unwrap();
-    let of = |state, endpoint| DeliveryQuery { state: Some(state), endpoint, ..Default::default() };
+    let of = |state, endpoint| DeliveryFilter { state: Some(state), endpoint, ..Default::default() };
     let until = Instant::now() + Duration::from_secs(20);
     loop {
         let left = fixture.database().number("SELECT count(*) FROM posthaste.queue").await;

@@ -2,8 +2,9 @@
 //! they are an error that names them, and what holds them stays as it is.
 
 use posthaste::model::delivery::{DeadCause, DeliveryState};
+use posthaste::model::delivery_filter::DeliveryFilter;
 use posthaste::model::id::DeliveryId;
-use posthaste::store::{DeliveryChange, DeliveryQuery, Error, PageRequest, UntriedQuery};
+use posthaste::store::{DeliveryChange, Error, PageRequest, UntriedQuery};
 use serde_json::json;
 
 use crate::fixture::{StoreFixture, at, event, ours};
@@ -28,7 +29,7 @@ impl StoreFixture {
         self.execute(&format!("UPDATE {table} SET {column} = {code}{also} WHERE no = {no}")).await;
     }
 
-    async fn try_list(&self, ask: DeliveryQuery) -> Result<Vec<DeliveryId>, Error> {
+    async fn try_list(&self, ask: DeliveryFilter) -> Result<Vec<DeliveryId>, Error> {
         let page = self.store.deliveries(&ours(), ask, PageRequest { cursor: None, limit: 100 }).await?;
         Ok(page.data.iter().map(|delivery| delivery.id).collect())
     }
@@ -37,7 +38,7 @@ impl StoreFixture {
     /// would change it is told of the code.
     async fn expect_unknown(&self, id: DeliveryId, column: &str) {
         names(&self.store.delivery(&ours(), id).await.unwrap_err(), column);
-        names(&self.try_list(DeliveryQuery::default()).await.unwrap_err(), column);
+        names(&self.try_list(DeliveryFilter::default()).await.unwrap_err(), column);
         for change in
             [DeliveryChange::RetryNow, DeliveryChange::Cancel, DeliveryChange::Replay, DeliveryChange::Discard]
         {
@@ -68,7 +69,7 @@ async fn what_has_an_unknown_format_is_neither_sent_nor_ended_nor_shown_as_anoth
     assert!(untried.found.iter().all(|untried| untried.id != claim.id));
     fixture.expect_unknown(claim.id, "format").await;
     fixture.deliver(&other, at(20)).await;
-    let delivered = DeliveryQuery { state: Some(DeliveryState::Delivered), ..DeliveryQuery::default() };
+    let delivered = DeliveryFilter { state: Some(DeliveryState::Delivered), ..DeliveryFilter::default() };
     assert_eq!(fixture.try_list(delivered).await.unwrap(), [other.id], "what does not meet it is told");
 
     fixture.write_code("queue", claim.id, "format", 0).await;
@@ -87,7 +88,7 @@ async fn what_has_an_unknown_state_is_neither_changed_nor_shown_as_another(fixtu
     fixture.write_code("finished", claim.id, "state", NEWER).await;
     fixture.expect_unknown(claim.id, "state").await;
     for state in [DeliveryState::Waiting, DeliveryState::Delivered, DeliveryState::Dead, DeliveryState::Cancelled] {
-        let ask = DeliveryQuery { state: Some(state), ..DeliveryQuery::default() };
+        let ask = DeliveryFilter { state: Some(state), ..DeliveryFilter::default() };
         assert!(fixture.try_list(ask).await.unwrap().is_empty(), "{state:?}");
     }
     fixture.write_code("finished", claim.id, "state", 1).await;
@@ -102,7 +103,7 @@ async fn what_died_of_an_unknown_cause_is_neither_changed_nor_shown_with_another
     fixture.write_code("dead", claim.id, "cause", NEWER).await;
     fixture.expect_unknown(claim.id, "cause").await;
     for cause in [DeadCause::Refused, DeadCause::Poisoned] {
-        let ask = DeliveryQuery { cause: Some(cause), ..DeliveryQuery::default() };
+        let ask = DeliveryFilter { cause: Some(cause), ..DeliveryFilter::default() };
         assert!(fixture.try_list(ask).await.unwrap().is_empty(), "{cause:?}");
     }
     fixture.write_code("dead", claim.id, "cause", 2).await;

@@ -29,7 +29,7 @@ async fn waiting(fixture: &StoreFixture, endpoints: &[&Endpoint]) -> Vec<u64> {
     let count = |endpoint: &&Endpoint| fixture.store.waiting(Some(endpoint.id)).expect("it is counted");
     let counts: Vec<u64> = endpoints.iter().map(count).collect();
     for (endpoint, count) in endpoints.iter().zip(&counts) {
-        let ask = posthaste::store::DeliveryQuery {
+        let ask = posthaste::model::delivery_filter::DeliveryFilter {
             state: Some(DeliveryState::Waiting),
             endpoint: Some(endpoint.id),
             ..Default::default()

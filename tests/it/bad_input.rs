@@ -1,7 +1,7 @@
 //! Malformed requests of every sort: each a problem that names the field,
 //! none a 500.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{Gateway, Options, path_of};
@@ -249,6 +249,18 @@ async fn addresses_methods_tokens_and_parameters_are_checked() {
         assert_eq!(problem["errors"][0]["pointer"], name, "{problem}");
     }
     client.get("/v1/tenants/default/deliveries?state=lost").await.problem(422, "invalid_field");
+    client.get("/v1/tenants/default/dead-letters?state=dead").await.expect(200);
+    for (query, code, says) in [
+        ("state=waiting", "invalid_field", "state is waiting, and dead letters are dead"),
+        ("finished_since=yesterday", "invalid_field", "finished_since is not RFC 3339"),
+        ("colour=red", "unknown_field", "`finished_until`, `limit`, `cursor`"),
+        ("limit=many", "invalid_field", "limit is not a whole number"),
+        ("key=a&key=b", "invalid_field", "key is given twice"),
+    ] {
+        let problem = client.get(&format!("/v1/tenants/default/dead-letters?{query}")).await.problem(422, code);
+        assert_eq!(problem["errors"][0]["pointer"], format!("?{}", query.split('=').next().unwrap()));
+        assert!(problem["detail"].as_str().unwrap().contains(says), "{problem}");
+    }
     for (path, field) in [("/v1/tenants?colour=red", "?colour"), ("/v1/tenants?limit=0", "?limit")] {
         let problem = client.get(path).await.expect(422);
         assert_eq!(problem["errors"][0]["pointer"], field, "{problem}");
@@ -274,4 +286,68 @@ async fn addresses_methods_tokens_and_parameters_are_checked() {
     for open in ["/healthz", "/readyz", "/openapi.json"] {
         client.send("GET", open, &[("authorization", "")], "").await.unwrap().expect(200);
     }
+}
+
+/// A document with a list in place of an object, and the pointer to that list.
+type Misplaced = (Value, String);
+
+/// Returns a document for each object of a request's schema, at any depth.
+fn lists_for_objects(description: &Value, schema: &Value, depth: usize) -> Vec<Misplaced> {
+    if let Some(reference) = schema["$ref"].as_str() {
+        return lists_for_objects(description, description.pointer(&reference[1..]).unwrap(), depth);
+    }
+    let parts = ["allOf", "oneOf", "anyOf"].iter().filter_map(|word| schema[word].as_array()).flatten();
+    let mut found: Vec<Misplaced> = parts.flat_map(|part| lists_for_objects(description, part, depth)).collect();
+    let is_of = |kind: &str| {
+        schema["type"] == kind || schema["type"].as_array().is_some_and(|kinds| kinds.contains(&json!(kind)))
+    };
+    if depth == 0 {
+        return found;
+    }
+    if is_of("object") {
+        found.extend([(json!([]), String::new()), (json!([5, "a", {}]), String::new())]);
+    }
+    let fields = schema["properties"].as_object().into_iter().flatten();
+    let any = schema.get("additionalProperties").filter(|any| any.is_object()).map(|any| ("any", any));
+    for (name, field) in fields.map(|(name, field)| (name.as_str(), field)).chain(any) {
+        let below = lists_for_objects(description, field, depth - 1).into_iter();
+        found.extend(below.map(|(inner, pointer)| (json!({name: inner}), format!("/{name}{pointer}"))));
+    }
+    if is_of("array") {
+        let below = lists_for_objects(description, &schema["items"], depth - 1).into_iter();
+        found.extend(below.map(|(inner, pointer)| (json!([inner]), format!("/0{pointer}"))));
+    }
+    found
+}
+
+#[tokio::test]
+async fn a_list_passes_for_no_object_of_any_request() {
+    let gateway = Gateway::start().await;
+    let description = gateway.client.get("/openapi.json").await.expect(200);
+    let endpoint = gateway.create_endpoint(json!({"url": "http://127.0.0.1:9/"})).await;
+    let mut pointers = std::collections::BTreeSet::new();
+    for (path, methods) in description["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
+            let path = path.replace("{tenant}", "default").replace("{endpoint}", endpoint["id"].as_str().unwrap());
+            for (document, pointer) in lists_for_objects(&description, schema, 6) {
+                let answer =
+                    gateway.client.send(&method.to_uppercase(), &path, &[], document.to_string()).await.unwrap();
+                let problem = answer.problem(422, "invalid_field");
+                let told = format!("{method} {path} {document}: {problem}");
+                assert_eq!(problem["errors"][0]["pointer"], pointer, "{told}");
+                let name = pointer.rsplit('/').next().filter(|name| !matches!(*name, "" | "0")).unwrap_or("the body");
+                let detail = problem["errors"][0]["detail"].as_str().unwrap();
+                assert!(
+                    detail.contains(name) && detail.contains("an object") && detail.ends_with("it is a list"),
+                    "{told}"
+                );
+                pointers.insert(format!("{method} {path}{pointer}"));
+            }
+        }
+    }
+    assert!(pointers.len() > 50, "{pointers:#?}");
+    let lines = "{\"type\":\"a\",\"data\":1}\n[\"id\",\"a.b\",null,1]";
+    let problem = gateway.client.post(&format!("{EVENTS}/batch"), lines).await.problem(422, "invalid_field");
+    assert_eq!(problem["errors"][0]["pointer"], "/1", "{problem}");
 }

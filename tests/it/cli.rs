@@ -204,7 +204,12 @@ async fn a_dead_letter_is_found_explained_replayed_and_discarded() {
     let listed = asked(&gateway, &["dead-letters", "list", "--cause", "refused"]).await;
     let (two, one) = (id(&listed["data"][0]), id(&listed["data"][1]));
     assert_eq!((&listed["data"][0]["event_id"], &listed["data"][1]["event_id"]), (&json!("two"), &json!("one")));
-    assert_eq!(cli_output(&gateway, &["dead-letters", "list", "--cause", "gone"]).await.trim(), "no dead letters");
+    for cause in ["exhausted", "expired", "gone", "poisoned", "damaged"] {
+        assert_eq!(cli_output(&gateway, &["dead-letters", "list", "--cause", cause]).await.trim(), "no dead letters");
+    }
+    let unknown = ["dead-letters", "list", "--cause", "bored"];
+    let refused = text(&to_gateway(&gateway, &unknown).output().await.unwrap().stderr);
+    assert!(refused.contains("[possible values: exhausted, expired, refused, gone, poisoned, damaged]"), "{refused}");
 
     let story = cli_output(&gateway, &["dead-letters", "get", one]).await;
     for part in ["Dead (refused)", "one (order.paid)", "after 1 attempt", "422", "no such order", "dead-letters replay"]

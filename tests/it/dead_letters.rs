@@ -2,11 +2,13 @@
 
 use serde_json::{Value, json};
 
+use crate::cli::asked;
 use crate::support::{Gateway, Receiver, Reply, eager_retry, eventually};
 
 for_every_store! {
     dead_letters_are_listed_by_cause_endpoint_type_and_key_and_replayed,
     a_replay_of_what_is_waiting_or_of_a_deleted_endpoint_is_refused,
+    dead_letters_are_found_by_the_time_of_their_death,
 }
 
 const DEAD: &str = "/v1/tenants/default/dead-letters";
@@ -71,4 +73,36 @@ async fn a_replay_of_what_is_waiting_or_of_a_deleted_endpoint_is_refused() {
     assert_eq!(gateway.delivery_of("w").await["state"], "cancelled", "deleting cancels at once");
     gateway.post_to_delivery(&delivery, "replay").await.problem(409, "wrong_state");
     assert_eq!(gateway.list("/v1/tenants/default/deliveries?state=waiting").await.len(), 0);
+}
+
+async fn dead_letters_are_found_by_the_time_of_their_death() {
+    let gateway = Gateway::start().await;
+    let receiver = Receiver::scripted(vec![Reply::Status(400)]).await;
+    let paused = gateway.create_endpoint(json!({"url": receiver.url(), "event_types": ["old"]})).await;
+    let path = format!("/v1/tenants/default/endpoints/{}", paused["id"].as_str().unwrap());
+    gateway.client.post(&format!("{path}/pause"), "").await.expect(200);
+    gateway.create_endpoint(json!({"url": receiver.url(), "event_types": ["new"]})).await;
+    gateway.send(json!({"id":"old","type":"old","data":1})).await;
+    gateway.send(json!({"id":"new","type":"new","data":1})).await;
+    gateway.wait_for_state("new", "dead").await;
+    gateway.client.post(&format!("{path}/resume"), "").await.expect(200);
+    let last = gateway.wait_for_state("old", "dead").await;
+    let death = last["finished_at"].as_str().unwrap();
+    let ids = |found: &[Value]| {
+        found.iter().map(|letter| letter["event_id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let list = async |query: &str| ids(&gateway.list(&format!("{DEAD}?{query}")).await);
+    assert_eq!(list("").await, ["new", "old"], "newest first");
+    assert_eq!(list("finished_since=2020-01-01T00:00:00Z").await, ["old", "new"], "the latest dead first");
+    assert_eq!(list(&format!("finished_since={death}")).await, ["old"]);
+    assert_eq!(list(&format!("finished_until={death}")).await, ["new"]);
+    let page = gateway.client.get(&format!("{DEAD}?finished_until=2100-01-01T00:00:00Z&limit=1")).await.expect(200);
+    let next = page["next"].as_str().unwrap();
+    assert_eq!(list(&format!("finished_until=2100-01-01T00:00:00Z&cursor={next}")).await, ["new"]);
+    gateway.client.get(&format!("{DEAD}?cursor={next}")).await.problem(400, "invalid_cursor");
+    let printed = async |args: &[&str]| ids(asked(&gateway, args).await["data"].as_array().unwrap());
+    assert_eq!(printed(&["dead-letters", "list", "--since", death]).await, ["old"], "people mean death");
+    assert_eq!(printed(&["dead-letters", "list", "--until", death]).await, ["new"]);
+    assert_eq!(printed(&["deliveries", "list", "--finished-since", death]).await, ["old"]);
+    assert_eq!(printed(&["deliveries", "list", "--finished-until", death, "--state", "dead"]).await, ["new"]);
 }

@@ -128,7 +128,7 @@ async fn rules_can_be_changed_taken_back_and_given_to_a_whole_tenant() {
         (json!({"404": "ignore"}), "/status_rules/404", "`ignore` is not known here; use one of `deliver`"),
         (json!({"404": 1}), "/status_rules/404", "expected a text"),
         (json!({"preset": "loose"}), "/status_rules/preset", "use one of `default`"),
-        (json!(["strict"]), "/status_rules", "write it in braces"),
+        (json!(["strict"]), "/status_rules", "status_rules must be an object, such as {\"preset\": \"default\"}"),
     ] {
         let settings = json!({"url": "http://127.0.0.1:9/", "status_rules": rules});
         let refused = client.post_json("/v1/tenants/default/endpoints", &settings).await;

@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use posthaste::model::attempt::Attempt;
 use posthaste::model::audit::{AuditEntry, AuditedAction, Initiator};
 use posthaste::model::delivery::Delivery;
+use posthaste::model::delivery_filter::DeliveryFilter;
 use posthaste::model::endpoint::Endpoint;
 use posthaste::model::endpoint_event::EndpointEventRecord;
 use posthaste::model::event::Event;
@@ -375,7 +376,12 @@ impl History for FaultyStore {
         let tenant = tenant.clone();
         self.call(async move |store| store.delivery(&tenant, id).await).await
     }
-    async fn deliveries(&self, tenant: &TenantId, ask: DeliveryQuery, page: PageRequest) -> Result<ListPage<Delivery>> {
+    async fn deliveries(
+        &self,
+        tenant: &TenantId,
+        ask: DeliveryFilter,
+        page: PageRequest,
+    ) -> Result<ListPage<Delivery>> {
         let tenant = tenant.clone();
         self.call(async move |store| store.deliveries(&tenant, ask, page).await).await
     }

@@ -33,6 +33,7 @@ use serde_json::{Value, json};
 
 use super::faulty_store::FaultyStore;
 use super::world::{endpoint, gateway, limits, tenant, tenant_record};
+use posthaste::model::named_enum::NamedEnum;
 
 /// A sender with scripted answers, the last for ever, that records each request.
 #[derive(Default)]
@@ -215,7 +216,7 @@ fn promised(preset: Preset) -> (Vec<f64>, f64, f64, usize, f64) {
 
 #[test]
 fn every_preset_waits_as_it_promises_and_gives_up_as_it_promises() {
-    for preset in Preset::ALL {
+    for &preset in Preset::ALL {
         let (waits, least, most, attempts_max, age_max) = promised(preset);
         Simulation::answering(&[(503, None)]).live(
             json!({"retry": {"preset": preset.as_str()}, "breaker": {"enabled": false}}),

@@ -15,13 +15,14 @@ use posthaste::model::answer::{Answer, Timings};
 use posthaste::model::attempt::{Attempt, Decision};
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{DeadCause, Progress, after};
+use posthaste::model::delivery_filter::DeliveryFilter;
 use posthaste::model::next_state::NextState;
 use posthaste::model::span::Span;
 use posthaste::model::verdict::Verdict;
 use posthaste::store::embedded::{Durability, EmbeddedStore};
 use posthaste::store::{
-    AcceptResult, Catalog, Claim, ClaimOutcome, DeliveryQuery, DeliveryQueue, EndpointUpdate, EventQuery, History,
-    PageRequest, Settlement,
+    AcceptResult, Catalog, Claim, ClaimOutcome, DeliveryQueue, EndpointUpdate, EventQuery, History, PageRequest,
+    Settlement,
 };
 
 use super::faulty_store::FaultyStore;
@@ -59,7 +60,7 @@ fn attempted(claim: &Claim, next: NextState, now: Timestamp) -> Settlement {
 
 async fn left(store: &FaultyStore) -> Vec<String> {
     let page = || PageRequest { cursor: None, limit: 500 };
-    let deliveries = store.deliveries(&tenant(), DeliveryQuery::default(), page()).await.unwrap().data;
+    let deliveries = store.deliveries(&tenant(), DeliveryFilter::default(), page()).await.unwrap().data;
     let events = store.events(&tenant(), EventQuery::default(), page()).await.unwrap().data;
     let mut names: Vec<String> = deliveries.iter().map(|delivery| delivery.event_id.to_string()).collect();
     let mut kept: Vec<String> = events.iter().map(|record| record.event.id.to_string()).collect();

@@ -28,6 +28,7 @@ use posthaste::metrics::Metrics;
 use posthaste::model::answer::{AttemptFailure, FailureKind};
 use posthaste::model::audit::Initiator;
 use posthaste::model::delivery::{Delivery, DeliveryState, after};
+use posthaste::model::delivery_filter::DeliveryFilter;
 use posthaste::model::endpoint::{Endpoint, EndpointSettings, EndpointStatus, Secret};
 use posthaste::model::event::Event;
 use posthaste::model::health::{EndpointHealth, Quarantine};
@@ -35,7 +36,7 @@ use posthaste::model::id::{EndpointId, SecretId, TenantId};
 use posthaste::model::span::Span;
 use posthaste::model::tenant::{EndpointDefaults, Tenant, TenantQuota};
 use posthaste::store::embedded::{Durability, EmbeddedStore};
-use posthaste::store::{BatchMode, Catalog, DeliveryQuery, History, PageRequest, RoutedEvent};
+use posthaste::store::{BatchMode, Catalog, History, PageRequest, RoutedEvent};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::json;
@@ -369,7 +370,7 @@ async fn all_deliveries(store: &FaultyStore) -> Vec<Delivery> {
     let mut cursor = None;
     loop {
         let ask = PageRequest { cursor, limit: 500 };
-        let page = store.deliveries(&tenant(), DeliveryQuery::default(), ask).await.unwrap();
+        let page = store.deliveries(&tenant(), DeliveryFilter::default(), ask).await.unwrap();
         all.extend(page.data);
         cursor = page.next;
         if cursor.is_none() {

@@ -17,6 +17,7 @@ mod api_tables;
 mod names;
 mod source;
 
+use posthaste::model::named_enum::NamedEnum;
 use source::{Source, expect_none, read, root, sources};
 
 /// What each module may import, besides itself. `main` imports `cli` alone;

@@ -7,9 +7,14 @@ use anyhow::Context;
 use serde_json::Value;
 
 use crate::cli::request::{JsonBody, json, rate};
+use crate::model::delivery::BodyFormat;
+use crate::model::endpoint::{OnDead, Ordering};
+use crate::model::named_enum::{NamedEnum, parser};
 use crate::model::preset::Preset;
+use crate::model::signing::{SignatureProfile, Signing};
 use crate::model::span::Span;
 use crate::model::status_rules::StatusTable;
+use crate::model::tls::TlsVersion;
 
 /// What is signed with, where it is not to be made. Read from files, since
 /// others can see the command line.
@@ -52,8 +57,8 @@ struct TlsArgs {
     #[arg(long, value_name = "FILE")]
     tls_client_key: Option<PathBuf>,
     /// The oldest version of TLS that is spoken with it.
-    #[arg(long, value_parser = ["1.2", "1.3"])]
-    tls_min_version: Option<String>,
+    #[arg(long, value_parser = parser::<TlsVersion>())]
+    tls_min_version: Option<TlsVersion>,
 }
 
 impl TlsArgs {
@@ -69,7 +74,7 @@ impl TlsArgs {
             let text = read(Some(file.as_path()).filter(|file| *file != Path::new("none")))?;
             fields.insert(name.to_owned(), text.into());
         }
-        if let Some(version) = &self.tls_min_version {
+        if let Some(version) = self.tls_min_version {
             fields.insert("min_version".to_owned(), version.as_str().into());
         }
         Ok((!fields.is_empty()).then_some(Value::Object(fields)))
@@ -86,24 +91,24 @@ pub struct EndpointSettingsArgs {
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
     /// What is delivered in order.
-    #[arg(long, value_parser = ["key", "endpoint", "none"])]
-    ordering: Option<String>,
+    #[arg(long, value_parser = parser::<Ordering>())]
+    ordering: Option<Ordering>,
     /// What a lane does behind a dead letter.
-    #[arg(long, value_parser = ["block", "skip"])]
-    on_dead: Option<String>,
+    #[arg(long, value_parser = parser::<OnDead>())]
+    on_dead: Option<OnDead>,
     /// What the body looks like.
-    #[arg(long, value_parser = ["envelope", "raw", "thin", "cloudevents"])]
-    format: Option<String>,
+    #[arg(long, value_parser = parser::<BodyFormat>())]
+    format: Option<BodyFormat>,
     /// Send events thin whose data is larger than this, such as 256KiB; none for none.
     #[arg(long, value_name = "SIZE")]
     thin_above: Option<String>,
     /// What signs webhook-signature: hmac, or ed25519 for both.
-    #[arg(long, value_parser = ["hmac", "ed25519"])]
-    signing: Option<String>,
+    #[arg(long, value_parser = parser::<Signing>())]
+    signing: Option<Signing>,
     /// A further way to sign, besides the standard one.
     #[arg(long = "signature", value_name = "PROFILE", value_delimiter = ',',
-          value_parser = ["standard", "sha256", "timestamped", "svix", "stripe", "github"])]
-    signatures: Vec<String>,
+          value_parser = parser::<SignatureProfile>())]
+    signatures: Vec<SignatureProfile>,
     /// How many requests may be open at once, 1 to 1,000.
     #[arg(long, value_name = "N")]
     max_in_flight: Option<u32>,
@@ -178,7 +183,7 @@ impl EndpointSettingsArgs {
 
     /// Whether Ed25519 signs, so that there is a public key to show.
     pub fn signs_with_ed25519(&self) -> bool {
-        self.signing.as_deref() == Some("ed25519")
+        self.signing == Some(Signing::Ed25519)
     }
 
     /// What is new has its defaults already, so there is nothing to go back to.
@@ -336,7 +341,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("ca.pem");
         std::fs::write(&file, "-----BEGIN\n").unwrap();
-        let (tls_client_key, tls_min_version) = (Some("none".into()), Some("1.3".into()));
+        let (tls_client_key, tls_min_version) = (Some("none".into()), Some(TlsVersion::V13));
         let tls = TlsArgs { tls_ca: Some(file), tls_client_key, tls_min_version, ..TlsArgs::default() };
         let body = sent(&EndpointSettingsArgs { tls, ..EndpointSettingsArgs::default() });
         assert_eq!(body, r#"{"tls":{"ca":"-----BEGIN","client_key":null,"min_version":"1.3"}}"#);

@@ -217,6 +217,7 @@ fn roughly(span: Span) -> Span {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::named_enum::NamedEnum;
     use crate::model::preset::Preset;
     use crate::model::preview::preview;
     use crate::model::retry_spec::RetrySpec;
@@ -258,7 +259,7 @@ mod tests {
 
     #[test]
     fn no_line_is_wider_than_a_terminal() {
-        let presets = Preset::ALL.map(|preset| json!({ "preset": preset }));
+        let presets = Preset::ALL.iter().map(|preset| json!({ "preset": preset }));
         for json in presets.into_iter().chain(odd_policies().map(|(_, json)| json)) {
             for line in drawn(json.clone()).lines() {
                 assert!(line.chars().count() <= crate::cli::output::WIDTH, "{json}: {line}");

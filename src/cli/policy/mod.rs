@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::client::ClientArgs;
 use super::find;
 use super::output::{self, OutputFormat, clean, print};
+use crate::model::named_enum::parser;
 use crate::model::policy::RetryPolicy;
 use crate::model::preset::Preset;
 use crate::model::preview::preview;
@@ -35,10 +35,10 @@ enum PolicyAction {
     /// Show when a policy tries again, which outages it gets over, and how gently it comes back.
     Preview {
         /// A policy that has a name; `standard` when nothing else is given.
-        #[arg(value_name = "NAME", value_parser = preset_parser(), conflicts_with_all = ["preset", "file", "endpoint"])]
+        #[arg(value_name = "NAME", value_parser = parser::<Preset>(), conflicts_with_all = ["preset", "file", "endpoint"])]
         name: Option<Preset>,
         /// The same, as an option.
-        #[arg(long, value_name = "NAME", value_parser = preset_parser(), conflicts_with_all = ["file", "endpoint"])]
+        #[arg(long, value_name = "NAME", value_parser = parser::<Preset>(), conflicts_with_all = ["file", "endpoint"])]
         preset: Option<Preset>,
         /// The policy of this endpoint, as the gateway has it.
         #[arg(long, value_name = "ID", conflicts_with = "file")]
@@ -50,12 +50,6 @@ enum PolicyAction {
         #[arg(long, value_name = "SPAN")]
         outage: Option<Span>,
     },
-}
-
-fn preset_parser() -> impl TypedValueParser<Value = Preset> {
-    let named = |name: String| Preset::ALL.into_iter().find(|preset| preset.as_str() == name);
-    PossibleValuesParser::new(Preset::ALL.map(Preset::as_str))
-        .map(move |name| named(name).expect("only names of presets are possible"))
 }
 
 /// Computes the preview and prints it.

@@ -20,6 +20,7 @@ use crate::model::explain::answer_words;
 use crate::model::headers::is_reserved;
 use crate::model::health::BreakerInput;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::model::named_enum::NamedEnum;
 use crate::model::next_state::{AttemptTimes, NextState, next_state};
 use crate::model::shard::Lease;
 use crate::model::signing::SignatureProfile;

@@ -43,7 +43,7 @@ pub struct EndpointSettings {
     pub event_types: Vec<String>,
     /// [Rules](#filters) on the event's data: `{"path":"/amount","gt":100}`, joined by `all`, `any` and `not`.
     #[serde(default)]
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<Object>, example = json!({"path": "/amount", "gt": 100}))]
     pub filter: Option<FilterRule>,
     /// What is delivered [in order](ordering.md).
     #[serde(default)]
@@ -112,6 +112,8 @@ fn default_rate() -> Rate {
 /// What is delivered in order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[derive(strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Ordering {
     /// Events that share a key are delivered in order.
     #[default]
@@ -125,6 +127,8 @@ pub enum Ordering {
 /// What a lane does behind a dead letter.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[derive(strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum OnDead {
     /// The lane waits until the dead letter is replayed or discarded.
     #[default]

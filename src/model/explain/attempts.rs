@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{ExplainedAttempt, ExplanationFacts, answer_words, between};
 use crate::model::attempt::{Attempt, Decision};
 use crate::model::delivery::after;
+use crate::model::named_enum::NamedEnum;
 use crate::model::span::{Span, words};
 use crate::model::status_rules::{RuleSource, StatusTable};
 use crate::model::verdict::Verdict;

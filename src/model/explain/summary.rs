@@ -4,6 +4,7 @@ use jiff::Timestamp;
 
 use super::{ExplanationFacts, answer_words, between};
 use crate::model::delivery::{Delivery, DeliveryState, WaitingFor};
+use crate::model::named_enum::NamedEnum;
 
 impl ExplanationFacts<'_> {
     /// Returns the delivery's state in one sentence.

@@ -17,11 +17,12 @@ use super::rows::{
 };
 use crate::model::attempt::Attempt;
 use crate::model::delivery::{Delivery, DeliveryState};
+use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint_event::EndpointEventRecord;
 use crate::model::event::{Event, EventKey, EventType};
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::catalog_json::from_json;
-use crate::store::{DeliveryQuery, Error, EventQuery, EventRecord, History, Lane, ListPage, PageRequest, Result};
+use crate::store::{Error, EventQuery, EventRecord, FinishPosition, History, Lane, ListPage, PageRequest, Result};
 
 /// Number of bytes of data after which a page of events ends. The last event is
 /// never cut.
@@ -97,8 +98,17 @@ impl History for EmbeddedStore {
         .await
     }
 
-    async fn deliveries(&self, tenant: &TenantId, ask: DeliveryQuery, page: PageRequest) -> Result<ListPage<Delivery>> {
+    async fn deliveries(
+        &self,
+        tenant: &TenantId,
+        ask: DeliveryFilter,
+        page: PageRequest,
+    ) -> Result<ListPage<Delivery>> {
         let tenant = tenant.clone();
+        if ask.is_by_finish() {
+            let position = FinishPosition::begin(&ask, &page)?;
+            return self.read(move |db| finished_deliveries(db, &tenant, &ask, position, page.limit)).await;
+        }
         let cursor = cursor_no(&page)?;
         self.read(move |db| deliveries(db, &tenant, &ask, cursor, page.limit)).await
     }
@@ -367,26 +377,15 @@ fn find(db: &Connection, tenant: &TenantId, id: DeliveryId) -> rusqlite::Result<
 fn deliveries(
     db: &Connection,
     tenant: &TenantId,
-    ask: &DeliveryQuery,
+    ask: &DeliveryFilter,
     cursor: i64,
     limit: usize,
 ) -> rusqlite::Result<ListPage<Delivery>> {
     let mut page = ListPage { data: Vec::new(), next: None };
-    let Some(tenant_no) = tenant_no(db, tenant)? else { return Ok(page) };
-    let endpoint_no: Option<i64> = match ask.endpoint {
-        None => None,
-        Some(id) => {
-            let sql = "SELECT no FROM endpoints WHERE id = ? AND tenant = ?";
-            match db.query_row(sql, params![id_bytes(id.0), tenant_no], |row| row.get(0)).optional()? {
-                Some(no) => Some(no),
-                None => return Ok(page),
-            }
-        }
-    };
+    let Some((tenant_no, endpoint_no)) = numbers_of(db, tenant, ask.endpoint)? else { return Ok(page) };
     let below = below_until(db, "deliveries", "created_at", ask.until, cursor)?;
     let mut statement = db.prepare_cached(&delivery_list_sql(ask))?;
     let mut rows = statement.query(params![tenant_no, ask.state.map(state_code), endpoint_no, below])?;
-    let endpoint = ask.endpoint.map(|id| id_bytes(id.0));
     let mut last = None;
     for looked_at in 0.. {
         if page.data.len() == limit || looked_at == ROWS_PER_PAGE_MAX {
@@ -399,26 +398,99 @@ fn deliveries(
             break;
         }
         last = Some(row.get(0)?);
-        let state = shown_state(row.get(8)?, row.get(13)?, row.get(14)?);
-        let cause: Option<i64> = row.get(9)?;
-        let matches = ask.state.is_none_or(|wanted| state.is_ok_and(|(state, _)| state == wanted))
-            && ask.cause.is_none_or(|wanted| cause == Some(cause_code(wanted)))
-            && endpoint.is_none_or(|wanted| row.get(5).is_ok_and(|id: [u8; 16]| id == wanted))
-            && is_within(created_at, ask.since, ask.until)
-            && is_same(row, 4, ask.event_type.as_deref())?
-            && is_same(row, 6, ask.key.as_deref())?;
-        if matches {
+        if is_match(row, ask)? {
             page.data.push(delivery_from(row)?);
         }
     }
     Ok(page)
 }
 
+/// Returns the numbers of the tenant, and of its endpoint if one is asked for, or
+/// nothing if one of them does not exist.
+fn numbers_of(
+    db: &Connection,
+    tenant: &TenantId,
+    endpoint: Option<EndpointId>,
+) -> rusqlite::Result<Option<(i64, Option<i64>)>> {
+    let Some(tenant_no) = tenant_no(db, tenant)? else { return Ok(None) };
+    let Some(id) = endpoint else { return Ok(Some((tenant_no, None))) };
+    let sql = "SELECT no FROM endpoints WHERE id = ? AND tenant = ?";
+    let endpoint_no = db.query_row(sql, params![id_bytes(id.0), tenant_no], |row| row.get(0)).optional()?;
+    Ok(endpoint_no.map(|no| (tenant_no, Some(no))))
+}
+
+/// Whether a row of [`delivery_sql`] passes a filter, apart from the time of its
+/// finish.
+fn is_match(row: &Row<'_>, ask: &DeliveryFilter) -> rusqlite::Result<bool> {
+    let state = shown_state(row.get(8)?, row.get(13)?, row.get(14)?);
+    let cause: Option<i64> = row.get(9)?;
+    let endpoint = ask.endpoint.map(|id| id_bytes(id.0));
+    Ok(ask.state.is_none_or(|wanted| state.is_ok_and(|(state, _)| state == wanted))
+        && ask.cause.is_none_or(|wanted| cause == Some(cause_code(wanted)))
+        && endpoint.is_none_or(|wanted| row.get(5).is_ok_and(|id: [u8; 16]| id == wanted))
+        && is_within(row.get(1)?, ask.since, ask.until)
+        && is_same(row, 4, ask.event_type.as_deref())?
+        && is_same(row, 6, ask.key.as_deref())?)
+}
+
+/// Returns a page of the deliveries that finished in a span of time, the latest
+/// first.
+fn finished_deliveries(
+    db: &Connection,
+    tenant: &TenantId,
+    ask: &DeliveryFilter,
+    position: FinishPosition,
+    limit: usize,
+) -> rusqlite::Result<ListPage<Delivery>> {
+    let mut page = ListPage { data: Vec::new(), next: None };
+    let Some((tenant_no, _)) = numbers_of(db, tenant, ask.endpoint)? else { return Ok(page) };
+    let from = ask.finished_since.map_or(i64::MIN, millis);
+    let Some(sql) = finished_sql(ask.state) else { return Ok(page) };
+    let mut statement = db.prepare_cached(&sql)?;
+    let mut finished = statement.query([tenant_no, from, position.finished_at, position.no])?;
+    let mut one = db.prepare_cached(&delivery_sql("", "WHERE d.no = ?"))?;
+    let mut last = None;
+    for looked_at in 0.. {
+        if page.data.len() == limit || looked_at == ROWS_PER_PAGE_MAX {
+            page.next = last.map(FinishPosition::cursor);
+            break;
+        }
+        let Some(row) = finished.next()? else { break };
+        let position = FinishPosition { finished_at: row.get(1)?, no: row.get(0)? };
+        last = Some(position);
+        let read = |row: &Row<'_>| is_match(row, ask)?.then(|| delivery_from(row)).transpose();
+        page.data.extend(one.query_row([position.no], read)?);
+    }
+    Ok(page)
+}
+
+/// Returns the statement that walks down the deliveries of the tenant `?1` that
+/// finished since `?2`, behind the time `?3` and the number `?4`. The stretches of
+/// the states are merged, each in its order, so nothing is sorted. Waiting
+/// deliveries have not finished.
+fn finished_sql(state: Option<DeliveryState>) -> Option<String> {
+    let states = match state {
+        None => vec![DeliveryState::Delivered, DeliveryState::Dead, DeliveryState::Cancelled],
+        Some(DeliveryState::Waiting) => return None,
+        Some(state) => vec![state],
+    };
+    let stretch = |state: &DeliveryState| {
+        format!(
+            "SELECT no, finished_at FROM deliveries INDEXED BY deliveries_by_finish
+             WHERE tenant = ?1 AND state = {} AND finished_at >= ?2 AND finished_at <= ?3
+               AND (finished_at < ?3 OR no < ?4)",
+            state_code(*state)
+        )
+    };
+    let stretches: Vec<String> = states.iter().map(stretch).collect();
+    Some(format!("{} ORDER BY finished_at DESC, no DESC", stretches.join(" UNION ALL ")))
+}
+
 /// Returns the statement that walks down the deliveries of the tenant `?1`
 /// below the number `?4`, through the index that fits the question. Where it
 /// has no use for the state `?2` or the endpoint `?3`, it names them all the
 /// same, so that every statement has four parameters.
-fn delivery_list_sql(ask: &DeliveryQuery) -> String {
+fn delivery_list_sql(ask: &DeliveryFilter) -> String {
     match (ask.state, ask.endpoint) {
         (Some(DeliveryState::Waiting | DeliveryState::Dead | DeliveryState::Cancelled), _) => delivery_sql(
             "INDEXED BY deliveries_undelivered",

@@ -6,6 +6,7 @@ use super::DeliveryRow;
 use super::lane::LaneStep;
 use crate::model::delivery::{DeadCause, DeliveryState};
 use crate::model::id::{DeliveryId, EventId};
+use crate::model::named_enum::NamedEnum;
 use crate::store::codes::{at, millis};
 use crate::store::{DeliveryChange, Error, Result};
 

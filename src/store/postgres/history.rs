@@ -16,12 +16,14 @@ use super::transaction::bind;
 use super::{PostgresState, PostgresStore};
 use crate::model::attempt::Attempt;
 use crate::model::delivery::Delivery;
+use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint_event::EndpointEventRecord;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
-use crate::store::{DeliveryQuery, Error, EventQuery, EventRecord, History, Lane, ListPage, PageRequest, Result};
+use crate::store::{Error, EventQuery, EventRecord, History, Lane, ListPage, PageRequest, Result};
 
 use walk::number_at;
 
+mod by_finish;
 mod deliveries;
 mod events;
 pub mod walk;
@@ -72,10 +74,14 @@ impl History for PostgresStore {
     async fn deliveries(
         &self,
         tenant: &TenantId,
-        query: DeliveryQuery,
+        query: DeliveryFilter,
         page: PageRequest,
     ) -> Result<ListPage<Delivery>> {
-        deliveries::list(&self.shared, tenant, &query, &page).await
+        if query.is_by_finish() {
+            by_finish::list(&self.shared, tenant, &query, &page).await
+        } else {
+            deliveries::list(&self.shared, tenant, &query, &page).await
+        }
     }
 
     async fn attempts(&self, tenant: &TenantId, id: DeliveryId) -> Result<Option<Vec<Attempt>>> {

@@ -10,6 +10,7 @@ use super::walk::{ListWalk, ScannedRows, WalkStep};
 use super::{ROWS_PER_PAGE_MAX, bound_of, cursor_no, parse};
 use crate::model::attempt::Attempt;
 use crate::model::delivery::{Delivery, DeliveryState};
+use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::postgres::PostgresState;
 use crate::store::postgres::read_query::{read_both, read_one, read_rows};
@@ -17,7 +18,7 @@ use crate::store::postgres::rows::{
     at, cause_code, cause_of, count, delivery_id, delivery_no, format_of, progress_from, state_code, state_of,
 };
 use crate::store::postgres::transaction::bind;
-use crate::store::{DeliveryQuery, ListPage, PageRequest, Result};
+use crate::store::{ListPage, PageRequest, Result};
 
 /// A walk down one index, through the tables that may hold the deliveries. The
 /// planner knows the state of a table's rows, and skips the other tables.
@@ -47,7 +48,7 @@ const CANCELLED: &str = "(\
 /// A walk through a range of numbers.
 const BY_NUMBER: &str = "posthaste.deliveries d WHERE d.no >= $2 AND d.no < $3 AND d.tenant = $1 ORDER BY d.no DESC";
 
-fn source(query: &DeliveryQuery) -> String {
+fn source(query: &DeliveryFilter) -> String {
     let walk = match query.endpoint {
         Some(_) => BY_ENDPOINT,
         None => BY_TENANT,
@@ -67,18 +68,25 @@ const COLUMNS: &str = "d.no, d.created_at, d.event, p.id, d.seq, d.state, d.caus
     d.first_attempt_at, d.finished_at, p.deleted_at, d.last, d.lane, d.urgent, d.expires_at, d.stumbles, d.stumble, \
     d.attempts, d.attempts_before, d.age_from, d.held_before, d.not_found, d.no_such_name, d.forbidden_target, \
     coalesce(d.replayed_at, d.created_at), d.last_delay, d.max_age, d.format";
+/// Position of `finished_at` among those columns.
+pub const FINISHED_AT: usize = 10;
 /// Number of those columns; the columns of [`ScannedRows`] follow them.
-const LOOKED: usize = 29;
+pub const LOOKED: usize = 29;
+
+/// Fills in the columns that are read of a delivery.
+pub fn columns_of(sql: &str) -> String {
+    sql.replace(":columns", COLUMNS)
+}
 
 fn statement(sql: &str, source: &str) -> String {
-    sql.replace(":columns", COLUMNS).replace("FROM :source", &format!("FROM {source}"))
+    columns_of(sql).replace("FROM :source", &format!("FROM {source}"))
 }
 
 /// Returns a page of a tenant's deliveries, newest first.
 pub async fn list(
     shared: &PostgresState,
     tenant: &TenantId,
-    query: &DeliveryQuery,
+    query: &DeliveryFilter,
     page: &PageRequest,
 ) -> Result<ListPage<Delivery>> {
     let mut found = ListPage { data: Vec::new(), next: None };
@@ -126,7 +134,7 @@ pub async fn list(
 struct DeliveryListKind<'a> {
     tenant: i64,
     endpoint: Option<i64>,
-    query: &'a DeliveryQuery,
+    query: &'a DeliveryFilter,
 }
 
 impl DeliveryListKind<'_> {
@@ -233,14 +241,14 @@ async fn in_range(shared: &PostgresState, tenant: &TenantId, numbers: Range<i64>
 }
 
 /// Returns the number of a tenant's endpoint, deleted or not.
-async fn any_endpoint_no(shared: &PostgresState, tenant: i64, id: EndpointId) -> Result<Option<i64>> {
+pub async fn any_endpoint_no(shared: &PostgresState, tenant: i64, id: EndpointId) -> Result<Option<i64>> {
     let sql = "SELECT no FROM posthaste.endpoints WHERE id = $1 AND tenant = $2";
     Ok(read_one(shared, sql, bind![id.0, tenant]).await?.map(|row| row.get(0)))
 }
 
 /// Reads the events and last attempts of deliveries, and builds the deliveries
 /// from all of it. Deliveries that were forgotten since are left out.
-async fn complete(shared: &PostgresState, tenant: &TenantId, rows: &[Row]) -> Result<Vec<Delivery>> {
+pub async fn complete(shared: &PostgresState, tenant: &TenantId, rows: &[Row]) -> Result<Vec<Delivery>> {
     if rows.is_empty() {
         return Ok(Vec::new());
     }

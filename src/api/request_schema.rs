@@ -1,0 +1,212 @@
+//! Checks documents against the schema of a request: what the schema calls an
+//! object must be one.
+//!
+//! Serde also reads a list in place of a struct, as its fields in order. Which
+//! inputs are objects is told by the schema alone, so that a new field of any
+//! request is checked without being listed anywhere.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::problem::FieldError;
+use crate::model::pointer::child;
+
+/// Returns the first value of a document that is no object although the schema of
+/// `T` has one there.
+pub fn find_non_object<T: ToSchema>(document: &Value) -> Option<FieldError> {
+    let schema = RequestSchema::of::<T>();
+    schema.find_non_object(vec![&schema.root], document, "")
+}
+
+/// The schema of a request, and the schemas it refers to by name.
+struct RequestSchema {
+    root: Value,
+    named: BTreeMap<String, Value>,
+}
+
+impl RequestSchema {
+    fn of<T: ToSchema>() -> Self {
+        let plain = |schema| serde_json::to_value(schema).expect("a schema is plain data");
+        let mut named = Vec::new();
+        T::schemas(&mut named);
+        Self {
+            root: plain(T::schema()),
+            named: named.into_iter().map(|(name, schema)| (name, plain(schema))).collect(),
+        }
+    }
+
+    fn find_non_object(&self, schemas: Vec<&Value>, value: &Value, pointer: &str) -> Option<FieldError> {
+        let kinds: Vec<&Value> = schemas.into_iter().flat_map(|schema| self.kinds(schema)).collect();
+        // Whether null is accepted depends on the field; its own type says so.
+        if !value.is_null()
+            && kinds.iter().any(|kind| is_of(kind, "object"))
+            && !kinds.iter().any(|kind| accepts(kind, value))
+        {
+            return Some(FieldError { pointer: pointer.to_owned(), detail: self.describe(&kinds, value, pointer) });
+        }
+        match value {
+            Value::Array(items) => {
+                let of_items: Vec<&Value> = kinds.iter().filter_map(|kind| kind.get("items")).collect();
+                let mut items = items.iter().enumerate();
+                items.find_map(|(n, item)| self.find_non_object(of_items.clone(), item, &format!("{pointer}/{n}")))
+            }
+            Value::Object(fields) => fields.iter().find_map(|(name, field)| {
+                let of_field = kinds.iter().filter_map(|kind| schema_of_field(kind, name)).collect();
+                self.find_non_object(of_field, field, &child(pointer, name))
+            }),
+            _ => None,
+        }
+    }
+
+    /// Returns the schemas that a schema consists of: those it refers to, and the
+    /// parts or alternatives of each.
+    fn kinds<'a>(&'a self, schema: &'a Value) -> Vec<&'a Value> {
+        let name = schema["$ref"].as_str().and_then(|reference| reference.rsplit('/').next());
+        if let Some(schema) = name.and_then(|name| self.named.get(name)) {
+            return self.kinds(schema);
+        }
+        let joined: Vec<&Value> =
+            ["allOf", "oneOf", "anyOf"].iter().filter_map(|word| schema[word].as_array()).flatten().collect();
+        if joined.is_empty() { vec![schema] } else { joined.into_iter().flat_map(|part| self.kinds(part)).collect() }
+    }
+
+    fn describe(&self, kinds: &[&Value], value: &Value, pointer: &str) -> String {
+        let name = if pointer.is_empty() { "the body".to_owned() } else { pointer[1..].replace('/', ".") };
+        let expected = if kinds.iter().any(|kind| is_of(kind, "string")) { "a text or an object" } else { "an object" };
+        let example = match self.example(kinds) {
+            Some(example) => format!(", such as {example}"),
+            None => String::new(),
+        };
+        let actual = match value {
+            Value::Array(_) => "a list",
+            Value::String(_) => "a text",
+            Value::Bool(_) => "a boolean",
+            _ => "a number",
+        };
+        format!("{name} must be {expected}{example}; it is {actual}")
+    }
+
+    /// Returns a short object that one of the schemas accepts: its example, or else
+    /// its required fields, or its first plain field if none is required.
+    fn example(&self, kinds: &[&Value]) -> Option<String> {
+        let object = kinds.iter().find(|kind| is_of(kind, "object"))?;
+        let fields: Vec<(String, Value)> = match object["example"].as_object() {
+            Some(example) => example.clone().into_iter().collect(),
+            None => {
+                let required: Vec<&str> =
+                    object["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+                let is_shown = |name: &str| required.is_empty() || required.contains(&name);
+                let properties = object["properties"].as_object().into_iter().flatten();
+                let plain = properties.filter_map(|(name, schema)| Some((name.clone(), self.value_of(schema)?)));
+                plain.filter(|(name, _)| is_shown(name)).take(required.len().max(1)).collect()
+            }
+        };
+        let fields: Vec<String> =
+            fields.iter().map(|(name, value)| format!("{}: {value}", Value::from(name.as_str()))).collect();
+        if !fields.is_empty() {
+            return Some(format!("{{{}}}", fields.join(", ")));
+        }
+        object["additionalProperties"].is_object().then(|| r#"{"name": "value"}"#.to_owned())
+    }
+
+    /// Returns a value that a schema accepts, unless that is an object of its own.
+    fn value_of(&self, schema: &Value) -> Option<Value> {
+        let said = |word: &str| schema.get(word).filter(|value| !value.is_null() && !value.is_object()).cloned();
+        if let Some(value) = said("example").or_else(|| said("default")) {
+            return Some(value);
+        }
+        let kind = *self.kinds(schema).first()?;
+        match kind {
+            kind if kind["enum"].is_array() => Some(kind["enum"][0].clone()),
+            kind if is_of(kind, "object") => None,
+            kind if is_of(kind, "array") => Some(Value::from_iter(self.value_of(&kind["items"]))),
+            kind if is_of(kind, "string") => Some("text".into()),
+            kind if is_of(kind, "integer") || is_of(kind, "number") => Some(1.into()),
+            kind if is_of(kind, "boolean") => Some(true.into()),
+            _ => Some(Value::Object(Default::default())),
+        }
+    }
+}
+
+/// Whether a schema names this type, alone or among others.
+fn is_of(schema: &Value, kind: &str) -> bool {
+    match &schema["type"] {
+        Value::String(only) => only == kind,
+        Value::Array(kinds) => kinds.iter().any(|one| one == kind),
+        _ => false,
+    }
+}
+
+/// Whether the type of a value is one that the schema names, or may be any.
+fn accepts(schema: &Value, value: &Value) -> bool {
+    let kind = match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => return is_of(schema, "number") || is_of(schema, "integer") || schema.get("type").is_none(),
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    };
+    schema.get("type").is_none() || is_of(schema, kind)
+}
+
+fn schema_of_field<'a>(schema: &'a Value, name: &str) -> Option<&'a Value> {
+    let field = schema.get("properties").and_then(|properties| properties.get(name));
+    field.or_else(|| schema.get("additionalProperties")).filter(|schema| schema.is_object())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::endpoints::NewEndpoint;
+    use crate::api::tenants::TenantSettings;
+    use serde_json::json;
+
+    fn refusal<T: ToSchema>(document: Value) -> Option<(String, String)> {
+        find_non_object::<T>(&document).map(|error| (error.pointer, error.detail))
+    }
+
+    #[test]
+    fn what_must_be_an_object_is_told_with_its_path_and_an_example() {
+        for (document, pointer, detail) in [
+            (
+                json!([]),
+                "",
+                r#"the body must be an object, such as {"url": "https://example.com/webhooks"}; it is a list"#,
+            ),
+            (json!({"rate": [5]}), "/rate", r#"rate must be an object, such as {"per_second": 500}; it is a list"#),
+            (
+                json!({"headers": []}),
+                "/headers",
+                r#"headers must be an object, such as {"name": "value"}; it is a list"#,
+            ),
+            (
+                json!({"retry": {"backoff": 5}}),
+                "/retry/backoff",
+                r#"retry.backoff must be an object, such as {"base": "1m", "max": "1h"}; it is a number"#,
+            ),
+            (
+                json!({"retry": {"jitter": []}}),
+                "/retry/jitter",
+                r#"retry.jitter must be a text or an object, such as {"percent": 1}; it is a list"#,
+            ),
+        ] {
+            let expected = Some((pointer.to_owned(), detail.to_owned()));
+            assert_eq!(refusal::<NewEndpoint>(document), expected);
+        }
+        let (pointer, _) = refusal::<TenantSettings>(json!({"limits": {"management": [1, 2]}})).unwrap();
+        assert_eq!(pointer, "/limits/management");
+    }
+
+    #[test]
+    fn what_may_be_something_else_passes() {
+        for document in [
+            json!({"url": 7, "rate": null, "breaker": {}, "event_types": ["*"], "unknown": []}),
+            json!({"retry": {"jitter": "full", "schedule": ["1s"]}, "signatures": [["standard"]]}),
+        ] {
+            assert_eq!(refusal::<NewEndpoint>(document), None);
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Says which deliveries a list shows: one filter for the API's query, the
+//! command line's options and the stores.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::delivery::{DeadCause, DeliveryState};
+use super::id::EndpointId;
+use super::named_enum::parser;
+use super::wall_offset::WallOffset;
+
+/// Which deliveries to list. Every field that is set must match.
+///
+/// A list goes by creation, the newest delivery first. With `finished_since` or
+/// `finished_until` it goes by finish, the latest first: so it reads the
+/// deliveries of that time alone, however long ago they were created.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, utoipa::IntoParams, clap::Args)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct DeliveryFilter {
+    /// In this state. Dead letters are all `dead`.
+    #[arg(skip)]
+    pub state: Option<DeliveryState>,
+    /// Dead for this cause, also where it was discarded since.
+    #[arg(long, value_parser = parser::<DeadCause>())]
+    pub cause: Option<DeadCause>,
+    /// To this endpoint.
+    #[arg(long, value_name = "ID")]
+    #[param(value_type = Option<String>)]
+    pub endpoint: Option<EndpointId>,
+    /// Of this event type.
+    #[arg(long, value_name = "TYPE")]
+    pub event_type: Option<String>,
+    /// With this key.
+    #[arg(long)]
+    pub key: Option<String>,
+    /// Created at this time or later, RFC 3339.
+    #[arg(skip)]
+    #[param(value_type = Option<String>, format = DateTime)]
+    pub since: Option<Timestamp>,
+    /// Created before this time.
+    #[arg(skip)]
+    #[param(value_type = Option<String>, format = DateTime)]
+    pub until: Option<Timestamp>,
+    /// Delivered, dead or cancelled at this time or later. The list is then ordered by that time, the latest first.
+    #[arg(skip)]
+    #[param(value_type = Option<String>, format = DateTime)]
+    pub finished_since: Option<Timestamp>,
+    /// Delivered, dead or cancelled before this time. The list is then ordered by that time, the latest first.
+    #[arg(skip)]
+    #[param(value_type = Option<String>, format = DateTime)]
+    pub finished_until: Option<Timestamp>,
+}
+
+impl DeliveryFilter {
+    /// Whether the list goes by time of finish, instead of creation.
+    pub fn is_by_finish(&self) -> bool {
+        self.finished_since.is_some() || self.finished_until.is_some()
+    }
+
+    /// Returns the same filter with its times converted to engine time.
+    pub fn on_engine(self, offset: WallOffset) -> Self {
+        let engine = |at: Option<Timestamp>| at.map(|at| offset.engine(at));
+        Self {
+            since: engine(self.since),
+            until: engine(self.until),
+            finished_since: engine(self.finished_since),
+            finished_until: engine(self.finished_until),
+            ..self
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Lists the deliveries that finished in a span of time, the latest first.
+
+use tokio_postgres::Row;
+
+use super::deliveries::{FINISHED_AT, LOOKED, any_endpoint_no, columns_of, complete};
+use super::{ROWS_PER_PAGE_MAX, bound_of};
+use crate::model::delivery::{Delivery, DeliveryState};
+use crate::model::delivery_filter::DeliveryFilter;
+use crate::model::id::TenantId;
+use crate::store::postgres::PostgresState;
+use crate::store::postgres::read_query::read_rows;
+use crate::store::postgres::rows::cause_code;
+use crate::store::postgres::transaction::bind;
+use crate::store::{FinishPosition, ListPage, PageRequest, Result};
+
+/// Number of rows that a statement scans at least.
+const LOOK_MIN: usize = 500;
+
+/// Returns a page of the deliveries of a tenant that finished in a span of time.
+pub async fn list(
+    shared: &PostgresState,
+    tenant: &TenantId,
+    filter: &DeliveryFilter,
+    page: &PageRequest,
+) -> Result<ListPage<Delivery>> {
+    let position = FinishPosition::begin(filter, page)?;
+    let nothing = ListPage { data: Vec::new(), next: None };
+    let Some(tenant_no) = shared.index().tenant_no(tenant) else { return Ok(nothing) };
+    let endpoint = match filter.endpoint {
+        None => None,
+        Some(id) => match any_endpoint_no(shared, tenant_no, id).await? {
+            Some(no) => Some(no),
+            None => return Ok(nothing),
+        },
+    };
+    let Some(states) = states_of(filter).filter(|_| page.limit > 0) else { return Ok(nothing) };
+    let list = FinishedList { tenant: tenant_no, endpoint, filter, states };
+    let (rows, next) = list.page(shared, position, page.limit).await?;
+    Ok(ListPage { data: complete(shared, tenant, &rows).await?, next: next.map(FinishPosition::cursor) })
+}
+
+/// The filter of a list, with numbers instead of ids.
+struct FinishedList<'a> {
+    tenant: i64,
+    endpoint: Option<i64>,
+    filter: &'a DeliveryFilter,
+    states: &'static str,
+}
+
+impl FinishedList<'_> {
+    /// Returns the rows of a page, and the position at which the next page begins.
+    async fn page(
+        &self,
+        shared: &PostgresState,
+        mut position: FinishPosition,
+        limit: usize,
+    ) -> Result<(Vec<Row>, Option<FinishPosition>)> {
+        let mut rows: Vec<Row> = Vec::new();
+        let mut left = ROWS_PER_PAGE_MAX;
+        loop {
+            let wanted = limit - rows.len();
+            let look = wanted.max(LOOK_MIN).min(left);
+            let read = self.read(shared, position, look, wanted).await?;
+            let Some(first) = read.first() else { return Ok((rows, None)) };
+            let looked = first.get::<_, i64>(LOOKED).max(0) as usize;
+            let lowest = first.get::<_, Option<i64>>(LOOKED + 1).zip(first.get::<_, Option<i64>>(LOOKED + 2));
+            // If nothing matched, one row still says how far the list came.
+            rows.extend(read.into_iter().filter(|row| row.get::<_, Option<i64>>(0).is_some()));
+            if rows.len() == limit {
+                let last = rows.last().map(|row| FinishPosition { finished_at: row.get(FINISHED_AT), no: row.get(0) });
+                return Ok((rows, last));
+            }
+            match lowest {
+                Some((no, finished_at)) if looked == look => position = FinishPosition { finished_at, no },
+                _ => return Ok((rows, None)),
+            }
+            left -= looked;
+            if left == 0 {
+                return Ok((rows, Some(position)));
+            }
+        }
+    }
+
+    /// Reads the matching deliveries among the next `look` behind a position.
+    async fn read(
+        &self,
+        shared: &PostgresState,
+        position: FinishPosition,
+        look: usize,
+        wanted: usize,
+    ) -> Result<Vec<Row>> {
+        let filter = self.filter;
+        let sql = columns_of(include_str!("../sql/finished_deliveries.sql")).replace(":states", self.states);
+        let from = bound_of(filter.finished_since).unwrap_or(i64::MIN);
+        let (look, wanted) = (look as i64, wanted as i64);
+        let cause = filter.cause.map(|cause| cause_code(cause) as i16);
+        let (since, until) = (bound_of(filter.since), bound_of(filter.until));
+        let bound = bind![
+            self.tenant,
+            from,
+            position.finished_at,
+            position.no,
+            look,
+            wanted,
+            self.endpoint,
+            cause,
+            filter.event_type,
+            filter.key,
+            since,
+            until
+        ];
+        read_rows(shared, &sql, bound).await
+    }
+}
+
+/// Returns the condition on the state. The planner knows the states of each
+/// table's rows, and skips the other tables.
+fn states_of(filter: &DeliveryFilter) -> Option<&'static str> {
+    match filter.state {
+        None => Some("d.state IN (1, 2, 3)"),
+        Some(DeliveryState::Delivered) => Some("d.state = 1"),
+        Some(DeliveryState::Dead) => Some("d.state = 2"),
+        Some(DeliveryState::Cancelled) => Some("d.state = 3"),
+        // What waits has not finished.
+        Some(DeliveryState::Waiting) => None,
+    }
+}
