@@ -12,6 +12,7 @@ use crate::lifecycle::change::change_delivery;
 use crate::model::audit::Initiator;
 use crate::model::delivery::DeliveryState;
 use crate::model::id::{DeliveryId, TenantId};
+use crate::model::named_enum::NamedEnum;
 use crate::store::DeliveryChange;
 
 type ChangeResponse = Result<(StatusCode, Json<DeliveryView>), Problem>;

@@ -27,9 +27,8 @@ use posthaste::store::embedded::{Durability, EmbeddedStore};
 use posthaste::store::postgres::{PostgresOptions, PostgresStore};
 use posthaste::store::seal::Seal;
 use posthaste::store::{
-    AcceptResult, BatchMode, Claim, ClaimOutcome, DeliveryChange, DeliveryChanged, DuePage, DueQuery,
-    EndpointUpdate, Error, ForgottenCounts, PageRequest, RetentionHorizon, RoutedEvent, SettleEffects, Settlement,
-    Store,
+    AcceptResult, BatchMode, Claim, ClaimOutcome, DeliveryChange, DeliveryChanged, DuePage, DueQuery, EndpointUpdate,
+    Error, ForgottenCounts, PageRequest, RetentionHorizon, RoutedEvent, SettleEffects, Settlement, Store,
 };
 use serde_json::{Value, json};
 
