@@ -212,10 +212,12 @@ pub async fn accept_batch(
     let mode = if params.partial { BatchMode::Each } else { BatchMode::All };
     let mut refused: Vec<Option<Problem>> = Vec::with_capacity(parsed.len());
     let mut submissions = Vec::with_capacity(parsed.len());
-    for item in parsed {
+    let mut positions = Vec::with_capacity(parsed.len());
+    for (position, item) in parsed.into_iter().enumerate() {
         match item {
             Ok(submission) => {
                 submissions.push(submission);
+                positions.push(position);
                 refused.push(None);
             }
             Err(problem) => refused.push(Some(problem)),
@@ -230,7 +232,7 @@ pub async fn accept_batch(
         .into_iter()
         .map(|refused| match refused {
             Some(problem) => Err(problem),
-            None => next_outcome(&mut outcomes).map_err(Problem::from),
+            None => next_outcome(&mut outcomes).map_err(|refusal| refusal.at_positions(&positions).into()),
         })
         .collect();
     if mode == BatchMode::All && outcomes.iter().any(Result::is_err) {

@@ -359,7 +359,14 @@ impl From<AcceptRefusal> for Problem {
     fn from(refusal: AcceptRefusal) -> Self {
         let detail = refusal.to_string();
         match refusal {
-            AcceptRefusal::Conflict { .. } => Self::field(ProblemCode::IdConflict, "/id", detail),
+            AcceptRefusal::Conflict { differs, .. } | AcceptRefusal::ConflictInBatch { differs, .. } => {
+                let mut problem = Self::field(ProblemCode::IdConflict, "/id", detail);
+                problem.errors.extend(differs.into_iter().map(|field| FieldError {
+                    pointer: format!("/{field}"),
+                    detail: format!("{field} differs from the other event's"),
+                }));
+                problem
+            }
             AcceptRefusal::UnknownEndpoint(_) => Self::field(ProblemCode::InvalidField, "/endpoints", detail),
             AcceptRefusal::Fanout(_) => Self::new(ProblemCode::FanoutLimit, detail),
             AcceptRefusal::NoRoom(StorageRefusal::Backlog { .. }) => {

@@ -27,8 +27,8 @@ use posthaste::store::postgres::{PostgresOptions, PostgresStore};
 use posthaste::store::seal::Seal;
 use posthaste::store::{
     AcceptResult, BatchMode, Claim, ClaimOutcome, DeliveryChange, DeliveryChanged, DeliveryQuery, DuePage, DueQuery,
-    EndpointUpdate, Error, ForgottenCounts, PageRequest, RetentionHorizon, RoutedEvent, SettleEffects, Settlement,
-    Store,
+    EndpointUpdate, Error, EventContent, ForgottenCounts, PageRequest, RetentionHorizon, RoutedEvent, SettleEffects,
+    Settlement, Store,
 };
 use serde_json::{Value, json};
 
@@ -536,6 +536,23 @@ impl Draft {
         let mut fingerprint = [0; 32];
         data.bytes().enumerate().for_each(|(n, byte)| fingerprint[n % 32] ^= byte.rotate_left(n as u32 % 8));
         self.fingerprint = Some(fingerprint);
+        self
+    }
+
+    /// Sets the timestamp to be sent, and the fingerprint of what the producer
+    /// sent with this timestamp of its own.
+    pub fn stamped(mut self, timestamp: &str, of_producer: Option<&str>) -> Self {
+        self.event.timestamp = Some(timestamp.to_owned());
+        let content = EventContent {
+            event_type: self.event.event_type.as_str(),
+            key: self.event.key.as_ref().map(|key| key.as_str()),
+            timestamp: of_producer,
+            schema_version: None,
+            expires_at: None,
+            endpoints: None,
+            data: &self.event.data,
+        };
+        self.fingerprint = Some(content.fingerprint());
         self
     }
 

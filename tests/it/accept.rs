@@ -75,14 +75,20 @@ async fn the_same_event_twice_is_one_event_and_other_content_is_a_conflict() {
     let first = gateway.client.post(EVENTS, body).await.expect(202);
     let again = gateway.client.post(EVENTS, body).await.expect(202);
     assert_eq!((&again["duplicate"], &again["accepted_at"]), (&json!(true), &first["accepted_at"]));
-    for other in [
-        r#"{"id":"evt_1","type":"a.b","data":{"x":1}}"#,
-        r#"{"id":"evt_1","type":"a.c","data":{"x": 1}}"#,
-        r#"{"id":"evt_1","type":"a.b","key":"k","data":{"x": 1}}"#,
-        r#"{"id":"evt_1","type":"a.b","schema_version":"1","data":{"x": 1}}"#,
+    let spaced = r#"{ "data":{ "x":1 }, "type":"a.b", "id":"evt_1" }"#;
+    assert_eq!(gateway.client.post(EVENTS, spaced).await.expect(202)["duplicate"], true, "only white space differs");
+    for (other, field) in [
+        (r#"{"id":"evt_1","type":"a.b","data":{"x": "1"}}"#, "data"),
+        (r#"{"id":"evt_1","type":"a.c","data":{"x": 1}}"#, "type"),
+        (r#"{"id":"evt_1","type":"a.b","key":"k","data":{"x": 1}}"#, "key"),
+        (r#"{"id":"evt_1","type":"a.b","schema_version":"1","data":{"x": 1}}"#, "schema_version"),
+        (r#"{"id":"evt_1","type":"a.b","timestamp":"2026-01-31T12:00:00Z","data":{"x":1}}"#, "timestamp"),
     ] {
         let problem = gateway.client.post(EVENTS, other).await.problem(409, "id_conflict");
         assert_eq!(problem["errors"][0]["pointer"], "/id");
+        assert_eq!(problem["errors"][1]["pointer"], format!("/{field}"), "{problem}");
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(detail.contains(&format!("with other content ({field} differs); use another id")), "{detail}");
     }
     let gateway = {
         let mut gateway = gateway;
@@ -191,13 +197,26 @@ async fn a_batch_stands_or_falls_as_one_and_partial_answers_for_each() {
     assert_eq!(statuses, [202, 422, 409]);
     assert_eq!(partial["data"][1]["error"]["code"], "invalid_field");
 
+    let twice = r#"[{"id":"x","type":"t","data":1},{"id":"y","type":"no good"},{"id":"x","type":"u","data":2}]"#;
+    let partial = gateway.client.post(&format!("{batch}?partial=true"), twice).await.expect(202);
+    let said = partial["data"][2]["error"]["errors"][0]["detail"].as_str().unwrap();
+    assert!(
+        said.starts_with("item 0 of this batch has the id x, too, with other content (type and data differ);"),
+        "{said}"
+    );
+    let twice = r#"[{"id":"v","type":"t","data":1},{"id":"w","type":"t","data":1},{"id":"w","type":"t","data":2}]"#;
+    let problem = gateway.client.post(batch, twice).await.problem(409, "id_conflict");
+    assert_eq!(problem["errors"][0]["pointer"], "/2/id");
+    let said = problem["errors"][0]["detail"].as_str().unwrap();
+    assert!(said.starts_with("item 1 of this batch has the id w, too, with other content (data differs);"), "{said}");
+
     let lines = "{\"id\":\"n1\",\"type\":\"t\",\"data\":1}\n\n{\"id\":\"n2\",\"type\":\"t\",\"data\":2}\n";
     assert_eq!(gateway.client.post(batch, lines).await.expect(202)["data"].as_array().unwrap().len(), 2);
     gateway.client.post(batch, "[]").await.problem(422, "invalid_field");
     let many = format!("[{}]", vec![r#"{"type":"t","data":1}"#; 1001].join(","));
     gateway.client.post(batch, many).await.problem(422, "invalid_field");
     eventually("the batch to arrive", || async {
-        if receiver.count() == 5 { Ok(()) } else { Err(receiver.count().to_string()) }
+        if receiver.count() == 6 { Ok(()) } else { Err(receiver.count().to_string()) }
     })
     .await;
 }

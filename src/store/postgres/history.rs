@@ -20,6 +20,7 @@ use crate::model::endpoint_event::EndpointEventRecord;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::{DeliveryQuery, Error, EventQuery, EventRecord, History, Lane, ListPage, PageRequest, Result};
 
+pub use events::{COLUMNS, event_from};
 use walk::number_at;
 
 mod deliveries;
