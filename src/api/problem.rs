@@ -411,6 +411,9 @@ pub enum Problems {
     /// `not_found`: there is no such thing, or it is another tenant's.
     #[response(status = 404, content_type = "application/problem+json")]
     NotFound(#[to_schema] ProblemBody<'static>),
+    /// `unknown_field` or `invalid_field`: a query parameter or a body that this route does not take.
+    #[response(status = 422, content_type = "application/problem+json")]
+    Unread(#[to_schema] ProblemBody<'static>),
     /// `rate_limited`: more calls of the tenant's tokens than its `limits.management` allows, or too many requests without a valid token from this address. `Retry-After` says when the next may come.
     #[response(status = 429, content_type = "application/problem+json")]
     Guessing(#[to_schema] ProblemBody<'static>),
