@@ -448,6 +448,7 @@ pub fn attempted(claim: &Claim, next: NextState, now: Timestamp) -> ClaimOutcome
         refused_target: None,
         custom_headers: Vec::new(),
         signatures: Vec::new(),
+        secret_id: None,
         response_headers: vec![("x-told".into(), "so".into())],
         response_body: "what came back".into(),
         truncated: false,

@@ -233,6 +233,7 @@ mod tests {
             refused_target: None,
             custom_headers: Vec::new(),
             signatures: Vec::new(),
+            secret_id: None,
             response_headers: Vec::new(),
             response_body: body.into(),
             truncated: false,
