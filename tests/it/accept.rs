@@ -1,8 +1,9 @@
 //! Handing events in: dedupe, matching, batches, and what producers are told.
 
+use posthaste::lifecycle::deliver::sign::sha256_hex;
 use serde_json::{Value, json};
 
-use crate::support::{Gateway, Options, Receiver, eventually};
+use crate::support::{Gateway, Options, Printed, Receiver, Reply, eager_retry, eventually};
 
 for_every_store! {
     an_accepted_event_arrives_signed_with_its_headers,
@@ -16,6 +17,7 @@ for_every_store! {
     a_page_of_large_events_is_short_and_goes_on,
     a_tenant_has_its_own_ids_endpoints_and_defaults,
     a_producer_that_hangs_up_leaves_nothing_half_done,
+    an_attempt_is_logged_in_one_line_with_every_field,
 }
 
 const EVENTS: &str = "/v1/tenants/default/events";
@@ -322,4 +324,37 @@ async fn a_producer_that_hangs_up_leaves_nothing_half_done() {
         }
     })
     .await;
+}
+
+async fn an_attempt_is_logged_in_one_line_with_every_field() {
+    let printed = Printed::default();
+    let flags = ["--log", "info"].map(str::to_owned).to_vec();
+    let gateway = Gateway::start_with(Options { flags, output: Some(printed.clone()), ..Options::default() }).await;
+    let receiver = Receiver::scripted(vec![Reply::Status(503), Reply::Status(200)]).await;
+    let endpoint = gateway.create_endpoint(json!({"url": receiver.url(), "retry": eager_retry(3)})).await;
+    gateway.send(json!({"id": "logged", "type": "t", "schema_version": "v7", "data": {"hidden": "payload"}})).await;
+    let delivery = gateway.wait_for_state("logged", "delivered").await;
+    gateway.send(json!({"id": "plain", "type": "u", "data": 1})).await;
+    gateway.wait_for_state("plain", "delivered").await;
+    let lines: Vec<Value> = eventually("both attempts to be logged", || async {
+        let text = printed.text();
+        assert!(!text.contains("payload"), "a payload is never logged");
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let is_ours = |line: &Value| line["event.id"] == "logged" && line["attempt"].is_number();
+        let found: Vec<Value> = lines.filter(is_ours).collect();
+        if found.len() == 2 { Ok(found) } else { Err(text) }
+    })
+    .await;
+    let seen: Vec<_> = receiver.seen().into_iter().filter(|seen| seen.id() == "logged").collect();
+    for (line, (attempt, status, verdict)) in lines.iter().zip([(1, 503, "retry"), (2, 200, "delivered")]) {
+        assert_eq!((&line["delivery.id"], &line["endpoint.id"]), (&delivery["id"], &endpoint["id"]), "{line}");
+        assert_eq!((&line["tenant.id"], &line["attempt"]), (&json!("default"), &json!(attempt)), "{line}");
+        assert_eq!((&line["status"], &line["verdict"]), (&json!(status), &json!(verdict)), "{line}");
+        assert_eq!(line["body_sha256"], sha256_hex(&seen[0].body), "{line}");
+        assert!(line["duration_ms"].is_number(), "{line}");
+        assert_eq!(line["next_at"].is_string(), attempt == 1, "{line}");
+    }
+    assert_eq!(seen[1].header("x-schema-version"), "v7", "on every attempt");
+    let plain = receiver.seen().into_iter().find(|seen| seen.id() == "plain").unwrap();
+    assert!(plain.headers.get("x-schema-version").is_none(), "{:?}", plain.headers);
 }
