@@ -21,9 +21,11 @@ use super::problem::{
     AcceptProblems, FieldError, InputProblems, Problem, ProblemCode, Problems, SpaceProblems, StateProblems,
 };
 use super::rate_limit_headers::{self, RateLimitHeaders};
-use crate::lifecycle::accept::{AcceptOutcome, Receipt, Submission, accept, accept_over};
+use crate::lifecycle::accept::{Receipt, Submission, accept, accept_over};
 use crate::model::event::{EventKey, EventType, json_depth};
 use crate::model::id::{EndpointId, EventId, TenantId};
+use crate::model::parse_fault::time_fault;
+use crate::model::rfc3339::{is_rfc3339, parse_moment};
 use crate::model::span::Span;
 use crate::store::BatchMode;
 
@@ -43,7 +45,7 @@ pub fn body_bytes_max(event_bytes_max: usize) -> u64 {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewEvent<'a> {
-    /// Names the event within its tenant: 1 to 128 of `A-Z a-z 0-9 _ -`. Without it, the request header `Idempotency-Key` is used, or the gateway makes an id. Sending the same id and content again is safe.
+    /// Names the event within its tenant: 1 to 128 of `A-Z a-z 0-9 _ -`. Without it, the request header `Idempotency-Key` is used, or the gateway makes an id; with it, the header must be the same. Sending the same id and content again is safe.
     #[schema(value_type = Option<String>, pattern = "^[A-Za-z0-9_-]{1,128}$", example = "evt_order_1001_paid")]
     id: Option<EventId>,
     /// What kind of thing happened, such as `invoice.paid`: words of `A-Z a-z 0-9 _` joined by dots, at most 256 bytes.
@@ -87,11 +89,18 @@ pub struct ReceiptView {
     deliveries: u32,
     /// Whether the same event had been accepted before, so that nothing was created.
     duplicate: bool,
+    /// What is unusual about the event, though it was accepted. Left out where nothing is.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    warnings: Vec<String>,
 }
 
-impl From<Receipt> for ReceiptView {
-    fn from(receipt: Receipt) -> Self {
+impl ReceiptView {
+    /// Shows a receipt, with what is unusual about the event.
+    pub fn of(receipt: Receipt, warnings: Vec<String>) -> Self {
         Self {
+            // A repeat changes nothing, whatever it would have meant alone.
+            warnings: if receipt.is_duplicate { Vec::new() } else { warnings },
             id: receipt.id,
             event_type: receipt.event_type,
             accepted_at: receipt.accepted_at,
@@ -118,6 +127,10 @@ pub struct BatchItem {
     /// Whether it had been accepted before.
     #[serde(skip_serializing_if = "Option::is_none")]
     duplicate: Option<bool>,
+    /// What is unusual about it, though it was accepted. Left out where nothing is.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    warnings: Vec<String>,
     /// Why it was not accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<BatchError>,
@@ -158,12 +171,12 @@ pub async fn accept_one(
     let permit = api.gateway.intake.permit(&tenant.id);
     let (body, _permit) = read_events(&headers, body, api.event_bytes_max, permit).await?;
     let mut submission = read_event(&body, &body)?;
-    if submission.id.is_none() {
-        submission.id = idempotency_key(&headers)?;
-    }
+    submission.id = choose_id(submission.id, &headers)?;
+    let warnings = warnings_of(&api, &submission);
     let outcomes = accept(&api.gateway, &tenant.id, vec![submission], BatchMode::All).await?;
     let outcome = outcomes.into_iter().next().expect("one event in, one outcome out");
-    Ok((StatusCode::ACCEPTED, rate_limit_headers::rate_limit_headers(&api, &tenant), Json(outcome?.into())))
+    let receipt = ReceiptView::of(outcome?, warnings);
+    Ok((StatusCode::ACCEPTED, rate_limit_headers::rate_limit_headers(&api, &tenant), Json(receipt)))
 }
 
 /// How a batch is taken.
@@ -212,10 +225,13 @@ pub async fn accept_batch(
     let mode = if params.partial { BatchMode::Each } else { BatchMode::All };
     let mut refused: Vec<Option<Problem>> = Vec::with_capacity(parsed.len());
     let mut submissions = Vec::with_capacity(parsed.len());
-    for item in parsed {
+    let (mut positions, mut warnings) = (Vec::with_capacity(parsed.len()), Vec::with_capacity(parsed.len()));
+    for (position, item) in parsed.into_iter().enumerate() {
         match item {
             Ok(submission) => {
+                warnings.push(warnings_of(&api, &submission));
                 submissions.push(submission);
+                positions.push(position);
                 refused.push(None);
             }
             Err(problem) => refused.push(Some(problem)),
@@ -225,12 +241,16 @@ pub async fn accept_batch(
         return Err(refuse_batch(refused));
     }
     let accepted = accept_over(&api.gateway, &tenant.id, submissions, mode, params.spread).await?;
-    let mut outcomes = accepted.into_iter();
-    let outcomes: Vec<Result<Receipt, Problem>> = refused
+    let mut outcomes = accepted.into_iter().zip(warnings);
+    let outcomes: Vec<Result<ReceiptView, Problem>> = refused
         .into_iter()
         .map(|refused| match refused {
             Some(problem) => Err(problem),
-            None => next_outcome(&mut outcomes).map_err(Problem::from),
+            None => {
+                let (outcome, warnings) = outcomes.next().expect("one outcome per event handed over");
+                let shown = outcome.map(|receipt| ReceiptView::of(receipt, warnings));
+                shown.map_err(|refusal| refusal.at_positions(&positions).into())
+            }
         })
         .collect();
     if mode == BatchMode::All && outcomes.iter().any(Result::is_err) {
@@ -270,24 +290,22 @@ fn check_spread(api: &SharedApiState, spread: Option<Span>) -> Result<(), Proble
     ))
 }
 
-fn next_outcome(outcomes: &mut impl Iterator<Item = AcceptOutcome>) -> AcceptOutcome {
-    outcomes.next().expect("one outcome per event handed over")
-}
-
-fn show_item(index: usize, outcome: Result<Receipt, Problem>) -> BatchItem {
+fn show_item(index: usize, outcome: Result<ReceiptView, Problem>) -> BatchItem {
     match outcome {
         Ok(receipt) => BatchItem {
             index,
             status: 202,
             id: Some(receipt.id),
             deliveries: Some(receipt.deliveries),
-            duplicate: Some(receipt.is_duplicate),
+            duplicate: Some(receipt.duplicate),
+            warnings: receipt.warnings,
             error: None,
         },
         Err(problem) => {
             let (code, errors) = problem.errors_below("");
             let error = Some(BatchError { code, errors });
-            BatchItem { index, status: code.status().as_u16(), id: None, deliveries: None, duplicate: None, error }
+            let status = code.status().as_u16();
+            BatchItem { index, status, id: None, deliveries: None, duplicate: None, warnings: Vec::new(), error }
         }
     }
 }
@@ -355,16 +373,12 @@ pub fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
     if let Some(timestamp) = &new.timestamp
         && !is_rfc3339(timestamp)
     {
-        refuse(
-            "/timestamp",
-            format!("timestamp {timestamp:?} is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z"),
-        );
+        refuse("/timestamp", time_fault(&format!("timestamp {timestamp:?}")));
     }
     let expires_at = new.expires_at.as_deref().map(|text| match is_rfc3339(text).then(|| parse_moment(text)) {
         Some(Some(at)) => Some(at),
         _ => {
-            let detail = format!("expires_at {text:?} is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z");
-            refuse("/expires_at", detail);
+            refuse("/expires_at", time_fault(&format!("expires_at {text:?}")));
             None
         }
     });
@@ -402,44 +416,29 @@ pub fn read_event(body: &Bytes, json: &[u8]) -> Result<Submission, Problem> {
     })
 }
 
-/// Parses an RFC 3339 time. The last hours of the year 9999 are beyond the
-/// range of [`Timestamp`] and become its maximum, which stands for never.
-fn parse_moment(text: &str) -> Option<Timestamp> {
-    let is_date = text.get(..19).is_some_and(|text| text.parse::<jiff::civil::DateTime>().is_ok());
-    let is_last = ["9999-12-29", "9999-12-30", "9999-12-31"].iter().any(|day| text.starts_with(day));
-    let is_never = is_last && is_date;
-    // The parser takes at most nine digits of a second; further digits are cut off.
-    let digits = text.get(20..).map_or(0, |rest| rest.bytes().take_while(u8::is_ascii_digit).count());
-    let nanos_text = match text.get(19..20) {
-        Some(".") if digits > 9 => format!("{}{}", &text[..29], &text[20 + digits..]),
-        _ => text.to_owned(),
-    };
-    nanos_text.parse().ok().or(is_never.then_some(Timestamp::MAX))
-}
-
-/// Whether a text is RFC 3339 to the letter, because receivers may parse it strictly.
-fn is_rfc3339(text: &str) -> bool {
-    let has_shape = |shape: &str, text: &str| {
-        text.len() == shape.len()
-            && text.bytes().zip(shape.bytes()).all(|(byte, wanted)| match wanted {
-                b'0' => byte.is_ascii_digit(),
-                wanted => byte.eq_ignore_ascii_case(&wanted),
-            })
-    };
-    let Some((moment, rest)) = text.split_at_checked(19) else { return false };
-    let zone = match rest.strip_prefix('.') {
-        None => rest,
-        Some(fraction) => fraction.trim_start_matches(|c: char| c.is_ascii_digit()),
-    };
-    let is_zone = ["Z", "+00:00", "-00:00"].iter().any(|shape| has_shape(shape, zone));
-    let is_zone = is_zone && zone.get(1..3).is_none_or(|hours| hours < "24");
-    let is_zone = is_zone && zone.get(4..6).is_none_or(|minutes| minutes < "60");
-    let is_fraction_empty = rest.starts_with('.') && rest.len() == zone.len() + 1;
-    has_shape("0000-00-00T00:00:00", moment) && is_zone && !is_fraction_empty && parse_moment(text).is_some()
-}
-
 fn is_version(text: &str) -> bool {
     (1..=SCHEMA_VERSION_BYTES_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+/// Returns what is unusual about an event that is accepted all the same.
+fn warnings_of(api: &SharedApiState, submission: &Submission) -> Vec<String> {
+    let is_over = submission.expires_at.is_some_and(|at| at <= api.gateway.clock.wall());
+    let warning = "expires_at is in the past, so nothing is attempted; deliveries are parked as expired";
+    if is_over { vec![warning.to_owned()] } else { Vec::new() }
+}
+
+/// Returns the id of the body, or else that of the `Idempotency-Key` header.
+/// Two different ones are refused: it is not clear which one tells repeats.
+fn choose_id(in_body: Option<EventId>, headers: &HeaderMap) -> Result<Option<EventId>, Problem> {
+    match (in_body, idempotency_key(headers)) {
+        (None, in_header) => in_header,
+        (Some(id), Ok(in_header)) if in_header.as_ref().is_none_or(|key| *key == id) => Ok(Some(id)),
+        (Some(id), _) => Err(Problem::field(
+            ProblemCode::InvalidField,
+            "Idempotency-Key",
+            format!("the Idempotency-Key header is not the id {id} of the event; send one of them, or the same twice"),
+        )),
+    }
 }
 
 /// Reads the event id from the `Idempotency-Key` header, bare or in quotes.
@@ -458,19 +457,4 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<EventId>, Problem> {
         )
     };
     bare.parse().map(Some).map_err(refused)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_last_times_that_can_be_written_are_times() {
-        for text in ["9999-12-31T23:59:59Z", "9999-12-29T23:59:59-23:59", "9999-12-30T22:00:01Z"] {
-            assert!(is_rfc3339(text) && parse_moment(text) == Some(Timestamp::MAX), "{text}");
-        }
-        for text in ["9999-12-32T00:00:00Z", "9999-12-31T00:00:00+00:60", "9999-12-31T00:00:00+24:00"] {
-            assert!(!is_rfc3339(text), "{text}");
-        }
-    }
 }

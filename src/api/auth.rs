@@ -22,14 +22,13 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue};
 use jiff::Timestamp;
 use tracing::{info, warn};
-use url::form_urlencoded;
 
 use super::auth_failures::{self, AuthFailure};
 use super::connection_slots::ConnectionStatus;
 use super::problem::{Problem, ProblemCode};
 use super::rate_limit_headers::whole_seconds;
 use super::route_rights::{RouteAccess, RouteRights};
-use super::{SharedApiState, accept, origin, server, status};
+use super::{SharedApiState, accept, origin, server, status, unread_input};
 use crate::metrics::AuthFailureKind;
 use crate::model::audit::{CallerIdentity, Initiator};
 use crate::model::headers::MASK;
@@ -226,7 +225,9 @@ pub async fn admit(
     if access.is_none() {
         return wrong_method(&rights, route, &request);
     }
-    if let Some(problem) = route.and_then(|route| refuse_unread_query(&rights, route, &request)) {
+    if let Some(route) = route
+        && let Some(problem) = unread_input::refuse(&rights, route, &mut request).await
+    {
         return problem.into_response();
     }
     // Accepting an event writes no audit entry and has a rate of its own, so nothing below applies.
@@ -307,17 +308,6 @@ async fn named_tenant(route: Option<&str>, request: &mut Request) -> Option<Stri
     let params = request.extract_parts::<Path<Vec<(String, String)>>>().await;
     let params = params.map(|Path(params)| params).unwrap_or_default();
     Some(params.into_iter().find(|(name, _)| name == "tenant").map(|(_, tenant)| tenant).unwrap_or_default())
-}
-
-/// Refuses query parameters on a route that has none, because they are most
-/// likely a mistake.
-fn refuse_unread_query(rights: &RouteRights, route: &str, request: &Request) -> Option<Problem> {
-    if rights.takes_query(route, request.method()) {
-        return None;
-    }
-    let (name, _) = form_urlencoded::parse(request.uri().query()?.as_bytes()).next()?;
-    let detail = format!("unknown field `{name}`, there are no query parameters here");
-    Some(Problem::field(ProblemCode::UnknownField, format!("?{name}"), detail))
 }
 
 /// Returns a path for the log, with tokens in it masked.

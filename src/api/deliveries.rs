@@ -23,7 +23,7 @@ use crate::model::delivery::{BodyFormat, DeadCause, Delivery, DeliveryState, Out
 use crate::model::delivery_filter::DeliveryFilter;
 use crate::model::endpoint::Endpoint;
 use crate::model::explain::Explanation;
-use crate::model::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
+use crate::model::id::{AttemptId, DeliveryId, EndpointId, EventId, SecretId, TenantId};
 use crate::model::named_enum::NamedEnum;
 use crate::model::url_versions::masked;
 use crate::model::verdict::Verdict;
@@ -146,6 +146,9 @@ pub struct AttemptView {
     status: Option<u16>,
     /// Why there was no answer; null when there was one.
     error: Option<AttemptFailure>,
+    /// Which secret signed it; where several did, during the overlap of a rotation, the newest. Null for attempts of versions that did not record it.
+    #[schema(value_type = Option<String>)]
+    secret_id: Option<SecretId>,
     /// The headers sent; the signature and the endpoint's own values are masked.
     request_headers: BTreeMap<String, String>,
     /// The headers received, capped at 1 KiB; empty where the gateway shows none (`--redact-payloads`).
@@ -173,6 +176,7 @@ impl AttemptView {
             url,
             status: attempt.status,
             error: attempt.error,
+            secret_id: attempt.secret_id,
             response_headers: if is_redacted { BTreeMap::new() } else { joined(attempt.response_headers) },
             response_body: Some(attempt.response_body).filter(|_| !is_redacted),
             truncated: attempt.truncated,

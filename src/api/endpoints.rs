@@ -499,7 +499,7 @@ pub async fn test(
     let outcomes = accept(&api.gateway, &tenant, vec![submission], BatchMode::All).await?;
     let outcome = outcomes.into_iter().next().expect("one event in, one outcome out")?;
     api.gateway.store.record(&by, AuditedAction::new(AuditAction::EndpointTested, &tenant, id)).await?;
-    Ok((StatusCode::ACCEPTED, Json(outcome.into())))
+    Ok((StatusCode::ACCEPTED, Json(ReceiptView::of(outcome, Vec::new()))))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Reads request bodies, query parameters and paths. Every refusal is a problem
 //! that names the field.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use http::Uri;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, EXPECT};
 use http::request::Parts;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use jiff::Timestamp;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -25,6 +27,7 @@ use super::request_schema::find_non_object;
 use crate::lifecycle::intake::{IntakePermit, Overload};
 use crate::model::event::json_depth;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId, TokenId};
+use crate::model::parse_fault::{data_fault, is_time, json_fault, time_fault};
 use crate::model::pointer::child;
 
 /// Timeout for a body to arrive.
@@ -247,7 +250,9 @@ fn explain<'a, T: Deserialize<'a>>(bytes: &'a [u8], problem: &serde_json::Error)
     // serde_json calls a number in place of an enum's name a syntax error, but the body is valid JSON.
     let is_json = problem.is_data() || serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok();
     if !is_json {
-        return Problem::new(ProblemCode::InvalidJson, format!("the body is not JSON: {problem}"));
+        let detail =
+            format!("the body is not JSON: {}; write it like {{\"name\": \"value\"}}", json_fault(bytes, problem));
+        return Problem::new(ProblemCode::InvalidJson, detail);
     }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let pointer = match serde_path_to_error::deserialize::<_, T>(&mut reader) {
@@ -266,9 +271,7 @@ pub fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Problem> {
 }
 
 fn of_data_error(pointer: String, problem: &serde_json::Error) -> Problem {
-    let text = problem.to_string();
-    let detail = text.split(" at line ").next().unwrap_or_default().to_owned();
-    let detail = in_plain_words(detail);
+    let detail = data_fault(&problem.to_string());
     // The parser names a missing or unknown field only in its message.
     let named = |prefix: &str| detail.strip_prefix(prefix)?.split('`').next().map(str::to_owned);
     // An unknown field may have any name, with backticks and slashes in it.
@@ -282,34 +285,15 @@ fn of_data_error(pointer: String, problem: &serde_json::Error) -> Problem {
     if let Some((inner, message)) = detail.strip_prefix("at ").and_then(|rest| rest.split_once(": ")) {
         return Problem::field(ProblemCode::InvalidField, format!("{pointer}{inner}"), message);
     }
+    let field = pointer.rsplit('/').next().unwrap_or_default();
     match named("missing field `").or_else(|| named("duplicate field `")) {
         Some(name) => Problem::field(ProblemCode::InvalidField, format!("{pointer}/{name}"), detail),
+        None if is_time(field) => {
+            let detail = time_fault(field);
+            Problem::field(ProblemCode::InvalidField, pointer, detail)
+        }
         None => Problem::field(ProblemCode::InvalidField, pointer, detail),
     }
-}
-
-/// Replaces the names of Rust types in the parser's message by plain words.
-fn in_plain_words(detail: String) -> String {
-    if detail == "expected value" {
-        return "the value is of a wrong type or shape".to_owned();
-    }
-    if let Some((name, accepted)) =
-        detail.strip_prefix("unknown variant ").and_then(|rest| rest.split_once(", expected "))
-    {
-        return format!("{name} is not known here; use {accepted}");
-    }
-    let Some((actual, expected)) = detail.split_once(", expected ") else { return detail };
-    let expected = match expected {
-        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number",
-        "f64" => "a number",
-        "a string" => "a text",
-        "a sequence" => "a list",
-        "a map" => "an object",
-        object if object.starts_with("struct ") => "an object",
-        word if word.starts_with("enum ") || word == "string or map" => "a text",
-        other => other,
-    };
-    format!("{actual}, expected {expected}")
 }
 
 fn pointer_of(path: &serde_path_to_error::Path) -> String {
@@ -332,6 +316,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryParams<T>
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         refuse_nul(parts)?;
+        refuse_reversed_times(&parts.uri)?;
         from_query(&parts.uri).map(Self).map_err(|message| of_query_error(&message))
     }
 }
@@ -350,6 +335,7 @@ impl<F: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for ListParams<F> 
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         refuse_nul(parts)?;
+        refuse_reversed_times(&parts.uri)?;
         let fields = form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
         let (page, filter): (Vec<_>, Vec<_>) = fields.partition(|(name, _)| matches!(&**name, "limit" | "cursor"));
         let uri_of = |fields: Vec<_>| -> Uri {
@@ -387,6 +373,23 @@ fn from_query<T: DeserializeOwned>(uri: &Uri) -> Result<T, String> {
     })
 }
 
+/// Refuses a range of times that ends before it begins: `since` and `until`, or
+/// names that end like that. Nothing could be in it.
+fn refuse_reversed_times(uri: &Uri) -> Result<(), Problem> {
+    let fields: HashMap<_, _> = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).collect();
+    for (name, since) in &fields {
+        let Some(prefix) = name.strip_suffix("since") else { continue };
+        let until_name = format!("{prefix}until");
+        let Some(until) = fields.get(until_name.as_str()) else { continue };
+        let times = since.parse::<Timestamp>().ok().zip(until.parse::<Timestamp>().ok());
+        if times.is_some_and(|(since, until)| since > until) {
+            let detail = format!("{name} ({since}) is after {until_name} ({until}), so nothing can match; swap them");
+            return Err(Problem::field(ProblemCode::InvalidField, format!("?{name}"), detail));
+        }
+    }
+    Ok(())
+}
+
 /// Turns the parser's message, `<parameter>: <error>`, into a problem.
 fn of_query_error(detail: &str) -> Problem {
     let (name, message) = detail.split_once(": ").unwrap_or(("", detail));
@@ -400,12 +403,9 @@ fn of_query_error(detail: &str) -> Problem {
     }
     let (code, detail) = match message {
         message if message.starts_with("unknown field") => (ProblemCode::UnknownField, message.to_owned()),
-        message if matches!(name, "since" | "until" | "finished_since" | "finished_until") => (
-            ProblemCode::InvalidField,
-            format!("{name} is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z ({message})"),
-        ),
+        _ if is_time(name) => (ProblemCode::InvalidField, time_fault(name)),
         _ if name == "limit" => (ProblemCode::InvalidField, "limit is not a whole number; use 1 to 500".to_owned()),
-        message => (ProblemCode::InvalidField, format!("{name}: {}", in_plain_words(message.to_owned()))),
+        message => (ProblemCode::InvalidField, format!("{name}: {}", data_fault(message))),
     };
     Problem::field(code, format!("?{name}"), detail)
 }

@@ -55,6 +55,7 @@ pub mod startup;
 pub mod status;
 pub mod tenants;
 pub mod tokens;
+pub mod unread_input;
 pub mod write_timeout;
 
 /// The state of the API, shared by every request.

@@ -363,7 +363,14 @@ impl From<AcceptRefusal> for Problem {
     fn from(refusal: AcceptRefusal) -> Self {
         let detail = refusal.to_string();
         match refusal {
-            AcceptRefusal::Conflict { .. } => Self::field(ProblemCode::IdConflict, "/id", detail),
+            AcceptRefusal::Conflict { differs, .. } | AcceptRefusal::ConflictInBatch { differs, .. } => {
+                let mut problem = Self::field(ProblemCode::IdConflict, "/id", detail);
+                problem.errors.extend(differs.into_iter().map(|field| FieldError {
+                    pointer: format!("/{field}"),
+                    detail: format!("{field} differs from the other event's"),
+                }));
+                problem
+            }
             AcceptRefusal::UnknownEndpoint(_) => Self::field(ProblemCode::InvalidField, "/endpoints", detail),
             AcceptRefusal::Fanout(_) => Self::new(ProblemCode::FanoutLimit, detail),
             AcceptRefusal::NoRoom(StorageRefusal::Backlog { .. }) => {
@@ -415,7 +422,7 @@ fn describe(codes: &[ProblemCode]) -> BTreeMap<String, RefOr<DescribedResponse>>
 
 problem_groups! {
     /// Problems of every route that needs a token.
-    Problems = [MalformedRequest, Unauthenticated, MissingRight, NotFound, UnknownField, RateLimited, Unavailable];
+    Problems = [MalformedRequest, Unauthenticated, MissingRight, NotFound, UnknownField, InvalidField, RateLimited, Unavailable];
     /// Problems of a route with parameters or a body; those that it cannot have are left out of its description.
     InputProblems = [InvalidJson, InvalidCursor, RequestTimeout, PayloadTooLarge, UnsupportedMediaType, InvalidField];
     /// Problems when the state of a resource does not allow the change.

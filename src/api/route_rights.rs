@@ -32,6 +32,7 @@ struct RouteOperation {
     method: Method,
     access: RouteAccess,
     takes_query: bool,
+    takes_body: bool,
 }
 
 impl RouteRights {
@@ -50,7 +51,9 @@ impl RouteRights {
                         let is_reading =
                             need == RequiredRight::Right(Right::Read) || method == Method::GET && !is_secret;
                         let access = RouteAccess { need, is_reading };
-                        rights.0.entry(path.clone()).or_default().push(RouteOperation { method, access, takes_query });
+                        let takes_body = operation["requestBody"].is_object();
+                        let operation = RouteOperation { method, access, takes_query, takes_body };
+                        rights.0.entry(path.clone()).or_default().push(operation);
                     }
                     None => unmarked.push(format!("{method} {path}")),
                 }
@@ -71,6 +74,11 @@ impl RouteRights {
     /// Whether a route has query parameters.
     pub fn takes_query(&self, route: &str, method: &Method) -> bool {
         self.operation(route, method).is_none_or(|operation| operation.takes_query)
+    }
+
+    /// Whether a route has a body.
+    pub fn takes_body(&self, route: &str, method: &Method) -> bool {
+        self.operation(route, method).is_none_or(|operation| operation.takes_body)
     }
 
     fn operation(&self, route: &str, method: &Method) -> Option<&RouteOperation> {
@@ -160,5 +168,6 @@ mod tests {
         assert_eq!(rights.access_of("/v1/cluster", &Method::GET), access(RequiredRight::Admin, true));
         assert_eq!(rights.allowed(events), "GET,HEAD,POST");
         assert!(rights.takes_query(events, &Method::GET) && !rights.takes_query(events, &Method::POST));
+        assert!(!rights.takes_body(events, &Method::GET) && rights.takes_body(events, &Method::POST));
     }
 }

@@ -217,7 +217,8 @@ pub async fn put(
 }
 
 fn bad_id(uri: &http::Uri) -> Problem {
-    let text = uri.path().rsplit('/').next().unwrap_or_default();
+    let text = percent_encoding::percent_decode_str(uri.path().rsplit('/').next().unwrap_or_default());
+    let text = text.decode_utf8_lossy();
     let detail = match text.parse::<TenantId>() {
         Err(problem) => problem.to_string(),
         Ok(_) => "the tenant's id cannot be read".to_owned(),
@@ -255,6 +256,9 @@ fn check(settings: &TenantSettings) -> Result<(), Problem> {
     }
     settings.limits.check(|pointer, detail| refuse(&format!("/limits{pointer}"), detail));
     let defaults = &settings.defaults;
+    if let Some(Err(detail)) = defaults.status_rules.as_ref().map(|rules| rules.check()) {
+        refuse("/defaults/status_rules", detail);
+    }
     if let Some(Err(problem)) = defaults.retry.as_ref().map(|retry| retry.resolve()) {
         refuse(&format!("/defaults/retry{}", problem.pointer), problem.message);
     }

@@ -11,7 +11,7 @@ use anyhow::{Context, anyhow, bail};
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
 use http::{HeaderValue, Method, Request, StatusCode};
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
@@ -29,6 +29,7 @@ use crate::model::id::TenantId;
 use crate::model::span::Span;
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Which gateway to speak to, as whom, and how to show its answers.
 #[derive(Debug, Clone, clap::Args)]
@@ -240,6 +241,40 @@ impl Client {
             sentence.push_str(&format!("; the token shown is from {}", self.token_from));
         }
         CommandFailure::answered(status, sentence, body).into()
+    }
+}
+
+/// Fetches what a link leads to, without a token; an answer other than 200 is
+/// an error.
+pub async fn fetch(link: &str) -> anyhow::Result<Bytes> {
+    const FETCHED_BYTES_MAX: usize = 16 * 1_024 * 1_024;
+    let url = server_url(link).map_err(|problem| anyhow!("{link:?} is not a link: {problem}"))?;
+    let exchange = async {
+        let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
+        let tcp = TcpStream::connect((host, url.port_or_known_default().unwrap_or(80))).await?;
+        let stream: Box<dyn ClientStream> = match url.scheme() {
+            "https" => Box::new(encrypt(host, tcp).await?),
+            _ => Box::new(tcp),
+        };
+        let (mut open, connection) = handshake(TokioIo::new(stream)).await?;
+        tokio::spawn(async move { drop(connection.await) });
+        let request = Request::builder()
+            .uri(&url[Position::BeforePath..Position::AfterQuery])
+            .header(HOST, &url[Position::BeforeHost..Position::AfterPort])
+            .body(Full::<Bytes>::default())?;
+        let response = open.send_request(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), FETCHED_BYTES_MAX).collect().await;
+        let body = body.map_err(|problem| anyhow!("the answer broke off, or is larger than 16 MiB: {problem}"))?;
+        anyhow::Ok((status, body.to_bytes()))
+    };
+    let fetched = tokio::time::timeout(FETCH_TIMEOUT, exchange).await;
+    match fetched.map_err(|_| anyhow!("no answer within {}", Span(FETCH_TIMEOUT)))?? {
+        (StatusCode::OK, body) => Ok(body),
+        (status, body) => match serde_json::from_slice::<ProblemResponse>(&body) {
+            Ok(problem) => bail!("{status}: {}", problem.sentence()),
+            Err(_) => bail!("it was answered {status}"),
+        },
     }
 }
 

@@ -10,6 +10,7 @@ use http::StatusCode;
 use serde::Serialize;
 
 use super::output::pretty;
+use crate::model::parse_fault::number_fault;
 
 /// Why a command failed, as its exit code tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +123,9 @@ pub fn report_usage(problem: &clap::Error, is_json: bool) -> ExitCode {
     use clap::error::ErrorKind;
     let is_help = problem.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     if is_json && problem.use_stderr() && !is_help {
-        print(&document(ExitReason::Usage, &usage_sentence(&problem.to_string())));
+        print(&document(ExitReason::Usage, &number_fault(&usage_sentence(&problem.to_string()))));
+    } else if problem.kind() == ErrorKind::ValueValidation {
+        print(number_fault(&problem.to_string()).trim_end());
     } else {
         // The reader may be gone.
         let _ = problem.print();

@@ -98,7 +98,7 @@ fn page(body: &str, what: &str, columns: &[Column], now: Timestamp, screen: Scre
 }
 
 fn record_table(body: &str, only: &[&str], now: Timestamp) -> anyhow::Result<Table> {
-    let Fields(fields) = serde_json::from_str(body).with_context(unexpected_answer)?;
+    let Fields(fields) = serde_json::from_str(body).map_err(|_| unexpected_answer())?;
     let mut rows = Vec::new();
     for (name, raw) in fields.iter().filter(|(name, _)| only.is_empty() || only.contains(&name.as_str())) {
         // Both are JSON that somebody wrote, and are shown as such.
@@ -154,11 +154,11 @@ fn is_time(name: &str) -> bool {
 
 /// Parses the gateway's answer.
 pub fn parse(body: &str) -> anyhow::Result<Value> {
-    serde_json::from_str(body).with_context(unexpected_answer)
+    serde_json::from_str(body).map_err(|_| unexpected_answer())
 }
 
-fn unexpected_answer() -> &'static str {
-    "the server's answer is not the JSON expected; is it a posthaste gateway of this version?"
+fn unexpected_answer() -> anyhow::Error {
+    anyhow::anyhow!("the server's answer is not the JSON expected; is it a posthaste gateway of this version?")
 }
 
 /// Returns the rows of a page.
@@ -209,12 +209,23 @@ pub fn moment(at: Timestamp, now: Timestamp) -> String {
 /// Renders how far away a time is: `in 4m 12s`, `3s ago`, `now`.
 pub fn away(at: Timestamp, now: Timestamp) -> String {
     let millis = at.as_millisecond() - now.as_millisecond();
-    let length = length(millis.unsigned_abs() / 1_000);
+    let length = length(rounded(millis.unsigned_abs()));
     match millis {
         1_000.. => format!("in {length}"),
         ..=-1_000 => format!("{length} ago"),
         _ => "now".to_owned(),
     }
+}
+
+/// Returns seconds, rounded to the smaller of the two units that are shown. A
+/// span of 30 days is still one when its answer is shown, a moment later.
+fn rounded(millis: u64) -> u64 {
+    let unit = match millis {
+        86_400_000.. => 3_600_000,
+        3_600_000.. => 60_000,
+        _ => 1_000,
+    };
+    (millis + unit / 2) / unit * unit / 1_000
 }
 
 /// Renders seconds in their two largest units that are not zero.
@@ -367,6 +378,10 @@ mod tests {
             assert_eq!(away(at(seconds), at(0)), expected);
         }
         assert_eq!(away(at(-90), at(0)), "1m 30s ago");
+        let late = Timestamp::from_millisecond(1_700_000_000_040).unwrap();
+        assert_eq!(away(at(30 * 86_400), late), "in 30d", "a moment after it was 30 days away");
+        assert_eq!(away(at(86_400), late), "in 1d");
+        assert_eq!(away(at(3_600), late), "in 1h");
     }
 
     #[test]

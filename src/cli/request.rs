@@ -5,6 +5,7 @@ use serde::Serialize;
 use url::Url;
 
 use crate::clock::{Clock, SystemClock};
+use crate::model::parse_fault::json_fault;
 use crate::model::span::Span;
 
 /// A JSON object built as bytes, so that a producer's data stays byte for byte.
@@ -107,7 +108,9 @@ pub fn ask_filter(url: &mut Url, filter: &impl Serialize) {
 pub fn json(text: &str) -> Result<String, String> {
     match serde_json::from_str::<&serde_json::value::RawValue>(text) {
         Ok(_) => Ok(text.to_owned()),
-        Err(problem) => Err(format!("not JSON: {problem}")),
+        Err(problem) => {
+            Err(format!("not JSON: {}; write it like '{{\"name\": \"value\"}}'", json_fault(text.as_bytes(), &problem)))
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use super::output::{self, Column, OutputFormat};
 use super::request::{JsonBody, future_time};
 use super::screen::Screen;
 use crate::clock::{Clock, SystemClock};
+use crate::model::parse_fault::json_fault;
 use crate::model::suggested_command::suggested_command;
 
 /// The event, and how often to send it.
@@ -84,6 +85,9 @@ async fn send_once(client: &mut Client, event: &EventArgs, data: &[u8]) -> anyho
     let answer = client.post(client.tenant_url(&["events"])?, Some(event.body(data))).await?;
     output::record(client.format, &answer)?;
     let receipt = output::parse(&answer)?;
+    for warning in receipt["warnings"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        output::done(client.format, warning)?;
+    }
     if receipt["deliveries"] == 0 {
         let hint = format!(
             "it matched no endpoint; `{}` says why",
@@ -151,7 +155,8 @@ fn check(data: &[u8]) -> anyhow::Result<()> {
         Ok(_) => Ok(()),
         Err(problem) => {
             anyhow::bail!(CommandFailure::usage(format!(
-                "data is not JSON ({problem}); quote it for the shell, such as '{{\"amount\": 5}}'"
+                "data is not JSON: {}; quote it for the shell, such as '{{\"amount\": 5}}'",
+                json_fault(data, &problem)
             )))
         }
     }

@@ -3,10 +3,10 @@
 //!
 //! Invariant: a producer gets a receipt only after the commit.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use aws_lc_rs::digest;
 use bytes::Bytes;
 use jiff::Timestamp;
 
@@ -19,7 +19,7 @@ use crate::model::delivery::after;
 use crate::model::event::{Event, EventKey, EventType};
 use crate::model::id::{EndpointId, EventId, TenantId};
 use crate::model::span::Span;
-use crate::store::{AcceptResult, BatchMode, Error, RoutedEvent};
+use crate::store::{AcceptResult, BatchMode, Error, EventContent, RoutedEvent};
 
 /// Most deliveries of one event.
 pub const FANOUT_MAX: usize = 1_000;
@@ -70,13 +70,29 @@ pub struct Receipt {
 pub enum AcceptRefusal {
     /// The id belongs to an accepted event with other content.
     #[error(
-        "event {id} was accepted at {accepted_at} with other content; use another id, or send the same content to repeat it"
+        "event {id} was accepted at {accepted_at} with other content{}; use another id, or send the same content to repeat it",
+        name_differences(.differs)
     )]
     Conflict {
         /// Id of both events.
         id: EventId,
         /// Wall time at which the other event was accepted.
         accepted_at: Timestamp,
+        /// Fields in which the contents differ; empty if that is not known.
+        differs: Vec<&'static str>,
+    },
+    /// The id belongs to another event of the same batch, with other content.
+    #[error(
+        "item {item} of this batch has the id {id}, too, with other content{}; give each its own id, or send one of them",
+        name_differences(.differs)
+    )]
+    ConflictInBatch {
+        /// Id of both events.
+        id: EventId,
+        /// Position of the other event in the batch, from 0.
+        item: usize,
+        /// Fields in which the contents differ.
+        differs: Vec<&'static str>,
     },
     /// The event names an endpoint that the tenant does not have.
     #[error("endpoints names {0}, which this tenant does not have")]
@@ -98,6 +114,35 @@ pub enum AcceptRefusal {
     /// The store failed or refused the event.
     #[error(transparent)]
     Store(Error),
+}
+
+impl AcceptRefusal {
+    /// Makes a conflict one with the event at this position of the batch, if
+    /// there is one.
+    fn with_item(self, item: Option<usize>) -> Self {
+        match (self, item) {
+            (Self::Conflict { id, differs, .. }, Some(item)) => Self::ConflictInBatch { id, item, differs },
+            (other, _) => other,
+        }
+    }
+
+    /// Returns the refusal with the position that the item has in a larger
+    /// batch, of which only the events at these positions were handed over.
+    pub fn at_positions(self, positions: &[usize]) -> Self {
+        match self {
+            Self::ConflictInBatch { id, item, differs } => Self::ConflictInBatch { id, item: positions[item], differs },
+            other => other,
+        }
+    }
+}
+
+/// Returns the end of a sentence that says which fields differ.
+fn name_differences(fields: &[&str]) -> String {
+    match fields {
+        [] => String::new(),
+        [one] => format!(" ({one} differs)"),
+        [most @ .., last] => format!(" ({} and {last} differ)", most.join(", ")),
+    }
 }
 
 /// Accepts events of one tenant, in order. With [`BatchMode::All`], one
@@ -154,7 +199,10 @@ pub async fn accept_over(
     if !is_undone {
         count(&gateway.metrics, &submitted, &results);
     }
-    let mut written = submitted.iter().zip(results).map(|(event, result)| outcome(gateway, event, result));
+    let rivals = rivals_in_batch(&outcomes, &submitted, &results);
+    let mut written = submitted.iter().zip(results).enumerate().map(|(n, (event, result))| {
+        outcome(gateway, event, result).map_err(|refusal| refusal.with_item(rivals.get(&n).copied()))
+    });
     Ok(outcomes
         .into_iter()
         .map(|refused| refused.unwrap_or_else(|| written.next().expect("one result per event handed over")))
@@ -279,39 +327,50 @@ fn outcome(gateway: &Gateway, event: &Event, result: AcceptResult) -> AcceptOutc
         AcceptResult::Duplicate { accepted_at, deliveries } => {
             Ok(receipt(event, offset.wall(accepted_at), deliveries, true))
         }
-        AcceptResult::Conflict { accepted_at } => {
-            Err(AcceptRefusal::Conflict { id: event.id.clone(), accepted_at: offset.wall(accepted_at) })
+        AcceptResult::Conflict { accepted_at, differs } => {
+            Err(AcceptRefusal::Conflict { id: event.id.clone(), accepted_at: offset.wall(accepted_at), differs })
         }
     }
+}
+
+/// Finds the conflicts between events of one batch: for each event that was
+/// handed to the store, the position in the batch of the one that has its id.
+fn rivals_in_batch(
+    outcomes: &[Option<AcceptOutcome>],
+    events: &[Arc<Event>],
+    results: &[AcceptResult],
+) -> HashMap<usize, usize> {
+    let mut rivals = HashMap::new();
+    if !results.iter().any(|result| matches!(result, AcceptResult::Conflict { .. })) {
+        return rivals;
+    }
+    let positions = outcomes.iter().enumerate().filter(|(_, refused)| refused.is_none()).map(|(position, _)| position);
+    let mut new_ids = HashMap::new();
+    for (n, ((position, event), result)) in positions.zip(events).zip(results).enumerate() {
+        match result {
+            AcceptResult::New { .. } => {
+                new_ids.insert(&event.id, position);
+            }
+            AcceptResult::Duplicate { .. } => {}
+            AcceptResult::Conflict { .. } => rivals.extend(new_ids.get(&event.id).map(|rival| (n, *rival))),
+        }
+    }
+    rivals
 }
 
 fn receipt(event: &Event, accepted_at: Timestamp, deliveries: u32, is_duplicate: bool) -> Receipt {
     Receipt { id: event.id.clone(), event_type: event.event_type.clone(), accepted_at, deliveries, is_duplicate }
 }
 
-/// Hashes everything the producer sent except the id. Each part is preceded by
-/// its length, so that different contents never give the same input.
 fn fingerprint(submission: &Submission) -> [u8; 32] {
-    let endpoints =
-        submission.endpoints.as_ref().map(|ids| ids.iter().map(EndpointId::to_string).collect::<Vec<_>>().join(","));
-    let parts = [
-        Some(submission.event_type.as_str().as_bytes()),
-        submission.key.as_ref().map(|key| key.as_str().as_bytes()),
-        submission.timestamp.as_deref().map(str::as_bytes),
-        submission.schema_version.as_deref().map(str::as_bytes),
-        endpoints.as_deref().map(str::as_bytes),
-        Some(&submission.data[..]),
-    ];
-    // `expires_at` was added later: where it is absent nothing is hashed for it,
-    // so that stored fingerprints of older versions still match.
-    let expires_at = submission.expires_at.map(|at| format!("expires_at={}", at.as_millisecond()));
-    let late = expires_at.as_deref().map(|text| Some(text.as_bytes()));
-    let mut hash = digest::Context::new(&digest::SHA256);
-    for part in parts.into_iter().chain(late) {
-        // An absent part and an empty one must differ.
-        let length = part.map_or(u64::MAX, |part| part.len() as u64);
-        hash.update(&length.to_be_bytes());
-        hash.update(part.unwrap_or_default());
+    EventContent {
+        event_type: submission.event_type.as_str(),
+        key: submission.key.as_ref().map(EventKey::as_str),
+        timestamp: submission.timestamp.as_deref(),
+        schema_version: submission.schema_version.as_deref(),
+        expires_at: submission.expires_at,
+        endpoints: submission.endpoints.as_deref(),
+        data: &submission.data,
     }
-    hash.finish().as_ref().try_into().expect("SHA-256 has 32 bytes")
+    .fingerprint()
 }

@@ -46,6 +46,7 @@ fn attempt(number: u32, verdict: Verdict, result: Result<u16, FailureKind>) -> A
         refused_target: None,
         custom_headers: Vec::new(),
         signatures: Vec::new(),
+        secret_id: None,
         response_headers: Vec::new(),
         response_body: String::new(),
         truncated: false,

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::answer::{AttemptFailure, Timings};
+use super::id::SecretId;
 use super::signing::SignatureProfile;
 use super::status_rules::RuleSource;
 use super::verdict::Verdict;
@@ -44,6 +45,9 @@ pub struct Attempt {
     /// Signature profiles used besides `standard`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub signatures: Vec<SignatureProfile>,
+    /// Newest of the secrets that signed; none in records of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_id: Option<SecretId>,
     /// Response headers, up to a size limit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub response_headers: Vec<(String, String)>,

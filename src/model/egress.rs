@@ -8,6 +8,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use url::Url;
 
 use super::mail::decoded;
+use super::parse_fault::url_fault;
 
 /// The network of IPv4-mapped IPv6 addresses. They are judged as IPv4.
 const IPV4_MAPPED: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0), 96);
@@ -105,7 +106,7 @@ impl FromStr for ProxyUrl {
     /// Parses the URL. An error repeats nothing of the text, which may hold a
     /// password.
     fn from_str(text: &str) -> Result<Self, String> {
-        let url: Url = text.parse().map_err(|problem| format!("it is not a URL ({problem}); {EXAMPLE}"))?;
+        let url: Url = text.parse().map_err(|problem| format!("it is not a URL: {}; {EXAMPLE}", url_fault(problem)))?;
         let (kind, usual_port) = match url.scheme() {
             "http" => (ProxyKind::Connect, 80),
             "socks5" | "socks5h" => (ProxyKind::Socks5, 1080),

@@ -297,7 +297,7 @@ impl CloseCause {
             Self::Resumed { note } => note_or(note, "resumed"),
             Self::UrlChanged => "its URL was changed".to_owned(),
             Self::SwitchedOff => "its breaker was switched off".to_owned(),
-            Self::Probe { answer } => format!("the probe {answer}"),
+            Self::Probe { answer } => format!("the probe {answer}; it ramps up from one request at a time"),
         }
     }
 }

@@ -14,10 +14,13 @@ use serde::Serialize;
 
 use super::answer::AttemptFailure;
 use super::attempt::Attempt;
-use super::delivery::{DeadCause, DeadlineSource, Delivery, DeliveryDeadline, DeliveryState, Outlook, WaitingFor};
+use super::delivery::{
+    DeadCause, DeadlineSource, Delivery, DeliveryDeadline, DeliveryState, Outlook, WaitingFor, after,
+};
 use super::endpoint::Endpoint;
 use super::id::{DeliveryId, EndpointId, EventId, TenantId};
 use super::named_enum::NamedEnum;
+use super::signing::Secret;
 use super::span::{Span, words};
 use super::url_versions::masked;
 use super::verdict::Verdict;
@@ -128,6 +131,33 @@ pub fn answer_words(attempt: &Attempt) -> String {
         (None, Some(failure)) => format!("had no answer ({}: {})", failure.kind.as_str(), failure.message),
         (None, None) => "had no answer".to_owned(),
     }
+}
+
+/// Statuses with which receivers refuse a request that they cannot verify.
+const UNVERIFIED: [u16; 3] = [400, 401, 403];
+/// Time for which a change of secrets is named as a likely reason.
+const SECRET_CHANGE_AGE_MAX: Duration = Duration::from_secs(86_400);
+
+/// Returns that the secrets of an endpoint changed shortly before a request
+/// that its receiver may have refused for its signature, in words.
+///
+/// The secrets are those of the endpoint, and `created_at` is its own time.
+pub fn secret_change(secrets: &[Secret], created_at: Timestamp, attempt: &Attempt) -> Option<String> {
+    let is_refusal = attempt.decision.verdict == Verdict::Refused;
+    attempt.status.filter(|status| is_refusal && UNVERIFIED.contains(status))?;
+    let at = attempt.started_at;
+    // The first secret is made with the endpoint, a moment apart.
+    let first_at = after(created_at, Duration::from_secs(1));
+    let made = || secrets.iter().map(|secret| secret.created_at);
+    let oldest = made().min()?;
+    let rotated_at = made().filter(|made_at| *made_at > oldest.min(first_at) && *made_at <= at).max();
+    let ended_at = secrets.iter().filter_map(|secret| secret.expires_at).filter(|ended_at| *ended_at <= at).max();
+    let changed_at = rotated_at.max(ended_at).filter(|changed_at| after(*changed_at, SECRET_CHANGE_AGE_MAX) > at)?;
+    let before = between(changed_at, at);
+    Some(match rotated_at == Some(changed_at) {
+        true => format!("a secret of this endpoint was rotated {before} before"),
+        false => format!("an old secret of this endpoint stopped signing {before} before"),
+    })
 }
 
 impl ExplanationFacts<'_> {

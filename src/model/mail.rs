@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use url::Url;
 
+use super::parse_fault::url_fault;
+
 /// A mail server, written like `smtp://user@mail.example.com:587?tls=required`.
 ///
 /// It never holds a password, because the URL is displayed and ends up in files
@@ -44,7 +46,7 @@ impl FromStr for MailServer {
     /// Parses the URL. An error repeats only a part of the text that is wrong and
     /// cannot be a password.
     fn from_str(text: &str) -> Result<Self, String> {
-        let url: Url = text.parse().map_err(|problem| format!("it is not a URL ({problem}); {EXAMPLE}"))?;
+        let url: Url = text.parse().map_err(|problem| format!("it is not a URL: {}; {EXAMPLE}", url_fault(problem)))?;
         if url.password().is_some() {
             return Err("it holds a password, which would be seen in lists of settings and of processes; \
                         write the password into a file and name that with smtp-password-file"

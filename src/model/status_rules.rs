@@ -321,6 +321,20 @@ impl StatusRules {
         self.matched(row.expect("every table has a row for every class"))
     }
 
+    /// Refuses rules by which no answer counts as delivered.
+    pub fn check(&self) -> Result<(), String> {
+        let is_delivered = |action: &StatusAction| *action == Deliver;
+        match self.overrides.get(&StatusCodes::Class(2)) {
+            Some(action) if !is_delivered(action) && !self.overrides.values().any(is_delivered) => Err(format!(
+                "status_rules has 2xx as {}, so no answer would count as delivered; leave 2xx out, or name the codes \
+                 that count, such as {{\"2xx\":\"{}\",\"204\":\"deliver\"}}",
+                action.as_str(),
+                action.as_str()
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the rule for a failure.
     pub fn for_failure(&self, kind: FailureKind) -> MatchedRule {
         let row = self.preset.find(Failure(kind));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::claim::Claim;
+use super::content::ContentComparison;
 use crate::model::endpoint::Endpoint;
 use crate::model::event::Event;
 
@@ -22,8 +23,8 @@ pub enum BatchMode {
 pub struct RoutedEvent {
     /// The event to accept.
     pub event: Arc<Event>,
-    /// Hash of everything the producer sent, if the producer chose the id. It
-    /// tells a repeat from a conflict.
+    /// Hash of everything the producer sent, if the producer chose the id. An
+    /// event with the same id and hash is a repeat.
     pub fingerprint: Option<[u8; 32]>,
     /// The endpoints that want the event.
     pub targets: Vec<Arc<Endpoint>>,
@@ -68,5 +69,18 @@ pub enum AcceptResult {
     Conflict {
         /// Time at which that event was accepted.
         accepted_at: Timestamp,
+        /// Fields in which the contents differ; empty if that is not known.
+        differs: Vec<&'static str>,
     },
+}
+
+impl AcceptResult {
+    /// Returns the result for an event whose id is known, from the comparison
+    /// with the first event of that id.
+    pub(super) fn of_known(comparison: ContentComparison, accepted_at: Timestamp, deliveries: u32) -> Self {
+        match comparison {
+            ContentComparison::Same => Self::Duplicate { accepted_at, deliveries },
+            ContentComparison::Differs(differs) => Self::Conflict { accepted_at, differs },
+        }
+    }
 }

@@ -33,6 +33,7 @@ mod changes;
 mod claim;
 mod cluster;
 mod codes;
+mod content;
 pub mod durable_file;
 pub mod embedded;
 mod error;
@@ -54,6 +55,7 @@ pub use changes::{DeliveryChange, DeliveryChanged, EndpointChange, EndpointChang
 pub use claim::{Claim, DuePage, DueQuery};
 pub use cluster::{Cluster, ClusterEvent, ClusterState, NodeState, PublishedStatus, ShardState, StoreStatus};
 pub use codes::UnknownCode;
+pub use content::{ContentComparison, EventContent};
 pub use error::{Error, Result};
 pub use overdue::{OverdueDelivery, OverduePage, UntriedPage, UntriedQuery};
 pub use queries::{EventQuery, EventRecord, FinishPosition, Lane, ListPage, PageRequest};

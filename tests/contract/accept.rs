@@ -11,9 +11,13 @@ for_every_store! {
     an_event_that_nobody_wants_is_kept,
     a_repeat_is_told_what_was_answered_before_and_changes_nothing,
     the_same_id_with_other_content_is_a_conflict_and_changes_nothing,
+    a_conflict_names_the_fields_that_differ,
+    white_space_between_tokens_is_no_other_content_and_the_first_bytes_stay,
+    a_timestamp_that_the_gateway_added_is_not_compared,
     an_id_of_our_own_minting_is_nobody_elses_to_repeat,
     an_id_belongs_to_its_tenant,
     a_repeat_inside_one_batch_is_a_duplicate,
+    white_space_between_tokens_is_no_other_content_inside_one_batch,
     what_repeats_an_id_inside_one_batch_is_compared_with_what_is_known,
     one_conflict_leaves_nothing_of_a_whole_batch,
     a_batch_that_stands_each_on_its_own_keeps_what_is_good,
@@ -65,11 +69,58 @@ async fn the_same_id_with_other_content_is_a_conflict_and_changes_nothing(fixtur
     let endpoint = fixture.endpoint(json!({})).await;
     fixture.accept(event("a").saying("1").to(&endpoint)).await;
     let answer = fixture.accept_all(vec![event("a").saying("2").at(at(9)).to(&endpoint)], BatchMode::All).await;
-    let AcceptResult::Conflict { accepted_at } = answer[0] else { panic!("{answer:?}") };
+    let AcceptResult::Conflict { accepted_at, .. } = answer[0] else { panic!("{answer:?}") };
     assert_eq!(accepted_at, at(0));
     let record = fixture.store.event(&ours(), &"a".parse().unwrap()).await.unwrap().unwrap();
     assert_eq!(&record.event.data[..], b"1");
     assert_eq!(fixture.due_ids(&endpoint, at(100)).await, ["a"]);
+}
+
+async fn a_conflict_names_the_fields_that_differ(fixture: StoreFixture) {
+    fixture.accept(event("a").saying("1")).await;
+    let others = vec![
+        event("a").saying("2"),
+        event("a").saying("2").key("k").kind("other.thing").expiring(at(60)),
+        event("a").key("k").with_minted_id(),
+    ];
+    let answer = fixture.accept_all(others, BatchMode::Each).await;
+    let differs = |n: usize| match &answer[n] {
+        AcceptResult::Conflict { differs, .. } => differs.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(differs(0), ["data"]);
+    assert_eq!(differs(1), ["type", "key", "data", "expires_at"]);
+    assert!(differs(2).is_empty(), "nobody's content to compare");
+}
+
+async fn white_space_between_tokens_is_no_other_content_and_the_first_bytes_stay(fixture: StoreFixture) {
+    fixture.accept(event("a").saying(r#"{"n": [1, 2]}"#)).await;
+    let fixture = fixture.reopened().await;
+    let repeats = vec![event("a").saying(r#"{"n":[1,2]}"#), event("a").saying("{\n\t\"n\" : [1,2 ]\r\n}")];
+    for answer in fixture.accept_all(repeats, BatchMode::All).await {
+        assert!(matches!(answer, AcceptResult::Duplicate { .. }), "{answer:?}");
+    }
+    let record = fixture.store.event(&ours(), &"a".parse().unwrap()).await.unwrap().unwrap();
+    assert_eq!(&record.event.data[..], br#"{"n": [1, 2]}"#);
+}
+
+async fn white_space_between_tokens_is_no_other_content_inside_one_batch(fixture: StoreFixture) {
+    let batch = vec![event("a").saying("[1]"), event("a").saying("[ 1 ]"), event("b").saying("2")];
+    let answer = fixture.accept_all(batch, BatchMode::All).await;
+    use AcceptResult::{Duplicate, New};
+    assert!(matches!(answer[..], [New { .. }, Duplicate { .. }, New { .. }]), "{answer:?}");
+}
+
+async fn a_timestamp_that_the_gateway_added_is_not_compared(fixture: StoreFixture) {
+    const ADDED: [&str; 2] = ["2026-01-01T00:00:00.000Z", "2026-01-01T00:00:09.000Z"];
+    fixture.accept(event("a").saying("[1]").stamped(ADDED[0], None)).await;
+    let repeats = vec![
+        event("a").saying("[ 1]").stamped(ADDED[1], None),
+        event("a").saying("[1 ]").stamped(ADDED[0], Some(ADDED[0])),
+    ];
+    let answer = fixture.accept_all(repeats, BatchMode::Each).await;
+    assert!(matches!(answer[0], AcceptResult::Duplicate { .. }), "{answer:?}");
+    assert!(matches!(&answer[1], AcceptResult::Conflict { differs, .. } if *differs == ["timestamp"]), "{answer:?}");
 }
 
 async fn an_id_of_our_own_minting_is_nobody_elses_to_repeat(fixture: StoreFixture) {

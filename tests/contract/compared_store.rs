@@ -135,7 +135,7 @@ impl ComparedStore {
             AcceptResult::Duplicate { accepted_at, deliveries } => {
                 Accepted::Duplicate { accepted_at: *accepted_at, deliveries: *deliveries }
             }
-            AcceptResult::Conflict { accepted_at } => Accepted::Conflict { accepted_at: *accepted_at },
+            AcceptResult::Conflict { accepted_at, .. } => Accepted::Conflict { accepted_at: *accepted_at },
         });
         let mut answer: Vec<Accepted> = answer.collect();
         for repeat in answer.iter_mut().filter(|answer| is_refused && matches!(answer, Accepted::Duplicate { .. })) {

@@ -14,6 +14,7 @@ for_every_store! {
     an_expunged_event_has_no_data_and_no_answers_and_cannot_be_replayed,
     what_is_answered_after_an_expunge_is_not_kept,
     an_expunged_event_is_still_recognised,
+    an_expunged_event_is_recognised_by_a_repeat_with_white_space,
     another_tenants_event_is_not_expunged,
 }
 
@@ -88,6 +89,16 @@ async fn an_expunged_event_is_still_recognised(fixture: StoreFixture) {
     assert!(matches!(again[0], AcceptResult::Duplicate { .. }), "{again:?}");
     let other = fixture.accept_all(vec![event("a").to(&endpoint).saying("else")], BatchMode::Each).await;
     assert!(matches!(other[0], AcceptResult::Conflict { .. }), "{other:?}");
+}
+
+async fn an_expunged_event_is_recognised_by_a_repeat_with_white_space(fixture: StoreFixture) {
+    const ADDED: &str = "2026-01-01T00:00:00.000Z";
+    fixture.accept(event("a").saying("[1,2]").stamped(ADDED, None)).await;
+    assert!(fixture.store.expunge(&Initiator::Gateway, &ours(), &"a".parse().unwrap()).await.unwrap());
+    let repeats = vec![event("a").saying("[1, 2]").stamped(ADDED, None), event("a").saying("3").stamped(ADDED, None)];
+    let answer = fixture.accept_all(repeats, BatchMode::Each).await;
+    assert!(matches!(answer[0], AcceptResult::Duplicate { .. }), "{answer:?}");
+    assert!(matches!(&answer[1], AcceptResult::Conflict { differs, .. } if *differs == ["data"]), "{answer:?}");
 }
 
 async fn another_tenants_event_is_not_expunged(fixture: StoreFixture) {

@@ -28,7 +28,7 @@ use posthaste::store::postgres::{PostgresOptions, PostgresStore};
 use posthaste::store::seal::Seal;
 use posthaste::store::{
     AcceptResult, BatchMode, Claim, ClaimOutcome, DeliveryChange, DeliveryChanged, DuePage, DueQuery, EndpointUpdate,
-    Error, ForgottenCounts, PageRequest, RetentionHorizon, RoutedEvent, SettleEffects, Settlement, Store,
+    Error, EventContent, ForgottenCounts, PageRequest, RetentionHorizon, RoutedEvent, SettleEffects, Settlement, Store,
 };
 use serde_json::{Value, json};
 
@@ -448,6 +448,7 @@ pub fn attempted(claim: &Claim, next: NextState, now: Timestamp) -> ClaimOutcome
         refused_target: None,
         custom_headers: Vec::new(),
         signatures: Vec::new(),
+        secret_id: None,
         response_headers: vec![("x-told".into(), "so".into())],
         response_body: "what came back".into(),
         truncated: false,
@@ -536,6 +537,23 @@ impl Draft {
         let mut fingerprint = [0; 32];
         data.bytes().enumerate().for_each(|(n, byte)| fingerprint[n % 32] ^= byte.rotate_left(n as u32 % 8));
         self.fingerprint = Some(fingerprint);
+        self
+    }
+
+    /// Sets the timestamp to be sent, and the fingerprint of what the producer
+    /// sent with this timestamp of its own.
+    pub fn stamped(mut self, timestamp: &str, of_producer: Option<&str>) -> Self {
+        self.event.timestamp = Some(timestamp.to_owned());
+        let content = EventContent {
+            event_type: self.event.event_type.as_str(),
+            key: self.event.key.as_ref().map(|key| key.as_str()),
+            timestamp: of_producer,
+            schema_version: None,
+            expires_at: None,
+            endpoints: None,
+            data: &self.event.data,
+        };
+        self.fingerprint = Some(content.fingerprint());
         self
     }
 

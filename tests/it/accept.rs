@@ -1,8 +1,9 @@
 //! Handing events in: dedupe, matching, batches, and what producers are told.
 
+use posthaste::lifecycle::deliver::sign::sha256_hex;
 use serde_json::{Value, json};
 
-use crate::support::{Gateway, Options, Receiver, eventually};
+use crate::support::{Gateway, Options, Printed, Receiver, Reply, eager_retry, eventually};
 
 for_every_store! {
     an_accepted_event_arrives_signed_with_its_headers,
@@ -16,6 +17,7 @@ for_every_store! {
     a_page_of_large_events_is_short_and_goes_on,
     a_tenant_has_its_own_ids_endpoints_and_defaults,
     a_producer_that_hangs_up_leaves_nothing_half_done,
+    an_attempt_is_logged_in_one_line_with_every_field,
 }
 
 const EVENTS: &str = "/v1/tenants/default/events";
@@ -75,14 +77,20 @@ async fn the_same_event_twice_is_one_event_and_other_content_is_a_conflict() {
     let first = gateway.client.post(EVENTS, body).await.expect(202);
     let again = gateway.client.post(EVENTS, body).await.expect(202);
     assert_eq!((&again["duplicate"], &again["accepted_at"]), (&json!(true), &first["accepted_at"]));
-    for other in [
-        r#"{"id":"evt_1","type":"a.b","data":{"x":1}}"#,
-        r#"{"id":"evt_1","type":"a.c","data":{"x": 1}}"#,
-        r#"{"id":"evt_1","type":"a.b","key":"k","data":{"x": 1}}"#,
-        r#"{"id":"evt_1","type":"a.b","schema_version":"1","data":{"x": 1}}"#,
+    let spaced = r#"{ "data":{ "x":1 }, "type":"a.b", "id":"evt_1" }"#;
+    assert_eq!(gateway.client.post(EVENTS, spaced).await.expect(202)["duplicate"], true, "only white space differs");
+    for (other, field) in [
+        (r#"{"id":"evt_1","type":"a.b","data":{"x": "1"}}"#, "data"),
+        (r#"{"id":"evt_1","type":"a.c","data":{"x": 1}}"#, "type"),
+        (r#"{"id":"evt_1","type":"a.b","key":"k","data":{"x": 1}}"#, "key"),
+        (r#"{"id":"evt_1","type":"a.b","schema_version":"1","data":{"x": 1}}"#, "schema_version"),
+        (r#"{"id":"evt_1","type":"a.b","timestamp":"2026-01-31T12:00:00Z","data":{"x":1}}"#, "timestamp"),
     ] {
         let problem = gateway.client.post(EVENTS, other).await.problem(409, "id_conflict");
         assert_eq!(problem["errors"][0]["pointer"], "/id");
+        assert_eq!(problem["errors"][1]["pointer"], format!("/{field}"), "{problem}");
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(detail.contains(&format!("with other content ({field} differs); use another id")), "{detail}");
     }
     let gateway = {
         let mut gateway = gateway;
@@ -191,13 +199,26 @@ async fn a_batch_stands_or_falls_as_one_and_partial_answers_for_each() {
     assert_eq!(statuses, [202, 422, 409]);
     assert_eq!(partial["data"][1]["error"]["code"], "invalid_field");
 
+    let twice = r#"[{"id":"x","type":"t","data":1},{"id":"y","type":"no good"},{"id":"x","type":"u","data":2}]"#;
+    let partial = gateway.client.post(&format!("{batch}?partial=true"), twice).await.expect(202);
+    let said = partial["data"][2]["error"]["errors"][0]["detail"].as_str().unwrap();
+    assert!(
+        said.starts_with("item 0 of this batch has the id x, too, with other content (type and data differ);"),
+        "{said}"
+    );
+    let twice = r#"[{"id":"v","type":"t","data":1},{"id":"w","type":"t","data":1},{"id":"w","type":"t","data":2}]"#;
+    let problem = gateway.client.post(batch, twice).await.problem(409, "id_conflict");
+    assert_eq!(problem["errors"][0]["pointer"], "/2/id");
+    let said = problem["errors"][0]["detail"].as_str().unwrap();
+    assert!(said.starts_with("item 1 of this batch has the id w, too, with other content (data differs);"), "{said}");
+
     let lines = "{\"id\":\"n1\",\"type\":\"t\",\"data\":1}\n\n{\"id\":\"n2\",\"type\":\"t\",\"data\":2}\n";
     assert_eq!(gateway.client.post(batch, lines).await.expect(202)["data"].as_array().unwrap().len(), 2);
     gateway.client.post(batch, "[]").await.problem(422, "invalid_field");
     let many = format!("[{}]", vec![r#"{"type":"t","data":1}"#; 1001].join(","));
     gateway.client.post(batch, many).await.problem(422, "invalid_field");
     eventually("the batch to arrive", || async {
-        if receiver.count() == 5 { Ok(()) } else { Err(receiver.count().to_string()) }
+        if receiver.count() == 6 { Ok(()) } else { Err(receiver.count().to_string()) }
     })
     .await;
 }
@@ -303,4 +324,37 @@ async fn a_producer_that_hangs_up_leaves_nothing_half_done() {
         }
     })
     .await;
+}
+
+async fn an_attempt_is_logged_in_one_line_with_every_field() {
+    let printed = Printed::default();
+    let flags = ["--log", "info"].map(str::to_owned).to_vec();
+    let gateway = Gateway::start_with(Options { flags, output: Some(printed.clone()), ..Options::default() }).await;
+    let receiver = Receiver::scripted(vec![Reply::Status(503), Reply::Status(200)]).await;
+    let endpoint = gateway.create_endpoint(json!({"url": receiver.url(), "retry": eager_retry(3)})).await;
+    gateway.send(json!({"id": "logged", "type": "t", "schema_version": "v7", "data": {"hidden": "payload"}})).await;
+    let delivery = gateway.wait_for_state("logged", "delivered").await;
+    gateway.send(json!({"id": "plain", "type": "u", "data": 1})).await;
+    gateway.wait_for_state("plain", "delivered").await;
+    let lines: Vec<Value> = eventually("both attempts to be logged", || async {
+        let text = printed.text();
+        assert!(!text.contains("payload"), "a payload is never logged");
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let is_ours = |line: &Value| line["event.id"] == "logged" && line["attempt"].is_number();
+        let found: Vec<Value> = lines.filter(is_ours).collect();
+        if found.len() == 2 { Ok(found) } else { Err(text) }
+    })
+    .await;
+    let seen: Vec<_> = receiver.seen().into_iter().filter(|seen| seen.id() == "logged").collect();
+    for (line, (attempt, status, verdict)) in lines.iter().zip([(1, 503, "retry"), (2, 200, "delivered")]) {
+        assert_eq!((&line["delivery.id"], &line["endpoint.id"]), (&delivery["id"], &endpoint["id"]), "{line}");
+        assert_eq!((&line["tenant.id"], &line["attempt"]), (&json!("default"), &json!(attempt)), "{line}");
+        assert_eq!((&line["status"], &line["verdict"]), (&json!(status), &json!(verdict)), "{line}");
+        assert_eq!(line["body_sha256"], sha256_hex(&seen[0].body), "{line}");
+        assert!(line["duration_ms"].is_number(), "{line}");
+        assert_eq!(line["next_at"].is_string(), attempt == 1, "{line}");
+    }
+    assert_eq!(seen[1].header("x-schema-version"), "v7", "on every attempt");
+    let plain = receiver.seen().into_iter().find(|seen| seen.id() == "plain").unwrap();
+    assert!(plain.headers.get("x-schema-version").is_none(), "{:?}", plain.headers);
 }

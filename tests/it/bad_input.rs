@@ -351,3 +351,129 @@ async fn a_list_passes_for_no_object_of_any_request() {
     let problem = gateway.client.post(&format!("{EVENTS}/batch"), lines).await.problem(422, "invalid_field");
     assert_eq!(problem["errors"][0]["pointer"], "/1", "{problem}");
 }
+
+/// Parsers speak of their own workings; what reaches people says what was
+/// expected, with an example.
+#[tokio::test]
+async fn what_cannot_be_parsed_is_told_in_plain_words_with_an_example() {
+    let gateway = Gateway::start().await;
+    let client = &gateway.client;
+    const RAW: [&str; 6] =
+        ["EOF", "expected value", "four digit", "failed to parse", "at line 1 column", "relative URL"];
+    let says = |problem: &Value, told: &str| {
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(detail.contains(told), "{detail}");
+        assert!(!RAW.iter().any(|raw| detail.contains(raw)), "{detail}");
+    };
+    for (body, told) in [
+        ("", r#"the body is not JSON: it is empty; write it like {"name": "value"}"#),
+        (r#"{"type":"a","#, "the body is not JSON: it ends too early, in line 1"),
+        (r#"{"type":'a'}"#, "the body is not JSON: line 1, column 9: no JSON value begins here"),
+    ] {
+        says(&client.post(EVENTS, body).await.problem(400, "invalid_json"), told);
+    }
+    const SUCH_AS: &str = "is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z";
+    for query in ["since=yesterday", "until=2026-01-31", "since="] {
+        let problem = client.get(&format!("{EVENTS}?{query}")).await.problem(422, "invalid_field");
+        says(&problem, &format!("{} {SUCH_AS}", query.split('=').next().unwrap()));
+    }
+    for expires_at in [json!("tomorrow"), json!(5)] {
+        let token = json!({"tenant": "default", "rights": ["read"], "expires_at": expires_at});
+        let problem = client.post_json("/v1/tokens", &token).await.problem(422, "invalid_field");
+        says(&problem, &format!("expires_at {SUCH_AS}"));
+        assert_eq!(problem["errors"][0]["pointer"], "/expires_at");
+    }
+    for (url, told) in [("https://a:99999/", "its port is not a number"), ("https://1.2.3.999/", "not an IP address")] {
+        let problem = client.post_json(ENDPOINTS, &json!({"url": url})).await.problem(422, "invalid_field");
+        says(&problem, told);
+    }
+}
+
+#[tokio::test]
+async fn a_body_is_refused_where_none_is_read() {
+    let gateway = Gateway::start().await;
+    let client = &gateway.client;
+    let endpoint = path_of(&gateway.create_endpoint(json!({"url": "https://example.com/"})).await);
+    for (method, path) in [
+        ("POST", format!("{endpoint}/test")),
+        ("DELETE", endpoint.clone()),
+        ("GET", endpoint.clone()),
+        ("DELETE", "/v1/tenants/default".to_owned()),
+        ("POST", "/v1/tenants/default/deliveries/dlv_01k00000000000000000000001/retry".to_owned()),
+    ] {
+        let problem = client.send(method, &path, &[], r#"{"note":"why"}"#).await.unwrap().problem(422, "unknown_field");
+        assert_eq!(problem["errors"][0]["pointer"], "/note", "{problem}");
+        assert!(problem["detail"].as_str().unwrap().contains("this route takes no body"), "{problem}");
+        for body in ["[1]", "nonsense"] {
+            let problem = client.send(method, &path, &[], body).await.unwrap().problem(422, "invalid_field");
+            assert!(problem["detail"].as_str().unwrap().contains("this route takes no body"), "{problem}");
+        }
+    }
+    for nothing in ["", " ", "{}"] {
+        client.send("GET", &endpoint, &[], nothing).await.unwrap().expect(200);
+    }
+    client.post(&format!("{endpoint}/pause"), r#"{"note":"why"}"#).await.expect(200);
+}
+
+#[tokio::test]
+async fn what_can_only_be_a_mistake_is_told() {
+    let gateway = Gateway::start().await;
+    let client = &gateway.client;
+    for list in ["events", "deliveries", "dead-letters", "audit"] {
+        let path = format!("/v1/tenants/default/{list}?since=2026-01-02T00:00:00Z&until=2026-01-01T00:00:00Z");
+        let problem = client.get(&path).await.problem(422, "invalid_field");
+        assert!(problem["detail"].as_str().unwrap().contains("is after until"), "{problem}");
+    }
+    let same = "?since=2026-01-01T00:00:00Z&until=2026-01-01T00:00:00Z";
+    client.get(&format!("{EVENTS}{same}")).await.expect(200);
+
+    let problem = client.send("PUT", "/v1/tenants/a%20b", &[], "").await.unwrap().problem(422, "invalid_field");
+    assert!(problem["detail"].as_str().unwrap().contains(r#""a b" contains ' '"#), "{problem}");
+    client.send("PUT", "/v1/tenants/%61cme", &[], "").await.unwrap().expect(201);
+    assert_eq!(client.get("/v1/tenants/acme").await.expect(200)["id"], "acme");
+
+    let rules = |rules: Value| json!({"url": "https://example.com/", "status_rules": rules});
+    for wrong in [json!({"2xx": "refuse"}), json!({"preset": "lenient", "2xx": "retry"})] {
+        let problem = client.post_json(ENDPOINTS, &rules(wrong)).await.problem(422, "invalid_field");
+        assert_eq!(problem["errors"][0]["pointer"], "/status_rules", "{problem}");
+        assert!(problem["detail"].as_str().unwrap().contains("no answer would count as delivered"), "{problem}");
+    }
+    client.post_json(ENDPOINTS, &rules(json!({"2xx": "retry", "204": "deliver"}))).await.expect(201);
+    let defaults = json!({"defaults": {"status_rules": {"2xx": "disable"}}});
+    let problem = client.patch_json("/v1/tenants/default", &defaults).await.problem(422, "invalid_field");
+    assert_eq!(problem["errors"][0]["pointer"], "/defaults/status_rules", "{problem}");
+
+    let event = r#"{"id":"one","type":"t","data":1}"#;
+    let other = client.send("POST", EVENTS, &[("idempotency-key", "two")], event).await.unwrap();
+    let problem = other.problem(422, "invalid_field");
+    assert_eq!(problem["errors"][0]["pointer"], "Idempotency-Key", "{problem}");
+    client.send("POST", EVENTS, &[("idempotency-key", "\"one\"")], event).await.unwrap().expect(202);
+}
+
+#[tokio::test]
+async fn an_event_that_is_over_already_is_accepted_with_a_warning() {
+    let gateway = Gateway::start().await;
+    let over = json!({"id": "over", "type": "t", "data": 1, "expires_at": "2020-01-01T00:00:00Z"});
+    let receipt = gateway.send(over.clone()).await;
+    let warning = receipt["warnings"][0].as_str().unwrap_or_else(|| panic!("{receipt}")).to_owned();
+    assert!(warning.starts_with("expires_at is in the past, so nothing is attempted"), "{warning}");
+    let again = gateway.send(over).await;
+    assert!(again["duplicate"] == true && again.get("warnings").is_none(), "{again}");
+    let batch = json!([{"type": "t", "data": 1, "expires_at": "2020-01-01T00:00:00Z"}, {"type": "t", "data": 1}]);
+    let answer = gateway.client.post_json(&format!("{EVENTS}/batch"), &batch).await.expect(202);
+    assert_eq!(answer["data"][0]["warnings"], json!([warning]));
+    assert!(answer["data"][1].get("warnings").is_none(), "{answer}");
+}
+
+#[tokio::test]
+async fn a_port_or_the_gateway_itself_is_refused_without_advice_that_cannot_help() {
+    let gateway = Gateway::start().await;
+    let refused = async |url: String| {
+        let answer = gateway.client.post_json(ENDPOINTS, &json!({ "url": url })).await;
+        answer.problem(422, "target_forbidden")["detail"].as_str().unwrap().to_owned()
+    };
+    let port = refused("https://example.com:6379/".to_owned()).await;
+    assert!(port.contains("--allow-port 6379") && !port.contains("--allow-egress"), "{port}");
+    let own = refused(format!("http://{}/", gateway.address)).await;
+    assert!(own.contains("this gateway itself") && !own.contains("--allow"), "{own}");
+}

@@ -53,6 +53,19 @@ pub async fn asked(gateway: &Gateway, args: &[&str]) -> Value {
     serde_json::from_str(&out).unwrap_or_else(|problem| panic!("{args:?} printed no JSON ({problem}): {out}"))
 }
 
+#[tokio::test]
+async fn a_number_that_is_none_is_told_in_plain_words() {
+    for args in [["events", "list", "--limit", "many"], ["send", "a.b", "--count", "1.5"]] {
+        let output = posthaste(&args).output().await.expect("it runs");
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("write a whole number, such as 10") && !said.contains("digit"), "{said}");
+    }
+    let output = posthaste(&["send", "a.b", "{a:1}"]).output().await.expect("it runs");
+    let said = text(&output.stderr);
+    assert!(said.contains("data is not JSON: line 1, column 2: the name of a field needs double quotes"), "{said}");
+}
+
 /// The one sentence with which a command fails.
 #[track_caller]
 pub fn failed(args: &[&str], output: &Output) -> String {

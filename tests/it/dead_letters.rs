@@ -1,5 +1,6 @@
 //! Dead letters: found by filters, inspected, replayed, discarded.
 
+use posthaste::lifecycle::deliver::sign::sha256_hex;
 use serde_json::{Value, json};
 
 use crate::cli::asked;
@@ -41,6 +42,7 @@ async fn dead_letters_are_listed_by_cause_endpoint_type_and_key_and_replayed() {
     assert_eq!(ids(gateway.list(&format!("{DEAD}?since=2020-01-01T00:00:00Z")).await).len(), 3);
 
     let letter = gateway.delivery_of("e3").await;
+    assert_eq!(letter["body_sha256"], sha256_hex(&failing.seen()[0].body), "of what was sent");
     let path = format!("{DEAD}/{}", letter["id"].as_str().unwrap());
     failing.answer_with(|_| Reply::Status(200));
     let replayed = gateway.client.post(&format!("{path}/replay"), "").await.expect(202);

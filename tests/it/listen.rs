@@ -1,13 +1,15 @@
 //! `posthaste listen` as a real process: a receiver that verifies,
 //! deduplicates and misbehaves on request.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Stdio;
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-use crate::support::{Gateway, PATIENCE, eager_retry};
+use crate::ground::guard::free_port;
+use crate::support::{Gateway, Options, PATIENCE, eager_retry};
 
 /// A listener in its own process, and what it prints.
 struct Listener {
@@ -99,7 +101,10 @@ async fn a_listener_refuses_as_told_then_applies_once_and_knows_the_replay() {
     assert!(line.contains("verified") && line.contains("duplicate, answered 200"), "{line}");
     gateway.wait_for_state("order-7", "delivered").await;
     let totals = listener.stop().await;
-    assert_eq!(totals, "4 requests, 1 distinct events, 1 applied, 1 duplicates, 0 refused signatures, 0 dropped");
+    assert_eq!(
+        totals,
+        "4 requests, 1 distinct events, 1 applied, 2 repeats, 1 duplicates, 0 refused signatures, 0 dropped"
+    );
 }
 
 #[tokio::test]
@@ -128,4 +133,16 @@ async fn a_listener_that_drops_everything_answers_nothing() {
     assert!(line.contains("not verified") && line.contains("dropped"), "{line}");
     let dead = gateway.wait_for_state("lost", "dead").await;
     assert_eq!((&dead["cause"], &dead["attempts"]), (&json!("exhausted"), &json!(9)));
+}
+
+#[tokio::test]
+async fn a_listener_fetches_the_data_of_thin_events_when_asked() {
+    let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
+    let flags = ["--public-url", &format!("http://{listen}/")].map(str::to_owned).to_vec();
+    let gateway = Gateway::start_with(Options { flags, listen: Some(listen), ..Options::default() }).await;
+    let mut listener = Listener::start(&["--fetch"]).await;
+    gateway.create_endpoint(json!({"url": listener.url, "format": "thin"})).await;
+    gateway.send(json!({"id": "thin-1", "type": "t", "data": {"n": "fetched"}})).await;
+    let line = listener.line_with("data of thin-1").await;
+    assert!(line.starts_with("    data of thin-1: {") && line.contains("fetched"), "{line}");
 }

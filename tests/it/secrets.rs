@@ -3,13 +3,14 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Gateway, Receiver, path_of};
+use crate::support::{Gateway, Options, Receiver, Reply, path_of};
 
 for_every_store! {
     a_secret_may_be_brought_along_and_survives_a_restart,
     secrets_that_cannot_be_used_are_refused_without_being_repeated,
     at_most_ten_old_secrets_go_on_signing,
     an_attempt_shows_how_it_was_signed_and_no_signature,
+    a_refusal_after_a_rotation_names_the_rotation_and_the_secret_that_signed,
 }
 
 const OWN: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -108,4 +109,37 @@ async fn an_attempt_shows_how_it_was_signed_and_no_signature() {
         assert!(!shown.contains(signature), "{name} is shown in {shown}");
     }
     assert!(shown.contains("\"x-signature-timestamp\"") && shown.contains("\"svix-id\""), "{shown}");
+    for (name, value) in [("x-github-event", "t"), ("x-github-delivery", "one")] {
+        assert_eq!(seen.header(name), value);
+        assert!(shown.contains(&format!("\"{name}\":\"{value}\"")), "{name} is not in {shown}");
+    }
+}
+
+async fn a_refusal_after_a_rotation_names_the_rotation_and_the_secret_that_signed() {
+    let gateway = Gateway::start_with(Options::flags(&["--pause-refusals", "2"])).await;
+    let receiver = Receiver::scripted(vec![Reply::Status(401)]).await;
+    let endpoint = gateway.create_endpoint(json!({"url": receiver.url(), "ordering": "none"})).await;
+    let first = secrets(&gateway, &endpoint).await.remove(0);
+    const ROTATED: &str = "a secret of this endpoint was rotated";
+
+    gateway.send(json!({"id": "before", "type": "t", "data": 1})).await;
+    let before = gateway.wait_for_state("before", "dead").await;
+    assert_eq!(gateway.attempts_of(&before).await[0]["secret_id"], first["id"]);
+    let path =
+        |delivery: &Value| format!("/v1/tenants/default/deliveries/{}/explain", delivery["id"].as_str().unwrap());
+    let explained = gateway.client.get(&path(&before)).await.expect(200).to_string();
+    assert!(!explained.to_lowercase().contains(ROTATED), "{explained}");
+
+    let rotate = format!("{}/secrets/rotate", path_of(&endpoint));
+    let second = gateway.client.post_json(&rotate, &json!({"overlap": "0s"})).await.expect(201);
+    gateway.send(json!({"id": "after", "type": "t", "data": 1})).await;
+    let after = gateway.wait_for_state("after", "dead").await;
+    assert_eq!(gateway.attempts_of(&after).await[0]["secret_id"], second["id"]);
+    let explained = gateway.client.get(&path(&after)).await.expect(200).to_string();
+    assert!(explained.to_lowercase().contains(ROTATED), "{explained}");
+
+    gateway.send(json!({"id": "last", "type": "t", "data": 1})).await;
+    let paused = gateway.wait_for_endpoint(&endpoint, "to be paused", |endpoint| endpoint["state"] == "paused").await;
+    let reason = paused["state_reason"].as_str().unwrap();
+    assert!(reason.contains("was answered 401 Unauthorized, and a secret of this endpoint was rotated"), "{reason}");
 }

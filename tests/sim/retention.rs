@@ -41,6 +41,7 @@ fn attempted(claim: &Claim, next: NextState, now: Timestamp) -> Settlement {
         refused_target: None,
         custom_headers: Vec::new(),
         signatures: Vec::new(),
+        secret_id: None,
         response_headers: Vec::new(),
         response_body: String::new(),
         truncated: false,

@@ -14,6 +14,7 @@ use tokio::net::TcpListener;
 use super::gateway::GatewayProcess;
 use super::load;
 use super::receiver::BenchReceiver;
+use crate::model::parse_fault::json_fault;
 
 /// How to be loud.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -90,7 +91,9 @@ pub async fn run(args: NeighbourArgs) -> anyhow::Result<()> {
 async fn prepare(child: &GatewayProcess, args: &NeighbourArgs, url: &str) -> anyhow::Result<Vec<String>> {
     let mut ids = Vec::new();
     for n in 0..args.endpoints.max(1) {
-        let mut settings: serde_json::Value = serde_json::from_str(&args.settings).context("--settings is not JSON")?;
+        let mut settings: serde_json::Value = serde_json::from_str(&args.settings).map_err(|problem| {
+            anyhow::anyhow!("--settings is not JSON: {}", json_fault(args.settings.as_bytes(), &problem))
+        })?;
         settings["url"] = format!("{url}{n}").into();
         settings["event_types"] = serde_json::json!([format!("loud.e{n}")]);
         let created = child.call(Method::POST, "/v1/tenants/loud/endpoints", &settings.to_string()).await?;

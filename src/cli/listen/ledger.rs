@@ -27,6 +27,7 @@ pub struct RequestTotals {
     requests: u64,
     events: u64,
     applied: u64,
+    repeats: u64,
     duplicates: u64,
     refused: u64,
     dropped: u64,
@@ -76,6 +77,7 @@ impl RequestLedger {
     pub fn decide(&mut self, id: Option<&str>, signature: &SignatureCheck, is_dropped: bool) -> ReceiverReply {
         self.totals.requests += 1;
         let kind = self.kind(id, signature);
+        self.totals.repeats += u64::from(kind == RequestKind::Repeat);
         if is_dropped {
             self.totals.dropped += 1;
             return ReceiverReply { kind, answer: None };
@@ -126,10 +128,10 @@ impl RequestLedger {
 
 impl fmt::Display for RequestTotals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { requests, events, applied, duplicates, refused, dropped } = self;
+        let Self { requests, events, applied, repeats, duplicates, refused, dropped } = self;
         write!(
             f,
-            "{requests} requests, {events} distinct events, {applied} applied, {duplicates} duplicates, {refused} refused signatures, {dropped} dropped"
+            "{requests} requests, {events} distinct events, {applied} applied, {repeats} repeats, {duplicates} duplicates, {refused} refused signatures, {dropped} dropped"
         )
     }
 }
@@ -165,7 +167,10 @@ mod tests {
         assert_eq!(ask(&mut ledger, "a"), (RequestKind::Duplicate, 200));
         assert_eq!(ask(&mut ledger, "b"), (RequestKind::New, 500));
         let totals = ledger.totals().to_string();
-        assert_eq!(totals, "4 requests, 2 distinct events, 1 applied, 1 duplicates, 0 refused signatures, 0 dropped");
+        assert_eq!(
+            totals,
+            "4 requests, 2 distinct events, 1 applied, 1 repeats, 1 duplicates, 0 refused signatures, 0 dropped"
+        );
     }
 
     #[test]

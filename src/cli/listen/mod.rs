@@ -25,8 +25,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use self::ledger::{ReceiverReply, RequestLedger, SignatureCheck};
 use self::script::{AnswerScript, ScriptedAnswer};
-use self::show::ReceivedRequest;
-use super::output::print;
+use self::show::{ReceivedRequest, shown_body};
+use super::client::fetch;
+use super::output::{clean, print};
 use crate::clock::{Clock, SystemClock};
 use crate::lifecycle::deliver::keys::{public_half, secret_key};
 use crate::lifecycle::deliver::sign::verify;
@@ -62,6 +63,9 @@ pub struct ListenArgs {
     /// Close the connection without an answer for this share of requests, such as 10%.
     #[arg(long, value_name = "PERCENT", value_parser = parse_share)]
     drop: Option<f64>,
+    /// Fetch the data of thin events from their data_url, and print it.
+    #[arg(long)]
+    fetch: bool,
     /// Print the totals only.
     #[arg(long)]
     quiet: bool,
@@ -81,6 +85,7 @@ pub async fn run(args: ListenArgs) -> anyhow::Result<()> {
         latency: args.latency.map_or(Duration::ZERO, |span| span.0),
         drop_share: args.drop.unwrap_or(0.0),
         is_quiet: args.quiet,
+        fetches: args.fetch,
     });
     tokio::select! {
         () = accept(&listener, &receiver) => {}
@@ -139,6 +144,8 @@ struct ListenReceiver {
     latency: Duration,
     drop_share: f64,
     is_quiet: bool,
+    /// Whether the data of thin events is fetched.
+    fetches: bool,
 }
 
 impl ListenReceiver {
@@ -158,6 +165,10 @@ impl ListenReceiver {
             let received = ReceivedRequest { at: now, path: head.uri.path(), headers: &head.headers, body: &body };
             // A failed write is ignored, because it must not change the reply.
             let _ = std::io::stdout().write_all(received.render(&signature, reply).as_bytes());
+            if self.fetches && reply.kind != ledger::RequestKind::Forged {
+                // The gateway is answered first: it counts the time that the receiver takes.
+                tokio::spawn(fetch_data(body));
+            }
         }
         self.answer(signature, reply).await
     }
@@ -193,6 +204,21 @@ impl ListenReceiver {
     fn ledger(&self) -> parking_lot::MutexGuard<'_, RequestLedger> {
         self.ledger.lock()
     }
+}
+
+/// Fetches what the body of a thin event links to, and prints it.
+async fn fetch_data(body: Bytes) {
+    #[derive(serde::Deserialize)]
+    struct Thin {
+        id: String,
+        data_url: String,
+    }
+    let Ok(Thin { id, data_url }) = serde_json::from_slice(&body) else { return };
+    let line = match fetch(&data_url).await {
+        Ok(data) => format!("    data of {}: {}\n", clean(&id), shown_body(&data)),
+        Err(problem) => format!("    data of {} was not fetched: {}\n", clean(&id), clean(&format!("{problem:#}"))),
+    };
+    let _ = std::io::stdout().write_all(line.as_bytes());
 }
 
 fn refusal(status: StatusCode, why: &str) -> Response<Full<Bytes>> {

@@ -52,7 +52,8 @@ fn outcome(reply: ReceiverReply) -> String {
     }
 }
 
-fn shown_body(body: &[u8]) -> String {
+/// Renders a body in one line, cut if it is long.
+pub fn shown_body(body: &[u8]) -> String {
     if body.is_empty() {
         return "(empty)".to_owned();
     }

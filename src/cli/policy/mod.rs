@@ -13,6 +13,7 @@ use super::client::ClientArgs;
 use super::find;
 use super::output::{self, OutputFormat, clean, print};
 use crate::model::named_enum::parser;
+use crate::model::parse_fault::{data_fault, json_fault};
 use crate::model::policy::RetryPolicy;
 use crate::model::preset::Preset;
 use crate::model::preview::preview;
@@ -105,13 +106,12 @@ fn policy_from_json(file: &str, bytes: &[u8]) -> anyhow::Result<RetryPolicy> {
         Ok(spec) => spec,
         Err(located) if located.inner().is_data() => {
             let pointer = pointer(located.path());
-            let problem = located.inner().to_string();
-            let problem = problem.split(" at line ").next().unwrap_or_default();
-            bail!("{file}, at {pointer}: {}; {SUCH_AS}", clean(problem));
+            let problem = data_fault(&located.inner().to_string());
+            bail!("{file}, at {pointer}: {}; {SUCH_AS}", clean(&problem));
         }
-        Err(located) => bail!("{file} is not JSON: {}; {SUCH_AS}", located.inner()),
+        Err(located) => bail!("{file} is not JSON: {}; {SUCH_AS}", json_fault(bytes, located.inner())),
     };
-    reader.end().with_context(|| format!("{file} goes on after the policy; {SUCH_AS}"))?;
+    reader.end().map_err(|_| anyhow::anyhow!("{file} goes on after the policy; {SUCH_AS}"))?;
     spec.resolve().map_err(|refused| anyhow::anyhow!("{file}, at {}: {}", refused.pointer, refused.message))
 }
 
@@ -162,11 +162,11 @@ mod tests {
             (r#"{"backoff":{"base":"1s"}}"#, "p.json, at /backoff: ", "missing field `max`"),
             (r#"{"url":"https://a"}"#, "p.json, at /url: ", "unknown field `url`, expected one of `preset`"),
             (r#"{"retry":{}}"#, "p.json, at /retry: ", "unknown field `retry`"),
-            (r#"{"preset":"slow"}"#, "p.json, at /preset", "unknown variant `slow`, expected one of `standard`"),
+            (r#"{"preset":"slow"}"#, "p.json, at /preset", "`slow` is not known here; use one of `standard`"),
             ("7", "p.json, at /: ", "invalid type"),
             ("[]", "p.json: ", "a list is not a policy"),
-            ("{", "p.json is not JSON: ", "EOF"),
-            ("", "p.json is not JSON: ", "EOF"),
+            ("{", "p.json is not JSON: ", "it ends too early"),
+            ("", "p.json is not JSON: ", "it is empty"),
             ("{} {}", "p.json goes on", "after the policy"),
         ] {
             let text = refused(json);

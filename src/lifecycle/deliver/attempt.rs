@@ -16,7 +16,7 @@ use crate::model::attempt::{Attempt, Decision};
 use crate::model::delivery::{DeadCause, DeadlineSource, after};
 use crate::model::endpoint::{Endpoint, EndpointState};
 use crate::model::endpoint_event::DisableCause;
-use crate::model::explain::answer_words;
+use crate::model::explain::{answer_words, secret_change};
 use crate::model::headers::is_reserved;
 use crate::model::health::BreakerInput;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
@@ -179,15 +179,19 @@ fn decide(
     let expiry_check_at = progress.end(&limits).map(|end| just_after(end.at));
     let started_at = sent.started_at;
     let decision = step.decision.on_wall(context.clock.wall_offset());
+    let created_at = context.clock.wall_offset().wall(sent.endpoint.created_at);
+    let sent_secrets = &sent.endpoint.secrets;
     let attempt = Box::new(record(progress.attempts, sent, answer, decision));
     let is_timeout = attempt.error.as_ref().is_some_and(|failure| failure.kind == FailureKind::Timeout);
+    let changed = secret_change(sent_secrets, created_at, &attempt);
+    let answer = changed.into_iter().fold(answer_words(&attempt), |answer, changed| format!("{answer}, and {changed}"));
     let says = is_theirs.then(|| AttemptResult {
         breaker_input: BreakerInput {
             verdict: judgement.verdict,
             is_limited: attempt.status == Some(429),
             is_asked: claim.is_urgent,
             started_at,
-            answer: answer_words(&attempt),
+            answer,
         },
         is_answer: !is_timeout,
         quiet_until: step.quiet_until.filter(|_| judgement.disables.is_none()),
@@ -231,6 +235,7 @@ fn record(number: u32, sent: SentRequest<'_>, answer: Answer, decision: Decision
             .copied()
             .filter(|profile| *profile != SignatureProfile::Standard)
             .collect(),
+        secret_id: sent.endpoint.secrets.iter().find(|secret| secret.is_active(sent.wall)).map(|secret| secret.id),
         response_headers: response.headers,
         response_body: response.body,
         truncated: response.is_truncated,

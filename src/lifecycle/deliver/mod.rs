@@ -109,9 +109,12 @@ impl DeliveryContext {
 pub fn shown_headers(claim: &Claim, attempt: &Attempt) -> Vec<(String, String)> {
     let ours = sign::our_headers(claim, attempt.number, attempt.started_at);
     let vouching = sign::masked_headers(claim.event.id.as_str(), attempt.started_at, &attempt.signatures);
+    // Versions that recorded no secret did not send the profiles' other headers.
+    let of_profiles = attempt.secret_id.map(|_| sign::profile_headers(&claim.event, &attempt.signatures));
     let shown = ours
         .into_iter()
         .chain(vouching)
+        .chain(of_profiles.into_iter().flatten())
         .map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned()));
     let custom = attempt.custom_headers.iter().map(|name| (name.to_ascii_lowercase(), "***".to_owned()));
     shown.chain(custom).collect()

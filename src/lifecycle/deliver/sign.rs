@@ -25,6 +25,7 @@ use super::body::{body, content_type};
 use super::keys::{key_pair, public_half, secret_key};
 use crate::lifecycle::links::{Links, NoPublicUrl};
 use crate::model::endpoint::{AttemptTimeouts, Endpoint, Secret};
+use crate::model::event::Event;
 use crate::model::headers::{MASK, is_reserved};
 use crate::model::id::TenantId;
 use crate::model::signing::{SignatureProfile, Signing};
@@ -68,6 +69,8 @@ const X_SCHEMA_VERSION: HeaderName = HeaderName::from_static("x-schema-version")
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const X_SIGNATURE: HeaderName = HeaderName::from_static("x-signature");
 const X_SIGNATURE_TIMESTAMP: HeaderName = HeaderName::from_static("x-signature-timestamp");
+const X_GITHUB_EVENT: HeaderName = HeaderName::from_static("x-github-event");
+const X_GITHUB_DELIVERY: HeaderName = HeaderName::from_static("x-github-delivery");
 const X_HUB_SIGNATURE_256: HeaderName = HeaderName::from_static("x-hub-signature-256");
 const STRIPE_SIGNATURE: HeaderName = HeaderName::from_static("stripe-signature");
 const SVIX_ID: HeaderName = HeaderName::from_static("svix-id");
@@ -86,6 +89,9 @@ pub fn sign(claim: &Claim, endpoint: &Endpoint, links: &Links, now: Timestamp) -
     headers.extend(our_headers(claim, claim.progress.attempts + 1, now));
     let signer = Signer::new(&endpoint.secrets, settings.signing, claim.event.id.as_str(), now, &body);
     headers.extend(signer.headers(&settings.signatures));
+    for (name, value) in profile_headers(&claim.event, &settings.signatures) {
+        headers.insert(name, value);
+    }
     Ok(SignedRequest {
         tenant: endpoint.tenant.clone(),
         url: settings.url.clone(),
@@ -117,6 +123,14 @@ pub fn our_headers(claim: &Claim, number: u32, now: Timestamp) -> Vec<(HeaderNam
     }
     headers.extend(event.schema_version.as_ref().map(|version| (X_SCHEMA_VERSION, text(version))));
     headers
+}
+
+/// Returns the headers that belong to signature profiles and sign nothing.
+pub fn profile_headers(event: &Event, profiles: &[SignatureProfile]) -> Vec<(HeaderName, HeaderValue)> {
+    if !profiles.contains(&SignatureProfile::Github) {
+        return Vec::new();
+    }
+    vec![(X_GITHUB_EVENT, text(event.event_type.as_str())), (X_GITHUB_DELIVERY, text(event.id.as_str()))]
 }
 
 /// Returns the signature headers of an attempt with the signatures masked.

@@ -75,6 +75,27 @@ pub enum GuardRefusal {
     Plain,
 }
 
+impl GuardRefusal {
+    /// Returns the message to the owner of the URL. It tells apart only what the
+    /// text of the URL shows, or what is open but for the gateway itself.
+    pub fn for_owner(&self) -> String {
+        match self {
+            Self::Port(0) => "port 0 cannot be called; use another port".to_owned(),
+            Self::Port(port) => format!(
+                "port {port} belongs to another service, so this gateway does not call it; use another port, or have \
+                 its operator open it with --allow-port {port}"
+            ),
+            Self::Own(_) => "the url points at this gateway itself, which is never called; use another url".to_owned(),
+            Self::NotPublic(_)
+            | Self::LeadsTo(..)
+            | Self::Unspecified(_)
+            | Self::Denied(..)
+            | Self::Local(_)
+            | Self::Plain => FORBIDDEN.to_owned(),
+        }
+    }
+}
+
 impl Guard {
     /// Checks a target as far as possible without looking up its name.
     pub fn check(&self, target: &Target) -> Result<(), GuardRefusal> {

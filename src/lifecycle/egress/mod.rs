@@ -12,7 +12,7 @@ use std::time::Duration;
 use tracing::warn;
 use url::Url;
 
-use self::guard::{FORBIDDEN, Guard, GuardRefusal, known_addresses};
+use self::guard::{Guard, GuardRefusal, known_addresses};
 use self::resolver::NameResolver;
 use self::target::{Host, Target};
 use crate::model::answer::{AttemptFailure, FailureKind};
@@ -44,8 +44,9 @@ pub enum BadUrl {
     /// The URL is not encrypted, and its host is not this machine.
     #[error("the url is not encrypted; use https, or have the gateway started with --allow-http")]
     Plain,
-    /// The target may not be called. The message is the same for every reason.
-    #[error("{FORBIDDEN}")]
+    /// The target may not be called. The message is the same for every reason
+    /// that would tell something about the network.
+    #[error("{}", .0.for_owner())]
     Forbidden(GuardRefusal),
 }
 
@@ -106,7 +107,7 @@ impl Egress {
             warn!(host = %target.host, port = target.port, "{reason}");
             AttemptFailure {
                 refused_target: Some(reason),
-                ..AttemptFailure::new(FailureKind::TargetForbidden, FORBIDDEN)
+                ..AttemptFailure::new(FailureKind::TargetForbidden, refusal.for_owner())
             }
         };
         self.guard.check(target).map_err(forbidden)?;

@@ -10,6 +10,8 @@ use std::net::IpAddr;
 use http::Uri;
 use url::Url;
 
+use crate::model::parse_fault::url_fault;
+
 /// Most bytes of a URL.
 const URL_BYTES_MAX: usize = 2_048;
 const NAME_BYTES_MAX: usize = 253;
@@ -50,7 +52,7 @@ impl Target {
     pub fn read(text: &str) -> Result<(Url, Self), String> {
         let authority = authority(text)?;
         let mut url = Url::parse(text)
-            .map_err(|problem| format!("url {text:?} cannot be read ({problem}); use https://host/path"))?;
+            .map_err(|problem| format!("url {text:?} cannot be read: {}; use https://host/path", url_fault(problem)))?;
         if authority.contains('@') {
             return Err("url holds a user name or password; put credentials into headers instead".into());
         }

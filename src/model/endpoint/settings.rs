@@ -181,8 +181,8 @@ impl EndpointSettings {
     }
 
     /// Checks these settings as a change of `known`, which were accepted before.
-    /// An unchanged policy and unchanged headers are not refused: a rule that was
-    /// added later must not prevent changes of other fields.
+    /// An unchanged policy, unchanged status rules and unchanged headers are not
+    /// refused: a rule that was added later must not prevent changes of other fields.
     pub fn check_change(&self, known: &Self) -> Result<RetryPolicy, Vec<InvalidSetting>> {
         let mut problems = match self.check() {
             Ok(policy) => return Ok(policy),
@@ -193,8 +193,11 @@ impl EndpointSettings {
         let unchanged_headers: Vec<String> =
             self.headers.iter().filter(is_unchanged).map(|(name, _)| child("/headers", name)).collect();
         let is_policy_unchanged = known.retry == self.retry;
+        let are_rules_unchanged = known.status_rules == self.status_rules;
         let is_accepted = |pointer: &String| {
-            unchanged_headers.contains(pointer) || is_policy_unchanged && pointer.starts_with("/retry")
+            unchanged_headers.contains(pointer)
+                || is_policy_unchanged && pointer.starts_with("/retry")
+                || are_rules_unchanged && pointer == "/status_rules"
         };
         problems.retain(|problem| !is_accepted(&problem.pointer));
         if problems.is_empty() { Ok(self.retry.filled()) } else { Err(problems) }
@@ -212,6 +215,9 @@ impl EndpointSettings {
         self.check_owner_email(&mut refuse);
         for problem in self.tls.check() {
             refuse(problem.pointer, problem.message);
+        }
+        if let Err(message) = self.status_rules.check() {
+            refuse("/status_rules".into(), message);
         }
         let policy = self.retry.resolve();
         if let Err(problem) = &policy {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{ExplainedAttempt, ExplanationFacts, answer_words, between};
+use super::{ExplainedAttempt, ExplanationFacts, answer_words, between, secret_change};
 use crate::model::attempt::{Attempt, Decision};
 use crate::model::delivery::after;
 use crate::model::named_enum::NamedEnum;
@@ -39,6 +39,10 @@ impl ExplanationFacts<'_> {
         sentences.extend(refused.map(|reason| format!("For the operator alone: {reason}.")));
         sentences.extend(self.lateness(attempt));
         sentences.push(judgement(attempt));
+        let changed = self.endpoint.and_then(|p| secret_change(&p.secrets, p.created_at, attempt));
+        sentences.extend(changed.map(|changed| {
+            format!("{}, and a receiver that has another one refuses what it cannot verify.", capitalized(&changed))
+        }));
         if let Some(policy) = self.new_policy(attempt) {
             sentences.push(format!("The endpoint's policy had been changed: it was now {policy}."));
         }
@@ -135,9 +139,11 @@ fn drawn_delay(decision: &Decision) -> Option<String> {
 
 /// Returns the text with a capital letter and a full stop.
 fn as_sentence(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!("{}.", capitalized(text)) }
+}
+
+/// Returns the text with a capital letter.
+fn capitalized(text: &str) -> String {
     let mut letters = text.chars();
-    match letters.next() {
-        Some(first) => format!("{}{}.", first.to_uppercase(), letters.as_str()),
-        None => String::new(),
-    }
+    letters.next().map_or_else(String::new, |first| format!("{}{}", first.to_uppercase(), letters.as_str()))
 }

@@ -119,6 +119,7 @@ impl Story {
             refused_target: None,
             custom_headers: Vec::new(),
             signatures: Vec::new(),
+            secret_id: None,
             response_headers: Vec::new(),
             response_body: String::new(),
             truncated: false,
@@ -402,4 +403,37 @@ fn a_replay_is_told_with_its_fresh_budget() {
     (story.delivery.state, story.delivery.cause, story.delivery.finished_at) = (DeliveryState::Waiting, None, None);
     story.delivery.due_at = at(500);
     insta::assert_snapshot!(story.answered(503).explained(Some(WaitingFor::Due), at(501)));
+}
+
+#[test]
+fn a_refusal_after_a_change_of_secrets_names_it_and_no_other_answer_does() {
+    let secret = |made: i64, ends: Option<i64>| Secret {
+        id: crate::model::id::SecretId::mint(at(made), 1),
+        text: String::new(),
+        key: String::new(),
+        created_at: at(made),
+        expires_at: ends.map(at),
+    };
+    let attempt = |status: u16| Story::of(standard()).answered(status).attempts.remove(0);
+    let change = |secrets: &[Secret], seconds: i64, status: u16| {
+        let attempt = Attempt { started_at: at(seconds), ..attempt(status) };
+        secret_change(secrets, at(0), &attempt)
+    };
+    let rotated = [secret(100, None), secret(0, Some(100))];
+    for status in [400, 401, 403] {
+        let said = change(&rotated, 280, status);
+        assert_eq!(said.as_deref(), Some("a secret of this endpoint was rotated 3m before"), "{status}");
+    }
+    let overlapping = [secret(100, None), secret(0, Some(4_000))];
+    assert_eq!(
+        change(&overlapping, 4_060, 401).as_deref(),
+        Some("an old secret of this endpoint stopped signing 1m before")
+    );
+    assert!(change(&[secret(100, None)], 280, 401).is_some(), "the old one may be forgotten");
+    assert_eq!(change(&[secret(0, None)], 280, 401), None, "the first secret is no change");
+    assert_eq!(change(&rotated, 99, 401), None, "it was sent before");
+    assert_eq!(change(&rotated, 90_000, 401), None, "that is too long ago");
+    for status in [200, 404, 422, 503] {
+        assert_eq!(change(&rotated, 280, status), None, "{status}");
+    }
 }

@@ -147,7 +147,8 @@ fn any_other_answer_to_a_probe_closes_it_into_a_ramp() {
         subject.now += subject.probe_in();
         let events = subject.says(verdict);
         let closed = EndpointEvent::BreakerClosed(CloseCause::Probe { answer: "answered so".into() });
-        assert_eq!(closed.reason().as_deref(), Some("the probe answered so"));
+        let reason = "the probe answered so; it ramps up from one request at a time";
+        assert_eq!(closed.reason().as_deref(), Some(reason));
         assert!(events.contains(&closed), "{events:?}");
         assert_eq!(events.contains(&EndpointEvent::Recovered), verdict == Verdict::Delivered);
         assert_eq!((subject.state(), subject.width()), (BreakerState::Ramp, 1));

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::rows::{RequestColumns, at, delivery_id, format_code, millis};
+use super::history::stored_event;
+use super::rows::{RequestColumns, at, delivery_id, format_code, known, millis};
 use super::writer::WriteTransaction;
 use crate::model::delivery::Progress;
 use crate::model::endpoint::Endpoint;
 use crate::model::limits::stored_bytes;
-use crate::store::{AcceptResult, BatchMode, Claim, Error, Result, RoutedEvent};
+use crate::store::{AcceptResult, BatchMode, Claim, ContentComparison, Error, Result, RoutedEvent};
 
 /// Accepts events in order, inside the writer's transaction.
 pub fn accept(
@@ -128,17 +129,18 @@ fn insert_event(
 
 fn seen_before(db: &Connection, tenant: i64, new: &RoutedEvent) -> rusqlite::Result<AcceptResult> {
     let sql = "SELECT fingerprint, accepted_at, deliveries FROM events WHERE tenant = ? AND id = ?";
-    let (fingerprint, accepted_at, deliveries): (Option<[u8; 32]>, i64, u32) = db
+    let (fingerprint, accepted_at, deliveries): (Option<Vec<u8>>, i64, u32) = db
         .prepare_cached(sql)?
         .query_row(params![tenant, new.event.id.as_str()], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-    let accepted_at = at(accepted_at);
-    // An id that the gateway made has no fingerprint. A producer that sends
-    // such an id is not repeating its own request.
-    Ok(if fingerprint.is_some() && fingerprint == new.fingerprint {
-        AcceptResult::Duplicate { accepted_at, deliveries }
-    } else {
-        AcceptResult::Conflict { accepted_at }
-    })
+    let comparison = match new.compare_fingerprint(fingerprint.as_deref()) {
+        Some(comparison) => comparison,
+        None => {
+            let first = known(stored_event(db, tenant, &new.event.tenant, &new.event.id))?.ok().flatten();
+            let fingerprint = fingerprint.as_deref().unwrap_or_default();
+            first.map_or(ContentComparison::Differs(Vec::new()), |first| new.compare_content(&first.event, fingerprint))
+        }
+    };
+    Ok(AcceptResult::of_known(comparison, at(accepted_at), deliveries))
 }
 
 struct NewDelivery<'a> {

@@ -38,8 +38,7 @@ impl History for EmbeddedStore {
         let (tenant, id) = (tenant.clone(), id.clone());
         self.read(move |db| {
             let Some(no) = tenant_no(db, &tenant)? else { return Ok(None) };
-            let sql = format!("SELECT {EVENT} FROM events e WHERE e.tenant = ? AND e.id = ?");
-            db.prepare_cached(&sql)?.query_row(params![no, id.as_str()], |row| event_from(row, &tenant)).optional()
+            stored_event(db, no, &tenant, &id)
         })
         .await
     }
@@ -221,6 +220,17 @@ fn event_from(row: &Row<'_>, tenant: &TenantId) -> rusqlite::Result<EventRecord>
     let is_damaged = event.is_damaged(row.get(11)?);
     let withheld = withheld_from(event.is_expunged(), row.get(12)?)?;
     Ok(EventRecord { event, withheld, deliveries: row.get(8)?, is_damaged })
+}
+
+/// Reads an event of the tenant with this number.
+pub fn stored_event(
+    db: &Connection,
+    tenant_no: i64,
+    tenant: &TenantId,
+    id: &EventId,
+) -> rusqlite::Result<Option<EventRecord>> {
+    let sql = format!("SELECT {EVENT} FROM events e WHERE e.tenant = ? AND e.id = ?");
+    db.prepare_cached(&sql)?.query_row(params![tenant_no, id.as_str()], |row| event_from(row, tenant)).optional()
 }
 
 fn events(

@@ -11,10 +11,11 @@ use tokio_postgres::Row;
 use super::PostgresState;
 use super::accept_batch::{AcceptBatch, IdColumns, LanePositions};
 use super::group_commit::{BatchJob, BatchResult};
+use super::history::{COLUMNS, event_from};
 use super::rows::{at, millis};
 use super::snowflake::first_of;
 use super::transaction::{PgTransaction, bind, is_known_id, is_taken, with_timeout};
-use crate::store::{AcceptResult, BatchMode, Error, Result, RoutedEvent};
+use crate::store::{AcceptResult, BatchMode, ContentComparison, Error, Result, RoutedEvent};
 
 /// Events that wait to be accepted.
 pub struct AcceptJob {
@@ -29,6 +30,8 @@ pub struct AcceptJob {
 /// Number of tries to write a batch. A try fails if another node has used the
 /// same numbers, and the next one takes new numbers.
 const TRIES: usize = 3;
+/// Number of accepted events that are read at a time, to compare them.
+const FIRST_EVENTS_MAX: usize = 16;
 
 impl BatchJob for AcceptJob {
     // One batch at a time, so that numbers are in the order in which lanes grow.
@@ -323,7 +326,7 @@ fn is_undone(job: &AcceptJob, outcomes: &[IdOutcome]) -> bool {
     job.mode == BatchMode::All
         && outcomes.iter().zip(&job.events).any(|(outcome, new)| match outcome {
             IdOutcome::Known(AcceptResult::Conflict { .. }) => true,
-            IdOutcome::Repeats(first) => new.fingerprint.is_none() || job.events[*first].fingerprint != new.fingerprint,
+            IdOutcome::Repeats(first) => new.compare_with(&job.events[*first]) != ContentComparison::Same,
             _ => false,
         })
 }
@@ -332,25 +335,56 @@ fn repeat_of(first: &RoutedEvent, again: &RoutedEvent, became: &AcceptResult) ->
     let (accepted_at, deliveries) = match became {
         AcceptResult::New { deliveries, .. } => (first.event.accepted_at, *deliveries),
         AcceptResult::Duplicate { accepted_at, deliveries } => (*accepted_at, *deliveries),
-        AcceptResult::Conflict { accepted_at } => return AcceptResult::Conflict { accepted_at: *accepted_at },
+        AcceptResult::Conflict { .. } => return became.clone(),
     };
-    if first.fingerprint.is_some() && first.fingerprint == again.fingerprint {
-        AcceptResult::Duplicate { accepted_at, deliveries }
-    } else {
-        AcceptResult::Conflict { accepted_at }
-    }
+    AcceptResult::of_known(again.compare_with(first), accepted_at, deliveries)
 }
 
 /// Returns what an event is whose id is known: a repeat of the event that has
-/// the id, or in conflict with it.
-fn known_result(known: &Row, fingerprint: &[u8]) -> AcceptResult {
-    let accepted_at = at(known.get("accepted_at"));
-    let before: &[u8] = known.get("fingerprint");
-    if !before.is_empty() && before == fingerprint {
-        AcceptResult::Duplicate { accepted_at, deliveries: known.get::<_, i32>("deliveries").max(0) as u32 }
-    } else {
-        AcceptResult::Conflict { accepted_at }
+/// the id, or in conflict with it. That event is read only if the fingerprints
+/// differ.
+fn known_result(known: &Row, firsts: &HashMap<i64, Row>, new: &RoutedEvent) -> AcceptResult {
+    let fingerprint: &[u8] = known.get("fingerprint");
+    let comparison = match new.compare_fingerprint(Some(fingerprint)) {
+        Some(comparison) => comparison,
+        None => match firsts.get(&known.get("event")).and_then(|row| event_from(row, 0, &new.event.tenant).ok()) {
+            Some(first) => new.compare_content(&first.event, fingerprint),
+            None => ContentComparison::Differs(Vec::new()),
+        },
+    };
+    let deliveries = known.get::<_, i32>("deliveries").max(0) as u32;
+    AcceptResult::of_known(comparison, at(known.get("accepted_at")), deliveries)
+}
+
+/// Finds out what the events at these positions are, whose ids these rows have.
+async fn compare_known(
+    tx: &PgTransaction,
+    jobs: &[AcceptJob],
+    known: &[(&Row, usize, usize)],
+    outcomes: &mut [Vec<IdOutcome>],
+) -> Result<()> {
+    for known in known.chunks(FIRST_EVENTS_MAX) {
+        let firsts = first_events(tx, known.iter().map(|(row, n, k)| (*row, &jobs[*n].events[*k]))).await?;
+        for (row, n, k) in known {
+            outcomes[*n][*k] = IdOutcome::Known(known_result(row, &firsts, &jobs[*n].events[*k]));
+        }
     }
+    Ok(())
+}
+
+/// Reads the events that have known ids, by their numbers, where fingerprints
+/// alone do not decide.
+async fn first_events<'a>(
+    tx: &PgTransaction,
+    known: impl Iterator<Item = (&'a Row, &'a RoutedEvent)>,
+) -> Result<HashMap<i64, Row>> {
+    let undecided = known.filter(|(row, new)| new.compare_fingerprint(Some(row.get("fingerprint"))).is_none());
+    let nos: Vec<i64> = undecided.map(|(row, _)| row.get("event")).collect();
+    if nos.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let sql = format!("SELECT {COLUMNS} FROM posthaste.events e WHERE e.no = ANY($1)");
+    Ok(tx.query(&sql, bind![nos]).await?.into_iter().map(|row| (row.get(0), row)).collect())
 }
 
 /// Begins the transaction, remembers the ids that producers chose, and finds
@@ -367,7 +401,7 @@ async fn resolve_ids(
         outcomes[*n][*k] = IdOutcome::Repeats(*first);
     }
     let parameters = ids.parameters();
-    let IdColumns { tenant, id, event: nos, fingerprint, .. } = ids;
+    let IdColumns { tenant, id, event: nos, .. } = ids;
     let (begun, fresh) = tokio::join!(
         biased;
         with_timeout(tx.client().batch_execute(&shared.begin)),
@@ -381,22 +415,20 @@ async fn resolve_ids(
         let missing: Vec<usize> = (0..given.len()).filter(|i| !fresh.contains(&nos[*i])).collect();
         let tenants: Vec<i64> = missing.iter().map(|i| tenant[*i]).collect();
         let ids: Vec<&str> = missing.iter().map(|i| id[*i]).collect();
-        let sql = "SELECT w.place, i.fingerprint, i.accepted_at, i.deliveries
+        let sql = "SELECT w.place, i.event, i.fingerprint, i.accepted_at, i.deliveries
                    FROM unnest($1::int8[], $2::text[]) WITH ORDINALITY AS w (tenant, id, place)
                         JOIN posthaste.ids i ON i.tenant = w.tenant AND i.id = w.id";
-        for row in tx.query(sql, bind![tenants, ids]).await? {
-            let which = missing[row.get::<_, i64>(0) as usize - 1];
-            let (n, k) = given[which];
-            if matches!(outcomes[n][k], IdOutcome::New) {
-                outcomes[n][k] = IdOutcome::Known(known_result(&row, &fingerprint[which]));
-            }
-            // What repeats the id in its batch is compared with what is known, too.
-            for (_, again, _) in repeats.iter().filter(|(of, _, first)| (*of, *first) == (n, k)) {
-                let now = jobs[n].events[*again].fingerprint;
-                let known = known_result(&row, now.as_ref().map_or(&[], |print| print.as_slice()));
-                outcomes[n][*again] = IdOutcome::Known(known);
-            }
-        }
+        let rows = tx.query(sql, bind![tenants, ids]).await?;
+        let place = |row: &Row| given[missing[row.get::<_, i64>(0) as usize - 1]];
+        // What repeats the id in its batch is compared with what is known, too.
+        let known = rows.iter().flat_map(|row| {
+            let (n, k) = place(row);
+            let again =
+                repeats.iter().filter(move |(of, _, first)| (*of, *first) == (n, k)).map(|(_, again, _)| *again);
+            std::iter::once(k).chain(again).map(move |k| (row, n, k))
+        });
+        let known: Vec<(&Row, usize, usize)> = known.collect();
+        compare_known(tx, jobs, &known, outcomes).await?;
     }
     // Forget the new ids of jobs that are refused as a whole.
     let refused = given.iter().zip(nos).filter(|((n, k), no)| {
@@ -427,7 +459,8 @@ async fn resolve_minted_ids(
         let known = tx.query_opt(sql, bind![first_of(ms), first_of(ms + 8), tenants[i], *id, nos[i]]).await?;
         if let Some(row) = known {
             let (n, k) = given[i];
-            outcomes[n][k] = IdOutcome::Known(AcceptResult::Conflict { accepted_at: at(row.get(0)) });
+            outcomes[n][k] =
+                IdOutcome::Known(AcceptResult::Conflict { accepted_at: at(row.get(0)), differs: Vec::new() });
             tx.execute("DELETE FROM posthaste.ids WHERE event = $1", bind![nos[i]]).await?;
         }
     }

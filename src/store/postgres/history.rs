@@ -21,6 +21,7 @@ use crate::model::endpoint_event::EndpointEventRecord;
 use crate::model::id::{DeliveryId, EndpointId, EventId, TenantId};
 use crate::store::{Error, EventQuery, EventRecord, History, Lane, ListPage, PageRequest, Result};
 
+pub use events::{COLUMNS, event_from};
 use walk::number_at;
 
 mod by_finish;
@@ -238,6 +239,7 @@ mod tests {
             refused_target: None,
             custom_headers: Vec::new(),
             signatures: Vec::new(),
+            secret_id: None,
             response_headers: Vec::new(),
             response_body: body.into(),
             truncated: false,
