@@ -25,6 +25,7 @@ use super::rate_limit_headers::whole_seconds;
 use crate::metrics::AuthFailureKind;
 use crate::model::audit::{AuditAction, AuditedAction, CallerIdentity, Initiator};
 use crate::model::id::TenantId;
+use crate::model::named_enum::NamedEnum;
 use crate::model::rate::{Gcra, Rate};
 use crate::model::token::Token;
 

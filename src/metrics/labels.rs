@@ -1,6 +1,6 @@
 //! Lists every value that a label can have; there are no others.
 
-use strum::{IntoStaticStr, VariantNames};
+use strum::{IntoStaticStr, VariantArray, VariantNames};
 
 use super::families::Label;
 use crate::model::answer::FailureKind;
@@ -39,7 +39,7 @@ pub enum FetchResult {
 }
 
 /// Why a request failed authentication or authorisation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, VariantNames, IntoStaticStr)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, VariantNames, VariantArray, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum AuthFailureKind {
     /// The request had no token.
@@ -54,17 +54,6 @@ pub enum AuthFailureKind {
     OtherTenant,
     /// The signature of the link to an event's data is wrong.
     Link,
-}
-
-impl AuthFailureKind {
-    /// All kinds of failure.
-    pub const ALL: [Self; 6] =
-        [Self::Missing, Self::Wrong, Self::Expired, Self::MissingRight, Self::OtherTenant, Self::Link];
-
-    /// Returns the value as it is written.
-    pub fn as_str(self) -> &'static str {
-        self.into()
-    }
 }
 
 /// The state that a breaker moved to.

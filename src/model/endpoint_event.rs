@@ -6,7 +6,7 @@
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use strum::{EnumDiscriminants, IntoStaticStr};
+use strum::{EnumDiscriminants, IntoStaticStr, VariantArray};
 
 use super::span::Span;
 
@@ -15,7 +15,7 @@ use super::span::Span;
 #[strum_discriminants(
     name(EndpointEventKind),
     doc = "What may happen to an endpoint.",
-    derive(Serialize, Deserialize, IntoStaticStr, utoipa::ToSchema),
+    derive(Serialize, Deserialize, IntoStaticStr, VariantArray, utoipa::ToSchema),
     serde(rename_all = "snake_case"),
     strum(serialize_all = "snake_case")
 )]
@@ -156,7 +156,7 @@ pub enum CloseCause {
 }
 
 /// Who did something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, IntoStaticStr, utoipa::ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, IntoStaticStr, VariantArray, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Actor {
@@ -304,20 +304,6 @@ impl CloseCause {
 
 fn note_or(note: &Option<String>, otherwise: &str) -> String {
     note.clone().unwrap_or_else(|| otherwise.to_owned())
-}
-
-impl EndpointEventKind {
-    /// Returns the kind as it is written everywhere.
-    pub fn as_str(self) -> &'static str {
-        self.into()
-    }
-}
-
-impl Actor {
-    /// Returns the actor as it is written everywhere.
-    pub fn as_str(self) -> &'static str {
-        self.into()
-    }
 }
 
 #[cfg(test)]

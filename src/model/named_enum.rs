@@ -32,6 +32,7 @@ mod tests {
     use crate::model::answer::FailureKind;
     use crate::model::delivery::{BodyFormat, DeadCause, DeliveryState, WaitingFor};
     use crate::model::endpoint::{EndpointState, OnDead, Ordering};
+    use crate::model::endpoint_event::{Actor, EndpointEventKind};
     use crate::model::health::BreakerState;
     use crate::model::preset::Preset;
     use crate::model::signing::{SignatureProfile, Signing};
@@ -48,10 +49,12 @@ mod tests {
     #[test]
     fn a_variant_has_one_name_in_json_and_elsewhere() {
         let names = [
+            in_json::<Actor>(),
             in_json::<BodyFormat>(),
             in_json::<BreakerState>(),
             in_json::<DeadCause>(),
             in_json::<DeliveryState>(),
+            in_json::<EndpointEventKind>(),
             in_json::<EndpointState>(),
             in_json::<FailureKind>(),
             in_json::<OnDead>(),

@@ -7,17 +7,18 @@
 use bytes::Bytes;
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
-use strum::IntoStaticStr;
+use strum::{IntoStaticStr, VariantArray};
 
 use super::delivery::DeadCause;
 use super::endpoint::Endpoint;
 use super::endpoint_event::EndpointEvent;
 use super::event::{Event, EventKey, EventType};
 use super::id::{DeliveryId, EndpointId, EventId, TenantId};
+use super::named_enum::NamedEnum;
 use super::url_versions::masked;
 
 /// The type of an operational event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, VariantArray)]
 pub enum OperationalEventType {
     /// An endpoint was paused.
     #[strum(serialize = "endpoint.paused")]
@@ -56,11 +57,6 @@ impl OperationalEventType {
             EndpointEvent::BreakerClosed(_) => Some(Self::BreakerClosed),
             EndpointEvent::Resumed { .. } | EndpointEvent::ProbeFailed { .. } => None,
         }
-    }
-
-    /// Returns the type as it is written everywhere.
-    pub fn as_str(self) -> &'static str {
-        self.into()
     }
 }
 

@@ -18,6 +18,7 @@ use posthaste::model::endpoint_event::{DisableCause, EndpointEvent, EndpointEven
 use posthaste::model::event::Event;
 use posthaste::model::health::EndpointHealth;
 use posthaste::model::id::{DeliveryId, EndpointId, SecretId, TenantId};
+use posthaste::model::named_enum::NamedEnum;
 use posthaste::model::next_state::NextState;
 use posthaste::model::operational_event::OperationalEventType;
 use posthaste::model::shard::Lease;

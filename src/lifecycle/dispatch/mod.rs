@@ -33,6 +33,7 @@ use crate::model::endpoint::Endpoint;
 use crate::model::endpoint_event::EndpointEvent;
 use crate::model::health::EndpointHealth;
 use crate::model::id::{DeliveryId, EndpointId, TenantId};
+use crate::model::named_enum::NamedEnum;
 use crate::model::shard::{Lease, Shard};
 use crate::model::tenant::TenantQuota;
 use crate::store::{Claim, ClaimOutcome, DueQuery, EndpointUpdate, Error, SettleEffects};
