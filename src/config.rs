@@ -334,6 +334,7 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::named_enum::NamedEnum;
 
     #[test]
     fn a_flag_beats_the_file_and_the_file_beats_the_default() {

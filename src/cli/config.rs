@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::client::ClientArgs;
 use super::output::{self, OutputFormat};
 use crate::config::{self, PartialSettings, Settings};
+use crate::model::named_enum::NamedEnum;
 
 /// Show the settings of a gateway that is started here or of a running one, or describe them all
 #[derive(Debug, clap::Args)]

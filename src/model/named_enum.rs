@@ -35,6 +35,7 @@ mod tests {
     use crate::model::endpoint_event::{Actor, EndpointEventKind};
     use crate::model::health::BreakerState;
     use crate::model::preset::Preset;
+    use crate::model::setting_in_force::SettingOrigin;
     use crate::model::signing::{SignatureProfile, Signing};
     use crate::model::status_rules::{StatusAction, StatusTable};
     use crate::model::tls::TlsVersion;
@@ -61,6 +62,7 @@ mod tests {
             in_json::<Ordering>(),
             in_json::<Preset>(),
             in_json::<Right>(),
+            in_json::<SettingOrigin>(),
             in_json::<SignatureProfile>(),
             in_json::<Signing>(),
             in_json::<StatusAction>(),

@@ -18,6 +18,8 @@ pub struct SettingInForce {
 /// Where the value of a setting came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[derive(strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum SettingOrigin {
     /// A flag of the command.
     Flag,
@@ -27,16 +29,4 @@ pub enum SettingOrigin {
     File,
     /// Nobody gave one.
     Default,
-}
-
-impl SettingOrigin {
-    /// Returns the origin as it is written everywhere.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Flag => "flag",
-            Self::Environment => "environment",
-            Self::File => "file",
-            Self::Default => "default",
-        }
-    }
 }

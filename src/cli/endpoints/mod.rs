@@ -12,6 +12,9 @@ use super::failure::CommandFailure;
 use super::find;
 use super::output::{self, Column};
 use super::request::{JsonBody, PageArgs, ask};
+use crate::model::endpoint::EndpointState;
+use crate::model::health::BreakerState;
+use crate::model::named_enum::{NamedEnum, parser};
 use crate::model::span::Span;
 use crate::model::suggested_command::quoted;
 
@@ -108,11 +111,11 @@ enum EndpointsAction {
 #[derive(Debug, clap::Args)]
 struct EndpointsList {
     /// In this state.
-    #[arg(long, value_parser = ["active", "paused", "disabled"])]
-    state: Option<String>,
+    #[arg(long, value_parser = parser::<EndpointState>())]
+    state: Option<EndpointState>,
     /// With the breaker in this state.
-    #[arg(long, value_parser = ["closed", "open", "half_open", "ramp"])]
-    breaker: Option<String>,
+    #[arg(long, value_parser = parser::<BreakerState>())]
+    breaker: Option<BreakerState>,
     #[command(flatten)]
     page: PageArgs,
 }
@@ -203,7 +206,8 @@ pub async fn run(args: EndpointsArgs) -> anyhow::Result<()> {
 
 async fn list(client: &mut Client, which: EndpointsList) -> anyhow::Result<()> {
     let mut url = client.tenant_url(&["endpoints"])?;
-    ask(&mut url, &[("state", which.state.as_deref()), ("breaker", which.breaker.as_deref())]);
+    let (state, breaker) = (which.state.map(NamedEnum::as_str), which.breaker.map(NamedEnum::as_str));
+    ask(&mut url, &[("state", state), ("breaker", breaker)]);
     which.page.ask(&mut url);
     output::list(client.format, &client.get(url).await?, "endpoints", COLUMNS)
 }
