@@ -8,6 +8,7 @@ const SCHEMAS: &str = "#/components/schemas/";
 /// Names that say more than the type's own without `View`.
 const CHOSEN: &[(&str, &str)] = &[
     ("AuditView", "AuditEntry"),
+    ("FoundView", "FoundResource"),
     ("MatchView", "EndpointMatch"),
     ("ReadyView", "Readiness"),
     ("RotatedView", "RotatedSecret"),
