@@ -1,7 +1,7 @@
 //! Builds the view of an endpoint: its settings without their secrets, its state
 //! and its health.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -180,6 +180,21 @@ impl EndpointView {
             secret: None,
         }
     }
+}
+
+/// Returns the live state of these endpoints' breakers.
+pub(super) async fn breaker_states(
+    api: &SharedApiState,
+    endpoints: &[Arc<Endpoint>],
+) -> HashMap<EndpointId, BreakerState> {
+    let about = endpoints.iter().map(|endpoint| LiveStatusQuery::endpoint(&endpoint.tenant, endpoint.id)).collect();
+    let statuses = live_statuses(&api.gateway, about).await;
+    let now = api.gateway.clock.now();
+    let state = |endpoint: &Arc<Endpoint>| {
+        let live = statuses.get(&endpoint.id).and_then(|status| status.health.as_ref());
+        (endpoint.id, live.unwrap_or(&endpoint.health).breaker(now))
+    };
+    endpoints.iter().map(state).collect()
 }
 
 /// Returns the settings above the tenant's ceiling, with the values in force.

@@ -6,7 +6,6 @@ use axum::extract::State;
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use std::collections::HashMap;
 use std::sync::Arc;
 use tracing::warn;
 use utoipa::{IntoParams, ToSchema};
@@ -14,7 +13,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::SharedApiState;
 use super::accept::ReceiptView;
 use super::auth::Principal;
-use super::endpoint_view::EndpointView;
+use super::endpoint_view::{EndpointView, breaker_states};
 use super::input::{
     DOCUMENT_BYTES_MAX, NamedEndpoint, QueryParams, TenantPath, document_from_json, fields_from_json, from_value,
     read_body,
@@ -30,7 +29,6 @@ use crate::lifecycle::change;
 use crate::lifecycle::deliver::tls;
 use crate::lifecycle::egress::BadUrl;
 use crate::lifecycle::links::NoPublicUrl;
-use crate::lifecycle::live_status::{LiveStatusQuery, live_statuses};
 use crate::model::audit::{AuditAction, AuditedAction, Initiator};
 use crate::model::delivery::BodyFormat;
 use crate::model::endpoint::{
@@ -272,18 +270,6 @@ pub async fn list(
     let next = rest.next().and(data.last()).map(|endpoint| endpoint.id.to_string());
     let data = EndpointView::all(&api, &data.iter().map(Arc::as_ref).collect::<Vec<_>>()).await?;
     Ok(Json(Page::of("endpoints", crate::store::ListPage { data, next }, |view| view.seen_by(&principal))))
-}
-
-/// Returns the live state of these endpoints' breakers.
-async fn breaker_states(api: &SharedApiState, endpoints: &[Arc<Endpoint>]) -> HashMap<EndpointId, BreakerState> {
-    let about = endpoints.iter().map(|endpoint| LiveStatusQuery::endpoint(&endpoint.tenant, endpoint.id)).collect();
-    let statuses = live_statuses(&api.gateway, about).await;
-    let now = api.gateway.clock.now();
-    let state = |endpoint: &Arc<Endpoint>| {
-        let live = statuses.get(&endpoint.id).and_then(|status| status.health.as_ref());
-        (endpoint.id, live.unwrap_or(&endpoint.health).breaker(now))
-    };
-    endpoints.iter().map(state).collect()
 }
 
 /// Returns an endpoint of this tenant, or the problem that there is none.

@@ -18,15 +18,15 @@ const EVENTS_MAX: usize = 500;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FoundKind {
-    /// A tenant.
+    /// A tenant itself.
     Tenant,
     /// An endpoint that is not deleted.
     Endpoint,
     /// An event; several tenants may have one with the same id.
     Event,
-    /// A delivery.
+    /// A delivery to any endpoint.
     Delivery,
-    /// A token.
+    /// A token that is not revoked.
     Token,
 }
 

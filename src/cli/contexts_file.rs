@@ -7,14 +7,15 @@
 //! Invariant: a token is never copied into it.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use serde::{Deserialize, Serialize};
 use url::Url;
+
+use crate::store::durable_file::{put_in_place, write_unnamed};
 
 /// The contexts of a user, and which one is in use.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -86,17 +87,9 @@ impl ContextsFile {
         let failed = || format!("cannot write {}", path.display());
         let folder = path.parent().with_context(failed)?;
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).with_context(failed)?;
-        let new = folder.join(format!("contexts.{}.new", std::process::id()));
         let text = toml::to_string(self).with_context(failed)?;
-        let mut file = std::fs::File::options()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&new)
-            .with_context(failed)?;
-        file.write_all(text.as_bytes()).with_context(failed)?;
-        std::fs::rename(&new, path).with_context(failed)
+        let file = write_unnamed(folder, ".contexts", &text).with_context(failed)?;
+        put_in_place(file, path).with_context(failed)
     }
 
     /// Returns the context in use, with its name.
