@@ -28,7 +28,7 @@ pub struct DeadLettersArgs {
 #[derive(Debug, Subcommand)]
 enum DeadLettersAction {
     /// List dead letters, newest first.
-    List(DeadLettersList),
+    List(Box<DeadLettersList>),
     /// Tell the story of one.
     Get {
         /// The delivery's id.

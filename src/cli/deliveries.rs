@@ -25,7 +25,7 @@ pub struct DeliveriesArgs {
 #[derive(Debug, Subcommand)]
 enum DeliveriesAction {
     /// List deliveries, newest first.
-    List(DeliveriesList),
+    List(Box<DeliveriesList>),
     /// Show one, and what it waits for.
     Get {
         /// The delivery's id.

@@ -5,8 +5,9 @@
 -- one table to another meanwhile is seen in exactly one of them.
 --
 -- Served by: dead_by_finish and finished_by_finish, merged over the tables and
--- partitions; finished_cancelled_by_finish for cancelled deliveries; the primary
--- keys of events and endpoints for each row that is read. The joins are lateral
+-- partitions; finished_cancelled_by_finish for cancelled deliveries, and
+-- dead_by_age for dead ones where few died in that time; the primary keys of
+-- events and endpoints for each row that is read. The joins are lateral
 -- with a limit, so that no plan can turn one of them into a scan of a whole
 -- table.
 --
