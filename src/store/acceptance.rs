@@ -5,7 +5,6 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::claim::Claim;
-use super::content::ContentComparison;
 use crate::model::endpoint::Endpoint;
 use crate::model::event::Event;
 
@@ -72,15 +71,4 @@ pub enum AcceptResult {
         /// Fields in which the contents differ; empty if that is not known.
         differs: Vec<&'static str>,
     },
-}
-
-impl AcceptResult {
-    /// Returns the result for an event whose id is known, from the comparison
-    /// with the first event of that id.
-    pub(super) fn of_known(comparison: ContentComparison, accepted_at: Timestamp, deliveries: u32) -> Self {
-        match comparison {
-            ContentComparison::Same => Self::Duplicate { accepted_at, deliveries },
-            ContentComparison::Differs(differs) => Self::Conflict { accepted_at, differs },
-        }
-    }
 }

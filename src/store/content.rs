@@ -6,7 +6,7 @@
 use aws_lc_rs::digest;
 use jiff::Timestamp;
 
-use super::acceptance::RoutedEvent;
+use super::acceptance::{AcceptResult, RoutedEvent};
 use crate::model::event::{Event, EventKey};
 use crate::model::id::EndpointId;
 
@@ -140,6 +140,17 @@ impl RoutedEvent {
         let print = earlier.fingerprint.as_ref().map(|print| &print[..]);
         self.compare_fingerprint(print)
             .unwrap_or_else(|| self.compare_content(&earlier.event, print.unwrap_or_default()))
+    }
+}
+
+impl AcceptResult {
+    /// Returns the result for an event whose id is known, from the comparison
+    /// with the first event of that id.
+    pub(super) fn of_known(comparison: ContentComparison, accepted_at: Timestamp, deliveries: u32) -> Self {
+        match comparison {
+            ContentComparison::Same => Self::Duplicate { accepted_at, deliveries },
+            ContentComparison::Differs(differs) => Self::Conflict { accepted_at, differs },
+        }
     }
 }
 
