@@ -32,6 +32,9 @@ const ROWS_PER_PAGE_MAX: usize = 10_000;
 /// How far the times of rows may be out of the order of their numbers.
 const ORDER_SLACK_MS: i64 = 60_000;
 
+mod by_finish;
+mod walk;
+
 #[async_trait]
 impl History for EmbeddedStore {
     async fn event(&self, tenant: &TenantId, id: &EventId) -> Result<Option<EventRecord>> {
@@ -106,7 +109,7 @@ impl History for EmbeddedStore {
         let tenant = tenant.clone();
         if ask.is_by_finish() {
             let position = FinishPosition::begin(&ask, &page)?;
-            return self.read(move |db| finished_deliveries(db, &tenant, &ask, position, page.limit)).await;
+            return self.read(move |db| by_finish::finished_deliveries(db, &tenant, &ask, position, page.limit)).await;
         }
         let cursor = cursor_no(&page)?;
         self.read(move |db| deliveries(db, &tenant, &ask, cursor, page.limit)).await
@@ -242,7 +245,7 @@ fn events(
 ) -> rusqlite::Result<ListPage<EventRecord>> {
     let mut page = ListPage { data: Vec::new(), next: None };
     let Some(no) = tenant_no(db, tenant)? else { return Ok(page) };
-    let below = below_until(db, "events", "accepted_at", ask.until, cursor)?;
+    let below = walk::below_until(db, "events", "accepted_at", ask.until, cursor)?;
     let sql = format!(
         "SELECT {EVENT} FROM events e INDEXED BY events_by_tenant
          WHERE e.tenant = ? AND e.no < ? ORDER BY e.no DESC"
@@ -280,34 +283,6 @@ fn is_within(at: i64, since: Option<Timestamp>, until: Option<Timestamp>) -> boo
 fn is_same(row: &Row<'_>, column: usize, wanted: Option<&str>) -> rusqlite::Result<bool> {
     let Some(wanted) = wanted else { return Ok(true) };
     Ok(row.get_ref(column)?.as_str_or_null()? == Some(wanted))
-}
-
-/// Returns the number below which the rows before `until` lie. Rows are numbered
-/// in commit order, which is nearly the order of their times, so a few lookups
-/// find it.
-fn below_until(
-    db: &Connection,
-    table: &str,
-    column: &str,
-    until: Option<Timestamp>,
-    cursor: i64,
-) -> rusqlite::Result<i64> {
-    let Some(until) = until else { return Ok(cursor) };
-    let late = millis(until) + ORDER_SLACK_MS;
-    let mut statement =
-        db.prepare_cached(&format!("SELECT no, {column} FROM {table} WHERE no >= ? ORDER BY no LIMIT 1"))?;
-    let newest: i64 = db.query_row(&format!("SELECT coalesce(max(no), 0) FROM {table}"), [], |row| row.get(0))?;
-    let (mut low, mut high) = (0, newest.saturating_add(1));
-    while low < high {
-        let middle = low + (high - low) / 2;
-        let found: Option<(i64, i64)> =
-            statement.query_row([middle], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-        match found {
-            Some((no, at)) if at < late => low = no + 1,
-            _ => high = middle,
-        }
-    }
-    Ok(cursor.min(low))
 }
 
 /// Returns the statement that reads deliveries with their events and last
@@ -393,7 +368,7 @@ fn deliveries(
 ) -> rusqlite::Result<ListPage<Delivery>> {
     let mut page = ListPage { data: Vec::new(), next: None };
     let Some((tenant_no, endpoint_no)) = numbers_of(db, tenant, ask.endpoint)? else { return Ok(page) };
-    let below = below_until(db, "deliveries", "created_at", ask.until, cursor)?;
+    let below = walk::below_until(db, "deliveries", "created_at", ask.until, cursor)?;
     let mut statement = db.prepare_cached(&delivery_list_sql(ask))?;
     let mut rows = statement.query(params![tenant_no, ask.state.map(state_code), endpoint_no, below])?;
     let mut last = None;
@@ -441,59 +416,6 @@ fn is_match(row: &Row<'_>, ask: &DeliveryFilter) -> rusqlite::Result<bool> {
         && is_within(row.get(1)?, ask.since, ask.until)
         && is_same(row, 4, ask.event_type.as_deref())?
         && is_same(row, 6, ask.key.as_deref())?)
-}
-
-/// Returns a page of the deliveries that finished in a span of time, the latest
-/// first.
-fn finished_deliveries(
-    db: &Connection,
-    tenant: &TenantId,
-    ask: &DeliveryFilter,
-    position: FinishPosition,
-    limit: usize,
-) -> rusqlite::Result<ListPage<Delivery>> {
-    let mut page = ListPage { data: Vec::new(), next: None };
-    let Some((tenant_no, _)) = numbers_of(db, tenant, ask.endpoint)? else { return Ok(page) };
-    let from = ask.finished_since.map_or(i64::MIN, millis);
-    let Some(sql) = finished_sql(ask.state) else { return Ok(page) };
-    let mut statement = db.prepare_cached(&sql)?;
-    let mut finished = statement.query([tenant_no, from, position.finished_at, position.no])?;
-    let mut one = db.prepare_cached(&delivery_sql("", "WHERE d.no = ?"))?;
-    let mut last = None;
-    for looked_at in 0.. {
-        if page.data.len() == limit || looked_at == ROWS_PER_PAGE_MAX {
-            page.next = last.map(FinishPosition::cursor);
-            break;
-        }
-        let Some(row) = finished.next()? else { break };
-        let position = FinishPosition { finished_at: row.get(1)?, no: row.get(0)? };
-        last = Some(position);
-        let read = |row: &Row<'_>| is_match(row, ask)?.then(|| delivery_from(row)).transpose();
-        page.data.extend(one.query_row([position.no], read)?);
-    }
-    Ok(page)
-}
-
-/// Returns the statement that walks down the deliveries of the tenant `?1` that
-/// finished since `?2`, behind the time `?3` and the number `?4`. The stretches of
-/// the states are merged, each in its order, so nothing is sorted. Waiting
-/// deliveries have not finished.
-fn finished_sql(state: Option<DeliveryState>) -> Option<String> {
-    let states = match state {
-        None => vec![DeliveryState::Delivered, DeliveryState::Dead, DeliveryState::Cancelled],
-        Some(DeliveryState::Waiting) => return None,
-        Some(state) => vec![state],
-    };
-    let stretch = |state: &DeliveryState| {
-        format!(
-            "SELECT no, finished_at FROM deliveries INDEXED BY deliveries_by_finish
-             WHERE tenant = ?1 AND state = {} AND finished_at >= ?2 AND finished_at <= ?3
-               AND (finished_at < ?3 OR no < ?4)",
-            state_code(*state)
-        )
-    };
-    let stretches: Vec<String> = states.iter().map(stretch).collect();
-    Some(format!("{} ORDER BY finished_at DESC, no DESC", stretches.join(" UNION ALL ")))
 }
 
 /// Returns the statement that walks down the deliveries of the tenant `?1`

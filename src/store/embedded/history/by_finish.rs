@@ -1,0 +1,63 @@
+//! Lists the deliveries that finished in a span of time, the latest first.
+
+use rusqlite::{Connection, Row};
+
+use super::{ROWS_PER_PAGE_MAX, delivery_from, delivery_sql, is_match, numbers_of};
+use crate::model::delivery::{Delivery, DeliveryState};
+use crate::model::delivery_filter::DeliveryFilter;
+use crate::model::id::TenantId;
+use crate::store::embedded::rows::{millis, state_code};
+use crate::store::{FinishPosition, ListPage};
+
+/// Returns a page of the deliveries that finished in a span of time, the latest
+/// first.
+pub fn finished_deliveries(
+    db: &Connection,
+    tenant: &TenantId,
+    ask: &DeliveryFilter,
+    position: FinishPosition,
+    limit: usize,
+) -> rusqlite::Result<ListPage<Delivery>> {
+    let mut page = ListPage { data: Vec::new(), next: None };
+    let Some((tenant_no, _)) = numbers_of(db, tenant, ask.endpoint)? else { return Ok(page) };
+    let from = ask.finished_since.map_or(i64::MIN, millis);
+    let Some(sql) = finished_sql(ask.state) else { return Ok(page) };
+    let mut statement = db.prepare_cached(&sql)?;
+    let mut finished = statement.query([tenant_no, from, position.finished_at, position.no])?;
+    let mut one = db.prepare_cached(&delivery_sql("", "WHERE d.no = ?"))?;
+    let mut last = None;
+    for looked_at in 0.. {
+        if page.data.len() == limit || looked_at == ROWS_PER_PAGE_MAX {
+            page.next = last.map(FinishPosition::cursor);
+            break;
+        }
+        let Some(row) = finished.next()? else { break };
+        let position = FinishPosition { finished_at: row.get(1)?, no: row.get(0)? };
+        last = Some(position);
+        let read = |row: &Row<'_>| is_match(row, ask)?.then(|| delivery_from(row)).transpose();
+        page.data.extend(one.query_row([position.no], read)?);
+    }
+    Ok(page)
+}
+
+/// Returns the statement that walks down the deliveries of the tenant `?1` that
+/// finished since `?2`, behind the time `?3` and the number `?4`. The stretches of
+/// the states are merged, each in its order, so nothing is sorted. Waiting
+/// deliveries have not finished.
+fn finished_sql(state: Option<DeliveryState>) -> Option<String> {
+    let states = match state {
+        None => vec![DeliveryState::Delivered, DeliveryState::Dead, DeliveryState::Cancelled],
+        Some(DeliveryState::Waiting) => return None,
+        Some(state) => vec![state],
+    };
+    let stretch = |state: &DeliveryState| {
+        format!(
+            "SELECT no, finished_at FROM deliveries INDEXED BY deliveries_by_finish
+             WHERE tenant = ?1 AND state = {} AND finished_at >= ?2 AND finished_at <= ?3
+               AND (finished_at < ?3 OR no < ?4)",
+            state_code(*state)
+        )
+    };
+    let stretches: Vec<String> = states.iter().map(stretch).collect();
+    Some(format!("{} ORDER BY finished_at DESC, no DESC", stretches.join(" UNION ALL ")))
+}
