@@ -52,7 +52,7 @@ pub struct DeliveryView {
     seq: Option<u64>,
     /// What its body looks like, as it was decided when the event was accepted.
     format: BodyFormat,
-    /// Its [state](delivery.md#states).
+    /// The delivery's [state](delivery.md#states).
     pub state: DeliveryState,
     /// What a waiting delivery waits for, the [first that holds](delivery.md#states); null when it is finished or in flight.
     waiting_for: Option<WaitingFor>,

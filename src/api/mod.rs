@@ -135,7 +135,7 @@ pub fn routes() -> OpenApiRouter<SharedApiState> {
         .routes(routes!(status::healthz))
         .routes(routes!(status::readyz))
         .routes(routes!(status::metrics))
-        .routes(routes!(status::openapi))
+        .routes(routes!(openapi::show))
 }
 
 /// Returns the router to serve: it checks who may use each route and renders

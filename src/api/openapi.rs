@@ -1,11 +1,12 @@
 //! Builds the OpenAPI description of the API from the routes.
 
+use axum::Json;
 use serde_json::{Value, json};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
 use super::accept::BATCH_EVENTS_MAX;
-use super::problem::ProblemBody;
+use super::problem::{OverloadProblems, ProblemBody, PublicProblems};
 
 mod names;
 mod responses;
@@ -53,6 +54,16 @@ impl Modify for BearerScheme {
 /// Returns the description without any routes.
 pub fn base() -> utoipa::openapi::OpenApi {
     ApiDescription::openapi()
+}
+
+/// Shows the description of this API.
+#[utoipa::path(
+    get, path = "/openapi.json", operation_id = "get_openapi", summary = "This document", tag = "status",
+    responses((status = 200, body = Object), PublicProblems, OverloadProblems),
+    security(()),
+)]
+pub async fn show() -> Json<Value> {
+    Json(document())
 }
 
 /// Returns the whole description: the routes' own parts, and what is the same for

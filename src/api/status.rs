@@ -152,16 +152,6 @@ fn gauges(gateway: &Gateway) -> Gauges {
     }
 }
 
-/// Shows the description of this API.
-#[utoipa::path(
-    get, path = "/openapi.json", operation_id = "get_openapi", summary = "This document", tag = "status",
-    responses((status = 200, body = Object), PublicProblems, OverloadProblems),
-    security(()),
-)]
-pub async fn openapi() -> Json<serde_json::Value> {
-    Json(super::openapi::document())
-}
-
 /// Answers that there is no such route.
 pub async fn nothing_here(uri: http::Uri) -> Problem {
     Problem::new(
