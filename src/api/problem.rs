@@ -113,7 +113,7 @@ codes! {
     PayloadTooLarge = "payload_too_large", PAYLOAD_TOO_LARGE, "The body is too large";
     /// The event, or the request as a whole, would make too many deliveries.
     FanoutLimit = "fanout_limit", UNPROCESSABLE_ENTITY, "Too many deliveries would be made";
-    /// The URL points where the gateway may not call: an address that is not public, a name for this machine or network, or a port of another service. It reads the same in every case; the gateway's log says why, and [`--allow-egress`](settings.md) opens networks.
+    /// The URL points where the gateway may not call: an address that is not public, a name for this machine or network, or a port of another service. It reads the same for every address; only a closed port and the gateway itself are named. The gateway's log says why, and [`--allow-egress`](settings.md) opens networks.
     TargetForbidden = "target_forbidden", UNPROCESSABLE_ENTITY, "The target may not be called";
     /// The cursor does not belong to this list. Start again without it.
     InvalidCursor = "invalid_cursor", BAD_REQUEST, "The cursor is not valid";
