@@ -77,7 +77,7 @@ impl Message<'_> {
         let id = SecretId::mint(Timestamp::UNIX_EPOCH, 1);
         let secret =
             Secret { id, text: text.into(), key: self.key.clone(), created_at: Timestamp::UNIX_EPOCH, expires_at };
-        assert!(Secret::from_kept(id, &secret.kept(), secret.created_at, expires_at) == secret);
+        assert!(Secret::from_stored(id, &secret.to_stored(), secret.created_at, expires_at) == secret);
         secret
     }
 

@@ -74,7 +74,7 @@ impl StoreHandle {
         let store = open_with_retries(url, settings, &seal, &commits, clock, stop)
             .await
             .map_err(|problem| remove_unused_key(new_key.as_deref(), problem))?;
-        let description = format!("PostgreSQL at {}", url.place());
+        let description = format!("PostgreSQL at {}", url.description());
         Ok(Self { store: StoreKind::Postgres(Arc::new(store)), description, seal, new_key })
     }
 
@@ -195,7 +195,7 @@ async fn open_with_retries(
         let problem = match open_once(url, settings, seal, commits, clock).await {
             Ok(store) => {
                 if has_failed {
-                    info!("connected to the database at {}", url.place());
+                    info!("connected to the database at {}", url.description());
                 }
                 return Ok(store);
             }

@@ -105,7 +105,7 @@ fn summary(store_move: &StoreMove, moved: &MovedCounts) -> String {
         "Moved everything from {} to PostgreSQL at {}:\n{}.\nBoth sides were counted, and agree. \
          Start the nodes with --database-url, each with the key in {}.",
         store_move.from.display(),
-        store_move.to.place(),
+        store_move.to.description(),
         parts.join(", "),
         store_move.key_file().display()
     )

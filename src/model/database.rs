@@ -14,7 +14,7 @@ pub struct DatabaseUrl {
     /// URL without the password.
     shown: String,
     /// Host, port, database and user in words.
-    place: String,
+    description: String,
     params: Vec<(String, String)>,
 }
 
@@ -29,8 +29,8 @@ impl DatabaseUrl {
     }
 
     /// Returns host, port, database and user in words.
-    pub fn place(&self) -> &str {
-        &self.place
+    pub fn description(&self) -> &str {
+        &self.description
     }
 
     /// Returns the value of a parameter after the `?`.
@@ -83,7 +83,7 @@ impl FromStr for DatabaseUrl {
         let hosts = hosts.ok_or_else(|| format!("it names no host; {EXAMPLE}"))?;
         let user = Some(user).filter(|user| !user.is_empty()).or(given("user"));
         let database = Some(database).filter(|name| !name.is_empty()).or(given("dbname")).or(user);
-        let place = format!(
+        let description = format!(
             "{}, database {}, user {}",
             with_ports(hosts, given("port")),
             database.unwrap_or("(the user's)"),
@@ -100,7 +100,7 @@ impl FromStr for DatabaseUrl {
             shown.push('?');
             shown.push_str(&query);
         }
-        Ok(Self { written: text.to_owned(), shown, place, params })
+        Ok(Self { written: text.to_owned(), shown, description, params })
     }
 }
 
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_url_is_shown_without_its_password_and_placed_in_words() {
-        for (text, shown, place) in [
+        for (text, shown, description) in [
             (
                 "postgres://ops:hush@db.example.com:6432/app?sslmode=require",
                 "postgres://ops@db.example.com:6432/app?sslmode=require",
@@ -189,9 +189,9 @@ mod tests {
             ),
         ] {
             let url = read(text);
-            assert_eq!((url.to_string(), url.place()), (shown.to_owned(), place), "{text}");
+            assert_eq!((url.to_string(), url.description()), (shown.to_owned(), description), "{text}");
             assert_eq!(format!("{url:?}"), format!("DatabaseUrl({shown:?})"));
-            assert!(!format!("{url} {url:?} {}", url.place()).contains("hush"));
+            assert!(!format!("{url} {url:?} {}", url.description()).contains("hush"));
             assert_eq!(url.reveal(), text);
         }
     }

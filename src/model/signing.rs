@@ -91,13 +91,13 @@ impl Secret {
         self.expires_at.is_none_or(|at| now < at)
     }
 
-    /// Returns both keys as one text, as a store keeps them.
-    pub fn kept(&self) -> String {
+    /// Returns both keys as one text, for a store.
+    pub fn to_stored(&self) -> String {
         format!("{} {}", self.text, self.key)
     }
 
-    /// Returns the secret from the text that a store kept.
-    pub fn from_kept(id: SecretId, stored: &str, created_at: Timestamp, expires_at: Option<Timestamp>) -> Self {
+    /// Builds a secret from its stored text.
+    pub fn from_stored(id: SecretId, stored: &str, created_at: Timestamp, expires_at: Option<Timestamp>) -> Self {
         let (text, key) = stored.split_once(' ').unwrap_or((stored, ""));
         Self { id, text: text.into(), key: key.into(), created_at, expires_at }
     }
@@ -155,9 +155,9 @@ mod tests {
     #[test]
     fn what_is_printed_tells_no_secret() {
         let id = SecretId::mint(Timestamp::UNIX_EPOCH, 1);
-        let secret = Secret::from_kept(id, "whsec_hush whsk_hush", Timestamp::UNIX_EPOCH, None);
+        let secret = Secret::from_stored(id, "whsec_hush whsk_hush", Timestamp::UNIX_EPOCH, None);
         assert_eq!((secret.text.as_str(), secret.key.as_str()), ("whsec_hush", "whsk_hush"));
-        assert_eq!(secret.kept(), "whsec_hush whsk_hush");
+        assert_eq!(secret.to_stored(), "whsec_hush whsk_hush");
         assert!(!format!("{secret:?}").contains("hush"));
         assert_eq!(format!("{:?}", HiddenText::from("hush")), "***");
     }

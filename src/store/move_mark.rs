@@ -29,7 +29,7 @@ pub const HALF_MOVED: &str = "a move into this database has begun and is not com
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MoveMark {
     /// Target of the move, in words.
-    pub place: String,
+    pub target: String,
     /// Id of the move. The target has the same id, so that a source which was
     /// used again meanwhile is recognised.
     pub id: String,
@@ -48,14 +48,14 @@ impl MoveMark {
         };
         let mut lines = text.lines().map(str::to_owned);
         let mut next = || lines.next().unwrap_or_default();
-        let (place, id) = (next(), next());
-        Ok(Some(Self { place, id, is_done: next() == "done" }))
+        let (target, id) = (next(), next());
+        Ok(Some(Self { target, id, is_done: next() == "done" }))
     }
 
     /// Writes the mark into a data directory and replaces one that is there.
     pub fn write(&self, folder: &Path) -> anyhow::Result<()> {
         let state = if self.is_done { "done" } else { "begun" };
-        let text = format!("{}\n{}\n{state}\n", self.place, self.id);
+        let text = format!("{}\n{}\n{state}\n", self.target, self.id);
         let path = folder.join(MARK);
         write_unnamed(folder, ".moved-", &text)
             .and_then(|file| put_in_place(file, &path))
@@ -72,7 +72,7 @@ impl MoveMark {
 /// still waiting in it has been, or will be, delivered from there.
 pub fn refuse_if_moved(folder: &Path) -> anyhow::Result<()> {
     let Some(mark) = MoveMark::read(folder)? else { return Ok(()) };
-    let (here, there, file) = (folder.display(), &mark.place, folder.join(MARK));
+    let (here, there, file) = (folder.display(), &mark.target, folder.join(MARK));
     if mark.is_done {
         bail!(
             "the store in {here} was moved to {there}; start with --database-url, or, to go back and deliver from here \
@@ -103,14 +103,14 @@ mod tests {
         assert!(refuse_if_moved(path).is_ok() && !is_unmoved(path), "nothing is there");
         std::fs::write(path.join("posthaste.db"), "").unwrap();
         assert!(refuse_if_moved(path).is_ok() && is_unmoved(path));
-        let place = "PostgreSQL at db:5432, database app, user ops".to_owned();
+        let target = "PostgreSQL at db:5432, database app, user ops".to_owned();
         for (is_done, words) in [(false, "is being moved to"), (true, "was moved to")] {
-            let mark = MoveMark { place: place.clone(), id: "7".into(), is_done };
+            let mark = MoveMark { target: target.clone(), id: "7".into(), is_done };
             mark.write(path).unwrap();
             assert_eq!(MoveMark::read(path).unwrap(), Some(mark));
             assert!(!is_unmoved(path));
             let why = refuse_if_moved(path).unwrap_err().to_string();
-            assert!(why.contains(&format!("{words} {place}")), "{why}");
+            assert!(why.contains(&format!("{words} {target}")), "{why}");
             assert!(why.contains(&path.join(MARK).display().to_string()), "{why}");
         }
         MoveMark::remove(path);

@@ -122,7 +122,7 @@ fn load_secrets(db: &Connection, seal: &Seal) -> rusqlite::Result<HashMap<i64, V
     while let Some(row) = rows.next()? {
         let (id, expires_at) = (SecretId(uuid_of(row.get(1)?)), row.get::<_, Option<i64>>(4)?.map(at));
         let text = open_secret(seal, EndpointId(uuid_of(row.get(5)?)), id, &row.get::<_, Vec<u8>>(2)?)?;
-        let secret = Secret::from_kept(id, &text, at(row.get(3)?), expires_at);
+        let secret = Secret::from_stored(id, &text, at(row.get(3)?), expires_at);
         secrets.entry(row.get(0)?).or_default().push(secret);
     }
     Ok(secrets)

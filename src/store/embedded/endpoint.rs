@@ -65,7 +65,7 @@ fn secrets(transaction: &WriteTransaction<'_>, no: i64, endpoint: EndpointId) ->
         .query_map([no], |row| {
             let (id, expires_at) = (SecretId(uuid_of(row.get(0)?)), row.get::<_, Option<i64>>(3)?.map(at));
             let text = open_secret(transaction.seal, endpoint, id, &row.get::<_, Vec<u8>>(1)?)?;
-            Ok(Secret::from_kept(id, &text, at(row.get(2)?), expires_at))
+            Ok(Secret::from_stored(id, &text, at(row.get(2)?), expires_at))
         })?
         .collect()
 }
@@ -238,7 +238,7 @@ pub fn insert_secret(
         params![
             id_bytes(secret.id.0),
             no,
-            transaction.seal.seal(&about_secret(endpoint), &secret.kept()),
+            transaction.seal.seal(&about_secret(endpoint), &secret.to_stored()),
             millis(secret.created_at),
             secret.expires_at.map(millis),
         ],

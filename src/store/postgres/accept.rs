@@ -35,8 +35,8 @@ const FIRST_EVENTS_MAX: usize = 16;
 
 impl BatchJob for AcceptJob {
     // One batch at a time, so that numbers are in the order in which lanes grow.
-    const ABREAST: usize = 1;
-    const MOST: usize = 1_024;
+    const CONCURRENT_BATCHES: usize = 1;
+    const BATCH_SIZE_MAX: usize = 1_024;
 
     fn size(&self) -> usize {
         // Large payloads count for more.

@@ -54,14 +54,14 @@ pub fn pool(url: &str, size: usize) -> anyhow::Result<Pool> {
         .wait_timeout(Some(patience))
         // Reuse the same few connections, so that the others stay idle.
         .queue_mode(QueueMode::Lifo);
-    pool.build().with_context(|| format!("cannot prepare connections to {}", url.place()))
+    pool.build().with_context(|| format!("cannot prepare connections to {}", url.description()))
 }
 
 /// Takes a connection from the pool. An error names the host, the database and
 /// the user.
 pub async fn get(pool: &Pool, url: &str) -> anyhow::Result<deadpool_postgres::Object> {
     pool.get().await.map_err(|problem| {
-        let place = url.parse::<DatabaseUrl>().map(|url| url.place().to_owned()).unwrap_or_default();
+        let server = url.parse::<DatabaseUrl>().map(|url| url.description().to_owned()).unwrap_or_default();
         let reason = pool_error(&problem);
         let is_transient = match &problem {
             PoolError::Timeout(_) => true,
@@ -70,13 +70,13 @@ pub async fn get(pool: &Pool, url: &str) -> anyhow::Result<deadpool_postgres::Ob
         };
         if reason.contains("UnknownIssuer") || reason.contains("BadSignature") {
             anyhow!(
-                "cannot reach PostgreSQL at {place}: {reason}; name the file of the authority's certificate with \
+                "cannot reach PostgreSQL at {server}: {reason}; name the file of the authority's certificate with \
                  sslrootcert=FILE in the URL"
             )
         } else if is_transient {
-            DatabaseUnavailable(format!("cannot reach PostgreSQL at {place}: {reason}")).into()
+            DatabaseUnavailable(format!("cannot reach PostgreSQL at {server}: {reason}")).into()
         } else {
-            anyhow!("cannot reach PostgreSQL at {place}: {reason}")
+            anyhow!("cannot reach PostgreSQL at {server}: {reason}")
         }
     })
 }

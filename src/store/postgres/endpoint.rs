@@ -74,7 +74,7 @@ pub fn secret_from(shared: &PostgresState, endpoint: EndpointId, row: &Row, firs
     let text = shared.options.seal.open(&about_secret(endpoint), row.get(first + 1));
     let seal_error = || Error::Unavailable(SealError(format!("secret {id} of endpoint {endpoint}")).to_string());
     let text = text.ok_or_else(seal_error)?;
-    Ok(Secret::from_kept(id, &text, at(row.get(first + 2)), row.get::<_, Option<i64>>(first + 3).map(at)))
+    Ok(Secret::from_stored(id, &text, at(row.get(first + 2)), row.get::<_, Option<i64>>(first + 3).map(at)))
 }
 
 /// Returns an endpoint as the transaction sees it, and locks its row.
@@ -182,7 +182,7 @@ pub async fn change(
 
 /// Seals a secret and inserts it.
 pub async fn insert_secret(work: &UnitOfWork<'_>, no: i64, endpoint: EndpointId, secret: &Secret) -> Result<()> {
-    let sealed = work.shared.options.seal.seal(&about_secret(endpoint), &secret.kept());
+    let sealed = work.shared.options.seal.seal(&about_secret(endpoint), &secret.to_stored());
     let sql =
         "INSERT INTO posthaste.secrets (id, endpoint, sealed, created_at, expires_at) VALUES ($1, $2, $3, $4, $5)";
     work.tx

@@ -13,9 +13,9 @@ use super::PostgresState;
 /// A job that can be written together with others of its kind.
 pub trait BatchJob: Send + Sized + 'static {
     /// Largest number of batches that are written at the same time.
-    const ABREAST: usize;
+    const CONCURRENT_BATCHES: usize;
     /// Largest size of a batch, as [`BatchJob::size`] counts.
-    const MOST: usize;
+    const BATCH_SIZE_MAX: usize;
 
     /// Returns how much of a batch this job takes.
     fn size(&self) -> usize;
@@ -43,7 +43,7 @@ impl<J: BatchJob> GroupCommit<J> {
     pub fn start(shared: Arc<PostgresState>) -> Self {
         let (jobs, waiting) = mpsc::unbounded_channel();
         let waiting = Arc::new(Mutex::new(waiting));
-        for _ in 0..J::ABREAST {
+        for _ in 0..J::CONCURRENT_BATCHES {
             tokio::spawn(run(shared.clone(), waiting.clone()));
         }
         Self { jobs }
@@ -72,7 +72,7 @@ async fn run<J: BatchJob>(shared: Arc<PostgresState>, waiting: Arc<Mutex<mpsc::U
                 }
             }
             let mut size: usize = batch.iter().map(J::size).sum();
-            while size < J::MOST
+            while size < J::BATCH_SIZE_MAX
                 && let Ok(job) = waiting.try_recv()
             {
                 size += job.size();

@@ -58,7 +58,7 @@ pub async fn run(
     let pool = connect::pool(url.reveal(), 1)?;
     let mut client = connect::get(&pool, url.reveal()).await?;
     migrate::migrate_connection(&mut client).await?;
-    let target = format!("PostgreSQL at {}", url.place());
+    let target = format!("PostgreSQL at {}", url.description());
     let Some(mut checkpoint) = begin(&mut client, source, &target, seal).await? else {
         // An earlier run may have been killed before it wrote the mark.
         if let Some(mark) = MoveMark::read(source.folder())? {
@@ -90,7 +90,7 @@ pub async fn run(
     }
     report(MoveProgress { part: "everything", done: total, total });
     let moved = finish(&mut client, source, &checkpoint).await?;
-    MoveMark { place: target, id: checkpoint.id, is_done: true }.write(source.folder())?;
+    MoveMark { target, id: checkpoint.id, is_done: true }.write(source.folder())?;
     Ok(Some(moved))
 }
 
@@ -129,7 +129,7 @@ async fn begin(
         bail!(
             "the store in {} was moved to {} already; remove the file named moved there to move it once more",
             source.folder().display(),
-            mark.place
+            mark.target
         );
     }
     refuse_unless_empty(&transaction).await?;
@@ -138,7 +138,7 @@ async fn begin(
     let first = import_tables::all().into_iter().next().expect("there are parts");
     let checkpoint = MoveCheckpoint { id: id.clone(), part: first.name.into(), after: (first.begin)(), done: 0 };
     set_checkpoint(&transaction, None, &checkpoint).await?;
-    MoveMark { place: target.to_owned(), id, is_done: false }.write(source.folder())?;
+    MoveMark { target: target.to_owned(), id, is_done: false }.write(source.folder())?;
     let begun = transaction.commit().await.map_err(failed);
     if begun.is_err() && mark.is_none() {
         MoveMark::remove(source.folder());

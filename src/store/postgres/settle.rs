@@ -45,8 +45,8 @@ pub struct SettleJob {
 const ONE_BY_ONE: usize = 64;
 
 impl BatchJob for SettleJob {
-    const ABREAST: usize = 2;
-    const MOST: usize = 512;
+    const CONCURRENT_BATCHES: usize = 2;
+    const BATCH_SIZE_MAX: usize = 512;
 
     fn size(&self) -> usize {
         1
